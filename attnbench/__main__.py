@@ -1,0 +1,5 @@
+"""`python -m attnbench`."""
+
+from attnbench.cli import main
+
+main()

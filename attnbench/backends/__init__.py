@@ -1,0 +1,75 @@
+"""Attention implementations: one file per system, and the map from a backend's name to its class.
+
+Nothing is imported until a worker needs it: the parent reads only this map, so a library that is missing or
+breaks at import costs its own records and nobody else's. To add one: write backends/mine.py, add a line here.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import importlib.util
+import inspect
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+if TYPE_CHECKING:
+    from attnbench.types import Backend
+
+BACKENDS: Mapping[str, str] = {
+    "eager": "attnbench.backends.eager:Eager",
+    "sdpa-math": "attnbench.backends.sdpa:Math",
+    "sdpa-efficient": "attnbench.backends.sdpa:Efficient",
+    "sdpa-flash": "attnbench.backends.sdpa:Flash",
+    "sdpa-cudnn": "attnbench.backends.sdpa:Cudnn",
+    "triton": "attnbench.backends.triton:Triton",
+    "fake": "attnbench.backends.fake:Fake",
+}
+
+NOT_BY_DEFAULT = frozenset({"fake"})  # must be asked for by name
+
+
+def available() -> dict[str, str]:
+    """Every backend name -> "module:object": the map above, then entry points of group `attnbench.backends`."""
+    found = dict(BACKENDS)
+    for point in importlib.metadata.entry_points(group="attnbench.backends"):
+        found.setdefault(point.name, point.value)
+    return found
+
+
+def load(name: str, spec: str) -> Backend:
+    """The backend behind `spec`: "pkg.mod:obj" or "path/file.py:obj".
+
+    obj is a class (or instance) of the Backend protocol, or a function f(q, k, v, *, causal, softmax_scale) on
+    (batch, seqlen, nheads, headdim) tensors. Raises whatever importing it raises, and TypeError for anything else.
+    """
+    where, _, attribute = spec.rpartition(":")
+    module = _load_file(Path(where)) if where.endswith(".py") else importlib.import_module(where)
+    try:
+        obj = getattr(module, attribute)
+    except AttributeError:
+        raise AttributeError(f"{where} has no {attribute!r}") from None
+    if inspect.isclass(obj):
+        obj = obj()
+    if hasattr(obj, "prepare"):
+        backend = cast("Backend", obj)
+        backend.name = name
+        return backend
+    if callable(obj):
+        from attnbench.backends.function import Function
+
+        return Function(name, obj)
+    raise TypeError(f"{spec} is neither a function of (q, k, v) nor a class with a prepare method")
+
+
+def _load_file(path: Path) -> object:
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    if spec is None or spec.loader is None or not path.is_file():
+        raise FileNotFoundError(f"no such file: {path}")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[path.stem] = module  # so that what is defined there can be found by name, as pickle and Triton do
+    sys.path.insert(0, str(path.parent.resolve()))  # its neighbours import as they do for `python file.py`
+    spec.loader.exec_module(module)
+    return module

@@ -1,0 +1,56 @@
+"""`eager`: the papers' "standard attention", matmul, mask, softmax, matmul, each a pass over the score matrix.
+
+As in flash-attention's benchmarks (attention_pytorch): the scale rides on the first matmul (baddbmm's alpha) and the
+mask is built outside. Grouped heads are folded into the query rows, so K and V are not expanded.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from attnbench.backends.base import BackendBase, autograd_prepared, no_extras, scores_workspace, sees_no_key
+from attnbench.types import Case, Device, Prepared, Workspace
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from attnbench.inputs import Inputs
+
+
+class Eager(BackendBase):
+    name = "eager"
+    efficiency = 0.5
+
+    def unsupported(self, case: Case, device: Device) -> str | None:
+        return no_extras(case)
+
+    def workspace(self, case: Case) -> Workspace:
+        # Forward: scores and probabilities. Backward: probabilities kept, their gradient, and that of the scores.
+        return scores_workspace(case, copies_fwd=2, copies_bwd=3)
+
+    def prepare(self, case: Case, inputs: Inputs) -> Prepared:
+        import torch
+
+        s = case.shape
+        group = s.nheads // s.nheads_k
+        hidden: Tensor | None = None  # True where query i must not see key j
+        if case.causal and s.seqlen_q > 1:
+            ones = torch.ones(s.seqlen_q, s.seqlen_k, dtype=torch.bool, device=inputs.q.device)
+            hidden = ones.triu_(1 + s.seqlen_k - s.seqlen_q)
+        empty_rows = hidden.all(-1, keepdim=True) if hidden is not None and sees_no_key(case) else None
+
+        def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:  # (batch, nheads, seqlen, headdim)
+            q = q.reshape(s.batch * s.nheads_k, group * s.seqlen_q, s.headdim)
+            k = k.reshape(s.batch * s.nheads_k, s.seqlen_k, s.headdim)
+            v = v.reshape(s.batch * s.nheads_k, s.seqlen_k, s.headdim_v)
+            nothing = torch.empty((), dtype=q.dtype, device=q.device).expand(q.shape[0], q.shape[1], s.seqlen_k)
+            scores = torch.baddbmm(nothing, q, k.transpose(1, 2), beta=0, alpha=case.softmax_scale)
+            if hidden is not None:
+                scores.view(-1, s.seqlen_q, s.seqlen_k).masked_fill_(hidden, float("-inf"))
+            probabilities = torch.softmax(scores, dim=-1)
+            if empty_rows is not None:
+                probabilities = probabilities.view(-1, s.seqlen_q, s.seqlen_k).masked_fill(empty_rows, 0.0)
+                probabilities = probabilities.view(scores.shape)
+            return torch.bmm(probabilities, v).view(s.batch, s.nheads, s.seqlen_q, s.headdim_v)
+
+        return autograd_prepared(case, inputs, attention, layout="bhsd")

@@ -1,0 +1,31 @@
+"""A person's own function as a backend: f(q, k, v, *, causal, softmax_scale) -> out, no ceremony."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from attnbench.backends.base import BackendBase, autograd_prepared, no_extras
+from attnbench.types import Case, Device, Prepared, Probe
+
+if TYPE_CHECKING:
+    from attnbench.inputs import Inputs
+
+
+class Function(BackendBase):
+    """Tensors are (batch, seqlen, nheads, headdim); differentiable if it can be. Its first error is the reason."""
+
+    def __init__(self, name: str, fn: Callable[..., Any]) -> None:
+        self.name = name
+        self.fn = fn
+
+    def probe(self) -> Probe:
+        return Probe(version=f"{getattr(self.fn, '__module__', '?')}:{getattr(self.fn, '__qualname__', self.name)}")
+
+    def unsupported(self, case: Case, device: Device) -> str | None:
+        return no_extras(case)
+
+    def prepare(self, case: Case, inputs: Inputs) -> Prepared:
+        return autograd_prepared(
+            case, inputs, lambda q, k, v: self.fn(q, k, v, causal=case.causal, softmax_scale=case.softmax_scale)
+        )

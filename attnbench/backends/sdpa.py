@@ -1,0 +1,140 @@
+"""`sdpa-*`: torch.nn.functional.scaled_dot_product_attention with its backend forced.
+
+Each backend runs in a process of its own, so the choice is made once, by torch.backends.cuda.enable_*_sdp, and not by
+a context manager inside the launch. When torch refuses, its own warnings are the reason of the skip.
+
+SDPA's is_causal is aligned top-left; attnbench's causal is bottom-right. They agree when seqlen_q == seqlen_k, and a
+single query row sees every key. Otherwise flash gets torch.nn.attention.bias.causal_lower_right (its kernel has that
+alignment), math and efficient get an explicit mask, cuDNN refuses.
+Checked against torch 2.11 (CUDA) and 2.13 (CPU).
+"""
+
+from __future__ import annotations
+
+import re
+import warnings
+from typing import TYPE_CHECKING, Any
+
+from attnbench.backends.base import BackendBase, autograd_prepared, no_extras, scores_workspace, sees_no_key
+from attnbench.types import Case, Device, Prepared, Unsupported, Workspace
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from attnbench.inputs import Inputs
+
+FORCE = ("math", "mem_efficient", "flash", "cudnn")  # the switches torch.backends.cuda.enable_{}_sdp
+
+
+class Sdpa(BackendBase):
+    """One of SDPA's backends, forced. `switch` is torch's name of it."""
+
+    switch = ""
+    unequal_causal = "mask"  # how causal with seqlen_q != seqlen_k is said: "mask", "bias", or "" for not at all
+    on_cpu = False
+
+    def unsupported(self, case: Case, device: Device) -> str | None:
+        if device.kind == "cpu" and not self.on_cpu:
+            return "needs a CUDA GPU"
+        if reason := no_extras(case):
+            return reason
+        if case.causal and case.shape.seqlen_q > case.shape.seqlen_k and self.unequal_causal != "bias":
+            return "no defined output for query rows that see no key (seqlen_q > seqlen_k)"
+        if _unequal(case) and not self.unequal_causal:
+            return "its causal mask is top-left aligned when seqlen_q != seqlen_k"
+        return None
+
+    def prepare(self, case: Case, inputs: Inputs) -> Prepared:
+        import torch
+        from torch.nn.functional import scaled_dot_product_attention as sdpa
+
+        for name in FORCE:
+            getattr(torch.backends.cuda, f"enable_{name}_sdp")(name == self.switch)
+        options: dict[str, Any] = {"scale": case.softmax_scale, "enable_gqa": case.shape.nheads != case.shape.nheads_k}
+        options.update(self._mask(case, inputs))
+
+        def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            return sdpa(q, k, v, **options)
+
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            try:
+                prepared = autograd_prepared(case, inputs, attention, layout="bhsd")
+                if case.direction != "bwd":
+                    prepared.launch()
+            except RuntimeError as error:
+                if "No available kernel" not in str(error) and "No viable backend" not in str(error):
+                    raise
+                raise Unsupported(_reason([str(w.message) for w in said], self.switch) or str(error)) from None
+        return prepared
+
+    def _mask(self, case: Case, inputs: Inputs) -> dict[str, Any]:
+        import torch
+
+        s = case.shape
+        if not case.causal or s.seqlen_q == 1:
+            return {}
+        if not _unequal(case):
+            return {"is_causal": True}
+        if self.unequal_causal == "bias":
+            from torch.nn.attention.bias import causal_lower_right
+
+            return {"attn_mask": causal_lower_right(s.seqlen_q, s.seqlen_k)}
+        ones = torch.ones(s.seqlen_q, s.seqlen_k, dtype=torch.bool, device=inputs.q.device)
+        return {"attn_mask": ones.tril_(s.seqlen_k - s.seqlen_q)}
+
+
+class Math(Sdpa):
+    """torch's composite of matmuls and softmax; half-precision inputs are computed in float32."""
+
+    name = "sdpa-math"
+    switch = "math"
+    efficiency = 0.2
+    on_cpu = True
+
+    def workspace(self, case: Case) -> Workspace:
+        widen = 1 if case.dtype == "fp32" else 2  # scores are float32 whatever the inputs
+        return scores_workspace(case, copies_fwd=3 * widen, copies_bwd=5 * widen)
+
+
+class Efficient(Sdpa):
+    name = "sdpa-efficient"
+    switch = "mem_efficient"
+    efficiency = 0.18
+
+
+class Flash(Sdpa):
+    name = "sdpa-flash"
+    switch = "flash"
+    unequal_causal = "bias"
+    on_cpu = True
+
+    def unsupported(self, case: Case, device: Device) -> str | None:
+        if device.kind == "cpu" and _unequal(case):
+            return "its CPU kernel has no bottom-right causal mask when seqlen_q != seqlen_k"
+        if sees_no_key(case):
+            return "causal_lower_right gives NaN for query rows that see no key (seqlen_q > seqlen_k)"
+        return super().unsupported(case, device)
+
+
+class Cudnn(Sdpa):
+    name = "sdpa-cudnn"
+    switch = "cudnn"
+    efficiency = 0.6
+    unequal_causal = ""
+
+
+def _unequal(case: Case) -> bool:
+    return case.causal and case.shape.seqlen_q != case.shape.seqlen_k and case.shape.seqlen_q > 1
+
+
+def _reason(messages: list[str], switch: str) -> str:
+    """torch's words for why the forced backend will not run, without the file positions and the other backends."""
+    ours = []
+    for message in messages:
+        text = re.sub(r"\s*\(Triggered internally at .*?\)", "", message).strip().rstrip(".")
+        if "not used because" in text or "runtime disabled" in text or "not compiled" in text:
+            continue  # headings, and the backends that we switched off ourselves
+        if text and text not in ours:
+            ours.append(text)
+    return f"torch refuses sdpa {switch}: {'; '.join(ours)}" if ours else ""

@@ -1,0 +1,63 @@
+"""`triton`: attnbench's own exact attention in Triton (attnbench/kernels/attention.py), forward and backward."""
+
+from __future__ import annotations
+
+import functools
+import os
+from typing import TYPE_CHECKING
+
+from attnbench.backends.base import BackendBase, autograd_prepared
+from attnbench.types import Case, Device, Prepared, Probe, Workspace
+
+if TYPE_CHECKING:
+    from attnbench.inputs import Inputs
+
+MIN_CAPABILITY = (8, 0)  # asynchronous copies and bf16 matmuls
+
+
+class Triton(BackendBase):
+    name = "triton"
+
+    def probe(self) -> Probe:
+        try:
+            import triton
+        except ImportError as error:
+            return Probe(reason=f"triton cannot be imported: {error}", install="pip install triton")
+        return Probe(version=triton.__version__)
+
+    def unsupported(self, case: Case, device: Device) -> str | None:
+        if case.window_size != (None, None) or case.softcap or case.dropout_p:
+            what = "softcap" if case.softcap else "dropout" if case.dropout_p else "a sliding window"
+            return f"{what} is not implemented in attnbench's Triton kernel"
+        for name in ("headdim", "headdim_v"):
+            if not 16 <= (size := getattr(case.shape, name)) <= 256:
+                return f"{name} {size} is outside 16 to 256, what attnbench's Triton kernel takes"
+        return _refuses(case, device)
+
+    def workspace(self, case: Case) -> Workspace:
+        s = case.shape
+        row = 4 * s.batch * s.nheads * s.seqlen_q  # one float32 per query
+        return Workspace(nbytes=row * (2 if case.has_backward else 1), what="log-sum-exp and delta", passes=2.0)
+
+    def prepare(self, case: Case, inputs: Inputs) -> Prepared:
+        from attnbench.kernels.attention import attention
+
+        fn = functools.partial(attention, causal=case.causal, softmax_scale=case.softmax_scale)
+        return autograd_prepared(case, inputs, fn)
+
+
+def _refuses(case: Case, device: Device) -> str | None:
+    """What speaks against this device; TRITON_INTERPRET=1 is Triton's own switch for running on a CPU, in Python."""
+    interpreted = os.environ.get("TRITON_INTERPRET") == "1"
+    if device.kind == "fake":
+        return "the simulated device runs only the fake backend"
+    if device.kind == "cpu":
+        if not interpreted:
+            return "Triton kernels need a GPU; the interpreter is for tests"
+        return "Triton's interpreter computes bf16 dot products wrongly" if case.dtype == "bf16" else None
+    if interpreted:
+        return "TRITON_INTERPRET=1 is set, so its kernels would not run on the GPU"
+    # An AMD GPU's capability is its gfx number, which is above this for every one that torch supports.
+    if device.capability is not None and device.capability < MIN_CAPABILITY:
+        return f"needs compute capability 8.0 or newer, this GPU has {'.'.join(map(str, device.capability))}"
+    return None

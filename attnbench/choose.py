@@ -1,0 +1,78 @@
+"""Which backends a person means: names, globs, !names, and their own code as pkg.mod:obj or ./file.py:function."""
+
+from __future__ import annotations
+
+import fnmatch
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+from attnbench import backends
+from attnbench.errors import UserError, did_you_mean
+
+
+def choose(patterns: Sequence[str]) -> dict[str, str]:
+    """Backend name -> "module:object", in the order asked for. Raises UserError for what matches nothing.
+
+    "*" and "!name" alone start from every backend but the simulated ones.
+    """
+    known = backends.available()
+    usual = [name for name in known if name not in backends.NOT_BY_DEFAULT]
+    wanted = [p.strip() for pattern in patterns for p in pattern.split(",") if p.strip()]
+    chosen: dict[str, str] = {}
+    if all(p.startswith("!") for p in wanted):
+        chosen = {name: known[name] for name in usual}
+    for pattern in wanted:
+        if ":" in pattern:
+            chosen[_own_name(pattern, known)] = _own_spec(pattern)
+            continue
+        bare = pattern.removeprefix("!")
+        matches = fnmatch.filter(known, bare) if bare in known else fnmatch.filter(usual, bare)
+        if not matches:
+            raise UserError(f"no backend {bare!r}{did_you_mean(bare, known)}")
+        for name in matches:
+            if pattern.startswith("!"):
+                chosen.pop(name, None)
+            else:
+                chosen[name] = known[name]
+    if not chosen:
+        raise UserError(f"no backend is left of {','.join(wanted)!r}")
+    return chosen
+
+
+def is_own(spec: str) -> bool:
+    """Whether the spec is a person's own code and not one of attnbench's or a package's."""
+    return spec not in backends.available().values()
+
+
+def interpreters(pairs: Sequence[str], names: Sequence[str]) -> dict[str, str]:
+    """--python NAME=PATH, checked: NAME one of the chosen backends (or a glob over them), PATH an executable."""
+    found = {}
+    for pair in pairs:
+        name, _, path = pair.partition("=")
+        if not path:
+            raise UserError(f"--python: {pair!r} is not NAME=PATH, as in fa4=/opt/venvs/fa4/bin/python")
+        matches = fnmatch.filter(names, name)
+        if not matches:
+            raise UserError(f"--python: {name!r} is not among the backends of this run{did_you_mean(name, names)}")
+        where = shutil.which(path)
+        if where is None:
+            raise UserError(f"--python: {path} is not an executable file")
+        found.update(dict.fromkeys(matches, where))
+    return found
+
+
+def _own_name(pattern: str, known: dict[str, str]) -> str:
+    name = pattern.rpartition(":")[2]
+    return pattern if name in known else name
+
+
+def _own_spec(pattern: str) -> str:
+    where, _, name = pattern.rpartition(":")
+    if not name.isidentifier():
+        raise UserError(f"{pattern!r} is not pkg.mod:object or file.py:function")
+    if where.endswith(".py"):
+        if not Path(where).is_file():
+            raise UserError(f"no such file: {where} (in --backend {pattern})")
+        return f"{Path(where).resolve()}:{name}"
+    return pattern

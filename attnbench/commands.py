@@ -1,0 +1,175 @@
+"""What each command does once its line is parsed. Heavy imports stay inside, so that `report` starts at once."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from attnbench.errors import EXIT_INTERRUPTED, EXIT_TERMINATED, UserError, did_you_mean
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from attnbench.run import Outcome
+    from attnbench.types import Run
+
+FORMATS = ("table", "md", "csv", "json")
+
+
+def run(suite: str, options: Mapping[str, Any], *, json: bool, **rest: Any) -> int:
+    """`attnbench run`: measures, shows, and returns the exit code."""
+    from rich.console import Console
+
+    from attnbench import run as runs
+    from attnbench.report.live import Live
+    from attnbench.suite import settings
+
+    request = runs.Request(suite=suite, settings=settings(options), argv=tuple(sys.argv[1:]), **rest)
+    live = Live(Console(stderr=True, highlight=False))
+    try:
+        outcome = runs.run(request, live)
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
+    finally:
+        live.close()
+    console = Console(highlight=False)
+    if request.dry_run:
+        from attnbench.report import planned
+
+        print(planned.json_text(outcome.run)) if json else planned.render(console, outcome.run)
+        return 0
+    if json:
+        from attnbench.report import export
+
+        print(export.json_text([outcome.run]))
+        console = Console(stderr=True, highlight=False)
+    else:
+        from attnbench.report import terminal
+
+        console.print()
+        terminal.render(console, [outcome.run])
+    _epilogue(console, outcome)
+    return outcome.exit_code
+
+
+def _epilogue(console: Console, outcome: Outcome) -> None:
+    """Forecast against actual, where the files are, and how to go on."""
+    from attnbench.report.forecast import forecast_line
+    from attnbench.store import missing
+
+    console.print()
+    if line := forecast_line(outcome.run):
+        console.print(line, markup=False, style="dim")
+    console.print(f"Results: {outcome.path}", markup=False, soft_wrap=True)
+    if left := missing(outcome.run):
+        if outcome.exit_code in (EXIT_INTERRUPTED, EXIT_TERMINATED):
+            console.print(f"Interrupted; what was measured is kept, {len(left)} jobs are left. Go on with:")
+        else:
+            console.print(f"{len(left)} jobs did not fit the time limit. To measure them:")
+        console.print(f"  attnbench run --resume {outcome.path}", markup=False, soft_wrap=True)
+
+
+def report(paths: Sequence[Path], format: str, metrics: Sequence[str], by: str, convention: str) -> int:
+    """`attnbench report`."""
+    _one_of("--format", format, FORMATS)
+    _one_of("--flops-convention", convention, ("exact", "fa"))
+    names = [name for text in metrics for name in text.split(",")]
+    from attnbench.metrics import METRICS
+
+    if names == ["help"]:
+        for m in METRICS.values():
+            print(f"{m.name:15} {m.doc}")
+        return 0
+    for name in names:
+        _one_of("--metric", name, tuple(METRICS))
+    runs = _read(paths)
+    options: Any = {"metrics": names, "by": by, "convention": convention}
+    if format in ("csv", "json"):
+        from attnbench.report import export
+
+        print(export.csv(runs, convention) if format == "csv" else export.json_text(runs, convention))  # type: ignore[arg-type]
+        return 0
+    from attnbench.report.tables import BY
+
+    _one_of("--by", by, BY)
+    if format == "md":
+        from attnbench.report import markdown
+
+        print(markdown.render(runs, **options))
+        return 0
+    from rich.console import Console
+
+    from attnbench.report import terminal
+
+    terminal.render(Console(highlight=False), runs, **options)
+    return 0
+
+
+def backends(pythons: Sequence[str]) -> int:
+    """`attnbench backends`."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from attnbench.backends import available
+    from attnbench.choose import interpreters
+    from attnbench.execute import Fleet
+    from attnbench.suite import load, resolve
+
+    specs = available()
+    fleet = Fleet(specs, interpreters(pythons, list(specs)))
+    try:
+        probes = fleet.probe()
+        device = fleet.environment("auto", ()).device
+        answers = fleet.survey(probes, resolve(load("default"), device.kind).cases, device)
+    finally:
+        fleet.close()
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for heading in ("backend", "version", "why not, and what would help"):
+        table.add_column(heading, overflow="fold")
+    for name, probe in probes.items():
+        reasons = {answer.reason for answer in answers[name]}
+        why = next(iter(reasons)) if len(reasons) == 1 else None
+        table.add_row(
+            name, probe.version or "-", "; ".join(filter(None, [why, probe.install])), style="dim" if why else None
+        )
+    console = Console(highlight=False)
+    console.print(f"on {device.name}:", markup=False)
+    console.print(table)
+    console.print("What each supports is said case by case: attnbench run --dry-run", style="dim", markup=False)
+    return 0
+
+
+def suites(name: str | None) -> int:
+    """`attnbench suites [NAME]`."""
+    from attnbench import suite
+
+    if name is None:
+        for known in suite.names():
+            loaded = suite.load(known)
+            print(f"{known:12} {loaded.description} ({suite.describe(loaded)})")
+        return 0
+    path = suite.names().get(name)
+    if path is None:
+        raise UserError(f"no suite {name!r}{did_you_mean(name, suite.names())}")
+    print(path.read_text(), end="")
+    return 0
+
+
+def _read(paths: Sequence[Path]) -> list[Run]:
+    """The run files; what is wrong with one goes to stderr."""
+    from attnbench import store
+
+    runs = []
+    for path in paths:
+        found, problems = store.read(path)
+        for problem in problems:
+            print(f"attnbench: {problem}", file=sys.stderr)
+        runs.append(found)
+    return runs
+
+
+def _one_of(option: str, word: str, known: Sequence[str]) -> None:
+    if word not in known:
+        raise UserError(f"{option}: unknown {word!r}{did_you_mean(word, known)}")

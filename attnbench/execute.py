@@ -1,0 +1,178 @@
+"""The parent's side of measuring: one worker process per backend, jobs in the plan's order, a record for each.
+
+A crash, a hang, an out-of-memory or a library that breaks at import costs exactly its records: the worker is
+replaced, and the rest goes on. The parent never touches the device.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+
+from attnbench.errors import UserError
+from attnbench.plan import Answer, over_limit
+from attnbench.process import WorkerDied, WorkerHung, WorkerProcess
+from attnbench.types import Case, Device, Environment, Job, Policy, Probe, Record, Workspace, to_json
+
+START_TIMEOUT = 300.0  # seconds for importing torch and the library, and for opening the device
+MAX_STARTS_IN_VAIN = 3
+
+
+@dataclass
+class Fleet:
+    """The workers of a run, by backend. Started when first needed, replaced when they die."""
+
+    specs: Mapping[str, str]  # backend -> "module:object"
+    interpreters: Mapping[str, str] = field(default_factory=dict)  # backend -> Python to run it with
+    _workers: dict[str, WorkerProcess] = field(default_factory=dict)
+    _in_vain: dict[str, int] = field(default_factory=dict)
+
+    def environment(self, device: str, dtypes: Iterable[str]) -> Environment:
+        """The device and its software, as a worker of this interpreter sees them. Raises UserError without one."""
+        worker = WorkerProcess()
+        try:
+            answer = worker.ask({"op": "environment", "device": device, "dtypes": list(dtypes)}, START_TIMEOUT)
+        except (WorkerDied, WorkerHung) as error:
+            raise UserError(
+                f"cannot look at the device: {error or 'no answer'}\n{worker.stderr_tail() or ''}"
+            ) from None
+        finally:
+            worker.kill()
+        if "environment" not in answer:
+            raise UserError(str(answer.get("refused") or f"cannot look at the device: {answer['error']}"))
+        return Environment.from_json(answer["environment"])
+
+    def probe(self) -> dict[str, Probe]:
+        """Each backend's version, or why it cannot be used. All are asked at once."""
+        for name, spec in self.specs.items():
+            self._worker(name).send({"op": "load", "name": name, "spec": spec})
+        return {name: self._probed(name) for name in self.specs}
+
+    def _probed(self, name: str) -> Probe:
+        try:
+            answer = self._workers[name].receive(START_TIMEOUT)
+        except WorkerHung:
+            return Probe(reason=f"importing it took over {START_TIMEOUT:.0f} s")
+        except WorkerDied as death:
+            return Probe(reason=f"importing it: {death}")
+        if "probe" not in answer:
+            return Probe(reason=f"cannot be imported: {answer['error']}")
+        return Probe(**answer["probe"])
+
+    def survey(self, probes: Mapping[str, Probe], cases: Iterable[Case], device: Device) -> dict[str, list[Answer]]:
+        """What every backend says of every case."""
+        cases = list(cases)
+        request = {"op": "survey", "device": to_json(device), "cases": [to_json(c) for c in cases]}
+        answers = {}
+        for name, probe in probes.items():
+            if not probe.usable:
+                answers[name] = [Answer(reason=probe.reason)] * len(cases)
+                continue
+            try:
+                answer = self._workers[name].ask(request, START_TIMEOUT)
+            except (WorkerDied, WorkerHung) as error:
+                answer = {"error": str(error) or "no answer"}
+            if "answers" not in answer:
+                answers[name] = [Answer(reason=f"cannot say what it supports: {answer['error']}")] * len(cases)
+                continue
+            answers[name] = [Answer(reason, Workspace(**w), efficiency) for reason, w, efficiency in answer["answers"]]
+        return answers
+
+    def make_ready(self, names: Iterable[str], device: Device) -> None:
+        """Lets all workers open the device at once, so that no job pays for it. A failure shows at the first job."""
+        waiting = []
+        for name in names:
+            with contextlib.suppress(WorkerDied, WorkerHung):
+                waiting.append(self._loaded(name))
+                waiting[-1].send({"op": "ready", "device": to_json(device)})
+        for worker in waiting:
+            with contextlib.suppress(WorkerDied, WorkerHung):
+                worker.receive(START_TIMEOUT)
+
+    def run(self, job: Job, policy: Policy, device: Device) -> Record:
+        """One job to its record, whatever happens to the worker."""
+        base = Record(job.case, job.backend, job.round, "failed", forecast=job.forecast)
+        if self._in_vain.get(job.backend, 0) >= MAX_STARTS_IN_VAIN:
+            return replace(base, reason=f"its worker died {MAX_STARTS_IN_VAIN} times while starting; given up")
+        timeout = max(policy.timeout_s, 5 * job.forecast.seconds)
+        request = {"op": "run", "device": to_json(device), "policy": to_json(policy), "job": to_json(job)}
+        began = time.monotonic()
+        try:
+            worker = self._loaded(job.backend)
+        except (WorkerDied, WorkerHung) as error:
+            self._in_vain[job.backend] = self._in_vain.get(job.backend, 0) + 1
+            return replace(base, reason=f"its worker would not start: {error or 'no answer'}")
+        try:
+            answer = worker.ask(request, timeout)
+        except WorkerHung:
+            reason = f"no answer within {timeout:.0f} s; its worker was killed (policy timeout_s)"
+            return self._ended(replace(base, status="timeout", reason=reason), worker, began)
+        except WorkerDied as death:
+            return self._ended(replace(base, reason=str(death)), worker, began)
+        if "record" not in answer:
+            return self._ended(replace(base, reason=answer["error"]), worker, began)
+        record = Record.from_json(answer["record"])
+        if answer.get("fatal"):
+            worker.kill()
+        return record if record.status in ("ok", "skipped") else replace(record, stderr=worker.stderr_tail())
+
+    def close(self) -> None:
+        """Ends all workers. The next job starts fresh ones."""
+        for worker in self._workers.values():
+            worker.kill()
+        self._workers.clear()
+
+    def _worker(self, name: str) -> WorkerProcess:
+        worker = self._workers.get(name)
+        if worker is None or not worker.alive:
+            if worker is not None:
+                worker.kill()
+            worker = self._workers[name] = WorkerProcess(self.interpreters.get(name))
+        return worker
+
+    def _loaded(self, name: str) -> WorkerProcess:
+        """A worker that has loaded its backend; a new one where the last has died."""
+        old = self._workers.get(name)
+        worker = self._worker(name)
+        if worker is not old:
+            answer = worker.ask({"op": "load", "name": name, "spec": self.specs[name]}, START_TIMEOUT)
+            if "probe" not in answer:
+                worker.kill()
+                raise WorkerDied(answer["error"])
+        return worker
+
+    def _ended(self, record: Record, worker: WorkerProcess, began: float) -> Record:
+        tail = worker.stderr_tail()
+        worker.kill()
+        return replace(record, stderr=tail, seconds=time.monotonic() - began)
+
+
+def execute(
+    jobs: Iterable[Job], fleet: Fleet, policy: Policy, device: Device, deadline: float | None = None, limit: float = 0.0
+) -> Iterator[tuple[Job, Record | None]]:
+    """(job, None) when a job starts, then (job, its record). A new round gets fresh processes.
+
+    Jobs that would start after `deadline` (time.monotonic()) become skips that --resume measures.
+    """
+    jobs = list(jobs)
+    round_: int | None = None
+    for job in jobs:
+        if not job.skip and job.round != round_:
+            if round_ is not None:
+                fleet.close()
+            round_ = job.round
+            names = [j.backend for j in jobs if j.round == round_ and not j.skip]
+            fleet.make_ready(dict.fromkeys(names), device)
+        if not job.skip and deadline is not None and time.monotonic() + job.forecast.seconds > deadline:
+            job = over_limit(job, limit)
+        if job.skip:
+            yield job, skipped(job)
+            continue
+        yield job, None
+        yield job, fleet.run(job, policy, device)
+
+
+def skipped(job: Job) -> Record:
+    return Record(job.case, job.backend, job.round, "skipped", job.skip, forecast=job.forecast, resumable=job.resumable)

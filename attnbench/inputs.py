@@ -1,0 +1,54 @@
+"""A case becomes seeded tensors. The same case and seed give the same values in every worker of one machine."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from attnbench.types import Case
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """q, dout: (batch, seqlen_q, nheads, headdim[_v]); k, v: (batch, seqlen_k, nheads_k, headdim[_v]), contiguous."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    dout: Tensor | None = None
+
+    @property
+    def nbytes(self) -> int:
+        return sum(t.numel() * t.element_size() for t in (self.q, self.k, self.v, self.dout) if t is not None)
+
+
+def torch_dtype(case: Case) -> torch.dtype:
+    import torch
+
+    return {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}[case.dtype]
+
+
+def make(case: Case, device: str, seed: int) -> Inputs:
+    """Standard normal inputs (zeros would run faster: less power). Forward and backward of a shape share q, k and v."""
+    import torch
+
+    s = case.shape
+    text = json.dumps([dataclasses.asdict(s), case.dtype, seed], sort_keys=True)
+    generator = torch.Generator(device).manual_seed(int.from_bytes(hashlib.sha256(text.encode()).digest()[:7], "big"))
+
+    def normal(*size: int) -> Tensor:
+        return torch.randn(size, generator=generator, device=device, dtype=torch_dtype(case))
+
+    return Inputs(
+        q=normal(s.batch, s.seqlen_q, s.nheads, s.headdim),
+        k=normal(s.batch, s.seqlen_k, s.nheads_k, s.headdim),
+        v=normal(s.batch, s.seqlen_k, s.nheads_k, s.headdim_v),
+        dout=normal(s.batch, s.seqlen_q, s.nheads, s.headdim_v) if case.has_backward else None,
+    )

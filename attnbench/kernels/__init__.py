@@ -1,0 +1,1 @@
+"""attnbench's own Triton kernels."""

@@ -1,0 +1,126 @@
+"""How much memory one pass adds over its inputs, and what forward keeps for backward; never while timing.
+
+On a GPU "peak" is torch's allocator (max_memory_allocated over what was allocated before), and "driver" the same seen
+from the driver, where workspaces that a library takes outside torch's allocator count too: what the driver has given
+away, less what torch has reserved, is outside memory. Its growth is summed over the windows in which this process
+worked, so that neither other processes nor earlier jobs' workspaces confuse it; code loaded on first use counts.
+On a CPU "peak" is the profiler's account of torch's allocator, and "driver" the resident set's high-water mark.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+
+
+class CudaMemory:
+    """Bytes, on one CUDA device. One per worker: `outside` is carried from job to job."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self._outside = 0
+
+    @contextmanager
+    def job(self) -> Iterator[None]:
+        """The window of one job; outside memory taken in it and not given back is remembered."""
+        before = self._taken_outside_torch()
+        self._window = before
+        try:
+            yield
+        finally:
+            self._outside = max(0, self._outside + self._taken_outside_torch() - before)
+
+    def peak(self, launch: Callable[[], Any]) -> tuple[dict[str, int], Any]:
+        """{"memory_peak", "memory_driver"} of one launch, and what it returned."""
+        import torch
+
+        before = self._settle()
+        result = launch()
+        torch.cuda.synchronize(self.device)
+        peak = torch.cuda.max_memory_allocated(self.device) - before
+        outside = self._outside + self._taken_outside_torch() - self._window
+        return {"memory_peak": peak, "memory_driver": peak + max(0, outside)}, result
+
+    def saved(self, forward: Callable[[], Any]) -> int:
+        """Bytes that stay allocated while the forward's result is alive: its output and what it keeps for backward."""
+        import torch
+
+        before = self._settle()
+        result = forward()
+        torch.cuda.synchronize(self.device)
+        after = torch.cuda.memory_allocated(self.device)
+        del result
+        return after - before
+
+    def _settle(self) -> int:
+        import torch
+
+        torch.cuda.synchronize(self.device)
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats(self.device)
+        return torch.cuda.memory_allocated(self.device)
+
+    def _taken_outside_torch(self) -> int:
+        import torch
+
+        torch.cuda.synchronize(self.device)
+        free, total = torch.cuda.mem_get_info(self.device)
+        return total - free - torch.cuda.memory_reserved(self.device)
+
+
+class CpuMemory:
+    """Bytes, on the host."""
+
+    @contextmanager
+    def job(self) -> Iterator[None]:
+        yield
+
+    def peak(self, launch: Callable[[], Any]) -> tuple[dict[str, int], Any]:
+        """{"memory_peak"} of one launch, and "memory_driver" where the kernel lets the high-water mark be reset."""
+        before = _reset_high_water()
+        running, result = _allocations(launch)
+        found = {"memory_peak": max(running, default=0)}
+        high = _status_bytes("VmHWM")
+        if before is not None and high is not None:
+            found["memory_driver"] = max(0, high - before)
+        return found, result
+
+    def saved(self, forward: Callable[[], Any]) -> int:
+        """Bytes still allocated when the forward returns, its result alive."""
+        running, _ = _allocations(forward)
+        return max(0, running[-1]) if running else 0
+
+
+def _allocations(launch: Callable[[], Any]) -> tuple[list[int], Any]:
+    """The running sum of bytes allocated by torch's CPU allocator during one launch, and the launch's result."""
+    from torch.profiler import ProfilerActivity, profile
+
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        result = launch()
+    events = profiler.profiler.kineto_results.events()
+    sizes = [e.nbytes() for e in sorted(events, key=lambda e: e.start_ns()) if e.name() == "[memory]"]
+    return list(itertools.accumulate(sizes)), result
+
+
+def _reset_high_water() -> int | None:
+    """Resets the resident set's high-water mark (Linux) and returns the resident bytes now; None where it cannot."""
+    try:
+        Path("/proc/self/clear_refs").write_text("5")
+    except OSError:
+        return None
+    return _status_bytes("VmRSS")
+
+
+def _status_bytes(field: str) -> int | None:
+    try:
+        match = re.search(rf"{field}:\s+(\d+) kB", Path("/proc/self/status").read_text())
+    except OSError:
+        return None
+    return int(match.group(1)) * 1024 if match else None

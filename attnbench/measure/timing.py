@@ -1,0 +1,134 @@
+"""How long one launch takes: a timer gives samples, `collect` decides when there are enough.
+
+On a GPU a sample is the span between two CUDA events around the launch. Two things would spoil it. The host may be
+slower than the device, and its latency would be timed: so a spinning kernel is queued first, long enough for the whole
+batch to be enqueued behind it. The last call may have left operands in L2: so a buffer of twice its size is written
+before each sample (nvbench's "cold" measurement does both: nvbench/detail/measure_cold.cuh). The events' own gap, 1 to
+3 microseconds that belong to the launch, is included. On a CPU a sample is perf_counter_ns around the call, with the
+last-level cache overwritten before.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Protocol
+
+from attnbench import stats
+from attnbench.types import Policy
+
+if TYPE_CHECKING:
+    import torch
+
+MIN_FLUSH = 64 * 2**20  # bytes; where the device does not say how large its L2 is
+BATCH_SECONDS = 0.05
+MAX_BATCH = 32  # launches queued behind one spin; the driver's queue holds 1024 kernels
+MAX_SPIN = 0.05
+
+
+class Timer(Protocol):
+    """An instrument."""
+
+    name: str
+
+    def samples(self, launch: Callable[[], Any], n: int) -> list[float]:
+        """Seconds of n launches, each with a cold cache."""
+
+    def synchronize(self) -> None:
+        """Waits until the device has nothing left to do."""
+
+
+class CpuTimer:
+    """A host clock around the call. The clock and the flush are injected: simulated devices bring their own."""
+
+    name = "perf_counter"
+
+    def __init__(self, clock: Callable[[], int] = time.perf_counter_ns, flush: Callable[[], Any] | None = None) -> None:
+        self.clock = clock
+        self.flush = flush
+
+    def samples(self, launch: Callable[[], Any], n: int) -> list[float]:
+        values = []
+        for _ in range(n):
+            if self.flush:
+                self.flush()
+            start = self.clock()
+            result = launch()
+            values.append((self.clock() - start) / 1e9)
+            del result  # freeing is not the launch's work
+        return values
+
+    def synchronize(self) -> None:
+        pass
+
+
+class CudaTimer:
+    """CUDA events, a cold L2 and no launch latency, on the current device and stream."""
+
+    name = "events"
+
+    def __init__(self, device: torch.device, l2_bytes: int) -> None:
+        import torch
+
+        self._cuda = torch.cuda
+        self._buffer = torch.empty(max(2 * l2_bytes, MIN_FLUSH), dtype=torch.int8, device=device)
+        self._host_seconds = 100e-6  # what enqueuing one sample costs the host; learnt as we go
+        self._cycles_per_second = self._spin_rate()
+
+    def samples(self, launch: Callable[[], Any], n: int) -> list[float]:
+        cuda = self._cuda
+        pairs = [(cuda.Event(enable_timing=True), cuda.Event(enable_timing=True)) for _ in range(n)]
+        cuda.synchronize()
+        cuda._sleep(int(min(1.5 * n * self._host_seconds, MAX_SPIN) * self._cycles_per_second))
+        began = time.perf_counter()
+        for start, end in pairs:
+            self._buffer.zero_()
+            start.record()
+            launch()
+            end.record()
+        self._host_seconds = (time.perf_counter() - began) / n
+        cuda.synchronize()
+        return [start.elapsed_time(end) / 1e3 for start, end in pairs]
+
+    def synchronize(self) -> None:
+        self._cuda.synchronize()
+
+    def _spin_rate(self) -> float:
+        """Cycles per second of torch.cuda._sleep."""
+        cycles = 2_000_000
+        start, end = self._cuda.Event(enable_timing=True), self._cuda.Event(enable_timing=True)
+        self._cuda._sleep(cycles)
+        start.record()
+        self._cuda._sleep(cycles)
+        end.record()
+        self._cuda.synchronize()
+        return cycles / (float(start.elapsed_time(end)) / 1e3)
+
+
+def collect(
+    timer: Timer, launch: Callable[[], Any], policy: Policy, clock: Callable[[], float] = time.monotonic
+) -> list[float]:
+    """Samples in seconds, after a warm-up by time.
+
+    Stops when the 95 % interval of the median lies within `policy.target` of it, or the time cap is reached; with at
+    least `policy.min_samples` where one call takes under a second, else 3. All samples are kept, outliers included.
+    """
+    began = clock()
+    estimate = timer.samples(launch, 1)[0]
+    while estimate < policy.warmup_s and clock() - began < policy.warmup_s:
+        estimate = stats.median(timer.samples(launch, _batch(estimate, policy.warmup_s)))
+    least = policy.min_samples if estimate < 1.0 else 3
+    values = [estimate] if estimate >= policy.warmup_s else []  # a long call is too dear to throw away
+    began = clock()
+    while len(values) < policy.max_samples:
+        missing = max(least - len(values), 1)
+        values += timer.samples(launch, max(_batch(estimate, BATCH_SECONDS), min(missing, MAX_BATCH)))
+        if len(values) < least:
+            continue
+        if clock() - began >= policy.max_seconds or stats.relative_halfwidth(values) <= policy.target:
+            break
+    return values
+
+
+def _batch(estimate: float, seconds: float) -> int:
+    return max(1, min(MAX_BATCH, int(seconds / max(estimate, 1e-7))))

@@ -1,0 +1,106 @@
+"""Cases x backends x device -> jobs, each with a forecast of its time and memory, or the reason why it is skipped.
+
+The forecast of one call is its FLOPs at a fraction of the matmul rate read at the start, plus the traffic of what the
+backend writes to memory and reads again (scores). It need only be right enough to skip what cannot be measured.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from attnbench.sizes import duration, gib
+from attnbench.types import ITEMSIZE, Case, Device, Forecast, Job, Policy, Workspace
+from attnbench.work import flops, nbytes
+
+OVERHEAD = {"cuda": 0.25, "cpu": 0.35, "fake": 0.001}  # seconds a job costs beside its calls: inputs, check, memory
+LAUNCH = {"cuda": 20e-6, "cpu": 50e-6, "fake": 5e-6}
+CONTEXT = 3 * 2**28  # bytes that one worker's CUDA context and libraries take
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a backend says of one case: why not, or what memory it needs and how close to a matmul it may come."""
+
+    reason: str | None = None
+    workspace: Workspace = field(default_factory=Workspace)
+    efficiency: float = 0.4
+
+
+def make(
+    cases: Sequence[Case],
+    answers: Mapping[str, Sequence[Answer]],
+    device: Device,
+    policy: Policy,
+    *,
+    time_limit: float | None = None,
+    rounds: int = 1,
+) -> tuple[Job, ...]:
+    """Every case on every backend, `rounds` times; in each round cases are shuffled, and the backends of each case."""
+    jobs = []
+    free = device.free - CONTEXT * len(answers) if device.kind == "cuda" else device.free
+    for round_ in range(rounds):
+        order = random.Random(f"{policy.seed}/{round_}")
+        shuffled = list(enumerate(cases))
+        order.shuffle(shuffled)
+        for index, case in shuffled:
+            names = list(answers)
+            order.shuffle(names)
+            for name in names:
+                answer = answers[name][index]
+                forecast = predict(case, answer, device, policy)
+                skip = answer.reason or _too_large(forecast, answer.workspace, free)
+                jobs.append(Job(case, name, round_, forecast, skip))
+    return tuple(_within(jobs, time_limit) if time_limit else jobs)
+
+
+def predict(case: Case, answer: Answer, device: Device, policy: Policy) -> Forecast:
+    """Seconds of the job and of one call, and bytes at the peak."""
+    rate = device.matmul.get(case.dtype) or 1e11
+    copy = device.copy or 1e10
+    traffic = nbytes(case) + answer.workspace.nbytes * answer.workspace.passes
+    call = LAUNCH[device.kind] + flops(case) / (rate * answer.efficiency) + traffic / copy
+    least = policy.min_samples if call < 1 else 3
+    sampling = max(least * call, min(policy.max_seconds, 100 * call)) + min(policy.warmup_s, 100 * call)
+    calls = 2 + (2 if case.has_backward else 0)  # the checked call and the one for memory; forwards for a backward
+    return Forecast(OVERHEAD[device.kind] + calls * call + sampling, call, _tensors(case) + answer.workspace.nbytes)
+
+
+def _tensors(case: Case) -> int:
+    """Bytes of inputs, outputs and gradients, once as given and once in the library's own layout."""
+    s, size = case.shape, ITEMSIZE[case.dtype]
+    rows = s.batch * s.seqlen_q * s.nheads * (s.headdim + s.headdim_v)
+    keys = s.batch * s.seqlen_k * s.nheads_k * (s.headdim + s.headdim_v)
+    return (rows + keys) * size * (4 if case.has_backward else 2)
+
+
+def _too_large(forecast: Forecast, workspace: Workspace, free: int) -> str | None:
+    if forecast.nbytes <= free:
+        return None
+    if workspace.nbytes > forecast.nbytes / 2:
+        return f"needs {gib(workspace.nbytes)} of {workspace.what}; {gib(free)} free"
+    return f"needs {gib(forecast.nbytes)}; {gib(free)} free"
+
+
+def _within(jobs: list[Job], limit: float) -> list[Job]:
+    """Skips the dearest jobs, as few as needed, so that the forecast keeps the limit."""
+    left, kept = limit, set()
+    for index in sorted((i for i, j in enumerate(jobs) if not j.skip), key=lambda i: jobs[i].forecast.seconds):
+        if jobs[index].forecast.seconds <= left:
+            left -= jobs[index].forecast.seconds
+            kept.add(index)
+    return [j if j.skip or i in kept else over_limit(j, limit) for i, j in enumerate(jobs)]
+
+
+def over_limit(job: Job, limit: float) -> Job:
+    reason = f"forecast {duration(job.forecast.seconds)}, beyond the time limit of {duration(limit)} (--time-limit)"
+    return replace(job, skip=reason, resumable=True)
+
+
+def summary(jobs: Sequence[Job]) -> str:
+    """How much there is to do, in one line."""
+    todo = [j for j in jobs if not j.skip]
+    seconds = sum(j.forecast.seconds for j in todo)
+    skips = f", {len(jobs) - len(todo)} skipped" if len(todo) < len(jobs) else ""
+    return f"{len(jobs)} jobs: {len(todo)} to measure{skips}; forecast {duration(seconds)}"

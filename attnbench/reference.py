@@ -1,0 +1,256 @@
+"""The high-precision answer for a case, and the test that a kernel's results pass.
+
+Attention is recomputed exactly: in float64 (on a GPU float32 without TF32 where the case is bf16 or fp16), in
+chunks of query rows. Long sequences are checked on a sample, some (batch entry, key head) pairs and query rows, one
+from each stretch of the sequence, first and last included. out and dq of a row depend on that row alone. dk and dv
+sum over all rows, so for the check the rows outside the sample get dout = 0 (`check_inputs`): dk and dv of the
+sampled heads are then exact for every key, at the cost of the sample. Every element of every result must be finite.
+
+The criterion is flash-attention's (tests/test_flash_attn.py): the largest error is at most twice that of eager
+attention in the case's dtype, plus a floor: half a unit in the last place of the largest value, for the rounding of
+the result, and 2^-20 of the tensor's largest, for the float32 arithmetic and order of sums inside any kernel. It is
+applied to eight stretches of the sequence apart, since a causal mask makes early rows large and would hide errors in
+late ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from attnbench.inputs import Inputs, torch_dtype
+from attnbench.types import Accuracy, Case, TensorError
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+BUDGET = {"cuda": 2**29, "cpu": 2**23}  # score elements recomputed per check
+CHUNK_BYTES = 2**28
+STRETCHES = 8
+FLOAT32_WORK = 2.0**-20  # 8 float32 rounding units; TF32 or a bf16 intermediate is a hundred times larger
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Which (batch entry, key head) pairs and which query rows are compared."""
+
+    heads: tuple[tuple[int, int], ...]
+    rows: Tensor  # int64, sorted
+    all_rows: bool
+
+
+@dataclass(frozen=True)
+class Reference:
+    """Per sampled head: results by name, "out"/"dq" (group, rows, d) and "dk"/"dv" (seqlen_k, d)."""
+
+    case: Case
+    sample: Sample
+    exact: tuple[Mapping[str, Tensor], ...]
+    eager: tuple[Mapping[str, Tensor], ...]
+
+
+def choose(case: Case, device: torch.device, seed: int = 0) -> Sample:
+    """As many heads with all rows as the budget allows (at most 4), else two heads with one row per stretch."""
+    import torch
+
+    s = case.shape
+    generator = torch.Generator().manual_seed(seed + 1)
+    budget = BUDGET["cpu" if device.type == "cpu" else "cuda"]
+    group = s.nheads // s.nheads_k
+    pairs = s.batch * s.nheads_k
+    per_head = group * s.seqlen_q * s.seqlen_k
+    nheads = min(pairs, 4, budget // per_head)
+    all_rows = nheads >= 1
+    if all_rows:
+        rows = torch.arange(s.seqlen_q)
+    else:
+        nheads = min(pairs, 2)
+        count = min(s.seqlen_q, max(64, budget // (nheads * group * s.seqlen_k)))
+        edges = torch.linspace(0, s.seqlen_q, count + 1).long()
+        rows = edges[:-1] + (torch.rand(count, generator=generator) * (edges[1:] - edges[:-1])).long()
+        rows = torch.cat([torch.tensor([0, s.seqlen_q - 1]), rows]).unique()
+    inner = torch.randperm(max(pairs - 2, 0), generator=generator)[: max(nheads - 2, 0)] + 1
+    flat = sorted({0, pairs - 1, *inner.tolist()})[:nheads] if nheads > 1 else [pairs - 1]
+    heads = tuple((i // s.nheads_k, i % s.nheads_k) for i in flat)
+    return Sample(heads, rows.to(device), all_rows)
+
+
+def check_inputs(case: Case, inputs: Inputs, sample: Sample) -> Inputs:
+    """`inputs`, with dout = 0 in the sampled heads outside the sampled rows."""
+    import torch
+
+    if inputs.dout is None or sample.all_rows:
+        return inputs
+    group = case.shape.nheads // case.shape.nheads_k
+    dout = inputs.dout.clone()
+    hidden = torch.ones(case.shape.seqlen_q, dtype=torch.bool, device=dout.device)
+    hidden[sample.rows] = False
+    for b, h in sample.heads:
+        dout[b, hidden, h * group : (h + 1) * group] = 0
+    return replace(inputs, dout=dout)
+
+
+def reference(case: Case, inputs: Inputs, sample: Sample) -> Reference:
+    """The exact results on the sample, and those of eager attention in the case's dtype, for the same inputs."""
+    import torch
+
+    high = torch.float32 if inputs.q.device.type == "cuda" and case.dtype != "fp32" else torch.float64
+    exact, eager = [], []
+    for b, h in sample.heads:
+        group = case.shape.nheads // case.shape.nheads_k
+        heads = slice(h * group, (h + 1) * group)
+        q = inputs.q[b, sample.rows, heads].transpose(0, 1)
+        k, v = inputs.k[b, :, h], inputs.v[b, :, h]
+        dout = inputs.dout[b, sample.rows, heads].transpose(0, 1) if inputs.dout is not None else None
+        exact.append(_attend(case, sample.rows, q, k, v, dout, keep=high, accumulate=high))
+        eager.append(_attend(case, sample.rows, q, k, v, dout, keep=torch_dtype(case), accumulate=torch.float32))
+    return Reference(case, sample, tuple(exact), tuple(eager))
+
+
+def compare(reference: Reference, results: Mapping[str, Tensor], names: tuple[str, ...] | None = None) -> Accuracy:
+    """Errors of `results`, (batch, seqlen, nheads, headdim) each, against the reference.
+
+    Raises ValueError when a result is missing, has another shape or another dtype than the case's.
+    """
+    case, sample = reference.case, reference.sample
+    group = case.shape.nheads // case.shape.nheads_k
+    errors = {}
+    for name in names or expected(case):
+        result = _checked(case, name, results)
+        parts = []
+        for i, (b, h) in enumerate(sample.heads):
+            heads = slice(h * group, (h + 1) * group)
+            row_wise = name in ("out", "dq")
+            ours = result[b, sample.rows, heads].transpose(0, 1) if row_wise else result[b, :, h].unsqueeze(0)
+            exact, eager = reference.exact[i][name], reference.eager[i][name]
+            parts.append((ours, exact.reshape(ours.shape), eager.reshape(ours.shape)))
+        errors[name] = _worst(case, parts)
+    unwritten = tuple(name for name in errors if not bool(results[name].isfinite().all()))
+    return Accuracy(errors, rows=len(sample.rows), heads=len(sample.heads) * group, unwritten=unwritten)
+
+
+def expected(case: Case) -> tuple[str, ...]:
+    """The results that a pass must give. A backward's out comes from the forward it belongs to."""
+    return ("out", "dq", "dk", "dv") if case.has_backward else ("out",)
+
+
+def _checked(case: Case, name: str, results: Mapping[str, Tensor]) -> Tensor:
+    s = case.shape
+    d = s.headdim if name in ("dq", "dk") else s.headdim_v
+    shape = (s.batch, s.seqlen_q, s.nheads, d) if name in ("out", "dq") else (s.batch, s.seqlen_k, s.nheads_k, d)
+    if name not in results:
+        raise ValueError(f"the backend returned no {name}")
+    if tuple(results[name].shape) != shape:
+        raise ValueError(f"{name} has shape {tuple(results[name].shape)}, expected {shape}")
+    if results[name].dtype != torch_dtype(case):
+        raise ValueError(f"{name} is {results[name].dtype}, expected {torch_dtype(case)}")
+    return results[name]
+
+
+def _worst(case: Case, parts: list[tuple[Tensor, Tensor, Tensor]]) -> TensorError:
+    """The stretch of the sequence (dim 1) whose error is largest against its tolerance; NaN counts as largest."""
+    import math
+
+    import torch
+
+    half_ulp = torch.finfo(torch_dtype(case)).eps / 2
+    overall = max(float(exact.abs().max()) for _, exact, _ in parts)
+    length = parts[0][0].shape[1]
+    stretches = min(STRETCHES, max(1, length // 16))
+    worst: tuple[float, float, float, float] | None = None
+    square_error = square = 0.0
+    for i in range(stretches):
+        piece = slice(i * length // stretches, (i + 1) * length // stretches)
+        error = eager_error = largest = 0.0
+        for ours, exact, eager in parts:
+            difference = ours[:, piece].to(exact.dtype) - exact[:, piece]
+            error = _nan_max(error, float(difference.abs().max()))
+            eager_error = max(eager_error, float((eager[:, piece].to(exact.dtype) - exact[:, piece]).abs().max()))
+            largest = max(largest, float(exact[:, piece].abs().max()))
+            square_error += float(difference.double().square().sum())
+            square += float(exact[:, piece].double().square().sum())
+        tolerance = 2 * eager_error + half_ulp * largest + FLOAT32_WORK * overall
+        excess = math.inf if math.isnan(error) else error / tolerance if tolerance else math.inf if error else 0.0
+        if worst is None or excess > worst[0]:
+            worst = (excess, error, eager_error, tolerance)
+    assert worst is not None
+    relative = math.sqrt(square_error / square) if square else math.sqrt(square_error)
+    return TensorError(max_error=worst[1], eager_error=worst[2], tolerance=worst[3], relative=relative)
+
+
+def _nan_max(a: float, b: float) -> float:
+    return b if b != b or b > a else a
+
+
+def _attend(
+    case: Case,
+    rows: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    dout: Tensor | None,
+    *,
+    keep: torch.dtype,
+    accumulate: torch.dtype,
+) -> dict[str, Tensor]:
+    """Attention of one key head and its group of query heads, every intermediate rounded to `keep`.
+
+    q: (group, rows, headdim), k: (seqlen_k, headdim), v: (seqlen_k, headdim_v), dout: (group, rows, headdim_v).
+    Products are summed in `accumulate`, as tensor cores do, so keep=bf16 gives what eager attention gives in bf16.
+    """
+    import torch
+
+    def mm(a: Tensor, b: Tensor) -> Tensor:
+        return (a.to(accumulate) @ b.to(accumulate)).to(keep)
+
+    q, k, v = q.to(keep), k.to(keep), v.to(keep)
+    group, _, headdim = q.shape
+    scale = case.softmax_scale
+    dk = torch.zeros(k.shape, dtype=accumulate, device=k.device)
+    dv = torch.zeros(v.shape, dtype=accumulate, device=v.device)
+    outs, dqs = [], []
+    step = max(1, CHUNK_BYTES // (group * k.shape[0] * 8))
+    for start in range(0, len(rows), step):
+        at = slice(start, start + step)
+        q_rows = q[:, at].reshape(-1, headdim)
+        scores = ((q_rows.to(accumulate) @ k.T.to(accumulate)) * scale).to(keep)
+        capped = case.softcap * torch.tanh(scores / case.softcap) if case.softcap else scores
+        hidden = ~visible(case, rows[at]).repeat(group, 1)
+        p = torch.softmax(capped.masked_fill(hidden, float("-inf")), dim=-1)
+        p = p.masked_fill(hidden.all(-1, keepdim=True), 0.0)
+        outs.append(mm(p, v).view(group, -1, v.shape[1]))
+        if dout is None:
+            continue
+        do_rows = dout[:, at].reshape(-1, v.shape[1]).to(keep)
+        dp = mm(do_rows, v.T).to(accumulate)
+        weights = p.to(accumulate)
+        ds = (weights * (dp - (weights * dp).sum(-1, keepdim=True))).to(keep)
+        if case.softcap:
+            ds = ds * (1 - (capped / case.softcap) ** 2)
+        dqs.append(((ds.to(accumulate) @ k.to(accumulate)) * scale).to(keep).view(group, -1, headdim))
+        dk += (ds.T.to(accumulate) @ q_rows.to(accumulate)) * scale
+        dv += p.T.to(accumulate) @ do_rows.to(accumulate)
+    results = {"out": torch.cat(outs, dim=1)}
+    if dout is not None:
+        results.update(dq=torch.cat(dqs, dim=1), dk=dk.to(keep), dv=dv.to(keep))
+    return results
+
+
+def visible(case: Case, rows: Tensor) -> Tensor:
+    """(rows, seqlen_k) bool: which keys each query row sees; causal and windows are aligned bottom-right."""
+    import torch
+
+    s = case.shape
+    keys = torch.arange(s.seqlen_k, device=rows.device)
+    middle = rows[:, None] + (s.seqlen_k - s.seqlen_q)
+    left, right = case.window_size
+    if case.causal:
+        right = 0 if right is None else min(right, 0)
+    seen = torch.ones(len(rows), s.seqlen_k, dtype=torch.bool, device=rows.device)
+    if right is not None:
+        seen &= keys <= middle + right
+    if left is not None:
+        seen &= keys >= middle - left
+    return seen

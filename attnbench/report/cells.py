@@ -1,0 +1,122 @@
+"""A cell: one case on one backend of one device, all its rounds. The unit that every report works on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from attnbench import metrics, stats
+from attnbench.report import words
+from attnbench.types import STATUSES, Case, Record, Run, Status
+from attnbench.work import Convention
+
+# A wrong result outweighs a measured one; then what happened weighs more than what was not tried.
+_WEIGHT: Mapping[Status, int] = {"wrong": 0, "ok": 1, "failed": 2, "timeout": 3, "oom": 4, "skipped": 5}
+assert set(_WEIGHT) == set(STATUSES)
+
+
+@dataclass(frozen=True)
+class Cell:
+    device: str  # label, unique among devices (or settings) that are not comparable
+    case: Case
+    backend: str
+    records: tuple[Record, ...]  # one per round
+    run: Run = field(repr=False)
+    peak: float | None = None  # FLOP/s
+    bandwidth: float | None = None  # bytes/s
+    eager: Mapping[int, float] = field(default_factory=dict)  # round -> seconds of eager on the same case
+
+    @property
+    def status(self) -> Status:
+        """Of the cell as a whole: wrong if any round was, else ok if any round was."""
+        return min((r.status for r in self.records), key=lambda status: _WEIGHT[status])
+
+    @property
+    def reason(self) -> str | None:
+        """Of the first round that ended with the cell's status."""
+        return next(r.reason for r in self.records if r.status == self.status)
+
+    def context(self, record: Record, convention: Convention = "exact") -> metrics.Context:
+        """Eager of the same round, so that a clock that drifted between rounds cancels; else of all rounds."""
+        eager = self.eager.get(record.round)
+        if eager is None and self.eager:
+            eager = stats.median(list(self.eager.values()))
+        return metrics.Context(self.peak, eager, convention)
+
+    def value(self, metric: str, convention: Convention = "exact") -> float | None:
+        """The median over the rounds' values; None unless the cell is ok."""
+        if self.status != "ok":
+            return None
+        found = [metrics.value(metric, r, self.context(r, convention)) for r in self.records]
+        known = [v for v in found if v is not None]
+        return stats.median(known) if known else None
+
+
+def cells(runs: Sequence[Run]) -> list[Cell]:
+    """The cells of several runs, in the order of a report; the last record of a job wins within a run.
+
+    Runs share a device label when their figures can stand in one table: nothing in the environment, the timer or the
+    cache state differs, and they measured no cell twice. Otherwise each gets a label of its own.
+    """
+    found: list[Cell] = []
+    for label, group in groups(runs):
+        members = [cell for run in group for cell in _cells_of(label, run)]
+        eager = {
+            c.case: {r.round: latency for r in c.records if (latency := metrics.value("latency", r)) is not None}
+            for c in members
+            if c.backend == "eager" and c.status == "ok"
+        }
+        members.sort(key=lambda c: (words.case_rank(c.case), words.backend_rank(c.backend)))
+        found += [replace(c, eager=eager.get(c.case, {})) for c in members]
+    return found
+
+
+def groups(runs: Sequence[Run]) -> list[tuple[str, list[Run]]]:
+    """(device label, runs whose figures can stand in one table)."""
+    joined: list[tuple[list[Run], set[tuple[Case, str]]]] = []
+    for run in runs:
+        keys = {(r.case, r.backend) for r in run.records}
+        for members, taken in joined:
+            if _comparable(members[0], run) and not keys & taken:
+                members.append(run)
+                taken |= keys
+                break
+        else:
+            joined.append(([run], set(keys)))
+    together = [members for members, _ in joined]
+    return list(zip(_labels([members[0] for members in together]), together, strict=True))
+
+
+def _cells_of(label: str, run: Run) -> Iterable[Cell]:
+    latest = {(r.case, r.backend, r.round): r for r in run.records}
+    rounds: dict[tuple[Case, str], list[Record]] = {}
+    for (case, backend, _), record in latest.items():
+        rounds.setdefault((case, backend), []).append(record)
+    peaks = {dtype: metrics.peak(run, dtype) for dtype in {case.dtype for case, _ in rounds}}
+    bandwidth = metrics.bandwidth(run)
+    for (case, backend), records in rounds.items():
+        ordered = tuple(sorted(records, key=lambda r: r.round))
+        yield Cell(label, case, backend, ordered, run, peaks[case.dtype], bandwidth)
+
+
+def _comparable(a: Run, b: Run) -> bool:
+    same_policy = (a.policy.timer, a.policy.l2) == (b.policy.timer, b.policy.l2)
+    return same_policy and not a.environment.differences(b.environment)
+
+
+def _labels(runs: Sequence[Run]) -> list[str]:
+    """The device names; where two are alike, with the first of torch, power limit, start or place that tells them."""
+    names = [run.environment.device.name for run in runs]
+    labels = list(names)
+    for name in {n for n in names if names.count(n) > 1}:
+        alike = [i for i, n in enumerate(names) if n == name]
+        telling = (
+            [f"torch {runs[i].environment.torch}" for i in alike],
+            [f"{runs[i].environment.power_limit_w or 0:g} W" for i in alike],
+            [f"run of {runs[i].started}" for i in alike],
+            [f"run {i + 1}" for i in alike],
+        )
+        extras = next(extra for extra in telling if len(set(extra)) == len(alike))
+        for i, extra in zip(alike, extras, strict=True):
+            labels[i] = f"{name} ({extra})"
+    return labels

@@ -1,0 +1,78 @@
+"""For other programs: one row per cell and round, case fields flattened, every metric in its unit. CSV, JSON, pandas.
+
+Seconds, bytes, hertz and fractions are not scaled; tflops is TFLOP/s and gbps GB/s. What is not known is empty in
+CSV, null in JSON.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from attnbench import metrics
+from attnbench.report.cells import cells as cells_of
+from attnbench.types import Run
+from attnbench.work import Convention
+
+if TYPE_CHECKING:
+    import pandas
+
+_WHOLE = ("window_left", "window_right", "samples", "memory_peak", "memory_driver", "memory_saved")
+
+
+def rows(runs: Sequence[Run], convention: Convention = "exact") -> list[dict[str, Any]]:
+    """One mapping per cell and round, all with the same keys."""
+    found = []
+    for cell in cells_of(runs):
+        case, run = cell.case, cell.run
+        for record in cell.records:
+            context = cell.context(record, convention)
+            row: dict[str, Any] = {
+                "device": cell.device,
+                "suite": run.suite,
+                "started": run.started,
+                "backend": cell.backend,
+                "version": record.version or run.versions.get(cell.backend),
+                "round": record.round,
+                "status": record.status,
+                "reason": record.reason,
+                **{name: getattr(case.shape, name) for name in case.shape.__dataclass_fields__},
+                "dtype": case.dtype,
+                "direction": case.direction,
+                "causal": case.causal,
+                "window_left": case.window_size[0],
+                "window_right": case.window_size[1],
+                "softcap": case.softcap,
+                "dropout_p": case.dropout_p,
+                "case": case.key,
+                "timer": record.timer,
+                "l2": record.l2,
+                "limits": "; ".join(record.limits),
+                "flops_convention": convention,
+            }
+            for name in metrics.METRICS:
+                value = metrics.value(name, record, context)
+                row[name] = int(value) if value is not None and name in _WHOLE else value
+            found.append(row)
+    return found
+
+
+def json_text(runs: Sequence[Run], convention: Convention = "exact") -> str:
+    """A JSON array, one object a line."""
+    lines = [json.dumps(row, allow_nan=False) for row in rows(runs, convention)]
+    return "[\n" + ",\n".join(lines) + "\n]\n" if lines else "[]\n"
+
+
+def dataframe(runs: Sequence[Run], convention: Convention = "exact") -> pandas.DataFrame:
+    import pandas
+
+    frame: pandas.DataFrame = pandas.DataFrame(rows(runs, convention))
+    whole = {name: "Int64" for name in _WHOLE if name in frame}
+    numbers = {name: "float64" for name in metrics.METRICS if name in frame and name not in whole}
+    typed: pandas.DataFrame = frame.astype({**whole, **numbers})
+    return typed
+
+
+def csv(runs: Sequence[Run], convention: Convention = "exact") -> str:
+    return str(dataframe(runs, convention).to_csv(index=False))

@@ -1,0 +1,27 @@
+"""How good the forecast of time was. Memory is left out: the forecast counts inputs, the measurement does not."""
+
+from __future__ import annotations
+
+from attnbench import metrics, sizes, stats
+from attnbench.report import words
+from attnbench.types import Record, Run
+
+
+def forecast_line(run: Run) -> str | None:
+    """Forecast against actual seconds of the jobs that ran, in one line; None where no job tells."""
+    jobs = [
+        (r, r.forecast.seconds, r.seconds)
+        for r in {(r.case, r.backend, r.round): r for r in run.records}.values()
+        if r.status != "skipped" and r.forecast and r.forecast.seconds > 0 and r.seconds
+    ]
+    if not jobs:
+        return None
+    expected, actual = sum(e for _, e, _ in jobs), sum(a for _, _, a in jobs)
+    ratios: list[tuple[float, Record]] = [(a / e, r) for r, e, a in jobs]
+    worst, record = max(ratios, key=lambda pair: max(pair[0], 1 / pair[0]))
+    return (
+        f"Time of {words.count(len(jobs), 'job')}: forecast {sizes.duration(expected)}, took "
+        f"{sizes.duration(actual)}; took over forecast by job: median "
+        f"{metrics.digits(stats.median([ratio for ratio, _ in ratios]))}, worst {metrics.digits(worst)} "
+        f"({words.case(record.backend, record.case)})."
+    )

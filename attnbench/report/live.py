@@ -1,0 +1,117 @@
+"""What a person sees while a run goes on: a header, then one line that lives; in a pipe, a plain line for each job."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.live import Live as RichLive
+from rich.text import Text
+
+from attnbench import metrics
+from attnbench.plan import summary
+from attnbench.report import words
+from attnbench.sizes import duration, gib
+from attnbench.types import Job, Record, Run
+
+
+class Live:
+    """Watches a run on `console`; see run.Watcher. Close it before printing anything else."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._live = RichLive(console=console, transient=True, refresh_per_second=8) if console.is_terminal else None
+        self._peaks: dict[str, float | None] = {}
+        self._total = self._done = 0
+        self._ahead = self._forecast_done = self._actual_done = 0.0  # seconds
+        self._running: Job | None = None
+        self._began = 0.0
+        self._last = Text()
+        if self._live:
+            self._live.start()
+
+    def say(self, text: str) -> None:
+        if self._live:
+            self._live.update(Text(text, style="dim"))
+        else:
+            self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+    def planned(self, run: Run, todo: Sequence[Job], path: Path | None, notes: Sequence[str]) -> None:
+        device = run.environment.device
+        facts = [device.name, gib(device.memory)]
+        if run.environment.power_limit_w:
+            facts.append(f"{run.environment.power_limit_w:g} W")
+        if device.threads:
+            facts.append(f"{device.threads} threads")
+        facts += [f"torch {run.environment.torch}"] if run.environment.torch else []
+        self._print(Text("attnbench  ", style="bold").append(", ".join(facts), style="not bold"))
+        self._print(Text(f"suite {run.suite}: {summary(todo)}"))
+        for note in notes:
+            self._print(Text(note, style="yellow"))
+        if path:
+            self._print(Text(f"writing {path}", style="dim"))
+        self._peaks = {j.case.dtype: metrics.peak(run, j.case.dtype) for j in todo}
+        self._total = len(todo)
+        self._ahead = sum(j.forecast.seconds for j in todo if not j.skip)
+        if self._live:
+            self._live.update(Text("starting the workers", style="dim"))
+
+    def started(self, job: Job) -> None:
+        self._running = job
+        self._began = time.monotonic()
+        if self._live:
+            self._live.update(self)
+
+    def ended(self, job: Job, record: Record) -> None:
+        self._done += 1
+        self._running = None
+        if record.seconds is not None and not job.skip:
+            self._ahead -= job.forecast.seconds
+            self._forecast_done += job.forecast.seconds
+            self._actual_done += record.seconds
+        elif job.resumable:
+            self._ahead -= job.forecast.seconds
+        self._last = self._result(record)
+        if not self._live:
+            line = Text(f"[{self._done:>{len(str(self._total))}}/{self._total}] ").append_text(self._last)
+            self._console.print(line, soft_wrap=True, highlight=False)
+        elif record.status in ("wrong", "failed", "timeout"):
+            self._print(self._last)
+
+    def close(self) -> None:
+        if self._live:
+            self._live.stop()
+
+    def __rich__(self) -> Text:
+        """The living line, drawn anew several times a second."""
+        line = Text(f"[{self._done}/{self._total}] ", style="bold")
+        if self._running:
+            line.append(words.case(self._running.backend, self._running.case), style="cyan")
+            if (waited := time.monotonic() - self._began) >= 2:
+                line.append(f" {duration(waited)}", style="dim")
+        line.append(f"  {duration(self._left())} left", style="dim")
+        if self._last:
+            line.append("  last: ", style="dim").append_text(self._last)
+        line.truncate(self._console.width - 1, overflow="ellipsis")
+        return line
+
+    def _left(self) -> float:
+        """The forecast of what is ahead, scaled by how the forecast has done so far."""
+        scale = (self._actual_done + 5) / (self._forecast_done + 5)
+        running = time.monotonic() - self._began if self._running else 0.0
+        return max(0.0, self._ahead * scale - running)
+
+    def _result(self, record: Record) -> Text:
+        text = Text(words.case(record.backend, record.case) + "  ")
+        if record.status != "ok":
+            text.append(words.ENDINGS[record.status], style="red" if record.status != "skipped" else "dim")
+            return text.append(f" {record.reason}", style="dim")
+        context = metrics.Context(peak=self._peaks.get(record.case.dtype))
+        text.append(f"{metrics.digits(metrics.value('tflops', record, context) or 0)} TFLOP/s", style="green")
+        used = metrics.value("utilization", record, context)
+        return text.append(f" {metrics.share(used)}", style="dim") if used is not None else text
+
+    def _print(self, text: Text) -> None:
+        self._console.print(text, soft_wrap=not self._console.is_terminal, highlight=False)

@@ -1,0 +1,62 @@
+"""The same tables as GitHub-flavoured markdown, for an issue, a pull request or a README."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from attnbench.report import notes, setup, tables
+from attnbench.report.cells import cells as cells_of
+from attnbench.report.tables import Entry, Table
+from attnbench.types import Run
+from attnbench.work import Convention
+
+
+def render(
+    runs: Sequence[Run],
+    *,
+    metrics: Sequence[str] = ("tflops",),
+    by: str = "backend",
+    convention: Convention = "exact",
+    memory: bool = True,
+) -> str:
+    cells = cells_of(runs)
+    blocks = [f"**{_safe(s.device)}** {_safe(s.machine)}  \n{_safe(s.method)}" for s in setup.setups(cells)]
+    if not cells:
+        blocks.append(notes.NOTHING)
+    for section in tables.sections(cells, metrics, by, convention, memory) if cells else ():
+        best = f" (bold: best of its {section.across})" if section.marked else ""
+        blocks.append(f"### {setup.heading(section.metric, cells, convention)}{best}")
+        blocks += [_table(table) for table in section.tables] or [tables.NO_FIGURES]
+    if reasons := notes.notes(cells):
+        blocks.append("\n".join(f"- {n.word}: {_safe(n.who)}: {_safe(n.reason)}" for n in reasons))
+    if doubts := notes.warnings(cells, runs, convention):
+        blocks.append("\n".join(f"- **{_safe(w.what)}** {_safe(f'{w.why} {w.todo}'.strip())}" for w in doubts))
+    return "\n\n".join(blocks) + "\n"
+
+
+def _table(table: Table) -> str:
+    title = f"**{_safe(table.title)}**" + (f" {_safe(table.details)}" if table.details else "")
+    lines = [
+        _row(table.corner, [_safe(name) for name in table.columns]),
+        _row("---:" if table.corner == "seqlen" else ":---", ["---:"] * len(table.columns)),
+    ]
+    lines += [_row(_safe(label), [_entry(e) for e in entries]) for label, entries in table.rows]
+    return f"{title}\n\n" + "\n".join(lines)
+
+
+def _row(label: str, entries: Sequence[str]) -> str:
+    return "| " + " | ".join([label, *entries]) + " |"
+
+
+def _entry(entry: Entry) -> str:
+    if entry.word or not entry.digits:
+        return entry.word
+    figure = f"**{entry.digits}**" if entry.best else entry.digits
+    return f"{figure} {entry.aside}".strip()
+
+
+def _safe(text: str) -> str:
+    """Text that markdown leaves as it is."""
+    for character in "\\`*_[]<>|":
+        text = text.replace(character, "\\" + character)
+    return text

@@ -1,0 +1,42 @@
+"""A plan before it is run: what each backend would do, for how long, and why the rest is skipped."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+from rich.console import Console
+from rich.table import Table
+
+from attnbench.execute import skipped
+from attnbench.report import notes
+from attnbench.report.cells import cells
+from attnbench.sizes import duration, gib
+from attnbench.types import Run, to_json
+
+
+def render(console: Console, run: Run) -> None:
+    """A line a backend, then the reasons of the skips."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("backend")
+    for heading in ("to measure", "skipped", "forecast", "longest call", "peak memory"):
+        table.add_column(heading, justify="right")
+    for name in dict.fromkeys(job.backend for job in run.plan):
+        jobs = [j for j in run.plan if j.backend == name]
+        todo = [j for j in jobs if not j.skip]
+        figures = ["-"] * 3
+        if todo:
+            figures = [
+                duration(sum(j.forecast.seconds for j in todo)),
+                duration(max(j.forecast.call for j in todo)),
+                gib(max(j.forecast.nbytes for j in todo)),
+            ]
+        table.add_row(name, str(len(todo)), str(len(jobs) - len(todo)), *figures)
+    console.print(table)
+    for note in notes.notes(cells([replace(run, records=tuple(skipped(j) for j in run.plan if j.skip))])):
+        console.print(str(note), markup=False)
+
+
+def json_text(run: Run) -> str:
+    """The planned jobs with their forecasts."""
+    return json.dumps([to_json(job) for job in run.plan], indent=1)

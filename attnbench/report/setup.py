@@ -1,0 +1,79 @@
+"""Above the tables: how the figures were made, once for each device."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from attnbench import metrics
+from attnbench.report.cells import Cell
+from attnbench.work import Convention
+
+TIMERS = {"events": "CUDA events", "perf_counter": "perf_counter"}
+CONVENTIONS = {"exact": "FLOPs: exact", "fa": "FLOPs: fa, causal counts half"}
+
+
+@dataclass(frozen=True)
+class Setup:
+    """A device, what it is, and how it was measured."""
+
+    device: str
+    machine: str
+    method: str
+
+
+def setups(cells: Sequence[Cell]) -> list[Setup]:
+    by_device: dict[str, list[Cell]] = {}
+    for cell in cells:
+        by_device.setdefault(cell.device, []).append(cell)
+    return [Setup(device, _machine(group), _method(group)) for device, group in by_device.items()]
+
+
+def _machine(cells: Sequence[Cell]) -> str:
+    env = cells[0].run.environment
+    parts = [
+        metrics.size(env.device.memory) if env.device.memory else "",
+        f"{env.power_limit_w:g} W" if env.power_limit_w else "",
+        f"{env.device.threads} threads" if env.device.threads else "",
+        f"driver {env.driver}" if env.driver else "",
+        f"torch {env.torch}" if env.torch else "",
+        f"CUDA {env.cuda}" if env.cuda and env.device.kind == "cuda" else "",
+        f"suite {', '.join(dict.fromkeys(c.run.suite for c in cells))}",
+        cells[0].run.started[:10],
+    ]
+    return ", ".join(filter(None, parts))
+
+
+def _method(cells: Sequence[Cell]) -> str:
+    records = [r for c in cells for r in c.records if r.status == "ok"]
+    counts = [len(r.measurements["time"].values) for r in records if "time" in r.measurements]
+    rounds = max((len(c.records) for c in cells), default=1)
+    clocks = [hz for r in records if "clock_sm" in r.measurements for hz in r.measurements["clock_sm"].values]
+    parts = []
+    if counts:
+        number = str(min(counts)) if min(counts) == max(counts) else f"{min(counts)} to {max(counts)}"
+        again = f", then over {rounds} rounds" if rounds > 1 else ""
+        parts.append(f"latency = median of {number} samples{again}")
+    parts += [TIMERS.get(timer, timer) for timer in sorted({r.timer for r in records if r.timer})]
+    parts += [f"L2 {state}" for state in sorted({r.l2 for r in records if r.l2})]
+    if clocks:
+        low, high = f"{min(clocks) / 1e6:.0f}", f"{max(clocks) / 1e6:.0f}"
+        top = cells[0].run.environment.clock_max_hz
+        parts.append(f"SM clock {low if low == high else f'{low}-{high}'}{f' of {top / 1e6:.0f}' if top else ''} MHz")
+    return ", ".join(parts)
+
+
+def heading(metric: metrics.Metric, cells: Sequence[Cell], convention: Convention = "exact") -> str:
+    """What the figures of a metric are; where they count FLOPs also how, and what the percentages are of."""
+    if metric.name not in ("tflops", "utilization"):
+        return metric.heading
+    counted = f"{metric.heading} ({CONVENTIONS[convention]})"
+    known = {(c.device, c.case.dtype): c.peak for c in cells if c.peak and c.status == "ok"}
+    if not known:
+        return counted
+    several = len({device for device, _ in known}) > 1
+    peaks = ", ".join(
+        f"{metrics.digits(peak / 1e12)} for {dtype}{f' on {device}' if several else ''}"
+        for (device, dtype), peak in known.items()
+    )
+    return f"{counted}, {'and ' if metric.name == 'tflops' else ''}share of the peak ({peaks})"

@@ -1,0 +1,295 @@
+"""Cells laid out as tables, whatever the output format.
+
+Every axis of a case is either the rows (sequence length), the columns (`by`), or part of a table's title. Batch, heads
+and query lengths that follow from row and column do not make tables of their own: they are named where they vary.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from attnbench import metrics
+from attnbench.errors import UserError, did_you_mean
+from attnbench.report import words
+from attnbench.report.cells import Cell
+from attnbench.sizes import short
+from attnbench.types import DIRECTIONS, DTYPES, Case
+from attnbench.work import Convention
+
+NO_FIGURES = "No cell has a figure for this."
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What stands at a row and column: digits and an aside (utilisation, or the unit), or a word."""
+
+    digits: str = ""
+    aside: str = ""
+    word: str = ""
+    best: bool = False
+
+
+@dataclass(frozen=True)
+class Table:
+    title: str
+    details: str
+    corner: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, tuple[Entry, ...]], ...]
+
+
+@dataclass(frozen=True)
+class Section:
+    """The tables of one metric."""
+
+    metric: metrics.Metric
+    tables: tuple[Table, ...]
+
+    @property
+    def marked(self) -> bool:
+        return any(e.best for table in self.tables for _, entries in table.rows for e in entries)
+
+    @property
+    def across(self) -> str:
+        """Where best is best: backends compete, in a row unless they are the rows."""
+        return "column" if self.tables and self.tables[0].corner == "backend" else "row"
+
+
+@dataclass(frozen=True)
+class _Axis:
+    value: Callable[[Cell], Any]  # sorts
+    label: Callable[[Cell], str]  # as a title says it
+    short: Callable[[Cell], str]  # as a column or row says it
+
+
+_ROW = "seqlen"
+# In the order of titles, and of tables.
+_AXES: dict[str, _Axis] = {
+    "device": _Axis(lambda c: 0, lambda c: c.device, lambda c: c.device),
+    "dtype": _Axis(lambda c: DTYPES.index(c.case.dtype), lambda c: c.case.dtype, lambda c: c.case.dtype),
+    "headdim": _Axis(
+        lambda c: (c.case.shape.headdim, c.case.shape.headdim_v),
+        lambda c: f"headdim {words.headdim(c.case)}",
+        lambda c: f"d{words.headdim(c.case)}",
+    ),
+    "causal": _Axis(lambda c: words.mask_rank(c.case), lambda c: words.mask(c.case), lambda c: words.mask(c.case)),
+    "other": _Axis(lambda c: _other(c.case), lambda c: ", ".join(_other(c.case)), lambda c: ", ".join(_other(c.case))),
+    "direction": _Axis(
+        lambda c: DIRECTIONS.index(c.case.direction), lambda c: c.case.direction, lambda c: c.case.direction
+    ),
+    "backend": _Axis(lambda c: words.backend_rank(c.backend), lambda c: c.backend, lambda c: c.backend),
+    "nheads": _Axis(
+        lambda c: (c.case.shape.nheads, c.case.shape.nheads_k),
+        lambda c: _heads(c.case),
+        lambda c: f"h{words.heads(c.case)}",
+    ),
+    "batch": _Axis(
+        lambda c: c.case.shape.batch, lambda c: f"batch {c.case.shape.batch}", lambda c: f"b{c.case.shape.batch}"
+    ),
+    "seqlen_q": _Axis(
+        lambda c: 0 if c.case.shape.seqlen_q == c.case.shape.seqlen_k else c.case.shape.seqlen_q,
+        lambda c: "" if c.case.shape.seqlen_q == c.case.shape.seqlen_k else f"seqlen_q {c.case.shape.seqlen_q}",
+        lambda c: f"q{short(c.case.shape.seqlen_q)}",
+    ),
+    _ROW: _Axis(
+        lambda c: c.case.shape.seqlen_k,
+        lambda c: f"seqlen {short(c.case.shape.seqlen_k)}",
+        lambda c: short(c.case.shape.seqlen_k),
+    ),
+}
+_IMPLIED = ("nheads", "batch", "seqlen_q")  # make tables only where row and column do not tell them
+BY = tuple(axis for axis in _AXES if axis not in ("device", "other", "seqlen_q"))
+_KNOWN_FIELDS = {"shape", "dtype", "direction", "causal", "window_size"}
+
+
+def sections(
+    cells: Sequence[Cell],
+    names: Sequence[str] = ("tflops",),
+    by: str = "backend",
+    convention: Convention = "exact",
+    memory: bool = False,
+) -> list[Section]:
+    """The tables of each metric, then with `memory` peak memory, condensed. UserError: unknown metric or axis.
+
+    A metric that no cell has gives a section without tables.
+    """
+    if by not in BY:
+        raise UserError(f'no columns "{by}"{did_you_mean(by, BY)}')
+    for name in names:
+        if name not in metrics.METRICS:
+            raise UserError(f'no metric "{name}"{did_you_mean(name, metrics.METRICS)}')
+    wanted = [(name, cells) for name in names]
+    if memory and "memory_peak" not in names:
+        wanted.append(("memory_peak", _plainest_masks(cells)))
+    found = []
+    for name, chosen in wanted:
+        metric = metrics.METRICS[name]
+        made = _tables(chosen, metric, by, convention)
+        if made or chosen is cells:
+            found.append(Section(metric, tuple(made)))
+    return found
+
+
+def _plainest_masks(cells: Sequence[Cell]) -> list[Cell]:
+    """Of cells that differ in the mask alone those with the plainest: memory hardly depends on it. Measured ones."""
+    ranks: dict[Any, Any] = {}
+    for cell in cells:
+        if cell.value("memory_peak") is not None:
+            key, rank = _but_mask(cell), words.mask_rank(cell.case)
+            ranks[key] = min(ranks.get(key, rank), rank)
+    return [c for c in cells if ranks.get(_but_mask(c)) == words.mask_rank(c.case)]
+
+
+def _tables(cells: Sequence[Cell], metric: metrics.Metric, by: str, convention: Convention) -> list[Table]:
+    row, column = ("backend", _ROW) if by == _ROW else (_ROW, by)
+    titles = [axis for axis in _AXES if axis not in (row, column, *_IMPLIED)]
+    implied = [axis for axis in _IMPLIED if axis != column]
+    found = []
+    for group in _split(cells, titles):
+        for table in _split_implied(group, row, column, implied):
+            made = _table(table, cells, metric, (row, column), convention)
+            if made is not None:
+                found.append(made)
+    return found
+
+
+def _split(cells: Sequence[Cell], axes: Sequence[str]) -> list[list[Cell]]:
+    groups: dict[tuple[Any, ...], list[Cell]] = {}
+    devices = list(dict.fromkeys(c.device for c in cells))
+    for cell in cells:
+        groups.setdefault((devices.index(cell.device), *(_AXES[a].value(cell) for a in axes)), []).append(cell)
+    return [groups[key] for key in sorted(groups)]
+
+
+def _split_implied(cells: list[Cell], row: str, column: str, axes: Sequence[str]) -> list[list[Cell]]:
+    """Splits by those of the axes that neither the row alone nor the column alone tells."""
+    for i, axis in enumerate(axes):
+        if not (_tells((row,), axis, cells) or _tells((column,), axis, cells)):
+            rest = axes[i + 1 :]
+            return [t for part in _split(cells, [axis]) for t in _split_implied(part, row, column, rest)]
+    return [cells]
+
+
+def _tells(known: Sequence[str], axis: str, cells: Sequence[Cell]) -> bool:
+    seen: dict[Any, Any] = {}
+    for cell in cells:
+        key, value = tuple(_AXES[a].value(cell) for a in known), _AXES[axis].value(cell)
+        if seen.setdefault(key, value) != value:
+            return False
+    return True
+
+
+def _table(
+    cells: Sequence[Cell], everything: Sequence[Cell], metric: metrics.Metric, axes: tuple[str, str], conv: Convention
+) -> Table | None:
+    row, column = axes
+    at = {(_AXES[row].value(c), _AXES[column].value(c)): c for c in cells}
+    tried = [key for key, cell in at.items() if cell.status != "skipped"]
+    columns = sorted({c for _, c in tried})  # what was skipped throughout is told below the tables
+    rows = sorted({r for r, c in (tried if row == "backend" else at) if c in columns})
+    if not tried:
+        return None
+    values = {key: cell.value(metric.name, conv) for key, cell in at.items()}
+    if any(at[key].status == "ok" for key in tried) and not any(v is not None for v in values.values()):
+        return None
+
+    def entry(r: Any, c: Any) -> Entry:
+        """Only backends compete, on one case."""
+        rivals = [v for k, v in values.items() if (k[0] == r if column == "backend" else k[1] == c)]
+        competing = [v for v in rivals if v is not None] if "backend" in axes else []
+        return _entry(at.get((r, c)), metric, competing, conv)
+
+    details, row_extra, column_extra = _details(cells, row, column)
+    of_row, of_column = {r: cell for (r, _), cell in at.items()}, {c: cell for (_, c), cell in at.items()}
+    return Table(
+        title=_title(cells[0], everything, axes),
+        details=details,
+        corner="backend" if row == "backend" else "seqlen",
+        columns=tuple(_label(of_column[c], column, column_extra) for c in columns),
+        rows=tuple((_label(of_row[r], row, row_extra), tuple(entry(r, c) for c in columns)) for r in rows),
+    )
+
+
+def _entry(cell: Cell | None, metric: metrics.Metric, rivals: Sequence[float], convention: Convention) -> Entry:
+    if cell is None:
+        return Entry()
+    if cell.status != "ok":
+        return Entry(word=words.ENDINGS[cell.status])
+    value = cell.value(metric.name, convention)
+    if value is None:
+        return Entry(word=words.NOTHING)
+    text = metric.format(value)
+    digits, _, aside = text.partition(" ")
+    if metric.name == "tflops":
+        share = cell.value("utilization", convention)
+        aside = "" if share is None else metrics.METRICS["utilization"].format(share)
+    return Entry(digits, aside, best=text in _best(metric, rivals))
+
+
+def _best(metric: metrics.Metric, rivals: Sequence[float]) -> set[str]:
+    """The best figure as written, so that a tie at the digits shown is a tie; none if more than half are that good."""
+    if metric.better is None or not rivals:
+        return set()
+    texts = [metric.format(v) for v in rivals]
+    champion = metric.format(max(rivals) if metric.better == "higher" else min(rivals))
+    return {champion} if 2 * texts.count(champion) <= len(texts) else set()
+
+
+def _title(cell: Cell, everything: Sequence[Cell], axes: tuple[str, str]) -> str:
+    names = [a for a in _AXES if a not in (*axes, *_IMPLIED)]
+    if len({c.device for c in everything}) == 1:
+        names.remove("device")
+    return ", ".join(filter(None, (_AXES[a].label(cell) for a in names)))
+
+
+def _details(cells: Sequence[Cell], row: str, column: str) -> tuple[str, list[str], list[str]]:
+    """What the title says of the implied axes, and which of them row and column labels have to name."""
+    told: list[str] = []
+    row_extra: list[str] = []
+    column_extra: list[str] = []
+    for axis in (a for a in _IMPLIED if a not in (row, column)):
+        tokens = {c.case.shape.batch * c.case.shape.seqlen_k for c in cells}
+        if _tells((), axis, cells):
+            told.append(_AXES[axis].label(cells[0]))
+        elif axis == "batch" and len(tokens) == 1:
+            told.append(f"batch x seqlen = {short(tokens.pop())}")
+        else:
+            (column_extra if _tells((column,), axis, cells) else row_extra).append(axis)
+    return ", ".join(filter(None, told)), row_extra, column_extra
+
+
+def _label(cell: Cell, axis: str, extra: Sequence[str]) -> str:
+    return " ".join([_AXES[axis].short(cell), *(_AXES[a].short(cell) for a in extra)])
+
+
+def _heads(case: Case) -> str:
+    s = case.shape
+    return f"{s.nheads} heads" + (f", {s.nheads_k} key heads" if s.nheads_k != s.nheads else "")
+
+
+def _but_mask(cell: Cell) -> tuple[Any, ...]:
+    """All that sets tables of memory apart."""
+    s = cell.case.shape
+    return (
+        cell.device,
+        cell.case.dtype,
+        s.headdim,
+        s.headdim_v,
+        cell.case.direction,
+        _other(cell.case),
+        s.nheads,
+        s.nheads_k,
+        s.seqlen_q == s.seqlen_k,
+    )
+
+
+def _other(case: Case) -> tuple[str, ...]:
+    """Fields that differ from their default and have no axis of their own: ("softcap 30.0",)."""
+    return tuple(
+        f"{f.name} {getattr(case, f.name)}"
+        for f in dataclasses.fields(case)
+        if f.name not in _KNOWN_FIELDS and getattr(case, f.name) != f.default
+    )

@@ -1,0 +1,163 @@
+"""Names for cases, sizes and endings, the same in every report: "triton 16k d128 causal fwd"."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from attnbench.sizes import short
+from attnbench.types import DIRECTIONS, DTYPES, Case, Status
+
+if TYPE_CHECKING:
+    from attnbench.report.cells import Cell
+
+BACKEND_ORDER = ("eager", "sdpa-math", "sdpa-efficient", "sdpa-flash", "sdpa-cudnn", "triton")
+ENDINGS: Mapping[Status, str] = {
+    "wrong": "WRONG",
+    "failed": "FAIL",
+    "oom": "OOM",
+    "timeout": "TIMEOUT",
+    "skipped": "skip",
+}
+NOTHING = "-"  # measured, but this metric has no value
+
+_FACTORS = {"h": 3600.0, "m": 60.0, "s": 1.0, "B": 1.0, "KiB": 2.0**10, "MiB": 2.0**20, "GiB": 2.0**30}
+_QUANTITY = re.compile(
+    r"(?<![\w.])(?:\d+h\d+m|\d+m\d+s|\d+(?:\.\d+)?s|"  # as attnbench.sizes writes durations
+    r"-?\d+(?:\.\d+)?(?:e[+-]?\d+)?(?: (?:[KMG]i)?B)?)(?!\w|\.\d)"
+)
+
+
+def backend_rank(name: str) -> tuple[int, str]:
+    """From plain to clever, then by name: the same column order in every report."""
+    return (BACKEND_ORDER.index(name) if name in BACKEND_ORDER else len(BACKEND_ORDER), name)
+
+
+def headdim(case: Case) -> str:
+    """128, or 192-128 where values have their own."""
+    s = case.shape
+    return str(s.headdim) if s.headdim == s.headdim_v else f"{s.headdim}-{s.headdim_v}"
+
+
+def heads(case: Case) -> str:
+    """16, or 32/8 where keys have their own."""
+    s = case.shape
+    return str(s.nheads) if s.nheads == s.nheads_k else f"{s.nheads}/{s.nheads_k}"
+
+
+def mask(case: Case) -> str:
+    """full, causal, window (1023, 0), causal window (1023, open)."""
+    if case.window_size == (None, None):
+        return "causal" if case.causal else "full"
+    left, right = ("open" if side is None else str(side) for side in case.window_size)
+    return f"{'causal ' if case.causal else ''}window ({left}, {right})"
+
+
+def mask_rank(case: Case) -> tuple[bool, bool, str]:
+    return (case.window_size != (None, None), case.causal, mask(case))
+
+
+def case_rank(case: Case) -> tuple[Any, ...]:
+    """The order of cases in every report: dtype, headdim, mask, pass, then lengths."""
+    s = case.shape
+    kind = (DTYPES.index(case.dtype), s.headdim, s.headdim_v, mask_rank(case), DIRECTIONS.index(case.direction))
+    return (*kind, s.seqlen_k, s.seqlen_q, s.batch, s.nheads, s.nheads_k, case.softcap, case.dropout_p, case.key)
+
+
+def lengths(case: Case) -> str:
+    """16k, or 1x16k for one query on 16k keys."""
+    s = case.shape
+    return short(s.seqlen_k) if s.seqlen_q == s.seqlen_k else f"{short(s.seqlen_q)}x{short(s.seqlen_k)}"
+
+
+def case(backend: str, case: Case) -> str:
+    """One case on one backend in a few words: triton 16k d128 causal fwd."""
+    return f"{backend} {lengths(case)} d{headdim(case)} {mask(case)} {case.direction}"
+
+
+def name(cell: Cell) -> str:
+    return case(cell.backend, cell.case)
+
+
+def count(n: int, what: str) -> str:
+    """1 cell, 2 cells."""
+    return f"{n} {what}" if n == 1 else f"{n} {what}s"
+
+
+def some(names: Iterable[str], limit: int = 3) -> str:
+    """The first few, and how many more."""
+    names = list(names)
+    more = len(names) - limit
+    return ", ".join(names[:limit]) + (f" and {more} more" if more > 0 else "")
+
+
+def span(values: Sequence[int], known: Sequence[int]) -> str:
+    """Lengths, compressed: 1k, or 1k, 4k, or 1k-64k where all of the known ones between are meant."""
+    values, known = sorted(set(values)), sorted(set(known))
+    runs: list[list[int]] = []
+    for v in values:
+        if runs and known.index(v) == known.index(runs[-1][-1]) + 1:
+            runs[-1].append(v)
+        else:
+            runs.append([v])
+    parts = []
+    for run in runs:
+        if len(run) > 2:
+            parts.append(f"{short(run[0])}-{short(run[-1])}")
+        else:
+            parts += [short(v) for v in run]
+    return ", ".join(parts)
+
+
+def where(some_cells: Sequence[Cell], all_cells: Sequence[Cell]) -> str:
+    """What sets some cells apart from all: the axes on which they have not every value; "" where they are all."""
+    ours, every = [c.case for c in some_cells], [c.case for c in all_cells]
+    parts = []
+    queries = [c.shape.seqlen_k for c in ours]
+    known = [c.shape.seqlen_k for c in every]
+    if set(queries) != set(known):
+        parts.append(span(queries, known))
+    dtypes = {c.dtype for c in ours}
+    if dtypes != {c.dtype for c in every}:
+        parts.append(", ".join(sorted(dtypes, key=DTYPES.index)))
+    dims = {(c.shape.headdim, c.shape.headdim_v): f"d{headdim(c)}" for c in ours}
+    if dims.keys() != {(c.shape.headdim, c.shape.headdim_v) for c in every}:
+        parts.append(", ".join(dims[key] for key in sorted(dims)))
+    groups = {c.shape.nheads // c.shape.nheads_k != 1 for c in ours}
+    if groups == {True} != {c.shape.nheads // c.shape.nheads_k != 1 for c in every}:
+        parts.append("grouped heads")
+    if (
+        {c.shape.seqlen_q == c.shape.seqlen_k for c in ours}
+        == {False}
+        != {c.shape.seqlen_q == c.shape.seqlen_k for c in every}
+    ):
+        parts.append("seqlen_q != seqlen_k")
+    masks = {mask(c): mask_rank(c) for c in ours}
+    if masks.keys() != {mask(c) for c in every}:
+        parts.append(", ".join(sorted(masks, key=lambda m: masks[m])))
+    directions = {c.direction for c in ours}
+    if directions != {c.direction for c in every}:
+        parts.append(", ".join(sorted(directions, key=DIRECTIONS.index)))
+    return "; ".join(parts)
+
+
+def template(reason: str) -> str:
+    """The reason with its quantities taken out, so that those that differ in quantities only are one."""
+    return _QUANTITY.sub("\0", reason)
+
+
+def merged(reasons: Sequence[str]) -> str:
+    """Reasons of one template as one line: "needs 512 MiB to 137 GiB of scores"."""
+    texts = []
+    for quantities in zip(*(_QUANTITY.findall(r) for r in reasons), strict=True):
+        low, high = min(quantities, key=_amount), max(quantities, key=_amount)
+        texts.append(low if _amount(low) == _amount(high) else f"{low} to {high}")
+    parts = template(reasons[0]).split("\0")
+    return "".join(part + text for part, text in zip(parts, [*texts, ""], strict=True))
+
+
+def _amount(quantity: str) -> float:
+    """Seconds, bytes or just the number: 3m05s, 1.5 GiB, 0.0041."""
+    pairs = re.findall(r"(-?\d+(?:\.\d+)?(?:e[+-]?\d+)?) ?([a-zA-Z]*)", quantity)
+    return sum(float(number) * _FACTORS.get(unit, 1.0) for number, unit in pairs)

@@ -1,0 +1,222 @@
+"""`attnbench run`, from what a person asked for to a finished run file: suite -> plan -> execute -> store."""
+
+from __future__ import annotations
+
+import re
+import signal
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Protocol
+
+from attnbench import plan as planning
+from attnbench import store
+from attnbench.choose import choose, interpreters, is_own
+from attnbench.errors import EXIT_INTERRUPTED, EXIT_NOTHING_MEASURED, EXIT_TERMINATED, Terminated, UserError
+from attnbench.execute import Fleet, execute
+from attnbench.sizes import parse_duration
+from attnbench.suite import Resolved, Settings, load, resolve
+from attnbench.types import DTYPES, Job, Record, Run
+
+
+@dataclass(frozen=True)
+class Request:
+    """What the command line asked for."""
+
+    suite: str = "default"
+    settings: Settings = field(default_factory=Settings)
+    device: str = "auto"
+    rounds: int = 1
+    out: Path | None = None
+    resume: Path | None = None
+    dry_run: bool = False
+    pythons: tuple[str, ...] = ()
+    peak: tuple[str, ...] = ()
+    argv: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How it ended. `path` is None for a dry run."""
+
+    run: Run
+    path: Path | None
+    exit_code: int = 0
+
+
+class Watcher(Protocol):
+    """Who is told while a run goes on; report/live.py shows it to a person."""
+
+    def say(self, text: str) -> None: ...
+
+    def planned(self, run: Run, todo: Sequence[Job], path: Path | None, notes: Sequence[str]) -> None: ...
+
+    def started(self, job: Job) -> None: ...
+
+    def ended(self, job: Job, record: Record) -> None: ...
+
+
+def run(request: Request, watcher: Watcher) -> Outcome:
+    """Measures. Raises UserError for what a person can mend; nothing measured is lost then."""
+    device = _device(request.device)
+    peak = parse_peak(request.peak)
+    if request.resume:
+        return _resume(request, device, watcher)
+    chosen_suite = load(request.suite)
+    preview = resolve(chosen_suite, "cuda", request.settings)  # mistakes are said before anything starts
+    specs = choose(preview.backends)
+    pythons = interpreters(request.pythons, list(specs))
+    if request.rounds < 1:
+        raise UserError(f"--rounds: {request.rounds} is not at least 1")
+    if request.out and request.out.exists() and not request.dry_run:
+        raise UserError(f"{request.out} is there already; choose another --out, or --resume {request.out}")
+    fleet = Fleet(specs, pythons)
+    with _ends_well(fleet):
+        watcher.say(f"looking at the device and at {len(specs)} backend(s)")
+        dtypes = {d for kind in ("cuda", "cpu") for d in _dtypes(resolve(chosen_suite, kind, request.settings))}
+        environment = fleet.environment(device, sorted(dtypes))
+        resolved = resolve(chosen_suite, environment.device.kind, request.settings)
+        probes = fleet.probe()
+        for name, probe in probes.items():
+            if is_own(specs[name]) and not probe.usable:
+                raise UserError(f"--backend {name}: {probe.reason}")
+        answers = fleet.survey(probes, resolved.cases, environment.device)
+        jobs = planning.make(
+            resolved.cases,
+            answers,
+            environment.device,
+            resolved.policy,
+            time_limit=resolved.time_limit,
+            rounds=request.rounds,
+        )
+        planned = Run(
+            environment=environment,
+            suite=resolved.name,
+            policy=resolved.policy,
+            plan=jobs,
+            started=datetime.now(timezone.utc).isoformat(timespec="seconds"),
+            argv=request.argv,
+            versions={name: p.version for name, p in probes.items() if p.version},
+            specs=specs,
+            interpreters=pythons,
+            peak=peak,
+        )
+        if request.dry_run:
+            watcher.planned(planned, jobs, None, resolved.notes)
+            return Outcome(planned, None)
+        path = request.out or default_path(planned)
+        file = store.RunFile.create(path, planned)
+        watcher.planned(planned, jobs, path, resolved.notes)
+        return _measure(planned, jobs, fleet, file, watcher, resolved.time_limit)
+
+
+def _resume(request: Request, device: str, watcher: Watcher) -> Outcome:
+    """Measures what a run file lacks, with the settings it was started with."""
+    assert request.resume is not None
+    old, problems = store.read(request.resume)
+    for problem in problems:
+        watcher.say(problem)
+    todo = [replace(j, skip=None, resumable=False) if j.resumable else j for j in store.missing(old)]
+    limit = request.settings.time_limit and parse_duration(request.settings.time_limit, "--time-limit")
+    fleet = Fleet(old.specs, old.interpreters)
+    with _ends_well(fleet):
+        was = old.environment.device
+        if device not in ("auto", str(was)):
+            raise UserError(f"{request.resume} was measured on {was}, not on {device}; leave out --device")
+        now = fleet.environment(str(was), ())
+        if differences := old.environment.differences(now):
+            raise UserError(
+                f"cannot resume {request.resume} in another environment: {'; '.join(differences)}; "
+                "start a new run, or go back to the old environment"
+            )
+        if request.dry_run or not todo:
+            watcher.planned(old, todo, request.resume, ("nothing is missing",) if not todo else ())
+            return Outcome(old, request.resume)
+        for name, probe in fleet.probe().items():
+            if old.versions.get(name) != probe.version:
+                raise UserError(
+                    f"cannot resume {request.resume}: {name} was {old.versions.get(name)} and is "
+                    f"{probe.version or probe.reason}"
+                )
+        file = store.RunFile.reopen(request.resume)
+        watcher.planned(old, todo, request.resume, (f"resuming: {len(old.plan) - len(todo)} jobs are there",))
+        return _measure(old, todo, fleet, file, watcher, limit or None)
+
+
+def _measure(
+    planned: Run, todo: Sequence[Job], fleet: Fleet, file: store.RunFile, watcher: Watcher, limit: float | None
+) -> Outcome:
+    records = list(planned.records)
+    deadline = time.monotonic() + limit if limit else None
+    exit_code = 0
+    try:
+        for job, record in execute(todo, fleet, planned.policy, planned.environment.device, deadline, limit or 0.0):
+            if record is None:
+                watcher.started(job)
+                continue
+            record = replace(record, version=planned.versions.get(job.backend))
+            file.append(record)
+            records.append(record)
+            watcher.ended(job, record)
+    except KeyboardInterrupt:
+        exit_code = EXIT_INTERRUPTED
+    except Terminated:
+        exit_code = EXIT_TERMINATED
+    finally:
+        file.close()
+    if not exit_code and not any(r.status == "ok" for r in records):
+        exit_code = EXIT_NOTHING_MEASURED
+    return Outcome(replace(planned, records=tuple(records)), file.path, exit_code)
+
+
+@contextmanager
+def _ends_well(fleet: Fleet) -> Iterator[None]:
+    """SIGTERM ends a run as Ctrl-C does; the workers never outlive it."""
+
+    def terminate(*_: object) -> None:
+        raise Terminated
+
+    before = signal.signal(signal.SIGTERM, terminate)
+    try:
+        yield
+    finally:
+        fleet.close()
+        signal.signal(signal.SIGTERM, before)
+
+
+def default_path(run: Run) -> Path:
+    """results/DATE-TIME-SUITE-DEVICE.jsonl, a name that is not taken."""
+    device = re.sub(r"[^a-z0-9]+", "-", run.environment.device.name.lower()).strip("-")[:40]
+    stem = f"{datetime.now():%Y%m%d-%H%M%S}-{run.suite}-{device}"
+    path, n = Path("results") / f"{stem}.jsonl", 2
+    while path.exists():
+        path, n = Path("results") / f"{stem}-{n}.jsonl", n + 1
+    return path
+
+
+def parse_peak(words: Sequence[str]) -> Mapping[str, float]:
+    """--peak bf16=989 or --peak 989, in TFLOP/s -> FLOP/s by dtype ("" for any)."""
+    found = {}
+    for word in (w for text in words for w in text.split(",")):
+        dtype, _, number = word.rpartition("=")
+        try:
+            value = float(number)
+        except ValueError:
+            value = 0.0
+        if value <= 0 or dtype not in ("", *DTYPES):
+            raise UserError(f"--peak: {word!r} is not TFLOP/s by dtype, as in bf16=989")
+        found[dtype] = value * 1e12
+    return found
+
+
+def _device(text: str) -> str:
+    if not re.fullmatch(r"auto|cpu|fake|cuda(:\d+)?", text):
+        raise UserError(f"--device: {text!r} is not auto, cpu, cuda or cuda:N")
+    return text
+
+
+def _dtypes(resolved: Resolved) -> set[str]:
+    return {c.dtype for c in resolved.cases}

@@ -1,0 +1,91 @@
+"""How people write sizes: 8k, 1k-64k, 1k-8k:1k, 1k,3000,8k; head dims as 64 or 192-128; durations as 90s or 10m."""
+
+from __future__ import annotations
+
+import re
+
+from attnbench.errors import UserError
+
+LARGEST = 2**27
+SUFFIX = {"": 1, "k": 2**10, "m": 2**20}
+
+
+def parse_size(text: str, what: str = "size") -> int:
+    """8192 from "8192" or "8k"; k = 1024, m = 1024^2. Raises UserError unless it is from 1 to 2^27."""
+    match = re.fullmatch(r"([+-]?\d+)([kKmM]?)", str(text).strip())
+    if not match:
+        raise UserError(f"{what}: {str(text)!r} is not a size; write 4096, 4k or 1m (k = 1024)")
+    value = int(match[1]) * SUFFIX[match[2].lower()]
+    if value < 1:
+        raise UserError(f"{what}: {text} is not at least 1")
+    if value > LARGEST:
+        raise UserError(f"{what}: {text} is beyond anything that can be measured (largest: 128m)")
+    return value
+
+
+def parse_sizes(text: str, what: str = "size") -> tuple[int, ...]:
+    """The sizes of a comma-separated list of sizes, ranges a-b (its powers of two) and a-b:step, in order given."""
+    found: list[int] = []
+    for part in str(text).split(","):
+        match = re.fullmatch(r"([^-:]+)-([^-:]+)(?::([^-:]+))?", part.strip())
+        if match:
+            low, high = parse_size(match[1], what), parse_size(match[2], what)
+            if low > high:
+                raise UserError(f"{what}: the range {part.strip()} runs backwards; write {match[2]}-{match[1]}")
+            if match[3]:
+                found += range(low, high + 1, parse_size(match[3], what))
+                continue
+            powers = [2**i for i in range(28) if low <= 2**i <= high]
+            if not powers:
+                raise UserError(f"{what}: there is no power of two in {part.strip()}; give a step, as in {part}:64")
+            found += powers
+        else:
+            found.append(parse_size(part, what))
+    return tuple(dict.fromkeys(found))
+
+
+def parse_headdims(text: str, what: str = "headdim") -> tuple[tuple[int, int], ...]:
+    """((headdim, headdim_v), ...) of "64,128,192-128"; one number stands for both."""
+    found = []
+    for part in str(text).split(","):
+        qk, _, v = part.strip().partition("-")
+        pair = parse_size(qk, what), parse_size(v or qk, what)
+        if max(pair) > 2048:
+            raise UserError(f"{what}: {part.strip()} is beyond anything that can be measured (largest: 2048)")
+        found.append(pair)
+    return tuple(dict.fromkeys(found))
+
+
+def parse_duration(text: str, what: str = "duration") -> float:
+    """Seconds of "90", "90s", "10m" or "1h"."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(s|m|h)?", str(text).strip())
+    if not match or float(match[1]) <= 0:
+        raise UserError(f"{what}: {text!r} is not a duration; write 90s, 10m or 1h")
+    return float(match[1]) * {"s": 1, "m": 60, "h": 3600}[match[2] or "s"]
+
+
+def short(n: int) -> str:
+    """1k for 1024, 64k for 65536, 1m for 1048576, 3000 as it is."""
+    if n >= 2**20 and n % 2**20 == 0:
+        return f"{n // 2**20}m"
+    return f"{n // 2**10}k" if n >= 2**10 and n % 2**10 == 0 else str(n)
+
+
+def gib(nbytes: float) -> str:
+    """Bytes for people: 137 GiB, 1.5 GiB, 24 MiB."""
+    for unit, size in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+        if nbytes >= size:
+            value = nbytes / size
+            return f"{value:.0f} {unit}" if value >= 10 else f"{value:.1f} {unit}"
+    return f"{nbytes:.0f} B"
+
+
+def duration(seconds: float) -> str:
+    """Seconds for people: 0.4s, 12s, 3m05s, 1h02m."""
+    if seconds < 10:
+        return f"{seconds:.1f}s"
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole}s"
+    minutes, rest = divmod(whole, 60)
+    return f"{minutes}m{rest:02d}s" if minutes < 60 else f"{minutes // 60}h{minutes % 60:02d}m"

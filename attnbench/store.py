@@ -1,0 +1,128 @@
+"""Run files: results/*.jsonl, one line for the run, then one line a record, flushed as it is made.
+
+So an interrupted run is a shorter run. A truncated last line, as a crash leaves it, is dropped; a damaged line
+elsewhere is reported with its number and the rest is read.
+
+Schema 1 (attnbench 0.1): {"type": "run", "schema": 1, ...types.Run without records}, {"type": "record", ...}.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import IO, Any
+
+from attnbench.errors import UserError
+from attnbench.types import Environment, Job, Policy, Record, Run, to_json
+
+SCHEMA = 1
+
+
+class RunFile:
+    """A run file open for appending."""
+
+    def __init__(self, path: Path, file: IO[bytes]) -> None:
+        self.path = path
+        self._file = file
+
+    @classmethod
+    def create(cls, path: Path, run: Run) -> RunFile:
+        """Writes the first line. Raises UserError where it cannot, or where something is there already."""
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            file = path.open("xb", buffering=0)
+        except FileExistsError:
+            raise UserError(
+                f"{path} is there already and is not overwritten; choose another --out, or --resume {path}"
+            ) from None
+        except OSError as error:
+            raise UserError(f"cannot write {path}: {error.strerror}; choose another place with --out") from None
+        out = cls(path, file)
+        out._write({"type": "run", "schema": SCHEMA, **{k: v for k, v in to_json(run).items() if k != "records"}})
+        return out
+
+    @classmethod
+    def reopen(cls, path: Path) -> RunFile:
+        """To append to, a truncated last line cut off first."""
+        try:
+            file = path.open("r+b", buffering=0)
+        except OSError as error:
+            raise UserError(f"cannot append to {path}: {error.strerror}") from None
+        content = file.read()
+        file.truncate(content.rfind(b"\n") + 1)
+        file.seek(0, os.SEEK_END)
+        return cls(path, file)
+
+    def append(self, record: Record) -> None:
+        self._write({"type": "record", **to_json(record)})
+
+    def close(self) -> None:
+        self._file.close()
+
+    def _write(self, value: Mapping[str, Any]) -> None:
+        """One line, all or nothing. A full disk is said at once; the file keeps its whole lines."""
+        line = (json.dumps(value, separators=(",", ":")) + "\n").encode()
+        start = self._file.tell()
+        try:
+            while line:
+                line = line[self._file.write(line) or 0 :]
+        except OSError as error:
+            self._file.truncate(start)
+            what = "the disk is full" if error.errno == errno.ENOSPC else str(error.strerror)
+            raise UserError(
+                f"cannot write {self.path}: {what}; what was measured before is in it; "
+                f"make room, then attnbench run --resume {self.path}"
+            ) from None
+
+
+def read(path: Path) -> tuple[Run, list[str]]:
+    """A run file, and what is wrong with it, one phrase a line. Raises UserError when it is not one."""
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror}") from None
+    lines = content.split(b"\n")
+    problems = []
+    if lines[-1]:  # no newline at the end: the last write did not finish
+        problems.append(f"{path}:{len(lines)}: truncated last line dropped (an interrupted write)")
+    run = _header(path, lines[0] if len(lines) > 1 else b"")
+    records = []
+    for number, line in enumerate(lines[1:-1], start=2):
+        try:
+            data = json.loads(line)
+            if data.pop("type") == "record":
+                records.append(Record.from_json(data))
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            problems.append(f"{path}:{number}: damaged line left out ({type(error).__name__}: {error})")
+    return Run(**{**run, "records": tuple(records)}), problems
+
+
+def _header(path: Path, line: bytes) -> dict[str, Any]:
+    try:
+        data = json.loads(line)
+        if data.pop("type") != "run":
+            raise ValueError
+        schema = int(data.pop("schema"))
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise UserError(f"{path} is not an attnbench run file (its first line does not say so)") from None
+    if schema > SCHEMA:
+        raise UserError(f"{path} was written by a newer attnbench (schema {schema}, this one reads {SCHEMA}); upgrade")
+    try:
+        return {
+            **data,
+            "environment": Environment.from_json(data["environment"]),
+            "policy": Policy(**data.get("policy", {})),
+            "plan": tuple(Job.from_json(j) for j in data["plan"]),
+            "argv": tuple(data.get("argv", ())),
+        }
+    except (ValueError, KeyError, TypeError) as error:
+        raise UserError(f"{path}:1: damaged first line ({type(error).__name__}: {error})") from None
+
+
+def missing(run: Run) -> list[Job]:
+    """The planned jobs that have no record, or one that only a want of time made a skip. The last record counts."""
+    last = {record.id: record for record in run.records}
+    return [job for job in run.plan if (r := last.get(job.id)) is None or r.resumable]

@@ -1,0 +1,294 @@
+"""A suite: what to measure. YAML -> Suite -> cases, with command-line options on top.
+
+name: mine
+description: one line
+axes:                       # they multiply
+  seqlen: 1k-16k            # also 1k,3000,8k and 1k-8k:1k; seqlen_k, and seqlen_q unless that is given
+  headdim: [64, 192-128]    # qk-v where they differ
+  dtype: bf16
+  causal: [false, true]
+  pass: [fwd, bwd]
+  nheads_k: 4               # grouped heads; nheads where left out
+tokens: 16k                 # batch = max(1, tokens / seqlen), unless axes have batch
+hidden: 2k                  # nheads = hidden / headdim, unless axes have nheads
+exclude: [{headdim: 256, pass: bwd}]
+cases: [{seqlen: 8k, seqlen_q: 1, batch: 32}]     # besides the axes; what is left out comes from them
+backends: ["sdpa-*", "!sdpa-math"]
+policy: {max_seconds: 1.0}
+time_limit: 8m
+on_cpu: {tokens: 2k}        # replaces what stands above where there is no GPU
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import yaml
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+
+from attnbench.errors import UserError, did_you_mean
+from attnbench.sizes import parse_duration, parse_headdims, parse_size, parse_sizes, short
+from attnbench.types import DIRECTIONS, DTYPES, Case, Policy, Shape
+
+Item = str | int
+SUITES = (Path(__file__).parent / "suites", Path(__file__).parent.parent / "suites")  # in a wheel, in a checkout
+
+
+def _listed(value: Any) -> Any:
+    """A scalar or a list, as one comma-separated text: what the command line gives anyway."""
+    if isinstance(value, bool):
+        return value
+    return ",".join(str(v) for v in value) if isinstance(value, list) else value
+
+
+Text = Annotated[str, BeforeValidator(lambda v: str(_listed(v)))]
+
+
+class _Model(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True)
+
+
+class Axes(_Model):
+    """Values per axis as people write them; None where an axis is not given."""
+
+    seqlen: Text | None = None
+    seqlen_q: Text | None = None
+    headdim: Text | None = None
+    dtype: Text | None = None
+    causal: bool | list[bool] | None = None
+    direction: Text | None = Field(default=None, alias="pass")
+    batch: Text | None = None
+    nheads: Text | None = None
+    nheads_k: Text | None = None
+
+
+class Settings(_Model):
+    """All of a suite that options and `on_cpu` may replace."""
+
+    axes: Axes = Axes()
+    tokens: Item | None = None
+    hidden: Item | None = None
+    backends: list[str] | None = None
+    policy: dict[str, float | int | str] = {}
+    time_limit: str | None = None
+
+
+class Suite(Settings):
+    """A suite file, validated."""
+
+    name: str = ""
+    description: str = ""
+    exclude: list[Axes] = []
+    cases: list[Axes] = []
+    on_cpu: Settings = Settings()
+
+
+@dataclass(frozen=True)
+class Resolved:
+    """A suite for one kind of device: what is measured and how, and what was shrunk for it."""
+
+    name: str
+    cases: tuple[Case, ...]
+    backends: tuple[str, ...]
+    policy: Policy
+    time_limit: float | None
+    notes: tuple[str, ...] = ()
+
+
+def names() -> dict[str, Path]:
+    """The suites that ship with attnbench."""
+    for folder in SUITES:
+        if folder.is_dir():
+            return {path.stem: path for path in sorted(folder.glob("*.yaml"))}
+    return {}
+
+
+def load(name: str) -> Suite:
+    """A shipped suite by name, or a YAML file. Raises UserError that says where it is wrong."""
+    path = names().get(name)
+    if path is None:
+        path = Path(name)
+        if not path.is_file():
+            raise UserError(f"no suite {name!r}{did_you_mean(name, names())} (or give a YAML file)")
+    try:
+        data = yaml.safe_load(path.read_text())
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise UserError(f"{path}: not readable as YAML: {' '.join(str(error).split())}") from None
+    if not isinstance(data, dict):
+        raise UserError(f"{path}: a suite is a mapping with axes, tokens, ...; see `attnbench suites default`")
+    data.setdefault("name", path.stem)
+    return parse(data, str(path))
+
+
+def parse(data: Mapping[str, Any], where: str) -> Suite:
+    """Validates; errors name the place and what may have been meant."""
+    try:
+        suite = Suite.model_validate(data)
+    except ValidationError as error:
+        raise UserError(f"{where}: {_explain(error)}") from None
+    try:
+        _policy(suite.policy)
+        _policy(suite.on_cpu.policy)
+    except UserError as error:
+        raise UserError(f"{where}: {error}") from None
+    return suite
+
+
+def settings(options: Mapping[str, Any]) -> Settings:
+    """Command-line options as settings; None and {} are not given."""
+    axes = {k: v for k, v in options.get("axes", {}).items() if v is not None}
+    return Settings.model_validate({**{k: v for k, v in options.items() if v is not None}, "axes": axes})
+
+
+def resolve(suite: Suite, kind: str, given: Settings | None = None) -> Resolved:
+    """The cases of `suite` on a device of `kind`, with `given` (command-line options) over everything."""
+    given = given or Settings()
+    layers: list[Settings] = [suite]
+    notes: tuple[str, ...] = ()
+    if kind == "cpu" and suite.on_cpu != Settings():
+        layers.append(suite.on_cpu)
+        notes = _shrunk(suite.on_cpu, given)
+    layers.append(given)
+    merged = _merge(layers)
+    blocks = [merged.axes]
+    blocks += [_overlay(_overlay(merged.axes, case), given.axes) for case in suite.cases]
+    if suite.cases and suite.axes == Axes():
+        blocks = blocks[1:]
+    cases: dict[Case, None] = {}
+    for block in blocks:
+        cases.update(dict.fromkeys(_expand(block, merged)))
+    kept = tuple(c for c in cases if not any(_matches(e, c) for e in suite.exclude))
+    if not kept:
+        raise UserError("nothing to measure: no case is left; give --seqlen, or loosen the suite's exclude")
+    limit = parse_duration(merged.time_limit, "time_limit") if merged.time_limit else None
+    return Resolved(suite.name, kept, tuple(merged.backends or ["*"]), _policy(merged.policy), limit, notes)
+
+
+def _merge(layers: Sequence[Settings]) -> Settings:
+    merged = Settings()
+    for layer in layers:
+        said = {n: getattr(layer, n) for n in Settings.model_fields if getattr(layer, n) not in (None, {}, Axes())}
+        axes = _overlay(merged.axes, layer.axes)
+        if layer.axes.batch and not layer.tokens:
+            said["tokens"] = None
+        if layer.tokens and not layer.axes.batch:
+            axes = axes.model_copy(update={"batch": None})
+        said["policy"] = {**merged.policy, **layer.policy}
+        merged = merged.model_copy(update={**said, "axes": axes})
+    return merged
+
+
+def _overlay(below: Axes, above: Axes) -> Axes:
+    return below.model_copy(update={n: v for n in Axes.model_fields if (v := getattr(above, n)) is not None})
+
+
+def _shrunk(on_cpu: Settings, given: Settings) -> tuple[str, ...]:
+    """What the CPU section changed and no option overrode, for the header."""
+    changed = [
+        f"{'pass' if name == 'direction' else name} {getattr(on_cpu.axes, name)}"
+        for name in Axes.model_fields
+        if getattr(on_cpu.axes, name) is not None and getattr(given.axes, name) is None
+    ]
+    changed += [
+        f"{name} {getattr(on_cpu, name)}"
+        for name in ("tokens", "hidden", "time_limit")
+        if getattr(on_cpu, name) is not None and getattr(given, name) is None
+    ]
+    return (f"no GPU: defaults shrunk to {', '.join(changed)}",) if changed else ()
+
+
+def _expand(axes: Axes, settings: Settings) -> list[Case]:
+    if axes.seqlen is None:
+        raise UserError("axes: seqlen is missing")
+    seqlens = parse_sizes(axes.seqlen, "seqlen")
+    seqlens_q = parse_sizes(axes.seqlen_q, "seqlen-q") if axes.seqlen_q else (None,)
+    headdims = parse_headdims(axes.headdim or "128")
+    dtypes = _words(axes.dtype or "bf16", DTYPES, "dtype")
+    directions = _words(axes.direction or "fwd", DIRECTIONS, "pass")
+    causal = axes.causal if isinstance(axes.causal, list) else [bool(axes.causal)]
+    batches = parse_sizes(axes.batch, "batch") if axes.batch else (None,)
+    nheads = parse_sizes(axes.nheads, "nheads") if axes.nheads else (None,)
+    nheads_k = parse_sizes(axes.nheads_k, "nheads-k") if axes.nheads_k else (None,)
+    tokens = parse_size(str(settings.tokens), "tokens") if settings.tokens else None
+    hidden = parse_size(str(settings.hidden), "hidden") if settings.hidden else None
+    cases = []
+    for dtype, (d, dv), mask, direction, n, nk, sk, sq, b in itertools.product(
+        dtypes, headdims, causal, directions, nheads, nheads_k, seqlens, seqlens_q, batches
+    ):
+        heads = n or max(1, (hidden or 2048) // d)
+        heads_k = nk or heads
+        if heads % heads_k:
+            raise UserError(
+                f"nheads-k: {heads} query heads (headdim {d}) are not a multiple of {heads_k} key heads; "
+                "choose a divisor, or give --nheads too"
+            )
+        shape = Shape(b or max(1, (tokens or 16384) // sk), sq or sk, sk, heads, heads_k, d, dv)
+        cases.append(Case(shape, dtype, direction, causal=mask))  # type: ignore[arg-type]
+    return cases
+
+
+def _matches(axes: Axes, case: Case) -> bool:
+    """Whether a case has one of the values of every axis given."""
+    s = case.shape
+    values: list[tuple[Any, Any]] = [
+        (axes.seqlen and parse_sizes(axes.seqlen), s.seqlen_k),
+        (axes.seqlen_q and parse_sizes(axes.seqlen_q), s.seqlen_q),
+        (axes.headdim and parse_headdims(axes.headdim), (s.headdim, s.headdim_v)),
+        (axes.dtype and axes.dtype.split(","), case.dtype),
+        (axes.direction and axes.direction.split(","), case.direction),
+        (axes.batch and parse_sizes(axes.batch), s.batch),
+        (axes.nheads and parse_sizes(axes.nheads), s.nheads),
+        (axes.nheads_k and parse_sizes(axes.nheads_k), s.nheads_k),
+        (axes.causal if isinstance(axes.causal, list) else axes.causal is not None and [axes.causal], case.causal),
+    ]
+    return all(value in allowed for allowed, value in values if allowed)
+
+
+def _words(text: str, known: Sequence[str], what: str) -> tuple[str, ...]:
+    found = tuple(dict.fromkeys(w.strip() for w in text.split(",")))
+    for word in found:
+        if word not in known:
+            raise UserError(f"{what}: unknown {what} {word!r}{did_you_mean(word, known)}")
+    return found
+
+
+def _policy(said: Mapping[str, Any]) -> Policy:
+    types = {f.name: f for f in dataclasses.fields(Policy)}
+    for name, value in said.items():
+        if name not in types:
+            raise UserError(f"policy: unknown key {name!r}{did_you_mean(name, types)}")
+        default = types[name].default
+        if isinstance(default, str):
+            if value != default:
+                raise UserError(f"policy: {name}: {value!r} is not known; known: {default}")
+        elif isinstance(value, str) or value < 0:
+            raise UserError(f"policy: {name}: {value!r} is not a number of at least 0")
+    return Policy(**said)
+
+
+def _explain(error: ValidationError) -> str:
+    """The first thing wrong, with its place."""
+    first = error.errors()[0]
+    place = ".".join(str(p) for p in first["loc"])
+    if first["type"] != "extra_forbidden":
+        return f"{place}: {first['msg']}"
+    model: Any = Suite
+    inside = [p for p in first["loc"][:-1] if isinstance(p, str)]
+    if inside and inside[-1] in ("axes", "exclude", "cases"):
+        model = Axes
+    elif inside and inside[-1] == "on_cpu":
+        model = Settings
+    known = {f.alias or n for n, f in model.model_fields.items()}
+    return f"{place}: unknown key{did_you_mean(str(first['loc'][-1]), sorted(known))}"
+
+
+def describe(suite: Suite) -> str:
+    """One line: sizes and number of cases, for the list of suites."""
+    cases = resolve(suite, "cuda").cases
+    lengths = sorted({c.shape.seqlen_k for c in cases})
+    return f"{len(cases)} cases, seqlen {short(lengths[0])} to {short(lengths[-1])}"

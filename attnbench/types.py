@@ -1,0 +1,418 @@
+"""The values that flow through attnbench, all frozen, standard library only.
+
+    suite -> cases -> plan -> execute (workers) -> records -> store -> reports
+
+Each stage takes some of these and gives others; nothing downstream reaches back up.
+Units are SI and unprefixed everywhere below the report layer: seconds, bytes, FLOP/s, bytes/s, Hz, joules.
+Tensors are (batch, seqlen, nheads, headdim); names are flash-attn's.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar, get_args
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from attnbench.inputs import Inputs
+
+T = TypeVar("T")
+Dtype = Literal["bf16", "fp16", "fp32"]
+Direction = Literal["fwd", "bwd", "fwd_bwd"]
+Status = Literal["ok", "skipped", "wrong", "oom", "failed", "timeout"]
+
+DTYPES: tuple[Dtype, ...] = get_args(Dtype)
+DIRECTIONS: tuple[Direction, ...] = get_args(Direction)
+STATUSES: tuple[Status, ...] = get_args(Status)
+ITEMSIZE: Mapping[str, int] = {"bf16": 2, "fp16": 2, "fp32": 4}
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The sizes of one attention call: q is (batch, seqlen_q, nheads, headdim), k and v have seqlen_k and nheads_k."""
+
+    batch: int
+    seqlen_q: int
+    seqlen_k: int
+    nheads: int
+    nheads_k: int
+    headdim: int
+    headdim_v: int
+
+    def __post_init__(self) -> None:
+        for name, value in dataclasses.asdict(self).items():
+            if value < 1:
+                raise ValueError(f"{name} must be at least 1, got {value}")
+        if self.nheads % self.nheads_k:
+            raise ValueError(f"nheads ({self.nheads}) must be a multiple of nheads_k ({self.nheads_k})")
+
+
+@dataclass(frozen=True)
+class Case:
+    """One thing to measure, whatever the backend: sizes, dtype, mask and pass.
+
+    `causal` is aligned bottom-right: query i sees keys j <= i + seqlen_k - seqlen_q.
+    `window_size` is (left, right), None for open. A query that sees no key has output 0.
+    """
+
+    shape: Shape
+    dtype: Dtype
+    direction: Direction
+    causal: bool = False
+    window_size: tuple[int | None, int | None] = (None, None)
+    softcap: float = 0.0
+    dropout_p: float = 0.0
+
+    @property
+    def key(self) -> str:
+        """Stable identity: a hash of the fields that differ from their default, so a new field orphans no baseline."""
+        said: dict[str, Any] = {
+            "shape": dataclasses.asdict(self.shape),
+            "dtype": self.dtype,
+            "direction": self.direction,
+        }
+        for f in dataclasses.fields(self):
+            value = getattr(self, f.name)
+            if f.default is not dataclasses.MISSING and value != f.default:
+                said[f.name] = value
+        return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()[:16]
+
+    @property
+    def softmax_scale(self) -> float:
+        return 1 / math.sqrt(self.shape.headdim)
+
+    @property
+    def has_forward(self) -> bool:
+        return self.direction != "bwd"
+
+    @property
+    def has_backward(self) -> bool:
+        return self.direction != "fwd"
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Case:
+        known = {f.name for f in dataclasses.fields(cls)}
+        values = {k: v for k, v in data.items() if k in known}
+        values["shape"] = Shape(**data["shape"])
+        if "window_size" in values:
+            values["window_size"] = tuple(values["window_size"])
+        return cls(**values)
+
+
+@dataclass(frozen=True)
+class Policy:
+    """How to measure: instrument, cache state, and when there are enough samples."""
+
+    timer: Literal["events"] = "events"  # CUDA events; on a CPU perf_counter_ns takes their place
+    l2: Literal["cold"] = "cold"
+    warmup_s: float = 0.025
+    min_samples: int = 10  # where one call takes under a second; else 3
+    max_samples: int = 1000
+    target: float = 0.005  # stop when the 95 % interval of the median is within this fraction of it
+    max_seconds: float = 0.2  # time cap of the samples of one cell, once min_samples are there
+    timeout_s: float = 120.0  # a job that takes longer, and longer than 5 times its forecast, is killed
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class Device:
+    """What a plan must know of the device, read in a worker. Rates are quick readings for forecasts, not ceilings."""
+
+    kind: Literal["cuda", "cpu", "fake"]
+    index: int
+    name: str
+    memory: int  # bytes in all
+    free: int  # bytes free when read
+    capability: tuple[int, int] | None = None  # CUDA compute capability
+    multiprocessors: int | None = None
+    l2: int | None = None  # bytes; on a CPU its last-level cache
+    threads: int | None = None  # CPU: torch's intra-op threads
+    matmul: Mapping[str, float] = field(default_factory=dict)  # dtype -> FLOP/s read in a moment
+    copy: float | None = None  # bytes/s, read plus write
+
+    def __str__(self) -> str:
+        return f"{self.kind}:{self.index}" if self.kind == "cuda" else self.kind
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Device:
+        capability = data.get("capability")
+        return _known(cls, {**data, "capability": tuple(capability) if capability else None})
+
+
+@dataclass(frozen=True)
+class Environment:
+    """What must match for two runs to be comparable, and what a reader wants to know of the machine."""
+
+    device: Device
+    python: str
+    platform: str
+    torch: str | None
+    cpu: str
+    driver: str | None = None
+    cuda: str | None = None  # the CUDA (or ROCm) version torch was built for
+    power_limit_w: float | None = None
+    clock_max_hz: float | None = None
+    attnbench: str = ""
+    git: str | None = None  # commit of the working directory, with "+dirty"
+    packages: Mapping[str, str] = field(default_factory=dict)  # attention libraries and their versions
+
+    def differences(self, other: Environment) -> list[str]:
+        """What makes figures of `other` not comparable with these, one phrase each; empty when nothing does."""
+        found = []
+        for name in ("torch", "driver", "cuda", "power_limit_w", "packages", "cpu"):
+            ours, theirs = getattr(self, name), getattr(other, name)
+            if ours != theirs:
+                found.append(f"{name} was {_brief(ours, theirs)} and is {_brief(theirs, ours)}")
+        for name in ("kind", "name", "memory", "threads"):
+            ours, theirs = getattr(self.device, name), getattr(other.device, name)
+            if ours != theirs:
+                found.append(f"device {name} was {ours} and is {theirs}")
+        return found
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Environment:
+        return _known(cls, {**data, "device": Device.from_json(data["device"])})
+
+
+@dataclass(frozen=True)
+class Probe:
+    """What a backend says of itself on this machine: a version, or why it cannot be used and what would help."""
+
+    version: str | None = None
+    reason: str | None = None
+    install: str | None = None  # the command that would make it usable, where there is one
+
+    @property
+    def usable(self) -> bool:
+        return self.reason is None
+
+
+@dataclass(frozen=True)
+class Workspace:
+    """Memory that a backend needs beyond inputs, outputs and gradients, and what it is for."""
+
+    nbytes: int = 0
+    what: str = "workspace"
+    passes: float = 0.0  # how often one call reads or writes all of it, for the time forecast
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """What the plan expects of a job: seconds of the whole job and of one call, and peak bytes on the device."""
+
+    seconds: float
+    call: float
+    nbytes: int
+
+
+@dataclass(frozen=True)
+class Job:
+    """One case on one backend in one round; with `skip`, why it will not run."""
+
+    case: Case
+    backend: str
+    round: int
+    forecast: Forecast
+    skip: str | None = None
+    resumable: bool = False  # the skip is for want of time: --resume may measure it
+
+    @property
+    def id(self) -> str:
+        return f"{self.case.key}/{self.backend}/{self.round}"
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Job:
+        return _known(cls, {**data, "case": Case.from_json(data["case"]), "forecast": Forecast(**data["forecast"])})
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """Raw samples of one quantity. Units: "s", "B", "Hz"."""
+
+    unit: str
+    values: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class TensorError:
+    """How far one result is from the high-precision reference, on the elements compared."""
+
+    max_error: float  # max |result - reference|
+    eager_error: float  # the same of eager attention in the case's dtype
+    tolerance: float  # 2 * eager_error + floor
+    relative: float  # ||result - reference|| / ||reference||
+
+    @property
+    def ok(self) -> bool:
+        return self.max_error <= self.tolerance  # false for NaN
+
+
+@dataclass(frozen=True)
+class Accuracy:
+    """The check of one case: errors per tensor ("out", "dq", "dk", "dv") over the sampled query rows and heads."""
+
+    errors: Mapping[str, TensorError]
+    rows: int  # query rows compared, of seqlen_q
+    heads: int  # (batch entry, query head) pairs compared
+    unwritten: tuple[str, ...] = ()  # results with a value that is not finite, anywhere
+
+    @property
+    def ok(self) -> bool:
+        return not self.unwritten and all(e.ok for e in self.errors.values())
+
+    def complaint(self) -> str:
+        """What is wrong, in one line; empty when nothing is."""
+        parts = [f"{name} has values that are not finite (NaN, or never written)" for name in self.unwritten]
+        parts += [
+            f"{name} is off by {e.max_error:.3g} where {e.tolerance:.3g} is allowed (eager: {e.eager_error:.3g})"
+            for name, e in self.errors.items()
+            if not e.ok and name not in self.unwritten
+        ]
+        return "; ".join(parts)
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Accuracy:
+        errors = {name: TensorError(**e) for name, e in data["errors"].items()}
+        return _known(cls, {**data, "errors": errors, "unwritten": tuple(data.get("unwritten", ()))})
+
+
+@dataclass(frozen=True)
+class Record:
+    """How one job ended. Raw samples only; metrics are derived when a report is made.
+
+    `measurements` may hold "time" (s, one value a sample), "first_call" (s), "memory_peak", "memory_driver",
+    "memory_saved" (B) and "clock_sm" (Hz).
+    """
+
+    case: Case
+    backend: str
+    round: int
+    status: Status
+    reason: str | None = None
+    measurements: Mapping[str, Measurement] = field(default_factory=dict)
+    accuracy: Accuracy | None = None
+    timer: str | None = None  # the instrument that was used: "events" or "perf_counter"
+    l2: str | None = None
+    forecast: Forecast | None = None
+    version: str | None = None  # of the backend's library
+    seconds: float | None = None  # wall time of the whole job
+    resumable: bool = False
+    limits: tuple[str, ...] = ()  # what held the clock down while measuring, as NVML names it
+    stderr: str | None = None  # the tail of the worker's, where a job failed
+
+    @property
+    def id(self) -> str:
+        return f"{self.case.key}/{self.backend}/{self.round}"
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Record:
+        values = dict(data)
+        values["case"] = Case.from_json(data["case"])
+        values["measurements"] = {
+            name: Measurement(m["unit"], tuple(m["values"])) for name, m in data.get("measurements", {}).items()
+        }
+        values["limits"] = tuple(data.get("limits", ()))
+        if data.get("accuracy"):
+            values["accuracy"] = Accuracy.from_json(data["accuracy"])
+        if data.get("forecast"):
+            values["forecast"] = Forecast(**data["forecast"])
+        return _known(cls, values)
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run file: how it was made, its plan, and a record for every job that has ended."""
+
+    environment: Environment
+    suite: str
+    policy: Policy
+    plan: tuple[Job, ...]
+    records: tuple[Record, ...] = ()
+    started: str = ""  # ISO 8601, UTC
+    argv: tuple[str, ...] = ()
+    versions: Mapping[str, str] = field(default_factory=dict)  # backend -> version of its library
+    specs: Mapping[str, str] = field(default_factory=dict)  # backend -> "module:object" it was loaded from
+    interpreters: Mapping[str, str] = field(default_factory=dict)  # backend -> the Python that ran it, where chosen
+    peak: Mapping[str, float] = field(default_factory=dict)  # dtype -> FLOP/s given by --peak; "" for any dtype
+
+
+@dataclass(frozen=True)
+class Script:
+    """What a simulated backend says in place of a real measurement; see backends/fake.py."""
+
+    clock: Callable[[], int]  # ns
+    accuracy: Accuracy
+    memory: Mapping[str, int]
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """One case made ready on one backend: closures that launch, and nothing else.
+
+    `launch` runs one pass of the case's direction and returns its raw results; `canonical` names them
+    ("out"; "dq", "dk", "dv") as views in (batch, seqlen, nheads, headdim). `forward` runs the forward alone,
+    keeping for backward what it keeps, and returns what holds that alive.
+    """
+
+    launch: Callable[[], Any]
+    canonical: Callable[[Any], Mapping[str, Tensor]]
+    forward: Callable[[], Any] | None = None
+    script: Script | None = None
+
+
+class Backend(Protocol):
+    """An attention implementation. One file in backends/ and one line in its map; see CONTRIBUTING.md."""
+
+    name: str
+
+    def probe(self) -> Probe:
+        """Whether it can be used in this interpreter. May import the library."""
+
+    def unsupported(self, case: Case, device: Device) -> str | None:
+        """Why it cannot run this case, or None. Pure; imports nothing heavy."""
+
+    def workspace(self, case: Case) -> Workspace:
+        """What it allocates beyond inputs, outputs and gradients, for the forecast. Pure."""
+
+    def prepare(self, case: Case, inputs: Inputs) -> Prepared:
+        """All that is not the launch happens here: layouts, masks, compilation, plans. May raise Unsupported."""
+
+
+class Unsupported(Exception):
+    """Raised by `prepare` or a first launch: the library refuses this case, with its own reason. A skip."""
+
+
+def to_json(value: Any) -> Any:
+    """A dataclass as plain JSON values, fields at their default left out."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        out = {}
+        for f in dataclasses.fields(value):
+            item = getattr(value, f.name)
+            default = f.default_factory() if f.default_factory is not dataclasses.MISSING else f.default
+            if item != default:
+                out[f.name] = to_json(item)
+        return out
+    if isinstance(value, Mapping):
+        return {k: to_json(v) for k, v in value.items()}
+    if isinstance(value, (tuple, list)):
+        return [to_json(v) for v in value]
+    return value
+
+
+def _known(cls: type[T], data: Mapping[str, Any]) -> T:
+    """cls from those of `data` that it knows: a file of a newer attnbench still reads."""
+    names = {f.name for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
+    return cls(**{k: v for k, v in data.items() if k in names})
+
+
+def _brief(value: Any, other: Any) -> str:
+    """A value for an error line; of two mappings only what differs."""
+    if isinstance(value, Mapping) and isinstance(other, Mapping):
+        return str({k: value.get(k) for k in {*value, *other} if value.get(k) != other.get(k)})
+    return str(value)

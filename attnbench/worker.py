@@ -1,0 +1,182 @@
+"""The child process that touches the device: `python -m attnbench.worker`, one per backend.
+
+It speaks JSON lines: a request on stdin, one answer on what was stdout (anything else that prints goes to stderr).
+Needs the standard library, torch and the library under test, so any interpreter that has those can be a worker.
+
+    {"op": "environment", "device": "auto", "dtypes": ["bf16"]} -> {"environment": {...}} or {"refused": "..."}
+    {"op": "load", "name": "triton", "spec": "module:object"}   -> {"probe": {...}}
+    {"op": "survey", "device": {...}, "cases": [...]}     -> {"answers": [[reason or null, workspace, efficiency], ...]}
+    {"op": "ready", "device": {...}}                            -> {}, the device opened and the instruments made
+    {"op": "run", "device": {...}, "policy": {...}, "job": {...}} -> {"record": {...}, "fatal": bool}
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Mapping
+from typing import Any, TextIO
+
+from attnbench import backends, environment
+from attnbench.types import (
+    Backend,
+    Case,
+    Device,
+    Job,
+    Measurement,
+    Policy,
+    Prepared,
+    Record,
+    Unsupported,
+    Workspace,
+    to_json,
+)
+
+
+class Worker:
+    """One backend and the instruments for one device, both made on first use."""
+
+    def __init__(self) -> None:
+        self.backend: Backend | None = None
+        self._bench: Any = None
+        self.fatal = False
+
+    def answer(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        match request["op"]:
+            case "environment":
+                return self.environment(request["device"], request["dtypes"])
+            case "load":
+                self.backend = backends.load(request["name"], request["spec"])
+                return {"probe": to_json(self.backend.probe())}
+            case "survey":
+                device = Device.from_json(request["device"])
+                return {"answers": [self.survey(Case.from_json(c), device) for c in request["cases"]]}
+            case "ready":
+                if not getattr(self.backend, "simulated", False):
+                    self.bench(Device.from_json(request["device"]))
+                return {}
+            case "run":
+                job, policy = Job.from_json(request["job"]), Policy(**request["policy"])
+                record = self.run(job, policy, Device.from_json(request["device"]))
+                return {"record": to_json(record), "fatal": self.fatal}
+            case other:
+                raise ValueError(f"unknown request {other!r}")
+
+    def environment(self, device: str, dtypes: list[str]) -> dict[str, Any]:
+        try:
+            return {"environment": to_json(environment.describe(environment.pick(device), dtypes))}
+        except environment.NoDevice as error:
+            return {"refused": str(error)}
+
+    def survey(self, case: Case, device: Device) -> tuple[str | None, Any, float]:
+        """Why the backend does not take the case or None, the memory it needs, the share of a matmul's rate to expect."""
+        assert self.backend is not None
+        reason = self.backend.unsupported(case, device)
+        if device.kind == "fake" and not getattr(self.backend, "simulated", False):
+            reason = "the simulated device runs only simulated backends"
+        workspace = self.backend.workspace(case) if hasattr(self.backend, "workspace") else Workspace()
+        return reason, to_json(workspace), getattr(self.backend, "efficiency", 0.4)
+
+    def run(self, job: Job, policy: Policy, device: Device) -> Record:
+        """Measures; whatever goes wrong becomes the record's status and reason."""
+        assert self.backend is not None
+        began = time.monotonic()
+        try:
+            if getattr(self.backend, "simulated", False):
+                found = simulate(self.backend.prepare(job.case, None), policy)  # type: ignore[arg-type]
+            else:
+                found = self.bench(device).measure(self.backend, job.case, policy)
+        except Unsupported as refusal:
+            found = {"status": "skipped", "reason": str(refusal)}
+        except Exception as error:
+            traceback.print_exc()
+            found = {"status": "oom" if _is_oom(error) else "failed", "reason": _one_line(error)}
+        if self._bench is not None and not self._bench.recover():
+            self.fatal = True
+        return Record(
+            job.case, job.backend, job.round, forecast=job.forecast, seconds=time.monotonic() - began, **found
+        )
+
+    def bench(self, device: Device) -> Any:
+        if self._bench is None:
+            from attnbench.bench import Bench
+
+            self._bench = Bench(device)
+        return self._bench
+
+
+def simulate(prepared: Prepared, policy: Policy) -> dict[str, Any]:
+    """A simulated backend through the same sampling loop, on its own clock."""
+    from attnbench.measure.timing import CpuTimer, collect
+
+    script = prepared.script
+    assert script is not None
+    if not script.accuracy.ok:
+        return {"status": "wrong", "reason": script.accuracy.complaint(), "accuracy": script.accuracy}
+    began = script.clock()
+    prepared.launch()
+    first = (script.clock() - began) / 1e9
+    timer = CpuTimer(script.clock)
+    samples = collect(timer, prepared.launch, policy, clock=lambda: script.clock() / 1e9)
+    measurements = {"time": Measurement("s", tuple(samples)), "first_call": Measurement("s", (first,))}
+    measurements.update({name: Measurement("B", (value,)) for name, value in script.memory.items()})
+    return {
+        "status": "ok",
+        "measurements": measurements,
+        "accuracy": script.accuracy,
+        "timer": "simulated",
+        "l2": policy.l2,
+    }
+
+
+def _is_oom(error: Exception) -> bool:
+    """Out of memory, in the words of torch's allocators, CUDA and the libraries above it."""
+    text = str(error).lower()
+    words = ("out of memory", "can't allocate memory", "cudnn_status_alloc_failed", "cublas_status_alloc_failed")
+    return isinstance(error, MemoryError) or any(word in text for word in words)
+
+
+def _one_line(error: Exception) -> str:
+    text = " ".join(str(error).split("\n\n")[0].split())
+    return f"{type(error).__name__}: {text}"[:400] if text else type(error).__name__
+
+
+def _die_with_parent() -> None:
+    """Linux: the kernel kills this worker when its parent dies, however it dies, even while a kernel hangs."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+
+
+def serve(requests: TextIO, answers: TextIO) -> None:
+    """Answers until stdin closes. An exception becomes {"error", "kind"}; after a fatal one the process ends."""
+    worker = Worker()
+    for line in requests:
+        try:
+            answer = worker.answer(json.loads(line))
+        except Exception as error:
+            traceback.print_exc()
+            answer = {"error": _one_line(error)}
+        sys.stderr.flush()
+        answers.write(json.dumps(answer) + "\n")
+        answers.flush()
+        if worker.fatal:
+            break
+
+
+def main() -> None:
+    _die_with_parent()
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # a library that prints must not garble the answers
+    serve(sys.stdin, answers)
+    answers.flush()
+    os._exit(0)  # without the destructors of a broken CUDA context
+
+
+if __name__ == "__main__":
+    main()

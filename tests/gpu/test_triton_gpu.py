@@ -1,0 +1,135 @@
+"""attnbench's Triton attention compiled for a GPU, at the sizes people measure; tests/unit runs it interpreted."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import torch
+from torch import Tensor
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU"),
+    pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="TRITON_INTERPRET=1: nothing would compile"),
+]
+if torch.cuda.is_available():
+    attention = pytest.importorskip("attnbench.kernels.attention").attention
+
+Tensors = tuple[Tensor, ...]
+NAMES = ("out", "dq", "dk", "dv")
+
+
+def make(sq: int, sk: int, h: int, h_k: int, d: int, d_v: int, dtype: torch.dtype, batch: int = 1) -> Tensors:
+    torch.manual_seed(0)
+    sizes = ((sq, h, d), (sk, h_k, d), (sk, h_k, d_v), (sq, h, d_v))
+    return tuple(torch.randn(batch, *size, device="cuda", dtype=dtype) for size in sizes)
+
+
+def reference(q: Tensor, k: Tensor, v: Tensor, dout: Tensor, causal: bool) -> Tensors:
+    """(out, dq, dk, dv) of plain attention in the dtype of its inputs."""
+    q, k, v = (t.detach().requires_grad_() for t in (q, k, v))
+    group = q.shape[2] // k.shape[2]
+    kk, vv = (t.repeat_interleave(group, dim=2) for t in (k, v))
+    scores = torch.einsum("bihd,bjhd->bhij", q, kk) * q.shape[-1] ** -0.5
+    sq, sk = scores.shape[-2:]
+    seen = torch.ones(sq, sk, dtype=torch.bool, device="cuda")
+    seen = seen.tril(sk - sq) if causal else seen
+    some = seen.any(-1, keepdim=True)
+    p = torch.softmax(scores.masked_fill(~seen & some, float("-inf")), dim=-1) * some
+    out = torch.einsum("bhij,bjhd->bihd", p, vv)
+    return (out.detach(), *torch.autograd.grad(out, (q, k, v), dout))
+
+
+def ours(q: Tensor, k: Tensor, v: Tensor, dout: Tensor, causal: bool) -> Tensors:
+    q, k, v = (t.detach().requires_grad_() for t in (q, k, v))
+    out = attention(q, k, v, causal=causal)
+    return (out.detach(), *torch.autograd.grad(out, (q, k, v), dout))
+
+
+def check(result: Tensors, inputs: Tensors, causal: bool) -> None:
+    """At most twice what plain attention in that dtype is off by; fp32 to rounding, which TF32 would not pass."""
+    want = reference(*(t.double() for t in inputs), causal)
+    plain = reference(*inputs, causal)
+    for name, got, exact, eager in zip(NAMES, result, want, plain, strict=True):
+        error = (got.double() - exact).abs().max().item()
+        if got.dtype == torch.float32:
+            allowed = 1e-5 * max(exact.abs().max().item(), 1.0)
+        else:
+            allowed = 2 * (eager.double() - exact).abs().max().item() + 1e-3
+        assert error <= allowed, f"{name} is off by {error:.3g}, allowed {allowed:.3g}"
+
+
+@pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=["bf16", "fp16"])
+@pytest.mark.parametrize(
+    ("sq", "sk", "h", "h_k", "d", "d_v"),
+    [
+        (2048, 2048, 4, 4, 64, 64),
+        (1000, 1000, 4, 1, 64, 64),
+        (2048, 2048, 4, 2, 128, 128),
+        (1000, 1000, 2, 2, 128, 128),
+        (1000, 2048, 2, 1, 256, 256),
+        (2048, 1000, 2, 2, 192, 128),
+        (1000, 1000, 2, 1, 80, 80),
+        (1, 2048, 8, 2, 128, 128),
+    ],
+)
+def test_matches_the_reference(
+    sq: int, sk: int, h: int, h_k: int, d: int, d_v: int, dtype: torch.dtype, causal: bool
+) -> None:
+    inputs = make(sq, sk, h, h_k, d, d_v, dtype, batch=2)
+    check(ours(*inputs, causal), inputs, causal)
+
+
+@pytest.mark.parametrize("d", [64, 128, 256])
+def test_float32_is_not_tf32(d: int) -> None:
+    inputs = make(300, 300, 2, 1, d, d, torch.float32)
+    check(ours(*inputs, True), inputs, True)
+
+
+def test_backward_is_deterministic() -> None:
+    inputs = make(1500, 1500, 8, 2, 128, 128, torch.bfloat16, batch=2)
+    first = ours(*inputs, True)
+    for _ in range(5):
+        assert all(torch.equal(a, b) for a, b in zip(first, ours(*inputs, True), strict=True))
+
+
+def test_every_element_is_written() -> None:
+    """In torch's deterministic mode fresh tensors are full of NaN."""
+    inputs = make(1000, 700, 4, 2, 128, 64, torch.bfloat16)
+    torch.use_deterministic_algorithms(True)
+    try:
+        assert torch.empty(4, device="cuda").isnan().all()
+        result = ours(*inputs, True)
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert all(torch.isfinite(t).all() for t in result)
+    assert torch.all(result[0][:, :300] == 0)
+
+
+def test_packed_qkv_is_not_copied() -> None:
+    qkv = torch.randn(2, 1000, 3, 8, 64, device="cuda", dtype=torch.bfloat16)
+    inputs = (*qkv.unbind(2), torch.randn(2, 1000, 8, 64, device="cuda", dtype=torch.bfloat16))
+    with torch.no_grad():
+        attention(*inputs[:3])
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    with torch.no_grad():
+        out = attention(*inputs[:3])
+    used = torch.cuda.max_memory_allocated() - before
+    assert used <= out.nbytes + 4 * 2 * 8 * 1000 + 2048  # out and the log-sum-exp
+    check(ours(*inputs, True), inputs, True)
+
+
+def test_offsets_beyond_32_bits() -> None:
+    """Rows of one sequence that lie 2^31 elements and more apart."""
+    wide, rows = 1 << 23, 300
+    if torch.cuda.mem_get_info()[0] < 2 * wide * rows + (4 << 30):
+        pytest.skip("needs 9 GiB of free memory")
+    big = torch.empty(1, rows, 1, wide, device="cuda", dtype=torch.bfloat16)
+    q, k, v = (big[..., i * 64 : (i + 1) * 64] for i in range(3))
+    for t in (q, k, v):
+        t.normal_()
+    inputs = (q, k, v, torch.randn(1, rows, 1, 64, device="cuda", dtype=torch.bfloat16))
+    check(ours(*inputs, True), inputs, True)

@@ -1,0 +1,110 @@
+"""Runs by hand: the H200 of the facts file in miniature, and the small pieces that tests vary."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from attnbench import work
+from attnbench.types import (
+    Accuracy,
+    Case,
+    Device,
+    Environment,
+    Forecast,
+    Job,
+    Measurement,
+    Policy,
+    Record,
+    Run,
+    Shape,
+    TensorError,
+)
+
+H200 = Device("cuda", 0, "NVIDIA H200", memory=150 * 10**9, free=149 * 10**9, capability=(9, 0))
+CPU = Device("cpu", 0, "AMD EPYC", memory=16 * 2**30, free=12 * 2**30, threads=4)
+
+
+def shape(seqlen: int = 1024, **changes: int) -> Shape:
+    """16k tokens, 16 heads of 128."""
+    headdim = changes.get("headdim", 128)
+    nheads = changes.get("nheads", 16)
+    sizes = {
+        "batch": max(1, 16384 // seqlen),
+        "seqlen_q": seqlen,
+        "seqlen_k": seqlen,
+        "nheads": nheads,
+        "nheads_k": nheads,
+        "headdim": headdim,
+        "headdim_v": headdim,
+    }
+    return Shape(**{**sizes, **changes})
+
+
+def case(seqlen: int = 1024, *, dtype: Any = "bf16", direction: Any = "fwd", causal: bool = False, **rest: Any) -> Case:
+    own = {name: rest.pop(name) for name in ("window_size", "softcap", "dropout_p") if name in rest}
+    return Case(shape(seqlen, **rest), dtype, direction, causal, **own)
+
+
+def environment(device: Device = H200, **changes: Any) -> Environment:
+    known = Environment(
+        device=device,
+        python="3.12.3",
+        platform="Linux",
+        torch="2.11.0+cu130",
+        cpu="Intel Xeon",
+        driver="580.82" if device.kind == "cuda" else None,
+        cuda="13.0" if device.kind == "cuda" else None,
+        power_limit_w=700.0 if device.kind == "cuda" else None,
+        clock_max_hz=1.98e9 if device.kind == "cuda" else None,
+    )
+    return replace(known, **changes)
+
+
+def times(latency: float, n: int = 100, spread: float = 0.002) -> Measurement:
+    """n samples around a median of exactly `latency`, symmetric, from 1 - spread to 1 + spread of it."""
+    return Measurement("s", tuple(latency * (1 + spread * (2 * i / (n - 1) - 1)) for i in range(n)))
+
+
+def ok(
+    which: Case, backend: str, tflops: float, *, round: int = 0, n: int = 100, spread: float = 0.002, **changes: Any
+) -> Record:
+    """A record whose median latency makes `tflops` TFLOP/s of exact FLOPs."""
+    measurements = {"time": times(work.flops(which) / tflops / 1e12, n, spread)}
+    for name, unit in (("memory_peak", "B"), ("memory_driver", "B"), ("memory_saved", "B"), ("clock_sm", "Hz")):
+        if name in changes:
+            measurements[name] = Measurement(unit, (float(changes.pop(name)),))
+    if "first_call" in changes:
+        measurements["first_call"] = Measurement("s", (changes.pop("first_call"),))
+    accuracy = Accuracy({"out": TensorError(0.001, 0.0015, 0.004, 0.002)}, rows=64, heads=4)
+    values = {
+        "measurements": measurements,
+        "accuracy": accuracy,
+        "timer": "events",
+        "l2": "cold",
+        "forecast": Forecast(1.0, 1e-3, 2**30),
+        "seconds": 1.2,
+    }
+    return Record(which, backend, round, "ok", **{**values, **changes})
+
+
+def ended(which: Case, backend: str, status: Any, reason: str | None, *, round: int = 0, **changes: Any) -> Record:
+    return Record(which, backend, round, status, reason, **changes)
+
+
+def run(records: Iterable[Record], *, device: Device = H200, plan: Sequence[Job] | None = None, **changes: Any) -> Run:
+    """A run whose plan is its records, unless given."""
+    records = tuple(records)
+    jobs = tuple(job(r.case, r.backend, r.round) for r in records) if plan is None else tuple(plan)
+    values: dict[str, Any] = {
+        "environment": environment(device),
+        "suite": "quick",
+        "policy": Policy(),
+        "started": "2026-07-01T10:00:00+00:00",
+    }
+    return Run(plan=jobs, records=records, **{**values, **changes})
+
+
+def job(which: Case, backend: str, round: int = 0) -> Job:
+    return Job(which, backend, round, Forecast(1.0, 1e-3, 2**30))

@@ -1,0 +1,162 @@
+"""The table of peak rates: which entry each real driver name finds, and that its figures hang together."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from attnbench.hardware import GPUS, find, peak
+
+MIB = 2**20
+
+# name and total memory (MiB) as drivers report them -> entry
+NAMES = [
+    ("Tesla T4", 15360, "T4"),
+    ("Tesla V100-SXM2-16GB", 16384, "V100 SXM2"),
+    ("Tesla V100-SXM2-32GB", 32768, "V100 SXM2"),
+    ("Tesla V100-PCIE-16GB", 16384, "V100 PCIe"),
+    ("Tesla V100-PCIE-32GB", 32768, "V100 PCIe"),
+    ("NVIDIA A10", 23028, "A10"),
+    ("NVIDIA A10G", 23028, "A10G"),
+    ("NVIDIA A100-SXM4-40GB", 40441, "A100 SXM 40GB"),
+    ("A100-SXM4-40GB", 40536, "A100 SXM 40GB"),
+    ("NVIDIA A100-SXM4-80GB", 81920, "A100 SXM 80GB"),
+    ("NVIDIA A100-PCIE-40GB", 40960, "A100 PCIe 40GB"),
+    ("NVIDIA A100 80GB PCIe", 81920, "A100 PCIe 80GB"),
+    ("NVIDIA L4", 23034, "L4"),
+    ("NVIDIA L40S", 46068, "L40S"),
+    ("NVIDIA GeForce RTX 3090", 24576, "RTX 3090"),
+    ("GeForce RTX 3090", 24576, "RTX 3090"),
+    ("NVIDIA GeForce RTX 4090", 24564, "RTX 4090"),
+    ("NVIDIA GeForce RTX 5090", 32607, "RTX 5090"),
+    ("NVIDIA H100 80GB HBM3", 81559, "H100 SXM"),
+    ("NVIDIA H100 PCIe", 81559, "H100 PCIe"),
+    ("NVIDIA H100 NVL", 95830, "H100 NVL"),
+    ("NVIDIA H200", 143771, "H200 SXM"),
+    ("NVIDIA H200 NVL", 143771, "H200 NVL"),
+    ("NVIDIA GH200 480GB", 97871, "GH200 96GB"),
+    ("NVIDIA GH200 120GB", 97871, "GH200 96GB"),
+    ("NVIDIA GH200 144G HBM3e", 145920, "GH200 144GB"),
+    ("NVIDIA H20", 97358, "H20"),
+    ("NVIDIA B200", 183359, "B200"),
+    ("NVIDIA GB200", 189471, "GB200"),
+    ("NVIDIA B300 SXM6 AC", 275040, "B300"),
+    ("NVIDIA GB300", 284672, "GB300"),
+    ("AMD Instinct MI250X", 65520, "MI250X (one GCD)"),
+    ("AMD Instinct MI300X", 196592, "MI300X"),
+    ("AMD Instinct MI300X VF", 196288, "MI300X"),
+    ("AMD Instinct MI325X", 262128, "MI325X"),
+    ("AMD Instinct MI355X", 294896, "MI355X"),
+]
+
+UNKNOWN = [
+    ("NVIDIA A100-SXM4-40GB MIG 1g.5gb", 4864),
+    ("NVIDIA A100-SXM4-40GB", 4864),  # a slice that hides behind the name of the whole
+    ("NVIDIA H100 80GB HBM3 MIG 3g.40gb", 40448),
+    ("NVIDIA H200 MIG 7g.141gb", 143771),
+    ("NVIDIA GeForce RTX 4090 D", 24564),
+    ("NVIDIA GeForce RTX 4090 Laptop GPU", 16376),
+    ("NVIDIA GeForce RTX 3090 Ti", 24564),
+    ("NVIDIA GeForce RTX 5090 D", 32607),
+    ("NVIDIA GeForce RTX 5090 Laptop GPU", 24463),
+    ("NVIDIA A10-24Q", 24576),
+    ("NVIDIA L40", 46068),
+    ("NVIDIA H20-3e", 143771),
+    ("NVIDIA H20", 143771),  # the 141 GB version, whose figures are not known here
+    ("NVIDIA H800", 81559),
+    ("NVIDIA A800-SXM4-80GB", 81920),
+    ("NVIDIA A100-SXM-64GB", 65536),
+    ("Tesla V100S-PCIE-32GB", 32768),
+    ("AMD Instinct MI250X / MI250", 65520),  # may be either
+    ("AMD Instinct MI300X", 24560),  # one CPX partition
+    ("AMD Instinct MI300A", 131072),
+    ("AMD Radeon Graphics", 196592),
+    ("NVIDIA GB10", 122880),
+    ("cpu", 0),
+    ("", 0),
+]
+
+
+@pytest.mark.parametrize(("name", "mib", "entry"), NAMES)
+def test_driver_names_find_their_entry(name, mib, entry):
+    gpu = find(name, mib * MIB)
+    assert gpu is not None
+    assert gpu.name == entry
+
+
+@pytest.mark.parametrize(("name", "mib"), UNKNOWN)
+def test_other_names_find_nothing(name, mib):
+    assert find(name, mib * MIB) is None
+
+
+def test_every_entry_is_found_by_some_name():
+    assert {gpu.name for gpu in GPUS} == {entry for _, _, entry in NAMES}
+
+
+@pytest.mark.parametrize(("name", "mib"), [(n, m) for n, m, _ in NAMES] + UNKNOWN)
+def test_at_most_one_entry_matches(name, mib):
+    matches = [
+        gpu.name
+        for gpu in GPUS
+        if re.fullmatch(gpu.pattern, name) and (gpu.memory is None or gpu.memory[0] <= mib * MIB <= gpu.memory[1])
+    ]
+    assert len(matches) <= 1, matches
+
+
+def test_surrounding_space_in_a_name_is_ignored():
+    assert find("AMD Instinct MI300X ", 196592 * MIB) is find("AMD Instinct MI300X", 196592 * MIB) is not None
+
+
+def test_names_are_unique():
+    assert len({gpu.name for gpu in GPUS}) == len(GPUS)
+
+
+@pytest.mark.parametrize("gpu", GPUS, ids=lambda gpu: gpu.name)
+def test_figures_hang_together(gpu):
+    assert len(gpu.source) > 40
+    assert set(gpu.matmul) <= {"bf16", "fp16", "fp32", "fp8"}
+    assert {"fp16", "fp32"} <= set(gpu.matmul)
+    assert all(1e12 < rate < 1e16 for rate in gpu.matmul.values())
+    assert 1e11 < gpu.bandwidth < 1e13
+    assert gpu.memory is None or 0 < gpu.memory[0] < gpu.memory[1]
+    assert 1.9 * gpu.matmul["fp32"] <= gpu.matmul["fp16"] <= 36 * gpu.matmul["fp32"]
+    if "bf16" in gpu.matmul:
+        assert gpu.matmul["bf16"] == gpu.matmul["fp16"]
+    if "fp8" in gpu.matmul:
+        assert gpu.matmul["fp8"] == pytest.approx(2 * gpu.matmul["bf16"], rel=0.015)
+
+
+@pytest.mark.parametrize(
+    ("name", "sms", "clock", "per_clock", "dtype"),
+    [
+        # Rates from first principles: SMs (CUs) x boost clock x FLOPs of one in a clock.
+        ("H100 SXM", 132, 1.83e9, 4096, "bf16"),
+        ("A100 SXM 80GB", 108, 1.41e9, 2048, "bf16"),
+        ("V100 SXM2", 80, 1.53e9, 1024, "fp16"),
+        ("T4", 40, 1.59e9, 1024, "fp16"),
+        ("RTX 3090", 82, 1.695e9, 512, "bf16"),
+        ("RTX 4090", 128, 2.52e9, 512, "bf16"),
+        ("RTX 5090", 170, 2.407e9, 512, "bf16"),
+        ("RTX 5090", 170, 2.407e9, 1024, "fp8"),
+        ("RTX 5090", 170, 2.407e9, 256, "fp32"),
+        ("MI250X (one GCD)", 110, 1.7e9, 1024, "bf16"),
+        ("MI300X", 304, 2.1e9, 2048, "bf16"),
+        ("MI355X", 256, 2.4e9, 4096, "bf16"),
+        ("H100 NVL", 132, 1.785e9, 256, "fp32"),
+        ("A100 SXM 80GB", 108, 1.41e9, 128, "fp32"),
+        ("RTX 4090", 128, 2.52e9, 256, "fp32"),
+    ],
+)
+def test_rates_follow_from_clocks_and_units(name, sms, clock, per_clock, dtype):
+    gpu = next(gpu for gpu in GPUS if gpu.name == name)
+    assert gpu.matmul[dtype] == pytest.approx(sms * clock * per_clock, rel=0.01)
+
+
+def test_peak():
+    h100, t4 = find("NVIDIA H100 80GB HBM3", 81559 * MIB), find("Tesla T4", 15360 * MIB)
+    assert h100 is not None
+    assert t4 is not None
+    assert peak(h100, "bf16") == pytest.approx(989e12, rel=1e-3)  # not the 1,979 with sparsity
+    assert peak(t4, "bf16") is None
+    assert peak(t4, "fp8") is None

@@ -1,0 +1,138 @@
+"""Statistics against numpy and scipy, and the coverage that the interval of the median claims."""
+
+from __future__ import annotations
+
+import math
+import time
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats as scipy_stats
+
+from attnbench.stats import cov, geomean, median, median_interval, percentile, relative_halfwidth
+
+samples = st.lists(st.floats(1e-7, 1e3), min_size=1, max_size=60)
+
+
+@given(samples)
+def test_median_matches_numpy(values):
+    assert median(values) == pytest.approx(np.median(values), rel=1e-12)
+
+
+@given(samples, st.floats(0, 100))
+def test_percentile_matches_numpy(values, p):
+    assert percentile(values, p) == pytest.approx(np.percentile(values, p), rel=1e-9)
+
+
+def test_percentile_at_its_ends():
+    assert percentile([3, 1, 2], 0) == 1
+    assert percentile([3, 1, 2], 100) == 3
+    assert percentile([3, 1, 2, 4], 50) == median([3, 1, 2, 4]) == 2.5
+    assert percentile([7.0], 90) == 7.0
+
+
+@pytest.mark.parametrize("confidence", [0.5, 0.75, 0.9, 0.95, 0.99, 0.999])
+def test_interval_uses_the_ranks_of_the_binomial(confidence):
+    for n in [*range(1, 400), 1000, 1001, 5000, 100_000]:
+        lo, hi = median_interval(range(1, n + 1), confidence)
+        assert lo + hi == n + 1  # symmetric ranks
+
+        def miss(k, n=n):
+            return 2 * scipy_stats.binom.cdf(k - 1, n, 0.5)
+
+        allowed = (1 - confidence) * (1 + 1e-6)
+        if miss(1) > allowed:
+            assert (lo, hi) == (1, n)
+        else:
+            assert miss(lo) <= allowed
+            assert lo + 1 > n / 2 or miss(lo + 1) > allowed  # no shorter interval will do
+
+
+def test_interval_of_small_samples_by_hand():
+    # Tables of this interval at 95 %: n = 6 to 8 the range, 9 to 11 the second value, 12 to 14 the third.
+    for n, k in [(6, 1), (8, 1), (9, 2), (11, 2), (12, 3), (14, 3), (15, 4), (17, 5), (20, 6)]:
+        assert median_interval(range(1, n + 1)) == (k, n + 1 - k), n
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 4, 5])
+def test_interval_is_the_range_where_none_exists(n):
+    assert median_interval(range(n)) == (0, n - 1)
+
+
+def test_interval_ignores_order():
+    assert median_interval([5, 1, 4, 2, 3, 9, 8, 7, 6]) == median_interval(range(1, 10)) == (2, 8)
+
+
+@pytest.mark.parametrize("n", [6, 10, 31, 100])
+def test_interval_covers_the_true_median(n):
+    """On a skewed distribution, at least 95 % of intervals hold the median, and as many as its ranks promise."""
+    rng = np.random.default_rng(n)
+    true = math.log(2)  # of the exponential distribution
+    trials = 4000
+    hits = 0
+    for row in rng.exponential(size=(trials, n)).tolist():
+        lo, hi = median_interval(row)
+        hits += lo <= true <= hi
+    rank = median_interval(range(1, n + 1))[0]
+    exact = 1 - 2 * scipy_stats.binom.cdf(rank - 1, n, 0.5)
+    assert exact >= 0.95
+    assert hits / trials == pytest.approx(exact, abs=4 * math.sqrt(exact * (1 - exact) / trials))
+
+
+def test_interval_is_fast():
+    values = np.random.default_rng(0).exponential(size=1000).tolist()
+    best = math.inf
+    for _ in range(20):
+        start = time.perf_counter()
+        median_interval(values)
+        best = min(best, time.perf_counter() - start)
+    assert best < 1e-3
+
+
+def test_relative_halfwidth():
+    assert relative_halfwidth([9.0, 9.5, 10.0, 10.0, 10.5, 11.0]) == pytest.approx(0.1)
+    assert relative_halfwidth([4.0] * 50) == 0
+    assert relative_halfwidth([4.0]) == 0
+    assert relative_halfwidth([0.0, 0.0, 0.0, 1.0]) == math.inf
+    assert relative_halfwidth([0.0] * 4) == 0
+
+
+@given(st.lists(st.floats(1e-3, 1e3), min_size=2, max_size=60))
+def test_cov_matches_scipy(values):
+    assert cov(values) == pytest.approx(float(scipy_stats.variation(values, ddof=1)), rel=1e-9, abs=1e-12)
+
+
+def test_cov_where_there_is_none():
+    assert cov([]) is None
+    assert cov([1.0]) is None
+    assert cov([-1.0, 1.0]) is None
+
+
+@given(st.lists(st.floats(1e-3, 1e3), min_size=1, max_size=60))
+def test_geomean_matches_scipy(values):
+    assert geomean(values) == pytest.approx(float(scipy_stats.gmean(values)), rel=1e-9)
+
+
+def test_geomean_of_inverse_ratios_is_the_inverse():
+    assert geomean([2.0, 0.5]) == pytest.approx(1)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: median([]),
+        lambda: percentile([], 50),
+        lambda: percentile([1.0], 101),
+        lambda: percentile([1.0], -1),
+        lambda: median_interval([]),
+        lambda: median_interval([1.0], 1.0),
+        lambda: relative_halfwidth([]),
+        lambda: geomean([]),
+        lambda: geomean([1.0, 0.0]),
+    ],
+)
+def test_bad_input_is_refused(call):
+    with pytest.raises(ValueError, match=r"no values|must lie|above 0"):
+        call()

@@ -1,0 +1,123 @@
+"""The exact work of a case against brute force and against counts made by hand."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from attnbench.types import Case, Shape
+from attnbench.work import flops, nbytes, visible_pairs
+
+lengths = st.integers(1, 24)
+side = st.none() | st.integers(0, 30)
+
+
+def mask(seqlen_q, seqlen_k, causal, window_size):
+    """The pairs that the mask leaves, from its definition in flash-attn's documentation."""
+    offset = seqlen_k - seqlen_q
+    left, right = window_size
+    return {
+        (i, j)
+        for i, j in itertools.product(range(seqlen_q), range(seqlen_k))
+        if (not causal or j <= i + offset)
+        and (left is None or j >= i + offset - left)
+        and (right is None or j <= i + offset + right)
+    }
+
+
+def case(seqlen_q=4, seqlen_k=4, direction="fwd", batch=1, nheads=1, nheads_k=1, headdim=8, headdim_v=8, **more):
+    shape = Shape(batch, seqlen_q, seqlen_k, nheads, nheads_k, headdim, headdim_v)
+    return Case(shape, more.pop("dtype", "bf16"), direction, **more)
+
+
+@given(lengths, lengths, st.booleans(), st.tuples(side, side))
+@example(5, 2, True, (None, None))  # the first three queries see nothing
+@example(9, 3, False, (1, 0))
+@example(3, 9, True, (2, 5))  # causal closes the right side
+@example(1, 24, True, (None, None))  # a decode step sees every key
+def test_pairs_match_brute_force(seqlen_q, seqlen_k, causal, window_size):
+    assert visible_pairs(seqlen_q, seqlen_k, causal, window_size) == len(mask(seqlen_q, seqlen_k, causal, window_size))
+
+
+@given(lengths, lengths, st.booleans(), st.integers(-40, 40), st.integers(-40, 40))
+def test_pairs_match_brute_force_where_a_side_is_negative(seqlen_q, seqlen_k, causal, left, right):
+    window = (left, right)
+    assert visible_pairs(seqlen_q, seqlen_k, causal, window) == len(mask(seqlen_q, seqlen_k, causal, window))
+
+
+def test_pairs_of_a_million_tokens():
+    n = 1 << 20
+    assert visible_pairs(n, n, False) == n * n
+    assert visible_pairs(n, n, True) == n * (n + 1) // 2
+    assert visible_pairs(1, n, True) == n
+    w = 4095  # 4096 keys a query, fewer for the first 4095 queries
+    assert visible_pairs(n, n, True, (w, None)) == n * (w + 1) - w * (w + 1) // 2
+
+
+def test_flops_of_a_square_case_are_the_papers():
+    c = case(1024, 1024, batch=2, nheads=16, headdim=128, headdim_v=128)
+    forward = 4 * 1024**2 * 128 * 16 * 2
+    assert flops(c) == forward
+    assert flops(replace(c, direction="bwd")) == 2.5 * forward
+    assert flops(replace(c, direction="fwd_bwd")) == 3.5 * forward
+    assert flops(c, "fa") == forward
+
+
+def test_flops_by_convention():
+    c = case(1024, 1024, headdim=64, headdim_v=64, causal=True)
+    assert flops(c) == 4 * 64 * (1024 * 1025 // 2)
+    assert flops(c, "fa") == 4 * 64 * 1024 * 1024 / 2
+    windowed = replace(c, window_size=(0, None))
+    assert flops(windowed) == 4 * 64 * 1024
+    assert flops(windowed, "fa") == flops(c, "fa")  # the window changes nothing
+    assert flops(replace(windowed, causal=False, window_size=(0, 0)), "fa") == 4 * 64 * 1024
+    decode = case(1, 4096, headdim=64, headdim_v=64, causal=True)
+    assert flops(decode) == 2 * flops(decode, "fa") == 4 * 64 * 4096
+
+
+def test_flops_with_different_head_dimensions_and_shared_keys():
+    c = case(2, 3, batch=5, nheads=8, nheads_k=2, headdim=192, headdim_v=128)
+    pairs = 2 * 3 * 5 * 8  # query heads count; shared key heads do not multiply
+    assert flops(c) == 2 * (192 + 128) * pairs
+    assert flops(replace(c, direction="bwd")) == 2 * (3 * 192 + 2 * 128) * pairs
+    assert flops(replace(c, shape=replace(c.shape, nheads_k=8))) == flops(c)
+
+
+def test_flops_refuse_an_unknown_convention():
+    with pytest.raises(ValueError, match='"paper"'):
+        flops(case(), "paper")
+    with pytest.raises(ValueError, match='"paper"'):
+        flops(case(causal=True), "paper")
+
+
+def test_bytes_by_hand():
+    c = case(2, 3, batch=5, nheads=8, nheads_k=2, headdim=192, headdim_v=128)
+    q, k, v, out = 5 * 8 * 2 * 192, 5 * 2 * 3 * 192, 5 * 2 * 3 * 128, 5 * 8 * 2 * 128
+    forward = (q + k + v + out) * 2
+    backward = (q + k + v + out + out + q + k + v) * 2
+    assert nbytes(c) == forward
+    assert nbytes(replace(c, direction="bwd")) == backward
+    assert nbytes(replace(c, direction="fwd_bwd")) == forward + backward
+    assert nbytes(replace(c, dtype="fp32")) == 2 * forward
+    assert nbytes(replace(c, dtype="fp16")) == forward
+    assert nbytes(replace(c, causal=True)) == forward  # every key is seen by some query
+
+
+def test_bytes_leave_out_keys_that_no_query_sees():
+    decode = case(1, 4096, nheads=4, headdim=64, headdim_v=64, causal=True, window_size=(127, 0))
+    assert nbytes(decode) == (4 * 64 + 128 * (64 + 64) + 4 * 64) * 2
+
+
+@given(lengths, lengths, st.booleans(), st.tuples(side, side))
+def test_bytes_match_brute_force(seqlen_q, seqlen_k, causal, window_size):
+    seen = mask(seqlen_q, seqlen_k, causal, window_size)
+    queries, keys = len({i for i, _ in seen}), len({j for _, j in seen})
+    c = case(seqlen_q, seqlen_k, nheads=2, headdim=3, headdim_v=5, causal=causal, window_size=window_size)
+    forward = 2 * queries * 3 + keys * 8 + 2 * seqlen_q * 5
+    backward = 2 * queries * (3 + 5 + 5) + keys * 8 + 2 * seqlen_q * 3 + seqlen_k * 8
+    assert nbytes(c) == forward * 2
+    assert nbytes(replace(c, direction="fwd_bwd")) == (forward + backward) * 2
