@@ -28,6 +28,8 @@ class Bench:
     def __init__(self, device: Device) -> None:
         import torch
 
+        gc.collect()
+        gc.freeze()  # what is imported stays: collecting after each job then takes no time
         torch.set_float32_matmul_precision("highest")  # fp32 means fp32; a backend may still choose otherwise
         self.device = torch.device(str(device))
         self.timer: Timer

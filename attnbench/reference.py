@@ -15,6 +15,7 @@ late ones.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -151,37 +152,30 @@ def _checked(case: Case, name: str, results: Mapping[str, Tensor]) -> Tensor:
 
 def _worst(case: Case, parts: list[tuple[Tensor, Tensor, Tensor]]) -> TensorError:
     """The stretch of the sequence (dim 1) whose error is largest against its tolerance; NaN counts as largest."""
-    import math
-
     import torch
 
+    per_row: list[list[Tensor]] = [[], [], []]  # largest error, error of eager, value
+    square_error, square = [], []
+    for ours, exact, eager in parts:
+        difference = ours.to(exact.dtype) - exact
+        for rows, values in zip(per_row, (difference, eager.to(exact.dtype) - exact, exact), strict=True):
+            rows.append(values.abs().amax(dim=(0, 2)))
+        square_error.append(difference.double().square().sum())
+        square.append(exact.double().square().sum())
+    by_row = torch.stack([torch.stack(rows).amax(0) for rows in per_row])
+    stretches = by_row.tensor_split(min(STRETCHES, max(1, by_row.shape[1] // 16)), dim=1)
+    worst_by_stretch = torch.stack([stretch.amax(1) for stretch in stretches]).tolist()
+    overall = max(largest for _, _, largest in worst_by_stretch)
     half_ulp = torch.finfo(torch_dtype(case)).eps / 2
-    overall = max(float(exact.abs().max()) for _, exact, _ in parts)
-    length = parts[0][0].shape[1]
-    stretches = min(STRETCHES, max(1, length // 16))
-    worst: tuple[float, float, float, float] | None = None
-    square_error = square = 0.0
-    for i in range(stretches):
-        piece = slice(i * length // stretches, (i + 1) * length // stretches)
-        error = eager_error = largest = 0.0
-        for ours, exact, eager in parts:
-            difference = ours[:, piece].to(exact.dtype) - exact[:, piece]
-            error = _nan_max(error, float(difference.abs().max()))
-            eager_error = max(eager_error, float((eager[:, piece].to(exact.dtype) - exact[:, piece]).abs().max()))
-            largest = max(largest, float(exact[:, piece].abs().max()))
-            square_error += float(difference.double().square().sum())
-            square += float(exact[:, piece].double().square().sum())
+    found = []
+    for error, eager_error, largest in worst_by_stretch:
         tolerance = 2 * eager_error + half_ulp * largest + FLOAT32_WORK * overall
-        excess = math.inf if math.isnan(error) else error / tolerance if tolerance else math.inf if error else 0.0
-        if worst is None or excess > worst[0]:
-            worst = (excess, error, eager_error, tolerance)
-    assert worst is not None
-    relative = math.sqrt(square_error / square) if square else math.sqrt(square_error)
-    return TensorError(max_error=worst[1], eager_error=worst[2], tolerance=worst[3], relative=relative)
-
-
-def _nan_max(a: float, b: float) -> float:
-    return b if b != b or b > a else a
+        excess = math.inf if math.isnan(error) else error / max(tolerance, math.ulp(0.0))
+        found.append((excess, error, eager_error, tolerance))
+    _, error, eager_error, tolerance = max(found)
+    total = float(torch.stack(square_error).sum()), float(torch.stack(square).sum())
+    relative = math.sqrt(total[0] / total[1]) if total[1] else math.sqrt(total[0])
+    return TensorError(max_error=error, eager_error=eager_error, tolerance=tolerance, relative=relative)
 
 
 def _attend(

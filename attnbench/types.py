@@ -115,6 +115,7 @@ class Policy:
     min_samples: int = 10  # where one call takes under a second; else 3
     max_samples: int = 1000
     target: float = 0.005  # stop when the 95 % interval of the median is within this fraction of it
+    min_seconds: float = 0.1  # of samples, so that short and long kernels meet like clocks
     max_seconds: float = 0.2  # time cap of the samples of one cell, once min_samples are there
     timeout_s: float = 120.0  # a job that takes longer, and longer than 5 times its forecast, is killed
     seed: int = 0

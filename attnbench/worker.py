@@ -16,6 +16,7 @@ import contextlib
 import ctypes
 import json
 import os
+import re
 import signal
 import sys
 import time
@@ -75,7 +76,7 @@ class Worker:
             return {"refused": str(error)}
 
     def survey(self, case: Case, device: Device) -> tuple[str | None, Any, float]:
-        """Why the backend does not take the case or None, the memory it needs, the share of a matmul's rate to expect."""
+        """Why the backend does not take the case (or None), the memory it needs, the share of a matmul's rate."""
         assert self.backend is not None
         reason = self.backend.unsupported(case, device)
         if device.kind == "fake" and not getattr(self.backend, "simulated", False):
@@ -144,6 +145,7 @@ def _is_oom(error: Exception) -> bool:
 
 def _one_line(error: Exception) -> str:
     text = " ".join(str(error).split("\n\n")[0].split())
+    text = re.sub(r"(Tried to allocate [\d.]+ \w+\.).*?of which ([\d.]+ \w+) is free.*", r"\1 \2 free", text)
     return f"{type(error).__name__}: {text}"[:400] if text else type(error).__name__
 
 

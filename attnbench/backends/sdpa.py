@@ -94,7 +94,7 @@ class Math(Sdpa):
 
     def workspace(self, case: Case) -> Workspace:
         widen = 1 if case.dtype == "fp32" else 2  # scores are float32 whatever the inputs
-        return scores_workspace(case, copies_fwd=3 * widen, copies_bwd=5 * widen)
+        return scores_workspace(case, copies_fwd=2.4 * widen, copies_bwd=4.1 * widen)  # as measured on an H200
 
 
 class Efficient(Sdpa):

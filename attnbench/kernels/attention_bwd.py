@@ -47,9 +47,7 @@ def attention_backward(
         Blocks(64, 1, 4, 1),
         triton.cdiv(seqlen_q, 64) * batch * nheads,
         q,
-        *(out, dout, delta),
-        *(*out.stride()[:3], *dout.stride()[:3]),
-        *(seqlen_q, nheads),
+        *(out, dout, delta, *out.stride()[:3], *dout.stride()[:3], seqlen_q, nheads),
         HEADDIM_V=headdim_v,
         BLOCK_DV=padded(headdim_v),
     )
@@ -57,13 +55,8 @@ def attention_backward(
     inputs = (q, k, v, dout, lse, delta)
     strides = (*q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *dout.stride()[:3])
     scales = (softmax_scale, softmax_scale * LOG2_E)
-    dims = {
-        "HEADDIM": headdim,
-        "HEADDIM_V": headdim_v,
-        "BLOCK_D": padded(headdim),
-        "BLOCK_DV": padded(headdim_v),
-        "CAUSAL": causal,
-    }
+    dims = {"HEADDIM": headdim, "HEADDIM_V": headdim_v, "BLOCK_D": padded(headdim), "BLOCK_DV": padded(headdim_v)}
+    dims["CAUSAL"] = causal
     row_bytes = (headdim + headdim_v) * q.element_size()
     dq = dk = dv = None
     if need_dkv:
@@ -89,7 +82,7 @@ def attention_backward(
             triton.cdiv(seqlen_q, blocks.BLOCK_M) * heads,
             q,
             *(*inputs, dq, *strides, *dq.stride()[:3], *scales),
-            *(seqlen_q, seqlen_k, nheads, group, heads, section),
+            *(seqlen_q, seqlen_k, nheads, group, heads, section, seqlen_k - seqlen_k % blocks.BLOCK_N),
             **dims,
         )
     return dq, dk, dv
@@ -116,8 +109,7 @@ def _delta(
     dout = load_rows(
         DOut + b * stride_gb + h * stride_gh + first * stride_gm, stride_gm, rows, limit, HEADDIM_V, BLOCK_DV, True
     )
-    delta = tl.sum(out.to(tl.float32) * dout.to(tl.float32), 1)
-    tl.store(Delta + bh * seqlen_q + start_m + rows, delta, mask=rows < limit)
+    tl.store(Delta + bh * seqlen_q + start_m + rows, tl.sum(out.to(tl.float32) * dout, 1), mask=rows < limit)
 
 
 @triton.jit(do_not_specialize=["scale", "scale_log2", "seqlen_q", "seqlen_k", "nheads", "group", "heads", "section"])
@@ -209,7 +201,7 @@ def _dk_dv_block(
     lse = tl.load(Lse + offset + rows, mask=rows < limit, other=float("inf"))
     scores = tl.dot(k, tl.trans(q), input_precision="ieee")
     if MASK:
-        seen = rows[None, :] - tl.arange(0, BLOCK_N)[:, None] >= diagonal - start_m
+        seen = start_m + rows[None, :] >= diagonal + tl.arange(0, BLOCK_N)[:, None]
         scores = tl.where(seen, scores, float("-inf"))
     p = tl.exp2(scores * scale_log2 - lse[None, :])
     dout = load_rows(DOut + offset * stride_gm, stride_gm, rows, limit, HEADDIM_V, BLOCK_DV, True)
@@ -221,7 +213,9 @@ def _dk_dv_block(
     return dk, dv
 
 
-@triton.jit(do_not_specialize=["scale", "scale_log2", "seqlen_q", "seqlen_k", "nheads", "group", "heads", "section"])
+@triton.jit(
+    do_not_specialize=["scale", "scale_log2", "seqlen_q", "seqlen_k", "nheads", "group", "heads", "section", "whole"]
+)
 def _dq(
     Q, K, V, DOut, Lse, Delta, DQ,
     stride_qb, stride_qm, stride_qh, stride_kb, stride_kn, stride_kh, stride_vb, stride_vn, stride_vh,
@@ -229,6 +223,7 @@ def _dq(
     scale, scale_log2, seqlen_q, seqlen_k, nheads, group,
     heads,  # batch * nheads
     section,
+    whole,  # seqlen_k without a last block that it does not fill
     HEADDIM: tl.constexpr, HEADDIM_V: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
     CAUSAL: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
@@ -257,7 +252,7 @@ def _dq(
         full = tl.maximum(start_m + shift + 1, 0) // BLOCK_N * BLOCK_N
     else:
         end = seqlen_k
-        full = seqlen_k // BLOCK_N * BLOCK_N
+        full = whole  # given, not computed, as in the forward
 
     diagonal = start_m + shift
     dq = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
@@ -266,14 +261,7 @@ def _dq(
             dq, q, dout, lse, delta, K, V, stride_kn, stride_vn, scale_log2, diagonal, start_n, seqlen_k,
             HEADDIM, HEADDIM_V, BLOCK_D, BLOCK_DV, BLOCK_M, BLOCK_N, CAUSAL, MASK=False,
         )  # fmt: skip
-    if CAUSAL:
-        for start_n in range(full, end, BLOCK_N):
-            dq = _dq_block(
-                dq, q, dout, lse, delta, K, V, stride_kn, stride_vn, scale_log2, diagonal, start_n, seqlen_k,
-                HEADDIM, HEADDIM_V, BLOCK_D, BLOCK_DV, BLOCK_M, BLOCK_N, CAUSAL, MASK=True,
-            )  # fmt: skip
-    elif full < end:  # at most one block; see the forward
-        start_n = full
+    for start_n in range(full, end, BLOCK_N):
         dq = _dq_block(
             dq, q, dout, lse, delta, K, V, stride_kn, stride_vn, scale_log2, diagonal, start_n, seqlen_k,
             HEADDIM, HEADDIM_V, BLOCK_D, BLOCK_DV, BLOCK_M, BLOCK_N, CAUSAL, MASK=True,
@@ -303,7 +291,7 @@ def _dq_block(
     scores = tl.dot(q, tl.trans(k), input_precision="ieee")
     if MASK:
         if CAUSAL:
-            seen = cols[None, :] - tl.arange(0, BLOCK_M)[:, None] <= diagonal - start_n
+            seen = start_n + cols[None, :] <= diagonal + tl.arange(0, BLOCK_M)[:, None]
         else:
             seen = start_n + cols[None, :] < seqlen_k
         scores = tl.where(seen, scores, float("-inf"))

@@ -3,17 +3,22 @@
 The block sizes are fixed, not autotuned: autotuning would compile each kernel many times at the first call, and the
 time of the first call is one of the things attnbench reports.
 
-How the tables were chosen (16-bit; the forward's and the first rows of the backward's are those that PyTorch's
-FlexAttention found by search on an H100, torch/_inductor/template_heuristics/triton.py):
+How the tables were chosen. The starting point were those that PyTorch's FlexAttention found by search on an H100
+(torch/_inductor/template_heuristics/triton.py); each row was then compiled for its GPU (sm_90, sm_80, sm_86; Triton
+3.6) and changed where `ptxas -v` showed spills inside a loop.
 
 - **Registers.** A thread has 255. The accumulators live there for the whole loop: forward BLOCK_M x headdim_v, dq
   BLOCK_M x headdim, dk and dv BLOCK_N x (headdim + headdim_v), in fp32, over 32 num_warps threads. All rows keep
-  that at 128 registers a thread or less, so that a block of scores fits beside it.
+  that at 128 registers a thread or less, so that two blocks of scores fit beside it. On Hopper no forward and no dq
+  of 16 bit spills; dk/dv spills values that it needs outside of its inner loops (at headdim 128 under causal it
+  reloads 8 in them).
 - **Shared memory.** It holds the block that a program owns and, num_stages deep, the blocks it walks over while the
-  next ones are on their way. `shared_memory` counts that from above (an Ampere keeps the owned block in registers).
-  A block of Hopper may use 227 KiB, of an A100 163, of a consumer Ampere or Ada 99; the first row that fits is taken.
+  next ones are on their way. `shared_memory` counts that, for num_stages > 1 from above: at headdim 128 on Hopper
+  Triton allocates 128 of 128 KiB forward, 161 of 192 for dk/dv and 160 of 176 for dq; less on Ampere, which keeps the
+  owned block in registers. A program may use 227 KiB on Hopper, 163 on an A100, 99 on a consumer Ampere or Ada; the
+  first row that fits is taken.
 - **fp32** runs on the ordinary cores, not the tensor cores: nothing to feed from shared memory, but each thread
-  unrolls all its multiplications, so blocks are small.
+  unrolls all its multiplications and holds their operands, so blocks are small and spread over 8 warps.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, disable-error-code="untyped-decorator"
@@ -46,7 +51,7 @@ class Blocks(NamedTuple):
 # By the padded headdim (the larger of headdim and headdim_v); KiB of shared memory behind each row.
 _HALF: dict[Kernel, dict[int, tuple[Blocks, ...]]] = {
     "fwd": {
-        64: (Blocks(128, 128, 4, 3), Blocks(128, 64, 4, 3), Blocks(128, 64, 4, 2)),  # 112, 64, 48
+        64: (Blocks(128, 64, 4, 3), Blocks(128, 64, 4, 2)),  # 64, 48
         128: (Blocks(128, 64, 8, 3), Blocks(128, 64, 8, 2), Blocks(128, 32, 8, 2)),  # 128, 96, 64
         256: (Blocks(128, 64, 8, 2), Blocks(128, 32, 8, 2), Blocks(64, 32, 4, 2), Blocks(64, 16, 4, 2)),
         # 192, 128, 96, 64
@@ -55,8 +60,8 @@ _HALF: dict[Kernel, dict[int, tuple[Blocks, ...]]] = {
         64: (Blocks(64, 128, 8, 3), Blocks(64, 64, 4, 2), Blocks(32, 64, 4, 2)),  # 112, 64, 40
         128: (Blocks(64, 128, 8, 3), Blocks(64, 64, 4, 2), Blocks(32, 64, 4, 2), Blocks(32, 32, 4, 2)),
         # 192, 112, 72, 52
-        256: (Blocks(64, 64, 8, 2), Blocks(32, 64, 8, 2), Blocks(32, 32, 8, 1), Blocks(16, 32, 8, 1)),
-        # 208, 136, 68, 50
+        256: (Blocks(32, 64, 8, 3), Blocks(32, 64, 8, 2), Blocks(32, 32, 8, 1), Blocks(16, 32, 8, 1)),
+        # 168, 136, 68, 50
     },
     "dq": {
         64: (Blocks(128, 64, 8, 3), Blocks(64, 64, 4, 2)),  # 96, 56
@@ -67,9 +72,9 @@ _HALF: dict[Kernel, dict[int, tuple[Blocks, ...]]] = {
     },
 }
 _FLOAT: dict[Kernel, dict[int, tuple[Blocks, ...]]] = {
-    "fwd": {64: (Blocks(64, 32, 4, 1),), 128: (Blocks(32, 32, 4, 1),), 256: (Blocks(32, 32, 8, 1),)},  # 32, 48, 96
-    "dkdv": {64: (Blocks(32, 32, 4, 1),), 128: (Blocks(32, 32, 4, 1),), 256: (Blocks(16, 16, 4, 1),)},  # 40, 72, 66
-    "dq": {64: (Blocks(32, 32, 4, 1),), 128: (Blocks(32, 32, 4, 1),), 256: (Blocks(16, 16, 4, 1),)},  # 36, 68, 65
+    "fwd": {64: (Blocks(32, 32, 8, 1),), 128: (Blocks(32, 32, 8, 1),), 256: (Blocks(32, 16, 8, 1),)},  # 24, 48, 64
+    "dkdv": {64: (Blocks(32, 32, 8, 1),), 128: (Blocks(32, 32, 8, 1),), 256: (Blocks(16, 16, 8, 1),)},  # 40, 72, 66
+    "dq": {64: (Blocks(32, 32, 8, 1),), 128: (Blocks(32, 32, 8, 1),), 256: (Blocks(16, 16, 8, 1),)},  # 36, 68, 65
 }
 
 

@@ -42,6 +42,7 @@ def attention_forward(q: Tensor, k: Tensor, v: Tensor, causal: bool, softmax_sca
         *(*q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *out.stride()[:3]),
         softmax_scale * LOG2_E,
         *(seqlen_q, seqlen_k, nheads, group, heads, heads_per_section(batch * nheads_k, head_bytes) * group),
+        seqlen_k - seqlen_k % blocks.BLOCK_N,
         HEADDIM=headdim,
         HEADDIM_V=headdim_v,
         BLOCK_D=padded(headdim),
@@ -53,7 +54,7 @@ def attention_forward(q: Tensor, k: Tensor, v: Tensor, causal: bool, softmax_sca
 
 # Strides are specialised on being multiples of 16 (wide loads need it). Lengths and counts are not: a new length
 # must not compile a new kernel.
-@triton.jit(do_not_specialize=["scale_log2", "seqlen_q", "seqlen_k", "nheads", "group", "heads", "section"])
+@triton.jit(do_not_specialize=["scale_log2", "seqlen_q", "seqlen_k", "nheads", "group", "heads", "section", "whole"])
 def _forward(
     Q, K, V, Out, Lse,
     stride_qb, stride_qm, stride_qh, stride_kb, stride_kn, stride_kh, stride_vb, stride_vn, stride_vh,
@@ -61,6 +62,7 @@ def _forward(
     scale_log2, seqlen_q, seqlen_k, nheads, group,
     heads,  # batch * nheads
     section,
+    whole,  # seqlen_k without a last block that it does not fill
     HEADDIM: tl.constexpr, HEADDIM_V: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
     CAUSAL: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
@@ -85,8 +87,10 @@ def _forward(
         end = tl.maximum(tl.minimum(start_m + BLOCK_M, seqlen_q) + shift, 0)
         full = tl.maximum(start_m + shift + 1, 0) // BLOCK_N * BLOCK_N
     else:
+        # Were `full` computed here, LLVM would see that the second loop runs at most once and unroll it, and ptxas
+        # would then serialise the matmuls of the whole kernel (its warning C7515).
         end = seqlen_k
-        full = seqlen_k // BLOCK_N * BLOCK_N
+        full = whole
 
     diagonal = start_m + shift
     acc = tl.zeros((BLOCK_M, BLOCK_DV), tl.float32)
@@ -97,15 +101,7 @@ def _forward(
             acc, row_max, row_sum, q, K, V, stride_kn, stride_vn, scale_log2, diagonal, start_n, seqlen_k,
             HEADDIM, HEADDIM_V, BLOCK_D, BLOCK_DV, BLOCK_M, BLOCK_N, CAUSAL, MASK=False,
         )  # fmt: skip
-    if CAUSAL:
-        for start_n in range(full, end, BLOCK_N):
-            acc, row_max, row_sum = _forward_block(
-                acc, row_max, row_sum, q, K, V, stride_kn, stride_vn, scale_log2, diagonal, start_n, seqlen_k,
-                HEADDIM, HEADDIM_V, BLOCK_D, BLOCK_DV, BLOCK_M, BLOCK_N, CAUSAL, MASK=True,
-            )  # fmt: skip
-    elif full < end:
-        # At most one block. As a loop, ptxas would serialise the matmuls of the whole kernel (warning C7515).
-        start_n = full
+    for start_n in range(full, end, BLOCK_N):
         acc, row_max, row_sum = _forward_block(
             acc, row_max, row_sum, q, K, V, stride_kn, stride_vn, scale_log2, diagonal, start_n, seqlen_k,
             HEADDIM, HEADDIM_V, BLOCK_D, BLOCK_DV, BLOCK_M, BLOCK_N, CAUSAL, MASK=True,
@@ -140,7 +136,7 @@ def _forward_block(
     if MASK:
         # Under causal the last key is the last query's diagonal, so the diagonal also cuts at seqlen_k.
         if CAUSAL:
-            seen = cols[None, :] - tl.arange(0, BLOCK_M)[:, None] <= diagonal - start_n
+            seen = start_n + cols[None, :] <= diagonal + tl.arange(0, BLOCK_M)[:, None]
         else:
             seen = start_n + cols[None, :] < seqlen_k
         scores = tl.where(seen, scores, float("-inf"))

@@ -110,8 +110,9 @@ def collect(
 ) -> list[float]:
     """Samples in seconds, after a warm-up by time.
 
-    Stops when the 95 % interval of the median lies within `policy.target` of it, or the time cap is reached; with at
-    least `policy.min_samples` where one call takes under a second, else 3. All samples are kept, outliers included.
+    Stops when the 95 % interval of the median lies within `policy.target` of it, or the time cap is reached; not
+    before `policy.min_seconds`, nor with fewer than `policy.min_samples` where one call takes under a second, else 3.
+    All samples are kept, outliers included.
     """
     began = clock()
     estimate = timer.samples(launch, 1)[0]
@@ -125,7 +126,9 @@ def collect(
         values += timer.samples(launch, max(_batch(estimate, BATCH_SECONDS), min(missing, MAX_BATCH)))
         if len(values) < least:
             continue
-        if clock() - began >= policy.max_seconds or stats.relative_halfwidth(values) <= policy.target:
+        spent = clock() - began
+        steady = spent >= policy.min_seconds and stats.relative_halfwidth(values) <= policy.target
+        if steady or spent >= policy.max_seconds:
             break
     return values
 

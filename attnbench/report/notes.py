@@ -51,7 +51,11 @@ def notes(cells: Sequence[Cell]) -> list[Note]:
         scope = "all" if len(group) == len(of_backend) else words.count(len(group), "case")
         lines.setdefault((words.ENDINGS[group[0].status], template, device, scope, place), []).append(group)
     found = []
-    for (word, _, device, scope, place), alike in lines.items():
+    order = list(words.ENDINGS.values())
+    ranked = sorted(
+        lines.items(), key=lambda line: (order.index(line[0][0]), words.backend_rank(line[1][0][0].backend))
+    )
+    for (word, _, device, scope, place), alike in ranked:
         members = [c for group in alike for c in group]
         who = ", ".join(sorted({c.backend for c in members}, key=words.backend_rank))
         each = " each" if len(alike) > 1 and scope != "all" else ""
@@ -61,8 +65,7 @@ def notes(cells: Sequence[Cell]) -> list[Note]:
         on = f" on {device}" if several_devices else ""
         reasons = [_one_line(c.reason or "no reason given") for c in members]
         found.append(Note(word, detail + on, words.merged(reasons)))
-    order = list(words.ENDINGS.values())
-    return sorted(found, key=lambda n: order.index(n.word))
+    return found
 
 
 def warnings(cells: Sequence[Cell], runs: Sequence[Run], convention: Convention = "exact") -> list[Caution]:
@@ -131,7 +134,7 @@ def _few(cells: Iterable[Cell]) -> Iterator[Caution]:
             f"Few samples in {words.count(len(counts), 'cell')}, the fewest {fewest}: {words.name(cell)}.",
             "Their spread is hardly known"
             + (": below 6 no 95 % interval exists." if fewest < metrics.MIN_SAMPLES_INTERVAL else "."),
-            f"Raise max_seconds (it was {cell.run.policy.max_seconds:g} s a cell).",
+            f"Raise max_seconds in the suite (it was {cell.run.policy.max_seconds:g} s a cell).",
         )
 
 
@@ -144,7 +147,8 @@ def _noisy(cells: Sequence[Cell]) -> Iterator[Caution]:
             f"Noisy: {len(noisy)} of {words.count(len(cells), 'cell')} not known to {target}, the worst to "
             f"{metrics.percent(worst)}: {words.name(cell)}.",
             "Smaller differences than that are not real.",
-            f"Leave the machine alone meanwhile, or raise max_seconds ({cell.run.policy.max_seconds:g} s a cell).",
+            "Leave the machine alone meanwhile, or raise max_seconds in the suite "
+            f"({cell.run.policy.max_seconds:g} s a cell).",
         )
 
 

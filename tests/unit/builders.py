@@ -64,7 +64,7 @@ def environment(device: Device = H200, **changes: Any) -> Environment:
 
 def times(latency: float, n: int = 100, spread: float = 0.002) -> Measurement:
     """n samples around a median of exactly `latency`, symmetric, from 1 - spread to 1 + spread of it."""
-    return Measurement("s", tuple(latency * (1 + spread * (2 * i / (n - 1) - 1)) for i in range(n)))
+    return Measurement("s", tuple(latency * (1 + spread * (2 * i - (n - 1)) / max(1, n - 1)) for i in range(n)))
 
 
 def ok(

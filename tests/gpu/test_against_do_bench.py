@@ -1,0 +1,68 @@
+"""attnbench's timer against triton.testing.do_bench: the same closures, in turns, in one process."""
+
+from __future__ import annotations
+
+import pytest
+
+from attnbench import backends, environment, inputs, stats
+from attnbench.bench import Bench
+from attnbench.measure.timing import collect
+from attnbench.types import Case, Policy, Shape
+
+torch = pytest.importorskip("torch")
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU"),
+    pytest.mark.filterwarnings("default"),
+]
+
+TURNS = 5
+SHORTEST = 0.5e-3  # seconds; below, the peers differ by the launch gap that events contain
+
+
+def cases() -> list[Case]:
+    found = []
+    for seqlen, d in ((4096, 64), (4096, 128), (16384, 64), (16384, 128)):
+        for causal in (False, True):
+            shape = Shape(16384 // seqlen, seqlen, seqlen, 2048 // d, 2048 // d, d, d)
+            found += [Case(shape, "bf16", direction, causal) for direction in ("fwd", "bwd")]
+    return found
+
+
+def ratio(name: str, case: Case, bench: Bench, policy: Policy) -> tuple[float, float] | None:
+    """(latency, attnbench / do_bench) by medians over turns."""
+    from triton.testing import do_bench
+
+    backend = backends.load(name, backends.BACKENDS[name])
+    prepared = backend.prepare(case, inputs.make(case, str(bench.device), 0))
+    prepared.launch()
+    if collect(bench.timer, prepared.launch, policy)[0] < SHORTEST:
+        return None
+    ratios, latencies = [], []
+    for turn in range(TURNS):
+        ours = theirs = 0.0
+        for who in ("ours", "theirs") if turn % 2 else ("theirs", "ours"):
+            if who == "ours":
+                ours = stats.median(collect(bench.timer, prepared.launch, policy))
+            else:
+                theirs = do_bench(prepared.launch, warmup=25, rep=100, return_mode="median") / 1e3
+        ratios.append(ours / theirs)
+        latencies.append(ours)
+    return stats.median(latencies), stats.median(ratios)
+
+
+def test_agrees_within_2_percent_in_the_median() -> None:
+    device = environment.describe("cuda:0").device
+    bench, policy = Bench(device), Policy()
+    found = []
+    for name in ("sdpa-flash", "sdpa-cudnn", "sdpa-efficient"):
+        for case in cases():
+            if (pair := ratio(name, case, bench, policy)) is not None:
+                found.append(pair[1])
+                s = case.shape
+                print(f"{name:15} d{s.headdim} {s.seqlen_k:6} causal={case.causal:d} {case.direction}", end=" ")
+                print(f"{pair[0] * 1e6:9.1f} us  attnbench/do_bench {pair[1]:.4f}")
+            bench.recover()
+    print(f"median {stats.median(found):.4f}, from {min(found):.4f} to {max(found):.4f}, {len(found)} cells")
+    assert len(found) >= 20
+    assert abs(stats.median(found) - 1) < 0.02

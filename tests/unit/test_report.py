@@ -1,0 +1,287 @@
+"""Layouts as golden text, endings and warnings in words, and exports that read back."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pandas
+import pytest
+from builders import CPU, H200, case, ended, ok, run
+from rich.console import Console
+
+from attnbench.errors import UserError
+from attnbench.report import export, markdown, terminal
+from attnbench.types import Record, Run
+
+SIX = ("eager", "sdpa-math", "sdpa-efficient", "sdpa-flash", "sdpa-cudnn", "triton")
+
+
+@pytest.fixture(autouse=True)
+def _plain_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("NO_COLOR", "FORCE_COLOR", "COLUMNS", "TTY_COMPATIBLE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("TERM", "xterm-256color")
+
+
+def shown(runs: list[Run], width: int = 100, encoding: str = "utf-8", **options: Any) -> str:
+    """What the terminal report writes to a pipe."""
+    raw = io.BytesIO()
+    stream = io.TextIOWrapper(raw, encoding=encoding)
+    terminal.render(Console(file=stream, width=width), runs, **options)
+    stream.flush()
+    return raw.getvalue().decode(encoding)
+
+
+def h200(backends: tuple[str, ...] = SIX) -> Iterator[Record]:
+    """The forward of d128 as in the facts file, roughly: 1k and 16k, full and causal."""
+    speeds = dict(zip(SIX, (32.1, 28.0, 141.4, 245.0, 414.2, 338.8), strict=True))
+    for causal in (False, True):
+        for seqlen, factor in ((1024, 1.0), (16384, 1.5)):
+            which = case(seqlen, causal=causal)
+            for name in backends:
+                if name == "sdpa-math":
+                    yield ended(which, name, "skipped", "needs a CUDA GPU")
+                elif name == "eager" and seqlen == 16384:
+                    yield ended(which, name, "skipped", "needs 137 GiB of scores; 120 GiB free")
+                elif name == "triton" and seqlen == 16384 and causal:
+                    yield ended(which, name, "wrong", "out is off by 0.02 where 0.004 is allowed (eager: 0.002)")
+                else:
+                    memory = seqlen * 2**20 if name == "eager" else 64 * 2**20
+                    yield ok(which, name, speeds[name] * factor, memory_peak=memory, clock_sm=1.755e9)
+
+
+WIDE = """\
+NVIDIA H200  140 GiB, 700 W, driver 580.82, torch 2.11.0+cu130, CUDA 13.0, suite quick, 2026-07-01
+latency = median of 100 samples, CUDA events, L2 cold, SM clock 1755 of 1980 MHz
+
+Throughput, TFLOP/s (FLOPs: exact), and share of the peak (989 for bf16)  * best of its row
+
+bf16, headdim 128, full, fwd  16 heads, batch x seqlen = 16k
+seqlen     eager   sdpa-efficient   sdpa-flash   sdpa-cudnn    triton
+─────────────────────────────────────────────────────────────────────
+    1k   32.1 3%          141 14%      245 25%     *414 42%   339 34%
+   16k      skip          212 21%      368 37%     *621 63%   508 51%
+
+bf16, headdim 128, causal, fwd  16 heads, batch x seqlen = 16k
+seqlen     eager   sdpa-efficient   sdpa-flash   sdpa-cudnn    triton
+─────────────────────────────────────────────────────────────────────
+    1k   32.1 3%          141 14%      245 25%     *414 42%   339 34%
+   16k      skip          212 21%      368 37%     *621 63%     WRONG
+
+Peak memory added by one call
+
+bf16, headdim 128, full, fwd  16 heads, batch x seqlen = 16k
+seqlen      eager   sdpa-efficient   sdpa-flash   sdpa-cudnn     triton
+───────────────────────────────────────────────────────────────────────
+    1k   1.00 GiB         64.0 MiB     64.0 MiB     64.0 MiB   64.0 MiB
+   16k       skip         64.0 MiB     64.0 MiB     64.0 MiB   64.0 MiB
+
+WRONG  triton 16k d128 causal fwd: out is off by 0.02 where 0.004 is allowed (eager: 0.002)
+skip   eager (2 cases: 16k): needs 137 GiB of scores; 120 GiB free
+skip   sdpa-math (all): needs a CUDA GPU
+
+!  1 result wrong: triton 16k d128 causal fwd.  The speed of a wrong answer says nothing, so none
+   is shown. See above by how much; report it to the backend's authors.
+"""
+
+NARROW = """\
+NVIDIA H200  140 GiB, 700 W, driver 580.82, torch
+2.11.0+cu130, CUDA 13.0, suite quick, 2026-07-01
+latency = median of 100 samples, CUDA events, L2 cold, SM
+clock 1755 of 1980 MHz
+
+Throughput, TFLOP/s (FLOPs: exact), and share of the peak
+(989 for bf16)
+* best of its row
+
+bf16, headdim 128, full, fwd  16 heads, batch x seqlen = 16k
+                     sdpa-    sdpa-     sdpa-
+seqlen    eager  efficient    flash     cudnn   triton
+──────────────────────────────────────────────────────
+    1k  32.1 3%    141 14%  245 25%  *414 42%  339 34%
+   16k     skip    212 21%  368 37%  *621 63%  508 51%
+
+"""
+
+
+def test_golden_at_100_columns() -> None:
+    assert shown([run(h200())]) == WIDE
+
+
+def test_golden_at_60_columns() -> None:
+    """Names on two lines, the table in parts, nothing cut."""
+    text = shown([run(h200())], 60)
+    assert text.startswith(NARROW)
+    assert max(map(len, text.splitlines())) <= 60
+
+
+def test_narrower_still() -> None:
+    text = shown([run(h200())], 40, memory=False)
+    tables = text[: text.index("WRONG  ")]
+    for figure in ("32.1 3%", "141 14%", "245 25%", "*414 42%", "339 34%", "*621 63%"):
+        assert tables.count(figure) == 2
+    assert max(map(len, text.splitlines())) <= 40
+
+
+def test_a_pipe_gets_no_escape_codes_and_ascii_gets_ascii() -> None:
+    assert "\x1b" not in shown([run(h200())])
+    text = shown([run([*h200(), ended(case(4096), "fa4", "failed", "5 × 3 — \x1b[31mred\x1b[0m")])], encoding="ascii")
+    assert "-----" in text
+    assert "5 ? 3 ? red" in text
+
+
+def test_no_color_keeps_the_figures_and_the_star(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NO_COLOR", "1")
+    stream = io.StringIO()
+    terminal.render(Console(file=stream, width=100, force_terminal=True), [run(h200())])
+    assert "*414" in stream.getvalue()
+    assert "\x1b[3" not in stream.getvalue()  # bold and dim may stay
+
+
+def test_colour_marks_best_and_wrong() -> None:
+    stream = io.StringIO()
+    console = Console(file=stream, width=100, force_terminal=True, color_system="standard")
+    terminal.render(console, [run(h200())], memory=False)
+    assert "\x1b[1;32m*414\x1b[0m" in stream.getvalue()
+    assert "\x1b[1;31mWRONG\x1b[0m" in stream.getvalue()
+
+
+def test_a_cpu_has_no_utilisation_and_no_warning_about_it() -> None:
+    records = [ok(case(512, dtype="fp32"), name, t) for name, t in (("eager", 0.1234), ("sdpa-math", 0.0456))]
+    text = shown([run(records, device=CPU)])
+    assert "   512   *0.123      0.0456\n" in text
+    assert "share of the peak" not in text
+    assert "Utilisation" not in text
+
+
+def test_ties_share_the_star_and_a_star_on_most_is_none() -> None:
+    def row(*speeds: float) -> str:
+        records = [ok(case(), name, t) for name, t in zip(SIX, speeds, strict=False)]
+        return next(line for line in shown([run(records)]).splitlines() if line.startswith("    1k"))
+
+    assert row(300.2, 300.1, 200.0, 100.0).count("*") == 2
+    assert row(300.2, 300.1, 200.0).count("*") == 0
+    assert row(300.0).count("*") == 0
+
+
+def test_columns_by_another_axis() -> None:
+    records = [
+        ok(case(s, headdim=d, nheads=2048 // d), b, t)
+        for s in (1024, 2048)
+        for d in (64, 128)
+        for b, t in (("triton", 300.0), ("sdpa-flash", 200.0))
+    ]
+    text = shown([run(records)], by="headdim")
+    assert "bf16, full, fwd, triton  batch x seqlen = 16k\nseqlen   d64 h32   d128 h16\n" in text
+    assert "*" not in text
+    text = shown([run(records)], by="seqlen", metrics=("speedup", "latency"), memory=False)
+    assert "No cell has a figure for this." in text
+    assert "Latency  * best of its column" in text
+    assert "backend" in text
+    assert "triton" in text
+
+
+def test_unknown_names_are_user_errors() -> None:
+    with pytest.raises(UserError, match='no metric "tflop"; did you mean "tflops"'):
+        shown([run(h200())], metrics=("tflop",))
+    with pytest.raises(UserError, match='no columns "head"'):
+        shown([run(h200())], by="head")
+
+
+def test_what_row_and_column_do_not_tell_makes_tables() -> None:
+    two_batches = [ok(case(batch=b), "triton", 300.0) for b in (1, 2)]
+    text = shown([run(two_batches)])
+    assert "16 heads, batch 1" in text
+    assert "16 heads, batch 2" in text
+    decode = [ok(case(s, seqlen_q=1, batch=8, nheads=32, nheads_k=8), "triton", 1.0) for s in (1024, 3000)]
+    text = shown([run(decode)])
+    assert "32 heads, 8 key heads, batch 8, seqlen_q 1\n" in text
+    assert "  3000 " in text
+    odd = [ok(case(s, batch=b), "triton", 1.0) for s, b in ((1024, 3), (2048, 5))]
+    assert "1k b3" in shown([run(odd)])
+    window = [ok(case(causal=True, window_size=(1023, None), softcap=30.0), "triton", 1.0)]
+    assert "bf16, headdim 128, causal window (1023, open), softcap 30.0, fwd" in shown([run(window)])
+
+
+def test_memory_is_shown_once_for_all_masks() -> None:
+    text = shown([run(h200())])
+    assert text.count("1.00 GiB") == 1
+    assert "Peak memory" not in shown([run(h200())], memory=False)
+    assert shown([run(h200())], metrics=("memory_peak",)).count("1.00 GiB") == 2
+
+
+def test_several_devices() -> None:
+    b200 = replace(H200, name="NVIDIA B200", memory=192 * 10**9)
+    runs = [run(h200(("triton",))), run([ok(case(), "triton", 500.0)], device=b200)]
+    text = shown(runs)
+    assert "NVIDIA H200, bf16, headdim 128, full, fwd" in text
+    assert "(989 for bf16 on NVIDIA H200, 2250 for bf16 on NVIDIA B200)" in text.replace("\n", " ")
+
+
+def test_backends_skipped_alike_share_a_line_and_no_column() -> None:
+    records = [ok(case(s), "eager", 1.0) for s in (1024, 2048)]
+    records += [
+        ended(case(s), b, "skipped", "needs a CUDA GPU") for s in (1024, 2048) for b in ("triton", "sdpa-cudnn")
+    ]
+    text = shown([run(records)])
+    assert "skip  sdpa-cudnn, triton (all): needs a CUDA GPU\n" in text
+    assert text.count("triton") == 1
+
+
+def test_only_skips_make_no_table() -> None:
+    text = shown([run([ended(case(), "triton", "skipped", "needs a CUDA GPU")])])
+    assert "No cell has a figure for this." in text
+    assert "needs a CUDA GPU" in text
+
+
+def test_an_empty_run() -> None:
+    assert shown([run([])]) == "Nothing was measured: there are no records.\n"
+    assert markdown.render([run([])]) == "Nothing was measured: there are no records.\n"
+    assert json.loads(export.json_text([run([])])) == []
+
+
+def test_markdown() -> None:
+    text = markdown.render([run(h200())])
+    assert (
+        "### Throughput, TFLOP/s (FLOPs: exact), and share of the peak (989 for bf16) (bold: best of its row)" in text
+    )
+    assert "| seqlen | eager | sdpa-efficient | sdpa-flash | sdpa-cudnn | triton |\n| ---: | ---:" in text
+    assert "| 16k | skip | 212 21% | 368 37% | **621** 63% | WRONG |" in text
+    assert "- skip: sdpa-math (all): needs a CUDA GPU" in text
+    assert "FLOPs: fa, causal counts half" in markdown.render([run(h200())], convention="fa")
+
+
+def test_json_is_valid_and_flat() -> None:
+    records = [
+        *h200(),
+        ok(case(), "fa4", 300.0, n=1),
+        ok(case(), "fa4", 310.0, round=1, limits=("power cap", "thermal")),
+    ]
+
+    def refuse(constant: str) -> None:
+        raise AssertionError(constant)
+
+    rows = json.loads(export.json_text([run(records)]), parse_constant=refuse)
+    assert len(rows) == len(records)
+    assert all(row.keys() == rows[0].keys() for row in rows)
+    row = next(r for r in rows if r["backend"] == "fa4" and r["round"] == 1)
+    assert (row["seqlen_k"], row["headdim"], row["causal"], row["window_left"]) == (1024, 128, False, None)
+    assert (row["tflops"], row["status"], row["limits"]) == (pytest.approx(310), "ok", "power cap; thermal")
+    assert row["speedup"] == pytest.approx(310 / 32.1)
+    skipped = next(r for r in rows if r["backend"] == "sdpa-math")
+    assert (skipped["status"], skipped["reason"], skipped["tflops"]) == ("skipped", "needs a CUDA GPU", None)
+
+
+def test_csv_reads_back() -> None:
+    frame = export.dataframe([run(h200())])
+    again = pandas.read_csv(io.StringIO(export.csv([run(h200())])))
+    assert list(again.columns) == list(frame.columns)
+    assert len(again) == 24
+    assert again["tflops"].max() == pytest.approx(414.2 * 1.5)
+    assert again.loc[again["status"] == "ok", "memory_peak"].min() == 64 * 2**20
+    assert str(frame["memory_peak"].dtype) == "Int64"
+    assert str(frame["latency"].dtype) == "float64"
