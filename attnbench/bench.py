@@ -28,8 +28,6 @@ class Bench:
     def __init__(self, device: Device) -> None:
         import torch
 
-        gc.collect()
-        gc.freeze()  # what is imported stays: collecting after each job then takes no time
         torch.set_float32_matmul_precision("highest")  # fp32 means fp32; a backend may still choose otherwise
         self.device = torch.device(str(device))
         self.timer: Timer
@@ -129,6 +127,8 @@ class Bench:
         import torch
 
         gc.collect()
+        if not gc.get_freeze_count():
+            gc.freeze()  # what is imported stays: from here on collecting takes no time
         if self.device.type != "cuda":
             return True
         try:
