@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from attnbench import __version__
-from attnbench.errors import EXIT_BAD_INPUT, UserError
+from attnbench.errors import EXIT_BAD_INPUT, EXIT_TERMINATED, Terminated, UserError
 
 app = typer.Typer(
     name="attnbench",
@@ -160,6 +160,8 @@ def main() -> None:
     except UserError as error:
         print(f"attnbench: {error}", file=sys.stderr)
         sys.exit(EXIT_BAD_INPUT)
+    except Terminated:
+        sys.exit(EXIT_TERMINATED)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from attnbench.errors import UserError
@@ -149,29 +149,53 @@ class Fleet:
         return replace(record, stderr=tail, seconds=time.monotonic() - began)
 
 
+class TimeLimit:
+    """What a run may still take. Where the forecast turns out too low, the dearest jobs ahead are left out first."""
+
+    def __init__(self, seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self.seconds = seconds
+        self._clock = clock
+        self._deadline = clock() + seconds
+        self._forecast = self._actual = 10.0  # seconds; so that the first few jobs do not decide alone
+
+    def ran(self, job: Job, seconds: float) -> None:
+        """Learns from a job how the forecast does."""
+        self._forecast += job.forecast.seconds
+        self._actual += seconds
+
+    def allows(self, job: Job, ahead: Sequence[Job]) -> bool:
+        """Whether the job fits beside all jobs ahead that are as cheap or cheaper."""
+        as_cheap = sum(j.forecast.seconds for j in ahead if not j.skip and j.forecast.seconds <= job.forecast.seconds)
+        scale = max(1.0, self._actual / self._forecast)
+        return self._clock() + scale * (as_cheap + job.forecast.seconds) <= self._deadline
+
+
 def execute(
-    jobs: Iterable[Job], fleet: Fleet, policy: Policy, device: Device, deadline: float | None = None, limit: float = 0.0
+    jobs: Sequence[Job], fleet: Fleet, policy: Policy, device: Device, limit: TimeLimit | None = None
 ) -> Iterator[tuple[Job, Record | None]]:
     """(job, None) when a job starts, then (job, its record). A new round gets fresh processes.
 
-    Jobs that would start after `deadline` (time.monotonic()) become skips that --resume measures.
+    Jobs that `limit` does not allow become skips that --resume measures.
     """
-    jobs = list(jobs)
     round_: int | None = None
-    for job in jobs:
-        if not job.skip and job.round != round_:
+    for index, job in enumerate(jobs):
+        if not job.skip and limit and not limit.allows(job, jobs[index + 1 :]):
+            job = over_limit(job, limit.seconds)
+        if job.skip:
+            yield job, skipped(job)
+            continue
+        if job.round != round_:
             if round_ is not None:
                 fleet.close()
             round_ = job.round
             names = [j.backend for j in jobs if j.round == round_ and not j.skip]
             fleet.make_ready(dict.fromkeys(names), device)
-        if not job.skip and deadline is not None and time.monotonic() + job.forecast.seconds > deadline:
-            job = over_limit(job, limit)
-        if job.skip:
-            yield job, skipped(job)
-            continue
         yield job, None
-        yield job, fleet.run(job, policy, device)
+        began = time.monotonic()
+        record = fleet.run(job, policy, device)
+        if limit:
+            limit.ran(job, time.monotonic() - began)
+        yield job, record
 
 
 def skipped(job: Job) -> Record:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import signal
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -16,7 +15,7 @@ from attnbench import plan as planning
 from attnbench import store
 from attnbench.choose import choose, interpreters, is_own
 from attnbench.errors import EXIT_INTERRUPTED, EXIT_NOTHING_MEASURED, EXIT_TERMINATED, Terminated, UserError
-from attnbench.execute import Fleet, execute
+from attnbench.execute import Fleet, TimeLimit, execute
 from attnbench.sizes import parse_duration
 from attnbench.suite import Resolved, Settings, load, resolve
 from attnbench.types import DTYPES, Job, Record, Run
@@ -150,10 +149,10 @@ def _measure(
     planned: Run, todo: Sequence[Job], fleet: Fleet, file: store.RunFile, watcher: Watcher, limit: float | None
 ) -> Outcome:
     records = list(planned.records)
-    deadline = time.monotonic() + limit if limit else None
+    time_limit = TimeLimit(limit) if limit else None
     exit_code = 0
     try:
-        for job, record in execute(todo, fleet, planned.policy, planned.environment.device, deadline, limit or 0.0):
+        for job, record in execute(todo, fleet, planned.policy, planned.environment.device, time_limit):
             if record is None:
                 watcher.started(job)
                 continue

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from attnbench import metrics
+from attnbench import metrics, stats
 from attnbench.report.cells import Cell
 from attnbench.work import Convention
 
@@ -60,7 +60,20 @@ def _method(cells: Sequence[Cell]) -> str:
         low, high = f"{min(clocks) / 1e6:.0f}", f"{max(clocks) / 1e6:.0f}"
         top = cells[0].run.environment.clock_max_hz
         parts.append(f"SM clock {low if low == high else f'{low}-{high}'}{f' of {top / 1e6:.0f}' if top else ''} MHz")
-    return ", ".join(parts)
+    return ", ".join(parts + _agreement(cells))
+
+
+def _agreement(cells: Sequence[Cell]) -> list[str]:
+    """How far the rounds' latencies lie apart, as a share of their median: what a repetition is worth here."""
+    spreads = []
+    for cell in cells:
+        latencies = [v for r in cell.records if (v := metrics.value("latency", r)) is not None]
+        if len(latencies) > 1:
+            spreads.append((max(latencies) - min(latencies)) / stats.median(latencies))
+    if not spreads:
+        return []
+    typical, worst = metrics.percent(stats.median(spreads)), metrics.percent(max(spreads))
+    return [f"rounds agree within {typical} in the median cell and {worst} in the worst"]
 
 
 def heading(metric: metrics.Metric, cells: Sequence[Cell], convention: Convention = "exact") -> str:
