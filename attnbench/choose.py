@@ -23,8 +23,9 @@ def choose(patterns: Sequence[str]) -> dict[str, str]:
     if all(p.startswith("!") for p in wanted):
         chosen = {name: known[name] for name in usual}
     for pattern in wanted:
-        if ":" in pattern:
-            chosen[_own_name(pattern, known)] = _own_spec(pattern)
+        if ":" in pattern or pattern.endswith(".py"):
+            spec = _own_spec(pattern)
+            chosen[_own_name(pattern, {**known, **chosen}, spec)] = spec
             continue
         bare = pattern.removeprefix("!")
         matches = fnmatch.filter(known, bare) if bare in known else fnmatch.filter(usual, bare)
@@ -62,12 +63,15 @@ def interpreters(pairs: Sequence[str], names: Sequence[str]) -> dict[str, str]:
     return found
 
 
-def _own_name(pattern: str, known: dict[str, str]) -> str:
+def _own_name(pattern: str, taken: dict[str, str], spec: str) -> str:
+    """Its last word, or all of it where that is the name of something else."""
     name = pattern.rpartition(":")[2]
-    return pattern if name in known else name
+    return name if taken.get(name, spec) == spec else pattern
 
 
 def _own_spec(pattern: str) -> str:
+    if pattern.endswith(".py"):
+        raise UserError(f"--backend {pattern}: which function of it? Write {pattern}:my_attention")
     where, _, name = pattern.rpartition(":")
     if not name.isidentifier():
         raise UserError(f"{pattern!r} is not pkg.mod:object or file.py:function")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,13 +15,17 @@ from attnbench.errors import EXIT_BAD_INPUT, EXIT_TERMINATED, Terminated, UserEr
 app = typer.Typer(
     name="attnbench",
     help="Measures attention kernels: speed, memory, and how close they come to the hardware's limit.",
-    epilog="First steps: attnbench run --suite quick; attnbench backends; attnbench report results/*.jsonl",
+    epilog="First steps: `attnbench run --suite quick`, then `attnbench report` on the file it names. "
+    "Without a GPU too; `attnbench run --device fake` only tries the tool out.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
 Text = str | None
+shape = partial(typer.Option, rich_help_panel="What to measure (lists multiply; each replaces the suite's)")
+how = partial(typer.Option, rich_help_panel="How")
+files = partial(typer.Option, rich_help_panel="Files and output")
 
 
 def _version(asked: bool) -> None:
@@ -32,7 +37,7 @@ def _version(asked: bool) -> None:
 @app.callback()
 def root(
     version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+        bool, typer.Option("--version", metavar="", callback=_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
     pass
@@ -40,48 +45,66 @@ def root(
 
 @app.command()
 def run(
-    suite: Annotated[str, typer.Option(help="A shipped suite (see `attnbench suites`) or a YAML file.")] = "default",
+    suite: Annotated[
+        str, shape(metavar="NAME|FILE", help="A shipped suite (attnbench suites lists them) or a YAML file.")
+    ] = "default",
     backend: Annotated[
         list[str] | None,
-        typer.Option(
+        shape(
             "--backend",
             "-b",
-            help="Names, globs (sdpa-*), !name to leave one out, or your own code: pkg.mod:obj, ./file.py:function.",
+            metavar="NAMES",
+            help="Names, globs (sdpa-*), !name to leave one out; your own code: ./file.py:function, pkg.mod:object.",
         ),
     ] = None,
     seqlen: Annotated[
-        Text, typer.Option(help="1k-64k (powers of two), 1k,3000,8k (a list), 1k-8k:1k (with a step); k = 1024.")
+        Text,
+        shape(metavar="SIZES", help="1k-64k (powers of two), 1k,3000,8k (a list), 1k-8k:1k (with a step); k = 1024."),
     ] = None,
-    headdim: Annotated[Text, typer.Option(help="64,128,192-128 (qk-v where they differ).")] = None,
-    dtype: Annotated[Text, typer.Option(help="bf16,fp16,fp32.")] = None,
-    causal: Annotated[bool | None, typer.Option("--causal/--full", help="One mask only; default both.")] = None,
-    direction: Annotated[Text, typer.Option("--pass", help="fwd,bwd,fwd_bwd.")] = None,
-    batch: Annotated[Text, typer.Option(help="Batch sizes.")] = None,
-    tokens: Annotated[Text, typer.Option(help="Batch = tokens / seqlen (default 16k).")] = None,
-    nheads: Annotated[Text, typer.Option(help="Query heads (default 2048 / headdim).")] = None,
-    nheads_k: Annotated[Text, typer.Option(help="Key and value heads: fewer is GQA, 1 is MQA.")] = None,
-    seqlen_q: Annotated[Text, typer.Option(help="Query length where it differs: cross attention, decode.")] = None,
-    device: Annotated[str, typer.Option(help="auto, cuda:N, cpu (or fake, a simulated one).")] = "auto",
+    seqlen_q: Annotated[
+        Text, shape(metavar="SIZES", help="Query length where it differs: 1 for decode, others for cross attention.")
+    ] = None,
+    headdim: Annotated[
+        Text, shape(metavar="SIZES", help="64,128 or 192-128 (queries and keys 192, values 128).")
+    ] = None,
+    dtype: Annotated[Text, shape(metavar="NAMES", help="bf16,fp16,fp32.")] = None,
+    causal: Annotated[bool | None, shape("--causal/--full", metavar="", help="One mask only; both by default.")] = None,
+    direction: Annotated[Text, shape("--pass", metavar="NAMES", help="fwd,bwd,fwd_bwd.")] = None,
+    batch: Annotated[Text, shape(metavar="SIZES", help="Batch sizes, in place of --tokens.")] = None,
+    tokens: Annotated[Text, shape(metavar="SIZE", help="Batch = tokens / seqlen. 16k by default.")] = None,
+    nheads: Annotated[Text, shape(metavar="SIZES", help="Query heads. 2048 / headdim by default.")] = None,
+    nheads_k: Annotated[
+        Text, shape(metavar="SIZES", help="Key and value heads: fewer than --nheads is GQA, 1 is MQA.")
+    ] = None,
+    device: Annotated[str, how(metavar="DEVICE", help="auto, cuda:N, cpu, or fake (simulated, for a try).")] = "auto",
     time_limit: Annotated[
-        Text, typer.Option(help="Leave out the dearest jobs so that the run ends within it: 90s, 10m, 1h.")
+        Text, how(metavar="TIME", help="90s, 10m, 1h: leaves out the dearest jobs; --resume measures them later.")
     ] = None,
-    rounds: Annotated[int, typer.Option(help="The whole plan again in fresh processes.")] = 1,
-    seed: Annotated[int | None, typer.Option(help="Of inputs and order.")] = None,
-    out: Annotated[Path | None, typer.Option(help="Run file (default: a new one in results/).")] = None,
-    resume: Annotated[Path | None, typer.Option(help="Measure what this run file lacks.")] = None,
+    rounds: Annotated[int, how(metavar="N", help="The whole plan N times, each in fresh processes.")] = 1,
+    seed: Annotated[int | None, how(metavar="N", help="Of the inputs and the order of the jobs.")] = None,
     python: Annotated[
-        list[str] | None, typer.Option("--python", help="NAME=PATH: the interpreter of a backend's worker.")
+        list[str] | None,
+        how("--python", metavar="NAME=PATH", help="The interpreter of a backend's worker: each may have its own."),
     ] = None,
     peak: Annotated[
-        list[str] | None, typer.Option("--peak", help="bf16=989: peak TFLOP/s of a GPU that is not known.")
+        list[str] | None,
+        how("--peak", metavar="DTYPE=TFLOPS", help="bf16=989: the datasheet peak of a GPU that is not on file."),
     ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="The plan and its forecast; nothing is measured.")] = False,
-    json: Annotated[bool, typer.Option("--json", help="The results (or the plan) as JSON on stdout.")] = False,
+    out: Annotated[Path | None, files(metavar="FILE", help="The run file. A new one in results/ by default.")] = None,
+    resume: Annotated[
+        Path | None, files(metavar="FILE", help="Measure what this run file lacks, with the options it was begun with.")
+    ] = None,
+    dry_run: Annotated[
+        bool, files("--dry-run", metavar="", help="Show the plan and its forecast; measure and write nothing.")
+    ] = False,
+    json: Annotated[bool, files("--json", metavar="", help="The results (or the plan) as JSON on stdout.")] = False,
 ) -> None:
-    """Measure. One command gives every attention implementation that works here, over your shapes.
+    """Measure every attention implementation that works here, over your shapes; save the figures and show them.
 
-    Examples: attnbench run --seqlen 1k-64k; attnbench run -b triton,sdpa-* --headdim 128 --causal --pass fwd;
-    attnbench run -b ./my_kernel.py:my_attention -b sdpa-flash --nheads 32 --nheads-k 8; attnbench run --dry-run
+    attnbench run --seqlen 1k-64k
+    attnbench run -b 'sdpa-*' -b '!sdpa-math' --headdim 128 --causal --pass fwd
+    attnbench run -b ./mine.py:my_attention,sdpa-flash --nheads 8 --nheads-k 2
+    attnbench run --suite flash-paper --time-limit 5m --dry-run
     """
     from attnbench import commands
 
@@ -110,33 +133,36 @@ def run(
 
 @app.command()
 def report(
-    results: Annotated[list[Path], typer.Argument(help="Run files (results/*.jsonl).")],
-    format: Annotated[str, typer.Option("--format", "-f", help="table, md, csv or json.")] = "table",
+    results: Annotated[list[Path] | None, typer.Argument(metavar="RESULTS", help="Run files.")] = None,
+    format: Annotated[
+        str, typer.Option("--format", "-f", metavar="FORMAT", help="table, md, csv (one row a cell and round) or json.")
+    ] = "table",
     metric: Annotated[
         list[str] | None,
-        typer.Option("--metric", "-m", help="tflops, latency, memory_peak, ...; see --metric help."),
+        typer.Option("--metric", "-m", metavar="NAMES", help="tflops, latency, ...; -m help lists them all."),
     ] = None,
     by: Annotated[
-        str, typer.Option(help="The columns: backend, headdim, dtype, causal, direction, batch, ...")
+        str, typer.Option(metavar="AXIS", help="What the columns are: backend, headdim, dtype, causal, batch, ...")
     ] = "backend",
     flops_convention: Annotated[
-        str, typer.Option(help="exact (unmasked pairs) or fa (papers: flat half for causal).")
+        str, typer.Option(metavar="NAME", help="exact (unmasked pairs) or fa (as papers print: half for causal).")
     ] = "exact",
 ) -> None:
-    """Show results that were measured before, anywhere; needs no GPU.
+    """Show results that were measured before, here or elsewhere, one run or several side by side; needs no GPU.
 
-    Examples: attnbench report results/*.jsonl; attnbench report -m latency -m memory_peak run.jsonl;
+    attnbench report results/*.jsonl
+    attnbench report -m latency,memory_peak --by dtype run.jsonl
     attnbench report -f csv run.jsonl > run.csv
     """
     from attnbench import commands
 
-    raise typer.Exit(commands.report(results, format, metric or ["tflops"], by, flops_convention))
+    raise typer.Exit(commands.report(results or [], format, metric or ["tflops"], by, flops_convention))
 
 
 @app.command()
 def backends(
     python: Annotated[
-        list[str] | None, typer.Option("--python", help="NAME=PATH: the interpreter of a backend's worker.")
+        list[str] | None, typer.Option("--python", metavar="NAME=PATH", help="The interpreter of a backend's worker.")
     ] = None,
 ) -> None:
     """List the attention implementations: version, or why one cannot be used here and what would install it."""
@@ -146,7 +172,9 @@ def backends(
 
 
 @app.command()
-def suites(name: Annotated[str | None, typer.Argument(help="Show this suite's YAML.")] = None) -> None:
+def suites(
+    name: Annotated[str | None, typer.Argument(metavar="NAME", help="Show this suite's YAML.")] = None,
+) -> None:
     """List the suites that ship with attnbench, or show one: copy it, change it, run it with --suite FILE."""
     from attnbench import commands
 

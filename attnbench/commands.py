@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from attnbench.errors import EXIT_INTERRUPTED, EXIT_TERMINATED, UserError, did_you_mean
+from attnbench.errors import EXIT_INTERRUPTED, EXIT_TERMINATED, Terminated, UserError, did_you_mean
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -30,8 +30,10 @@ def run(suite: str, options: Mapping[str, Any], *, json: bool, **rest: Any) -> i
     live = Live(Console(stderr=True, highlight=False))
     try:
         outcome = runs.run(request, live)
-    except KeyboardInterrupt:
-        return EXIT_INTERRUPTED
+    except (KeyboardInterrupt, Terminated) as end:
+        live.close()
+        print("attnbench: interrupted before anything was measured", file=sys.stderr)
+        return EXIT_TERMINATED if isinstance(end, Terminated) else EXIT_INTERRUPTED
     finally:
         live.close()
     console = Console(highlight=False)
@@ -57,6 +59,7 @@ def run(suite: str, options: Mapping[str, Any], *, json: bool, **rest: Any) -> i
 def _epilogue(console: Console, outcome: Outcome) -> None:
     """Forecast against actual, where the files are, and how to go on."""
     from attnbench.report.forecast import forecast_line
+    from attnbench.report.words import count
     from attnbench.store import missing
 
     console.print()
@@ -65,9 +68,9 @@ def _epilogue(console: Console, outcome: Outcome) -> None:
     console.print(f"Results: {outcome.path}", markup=False, soft_wrap=True)
     if left := missing(outcome.run):
         if outcome.exit_code in (EXIT_INTERRUPTED, EXIT_TERMINATED):
-            console.print(f"Interrupted; what was measured is kept, {len(left)} jobs are left. Go on with:")
+            console.print(f"Interrupted; what was measured is kept. Go on with the {count(len(left), 'job')} left:")
         else:
-            console.print(f"{len(left)} jobs did not fit the time limit. To measure them:")
+            console.print(f"{count(len(left), 'job')} did not fit the time limit. To measure what is left:")
         console.print(f"  attnbench run --resume {outcome.path}", markup=False, soft_wrap=True)
 
 
@@ -84,6 +87,11 @@ def report(paths: Sequence[Path], format: str, metrics: Sequence[str], by: str, 
         return 0
     for name in names:
         _one_of("--metric", name, tuple(METRICS))
+    from attnbench.report.tables import BY
+
+    _one_of("--by", by, BY)
+    if not paths:
+        raise UserError("give run files to report on, as in attnbench report results/*.jsonl")
     runs = _read(paths)
     options: Any = {"metrics": names, "by": by, "convention": convention}
     if format in ("csv", "json"):
@@ -91,9 +99,6 @@ def report(paths: Sequence[Path], format: str, metrics: Sequence[str], by: str, 
 
         print(export.csv(runs, convention) if format == "csv" else export.json_text(runs, convention))  # type: ignore[arg-type]
         return 0
-    from attnbench.report.tables import BY
-
-    _one_of("--by", by, BY)
     if format == "md":
         from attnbench.report import markdown
 
@@ -146,9 +151,14 @@ def suites(name: str | None) -> int:
     from attnbench import suite
 
     if name is None:
+        from rich.console import Console
+        from rich.table import Table
+
+        table = Table(box=None, pad_edge=False, show_header=False)
         for known in suite.names():
             loaded = suite.load(known)
-            print(f"{known:12} {loaded.description} ({suite.describe(loaded)})")
+            table.add_row(known, f"{loaded.description} ({suite.describe(loaded)})")
+        Console(highlight=False).print(table, markup=False)
         return 0
     path = suite.names().get(name)
     if path is None:

@@ -150,7 +150,7 @@ class Fleet:
 
 
 class TimeLimit:
-    """What a run may still take. Where the forecast turns out too low, the dearest jobs ahead are left out first."""
+    """What a run may still take, by the forecast and by how the forecast has done so far."""
 
     def __init__(self, seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
         self.seconds = seconds
@@ -163,11 +163,10 @@ class TimeLimit:
         self._forecast += job.forecast.seconds
         self._actual += seconds
 
-    def allows(self, job: Job, ahead: Sequence[Job]) -> bool:
+    def allows(self, job: Job, ahead: Sequence[Job] = ()) -> bool:
         """Whether the job fits beside all jobs ahead that are as cheap or cheaper."""
         as_cheap = sum(j.forecast.seconds for j in ahead if not j.skip and j.forecast.seconds <= job.forecast.seconds)
-        scale = max(1.0, self._actual / self._forecast)
-        return self._clock() + scale * (as_cheap + job.forecast.seconds) <= self._deadline
+        return self._clock() + self._actual / self._forecast * (as_cheap + job.forecast.seconds) <= self._deadline
 
 
 def execute(
@@ -175,27 +174,40 @@ def execute(
 ) -> Iterator[tuple[Job, Record | None]]:
     """(job, None) when a job starts, then (job, its record). A new round gets fresh processes.
 
-    Jobs that `limit` does not allow become skips that --resume measures.
+    Jobs that `limit` does not allow wait until the end; what then still fits is measured, cheapest first, and the
+    rest become skips that --resume measures. So a forecast that was too low costs the dearest jobs alone, and one
+    that was too high costs nothing.
     """
     round_: int | None = None
-    for index, job in enumerate(jobs):
-        if not job.skip and limit and not limit.allows(job, jobs[index + 1 :]):
-            job = over_limit(job, limit.seconds)
-        if job.skip:
-            yield job, skipped(job)
-            continue
+    waiting: list[Job] = []
+
+    def run(job: Job) -> Iterator[tuple[Job, Record | None]]:
+        nonlocal round_
         if job.round != round_:
             if round_ is not None:
                 fleet.close()
             round_ = job.round
-            names = [j.backend for j in jobs if j.round == round_ and not j.skip]
-            fleet.make_ready(dict.fromkeys(names), device)
+            fleet.make_ready(dict.fromkeys(j.backend for j in jobs if j.round == round_ and not j.skip), device)
         yield job, None
         began = time.monotonic()
         record = fleet.run(job, policy, device)
         if limit:
             limit.ran(job, time.monotonic() - began)
         yield job, record
+
+    for index, job in enumerate(jobs):
+        if job.resumable or (limit and not job.skip and not limit.allows(job, jobs[index + 1 :])):
+            waiting.append(job)
+        elif job.skip:
+            yield job, skipped(job)
+        else:
+            yield from run(job)
+    for job in sorted(waiting, key=lambda j: (j.round, j.forecast.seconds)):
+        if limit and limit.allows(job):
+            yield from run(replace(job, skip=None, resumable=False))
+        else:
+            late = job if job.resumable or not limit else over_limit(job, limit.seconds)
+            yield late, skipped(late)
 
 
 def skipped(job: Job) -> Record:

@@ -14,7 +14,7 @@ from attnbench.sizes import duration, gib
 from attnbench.types import ITEMSIZE, Case, Device, Forecast, Job, Policy, Workspace
 from attnbench.work import flops, nbytes
 
-OVERHEAD = {"cuda": 0.25, "cpu": 0.35, "fake": 0.001}  # seconds a job costs beside its calls: inputs, check, memory
+OVERHEAD = {"cuda": 0.15, "cpu": 0.35, "fake": 0.001}  # seconds a job costs beside its calls: inputs, check, memory
 LAUNCH = {"cuda": 20e-6, "cpu": 50e-6, "fake": 5e-6}
 CONTEXT = 3 * 2**28  # bytes that one worker's CUDA context and libraries take
 
@@ -60,7 +60,8 @@ def predict(case: Case, answer: Answer, device: Device, policy: Policy) -> Forec
     rate = device.matmul.get(case.dtype) or 1e11
     copy = device.copy or 1e10
     traffic = nbytes(case) + answer.workspace.nbytes * answer.workspace.passes
-    call = LAUNCH[device.kind] + flops(case) / (rate * answer.efficiency) + traffic / copy
+    work = flops(replace(case, causal=False) if answer.workspace.dense else case)
+    call = LAUNCH[device.kind] + work / (rate * answer.efficiency) + traffic / copy
     least = policy.min_samples if call < 1 else 3
     sampling = max(least * call, min(policy.max_seconds, 100 * call)) + min(policy.warmup_s, 100 * call)
     calls = 2 + (2 if case.has_backward else 0)  # the checked call and the one for memory; forwards for a backward
@@ -94,7 +95,10 @@ def _within(jobs: list[Job], limit: float) -> list[Job]:
 
 
 def over_limit(job: Job, limit: float) -> Job:
-    reason = f"forecast {duration(job.forecast.seconds)}, beyond the time limit of {duration(limit)} (--time-limit)"
+    reason = (
+        f"forecast {duration(job.forecast.seconds)}; no room for it beside cheaper jobs "
+        f"within the time limit of {duration(limit)} (--time-limit)"
+    )
     return replace(job, skip=reason, resumable=True)
 
 

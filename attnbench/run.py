@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import os
 import re
 import signal
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,8 +19,10 @@ from attnbench.choose import choose, interpreters, is_own
 from attnbench.errors import EXIT_INTERRUPTED, EXIT_NOTHING_MEASURED, EXIT_TERMINATED, Terminated, UserError
 from attnbench.execute import Fleet, TimeLimit, execute
 from attnbench.sizes import parse_duration
-from attnbench.suite import Resolved, Settings, load, resolve
+from attnbench.suite import Axes, Resolved, Settings, Suite, load, resolve
 from attnbench.types import DTYPES, Job, Record, Run
+
+MAX_ROUNDS = 1000
 
 
 @dataclass(frozen=True)
@@ -49,7 +53,8 @@ class Outcome:
 class Watcher(Protocol):
     """Who is told while a run goes on; report/live.py shows it to a person."""
 
-    def say(self, text: str) -> None: ...
+    def say(self, text: str) -> None:
+        """What goes on now, of interest only for as long."""
 
     def planned(self, run: Run, todo: Sequence[Job], path: Path | None, notes: Sequence[str]) -> None: ...
 
@@ -65,18 +70,20 @@ def run(request: Request, watcher: Watcher) -> Outcome:
     if request.resume:
         return _resume(request, device, watcher)
     chosen_suite = load(request.suite)
-    preview = resolve(chosen_suite, "cuda", request.settings)  # mistakes are said before anything starts
-    specs = choose(preview.backends)
+    previews = _previews(chosen_suite, device, request.settings)
+    simulated = device == "fake" and not request.settings.backends
+    specs = choose(["fake"] if simulated else previews[0].backends)
     pythons = interpreters(request.pythons, list(specs))
-    if request.rounds < 1:
-        raise UserError(f"--rounds: {request.rounds} is not at least 1")
-    if request.out and request.out.exists() and not request.dry_run:
-        raise UserError(f"{request.out} is there already; choose another --out, or --resume {request.out}")
+    if not 1 <= request.rounds <= MAX_ROUNDS:
+        raise UserError(f"--rounds: {request.rounds} is not from 1 to {MAX_ROUNDS}")
+    if request.settings.axes.batch and request.settings.tokens:
+        raise UserError("--batch and --tokens both set the batch size; give one of them")
+    if not request.dry_run:
+        _check_out(request.out)
     fleet = Fleet(specs, pythons)
     with _ends_well(fleet):
-        watcher.say(f"looking at the device and at {len(specs)} backend(s)")
-        dtypes = {d for kind in ("cuda", "cpu") for d in _dtypes(resolve(chosen_suite, kind, request.settings))}
-        environment = fleet.environment(device, sorted(dtypes))
+        watcher.say(f"looking at the device, and importing {', '.join(specs)}")
+        environment = fleet.environment(device, sorted({c.dtype for preview in previews for c in preview.cases}))
         resolved = resolve(chosen_suite, environment.device.kind, request.settings)
         probes = fleet.probe()
         for name, probe in probes.items():
@@ -116,8 +123,8 @@ def _resume(request: Request, device: str, watcher: Watcher) -> Outcome:
     """Measures what a run file lacks, with the settings it was started with."""
     assert request.resume is not None
     old, problems = store.read(request.resume)
-    for problem in problems:
-        watcher.say(problem)
+    if given := _not_with_resume(request):
+        raise UserError(f"--resume goes on as {request.resume} was begun; leave out {', '.join(given)}")
     todo = [replace(j, skip=None, resumable=False) if j.resumable else j for j in store.missing(old)]
     limit = request.settings.time_limit and parse_duration(request.settings.time_limit, "--time-limit")
     fleet = Fleet(old.specs, old.interpreters)
@@ -125,15 +132,18 @@ def _resume(request: Request, device: str, watcher: Watcher) -> Outcome:
         was = old.environment.device
         if device not in ("auto", str(was)):
             raise UserError(f"{request.resume} was measured on {was}, not on {device}; leave out --device")
+        watcher.say(f"looking at the device, and importing {', '.join(old.specs)}")
         now = fleet.environment(str(was), ())
         if differences := old.environment.differences(now):
             raise UserError(
                 f"cannot resume {request.resume} in another environment: {'; '.join(differences)}; "
                 "start a new run, or go back to the old environment"
             )
+        there = f"resuming: {len(old.plan) - len(todo)} of {len(old.plan)} jobs are there"
+        notes = [*problems, there if todo else "nothing is missing"]
         if request.dry_run or not todo:
-            watcher.planned(old, todo, request.resume, ("nothing is missing",) if not todo else ())
-            return Outcome(old, request.resume)
+            watcher.planned(old, todo, None, notes)
+            return Outcome(replace(old, plan=tuple(todo)) if request.dry_run else old, request.resume)
         for name, probe in fleet.probe().items():
             if old.versions.get(name) != probe.version:
                 raise UserError(
@@ -141,7 +151,7 @@ def _resume(request: Request, device: str, watcher: Watcher) -> Outcome:
                     f"{probe.version or probe.reason}"
                 )
         file = store.RunFile.reopen(request.resume)
-        watcher.planned(old, todo, request.resume, (f"resuming: {len(old.plan) - len(todo)} jobs are there",))
+        watcher.planned(old, todo, request.resume, notes)
         return _measure(old, todo, fleet, file, watcher, limit or None)
 
 
@@ -186,10 +196,54 @@ def _ends_well(fleet: Fleet) -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
+def _previews(suite: Suite, device: str, settings: Settings) -> list[Resolved]:
+    """What it may come to on the device, not looked at yet. Mistakes are said before anything starts."""
+    found, errors = [], []
+    for kind in {"auto": ("cuda", "cpu"), "cpu": ("cpu",)}.get(device, ("cuda",)):
+        try:
+            found.append(resolve(suite, kind, settings))
+        except UserError as error:
+            errors.append(error)
+    if not found:
+        raise errors[0]
+    return found
+
+
+def _not_with_resume(request: Request) -> list[str]:
+    """The options given that a resumed run takes from its file."""
+    fresh, settings = Request(), request.settings
+    given = {
+        "--suite": request.suite != fresh.suite,
+        "--backend": settings.backends is not None,
+        "the options that choose cases": settings.axes != Axes() or settings.tokens is not None,
+        "--seed": bool(settings.policy),
+        "--rounds": request.rounds != fresh.rounds,
+        "--python": bool(request.pythons),
+        "--peak": bool(request.peak),
+        "--out": request.out is not None,
+    }
+    return [option for option, is_given in given.items() if is_given]
+
+
+def _check_out(out: Path | None) -> None:
+    """Says at once what would else be found when the run file is made, after the slow look at the device."""
+    if out and out.is_dir():
+        raise UserError(f"--out: {out} is a folder; give a file in it, as in {out / 'run.jsonl'}")
+    if out and out.exists():
+        raise UserError(f"{out} is there already and is not overwritten; choose another --out, or --resume {out}")
+    path = out or Path("results/new.jsonl")
+    above = next(folder for folder in path.absolute().parents if folder.exists())
+    if not above.is_dir():
+        raise UserError(f"cannot write {path}: {above} is not a folder; choose another place with --out")
+    if not os.access(above, os.W_OK | os.X_OK):
+        raise UserError(f"cannot write {path}: no permission to write in {above}; choose another place with --out")
+
+
 def default_path(run: Run) -> Path:
     """results/DATE-TIME-SUITE-DEVICE.jsonl, a name that is not taken."""
     device = re.sub(r"[^a-z0-9]+", "-", run.environment.device.name.lower()).strip("-")[:40]
-    stem = f"{datetime.now():%Y%m%d-%H%M%S}-{run.suite}-{device}"
+    suite = re.sub(r"[^\w.]+", "-", run.suite).strip("-.")
+    stem = f"{datetime.now():%Y%m%d-%H%M%S}-{suite}-{device}"
     path, n = Path("results") / f"{stem}.jsonl", 2
     while path.exists():
         path, n = Path("results") / f"{stem}-{n}.jsonl", n + 1
@@ -205,7 +259,7 @@ def parse_peak(words: Sequence[str]) -> Mapping[str, float]:
             value = float(number)
         except ValueError:
             value = 0.0
-        if value <= 0 or dtype not in ("", *DTYPES):
+        if not 0 < value < math.inf or dtype not in ("", *DTYPES):
             raise UserError(f"--peak: {word!r} is not TFLOP/s by dtype, as in bf16=989")
         found[dtype] = value * 1e12
     return found
@@ -215,7 +269,3 @@ def _device(text: str) -> str:
     if not re.fullmatch(r"auto|cpu|fake|cuda(:\d+)?", text):
         raise UserError(f"--device: {text!r} is not auto, cpu, cuda or cuda:N")
     return text
-
-
-def _dtypes(resolved: Resolved) -> set[str]:
-    return {c.dtype for c in resolved.cases}

@@ -8,6 +8,8 @@ Schema 1 (attnbench 0.1): {"type": "run", "schema": 1, ...types.Run without reco
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import errno
 import json
 import os
@@ -34,14 +36,20 @@ class RunFile:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             file = path.open("xb", buffering=0)
-        except FileExistsError:
-            raise UserError(
-                f"{path} is there already and is not overwritten; choose another --out, or --resume {path}"
-            ) from None
         except OSError as error:
-            raise UserError(f"cannot write {path}: {error.strerror}; choose another place with --out") from None
+            if os.path.exists(path):
+                raise UserError(
+                    f"{path} is there already and is not overwritten; choose another --out, or --resume {path}"
+                ) from None
+            what = f"{path.parent} is not a folder" if isinstance(error, FileExistsError) else error.strerror
+            raise UserError(f"cannot write {path}: {what}; choose another place with --out") from None
         out = cls(path, file)
-        out._write({"type": "run", "schema": SCHEMA, **{k: v for k, v in to_json(run).items() if k != "records"}})
+        try:
+            out._write({"type": "run", "schema": SCHEMA, **{k: v for k, v in to_json(run).items() if k != "records"}})
+        except UserError as error:
+            out.close()
+            path.unlink(missing_ok=True)  # there is nothing in it to resume
+            raise UserError(f"{str(error).partition('; ')[0]}; choose another place with --out") from None
         return out
 
     @classmethod
@@ -70,7 +78,8 @@ class RunFile:
             while line:
                 line = line[self._file.write(line) or 0 :]
         except OSError as error:
-            self._file.truncate(start)
+            with contextlib.suppress(OSError):
+                self._file.truncate(start)
             what = "the disk is full" if error.errno == errno.ENOSPC else str(error.strerror)
             raise UserError(
                 f"cannot write {self.path}: {what}; what was measured before is in it; "
@@ -110,15 +119,16 @@ def _header(path: Path, line: bytes) -> dict[str, Any]:
         raise UserError(f"{path} is not an attnbench run file (its first line does not say so)") from None
     if schema > SCHEMA:
         raise UserError(f"{path} was written by a newer attnbench (schema {schema}, this one reads {SCHEMA}); upgrade")
+    known = {f.name for f in dataclasses.fields(Run)}  # a file of a newer attnbench still reads
     try:
         return {
-            **data,
+            **{name: value for name, value in data.items() if name in known},
             "environment": Environment.from_json(data["environment"]),
-            "policy": Policy(**data.get("policy", {})),
+            "policy": Policy.from_json(data.get("policy", {})),
             "plan": tuple(Job.from_json(j) for j in data["plan"]),
             "argv": tuple(data.get("argv", ())),
         }
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise UserError(f"{path}:1: damaged first line ({type(error).__name__}: {error})") from None
 
 

@@ -115,10 +115,14 @@ class Policy:
     min_samples: int = 10  # where one call takes under a second; else 3
     max_samples: int = 1000
     target: float = 0.005  # stop when the 95 % interval of the median is within this fraction of it
-    min_seconds: float = 0.1  # of samples, so that short and long kernels meet like clocks
+    min_seconds: float = 0.08  # of samples, so that short and long kernels meet like clocks
     max_seconds: float = 0.2  # time cap of the samples of one cell, once min_samples are there
     timeout_s: float = 120.0  # a job that takes longer, and longer than 5 times its forecast, is killed
     seed: int = 0
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Policy:
+        return _known(cls, data)
 
 
 @dataclass(frozen=True)
@@ -201,6 +205,7 @@ class Workspace:
     nbytes: int = 0
     what: str = "workspace"
     passes: float = 0.0  # how often one call reads or writes all of it, for the time forecast
+    dense: bool = False  # masked pairs are computed too, as when the scores are a matmul
 
 
 @dataclass(frozen=True)

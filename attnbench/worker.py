@@ -94,7 +94,7 @@ class Worker:
             else:
                 found = self.bench(device).measure(self.backend, job.case, policy)
         except Unsupported as refusal:
-            found = {"status": "skipped", "reason": str(refusal)}
+            found = {"status": "skipped", "reason": " ".join(str(refusal).split()) or "refused without a reason"}
         except Exception as error:
             traceback.print_exc()
             found = {"status": "oom" if _is_oom(error) else "failed", "reason": _one_line(error)}

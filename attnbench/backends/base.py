@@ -103,7 +103,7 @@ def scores_workspace(case: Case, *, copies_fwd: float, copies_bwd: float, what: 
     s = case.shape
     one = s.batch * s.nheads * s.seqlen_q * s.seqlen_k * ITEMSIZE[case.dtype]
     copies = copies_bwd if case.has_backward else copies_fwd
-    return Workspace(nbytes=int(one * copies), what=what, passes=3.0)
+    return Workspace(nbytes=int(one * copies), what=what, passes=3.0, dense=True)
 
 
 def sees_no_key(case: Case) -> bool:

@@ -1,11 +1,11 @@
 """How long one launch takes: a timer gives samples, `collect` decides when there are enough.
 
 On a GPU a sample is the span between two CUDA events around the launch. Two things would spoil it. The host may be
-slower than the device, and its latency would be timed: so a spinning kernel is queued first, long enough for the whole
-batch to be enqueued behind it. The last call may have left operands in L2: so a buffer of twice its size is written
-before each sample (nvbench's "cold" measurement does both: nvbench/detail/measure_cold.cuh). The events' own gap, 1 to
-3 microseconds that belong to the launch, is included. On a CPU a sample is perf_counter_ns around the call, with the
-last-level cache overwritten before.
+slower than the device, and its latency would be timed: so a spinning kernel is queued before each batch of samples,
+long enough that the host stays ahead to the batch's end. The last call may have left operands in L2: so a buffer of
+twice its size is written before each sample (nvbench's "cold" measurement does both: nvbench/detail/measure_cold.cuh).
+The events' own gap, 1 to 3 microseconds that belong to the launch, is included. On a CPU a sample is perf_counter_ns
+around the call, with the last-level cache overwritten before.
 """
 
 from __future__ import annotations
@@ -72,14 +72,17 @@ class CudaTimer:
 
         self._cuda = torch.cuda
         self._buffer = torch.empty(max(2 * l2_bytes, MIN_FLUSH), dtype=torch.int8, device=device)
+        self._sample_seconds = 0.0
         self._host_seconds = 100e-6  # what enqueuing one sample costs the host; learnt as we go
-        self._cycles_per_second = self._spin_rate()
+        self._spin_hz = self._rate_of(lambda: self._cuda._sleep(2_000_000)) * 2_000_000
+        self._flush_seconds = 1 / self._rate_of(self._buffer.zero_)
 
     def samples(self, launch: Callable[[], Any], n: int) -> list[float]:
         cuda = self._cuda
         pairs = [(cuda.Event(enable_timing=True), cuda.Event(enable_timing=True)) for _ in range(n)]
+        behind = 1.5 * self._host_seconds - 0.8 * (self._flush_seconds + self._sample_seconds)  # a sample, at worst
         cuda.synchronize()
-        cuda._sleep(int(min(1.5 * n * self._host_seconds, MAX_SPIN) * self._cycles_per_second))
+        cuda._sleep(int(min(4 * self._host_seconds + n * max(0.0, behind), MAX_SPIN) * self._spin_hz))
         began = time.perf_counter()
         for start, end in pairs:
             self._buffer.zero_()
@@ -88,21 +91,22 @@ class CudaTimer:
             end.record()
         self._host_seconds = (time.perf_counter() - began) / n
         cuda.synchronize()
-        return [start.elapsed_time(end) / 1e3 for start, end in pairs]
+        values = [start.elapsed_time(end) / 1e3 for start, end in pairs]
+        self._sample_seconds = stats.median(values)
+        return values
 
     def synchronize(self) -> None:
         self._cuda.synchronize()
 
-    def _spin_rate(self) -> float:
-        """Cycles per second of torch.cuda._sleep."""
-        cycles = 2_000_000
+    def _rate_of(self, launch: Callable[[], Any]) -> float:
+        """Launches per second of device time, the second of two."""
+        launch()
         start, end = self._cuda.Event(enable_timing=True), self._cuda.Event(enable_timing=True)
-        self._cuda._sleep(cycles)
         start.record()
-        self._cuda._sleep(cycles)
+        launch()
         end.record()
         self._cuda.synchronize()
-        return cycles / (float(start.elapsed_time(end)) / 1e3)
+        return 1e3 / float(start.elapsed_time(end))
 
 
 def collect(

@@ -25,7 +25,8 @@ class Live:
         self._live = RichLive(console=console, transient=True, refresh_per_second=8) if console.is_terminal else None
         self._peaks: dict[str, float | None] = {}
         self._total = self._done = 0
-        self._ahead = self._forecast_done = self._actual_done = 0.0  # seconds
+        self._ahead: dict[str, float] = {}  # the jobs still to come -> seconds forecast; skips of the plan are no jobs
+        self._forecast_done = self._actual_done = 0.0  # seconds
         self._running: Job | None = None
         self._began = 0.0
         self._last = Text()
@@ -33,10 +34,9 @@ class Live:
             self._live.start()
 
     def say(self, text: str) -> None:
+        """What goes on now; gone with the next word. In a pipe it would only be noise."""
         if self._live:
-            self._live.update(Text(text, style="dim"))
-        else:
-            self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+            self._live.update(Text(text, style="dim"), refresh=True)
 
     def planned(self, run: Run, todo: Sequence[Job], path: Path | None, notes: Sequence[str]) -> None:
         device = run.environment.device
@@ -46,15 +46,15 @@ class Live:
         if device.threads:
             facts.append(f"{device.threads} threads")
         facts += [f"torch {run.environment.torch}"] if run.environment.torch else []
-        self._print(Text("attnbench  ", style="bold").append(", ".join(facts), style="not bold"))
+        self._print(Text().append("attnbench  ", style="bold").append(", ".join(facts)))
         self._print(Text(f"suite {run.suite}: {summary(todo)}"))
         for note in notes:
             self._print(Text(note, style="yellow"))
         if path:
             self._print(Text(f"writing {path}", style="dim"))
         self._peaks = {j.case.dtype: metrics.peak(run, j.case.dtype) for j in todo}
-        self._total = len(todo)
-        self._ahead = sum(j.forecast.seconds for j in todo if not j.skip)
+        self._ahead = {j.id: j.forecast.seconds for j in todo if not j.skip}
+        self._total = len(self._ahead)
         if self._live:
             self._live.update(Text("starting the workers", style="dim"))
 
@@ -65,14 +65,14 @@ class Live:
             self._live.update(self)
 
     def ended(self, job: Job, record: Record) -> None:
+        forecast = self._ahead.pop(job.id, None)
+        if forecast is None:  # skipped by the plan, as the header counts and the reasons below the tables say
+            return
         self._done += 1
         self._running = None
         if record.seconds is not None and not job.skip:
-            self._ahead -= job.forecast.seconds
-            self._forecast_done += job.forecast.seconds
+            self._forecast_done += forecast
             self._actual_done += record.seconds
-        elif job.resumable:
-            self._ahead -= job.forecast.seconds
         self._last = self._result(record)
         if not self._live:
             line = Text(f"[{self._done:>{len(str(self._total))}}/{self._total}] ").append_text(self._last)
@@ -86,7 +86,7 @@ class Live:
 
     def __rich__(self) -> Text:
         """The living line, drawn anew several times a second."""
-        line = Text(f"[{self._done}/{self._total}] ", style="bold")
+        line = Text().append(f"[{self._done}/{self._total}] ", style="bold")
         if self._running:
             line.append(words.case(self._running.backend, self._running.case), style="cyan")
             if (waited := time.monotonic() - self._began) >= 2:
@@ -101,7 +101,7 @@ class Live:
         """The forecast of what is ahead, scaled by how the forecast has done so far."""
         scale = (self._actual_done + 5) / (self._forecast_done + 5)
         running = time.monotonic() - self._began if self._running else 0.0
-        return max(0.0, self._ahead * scale - running)
+        return max(0.0, sum(self._ahead.values()) * scale - running)
 
     def _result(self, record: Record) -> Text:
         text = Text(words.case(record.backend, record.case) + "  ")

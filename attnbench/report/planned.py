@@ -7,12 +7,13 @@ from dataclasses import replace
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from attnbench.execute import skipped
 from attnbench.report import notes
 from attnbench.report.cells import cells
 from attnbench.sizes import duration, gib
-from attnbench.types import Run, to_json
+from attnbench.types import Record, Run, to_json
 
 
 def render(console: Console, run: Run) -> None:
@@ -28,13 +29,23 @@ def render(console: Console, run: Run) -> None:
         if todo:
             figures = [
                 duration(sum(j.forecast.seconds for j in todo)),
-                duration(max(j.forecast.call for j in todo)),
+                _call(max(j.forecast.call for j in todo)),
                 gib(max(j.forecast.nbytes for j in todo)),
             ]
         table.add_row(name, str(len(todo)), str(len(jobs) - len(todo)), *figures)
     console.print(table)
-    for note in notes.notes(cells([replace(run, records=tuple(skipped(j) for j in run.plan if j.skip))])):
-        console.print(str(note), markup=False)
+    reasons = Table(box=None, pad_edge=False, show_header=False, padding=(0, 2, 0, 0))
+    records = tuple(skipped(j) if j.skip else Record(j.case, j.backend, j.round, "ok") for j in run.plan)
+    for note in notes.notes(cells([replace(run, records=records)])):
+        reasons.add_row(Text(note.word, "dim"), Text(f"{note.who}: {note.reason}"))
+    if reasons.rows:
+        console.print()
+        console.print(reasons)
+    console.print("Nothing was measured or written. Job by job: --dry-run --json", style="dim", soft_wrap=True)
+
+
+def _call(seconds: float) -> str:
+    return duration(seconds) if seconds >= 1 else f"{seconds * 1e3:.3g} ms"
 
 
 def json_text(run: Run) -> str:

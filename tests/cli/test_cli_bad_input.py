@@ -1,0 +1,189 @@
+"""Every mistake a person can make: one line that starts with "attnbench: ", exit code 2, nothing written."""
+
+from __future__ import annotations
+
+import pytest
+from tool import FAKE, Tool
+
+BAD_OPTIONS = {
+    # sizes
+    "--seqlen=64k-1k": "seqlen: the range 64k-1k runs backwards; write 1k-64k",
+    "--seqlen=0": "seqlen: 0 is not at least 1",
+    "--seqlen=-5": "seqlen: -5 is not at least 1",
+    "--seqlen=1000000m": "seqlen: 1000000m is beyond anything that can be measured",
+    "--seqlen=junk": "seqlen: 'junk' is not a size; write 4096, 4k or 1m",
+    "--seqlen=": "seqlen: '' is not a size",
+    "--seqlen=1k,,2k": "seqlen: '' is not a size",
+    "--seqlen=1k-8k:0": "seqlen: 0 is not at least 1",
+    "--seqlen=1k-8k:x": "seqlen: 'x' is not a size",
+    "--seqlen=3000-4000": "there is no power of two in 3000-4000; give a step",
+    "--seqlen-q=0": "seqlen-q: 0 is not at least 1",
+    "--headdim=0": "headdim: 0 is not at least 1",
+    "--headdim=9999": "headdim: 9999 is beyond anything that can be measured",
+    "--headdim=64-x": "headdim: 'x' is not a size",
+    "--nheads=0": "nheads: 0 is not at least 1",
+    "--nheads=8 --nheads-k=3": "8 query heads (headdim 64) are not a multiple of 3 key heads",
+    "--batch=0": "batch: 0 is not at least 1",
+    "--tokens=lots": "tokens: 'lots' is not a size",
+    "--tokens=4k --batch=2": "--batch and --tokens both set the batch size",
+    # words
+    "--dtype=bf15": "unknown dtype 'bf15'; did you mean \"bf16\"?",
+    "--pass=foward": "unknown pass 'foward'; did you mean \"fwd\"?",
+    "--suite=quik": "no suite 'quik'; did you mean \"quick\"?",
+    "--suite=nope.yaml": "no suite 'nope.yaml'",
+    "--backend=sdpa-flush": "no backend 'sdpa-flush'; did you mean \"sdpa-flash\"?",
+    "--backend=nix-*": "no backend 'nix-*'; known: ",
+    "--backend=!fake": "no backend is left of 'fake,!fake'",
+    "--device=gpu": "--device: 'gpu' is not auto, cpu, cuda or cuda:N",
+    "--device=cuda:x": "--device: 'cuda:x' is not",
+    "--device=": "--device: '' is not",
+    # the rest
+    "--rounds=0": "--rounds: 0 is not from 1 to",
+    "--rounds=1000000": "--rounds: 1000000 is not from 1 to",
+    "--seed=-1": "seed: -1 is not",
+    "--time-limit=soon": "'soon' is not a duration; write 90s, 10m or 1h",
+    "--time-limit=0": "'0' is not a duration",
+    "--time-limit=-5m": "'-5m' is not a duration",
+    "--peak=fast": "--peak: 'fast' is not TFLOP/s by dtype, as in bf16=989",
+    "--peak=bf15=9": "--peak: 'bf15=9' is not",
+    "--peak=bf16=0": "--peak: 'bf16=0' is not",
+    "--peak=nan": "--peak: 'nan' is not",
+    "--peak=inf": "--peak: 'inf' is not",
+    "--python=python3": "--python: 'python3' is not NAME=PATH",
+    "--python=fake=/no/such/python": "--python: /no/such/python is not an executable file",
+    "--python=flash=python3": "--python: 'flash' is not among the backends of this run",
+    "--out=.": "--out: . is a folder; give a file in it",
+    "--out=occupied": "occupied is there already and is not overwritten; choose another --out",
+    "--out=occupied/run.jsonl": "/occupied is not a folder",
+    # own code
+    "--backend=./nope.py:f": "no such file: ./nope.py",
+    "--backend=./own.py": "which function of it? Write ./own.py:my_attention",
+    "--backend=./own.py:": "'./own.py:' is not pkg.mod:object or file.py:function",
+    "--backend=./own.py:nope": "--backend nope: cannot be imported: AttributeError: ",
+    "--backend=./own.py:number": "is neither a function of (q, k, v) nor a class with a prepare method",
+    "--backend=./syntax.py:f": "--backend f: cannot be imported: SyntaxError: ",
+    "--backend=./needs.py:f": "--backend f: cannot be imported: ModuleNotFoundError: No module named 'no_such_lib'",
+    "--backend=./leaves.py:f": "--backend f: importing it: the worker ended with exit code 3",
+    "--backend=no_such_package.mod:f": "No module named 'no_such_package'",
+    # resume
+    "--resume=nope.jsonl": "cannot read nope.jsonl: No such file or directory",
+    "--resume=occupied": "occupied is not an attnbench run file",
+    "--resume=.": "cannot read .: Is a directory",
+}
+
+
+@pytest.fixture
+def littered(tool: Tool) -> Tool:
+    tool.write("occupied", "not a run file\n")
+    tool.write("own.py", "number = 5\n")
+    tool.write("syntax.py", "def f(:\n")
+    tool.write("needs.py", "import no_such_lib\n")
+    tool.write("leaves.py", "raise SystemExit(3)\n")
+    return tool
+
+
+def check(tool: Tool, *args: str, says: str) -> None:
+    before = sorted(tool.folder.rglob("*"))
+    result = tool(*args, code=2)
+    assert result.err.startswith("attnbench: ")
+    assert result.err.count("\n") == 1, result.err
+    assert says in result.err
+    assert result.out == ""
+    assert [p for p in sorted(tool.folder.rglob("*")) if "__pycache__" not in p.parts] == before
+
+
+@pytest.mark.parametrize(("options", "says"), BAD_OPTIONS.items())
+def test_bad_options(littered: Tool, options: str, says: str) -> None:
+    check(littered, *FAKE, *options.split(" "), says=says)
+
+
+BAD_SUITES = {
+    "backend: [fake]": 'backend: unknown key; did you mean "backends"?',
+    "axes: {seqlens: 1k}": 'axes.seqlens: unknown key; did you mean "seqlen"?',
+    "axes: {seqlen: 1k}\nexclude: [{seqln: 1k}]": 'exclude.0.seqln: unknown key; did you mean "seqlen"?',
+    "axes: {seqlen: 1k}\non_cpu: {axis: {}}": 'on_cpu.axis: unknown key; did you mean "axes"?',
+    "axes: {seqlen: 1k}\npolicy: {timeout: 5}": "policy: unknown key 'timeout'; did you mean \"timeout_s\"?",
+    "axes: {seqlen: 1k}\npolicy: {timeout_s: soon}": "policy: timeout_s: 'soon' is not",
+    "axes: {seqlen: 1k}\npolicy: {max_seconds: -1}": "policy: max_seconds: -1 is not",
+    "axes: {seqlen: 1k}\nbackends: 5": "backends: ",
+    "axes: {seqlen: 1k, causal: maybe}": "axes.causal",
+    "axes: [1k]": "axes: ",
+    "axes: {seqlen: [1k": "not readable as YAML: ",
+    "\x07": "not readable as YAML: ",
+    "just words": "a suite is a mapping with axes",
+    "": "a suite is a mapping with axes",
+    "axes: {headdim: 64}": "seqlen is missing",
+    "axes: {seqlen: tall}": "seqlen: 'tall' is not a size",
+    "axes: {seqlen: 1k}\ncases: [{seqlen: -4}]": "seqlen: -4 is not at least 1",
+    "axes: {seqlen: 1k}\nexclude: [{seqlen: 1k}]": "nothing to measure: no case is left",
+    "axes: {seqlen: 1k}\ntime_limit: soon": "'soon' is not a duration",
+}
+
+
+@pytest.mark.parametrize(("text", "says"), BAD_SUITES.items())
+def test_bad_suites(tool: Tool, text: str, says: str) -> None:
+    tool.write("mine.yaml", text)
+    check(tool, *FAKE, "--suite", "mine.yaml", says=says)
+
+
+BAD_REPORTS = {
+    "": "give run files to report on",
+    "nope.jsonl": "cannot read nope.jsonl: No such file or directory",
+    "occupied": "occupied is not an attnbench run file",
+    ".": "cannot read .: Is a directory",
+    "run.jsonl --format=pdf": "--format: unknown 'pdf'; known: table, md, csv, json",
+    "run.jsonl --metric=tflop": "--metric: unknown 'tflop'; did you mean \"tflops\"?",
+    "run.jsonl --metric=latency,nix": "--metric: unknown 'nix'; known: ",
+    "run.jsonl --by=bakend": "--by: unknown 'bakend'; did you mean \"backend\"?",
+    "run.jsonl --by=nix --format=csv": "--by: unknown 'nix'",
+    "run.jsonl --flops-convention=half": "--flops-convention: unknown 'half'; known: exact, fa",
+}
+
+
+@pytest.mark.parametrize(("options", "says"), BAD_REPORTS.items())
+def test_bad_reports(littered: Tool, options: str, says: str) -> None:
+    check(littered, "report", *filter(None, options.split(" ")), says=says)
+
+
+@pytest.mark.parametrize(
+    ("args", "says"),
+    [
+        (["suites", "defalt"], "no suite 'defalt'; did you mean \"default\"?"),
+        (["suites", "../secret"], "no suite '../secret'; known: "),
+        (["backends", "--python", "x"], "--python: 'x' is not NAME=PATH"),
+    ],
+)
+def test_bad_words_for_the_other_commands(tool: Tool, args: list[str], says: str) -> None:
+    check(tool, *args, says=says)
+
+
+def test_a_gpu_that_is_not_there(tool: Tool) -> None:
+    check(tool, "run", "-b", "fake", "--device", "cuda:97", says="torch")
+
+
+def test_a_newer_run_file(tool: Tool) -> None:
+    tool.write("run.jsonl", '{"type": "run", "schema": 99}\n')
+    check(tool, "report", "run.jsonl", says="written by a newer attnbench (schema 99, this one reads 1); upgrade")
+
+
+def test_a_read_only_folder(tool: Tool) -> None:
+    """Where permissions bind nobody (root), /proc stands in for a folder that takes no files."""
+    check(tool, *FAKE, "--out", "/proc/run.jsonl", says="cannot write /proc/run.jsonl: ")
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        ["run", "--bogus"],
+        ["run", "stray"],
+        ["bogus"],
+        ["run", "--rounds", "many"],
+        ["run", "--seed", "x"],
+        ["run", "-b"],
+    ],
+)
+def test_what_typer_refuses_is_exit_code_2_too(tool: Tool, args: list[str]) -> None:
+    result = tool(*args, code=2)
+    assert result.err
+    assert result.out == ""
+    assert list(tool.folder.iterdir()) == []

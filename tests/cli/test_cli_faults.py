@@ -1,0 +1,229 @@
+"""What goes wrong costs exactly its records; what was measured before is kept, and resumed."""
+
+from __future__ import annotations
+
+import json
+import resource
+import signal
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+from tool import FAKE, SMALL, Tool, alive, children
+
+LENGTHS = ("--seqlen", "512-16k", *SMALL)
+OTHERS = {512: "ok", 1024: "ok", 2048: "ok", 8192: "ok", 16384: "ok"}
+linux = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+
+
+@pytest.mark.parametrize(
+    ("script", "status", "reason", "word"),
+    [
+        ("error@4k", "failed", "RuntimeError: scripted error", "FAIL"),
+        ("crash@4k", "failed", "the worker crashed (SIGABRT)", "FAIL"),
+        ("oom@4k", "oom", "MemoryError: scripted: out of memory", "OOM"),
+        ("wrong@4k", "wrong", "out is off by 1 where 0.002 is allowed (eager: 0.001)", "WRONG"),
+        ("refuse@4k", "skipped", "scripted refusal", "skip"),
+    ],
+)
+def test_a_fault_costs_its_own_record_only(tool: Tool, script: str, status: str, reason: str, word: str) -> None:
+    result = tool(*FAKE, *LENGTHS, "--out", "run.jsonl", fake=script)
+    stored = tool.stored()
+    assert stored.statuses == {**OTHERS, 4096: status}
+    assert stored.at(4096)["reason"] == reason
+    assert "time" not in stored.at(4096).get("measurements", {})
+    assert "reason" not in stored.at(512)
+    assert f"{word} " in result.out
+    assert reason in " ".join(result.out.split())
+    assert reason in result.err  # the line of the job
+
+
+def test_a_hang_becomes_a_timeout(tool: Tool) -> None:
+    tool.write("mine.yaml", "axes: {seqlen: 512-16k, headdim: 128}\npolicy: {timeout_s: 1}\n")
+    stored = tool.fake("--suite", "mine.yaml", script="hang@4k")
+    assert stored.statuses == {**OTHERS, 4096: "timeout"}
+    assert "no answer within 1 s" in stored.at(4096)["reason"]
+    assert stored.at(4096)["seconds"] >= 1
+
+
+def test_every_fault_in_one_run(tool: Tool) -> None:
+    script = "error@512,crash@1k,oom@2k,wrong@4k,refuse@8k"
+    stored = tool.fake(*LENGTHS, "--rounds", "2", script=script)
+    assert len(stored.records) == 12
+    expected = {512: "failed", 1024: "failed", 2048: "oom", 4096: "wrong", 8192: "skipped", 16384: "ok"}
+    assert stored.statuses == expected
+
+
+def test_nothing_measured_is_exit_code_1(tool: Tool) -> None:
+    stored = tool.fake("--seqlen", "4k", *SMALL, script="error@4k", code=1)
+    assert stored.statuses == {4096: "failed"}
+
+
+def test_a_backend_that_is_missing_is_skipped_with_its_reason(tool: Tool) -> None:
+    stored = tool.fake(*LENGTHS, script="missing", code=1)
+    assert {r["status"] for r in stored.records} == {"skipped"}
+    assert {r["reason"] for r in stored.records} == {"ATTNBENCH_FAKE says it is missing"}
+
+
+def test_a_worker_whose_interpreter_does_not_work_costs_its_backend_only(tool: Tool) -> None:
+    broken = tool.write("broken", "#!/bin/sh\nexit 3\n")
+    broken.chmod(0o755)
+    stored = tool.fake("--seqlen", "1k", *SMALL, "--python", f"fake={broken}", code=1)
+    assert [r["reason"] for r in stored.records] == ["importing it: the worker ended with exit code 3"]
+
+
+@linux
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_an_interrupted_run_is_a_shorter_run(tool: Tool, number: int, code: int) -> None:
+    with tool.start(*FAKE, *LENGTHS, "--out", "run.jsonl", fake="hang@1k") as process:
+        workers = tool.wait_until_stuck(process)
+        assert workers
+        process.send_signal(number)
+        out, err = process.communicate(timeout=30)
+    assert process.returncode == code
+    assert "Traceback" not in err
+    before = tool.stored()
+    assert 0 < len(before.records) < 6
+    assert "Interrupted; what was measured is kept." in out
+    assert "  attnbench run --resume run.jsonl\n" in out
+    assert "TFLOP/s" in out  # the tables of what there is
+    assert not alive(workers)
+    tool("run", "--resume", "run.jsonl")
+    after = tool.stored()
+    assert after.records[: len(before.records)] == before.records
+    assert after.statuses == {**OTHERS, 4096: "ok"}
+    assert len(after.records) == 6
+
+
+@linux
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_interrupted_before_the_first_job(tool: Tool, number: int, code: int) -> None:
+    tool.write("slow.py", "import time\ntime.sleep(60)\n")
+    with tool.start("run", "--device", "fake", "-b", "./slow.py:f", "--out", "run.jsonl") as process:
+        workers: list[int] = []
+        while not workers:
+            workers = children(process.pid)
+            assert process.poll() is None
+        process.send_signal(number)
+        out, err = process.communicate(timeout=30)
+    assert process.returncode == code
+    assert err == "attnbench: interrupted before anything was measured\n"
+    assert out == ""
+    assert not alive(workers)
+    assert not (tool.folder / "run.jsonl").exists()
+
+
+@linux
+def test_a_killed_parent_leaves_no_worker(tool: Tool) -> None:
+    with tool.start(*FAKE, *LENGTHS, "--out", "run.jsonl", fake="hang@1k") as process:
+        workers = tool.wait_until_stuck(process)
+        assert workers
+        process.send_signal(signal.SIGKILL)
+        process.communicate(timeout=30)
+    assert not alive(workers)
+    tool("run", "--resume", "run.jsonl")
+    assert tool.stored().statuses == {**OTHERS, 4096: "ok"}
+
+
+def shorten(tool: Tool, records: int, rest: str = "") -> list[str]:
+    """Leaves the first records of run.jsonl, then `rest`; gives the lines that stay."""
+    lines = (tool.folder / "run.jsonl").read_text().splitlines(keepends=True)[: records + 1]
+    tool.write("run.jsonl", "".join(lines) + rest)
+    return lines
+
+
+def change_header(tool: Tool, change: Any) -> None:
+    first, rest = (tool.folder / "run.jsonl").read_text().split("\n", 1)
+    header = json.loads(first)
+    change(header)
+    tool.write("run.jsonl", json.dumps(header) + "\n" + rest)
+
+
+def test_resume_measures_only_what_is_missing(tool: Tool) -> None:
+    tool.fake(*LENGTHS)
+    kept = shorten(tool, 4)
+    result = tool("run", "--resume", "run.jsonl", "--dry-run")
+    assert "4 of 6 jobs are there" in result.err
+    assert result.out.splitlines()[1].split()[:3] == ["fake", "2", "0"]
+    assert (tool.folder / "run.jsonl").read_text() == "".join(kept)
+    tool("run", "--resume", "run.jsonl")
+    assert (tool.folder / "run.jsonl").read_text().startswith("".join(kept))
+    assert len(tool.stored().records) == 6
+    assert tool.stored().statuses == {**OTHERS, 4096: "ok"}
+
+
+def test_resume_repairs_a_truncated_last_line(tool: Tool) -> None:
+    tool.fake(*LENGTHS)
+    kept = shorten(tool, 3, '{"type":"record","case":{"sha')
+    shown = tool("report", "run.jsonl")
+    assert shown.err == "attnbench: run.jsonl:5: truncated last line dropped (an interrupted write)\n"
+    result = tool("run", "--resume", "run.jsonl")
+    assert "run.jsonl:5: truncated last line dropped" in result.err
+    assert (tool.folder / "run.jsonl").read_text().startswith("".join(kept))
+    assert tool.stored().statuses == {**OTHERS, 4096: "ok"}
+
+
+def test_a_damaged_line_is_reported_with_its_number_and_measured_again(tool: Tool) -> None:
+    tool.fake(*LENGTHS)
+    lines = (tool.folder / "run.jsonl").read_text().splitlines(keepends=True)
+    tool.write("run.jsonl", "".join([*lines[:2], "garbage\n", *lines[3:]]))
+    shown = tool("report", "run.jsonl")
+    assert "run.jsonl:3: damaged line left out" in shown.err
+    assert "1 of 6 planned jobs" in shown.out
+    assert "run.jsonl:3: damaged line left out" in tool("run", "--resume", "run.jsonl").err
+    assert len((tool.folder / "run.jsonl").read_text().splitlines()) == 8
+
+
+@pytest.mark.parametrize("field", ["torch", "driver"])
+def test_resume_refuses_another_environment(tool: Tool, field: str) -> None:
+    tool.fake(*LENGTHS)
+    shorten(tool, 3)
+    change_header(tool, lambda header: header["environment"].update({field: "0.0"}))
+    before = (tool.folder / "run.jsonl").read_text()
+    result = tool("run", "--resume", "run.jsonl", code=2)
+    assert f"{field} was 0.0 and is None" in result.err
+    assert (tool.folder / "run.jsonl").read_text() == before
+
+
+def test_resume_refuses_another_version_of_a_backend(tool: Tool) -> None:
+    tool.fake(*LENGTHS)
+    shorten(tool, 3)
+    change_header(tool, lambda header: header["versions"].update(fake="0.1"))
+    assert "fake was 0.1 and is simulated" in tool("run", "--resume", "run.jsonl", code=2).err
+    assert len(tool.stored().records) == 3
+
+
+@pytest.mark.parametrize(
+    "options", [("-b", "fake"), ("--seqlen", "1k"), ("--rounds", "2"), ("--out", "other.jsonl"), ("--seed", "3")]
+)
+def test_resume_refuses_options_that_it_would_not_follow(tool: Tool, options: tuple[str, ...]) -> None:
+    tool.fake("--seqlen", "1k", *SMALL)
+    result = tool("run", "--resume", "run.jsonl", *options, code=2)
+    assert result.err.startswith("attnbench: --resume goes on as run.jsonl was begun; leave out ")
+
+
+@linux
+def test_a_full_disk_is_said_at_once_and_costs_nothing_measured(tool: Tool) -> None:
+    whole = tool.fake(*LENGTHS)
+    sizes = [len(line) + 1 for line in (tool.folder / "run.jsonl").read_text().splitlines()]
+    limit = sum(sizes[:3]) + sizes[3] // 2  # the header and two records, and half of the next
+    (tool.folder / "run.jsonl").unlink()
+
+    def small_files() -> None:
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+
+    process: subprocess.Popen[str]
+    with tool.start(*FAKE, *LENGTHS, "--out", "run.jsonl", preexec_fn=small_files) as process:
+        _, err = process.communicate(timeout=60)
+    assert process.returncode == 2
+    last = err.splitlines()[-1]
+    assert last.startswith("attnbench: cannot write run.jsonl: File too large")
+    assert "attnbench run --resume run.jsonl" in last
+    kept = tool.stored()
+    assert 1 <= len(kept.records) < 6
+    assert kept.header["plan"] == whole.header["plan"]
+    tool("run", "--resume", "run.jsonl")
+    assert tool.stored().statuses == {**OTHERS, 4096: "ok"}
+    assert tool.stored().records[: len(kept.records)] == kept.records

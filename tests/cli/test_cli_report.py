@@ -1,0 +1,210 @@
+"""`attnbench report` and what a person sees: formats, widths, colours, and how fast it is there."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+import subprocess
+import sys
+import time
+
+import pytest
+from tool import COMMAND, FAKE, SMALL, Tool
+
+ESCAPE = "\x1b"
+
+
+@pytest.fixture
+def measured(tool: Tool) -> Tool:
+    """A folder with run.jsonl: two lengths, two headdims, both masks, one length wrong."""
+    tool.fake("--seqlen", "1k,4k", "--pass", "fwd", script="wrong@1k")
+    return tool
+
+
+def test_the_table_has_a_row_a_length_and_the_reasons_below(measured: Tool) -> None:
+    out = measured("report", "run.jsonl").out
+    assert out.count("bf16, headdim 64, causal, fwd") == 1
+    rows = [line.split() for line in out.splitlines() if line.split()[:1] in (["1k"], ["4k"])]
+    assert rows.count(["1k", "WRONG"]) >= 4
+    speeds = [float(row[1]) for row in rows if row[0] == "4k" and len(row) == 2]
+    assert len(speeds) == 4
+    assert all(100 < speed < 600 for speed in speeds)
+    assert "WRONG  fake (4 cases: 1k): out is off by 1" in out
+    assert "4 results wrong" in out
+
+
+def test_what_run_prints_is_what_report_prints(tool: Tool) -> None:
+    said = tool(*FAKE, "--seqlen", "1k", *SMALL, "--out", "run.jsonl").out
+    assert tool("report", "run.jsonl").out.strip() in said
+
+
+def test_markdown(measured: Tool) -> None:
+    lines = measured("report", "-f", "md", "run.jsonl").out.splitlines()
+    assert "| seqlen | fake |" in lines
+    assert "| ---: | ---: |" in lines
+    assert "| 1k | WRONG |" in lines
+
+
+def test_csv_and_json_have_a_row_a_cell(measured: Tool) -> None:
+    rows = list(csv.DictReader(io.StringIO(measured("report", "-f", "csv", "run.jsonl").out)))
+    same = json.loads(measured("report", "-f", "json", "run.jsonl").out)
+    assert len(rows) == len(same) == 8
+    for row, twin in zip(rows, same, strict=True):
+        assert row["status"] == twin["status"] == ("wrong" if row["seqlen_k"] == "1024" else "ok")
+        assert (row["latency"] == "") == (twin["latency"] is None) == (row["status"] == "wrong")
+        if row["latency"]:
+            assert float(row["latency"]) == pytest.approx(twin["latency"])
+
+
+def test_several_files_stand_side_by_side(tool: Tool) -> None:
+    tool.fake("--seqlen", "1k", *SMALL)
+    tool(*FAKE, "--seqlen", "2k", *SMALL, "--out", "two.jsonl")
+    joined = tool("report", "run.jsonl", "two.jsonl").out
+    assert joined.count("bf16, headdim 128, full, fwd") == 2  # speed, memory: both lengths in one table each
+    tool(*FAKE, "--seqlen", "1k", *SMALL, "--out", "again.jsonl", fake="speed=0.5")
+    rows = json.loads(tool("report", "-f", "json", "run.jsonl", "again.jsonl").out)
+    assert len({r["device"] for r in rows}) == 2  # the same cell twice: two runs, told apart
+    assert rows[0]["latency"] < rows[1]["latency"]
+
+
+def test_metrics_are_chosen_by_name(measured: Tool) -> None:
+    both = measured("report", "-m", "latency,memory_peak", "-m", "cov", "run.jsonl").out
+    assert "TFLOP/s" not in both
+    headings = [line for line in both.splitlines() if line.startswith(("Latency", "Peak memory", "Variation"))]
+    assert len(headings) == 3, both
+
+
+def test_the_help_on_metrics_needs_no_file(tool: Tool) -> None:
+    lines = tool("report", "-m", "help").out.splitlines()
+    assert {"latency", "tflops", "utilization", "gbps", "memory_peak", "speedup"} <= {ln.split()[0] for ln in lines}
+
+
+def test_any_axis_can_be_the_columns(measured: Tool) -> None:
+    out = measured("report", "--by", "headdim", "run.jsonl").out
+    (heading, *_) = [line.split() for line in out.splitlines() if line.startswith("seqlen")]
+    assert [word for word in heading if word.startswith("d")] == ["d64", "d128"]
+
+
+def test_causal_counts_half_by_the_papers_convention(tool: Tool) -> None:
+    tool.fake("--seqlen", "1k", "--headdim", "64", "--causal", "--pass", "fwd")
+    (exact,) = json.loads(tool("report", "-f", "json", "run.jsonl").out)
+    (papers,) = json.loads(tool("report", "-f", "json", "--flops-convention", "fa", "run.jsonl").out)
+    assert papers["tflops"] / exact["tflops"] == pytest.approx(1024 / 1025)
+
+
+def test_a_peak_given_on_the_command_line_gives_utilisation(tool: Tool) -> None:
+    result = tool(*FAKE, "--seqlen", "4k", *SMALL, "--peak", "766", "--out", "run.jsonl")
+    (row,) = json.loads(tool("report", "-f", "json", "run.jsonl").out)
+    assert row["utilization"] == pytest.approx(row["tflops"] / 766)
+    assert "50%" in result.out
+
+
+NO_TORCH = """
+import sys
+sys.argv = ["attnbench", *{args!r}]
+from attnbench.cli import main
+try:
+    main()
+except SystemExit as end:
+    assert not end.code, end.code
+heavy = {{"torch", "triton"}} & set(sys.modules)
+assert not heavy, heavy
+"""
+
+
+@pytest.mark.parametrize(
+    "args",
+    [["--help"], ["report", "run.jsonl"], ["report", "-f", "csv", "run.jsonl"], ["suites"], [*FAKE, "--seqlen", "1k"]],
+)
+def test_the_command_itself_never_loads_torch(tool: Tool, args: list[str]) -> None:
+    tool.fake("--seqlen", "1k", *SMALL)
+    code = NO_TORCH.format(args=args)
+    done = subprocess.run([sys.executable, "-c", code], cwd=tool.folder, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("args", [["--help"], ["report", "run.jsonl"]])
+def test_it_is_there_at_once(tool: Tool, args: list[str]) -> None:
+    """Under 0.4 s. The best of several, since other work may share the machine."""
+    tool.fake("--seqlen", "1k-16k", script="wrong@1k")
+    best = float("inf")
+    for _ in range(10):
+        began = time.perf_counter()
+        subprocess.run([*COMMAND, *args], cwd=tool.folder, env=tool.env(), stdout=subprocess.DEVNULL, check=True)
+        best = min(best, time.perf_counter() - began)
+        if best < 0.4:
+            break
+    assert best < 0.4
+
+
+def test_what_the_plan_skips_is_counted_and_not_told_line_by_line(tool: Tool) -> None:
+    result = tool("run", "--device", "fake", "-b", "fake,eager", "--seqlen", "1k,2k", *SMALL)
+    assert "4 jobs: 2 to measure, 2 skipped" in result.err
+    assert [line[:5] for line in result.err.splitlines() if line.startswith("[")] == ["[1/2]", "[2/2]"]
+    assert "skip  eager (all): the simulated device runs only simulated backends" in result.out
+
+
+def test_a_pipe_gets_plain_lines(tool: Tool) -> None:
+    result = tool(*FAKE, "--seqlen", "1k-4k", *SMALL, fake="error@2k")
+    assert ESCAPE not in result.out + result.err
+    assert "\r" not in result.out + result.err
+    jobs = [line for line in result.err.splitlines() if line.startswith("[")]
+    assert [line[:5] for line in jobs] == ["[1/3]", "[2/3]", "[3/3]"]
+    assert any("fake 2k d128 full fwd  FAIL RuntimeError: scripted error" in line for line in jobs)
+    assert "suite default: 3 jobs" in result.err
+    assert "forecast " in result.out  # forecast against actual, at the end
+
+
+@pytest.mark.parametrize("columns", [50, 80, 200])
+def test_every_width_shows_every_figure(measured: Tool, columns: int) -> None:
+    out = measured("report", "run.jsonl", COLUMNS=str(columns)).out
+    assert max(map(len, out.splitlines())) <= columns
+    assert out.count("WRONG") >= 5
+    assert "…" not in out
+    figures = [line for line in out.splitlines() if line.strip().startswith("4k ")]
+    assert all(line.split()[1].replace(".", "").isdigit() for line in figures)
+
+
+def test_a_terminal_gets_colours_and_a_line_that_lives(tool: Tool) -> None:
+    code, said = tool.terminal(*FAKE, "--seqlen", "1k-8k", *SMALL, "--rounds", "3", fake="error@2k")
+    assert code == 0
+    assert f"{ESCAPE}[?25l" in said  # the cursor is hidden,
+    assert said.rindex(f"{ESCAPE}[?25h") > said.rindex(f"{ESCAPE}[?25l")  # and there again at the end
+    assert "/12]" in said
+    assert "left" in said
+    assert f"{ESCAPE}[31mFAIL" in said
+    assert "[12/12] fake" not in said  # no line a job
+
+
+@pytest.mark.parametrize("columns", [40, 80])
+def test_the_living_line_never_wraps(tool: Tool, columns: int) -> None:
+    _, said = tool.terminal(*FAKE, "--seqlen", "1k-8k", *SMALL, columns=columns, NO_COLOR="1")
+    for frame in said.split(f"{ESCAPE}[2K"):
+        if "left" in frame:
+            assert len(re.sub(r"\x1b\[[0-9;]*m", "", frame).split("\r")[0]) < columns
+
+
+def test_no_color_means_none(tool: Tool) -> None:
+    code, said = tool.terminal(*FAKE, "--seqlen", "1k", *SMALL, NO_COLOR="1", fake="error@1k")
+    assert code == 1
+    assert "FAIL" in said
+    assert f"{ESCAPE}[3" not in said
+
+
+def test_report_on_a_terminal_is_coloured_and_in_a_closed_pipe_quiet(measured: Tool) -> None:
+    _, said = measured.terminal("report", "run.jsonl")
+    assert f"{ESCAPE}[1;31mWRONG" in said
+    with measured.start("report", "-f", "csv", "run.jsonl") as process:
+        assert process.stdout is not None
+        process.stdout.close()
+        assert process.stderr is not None
+        assert process.stderr.read() == ""
+
+
+def test_version_and_help(tool: Tool) -> None:
+    assert tool("--version").out.startswith("attnbench 0.")
+    said = tool("run", "--help", COLUMNS="100").out
+    for word in ("--seqlen", "1k-64k", "--backend", "sdpa-*", "--time-limit", "--resume", "--dry-run", "attnbench run"):
+        assert word in said

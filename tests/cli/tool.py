@@ -1,0 +1,151 @@
+"""The attnbench command as a black box: started in an empty folder, seen through its output, exit code and files."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import pty
+import select
+import struct
+import subprocess
+import sys
+import termios
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+COMMAND = (sys.executable, "-m", "attnbench")
+FAKE = ("run", "--device", "fake", "-b", "fake")
+SMALL = ("--headdim", "128", "--full", "--pass", "fwd")  # one case a length
+
+
+@dataclass(frozen=True)
+class Result:
+    code: int
+    out: str
+    err: str
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A run file, parsed here and not by attnbench."""
+
+    header: dict[str, Any]
+    records: list[dict[str, Any]]
+
+    @property
+    def statuses(self) -> dict[int, str]:
+        return {r["case"]["shape"]["seqlen_k"]: r["status"] for r in self.records}
+
+    @property
+    def order(self) -> list[str]:
+        return [json.dumps(r["case"], sort_keys=True) for r in self.records]
+
+    def at(self, seqlen: int) -> dict[str, Any]:
+        (record,) = [r for r in self.records if r["case"]["shape"]["seqlen_k"] == seqlen]
+        return record
+
+
+class Tool:
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def env(self, fake: str = "", **more: str) -> dict[str, str]:
+        dropped = ("NO_COLOR", "FORCE_COLOR", "COLUMNS", "TERM", "CI", "GITHUB_ACTIONS", "ATTNBENCH_FAKE")
+        kept = {k: v for k, v in os.environ.items() if k not in dropped}
+        return {**kept, "COLUMNS": "120", **({"ATTNBENCH_FAKE": fake} if fake else {}), **more}
+
+    def __call__(self, *args: str | Path, code: int | None = 0, fake: str = "", **env: str) -> Result:
+        """Runs it to its end and checks the exit code (None: any)."""
+        with self.start(*args, fake=fake, **env) as process:
+            out, err = process.communicate(timeout=120)
+        assert "Traceback" not in err, err
+        assert code in (None, process.returncode), f"exit code {process.returncode}\n{out}\n{err}"
+        return Result(process.returncode, out, err)
+
+    def start(self, *args: str | Path, fake: str = "", preexec_fn: Any = None, **env: str) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [*COMMAND, *map(str, args)],
+            cwd=self.folder,
+            env=self.env(fake, **env),
+            text=True,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            preexec_fn=preexec_fn,
+        )
+
+    def fake(self, *args: str | Path, script: str = "", code: int | None = 0, **env: str) -> Stored:
+        """`run` on the simulated device to run.jsonl, and what that holds."""
+        self(*FAKE, "--out", "run.jsonl", *args, fake=script, code=code, **env)
+        return self.stored()
+
+    def stored(self, path: str | Path = "run.jsonl") -> Stored:
+        lines = [json.loads(line) for line in (self.folder / path).read_text().splitlines()]
+        assert [line.pop("type") for line in lines] == ["run"] + ["record"] * (len(lines) - 1)
+        return Stored(lines[0], lines[1:])
+
+    def write(self, name: str, text: str) -> Path:
+        (self.folder / name).write_text(text)
+        return self.folder / name
+
+    def wait_until_stuck(self, process: subprocess.Popen[str], path: str = "run.jsonl") -> list[int]:
+        """Waits for a scripted hang: some records are there and no more come. Gives the workers' process ids."""
+        file, size, since, end = self.folder / path, 0, time.monotonic(), time.monotonic() + 60
+        while time.monotonic() < end:
+            assert process.poll() is None, process.communicate()
+            now = file.stat().st_size if file.exists() else 0
+            if now != size:
+                size, since = now, time.monotonic()
+            elif size and time.monotonic() - since > 1.0:
+                return children(process.pid)
+            time.sleep(0.05)
+        raise AssertionError("the run never began")
+
+    def terminal(self, *args: str, columns: int = 80, fake: str = "", **env: str) -> tuple[int, str]:
+        """Runs it on a pseudo-terminal: exit code and everything that was written there."""
+        parent, child = pty.openpty()
+        fcntl.ioctl(child, termios.TIOCSWINSZ, struct.pack("HHHH", 40, columns, 0, 0))
+        environment = {**self.env(fake, TERM="xterm-256color", **env)}
+        del environment["COLUMNS"]
+        process = subprocess.Popen(
+            [*COMMAND, *args], cwd=self.folder, env=environment, stdin=child, stdout=child, stderr=child
+        )
+        os.close(child)
+        said = b""
+        while select.select([parent], [], [], 60)[0]:
+            with contextlib.suppress(OSError):  # Linux: EIO when the last writer has gone
+                if data := os.read(parent, 2**16):
+                    said += data
+                    continue
+            break
+        os.close(parent)
+        return process.wait(10), said.decode()
+
+
+def children(pid: int) -> list[int]:
+    """Process ids of the direct children (Linux)."""
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            fields = stat.read_text().rpartition(")")[2].split()
+            if int(fields[1]) == pid:
+                found.append(int(stat.parent.name))
+    return found
+
+
+def alive(pids: list[int], wait: float = 5.0) -> list[int]:
+    """Those that still run after at most `wait` seconds (zombies do not)."""
+    end = time.monotonic() + wait
+    while True:
+        left = []
+        for pid in pids:
+            with contextlib.suppress(OSError):
+                if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX":
+                    left.append(pid)
+        if not left or time.monotonic() > end:
+            return left
+        time.sleep(0.05)

@@ -1,0 +1,202 @@
+"""What every backend owes: one body of tests over the whole map, so that a new line there is a tested backend.
+
+A backend that cannot run here is skipped with its own reason. ATTNBENCH_REQUIRE=eager,triton makes that a failure, so
+that a machine which is meant to test a backend cannot quietly stop doing so.
+"""
+
+from __future__ import annotations
+
+import importlib
+import itertools
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from attnbench import inputs, reference
+from attnbench.backends import BACKENDS, load
+from attnbench.types import Backend, Case, Device, Shape, Unsupported
+
+OWN = "own-function"
+REQUIRED = {name for name in os.environ.get("ATTNBENCH_REQUIRE", "").split(",") if name}
+ON_GPU = torch.cuda.is_available() and os.environ.get("TRITON_INTERPRET") != "1"
+DEVICE = (
+    Device("cuda", 0, "this GPU", 2**34, 2**34, torch.cuda.get_device_capability())
+    if ON_GPU
+    else Device("cpu", 0, "this CPU", 2**34, 2**34)
+)
+DEVICES = [Device("cpu", 0, "a CPU", 2**34, 2**34), Device("cuda", 0, "unknown", 2**36, 2**36)]
+DEVICES += [Device("cuda", 0, f"sm_{a}{b}", 2**36, 2**36, (a, b)) for a, b in ((7, 5), (8, 0), (9, 0), (10, 0))]
+
+OWN_SOURCE = """
+import torch
+
+def attention(q, k, v, *, causal, softmax_scale):
+    dtype, group = q.dtype, q.shape[2] // k.shape[2]
+    q, k, v = q.float(), *(t.float().repeat_interleave(group, dim=2) for t in (k, v))
+    scores = torch.einsum("bihd,bjhd->bhij", q, k) * softmax_scale
+    seen = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device)
+    if causal:
+        seen = seen.tril(k.shape[1] - q.shape[1])
+    p = torch.softmax(scores.masked_fill(~seen, -1e9), -1) * seen.any(-1, keepdim=True)
+    return torch.einsum("bhij,bjhd->bihd", p, v).to(dtype)
+"""
+
+SHAPES = {
+    "square": Shape(2, 40, 40, 1, 1, 32, 32),
+    "more-keys": Shape(1, 33, 70, 2, 2, 32, 32),
+    "more-queries": Shape(1, 70, 33, 2, 2, 32, 32),
+    "gqa": Shape(1, 48, 48, 4, 2, 64, 64),
+    "decode": Shape(2, 1, 77, 2, 1, 32, 32),
+    "mqa-headdim-v": Shape(1, 24, 50, 3, 1, 64, 32),
+}
+KINDS = [("fp32", "fwd"), ("fp32", "bwd"), ("fp16", "fwd_bwd"), ("bf16", "bwd")]
+CASES = {
+    f"{name}-{'causal' if causal else 'full'}-{dtype}-{direction}": Case(shape, dtype, direction, causal)
+    for name, shape in SHAPES.items()
+    for causal in (False, True)
+    for dtype, direction in KINDS
+}
+CASES["window"] = Case(SHAPES["square"], "fp32", "fwd_bwd", True, window_size=(16, 0))
+CASES["softcap"] = Case(SHAPES["square"], "fp32", "fwd_bwd", softcap=2.0)
+
+
+def broad() -> list[Case]:
+    """Cases that a backend may be asked about, whether or not anything can run them."""
+    shapes = [
+        Shape(batch, sq, sk, h, h_k, d, d_v)
+        for batch, sq, sk in ((1, 1, 1), (64, 1, 2**17), (3, 17, 100), (3, 100, 17), (1, 2**20, 2**20))
+        for h, h_k in ((12, 3), (128, 1))
+        for d, d_v in ((1, 1), (8, 80), (64, 64), (192, 128), (576, 512))
+    ]
+    extras = [{}, {"window_size": (128, None)}, {"window_size": (0, 0)}, {"softcap": 30.0}, {"dropout_p": 0.1}]
+    return [
+        Case(shape, dtype, direction, causal, **extra)
+        for shape in shapes
+        for dtype, direction in (("bf16", "fwd"), ("fp16", "bwd"), ("fp32", "fwd_bwd"))
+        for causal in (False, True)
+        for extra in extras
+    ]
+
+
+@pytest.fixture(params=[*BACKENDS, OWN])
+def name(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+@pytest.fixture
+def backend(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Backend:
+    if name != OWN:
+        return load(name, BACKENDS[name])
+    monkeypatch.syspath_prepend(tmp_path)  # both are undone with the test
+    monkeypatch.setitem(sys.modules, "own_attention", None)
+    (tmp_path / "own_attention.py").write_text(OWN_SOURCE)
+    return load(name, f"{tmp_path}/own_attention.py:attention")
+
+
+def cannot(name: str, why: str) -> None:
+    if name in REQUIRED:
+        pytest.fail(f"ATTNBENCH_REQUIRE asks for {name}, which cannot run here: {why}")
+    pytest.skip(f"{name}: {why}")
+
+
+def runnable(backend: Backend) -> Backend:
+    """The backend if it works here at all; else the test ends."""
+    if getattr(backend, "simulated", False):
+        pytest.skip(f"{backend.name} is simulated: it computes nothing")
+    probe = backend.probe()
+    if not probe.usable:
+        cannot(backend.name, str(probe.reason))
+    reasons = {backend.unsupported(case, DEVICE) for case in CASES.values()}
+    if None not in reasons:
+        cannot(backend.name, sorted(reasons)[0])
+    return backend
+
+
+def is_one_line(text: object) -> bool:
+    return isinstance(text, str) and bool(text.strip()) and "\n" not in text
+
+
+def test_required_names_are_known() -> None:
+    assert {*BACKENDS, OWN} >= REQUIRED
+
+
+def test_name_is_the_maps(name: str) -> None:
+    if name == OWN:
+        pytest.skip("named by whoever gives it")
+    module, _, attribute = BACKENDS[name].partition(":")
+    assert getattr(importlib.import_module(module), attribute).name == name
+
+
+def test_probe_gives_a_version_or_a_reason(backend: Backend) -> None:
+    probe = backend.probe()
+    assert is_one_line(probe.version if probe.usable else probe.reason)
+    assert probe.install is None or is_one_line(probe.install)
+
+
+def test_answers_are_pure(backend: Backend) -> None:
+    """`unsupported` and `workspace` take any case on any device, and say the same when asked again."""
+    for device, case in itertools.product(DEVICES, broad()):
+        reason = backend.unsupported(case, device)
+        assert reason is None or is_one_line(reason), f"{reason!r} for {case} on {device.name}"
+        assert backend.unsupported(case, device) == reason
+    for case in broad():
+        workspace = backend.workspace(case)
+        assert isinstance(workspace.nbytes, int)
+        assert workspace.nbytes >= 0, case
+        assert workspace.passes >= 0, case
+        assert is_one_line(workspace.what)
+
+
+def test_nothing_heavy_is_imported_to_ask(name: str) -> None:
+    """Neither torch nor the library: another one's broken install must not matter before it is probed."""
+    if name == OWN:
+        pytest.skip("a person's own file imports what it likes")
+    code = f"""
+import sys
+before = set(sys.modules)
+from attnbench.backends import load
+from attnbench.types import Case, Device, Shape
+backend = load({name!r}, {BACKENDS[name]!r})
+case = Case(Shape(1, 64, 64, 2, 2, 64, 64), "fp16", "bwd", causal=True)
+for device in (Device("cuda", 0, "", 1, 1, (9, 0)), Device("cpu", 0, "", 1, 1)):
+    backend.unsupported(case, device)
+backend.workspace(case)
+loaded = {{m.partition(".")[0] for m in set(sys.modules) - before}}
+print(*sorted(loaded - set(sys.stdlib_module_names) - {{"attnbench"}}))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == []
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
+def test_results(backend: Backend, case: Case) -> None:
+    """What it takes, it computes: right names, shapes, dtypes and values, again and again, inputs untouched."""
+    runnable(backend)
+    if reason := backend.unsupported(case, DEVICE):
+        pytest.skip(f"{backend.name}: {reason}")
+    given = inputs.make(case, DEVICE.kind, seed=0)
+    tensors = [t for t in (given.q, given.k, given.v, given.dout) if t is not None]
+    before = [t.clone() for t in tensors]
+    exact = reference.reference(case, given, reference.choose(case, torch.device(DEVICE.kind)))
+    try:
+        prepared = backend.prepare(case, given)
+        results = prepared.canonical(prepared.launch())
+    except Unsupported as refusal:
+        if not is_one_line(str(refusal)):
+            pytest.fail(f"not one line: {str(refusal)!r}")
+        pytest.skip(f"{backend.name}: {refusal}")
+    assert set(results) == set(reference.expected(case))
+    accuracy = reference.compare(exact, results)  # shapes and dtypes too
+    assert accuracy.ok, accuracy.complaint()
+    if case.has_backward:
+        assert prepared.forward is not None, "how much memory the forward keeps would go unmeasured"
+        prepared.forward()
+    again = reference.compare(exact, prepared.canonical(prepared.launch()))
+    assert again.ok, f"second launch: {again.complaint()}"
+    assert all(torch.equal(t, was) for t, was in zip(tensors, before, strict=True)), "launching changed an input"
+    assert not any(t.requires_grad for t in tensors), "preparing changed an input"

@@ -1,0 +1,241 @@
+"""The procedure for one case, on the CPU: what is measured, and how everything that can go wrong is recorded."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from attnbench.backends.base import BackendBase, autograd_prepared
+from attnbench.backends.eager import Eager
+from attnbench.backends.function import Function
+from attnbench.types import Case, Device, Forecast, Job, Policy, Prepared, Record, Shape, Unsupported
+from attnbench.worker import Worker
+
+DEVICE = Device("cpu", 0, "CPU", 2**34, 2**34, l2=2**16)
+POLICY = Policy(warmup_s=0.001, min_samples=4, min_seconds=0.0, max_seconds=0.01, target=1.0)
+BIG = 2**23  # bytes
+
+
+def case(direction: Any = "fwd", seqlen: int = 32, dtype: Any = "fp32", **more: Any) -> Case:
+    return Case(Shape(1, seqlen, seqlen, 2, 2, 16, 16), dtype, direction, **more)
+
+
+@pytest.fixture(scope="module")
+def worker() -> Iterator[Worker]:
+    made = Worker()
+    made.bench(DEVICE)
+    yield made
+    gc.unfreeze()
+
+
+def measure(worker: Worker, function: Callable[..., Any] | Any, which: Case, policy: Policy = POLICY) -> Record:
+    worker.backend = function if hasattr(function, "prepare") else Function("own", function)
+    return worker.run(Job(which, "own", 2, Forecast(1.0, 0.1, 0)), policy, DEVICE)
+
+
+def attention(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, softmax_scale: float) -> Tensor:
+    scores = torch.einsum("bihd,bjhd->bhij", q, k) * softmax_scale
+    if causal:
+        scores = scores.masked_fill(~torch.ones_like(scores, dtype=torch.bool).tril(), float("-inf"))
+    return torch.einsum("bhij,bjhd->bihd", scores.softmax(-1), v)
+
+
+@pytest.mark.parametrize("direction", ["fwd", "bwd", "fwd_bwd"])
+@pytest.mark.parametrize("causal", [False, True])
+def test_a_good_function_is_measured(worker: Worker, direction: str, causal: bool) -> None:
+    record = measure(worker, attention, case(direction, causal=causal))
+    assert record.status == "ok", record.reason
+    assert record.reason is None
+    assert (record.backend, record.round, record.timer) == ("own", 2, "perf_counter")
+    found = record.measurements
+    assert found["time"].unit == found["first_call"].unit == "s"
+    assert len(found["time"].values) >= POLICY.min_samples
+    assert all(0 < t < 1 for t in found["time"].values)
+    assert len(found["first_call"].values) == 1
+    assert found["memory_peak"].unit == "B"
+    assert ("memory_saved" in found) == (direction != "fwd")
+    names = {"out"} if direction == "fwd" else {"out", "dq", "dk", "dv"}
+    assert record.accuracy is not None
+    assert set(record.accuracy.errors) == names
+    assert (record.accuracy.rows, record.accuracy.heads) == (32, 2)
+    assert record.seconds is not None
+    assert record.seconds >= sum(found["time"].values)
+
+
+def is_one_line(text: str | None) -> bool:
+    return bool(text) and "\n" not in str(text)
+
+
+def raises(error: Exception) -> Callable[..., Tensor]:
+    def function(q: Tensor, k: Tensor, v: Tensor, **_: Any) -> Tensor:
+        raise error
+
+    return function
+
+
+@pytest.mark.parametrize(
+    ("function", "direction", "status", "reason"),
+    [
+        (lambda q, k, v, **_: torch.zeros_like(v), "fwd", "wrong", "out is off by"),
+        (lambda q, k, v, **_: v * float("nan"), "fwd", "wrong", "out has values that are not finite"),
+        (lambda q, k, v, **_: attention(q, k, v, causal=True, softmax_scale=0.25), "fwd_bwd", "wrong", "out is off"),
+        (lambda q, k, v, **_: torch.zeros_like(v), "bwd", "skipped", "not differentiable"),
+        (lambda q, k, v, **_: torch.zeros_like(v), "fwd_bwd", "skipped", "not differentiable"),
+        (raises(Unsupported("headdim 16 is too small for me")), "fwd", "skipped", "headdim 16 is too small for me"),
+        (raises(Unsupported("not\n  this one")), "bwd", "skipped", "not this one"),
+        (raises(Unsupported()), "fwd", "skipped", "without a reason"),
+        (raises(RuntimeError("first line\nsecond line")), "fwd", "failed", "RuntimeError: first line second line"),
+        (raises(ValueError()), "fwd", "failed", "ValueError"),
+        (raises(MemoryError("no room")), "fwd", "oom", "MemoryError: no room"),
+        (raises(RuntimeError("CUDA out of memory. Tried")), "bwd", "oom", "out of memory"),
+        (lambda q, k, v, **_: v[:, :-1], "fwd", "failed", "out has shape"),
+        (lambda q, k, v, **_: v.double(), "fwd", "failed", "torch.float64"),
+        (lambda q, k, v, **_: None, "fwd", "failed", "NoneType"),
+        (lambda q, k, v: v, "fwd", "failed", "unexpected keyword argument"),
+    ],
+)
+def test_how_it_ends_otherwise(
+    worker: Worker,
+    capfd: pytest.CaptureFixture[str],
+    function: Callable[..., Any],
+    direction: str,
+    status: str,
+    reason: str,
+) -> None:
+    record = measure(worker, function, case(direction))
+    assert record.status == status, record.reason
+    assert reason in str(record.reason)
+    assert is_one_line(record.reason)
+    assert "time" not in record.measurements
+    assert (record.accuracy is not None) == (status == "wrong")
+    assert ("Traceback" in capfd.readouterr().err) == (status in ("failed", "oom"))
+    assert measure(worker, attention, case()).status == "ok"  # nothing of it is left behind
+
+
+def test_wrong_says_which_and_by_how_much(worker: Worker) -> None:
+    def halved_gradient(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
+        return attention(q, k, v / 2 + v.detach() / 2, **options)
+
+    record = measure(worker, halved_gradient, case("bwd"))
+    assert record.status == "wrong"
+    assert record.accuracy is not None
+    assert [name for name, e in record.accuracy.errors.items() if not e.ok] == ["dv"]
+    assert str(record.reason).startswith("dv is off by ")
+
+
+def test_a_result_that_changes_after_the_first_launch_is_wrong(worker: Worker) -> None:
+    """The outputs of the timed closure are checked too: caching the first answer is caught, and so is drift."""
+    calls = []
+
+    def drifts(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
+        calls.append(1)
+        return attention(q, k, v, **options) * (1.0 if len(calls) == 1 else 1.1)
+
+    record = measure(worker, drifts, case())
+    assert record.status == "wrong"
+    assert str(record.reason).startswith("after timing: out is off by")
+
+
+def test_a_launch_that_writes_to_its_inputs_is_wrong(worker: Worker) -> None:
+    """Else zeroing them and returning zeros would be right, and a kernel that writes out of bounds might be."""
+
+    def zeroes(q: Tensor, k: Tensor, v: Tensor, **_: Any) -> Tensor:
+        return torch.zeros_like(v.zero_())
+
+    def scales(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, softmax_scale: float) -> Tensor:
+        return attention(q.mul_(softmax_scale), k, v, causal=causal, softmax_scale=1.0)
+
+    assert measure(worker, zeroes, case()).status == "wrong"
+    assert measure(worker, scales, case()).status == "wrong"
+
+
+def test_peak_memory_counts_a_large_temporary(worker: Worker) -> None:
+    def wasteful(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
+        temporary = torch.ones(BIG // 4)
+        return attention(q, k, v, **options) * temporary[:1]
+
+    lean, fat = (measure(worker, f, case()).measurements["memory_peak"].values[0] for f in (attention, wasteful))
+    out, scores = 32 * 2 * 16 * 4, 2 * 32 * 32 * 4
+    assert out + scores <= lean < out + 10 * scores
+    assert BIG <= fat < BIG + lean + out + 1024
+
+
+def test_memory_that_the_forward_keeps(worker: Worker) -> None:
+    class Keeps(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, out: Tensor) -> Tensor:
+            ctx.save_for_backward(torch.ones(BIG // 4))
+            return out.clone()
+
+        @staticmethod
+        def backward(ctx: Any, gradient: Tensor) -> Tensor:
+            return gradient
+
+    def keeps(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
+        torch.ones(BIG)  # four times as large, but not kept
+        return Keeps.apply(attention(q, k, v, **options))
+
+    for direction in ("bwd", "fwd_bwd"):
+        lean, fat = (
+            measure(worker, f, case(direction)).measurements["memory_saved"].values[0] for f in (attention, keeps)
+        )
+        assert 2 * 32 * 32 * 4 <= lean < 2**17  # the probabilities at least
+        assert BIG <= fat < BIG + 2**17
+
+
+def test_eager_keeps_its_probabilities(worker: Worker) -> None:
+    record = measure(worker, Eager(), case("bwd", seqlen=256))
+    scores, out = 2 * 256 * 256 * 4, 256 * 2 * 16 * 4
+    assert scores + out <= record.measurements["memory_saved"].values[0] < 2 * scores
+    assert record.measurements["memory_peak"].values[0] >= 2 * scores  # their gradient, and that of the scores
+
+
+def test_first_call_includes_preparation_and_samples_do_not(worker: Worker) -> None:
+    import time
+
+    class Slow(BackendBase):
+        name = "slow"
+        launches = 0
+
+        def prepare(self, which: Case, inputs: Any) -> Prepared:
+            time.sleep(0.05)  # compilation
+
+            def launch(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+                self.launches += 1
+                if self.launches == 1:
+                    time.sleep(0.05)  # tuning
+                return attention(q, k, v, causal=which.causal, softmax_scale=which.softmax_scale)
+
+            return autograd_prepared(which, inputs, launch)
+
+    found = measure(worker, Slow(), case()).measurements
+    assert found["first_call"].values[0] >= 0.1
+    assert max(found["time"].values) < 0.05
+
+
+def test_long_sequences_are_timed_with_the_gradient_that_was_given(
+    worker: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The check masks dout outside its sample; what is timed must not be that."""
+    from attnbench import reference
+
+    monkeypatch.setitem(reference.BUDGET, "cpu", 1)
+    seen = []
+
+    class Watching(Eager):
+        def prepare(self, which: Case, inputs: Any) -> Prepared:
+            seen.append((inputs.dout == 0).float().mean().item())
+            return super().prepare(which, inputs)
+
+    record = measure(worker, Watching(), case("bwd", seqlen=256))
+    assert record.status == "ok", record.reason
+    assert record.accuracy is not None
+    assert record.accuracy.rows < 100
+    assert len(seen) == 2
+    assert seen[0] > 0.5
+    assert seen[1] < 0.01

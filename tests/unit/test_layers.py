@@ -1,0 +1,170 @@
+"""The layers of ARCHITECTURE.md, held: who imports what, seen in fresh processes and in the source."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import attnbench
+
+PACKAGE = Path(attnbench.__file__).parent
+HEAVY = {"torch", "triton", "numpy", "scipy", "pandas", "pydantic", "pydantic_core", "rich", "yaml", "typer", "pynvml"}
+
+
+def python(code: str) -> str:
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def loaded_by(module: str) -> set[str]:
+    """All modules in sys.modules after a bare import of it, less what Python itself starts with."""
+    return set(python(f"import sys; old = set(sys.modules); import {module}; print(*(set(sys.modules) - old))").split())
+
+
+def imports(path: Path) -> Iterator[tuple[str, bool]]:
+    """(module, whether it is for the type checker only) of every import in a file, wherever it stands."""
+    tree = ast.parse(path.read_text())
+    typing_only = {
+        id(inner)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+        for inner in ast.walk(node)
+    }
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative import"
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+        else:
+            continue
+        yield from ((name, id(node) in typing_only) for name in names)
+
+
+def sources(*parts: str) -> list[Path]:
+    """The files of those modules and folders of the package."""
+    found = [p for part in parts for p in (PACKAGE / part).glob("**/*.py")]
+    found += [path for part in parts if (path := PACKAGE / f"{part}.py").is_file()]
+    assert len(found) >= len(parts)
+    return found
+
+
+MODULES = [
+    ".".join(p.relative_to(PACKAGE.parent).with_suffix("").parts).removesuffix(".__init__")
+    for p in sorted(PACKAGE.glob("**/*.py"))
+    if p.stem != "__main__" and "kernels" not in p.parts
+]
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_importing_loads_no_torch(module: str) -> None:
+    """None does at import, the worker's neither: what needs torch asks for it when it runs."""
+    assert not loaded_by(module) & {"torch", "triton", "pynvml", "pandas", "scipy", "numpy"}
+
+
+def test_the_list_of_modules_is_not_empty() -> None:
+    wanted = "cli types stats work metrics hardware store plan suite report.terminal report.markdown report.export"
+    assert set(MODULES) >= {f"attnbench.{name}" for name in wanted.split()}
+
+
+def test_the_command_line_starts_light() -> None:
+    loaded = loaded_by("attnbench.cli")
+    assert loaded & HEAVY <= {"typer"}
+    ours = {name for name in loaded if name.startswith("attnbench.")}
+    assert ours == {"attnbench.cli", "attnbench.errors"}
+
+
+@pytest.mark.parametrize("command", [["--help"], ["run", "--help"], ["--version"]])
+def test_help_needs_nothing_heavy(command: list[str]) -> None:
+    code = f"""
+import sys
+from attnbench.cli import main
+sys.argv = ["attnbench", *{command!r}]
+try:
+    main()
+except SystemExit as end:
+    assert not end.code
+print("loaded:", *sorted({{m.partition(".")[0] for m in sys.modules}} & {HEAVY - {"rich"}!r}))
+"""
+    assert python(code).splitlines()[-1].split() == ["loaded:", "typer"]
+
+
+def test_types_import_nothing_of_ours() -> None:
+    assert {n for n in loaded_by("attnbench.types") if n.startswith("attnbench")} == {"attnbench", "attnbench.types"}
+    assert not [name for name, typing in imports(PACKAGE / "types.py") if name.startswith("attnbench") and not typing]
+
+
+WITHOUT = ("typer", "click", "rich", "pandas", "numpy", "scipy", "pydantic", "pydantic_core", "yaml")
+
+
+def test_a_worker_needs_only_torch() -> None:
+    """Any interpreter with a torch can be a worker: everything it may reach imports with the rest blocked."""
+    code = f"""
+import sys
+
+class Blocked:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in {WITHOUT!r}:
+            raise AssertionError("imports " + name)
+
+sys.meta_path.insert(0, Blocked())
+import attnbench.worker, attnbench.bench, attnbench.measure.timing, attnbench.measure.memory, attnbench.measure.state
+from attnbench.backends import BACKENDS, load
+from attnbench.types import Case, Device, Forecast, Job, Policy, Shape, to_json
+for name, spec in BACKENDS.items():
+    load(name, spec)
+worker = attnbench.worker.Worker()
+worker.answer({{"op": "load", "name": "fake", "spec": BACKENDS["fake"]}})
+job = Job(Case(Shape(1, 8, 8, 1, 1, 8, 8), "bf16", "bwd"), "fake", 0, Forecast(1.0, 1.0, 1))
+request = {{"op": "run", "policy": to_json(Policy()), "job": to_json(job), "device": {{
+    "kind": "fake", "index": 0, "name": "x", "memory": 1, "free": 1}}}}
+print(worker.answer(request)["record"]["status"])
+"""
+    assert python(code).split() == ["ok"]
+
+
+@pytest.mark.parametrize(
+    "path", sources("worker", "bench", "inputs", "reference", "environment", "backends", "measure")
+)
+def test_the_workers_side_imports_nothing_of_the_parents(path: Path) -> None:
+    """Neither a library of the parent's nor a module of ours that has one, not even inside a function."""
+    parents = {f"attnbench.{m}" for m in ("suite", "run", "cli", "commands", "store", "report", "execute", "plan")}
+    for name, _ in imports(path):
+        assert name.partition(".")[0] not in WITHOUT, f"{path.name} imports {name}"
+        assert not any(f"{name}.".startswith(f"{p}.") for p in parents), f"{path.name} imports {name}"
+
+
+@pytest.mark.parametrize("path", sources("backends"))
+def test_backends_do_not_know_measure(path: Path) -> None:
+    assert not [name for name, _ in imports(path) if name.startswith("attnbench.measure")]
+    assert not [name for name, _ in imports(path) if name.startswith(("attnbench.bench", "attnbench.worker"))]
+
+
+@pytest.mark.parametrize("path", sources("measure"))
+def test_measure_does_not_know_backends(path: Path) -> None:
+    assert not [name for name, _ in imports(path) if name.startswith(("attnbench.backends", "attnbench.kernels"))]
+    assert "attnbench.backends" not in loaded_by(f"attnbench.measure.{path.stem}".removesuffix(".__init__"))
+
+
+PARENT = ("stats", "work", "metrics", "hardware", "store", "report", "plan", "suite", "sizes", "choose", "errors")
+
+
+@pytest.mark.parametrize("path", sources(*PARENT, "run", "execute", "process", "commands", "cli"))
+def test_the_parent_never_imports_torch(path: Path) -> None:
+    """Not lazily either: it reads results on laptops, and must not touch the GPU that is measured."""
+    for name, typing_only in imports(path):
+        assert name.partition(".")[0] not in ("torch", "triton", "pynvml") or typing_only, f"{path.name}: {name}"
+
+
+@pytest.mark.parametrize("path", sources(*PARENT))
+def test_nothing_downstream_reaches_back_up(path: Path) -> None:
+    """Values flow suite -> plan -> execute -> store -> report: these make or read values, and run nothing."""
+    above = ("attnbench.run", "attnbench.commands", "attnbench.cli", "attnbench.worker", "attnbench.bench")
+    for name, _ in imports(path):
+        assert not any(f"{name}.".startswith(f"{a}.") for a in above), f"{path.name}: {name}"

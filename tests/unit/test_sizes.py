@@ -1,0 +1,124 @@
+"""Sizes, head dims and durations as people write them, and what is said of a slip."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from attnbench.errors import UserError
+from attnbench.sizes import LARGEST, duration, gib, parse_duration, parse_headdims, parse_size, parse_sizes, short
+
+
+@pytest.mark.parametrize(
+    ("text", "value"), [("1", 1), ("4096", 4096), ("4k", 4096), ("3K", 3072), ("1m", 2**20), (" 8k ", 8192), (64, 64)]
+)
+def test_size(text: str, value: int) -> None:
+    assert parse_size(text) == value
+
+
+@pytest.mark.parametrize("text", ["", "x", "8x", "8kk", "k", "1.5k", "8 k", "0x10", "8e3", "-", "８"])
+def test_not_a_size(text: str) -> None:
+    if text == "８":  # a digit to Python, and to people
+        assert parse_size(text) == 8
+        return
+    with pytest.raises(UserError, match="seqlen: .* is not a size"):
+        parse_size(text, "seqlen")
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "-4k", "0m"])
+def test_sizes_start_at_one(text: str) -> None:
+    with pytest.raises(UserError, match=f"{text} is not at least 1"):
+        parse_size(text)
+
+
+def test_sizes_end_where_nothing_can_be_measured() -> None:
+    assert parse_size(str(LARGEST)) == parse_size("128m") == LARGEST
+    with pytest.raises(UserError, match="largest: 128m"):
+        parse_size(str(LARGEST + 1))
+    with pytest.raises(UserError, match="beyond"):
+        parse_size("9" * 400 + "m")
+
+
+@pytest.mark.parametrize(
+    ("text", "values"),
+    [
+        ("1k", (1024,)),
+        ("1k-8k", (1024, 2048, 4096, 8192)),
+        ("1000-5000", (1024, 2048, 4096)),
+        ("1k-4k:1k", (1024, 2048, 3072, 4096)),
+        ("100-350:100", (100, 200, 300)),
+        ("8k,1k,3000", (8192, 1024, 3000)),
+        ("1k-2k, 2k-4k,1k", (1024, 2048, 4096)),
+        ("4k-4k", (4096,)),
+        ("1-128m", tuple(2**i for i in range(28))),
+    ],
+)
+def test_lists_and_ranges(text: str, values: tuple[int, ...]) -> None:
+    assert parse_sizes(text) == values
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("8k-1k", "runs backwards; write 1k-8k"),
+        ("1025-2047", "no power of two in 1025-2047; give a step"),
+        ("1k-4k:0", "0 is not at least 1"),
+        ("1k,,4k", "'' is not a size"),
+        ("1k-", "is not a size"),
+        ("-1k", "is not at least 1"),
+        ("1k-2k-4k", "is not a size"),
+        ("1k-8k:", "is not a size"),
+        ("1k:4k", "is not a size"),
+    ],
+)
+def test_bad_lists_say_why(text: str, said: str) -> None:
+    with pytest.raises(UserError) as error:
+        parse_sizes(text, "seqlen")
+    assert str(error.value).startswith("seqlen: ")
+    assert said in str(error.value)
+
+
+def test_headdims() -> None:
+    assert parse_headdims("64") == ((64, 64),)
+    assert parse_headdims("64, 128,192-128,64") == ((64, 64), (128, 128), (192, 128))
+    for text in ("64-", "64-x", "192-128-64", "-64", "4096", "64-4096"):
+        if text == "64-":
+            assert parse_headdims(text) == ((64, 64),)
+            continue
+        with pytest.raises(UserError, match="^headdim: "):
+            parse_headdims(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("90", 90), ("90s", 90), ("1.5m", 90), ("2h", 7200), (" 10 m ", 600), ("0.5s", 0.5), (45, 45)]
+)
+def test_durations(text: str, seconds: float) -> None:
+    assert parse_duration(text) == seconds
+
+
+@pytest.mark.parametrize("text", ["", "m", "10d", "-5s", "0", "0s", "1h30m", "1e3", "inf", "nan"])
+def test_bad_durations(text: str) -> None:
+    with pytest.raises(UserError, match="time_limit: .* is not a duration; write 90s, 10m or 1h"):
+        parse_duration(text, "time_limit")
+
+
+@given(st.integers(1, LARGEST))
+def test_short_reads_back(n: int) -> None:
+    assert parse_size(short(n)) == n
+    assert len(short(n)) <= len(str(n))
+
+
+def test_short() -> None:
+    assert [short(n) for n in (1, 1000, 1023, 1024, 1536, 65536, 2**20, 2**20 + 1024)] == [
+        "1", "1000", "1023", "1k", "1536", "64k", "1m", "1025k",
+    ]  # fmt: skip
+
+
+def test_bytes_and_durations_for_people() -> None:
+    assert [gib(n) for n in (0, 1023, 1024, 24 * 2**20, 1.5 * 2**30, 137 * 2**30)] == [
+        "0 B", "1023 B", "1.0 KiB", "24 MiB", "1.5 GiB", "137 GiB",
+    ]  # fmt: skip
+    assert [duration(s) for s in (0.04, 0.4, 9.94, 12.4, 59.4, 59.6, 185, 3599.6, 3720)] == [
+        "0.0s", "0.4s", "9.9s", "12s", "59s", "1m00s", "3m05s", "1h00m", "1h02m",
+    ]  # fmt: skip

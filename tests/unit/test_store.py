@@ -1,0 +1,248 @@
+"""Run files as they are found: whole, cut short, damaged, newer, not ours; and disks that fill up."""
+
+from __future__ import annotations
+
+import errno
+import io
+import json
+from pathlib import Path
+
+import pytest
+from builders import case, ended, job, ok, run
+
+from attnbench import store
+from attnbench.errors import UserError
+from attnbench.types import Record, Run
+
+CASES = [case(n, causal=c) for n in (1024, 2048, 4096) for c in (False, True)]
+RECORDS = (
+    ok(CASES[0], "triton", 300.0),
+    ok(CASES[1], "triton", 200.0, memory_peak=5),
+    ended(CASES[2], "triton", "oom", "MemoryError"),
+)
+RUN = run(RECORDS, plan=[job(c, "triton") for c in CASES], specs={"triton": "m:T"}, peak={"": 1e15}, argv=("run", "-b"))
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """A finished run file with three records."""
+    where = tmp_path / "results" / "run.jsonl"
+    file = store.RunFile.create(where, RUN)
+    for record in RECORDS:
+        file.append(record)
+    file.close()
+    return where
+
+
+def test_reads_back_what_was_written(path: Path) -> None:
+    assert store.read(path) == (RUN, [])
+    lines = path.read_text().splitlines()
+    assert [json.loads(line)["type"] for line in lines] == ["run", "record", "record", "record"]
+    assert json.loads(lines[0])["schema"] == store.SCHEMA
+
+
+def test_each_record_is_on_disk_when_append_returns(tmp_path: Path) -> None:
+    file = store.RunFile.create(tmp_path / "run.jsonl", RUN)
+    for n, record in enumerate(RECORDS, start=1):
+        file.append(record)
+        assert store.read(file.path)[0].records == RECORDS[:n]
+    file.close()
+
+
+def test_a_truncated_last_line_is_dropped_and_said(path: Path) -> None:
+    whole = path.read_bytes()
+    start = whole.rindex(b"\n", 0, -1) + 1
+    for cut in (start + 1, start + 40, len(whole) - 1):  # the last lacks nothing but its newline
+        path.write_bytes(whole[:cut])
+        found, problems = store.read(path)
+        assert found.records == RECORDS[:2]
+        assert len(problems) == 1
+        assert problems[0].startswith(f"{path}:4: truncated last line")
+
+
+def test_reopening_cuts_the_truncated_line_off(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-20])
+    file = store.RunFile.reopen(path)
+    file.append(RECORDS[2])
+    file.close()
+    assert store.read(path) == (RUN, [])
+
+
+@pytest.mark.parametrize(
+    "damage", [b"{", b"\xff\xfe\x00", b"", b"[]", b"null", b'{"case": 3}', b'{"type": "record", "case": {"shape": 1}}']
+)
+def test_a_damaged_line_is_left_out_with_its_number(path: Path, damage: bytes) -> None:
+    lines = path.read_bytes().split(b"\n")
+    lines[2] = damage
+    path.write_bytes(b"\n".join(lines))
+    found, problems = store.read(path)
+    assert found.records == (RECORDS[0], RECORDS[2])
+    assert len(problems) == 1
+    assert problems[0].startswith(f"{path}:3: damaged line left out")
+    assert "\n" not in problems[0]
+
+
+def test_lines_of_an_unknown_type_are_passed_over(path: Path) -> None:
+    with path.open("a") as file:
+        file.write('{"type": "note", "text": "from a newer attnbench"}\n')
+    assert store.read(path) == (RUN, [])
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"\n",
+        b"hello\n",
+        b"{}\n",
+        b"[1]\n",
+        b'{"type": "record"}\n',
+        b'{"type": "run"}\n',
+        b"\x89PNG\r\n\x1a\n",
+        b"{",
+    ],
+)
+def test_what_is_not_a_run_file_is_refused(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "data.jsonl"
+    path.write_bytes(content)
+    with pytest.raises(UserError, match="is not an attnbench run file"):
+        store.read(path)
+
+
+def change_header(path: Path, **changes: object) -> None:
+    first, rest = path.read_text().split("\n", 1)
+    path.write_text(json.dumps({**json.loads(first), **changes}) + "\n" + rest)
+
+
+def test_a_newer_schema_is_refused(path: Path) -> None:
+    change_header(path, schema=store.SCHEMA + 1)
+    with pytest.raises(UserError, match=f"newer attnbench .schema {store.SCHEMA + 1}.*upgrade"):
+        store.read(path)
+
+
+def test_fields_of_a_newer_version_are_passed_over(path: Path) -> None:
+    change_header(path, fleet=["a", "b"], policy={"power": "capped"})
+    assert store.read(path) == (RUN, [])
+
+
+@pytest.mark.parametrize(
+    "changes", [{"plan": None}, {"environment": 3}, {"environment": {"device": []}}, {"plan": [{"case": 1}]}]
+)
+def test_a_damaged_header_says_its_line(path: Path, changes: dict[str, object]) -> None:
+    change_header(path, **changes)
+    with pytest.raises(UserError, match=r":1: damaged first line"):
+        store.read(path)
+
+
+def test_what_is_there_is_not_overwritten(path: Path) -> None:
+    before = path.read_bytes()
+    with pytest.raises(UserError, match=r"is there already.*--resume"):
+        store.RunFile.create(path, RUN)
+    assert path.read_bytes() == before
+
+
+def test_places_that_cannot_be_written_or_read(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    for bad in (tmp_path / "file" / "run.jsonl", tmp_path / ("x" * 300)):
+        with pytest.raises(UserError, match=r"cannot write .*--out"):
+            store.RunFile.create(bad, RUN)
+    for bad in (tmp_path, tmp_path / "missing.jsonl"):
+        with pytest.raises(UserError, match="cannot read"):
+            store.read(bad)
+        with pytest.raises(UserError, match="cannot append to"):
+            store.RunFile.reopen(bad)
+
+
+def test_a_disk_that_is_full_from_the_start_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An empty file could not be resumed, and would stand in the way of the next run."""
+    path = tmp_path / "run.jsonl"
+    monkeypatch.setattr(Path, "open", lambda self, mode, buffering: FullDisk(self, "xb"))
+    with pytest.raises(UserError, match=r"disk is full; choose another place with --out$"):
+        store.RunFile.create(path, RUN)
+    assert not path.exists()
+
+
+class FullDisk(io.FileIO):
+    """A file on a disk with so many bytes left: a short write, as the kernel does it, then ENOSPC."""
+
+    left = 0
+    code = errno.ENOSPC
+
+    def write(self, data: bytes) -> int:
+        if not self.left:
+            raise OSError(self.code, "No space left on device")
+        written = super().write(bytes(data)[: self.left])
+        self.left -= written
+        return written
+
+
+@pytest.mark.parametrize("left", [0, 1, 100])
+def test_a_full_disk_is_said_and_whole_lines_are_kept(path: Path, left: int) -> None:
+    disk = FullDisk(path, "r+b")
+    disk.seek(0, io.SEEK_END)
+    disk.left = left
+    before = path.read_bytes()
+    file = store.RunFile(path, disk)
+    with pytest.raises(UserError) as error:
+        file.append(ok(CASES[3], "triton", 1.0))
+    file.close()
+    assert "disk is full" in str(error.value)
+    assert f"attnbench run --resume {path}" in str(error.value)
+    assert path.read_bytes() == before
+    assert store.read(path) == (RUN, [])
+
+
+def test_short_writes_are_continued(tmp_path: Path) -> None:
+    class Slow(io.FileIO):
+        def write(self, data: bytes) -> int:
+            return super().write(bytes(data)[:50])
+
+    path = tmp_path / "run.jsonl"
+    store.RunFile.create(path, RUN).close()
+    file = store.RunFile(path, Slow(path, "ab"))
+    file.append(RECORDS[0])
+    file.close()
+    assert store.read(path)[0].records == RECORDS[:1]
+
+
+def test_other_errors_of_the_disk_keep_their_words(path: Path) -> None:
+    disk = FullDisk(path, "ab")
+    disk.code = errno.EIO
+    with pytest.raises(UserError, match=f"cannot write {path}: "), store_file(path, disk) as file:
+        file.append(RECORDS[0])
+    assert store.read(path) == (RUN, [])
+
+
+class store_file:  # noqa: N801
+    def __init__(self, path: Path, disk: io.FileIO) -> None:
+        self.file = store.RunFile(path, disk)
+
+    def __enter__(self) -> store.RunFile:
+        return self.file
+
+    def __exit__(self, *_: object) -> None:
+        self.file.close()
+
+
+def with_records(*records: Record) -> Run:
+    return run(records, plan=RUN.plan)
+
+
+def test_missing_is_what_has_no_record() -> None:
+    assert [j.case for j in store.missing(RUN)] == CASES[3:]
+    assert store.missing(with_records(*(ok(c, "triton", 1.0) for c in CASES))) == []
+
+
+def test_failures_are_not_measured_again_but_skips_for_time_are() -> None:
+    ends = [ended(CASES[0], "triton", s, "x") for s in ("failed", "oom", "timeout", "wrong", "skipped")]
+    for record in ends:
+        assert CASES[0] not in [j.case for j in store.missing(with_records(record))]
+    skip = ended(CASES[0], "triton", "skipped", "time limit", resumable=True)
+    assert CASES[0] in [j.case for j in store.missing(with_records(skip))]
+    assert CASES[0] not in [j.case for j in store.missing(with_records(skip, ok(CASES[0], "triton", 1.0)))]
+
+
+def test_rounds_and_backends_are_missing_apart() -> None:
+    plan = [job(CASES[0], name, round) for name in ("a", "b") for round in (0, 1)]
+    left = store.missing(run([ok(CASES[0], "a", 1.0, round=1)], plan=plan))
+    assert [(j.backend, j.round) for j in left] == [("a", 0), ("b", 0), ("b", 1)]

@@ -1,0 +1,202 @@
+"""The values that are stored: their identity, their way through JSON, and what makes two machines comparable."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import replace
+
+import pytest
+from builders import CPU, H200, case, environment, ok, shape
+
+from attnbench.types import (
+    Accuracy,
+    Case,
+    Device,
+    Environment,
+    Forecast,
+    Job,
+    Policy,
+    Record,
+    Shape,
+    TensorError,
+    to_json,
+)
+
+PLAIN = Case(Shape(4, 4096, 4096, 16, 16, 128, 128), "bf16", "fwd")
+RICH = Case(Shape(1, 1, 8192, 32, 8, 192, 128), "fp16", "bwd", True, (128, None), softcap=30.0, dropout_p=0.1)
+
+
+def through_json(value):
+    return json.loads(json.dumps(to_json(value)))
+
+
+def test_keys_that_stored_results_have() -> None:
+    """If this fails, every stored baseline is orphaned: mend the hashing, not the test."""
+    assert PLAIN.key == "176fd8747c40b182"
+    assert RICH.key == "8f3fddf53a845ac4"
+
+
+def test_a_field_at_its_default_is_not_in_the_key() -> None:
+    @dataclasses.dataclass(frozen=True)
+    class Newer(Case):
+        page_size: int | None = None
+        layout: str = "dense"
+
+    assert Newer(PLAIN.shape, "bf16", "fwd").key == PLAIN.key
+    assert Newer(PLAIN.shape, "bf16", "fwd", page_size=16).key != PLAIN.key
+    assert replace(PLAIN, softcap=0, window_size=(None, None), causal=False).key == PLAIN.key
+
+
+def test_every_field_is_in_the_key() -> None:
+    changes = [
+        {"dtype": "fp16"},
+        {"direction": "bwd"},
+        {"causal": True},
+        {"window_size": (None, 0)},
+        {"window_size": (0, None)},
+        {"softcap": 1.0},
+        {"dropout_p": 0.1},
+        *({"shape": replace(PLAIN.shape, **{f.name: 32})} for f in dataclasses.fields(Shape) if f.name != "nheads_k"),
+        {"shape": replace(PLAIN.shape, nheads_k=8)},
+    ]
+    assert {name for change in changes for name in change} == {f.name for f in dataclasses.fields(Case)}
+    keys = {replace(PLAIN, **change).key for change in changes} | {PLAIN.key}
+    assert len(keys) == len(changes) + 1
+
+
+@pytest.mark.parametrize("which", [PLAIN, RICH])
+def test_case_keeps_its_identity_through_json(which: Case) -> None:
+    back = Case.from_json(through_json(which))
+    assert back == which
+    assert back.key == which.key
+    assert hash(back) == hash(which)
+
+
+@pytest.mark.parametrize("name", [f.name for f in dataclasses.fields(Shape)])
+def test_sizes_are_at_least_one(name: str) -> None:
+    for value in (0, -1):
+        with pytest.raises(ValueError, match=f"{name} must be at least 1, got {value}"):
+            replace(PLAIN.shape, **{name: value})
+
+
+def test_key_heads_divide_query_heads() -> None:
+    assert shape(nheads=12, nheads_k=3).nheads_k == 3
+    for nheads_k in (5, 24):
+        with pytest.raises(ValueError, match=rf"nheads \(12\) must be a multiple of nheads_k \({nheads_k}\)"):
+            shape(nheads=12, nheads_k=nheads_k)
+
+
+def test_scale_is_of_headdim_not_of_headdim_v() -> None:
+    assert case(headdim=64, headdim_v=256).softmax_scale == 0.125
+
+
+def rich_record() -> Record:
+    return ok(
+        RICH, "triton", 300.0, round=2, n=7, memory_peak=2**30, memory_saved=5, clock_sm=1.98e9, first_call=3.5,
+        accuracy=Accuracy({"dq": TensorError(0.1, 0.2, 0.4, 0.01)}, 64, 8, ("dk",)), version="3.6.0", limits=("thermal",),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        rich_record(),
+        Record(PLAIN, "fa4", 0, "skipped", "beyond the time limit", resumable=True, forecast=Forecast(9.0, 0.1, 2**30)),
+        Record(PLAIN, "fa4", 1, "failed", 'RuntimeError: "quoted" \u2028 line', stderr="a\nb\n", seconds=0.5),
+    ],
+)
+def test_record_through_json(record: Record) -> None:
+    back = Record.from_json(through_json(record))
+    assert back == record
+    assert back.id == record.id == f"{record.case.key}/{record.backend}/{record.round}"
+    assert isinstance(back.limits, tuple)
+    assert all(isinstance(m.values, tuple) for m in back.measurements.values())
+
+
+def test_a_record_of_a_newer_version_still_reads() -> None:
+    data = through_json(rich_record())
+    data["energy_model"] = {"nvml": [1, 2]}
+    data["accuracy"]["method"] = "interval"
+    assert Record.from_json(data) == rich_record()
+
+
+def test_a_record_of_an_older_version_still_reads() -> None:
+    """Only what has no default may be counted on."""
+    data = through_json(rich_record())
+    least = {name: data[name] for name in ("case", "backend", "round", "status")}
+    assert Record.from_json(least) == Record(RICH, "triton", 2, "ok")
+
+
+def test_job_and_environment_through_json() -> None:
+    job = Job(RICH, "eager", 1, Forecast(1.5, 0.01, 123), "needs 9 GiB", True)
+    assert Job.from_json(through_json(job)) == job
+    known = environment(replace(H200, matmul={"bf16": 8e14}, copy=4e12), packages={"triton": "3.6.0"}, git="abc+dirty")
+    for which in (known, environment(CPU)):
+        assert Environment.from_json(through_json(which)) == which
+    newer = through_json(known)
+    newer["mig"] = None
+    newer["device"]["numa"] = 1
+    assert Environment.from_json(newer) == known
+    assert Device.from_json(through_json(H200)).capability == (9, 0)
+
+
+def test_defaults_are_not_written() -> None:
+    assert to_json(Policy()) == {}
+    assert to_json(Policy(seed=3)) == {"seed": 3}
+    assert "reason" not in to_json(rich_record())
+
+
+def test_same_environment_has_no_differences() -> None:
+    assert environment().differences(environment()) == []
+    elsewhere = replace(environment(), git="1234", device=replace(H200, free=5, matmul={"bf16": 1.0}, copy=2.0))
+    assert environment().differences(elsewhere) == []  # quick readings and free memory vary by themselves
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"torch": "2.12"}, ["torch was 2.11.0+cu130 and is 2.12"]),
+        ({"driver": None}, ["driver was 580.82 and is None"]),
+        ({"cuda": "12.9"}, ["cuda was 13.0 and is 12.9"]),
+        ({"power_limit_w": 600.0}, ["power_limit_w was 700.0 and is 600.0"]),
+        ({"device": replace(H200, name="NVIDIA H100")}, ["device name was NVIDIA H200 and is NVIDIA H100"]),
+        ({"device": replace(H200, memory=1)}, [f"device memory was {150 * 10**9} and is 1"]),
+        ({"cpu": "x", "torch": "y"}, ["torch was 2.11.0+cu130 and is y", "cpu was Intel Xeon and is x"]),
+    ],
+)
+def test_differences_are_named(change: dict, said: list[str]) -> None:
+    assert environment().differences(environment(**change)) == said
+
+
+def test_of_packages_only_what_differs_is_said() -> None:
+    ours = environment(packages={"triton": "3.6.0", "xformers": "0.0.30"})
+    (said,) = ours.differences(environment(packages={"triton": "3.7.0", "xformers": "0.0.30"}))
+    assert "3.6.0" in said
+    assert "3.7.0" in said
+    assert "xformers" not in said
+    (gone,) = ours.differences(environment(packages={"triton": "3.6.0"}))
+    assert "xformers" in gone
+
+
+def error(size: float) -> TensorError:
+    return TensorError(size, 0.001, 0.002, size)
+
+
+def test_accuracy_and_its_complaint() -> None:
+    assert Accuracy({"out": error(0.002)}, 1, 1).ok
+    assert Accuracy({"out": error(0.002)}, 1, 1).complaint() == ""
+    wrong = Accuracy({"out": error(0.001), "dq": error(0.5), "dk": error(float("nan"))}, 1, 1, ("dk",))
+    assert not wrong.ok
+    assert wrong.complaint() == (
+        "dk has values that are not finite (NaN, or never written); "
+        "dq is off by 0.5 where 0.002 is allowed (eager: 0.001)"
+    )
+    assert not Accuracy({"out": error(float("nan"))}, 1, 1).ok
+    assert not Accuracy({"out": error(0.0)}, 1, 1, ("out",)).ok  # right where it was compared, not everywhere
+
+
+@pytest.mark.parametrize(("direction", "passes"), [("fwd", (1, 0)), ("bwd", (0, 1)), ("fwd_bwd", (1, 1))])
+def test_what_a_direction_has(direction: str, passes: tuple[int, int]) -> None:
+    which = case(direction=direction)
+    assert (which.has_forward, which.has_backward) == passes
