@@ -30,6 +30,7 @@ class Bench:
 
         torch.set_float32_matmul_precision("highest")  # fp32 means fp32; a backend may still choose otherwise
         self.device = torch.device(str(device))
+        self._settled = False
         self.timer: Timer
         self.memory: CpuMemory | CudaMemory
         self.state = None
@@ -128,8 +129,9 @@ class Bench:
         import torch
 
         gc.collect()
-        if not gc.get_freeze_count():
-            gc.freeze()  # what is imported stays: from here on collecting takes no time
+        if not self._settled:
+            gc.freeze()  # what is imported stays: from here on collecting takes no time, also while a job is timed
+            self._settled = True
         if self.device.type != "cuda":
             return True
         try:

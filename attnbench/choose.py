@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
+import os
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -76,7 +77,7 @@ def _own_spec(pattern: str) -> str:
     if not name.isidentifier():
         raise UserError(f"{pattern!r} is not pkg.mod:object or file.py:function")
     if where.endswith(".py"):
-        if not Path(where).is_file():
+        if not os.path.isfile(where):
             raise UserError(f"no such file: {where} (in --backend {pattern})")
         return f"{Path(where).resolve()}:{name}"
     return pattern

@@ -32,6 +32,7 @@ class WorkerProcess:
     def __init__(self, python: str | None = None) -> None:
         self._stderr = tempfile.TemporaryFile()  # noqa: SIM115  (lives as long as the process)
         self._mark = 0
+        self._tail: str | None = None  # of its stderr, once it has been killed
         self._buffer = b""
         environment = {**os.environ, "PYTHONUNBUFFERED": "1", "KINETO_LOG_LEVEL": "5"}
         if python and python != sys.executable:
@@ -81,6 +82,8 @@ class WorkerProcess:
 
     def stderr_tail(self) -> str | None:
         """The end of what it printed since the last request."""
+        if self._stderr.closed:
+            return self._tail
         end = self._stderr.seek(0, os.SEEK_END)
         self._stderr.seek(max(self._mark, end - TAIL))
         lines = self._stderr.read().decode(errors="replace").splitlines()
@@ -95,6 +98,8 @@ class WorkerProcess:
         for pipe in (self._process.stdin, self._process.stdout):
             if pipe is not None:
                 pipe.close()
+        self._tail = self.stderr_tail()
+        self._stderr.close()
 
     def _how_it_ended(self) -> str:
         code = self._process.wait()

@@ -227,9 +227,9 @@ def _not_with_resume(request: Request) -> list[str]:
 
 def _check_out(out: Path | None) -> None:
     """Says at once what would else be found when the run file is made, after the slow look at the device."""
-    if out and out.is_dir():
+    if out and os.path.isdir(out):
         raise UserError(f"--out: {out} is a folder; give a file in it, as in {out / 'run.jsonl'}")
-    if out and out.exists():
+    if out and os.path.exists(out):
         raise UserError(f"{out} is there already and is not overwritten; choose another --out, or --resume {out}")
     path = out or Path("results/new.jsonl")
     above = next(folder for folder in path.absolute().parents if folder.exists())

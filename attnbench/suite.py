@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -75,7 +76,7 @@ class Settings(_Model):
     hidden: Item | None = None
     backends: list[str] | None = None
     policy: dict[str, float | int | str] = {}
-    time_limit: str | None = None
+    time_limit: Text | None = None
 
 
 class Suite(Settings):
@@ -113,7 +114,7 @@ def load(name: str) -> Suite:
     path = names().get(name)
     if path is None:
         path = Path(name)
-        if not path.is_file():
+        if not os.path.isfile(path):  # unlike Path's, false for a name that is too long
             raise UserError(f"no suite {name!r}{did_you_mean(name, names())} (or give a YAML file)")
     try:
         data = yaml.safe_load(path.read_text())
@@ -174,10 +175,11 @@ def _merge(layers: Sequence[Settings]) -> Settings:
     for layer in layers:
         said = {n: getattr(layer, n) for n in Settings.model_fields if getattr(layer, n) not in (None, {}, Axes())}
         axes = _overlay(merged.axes, layer.axes)
-        if layer.axes.batch and not layer.tokens:
-            said["tokens"] = None
-        if layer.tokens and not layer.axes.batch:
-            axes = axes.model_copy(update={"batch": None})
+        for axis, rule in (("batch", "tokens"), ("nheads", "hidden")):  # each pair says one thing; the last layer wins
+            if getattr(layer.axes, axis) and not getattr(layer, rule):
+                said[rule] = None
+            if getattr(layer, rule) and not getattr(layer.axes, axis):
+                axes = axes.model_copy(update={axis: None})
         said["policy"] = {**merged.policy, **layer.policy}
         merged = merged.model_copy(update={**said, "axes": axes})
     return merged
@@ -214,8 +216,8 @@ def _expand(axes: Axes, settings: Settings) -> list[Case]:
     batches = parse_sizes(axes.batch, "batch") if axes.batch else (None,)
     nheads = parse_sizes(axes.nheads, "nheads") if axes.nheads else (None,)
     nheads_k = parse_sizes(axes.nheads_k, "nheads-k") if axes.nheads_k else (None,)
-    tokens = parse_size(str(settings.tokens), "tokens") if settings.tokens else None
-    hidden = parse_size(str(settings.hidden), "hidden") if settings.hidden else None
+    tokens = parse_size(str(settings.tokens), "tokens") if settings.tokens is not None else None
+    hidden = parse_size(str(settings.hidden), "hidden") if settings.hidden is not None else None
     cases = []
     for dtype, (d, dv), mask, direction, n, nk, sk, sq, b in itertools.product(
         dtypes, headdims, causal, directions, nheads, nheads_k, seqlens, seqlens_q, batches
@@ -239,8 +241,8 @@ def _matches(axes: Axes, case: Case) -> bool:
         (axes.seqlen and parse_sizes(axes.seqlen), s.seqlen_k),
         (axes.seqlen_q and parse_sizes(axes.seqlen_q), s.seqlen_q),
         (axes.headdim and parse_headdims(axes.headdim), (s.headdim, s.headdim_v)),
-        (axes.dtype and axes.dtype.split(","), case.dtype),
-        (axes.direction and axes.direction.split(","), case.direction),
+        (axes.dtype and _words(axes.dtype, DTYPES, "dtype"), case.dtype),
+        (axes.direction and _words(axes.direction, DIRECTIONS, "pass"), case.direction),
         (axes.batch and parse_sizes(axes.batch), s.batch),
         (axes.nheads and parse_sizes(axes.nheads), s.nheads),
         (axes.nheads_k and parse_sizes(axes.nheads_k), s.nheads_k),
@@ -268,6 +270,8 @@ def _policy(said: Mapping[str, Any]) -> Policy:
                 raise UserError(f"policy: {name}: {value!r} is not known; known: {default}")
         elif isinstance(value, str) or value < 0:
             raise UserError(f"policy: {name}: {value!r} is not a number of at least 0")
+        elif isinstance(default, int) and (isinstance(value, float) or (value < 1 and name != "seed")):
+            raise UserError(f"policy: {name}: {value!r} is not a whole number of at least 1")
     return Policy(**said)
 
 

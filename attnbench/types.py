@@ -80,7 +80,7 @@ class Case:
         for f in dataclasses.fields(self):
             value = getattr(self, f.name)
             if f.default is not dataclasses.MISSING and value != f.default:
-                said[f.name] = value
+                said[f.name] = float(value) if isinstance(f.default, float) else value  # 30 and 30.0 are one case
         return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()[:16]
 
     @property
@@ -97,8 +97,10 @@ class Case:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Case:
-        known = {f.name for f in dataclasses.fields(cls)}
-        values = {k: v for k, v in data.items() if k in known}
+        """Raises ValueError for a field that is not known: dropping it would make the case another one."""
+        if unknown := set(data) - {f.name for f in dataclasses.fields(cls)}:
+            raise ValueError(f"a newer attnbench's case, with {', '.join(sorted(unknown))}")
+        values = dict(data)
         values["shape"] = Shape(**data["shape"])
         if "window_size" in values:
             values["window_size"] = tuple(values["window_size"])
@@ -249,7 +251,7 @@ class Measurement:
 class TensorError:
     """How far one result is from the high-precision reference, on the elements compared."""
 
-    max_error: float  # max |result - reference|
+    max_error: float  # max |result - reference|; NaN where a result is
     eager_error: float  # the same of eager attention in the case's dtype
     tolerance: float  # 2 * eager_error + floor
     relative: float  # ||result - reference|| / ||reference||
@@ -284,7 +286,9 @@ class Accuracy:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Accuracy:
-        errors = {name: TensorError(**e) for name, e in data["errors"].items()}
+        errors = {
+            name: TensorError(**{key: float(value) for key, value in e.items()}) for name, e in data["errors"].items()
+        }
         return _known(cls, {**data, "errors": errors, "unwritten": tuple(data.get("unwritten", ()))})
 
 
@@ -408,6 +412,8 @@ def to_json(value: Any) -> Any:
         return {k: to_json(v) for k, v in value.items()}
     if isinstance(value, (tuple, list)):
         return [to_json(v) for v in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)  # JSON has no NaN
     return value
 
 

@@ -65,11 +65,11 @@ def load(name: str, spec: str) -> Backend:
 
 
 def _load_file(path: Path) -> object:
-    spec = importlib.util.spec_from_file_location(path.stem, path)
+    spec = importlib.util.spec_from_file_location(f"attnbench_own_{path.stem}", path)
     if spec is None or spec.loader is None or not path.is_file():
         raise FileNotFoundError(f"no such file: {path}")
     module = importlib.util.module_from_spec(spec)
-    sys.modules[path.stem] = module  # so that what is defined there can be found by name, as pickle and Triton do
+    sys.modules[spec.name] = module  # so that what is defined there can be found by name, as pickle and Triton do
     sys.path.insert(0, str(path.parent.resolve()))  # its neighbours import as they do for `python file.py`
     spec.loader.exec_module(module)
     return module

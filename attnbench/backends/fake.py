@@ -24,6 +24,7 @@ from attnbench.work import flops, nbytes
 if TYPE_CHECKING:
     from attnbench.inputs import Inputs
 
+FAULTS = ("error", "crash", "hang", "oom", "wrong", "refuse")
 PEAK = 600e12  # FLOP/s that its curve approaches
 
 
@@ -40,12 +41,14 @@ class Fake(BackendBase):
         self.missing = False
         for word in filter(None, os.environ.get("ATTNBENCH_FAKE", "").replace(" ", ",").split(",")):
             what, _, at = word.partition("@")
-            if at:
+            if at and what in FAULTS:
                 self.faults[parse_size(at)] = what
             elif what.startswith("speed="):
                 self.speed = float(what[6:])
+            elif what == "missing":
+                self.missing = True
             else:
-                self.missing = what == "missing"
+                raise ValueError(f"ATTNBENCH_FAKE: {word!r} is not known")
 
     def probe(self) -> Probe:
         if self.missing:

@@ -9,6 +9,8 @@ from attnbench.backends.base import BackendBase, autograd_prepared, no_extras
 from attnbench.types import Case, Device, Prepared, Probe
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from attnbench.inputs import Inputs
 
 
@@ -26,6 +28,10 @@ class Function(BackendBase):
         return no_extras(case)
 
     def prepare(self, case: Case, inputs: Inputs) -> Prepared:
-        return autograd_prepared(
-            case, inputs, lambda q, k, v: self.fn(q, k, v, causal=case.causal, softmax_scale=case.softmax_scale)
-        )
+        def call(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            out = self.fn(q, k, v, causal=case.causal, softmax_scale=case.softmax_scale)
+            if type(out) is tuple:
+                raise TypeError(f"{self.name} returned a tuple; return the output tensor alone")
+            return out  # type: ignore[no-any-return]
+
+        return autograd_prepared(case, inputs, call)

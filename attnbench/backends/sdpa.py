@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
     from attnbench.inputs import Inputs
 
+REFUSALS = ("No available kernel", "No viable backend", "Invalid backend")  # torch's words over the versions
+ASKED = {"mem_efficient": "efficient", "flash": "flash", "cudnn": "cudnn"}  # torch.backends.cuda.can_use_{}_attention
 FORCE = ("math", "mem_efficient", "flash", "cudnn")  # the switches torch.backends.cuda.enable_{}_sdp
 
 
@@ -63,10 +65,22 @@ class Sdpa(BackendBase):
                 if case.direction != "bwd":
                     prepared.launch()
             except RuntimeError as error:
-                if "No available kernel" not in str(error) and "No viable backend" not in str(error):
+                if not any(words in str(error) for words in REFUSALS):
                     raise
+                self._ask_why(inputs, options)
                 raise Unsupported(_reason([str(w.message) for w in said], self.switch) or str(error)) from None
         return prepared
+
+    def _ask_why(self, inputs: Inputs, options: dict[str, Any]) -> None:
+        """Makes torch warn what speaks against its fused CUDA kernels; on a CPU it has warned already."""
+        import torch
+
+        ask = getattr(torch.backends.cuda, f"can_use_{ASKED.get(self.switch)}_attention", None)
+        if ask is None or inputs.q.device.type != "cuda":
+            return
+        q, k, v = (t.transpose(1, 2) for t in (inputs.q, inputs.k, inputs.v))
+        mask, causal = options.get("attn_mask"), options.get("is_causal", False)
+        ask(torch.backends.cuda.SDPAParams(q, k, v, mask, 0.0, causal, options["enable_gqa"]), debug=True)
 
     def _mask(self, case: Case, inputs: Inputs) -> dict[str, Any]:
         import torch

@@ -120,10 +120,10 @@ def collect(
     """
     began = clock()
     estimate = timer.samples(launch, 1)[0]
-    while estimate < policy.warmup_s and clock() - began < policy.warmup_s:
+    values = [estimate] if estimate >= policy.warmup_s else []  # a long call is too dear to throw away
+    while not values and estimate < policy.warmup_s and clock() - began < policy.warmup_s:
         estimate = stats.median(timer.samples(launch, _batch(estimate, policy.warmup_s)))
     least = policy.min_samples if estimate < 1.0 else 3
-    values = [estimate] if estimate >= policy.warmup_s else []  # a long call is too dear to throw away
     began = clock()
     while len(values) < policy.max_samples:
         missing = max(least - len(values), 1)

@@ -29,7 +29,7 @@ class Live:
         self._forecast_done = self._actual_done = 0.0  # seconds
         self._running: Job | None = None
         self._began = 0.0
-        self._last = Text()
+        self._last: Record | None = None
         if self._live:
             self._live.start()
 
@@ -59,6 +59,9 @@ class Live:
             self._live.update(Text("starting the workers", style="dim"))
 
     def started(self, job: Job) -> None:
+        if job.id not in self._ahead:  # left out by the plan for want of time, and now there is time
+            self._ahead[job.id] = job.forecast.seconds
+            self._total += 1
         self._running = job
         self._began = time.monotonic()
         if self._live:
@@ -73,12 +76,12 @@ class Live:
         if record.seconds is not None and not job.skip:
             self._forecast_done += forecast
             self._actual_done += record.seconds
-        self._last = self._result(record)
+        self._last = record
         if not self._live:
-            line = Text(f"[{self._done:>{len(str(self._total))}}/{self._total}] ").append_text(self._last)
+            line = Text(f"[{self._done:>{len(str(self._total))}}/{self._total}] ").append_text(self._result(record))
             self._console.print(line, soft_wrap=True, highlight=False)
         elif record.status in ("wrong", "failed", "timeout"):
-            self._print(self._last)
+            self._print(self._result(record))
 
     def close(self) -> None:
         if self._live:
@@ -90,10 +93,11 @@ class Live:
         if self._running:
             line.append(words.case(self._running.backend, self._running.case), style="cyan")
             if (waited := time.monotonic() - self._began) >= 2:
-                line.append(f" {duration(waited)}", style="dim")
-        line.append(f"  {duration(self._left())} left", style="dim")
+                line.append(f" {_seconds(waited)}", style="dim")
+        line.append(f"  {_seconds(self._left())} left", style="dim")
         if self._last:
-            line.append("  last: ", style="dim").append_text(self._last)
+            line.append("  last: ", style="dim").append_text(self._outcome(self._last))
+            line.append(f" {words.case(self._last.backend, self._last.case)}", style="dim")
         line.truncate(self._console.width - 1, overflow="ellipsis")
         return line
 
@@ -104,10 +108,14 @@ class Live:
         return max(0.0, sum(self._ahead.values()) * scale - running)
 
     def _result(self, record: Record) -> Text:
-        text = Text(words.case(record.backend, record.case) + "  ")
+        text = Text(words.case(record.backend, record.case) + "  ").append_text(self._outcome(record))
+        return text.append(f" {record.reason}", style="dim") if record.status != "ok" else text
+
+    def _outcome(self, record: Record) -> Text:
+        """Its speed, or the word for why there is none."""
+        text = Text()
         if record.status != "ok":
-            text.append(words.ENDINGS[record.status], style="red" if record.status != "skipped" else "dim")
-            return text.append(f" {record.reason}", style="dim")
+            return text.append(words.ENDINGS[record.status], style="red" if record.status != "skipped" else "dim")
         context = metrics.Context(peak=self._peaks.get(record.case.dtype))
         text.append(f"{metrics.digits(metrics.value('tflops', record, context) or 0)} TFLOP/s", style="green")
         used = metrics.value("utilization", record, context)
@@ -115,3 +123,8 @@ class Live:
 
     def _print(self, text: Text) -> None:
         self._console.print(text, soft_wrap=not self._console.is_terminal, highlight=False)
+
+
+def _seconds(seconds: float) -> str:
+    """Without the tenths that would only flicker."""
+    return f"{seconds:.0f}s" if seconds < 10 else duration(seconds)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import resource
 import signal
-import subprocess
 import sys
 from typing import Any
 
@@ -126,6 +125,14 @@ def test_a_killed_parent_leaves_no_worker(tool: Tool) -> None:
     assert tool.stored().statuses == {**OTHERS, 4096: "ok"}
 
 
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The text of a run file that lacks nothing."""
+    tool = Tool(tmp_path_factory.mktemp("finished"))
+    tool.fake(*LENGTHS)
+    return (tool.folder / "run.jsonl").read_text()
+
+
 def shorten(tool: Tool, records: int, rest: str = "") -> list[str]:
     """Leaves the first records of run.jsonl, then `rest`; gives the lines that stay."""
     lines = (tool.folder / "run.jsonl").read_text().splitlines(keepends=True)[: records + 1]
@@ -140,8 +147,8 @@ def change_header(tool: Tool, change: Any) -> None:
     tool.write("run.jsonl", json.dumps(header) + "\n" + rest)
 
 
-def test_resume_measures_only_what_is_missing(tool: Tool) -> None:
-    tool.fake(*LENGTHS)
+def test_resume_measures_only_what_is_missing(tool: Tool, finished: str) -> None:
+    tool.write("run.jsonl", finished)
     kept = shorten(tool, 4)
     result = tool("run", "--resume", "run.jsonl", "--dry-run")
     assert "4 of 6 jobs are there" in result.err
@@ -153,8 +160,8 @@ def test_resume_measures_only_what_is_missing(tool: Tool) -> None:
     assert tool.stored().statuses == {**OTHERS, 4096: "ok"}
 
 
-def test_resume_repairs_a_truncated_last_line(tool: Tool) -> None:
-    tool.fake(*LENGTHS)
+def test_resume_repairs_a_truncated_last_line(tool: Tool, finished: str) -> None:
+    tool.write("run.jsonl", finished)
     kept = shorten(tool, 3, '{"type":"record","case":{"sha')
     shown = tool("report", "run.jsonl")
     assert shown.err == "attnbench: run.jsonl:5: truncated last line dropped (an interrupted write)\n"
@@ -164,8 +171,8 @@ def test_resume_repairs_a_truncated_last_line(tool: Tool) -> None:
     assert tool.stored().statuses == {**OTHERS, 4096: "ok"}
 
 
-def test_a_damaged_line_is_reported_with_its_number_and_measured_again(tool: Tool) -> None:
-    tool.fake(*LENGTHS)
+def test_a_damaged_line_is_reported_with_its_number_and_measured_again(tool: Tool, finished: str) -> None:
+    tool.write("run.jsonl", finished)
     lines = (tool.folder / "run.jsonl").read_text().splitlines(keepends=True)
     tool.write("run.jsonl", "".join([*lines[:2], "garbage\n", *lines[3:]]))
     shown = tool("report", "run.jsonl")
@@ -176,8 +183,8 @@ def test_a_damaged_line_is_reported_with_its_number_and_measured_again(tool: Too
 
 
 @pytest.mark.parametrize("field", ["torch", "driver"])
-def test_resume_refuses_another_environment(tool: Tool, field: str) -> None:
-    tool.fake(*LENGTHS)
+def test_resume_refuses_another_environment(tool: Tool, finished: str, field: str) -> None:
+    tool.write("run.jsonl", finished)
     shorten(tool, 3)
     change_header(tool, lambda header: header["environment"].update({field: "0.0"}))
     before = (tool.folder / "run.jsonl").read_text()
@@ -186,8 +193,8 @@ def test_resume_refuses_another_environment(tool: Tool, field: str) -> None:
     assert (tool.folder / "run.jsonl").read_text() == before
 
 
-def test_resume_refuses_another_version_of_a_backend(tool: Tool) -> None:
-    tool.fake(*LENGTHS)
+def test_resume_refuses_another_version_of_a_backend(tool: Tool, finished: str) -> None:
+    tool.write("run.jsonl", finished)
     shorten(tool, 3)
     change_header(tool, lambda header: header["versions"].update(fake="0.1"))
     assert "fake was 0.1 and is simulated" in tool("run", "--resume", "run.jsonl", code=2).err
@@ -197,8 +204,8 @@ def test_resume_refuses_another_version_of_a_backend(tool: Tool) -> None:
 @pytest.mark.parametrize(
     "options", [("-b", "fake"), ("--seqlen", "1k"), ("--rounds", "2"), ("--out", "other.jsonl"), ("--seed", "3")]
 )
-def test_resume_refuses_options_that_it_would_not_follow(tool: Tool, options: tuple[str, ...]) -> None:
-    tool.fake("--seqlen", "1k", *SMALL)
+def test_resume_refuses_options_that_it_would_not_follow(tool: Tool, finished: str, options: tuple[str, ...]) -> None:
+    tool.write("run.jsonl", finished)
     result = tool("run", "--resume", "run.jsonl", *options, code=2)
     assert result.err.startswith("attnbench: --resume goes on as run.jsonl was begun; leave out ")
 
@@ -214,7 +221,6 @@ def test_a_full_disk_is_said_at_once_and_costs_nothing_measured(tool: Tool) -> N
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
 
-    process: subprocess.Popen[str]
     with tool.start(*FAKE, *LENGTHS, "--out", "run.jsonl", preexec_fn=small_files) as process:
         _, err = process.communicate(timeout=60)
     assert process.returncode == 2

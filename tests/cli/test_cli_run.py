@@ -154,7 +154,7 @@ def test_the_simulated_device_chooses_the_simulated_backend(tool: Tool) -> None:
 
 
 def test_what_a_time_limit_leaves_out_is_measured_by_resume(tool: Tool) -> None:
-    result = tool(*FAKE, "--seqlen", "1k-16k", "--time-limit", "1s", "--out", "run.jsonl")
+    result = tool(*FAKE, "--seqlen", "1k-16k", "--time-limit", "0.2s", "--out", "run.jsonl")
     before = tool.stored()
     late = [r for r in before.records if r["status"] == "skipped"]
     assert 0 < len(late) < len(before.header["plan"])
@@ -181,9 +181,6 @@ def attention(q, k, v, *, causal, softmax_scale):
 def forgets_the_scale(q, k, v, *, causal, softmax_scale):
     return attention(q, k, v, causal=causal, softmax_scale=1.0)
 
-def breaks(q, k, v, *, causal, softmax_scale):
-    raise ValueError("not on a Friday")
-
 def detaches(q, k, v, **options):
     return attention(q.detach(), k.detach(), v.detach(), **options)
 """
@@ -206,7 +203,7 @@ def test_own_code_is_measured_and_checked_like_any_backend(tool: Tool) -> None:
     tool.write("mine.py", OWN)
     (tool.folder / "pkg").mkdir()
     tool.write("pkg/classy.py", CLASS)
-    wanted = ("./mine.py:attention", "mine:forgets_the_scale", "./mine.py:breaks", "mine:detaches", "pkg.classy:Classy")
+    wanted = ("./mine.py:attention", "mine:forgets_the_scale", "mine:detaches", "pkg.classy:Classy")
     tool.write(
         "tiny.yaml",
         "axes: {seqlen: 32, headdim: 16, nheads: 2, batch: 1, dtype: fp32, causal: [false, true], pass: [fwd, bwd]}\n"
@@ -222,10 +219,9 @@ def test_own_code_is_measured_and_checked_like_any_backend(tool: Tool) -> None:
     each = [("fwd", False), ("fwd", True), ("bwd", False), ("bwd", True)]
     assert found["attention"] == {(*e, "ok") for e in each}
     assert found["forgets_the_scale"] == {(*e, "wrong") for e in each}
-    assert found["breaks"] == {(*e, "failed") for e in each}
     assert found["detaches"] == {(d, c, "ok" if d == "fwd" else "skipped") for d, c in each}
     assert found["Classy"] == {(d, c, "skipped" if c else "ok") for d, c in each}
-    assert reasons["breaks", "fwd"] == "ValueError: not on a Friday"
+    assert reasons["detaches", "bwd"] == "not differentiable: its output has no gradient"
     assert "no causal mask in this one" in result.out
     assert "forgets_the_scale" in result.out
 

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import termios
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -66,8 +67,12 @@ class Tool:
         assert code in (None, process.returncode), f"exit code {process.returncode}\n{out}\n{err}"
         return Result(process.returncode, out, err)
 
-    def start(self, *args: str | Path, fake: str = "", preexec_fn: Any = None, **env: str) -> subprocess.Popen[str]:
-        return subprocess.Popen(
+    @contextlib.contextmanager
+    def start(
+        self, *args: str | Path, fake: str = "", preexec_fn: Any = None, **env: str
+    ) -> Iterator[subprocess.Popen[str]]:
+        """The running process; killed at the end of the block if it still runs, as in a test that failed."""
+        process = subprocess.Popen(
             [*COMMAND, *map(str, args)],
             cwd=self.folder,
             env=self.env(fake, **env),
@@ -77,6 +82,11 @@ class Tool:
             stderr=subprocess.PIPE,
             preexec_fn=preexec_fn,
         )
+        with process:
+            try:
+                yield process
+            finally:
+                process.kill()
 
     def fake(self, *args: str | Path, script: str = "", code: int | None = 0, **env: str) -> Stored:
         """`run` on the simulated device to run.jsonl, and what that holds."""

@@ -97,23 +97,15 @@ def backend(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Backe
     return load(name, f"{tmp_path}/own_attention.py:attention")
 
 
-def cannot(name: str, why: str) -> None:
-    if name in REQUIRED:
-        pytest.fail(f"ATTNBENCH_REQUIRE asks for {name}, which cannot run here: {why}")
-    pytest.skip(f"{name}: {why}")
-
-
-def runnable(backend: Backend) -> Backend:
-    """The backend if it works here at all; else the test ends."""
+def why_not(backend: Backend) -> str | None:
+    """Why it runs nothing here, or None."""
     if getattr(backend, "simulated", False):
-        pytest.skip(f"{backend.name} is simulated: it computes nothing")
+        return "it is simulated and computes nothing"
     probe = backend.probe()
     if not probe.usable:
-        cannot(backend.name, str(probe.reason))
-    reasons = {backend.unsupported(case, DEVICE) for case in CASES.values()}
-    if None not in reasons:
-        cannot(backend.name, sorted(reasons)[0])
-    return backend
+        return probe.reason
+    reasons = [backend.unsupported(case, DEVICE) for case in CASES.values()]
+    return None if None in reasons else reasons[0]
 
 
 def is_one_line(text: object) -> bool:
@@ -122,6 +114,13 @@ def is_one_line(text: object) -> bool:
 
 def test_required_names_are_known() -> None:
     assert {*BACKENDS, OWN} >= REQUIRED
+
+
+def test_runs_here(backend: Backend) -> None:
+    if reason := why_not(backend):
+        if backend.name in REQUIRED:
+            pytest.fail(f"ATTNBENCH_REQUIRE asks for {backend.name}, which cannot run here: {reason}")
+        pytest.skip(f"{backend.name}: {reason}")
 
 
 def test_name_is_the_maps(name: str) -> None:
@@ -176,8 +175,7 @@ print(*sorted(loaded - set(sys.stdlib_module_names) - {{"attnbench"}}))
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
 def test_results(backend: Backend, case: Case) -> None:
     """What it takes, it computes: right names, shapes, dtypes and values, again and again, inputs untouched."""
-    runnable(backend)
-    if reason := backend.unsupported(case, DEVICE):
+    if reason := why_not(backend) or backend.unsupported(case, DEVICE):
         pytest.skip(f"{backend.name}: {reason}")
     given = inputs.make(case, DEVICE.kind, seed=0)
     tensors = [t for t in (given.q, given.k, given.v, given.dout) if t is not None]

@@ -15,7 +15,7 @@ from attnbench.types import Record
 torch = pytest.importorskip("torch")
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")]
 
-OWN = '''
+OWN = """
 import ctypes, os, torch
 import torch.nn.functional as F
 
@@ -54,7 +54,7 @@ def outside(q, k, v, *, causal, softmax_scale):
         assert runtime.cudaMalloc(ctypes.byref(block), ctypes.c_size_t(512 * 2**20)) == 0
         _blocks.append(block)
     return right(q, k, v, causal=causal, softmax_scale=softmax_scale)
-'''
+"""
 
 
 def measure(tmp_path: Path, name: str, *options: str) -> list[Record]:

@@ -82,6 +82,7 @@ def test_the_command_line_starts_light() -> None:
 
 @pytest.mark.parametrize("command", [["--help"], ["run", "--help"], ["--version"]])
 def test_help_needs_nothing_heavy(command: list[str]) -> None:
+    heavy = HEAVY - {"rich", "pydantic", "pydantic_core"}  # typer's own
     code = f"""
 import sys
 from attnbench.cli import main
@@ -90,7 +91,8 @@ try:
     main()
 except SystemExit as end:
     assert not end.code
-print("loaded:", *sorted({{m.partition(".")[0] for m in sys.modules}} & {HEAVY - {"rich"}!r}))
+print("loaded:", *sorted({{m.partition(".")[0] for m in sys.modules}} & {heavy!r}),
+      *("attnbench.suite" for m in sys.modules if m == "attnbench.suite"))
 """
     assert python(code).splitlines()[-1].split() == ["loaded:", "typer"]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable
 from dataclasses import replace
@@ -117,7 +118,7 @@ def test_a_sample_has_the_first_and_last_row_and_head(monkeypatch: pytest.Monkey
     assert rows == sorted(set(rows))
     assert {rows[0], rows[-1]} == {0, 399}
     assert 64 <= len(rows) <= 66
-    assert max(b - a for a, b in zip(rows, rows[1:], strict=False)) <= 2 * math.ceil(400 / 64)  # one from each stretch
+    assert max(b - a for a, b in itertools.pairwise(rows)) <= 2 * math.ceil(400 / 64)  # one from each stretch
     assert {(0, 0), (4, 2)} == set(sample.heads)
     assert sample.rows.tolist() != reference.choose(c, CPU, seed=4).rows.tolist()
     assert rows == reference.choose(c, CPU, seed=3).rows.tolist()
@@ -202,10 +203,10 @@ def test_small_errors_in_late_rows_are_seen_under_causal() -> None:
     given, _, answer = setup(c)
     out = brute(c, given)["out"]
     late = out.clone()
-    late[:, -64:] += 0.008
+    late[:, -64:] += 0.012
     early = out.clone()
-    early[:, 1] += 0.008
-    assert 0.008 < out[:, :16].abs().max() / 100
+    early[:, 1] += 0.012
+    assert out[:, :16].abs().max() > 100 * 0.012
     assert reference.compare(answer, rounded(c, {"out": early})).ok
     assert not reference.compare(answer, rounded(c, {"out": late})).ok
 

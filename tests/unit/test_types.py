@@ -94,7 +94,8 @@ def test_scale_is_of_headdim_not_of_headdim_v() -> None:
 def rich_record() -> Record:
     return ok(
         RICH, "triton", 300.0, round=2, n=7, memory_peak=2**30, memory_saved=5, clock_sm=1.98e9, first_call=3.5,
-        accuracy=Accuracy({"dq": TensorError(0.1, 0.2, 0.4, 0.01)}, 64, 8, ("dk",)), version="3.6.0", limits=("thermal",),
+        accuracy=Accuracy({"dq": TensorError(0.1, 0.2, 0.4, 0.01)}, 64, 8, ("dk",)),
+        version="3.6.0", limits=("thermal",),
     )  # fmt: skip
 
 

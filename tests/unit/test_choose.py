@@ -1,0 +1,176 @@
+"""Which backends a person means."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from attnbench import backends, choose
+from attnbench.backends import BACKENDS, NOT_BY_DEFAULT
+from attnbench.errors import UserError
+
+USUAL = [name for name in BACKENDS if name not in NOT_BY_DEFAULT]
+SDPA = [name for name in USUAL if name.startswith("sdpa-")]
+
+
+@pytest.fixture(autouse=True)
+def _nothing_else_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(backends, "available", lambda: dict(BACKENDS))
+
+
+@pytest.mark.parametrize(
+    ("patterns", "names"),
+    [
+        (["*"], USUAL),
+        (["eager"], ["eager"]),
+        (["triton", "eager"], ["triton", "eager"]),  # the order asked for
+        (["triton,eager", " eager "], ["triton", "eager"]),
+        (["sdpa-*"], SDPA),
+        (["sdpa-*", "!sdpa-math"], [n for n in SDPA if n != "sdpa-math"]),
+        (["!eager"], [n for n in USUAL if n != "eager"]),
+        (["!eager,!sdpa-*"], [n for n in USUAL if n != "eager" and n not in SDPA]),
+        (["*", "!sdpa-*", "sdpa-math"], [*(n for n in USUAL if n not in SDPA), "sdpa-math"]),
+        (["fake"], ["fake"]),
+        (["*,fake"], [*USUAL, "fake"]),
+        ([], USUAL),
+    ],
+)
+def test_names_and_globs(patterns: list[str], names: list[str]) -> None:
+    chosen = choose.choose(patterns)
+    assert list(chosen) == names
+    assert all(chosen[name] == BACKENDS[name] for name in names)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "said"),
+    [
+        ("tritn", "no backend 'tritn'; did you mean \"triton\"?"),
+        ("!eagr", "no backend 'eagr'; did you mean \"eager\"?"),
+        ("sdpa_*", "no backend 'sdpa_*'"),
+        ("zzz", "known: eager"),
+        ("eager,!eager", "no backend is left of 'eager,!eager'"),
+    ],
+)
+def test_what_matches_nothing_is_an_error(pattern: str, said: str) -> None:
+    with pytest.raises(UserError) as error:
+        choose.choose([pattern])
+    assert said in str(error.value)
+
+
+def test_own_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("a.py", "b.py"):
+        Path(name).write_text("def mine(q, k, v): ...\n")
+    chosen = choose.choose(["./a.py:mine", "eager", "pkg.mod:Class"])
+    assert chosen == {"mine": f"{tmp_path}/a.py:mine", "eager": BACKENDS["eager"], "Class": "pkg.mod:Class"}
+    assert [choose.is_own(spec) for spec in chosen.values()] == [True, False, True]
+
+
+def test_own_code_of_one_name_from_two_files_are_two_backends(tmp_path: Path) -> None:
+    """That is how two versions of a kernel are compared."""
+    for name in ("a", "b"):
+        (tmp_path / f"{name}.py").write_text("")
+    chosen = choose.choose([f"{tmp_path}/a.py:mine,{tmp_path}/b.py:mine"])
+    assert sorted(chosen.values()) == [f"{tmp_path}/a.py:mine", f"{tmp_path}/b.py:mine"]
+
+
+def test_own_code_does_not_replace_a_backend_of_its_name() -> None:
+    chosen = choose.choose(["eager", "pkg.mod:eager"])
+    assert chosen["eager"] == BACKENDS["eager"]
+    assert "pkg.mod:eager" in chosen.values()
+    assert len(chosen) == 2
+
+
+@pytest.mark.parametrize(
+    ("pattern", "said"),
+    [
+        ("./gone.py:mine", "no such file: ./gone.py"),
+        ("pkg.mod:", "is not pkg.mod:object or file.py:function"),
+        ("pkg.mod:a-b", "is not pkg.mod:object or file.py:function"),
+        ("pkg.mod:a()", "is not pkg.mod:object or file.py:function"),
+        ("./kernel.py", "which function of it?"),
+    ],
+)
+def test_own_code_that_is_not_there(pattern: str, said: str) -> None:
+    with pytest.raises(UserError) as error:
+        choose.choose([pattern])
+    assert said in str(error.value)
+
+
+def test_interpreters(tmp_path: Path) -> None:
+    names = ["eager", "sdpa-math", "sdpa-flash"]
+    assert choose.interpreters([], names) == {}
+    assert choose.interpreters([f"eager={sys.executable}"], names) == {"eager": sys.executable}
+    other = tmp_path / "python"
+    other.symlink_to(sys.executable)
+    found = choose.interpreters([f"sdpa-*={sys.executable}", f"sdpa-flash={other}"], names)
+    assert found == {"sdpa-math": sys.executable, "sdpa-flash": str(other)}
+    plain = tmp_path / "plain"
+    plain.write_text("")
+    for pair, said in (
+        ("eager", "is not NAME=PATH"),
+        ("eager=", "is not NAME=PATH"),
+        (f"triton={sys.executable}", "not among the backends of this run"),
+        (f"sdpa-mth={sys.executable}", 'did you mean "sdpa-math"?'),
+        (f"eager={plain}", "is not an executable file"),
+        (f"eager={tmp_path}", "is not an executable file"),
+    ):
+        with pytest.raises(UserError) as error:
+            choose.interpreters([pair], names)
+        assert said in str(error.value)
+
+
+SOURCE = """
+import neighbour
+
+class Full:
+    def prepare(self, case, inputs): ...
+
+class Module:
+    def __call__(self, q, k, v, *, causal, softmax_scale):
+        return "called"
+
+made = Full()
+number = 3
+
+def function(q, k, v, *, causal, softmax_scale):
+    return neighbour.answer
+"""
+
+
+@pytest.fixture
+def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    (tmp_path / "neighbour.py").write_text("answer = 42\n")
+    path = tmp_path / "own_kernels.py"
+    path.write_text(SOURCE)
+    for name in ("neighbour", "own_kernels"):
+        monkeypatch.setitem(sys.modules, name, None)  # so that what is loaded is undone
+        del sys.modules[name]
+    return os.fspath(path)
+
+
+def test_loading_what_was_chosen(own: str) -> None:
+    function = backends.load("f", f"{own}:function")
+    assert function.name == "f"
+    assert function.probe().usable
+    assert function.fn(1, 2, 3, causal=False, softmax_scale=1.0) == 42
+    assert backends.load("m", f"{own}:Module").fn(1, 2, 3, causal=True, softmax_scale=1.0) == "called"
+    for name in ("Full", "made"):
+        loaded = backends.load("full", f"{own}:{name}")
+        assert type(loaded).__name__ == "Full"
+        assert loaded.name == "full"
+
+
+def test_loading_what_is_not_there(own: str) -> None:
+    with pytest.raises(AttributeError, match="has no 'missing'"):
+        backends.load("x", f"{own}:missing")
+    with pytest.raises(TypeError, match="neither a function"):
+        backends.load("x", f"{own}:number")
+    with pytest.raises(FileNotFoundError, match="no such file"):
+        backends.load("x", f"{own[:-3]}_gone.py:function")
+    with pytest.raises(ModuleNotFoundError):
+        backends.load("x", "no_such_package_of_ours:f")

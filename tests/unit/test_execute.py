@@ -1,0 +1,292 @@
+"""The parent's side of measuring: whatever becomes of a worker, every job ends as one record and the next one runs."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from attnbench import execute
+from attnbench.backends import BACKENDS
+from attnbench.errors import UserError
+from attnbench.execute import Fleet, TimeLimit
+from attnbench.types import Case, Device, Forecast, Job, Policy, Probe, Record, Shape
+
+DEVICE = Device("fake", 0, "Simulated GPU", 2**36, 2**36)
+POLICY = Policy(timeout_s=60.0)
+FAKE = {"fake": BACKENDS["fake"]}
+QUICK = Forecast(0.01, 0.001, 1)
+NewFleet = Callable[..., Fleet]
+
+OWN = """
+import os, sys, time
+from attnbench.backends.fake import Fake
+
+class Own(Fake):
+    '''Simulated; its peak memory is its process id, and its seqlen says what it does.'''
+    launches = 0
+
+    def prepare(self, case, inputs):
+        n = case.shape.seqlen_q
+        self.launches += 1
+        print("stdout of", n)
+        print("stderr of", n, file=sys.stderr)
+        if n == 2:
+            os._exit(3)
+        if n == 3:
+            sys.exit("an exit")
+        if n == 4:
+            raise ValueError("of the library")
+        prepared = super().prepare(case, inputs)
+        prepared.script.memory["memory_peak"] = os.getpid()
+        return prepared
+
+class Crashes:
+    def __init__(self):
+        print("last words", file=sys.stderr, flush=True)
+        os.abort()
+
+class Unsure(Own):
+    def unsupported(self, case, device):
+        raise RuntimeError("cannot tell")
+"""
+
+
+def case(seqlen: int) -> Case:
+    return Case(Shape(1, seqlen, seqlen, 1, 1, 64, 64), "bf16", "fwd")
+
+
+def job(seqlen: int, backend: str = "fake", round_: int = 0, forecast: Forecast = QUICK, **more: object) -> Job:
+    return Job(case(seqlen), backend, round_, forecast, **more)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def new_fleet(tmp_path: Path) -> Iterator[NewFleet]:
+    fleets = []
+
+    def make(specs: dict[str, str] | None = None, **own: str) -> Fleet:
+        (tmp_path / "own_simulated.py").write_text(OWN)
+        own = {name: f"{tmp_path}/own_simulated.py:{attribute}" for name, attribute in own.items()}
+        fleets.append(Fleet({**(specs or {}), **own}))
+        return fleets[-1]
+
+    yield make
+    for fleet in fleets:
+        fleet.close()
+
+
+def run(fleet: Fleet, *jobs: Job, policy: Policy = POLICY, limit: TimeLimit | None = None) -> list[Record]:
+    """The records, after checking that each job is announced, unless skipped, and ends once; without limit in order."""
+    ends, announced = [], None
+    for at, record in execute.execute(jobs, fleet, policy, DEVICE, limit):
+        if record is None:
+            assert announced is None
+            announced = at.id
+            continue
+        assert announced == (None if at.skip else record.id)
+        announced = None
+        ends.append(record)
+    assert (sorted if limit else list)(r.id for r in ends) == (sorted if limit else list)(j.id for j in jobs)
+    return ends
+
+
+def pid(record: Record) -> float:
+    return record.measurements["memory_peak"].values[0]
+
+
+def test_every_status_and_the_next_job_works(new_fleet: NewFleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    script = "error@1k crash@2k oom@4k wrong@8k refuse@16k"
+    monkeypatch.setenv("ATTNBENCH_FAKE", script)
+    expected = [
+        (1024, "failed", "RuntimeError: scripted error"),
+        (2048, "failed", "the worker crashed (SIGABRT)"),
+        (4096, "oom", "MemoryError: scripted: out of memory"),
+        (8192, "wrong", "out is off by 1 where 0.002 is allowed (eager: 0.001)"),
+        (16384, "skipped", "scripted refusal"),
+    ]
+    jobs = [j for n, _, _ in expected for j in (job(n), job(100 + n))]
+    records = run(new_fleet(FAKE), *jobs)
+    assert [(r.case.shape.seqlen_q, r.status, r.reason) for r in records[::2]] == expected
+    assert [(r.status, r.reason) for r in records[1::2]] == [("ok", None)] * len(expected)
+    assert all(r.forecast == QUICK for r in records)
+    assert all(r.measurements["time"].values for r in records[1::2])
+    assert "Traceback" in str(records[0].stderr)
+    assert "scripted error" in str(records[0].stderr)
+    assert records[8].stderr is None  # a refusal is no failure
+
+
+def test_a_hang_is_a_timeout_and_the_next_job_works(new_fleet: NewFleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ATTNBENCH_FAKE", "hang@1k")
+    began = time.monotonic()
+    hung, after = run(new_fleet(FAKE), job(1024), job(2048), policy=Policy(timeout_s=0.6))
+    assert (hung.status, after.status) == ("timeout", "ok")
+    assert "timeout_s" in str(hung.reason)
+    assert hung.seconds is not None
+    assert 0.6 <= hung.seconds <= time.monotonic() - began < 30
+
+
+def test_a_job_that_is_forecast_to_be_long_is_given_longer(
+    new_fleet: NewFleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ATTNBENCH_FAKE", "hang@1k")
+    (hung,) = run(new_fleet(FAKE), job(1024, forecast=Forecast(0.25, 0.1, 1)), policy=Policy(timeout_s=0.1))
+    assert hung.status == "timeout"
+    assert hung.seconds is not None
+    assert hung.seconds >= 5 * 0.25
+
+
+@pytest.mark.parametrize(("seqlen", "said"), [(2, "exit code 3"), (3, "exit code 1")])
+def test_a_library_that_ends_the_process(new_fleet: NewFleet, seqlen: int, said: str) -> None:
+    dead, after = run(new_fleet(own="Own"), job(seqlen, "own"), job(9, "own"))
+    assert dead.status == "failed"
+    assert said in str(dead.reason)
+    assert f"stderr of {seqlen}" in str(dead.stderr)
+    assert after.status == "ok"
+
+
+def test_the_tail_of_stderr_is_of_the_job_that_failed(new_fleet: NewFleet) -> None:
+    fine, failed = run(new_fleet(own="Own"), job(9, "own"), job(4, "own"))
+    assert fine.stderr is None
+    tail = str(failed.stderr)
+    assert "stderr of 4" in tail
+    assert "stdout of 4" in tail  # what a library prints goes there, and not among the answers
+    assert tail.splitlines()[-1] == "ValueError: of the library"
+    assert "of 9" not in tail
+
+
+def test_a_worker_is_kept_from_job_to_job_and_each_backend_has_its_own(new_fleet: NewFleet) -> None:
+    records = run(new_fleet(a="Own", b="Own"), job(8, "a"), job(8, "b"), job(9, "a"), job(9, "b"))
+    assert pid(records[0]) == pid(records[2])
+    assert pid(records[1]) == pid(records[3])
+    assert len({os.getpid(), *map(pid, records)}) == 3
+
+
+def test_a_new_round_gets_fresh_processes(new_fleet: NewFleet) -> None:
+    fleet = new_fleet(a="Own")
+    fleet.probe()
+    records = run(fleet, *(job(n, "a", round_) for round_ in (0, 1, 2) for n in (8, 9)))
+    assert [r.round for r in records] == [0, 0, 1, 1, 2, 2]
+    assert pid(records[0]) == pid(records[1])
+    assert len({pid(r) for r in records}) == 3
+
+
+def test_close_ends_the_workers(new_fleet: NewFleet) -> None:
+    fleet = new_fleet(a="Own")
+    (record,) = run(fleet, job(8, "a"))
+    worker = int(pid(record))
+    os.kill(worker, 0)
+    fleet.close()
+    with pytest.raises(ProcessLookupError):
+        os.kill(worker, 0)
+
+
+def test_probes(new_fleet: NewFleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ATTNBENCH_FAKE", "missing")
+    specs = {**FAKE, "gone": "no_such_module_of_ours:f", "none": "attnbench.backends.fake:Nothing"}
+    probes = new_fleet(specs, dies="Crashes", own="Own").probe()
+    assert probes["fake"] == Probe(reason="ATTNBENCH_FAKE says it is missing", install="unset ATTNBENCH_FAKE")
+    assert "ModuleNotFoundError: No module named 'no_such_module_of_ours'" in str(probes["gone"].reason)
+    assert "has no 'Nothing'" in str(probes["none"].reason)
+    assert "SIGABRT" in str(probes["dies"].reason)
+    assert not any(p.usable for name, p in probes.items() if name in ("fake", "gone", "none", "dies"))
+
+
+def test_survey(new_fleet: NewFleet) -> None:
+    """A backend that cannot be used, or cannot say, refuses every case with its reason; the others are not harmed."""
+    specs = {**FAKE, "gone": "no_such_module_of_ours:f", "eager": BACKENDS["eager"]}
+    fleet = new_fleet(specs, unsure="Unsure")
+    answers = fleet.survey(fleet.probe(), (c for c in (case(8), case(9))), DEVICE)
+    assert {name: len(found) for name, found in answers.items()} == dict.fromkeys(answers, 2)
+    assert [a.reason for a in answers["fake"]] == [None, None]
+    assert "no_such_module_of_ours" in str(answers["gone"][1].reason)
+    assert "cannot tell" in str(answers["unsure"][0].reason)
+    assert answers["eager"][0].reason == "the simulated device runs only simulated backends"
+    assert answers["eager"][0].workspace.nbytes > 0
+    assert run(fleet, job(8))[0].status == "ok"
+
+
+def test_a_backend_that_will_not_start_is_given_up(new_fleet: NewFleet) -> None:
+    fleet = new_fleet({**FAKE, "gone": "no_such_module_of_ours:f"})
+    tries = execute.MAX_STARTS_IN_VAIN
+    jobs = [job(n, "gone") for n in range(1, tries + 2)]
+    records = [fleet.run(j, POLICY, DEVICE) for j in jobs]
+    assert {r.status for r in records} == {"failed"}
+    assert all("No module named 'no_such_module_of_ours'" in str(r.reason) for r in records[:tries])
+    assert "given up" in str(records[-1].reason)
+    assert fleet.run(job(8), POLICY, DEVICE).status == "ok"
+
+
+def test_skips_start_nothing(new_fleet: NewFleet) -> None:
+    fleet = new_fleet({"gone": "no_such_module_of_ours:f"})
+    plain, resumable = run(fleet, job(8, "gone", skip="too large"), job(9, "gone", skip="no time", resumable=True))
+    assert (plain.status, plain.reason, plain.resumable) == ("skipped", "too large", False)
+    assert (resumable.status, resumable.resumable) == ("skipped", True)
+
+
+def test_past_the_limit_jobs_become_skips_that_resume_measures(new_fleet: NewFleet) -> None:
+    now = [0.0]
+    limit = TimeLimit(10.0, clock=lambda: now[0])
+    jobs = [job(8, forecast=Forecast(1.0, 0.1, 1)), job(9, forecast=Forecast(20.0, 1.0, 1))]
+    ran, dear = run(new_fleet(FAKE), *jobs, limit=limit)
+    now[0] = 11.0
+    (late,) = run(new_fleet(FAKE), job(10), limit=limit)
+    assert ran.status == "ok"
+    for record in (dear, late):
+        assert (record.status, record.resumable) == ("skipped", True)
+        assert "--time-limit" in str(record.reason)
+
+
+def test_a_forecast_that_was_too_high_costs_nothing(new_fleet: NewFleet) -> None:
+    """A job without room beside the rest waits, and runs at the end if the rest took less than was thought."""
+    dear, cheap = (job(n, forecast=Forecast(s, 0.1, 1)) for n, s in ((8, 60.0), (9, 50.0)))
+    records = run(new_fleet(FAKE), dear, cheap, limit=TimeLimit(100.0, clock=lambda: 0.0))
+    assert [(r.case, r.status, r.resumable) for r in records] == [(cheap.case, "ok", False), (dear.case, "ok", False)]
+
+
+def test_the_dearest_go_first_where_the_forecast_was_too_low() -> None:
+    """Half of the time is gone on a tenth of the forecast: what is cheap is still measured, what is dear is not."""
+    now = [0.0]
+    limit = TimeLimit(100.0, clock=lambda: now[0])
+    cheap, dear = (job(8, forecast=Forecast(s, 0.1, 1)) for s in (1.0, 40.0))
+    ahead = [cheap] * 5
+    assert limit.allows(dear, ahead)
+    now[0] = 50.0
+    limit.ran(job(8, forecast=Forecast(10.0, 0.1, 1)), 50.0)
+    assert not limit.allows(dear, ahead)
+    assert limit.allows(cheap, [dear, *ahead])
+    assert not limit.allows(cheap, [cheap] * 40)
+
+
+def test_environment_of_the_simulated_device(new_fleet: NewFleet) -> None:
+    fleet = new_fleet(FAKE)
+    found = fleet.environment("fake", ["bf16"])
+    assert found.device.kind == "fake"
+    assert found.device.matmul["bf16"] > 0
+    with pytest.raises(UserError, match=r"CUDA|cuda:99"):
+        fleet.environment("cuda:99", [])
+
+
+def test_the_parent_stays_without_torch(tmp_path: Path) -> None:
+    """It runs jobs, and never has torch in its own process."""
+    import subprocess
+
+    code = f"""
+import sys
+sys.path.insert(0, {os.fspath(Path(__file__).parent)!r})
+from attnbench.backends import BACKENDS
+from attnbench.execute import Fleet, execute
+from attnbench.types import Case, Device, Forecast, Job, Policy, Shape
+job = Job(Case(Shape(1, 8, 8, 1, 1, 8, 8), "bf16", "fwd"), "fake", 0, Forecast(1.0, 1.0, 1))
+fleet = Fleet({{"fake": BACKENDS["fake"]}})
+device = fleet.environment("fake", ()).device
+*_, (_, record) = execute([job], fleet, Policy(), device)
+fleet.close()
+assert "torch" not in sys.modules
+print(record.status)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, cwd=tmp_path)
+    assert done.stdout.split() == ["ok"], done.stderr

@@ -1,0 +1,255 @@
+"""From YAML and options to cases: what wins over what, what is left out, and where a mistake is said to be."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from attnbench import suite
+from attnbench.errors import UserError
+from attnbench.types import Case, Policy, Shape
+
+AXES = {"seqlen": "1k", "headdim": 64}
+
+
+def parse(data: dict[str, Any]) -> suite.Suite:
+    return suite.parse({"name": "mine", "axes": AXES, **data}, "mine.yaml")
+
+
+def resolve(data: dict[str, Any], kind: str = "cuda", **options: Any) -> suite.Resolved:
+    return suite.resolve(parse(data), kind, suite.settings(options))
+
+
+def cases(data: dict[str, Any], kind: str = "cuda", **options: Any) -> tuple[Case, ...]:
+    return resolve(data, kind, **options).cases
+
+
+def only(data: dict[str, Any], kind: str = "cuda", **options: Any) -> Shape:
+    (case,) = cases(data, kind, **options)
+    return case.shape
+
+
+def test_axes_multiply() -> None:
+    axes = {
+        "seqlen": "1k-4k",
+        "headdim": [64, "192-128"],
+        "dtype": "bf16, fp16",
+        "causal": [False, True],
+        "pass": ["fwd", "bwd"],
+    }
+    found = cases({"axes": axes})
+    assert len(found) == len(set(found)) == 3 * 2 * 2 * 2 * 2
+    assert {c.shape.seqlen_k for c in found} == {1024, 2048, 4096}
+    assert all(c.shape.seqlen_q == c.shape.seqlen_k for c in found)
+    assert {(c.shape.headdim, c.shape.headdim_v) for c in found} == {(64, 64), (192, 128)}
+    assert {(c.dtype, c.causal, c.direction) for c in found} >= {("fp16", True, "bwd"), ("bf16", False, "fwd")}
+
+
+def test_what_is_not_said() -> None:
+    assert cases({"axes": {"seqlen": 1024}}) == (Case(Shape(16, 1024, 1024, 16, 16, 128, 128), "bf16", "fwd"),)
+    resolved = resolve({})
+    assert (resolved.backends, resolved.policy, resolved.time_limit) == (("*",), Policy(), None)
+
+
+def test_the_same_case_said_twice_is_one() -> None:
+    assert len(cases({"axes": {**AXES, "dtype": ["bf16", "bf16"], "seqlen": "1k,1024"}})) == 1
+
+
+def test_batch_from_tokens() -> None:
+    found = cases({"axes": {**AXES, "seqlen": "1k-64k"}, "tokens": "16k"})
+    assert {c.shape.seqlen_k: c.shape.batch for c in found} == {
+        1024: 16, 2048: 8, 4096: 4, 8192: 2, 16384: 1, 32768: 1, 65536: 1,
+    }  # fmt: skip
+    assert only({"tokens": "4k"}).batch == 4
+
+
+def test_of_batch_and_tokens_the_later_wins() -> None:
+    assert only({"axes": {**AXES, "batch": 3}, "tokens": "16k"}).batch == 3
+    assert only({"axes": {**AXES, "batch": 3}}, tokens="2k").batch == 2
+    assert only({"tokens": "16k"}, axes={"batch": "5"}).batch == 5
+    assert only({"axes": {**AXES, "batch": 3}, "on_cpu": {"tokens": "2k"}}, "cpu").batch == 2
+    assert only({"on_cpu": {"axes": {"batch": 2}}}, "cpu", tokens="8k").batch == 8
+
+
+def test_heads_from_hidden() -> None:
+    assert only({"hidden": "2k"}).nheads == 32
+    assert only({"hidden": 32}).nheads == 1  # less than one head
+    assert only({"hidden": "2k", "axes": {**AXES, "nheads": 6}}).nheads == 6
+
+
+def test_grouped_heads() -> None:
+    shape = only({"axes": {**AXES, "nheads_k": 4}, "hidden": "2k"})
+    assert (shape.nheads, shape.nheads_k) == (32, 4)
+    with pytest.raises(UserError, match=r"nheads-k: 32 query heads .headdim 64. are not a multiple of 5 key heads"):
+        cases({"axes": {**AXES, "nheads_k": 5}, "hidden": "2k"})
+    with pytest.raises(UserError, match="not a multiple of 16 key heads"):
+        cases({"axes": {**AXES, "nheads": 8, "nheads_k": "4,16"}})
+
+
+def test_decode_and_cross_attention() -> None:
+    found = cases({"axes": {**AXES, "seqlen": "1k,2k", "seqlen_q": "1,128"}})
+    assert {(c.shape.seqlen_q, c.shape.seqlen_k) for c in found} == {(1, 1024), (128, 1024), (1, 2048), (128, 2048)}
+
+
+def test_options_win_over_on_cpu_over_the_suite() -> None:
+    data = {
+        "axes": {**AXES, "dtype": "bf16"},
+        "tokens": "16k",
+        "policy": {"seed": 1, "target": 0.1, "min_samples": 20},
+        "time_limit": "9m",
+        "backends": ["eager"],
+        "on_cpu": {"axes": {"dtype": "fp32"}, "tokens": "2k", "policy": {"seed": 2, "target": 0.2}, "time_limit": "1m"},
+    }
+    gpu, cpu = resolve(data), resolve(data, "cpu")
+    mine = resolve(data, "cpu", axes={"dtype": "fp16"}, policy={"seed": 3}, time_limit="5s", backends=["triton"])
+    assert [r.cases[0].dtype for r in (gpu, cpu, mine)] == ["bf16", "fp32", "fp16"]
+    assert [r.cases[0].shape.batch for r in (gpu, cpu, mine)] == [16, 2, 2]
+    assert [r.cases[0].shape.headdim for r in (gpu, cpu, mine)] == [64, 64, 64]
+    assert [(r.policy.seed, r.policy.target) for r in (gpu, cpu, mine)] == [(1, 0.1), (2, 0.2), (3, 0.2)]
+    assert {r.policy.min_samples for r in (gpu, cpu, mine)} == {20}
+    assert [r.time_limit for r in (gpu, cpu, mine)] == [540, 60, 5]
+    assert [r.backends for r in (gpu, cpu, mine)] == [("eager",), ("eager",), ("triton",)]
+
+
+def test_what_was_shrunk_for_a_cpu_is_said() -> None:
+    data = {"on_cpu": {"axes": {"dtype": "fp32", "pass": "fwd"}, "tokens": "2k"}}
+    assert resolve(data).notes == ()
+    (note,) = resolve(data, "cpu").notes
+    assert all(words in note for words in ("dtype fp32", "pass fwd", "tokens 2k"))
+    (note,) = resolve(data, "cpu", axes={"dtype": "fp16"}).notes
+    assert "dtype" not in note
+    assert resolve({}, "cpu").notes == ()
+
+
+def test_exclude_takes_what_has_all_of_an_entry() -> None:
+    axes = {"seqlen": "1k-4k", "headdim": [64, 256], "pass": ["fwd", "bwd"], "causal": [False, True]}
+    left = cases({"axes": axes, "exclude": [{"headdim": 256, "pass": "bwd"}, {"seqlen": "2k-4k", "causal": True}]})
+    every = cases({"axes": axes})
+    gone = {c for c in every if c.shape.headdim == 256 and c.direction == "bwd"}
+    gone |= {c for c in every if c.shape.seqlen_k >= 2048 and c.causal}
+    assert set(left) == set(every) - gone
+    assert 0 < len(left) < len(every)
+
+
+def test_exclude_reads_lists_as_axes_do() -> None:
+    axes = {**AXES, "dtype": "bf16, fp16, fp32"}
+    for said in ("bf16, fp16", "bf16,fp16", ["bf16", "fp16"]):
+        assert {c.dtype for c in cases({"axes": axes, "exclude": [{"dtype": said}]})} == {"fp32"}
+
+
+def test_a_time_limit_may_be_a_bare_number_of_seconds() -> None:
+    assert resolve({"time_limit": 90}).time_limit == resolve({"time_limit": "90s"}).time_limit == 90
+
+
+def test_excluding_everything_is_an_error() -> None:
+    with pytest.raises(UserError, match="nothing to measure"):
+        cases({"exclude": [{"headdim": 64}]})
+
+
+def test_cases_stand_beside_the_axes_and_take_from_them() -> None:
+    found = cases({"axes": {**AXES, "dtype": "fp16"}, "cases": [{"seqlen": "8k", "seqlen_q": 1, "batch": 32}]})
+    assert [(c.shape.batch, c.shape.seqlen_q, c.shape.seqlen_k, c.dtype) for c in found] == [
+        (16, 1024, 1024, "fp16"),
+        (32, 1, 8192, "fp16"),
+    ]
+    alone = suite.parse({"cases": [{"seqlen": "2k"}, {"seqlen": "4k", "pass": "bwd"}]}, "x")
+    assert [c.shape.seqlen_k for c in suite.resolve(alone, "cuda").cases] == [2048, 4096]
+    (case,) = suite.resolve(alone, "cuda", suite.settings({"axes": {"seqlen": "1k", "pass": "fwd"}})).cases
+    assert case.shape.seqlen_k == 1024
+
+
+@pytest.mark.parametrize(
+    ("data", "place", "hint"),
+    [
+        ({"tokns": "1k"}, "tokns: unknown key", 'did you mean "tokens"?'),
+        ({"axes": {"seqlens": "1k"}}, "axes.seqlens: unknown key", 'did you mean "seqlen"?'),
+        ({"axes": {"direction": "fwd", "batches": 1}}, "axes.batches: unknown key", 'did you mean "batch"?'),
+        ({"on_cpu": {"token": 1}}, "on_cpu.token: unknown key", 'did you mean "tokens"?'),
+        ({"on_cpu": {"axes": {"dtypes": "fp32"}}}, "on_cpu.axes.dtypes: unknown key", 'did you mean "dtype"?'),
+        ({"exclude": [{}, {"head_dim": 1}]}, "exclude.1.head_dim: unknown key", 'did you mean "headdim"?'),
+        ({"cases": [{"seqlenq": 1}]}, "cases.0.seqlenq: unknown key", "did you mean"),
+        ({"policy": {"max_secnds": 1}}, "policy: unknown key 'max_secnds'", 'did you mean "max_seconds"?'),
+        ({"on_cpu": {"policy": {"sed": 1}}}, "policy: unknown key 'sed'", 'did you mean "seed"?'),
+        ({"policy": {"target": -1}}, "policy: target: -1 is not", ""),
+        ({"policy": {"target": "small"}}, "policy: target: 'small' is not", ""),
+        ({"policy": {"l2": "warm"}}, "policy: l2: 'warm' is not known", "known: cold"),
+        ({"axes": {"causal": "maybe"}}, "axes.causal", ""),
+        ({"axes": 3}, "axes: ", ""),
+        ({"backends": "eager"}, "backends: ", ""),
+    ],
+)
+def test_a_mistake_is_said_with_its_place(data: dict[str, Any], place: str, hint: str) -> None:
+    with pytest.raises(UserError) as error:
+        suite.parse(data, "mine.yaml")
+    said = str(error.value)
+    assert said.startswith(f"mine.yaml: {place}")
+    assert hint in said
+    assert "\n" not in said
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        ({"axes": {**AXES, "dtype": "bf61"}}, "dtype: unknown dtype 'bf61'; did you mean \"bf16\"?"),
+        ({"axes": {**AXES, "pass": "forward"}}, "pass: unknown pass 'forward'"),
+        ({"axes": {**AXES, "seqlen": "8x"}}, "seqlen: '8x' is not a size"),
+        ({"axes": {"headdim": 64}}, "seqlen is missing"),
+        ({"tokens": 0}, "tokens: 0 is not at least 1"),
+        ({"exclude": [{"pass": "backward"}]}, "pass: unknown pass 'backward'"),
+        ({"exclude": [{"dtype": "bf16, fp61"}]}, "dtype: unknown dtype 'fp61'"),
+        ({"tokens": "many"}, "tokens: 'many' is not a size"),
+        ({"time_limit": "soon"}, "time_limit: 'soon' is not a duration"),
+    ],
+)
+def test_a_value_that_is_not_one(data: dict[str, Any], said: str) -> None:
+    with pytest.raises(UserError) as error:
+        cases(data)
+    assert said in str(error.value)
+
+
+@pytest.mark.parametrize("content", ["a: [", "- 1\n", "just words", "", "a: !!python/object:os.system {}", "\x00"])
+def test_files_that_are_no_suite(tmp_path: Path, content: str) -> None:
+    path = tmp_path / "bad.yaml"
+    path.write_text(content)
+    with pytest.raises(UserError, match=r"bad\.yaml: "):
+        suite.load(str(path))
+
+
+def test_a_suite_is_found_by_name_or_as_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(UserError, match=r'no suite .quik.; did you mean "quick"\?'):
+        suite.load("quik")
+    with pytest.raises(UserError, match="no suite"):
+        suite.load(str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    Path("own.yaml").write_text("axes: {seqlen: 2k}\n")
+    assert suite.load("own.yaml").name == "own"
+    assert suite.resolve(suite.load("own.yaml"), "cuda").cases[0].shape.seqlen_k == 2048
+
+
+SHIPPED = sorted(suite.names())
+
+
+def test_suites_ship() -> None:
+    assert {"default", "quick"} <= set(SHIPPED)
+
+
+@pytest.mark.parametrize("kind", ["cuda", "cpu", "fake"])
+@pytest.mark.parametrize("name", SHIPPED)
+def test_shipped_suites_resolve(name: str, kind: str) -> None:
+    loaded = suite.load(name)
+    found = suite.resolve(loaded, kind)
+    assert loaded.name == name
+    assert loaded.description
+    assert found.cases
+    if kind == "cpu":
+        assert found.time_limit, "a CPU run must end"
+        assert {c.dtype for c in found.cases} == {"fp32"}
+    assert str(len(suite.resolve(loaded, "cuda").cases)) in suite.describe(loaded)
+
+
+def test_the_default_suite_is_the_papers() -> None:
+    found = suite.resolve(suite.load("default"), "cuda").cases
+    assert {c.shape.batch * c.shape.seqlen_k for c in found} == {16384}
+    assert {c.shape.nheads * c.shape.headdim for c in found} == {2048}
