@@ -107,4 +107,5 @@ def summary(jobs: Sequence[Job]) -> str:
     todo = [j for j in jobs if not j.skip]
     seconds = sum(j.forecast.seconds for j in todo)
     skips = f", {len(jobs) - len(todo)} skipped" if len(todo) < len(jobs) else ""
-    return f"{len(jobs)} jobs: {len(todo)} to measure{skips}; forecast {duration(seconds)}"
+    count = f"{len(jobs)} {'job' if len(jobs) == 1 else 'jobs'}"
+    return f"{count}: {len(todo)} to measure{skips}; forecast {duration(seconds)}"

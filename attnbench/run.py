@@ -72,19 +72,22 @@ def run(request: Request, watcher: Watcher) -> Outcome:
     chosen_suite = load(request.suite)
     previews = _previews(chosen_suite, device, request.settings)
     simulated = device == "fake" and not request.settings.backends
-    specs = choose(["fake"] if simulated else previews[0].backends)
-    pythons = interpreters(request.pythons, list(specs))
+    choices = {p.backends: choose(["fake"] if simulated else p.backends) for p in previews}
+    pythons = {p: interpreters(request.pythons, list(specs)) for p, specs in choices.items()}
     if not 1 <= request.rounds <= MAX_ROUNDS:
         raise UserError(f"--rounds: {request.rounds} is not from 1 to {MAX_ROUNDS}")
     if request.settings.axes.batch and request.settings.tokens:
         raise UserError("--batch and --tokens both set the batch size; give one of them")
     if not request.dry_run:
         _check_out(request.out)
-    fleet = Fleet(specs, pythons)
+    fleet = Fleet({})
     with _ends_well(fleet):
-        watcher.say(f"looking at the device, and importing {', '.join(specs)}")
+        watcher.say("looking at the device")
         environment = fleet.environment(device, sorted({c.dtype for preview in previews for c in preview.cases}))
         resolved = resolve(chosen_suite, environment.device.kind, request.settings)
+        specs = fleet.specs = choices[resolved.backends]
+        fleet.interpreters = pythons[resolved.backends]
+        watcher.say(f"importing {', '.join(specs)}")
         probes = fleet.probe()
         for name, probe in probes.items():
             if is_own(specs[name]) and not probe.usable:
@@ -107,7 +110,7 @@ def run(request: Request, watcher: Watcher) -> Outcome:
             argv=request.argv,
             versions={name: p.version for name, p in probes.items() if p.version},
             specs=specs,
-            interpreters=pythons,
+            interpreters=fleet.interpreters,
             peak=peak,
         )
         if request.dry_run:

@@ -7,6 +7,7 @@ import re
 from attnbench.errors import UserError
 
 LARGEST = 2**27
+MAX_SIZES = 1000  # of one range
 SUFFIX = {"": 1, "k": 2**10, "m": 2**20}
 
 
@@ -33,7 +34,12 @@ def parse_sizes(text: str, what: str = "size") -> tuple[int, ...]:
             if low > high:
                 raise UserError(f"{what}: the range {part.strip()} runs backwards; write {match[2]}-{match[1]}")
             if match[3]:
-                found += range(low, high + 1, parse_size(match[3], what))
+                steps = range(low, high + 1, parse_size(match[3], what))
+                if len(steps) > MAX_SIZES:
+                    raise UserError(
+                        f"{what}: {part.strip()} is {len(steps)} sizes; at most {MAX_SIZES}, take larger steps"
+                    )
+                found += steps
                 continue
             powers = [2**i for i in range(28) if low <= 2**i <= high]
             if not powers:
@@ -48,8 +54,10 @@ def parse_headdims(text: str, what: str = "headdim") -> tuple[tuple[int, int], .
     """((headdim, headdim_v), ...) of "64,128,192-128"; one number stands for both."""
     found = []
     for part in str(text).split(","):
-        qk, _, v = part.strip().partition("-")
-        pair = parse_size(qk, what), parse_size(v or qk, what)
+        match = re.fullmatch(r"([^-]+)(?:-([^-]+))?", part.strip())
+        if not match:
+            raise UserError(f"{what}: {part.strip()!r} is not a head dim; write 128, or 192-128 for queries and values")
+        pair = parse_size(match[1], what), parse_size(match[2] or match[1], what)
         if max(pair) > 2048:
             raise UserError(f"{what}: {part.strip()} is beyond anything that can be measured (largest: 2048)")
         found.append(pair)

@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -37,6 +38,7 @@ from attnbench.sizes import parse_duration, parse_headdims, parse_size, parse_si
 from attnbench.types import DIRECTIONS, DTYPES, Case, Policy, Shape
 
 Item = str | int
+MAX_CASES = 10_000
 SUITES = (Path(__file__).parent / "suites", Path(__file__).parent.parent / "suites")  # in a wheel, in a checkout
 
 
@@ -47,6 +49,7 @@ def _listed(value: Any) -> Any:
     return ",".join(str(v) for v in value) if isinstance(value, list) else value
 
 
+Names = Annotated[list[str], BeforeValidator(lambda v: v.split(",") if isinstance(v, str) else v)]
 Text = Annotated[str, BeforeValidator(lambda v: str(_listed(v)))]
 
 
@@ -74,8 +77,8 @@ class Settings(_Model):
     axes: Axes = Axes()
     tokens: Item | None = None
     hidden: Item | None = None
-    backends: list[str] | None = None
-    policy: dict[str, float | int | str] = {}
+    backends: Names | None = None
+    policy: dict[str, bool | int | float | str] = {}
     time_limit: Text | None = None
 
 
@@ -135,6 +138,9 @@ def parse(data: Mapping[str, Any], where: str) -> Suite:
     try:
         _policy(suite.policy)
         _policy(suite.on_cpu.policy)
+        for axes in (suite.axes, suite.on_cpu.axes, *suite.cases, *suite.exclude):
+            if axes != Axes():
+                _expand(axes.model_copy(update={"seqlen": axes.seqlen or "1", "nheads_k": None}), suite)
     except UserError as error:
         raise UserError(f"{where}: {error}") from None
     return suite
@@ -200,8 +206,9 @@ def _shrunk(on_cpu: Settings, given: Settings) -> tuple[str, ...]:
         f"{name} {getattr(on_cpu, name)}"
         for name in ("tokens", "hidden", "time_limit")
         if getattr(on_cpu, name) is not None and getattr(given, name) is None
+        if not getattr(given.axes, {"tokens": "batch", "hidden": "nheads"}.get(name, ""), None)
     ]
-    return (f"no GPU: defaults shrunk to {', '.join(changed)}",) if changed else ()
+    return (f"on a CPU: defaults shrunk to {', '.join(changed)}",) if changed else ()
 
 
 def _expand(axes: Axes, settings: Settings) -> list[Case]:
@@ -218,6 +225,9 @@ def _expand(axes: Axes, settings: Settings) -> list[Case]:
     nheads_k = parse_sizes(axes.nheads_k, "nheads-k") if axes.nheads_k else (None,)
     tokens = parse_size(str(settings.tokens), "tokens") if settings.tokens is not None else None
     hidden = parse_size(str(settings.hidden), "hidden") if settings.hidden is not None else None
+    count = math.prod(map(len, (dtypes, headdims, causal, directions, nheads, nheads_k, seqlens, seqlens_q, batches)))
+    if count > MAX_CASES:
+        raise UserError(f"that is {count} cases, more than the {MAX_CASES} that a run may have; give fewer sizes")
     cases = []
     for dtype, (d, dv), mask, direction, n, nk, sk, sq, b in itertools.product(
         dtypes, headdims, causal, directions, nheads, nheads_k, seqlens, seqlens_q, batches
@@ -268,7 +278,7 @@ def _policy(said: Mapping[str, Any]) -> Policy:
         if isinstance(default, str):
             if value != default:
                 raise UserError(f"policy: {name}: {value!r} is not known; known: {default}")
-        elif isinstance(value, str) or value < 0:
+        elif isinstance(value, (str, bool)) or not math.isfinite(value) or value < 0:
             raise UserError(f"policy: {name}: {value!r} is not a number of at least 0")
         elif isinstance(default, int) and (isinstance(value, float) or (value < 1 and name != "seed")):
             raise UserError(f"policy: {name}: {value!r} is not a whole number of at least 1")

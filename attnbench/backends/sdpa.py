@@ -11,7 +11,9 @@ Checked against torch 2.11 (CUDA) and 2.13 (CPU).
 
 from __future__ import annotations
 
+import os
 import re
+import tempfile
 import warnings
 from typing import TYPE_CHECKING, Any
 
@@ -67,20 +69,30 @@ class Sdpa(BackendBase):
             except RuntimeError as error:
                 if not any(words in str(error) for words in REFUSALS):
                     raise
-                self._ask_why(inputs, options)
-                raise Unsupported(_reason([str(w.message) for w in said], self.switch) or str(error)) from None
+                messages = [str(w.message) for w in said] + self._ask_why(inputs, options)
+                raise Unsupported(_reason(messages, self.switch) or f"torch refuses: {error}") from None
         return prepared
 
-    def _ask_why(self, inputs: Inputs, options: dict[str, Any]) -> None:
-        """Makes torch warn what speaks against its fused CUDA kernels; on a CPU it has warned already."""
+    def _ask_why(self, inputs: Inputs, options: dict[str, Any]) -> list[str]:
+        """What torch's own check of a fused CUDA kernel objects to. It says so on the process's stderr alone."""
         import torch
 
         ask = getattr(torch.backends.cuda, f"can_use_{ASKED.get(self.switch)}_attention", None)
         if ask is None or inputs.q.device.type != "cuda":
-            return
+            return []
         q, k, v = (t.transpose(1, 2) for t in (inputs.q, inputs.k, inputs.v))
         mask, causal = options.get("attn_mask"), options.get("is_causal", False)
-        ask(torch.backends.cuda.SDPAParams(q, k, v, mask, 0.0, causal, options["enable_gqa"]), debug=True)
+        parameters = torch.backends.cuda.SDPAParams(q, k, v, mask, 0.0, causal, options["enable_gqa"])
+        with tempfile.TemporaryFile() as file:
+            stderr = os.dup(2)
+            os.dup2(file.fileno(), 2)
+            try:
+                ask(parameters, debug=True)
+            finally:
+                os.dup2(stderr, 2)
+                os.close(stderr)
+            file.seek(0)
+            return re.findall(r"Warning: (.*)", file.read().decode(errors="replace"))
 
     def _mask(self, case: Case, inputs: Inputs) -> dict[str, Any]:
         import torch
@@ -146,7 +158,7 @@ def _reason(messages: list[str], switch: str) -> str:
     """torch's words for why the forced backend will not run, without the file positions and the other backends."""
     ours = []
     for message in messages:
-        text = re.sub(r"\s*\(Triggered internally at .*?\)", "", message).strip().rstrip(".")
+        text = re.sub(r"\s*\((Triggered internally at .*?|function .*)\)", "", message).strip().rstrip(".")
         if "not used because" in text or "runtime disabled" in text or "not compiled" in text:
             continue  # headings, and the backends that we switched off ourselves
         if text and text not in ours:

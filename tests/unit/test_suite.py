@@ -177,7 +177,7 @@ def test_cases_stand_beside_the_axes_and_take_from_them() -> None:
         ({"policy": {"l2": "warm"}}, "policy: l2: 'warm' is not known", "known: cold"),
         ({"axes": {"causal": "maybe"}}, "axes.causal", ""),
         ({"axes": 3}, "axes: ", ""),
-        ({"backends": "eager"}, "backends: ", ""),
+        ({"backends": 3}, "backends: ", ""),
     ],
 )
 def test_a_mistake_is_said_with_its_place(data: dict[str, Any], place: str, hint: str) -> None:
