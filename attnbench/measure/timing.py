@@ -127,7 +127,8 @@ def collect(
     began = clock()
     while len(values) < policy.max_samples:
         missing = max(least - len(values), 1)
-        values += timer.samples(launch, max(_batch(estimate, BATCH_SECONDS), min(missing, MAX_BATCH)))
+        batch = max(_batch(estimate, BATCH_SECONDS), min(missing, MAX_BATCH))
+        values += timer.samples(launch, min(batch, policy.max_samples - len(values)))
         if len(values) < least:
             continue
         spent = clock() - began

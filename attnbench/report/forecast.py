@@ -9,6 +9,8 @@ from attnbench.types import Record, Run
 
 def forecast_line(run: Run) -> str | None:
     """Forecast against actual seconds of the jobs that ran, in one line; None where no job tells."""
+    if run.environment.device.kind == "fake":  # simulated seconds take no time
+        return None
     jobs = [
         (r, r.forecast.seconds, r.seconds)
         for r in {(r.case, r.backend, r.round): r for r in run.records}.values()

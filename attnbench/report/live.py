@@ -13,7 +13,7 @@ from rich.text import Text
 from attnbench import metrics
 from attnbench.plan import summary
 from attnbench.report import words
-from attnbench.sizes import duration, gib
+from attnbench.sizes import duration
 from attnbench.types import Job, Record, Run
 
 
@@ -40,7 +40,7 @@ class Live:
 
     def planned(self, run: Run, todo: Sequence[Job], path: Path | None, notes: Sequence[str]) -> None:
         device = run.environment.device
-        facts = [device.name, gib(device.memory)]
+        facts = [device.name, metrics.size(device.memory)]
         if run.environment.power_limit_w:
             facts.append(f"{run.environment.power_limit_w:g} W")
         if device.threads:
