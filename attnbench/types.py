@@ -46,7 +46,7 @@ class Shape:
     headdim_v: int
 
     def __post_init__(self) -> None:
-        for name, value in dataclasses.asdict(self).items():
+        for name, value in vars(self).items():
             if value < 1:
                 raise ValueError(f"{name} must be at least 1, got {value}")
         if self.nheads % self.nheads_k:
@@ -73,7 +73,7 @@ class Case:
     def key(self) -> str:
         """Stable identity: a hash of the fields that differ from their default, so a new field orphans no baseline."""
         said: dict[str, Any] = {
-            "shape": dataclasses.asdict(self.shape),
+            "shape": vars(self.shape),
             "dtype": self.dtype,
             "direction": self.direction,
         }
