@@ -69,15 +69,24 @@ class WorkerProcess:
         with selectors.DefaultSelector() as selector:
             selector.register(self._process.stdout, selectors.EVENT_READ)
             while b"\n" not in self._buffer:
-                if not selector.select(max(0.0, deadline - time.monotonic())):
-                    self.kill()
-                    raise WorkerHung
+                left = deadline - time.monotonic()
+                if not selector.select(min(1.0, max(0.0, left))):
+                    if not self.alive:  # a child of it may hold the pipe open
+                        raise WorkerDied(self._how_it_ended())
+                    if left <= 0:
+                        self.kill()
+                        raise WorkerHung
+                    continue
                 chunk = os.read(self._process.stdout.fileno(), 2**16)
                 if not chunk:
                     raise WorkerDied(self._how_it_ended())
                 self._buffer += chunk
         line, _, self._buffer = self._buffer.partition(b"\n")
-        answer: dict[str, Any] = json.loads(line)
+        try:
+            answer: dict[str, Any] = json.loads(line)
+        except ValueError:
+            self.kill()
+            raise WorkerDied(f"it printed {line[:80].decode(errors='replace')!r} instead of an answer") from None
         return answer
 
     def stderr_tail(self) -> str | None:
@@ -91,9 +100,8 @@ class WorkerProcess:
 
     def kill(self) -> None:
         """Ends it and whatever it started."""
-        if self.alive:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self._process.pid, signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
         for pipe in (self._process.stdin, self._process.stdout):
             if pipe is not None:

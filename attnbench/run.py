@@ -128,6 +128,9 @@ def _resume(request: Request, device: str, watcher: Watcher) -> Outcome:
     old, problems = store.read(request.resume)
     if given := _not_with_resume(request):
         raise UserError(f"--resume goes on as {request.resume} was begun; leave out {', '.join(given)}")
+    file = None if request.dry_run else store.RunFile.reopen(request.resume)
+    if file:  # ours alone from here on: what another process has added meanwhile counts
+        old = store.read(request.resume)[0]
     todo = [replace(j, skip=None, resumable=False) if j.resumable else j for j in store.missing(old)]
     limit = request.settings.time_limit and parse_duration(request.settings.time_limit, "--time-limit")
     fleet = Fleet(old.specs, old.interpreters)
@@ -144,7 +147,7 @@ def _resume(request: Request, device: str, watcher: Watcher) -> Outcome:
             )
         there = f"resuming: {len(old.plan) - len(todo)} of {len(old.plan)} jobs are there"
         notes = [*problems, there if todo else "nothing is missing"]
-        if request.dry_run or not todo:
+        if file is None or not todo:
             watcher.planned(old, todo, None, notes)
             return Outcome(replace(old, plan=tuple(todo)) if request.dry_run else old, request.resume)
         for name, probe in fleet.probe().items():
@@ -153,7 +156,6 @@ def _resume(request: Request, device: str, watcher: Watcher) -> Outcome:
                     f"cannot resume {request.resume}: {name} was {old.versions.get(name)} and is "
                     f"{probe.version or probe.reason}"
                 )
-        file = store.RunFile.reopen(request.resume)
         watcher.planned(old, todo, request.resume, notes)
         return _measure(old, todo, fleet, file, watcher, limit or None)
 

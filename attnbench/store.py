@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import errno
+import fcntl
 import json
 import os
 from collections.abc import Mapping
@@ -43,6 +44,7 @@ class RunFile:
                 ) from None
             what = f"{path.parent} is not a folder" if isinstance(error, FileExistsError) else error.strerror
             raise UserError(f"cannot write {path}: {what}; choose another place with --out") from None
+        _lock(path, file)
         out = cls(path, file)
         try:
             out._write({"type": "run", "schema": SCHEMA, **{k: v for k, v in to_json(run).items() if k != "records"}})
@@ -59,6 +61,7 @@ class RunFile:
             file = path.open("r+b", buffering=0)
         except OSError as error:
             raise UserError(f"cannot append to {path}: {error.strerror}") from None
+        _lock(path, file)
         content = file.read()
         file.truncate(content.rfind(b"\n") + 1)
         file.seek(0, os.SEEK_END)
@@ -85,6 +88,17 @@ class RunFile:
                 f"cannot write {self.path}: {what}; what was measured before is in it; "
                 f"make room, then attnbench run --resume {self.path}"
             ) from None
+
+
+def _lock(path: Path, file: IO[bytes]) -> None:
+    """One writer at a time; the lock goes with the process."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        file.close()
+        raise UserError(f"{path} is being written by another attnbench; wait for it, or stop it") from None
+    except OSError:
+        pass  # a file system without locks
 
 
 def read(path: Path) -> tuple[Run, list[str]]:

@@ -172,7 +172,7 @@ class Environment:
     def differences(self, other: Environment) -> list[str]:
         """What makes figures of `other` not comparable with these, one phrase each; empty when nothing does."""
         found = []
-        for name in ("torch", "driver", "cuda", "power_limit_w", "packages", "cpu"):
+        for name in ("attnbench", "torch", "driver", "cuda", "power_limit_w", "packages", "cpu"):
             ours, theirs = getattr(self, name), getattr(other, name)
             if ours != theirs:
                 found.append(f"{name} was {_brief(ours, theirs)} and is {_brief(theirs, ours)}")
@@ -314,6 +314,7 @@ class Record:
     seconds: float | None = None  # wall time of the whole job
     resumable: bool = False
     limits: tuple[str, ...] = ()  # what held the clock down while measuring, as NVML names it
+    host_bound: bool = False  # the host could not keep ahead of the device: its latency is in the samples
     stderr: str | None = None  # the tail of the worker's, where a job failed
 
     @property

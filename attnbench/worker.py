@@ -33,6 +33,7 @@ from attnbench.types import (
     Measurement,
     Policy,
     Prepared,
+    Probe,
     Record,
     Unsupported,
     Workspace,
@@ -54,7 +55,10 @@ class Worker:
                 return self.environment(request["device"], request["dtypes"])
             case "load":
                 self.backend = backends.load(request["name"], request["spec"])
-                return {"probe": to_json(self.backend.probe())}
+                probe = self.backend.probe()
+                if not isinstance(probe, Probe):
+                    raise TypeError(f"{request['name']}.probe() returned {probe!r}, not a Probe")
+                return {"probe": to_json(probe)}
             case "survey":
                 device = Device.from_json(request["device"])
                 return {"answers": [self.survey(Case.from_json(c), device) for c in request["cases"]]}
@@ -82,7 +86,15 @@ class Worker:
         if device.kind == "fake" and not getattr(self.backend, "simulated", False):
             reason = "the simulated device runs only simulated backends"
         workspace = self.backend.workspace(case) if hasattr(self.backend, "workspace") else Workspace()
-        return reason, to_json(workspace), getattr(self.backend, "efficiency", 0.4)
+        efficiency = getattr(self.backend, "efficiency", 0.4)
+        name = self.backend.name
+        if reason is not None and not (isinstance(reason, str) and reason.strip()):
+            raise TypeError(f"{name}.unsupported() returned {reason!r}, neither None nor a reason")
+        if not isinstance(workspace, Workspace):
+            raise TypeError(f"{name}.workspace() returned {workspace!r}, not a Workspace")
+        if not 0 < efficiency <= 10:
+            raise ValueError(f"{name}.efficiency is {efficiency!r}, not a share of a matmul's rate")
+        return reason, to_json(workspace), efficiency
 
     def run(self, job: Job, policy: Policy, device: Device) -> Record:
         """Measures; whatever goes wrong becomes the record's status and reason."""

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
+import inspect
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from attnbench.backends.base import BackendBase, autograd_prepared, no_extras
@@ -22,7 +25,12 @@ class Function(BackendBase):
         self.fn = fn
 
     def probe(self) -> Probe:
-        return Probe(version=f"{getattr(self.fn, '__module__', '?')}:{getattr(self.fn, '__qualname__', self.name)}")
+        """Its version is a hash of its source file, so that a run is not resumed with another kernel."""
+        try:
+            source = Path(inspect.getsourcefile(self.fn) or "").read_bytes()
+        except (OSError, TypeError):
+            return Probe(version=f"{self.name}, source unknown")
+        return Probe(version=f"{self.name}, source {hashlib.sha256(source).hexdigest()[:8]}")
 
     def unsupported(self, case: Case, device: Device) -> str | None:
         return no_extras(case)

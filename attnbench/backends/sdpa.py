@@ -11,6 +11,7 @@ Checked against torch 2.11 (CUDA) and 2.13 (CPU).
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import tempfile
@@ -58,20 +59,18 @@ class Sdpa(BackendBase):
         options.update(self._mask(case, inputs))
 
         def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            return sdpa(q, k, v, **options)
-
-        with warnings.catch_warnings(record=True) as said:
-            warnings.simplefilter("always")
             try:
-                prepared = autograd_prepared(case, inputs, attention, layout="bhsd")
-                if case.direction != "bwd":
-                    prepared.launch()
+                return sdpa(q, k, v, **options)
             except RuntimeError as error:
                 if not any(words in str(error) for words in REFUSALS):
                     raise
+                with warnings.catch_warnings(record=True) as said, contextlib.suppress(RuntimeError):
+                    warnings.simplefilter("always")
+                    sdpa(q, k, v, **options)  # again, to hear why
                 messages = [str(w.message) for w in said] + self._ask_why(inputs, options)
                 raise Unsupported(_reason(messages, self.switch) or f"torch refuses: {error}") from None
-        return prepared
+
+        return autograd_prepared(case, inputs, attention, layout="bhsd")
 
     def _ask_why(self, inputs: Inputs, options: dict[str, Any]) -> list[str]:
         """What torch's own check of a fused CUDA kernel objects to. It says so on the process's stderr alone."""

@@ -3,7 +3,8 @@
 On a GPU "peak" is torch's allocator (max_memory_allocated over what was allocated before), and "driver" the same seen
 from the driver, where workspaces that a library takes outside torch's allocator count too: what the driver has given
 away, less what torch has reserved, is outside memory. Its growth is summed over the windows in which this process
-worked, so that neither other processes nor earlier jobs' workspaces confuse it; code loaded on first use counts.
+worked, since the driver counts all processes: so what a library took in an earlier job and kept counts in later ones
+too, as does code loaded on first use, and what another process takes meanwhile is mistaken for ours.
 On a CPU "peak" is the profiler's account of torch's allocator, and "driver" the resident set's high-water mark.
 """
 

@@ -24,12 +24,14 @@ MIN_FLUSH = 64 * 2**20  # bytes; where the device does not say how large its L2 
 BATCH_SECONDS = 0.05
 MAX_BATCH = 32  # launches queued behind one spin; the driver's queue holds 1024 kernels
 MAX_SPIN = 0.05
+MAX_TRIES = 8  # to keep the host ahead; its pace is learnt at each
 
 
 class Timer(Protocol):
     """An instrument."""
 
     name: str
+    host_bound: bool  # some samples hold the host's latency, since the device waited for it
 
     def samples(self, launch: Callable[[], Any], n: int) -> list[float]:
         """Seconds of n launches, each with a cold cache."""
@@ -42,6 +44,7 @@ class CpuTimer:
     """A host clock around the call. The clock and the flush are injected: simulated devices bring their own."""
 
     name = "perf_counter"
+    host_bound = False
 
     def __init__(self, clock: Callable[[], int] = time.perf_counter_ns, flush: Callable[[], Any] | None = None) -> None:
         self.clock = clock
@@ -66,6 +69,7 @@ class CudaTimer:
     """CUDA events, a cold L2 and no launch latency, on the current device and stream."""
 
     name = "events"
+    host_bound = False
 
     def __init__(self, device: torch.device, l2_bytes: int) -> None:
         import torch
@@ -78,6 +82,18 @@ class CudaTimer:
         self._flush_seconds = 1 / self._rate_of(self._buffer.zero_)
 
     def samples(self, launch: Callable[[], Any], n: int) -> list[float]:
+        """Seconds of n launches, or of fewer where the host can keep ahead of fewer only."""
+        n = max(1, min(n, int(MAX_SPIN / (1.5 * self._host_seconds))))
+        for _ in range(MAX_TRIES):
+            values, caught_up = self._batch(launch, n)
+            if not caught_up:
+                return values
+            n = max(1, n // 2)  # the device waited for the host, so these samples hold its latency: not used
+        self.host_bound = True
+        return values
+
+    def _batch(self, launch: Callable[[], Any], n: int) -> tuple[list[float], bool]:
+        """Seconds of n launches behind one spin, and whether the device caught up with the host."""
         cuda = self._cuda
         pairs = [(cuda.Event(enable_timing=True), cuda.Event(enable_timing=True)) for _ in range(n)]
         behind = 1.5 * self._host_seconds - 0.8 * (self._flush_seconds + self._sample_seconds)  # a sample, at worst
@@ -89,11 +105,12 @@ class CudaTimer:
             start.record()
             launch()
             end.record()
+        caught_up = bool(pairs[-1][0].query())
         self._host_seconds = (time.perf_counter() - began) / n
         cuda.synchronize()
-        values = [start.elapsed_time(end) / 1e3 for start, end in pairs]
+        values = [float(start.elapsed_time(end)) / 1e3 for start, end in pairs]
         self._sample_seconds = stats.median(values)
-        return values
+        return values, caught_up
 
     def synchronize(self) -> None:
         self._cuda.synchronize()

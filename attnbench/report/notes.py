@@ -6,10 +6,10 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from attnbench import metrics
+from attnbench import metrics, store
 from attnbench.report import words
 from attnbench.report.cells import Cell
-from attnbench.types import Job, Run
+from attnbench.types import Run
 from attnbench.work import Convention
 
 NOTHING = "Nothing was measured: there are no records."
@@ -72,7 +72,7 @@ def warnings(cells: Sequence[Cell], runs: Sequence[Run], convention: Convention 
     """Everything that should make a reader careful, most serious first."""
     measured = [c for c in cells if c.status == "ok"]
     found = [*_wrong(cells), *_incomplete(runs), *_half_ok(measured), *_few(measured), *_noisy(measured)]
-    found += [*_held_down(measured), *_no_peak(measured)]
+    found += [*_host_bound(measured), *_held_down(measured), *_no_peak(measured)]
     if convention == "fa" and any(c.case.window_size != (None, None) and c.case.causal for c in measured):
         found.append(
             Caution(
@@ -96,9 +96,10 @@ def _wrong(cells: Iterable[Cell]) -> Iterator[Caution]:
 
 def _incomplete(runs: Iterable[Run]) -> Iterator[Caution]:
     for run in runs:
-        done = {(r.case, r.backend, r.round) for r in run.records}
-        open_ = [job for job in run.plan if job.skip is None and _key(job) not in done]
-        later = [r for r in run.records if r.resumable]
+        done = {record.id for record in run.records}
+        missing = store.missing(run)
+        open_ = [job for job in missing if job.skip is None and job.id not in done]
+        later = [job for job in missing if job.id in done]
         if open_:
             yield Caution(
                 f"Incomplete: {len(open_)} of {words.count(len(run.plan), 'planned job')} of suite "
@@ -168,6 +169,17 @@ def _held_down(cells: Sequence[Cell]) -> Iterator[Caution]:
         )
 
 
+def _host_bound(cells: Sequence[Cell]) -> Iterator[Caution]:
+    bound = [c for c in cells if c.status == "ok" and any(r.host_bound for r in c.records)]
+    if bound:
+        yield Caution(
+            f"Host-bound: {words.count(len(bound), 'cell')} where the device waited for the host: "
+            f"{words.some(map(words.name, bound))}.",
+            "Their latency holds the time that Python takes to launch, not the kernels' alone.",
+            "Launch fewer kernels, or capture them in a CUDA graph.",
+        )
+
+
 def _no_peak(cells: Iterable[Cell]) -> Iterator[Caution]:
     unknown: dict[str, set[str]] = {}
     for cell in cells:
@@ -197,7 +209,3 @@ def _one_line(text: str) -> str:
     """Without line breaks and escape sequences: reasons quote libraries."""
     text = re.sub(r"\x1b\[[0-9;]*[A-Za-z]", "", text)
     return " ".join("".join(c if c.isprintable() else " " for c in text).split())
-
-
-def _key(job: Job) -> tuple[object, str, int]:
-    return (job.case, job.backend, job.round)

@@ -1,0 +1,78 @@
+"""What is right once and wrong later: results that drift from call to call, files that two processes write."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from attnbench import reference, store
+from attnbench.errors import UserError
+from attnbench.types import Case, Device, Environment, Forecast, Job, Policy, Run, Shape
+
+torch = pytest.importorskip("torch")
+
+
+class Accumulates(torch.autograd.Function):  # type: ignore[misc]
+    """Right on the first call; dk grows with every further one, as with a buffer that is zeroed once."""
+
+    calls = 0
+
+    @staticmethod
+    def forward(ctx: Any, q: Any, k: Any, v: Any) -> Any:
+        ctx.save_for_backward(q, k, v)
+        return torch.nn.functional.scaled_dot_product_attention(*(t.transpose(1, 2) for t in (q, k, v))).transpose(1, 2)
+
+    @staticmethod
+    def backward(ctx: Any, dout: Any) -> Any:
+        inputs = [t.detach().requires_grad_() for t in ctx.saved_tensors]
+        with torch.enable_grad():
+            out = torch.nn.functional.scaled_dot_product_attention(*(t.transpose(1, 2) for t in inputs))
+            dq, dk, dv = torch.autograd.grad(out.transpose(1, 2), inputs, dout)
+        Accumulates.calls += 1
+        return dq, dk * Accumulates.calls, dv
+
+
+@pytest.mark.parametrize("budget", [2**23, 2**12], ids=["all rows", "sampled"])
+def test_gradients_that_accumulate_are_wrong(monkeypatch: pytest.MonkeyPatch, budget: int) -> None:
+    from attnbench.backends.function import Function
+    from attnbench.bench import Bench
+
+    monkeypatch.setitem(reference.BUDGET, "cpu", budget)
+    Accumulates.calls = 0
+    backend = Function("accumulates", lambda q, k, v, causal, softmax_scale: Accumulates.apply(q, k, v))
+    bench = Bench(Device("cpu", 0, "cpu", 2**33, 2**33, l2=2**20, threads=1))
+    case = Case(Shape(1, 256, 256, 2, 2, 32, 32), "fp32", "bwd")
+    found = bench.measure(backend, case, Policy(max_seconds=0.01, min_seconds=0.0, warmup_s=0.0))
+    assert found["status"] == "wrong"
+    assert "dk is off" in found["reason"]
+    assert found["reason"].startswith("in the second launch" if budget == 2**12 else "after timing")
+
+
+def test_one_writer_at_a_time(tmp_path: Path) -> None:
+    case = Case(Shape(1, 8, 8, 1, 1, 16, 16), "fp32", "fwd")
+    device = Device("cpu", 0, "cpu", 1, 1)
+    plan = (Job(case, "eager", 0, Forecast(1.0, 1.0, 1)),)
+    run = Run(Environment(device, "3", "linux", None, "cpu"), "s", Policy(), plan)
+    first = store.RunFile.create(tmp_path / "r.jsonl", run)
+    with pytest.raises(UserError, match="being written by another"):
+        store.RunFile.reopen(tmp_path / "r.jsonl")
+    first.close()
+    store.RunFile.reopen(tmp_path / "r.jsonl").close()
+
+
+def test_a_single_key_is_right() -> None:
+    """dq and dk are exactly 0 there, and a kernel's rounding is not."""
+    from attnbench.backends.function import Function
+    from attnbench.bench import Bench
+
+    def sdpa(q: Any, k: Any, v: Any, *, causal: bool, softmax_scale: float) -> Any:
+        del causal
+        p = torch.softmax(torch.einsum("bqhd,bkhd->bhqk", q, k) * softmax_scale, -1)
+        return torch.einsum("bhqk,bkhd->bqhd", p, v) + 1e-7 * q.sum(1, keepdim=True) * 0.1
+
+    bench = Bench(Device("cpu", 0, "cpu", 2**33, 2**33, l2=2**20, threads=1))
+    case = Case(Shape(2, 4, 1, 2, 2, 64, 64), "fp32", "bwd")
+    policy = Policy(max_seconds=0.01, min_seconds=0.0, warmup_s=0.0)
+    assert bench.measure(Function("sdpa", sdpa), case, policy)["status"] == "ok"
