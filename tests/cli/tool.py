@@ -8,6 +8,7 @@ import json
 import os
 import pty
 import select
+import signal
 import struct
 import subprocess
 import sys
@@ -50,6 +51,11 @@ class Stored:
         return record
 
 
+def _heed_ctrl_c() -> None:
+    """A shell that starts the tests in the background has them ignore SIGINT, and children inherit that."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 class Tool:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -80,7 +86,7 @@ class Tool:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            preexec_fn=preexec_fn,
+            preexec_fn=preexec_fn or _heed_ctrl_c,
         )
         with process:
             try:
