@@ -35,9 +35,8 @@ class Fleet:
         try:
             answer = worker.ask({"op": "environment", "device": device, "dtypes": list(dtypes)}, START_TIMEOUT)
         except (WorkerDied, WorkerHung) as error:
-            raise UserError(
-                f"cannot look at the device: {error or 'no answer'}\n{worker.stderr_tail() or ''}"
-            ) from None
+            said = (worker.stderr_tail() or "").splitlines()
+            raise UserError(": ".join(["cannot look at the device", str(error) or "no answer", *said[-1:]])) from None
         finally:
             worker.kill()
         if "environment" not in answer:

@@ -49,8 +49,6 @@ class Triton(BackendBase):
 def _refuses(case: Case, device: Device) -> str | None:
     """What speaks against this device; TRITON_INTERPRET=1 is Triton's own switch for running on a CPU, in Python."""
     interpreted = os.environ.get("TRITON_INTERPRET") == "1"
-    if device.kind == "fake":
-        return "the simulated device runs only the fake backend"
     if device.kind == "cpu":
         if not interpreted:
             return "Triton kernels need a GPU; the interpreter is for tests"

@@ -248,7 +248,6 @@ def device(kind: str = "cuda", capability: tuple[int, int] | None = (9, 0)) -> D
         (case(headdim_v=8), device(), "headdim_v 8 is outside 16 to 256"),
         (case(), device(capability=(7, 5)), "7.5"),
         (case(), device("cpu"), "the interpreter is for tests"),
-        (case(), device("fake"), "only the fake backend"),
     ],
 )
 def test_what_the_backend_refuses(c: Case, d: Device, reason: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
