@@ -10,6 +10,7 @@ import contextlib
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from attnbench.errors import UserError
 from attnbench.plan import Answer, over_limit
@@ -116,6 +117,16 @@ class Fleet:
         if answer.get("fatal"):
             worker.kill()
         return record if record.status in ("ok", "skipped") else replace(record, stderr=worker.stderr_tail())
+
+    def ask(self, name: str, request: Mapping[str, Any], timeout: float) -> dict[str, Any]:
+        """A backend's worker's answer to a request of worker.py. Raises UserError with the reason when it has none."""
+        try:
+            answer = self._loaded(name).ask(request, timeout)
+        except (WorkerDied, WorkerHung) as error:
+            raise UserError(f"{name}: {error or f'no answer within {timeout:.0f} s'}") from None
+        if "error" in answer:
+            raise UserError(f"{name}: {answer['error']}")
+        return answer
 
     def close(self) -> None:
         """Ends all workers. The next job starts fresh ones."""

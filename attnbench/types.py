@@ -25,11 +25,13 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 Dtype = Literal["bf16", "fp16", "fp32"]
 Direction = Literal["fwd", "bwd", "fwd_bwd"]
-Status = Literal["ok", "skipped", "wrong", "oom", "failed", "timeout"]
+Status = Literal["ok", "skipped", "wrong", "wrong-kernel", "oom", "failed", "timeout"]
+Instrument = Literal["events", "graph", "cupti"]
 
 DTYPES: tuple[Dtype, ...] = get_args(Dtype)
 DIRECTIONS: tuple[Direction, ...] = get_args(Direction)
 STATUSES: tuple[Status, ...] = get_args(Status)
+INSTRUMENTS: tuple[Instrument, ...] = get_args(Instrument)
 ITEMSIZE: Mapping[str, int] = {"bf16": 2, "fp16": 2, "fp32": 4}
 
 
@@ -111,14 +113,18 @@ class Case:
 class Policy:
     """How to measure: instrument, cache state, and when there are enough samples."""
 
-    timer: Literal["events"] = "events"  # CUDA events; on a CPU perf_counter_ns takes their place
-    l2: Literal["cold"] = "cold"
+    timer: Instrument = "events"  # on a CPU perf_counter_ns takes its place
+    l2: Literal["cold", "warm"] = "cold"
     warmup_s: float = 0.025
-    min_samples: int = 10  # where one call takes under a second; else 3
+    min_samples: int = 10  # where one call takes under 0.05 s; else 6, and 3 over a second
     max_samples: int = 1000
     target: float = 0.005  # stop when the 95 % interval of the median is within this fraction of it
-    min_seconds: float = 0.08  # of samples, so that short and long kernels meet like clocks
+    min_seconds: float = 0.08  # of sampling, pauses included
     max_seconds: float = 0.2  # time cap of the samples of one cell, once min_samples are there
+    burst_s: float = 0.015  # work between two pauses, short enough that the power cap does not act
+    cross_check: float = 0.0  # share of the cells that all three instruments measure, in turns
+    sustained_s: float = 0.0  # how long a cell may run without pauses to find its steady speed; 0 for not
+    isolate_power: bool = False  # wait before each cell until the last one's power and heat are gone
     timeout_s: float = 120.0  # a job that takes longer, and longer than 5 times its forecast, is killed
     seed: int = 0
 
@@ -241,7 +247,7 @@ class Job:
 
 @dataclass(frozen=True)
 class Measurement:
-    """Raw samples of one quantity. Units: "s", "B", "Hz"."""
+    """Raw samples of one quantity. Units: "s", "B", "Hz", "W", "C" (degrees), "FLOP/s", "B/s", "" (a ratio)."""
 
     unit: str
     values: tuple[float, ...]
@@ -296,8 +302,15 @@ class Accuracy:
 class Record:
     """How one job ended. Raw samples only; metrics are derived when a report is made.
 
-    `measurements` may hold "time" (s, one value a sample), "first_call" (s), "memory_peak", "memory_driver",
-    "memory_saved" (B) and "clock_sm" (Hz).
+    `measurements` may hold
+    "time" (s, one value a sample), with CUDA events of a short kernel also "span" (s, the same by CUPTI);
+    "enqueue" (s, the host's time to launch one call), "first_call" (s);
+    "turns_events", "turns_graph", "turns_cupti" (s, one reading a turn, where the instruments were compared);
+    "memory_peak", "memory_driver", "memory_saved" (B);
+    "clock_held" (Hz, exact, at the end of each batch), and as NVML saw them meanwhile "clock_sm", "clock_mem" (Hz),
+    "power" (W), "temperature" (C);
+    "sustained" (s a call without pauses), "sustained_power" (W) and "sustained_power_error" (a ratio);
+    "ceiling_matmul" (FLOP/s, in the case's dtype) and "ceiling_copy" (B/s), where it was this job's turn to read them.
     """
 
     case: Case
@@ -307,14 +320,18 @@ class Record:
     reason: str | None = None
     measurements: Mapping[str, Measurement] = field(default_factory=dict)
     accuracy: Accuracy | None = None
-    timer: str | None = None  # the instrument that was used: "events" or "perf_counter"
-    l2: str | None = None
+    timer: str | None = None  # the instrument that was used: "events", "graph", "cupti" or "perf_counter"
+    l2: str | None = None  # "cold" or "warm" as verified with the instrument; "unproven" where that failed
     forecast: Forecast | None = None
     version: str | None = None  # of the backend's library
     seconds: float | None = None  # wall time of the whole job
     resumable: bool = False
     limits: tuple[str, ...] = ()  # what held the clock down while measuring, as NVML names it
     host_bound: bool = False  # the host could not keep ahead of the device: its latency is in the samples
+    kernels: Mapping[str, int] = field(default_factory=dict)  # what ran in one call, and how often; operators on a CPU
+    others: tuple[str, ...] = ()  # other processes that computed on the GPU meanwhile
+    ecc_errors: int = 0  # uncorrected memory errors that the GPU counted meanwhile
+    notes: tuple[str, ...] = ()  # what could not be measured and why, one line each
     stderr: str | None = None  # the tail of the worker's, where a job failed
 
     @property
@@ -328,7 +345,8 @@ class Record:
         values["measurements"] = {
             name: Measurement(m["unit"], tuple(m["values"])) for name, m in data.get("measurements", {}).items()
         }
-        values["limits"] = tuple(data.get("limits", ()))
+        for name in ("limits", "others", "notes"):
+            values[name] = tuple(data.get(name, ()))
         if data.get("accuracy"):
             values["accuracy"] = Accuracy.from_json(data["accuracy"])
         if data.get("forecast"):
@@ -368,13 +386,24 @@ class Prepared:
 
     `launch` runs one pass of the case's direction and returns its raw results; `canonical` names them
     ("out"; "dq", "dk", "dv") as views in (batch, seqlen, nheads, headdim). `forward` runs the forward alone,
-    keeping for backward what it keeps, and returns what holds that alive.
+    keeping for backward what it keeps, and returns what holds that alive. `reads` are the tensors "v" and "dout" that
+    `launch` reads, where they are not the inputs' own memory but copies made for it: the check doubles them in place,
+    and the results must follow.
     """
 
     launch: Callable[[], Any]
     canonical: Callable[[Any], Mapping[str, Tensor]]
     forward: Callable[[], Any] | None = None
     script: Script | None = None
+    reads: Mapping[str, Tensor] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Signature:
+    """What a backend's kernels look like, as regular expressions to be found in their names (operators on a CPU)."""
+
+    runs: tuple[str, ...] = ()  # each in at least one
+    never: tuple[str, ...] = ()  # none of these in any
 
 
 class Backend(Protocol):
@@ -390,6 +419,9 @@ class Backend(Protocol):
 
     def workspace(self, case: Case) -> Workspace:
         """What it allocates beyond inputs, outputs and gradients, for the forecast. Pure."""
+
+    def signature(self, case: Case, device: Device) -> Signature:
+        """What its kernels look like: a cell in which others ran is wrong-kernel. Pure."""
 
     def prepare(self, case: Case, inputs: Inputs) -> Prepared:
         """All that is not the launch happens here: layouts, masks, compilation, plans. May raise Unsupported."""

@@ -8,6 +8,8 @@ Needs the standard library, torch and the library under test, so any interpreter
     {"op": "survey", "device": {...}, "cases": [...]}     -> {"answers": [[reason or null, workspace, efficiency], ...]}
     {"op": "ready", "device": {...}}                            -> {}, the device opened and the instruments made
     {"op": "run", "device": {...}, "policy": {...}, "job": {...}} -> {"record": {...}, "fatal": bool}
+    {"op": "examine", "device": {...}}                          -> {"facts": {...}}, the machine's fitness (fitness.py)
+    {"op": "profile", "device": {...}, "case": {...}, "trace": path or null} -> {"profile": {...}} (profiling.py)
 """
 
 from __future__ import annotations
@@ -70,6 +72,16 @@ class Worker:
                 job, policy = Job.from_json(request["job"]), Policy(**request["policy"])
                 record = self.run(job, policy, Device.from_json(request["device"]))
                 return {"record": to_json(record), "fatal": self.fatal}
+            case "examine":
+                from attnbench.fitness import examine
+
+                return {"facts": examine(self.bench(Device.from_json(request["device"])))}
+            case "profile":
+                from attnbench.profiling import profile
+
+                assert self.backend is not None
+                bench, case = self.bench(Device.from_json(request["device"])), Case.from_json(request["case"])
+                return {"profile": profile(bench, self.backend, case, request["trace"])}
             case other:
                 raise ValueError(f"unknown request {other!r}")
 

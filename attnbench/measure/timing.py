@@ -1,60 +1,67 @@
-"""How long one launch takes: a timer gives samples, `collect` decides when there are enough.
+"""How long one launch takes: an instrument gives samples, `collect` decides when there are enough.
 
-On a GPU a sample is the span between two CUDA events around the launch. Two things would spoil it. The host may be
-slower than the device, and its latency would be timed: so a spinning kernel is queued before each batch of samples,
-long enough that the host stays ahead to the batch's end. The last call may have left operands in L2: so a buffer of
-twice its size is written before each sample (nvbench's "cold" measurement does both: nvbench/detail/measure_cold.cuh).
-The events' own gap, 1 to 3 microseconds that belong to the launch, is included. On a CPU a sample is perf_counter_ns
-around the call, with the last-level cache overwritten before.
+An instrument runs its `before` (which makes L2 cold), then the launch, and reads the launch alone. This file has the
+host clock for CPUs and simulated devices; events.py, graph.py and cupti.py have the three for GPUs.
+
+Three things would spoil a figure, and each has its remedy. A kernel that is slow at first: the warm-up lasts until two
+readings agree, and samples go on while they still fall. Too few samples: they go on until the 95 % interval of the
+median is narrow. And power: a GPU at its cap lowers its clock within some 50 ms, so a figure would depend on how long
+and after what it was taken. So samples are taken in bursts of at most `policy.burst_s` of work with pauses between,
+short enough that the clock stays where it was; what the machine does without pauses is a metric of its own
+(`--sustained`, energy.py). The method's figures are in docs/measuring.md.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from attnbench import stats
 from attnbench.types import Policy
 
-if TYPE_CHECKING:
-    import torch
-
-MIN_FLUSH = 64 * 2**20  # bytes; where the device does not say how large its L2 is
-BATCH_SECONDS = 0.05
-MAX_BATCH = 32  # launches queued behind one spin; the driver's queue holds 1024 kernels
-MAX_SPIN = 0.05
-MAX_TRIES = 8  # to keep the host ahead; its pace is learnt at each
+MAX_BATCH = 32  # launches queued at once; the driver's queue holds 1024 kernels
+AGREE = 0.02  # successive readings of a warm-up that has ended
+MAX_WARMUP = 20  # times policy.warmup_s
+REST = 1.5  # seconds of pause for each of work
+MAX_REST = 0.1  # seconds; after this a GPU held at its power cap has its clock back
+LONG = 0.05  # seconds a call; from here on MIN_LONG samples are enough, as each averages over a lot
+MIN_LONG = 6  # the least that has a 95 % interval
+VERY_LONG, MIN_VERY_LONG = 1.0, 3
 
 
 class Timer(Protocol):
     """An instrument."""
 
     name: str
-    host_bound: bool  # some samples hold the host's latency, since the device waited for it
+    before: Callable[[], Any]  # runs ahead of each sample, untimed
 
     def samples(self, launch: Callable[[], Any], n: int) -> list[float]:
-        """Seconds of n launches, each with a cold cache."""
+        """Seconds of n launches, or of fewer where it can do fewer only at once."""
 
     def synchronize(self) -> None:
         """Waits until the device has nothing left to do."""
 
 
+def nothing() -> None:
+    """The `before` of a warm cache."""
+
+
 class CpuTimer:
-    """A host clock around the call. The clock and the flush are injected: simulated devices bring their own."""
+    """A host clock around the call. The clock and what comes before are injected: simulated devices bring their own."""
 
     name = "perf_counter"
-    host_bound = False
 
-    def __init__(self, clock: Callable[[], int] = time.perf_counter_ns, flush: Callable[[], Any] | None = None) -> None:
+    def __init__(
+        self, clock: Callable[[], int] = time.perf_counter_ns, before: Callable[[], Any] = nothing
+    ) -> None:
         self.clock = clock
-        self.flush = flush
+        self.before = before
 
     def samples(self, launch: Callable[[], Any], n: int) -> list[float]:
         values = []
         for _ in range(n):
-            if self.flush:
-                self.flush()
+            self.before()
             start = self.clock()
             result = launch()
             values.append((self.clock() - start) / 1e9)
@@ -65,94 +72,67 @@ class CpuTimer:
         pass
 
 
-class CudaTimer:
-    """CUDA events, a cold L2 and no launch latency, on the current device and stream."""
-
-    name = "events"
-    host_bound = False
-
-    def __init__(self, device: torch.device, l2_bytes: int) -> None:
-        import torch
-
-        self._cuda = torch.cuda
-        self._buffer = torch.empty(max(2 * l2_bytes, MIN_FLUSH), dtype=torch.int8, device=device)
-        self._sample_seconds = 0.0
-        self._host_seconds = 100e-6  # what enqueuing one sample costs the host; learnt as we go
-        self._spin_hz = self._rate_of(lambda: self._cuda._sleep(2_000_000)) * 2_000_000
-        self._flush_seconds = 1 / self._rate_of(self._buffer.zero_)
-
-    def samples(self, launch: Callable[[], Any], n: int) -> list[float]:
-        """Seconds of n launches, or of fewer where the host can keep ahead of fewer only."""
-        n = max(1, min(n, int(MAX_SPIN / (1.5 * self._host_seconds))))
-        for _ in range(MAX_TRIES):
-            values, caught_up = self._batch(launch, n)
-            if not caught_up:
-                return values
-            n = max(1, n // 2)  # the device waited for the host, so these samples hold its latency: not used
-        self.host_bound = True
-        return values
-
-    def _batch(self, launch: Callable[[], Any], n: int) -> tuple[list[float], bool]:
-        """Seconds of n launches behind one spin, and whether the device caught up with the host."""
-        cuda = self._cuda
-        pairs = [(cuda.Event(enable_timing=True), cuda.Event(enable_timing=True)) for _ in range(n)]
-        behind = 1.5 * self._host_seconds - 0.8 * (self._flush_seconds + self._sample_seconds)  # a sample, at worst
-        cuda.synchronize()
-        cuda._sleep(int(min(4 * self._host_seconds + n * max(0.0, behind), MAX_SPIN) * self._spin_hz))
-        began = time.perf_counter()
-        for start, end in pairs:
-            self._buffer.zero_()
-            start.record()
-            launch()
-            end.record()
-        caught_up = bool(pairs[-1][0].query())
-        self._host_seconds = (time.perf_counter() - began) / n
-        cuda.synchronize()
-        values = [float(start.elapsed_time(end)) / 1e3 for start, end in pairs]
-        self._sample_seconds = stats.median(values)
-        return values, caught_up
-
-    def synchronize(self) -> None:
-        self._cuda.synchronize()
-
-    def _rate_of(self, launch: Callable[[], Any]) -> float:
-        """Launches per second of device time, the second of two."""
-        launch()
-        start, end = self._cuda.Event(enable_timing=True), self._cuda.Event(enable_timing=True)
-        start.record()
-        launch()
-        end.record()
-        self._cuda.synchronize()
-        return 1e3 / float(start.elapsed_time(end))
+def pause(worked: float) -> None:
+    """A GPU's rest after `worked` seconds of work."""
+    time.sleep(min(REST * worked, MAX_REST))
 
 
 def collect(
-    timer: Timer, launch: Callable[[], Any], policy: Policy, clock: Callable[[], float] = time.monotonic
+    sample: Callable[[int], list[float]],
+    policy: Policy,
+    *,
+    rest: Callable[[float], Any] | None = None,
+    clock: Callable[[], float] = time.monotonic,
 ) -> list[float]:
-    """Samples in seconds, after a warm-up by time.
+    """Samples in seconds, after a warm-up. `sample(n)` gives up to n; `rest(seconds)` follows that much work.
 
     Stops when the 95 % interval of the median lies within `policy.target` of it, or the time cap is reached; not
-    before `policy.min_seconds`, nor with fewer than `policy.min_samples` where one call takes under a second, else 3.
-    All samples are kept, outliers included.
+    before `policy.min_seconds`, nor with fewer than `policy.min_samples` (6 where a call takes over 0.05 s, 3 over a
+    second), nor while samples still become faster, for which three times the cap is allowed. All samples are kept,
+    outliers included.
     """
-    began = clock()
-    estimate = timer.samples(launch, 1)[0]
-    values = [estimate] if estimate >= policy.warmup_s else []  # a long call is too dear to throw away
-    while not values and estimate < policy.warmup_s and clock() - began < policy.warmup_s:
-        estimate = stats.median(timer.samples(launch, _batch(estimate, policy.warmup_s)))
-    least = policy.min_samples if estimate < 1.0 else 3
+
+    def batch(n: int) -> list[float]:
+        started = clock()
+        found = sample(n)
+        if rest:
+            rest(clock() - started)
+        return found
+
+    estimate, values = _warm_up(batch, policy, clock)
+    least = policy.min_samples if estimate < LONG else MIN_LONG if estimate < VERY_LONG else MIN_VERY_LONG
+    least = min(least, policy.min_samples)
     began = clock()
     while len(values) < policy.max_samples:
-        missing = max(least - len(values), 1)
-        batch = max(_batch(estimate, BATCH_SECONDS), min(missing, MAX_BATCH))
-        values += timer.samples(launch, min(batch, policy.max_samples - len(values)))
+        size = _batch(estimate, policy.burst_s)
+        found = batch(min(size, policy.max_samples - len(values)))
+        estimate = stats.median(found)
+        values += found
         if len(values) < least:
             continue
         spent = clock() - began
         steady = spent >= policy.min_seconds and stats.relative_halfwidth(values) <= policy.target
-        if steady or spent >= policy.max_seconds:
+        still_falling = stats.drift(values) < -AGREE and spent < 3 * policy.max_seconds
+        if (steady or spent >= policy.max_seconds) and not still_falling:
             break
     return values
+
+
+def _warm_up(
+    batch: Callable[[int], list[float]], policy: Policy, clock: Callable[[], float]
+) -> tuple[float, list[float]]:
+    """An estimate of a call, and samples to keep: of calls that last as long as a warm-up, for they are dear."""
+    began = clock()
+    last = batch(1)[0]
+    if last >= policy.warmup_s:
+        return last, [last]
+    while True:
+        estimate = stats.median(batch(_batch(last, policy.burst_s)))
+        spent = clock() - began
+        agreed = abs(estimate / last - 1) <= AGREE if last else True
+        if spent >= policy.warmup_s and (agreed or spent >= MAX_WARMUP * policy.warmup_s):
+            return estimate, []
+        last = estimate
 
 
 def _batch(estimate: float, seconds: float) -> int:

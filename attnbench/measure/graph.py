@@ -1,0 +1,87 @@
+"""CUDA graph replay: many launches in one graph, its time over their number.
+
+The host plays no part, and one pair of events spans all launches, so the gap between event and kernel vanishes; the gap
+between kernels stays. Nothing can be flushed between launches without being timed, so L2 is made cold another way: the
+launches take turns over copies of the inputs, as many as together exceed twice its size, and each keeps its results.
+"""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import math
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+
+    from attnbench.measure.events import EventTimer
+
+MAX_COPIES = 512
+SECONDS = 2e-3  # of work in one graph, at least
+MAX_LAUNCHES = 1000
+
+
+class NotCapturable(Exception):
+    """The launch cannot be captured, or its copies do not fit. The message says why."""
+
+
+def copies(nbytes: int, l2_bytes: int) -> int:
+    """How many sets of operands of `nbytes` make L2 cold for the next one of the circle. Raises NotCapturable."""
+    needed = 1 + math.ceil(2 * l2_bytes / max(1, nbytes))
+    if needed > MAX_COPIES:
+        raise NotCapturable(f"L2 is cold only with {needed} copies of its operands, over {MAX_COPIES}")
+    return needed
+
+
+class GraphTimer:
+    """A captured graph of launches; use `samples` while it lives, then drop it."""
+
+    name = "graph"
+
+    def __init__(
+        self, events: EventTimer, make: Callable[[], Sequence[Callable[[], Any]]], estimate: float
+    ) -> None:
+        """`make()` gives the launches, one per copy of the inputs, prepared on the stream that is current then.
+
+        `estimate` is the seconds of one. Raises NotCapturable.
+        """
+        import torch
+
+        self._events = events
+        self._graph = torch.cuda.CUDAGraph()
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        try:
+            with torch.cuda.stream(stream):
+                launches = list(make())
+                for launch in launches:
+                    launch()  # lazy work (handles, workspaces, tuning) cannot be captured
+            torch.cuda.synchronize()
+            count = max(len(launches), min(MAX_LAUNCHES, math.ceil(SECONDS / estimate)))
+            self.launches = len(launches) * math.ceil(count / len(launches))
+            kept: dict[int, Any] = {}
+            with torch.cuda.graph(self._graph, stream=stream):
+                for i in itertools.islice(itertools.cycle(range(len(launches))), self.launches):
+                    kept[i] = launches[i]()  # results of a copy live until its next turn: outputs are cold too
+            self._alive = (launches, kept)
+        except torch.cuda.OutOfMemoryError:
+            raise NotCapturable("the copies of its operands do not fit in memory") from None
+        except RuntimeError as error:
+            torch.cuda.synchronize()
+            raise NotCapturable(f"it cannot be captured in a CUDA graph: {str(error).splitlines()[0]}") from None
+        self._graph.replay()
+        torch.cuda.synchronize()
+
+    def samples(self, n: int) -> list[float]:
+        """Seconds of a launch, averaged over the graph, for each of n replays."""
+        before, self._events.before = self._events.before, lambda: None
+        try:
+            return [t / self.launches for t in self._events.samples(self._graph.replay, n)]
+        finally:
+            self._events.before = before
+
+    def close(self) -> None:
+        del self._graph, self._alive
+        gc.collect()
