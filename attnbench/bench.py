@@ -1,55 +1,64 @@
-"""Measures one case on one backend, inside a worker: inputs -> prepare -> verify -> time -> memory.
+"""Measures one case on one backend, inside a worker: inputs -> prepare -> verify -> time -> prove -> memory.
 
-The order matters. Results are checked before anything is timed, on outputs whose memory was filled with NaN; what the
-timed closure returns is checked again after its last sample; memory has passes of its own.
+The order matters. Results are checked before anything is timed, on outputs whose memory was filled with NaN. Then the
+launch is timed, traced once to see what ran, and launched once more on inputs that were doubled in place: its results
+must follow, so neither a stale answer nor work left for later passes. Memory is read in that last launch.
 """
 
 from __future__ import annotations
 
 import gc
+import hashlib
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from attnbench import environment, inputs, reference
+from attnbench import inputs, proof, reference, stats, work
+from attnbench.instruments import Instruments, Subject, Timing
+from attnbench.measure.cupti import Call, Untraceable
 from attnbench.measure.memory import CpuMemory, CudaMemory
-from attnbench.measure.timing import CpuTimer, CudaTimer, Timer, collect
-from attnbench.types import Accuracy, Backend, Case, Device, Measurement, Policy, Prepared
+from attnbench.measure.operators import operators
+from attnbench.types import Accuracy, Backend, Case, Device, Measurement, Policy, Prepared, Signature
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-MAX_CPU_FLUSH = 64 * 2**20  # bytes; virtual machines report the last-level cache of the whole host
+UNSEEN = 1.3  # times the samples' median that the traced work may last; the clock can explain as much
+LATER = 1.5  # times faster that a later call may be before the samples are doubted
 
 
-class Bench:
+@dataclass(frozen=True)
+class Proof:
+    """What one traced call showed."""
+
+    kernels: Mapping[str, int]
+    complaint: str | None = None
+    note: str | None = None
+
+
+class Bench(Instruments):
     """The instruments for one device, and the procedure."""
 
     def __init__(self, device: Device) -> None:
         import torch
 
         torch.set_float32_matmul_precision("highest")  # fp32 means fp32; a backend may still choose otherwise
-        self.device = torch.device(str(device))
+        super().__init__(device)
+        self.described = device
         self._settled = False
-        self.timer: Timer
-        self.memory: CpuMemory | CudaMemory
-        self.state = None
         reference.warm(self.device)
-        if self.device.type == "cuda":
-            torch.cuda.set_device(self.device)
-            self.timer = CudaTimer(self.device, device.l2 or 0)
-            self.memory = CudaMemory(self.device)
-            self.state = environment.gpu_state(self.device)
-        else:
-            flush = torch.empty(min(2 * (device.l2 or MAX_CPU_FLUSH), MAX_CPU_FLUSH), dtype=torch.int8)
-            self.timer = CpuTimer(flush=flush.zero_)
-            self.memory = CpuMemory()
+        self.memory: CpuMemory | CudaMemory = CudaMemory(self.device) if self.device.type == "cuda" else CpuMemory()
 
     def measure(self, backend: Backend, case: Case, policy: Policy) -> dict[str, Any]:
         """The fields of a Record. Raises Unsupported when the library refuses, and whatever the library raises."""
+        ceilings = self.ceilings(inputs.torch_dtype(case))
         given = inputs.make(case, str(self.device), policy.seed)
+        if flaw := inputs.flaw(given):
+            return {"status": "failed", "reason": flaw}
         sample = reference.choose(case, self.device, policy.seed)
         checked = reference.check_inputs(case, given, sample)
+        began, errors = time.time(), self.state.ecc_errors() if self.state else None
         with self.memory.job():
             answer = reference.reference(case, checked, sample)  # first: a launch that writes to its inputs is wrong
             prepared, results, first_call = self.first_call(backend, case, checked)
@@ -64,31 +73,80 @@ class Bench:
                         return self.wrong(accuracy, "in the second launch: ")
                 del prepared
                 prepared = backend.prepare(case, given)
-            self.timer.host_bound = False
-            times = collect(self.timer, prepared.launch, policy)
-            limits = self.state.limits() if self.state else ()
-            clock = self.state.clock_hz() if self.state else None
+            subject = self.subject(backend, case, given, prepared)
+            timing = self.time(subject, policy)
+            if _chosen(case, backend.name, policy.cross_check):
+                turns, notes = self.turns(subject, policy)
+                timing.measurements.update(turns)
+                timing.notes += notes
+            del subject
+            shown = self.prove(case, _signature(backend, case, self.described), prepared, timing)
+            if shown.complaint:
+                fields = {"reason": shown.complaint, "kernels": shown.kernels, "accuracy": accuracy}
+                return {"status": "wrong-kernel", **fields}
+            factors = double(case, given, prepared)
             memory, last = self.memory.peak(prepared.launch)
             by_row = ("out", "dq") if case.has_backward else ("out",)
-            again = reference.compare(answer, prepared.canonical(last), None if checked is given else by_row)
-            del last, answer
+            results = prepared.canonical(last)
+            for name, factor in factors.items():
+                results[name].data.div_(factor)  # exact: a power of two
+            again = reference.compare(answer, results, None if checked is given else by_row)
+            del last, answer, results
             if not again.ok:
-                return self.wrong(again, "after timing: ")
+                return self.wrong(again, "after timing, on inputs doubled in place: ")
             if case.has_backward and prepared.forward is not None:
                 memory["memory_saved"] = self.memory.saved(prepared.forward)
-        measurements = {"time": Measurement("s", tuple(times)), "first_call": Measurement("s", (first_call,))}
+        measurements = {**timing.measurements, "first_call": Measurement("s", (first_call,)), **ceilings}
         measurements.update({name: Measurement("B", (value,)) for name, value in memory.items()})
-        if clock:
-            measurements["clock_sm"] = Measurement("Hz", (clock,))
+        notes = [*timing.notes, *([shown.note] if shown.note else [])]
         return {
             "status": "ok",
             "measurements": measurements,
             "accuracy": accuracy,
-            "timer": self.timer.name,
-            "l2": policy.l2,
-            "limits": limits,
-            "host_bound": self.timer.host_bound,
+            "timer": timing.timer,
+            "l2": timing.l2,
+            "limits": timing.limits,
+            "host_bound": timing.host_bound,
+            "kernels": shown.kernels,
+            "others": self.state.others(began) if self.state else (),
+            "ecc_errors": (self.state.ecc_errors() or 0) - errors if self.state and errors is not None else 0,
+            "notes": tuple(notes),
         }
+
+    def subject(self, backend: Backend, case: Case, given: inputs.Inputs, prepared: Prepared) -> Subject:
+        """The case as the instruments take it."""
+
+        def on_copies(n: int) -> Sequence[Any]:
+            return [backend.prepare(case, inputs.clone(given)).launch for _ in range(n)]
+
+        return Subject(prepared.launch, on_copies, work.nbytes(case))
+
+    def prove(self, case: Case, signature: Signature, prepared: Prepared, timing: Timing) -> Proof:
+        """Traces one call, and judges what ran."""
+        if self.device.type != "cuda":
+            names = proof.counted(operators(prepared.launch))
+            return Proof(names, proof.complaint(case, signature, names) if names else None)
+        if self.tracer is None:
+            return Proof({}, note="what ran is not known: the profiler sees no kernels here (CUPTI)")
+        results: list[Any] = []
+        try:
+            launched, named = self.tracer.calls(
+                [lambda: results.append(prepared.launch()), lambda: prepared.canonical(results[0])]
+            )
+        except Untraceable as error:
+            return Proof({}, note=f"what ran is not known: {error}")
+        kernels = proof.counted(k.name for k in launched.kernels)
+        complaint = proof.complaint(case, signature, kernels) or _outside(launched, named)
+        latency = stats.median(timing.measurements["time"].values)
+        if not complaint and launched.busy > UNSEEN * latency + 20e-6:
+            complaint = (
+                f"kernels ran for {launched.busy * 1e6:.0f} us in one call, and the samples say {latency * 1e6:.0f}: "
+                "part of its work is not in its time"
+            )
+        note = None
+        if not timing.host_bound and launched.span * LATER + 20e-6 < latency:
+            note = "samples much slower than a later call: it was not warm yet, or something disturbed it"
+        return Proof(kernels, complaint, note)
 
     def first_call(
         self, backend: Backend, case: Case, given: inputs.Inputs
@@ -146,3 +204,37 @@ class Bench:
         except Exception:
             return False
         return True
+
+
+def double(case: Case, given: inputs.Inputs, prepared: Prepared) -> dict[str, int]:
+    """Doubles in place what a launch is linear in, v of a forward and dout of a backward; by what each result grows."""
+    forward, backward = case.has_forward, case.has_backward
+    for name, linear in (("v", forward), ("dout", backward)):
+        tensor = prepared.reads.get(name, getattr(given, name))
+        if linear and tensor is not None:
+            tensor.data.mul_(2)  # past autograd's version counter: the timed backward keeps its graph
+    if not backward:
+        return {"out": 2}
+    return {"out": 2, "dq": 4, "dk": 4, "dv": 2} if forward else {"dq": 2, "dk": 2, "dv": 2}
+
+
+def _outside(launched: Call, named: Call) -> str | None:
+    """Work that the time of the launch does not hold."""
+    if launched.overrun:
+        return (
+            f"its work went on for {launched.overrun * 1e6:.0f} us after its stream had gone on: on another stream, "
+            "and nothing waits for it"
+        )
+    if named.kernels:
+        return f"{proof.brief(named.kernels[0].name)} ran after the launch, while its results were only to be named"
+    return None
+
+
+def _signature(backend: Backend, case: Case, device: Device) -> Signature:
+    return backend.signature(case, device) if hasattr(backend, "signature") else Signature()
+
+
+def _chosen(case: Case, backend: str, share: float) -> bool:
+    """Whether this cell is in the sample; the same cells in every run."""
+    digest = hashlib.sha256(f"{case.key}/{backend}".encode()).digest()
+    return int.from_bytes(digest[:4], "big") < share * 2**32

@@ -25,6 +25,7 @@ app = typer.Typer(
 Text = str | None
 shape = partial(typer.Option, rich_help_panel="What to measure (lists multiply; each replaces the suite's)")
 how = partial(typer.Option, rich_help_panel="How")
+instruments = partial(typer.Option, rich_help_panel="Instruments")
 files = partial(typer.Option, rich_help_panel="Files and output")
 
 
@@ -81,6 +82,23 @@ def run(
         Text, how(metavar="TIME", help="90s, 10m, 1h: leaves out the dearest jobs; --resume measures them later.")
     ] = None,
     rounds: Annotated[int, how(metavar="N", help="The whole plan N times, each in fresh processes.")] = 1,
+    timer: Annotated[
+        Text, instruments(metavar="NAME", help="events (default), graph (CUDA graph replay) or cupti (kernel spans).")
+    ] = None,
+    l2: Annotated[
+        Text, instruments("--l2", metavar="STATE", help="Of the cache, before each sample: cold (default) or warm.")
+    ] = None,
+    cross_check: Annotated[
+        bool,
+        instruments("--cross-check", metavar="", help="A quarter of the cells by all three, in turns: do they agree?"),
+    ] = False,
+    sustained: Annotated[
+        Text,
+        instruments(metavar="TIME", help="10s: also each cell without pauses, until power and clock are steady."),
+    ] = None,
+    isolate_power: Annotated[
+        bool, instruments("--isolate-power", metavar="", help="Wait before each cell until clock and power are back.")
+    ] = False,
     seed: Annotated[int | None, how(metavar="N", help="Of the inputs and the order of the jobs.")] = None,
     python: Annotated[
         list[str] | None,
@@ -105,6 +123,7 @@ def run(
     attnbench run -b 'sdpa-*' -b '!sdpa-math' --headdim 128 --causal --pass fwd
     attnbench run -b ./mine.py:my_attention,sdpa-flash --nheads 8 --nheads-k 2
     attnbench run --suite flash-paper --time-limit 5m --dry-run
+    attnbench run --suite quick --cross-check --sustained 10s
     """
     from attnbench import commands
 
@@ -123,7 +142,14 @@ def run(
         "tokens": tokens,
         "backends": backend,
         "time_limit": time_limit,
-        "policy": {} if seed is None else {"seed": seed},
+        "policy": {
+            "seed": seed,
+            "timer": timer,
+            "l2": l2,
+            "cross_check": 0.25 if cross_check else None,
+            "sustained_s": sustained,
+            "isolate_power": isolate_power or None,
+        },
     }
     rest: dict[str, Any] = {"device": device, "rounds": rounds, "out": out, "resume": resume, "dry_run": dry_run}
     raise typer.Exit(

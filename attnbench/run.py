@@ -221,7 +221,7 @@ def _not_with_resume(request: Request) -> list[str]:
         "--suite": request.suite != fresh.suite,
         "--backend": settings.backends is not None,
         "the options that choose cases": settings.axes != Axes() or settings.tokens is not None,
-        "--seed": bool(settings.policy),
+        "--seed, --timer, --l2 and the other options of how to measure": bool(settings.policy),
         "--rounds": request.rounds != fresh.rounds,
         "--python": bool(request.pythons),
         "--peak": bool(request.peak),

@@ -35,10 +35,12 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 
 from attnbench.errors import UserError, did_you_mean
 from attnbench.sizes import parse_duration, parse_headdims, parse_size, parse_sizes, short
-from attnbench.types import DIRECTIONS, DTYPES, Case, Policy, Shape
+from attnbench.types import DIRECTIONS, DTYPES, INSTRUMENTS, Case, Policy, Shape
 
 Item = str | int
 MAX_CASES = 10_000
+GPU_ONLY = ("timer", "cross_check", "sustained_s", "isolate_power")  # of a policy
+CHOICES: Mapping[str, Sequence[str]] = {"timer": INSTRUMENTS, "l2": ("cold", "warm")}  # of a policy
 SUITES = (Path(__file__).parent / "suites", Path(__file__).parent.parent / "suites")  # in a wheel, in a checkout
 
 
@@ -149,7 +151,11 @@ def parse(data: Mapping[str, Any], where: str) -> Suite:
 def settings(options: Mapping[str, Any]) -> Settings:
     """Command-line options as settings; None and {} are not given."""
     axes = {k: v for k, v in options.get("axes", {}).items() if v is not None}
-    return Settings.model_validate({**{k: v for k, v in options.items() if v is not None}, "axes": axes})
+    policy = {k: v for k, v in options.get("policy", {}).items() if v is not None}
+    if "sustained_s" in policy:
+        policy["sustained_s"] = parse_duration(policy["sustained_s"], "--sustained")
+    given = {k: v for k, v in options.items() if v is not None}
+    return Settings.model_validate({**given, "axes": axes, "policy": policy})
 
 
 def resolve(suite: Suite, kind: str, given: Settings | None = None) -> Resolved:
@@ -173,7 +179,11 @@ def resolve(suite: Suite, kind: str, given: Settings | None = None) -> Resolved:
     if not kept:
         raise UserError("nothing to measure: no case is left; give --seqlen, or loosen the suite's exclude")
     limit = parse_duration(merged.time_limit, "time_limit") if merged.time_limit else None
-    return Resolved(suite.name, kept, tuple(merged.backends or ["*"]), _policy(merged.policy), limit, notes)
+    policy = _policy(merged.policy)
+    if kind == "cpu" and (idle := [name for name in GPU_ONLY if getattr(policy, name) != getattr(Policy, name)]):
+        notes += (f"on a CPU: {', '.join(idle)} does not apply; the one instrument is perf_counter",)
+        policy = dataclasses.replace(policy, **{name: getattr(Policy, name) for name in idle})
+    return Resolved(suite.name, kept, tuple(merged.backends or ["*"]), policy, limit, notes)
 
 
 def _merge(layers: Sequence[Settings]) -> Settings:
@@ -275,9 +285,12 @@ def _policy(said: Mapping[str, Any]) -> Policy:
         if name not in types:
             raise UserError(f"policy: unknown key {name!r}{did_you_mean(name, types)}")
         default = types[name].default
-        if isinstance(default, str):
-            if value != default:
-                raise UserError(f"policy: {name}: {value!r} is not known; known: {default}")
+        if isinstance(default, bool):
+            if not isinstance(value, bool):
+                raise UserError(f"policy: {name}: {value!r} is neither true nor false")
+        elif isinstance(default, str):
+            if value not in CHOICES[name]:
+                raise UserError(f"policy: {name}: unknown {value!r}{did_you_mean(str(value), CHOICES[name])}")
         elif isinstance(value, (str, bool)) or not math.isfinite(value) or value < 0:
             raise UserError(f"policy: {name}: {value!r} is not a number of at least 0")
         elif isinstance(default, int) and (isinstance(value, float) or (value < 1 and name != "seed")):

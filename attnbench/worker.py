@@ -138,6 +138,8 @@ class Worker:
 
 def simulate(prepared: Prepared, policy: Policy) -> dict[str, Any]:
     """A simulated backend through the same sampling loop, on its own clock."""
+    from functools import partial
+
     from attnbench.measure.timing import CpuTimer, collect
 
     script = prepared.script
@@ -148,7 +150,7 @@ def simulate(prepared: Prepared, policy: Policy) -> dict[str, Any]:
     prepared.launch()
     first = (script.clock() - began) / 1e9
     timer = CpuTimer(script.clock)
-    samples = collect(timer, prepared.launch, policy, clock=lambda: script.clock() / 1e9)
+    samples = collect(partial(timer.samples, prepared.launch), policy, clock=lambda: script.clock() / 1e9)
     measurements = {"time": Measurement("s", tuple(samples)), "first_call": Measurement("s", (first,))}
     measurements.update({name: Measurement("B", (value,)) for name, value in script.memory.items()})
     return {

@@ -6,7 +6,7 @@ import importlib.metadata
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Literal
 
-from attnbench.types import ITEMSIZE, Case, Device, Prepared, Probe, Unsupported, Workspace
+from attnbench.types import ITEMSIZE, Case, Device, Prepared, Probe, Signature, Unsupported, Workspace
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -30,6 +30,9 @@ class BackendBase:
 
     def workspace(self, case: Case) -> Workspace:
         return Workspace()
+
+    def signature(self, case: Case, device: Device) -> Signature:
+        return Signature()
 
     def prepare(self, case: Case, inputs: Inputs) -> Prepared:
         raise NotImplementedError
@@ -67,11 +70,12 @@ def autograd_prepared(
         return fn(q, k, v)
 
     if not case.has_backward:
-        return Prepared(launch=forward, canonical=lambda out: {"out": view(out)})
+        return Prepared(launch=forward, canonical=lambda out: {"out": view(out)}, reads={"v": v})
 
     if inputs.dout is None:
         raise ValueError("a backward needs inputs.dout")
     dout = arrange(inputs.dout)
+    reads = {"v": v, "dout": dout}
     for t in (q, k, v):
         t.requires_grad_()
 
@@ -89,10 +93,10 @@ def autograd_prepared(
             out = forward()
             return (out, *grads(out, keep=False))
 
-        return Prepared(launch=both, canonical=lambda raw: named(*raw), forward=forward)
+        return Prepared(both, canonical=lambda raw: named(*raw), forward=forward, reads=reads)
 
     out = forward()  # once: the timed backward runs over this graph again and again
-    return Prepared(launch=lambda: grads(out, keep=True), canonical=lambda raw: named(out, *raw), forward=forward)
+    return Prepared(lambda: grads(out, keep=True), canonical=lambda raw: named(out, *raw), forward=forward, reads=reads)
 
 
 def scores_workspace(case: Case, *, copies_fwd: float, copies_bwd: float, what: str = "scores") -> Workspace:

@@ -44,6 +44,19 @@ def state(timer: Instrument, device: torch.device, l2_bytes: int, bandwidth: flo
 
     `bandwidth` is the memory's, in bytes/s; a third of L2 is read.
     """
+    nbytes, read = reader(device, l2_bytes)
+    read()
+    as_promised = _median(timer, read)
+    promised, timer.before = timer.before, read
+    try:
+        cached = _median(timer, read)
+    finally:
+        timer.before = promised
+    return "cold" if as_promised - cached > MIN_GAIN * nbytes / bandwidth else "warm"
+
+
+def reader(device: torch.device, l2_bytes: int) -> tuple[int, Callable[[], None]]:
+    """A read of a third of L2, and its bytes. Each has an operand of its own."""
     import torch
 
     nbytes = max(2**20, min(l2_bytes or MIN_FLUSH, MIN_FLUSH) // 3)
@@ -53,14 +66,7 @@ def state(timer: Instrument, device: torch.device, l2_bytes: int, bandwidth: flo
     def read() -> None:
         torch.sum(operand, dim=0, out=total)
 
-    read()
-    as_promised = _median(timer, read)
-    promised, timer.before = timer.before, read
-    try:
-        cached = _median(timer, read)
-    finally:
-        timer.before = promised
-    return "cold" if as_promised - cached > MIN_GAIN * nbytes / bandwidth else "warm"
+    return nbytes, read
 
 
 def _median(timer: Instrument, launch: Callable[[], Any]) -> float:

@@ -1,15 +1,14 @@
 """What ran on the device and when: the profiler's kernel spans (CUPTI, through torch.profiler).
 
-A trace has n calls with a marker before each and one at the end: the flush, or a fill of one element where L2 shall stay
-warm. The marker's kernels are known by the host call that launched them, inside a named range of ours; a call is what ran on
-the device between two markers. So neither names nor counts of kernels are guessed, and kernels launched from other threads
-(autograd's) or by other ways than torch's operators belong to their call too. The span of a call is from its first
-kernel's start to its last one's end: no launch gap is in it.
+A trace has calls with a marker before each and one at the end: the flush, or a fill of one element where L2 shall
+stay warm. The marker's kernels are known by the host call that launched them, inside a named range of ours; a call is
+what ran on the device between two markers. So neither names nor counts of kernels are guessed, and kernels launched
+from other threads (autograd's) or by other ways than torch's operators belong to their call too. The span of a call is
+from its first kernel's start to its last one's end: no launch gap is in it.
 """
 
 from __future__ import annotations
 
-import math
 import os
 import time
 from collections.abc import Callable, Sequence
@@ -19,11 +18,11 @@ from typing import TYPE_CHECKING, Any
 from attnbench.measure.timing import nothing
 
 if TYPE_CHECKING:
-    import torch
 
     from attnbench.measure.events import EventTimer
 
 MARK = "attnbench.mark"
+MAX_TRIES = 4  # to keep the host ahead; its pace is learnt at each
 
 
 class Untraceable(Exception):
@@ -75,40 +74,53 @@ class Tracer:
         import torch
 
         os.environ.setdefault("KINETO_LOG_LEVEL", "5")
+        if _version(torch.version.cuda) >= (12, 6):  # before, CUDA graphs crash after it (torch/profiler/profiler.py)
+            os.environ.setdefault("TEARDOWN_CUPTI", "1")  # else every later launch costs the host 12 us more
         self._events = events
         self.before = before
         self._tiny = torch.zeros(1, device="cuda")
         self._host_seconds = 100e-6
-        self.calls(nothing, 1)  # the first session takes seconds
+        self.calls([nothing])  # the first session takes seconds
 
     def samples(self, launch: Callable[[], Any], n: int) -> list[float]:
         """Seconds from the first kernel's start to the last one's end, for each of n launches."""
-        return [call.span for call in self.calls(launch, n) if call.kernels]
+        return [call.span for call in self.calls([launch] * n) if call.kernels]
 
     def synchronize(self) -> None:
         self._events.synchronize()
 
-    def calls(self, launch: Callable[[], Any], n: int) -> list[Call]:
-        """What the device did in each of n launches. Raises Untraceable."""
+    def calls(self, launches: Sequence[Callable[[], Any]]) -> list[Call]:
+        """What the device did in each of some launches, one after the other. Raises Untraceable."""
+        for _ in range(MAX_TRIES):
+            events, caught_up = self._session(launches)
+            if not caught_up:
+                break  # else the device waited for the host, and gaps between its kernels are the host's
+        return _split(events, len(launches))
+
+    def _session(self, launches: Sequence[Callable[[], Any]]) -> tuple[Sequence[Any], bool]:
+        """The profiler's events, and whether the device caught up with the host."""
         import torch
         from torch.profiler import ProfilerActivity, profile, record_function
 
         before = self._tiny.zero_ if self.before is nothing else self.before
+        reached = torch.cuda.Event()
         torch.cuda.synchronize()
         with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA], acc_events=True) as profiler:
-            self._events.hide_host(2 * n * self._host_seconds + 1e-4)
+            self._events.hide_host(2 * len(launches) * self._host_seconds + 1e-4)
             began = time.perf_counter()
-            for _ in range(n):
+            for launch in launches:
                 with record_function(MARK):
                     before()
+                reached.record()
                 launch()
-            self._host_seconds = (time.perf_counter() - began) / n
+            caught_up = reached.query()
+            self._host_seconds = (time.perf_counter() - began) / len(launches)
             with record_function(MARK):
                 before()
             torch.cuda.synchronize()
         if profiler.profiler is None:
             raise Untraceable("torch.profiler gave no events")
-        return _split(profiler.profiler.kineto_results.events(), n)
+        return profiler.profiler.kineto_results.events(), caught_up
 
 
 def _split(events: Sequence[Any], n: int) -> list[Call]:
@@ -148,3 +160,7 @@ def _call(work: Sequence[Any], since: int, following: int, *, last: bool) -> Cal
         for e in own
     ]
     return Call(tuple(kernels), max(0.0, late / 1e9))
+
+
+def _version(text: str | None) -> tuple[int, ...]:
+    return tuple(int(part) for part in (text or "0").split(".") if part.isdigit())

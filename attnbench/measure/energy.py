@@ -1,24 +1,22 @@
 """What the machine does without a pause: time, power and energy of a call once power and clock are steady.
 
-Launches follow each other with nothing between them, so L2 is as the last call left it. The energy counter of NVML moves
-every 20 to 100 ms only, and reading it takes milliseconds; so a thread notes when it moves, and the power of the steady part
-is the slope between its first and its last move there. An edge is known to one polling period at each end: the
-uncertainty that is reported is two periods over the window.
+Launches follow each other with nothing between them, so L2 is as the last call left it. The energy counter of NVML
+moves every 20 to 100 ms only, and reading it takes milliseconds; so a thread notes when it moves, and the power of the
+steady part is the slope between its first and its last move there. An edge is known to one polling period at each end:
+the uncertainty that is reported is two periods over the window.
 """
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from attnbench import stats
 from attnbench.measure.state import GpuState
-
-if TYPE_CHECKING:
-    import torch
 
 BATCH = 0.05  # seconds of launches between two readings of the clock
 STEADY = 0.01  # a window of time per call within which nothing drifts by more
@@ -64,7 +62,7 @@ def sustained(launch: Callable[[], Any], estimate: float, limit: float, state: G
     if began is None:
         began = ends[-1] / 2
     kept = [end for end in ends if end >= began]
-    times = [(b - a) / count for a, b in zip(kept, kept[1:], strict=False)] or [ends[-1] / count / len(ends)]
+    times = [(b - a) / count for a, b in itertools.pairwise(kept)] or [ends[-1] / count / len(ends)]
     watts, uncertainty = counter.power(origin + began, origin + ends[-1])
     return Sustained(tuple(times), watts, uncertainty, steady)
 
@@ -74,7 +72,7 @@ def _window(ends: Sequence[float], length: float) -> float | None:
     if not ends or ends[-1] < 1.5 * length:  # the first part is for power and clock to settle
         return None
     kept = [end for end in ends if end >= ends[-1] - length]
-    steps = [b - a for a, b in zip(kept, kept[1:], strict=False)]
+    steps = [b - a for a, b in itertools.pairwise(kept)]
     if len(steps) < 4:
         return None
     half = len(steps) // 2
@@ -119,6 +117,6 @@ class _Counter:
         if len(moves) < 2:
             return None, None
         (t0, e0), (t1, e1) = moves[0], moves[-1]
-        waits = [b[0] - a[0] for a, b in zip(self._moves, self._moves[1:], strict=False)]
+        waits = [b[0] - a[0] for a, b in itertools.pairwise(self._moves)]
         edge = min(POLL + 0.005, stats.median(waits))
         return (e1 - e0) / (t1 - t0), 2 * edge / (t1 - t0)

@@ -65,6 +65,15 @@ class EventTimer:
         """Queues a spin of `seconds`, at most 0.05, behind which the host gets ahead."""
         self._cuda._sleep(int(min(seconds, MAX_SPIN) * self._spin_hz))
 
+    def clock_hz(self) -> float:
+        """The SM clock once all queued work is done, by a spin of 50 us."""
+        start, end = self._cuda.Event(enable_timing=True), self._cuda.Event(enable_timing=True)
+        start.record()
+        self._cuda._sleep(GAUGE_CYCLES)
+        end.record()
+        self._cuda.synchronize()
+        return GAUGE_CYCLES / (float(start.elapsed_time(end)) / 1e3 - self._spin_overhead)
+
     def synchronize(self) -> None:
         self._cuda.synchronize()
 
@@ -72,7 +81,6 @@ class EventTimer:
         """Seconds of n launches behind one spin, and whether the device caught up with the host."""
         cuda, clock, before = self._cuda, time.perf_counter, self.before
         pairs = [(cuda.Event(enable_timing=True), cuda.Event(enable_timing=True)) for _ in range(n)]
-        gauge = cuda.Event(enable_timing=True), cuda.Event(enable_timing=True)
         behind = 1.5 * self._host_seconds - 0.8 * (self._before_seconds + self._sample_seconds)  # a sample, at worst
         enqueue = []
         cuda.synchronize()
@@ -87,13 +95,8 @@ class EventTimer:
             end.record()
         caught_up = bool(pairs[-1][0].query())
         self._host_seconds = (clock() - began) / n
-        gauge[0].record()
-        cuda._sleep(GAUGE_CYCLES)
-        gauge[1].record()
-        cuda.synchronize()
+        self.clocks.append(self.clock_hz())
         self.enqueue += enqueue
-        spun = float(gauge[0].elapsed_time(gauge[1])) / 1e3
-        self.clocks.append(GAUGE_CYCLES / (spun - self._spin_overhead))
         values = [float(start.elapsed_time(end)) / 1e3 for start, end in pairs]
         self._sample_seconds = stats.median(values)
         return values, caught_up

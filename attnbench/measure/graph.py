@@ -13,6 +13,9 @@ import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from attnbench import stats
+from attnbench.measure import cache
+
 if TYPE_CHECKING:
     import torch
 
@@ -40,9 +43,7 @@ class GraphTimer:
 
     name = "graph"
 
-    def __init__(
-        self, events: EventTimer, make: Callable[[], Sequence[Callable[[], Any]]], estimate: float
-    ) -> None:
+    def __init__(self, events: EventTimer, make: Callable[[], Sequence[Callable[[], Any]]], estimate: float) -> None:
         """`make()` gives the launches, one per copy of the inputs, prepared on the stream that is current then.
 
         `estimate` is the seconds of one. Raises NotCapturable.
@@ -85,3 +86,18 @@ class GraphTimer:
     def close(self) -> None:
         del self._graph, self._alive
         gc.collect()
+
+
+def state(events: EventTimer, device: torch.device, l2_bytes: int, bandwidth: float) -> str:
+    """ "cold" or "warm": how launches in turns over copies find their operands; as cache.state for the others."""
+    nbytes, _ = cache.reader(device, l2_bytes)
+
+    def replayed(count: int) -> float:
+        timer = GraphTimer(events, lambda: [cache.reader(device, l2_bytes)[1] for _ in range(count)], 10e-6)
+        try:
+            return stats.median(timer.samples(10))
+        finally:
+            timer.close()
+
+    turns, cached = replayed(copies(nbytes, l2_bytes)), replayed(1)
+    return "cold" if turns - cached > cache.MIN_GAIN * nbytes / bandwidth else "warm"

@@ -55,9 +55,13 @@ class GpuState:
 
         def instant(n: Any, h: Any) -> float:
             answer = n.nvmlDeviceGetFieldValues(h, [POWER_INSTANT])[0]
-            return (answer.value.uiVal if answer.nvmlReturn == 0 else n.nvmlDeviceGetPowerUsage(h)) / 1e3
+            return float(answer.value.uiVal if answer.nvmlReturn == 0 else n.nvmlDeviceGetPowerUsage(h)) / 1e3
 
         return self.number(instant)
+
+    def power_average_w(self) -> float | None:
+        """Over about the last second."""
+        return self.number(lambda n, h: n.nvmlDeviceGetPowerUsage(h) / 1e3)
 
     def temperature_c(self) -> float | None:
         return self.number(lambda n, h: n.nvmlDeviceGetTemperature(h, n.NVML_TEMPERATURE_GPU))

@@ -52,9 +52,7 @@ class CpuTimer:
 
     name = "perf_counter"
 
-    def __init__(
-        self, clock: Callable[[], int] = time.perf_counter_ns, before: Callable[[], Any] = nothing
-    ) -> None:
+    def __init__(self, clock: Callable[[], int] = time.perf_counter_ns, before: Callable[[], Any] = nothing) -> None:
         self.clock = clock
         self.before = before
 

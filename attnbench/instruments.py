@@ -1,0 +1,233 @@
+"""Everything that times a cell on one device: the instruments, made once, and how they are used together.
+
+The policy's instrument gives the samples. With events, what is short is traced too, since a launch gap of some
+microseconds is a good part of its reading. A cross-check has all three instruments take turns, a reading each, because
+a clock that falls differs more than any two instruments do.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from attnbench import environment, stats
+from attnbench.measure import cache, ceiling, graph
+from attnbench.measure.cupti import Tracer, Untraceable
+from attnbench.measure.energy import sustained
+from attnbench.measure.events import EventTimer
+from attnbench.measure.graph import GraphTimer, NotCapturable
+from attnbench.measure.state import GpuState, Sampler
+from attnbench.measure.timing import CpuTimer, Timer, collect, nothing, pause
+from attnbench.types import INSTRUMENTS, Device, Measurement, Policy, Unsupported
+
+if TYPE_CHECKING:
+    import torch
+
+MAX_CPU_FLUSH = 64 * 2**20  # bytes; virtual machines report the last-level cache of the whole host
+SHORT = 100e-6  # seconds; below, a trace is taken beside the events
+SHORT_TRACES = 3  # of up to 32 calls
+TURNS, FEW_TURNS, FEW = 8, 3, 0.1  # few where a call takes this many seconds
+CEILING_EVERY = 20.0  # seconds
+COOL_READINGS, COOL_SECONDS = 3, 30.0
+UNITS = {"clock_held": "Hz", "clock_sm": "Hz", "clock_mem": "Hz", "power": "W", "temperature": "C"}
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What is timed: a launch, and the same on copies of its inputs, to be prepared on the current stream."""
+
+    launch: Callable[[], Any]
+    on_copies: Callable[[int], Sequence[Callable[[], Any]]]
+    nbytes: int  # that one call touches
+
+
+@dataclass
+class Timing:
+    """Fields of a Record that come from timing."""
+
+    measurements: dict[str, Measurement]
+    timer: str
+    l2: str
+    notes: list[str]
+    limits: tuple[str, ...] = ()
+    host_bound: bool = False
+
+
+class Instruments:
+    """For one device. `events`, `tracer` and `state` are None on a CPU."""
+
+    def __init__(self, device: Device) -> None:
+        import torch
+
+        self.device = torch.device(str(device))
+        self.l2_bytes = device.l2 or 0
+        self.bandwidth = device.copy or 1e10  # bytes/s, a quick reading
+        self.events: EventTimer | None = None
+        self.tracer: Tracer | None = None
+        self.state: GpuState | None = None
+        self.timer: Timer
+        self.flush: cache.Flush
+        self._l2: dict[tuple[str, str], str] = {}
+        self._ceiling_read = 0.0
+        if self.device.type == "cuda":
+            torch.cuda.set_device(self.device)
+            self.flush = cache.Flush(self.device, self.l2_bytes)
+            self.events = self.timer = EventTimer(self.device, self.flush)
+            with contextlib.suppress(Untraceable):
+                self.tracer = Tracer(self.events, self.flush)
+            self.state = environment.gpu_state(self.device)
+        else:
+            self.flush = cache.Flush(self.device, self.l2_bytes, most=MAX_CPU_FLUSH)
+            self.timer = CpuTimer(before=self.flush)
+
+    def time(self, subject: Subject, policy: Policy) -> Timing:
+        """All that the policy asks of one cell. Raises Unsupported where its instrument cannot be used."""
+        before = self.flush if policy.l2 == "cold" else nothing
+        self.timer.before = before
+        if self.tracer:
+            self.tracer.before = before
+        if policy.isolate_power:
+            self.cool_down()
+        if self.events is None or self.state is None:
+            l2 = self.l2_state(self.timer, policy.l2)
+            times = collect(partial(self.timer.samples, subject.launch), policy)
+            return Timing({"time": Measurement("s", tuple(times))}, self.timer.name, l2, [])
+        return self._on_gpu(self.events, self.state, subject, policy)
+
+    def _on_gpu(self, events: EventTimer, state: GpuState, subject: Subject, policy: Policy) -> Timing:
+        l2 = self.l2_state(self._instrument(policy.timer), policy.l2)
+        estimate = stats.median(events.samples(subject.launch, 3))
+        pause(3 * estimate)
+        events.reset()
+        with Sampler(state) as seen, self._sampling(events, subject, policy, estimate) as sample:
+            times = collect(sample, policy, rest=pause)
+        if not events.enqueue or policy.timer == "graph":  # replays say nothing of the host
+            events.reset()
+            events.samples(subject.launch, 10)
+        readings = {"clock_held": events.clocks, **seen.readings}
+        found = Timing({"time": Measurement("s", tuple(times))}, policy.timer, l2, [], seen.limits, events.host_bound)
+        found.measurements["enqueue"] = Measurement("s", tuple(events.enqueue))
+        found.measurements.update({n: Measurement(UNITS[n], tuple(v)) for n, v in readings.items() if v})
+        latency = stats.median(times)
+        if policy.timer == "events" and latency < SHORT and self.tracer:
+            spans = [s for _ in range(SHORT_TRACES) for s in self.tracer.samples(subject.launch, policy.min_samples)]
+            found.measurements["span"] = Measurement("s", tuple(spans))
+        if policy.sustained_s:
+            self._sustain(found, subject, policy, latency)
+        return found
+
+    @contextlib.contextmanager
+    def _sampling(self, events: EventTimer, subject: Subject, policy: Policy, estimate: float) -> Any:
+        """The policy's instrument as a function of the number of samples."""
+        if policy.timer == "graph":
+            captured = self._captured(events, subject, policy, estimate)
+            try:
+                yield captured.samples
+            finally:
+                captured.close()
+        elif policy.timer == "cupti":
+            if self.tracer is None:
+                raise Unsupported("the profiler sees no kernels here (CUPTI); use --timer events")
+            yield partial(self.tracer.samples, subject.launch)
+        else:
+            yield partial(events.samples, subject.launch)
+
+    def _captured(self, events: EventTimer, subject: Subject, policy: Policy, estimate: float) -> GraphTimer:
+        try:
+            count = graph.copies(subject.nbytes, self.l2_bytes) if policy.l2 == "cold" else 1
+            return GraphTimer(events, lambda: subject.on_copies(count), estimate)
+        except NotCapturable as error:
+            raise Unsupported(f"--timer graph: {error}") from None
+
+    def _instrument(self, name: str) -> Any:
+        return self.tracer if name == "cupti" else self.events if name == "events" else GraphTimer
+
+    def l2_state(self, instrument: Any, promise: str) -> str:
+        """The promise where a memory-bound read shows it with this instrument, else "unproven"; looked at once."""
+        key = (instrument.name, promise) if instrument else ("", promise)
+        if key not in self._l2:
+            try:
+                if instrument is GraphTimer:
+                    assert self.events is not None
+                    found = graph.state(self.events, self.device, self.l2_bytes, self.bandwidth)
+                    found = found if promise == "cold" else "warm"
+                else:
+                    found = cache.state(instrument, self.device, self.l2_bytes, self.bandwidth)
+            except (NotCapturable, Untraceable, AttributeError):
+                found = ""
+            self._l2[key] = promise if found == promise else "unproven"
+        return self._l2[key]
+
+    def turns(self, subject: Subject, policy: Policy) -> tuple[dict[str, Measurement], list[str]]:
+        """One reading of each instrument a turn, and why one is missing."""
+        assert self.events is not None
+        events, notes = self.events, []
+        estimate = stats.median(events.samples(subject.launch, 3))
+        n = max(1, min(16, int(policy.burst_s / 2 / estimate)))
+        readings: dict[str, Callable[[], list[float]]] = {"events": lambda: events.samples(subject.launch, n)}
+        if self.tracer:
+            readings["cupti"] = partial(self.tracer.samples, subject.launch, n)
+        else:
+            notes.append("cross-check: the profiler sees no kernels here (CUPTI)")
+        captured = None
+        try:
+            captured = self._captured(events, subject, policy, estimate)
+            replays = max(1, n // captured.launches)
+            readings["graph"] = lambda: captured.samples(replays)
+        except Unsupported as error:
+            notes.append(f"cross-check: {str(error).removeprefix('--timer ')}")
+        order = [name for name in INSTRUMENTS if name in readings]
+        values: dict[str, list[float]] = {name: [] for name in order}
+        for turn in range(TURNS if estimate < FEW else FEW_TURNS):
+            for name in order[turn % len(order) :] + order[: turn % len(order)]:
+                values[name].append(stats.median(readings[name]()))
+                pause(n * estimate)
+        if captured:
+            captured.close()
+        return {f"turns_{name}": Measurement("s", tuple(v)) for name, v in values.items()}, notes
+
+    def _sustain(self, found: Timing, subject: Subject, policy: Policy, latency: float) -> None:
+        assert self.state is not None
+        result = sustained(subject.launch, latency, policy.sustained_s, self.state)
+        found.measurements["sustained"] = Measurement("s", result.times)
+        if not result.steady:
+            found.notes.append(f"sustained: not steady within {policy.sustained_s:g} s; give --sustained more")
+        if result.watts is None or result.uncertainty is None:
+            found.notes.append("sustained: NVML's energy counter did not move, so no joules")
+        else:
+            found.measurements["sustained_power"] = Measurement("W", (result.watts,))
+            found.measurements["sustained_power_error"] = Measurement("", (result.uncertainty,))
+        self.cool_down()
+
+    def cool_down(self) -> bool:
+        """Waits until nothing limits the clock, it is back at its best, and power has fallen; False after 30 s."""
+        if self.events is None or self.state is None:
+            return True
+        best, calm, deadline = self.events.clock_hz(), 0, time.monotonic() + COOL_SECONDS
+        cap = self.state.power_limit_w()
+        while calm < COOL_READINGS and time.monotonic() < deadline:
+            time.sleep(0.05)
+            clock, power = self.events.clock_hz(), self.state.power_average_w()
+            best = max(best, clock)
+            warm = cap is not None and power is not None and power > cap / 2
+            calm = 0 if warm or self.state.limits() or clock < 0.99 * best else calm + 1
+        return calm >= COOL_READINGS
+
+    def ceilings(self, dtype: torch.dtype) -> dict[str, Measurement]:
+        """A large matmul and a large copy, every 20 s; else nothing."""
+        if self._ceiling_read and time.monotonic() - self._ceiling_read < CEILING_EVERY:
+            return {}
+        self.timer.before = nothing
+        try:
+            found = {
+                "ceiling_matmul": Measurement("FLOP/s", tuple(ceiling.matmul(self.timer, self.device, dtype))),
+                "ceiling_copy": Measurement("B/s", tuple(ceiling.copy(self.timer, self.device))),
+            }
+        except RuntimeError:  # no room for them beside other processes
+            found = {}
+        self._ceiling_read = time.monotonic()
+        return found

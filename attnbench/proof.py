@@ -1,0 +1,53 @@
+"""Whether what ran is what the name says: kernels as the profiler saw them, against what the backend declares.
+
+A number under a false name is worse than none. Libraries choose kernels by heuristics and fall back in silence: SDPA
+to another of its backends, a compiled FlexAttention to its eager form, a half-precision case to float32. So every
+measured cell is traced once, untimed, and the trace must show that
+
+- something ran, within the launch: nothing in `canonical`, which only names results, and nothing that goes on after the
+  stream has passed the launch, for neither would be in the time;
+- each kernel that the backend's signature requires ran, and none that it excludes;
+- no float32 matrix product ran in a half-precision case, unless the signature names it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping
+
+from attnbench.types import Case, Signature
+
+# cuBLAS's and CUTLASS's names for products of float32 operands: ampere_sgemm_128x64, sm80_xmma_gemm_f32f32_...
+FLOAT32_PRODUCT = r"sgemm|gemm_f32f32_|s1688gemm_f32|tf32"
+NAME_LENGTH = 120
+
+
+def counted(names: Iterable[str]) -> dict[str, int]:
+    """Kernel names, shortened, and how often each ran, in order of their first."""
+    return dict(Counter(brief(name) for name in names))
+
+
+def brief(name: str) -> str:
+    """A C++ kernel's name without return type, parameters and deep template arguments."""
+    text = re.sub(r"^void ", "", name).replace("(anonymous namespace)::", "")
+    text = re.sub(r"\(.*$", "", text)  # the parameter list
+    return text if len(text) <= NAME_LENGTH else text[: NAME_LENGTH - 3] + "..."
+
+
+def complaint(case: Case, signature: Signature, kernels: Mapping[str, int]) -> str | None:
+    """What is wrong with the kernels of one call, in one line; None when nothing is."""
+    if not kernels:
+        return "nothing ran on the device during the launch: its answer was there already, or comes from elsewhere"
+    ran = ", ".join(list(kernels)[:4]) + (f" and {len(kernels) - 4} more" if len(kernels) > 4 else "")
+    for pattern in signature.runs:
+        if not any(re.search(pattern, name) for name in kernels):
+            return f"no kernel like {pattern!r} ran; instead: {ran}"
+    for pattern in signature.never:
+        if found := [name for name in kernels if re.search(pattern, name)]:
+            return f"{found[0]} ran, which is another implementation's"
+    if case.dtype != "fp32":
+        for name in kernels:
+            if re.search(FLOAT32_PRODUCT, name) and not any(re.search(p, name) for p in signature.runs):
+                return f"{name} ran: a float32 product in a {case.dtype} case"
+    return None
