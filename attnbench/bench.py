@@ -1,8 +1,8 @@
-"""Measures one case on one backend, inside a worker: inputs -> prepare -> verify -> time -> prove -> memory.
+"""Measures one case on one backend, inside a worker: inputs -> prepare -> verify -> memory -> time -> prove -> verify.
 
-The order matters. Results are checked before anything is timed, on outputs whose memory was filled with NaN. Then the
-launch is timed, traced once to see what ran, and launched once more on inputs that were doubled in place: its results
-must follow, so neither a stale answer nor work left for later passes. Memory is read in that last launch.
+The order matters. Results are checked before anything is timed, on outputs whose memory was filled with NaN. Memory has
+passes of its own, before the instruments take any. Then the launch is timed, traced once to see what ran, and launched
+once more on inputs that were doubled in place: its results must follow, so that no stale answer passes.
 """
 
 from __future__ import annotations
@@ -73,29 +73,28 @@ class Bench(Instruments):
                         return self.wrong(accuracy, "in the second launch: ")
                 del prepared
                 prepared = backend.prepare(case, given)
-            subject = self.subject(backend, case, given, prepared)
-            timing = self.time(subject, policy)
-            if _chosen(case, backend.name, policy.cross_check):
-                turns, notes = self.turns(subject, policy)
-                timing.measurements.update(turns)
-                timing.notes += notes
-            del subject
-            shown = self.prove(case, _signature(backend, case, self.described), prepared, timing)
-            if shown.complaint:
-                fields = {"reason": shown.complaint, "kernels": shown.kernels, "accuracy": accuracy}
-                return {"status": "wrong-kernel", **fields}
-            factors = double(case, given, prepared)
-            memory, last = self.memory.peak(prepared.launch)
-            by_row = ("out", "dq") if case.has_backward else ("out",)
-            results = prepared.canonical(last)
-            for name, factor in factors.items():
-                results[name].data.div_(factor)  # exact: a power of two
-            again = reference.compare(answer, results, None if checked is given else by_row)
-            del last, answer, results
-            if not again.ok:
-                return self.wrong(again, "after timing, on inputs doubled in place: ")
+            memory = self.memory.peak(prepared.launch)
             if case.has_backward and prepared.forward is not None:
                 memory["memory_saved"] = self.memory.saved(prepared.forward)
+        subject = self.subject(backend, case, given, prepared)
+        timing = self.time(subject, policy)
+        if _chosen(case, backend.name, policy.cross_check):
+            turns, notes = self.turns(subject, policy)
+            timing.measurements.update(turns)
+            timing.notes += notes
+        del subject
+        shown = self.prove(case, _signature(backend, case, self.described), prepared, timing)
+        if shown.complaint:
+            fields = {"reason": shown.complaint, "kernels": shown.kernels, "accuracy": accuracy}
+            return {"status": "wrong-kernel", **fields}
+        factors = double(case, given, prepared)
+        results = prepared.canonical(prepared.launch())
+        for name, factor in factors.items():
+            results[name].data.div_(factor)  # exact: a power of two
+        by_row = ("out", "dq") if case.has_backward else ("out",)
+        again = reference.compare(answer, results, None if checked is given else by_row)
+        if not again.ok:
+            return self.wrong(again, "after timing, on inputs doubled in place: ")
         measurements = {**timing.measurements, "first_call": Measurement("s", (first_call,)), **ceilings}
         measurements.update({name: Measurement("B", (value,)) for name, value in memory.items()})
         notes = [*timing.notes, *([shown.note] if shown.note else [])]

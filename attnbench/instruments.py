@@ -176,8 +176,7 @@ class Instruments:
         captured = None
         try:
             captured = self._captured(events, subject, policy, estimate)
-            replays = max(1, n // captured.launches)
-            readings["graph"] = lambda: captured.samples(replays)
+            readings["graph"] = partial(captured.samples, n)
         except Unsupported as error:
             notes.append(f"cross-check: {str(error).removeprefix('--timer ')}")
         order = [name for name in INSTRUMENTS if name in readings]

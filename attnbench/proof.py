@@ -31,7 +31,12 @@ def counted(names: Iterable[str]) -> dict[str, int]:
 def brief(name: str) -> str:
     """A C++ kernel's name without return type, parameters and deep template arguments."""
     text = re.sub(r"^void ", "", name).replace("(anonymous namespace)::", "")
-    text = re.sub(r"\(.*$", "", text)  # the parameter list
+    depth = 0
+    for i, letter in enumerate(text):
+        depth += (letter == "<") - (letter == ">")
+        if letter == "(" and not depth and i and text[i - 1] != " ":  # the parameter list; not "Memset (Device)"
+            text = text[:i]
+            break
     return text if len(text) <= NAME_LENGTH else text[: NAME_LENGTH - 3] + "..."
 
 

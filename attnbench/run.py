@@ -65,7 +65,7 @@ class Watcher(Protocol):
 
 def run(request: Request, watcher: Watcher) -> Outcome:
     """Measures. Raises UserError for what a person can mend; nothing measured is lost then."""
-    device = _device(request.device)
+    device = device_name(request.device)
     peak = parse_peak(request.peak)
     if request.resume:
         return _resume(request, device, watcher)
@@ -81,7 +81,7 @@ def run(request: Request, watcher: Watcher) -> Outcome:
     if not request.dry_run:
         _check_out(request.out)
     fleet = Fleet({})
-    with _ends_well(fleet):
+    with ends_well(fleet):
         watcher.say("looking at the device")
         environment = fleet.environment(device, sorted({c.dtype for preview in previews for c in preview.cases}))
         resolved = resolve(chosen_suite, environment.device.kind, request.settings)
@@ -134,7 +134,7 @@ def _resume(request: Request, device: str, watcher: Watcher) -> Outcome:
     todo = [replace(j, skip=None, resumable=False) if j.resumable else j for j in store.missing(old)]
     limit = request.settings.time_limit and parse_duration(request.settings.time_limit, "--time-limit")
     fleet = Fleet(old.specs, old.interpreters)
-    with _ends_well(fleet):
+    with ends_well(fleet):
         was = old.environment.device
         if device not in ("auto", str(was)):
             raise UserError(f"{request.resume} was measured on {was}, not on {device}; leave out --device")
@@ -187,7 +187,7 @@ def _measure(
 
 
 @contextmanager
-def _ends_well(fleet: Fleet) -> Iterator[None]:
+def ends_well(fleet: Fleet) -> Iterator[None]:
     """SIGTERM ends a run as Ctrl-C does; the workers never outlive it."""
 
     def terminate(*_: object) -> None:
@@ -270,7 +270,8 @@ def parse_peak(words: Sequence[str]) -> Mapping[str, float]:
     return found
 
 
-def _device(text: str) -> str:
+def device_name(text: str) -> str:
+    """--device as it was given; raises UserError for what names none."""
     if not re.fullmatch(r"auto|cpu|fake|cuda(:\d+)?", text):
         raise UserError(f"--device: {text!r} is not auto, cpu, cuda or cuda:N")
     return text

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from attnbench.backends.base import BackendBase, autograd_prepared, no_extras, scores_workspace, sees_no_key
-from attnbench.types import Case, Device, Prepared, Workspace
+from attnbench.types import Case, Device, Prepared, Signature, Workspace
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -28,6 +28,9 @@ class Eager(BackendBase):
         # Forward: scores and probabilities. Backward: probabilities kept, their gradient twice, that of the scores;
         # masked_fill's backward makes one more. As measured on an H200.
         return scores_workspace(case, copies_fwd=2, copies_bwd=5 if case.causal else 4)
+
+    def signature(self, case: Case, device: Device) -> Signature:
+        return Signature(runs=("(?i)softmax",), never=("flash|fmha|sdpa|scaled_dot_product",))
 
     def prepare(self, case: Case, inputs: Inputs) -> Prepared:
         import torch

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from attnbench.backends.base import BackendBase, autograd_prepared, no_extras
-from attnbench.types import Case, Device, Prepared, Probe
+from attnbench.types import Case, Device, Prepared, Probe, Signature
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -34,6 +34,11 @@ class Function(BackendBase):
 
     def unsupported(self, case: Case, device: Device) -> str | None:
         return no_extras(case)
+
+    def signature(self, case: Case, device: Device) -> Signature:
+        """Its attribute `kernels`, one or several regular expressions, where it has one."""
+        declared = getattr(self.fn, "kernels", ())
+        return Signature(runs=(declared,) if isinstance(declared, str) else tuple(declared))
 
     def prepare(self, case: Case, inputs: Inputs) -> Prepared:
         def call(q: Tensor, k: Tensor, v: Tensor) -> Tensor:

@@ -16,10 +16,11 @@ import os
 import re
 import tempfile
 import warnings
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from attnbench.backends.base import BackendBase, autograd_prepared, no_extras, scores_workspace, sees_no_key
-from attnbench.types import Case, Device, Prepared, Unsupported, Workspace
+from attnbench.types import Case, Device, Prepared, Signature, Unsupported, Workspace
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 
 REFUSALS = ("No available kernel", "No viable backend", "Invalid backend")  # torch's words over the versions
 ASKED = {"mem_efficient": "efficient", "flash": "flash", "cudnn": "cudnn"}  # torch.backends.cuda.can_use_{}_attention
+OTHERS = {"flash": "pytorch_flash", "mem_efficient": "fmha_cutlass", "cudnn": "cudnn.*sdpa"}  # kernels of each
 FORCE = ("math", "mem_efficient", "flash", "cudnn")  # the switches torch.backends.cuda.enable_{}_sdp
 
 
@@ -37,6 +39,12 @@ class Sdpa(BackendBase):
     switch = ""
     unequal_causal = "mask"  # how causal with seqlen_q != seqlen_k is said: "mask", "bias", or "" for not at all
     on_cpu = False
+    kernels: ClassVar[Mapping[str, tuple[str, str]]] = {}  # device kind -> what forward's and backward's look like
+
+    def signature(self, case: Case, device: Device) -> Signature:
+        forward, backward = self.kernels[device.kind]
+        runs = ((forward,) if case.has_forward else ()) + ((backward,) if case.has_backward else ())
+        return Signature(tuple(dict.fromkeys(runs)), never=tuple(OTHERS[n] for n in OTHERS if n != self.switch))
 
     def unsupported(self, case: Case, device: Device) -> str | None:
         if device.kind == "cpu" and not self.on_cpu:
@@ -116,6 +124,7 @@ class Math(Sdpa):
     switch = "math"
     efficiency = 0.2
     on_cpu = True
+    kernels: ClassVar = {"cuda": (r"gem[mv]|nvjet|cutlass",) * 2, "cpu": ("aten::bmm",) * 2}  # float32 ones too
 
     def workspace(self, case: Case) -> Workspace:
         widen = 1 if case.dtype == "fp32" else 2  # scores are float32 whatever the inputs
@@ -126,6 +135,7 @@ class Efficient(Sdpa):
     name = "sdpa-efficient"
     switch = "mem_efficient"
     efficiency = 0.18
+    kernels: ClassVar = {"cuda": ("fmha_cutlassF|AttentionKernel", "fmha_cutlassB|AttentionBackwardKernel")}
 
 
 class Flash(Sdpa):
@@ -133,6 +143,10 @@ class Flash(Sdpa):
     switch = "flash"
     unequal_causal = "bias"
     on_cpu = True
+    kernels: ClassVar = {
+        "cuda": ("flash_fwd", "flash_bwd"),
+        "cpu": ("flash_attention_for_cpu", "flash_attention_for_cpu_backward"),
+    }
 
     def unsupported(self, case: Case, device: Device) -> str | None:
         if device.kind == "cpu" and _unequal(case):
@@ -147,6 +161,7 @@ class Cudnn(Sdpa):
     switch = "cudnn"
     efficiency = 0.6
     unequal_causal = ""
+    kernels: ClassVar = {"cuda": ("cudnn.*fprop", "cudnn.*bprop")}
 
 
 def _unequal(case: Case) -> bool:

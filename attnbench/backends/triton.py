@@ -7,7 +7,7 @@ import os
 from typing import TYPE_CHECKING
 
 from attnbench.backends.base import BackendBase, autograd_prepared
-from attnbench.types import Case, Device, Prepared, Probe, Workspace
+from attnbench.types import Case, Device, Prepared, Probe, Signature, Workspace
 
 if TYPE_CHECKING:
     from attnbench.inputs import Inputs
@@ -38,6 +38,12 @@ class Triton(BackendBase):
         s = case.shape
         row = 4 * s.batch * s.nheads * s.seqlen_q  # one float32 per query
         return Workspace(nbytes=row * (2 if case.has_backward else 1), what="log-sum-exp and delta", passes=2.0)
+
+    def signature(self, case: Case, device: Device) -> Signature:
+        if device.kind == "cpu":
+            return Signature()  # the interpreter's work is no operator
+        forward = ("^_forward$",) if case.has_forward else ()
+        return Signature(forward + (("^_delta$", "^_dk_dv$", "^_dq$") if case.has_backward else ()))
 
     def prepare(self, case: Case, inputs: Inputs) -> Prepared:
         from attnbench.kernels.attention import attention

@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any
 from attnbench.measure.timing import nothing
 
 if TYPE_CHECKING:
-
     from attnbench.measure.events import EventTimer
 
 MARK = "attnbench.mark"

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from attnbench import stats
 from attnbench.measure import cache
+from attnbench.measure.timing import nothing
 
 if TYPE_CHECKING:
     import torch
@@ -76,10 +77,10 @@ class GraphTimer:
         torch.cuda.synchronize()
 
     def samples(self, n: int) -> list[float]:
-        """Seconds of a launch, averaged over the graph, for each of n replays."""
-        before, self._events.before = self._events.before, lambda: None
+        """Seconds of a launch, each averaged over one replay of the graph: as many replays as make n launches."""
+        before, self._events.before = self._events.before, nothing
         try:
-            return [t / self.launches for t in self._events.samples(self._graph.replay, n)]
+            return [t / self.launches for t in self._events.samples(self._graph.replay, max(1, n // self.launches))]
         finally:
             self._events.before = before
 
@@ -95,7 +96,7 @@ def state(events: EventTimer, device: torch.device, l2_bytes: int, bandwidth: fl
     def replayed(count: int) -> float:
         timer = GraphTimer(events, lambda: [cache.reader(device, l2_bytes)[1] for _ in range(count)], 10e-6)
         try:
-            return stats.median(timer.samples(10))
+            return stats.median(timer.samples(10 * timer.launches))
         finally:
             timer.close()
 
