@@ -30,8 +30,9 @@ LATER = 1.5  # times faster that a later call may be before the samples are doub
 
 @dataclass(frozen=True)
 class Proof:
-    """What one traced call showed."""
+    """What one traced call returned and showed."""
 
+    result: Any
     kernels: Mapping[str, int]
     complaint: str | None = None
     note: str | None = None
@@ -66,29 +67,31 @@ class Bench(Instruments):
             del results
             if not accuracy.ok:
                 return self.wrong(accuracy)
-            if checked is not given:
-                if case.has_backward:  # dk and dv cannot be checked after timing: a second launch must be right too
-                    accuracy = reference.compare(answer, prepared.canonical(prepared.launch()))
-                    if not accuracy.ok:
-                        return self.wrong(accuracy, "in the second launch: ")
-                del prepared
-                prepared = backend.prepare(case, given)
-            memory = self.memory.peak(prepared.launch)
+            memory, second = self.memory.peak(prepared.launch)
+            accuracy = reference.compare(answer, prepared.canonical(second))
+            del second
+            if not accuracy.ok:
+                return self.wrong(accuracy, "in the second launch: ")
             if case.has_backward and prepared.forward is not None:
                 memory["memory_saved"] = self.memory.saved(prepared.forward)
-        subject = self.subject(backend, case, given, prepared)
+            if checked is not given:
+                del prepared
+                prepared = backend.prepare(case, given)
+        subject = self.subject(
+            backend, case, given, prepared, 2 * given.nbytes + memory["memory_peak"] + memory.get("memory_saved", 0)
+        )
         timing = self.time(subject, policy)
         if _chosen(case, backend.name, policy.cross_check):
             turns, notes = self.turns(subject, policy)
             timing.measurements.update(turns)
             timing.notes += notes
         del subject
+        factors = double(case, given, prepared)
         shown = self.prove(case, _signature(backend, case, self.described), prepared, timing)
         if shown.complaint:
             fields = {"reason": shown.complaint, "kernels": shown.kernels, "accuracy": accuracy}
             return {"status": "wrong-kernel", **fields}
-        factors = double(case, given, prepared)
-        results = prepared.canonical(prepared.launch())
+        results = prepared.canonical(shown.result)
         for name, factor in factors.items():
             results[name].data.div_(factor)  # exact: a power of two
         by_row = ("out", "dq") if case.has_backward else ("out",)
@@ -112,28 +115,34 @@ class Bench(Instruments):
             "notes": tuple(notes),
         }
 
-    def subject(self, backend: Backend, case: Case, given: inputs.Inputs, prepared: Prepared) -> Subject:
-        """The case as the instruments take it."""
+    def subject(
+        self, backend: Backend, case: Case, given: inputs.Inputs, prepared: Prepared, footprint: int
+    ) -> Subject:
+        """The case as the instruments take it; `footprint` is the memory of one more copy, in bytes."""
 
         def on_copies(n: int) -> Sequence[Any]:
             return [backend.prepare(case, inputs.clone(given)).launch for _ in range(n)]
 
-        return Subject(prepared.launch, on_copies, work.nbytes(case))
+        return Subject(prepared.launch, on_copies, work.nbytes(case), footprint)
 
     def prove(self, case: Case, signature: Signature, prepared: Prepared, timing: Timing) -> Proof:
         """Traces one call, and judges what ran."""
+        result: Any = None
+
+        def launch() -> None:
+            nonlocal result
+            result = None
+            result = prepared.launch()
+
         if self.device.type != "cuda":
-            names = proof.counted(operators(prepared.launch))
-            return Proof(names, proof.complaint(case, signature, names) if names else None)
-        if self.tracer is None:
-            return Proof({}, note="what ran is not known: the profiler sees no kernels here (CUPTI)")
-        results: list[Any] = []
+            names = proof.counted(operators(launch))
+            return Proof(result, names, proof.complaint(case, signature, names) if names else None)
         try:
-            launched, named = self.tracer.calls(
-                [lambda: results.append(prepared.launch()), lambda: prepared.canonical(results[0])]
-            )
+            if self.tracer is None:
+                raise Untraceable("the profiler sees no kernels here (CUPTI)")
+            launched, named = self.tracer.calls([launch, lambda: prepared.canonical(result)])
         except Untraceable as error:
-            return Proof({}, note=f"what ran is not known: {error}")
+            return Proof(prepared.launch(), {}, note=f"what ran is not known: {error}")
         kernels = proof.counted(k.name for k in launched.kernels)
         complaint = proof.complaint(case, signature, kernels) or _outside(launched, named)
         latency = stats.median(timing.measurements["time"].values)
@@ -145,7 +154,7 @@ class Bench(Instruments):
         note = None
         if not timing.host_bound and launched.span * LATER + 20e-6 < latency:
             note = "samples much slower than a later call: it was not warm yet, or something disturbed it"
-        return Proof(kernels, complaint, note)
+        return Proof(result, kernels, complaint, note)
 
     def first_call(
         self, backend: Backend, case: Case, given: inputs.Inputs
@@ -202,7 +211,7 @@ class Bench(Instruments):
             torch.cuda.empty_cache()
         except Exception:
             return False
-        return True
+        return not self.broken
 
 
 def double(case: Case, given: inputs.Inputs, prepared: Prepared) -> dict[str, int]:

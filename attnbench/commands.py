@@ -7,7 +7,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from attnbench.errors import EXIT_INTERRUPTED, EXIT_TERMINATED, Terminated, UserError, did_you_mean
+from attnbench.errors import (
+    EXIT_INTERRUPTED,
+    EXIT_NOTHING_MEASURED,
+    EXIT_TERMINATED,
+    Terminated,
+    UserError,
+    did_you_mean,
+)
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -83,7 +90,7 @@ def report(paths: Sequence[Path], format: str, metrics: Sequence[str], by: str, 
 
     if names == ["help"]:
         for m in METRICS.values():
-            print(f"{m.name:15} {m.doc}")
+            print(f"{m.name:22} {m.doc}")
         return 0
     for name in names:
         _one_of("--metric", name, tuple(METRICS))
@@ -110,6 +117,28 @@ def report(paths: Sequence[Path], format: str, metrics: Sequence[str], by: str, 
 
     terminal.render(Console(highlight=False), runs, **options)
     return 0
+
+
+def profile(options: Mapping[str, Any], *, json: bool, **rest: Any) -> int:
+    """`attnbench profile`."""
+    from rich.console import Console
+
+    from attnbench import profile as profiles
+    from attnbench.report import profile as shown
+    from attnbench.report.live import Live
+    from attnbench.suite import settings
+
+    live = Live(Console(stderr=True, highlight=False))
+    try:
+        outcome = profiles.profile(profiles.Request(settings=settings(options), **rest), live.say)
+    except (KeyboardInterrupt, Terminated) as end:
+        live.close()
+        print("attnbench: interrupted before the profile was complete", file=sys.stderr)
+        return EXIT_TERMINATED if isinstance(end, Terminated) else EXIT_INTERRUPTED
+    finally:
+        live.close()
+    print(shown.json_text(outcome)) if json else shown.render(Console(highlight=False), outcome)
+    return 0 if outcome.profiles else EXIT_NOTHING_MEASURED
 
 
 def backends(pythons: Sequence[str]) -> int:
@@ -144,6 +173,27 @@ def backends(pythons: Sequence[str]) -> int:
     console.print(table)
     console.print("What each supports is said case by case: attnbench run --dry-run", style="dim", markup=False)
     return 0
+
+
+def doctor(device: str, *, quick: bool, json: bool) -> int:
+    """`attnbench doctor`: 0 fit, 1 fit with warnings, 3 unfit."""
+    from rich.console import Console
+
+    from attnbench.doctor import diagnose
+    from attnbench.report import doctor as shown
+    from attnbench.report.live import Live
+
+    live = Live(Console(stderr=True, highlight=False))
+    try:
+        diagnosis = diagnose(device, live.say, quick=quick)
+    except (KeyboardInterrupt, Terminated) as end:
+        live.close()
+        print("attnbench: interrupted before the diagnosis was complete", file=sys.stderr)
+        return EXIT_TERMINATED if isinstance(end, Terminated) else EXIT_INTERRUPTED
+    finally:
+        live.close()
+    print(shown.json_text(diagnosis)) if json else shown.render(Console(highlight=False), diagnosis)
+    return diagnosis.exit_code
 
 
 def suites(name: str | None) -> int:

@@ -21,7 +21,7 @@ from attnbench.measure.energy import sustained
 from attnbench.measure.events import EventTimer
 from attnbench.measure.graph import GraphTimer, NotCapturable
 from attnbench.measure.state import GpuState, Sampler
-from attnbench.measure.timing import CpuTimer, Timer, collect, nothing, pause
+from attnbench.measure.timing import CpuTimer, Pacer, Timer, collect, nothing, pause
 from attnbench.types import INSTRUMENTS, Device, Measurement, Policy, Unsupported
 
 if TYPE_CHECKING:
@@ -43,6 +43,7 @@ class Subject:
     launch: Callable[[], Any]
     on_copies: Callable[[int], Sequence[Callable[[], Any]]]
     nbytes: int  # that one call touches
+    footprint: int  # bytes of memory that one more copy takes
 
 
 @dataclass
@@ -73,6 +74,7 @@ class Instruments:
         self.flush: cache.Flush
         self._l2: dict[tuple[str, str], str] = {}
         self._ceiling_read = 0.0
+        self.broken = False  # a failed capture has left torch's allocator and generators in a state of their own
         if self.device.type == "cuda":
             torch.cuda.set_device(self.device)
             self.flush = cache.Flush(self.device, self.l2_bytes)
@@ -100,11 +102,9 @@ class Instruments:
 
     def _on_gpu(self, events: EventTimer, state: GpuState, subject: Subject, policy: Policy) -> Timing:
         l2 = self.l2_state(self._instrument(policy.timer), policy.l2)
-        estimate = stats.median(events.samples(subject.launch, 3))
-        pause(3 * estimate)
         events.reset()
-        with Sampler(state) as seen, self._sampling(events, subject, policy, estimate) as sample:
-            times = collect(sample, policy, rest=pause)
+        with self._sampling(events, subject, policy) as sample, Sampler(state) as seen:
+            times = collect(sample, policy, rest=Pacer(events.clocks, events.best_clock))
         if not events.enqueue or policy.timer == "graph":  # replays say nothing of the host
             events.reset()
             events.samples(subject.launch, 10)
@@ -121,9 +121,11 @@ class Instruments:
         return found
 
     @contextlib.contextmanager
-    def _sampling(self, events: EventTimer, subject: Subject, policy: Policy, estimate: float) -> Any:
+    def _sampling(self, events: EventTimer, subject: Subject, policy: Policy) -> Any:
         """The policy's instrument as a function of the number of samples."""
         if policy.timer == "graph":
+            estimate = stats.median(events.samples(subject.launch, 3))
+            events.reset()
             captured = self._captured(events, subject, policy, estimate)
             try:
                 yield captured.samples
@@ -132,15 +134,27 @@ class Instruments:
         elif policy.timer == "cupti":
             if self.tracer is None:
                 raise Unsupported("the profiler sees no kernels here (CUPTI); use --timer events")
-            yield partial(self.tracer.samples, subject.launch)
+            yield self._traced(self.tracer, events, subject.launch)
         else:
             yield partial(events.samples, subject.launch)
+
+    def _traced(self, tracer: Tracer, events: EventTimer, launch: Callable[[], Any]) -> Callable[[int], list[float]]:
+        """Spans, each batch with its clock, which a trace does not tell."""
+
+        def sample(n: int) -> list[float]:
+            found = tracer.samples(launch, n)
+            events.clocks.append(events.clock_hz())
+            return found
+
+        return sample
 
     def _captured(self, events: EventTimer, subject: Subject, policy: Policy, estimate: float) -> GraphTimer:
         try:
             count = graph.copies(subject.nbytes, self.l2_bytes) if policy.l2 == "cold" else 1
+            graph.check_memory(count * subject.footprint)
             return GraphTimer(events, lambda: subject.on_copies(count), estimate)
         except NotCapturable as error:
+            self.broken = error.broken
             raise Unsupported(f"--timer graph: {error}") from None
 
     def _instrument(self, name: str) -> Any:

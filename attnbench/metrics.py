@@ -1,7 +1,8 @@
 """The one registry of metrics: what each is, its unit, which direction is better, how it is derived and written.
 
-Records hold raw samples in seconds, bytes and hertz; everything here is derived from them when a report is made.
-Values keep the unit of their metric (seconds, bytes, TFLOP/s, fractions of 1); only `format` scales for a reader.
+Records hold raw samples in seconds, bytes and hertz; everything here is derived from them when a report is made, by
+derive.py. Values keep the unit of their metric (seconds, bytes, TFLOP/s, fractions of 1); only `format` scales for a
+reader.
 """
 
 from __future__ import annotations
@@ -12,21 +13,8 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Literal
 
-from attnbench import hardware, stats, work
-from attnbench.types import Record, Run
-from attnbench.work import Convention
-
-MIN_SAMPLES_P99 = 100
-MIN_SAMPLES_INTERVAL = 6  # below, not even the whole range is a 95 % interval of the median
-
-
-@dataclass(frozen=True)
-class Context:
-    """What a metric needs beyond the record: peak FLOP/s of the dtype, seconds of eager on the same case and round."""
-
-    peak: float | None = None
-    eager: float | None = None
-    convention: Convention = "exact"
+from attnbench import derive
+from attnbench.types import Record
 
 
 @dataclass(frozen=True)
@@ -36,36 +24,22 @@ class Metric:
     unit: str  # of the value; "" is a ratio
     better: Literal["higher", "lower"] | None
     doc: str
-    derive: Callable[[Record, Context], float | None]
+    derive: derive.Formula
     format: Callable[[float], str]  # 3 significant digits; with a unit of its own where the prefix adapts
+    clocked: bool = False  # moves with the GPU's clock
 
     @property
     def heading(self) -> str:
         """Title and unit, the unit left out where every figure carries its own."""
-        return self.title if self.unit in ("", "s", "B", "Hz") else f"{self.title}, {self.unit}"
+        return self.title if self.unit in ("", "s", "B", "Hz", "J") else f"{self.title}, {self.unit}"
 
 
-def value(name: str, record: Record, context: Context | None = None) -> float | None:
+def value(name: str, record: Record, context: derive.Context | None = None) -> float | None:
     """The metric of one record, finite; None where there is none. Only an `ok` record has metrics."""
     if record.status != "ok":
         return None
-    found = METRICS[name].derive(record, context or Context())
+    found = METRICS[name].derive(record, context or derive.Context())
     return found if found is not None and math.isfinite(found) else None
-
-
-def peak(run: Run, dtype: str) -> float | None:
-    """FLOP/s that utilisation is a share of: given with --peak, else the datasheet's; None when unknown."""
-    given = run.peak.get(dtype, run.peak.get(""))
-    if given is not None:
-        return given
-    gpu = hardware.find(run.environment.device.name, run.environment.device.memory)
-    return None if gpu is None else hardware.peak(gpu, dtype)
-
-
-def bandwidth(run: Run) -> float | None:
-    """The datasheet's memory bandwidth in bytes/s; None when unknown."""
-    gpu = hardware.find(run.environment.device.name, run.environment.device.memory)
-    return None if gpu is None else gpu.bandwidth
 
 
 def digits(number: float) -> str:
@@ -87,6 +61,10 @@ def size(nbytes: float) -> str:
     return _scaled(nbytes, ((2.0**40, "TiB"), (2.0**30, "GiB"), (2.0**20, "MiB"), (2.0**10, "KiB"), (1.0, "B")))
 
 
+def energy(joules: float) -> str:
+    return _scaled(joules, ((1.0, "J"), (1e-3, "mJ"), (1e-6, "uJ")))
+
+
 def percent(fraction: float) -> str:
     """Two significant digits: 62%, 2.7%, 0.42%."""
     return f"{float(f'{100 * fraction:.2g}') if abs(fraction) < 1 else round(100 * fraction):g}%"
@@ -106,77 +84,6 @@ def _scaled(number: float, units: Sequence[tuple[float, str]]) -> str:
     raise AssertionError("no units")
 
 
-def _samples(record: Record) -> tuple[float, ...]:
-    time = record.measurements.get("time")
-    return time.values if time else ()
-
-
-def _latency(record: Record) -> float | None:
-    samples = _samples(record)
-    return stats.median(samples) if samples else None
-
-
-def _percentile(p: float, at_least: int = 1) -> Callable[[Record, Context], float | None]:
-    def derive(record: Record, _: Context) -> float | None:
-        samples = _samples(record)
-        return stats.percentile(samples, p) if len(samples) >= at_least else None
-
-    return derive
-
-
-def _ci(record: Record, _: Context) -> float | None:
-    samples = _samples(record)
-    return stats.relative_halfwidth(samples) if len(samples) >= MIN_SAMPLES_INTERVAL else None
-
-
-def _cov(record: Record, _: Context) -> float | None:
-    samples = _samples(record)
-    return stats.cov(samples) if samples else None
-
-
-def _rate(record: Record, amount: float) -> float | None:
-    latency = _latency(record)
-    return amount / latency if latency else None
-
-
-def _tflops(record: Record, context: Context) -> float | None:
-    rate = _rate(record, work.flops(record.case, context.convention))
-    return None if rate is None else rate / 1e12
-
-
-def _utilization(record: Record, context: Context) -> float | None:
-    rate = _rate(record, work.flops(record.case, context.convention))
-    return rate / context.peak if rate is not None and context.peak else None
-
-
-def _gbps(record: Record, _: Context) -> float | None:
-    rate = _rate(record, work.nbytes(record.case))
-    return None if rate is None else rate / 1e9
-
-
-def _speedup(record: Record, context: Context) -> float | None:
-    latency = 1.0 if record.backend == "eager" else _latency(record)
-    eager = 1.0 if record.backend == "eager" else context.eager
-    return eager / latency if eager and latency else None
-
-
-def _measured(name: str, reduce: Callable[[Sequence[float]], float]) -> Callable[[Record, Context], float | None]:
-    def derive(record: Record, _: Context) -> float | None:
-        measurement = record.measurements.get(name)
-        return reduce(measurement.values) if measurement and measurement.values else None
-
-    return derive
-
-
-def _error(record: Record, _: Context) -> float | None:
-    if record.accuracy is None or not record.accuracy.errors:
-        return None
-    return max(
-        e.max_error / e.tolerance if e.tolerance else (math.inf if e.max_error else 0.0)
-        for e in record.accuracy.errors.values()
-    )
-
-
 def _times(ratio: float) -> str:
     return f"{digits(ratio)}x"
 
@@ -190,38 +97,123 @@ def _megahertz(hertz: float) -> str:
 
 
 _ALL = (
-    Metric("latency", "Latency", "s", "lower", "Median time of one call.", lambda r, _: _latency(r), duration),
-    Metric("latency_p10", "Latency, 10th percentile", "s", "lower", "A tenth is faster.", _percentile(10), duration),
-    Metric("latency_p90", "Latency, 90th percentile", "s", "lower", "A tenth is slower.", _percentile(90), duration),
+    Metric(
+        "latency",
+        "Latency",
+        "s",
+        "lower",
+        "Median time of one call on the device, by the run's instrument; where CUDA events read under 100 us, the "
+        "kernels' span by CUPTI if it was taken, as theirs holds a launch gap.",
+        derive.latency,
+        duration,
+        clocked=True,
+    ),
+    Metric(
+        "latency_p10",
+        "Latency, 10th percentile",
+        "s",
+        "lower",
+        "A tenth is faster.",
+        derive.percentile(10),
+        duration,
+        clocked=True,
+    ),
+    Metric(
+        "latency_p90",
+        "Latency, 90th percentile",
+        "s",
+        "lower",
+        "A tenth is slower.",
+        derive.percentile(90),
+        duration,
+        clocked=True,
+    ),
     Metric(
         "latency_p99",
         "Latency, 99th percentile",
         "s",
         "lower",
-        f"One call in a hundred is slower; needs {MIN_SAMPLES_P99} samples.",
-        _percentile(99, MIN_SAMPLES_P99),
+        f"One call in a hundred is slower; needs {derive.MIN_SAMPLES_P99} samples.",
+        derive.percentile(99, derive.MIN_SAMPLES_P99),
         duration,
+        clocked=True,
     ),
     Metric(
         "ci",
         "Uncertainty of the latency",
         "",
         "lower",
-        f"Half the 95 % interval of the median, over the median; needs {MIN_SAMPLES_INTERVAL} samples.",
-        _ci,
+        f"Half the 95 % interval of the median, over the median; needs {derive.MIN_SAMPLES_INTERVAL} samples.",
+        derive.ci,
         percent,
     ),
-    Metric("cov", "Variation of the latency", "", "lower", "Standard deviation over mean.", _cov, percent),
-    Metric("samples", "Samples", "", None, "Timed calls.", lambda r, _: float(len(_samples(r))), _count),
-    Metric("tflops", "Throughput", "TFLOP/s", "higher", "FLOPs of the case over the latency.", _tflops, digits),
+    Metric("cov", "Variation of the latency", "", "lower", "Standard deviation over mean.", derive.cov, percent),
+    Metric(
+        "drift",
+        "Drift of the latency",
+        "",
+        None,
+        "How far the samples' median moved from the first third to the last; 0 where noise explains it.",
+        derive.drift,
+        percent,
+    ),
+    Metric("samples", "Samples", "", None, "Timed calls that the latency is the median of.", derive.count, _count),
+    Metric(
+        "launch_gap",
+        "Launch gap",
+        "s",
+        "lower",
+        "Median reading of CUDA events less the median kernel span by CUPTI; taken where events read under 100 us.",
+        derive.launch_gap,
+        duration,
+    ),
+    Metric(
+        "enqueue",
+        "CPU launch overhead",
+        "s",
+        "lower",
+        "Median time that the host takes to launch one call; where it exceeds the latency, users feel the host.",
+        derive.measured("enqueue"),
+        duration,
+    ),
+    Metric(
+        "tflops",
+        "Throughput",
+        "TFLOP/s",
+        "higher",
+        "FLOPs of the case over the latency.",
+        derive.tflops,
+        digits,
+        clocked=True,
+    ),
     Metric(
         "utilization",
         "Utilisation",
         "",
         "higher",
         "Throughput as a share of the datasheet peak of the dtype; none where the peak is unknown.",
-        _utilization,
+        derive.utilization,
         share,
+        clocked=True,
+    ),
+    Metric(
+        "utilization_clock",
+        "Utilisation at the clock held",
+        "",
+        "higher",
+        "Throughput as a share of the datasheet peak scaled to the clock held (clock_held, else clock_sm).",
+        derive.utilization_clock,
+        share,
+    ),
+    Metric(
+        "utilization_ceiling",
+        "Utilisation of the measured matmul",
+        "",
+        "higher",
+        "Throughput as a share of the median that a large matmul of the dtype reached in the same run.",
+        derive.utilization_ceiling,
+        share,
+        clocked=True,
     ),
     Metric(
         "gbps",
@@ -229,8 +221,49 @@ _ALL = (
         "GB/s",
         "higher",
         "Ideal traffic (each operand once) over the latency: a lower bound of what was moved.",
-        _gbps,
+        derive.gbps,
         digits,
+        clocked=True,
+    ),
+    Metric(
+        "bandwidth_utilization",
+        "Bandwidth utilisation",
+        "",
+        "higher",
+        "Ideal traffic over the latency, as a share of the datasheet's memory bandwidth.",
+        derive.bandwidth_utilization,
+        share,
+        clocked=True,
+    ),
+    Metric(
+        "bandwidth_ceiling",
+        "Bandwidth utilisation of the measured copy",
+        "",
+        "higher",
+        "Ideal traffic over the latency, as a share of the median that a large copy reached in the same run.",
+        derive.bandwidth_ceiling,
+        share,
+        clocked=True,
+    ),
+    Metric(
+        "roofline",
+        "Share of the roofline",
+        "",
+        "higher",
+        "The larger of exact FLOPs over peak and ideal traffic over bandwidth, by the datasheet, over the latency.",
+        derive.roofline,
+        share,
+        clocked=True,
+    ),
+    Metric(
+        "speedup",
+        "Speedup over eager",
+        "",
+        "higher",
+        "Latency of eager over the latency, in the same round where both were measured in it.",
+        derive.speedup,
+        _times,
+        clocked=True,
     ),
     Metric(
         "memory_peak",
@@ -238,7 +271,7 @@ _ALL = (
         "B",
         "lower",
         "The most that one call takes from torch's allocator, over its inputs.",
-        _measured("memory_peak", max),
+        derive.measured("memory_peak", max),
         size,
     ),
     Metric(
@@ -247,7 +280,7 @@ _ALL = (
         "B",
         "lower",
         "The same as the driver sees it: what libraries take past torch counts too.",
-        _measured("memory_driver", max),
+        derive.measured("memory_driver", max),
         size,
     ),
     Metric(
@@ -256,7 +289,7 @@ _ALL = (
         "B",
         "lower",
         "What the forward pass leaves allocated: its output and what it keeps for backward.",
-        _measured("memory_saved", max),
+        derive.measured("memory_saved", max),
         size,
     ),
     Metric(
@@ -264,28 +297,118 @@ _ALL = (
         "First call",
         "s",
         "lower",
-        "The first launch, with whatever it compiles or tunes.",
-        _measured("first_call", stats.median),
+        "The first launch by the host's clock, with whatever it compiles or tunes.",
+        derive.measured("first_call"),
         duration,
     ),
-    Metric("speedup", "Speedup over eager", "", "higher", "Latency of eager over the latency.", _speedup, _times),
     Metric(
         "error",
         "Error",
         "",
         "lower",
         "Largest error over what is allowed, of all results; above 1 is wrong.",
-        _error,
+        derive.error,
         digits,
+    ),
+    Metric(
+        "clock_held",
+        "SM clock held",
+        "Hz",
+        None,
+        "Median clock of the multiprocessors at the ends of the batches, exact, by a spin of known cycles.",
+        derive.measured("clock_held"),
+        _megahertz,
     ),
     Metric(
         "clock_sm",
         "SM clock",
         "Hz",
         None,
-        "Median clock of the multiprocessors while measuring.",
-        _measured("clock_sm", stats.median),
+        "Median clock of the multiprocessors while measuring, as NVML saw it: up to 0.1 s late.",
+        derive.measured("clock_sm"),
         _megahertz,
+    ),
+    Metric(
+        "clock_mem",
+        "Memory clock",
+        "Hz",
+        None,
+        "Median clock of the memory while measuring, as NVML saw it.",
+        derive.measured("clock_mem"),
+        _megahertz,
+    ),
+    Metric(
+        "power",
+        "Power",
+        "W",
+        "lower",
+        "Median power while measuring, as NVML saw it, pauses included; sustained figures have the power of the work.",
+        derive.measured("power"),
+        digits,
+    ),
+    Metric(
+        "temperature",
+        "Temperature",
+        "C",
+        "lower",
+        "Median temperature of the GPU while measuring, as NVML saw it.",
+        derive.measured("temperature"),
+        _count,
+    ),
+    Metric(
+        "sustained_latency",
+        "Latency without pauses",
+        "s",
+        "lower",
+        "Mean time of one call in a long run without pauses, once power and clock are steady; L2 is as "
+        "the last call left it.",
+        derive.sustained_latency,
+        duration,
+    ),
+    Metric(
+        "sustained_tflops",
+        "Throughput without pauses",
+        "TFLOP/s",
+        "higher",
+        "FLOPs of the case over the latency without pauses.",
+        derive.sustained_tflops,
+        digits,
+    ),
+    Metric(
+        "joules",
+        "Energy of one call",
+        "J",
+        "lower",
+        "Power by NVML's energy counter times the latency without pauses: the whole board's.",
+        derive.joules,
+        energy,
+    ),
+    Metric(
+        "tflops_per_watt",
+        "Efficiency",
+        "TFLOP/s/W",
+        "higher",
+        "FLOPs of the case over the energy of one call.",
+        derive.tflops_per_watt,
+        digits,
+    ),
+    Metric(
+        "power_error",
+        "Uncertainty of the power without pauses",
+        "",
+        "lower",
+        "Of the energy counter's edges, over the window; joules and tflops_per_watt have it too.",
+        derive.measured("sustained_power_error"),
+        percent,
+    ),
+    Metric(
+        "disagreement",
+        "Disagreement of the instruments",
+        "",
+        "lower",
+        "Largest |ratio - 1| of the readings of CUPTI or CUDA graph to those of events; median over turns.",
+        derive.disagreement,
+        percent,
     ),
 )
 

@@ -62,15 +62,12 @@ def predict(case: Case, answer: Answer, device: Device, policy: Policy) -> Forec
     traffic = nbytes(case) + answer.workspace.nbytes * answer.workspace.passes
     work = flops(replace(case, causal=False) if answer.workspace.dense else case)
     call = LAUNCH[device.kind] + work / (rate * answer.efficiency) + traffic / copy
-    least = policy.min_samples if call < 0.05 else min(6 if call < 1 else 3, policy.min_samples)
-    paused = call + (min(1.5 * max(call, policy.burst_s), 0.1) if device.kind == "cuda" else 0.0)
-    sampling = max(least * (paused if call > policy.burst_s else call), min(policy.max_seconds, 100 * call))
-    calls = 4 + (
-        2 if case.has_backward else 0
-    )  # the checked one, a trace, memory, an estimate; forwards for a backward
+    least = policy.min_samples if call < 0.015 else min(6 if call < 1 else 3, policy.min_samples)
+    sampling = max(least * call, min(policy.max_seconds, 100 * call))
+    calls = 3 + (2 if case.has_backward else 0)  # checked, for memory, traced; forwards for a backward
     seconds = OVERHEAD[device.kind] + calls * call + sampling + min(policy.warmup_s, 100 * call) + policy.sustained_s
     if device.kind == "cuda":
-        seconds += policy.cross_check * 24 * max(paused, 0.04)
+        seconds += policy.cross_check * 24 * max(2.5 * call, 0.04)
     return Forecast(seconds, call, _tensors(case) + answer.workspace.nbytes)
 
 

@@ -116,12 +116,12 @@ class Policy:
     timer: Instrument = "events"  # on a CPU perf_counter_ns takes its place
     l2: Literal["cold", "warm"] = "cold"
     warmup_s: float = 0.025
-    min_samples: int = 10  # where one call takes under 0.05 s; else 6, and 3 over a second
+    min_samples: int = 10  # where one call takes under 15 ms; else 6, and 3 over a second
     max_samples: int = 1000
     target: float = 0.005  # stop when the 95 % interval of the median is within this fraction of it
     min_seconds: float = 0.08  # of sampling, pauses included
     max_seconds: float = 0.2  # time cap of the samples of one cell, once min_samples are there
-    burst_s: float = 0.015  # work between two pauses, short enough that the power cap does not act
+    burst_s: float = 0.015  # work between two looks at the clock, and pauses where it fell
     cross_check: float = 0.0  # share of the cells that all three instruments measure, in turns
     sustained_s: float = 0.0  # how long a cell may run without pauses to find its steady speed; 0 for not
     isolate_power: bool = False  # wait before each cell until the last one's power and heat are gone

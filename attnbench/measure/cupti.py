@@ -71,6 +71,7 @@ class Tracer:
 
     def __init__(self, events: EventTimer, before: Callable[[], Any] = nothing) -> None:
         import torch
+        from torch.profiler import ProfilerActivity, profile
 
         os.environ.setdefault("KINETO_LOG_LEVEL", "5")
         if _version(torch.version.cuda) >= (12, 6):  # before, CUDA graphs crash after it (torch/profiler/profiler.py)
@@ -79,7 +80,8 @@ class Tracer:
         self.before = before
         self._tiny = torch.zeros(1, device="cuda")
         self._host_seconds = 100e-6
-        self.calls([nothing])  # the first session takes seconds
+        with profile(activities=[ProfilerActivity.CUDA], acc_events=True):  # the first session takes seconds
+            self._tiny.zero_()
 
     def samples(self, launch: Callable[[], Any], n: int) -> list[float]:
         """Seconds from the first kernel's start to the last one's end, for each of n launches."""

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from attnbench import stats
 from attnbench.measure import cache
 from attnbench.measure.timing import nothing
+from attnbench.sizes import gib
 
 if TYPE_CHECKING:
     import torch
@@ -28,7 +29,14 @@ MAX_LAUNCHES = 1000
 
 
 class NotCapturable(Exception):
-    """The launch cannot be captured, or its copies do not fit. The message says why."""
+    """The launch cannot be captured, or its copies do not fit. The message says why.
+
+    `broken`: torch's allocator and random generators are still in the state of a capture; only a new process helps.
+    """
+
+    def __init__(self, reason: str, broken: bool = False) -> None:
+        super().__init__(reason)
+        self.broken = broken
 
 
 def copies(nbytes: int, l2_bytes: int) -> int:
@@ -37,6 +45,16 @@ def copies(nbytes: int, l2_bytes: int) -> int:
     if needed > MAX_COPIES:
         raise NotCapturable(f"L2 is cold only with {needed} copies of its operands, over {MAX_COPIES}")
     return needed
+
+
+def check_memory(nbytes: int) -> None:
+    """Raises NotCapturable where `nbytes` are not free: a capture that runs out of memory leaves a broken allocator."""
+    import torch
+
+    torch.cuda.empty_cache()
+    free, _ = torch.cuda.mem_get_info()
+    if nbytes > 0.9 * free:
+        raise NotCapturable(f"the copies of its operands need {gib(nbytes)}, {gib(free)} free")
 
 
 class GraphTimer:
@@ -69,10 +87,10 @@ class GraphTimer:
                     kept[i] = launches[i]()  # results of a copy live until its next turn: outputs are cold too
             self._alive = (launches, kept)
         except torch.cuda.OutOfMemoryError:
-            raise NotCapturable("the copies of its operands do not fit in memory") from None
+            raise NotCapturable("the copies of its operands do not fit in memory", broken=True) from None
         except RuntimeError as error:
-            torch.cuda.synchronize()
-            raise NotCapturable(f"it cannot be captured in a CUDA graph: {str(error).splitlines()[0]}") from None
+            why = str(error).splitlines()[0]
+            raise NotCapturable(f"it cannot be captured in a CUDA graph: {why}", broken=True) from None
         self._graph.replay()
         torch.cuda.synchronize()
 

@@ -38,16 +38,16 @@ class CudaMemory:
         finally:
             self._outside = max(0, self._outside + self._taken_outside_torch() - before)
 
-    def peak(self, launch: Callable[[], Any]) -> dict[str, int]:
-        """{"memory_peak", "memory_driver"} of one launch."""
+    def peak(self, launch: Callable[[], Any]) -> tuple[dict[str, int], Any]:
+        """{"memory_peak", "memory_driver"} of one launch, and what it returned."""
         import torch
 
         before = self._settle()
-        launch()
+        result = launch()
         torch.cuda.synchronize(self.device)
         peak = torch.cuda.max_memory_allocated(self.device) - before
         outside = self._outside + self._taken_outside_torch() - self._window
-        return {"memory_peak": peak, "memory_driver": peak + max(0, outside)}
+        return {"memory_peak": peak, "memory_driver": peak + max(0, outside)}, result
 
     def saved(self, forward: Callable[[], Any]) -> int:
         """Bytes that stay allocated while the forward's result is alive: its output and what it keeps for backward."""
@@ -86,32 +86,31 @@ class CpuMemory:
     def job(self) -> Iterator[None]:
         yield
 
-    def peak(self, launch: Callable[[], Any]) -> dict[str, int]:
+    def peak(self, launch: Callable[[], Any]) -> tuple[dict[str, int], Any]:
         """{"memory_peak"} of one launch, and "memory_driver" where the kernel lets the high-water mark be reset."""
         before = _reset_high_water()
-        running = _allocations(launch)
+        running, result = _allocations(launch)
         found = {"memory_peak": max(running, default=0)}
         high = _status_bytes("VmHWM")
         if before is not None and high is not None:
             found["memory_driver"] = max(0, high - before)
-        return found
+        return found, result
 
     def saved(self, forward: Callable[[], Any]) -> int:
         """Bytes still allocated when the forward returns, its result alive."""
-        running = _allocations(forward)
+        running, _ = _allocations(forward)
         return max(0, running[-1]) if running else 0
 
 
-def _allocations(launch: Callable[[], Any]) -> list[int]:
-    """The running sum of bytes allocated by torch's CPU allocator during one launch, its result alive to the end."""
+def _allocations(launch: Callable[[], Any]) -> tuple[list[int], Any]:
+    """The running sum of bytes allocated by torch's CPU allocator during one launch, and the launch's result."""
     from torch.profiler import ProfilerActivity, profile
 
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         result = launch()
     events = profiler.profiler.kineto_results.events()
     sizes = [e.nbytes() for e in sorted(events, key=lambda e: e.start_ns()) if e.name() == "[memory]"]
-    del result
-    return list(itertools.accumulate(sizes))
+    return list(itertools.accumulate(sizes)), result
 
 
 def _reset_high_water() -> int | None:

@@ -6,15 +6,16 @@ host clock for CPUs and simulated devices; events.py, graph.py and cupti.py have
 Three things would spoil a figure, and each has its remedy. A kernel that is slow at first: the warm-up lasts until two
 readings agree, and samples go on while they still fall. Too few samples: they go on until the 95 % interval of the
 median is narrow. And power: a GPU at its cap lowers its clock within some 50 ms, so a figure would depend on how long
-and after what it was taken. So samples are taken in bursts of at most `policy.burst_s` of work with pauses between,
-short enough that the clock stays where it was; what the machine does without pauses is a metric of its own
-(`--sustained`, energy.py). The method's figures are in docs/measuring.md.
+and after what it was taken. So samples come in bursts of at most `policy.burst_s` of work, and once a burst ends with a
+lower clock than it should have (the gauge of events.py), with pauses between them that give the clock back. What the
+machine does without pauses is a metric of its own (`--sustained`, energy.py). The figures behind this are in
+docs/measuring.md.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from attnbench import stats
@@ -25,7 +26,8 @@ AGREE = 0.02  # successive readings of a warm-up that has ended
 MAX_WARMUP = 20  # times policy.warmup_s
 REST = 1.5  # seconds of pause for each of work
 MAX_REST = 0.1  # seconds; after this a GPU held at its power cap has its clock back
-LONG = 0.05  # seconds a call; from here on MIN_LONG samples are enough, as each averages over a lot
+FELL = 0.985  # of the best clock seen; below, a burst was held down
+LONG = 0.015  # seconds a call; from here on MIN_LONG samples are enough, as each averages over a lot
 MIN_LONG = 6  # the least that has a 95 % interval
 VERY_LONG, MIN_VERY_LONG = 1.0, 3
 
@@ -75,6 +77,26 @@ def pause(worked: float) -> None:
     time.sleep(min(REST * worked, MAX_REST))
 
 
+class Pacer:
+    """Pauses between the bursts of one cell, from the first one on that ended with a lower clock.
+
+    `clocks` grows by the clock at the end of each burst; `best` is the highest seen before, in Hz.
+    """
+
+    def __init__(self, clocks: Sequence[float], best: float) -> None:
+        self._clocks = clocks
+        self._best = best
+        self._hot = False
+
+    def __call__(self, worked: float) -> None:
+        if self._clocks and self._clocks[-1] < FELL * max(self._best, *self._clocks):
+            if not self._hot:
+                time.sleep(MAX_REST)
+            self._hot = True
+        if self._hot:
+            pause(worked)
+
+
 def collect(
     sample: Callable[[int], list[float]],
     policy: Policy,
@@ -85,7 +107,7 @@ def collect(
     """Samples in seconds, after a warm-up. `sample(n)` gives up to n; `rest(seconds)` follows that much work.
 
     Stops when the 95 % interval of the median lies within `policy.target` of it, or the time cap is reached; not
-    before `policy.min_seconds`, nor with fewer than `policy.min_samples` (6 where a call takes over 0.05 s, 3 over a
+    before `policy.min_seconds`, nor with fewer than `policy.min_samples` (6 where a call takes over 15 ms, 3 over a
     second), nor while samples still become faster, for which three times the cap is allowed. All samples are kept,
     outliers included.
     """

@@ -4,15 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Literal
 
-from attnbench import metrics, stats
+from attnbench import derive, metrics, stats
 from attnbench.report import words
 from attnbench.types import STATUSES, Case, Record, Run, Status
 from attnbench.work import Convention
 
-# A wrong result outweighs a measured one; then what happened weighs more than what was not tried.
-_WEIGHT: Mapping[Status, int] = {"wrong": 0, "ok": 1, "failed": 2, "timeout": 3, "oom": 4, "skipped": 5}
+# A wrong result or kernel outweighs a measured one; then what happened weighs more than what was not tried.
+_WEIGHT: Mapping[Status, int] = {
+    "wrong": 0,
+    "wrong-kernel": 1,
+    "ok": 2,
+    "failed": 3,
+    "timeout": 4,
+    "oom": 5,
+    "skipped": 6,
+}
 assert set(_WEIGHT) == set(STATUSES)
+
+CLOCK_HELD = 0.985  # of the best clock; the rest is the gauge's and the boost's own play
 
 
 @dataclass(frozen=True)
@@ -22,13 +33,13 @@ class Cell:
     backend: str
     records: tuple[Record, ...]  # one per round
     run: Run = field(repr=False)
-    peak: float | None = None  # FLOP/s
-    bandwidth: float | None = None  # bytes/s
+    rates: derive.Context = field(default_factory=derive.Context)  # what the run says of its machine
+    best_clock: float | None = None  # Hz, the highest clock_held of the run's records
     eager: Mapping[int, float] = field(default_factory=dict)  # round -> seconds of eager on the same case
 
     @property
     def status(self) -> Status:
-        """Of the cell as a whole: wrong if any round was, else ok if any round was."""
+        """Of the cell as a whole: wrong or wrong-kernel if any round was, else ok if any round was."""
         return min((r.status for r in self.records), key=lambda status: _WEIGHT[status])
 
     @property
@@ -36,12 +47,33 @@ class Cell:
         """Of the first round that ended with the cell's status."""
         return next(r.reason for r in self.records if r.status == self.status)
 
-    def context(self, record: Record, convention: Convention = "exact") -> metrics.Context:
+    @property
+    def bound(self) -> Literal["compute", "memory"] | None:
+        return derive.bound(self.case, self.rates)
+
+    @property
+    def held_down(self) -> bool:
+        """Whether something kept the clock below its best in a measured round.
+
+        The exact gauge tells where there is one: well below the run's best clock, or below the device's and NVML names
+        a limit. Else NVML's limits do.
+        """
+        return any(self._held_down(r) for r in self.records if r.status == "ok")
+
+    def _held_down(self, record: Record) -> bool:
+        held, top = metrics.value("clock_held", record), self.run.environment.clock_max_hz
+        if held is None:
+            return bool(record.limits)
+        if self.best_clock is not None and held < CLOCK_HELD * self.best_clock:
+            return True
+        return bool(record.limits) and (top is None or held < CLOCK_HELD * top)
+
+    def context(self, record: Record, convention: Convention = "exact") -> derive.Context:
         """Eager of the same round, so that a clock that drifted between rounds cancels; else of all rounds."""
         eager = self.eager.get(record.round)
         if eager is None and self.eager:
             eager = stats.median(list(self.eager.values()))
-        return metrics.Context(self.peak, eager, convention)
+        return replace(self.rates, eager=eager, convention=convention)
 
     def value(self, metric: str, convention: Convention = "exact") -> float | None:
         """The median over the rounds' values; None unless the cell is ok."""
@@ -92,11 +124,11 @@ def _cells_of(label: str, run: Run) -> Iterable[Cell]:
     rounds: dict[tuple[Case, str], list[Record]] = {}
     for (case, backend, _), record in latest.items():
         rounds.setdefault((case, backend), []).append(record)
-    peaks = {dtype: metrics.peak(run, dtype) for dtype in {case.dtype for case, _ in rounds}}
-    bandwidth = metrics.bandwidth(run)
+    rates = {dtype: derive.context(run, dtype) for dtype in {case.dtype for case, _ in rounds}}
+    clocks = [hz for r in latest.values() if (hz := metrics.value("clock_held", r)) is not None]
     for (case, backend), records in rounds.items():
         ordered = tuple(sorted(records, key=lambda r: r.round))
-        yield Cell(label, case, backend, ordered, run, peaks[case.dtype], bandwidth)
+        yield Cell(label, case, backend, ordered, run, rates[case.dtype], max(clocks, default=None))
 
 
 def _comparable(a: Run, b: Run) -> bool:

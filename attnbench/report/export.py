@@ -1,7 +1,7 @@
 """For other programs: one row per cell and round, case fields flattened, every metric in its unit. CSV, JSON, pandas.
 
-Seconds, bytes, hertz and fractions are not scaled; tflops is TFLOP/s and gbps GB/s. What is not known is empty in
-CSV, null in JSON.
+Seconds, bytes, hertz, watts, joules and fractions are not scaled; tflops is TFLOP/s and gbps GB/s. What is not known is
+empty in CSV, null in JSON.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from attnbench import metrics
+from attnbench import derive, metrics
 from attnbench.report.cells import cells as cells_of
 from attnbench.types import Run
 from attnbench.work import Convention
@@ -49,6 +49,8 @@ def rows(runs: Sequence[Run], convention: Convention = "exact") -> list[dict[str
                 "timer": record.timer,
                 "l2": record.l2,
                 "limits": "; ".join(record.limits),
+                "kernels": "; ".join(record.kernels),
+                "bound": derive.bound(case, context),
                 "flops_convention": convention,
             }
             for name in metrics.METRICS:

@@ -10,9 +10,10 @@ from rich.console import Console
 from rich.live import Live as RichLive
 from rich.text import Text
 
-from attnbench import metrics
+from attnbench import derive, metrics
 from attnbench.plan import summary
 from attnbench.report import words
+from attnbench.report.tables import MEMORY
 from attnbench.sizes import duration
 from attnbench.types import Job, Record, Run
 
@@ -23,7 +24,7 @@ class Live:
     def __init__(self, console: Console) -> None:
         self._console = console
         self._live = RichLive(console=console, transient=True, refresh_per_second=8) if console.is_terminal else None
-        self._peaks: dict[str, float | None] = {}
+        self._contexts: dict[str, derive.Context] = {}
         self._total = self._done = 0
         self._ahead: dict[str, float] = {}  # the jobs still to come -> seconds forecast; skips of the plan are no jobs
         self._forecast_done = self._actual_done = 0.0  # seconds
@@ -52,7 +53,7 @@ class Live:
             self._print(Text(note, style="yellow"))
         if path:
             self._print(Text(f"writing {path}", style="dim"))
-        self._peaks = {j.case.dtype: metrics.peak(run, j.case.dtype) for j in todo}
+        self._contexts = {dtype: derive.context(run, dtype) for dtype in {j.case.dtype for j in todo}}
         self._ahead = {j.id: j.forecast.seconds for j in todo if not j.skip}
         self._total = len(self._ahead)
         if self._live:
@@ -80,7 +81,7 @@ class Live:
         if not self._live:
             line = Text(f"[{self._done:>{len(str(self._total))}}/{self._total}] ").append_text(self._result(record))
             self._console.print(line, soft_wrap=True, highlight=False)
-        elif record.status in ("wrong", "failed", "timeout"):
+        elif record.status in ("wrong", "wrong-kernel", "failed", "timeout"):
             self._print(self._result(record))
 
     def close(self) -> None:
@@ -116,10 +117,12 @@ class Live:
         text = Text()
         if record.status != "ok":
             return text.append(words.ENDINGS[record.status], style="red" if record.status != "skipped" else "dim")
-        context = metrics.Context(peak=self._peaks.get(record.case.dtype))
+        context = self._contexts.get(record.case.dtype, derive.Context())
         text.append(f"{metrics.digits(metrics.value('tflops', record, context) or 0)} TFLOP/s", style="green")
-        used = metrics.value("utilization", record, context)
-        return text.append(f" {metrics.share(used)}", style="dim") if used is not None else text
+        memory = derive.bound(record.case, context) == "memory"
+        used = metrics.value("roofline" if memory else "utilization", record, context)
+        aside = f" {metrics.share(used)}{MEMORY if memory else ''}" if used is not None else ""
+        return text.append(aside, style="dim")
 
     def _print(self, text: Text) -> None:
         self._console.print(text, soft_wrap=not self._console.is_terminal, highlight=False)

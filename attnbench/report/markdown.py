@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from attnbench.report import notes, setup, tables
+from attnbench.report import cautions, facts, notes, setup, tables
 from attnbench.report.cells import cells as cells_of
-from attnbench.report.tables import Entry, Table
+from attnbench.report.tables import HELD_DOWN, MEMORY, Entry, Table
 from attnbench.types import Run
 from attnbench.work import Convention
 
@@ -24,13 +24,15 @@ def render(
     if not cells:
         blocks.append(notes.NOTHING)
     for section in tables.sections(cells, metrics, by, convention, memory) if cells else ():
-        best = f" (bold: best of its {section.across})" if section.marked else ""
-        blocks.append(f"### {setup.heading(section.metric, cells, convention)}{best}")
+        legend = _safe(section.legend("bold:"))
+        heading = setup.heading(section.metric, cells, convention)
+        blocks.append(f"### {heading} ({legend})" if legend else f"### {heading}")
         blocks += [_table(table) for table in section.tables] or [tables.NO_FIGURES]
     if reasons := notes.notes(cells):
         blocks.append("\n".join(f"- {n.word}: {_safe(n.who)}: {_safe(n.reason)}" for n in reasons))
-    if doubts := notes.warnings(cells, runs, convention):
-        blocks.append("\n".join(f"- **{_safe(w.what)}** {_safe(f'{w.why} {w.todo}'.strip())}" for w in doubts))
+    for found in (cautions.cautions(cells, runs, convention), facts.facts(cells)):
+        if found:
+            blocks.append("\n".join(f"- **{_safe(w.what)}** {_safe(f'{w.why} {w.todo}'.strip())}" for w in found))
     return "\n\n".join(blocks) + "\n"
 
 
@@ -52,11 +54,12 @@ def _entry(entry: Entry) -> str:
     if entry.word or not entry.digits:
         return entry.word
     figure = f"**{entry.digits}**" if entry.best else entry.digits
-    return f"{figure} {entry.aside}".strip()
+    figure += _safe(HELD_DOWN) if entry.held_down else ""
+    return f"{figure} {entry.aside}{MEMORY if entry.memory else ''}".strip()
 
 
 def _safe(text: str) -> str:
     """Text that markdown leaves as it is."""
-    for character in "\\`*_[]<>|":
+    for character in "\\`*_[]<>|~":
         text = text.replace(character, "\\" + character)
     return text

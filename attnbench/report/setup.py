@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from attnbench import metrics, stats
+from attnbench import derive, metrics, stats
 from attnbench.report.cells import Cell
+from attnbench.report.tables import MEMORY
 from attnbench.work import Convention
 
-TIMERS = {"events": "CUDA events", "perf_counter": "perf_counter"}
+TIMERS = {"events": "CUDA events", "graph": "CUDA graph replay", "cupti": "CUPTI kernel spans"}
 CONVENTIONS = {"exact": "FLOPs: exact", "fa": "FLOPs: fa, causal counts half"}
 
 
@@ -46,21 +47,23 @@ def _machine(cells: Sequence[Cell]) -> str:
 
 def _method(cells: Sequence[Cell]) -> str:
     records = [r for c in cells for r in c.records if r.status == "ok"]
-    counts = [len(r.measurements["time"].values) for r in records if "time" in r.measurements]
+    counts = [n for r in records if (n := len(derive.samples(r)))]
     rounds = max((len(c.records) for c in cells), default=1)
-    clocks = [hz for r in records if "clock_sm" in r.measurements for hz in r.measurements["clock_sm"].values]
+    clocks = [hz for r in records if (hz := derive.clock(r)) is not None]
     parts = []
     if counts:
         number = str(min(counts)) if min(counts) == max(counts) else f"{min(counts)} to {max(counts)}"
         again = f", then over {rounds} rounds" if rounds > 1 else ""
         parts.append(f"latency = median of {number} samples{again}")
     parts += [TIMERS.get(timer, timer) for timer in sorted({r.timer for r in records if r.timer})]
+    if any(derive.uses_span(r) for r in records):
+        parts.append(f"{TIMERS['cupti']} under {metrics.duration(derive.SHORT)}")
     parts += [f"L2 {state}" for state in sorted({r.l2 for r in records if r.l2})]
     if clocks:
         low, high = f"{min(clocks) / 1e6:.0f}", f"{max(clocks) / 1e6:.0f}"
         top = cells[0].run.environment.clock_max_hz
         parts.append(f"SM clock {low if low == high else f'{low}-{high}'}{f' of {top / 1e6:.0f}' if top else ''} MHz")
-    return ", ".join(parts + _agreement(cells))
+    return ", ".join(parts + _agreement(cells)) + _ceilings(cells)
 
 
 def _agreement(cells: Sequence[Cell]) -> list[str]:
@@ -76,12 +79,30 @@ def _agreement(cells: Sequence[Cell]) -> list[str]:
     return [f"rounds agree within {typical} in the median cell and {worst} in the worst"]
 
 
+def _ceilings(cells: Sequence[Cell]) -> str:
+    """What a large matmul and a large copy reached meanwhile; of several runs the median."""
+    matmuls: dict[str, set[float]] = {}
+    for cell in cells:
+        if cell.rates.ceiling:
+            matmuls.setdefault(cell.case.dtype, set()).add(cell.rates.ceiling)
+    copies = {c.rates.copy for c in cells if c.rates.copy}
+    parts = [f"{metrics.digits(stats.median([*found]) / 1e12)} TFLOP/s {dtype}" for dtype, found in matmuls.items()]
+    parts = [f"matmul {', '.join(parts)}"] if parts else []
+    parts += [f"copy {bandwidth(stats.median([*copies]))}"] if copies else []
+    return f"; ceilings here: {', '.join(parts)}" if parts else ""
+
+
+def bandwidth(rate: float) -> str:
+    """4.80 TB/s, 43.1 GB/s."""
+    return f"{metrics.digits(rate / 1e12)} TB/s" if rate >= 1e12 else f"{metrics.digits(rate / 1e9)} GB/s"
+
+
 def heading(metric: metrics.Metric, cells: Sequence[Cell], convention: Convention = "exact") -> str:
     """What the figures of a metric are; where they count FLOPs also how, and what the percentages are of."""
     if metric.name not in ("tflops", "utilization"):
         return metric.heading
     counted = f"{metric.heading} ({CONVENTIONS[convention]})"
-    known = {(c.device, c.case.dtype): c.peak for c in cells if c.peak and c.status == "ok"}
+    known = {(c.device, c.case.dtype): c.rates.peak for c in cells if c.rates.peak and c.status == "ok"}
     if not known:
         return counted
     several = len({device for device, _ in known}) > 1
@@ -89,4 +110,8 @@ def heading(metric: metrics.Metric, cells: Sequence[Cell], convention: Conventio
         f"{metrics.digits(peak / 1e12)} for {dtype}{f' on {device}' if several else ''}"
         for (device, dtype), peak in known.items()
     )
-    return f"{counted}, {'and ' if metric.name == 'tflops' else ''}share of the peak ({peaks})"
+    if metric.name == "utilization":
+        return f"{counted}, share of the peak ({peaks})"
+    rates = {c.rates.bandwidth for c in cells if c.rates.bandwidth and c.status == "ok" and c.bound == "memory"}
+    roofline = f"; {MEMORY}: of the roofline, where memory bounds ({', '.join(map(bandwidth, sorted(rates)))})"
+    return f"{counted}, and share of the peak ({peaks})" + (roofline if rates else "")

@@ -20,6 +20,8 @@ from attnbench.types import DIRECTIONS, DTYPES, Case
 from attnbench.work import Convention
 
 NO_FIGURES = "No cell has a figure for this."
+MEMORY = "m"  # after a percentage: of the roofline, as memory bounds the case
+HELD_DOWN = "~"  # after digits: the clock was held down
 
 
 @dataclass(frozen=True)
@@ -30,6 +32,8 @@ class Entry:
     aside: str = ""
     word: str = ""
     best: bool = False
+    memory: bool = False  # the aside is of the roofline
+    held_down: bool = False
 
 
 @dataclass(frozen=True)
@@ -48,14 +52,19 @@ class Section:
     metric: metrics.Metric
     tables: tuple[Table, ...]
 
-    @property
-    def marked(self) -> bool:
-        return any(e.best for table in self.tables for _, entries in table.rows for e in entries)
-
-    @property
-    def across(self) -> str:
-        """Where best is best: backends compete, in a row unless they are the rows."""
-        return "column" if self.tables and self.tables[0].corner == "backend" else "row"
+    def legend(self, best: str) -> str:
+        """What the marks in the tables mean; `best` is the writer's own mark."""
+        entries = [e for table in self.tables for _, row in table.rows for e in row]
+        across = "column" if self.tables and self.tables[0].corner == "backend" else "row"  # backends compete
+        return ", ".join(
+            filter(
+                None,
+                (
+                    f"{best} best of its {across}" if any(e.best for e in entries) else "",
+                    f"{HELD_DOWN} clock held down" if any(e.held_down for e in entries) else "",
+                ),
+            )
+        )
 
 
 @dataclass(frozen=True)
@@ -223,10 +232,12 @@ def _entry(cell: Cell | None, metric: metrics.Metric, rivals: Sequence[float], c
         return Entry(word=words.NOTHING)
     text = metric.format(value)
     digits, _, aside = text.partition(" ")
+    memory = metric.name == "tflops" and cell.bound == "memory"
     if metric.name == "tflops":
-        share = cell.value("utilization", convention)
-        aside = "" if share is None else metrics.METRICS["utilization"].format(share)
-    return Entry(digits, aside, best=text in _best(metric, rivals))
+        share = cell.value("roofline" if memory else "utilization", convention)
+        aside = "" if share is None else metrics.share(share)
+    held_down = metric.clocked and cell.held_down
+    return Entry(digits, aside, best=text in _best(metric, rivals), memory=memory, held_down=held_down)
 
 
 def _best(metric: metrics.Metric, rivals: Sequence[float]) -> set[str]:

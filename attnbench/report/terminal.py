@@ -8,15 +8,22 @@ from dataclasses import dataclass, replace
 from rich.console import Console
 from rich.text import Text
 
-from attnbench.report import notes, setup, tables
+from attnbench.report import cautions, facts, notes, setup, tables
 from attnbench.report.cells import cells as cells_of
-from attnbench.report.tables import NO_FIGURES, Entry, Table
+from attnbench.report.tables import HELD_DOWN, MEMORY, NO_FIGURES, Entry, Table
 from attnbench.types import Run
 from attnbench.work import Convention
 
 STAR = "*"
 PROSE = 110  # characters; longer lines are hard to read
-_STYLES = {"skip": "dim", "WRONG": "bold red", "FAIL": "red", "OOM": "yellow", "TIMEOUT": "yellow"}
+_STYLES = {
+    "skip": "dim",
+    "WRONG": "bold red",
+    "KERNEL!": "bold red",
+    "FAIL": "red",
+    "OOM": "yellow",
+    "TIMEOUT": "yellow",
+}
 
 
 @dataclass(frozen=True)
@@ -26,7 +33,9 @@ class _Column:
     header: tuple[str, ...]  # its lines
     whole: int  # characters before the decimal point, the star included
     fraction: int  # from the point on
+    held_down: bool  # some entries have that mark
     aside: int
+    memory: bool  # some asides have that mark
     width: int  # of all
 
     @classmethod
@@ -36,9 +45,12 @@ class _Column:
             points = [len(e.digits) for e in entries]
         whole = max(point + e.best for point, e in zip(points, entries, strict=True))
         fraction = max(len(e.digits) - point for point, e in zip(points, entries, strict=True))
+        held_down = any(e.held_down for e in entries)
         aside = max(len(e.aside) for e in entries)
-        figures = whole + fraction + (aside + 1 if aside else 0)
-        return cls((name,), whole, fraction, aside, max(figures, len(name), *(len(e.word) for e in entries)))
+        memory = any(e.memory for e in entries)
+        figures = whole + fraction + held_down + (aside + 1 if aside else 0) + memory
+        width = max(figures, len(name), *(len(e.word) for e in entries))
+        return cls((name,), whole, fraction, held_down, aside, memory, width)
 
     def stacked(self, entries: Sequence[Entry]) -> _Column:
         """Its name on two lines, where it has a space or a hyphen: sdpa- / efficient."""
@@ -71,7 +83,8 @@ def render(
         out.blank()
         out.section(section, setup.heading(section.metric, cells, convention))
     out.reasons(notes.notes(cells))
-    out.cautions(notes.warnings(cells, runs, convention))
+    out.remarks(cautions.cautions(cells, runs, convention), "!", "yellow")
+    out.remarks(facts.facts(cells), "i", "cyan")
 
 
 class _Writer:
@@ -106,8 +119,7 @@ class _Writer:
             self.paragraph((details, details_style))
 
     def section(self, section: tables.Section, heading: str) -> None:
-        star = f"{STAR} best of its {section.across}" if section.marked else ""
-        self.titled(heading, "bold cyan", star, "green")
+        self.titled(heading, "bold cyan", section.legend(STAR), "green")
         if not section.tables:
             self.paragraph((NO_FIGURES, ""))
             return
@@ -160,23 +172,25 @@ class _Writer:
             style = _STYLES.get(note.word, "")
             self.paragraph((note.word.ljust(word - 2), style), (f"{note.who}: {note.reason}", ""), indent=word)
 
-    def cautions(self, found: Sequence[notes.Caution]) -> None:
+    def remarks(self, found: Sequence[cautions.Caution], sign: str, style: str) -> None:
         if found:
             self.blank()
         for caution in found:
-            self.paragraph(
-                ("!", "yellow"), (caution.what, "yellow"), (f"{caution.why} {caution.todo}".strip(), ""), indent=3
-            )
+            rest = f"{caution.why} {caution.todo}".strip()
+            self.paragraph((sign, style), (caution.what, style), (rest, ""), indent=3)
 
 
 def _figure(column: _Column, entry: Entry) -> Text:
     if entry.word or not entry.digits:
         return Text(entry.word.rjust(column.width), _STYLES.get(entry.word, "dim"))
+    style = "bold green" if entry.best else ""
+    text = Text((STAR if entry.best else "") + entry.digits + (HELD_DOWN if entry.held_down else ""), style)
     fraction = len(entry.digits) - len(entry.digits.partition(".")[0]) if column.fraction else 0
-    text = Text((STAR if entry.best else "") + entry.digits, "bold green" if entry.best else "")
-    text.append(" " * (column.fraction - fraction))
+    text.append(" " * (column.fraction - fraction + column.held_down - entry.held_down))
     if column.aside:
         text.append(" " + entry.aside.rjust(column.aside), "not bold green" if entry.best else "dim")
+    if column.memory:
+        text.append(MEMORY if entry.memory else " ", "dim")
     return Text(" " * (column.width - len(text))) + text
 
 

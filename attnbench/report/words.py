@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 BACKEND_ORDER = ("eager", "sdpa-math", "sdpa-efficient", "sdpa-flash", "sdpa-cudnn", "triton")
 ENDINGS: Mapping[Status, str] = {
     "wrong": "WRONG",
+    "wrong-kernel": "KERNEL!",
     "failed": "FAIL",
     "oom": "OOM",
     "timeout": "TIMEOUT",
@@ -140,6 +141,12 @@ def where(some_cells: Sequence[Cell], all_cells: Sequence[Cell]) -> str:
     if directions != {c.direction for c in every}:
         parts.append(", ".join(sorted(directions, key=DIRECTIONS.index)))
     return "; ".join(parts)
+
+
+def one_line(text: str) -> str:
+    """Without line breaks and escape sequences: reasons quote libraries."""
+    text = re.sub(r"\x1b\[[0-9;]*[A-Za-z]", "", text)
+    return " ".join("".join(c if c.isprintable() else " " for c in text).split())
 
 
 def template(reason: str) -> str:

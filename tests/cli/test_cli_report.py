@@ -52,6 +52,7 @@ def test_csv_and_json_have_a_row_a_cell(measured: Tool) -> None:
     rows = list(csv.DictReader(io.StringIO(measured("report", "-f", "csv", "run.jsonl").out)))
     same = json.loads(measured("report", "-f", "json", "run.jsonl").out)
     assert len(rows) == len(same) == 8
+    assert {"kernels", "bound", "roofline", "clock_held", "disagreement"} <= rows[0].keys() == same[0].keys()
     for row, twin in zip(rows, same, strict=True):
         assert row["status"] == twin["status"] == ("wrong" if row["seqlen_k"] == "1024" else "ok")
         assert (row["latency"] == "") == (twin["latency"] is None) == (row["status"] == "wrong")
@@ -79,7 +80,18 @@ def test_metrics_are_chosen_by_name(measured: Tool) -> None:
 
 def test_the_help_on_metrics_needs_no_file(tool: Tool) -> None:
     lines = tool("report", "-m", "help").out.splitlines()
-    assert {"latency", "tflops", "utilization", "gbps", "memory_peak", "speedup"} <= {ln.split()[0] for ln in lines}
+    said = {line.split()[0]: line for line in lines}
+    assert set(said) >= {
+        "latency",
+        "tflops",
+        "utilization_clock",
+        "roofline",
+        "gbps",
+        "memory_peak",
+        "speedup",
+        "joules",
+    }
+    assert "CUPTI" in said["latency"]  # which instrument a figure comes from
 
 
 def test_any_axis_can_be_the_columns(measured: Tool) -> None:

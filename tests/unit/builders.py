@@ -22,6 +22,18 @@ from attnbench.types import (
     TensorError,
 )
 
+UNITS = {
+    **dict.fromkeys(("time", "span", "enqueue", "first_call", "sustained"), "s"),
+    **dict.fromkeys(("turns_events", "turns_graph", "turns_cupti"), "s"),
+    **dict.fromkeys(("memory_peak", "memory_driver", "memory_saved"), "B"),
+    **dict.fromkeys(("clock_held", "clock_sm", "clock_mem"), "Hz"),
+    **dict.fromkeys(("power", "sustained_power"), "W"),
+    "temperature": "C",
+    "sustained_power_error": "",
+    "ceiling_matmul": "FLOP/s",
+    "ceiling_copy": "B/s",
+}
+
 H200 = Device("cuda", 0, "NVIDIA H200", memory=150 * 10**9, free=149 * 10**9, capability=(9, 0))
 CPU = Device("cpu", 0, "AMD EPYC", memory=16 * 2**30, free=12 * 2**30, threads=4)
 
@@ -67,19 +79,23 @@ def times(latency: float, n: int = 100, spread: float = 0.002) -> Measurement:
     return Measurement("s", tuple(latency * (1 + spread * (2 * i - (n - 1)) / max(1, n - 1)) for i in range(n)))
 
 
+def measurements(**samples: float | Sequence[float]) -> dict[str, Measurement]:
+    """By name, one value or several: measurements(span=(8e-6, 9e-6), clock_held=1.98e9)."""
+    return {
+        name: Measurement(UNITS[name], tuple(map(float, found)) if isinstance(found, Sequence) else (float(found),))
+        for name, found in samples.items()
+    }
+
+
 def ok(
     which: Case, backend: str, tflops: float, *, round: int = 0, n: int = 100, spread: float = 0.002, **changes: Any
 ) -> Record:
-    """A record whose median latency makes `tflops` TFLOP/s of exact FLOPs."""
-    measurements = {"time": times(work.flops(which) / tflops / 1e12, n, spread)}
-    for name, unit in (("memory_peak", "B"), ("memory_driver", "B"), ("memory_saved", "B"), ("clock_sm", "Hz")):
-        if name in changes:
-            measurements[name] = Measurement(unit, (float(changes.pop(name)),))
-    if "first_call" in changes:
-        measurements["first_call"] = Measurement("s", (changes.pop("first_call"),))
+    """A record whose median latency makes `tflops` TFLOP/s of exact FLOPs; other measurements by their names."""
+    taken = {"time": times(work.flops(which) / tflops / 1e12, n, spread)}
+    taken.update(measurements(**{name: changes.pop(name) for name in UNITS if name in changes}))
     accuracy = Accuracy({"out": TensorError(0.001, 0.0015, 0.004, 0.002)}, rows=64, heads=4)
     values = {
-        "measurements": measurements,
+        "measurements": taken,
         "accuracy": accuracy,
         "timer": "events",
         "l2": "cold",

@@ -138,7 +138,7 @@ def test_a_result_that_changes_after_the_first_launch_is_wrong(worker: Worker) -
 
     record = measure(worker, drifts, case())
     assert record.status == "wrong"
-    assert str(record.reason).startswith("after timing, on inputs doubled in place: out is off by")
+    assert str(record.reason).startswith("in the second launch: out is off by")
 
 
 def test_a_launch_that_writes_to_its_inputs_is_wrong(worker: Worker) -> None:

@@ -117,6 +117,7 @@ class Blocked:
 
 sys.meta_path.insert(0, Blocked())
 import attnbench.worker, attnbench.bench, attnbench.measure.timing, attnbench.measure.memory, attnbench.measure.state
+import attnbench.profiling, attnbench.once
 from attnbench.backends import BACKENDS, load
 from attnbench.types import Case, Device, Forecast, Job, Policy, Shape, to_json
 for name, spec in BACKENDS.items():
@@ -132,11 +133,15 @@ print(worker.answer(request)["record"]["status"])
 
 
 @pytest.mark.parametrize(
-    "path", sources("worker", "bench", "inputs", "reference", "environment", "backends", "measure")
+    "path",
+    sources("worker", "bench", "inputs", "reference", "environment", "profiling", "once", "backends", "measure"),
 )
 def test_the_workers_side_imports_nothing_of_the_parents(path: Path) -> None:
     """Neither a library of the parent's nor a module of ours that has one, not even inside a function."""
-    parents = {f"attnbench.{m}" for m in ("suite", "run", "cli", "commands", "store", "report", "execute", "plan")}
+    parents = {
+        f"attnbench.{m}"
+        for m in ("suite", "run", "cli", "commands", "store", "report", "execute", "plan", "profile", "ncu")
+    }
     for name, _ in imports(path):
         assert name.partition(".")[0] not in WITHOUT, f"{path.name} imports {name}"
         assert not any(f"{name}.".startswith(f"{p}.") for p in parents), f"{path.name} imports {name}"
@@ -157,7 +162,7 @@ def test_measure_does_not_know_backends(path: Path) -> None:
 PARENT = ("stats", "work", "metrics", "hardware", "store", "report", "plan", "suite", "sizes", "choose", "errors")
 
 
-@pytest.mark.parametrize("path", sources(*PARENT, "run", "execute", "process", "commands", "cli"))
+@pytest.mark.parametrize("path", sources(*PARENT, "run", "profile", "ncu", "execute", "process", "commands", "cli"))
 def test_the_parent_never_imports_torch(path: Path) -> None:
     """Not lazily either: it reads results on laptops, and must not touch the GPU that is measured."""
     for name, typing_only in imports(path):

@@ -8,10 +8,11 @@ import sys
 from dataclasses import replace
 
 import pytest
-from builders import CPU, H200, case, ended, environment, ok, run
+from builders import CPU, H200, case, ended, environment, measurements, ok, run
 
-from attnbench import metrics
-from attnbench.metrics import METRICS, Context
+from attnbench import derive, metrics
+from attnbench.derive import Context
+from attnbench.metrics import METRICS
 from attnbench.report.cells import cells
 from attnbench.types import Accuracy, Case, Measurement, Record, Shape, TensorError
 
@@ -52,6 +53,117 @@ def test_what_needs_more_samples_is_absent() -> None:
     assert metrics.value("cov", record((1e-6,))) is None
 
 
+def short(**changes: object) -> Record:
+    """Events read 10 us, CUPTI 8 us."""
+    taken = measurements(time=(9e-6, 10e-6, 12e-6), span=(7e-6, 8e-6, 9e-6))
+    return record((), **{"measurements": taken, "timer": "events", **changes})
+
+
+def test_the_span_of_a_short_kernel_takes_the_place_of_the_events() -> None:
+    r = short()
+    assert derive.samples(r) == (7e-6, 8e-6, 9e-6)
+    assert metrics.value("latency", r) == 8e-6
+    assert metrics.value("latency_p90", r) == pytest.approx(8.8e-6)
+    assert metrics.value("tflops", r) == pytest.approx(536870912 / 8e-6 / 1e12)
+    assert metrics.value("speedup", r, Context(eager=16e-6)) == pytest.approx(2)
+    assert metrics.value("launch_gap", r) == pytest.approx(2e-6)
+
+
+def test_the_reading_stands_where_the_span_is_no_better() -> None:
+    assert metrics.value("latency", short(timer="graph")) == 10e-6
+    assert metrics.value("launch_gap", short(timer="graph")) is None
+    long = short(measurements=measurements(time=101e-6, span=98e-6))
+    assert metrics.value("latency", long) == 101e-6
+    assert metrics.value("launch_gap", long) == pytest.approx(3e-6)
+    no_span = record((10e-6,), timer="events")
+    assert (metrics.value("latency", no_span), metrics.value("launch_gap", no_span)) == (10e-6, None)
+    assert metrics.value("latency", short(measurements=measurements(span=8e-6))) is None
+
+
+def test_utilisation_three_ways() -> None:
+    taken = measurements(time=2e-6, clock_held=(1.4e9, 1.5e9, 1.6e9), clock_sm=1e9)
+    r = record((), measurements=taken)  # 268.435456 TFLOP/s
+    context = Context(peak=1e15, clock=2e9, ceiling=8e14)
+    assert metrics.value("utilization", r, context) == pytest.approx(0.268435456)
+    assert metrics.value("utilization_clock", r, context) == pytest.approx(0.268435456 / 0.75)
+    assert metrics.value("utilization_ceiling", r, context) == pytest.approx(0.33554432)
+    nvml = record((), measurements=measurements(time=2e-6, clock_sm=1e9))
+    assert metrics.value("utilization_clock", nvml, context) == pytest.approx(0.268435456 / 0.5)
+    unknown = record((2e-6,))
+    assert metrics.value("utilization_clock", unknown, context) is None
+    assert metrics.value("utilization_clock", r, Context(peak=1e15)) is None
+    assert metrics.value("utilization_ceiling", r) is None
+
+
+def test_bandwidth_and_roofline() -> None:
+    r = record((2e-6,))  # 524.288 GB/s, 536.87 MFLOP, 1 MiB
+    context = Context(peak=1e15, bandwidth=1e12, copy=8e11)
+    assert metrics.value("bandwidth_utilization", r, context) == pytest.approx(0.524288)
+    assert metrics.value("bandwidth_ceiling", r, context) == pytest.approx(0.65536)
+    assert derive.bound(SMALL, context) == "memory"  # 1.05 us of traffic, 0.54 us of arithmetic
+    assert metrics.value("roofline", r, context) == pytest.approx(0.524288)
+    fast = replace(context, bandwidth=4e12)
+    assert derive.bound(SMALL, fast) == "compute"
+    assert metrics.value("roofline", r, fast) == pytest.approx(0.268435456)
+    assert metrics.value("roofline", r, replace(fast, convention="fa")) == pytest.approx(0.268435456)
+    assert derive.bound(SMALL, Context(peak=1e15)) is None
+    assert metrics.value("roofline", r, Context(bandwidth=1e12)) is None
+
+
+def test_the_roofline_counts_exact_flops_whatever_the_convention() -> None:
+    window = replace(SMALL, causal=True, window_size=(15, 0))
+    context = Context(peak=1e14, bandwidth=1e13, convention="fa")
+    assert derive.bound(window, context) == "memory"  # by the fa count arithmetic would take 2.7 us
+    assert derive.bound(window, replace(context, convention="exact")) == "memory"
+
+
+def test_state_of_the_gpu() -> None:
+    taken = measurements(
+        time=1e-6,
+        enqueue=(5e-6, 7e-6, 6e-6),
+        clock_held=(1.98e9, 1.9e9, 1.8e9),
+        clock_mem=3.2e9,
+        power=(400, 420, 500),
+        temperature=(40, 44),
+    )
+    r = record((), measurements=taken)
+    found = {name: metrics.value(name, r) for name in METRICS}
+    assert found["enqueue"] == 6e-6
+    assert (found["clock_held"], found["clock_sm"], found["clock_mem"]) == (1.9e9, None, 3.2e9)
+    assert (found["power"], found["temperature"]) == (420, 42)
+    assert found["drift"] == 0
+    assert metrics.value("drift", record((2e-6,) * 10 + (1e-6,) * 20)) == pytest.approx(-0.5)
+
+
+def test_sustained_and_its_energy() -> None:
+    taken = measurements(time=1e-6, sustained=(2e-6, 3e-6, 4e-6), sustained_power=600, sustained_power_error=0.01)
+    r = record((), measurements=taken)
+    assert metrics.value("sustained_latency", r) == pytest.approx(3e-6)  # the mean
+    assert metrics.value("sustained_tflops", r) == pytest.approx(178.956970667)
+    assert metrics.value("joules", r) == pytest.approx(1.8e-3)
+    assert metrics.value("tflops_per_watt", r) == pytest.approx(178.956970667 / 600)
+    assert metrics.value("power_error", r) == 0.01
+    without = record((), measurements=measurements(time=1e-6, sustained=3e-6))
+    assert [metrics.value(m, without) for m in ("sustained_tflops", "joules", "tflops_per_watt", "power_error")] == [
+        pytest.approx(178.956970667),
+        None,
+        None,
+        None,
+    ]
+
+
+def test_instruments_are_compared_turn_by_turn() -> None:
+    """The clock falls from turn to turn, by more than the instruments differ."""
+    taken = measurements(turns_events=(1.0, 2.0, 4.0), turns_graph=(1.01, 2.02, 4.2), turns_cupti=(0.97, 1.94, 3.88))
+    r = record((), measurements=taken)
+    assert derive.ratios(r, "graph") == pytest.approx((1.01, 1.01, 1.05))
+    assert metrics.value("disagreement", r) == pytest.approx(0.03)
+    assert metrics.value("disagreement", record((), measurements=measurements(turns_events=1.0))) is None
+    assert derive.ratios(record((), measurements=measurements(turns_events=(0.0, 2), turns_cupti=(1, 1))), "cupti") == (
+        0.5,
+    )
+
+
 def test_memory_clock_first_call_error() -> None:
     measured = {
         "memory_peak": Measurement("B", (100.0, 300.0)),
@@ -73,7 +185,7 @@ def test_memory_clock_first_call_error() -> None:
     assert found["tflops"] is None
 
 
-@pytest.mark.parametrize("status", ["skipped", "wrong", "oom", "failed", "timeout"])
+@pytest.mark.parametrize("status", ["skipped", "wrong", "wrong-kernel", "oom", "failed", "timeout"])
 def test_only_ok_records_have_metrics(status: str) -> None:
     r = record((1e-6,) * 200, status=status)
     assert all(metrics.value(name, r, Context(peak=1e12, eager=1e-6)) is None for name in METRICS)
@@ -113,7 +225,15 @@ def test_nothing_that_is_not_finite() -> None:
         ("memory_peak", 0, "0 B"),
         ("speedup", 3.456, "3.46x"),
         ("clock_sm", 1.755e9, "1755 MHz"),
+        ("clock_held", 1.9803e9, "1980 MHz"),
         ("samples", 1000.0, "1000"),
+        ("drift", -0.0213, "-2.1%"),
+        ("joules", 0.1234, "123 mJ"),
+        ("joules", 4.5e-6, "4.50 uJ"),
+        ("power", 412.3, "412"),
+        ("temperature", 61.0, "61"),
+        ("roofline", 0.414, "41%"),
+        ("disagreement", 0.0031, "0.31%"),
     ],
 )
 def test_formats(name: str, number: float, text: str) -> None:
@@ -125,6 +245,11 @@ def test_registry_is_consistent() -> None:
     assert all(metric.doc.endswith(".") for metric in METRICS.values())
     assert METRICS["tflops"].heading == "Throughput, TFLOP/s"
     assert METRICS["latency"].heading == "Latency"
+    assert METRICS["joules"].heading == "Energy of one call"
+    assert METRICS["power"].heading == "Power, W"
+    assert METRICS["enqueue"].title == "CPU launch overhead"
+    assert {name for name, metric in METRICS.items() if metric.clocked} >= {"latency", "tflops", "utilization", "gbps"}
+    assert not any(METRICS[name].clocked for name in ("utilization_clock", "memory_peak", "error", "sustained_tflops"))
 
 
 def test_rounds_are_aggregated_by_their_median() -> None:
@@ -159,6 +284,10 @@ def test_status_of_rounds() -> None:
     good, bad = ok(case(), "triton", 300.0), ended(case(), "triton", "wrong", "out is off", round=1)
     (cell,) = cells([run([good, bad])])
     assert (cell.status, cell.reason, cell.value("tflops")) == ("wrong", "out is off", None)
+    (cell,) = cells([run([good, replace(bad, status="wrong-kernel", reason="sgemm ran")])])
+    assert (cell.status, cell.reason, cell.value("tflops")) == ("wrong-kernel", "sgemm ran", None)
+    (cell,) = cells([run([bad, replace(bad, round=2, status="wrong-kernel")])])
+    assert cell.status == "wrong"
     (cell,) = cells([run([good, replace(bad, status="oom")])])
     assert (cell.status, cell.value("tflops")) == ("ok", pytest.approx(300))
 
@@ -171,11 +300,57 @@ def test_given_peak_beats_the_datasheet() -> None:
         ({"": 1e15, "bf16": 6e14}, 6e14),
         ({"fp16": 1.0}, 989.4e12),
     ):
-        assert cells([run(records, peak=peak)])[0].peak == expected
+        assert cells([run(records, peak=peak)])[0].rates.peak == expected
     unknown = replace(H200, name="GPU of tomorrow")
-    assert cells([run(records, device=unknown)])[0].peak is None
+    assert cells([run(records, device=unknown)])[0].rates.peak is None
     assert cells([run(records, device=unknown)])[0].value("utilization") is None
-    assert cells([run(records, device=CPU)])[0].bandwidth is None
+    assert cells([run(records, device=CPU)])[0].rates.bandwidth is None
+
+
+def test_a_given_peak_has_no_clock() -> None:
+    records = [ok(case(), "triton", 300.0, clock_held=1.83e9)]
+    (cell,) = cells([run(records)])
+    assert cell.rates.clock == pytest.approx(1.83e9, rel=1e-3)
+    assert cell.value("utilization_clock") == pytest.approx(300 / 989.4, rel=1e-3)
+    (given,) = cells([run(records, peak={"bf16": 6e14})])
+    assert (given.rates.clock, given.value("utilization_clock")) == (None, None)
+    assert given.value("utilization") == pytest.approx(0.5)
+
+
+def test_ceilings_are_of_the_run_and_the_dtype() -> None:
+    records = [
+        ok(case(), "triton", 300.0, ceiling_matmul=(6e14, 8e14), ceiling_copy=4e12),
+        ended(
+            case(), "eager", "failed", "x", measurements=measurements(ceiling_matmul=7e14, ceiling_copy=(2e12, 3e12))
+        ),
+        ok(case(dtype="fp16"), "triton", 300.0, ceiling_matmul=5e14),
+    ]
+    other = run([ok(case(2048), "triton", 300.0)])
+    found = {(c.backend, c.case): c for c in cells([run(records), other])}
+    bf16, fp16 = found["triton", case()], found["triton", case(dtype="fp16")]
+    assert (bf16.rates.ceiling, bf16.rates.copy) == (7e14, 3e12)
+    assert (fp16.rates.ceiling, fp16.rates.copy) == (5e14, 3e12)
+    assert bf16.value("utilization_ceiling") == pytest.approx(3 / 7)
+    assert found["triton", case(2048)].rates.ceiling is None
+
+
+def held(*clocks: float | None, limits: tuple[str, ...] = (), **changes: object) -> list[bool]:
+    records = [
+        ok(case(1024 * 2**i), "triton", 300.0, limits=limits, **({} if hz is None else {"clock_held": hz}))
+        for i, hz in enumerate(clocks)
+    ]
+    return [c.held_down for c in cells([run(records, **changes)])]
+
+
+def test_cells_whose_clock_was_held_down() -> None:
+    """By the gauge where there is one, against the run's best; NVML's limit alone holds nothing at the full clock."""
+    assert held(None, None) == [False, False]
+    assert held(None, limits=("power cap",)) == [True]
+    assert held(1.98e9, 1.96e9, 1.94e9) == [False, False, True]
+    assert held(1.98e9, 1.94e9, limits=("power cap",)) == [False, True]
+    assert held(1.7e9, 1.7e9) == [False, False]  # a clock that someone chose
+    assert held(1.7e9, 1.7e9, limits=("thermal",)) == [True, True]
+    assert held(1.7e9, limits=("thermal",), environment=environment(clock_max_hz=None)) == [True]
 
 
 def test_runs_of_one_setting_join_and_others_stay_apart() -> None:

@@ -14,7 +14,9 @@ from builders import CPU, H200, case, ended, ok, run
 from rich.console import Console
 
 from attnbench.errors import UserError
+from attnbench.metrics import METRICS
 from attnbench.report import export, markdown, terminal
+from attnbench.report.live import Live
 from attnbench.types import Record, Run
 
 SIX = ("eager", "sdpa-math", "sdpa-efficient", "sdpa-flash", "sdpa-cudnn", "triton")
@@ -255,11 +257,116 @@ def test_markdown() -> None:
     assert "FLOPs: fa, causal counts half" in markdown.render([run(h200())], convention="fa")
 
 
+def decode(seqlen: int, backend: str, tflops: float, **changes: Any) -> Record:
+    """One query on many keys: memory bounds it."""
+    return ok(case(seqlen, seqlen_q=1, batch=64, nheads=32, nheads_k=8), backend, tflops, **changes)
+
+
+def test_where_memory_bounds_the_share_is_of_the_roofline() -> None:
+    records = [
+        ok(case(16384), "sdpa-flash", 300.0),
+        ok(case(16384), "triton", 350.0),
+        decode(16384, "sdpa-flash", 9.0),
+        decode(16384, "triton", 12.0),
+    ]
+    heading = "and share of the peak (989 for bf16); m: of the roofline, where memory bounds (4.80 TB/s)"
+    text = shown([run(records)], 140)
+    assert heading in " ".join(text.split())
+    # 4 FLOPs a byte with 4 query heads a key head: 12 TFLOP/s move 3 TB/s
+    assert "   16k     9.00 47%m    *12.0 63%m\n" in text
+    assert "   16k   300    30%    *350   35%\n" in text
+    marked = markdown.render([run(records)])
+    assert heading in marked
+    assert "| 16k | 9.00 47%m | **12.0** 63%m |" in marked
+    assert "roofline" not in shown([run(records[:2])])
+    assert "roofline" not in shown([run(records)], metrics=("utilization",), memory=False)
+    unknown = shown([run(records, device=replace(H200, name="GPU of tomorrow"))])
+    assert "roofline" not in unknown
+
+
+def test_cells_whose_clock_was_held_down_are_marked() -> None:
+    records = [
+        ok(case(1024), "eager", 32.1, clock_held=1.98e9, memory_peak=2**20),
+        ok(case(1024), "triton", 300.0, clock_held=1.6e9, memory_peak=2**20),
+        ok(case(2048), "eager", 32.15, clock_held=1.7e9, memory_peak=2**20),
+        ok(case(2048), "triton", 301.0, clock_held=1.97e9, memory_peak=2**20),
+    ]
+    text = shown([run(records)], 120)
+    assert "* best of its row, ~ clock held down" in text
+    assert "    1k   32.1  3%   *300~ 30%\n    2k   32.1~ 3%   *301  30%\n" in text
+    assert "1.00 MiB~" not in text
+    assert "Clock held down in 2 of 4 cells, SM clock 1600-1700 of 1980 MHz." in text
+    latency = shown([run(records)], metrics=("latency", "utilization_clock"), memory=False)
+    assert "ms" in latency
+    assert latency.count("~ clock held down") == 1
+    marked = markdown.render([run(records)])
+    assert "(bold: best of its row, \\~ clock held down)" in marked
+    assert "| 1k | 32.1 3% | **300**\\~ 30% |" in marked
+
+
+def test_units_and_marks_stand_in_line() -> None:
+    records = [ok(case(1024), "triton", 300.0, clock_held=1.98e9), ok(case(65536), "triton", 300.0, clock_held=1.5e9)]
+    lines = shown([run(records)], metrics=("latency",), memory=False).splitlines()
+    assert [line for line in lines if line.startswith(("1k", "64k"))] == ["1k b16   458  us", "64k b1   117~ ms"]
+
+
+def test_a_wrong_kernel_has_no_figure() -> None:
+    reason = "no kernel like 'flash_fwd' ran; instead: sgemm"
+    records = [ok(case(), "eager", 32.1), ended(case(), "fa4", "wrong-kernel", reason, kernels={"sgemm": 1})]
+    text = shown([run(records)])
+    assert "    1k   32.1 3%   KERNEL!\n" in text
+    assert f"KERNEL!  fa4 1k d128 full fwd: {reason}\n" in text
+    assert "1 cell where another kernel ran than the backend's: fa4 1k d128 full fwd." in text
+    assert "| 1k | 32.1 3% | KERNEL! |" in markdown.render([run(records)])
+
+
+def test_what_a_run_says_as_it_goes() -> None:
+    records = [
+        ok(case(16384), "triton", 300.0),
+        decode(16384, "triton", 12.0),
+        ended(case(16384), "fa4", "wrong-kernel", "sgemm ran", seconds=1.0),
+    ]
+    made = run(records)
+    stream = io.StringIO()
+    live = Live(Console(file=stream, width=200))
+    live.planned(replace(made, records=()), made.plan, None, ())
+    for job, record in zip(made.plan, records, strict=True):
+        live.ended(job, record)
+    live.close()
+    said = stream.getvalue()
+    assert "triton 16k d128 full fwd  300 TFLOP/s 30%\n" in said
+    assert "triton 1x16k d128 full fwd  12.0 TFLOP/s 63%m\n" in said
+    assert "fa4 16k d128 full fwd  KERNEL! sgemm ran\n" in said
+
+
+def test_how_it_was_measured() -> None:
+    def method(*records: Record) -> str:
+        return " ".join(shown([run(records)], 200).split("\n\n")[0].splitlines()[1:])
+
+    assert method(ok(case(), "triton", 300.0, timer="graph", l2="warm")) == (
+        "latency = median of 100 samples, CUDA graph replay, L2 warm"
+    )
+    assert method(ok(case(), "triton", 300.0, timer="cupti", l2="unproven")) == (
+        "latency = median of 100 samples, CUPTI kernel spans, L2 unproven"
+    )
+    tiny = case(128, batch=1)
+    spans = ok(tiny, "triton", 2.0, span=(55e-6,) * 30, clock_held=(1.98e9, 1.97e9, 1.9e9), clock_sm=1e9)
+    bf16 = ok(case(), "triton", 300.0, clock_sm=1.6e9, ceiling_matmul=7.95e14, ceiling_copy=4.2e12)
+    fp16 = ok(case(dtype="fp16"), "triton", 300.0, ceiling_matmul=8e14)
+    assert method(spans, bf16, fp16) == (
+        "latency = median of 30 to 100 samples, CUDA events, CUPTI kernel spans under 100 us, L2 cold, "
+        "SM clock 1600-1970 of 1980 MHz; ceilings here: matmul 795 TFLOP/s bf16, 800 TFLOP/s fp16, copy 4.20 TB/s"
+    )
+    slow = ok(case(dtype="fp32"), "eager", 0.1, ceiling_copy=43.1e9)
+    assert "; ceilings here: copy 43.1 GB/s" in method(slow)
+
+
 def test_json_is_valid_and_flat() -> None:
     records = [
         *h200(),
         ok(case(), "fa4", 300.0, n=1),
-        ok(case(), "fa4", 310.0, round=1, limits=("power cap", "thermal")),
+        ok(case(), "fa4", 310.0, round=1, limits=("power cap", "thermal"), kernels={"flash_fwd": 1, "fill, 2": 2}),
+        decode(4096, "fa4", 9.0, ceiling_matmul=6e14),
     ]
 
     def refuse(constant: str) -> None:
@@ -272,6 +379,12 @@ def test_json_is_valid_and_flat() -> None:
     assert (row["seqlen_k"], row["headdim"], row["causal"], row["window_left"]) == (1024, 128, False, None)
     assert (row["tflops"], row["status"], row["limits"]) == (pytest.approx(310), "ok", "power cap; thermal")
     assert row["speedup"] == pytest.approx(310 / 32.1)
+    assert (row["kernels"], row["bound"]) == ("flash_fwd; fill, 2", "compute")
+    assert row["utilization_ceiling"] == pytest.approx(310 / 600)
+    decoded = next(r for r in rows if r["seqlen_q"] == 1)
+    assert decoded["bound"] == "memory"
+    assert decoded["roofline"] == pytest.approx(decoded["bandwidth_utilization"])
+    assert set(METRICS) <= set(row)
     skipped = next(r for r in rows if r["backend"] == "sdpa-math")
     assert (skipped["status"], skipped["reason"], skipped["tflops"]) == ("skipped", "needs a CUDA GPU", None)
 
@@ -285,3 +398,4 @@ def test_csv_reads_back() -> None:
     assert again.loc[again["status"] == "ok", "memory_peak"].min() == 64 * 2**20
     assert str(frame["memory_peak"].dtype) == "Int64"
     assert str(frame["latency"].dtype) == "float64"
+    assert set(again["bound"]) == {"compute"}

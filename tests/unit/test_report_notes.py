@@ -1,13 +1,13 @@
-"""What stands below the tables: reasons, warnings, and how good the forecast was."""
+"""What stands below the tables: reasons, cautions, facts, and how good the forecast was."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from typing import Any
 
-from builders import H200, case, ended, job, ok, run
+from builders import CPU, H200, case, ended, job, ok, run
 
-from attnbench.report import notes, words
+from attnbench.report import cautions, facts, notes, words
 from attnbench.report.cells import cells
 from attnbench.report.forecast import forecast_line
 from attnbench.types import Forecast, Record
@@ -36,10 +36,14 @@ def test_durations_in_reasons_merge() -> None:
 
 def warned(*records: Record, **changes: Any) -> str:
     made = run(records, **changes)
-    return "\n".join(map(str, notes.warnings(cells([made]), [made])))
+    return "\n".join(map(str, cautions.cautions(cells([made]), [made])))
 
 
-def test_warnings() -> None:
+def told(*records: Record, **changes: Any) -> str:
+    return "\n".join(map(str, facts.facts(cells([run(records, **changes)]))))
+
+
+def test_cautions() -> None:
     good = ok(case(), "eager", 30.0)
     assert warned(good) == ""
     noisy = ok(case(2048), "triton", 300.0, spread=0.1)
@@ -49,6 +53,7 @@ def test_warnings() -> None:
     few = ok(case(2048), "triton", 300.0, n=4)
     assert "Few samples in 1 cell, the fewest 4: triton 2k d128 full fwd." in warned(good, few)
     assert "below 6 no 95 % interval" in warned(few)
+    assert "Few" not in warned(ok(case(2048), "triton", 300.0, n=6))  # enough for calls that take long
     unknown = warned(good, device=replace(H200, name="GPU of tomorrow"))
     assert "no bf16 peak is on file for GPU of tomorrow" in unknown
     assert "--peak bf16=..." in unknown
@@ -56,6 +61,132 @@ def test_warnings() -> None:
     assert "1 result wrong: triton 2k d128 full fwd." in warned(good, wrong)
     half = ended(case(), "eager", "timeout", "took 120 s", round=1)
     assert "1 cell measured in some rounds only: eager 1k d128 full fwd (TIMEOUT: took 120 s)." in warned(good, half)
+
+
+def test_a_clock_held_down_by_the_gauge() -> None:
+    records = [ok(case(), "eager", 30.0, clock_held=1.98e9), ok(case(2048), "triton", 300.0, clock_held=1.7e9)]
+    text = warned(*records)
+    assert "Clock held down in 1 of 2 cells, SM clock 1700 of 1980 MHz." in text
+    assert "--isolate-power" in text
+    capped = warned(records[0], replace(records[1], limits=("power cap",)))
+    assert "Clock held down by power cap in 1 of 2 cells" in capped
+    assert warned(replace(records[0], limits=("power cap",))) == ""  # NVML says so, but the clock was there
+
+
+def test_drift() -> None:
+    def drifting(which: Any, backend: str, *thirds: float) -> Record:
+        return ok(which, backend, 300.0, time=[t for third in thirds for t in [third] * 10])
+
+    steady = drifting(case(), "eager", 1e-3, 1.02e-3, 1.01e-3)
+    assert "while measured" not in warned(steady)
+    text = warned(
+        steady, drifting(case(2048), "triton", 1.05e-3, 1e-3, 1e-3), drifting(case(), "fa4", 2e-3, 1e-3, 1e-3)
+    )
+    assert "Still getting faster while measured: 2 cells, by 50% at most: fa4 1k d128 full fwd." in text
+    assert "warmup_s" in text
+    text = warned(steady, drifting(case(2048), "triton", 1e-3, 1e-3, 1.1e-3))
+    assert "Getting slower while measured: 1 cell, by 10% at most: triton 2k d128 full fwd." in text
+    assert "faster" not in text
+
+
+def test_the_state_of_the_machine() -> None:
+    good = ok(case(), "eager", 30.0)
+    shared = replace(ok(case(2048), "triton", 300.0), others=("python (pid 12)", "blender (pid 9)"))
+    text = warned(good, shared)
+    assert "Shared GPU: others computed on it during 1 of 2 cells: blender (pid 9), python (pid 12)." in text
+    assert "--device cuda:N" in text
+    failing = replace(shared, others=(), ecc_errors=2)
+    text = warned(good, failing)
+    assert "The GPU counted 2 uncorrected memory errors during triton 2k d128 full fwd." in text
+    text = warned(good, replace(good, backend="triton", l2="unproven"))
+    assert "L2 not proven cold in 1 of 2 cells" in text
+    assert "--timer cupti" in text
+    assert "exceeds the cache" in warned(replace(good, l2="unproven"), device=CPU)
+
+
+def turns(backend: str, events: float, graph: float | None, cupti: float, seqlen: int = 1024) -> Record:
+    taken = {"turns_events": (events,) * 8, "turns_cupti": (cupti,) * 8}
+    return ok(case(seqlen), backend, 300.0, **taken, **({"turns_graph": (graph,) * 8} if graph else {}))
+
+
+def test_the_cross_check() -> None:
+    records = [
+        turns("triton", 1000e-6, 1000e-6, 999e-6),
+        turns("triton", 1000e-6, 1004e-6, 990e-6, 2048),
+        turns("triton", 1000e-6, 1001e-6, 997e-6, 4096),
+        turns("triton", 50e-6, 49.5e-6, 48.5e-6, 8192),
+        turns("eager", 20e-6, None, 16.5e-6),
+        turns("eager", 10e-6, None, 8e-6, 2048),
+    ]
+    assert told(*records).splitlines() == [
+        "Cross-check of eager: CUPTI reads 2.0 to 3.5 us less than CUDA events in 2 shorter cells.",
+        "Cross-check of triton: CUDA graph replay differs from CUDA events by 0.1% in the median and 0.4% in the worst "
+        "of 3 cells of 100 us and more and reads 0.5 us less in 1 shorter cell; CUPTI differs from CUDA events by 0.3% "
+        "in the median and 1% in the worst of 3 cells of 100 us and more and reads 1.5 us less in 1 shorter cell.",
+    ]
+    assert warned(*records) == ""
+    text = warned(*records, turns("triton", 1e-3, 1e-3, 0.9e-3, 16384))
+    assert (
+        "Instruments disagree: by more than 2% in 1 cell of 100 us and more, by 10% in the worst: "
+        "triton 16k d128 full fwd." in text
+    )
+
+
+def test_short_kernels_and_their_launch_gaps() -> None:
+    def short(backend: str, seqlen: int, gap: float, **changes: Any) -> Record:
+        return ok(case(seqlen), backend, 300.0, time=(50e-6,) * 30, span=(50e-6 - gap,) * 30, **changes)
+
+    records = [short("triton", 1024, 1.2e-6), short("triton", 2048, 2.3e-6), short("eager", 1024, 4e-6)]
+    assert told(*records) == (
+        "Latency is the kernels' own span (CUPTI) in 3 cells. CUDA events read under 100 us there, launch gap "
+        "included: eager 4.0 us, triton 1.2 to 2.3 us. -m launch_gap has it by cell."
+    )
+    bound = short("eager", 1024, 40e-6, host_bound=True)
+    assert "launch gap included." in told(bound)  # its readings hold the host's time too
+    assert told(ok(case(), "eager", 30.0)) == ""
+
+
+def test_what_the_host_launches_more_slowly_than_the_gpu_runs() -> None:
+    records = [ok(case(s), b, 300.0, enqueue=e) for s, b, e in ((1024, "eager", 1.0), (2048, "eager", 1.0))]
+    records += [ok(case(), "triton", 300.0, enqueue=1e-6), ok(case(2048), "triton", 300.0, enqueue=2.0)]
+    text = told(*records)
+    assert "Launch-bound: 3 cells where the host takes longer to launch a call than the GPU to run it" in text
+    assert "(eager 2, triton 1)" in text
+    assert told(records[2]) == ""
+
+
+def test_memory_that_torch_does_not_know() -> None:
+    def took(backend: str, seqlen: int, peak: int, outside: int) -> Record:
+        peak, outside = peak * 2**20, outside * 2**20
+        return ok(case(seqlen), backend, 300.0, memory_peak=peak, memory_driver=peak + outside)
+
+    records = [took("sdpa-cudnn", s, 64, mib) for s, mib in ((1024, 100), (2048, 128), (4096, 200))]
+    records += [took("eager", 1024, 64, 30), took("triton", 1024, 4000, 100)]
+    assert told(*records) == (
+        "Memory outside torch's allocator: sdpa-cudnn 128 MiB (median of 3 cells). memory_peak leaves it out. "
+        "-m memory_driver has all of it."
+    )
+    assert told(*records, device=CPU) == ""
+
+
+def test_what_records_say_is_said_once() -> None:
+    text = "cross-check: graph: L2 is cold only with {} copies of its operands, over 512"
+    records = [ok(case(1024 * 2**i), "triton", 300.0, notes=(text.format(600 + i),)) for i in range(3)]
+    records += [ok(case(), "eager", 30.0, notes=(text.format(700), "no \x1b[31mjoules")), ok(case(2048), "eager", 30.0)]
+    assert told(*records).splitlines() == [
+        "cross-check: graph: L2 is cold only with 600 to 700 copies of its operands, over 512 (4 cells: eager, triton)",
+        "no joules (1 cell: eager)",
+    ]
+
+
+def test_facts_stand_apart_for_several_devices() -> None:
+    b200 = replace(H200, name="NVIDIA B200", memory=192 * 10**9)
+    runs = [run([turns("triton", 1e-3, 1e-3, 1e-3)]), run([turns("triton", 1e-3, 1e-3, 1e-3)], device=b200)]
+    found = [str(f) for f in facts.facts(cells(runs))]
+    assert [text.partition(":")[0] for text in found] == [
+        "Cross-check of triton on NVIDIA H200",
+        "Cross-check of triton on NVIDIA B200",
+    ]
 
 
 def test_an_incomplete_run_says_how_to_finish_it() -> None:

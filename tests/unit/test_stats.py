@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats as scipy_stats
 
-from attnbench.stats import cov, geomean, median, median_interval, percentile, relative_halfwidth
+from attnbench.stats import cov, drift, geomean, median, median_interval, percentile, relative_halfwidth
 
 samples = st.lists(st.floats(1e-7, 1e3), min_size=1, max_size=60)
 
@@ -136,3 +136,19 @@ def test_geomean_of_inverse_ratios_is_the_inverse():
 def test_bad_input_is_refused(call):
     with pytest.raises(ValueError, match=r"no values|must lie|above 0"):
         call()
+
+
+def test_drift_is_the_move_from_the_first_third_to_the_last():
+    falling = [2.0] * 10 + [1.5] * 10 + [1.0] * 10
+    assert drift(falling) == pytest.approx(-0.5)
+    assert drift(falling[::-1]) == pytest.approx(1.0)
+    assert drift([*falling, 1.0]) == pytest.approx(-0.5)  # a rest of the division belongs to the middle
+
+
+def test_no_drift_where_noise_explains_it():
+    noisy = [1.0, 1.2] * 15
+    assert drift(noisy) == 0
+    assert drift([1.0, 1.2] * 5 + [1.1] * 10 + [1.01, 1.21] * 5) == 0  # the intervals overlap
+    assert drift([3.0, 2.0, 1.0, 1.0, 1.0]) == 0  # too few to tell
+    assert drift([3.0, 3.0, 2.0, 2.0, 1.0, 1.0]) == pytest.approx(-2 / 3)  # ranges, under 6 a third
+    assert drift([0.0] * 6 + [1.0] * 6) == 0  # nothing to relate it to

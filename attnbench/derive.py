@@ -1,0 +1,242 @@
+"""The formulas behind the metrics: a record's raw samples, and what is known of its machine, make figures.
+
+**Time.** A reading with CUDA events holds a launch gap, from the event to the kernel's start and from its end to the
+next event: 1 to 4 us that differ by kernel and are none of its work. So where the reading is under 100 us and CUPTI saw
+the same launches, the kernels' own span takes its place in all that is derived from time.
+
+**Utilisation** is throughput as a share of one of three: the datasheet's peak; that peak scaled to the clock that was
+held, so that power does not count against the kernel; and what a large matmul reached in the same run.
+
+**Roofline** (Williams, Waterman and Patterson, "Roofline", CACM 52(4), 2009): no implementation takes less than
+max(FLOPs / peak, bytes / bandwidth), by the datasheet, with exact FLOPs and ideal traffic whatever the convention. The
+larger term is what bounds the case. With a warm L2 the traffic need not cross the bus, and a share may exceed 1.
+
+**Cross-check.** The instruments took turns, so readings of one turn saw the same clock: they are compared turn by turn,
+and the median of the ratios counts.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from attnbench import hardware, stats, work
+from attnbench.types import INSTRUMENTS, Case, Record, Run
+from attnbench.work import Convention
+
+SHORT = 100e-6  # seconds, as CUDA events read
+MIN_SAMPLES_P99 = 100
+MIN_SAMPLES_INTERVAL = 6  # below, not even the whole range is a 95 % interval of the median
+
+
+@dataclass(frozen=True)
+class Context:
+    """What a metric needs beyond the record; None where it is not known."""
+
+    peak: float | None = None  # FLOP/s of the dtype: given with --peak, else the datasheet's
+    clock: float | None = None  # Hz at which the datasheet's peak holds; None for a peak that was given
+    bandwidth: float | None = None  # bytes/s by the datasheet
+    ceiling: float | None = None  # FLOP/s of a large matmul of the dtype, measured in the run
+    copy: float | None = None  # bytes/s of a large copy, read plus write, measured in the run
+    eager: float | None = None  # seconds of eager on the same case and round
+    convention: Convention = "exact"
+
+
+Formula = Callable[[Record, Context], "float | None"]
+
+
+def context(run: Run, dtype: str) -> Context:
+    """What a run says of its machine, for one dtype."""
+    device = run.environment.device
+    gpu = hardware.find(device.name, device.memory)
+    given = run.peak.get(dtype, run.peak.get(""))
+    ceilings = [v for r in run.records if r.case.dtype == dtype for v in values(r, "ceiling_matmul")]
+    copies = [v for r in run.records for v in values(r, "ceiling_copy")]
+    return Context(
+        peak=given if given is not None else hardware.peak(gpu, dtype) if gpu else None,
+        clock=hardware.clock(gpu, dtype) if gpu and given is None else None,
+        bandwidth=gpu.bandwidth if gpu else None,
+        ceiling=stats.median(ceilings) if ceilings else None,
+        copy=stats.median(copies) if copies else None,
+    )
+
+
+def values(record: Record, name: str) -> tuple[float, ...]:
+    """The raw samples of one measurement; none where it was not taken."""
+    measurement = record.measurements.get(name)
+    return measurement.values if measurement else ()
+
+
+def samples(record: Record) -> tuple[float, ...]:
+    """Seconds of each timed call: as the run's instrument read them, or the spans of a kernel too short for events."""
+    return values(record, "span") if uses_span(record) else values(record, "time")
+
+
+def uses_span(record: Record) -> bool:
+    """Whether the kernels' span stands in place of the events' reading."""
+    time, span = values(record, "time"), values(record, "span")
+    return bool(time and span) and record.timer == "events" and stats.median(time) < SHORT
+
+
+def measured(name: str, reduce: Callable[[Sequence[float]], float] = stats.median) -> Formula:
+    """One number of the samples of a measurement."""
+
+    def derive(record: Record, _: Context) -> float | None:
+        found = values(record, name)
+        return reduce(found) if found else None
+
+    return derive
+
+
+def latency(record: Record, _: Context) -> float | None:
+    found = samples(record)
+    return stats.median(found) if found else None
+
+
+def percentile(p: float, at_least: int = 1) -> Formula:
+    def derive(record: Record, _: Context) -> float | None:
+        found = samples(record)
+        return stats.percentile(found, p) if len(found) >= at_least else None
+
+    return derive
+
+
+def ci(record: Record, _: Context) -> float | None:
+    found = samples(record)
+    return stats.relative_halfwidth(found) if len(found) >= MIN_SAMPLES_INTERVAL else None
+
+
+def cov(record: Record, _: Context) -> float | None:
+    found = samples(record)
+    return stats.cov(found) if found else None
+
+
+def count(record: Record, _: Context) -> float:
+    return float(len(samples(record)))
+
+
+def launch_gap(record: Record, _: Context) -> float | None:
+    """Seconds that the events' reading has over the kernels' span."""
+    time, span = values(record, "time"), values(record, "span")
+    return stats.median(time) - stats.median(span) if time and span and record.timer == "events" else None
+
+
+def throughput(record: Record, context: Context) -> float | None:
+    """FLOP/s."""
+    return _over(work.flops(record.case, context.convention), latency(record, context))
+
+
+def tflops(record: Record, context: Context) -> float | None:
+    return _over(throughput(record, context), 1e12)
+
+
+def utilization(record: Record, context: Context) -> float | None:
+    return _over(throughput(record, context), context.peak)
+
+
+def utilization_clock(record: Record, context: Context) -> float | None:
+    held = clock(record)
+    if context.peak is None or context.clock is None or held is None:
+        return None
+    return _over(throughput(record, context), context.peak * held / context.clock)
+
+
+def utilization_ceiling(record: Record, context: Context) -> float | None:
+    return _over(throughput(record, context), context.ceiling)
+
+
+def clock(record: Record) -> float | None:
+    """Hz of the multiprocessors while measuring: by the exact gauge, else as NVML saw it."""
+    found = values(record, "clock_held") or values(record, "clock_sm")
+    return stats.median(found) if found else None
+
+
+def traffic(record: Record, context: Context) -> float | None:
+    """Ideal bytes/s."""
+    return _over(float(work.nbytes(record.case)), latency(record, context))
+
+
+def gbps(record: Record, context: Context) -> float | None:
+    return _over(traffic(record, context), 1e9)
+
+
+def bandwidth_utilization(record: Record, context: Context) -> float | None:
+    return _over(traffic(record, context), context.bandwidth)
+
+
+def bandwidth_ceiling(record: Record, context: Context) -> float | None:
+    return _over(traffic(record, context), context.copy)
+
+
+def roofline(record: Record, context: Context) -> float | None:
+    """The share of the latency that the roofline needs."""
+    terms = _roofline(record.case, context)
+    return None if terms is None else _over(max(terms), latency(record, context))
+
+
+def bound(case: Case, context: Context) -> Literal["compute", "memory"] | None:
+    """What the roofline of a case is made of; None where peak or bandwidth is not known."""
+    terms = _roofline(case, context)
+    return None if terms is None else "compute" if terms[0] >= terms[1] else "memory"
+
+
+def _roofline(case: Case, context: Context) -> tuple[float, float] | None:
+    """Seconds for the arithmetic, and for the traffic."""
+    if not context.peak or not context.bandwidth:
+        return None
+    return work.flops(case) / context.peak, work.nbytes(case) / context.bandwidth
+
+
+def speedup(record: Record, context: Context) -> float | None:
+    return 1.0 if record.backend == "eager" else _over(context.eager, latency(record, context))
+
+
+def error(record: Record, _: Context) -> float | None:
+    if record.accuracy is None or not record.accuracy.errors:
+        return None
+    return max(
+        e.max_error / e.tolerance if e.tolerance else (math.inf if e.max_error else 0.0)
+        for e in record.accuracy.errors.values()
+    )
+
+
+def drift(record: Record, _: Context) -> float | None:
+    """Of the instrument's own samples: there are more of them than spans, in the order of time."""
+    found = values(record, "time")
+    return stats.drift(found) if found else None
+
+
+def sustained_latency(record: Record, _: Context) -> float | None:
+    found = values(record, "sustained")
+    return math.fsum(found) / len(found) if found else None
+
+
+def sustained_tflops(record: Record, context: Context) -> float | None:
+    return _over(work.flops(record.case, context.convention) / 1e12, sustained_latency(record, context))
+
+
+def joules(record: Record, context: Context) -> float | None:
+    """Of one call."""
+    watts, seconds = values(record, "sustained_power"), sustained_latency(record, context)
+    return stats.median(watts) * seconds if watts and seconds is not None else None
+
+
+def tflops_per_watt(record: Record, context: Context) -> float | None:
+    return _over(work.flops(record.case, context.convention) / 1e12, joules(record, context))
+
+
+def ratios(record: Record, instrument: str) -> tuple[float, ...]:
+    """An instrument's readings over those of the events in the same turns."""
+    pairs = zip(values(record, f"turns_{instrument}"), values(record, "turns_events"), strict=False)
+    return tuple(theirs / events for theirs, events in pairs if events)
+
+
+def disagreement(record: Record, _: Context) -> float | None:
+    apart = [abs(stats.median(found) - 1) for name in INSTRUMENTS[1:] if (found := ratios(record, name))]
+    return max(apart, default=None)
+
+
+def _over(part: float | None, whole: float | None) -> float | None:
+    return part / whole if part is not None and whole else None

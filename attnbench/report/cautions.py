@@ -1,0 +1,251 @@
+"""Below the tables: what to doubt about the figures, why it matters, and what to do about it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from attnbench import derive, metrics, stats, store
+from attnbench.report import words
+from attnbench.report.cells import Cell
+from attnbench.report.tables import HELD_DOWN
+from attnbench.types import Run
+from attnbench.work import Convention
+
+DRIFT = 0.02
+DISAGREE = 0.02
+
+
+@dataclass(frozen=True)
+class Caution:
+    """What happened, why it matters, what to do."""
+
+    what: str
+    why: str
+    todo: str
+
+    def __str__(self) -> str:
+        return " ".join(filter(None, (self.what, self.why, self.todo)))
+
+
+def cautions(cells: Sequence[Cell], runs: Sequence[Run], convention: Convention = "exact") -> list[Caution]:
+    """Everything that should make a reader careful, most serious first."""
+    measured = [c for c in cells if c.status == "ok"]
+    found = [*_wrong(cells), *_wrong_kernel(cells), *_incomplete(runs), *_half_ok(measured), *_ecc(measured)]
+    found += [*_others(measured), *_disagree(measured), *_host_bound(measured), *_held_down(measured)]
+    found += [*_drifting(measured), *_few(measured), *_noisy(measured), *_unproven(measured), *_no_peak(measured)]
+    if convention == "fa" and any(c.case.window_size != (None, None) and c.case.causal for c in measured):
+        found.append(
+            Caution(
+                "The fa convention ignores windows.",
+                "TFLOP/s of causal sliding windows are far too high.",
+                "Use --flops-convention exact.",
+            )
+        )
+    return found
+
+
+def _wrong(cells: Iterable[Cell]) -> Iterator[Caution]:
+    wrong = [c for c in cells if c.status == "wrong"]
+    if wrong:
+        yield Caution(
+            f"{words.count(len(wrong), 'result')} wrong: {_named(wrong)}.",
+            "The speed of a wrong answer says nothing, so none is shown.",
+            "See above by how much; report it to the backend's authors.",
+        )
+
+
+def _wrong_kernel(cells: Iterable[Cell]) -> Iterator[Caution]:
+    other = [c for c in cells if c.status == "wrong-kernel"]
+    if other:
+        yield Caution(
+            f"{words.count(len(other), 'cell')} where another kernel ran than the backend's: {_named(other)}.",
+            "Its speed under this name would mislead, so none is shown.",
+            "See above what ran; leave those cases out, or choose the backend whose kernel it is.",
+        )
+
+
+def _incomplete(runs: Iterable[Run]) -> Iterator[Caution]:
+    for run in runs:
+        done = {record.id for record in run.records}
+        missing = store.missing(run)
+        open_ = [job for job in missing if job.skip is None and job.id not in done]
+        later = [job for job in missing if job.id in done]
+        if open_:
+            yield Caution(
+                f"Incomplete: {len(open_)} of {words.count(len(run.plan), 'planned job')} of suite "
+                f'"{run.suite}" have no record.',
+                "What is missing may change who is fastest.",
+                "Finish with: attnbench run --resume FILE",
+            )
+        elif later:
+            yield Caution(
+                f"Incomplete: {words.count(len(later), 'job')} skipped for want of time.",
+                "",
+                "Measure them with: attnbench run --resume FILE",
+            )
+
+
+def _half_ok(cells: Iterable[Cell]) -> Iterator[Caution]:
+    odd = [c for c in cells if any(r.status != "ok" for r in c.records)]
+    if odd:
+        other = next(r for r in odd[0].records if r.status != "ok")
+        yield Caution(
+            f"{words.count(len(odd), 'cell')} measured in some rounds only: {_named(odd)} "
+            f"({words.ENDINGS[other.status]}: {words.one_line(other.reason or 'no reason given')}).",
+            "Their figures are of the rounds that worked.",
+            "Read them as unstable.",
+        )
+
+
+def _ecc(cells: Iterable[Cell]) -> Iterator[Caution]:
+    struck = [c for c in cells if any(r.ecc_errors for r in c.records)]
+    if struck:
+        number = sum(r.ecc_errors for c in struck for r in c.records)
+        yield Caution(
+            f"The GPU counted {words.count(number, 'uncorrected memory error')} during {_named(struck)}.",
+            "The card is failing, and what it computes may be wrong.",
+            "Look at nvidia-smi -q -d ECC, and measure on another.",
+        )
+
+
+def _others(cells: Sequence[Cell]) -> Iterator[Caution]:
+    shared = [c for c in cells if any(r.others for r in c.records)]
+    if shared:
+        names = sorted({name for c in shared for r in c.records for name in r.others})
+        yield Caution(
+            f"Shared GPU: others computed on it during {len(shared)} of {words.count(len(cells), 'cell')}: "
+            f"{words.some(names)}.",
+            "Their work is in these latencies.",
+            "Stop them and run again, or use another GPU (--device cuda:N).",
+        )
+
+
+def _disagree(cells: Iterable[Cell]) -> Iterator[Caution]:
+    """Of long calls: in short ones the launch gap is expected."""
+    apart = [(d, c) for c in cells if (d := c.value("disagreement")) is not None and d > DISAGREE and _long_turns(c)]
+    if apart:
+        worst, cell = max(apart, key=lambda pair: pair[0])
+        yield Caution(
+            f"Instruments disagree: by more than {metrics.percent(DISAGREE)} in {words.count(len(apart), 'cell')} of "
+            f"{metrics.duration(derive.SHORT)} and more, by {metrics.percent(worst)} in the worst: {words.name(cell)}.",
+            "One of them sees work, or a gap, that another does not.",
+            "Trust these no better than that; -m disagreement has it by cell, run --timer another reading.",
+        )
+
+
+def _long_turns(cell: Cell) -> bool:
+    readings = [v for r in cell.records for v in derive.values(r, "turns_events")]
+    return bool(readings) and stats.median(readings) >= derive.SHORT
+
+
+def _host_bound(cells: Sequence[Cell]) -> Iterator[Caution]:
+    bound = [c for c in cells if any(r.host_bound for r in c.records)]
+    if bound:
+        yield Caution(
+            f"Host-bound: {words.count(len(bound), 'cell')} where the device waited for the host: {_named(bound)}.",
+            "Their latency holds the time that Python takes to launch, not the kernels' alone.",
+            "Launch fewer kernels, or capture them in a CUDA graph.",
+        )
+
+
+def _held_down(cells: Sequence[Cell]) -> Iterator[Caution]:
+    held = [c for c in cells if c.held_down]
+    if held:
+        limits = sorted({limit for c in held for r in c.records for limit in r.limits})
+        clocks = [hz for c in held for r in c.records if r.status == "ok" and (hz := derive.clock(r)) is not None]
+        seen = f", SM clock {_range(clocks)}" if clocks else ""
+        top = held[0].run.environment.clock_max_hz
+        most = f" of {top / 1e6:.0f} MHz" if top and clocks else " MHz" if clocks else ""
+        yield Caution(
+            f"Clock held down{' by ' if limits else ''}{', '.join(limits)} in {len(held)} of "
+            f"{words.count(len(cells), 'cell')}{seen}{most}.",
+            f"Marked {HELD_DOWN}: their speed is what the machine sustains, not what the kernel could do, and moves by "
+            "some percent from run to run.",
+            "Compare them by -m utilization_clock, or within one run over several --rounds; run --isolate-power lets "
+            "the GPU rest before each cell.",
+        )
+
+
+def _drifting(cells: Sequence[Cell]) -> Iterator[Caution]:
+    drifts = [(d, c) for c in cells if (d := c.value("drift")) is not None]
+    faster = [(d, c) for d, c in drifts if d < -DRIFT]
+    slower = [(d, c) for d, c in drifts if d > DRIFT]
+    if faster:
+        most, cell = min(faster, key=lambda pair: pair[0])
+        yield Caution(
+            f"Still getting faster while measured: {words.count(len(faster), 'cell')}, by {metrics.percent(-most)} at "
+            f"most: {words.name(cell)}.",
+            "They were not warm yet, so their medians are too slow.",
+            "Raise warmup_s or max_seconds in the suite.",
+        )
+    if slower:
+        most, cell = max(slower, key=lambda pair: pair[0])
+        yield Caution(
+            f"Getting slower while measured: {words.count(len(slower), 'cell')}, by {metrics.percent(most)} at most: "
+            f"{words.name(cell)}.",
+            "The clock fell meanwhile, or something else began to run.",
+            "Give run --isolate-power, or lower burst_s in the suite; -m clock_held,power,temperature tells more.",
+        )
+
+
+def _few(cells: Iterable[Cell]) -> Iterator[Caution]:
+    counts = [(min(len(derive.samples(r)) for r in c.records if r.status == "ok"), c) for c in cells]
+    few = [(n, c) for n, c in counts if n < min(c.run.policy.min_samples, derive.MIN_SAMPLES_INTERVAL)]
+    if few:
+        fewest, cell = min(few, key=lambda pair: pair[0])
+        yield Caution(
+            f"Few samples in {words.count(len(few), 'cell')}, the fewest {fewest}: {words.name(cell)}.",
+            f"Their spread is hardly known: below {derive.MIN_SAMPLES_INTERVAL} no 95 % interval exists.",
+            f"Raise max_seconds in the suite (it was {cell.run.policy.max_seconds:g} s a cell).",
+        )
+
+
+def _noisy(cells: Sequence[Cell]) -> Iterator[Caution]:
+    noisy = [(ci, c) for c in cells if (ci := c.value("ci")) is not None and ci > c.run.policy.target]
+    if noisy:
+        worst, cell = max(noisy, key=lambda pair: pair[0])
+        target = metrics.percent(cell.run.policy.target)
+        yield Caution(
+            f"Noisy: {len(noisy)} of {words.count(len(cells), 'cell')} not known to {target}, the worst to "
+            f"{metrics.percent(worst)}: {words.name(cell)}.",
+            "Smaller differences than that are not real.",
+            "Leave the machine alone meanwhile, or raise max_seconds in the suite "
+            f"({cell.run.policy.max_seconds:g} s a cell).",
+        )
+
+
+def _unproven(cells: Sequence[Cell]) -> Iterator[Caution]:
+    unproven = [c for c in cells if any(r.l2 == "unproven" for r in c.records)]
+    if unproven:
+        policy, kind = unproven[0].run.policy, unproven[0].run.environment.device.kind
+        other = "events" if policy.timer == "cupti" else "cupti"
+        yield Caution(
+            f"L2 not proven {policy.l2} in {len(unproven)} of {words.count(len(cells), 'cell')}: "
+            "a read that fits in it did not show it.",
+            "What fits in the cache may be timed in another state than promised.",
+            f"Compare with run --timer {other}." if kind == "cuda" else "Trust what exceeds the cache.",
+        )
+
+
+def _no_peak(cells: Iterable[Cell]) -> Iterator[Caution]:
+    unknown: dict[str, set[str]] = {}
+    for cell in cells:
+        if cell.rates.peak is None and cell.run.environment.device.kind == "cuda":
+            unknown.setdefault(cell.run.environment.device.name, set()).add(cell.case.dtype)
+    for device, dtypes in unknown.items():
+        names = sorted(dtypes)
+        yield Caution(
+            f"Utilisation unknown: no {' or '.join(names)} peak is on file for {device}.",
+            "TFLOP/s are not affected.",
+            f"Give the datasheet's dense TFLOP/s: {' '.join(f'--peak {n}=...' for n in names)}",
+        )
+
+
+def _named(cells: Iterable[Cell]) -> str:
+    return words.some(words.name(c) for c in cells)
+
+
+def _range(hertz: Sequence[float]) -> str:
+    low, high = f"{min(hertz) / 1e6:.0f}", f"{max(hertz) / 1e6:.0f}"
+    return low if low == high else f"{low}-{high}"

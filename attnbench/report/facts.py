@@ -1,0 +1,130 @@
+"""Below the tables: what the figures hold and what they do not. Nothing is wrong with these; a reader wants to know."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+from attnbench import derive, metrics, stats
+from attnbench.report import words
+from attnbench.report.cautions import Caution
+from attnbench.report.cells import Cell
+from attnbench.types import INSTRUMENTS
+
+OUTSIDE, OUTSIDE_SHARE = 64 * 2**20, 0.05  # bytes, and of the peak: less may be code that was loaded
+NAMES = {"graph": "CUDA graph replay", "cupti": "CUPTI"}
+
+
+def facts(cells: Sequence[Cell]) -> list[Caution]:
+    measured = [c for c in cells if c.status == "ok"]
+    found = [*_spans(measured), *_launch_bound(measured), *_cross_check(measured), *_outside(measured)]
+    return [*found, *_said(cells)]
+
+
+def _spans(cells: Iterable[Cell]) -> Iterator[Caution]:
+    short = [c for c in cells if any(r.status == "ok" and derive.uses_span(r) for r in c.records)]
+    if short:
+        gaps = _by_backend(short, lambda c: None if any(r.host_bound for r in c.records) else c.value("launch_gap"))
+        each = ", ".join(f"{backend} {_microseconds(found)}" for backend, found in gaps)
+        yield Caution(
+            f"Latency is the kernels' own span (CUPTI) in {words.count(len(short), 'cell')}.",
+            f"CUDA events read under {metrics.duration(derive.SHORT)} there, launch gap included"
+            + (f": {each}." if each else "."),
+            "-m launch_gap has it by cell.",
+        )
+
+
+def _launch_bound(cells: Iterable[Cell]) -> Iterator[Caution]:
+    bound = [c for c in cells if (c.value("latency") or 0.0) < (c.value("enqueue") or 0.0)]
+    if bound:
+        each = ", ".join(f"{backend} {len(found)}" for backend, found in _by_backend(bound, lambda _: 1.0))
+        yield Caution(
+            f"Launch-bound: {words.count(len(bound), 'cell')} where the host takes longer to launch a call "
+            f"than the GPU to run it ({each}).",
+            "Unless calls are captured in a CUDA graph, users feel the host there, not the kernel.",
+            "-m enqueue has the host's time by cell.",
+        )
+
+
+def _cross_check(cells: Sequence[Cell]) -> Iterator[Caution]:
+    for backend, group in _groups(cells):
+        parts = []
+        for instrument in INSTRUMENTS[1:]:
+            compared = [(c, ratio) for c in group if (ratio := _ratio(c, instrument)) is not None]
+            apart = [abs(ratio - 1) for c, ratio in compared if _events(c) >= derive.SHORT]
+            gaps = [_events(c) * (1 - ratio) for c, ratio in compared if _events(c) < derive.SHORT]
+            said = []
+            if apart:
+                said.append(
+                    f"differs from CUDA events by {metrics.percent(stats.median(apart))} in the median and "
+                    f"{metrics.percent(max(apart))} in the worst of {words.count(len(apart), 'cell')} of "
+                    f"{metrics.duration(derive.SHORT)} and more"
+                )
+            if gaps:
+                than = "" if apart else " than CUDA events"
+                said.append(f"reads {_microseconds(gaps)} less{than} in {words.count(len(gaps), 'shorter cell')}")
+            if said:
+                parts.append(f"{NAMES[instrument]} {' and '.join(said)}")
+        if parts:
+            yield Caution(f"Cross-check of {backend}:", "; ".join(parts) + ".", "")
+
+
+def _ratio(cell: Cell, instrument: str) -> float | None:
+    found = [ratio for r in cell.records if r.status == "ok" for ratio in derive.ratios(r, instrument)]
+    return stats.median(found) if found else None
+
+
+def _events(cell: Cell) -> float:
+    """Seconds, where they took turns with the others."""
+    return stats.median([v for r in cell.records for v in derive.values(r, "turns_events")])
+
+
+def _outside(cells: Iterable[Cell]) -> Iterator[Caution]:
+    def extra(cell: Cell) -> float | None:
+        driver, peak = cell.value("memory_driver"), cell.value("memory_peak")
+        if driver is None or peak is None or cell.run.environment.device.kind != "cuda":
+            return None
+        return driver - peak if driver - peak > max(OUTSIDE, OUTSIDE_SHARE * peak) else None
+
+    found = _by_backend(list(cells), extra)
+    if found:
+        each = ", ".join(
+            f"{backend} {metrics.size(stats.median(extras))} (median of {words.count(len(extras), 'cell')})"
+            for backend, extras in found
+        )
+        yield Caution(
+            f"Memory outside torch's allocator: {each}.",
+            "memory_peak leaves it out.",
+            "-m memory_driver has all of it.",
+        )
+
+
+def _said(cells: Iterable[Cell]) -> Iterator[Caution]:
+    """The records' own notes, numbers aside, once each."""
+    groups: dict[str, list[tuple[str, Cell]]] = {}
+    for cell in cells:
+        for text in dict.fromkeys(words.one_line(note) for r in cell.records for note in r.notes):
+            groups.setdefault(words.template(text), []).append((text, cell))
+    for group in groups.values():
+        backends = ", ".join(sorted({c.backend for _, c in group}, key=words.backend_rank))
+        number = words.count(len({id(c) for _, c in group}), "cell")
+        yield Caution(words.merged([text for text, _ in group]), f"({number}: {backends})", "")
+
+
+def _groups(cells: Sequence[Cell]) -> list[tuple[str, list[Cell]]]:
+    """Cells by backend, and by device where there are several."""
+    several = len({c.device for c in cells}) > 1
+    groups: dict[str, list[Cell]] = {}
+    for cell in sorted(cells, key=lambda c: words.backend_rank(c.backend)):
+        groups.setdefault(f"{cell.backend} on {cell.device}" if several else cell.backend, []).append(cell)
+    return list(groups.items())
+
+
+def _by_backend(cells: Sequence[Cell], value: Callable[[Cell], float | None]) -> list[tuple[str, list[float]]]:
+    """The values of each backend's cells, where there are any."""
+    found = [(label, [v for c in group if (v := value(c)) is not None]) for label, group in _groups(cells)]
+    return [(label, values) for label, values in found if values]
+
+
+def _microseconds(seconds: Sequence[float]) -> str:
+    low, high = f"{min(seconds) * 1e6:.1f}", f"{max(seconds) * 1e6:.1f}"
+    return f"{low} us" if low == high else f"{low} to {high} us"

@@ -1,0 +1,117 @@
+"""`attnbench profile` on a GPU: the timeline, memory in step with it, and ncu's bytes where they are known."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from attnbench import ncu
+from attnbench.types import Case, Device, Shape, to_json
+
+torch = pytest.importorskip("torch")
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")]
+
+MIB = 2**20
+OWN = f"""
+import torch
+from attnbench.types import Prepared
+
+class Chain:
+    # y = x + 1, and with a second step z = y + 1, each of some MiB
+    def __init__(self, mib, steps):
+        self.mib, self.steps = mib, steps
+
+    def prepare(self, case, inputs):
+        buffers = [torch.zeros(self.mib * {MIB} // 4, device=inputs.q.device) for _ in range(self.steps + 1)]
+
+        def launch():
+            for source, target in zip(buffers, buffers[1:]):
+                torch.add(source, 1, out=target)
+
+        return Prepared(launch, lambda _: {{}})
+
+small, large, chain = Chain(16, 1), Chain(512, 1), Chain(8, 2)
+"""
+
+
+def profile(folder: Path, *args: str) -> dict[str, Any]:
+    command = [sys.executable, "-m", "attnbench", "profile", "--seqlen", "2k", "--causal", "--json", *args]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+@pytest.mark.parametrize("direction", ["fwd", "bwd"])
+def test_the_timeline_its_memory_and_the_trace(tmp_path: Path, direction: str) -> None:
+    names = ("eager", "sdpa-flash", "triton")
+    args = ("-b", ",".join(names), "--pass", direction, "--no-ncu", "--trace", "t.json")
+    data = profile(tmp_path, *args)
+    assert [p["backend"] for p in data["profiles"]] == list(names)
+    assert data["roofline"].get("datasheet") or "reach" in data["roofline"]["source"]
+    for found in data["profiles"]:
+        assert "wrong" not in found, found["wrong"]
+        kernels, span = found["activities"], found["length"]
+        assert kernels
+        assert kernels[0]["start"] == 0.0
+        assert max(k["end"] for k in kernels) == pytest.approx(span)
+        assert 0.5 * found["latency"] < span < 1.3 * found["latency"]
+        assert found["enqueue"]
+        memory = found["memory"]
+        assert len(memory) == len(kernels), found.get("notes")
+        assert 0.8 * found["memory_peak"] <= max(nbytes for _, nbytes in memory) <= 1.01 * found["memory_peak"] + 4096
+        events = json.loads((tmp_path / f"t-{found['backend']}.json").read_text())["traceEvents"]
+        assert {e["name"] for e in events if e.get("cat") == "kernel"} <= {k["name"] for k in kernels}
+        assert any(e.get("cat") == "kernel" for e in events)
+
+
+def traffic(folder: Path, name: str) -> ncu.Traffic:
+    tool = ncu.find()
+    if tool is None:
+        pytest.skip(ncu.MISSING)
+    (folder / "own.py").write_text(OWN)
+    properties: Any = torch.cuda.get_device_properties(0)
+    device = Device("cuda", 0, properties.name, properties.total_memory, 2**30, l2=properties.L2_cache_size)
+    request = {
+        "name": name,
+        "spec": f"{folder / 'own.py'}:{name}",
+        "case": to_json(Case(Shape(1, 16, 16, 1, 1, 16, 16), "bf16", "fwd")),
+        "device": to_json(device),
+    }
+    try:
+        return ncu.measure(tool, None, request)
+    except ncu.NoTraffic as reason:
+        pytest.skip(str(reason))
+
+
+@pytest.mark.parametrize(("name", "mib"), [("small", 16), ("large", 512)])
+def test_a_kernel_moves_what_it_reads_and_writes(tmp_path: Path, name: str, mib: int) -> None:
+    """Also where the result fits in L2: what is left there is written back and counted."""
+    found = traffic(tmp_path, name)
+    assert len(found.kernels) == 1
+    assert found.passes == 1
+    assert found.read == pytest.approx(mib * MIB, rel=0.1)
+    assert found.written == pytest.approx(mib * MIB, rel=0.1)
+
+
+def test_what_one_kernel_leaves_in_l2_for_the_next_is_not_read_again(tmp_path: Path) -> None:
+    found = traffic(tmp_path, "chain")
+    assert len(found.kernels) == 2
+    assert found.read == pytest.approx(8 * MIB, rel=0.25)
+    assert found.written == pytest.approx(16 * MIB, rel=0.15)
+
+
+def test_standard_attention_moves_many_times_the_bytes_of_a_fused_one(tmp_path: Path) -> None:
+    if ncu.find() is None:
+        pytest.skip(ncu.MISSING)
+    data = profile(tmp_path, "-b", "eager,triton", "--seqlen", "8k")
+    if not all("traffic" in p for p in data["profiles"]):
+        pytest.skip("; ".join(data["notes"]))
+    eager, fused = (p["traffic"]["read"] + p["traffic"]["written"] for p in data["profiles"])
+    assert eager > 10 * fused
+    assert 0.9 < fused / data["roofline"]["nbytes"] < 3

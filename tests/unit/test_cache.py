@@ -1,0 +1,140 @@
+"""Whether L2 is as promised, judged with simulated instruments; the flush and the read on the CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from attnbench.measure import cache
+from attnbench.measure.cache import MIN_FLUSH, MIN_GAIN, REPEATS, Flush, reader, state
+from attnbench.measure.timing import nothing
+
+CPU = torch.device("cpu")
+L2 = 12 * 2**20
+BANDWIDTH = 4e12
+OPERAND = L2 // 3 / BANDWIDTH  # seconds that memory takes for what is read
+
+
+class Machine:
+    """An instrument on a machine with a cache: a read from memory takes `gain` operand times longer."""
+
+    def __init__(self, *, flushes: bool = True, gain: float = 0.5, at_once: int = REPEATS) -> None:
+        self.cached = False
+        self.gain = gain
+        self.at_once = at_once
+        self.flushes = flushes
+        self.before: Callable[[], Any] = self.flush
+        self.taken = 0
+
+    def flush(self) -> None:
+        self.cached = self.cached and not self.flushes
+
+    def samples(self, launch: Callable[[], Any], n: int) -> list[float]:
+        values = []
+        for _ in range(min(n, self.at_once)):
+            self.before()
+            if self.before not in (self.flush, nothing):
+                self.cached = True  # it is the read itself
+            values.append(20e-6 + (0.0 if self.cached else self.gain * OPERAND))
+            launch()
+            self.cached = True
+        self.taken += len(values)
+        return values
+
+
+def found(machine: Machine) -> str:
+    return state(machine, CPU, L2, BANDWIDTH)
+
+
+def test_a_flush_makes_it_cold() -> None:
+    assert found(Machine()) == "cold"
+
+
+def test_a_flush_that_does_nothing_leaves_it_warm() -> None:
+    assert found(Machine(flushes=False)) == "warm"
+
+
+def test_no_flush_leaves_it_warm() -> None:
+    machine = Machine()
+    machine.before = nothing
+    assert found(machine) == "warm"
+
+
+@pytest.mark.parametrize(("gain", "said"), [(MIN_GAIN - 0.02, "warm"), (MIN_GAIN + 0.02, "cold"), (1.0, "cold")])
+def test_cold_must_cost_what_the_memorys_bandwidth_says(gain: float, said: str) -> None:
+    """A difference of some other cause, as a launch that follows another, is no proof."""
+    assert found(Machine(gain=gain)) == said
+
+
+def test_an_instrument_that_gives_few_at_once_is_asked_again() -> None:
+    machine = Machine(at_once=3)
+    assert found(machine) == "cold"
+    assert machine.taken == 2 * REPEATS
+
+
+def test_the_instrument_has_its_flush_back() -> None:
+    machine = Machine()
+    found(machine)
+    assert machine.before == machine.flush
+
+    class Breaks(Machine):
+        def samples(self, launch: Callable[[], Any], n: int) -> list[float]:
+            if self.before != self.flush:
+                raise RuntimeError("no")
+            return super().samples(launch, n)
+
+    broken = Breaks()
+    with pytest.raises(RuntimeError):
+        found(broken)
+    assert broken.before == broken.flush
+
+
+@pytest.mark.parametrize(
+    ("l2_bytes", "nbytes"), [(L2, L2 // 3), (2**16, 2**20), (2**40, MIN_FLUSH // 3), (0, MIN_FLUSH // 3)]
+)
+def test_a_third_of_l2_is_read_within_reason(l2_bytes: int, nbytes: int) -> None:
+    said, read = reader(CPU, l2_bytes)
+    assert said == nbytes
+    read()
+
+
+def test_each_read_has_an_operand_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    operands = []
+    real = torch.sum
+    monkeypatch.setattr(torch, "sum", lambda x, **more: (operands.append(x.data_ptr()), real(x, **more))[1])
+    first, second = reader(CPU, L2)[1], reader(CPU, L2)[1]
+    for read in (first, second, first):
+        read()
+    assert operands[0] == operands[2] != operands[1]
+
+
+@pytest.mark.parametrize(
+    ("l2_bytes", "most", "size"),
+    [(60 * 2**20, None, 120 * 2**20), (2**20, None, MIN_FLUSH), (0, None, MIN_FLUSH), (2**40, 2**20, 2**20)],
+)
+def test_a_flush_writes_twice_l2(l2_bytes: int, most: int | None, size: int) -> None:
+    flush = Flush(CPU, l2_bytes, most)
+    assert flush.buffer.numel() * flush.buffer.element_size() == size
+
+
+def test_a_flush_writes_all_of_its_buffer() -> None:
+    flush = Flush(CPU, 0, most=2**16)
+    flush.buffer.fill_(1)
+    flush()
+    assert not flush.buffer.any()
+
+
+def test_median_of_what_is_taken() -> None:
+    """One disturbed sample does not decide."""
+
+    class Disturbed(Machine):
+        def samples(self, launch: Callable[[], Any], n: int) -> list[float]:
+            values = super().samples(launch, n)
+            return [1.0, *values[1:]]
+
+    assert found(Disturbed()) == "cold"
+    assert found(Disturbed(flushes=False)) == "warm"
+    assert cache.REPEATS >= 10

@@ -1,0 +1,272 @@
+"""Calls cut out of a profiler's trace by their markers, on traces by hand, and how often a trace is taken."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from attnbench.measure.cupti import MARK, MAX_TRIES, Call, Kernel, Tracer, Untraceable, _split
+
+NS = 1e-9
+
+
+@dataclass
+class Event:
+    """As torch.profiler's kineto events: microseconds here, nanoseconds there."""
+
+    text: str
+    start: float
+    end: float
+    correlation: int = 0
+    device: str = "CPU"
+    stream: int = 7
+    annotation: bool = False
+
+    def name(self) -> str:
+        return self.text
+
+    def start_ns(self) -> int:
+        return round(self.start * 1e3)
+
+    def end_ns(self) -> int:
+        return round(self.end * 1e3)
+
+    def duration_ns(self) -> int:
+        return self.end_ns() - self.start_ns()
+
+    def correlation_id(self) -> int:
+        return self.correlation
+
+    def device_type(self) -> SimpleNamespace:
+        return _DeviceType(self.device)
+
+    def device_resource_id(self) -> int:
+        return self.stream
+
+    def is_user_annotation(self) -> bool:
+        return self.annotation
+
+
+class _DeviceType(SimpleNamespace):
+    def __init__(self, name: str) -> None:
+        super().__init__(name=name)
+
+    def __str__(self) -> str:
+        return f"DeviceType.{self.name}"
+
+
+class Trace:
+    """The host enqueues from 0 us on, the device runs from 1000 us on."""
+
+    def __init__(self) -> None:
+        self.events: list[Event] = []
+        self.host = 0.0
+        self._id = 0
+
+    def launched(self, name: str, start: float, end: float, **more: Any) -> None:
+        """A kernel, and the host call that launched it."""
+        self._id += 1
+        self.host += 10
+        self.events.append(Event("cudaLaunchKernel", self.host, self.host + 5, self._id))
+        self.events.append(Event(name, start, end, self._id, "CUDA", **more))
+
+    def marker(self, *spans: tuple[float, float]) -> None:
+        """A range of ours with the kernels that it launched."""
+        began = self.host
+        for start, end in spans:
+            self.launched("FillFunctor", start, end)
+        self.host += 10
+        self.events.append(Event(MARK, began + 1, self.host, annotation=True))
+        if spans:
+            self.events.append(Event(MARK, spans[0][0], spans[-1][1], device="CUDA", annotation=True))
+
+    def split(self, n: int, shuffle: Callable[[list[Event]], Sequence[Event]] = list) -> list[Call]:
+        return _split(shuffle(self.events), n)
+
+
+def names(call: Call) -> list[str]:
+    return [kernel.name for kernel in call.kernels]
+
+
+@pytest.mark.parametrize("shuffle", [list, lambda events: events[::-1]], ids=["in order", "backwards"])
+def test_calls_are_what_ran_between_two_markers(shuffle: Any) -> None:
+    trace = Trace()
+    trace.launched("spin", 900, 1000)  # hides the host, and belongs to nobody
+    trace.marker((1000, 1010))
+    trace.launched("first", 1011, 1020)
+    trace.launched("second", 1022, 1030)
+    trace.marker((1031, 1040))
+    trace.launched("third", 1041, 1045)
+    trace.marker((1046, 1050))
+    one, two = trace.split(2, shuffle)
+    assert names(one) == ["first", "second"]
+    assert names(two) == ["third"]
+    assert [(k.start, k.end) for k in one.kernels] == [(0.0, pytest.approx(9e-6)), (11e-6, pytest.approx(19e-6))]
+    assert one.span == pytest.approx(19e-6)  # the gap between them is in it, those to the markers are not
+    assert one.busy == pytest.approx(17e-6)
+    assert (one.overrun, two.overrun) == (0, 0)
+    assert two.span == two.busy == pytest.approx(4e-6)
+
+
+def test_markers_are_told_by_who_launched_them_and_not_by_name() -> None:
+    """A backend may fill memory too, with the same kernel."""
+    trace = Trace()
+    trace.marker((1000, 1010))
+    trace.launched("FillFunctor", 1011, 1020)
+    trace.launched("FillFunctor", 1021, 1030)
+    trace.marker((1031, 1040))
+    (call,) = trace.split(1)
+    assert names(call) == ["FillFunctor"] * 2
+
+
+def test_a_marker_of_two_kernels_is_one_marker() -> None:
+    trace = Trace()
+    trace.marker((1000, 1010), (1011, 1015))
+    trace.launched("ours", 1016, 1020)
+    trace.marker((1021, 1030), (1031, 1035))
+    trace.launched("ours too", 1036, 1040)
+    trace.marker((1041, 1050), (1051, 1055))
+    one, two = trace.split(2)
+    assert (names(one), names(two)) == (["ours"], ["ours too"])
+    assert one.overrun == 0
+
+
+def test_kernels_of_other_threads_and_streams_belong_to_their_call() -> None:
+    """Autograd launches from a thread of its own, and what CUPTI has no host call of may run all the same."""
+    trace = Trace()
+    trace.marker((1000, 1010))
+    trace.launched("forward", 1011, 1020)
+    trace.events.append(Event("backward", 1021, 1030, 999, "CUDA"))
+    trace.events.append(Event("elsewhere", 1012, 1029, 0, "CUDA", stream=13))
+    trace.marker((1031, 1040))
+    (call,) = trace.split(1)
+    assert [(k.name, k.stream) for k in call.kernels] == [("forward", 7), ("elsewhere", 13), ("backward", 7)]
+    assert call.span == pytest.approx(19e-6)
+    assert call.busy == pytest.approx(19e-6)  # they overlap, and no time counts twice
+    assert call.overrun == 0
+
+
+def test_span_and_busy_of_kernels_that_overlap_and_leave_a_gap() -> None:
+    kernels = [("a", 0, 10), ("b", 5, 8), ("c", 9, 12), ("d", 20, 25)]
+    call = Call(tuple(Kernel(name, a * NS, b * NS, 7) for name, a, b in kernels), 0.0)
+    assert call.span == pytest.approx(25 * NS)
+    assert call.busy == pytest.approx((12 + 5) * NS)
+    assert [k.seconds for k in call.kernels] == pytest.approx([10 * NS, 3 * NS, 3 * NS, 5 * NS])
+
+
+def test_work_that_goes_on_after_its_stream_has_passed_is_an_overrun() -> None:
+    """On another stream, and nothing waits for it: the next marker runs beside it."""
+    trace = Trace()
+    trace.marker((1000, 1010))
+    trace.launched("ours", 1011, 1020)
+    trace.launched("hidden", 1012, 1075, stream=13)
+    trace.marker((1021, 1030))
+    trace.launched("ours", 1031, 1040)
+    trace.marker((1041, 1050))
+    one, two = trace.split(2)
+    assert names(one) == ["ours", "hidden"]
+    assert one.overrun == pytest.approx((1075 - 1021) * 1e-6)
+    assert (names(two), two.overrun) == (["ours"], 0)
+
+
+def test_what_comes_after_the_last_marker_is_the_last_calls() -> None:
+    trace = Trace()
+    trace.marker((1000, 1010))
+    trace.launched("ours", 1011, 1020)
+    trace.launched("late", 1500, 1600, stream=13)
+    trace.marker((1021, 1030))
+    (call,) = trace.split(1)
+    assert names(call) == ["ours", "late"]
+    assert call.overrun == pytest.approx((1600 - 1021) * 1e-6)
+
+
+def test_a_call_in_which_nothing_ran() -> None:
+    trace = Trace()
+    trace.marker((1000, 1010))
+    trace.marker((1011, 1020))
+    trace.launched("ours", 1021, 1030)
+    trace.marker((1031, 1040))
+    nothing, something = trace.split(2)
+    assert names(nothing) == []
+    assert (nothing.span, nothing.busy, nothing.overrun) == (0, 0, 0)
+    assert names(something) == ["ours"]
+
+
+def test_ranges_and_what_takes_no_time_are_no_work() -> None:
+    trace = Trace()
+    trace.marker((1000, 1010))
+    trace.events.append(Event("torch.nn.Module: range", 1005, 1030, device="CUDA", annotation=True))
+    trace.events.append(Event("cudaEventRecord", 1012, 1012, device="CUDA"))
+    trace.launched("ours", 1015, 1020)
+    trace.marker((1031, 1040))
+    (call,) = trace.split(1)
+    assert names(call) == ["ours"]
+
+
+def test_a_trace_without_kernels_says_what_may_be_wrong() -> None:
+    trace = Trace()
+    trace.marker()
+    trace.marker()
+    with pytest.raises(Untraceable, match="saw no kernel; CUPTI may be in use by another tool, or not permitted"):
+        trace.split(1)
+
+
+@pytest.mark.parametrize("lost", [0, 1, 2])
+def test_a_marker_that_the_profiler_lost_is_not_guessed(lost: int) -> None:
+    trace = Trace()
+    for i in range(3):
+        at = 1000 + 20 * i
+        trace.marker(*([] if i == lost else [(at, at + 5)]))
+        trace.launched("ours", at + 6, at + 15)
+    with pytest.raises(Untraceable, match="saw 2 of 3 markers"):
+        trace.split(2)
+
+
+def test_a_range_without_its_host_call_is_no_marker() -> None:
+    """Without correlation there is nothing to know a marker by."""
+    trace = Trace()
+    trace.marker((1000, 1010))
+    trace.launched("ours", 1011, 1020)
+    trace.marker((1021, 1030))
+    trace.events = [e for e in trace.events if e.text != "cudaLaunchKernel"]
+    with pytest.raises(Untraceable, match="saw 0 of 2 markers"):
+        trace.split(1)
+
+
+class Scripted(Tracer):
+    """Its sessions are planned: how long each call's kernel takes in us, and whether the device caught up."""
+
+    def __init__(self, *sessions: tuple[float, bool]) -> None:
+        self.sessions = list(sessions)
+
+    def _session(self, launches: Sequence[Callable[[], Any]]) -> tuple[Sequence[Any], bool]:
+        length, caught_up = self.sessions.pop(0)
+        trace, at = Trace(), 1000.0
+        for launch in launches:
+            trace.marker((at, at + 5))
+            if launch():
+                trace.launched("ours", at + 5, at + 5 + length)
+            at += 100
+        trace.marker((at, at + 5))
+        return trace.events, caught_up
+
+
+def test_a_trace_in_which_the_device_caught_up_is_taken_again() -> None:
+    tracer = Scripted((50.0, True), (40.0, True), (10.0, False), (99.0, False))
+    assert tracer.samples(lambda: True, 3) == pytest.approx([10e-6] * 3)
+    assert len(tracer.sessions) == 1
+
+
+def test_a_host_that_never_keeps_ahead_is_not_waited_for() -> None:
+    tracer = Scripted(*[(50.0, True)] * (MAX_TRIES + 1))
+    assert tracer.samples(lambda: True, 2) == pytest.approx([50e-6] * 2)
+    assert len(tracer.sessions) == 1
+
+
+def test_a_launch_that_runs_nothing_takes_no_time() -> None:
+    """A sample for each call all the same: who waits for some must not wait for ever."""
+    assert Scripted((10.0, False)).samples(lambda: False, 3) == [0.0] * 3

@@ -1,0 +1,208 @@
+"""CUDA graph replay on a GPU in miniature: how many copies make L2 cold, what a sample is, what cannot be captured."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import pytest
+import torch
+from gpu import Gpu
+
+from attnbench.measure import graph
+from attnbench.measure.graph import MAX_COPIES, MAX_LAUNCHES, SECONDS, GraphTimer, NotCapturable, copies
+from attnbench.measure.timing import nothing
+
+L2 = 50 * 2**20
+
+
+@pytest.mark.parametrize(
+    ("nbytes", "count"), [(2**40, 2), (2 * L2, 2), (2 * L2 - 1, 3), (L2, 3), (L2 // 4, 9), (L2 // 4 + 1, 9)]
+)
+def test_copies(nbytes: int, count: int) -> None:
+    assert copies(nbytes, L2) == count
+
+
+@pytest.mark.parametrize("nbytes", [2**18, 10**6, 2**20 + 1, L2, 3 * L2])
+def test_what_runs_between_two_turns_of_a_copy_exceeds_twice_l2(nbytes: int) -> None:
+    count = copies(nbytes, L2)
+    assert (count - 1) * nbytes >= 2 * L2 > (count - 2) * nbytes
+
+
+def test_too_many_copies_are_refused() -> None:
+    fits = 2 * L2 // (MAX_COPIES - 1) + 1
+    assert copies(fits, L2) == MAX_COPIES
+    for nbytes in (fits - 1, 1, 0):
+        with pytest.raises(NotCapturable, match=rf"cold only with \d+ copies of its operands, over {MAX_COPIES}"):
+            copies(nbytes, L2)
+
+
+def test_without_an_l2_one_copy_is_enough() -> None:
+    assert copies(1, 0) == 1
+
+
+class Graph:
+    """What was launched while it was captured."""
+
+    def __init__(self, gpu: Capturing) -> None:
+        self.gpu = gpu
+        self.seconds = 0.0
+        self.replays = 0
+
+    def replay(self) -> None:
+        self.replays += 1
+        self.gpu.kernel(self.seconds)()
+
+
+class Capturing(Gpu):
+    """A GPU in miniature that captures graphs."""
+
+    OutOfMemoryError = torch.OutOfMemoryError
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.graphs: list[Graph] = []
+        self.capturing: Graph | None = None
+        self.memory = (2**30, 2**31)  # free, total
+
+    def CUDAGraph(self) -> Graph:  # noqa: N802
+        self.graphs.append(Graph(self))
+        return self.graphs[-1]
+
+    def Stream(self) -> Capturing:  # noqa: N802
+        return self
+
+    current_stream = Stream
+
+    def wait_stream(self, stream: Any) -> None:
+        assert stream is self
+
+    @contextlib.contextmanager
+    def stream(self, _: Any) -> Iterator[None]:
+        yield
+
+    @contextlib.contextmanager
+    def graph(self, made: Graph, stream: Any) -> Iterator[None]:
+        assert stream is self
+        self.capturing = made
+        try:
+            yield
+        finally:
+            self.capturing = None
+
+    def launch(self, seconds: float, seen: list[str] | None = None, name: str = "") -> Callable[[], str]:
+        def run() -> str:
+            if self.capturing:
+                self.capturing.seconds += seconds
+                if seen is not None:
+                    seen.append(name)
+            else:
+                self.kernel(seconds)()
+            return name
+
+        return run
+
+    def empty_cache(self) -> None:
+        pass
+
+    def mem_get_info(self) -> tuple[int, int]:
+        return self.memory
+
+
+class Events:
+    """Exact seconds of a launch; notes what stood before it."""
+
+    def __init__(self, gpu: Gpu) -> None:
+        self.gpu = gpu
+        self.before: Callable[[], Any] = lambda: None
+        self.befores: list[Callable[[], Any]] = []
+
+    def samples(self, launch: Callable[[], Any], n: int) -> list[float]:
+        values = []
+        for _ in range(n):
+            self.befores.append(self.before)
+            self.gpu.synchronize()
+            launch()
+            values.append(self.gpu.free - self.gpu.now)
+        return values
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> Capturing:
+    made = Capturing()
+    monkeypatch.setattr(torch, "cuda", made)
+    return made
+
+
+def timer(gpu: Capturing, launches: Sequence[Callable[[], Any]], estimate: float) -> GraphTimer:
+    return GraphTimer(Events(gpu), lambda: launches, estimate)  # type: ignore[arg-type]
+
+
+def test_a_sample_is_one_launch_of_many(gpu: Capturing) -> None:
+    made = timer(gpu, [gpu.launch(5e-6)], 5e-6)
+    assert made.launches == round(SECONDS / 5e-6) == 400
+    assert made.samples(1) == [pytest.approx(5e-6)]
+    assert made.samples(3 * 400 + 1) == [pytest.approx(5e-6)] * 3
+
+
+@pytest.mark.parametrize(
+    ("copies", "estimate", "launches"), [(1, 1.0, 1), (3, 1.0, 3), (3, 0.5e-3, 6), (3, 1e-9, 1002), (7, 1e-3, 7)]
+)
+def test_every_copy_has_as_many_turns_as_the_others(
+    gpu: Capturing, copies: int, estimate: float, launches: int
+) -> None:
+    order: list[str] = []
+    made = timer(gpu, [gpu.launch(1e-6, order, str(i)) for i in range(copies)], estimate)
+    assert made.launches == launches == len(order)
+    assert order == [str(i) for i in range(copies)] * (launches // copies)
+    assert launches <= MAX_LAUNCHES + copies
+
+
+def test_nothing_comes_before_a_replay_and_the_events_have_theirs_back(gpu: Capturing) -> None:
+    made = timer(gpu, [gpu.launch(1e-3)], 1e-3)
+    events: Any = made._events
+    flush = events.before
+    made.samples(10)
+    assert set(events.befores) == {nothing}
+    assert events.before is flush
+
+
+def test_launches_are_made_and_run_once_before_the_capture(gpu: Capturing) -> None:
+    """Handles, workspaces and tuning are made then, and cannot be captured."""
+    runs: list[bool] = []
+    timer(gpu, [lambda: runs.append(gpu.capturing is None)] * 2, 1.0)
+    assert runs == [True, True, False, False]
+
+
+def raises(error: Exception, gpu: Capturing, *, captured: bool) -> Callable[[], None]:
+    def launch() -> None:
+        if (gpu.capturing is not None) == captured:
+            raise error
+
+    return launch
+
+
+@pytest.mark.parametrize("captured", [False, True])
+def test_what_cannot_be_captured_says_why_in_one_line(gpu: Capturing, captured: bool) -> None:
+    error = RuntimeError("operation not permitted when stream is capturing\nCompile with ...\n")
+    with pytest.raises(NotCapturable) as found:
+        timer(gpu, [raises(error, gpu, captured=captured)], 1.0)
+    said = "it cannot be captured in a CUDA graph: operation not permitted when stream is capturing"
+    assert str(found.value) == said
+
+
+def test_copies_that_do_not_fit_say_so(gpu: Capturing) -> None:
+    with pytest.raises(NotCapturable, match="the copies of its operands do not fit in memory"):
+        timer(gpu, [raises(torch.OutOfMemoryError("CUDA out of memory"), gpu, captured=False)], 1.0)
+
+
+def test_memory_is_looked_at_before(gpu: Capturing) -> None:
+    graph.check_memory(int(0.89 * 2**30))
+    with pytest.raises(NotCapturable, match=r"need 2\.0 GiB, 1\.0 GiB free"):
+        graph.check_memory(2**31)
+
+
+def test_a_kernel_error_of_another_kind_is_not_swallowed(gpu: Capturing) -> None:
+    with pytest.raises(KeyError):
+        timer(gpu, [raises(KeyError("bug"), gpu, captured=False)], 1.0)

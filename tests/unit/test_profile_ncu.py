@@ -1,0 +1,185 @@
+"""Nsight Compute's words and CSV, as its versions print them, and a stand-in for it that is run."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from attnbench import ncu
+from attnbench.types import Case, Device, Shape, to_json
+
+HEADER = (
+    '"ID","Process ID","Process Name","Host Name","Kernel Name","Context","Stream","Block Size","Grid Size","Device",'
+    '"CC","Section Name","Metric Name","Metric Unit","Metric Value"'
+)
+OLD_HEADER = (
+    '"ID","Process ID","Process Name","Host Name","Kernel Name","Kernel Time","Context","Stream","Section Name",'
+    '"Metric Name","Metric Unit","Metric Value"'
+)
+PROF = '==PROF== Profiling "{}" - {}: 0%....50%....100% - {}'
+
+
+def rows(kernels: list[tuple[str, str, str]], unit: str = "byte", header: str = HEADER) -> str:
+    """(name, bytes read, bytes written) of each kernel."""
+    between = len(header.split(",")) - 8
+    lines = [header]
+    for i, (name, read, written) in enumerate(kernels):
+        for metric, value in ((ncu.READ, read), (ncu.WRITTEN, written)):
+            own = f'"{i}","4711","python3.12","127.0.0.1","{name}"' + ',"1"' * (between - 1)
+            lines.append(f'{own},"Command line profiler metrics","{metric}","{unit}","{value}"')
+    return "\n".join(lines)
+
+
+KERNELS = [
+    ("nvjet_tst_128x256_64x4", "33,554,432", "2147483648"),
+    ("void softmax_warp_forward<a, b>(T1 *, int)", "2147483648", "2,147,483,648"),
+    ("spin_kernel(long)", "128", "64"),
+    ("reduce_kernel", "268435456", "1048576"),
+]
+
+
+@pytest.mark.parametrize("header", [HEADER, OLD_HEADER])
+def test_the_call_is_what_ran_before_the_marker(header: str) -> None:
+    progress = [PROF.format(name, i, "1 pass") for i, (name, _, _) in enumerate(KERNELS)]
+    text = "\n".join(["==PROF== Connected to process 4711 (/usr/bin/python3)", *progress, rows(KERNELS, header=header)])
+    found = ncu.parse(text + "\n==PROF== Disconnected from process 4711\n")
+    assert found.kernels == (
+        ncu.Moved("nvjet_tst_128x256_64x4", 2.0**25, 2.0**31),
+        ncu.Moved("void softmax_warp_forward<a, b>(T1 *, int)", 2.0**31, 2.0**31),
+    )
+    assert found.left == 2**20 + 64  # what the last read pushed out of L2
+    assert found.read == 2**25 + 2**31
+    assert found.written == 2**32 + 2**20 + 64
+    assert found.total == found.read + found.written
+    assert found.passes == 1
+
+
+def test_units_are_decimal_and_passes_are_counted() -> None:
+    text = PROF.format("x", 0, "3 passes") + "\n" + rows([("x", "1.5", "2"), ("spin_kernel", "0", "0")], unit="Mbyte")
+    found = ncu.parse(text)
+    assert found.kernels == (ncu.Moved("x", 1.5e6, 2e6),)
+    assert found.passes == 3
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (
+            "==PROF== Connected to process 1\n==ERROR== ERR_NVGPUCTRPERM - The user does not have permission to access "
+            "NVIDIA GPU Performance Counters on the target device 0. For instructions see https://x\n"
+            "==WARNING== No kernels were profiled.",
+            "run as root (in a container with --cap-add SYS_ADMIN), or load the driver with "
+            "NVreg_RestrictProfilingToAdminUsers=0",
+        ),
+        (
+            "==ERROR== Profiling failed because a driver resource was unavailable. Ensure that no other tool (like "
+            "DCGM) is concurrently collecting profiling data.",
+            "dcgmi profile --pause",
+        ),
+        ("==ERROR== Failed to initialize the profiler: LibraryNotLoaded", "Failed to initialize the profiler"),
+        ("Traceback (most recent call last):\n  File x\nRuntimeError: no\n  kernel image", "it says: kernel image"),
+        ("==WARNING== No kernels were profiled.\n", "ncu said nothing"),
+        ("", "ncu said nothing"),
+        (rows([("x", "n/a", "1"), ("spin_kernel", "0", "0")]), "n/a byte"),
+        (rows([("x", "nan", "1"), ("spin_kernel", "0", "0")]), "nan byte"),
+        (rows([("x", "1", "1"), ("spin_kernel", "0", "0")], unit="sector"), "1 sector"),
+        (rows([("x", "1", "1")]), "did not see the call to its end"),
+        (rows([("x", "1", "1"), ("spin_kernel", "0", "0")]).replace(ncu.WRITTEN, "other"), "gave no dram__bytes_read"),
+    ],
+)
+def test_no_figures_and_why(text: str, said: str) -> None:
+    with pytest.raises(ncu.NoTraffic) as error:
+        ncu.parse(text)
+    assert said in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+REQUEST: dict[str, Any] = {
+    "name": "eager",
+    "spec": "attnbench.backends.eager:Eager",
+    "case": to_json(Case(Shape(1, 16, 16, 1, 1, 8, 8), "fp32", "bwd")),
+    "device": to_json(Device("cuda", 0, "x", 2**30, 2**30, l2=2**20)),
+}
+
+
+def stand_in(folder: Path, body: str) -> str:
+    """A program that is called as ncu is."""
+    path = folder / "ncu"
+    path.write_text(f"#!{sys.executable}\nimport json, os, sys, time\nargs = sys.argv[1:]\n{body}")
+    path.chmod(0o755)
+    return str(path)
+
+
+def test_ncu_is_run_on_one_launch_with_caches_and_clocks_left_alone(tmp_path: Path) -> None:
+    body = f"""
+options = dict(zip(args[1::2], args[2::2]))
+assert args[0] == "--csv"
+assert options["--cache-control"] == options["--clock-control"] == "none"
+assert options["--profile-from-start"] == "off"
+assert options["--metrics"] == "{ncu.READ},{ncu.WRITTEN}"
+assert args[-4:-1] == [{sys.executable!r}, "-m", "attnbench.once"]
+assert json.loads(args[-1]) == json.loads({json.dumps(json.dumps(REQUEST))})
+assert os.environ["LC_ALL"] == "C"
+print("what the library prints")
+open(options["--log-file"], "w").write({rows(KERNELS)!r})
+"""
+    found = ncu.measure(stand_in(tmp_path, body), None, REQUEST)
+    assert len(found.kernels) == 2
+
+
+def test_another_interpreter_finds_attnbench(tmp_path: Path) -> None:
+    body = """
+assert args[-4] == "/opt/py"
+assert os.path.isfile(os.path.join(os.environ["PYTHONPATH"].split(os.pathsep)[0], "attnbench", "once.py"))
+print("RuntimeError: as far as this")
+"""
+    with pytest.raises(ncu.NoTraffic, match="as far as this"):
+        ncu.measure(stand_in(tmp_path, body), "/opt/py", REQUEST)
+
+
+def test_what_the_child_says_is_the_reason(tmp_path: Path) -> None:
+    body = 'print("Traceback", file=sys.stderr)\nprint("RuntimeError: out of memory", file=sys.stderr)\nsys.exit(1)'
+    with pytest.raises(ncu.NoTraffic, match="it says: RuntimeError: out of memory"):
+        ncu.measure(stand_in(tmp_path, body), None, REQUEST)
+
+
+def test_an_ncu_that_hangs_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ncu, "TIMEOUT", 0.5)
+    with pytest.raises(ncu.NoTraffic, match="not done within"):
+        ncu.measure(stand_in(tmp_path, "time.sleep(60)"), None, REQUEST)
+
+
+def test_it_is_looked_for_on_the_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert ncu.find() is None
+    assert ncu.find() != stand_in(tmp_path, "")
+    assert ncu.find() == str(tmp_path / "ncu")
+
+
+def test_one_launch_lies_between_start_and_stop(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On the CPU, with CUDA's calls written down: L2 is emptied before, and read again after the marker."""
+    torch = pytest.importorskip("torch")
+    from attnbench import backends, once
+
+    said: list[str] = []
+
+    class Watched:
+        def prepare(self, case: Case, inputs: Any) -> Any:
+            from attnbench.types import Prepared
+
+            return Prepared(lambda: said.append("launch"), lambda _: {})
+
+    monkeypatch.setattr(backends, "load", lambda *_: Watched())
+    monkeypatch.setattr(once, "MIN_READ", 2**10)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda index: said.append(f"device {index}"))
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: said.append("wait"))
+    monkeypatch.setattr(torch.cuda, "_sleep", lambda _: said.append("mark"), raising=False)
+    monkeypatch.setattr(torch.cuda.profiler, "start", lambda: said.append("start"))
+    monkeypatch.setattr(torch.cuda.profiler, "stop", lambda: said.append("stop"))
+    monkeypatch.setattr(torch, "sum", lambda *_, **__: said.append("read"))
+    once.main({**REQUEST, "device": to_json(Device("cpu", 0, "x", 2**30, 2**30))})
+    assert " ".join(said) == ("device 0 launch launch launch read read wait start launch mark read wait stop")

@@ -1,0 +1,201 @@
+"""The worker's side of a profile: on the CPU for real, and what the profiler says on a GPU by hand."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from attnbench import profiling
+from attnbench.backends.eager import Eager
+from attnbench.backends.fake import Fake
+from attnbench.backends.function import Function
+from attnbench.measure.cupti import Call, Kernel, Untraceable
+from attnbench.profile import Profile
+from attnbench.types import Case, Device, Shape, Signature, Unsupported
+from attnbench.worker import Worker
+
+DEVICE = Device("cpu", 0, "CPU", 2**34, 2**34, l2=2**16)
+
+
+def case(direction: Any = "fwd", seqlen: int = 64) -> Case:
+    return Case(Shape(1, seqlen, seqlen, 2, 2, 16, 16), "fp32", direction)
+
+
+@pytest.fixture(scope="module")
+def bench() -> Iterator[Any]:
+    import gc
+
+    yield Worker().bench(DEVICE)
+    gc.unfreeze()
+
+
+def profiled(bench: Any, backend: Any, which: Case, trace: str | None = None) -> Profile:
+    """As it arrives in the parent: through JSON."""
+    found = json.loads(json.dumps(profiling.profile(bench, backend, which, trace)))
+    return Profile.from_json("own", None, None, found)
+
+
+@pytest.mark.parametrize("direction", ["fwd", "bwd", "fwd_bwd"])
+def test_a_call_on_the_cpu(bench: Any, direction: str) -> None:
+    found = profiled(bench, Eager(), case(direction))
+    assert found.wrong is None
+    assert (found.timer, found.what, found.spans, found.enqueue) == ("perf_counter", "operators", (), ())
+    assert len(found.times) >= 10
+    names = [a.name for a in found.activities]
+    assert names.count("aten::bmm") == {"fwd": 1, "bwd": 4, "fwd_bwd": 5}[direction]
+    assert ("aten::_softmax" in names) == (direction != "bwd")  # under the name of what softmax calls
+    assert all(0 <= a.start <= a.end <= found.length for a in found.activities)
+    starts = [a.start for a in found.activities]
+    assert starts == sorted(starts)
+    scores = 2 * 64 * 64 * 4
+    assert found.memory_peak >= scores
+    assert max(nbytes for _, nbytes in found.memory) == pytest.approx(found.memory_peak, rel=0.1)
+    assert {"matmul", "copy"} >= found.ceilings.keys()
+
+
+def test_a_wrong_result_is_said_and_profiled_all_the_same(bench: Any) -> None:
+    def zeros(*inputs: Tensor, **_: Any) -> Tensor:
+        return torch.zeros_like(inputs[0])
+
+    found = profiled(bench, Function("own", zeros), case())
+    assert str(found.wrong).startswith("out is off by")
+    assert found.activities
+
+
+def test_another_kernel_than_the_name_says_is_wrong_too(bench: Any) -> None:
+    class Mislabelled(Eager):
+        def signature(self, which: Case, device: Device) -> Signature:
+            return Signature(runs=("flash",))
+
+    assert str(profiled(bench, Mislabelled(), case()).wrong).startswith("no kernel like 'flash' ran")
+
+
+def test_refusals(bench: Any) -> None:
+    def refuses(*_: Tensor, **__: Any) -> Tensor:
+        raise Unsupported("headdim 16\n is too small")
+
+    assert profiling.profile(bench, Function("own", refuses), case(), None) == {"refused": "headdim 16 is too small"}
+    assert "nothing to profile" in profiling.profile(bench, Fake(), case(), None)["refused"]
+
+
+def test_the_trace_is_chromes(bench: Any, tmp_path: Path) -> None:
+    path = tmp_path / "trace.json"
+    profiled(bench, Eager(), case(), str(path))
+    events = json.loads(path.read_text())["traceEvents"]
+    assert {"aten::bmm", profiling.RANGE, "[memory]"} <= {e.get("name") for e in events}
+
+
+def event(name: str, start: int, end: int | None = None, *, device: str = "CPU", **rest: int) -> Any:
+    """A stand-in for torch's _KinetoEvent."""
+    end = start if end is None else end
+    values: dict[str, Any] = {
+        "name": name,
+        "start_ns": start,
+        "end_ns": end,
+        "duration_ns": end - start,
+        "device_type": f"DeviceType.{device}",
+        "correlation_id": 0,
+        "is_user_annotation": False,
+        "nbytes": 0,
+        "start_thread_id": 1,
+        **rest,
+    }
+    return SimpleNamespace(**{key: (lambda value=value: value) for key, value in values.items()})
+
+
+def test_operators_are_the_outermost_named_after_what_they_wrap() -> None:
+    events = [
+        event("attnbench.call", 0, 1000),
+        event("autograd::engine::evaluate_function: BmmBackward0", 5, 300),
+        event("BmmBackward0", 6, 299),
+        event("aten::bmm", 10, 200),
+        event("aten::empty", 11, 20),
+        event("aten::softmax", 200, 400),
+        event("aten::_softmax", 205, 395),
+        event("aten::sdpa", 400, 900),
+        event("aten::transpose", 410, 600),
+        event("aten::bmm", 600, 890),
+        event("aten::mul", 405, 500, start_thread_id=2),  # beside it, on another thread
+        event("[memory]", 12),
+    ]
+    assert profiling.operators(list(reversed(events))) == [
+        ("aten::bmm", 10, 200),
+        ("aten::_softmax", 200, 400),
+        ("aten::sdpa", 400, 900),
+        ("aten::mul", 405, 500),
+    ]
+
+
+GPU_EVENTS = [
+    event("cudaLaunchKernel", 100, 105, correlation_id=1),
+    event("cuLaunchKernelEx", 200, 205, correlation_id=2, start_thread_id=9),  # autograd's thread
+    event("cudaMemsetAsync", 300, 305, correlation_id=3),
+    event("aten::bmm", 90, 110, correlation_id=2),  # operators count on their own
+    event("[memory]", 95, device="CUDA", nbytes=1000),
+    event("[memory]", 96, nbytes=7),  # the host's
+    event("[memory]", 150, device="CUDA", nbytes=500),
+    event("[memory]", 210, device="CUDA", nbytes=-1000),
+    event("[memory]", 310, device="CUDA", nbytes=-500),
+    event("attnbench.call", 1000, 3000, device="CUDA", is_user_annotation=True),
+    event("k2", 2000, 2500, device="CUDA", correlation_id=2),
+    event("k1", 1000, 1900, device="CUDA", correlation_id=1),
+    event("Memset (Device)", 2600, 2700, device="CUDA", correlation_id=3),
+    event("k4", 2800, 2900, device="CUDA", correlation_id=77),  # launched by what the profiler does not see
+]
+
+
+def test_a_kernel_runs_with_what_was_allocated_at_its_launch() -> None:
+    assert profiling.at_launch(GPU_EVENTS) == [1000, 1500, 500, 500]
+    assert profiling.at_launch([]) == []
+    assert profiling.at_launch([event("k", 5, 9, device="CUDA", correlation_id=1)]) == [0]
+
+
+def gpu(monkeypatch: pytest.MonkeyPatch, calls: Callable[[int], list[Call]] | None) -> tuple[dict[str, Any], list[str]]:
+    """_on_gpu with a session and a tracer that say what is given."""
+    session = SimpleNamespace(export_chrome_trace=lambda path: Path(path).write_text("{}"))
+    monkeypatch.setattr(profiling, "_session", lambda *_, **__: (session, GPU_EVENTS))
+    tracer = calls and SimpleNamespace(calls=lambda launches: calls(len(launches)))
+    notes: list[str] = []
+    return profiling._on_gpu(SimpleNamespace(tracer=tracer), lambda: None, 1e-3, None, notes), notes
+
+
+def call(span: float, kernels: int = 4) -> Call:
+    step = span / kernels
+    return Call(tuple(Kernel(f"k{i}", i * step, (i + 1) * step, 7) for i in range(kernels)), 0.0)
+
+
+def test_the_call_of_median_span_is_shown_with_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def calls(n: int) -> list[Call]:
+        asked.append(n)
+        return [call(3e-3), call(1e-3), Call((), 0.0), call(2e-3)]
+
+    found, notes = gpu(monkeypatch, calls)
+    assert asked == [15]  # as many of a millisecond as a burst has
+    assert notes == []
+    assert found["length"] == 2e-3
+    assert found["spans"] == [1e-3, 2e-3, 3e-3]
+    assert [a["name"] for a in found["activities"]] == ["k0", "k1", "k2", "k3"]
+    assert [nbytes for _, nbytes in found["memory"]] == [1000, 1500, 500, 500]
+    assert [at for at, _ in found["memory"]] == [a["start"] for a in found["activities"]]
+
+
+def test_what_is_missing_is_one_note(monkeypatch: pytest.MonkeyPatch) -> None:
+    found, notes = gpu(monkeypatch, lambda _: [call(1e-3, kernels=3)])
+    assert found["memory"] == []
+    assert notes == ["no memory over time: 4 kernels in one call and 3 in another"]
+
+    def untraceable(_: int) -> list[Call]:
+        raise Untraceable("the profiler saw 2 of 3 markers")
+
+    assert gpu(monkeypatch, untraceable) == ({}, ["no timeline: the profiler saw 2 of 3 markers"])
+    assert gpu(monkeypatch, lambda _: [Call((), 0.0)])[1] == ["no timeline: the profiler saw no kernel in the call"]
+    assert gpu(monkeypatch, None) == ({}, [])  # bench.prove has said it

@@ -1,0 +1,126 @@
+"""The statistics of the A/A test, by simulation: what is planted is recovered, and the promised rates are kept."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats as scipy_stats
+
+from attnbench.resolution import MIN_TURNS, ROUNDS, freedom, noncentrality, resolve, spread
+
+TURNS = (4, 6, 10, 16, 24)
+SD = 0.01  # of a difference
+ANY = st.lists(st.floats(-0.1, 0.1).map(lambda x: round(x, 6)), min_size=MIN_TURNS, max_size=24)
+
+
+def normal(*shape: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).normal(0.0, SD, shape)
+
+
+@pytest.mark.parametrize("n", [*TURNS, 40])
+def test_the_spread_of_normal_noise_is_recovered_with_the_freedom_claimed(n: int) -> None:
+    squares = np.array([spread(row) ** 2 for row in normal(3000, n).tolist()])
+    assert squares.mean() == pytest.approx(SD**2, rel=0.05)
+    assert 2 * squares.mean() ** 2 / squares.var() == pytest.approx(freedom(n), rel=0.12)
+
+
+@pytest.mark.parametrize("n", [8, 16, 24])
+def test_a_quarter_of_the_turns_may_be_disturbed(n: int) -> None:
+    rows = normal(500, n)
+    rows[:, : n // 4] += 1.0
+    found = np.sqrt(np.mean([spread(row) ** 2 for row in rows.tolist()]))
+    assert found < 3 * SD
+    assert np.median(rows.std(axis=1)) > 30 * SD
+
+
+@pytest.mark.parametrize("n", TURNS)
+def test_a_and_b_that_are_alike_are_told_apart_at_the_nominal_rate(n: int) -> None:
+    """At least one of three cases, in 5 % of all tests."""
+    trials = normal(3000, 3, n)
+    alarms = np.mean([any(resolve(case, 3).differs for case in trial) for trial in trials.tolist()])
+    assert 0.035 < alarms < 0.065
+
+
+@pytest.mark.parametrize("n", [6, 16])
+def test_a_planted_difference_of_the_processes_is_found(n: int) -> None:
+    found = [resolve(row) for row in (normal(300, n) + 4 * SD).tolist()]
+    assert np.mean([r.differs for r in found]) > 0.95
+    assert np.mean([r.difference for r in found]) == pytest.approx(math.expm1(4 * SD), rel=0.05)
+    assert np.mean([r.low <= math.expm1(4 * SD) <= r.high for r in found]) == pytest.approx(0.95, abs=0.04)
+
+
+@pytest.mark.parametrize("n", TURNS)
+def test_one_reading_each_tells_the_smallest_difference_apart_in_four_of_five(n: int) -> None:
+    """A later difference of one reading each, judged by the spread that the A/A test found."""
+    rng = np.random.default_rng(n)
+    spreads = np.array([spread(row) for row in normal(4000, n).tolist()])
+    threshold = scipy_stats.t.ppf(0.975, freedom(n)) * spreads
+    noise = rng.normal(0.0, SD, 4000)
+    assert np.mean(np.abs(noise) > threshold) == pytest.approx(0.05, abs=0.015)
+    assert np.mean(np.abs(noise + noncentrality(freedom(n)) * SD) > threshold) == pytest.approx(0.80, abs=0.03)
+
+
+def test_rounds_tell_their_smallest_difference_apart_in_four_of_five() -> None:
+    planted = noncentrality(ROUNDS - 1) * SD / math.sqrt(ROUNDS)
+    p = scipy_stats.ttest_1samp(normal(8000, ROUNDS) + planted, 0.0, axis=1).pvalue
+    assert np.mean(p < 0.05) == pytest.approx(0.80, abs=0.015)
+
+
+@pytest.mark.parametrize("luck", [0.0, 3 * SD])
+def test_noise_and_luck_make_the_figure(luck: float) -> None:
+    n = 16
+    rng = np.random.default_rng(1)
+    lucks = rng.normal(0.0, luck, (2000, 1)) if luck else 0.0
+    found = [resolve(row) for row in (normal(2000, n) + lucks).tolist()]
+    one = np.mean([(math.log1p(r.one) / noncentrality(freedom(n))) ** 2 for r in found])
+    assert one == pytest.approx(SD**2 + luck**2, rel=0.12)
+    assert np.mean([r.noise**2 for r in found]) == pytest.approx(SD**2 / 2, rel=0.05)
+    assert all(r.rounds < r.one for r in found)
+
+
+def test_one_disturbed_turn_is_neither_noise_nor_luck() -> None:
+    quiet = normal(1, 16)[0].tolist()
+    disturbed = resolve([*quiet[:-1], 1.0])
+    assert disturbed.one < 1.5 * resolve(quiet).one
+    assert not disturbed.differs
+
+
+def test_more_turns_tell_more() -> None:
+    assert [noncentrality(freedom(n)) for n in TURNS] == sorted(
+        (noncentrality(freedom(n)) for n in TURNS), reverse=True
+    )
+    assert noncentrality(1e6) == pytest.approx(scipy_stats.norm.ppf(0.975) + scipy_stats.norm.ppf(0.8), rel=1e-3)
+
+
+def test_readings_that_repeat_exactly_have_no_spread() -> None:
+    found = resolve([0.0] * 6)
+    assert (found.noise, found.one, found.rounds, found.differs) == (0.0, 0.0, 0.0, False)
+    assert resolve([0.01] * 6).differs
+
+
+def test_a_coarse_clock_does_not_hide_the_noise() -> None:
+    assert resolve([0.0] * 12 + [0.01, -0.01]).noise == pytest.approx(math.sqrt(0.0002 / 13 / 2))
+
+
+@given(ANY, st.integers(1, 5))
+def test_swapping_a_and_b_mirrors_the_difference_and_keeps_the_figure(values: list[float], cases: int) -> None:
+    found, swapped = resolve(values, cases), resolve([-v for v in values], cases)
+    assert swapped.one == pytest.approx(found.one)
+    assert swapped.rounds == pytest.approx(found.rounds)
+    assert math.log1p(swapped.difference) == pytest.approx(-math.log1p(found.difference), abs=1e-12)
+    assert math.log1p(swapped.low) == pytest.approx(-math.log1p(found.high), abs=1e-12)
+    assert found.low <= found.difference <= found.high
+
+
+@given(ANY)
+def test_the_spread_scales_with_the_values_and_does_not_move_with_them(values: list[float]) -> None:
+    assert spread([2 * v + 1 for v in values]) == pytest.approx(2 * spread(values), abs=1e-9)
+
+
+def test_too_few_turns_are_refused() -> None:
+    with pytest.raises(ValueError, match="at least 4 turns"):
+        resolve([0.0] * 3)

@@ -1,0 +1,295 @@
+"""NVML's view of a GPU and the sampler that reads it, with an NVML by hand."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+
+from attnbench.measure import state as state_module
+from attnbench.measure.state import LIMITS, POWER_INSTANT, GpuState, Sampler
+
+UUID = "GPU-1234"
+ME, SIBLING, STRANGER, SHELL = os.getpid(), 10**7 + 1, 10**7 + 2, 10**7 + 3
+
+
+class Nvml(ModuleType):
+    """pynvml, as far as it is used; a function that raises `Refused` is one the driver does not support."""
+
+    NVML_CLOCK_SM, NVML_CLOCK_MEM, NVML_TEMPERATURE_GPU, NVML_MEMORY_ERROR_TYPE_UNCORRECTED = 1, 2, 0, 1
+
+    class NVMLError(Exception):
+        pass
+
+    class NVMLError_NotFound(NVMLError):  # noqa: N801
+        pass
+
+    def __init__(self) -> None:
+        super().__init__("pynvml")
+        self.handles: list[str] = []
+        self.reasons: Iterator[int] | int = 0
+        self.pids: list[int] = []
+        self.busy: dict[int, int] | None = {}  # pid -> share of the SMs, in percent; None: there is no sample
+        self.since: list[int] = []
+        self.instant_works = True
+
+    def nvmlInit(self) -> None:  # noqa: N802
+        pass
+
+    def nvmlDeviceGetHandleByUUID(self, uuid: str) -> str:  # noqa: N802
+        self.handles.append(uuid)
+        if uuid != UUID:
+            raise self.NVMLError("Not Found")
+        return "handle"
+
+    def nvmlDeviceGetClockInfo(self, handle: str, which: int) -> int:  # noqa: N802
+        assert handle == "handle"
+        return {1: 1980, 2: 3201}[which]
+
+    def nvmlDeviceGetMaxClockInfo(self, _: str, which: int) -> int:  # noqa: N802
+        return {1: 1990, 2: 3300}[which]
+
+    def nvmlDeviceGetPowerManagementLimit(self, _: str) -> int:  # noqa: N802
+        return 700_000
+
+    def nvmlDeviceGetPowerUsage(self, _: str) -> int:  # noqa: N802
+        return 321_000
+
+    def nvmlDeviceGetFieldValues(self, _: str, fields: list[int]) -> list[Any]:  # noqa: N802
+        assert fields == [POWER_INSTANT]
+        return [SimpleNamespace(nvmlReturn=0 if self.instant_works else 3, value=SimpleNamespace(uiVal=456_000))]
+
+    def nvmlDeviceGetTemperature(self, _: str, sensor: int) -> int:  # noqa: N802
+        assert sensor == 0
+        return 55
+
+    def nvmlDeviceGetTotalEnergyConsumption(self, _: str) -> int:  # noqa: N802
+        return 12_345
+
+    def nvmlDeviceGetTotalEccErrors(self, _: str, kind: int, counter: int) -> int:  # noqa: N802
+        assert (kind, counter) == (1, 0)  # uncorrected, since the driver was loaded
+        return 4
+
+    def nvmlSystemGetDriverVersion(self) -> str:  # noqa: N802
+        return "580.82"
+
+    def nvmlDeviceGetCurrentClocksThrottleReasons(self, _: str) -> int:  # noqa: N802
+        return self.reasons if isinstance(self.reasons, int) else next(self.reasons)
+
+    def nvmlDeviceGetComputeRunningProcesses(self, _: str) -> list[Any]:  # noqa: N802
+        return [SimpleNamespace(pid=pid) for pid in self.pids]
+
+    def nvmlDeviceGetProcessUtilization(self, _: str, since: int) -> list[Any]:  # noqa: N802
+        self.since.append(since)
+        if self.busy is None:
+            raise self.NVMLError_NotFound("Not Found")
+        return [SimpleNamespace(pid=pid, smUtil=share) for pid, share in self.busy.items()]
+
+
+@pytest.fixture
+def nvml(monkeypatch: pytest.MonkeyPatch) -> Nvml:
+    made = Nvml()
+    monkeypatch.setitem(sys.modules, "pynvml", made)
+    parents = {ME: SHELL, SIBLING: SHELL, STRANGER: 1}
+    monkeypatch.setattr(state_module, "_parent", parents.get)
+    monkeypatch.setattr(os, "getppid", lambda: SHELL)
+    monkeypatch.setattr(state_module, "_name", lambda pid: "python" if pid == SIBLING else "train")
+    return made
+
+
+QUESTIONS: dict[str, tuple[Callable[[GpuState], Any], Any]] = {
+    "clock": (GpuState.clock_hz, 1.98e9),
+    "memory clock": (GpuState.memory_clock_hz, 3.201e9),
+    "highest clock": (GpuState.clock_max_hz, 1.99e9),
+    "power limit": (GpuState.power_limit_w, 700.0),
+    "power": (GpuState.power_w, 456.0),
+    "power average": (GpuState.power_average_w, 321.0),
+    "temperature": (GpuState.temperature_c, 55.0),
+    "energy": (GpuState.energy_j, 12.345),
+    "ecc errors": (GpuState.ecc_errors, 4),
+    "driver": (GpuState.driver, "580.82"),
+}
+
+
+@pytest.mark.parametrize(("ask", "answer"), QUESTIONS.values(), ids=QUESTIONS)
+def test_answers_are_in_si_units(nvml: Nvml, ask: Callable[[GpuState], Any], answer: Any) -> None:
+    assert ask(GpuState(UUID)) == answer
+    assert nvml.handles == [UUID]
+
+
+def test_power_is_the_average_where_the_driver_knows_no_other(nvml: Nvml) -> None:
+    nvml.instant_works = False
+    assert GpuState(UUID).power_w() == 321.0
+
+
+def test_the_device_is_found_by_torchs_uuid_with_or_without_its_prefix(nvml: Nvml) -> None:
+    assert GpuState("1234").known
+    assert nvml.handles == [UUID]
+    assert not GpuState("5678").known
+
+
+def test_what_the_driver_refuses_is_none_and_the_rest_is_not(nvml: Nvml, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuses(*_: Any) -> Any:
+        raise nvml.NVMLError("Not Supported")
+
+    monkeypatch.setattr(nvml, "nvmlDeviceGetTotalEccErrors", refuses)
+    monkeypatch.setattr(nvml, "nvmlDeviceGetCurrentClocksThrottleReasons", refuses)
+    monkeypatch.delattr(Nvml, "nvmlDeviceGetTotalEnergyConsumption")  # an older pynvml
+    state = GpuState(UUID)
+    assert state.ecc_errors() is None
+    assert state.energy_j() is None
+    assert state.limits() == ()
+    assert state.clock_hz() == 1.98e9
+
+
+def missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+
+
+def broken(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = Nvml()
+
+    def fails() -> None:
+        raise made.NVMLError("Driver Not Loaded")
+
+    monkeypatch.setattr(made, "nvmlInit", fails)
+    monkeypatch.setitem(sys.modules, "pynvml", made)
+
+
+@pytest.mark.parametrize("without", [missing, broken])
+def test_without_nvml_there_are_no_readings_and_no_thread(
+    monkeypatch: pytest.MonkeyPatch, without: Callable[[pytest.MonkeyPatch], None]
+) -> None:
+    without(monkeypatch)
+    state = GpuState(UUID)
+    assert not state.known
+    assert [ask(state) for ask, _ in QUESTIONS.values()] == [None] * len(QUESTIONS)
+    assert (state.limits(), state.others(), state.others(0.0)) == ((), (), ())
+    before = threading.active_count()
+    with Sampler(state) as seen:
+        assert threading.active_count() == before
+    assert (seen.readings, seen.times, seen.limits) == ({}, [], ())
+
+
+@pytest.mark.parametrize(("mask", "names"), [(0, ()), (0x1 | 0x2 | 0x10, ()), (0x4 | 0x20, ("power cap", "thermal"))])
+def test_limits_are_reasons_that_nobody_chose(nvml: Nvml, mask: int, names: tuple[str, ...]) -> None:
+    """Idle, application clocks and sync boost are none."""
+    nvml.reasons = mask
+    assert GpuState(UUID).limits() == names
+
+
+def test_the_sampler_reads_at_least_once(nvml: Nvml) -> None:
+    nvml.reasons = 0x4
+    with Sampler(GpuState(UUID), period=60.0) as seen:
+        assert seen.readings == {}
+    assert seen.readings == {"clock_sm": [1.98e9], "clock_mem": [3.201e9], "power": [456.0], "temperature": [55.0]}
+    assert len(seen.times) == 1
+    assert seen.limits == ("power cap",)
+
+
+def test_the_sampler_reads_while_its_block_runs_and_keeps_every_limit_it_saw(nvml: Nvml) -> None:
+    """Each limit at one reading only; named once, in NVML's order."""
+    enough = threading.Event()
+
+    def reasons() -> Iterator[int]:
+        yield from (0, 0x20, 0, 0x4, 0x4)
+        enough.set()
+        while True:
+            yield 0
+
+    nvml.reasons = reasons()
+    with Sampler(GpuState(UUID), period=0.0005) as seen:
+        assert enough.wait(10)
+    count = len(seen.times)
+    assert count >= 6
+    assert {name: len(values) for name, values in seen.readings.items()} == dict.fromkeys(
+        ("clock_sm", "clock_mem", "power", "temperature"), count
+    )
+    assert seen.times == sorted(seen.times)
+    assert seen.limits == ("power cap", "thermal")
+    assert set(seen.limits) < set(LIMITS.values())
+    assert len(seen.times) == count  # and it has stopped
+
+
+def test_the_sampler_stops_when_its_block_fails(nvml: Nvml) -> None:
+    before = threading.active_count()
+    with pytest.raises(ZeroDivisionError), Sampler(GpuState(UUID), period=0.0005):
+        raise ZeroDivisionError
+    assert threading.active_count() == before
+
+
+def test_what_is_not_known_has_no_reading(nvml: Nvml, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(Nvml, "nvmlDeviceGetTemperature")
+    with Sampler(GpuState(UUID), period=60.0) as seen:
+        pass
+    assert set(seen.readings) == {"clock_sm", "clock_mem", "power"}
+    assert nvml.handles
+
+
+@pytest.mark.parametrize(
+    ("pids", "others"),
+    [
+        ([], ()),
+        ([ME], ()),
+        ([ME, SIBLING], ()),
+        ([ME, SIBLING, STRANGER], (f"train (pid {STRANGER})",)),
+        ([STRANGER, SIBLING], ()),  # we are not among them: these are numbers of another namespace
+    ],
+)
+def test_who_else_is_there(nvml: Nvml, pids: list[int], others: tuple[str, ...]) -> None:
+    """This run's workers have the same parent as we, and idle."""
+    nvml.pids = pids
+    assert GpuState(UUID).others() == others
+    assert nvml.since == []  # who only is there need not compute
+
+
+@pytest.mark.parametrize(
+    ("busy", "said"),
+    [
+        ({ME: 90, STRANGER: 3}, True),
+        ({ME: 90, STRANGER: 0}, False),
+        ({ME: 90}, False),
+        ({ME: 90, SIBLING: 5}, False),
+        ({}, False),
+    ],
+)
+def test_who_else_computed(nvml: Nvml, busy: dict[int, int], said: bool) -> None:
+    nvml.pids, nvml.busy = [ME, SIBLING, STRANGER], busy
+    assert GpuState(UUID).others(since=1_700_000_000.25) == ((f"train (pid {STRANGER})",) if said else ())
+    assert nvml.since == [1_700_000_000_250_000]  # microseconds
+
+
+def test_no_sample_of_anyone_is_nobody_who_computed(nvml: Nvml) -> None:
+    """NVML raises NotFound where it took no sample since then: its ring is read once in some 0.2 s."""
+    nvml.pids, nvml.busy = [ME, STRANGER], None
+    assert GpuState(UUID).others(since=1.0) == ()
+
+
+def test_where_the_driver_does_not_tell_who_computed_all_are_named(
+    nvml: Nvml, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuses(*_: Any) -> Any:
+        raise nvml.NVMLError("Insufficient Permissions")
+
+    monkeypatch.setattr(nvml, "nvmlDeviceGetProcessUtilization", refuses)
+    nvml.pids = [ME, STRANGER]
+    assert GpuState(UUID).others(since=1.0) == (f"train (pid {STRANGER})",)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_parents_and_names_are_the_kernels() -> None:
+    assert state_module._parent(os.getpid()) == os.getppid()
+    with subprocess.Popen(["sleep", "60"]) as child:
+        try:
+            assert state_module._parent(child.pid) == os.getpid()
+            assert state_module._name(child.pid) in ("sleep", "coreutils")
+        finally:
+            child.kill()
+    assert state_module._parent(child.pid) is None
+    assert state_module._name(child.pid) == "a process"
