@@ -76,6 +76,7 @@ class Bench(Instruments):
                 memory["memory_saved"] = self.memory.saved(prepared.forward)
             if checked is not given:
                 del prepared
+                self.give_back()
                 prepared = backend.prepare(case, given)
         subject = self.subject(
             backend, case, given, prepared, 2 * given.nbytes + memory["memory_peak"] + memory.get("memory_saved", 0)
@@ -198,20 +199,23 @@ class Bench(Instruments):
 
     def recover(self) -> bool:
         """Gives memory back after a job, failed or not; False when the CUDA context is beyond repair."""
-        import torch
-
         gc.collect()
         if not self._settled:
             gc.freeze()  # what is imported stays: from here on collecting takes no time, also while a job is timed
             self._settled = True
-        if self.device.type != "cuda":
-            return True
         try:
-            torch.cuda.synchronize(self.device)
-            torch.cuda.empty_cache()
+            self.timer.synchronize()
+            self.give_back()
         except Exception:
             return False
         return not self.broken
+
+    def give_back(self) -> None:
+        """Empties torch's cache of memory, whose splits would keep large blocks from being used again."""
+        import torch
+
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
 
 
 def double(case: Case, given: inputs.Inputs, prepared: Prepared) -> dict[str, int]:

@@ -104,7 +104,7 @@ class Instruments:
         l2 = self.l2_state(self._instrument(policy.timer), policy.l2)
         events.reset()
         with self._sampling(events, subject, policy) as sample, Sampler(state) as seen:
-            times = collect(sample, policy, rest=Pacer(events.clocks, events.best_clock))
+            times = collect(sample, policy, pace=Pacer(events.clocks, events.best_clock, policy.burst_s))
         if not events.enqueue or policy.timer == "graph":  # replays say nothing of the host
             events.reset()
             events.samples(subject.launch, 10)

@@ -119,7 +119,7 @@ class Policy:
     min_samples: int = 10  # where one call takes under 15 ms; else 6, and 3 over a second
     max_samples: int = 1000
     target: float = 0.005  # stop when the 95 % interval of the median is within this fraction of it
-    min_seconds: float = 0.08  # of sampling, pauses included
+    min_seconds: float = 0.04  # of sampling, pauses included
     max_seconds: float = 0.2  # time cap of the samples of one cell, once min_samples are there
     burst_s: float = 0.015  # work between two looks at the clock, and pauses where it fell
     cross_check: float = 0.0  # share of the cells that all three instruments measure, in turns

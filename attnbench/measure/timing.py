@@ -6,14 +6,15 @@ host clock for CPUs and simulated devices; events.py, graph.py and cupti.py have
 Three things would spoil a figure, and each has its remedy. A kernel that is slow at first: the warm-up lasts until two
 readings agree, and samples go on while they still fall. Too few samples: they go on until the 95 % interval of the
 median is narrow. And power: a GPU at its cap lowers its clock within some 50 ms, so a figure would depend on how long
-and after what it was taken. So samples come in bursts of at most `policy.burst_s` of work, and once a burst ends with a
-lower clock than it should have (the gauge of events.py), with pauses between them that give the clock back. What the
-machine does without pauses is a metric of its own (`--sustained`, energy.py). The figures behind this are in
-docs/measuring.md.
+and after what it was taken. So samples come in bursts of at most `policy.burst_s` of work. A burst that ends with a lower
+clock than it should have (the gauge of events.py) is thrown away, as nvbench does, and from then on pauses between the
+bursts give the clock back. What the machine does without pauses is a metric of its own (`--sustained`, energy.py). The
+figures behind this are in docs/measuring.md.
 """
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
@@ -27,6 +28,8 @@ MAX_WARMUP = 20  # times policy.warmup_s
 REST = 1.5  # seconds of pause for each of work
 MAX_REST = 0.1  # seconds; after this a GPU held at its power cap has its clock back
 FELL = 0.985  # of the best clock seen; below, a burst was held down
+MAX_DROPPED = 8  # bursts
+MIN_BURSTS = 4  # of calls that are shorter than a burst
 LONG = 0.015  # seconds a call; from here on MIN_LONG samples are enough, as each averages over a lot
 MIN_LONG = 6  # the least that has a 95 % interval
 VERY_LONG, MIN_VERY_LONG = 1.0, 3
@@ -78,57 +81,65 @@ def pause(worked: float) -> None:
 
 
 class Pacer:
-    """Pauses between the bursts of one cell, from the first one on that ended with a lower clock.
+    """Judges the bursts of one cell by their clock, and pauses between them from the first one on that was held down.
 
-    `clocks` grows by the clock at the end of each burst; `best` is the highest seen before, in Hz.
+    `clocks` grows by the clock at the end of each burst; `best` is the highest seen before, in Hz. A call longer than
+    `burst_s` is what it is, and after MAX_DROPPED bursts the machine is: then all count.
     """
 
-    def __init__(self, clocks: Sequence[float], best: float) -> None:
+    def __init__(self, clocks: Sequence[float], best: float, burst_s: float) -> None:
         self._clocks = clocks
         self._best = best
+        self._burst_s = burst_s
         self._hot = False
+        self._dropped = 0
 
-    def __call__(self, worked: float) -> None:
-        if self._clocks and self._clocks[-1] < FELL * max(self._best, *self._clocks):
-            if not self._hot:
-                time.sleep(MAX_REST)
-            self._hot = True
+    def __call__(self, worked: float, calls: int) -> bool:
+        """Whether a burst of `calls` that took `worked` seconds counts; returns after the pause."""
+        fell = bool(self._clocks) and self._clocks[-1] < FELL * max(self._best, *self._clocks)
+        self._hot = self._hot or fell
         if self._hot:
-            pause(worked)
+            pause(math.inf if fell else worked)
+        if not fell or self._dropped == MAX_DROPPED or (calls == 1 and worked > self._burst_s):
+            return True
+        self._dropped += 1
+        return False
 
 
 def collect(
     sample: Callable[[int], list[float]],
     policy: Policy,
     *,
-    rest: Callable[[float], Any] | None = None,
+    pace: Callable[[float, int], bool] | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> list[float]:
-    """Samples in seconds, after a warm-up. `sample(n)` gives up to n; `rest(seconds)` follows that much work.
+    """Samples in seconds, after a warm-up. `sample(n)` gives up to n; `pace(seconds, n)` follows, and may reject them.
 
     Stops when the 95 % interval of the median lies within `policy.target` of it, or the time cap is reached; not
-    before `policy.min_seconds`, nor with fewer than `policy.min_samples` (6 where a call takes over 15 ms, 3 over a
+    before `policy.min_seconds` and four bursts, nor with fewer than `policy.min_samples` (6 where a call takes over 15 ms, 3 over a
     second), nor while samples still become faster, for which three times the cap is allowed. All samples are kept,
     outliers included.
     """
 
-    def batch(n: int) -> list[float]:
+    def batch(n: int) -> tuple[list[float], bool]:
         started = clock()
         found = sample(n)
-        if rest:
-            rest(clock() - started)
-        return found
+        return found, pace is None or pace(clock() - started, len(found))
 
-    estimate, values = _warm_up(batch, policy, clock)
+    estimate, values = _warm_up(lambda n: batch(n)[0], policy, clock)
     least = policy.min_samples if estimate < LONG else MIN_LONG if estimate < VERY_LONG else MIN_VERY_LONG
     least = min(least, policy.min_samples)
+    bursts = 0
     began = clock()
     while len(values) < policy.max_samples:
         size = _batch(estimate, policy.burst_s)
-        found = batch(min(size, policy.max_samples - len(values)))
+        found, counts = batch(min(size, policy.max_samples - len(values)))
+        if not counts:
+            continue
         estimate = stats.median(found)
         values += found
-        if len(values) < least:
+        bursts += 1
+        if len(values) < least or (size > 1 and bursts < MIN_BURSTS):
             continue
         spent = clock() - began
         steady = spent >= policy.min_seconds and stats.relative_halfwidth(values) <= policy.target

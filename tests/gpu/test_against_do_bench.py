@@ -11,7 +11,7 @@ import pytest
 
 from attnbench import backends, environment, inputs, stats
 from attnbench.bench import Bench
-from attnbench.measure.timing import collect, pause
+from attnbench.measure.timing import Pacer, collect, pause
 from attnbench.types import Case, Policy, Shape
 
 torch = pytest.importorskip("torch")
@@ -42,15 +42,22 @@ def ratio(name: str, case: Case, bench: Bench, policy: Policy) -> tuple[float, f
     backend = backends.load(name, backends.BACKENDS[name])
     prepared = backend.prepare(case, inputs.make(case, str(bench.device), 0))
     prepared.launch()
-    sample = partial(bench.timer.samples, prepared.launch)
-    if collect(sample, policy, rest=pause)[0] < SHORTEST:
+    events = bench.events
+    assert events is not None
+
+    def measured() -> float:
+        events.reset()
+        pacer = Pacer(events.clocks, events.best_clock, policy.burst_s)
+        return stats.median(collect(partial(events.samples, prepared.launch), policy, pace=pacer))
+
+    if measured() < SHORTEST:
         return None
     ratios, latencies = [], []
     for turn in range(TURNS):
         ours = theirs = 0.0
         for who in ("ours", "theirs") if turn % 2 else ("theirs", "ours"):
             if who == "ours":
-                ours = stats.median(collect(sample, policy, rest=pause))
+                ours = measured()
             else:
                 bursts = []
                 for _ in range(BURSTS):

@@ -198,7 +198,7 @@ def test_bursts_are_repeatable_where_power_limits(instruments: Instruments) -> N
                 collect(
                     partial(events.samples, partial(sdpa, q, k, v)),
                     Policy(),
-                    rest=Pacer(events.clocks, events.best_clock),
+                    pace=Pacer(events.clocks, events.best_clock, Policy().burst_s),
                 )
             )
         )
