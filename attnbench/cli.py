@@ -26,6 +26,7 @@ Text = str | None
 shape = partial(typer.Option, rich_help_panel="What to measure (lists multiply; each replaces the suite's)")
 how = partial(typer.Option, rich_help_panel="How")
 instruments = partial(typer.Option, rich_help_panel="Instruments")
+one = partial(typer.Option, rich_help_panel="The case (one value each)")
 files = partial(typer.Option, rich_help_panel="Files and output")
 
 
@@ -186,6 +187,55 @@ def report(
 
 
 @app.command()
+def profile(
+    backend: Annotated[
+        list[str] | None, one("--backend", "-b", metavar="NAMES", help="One, or several side by side: eager,triton.")
+    ] = None,
+    seqlen: Annotated[Text, one(metavar="SIZE", help="8k by default; k = 1024.")] = None,
+    seqlen_q: Annotated[Text, one(metavar="SIZE", help="Query length where it differs.")] = None,
+    headdim: Annotated[Text, one(metavar="SIZE", help="128 by default.")] = None,
+    dtype: Annotated[Text, one(metavar="NAME", help="bf16 (default), fp16 or fp32.")] = None,
+    causal: Annotated[bool | None, one("--causal/--full", metavar="", help="The mask; full by default.")] = None,
+    direction: Annotated[Text, one("--pass", metavar="NAME", help="fwd (default), bwd or fwd_bwd.")] = None,
+    batch: Annotated[Text, one(metavar="SIZE", help="16k / seqlen by default.")] = None,
+    nheads: Annotated[Text, one(metavar="SIZE", help="Query heads. 2048 / headdim by default.")] = None,
+    nheads_k: Annotated[Text, one(metavar="SIZE", help="Key and value heads: fewer than --nheads is GQA.")] = None,
+    device: Annotated[str, how(metavar="DEVICE", help="auto, cuda:N or cpu.")] = "auto",
+    ncu: Annotated[
+        bool,
+        how("--ncu/--no-ncu", metavar="", show_default=False, help="HBM traffic by Nsight Compute (where on PATH)."),
+    ] = True,
+    python: Annotated[
+        list[str] | None, how("--python", metavar="NAME=PATH", help="The interpreter of a backend's worker.")
+    ] = None,
+    trace: Annotated[
+        Path | None, files(metavar="FILE", help="Also a Chrome trace of one call, for https://ui.perfetto.dev.")
+    ] = None,
+    json: Annotated[bool, files("--json", metavar="", help="The profile as JSON on stdout.")] = False,
+) -> None:
+    """Look into one call: its kernels on a timeline, its memory, how close to the roofline, what it moves through HBM.
+
+    attnbench profile -b triton --seqlen 8k --causal --trace trace.json
+    attnbench profile -b eager,sdpa-flash,triton --seqlen 4k --pass bwd
+    """
+    from attnbench import commands
+
+    axes = {
+        "seqlen": seqlen,
+        "seqlen_q": seqlen_q,
+        "headdim": headdim,
+        "dtype": dtype,
+        "causal": causal,
+        "pass": direction,
+        "batch": batch,
+        "nheads": nheads,
+        "nheads_k": nheads_k,
+    }
+    rest: dict[str, Any] = {"device": device, "trace": trace, "counters": ncu, "pythons": tuple(python or ())}
+    raise typer.Exit(commands.profile({"axes": axes, "backends": backend}, json=json, **rest))
+
+
+@app.command()
 def backends(
     python: Annotated[
         list[str] | None, typer.Option("--python", metavar="NAME=PATH", help="The interpreter of a backend's worker.")
@@ -195,6 +245,25 @@ def backends(
     from attnbench import commands
 
     raise typer.Exit(commands.backends(python or []))
+
+
+@app.command()
+def doctor(
+    device: Annotated[
+        str, typer.Option(metavar="DEVICE", help="auto, cuda:N, cpu, or fake (simulated, for a try).")
+    ] = "auto",
+    quick: Annotated[
+        bool, typer.Option("--quick", metavar="", help="A test of 20 s in place of two minutes, and a coarser figure.")
+    ] = False,
+    json: Annotated[bool, typer.Option("--json", metavar="", help="All facts and figures as JSON on stdout.")] = False,
+) -> None:
+    """Say whether this machine is fit to measure, and the smallest difference that can be told apart on it.
+
+    Changes nothing and needs no root. Exit code 0: fit; 1: fit, with warnings; 3: unfit.
+    """
+    from attnbench import commands
+
+    raise typer.Exit(commands.doctor(device, quick=quick, json=json))
 
 
 @app.command()

@@ -1,6 +1,6 @@
 """Errors that a person can cause, and the exit codes of the command line.
 
-0 done; 1 nothing could be measured; 2 bad input; 130 interrupted; 143 terminated.
+0 done; 1 nothing could be measured, or fit with warnings; 2 bad input; 3 unfit; 130 interrupted; 143 terminated.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from collections.abc import Iterable
 
 EXIT_NOTHING_MEASURED = 1
 EXIT_BAD_INPUT = 2
+EXIT_UNFIT = 3
 EXIT_INTERRUPTED = 130
 EXIT_TERMINATED = 143
 

@@ -34,15 +34,12 @@ class WorkerProcess:
         self._mark = 0
         self._tail: str | None = None  # of its stderr, once it has been killed
         self._buffer = b""
-        environment = {**os.environ, "PYTHONUNBUFFERED": "1", "KINETO_LOG_LEVEL": "5"}
-        if python and python != sys.executable:
-            environment["PYTHONPATH"] = os.pathsep.join(filter(None, [_source(), os.environ.get("PYTHONPATH")]))
         self._process = subprocess.Popen(
             [python or sys.executable, "-m", "attnbench.worker"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._stderr,
-            env=environment,
+            env=environment(python),
             start_new_session=True,
             bufsize=0,
         )
@@ -116,6 +113,14 @@ class WorkerProcess:
         if code < 0:
             return f"the worker crashed ({signal.Signals(-code).name})"
         return f"the worker ended with exit code {code}"
+
+
+def environment(python: str | None = None) -> dict[str, str]:
+    """The environment variables of a child that runs in `python`, else in this interpreter."""
+    variables = {**os.environ, "PYTHONUNBUFFERED": "1", "KINETO_LOG_LEVEL": "5"}
+    if python and python != sys.executable:
+        variables["PYTHONPATH"] = os.pathsep.join(filter(None, [_source(), os.environ.get("PYTHONPATH")]))
+    return variables
 
 
 def _source() -> str:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from gpu import Gpu
+from simulated_gpu import Gpu
 
 from attnbench.measure import energy
 from attnbench.measure.energy import MIN_WINDOW, POLL, STEADY, _Counter, _window, sustained

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from gpu import Gpu
+from simulated_gpu import Gpu
 
 from attnbench.measure import events
 from attnbench.measure.events import MAX_SPIN, MAX_TRIES, EventTimer
@@ -110,7 +110,8 @@ def test_the_gauge_reads_the_clock_that_was_planted(gpu: Gpu, hz: float) -> None
     assert made.clock_hz() == pytest.approx(hz, rel=1e-9)
 
 
-def test_the_gauge_of_an_idle_device_holds_nothing_of_the_host(gpu: Gpu) -> None:
+@pytest.mark.usefixtures("gpu")
+def test_the_gauge_of_an_idle_device_holds_nothing_of_the_host() -> None:
     made = timer()
     made.calibrate()
     made.synchronize()

@@ -153,6 +153,28 @@ def test_masked_pairs_cost_where_they_are_computed() -> None:
     assert forecast(causal, dense).call == pytest.approx(forecast(full, dense).call, rel=0.02)
 
 
+def seconds(policy: Policy, device: Device = H200_READ, which: Case | None = None) -> float:
+    return plan.predict(which or case(2**14, batch=1), Answer(), device, policy).seconds
+
+
+def test_forecasts_count_a_sustained_run() -> None:
+    assert seconds(Policy(sustained_s=20.0)) - seconds(Policy()) == pytest.approx(20.0)
+
+
+def test_forecasts_count_the_share_of_cells_that_are_cross_checked() -> None:
+    none, some, each = (seconds(Policy(cross_check=share)) for share in (0.0, 0.1, 1.0))
+    assert none < some < each
+    assert each - none == pytest.approx(10 * (some - none))
+    assert each - none > 24 * plan.predict(case(2**14, batch=1), Answer(), H200_READ, Policy()).call  # 8 turns of 3
+    on_cpu = replace(CPU, matmul={"bf16": 1e12}, copy=1e10)
+    assert seconds(Policy(cross_check=1.0), on_cpu) == seconds(Policy(), on_cpu)
+
+
+def test_forecasts_follow_how_many_samples_are_taken_at_least() -> None:
+    few, many = (seconds(Policy(min_samples=n), replace(H200, matmul={"bf16": 1e12})) for n in (2, 6))
+    assert few < many
+
+
 @pytest.mark.parametrize("device", [H200, CPU, replace(H200, kind="fake"), H200_READ])
 def test_forecasts_are_positive_on_any_device(device: Device) -> None:
     for which in (case(1, dtype="fp32"), case(1024, direction="bwd")):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -47,10 +48,10 @@ def test_a_call_on_the_cpu(bench: Any, direction: str) -> None:
     found = profiled(bench, Eager(), case(direction))
     assert found.wrong is None
     assert (found.timer, found.what, found.spans, found.enqueue) == ("perf_counter", "operators", (), ())
-    assert len(found.times) >= 10
+    assert len(found.times) >= 3
     names = [a.name for a in found.activities]
     assert names.count("aten::bmm") == {"fwd": 1, "bwd": 4, "fwd_bwd": 5}[direction]
-    assert ("aten::_softmax" in names) == (direction != "bwd")  # under the name of what softmax calls
+    assert bool({"aten::_softmax", "aten::softmax"} & set(names)) == (direction != "bwd")
     assert all(0 <= a.start <= a.end <= found.length for a in found.activities)
     starts = [a.start for a in found.activities]
     assert starts == sorted(starts)
@@ -75,6 +76,16 @@ def test_another_kernel_than_the_name_says_is_wrong_too(bench: Any) -> None:
             return Signature(runs=("flash",))
 
     assert str(profiled(bench, Mislabelled(), case()).wrong).startswith("no kernel like 'flash' ran")
+
+
+def test_a_stale_answer_is_wrong(bench: Any) -> None:
+    class Remembers(Eager):
+        def prepare(self, which: Case, inputs: Any) -> Any:
+            prepared = super().prepare(which, inputs)
+            kept = prepared.launch()
+            return dataclasses.replace(prepared, launch=lambda: kept)
+
+    assert str(profiled(bench, Remembers(), case()).wrong).startswith("out is off by")
 
 
 def test_refusals(bench: Any) -> None:

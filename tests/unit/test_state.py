@@ -217,7 +217,8 @@ def test_the_sampler_reads_while_its_block_runs_and_keeps_every_limit_it_saw(nvm
     assert len(seen.times) == count  # and it has stopped
 
 
-def test_the_sampler_stops_when_its_block_fails(nvml: Nvml) -> None:
+@pytest.mark.usefixtures("nvml")
+def test_the_sampler_stops_when_its_block_fails() -> None:
     before = threading.active_count()
     with pytest.raises(ZeroDivisionError), Sampler(GpuState(UUID), period=0.0005):
         raise ZeroDivisionError
@@ -271,9 +272,7 @@ def test_no_sample_of_anyone_is_nobody_who_computed(nvml: Nvml) -> None:
     assert GpuState(UUID).others(since=1.0) == ()
 
 
-def test_where_the_driver_does_not_tell_who_computed_all_are_named(
-    nvml: Nvml, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_where_the_driver_does_not_tell_who_computed_all_are_named(nvml: Nvml, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuses(*_: Any) -> Any:
         raise nvml.NVMLError("Insufficient Permissions")
 

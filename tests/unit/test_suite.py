@@ -174,7 +174,19 @@ def test_cases_stand_beside_the_axes_and_take_from_them() -> None:
         ({"on_cpu": {"policy": {"sed": 1}}}, "policy: unknown key 'sed'", 'did you mean "seed"?'),
         ({"policy": {"target": -1}}, "policy: target: -1 is not", ""),
         ({"policy": {"target": "small"}}, "policy: target: 'small' is not", ""),
-        ({"policy": {"l2": "warm"}}, "policy: l2: 'warm' is not known", "known: cold"),
+        ({"policy": {"l2": "wram"}}, "policy: l2: unknown 'wram'", 'did you mean "warm"?'),
+        ({"policy": {"l2": 1}}, "policy: l2: unknown 1", ""),
+        ({"policy": {"timer": "graphs"}}, "policy: timer: unknown 'graphs'", 'did you mean "graph"?'),
+        ({"policy": {"timer": "nsys"}}, "policy: timer: unknown 'nsys'", "events"),
+        ({"policy": {"isolate_power": "yes"}}, "policy: isolate_power: 'yes' is neither true nor false", ""),
+        ({"policy": {"isolate_power": 1}}, "policy: isolate_power: 1 is neither true nor false", ""),
+        ({"policy": {"cross_check": True}}, "policy: cross_check: True is not a number", ""),
+        ({"policy": {"min_samples": 2.5}}, "policy: min_samples: 2.5 is not a whole number", ""),
+        ({"policy": {"min_samples": 0}}, "policy: min_samples: 0 is not a whole number of at least 1", ""),
+        ({"policy": {"min_samples": True}}, "policy: min_samples: True is not a number", ""),
+        ({"policy": {"target": float("nan")}}, "policy: target: nan is not a number", ""),
+        ({"policy": {"sustained_s": float("inf")}}, "policy: sustained_s: inf is not a number", ""),
+        ({"on_cpu": {"policy": {"timer": "perf"}}}, "policy: timer: unknown 'perf'", ""),
         ({"axes": {"causal": "maybe"}}, "axes.causal", ""),
         ({"axes": 3}, "axes: ", ""),
         ({"backends": 3}, "backends: ", ""),
@@ -187,6 +199,55 @@ def test_a_mistake_is_said_with_its_place(data: dict[str, Any], place: str, hint
     assert said.startswith(f"mine.yaml: {place}")
     assert hint in said
     assert "\n" not in said
+
+
+@pytest.mark.parametrize(
+    "policy",
+    [
+        {"timer": "graph"},
+        {"timer": "cupti", "l2": "warm"},
+        {"cross_check": 0.05},
+        {"cross_check": 1},
+        {"sustained_s": 20},
+        {"isolate_power": True},
+        {"isolate_power": False, "seed": 0, "target": 0, "burst_s": 0.001},
+    ],
+)
+def test_what_a_policy_may_say(policy: dict[str, Any]) -> None:
+    assert resolve({"policy": policy}).policy == Policy(**policy)
+    assert resolve({}, policy=policy).policy == Policy(**policy)
+
+
+def test_a_sustained_run_is_given_as_a_duration() -> None:
+    for said in ("20s", "20", 20):
+        assert resolve({}, policy={"sustained_s": said}).policy.sustained_s == 20
+    assert resolve({}, policy={"sustained_s": "2m"}).policy.sustained_s == 120
+    assert resolve({"policy": {"sustained_s": 5}}, policy={"sustained_s": None}).policy.sustained_s == 5
+    with pytest.raises(UserError, match="--sustained: 'long' is not a duration"):
+        suite.settings({"policy": {"sustained_s": "long"}})
+
+
+GPU_ONLY = {"timer": "graph", "cross_check": 0.5, "sustained_s": 20.0, "isolate_power": True}
+
+
+def test_what_a_cpu_cannot_do_is_left_out_and_said_once() -> None:
+    data = {"policy": {**GPU_ONLY, "l2": "warm", "seed": 3, "target": 0.1}}
+    on_cpu = resolve(data, "cpu")
+    assert on_cpu.policy == Policy(l2="warm", seed=3, target=0.1)
+    (note,) = on_cpu.notes
+    assert note.startswith("on a CPU: timer, cross_check, sustained_s, isolate_power does not apply")
+    assert "perf_counter" in note
+    on_gpu = resolve(data)
+    assert (on_gpu.policy, on_gpu.notes) == (Policy(**data["policy"]), ())
+
+
+@pytest.mark.parametrize("name", GPU_ONLY)
+def test_of_what_a_cpu_cannot_do_only_what_was_asked_for_is_said(name: str) -> None:
+    found = resolve({}, "cpu", policy={name: GPU_ONLY[name]})
+    assert found.policy == Policy()
+    (note,) = found.notes
+    assert note.startswith(f"on a CPU: {name} does not apply")
+    assert resolve({"policy": {name: getattr(Policy, name)}}, "cpu").notes == ()
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,22 @@ from typing import Any
 import pytest
 
 from attnbench.measure import timing
-from attnbench.measure.timing import AGREE, MAX_BATCH, MAX_REST, MAX_WARMUP, REST, CpuTimer, collect
+from attnbench.measure.timing import (
+    AGREE,
+    FELL,
+    LONG,
+    MAX_BATCH,
+    MAX_DROPPED,
+    MAX_REST,
+    MAX_WARMUP,
+    MIN_BURSTS,
+    MIN_LONG,
+    MIN_VERY_LONG,
+    REST,
+    CpuTimer,
+    Pacer,
+    collect,
+)
 from attnbench.types import Policy
 
 POLICY = Policy(
@@ -24,12 +39,13 @@ class Scripted:
     script: Callable[[int], float]
     overhead: float = 0.0
     most: int = MAX_BATCH  # that it gives at once
-    resting: float = 0.0  # seconds of pause for each of work
+    resting: float | None = None  # seconds of pause for each of work; None: nobody paces it
+    judge: Callable[[int], bool] = lambda n: True  # whether the n-th burst counts
     now: float = 0.0
     taken: list[float] = field(default_factory=list)
     asked: list[int] = field(default_factory=list)
     worked: list[float] = field(default_factory=list)  # of each batch, by the clock
-    rests: list[float] = field(default_factory=list)
+    paced: list[tuple[float, int]] = field(default_factory=list)  # seconds and samples of each burst, as told
 
     def sample(self, n: int) -> list[float]:
         assert n >= 1
@@ -40,12 +56,14 @@ class Scripted:
         self.taken += values
         return values
 
-    def rest(self, worked: float) -> None:
-        self.rests.append(worked)
-        self.now += self.resting * worked
+    def pace(self, worked: float, calls: int) -> bool:
+        self.paced.append((worked, calls))
+        self.now += (self.resting or 0.0) * worked
+        return self.judge(len(self.paced))
 
     def collect(self, policy: Policy = POLICY) -> list[float]:
-        return collect(self.sample, policy, rest=self.rest if self.resting else None, clock=lambda: self.now)
+        pace = None if self.resting is None else self.pace
+        return collect(self.sample, policy, pace=pace, clock=lambda: self.now)
 
 
 def noisy(scale: float, spread: float = 0.5) -> Callable[[int], float]:
@@ -65,7 +83,7 @@ def test_stops_when_the_median_is_sure_and_min_seconds_have_passed() -> None:
 
 def test_min_seconds_hold_although_the_median_is_sure_at_once() -> None:
     short, long = (Scripted(lambda n: 1e-3).collect(replace(POLICY, min_seconds=s)) for s in (0.01, 0.15))
-    assert len(short) < 30 < 150 <= len(long)
+    assert len(short) < 70 < 150 <= len(long)
 
 
 def test_goes_on_until_the_target_is_met() -> None:
@@ -99,26 +117,34 @@ def test_the_cap_counts_pauses_too() -> None:
 
 
 @pytest.mark.parametrize(
-    ("call", "samples"), [(0.03, 10), (0.049, 10), (0.051, 6), (0.9, 6), (1.1, 3), (30.0, 3)]
+    ("call", "samples"),
+    [(0.9 * LONG, 10), (1.1 * LONG, MIN_LONG), (0.9, MIN_LONG), (1.1, MIN_VERY_LONG), (30.0, MIN_VERY_LONG)],
 )
 def test_how_many_samples_a_call_of_that_length_takes_at_least(call: float, samples: int) -> None:
-    """With a time cap that one of them exceeds; none of what was paid for is thrown away."""
-    timer = Scripted(lambda n: call)
-    assert len(timer.collect(replace(POLICY, max_seconds=call / 2))) == samples
-    assert len(timer.taken) == samples
+    """With a time cap that one of them exceeds."""
+    assert (MIN_LONG, MIN_VERY_LONG) == (6, 3)
+    assert len(Scripted(lambda n: call).collect(replace(POLICY, min_seconds=0.0, max_seconds=call / 2))) == samples
+
+
+@pytest.mark.parametrize("call", [0.026, 0.3, 30.0])
+def test_a_call_as_long_as_the_warm_up_is_kept(call: float) -> None:
+    """It is dear, and what it warms up is warm at its end."""
+    timer = Scripted(lambda n: call + n / 1e6)
+    values = timer.collect()
+    assert values == timer.taken
+    assert set(timer.asked) == {1}
 
 
 @pytest.mark.parametrize("call", [1e-3, 0.3, 2.0])
 def test_a_policy_may_ask_for_fewer(call: float) -> None:
     values = Scripted(lambda n: call).collect(replace(POLICY, min_samples=2, min_seconds=0.0, max_seconds=0.0))
-    assert 2 <= len(values) <= 15
-    assert len(values) == 2 or call < POLICY.burst_s
+    assert len(values) == (2 if call > POLICY.burst_s else MIN_BURSTS * 15)
 
 
 def test_min_samples_are_taken_beyond_the_cap() -> None:
-    values = Scripted(alternating(0.04)).collect(replace(POLICY, min_samples=12))
-    assert len(values) == 12
-    assert sum(values) > 2 * POLICY.max_seconds
+    values = Scripted(alternating(0.012)).collect(replace(POLICY, min_samples=30))
+    assert len(values) == 30
+    assert sum(values) > 1.5 * POLICY.max_seconds
 
 
 @pytest.mark.parametrize("most", [1, 7, 10, 100, 101])
@@ -196,13 +222,6 @@ def test_a_slow_first_call_does_not_decide_how_long_the_rest_is() -> None:
     assert len(values) >= 100
 
 
-def test_a_long_first_estimate_is_kept() -> None:
-    timer = Scripted(lambda n: 0.5 + n / 100)
-    values = timer.collect()
-    assert values[0] == 0.5
-    assert values == timer.taken
-
-
 def test_all_samples_are_kept_in_order_outliers_too() -> None:
     timer = Scripted(lambda n: 5e-3 if n % 40 == 39 else 1e-3)
     values = timer.collect()
@@ -225,19 +244,107 @@ def test_a_call_longer_than_a_burst_goes_alone() -> None:
     assert set(timer.asked) == {1}
 
 
-def test_every_batch_is_followed_by_a_rest_for_its_work_alone() -> None:
-    timer = Scripted(noisy(1e-3), overhead=1e-4, resting=REST)
+def test_every_burst_is_paced_by_its_work_alone() -> None:
+    timer = Scripted(noisy(1e-3), overhead=1e-4, most=9, resting=REST)
     timer.collect()
-    assert timer.rests == pytest.approx(timer.worked)  # the pause itself is no work
-    assert len(timer.rests) == len(timer.asked) > 5
+    assert [worked for worked, _ in timer.paced] == pytest.approx(timer.worked)  # the pause itself is no work
+    assert [calls for _, calls in timer.paced] == [min(n, 9) for n in timer.asked]
+    assert len(timer.paced) > 5
 
 
-def test_a_pause_follows_the_work_up_to_its_cap(monkeypatch: pytest.MonkeyPatch) -> None:
-    slept: list[float] = []
-    monkeypatch.setattr(timing.time, "sleep", slept.append)
+def test_a_burst_that_does_not_count_leaves_no_sample() -> None:
+    """Every third is held down: slower, and known to be."""
+    timer = Scripted(lambda n: 1e-3, resting=0.0, judge=lambda n: n % 3 > 0)
+    timer.script = lambda n: 1e-3 if (len(timer.paced) + 1) % 3 else 2e-3
+    values = timer.collect()
+    assert 2e-3 in timer.taken
+    assert set(values) == {1e-3}
+    assert sum(values) >= 0.5 * POLICY.min_seconds
+
+
+def test_a_burst_that_does_not_count_does_not_decide_how_long_the_next_is() -> None:
+    timer = Scripted(lambda n: 1e-3, resting=0.0, judge=lambda n: n != 6)
+    timer.script = lambda n: 5e-3 if len(timer.paced) == 5 else 1e-3
+    timer.collect()
+    assert timer.asked[4:8] == [15, 15, 15, 15]
+
+
+@pytest.mark.parametrize(("call", "bursts"), [(1e-6, MIN_BURSTS), (5e-3, MIN_BURSTS), (0.014, 10), (0.3, MIN_LONG)])
+def test_short_calls_have_several_bursts_at_least(call: float, bursts: int) -> None:
+    """However many samples there are: a burst has one clock, and what disturbs it disturbs all of it."""
+    timer = Scripted(lambda n: call, resting=0.0)
+    values = timer.collect(replace(POLICY, min_seconds=0.0, max_seconds=0.0, target=1.0))
+    assert len(values) == sum(calls for _, calls in timer.paced[-bursts:])
+
+
+@pytest.fixture
+def slept(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    found: list[float] = []
+    monkeypatch.setattr(timing.time, "sleep", found.append)
+    return found
+
+
+def test_a_pause_follows_the_work_up_to_its_cap(slept: list[float]) -> None:
     for worked in (0.0, 0.01, 10.0):
         timing.pause(worked)
     assert slept == [0.0, REST * 0.01, MAX_REST]
+
+
+Burst = tuple[bool, list[float]]  # whether it counts, and the pauses after it
+
+
+def paced(
+    ends: list[float], best: float, slept: list[float], *, worked: float = 0.01, calls: int = 10
+) -> tuple[list[Burst], list[float]]:
+    """What becomes of bursts of which the n-th ends with the clock ends[n], and the clocks that are kept."""
+    clocks: list[float] = []
+    pacer, found = Pacer(clocks, best, POLICY.burst_s), []
+    for end in ends:
+        clocks.append(end)
+        counts = pacer(worked, calls)
+        found.append((counts, slept[:]))
+        slept.clear()
+    return found, clocks
+
+
+TOP, LOW = 1.98e9, 1.90e9
+
+
+def test_while_the_clock_holds_every_burst_counts_and_needs_no_pause(slept: list[float]) -> None:
+    ends = [TOP, 0.99 * TOP, (FELL + 0.001) * TOP]
+    assert paced(ends, TOP, slept) == ([(True, [])] * 3, ends)
+
+
+def test_a_burst_that_ends_slower_does_not_count_and_from_then_on_there_are_pauses(slept: list[float]) -> None:
+    """After it the longest that helps; later ones follow the work, though the clock is back."""
+    after = REST * 0.01
+    found, clocks = paced([TOP, LOW, TOP, LOW, TOP], TOP, slept)
+    assert found == [(True, []), (False, [MAX_REST]), (True, [after]), (False, [MAX_REST]), (True, [after])]
+    assert clocks == [TOP] * 3
+
+
+def test_a_cell_that_is_held_down_from_its_first_burst_on_is_known_by_the_cells_before(slept: list[float]) -> None:
+    assert paced([LOW], TOP, slept)[0] == [(False, [MAX_REST])]
+    assert paced([LOW, LOW], LOW, slept)[0] == [(True, [])] * 2
+    assert paced([TOP, LOW], 0.0, slept)[0] == [(True, []), (False, [MAX_REST])]  # or by its own bursts
+
+
+def test_a_machine_that_is_always_held_down_is_measured_as_it_is(slept: list[float]) -> None:
+    found, clocks = paced([LOW] * (MAX_DROPPED + 3), TOP, slept)
+    assert found == [(False, [MAX_REST])] * MAX_DROPPED + [(True, [MAX_REST])] * 3
+    assert clocks == [LOW] * 3
+
+
+def test_a_call_longer_than_a_burst_is_what_it_is(slept: list[float]) -> None:
+    """It lowers the clock by itself, and would do so again."""
+    assert paced([LOW], TOP, slept, worked=0.02, calls=1) == ([(True, [MAX_REST])], [LOW])
+    assert paced([LOW], TOP, slept, worked=0.02, calls=2)[0] == [(False, [MAX_REST])]
+    assert paced([LOW], TOP, slept, worked=0.01, calls=1)[0] == [(False, [MAX_REST])]
+
+
+def test_without_a_clock_there_is_nothing_to_pace_by(slept: list[float]) -> None:
+    assert Pacer([], TOP, POLICY.burst_s)(0.01, 10)
+    assert slept == []
 
 
 def test_cpu_timer_times_the_launch_alone() -> None:

@@ -10,6 +10,7 @@ import pytest
 from builders import CPU, H200, case, environment, ok, shape
 
 from attnbench.types import (
+    INSTRUMENTS,
     Accuracy,
     Case,
     Device,
@@ -95,7 +96,10 @@ def rich_record() -> Record:
     return ok(
         RICH, "triton", 300.0, round=2, n=7, memory_peak=2**30, memory_saved=5, clock_sm=1.98e9, first_call=3.5,
         accuracy=Accuracy({"dq": TensorError(0.1, 0.2, 0.4, 0.01)}, 64, 8, ("dk",)),
-        version="3.6.0", limits=("thermal",),
+        version="3.6.0", limits=("thermal",), span=(8e-6, 9e-6), enqueue=4e-6, turns_graph=(7e-6, 8e-6),
+        sustained_power_error=0.01, ceiling_matmul=7e14, ceiling_copy=4e12, l2="unproven", timer="cupti",
+        kernels={"_forward": 1, "Memset (Device)": 2}, others=("train (pid 12)",), ecc_errors=3, host_bound=True,
+        notes=("cross-check: graph: no", "sustained: not steady within 7 s"),
     )  # fmt: skip
 
 
@@ -111,7 +115,8 @@ def test_record_through_json(record: Record) -> None:
     back = Record.from_json(through_json(record))
     assert back == record
     assert back.id == record.id == f"{record.case.key}/{record.backend}/{record.round}"
-    assert isinstance(back.limits, tuple)
+    assert all(isinstance(value, tuple) for value in (back.limits, back.others, back.notes))
+    assert list(back.kernels) == list(record.kernels)  # in the order in which they ran
     assert all(isinstance(m.values, tuple) for m in back.measurements.values())
 
 
@@ -127,6 +132,40 @@ def test_a_record_of_an_older_version_still_reads() -> None:
     data = through_json(rich_record())
     least = {name: data[name] for name in ("case", "backend", "round", "status")}
     assert Record.from_json(least) == Record(RICH, "triton", 2, "ok")
+
+
+def test_every_field_of_a_record_survives() -> None:
+    """The record above leaves none at its default, so that a new field which from_json forgets is seen here."""
+    rich = replace(
+        rich_record(), reason="r", forecast=Forecast(1.0, 0.1, 5), seconds=2.0, resumable=True, stderr="tail",
+    )  # fmt: skip
+    plain = Record(PLAIN, "", -1, "skipped")
+    assert [f.name for f in dataclasses.fields(Record) if getattr(rich, f.name) == getattr(plain, f.name)] == []
+    assert Record.from_json(through_json(rich)) == rich
+
+
+ODD = Policy(
+    timer="cupti", l2="warm", warmup_s=0.1, min_samples=7, max_samples=70, target=0.1, min_seconds=0.3, max_seconds=0.4,
+    burst_s=0.005, cross_check=0.25, sustained_s=20.0, isolate_power=True, timeout_s=9.0, seed=5,
+)  # fmt: skip
+
+
+def test_policy_through_json() -> None:
+    assert [f.name for f in dataclasses.fields(Policy) if getattr(ODD, f.name) == f.default] == []
+    for policy in (ODD, Policy()):
+        assert Policy.from_json(through_json(policy)) == policy
+
+
+def test_a_policy_of_another_version_reads() -> None:
+    assert Policy.from_json({}) == Policy()
+    assert Policy.from_json({"seed": 4, "lock_clocks": True}) == Policy(seed=4)
+
+
+def test_the_default_policy_is_events_in_bursts_on_a_cold_cache() -> None:
+    policy = Policy()
+    assert (policy.timer, policy.l2, policy.cross_check, policy.sustained_s) == ("events", "cold", 0, 0)
+    assert policy.timer in INSTRUMENTS
+    assert policy.burst_s < policy.min_seconds < policy.max_seconds
 
 
 def test_job_and_environment_through_json() -> None:

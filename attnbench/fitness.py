@@ -1,0 +1,179 @@
+"""What tells whether a machine is fit to measure: facts only, in JSON's types and SI units; doctor.py judges them.
+
+All is read and nothing is set, without root. What cannot be read is None. The GPU is read in a worker, in this order:
+who else computes on it, while this process lets it idle for two of NVML's averaging periods; each instrument on a
+trivial operation, and whether it finds L2 as promised (measure/cache.py); then NVML, while the clock is still up.
+The exact clock is that of a spin of known length (measure/events.py): NVML has no way to ask for locked clocks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from attnbench import stats
+from attnbench.measure import cache, graph
+from attnbench.measure.state import LIMITS, GpuState
+from attnbench.measure.timing import nothing
+
+if TYPE_CHECKING:
+    from attnbench.bench import Bench
+
+IDLE = 2.0  # seconds; NVML's utilisation is an average over 1/6 to 1 s
+SAMPLES = 20
+REASONS = {**LIMITS, 0x2: "application clocks", 0x10: "sync boost", 0x100: "display clocks"}  # nvml.h
+CGROUPS = Path("/sys/fs/cgroup")
+CPUS = Path("/sys/devices/system/cpu")
+
+
+def examine(bench: Bench) -> dict[str, Any]:
+    """The facts of a CUDA device; none of a CPU beyond `host`."""
+    if bench.device.type != "cuda":
+        return {}
+    state = bench.state if bench.state and bench.state.known else None
+    processes = _processes(state) if state else None
+    found: dict[str, Any] = {"instruments": _instruments(bench)}
+    held = max(bench.events.clock_hz() for _ in range(5)) if bench.events else None
+    found["nvml"] = {**_nvml(state), "clock_held": held, "processes": processes} if state else None
+    return found
+
+
+def host() -> dict[str, Any]:
+    """The facts of the host; standard library only. Ask before any worker starts: they are a load themselves."""
+    governors = {text for path in CPUS.glob("cpu[0-9]*/cpufreq/scaling_governor") if (text := _text(path))}
+    return {
+        "load": os.getloadavg()[0],  # over the last minute
+        "cores": os.cpu_count(),
+        "cpu_limit": cpu_limit(_text(Path("/proc/self/cgroup")) or ""),
+        "governors": sorted(governors),
+        "nvidia_driver": Path("/proc/driver/nvidia/version").exists(),
+    }
+
+
+def cpu_limit(cgroup: str, root: Path = CGROUPS) -> float | None:
+    """CPUs that this process may use at once by its container's quota, of the strictest cgroup that it is in.
+
+    `cgroup` is the text of /proc/self/cgroup: "0::/path" for version 2, "4:cpu,cpuacct:/path" for version 1.
+    """
+    limits = []
+    for line in cgroup.splitlines():
+        _, controllers, path = line.split(":", 2)
+        if controllers and "cpu" not in controllers.split(","):
+            continue
+        base = root if not controllers else root / "cpu"
+        inside = Path(path.lstrip("/"))
+        for folder in [base / inside, *(base / parent for parent in inside.parents)]:
+            words = (_text(folder / "cpu.max") or "").split()
+            words = words or [_text(folder / f"cpu.cfs_{name}_us") or "" for name in ("quota", "period")]
+            with contextlib.suppress(ValueError, IndexError, ZeroDivisionError):  # "max", or not limited here
+                if (limit := int(words[0]) / int(words[1])) > 0:
+                    limits.append(limit)
+    return min(limits, default=None)
+
+
+def _processes(state: GpuState) -> dict[str, Any]:
+    """Who else is on the GPU. `busy` is its utilisation while we let it idle, `computing` who it is then."""
+    since = time.time()
+    time.sleep(IDLE)
+    busy = state.number(lambda n, h: n.nvmlDeviceGetUtilizationRates(h).gpu / 100)
+    pids = state.ask(lambda n, h: [p.pid for p in n.nvmlDeviceGetComputeRunningProcesses(h)])
+    return {
+        "count": None if pids is None else len(pids),
+        "named": bool(pids) and os.getpid() in pids,
+        "others": list(state.others()),
+        "busy": busy,
+        "computing": list(state.others(since)) if busy else [],
+    }
+
+
+def _instruments(bench: Bench) -> dict[str, Any]:
+    """By name: seconds of a trivial operation, and L2 as found with and without what makes it cold; or an error."""
+    import torch
+
+    x = torch.zeros(2**18, device=bench.device)
+    touch = partial(x.add_, 1)
+    device, l2_bytes, bandwidth = bench.device, bench.l2_bytes, bench.bandwidth
+
+    def by_events(timer: Any) -> dict[str, Any]:
+        before = timer.before
+        try:
+            found: dict[str, Any] = {"seconds": stats.median(timer.samples(touch, SAMPLES))}
+            for promise, ahead in (("cold", bench.flush), ("warm", nothing)):
+                timer.before = ahead
+                found[f"l2_{promise}"] = cache.state(timer, device, l2_bytes, bandwidth)
+        finally:
+            timer.before = before
+        return found
+
+    def by_graph() -> dict[str, Any]:
+        assert bench.events is not None
+        timer = graph.GraphTimer(bench.events, lambda: [touch], 10e-6)
+        try:
+            seconds = stats.median(timer.samples(SAMPLES))
+        finally:
+            timer.close()
+        return {"seconds": seconds, "l2_cold": graph.state(bench.events, device, l2_bytes, bandwidth)}
+
+    def by_cupti() -> dict[str, Any]:
+        if bench.tracer is None:
+            return {"error": "the profiler sees no kernel"}
+        return by_events(bench.tracer)
+
+    # a capture that fails may leave the device in disorder, so it comes last
+    return {"events": _tried(lambda: by_events(bench.events)), "cupti": _tried(by_cupti), "graph": _tried(by_graph)}
+
+
+def _tried(look: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    try:
+        return look()
+    except Exception as error:  # whatever stops an instrument is a fact about it
+        return {"error": " ".join(f"{type(error).__name__}: {error}".split())[:300]}
+
+
+def _nvml(state: GpuState) -> dict[str, Any]:
+    ask, number = state.ask, state.number
+    reasons = ask(lambda n, h: n.nvmlDeviceGetCurrentClocksThrottleReasons(h))
+    names = ("corrected", "uncorrected", "pending", "failed")
+    cuda = ask(lambda n, _: n.nvmlSystemGetCudaDriverVersion_v2())
+    return {
+        "clock": state.clock_hz(),
+        "clock_max": state.clock_max_hz(),
+        "clock_application": number(lambda n, h: n.nvmlDeviceGetApplicationsClock(h, n.NVML_CLOCK_GRAPHICS) * 1e6),
+        "clock_default": number(lambda n, h: n.nvmlDeviceGetDefaultApplicationsClock(h, n.NVML_CLOCK_GRAPHICS) * 1e6),
+        "reasons": None if reasons is None else [name for bit, name in REASONS.items() if reasons & bit],
+        "power": state.power_w(),
+        "power_limit": number(lambda n, h: n.nvmlDeviceGetEnforcedPowerLimit(h) / 1e3),
+        "power_default": number(lambda n, h: n.nvmlDeviceGetPowerManagementDefaultLimit(h) / 1e3),
+        "temperature": state.temperature_c(),
+        "temperature_margin": _margin(state),
+        "persistence": ask(lambda n, h: bool(n.nvmlDeviceGetPersistenceMode(h))),
+        "mig": ask(lambda n, h: bool(n.nvmlDeviceGetMigMode(h)[0])),
+        "ecc": ask(lambda n, h: bool(n.nvmlDeviceGetEccMode(h)[0])),
+        "ecc_pending": ask(lambda n, h: bool(n.nvmlDeviceGetEccMode(h)[1])),
+        "ecc_errors": state.ecc_errors(),
+        "ecc_errors_ever": ask(lambda n, h: n.nvmlDeviceGetTotalEccErrors(h, n.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, 1)),
+        "rows": ask(lambda n, h: dict(zip(names, map(int, n.nvmlDeviceGetRemappedRows(h)), strict=True))),
+        "cuda": None if cuda is None else f"{cuda // 1000}.{cuda % 1000 // 10}",
+    }
+
+
+def _margin(state: GpuState) -> float | None:
+    """Degrees left until the clock is lowered; from Hopper on the driver tells only this, before only the threshold."""
+    margin = state.number(lambda n, h: n.nvmlDeviceGetMarginTemperature(h))
+    if margin is not None:
+        return margin
+    slowdown = state.number(lambda n, h: n.nvmlDeviceGetTemperatureThreshold(h, n.NVML_TEMPERATURE_THRESHOLD_SLOWDOWN))
+    now = state.temperature_c()
+    return slowdown - now if slowdown and now is not None else None
+
+
+def _text(path: Path) -> str | None:
+    try:
+        return path.read_text().strip()
+    except OSError:
+        return None

@@ -1,0 +1,166 @@
+"""Bytes that one call moves between the GPU and its memory, read from hardware counters by Nsight Compute (ncu).
+
+What is wanted is the traffic of the whole call. ncu's default, --cache-control all, empties the caches before each
+kernel: what one kernel leaves in L2 for the next would be read from memory again, and a call of many small kernels
+charged for bytes it never moves. So the caches are left alone (--cache-control none), and once.py makes L2 cold and
+clean before the call and has what the call left dirty written back after it. Without the latter a result that fits
+in L2 never reaches memory while it is watched: half of the writes of a 32 MiB output were missing on an H200.
+
+Two counters need one pass, so no kernel is replayed; where ncu says that it took more, that is kept beside the figure.
+ncu sees kernels: copies and fills by the driver are not counted. Clocks stay as they are (--clock-control none).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import json
+import math
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from attnbench.process import environment
+
+READ, WRITTEN = "dram__bytes_read.sum", "dram__bytes_write.sum"
+MARK = "spin_kernel"  # what once.py launches between the call and the read that writes back
+UNITS = {"byte": 1.0, "kbyte": 1e3, "mbyte": 1e6, "gbyte": 1e9}
+TIMEOUT = 300.0  # seconds; ncu takes some 20 to start
+
+MISSING = "no ncu on PATH; it comes with the CUDA toolkit and with NVIDIA Nsight Compute"
+REFUSALS = {
+    "ERR_NVGPUCTRPERM": "the driver lets only root read the GPU's counters; run as root (in a container with "
+    "--cap-add SYS_ADMIN), or load the driver with NVreg_RestrictProfilingToAdminUsers=0",
+    "driver resource was unavailable": "another tool, often DCGM, holds the GPU's counters; pause it "
+    "(dcgmi profile --pause) and try again",
+}
+
+
+class NoTraffic(Exception):
+    """ncu gave no figure. The message says why and what to do."""
+
+
+@dataclass(frozen=True)
+class Moved:
+    """Bytes of device memory that one kernel read and wrote."""
+
+    name: str
+    read: float
+    written: float
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """What one call moved."""
+
+    kernels: tuple[Moved, ...]
+    left: float  # bytes that it left in L2, written back after it
+    passes: int = 1  # over 1: later ones may have found operands in L2
+
+    @property
+    def read(self) -> float:
+        return sum(k.read for k in self.kernels)
+
+    @property
+    def written(self) -> float:
+        return sum(k.written for k in self.kernels) + self.left
+
+    @property
+    def total(self) -> float:
+        return self.read + self.written
+
+
+def find() -> str | None:
+    """Where ncu is."""
+    return shutil.which("ncu")
+
+
+def command(ncu: str, log: Path, python: str | None, request: Mapping[str, Any]) -> list[str]:
+    options = {
+        "--log-file": str(log),
+        "--print-units": "base",
+        "--metrics": f"{READ},{WRITTEN}",
+        "--cache-control": "none",
+        "--clock-control": "none",
+        "--profile-from-start": "off",
+        "--target-processes": "all",
+    }
+    words = [word for pair in options.items() for word in pair]
+    return [ncu, "--csv", *words, python or sys.executable, "-m", "attnbench.once", json.dumps(request)]
+
+
+def measure(ncu: str, python: str | None, request: Mapping[str, Any]) -> Traffic:
+    """Runs once.py with `request` under ncu. Raises NoTraffic."""
+    with tempfile.TemporaryDirectory(prefix="attnbench-") as folder:
+        log = Path(folder) / "ncu.csv"
+        with subprocess.Popen(
+            command(ncu, log, python, request),
+            env={**environment(python), "LC_ALL": "C"},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            start_new_session=True,
+        ) as process:
+            try:
+                said, _ = process.communicate(timeout=TIMEOUT)
+            except subprocess.TimeoutExpired:
+                raise NoTraffic(f"ncu was not done within {TIMEOUT:.0f} s") from None
+            finally:
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.killpg(process.pid, signal.SIGKILL)
+        text = log.read_text(errors="replace") if log.exists() else ""
+    return parse(f"{text}\n{said}")
+
+
+def parse(text: str) -> Traffic:
+    """ncu's CSV, one row a kernel and metric, among its other lines. Raises NoTraffic."""
+    lines = text.splitlines()
+    header = next((i for i, line in enumerate(lines) if line.startswith('"ID"')), None)
+    if header is None:
+        raise NoTraffic(_refusal(lines))
+    names: dict[str, str] = {}
+    values: dict[str, dict[str, float]] = {}
+    for row in csv.DictReader(line for line in lines[header:] if line.startswith('"')):
+        names[row["ID"]] = row["Kernel Name"]
+        if row["Metric Name"] in (READ, WRITTEN):
+            values.setdefault(row["ID"], {})[row["Metric Name"]] = _bytes(row["Metric Value"], row["Metric Unit"])
+    if any(values.get(id_, {}).keys() != {READ, WRITTEN} for id_ in names):
+        raise NoTraffic(f"ncu gave no {READ} and {WRITTEN}; this GPU may not have these counters")
+    moved = [Moved(name, values[id_][READ], values[id_][WRITTEN]) for id_, name in names.items()]
+    marks = [i for i, kernel in enumerate(moved) if MARK in kernel.name]
+    if not marks:
+        raise NoTraffic("ncu did not see the call to its end")
+    end = marks[-1]
+    passes = max((int(n) for n in re.findall(r"^==PROF== Profiling.* - (\d+) pass", text, re.MULTILINE)), default=1)
+    return Traffic(tuple(moved[:end]), sum(k.written for k in moved[end:]), passes)
+
+
+def _bytes(value: str, unit: str) -> float:
+    """Raises NoTraffic for a value such as n/a, which ncu gives for a counter that the GPU has not."""
+    try:
+        found = float(value.replace(",", "")) * UNITS[unit.lower()]
+    except (ValueError, KeyError):
+        found = math.nan
+    if not math.isfinite(found):
+        raise NoTraffic(f"ncu gave {value} {unit} for a counter; this GPU may not have it")
+    return found
+
+
+def _refusal(lines: list[str]) -> str:
+    for line in lines:
+        for words, reason in REFUSALS.items():
+            if words in line:
+                return reason
+    errors = [line.removeprefix("==ERROR==").strip() for line in lines if line.startswith("==ERROR==")]
+    said = errors or [line.strip() for line in lines if line.strip() and not line.startswith("==")]
+    return f"ncu gave no figures; it says: {' '.join(said[-1].split())[:300]}" if said else "ncu said nothing"

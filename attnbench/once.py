@@ -1,0 +1,48 @@
+"""One launch for Nsight Compute: `ncu ... python -m attnbench.once JSON`, with the traffic of the whole call in view.
+
+Between cudaProfilerStart and Stop run the call, a marker (torch's spin kernel) and a read of a buffer of four times
+L2. The same read, twice, comes before them: so the call finds an L2 with nothing of its own and nothing to write back.
+What it leaves there unwritten reaches memory during the last read, and is counted; ncu.py tells the parts apart.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from attnbench import backends, inputs
+from attnbench.types import Case, Device, Policy
+
+MIN_READ = 2**28  # bytes
+WARMUPS = 3
+
+
+def main(request: Mapping[str, Any]) -> None:
+    """`request` has name, spec, case and device."""
+    import torch
+
+    torch.set_float32_matmul_precision("highest")
+    case, device = Case.from_json(request["case"]), Device.from_json(request["device"])
+    torch.cuda.set_device(device.index)
+    backend = backends.load(request["name"], request["spec"])
+    prepared = backend.prepare(case, inputs.make(case, str(device), Policy().seed))
+    buffer = torch.zeros(max(MIN_READ, 4 * (device.l2 or 0)) // 4, device=str(device))
+    total = torch.empty((), device=str(device))
+    for _ in range(WARMUPS):
+        prepared.launch()
+    for _ in range(2):
+        torch.sum(buffer, dim=0, out=total)
+    torch.cuda.synchronize()
+    torch.cuda.profiler.start()
+    result = prepared.launch()
+    torch.cuda._sleep(1)
+    torch.sum(buffer, dim=0, out=total)
+    torch.cuda.synchronize()
+    torch.cuda.profiler.stop()
+    del result
+
+
+if __name__ == "__main__":
+    main(json.loads(sys.argv[1]))

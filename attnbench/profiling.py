@@ -1,0 +1,229 @@
+"""One call of a backend seen from close: what ran and when, what it allocated, what the host paid. In a worker.
+
+The results are checked as in a run, and so are the names of what ran; what is wrong is said, and profiled all the same.
+The passes stay apart, for each would disturb the others: latency without a profiler, as in a run; some traced calls
+behind a spin with L2 cold, of which the one of median span is shown, so gaps between its kernels are the device's and
+not the host's; and one call more under the profiler with the allocations, which the Chrome trace is of.
+
+Torch's allocators tell the profiler of each block they give out or take back, at the host's time. On a CPU that is the
+call's time. On a GPU memory is reused in the order of the stream, so a kernel runs with what was allocated when the
+host launched it: that sum is carried over, kernel by kernel, to the traced call.
+"""
+
+from __future__ import annotations
+
+import bisect
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from attnbench import inputs, reference, stats
+from attnbench.bench import double
+from attnbench.measure.cupti import Call, Untraceable
+from attnbench.types import Backend, Case, Policy, Signature, Unsupported, to_json
+
+if TYPE_CHECKING:
+    from attnbench.bench import Bench
+
+RANGE = "attnbench.call"
+CALLS = 20  # traced, at most
+SESSIONS = 3  # on a CPU
+HEAVY = 0.8  # an operator that spends this share of its time in one other is a wrapper of it
+
+
+def profile(bench: Bench, backend: Backend, case: Case, trace: str | None) -> dict[str, Any]:
+    """The fields of a profile.Profile, or {"refused": reason}. Seconds and bytes."""
+    if getattr(backend, "simulated", False):
+        return {"refused": "it is simulated: nothing runs, so there is nothing to profile"}
+    try:
+        found: dict[str, Any] = to_json(_profile(bench, backend, case, trace))
+        return found
+    except Unsupported as refusal:
+        return {"refused": " ".join(str(refusal).split()) or "refused without a reason"}
+    finally:
+        bench.recover()  # the next backend's worker needs the memory
+
+
+def _profile(bench: Bench, backend: Backend, case: Case, trace: str | None) -> dict[str, Any]:
+    policy = Policy()
+    ceilings = bench.ceilings(inputs.torch_dtype(case))
+    given = inputs.make(case, str(bench.device), policy.seed)
+    sample = reference.choose(case, bench.device, policy.seed)
+    checked = reference.check_inputs(case, given, sample)
+    by_row = ("out", "dq") if case.has_backward else ("out",)
+    with bench.memory.job():
+        answer = reference.reference(case, checked, sample)
+        prepared, results, first_call = bench.first_call(backend, case, checked)
+        wrong = reference.compare(answer, results).complaint()
+        del results
+        memory, second = bench.memory.peak(prepared.launch)
+        wrong = wrong or reference.compare(answer, prepared.canonical(second)).complaint()
+        del second
+        if checked is not given:
+            del prepared
+            prepared = backend.prepare(case, given)
+    subject = bench.subject(backend, case, given, prepared, footprint=0)  # no copies: events are the instrument
+    timing = bench.time(subject, policy)
+    factors = double(case, given, prepared)
+    signature = backend.signature(case, bench.described) if hasattr(backend, "signature") else Signature()
+    shown = bench.prove(case, signature, prepared, timing)
+    results = prepared.canonical(shown.result)
+    for name, factor in factors.items():
+        results[name].data.div_(factor)
+    wrong = wrong or shown.complaint or ""
+    wrong = wrong or reference.compare(answer, results, None if checked is given else by_row).complaint()
+    notes = [*timing.notes, *([shown.note] if shown.note else [])]
+    del answer, results, shown
+    latency = stats.median(timing.measurements["time"].values)
+    on_cuda = bench.device.type == "cuda"
+    found = _on_gpu(bench, prepared.launch, latency, trace, notes) if on_cuda else _on_cpu(prepared.launch, trace)
+    return {
+        "wrong": wrong or None,
+        "timer": timing.timer,
+        "l2": timing.l2,
+        "limits": timing.limits,
+        "host_bound": timing.host_bound,
+        "times": timing.measurements["time"].values,
+        "enqueue": timing.measurements["enqueue"].values if "enqueue" in timing.measurements else (),
+        "first_call": first_call,
+        "memory_peak": memory["memory_peak"],
+        "ceilings": {name.removeprefix("ceiling_"): max(m.values) for name, m in ceilings.items()},
+        "notes": notes,
+        **found,
+    }
+
+
+def _on_gpu(
+    bench: Bench, launch: Callable[[], Any], latency: float, trace: str | None, notes: list[str]
+) -> dict[str, Any]:
+    """The traced call's kernels, its length, the spans of all traced calls, and what was allocated meanwhile."""
+    profiler, events = _session(launch, on_cuda=True)
+    if trace:
+        profiler.export_chrome_trace(trace)
+    if bench.tracer is None:
+        return {}
+    try:
+        n = max(1, min(CALLS, int(Policy().burst_s / latency)))
+        call, spans = _median_call(bench.tracer.calls([launch] * n))
+    except Untraceable as error:
+        notes.append(f"no timeline: {error}")
+        return {}
+    held = at_launch(events)
+    if len(held) != len(call.kernels):
+        notes.append(f"no memory over time: {len(held)} kernels in one call and {len(call.kernels)} in another")
+        held = []
+    return {
+        "what": "kernels",
+        "activities": [vars(k) for k in call.kernels],
+        "length": call.span,
+        "spans": spans,
+        "memory": [(k.start, nbytes) for k, nbytes in zip(call.kernels, held, strict=False)],
+    }
+
+
+def _median_call(calls: Sequence[Call]) -> tuple[Call, list[float]]:
+    ran = sorted((c for c in calls if c.kernels), key=lambda c: c.span)
+    if not ran:
+        raise Untraceable("the profiler saw no kernel in the call")
+    return ran[len(ran) // 2], [c.span for c in ran]
+
+
+def _on_cpu(launch: Callable[[], Any], trace: str | None) -> dict[str, Any]:
+    """The call's operators and allocations, from the least disturbed of a few sessions."""
+    found = []
+    for _ in range(SESSIONS):
+        profiler, events = _session(launch, on_cuda=False)
+        (whole,) = (e for e in events if e.name() == RANGE)
+        found.append((whole.end_ns() - whole.start_ns(), whole.start_ns(), profiler, events))
+    length, since, profiler, events = min(found, key=lambda session: session[0])
+    if trace:
+        profiler.export_chrome_trace(trace)
+    inside = [e for e in events if since <= e.start_ns() <= since + length]
+    return {
+        "what": "operators",
+        "activities": [
+            {"name": name, "start": (a - since) / 1e9, "end": (b - since) / 1e9} for name, a, b in operators(inside)
+        ],
+        "length": length / 1e9,
+        "memory": [((at - since) / 1e9, nbytes) for at, nbytes in zip(*_running(inside, "CPU"), strict=True)],
+    }
+
+
+def _session(launch: Callable[[], Any], *, on_cuda: bool) -> tuple[Any, list[Any]]:
+    """The profiler of one call with its allocations, and its events."""
+    import torch
+    from torch.profiler import ProfilerActivity, profile, record_function
+
+    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_cuda else [])]
+    with profile(activities=activities, profile_memory=True, acc_events=True) as profiler:
+        with record_function("attnbench.start"):  # the first range of a session takes a millisecond
+            pass
+        with record_function(RANGE):
+            result = launch()
+        if on_cuda:
+            torch.cuda.synchronize()
+    del result  # its freeing is not the call's
+    return profiler, list(profiler.profiler.kineto_results.events()) if profiler.profiler else []
+
+
+def at_launch(events: Sequence[Any]) -> list[int]:
+    """Bytes allocated when the host launched each of the device's activities, in the order of these."""
+    times, sums = _running(events, "CUDA")
+    on_host = {
+        e.correlation_id(): e.start_ns()
+        for e in events
+        if not _is_on(e, "CUDA") and e.correlation_id() > 0 and e.name().startswith("cu")
+    }
+    held, launched = [], 0
+    for event in sorted((e for e in events if _ran_on_device(e)), key=lambda e: int(e.start_ns())):
+        launched = on_host.get(event.correlation_id(), launched)  # one without a host call of its own: as the last
+        before = bisect.bisect_right(times, launched)
+        held.append(sums[before - 1] if before else 0)
+    return held
+
+
+def _running(events: Sequence[Any], device: str) -> tuple[list[int], list[int]]:
+    """Host times in ns at which a device's allocator was used, and the bytes allocated from then on."""
+    used = sorted((e for e in events if e.name() == "[memory]" and _is_on(e, device)), key=lambda e: int(e.start_ns()))
+    return [e.start_ns() for e in used], list(itertools.accumulate(e.nbytes() for e in used))
+
+
+def _ran_on_device(event: Any) -> bool:
+    return _is_on(event, "CUDA") and not event.is_user_annotation() and event.duration_ns() > 0
+
+
+def _is_on(event: Any, device: str) -> bool:
+    return str(event.device_type()) == f"DeviceType.{device}"
+
+
+@dataclass
+class _Node:
+    """An operator and those that it called."""
+
+    name: str
+    start: int
+    end: int
+    children: list[_Node] = field(default_factory=list)
+
+
+def operators(events: Sequence[Any]) -> list[tuple[str, int, int]]:
+    """(name, start, end) in ns of the operators that no other called, wrappers under the name of what they wrap."""
+    roots: list[_Node] = []
+    open_: dict[int, list[_Node]] = {}  # by thread, outermost first
+    own = (e for e in events if "::" in e.name() and not e.name().startswith("autograd::"))
+    for event in sorted(own, key=lambda e: (e.start_ns(), -e.end_ns())):
+        node = _Node(event.name(), event.start_ns(), event.end_ns())
+        stack = open_.setdefault(event.start_thread_id(), [])
+        while stack and stack[-1].end <= node.start:
+            stack.pop()
+        (stack[-1].children if stack else roots).append(node)
+        stack.append(node)
+    return [(_wrapped(root), root.start, root.end) for root in roots]
+
+
+def _wrapped(node: _Node) -> str:
+    longest = max(node.children, key=lambda child: child.end - child.start, default=None)
+    if longest is not None and longest.end - longest.start >= HEAVY * (node.end - node.start):
+        return _wrapped(longest)
+    return node.name

@@ -1,0 +1,81 @@
+"""`attnbench doctor` as a person sees it, on this machine's CPU and simulated."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+
+import pytest
+from tool import Tool, alive, children
+
+FAKE = ("doctor", "--device", "fake")
+
+
+def test_a_simulated_device_is_fit(tool: Tool) -> None:
+    result = tool(*FAKE)
+    assert "ok       A/A test    fake against itself: no difference" in result.out
+    assert "Simulated GPU: fit to measure." in result.out
+    assert result.out.splitlines()[-1].startswith("Smallest difference that can be told apart here: 0%")
+    assert result.err == ""
+    assert not list(tool.folder.iterdir())
+
+
+@pytest.mark.parametrize("script", ["error@16k", "crash@16k", "oom@16k", "wrong@16k", "refuse@16k"])
+def test_a_job_that_is_not_ok_makes_it_unfit(tool: Tool, script: str) -> None:
+    result = tool(*FAKE, "--quick", fake=script, code=3)
+    (line,) = [line for line in result.out.splitlines() if line.startswith("unfit")]
+    assert "fake against itself: 16k b1 ended as" in line
+    assert "Smallest difference" not in result.out
+
+
+def test_an_implementation_that_is_missing_makes_it_unfit(tool: Tool) -> None:
+    result = tool(*FAKE, fake="missing", code=3)
+    assert "fake cannot be used: ATTNBENCH_FAKE says it is missing" in result.out
+
+
+def test_json(tool: Tool) -> None:
+    found = json.loads(tool(*FAKE, "--json").out)
+    assert (found["verdict"], found["exit_code"]) == ("ok", 0)
+    assert [len(case["a"]) for case in found["trial"]["cases"]] == [24, 24, 24]
+
+
+def test_a_cpu(tool: Tool) -> None:
+    """Whatever this machine is like: every check is there, and the figure or why there is none."""
+    result = tool("doctor", "--quick", "--device", "cpu", code=None)
+    assert result.code in (0, 1, 3)
+    levels = {line.split()[0] for line in result.out.splitlines()[1:] if line and line[0] != " "}
+    for check in ("software", "GPU", "load", "CPU governor", "container limit", "A/A test", "resolution"):
+        assert f" {check} " in result.out
+    assert levels & {"ok"}
+    assert ("Smallest difference that can be told apart here: " in result.out) != ("not known" in result.out)
+    worst = "unfit to measure." if result.code == 3 else "with warnings." if result.code else "fit to measure."
+    assert worst in result.out
+
+
+def test_progress_is_for_a_terminal(tool: Tool) -> None:
+    code, said = tool.terminal(*FAKE)
+    assert code == 0
+    assert "A/A test: turn 24" in said
+
+
+@pytest.mark.parametrize("device", ["gpu", "cuda:x", "cuda:99"])
+def test_a_device_that_is_not_there_is_one_line(tool: Tool, device: str) -> None:
+    result = tool("doctor", "--device", device, code=2)
+    assert result.err.startswith("attnbench: ")
+    assert result.err.count("\n") == 1
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_an_interrupt_leaves_no_worker(tool: Tool, number: int, code: int) -> None:
+    with tool.start(*FAKE, fake="hang@1k") as process:
+        workers: list[int] = []
+        while len(workers) < 2:
+            workers = children(process.pid)
+            assert process.poll() is None
+        process.send_signal(number)
+        _, err = process.communicate(timeout=30)
+    assert process.returncode == code
+    assert err == "attnbench: interrupted before the diagnosis was complete\n"
+    assert not alive(workers)

@@ -1,0 +1,87 @@
+"""`attnbench profile` as a person uses it, on the CPU."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from tool import Tool
+
+pytest.importorskip("torch")
+
+ON_CPU = ("profile", "--device", "cpu", "--seqlen", "256")
+MINE = """
+import torch
+
+def zeros(q, k, v, *, causal, softmax_scale):
+    return torch.zeros_like(q)
+"""
+
+
+def test_two_backends_side_by_side(tool: Tool) -> None:
+    out = tool(*ON_CPU, "-b", "eager,sdpa-flash", "--trace", "trace.json").out
+    lines = out.splitlines()
+    assert lines[1] == "256 d128 full fwd fp32, batch 4, 2 heads"
+    for part in ("  latency ", "  roofline ", "  reached ", "  peak memory ", "  operators ", "  memory, to "):
+        assert sum(line.startswith(part) for line in lines) == 2, part
+    assert any(line.startswith("  baddbmm") and "━" in line for line in lines)
+    assert any(line.startswith("  _scaled_dot_product_flash") for line in lines)
+    assert any(line.startswith("side by side") for line in lines)
+    assert lines[-1].startswith("! launch overhead, gaps between kernels and HBM traffic: on a GPU only")
+    for name in ("eager", "sdpa-flash"):
+        trace = tool.folder / f"trace-{name}.json"
+        assert str(trace) in out
+        assert json.loads(trace.read_text())["traceEvents"]
+    assert "https://ui.perfetto.dev" in out
+
+
+def test_json(tool: Tool) -> None:
+    data = json.loads(tool(*ON_CPU, "-b", "sdpa-flash", "--pass", "bwd", "--causal", "--json").out)
+    (found,) = data["profiles"]
+    assert (found["backend"], data["case"]["direction"], data["case"]["causal"]) == ("sdpa-flash", "bwd", True)
+    assert found["latency"] > 0
+    assert found["memory_peak"] > 0
+    assert data["roofline"]["bound"] in ("compute", "memory")
+
+
+def test_a_wrong_kernel(tool: Tool) -> None:
+    tool.write("mine.py", MINE)
+    lines = tool(*ON_CPU, "-b", "./mine.py:zeros").out.splitlines()
+    assert any(line.startswith("zeros  WRONG  out is off by") for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        (("-b", "fake", "--device", "fake"), "--device fake: nothing runs on a simulated device"),
+        ((), "--backend: which one?"),
+        (("-b", "eager", "--seqlen", "1k,2k"), "--seqlen has 2 values (1k, 2k); a profile is of one case"),
+        (("-b", "eager", "--pass", "fwd,bwd"), "--pass has 2 values"),
+        (
+            ("-b", "eager", "--trace", "no/such/trace.json"),
+            "--trace: cannot write no/such/trace.json: there is no folder",
+        ),
+        (("-b", "triotn"), 'did you mean "triton"?'),
+        (("-b", "eager", "--device", "gpu"), "--device: 'gpu'"),
+    ],
+)
+def test_mistakes_are_one_line(tool: Tool, args: tuple[str, ...], said: str) -> None:
+    found = tool("profile", *args, code=2)
+    assert found.out == ""
+    (line,) = found.err.splitlines()
+    assert line.startswith("attnbench: ")
+    assert said in line
+
+
+@pytest.mark.parametrize(("backend", "why"), [("fake", "nothing to profile"), ("sdpa-cudnn", "needs a CUDA GPU")])
+def test_nothing_to_profile_is_one_line(tool: Tool, backend: str, why: str) -> None:
+    found = tool(*ON_CPU, "-b", backend, code=1)
+    (line,) = found.out.splitlines()
+    assert line.startswith(f"{backend}: no profile")
+    assert why in line
+
+
+def test_help_teaches(tool: Tool) -> None:
+    out = tool("profile", "--help").out
+    assert "attnbench profile -b triton --seqlen 8k --causal --trace trace.json" in out
+    assert "attnbench profile -b eager,sdpa-flash,triton --seqlen 4k --pass bwd" in out

@@ -1,0 +1,115 @@
+"""Inputs: seeded, alike for every pass of a shape, and not of a kind that would run faster than real ones."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from attnbench import inputs
+from attnbench.inputs import Inputs
+from attnbench.types import Case, Shape
+
+SHAPE = Shape(2, 64, 96, 4, 2, 32, 16)
+NAMES = ("q", "k", "v", "dout")
+
+
+def make(direction: str = "bwd", dtype: str = "fp32", seed: int = 0, shape: Shape = SHAPE) -> Inputs:
+    return inputs.make(Case(shape, dtype, direction), "cpu", seed)  # type: ignore[arg-type]
+
+
+def tensors(given: Inputs) -> list[Tensor]:
+    return [t for t in (given.q, given.k, given.v, given.dout) if t is not None]
+
+
+def same(one: Inputs, other: Inputs) -> bool:
+    return all(torch.equal(a, b) for a, b in zip(tensors(one), tensors(other), strict=True))
+
+
+def test_sizes() -> None:
+    given = make()
+    assert [tuple(t.shape) for t in tensors(given)] == [(2, 64, 4, 32), (2, 96, 2, 32), (2, 96, 2, 16), (2, 64, 4, 16)]
+    assert all(t.is_contiguous() and t.dtype == torch.float32 for t in tensors(given))
+    assert given.nbytes == 4 * sum(t.numel() for t in tensors(given))
+    assert make("fwd").dout is None
+
+
+def test_the_same_seed_gives_the_same_values_and_another_others() -> None:
+    assert same(make(), make())
+    assert not same(make(), make(seed=1))
+    forward, backward = make("fwd"), make("bwd")
+    assert torch.equal(forward.q, backward.q)
+    assert torch.equal(forward.v, backward.v)
+    larger = make(shape=dataclasses.replace(SHAPE, batch=3))
+    assert not torch.equal(larger.q[:2], make().q)
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16", "fp16"])
+def test_healthy_inputs_have_no_flaw(dtype: str) -> None:
+    for seed in range(5):
+        assert inputs.flaw(make(dtype=dtype, seed=seed)) is None
+    assert inputs.flaw(make("fwd", dtype)) is None
+
+
+def test_inputs_of_a_few_elements_are_not_taken_for_constants() -> None:
+    """The standard deviation of a handful of normal values is often small."""
+    for size in (1, 2, 4, 8, 16):
+        tiny = Shape(1, 1, 1, 1, 1, size, size)
+        assert [inputs.flaw(make(seed=seed, shape=tiny)) for seed in range(50)] == [None] * 50
+
+
+def constant(t: Tensor) -> None:
+    t.fill_(0.7)
+
+
+def one_nan(t: Tensor) -> None:
+    t.view(-1)[0] = float("nan")
+
+
+def infinite(t: Tensor) -> None:
+    t.mul_(float("inf"))
+
+
+def small(t: Tensor) -> None:
+    t.mul_(0.1)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    ("spoil", "said"),
+    [
+        (Tensor.zero_, "hardly varies (standard deviation 0, 1 expected)"),
+        (constant, "hardly varies"),
+        (small, "hardly varies (standard deviation 0."),
+        (one_nan, "has values that are not finite"),
+        (infinite, "has values that are not finite"),
+    ],
+)
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_a_flaw_is_said_with_its_tensor(name: str, spoil: Callable[[Tensor], object], said: str, dtype: str) -> None:
+    given = make(dtype=dtype)
+    spoil(getattr(given, name))
+    assert str(inputs.flaw(given)).startswith(f"inputs: {name} {said}")
+
+
+def test_large_inputs_are_looked_at_in_part_but_everywhere() -> None:
+    """Some ten thousand values of each."""
+    given = make(shape=dataclasses.replace(SHAPE, seqlen_q=4096))
+    assert given.q.numel() > 2**19
+    assert inputs.flaw(given) is None
+    given.q.view(-1)[given.q.numel() // 8 :].zero_()
+    assert "q hardly varies" in str(inputs.flaw(given))
+
+
+@pytest.mark.parametrize("direction", ["fwd", "bwd"])
+def test_a_clone_is_equal_and_elsewhere(direction: str) -> None:
+    given = make(direction)
+    cloned = inputs.clone(given)
+    assert same(given, cloned)
+    assert (cloned.dout is None) == (direction == "fwd")
+    assert not {t.data_ptr() for t in tensors(given)} & {t.data_ptr() for t in tensors(cloned)}
+    cloned.v.zero_()
+    assert same(given, make(direction))
