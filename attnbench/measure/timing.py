@@ -6,17 +6,17 @@ host clock for CPUs and simulated devices; events.py, graph.py and cupti.py have
 Three things would spoil a figure, and each has its remedy. A kernel that is slow at first: the warm-up lasts until two
 readings agree, and samples go on while they still fall. Too few samples: they go on until the 95 % interval of the
 median is narrow. And power: a GPU at its cap lowers its clock within some 50 ms, so a figure would depend on how long
-and after what it was taken. So samples come in bursts of at most `policy.burst_s` of work. A burst that ends with a lower
-clock than it should have (the gauge of events.py) is thrown away, as nvbench does, and from then on pauses between the
-bursts give the clock back. What the machine does without pauses is a metric of its own (`--sustained`, energy.py). The
-figures behind this are in docs/measuring.md.
+and after what it was taken. So samples come in bursts of at most `policy.burst_s` of work. A burst that ends with a
+lower clock than it should have (the gauge of events.py) is thrown away, as nvbench does, and from then on pauses
+between the bursts give the clock back. What the machine does without pauses is a metric of its own (`--sustained`,
+energy.py). The figures behind this are in docs/measuring.md.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, Protocol
 
 from attnbench import stats
@@ -83,11 +83,12 @@ def pause(worked: float) -> None:
 class Pacer:
     """Judges the bursts of one cell by their clock, and pauses between them from the first one on that was held down.
 
-    `clocks` grows by the clock at the end of each burst; `best` is the highest seen before, in Hz. A call longer than
-    `burst_s` is what it is, and after MAX_DROPPED bursts the machine is: then all count.
+    `clocks` grows by the clock at the end of each burst, and loses those of bursts that do not count; `best` is the
+    highest seen before, in Hz. A call longer than `burst_s` is what it is, and after MAX_DROPPED bursts the machine is:
+    then all count.
     """
 
-    def __init__(self, clocks: Sequence[float], best: float, burst_s: float) -> None:
+    def __init__(self, clocks: list[float], best: float, burst_s: float) -> None:
         self._clocks = clocks
         self._best = best
         self._burst_s = burst_s
@@ -103,6 +104,7 @@ class Pacer:
         if not fell or self._dropped == MAX_DROPPED or (calls == 1 and worked > self._burst_s):
             return True
         self._dropped += 1
+        self._clocks.pop()
         return False
 
 
@@ -116,9 +118,9 @@ def collect(
     """Samples in seconds, after a warm-up. `sample(n)` gives up to n; `pace(seconds, n)` follows, and may reject them.
 
     Stops when the 95 % interval of the median lies within `policy.target` of it, or the time cap is reached; not
-    before `policy.min_seconds` and four bursts, nor with fewer than `policy.min_samples` (6 where a call takes over 15 ms, 3 over a
-    second), nor while samples still become faster, for which three times the cap is allowed. All samples are kept,
-    outliers included.
+    before `policy.min_seconds` and four bursts, nor with fewer than `policy.min_samples` (6 where a call takes over
+    15 ms, 3 over a second), nor while samples still become faster, for which three times the cap is allowed. All
+    samples of the bursts that count are kept, outliers included.
     """
 
     def batch(n: int) -> tuple[list[float], bool]:
