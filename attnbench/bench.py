@@ -78,6 +78,7 @@ class Bench(Instruments):
                 del prepared
                 self.give_back()
                 prepared = backend.prepare(case, given)
+            self.give_back()
         subject = self.subject(
             backend, case, given, prepared, 2 * given.nbytes + memory["memory_peak"] + memory.get("memory_saved", 0)
         )

@@ -84,8 +84,8 @@ class Pacer:
     """Judges the bursts of one cell by their clock, and pauses between them from the first one on that was held down.
 
     `clocks` grows by the clock at the end of each burst, and loses those of bursts that do not count; `best` is the
-    highest seen before, in Hz. A call longer than `burst_s` is what it is, and after MAX_DROPPED bursts the machine is:
-    then all count.
+    highest seen before, in Hz. A call longer than `burst_s` is what it is once there are pauses, and after MAX_DROPPED
+    bursts the machine is: then all count.
     """
 
     def __init__(self, clocks: list[float], best: float, burst_s: float) -> None:
@@ -98,10 +98,11 @@ class Pacer:
     def __call__(self, worked: float, calls: int) -> bool:
         """Whether a burst of `calls` that took `worked` seconds counts; returns after the pause."""
         fell = bool(self._clocks) and self._clocks[-1] < FELL * max(self._best, *self._clocks)
-        self._hot = self._hot or fell
+        paused, self._hot = self._hot, self._hot or fell
         if self._hot:
             pause(math.inf if fell else worked)
-        if not fell or self._dropped == MAX_DROPPED or (calls == 1 and worked > self._burst_s):
+        long = paused and calls == 1 and worked > self._burst_s
+        if not fell or long or self._dropped == MAX_DROPPED:
             return True
         self._dropped += 1
         self._clocks.pop()
@@ -128,7 +129,7 @@ def collect(
         found = sample(n)
         return found, pace is None or pace(clock() - started, len(found))
 
-    estimate, values = _warm_up(lambda n: batch(n)[0], policy, clock)
+    estimate, values = _warm_up(batch, policy, clock)
     least = policy.min_samples if estimate < LONG else MIN_LONG if estimate < VERY_LONG else MIN_VERY_LONG
     least = min(least, policy.min_samples)
     bursts = 0
@@ -152,15 +153,16 @@ def collect(
 
 
 def _warm_up(
-    batch: Callable[[int], list[float]], policy: Policy, clock: Callable[[], float]
+    batch: Callable[[int], tuple[list[float], bool]], policy: Policy, clock: Callable[[], float]
 ) -> tuple[float, list[float]]:
     """An estimate of a call, and samples to keep: of calls that last as long as a warm-up, for they are dear."""
     began = clock()
-    last = batch(1)[0]
+    first, counts = batch(1)
+    last = first[0]
     if last >= policy.warmup_s:
-        return last, [last]
+        return last, first if counts else []
     while True:
-        estimate = stats.median(batch(_batch(last, policy.burst_s)))
+        estimate = stats.median(batch(_batch(last, policy.burst_s))[0])
         spent = clock() - began
         agreed = abs(estimate / last - 1) <= AGREE if last else True
         if spent >= policy.warmup_s and (agreed or spent >= MAX_WARMUP * policy.warmup_s):

@@ -27,7 +27,26 @@ def setups(cells: Sequence[Cell]) -> list[Setup]:
     by_device: dict[str, list[Cell]] = {}
     for cell in cells:
         by_device.setdefault(cell.device, []).append(cell)
-    return [Setup(device, _machine(group), _method(group)) for device, group in by_device.items()]
+    found: list[Setup] = []
+    for device, group in by_device.items():
+        alike = next((d for d in list(by_device)[: len(found)] if _same_machine(by_device[d][0], group[0])), None)
+        against = _agreement(_pairs(by_device[alike], group)) if alike else ""
+        method = _method(group) + (f"; agrees with {alike} within {against}" if against else "")
+        found.append(Setup(device, _machine(group), method))
+    return found
+
+
+def _same_machine(a: Cell, b: Cell) -> bool:
+    """Whether figures of both can be compared at all; attnbench's version may differ."""
+    env, other = a.run.environment, b.run.environment
+    return (env.device.name, env.torch, env.power_limit_w) == (other.device.name, other.torch, other.power_limit_w)
+
+
+def _pairs(some: Sequence[Cell], others: Sequence[Cell]) -> list[list[float]]:
+    """Latencies of the cells that both have."""
+    first = {(c.case, c.backend): c.value("latency") for c in some}
+    pairs = [(first.get((c.case, c.backend)), c.value("latency")) for c in others]
+    return [[a, b] for a, b in pairs if a is not None and b is not None]
 
 
 def _machine(cells: Sequence[Cell]) -> str:
@@ -63,20 +82,18 @@ def _method(cells: Sequence[Cell]) -> str:
         low, high = f"{min(clocks) / 1e6:.0f}", f"{max(clocks) / 1e6:.0f}"
         top = cells[0].run.environment.clock_max_hz
         parts.append(f"SM clock {low if low == high else f'{low}-{high}'}{f' of {top / 1e6:.0f}' if top else ''} MHz")
-    return ", ".join(parts + _agreement(cells)) + _ceilings(cells)
+    if agreement := _agreement([[v for r in c.records if (v := metrics.value("latency", r))] for c in cells]):
+        parts.append(f"rounds agree within {agreement}")
+    return ", ".join(parts) + _ceilings(cells)
 
 
-def _agreement(cells: Sequence[Cell]) -> list[str]:
-    """How far the rounds' latencies lie apart, as a share of their median: what a repetition is worth here."""
-    spreads = []
-    for cell in cells:
-        latencies = [v for r in cell.records if (v := metrics.value("latency", r)) is not None]
-        if len(latencies) > 1:
-            spreads.append((max(latencies) - min(latencies)) / stats.median(latencies))
+def _agreement(repeated: Sequence[Sequence[float]]) -> str:
+    """How far repeated latencies of a cell lie apart, as a share of their median: what a repetition is worth here."""
+    spreads = [(max(r) - min(r)) / stats.median(r) for r in repeated if len(r) > 1]
     if not spreads:
-        return []
-    typical, worst = metrics.percent(stats.median(spreads)), metrics.percent(max(spreads))
-    return [f"rounds agree within {typical} in the median cell and {worst} in the worst"]
+        return ""
+    typical, most, worst = (metrics.percent(stats.percentile(spreads, p)) for p in (50, 95, 100))
+    return f"{typical} in the median cell, {most} in the 95th percentile and {worst} in the worst"
 
 
 def _ceilings(cells: Sequence[Cell]) -> str:
