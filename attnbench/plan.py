@@ -16,7 +16,7 @@ from attnbench.work import flops, nbytes
 
 OVERHEAD = {"cuda": 0.15, "cpu": 0.35, "fake": 0.001}  # seconds a job costs beside its calls: inputs, check, memory
 LAUNCH = {"cuda": 20e-6, "cpu": 50e-6, "fake": 5e-6}
-CONTEXT = 3 * 2**28  # bytes that one worker's CUDA context and libraries take
+CONTEXT = 6 * 2**28  # bytes that one worker's CUDA context, libraries, profiler and flush take
 
 
 @dataclass(frozen=True)

@@ -104,7 +104,7 @@ class Tracer:
         from torch.profiler import ProfilerActivity, profile, record_function
 
         before = self._tiny.zero_ if self.before is nothing else self.before
-        reached = torch.cuda.Event()
+        caught_up = False
         torch.cuda.synchronize()
         with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA], acc_events=True) as profiler:
             self._events.hide_host(2 * len(launches) * self._host_seconds + 1e-4)
@@ -112,9 +112,9 @@ class Tracer:
             for launch in launches:
                 with record_function(MARK):
                     before()
-                reached.record()
+                (reached := torch.cuda.Event()).record()
                 launch()
-            caught_up = reached.query()
+                caught_up = caught_up or reached.query()
             self._host_seconds = (time.perf_counter() - began) / len(launches)
             with record_function(MARK):
                 before()

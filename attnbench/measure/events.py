@@ -99,6 +99,7 @@ class EventTimer:
         enqueue = []
         cuda.synchronize()
         self.hide_host(4 * self._host_seconds + n * max(0.0, behind))
+        caught_up = False
         began = clock()
         for start, end in pairs:
             before()
@@ -107,7 +108,7 @@ class EventTimer:
             launch()
             enqueue.append(clock() - enter)
             end.record()
-        caught_up = bool(pairs[-1][0].query())
+            caught_up = caught_up or bool(start.query())
         self._host_seconds = (clock() - began) / n
         self.clocks.append(self.clock_hz())
         self.best_clock = max(self.best_clock, self.clocks[-1])
