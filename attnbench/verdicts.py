@@ -25,6 +25,7 @@ SLOW_CLOCK = 0.97  # of the highest; clocks come in steps of 1 %
 HOT, TOO_HOT = 15.0, 5.0  # degrees below where the clock is lowered, while next to nothing runs
 THROTTLED = frozenset({"hardware slowdown", "thermal", "hardware thermal", "power brake"})
 LOADED, OVERLOADED = 0.25, 0.75  # of the cores, by others
+LUCK = 0.002  # a difference between two processes that no comparison minds
 COARSE, USELESS = 0.03, 0.10  # smallest difference over rounds; kernels worth comparing differ by no more
 
 END_OTHERS = "wait for its end, or choose another GPU with --device"
@@ -289,12 +290,12 @@ def _meanwhile(trial: Trial) -> Iterator[Finding]:
 def _luck(trial: Trial) -> Iterator[Finding]:
     resolutions = trial.resolutions()
     for case, r in resolutions:
-        if r.differs:
+        if r.differs and abs(r.difference) >= LUCK:
             interval = f"{signed(r.difference)} ({signed(r.low)} to {signed(r.high)})"
             found = f"{trial.backend} against itself, {label(case)}: two processes differ by {interval}"
             yield warning("A/A test", found, f"trust no such difference from one round; measure with --rounds {ROUNDS}")
-    if resolutions and not any(r.differs for _, r in resolutions):
-        yield ok("A/A test", f"{trial.backend} against itself: no difference")
+    if resolutions and not any(r.differs and abs(r.difference) >= LUCK for _, r in resolutions):
+        yield ok("A/A test", f"{trial.backend} against itself: no difference of {percent(LUCK)} or more")
 
 
 def _resolution(trial: Trial) -> Iterator[Finding]:

@@ -95,7 +95,7 @@ class GpuState:
             return ()
         strangers = [pid for pid in found if pid != os.getpid() and _parent(pid) != os.getppid()]
         if strangers and since is not None:
-            busy = self.ask(lambda n, h: n.nvmlDeviceGetProcessUtilization(h, int(since * 1e6)))
+            busy = self.ask(lambda n, h: _utilization(n, h, int(since * 1e6)))
             if busy is not None:
                 active = {p.pid for p in busy if p.smUtil > 0}
                 strangers = [pid for pid in strangers if pid in active]
@@ -167,6 +167,14 @@ class Sampler:
         for name, reading in readings.items():
             if reading is not None:
                 self.readings.setdefault(name, []).append(reading)
+
+
+def _utilization(nvml: Any, handle: Any, since: int) -> Any:
+    """Who computed after `since`, in us; NVML says "not found" where nobody did."""
+    try:
+        return nvml.nvmlDeviceGetProcessUtilization(handle, since)
+    except nvml.NVMLError_NotFound:
+        return []
 
 
 def _parent(pid: int) -> int | None:
