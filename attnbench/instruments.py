@@ -92,30 +92,35 @@ class Instruments:
         self.timer.before = before
         if self.tracer:
             self.tracer.before = before
-        if policy.isolate_power:
-            self.cool_down()
+        cool = not policy.isolate_power or self.cool_down()
         if self.events is None or self.state is None:
             l2 = self.l2_state(self.timer, policy.l2)
             times = collect(partial(self.timer.samples, subject.launch), policy)
             return Timing({"time": Measurement("s", tuple(times))}, self.timer.name, l2, [])
-        return self._on_gpu(self.events, self.state, subject, policy)
+        found = self._on_gpu(self.events, self.state, subject, policy)
+        if not cool:
+            found.notes.append(f"isolate-power: power or clock were not back within {COOL_SECONDS:g} s")
+        return found
 
     def _on_gpu(self, events: EventTimer, state: GpuState, subject: Subject, policy: Policy) -> Timing:
         l2 = self.l2_state(self._instrument(policy.timer), policy.l2)
         events.reset()
         with self._sampling(events, subject, policy) as sample, Sampler(state) as seen:
             times = collect(sample, policy, pace=Pacer(events.clocks, events.best_clock, policy.burst_s))
-        if not events.enqueue or policy.timer == "graph":  # replays say nothing of the host
-            events.reset()
-            events.samples(subject.launch, 10)
         readings = {"clock_held": events.clocks, **seen.readings}
         found = Timing({"time": Measurement("s", tuple(times))}, policy.timer, l2, [], seen.limits, events.host_bound)
+        if policy.timer != "events":  # replays and traces say nothing of the host
+            events.reset()
+            events.samples(subject.launch, 10)
         found.measurements["enqueue"] = Measurement("s", tuple(events.enqueue))
         found.measurements.update({n: Measurement(UNITS[n], tuple(v)) for n, v in readings.items() if v})
         latency = stats.median(times)
         if policy.timer == "events" and latency < SHORT and self.tracer:
-            spans = [s for _ in range(SHORT_TRACES) for s in self.tracer.samples(subject.launch, policy.min_samples)]
-            found.measurements["span"] = Measurement("s", tuple(spans))
+            try:
+                traces = [self.tracer.samples(subject.launch, policy.min_samples) for _ in range(SHORT_TRACES)]
+                found.measurements["span"] = Measurement("s", tuple(s for spans in traces for s in spans))
+            except Untraceable as error:
+                found.notes.append(f"no kernel spans beside the events: {error}")
         if policy.sustained_s:
             self._sustain(found, subject, policy, latency)
         return found
@@ -142,7 +147,10 @@ class Instruments:
         """Spans, each batch with its clock, which a trace does not tell."""
 
         def sample(n: int) -> list[float]:
-            found = tracer.samples(launch, n)
+            try:
+                found = tracer.samples(launch, n)
+            except Untraceable as error:
+                raise Unsupported(f"--timer cupti: {error}") from None
             events.clocks.append(events.clock_hz())
             return found
 
@@ -183,10 +191,13 @@ class Instruments:
         estimate = stats.median(events.samples(subject.launch, 3))
         n = max(1, min(16, int(policy.burst_s / 2 / estimate)))
         readings: dict[str, Callable[[], list[float]]] = {"events": lambda: events.samples(subject.launch, n)}
-        if self.tracer:
+        try:
+            if self.tracer is None:
+                raise Untraceable("the profiler sees no kernels here (CUPTI)")
+            self.tracer.samples(subject.launch, 1)
             readings["cupti"] = partial(self.tracer.samples, subject.launch, n)
-        else:
-            notes.append("cross-check: the profiler sees no kernels here (CUPTI)")
+        except Untraceable as error:
+            notes.append(f"cross-check: {error}")
         captured = None
         try:
             captured = self._captured(events, subject, policy, estimate)

@@ -19,7 +19,7 @@ from collections.abc import Iterable, Mapping
 from attnbench.types import Case, Signature
 
 # cuBLAS's and CUTLASS's names for products of float32 operands: ampere_sgemm_128x64, sm80_xmma_gemm_f32f32_...
-FLOAT32_PRODUCT = r"sgemm|gemm_f32f32_|s1688gemm_f32|tf32"
+FLOAT32_PRODUCT = r"sgemm|gemm_f32f32_|s1688gemm(?!_(?:bf16|fp?16))|tf32"
 NAME_LENGTH = 120
 
 

@@ -51,8 +51,8 @@ class Call:
 
     @property
     def span(self) -> float:
-        """Seconds from the first kernel's start to the last one's end."""
-        return max(k.end for k in self.kernels)
+        """Seconds from the first kernel's start to the last one's end; 0 where nothing ran."""
+        return max((k.end for k in self.kernels), default=0.0)
 
     @property
     def busy(self) -> float:
@@ -85,7 +85,7 @@ class Tracer:
 
     def samples(self, launch: Callable[[], Any], n: int) -> list[float]:
         """Seconds from the first kernel's start to the last one's end, for each of n launches."""
-        return [call.span for call in self.calls([launch] * n) if call.kernels]
+        return [call.span for call in self.calls([launch] * n)]
 
     def synchronize(self) -> None:
         self._events.synchronize()
