@@ -59,6 +59,12 @@ def clone(given: Inputs) -> Inputs:
     return Inputs(*(None if t is None else t.clone() for t in (given.q, given.k, given.v, given.dout)))  # type: ignore[arg-type]
 
 
+def changed(given: Inputs, fresh: Inputs) -> str | None:
+    """The first tensor that is no longer what it was made as."""
+    pairs = ((name, tensor, getattr(fresh, name)) for name, tensor in vars(given).items() if tensor is not None)
+    return next((name for name, tensor, made in pairs if not bool((tensor == made).all())), None)
+
+
 def flaw(given: Inputs) -> str | None:
     """Why these are no inputs to time on, from some ten thousand values of each; None when nothing is wrong.
 
@@ -70,6 +76,8 @@ def flaw(given: Inputs) -> str | None:
         some = tensor.flatten()[:: max(1, tensor.numel() // 2**14)].float()
         if not bool(some.isfinite().all()):
             return f"inputs: {name} has values that are not finite"
-        if some.numel() > 1 and float(some.std()) < 0.5:
+        if some.numel() > 16 and float(some.std()) < 0.5:
             return f"inputs: {name} hardly varies (standard deviation {float(some.std()):.2g}, 1 expected)"
+        if (zeros := float((some == 0).float().mean())) > 0.01:
+            return f"inputs: {name} is {zeros:.0%} zeros"
     return None

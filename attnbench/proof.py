@@ -18,9 +18,15 @@ from collections.abc import Iterable, Mapping
 
 from attnbench.types import Case, Signature
 
-# cuBLAS's and CUTLASS's names for products of float32 operands: ampere_sgemm_128x64, sm80_xmma_gemm_f32f32_...
-FLOAT32_PRODUCT = r"sgemm|gemm_f32f32_|s1688gemm(?!_(?:bf16|fp?16))|tf32"
+# cuBLAS's and CUTLASS's names for products of float32 operands: ampere_sgemm_128x64, sm80_xmma_gemm_f32f32_...;
+# and that of measure/operators.py
+FLOAT32_PRODUCT = r"mm<float>|sgemm|gemm_f32f32_|s1688gemm(?!_(?:bf16|fp?16))|tf32"
 NAME_LENGTH = 120
+# operators that only look at a tensor in another way
+VIEWS = re.compile(
+    r"(aten::)?(_?unsafe_view|_reshape_alias|alias|as_strided|chunk|detach_?|expand|flatten|movedim|narrow|permute|"
+    r"reshape|select|slice|split|squeeze|swapaxes|t|transpose|unbind|unflatten|unsqueeze|view|view_as)"
+)
 
 
 def counted(names: Iterable[str]) -> dict[str, int]:
@@ -38,6 +44,11 @@ def brief(name: str) -> str:
             text = text[:i]
             break
     return text if len(text) <= NAME_LENGTH else text[: NAME_LENGTH - 3] + "..."
+
+
+def computes(operators: Iterable[str]) -> str | None:
+    """The first operator that is no view; None when all are."""
+    return next((name for name in operators if not VIEWS.fullmatch(name)), None)
 
 
 def complaint(case: Case, signature: Signature, kernels: Mapping[str, int]) -> str | None:

@@ -24,9 +24,11 @@ import sys
 import time
 import traceback
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, TextIO
 
 from attnbench import backends, environment
+from attnbench.measure.timing import CpuTimer, collect  # before any backend: none replaces the clock that they hold
 from attnbench.types import (
     Backend,
     Case,
@@ -138,10 +140,6 @@ class Worker:
 
 def simulate(prepared: Prepared, policy: Policy) -> dict[str, Any]:
     """A simulated backend through the same sampling loop, on its own clock."""
-    from functools import partial
-
-    from attnbench.measure.timing import CpuTimer, collect
-
     script = prepared.script
     assert script is not None
     if not script.accuracy.ok:

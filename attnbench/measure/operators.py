@@ -1,18 +1,29 @@
-"""What ran on a CPU: the operators that one call went through, from torch's profiler."""
+"""What ran on a CPU: the operators that one call went through, from torch's profiler.
+
+The dtype of a matrix product's operands is part of its name, "aten::bmm<float>", as it is of a GPU kernel's.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
 
+PRODUCTS = ("aten::mm", "aten::bmm", "aten::addmm", "aten::baddbmm")
+
 
 def operators(launch: Callable[[], Any]) -> list[str]:
     """Names of torch's operators in one call, in order; what runs outside torch is not seen."""
     from torch.profiler import ProfilerActivity, profile
 
-    with profile(activities=[ProfilerActivity.CPU], acc_events=True) as profiler:
+    with profile(activities=[ProfilerActivity.CPU], acc_events=True, record_shapes=True) as profiler:
         launch()
     if profiler.profiler is None:
         return []
     events = sorted(profiler.profiler.kineto_results.events(), key=lambda e: int(e.start_ns()))
-    return [e.name() for e in events if "::" in e.name()]
+    return [_named(e) for e in events if "::" in e.name()]
+
+
+def _named(event: Any) -> str:
+    name = str(event.name())
+    dtypes = [d for d in event.dtypes() if d] if name in PRODUCTS else []
+    return f"{name}<{dtypes[0]}>" if dtypes else name

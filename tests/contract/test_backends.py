@@ -9,16 +9,20 @@ from __future__ import annotations
 import importlib
 import itertools
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
-from attnbench import inputs, reference
+from attnbench import inputs, proof, reference
 from attnbench.backends import BACKENDS, load
-from attnbench.types import Backend, Case, Device, Shape, Unsupported
+from attnbench.bench import double
+from attnbench.measure.operators import operators
+from attnbench.types import Backend, Case, Device, Prepared, Shape, Signature, Unsupported
 
 OWN = "own-function"
 REQUIRED = {name for name in os.environ.get("ATTNBENCH_REQUIRE", "").split(",") if name}
@@ -60,6 +64,10 @@ CASES = {
     for causal in (False, True)
     for dtype, direction in KINDS
 }
+ONE_OF_EACH = {
+    f"{dtype}-{direction}": Case(SHAPES[name], dtype, direction, causal)
+    for (dtype, direction), (name, causal) in zip(KINDS, [("gqa", True), ("decode", False)] * 2, strict=True)
+} | {"square-fp32-fwd_bwd": Case(SHAPES["square"], "fp32", "fwd_bwd", True)}
 CASES["window"] = Case(SHAPES["square"], "fp32", "fwd_bwd", True, window_size=(16, 0))
 CASES["softcap"] = Case(SHAPES["square"], "fp32", "fwd_bwd", softcap=2.0)
 
@@ -172,22 +180,86 @@ print(*sorted(loaded - set(sys.stdlib_module_names) - {{"attnbench"}}))
     assert done.stdout.split() == []
 
 
-@pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
-def test_results(backend: Backend, case: Case) -> None:
-    """What it takes, it computes: right names, shapes, dtypes and values, again and again, inputs untouched."""
+def test_signatures_are_regular_expressions(backend: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of every case that it takes on any device: what must run and what must not, as names are searched for it."""
+    if getattr(backend, "simulated", False):
+        pytest.skip("it is simulated: nothing runs")
+    for device, case in itertools.product(DEVICES, [*CASES.values(), *broad()]):
+        monkeypatch.setenv("TRITON_INTERPRET", "1" if device.kind == "cpu" else "0")  # each where it may run
+        if backend.unsupported(case, device) is not None:
+            continue
+        signature = backend.signature(case, device)
+        assert isinstance(signature, Signature)
+        assert backend.signature(case, device) == signature
+        for pattern in (*signature.runs, *signature.never):
+            assert isinstance(pattern, str)
+            re.compile(pattern)
+            assert not re.search(pattern, ""), f"{pattern!r} is found in any name"
+
+
+@pytest.fixture
+def taken(backend: Backend, case: Case) -> None:
+    """Skips what the backend refuses before it is asked to prepare anything."""
     if reason := why_not(backend) or backend.unsupported(case, DEVICE):
         pytest.skip(f"{backend.name}: {reason}")
-    given = inputs.make(case, DEVICE.kind, seed=0)
-    tensors = [t for t in (given.q, given.k, given.v, given.dout) if t is not None]
-    before = [t.clone() for t in tensors]
-    exact = reference.reference(case, given, reference.choose(case, torch.device(DEVICE.kind)))
+
+
+def prepared_or_skip(backend: Backend, case: Case, given: inputs.Inputs) -> tuple[Prepared, Any]:
+    """The case made ready, and the raw results of a first launch."""
     try:
         prepared = backend.prepare(case, given)
-        results = prepared.canonical(prepared.launch())
+        return prepared, prepared.launch()
     except Unsupported as refusal:
         if not is_one_line(str(refusal)):
             pytest.fail(f"not one line: {str(refusal)!r}")
         pytest.skip(f"{backend.name}: {refusal}")
+
+
+@pytest.mark.usefixtures("taken")
+@pytest.mark.parametrize("case", ONE_OF_EACH.values(), ids=ONE_OF_EACH.keys())
+def test_what_runs_is_what_it_says_and_naming_runs_nothing(backend: Backend, case: Case) -> None:
+    """`canonical` gives views: what it computed would be in nobody's time."""
+    given = inputs.make(case, DEVICE.kind, seed=0)
+    prepared, raw = prepared_or_skip(backend, case, given)
+    assert proof.computes(operators(lambda: prepared.canonical(raw))) is None
+    if DEVICE.kind == "cpu" and (ran := operators(prepared.launch)):
+        assert proof.complaint(case, backend.signature(case, DEVICE), proof.counted(ran)) is None
+
+
+@pytest.mark.usefixtures("taken")
+@pytest.mark.parametrize("case", ONE_OF_EACH.values(), ids=ONE_OF_EACH.keys())
+def test_results_follow_the_inputs(backend: Backend, case: Case) -> None:
+    """v and dout are doubled in place, in the inputs or in what `reads` names instead, and the results must double.
+
+    So a backend that copies them in `prepare` has to say where it put them, and one that keeps an answer is found out.
+    """
+    given = inputs.make(case, DEVICE.kind, seed=0)
+    exact = reference.reference(case, given, reference.choose(case, torch.device(DEVICE.kind)))
+    prepared, raw = prepared_or_skip(backend, case, given)
+    assert set(prepared.reads) <= {"v", "dout"}
+    for name, tensor in prepared.reads.items():
+        assert tensor.numel() == getattr(given, name).numel()
+    before = {name: t.detach().clone() for name, t in prepared.canonical(raw).items()}
+    factors = double(case, given, prepared)
+    results = {name: t.detach().clone() for name, t in prepared.canonical(prepared.launch()).items()}
+    assert set(factors) == set(results) - ({"out"} if case.direction == "bwd" else set())
+    for name, factor in factors.items():
+        assert not torch.equal(results[name], before[name]), f"{name} is the old one"
+        results[name] /= factor
+    accuracy = reference.compare(exact, results)
+    assert accuracy.ok, accuracy.complaint()
+
+
+@pytest.mark.usefixtures("taken")
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
+def test_results(backend: Backend, case: Case) -> None:
+    """What it takes, it computes: right names, shapes, dtypes and values, again and again, inputs untouched."""
+    given = inputs.make(case, DEVICE.kind, seed=0)
+    tensors = [t for t in (given.q, given.k, given.v, given.dout) if t is not None]
+    before = [t.clone() for t in tensors]
+    exact = reference.reference(case, given, reference.choose(case, torch.device(DEVICE.kind)))
+    prepared, raw = prepared_or_skip(backend, case, given)
+    results = prepared.canonical(raw)
     assert set(results) == set(reference.expected(case))
     accuracy = reference.compare(exact, results)  # shapes and dtypes too
     assert accuracy.ok, accuracy.complaint()

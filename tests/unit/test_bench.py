@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
+from attnbench import inputs
 from attnbench.backends.base import BackendBase, autograd_prepared
 from attnbench.backends.eager import Eager
 from attnbench.backends.function import Function
+from attnbench.bench import double
 from attnbench.types import Case, Device, Forecast, Job, Policy, Prepared, Record, Shape, Unsupported
 from attnbench.worker import Worker
 
@@ -63,6 +66,9 @@ def test_a_good_function_is_measured(worker: Worker, direction: str, causal: boo
     assert record.accuracy is not None
     assert set(record.accuracy.errors) == names
     assert (record.accuracy.rows, record.accuracy.heads) == (32, 2)
+    assert record.l2 in ("cold", "unproven")
+    assert sum(count for name, count in record.kernels.items() if name.startswith("aten::bmm")) >= 2
+    assert (record.limits, record.others, record.notes, record.host_bound, record.ecc_errors) == ((), (), (), False, 0)
     assert record.seconds is not None
     assert record.seconds >= sum(found["time"].values)
 
@@ -154,6 +160,100 @@ def test_a_launch_that_writes_to_its_inputs_is_wrong(worker: Worker) -> None:
     assert measure(worker, scales, case()).status == "wrong"
 
 
+class Copies(BackendBase):
+    """Reads copies of v and dout that it made, and says so or does not."""
+
+    name = "copies"
+
+    def __init__(self, *says: str) -> None:
+        self.says = says
+
+    def prepare(self, which: Case, given: Any) -> Prepared:
+        own = inputs.clone(given)
+
+        def function(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            return attention(q, k, v, causal=which.causal, softmax_scale=which.softmax_scale)
+
+        made = autograd_prepared(which, own, function)
+        return replace(made, reads={name: t for name, t in made.reads.items() if name in self.says})
+
+
+@pytest.mark.parametrize(
+    ("direction", "says", "wrong"),
+    [
+        ("fwd", ("v",), ""),
+        ("bwd", ("v", "dout"), ""),
+        ("fwd_bwd", ("v", "dout"), ""),
+        ("fwd", (), "out"),
+        ("bwd", (), "dq"),
+        ("bwd", ("v",), "dq"),
+        ("fwd_bwd", ("v",), "dq"),
+        ("fwd_bwd", ("dout",), "out"),
+    ],
+)
+def test_copies_that_are_not_said_are_a_stale_answer(
+    worker: Worker, direction: str, says: tuple[str, ...], wrong: str
+) -> None:
+    """The inputs are doubled in place, and the results must follow."""
+    record = measure(worker, Copies(*says), case(direction))
+    assert record.status == ("wrong" if wrong else "ok"), record.reason
+    assert not wrong or str(record.reason).startswith(f"after timing, on inputs doubled in place: {wrong} is off by")
+
+
+@pytest.mark.parametrize(("direction", "factors"), [
+    ("fwd", {"out": 2}),
+    ("bwd", {"dq": 2, "dk": 2, "dv": 2}),
+    ("fwd_bwd", {"out": 2, "dq": 4, "dk": 4, "dv": 2}),
+])  # fmt: skip
+def test_what_is_doubled_and_what_follows(direction: str, factors: dict[str, int]) -> None:
+    given = inputs.make(case(direction), "cpu", 0)
+    before = inputs.clone(given)
+    prepared = Eager().prepare(case(direction), given)
+    first = {name: t.clone() for name, t in prepared.canonical(prepared.launch()).items()}
+    assert double(case(direction), given, replace(prepared, reads={})) == factors
+    assert torch.equal(given.q, before.q)
+    assert torch.equal(given.k, before.k)
+    assert torch.equal(given.v, (2 if direction != "bwd" else 1) * before.v)
+    assert given.dout is None or torch.equal(given.dout, 2 * before.dout)
+    again = Eager().prepare(case(direction), given)
+    found = again.canonical(again.launch())
+    for name, factor in factors.items():
+        torch.testing.assert_close(found[name], factor * first[name], rtol=1e-5, atol=1e-6)
+
+
+def test_what_ran_is_compared_with_what_was_declared(worker: Worker) -> None:
+    def declares(kernels: Any) -> Callable[..., Tensor]:
+        def function(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
+            return attention(q, k, v, **options)
+
+        function.kernels = kernels  # type: ignore[attr-defined]
+        return function
+
+    assert measure(worker, declares(("bmm", "softmax")), case("bwd")).status == "ok"
+    record = measure(worker, declares("flash_attention"), case())
+    assert record.status == "wrong-kernel"
+    assert str(record.reason).startswith("no kernel like 'flash_attention' ran; instead: aten::")
+    assert is_one_line(record.reason)
+    assert any(name.startswith("aten::bmm") for name in record.kernels)
+    assert "time" not in record.measurements
+    assert record.accuracy is not None
+    assert record.accuracy.ok  # its results are right all the same
+
+
+def test_flawed_inputs_are_not_timed(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = inputs.make
+
+    def zeros(*args: Any) -> inputs.Inputs:
+        given = real(*args)
+        given.k.zero_()
+        return given
+
+    monkeypatch.setattr(inputs, "make", zeros)
+    record = measure(worker, attention, case())
+    assert (record.status, record.measurements) == ("failed", {})
+    assert record.reason == "inputs: k hardly varies (standard deviation 0, 1 expected)"
+
+
 def test_peak_memory_counts_a_large_temporary(worker: Worker) -> None:
     def wasteful(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
         temporary = torch.ones(BIG // 4)
@@ -203,19 +303,19 @@ def test_first_call_includes_preparation_and_samples_do_not(worker: Worker) -> N
         launches = 0
 
         def prepare(self, which: Case, inputs: Any) -> Prepared:
-            time.sleep(0.05)  # compilation
+            time.sleep(0.3)  # compilation
 
             def launch(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
                 self.launches += 1
                 if self.launches == 1:
-                    time.sleep(0.05)  # tuning
+                    time.sleep(0.3)  # tuning
                 return attention(q, k, v, causal=which.causal, softmax_scale=which.softmax_scale)
 
             return autograd_prepared(which, inputs, launch)
 
     found = measure(worker, Slow(), case()).measurements
-    assert found["first_call"].values[0] >= 0.1
-    assert max(found["time"].values) < 0.05
+    assert found["first_call"].values[0] >= 0.6
+    assert max(found["time"].values) < 0.3
 
 
 def test_long_sequences_are_timed_with_the_gradient_that_was_given(

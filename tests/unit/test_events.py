@@ -66,6 +66,21 @@ def test_a_batch_in_which_the_device_caught_up_is_thrown_away(gpu: Gpu) -> None:
     assert made.samples(slow, 10) == [exactly(5e-6)] * 10  # its pace is known now
 
 
+def test_one_stall_of_the_host_is_seen_though_the_device_falls_behind_again(gpu: Gpu) -> None:
+    """The third launch takes the host 60 ms; the kernels after it are long enough to hide the host themselves."""
+    launches = []
+    quick, stalled = gpu.kernel(5e-3, 1e-6), gpu.kernel(5e-3, 60e-3)
+
+    def launch() -> None:
+        launches.append(1)
+        (stalled if len(launches) == 3 else quick)()
+
+    made = timer()
+    assert made.samples(launch, 8) == [exactly(5e-3)] * 4
+    assert len(launches) == 8 + 4
+    assert not made.host_bound
+
+
 def test_a_host_that_a_spin_cannot_hide_is_said(gpu: Gpu) -> None:
     launches = []
     slow = gpu.kernel(5e-6, 2 * MAX_SPIN)
@@ -81,9 +96,11 @@ def test_a_host_that_a_spin_cannot_hide_is_said(gpu: Gpu) -> None:
 def test_fewer_samples_than_asked_where_the_host_keeps_ahead_of_fewer_only(gpu: Gpu) -> None:
     made = timer()
     made.samples(gpu.kernel(5e-6, 10e-3), 1)
+    made.reset()
     values = made.samples(gpu.kernel(5e-6, 10e-3), 32)
     assert values == [exactly(5e-6)] * len(values)
     assert 1 <= len(values) < 6
+    assert len(made.enqueue) == len(values)  # known before, so nothing was launched in vain
 
 
 def test_no_spin_is_longer_than_its_cap(gpu: Gpu) -> None:

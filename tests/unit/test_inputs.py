@@ -95,6 +95,26 @@ def test_a_flaw_is_said_with_its_tensor(name: str, spoil: Callable[[Tensor], obj
     assert str(inputs.flaw(given)).startswith(f"inputs: {name} {said}")
 
 
+@pytest.mark.parametrize(("share", "flawed"), [(0.005, False), (0.02, True), (0.3, True)])
+def test_zeros_among_normal_values_are_a_flaw(share: float, flawed: bool) -> None:
+    """They vary enough, and draw less power all the same."""
+    given = make(shape=dataclasses.replace(SHAPE, seqlen_k=1024))
+    given.k.view(-1)[: round(share * given.k.numel())] = 0
+    assert (inputs.flaw(given) is not None) == flawed
+    assert not flawed or "k is" in str(inputs.flaw(given))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_tensor_that_was_written_to_is_named(name: str) -> None:
+    given = make()
+    assert inputs.changed(given, make()) is None
+    getattr(given, name).view(-1)[-1] += 1
+    assert inputs.changed(given, make()) == name
+    getattr(given, name).view(-1)[-1] = float("nan")
+    assert inputs.changed(given, make()) == name
+    assert inputs.changed(make("fwd"), make("fwd")) is None
+
+
 def test_large_inputs_are_looked_at_in_part_but_everywhere() -> None:
     """Some ten thousand values of each."""
     given = make(shape=dataclasses.replace(SHAPE, seqlen_q=4096))

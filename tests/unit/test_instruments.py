@@ -70,6 +70,12 @@ def test_on_this_machine_the_state_of_l2_is_looked_at() -> None:
     assert took.l2 in ("cold", "unproven")
 
 
+def test_the_cache_that_a_virtual_machine_reports_is_its_hosts() -> None:
+    """Flushing all of that would take seconds a sample."""
+    flush = Instruments(replace(CPU, l2=2**42)).flush
+    assert flush.buffer.numel() == module.MAX_CPU_FLUSH == 2**26
+
+
 @pytest.mark.parametrize(
     ("promise", "answer", "said"),
     [
@@ -373,6 +379,7 @@ def test_a_graph_of_a_cold_cell_takes_turns_over_copies_and_one_of_a_warm_cell_d
     gpu.time(subject(nbytes=nbytes), replace(QUICK, timer="graph"))
     gpu.time(subject(nbytes=nbytes), replace(QUICK, timer="graph", l2="warm"))
     assert [made.copies for made in graphs] == [graph.copies(nbytes, gpu.l2_bytes), 1] == [5, 1]
+    assert all(made.closed for made in graphs)
 
 
 def test_traces_have_the_clock_at_the_end_of_each(gpu: Gpu) -> None:
@@ -384,6 +391,9 @@ def test_traces_have_the_clock_at_the_end_of_each(gpu: Gpu) -> None:
 
 
 def test_an_instrument_that_cannot_be_used_is_said(gpu: Gpu, graphs: list[Any]) -> None:
+    gpu.tracer.lost = True  # type: ignore[union-attr]
+    with pytest.raises(Unsupported, match="--timer cupti: the profiler saw 1 of 2 markers"):
+        gpu.time(subject(), replace(QUICK, timer="cupti"))
     gpu.tracer = None
     with pytest.raises(Unsupported, match="the profiler sees no kernels here"):
         gpu.time(subject(), replace(QUICK, timer="cupti"))
@@ -409,7 +419,7 @@ def test_turns_give_each_instrument_one_reading_a_turn_and_the_first_place_in_it
     assert [set(readings[f"turns_{name}"].values) for name in ("events", "graph", "cupti")] == [
         {1e-3}, {1e-3 - 3e-6}, {1e-3 - 2e-6}
     ]  # fmt: skip
-    log = gpu.played.log[1:]  # after the estimate
+    log = gpu.played.log[-3 * TURNS :]
     assert [log[3 * i : 3 * i + 3] for i in range(4)] == [
         ["events", "graph", "cupti"],
         ["graph", "cupti", "events"],
@@ -427,8 +437,12 @@ def test_turns_of_long_calls_are_few(gpu: Gpu, graphs: list[Any]) -> None:
 
 
 def test_turns_go_on_without_an_instrument_and_say_which(gpu: Gpu, graphs: list[Any]) -> None:
+    gpu.tracer.lost = True  # type: ignore[union-attr]
+    readings, notes = gpu.turns(subject(), QUICK)
+    assert set(readings) == {"turns_events", "turns_graph"}
+    assert notes == ["cross-check: the profiler saw 1 of 2 markers"]
     gpu.tracer = None
-    graphs.append(NotCapturable("it cannot be captured in a CUDA graph: item()"))
+    graphs.insert(0, NotCapturable("it cannot be captured in a CUDA graph: item()"))
     readings, notes = gpu.turns(subject(), QUICK)
     assert set(readings) == {"turns_events"}
     assert notes == [
@@ -498,3 +512,11 @@ def test_power_is_isolated_before_a_cell_where_that_is_asked_for(gpu: Gpu, clock
     assert clock.now == 1000.0
     gpu.time(subject(), replace(QUICK, isolate_power=True))
     assert clock.now == pytest.approx(1000.0 + module.COOL_READINGS * 0.05)
+
+
+def test_a_machine_that_does_not_cool_down_is_noted(gpu: Gpu, clock: SimpleNamespace) -> None:
+    gpu.state.limits = lambda: ("thermal",)  # type: ignore[union-attr, method-assign, assignment]
+    took = gpu.time(subject(), replace(QUICK, isolate_power=True))
+    assert any("not back within 30 s" in note for note in took.notes)
+    assert clock.now >= 1030
+    assert gpu.time(subject(), QUICK).notes == []

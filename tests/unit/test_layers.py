@@ -55,6 +55,15 @@ def sources(*parts: str) -> list[Path]:
     return found
 
 
+# A worker's: may touch the device, and needs the standard library and torch only.
+WORKER = ("worker", "bench", "instruments", "proof", "inputs", "reference", "environment", "measure", "kernels")
+WORKER += ("profiling", "once")
+# The parent's: what makes and reads values, and what starts workers. fitness.py belongs to both, each to its half.
+PARENT = ("stats", "work", "metrics", "hardware", "store", "report", "plan", "suite", "sizes", "choose", "errors")
+PARENT += ("derive", "resolution", "verdicts")
+RUNS = ("run", "execute", "process", "commands", "cli", "doctor", "trial", "profile", "ncu")
+NEITHER = ("stats", "work", "sizes", "errors")  # of these, a worker may use all the same: standard library only
+
 MODULES = [
     ".".join(p.relative_to(PACKAGE.parent).with_suffix("").parts).removesuffix(".__init__")
     for p in sorted(PACKAGE.glob("**/*.py"))
@@ -69,8 +78,17 @@ def test_importing_loads_no_torch(module: str) -> None:
 
 
 def test_the_list_of_modules_is_not_empty() -> None:
-    wanted = "cli types stats work metrics hardware store plan suite report.terminal report.markdown report.export"
+    wanted = "cli types stats work metrics hardware store plan suite report.terminal report.markdown report.export "
+    wanted += "bench instruments proof measure.events measure.graph measure.cupti"
     assert set(MODULES) >= {f"attnbench.{name}" for name in wanted.split()}
+
+
+def test_every_module_has_its_side() -> None:
+    """A new one is put into one of the lists above, and is held by the rules of its side from then on."""
+    ours = {p.relative_to(PACKAGE).parts[0].removesuffix(".py") for p in PACKAGE.glob("**/*.py")}
+    sides = [*WORKER, *PARENT, *RUNS]
+    assert len(sides) == len({*sides})
+    assert ours - {*sides} == {"__init__", "__main__", "types", "backends", "fitness"}
 
 
 def test_the_command_line_starts_light() -> None:
@@ -107,6 +125,8 @@ WITHOUT = ("typer", "click", "rich", "pandas", "numpy", "scipy", "pydantic", "py
 
 def test_a_worker_needs_only_torch() -> None:
     """Any interpreter with a torch can be a worker: everything it may reach imports with the rest blocked."""
+    ours = [m for m in MODULES if m.removeprefix("attnbench.").split(".")[0] in (*WORKER, "fitness", "backends")]
+    assert {"attnbench.instruments", "attnbench.proof", "attnbench.measure.cupti"} <= {*ours}
     code = f"""
 import sys
 
@@ -116,8 +136,10 @@ class Blocked:
             raise AssertionError("imports " + name)
 
 sys.meta_path.insert(0, Blocked())
-import attnbench.worker, attnbench.bench, attnbench.measure.timing, attnbench.measure.memory, attnbench.measure.state
-import attnbench.profiling, attnbench.once
+import importlib
+for module in {ours!r}:
+    importlib.import_module(module)
+import attnbench.worker
 from attnbench.backends import BACKENDS, load
 from attnbench.types import Case, Device, Forecast, Job, Policy, Shape, to_json
 for name, spec in BACKENDS.items():
@@ -132,16 +154,10 @@ print(worker.answer(request)["record"]["status"])
     assert python(code).split() == ["ok"]
 
 
-@pytest.mark.parametrize(
-    "path",
-    sources("worker", "bench", "inputs", "reference", "environment", "profiling", "once", "backends", "measure"),
-)
+@pytest.mark.parametrize("path", sources(*WORKER, "fitness", "backends"))
 def test_the_workers_side_imports_nothing_of_the_parents(path: Path) -> None:
     """Neither a library of the parent's nor a module of ours that has one, not even inside a function."""
-    parents = {
-        f"attnbench.{m}"
-        for m in ("suite", "run", "cli", "commands", "store", "report", "execute", "plan", "profile", "ncu")
-    }
+    parents = {f"attnbench.{m}" for m in (*PARENT, *RUNS) if m not in NEITHER}
     for name, _ in imports(path):
         assert name.partition(".")[0] not in WITHOUT, f"{path.name} imports {name}"
         assert not any(f"{name}.".startswith(f"{p}.") for p in parents), f"{path.name} imports {name}"
@@ -150,23 +166,37 @@ def test_the_workers_side_imports_nothing_of_the_parents(path: Path) -> None:
 @pytest.mark.parametrize("path", sources("backends"))
 def test_backends_do_not_know_measure(path: Path) -> None:
     assert not [name for name, _ in imports(path) if name.startswith("attnbench.measure")]
-    assert not [name for name, _ in imports(path) if name.startswith(("attnbench.bench", "attnbench.worker"))]
+    above = ("attnbench.bench", "attnbench.worker", "attnbench.instruments", "attnbench.proof")
+    assert not [name for name, _ in imports(path) if name.startswith(above)]
 
 
 @pytest.mark.parametrize("path", sources("measure"))
 def test_measure_does_not_know_backends(path: Path) -> None:
-    assert not [name for name, _ in imports(path) if name.startswith(("attnbench.backends", "attnbench.kernels"))]
+    """Nor who joins the two: an instrument is handed a launch and says how long it takes."""
+    above = ("backends", "kernels", "bench", "worker", "instruments", "proof", "inputs", "reference", "profiling")
+    for name, _ in imports(path):
+        assert not name.startswith(tuple(f"attnbench.{m}" for m in above)), f"{path.name}: {name}"
     assert "attnbench.backends" not in loaded_by(f"attnbench.measure.{path.stem}".removesuffix(".__init__"))
 
 
-PARENT = ("stats", "work", "metrics", "hardware", "store", "report", "plan", "suite", "sizes", "choose", "errors")
+@pytest.mark.parametrize("path", sources("instruments", "proof"))
+def test_instruments_and_proof_do_not_know_backends_nor_the_bench(path: Path) -> None:
+    above = ("attnbench.backends", "attnbench.kernels", "attnbench.bench", "attnbench.worker", "attnbench.reference")
+    assert not [name for name, _ in imports(path) if name.startswith(above)]
 
 
-@pytest.mark.parametrize("path", sources(*PARENT, "run", "profile", "ncu", "execute", "process", "commands", "cli"))
+@pytest.mark.parametrize("path", sources(*PARENT, *RUNS))
 def test_the_parent_never_imports_torch(path: Path) -> None:
     """Not lazily either: it reads results on laptops, and must not touch the GPU that is measured."""
     for name, typing_only in imports(path):
         assert name.partition(".")[0] not in ("torch", "triton", "pynvml") or typing_only, f"{path.name}: {name}"
+        assert not any(f"{name}.".startswith(f"attnbench.{w}.") for w in WORKER) or typing_only, f"{path.name}: {name}"
+
+
+@pytest.mark.parametrize("module", ["run", "execute", "commands", "suite", "report.terminal", "report.markdown"])
+def test_the_parent_loads_nothing_of_the_workers(module: str) -> None:
+    loaded = {name.removeprefix("attnbench.").split(".")[0] for name in loaded_by(f"attnbench.{module}")}
+    assert loaded & {*WORKER} == set()
 
 
 @pytest.mark.parametrize("path", sources(*PARENT))

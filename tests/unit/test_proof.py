@@ -15,7 +15,7 @@ from attnbench.backends import BACKENDS, load
 from attnbench.bench import Bench
 from attnbench.instruments import Timing
 from attnbench.measure.cupti import Call, Kernel, Untraceable
-from attnbench.proof import NAME_LENGTH, brief, complaint, counted
+from attnbench.proof import NAME_LENGTH, brief, complaint, computes, counted
 from attnbench.types import DIRECTIONS, DTYPES, Backend, Case, Device, Prepared, Signature
 
 FLASH = (
@@ -46,6 +46,7 @@ F32_XMMA = (
 )
 F32_SGEMM = "ampere_sgemm_128x64_nn"
 TF32_XMMA = "sm90_xmma_gemm_f32f32_tf32f32_f32_nt_n_tilesize128x128x32_warpgroupsize2x1x1_execute_segment_k_off_kernel"
+TF32_OLDER = "sm80_xmma_gemm_tf32f32_tf32f32_f32_nt_n_tilesize128x128x16_stage4_warpsize2x2x1_tensor16x8x8_kernel"
 TF32_CUTLASS = (
     "void cutlass::Kernel2<cutlass_80_tensorop_s1688gemm_128x256_16x3_nn_align4>"
     "(cutlass_80_tensorop_s1688gemm_128x256_16x3_nn_align4::Params)"
@@ -141,7 +142,7 @@ def test_an_excluded_kernel_ran() -> None:
     assert text == "fmha_cutlassF_bf16_aligned_64x128_rf_sm80 ran, which is another implementation's"
 
 
-@pytest.mark.parametrize("name", [F32_XMMA, F32_SGEMM, TF32_XMMA, TF32_CUTLASS, f"void x::{F32_SGEMM}(int)"])
+@pytest.mark.parametrize("name", [F32_XMMA, F32_SGEMM, TF32_XMMA, TF32_OLDER, TF32_CUTLASS])
 def test_a_float32_product_in_a_half_precision_case(name: str) -> None:
     for dtype in ("bf16", "fp16"):
         text = said(Signature(("SoftMax",)), SOFTMAX, name, which=replace(BF16, dtype=dtype))
@@ -154,6 +155,18 @@ def test_a_float32_product_in_a_half_precision_case(name: str) -> None:
 @pytest.mark.parametrize("name", BF16_PRODUCTS)
 def test_a_half_precision_product_is_none(name: str) -> None:
     assert said(Signature(), name) is None
+
+
+VIEWS = ["aten::transpose", "aten::detach", "detach", "aten::as_strided", "aten::view", "aten::_unsafe_view", "aten::t"]
+
+
+@pytest.mark.parametrize(
+    "name", ["aten::copy_", "aten::clone", "aten::contiguous", "aten::to", "aten::mul", "aten::tanh"]
+)
+def test_what_only_looks_at_a_tensor_in_another_way_computes_nothing(name: str) -> None:
+    assert computes(VIEWS) is None
+    assert computes([]) is None
+    assert computes([*VIEWS, name, "aten::bmm"]) == name
 
 
 BUILT_IN = [name for name in BACKENDS if name != "fake"]

@@ -262,6 +262,11 @@ def test_a_burst_that_does_not_count_leaves_no_sample() -> None:
     assert sum(values) >= 0.5 * POLICY.min_seconds
 
 
+def test_a_long_first_call_that_does_not_count_is_not_kept() -> None:
+    timer = Scripted(lambda n: 0.3 + n / 100, resting=0.0, judge=lambda n: n > 1)
+    assert timer.collect() == timer.taken[1:]
+
+
 def test_a_burst_that_does_not_count_does_not_decide_how_long_the_next_is() -> None:
     timer = Scripted(lambda n: 1e-3, resting=0.0, judge=lambda n: n != 6)
     timer.script = lambda n: 5e-3 if len(timer.paced) == 5 else 1e-3
@@ -335,11 +340,12 @@ def test_a_machine_that_is_always_held_down_is_measured_as_it_is(slept: list[flo
     assert clocks == [LOW] * 3
 
 
-def test_a_call_longer_than_a_burst_is_what_it_is(slept: list[float]) -> None:
-    """It lowers the clock by itself, and would do so again."""
-    assert paced([LOW], TOP, slept, worked=0.02, calls=1) == ([(True, [MAX_REST])], [LOW])
-    assert paced([LOW], TOP, slept, worked=0.02, calls=2)[0] == [(False, [MAX_REST])]
-    assert paced([LOW], TOP, slept, worked=0.01, calls=1)[0] == [(False, [MAX_REST])]
+def test_a_call_longer_than_a_burst_is_what_it_is_once_there_are_pauses(slept: list[float]) -> None:
+    """It lowers the clock by itself, and would do so again; the first one may have found it low."""
+    dropped, kept = (False, [MAX_REST]), (True, [MAX_REST])
+    assert paced([LOW] * 3, TOP, slept, worked=0.02, calls=1) == ([dropped, kept, kept], [LOW, LOW])
+    assert paced([LOW] * 3, TOP, slept, worked=0.02, calls=2)[0] == [dropped] * 3
+    assert paced([LOW] * 3, TOP, slept, worked=0.01, calls=1)[0] == [dropped] * 3
 
 
 def test_without_a_clock_there_is_nothing_to_pace_by(slept: list[float]) -> None:

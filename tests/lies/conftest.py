@@ -1,0 +1,26 @@
+"""Courts for the lies: on the CPU, on a simulated clock, and on the GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from harness import CPU, Clock, Court, court, switches
+
+
+@pytest.fixture(autouse=True)
+def _switches() -> Iterator[None]:
+    with switches():
+        yield
+
+
+@pytest.fixture(scope="module")
+def steady() -> Iterator[Court]:
+    """The CPU on a clock by which every call takes the same: whatever the report doubts is not noise."""
+    yield from court(CPU, Clock())
+
+
+@pytest.fixture(scope="module")
+def cpu() -> Iterator[Court]:
+    """The CPU on the host's clock."""
+    yield from court(CPU)

@@ -1,0 +1,175 @@
+"""Lies about what ran: another kernel than the name says, another precision, work outside the launch. On a CPU
+torch's operators are seen; test_lies_gpu.py has the same where kernels are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import backends as liars
+import pytest
+import torch
+from harness import Court, case
+
+from attnbench.backends.eager import Eager
+from attnbench.backends.sdpa import Flash, Math
+from attnbench.instruments import Timing
+from attnbench.measure.cupti import Call, Kernel
+from attnbench.types import Measurement, Prepared, Signature
+
+
+def without_gqa(direction: Any = "fwd", **more: Any) -> Any:
+    return case(direction, nheads_k=4, **more)
+
+
+@pytest.mark.parametrize("backend", [liars.declared, Eager(), Math(), Flash()], ids=["own", "eager", "math", "flash"])
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+@pytest.mark.parametrize("direction", ["fwd", "bwd", "fwd_bwd"])
+def test_the_honest_one_passes(steady: Court, backend: Any, dtype: str, direction: str) -> None:
+    """No lie: those that run what they say, an own function and attnbench's, are ok, and the report doubts nothing."""
+    record = steady.measure(backend, without_gqa(direction, dtype=dtype, causal=True))
+    assert record.status == "ok", record.reason
+    assert steady.cautions(record) == []
+    assert steady.marks(record) == []
+    assert record.kernels
+
+
+@pytest.mark.parametrize("direction", ["fwd", "fwd_bwd"])
+def test_falls_back_in_silence(steady: Court, direction: str) -> None:
+    """Lie: it declares my_fused_kernel and calls matmuls. Caught as wrong-kernel, with what ran."""
+    record = steady.measure(liars.falls_back, case(direction))
+    assert record.status == "wrong-kernel"
+    assert str(record.reason).startswith("no kernel like 'my_fused_kernel' ran; instead: aten::")
+    assert "time" not in record.measurements
+    assert any("another kernel ran" in text for text in steady.cautions(record))
+
+
+def test_falls_back_past_torch(steady: Court) -> None:
+    """Lie: it declares my_fused_kernel and calls numpy. Caught as wrong-kernel."""
+    record = steady.measure(liars.falls_back_to_numpy, case())
+    assert record.status == "wrong-kernel"
+
+
+@pytest.mark.parametrize("direction", ["fwd", "bwd"])
+def test_flash_that_chose_math(steady: Court, monkeypatch: pytest.MonkeyPatch, direction: str) -> None:
+    """Lie: SDPA is told flash and chooses math, its switches being stuck. Caught as wrong-kernel."""
+    for name in ("math", "mem_efficient", "flash", "cudnn"):
+        set_switch = getattr(torch.backends.cuda, f"enable_{name}_sdp")
+        monkeypatch.setattr(torch.backends.cuda, f"enable_{name}_sdp", lambda _, s=set_switch, n=name: s(n == "math"))
+    record = steady.measure(Flash(), without_gqa(direction))
+    assert record.status == "wrong-kernel"
+    assert "flash_attention_for_cpu" in str(record.reason)
+    assert any("bmm" in name for name in record.kernels)
+
+
+def test_eager_that_is_fused(steady: Court) -> None:
+    """Lie: the baseline of all speedups is torch's fused attention. Caught as wrong-kernel."""
+    record = steady.measure(liars.SecretlyFused(), without_gqa())
+    assert record.status == "wrong-kernel"
+
+
+@pytest.mark.xfail(strict=True, reason="not caught: a declared kernel need not do the work")
+def test_a_decoy_of_the_declared_name(steady: Court) -> None:
+    """Lie: something of the declared name runs and does nothing; another does the work. Caught: it did no work."""
+    record = steady.measure(liars.decoy, case(seqlen=256))
+    assert any("my_fused_kernel" in name for name in record.kernels), record.reason
+    assert steady.marks(record), "it passed for true"
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "fp16"])
+def test_float32_in_a_half_precision_case(steady: Court, dtype: str) -> None:
+    """Lie: a half-precision case is cast to float32 and computed there. Caught as wrong-kernel by operand dtypes."""
+    record = steady.measure(liars.in_float32, case(dtype=dtype, seqlen=256))
+    assert steady.marks(record), "it passed for true"
+
+
+@pytest.mark.parametrize("liar", [liars.WorksInCanonical, liars.FinishesInCanonical])
+def test_work_left_to_canonical(steady: Court, liar: Any) -> None:
+    """Lie: the launch returns a promise, or half the answer, and naming the results computes. Caught: wrong-kernel."""
+    record = steady.measure(liar(), case())
+    assert record.status == "wrong-kernel"
+
+
+# What a trace of the device would show, told to the judge
+
+US = 1e-6
+
+
+def trace(*kernels: tuple[str, float, float], overrun: float = 0.0) -> Call:
+    """(name, start, end) in microseconds, each on a stream of its own."""
+    spans = tuple(Kernel(name, start * US, end * US, stream) for stream, (name, start, end) in enumerate(kernels))
+    return Call(spans, overrun * US)
+
+
+NOTHING = trace()
+FLASH, MATMUL = ("flash_fwd_kernel", 0.0, 100.0), ("cutlass_sgemm_128x64", 0.0, 100.0)
+
+
+@pytest.mark.parametrize(
+    ("launched", "named", "says"),
+    [
+        (trace(FLASH), NOTHING, None),
+        (trace(FLASH, ("flash_fwd_kernel", 0.0, 101.0)), NOTHING, None),
+        (trace(FLASH, overrun=0.0), NOTHING, None),
+        (NOTHING, NOTHING, "nothing ran on the device during the launch"),
+        (NOTHING, trace(FLASH), "nothing ran on the device during the launch"),
+        (trace(FLASH, overrun=40.0), NOTHING, "its work went on for 40 us after its stream had gone on"),
+        (trace(FLASH), trace(("copy_kernel", 0.0, 5.0)), "copy_kernel ran after the launch"),
+        (trace(("flash_fwd_kernel", 0.0, 300.0)), NOTHING, "part of its work is not in its time"),
+        (trace(("another_kernel", 0.0, 100.0)), NOTHING, "no kernel like 'flash_fwd' ran; instead: another_kernel"),
+        (trace(FLASH, MATMUL), NOTHING, "cutlass_sgemm_128x64 ran: a float32 product in a bf16 case"),
+        (trace(FLASH, ("pytorch_mem_efficient", 0.0, 100.0)), NOTHING, "which is another implementation's"),
+        pytest.param(
+            trace(("flash_fwd_kernel", 0.0, 1.0), ("another_kernel", 1.0, 100.0)),
+            NOTHING,
+            "another_kernel",
+            marks=pytest.mark.xfail(strict=True, reason="not caught: a declared kernel need not do the work"),
+        ),
+    ],
+    ids=[
+        "no lie",
+        "no lie, on two streams",
+        "no lie, waited for",
+        "an answer from memory",
+        "work in canonical",
+        "on another stream",
+        "the rest in canonical",
+        "work that was not timed",
+        "falls back",
+        "float32",
+        "the other one as well",
+        "a decoy",
+    ],
+)
+def test_what_a_trace_shows(
+    steady: Court, monkeypatch: pytest.MonkeyPatch, launched: Call, named: Call, says: str | None
+) -> None:
+    """Lies as their traces look, for samples of 103 us: each is judged wrong-kernel, with what was seen."""
+    bench = steady.bench
+
+    class Traced:
+        def calls(self, launches: Sequence[Callable[[], Any]]) -> list[Call]:
+            for launch in launches:
+                launch()
+            return [launched, named]
+
+    monkeypatch.setattr(bench, "device", torch.device("cuda"))
+    monkeypatch.setattr(bench, "tracer", Traced())
+    timing = Timing({"time": Measurement("s", (103 * US,) * 9)}, "events", "cold", [])
+    prepared = Prepared(launch=lambda: "raw", canonical=lambda raw: {"out": raw})
+    shown = bench.prove(case(dtype="bf16"), Signature(("flash_fwd",), ("mem_efficient",)), prepared, timing)
+    assert shown.result == "raw"
+    assert says in str(shown.complaint) if says else (shown.complaint, shown.note) == (None, None)
+
+
+def test_samples_slower_than_the_trace(steady: Court, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lie: all samples were of a kernel not warm yet. Caught by a note: the traced call was much faster."""
+    bench = steady.bench
+    monkeypatch.setattr(bench, "device", torch.device("cuda"))
+    monkeypatch.setattr(bench, "tracer", SimpleNamespace(calls=lambda _: [trace(FLASH), NOTHING]))
+    timing = Timing({"time": Measurement("s", (300 * US,) * 9)}, "events", "cold", [])
+    prepared = Prepared(launch=lambda: "raw", canonical=lambda raw: {"out": raw})
+    shown = bench.prove(case(dtype="bf16"), Signature(), prepared, timing)
+    assert shown.complaint is None
+    assert "much slower than a later call" in str(shown.note)
