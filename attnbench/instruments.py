@@ -105,10 +105,13 @@ class Instruments:
     def _on_gpu(self, events: EventTimer, state: GpuState, subject: Subject, policy: Policy) -> Timing:
         l2 = self.l2_state(self._instrument(policy.timer), policy.l2)
         events.reset()
+        if self.tracer:
+            self.tracer.host_bound = False
         with self._sampling(events, subject, policy) as sample, Sampler(state) as seen:
             times = collect(sample, policy, pace=Pacer(events.clocks, events.best_clock, policy.burst_s))
         readings = {"clock_held": events.clocks, **seen.readings}
-        found = Timing({"time": Measurement("s", tuple(times))}, policy.timer, l2, [], seen.limits, events.host_bound)
+        bound = events.host_bound or (policy.timer == "cupti" and self.tracer is not None and self.tracer.host_bound)
+        found = Timing({"time": Measurement("s", tuple(times))}, policy.timer, l2, [], seen.limits, bound)
         if policy.timer != "events":  # replays and traces say nothing of the host
             events.reset()
             events.samples(subject.launch, 10)
@@ -162,7 +165,7 @@ class Instruments:
             graph.check_memory(count * subject.footprint)
             return GraphTimer(events, lambda: subject.on_copies(count), estimate)
         except NotCapturable as error:
-            self.broken = error.broken
+            self.broken |= error.broken
             raise Unsupported(f"--timer graph: {error}") from None
 
     def _instrument(self, name: str) -> Any:
@@ -179,7 +182,8 @@ class Instruments:
                     found = found if promise == "cold" else "warm"
                 else:
                     found = cache.state(instrument, self.device, self.l2_bytes, self.bandwidth)
-            except (NotCapturable, Untraceable, AttributeError):
+            except (NotCapturable, Untraceable, AttributeError) as error:
+                self.broken |= getattr(error, "broken", False)
                 found = ""
             self._l2[key] = promise if found == promise else "unproven"
         return self._l2[key]
@@ -231,7 +235,8 @@ class Instruments:
         """Waits until nothing limits the clock, it is back at its best, and power has fallen; False after 30 s."""
         if self.events is None or self.state is None:
             return True
-        best, calm, deadline = self.events.clock_hz(), 0, time.monotonic() + COOL_SECONDS
+        best = max(self.events.best_clock, self.events.clock_hz())
+        calm, deadline = 0, time.monotonic() + COOL_SECONDS
         cap = self.state.power_limit_w()
         while calm < COOL_READINGS and time.monotonic() < deadline:
             time.sleep(0.05)

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
 from attnbench.types import Case, Signature
 
@@ -51,19 +51,20 @@ def computes(operators: Iterable[str]) -> str | None:
     return next((name for name in operators if not VIEWS.fullmatch(name)), None)
 
 
-def complaint(case: Case, signature: Signature, kernels: Mapping[str, int]) -> str | None:
-    """What is wrong with the kernels of one call, in one line; None when nothing is."""
+def complaint(case: Case, signature: Signature, names: Iterable[str]) -> str | None:
+    """What is wrong with the kernels of one call, named in full, in one line; None when nothing is."""
+    kernels = list(dict.fromkeys(names))
     if not kernels:
         return "nothing ran on the device during the launch: its answer was there already, or comes from elsewhere"
-    ran = ", ".join(list(kernels)[:4]) + (f" and {len(kernels) - 4} more" if len(kernels) > 4 else "")
+    ran = ", ".join(map(brief, kernels[:4])) + (f" and {len(kernels) - 4} more" if len(kernels) > 4 else "")
     for pattern in signature.runs:
         if not any(re.search(pattern, name) for name in kernels):
             return f"no kernel like {pattern!r} ran; instead: {ran}"
     for pattern in signature.never:
         if found := [name for name in kernels if re.search(pattern, name)]:
-            return f"{found[0]} ran, which is another implementation's"
+            return f"{brief(found[0])} ran, which is another implementation's"
     if case.dtype != "fp32":
         for name in kernels:
             if re.search(FLOAT32_PRODUCT, name) and not any(re.search(p, name) for p in signature.runs):
-                return f"{name} ran: a float32 product in a {case.dtype} case"
+                return f"{brief(name)} ran: a float32 product in a {case.dtype} case"
     return None

@@ -180,8 +180,9 @@ def resolve(suite: Suite, kind: str, given: Settings | None = None) -> Resolved:
         raise UserError("nothing to measure: no case is left; give --seqlen, or loosen the suite's exclude")
     limit = parse_duration(merged.time_limit, "time_limit") if merged.time_limit else None
     policy = _policy(merged.policy)
-    if kind == "cpu" and (idle := [name for name in GPU_ONLY if getattr(policy, name) != getattr(Policy, name)]):
-        notes += (f"on a CPU: {', '.join(idle)} does not apply; the one instrument is perf_counter",)
+    if kind != "cuda" and (idle := [name for name in GPU_ONLY if getattr(policy, name) != getattr(Policy, name)]):
+        where, why = ("a CPU", "; the one instrument is perf_counter") if kind == "cpu" else ("a simulated device", "")
+        notes += (f"on {where}: {', '.join(idle)} does not apply{why}",)
         policy = dataclasses.replace(policy, **{name: getattr(Policy, name) for name in idle})
     return Resolved(suite.name, kept, tuple(merged.backends or ["*"]), policy, limit, notes)
 

@@ -80,6 +80,7 @@ class Tracer:
         self.before = before
         self._tiny = torch.zeros(1, device="cuda")
         self._host_seconds = 100e-6
+        self.host_bound = False  # gaps in some spans are the host's; who reads it resets it
         with profile(activities=[ProfilerActivity.CUDA], acc_events=True):  # the first session takes seconds
             self._tiny.zero_()
 
@@ -96,6 +97,8 @@ class Tracer:
             events, caught_up = self._session(launches)
             if not caught_up:
                 break  # else the device waited for the host, and gaps between its kernels are the host's
+        else:
+            self.host_bound = True
         return _split(events, len(launches))
 
     def _session(self, launches: Sequence[Callable[[], Any]]) -> tuple[Sequence[Any], bool]:

@@ -38,7 +38,7 @@ def sustained(launch: Callable[[], Any], estimate: float, limit: float, state: G
     """Runs `launch`, of `estimate` seconds, until its time per call is steady for 2 s, at most `limit` seconds."""
     import torch
 
-    count = max(1, min(512, int(BATCH / estimate)))
+    count = max(1, min(512, int(BATCH / max(estimate, 1e-7))))
     ends: list[float] = []  # seconds on the device's clock, from the first event, at which batches ended
     with _Counter(state) as counter:
         torch.cuda.synchronize()

@@ -68,11 +68,14 @@ class EventTimer:
         self.calibrate()
         n = max(1, min(n, int(MAX_SPIN / (1.5 * self._host_seconds))))
         for _ in range(MAX_TRIES):
-            values, caught_up = self._batch(launch, n)
+            values, caught_up, clock = self._batch(launch, n)
             if not caught_up:
-                return values
+                break
             n = max(1, n // 2)  # the device waited for the host, so these samples hold its latency: not used
-        self.host_bound = True
+        else:
+            self.host_bound = True
+        self.clocks.append(clock)
+        self.best_clock = max(self.best_clock, clock)
         return values
 
     def hide_host(self, seconds: float) -> None:
@@ -88,8 +91,8 @@ class EventTimer:
     def synchronize(self) -> None:
         self._cuda.synchronize()
 
-    def _batch(self, launch: Callable[[], Any], n: int) -> tuple[list[float], bool]:
-        """Seconds of n launches behind one spin, and whether the device caught up with the host."""
+    def _batch(self, launch: Callable[[], Any], n: int) -> tuple[list[float], bool, float]:
+        """Seconds of n launches behind one spin, whether the device caught up with the host, and the clock after."""
         cuda, clock, before = self._cuda, time.perf_counter, self.before
         pairs = [(cuda.Event(enable_timing=True), cuda.Event(enable_timing=True)) for _ in range(n)]
         behind = 1.5 * self._host_seconds - 0.8 * (self._before_seconds + self._sample_seconds)  # a sample, at worst
@@ -107,12 +110,11 @@ class EventTimer:
             end.record()
             caught_up = caught_up or bool(start.query())
         self._host_seconds = (clock() - began) / n
-        self.clocks.append(self.clock_hz())
-        self.best_clock = max(self.best_clock, self.clocks[-1])
+        held = self.clock_hz()
         self.enqueue += enqueue
         values = [float(start.elapsed_time(end)) / 1e3 for start, end in pairs]
         self._sample_seconds = stats.median(values)
-        return values, caught_up
+        return values, caught_up, held
 
     def _spin(self, cycles: int) -> float:
         self._cuda.synchronize()

@@ -47,6 +47,8 @@ def attention(q, k, v, *, causal, softmax_scale):
         seen = seen.tril(k.shape[1] - q.shape[1])
     p = torch.softmax(scores.masked_fill(~seen, -1e9), -1) * seen.any(-1, keepdim=True)
     return torch.einsum("bhij,bjhd->bihd", p, v).to(dtype)
+
+attention.kernels = "bmm<float>"  # on purpose, whatever the dtype
 """
 
 SHAPES = {
