@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 
-from attnbench import environment, metrics, stats, store
+from attnbench import backends, environment, inputs, metrics, stats, store
 from attnbench.instruments import Instruments
 from attnbench.measure import cache, graph
 from attnbench.measure.events import EventTimer
 from attnbench.measure.state import Sampler
 from attnbench.measure.timing import Pacer, collect, nothing, pause
-from attnbench.types import Policy, Record
+from attnbench.types import Case, Policy, Record, Shape
 
 torch = pytest.importorskip("torch")
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")]
@@ -63,6 +63,37 @@ def test_a_graph_of_copies_reads_what_the_spans_say(instruments: Instruments) ->
         pause(0.01)
     timer.close()
     print(f"graph / CUPTI on a matmul: {stats.median(ratios):.4f}")
+    assert stats.median(ratios) == pytest.approx(1, abs=0.02)
+
+
+@pytest.mark.xfail(reason="open: eager's elementwise kernels read 1 to 5 % longer in the profiler; docs/measuring.md")
+@pytest.mark.parametrize("backend", ["eager", "triton"])
+def test_events_and_spans_agree_where_the_scores_are_written(instruments: Instruments, backend: str) -> None:
+    """In turns, and prints what tells the cause: each kernel, and events read while the profiler is on."""
+    from torch.profiler import ProfilerActivity, profile
+
+    events, tracer = instruments.events, instruments.tracer
+    assert events is not None
+    assert tracer is not None
+    events.before = tracer.before = instruments.flush
+    case = Case(Shape(2, 8192, 8192, 16, 16, 128, 128), "bf16", "fwd")
+    prepared = backends.load(backend, backends.BACKENDS[backend]).prepare(case, inputs.make(case, "cuda:0", 0))
+    prepared.launch()
+    ratios, inside = [], []
+    for _ in range(6):
+        plain = stats.median(events.samples(prepared.launch, 2))
+        pause(0.05)
+        calls = tracer.calls([prepared.launch] * 2)
+        pause(0.05)
+        with profile(activities=[ProfilerActivity.CUDA], acc_events=True):
+            inside.append(stats.median(events.samples(prepared.launch, 2)) / plain)
+        pause(0.05)
+        ratios.append(stats.median([call.span for call in calls]) / plain)
+    for kernel in calls[-1].kernels:
+        print(f"{kernel.start * 1e3:8.3f} {kernel.seconds * 1e3:8.3f} ms  {kernel.name[:80]}")
+    print(
+        f"{backend}: CUPTI / events {stats.median(ratios):.4f}, events in a session / alone {stats.median(inside):.4f}"
+    )
     assert stats.median(ratios) == pytest.approx(1, abs=0.02)
 
 
