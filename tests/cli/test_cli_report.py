@@ -137,25 +137,38 @@ def test_the_command_itself_never_loads_torch(measured: Tool, args: list[str]) -
     assert done.returncode == 0, done.stderr
 
 
-def spent() -> float:
-    """CPU seconds of the processes that this one has waited for."""
-    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return usage.ru_utime + usage.ru_stime
+EMPTY = """
+import rich.console, rich.table, typer
+app = typer.Typer()
+
+@app.command()
+def empty(text: str = "") -> None:
+    pass
+
+app([], standalone_mode=False)
+"""
+
+
+def seconds(command: list[str], tool: Tool) -> float:
+    """CPU seconds of a command, the best of several, since other work may share the machine."""
+
+    def spent() -> float:
+        usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+        return usage.ru_utime + usage.ru_stime
+
+    best = float("inf")
+    for _ in range(5):
+        began = spent()
+        subprocess.run(command, cwd=tool.folder, env=tool.env(), stdout=subprocess.DEVNULL, check=True)
+        best = min(best, spent() - began)
+    return best
 
 
 @pytest.mark.parametrize("args", [["--help"], ["report", "run.jsonl"]])
 def test_it_is_there_at_once(measured: Tool, args: list[str]) -> None:
-    """Under 0.4 s of CPU time, which is all it does; the best of several, since other work may share the machine."""
-    best = float("inf")
-    for _ in range(10):
-        began = spent()
-        subprocess.run(
-            [*COMMAND, *args], cwd=measured.folder, env=measured.env(), stdout=subprocess.DEVNULL, check=True
-        )
-        best = min(best, spent() - began)
-        if best < 0.4:
-            break
-    assert best < 0.4
+    """Under 0.4 s, or, where the machine is slow or busy, twice what an empty command of typer and rich takes."""
+    alone = seconds([sys.executable, "-c", EMPTY], measured)
+    assert seconds([*COMMAND, *args], measured) < max(0.4, 2 * alone)
 
 
 def test_what_the_plan_skips_is_counted_and_not_told_line_by_line(tool: Tool) -> None:
