@@ -23,10 +23,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 from attnbench import hardware, stats, work
-from attnbench.types import INSTRUMENTS, Case, Record, Run
+from attnbench.types import INSTRUMENTS, SHORT, Case, Record, Run
 from attnbench.work import Convention
 
-SHORT = 100e-6  # seconds, as CUDA events read
 MIN_SAMPLES_P99 = 100
 MIN_SAMPLES_INTERVAL = 6  # below, not even the whole range is a 95 % interval of the median
 

@@ -22,13 +22,12 @@ from attnbench.measure.events import EventTimer
 from attnbench.measure.graph import GraphTimer, NotCapturable
 from attnbench.measure.state import GpuState, Sampler
 from attnbench.measure.timing import CpuTimer, Pacer, Timer, collect, nothing, pause
-from attnbench.types import INSTRUMENTS, Device, Measurement, Policy, Unsupported
+from attnbench.types import INSTRUMENTS, SHORT, Device, Measurement, Policy, Unsupported
 
 if TYPE_CHECKING:
     import torch
 
 MAX_CPU_FLUSH = 64 * 2**20  # bytes; virtual machines report the last-level cache of the whole host
-SHORT = 100e-6  # seconds; below, a trace is taken beside the events
 SHORT_TRACES = 3  # of up to 32 calls
 TURNS, FEW_TURNS, FEW = 8, 3, 0.1  # few where a call takes this many seconds
 CEILING_EVERY = 20.0  # seconds
@@ -94,7 +93,7 @@ class Instruments:
             self.tracer.before = before
         cool = not policy.isolate_power or self.cool_down()
         if self.events is None or self.state is None:
-            l2 = self.l2_state(self.timer, policy.l2)
+            l2 = self.l2_state(self.timer.name, policy.l2)
             times = collect(partial(self.timer.samples, subject.launch), policy)
             return Timing({"time": Measurement("s", tuple(times))}, self.timer.name, l2, [])
         found = self._on_gpu(self.events, self.state, subject, policy)
@@ -103,7 +102,7 @@ class Instruments:
         return found
 
     def _on_gpu(self, events: EventTimer, state: GpuState, subject: Subject, policy: Policy) -> Timing:
-        l2 = self.l2_state(self._instrument(policy.timer), policy.l2)
+        l2 = self.l2_state(policy.timer, policy.l2)
         events.reset()
         if self.tracer:
             self.tracer.host_bound = False
@@ -168,25 +167,27 @@ class Instruments:
             self.broken |= error.broken
             raise Unsupported(f"--timer graph: {error}") from None
 
-    def _instrument(self, name: str) -> Any:
-        return self.tracer if name == "cupti" else self.events if name == "events" else GraphTimer
-
-    def l2_state(self, instrument: Any, promise: str) -> str:
+    def l2_state(self, timer: str, promise: str) -> str:
         """The promise where a memory-bound read shows it with this instrument, else "unproven"; looked at once."""
-        key = (instrument.name, promise) if instrument else ("", promise)
+        key = (timer, promise)
         if key not in self._l2:
-            try:
-                if instrument is GraphTimer:
-                    assert self.events is not None
-                    found = graph.state(self.events, self.device, self.l2_bytes, self.bandwidth)
-                    found = found if promise == "cold" else "warm"
-                else:
-                    found = cache.state(instrument, self.device, self.l2_bytes, self.bandwidth)
-            except (NotCapturable, Untraceable, AttributeError) as error:
-                self.broken |= getattr(error, "broken", False)
-                found = ""
-            self._l2[key] = promise if found == promise else "unproven"
+            self._l2[key] = promise if self._shows(timer, promise) else "unproven"
         return self._l2[key]
+
+    def _shows(self, timer: str, promise: str) -> bool:
+        try:
+            if timer == "graph":  # turns over copies slower than one copy: the one is cold and the other warm
+                assert self.events is not None
+                return graph.state(self.events, self.device, self.l2_bytes, self.bandwidth) == "cold"
+            instrument = self.tracer if timer == "cupti" else self.timer
+            if instrument is None:
+                return False
+            return cache.state(instrument, self.device, self.l2_bytes, self.bandwidth) == promise
+        except NotCapturable as error:
+            self.broken |= error.broken
+        except Untraceable:
+            pass
+        return False
 
     def turns(self, subject: Subject, policy: Policy) -> tuple[dict[str, Measurement], list[str]]:
         """One reading of each instrument a turn, and why one is missing."""

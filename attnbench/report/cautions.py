@@ -9,7 +9,7 @@ from attnbench import derive, metrics, stats, store
 from attnbench.report import words
 from attnbench.report.cells import Cell
 from attnbench.report.tables import HELD_DOWN
-from attnbench.types import Run
+from attnbench.types import SHORT, Run
 from attnbench.work import Convention
 
 DRIFT = 0.02
@@ -128,7 +128,7 @@ def _disagree(cells: Iterable[Cell]) -> Iterator[Caution]:
         worst, cell = max(apart, key=lambda pair: pair[0])
         yield Caution(
             f"Instruments disagree: by more than {metrics.percent(DISAGREE)} in {words.count(len(apart), 'cell')} of "
-            f"{metrics.duration(derive.SHORT)} and more, by {metrics.percent(worst)} in the worst: {words.name(cell)}.",
+            f"{metrics.duration(SHORT)} and more, by {metrics.percent(worst)} in the worst: {words.name(cell)}.",
             "One of them sees work, or a gap, that another does not.",
             "Trust these no better than that; -m disagreement has it by cell, run --timer another reading.",
         )
@@ -136,7 +136,7 @@ def _disagree(cells: Iterable[Cell]) -> Iterator[Caution]:
 
 def _long_turns(cell: Cell) -> bool:
     readings = [v for r in cell.records for v in derive.values(r, "turns_events")]
-    return bool(readings) and stats.median(readings) >= derive.SHORT
+    return bool(readings) and stats.median(readings) >= SHORT
 
 
 def _host_bound(cells: Sequence[Cell]) -> Iterator[Caution]:

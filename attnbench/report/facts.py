@@ -8,7 +8,7 @@ from attnbench import derive, metrics, stats
 from attnbench.report import words
 from attnbench.report.cautions import Caution
 from attnbench.report.cells import Cell
-from attnbench.types import INSTRUMENTS
+from attnbench.types import INSTRUMENTS, SHORT
 
 OUTSIDE, OUTSIDE_SHARE = 64 * 2**20, 0.05  # bytes, and of the peak: less may be code that was loaded
 NAMES = {"graph": "CUDA graph replay", "cupti": "CUPTI"}
@@ -27,7 +27,7 @@ def _spans(cells: Iterable[Cell]) -> Iterator[Caution]:
         each = ", ".join(f"{backend} {_microseconds(found)}" for backend, found in gaps)
         yield Caution(
             f"Latency is the kernels' own span (CUPTI) in {words.count(len(short), 'cell')}.",
-            f"CUDA events read under {metrics.duration(derive.SHORT)} there, launch gap included"
+            f"CUDA events read under {metrics.duration(SHORT)} there, launch gap included"
             + (f": {each}." if each else "."),
             "-m launch_gap has it by cell.",
         )
@@ -50,14 +50,14 @@ def _cross_check(cells: Sequence[Cell]) -> Iterator[Caution]:
         parts = []
         for instrument in INSTRUMENTS[1:]:
             compared = [(c, ratio) for c in group if (ratio := _ratio(c, instrument)) is not None]
-            apart = [abs(ratio - 1) for c, ratio in compared if _events(c) >= derive.SHORT]
-            gaps = [_events(c) * (1 - ratio) for c, ratio in compared if _events(c) < derive.SHORT]
+            apart = [abs(ratio - 1) for c, ratio in compared if _events(c) >= SHORT]
+            gaps = [_events(c) * (1 - ratio) for c, ratio in compared if _events(c) < SHORT]
             said = []
             if apart:
                 said.append(
                     f"differs from CUDA events by {metrics.percent(stats.median(apart))} in the median and "
                     f"{metrics.percent(max(apart))} in the worst of {words.count(len(apart), 'cell')} of "
-                    f"{metrics.duration(derive.SHORT)} and more"
+                    f"{metrics.duration(SHORT)} and more"
                 )
             if gaps:
                 than = "" if apart else " than CUDA events"

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from attnbench import derive, metrics, stats
 from attnbench.report.cells import Cell
 from attnbench.report.tables import MEMORY
+from attnbench.types import SHORT
 from attnbench.work import Convention
 
 TIMERS = {"events": "CUDA events", "graph": "CUDA graph replay", "cupti": "CUPTI kernel spans"}
@@ -76,7 +77,7 @@ def _method(cells: Sequence[Cell]) -> str:
         parts.append(f"latency = median of {number} samples{again}")
     parts += [TIMERS.get(timer, timer) for timer in sorted({r.timer for r in records if r.timer})]
     if any(derive.uses_span(r) for r in records):
-        parts.append(f"{TIMERS['cupti']} under {metrics.duration(derive.SHORT)}")
+        parts.append(f"{TIMERS['cupti']} under {metrics.duration(SHORT)}")
     parts += [f"L2 {state}" for state in sorted({r.l2 for r in records if r.l2})]
     if clocks:
         low, high = f"{min(clocks) / 1e6:.0f}", f"{max(clocks) / 1e6:.0f}"

@@ -13,13 +13,13 @@ from builders import case
 
 from attnbench import instruments as module
 from attnbench.bench import _chosen
-from attnbench.instruments import CEILING_EVERY, FEW, FEW_TURNS, SHORT, SHORT_TRACES, TURNS, Instruments, Subject
+from attnbench.instruments import CEILING_EVERY, FEW, FEW_TURNS, SHORT_TRACES, TURNS, Instruments, Subject
 from attnbench.measure import cache, ceiling, graph, timing
 from attnbench.measure.cupti import Untraceable
 from attnbench.measure.energy import Sustained
 from attnbench.measure.graph import NotCapturable
 from attnbench.measure.timing import CpuTimer, nothing
-from attnbench.types import Device, Measurement, Policy, Unsupported
+from attnbench.types import SHORT, Device, Measurement, Policy, Unsupported
 
 CPU = Device("cpu", 0, "CPU", 2**34, 2**34, l2=2**20, copy=2e10)
 QUICK = Policy(warmup_s=0.0, min_samples=4, min_seconds=0.0, max_seconds=0.0, target=1.0)
