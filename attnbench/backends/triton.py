@@ -12,6 +12,7 @@ from attnbench.types import Case, Device, Prepared, Probe, Signature, Workspace
 if TYPE_CHECKING:
     from attnbench.inputs import Inputs
 
+MIN_TRITON = (3, 4)  # tensor descriptors made on the host
 MIN_CAPABILITY = (8, 0)  # asynchronous copies and bf16 matmuls
 
 
@@ -23,12 +24,14 @@ class Triton(BackendBase):
             import triton
         except ImportError as error:
             return Probe(reason=f"triton cannot be imported: {error}", install="pip install triton")
+        if tuple(map(int, triton.__version__.split(".")[:2])) < MIN_TRITON:
+            reason = f"needs Triton 3.4 or newer, this is {triton.__version__}"
+            return Probe(version=triton.__version__, reason=reason, install="pip install 'triton>=3.4'")
         return Probe(version=triton.__version__)
 
     def unsupported(self, case: Case, device: Device) -> str | None:
-        if case.window_size != (None, None) or case.softcap or case.dropout_p:
-            what = "softcap" if case.softcap else "dropout" if case.dropout_p else "a sliding window"
-            return f"{what} is not implemented in attnbench's Triton kernel"
+        if case.dropout_p:
+            return "dropout is not implemented in attnbench's Triton kernel"
         for name in ("headdim", "headdim_v"):
             if not 16 <= (size := getattr(case.shape, name)) <= 256:
                 return f"{name} {size} is outside 16 to 256, what attnbench's Triton kernel takes"
@@ -42,13 +45,19 @@ class Triton(BackendBase):
     def signature(self, case: Case, device: Device) -> Signature:
         if device.kind == "cpu":
             return Signature()  # the interpreter's work is no operator
-        forward = ("^_forward$",) if case.has_forward else ()
+        forward = ("^_(forward|decode)$",) if case.has_forward else ()  # decode where few queries share a key head
         return Signature(forward + (("^_delta$", "^_dk_dv$", "^_dq$") if case.has_backward else ()))
 
     def prepare(self, case: Case, inputs: Inputs) -> Prepared:
         from attnbench.kernels.attention import attention
 
-        fn = functools.partial(attention, causal=case.causal, softmax_scale=case.softmax_scale)
+        fn = functools.partial(
+            attention,
+            causal=case.causal,
+            window_size=case.window_size,
+            softcap=case.softcap,
+            softmax_scale=case.softmax_scale,
+        )
         return autograd_prepared(case, inputs, fn)
 
 

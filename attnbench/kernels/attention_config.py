@@ -19,6 +19,7 @@ How the tables were chosen. The starting point were those that PyTorch's FlexAtt
   first row that fits is taken.
 - **fp32** runs on the ordinary cores, not the tensor cores: nothing to feed from shared memory, but each thread
   unrolls all its multiplications and holds their operands, so blocks are small and spread over 8 warps.
+- **Decode** reads K and V as they come, so its blocks of keys are only deep enough to keep loads in flight.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, disable-error-code="untyped-decorator"
@@ -30,15 +31,16 @@ from typing import Literal, NamedTuple
 
 import torch
 import triton
-import triton.language as tl
 from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
 
-Kernel = Literal["fwd", "dkdv", "dq"]
-
-LOG2_E = 1.4426950408889634
+Kernel = Literal["fwd", "dkdv", "dq", "decode"]
 
 # Programs run in sections of heads whose walked-over blocks together stay in L2 (A100 40 MB, H100 50 MB, in halves).
 L2_BUDGET = 16 << 20
+
+MIN_BLOCK = 16  # the side of the smallest matmul
+MIN_SPLIT_BLOCKS = 4  # of keys, that a program of a split decode does
 
 
 class Blocks(NamedTuple):
@@ -46,6 +48,8 @@ class Blocks(NamedTuple):
     BLOCK_N: int  # keys
     num_warps: int
     num_stages: int
+    tma: bool = False  # where the device has it: tensor maps for K and V in the forward; docs/triton-kernel.md
+    warp_specialize: bool = False  # of the forward's loop over full blocks
 
 
 # By the padded headdim (the larger of headdim and headdim_v); KiB of shared memory behind each row.
@@ -70,52 +74,110 @@ _HALF: dict[Kernel, dict[int, tuple[Blocks, ...]]] = {
         256: (Blocks(128, 32, 8, 2), Blocks(64, 32, 8, 2), Blocks(32, 32, 8, 1), Blocks(32, 16, 8, 1)),
         # 200, 132, 66, 49
     },
+    "decode": {  # BLOCK_M is the least that holds the queries, here at its most
+        64: (Blocks(64, 64, 4, 3), Blocks(64, 64, 4, 2)),  # 56, 40
+        128: (Blocks(64, 64, 4, 3), Blocks(64, 64, 4, 2)),  # 112, 80
+        256: (Blocks(64, 64, 8, 2), Blocks(64, 32, 4, 2), Blocks(64, 16, 4, 2)),  # 160, 96, 64
+    },
 }
 _FLOAT: dict[Kernel, dict[int, tuple[Blocks, ...]]] = {
     "fwd": {64: (Blocks(32, 32, 8, 1),), 128: (Blocks(32, 32, 8, 1),), 256: (Blocks(32, 16, 8, 1),)},  # 24, 48, 64
     "dkdv": {64: (Blocks(32, 32, 8, 1),), 128: (Blocks(32, 32, 8, 1),), 256: (Blocks(16, 16, 8, 1),)},  # 40, 72, 66
     "dq": {64: (Blocks(32, 32, 8, 1),), 128: (Blocks(32, 32, 8, 1),), 256: (Blocks(16, 16, 8, 1),)},  # 36, 68, 65
+    "decode": {64: (Blocks(64, 32, 8, 1),), 128: (Blocks(64, 32, 8, 1),), 256: (Blocks(64, 16, 8, 1),)},  # 32, 64, 96
 }
 
 
-def blocks_for(kernel: Kernel, q: Tensor, v: Tensor) -> Blocks:
-    """The block sizes for these tensors on their device."""
-    block_d, block_dv = padded(q.shape[-1]), padded(v.shape[-1])
-    index = torch.cuda.current_device() if q.is_cuda and q.device.index is None else q.device.index
-    return _choose(kernel, block_d, block_dv, q.element_size(), index if q.is_cuda else None)
+def blocks_for(kernel: Kernel, q: Tensor, v: Tensor, rows: int = 0) -> Blocks:
+    """The block sizes for these tensors on their device; for decode, with a BLOCK_M that holds `rows` queries."""
+    sizes = dims(q, v)
+    chosen = _choose(kernel, sizes["BLOCK_D"], sizes["BLOCK_DV"], q.element_size(), _index(q))
+    return chosen._replace(BLOCK_M=max(MIN_BLOCK, padded(rows))) if kernel == "decode" else chosen
 
 
 @functools.cache
 def _choose(kernel: Kernel, block_d: int, block_dv: int, itemsize: int, device: int | None) -> Blocks:
-    rows = (_HALF if itemsize == 2 else _FLOAT)[kernel][max(64, block_d, block_dv)]
-    limit = _shared_memory_limit(device)
+    rows = (_HALF if itemsize <= 2 else _FLOAT)[kernel][max(64, block_d, block_dv)]
+    limit, tma = _shared_memory_limit(device), _has_tma(device)
     fitting = (row for row in rows if shared_memory(kernel, row, block_d, block_dv, itemsize) <= limit)
-    return next(fitting, rows[-1])  # the estimate is from above: the leanest may fit all the same
+    chosen = next(fitting, rows[-1])  # the estimate is from above: the leanest may fit all the same
+    return chosen._replace(tma=chosen.tma and tma)
 
 
 def shared_memory(kernel: Kernel, blocks: Blocks, block_d: int, block_dv: int, itemsize: int) -> int:
     """Bytes of shared memory that a program of `kernel` needs, counted from above."""
-    m, n, _, stages = blocks
+    m, n, stages = blocks.BLOCK_M, blocks.BLOCK_N, blocks.num_stages
     wide = block_d + block_dv
+    forward = m * block_d + stages * n * wide  # Q; K and V
     elements = {
-        "fwd": m * block_d + stages * n * wide,  # Q; K and V
+        "fwd": forward,
+        "decode": forward,
         "dkdv": n * wide + stages * m * wide + 2 * m * n,  # K and V; Q and dO; P and dS on their way to a matmul
         "dq": m * wide + stages * n * wide + m * n,  # Q and dO; K and V; dS
     }
     return elements[kernel] * itemsize
 
 
+def _index(q: Tensor) -> int | None:
+    """The device's number; None on a CPU, in the interpreter."""
+    if not q.is_cuda:
+        return None
+    return torch.cuda.current_device() if q.device.index is None else q.device.index
+
+
 @functools.cache
 def _shared_memory_limit(device: int | None) -> float:
-    """Bytes of shared memory a block may use; no limit in the interpreter, on a CPU."""
+    """Bytes of shared memory a block may use; no limit in the interpreter."""
     if device is None:
         return float("inf")
     return float(triton.runtime.driver.active.utils.get_device_properties(device)["max_shared_mem"])
 
 
+@functools.cache
+def _has_tma(device: int | None) -> bool:
+    """Whether there is a tensor memory accelerator: from Hopper on. The interpreter plays one, so that tests see it."""
+    return device is None or (torch.version.hip is None and torch.cuda.get_device_capability(device) >= (9, 0))
+
+
+@functools.cache
+def multiprocessors(device: int | None) -> int:
+    """How many programs run at once, at least."""
+    return 8 if device is None else torch.cuda.get_device_properties(device).multi_processor_count
+
+
+def splits_for(q: Tensor, programs: int, seqlen_k: int, block_n: int) -> int:
+    """Into how many stretches of keys `programs` are split so that two for each multiprocessor run.
+
+    A stretch of under MIN_SPLIT_BLOCKS blocks would be read faster than the results are combined.
+    """
+    wanted = 2 * multiprocessors(_index(q)) // programs
+    return max(1, min(wanted, seqlen_k // (MIN_SPLIT_BLOCKS * block_n)))
+
+
 def padded(headdim: int) -> int:
     """Blocks have power-of-two sides: the width of the block that holds `headdim` columns."""
     return 1 << (headdim - 1).bit_length()
+
+
+def dims(q: Tensor, v: Tensor) -> dict[str, int]:
+    """The constants that name the widths of q and v and of the blocks that hold them."""
+    least = MIN_BLOCK * (2 if q.element_size() == 1 else 1)  # what one matmul instruction takes
+    headdim, headdim_v = q.shape[-1], v.shape[-1]
+    block_d, block_dv = max(least, padded(headdim)), max(least, padded(headdim_v))
+    return {"HEADDIM": headdim, "HEADDIM_V": headdim_v, "BLOCK_D": block_d, "BLOCK_DV": block_dv}
+
+
+def tensor_map(x: Tensor, rows: int, width: int) -> TensorDescriptor | None:
+    """How the tensor memory accelerator finds blocks of (rows, width) in (batch, seqlen, nheads, headdim) `x`.
+
+    None where it cannot: it takes 16-byte units, and strides of 0 are not documented to work.
+    """
+    order = (0, 2, 1, 3)  # rows and columns last, so that the other two dimensions of a block drop out
+    sizes, strides = [x.shape[i] for i in order], [x.stride(i) for i in order]
+    unit = 16 // x.element_size()
+    if x.data_ptr() % 16 or any(n % unit or n <= 0 for n in strides[:-1]):
+        return None
+    return TensorDescriptor(x, sizes, strides, [1, 1, rows, width])
 
 
 def heads_per_section(heads: int, nbytes: int) -> int:
@@ -125,46 +187,6 @@ def heads_per_section(heads: int, nbytes: int) -> int:
 
 def launch(kernel, blocks: Blocks, programs: int, q: Tensor, *args, **constants) -> None:
     """Launch on the current stream of q's device, which need not be the current device."""
+    sizes = {"BLOCK_M": blocks.BLOCK_M, "BLOCK_N": blocks.BLOCK_N}
     with torch.cuda.device_of(q):
-        kernel[(programs,)](*args, **constants, **blocks._asdict())
-
-
-@triton.jit
-def place(blocks, heads, section):
-    """Which block, by rank, of which head this program does.
-
-    Program ids start in order. Within a section of heads all blocks of rank 0 come first, then those of rank 1, and
-    so on: with the heaviest block at rank 0, as causal needs it, the light ones fill the gaps at the end.
-    """
-    pid = tl.program_id(0)
-    first = pid // (section * blocks) * section
-    width = tl.minimum(section, heads - first)
-    rest = pid - first * blocks
-    return rest // width, (first + rest % width).to(tl.int64)
-
-
-@triton.jit
-def load_rows(base, stride, rows, limit, D: tl.constexpr, BLOCK_D: tl.constexpr, CHECK: tl.constexpr):
-    """A block of `rows` x D at `base`, zero where it is padded beyond D columns or (with CHECK) `limit` rows.
-
-    `base` already points at the block's first row, so that only it needs the large offsets.
-    """
-    cols = tl.arange(0, BLOCK_D)
-    pointers = base + rows.to(tl.int64)[:, None] * stride + cols[None, :]
-    if CHECK and D < BLOCK_D:
-        values = tl.load(pointers, mask=(rows[:, None] < limit) & (cols[None, :] < D), other=0.0)
-    elif CHECK:
-        values = tl.load(pointers, mask=rows[:, None] < limit, other=0.0)
-    elif D < BLOCK_D:
-        values = tl.load(pointers, mask=cols[None, :] < D, other=0.0)
-    else:
-        values = tl.load(pointers)
-    return values
-
-
-@triton.jit
-def store_rows(base, stride, rows, limit, values, D: tl.constexpr, BLOCK_D: tl.constexpr):
-    """The counterpart of load_rows, always checked."""
-    cols = tl.arange(0, BLOCK_D)
-    pointers = base + rows.to(tl.int64)[:, None] * stride + cols[None, :]
-    tl.store(pointers, values.to(base.dtype.element_ty), mask=(rows[:, None] < limit) & (cols[None, :] < D))
+        kernel[(programs,)](*args, **constants, **sizes, num_warps=blocks.num_warps, num_stages=blocks.num_stages)

@@ -9,143 +9,188 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from attnbench.kernels.attention_config import (
-    LOG2_E,
-    blocks_for,
-    heads_per_section,
-    launch,
-    load_rows,
-    padded,
-    place,
-    store_rows,
-)
+from attnbench.kernels.attention_blocks import hide, keys_seen, load_rows, place, sequence, store_rows, tanh
+from attnbench.kernels.attention_config import blocks_for, dims, heads_per_section, launch, tensor_map
+from attnbench.kernels.attention_problem import FLOAT8, Problem
+
+# P is at most 1. Times 2^8 it uses the range of e4m3 (2^-9 to 448) better: what is under 2^-17 is lost, not 2^-9.
+FLOAT8_SHIFT = tl.constexpr(8.0)
 
 
-def attention_forward(q: Tensor, k: Tensor, v: Tensor, causal: bool, softmax_scale: float) -> tuple[Tensor, Tensor]:
+def attention_forward(q: Tensor, k: Tensor, v: Tensor, problem: Problem) -> tuple[Tensor, Tensor]:
     """(out, lse): lse is the BASE-2 log-sum-exp of the scaled scores, (batch, nheads, seqlen_q) in fp32.
 
     A query that sees no key has lse +inf, not -inf: exp2(score - lse) is then 0 in the backward without a test.
     """
-    batch, seqlen_q, nheads, headdim = q.shape
-    seqlen_k, nheads_k, headdim_v = v.shape[1:]
-    out = torch.empty((batch, seqlen_q, nheads, headdim_v), dtype=q.dtype, device=q.device)
-    lse = torch.empty((batch, nheads, seqlen_q), dtype=torch.float32, device=q.device)
+    out, lse = results(q, v)
+    nheads, nheads_k = q.shape[2], k.shape[2]
     blocks = blocks_for("fwd", q, v)
-    group, heads = nheads // nheads_k, batch * nheads
-    head_bytes = seqlen_k * (headdim + headdim_v) * q.element_size()
+    group, heads = nheads // nheads_k, problem.batch * nheads
+    head_bytes = problem.seqlen_k * (k.shape[3] + v.shape[3]) * q.element_size()
+    constants = dims(q, v)
+    k_map = v_map = None
+    if blocks.tma and not problem.varlen:  # a map knows where a tensor ends, not where one of its sequences does
+        k_map = tensor_map(k, blocks.BLOCK_N, constants["BLOCK_D"])
+        v_map = tensor_map(v, blocks.BLOCK_N, constants["BLOCK_DV"])
+    maps = k_map is not None and v_map is not None
     launch(
         _forward,
         blocks,
-        triton.cdiv(seqlen_q, blocks.BLOCK_M) * heads,
+        triton.cdiv(problem.seqlen_q, blocks.BLOCK_M) * heads,
         q,
-        *(q, k, v, out, lse),
-        *(*q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *out.stride()[:3]),
-        softmax_scale * LOG2_E,
-        *(seqlen_q, seqlen_k, nheads, group, heads, heads_per_section(batch * nheads_k, head_bytes) * group),
-        seqlen_k - seqlen_k % blocks.BLOCK_N,
-        HEADDIM=headdim,
-        HEADDIM_V=headdim_v,
-        BLOCK_D=padded(headdim),
-        BLOCK_DV=padded(headdim_v),
-        CAUSAL=causal,
+        *(q, k_map if maps else k, v_map if maps else v, out, lse),
+        *(problem.cu_seqlens_q, problem.cu_seqlens_k, *(problem.descale or (None, None, None))),
+        *(*problem.strides(q, k, v, out), *problem.lse_strides(lse)),
+        *(*problem.scales, problem.seqlen_q, problem.seqlen_k, *problem.window, nheads, group, heads),
+        heads_per_section(problem.batch * nheads_k, head_bytes) * group,
+        problem.seqlen_k if problem.varlen else problem.seqlen_k - problem.seqlen_k % blocks.BLOCK_N,
+        **constants,
+        **problem.features,
+        FP8=problem.descale is not None,
+        TMA=maps,
+        WARP_SPECIALIZE=blocks.warp_specialize,
     )
     return out, lse
 
 
+def results(q: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    """Where out and lse go. Out is bf16 where q is fp8."""
+    dtype = torch.bfloat16 if q.dtype == FLOAT8 else q.dtype
+    out = torch.empty((*q.shape[:3], v.shape[3]), dtype=dtype, device=q.device)
+    return out, torch.empty((q.shape[0], q.shape[2], q.shape[1]), dtype=torch.float32, device=q.device)
+
+
 # Strides are specialised on being multiples of 16 (wide loads need it). Lengths and counts are not: a new length
 # must not compile a new kernel.
-@triton.jit(do_not_specialize=["scale_log2", "seqlen_q", "seqlen_k", "nheads", "group", "heads", "section", "whole"])
+@triton.jit(
+    do_not_specialize=[
+        *("scale_tanh", "scale_log2", "seqlen_q", "seqlen_k", "left", "right"),
+        *("nheads", "group", "heads", "section", "whole"),
+    ]
+)
 def _forward(
-    Q, K, V, Out, Lse,
+    Q,
+    K, V,  # with TMA, their tensor maps
+    Out, Lse, Cu_q, Cu_k, Descale_q, Descale_k, Descale_v,
     stride_qb, stride_qm, stride_qh, stride_kb, stride_kn, stride_kh, stride_vb, stride_vn, stride_vh,
-    stride_ob, stride_om, stride_oh,
-    scale_log2, seqlen_q, seqlen_k, nheads, group,
+    stride_ob, stride_om, stride_oh, stride_lb, stride_lh,
+    scale_tanh, scale_log2, seqlen_q, seqlen_k, left, right, nheads, group,
     heads,  # batch * nheads
     section,
-    whole,  # seqlen_k without a last block that it does not fill
+    whole,  # seqlen_k without a last block that it does not fill; with VARLEN the longest seqlen_k
     HEADDIM: tl.constexpr, HEADDIM_V: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
-    CAUSAL: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    LEFT: tl.constexpr, RIGHT: tl.constexpr, SOFTCAP: tl.constexpr, VARLEN: tl.constexpr, FP8: tl.constexpr,
+    TMA: tl.constexpr, WARP_SPECIALIZE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     blocks = tl.cdiv(seqlen_q, BLOCK_M)
     rank, bh = place(blocks, heads, section)
     # The last queries see the most keys.
-    start_m = (blocks - 1 - rank if CAUSAL else rank) * BLOCK_M
+    start_m = (blocks - 1 - rank if RIGHT else rank) * BLOCK_M
     b, h = bh // nheads, bh % nheads
     h_k = h // group
+    first_q, first_k, seqlen_q, seqlen_k = sequence(b, Cu_q, Cu_k, seqlen_q, seqlen_k, VARLEN)
     rows = tl.arange(0, BLOCK_M)
-    limit_m, first_m = seqlen_q - start_m, start_m.to(tl.int64)
+    limit_m, first_m = seqlen_q - start_m, start_m.to(tl.int64) + first_q
 
     q = load_rows(
         Q + b * stride_qb + h * stride_qh + first_m * stride_qm, stride_qm, rows, limit_m, HEADDIM, BLOCK_D, True
     )
-    K += b * stride_kb + h_k * stride_kh
-    V += b * stride_vb + h_k * stride_vh
+    if not TMA:
+        K += b * stride_kb + h_k * stride_kh + first_k * stride_kn
+        V += b * stride_vb + h_k * stride_vh + first_k * stride_vn
+    scale_tanh, scale_log2 = descaled(scale_tanh, scale_log2, Descale_q, Descale_k, SOFTCAP, FP8)
 
-    # Keys [0, full) are seen by every query of the block, [full, end) by some or not all there, the rest by none.
-    shift = seqlen_k - seqlen_q
-    if CAUSAL:
-        end = tl.maximum(tl.minimum(start_m + BLOCK_M, seqlen_q) + shift, 0)
-        full = tl.maximum(start_m + shift + 1, 0) // BLOCK_N * BLOCK_N
-    else:
-        # Were `full` computed here, LLVM would see that the second loop runs at most once and unroll it, and ptxas
-        # would then serialise the matmuls of the whole kernel (its warning C7515).
-        end = seqlen_k
-        full = whole
+    begin, full_begin, full_end, end = keys_seen(
+        start_m, tl.minimum(start_m + BLOCK_M, seqlen_q), seqlen_q, seqlen_k, left, right, whole,
+        LEFT, RIGHT, VARLEN, BLOCK_N,
+    )  # fmt: skip
+    middle = (start_m + seqlen_k - seqlen_q + rows)[:, None]
+    first = middle - left
+    last = tl.minimum(middle + right, seqlen_k - 1) if RIGHT else seqlen_k - 1
 
-    diagonal = start_m + shift
     acc = tl.zeros((BLOCK_M, BLOCK_DV), tl.float32)
     row_max = tl.full((BLOCK_M,), float("-inf"), tl.float32)
     row_sum = tl.zeros((BLOCK_M,), tl.float32)
-    for start_n in range(0, full, BLOCK_N):
-        acc, row_max, row_sum = _forward_block(
-            acc, row_max, row_sum, q, K, V, stride_kn, stride_vn, scale_log2, diagonal, start_n, seqlen_k,
-            HEADDIM, HEADDIM_V, BLOCK_D, BLOCK_DV, BLOCK_M, BLOCK_N, CAUSAL, MASK=False,
+    for start_n in tl.range(full_begin, full_end, BLOCK_N, warp_specialize=WARP_SPECIALIZE):
+        acc, row_max, row_sum = forward_block(
+            acc, row_max, row_sum, q, K, V, stride_kn, stride_vn, b, h_k, scale_tanh, scale_log2, first, last,
+            start_n, seqlen_k, HEADDIM, HEADDIM_V, BLOCK_D, BLOCK_DV, BLOCK_N, LEFT, SOFTCAP, FP8, TMA, MASK=False,
         )  # fmt: skip
-    for start_n in range(full, end, BLOCK_N):
-        acc, row_max, row_sum = _forward_block(
-            acc, row_max, row_sum, q, K, V, stride_kn, stride_vn, scale_log2, diagonal, start_n, seqlen_k,
-            HEADDIM, HEADDIM_V, BLOCK_D, BLOCK_DV, BLOCK_M, BLOCK_N, CAUSAL, MASK=True,
+    # Both masked stretches in one loop, so that the code is there once: `between` jumps over the full blocks.
+    between = full_end - full_begin
+    for start in range(begin if LEFT else full_end, end - between if LEFT else end, BLOCK_N):
+        start_n = start + tl.where(start < full_begin, 0, between) if LEFT else start
+        acc, row_max, row_sum = forward_block(
+            acc, row_max, row_sum, q, K, V, stride_kn, stride_vn, b, h_k, scale_tanh, scale_log2, first, last,
+            start_n, seqlen_k, HEADDIM, HEADDIM_V, BLOCK_D, BLOCK_DV, BLOCK_N, LEFT, SOFTCAP, FP8, TMA, MASK=True,
         )  # fmt: skip
 
-    empty = row_sum == 0.0
-    row_sum = tl.where(empty, 1.0, row_sum)  # such a row's acc is 0
-    acc = acc / row_sum[:, None]
-    lse = tl.where(empty, float("inf"), row_max + tl.log2(row_sum))
-    tl.store(Lse + bh * seqlen_q + start_m + rows, lse, mask=rows < limit_m)
+    acc, lse = divided(acc, row_max, row_sum, Descale_v, FP8)
+    tl.store(Lse + b * stride_lb + h * stride_lh + first_m + rows, lse, mask=rows < limit_m)
     store_rows(
         Out + b * stride_ob + h * stride_oh + first_m * stride_om, stride_om, rows, limit_m, acc, HEADDIM_V, BLOCK_DV
     )
 
 
 @triton.jit
-def _forward_block(
+def descaled(scale_tanh, scale_log2, Descale_q, Descale_k, SOFTCAP: tl.constexpr, FP8: tl.constexpr):
+    """(scale_tanh, scale_log2), of which the first to touch q k^T takes the descale factors of q and k too."""
+    if FP8:
+        factor = tl.load(Descale_q) * tl.load(Descale_k)
+        if SOFTCAP:
+            scale_tanh *= factor
+        else:
+            scale_log2 *= factor
+    return scale_tanh, scale_log2
+
+
+@triton.jit
+def forward_block(
     acc, row_max, row_sum, q,
     K, V,
     stride_kn, stride_vn,
-    scale_log2,
-    diagonal,  # the first query of the block sees the keys up to this one
+    b, h_k,  # for TMA, whose map is of the whole tensor
+    scale_tanh, scale_log2,
+    first, last,  # the outermost keys each query sees, (queries, 1)
     start_n, seqlen_k,
     HEADDIM: tl.constexpr, HEADDIM_V: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, CAUSAL: tl.constexpr, MASK: tl.constexpr,
+    BLOCK_N: tl.constexpr, LEFT: tl.constexpr, SOFTCAP: tl.constexpr, FP8: tl.constexpr, TMA: tl.constexpr,
+    MASK: tl.constexpr,
 ):  # fmt: skip
     """One block of keys into the online softmax."""
     cols = tl.arange(0, BLOCK_N)
     offset = tl.cast(start_n, tl.int64)
-    k = load_rows(K + offset * stride_kn, stride_kn, cols, seqlen_k - start_n, HEADDIM, BLOCK_D, MASK)
+    if TMA:  # zeros beyond seqlen_k and beyond the headdim
+        k = K.load([b.to(tl.int32), h_k.to(tl.int32), start_n, 0]).reshape(BLOCK_N, BLOCK_D)
+    else:
+        k = load_rows(K + offset * stride_kn, stride_kn, cols, seqlen_k - start_n, HEADDIM, BLOCK_D, MASK)
     scores = tl.dot(q, tl.trans(k), input_precision="ieee")
+    if SOFTCAP:
+        scores = tanh(scores * scale_tanh, EXACT=q.dtype == tl.float32)
     if MASK:
-        # Under causal the last key is the last query's diagonal, so the diagonal also cuts at seqlen_k.
-        if CAUSAL:
-            seen = start_n + cols[None, :] <= diagonal + tl.arange(0, BLOCK_M)[:, None]
-        else:
-            seen = start_n + cols[None, :] < seqlen_k
-        scores = tl.where(seen, scores, float("-inf"))
+        scores = hide(scores, start_n + cols[None, :], first, last, LEFT)
     new_max = tl.maximum(row_max, tl.max(scores, 1) * scale_log2)
     # A row that has seen no key yet would compute -inf - -inf; any finite maximum gives it the 0 it needs.
     base = tl.where(new_max == float("-inf"), 0.0, new_max) if MASK else new_max
-    p = tl.exp2(scores * scale_log2 - base[:, None])
+    p = tl.exp2(scores * scale_log2 - ((base - FLOAT8_SHIFT) if FP8 else base)[:, None])
     alpha = tl.exp2(row_max - base)
     row_sum = row_sum * alpha + tl.sum(p, 1)
-    v = load_rows(V + offset * stride_vn, stride_vn, cols, seqlen_k - start_n, HEADDIM_V, BLOCK_DV, MASK)
+    if TMA:
+        v = V.load([b.to(tl.int32), h_k.to(tl.int32), start_n, 0]).reshape(BLOCK_N, BLOCK_DV)
+    else:
+        v = load_rows(V + offset * stride_vn, stride_vn, cols, seqlen_k - start_n, HEADDIM_V, BLOCK_DV, MASK)
     acc = tl.dot(p.to(v.dtype), v, acc * alpha[:, None], input_precision="ieee")
     return acc, new_max, row_sum
+
+
+@triton.jit
+def divided(acc, row_max, row_sum, Descale_v, FP8: tl.constexpr):
+    """(out, lse in base 2, +inf where no key was seen) of a finished online softmax."""
+    empty = row_sum == 0.0
+    row_sum = tl.where(empty, 1.0, row_sum)  # such a row's acc is 0
+    out = acc / row_sum[:, None]
+    lse = tl.where(empty, float("inf"), row_max + tl.log2(row_sum))
+    if FP8:
+        out *= tl.load(Descale_v)
+        lse -= FLOAT8_SHIFT
+    return out, lse

@@ -14,7 +14,8 @@ pytestmark = [
     pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="TRITON_INTERPRET=1: nothing would compile"),
 ]
 if torch.cuda.is_available():
-    attention = pytest.importorskip("attnbench.kernels.attention").attention
+    kernels = pytest.importorskip("attnbench.kernels.attention")
+    attention, attention_varlen = kernels.attention, kernels.attention_varlen
 
 Tensors = tuple[Tensor, ...]
 NAMES = ("out", "dq", "dk", "dv")
@@ -133,3 +134,114 @@ def test_offsets_beyond_32_bits() -> None:
         t.normal_()
     inputs = (q, k, v, torch.randn(1, rows, 1, 64, device="cuda", dtype=torch.bfloat16))
     check(ours(*inputs, True), inputs, True)
+
+
+FEATURES = {
+    "window": {"window_size": (200, 30)},
+    "causal-window": {"causal": True, "window_size": (300, 0)},
+    "left-window": {"window_size": (256, None)},
+    "softcap": {"softcap": 5.0, "causal": True},
+}
+
+
+def masked(q: Tensor, k: Tensor, v: Tensor, dout: Tensor, options: dict) -> Tensors:
+    """(out, dq, dk, dv) of plain attention in the dtype of its inputs, with windows and softcap."""
+    q, k, v = (t.detach().requires_grad_() for t in (q, k, v))
+    scores = torch.einsum("bihd,bjhd->bhij", q, k) * q.shape[-1] ** -0.5
+    if options.get("softcap"):
+        scores = options["softcap"] * torch.tanh(scores / options["softcap"])
+    sq, sk = scores.shape[-2:]
+    left, right = options.get("window_size", (None, None))
+    distance = torch.arange(sk, device="cuda") - torch.arange(sk - sq, sk, device="cuda")[:, None]
+    hidden = torch.zeros_like(distance, dtype=torch.bool)
+    if left is not None:
+        hidden |= distance < -left
+    if right is not None or options.get("causal"):
+        hidden |= distance > (0 if options.get("causal") else right)
+    p = torch.softmax(scores.masked_fill(hidden, float("-inf")), dim=-1)
+    out = torch.einsum("bhij,bjhd->bihd", p, v)
+    return (out.detach(), *torch.autograd.grad(out, (q, k, v), dout))
+
+
+@pytest.mark.parametrize("options", FEATURES.values(), ids=FEATURES)
+@pytest.mark.parametrize("d", [64, 128, 256])
+def test_windows_and_softcap(d: int, options: dict) -> None:
+    inputs = make(1000, 1300, 2, 2, d, d, torch.bfloat16)
+    q, k, v = (t.detach().requires_grad_() for t in inputs[:3])
+    out = attention(q, k, v, **options)
+    result = (out.detach(), *torch.autograd.grad(out, (q, k, v), inputs[3]))
+    want, plain = (masked(*given, options) for given in ([t.double() for t in inputs], inputs))
+    for name, got, exact, eager in zip(NAMES, result, want, plain, strict=True):
+        error, allowed = ((t.double() - exact).abs().max().item() for t in (got, eager))
+        allowed = 2 * allowed + torch.finfo(got.dtype).eps * exact.abs().max().item()
+        assert error <= allowed, f"{name} is off by {error:.3g}, allowed {allowed:.3g}"
+
+
+@pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
+def test_sequences_of_different_lengths_are_each_what_they_are_alone(causal: bool) -> None:
+    """The same blocks in the same order: within one rounding, since another kernel may contract other sums."""
+    lengths = (700, 1, 1024, 0, 333)
+    ends = torch.tensor([0, *lengths], device="cuda").cumsum(0).int()
+    q, k, v, dout = (t[0] for t in make(sum(lengths), sum(lengths), 4, 2, 128, 128, torch.bfloat16))
+    q, k, v = (t.requires_grad_() for t in (q, k, v))
+    out = attention_varlen(q, k, v, ends, ends, max(lengths), max(lengths), causal=causal)
+    grads = torch.autograd.grad(out, (q, k, v), dout)
+    for begin, end in zip(ends.tolist(), ends.tolist()[1:], strict=False):
+        if end - begin < 100:  # none, or few enough for the decode kernel
+            continue
+        alone = ours(*(t.detach()[None, begin:end] for t in (q, k, v, dout)), causal)
+        for name, got, want in zip(NAMES, (out, *grads), alone, strict=True):
+            error, largest = (x.abs().max().item() for x in (got[begin:end].double() - want[0], want))
+            assert error <= torch.finfo(torch.bfloat16).eps * largest, name
+
+
+@pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
+@pytest.mark.parametrize("d", [64, 128, 256])
+def test_errors_are_no_larger_than_flash_attentions(d: int, causal: bool) -> None:
+    """SDPA's flash backend is FlashAttention-2. Root mean square over a million values and more, since the
+    largest error of either is luck; what is left of luck is under 2 %."""
+    inputs = make(2048, 2048, 4, 4, d, d, torch.bfloat16, batch=2)
+    want = reference(*(t.double() for t in inputs), causal)
+    q, k, v = (t.detach().transpose(1, 2).requires_grad_() for t in inputs[:3])
+    with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.FLASH_ATTENTION):
+        out = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=causal)
+        grads = torch.autograd.grad(out, (q, k, v), inputs[3].transpose(1, 2))
+    flash = [t.detach().transpose(1, 2) for t in (out, *grads)]
+    for name, got, exact, theirs in zip(NAMES, ours(*inputs, causal), want, flash, strict=True):
+        error, allowed = ((t.double() - exact).square().mean().sqrt().item() for t in (got, theirs))
+        assert error <= 1.02 * allowed, f"{name}: {error:.4g}, flash-attention {allowed:.4g}"
+
+
+@pytest.mark.skipif(
+    not torch.cuda.is_available() or torch.cuda.get_device_capability() < (8, 9), reason="needs fp8 hardware"
+)
+@pytest.mark.parametrize("d", [64, 128, 256])
+@pytest.mark.parametrize("sq", [1, 1000], ids=["decode", "forward"])
+def test_float8_is_no_worse_than_rounding_the_weights_to_float8(sq: int, d: int) -> None:
+    """Root mean square, against plain attention on the same inputs whose weights, unscaled, are rounded to e4m3."""
+    q, k, v, _ = make(sq, 1000, 4, 4, d, d, torch.float32)
+    descale = tuple((t.abs().max() / 448).reshape(1) for t in (q, k, v))
+    rounded = tuple((t / s).to(torch.float8_e4m3fn) for t, s in zip((q, k, v), descale, strict=True))
+    out = attention(*rounded, descale=descale).double()
+    q, k, v = (t.double() * s for t, s in zip(rounded, descale, strict=True))
+    scores = torch.einsum("bihd,bjhd->bhij", q, k) * d**-0.5
+    weights = (scores - scores.amax(-1, keepdim=True)).exp()
+    exact, rough = (
+        torch.einsum("bhij,bjhd->bihd", p / weights.sum(-1, keepdim=True), v)
+        for p in (weights, weights.float().to(torch.float8_e4m3fn).double())
+    )
+    error, allowed = ((t - exact).square().mean().sqrt().item() for t in (out, rough))
+    assert error <= allowed
+
+
+def test_a_split_decode_agrees_with_one_stretch(monkeypatch: pytest.MonkeyPatch) -> None:
+    from attnbench.kernels import attention_decode
+
+    inputs = make(1, 20000, 8, 2, 128, 128, torch.bfloat16)
+    with torch.no_grad():
+        split = attention(*inputs[:3], causal=True)
+        monkeypatch.setattr(attention_decode, "splits_for", lambda *_: 1)
+        whole = attention(*inputs[:3], causal=True)
+    exact = reference(*(t.double() for t in inputs), True)[0]
+    error, allowed = ((t.double() - exact).abs().max().item() for t in (split, whole))
+    assert error <= allowed + torch.finfo(torch.bfloat16).eps * exact.abs().max().item()

@@ -1,0 +1,184 @@
+"""The forward for few queries: K and V read once per key head, their length split over programs, results combined.
+
+A decode step has one query for every head, and time goes into reading K and V. The plain forward would start one
+program per query head, too few to keep the memory busy, most of its rows empty, and the query heads that share a key
+head would each read it. So (Flash-Decoding, https://crfm.stanford.edu/2023/10/12/flashdecoding.html):
+
+- the queries of all query heads that share a key head are the rows of one block: row r is query r // group of head
+  r % group;
+- the keys are split into stretches, one program each, which gives the softmax over its stretch alone, divided, and
+  its log-sum-exp;
+- `_combine` adds the stretches' results, weighted with exp2(lse of the stretch - lse of all).
+"""
+
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, disable-error-code="untyped-decorator"
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from attnbench.kernels.attention_blocks import keys_seen, sequence
+from attnbench.kernels.attention_config import Blocks, blocks_for, dims, launch, padded, splits_for
+from attnbench.kernels.attention_fwd import descaled, divided, forward_block, results
+from attnbench.kernels.attention_problem import Problem
+
+MAX_ROWS = 64  # queries times query heads per key head; with more, the plain forward's blocks are full enough
+
+
+def is_short(seqlen_q: int, group: int) -> bool:
+    """Whether the queries of a key head fit one block of the decode kernel."""
+    return seqlen_q * group <= MAX_ROWS
+
+
+def attention_decode(q: Tensor, k: Tensor, v: Tensor, problem: Problem) -> tuple[Tensor, Tensor]:
+    """(out, lse) as attention_forward gives them, for problems that are short."""
+    out, lse = results(q, v)
+    nheads, nheads_k = q.shape[2], k.shape[2]
+    group, heads = nheads // nheads_k, problem.batch * nheads_k
+    blocks = blocks_for("decode", q, v, rows=problem.seqlen_q * group)
+    splits = splits_for(q, heads, problem.seqlen_k, blocks.BLOCK_N)
+    part, part_lse = out[None], lse[None]
+    if splits > 1:
+        part = torch.empty((splits, *out.shape), dtype=torch.float32, device=q.device)
+        part_lse = torch.empty((splits, *lse.shape), dtype=torch.float32, device=q.device)
+    launch(
+        _decode,
+        blocks,
+        splits * heads,
+        q,
+        *(q, k, v, part, part_lse),
+        *(problem.cu_seqlens_q, problem.cu_seqlens_k, *(problem.descale or (None, None, None))),
+        *(*problem.strides(q, k, v), part.stride(0), *problem.strides(part[0])),
+        *(part_lse.stride(0), *problem.lse_strides(lse)),
+        *(*problem.scales, problem.seqlen_q, problem.seqlen_k, *problem.window, nheads_k, group, splits),
+        **dims(q, v),
+        **problem.features,
+        FP8=problem.descale is not None,
+    )
+    if splits > 1:
+        sizes = dims(q, v)
+        launch(
+            _combine,
+            Blocks(1, min(16, padded(splits)), 4, 1),
+            lse.numel(),
+            q,
+            *(part, part_lse, out, lse, splits, lse.numel(), out.shape[1], nheads),
+            HEADDIM_V=sizes["HEADDIM_V"],
+            BLOCK_DV=sizes["BLOCK_DV"],
+        )
+    return out, lse
+
+
+@triton.jit(
+    do_not_specialize=[
+        *("scale_tanh", "scale_log2", "seqlen_q", "seqlen_k", "left", "right"),
+        *("nheads_k", "group", "splits"),
+    ]
+)
+def _decode(
+    Q, K, V,
+    Out, Lse,  # of every stretch; where there is one, the results
+    Cu_q, Cu_k, Descale_q, Descale_k, Descale_v,
+    stride_qb, stride_qm, stride_qh, stride_kb, stride_kn, stride_kh, stride_vb, stride_vn, stride_vh,
+    stride_os, stride_ob, stride_om, stride_oh, stride_ls, stride_lb, stride_lh,
+    scale_tanh, scale_log2, seqlen_q, seqlen_k, left, right, nheads_k, group, splits,
+    HEADDIM: tl.constexpr, HEADDIM_V: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
+    LEFT: tl.constexpr, RIGHT: tl.constexpr, SOFTCAP: tl.constexpr, VARLEN: tl.constexpr, FP8: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    """One stretch of the keys of one key head, for all its queries."""
+    pid = tl.program_id(0)
+    split, bh = pid % splits, (pid // splits).to(tl.int64)
+    b, h_k = bh // nheads_k, bh % nheads_k
+    first_q, first_k, seqlen_q, seqlen_k = sequence(b, Cu_q, Cu_k, seqlen_q, seqlen_k, VARLEN)
+
+    rows = tl.arange(0, BLOCK_M)
+    m, h = rows // group, h_k * group + rows % group
+    there = m < seqlen_q
+    row = first_q + m.to(tl.int64)
+    cols, cols_v = tl.arange(0, BLOCK_D), tl.arange(0, BLOCK_DV)
+    pointers = Q + b * stride_qb + (row * stride_qm + h * stride_qh)[:, None] + cols[None, :]
+    q = tl.load(pointers, mask=there[:, None] & (cols[None, :] < HEADDIM), other=0.0)
+    K += b * stride_kb + h_k * stride_kh + first_k * stride_kn
+    V += b * stride_vb + h_k * stride_vh + first_k * stride_vn
+    scale_tanh, scale_log2 = descaled(scale_tanh, scale_log2, Descale_q, Descale_k, SOFTCAP, FP8)
+
+    # This stretch of what the queries see of the keys, [low, high).
+    stretch = tl.cdiv(tl.cdiv(seqlen_k, BLOCK_N), splits) * BLOCK_N
+    low = split * stretch
+    high = tl.minimum(low + stretch, seqlen_k)
+    whole = seqlen_k // BLOCK_N * BLOCK_N
+    begin, full_begin, full_end, end = keys_seen(
+        0, seqlen_q, seqlen_q, seqlen_k, left, right, whole, LEFT, RIGHT, VARLEN, BLOCK_N
+    )
+    begin = tl.maximum(begin, low)
+    end = tl.maximum(tl.minimum(end, high), low)
+    full_begin = tl.maximum(tl.minimum(full_begin, high), low)
+    full_end = tl.maximum(tl.minimum(full_end, high), low)
+    middle = (m + seqlen_k - seqlen_q)[:, None]
+    first = middle - left
+    last = tl.minimum(middle + right, seqlen_k - 1) if RIGHT else seqlen_k - 1
+
+    acc = tl.zeros((BLOCK_M, BLOCK_DV), tl.float32)
+    row_max = tl.full((BLOCK_M,), float("-inf"), tl.float32)
+    row_sum = tl.zeros((BLOCK_M,), tl.float32)
+    for start_n in range(full_begin, full_end, BLOCK_N):
+        acc, row_max, row_sum = forward_block(
+            acc, row_max, row_sum, q, K, V, stride_kn, stride_vn, b, h_k, scale_tanh, scale_log2, first, last,
+            start_n, seqlen_k, HEADDIM, HEADDIM_V, BLOCK_D, BLOCK_DV, BLOCK_N, LEFT, SOFTCAP, FP8, TMA=False,
+            MASK=False,
+        )  # fmt: skip
+    between = full_end - full_begin
+    for start in range(begin if LEFT else full_end, end - between if LEFT else end, BLOCK_N):
+        start_n = start + tl.where(start < full_begin, 0, between) if LEFT else start
+        acc, row_max, row_sum = forward_block(
+            acc, row_max, row_sum, q, K, V, stride_kn, stride_vn, b, h_k, scale_tanh, scale_log2, first, last,
+            start_n, seqlen_k, HEADDIM, HEADDIM_V, BLOCK_D, BLOCK_DV, BLOCK_N, LEFT, SOFTCAP, FP8, TMA=False,
+            MASK=True,
+        )  # fmt: skip
+
+    acc, lse = divided(acc, row_max, row_sum, Descale_v, FP8)
+    split = split.to(tl.int64)
+    tl.store(Lse + split * stride_ls + b * stride_lb + h * stride_lh + row, lse, mask=there)
+    pointers = Out + split * stride_os + b * stride_ob + (row * stride_om + h * stride_oh)[:, None] + cols_v[None, :]
+    tl.store(pointers, acc.to(Out.dtype.element_ty), mask=there[:, None] & (cols_v[None, :] < HEADDIM_V))
+
+
+@triton.jit(do_not_specialize=["splits", "count", "seqlen_q", "nheads"])
+def _combine(
+    Part, PartLse, Out, Lse,
+    splits,
+    count,  # batch * seqlen_q * nheads
+    seqlen_q, nheads,
+    HEADDIM_V: tl.constexpr, BLOCK_DV: tl.constexpr,
+    BLOCK_M: tl.constexpr,  # noqa: ARG001  every kernel here is launched with both
+    BLOCK_N: tl.constexpr,  # stretches
+):  # fmt: skip
+    """One query of one head: its stretches' results (splits, count, headdim_v) into one, again by an online softmax."""
+    index = tl.program_id(0).to(tl.int64)  # in (batch, seqlen_q, nheads), as out lies
+    bm, h = index // nheads, index % nheads
+    at = (bm // seqlen_q * nheads + h) * seqlen_q + bm % seqlen_q  # in (batch, nheads, seqlen_q), as lse does
+    cols = tl.arange(0, BLOCK_DV)
+    acc = tl.zeros((BLOCK_DV,), tl.float32)
+    total = 0.0
+    top = float("-inf")
+    for start in range(0, splits, BLOCK_N):
+        split = (start + tl.arange(0, BLOCK_N)).to(tl.int64)
+        there = split < splits
+        lse = tl.load(PartLse + split * count + at, mask=there, other=float("inf"))
+        lse = tl.where(lse == float("inf"), float("-inf"), lse)  # a stretch of which nothing is seen
+        new_top = tl.maximum(top, tl.max(lse, 0))
+        base = tl.where(new_top == float("-inf"), 0.0, new_top)
+        weight, alpha = tl.exp2(lse - base), tl.exp2(top - base)
+        pointers = Part + (split * count + index)[:, None] * HEADDIM_V + cols[None, :]
+        part = tl.load(pointers, mask=there[:, None] & (cols[None, :] < HEADDIM_V), other=0.0)
+        acc = acc * alpha + tl.sum(weight[:, None] * part, 0)
+        total = total * alpha + tl.sum(weight, 0)
+        top = new_top
+    empty = total == 0.0
+    total = tl.where(empty, 1.0, total)
+    tl.store(Out + index * HEADDIM_V + cols, (acc / total).to(Out.dtype.element_ty), mask=cols < HEADDIM_V)
+    tl.store(Lse + at, tl.where(empty, float("inf"), top + tl.log2(total)))

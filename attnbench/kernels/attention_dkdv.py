@@ -1,0 +1,156 @@
+"""dK and dV of exact attention: a program owns a block of keys and walks over the queries that see them."""
+
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, disable-error-code="untyped-decorator"
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from attnbench.kernels.attention_blocks import hide, load_rows, place, sequence, store_rows, tanh
+
+
+@triton.jit(
+    do_not_specialize=[
+        *("scale", "scale_tanh", "scale_log2", "seqlen_q", "seqlen_k", "left", "right"),
+        *("nheads", "group", "heads", "section"),
+    ]
+)
+def _dk_dv(
+    Q, K, V, DOut, Lse, Delta, DK, DV, Cu_q, Cu_k,
+    stride_qb, stride_qm, stride_qh, stride_kb, stride_kn, stride_kh, stride_vb, stride_vn, stride_vh,
+    stride_gb, stride_gm, stride_gh, stride_lb, stride_lh,
+    stride_dkb, stride_dkn, stride_dkh, stride_dvb, stride_dvn, stride_dvh,
+    scale, scale_tanh, scale_log2, seqlen_q, seqlen_k, left, right, nheads, group,
+    heads,  # batch * nheads_k
+    section,
+    HEADDIM: tl.constexpr, HEADDIM_V: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
+    LEFT: tl.constexpr, RIGHT: tl.constexpr, SOFTCAP: tl.constexpr, VARLEN: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    """A block of keys of one key head, over all the queries of the query heads that share it."""
+    # Under causal the first keys are seen by the most queries, so the natural order starts with the heaviest.
+    rank, bh = place(tl.cdiv(seqlen_k, BLOCK_N), heads, section)
+    start_n = rank * BLOCK_N
+    nheads_k = nheads // group
+    b, h_k = bh // nheads_k, bh % nheads_k
+    first_q, first_k, seqlen_q, seqlen_k = sequence(b, Cu_q, Cu_k, seqlen_q, seqlen_k, VARLEN)
+    cols = tl.arange(0, BLOCK_N)
+    limit_n, first_n = seqlen_k - start_n, start_n.to(tl.int64) + first_k
+    k = load_rows(
+        K + b * stride_kb + h_k * stride_kh + first_n * stride_kn, stride_kn, cols, limit_n, HEADDIM, BLOCK_D, True
+    )
+    v = load_rows(
+        V + b * stride_vb + h_k * stride_vh + first_n * stride_vn, stride_vn, cols, limit_n, HEADDIM_V, BLOCK_DV, True
+    )
+
+    begin, full_begin, full_end, end = queries_seeing(
+        start_n, tl.minimum(start_n + BLOCK_N, seqlen_k), seqlen_q, seqlen_k, left, right, LEFT, RIGHT, VARLEN, BLOCK_M
+    )
+    # The keys seen by the queries m are those from m - left to m + right, with m counted as a key is: compared turned
+    # round, since here the keys are this program's and the queries vary.
+    keys = (start_n - (seqlen_k - seqlen_q) + cols)[:, None]
+    dk = tl.zeros((BLOCK_N, BLOCK_D), tl.float32)
+    dv = tl.zeros((BLOCK_N, BLOCK_DV), tl.float32)
+    for member in range(group):
+        h = h_k * group + member
+        q_head = Q + b * stride_qb + h * stride_qh + first_q * stride_qm
+        g_head = DOut + b * stride_gb + h * stride_gh + first_q * stride_gm
+        lse_head = Lse + b * stride_lb + h * stride_lh + first_q
+        delta_head = Delta + b * stride_lb + h * stride_lh + first_q
+        if LEFT or RIGHT:
+            between = full_end - full_begin  # as in the forward: both masked stretches in one loop
+            for start in range(begin, end - between if LEFT else full_begin, BLOCK_M):
+                start_m = start + tl.where(start < full_begin, 0, between) if LEFT else start
+                dk, dv = _dk_dv_block(
+                    dk, dv, k, v, q_head, g_head, lse_head, delta_head, stride_qm, stride_gm, scale_tanh, scale_log2,
+                    keys, left, right, start_m, seqlen_q,
+                    HEADDIM, HEADDIM_V, BLOCK_D, BLOCK_DV, BLOCK_M, LEFT, RIGHT, SOFTCAP, MASK=True,
+                )  # fmt: skip
+        for start_m in range(full_begin, full_end, BLOCK_M):
+            dk, dv = _dk_dv_block(
+                dk, dv, k, v, q_head, g_head, lse_head, delta_head, stride_qm, stride_gm, scale_tanh, scale_log2,
+                keys, left, right, start_m, seqlen_q,
+                HEADDIM, HEADDIM_V, BLOCK_D, BLOCK_DV, BLOCK_M, LEFT, RIGHT, SOFTCAP, MASK=False,
+            )  # fmt: skip
+
+    store_rows(
+        DK + b * stride_dkb + h_k * stride_dkh + first_n * stride_dkn,
+        stride_dkn, cols, limit_n, dk * scale, HEADDIM, BLOCK_D,
+    )  # fmt: skip
+    store_rows(
+        DV + b * stride_dvb + h_k * stride_dvh + first_n * stride_dvn,
+        stride_dvn, cols, limit_n, dv, HEADDIM_V, BLOCK_DV,
+    )  # fmt: skip
+
+
+@triton.jit
+def queries_seeing(
+    begin_n, end_n, seqlen_q, seqlen_k, left, right,
+    LEFT: tl.constexpr, RIGHT: tl.constexpr, VARLEN: tl.constexpr, BLOCK_M: tl.constexpr,
+):  # fmt: skip
+    """(begin, full_begin, full_end, end): which queries see the keys [begin_n, end_n), in blocks of BLOCK_M.
+
+    Those of [full_begin, full_end) see every key, those of [begin, full_begin) and [full_end, end) some, others none.
+    """
+    shift = seqlen_k - seqlen_q
+    begin = 0
+    full_begin = 0
+    end = seqlen_q
+    full_end = seqlen_q  # not a whole block: queries beyond seqlen_q do no harm
+    if RIGHT:
+        begin = tl.maximum(begin_n - shift - right, 0) // BLOCK_M * BLOCK_M
+        full_begin = tl.cdiv(tl.maximum(end_n - 1 - shift - right, 0), BLOCK_M) * BLOCK_M
+    if LEFT:
+        end = tl.minimum(tl.maximum(end_n + left - shift, 0), seqlen_q)
+        full_end = tl.minimum(tl.maximum(begin_n + left - shift + 1, 0), seqlen_q) // BLOCK_M * BLOCK_M
+        full_begin = tl.minimum(full_begin, full_end)
+    if VARLEN:
+        some = begin_n < end_n  # else the program is beyond a short sequence's end
+        full_begin = tl.where(some, full_begin, 0)
+        full_end = tl.where(some, full_end, 0)
+        end = tl.where(some, end, 0)
+    return begin, full_begin, full_end, end
+
+
+@triton.jit
+def _dk_dv_block(
+    dk, dv, k, v,
+    Q, DOut, Lse, Delta,
+    stride_qm, stride_gm,
+    scale_tanh, scale_log2,
+    keys,  # counted from the key that query 0 is aligned with, (keys, 1)
+    left, right,
+    start_m, seqlen_q,
+    HEADDIM: tl.constexpr, HEADDIM_V: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
+    BLOCK_M: tl.constexpr, LEFT: tl.constexpr, RIGHT: tl.constexpr, SOFTCAP: tl.constexpr, MASK: tl.constexpr,
+):  # fmt: skip
+    """One block of queries into dk and dv. Scores are transposed, keys x queries: both results are by key.
+
+    Only the window needs a mask here. A query beyond seqlen_q loads lse +inf, which makes its p 0; a key beyond
+    seqlen_k spoils only its own row of dk and dv, which is not stored.
+    """
+    rows = tl.arange(0, BLOCK_M)
+    limit, offset = seqlen_q - start_m, tl.cast(start_m, tl.int64)
+    q = load_rows(Q + offset * stride_qm, stride_qm, rows, limit, HEADDIM, BLOCK_D, True)
+    lse = tl.load(Lse + offset + rows, mask=rows < limit, other=float("inf"))
+    scores = tl.dot(k, tl.trans(q), input_precision="ieee")
+    if SOFTCAP:
+        scores = tanh(scores * scale_tanh, EXACT=q.dtype == tl.float32)
+        slope = 1.0 - scores * scores
+    if MASK:
+        position = start_m + rows[None, :]
+        if RIGHT:
+            scores = hide(scores, keys, position - left, position + right, LEFT)
+        else:
+            scores = tl.where(keys >= position - left, scores, float("-inf"))
+    p = tl.exp2(scores * scale_log2 - lse[None, :])
+    dout = load_rows(DOut + offset * stride_gm, stride_gm, rows, limit, HEADDIM_V, BLOCK_DV, True)
+    dv = tl.dot(p.to(dout.dtype), dout, dv, input_precision="ieee")
+    dp = tl.dot(v, tl.trans(dout), input_precision="ieee")
+    delta = tl.load(Delta + offset + rows, mask=rows < limit, other=0.0)
+    ds = p * (dp - delta[None, :])
+    if SOFTCAP:
+        ds *= slope
+    dk = tl.dot(ds.to(q.dtype), q, dk, input_precision="ieee")
+    return dk, dv

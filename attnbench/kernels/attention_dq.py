@@ -1,0 +1,105 @@
+"""dQ of exact attention: a program owns a block of queries of one head and walks over its keys, as the forward does."""
+
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, disable-error-code="untyped-decorator"
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from attnbench.kernels.attention_blocks import hide, keys_seen, load_rows, place, sequence, store_rows, tanh
+
+
+@triton.jit(
+    do_not_specialize=[
+        *("scale", "scale_tanh", "scale_log2", "seqlen_q", "seqlen_k", "left", "right"),
+        *("nheads", "group", "heads", "section", "whole"),
+    ]
+)
+def _dq(
+    Q, K, V, DOut, Lse, Delta, DQ, Cu_q, Cu_k,
+    stride_qb, stride_qm, stride_qh, stride_kb, stride_kn, stride_kh, stride_vb, stride_vn, stride_vh,
+    stride_gb, stride_gm, stride_gh, stride_lb, stride_lh, stride_dqb, stride_dqm, stride_dqh,
+    scale, scale_tanh, scale_log2, seqlen_q, seqlen_k, left, right, nheads, group,
+    heads,  # batch * nheads
+    section,
+    whole,  # seqlen_k without a last block that it does not fill; with VARLEN the longest seqlen_k
+    HEADDIM: tl.constexpr, HEADDIM_V: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
+    LEFT: tl.constexpr, RIGHT: tl.constexpr, SOFTCAP: tl.constexpr, VARLEN: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    blocks = tl.cdiv(seqlen_q, BLOCK_M)
+    rank, bh = place(blocks, heads, section)
+    start_m = (blocks - 1 - rank if RIGHT else rank) * BLOCK_M
+    b, h = bh // nheads, bh % nheads
+    h_k = h // group
+    first_q, first_k, seqlen_q, seqlen_k = sequence(b, Cu_q, Cu_k, seqlen_q, seqlen_k, VARLEN)
+    rows = tl.arange(0, BLOCK_M)
+    limit_m, first_m = seqlen_q - start_m, start_m.to(tl.int64) + first_q
+    q = load_rows(
+        Q + b * stride_qb + h * stride_qh + first_m * stride_qm, stride_qm, rows, limit_m, HEADDIM, BLOCK_D, True
+    )
+    dout = load_rows(
+        DOut + b * stride_gb + h * stride_gh + first_m * stride_gm, stride_gm, rows, limit_m, HEADDIM_V, BLOCK_DV, True
+    )
+    row_values = b * stride_lb + h * stride_lh + first_m + rows
+    lse = tl.load(Lse + row_values, mask=rows < limit_m, other=float("inf"))
+    delta = tl.load(Delta + row_values, mask=rows < limit_m, other=0.0)
+    K += b * stride_kb + h_k * stride_kh + first_k * stride_kn
+    V += b * stride_vb + h_k * stride_vh + first_k * stride_vn
+
+    begin, full_begin, full_end, end = keys_seen(
+        start_m, tl.minimum(start_m + BLOCK_M, seqlen_q), seqlen_q, seqlen_k, left, right, whole,
+        LEFT, RIGHT, VARLEN, BLOCK_N,
+    )  # fmt: skip
+    middle = (start_m + seqlen_k - seqlen_q + rows)[:, None]
+    first = middle - left
+    last = tl.minimum(middle + right, seqlen_k - 1) if RIGHT else seqlen_k - 1
+
+    dq = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
+    for start_n in range(full_begin, full_end, BLOCK_N):
+        dq = _dq_block(
+            dq, q, dout, lse, delta, K, V, stride_kn, stride_vn, scale_tanh, scale_log2, first, last, start_n, seqlen_k,
+            HEADDIM, HEADDIM_V, BLOCK_D, BLOCK_DV, BLOCK_N, LEFT, SOFTCAP, MASK=False,
+        )  # fmt: skip
+    between = full_end - full_begin  # as in the forward: both masked stretches in one loop
+    for start in range(begin if LEFT else full_end, end - between if LEFT else end, BLOCK_N):
+        start_n = start + tl.where(start < full_begin, 0, between) if LEFT else start
+        dq = _dq_block(
+            dq, q, dout, lse, delta, K, V, stride_kn, stride_vn, scale_tanh, scale_log2, first, last, start_n, seqlen_k,
+            HEADDIM, HEADDIM_V, BLOCK_D, BLOCK_DV, BLOCK_N, LEFT, SOFTCAP, MASK=True,
+        )  # fmt: skip
+
+    store_rows(
+        DQ + b * stride_dqb + h * stride_dqh + first_m * stride_dqm,
+        stride_dqm, rows, limit_m, dq * scale, HEADDIM, BLOCK_D,
+    )  # fmt: skip
+
+
+@triton.jit
+def _dq_block(
+    dq, q, dout, lse, delta,
+    K, V,
+    stride_kn, stride_vn,
+    scale_tanh, scale_log2,
+    first, last,  # the outermost keys each query sees, (queries, 1)
+    start_n, seqlen_k,
+    HEADDIM: tl.constexpr, HEADDIM_V: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
+    BLOCK_N: tl.constexpr, LEFT: tl.constexpr, SOFTCAP: tl.constexpr, MASK: tl.constexpr,
+):  # fmt: skip
+    """One block of keys into dq."""
+    cols = tl.arange(0, BLOCK_N)
+    limit, offset = seqlen_k - start_n, tl.cast(start_n, tl.int64)
+    k = load_rows(K + offset * stride_kn, stride_kn, cols, limit, HEADDIM, BLOCK_D, MASK)
+    scores = tl.dot(q, tl.trans(k), input_precision="ieee")
+    if SOFTCAP:
+        scores = tanh(scores * scale_tanh, EXACT=q.dtype == tl.float32)
+        slope = 1.0 - scores * scores
+    if MASK:
+        scores = hide(scores, start_n + cols[None, :], first, last, LEFT)
+    p = tl.exp2(scores * scale_log2 - lse[:, None])
+    v = load_rows(V + offset * stride_vn, stride_vn, cols, limit, HEADDIM_V, BLOCK_DV, MASK)
+    ds = p * (tl.dot(dout, tl.trans(v), input_precision="ieee") - delta[:, None])
+    if SOFTCAP:
+        ds *= slope
+    return tl.dot(ds.to(k.dtype), k, dq, input_precision="ieee")

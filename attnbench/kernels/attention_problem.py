@@ -1,0 +1,189 @@
+"""What one call of the attention kernels computes, checked; and how its numbers reach a kernel."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+LOG2_E = 1.4426950408889634
+
+MIN_HEADDIM = 16  # what a tensor core's matmul takes at least
+MAX_HEADDIM = 256  # more would leave no room for the accumulators in registers
+FLOAT8 = torch.float8_e4m3fn
+DTYPES = (torch.bfloat16, torch.float16, torch.float32, FLOAT8)
+
+Window = tuple[int | None, int | None]
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What the kernels must know beside q, k and v, which they take as (batch, seqlen, nheads, headdim).
+
+    With `cu_seqlens_q` and `cu_seqlens_k`, int32 of batch + 1, all sequences lie one behind the other in the seqlen
+    dimension of tensors whose first dimension is 1: sequence b has the queries cu_seqlens_q[b] to
+    cu_seqlens_q[b + 1] - 1. `seqlen_q` and `seqlen_k` are then those of the longest.
+
+    Query i sees the keys from i + seqlen_k - seqlen_q - left to i + seqlen_k - seqlen_q + right, None for open.
+    """
+
+    batch: int
+    seqlen_q: int
+    seqlen_k: int
+    softmax_scale: float
+    left: int | None = None
+    right: int | None = None
+    softcap: float = 0.0
+    cu_seqlens_q: Tensor | None = None
+    cu_seqlens_k: Tensor | None = None
+    descale: tuple[Tensor, Tensor, Tensor] | None = None  # of fp8 q, k and v: one fp32 each, on the device
+
+    @property
+    def varlen(self) -> bool:
+        return self.cu_seqlens_q is not None
+
+    @property
+    def scales(self) -> tuple[float, float]:
+        """(tanh_scale, scale_log2): with softcap, scores are tanh(tanh_scale * q k^T); times scale_log2, exp2's."""
+        if self.softcap:
+            return self.softmax_scale / self.softcap, self.softcap * LOG2_E
+        return 0.0, self.softmax_scale * LOG2_E
+
+    @property
+    def window(self) -> tuple[int, int]:
+        return self.left or 0, self.right or 0
+
+    @property
+    def features(self) -> dict[str, bool]:
+        """The constants that decide which features a kernel is compiled with; all off is the fast path."""
+        return {
+            "LEFT": self.left is not None,
+            "RIGHT": self.right is not None,
+            "SOFTCAP": self.softcap > 0,
+            "VARLEN": self.varlen,
+        }
+
+    def strides(self, *tensors: Tensor) -> tuple[int, ...]:
+        """Of each, the strides of batch, seqlen and nheads."""
+        return tuple(n for t in tensors for n in (0 if self.varlen else t.stride(0), t.stride(1), t.stride(2)))
+
+    def lse_strides(self, lse: Tensor) -> tuple[int, int]:
+        """Of batch and nheads in (batch, nheads, seqlen_q)."""
+        return 0 if self.varlen else lse.stride(0), lse.stride(1)
+
+
+def dense(q: Tensor, k: Tensor, v: Tensor, causal: bool, window_size: Window, **options: Any) -> Problem:
+    """The problem for (batch, seqlen, nheads, headdim) tensors; raises ValueError for what cannot be computed."""
+    _check(q, k, v, dim=4)
+    if k.shape[0] != q.shape[0]:
+        raise ValueError(f"q and k must share the batch, theirs are {q.shape[0]} and {k.shape[0]}")
+    return _problem(q, (q.shape[0], q.shape[1], k.shape[1]), causal, window_size, **options)
+
+
+def varlen(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens: tuple[Tensor, Tensor],
+    max_seqlens: tuple[int, int],
+    causal: bool,
+    window_size: Window,
+    **options: Any,
+) -> Problem:
+    """The problem for (total, nheads, headdim) tensors. Values of cu_seqlens are not read, which would wait for the
+    device: they must rise from 0 to at most the total, by at most max_seqlen a step."""
+    _check(q, k, v, dim=3)
+    for name, cu in zip(("cu_seqlens_q", "cu_seqlens_k"), cu_seqlens, strict=True):
+        if cu.dtype != torch.int32 or cu.dim() != 1 or cu.numel() < 2 or not cu.is_contiguous():
+            raise ValueError(f"{name} must be contiguous int32 of batch + 1 numbers, got {cu.dtype} {tuple(cu.shape)}")
+        if cu.device != q.device:
+            raise ValueError(f"{name} must be on {q.device}, it is on {cu.device}")
+    if cu_seqlens[0].numel() != cu_seqlens[1].numel():
+        raise ValueError(
+            f"cu_seqlens_q and cu_seqlens_k differ in length: {cu_seqlens[0].numel()} and {cu_seqlens[1].numel()}"
+        )
+    if min(max_seqlens) < 1:
+        raise ValueError(f"max_seqlen_q and max_seqlen_k must be at least 1, got {max_seqlens[0]} and {max_seqlens[1]}")
+    sizes = (cu_seqlens[0].numel() - 1, *max_seqlens)
+    options |= {"cu_seqlens_q": cu_seqlens[0], "cu_seqlens_k": cu_seqlens[1]}
+    return _problem(q, sizes, causal, window_size, **options)
+
+
+def _problem(
+    q: Tensor,
+    sizes: tuple[int, int, int],
+    causal: bool,
+    window_size: Window,
+    *,
+    softcap: float,
+    softmax_scale: float | None,
+    descale: tuple[Tensor, Tensor, Tensor] | None,
+    **sequences: Tensor,
+) -> Problem:
+    scale = q.shape[-1] ** -0.5 if softmax_scale is None else softmax_scale
+    if not scale > 0:
+        # The kernels take the maximum of a row before they scale it, which only a positive factor allows.
+        raise ValueError(f"softmax_scale must be positive, got {scale}")
+    if not softcap >= 0:
+        raise ValueError(f"softcap must be positive, or 0 for none, got {softcap}")
+    if (descale is not None) != (q.dtype == FLOAT8):
+        raise ValueError(f"descale goes with {FLOAT8} inputs and only with them, these are {q.dtype}")
+    for factor in descale or ():
+        if factor.dtype != torch.float32 or factor.numel() != 1 or factor.device != q.device:
+            raise ValueError(
+                f"each descale must be one float32 on {q.device}, got {factor.numel()} of {factor.dtype} on "
+                f"{factor.device}"
+            )
+    batch, seqlen_q, seqlen_k = sizes
+    left, right = _bounds(window_size, causal, seqlen_q, seqlen_k)
+    return Problem(batch, seqlen_q, seqlen_k, scale, left, right, softcap, descale=descale, **sequences)
+
+
+def _bounds(window_size: Window, causal: bool, seqlen_q: int, seqlen_k: int) -> Window:
+    """(left, right), None where it hides no key from any query: the kernel is then compiled without that mask.
+
+    That also keeps the sums of positions and bounds within 32 bits.
+    """
+    left, right = (None if side == -1 else side for side in window_size)  # -1 is open in flash-attn's interface
+    if (left or 0) < 0 or (right or 0) < 0:
+        raise ValueError(f"window_size must be (left, right), each None, -1 or at least 0, got {window_size}")
+    if causal:
+        right = 0
+    left = None if left is None or left >= seqlen_k - 1 else left
+    return left, None if right is None or right >= seqlen_q - 1 else right
+
+
+def _check(q: Tensor, k: Tensor, v: Tensor, dim: int) -> None:
+    """What would otherwise read or write out of bounds, or silently compute something else."""
+    layout = "(batch, seqlen, nheads, headdim)" if dim == 4 else "(total, nheads, headdim)"
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        if x.dim() != dim:
+            raise ValueError(f"{name} must be {layout}, got {tuple(x.shape)}")
+        if x.stride(-1) != 1:
+            raise ValueError(f"{name}'s last dimension must be contiguous, its strides are {x.stride()}")
+        if x.dtype != q.dtype or x.device != q.device:
+            raise ValueError(
+                f"q, k and v must share dtype and device; q is {q.dtype} on {q.device}, {name} is "
+                f"{x.dtype} on {x.device}"
+            )
+        if not MIN_HEADDIM <= x.shape[-1] <= MAX_HEADDIM:
+            raise ValueError(f"{name}'s headdim must be {MIN_HEADDIM} to {MAX_HEADDIM}, got {x.shape[-1]}")
+        if 0 in x.shape:
+            raise ValueError(f"{name} is empty: {tuple(x.shape)}")
+    if q.dtype not in DTYPES:
+        raise ValueError(f"dtype must be bfloat16, float16, float32 or float8_e4m3fn, got {q.dtype}")
+    if q.dtype == FLOAT8:
+        _check_float8(q, k, v)
+    if k.shape[:-1] != v.shape[:-1] or k.shape[-1] != q.shape[-1]:
+        raise ValueError(f"shapes do not fit: q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}")
+    if q.shape[-2] % k.shape[-2]:
+        raise ValueError(f"nheads ({q.shape[-2]}) must be a multiple of nheads_k ({k.shape[-2]})")
+
+
+def _check_float8(q: Tensor, k: Tensor, v: Tensor) -> None:
+    if torch.is_grad_enabled() and any(t.requires_grad for t in (q, k, v)):
+        raise ValueError(f"{FLOAT8} inputs have no backward here: detach them")
+    if q.is_cuda and torch.version.hip is None and (found := torch.cuda.get_device_capability(q.device)) < (8, 9):
+        raise ValueError(f"{FLOAT8} needs compute capability 8.9 or newer, this GPU has {found[0]}.{found[1]}")

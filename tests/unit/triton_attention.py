@@ -1,0 +1,145 @@
+"""What the tests of attnbench's Triton attention share: its import, a plain reference, and when a result is right.
+
+Triton decides at decoration time, so TRITON_INTERPRET must be set while the kernels are imported (and while they
+run: Triton imports parts of itself at a first launch; the fixture `interpreter`). Outside of that it is not: other
+tests ask what a backend says without it.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+INTERPRET = os.environ.get("TRITON_INTERPRET") == "1" or not torch.cuda.is_available()
+with pytest.MonkeyPatch.context() as patch:
+    if INTERPRET:
+        patch.setenv("TRITON_INTERPRET", "1")
+    triton = pytest.importorskip("triton")
+    from attnbench.kernels import attention_config, attention_decode
+    from attnbench.kernels.attention import attention, attention_varlen  # noqa: F401  with the rest of what tests take from here
+    from attnbench.kernels.attention_fwd import _forward
+
+if INTERPRET and "Interpreted" not in type(_forward).__name__ + type(triton.language.sum).__name__:
+    pytest.skip("triton was imported before without TRITON_INTERPRET=1: run this file alone", allow_module_level=True)
+
+DEVICE = "cpu" if INTERPRET else "cuda"
+NAMES = ("out", "lse", "dq", "dk", "dv")
+Tensors = tuple[Tensor, ...]
+
+
+@pytest.fixture(autouse=True)
+def interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
+    if INTERPRET:
+        monkeypatch.setenv("TRITON_INTERPRET", "1")
+
+
+def normal(*size: int, dtype: torch.dtype) -> Tensor:
+    return torch.randn(size, dtype=torch.float32).to(DEVICE, dtype)
+
+
+def make(
+    sq: int, sk: int, h: int, h_k: int, d: int, d_v: int, dtype: torch.dtype, batch: int = 1, seed: int = 0
+) -> Tensors:
+    """q, k, v and dout."""
+    torch.manual_seed(seed)
+    sizes = ((sq, h, d), (sk, h_k, d), (sk, h_k, d_v), (sq, h, d_v))
+    return tuple(normal(batch, *size, dtype=dtype) for size in sizes)
+
+
+def plain(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    dout: Tensor,
+    *,
+    causal: bool = False,
+    window_size: tuple[int | None, int | None] = (None, None),
+    softcap: float = 0.0,
+    softmax_scale: float | None = None,
+) -> Tensors:
+    """(out, lse, dq, dk, dv) of textbook attention in the dtype of its inputs."""
+    q, k, v = (t.detach().requires_grad_() for t in (q, k, v))
+    group = q.shape[2] // k.shape[2]
+    kk, vv = (t.repeat_interleave(group, dim=2) for t in (k, v))
+    scores = torch.einsum("bihd,bjhd->bhij", q, kk) * (q.shape[-1] ** -0.5 if softmax_scale is None else softmax_scale)
+    if softcap:
+        scores = softcap * torch.tanh(scores / softcap)
+    sq, sk = scores.shape[-2:]
+    left, right = window_size
+    distance = torch.arange(sk, device=q.device) - torch.arange(sk - sq, sk, device=q.device)[:, None]
+    seen = torch.ones_like(distance, dtype=torch.bool)
+    if left is not None:
+        seen &= distance >= -left
+    if right is not None or causal:
+        seen &= distance <= (0 if causal else right)
+    some = seen.any(-1, keepdim=True)
+    # A row that sees nothing is computed over all keys and then zeroed, gradient included.
+    p = torch.softmax(scores.masked_fill(~seen & some, -math.inf), dim=-1) * some
+    out = torch.einsum("bhij,bjhd->bihd", p, vv)
+    lse = scores.detach().masked_fill(~seen, -math.inf).logsumexp(-1)
+    return (out.detach(), lse, *torch.autograd.grad(out, (q, k, v), dout))
+
+
+def ours(q: Tensor, k: Tensor, v: Tensor, dout: Tensor, **options: Any) -> Tensors:
+    q, k, v = (t.detach().requires_grad_() for t in (q, k, v))
+    out, lse = attention(q, k, v, **options, return_lse=True)
+    return (out.detach(), lse, *torch.autograd.grad(out, (q, k, v), dout))
+
+
+def check(result: Tensors, inputs: Tensors, **options: Any) -> None:
+    """As attnbench judges: at most twice the error of plain attention in that dtype, plus one rounding of the largest
+    value and what float32 sums in another order may differ by."""
+    q, k, v, _ = inputs
+    want = plain(*(t.double() for t in inputs), **options)
+    eager = plain(*inputs, **options)
+    scale = options.get("softmax_scale") or q.shape[-1] ** -0.5
+    # What cancels in dq and dk, whose sum may be zero and its rounding not.
+    cancels = {"dq": scale * k.abs().max().item(), "dk": scale * q.abs().max().item()}
+    terms = math.sqrt(max(q.shape[1], k.shape[1], q.shape[3], v.shape[3]))
+    for name, got, exact, rough in zip(NAMES, result, want, eager, strict=True):
+        assert got.shape == exact.shape
+        assert got.dtype == (torch.float32 if name == "lse" else q.dtype)
+        some = exact.isfinite()
+        assert torch.equal(got.isfinite(), some), f"{name} is not finite where it should be, or the reverse"
+        if not some.any():
+            continue
+        largest = exact[some].abs().max().item()
+        allowed = 2 * (rough.double() - exact)[some].abs().max().item() + torch.finfo(got.dtype).eps * largest
+        allowed += 4 * 2.0**-24 * terms * max(largest, cancels.get(name, 0.0))
+        error = (got.double() - exact)[some].abs().max().item()
+        assert error <= allowed, f"{name} is off by {error:.3g}, allowed {allowed:.3g}"
+
+
+@contextmanager
+def poisoned() -> Iterator[list[Tensor]]:
+    """Every tensor that torch.empty makes is full of NaN: what is not written, or read before, stays NaN."""
+    fresh: list[Tensor] = []
+
+    def filled(make_tensor: Any) -> Any:
+        def fill(*args: Any, **kwargs: Any) -> Tensor:
+            fresh.append(make_tensor(*args, **kwargs).fill_(float("nan")))
+            return fresh[-1]
+
+        return fill
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch, "empty", filled(torch.empty))
+        patch.setattr(torch, "empty_like", filled(torch.empty_like))
+        yield fresh
+
+
+@contextmanager
+def kernels(block_m: int, block_n: int, *, tma: bool = False, short: bool = False) -> Iterator[None]:
+    """These block sizes for every kernel, and the decode kernel where it can be used (`short`) or never."""
+    blocks = attention_config.Blocks(block_m, block_n, 4, 1, tma=tma)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(attention_config, "_choose", lambda *_: blocks)
+        patch.setattr(attention_decode, "MAX_ROWS", 1 << 20 if short else 0)
+        yield
