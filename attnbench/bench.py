@@ -1,8 +1,9 @@
 """Measures one case on one backend, inside a worker: inputs -> prepare -> verify -> memory -> time -> prove -> verify.
 
 The order matters. Results are checked before anything is timed, on outputs whose memory was filled with NaN. Memory has
-passes of its own, before the instruments take any. Then the launch is timed, traced once to see what ran, and launched
-once more on inputs that were doubled in place: its results must follow, so that no stale answer passes.
+passes of its own, before the instruments take any. Then the launch is timed, and traced once to see what ran, on inputs
+that were written anew in place, and launched once more on the old ones: its results must follow each time, so that no
+stale answer passes.
 """
 
 from __future__ import annotations
@@ -10,15 +11,15 @@ from __future__ import annotations
 import gc
 import hashlib
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from attnbench import inputs, proof, reference, stats, work
 from attnbench.instruments import Instruments, Subject, Timing
 from attnbench.measure.cupti import Call, Untraceable
 from attnbench.measure.memory import CpuMemory, CudaMemory
-from attnbench.measure.operators import operators
+from attnbench.measure.operators import Operator, operators, traced
 from attnbench.types import Accuracy, Backend, Case, Device, Measurement, Policy, Prepared, Signature
 
 if TYPE_CHECKING:
@@ -26,8 +27,10 @@ if TYPE_CHECKING:
 
 UNSEEN = 1.3  # times the samples' median that the traced work may last; the clock can explain as much
 AGAIN = 3.0  # times the samples' 90th percentile that a call on new inputs may last on a CPU
+SUSPICIOUS = 4  # calls more that must show a decoy on a CPU
 FEW, DEAR = 10, 0.15  # samples; seconds of a call that is not made again for this
 SLOW_AT_FIRST = "samples much slower than a later call: it was not warm yet, or something disturbed it"
+UNWAITED = "part of it ran on another stream, and no wait for its end was seen: its time may end before its work"
 LATER = 1.5  # times faster that a later call may be before the samples are doubted
 
 
@@ -60,24 +63,25 @@ class Bench(Instruments):
         given = inputs.make(case, str(self.device), policy.seed)
         if flaw := inputs.flaw(given):
             return {"status": "failed", "reason": flaw}
-        sample = reference.choose(case, self.device, policy.seed)
-        checked = reference.check_inputs(case, given, sample)
         began, errors = time.time(), self.state.ecc_errors() if self.state else None
         with self.memory.job():
-            answer = reference.reference(case, checked, sample)  # first: a launch that writes to its inputs is wrong
-            prepared, results, first_call = self.first_call(backend, case, checked)
-            accuracy = reference.compare(answer, results)
+            check = reference.Check(case, given, policy.seed)
+            prepared, results, held, first_call = self.first_call(backend, case, check.inputs)
+            accuracy = check.first(results)
             del results
             if not accuracy.ok:
                 return self.wrong(accuracy)
             memory, second = self.memory.peak(prepared.launch)
-            accuracy = reference.compare(answer, prepared.canonical(second))
+            accuracy = check.first(prepared.canonical(second))
             del second
             if not accuracy.ok:
                 return self.wrong(accuracy, "in the second launch: ")
             if case.has_backward and prepared.forward is not None:
-                memory["memory_saved"] = self.memory.saved(prepared.forward)
-            if checked is not given:
+                memory["memory_saved"] = self.memory.held(prepared.forward)[0]
+            kept = _kept(case, given, held, memory.get("memory_saved"))
+            memory.update({name: memory[name] + kept for name in ("memory_peak", "memory_driver") if name in memory})
+            if check.masked:
+                check.forget_mask()
                 del prepared
                 self.give_back()
                 prepared = backend.prepare(case, given)
@@ -91,21 +95,25 @@ class Bench(Instruments):
             timing.measurements.update(turns)
             timing.notes += notes
         del subject
-        if changed := inputs.changed(given, inputs.make(case, str(self.device), policy.seed)):
+        self.give_back()  # what lives from here on must not lie in the large blocks that the next launch needs
+        made = inputs.make(case, str(self.device), policy.seed)
+        if changed := inputs.changed(given, made):
             return {"status": "wrong", "reason": f"it wrote to its input {changed}", "accuracy": accuracy}
-        factors = double(case, given, prepared)
-        shown = self.prove(case, _signature(backend, case, self.described), prepared, timing)
+        renewal = reference.Renewal(case, given, prepared)
+        shown = self.prove(case, _signature(backend, case, self.described), prepared, timing, renewal.next)
         if shown.complaint:
             fields = {"reason": shown.complaint, "kernels": shown.kernels, "accuracy": accuracy}
             return {"status": "wrong-kernel", **fields}
-        results = prepared.canonical(shown.result)
-        for name, factor in factors.items():
-            results[name].data.div_(factor)  # exact: a power of two
-        by_row = ("out", "dq") if case.has_backward else ("out",)
-        again = reference.compare(answer, results, None if checked is given else by_row)
+        again = check.renewed(renewal, made, prepared.canonical(shown.result))
         if not again.ok:
-            return self.wrong(again, "after timing, on inputs doubled in place: ")
-        double(case, given, prepared)
+            return self.wrong(again, "after timing, on inputs renewed in place: ")
+        shown = replace(shown, result=None)
+        self.give_back()
+        renewal.restore()
+        again = check.restored(prepared.canonical(prepared.launch()))
+        if not again.ok:
+            return self.wrong(again, "after timing, on the old inputs again: ")
+        renewal.next()
         timing.notes += self.later(prepared, timing)
         measurements = {**timing.measurements, "first_call": Measurement("s", (first_call,)), **ceilings}
         measurements.update({name: Measurement("B", (value,)) for name, value in memory.items()})
@@ -153,8 +161,10 @@ class Bench(Instruments):
                 notes.append(SLOW_AT_FIRST)
         return notes
 
-    def prove(self, case: Case, signature: Signature, prepared: Prepared, timing: Timing) -> Proof:
-        """Traces one call, and judges what ran."""
+    def prove(
+        self, case: Case, signature: Signature, prepared: Prepared, timing: Timing, renew: Callable[[], Any]
+    ) -> Proof:
+        """Traces one call after `renew`, and judges what ran. Where tracing takes several tries each is renewed."""
         result: Any = None
 
         def launch() -> None:
@@ -163,46 +173,57 @@ class Bench(Instruments):
             result = prepared.launch()
 
         if self.device.type != "cuda":
-            ran = operators(launch)
-            complaint = proof.complaint(case, signature, ran) if ran else None
+            renew()
+            ran = traced(launch)
+            names = [operator.name for operator in ran]
+            complaint = (proof.complaint(case, signature, names) or _decoy(signature, ran, launch)) if ran else None
             if late := proof.computes(operators(lambda: prepared.canonical(result))):
                 complaint = complaint or f"{late} ran after the launch, while its results were only to be named"
-            return Proof(result, proof.counted(ran), complaint)
+            return Proof(result, proof.counted(names), complaint)
         try:
             if self.tracer is None:
                 raise Untraceable("the profiler sees no kernels here (CUPTI)")
-            launched, named = self.tracer.calls([launch, lambda: prepared.canonical(result)])
+            launched, named = self.tracer.calls([launch, lambda: prepared.canonical(result)], ready=renew)
         except Untraceable as error:
+            renew()
             return Proof(prepared.launch(), {}, note=f"what ran is not known: {error}")
         names = [k.name for k in launched.kernels]
         kernels = proof.counted(names)
-        complaint = proof.complaint(case, signature, names) or _outside(launched, named)
+        complaint = proof.complaint(case, signature, names) or proof.decoy(signature, launched.kernels)
+        complaint = complaint or _outside(launched, named)
         latency = stats.median(timing.measurements["time"].values)
         if not complaint and launched.busy > UNSEEN * latency + 20e-6:
             complaint = (
                 f"kernels ran for {launched.busy * 1e6:.0f} us in one call, and the samples say {latency * 1e6:.0f}: "
                 "part of its work is not in its time"
             )
-        note = None
+        note = UNWAITED if launched.unwaited else None
         if not timing.host_bound and launched.span * LATER + 20e-6 < latency:
             note = SLOW_AT_FIRST
         return Proof(result, kernels, complaint, note)
 
     def first_call(
         self, backend: Backend, case: Case, given: inputs.Inputs
-    ) -> tuple[Prepared, Mapping[str, Tensor], float]:
-        """Prepares and launches once; results, and the seconds it took (compilation and tuning included)."""
+    ) -> tuple[Prepared, Mapping[str, Tensor], int, float]:
+        """Prepares and launches once; results, bytes that it holds, and seconds (compilation and tuning included)."""
+        took = 0.0
+
+        def prepare() -> Prepared:
+            nonlocal took
+            began = time.perf_counter()
+            made = backend.prepare(case, given)
+            self.timer.synchronize()
+            took = time.perf_counter() - began
+            return made
+
         self.poison(case)
-        began = time.perf_counter()
-        prepared = backend.prepare(case, given)
-        self.timer.synchronize()
-        took = time.perf_counter() - began
+        held, prepared = self.memory.held(prepare)
         self.poison(case)
         began = time.perf_counter()
         raw = prepared.launch()
         self.timer.synchronize()
         took += time.perf_counter() - began
-        return prepared, prepared.canonical(raw), took
+        return prepared, prepared.canonical(raw), held, took
 
     def poison(self, case: Case) -> None:
         """Fills the memory that the results will get with NaN, so that what a kernel leaves unwritten is seen.
@@ -249,21 +270,30 @@ class Bench(Instruments):
             torch.cuda.empty_cache()
 
 
-def double(case: Case, given: inputs.Inputs, prepared: Prepared) -> dict[str, int]:
-    """Doubles in place what a launch is linear in, v of a forward and dout of a backward; by what each result grows."""
-    forward, backward = case.has_forward, case.has_backward
-    for name, linear in (("v", forward), ("dout", backward)):
-        tensor = prepared.reads.get(name, getattr(given, name))
-        if linear and tensor is not None:
-            tensor.data.mul_(2)  # past autograd's version counter: the timed backward keeps its graph
-    if not backward:
-        return {"out": 2}
-    return {"out": 2, "dq": 4, "dk": 4, "dv": 2} if forward else {"dq": 2, "dk": 2, "dv": 2}
+def _kept(case: Case, given: inputs.Inputs, held: int, saved: int | None) -> int:
+    """Bytes of what `prepare` holds that are its own: beyond a copy of each input and what a timed backward goes over.
+
+    0 where that is not known.
+    """
+    if not case.has_forward:
+        if saved is None:
+            return 0
+        held -= saved
+    return max(0, held - given.nbytes)
 
 
 def _rounded(measurement: Measurement) -> Measurement:
     """To seven digits, more than any instrument has: run files are half as large."""
     return Measurement(measurement.unit, tuple(float(f"{v:.7g}") for v in measurement.values))
+
+
+def _decoy(signature: Signature, ran: Sequence[Operator], launch: Callable[[], Any]) -> str | None:
+    """proof.decoy on a CPU, whose other work is in the times of operators: it must be found call after call."""
+    for _ in range(SUSPICIOUS):
+        if not proof.decoy(signature, ran):
+            return None
+        ran = traced(launch)
+    return proof.decoy(signature, ran)
 
 
 def _outside(launched: Call, named: Call) -> str | None:
@@ -272,6 +302,11 @@ def _outside(launched: Call, named: Call) -> str | None:
         return (
             f"its work went on for {launched.overrun * 1e6:.0f} us after its stream had gone on: on another stream, "
             "and nothing waits for it"
+        )
+    if launched.head_start:
+        return (
+            f"its work began {launched.head_start * 1e6:.0f} us before its stream had come to it: on another stream, "
+            "which waits for nothing"
         )
     if named.kernels:
         return f"{proof.brief(named.kernels[0].name)} ran after the launch, while its results were only to be named"

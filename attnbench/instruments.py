@@ -2,7 +2,8 @@
 
 The policy's instrument gives the samples. With events, what is short is traced too, since a launch gap of some
 microseconds is a good part of its reading. A cross-check has all three instruments take turns, a reading each, because
-a clock that falls differs more than any two instruments do.
+a clock that falls differs more than any two instruments do. Tracing slows some kernels, so spans are compared with the
+events' reading of the same calls, and what tracing costs is said apart.
 """
 
 from __future__ import annotations
@@ -119,8 +120,10 @@ class Instruments:
         latency = stats.median(times)
         if policy.timer == "events" and latency < SHORT and self.tracer:
             try:
-                traces = [self.tracer.samples(subject.launch, policy.min_samples) for _ in range(SHORT_TRACES)]
-                found.measurements["span"] = Measurement("s", tuple(s for spans in traces for s in spans))
+                launches = [subject.launch] * policy.min_samples
+                traced = [call for _ in range(SHORT_TRACES) for call in self.tracer.calls(launches)]
+                found.measurements["span"] = Measurement("s", tuple(call.span for call in traced))
+                found.measurements["span_events"] = Measurement("s", tuple(call.events for call in traced))
             except Untraceable as error:
                 found.notes.append(f"no kernel spans beside the events: {error}")
         if policy.sustained_s:
@@ -190,9 +193,10 @@ class Instruments:
         return False
 
     def turns(self, subject: Subject, policy: Policy) -> tuple[dict[str, Measurement], list[str]]:
-        """One reading of each instrument a turn, and why one is missing."""
+        """One reading of each instrument a turn, also of events on the traced calls; and why one is missing."""
         assert self.events is not None
         events, notes = self.events, []
+        of_traced: list[float] = []
         estimate = stats.median(events.samples(subject.launch, 3))
         n = max(1, min(16, int(policy.burst_s / 2 / estimate)))
         readings: dict[str, Callable[[], list[float]]] = {"events": lambda: events.samples(subject.launch, n)}
@@ -200,7 +204,7 @@ class Instruments:
             if self.tracer is None:
                 raise Untraceable("the profiler sees no kernels here (CUPTI)")
             self.tracer.samples(subject.launch, 1)
-            readings["cupti"] = partial(self.tracer.samples, subject.launch, n)
+            readings["cupti"] = partial(self._traced_turn, self.tracer, [subject.launch] * n, of_traced)
         except Untraceable as error:
             notes.append(f"cross-check: {error}")
         captured = None
@@ -217,7 +221,17 @@ class Instruments:
                 pause(n * estimate)
         if captured:
             captured.close()
+        if of_traced:
+            values["traced"] = of_traced
         return {f"turns_{name}": Measurement("s", tuple(v)) for name, v in values.items()}, notes
+
+    def _traced_turn(
+        self, tracer: Tracer, launches: Sequence[Callable[[], Any]], by_events: list[float]
+    ) -> list[float]:
+        """The spans; and to `by_events` what CUDA events read of the same calls."""
+        calls = tracer.calls(launches)
+        by_events.append(stats.median([call.events for call in calls]))
+        return [call.span for call in calls]
 
     def _sustain(self, found: Timing, subject: Subject, policy: Policy, latency: float) -> None:
         assert self.state is not None

@@ -31,7 +31,7 @@ from typing import Any
 from attnbench.process import environment
 
 READ, WRITTEN = "dram__bytes_read.sum", "dram__bytes_write.sum"
-MARK = "spin_kernel"  # what once.py launches between the call and the read that writes back
+MARK = "spin_kernel"  # what once.py launches on both sides of the call, between it and the reads that write back
 UNITS = {"byte": 1.0, "kbyte": 1e3, "mbyte": 1e6, "gbyte": 1e9}
 TIMEOUT = 300.0  # seconds; ncu takes some 20 to start
 
@@ -138,11 +138,11 @@ def parse(text: str) -> Traffic:
         raise NoTraffic(f"ncu gave no {READ} and {WRITTEN}; this GPU may not have these counters")
     moved = [Moved(name, values[id_][READ], values[id_][WRITTEN]) for id_, name in names.items()]
     marks = [i for i, kernel in enumerate(moved) if MARK in kernel.name]
-    if not marks:
+    if len(marks) < 2:
         raise NoTraffic("ncu did not see the call to its end")
-    end = marks[-1]
+    begin, end = marks[0] + 1, marks[-1]
     passes = max((int(n) for n in re.findall(r"^==PROF== Profiling.* - (\d+) pass", text, re.MULTILINE)), default=1)
-    return Traffic(tuple(moved[:end]), sum(k.written for k in moved[end:]), passes)
+    return Traffic(tuple(moved[begin:end]), sum(k.written for k in moved[end:]), passes)
 
 
 def _bytes(value: str, unit: str) -> float:

@@ -1,8 +1,9 @@
 """One launch for Nsight Compute: `ncu ... python -m attnbench.once JSON`, with the traffic of the whole call in view.
 
-Between cudaProfilerStart and Stop run the call, a marker (torch's spin kernel) and a read of a buffer of four times
-L2. The same read, twice, comes before them: so the call finds an L2 with nothing of its own and nothing to write back.
-What it leaves there unwritten reaches memory during the last read, and is counted; ncu.py tells the parts apart.
+Between cudaProfilerStart and Stop run a read of a buffer of four times L2, a marker (torch's spin kernel), the call,
+the marker and the read again. So the call finds an L2 with nothing of its own and nothing to write back: the tool's own
+start leaves some MiB there. What the call leaves unwritten reaches memory during the last read, and is counted; ncu.py
+tells the parts apart.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from attnbench import backends, inputs
+from attnbench.jsonable import from_json
 from attnbench.types import Case, Device, Policy
 
 MIN_READ = 2**28  # bytes
@@ -24,7 +26,7 @@ def main(request: Mapping[str, Any]) -> None:
     import torch
 
     torch.set_float32_matmul_precision("highest")
-    case, device = Case.from_json(request["case"]), Device.from_json(request["device"])
+    case, device = from_json(Case, request["case"]), from_json(Device, request["device"])
     torch.cuda.set_device(device.index)
     backend = backends.load(request["name"], request["spec"])
     prepared = backend.prepare(case, inputs.make(case, str(device), Policy().seed))
@@ -32,10 +34,10 @@ def main(request: Mapping[str, Any]) -> None:
     total = torch.empty((), device=str(device))
     for _ in range(WARMUPS):
         prepared.launch()
-    for _ in range(2):
-        torch.sum(buffer, dim=0, out=total)
     torch.cuda.synchronize()
     torch.cuda.profiler.start()
+    torch.sum(buffer, dim=0, out=total)
+    torch.cuda._sleep(1)
     result = prepared.launch()
     torch.cuda._sleep(1)
     torch.sum(buffer, dim=0, out=total)

@@ -19,9 +19,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from attnbench import inputs, reference, stats
-from attnbench.bench import double
-from attnbench.measure.cupti import Call, Untraceable
-from attnbench.types import Backend, Case, Policy, Signature, Unsupported, to_json
+from attnbench.jsonable import to_json
+from attnbench.measure.cupti import Untraceable
+from attnbench.types import Backend, Case, Policy, Signature, Unsupported
 
 if TYPE_CHECKING:
     from attnbench.bench import Bench
@@ -49,32 +49,30 @@ def _profile(bench: Bench, backend: Backend, case: Case, trace: str | None) -> d
     policy = Policy()
     ceilings = bench.ceilings(inputs.torch_dtype(case))
     given = inputs.make(case, str(bench.device), policy.seed)
-    sample = reference.choose(case, bench.device, policy.seed)
-    checked = reference.check_inputs(case, given, sample)
-    by_row = ("out", "dq") if case.has_backward else ("out",)
     with bench.memory.job():
-        answer = reference.reference(case, checked, sample)
-        prepared, results, first_call = bench.first_call(backend, case, checked)
-        wrong = reference.compare(answer, results).complaint()
+        check = reference.Check(case, given, policy.seed)
+        prepared, results, _, first_call = bench.first_call(backend, case, check.inputs)
+        wrong = check.first(results).complaint()
         del results
         memory, second = bench.memory.peak(prepared.launch)
-        wrong = wrong or reference.compare(answer, prepared.canonical(second)).complaint()
+        wrong = wrong or check.first(prepared.canonical(second)).complaint()
         del second
-        if checked is not given:
+        if check.masked:
+            check.forget_mask()
             del prepared
             prepared = backend.prepare(case, given)
     subject = bench.subject(backend, case, given, prepared, footprint=0)  # no copies: events are the instrument
     timing = bench.time(subject, policy)
-    factors = double(case, given, prepared)
+    renewal = reference.Renewal(case, given, prepared)
     signature = backend.signature(case, bench.described) if hasattr(backend, "signature") else Signature()
-    shown = bench.prove(case, signature, prepared, timing)
-    results = prepared.canonical(shown.result)
-    for name, factor in factors.items():
-        results[name].data.div_(factor)
+    shown = bench.prove(case, signature, prepared, timing, renewal.next)
     wrong = wrong or shown.complaint or ""
-    wrong = wrong or reference.compare(answer, results, None if checked is given else by_row).complaint()
+    made = inputs.make(case, str(bench.device), policy.seed)
+    wrong = wrong or check.renewed(renewal, made, prepared.canonical(shown.result)).complaint()
+    renewal.restore()
+    wrong = wrong or check.restored(prepared.canonical(prepared.launch())).complaint()
     notes = [*timing.notes, *([shown.note] if shown.note else [])]
-    del answer, results, shown
+    del check, made, shown
     latency = stats.median(timing.measurements["time"].values)
     on_cuda = bench.device.type == "cuda"
     found = _on_gpu(bench, prepared.launch, latency, trace, notes) if on_cuda else _on_cpu(prepared.launch, trace)
@@ -105,10 +103,13 @@ def _on_gpu(
         return {}
     try:
         n = max(1, min(CALLS, int(Policy().burst_s / latency)))
-        call, spans = _median_call(bench.tracer.calls([launch] * n))
+        calls = [call for call in bench.tracer.calls([launch] * n) if call.kernels]
+        if not calls:
+            raise Untraceable("the profiler saw no kernel in the call")
     except Untraceable as error:
         notes.append(f"no timeline: {error}")
         return {}
+    call = sorted(calls, key=lambda c: c.span)[len(calls) // 2]
     held = at_launch(events)
     if len(held) != len(call.kernels):
         notes.append(f"no memory over time: {len(held)} kernels in one call and {len(call.kernels)} in another")
@@ -117,16 +118,10 @@ def _on_gpu(
         "what": "kernels",
         "activities": [vars(k) for k in call.kernels],
         "length": call.span,
-        "spans": spans,
+        "spans": [c.span for c in calls],
+        "traced": [c.events for c in calls],
         "memory": [(k.start, nbytes) for k, nbytes in zip(call.kernels, held, strict=False)],
     }
-
-
-def _median_call(calls: Sequence[Call]) -> tuple[Call, list[float]]:
-    ran = sorted((c for c in calls if c.kernels), key=lambda c: c.span)
-    if not ran:
-        raise Untraceable("the profiler saw no kernel in the call")
-    return ran[len(ran) // 2], [c.span for c in ran]
 
 
 def _on_cpu(launch: Callable[[], Any], trace: str | None) -> dict[str, Any]:
@@ -156,6 +151,8 @@ def _session(launch: Callable[[], Any], *, on_cuda: bool) -> tuple[Any, list[Any
     from torch.profiler import ProfilerActivity, profile, record_function
 
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_cuda else [])]
+    if on_cuda:
+        torch.cuda.synchronize()  # ends the session before: its teardown comes with the next call to CUDA
     with profile(activities=activities, profile_memory=True, acc_events=True) as profiler:
         with record_function("attnbench.start"):  # the first range of a session takes a millisecond
             pass

@@ -7,14 +7,17 @@ measured cell is traced once, untimed, and the trace must show that
 - something ran, within the launch: nothing in `canonical`, which only names results, and nothing that goes on after the
   stream has passed the launch, for neither would be in the time;
 - each kernel that the backend's signature requires ran, and none that it excludes;
+- those kernels together took some of the time: else they are a decoy, and what they stand beside does the work;
 - no float32 matrix product ran in a half-precision case, unless the signature names it.
 """
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from typing import Protocol
 
 from attnbench.types import Case, Signature
 
@@ -22,11 +25,23 @@ from attnbench.types import Case, Signature
 # and that of measure/operators.py
 FLOAT32_PRODUCT = r"mm<float>|sgemm|gemm_f32f32_|s1688gemm(?!_(?:bf16|fp?16))|tf32"
 NAME_LENGTH = 120
+SHARE = 0.02  # of the time; of eager's it is but the softmax that is declared, 4 % beside float32 products, more else
 # operators that only look at a tensor in another way
 VIEWS = re.compile(
     r"(aten::)?(_?unsafe_view|_reshape_alias|alias|as_strided|chunk|detach_?|expand|flatten|movedim|narrow|permute|"
     r"reshape|select|slice|split|squeeze|swapaxes|t|transpose|unbind|unflatten|unsqueeze|view|view_as)"
 )
+
+
+class Activity(Protocol):
+    """A kernel, or an operator on a CPU. Seconds."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def start(self) -> float: ...
+    @property
+    def end(self) -> float: ...
 
 
 def counted(names: Iterable[str]) -> dict[str, int]:
@@ -68,3 +83,23 @@ def complaint(case: Case, signature: Signature, names: Iterable[str]) -> str | N
             if re.search(FLOAT32_PRODUCT, name) and not any(re.search(p, name) for p in signature.runs):
                 return f"{brief(name)} ran: a float32 product in a {case.dtype} case"
     return None
+
+
+def decoy(signature: Signature, activities: Sequence[Activity]) -> str | None:
+    """What is wrong where the declared kernels of one call took next to none of its time; None when they did."""
+    declared = [a for a in activities if any(re.search(pattern, a.name) for pattern in signature.runs)]
+    share = covered(declared) / (covered(activities) or 1.0)
+    if not signature.runs or share >= SHARE:
+        return None
+    others = (a for a in activities if a not in declared)
+    longest = max(others, key=lambda a: a.end - a.start)
+    return f"what it declares took {share:.2%} of the time; {brief(longest.name)} did more of the work"
+
+
+def covered(activities: Iterable[Activity]) -> float:
+    """Seconds in which at least one of them ran."""
+    total, until = 0.0, -math.inf
+    for activity in sorted(activities, key=lambda a: a.start):
+        total += max(0.0, activity.end - max(activity.start, until))
+        until = max(until, activity.end)
+    return total

@@ -70,12 +70,12 @@ def autograd_prepared(
         return fn(q, k, v)
 
     if not case.has_backward:
-        return Prepared(launch=forward, canonical=lambda out: {"out": view(out)}, reads={"v": v})
+        return Prepared(launch=forward, canonical=lambda out: {"out": view(out)}, reads={"q": q, "k": k, "v": v})
 
     if inputs.dout is None:
         raise ValueError("a backward needs inputs.dout")
     dout = arrange(inputs.dout)
-    reads = {"v": v, "dout": dout}
+    reads = {"q": q, "k": k, "v": v, "dout": dout}
     for t in (q, k, v):
         t.requires_grad_()
 

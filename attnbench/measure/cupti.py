@@ -2,13 +2,20 @@
 
 A trace has calls with a marker before each and one at the end: the flush, or a fill of one element where L2 shall
 stay warm. The marker's kernels are known by the host call that launched them, inside a named range of ours; a call is
-what ran on the device between two markers. So neither names nor counts of kernels are guessed, and kernels launched
-from other threads (autograd's) or by other ways than torch's operators belong to their call too. The span of a call is
+what the host launched between two markers, and where its launch is not known, what ran between them. So neither names
+nor counts of kernels are guessed, and kernels launched from other threads (autograd's) or by other ways than torch's
+operators belong to their call too. The span of a call is
 from its first kernel's start to its last one's end: no launch gap is in it.
+
+Tracing has a toll: with CUPTI's concurrent-kernel tracing, which torch.profiler uses, some kernels take up to 5 % more
+cycles (docs/measuring.md). So each traced call is read by CUDA events too: the two instruments are compared on the same
+calls, and what the trace costs is the events' reading of traced calls against that of others.
 """
 
 from __future__ import annotations
 
+import bisect
+import math
 import os
 import time
 from collections.abc import Callable, Sequence
@@ -21,6 +28,7 @@ if TYPE_CHECKING:
     from attnbench.measure.events import EventTimer
 
 MARK = "attnbench.mark"
+WAITS = ("StreamWaitEvent", "Synchronize")  # in the names of calls that make a stream or the host wait
 MAX_TRIES = 4  # to keep the host ahead; its pace is learnt at each
 
 
@@ -48,6 +56,9 @@ class Call:
 
     kernels: tuple[Kernel, ...]
     overrun: float  # seconds that its work went on after the device had gone on to what came next on the stream; else 0
+    head_start: float = 0.0  # seconds that its work began before the device had come to it on the stream; else 0
+    events: float = 0.0  # seconds that CUDA events around it read
+    unwaited: bool = False  # some ran on another stream, and the host asked nothing to wait for its end
 
     @property
     def span(self) -> float:
@@ -91,44 +102,52 @@ class Tracer:
     def synchronize(self) -> None:
         self._events.synchronize()
 
-    def calls(self, launches: Sequence[Callable[[], Any]]) -> list[Call]:
-        """What the device did in each of some launches, one after the other. Raises Untraceable."""
+    def calls(self, launches: Sequence[Callable[[], Any]], ready: Callable[[], Any] = nothing) -> list[Call]:
+        """What the device did in each of some launches, one after the other; `ready` comes before each try, untraced.
+
+        Raises Untraceable.
+        """
         for _ in range(MAX_TRIES):
-            events, caught_up = self._session(launches)
+            ready()
+            activities, read, caught_up = self._session(launches)
             if not caught_up:
                 break  # else the device waited for the host, and gaps between its kernels are the host's
         else:
             self.host_bound = True
-        return _split(events, len(launches))
+        return _split(activities, read)
 
-    def _session(self, launches: Sequence[Callable[[], Any]]) -> tuple[Sequence[Any], bool]:
-        """The profiler's events, and whether the device caught up with the host."""
+    def _session(self, launches: Sequence[Callable[[], Any]]) -> tuple[Sequence[Any], list[float], bool]:
+        """The profiler's events, what CUDA events read of each call, and whether the device caught up with the host."""
         import torch
         from torch.profiler import ProfilerActivity, profile, record_function
 
         before = self._tiny.zero_ if self.before is nothing else self.before
+        pairs = [(torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) for _ in launches]
         caught_up = False
-        torch.cuda.synchronize()
+        torch.cuda.synchronize()  # also ends the session before: its teardown comes with the next call to CUDA
         with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA], acc_events=True) as profiler:
             self._events.hide_host(2 * len(launches) * self._host_seconds + 1e-4)
             began = time.perf_counter()
-            for launch in launches:
+            for launch, (start, end) in zip(launches, pairs, strict=True):
                 with record_function(MARK):
                     before()
-                (reached := torch.cuda.Event()).record()
+                start.record()
                 launch()
-                caught_up = caught_up or reached.query()
+                end.record()
+                caught_up = caught_up or bool(start.query())
             self._host_seconds = (time.perf_counter() - began) / len(launches)
             with record_function(MARK):
                 before()
             torch.cuda.synchronize()
         if profiler.profiler is None:
             raise Untraceable("torch.profiler gave no events")
-        return profiler.profiler.kineto_results.events(), caught_up
+        read = [float(start.elapsed_time(end)) / 1e3 for start, end in pairs]
+        return profiler.profiler.kineto_results.events(), read, caught_up
 
 
-def _split(events: Sequence[Any], n: int) -> list[Call]:
-    """The device's activities, by the markers around each call."""
+def _split(events: Sequence[Any], read: Sequence[float]) -> list[Call]:
+    """The device's activities, by the markers around each call; `read` is what CUDA events say of each."""
+    n = len(read)
     on_device, on_host, ranges = [], [], []
     for event in events:
         if str(event.device_type()) == "DeviceType.CUDA":
@@ -141,7 +160,8 @@ def _split(events: Sequence[Any], n: int) -> list[Call]:
     if not on_device:
         raise Untraceable("the profiler saw no kernel; CUPTI may be in use by another tool, or not permitted")
     ranges.sort()
-    marker = {e.correlation_id(): i for e in on_host for i, (a, b) in enumerate(ranges) if a <= e.start_ns() <= b}
+    launched = {e.correlation_id(): e.start_ns() for e in on_host}
+    marker = {c: i for c, at in launched.items() for i, (a, b) in enumerate(ranges) if a <= at <= b}
     starts: dict[int, int] = {}  # of each marker on the device
     work = []
     for event in sorted(on_device, key=lambda e: int(e.start_ns())):
@@ -151,19 +171,43 @@ def _split(events: Sequence[Any], n: int) -> list[Call]:
             work.append(event)
     if sorted(starts) != list(range(n + 1)):
         raise Untraceable(f"the profiler saw {len(starts)} of {n + 1} markers")
-    return [_call(work, starts[i], starts[i + 1], last=i == n - 1) for i in range(n)]
+    begun = [starts[i] for i in range(n + 1)]
+    calls: list[list[Any]] = [[] for _ in read]
+    for event in work:
+        at = launched.get(event.correlation_id())
+        if at is None:  # no call of the host is known for it: by when it ran
+            i = bisect.bisect_right(begun, event.start_ns()) - 1
+        else:
+            i = bisect.bisect_right(ranges, (at, math.inf)) - 1
+        if i >= 0:  # else it is what hides the host, ahead of the first
+            calls[min(i, n - 1)].append(event)
+    home = next(e.device_resource_id() for e in on_device if e.correlation_id() in marker)
+    return [
+        _call(own, begun[i], begun[i + 1], read[i], _unwaited(own, home, on_host, ranges[i + 1][0]))
+        for i, own in enumerate(calls)
+    ]
 
 
-def _call(work: Sequence[Any], since: int, following: int, *, last: bool) -> Call:
-    """What ran from one marker's start to the next one's, in ns; after the last call whatever still came is its too."""
-    own = [e for e in work if since <= e.start_ns() and (last or e.start_ns() < following)]
-    origin = own[0].start_ns() if own else 0
+def _unwaited(own: Sequence[Any], home: int, on_host: Sequence[Any], until: int) -> bool:
+    """Whether work went to other streams than `home`, and the host asked for no wait after it and before `until`, ns.
+
+    The host's calls are those to CUDA's runtime; a graph orders its own streams.
+    """
+    elsewhere = {e.correlation_id() for e in own if e.device_resource_id() != home}
+    sent = [e.start_ns() for e in on_host if e.correlation_id() in elsewhere and "Graph" not in e.name()]
+    waits = (e.start_ns() for e in on_host if any(word in e.name() for word in WAITS))
+    return bool(sent) and not any(max(sent) < at < until for at in waits)
+
+
+def _call(own: Sequence[Any], since: int, following: int, read: float, unwaited: bool) -> Call:
+    """What ran of a call whose marker and the next one started at these times, in ns."""
+    origin = own[0].start_ns() if own else since
     late = max((e.end_ns() for e in own), default=0) - following
     kernels = [
         Kernel(e.name(), (e.start_ns() - origin) / 1e9, (e.end_ns() - origin) / 1e9, int(e.device_resource_id()))
         for e in own
     ]
-    return Call(tuple(kernels), max(0.0, late / 1e9))
+    return Call(tuple(kernels), max(0.0, late / 1e9), max(0.0, (since - origin) / 1e9), read, unwaited)
 
 
 def _version(text: str | None) -> tuple[int, ...]:

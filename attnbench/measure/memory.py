@@ -1,4 +1,4 @@
-"""How much memory one pass adds over its inputs, and what forward keeps for backward; never while timing.
+"""How much memory one pass adds over its inputs, what `prepare` keeps, and forward for backward; never while timing.
 
 On a GPU "peak" is torch's allocator (max_memory_allocated over what was allocated before), and "driver" the same seen
 from the driver, where workspaces that a library takes outside torch's allocator count too: what the driver has given
@@ -15,10 +15,12 @@ import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
     import torch
+
+T = TypeVar("T")
 
 
 class CudaMemory:
@@ -49,16 +51,14 @@ class CudaMemory:
         outside = self._outside + self._taken_outside_torch() - self._window
         return {"memory_peak": peak, "memory_driver": peak + max(0, outside)}, result
 
-    def saved(self, forward: Callable[[], Any]) -> int:
-        """Bytes that stay allocated while the forward's result is alive: its output and what it keeps for backward."""
+    def held(self, make: Callable[[], T]) -> tuple[int, T]:
+        """Bytes that stay allocated while what `make` returns is alive, and that."""
         import torch
 
-        before = self._settle()
-        result = forward()
+        before = torch.cuda.memory_allocated(self.device)
+        made = make()
         torch.cuda.synchronize(self.device)
-        after = torch.cuda.memory_allocated(self.device)
-        del result
-        return after - before
+        return torch.cuda.memory_allocated(self.device) - before, made
 
     def _settle(self) -> int:
         import torch
@@ -96,17 +96,17 @@ class CpuMemory:
             found["memory_driver"] = max(0, high - before)
         return found, result
 
-    def saved(self, forward: Callable[[], Any]) -> int:
-        """Bytes still allocated when the forward returns, its result alive."""
-        running, _ = _allocations(forward)
-        return max(0, running[-1]) if running else 0
+    def held(self, make: Callable[[], T]) -> tuple[int, T]:
+        """Bytes still allocated when `make` returns, its result alive, and that."""
+        running, made = _allocations(make)
+        return max(0, running[-1]) if running else 0, made
 
 
-def _allocations(launch: Callable[[], Any]) -> tuple[list[int], Any]:
+def _allocations(launch: Callable[[], T]) -> tuple[list[int], T]:
     """The running sum of bytes allocated by torch's CPU allocator during one launch, and the launch's result."""
     from torch.profiler import ProfilerActivity, profile
 
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as profiler:
         result = launch()
     events = profiler.profiler.kineto_results.events()
     sizes = [e.nbytes() for e in sorted(events, key=lambda e: e.start_ns()) if e.name() == "[memory]"]

@@ -6,13 +6,26 @@ The dtype of a matrix product's operands is part of its name, "aten::bmm<float>"
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 PRODUCTS = ("aten::mm", "aten::bmm", "aten::addmm", "aten::baddbmm")
 
 
+class Operator(NamedTuple):
+    """One operator, and what it called: its name, and when it began and ended in seconds of the profiler's clock."""
+
+    name: str
+    start: float
+    end: float
+
+
 def operators(launch: Callable[[], Any]) -> list[str]:
     """Names of torch's operators in one call, in order; what runs outside torch is not seen."""
+    return [operator.name for operator in traced(launch)]
+
+
+def traced(launch: Callable[[], Any]) -> list[Operator]:
+    """The same with their times."""
     from torch.profiler import ProfilerActivity, profile
 
     with profile(activities=[ProfilerActivity.CPU], acc_events=True, record_shapes=True) as profiler:
@@ -20,7 +33,7 @@ def operators(launch: Callable[[], Any]) -> list[str]:
     if profiler.profiler is None:
         return []
     events = sorted(profiler.profiler.kineto_results.events(), key=lambda e: int(e.start_ns()))
-    return [_named(e) for e in events if "::" in e.name()]
+    return [Operator(_named(e), e.start_ns() / 1e9, e.end_ns() / 1e9) for e in events if "::" in e.name()]
 
 
 def _named(event: Any) -> str:

@@ -20,7 +20,6 @@ import torch
 
 from attnbench import inputs, proof, reference
 from attnbench.backends import BACKENDS, load
-from attnbench.bench import double
 from attnbench.measure.operators import operators
 from attnbench.types import Backend, Case, Device, Prepared, Shape, Signature, Unsupported
 
@@ -231,23 +230,25 @@ def test_what_runs_is_what_it_says_and_naming_runs_nothing(backend: Backend, cas
 @pytest.mark.usefixtures("taken")
 @pytest.mark.parametrize("case", ONE_OF_EACH.values(), ids=ONE_OF_EACH.keys())
 def test_results_follow_the_inputs(backend: Backend, case: Case) -> None:
-    """v and dout are doubled in place, in the inputs or in what `reads` names instead, and the results must double.
+    """They are changed in place, in the inputs or in what `reads` names instead.
 
     So a backend that copies them in `prepare` has to say where it put them, and one that keeps an answer is found out.
     """
     given = inputs.make(case, DEVICE.kind, seed=0)
-    exact = reference.reference(case, given, reference.choose(case, torch.device(DEVICE.kind)))
     prepared, raw = prepared_or_skip(backend, case, given)
-    assert set(prepared.reads) <= {"v", "dout"}
+    assert set(prepared.reads) <= {"q", "k", "v", "dout"}
     for name, tensor in prepared.reads.items():
-        assert tensor.numel() == getattr(given, name).numel()
+        own = getattr(given, name)
+        assert tensor.numel() == own.numel()
+        assert tensor.shape[-1] == own.shape[-1], f"{name}: headdim is not its last dimension"
     before = {name: t.detach().clone() for name, t in prepared.canonical(raw).items()}
-    factors = double(case, given, prepared)
-    results = {name: t.detach().clone() for name, t in prepared.canonical(prepared.launch()).items()}
-    assert set(factors) == set(results) - ({"out"} if case.direction == "bwd" else set())
-    for name, factor in factors.items():
+    renewal = reference.Renewal(case, given, prepared)
+    renewal.next()
+    results = prepared.canonical(prepared.launch())
+    for name in set(results) - ({"out"} if case.direction == "bwd" else set()):
         assert not torch.equal(results[name], before[name]), f"{name} is the old one"
-        results[name] /= factor
+    fresh = renewal.applied(inputs.make(case, DEVICE.kind, seed=0))
+    exact = reference.reference(case, fresh, reference.choose(case, torch.device(DEVICE.kind)))
     accuracy = reference.compare(exact, results)
     assert accuracy.ok, accuracy.complaint()
 

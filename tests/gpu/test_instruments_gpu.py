@@ -66,12 +66,9 @@ def test_a_graph_of_copies_reads_what_the_spans_say(instruments: Instruments) ->
     assert stats.median(ratios) == pytest.approx(1, abs=0.02)
 
 
-@pytest.mark.xfail(reason="open: eager's elementwise kernels read 1 to 5 % longer in the profiler; docs/measuring.md")
 @pytest.mark.parametrize("backend", ["eager", "triton"])
-def test_events_and_spans_agree_where_the_scores_are_written(instruments: Instruments, backend: str) -> None:
-    """In turns, and prints what tells the cause: each kernel, and events read while the profiler is on."""
-    from torch.profiler import ProfilerActivity, profile
-
+def test_events_and_spans_agree_on_the_same_calls(instruments: Instruments, backend: str) -> None:
+    """Also where tracing slows the kernel: both see that. Prints what tracing costs, with turns."""
     events, tracer = instruments.events, instruments.tracer
     assert events is not None
     assert tracer is not None
@@ -79,22 +76,80 @@ def test_events_and_spans_agree_where_the_scores_are_written(instruments: Instru
     case = Case(Shape(2, 8192, 8192, 16, 16, 128, 128), "bf16", "fwd")
     prepared = backends.load(backend, backends.BACKENDS[backend]).prepare(case, inputs.make(case, "cuda:0", 0))
     prepared.launch()
-    ratios, inside = [], []
-    for _ in range(6):
+    ratios, tolls = [], []
+    for _ in range(8):
         plain = stats.median(events.samples(prepared.launch, 2))
         pause(0.05)
         calls = tracer.calls([prepared.launch] * 2)
         pause(0.05)
-        with profile(activities=[ProfilerActivity.CUDA], acc_events=True):
-            inside.append(stats.median(events.samples(prepared.launch, 2)) / plain)
-        pause(0.05)
-        ratios.append(stats.median([call.span for call in calls]) / plain)
-    for kernel in calls[-1].kernels:
-        print(f"{kernel.start * 1e3:8.3f} {kernel.seconds * 1e3:8.3f} ms  {kernel.name[:80]}")
-    print(
-        f"{backend}: CUPTI / events {stats.median(ratios):.4f}, events in a session / alone {stats.median(inside):.4f}"
-    )
-    assert stats.median(ratios) == pytest.approx(1, abs=0.02)
+        ratios += [call.span / call.events for call in calls]
+        tolls.append(stats.median([call.events for call in calls]) / plain - 1)
+    print(f"{backend}: CUPTI / events {stats.median(ratios):.4f}, tracing costs {stats.median(tolls):.4f}")
+    assert max(ratios) < 1
+    assert min(ratios) > 0.995
+    assert (stats.median(tolls) > 0.005) == (backend == "eager")
+
+
+TOLL = """
+import ctypes, glob, sys
+import torch
+from attnbench import stats
+
+library = next(p for d in sys.path for p in glob.glob(d + "/nvidia/**/libcupti.so*", recursive=True))
+cupti = ctypes.CDLL(library)
+buffers = []
+
+sizes = ctypes.POINTER(ctypes.c_size_t)
+
+@ctypes.CFUNCTYPE(None, ctypes.POINTER(ctypes.c_void_p), sizes, sizes)
+def requested(buffer, size, most):
+    buffers.append(ctypes.create_string_buffer(2**22))
+    buffer[0], size[0], most[0] = (ctypes.addressof(buffers[-1]) + 7) // 8 * 8, 2**22 - 16, 0
+
+@ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_uint32, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_size_t)
+def completed(context, stream, buffer, size, valid):
+    pass
+
+assert cupti.cuptiActivityRegisterCallbacks(requested, completed) == 0
+x = torch.randn(32, 8192, 8192, device="cuda", dtype=torch.bfloat16)
+out = torch.empty_like(x)
+
+def read():
+    values = []
+    for _ in range(10):
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        torch.cuda._sleep(400_000)
+        start.record()
+        torch.softmax(x, -1, out=out)
+        end.record()
+        torch.cuda.synchronize()
+        values.append(start.elapsed_time(end))
+    return stats.median(values)
+
+read()
+off, serialized, concurrent = [], [], []
+for _ in range(3):
+    off.append(read())
+    for kind, found in ((3, serialized), (10, concurrent)):  # CUPTI_ACTIVITY_KIND_KERNEL, _CONCURRENT_KERNEL
+        assert cupti.cuptiActivityEnable(kind) == 0
+        found.append(read())
+        cupti.cuptiActivityFlushAll(1)
+        assert cupti.cuptiActivityDisable(kind) == 0
+print(stats.median(serialized) / stats.median(off), stats.median(concurrent) / stats.median(off))
+"""
+
+
+def test_the_toll_of_tracing_is_cuptis_concurrent_mode(tmp_path: Path) -> None:
+    """By CUDA events alone: the mode that torch.profiler uses slows a softmax, the serialised one does not."""
+    (tmp_path / "toll.py").write_text(TOLL)
+    done = subprocess.run([sys.executable, str(tmp_path / "toll.py")], capture_output=True, text=True)
+    if "StopIteration" in done.stderr:
+        pytest.skip("no libcupti in torch's packages")
+    assert done.returncode == 0, done.stderr
+    serialized, concurrent = map(float, done.stdout.split())
+    print(f"softmax while CUPTI traces: serialised {serialized:.4f}, concurrent {concurrent:.4f}")
+    assert serialized == pytest.approx(1, abs=0.003)
+    assert concurrent > 1.01
 
 
 @pytest.mark.parametrize("name", ["events", "cupti"])

@@ -9,7 +9,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import backends as liars
+import honest
+import liars_gpu
+import liars_kernels
+import liars_machine
+import liars_results
+import liars_stale
 import pytest
 import torch
 from harness import NOISE, Court
@@ -77,14 +82,14 @@ def loud(judge: Court, record: Any, policy: Policy | None = None) -> list[str]:
 def test_the_honest_one_passes(gpu: Court, timer: Any, direction: str) -> None:
     """No lie: torch's fused attention is ok by each instrument, L2 proven cold, and the report doubts nothing."""
     policy = Policy(timer=timer, target=0.05)
-    record = gpu.measure(liars.fused, case(direction), policy)
+    record = gpu.measure(honest.fused, case(direction), policy)
     assert record.status == "ok", record.reason
     assert (record.timer, record.l2, record.host_bound, record.others) == (timer, "cold", False, ())
     assert loud(gpu, record, policy) == []
     assert record.kernels
 
 
-@pytest.mark.parametrize("backend", [liars.attention, Flash()], ids=["own", "sdpa-flash"])
+@pytest.mark.parametrize("backend", [honest.attention, Flash()], ids=["own", "sdpa-flash"])
 def test_the_honest_ones_kernels(gpu: Court, backend: Any) -> None:
     """No lie: matmuls in bf16, and SDPA forced to flash, are what they say."""
     record = gpu.measure(backend, case(causal=True))
@@ -97,7 +102,11 @@ def test_the_honest_ones_kernels(gpu: Court, backend: Any) -> None:
 
 @pytest.mark.parametrize(
     ("liar", "says"),
-    [(liars.zeros, "out is off by"), (liars.unwritten, "never written"), (liars.unwritten_end, "never written")],
+    [
+        (liars_results.zeros, "out is off by"),
+        (liars_results.unwritten, "never written"),
+        (liars_gpu.unwritten_end, "never written"),
+    ],
 )
 def test_zeros_and_nothing(gpu: Court, liar: Any, says: str) -> None:
     """Lie: zeros; nothing written; all but the last row written. Caught as wrong: memory is poisoned with NaN."""
@@ -110,21 +119,21 @@ def test_zeros_and_nothing(gpu: Court, liar: Any, says: str) -> None:
 @pytest.mark.parametrize("causal", [False, True])
 def test_fp8_inside(gpu: Court, operands: str, causal: bool) -> None:
     """Lie: operands go through float8_e4m3fn. Caught as wrong."""
-    record = gpu.measure(liars.InFewerBits(operands, liars.fp8), case(seqlen=512, causal=causal))
+    record = gpu.measure(liars_results.InFewerBits(operands, liars_results.fp8), case(seqlen=512, causal=causal))
     assert record.status == "wrong"
 
 
 def test_tf32_in_fp32(gpu: Court) -> None:
     """Lie: a float32 case with TF32 allowed. Caught as wrong; the same without it is ok."""
     which = case(seqlen=1024, dtype="fp32")
-    honest = gpu.measure(liars.attention, which)
-    assert honest.status == "ok", honest.reason
-    assert gpu.measure(liars.tf32, which).status == "wrong"
+    fair = gpu.measure(honest.attention, which)
+    assert fair.status == "ok", fair.reason
+    assert gpu.measure(liars_gpu.tf32, which).status == "wrong"
 
 
 def test_gradients_that_accumulate(gpu: Court) -> None:
     """Lie: it adds to .grad and never clears it. Caught as wrong in a later launch."""
-    record = gpu.measure(liars.AccumulatesGrad(), case("bwd", seqlen=1024))
+    record = gpu.measure(liars_results.AccumulatesGrad(), case("bwd", seqlen=1024))
     assert record.status == "wrong"
     assert str(record.reason).startswith(LATER)
 
@@ -134,33 +143,35 @@ def test_gradients_that_accumulate(gpu: Court) -> None:
 
 def test_an_answer_from_memory(gpu: Court) -> None:
     """Lie: the last answer for the same addresses. Caught as wrong-kernel: nothing ran."""
-    record = gpu.measure(liars.Remembers(liars.by_address, honest=liars.fused), case())
+    record = gpu.measure(liars_stale.Remembers(liars_stale.by_address, honest=honest.fused), case())
     assert record.status == "wrong-kernel", record.reason
     assert "nothing ran on the device" in str(record.reason)
 
 
 def test_a_copy_of_an_answer_from_memory(gpu: Court) -> None:
     """Lie: a copy of the last answer for the same addresses. Caught as wrong when the inputs are doubled."""
-    record = gpu.measure(liars.Remembers(liars.by_address, clone=True, honest=liars.fused), case())
+    record = gpu.measure(liars_stale.Remembers(liars_stale.by_address, clone=True, honest=honest.fused), case())
     assert record.status == "wrong"
     assert str(record.reason).startswith(LATER)
 
 
 def test_an_answer_from_memory_by_contents(gpu: Court) -> None:
     """Lie: the last answer where a few values are as they were. Caught: the call on other inputs takes longer."""
-    record = gpu.measure(liars.Remembers(liars.by_contents, clone=True, honest=liars.fused), case(seqlen=8192))
+    record = gpu.measure(
+        liars_stale.Remembers(liars_stale.by_contents, clone=True, honest=honest.fused), case(seqlen=8192)
+    )
     assert record.status in ("wrong", "wrong-kernel")
 
 
 def test_probabilities_from_memory(gpu: Court) -> None:
     """Lie: softmax(q k) is computed once for the same addresses, and only v multiplied. Caught as wrong."""
-    assert gpu.marks(gpu.measure(liars.RemembersProbabilities(), case())), "it passed for true"
+    assert gpu.marks(gpu.measure(liars_stale.RemembersProbabilities(), case())), "it passed for true"
 
 
 @pytest.mark.parametrize("direction", ["bwd", "fwd_bwd"])
 def test_gradients_from_memory(gpu: Court, direction: str) -> None:
     """Lie: the last gradients for the same addresses. Caught as wrong when dout is doubled."""
-    record = gpu.measure(liars.RemembersBackward(), case(direction, seqlen=1024))
+    record = gpu.measure(liars_stale.RemembersBackward(), case(direction, seqlen=1024))
     assert record.status == "wrong"
 
 
@@ -170,11 +181,13 @@ def test_gradients_from_memory(gpu: Court, direction: str) -> None:
 @pytest.mark.parametrize("waits", [True, False], ids=["begins in turn", "begins at once"])
 @pytest.mark.parametrize("part", [1.0, 0.5], ids=["all", "half"])
 def test_on_another_stream(gpu: Court, waits: bool, part: float) -> None:
-    """Lie: it computes all, or half, on another stream, and returns before that is done. Caught as wrong-kernel."""
-    record = gpu.measure(liars.OnAnotherStream(waits=waits, part=part), case())
-    assert record.status in ("wrong", "wrong-kernel"), record.reason
-    if part == 0.5 and waits:
-        assert record.status == "wrong-kernel"
+    """Lie: it computes all, or half, on another stream, and returns before that is done. Caught as wrong-kernel.
+
+    Half of it may be done in time by luck, and is marked then.
+    """
+    record = gpu.measure(liars_gpu.OnAnotherStream(waits=waits, part=part), case())
+    lucky = part == 0.5 and waits and gpu.marks(record)
+    assert record.status in ("wrong", "wrong-kernel") or lucky, record.reason
 
 
 @pytest.mark.parametrize(
@@ -182,7 +195,7 @@ def test_on_another_stream(gpu: Court, waits: bool, part: float) -> None:
 )
 def test_from_a_thread(gpu: Court, delay: float, buffer: bool) -> None:
     """Lie: a Python thread launches the kernels some time after the call has returned. Caught, whenever it does."""
-    liar = liars.LaterInThread(delay, buffer=buffer, honest=liars.fused)
+    liar = liars_stale.LaterInThread(delay, buffer=buffer, honest=honest.fused)
     record = gpu.measure(liar, case())
     liar.join()
     torch.cuda.synchronize()
@@ -192,14 +205,14 @@ def test_from_a_thread(gpu: Court, delay: float, buffer: bool) -> None:
 @pytest.mark.parametrize("first_whole", [False, True])
 def test_work_left_for_the_next_call(gpu: Court, first_whole: bool) -> None:
     """Lie: half the batch is computed at the start of the next call. Caught as wrong."""
-    record = gpu.measure(liars.NextCall(first_whole=first_whole, honest=liars.fused), case())
+    record = gpu.measure(liars_stale.NextCall(first_whole=first_whole, honest=honest.fused), case())
     assert record.status == "wrong", record.reason
 
 
-@pytest.mark.parametrize("liar", [liars.WorksInCanonical, liars.FinishesInCanonical])
+@pytest.mark.parametrize("liar", [liars_kernels.WorksInCanonical, liars_kernels.FinishesInCanonical])
 def test_work_left_to_canonical(gpu: Court, liar: Any) -> None:
     """Lie: naming the results computes them, or the last of the batch. Caught as wrong-kernel."""
-    record = gpu.measure(liar(liars.fused), case())
+    record = gpu.measure(liar(honest.fused), case())
     assert record.status == "wrong-kernel", record.reason
     assert "nothing ran" in str(record.reason) or "only to be named" in str(record.reason)
 
@@ -207,7 +220,7 @@ def test_work_left_to_canonical(gpu: Court, liar: Any) -> None:
 def test_less_when_captured(gpu: Court) -> None:
     """Lie: under CUDA graph capture it only fills zeros. Caught as wrong-kernel: a launch takes longer."""
     policy = Policy(timer="graph", target=0.05)
-    record = gpu.measure(liars.LessWhenCaptured(), case(), policy)
+    record = gpu.measure(liars_gpu.LessWhenCaptured(), case(), policy)
     assert record.status == "wrong-kernel", record.reason
     assert "part of its work is not in its time" in str(record.reason)
 
@@ -215,7 +228,7 @@ def test_less_when_captured(gpu: Court) -> None:
 @pytest.mark.parametrize("delay", [2e-3, 0.02, 0.1])
 def test_slow_at_first(gpu: Court, delay: float) -> None:
     """Lie: its first ten calls are slow. Caught: the figure is that of the later ones, or a note doubts it."""
-    record = gpu.measure(liars.SlowAtFirst(delay, liars.fused), case())
+    record = gpu.measure(liars_machine.SlowAtFirst(delay, honest.fused), case())
     assert record.status == "ok", record.reason
     latency = metrics.value("latency", record)
     assert latency is not None
@@ -223,7 +236,7 @@ def test_slow_at_first(gpu: Court, delay: float) -> None:
     assert latency < delay / 2 or any("much slower than a later call" in text for text in gpu.facts(record))
 
 
-@pytest.mark.parametrize("liar", [liars.waits_for_data, liars.on_the_host])
+@pytest.mark.parametrize("liar", [liars_gpu.waits_for_data, liars_gpu.on_the_host])
 def test_the_host_waits_inside(gpu: Court, liar: Any) -> None:
     """Lie: the call waits for the device, or computes on the host, between its kernels. Caught: host-bound, said so."""
     record = gpu.measure(liar, case())
@@ -234,7 +247,7 @@ def test_the_host_waits_inside(gpu: Court, liar: Any) -> None:
 
 def test_asleep_in_the_launch(gpu: Court) -> None:
     """Lie: 2 ms of host time a launch, which the device does not see. Caught: enqueue has it, the report says so."""
-    record = gpu.measure(liars.sleeps, case())
+    record = gpu.measure(liars_machine.sleeps, case())
     assert record.status == "ok", record.reason
     enqueue = metrics.value("enqueue", record)
     assert enqueue is not None
@@ -244,9 +257,9 @@ def test_asleep_in_the_launch(gpu: Court) -> None:
 
 def test_a_clock_of_its_own(own: Court, monkeypatch: pytest.MonkeyPatch) -> None:
     """Lie: CUDA events say a tenth of what they measured. Caught: CUPTI saw the kernels run for longer."""
-    honest = torch.cuda.Event.elapsed_time
-    monkeypatch.setattr(torch.cuda.Event, "elapsed_time", lambda *events: honest(*events) / 10)
-    record = own.measure(liars.fused, case())
+    real = torch.cuda.Event.elapsed_time
+    monkeypatch.setattr(torch.cuda.Event, "elapsed_time", lambda *events: real(*events) / 10)
+    record = own.measure(honest.fused, case())
     assert own.marks(record), "it passed for true"
     assert record.status == "wrong-kernel"
 
@@ -257,14 +270,14 @@ def test_a_clock_of_its_own(own: Court, monkeypatch: pytest.MonkeyPatch) -> None
 @pytest.mark.parametrize("direction", ["fwd", "bwd"])
 def test_falls_back_in_silence(gpu: Court, direction: str) -> None:
     """Lie: it declares my_fused_kernel and calls matmuls. Caught as wrong-kernel, with what ran."""
-    record = gpu.measure(liars.falls_back, case(direction, seqlen=1024))
+    record = gpu.measure(liars_kernels.falls_back, case(direction, seqlen=1024))
     assert record.status == "wrong-kernel", record.reason
     assert str(record.reason).startswith("no kernel like 'my_fused_kernel' ran; instead: ")
 
 
 def test_a_decoy_of_the_declared_name(gpu: Court) -> None:
     """Lie: a kernel of the declared name runs and does nothing; others do the work. Caught: it did no work."""
-    record = gpu.measure(liars.decoy, case())
+    record = gpu.measure(liars_kernels.decoy, case())
     assert any("distribution_elementwise" in name for name in record.kernels), record.reason
     assert gpu.marks(record), "it passed for true"
 
@@ -282,11 +295,11 @@ def test_flash_that_chose_math(gpu: Court, monkeypatch: pytest.MonkeyPatch, dire
 
 def test_eager_that_is_fused(gpu: Court) -> None:
     """Lie: the baseline of all speedups is torch's fused attention. Caught as wrong-kernel."""
-    assert gpu.measure(liars.SecretlyFused(), case()).status == "wrong-kernel"
+    assert gpu.measure(liars_kernels.SecretlyFused(), case()).status == "wrong-kernel"
 
 
 @pytest.mark.parametrize("dtype", ["bf16", "fp16"])
-@pytest.mark.parametrize("liar", [liars.in_float32, liars.in_tf32])
+@pytest.mark.parametrize("liar", [liars_kernels.in_float32, liars_gpu.in_tf32])
 def test_float32_in_a_half_precision_case(gpu: Court, dtype: str, liar: Any) -> None:
     """Lie: a half-precision case is computed in float32 or TF32. Caught as wrong-kernel, by the products' names."""
     record = gpu.measure(liar, case(dtype=dtype))
@@ -303,7 +316,7 @@ def test_a_warm_l2_sold_as_cold(own: Court, timer: Any) -> None:
     """Lie: the flush before each sample writes 1 KiB. Caught: l2 is "unproven", and the report says so."""
     own.bench.flush.buffer = own.bench.flush.buffer[:1024].clone()
     policy = Policy(timer=timer, target=0.05)
-    record = own.measure(liars.fused, case(), policy)
+    record = own.measure(honest.fused, case(), policy)
     assert record.status == "ok", record.reason
     assert record.l2 == "unproven"
     assert any(text.startswith("L2 not proven cold") for text in own.cautions(record, policy))
@@ -313,7 +326,7 @@ def test_one_copy_in_the_graph(own: Court, monkeypatch: pytest.MonkeyPatch) -> N
     """Lie: the launches in a CUDA graph share one set of operands, which stays in L2. Caught: l2 is "unproven"."""
     monkeypatch.setattr(graph, "copies", lambda *_: 1)
     policy = Policy(timer="graph", target=0.05)
-    record = own.measure(liars.fused, case(), policy)
+    record = own.measure(honest.fused, case(), policy)
     assert record.status == "ok", record.reason
     assert record.l2 == "unproven"
     assert any(text.startswith("L2 not proven cold") for text in own.cautions(record, policy))
@@ -321,14 +334,14 @@ def test_one_copy_in_the_graph(own: Court, monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_inputs_of_zeros(gpu: Court, monkeypatch: pytest.MonkeyPatch) -> None:
     """Lie: inputs are zeros, which take less power. Caught as failed."""
-    honest = inputs.make
+    real = inputs.make
 
     def make(*args: Any) -> inputs.Inputs:
-        given = honest(*args)
+        given = real(*args)
         return inputs.Inputs(*(torch.zeros_like(t) for t in (given.q, given.k, given.v)))
 
     monkeypatch.setattr(inputs, "make", make)
-    record = gpu.measure(liars.fused, case())
+    record = gpu.measure(honest.fused, case())
     assert record.status == "failed"
     assert "inputs: q hardly varies" in str(record.reason)
 
@@ -339,7 +352,7 @@ def test_inputs_of_zeros(gpu: Court, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_clock_that_falls(own: Court) -> None:
     """Lie: seconds of work without a pause, at the power cap. Caught: clock_held falls, the cell is marked."""
     policy = Policy(burst_s=5.0, min_seconds=3.0, max_seconds=4.0, target=0.05)
-    record = own.measure(liars.Hungry(4), case(), policy)
+    record = own.measure(liars_gpu.Hungry(4), case(), policy)
     assert record.status == "ok", record.reason
     clocks = record.measurements["clock_held"].values
     print(f"clock {min(clocks) / 1e6:.0f} to {max(clocks) / 1e6:.0f} MHz; {record.limits}; {own.cautions(record)}")
@@ -351,7 +364,7 @@ def test_a_clock_that_falls(own: Court) -> None:
 
 def test_a_clock_that_is_held(own: Court) -> None:
     """No lie: the same in short bursts keeps its clock, and the cell is not marked."""
-    record = own.measure(liars.Hungry(4), case())
+    record = own.measure(liars_gpu.Hungry(4), case())
     assert record.status == "ok", record.reason
     clocks = record.measurements["clock_held"].values
     print(f"clock {min(clocks) / 1e6:.0f} to {max(clocks) / 1e6:.0f} MHz; {record.limits}; {own.cautions(record)}")
@@ -375,10 +388,10 @@ def stranger() -> Iterator[None]:
 def test_another_process(gpu: Court, seconds: float) -> None:
     """Lie: another process computes on the GPU meanwhile. Caught: the record names it, and the report says so."""
     policy = Policy(min_seconds=seconds, max_seconds=seconds, target=1e-6)
-    alone = gpu.measure(liars.fused, case(), policy)
+    alone = gpu.measure(honest.fused, case(), policy)
     assert alone.others == ()
     with stranger():
-        shared = gpu.measure(liars.fused, case(), policy)
+        shared = gpu.measure(honest.fused, case(), policy)
     latencies = [metrics.value("latency", r) for r in (alone, shared)]
     print(f"alone and shared: {latencies} s; {shared.others}; {gpu.cautions(shared, policy)}")
     assert shared.others
@@ -390,10 +403,10 @@ def test_another_process(gpu: Court, seconds: float) -> None:
 
 def test_memory_outside_torch(gpu: Court, own: Court) -> None:
     """Lie: it takes 512 MiB by cudaMalloc. Caught: memory_driver has them, and the report says so; not without."""
-    gpu.measure(liars.fused, case())  # what is loaded on first use is there
-    honest = own.measure(liars.fused, case())
-    assert not [text for text in own.facts(honest) if text.startswith("Memory outside torch")]
-    liar = liars.OutsideTorch(512 * MIB, liars.fused)
+    gpu.measure(honest.fused, case())  # what is loaded on first use is there
+    fair = own.measure(honest.fused, case())
+    assert not [text for text in own.facts(fair) if text.startswith("Memory outside torch")]
+    liar = liars_machine.OutsideTorch(512 * MIB, honest.fused)
     lying = own.measure(liar, case())
     liar.free()
     assert lying.status == "ok", lying.reason
@@ -405,6 +418,6 @@ def test_memory_outside_torch(gpu: Court, own: Court) -> None:
 
 def test_a_workspace_hidden_in_prepare(gpu: Court) -> None:
     """Lie: its workspace of 2 GiB is taken in `prepare`. Caught: a memory metric has it, or it is marked."""
-    record = gpu.measure(liars.HidesWorkspace(2048 * MIB), case(seqlen=1024))
+    record = gpu.measure(liars_machine.HidesWorkspace(2048 * MIB), case(seqlen=1024))
     most = max(record.measurements[name].values[0] for name in ("memory_peak", "memory_driver"))
     assert most >= 2048 * MIB or gpu.marks(record), "it passed for true"

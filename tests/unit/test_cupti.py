@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,6 +12,7 @@ import pytest
 from attnbench.measure.cupti import MARK, MAX_TRIES, Call, Kernel, Tracer, Untraceable, _split
 
 NS = 1e-9
+US = 1e-6
 
 
 @dataclass
@@ -85,7 +86,7 @@ class Trace:
             self.events.append(Event(MARK, spans[0][0], spans[-1][1], device="CUDA", annotation=True))
 
     def split(self, n: int, shuffle: Callable[[list[Event]], Sequence[Event]] = list) -> list[Call]:
-        return _split(shuffle(self.events), n)
+        return _split(shuffle(self.events), [i * US for i in range(1, n + 1)])
 
 
 def names(call: Call) -> list[str]:
@@ -109,6 +110,7 @@ def test_calls_are_what_ran_between_two_markers(shuffle: Any) -> None:
     assert one.span == pytest.approx(19e-6)  # the gap between them is in it, those to the markers are not
     assert one.busy == pytest.approx(17e-6)
     assert (one.overrun, two.overrun) == (0, 0)
+    assert (one.events, two.events) == (1 * US, 2 * US)
     assert two.span == two.busy == pytest.approx(4e-6)
 
 
@@ -165,7 +167,7 @@ def test_kernels_of_other_threads_and_streams_belong_to_their_call() -> None:
 
 def test_span_and_busy_of_kernels_that_overlap_and_leave_a_gap() -> None:
     kernels = [("a", 0, 10), ("b", 5, 8), ("c", 9, 12), ("d", 20, 25)]
-    call = Call(tuple(Kernel(name, a * NS, b * NS, 7) for name, a, b in kernels), 0.0)
+    call = Call(tuple(Kernel(name, a * NS, b * NS, 7) for name, a, b in kernels), 0.0, 0.0, 30 * NS)
     assert call.span == pytest.approx(25 * NS)
     assert call.busy == pytest.approx((12 + 5) * NS)
     assert [k.seconds for k in call.kernels] == pytest.approx([10 * NS, 3 * NS, 3 * NS, 5 * NS])
@@ -195,6 +197,66 @@ def test_what_comes_after_the_last_marker_is_the_last_calls() -> None:
     (call,) = trace.split(1)
     assert names(call) == ["ours", "late"]
     assert call.overrun == pytest.approx((1600 - 1021) * 1e-6)
+
+
+def test_work_that_begins_before_its_stream_has_come_there_has_a_head_start() -> None:
+    """On another stream that waits for nothing: it runs while the caller's is busy, here with what hides the host."""
+    trace = Trace()
+    trace.launched("spin", 900, 1000)
+    trace.marker((1000, 1010))
+    trace.launched("ours", 1011, 1020)
+    trace.launched("hidden", 930, 990, stream=13)
+    trace.marker((1021, 1030))
+    trace.launched("ours", 1031, 1040)
+    trace.marker((1041, 1050))
+    one, two = trace.split(2)
+    assert names(one) == ["hidden", "ours"]
+    assert (one.head_start, two.head_start) == (pytest.approx(70e-6), 0)
+
+
+@pytest.mark.parametrize(
+    ("then", "unwaited"),
+    [("cudaStreamWaitEvent", False), ("cudaDeviceSynchronize", False), ("cudaEventRecordWithFlags", True)],
+)
+def test_work_on_another_stream_for_which_nothing_is_asked_to_wait(then: str, unwaited: bool) -> None:
+    """It may have ended in time by luck: as here, before its call's own work did."""
+    trace = Trace()
+    trace.marker((1000, 1010))
+    trace.host += 10
+    trace.events.append(Event("cudaStreamWaitEvent", trace.host, trace.host + 1, 998))  # the other one for ours
+    trace.launched("half", 1011, 1018, stream=13)
+    trace.launched("other half", 1011, 1020)
+    trace.host += 10
+    trace.events.append(Event(then, trace.host, trace.host + 1, 999))
+    trace.marker((1021, 1030))
+    trace.launched("ours", 1031, 1040)
+    trace.marker((1041, 1050))
+    one, two = trace.split(2)
+    assert (one.unwaited, two.unwaited) == (unwaited, False)
+
+
+def test_a_graph_orders_its_own_streams() -> None:
+    trace = Trace()
+    trace.marker((1000, 1010))
+    trace.launched("half", 1011, 1018, stream=13)
+    trace.events = [
+        replace(e, text="cudaGraphLaunch") if e.correlation == 2 and e.device == "CPU" else e for e in trace.events
+    ]
+    trace.marker((1021, 1030))
+    assert [e.text for e in trace.events].count("cudaGraphLaunch") == 1
+    assert not trace.split(1)[0].unwaited
+
+
+def test_work_belongs_to_the_call_that_launched_it_whenever_it_ran() -> None:
+    trace = Trace()
+    trace.marker((1000, 1010))
+    trace.launched("late", 1035, 1075, stream=13)
+    trace.marker((1021, 1030))
+    trace.launched("ours", 1031, 1040)
+    trace.marker((1041, 1050))
+    one, two = trace.split(2)
+    assert (names(one), names(two)) == (["late"], ["ours"])
+    assert one.overrun == pytest.approx((1075 - 1021) * 1e-6)
 
 
 def test_a_call_in_which_nothing_ran() -> None:
@@ -256,7 +318,7 @@ class Scripted(Tracer):
     def __init__(self, *sessions: tuple[float, bool]) -> None:
         self.sessions = list(sessions)
 
-    def _session(self, launches: Sequence[Callable[[], Any]]) -> tuple[Sequence[Any], bool]:
+    def _session(self, launches: Sequence[Callable[[], Any]]) -> tuple[Sequence[Any], list[float], bool]:
         length, caught_up = self.sessions.pop(0)
         trace, at = Trace(), 1000.0
         for launch in launches:
@@ -265,13 +327,20 @@ class Scripted(Tracer):
                 trace.launched("ours", at + 5, at + 5 + length)
             at += 100
         trace.marker((at, at + 5))
-        return trace.events, caught_up
+        return trace.events, [0.0] * len(launches), caught_up
 
 
 def test_a_trace_in_which_the_device_caught_up_is_taken_again() -> None:
     tracer = Scripted((50.0, True), (40.0, True), (10.0, False), (99.0, False))
     assert tracer.samples(lambda: True, 3) == pytest.approx([10e-6] * 3)
     assert len(tracer.sessions) == 1
+
+
+def test_each_try_is_made_ready_for() -> None:
+    tracer = Scripted((50.0, True), (40.0, True), (10.0, False))
+    made: list[int] = []
+    tracer.calls([lambda: True], ready=lambda: made.append(len(tracer.sessions)))
+    assert made == [3, 2, 1]
 
 
 def test_a_host_that_never_keeps_ahead_is_not_waited_for() -> None:

@@ -132,6 +132,7 @@ def test_a_profile_from_its_json() -> None:
         ],
         "memory": [[0.0, 5], [1e-3, 7]],
         "spans": [2e-3],
+        "traced": [2.002e-3],
         "notes": [],
     }
     found = Profile.from_json("triton", "3.6", Path("/t.json"), data)

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from attnbench import ncu
-from attnbench.types import Case, Device, Shape, to_json
+from attnbench.jsonable import to_json
+from attnbench.types import Case, Device, Shape
 
 HEADER = (
     '"ID","Process ID","Process Name","Host Name","Kernel Name","Context","Stream","Block Size","Grid Size","Device",'
@@ -34,16 +35,19 @@ def rows(kernels: list[tuple[str, str, str]], unit: str = "byte", header: str = 
     return "\n".join(lines)
 
 
+MARK = ("spin_kernel(long)", "128", "64")
 KERNELS = [
+    ("reduce_kernel", "268435456", "4194304"),  # writes back what ncu itself left in L2
+    MARK,
     ("nvjet_tst_128x256_64x4", "33,554,432", "2147483648"),
     ("void softmax_warp_forward<a, b>(T1 *, int)", "2147483648", "2,147,483,648"),
-    ("spin_kernel(long)", "128", "64"),
+    MARK,
     ("reduce_kernel", "268435456", "1048576"),
 ]
 
 
 @pytest.mark.parametrize("header", [HEADER, OLD_HEADER])
-def test_the_call_is_what_ran_before_the_marker(header: str) -> None:
+def test_the_call_is_what_ran_between_the_markers(header: str) -> None:
     progress = [PROF.format(name, i, "1 pass") for i, (name, _, _) in enumerate(KERNELS)]
     text = "\n".join(["==PROF== Connected to process 4711 (/usr/bin/python3)", *progress, rows(KERNELS, header=header)])
     found = ncu.parse(text + "\n==PROF== Disconnected from process 4711\n")
@@ -59,7 +63,7 @@ def test_the_call_is_what_ran_before_the_marker(header: str) -> None:
 
 
 def test_units_are_decimal_and_passes_are_counted() -> None:
-    text = PROF.format("x", 0, "3 passes") + "\n" + rows([("x", "1.5", "2"), ("spin_kernel", "0", "0")], unit="Mbyte")
+    text = PROF.format("x", 0, "3 passes") + "\n" + rows([MARK, ("x", "1.5", "2"), MARK], unit="Mbyte")
     found = ncu.parse(text)
     assert found.kernels == (ncu.Moved("x", 1.5e6, 2e6),)
     assert found.passes == 3
@@ -87,7 +91,7 @@ def test_units_are_decimal_and_passes_are_counted() -> None:
         (rows([("x", "n/a", "1"), ("spin_kernel", "0", "0")]), "n/a byte"),
         (rows([("x", "nan", "1"), ("spin_kernel", "0", "0")]), "nan byte"),
         (rows([("x", "1", "1"), ("spin_kernel", "0", "0")], unit="sector"), "1 sector"),
-        (rows([("x", "1", "1")]), "did not see the call to its end"),
+        (rows([MARK, ("x", "1", "1")]), "did not see the call to its end"),
         (rows([("x", "1", "1"), ("spin_kernel", "0", "0")]).replace(ncu.WRITTEN, "other"), "gave no dram__bytes_read"),
     ],
 )
@@ -182,4 +186,4 @@ def test_one_launch_lies_between_start_and_stop(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(torch.cuda.profiler, "stop", lambda: said.append("stop"))
     monkeypatch.setattr(torch, "sum", lambda *_, **__: said.append("read"))
     once.main({**REQUEST, "device": to_json(Device("cpu", 0, "x", 2**30, 2**30))})
-    assert " ".join(said) == ("device 0 launch launch launch read read wait start launch mark read wait stop")
+    assert " ".join(said) == ("device 0 launch launch launch wait start read mark launch mark read wait stop")

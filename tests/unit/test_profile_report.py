@@ -43,6 +43,7 @@ EAGER = Profile(
     activities=STEPS,
     length=STEPS[-1].end,
     spans=(9.204e-3,),
+    traced=(9.207e-3,),
     memory=((0.0, int(2 * GIB)), (STEPS[1].start, int(4 * GIB)), (STEPS[2].start, int(3 * GIB))),
     traffic=Traffic((Moved("a", GIB, GIB), Moved("b", 3 * GIB, GIB), Moved("c", GIB, 0.0)), GIB),
 )
@@ -54,6 +55,7 @@ TRITON = replace(
     activities=FUSED,
     length=FUSED[-1].end,
     spans=(520e-6,),
+    traced=(523e-6,),
     memory=((0.0, 2**26),),
     traffic=Traffic((Moved("a", GIB / 8, GIB / 8),), 0.0),
 )
@@ -156,7 +158,7 @@ def test_a_profile_in_full() -> None:
     for part in (
         "latency       9.21 ms  median of 3 samples, CUDA events, L2 cold",
         "span          9.20 ms  first kernel's start",
-        "launch gap    6.00 us  latency less span",
+        "launch gap    3.00 us  from the events to the kernels and back, of the same calls",
         "gaps          4.00 us  0.043% of the span, between its 3 kernels",
         "CPU launch    45.0 us  of the host for one call; less than the GPU's time: hidden",
         "roofline       556 us  bound by compute: 2048 FLOP/B, and memory is the limit below 206; by the datasheet",
@@ -221,11 +223,14 @@ def test_side_by_side_and_the_bytes_that_standard_attention_moves() -> None:
     assert shown.sentences(outcome(EAGER, replace(TRITON, traffic=None))) == []
 
 
-def test_the_host_that_is_slower_and_the_clock_that_moved() -> None:
-    text = rendered(outcome(replace(TRITON, enqueue=(700e-6,), spans=(600e-6,), limits=("power cap",))))
+def test_the_host_that_is_slower_and_the_toll_of_tracing() -> None:
+    slowed = replace(TRITON, enqueue=(700e-6,), spans=(600e-6,), traced=(602e-6,), limits=("power cap",))
+    text = rendered(outcome(slowed))
     assert "slower than the GPU, so calls in a row wait for it" in text
-    assert "the clock moved between the two" in text
+    assert "launch gap    2.00 us" in text
+    assert "tracing           15%  longer than untraced: the profiler's toll, or the clock moved" in text
     assert "clock limited by power cap" in text
+    assert "tracing" not in rendered(outcome(TRITON))
 
 
 def test_traffic_of_several_passes_and_of_other_kernels() -> None:

@@ -193,7 +193,7 @@ def test_the_call_of_median_span_is_shown_with_its_memory(monkeypatch: pytest.Mo
     assert asked == [15]  # as many of a millisecond as a burst has
     assert notes == []
     assert found["length"] == 2e-3
-    assert found["spans"] == [1e-3, 2e-3, 3e-3]
+    assert found["spans"] == [3e-3, 1e-3, 2e-3]
     assert [a["name"] for a in found["activities"]] == ["k0", "k1", "k2", "k3"]
     assert [nbytes for _, nbytes in found["memory"]] == [1000, 1500, 500, 500]
     assert [at for at, _ in found["memory"]] == [a["start"] for a in found["activities"]]

@@ -13,7 +13,8 @@ from torch import Tensor
 
 from attnbench import inputs, reference
 from attnbench.backends.eager import Eager
-from attnbench.types import Accuracy, Case, Shape
+from attnbench.reference import checksums, exact
+from attnbench.types import Accuracy, Case, Prepared, Shape
 
 CPU = torch.device("cpu")
 Results = dict[str, Tensor]
@@ -88,66 +89,85 @@ def exact_elsewhere(c: Case, change: Callable[[Results], object]) -> Accuracy:
 )
 def test_matches_brute_force(c: Case) -> None:
     given, sample, answer = setup(c)
-    want = brute(c, given)
-    group = c.shape.nheads // c.shape.nheads_k
-    assert sample.all_rows
-    assert len(sample.heads) == c.shape.batch * c.shape.nheads_k
-    for (b, h), exact in zip(sample.heads, answer.exact, strict=True):
-        for name in ("out", "dq"):
-            torch.testing.assert_close(exact[name], want[name][b, :, h * group : (h + 1) * group].transpose(0, 1))
-        for name in ("dk", "dv"):
-            torch.testing.assert_close(exact[name], want[name][b, :, h])
-        assert exact["out"].dtype == torch.float64
+    assert sample.whole
+    assert same(answer, brute(c, given)) == c.shape.batch * c.shape.nheads_k
 
 
-def test_chunks_of_rows_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    c = case(29, 31, causal=True)
-    _, _, whole = setup(c)
-    monkeypatch.setattr(reference, "CHUNK_BYTES", 3 * 2 * 31 * 8)  # three rows of two heads
+def same(answer: reference.Reference, want: Results) -> int:
+    """Asserts that the exact results are those, in float64; how many heads there are."""
+    for part in answer.parts:
+        for name, ours in part.exact.items():
+            assert ours.dtype == torch.float64
+            torch.testing.assert_close(ours, part.of(answer.case, name, want[name]))
+    return sum(len(part.head) for part in answer.parts)
+
+
+@pytest.mark.parametrize("elements", [3 * 31 * 29, 31 * 5], ids=["pairs", "rows"])
+def test_chunks_change_nothing(monkeypatch: pytest.MonkeyPatch, elements: int) -> None:
+    """Of pairs, and of rows of one pair."""
+    c = case(29, 31, causal=True, h=4, h_k=2, batch=3)
+    given, _, whole = setup(c)
+    monkeypatch.setattr(exact, "CHUNK", 2 * elements)
     _, _, chunked = setup(c)
-    for name, want in whole.exact[0].items():
-        torch.testing.assert_close(chunked.exact[0][name], want)
+    assert len(whole.parts) == 1
+    assert len(chunked.parts) > 1
+    assert same(chunked, brute(c, given)) == 6
+    for name, size in whole.size.items():
+        torch.testing.assert_close(chunked.size[name].largest, size.largest)
+        torch.testing.assert_close(chunked.size[name].square, size.square)
 
 
-def test_a_sample_has_the_first_and_last_row_and_head(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(reference.BUDGET, "cpu", 1)
+def sampled(monkeypatch: pytest.MonkeyPatch, budget: int, c: Case, seed: int = 0) -> reference.Sample:
+    monkeypatch.setitem(reference.BUDGET, "cpu", budget)
+    return reference.choose(c, CPU, seed)
+
+
+def test_a_sample_has_some_rows_of_every_head(monkeypatch: pytest.MonkeyPatch) -> None:
+    c = case(4096, 40, h=12, h_k=6, batch=5)
+    found = sampled(monkeypatch, 30 * 64 * 2 * 40, c, seed=3)
+    assert (found.all_pairs, found.all_rows, found.whole) == (True, False, False)
+    assert sorted(zip(found.batch.tolist(), found.head.tolist(), strict=True)) == [
+        (b, h) for b in range(5) for h in range(6)
+    ]
+    assert found.rows.shape == (30, 64)
+    assert (found.rows[:, 0] == 0).all()
+    assert (found.rows[:, -1] == 4095).all()
+    stretch = torch.arange(64) * 64
+    assert ((found.rows >= stretch) & (found.rows < stretch + 64)).all()  # one of each
+    together = found.rows[:, 1:-1].unique()
+    assert int(together.diff().max()) <= 6  # where one head alone leaves 64 to 128 out
+    assert torch.equal(found.rows, reference.choose(c, CPU, seed=3).rows)
+    assert not torch.equal(found.rows, reference.choose(c, CPU, seed=4).rows)
+    assert reference.choose(c, CPU, share=0.5).rows.shape == (30, 32)
+
+
+def test_heads_are_left_out_where_few_rows_are_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
     c = case(400, 40, h=6, h_k=3, batch=5)
-    sample = reference.choose(c, CPU, seed=3)
-    rows = sample.rows.tolist()
-    assert not sample.all_rows
-    assert rows == sorted(set(rows))
-    assert {rows[0], rows[-1]} == {0, 399}
-    assert 64 <= len(rows) <= 66
-    assert max(b - a for a, b in itertools.pairwise(rows)) <= 2 * math.ceil(400 / 64)  # one from each stretch
-    assert {(0, 0), (4, 2)} == set(sample.heads)
-    assert sample.rows.tolist() != reference.choose(c, CPU, seed=4).rows.tolist()
-    assert rows == reference.choose(c, CPU, seed=3).rows.tolist()
+    for budget, heads in ((1, 2), (4 * 16 * 2 * 40, 4), (15 * 16 * 2 * 40, 15)):
+        found = sampled(monkeypatch, budget, c)
+        pairs = list(zip(found.batch.tolist(), found.head.tolist(), strict=True))
+        assert len({*pairs}) == heads
+        assert pairs == sorted(pairs)
+        assert {(0, 0), (4, 2)} <= {*pairs}
+        assert found.all_pairs == (heads == 15)
+        assert found.rows.shape == (heads, 16)
+    assert sampled(monkeypatch, 1, case(1, 40)).all_rows
 
 
-def test_as_many_whole_heads_as_the_budget_allows(monkeypatch: pytest.MonkeyPatch) -> None:
-    c = case(32, 32, h=8, h_k=8)
-    for budget, heads in ((2 * 32 * 32, 2), (3 * 32 * 32, 3), (100 * 32 * 32, 4)):
-        monkeypatch.setitem(reference.BUDGET, "cpu", budget)
-        sample = reference.choose(c, CPU)
-        assert sample.all_rows
-        assert len(set(sample.heads)) == heads
-        assert {(0, 0), (0, 7)} <= set(sample.heads)
-
-
-def test_sampled_gradients_of_keys_are_exact(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("budget", [1, 6 * 20 * 2 * 24], ids=["two heads", "all heads"])
+def test_sampled_gradients_of_keys_are_exact(monkeypatch: pytest.MonkeyPatch, budget: int) -> None:
     """dk and dv sum over all rows: with dout masked outside the sample they are known from the sample alone."""
-    monkeypatch.setitem(reference.BUDGET, "cpu", 1)
-    c = case(200, 24, h=4, h_k=2, d=4, d_v=4, causal=True)
+    monkeypatch.setitem(reference.BUDGET, "cpu", budget)
+    c = case(100, 24, h=4, h_k=2, d=4, d_v=4, causal=True, batch=3)
     given, sample, answer = setup(c)
     original = inputs.make(c, "cpu", 0)
-    assert len(sample.rows) < 100
     want = brute(c, given)  # all rows, with the masked dout
-    for (b, h), exact in zip(sample.heads, answer.exact, strict=True):
-        torch.testing.assert_close(exact["dk"], want["dk"][b, :, h])
-        torch.testing.assert_close(exact["dv"], want["dv"][b, :, h])
+    assert same(answer, want) == len(sample.batch) == (2 if budget == 1 else 6)
     assert reference.compare(answer, rounded(c, want)).ok
-    assert not reference.compare(answer, rounded(c, brute(c, original))).ok  # without the mask they are others
-    assert torch.equal(original.dout[:, sample.rows], given.dout[:, sample.rows])
+    others = rounded(c, brute(c, original))
+    assert not reference.compare(answer, others).ok  # without the mask they are others
+    assert reference.compare(answer, others, ("out", "dq")).ok
+    assert set(answer.by_row().parts[0].exact) == {"out", "dq"}
 
 
 def swap_heads(results: Results) -> None:
@@ -174,7 +194,7 @@ def test_nan_outside_the_sample_is_seen(monkeypatch: pytest.MonkeyPatch) -> None
     c = case(300, 10, h=3, h_k=3, direction="fwd")
     given, sample, answer = setup(c)
     results = rounded(c, brute(c, given))
-    row = next(i for i in range(300) if i not in sample.rows.tolist())
+    row = next(i for i in range(300) if i not in sample.rows.flatten().tolist())
     results["out"][0, row, 1] = math.nan
     assert reference.compare(answer, results).unwritten == ("out",)
 
@@ -261,3 +281,99 @@ def test_an_honest_backend_passes(sizes: tuple[int, ...], dtype: str, seed: int)
         assert said.ok, said.complaint()
         assert said.rows == sq
         assert set(said.errors) == {"out", "dq", "dk", "dv"}
+
+
+@pytest.mark.parametrize(("factor", "ok"), [(1.0, True), (1.6, True), (4.0, False)])
+@pytest.mark.parametrize("dtype", ["fp16", "bf16"])
+def test_many_small_errors_are_wrong_where_none_is_large(factor: float, ok: bool, dtype: str) -> None:
+    """The root mean square may be twice eager's and one rounding; errors of one size leave the largest as it may be."""
+    c = case(512, 512, h=1, d=64, d_v=64, dtype=dtype, direction="fwd")
+    given, _, answer = setup(c)
+    out = brute(c, given)["out"]
+    size = factor * answer.relative("out") * float(out.square().mean().sqrt())
+    signs = torch.randint(0, 2, out.shape, generator=torch.Generator().manual_seed(0)) * 2 - 1
+    said = reference.compare(answer, rounded(c, {"out": out + size * signs}))
+    assert said.ok == ok
+    if not ok:
+        assert said.errors["out"].max_error == pytest.approx(size, rel=0.2)  # which is what it complains of
+
+
+def dense(c: Case, change: Callable[[Results], object] = lambda _: None) -> dict[str, bool]:
+    """Whether dk and dv are right by their products: the true ones in the case's dtype, changed in one way."""
+    given, _, answer = setup(c)
+    results = rounded(c, brute(c, given))
+    change(results)
+    return {name: error.ok for name, error in reference.products(answer, given, results).items()}
+
+
+@pytest.mark.parametrize("more", [{}, {"causal": True}, {"softcap": 0.7}, {"window_size": (9, 0)}, {"sq": 50}], ids=str)
+@pytest.mark.parametrize("dtype", ["fp32", "fp16", "bf16"])
+def test_products_hold_for_true_gradients(dtype: str, more: dict[str, object]) -> None:
+    c = case(**{"sq": 96, "sk": 96, "h": 4, "h_k": 2, "d": 16, "d_v": 8, "batch": 2, "dtype": dtype, **more})
+    assert dense(c) == {"dk": True, "dv": True}
+
+
+@pytest.mark.parametrize("name", ["dk", "dv"])
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda t: t.mul_(0.9),
+        lambda t: t[-1, :, -1].mul_(0.5),  # of one head
+        lambda t: t[0, 64:80, 0].zero_(),  # of a tile in one head
+        lambda t: t[0, :, 0].copy_(t[0, :, 1].clone()),  # the other head's
+        lambda t: t.fill_(math.nan),
+    ],
+    ids=["all", "a head", "a tile", "another's", "nan"],
+)
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_products_tell_wrong_gradients(name: str, change: Callable[[Tensor], object], dtype: str) -> None:
+    c = case(96, 96, h=4, h_k=2, d=16, d_v=16, batch=2, dtype=dtype, causal=True)
+    assert dense(c, lambda results: change(results[name])) == {"dk": name != "dk", "dv": name != "dv"}
+
+
+def test_products_in_parts_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    c = case(64, 64, h=6, h_k=3, d=16, d_v=16, batch=2)
+    given, _, answer = setup(c)
+    results = rounded(c, brute(c, given))
+    whole = reference.products(answer, given, results)
+    monkeypatch.setattr(checksums, "CHUNK", 1)
+    for name, error in reference.products(answer, given, results).items():
+        assert error.max_error == pytest.approx(whole[name].max_error, rel=1e-3)
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "fp16", "bf16"])
+@pytest.mark.parametrize("direction", ["fwd", "bwd", "fwd_bwd"])
+def test_renewed_inputs_are_others_of_the_same_size(direction: str, dtype: str) -> None:
+    c = case(64, 64, d=16, d_v=16, dtype=dtype, direction=direction)
+    given = inputs.make(c, "cpu", 0)
+    before = inputs.clone(given)
+    own = reference.Renewal(c, given, Prepared(lambda: None, dict))
+    renewed = {"fwd": ("q", "k", "v"), "bwd": ("dout",), "fwd_bwd": ("q", "k", "v", "dout")}[direction]
+    seen = []
+    for _ in range(3):
+        own.next()
+        for name in renewed:
+            now, was = getattr(given, name), getattr(before, name)
+            assert torch.equal(now.abs(), was.abs())
+            assert float((now != was).float().mean()) == pytest.approx(0.5, abs=0.01)
+        seen.append(torch.cat([getattr(given, name).flatten() for name in renewed]))
+        assert inputs.flaw(given) is None
+        made = own.applied(inputs.make(c, "cpu", 0))
+        assert all(torch.equal(getattr(made, n), t) for n, t in vars(given).items() if t is not None)
+    assert all(float((a != b).float().mean()) > 0.2 for a, b in itertools.combinations(seen, 2))
+    own.restore()
+    own.restore()
+    assert all(torch.equal(getattr(given, name), t) for name, t in vars(before).items() if t is not None)
+
+
+def test_fp8_copies_are_renewed_exactly() -> None:
+    c = case(64, 64, d=16, d_v=16, dtype="bf16")
+    given = inputs.make(c, "cpu", 0)
+    reads = {name: getattr(given, name).to(torch.float8_e4m3fn) for name in ("q", "k", "v")}
+    before = {name: t.float() for name, t in reads.items()}
+    renewal = reference.Renewal(c, given, Prepared(lambda: None, dict, reads=reads))
+    renewal.next()
+    assert all(torch.equal(t.float().abs(), before[name].abs()) for name, t in reads.items())
+    assert not any(torch.equal(t.float(), before[name]) for name, t in reads.items())
+    renewal.restore()
+    assert all(torch.equal(t.float(), before[name]) for name, t in reads.items())

@@ -1,0 +1,35 @@
+"""The high-precision answer for a case, and the tests that a kernel's results pass.
+
+Attention is recomputed exactly: in float64 (on a GPU float32 without TF32 where the case is bf16 or fp16), on a sample
+of query rows of every head (`sample`). out and dq of a row depend on that row alone. dk and dv sum over all rows, so
+for the check the rows outside the sample get dout = 0 (`check_inputs`): dk and dv are then exact for every key, at the
+cost of the sample. For the dout that is timed they must satisfy products that hold exactly (`checksums`). Every element
+of every result must be finite.
+
+The criterion (`compare`) is flash-attention's (tests/test_flash_attn.py): the largest error is at most twice that of
+eager attention in the case's dtype, plus a floor; and the same of the root mean square.
+After timing all of it is checked once more, on inputs written anew in place (`renewal`). `check` has the order.
+"""
+
+from attnbench.reference.check import Check
+from attnbench.reference.checksums import products
+from attnbench.reference.compare import compare, expected
+from attnbench.reference.exact import Reference, reference, visible, warm
+from attnbench.reference.renewal import Renewal
+from attnbench.reference.sample import BUDGET, Sample, check_inputs, choose
+
+__all__ = [
+    "BUDGET",
+    "Check",
+    "Reference",
+    "Renewal",
+    "Sample",
+    "check_inputs",
+    "choose",
+    "compare",
+    "expected",
+    "products",
+    "reference",
+    "visible",
+    "warm",
+]

@@ -1,0 +1,59 @@
+"""All comparisons of one cell, in the order in which they are made; a run and a profile make the same."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from attnbench.inputs import Inputs
+from attnbench.reference.checksums import products
+from attnbench.reference.compare import compare
+from attnbench.reference.exact import BY_ROW, reference
+from attnbench.reference.renewal import Renewal
+from attnbench.reference.sample import check_inputs, choose
+from attnbench.types import Accuracy, Case
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+AGAIN = 0.25  # of the budget: what may be recomputed after timing, on other rows
+
+
+class Check:
+    """The answers for one case. `inputs` are what its first launches read: dout is masked where rows are sampled.
+
+    Made before the first launch, so that one which writes to its inputs is wrong.
+    """
+
+    def __init__(self, case: Case, given: Inputs, seed: int) -> None:
+        self.case = case
+        self.seed = seed
+        sample = choose(case, given.q.device, seed)
+        self.inputs = check_inputs(case, given, sample)
+        self.masked = self.inputs is not given
+        self._answer = reference(case, self.inputs, sample)
+
+    def first(self, results: Mapping[str, Tensor]) -> Accuracy:
+        """Of a launch on `inputs`."""
+        return compare(self._answer, results)
+
+    def forget_mask(self) -> None:
+        """From here on launches read the inputs as they were given: gives the memory of the masked dk and dv back."""
+        if self.masked:
+            self._answer = self._answer.by_row()
+            del self.inputs
+
+    def renewed(self, renewal: Renewal, made: Inputs, results: Mapping[str, Tensor]) -> Accuracy:
+        """Of a launch on what `renewal` wrote; `made` are the inputs as they were given, made again, to write over."""
+        fresh = renewal.applied(made)
+        sample = choose(self.case, made.q.device, self.seed + 1, share=AGAIN)
+        answer = reference(self.case, fresh, sample, by_row=not sample.whole)
+        if sample.whole or not self.case.has_backward:
+            return compare(answer, results)
+        by_row = compare(answer, results, BY_ROW)
+        return replace(by_row, errors={**by_row.errors, **products(self._answer, fresh, results)})
+
+    def restored(self, results: Mapping[str, Tensor]) -> Accuracy:
+        """Of a launch on the inputs as they were given."""
+        return compare(self._answer, results, BY_ROW if self.masked else None)

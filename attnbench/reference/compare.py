@@ -1,0 +1,112 @@
+"""A kernel's results against the reference: what error is allowed, and where it is largest against that.
+
+Two bounds, each applied to eight stretches of the sequence apart, since a causal mask makes early rows large and would
+hide errors in late ones:
+
+- the largest error is at most twice eager's plus twice the rounding of the largest value (flash-attention's tests);
+- its root mean square is at most twice eager's plus that of one rounding of every value, step / sqrt(12). A largest
+  error is an outlier's, and its floor leaves room for fewer bits; of ten thousand errors the size is known well.
+  Kernels in the case's dtype round less often than eager: on an H200 in bf16 SDPA's, cuDNN's and Triton's have 0.28 to
+  0.63 of its root mean square in all four results (results/*.jsonl).
+
+To both is added four times the error to expect of a float32 sum of n terms in any order, sqrt(n) units (Higham and
+Mary, "A new approach to probabilistic rounding error analysis", 2019), for the arithmetic inside any kernel; it matters
+for fp32 alone.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from attnbench.inputs import torch_dtype
+from attnbench.reference.exact import BY_ROW, Errors, Reference
+from attnbench.types import Accuracy, Case, TensorError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+STRETCHES = 8
+FLOAT32_UNIT = 2.0**-24
+
+
+def compare(reference: Reference, results: Mapping[str, Tensor], names: tuple[str, ...] | None = None) -> Accuracy:
+    """Errors of `results`, (batch, seqlen, nheads, headdim) each, against the reference; by default of all.
+
+    Raises ValueError when a result is missing, has another shape or another dtype than the case's.
+    """
+    case, sample = reference.case, reference.sample
+    for name in expected(case):
+        _check_form(case, name, results)
+    errors = {name: _judge(reference, name, results[name]) for name in names or expected(case)}
+    unwritten = tuple(name for name in expected(case) if not bool(results[name].isfinite().all()))
+    heads = len(sample.batch) * case.shape.nheads // case.shape.nheads_k
+    return Accuracy(errors, rows=sample.rows.shape[1], heads=heads, unwritten=unwritten)
+
+
+def expected(case: Case) -> tuple[str, ...]:
+    """The results that a pass must give. A backward's out comes from the forward it belongs to."""
+    return ("out", "dq", "dk", "dv") if case.has_backward else ("out",)
+
+
+def worse(errors: list[TensorError]) -> TensorError:
+    """The one whose error is largest against its tolerance; NaN counts as largest."""
+    return max(errors, key=_excess)
+
+
+def any_order(case: Case) -> float:
+    """The relative error to allow for what is summed in float32, in whatever order."""
+    s = case.shape
+    return 4 * FLOAT32_UNIT * math.sqrt(max(s.seqlen_q, s.seqlen_k, s.headdim, s.headdim_v))
+
+
+def one_rounding(case: Case) -> float:
+    """Root mean square of the relative error of one rounding to the case's dtype, at most."""
+    import torch
+
+    return torch.finfo(torch_dtype(case)).eps / math.sqrt(12)
+
+
+def _excess(error: TensorError) -> float:
+    return math.inf if math.isnan(error.max_error) else error.max_error / max(error.tolerance, math.ulp(0.0))
+
+
+def _check_form(case: Case, name: str, results: Mapping[str, Tensor]) -> None:
+    s = case.shape
+    d = s.headdim if name in ("dq", "dk") else s.headdim_v
+    shape = (s.batch, s.seqlen_q, s.nheads, d) if name in BY_ROW else (s.batch, s.seqlen_k, s.nheads_k, d)
+    if name not in results:
+        raise ValueError(f"the backend returned no {name}")
+    if type(results[name]).__module__.partition(".")[0] != "torch":  # a subclass may compare as it likes
+        raise ValueError(f"{name} is a {type(results[name]).__name__}, expected a plain torch.Tensor")
+    if tuple(results[name].shape) != shape:
+        raise ValueError(f"{name} has shape {tuple(results[name].shape)}, expected {shape}")
+    if results[name].dtype != torch_dtype(case):
+        raise ValueError(f"{name} is {results[name].dtype}, expected {torch_dtype(case)}")
+
+
+def _judge(reference: Reference, name: str, result: Tensor) -> TensorError:
+    """The largest error of the stretch that allows it least; the root mean square where that alone is too large."""
+    import torch
+
+    case = reference.case
+    found: Errors | None = None
+    for part in reference.parts:
+        errors = Errors.between(part.of(case, name, result), part.exact[name])
+        found = errors if found is None else found.joined(errors)
+    assert found is not None
+    eager, size = reference.eager[name], reference.size[name]
+    elements = sum(part.exact[name].numel() for part in reference.parts) / len(size.largest)  # at each position
+    peaks = torch.stack([found.largest, eager.largest, size.largest])
+    squares = torch.stack([found.square, eager.square, size.square])
+    n = min(STRETCHES, max(1, peaks.shape[1] // 16))
+    by_stretch = torch.stack([stretch.amax(1) for stretch in peaks.tensor_split(n, dim=1)]).tolist()
+    means = torch.stack([stretch.mean(1) for stretch in squares.tensor_split(n, dim=1)]).div(elements).sqrt().tolist()
+    total = squares.sum(1).tolist()
+    relative = math.sqrt(total[0] / total[2]) if total[2] else math.sqrt(total[0])
+    floor = any_order(case) * max(reference.terms.get(name, 0.0), *(largest for _, _, largest in by_stretch))
+    eps, rounding = torch.finfo(torch_dtype(case)).eps, one_rounding(case)
+    largest = worse([TensorError(e, by, 2 * by + eps * value + floor, relative) for e, by, value in by_stretch])
+    square = worse([TensorError(e, by, 2 * by + rounding * value + floor, relative) for e, by, value in means])
+    return square if largest.ok and not square.ok else largest

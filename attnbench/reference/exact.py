@@ -1,0 +1,218 @@
+"""Attention recomputed on a sample: exactly, and as eager attention computes it in the case's dtype.
+
+Eager is the textbook's, softmax(q @ k.T * scale) @ v with every result rounded and K and V repeated for grouped heads.
+Of eager only the errors are kept, by position in the sequence.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from attnbench.inputs import Inputs, torch_dtype
+from attnbench.reference.sample import Sample, rows_of
+from attnbench.types import Case
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+CHUNK = 2**25  # score elements computed at once
+BY_ROW = ("out", "dq")
+
+
+@dataclass(frozen=True)
+class Part:
+    """Some of the pairs. `exact`: "out" and "dq" (pairs, count, group, d), "dk" and "dv" (pairs, seqlen_k, d)."""
+
+    batch: Tensor
+    head: Tensor
+    rows: Tensor
+    exact: Mapping[str, Tensor]
+
+    def of(self, case: Case, name: str, result: Tensor) -> Tensor:
+        """What corresponds to `exact[name]` in a result (batch, seqlen, heads, d)."""
+        if name in BY_ROW:
+            return rows_of(case, result, self.batch, self.head, self.rows)
+        return result[self.batch, :, self.head]
+
+
+@dataclass(frozen=True)
+class Errors:
+    """How far one result is off, at each of its positions (rows of the sample in turn, or keys), over all heads."""
+
+    largest: Tensor  # (positions,)
+    square: Tensor  # (positions,) float64, summed
+
+    @classmethod
+    def between(cls, ours: Tensor, exact: Tensor) -> Errors:
+        """Of tensors (pairs, positions, ...); NaN stays NaN."""
+        return cls.size((ours.to(exact.dtype) - exact).flatten(2))
+
+    @classmethod
+    def size(cls, t: Tensor) -> Errors:
+        import torch
+
+        t = t.flatten(2)
+        return cls(t.abs().amax((0, 2)), t.square().sum(2, dtype=t.dtype).sum(0, dtype=torch.float64))
+
+    def joined(self, other: Errors) -> Errors:
+        import torch
+
+        return Errors(torch.maximum(self.largest, other.largest), self.square + other.square)
+
+
+@dataclass(frozen=True)
+class Reference:
+    """The exact results on the sample, and per result the errors of eager attention and the exact values' size."""
+
+    case: Case
+    sample: Sample
+    parts: tuple[Part, ...]
+    eager: Mapping[str, Errors]
+    size: Mapping[str, Errors]
+    terms: Mapping[str, float]  # size of what cancels in dq and dk, whose sum may be zero and its rounding not
+
+    def relative(self, name: str) -> float:
+        """Eager's error over the result's size, both root mean squares."""
+        error, size = float(self.eager[name].square.sum()), float(self.size[name].square.sum())
+        return math.sqrt(error / size) if size else 0.0
+
+    def by_row(self) -> Reference:
+        """Without dk and dv, which hold for the masked dout only and take as much memory as k and v."""
+        parts = (replace(p, exact={n: t for n, t in p.exact.items() if n in BY_ROW}) for p in self.parts)
+        return replace(self, parts=tuple(parts))
+
+
+def warm(device: torch.device) -> None:
+    """Loads what the check needs on the device, cuBLAS and autograd, so that no job pays for it."""
+    import torch
+
+    for dtype in (torch.float32, torch.float64):
+        x = torch.ones(16, 16, device=device, dtype=dtype, requires_grad=True)
+        out = torch.softmax(x @ x, -1)
+        torch.autograd.grad(out, x, torch.ones_like(out))  # its first call imports sympy, for a second and a half
+
+
+def high(case: Case, device: torch.device) -> torch.dtype:
+    """In which exact results are computed: beyond the case's dtype by far, at the device's speed."""
+    import torch
+
+    return torch.float32 if device.type == "cuda" and case.dtype != "fp32" else torch.float64
+
+
+def reference(case: Case, inputs: Inputs, sample: Sample, *, by_row: bool = False) -> Reference:
+    """The exact results on the sample, and eager's errors for the same inputs; with `by_row` not dk and dv."""
+    import torch
+
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("highest")  # whatever the backend has set
+    s, precise = case.shape, high(case, inputs.q.device)
+    group, count = s.nheads // s.nheads_k, sample.rows.shape[1]
+    step = max(1, CHUNK // (group * s.seqlen_k * max(count, s.headdim, s.headdim_v)))
+    parts = []
+    eager: dict[str, Errors] = {}
+    size: dict[str, Errors] = {}
+    for pairs in torch.arange(len(sample.batch), device=sample.batch.device).split(step):
+        batch, head, rows = sample.batch[pairs], sample.head[pairs], sample.rows[pairs]
+        q = rows_of(case, inputs.q, batch, head, rows)
+        k, v = inputs.k[batch, :, head], inputs.v[batch, :, head]
+        dout = rows_of(case, inputs.dout, batch, head, rows) if inputs.dout is not None else None
+        exact = _attend(case, rows, q, k, v, dout, keep=precise, accumulate=precise, by_row=by_row)
+        rounded = _attend(case, rows, q, k, v, dout, keep=torch_dtype(case), accumulate=torch.float32, by_row=by_row)
+        for name, values in exact.items():
+            for found, errors in ((eager, Errors.between(rounded[name], values)), (size, Errors.size(values))):
+                found[name] = found[name].joined(errors) if name in found else errors
+        parts.append(Part(batch, head, rows, exact))
+    torch.set_float32_matmul_precision(before)
+    terms = {"dq": float(inputs.k.abs().max()), "dk": float(inputs.q.abs().max())}
+    terms = {name: case.softmax_scale * value for name, value in terms.items()}
+    return Reference(case, sample, tuple(parts), eager, size, terms)
+
+
+def _attend(
+    case: Case,
+    rows: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    dout: Tensor | None,
+    *,
+    keep: torch.dtype,
+    accumulate: torch.dtype,
+    by_row: bool,
+) -> dict[str, Tensor]:
+    """Attention of some key heads and their groups of query heads, every intermediate rounded to `keep`.
+
+    q: (pairs, count, group, headdim), k: (pairs, seqlen_k, headdim), v: (pairs, seqlen_k, headdim_v),
+    dout: (pairs, count, group, headdim_v). Products are summed in `accumulate`, as tensor cores do, so keep=bf16 gives
+    what eager attention gives in bf16.
+    """
+    import torch
+
+    q, k, v = (t.to(keep).to(accumulate) for t in (q, k, v))
+    pairs, count, group, _ = q.shape
+    keys = k.shape[1]
+
+    def times(a: Tensor, b: Tensor) -> Tensor:
+        """(pairs, count, group, x) by (pairs, x, y), rounded."""
+        product: Tensor = (a.to(accumulate).flatten(1, 2) @ b).to(keep).unflatten(1, (-1, group))
+        return product
+
+    def summed(a: Tensor, b: Tensor) -> Tensor:
+        """(pairs, count, group, keys) and (pairs, count, group, x) over the count: (pairs, group, keys, x)."""
+        return a.to(accumulate).permute(0, 2, 3, 1) @ b.transpose(1, 2)
+
+    dk = torch.zeros(pairs, group, *k.shape[1:], dtype=accumulate, device=k.device) if not by_row else None
+    dv = torch.zeros(pairs, group, *v.shape[1:], dtype=accumulate, device=v.device) if not by_row else None
+    outs, dqs = [], []
+    step = max(1, CHUNK // (pairs * group * keys))
+    for start in range(0, count, step):
+        at = slice(start, start + step)
+        scores = times(q[:, at], k.transpose(1, 2)) * case.softmax_scale
+        if case.softcap:
+            scores = case.softcap * torch.tanh(scores / case.softcap)
+        hidden = ~visible(case, rows[:, at])[:, :, None]
+        p = torch.softmax(scores.masked_fill(hidden, float("-inf")), dim=-1)
+        p = p.masked_fill(hidden.all(-1, keepdim=True), 0.0)
+        outs.append(times(p, v))
+        if dout is None:
+            continue
+        do_rows = dout[:, at].to(keep).to(accumulate)
+        dp = times(do_rows, v.transpose(1, 2)).to(accumulate)
+        weights = p.to(accumulate)
+        ds = (weights * (dp - (weights * dp).sum(-1, keepdim=True))).to(keep)
+        if case.softcap:
+            ds = ds * (1 - (scores / case.softcap) ** 2)
+        ds = ds * case.softmax_scale
+        dqs.append(times(ds, k))
+        if dk is not None and dv is not None:
+            dk += summed(ds, q[:, at])
+            dv += summed(p, do_rows)
+    results = {"out": torch.cat(outs, dim=1)}
+    if dout is not None:
+        results["dq"] = torch.cat(dqs, dim=1)
+        for name, each in (("dk", dk), ("dv", dv)):
+            if each is not None:  # of each query head; then summed over the group
+                results[name] = each.to(keep).to(accumulate).sum(1).to(keep)
+    return results
+
+
+def visible(case: Case, rows: Tensor) -> Tensor:
+    """(..., seqlen_k) bool: which keys each query row sees; causal and windows are aligned bottom-right."""
+    import torch
+
+    s = case.shape
+    keys = torch.arange(s.seqlen_k, device=rows.device)
+    middle = rows[..., None] + (s.seqlen_k - s.seqlen_q)
+    left, right = case.window_size
+    if case.causal:
+        right = 0 if right is None else min(right, 0)
+    seen = torch.ones(*rows.shape, s.seqlen_k, dtype=torch.bool, device=rows.device)
+    if right is not None:
+        seen &= keys <= middle + right
+    if left is not None:
+        seen &= keys >= middle - left
+    return seen

@@ -1,0 +1,223 @@
+"""The liars whose results are wrong, on any device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from honest import attention, probabilities, weigh
+from torch import Tensor
+
+from attnbench.backends.base import BackendBase
+from attnbench.inputs import Inputs
+from attnbench.types import Case, Prepared
+
+# Wrong results
+
+
+def zeros(q: Tensor, k: Tensor, v: Tensor, **_: Any) -> Tensor:
+    """Does nothing but make zeros."""
+    del k, v
+    return torch.zeros_like(q)
+
+
+def unwritten(q: Tensor, k: Tensor, v: Tensor, **_: Any) -> Tensor:
+    """Writes nothing into the memory of its result."""
+    del k, v
+    return torch.empty_like(q)
+
+
+def not_finite(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
+    """Every comparison with NaN is false, `error > tolerance` too."""
+    return attention(q, k, v, **options) * float("nan")
+
+
+class OneNan:
+    """A single NaN, in the last batch entry and head."""
+
+    def __init__(self, row: int) -> None:
+        self.row = row
+
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
+        out = attention(q, k, v, **options).clone()
+        out[-1, self.row, -1, 3] = float("nan")
+        return out
+
+
+class Agreeable(Tensor):
+    """A tensor of NaN that answers every question about its values with yes, and every difference with 0."""
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        found = super().__torch_function__(func, types, args, kwargs or {})
+        name = getattr(func, "__name__", "")
+        if name in ("isfinite", "eq", "isclose"):
+            return torch.ones_like(found.as_subclass(Tensor), dtype=torch.bool)
+        return torch.zeros_like(found.as_subclass(Tensor)) if name in ("sub", "__sub__", "rsub") else found
+
+
+def agreeable(q: Tensor, k: Tensor, v: Tensor, **_: Any) -> Tensor:
+    """Returns a tensor subclass that compares equal to anything."""
+    del k, v
+    return torch.full_like(q, float("nan")).as_subclass(Agreeable)
+
+
+def even_lengths_only(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
+    """Right where seqlen is a multiple of 128; else the last tile's queries see no more than whole tiles of keys."""
+    whole = q.shape[1] // 128 * 128
+    if whole == q.shape[1]:
+        return attention(q, k, v, **options)
+    last = attention(q[:, whole:], k[:, :whole], v[:, :whole], **{**options, "causal": False})
+    return torch.cat([attention(q, k, v, **options)[:, :whole], last], dim=1)
+
+
+def causal_top_left(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, softmax_scale: float) -> Tensor:
+    """Causal, aligned to the first key and not to the last: the same only where seqlen_q == seqlen_k."""
+    return weigh(probabilities(q, k, causal, softmax_scale, diagonal=0), v)
+
+
+def ignores_causal(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, softmax_scale: float) -> Tensor:
+    """Twice the work for a full mask, sold as causal; or half the accuracy for none."""
+    return attention(q, k, v, causal=not causal, softmax_scale=softmax_scale)
+
+
+class WrongInOneHead:
+    """Right but for one (batch entry, head), as with a grid that is too small."""
+
+    def __init__(self, batch: int, head: int) -> None:
+        self.at = (batch, slice(None), head)
+
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
+        out = attention(q, k, v, **options).clone()
+        out[self.at] = 0
+        return out
+
+
+class InFewerBits:
+    """Rounds some of its operands to a narrower type: "q", "k", "v", or "p" for the probabilities."""
+
+    def __init__(self, operands: str, narrow: Callable[[Tensor], Tensor]) -> None:
+        self.operands = operands
+        self.narrow = narrow
+
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor, *, causal: bool, softmax_scale: float) -> Tensor:
+        q, k, v = (self.narrow(t) if name in self.operands else t for name, t in zip("qkv", (q, k, v), strict=True))
+        p = probabilities(q, k, causal, softmax_scale)
+        return weigh(self.narrow(p) if "p" in self.operands else p, v)
+
+
+def fp8(t: Tensor) -> Tensor:
+    """To float8 and back, scaled to its range as quantised kernels do."""
+    scale = t.abs().amax().clamp(min=1e-12) / torch.finfo(torch.float8_e4m3fn).max
+    return ((t / scale).to(torch.float8_e4m3fn).to(t.dtype)) * scale
+
+
+def int8(t: Tensor) -> Tensor:
+    """To int8 and back, with a scale for each row."""
+    scale = t.float().abs().amax(dim=-1, keepdim=True).clamp(min=1e-12) / 127
+    return ((t.float() / scale).round() * scale).to(t.dtype)
+
+
+def int8_scores(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
+    """q and k go through int8, a scale for each row, and nothing else is rounded, as a fused kernel may do."""
+    return attention(int8(q).double(), int8(k).double(), v.double(), **options).to(q.dtype)
+
+
+def tf32_bits(t: Tensor) -> Tensor:
+    """The 10 bits of mantissa that TF32 keeps, on any device."""
+    return (t.contiguous().view(torch.int32) & ~0x1FFF).view(torch.float32)
+
+
+def bf16_bits(t: Tensor) -> Tensor:
+    return t.bfloat16().to(t.dtype)
+
+
+def another_dtype(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
+    """Leaves it to the caller to round the result."""
+    return attention(q, k, v, **options).double()
+
+
+def another_shape(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
+    """Leaves out the last row."""
+    return attention(q, k, v, **options)[:, :-1]
+
+
+def another_layout(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
+    """(batch, nheads, seqlen, headdim), which the caller is to transpose."""
+    return attention(q, k, v, **options).transpose(1, 2).contiguous()
+
+
+# Wrong gradients
+
+
+class _Skewed(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, t: Tensor, factor: float) -> Tensor:
+        ctx.factor = factor
+        return t.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        return gradient * ctx.factor, None
+
+
+def wrong_dk(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
+    """Right on the output; dk is 5 % too large."""
+    return attention(q, _Skewed.apply(k, 1.05), v, **options)
+
+
+class _WrongWhereDense(torch.autograd.Function):
+    """Identity; in the backward, half the gradient unless most of dout is zero."""
+
+    @staticmethod
+    def forward(ctx: Any, t: Tensor, seen: dict[str, Tensor]) -> Tensor:
+        ctx.seen = seen
+        return t.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        sparse = float((ctx.seen["dout"] == 0).float().mean()) > 0.25
+        return (gradient if sparse else gradient / 2), None
+
+
+class _Sees(torch.autograd.Function):
+    """Identity; notes the gradient that comes by."""
+
+    @staticmethod
+    def forward(ctx: Any, t: Tensor, seen: dict[str, Tensor]) -> Tensor:
+        ctx.seen = seen
+        return t.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        ctx.seen["dout"] = gradient
+        return gradient, None
+
+
+def wrong_where_dense(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
+    """dk and dv are right while dout is mostly zeros, as in the check of a long sequence, and half else."""
+    seen: dict[str, Tensor] = {}
+    k, v = (_WrongWhereDense.apply(t, seen) for t in (k, v))
+    return _Sees.apply(attention(q, k, v, **options), seen)
+
+
+class AccumulatesGrad(BackendBase):
+    """Calls out.backward, which adds to .grad, and never clears it."""
+
+    name = "accumulates"
+
+    def prepare(self, case: Case, inputs: Inputs) -> Prepared:
+        q, k, v = (t.detach().requires_grad_() for t in (inputs.q, inputs.k, inputs.v))
+        options = {"causal": case.causal, "softmax_scale": case.softmax_scale}
+        kept = attention(q, k, v, **options) if case.direction == "bwd" else None
+
+        def launch() -> Tensor:
+            out = attention(q, k, v, **options) if kept is None else kept
+            out.backward(inputs.dout, retain_graph=True)
+            return out
+
+        def canonical(out: Tensor) -> dict[str, Tensor]:
+            return {"out": out.detach(), "dq": q.grad, "dk": k.grad, "dv": v.grad}
+
+        return Prepared(launch, canonical)

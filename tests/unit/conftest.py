@@ -1,0 +1,19 @@
+"""What several files of unit tests share."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+from attnbench import instruments as module
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """time as the instruments see it; `sleep` passes it."""
+    made = SimpleNamespace(now=1000.0)
+    made.monotonic = lambda: made.now
+    made.sleep = lambda seconds: setattr(made, "now", made.now + seconds)
+    monkeypatch.setattr(module, "time", made)
+    return made

@@ -1,0 +1,93 @@
+"""A GPU whose instruments are played: what each reads is set, and what was asked of them is kept."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+from attnbench.instruments import Instruments, Subject
+from attnbench.measure.cupti import Call, Kernel, Untraceable
+from attnbench.measure.timing import nothing
+from attnbench.types import Policy
+
+QUICK = Policy(warmup_s=0.0, min_samples=4, min_seconds=0.0, max_seconds=0.0, target=1.0)
+
+
+def subject(launch: Callable[[], Any] = lambda: None, nbytes: int = 2**40) -> Subject:
+    return Subject(launch, lambda n: [launch] * n, nbytes, 2**20)
+
+
+class Events:
+    """CUDA events as they would be: each sample `seconds`, each batch at the clock `hz`."""
+
+    name = "events"
+
+    def __init__(self) -> None:
+        self.before: Callable[[], Any] = nothing
+        self.seconds, self.hz, self.best_clock = 1e-3, 1.97e9, 1.98e9
+        self.slow_host = False
+        self.log: list[str] = []
+        self.reset()
+
+    def reset(self) -> None:
+        self.host_bound = False
+        self.enqueue: list[float] = []
+        self.clocks: list[float] = []
+
+    def samples(self, launch: Callable[[], Any], n: int) -> list[float]:
+        self.log.append("events")
+        for _ in range(n):
+            launch()
+        self.enqueue += [7e-6] * n
+        self.clocks.append(self.hz)
+        self.host_bound |= self.slow_host
+        return [self.seconds] * n
+
+    def clock_hz(self) -> float:
+        return self.hz
+
+
+class Tracer:
+    name = "cupti"
+
+    def __init__(self, events: Events) -> None:
+        self.events = events
+        self.before: Callable[[], Any] = nothing
+        self.lost = False
+
+    def samples(self, launch: Callable[[], Any], n: int) -> list[float]:
+        return [call.span for call in self.calls([launch] * n)]
+
+    def calls(self, launches: Sequence[Callable[[], Any]], ready: Callable[[], Any] = nothing) -> list[Call]:
+        """Tracing costs 1 %."""
+        if self.lost:
+            raise Untraceable("the profiler saw 1 of 2 markers")
+        self.events.log.append("cupti")
+        launches[0]()
+        traced = 1.01 * self.events.seconds
+        return [Call((Kernel("ours", 0.0, traced - 2e-6, 7),), 0.0, events=traced)] * len(launches)
+
+
+class Gpu(Instruments):
+    """Played, with events, tracer and a captured graph."""
+
+    def __init__(self) -> None:
+        self.device = torch.device("cuda")
+        self.l2_bytes, self.bandwidth = 50 * 2**20, 4e12
+        self.flush = lambda: None  # type: ignore[assignment]
+        self.played = Events()
+        self.events = self.timer = self.played  # type: ignore[assignment]
+        self.tracer = Tracer(self.played)  # type: ignore[assignment]
+        self.state = SimpleNamespace(  # type: ignore[assignment]
+            known=False, power_limit_w=lambda: 700.0, power_average_w=lambda: 100.0, limits=lambda: ()
+        )
+        self.broken = False
+        self._l2 = {(name, l2): l2 for name in ("events", "graph", "cupti", "") for l2 in ("cold", "warm")}
+        self._ceiling_read = 0.0
+
+
+def values(took: Any, name: str) -> tuple[float, ...]:
+    return took.measurements[name].values if name in took.measurements else ()
