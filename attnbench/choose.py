@@ -1,9 +1,11 @@
-"""Which backends a person means: names, globs, !names, and their own code as pkg.mod:obj or ./file.py:function."""
+"""What a person means by --backend (names, globs, !names, own code as pkg.mod:obj or ./file.py:function), --python
+and --device."""
 
 from __future__ import annotations
 
 import fnmatch
 import os
+import re
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -62,6 +64,13 @@ def interpreters(pairs: Sequence[str], names: Sequence[str]) -> dict[str, str]:
             raise UserError(f"--python: {path} is not an executable file")
         found.update(dict.fromkeys(matches, where))
     return found
+
+
+def device_name(text: str) -> str:
+    """--device as it was given; raises UserError for what names none."""
+    if not re.fullmatch(r"auto|cpu|fake|cuda(:\d+)?", text):
+        raise UserError(f"--device: {text!r} is not auto, cpu, cuda or cuda:N")
+    return text
 
 
 def _own_name(pattern: str, taken: dict[str, str], spec: str) -> str:

@@ -12,7 +12,8 @@ max(FLOPs / peak, bytes / bandwidth), by the datasheet, with exact FLOPs and ide
 larger term is what bounds the case. With a warm L2 the traffic need not cross the bus, and a share may exceed 1.
 
 **Cross-check.** The instruments took turns, so readings of one turn saw the same clock: they are compared turn by turn,
-and the median of the ratios counts.
+and the median of the ratios counts. CUPTI's spans are compared with what events read of the same calls, because tracing
+itself slows some kernels; by how much is the events' reading of traced calls over that of others.
 """
 
 from __future__ import annotations
@@ -117,8 +118,11 @@ def count(record: Record, _: Context) -> float:
 
 
 def launch_gap(record: Record, _: Context) -> float | None:
-    """Seconds that the events' reading has over the kernels' span."""
-    time, span = values(record, "time"), values(record, "span")
+    """Seconds that the events' reading has over the kernels' span; of the same calls where both were read."""
+    span, both = values(record, "span"), values(record, "span_events")
+    if both:
+        return stats.median([events - own for events, own in zip(both, span, strict=True)])
+    time = values(record, "time")
     return stats.median(time) - stats.median(span) if time and span and record.timer == "events" else None
 
 
@@ -171,21 +175,19 @@ def bandwidth_ceiling(record: Record, context: Context) -> float | None:
 
 def roofline(record: Record, context: Context) -> float | None:
     """The share of the latency that the roofline needs."""
-    terms = _roofline(record.case, context)
-    return None if terms is None else _over(max(terms), latency(record, context))
+    least = _roofline(record.case, context)
+    return None if least is None else _over(least.seconds, latency(record, context))
 
 
 def bound(case: Case, context: Context) -> Literal["compute", "memory"] | None:
     """What the roofline of a case is made of; None where peak or bandwidth is not known."""
-    terms = _roofline(case, context)
-    return None if terms is None else "compute" if terms[0] >= terms[1] else "memory"
+    least = _roofline(case, context)
+    return least.bound if least else None
 
 
-def _roofline(case: Case, context: Context) -> tuple[float, float] | None:
-    """Seconds for the arithmetic, and for the traffic."""
-    if not context.peak or not context.bandwidth:
-        return None
-    return work.flops(case) / context.peak, work.nbytes(case) / context.bandwidth
+def _roofline(case: Case, context: Context) -> work.Roofline | None:
+    """With exact FLOPs whatever the convention."""
+    return work.Roofline.of(case, context.peak, context.bandwidth) if context.peak and context.bandwidth else None
 
 
 def speedup(record: Record, context: Context) -> float | None:
@@ -227,9 +229,16 @@ def tflops_per_watt(record: Record, context: Context) -> float | None:
 
 
 def ratios(record: Record, instrument: str) -> tuple[float, ...]:
-    """An instrument's readings over those of the events in the same turns."""
-    pairs = zip(values(record, f"turns_{instrument}"), values(record, "turns_events"), strict=False)
+    """An instrument's readings over those of the events in the same turns, and where it can be on the same calls."""
+    traced = values(record, "turns_traced") if instrument == "cupti" else ()
+    pairs = zip(values(record, f"turns_{instrument}"), traced or values(record, "turns_events"), strict=False)
     return tuple(theirs / events for theirs, events in pairs if events)
+
+
+def tracing(record: Record, _: Context) -> float | None:
+    """The share by which events read traced calls longer than others."""
+    pairs = list(zip(values(record, "turns_traced"), values(record, "turns_events"), strict=False))
+    return stats.median([traced / plain for traced, plain in pairs]) - 1 if pairs else None
 
 
 def disagreement(record: Record, _: Context) -> float | None:

@@ -12,11 +12,12 @@ from typing import Any
 
 from attnbench import fitness
 from attnbench.backends import BACKENDS
+from attnbench.choose import device_name
 from attnbench.errors import EXIT_UNFIT, UserError
-from attnbench.execute import Fleet
-from attnbench.run import device_name, ends_well
+from attnbench.execute import Fleet, ends_well
+from attnbench.jsonable import to_json
 from attnbench.trial import PAIR, Trial, trial_cases, try_out
-from attnbench.types import Case, Device, Environment, to_json
+from attnbench.types import Case, Device, Environment
 from attnbench.verdicts import LEVELS, Finding, Level, judge, judge_trial, unfit
 
 EXIT_CODES: Mapping[Level, int] = {"ok": 0, "warning": 1, "unfit": EXIT_UNFIT}

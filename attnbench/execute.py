@@ -7,15 +7,17 @@ replaced, and the rest goes on. The parent never touches the device.
 from __future__ import annotations
 
 import contextlib
+import signal
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from attnbench.errors import UserError
+from attnbench.errors import Terminated, UserError
+from attnbench.jsonable import from_json, to_json
 from attnbench.plan import Answer, over_limit
 from attnbench.process import WorkerDied, WorkerHung, WorkerProcess
-from attnbench.types import Case, Device, Environment, Job, Policy, Probe, Record, Workspace, to_json
+from attnbench.types import Case, Device, Environment, Job, Policy, Probe, Record, Workspace
 
 START_TIMEOUT = 300.0  # seconds for importing torch and the library, and for opening the device
 MAX_STARTS_IN_VAIN = 3
@@ -42,7 +44,7 @@ class Fleet:
             worker.kill()
         if "environment" not in answer:
             raise UserError(str(answer.get("refused") or f"cannot look at the device: {answer['error']}"))
-        return Environment.from_json(answer["environment"])
+        return from_json(Environment, answer["environment"])
 
     def probe(self) -> dict[str, Probe]:
         """Each backend's version, or why it cannot be used. All are asked at once."""
@@ -113,7 +115,7 @@ class Fleet:
             return self._ended(replace(base, reason=str(death)), worker, began)
         if "record" not in answer:
             return self._ended(replace(base, reason=answer["error"]), worker, began)
-        record = Record.from_json(answer["record"])
+        record = from_json(Record, answer["record"])
         if answer.get("fatal"):
             worker.kill()
         return record if record.status in ("ok", "skipped") else replace(record, stderr=worker.stderr_tail())
@@ -157,6 +159,21 @@ class Fleet:
         tail = worker.stderr_tail()
         worker.kill()
         return replace(record, stderr=tail, seconds=time.monotonic() - began)
+
+
+@contextlib.contextmanager
+def ends_well(fleet: Fleet) -> Iterator[None]:
+    """SIGTERM ends a run as Ctrl-C does; the workers never outlive it."""
+
+    def terminate(*_: object) -> None:
+        raise Terminated
+
+    before = signal.signal(signal.SIGTERM, terminate)
+    try:
+        yield
+    finally:
+        fleet.close()
+        signal.signal(signal.SIGTERM, before)
 
 
 class TimeLimit:

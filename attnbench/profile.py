@@ -12,14 +12,15 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from attnbench import hardware, ncu, plan, stats, work
-from attnbench.choose import choose, interpreters
+from attnbench import hardware, ncu, plan, stats
+from attnbench.choose import choose, device_name, interpreters
 from attnbench.errors import UserError
-from attnbench.execute import START_TIMEOUT, Fleet
-from attnbench.run import device_name, ends_well
+from attnbench.execute import START_TIMEOUT, Fleet, ends_well
+from attnbench.jsonable import to_json
 from attnbench.sizes import short
 from attnbench.suite import Settings, parse, resolve
-from attnbench.types import Case, Device, Environment, Policy, to_json
+from attnbench.types import Case, Device, Environment, Policy
+from attnbench.work import Roofline
 
 DEFAULTS = parse(
     {
@@ -80,6 +81,7 @@ class Profile:
     activities: tuple[Activity, ...] = ()
     length: float = 0.0  # of the call that `activities` show
     spans: tuple[float, ...] = ()  # of all traced calls, CUPTI
+    traced: tuple[float, ...] = ()  # what CUDA events read of the same calls
     memory: tuple[tuple[float, int], ...] = ()  # bytes allocated from a moment of that call on
     trace: str | None = None  # the Chrome trace's file
     traffic: ncu.Traffic | None = None
@@ -106,44 +108,6 @@ class Profile:
         values["activities"] = tuple(Activity(**a) for a in data.get("activities", ()))
         values["memory"] = tuple((at, nbytes) for at, nbytes in data.get("memory", ()))
         return cls(backend=backend, version=version, trace=str(trace) if trace else None, **values)
-
-
-@dataclass(frozen=True)
-class Roofline:
-    """The least time that a case can take, by its FLOPs and ideal bytes and the machine's rates."""
-
-    flops: float
-    nbytes: float
-    peak: float  # FLOP/s
-    bandwidth: float  # bytes/s
-    source: str  # of the two rates
-    datasheet: bool = False  # else they were reached here, so a call may do better
-
-    @property
-    def intensity(self) -> float:
-        """FLOP per byte of ideal traffic."""
-        return self.flops / self.nbytes
-
-    @property
-    def ridge(self) -> float:
-        """The intensity from which compute is the limit."""
-        return self.peak / self.bandwidth
-
-    @property
-    def compute(self) -> float:
-        return self.flops / self.peak
-
-    @property
-    def memory(self) -> float:
-        return self.nbytes / self.bandwidth
-
-    @property
-    def seconds(self) -> float:
-        return max(self.compute, self.memory)
-
-    @property
-    def bound(self) -> str:
-        return "compute" if self.compute >= self.memory else "memory"
 
 
 @dataclass(frozen=True)
@@ -226,13 +190,9 @@ def roofline(case: Case, device: Device, profiles: Sequence[Profile]) -> Rooflin
     gpu = hardware.find(device.name, device.memory) if device.kind == "cuda" else None
     peak = hardware.peak(gpu, case.dtype) if gpu else None
     if gpu and peak:
-        return Roofline(
-            work.flops(case), work.nbytes(case), peak, gpu.bandwidth, f"the datasheet of the {gpu.name}", True
-        )
+        return Roofline.of(case, peak, gpu.bandwidth, f"the datasheet of the {gpu.name}", datasheet=True)
     matmul, copy = (max((p.ceilings.get(name, 0.0) for p in profiles), default=0.0) for name in ("matmul", "copy"))
-    if not matmul or not copy:
-        return None
-    return Roofline(work.flops(case), work.nbytes(case), matmul, copy, "what a matmul and a copy reach here")
+    return Roofline.of(case, matmul, copy, "what a matmul and a copy reach here") if matmul and copy else None
 
 
 def _ask(

@@ -5,9 +5,7 @@ from __future__ import annotations
 import math
 import os
 import re
-import signal
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from pathlib import Path
@@ -15,9 +13,9 @@ from typing import Protocol
 
 from attnbench import plan as planning
 from attnbench import store
-from attnbench.choose import choose, interpreters, is_own
+from attnbench.choose import choose, device_name, interpreters, is_own
 from attnbench.errors import EXIT_INTERRUPTED, EXIT_NOTHING_MEASURED, EXIT_TERMINATED, Terminated, UserError
-from attnbench.execute import Fleet, TimeLimit, execute
+from attnbench.execute import Fleet, TimeLimit, ends_well, execute
 from attnbench.sizes import parse_duration
 from attnbench.suite import Axes, Resolved, Settings, Suite, load, resolve
 from attnbench.types import DTYPES, Job, Record, Run
@@ -186,21 +184,6 @@ def _measure(
     return Outcome(replace(planned, records=tuple(records)), file.path, exit_code)
 
 
-@contextmanager
-def ends_well(fleet: Fleet) -> Iterator[None]:
-    """SIGTERM ends a run as Ctrl-C does; the workers never outlive it."""
-
-    def terminate(*_: object) -> None:
-        raise Terminated
-
-    before = signal.signal(signal.SIGTERM, terminate)
-    try:
-        yield
-    finally:
-        fleet.close()
-        signal.signal(signal.SIGTERM, before)
-
-
 def _previews(suite: Suite, device: str, settings: Settings) -> list[Resolved]:
     """What it may come to on the device, not looked at yet. Mistakes are said before anything starts."""
     found, errors = [], []
@@ -268,10 +251,3 @@ def parse_peak(words: Sequence[str]) -> Mapping[str, float]:
             raise UserError(f"--peak: {word!r} is not TFLOP/s by dtype, as in bf16=989")
         found[dtype] = value * 1e12
     return found
-
-
-def device_name(text: str) -> str:
-    """--device as it was given; raises UserError for what names none."""
-    if not re.fullmatch(r"auto|cpu|fake|cuda(:\d+)?", text):
-        raise UserError(f"--device: {text!r} is not auto, cpu, cuda or cuda:N")
-    return text

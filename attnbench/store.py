@@ -9,17 +9,18 @@ Schema 1 (attnbench 0.1): {"type": "run", "schema": 1, ...types.Run without reco
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import errno
 import fcntl
 import json
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any
 
 from attnbench.errors import UserError
-from attnbench.types import Environment, Job, Policy, Record, Run, to_json
+from attnbench.jsonable import from_json, to_json
+from attnbench.types import Job, Record, Run
 
 SCHEMA = 1
 
@@ -117,13 +118,13 @@ def read(path: Path) -> tuple[Run, list[str]]:
         try:
             data = json.loads(line)
             if data.pop("type") == "record":
-                records.append(Record.from_json(data))
+                records.append(from_json(Record, data))
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             problems.append(f"{path}:{number}: damaged line left out ({type(error).__name__}: {error})")
-    return Run(**{**run, "records": tuple(records)}), problems
+    return replace(run, records=tuple(records)), problems
 
 
-def _header(path: Path, line: bytes) -> dict[str, Any]:
+def _header(path: Path, line: bytes) -> Run:
     try:
         data = json.loads(line)
         if data.pop("type") != "run":
@@ -133,15 +134,8 @@ def _header(path: Path, line: bytes) -> dict[str, Any]:
         raise UserError(f"{path} is not an attnbench run file (its first line does not say so)") from None
     if schema > SCHEMA:
         raise UserError(f"{path} was written by a newer attnbench (schema {schema}, this one reads {SCHEMA}); upgrade")
-    known = {f.name for f in dataclasses.fields(Run)}  # a file of a newer attnbench still reads
     try:
-        return {
-            **{name: value for name, value in data.items() if name in known},
-            "environment": Environment.from_json(data["environment"]),
-            "policy": Policy.from_json(data.get("policy", {})),
-            "plan": tuple(Job.from_json(j) for j in data["plan"]),
-            "argv": tuple(data.get("argv", ())),
-        }
+        return from_json(Run, {"policy": {}, **data})
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise UserError(f"{path}:1: damaged first line ({type(error).__name__}: {error})") from None
 

@@ -15,14 +15,14 @@ import json
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar, get_args
+from functools import cache
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, get_args
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from attnbench.inputs import Inputs
 
-T = TypeVar("T")
 Dtype = Literal["bf16", "fp16", "fp32"]
 Direction = Literal["fwd", "bwd", "fwd_bwd"]
 Status = Literal["ok", "skipped", "wrong", "wrong-kernel", "oom", "failed", "timeout"]
@@ -39,6 +39,8 @@ ITEMSIZE: Mapping[str, int] = {"bf16": 2, "fp16": 2, "fp32": 4}
 @dataclass(frozen=True)
 class Shape:
     """The sizes of one attention call: q is (batch, seqlen_q, nheads, headdim), k and v have seqlen_k and nheads_k."""
+
+    strict: ClassVar[bool] = True
 
     batch: int
     seqlen_q: int
@@ -64,6 +66,8 @@ class Case:
     `window_size` is (left, right), None for open. A query that sees no key has output 0.
     """
 
+    strict: ClassVar[bool] = True  # a field that is not known would make it another case
+
     shape: Shape
     dtype: Dtype
     direction: Direction
@@ -75,16 +79,7 @@ class Case:
     @property
     def key(self) -> str:
         """Stable identity: a hash of the fields that differ from their default, so a new field orphans no baseline."""
-        said: dict[str, Any] = {
-            "shape": vars(self.shape),
-            "dtype": self.dtype,
-            "direction": self.direction,
-        }
-        for f in dataclasses.fields(self):
-            value = getattr(self, f.name)
-            if f.default is not dataclasses.MISSING and value != f.default:
-                said[f.name] = float(value) if isinstance(f.default, float) else value  # 30 and 30.0 are one case
-        return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()[:16]
+        return _key(self)
 
     @property
     def softmax_scale(self) -> float:
@@ -97,17 +92,6 @@ class Case:
     @property
     def has_backward(self) -> bool:
         return self.direction != "fwd"
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Case:
-        """Raises ValueError for a field that is not known: dropping it would make the case another one."""
-        if unknown := set(data) - {f.name for f in dataclasses.fields(cls)}:
-            raise ValueError(f"a newer attnbench's case, with {', '.join(sorted(unknown))}")
-        values = dict(data)
-        values["shape"] = Shape(**data["shape"])
-        if "window_size" in values:
-            values["window_size"] = tuple(values["window_size"])
-        return cls(**values)
 
 
 @dataclass(frozen=True)
@@ -129,10 +113,6 @@ class Policy:
     timeout_s: float = 120.0  # a job that takes longer, and longer than 5 times its forecast, is killed
     seed: int = 0
 
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Policy:
-        return _known(cls, data)
-
 
 @dataclass(frozen=True)
 class Device:
@@ -152,11 +132,6 @@ class Device:
 
     def __str__(self) -> str:
         return f"{self.kind}:{self.index}" if self.kind == "cuda" else self.kind
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Device:
-        capability = data.get("capability")
-        return _known(cls, {**data, "capability": tuple(capability) if capability else None})
 
 
 @dataclass(frozen=True)
@@ -188,10 +163,6 @@ class Environment:
             if ours != theirs:
                 found.append(f"device {name} was {ours} and is {theirs}")
         return found
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Environment:
-        return _known(cls, {**data, "device": Device.from_json(data["device"])})
 
 
 @dataclass(frozen=True)
@@ -241,10 +212,6 @@ class Job:
     def id(self) -> str:
         return f"{self.case.key}/{self.backend}/{self.round}"
 
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Job:
-        return _known(cls, {**data, "case": Case.from_json(data["case"]), "forecast": Forecast(**data["forecast"])})
-
 
 @dataclass(frozen=True)
 class Measurement:
@@ -291,22 +258,17 @@ class Accuracy:
         ]
         return "; ".join(parts)
 
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Accuracy:
-        errors = {
-            name: TensorError(**{key: float(value) for key, value in e.items()}) for name, e in data["errors"].items()
-        }
-        return _known(cls, {**data, "errors": errors, "unwritten": tuple(data.get("unwritten", ()))})
-
 
 @dataclass(frozen=True)
 class Record:
     """How one job ended. Raw samples only; metrics are derived when a report is made.
 
     `measurements` may hold
-    "time" (s, one value a sample), with CUDA events of a short kernel also "span" (s, the same by CUPTI);
+    "time" (s, one value a sample), with CUDA events of a short kernel also "span" (s, by CUPTI) and
+    "span_events" (s, by events of the same traced calls);
     "enqueue" (s, the host's time to launch one call), "first_call" (s);
-    "turns_events", "turns_graph", "turns_cupti" (s, one reading a turn, where the instruments were compared);
+    where the instruments were compared "turns_events", "turns_graph", "turns_cupti" (s, one reading a turn) and
+    "turns_traced" (s, what events read of the calls that CUPTI traced);
     "memory_peak", "memory_driver", "memory_saved" (B);
     "clock_held" (Hz, exact, at the end of each batch), and as NVML saw them meanwhile "clock_sm", "clock_mem" (Hz),
     "power" (W), "temperature" (C);
@@ -338,21 +300,6 @@ class Record:
     @property
     def id(self) -> str:
         return f"{self.case.key}/{self.backend}/{self.round}"
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Record:
-        values = dict(data)
-        values["case"] = Case.from_json(data["case"])
-        values["measurements"] = {
-            name: Measurement(m["unit"], tuple(m["values"])) for name, m in data.get("measurements", {}).items()
-        }
-        for name in ("limits", "others", "notes"):
-            values[name] = tuple(data.get(name, ()))
-        if data.get("accuracy"):
-            values["accuracy"] = Accuracy.from_json(data["accuracy"])
-        if data.get("forecast"):
-            values["forecast"] = Forecast(**data["forecast"])
-        return _known(cls, values)
 
 
 @dataclass(frozen=True)
@@ -387,9 +334,9 @@ class Prepared:
 
     `launch` runs one pass of the case's direction and returns its raw results; `canonical` names them
     ("out"; "dq", "dk", "dv") as views in (batch, seqlen, nheads, headdim). `forward` runs the forward alone,
-    keeping for backward what it keeps, and returns what holds that alive. `reads` are the tensors "v" and "dout" that
-    `launch` reads, where they are not the inputs' own memory but copies made for it: the check doubles them in place,
-    and the results must follow.
+    keeping for backward what it keeps, and returns what holds that alive. `reads` are the tensors "q", "k", "v" and
+    "dout" that `launch` reads, where they are not the inputs' own memory but copies made for it, headdim last: the
+    check changes them in place, and the results must follow.
     """
 
     launch: Callable[[], Any]
@@ -432,29 +379,18 @@ class Unsupported(Exception):
     """Raised by `prepare` or a first launch: the library refuses this case, with its own reason. A skip."""
 
 
-def to_json(value: Any) -> Any:
-    """A dataclass as plain JSON values, fields at their default left out."""
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        out = {}
-        for f in dataclasses.fields(value):
-            item = getattr(value, f.name)
-            default = f.default_factory() if f.default_factory is not dataclasses.MISSING else f.default
-            if item != default:
-                out[f.name] = to_json(item)
-        return out
-    if isinstance(value, Mapping):
-        return {k: to_json(v) for k, v in value.items()}
-    if isinstance(value, (tuple, list)):
-        return [to_json(v) for v in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)  # JSON has no NaN
-    return value
-
-
-def _known(cls: type[T], data: Mapping[str, Any]) -> T:
-    """cls from those of `data` that it knows: a file of a newer attnbench still reads."""
-    names = {f.name for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
-    return cls(**{k: v for k, v in data.items() if k in names})
+@cache
+def _key(case: Case) -> str:
+    said: dict[str, Any] = {
+        "shape": vars(case.shape),
+        "dtype": case.dtype,
+        "direction": case.direction,
+    }
+    for f in dataclasses.fields(case):
+        value = getattr(case, f.name)
+        if f.default is not dataclasses.MISSING and value != f.default:
+            said[f.name] = float(value) if isinstance(f.default, float) else value  # 30 and 30.0 are one case
+    return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def _brief(value: Any, other: Any) -> str:

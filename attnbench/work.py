@@ -18,15 +18,64 @@ change the count.
 
 **Bytes.** The least that has to cross the memory bus: each operand once, however small the cache. An implementation may
 move more (a second pass over k and v, workspaces), so bytes over time is a lower bound of the bandwidth it drew.
+
+**Roofline** (Williams, Waterman and Patterson, "Roofline", CACM 52(4), 2009): no implementation takes less than
+max(FLOPs / peak, bytes / bandwidth), with exact FLOPs and ideal traffic. The larger term is what bounds the case. With
+a warm L2 the traffic need not cross the bus.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Literal
 
 from attnbench.types import ITEMSIZE, Case
 
 Convention = Literal["exact", "fa"]
+
+
+@dataclass(frozen=True)
+class Roofline:
+    """The least time that a case can take, by its work and a machine's rates."""
+
+    flops: float
+    nbytes: float
+    peak: float  # FLOP/s
+    bandwidth: float  # bytes/s
+    source: str = ""  # of the two rates
+    datasheet: bool = False  # else they may have been reached by something here, and a call may do better
+
+    @classmethod
+    def of(cls, case: Case, peak: float, bandwidth: float, source: str = "", *, datasheet: bool = False) -> Roofline:
+        return cls(flops(case), nbytes(case), peak, bandwidth, source, datasheet)
+
+    @property
+    def intensity(self) -> float:
+        """FLOP per byte of ideal traffic."""
+        return self.flops / self.nbytes
+
+    @property
+    def ridge(self) -> float:
+        """The intensity from which compute is the limit."""
+        return self.peak / self.bandwidth
+
+    @property
+    def compute(self) -> float:
+        """Seconds for the arithmetic."""
+        return self.flops / self.peak
+
+    @property
+    def memory(self) -> float:
+        """Seconds for the traffic."""
+        return self.nbytes / self.bandwidth
+
+    @property
+    def seconds(self) -> float:
+        return max(self.compute, self.memory)
+
+    @property
+    def bound(self) -> Literal["compute", "memory"]:
+        return "compute" if self.compute >= self.memory else "memory"
 
 
 def visible_pairs(

@@ -28,6 +28,7 @@ from functools import partial
 from typing import Any, TextIO
 
 from attnbench import backends, environment
+from attnbench.jsonable import from_json, to_json
 from attnbench.measure.timing import CpuTimer, collect  # before any backend: none replaces the clock that they hold
 from attnbench.types import (
     Backend,
@@ -41,7 +42,6 @@ from attnbench.types import (
     Record,
     Unsupported,
     Workspace,
-    to_json,
 )
 
 
@@ -64,25 +64,25 @@ class Worker:
                     raise TypeError(f"{request['name']}.probe() returned {probe!r}, not a Probe")
                 return {"probe": to_json(probe)}
             case "survey":
-                device = Device.from_json(request["device"])
-                return {"answers": [self.survey(Case.from_json(c), device) for c in request["cases"]]}
+                device = from_json(Device, request["device"])
+                return {"answers": [self.survey(from_json(Case, c), device) for c in request["cases"]]}
             case "ready":
                 if not getattr(self.backend, "simulated", False):
-                    self.bench(Device.from_json(request["device"]))
+                    self.bench(from_json(Device, request["device"]))
                 return {}
             case "run":
-                job, policy = Job.from_json(request["job"]), Policy(**request["policy"])
-                record = self.run(job, policy, Device.from_json(request["device"]))
+                job, policy = from_json(Job, request["job"]), Policy(**request["policy"])
+                record = self.run(job, policy, from_json(Device, request["device"]))
                 return {"record": to_json(record), "fatal": self.fatal}
             case "examine":
                 from attnbench.fitness import examine
 
-                return {"facts": examine(self.bench(Device.from_json(request["device"])))}
+                return {"facts": examine(self.bench(from_json(Device, request["device"])))}
             case "profile":
                 from attnbench.profiling import profile
 
                 assert self.backend is not None
-                bench, case = self.bench(Device.from_json(request["device"])), Case.from_json(request["case"])
+                bench, case = self.bench(from_json(Device, request["device"])), from_json(Case, request["case"])
                 return {"profile": profile(bench, self.backend, case, request["trace"])}
             case other:
                 raise ValueError(f"unknown request {other!r}")

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable
+
 import pytest
-from tool import FAKE, Tool
+from tool import FAKE, Result, Tool
+
+from attnbench.cli import main
 
 BAD_OPTIONS = {
     # sizes
@@ -74,9 +79,25 @@ def littered(tool: Tool) -> Tool:
     return tool
 
 
-def check(tool: Tool, *args: str, says: str) -> None:
+@pytest.fixture
+def inside(tool: Tool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., Result]:
+    """The command in the process of the tests: dozens of mistakes are not worth dozens of start-ups."""
+    monkeypatch.chdir(tool.folder)
+    monkeypatch.delenv("ATTNBENCH_FAKE", raising=False)
+
+    def run(*args: str, code: int) -> Result:
+        monkeypatch.setattr(sys, "argv", ["attnbench", *args])
+        with pytest.raises(SystemExit) as end:
+            main()
+        assert end.value.code == code
+        return Result(code, *capsys.readouterr())
+
+    return run
+
+
+def check(tool: Tool, *args: str, says: str, run: Callable[..., Result] | None = None) -> None:
     before = sorted(tool.folder.rglob("*"))
-    result = tool(*args, code=2)
+    result = (run or tool)(*args, code=2)
     assert result.err.startswith("attnbench: ")
     assert result.err.count("\n") == 1, result.err
     assert says in result.err
@@ -85,8 +106,8 @@ def check(tool: Tool, *args: str, says: str) -> None:
 
 
 @pytest.mark.parametrize(("options", "says"), BAD_OPTIONS.items())
-def test_bad_options(littered: Tool, options: str, says: str) -> None:
-    check(littered, *FAKE, *options.split(" "), says=says)
+def test_bad_options(littered: Tool, inside: Callable[..., Result], options: str, says: str) -> None:
+    check(littered, *FAKE, *options.split(" "), says=says, run=inside)
 
 
 BAD_SUITES = {
@@ -113,9 +134,9 @@ BAD_SUITES = {
 
 
 @pytest.mark.parametrize(("text", "says"), BAD_SUITES.items())
-def test_bad_suites(tool: Tool, text: str, says: str) -> None:
+def test_bad_suites(tool: Tool, inside: Callable[..., Result], text: str, says: str) -> None:
     tool.write("mine.yaml", text)
-    check(tool, *FAKE, "--suite", "mine.yaml", says=says)
+    check(tool, *FAKE, "--suite", "mine.yaml", says=says, run=inside)
 
 
 BAD_REPORTS = {
@@ -133,8 +154,8 @@ BAD_REPORTS = {
 
 
 @pytest.mark.parametrize(("options", "says"), BAD_REPORTS.items())
-def test_bad_reports(littered: Tool, options: str, says: str) -> None:
-    check(littered, "report", *filter(None, options.split(" ")), says=says)
+def test_bad_reports(littered: Tool, inside: Callable[..., Result], options: str, says: str) -> None:
+    check(littered, "report", *filter(None, options.split(" ")), says=says, run=inside)
 
 
 @pytest.mark.parametrize(
@@ -145,8 +166,10 @@ def test_bad_reports(littered: Tool, options: str, says: str) -> None:
         (["backends", "--python", "x"], "--python: 'x' is not NAME=PATH"),
     ],
 )
-def test_bad_words_for_the_other_commands(tool: Tool, args: list[str], says: str) -> None:
-    check(tool, *args, says=says)
+def test_bad_words_for_the_other_commands(
+    tool: Tool, inside: Callable[..., Result], args: list[str], says: str
+) -> None:
+    check(tool, *args, says=says, run=inside)
 
 
 def test_a_gpu_that_is_not_there(tool: Tool) -> None:
@@ -174,8 +197,8 @@ def test_a_read_only_folder(tool: Tool) -> None:
         ["run", "-b"],
     ],
 )
-def test_what_typer_refuses_is_exit_code_2_too(tool: Tool, args: list[str]) -> None:
-    result = tool(*args, code=2)
+def test_what_typer_refuses_is_exit_code_2_too(tool: Tool, inside: Callable[..., Result], args: list[str]) -> None:
+    result = inside(*args, code=2)
     assert result.err
     assert result.out == ""
     assert list(tool.folder.iterdir()) == []

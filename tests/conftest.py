@@ -1,0 +1,1 @@
+"""Its place puts tests/ on the path, where tests of backends find their stand-ins."""
