@@ -1,0 +1,69 @@
+"""`fa1`: flash-attn 1.x (Dao-AILab/flash-attention), what Turing GPUs run. Checked against the source of 1.0.9.
+
+Its interface is for variable lengths: (batch * seqlen, nheads, headdim) and cumulative lengths, views of what is given.
+Causal is aligned top-left there (bottom-right only since 2.1), no grouped heads, headdim to 128, and a backward of
+headdim above 64 only on compute capability 8.0 and 9.0 (csrc/flash_attn/fmha_api.cpp).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+from attnbench.backends.base import autograd_prepared
+from attnbench.backends.library import Library, Limits
+from attnbench.types import Case, Device, Prepared
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from attnbench.inputs import Inputs
+
+
+class FlashAttention1(Library):
+    name = "fa1"
+    module = "flash_attn.flash_attn_interface"
+    distributions: ClassVar = ("flash-attn",)
+    install = "pip install 'flash-attn<2' --no-build-isolation"
+    before = "2"
+    checked: ClassVar = ("1.0.9",)
+    limits: ClassVar = Limits(
+        capability=(7, 5), capability_below=(9, 1), headdim=(8, 128), gqa=False, dropout=True, unequal_causal=False
+    )
+    forward_kernels = "fmha_fwd_loop_kernel"
+    backward_kernels = "fmha_bwd_.*loop"
+
+    def unsupported(self, case: Case, device: Device) -> str | None:
+        if reason := super().unsupported(case, device):
+            return reason
+        if case.dtype == "bf16" and device.capability is not None and device.capability < (8, 0):
+            return "bf16 needs compute capability 8.0 or newer"
+        large = case.has_backward and case.shape.headdim > 64
+        if large and device.capability not in (None, (8, 0), (9, 0)):
+            return "its backward of headdim above 64 needs compute capability 8.0 or 9.0 (shared memory)"
+        return None
+
+    def prepare(self, case: Case, inputs: Inputs) -> Prepared:
+        import torch
+        from flash_attn.flash_attn_interface import flash_attn_unpadded_func
+
+        s = case.shape
+        causal = case.causal and s.seqlen_q > 1  # top-left aligned, a lone query would see the first key only
+        ends_q, ends_k = (
+            torch.arange(0, (s.batch + 1) * n, n, dtype=torch.int32, device=inputs.q.device)
+            for n in (s.seqlen_q, s.seqlen_k)
+        )
+
+        def call(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            out: Tensor = flash_attn_unpadded_func(
+                *(t.flatten(0, 1) for t in (q, k, v)),
+                ends_q,
+                ends_k,
+                s.seqlen_q,
+                s.seqlen_k,
+                case.dropout_p,
+                softmax_scale=case.softmax_scale,
+                causal=causal,
+            )
+            return out.view(s.batch, s.seqlen_q, s.nheads, s.headdim_v)
+
+        return autograd_prepared(case, inputs, call)

@@ -1,0 +1,58 @@
+"""`fa2`: flash-attn 2.x (Dao-AILab/flash-attention). Checked against the source of 2.8.3.post1.
+
+Its causal mask is aligned bottom-right (since 2.1), a query that sees no key gets 0, and softcap came with 2.6, which
+is the oldest taken here. Only its source is on PyPI; FLASH_ATTN_CUDA_ARCHS=90 builds for one architecture.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+from attnbench.backends.base import autograd_prepared
+from attnbench.backends.library import Library, Limits
+from attnbench.backends.masks import flash_window
+from attnbench.types import Case, Device, Prepared
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from attnbench.inputs import Inputs
+
+
+class FlashAttention2(Library):
+    name = "fa2"
+    efficiency = 0.45
+    module = "flash_attn.flash_attn_interface"
+    distributions: ClassVar = ("flash-attn",)
+    install = "pip install 'flash-attn>=2.6' --no-build-isolation"
+    oldest, before = "2.6", "3"
+    checked: ClassVar = ("2.8.3.post1",)
+    limits: ClassVar = Limits(window=True, softcap=True, dropout=True)
+    forward_kernels = "flash_fwd"
+    backward_kernels = "flash_bwd"
+    other_kernels: ClassVar = ("pytorch_flash",)  # torch's copy of it
+
+    def unsupported(self, case: Case, device: Device) -> str | None:
+        if case.softcap and case.dropout_p:
+            return "softcap and dropout exclude each other"
+        return super().unsupported(case, device)
+
+    def prepare(self, case: Case, inputs: Inputs) -> Prepared:
+        from flash_attn import flash_attn_func
+
+        window = flash_window(case)
+
+        def call(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            out: Tensor = flash_attn_func(
+                q,
+                k,
+                v,
+                dropout_p=case.dropout_p,
+                softmax_scale=case.softmax_scale,
+                causal=case.causal,
+                window_size=window,
+                softcap=case.softcap,
+            )
+            return out
+
+        return autograd_prepared(case, inputs, call)

@@ -1,0 +1,80 @@
+"""`fa3`: flash-attn 3 for Hopper (flash-attention/hopper, module flash_attn_interface).
+
+Checked against the source at commit 0251105 (2026-08). Causal is aligned bottom-right. fp8 (e4m3) is forward only,
+takes one descale per (batch entry, key head) and writes bf16. Older builds return (out, lse), newer ones out alone.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from attnbench.backends.base import autograd_prepared
+from attnbench.backends.fp8 import is_fp8, quantize
+from attnbench.backends.library import Library, Limits
+from attnbench.backends.masks import flash_window
+from attnbench.types import Case, Device, Prepared
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from attnbench.inputs import Inputs
+
+
+class FlashAttention3(Library):
+    name = "fa3"
+    efficiency = 0.75
+    module = "flash_attn_interface"
+    distributions: ClassVar = ("flash-attn-3", "flashattn-hopper")
+    install = "build it: git clone https://github.com/Dao-AILab/flash-attention; pip install ./flash-attention/hopper"
+    checked: ClassVar = ("3.0.0 at 0251105",)
+    limits: ClassVar = Limits(
+        dtypes=("bf16", "fp16", "fp8"),
+        capability=(9, 0),
+        capability_below=(10, 0),
+        headdim=(8, 512),
+        headdim_v=True,
+        window=True,
+        softcap=True,
+    )
+    forward_kernels = "FlashAttnFwdSm90"
+    backward_kernels = "FlashAttnBwdSm90"
+
+    def unsupported(self, case: Case, device: Device) -> str | None:
+        return super().unsupported(case, device) or _headdims(case)
+
+    def prepare(self, case: Case, inputs: Inputs) -> Prepared:
+        from flash_attn_interface import flash_attn_func
+
+        s = case.shape
+        options: dict[str, Any] = {
+            "softmax_scale": case.softmax_scale,
+            "causal": case.causal,
+            "window_size": flash_window(case),
+            "softcap": case.softcap,
+        }
+
+        def call(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            result = flash_attn_func(q, k, v, **options)
+            out: Tensor = result[0] if isinstance(result, tuple) else result
+            return out
+
+        if is_fp8(case):
+            (q, q_descale), (k, k_descale), (v, v_descale) = map(quantize, (inputs.q, inputs.k, inputs.v))
+            for which, descale in (("q", q_descale), ("k", k_descale), ("v", v_descale)):
+                options[f"{which}_descale"] = descale.expand(s.batch, s.nheads_k)
+            return Prepared(lambda: call(q, k, v), lambda out: {"out": out}, reads={"v": v_descale})
+        return autograd_prepared(case, inputs, call)
+
+
+def _headdims(case: Case) -> str | None:
+    """As hopper/flash_api.cpp checks them."""
+    d, d_v = case.shape.headdim, case.shape.headdim_v
+    if is_fp8(case) and case.has_backward:
+        return "fp8 is forward only"
+    if is_fp8(case) and (d % 16 or d_v % 16):
+        return f"fp8 needs head dims that are multiples of 16, not {d} and {d_v}"
+    if d > 256 or (case.has_backward and d_v > 256):
+        return f"headdim {max(d, d_v)} is above 256"
+    if d != d_v and not ((128 < d <= 192 and 96 < d_v <= 128) or (d <= 64 and not is_fp8(case)) or (d <= 64 >= d_v)):
+        return f"headdim {d} with headdim_v {d_v}: they may differ where headdim <= 64, or as 129-192 with 97-128"
+    return None

@@ -1,0 +1,66 @@
+"""`fa4`: flash-attn-4 (flash_attn.cute), in CuTe DSL: it compiles on the first call. Checked against 4.0.0b36.
+
+It shares the namespace `flash_attn` with flash-attn 2; where it alone is installed, `import xformers.ops` fails.
+Open window sides are None there as here, causal is aligned bottom-right, and the result is (out, lse).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+from attnbench.backends.base import autograd_prepared
+from attnbench.backends.library import Library, Limits
+from attnbench.types import Case, Device, Prepared
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from attnbench.inputs import Inputs
+
+HOPPER = 9
+
+
+class FlashAttention4(Library):
+    name = "fa4"
+    efficiency = 0.75
+    module = "flash_attn.cute"
+    distributions: ClassVar = ("flash-attn-4",)
+    install = "pip install --pre 'flash-attn-4[cu13]' (without [cu13] for CUDA 12)"
+    checked: ClassVar = ("4.0.0b36",)
+    limits: ClassVar = Limits(capability=(9, 0), headdim_v=True, window=True, softcap=True)
+    forward_kernels = "FlashAttentionForward|flash_fwd_sm"
+    backward_kernels = "FlashAttentionBackward|flash_bwd_sm"
+    other_kernels: ClassVar = ("pytorch_flash",)
+
+    def unsupported(self, case: Case, device: Device) -> str | None:
+        return super().unsupported(case, device) or _blackwell(case, device)
+
+    def prepare(self, case: Case, inputs: Inputs) -> Prepared:
+        from flash_attn.cute import flash_attn_func
+
+        def call(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            out: Tensor
+            out, _ = flash_attn_func(
+                q,
+                k,
+                v,
+                softmax_scale=case.softmax_scale,
+                causal=case.causal,
+                window_size=case.window_size,
+                softcap=case.softcap,
+            )
+            return out
+
+        return autograd_prepared(case, inputs, call)
+
+
+def _blackwell(case: Case, device: Device) -> str | None:
+    """What it takes less of after Hopper (interface.py, _validate_head_dims and _flash_attn_bwd)."""
+    if device.capability is None or device.capability[0] == HOPPER:
+        return None
+    d, d_v = case.shape.headdim, case.shape.headdim_v
+    if max(d, d_v) > 128 and (d, d_v) not in ((192, 128), (256, 256)):
+        return f"headdim {d} with headdim_v {d_v}: on Blackwell to 128, 192-128 or 256"
+    if case.softcap and case.has_backward and ((d, d_v) == (256, 256) or device.capability[0] == 12):
+        return "no backward with softcap for headdim 256 or compute capability 12"
+    return None

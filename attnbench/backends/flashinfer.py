@@ -1,0 +1,238 @@
+"""`flashinfer*`: FlashInfer's prefill kernels, forward only: its own choice (`flashinfer`) and each backend forced.
+
+Checked against 0.6.13. One request runs single_prefill_with_kv_cache, several run the ragged wrapper, planned outside
+of what is timed; tensors are views, (batch * seqlen, nheads, headdim). `cudnn` and `trtllm` exist for ragged batches
+alone; `trtllm` is TensorRT-LLM's kernel of the GPU: FMHA v2 on Hopper, trtllm-gen on Blackwell, whose binaries it
+downloads. The others are compiled by nvcc on first use. Causal is aligned bottom-right, a window has a left side only.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from attnbench.backends.base import autograd_prepared
+from attnbench.backends.library import Library, Limits
+from attnbench.types import Case, Device, Prepared, Signature, Unsupported, Workspace
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+    from attnbench.inputs import Inputs
+
+WORKSPACE = 128 * 2**20  # bytes, what its documentation recommends
+HEADDIMS = ((64, 64), (128, 128), (256, 256), (192, 128))
+HOPPER = 9
+
+
+class FlashInfer(Library):
+    name = "flashinfer"
+    efficiency = 0.6
+    backend = "auto"
+    module = "flashinfer"
+    distributions: ClassVar = ("flashinfer-python",)
+    install = "pip install flashinfer-python (compiles with nvcc; flashinfer-jit-cache has compiled kernels)"
+    oldest = "0.4"
+    checked: ClassVar = ("0.6.13",)
+    limits: ClassVar = Limits(pairs=HEADDIMS, backward=False, window=True, softcap=True)
+    forward_kernels = "PrefillWith\\w*KVCacheKernel"
+
+    def unsupported(self, case: Case, device: Device) -> str | None:
+        if reason := super().unsupported(case, device):
+            return reason
+        return None if case.window_size[1] is None or case.causal else "its window has no right side"
+
+    def workspace(self, case: Case) -> Workspace:
+        return Workspace(nbytes=WORKSPACE, what="split-k buffer")
+
+    def signature(self, case: Case, device: Device) -> Signature:
+        return Signature(runs=(self.forward_kernels,), never=self.other_kernels)
+
+    def prepare(self, case: Case, inputs: Inputs) -> Prepared:
+        if case.shape.batch == 1:
+            return self._single(case, inputs)
+        return self._ragged(case, inputs, offsets(case, inputs))
+
+    def _single(self, case: Case, inputs: Inputs) -> Prepared:
+        from flashinfer import single_prefill_with_kv_cache
+
+        options = self._options(case)
+
+        def call(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            out: Tensor = single_prefill_with_kv_cache(q[0], k[0], v[0], backend=self.backend, **options)
+            return out.unsqueeze(0)
+
+        return autograd_prepared(case, inputs, call)
+
+    def _ragged(self, case: Case, inputs: Inputs, plan: dict[str, Any]) -> Prepared:
+        """`plan`: what the wrapper's plan() takes of the batch."""
+        import torch
+        from flashinfer import BatchPrefillWithRaggedKVCacheWrapper
+
+        s, like = case.shape, inputs.q
+        buffer = torch.empty(WORKSPACE, dtype=torch.uint8, device=like.device)
+        wrapper = BatchPrefillWithRaggedKVCacheWrapper(buffer, kv_layout="NHD", backend=self.backend)
+        wrapper.plan(
+            num_qo_heads=s.nheads,
+            num_kv_heads=s.nheads_k,
+            head_dim_qk=s.headdim,
+            head_dim_vo=s.headdim_v,
+            q_data_type=like.dtype,
+            kv_data_type=like.dtype,
+            **plan,
+            **self._options(case),
+        )
+
+        def call(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            out: Tensor = wrapper.run(q.flatten(0, 1), k.flatten(0, 1), v.flatten(0, 1))
+            return out.view(s.batch, s.seqlen_q, s.nheads, s.headdim_v)
+
+        return autograd_prepared(case, inputs, call)
+
+    def _options(self, case: Case) -> dict[str, Any]:
+        return {
+            "causal": case.causal,
+            "sm_scale": case.softmax_scale,
+            "window_left": -1 if case.window_size[0] is None else case.window_size[0],
+            "logits_soft_cap": case.softcap or None,
+        }
+
+
+class Fa2(FlashInfer):
+    name = "flashinfer-fa2"
+    efficiency = 0.45
+    backend = "fa2"
+    forward_kernels = "(Single|Batch)PrefillWith\\w*KVCacheKernel"
+
+
+class Fa3(FlashInfer):
+    name = "flashinfer-fa3"
+    efficiency = 0.75
+    backend = "fa3"
+    limits: ClassVar = Limits(
+        capability=(9, 0), capability_below=(9, 1), pairs=HEADDIMS, backward=False, window=True, softcap=True
+    )
+    forward_kernels = r"\bPrefillWithKVCacheKernel"
+
+
+class Cudnn(FlashInfer):
+    """cuDNN through the ragged wrapper, whose offsets then count elements, not tokens."""
+
+    name = "flashinfer-cudnn"
+    efficiency = 0.65
+    backend = "cudnn"
+    limits: ClassVar = Limits(capability=(9, 0), pairs=HEADDIMS, backward=False, empty_rows=False)
+    forward_kernels = "cudnn.*(fprop|sdpa)"
+
+    def prepare(self, case: Case, inputs: Inputs) -> Prepared:
+        import torch
+
+        s, device = case.shape, inputs.q.device
+
+        def lengths(n: int) -> Tensor:
+            return torch.full((s.batch, 1, 1, 1), n, dtype=torch.int32, device=device)
+
+        plan = {
+            "qo_indptr": indptr(s.batch, s.seqlen_q * s.nheads * s.headdim, device),
+            "kv_indptr": indptr(s.batch, s.seqlen_k * s.nheads_k * s.headdim, device),
+            "v_indptr": indptr(s.batch, s.seqlen_k * s.nheads_k * s.headdim_v, device),
+            "o_indptr": indptr(s.batch, s.seqlen_q * s.nheads * s.headdim_v, device),
+            "seq_lens": lengths(s.seqlen_k),
+            "seq_lens_q": lengths(s.seqlen_q),
+            "max_token_per_sequence": s.seqlen_q,
+            "max_sequence_kv": s.seqlen_k,
+        }
+        return self._ragged(case, inputs, plan)
+
+
+class TrtLlm(FlashInfer):
+    name = "flashinfer-trtllm"
+    efficiency = 0.65
+    limits: ClassVar = Limits(
+        capability=(9, 0), capability_below=(11, 0), pairs=HEADDIMS, backward=False, window=True, empty_rows=False
+    )
+    forward_kernels = "fmha_v2|fmhaSm1"
+
+    def unsupported(self, case: Case, device: Device) -> str | None:
+        if reason := super().unsupported(case, device):
+            return reason
+        if case.window_size != (None, None) and not case.causal:
+            return "its sliding window is causal only"
+        hopper = device.capability is not None and device.capability[0] == HOPPER
+        if hopper and case.causal and 1 < case.shape.seqlen_q != case.shape.seqlen_k:
+            return "FMHA v2 is tested upstream with equal lengths only"
+        if hopper and case.shape.headdim != case.shape.headdim_v:
+            return "FMHA v2 on Hopper wants v of the headdim of q and k"
+        if device.capability is not None and not hopper and case.shape.headdim == 64:
+            return "trtllm-gen takes headdim 128, 192-128 and 256"
+        return None
+
+    def prepare(self, case: Case, inputs: Inputs) -> Prepared:
+        import torch
+
+        hopper = torch.cuda.get_device_capability(inputs.q.device)[0] == HOPPER
+        return self._fmha_v2(case, inputs) if hopper else self._trtllm_gen(case, inputs)
+
+    def _fmha_v2(self, case: Case, inputs: Inputs) -> Prepared:
+        from flashinfer.prefill import trtllm_fmha_v2_prefill
+
+        s = case.shape
+        windowed = case.window_size[0] is not None
+        mask = "sliding_window" if windowed else "causal" if case.causal and s.seqlen_q > 1 else "padding"
+        options = self._batch(case, inputs) | {"mask_mode": mask}
+
+        def call(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            qkv = (q.flatten(0, 1), k.flatten(0, 1), v.flatten(0, 1))
+            out: Tensor = trtllm_fmha_v2_prefill(qkv, "SEPARATE_Q_K_V", **options)
+            return out.view(s.batch, s.seqlen_q, s.nheads, s.headdim_v)
+
+        return autograd_prepared(case, inputs, call)
+
+    def _trtllm_gen(self, case: Case, inputs: Inputs) -> Prepared:
+        from flashinfer.prefill import trtllm_ragged_attention_deepseek
+
+        s = case.shape
+        options = self._batch(case, inputs) | {
+            "o_sf_scale": 1.0,
+            "enable_pdl": None,
+            "is_causal": case.causal,
+            "return_lse": False,
+        }
+
+        def call(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            out: Tensor = trtllm_ragged_attention_deepseek(q.flatten(0, 1), k.flatten(0, 1), v.flatten(0, 1), **options)
+            return out.view(s.batch, s.seqlen_q, s.nheads, s.headdim_v)
+
+        return autograd_prepared(case, inputs, call)
+
+    def _batch(self, case: Case, inputs: Inputs) -> dict[str, Any]:
+        """What both functions take of the batch; the buffer must start as zeros."""
+        import torch
+
+        s, device = case.shape, inputs.q.device
+        return {
+            "workspace_buffer": torch.zeros(WORKSPACE, dtype=torch.uint8, device=device),
+            "seq_lens": torch.full((s.batch,), s.seqlen_k, dtype=torch.int32, device=device),
+            "max_q_len": s.seqlen_q,
+            "max_kv_len": s.seqlen_k,
+            "bmm1_scale": case.softmax_scale,
+            "bmm2_scale": 1.0,
+            "batch_size": s.batch,
+            "window_left": -1 if case.window_size[0] is None else case.window_size[0],
+            "cum_seq_lens_q": indptr(s.batch, s.seqlen_q, device),
+            "cum_seq_lens_kv": indptr(s.batch, s.seqlen_k, device),
+        }
+
+
+def indptr(batch: int, each: int, device: torch.device) -> Tensor:
+    """int32 (batch + 1): where each request begins, `each` apart. Raises Unsupported beyond int32."""
+    import torch
+
+    if batch * each > torch.iinfo(torch.int32).max:
+        raise Unsupported("its int32 offsets do not reach this far")
+    return torch.arange(batch + 1, dtype=torch.int32, device=device) * each
+
+
+def offsets(case: Case, inputs: Inputs) -> dict[str, Tensor]:
+    s, device = case.shape, inputs.q.device
+    return {"qo_indptr": indptr(s.batch, s.seqlen_q, device), "kv_indptr": indptr(s.batch, s.seqlen_k, device)}

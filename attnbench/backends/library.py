@@ -1,0 +1,179 @@
+"""What backends over an installed library share: what the library takes, said as data, and how its absence is said.
+
+A backend's file then holds what is particular to its library: names, limits, and the call.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import re
+from dataclasses import dataclass
+from typing import ClassVar
+
+from attnbench.backends.base import BackendBase, sees_no_key
+from attnbench.types import ITEMSIZE, Case, Device, Probe, Signature, Workspace
+
+Capability = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a library takes; `refuses` says it of a case. Without `on_cpu` it needs a CUDA GPU."""
+
+    dtypes: tuple[str, ...] = ("bf16", "fp16")
+    capability: Capability = (8, 0)  # the oldest compute capability
+    capability_below: Capability | None = None  # the first that is too new
+    headdim: tuple[int, int] = (8, 256)  # of q and k, and of v
+    multiple: int = 8  # that headdim and headdim_v must be of
+    headdim_v: bool = False  # v may have another headdim than q and k
+    pairs: tuple[tuple[int, int], ...] = ()  # (headdim, headdim_v) in full, where it takes those only
+    backward: bool = True
+    gqa: bool = True
+    gqa_backward: bool = True
+    window: bool = False
+    softcap: bool = False
+    dropout: bool = False
+    unequal_causal: bool = True  # bottom-right aligned when seqlen_q != seqlen_k
+    empty_rows: bool = True  # a query that sees no key gets output 0
+    on_cpu: bool = False
+
+    def refuses(self, case: Case, device: Device) -> str | None:
+        return self._device(device) or self._tensors(case) or self._mask(case)
+
+    def _device(self, device: Device) -> str | None:
+        if device.kind == "cpu":
+            return None if self.on_cpu else "needs a CUDA GPU"
+        if device.capability is None:
+            return None
+        this = f"this GPU has {_dotted(device.capability)}"
+        if device.capability < self.capability:
+            return f"needs compute capability {_dotted(self.capability)} or newer, {this}"
+        if self.capability_below is not None and device.capability >= self.capability_below:
+            return f"needs a compute capability below {_dotted(self.capability_below)}, {this}"
+        return None
+
+    def _tensors(self, case: Case) -> str | None:
+        s = case.shape
+        if case.dtype not in self.dtypes:
+            return f"no {case.dtype}, only {' and '.join(self.dtypes)}"
+        if case.has_backward and not self.backward:
+            return "forward only"
+        if self.pairs and (s.headdim, s.headdim_v) not in self.pairs:
+            known = ", ".join(str(d) if d == d_v else f"{d}-{d_v}" for d, d_v in self.pairs)
+            return f"headdim {s.headdim} with headdim_v {s.headdim_v}: only {known}"
+        for name, size in (("headdim", s.headdim), ("headdim_v", s.headdim_v)):
+            if not self.pairs and not self.headdim[0] <= size <= self.headdim[1]:
+                return f"{name} {size} is outside {self.headdim[0]} to {self.headdim[1]}"
+            if not self.pairs and size % self.multiple:
+                return f"{name} {size} is no multiple of {self.multiple}"
+        if not self.pairs and s.headdim != s.headdim_v and not self.headdim_v:
+            return f"v must have the headdim of q and k ({s.headdim}), not {s.headdim_v}"
+        if s.nheads != s.nheads_k and not self.gqa:
+            return "no grouped heads (nheads_k must equal nheads)"
+        if s.nheads != s.nheads_k and case.has_backward and not self.gqa_backward:
+            return "grouped heads are forward only"
+        return None
+
+    def _mask(self, case: Case) -> str | None:
+        s = case.shape
+        if case.window_size != (None, None) and not self.window:
+            return "no sliding window"
+        if case.softcap and not self.softcap:
+            return "no softcap"
+        if case.dropout_p and not self.dropout:
+            return "no dropout"
+        if case.causal and 1 < s.seqlen_q != s.seqlen_k and not self.unequal_causal:
+            return "its causal mask is not bottom-right aligned when seqlen_q != seqlen_k"
+        if sees_no_key(case) and not self.empty_rows:
+            return "no defined output for query rows that see no key (seqlen_q > seqlen_k)"
+        return None
+
+
+class Library(BackendBase):
+    """A backend over one module of one installed distribution.
+
+    `checked` are the versions whose source its file was written against; `verified` says on which hardware and with
+    which version it gave right results, and is empty where nobody has run it: "not verified on hardware".
+    """
+
+    limits: ClassVar[Limits] = Limits()
+    module = ""  # what is imported
+    distributions: ClassVar[tuple[str, ...]] = ()  # what it may be installed as, the usual one first
+    install = ""  # the command that installs it
+    oldest = ""  # version, inclusive
+    before = ""  # version, exclusive
+    checked: ClassVar[tuple[str, ...]] = ()
+    verified: ClassVar[tuple[str, ...]] = ()
+    forward_kernels = ""  # regular expressions found in the names of its kernels
+    backward_kernels = ""
+    other_kernels: ClassVar[tuple[str, ...]] = ()  # in those of others that could run in its place
+
+    def probe(self) -> Probe:
+        try:
+            importlib.import_module(self.module)
+        except Exception as error:  # a broken extension raises what it likes
+            return Probe(reason=import_problem(self.module, error), install=self.install)
+        version = installed_version(self.distributions)
+        if version is None:
+            return Probe(version="unknown")
+        if self.oldest and numbers(version) < numbers(self.oldest):
+            return Probe(reason=f"{self.distributions[0]} {version} is older than {self.oldest}", install=self.install)
+        if self.before and numbers(version) >= numbers(self.before):
+            return Probe(reason=f"{self.distributions[0]} {version} is not below {self.before}", install=self.install)
+        return Probe(version=f"{self.distributions[0]} {version}")
+
+    def unsupported(self, case: Case, device: Device) -> str | None:
+        return self.limits.refuses(case, device)
+
+    def signature(self, case: Case, device: Device) -> Signature:
+        forward = (self.forward_kernels,) if case.has_forward else ()
+        backward = (self.backward_kernels,) if case.has_backward else ()
+        return Signature(runs=forward + backward, never=self.other_kernels)
+
+    def workspace(self, case: Case) -> Workspace:
+        return flash_workspace(case)
+
+
+def import_problem(module: str, error: Exception) -> str:
+    """One line on why a module cannot be imported: not there, built for another CUDA or torch, or broken."""
+    text = " ".join(str(error).split()) or type(error).__name__
+    if isinstance(error, ModuleNotFoundError) and error.name and f"{module}.".startswith(f"{error.name}."):
+        return f"{module} is not installed"
+    if missing := re.search(r"(lib(?:cudart|cudnn|cublas|nvrtc)\S*): cannot open shared object", text):
+        return f"{module} is built for another CUDA: {missing[1]} is not found; install a build for torch's CUDA"
+    if "undefined symbol" in text:
+        return f"{module} is built for another torch ({text[:160]}); install a build for this one"
+    return f"{module} fails at import: {type(error).__name__}: {text[:200]}"
+
+
+def installed_version(distributions: tuple[str, ...]) -> str | None:
+    """The version of the first of these that is installed."""
+    for name in distributions:
+        try:
+            return importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return None
+
+
+def numbers(version: str) -> tuple[int, ...]:
+    """(2, 8, 3) of "2.8.3.post1+cu12"; a suffix does not count."""
+    match = re.match(r"\d+(\.\d+)*", version)
+    return tuple(map(int, match[0].split("."))) if match else ()
+
+
+def flash_workspace(case: Case) -> Workspace:
+    """FlashAttention's: the log-sum-exp; backward also delta, dq in float32, and dk, dv of every query head."""
+    s = case.shape
+    rows = s.batch * s.nheads * s.seqlen_q
+    nbytes = 4 * rows
+    if case.has_backward:
+        nbytes += 4 * rows * (1 + s.headdim)
+        if s.nheads != s.nheads_k:
+            nbytes += ITEMSIZE.get(case.dtype, 2) * s.batch * s.nheads * s.seqlen_k * (s.headdim + s.headdim_v)
+    return Workspace(nbytes=nbytes, what="log-sum-exp and float32 dq", passes=2.0)
+
+
+def _dotted(capability: Capability) -> str:
+    return ".".join(map(str, capability))

@@ -1,0 +1,72 @@
+"""`sdpa-fa3`, `sdpa-fa4`: SDPA's flash backend with FlashAttention-3 or -4 behind it (activate_flash_attention_impl).
+
+The switch came with torch 2.11 and holds for the process, as each backend has its own. Checked against torch 2.13's
+torch/nn/attention/_fa3.py and _fa4.py.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, ClassVar
+
+from attnbench.backends.fa3 import FlashAttention3
+from attnbench.backends.fa4 import FlashAttention4
+from attnbench.backends.library import Library, flash_workspace
+from attnbench.backends.sdpa import Flash
+from attnbench.types import Case, Device, Prepared, Probe, Signature, Workspace
+
+if TYPE_CHECKING:
+    from attnbench.inputs import Inputs
+
+
+class Activated(Flash):
+    """SDPA's flash backend with the kernels of `library` behind it, by torch's name of them."""
+
+    implementation = ""
+    library: Library
+    on_cpu = False
+    efficiency = 0.75
+    checked: ClassVar[tuple[str, ...]] = ("torch 2.13",)
+    verified: ClassVar[tuple[str, ...]] = ()
+
+    def probe(self) -> Probe:
+        attention = importlib.import_module("torch.nn.attention")
+        known: list[str] = getattr(attention, "list_flash_attention_impls", list)()
+        if self.implementation not in known:
+            reason = f"this torch cannot put {self.implementation} behind SDPA; that came with 2.11"
+            return Probe(reason=reason, install="pip install 'torch>=2.11'")
+        torch, library = super().probe(), self.library.probe()
+        return Probe(version=f"{torch.version}, {library.version}") if library.usable else library
+
+    def unsupported(self, case: Case, device: Device) -> str | None:
+        if case.dtype not in ("bf16", "fp16"):
+            return f"no {case.dtype}, only bf16 and fp16"
+        if device.capability is not None and device.capability[0] not in (9, 10):
+            return "torch wires it up for compute capability 9 and 10 only"
+        return self.library.unsupported(case, device) or super().unsupported(case, device)
+
+    def signature(self, case: Case, device: Device) -> Signature:
+        theirs, ours = self.library.signature(case, device), super().signature(case, device)
+        return Signature(theirs.runs, never=(*ours.never, "pytorch_flash"))
+
+    def workspace(self, case: Case) -> Workspace:
+        return flash_workspace(case)
+
+    def prepare(self, case: Case, inputs: Inputs) -> Prepared:
+        from torch.nn.attention import activate_flash_attention_impl, current_flash_attention_impl
+
+        if current_flash_attention_impl() != self.implementation:
+            activate_flash_attention_impl(self.implementation)
+        return super().prepare(case, inputs)
+
+
+class SdpaFlashAttention3(Activated):
+    name = "sdpa-fa3"
+    implementation = "FA3"
+    library = FlashAttention3()
+
+
+class SdpaFlashAttention4(Activated):
+    name = "sdpa-fa4"
+    implementation = "FA4"
+    library = FlashAttention4()

@@ -1,0 +1,60 @@
+"""`transformer-engine`: NVIDIA's DotProductAttention, with the backend that it chooses itself.
+
+Checked against the source of 2.20.0.dev0 (commit d0067d0). It chooses among flash-attn 2, 3 and 4 where they are
+installed, cuDNN and an unfused one; the kernels in the record say which. The unfused one is not accepted: it is eager
+attention. Its "causal" is aligned top-left, "causal_bottom_right" as the name says. The output comes as (batch, seqlen,
+nheads * headdim_v).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+from attnbench.backends.base import autograd_prepared
+from attnbench.backends.library import Library, Limits
+from attnbench.backends.masks import flash_window
+from attnbench.types import Case, Prepared
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from attnbench.inputs import Inputs
+
+
+class TransformerEngine(Library):
+    name = "transformer-engine"
+    efficiency = 0.65
+    module = "transformer_engine.pytorch"
+    distributions: ClassVar = ("transformer-engine",)
+    install = "pip install --no-build-isolation 'transformer-engine[pytorch]'"
+    oldest = "2.0"
+    checked: ClassVar = ("2.20.0.dev0",)
+    limits: ClassVar = Limits(headdim_v=True, window=True, dropout=True, empty_rows=False)
+    forward_kernels = "cudnn.*(fprop|sdpa)|flash_fwd|FlashAttnFwd|FlashAttentionForward"
+    backward_kernels = "cudnn.*(bprop|sdpa)|flash_bwd|FlashAttnBwd|FlashAttentionBackward"
+    other_kernels: ClassVar = ("scaled_\\w*softmax",)
+
+    def prepare(self, case: Case, inputs: Inputs) -> Prepared:
+        from transformer_engine.pytorch import DotProductAttention
+
+        s = case.shape
+        left, right = flash_window(case)
+        causal = case.causal and s.seqlen_q > 1
+        mask = "no_mask" if not causal else "causal" if s.seqlen_q == s.seqlen_k else "causal_bottom_right"
+        attention = DotProductAttention(
+            num_attention_heads=s.nheads,
+            kv_channels=(s.headdim, s.headdim_v),
+            num_gqa_groups=s.nheads_k,
+            attention_dropout=case.dropout_p,
+            qkv_format="bshd",
+            attn_mask_type=mask,
+            window_size=(left, 0 if causal else right),
+            softmax_scale=case.softmax_scale,
+        )
+        attention.train(case.has_backward or case.dropout_p > 0)
+
+        def call(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            out: Tensor = attention(q, k, v)
+            return out.view(s.batch, s.seqlen_q, s.nheads, s.headdim_v)
+
+        return autograd_prepared(case, inputs, call)

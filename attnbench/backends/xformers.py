@@ -1,0 +1,199 @@
+"""`xformers*`: memory_efficient_attention, its own choice of operator (`xformers`) and each operator forced.
+
+Checked against 0.0.35. `fa2` is flash-attn's where that is installed, else torch's copy of it ("fa2F@...-pt"); `fa3`
+needs the package flash_attn_3. Masks are attn_bias objects, aligned bottom-right here. Grouped heads are forward only:
+5-dimensional (batch, seqlen, nheads_k, group, headdim) with the keys expanded, not copied. What an operator refuses
+beyond this, it says itself (not_supported_reasons), and that is the reason of the skip.
+"""
+
+from __future__ import annotations
+
+import importlib
+import re
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from attnbench.backends.base import autograd_prepared
+from attnbench.backends.fa3 import FlashAttention3
+from attnbench.backends.library import Library, Limits, import_problem
+from attnbench.backends.masks import band
+from attnbench.types import Case, Device, Prepared, Probe, Signature, Unsupported
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from attnbench.inputs import Inputs
+
+HALF = ("bf16", "fp16")
+SPLITK_HEADDIMS = tuple((d, d) for d in (16, 32, 64, 128, 256))
+
+
+class XFormers(Library):
+    name = "xformers"
+    efficiency = 0.45
+    operator_install = "python -m xformers.info says what is there"
+    operator = ""  # module in xformers.ops.fmha with FwOp and perhaps BwOp; "" for its own choice
+    module = "xformers.ops"
+    distributions: ClassVar = ("xformers",)
+    install = "pip install xformers (its wheel is for CUDA 12; beside a CUDA 13 torch add nvidia-cuda-runtime-cu12)"
+    oldest = "0.0.28"
+    checked: ClassVar = ("0.0.35",)
+    limits: ClassVar = Limits(
+        dtypes=(*HALF, "fp32"), headdim_v=True, window=True, dropout=True, gqa_backward=False, empty_rows=False
+    )
+    forward_kernels = "fmha_cutlassF|flash_fwd|FlashAttnFwd|splitK"
+    backward_kernels = "fmha_cutlassB|flash_bwd|FlashAttnBwd"
+
+    def probe(self) -> Probe:
+        found = super().probe()
+        if found.reason and "flash_attn_interface" in found.reason:
+            reason = "xformers.ops fails at import beside flash-attn-4 without flash-attn 2 (it imports the latter)"
+            return Probe(reason=reason, install="give xformers an environment of its own: --python xformers=PATH")
+        if not found.usable:
+            return found
+        extension: Any = getattr(importlib.import_module("xformers"), "_cpp_lib", None)
+        if broken := getattr(extension, "_cpp_library_load_exception", None):  # then no operator takes anything
+            return Probe(reason=import_problem("xformers", _root(broken)), install=self.install)
+        if not self.operator:
+            return found
+        forward = importlib.import_module(f"xformers.ops.fmha.{self.operator}").FwOp
+        if not forward.is_available():
+            return Probe(reason=f"its operator {forward.NAME} is not available", install=self.operator_install)
+        return Probe(version=f"{found.version}, {forward.NAME}")
+
+    def prepare(self, case: Case, inputs: Inputs) -> Prepared:
+        from xformers.ops import memory_efficient_attention
+
+        s = case.shape
+        bias, op = _bias(case), self._op(case)
+        options: dict[str, Any] = {"attn_bias": bias, "p": case.dropout_p, "scale": case.softmax_scale, "op": op}
+        group = s.nheads // s.nheads_k
+
+        def grouped(t: Tensor) -> Tensor:
+            if group == 1:
+                return t
+            return t.view(*t.shape[:2], s.nheads_k, -1, t.shape[-1]).expand(-1, -1, -1, group, -1)
+
+        def call(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            try:
+                out: Tensor = memory_efficient_attention(grouped(q), grouped(k), grouped(v), **options)
+            except (NotImplementedError, ValueError) as error:
+                raise Unsupported(refusal(str(error))) from None
+            return out.flatten(2, 3) if group > 1 else out
+
+        if op is not None and case.has_backward:
+            self._check_backward(op[1], case, inputs, bias)
+        return autograd_prepared(case, inputs, call)
+
+    def _op(self, case: Case) -> tuple[Any, Any] | None:
+        if not self.operator:
+            return None
+        operator = importlib.import_module(f"xformers.ops.fmha.{self.operator}")
+        return operator.FwOp, operator.BwOp if case.has_backward else None
+
+    def _check_backward(self, backward: Any, case: Case, inputs: Inputs, bias: Any) -> None:
+        """memory_efficient_attention checks a forced forward operator only."""
+        from xformers.ops import fmha
+
+        given = fmha.Inputs(inputs.q, inputs.k, inputs.v, attn_bias=bias, p=case.dropout_p, scale=case.softmax_scale)
+        if reasons := backward.not_supported_reasons(given):
+            raise Unsupported(f"{backward.NAME}: {'; '.join(' '.join(r.split()) for r in reasons)}")
+
+
+class Cutlass(XFormers):
+    name = "xformers-cutlass"
+    efficiency = 0.18
+    operator = "cutlass"
+    limits: ClassVar = Limits(
+        dtypes=(*HALF, "fp32"),
+        capability=(5, 0),
+        capability_below=(9, 1),
+        headdim=(8, 65536),
+        headdim_v=True,
+        window=True,
+        dropout=True,
+        gqa_backward=False,
+        empty_rows=False,
+    )
+    forward_kernels = "fmha_cutlassF"
+    backward_kernels = "fmha_cutlassB"
+    other_kernels: ClassVar = ("flash",)
+
+    def unsupported(self, case: Case, device: Device) -> str | None:
+        if reason := super().unsupported(case, device):
+            return reason
+        if case.window_size != (None, None) and (not case.causal or case.has_backward):
+            return "sliding windows are causal and forward only"
+        return None
+
+
+class Fa2(XFormers):
+    name = "xformers-fa2"
+    operator = "flash"
+    limits: ClassVar = Limits(window=True, dropout=True, gqa_backward=False)
+    forward_kernels = "flash_fwd"
+    backward_kernels = "flash_bwd"
+    other_kernels: ClassVar = ("fmha_cutlass",)
+
+
+class Fa3(XFormers):
+    name = "xformers-fa3"
+    efficiency = 0.75
+    operator = "flash3"
+    operator_install = f"{FlashAttention3.install} (it needs the package flash_attn_3)"
+    limits: ClassVar = Limits(
+        capability=(9, 0), capability_below=(9, 1), headdim=(32, 256), headdim_v=True, window=True, gqa_backward=False
+    )
+    forward_kernels = "FlashAttnFwdSm90"
+    backward_kernels = "FlashAttnBwdSm90"
+
+
+class SplitK(XFormers):
+    """Its decode kernel, in Triton; any number of queries runs, few of them fast."""
+
+    name = "xformers-splitk"
+    operator = "triton_splitk"
+    limits: ClassVar = Limits(pairs=SPLITK_HEADDIMS, backward=False)
+    forward_kernels = "splitK"
+
+    def unsupported(self, case: Case, device: Device) -> str | None:
+        if reason := super().unsupported(case, device):
+            return reason
+        if band(case) != (None, None):
+            return "causal for a single query only (else it takes padded block-diagonal batches)"
+        return None
+
+    def signature(self, case: Case, device: Device) -> Signature:
+        return Signature(runs=(self.forward_kernels,))
+
+
+def _root(error: Exception) -> Exception:
+    """What an error began with: which library was not found."""
+    while isinstance(error.__cause__, Exception):
+        error = error.__cause__
+    return error
+
+
+def refusal(message: str) -> str:
+    """The reasons in xFormers' message: "`fa2F` is not supported because:" and one a line, for each operator."""
+    found = re.findall(r"`([^`\n]+)` is not supported because:((?:\n +[^\n]*)*)", message)
+    if not found:
+        return f"xFormers refuses: {' '.join(message.split())[:300]}"
+    said = (f"{name}: {', '.join(map(str.strip, reasons.strip().splitlines()))}" for name, reasons in found)
+    return f"xFormers refuses; {'; '.join(said)}"
+
+
+def _bias(case: Case) -> Any:
+    """The mask as xFormers takes it; None where all queries see all keys."""
+    from xformers.ops.fmha import attn_bias
+
+    left, right = band(case)
+    if left is None and right is None:
+        return None
+    if left is None and right == 0:
+        return attn_bias.LowerTriangularFromBottomRightMask()
+    if left is not None and right == 0 and case.causal:
+        return attn_bias.LowerTriangularFromBottomRightLocalAttentionMask(left + 1)
+    far = case.shape.seqlen_q + case.shape.seqlen_k
+    return attn_bias.LocalAttentionFromBottomRightMask(
+        window_left=far if left is None else left, window_right=far if right is None else right
+    )

@@ -1,0 +1,88 @@
+"""The shared contract, run through a stand-in: on a CPU, with the cases that a backend takes on a GPU.
+
+What needs the real kernels, that they are what the backend declares, is left to a GPU.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from attnbench import inputs, proof
+from attnbench.backends import BACKENDS, load
+from attnbench.measure.operators import operators
+from attnbench.types import Backend, Case, Device, Shape
+
+HOPPER = Device("cuda", 0, "NVIDIA H200", 2**37, 2**37, (9, 0))
+TURING = Device("cuda", 0, "Tesla T4", 2**34, 2**34, (7, 5))
+AMPERE = Device("cuda", 0, "NVIDIA A100", 2**35, 2**35, (8, 0))
+ADA = Device("cuda", 0, "NVIDIA L40S", 2**35, 2**35, (8, 9))
+BLACKWELL = Device("cuda", 0, "NVIDIA B200", 2**37, 2**37, (10, 0))
+CPU = Device("cpu", 0, "a CPU", 2**34, 2**34)
+
+
+def _load() -> Any:
+    path = Path(__file__).parents[1] / "contract" / "test_backends.py"
+    spec = importlib.util.spec_from_file_location("shared_contract", path)
+    assert spec is not None
+    assert spec.loader is not None
+    made = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = made
+    spec.loader.exec_module(made)
+    return made
+
+
+shared = _load()
+
+CASES: dict[str, Case] = dict(shared.CASES)
+# larger head dims, for libraries that have few; and masks of unequal lengths
+CASES |= {
+    f"{name}-{direction}": Case(shape, "bf16", direction, causal, window)  # type: ignore[arg-type]
+    for name, shape, causal, window in (
+        ("d128-causal", Shape(2, 40, 40, 4, 2, 128, 128), True, (None, None)),
+        ("d128-single-causal", Shape(1, 24, 56, 4, 2, 128, 128), True, (None, None)),
+        ("d64-full", Shape(2, 24, 40, 2, 2, 64, 64), False, (None, None)),
+        ("d192-128-full", Shape(2, 24, 40, 2, 2, 192, 128), False, (None, None)),
+        ("d64-window", Shape(1, 40, 70, 2, 2, 64, 64), True, (16, None)),
+        ("d128-window-equal", Shape(2, 40, 40, 2, 2, 128, 128), True, (16, 0)),
+        ("d64-window-both", Shape(1, 40, 40, 2, 2, 64, 64), False, (8, 5)),
+        ("d64-window-left", Shape(1, 40, 48, 2, 2, 64, 64), False, (8, None)),
+        ("d64-decode-ungrouped", Shape(2, 1, 48, 2, 2, 64, 64), True, (None, None)),
+        ("d64-decode-causal", Shape(2, 1, 48, 4, 2, 64, 64), True, (None, None)),
+    )
+    for direction in ("fwd", "bwd")
+}
+CASES["d64-softcap"] = Case(Shape(1, 40, 48, 2, 2, 64, 64), "bf16", "fwd_bwd", True, softcap=2.0)
+SOME = [
+    CASES[key] for key in ("gqa-full-bf16-bwd", "gqa-causal-fp16-fwd_bwd", "d128-causal-fwd", "d128-window-equal-bwd")
+]
+
+
+def backend(name: str) -> Backend:
+    return load(name, BACKENDS[name])
+
+
+def cases(*names: str, device: Device = HOPPER) -> Any:
+    """Parametrizes (name, case) with what those backends take on the device. One that takes nearly nothing is wrong."""
+    found = []
+    for name in names:
+        made = backend(name)
+        taken = [(key, case) for key, case in CASES.items() if made.unsupported(case, device) is None]
+        assert len(taken) > 1, f"{name} takes {len(taken)} of {len(CASES)} cases"
+        found += [pytest.param(name, case, id=f"{name}-{key}") for key, case in taken]
+    return pytest.mark.parametrize(("name", "case"), found)
+
+
+def check(made: Backend, case: Case) -> None:
+    """Right results, and for one case of each pass and dtype that they follow the inputs, none made by naming them."""
+    shared.test_results(made, case)
+    if case not in SOME:
+        return
+    shared.test_results_follow_the_inputs(made, case)
+    prepared = made.prepare(case, inputs.make(case, "cpu", seed=0))
+    raw = prepared.launch()
+    assert proof.computes(operators(lambda: prepared.canonical(raw))) is None

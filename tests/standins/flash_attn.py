@@ -1,0 +1,164 @@
+"""flash-attn 1.0.9, 2.8.3, 3 (hopper, commit 0251105) and 4.0.0b36, as their Python interfaces take arguments."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from standins import module
+from standins.attend import attend, check, check_half, opened
+
+VERSIONS_1 = {"flash-attn": "1.0.9"}
+VERSIONS_2 = {"flash-attn": "2.8.3.post1"}
+VERSIONS_3 = {"flash-attn-3": "3.0.0"}
+VERSIONS_4 = {"flash-attn-4": "4.0.0b36"}
+
+
+def _flash_attn_unpadded_func(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    dropout_p: float,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    return_attn_probs: bool = False,
+    deterministic: bool = False,
+) -> Tensor:
+    assert not dropout_p
+    assert softmax_scale is not None
+    check_half(q, k, v)
+    check(cu_seqlens_q.dtype == torch.int32 == cu_seqlens_k.dtype, "cu_seqlens must be int32")
+    check(q.shape[1:] == k.shape[1:] == v.shape[1:], "CHECK_SHAPE: no other nheads or headdim")
+    check(q.shape[2] % 8 == 0 and q.shape[2] <= 128, "head_size % 8 == 0 and head_size <= 128")
+    outs = []
+    for b in range(len(cu_seqlens_q) - 1):
+        rows, keys = (slice(int(c[b]), int(c[b + 1])) for c in (cu_seqlens_q, cu_seqlens_k))
+        check(rows.stop - rows.start <= max_seqlen_q and keys.stop - keys.start <= max_seqlen_k, "max_seqlen")
+        one = (q[None, rows], k[None, keys], v[None, keys])
+        outs.append(attend(*one, scale=softmax_scale, right=0 if causal else None, bottom_right=False)[0][0])
+    return torch.cat(outs)
+
+
+def _flash_attn_func_2(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: tuple[int, int] = (-1, -1),
+    softcap: float = 0.0,
+    alibi_slopes: Tensor | None = None,
+    deterministic: bool = False,
+    return_attn_probs: bool = False,
+) -> Tensor:
+    assert not dropout_p
+    assert softmax_scale is not None
+    check_half(q, k, v)
+    check(q.shape[-1] == v.shape[-1] <= 256, "headdim at most 256, and v of the same")
+    check(q.shape[2] % k.shape[2] == 0, "Number of heads in key/value must divide number of heads in query")
+    left, right = opened(window_size)
+    return attend(q, k, v, scale=softmax_scale, left=left, right=0 if causal else right, softcap=softcap)[0]
+
+
+def _flash_attn_func_3(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    qv: Tensor | None = None,
+    q_descale: Tensor | None = None,
+    k_descale: Tensor | None = None,
+    v_descale: Tensor | None = None,
+    window_size: tuple[int, int] = (-1, -1),
+    attention_chunk: int = 0,
+    softcap: float = 0.0,
+    num_splits: int = 1,
+    pack_gqa: bool | None = None,
+    deterministic: bool = False,
+    sm_margin: int = 0,
+    return_attn_probs: bool = False,
+) -> Tensor:
+    assert softmax_scale is not None
+    (d, d_v), fp8 = (q.shape[-1], v.shape[-1]), q.dtype == torch.float8_e4m3fn
+    check(d % (16 if fp8 else 8) == 0 and d_v % (16 if fp8 else 8) == 0, "head_size should be a multiple of 8 or 16")
+    check(d <= 256, "FlashAttention forward only supports head dimension at most 256")
+    check(
+        d == d_v or (128 < d <= 192 and 96 < d_v <= 128) or (d <= 64 and d_v <= 512),
+        "If V headdim is different from Q/K dim, we only support (128, 192] and (96, 128], or (Q/K <= 64 and V <= 512)",
+    )
+    if fp8:
+        descales = []
+        for name, descale in (("q", q_descale), ("k", k_descale), ("v", v_descale)):
+            assert descale is not None
+            check(descale.shape == (q.shape[0], k.shape[2]), f"{name}_descale must be (batch_size, num_heads_k)")
+            check(descale.dtype == torch.float32, f"{name}_descale must be float32")
+            descales.append(descale[:, None, :, None])
+        group = q.shape[2] // k.shape[2]
+        q = q.float() * descales[0].repeat_interleave(group, dim=2)
+        k, v = k.float() * descales[1], v.float() * descales[2]
+    else:
+        check_half(q, k, v)
+    left, right = opened(window_size)
+    right = 0 if causal else right
+    dtype = torch.bfloat16 if fp8 else None
+    return attend(q, k, v, scale=softmax_scale, left=left, right=right, softcap=softcap, dtype=dtype)[0]
+
+
+def _flash_attn_func_4(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    qv: Tensor | None = None,
+    gather_kv_indices: Tensor | None = None,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: tuple[int | None, int | None] = (None, None),
+    learnable_sink: Tensor | None = None,
+    softcap: float = 0.0,
+    num_splits: int = 1,
+    pack_gqa: bool | None = None,
+    deterministic: bool = False,
+    score_mod: Any = None,
+    score_mod_bwd: Any = None,
+    mask_mod: Any = None,
+    aux_tensors: Any = None,
+    aux_scalars: Any = None,
+    block_sparse_tensors: Any = None,
+    block_sparse_tensors_bwd: Any = None,
+    return_lse: bool = False,
+    gather_bwd_recompute_p: bool = False,
+    gather_bwd_token_chunk: int | None = None,
+) -> tuple[Tensor, Tensor | None]:
+    assert softmax_scale is not None
+    check_half(q, k, v)
+    assert all(8 <= d <= 256 and d % 8 == 0 for d in (q.shape[-1], v.shape[-1]))
+    left, right = window_size
+    return attend(q, k, v, scale=softmax_scale, left=left, right=0 if causal else right, softcap=softcap)
+
+
+def version_1() -> dict[str, Any]:
+    interface = module("flash_attn.flash_attn_interface", flash_attn_unpadded_func=_flash_attn_unpadded_func)
+    return {"flash_attn": module("flash_attn"), "flash_attn.flash_attn_interface": interface}
+
+
+def version_2() -> dict[str, Any]:
+    interface = module("flash_attn.flash_attn_interface", flash_attn_func=_flash_attn_func_2)
+    top = module("flash_attn", flash_attn_func=_flash_attn_func_2, __version__="2.8.3.post1")
+    return {"flash_attn": top, "flash_attn.flash_attn_interface": interface}
+
+
+def version_3() -> dict[str, Any]:
+    return {"flash_attn_interface": module("flash_attn_interface", flash_attn_func=_flash_attn_func_3)}
+
+
+def version_4() -> dict[str, Any]:
+    cute = module("flash_attn.cute", flash_attn_func=_flash_attn_func_4)
+    return {"flash_attn": module("flash_attn"), "flash_attn.cute": cute}

@@ -1,0 +1,244 @@
+"""FlashInfer 0.6.13: single prefill, the ragged wrapper, and the two functions of TensorRT-LLM's kernels."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from standins import module
+from standins.attend import attend, check, check_half
+
+VERSIONS = {"flashinfer-python": "0.6.13"}
+HEADDIMS = {(64, 64), (128, 128), (256, 256), (192, 128)}
+
+
+def _check(q: Tensor, k: Tensor, v: Tensor) -> None:
+    check_half(q, k, v)
+    check(q.ndim == k.ndim == v.ndim == 3, "[tokens, num_heads, head_dim]")
+    check((q.shape[-1], v.shape[-1]) in HEADDIMS, f"Unsupported head_dim: {q.shape[-1]}, {v.shape[-1]}")
+
+
+def single_prefill_with_kv_cache(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    scale_q: Tensor | None = None,
+    scale_k: Tensor | None = None,
+    scale_v: Tensor | None = None,
+    o_dtype: torch.dtype | None = None,
+    custom_mask: Tensor | None = None,
+    packed_custom_mask: Tensor | None = None,
+    causal: bool = False,
+    kv_layout: str = "NHD",
+    pos_encoding_mode: str = "NONE",
+    use_fp16_qk_reduction: bool = False,
+    sm_scale: float | None = None,
+    window_left: int = -1,
+    logits_soft_cap: float | None = None,
+    rope_scale: float | None = None,
+    rope_theta: float | None = None,
+    backend: str = "auto",
+    return_lse: bool = False,
+    kv_cache_sf: Any = None,
+    k_scale: float | None = None,
+    v_scale: float | None = None,
+) -> Tensor:
+    assert backend in ("auto", "fa2", "fa3")
+    assert sm_scale is not None
+    _check(q, k, v)
+    left = None if window_left < 0 else window_left
+    cap = logits_soft_cap or 0.0
+    return attend(q[None], k[None], v[None], scale=sm_scale, left=left, right=0 if causal else None, softcap=cap)[0][0]
+
+
+def _ragged(q: Tensor, k: Tensor, v: Tensor, rows: list[int], keys: list[int], **options: Any) -> Tensor:
+    outs = []
+    for b in range(len(rows) - 1):
+        mine, theirs = slice(rows[b], rows[b + 1]), slice(keys[b], keys[b + 1])
+        outs.append(attend(q[None, mine], k[None, theirs], v[None, theirs], **options)[0][0])
+    return torch.cat(outs)
+
+
+class BatchPrefillWithRaggedKVCacheWrapper:
+    def __init__(
+        self,
+        float_workspace_buffer: Tensor,
+        kv_layout: str = "NHD",
+        use_cuda_graph: bool = False,
+        qo_indptr_buf: Tensor | None = None,
+        kv_indptr_buf: Tensor | None = None,
+        custom_mask_buf: Tensor | None = None,
+        mask_indptr_buf: Tensor | None = None,
+        backend: str = "auto",
+        jit_args: Any = None,
+        jit_kwargs: Any = None,
+    ) -> None:
+        assert backend in ("auto", "fa2", "fa3", "cudnn", "cutlass", "cute-dsl")
+        assert kv_layout == "NHD"
+        assert float_workspace_buffer.dtype == torch.uint8
+        self.backend = backend
+
+    def plan(
+        self,
+        qo_indptr: Tensor,
+        kv_indptr: Tensor,
+        num_qo_heads: int,
+        num_kv_heads: int,
+        head_dim_qk: int,
+        head_dim_vo: int | None = None,
+        custom_mask: Tensor | None = None,
+        packed_custom_mask: Tensor | None = None,
+        causal: bool = False,
+        pos_encoding_mode: str = "NONE",
+        use_fp16_qk_reduction: bool = False,
+        window_left: int = -1,
+        logits_soft_cap: float | None = None,
+        sm_scale: float | None = None,
+        rope_scale: float | None = None,
+        rope_theta: float | None = None,
+        q_data_type: str | torch.dtype = "float16",
+        kv_data_type: str | torch.dtype | None = None,
+        o_data_type: str | torch.dtype | None = None,
+        non_blocking: bool = True,
+        prefix_len_ptr: Tensor | None = None,
+        token_pos_in_items_ptr: Tensor | None = None,
+        token_pos_in_items_len: int = 0,
+        max_item_len_ptr: Tensor | None = None,
+        fixed_split_size: int | None = None,
+        disable_split_kv: bool = False,
+        seq_lens: Tensor | None = None,
+        seq_lens_q: Tensor | None = None,
+        max_token_per_sequence: int | None = None,
+        max_sequence_kv: int | None = None,
+        v_indptr: Tensor | None = None,
+        o_indptr: Tensor | None = None,
+    ) -> None:
+        assert sm_scale is not None
+        check(qo_indptr.dtype == torch.int32 == kv_indptr.dtype, "int32 offsets")
+        self.dtypes = (q_data_type, kv_data_type)
+        d, d_v = head_dim_qk, head_dim_vo or head_dim_qk
+        self.heads = ((num_qo_heads, d), (num_kv_heads, d), (num_kv_heads, d_v))
+        self.starts = [t.tolist() for t in (qo_indptr, kv_indptr)]
+        self.last = self.starts[0][-1]
+        if self.backend == "cudnn":  # its offsets are of elements
+            assert v_indptr is not None
+            assert o_indptr is not None
+            assert seq_lens is not None
+            assert seq_lens_q is not None
+            per_token = (num_qo_heads * d, num_kv_heads * d, num_kv_heads * d_v, num_qo_heads * d_v)
+            offsets = (qo_indptr, kv_indptr, v_indptr, o_indptr)
+            q, k, v, o = ((t // n).tolist() for t, n in zip(offsets, per_token, strict=True))
+            check(q == o and k == v, "offsets do not agree")
+            check(q[1] == int(seq_lens_q[0]) == max_token_per_sequence, "max_token_per_sequence")
+            check(k[1] == int(seq_lens[0]) == max_sequence_kv, "max_sequence_kv")
+            self.starts = [q, k]
+        left, cap = None if window_left < 0 else window_left, logits_soft_cap or 0.0
+        self.options = {"scale": sm_scale, "left": left, "right": 0 if causal else None, "softcap": cap}
+
+    def run(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        *args: Any,
+        q_scale: float | None = None,
+        k_scale: float | None = None,
+        v_scale: float | None = None,
+        o_scale: float | None = None,
+        out: Tensor | None = None,
+        lse: Tensor | None = None,
+        return_lse: bool = False,
+        enable_pdl: bool | None = None,
+        kv_cache_sf: Any = None,
+    ) -> Tensor:
+        _check(q, k, v)
+        check((q.dtype, k.dtype) == self.dtypes, "The dtype of q does not match the q_data_type specified in plan")
+        check(tuple(t.shape[1:] for t in (q, k, v)) == self.heads, "not what was planned")
+        check(self.last == (q.numel() if self.backend == "cudnn" else q.shape[0]), "qo_indptr[-1]")
+        return _ragged(q, k, v, *self.starts, **self.options)
+
+
+def trtllm_fmha_v2_prefill(
+    qkv: tuple[Tensor, Tensor, Tensor],
+    input_layout: str,
+    workspace_buffer: Tensor,
+    seq_lens: Tensor,
+    max_q_len: int,
+    max_kv_len: int,
+    bmm1_scale: float,
+    bmm2_scale: float,
+    batch_size: int,
+    cum_seq_lens_q: Tensor,
+    cum_seq_lens_kv: Tensor,
+    block_tables: Tensor | None = None,
+    out: Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+    sinks: Any = None,
+    pos_encoding_mode: str | None = None,
+    logits_soft_cap_scale: float | None = None,
+    mask_mode: str = "causal",
+    window_left: int = -1,
+    chunked_attention_size: int = 0,
+    save_softmax_stats: bool = False,
+    skip_softmax_threshold_scale_factor: float = 0,
+) -> Tensor:
+    assert input_layout == "SEPARATE_Q_K_V"
+    assert mask_mode in ("causal", "padding", "sliding_window")
+    _check(*qkv)
+    if (window_left >= 0) != (mask_mode == "sliding_window"):
+        raise ValueError("window_left is effective when mask_mode is sliding_window")
+    check(not workspace_buffer.any(), "The workspace buffer. Must be initialized to 0 for its first use.")
+    check(qkv[0].shape[-1] == qkv[2].shape[-1], "head_dim_v")
+    left, right = None if window_left < 0 else window_left, None if mask_mode == "padding" else 0
+    starts = (cum_seq_lens_q.tolist(), cum_seq_lens_kv.tolist())
+    return _ragged(*qkv, *starts, scale=bmm1_scale * bmm2_scale, left=left, right=right)
+
+
+def trtllm_ragged_attention_deepseek(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    workspace_buffer: Tensor,
+    seq_lens: Tensor,
+    max_q_len: int,
+    max_kv_len: int,
+    bmm1_scale: float,
+    bmm2_scale: float,
+    o_sf_scale: float,
+    batch_size: int,
+    window_left: int,
+    cum_seq_lens_q: Tensor,
+    cum_seq_lens_kv: Tensor,
+    enable_pdl: bool | None,
+    is_causal: bool,
+    return_lse: bool,
+    attention_sinks: Tensor | None = None,
+    skip_softmax_threshold_scale_factor: float | None = None,
+    out: Tensor | None = None,
+    lse: Tensor | None = None,
+    sage_attn_sfs: Any = (None, None, None, None),
+    num_elts_per_sage_attn_blk: tuple[int, int, int, int] = (0, 0, 0, 0),
+    backend: str = "trtllm-gen",
+) -> Tensor:
+    _check(query, key, value)
+    dims = (query.shape[2], key.shape[2], value.shape[2])
+    assert dims in ((192, 192, 128), (128, 128, 128), (256, 256, 256)), f"Unsupported head dimensions: {dims}"
+    left, right = None if window_left < 0 else window_left, 0 if is_causal else None
+    starts = (cum_seq_lens_q.tolist(), cum_seq_lens_kv.tolist())
+    return _ragged(query, key, value, *starts, scale=bmm1_scale * bmm2_scale, left=left, right=right)
+
+
+def version_0_6_13() -> dict[str, Any]:
+    prefill = module(
+        "flashinfer.prefill",
+        trtllm_fmha_v2_prefill=trtllm_fmha_v2_prefill,
+        trtllm_ragged_attention_deepseek=trtllm_ragged_attention_deepseek,
+    )
+    top = module(
+        "flashinfer",
+        single_prefill_with_kv_cache=single_prefill_with_kv_cache,
+        BatchPrefillWithRaggedKVCacheWrapper=BatchPrefillWithRaggedKVCacheWrapper,
+    )
+    return {"flashinfer": top, "flashinfer.prefill": prefill}

@@ -1,0 +1,71 @@
+"""Transformer Engine 2.20: DotProductAttention, whose output has heads and headdim folded."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from standins import module
+from standins.attend import attend, check_half, opened
+
+VERSIONS = {"transformer-engine": "2.20.0"}
+
+
+class DotProductAttention(torch.nn.Module):
+    def __init__(
+        self,
+        num_attention_heads: int,
+        kv_channels: int | tuple[int, int],
+        num_gqa_groups: int | None = None,
+        attention_dropout: float = 0.0,
+        qkv_format: str = "sbhd",
+        attn_mask_type: str = "causal",
+        window_size: tuple[int, int] | None = None,
+        bottom_right_diagonal: bool | None = None,
+        sequence_parallel: bool = False,
+        tp_size: int = 1,
+        get_rng_state_tracker: Any = None,
+        tp_group: Any = None,
+        layer_number: int | None = None,
+        attention_type: str = "self",
+        cp_group: Any = None,
+        cp_global_ranks: Any = None,
+        cp_stream: Any = None,
+        cp_comm_type: str = "p2p",
+        softmax_scale: float | None = None,
+        softmax_type: str = "vanilla",
+        return_max_logit: bool | None = False,
+        name: str | None = None,
+    ) -> None:
+        super().__init__()
+        assert qkv_format == "bshd"
+        assert attn_mask_type in ("no_mask", "causal", "causal_bottom_right")
+        assert not attention_dropout
+        assert softmax_scale is not None
+        assert window_size is not None
+        if "causal" in attn_mask_type:
+            assert window_size[1] in (-1, 0)
+            window_size = (window_size[0], 0)
+        self.left, self.right = opened(window_size)
+        # a causal mask without the suffix, and its window, hang on the top left corner
+        self.bottom_right = attn_mask_type != "causal"
+        self.scale, self.heads, self.groups = softmax_scale, num_attention_heads, num_gqa_groups
+        self.channels = kv_channels
+
+    def forward(self, query_layer: Tensor, key_layer: Tensor, value_layer: Tensor) -> Tensor:
+        check_half(query_layer, key_layer, value_layer)
+        assert (query_layer.shape[2], key_layer.shape[2]) == (self.heads, self.groups)
+        assert (query_layer.shape[3], value_layer.shape[3]) == self.channels
+        assert self.training == query_layer.requires_grad
+        band = {"left": self.left, "right": self.right, "bottom_right": self.bottom_right}
+        out, _ = attend(query_layer, key_layer, value_layer, scale=self.scale, **band)
+        return out.flatten(2)
+
+
+def version_2_20() -> dict[str, Any]:
+    return {
+        "transformer_engine": module("transformer_engine"),
+        "transformer_engine.pytorch": module("transformer_engine.pytorch", DotProductAttention=DotProductAttention),
+    }

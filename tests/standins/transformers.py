@@ -1,0 +1,133 @@
+"""transformers 5.23: ALL_ATTENTION_FUNCTIONS and Llama's eager attention, on (batch, nheads, seqlen, headdim)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from standins import module
+from standins.attend import attend, check_half
+
+VERSIONS = {"transformers": "5.23.0", "flash-attn": "2.8.3.post1"}
+Result = tuple[Tensor, Tensor | None]
+
+
+def eager_attention_forward(
+    module: torch.nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float,
+    dropout: float = 0.0,
+    **kwargs: Any,
+) -> Result:
+    assert not dropout
+    assert query.shape[1] == key.shape[1] * module.num_key_value_groups
+    assert attention_mask is None or attention_mask.dtype == query.dtype
+    return _on_heads(query, key, value, scale=scaling, bias=attention_mask), None
+
+
+def _sdpa(
+    module: torch.nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    is_causal: bool | None = None,
+    position_bias: Tensor | None = None,
+    cache: Any = None,
+    **kwargs: Any,
+) -> Result:
+    """Without a mask its causal form drops the keys past seqlen_q."""
+    assert not dropout
+    assert scaling is not None
+    if kwargs.get("softcap") is not None:
+        raise ValueError("`sdpa` attention does not support `softcap`.")
+    is_causal = is_causal if is_causal is not None else module.is_causal
+    is_causal = query.shape[2] > 1 and attention_mask is None and is_causal
+    if is_causal:
+        key, value = key[:, :, : query.shape[2]], value[:, :, : query.shape[2]]
+    bias = None
+    if attention_mask is not None:
+        assert attention_mask.dtype == torch.bool
+        bias = torch.zeros(attention_mask.shape).masked_fill(~attention_mask, float("-inf"))
+    return _on_heads(query, key, value, scale=scaling, bias=bias, right=0 if is_causal else None), None
+
+
+def _flash(
+    module: torch.nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    is_causal: bool | None = None,
+    s_aux: Tensor | None = None,
+    cache: Any = None,
+    **kwargs: Any,
+) -> Result:
+    assert attention_mask is None
+    assert scaling is not None
+    assert module.config._attn_implementation == "flash_attention_2"
+    check_half(query, key, value)
+    is_causal = is_causal if is_causal is not None else module.is_causal
+    left = None if sliding_window is None or key.shape[2] <= sliding_window else sliding_window - 1
+    right = 0 if is_causal else left
+    return _on_heads(query, key, value, scale=scaling, left=left, right=right, softcap=softcap or 0.0), None
+
+
+def _flex(
+    module: torch.nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Any,
+    scaling: float | None = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
+    position_bias: Tensor | None = None,
+    **kwargs: Any,
+) -> Result:
+    """With the mask function of the block mask that it is given, and only where its blocks are visited."""
+    assert scaling is not None
+    assert not kwargs.get("dropout")
+    bias = None
+    if attention_mask is not None:
+        i, j = torch.arange(query.shape[2])[:, None], torch.arange(key.shape[2])[None, :]
+        seen = attention_mask.mask_mod(0, 0, i, j)
+        blocks = attention_mask.to_dense()[0, 0].bool()
+        size_q, size_k = attention_mask.BLOCK_SIZE
+        seen = seen & blocks.repeat_interleave(size_q, 0).repeat_interleave(size_k, 1)[: len(i), : j.shape[1]]
+        bias = torch.zeros(seen.shape).masked_fill(~seen, float("-inf"))
+        blind = ~seen.any(-1)
+        bias = bias.masked_fill(blind[:, None], 0.0)
+        out = _on_heads(query, key, value, scale=scaling, bias=bias, softcap=softcap or 0.0)
+        return out.masked_fill(blind[None, :, None, None], 0.0), None
+    return _on_heads(query, key, value, scale=scaling, softcap=softcap or 0.0), None
+
+
+def _on_heads(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
+    return attend(*(t.transpose(1, 2) for t in (q, k, v)), **options)[0]
+
+
+FUNCTIONS: dict[str, Callable[..., Result]] = {"sdpa": _sdpa, "flash_attention_2": _flash, "flex_attention": _flex}
+
+
+def version_5_23() -> dict[str, Any]:
+    llama = module("transformers.models.llama.modeling_llama", eager_attention_forward=eager_attention_forward)
+    return {
+        "transformers": module("transformers"),
+        "transformers.modeling_utils": module("transformers.modeling_utils", ALL_ATTENTION_FUNCTIONS=FUNCTIONS),
+        "transformers.models": module("transformers.models"),
+        "transformers.models.llama": module("transformers.models.llama"),
+        llama.__name__: llama,
+    }

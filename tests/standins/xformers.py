@@ -1,0 +1,174 @@
+"""xFormers 0.0.35: memory_efficient_attention, its attn_bias objects and the operators that are forced."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from standins import module
+from standins.attend import attend
+
+VERSIONS = {"xformers": "0.0.35"}
+
+
+class LowerTriangularFromBottomRightMask:
+    band: tuple[int | None, int | None] = (None, 0)
+
+
+class LowerTriangularFromBottomRightLocalAttentionMask(LowerTriangularFromBottomRightMask):
+    def __init__(self, _window_size: int) -> None:
+        if _window_size <= 0:
+            raise ValueError(f"Expected `window_size > 0`, but window_size={_window_size}")
+        self.band = (_window_size - 1, 0)
+
+
+class LocalAttentionFromBottomRightMask:
+    def __init__(self, window_left: int, window_right: int) -> None:
+        if window_left < 0 or window_right < 0:
+            raise ValueError("Invalid window value")
+        self.band = (window_left, window_right)
+
+
+@dataclass
+class Inputs:
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    attn_bias: Any = None
+    p: float = 0.0
+    scale: float | None = None
+    output_dtype: torch.dtype | None = None
+    is_partial: bool = False
+
+
+class Operator:
+    NAME: ClassVar[str]
+    DTYPES: ClassVar = {torch.float16, torch.bfloat16}
+    MAX_K: ClassVar = 256
+    BIASES: ClassVar[tuple[type, ...]] = (type(None), *LowerTriangularFromBottomRightLocalAttentionMask.__mro__[:2])
+    HEADDIM_V: ClassVar = False
+    BMGHK: ClassVar = True
+
+    @classmethod
+    def is_available(cls) -> bool:
+        return True
+
+    @classmethod
+    def not_supported_reasons(cls, d: Inputs) -> list[str]:
+        k, kv = d.query.shape[-1], d.value.shape[-1]
+        reasons = []
+        if max(k, kv) > cls.MAX_K:
+            reasons.append(f"max(query.shape[-1], value.shape[-1]) > {cls.MAX_K}")
+        if k != kv and not cls.HEADDIM_V:
+            reasons.append("query.shape[-1] != value.shape[-1]")
+        if d.query.dtype not in cls.DTYPES:
+            reasons.append(f"dtype={d.query.dtype} (supported: {cls.DTYPES})")
+        if type(d.attn_bias) not in cls.BIASES:
+            reasons.append(f"attn_bias type is {type(d.attn_bias)}")
+        if d.query.ndim == 5 and not cls.BMGHK:
+            reasons.append("operator does not support BMGHK format")
+        return reasons
+
+
+class CutlassFwOp(Operator):
+    NAME = "cutlassF-pt"
+    DTYPES: ClassVar = {torch.float32, torch.float16, torch.bfloat16}
+    MAX_K = 65536
+    HEADDIM_V = True
+
+
+class CutlassBwOp(CutlassFwOp):
+    NAME = "cutlassB-pt"
+    BIASES: ClassVar = (type(None), LowerTriangularFromBottomRightMask)
+    BMGHK = False
+
+
+class FlashFwOp(Operator):
+    NAME = "fa2F@2.5.7-pt"
+    BIASES: ClassVar = (*Operator.BIASES, LocalAttentionFromBottomRightMask)
+
+
+class FlashBwOp(FlashFwOp):
+    NAME = "fa2B@2.5.7-pt"
+    BMGHK = False
+
+
+class Flash3FwOp(FlashFwOp):
+    NAME = "fa3F@pip_pkg"
+    HEADDIM_V = True
+
+
+class Flash3BwOp(Flash3FwOp):
+    NAME = "fa3B@pip_pkg"
+    BMGHK = False
+
+
+class SplitKFwOp(Operator):
+    NAME = "triton_splitKF"
+    BIASES: ClassVar = (type(None),)
+
+
+def memory_efficient_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_bias: Any = None,
+    p: float = 0.0,
+    scale: float | None = None,
+    *,
+    op: tuple[Any, Any] | None = None,
+    output_dtype: torch.dtype | None = None,
+) -> Tensor:
+    """As the library: a forced forward operator is checked, a forced backward one is not."""
+    assert not p
+    assert scale is not None
+    given = Inputs(query, key, value, attn_bias, p, scale)
+    needs_gradient = any(t.requires_grad for t in (query, key, value))
+    if not query.ndim == key.ndim == value.ndim or query.shape[2:-1] != key.shape[2:-1]:
+        raise ValueError("Incompatible shapes for attention inputs")
+    if op is None:
+        _dispatch("memory_efficient_attention_forward", [FlashFwOp, CutlassFwOp], given)
+        if needs_gradient:
+            _dispatch("memory_efficient_attention_backward", [FlashBwOp, CutlassBwOp], given)
+    elif reasons := op[0].not_supported_reasons(given):
+        raise ValueError(f"Operator `memory_efficient_attention` does not support inputs:\n{_why(op[0], reasons)}")
+    heads = query.shape[2:-1]
+    q, k, v = (t.flatten(2, -2) for t in (query, key, value))
+    left, right = (None, None) if attn_bias is None else attn_bias.band
+    return attend(q, k, v, scale=scale, left=left, right=right)[0].unflatten(2, heads)
+
+
+def _dispatch(name: str, operators: list[Any], given: Inputs) -> None:
+    refused = [(op, op.not_supported_reasons(given)) for op in operators]
+    if all(reasons for _, reasons in refused):
+        raise NotImplementedError(
+            "\n".join([f"No operator found for `{name}` with inputs:", *(_why(*r) for r in refused)])
+        )
+
+
+def _why(op: Any, reasons: list[str]) -> str:
+    return f"`{op.NAME}` is not supported because:\n    " + "\n    ".join(reasons)
+
+
+def version_0_0_35() -> dict[str, Any]:
+    operators = {
+        "cutlass": module("xformers.ops.fmha.cutlass", FwOp=CutlassFwOp, BwOp=CutlassBwOp),
+        "flash": module("xformers.ops.fmha.flash", FwOp=FlashFwOp, BwOp=FlashBwOp),
+        "flash3": module("xformers.ops.fmha.flash3", FwOp=Flash3FwOp, BwOp=Flash3BwOp),
+        "triton_splitk": module("xformers.ops.fmha.triton_splitk", FwOp=SplitKFwOp),
+    }
+    biases = (
+        LowerTriangularFromBottomRightMask,
+        LowerTriangularFromBottomRightLocalAttentionMask,
+        LocalAttentionFromBottomRightMask,
+    )
+    return {
+        "xformers": module("xformers", __version__="0.0.35"),
+        "xformers.ops": module("xformers.ops", memory_efficient_attention=memory_efficient_attention),
+        "xformers.ops.fmha": module("xformers.ops.fmha", Inputs=Inputs),
+        "xformers.ops.fmha.attn_bias": module("xformers.ops.fmha.attn_bias", **{b.__name__: b for b in biases}),
+        **{m.__name__: m for m in operators.values()},
+    }

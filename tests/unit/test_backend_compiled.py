@@ -1,0 +1,115 @@
+"""`flex` and `compile`, uncompiled: what is compiled is right, and how the compiler is readied."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+import torch._dynamo
+import torch._functorch.config
+
+from attnbench import inputs
+from attnbench.backends.masks import band, flash_window, visible
+from attnbench.reference import visible as exactly
+from attnbench.types import Case, Shape
+from standins.contract import CPU, HOPPER, backend, cases, check
+
+PLAIN = Case(Shape(1, 64, 64, 2, 2, 64, 64), "bf16", "fwd")
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[dict[str, Any]]]:
+    """The options of every torch.compile, which compiles nothing; FlexAttention computes a CPU's backward too."""
+    from torch.nn.attention import flex_attention
+
+    found: list[dict[str, Any]] = []
+
+    def compile(fn: Callable[..., Any], **options: Any) -> Callable[..., Any]:
+        found.append(options)
+        return _flex if fn is flex_attention.flex_attention else fn
+
+    monkeypatch.setattr(torch, "compile", compile)
+    with torch._functorch.config.patch(donated_buffer=True):
+        yield found
+
+
+def _flex(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    *,
+    score_mod: Any,
+    block_mask: Any,
+    scale: float,
+    enable_gqa: bool,
+) -> torch.Tensor:
+    from standins.transformers import _flex as masked
+
+    assert enable_gqa or query.shape[1] == key.shape[1]
+    cap = None
+    if score_mod is not None:
+        # tanh saturates: a large score comes out as the cap
+        cap = float(score_mod(torch.tensor(1e9), 0, 0, 0, 0))
+        score = torch.tensor([-3.0, 0.1, 1.0])
+        torch.testing.assert_close(score_mod(score, 0, 0, 0, 0), cap * torch.tanh(score / cap))
+    out, _ = masked(torch.nn.Module(), query, key, value, block_mask, scaling=scale, softcap=cap)
+    return out.transpose(1, 2)
+
+
+@pytest.mark.usefixtures("asked")
+@cases("flex", "compile")
+def test_contract(name: str, case: Case) -> None:
+    check(backend(name), case)
+
+
+@pytest.mark.parametrize("name", ["flex", "compile"])
+def test_compiled_for_the_one_shape(name: str, asked: list[dict[str, Any]]) -> None:
+    backend(name).prepare(PLAIN, inputs.make(PLAIN, "cpu", seed=0))
+    assert asked == [{"dynamic": False, "fullgraph": True}]
+
+
+@pytest.mark.usefixtures("asked")
+@pytest.mark.parametrize("name", ["flex", "compile", "hf-flex_attention"])
+def test_other_cases_are_forgotten_and_the_same_is_not(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Copies of a case are timed in turns: their compiled code must stay."""
+    resets: list[None] = []
+    monkeypatch.setattr(torch._dynamo, "reset", lambda: resets.append(None))
+    compiler = backend(name)._compiler  # type: ignore[attr-defined]
+    for case, count in ((PLAIN, 1), (PLAIN, 1), (replace(PLAIN, causal=True), 2), (PLAIN, 3)):
+        compiler.ready(case)
+        assert len(resets) == count
+
+
+@pytest.mark.usefixtures("asked")
+@pytest.mark.parametrize(("direction", "donated"), [("fwd", True), ("bwd", False), ("fwd_bwd", True)])
+def test_a_backward_that_is_repeated_keeps_its_buffers(direction: str, donated: bool) -> None:
+    backend("compile")._compiler.ready(replace(PLAIN, direction=direction))  # type: ignore[attr-defined, arg-type]
+    assert torch._functorch.config.donated_buffer == donated
+
+
+def test_what_they_refuse() -> None:
+    for name in ("flex", "compile"):
+        made = backend(name)
+        assert made.unsupported(PLAIN, CPU) == "needs a CUDA GPU"
+        assert made.unsupported(replace(PLAIN, dropout_p=0.1), HOPPER) == "no dropout"
+        assert made.unsupported(replace(PLAIN, softcap=30.0, window_size=(8, None)), HOPPER) is None
+    assert "outside 16" in str(backend("flex").unsupported(replace(PLAIN, shape=Shape(1, 8, 8, 1, 1, 8, 8)), HOPPER))
+    small = replace(PLAIN, shape=Shape(1, 8, 8, 1, 1, 8, 8))
+    assert backend("compile").unsupported(small, HOPPER) is None
+
+
+@pytest.mark.parametrize("lengths", [(1, 9), (7, 7), (5, 9), (9, 5)])
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("window", [(None, None), (2, None), (None, 1), (2, 1), (0, 0)])
+def test_masks_are_the_references(
+    lengths: tuple[int, int], causal: bool, window: tuple[int | None, int | None]
+) -> None:
+    case = Case(Shape(1, *lengths, 1, 1, 16, 16), "bf16", "fwd", causal, window)
+    exact = exactly(case, torch.arange(lengths[0]))
+    ours = visible(case, torch.device("cpu"))
+    assert bool(exact.all()) if ours is None else torch.equal(ours, exact)
+    assert (band(case) == (None, None)) == (ours is None)
+    assert flash_window(case) == tuple(-1 if side is None else side for side in window)

@@ -1,0 +1,116 @@
+"""`cudnn` and `cudnn-fp8`, through a stand-in for cudnn-frontend's graphs."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from attnbench import inputs
+from attnbench.backends import cudnn as ours
+from attnbench.types import Case, Device, Shape, Unsupported
+from standins import cudnn, install
+from standins.contract import AMPERE, BLACKWELL, HOPPER, TURING, backend, cases, check
+
+PLAIN = Case(Shape(1, 64, 64, 2, 2, 128, 128), "bf16", "fwd")
+
+
+@pytest.fixture
+def there(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    install(monkeypatch, cudnn.version_1_32(), cudnn.VERSIONS)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda _: SimpleNamespace(cuda_stream=7))
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (10, 0))
+    ours._handle.cache_clear()
+    yield
+    ours._handle.cache_clear()
+
+
+@pytest.mark.usefixtures("there")
+@cases("cudnn")
+def test_contract(name: str, case: Case) -> None:
+    check(backend(name), case)
+
+
+@pytest.mark.usefixtures("there")
+def test_probe_names_both_libraries(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert backend("cudnn").probe().version == "nvidia-cudnn-frontend 1.32.0, cuDNN 9.19.0"
+
+    def missing() -> int:
+        raise RuntimeError("Unable to find symbol cudnnGetVersion")
+
+    monkeypatch.setattr(sys.modules["cudnn"], "backend_version", missing)
+    probe = backend("cudnn-fp8").probe()
+    assert probe.reason == "cudnn-frontend finds no cuDNN: Unable to find symbol cudnnGetVersion"
+    assert probe.install
+
+
+@pytest.mark.usefixtures("there")
+def test_a_launch_runs_on_torchs_current_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Graphs are captured on another one."""
+    prepared = backend("cudnn").prepare(PLAIN, inputs.make(PLAIN, "cpu", seed=0))
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda _: SimpleNamespace(cuda_stream=11))
+    prepared.launch()
+    assert ours._handle().stream == 11
+
+
+@pytest.mark.usefixtures("there")
+def test_what_cudnn_refuses_is_a_skip() -> None:
+    case = replace(PLAIN, shape=Shape(1, 64, 32, 2, 2, 128, 128), causal=True)
+    assert backend("cudnn").unsupported(case, HOPPER) is not None  # so that it is not asked
+    with pytest.raises(Unsupported, match="cuDNN refuses: Bottom right causal mask does not support") as refused:
+        backend("cudnn").prepare(case, inputs.make(case, "cpu", seed=0))
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.usefixtures("there")
+@pytest.mark.parametrize("capability", [(9, 0), (10, 0)])
+@pytest.mark.parametrize("causal", [False, True])
+def test_fp8(monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], causal: bool) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
+    case = Case(Shape(2, 40, 48, 4, 2, 64, 64), "bf16", "fwd", causal)
+    given = inputs.make(case, "cpu", seed=0)
+    made, fp8 = backend("cudnn-fp8"), replace(case, dtype="fp8")  # type: ignore[arg-type]
+    assert made.unsupported(fp8, HOPPER) is None
+    assert made.unsupported(case, HOPPER) == "no bf16, only fp8"
+    prepared = made.prepare(fp8, given)
+    out = prepared.canonical(prepared.launch())["out"].clone()
+    reference = backend("cudnn").prepare(case, given)
+    exact = reference.canonical(reference.launch())["out"]
+    assert out.dtype == (torch.bfloat16 if capability == (10, 0) else torch.float8_e4m3fn)
+    assert 1e-3 < (out.float() - exact.float()).norm() / exact.float().norm() < 0.08  # e4m3 keeps 3 bits
+    prepared.reads["v"].mul_(2)
+    torch.testing.assert_close(
+        prepared.canonical(prepared.launch())["out"].float(), 2 * out.float(), rtol=0.13, atol=0.01
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "case", "device", "reason"),
+    [
+        ("cudnn", PLAIN, TURING, "8.0 or newer"),
+        ("cudnn", replace(PLAIN, shape=Shape(1, 64, 64, 4, 2, 192, 128)), HOPPER, None),
+        ("cudnn", replace(PLAIN, shape=Shape(1, 64, 32, 2, 2, 64, 64), window_size=(8, 8)), HOPPER, "window wants"),
+        ("cudnn", replace(PLAIN, softcap=30.0), HOPPER, "no softcap"),
+        ("cudnn", replace(PLAIN, dtype="fp32"), HOPPER, "no fp32"),
+        ("cudnn-fp8", replace(PLAIN, dtype="fp8"), AMPERE, "9.0 or newer"),
+        ("cudnn-fp8", replace(PLAIN, dtype="fp8", direction="bwd"), HOPPER, "forward only"),
+        ("cudnn-fp8", replace(PLAIN, dtype="fp8", shape=Shape(1, 64, 64, 2, 2, 256, 256)), HOPPER, None),
+        ("cudnn-fp8", replace(PLAIN, dtype="fp8", shape=Shape(1, 64, 64, 2, 2, 256, 256)), BLACKWELL, "to 128"),
+        ("cudnn-fp8", replace(PLAIN, dtype="fp8", shape=Shape(1, 64, 64, 2, 2, 72, 72)), HOPPER, "multiple of 16"),
+    ],
+)
+def test_what_it_refuses(name: str, case: Case, device: Device, reason: str | None) -> None:
+    said = backend(name).unsupported(case, device)
+    assert (said is None) if reason is None else (said is not None and reason in said)
+
+
+def test_kernels_are_known_by_name() -> None:
+    forward = "cudnn_generated_fort_native_sdpa_sm90_flash_fprop_wgmma_f16_knob_7_128x128x128_4x1x1_cga1x1x1_kernel0_0"
+    signature = backend("cudnn").signature(replace(PLAIN, direction="fwd_bwd"), HOPPER)
+    assert re.search(signature.runs[0], forward)
+    assert re.search(signature.runs[1], forward.replace("fprop", "bprop"))

@@ -1,0 +1,169 @@
+"""`fa1` to `fa4`, through stand-ins with their interfaces."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+import pytest
+import torch
+
+from attnbench import inputs
+from attnbench.backends.fp8 import quantize
+from attnbench.types import Case, Device, Shape
+from standins import flash_attn, install
+from standins.contract import ADA, AMPERE, BLACKWELL, CASES, CPU, HOPPER, TURING, backend, cases, check
+
+MADE = {
+    "fa1": (flash_attn.version_1, flash_attn.VERSIONS_1),
+    "fa2": (flash_attn.version_2, flash_attn.VERSIONS_2),
+    "fa3": (flash_attn.version_3, flash_attn.VERSIONS_3),
+    "fa4": (flash_attn.version_4, flash_attn.VERSIONS_4),
+}
+PLAIN = Case(Shape(1, 64, 64, 2, 2, 64, 64), "bf16", "fwd")
+
+
+@pytest.fixture
+def there(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """The library, or what stands in for it."""
+    modules, versions = MADE[name]
+    install(monkeypatch, modules(), versions)
+
+
+@pytest.mark.usefixtures("there")
+@cases(*MADE)
+def test_contract(name: str, case: Case) -> None:
+    check(backend(name), case)
+
+
+@pytest.mark.usefixtures("there")
+@pytest.mark.parametrize("name", MADE)
+def test_probe_names_the_version(name: str) -> None:
+    assert backend(name).probe().version == " ".join(*MADE[name][1].items())
+
+
+@pytest.mark.parametrize("name", MADE)
+def test_not_on_a_cpu(name: str) -> None:
+    assert backend(name).unsupported(PLAIN, CPU) == "needs a CUDA GPU"
+
+
+@pytest.mark.parametrize(
+    ("name", "case", "device", "reason"),
+    [
+        ("fa1", replace(PLAIN, dtype="bf16"), TURING, "bf16 needs compute capability 8.0"),
+        ("fa1", replace(PLAIN, dtype="fp16"), TURING, None),
+        ("fa1", replace(PLAIN, shape=Shape(1, 64, 64, 4, 2, 64, 64)), AMPERE, "no grouped heads"),
+        ("fa1", replace(PLAIN, shape=Shape(1, 64, 64, 2, 2, 128, 128), direction="bwd"), ADA, "backward of headdim"),
+        ("fa1", replace(PLAIN, shape=Shape(1, 64, 64, 2, 2, 128, 128), direction="bwd"), AMPERE, None),
+        ("fa1", replace(PLAIN, shape=Shape(1, 32, 64, 2, 2, 64, 64), causal=True), AMPERE, "not bottom-right"),
+        ("fa1", replace(PLAIN, shape=Shape(1, 1, 64, 2, 2, 64, 64), causal=True), AMPERE, None),
+        ("fa1", PLAIN, BLACKWELL, "below 9.1, this GPU has 10.0"),
+        ("fa2", PLAIN, TURING, "8.0 or newer, this GPU has 7.5"),
+        ("fa2", replace(PLAIN, dtype="fp32"), HOPPER, "no fp32, only bf16 and fp16"),
+        ("fa2", replace(PLAIN, shape=Shape(1, 64, 64, 2, 2, 192, 128)), HOPPER, "v must have the headdim"),
+        ("fa2", replace(PLAIN, shape=Shape(1, 64, 64, 2, 2, 36, 36)), HOPPER, "no multiple of 8"),
+        ("fa2", replace(PLAIN, softcap=30.0, dropout_p=0.1), HOPPER, "exclude each other"),
+        ("fa2", replace(PLAIN, dropout_p=0.1, window_size=(8, 8)), HOPPER, None),
+        ("fa3", PLAIN, AMPERE, "needs compute capability 9.0"),
+        ("fa3", PLAIN, BLACKWELL, "below 10.0"),
+        ("fa3", replace(PLAIN, shape=Shape(1, 64, 64, 2, 2, 192, 128)), HOPPER, None),
+        ("fa3", replace(PLAIN, shape=Shape(1, 64, 64, 2, 2, 128, 64)), HOPPER, "they may differ where"),
+        ("fa3", replace(PLAIN, shape=Shape(1, 64, 64, 2, 2, 64, 512)), HOPPER, None),
+        ("fa3", replace(PLAIN, shape=Shape(1, 64, 64, 2, 2, 64, 512), direction="bwd"), HOPPER, "512 is above 256"),
+        ("fa3", replace(PLAIN, dropout_p=0.1), HOPPER, "no dropout"),
+        ("fa4", PLAIN, AMPERE, "needs compute capability 9.0"),
+        ("fa4", replace(PLAIN, shape=Shape(1, 64, 64, 2, 2, 256, 256)), HOPPER, None),
+        ("fa4", replace(PLAIN, shape=Shape(1, 64, 64, 2, 2, 160, 160)), HOPPER, None),
+        ("fa4", replace(PLAIN, shape=Shape(1, 64, 64, 2, 2, 160, 160)), BLACKWELL, "on Blackwell to 128"),
+        ("fa4", replace(PLAIN, shape=Shape(1, 64, 64, 2, 2, 192, 128)), BLACKWELL, None),
+    ],
+)
+def test_what_it_refuses(name: str, case: Case, device: Device, reason: str | None) -> None:
+    said = backend(name).unsupported(case, device)
+    assert (said is None) if reason is None else (said is not None and reason in said)
+
+
+@pytest.mark.parametrize(
+    ("name", "versions", "reason"),
+    [
+        ("fa1", {"flash-attn": "2.8.3"}, "flash-attn 2.8.3 is not below 2"),
+        ("fa2", {"flash-attn": "1.0.9"}, "flash-attn 1.0.9 is older than 2.6"),
+        ("fa2", {"flash-attn": "2.5.9.post1"}, "flash-attn 2.5.9.post1 is older than 2.6"),
+    ],
+)
+def test_another_version(monkeypatch: pytest.MonkeyPatch, name: str, versions: dict[str, str], reason: str) -> None:
+    install(monkeypatch, MADE[name][0](), versions)
+    probe = backend(name).probe()
+    assert probe.reason == reason
+    assert probe.install
+
+
+def test_fa3_of_before_and_after_returns_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Older builds return (out, lse)."""
+    modules = flash_attn.version_3()
+    install(monkeypatch, modules, flash_attn.VERSIONS_3)
+    interface = modules["flash_attn_interface"]
+    new = interface.flash_attn_func
+    monkeypatch.setattr(interface, "flash_attn_func", lambda *a, **k: (new(*a, **k), torch.empty(())))
+    check(backend("fa3"), CASES["gqa-causal-bf16-bwd"])
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_fa3_fp8(monkeypatch: pytest.MonkeyPatch, causal: bool) -> None:
+    install(monkeypatch, flash_attn.version_3(), flash_attn.VERSIONS_3)
+    case = Case(Shape(2, 40, 48, 4, 2, 64, 64), "bf16", "fwd", causal)
+    given = inputs.make(case, "cpu", seed=0)
+    made = backend("fa3")
+    fp8 = replace(case, dtype="fp8")  # type: ignore[arg-type]
+    assert made.unsupported(fp8, HOPPER) is None
+    assert made.unsupported(replace(fp8, direction="bwd"), HOPPER) == "fp8 is forward only"
+    prepared = made.prepare(fp8, given)
+    out = prepared.canonical(prepared.launch())["out"].clone()
+    reference = made.prepare(case, given)
+    exact = reference.canonical(reference.launch())["out"]
+    assert out.dtype == torch.bfloat16
+    assert 1e-3 < (out - exact).float().norm() / exact.float().norm() < 0.06  # e4m3 keeps 3 bits
+    prepared.reads["v"].mul_(2)
+    torch.testing.assert_close(prepared.canonical(prepared.launch())["out"], 2 * out, rtol=0.01, atol=0.01)
+
+
+def test_quantize_uses_the_whole_range() -> None:
+    t = torch.tensor([[-3.0, 0.5], [1.0, 0.0]])
+    small, descale = quantize(t)
+    assert small.dtype == torch.float8_e4m3fn
+    assert descale.shape == (1,)
+    assert small.float().min() == -448
+    torch.testing.assert_close(small.float() * descale, t, rtol=0.07, atol=0.0)
+    assert quantize(torch.zeros(3))[0].float().tolist() == [0, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("name", "forward", "backward", "others"),
+    [
+        ("fa1", "void fmha_fwd_loop_kernel<FMHA_kernel_traits<256, 64>>", "void fmha_bwd_dq_dk_dv_loop_kernel<x>", ()),
+        (
+            "fa2",
+            "void flash::flash_fwd_kernel<Flash_fwd_kernel_traits<128, 128, 64, 4>>",
+            "void flash::flash_bwd_dq_dk_dv_loop_seqk_parallel_kernel<x>",
+            ("void pytorch_flash::flash_fwd_kernel<pytorch_flash::Flash_fwd_kernel_traits<128>>",),
+        ),
+        (
+            "fa3",
+            "void cutlass::device_kernel<flash::enable_sm90<flash::FlashAttnFwdSm90<x>>>",
+            "void cutlass::device_kernel<flash::enable_sm90_or_later<flash::FlashAttnBwdSm90<x>>>",
+            (),
+        ),
+        (
+            "fa4",
+            "kernel_cutlass_kernel_flash_attncuteflash_fwd_sm90FlashAttentionForwardSm90_object_at__tensor0000o11",
+            "kernel_cutlass_kernel_flash_attncuteflash_bwd_sm90FlashAttentionBackwardSm90_object_at__tensor0000o1",
+            ("void pytorch_flash::flash_fwd_kernel<pytorch_flash::Flash_fwd_kernel_traits<128>>",),
+        ),
+    ],
+)
+def test_kernels_are_known_by_name(name: str, forward: str, backward: str, others: tuple[str, ...]) -> None:
+    signature = backend(name).signature(replace(PLAIN, direction="fwd_bwd"), HOPPER)
+    assert [bool(re.search(pattern, forward)) for pattern in signature.runs] == [True, False]
+    assert [bool(re.search(pattern, backward)) for pattern in signature.runs] == [False, True]
+    assert not any(re.search(pattern, kernel) for pattern in signature.never for kernel in (forward, backward))
+    assert all(any(re.search(pattern, kernel) for pattern in signature.never) for kernel in others)

@@ -1,0 +1,66 @@
+"""`hf-*`, through a stand-in with the interface of transformers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from attnbench.types import Case, Device, Shape
+from standins import flash_attn, install, transformers
+from standins.contract import CPU, HOPPER, TURING, backend, cases, check
+
+NAMES = ("hf-eager", "hf-sdpa", "hf-flash_attention_2", "hf-flex_attention")
+PLAIN = Case(Shape(1, 64, 64, 2, 2, 64, 64), "bf16", "fwd")
+
+
+@pytest.fixture
+def there(monkeypatch: pytest.MonkeyPatch) -> None:
+    install(monkeypatch, transformers.version_5_23() | flash_attn.version_2(), transformers.VERSIONS)
+
+
+@pytest.mark.usefixtures("there")
+@cases(*NAMES)
+def test_contract(name: str, case: Case) -> None:
+    check(backend(name), case)
+
+
+@pytest.mark.usefixtures("there")
+def test_probe_names_transformers_and_the_kernel() -> None:
+    assert backend("hf-sdpa").probe().version == "transformers 5.23.0"
+    both = "transformers 5.23.0, flash-attn 2.8.3.post1"
+    assert backend("hf-flash_attention_2").probe().version == both
+
+
+def test_flash_attention_2_is_not_downloaded_in_its_stead(monkeypatch: pytest.MonkeyPatch) -> None:
+    missing = dict.fromkeys(flash_attn.version_2())
+    install(monkeypatch, transformers.version_5_23() | missing, {"transformers": "5.23.0"})
+    probe = backend("hf-flash_attention_2").probe()
+    assert probe.reason == "flash_attn.flash_attn_interface is not installed"
+    assert backend("hf-sdpa").probe().usable
+
+
+def test_a_transformers_of_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    install(monkeypatch, transformers.version_5_23(), {"transformers": "4.47.1"})
+    assert backend("hf-sdpa").probe().reason == "transformers 4.47.1 is older than 4.48"
+
+
+@pytest.mark.parametrize(
+    ("name", "case", "device", "reason"),
+    [
+        ("hf-eager", PLAIN, CPU, None),
+        ("hf-eager", replace(PLAIN, softcap=30.0), HOPPER, "no softcap"),
+        ("hf-eager", replace(PLAIN, shape=Shape(1, 64, 32, 2, 2, 64, 64), causal=True), HOPPER, "no defined output"),
+        ("hf-sdpa", PLAIN, CPU, None),
+        ("hf-flash_attention_2", PLAIN, CPU, "needs a CUDA GPU"),
+        ("hf-flash_attention_2", PLAIN, TURING, "8.0 or newer"),
+        ("hf-flash_attention_2", replace(PLAIN, window_size=(8, 8)), HOPPER, "its sliding window is causal"),
+        ("hf-flash_attention_2", replace(PLAIN, window_size=(8, None), causal=True), HOPPER, None),
+        ("hf-flash_attention_2", replace(PLAIN, shape=Shape(1, 64, 64, 2, 2, 64, 128)), HOPPER, "pads v"),
+        ("hf-flex_attention", replace(PLAIN, dropout_p=0.1), HOPPER, "no dropout"),
+        ("hf-flex_attention", replace(PLAIN, softcap=30.0, window_size=(8, 8)), HOPPER, None),
+    ],
+)
+def test_what_it_refuses(name: str, case: Case, device: Device, reason: str | None) -> None:
+    said = backend(name).unsupported(case, device)
+    assert (said is None) if reason is None else (said is not None and reason in said)

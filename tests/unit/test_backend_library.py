@@ -1,0 +1,107 @@
+"""What backends over libraries share: versions, import errors, limits, and that each says where it was checked."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from attnbench.backends import BACKENDS
+from attnbench.backends.library import Limits, flash_workspace, import_problem, numbers
+from attnbench.types import Case, Device, Shape
+from standins.contract import AMPERE, CPU, HOPPER, backend
+
+OURS = {"eager", "sdpa-math", "sdpa-efficient", "sdpa-flash", "sdpa-cudnn", "triton", "fake"}
+LIBRARIES = [name for name in BACKENDS if name not in OURS]
+PLAIN = Case(Shape(2, 32, 64, 4, 2, 64, 64), "bf16", "fwd")
+
+
+@pytest.mark.parametrize("name", LIBRARIES)
+def test_each_says_what_it_was_checked_against_and_where_it_was_verified(name: str) -> None:
+    made = backend(name)
+    assert made.checked  # type: ignore[attr-defined]
+    assert isinstance(made.verified, tuple)  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("name", LIBRARIES)
+def test_a_library_that_is_not_here_says_so_in_one_line(name: str) -> None:
+    probe = backend(name).probe()
+    if not probe.usable:
+        assert "\n" not in str(probe.reason)
+        assert probe.install
+
+
+def test_versions_compare_by_number() -> None:
+    assert numbers("2.8.3.post1+cu12torch2.8") == (2, 8, 3)
+    assert numbers("0.0.9") < numbers("0.0.10") < numbers("0.1")
+    assert numbers("unknown") == ()
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (ModuleNotFoundError("No module named 'a'", name="a"), "a.b is not installed"),
+        (ModuleNotFoundError("No module named 'a.b'", name="a.b"), "a.b is not installed"),
+        (
+            ModuleNotFoundError("No module named 'ab'", name="ab"),
+            "a.b fails at import: ModuleNotFoundError: No module named 'ab'",
+        ),
+        (
+            ImportError("libcudnn.so.8: cannot open shared object file: No such file"),
+            "a.b is built for another CUDA: libcudnn.so.8 is not found; install a build for torch's CUDA",
+        ),
+        (
+            ImportError("/x.so: undefined symbol: _ZN3c10"),
+            "a.b is built for another torch (/x.so: undefined symbol: _ZN3c10); install a build for this one",
+        ),
+        (RuntimeError(""), "a.b fails at import: RuntimeError: RuntimeError"),
+    ],
+)
+def test_import_problem(error: Exception, said: str) -> None:
+    assert import_problem("a.b", error) == said
+
+
+@pytest.mark.parametrize(
+    ("limits", "case", "device", "reason"),
+    [
+        (Limits(), PLAIN, HOPPER, None),
+        (Limits(), PLAIN, CPU, "needs a CUDA GPU"),
+        (Limits(on_cpu=True), PLAIN, CPU, None),
+        (Limits(capability=(9, 0)), PLAIN, AMPERE, "needs compute capability 9.0 or newer, this GPU has 8.0"),
+        (Limits(capability=(9, 0)), PLAIN, replace(AMPERE, capability=None), None),
+        (Limits(capability_below=(9, 0)), PLAIN, HOPPER, "needs a compute capability below 9.0, this GPU has 9.0"),
+        (Limits(dtypes=("fp16",)), PLAIN, HOPPER, "no bf16, only fp16"),
+        (Limits(backward=False), replace(PLAIN, direction="fwd_bwd"), HOPPER, "forward only"),
+        (Limits(headdim=(8, 63)), PLAIN, HOPPER, "headdim 64 is outside 8 to 63"),
+        (Limits(multiple=48), PLAIN, HOPPER, "headdim 64 is no multiple of 48"),
+        (Limits(), replace(PLAIN, shape=Shape(1, 8, 8, 1, 1, 64, 32)), HOPPER, "v must have the headdim"),
+        (Limits(headdim_v=True), replace(PLAIN, shape=Shape(1, 8, 8, 1, 1, 64, 300)), HOPPER, "headdim_v 300 is"),
+        (Limits(pairs=((64, 32),)), PLAIN, HOPPER, "headdim 64 with headdim_v 64: only 64-32"),
+        (Limits(pairs=((64, 32),)), replace(PLAIN, shape=Shape(1, 8, 8, 1, 1, 64, 32)), HOPPER, None),
+        (Limits(gqa=False), PLAIN, HOPPER, "no grouped heads (nheads_k must equal nheads)"),
+        (Limits(gqa_backward=False), PLAIN, HOPPER, None),
+        (Limits(gqa_backward=False), replace(PLAIN, direction="bwd"), HOPPER, "grouped heads are forward only"),
+        (Limits(), replace(PLAIN, window_size=(None, 0)), HOPPER, "no sliding window"),
+        (Limits(), replace(PLAIN, softcap=1.0), HOPPER, "no softcap"),
+        (Limits(), replace(PLAIN, dropout_p=0.1), HOPPER, "no dropout"),
+        (Limits(unequal_causal=False), PLAIN, HOPPER, None),
+        (Limits(unequal_causal=False), replace(PLAIN, causal=True), HOPPER, "its causal mask is not bottom-right"),
+        (Limits(empty_rows=False), replace(PLAIN, causal=True), HOPPER, None),
+        (
+            Limits(empty_rows=False),
+            replace(PLAIN, causal=True, shape=Shape(1, 64, 32, 1, 1, 64, 64)),
+            HOPPER,
+            "no defined output for query rows that see no key (seqlen_q > seqlen_k)",
+        ),
+    ],
+)
+def test_limits(limits: Limits, case: Case, device: Device, reason: str | None) -> None:
+    said = limits.refuses(case, device)
+    assert (said is None) if reason is None else (said is not None and said.startswith(reason))
+
+
+def test_flash_workspace_counts_what_a_backward_adds() -> None:
+    rows = 2 * 4 * 32
+    assert flash_workspace(PLAIN).nbytes == 4 * rows
+    grouped = 2 * 2 * 4 * 64 * (64 + 64)
+    assert flash_workspace(replace(PLAIN, direction="bwd")).nbytes == 4 * rows * (2 + 64) + grouped

@@ -1,0 +1,97 @@
+"""`sdpa-fa3` and `sdpa-fa4`: the switch is torch's own, the library behind it stands in."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch.nn.attention
+
+from attnbench import inputs
+from attnbench.types import Case, Device, Shape
+from standins import flash_attn, install
+from standins.contract import AMPERE, CPU, HOPPER, backend, cases, check
+
+PLAIN = Case(Shape(1, 64, 64, 2, 2, 64, 64), "bf16", "fwd")
+NAMES = ("sdpa-fa3", "sdpa-fa4")
+
+
+@pytest.fixture
+def active(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What was activated, in order; torch's switch asks for a GPU's kernels."""
+    done: list[str] = []
+    monkeypatch.setattr(torch.nn.attention, "activate_flash_attention_impl", done.append, raising=False)
+    monkeypatch.setattr(
+        torch.nn.attention, "current_flash_attention_impl", lambda: done[-1] if done else None, raising=False
+    )
+    return done
+
+
+def there(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    modules, versions = {
+        "sdpa-fa3": (flash_attn.version_3, flash_attn.VERSIONS_3),
+        "sdpa-fa4": (flash_attn.version_4, flash_attn.VERSIONS_4),
+    }[name]
+    install(monkeypatch, modules(), versions | {"torch": "2.13.0"})
+
+
+@pytest.mark.usefixtures("active")
+@cases(*NAMES)
+def test_contract(name: str, case: Case) -> None:
+    """On a CPU torch's own flash kernel answers, for what it takes of these."""
+    if case.shape.headdim != case.shape.headdim_v or (case.causal and case.shape.seqlen_q != case.shape.seqlen_k):
+        return  # not on a CPU
+    check(backend(name), case)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_activated_once_in_a_process(name: str, active: list[str]) -> None:
+    for _ in range(3):
+        backend(name).prepare(PLAIN, inputs.make(PLAIN, "cpu", seed=0))
+    assert active == [name[-3:].upper()]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_probe_wants_torchs_switch_and_the_library(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    wanted = name[-3:].upper()
+    attention: Any = torch.nn.attention
+    monkeypatch.setattr(attention, "list_flash_attention_impls", lambda: ["FA3", "FA4"], raising=False)
+    there(monkeypatch, name)
+    version = backend(name).probe().version
+    assert version is not None
+    assert re.fullmatch(r"torch 2.13.0, flash-attn-\d \S+", version)
+    missing: dict[str, ModuleType | None] = {"flash_attn_interface": None, "flash_attn": None, "flash_attn.cute": None}
+    with monkeypatch.context() as patch:
+        install(patch, missing, {"torch": "2.13.0"})
+        assert "is not installed" in str(backend(name).probe().reason)
+    monkeypatch.delattr(attention, "list_flash_attention_impls")
+    assert backend(name).probe().reason == f"this torch cannot put {wanted} behind SDPA; that came with 2.11"
+
+
+@pytest.mark.parametrize(
+    ("name", "case", "device", "reason"),
+    [
+        ("sdpa-fa3", PLAIN, HOPPER, None),
+        ("sdpa-fa3", PLAIN, AMPERE, "compute capability 9 and 10 only"),
+        ("sdpa-fa4", PLAIN, CPU, "needs a CUDA GPU"),
+        ("sdpa-fa4", replace(PLAIN, dtype="fp32"), HOPPER, "no fp32"),
+        ("sdpa-fa3", replace(PLAIN, dtype="fp8"), HOPPER, "no fp8"),
+        ("sdpa-fa4", replace(PLAIN, window_size=(8, 8)), HOPPER, "no sliding window"),
+        ("sdpa-fa4", replace(PLAIN, softcap=30.0), HOPPER, "no softcap"),
+        ("sdpa-fa4", replace(PLAIN, causal=True, shape=Shape(1, 64, 32, 2, 2, 64, 64)), HOPPER, "NaN"),
+    ],
+)
+def test_what_it_refuses(name: str, case: Case, device: Device, reason: str | None) -> None:
+    said = backend(name).unsupported(case, device)
+    assert (said is None) if reason is None else (said is not None and reason in said)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_torchs_flash_kernel_is_not_accepted(name: str) -> None:
+    signature = backend(name).signature(PLAIN, HOPPER)
+    kernel = "void pytorch_flash::flash_fwd_kernel<pytorch_flash::Flash_fwd_kernel_traits<128, 128, 64, 4>>"
+    assert not any(re.search(pattern, kernel) for pattern in signature.runs)
+    assert any(re.search(pattern, kernel) for pattern in signature.never)

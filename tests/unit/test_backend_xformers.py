@@ -1,0 +1,131 @@
+"""`xformers*`, through a stand-in with its interface."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from attnbench import inputs
+from attnbench.backends.xformers import refusal
+from attnbench.types import Case, Device, Shape, Unsupported
+from standins import install, xformers
+from standins.contract import AMPERE, BLACKWELL, HOPPER, TURING, backend, cases, check
+
+NAMES = ("xformers", "xformers-cutlass", "xformers-fa2", "xformers-fa3", "xformers-splitk")
+PLAIN = Case(Shape(1, 64, 64, 2, 2, 64, 64), "bf16", "fwd")
+GROUPED = Shape(1, 64, 64, 4, 2, 64, 64)
+
+
+@pytest.fixture
+def there(monkeypatch: pytest.MonkeyPatch) -> None:
+    install(monkeypatch, xformers.version_0_0_35(), xformers.VERSIONS)
+
+
+@pytest.mark.usefixtures("there")
+@cases(*NAMES)
+def test_contract(name: str, case: Case) -> None:
+    check(backend(name), case)
+
+
+@pytest.mark.usefixtures("there")
+def test_probe_names_the_operator() -> None:
+    assert backend("xformers").probe().version == "xformers 0.0.35"
+    assert backend("xformers-fa2").probe().version == "xformers 0.0.35, fa2F@2.5.7-pt"
+
+
+@pytest.mark.usefixtures("there")
+def test_an_operator_that_was_not_built(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(xformers.Flash3FwOp, "is_available", classmethod(lambda _: False))
+    probe = backend("xformers-fa3").probe()
+    assert probe.reason == "its operator fa3F@pip_pkg is not available"
+    assert "flash_attn_3" in str(probe.install)
+    assert backend("xformers-fa2").probe().usable
+
+
+@pytest.mark.usefixtures("there")
+@pytest.mark.parametrize("name", NAMES)
+def test_a_wheel_for_another_cuda(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Then it imports, warns, and no operator takes anything."""
+    failure = Exception("xFormers can't load C++/CUDA extensions. xFormers was built for:\nPyTorch 2.10")
+    failure.__cause__ = OSError("Could not load this library: _C.so")
+    failure.__cause__.__cause__ = OSError("libcudart.so.12: cannot open shared object file: No such file or directory")
+    extension = SimpleNamespace(_cpp_library_load_exception=failure)
+    monkeypatch.setattr(sys.modules["xformers"], "_cpp_lib", extension, raising=False)
+    probe = backend(name).probe()
+    assert str(probe.reason).startswith("xformers is built for another CUDA: libcudart.so.12 is not found")
+    assert "nvidia-cuda-runtime-cu12" in str(probe.install)
+
+
+def test_beside_flash_attn_4_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its import then dies with a name that helps nobody."""
+
+    class Finder:
+        def find_spec(self, name: str, path: object = None, target: object = None) -> None:
+            if name == "xformers.ops":
+                raise ModuleNotFoundError(
+                    "No module named 'flash_attn.flash_attn_interface'", name="flash_attn.flash_attn_interface"
+                )
+
+    install(monkeypatch, {"xformers": xformers.version_0_0_35()["xformers"]}, xformers.VERSIONS)
+    monkeypatch.setitem(vars(sys.modules["xformers"]), "__path__", [])
+    monkeypatch.delitem(sys.modules, "xformers.ops", raising=False)
+    monkeypatch.setattr(sys, "meta_path", [Finder(), *sys.meta_path])
+    probe = backend("xformers-cutlass").probe()
+    assert probe.reason is not None
+    assert "beside flash-attn-4" in probe.reason
+    assert probe.install is not None
+    assert "--python xformers=PATH" in probe.install
+
+
+@pytest.mark.parametrize(
+    ("name", "case", "device", "reason"),
+    [
+        ("xformers", replace(PLAIN, softcap=30.0), HOPPER, "no softcap"),
+        ("xformers", replace(PLAIN, dtype="fp32", dropout_p=0.1), HOPPER, None),
+        ("xformers", replace(PLAIN, shape=GROUPED), HOPPER, None),
+        ("xformers", replace(PLAIN, shape=GROUPED, direction="bwd"), HOPPER, "grouped heads are forward only"),
+        ("xformers-cutlass", PLAIN, TURING, None),
+        ("xformers-cutlass", PLAIN, BLACKWELL, "below 9.1"),
+        ("xformers-cutlass", replace(PLAIN, causal=True, window_size=(8, 0)), HOPPER, None),
+        ("xformers-cutlass", replace(PLAIN, causal=True, window_size=(8, 0), direction="bwd"), HOPPER, "forward only"),
+        ("xformers-cutlass", replace(PLAIN, window_size=(8, 8)), HOPPER, "causal and forward only"),
+        ("xformers-cutlass", replace(PLAIN, shape=Shape(1, 64, 32, 2, 2, 64, 64), causal=True), HOPPER, "no defined"),
+        ("xformers-fa2", replace(PLAIN, dtype="fp32"), HOPPER, "no fp32"),
+        ("xformers-fa2", replace(PLAIN, window_size=(8, 8)), HOPPER, None),
+        ("xformers-fa3", PLAIN, AMPERE, "9.0 or newer"),
+        ("xformers-fa3", replace(PLAIN, dropout_p=0.1), HOPPER, "no dropout"),
+        ("xformers-splitk", replace(PLAIN, causal=True), HOPPER, "causal for a single query only"),
+        ("xformers-splitk", replace(PLAIN, shape=Shape(1, 1, 64, 2, 2, 64, 64), causal=True), HOPPER, None),
+        ("xformers-splitk", replace(PLAIN, direction="bwd"), HOPPER, "forward only"),
+        ("xformers-splitk", replace(PLAIN, shape=Shape(1, 64, 64, 2, 2, 96, 96)), HOPPER, "headdim 96"),
+    ],
+)
+def test_what_it_refuses(name: str, case: Case, device: Device, reason: str | None) -> None:
+    said = backend(name).unsupported(case, device)
+    assert (said is None) if reason is None else (said is not None and reason in said)
+
+
+@pytest.mark.usefixtures("there")
+@pytest.mark.parametrize("name", ["xformers", "xformers-fa2"])
+@pytest.mark.parametrize("direction", ["fwd", "bwd"])
+def test_the_librarys_own_reasons_are_the_skips(name: str, direction: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of forward and backward operators, in one line."""
+    which = "FlashBwOp" if direction == "bwd" else "FlashFwOp"
+    for operator in (which, which.replace("Flash", "Cutlass")):
+        monkeypatch.setattr(getattr(xformers, operator), "DTYPES", {torch.float64})
+    case = replace(PLAIN, direction=direction)  # type: ignore[arg-type]
+    with pytest.raises(Unsupported, match=r"fa2.*dtype=torch\.bfloat16") as refused:
+        backend(name).prepare(case, inputs.make(case, "cpu", seed=0)).launch()
+    assert "\n" not in str(refused.value)
+
+
+def test_refusal_reads_what_it_can() -> None:
+    assert refusal("odd\nwords") == "xFormers refuses: odd words"
+    message = (
+        "No operator found\n`fa2F` is not supported because:\n    a\n    b\n`cutlassF` is not supported because:\n    c"
+    )
+    assert refusal(message) == "xFormers refuses; fa2F: a, b; cutlassF: c"
