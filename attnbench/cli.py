@@ -11,6 +11,7 @@ import typer
 
 from attnbench import __version__
 from attnbench.errors import EXIT_BAD_INPUT, EXIT_TERMINATED, Terminated, UserError
+from attnbench.gate.command import gate
 
 app = typer.Typer(
     name="attnbench",
@@ -28,6 +29,14 @@ how = partial(typer.Option, rich_help_panel="How")
 instruments = partial(typer.Option, rich_help_panel="Instruments")
 one = partial(typer.Option, rich_help_panel="The case (one value each)")
 files = partial(typer.Option, rich_help_panel="Files and output")
+
+
+AXES = ("seqlen", "seqlen_q", "headdim", "dtype", "causal", "pass", "batch", "nheads", "nheads_k")
+
+
+def _axes(*given: Any) -> dict[str, Any]:
+    """The options that choose cases, by the names that a suite's YAML gives them; None where not given."""
+    return dict(zip(AXES, given, strict=True))
 
 
 def _version(asked: bool) -> None:
@@ -129,17 +138,7 @@ def run(
     from attnbench import commands
 
     options = {
-        "axes": {
-            "seqlen": seqlen,
-            "seqlen_q": seqlen_q,
-            "headdim": headdim,
-            "dtype": dtype,
-            "causal": causal,
-            "pass": direction,
-            "batch": batch,
-            "nheads": nheads,
-            "nheads_k": nheads_k,
-        },
+        "axes": _axes(seqlen, seqlen_q, headdim, dtype, causal, direction, batch, nheads, nheads_k),
         "tokens": tokens,
         "backends": backend,
         "time_limit": time_limit,
@@ -162,7 +161,14 @@ def run(
 def report(
     results: Annotated[list[Path] | None, typer.Argument(metavar="RESULTS", help="Run files.")] = None,
     format: Annotated[
-        str, typer.Option("--format", "-f", metavar="FORMAT", help="table, md, csv (one row a cell and round) or json.")
+        str,
+        typer.Option(
+            "--format",
+            "-f",
+            metavar="FORMAT",
+            help="table, md; csv, json, parquet (one row a cell and round); pytest-benchmark, bmf (Bencher), "
+            "github-action-benchmark.",
+        ),
     ] = "table",
     metric: Annotated[
         list[str] | None,
@@ -174,16 +180,31 @@ def report(
     flops_convention: Annotated[
         str, typer.Option(metavar="NAME", help="exact (unmasked pairs) or fa (as papers print: half for causal).")
     ] = "exact",
+    html: Annotated[
+        Path | None, files("--html", metavar="FILE", help="Figures, a table to filter and every warning on one page.")
+    ] = None,
+    png: Annotated[Path | None, files("--png", metavar="FILE", help="One figure, for slides.")] = None,
+    svg: Annotated[Path | None, files("--svg", metavar="FILE", help="One figure, for papers.")] = None,
+    figure: Annotated[
+        str, files(metavar="NAME", help="Of --png and --svg: throughput, utilization, speedup, latency, memory, ...")
+    ] = "throughput",
+    panel: Annotated[
+        str, files(metavar="WORDS", show_default=False, help='Of --png and --svg: "d128 causal", those panels alone.')
+    ] = "",
 ) -> None:
     """Show results that were measured before, here or elsewhere, one run or several side by side; needs no GPU.
 
     attnbench report results/*.jsonl
     attnbench report -m latency,memory_peak --by dtype run.jsonl
     attnbench report -f csv run.jsonl > run.csv
+    attnbench report --html run.html run.jsonl
+    attnbench report --svg speedup.svg --figure speedup --panel 'd128 causal' run.jsonl
     """
     from attnbench import commands
 
-    raise typer.Exit(commands.report(results or [], format, metric or ["tflops"], by, flops_convention))
+    pictures = {"html": html, "png": png, "svg": svg}
+    rest: dict[str, Any] = {"convention": flops_convention, "pictures": pictures, "figure": figure, "panel": panel}
+    raise typer.Exit(commands.report(results or [], format, metric or ["tflops"], by, **rest))
 
 
 @app.command()
@@ -220,17 +241,7 @@ def profile(
     """
     from attnbench import commands
 
-    axes = {
-        "seqlen": seqlen,
-        "seqlen_q": seqlen_q,
-        "headdim": headdim,
-        "dtype": dtype,
-        "causal": causal,
-        "pass": direction,
-        "batch": batch,
-        "nheads": nheads,
-        "nheads_k": nheads_k,
-    }
+    axes = _axes(seqlen, seqlen_q, headdim, dtype, causal, direction, batch, nheads, nheads_k)
     rest: dict[str, Any] = {"device": device, "trace": trace, "counters": ncu, "pythons": tuple(python or ())}
     raise typer.Exit(commands.profile({"axes": axes, "backends": backend}, json=json, **rest))
 
@@ -274,6 +285,9 @@ def suites(
     from attnbench import commands
 
     raise typer.Exit(commands.suites(name))
+
+
+app.command()(gate)
 
 
 def main() -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,10 +20,12 @@ from attnbench.errors import (
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from attnbench.report.live import Live
     from attnbench.run import Outcome
     from attnbench.types import Run
+    from attnbench.work import Convention
 
-FORMATS = ("table", "md", "csv", "json")
+FORMATS = ("table", "md", "csv", "json", "parquet", "pytest-benchmark", "bmf", "github-action-benchmark")
 
 
 def run(suite: str, options: Mapping[str, Any], *, json: bool, **rest: Any) -> int:
@@ -30,19 +33,11 @@ def run(suite: str, options: Mapping[str, Any], *, json: bool, **rest: Any) -> i
     from rich.console import Console
 
     from attnbench import run as runs
-    from attnbench.report.live import Live
     from attnbench.suite import settings
 
     request = runs.Request(suite=suite, settings=settings(options), argv=tuple(sys.argv[1:]), **rest)
-    live = Live(Console(stderr=True, highlight=False))
-    try:
+    with _live("anything was measured") as live:
         outcome = runs.run(request, live)
-    except (KeyboardInterrupt, Terminated) as end:
-        live.close()
-        print("attnbench: interrupted before anything was measured", file=sys.stderr)
-        return EXIT_TERMINATED if isinstance(end, Terminated) else EXIT_INTERRUPTED
-    finally:
-        live.close()
     console = Console(highlight=False)
     if request.dry_run:
         from attnbench.report import planned
@@ -81,7 +76,17 @@ def _epilogue(console: Console, outcome: Outcome) -> None:
         console.print(f"  attnbench run --resume {outcome.path}", markup=False, soft_wrap=True)
 
 
-def report(paths: Sequence[Path], format: str, metrics: Sequence[str], by: str, convention: str) -> int:
+def report(
+    paths: Sequence[Path],
+    format: str,
+    metrics: Sequence[str],
+    by: str,
+    *,
+    convention: Convention,
+    pictures: Mapping[str, Path | None],
+    figure: str,
+    panel: str,
+) -> int:
     """`attnbench report`."""
     _one_of("--format", format, FORMATS)
     _one_of("--flops-convention", convention, ("exact", "fa"))
@@ -100,11 +105,19 @@ def report(paths: Sequence[Path], format: str, metrics: Sequence[str], by: str, 
     if not paths:
         raise UserError("give run files to report on, as in attnbench report results/*.jsonl")
     runs = _read(paths)
+    if any(pictures.values()):
+        _draw(runs, paths, pictures, figure, panel, convention)
+        return 0
     options: Any = {"metrics": names, "by": by, "convention": convention}
     if format in ("csv", "json"):
         from attnbench.report import export
 
-        print(export.csv(runs, convention) if format == "csv" else export.json_text(runs, convention))  # type: ignore[arg-type]
+        print(export.csv(runs, convention) if format == "csv" else export.json_text(runs, convention))
+        return 0
+    if format not in ("md", "table"):
+        from attnbench.report import exports
+
+        exports.write(sys.stdout, format, runs, convention)
         return 0
     if format == "md":
         from attnbench.report import markdown
@@ -119,24 +132,36 @@ def report(paths: Sequence[Path], format: str, metrics: Sequence[str], by: str, 
     return 0
 
 
+def _draw(
+    runs: Sequence[Run],
+    paths: Sequence[Path],
+    pictures: Mapping[str, Path | None],
+    figure: str,
+    panel: str,
+    convention: Convention,
+) -> None:
+    """Writes the page, and the figure as PNG and SVG, whichever have a file."""
+    from attnbench.report import draw, html
+
+    for kind, path in pictures.items():
+        if path is not None:
+            if kind == "html":
+                html.save(path, runs, paths, convention)
+            else:
+                draw.save(path, kind, runs, figure, panel, convention)
+            print(f"{kind}: {path}")
+
+
 def profile(options: Mapping[str, Any], *, json: bool, **rest: Any) -> int:
     """`attnbench profile`."""
     from rich.console import Console
 
     from attnbench import profile as profiles
     from attnbench.report import profile as shown
-    from attnbench.report.live import Live
     from attnbench.suite import settings
 
-    live = Live(Console(stderr=True, highlight=False))
-    try:
+    with _live("the profile was complete") as live:
         outcome = profiles.profile(profiles.Request(settings=settings(options), **rest), live.say)
-    except (KeyboardInterrupt, Terminated) as end:
-        live.close()
-        print("attnbench: interrupted before the profile was complete", file=sys.stderr)
-        return EXIT_TERMINATED if isinstance(end, Terminated) else EXIT_INTERRUPTED
-    finally:
-        live.close()
     print(shown.json_text(outcome)) if json else shown.render(Console(highlight=False), outcome)
     return 0 if outcome.profiles else EXIT_NOTHING_MEASURED
 
@@ -148,17 +173,15 @@ def backends(pythons: Sequence[str]) -> int:
 
     from attnbench.backends import available
     from attnbench.choose import interpreters
-    from attnbench.execute import Fleet
+    from attnbench.execute import Fleet, ends_well
     from attnbench.suite import load, resolve
 
     specs = available()
     fleet = Fleet(specs, interpreters(pythons, list(specs)))
-    try:
+    with ends_well(fleet):
         probes = fleet.probe()
         device = fleet.environment("auto", ()).device
         answers = fleet.survey(probes, resolve(load("default"), device.kind).cases, device)
-    finally:
-        fleet.close()
     table = Table(box=None, pad_edge=False, header_style="bold")
     for heading in ("backend", "version", "why not, and what would help"):
         table.add_column(heading, overflow="fold")
@@ -181,17 +204,9 @@ def doctor(device: str, *, quick: bool, json: bool) -> int:
 
     from attnbench.doctor import diagnose
     from attnbench.report import doctor as shown
-    from attnbench.report.live import Live
 
-    live = Live(Console(stderr=True, highlight=False))
-    try:
+    with _live("the diagnosis was complete") as live:
         diagnosis = diagnose(device, live.say, quick=quick)
-    except (KeyboardInterrupt, Terminated) as end:
-        live.close()
-        print("attnbench: interrupted before the diagnosis was complete", file=sys.stderr)
-        return EXIT_TERMINATED if isinstance(end, Terminated) else EXIT_INTERRUPTED
-    finally:
-        live.close()
     print(shown.json_text(diagnosis)) if json else shown.render(Console(highlight=False), diagnosis)
     return diagnosis.exit_code
 
@@ -215,6 +230,24 @@ def suites(name: str | None) -> int:
         raise UserError(f"no suite {name!r}{did_you_mean(name, suite.names())}")
     print(path.read_text(), end="")
     return 0
+
+
+@contextmanager
+def _live(goal: str) -> Iterator[Live]:
+    """A line on stderr of what goes on. Interrupted before `goal`, attnbench says so and ends with its exit code."""
+    from rich.console import Console
+
+    from attnbench.report.live import Live
+
+    live = Live(Console(stderr=True, highlight=False))
+    try:
+        yield live
+    except (KeyboardInterrupt, Terminated) as end:
+        live.close()
+        print(f"attnbench: interrupted before {goal}", file=sys.stderr)
+        sys.exit(EXIT_TERMINATED if isinstance(end, Terminated) else EXIT_INTERRUPTED)
+    finally:
+        live.close()
 
 
 def _read(paths: Sequence[Path]) -> list[Run]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Literal
 
 from attnbench import derive, metrics, stats
@@ -36,8 +37,9 @@ class Cell:
     rates: derive.Context = field(default_factory=derive.Context)  # what the run says of its machine
     best_clock: float | None = None  # Hz, the highest clock_held of the run's records
     eager: Mapping[int, float] = field(default_factory=dict)  # round -> seconds of eager on the same case
+    _values: dict[tuple[str, Convention], float | None] = field(default_factory=dict, init=False, repr=False)
 
-    @property
+    @cached_property
     def status(self) -> Status:
         """Of the cell as a whole: wrong or wrong-kernel if any round was, else ok if any round was."""
         return min((r.status for r in self.records), key=lambda status: _WEIGHT[status])
@@ -76,12 +78,15 @@ class Cell:
         return replace(self.rates, eager=eager, convention=convention)
 
     def value(self, metric: str, convention: Convention = "exact") -> float | None:
-        """The median over the rounds' values; None unless the cell is ok."""
+        """The median over the rounds' values, derived once; None unless the cell is ok."""
         if self.status != "ok":
             return None
-        found = [metrics.value(metric, r, self.context(r, convention)) for r in self.records]
-        known = [v for v in found if v is not None]
-        return stats.median(known) if known else None
+        key = metric, convention
+        if key not in self._values:
+            found = [metrics.value(metric, r, self.context(r, convention)) for r in self.records]
+            known = [v for v in found if v is not None]
+            self._values[key] = stats.median(known) if known else None
+        return self._values[key]
 
 
 def cells(runs: Sequence[Run]) -> list[Cell]:
@@ -125,10 +130,11 @@ def _cells_of(label: str, run: Run) -> Iterable[Cell]:
     for (case, backend, _), record in latest.items():
         rounds.setdefault((case, backend), []).append(record)
     rates = {dtype: derive.context(run, dtype) for dtype in {case.dtype for case, _ in rounds}}
-    clocks = [hz for r in latest.values() if (hz := metrics.value("clock_held", r)) is not None]
+    clocks = (metrics.value("clock_held", r) for r in latest.values())
+    best = max((hz for hz in clocks if hz is not None), default=None)
     for (case, backend), records in rounds.items():
         ordered = tuple(sorted(records, key=lambda r: r.round))
-        yield Cell(label, case, backend, ordered, run, rates[case.dtype], max(clocks, default=None))
+        yield Cell(label, case, backend, ordered, run, rates[case.dtype], best)
 
 
 def _comparable(a: Run, b: Run) -> bool:

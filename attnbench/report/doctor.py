@@ -11,12 +11,12 @@ from rich.table import Table
 from rich.text import Text
 
 from attnbench.doctor import Diagnosis
+from attnbench.jsonable import to_json
 from attnbench.metrics import percent
 from attnbench.report import words
 from attnbench.resolution import CONFIDENCE, POWER, ROUNDS
 from attnbench.sizes import duration
 from attnbench.trial import Trial, label
-from attnbench.types import to_json
 from attnbench.verdicts import Finding, signed
 
 STYLES = {"ok": "green", "warning": "yellow", "unfit": "bold red"}

@@ -8,15 +8,22 @@ from attnbench import derive, metrics, stats
 from attnbench.report import words
 from attnbench.report.cautions import Caution
 from attnbench.report.cells import Cell
-from attnbench.types import INSTRUMENTS, SHORT
+from attnbench.types import INSTRUMENTS, SHORT, Record
 
 OUTSIDE, OUTSIDE_SHARE = 64 * 2**20, 0.05  # bytes, and of the peak: less may be code that was loaded
+SLOWED, GAP_GROWS = 0.02, 0.3e-6  # by tracing: a share of the call, and seconds that the launch gap may grow
 NAMES = {"graph": "CUDA graph replay", "cupti": "CUPTI"}
 
 
 def facts(cells: Sequence[Cell]) -> list[Caution]:
     measured = [c for c in cells if c.status == "ok"]
-    found = [*_spans(measured), *_launch_bound(measured), *_cross_check(measured), *_outside(measured)]
+    found = [
+        *_spans(measured),
+        *_traced(measured),
+        *_launch_bound(measured),
+        *_cross_check(measured),
+        *_outside(measured),
+    ]
     return [*found, *_said(cells)]
 
 
@@ -31,6 +38,32 @@ def _spans(cells: Iterable[Cell]) -> Iterator[Caution]:
             + (f": {each}." if each else "."),
             "-m launch_gap has it by cell.",
         )
+
+
+def _traced(cells: Sequence[Cell]) -> Iterator[Caution]:
+    """Spans are read while the profiler traces, which slows some kernels."""
+    slowed = [c for c in cells if any(_slowed(r) for r in c.records)]
+    if slowed:
+        yield Caution(
+            f"Tracing slows {words.count(len(slowed), 'cell')} whose latency is a span: "
+            f"{words.some(map(words.name, slowed))}.",
+            f"CUDA events read more than {metrics.percent(SLOWED)} more there while CUPTI traces.",
+            "They are faster than shown, by as much.",
+        )
+    if any(r.timer == "cupti" for c in cells for r in c.records):
+        yield Caution(
+            "Latency is of traced calls.",
+            "Tracing with CUPTI slows some kernels by a few percent (docs/measuring.md).",
+            "run --cross-check tells which.",
+        )
+
+
+def _slowed(record: Record) -> bool:
+    """Whether tracing lengthened a cell whose latency is the span."""
+    traced, plain = derive.values(record, "span_events"), derive.values(record, "time")
+    if not traced or not derive.uses_span(record) or record.host_bound:
+        return False
+    return stats.median(traced) > (1 + SLOWED) * stats.median(plain) + GAP_GROWS
 
 
 def _launch_bound(cells: Iterable[Cell]) -> Iterator[Caution]:
@@ -54,8 +87,9 @@ def _cross_check(cells: Sequence[Cell]) -> Iterator[Caution]:
             gaps = [_events(c) * (1 - ratio) for c, ratio in compared if _events(c) < SHORT]
             said = []
             if apart:
+                same = " of the same calls" if instrument == "cupti" else ""
                 said.append(
-                    f"differs from CUDA events by {metrics.percent(stats.median(apart))} in the median and "
+                    f"differs from CUDA events{same} by {metrics.percent(stats.median(apart))} in the median and "
                     f"{metrics.percent(max(apart))} in the worst of {words.count(len(apart), 'cell')} of "
                     f"{metrics.duration(SHORT)} and more"
                 )
@@ -64,6 +98,9 @@ def _cross_check(cells: Sequence[Cell]) -> Iterator[Caution]:
                 said.append(f"reads {_microseconds(gaps)} less{than} in {words.count(len(gaps), 'shorter cell')}")
             if said:
                 parts.append(f"{NAMES[instrument]} {' and '.join(said)}")
+        tolls = [toll for c in group if (toll := c.value("tracing")) is not None and _events(c) >= SHORT]
+        if tolls:
+            parts.append(f"tracing costs {metrics.percent(stats.median(tolls))}, {metrics.percent(max(tolls))} at most")
         if parts:
             yield Caution(f"Cross-check of {backend}:", "; ".join(parts) + ".", "")
 

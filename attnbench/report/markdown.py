@@ -20,29 +20,29 @@ def render(
     memory: bool = True,
 ) -> str:
     cells = cells_of(runs)
-    blocks = [f"**{_safe(s.device)}** {_safe(s.machine)}  \n{_safe(s.method)}" for s in setup.setups(cells)]
+    blocks = [f"**{safe(s.device)}** {safe(s.machine)}  \n{safe(s.method)}" for s in setup.setups(cells)]
     if not cells:
         blocks.append(notes.NOTHING)
     for section in tables.sections(cells, metrics, by, convention, memory) if cells else ():
-        legend = _safe(section.legend("bold:"))
+        legend = safe(section.legend("bold:"))
         heading = setup.heading(section.metric, cells, convention)
         blocks.append(f"### {heading} ({legend})" if legend else f"### {heading}")
         blocks += [_table(table) for table in section.tables] or [tables.NO_FIGURES]
     if reasons := notes.notes(cells):
-        blocks.append("\n".join(f"- {n.word}: {_safe(n.who)}: {_safe(n.reason)}" for n in reasons))
+        blocks.append("\n".join(f"- {n.word}: {safe(n.who)}: {safe(n.reason)}" for n in reasons))
     for found in (cautions.cautions(cells, runs, convention), facts.facts(cells)):
         if found:
-            blocks.append("\n".join(f"- **{_safe(w.what)}** {_safe(f'{w.why} {w.todo}'.strip())}" for w in found))
+            blocks.append("\n".join(f"- **{safe(w.what)}** {safe(f'{w.why} {w.todo}'.strip())}" for w in found))
     return "\n\n".join(blocks) + "\n"
 
 
 def _table(table: Table) -> str:
-    title = f"**{_safe(table.title)}**" + (f" {_safe(table.details)}" if table.details else "")
+    title = f"**{safe(table.title)}**" + (f" {safe(table.details)}" if table.details else "")
     lines = [
-        _row(table.corner, [_safe(name) for name in table.columns]),
+        _row(table.corner, [safe(name) for name in table.columns]),
         _row("---:" if table.corner == "seqlen" else ":---", ["---:"] * len(table.columns)),
     ]
-    lines += [_row(_safe(label), [_entry(e) for e in entries]) for label, entries in table.rows]
+    lines += [_row(safe(label), [_entry(e) for e in entries]) for label, entries in table.rows]
     return f"{title}\n\n" + "\n".join(lines)
 
 
@@ -54,11 +54,11 @@ def _entry(entry: Entry) -> str:
     if entry.word or not entry.digits:
         return entry.word
     figure = f"**{entry.digits}**" if entry.best else entry.digits
-    figure += _safe(HELD_DOWN) if entry.held_down else ""
+    figure += safe(HELD_DOWN) if entry.held_down else ""
     return f"{figure} {entry.aside}{MEMORY if entry.memory else ''}".strip()
 
 
-def _safe(text: str) -> str:
+def safe(text: str) -> str:
     """Text that markdown leaves as it is."""
     for character in "\\`*_[]<>|~":
         text = text.replace(character, "\\" + character)

@@ -10,10 +10,11 @@ from rich.table import Table
 from rich.text import Text
 
 from attnbench.execute import skipped
+from attnbench.jsonable import to_json
 from attnbench.report import notes
 from attnbench.report.cells import cells
 from attnbench.sizes import duration, gib
-from attnbench.types import Record, Run, to_json
+from attnbench.types import Record, Run
 
 
 def render(console: Console, run: Run) -> None:

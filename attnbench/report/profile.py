@@ -13,11 +13,13 @@ from rich.table import Table
 from rich.text import Text
 
 from attnbench import metrics, stats
+from attnbench.jsonable import to_json
 from attnbench.report import words
-from attnbench.types import Case, to_json
+from attnbench.types import Case
 
 if TYPE_CHECKING:
-    from attnbench.profile import Activity, Outcome, Profile, Roofline
+    from attnbench.profile import Activity, Outcome, Profile
+    from attnbench.work import Roofline
 
 COLOURS = ("cyan", "magenta", "yellow", "green", "blue", "red")
 MAX_ROWS = 16
@@ -25,7 +27,7 @@ FEW_ROWS = 8  # up to here all are shown, however short
 SMALL = 0.01  # of the timeline; shorter ones share a row
 MIN_BARS, MAX_BARS = 16, 64  # characters
 MAX_NAME = 44
-MAX_LAUNCH_GAP = 20e-6  # seconds; 1 to 4 us were seen on an H200
+TOLL = 0.01  # of the latency; less is noise
 PROSE = 110  # characters; longer lines are hard to read
 STANDARD = ("eager", "sdpa-math")  # attention that writes its scores to memory
 TIMERS = {"events": "CUDA events", "cupti": "CUPTI spans", "perf_counter": "perf_counter"}
@@ -308,11 +310,12 @@ def _spans(profile: Profile) -> Iterable[tuple[str, str, str]]:
     span = stats.median(profile.spans)
     of = f"median of {words.count(len(profile.spans), 'traced call')}"
     yield "span", metrics.duration(span), f"first kernel's start to last one's end, CUPTI, {of}"
-    gap = profile.latency - span
-    if 0 <= gap <= MAX_LAUNCH_GAP:
-        yield "launch gap", metrics.duration(gap), "latency less span: from the events to the kernels and back"
-    else:
-        yield "launch gap", "-", "latency and span are further apart than a launch: the clock moved between the two"
+    gap = stats.median([events - own for events, own in zip(profile.traced, profile.spans, strict=True)])
+    yield "launch gap", metrics.duration(gap), "from the events to the kernels and back, of the same calls"
+    toll = stats.median(profile.traced) / profile.latency - 1
+    if abs(toll) >= TOLL:
+        longer = "longer" if toll > 0 else "less"
+        yield "tracing", metrics.percent(abs(toll)), f"{longer} than untraced: the profiler's toll, or the clock moved"
     if len(profile.activities) > 1:
         idle = sum(profile.gaps)
         what = f"{metrics.percent(idle / profile.length)} of the span, between its {len(profile.activities)} kernels"

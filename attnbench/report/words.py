@@ -12,7 +12,14 @@ from attnbench.types import DIRECTIONS, DTYPES, Case, Status
 if TYPE_CHECKING:
     from attnbench.report.cells import Cell
 
-BACKEND_ORDER = ("eager", "sdpa-math", "sdpa-efficient", "sdpa-flash", "sdpa-cudnn", "triton")
+BACKEND_ORDER = (
+    *("eager", "sdpa-math", "sdpa-efficient", "sdpa-flash", "sdpa-cudnn", "sdpa-fa3", "sdpa-fa4", "triton"),
+    *("flex", "compile", "fa1", "fa2", "fa3", "fa4"),
+    *("xformers", "xformers-cutlass", "xformers-fa2", "xformers-fa3", "xformers-splitk"),
+    *("flashinfer", "flashinfer-fa2", "flashinfer-fa3", "flashinfer-cudnn", "flashinfer-trtllm"),
+    *("cudnn", "cudnn-fp8", "transformer-engine"),
+    *("hf-eager", "hf-sdpa", "hf-flash_attention_2", "hf-flex_attention"),
+)
 ENDINGS: Mapping[Status, str] = {
     "wrong": "WRONG",
     "wrong-kernel": "KERNEL!",

@@ -1,0 +1,177 @@
+"""`attnbench gate`: parse, judge, write. Heavy imports stay inside."""
+
+from __future__ import annotations
+
+import gc
+import os
+import sys
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from attnbench.errors import UserError, did_you_mean
+
+if TYPE_CHECKING:
+    from attnbench.gate.gate import Choice, Judgement
+    from attnbench.types import Run
+
+FORMATS = ("table", "md", "json", "junit", "github")
+
+what = partial(typer.Option, rich_help_panel="What to compare")
+matters = partial(typer.Option, rich_help_panel="What counts as a change")
+output = partial(typer.Option, rich_help_panel="Files and output")
+
+
+def gate(
+    baseline: Annotated[Path, typer.Argument(metavar="BASELINE", help="The run file to compare with.")],
+    current: Annotated[Path, typer.Argument(metavar="CURRENT", help="The run file to judge.")],
+    metric: Annotated[
+        list[str] | None,
+        what(
+            "--metric",
+            "-m",
+            metavar="NAMES",
+            help="latency,memory_peak,error,first_call by default; cycles (latency times clock) is free of the clock.",
+        ),
+    ] = None,
+    expect: Annotated[
+        list[str] | None,
+        what(metavar="NAMES", help="What is meant to differ: torch, driver, gpu, a backend or library (fa2, triton)."),
+    ] = None,
+    margin: Annotated[
+        list[str] | None,
+        matters(metavar="[METRIC=]MARGIN", help="The change that matters: 3% (of latency, the default), error=20%."),
+    ] = None,
+    margins: Annotated[
+        Path | None, matters(metavar="FILE", help="YAML: margins per metric, and per cell (docs/gate.md).")
+    ] = None,
+    inconclusive: Annotated[
+        str, matters(metavar="pass|fail", help="Whether what can be told neither way ends with exit code 3.")
+    ] = "fail",
+    missing: Annotated[
+        str, matters(metavar="pass|fail", help="Whether a cell that the current run lacks is a regression.")
+    ] = "fail",
+    format: Annotated[
+        list[str] | None,
+        output(
+            "--format",
+            "-f",
+            metavar="FORMAT[=FILE]",
+            help="table (default), md, json, junit, github (annotations and step summary; added by itself where "
+            "GitHub runs it). Several may be given, each to a file: -f junit=gate.xml.",
+        ),
+    ] = None,
+    every: Annotated[bool, output("--all", metavar="", help="List what is unchanged too.")] = False,
+) -> None:
+    """Judge a run against a baseline, cell by cell: improved, unchanged, regressed, or too noisy to tell.
+
+    Measure both with --rounds 5. Exit code 0: pass; 1: regression; 2: bad input; 3: inconclusive; 4: not comparable.
+
+    attnbench gate baseline.jsonl results/now.jsonl
+    attnbench gate old.jsonl new.jsonl --expect torch --margin 5% -f md=comment.md -f junit=gate.xml
+    """
+    from attnbench.gate.gate import Request, judge
+    from attnbench.gate.margins import DEFAULT, RULES
+    from attnbench.gate.margins import margins as margins_of
+
+    names = tuple(dict.fromkeys(_split(metric))) or DEFAULT
+    for name in names:
+        if name not in RULES:
+            raise UserError(f"--metric: no metric {name!r} to gate{did_you_mean(name, RULES)}")
+    request = Request(
+        names,
+        margins_of(margin or (), margins),
+        tuple(_split(expect)),
+        _choice("--inconclusive", inconclusive),
+        _choice("--missing", missing),
+    )
+    wanted = _wanted(format or ())
+    gc.disable()  # a short process that holds nearly all it makes: looking for garbage takes a third of its time
+    judgement = judge(_read(baseline), _read(current), request)
+    for name, file in wanted:
+        _write(judgement, name, file, every)
+    raise typer.Exit(judgement.exit_code)
+
+
+def _split(texts: Sequence[str] | None) -> list[str]:
+    return [name.strip() for text in texts or () for name in text.split(",") if name.strip()]
+
+
+def _choice(option: str, word: str) -> Choice:
+    if word == "pass":
+        return "pass"
+    if word == "fail":
+        return "fail"
+    raise UserError(f"{option}: {word!r} is neither pass nor fail")
+
+
+def _wanted(options: Sequence[str]) -> list[tuple[str, Path | None]]:
+    """(format, file or None for standard output), GitHub's added in a workflow."""
+    found: list[tuple[str, Path | None]] = []
+    for option in options:
+        name, _, file = option.partition("=")
+        if name not in FORMATS:
+            raise UserError(f"--format: unknown {name!r}{did_you_mean(name, FORMATS)}")
+        found.append((name, Path(file) if file else None))
+    if all(file for _, file in found):
+        found.insert(0, ("table", None))
+    printed = {name for name, file in found if not file} - {"github"}
+    if len(printed) > 1:
+        raise UserError(
+            f"--format: {' and '.join(sorted(printed))} cannot both be printed; write one to a file: md=FILE"
+        )
+    by_itself = printed == {"table"} and "github" not in {name for name, _ in found}
+    if by_itself and os.environ.get("GITHUB_ACTIONS") == "true":
+        found.append(("github", None))
+    return found
+
+
+def _read(path: Path) -> Run:
+    """A run file; what is wrong with it goes to stderr."""
+    from attnbench import store
+
+    run, problems = store.read(path)
+    for problem in problems:
+        print(f"attnbench: {problem}", file=sys.stderr)
+    return run
+
+
+def _write(judgement: Judgement, name: str, file: Path | None, every: bool) -> None:
+    if name == "github":
+        from attnbench.report.gate import github
+
+        _out(github.render(judgement), file)
+        if summary := os.environ.get("GITHUB_STEP_SUMMARY"):
+            github.summarize(judgement, Path(summary))
+    elif name == "table" and not file:
+        from rich.console import Console
+
+        from attnbench.report.gate import terminal
+
+        terminal.render(Console(highlight=False), judgement, every)
+    else:
+        _out(_renderers(every)[name](judgement), file)
+
+
+def _renderers(every: bool) -> dict[str, Callable[[Judgement], str]]:
+    from attnbench.report.gate import export, junit, markdown, terminal
+
+    return {
+        "table": partial(terminal.text, every=every),
+        "md": partial(markdown.render, every=every),
+        "json": export.json_text,
+        "junit": junit.render,
+    }
+
+
+def _out(text: str, file: Path | None) -> None:
+    if not file:
+        print(text, end="")
+        return
+    try:
+        file.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"cannot write {file}: {error.strerror}") from None

@@ -1,0 +1,193 @@
+"""For the tools that others track benchmarks with: Parquet, pytest-benchmark, Bencher, github-action-benchmark.
+
+Cells that ended without a figure are left out: none of the three JSON formats has a place for them. A name holds all
+that tells a case apart and nothing that changes from run to run, so that a tool finds its history again.
+
+- Parquet has the rows of export.py.
+- pytest-benchmark's JSON (its storage format, `pytest-benchmark compare FILE`): seconds; all rounds' samples together.
+- Bencher's Metric Format (bencher.dev/docs/reference/bencher-metric-format): latency in nanoseconds, as its built-in
+  measure wants, tflops, and peak-memory in bytes; the bounds are the 95 % interval of the median (points.interval).
+- github-action-benchmark's JSON for `tool: customSmallerIsBetter`: latency in us and peak memory in MiB.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, TextIO
+
+from attnbench import __version__, derive, metrics, stats, work
+from attnbench.errors import UserError
+from attnbench.report import export, points, words
+from attnbench.report.cells import Cell
+from attnbench.report.cells import cells as cells_of
+from attnbench.types import Run
+from attnbench.work import Convention
+
+
+def parquet(runs: Sequence[Run], convention: Convention = "exact") -> bytes:
+    """UserError where no library writes Parquet."""
+    frame = export.dataframe(runs, convention)
+    buffer = io.BytesIO()
+    try:
+        frame.to_parquet(buffer, index=False)
+    except ImportError:
+        raise UserError("--format parquet needs pyarrow: pip install 'attnbench[parquet]'; csv has the same") from None
+    return buffer.getvalue()
+
+
+def pytest_benchmark(runs: Sequence[Run], convention: Convention = "exact") -> str:
+    env = runs[0].environment
+    benchmarks = []
+    for name, cell in _named(cells_of(runs)):
+        samples = [v for r in cell.records if r.status == "ok" for v in derive.samples(r)]
+        flops = work.flops(cell.case, convention)
+        benchmarks.append(
+            {
+                "group": words.case("", cell.case).strip(),
+                "name": name,
+                "fullname": f"attnbench::{name}",
+                "params": None,
+                "param": None,
+                "extra_info": {
+                    "device": cell.device,
+                    "backend": cell.backend,
+                    "version": cell.run.versions.get(cell.backend),
+                    "case": cell.case.key,
+                    "flops": flops,
+                    "tflops": cell.value("tflops", convention),
+                    "memory_peak": cell.value("memory_peak"),
+                    "clock_held_down": cell.held_down,
+                },
+                "options": {"timer": cell.run.policy.timer, "warmup": True},
+                "stats": _stats(samples),
+            }
+        )
+    found = {
+        "machine_info": {
+            "node": env.device.name,
+            "machine": env.platform,
+            "system": env.platform,
+            "python_version": env.python,
+            "cpu": {"brand_raw": env.cpu},
+            "driver": env.driver,
+            "torch": env.torch,
+            "power_limit_w": env.power_limit_w,
+        },
+        "commit_info": {
+            "id": (env.git or "unknown").removesuffix("+dirty"),
+            "dirty": (env.git or "").endswith("+dirty"),
+            "time": runs[0].started,
+        },
+        "benchmarks": benchmarks,
+        "datetime": runs[0].started,
+        "version": f"attnbench {__version__}",
+    }
+    return _text(found)
+
+
+def bencher(runs: Sequence[Run], convention: Convention = "exact") -> str:
+    found = {}
+    for name, cell in _named(cells_of(runs)):
+        low, high = points.interval(cell) or (None, None)
+        latency, tflops, memory = (cell.value(m, convention) for m in ("latency", "tflops", "memory_peak"))
+        measures = {
+            "latency": _measure(latency and latency * 1e9, low, high),
+            "tflops": _measure(tflops, high and 1 / high, low and 1 / low),
+            "peak-memory": _measure(memory, None, None),
+        }
+        found[name] = {slug: measure for slug, measure in measures.items() if measure}
+    return _text(found)
+
+
+def github_action_benchmark(runs: Sequence[Run], convention: Convention = "exact") -> str:
+    found = []
+    for name, cell in _named(cells_of(runs)):
+        low, high = points.interval(cell) or (None, None)
+        tflops = cell.value("tflops", convention)
+        extra = [cell.device, f"{metrics.digits(tflops)} TFLOP/s" if tflops else ""]
+        extra += ["clock held down" if cell.held_down else ""]
+        bounds = f"{metrics.percent(low - 1)} to +{metrics.percent(high - 1)}" if low and high else None
+        for what, unit, factor, spread in (("latency", "us", 1e6, bounds), ("memory_peak", "MiB", 2.0**-20, None)):
+            value = cell.value(what)
+            if value is not None:
+                entry = {"name": f"{name} {what}", "unit": unit, "value": value * factor}
+                entry |= {"range": spread} if spread else {}
+                found.append({**entry, "extra": "\n".join(filter(None, extra))})
+    return _text(found)
+
+
+def write(out: TextIO, format: str, runs: Sequence[Run], convention: Convention = "exact") -> None:
+    """One of this module's formats to a stream. UserError for Parquet on a terminal: it is not text."""
+    if format != "parquet":
+        out.write(JSON_FORMATS[format](runs, convention))
+    elif out.isatty():
+        raise UserError("--format parquet is not text: attnbench report -f parquet RESULTS > FILE")
+    else:
+        out.buffer.write(parquet(runs, convention))
+
+
+JSON_FORMATS: Mapping[str, Callable[[Sequence[Run], Convention], str]] = {
+    "pytest-benchmark": pytest_benchmark,
+    "bmf": bencher,
+    "github-action-benchmark": github_action_benchmark,
+}
+
+
+def name(cell: Cell) -> str:
+    """triton/bf16-d128-causal-fwd-16k-b1-h16: the same in every run of the same case."""
+    case = cell.case
+    parts = [case.dtype, f"d{words.headdim(case)}", words.mask(case), case.direction, words.lengths(case)]
+    parts += [f"b{case.shape.batch}", f"h{words.heads(case)}", points.other(case)]
+    return f"{cell.backend}/{'-'.join(filter(None, parts))}"
+
+
+def _named(cells: Iterable[Cell]) -> Iterable[tuple[str, Cell]]:
+    """The measured ones; the device is named where there are several."""
+    measured = [c for c in cells if c.value("latency") is not None]
+    several = len({c.device for c in measured}) > 1
+    return [(f"{c.device}: {name(c)}" if several else name(c), c) for c in measured]
+
+
+def _measure(value: float | None, low: float | None, high: float | None) -> dict[str, float]:
+    """A value and its bounds, which are given as shares of it."""
+    if value is None:
+        return {}
+    bounds = {} if low is None or high is None else {"lower_value": value * low, "upper_value": value * high}
+    return {"value": value, **bounds}
+
+
+def _stats(samples: Sequence[float]) -> dict[str, Any]:
+    """What pytest-benchmark computes of its rounds, by its own names."""
+    ordered = sorted(samples)
+    mean = sum(ordered) / len(ordered)
+    deviation = (stats.cov(ordered) or 0.0) * mean
+    q1, median, q3 = (stats.percentile(ordered, p) for p in (25, 50, 75))
+    low, high = q1 - 1.5 * (q3 - q1), q3 + 1.5 * (q3 - q1)
+    inside = [v for v in ordered if low <= v <= high]
+    far = sum(abs(v - mean) > deviation for v in ordered)
+    return {
+        "min": ordered[0],
+        "max": ordered[-1],
+        "mean": mean,
+        "stddev": deviation,
+        "rounds": len(ordered),
+        "median": median,
+        "iqr": q3 - q1,
+        "q1": q1,
+        "q3": q3,
+        "iqr_outliers": len(ordered) - len(inside),
+        "stddev_outliers": far,
+        "outliers": f"{far};{len(ordered) - len(inside)}",
+        "ld15iqr": inside[0],
+        "hd15iqr": inside[-1],
+        "ops": 1 / mean,
+        "total": sum(ordered),
+        "data": list(samples),
+        "iterations": 1,
+    }
+
+
+def _text(found: Any) -> str:
+    return json.dumps(found, indent=1, allow_nan=False) + "\n"

@@ -1,0 +1,36 @@
+"""The verdict of a gate as GitHub-flavoured markdown: a comment on a pull request, a step summary."""
+
+from __future__ import annotations
+
+from attnbench.gate.gate import Judgement
+from attnbench.report.gate import rows
+from attnbench.report.markdown import safe
+from attnbench.report.words import one_line
+
+LISTED = 100  # rows; a comment on GitHub holds 65,536 characters
+SIGNS = {0: "✅", 1: "❌", 3: "❔", 4: "⛔"}
+
+
+def render(judgement: Judgement, every: bool = False) -> str:
+    ours, theirs = judgement.baseline, judgement.current
+    blocks = [f"### {SIGNS[judgement.exit_code]} attnbench gate: {safe(rows.headline(judgement))}"]
+    if judgement.refused:
+        blocks.append(
+            "\n".join(f"- {safe(d.what)}; if that is what is under test: `{d.remedy}`" for d in judgement.refused)
+        )
+    if judgement.meant:
+        blocks.append("\n".join(f"- as expected: {safe(d.what)}" for d in judgement.meant))
+    found = rows.listed(judgement, every)
+    if found:
+        lines = [rows.HEADINGS, (":---",) * len(rows.HEADINGS)]
+        lines += [tuple(safe(entry) for entry in row.entries) for row in found[:LISTED]]
+        blocks.append("\n".join(f"| {' | '.join(line)} |" for line in lines))
+    if len(found) > LISTED:
+        blocks.append(f"and {len(found) - LISTED} more")
+    tail = [rows.rest(judgement)] if not every else []
+    tail += [
+        *judgement.notes,
+        f"{theirs.environment.device.name}; baseline of {ours.started}, current of {theirs.started}",
+    ]
+    blocks.append("\n".join(f"- {safe(one_line(line))}" for line in tail if line))
+    return "\n\n".join(blocks) + "\n"

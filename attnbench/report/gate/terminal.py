@@ -1,0 +1,61 @@
+"""The verdict of a gate as a table for a person, the gravest first."""
+
+from __future__ import annotations
+
+import io
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from attnbench.gate.gate import Judgement
+from attnbench.report.gate import rows
+
+STYLES = {
+    "newly-failing": "bold red",
+    "missing": "bold red",
+    "regressed": "red",
+    "inconclusive": "yellow",
+    "improved": "green",
+    "newly-working": "green",
+    "unchanged": "dim",
+}
+FILE_WIDTH = 160
+HEADLINES = {0: "bold green", 1: "bold red", 3: "bold yellow", 4: "bold red"}
+
+
+def render(console: Console, judgement: Judgement, every: bool = False) -> None:
+    for difference in judgement.refused:
+        line = Text(difference.what).append(f"; if that is what is under test: {difference.remedy}", "bold")
+        console.print(line)
+    for difference in judgement.meant:
+        console.print(Text(f"as expected: {difference.what}", "dim"))
+    found = rows.listed(judgement, every)
+    if found:
+        console.print(_table(found))
+    if (left := rows.rest(judgement)) and not every:
+        console.print(Text(left))
+    for note in judgement.notes:
+        console.print(Text(note, "dim"))
+    console.print(Text(rows.headline(judgement), HEADLINES[judgement.exit_code]))
+
+
+def _table(found: list[rows.Row]) -> Table:
+    """Without the columns that no row fills."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    used = [i for i in range(len(rows.HEADINGS)) if any(row.entries[i] for row in found)]
+    for i in used:
+        right = rows.HEADINGS[i] in ("baseline", "current", "change", "margin")
+        table.add_column(rows.HEADINGS[i], justify="right" if right else "left", overflow="fold")
+    for row in found:
+        style = STYLES[row.finding.verdict]
+        table.add_row(*(Text(row.entries[i], style if i == 0 else "") for i in used))
+    return table
+
+
+def text(judgement: Judgement, every: bool = False) -> str:
+    """The same without colours, for a file."""
+    console = Console(file=io.StringIO(), width=FILE_WIDTH, highlight=False)
+    render(console, judgement, every)
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()

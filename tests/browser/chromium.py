@@ -1,0 +1,60 @@
+"""One Chromium window, driven by selenium."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+
+@dataclass
+class Browser:
+    """One window, and what it did since the page was opened."""
+
+    driver: Any
+
+    def open(self, page: Path, until: str = "complete") -> None:
+        """Opens it and waits until it says that it is `opened` (usable) or `complete` (all drawn)."""
+        for log in ("browser", "performance"):
+            self.driver.get_log(log)  # what was before
+        self.driver.get(page.as_uri())
+        self.wait(f"document.documentElement.dataset.{until}")
+
+    def js(self, expression: str) -> Any:
+        return self.driver.execute_script(f"return {expression}")
+
+    def wait(self, expression: str, seconds: float = 60) -> None:
+        end = time.monotonic() + seconds
+        while not self.js(expression):
+            assert time.monotonic() < end, f"{expression} never came; console: {self.driver.get_log('browser')}"
+            time.sleep(0.02)
+
+    def all(self, selector: str) -> list[Any]:
+        found: list[Any] = self.driver.find_elements("css selector", selector)
+        return found
+
+    def texts(self, selector: str) -> list[str]:
+        found: list[str] = self.js(f"[...document.querySelectorAll({selector!r})].map((e) => e.textContent)")
+        return found
+
+    def click(self, selector: str) -> None:
+        self.js(f"document.querySelector({selector!r}).scrollIntoView({{block: 'center', inline: 'center'}})")
+        self.all(selector)[0].click()
+
+    def cdp(self, command: str, **parameters: Any) -> Any:
+        return self.driver.execute_cdp_cmd(command, parameters)
+
+    def cpu(self) -> float:
+        """Seconds of the page's main thread; needs Performance.enable(timeDomain="threadTicks")."""
+        found = self.cdp("Performance.getMetrics")["metrics"]
+        return float(next(m["value"] for m in found if m["name"] == "TaskDuration"))
+
+    def requests(self) -> list[str]:
+        """The addresses asked for since the page was opened."""
+        events = [json.loads(entry["message"])["message"] for entry in self.driver.get_log("performance")]
+        return [e["params"]["request"]["url"] for e in events if e["method"] == "Network.requestWillBeSent"]
+
+    def complaints(self) -> list[str]:
+        return [entry["message"] for entry in self.driver.get_log("browser")]

@@ -1,0 +1,339 @@
+"""The HTML report in a real browser: it draws, filters, sorts, finds, prints, keeps quiet, and is quick."""
+
+from __future__ import annotations
+
+import base64
+import random
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from builders import case, ended, ok, run
+from chromium import Browser
+
+from attnbench import metrics
+from attnbench.report import html, look
+from attnbench.report.cells import cells
+from attnbench.types import Record, Run
+
+BACKENDS = ("eager", "sdpa-flash", "sdpa-cudnn", "triton")
+LENGTHS = (1024, 2048, 4096, 8192)
+
+
+def records(
+    backends: Sequence[str] = BACKENDS,
+    lengths: Sequence[int] = LENGTHS,
+    headdims: Sequence[int] = (64, 128),
+    dtypes: Sequence[str] = ("bf16",),
+) -> list[Record]:
+    """Figures that vary; eager has none at the longest length, and some clocks were held down."""
+    chance = random.Random(0)
+    found = []
+    for dtype in dtypes:
+        for headdim in headdims:
+            for causal in (False, True):
+                for direction in ("fwd", "bwd"):
+                    for seqlen in lengths:
+                        for i, backend in enumerate(backends):
+                            which = case(seqlen, dtype=dtype, headdim=headdim, causal=causal, direction=direction)
+                            if backend == "eager" and seqlen == lengths[-1]:
+                                found.append(ended(which, backend, "skipped", "needs 512 GiB of scores"))
+                                continue
+                            more = {
+                                "memory_peak": 2**20 * (seqlen + i),
+                                "clock_held": 1.98e9 if chance.random() < 0.9 else 1.6e9,
+                                "power": chance.uniform(200, 700),
+                                "first_call": chance.uniform(1e-3, 3),
+                            }
+                            speed = (30 + 90 * i) * chance.uniform(0.9, 1.1)
+                            found.append(ok(which, backend, speed, spread=chance.uniform(1e-4, 0.02), **more))
+    return found
+
+
+def write(path: Path, whole: Run) -> Path:
+    html.save(path, [whole], [Path("run.jsonl")])
+    return path
+
+
+@pytest.fixture(scope="module")
+def whole() -> Run:
+    return run(records())
+
+
+@pytest.fixture(scope="module")
+def page(whole: Run, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write(tmp_path_factory.mktemp("page") / "report.html", whole)
+
+
+@pytest.fixture
+def opened(browser: Browser, page: Path) -> Browser:
+    """As it was made: what a test before this one chose is gone. Figures beyond the window may be still to come."""
+    browser.open(page, "opened")
+    return browser
+
+
+def rows(browser: Browser) -> list[list[str]]:
+    found: list[list[str]] = browser.js(
+        "[...document.querySelectorAll('#cells tbody tr')].map((r) => [...r.children].map((c) => c.textContent))"
+    )
+    return found
+
+
+def column(browser: Browser, title: str) -> list[str]:
+    at = [text.rstrip(" ▲▼") for text in browser.texts("#cells th")].index(title)
+    return [row[at] for row in rows(browser)]
+
+
+def marks(browser: Browser, figure: str = "throughput") -> int:
+    return int(browser.js(f"document.querySelectorAll('#{figure} .drawing .mark-symbol path').length"))
+
+
+def test_it_draws_every_figure_and_every_cell(opened: Browser) -> None:
+    opened.wait("document.documentElement.dataset.complete")
+    figures = opened.js("[...document.querySelectorAll('.figure')].map((f) => f.id)")
+    assert {"throughput", "utilization", "speedup", "latency", "memory", "roofline", "spread", "clock"} <= {*figures}
+    for figure in figures:
+        box = opened.js(f"document.querySelector('#{figure} .drawing svg').getBoundingClientRect().toJSON()")
+        assert box["width"] > 600, figure
+        assert box["height"] > 150, figure
+    measured = len([r for r in records() if r.status == "ok"])
+    for figure in ("throughput", "latency", "memory", "roofline", "clock", "power"):
+        assert marks(opened, figure) == measured, figure
+    assert len(opened.texts("#throughput .mark-text.role-mark text")) >= 8
+    assert opened.js("document.body.innerText.match(/✕/g).length") > 1
+    assert "NaN" not in opened.js("document.querySelector('main').innerHTML")
+
+
+def test_it_keeps_quiet(browser: Browser, page: Path) -> None:
+    browser.open(page)
+    asked = browser.requests()
+    assert asked == [page.as_uri()]
+    assert browser.complaints() == []
+
+
+def test_the_table_writes_figures_as_python_does(opened: Browser, whole: Run) -> None:
+    shown = {title: column(opened, title) for title in ("backend", "latency", "±", "TFLOP/s", "memory", "over eager")}
+    shown |= {title: column(opened, title) for title in ("of peak", "SM clock", "first call", "error")}
+    titles = {
+        "latency": "latency",
+        "ci": "±",
+        "tflops": "TFLOP/s",
+        "utilization": "of peak",
+        "speedup": "over eager",
+        "memory_peak": "memory",
+        "clock_held": "SM clock",
+        "first_call": "first call",
+        "error": "error",
+    }
+    found = cells([whole])
+    assert shown["backend"] == [c.backend for c in found]
+    for name, title in titles.items():
+        values = [c.value(name) for c in found]
+        expected = ["" if v is None else metrics.METRICS[name].format(v) for v in values]
+        assert [text.removesuffix("~") for text in shown[title]] == expected, title
+    assert [text.endswith("~") for text in shown["TFLOP/s"]] == [c.held_down for c in found]
+
+
+@pytest.mark.parametrize("value", [0, 1e-5, 0.000123456, 0.5, 0.9996, 9.996, 99.96, 999.6, 1234.0])
+@pytest.mark.parametrize("name", ["latency", "memory_peak", "tflops", "utilization", "ci", "speedup"])
+def test_edges_of_formats(value: float, name: str, browser: Browser, page: Path) -> None:
+    kinds = {c[0]: c[2] for c in html.COLUMNS}
+    field = {"memory_peak": "memory"}.get(name, name)
+    if browser.driver.current_url != page.as_uri():
+        browser.open(page)
+    written = browser.js(f"attnbench.write.{kinds[field]}({value!r})")
+    assert written == metrics.METRICS[name].format(value)
+
+
+def test_filters_reach_figures_and_table(opened: Browser) -> None:
+    before, drawn = len(rows(opened)), marks(opened)
+    opened.click("input[name=backend][value=triton]")
+    assert "triton" not in column(opened, "backend")
+    assert len(rows(opened)) == before * 3 // 4
+    opened.wait(f"{drawn} > document.querySelectorAll('#throughput .drawing .mark-symbol path').length")
+    opened.click("input[name=mask][value=full]")
+    assert set(column(opened, "mask")) == {"causal"}
+    assert opened.texts("#shown") == [f"{len(rows(opened))} of {before} cells shown"]
+    opened.js("document.querySelector('#speedup').scrollIntoView()")
+    opened.wait("!document.querySelector('#speedup .drawing').textContent.includes('full')")
+    assert "d64 causal fwd" in opened.texts("#speedup .drawing")[0]
+    opened.click("#reset")
+    assert len(rows(opened)) == before
+    opened.js("document.querySelector('#throughput').scrollIntoView()")
+    opened.wait(f"{drawn} == document.querySelectorAll('#throughput .drawing .mark-symbol path').length")
+    assert opened.complaints() == []
+
+
+def test_filtering_all_away_is_said(opened: Browser) -> None:
+    for backend in BACKENDS:
+        opened.click(f"input[name=backend][value={backend}]")
+    assert rows(opened) == []
+    opened.js("document.querySelector('#throughput').scrollIntoView()")
+    opened.wait("document.querySelector('#throughput .drawing').textContent == 'No cell passes the filters.'")
+    assert opened.complaints() == []
+
+
+def test_sorting(opened: Browser) -> None:
+    def order() -> str | None:
+        found: str | None = opened.js("document.querySelector('th[data-field=tflops]').getAttribute('aria-sort')")
+        return found
+
+    def figures() -> list[float]:
+        return [float(text.rstrip("~")) for text in column(opened, "TFLOP/s") if text]
+
+    report = column(opened, "TFLOP/s")
+    opened.click("th[data-field=tflops] button")
+    assert order() == "ascending"
+    assert figures() == sorted(figures())
+    assert column(opened, "TFLOP/s")[-1] == ""  # those without a figure come last
+    opened.click("th[data-field=tflops] button")
+    assert order() == "descending"
+    assert figures() == sorted(figures(), reverse=True)
+    assert column(opened, "TFLOP/s")[-1] == ""
+    opened.click("th[data-field=tflops] button")
+    assert order() is None
+    assert column(opened, "TFLOP/s") == report
+    opened.click("th[data-field=seqlen] button")
+    assert column(opened, "seqlen") == sorted(column(opened, "seqlen"), key=lambda t: int(t[:-1]))
+
+
+def test_finding(opened: Browser) -> None:
+    box = opened.all("#find")[0]
+    box.send_keys("2k causal TRITON")
+    assert {tuple(row[:1]) for row in rows(opened)} == {("triton",)}
+    assert set(column(opened, "seqlen")) == {"2k"}
+    assert opened.texts("#count") == ["4 of 128 cells"]
+    box.clear()
+    box.send_keys("skip")
+    assert set(column(opened, "remark")) == {"skip: needs 512 GiB of scores"}
+
+
+def test_the_keyboard_is_enough(opened: Browser) -> None:
+    from selenium.webdriver.common.keys import Keys
+
+    def focus() -> Any:
+        return opened.driver.switch_to.active_element
+
+    def press(*keys: str) -> None:
+        for key in keys:
+            focus().send_keys(key)
+
+    press(Keys.TAB)
+    assert focus().text == "Skip to the figures"
+    assert opened.js("document.activeElement.getBoundingClientRect().left") >= 0  # seen once it has the focus
+    press(Keys.TAB)
+    assert focus().get_attribute("value") == "eager"
+    assert opened.js("getComputedStyle(document.activeElement).outlineStyle") == "solid"
+    press(Keys.SPACE)
+    assert "eager" not in column(opened, "backend")
+    seen = []
+    for _ in range(80):
+        press(Keys.TAB)
+        seen.append(opened.js("document.activeElement.id || document.activeElement.textContent"))
+        if seen[-1] == "TFLOP/s":
+            break
+    assert "find" in seen
+    press(Keys.ENTER)
+    assert opened.js("document.querySelector('th[data-field=tflops]').getAttribute('aria-sort')") == "ascending"
+    assert focus().text.startswith("TFLOP/s")  # the focus stays
+
+
+def test_controls_have_names(opened: Browser) -> None:
+    nameless = opened.js(
+        "[...document.querySelectorAll('button, input, a, section')]"
+        ".filter((e) => !(e.labels?.length ? e.labels[0].textContent : e.textContent).trim()).map((e) => e.outerHTML)"
+    )
+    assert nameless == []
+
+
+def test_a_mark_tells_what_it_is(opened: Browser) -> None:
+    from selenium.webdriver import ActionChains
+
+    opened.js("document.querySelector('#throughput').scrollIntoView()")
+    ActionChains(opened.driver).move_to_element(opened.all("#throughput .drawing .mark-symbol path")[0]).perform()
+    opened.wait("!document.querySelector('#tip').hidden")
+    tip = opened.js("document.querySelector('#tip').innerText")
+    assert "d64 full fwd" in tip
+    assert "TFLOP/s" in tip
+    ActionChains(opened.driver).move_to_element(opened.all("#throughput h2")[0]).perform()
+    opened.wait("document.querySelector('#tip').hidden")
+
+
+def test_the_dark_needs_no_second_drawing(opened: Browser) -> None:
+    def colors() -> list[str]:
+        ground = "getComputedStyle(document.body).backgroundColor"
+        mark = "getComputedStyle(document.querySelector('#throughput .mark-symbol path')).stroke"
+        return [opened.js(ground), opened.js(mark)]
+
+    def hollow() -> bool:
+        marks = "[...document.querySelectorAll('#throughput .mark-symbol path')]"
+        return bool(
+            opened.js(
+                f"{marks}.some((m) => getComputedStyle(m).fill == getComputedStyle(document.body).backgroundColor)"
+            )
+        )
+
+    def rgb(color: str) -> str:
+        return f"rgb({', '.join(str(int(color[i : i + 2], 16)) for i in (1, 3, 5))})"
+
+    features = {"light": look.LIGHT, "dark": look.DARK}
+    for name, scheme in features.items():
+        opened.cdp("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": name}])
+        assert colors() == [rgb(scheme.paper), rgb(scheme.colors[0])], name
+        assert hollow(), name
+    opened.cdp("Emulation.setEmulatedMedia", features=[])
+
+
+def test_it_prints_in_the_light_with_legends_and_without_controls(opened: Browser) -> None:
+    dark = [{"name": "prefers-color-scheme", "value": "dark"}]
+    opened.cdp("Emulation.setEmulatedMedia", media="print", features=dark)
+    try:
+        assert opened.js("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
+        assert opened.js("getComputedStyle(document.querySelector('aside')).display") == "none"
+        assert opened.js("getComputedStyle(document.querySelector('#throughput .legend')).display") == "block"
+        assert opened.texts("#throughput .legend") == [" eager  sdpa-flash  sdpa-cudnn  triton"]
+    finally:
+        opened.cdp("Emulation.setEmulatedMedia", media="", features=[])
+    pdf = base64.b64decode(opened.cdp("Page.printToPDF", printBackground=True)["data"])
+    assert pdf.startswith(b"%PDF")
+    assert 4 <= pdf.count(b"/Type /Page\n") <= 14
+    assert opened.complaints() == []
+
+
+def test_a_narrow_window_scrolls_one_way(browser: Browser, page: Path) -> None:
+    browser.cdp("Emulation.setDeviceMetricsOverride", width=400, height=800, deviceScaleFactor=1, mobile=False)
+    try:
+        browser.open(page)
+        assert browser.js("document.documentElement.scrollWidth") <= 400
+        assert browser.js("document.querySelector('#throughput .drawing svg').getBoundingClientRect().width") > 250
+    finally:
+        browser.cdp("Emulation.clearDeviceMetricsOverride")
+
+
+def test_no_records(browser: Browser, tmp_path: Path) -> None:
+    browser.open(write(tmp_path / "empty.html", run([])))
+    assert "Nothing was measured" in browser.js("document.querySelector('main').innerText")
+    assert browser.complaints() == []
+
+
+def test_5000_records_open_in_two_seconds(browser: Browser, tmp_path: Path) -> None:
+    """CPU time of the page's thread, from nothing until what the window shows is drawn: others may keep the cores."""
+    lengths = [2**n for n in range(8, 18)]
+    backends = [f"backend-{i:02}" for i in range(21)]
+    many = records(backends, lengths, (64, 128), ("bf16", "fp16", "fp32"))[:5000]
+    assert len(many) == 5000
+    file = write(tmp_path / "many.html", run(many))
+    assert file.stat().st_size < 4e6
+    browser.cdp("Performance.enable", timeDomain="threadTicks")
+    browser.driver.get("about:blank")
+    before = browser.cpu()
+    browser.open(file, "opened")
+    spent = browser.cpu() - before
+    assert spent < 2.0
+    assert browser.texts("#count") == ["5000 of 5000 cells, the first 200 shown"]
+    browser.wait("document.documentElement.dataset.complete")
+    assert "The first 8 of 24 panels" in browser.texts("#throughput .cut")[0]
+    browser.click("#more")
+    assert len(browser.all("#cells tbody tr")) == 5000
+    assert browser.complaints() == []

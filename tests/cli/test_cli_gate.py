@@ -1,0 +1,145 @@
+"""`attnbench gate` as a black box: exit codes, what it prints and writes, and the lines for what is wrong."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+from tool import FAKE, SMALL, Tool
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Tool:
+    """A folder with a.jsonl and same.jsonl alike, slow.jsonl at half the speed, oom.jsonl; to be read only."""
+    tool = Tool(tmp_path_factory.mktemp("runs"))
+    for name, script in (("a", ""), ("same", ""), ("slow", "speed=0.5"), ("oom", "oom@2k")):
+        tool(*FAKE, "--seqlen", "1k,2k", *SMALL, "--rounds", "5", "--out", f"{name}.jsonl", fake=script)
+    return tool
+
+
+def test_alike_passes(runs: Tool) -> None:
+    done = runs("gate", "a.jsonl", "same.jsonl")
+    assert done.out.splitlines()[-1].startswith("PASS: ")
+    assert done.err == ""
+
+
+def test_slower_is_a_regression(runs: Tool) -> None:
+    out = runs("gate", "a.jsonl", "slow.jsonl", "-m", "latency", code=1).out
+    assert [line.split()[:2] for line in out.splitlines() if "fwd" in line] == [["regressed", "latency"]] * 2
+    assert out.splitlines()[-1] == "FAIL: 2 regressed"
+    assert runs("gate", "slow.jsonl", "a.jsonl", "-m", "latency").out.splitlines()[-1] == "PASS: 2 improved"
+    assert "PASS" in runs("gate", "a.jsonl", "slow.jsonl", "-m", "latency", "--margin", "150%").out
+
+
+def test_a_cell_that_fails_now_is_a_regression(runs: Tool) -> None:
+    out = runs("gate", "a.jsonl", "oom.jsonl", code=1).out
+    assert "newly-failing" in out
+    assert "5 of 5 rounds OOM" in out
+
+
+def test_unlike_runs_end_with_4_unless_meant(runs: Tool, tmp_path: Path) -> None:
+    lines = (runs.folder / "slow.jsonl").read_text().splitlines()
+    header = json.loads(lines[0])
+    header["environment"]["driver"] = "590.10"
+    other = tmp_path / "other.jsonl"
+    other.write_text("\n".join([json.dumps(header), *lines[1:]]) + "\n")
+    refused = runs("gate", "a.jsonl", other, code=4)
+    assert "--expect driver" in refused.out
+    assert "regressed" not in refused.out
+    assert "as expected: driver" in runs("gate", "a.jsonl", other, "--expect", "driver", code=1).out
+
+
+def test_one_round_says_that_it_is_weak_and_may_end_with_3(tool: Tool) -> None:
+    for name in ("a", "b"):
+        tool(*FAKE, "--seqlen", "1k", *SMALL, "--out", f"{name}.jsonl")
+    assert "run --rounds 5" in tool("gate", "a.jsonl", "b.jsonl", code=3).out
+    tool("gate", "a.jsonl", "b.jsonl", "--inconclusive", "pass", code=0)
+
+
+def test_all_formats_at_once(runs: Tool, tmp_path: Path) -> None:
+    files = {name: tmp_path / f"gate.{name}" for name in ("md", "json", "junit", "table", "github")}
+    options = [word for name, file in files.items() for word in ("-f", f"{name}={file}")]
+    out = runs("gate", "a.jsonl", "slow.jsonl", *options, code=1).out
+    assert out.splitlines()[-1].startswith("FAIL")
+    assert json.loads(files["json"].read_text())["exit_code"] == 1
+    assert ElementTree.parse(files["junit"]).getroot().tag == "testsuites"
+    assert files["md"].read_text().startswith("### ")
+    assert files["github"].read_text().startswith("::error")
+    assert files["table"].read_text().splitlines()[-1] == out.splitlines()[-1]
+
+
+def test_what_is_printed_for_a_machine_is_nothing_else(runs: Tool) -> None:
+    assert json.loads(runs("gate", "a.jsonl", "slow.jsonl", "-f", "json", code=1, GITHUB_ACTIONS="true").out)
+    ElementTree.fromstring(runs("gate", "a.jsonl", "slow.jsonl", "-f", "junit", code=1).out)
+    assert "::" not in runs("gate", "a.jsonl", "slow.jsonl", "-f", "md", code=1, GITHUB_ACTIONS="true").out
+
+
+def test_in_a_github_workflow_it_annotates_by_itself(runs: Tool, tmp_path: Path) -> None:
+    summary = tmp_path / "summary.md"
+    env = {"GITHUB_ACTIONS": "true", "GITHUB_STEP_SUMMARY": str(summary)}
+    out = runs("gate", "a.jsonl", "slow.jsonl", code=1, **env).out
+    assert "::error title=fake 1k d128 full fwd" in out
+    assert summary.read_text().startswith("### ")
+    assert "::" not in runs("gate", "a.jsonl", "slow.jsonl", code=1).out
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["a.jsonl", "none.jsonl"], "cannot read none.jsonl"),
+        (["a.jsonl", "."], "cannot read ."),
+        (["a.jsonl", "same.jsonl", "-m", "latencx"], 'did you mean "latency"'),
+        (["a.jsonl", "same.jsonl", "-m", "tflops"], "no metric 'tflops' to gate"),
+        (["a.jsonl", "same.jsonl", "--margin", "3"], "300 %"),
+        (["a.jsonl", "same.jsonl", "--margins", "none.yaml"], "cannot read none.yaml"),
+        (["a.jsonl", "same.jsonl", "--expect", "torhc"], 'did you mean "torch"'),
+        (["a.jsonl", "same.jsonl", "--inconclusive", "maybe"], "neither pass nor fail"),
+        (["a.jsonl", "same.jsonl", "-f", "xml"], "--format"),
+        (["a.jsonl", "same.jsonl", "-f", "md", "-f", "json"], "cannot both be printed"),
+        (["a.jsonl", "same.jsonl", "-f", "md=none/gate.md"], "cannot write none/gate.md"),
+        (["a.jsonl", "same.jsonl", "-m", "cycles"], "clock"),
+    ],
+)
+def test_what_a_person_gets_wrong_is_one_line(runs: Tool, options: list[str], said: str) -> None:
+    err = runs("gate", *options, code=2).err
+    assert said in err
+    assert len(err.splitlines()) == 1
+
+
+@pytest.mark.parametrize("content", [b"", b"\n", b"{}\n", b'{"type": "run"', b"\x80\x00\n", b'{"a": 1}\n{"b": 2}\n'])
+def test_files_that_are_not_ours_are_one_line(runs: Tool, tmp_path: Path, content: bytes) -> None:
+    file = tmp_path / "odd.jsonl"
+    file.write_bytes(content)
+    for paths in ((file, "a.jsonl"), ("a.jsonl", file)):
+        err = runs("gate", *paths, code=2).err
+        assert len(err.splitlines()) == 1, err
+        assert "odd.jsonl" in err
+
+
+def test_a_truncated_run_is_judged_by_what_it_has(runs: Tool, tmp_path: Path) -> None:
+    content = (runs.folder / "same.jsonl").read_bytes()
+    file = tmp_path / "cut.jsonl"
+    file.write_bytes(content[:-20])
+    done = runs("gate", "a.jsonl", file, code=None)
+    assert done.code in (0, 3)
+    assert len(done.err.splitlines()) == 1
+    assert "truncated" in done.err
+
+
+def test_it_never_loads_torch(runs: Tool) -> None:
+    code = """
+import sys
+from attnbench.cli import main
+sys.argv = ["attnbench", "gate", "a.jsonl", "slow.jsonl"]
+try:
+    main()
+except SystemExit as end:
+    assert end.code == 1
+print("loaded:", *sorted({"torch", "triton", "pynvml", "pandas"} & {m.partition(".")[0] for m in sys.modules}))
+"""
+    done = subprocess.run([sys.executable, "-c", code], cwd=runs.folder, capture_output=True, text=True, timeout=60)
+    assert done.stdout.splitlines()[-1] == "loaded:", done.stderr

@@ -1,0 +1,165 @@
+"""The noise between rounds as an H200 showed it, fitted to two run files; run as a script, this prints it.
+
+The files are two runs in fresh processes, four minutes apart, of the same 307 cells: one round each. So what is seen is
+one difference d = ln(b / a) a cell. What happens within a round (bursts, throttled samples) reaches a gate through the
+round's median only, so it is in d already. The parts of the model, for cells that NVML saw limited and for the others:
+
+- **own**: what d leaves when a common part is taken off. One d a cell cannot tell whether cells differ in noise or all
+  have rare bad rounds, so both extremes are simulated: "cells" gives each simulated cell a standard deviation
+  |d| / sqrt(2) of a measured one, "rounds" gives each round d / sqrt(2) of a measured one, sign by chance. Either way
+  the root mean square of a difference is what was measured, and the tails are no lighter.
+- **drift**: over the run's order, d moves slowly: it is the mean of blocks of 30 cells, less what own noise explains.
+  Simulated as a level a block and round.
+- **clock step**: the clock moves in steps of 15 MHz of 1980 (0.76 %), and a part of d of the limited cells goes with it
+  (least squares of d on the difference of ln clock; own noise is what that leaves). This share of their readings was
+  held at a lower step. Simulated as the harshest reading: in a round all limited cells are a step slower, or none, by
+  that chance.
+- **run shift**: what all rounds of one run have in common, which no number of rounds shows. The files hold one pair of
+  runs, in which no backend as a whole moved by more than this; taken as the standard deviation between runs.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+
+from attnbench import metrics, stats, store
+from attnbench.types import Run
+
+RESULTS = Path(__file__).parents[2] / "results"
+FILES = ("20261121-030350-default-nvidia-h200.jsonl", "20261121-030731-default-nvidia-h200.jsonl")
+BLOCK = 30  # cells
+STEP = 15e6 / 1980e6
+
+
+@dataclass(frozen=True)
+class Noise:
+    """All in logarithms: 0.001 is 0.1 %."""
+
+    limited: np.ndarray  # own differences of the cells that a limit touched
+    free: np.ndarray  # and of the others
+    drift: float  # standard deviation of a block's level in one round
+    step: float  # what a step of the clock does to a limited cell's latency
+    stepped: float  # chance of a round's step
+    difference: float  # root mean square of the differences as they were read
+    shift: float  # standard deviation between runs
+    first_call: np.ndarray  # differences of ln first call, and
+    first_calls: np.ndarray  # its seconds
+
+
+@lru_cache
+def measured() -> Noise:
+    a, b = (store.read(RESULTS / name)[0] for name in FILES)
+    pairs = _pairs(a, b)
+    d = np.array([math.log(y["latency"] / x["latency"]) for x, y, _, _ in pairs])
+    limited = np.array([touched for _, _, touched, _ in pairs])
+    blocks = np.array_split(d, round(len(d) / BLOCK))
+    explained = float(np.mean([block.var(ddof=1) / len(block) for block in blocks]))
+    drift = math.sqrt(max(0.0, float(np.var([block.mean() for block in blocks], ddof=1)) - explained) / 2)
+    clock = np.array([math.log(y["clock_held"] / x["clock_held"]) for x, y, _, _ in pairs])
+    slope = -float(np.polyfit(clock[limited], d[limited], 1)[0])
+    own = (
+        d
+        + np.where(limited, slope * clock, 0.0)
+        - np.concatenate([np.full(len(block), np.median(block)) for block in blocks])
+    )
+    held = np.array([r["clock_held"] for x, y, touched, _ in pairs if touched for r in (x, y)])
+    backends = sorted({backend for *_, backend in pairs})
+    moved = [
+        stats.median([v for v, (*_, backend) in zip(d, pairs, strict=True) if backend == name]) for name in backends
+    ]
+    return Noise(
+        limited=own[limited],
+        free=own[~limited],
+        drift=drift,
+        step=slope * STEP,
+        stepped=float(np.mean(held < 1980e6 * (1 - STEP / 2))),
+        difference=float(np.sqrt(np.mean(d**2))),
+        shift=max(map(abs, moved)),
+        first_call=np.array([math.log(y["first_call"] / x["first_call"]) for x, y, _, _ in pairs]),
+        first_calls=np.array([x["first_call"] for x, _, _, _ in pairs]),
+    )
+
+
+def _pairs(a: Run, b: Run) -> list[tuple[dict[str, float], dict[str, float], bool, str]]:
+    """(values in a, values in b, whether a limit touched either, backend) of each cell, in the order of the run."""
+    later = {r.id: r for r in b.records if r.status == "ok"}
+    return [
+        (
+            *({n: metrics.value(n, r) or math.nan for n in ("latency", "clock_held", "first_call")} for r in (x, y)),
+            bool(x.limits or y.limits),
+            x.backend,
+        )
+        for x in a.records
+        if x.status == "ok" and (y := later.get(x.id))
+    ]
+
+
+def draw(
+    rng: np.random.Generator,
+    cells: int,
+    rounds: int,
+    kind: Literal["cells", "rounds"],
+    scale: float = 1.0,
+    shift: float | None = None,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Logarithms of two runs of the same cells, nothing changed: (baseline, current), each cells x rounds.
+
+    `scale` stretches all that is the machine's; `shift` replaces the standard deviation between runs.
+    """
+    noise = measured()
+    limited = rng.random(cells) < len(noise.limited) / (len(noise.limited) + len(noise.free))
+
+    def own(columns: int) -> np.ndarray:
+        size = (cells, columns)
+        return np.where(limited[:, None], rng.choice(noise.limited, size), rng.choice(noise.free, size)) / math.sqrt(2)
+
+    spread = np.abs(own(1))
+
+    def side() -> np.ndarray:
+        if kind == "cells":
+            values = spread * rng.standard_normal((cells, rounds))
+        else:
+            values = own(rounds) * rng.choice((-1, 1), (cells, rounds))
+        levels = rng.standard_normal((-(-cells // BLOCK), rounds)) * noise.drift
+        values += np.repeat(levels, BLOCK, axis=0)[:cells]
+        values += limited[:, None] * (rng.random(rounds) < noise.stepped) * noise.step
+        between = rng.standard_normal() * (noise.shift * scale if shift is None else shift)
+        return values * scale + between
+
+    return side(), side()
+
+
+def draw_first_calls(rng: np.random.Generator, cells: int, rounds: int) -> tuple[np.ndarray, np.ndarray]:
+    """Seconds of first calls in two runs: each cell like a measured one, each round off by a measured difference."""
+    noise = measured()
+    typical = rng.choice(noise.first_calls, (cells, 1))
+
+    def side() -> np.ndarray:
+        off = rng.choice(noise.first_call, (cells, rounds)) * rng.choice((-1, 1), (cells, rounds)) / math.sqrt(2)
+        return typical * np.exp(off)
+
+    return side(), side()
+
+
+def main() -> None:
+    noise = measured()
+    for name, own in (("limited", noise.limited), ("other", noise.free)):
+        at = np.percentile(np.abs(own), (50, 95, 100))
+        print(f"{name:8} {len(own)} cells: own |d| {at[0]:.2%} median, {at[1]:.2%} p95, {at[2]:.2%} worst")
+    print(f"drift    {noise.drift:.3%} a block of {BLOCK} cells and round")
+    print(
+        f"clock    a step of {STEP:.2%} does {noise.step:.2%} to a limited cell, in {noise.stepped:.0%} of the rounds"
+    )
+    print(f"runs     {noise.shift:.2%} between runs")
+    at = np.percentile(np.abs(noise.first_call), (50, 95, 100))
+    print(f"first    |d| {at[0]:.1%} median, {at[1]:.0%} p95, {at[2]:.0%} worst")
+
+
+if __name__ == "__main__":
+    main()

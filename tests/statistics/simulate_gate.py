@@ -1,0 +1,170 @@
+"""The error rates of `attnbench gate`, by simulation with the noise of an H200.
+
+    python tests/statistics/simulate_gate.py [--runs 1000] [--only TEXT]
+
+Every run goes through the code that decides: `by_records` makes run files' records of all four metrics and judges them
+as the command does, `by_values` hands the same latencies to the statistics alone, which is faster. The table in
+docs/gate.md is what this prints; tests/statistics/test_gate_error_rates.py asserts the figures with fewer runs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from h200_noise import draw, draw_first_calls
+
+from attnbench.gate import decide
+from attnbench.gate.gate import Request, judge
+from attnbench.gate.margins import DEFAULT, Margins
+from attnbench.types import (
+    Accuracy,
+    Case,
+    Device,
+    Environment,
+    Forecast,
+    Job,
+    Measurement,
+    Policy,
+    Record,
+    Run,
+    Shape,
+    TensorError,
+)
+
+KINDS = ("cells", "rounds")
+LATENCY = 1e-3  # seconds, of every cell: the gate sees ratios only
+ACCURACY = Accuracy({"out": TensorError(0.001, 0.0015, 0.004, 0.002)}, rows=64, heads=4)
+ENVIRONMENT = Environment(Device("cuda", 0, "simulated", 2**37, 2**37), "3.12", "Linux", "2.11", "simulated")
+
+
+@dataclass(frozen=True)
+class Scenario:
+    cells: int = 100
+    rounds: int = 5
+    margin: float = 0.03
+    planted: float = 0.0  # how much slower the changed cells are: 0.06 is 6 %
+    changed: int = 0  # cells, the first ones
+    scale: float = 1.0
+    shift: float | None = None
+
+
+@dataclass(frozen=True)
+class Rates:
+    """Shares of runs, and of changed cells over all runs."""
+
+    false_alarms: float  # runs with a regression where nothing changed
+    inconclusive: float  # runs with a cell that is
+    regressed: float  # of the changed cells
+    unchanged: float
+
+
+Decider = Callable[[np.ndarray, np.ndarray, float, np.random.Generator], "tuple[list[str], bool]"]
+
+
+def by_values(before: np.ndarray, after: np.ndarray, margin: float, _: np.random.Generator) -> tuple[list[str], bool]:
+    """Verdict of each cell, and whether anything else was called a regression."""
+    rounds = [decide.Rounds(x.tolist(), y.tolist(), margin, "latency") for x, y in zip(before, after, strict=True)]
+    return [d.verdict for d in decide.decide(rounds)], False
+
+
+def by_records(
+    before: np.ndarray, after: np.ndarray, margin: float, rng: np.random.Generator
+) -> tuple[list[str], bool]:
+    """The same through `judge`, with first calls beside the latencies, and errors and memory that do not move."""
+    cases = [Case(Shape(1, i + 1, i + 1, 1, 1, 64, 64), "bf16", "fwd") for i in range(len(before))]
+    first = draw_first_calls(rng, *before.shape)
+    runs = [_run(cases, np.exp(times) * LATENCY, calls) for times, calls in zip((before, after), first, strict=True)]
+    found = judge(*runs, Request(DEFAULT, Margins({"latency": margin}))).findings
+    verdicts = {f.case: f.verdict for f in found if f.metric == "latency"}
+    assert len(found) == 4 * len(cases)
+    return [verdicts[case] for case in cases], any(f.verdict == "regressed" for f in found if f.metric != "latency")
+
+
+def _run(cases: Sequence[Case], seconds: np.ndarray, first: np.ndarray) -> Run:
+    records = tuple(
+        Record(case, "simulated", i, "ok", None, _measurements(seconds[c, i], first[c, i]), ACCURACY, "events", "cold")
+        for i in range(seconds.shape[1])
+        for c, case in enumerate(cases)
+    )
+    plan = tuple(Job(r.case, r.backend, r.round, Forecast(1.0, 1e-3, 1)) for r in records)
+    return Run(ENVIRONMENT, "simulated", Policy(), plan, records)
+
+
+def _measurements(seconds: float, first: float) -> dict[str, Measurement]:
+    return {
+        "time": Measurement("s", (float(seconds),)),
+        "first_call": Measurement("s", (float(first),)),
+        "memory_peak": Measurement("B", (2.0**28,)),
+    }
+
+
+def simulate(kind: str, scenario: Scenario, runs: int, decider: Decider = by_values, seed: int = 0) -> Rates:
+    rng = np.random.default_rng(seed)
+    false_alarms = inconclusive = 0
+    changed: Counter[str] = Counter()
+    s = scenario
+    for _ in range(runs):
+        before, after = draw(rng, s.cells, s.rounds, kind, s.scale, s.shift)  # type: ignore[arg-type]
+        after[: s.changed] += math.log1p(s.planted)
+        verdicts, others = decider(before, after, s.margin, rng)
+        false_alarms += others or "regressed" in verdicts[s.changed :]
+        inconclusive += "inconclusive" in verdicts
+        changed.update(verdicts[: s.changed])
+    total = max(1, changed.total())
+    return Rates(false_alarms / runs, inconclusive / runs, changed["regressed"] / total, changed["unchanged"] / total)
+
+
+SCENARIOS = {
+    "nothing changed": Scenario(),
+    "one cell slower by 6 %, twice the margin": Scenario(planted=0.06, changed=1),
+    "one cell slower by 4 %, the margin and 1 point": Scenario(planted=0.04, changed=1),
+    "16 cells slower by 6 %": Scenario(planted=0.06, changed=16),
+    "10 cells in all, one slower by 6 %": Scenario(cells=10, planted=0.06, changed=1),
+    "300 cells in all, one slower by 6 %": Scenario(cells=300, planted=0.06, changed=1),
+    "3 rounds, one cell slower by 6 %": Scenario(rounds=3, planted=0.06, changed=1),
+    "2 rounds, one cell slower by 6 %": Scenario(rounds=2, planted=0.06, changed=1),
+    "1 round, one cell slower by 6 %": Scenario(rounds=1, planted=0.06, changed=1),
+    "1 round, one cell slower by 20 %": Scenario(rounds=1, planted=0.20, changed=1),
+    "margin 1 %, one cell slower by 2 %": Scenario(margin=0.01, planted=0.02, changed=1),
+    "margin 1 %, 16 cells slower by 2 %": Scenario(margin=0.01, planted=0.02, changed=16),
+    "margin 5 %, one cell slower by 10 %": Scenario(margin=0.05, planted=0.10, changed=1),
+    "noise times 3": Scenario(scale=3),
+    "noise times 10 (runs then 1.4 % apart)": Scenario(scale=10),
+    "noise times 10, runs alike": Scenario(scale=10, shift=0.0),
+    "all cells at the margin, runs alike": Scenario(planted=0.03, changed=100, shift=0.0),
+    "runs 0.5 % apart (standard deviation)": Scenario(shift=0.005),
+    "runs 1 % apart": Scenario(shift=0.01),
+    "runs 2 % apart": Scenario(shift=0.02),
+    "nothing changed, all four metrics, as records": Scenario(),
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--runs", type=int, default=1000)
+    parser.add_argument("--only", default="", metavar="TEXT", help="the scenarios with this text in their names")
+    asked = parser.parse_args()
+    print(f"{asked.runs} runs each; noise kept by cells / by rounds (see h200_noise.py)\n")
+    print("| what | runs with a false regression | with an inconclusive cell | changed: regressed | unchanged |")
+    print("| :--- | ---: | ---: | ---: | ---: |")
+    for what, scenario in SCENARIOS.items():
+        if asked.only not in what:
+            continue
+        both = [simulate(kind, scenario, asked.runs, by_records if "records" in what else by_values) for kind in KINDS]
+        shown = [_both([r.false_alarms for r in both]), _both([r.inconclusive for r in both])]
+        if scenario.changed:
+            shown += [_both([r.regressed for r in both]), _both([r.unchanged for r in both])]
+        print(f"| {what} | {' | '.join([*shown, '', ''][:4])} |", flush=True)
+
+
+def _both(shares: Sequence[float]) -> str:
+    return " / ".join(f"{100 * share:.3g} %" for share in shares)
+
+
+if __name__ == "__main__":
+    main()

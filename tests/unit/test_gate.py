@@ -1,0 +1,275 @@
+"""From two runs to findings and one exit code."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from builders import case, ended, environment, measurements, ok, run
+
+from attnbench.errors import UserError
+from attnbench.gate.gate import Judgement, Request, judge, name
+from attnbench.gate.margins import DEFAULT, Margins
+from attnbench.gate.readings import readings, signed, text
+from attnbench.types import Record
+
+WOBBLE = (0.0, 0.001, -0.001, 0.0005, -0.0005)
+LENGTHS = (1024, 2048, 4096)
+SLOW, FAST = 300 / 1.1, 300 / 0.9
+
+
+def rounds(
+    backend: str = "triton", tflops: float = 300, *, seqlens: Sequence[int] = LENGTHS, n: int = 5, **changes: Any
+) -> list[Record]:
+    return [
+        ok(case(seqlen), backend, tflops * (1 + WOBBLE[i]), round=i, n=3, **changes)
+        for seqlen in seqlens
+        for i in range(n)
+    ]
+
+
+def gate(before: Sequence[Record], after: Sequence[Record], *metrics: str, **request: Any) -> Judgement:
+    return judge(run(before), run(after), Request(metrics or ("latency",), **request))
+
+
+def verdicts(judgement: Judgement) -> dict[tuple[int, str | None], str]:
+    return {(f.case.shape.seqlen_k, f.metric): f.verdict for f in judgement.findings}
+
+
+def of_one(before: Sequence[Record], after: Sequence[Record], **request: Any) -> tuple[str, str, int]:
+    """(verdict, reason, exit code) of a gate of one cell."""
+    judgement = gate(before, after, **request)
+    (finding,) = judgement.findings
+    return finding.verdict, finding.reason, judgement.exit_code
+
+
+def test_the_same_run_twice_passes() -> None:
+    same = rounds(memory_peak=2**30, first_call=0.5)
+    judgement = gate(same, same, *DEFAULT)
+    assert {f.verdict for f in judgement.findings} == {"unchanged"}
+    assert {f.metric for f in judgement.findings} == {*DEFAULT}
+    assert judgement.exit_code == 0
+
+
+def test_a_slower_cell_fails_and_comes_first() -> None:
+    slow = [r if r.case.shape.seqlen_k != 2048 else replace(r, measurements=ok(r.case, "triton", SLOW).measurements)
+            for r in rounds()]  # fmt: skip
+    judgement = gate(rounds(), slow)
+    assert judgement.exit_code == 1
+    first = judgement.findings[0]
+    assert (first.case.shape.seqlen_k, first.verdict) == (2048, "regressed")
+    assert first.decision is not None
+    assert first.decision.change == pytest.approx(0.1, abs=0.001)
+    assert first.current == pytest.approx(1.1 * (first.baseline or 0), rel=0.001)
+    assert [f.verdict for f in judgement.findings[1:]] == ["unchanged"] * 2
+
+
+def test_a_faster_cell_passes() -> None:
+    judgement = gate(rounds(), rounds(tflops=FAST))
+    assert (judgement.count("improved"), judgement.exit_code) == (3, 0)
+
+
+def test_what_is_too_noisy_is_inconclusive_and_may_be_let_pass() -> None:
+    noisy = [replace(r, measurements=ok(r.case, "triton", 300 * (1 + 40 * WOBBLE[r.round])).measurements)
+             for r in rounds(seqlens=(1024,))]  # fmt: skip
+    verdict, reason, code = of_one(noisy, noisy)
+    assert (verdict, code) == ("inconclusive", 3)
+    assert "more rounds a side" in reason
+    assert of_one(noisy, noisy, inconclusive="pass")[2] == 0
+
+
+def test_margins_are_per_metric_and_cell() -> None:
+    changed = rounds(tflops=300 / 1.06)
+    own = Margins({"latency": 0.02}, (("triton 4k *", {"latency": 0.2}), ("triton 9k *", {"latency": 0.1})))
+    judgement = gate(rounds(), changed, margins=own)
+    assert verdicts(judgement) == {
+        (1024, "latency"): "regressed",
+        (2048, "latency"): "regressed",
+        (4096, "latency"): "unchanged",
+    }
+    assert any("'triton 9k *'" in note for note in judgement.notes)
+    assert not any("'triton 4k *'" in note for note in judgement.notes)
+
+
+def broken(status: Any, *, bad: int = 5, reason: str = "it broke") -> list[Record]:
+    good = rounds(seqlens=(1024,))
+    return good[bad:] + [ended(case(), "triton", status, reason, round=i) for i in range(bad)]
+
+
+@pytest.mark.parametrize("status", ["wrong", "wrong-kernel", "failed", "oom", "timeout"])
+@pytest.mark.parametrize("bad", [1, 5])
+def test_a_cell_that_fails_in_any_round_is_newly_failing(status: str, bad: int) -> None:
+    verdict, reason, code = of_one(rounds(seqlens=(1024,)), broken(status, bad=bad))
+    assert (verdict, code) == ("newly-failing", 1)
+    assert f"{bad} of 5 rounds" in reason
+    assert "it broke" in reason
+
+
+def test_a_cell_that_works_again() -> None:
+    assert of_one(broken("oom"), rounds(seqlens=(1024,)))[::2] == ("newly-working", 0)
+    assert of_one(broken("skipped"), rounds(seqlens=(1024,)))[::2] == ("newly-working", 0)
+
+
+def test_a_cell_that_is_gone_is_missing() -> None:
+    """So that a build in which a backend cannot be imported does not pass."""
+    verdict, reason, code = of_one(rounds(seqlens=(1024,)), broken("skipped", reason="no module mylib"))
+    assert (verdict, code) == ("missing", 1)
+    assert "no module mylib" in reason
+    assert of_one(rounds(seqlens=(1024,)), broken("skipped"), missing="pass")[2] == 0
+    judgement = gate(rounds(), rounds(seqlens=(1024, 2048)))
+    assert verdicts(judgement)[4096, None] == "missing"
+    assert judgement.exit_code == 1
+
+
+def test_a_metric_that_is_gone_is_missing() -> None:
+    judgement = gate(rounds(memory_peak=2**30), rounds(), "latency", "memory_peak")
+    assert judgement.count("missing") == 3
+    assert judgement.count("unchanged") == 3
+
+
+def test_cells_beside_are_said_and_not_judged() -> None:
+    before = [*rounds(seqlens=(1024,)), ended(case(2048), "triton", "oom", "too large")]
+    after = [*rounds(seqlens=(1024, 4096)), ended(case(2048), "triton", "oom", "too large")]
+    judgement = gate(before, after)
+    assert len(judgement.findings) == 1
+    assert any("worked in neither run: triton 2k" in note for note in judgement.notes)
+    assert any("in the current run only, not compared: triton 4k" in note for note in judgement.notes)
+
+
+def test_nothing_in_common_is_bad_input() -> None:
+    with pytest.raises(UserError, match="no cell in common"):
+        gate(rounds(seqlens=(1024,)), rounds(seqlens=(2048,)))
+    with pytest.raises(UserError, match="can be compared by joules"):
+        gate(rounds(), rounds(), "joules")
+
+
+def test_unlike_runs_are_not_compared_unless_meant() -> None:
+    ours, theirs = run(rounds()), replace(run(rounds(tflops=SLOW)), environment=environment(driver="590.10"))
+    refused = judge(ours, theirs, Request(("latency",)))
+    assert (refused.findings, refused.exit_code) == ((), 4)
+    assert [d.what for d in refused.refused] == ["driver was 580.82 and is 590.10"]
+    meant = judge(ours, theirs, Request(("latency",), expect=("driver", "torch")))
+    assert (meant.count("regressed"), meant.exit_code, len(meant.meant)) == (3, 1, 1)
+    assert any(note.startswith("--expect torch: nothing differs") for note in meant.notes)
+
+
+def test_cycles_cancel_the_clock() -> None:
+    """A tenth less clock, a tenth more time: slower, and the same number of cycles."""
+    before, after = rounds(clock_held=1.98e9), rounds(tflops=SLOW, clock_held=1.98e9 / 1.1)
+    assert {*verdicts(gate(before, after)).values()} == {"regressed"}
+    assert {*verdicts(gate(before, after, "cycles")).values()} == {"unchanged"}
+    with pytest.raises(UserError, match="cycles"):
+        gate(rounds(), rounds(), "cycles")
+
+
+def test_cells_that_a_limit_touched_are_marked() -> None:
+    held = rounds(clock_held=1.5e9, limits=("power",))
+    judgement = gate(rounds(clock_held=1.98e9), held)
+    assert all(f.held_down for f in judgement.findings)
+    assert any(note.startswith("~ 3 cells") and "--metric cycles" in note for note in judgement.notes)
+    assert not any(f.held_down for f in gate(held, held, "cycles").findings)
+    assert not any(f.held_down for f in gate(rounds(clock_held=1.98e9), rounds(clock_held=1.98e9)).findings)
+
+
+def test_first_calls_are_compared_round_by_round() -> None:
+    """The first round fills the cache in both; that is no noise. And nobody waits for what lies below the floor."""
+
+    def first(slower: float, quick: float = 0.2) -> list[Record]:
+        return [
+            replace(
+                r, measurements={**r.measurements, **measurements(first_call=slower * (5.0 if not r.round else quick))}
+            )
+            for r in rounds()
+        ]
+
+    assert {*verdicts(gate(first(1.0), first(1.02), "first_call")).values()} == {"unchanged"}
+    assert {*verdicts(gate(first(1.0), first(2.0), "first_call")).values()} == {"regressed"}
+    assert {*verdicts(gate(rounds(first_call=0.001), rounds(first_call=0.09), "first_call")).values()} == {"unchanged"}
+    once = gate(rounds(first_call=0.001, n=1), rounds(first_call=0.09, n=1), "first_call")
+    assert {*verdicts(once).values()} == {"unchanged"}
+    cold = gate(first(1.0), [r for r in first(1.0) if r.round], "first_call")
+    assert {f.rounds for f in cold.findings} == {(4, 4)}
+
+
+def test_an_open_first_call_does_not_hold_up_the_gate() -> None:
+    one = [ok(case(), "triton", 300, first_call=1.0)]
+    judgement = gate(one, [ok(case(), "triton", 300, first_call=3.0)], "first_call")
+    assert (judgement.count("inconclusive"), judgement.exit_code) == (1, 0)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "said"),
+    [(1, 1, "says nothing of the noise"), (5, 1, "taken to be the other's"), (1, 5, "taken to be the other's")],
+)
+def test_one_round_says_how_weak_it_is(before: int, after: int, said: str) -> None:
+    judgement = gate(rounds(n=before), rounds(n=after))
+    (note,) = [n for n in judgement.notes if said in n]
+    assert "--rounds 5" in note
+    assert not any("round" in n for n in gate(rounds(n=2), rounds(n=2)).notes)
+
+
+def test_many_cells_of_one_round_borrow_noise_and_say_so() -> None:
+    def once(by: float) -> list[Record]:
+        return [ok(case(64 * (i + 1)), "triton", 300 * (1 + by * WOBBLE[i % 5])) for i in range(30)]
+
+    judgement = gate(once(0.0), once(1.0))
+    assert judgement.count("unchanged") == 30
+    assert any("a disturbed cell cannot be told from a changed one" in n for n in judgement.notes)
+
+
+def test_what_moves_all_cells_together_is_said() -> None:
+    lengths = [64 * (i + 1) for i in range(12)]
+    judgement = gate(rounds(seqlens=lengths), rounds(tflops=300 / 1.02, seqlens=lengths))
+    assert any("Nearly all moved together" in note for note in judgement.notes)
+    still = gate(rounds(seqlens=lengths), rounds(seqlens=lengths))
+    assert any("12 cells" in note for note in still.notes)
+    assert not any("together" in note for note in still.notes)
+
+
+def test_a_kernel_at_the_length_where_spans_begin_is_read_alike_on_both_sides() -> None:
+    def at(seconds: float) -> Record:
+        return replace(
+            ok(case(), "triton", 300, clock_held=2e9),
+            measurements=measurements(time=seconds, span=seconds - 4e-6, clock_held=2e9),
+        )
+
+    below, above = at(99e-6), at(101e-6)
+    assert readings("latency", [below], [below]) == ({0: pytest.approx(95e-6)}, {0: pytest.approx(95e-6)})
+    assert readings("latency", [below], [above]) == ({0: 99e-6}, {0: 101e-6})
+    assert readings("cycles", [below], [above]) == ({0: pytest.approx(198e3)}, {0: pytest.approx(202e3)})
+
+
+def test_the_last_record_of_a_job_counts() -> None:
+    again = [*rounds(tflops=SLOW), *rounds()]
+    assert gate(rounds(), again).exit_code == 0
+
+
+def test_names_tell_all_cells_apart() -> None:
+    some = [case(), case(causal=True), case(dtype="fp16"), case(batch=2), case(nheads_k=4), case(softcap=30.0)]
+    some += [case(dropout_p=0.1), case(window_size=(128, 0)), case(direction="bwd"), case(headdim=64), case(2048)]
+    assert len({name("triton", c) for c in some}) == len(some)
+    assert name("triton", case(causal=True)) == "triton 1k d128 causal fwd bf16 b16 h16"
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [(0.0297, "+2.97%"), (0.03, "+3.00%"), (-0.5, "-50.0%"), (0.0, "+0%"), (9.0, "+900%"), (1e-9, "+0%")],
+)
+def test_changes_have_three_digits(change: float, said: str) -> None:
+    assert signed(change) == said
+
+
+def test_values_have_units() -> None:
+    assert text("latency", 0.00125) == "1.25 ms"
+    assert text("cycles", 2.5e6) == "2.50 Mcycles"
+    assert text("latency", None) == "-"
+
+
+def test_the_exit_code_is_that_of_the_worst() -> None:
+    codes: dict[str, Callable[[], Judgement]] = {
+        "both": lambda: gate([*rounds(), *rounds("eager")], [*rounds(tflops=SLOW), *rounds("eager", 300 / 1.03)]),
+        "open": lambda: gate([*rounds(), *rounds("eager")], [*rounds(), *rounds("eager", 300 / 1.03)]),
+    }
+    assert {what: make().exit_code for what, make in codes.items()} == {"both": 1, "open": 3}

@@ -1,0 +1,239 @@
+"""The statistics of a gate, against textbook figures and scipy's tests, and what every decision must satisfy."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats as reference
+
+from attnbench.gate.decide import EQUIVALENCE, FDR, Rounds, decide
+from attnbench.gate.moderate import MIN_CELLS, Prior, moderated, prior, stand_in
+
+M = math.log1p(0.03)
+QUIET = (-0.001, 0.001, 0.0, 0.0005, -0.0005)
+
+
+def shifted(by: float, values: tuple[float, ...] = QUIET) -> list[float]:
+    return [v + by for v in values]
+
+
+def one(by: float, margin: float = 0.03, values: tuple[float, ...] = QUIET, **more: bool) -> str:
+    return decide([Rounds(list(values), shifted(by, values), margin, "latency", **more)])[0].verdict
+
+
+def test_verdicts_of_one_cell() -> None:
+    assert one(0.0) == "unchanged"
+    assert one(0.02) == one(-0.02) == "unchanged"
+    assert one(M) == one(-M) == "inconclusive"
+    assert one(0.06) == "regressed"
+    assert one(-0.06) == "improved"
+
+
+@pytest.mark.parametrize("paired", [False, True])
+def test_the_p_values_are_those_of_students_test(paired: bool) -> None:
+    """A cell alone is called regressed exactly from the shift at which scipy's test against the margin gives FDR."""
+    rng = random.Random(3)
+    x, y = ([rng.gauss(0, 0.01) for _ in range(n)] for n in (5, 5 if paired else 4))
+    test = reference.ttest_rel if paired else reference.ttest_ind
+
+    def p(shift: float) -> float:
+        return float(test([v + shift - M for v in y], x, alternative="greater").pvalue)
+
+    low, high = 0.0, 1.0
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (middle, high) if p(middle) > FDR else (low, middle)
+    shifts = (low - 1e-6, high + 1e-6)
+    just = [decide([Rounds(x, [v + shift for v in y], 0.03, "latency", paired)])[0] for shift in shifts]
+    assert [d.verdict for d in just] == ["inconclusive", "regressed"]
+    assert just[1].low == pytest.approx(0.03, abs=1e-5)
+
+
+def test_equivalence_is_two_one_sided_tests() -> None:
+    rng = random.Random(4)
+    x, y = ([rng.gauss(0, 0.01) for _ in range(5)] for _ in range(2))
+    for shift in (0.0, 0.005, 0.01, 0.015, 0.02, 0.025, -0.02):
+        moved = [v + shift for v in y]
+        lower = reference.ttest_ind(moved, [v - M for v in x], alternative="greater").pvalue
+        upper = reference.ttest_ind(moved, [v + M for v in x], alternative="less").pvalue
+        shown = decide([Rounds(x, moved, 0.03, "latency")])[0].verdict == "unchanged"
+        assert shown == (max(lower, upper) <= EQUIVALENCE)
+
+
+def test_many_cells_are_corrected_for() -> None:
+    """p of one cell lies under FDR alone, and above FDR / 50 beside 49 that did not change."""
+    noisy = (-0.01, 0.01, 0.0, 0.005, -0.005)
+    by = M + 0.018
+    slow = Rounds(list(noisy), shifted(by, noisy), 0.03, "latency")
+    same = Rounds(list(noisy), list(noisy), 0.03, "other")
+    assert decide([slow])[0].verdict == "regressed"
+    assert decide([slow] + [same] * 9)[0].verdict == "inconclusive"
+    assert {d.verdict for d in decide([slow] * 10)} == {"regressed"}  # where many worsened, each is more credible
+
+
+def test_tests_without_noise_do_not_dilute_the_others() -> None:
+    noisy = (-0.01, 0.01, 0.0, 0.005, -0.005)
+    slow = Rounds(list(noisy), shifted(M + 0.018, noisy), 0.03, "latency")
+    exact = Rounds([1.0] * 5, [1.0] * 5, 0.01)
+    assert decide([slow] + [exact] * 300)[0].verdict == "regressed"
+
+
+def test_values_that_tie_are_exact() -> None:
+    found = decide([Rounds([0.0] * 5, [by] * 5, 0.01) for by in (0.0, 0.009, 0.011, -0.011)])
+    assert [d.verdict for d in found] == ["unchanged", "unchanged", "regressed", "improved"]
+    assert [(d.low, d.high) == (d.change, d.change) for d in found] == [True] * 4
+    assert decide([Rounds([0.0], [0.0], 0.0)])[0].verdict == "unchanged"  # a margin of 0: it must not move
+
+
+def test_a_metric_without_noise_that_moves_is_judged_by_its_spread() -> None:
+    assert decide([Rounds([0.0] * 5, [0, 0, 0, 0, 0.7], 0.01)])[0].verdict == "inconclusive"
+
+
+def test_pairs_cancel_what_a_round_has_in_common() -> None:
+    """A first round that fills a cache: apart, the sides are too noisy to tell; in pairs they differ by nothing."""
+    cached = (2.0, 0.001, 0.0, 0.002, -0.001)
+    assert one(0.0, values=cached) == "inconclusive"
+    assert one(0.0, values=cached, paired=True) == "unchanged"
+    assert one(0.06, values=cached, paired=True) == "regressed"
+    assert one(-0.06, values=cached, paired=True) == "improved"
+    once = [Rounds(list(cached), [0.5, *cached[1:]], 0.5, "first_call", paired=True)]
+    assert decide(once)[0].verdict == "inconclusive"  # one pair of five differs
+
+
+def test_one_pair_decides_nothing_however_many_cells() -> None:
+    rng = random.Random(5)
+    cells = [Rounds([0.0], [rng.gauss(0, 0.001)], 0.5, "first_call", paired=True) for _ in range(100)]
+    cells[0] = Rounds([0.0], [3.0], 0.5, "first_call", paired=True)
+    found = decide(cells)
+    assert {d.verdict for d in found} == {"inconclusive"}
+    assert found[0].low is None
+    assert found[0].weak
+
+
+def test_one_round_a_side_borrows_its_noise_from_the_other_cells() -> None:
+    rng = random.Random(6)
+    some = [Rounds([0.0], [rng.gauss(0, 0.002)], 0.03, "latency") for _ in range(MIN_CELLS)]
+    verdicts = [d.verdict for d in decide([*some, Rounds([0.0], [0.3], 0.03, "latency")])]
+    assert verdicts == ["unchanged"] * MIN_CELLS + ["regressed"]
+    few = decide([*some[:3], Rounds([0.0], [0.3], 0.03, "latency")])
+    assert {d.verdict for d in few} == {"inconclusive"}
+    assert all(d.weak and d.low is None for d in few)
+
+
+def test_more_rounds_settle_what_is_inconclusive() -> None:
+    """With the rounds asked for, taken from the same noise around the change seen, most are settled; with half, few."""
+    rng = random.Random(7)
+    settled = {1.0: 0, 0.5: 0}
+    cases = 0
+    for _ in range(60):
+        noise, by = 0.01, rng.choice((0.015, 0.05))
+        x, y = ([rng.gauss(mean, noise) for _ in range(4)] for mean in (0.0, by))
+        first = decide([Rounds(x, y, 0.03, "latency")])[0]
+        if first.verdict != "inconclusive" or first.more is None or first.more < 4:
+            continue
+        cases += 1
+        own = first.noise or 0.0
+        change = math.log1p(first.change)
+        for share in settled:
+            n = 4 + round(first.more * share)
+            again = [
+                decide(
+                    [Rounds([rng.gauss(0, own) for _ in range(n)], [rng.gauss(change, own) for _ in range(n)], 0.03)]
+                )
+                for _ in range(20)
+            ]
+            settled[share] += sum(d[0].verdict != "inconclusive" for d in again)
+    assert cases > 10
+    assert 0.7 < settled[1.0] / (20 * cases) < 0.95
+    assert settled[0.5] / (20 * cases) < 0.72
+
+
+def test_no_number_of_rounds_settles_what_lies_at_the_margin() -> None:
+    noisy = (-0.01, 0.01, 0.0, 0.005, -0.005)
+    found = decide([Rounds(list(noisy), shifted(M + 1e-5, noisy), 0.03, "latency")])[0]
+    assert (found.verdict, found.more) == ("inconclusive", None)
+
+
+values = st.lists(st.floats(-0.3, 0.3), min_size=1, max_size=6)
+
+
+@settings(deadline=None)  # a busy machine is no error
+@given(st.lists(st.builds(Rounds, values, values, st.sampled_from((0.0, 0.01, 0.03, 0.5)), st.sampled_from(("", "a")))))
+def test_the_interval_says_what_the_verdict_says(tests: list[Rounds]) -> None:
+    for test, found in zip(tests, decide(tests), strict=True):
+        if found.low is None or found.high is None:
+            assert found.verdict == "inconclusive"
+            continue
+        assert found.low <= found.change <= found.high
+        up, down, slack = test.margin, 1 / (1 + test.margin) - 1, 1e-9
+        if found.verdict == "regressed":
+            assert found.low >= up - slack
+        elif found.verdict == "improved":
+            assert found.high <= down + slack
+        elif found.verdict == "unchanged":
+            assert down - slack <= found.low
+            assert found.high <= up + slack
+        else:
+            assert found.low <= up + slack
+            assert found.high >= down - slack
+            assert found.high >= up - slack or found.low <= down + slack
+
+
+@settings(deadline=None)  # a busy machine is no error
+@given(st.lists(st.builds(Rounds, values, values, st.just(0.03), st.just("a")), min_size=1))
+def test_swapping_the_sides_swaps_the_verdicts(tests: list[Rounds]) -> None:
+    mirror = {"regressed": "improved", "improved": "regressed"}
+    swapped = decide([Rounds(t.current, t.baseline, t.margin, t.family) for t in tests])
+    for found, other in zip(decide(tests), swapped, strict=True):
+        assert other.verdict == mirror.get(found.verdict, found.verdict)
+
+
+def test_nothing_gives_nothing() -> None:
+    assert decide([]) == []
+    with pytest.raises(ValueError, match="either side"):
+        decide([Rounds([], [1.0], 0.03)])
+
+
+@pytest.mark.parametrize(("freedom", "scale"), [(3.0, 0.002), (8.0, 0.01), (30.0, 1.0)])
+def test_the_prior_finds_what_the_variances_were_drawn_from(freedom: float, scale: float) -> None:
+    rng = random.Random(8)
+    variances = []
+    for _ in range(4000):
+        sigma2 = scale**2 * freedom / rng.gammavariate(freedom / 2, 2)
+        variances.append(sigma2 * rng.gammavariate(4, 2) / 8)
+    found = prior(variances, [8] * len(variances))
+    assert found.freedom == pytest.approx(freedom, rel=0.25)
+    assert math.sqrt(found.variance) == pytest.approx(scale, rel=0.05)
+
+
+def test_cells_alike_in_noise_are_known_by_their_mean() -> None:
+    """No more spread among the variances than chance gives: the prior counts as much as it may, and no more."""
+    rng = random.Random(9)
+    found = prior([rng.gammavariate(4, 2) / 8 for _ in range(500)], [8] * 500)
+    assert found.freedom >= 30
+    assert prior([1.0] * 100, [8] * 100).freedom == 50
+
+
+def test_the_prior_wants_enough_cells_that_vary() -> None:
+    assert prior([1.0] * (MIN_CELLS - 1), [8] * (MIN_CELLS - 1)) == Prior()
+    assert prior([0.0] * 30 + [1.0] * 25, [8] * 55) == Prior()  # ties are the rule
+    assert prior([1.0] * 30, [0] * 30) == Prior()
+    assert stand_in([0.1] * (MIN_CELLS - 1), [2.0] * (MIN_CELLS - 1)) == Prior()
+    assert stand_in([0.1] * 30, [2.0] * 30) == Prior()  # all the same says nothing of noise
+
+
+def test_moderation_is_the_mean_by_degrees_of_freedom() -> None:
+    assert moderated(4.0, 8, Prior(1.0, 4.0)) == (3.0, 12.0)
+    assert moderated(4.0, 8, Prior()) == (4.0, 8)
+    assert moderated(0.0, 0, Prior(1.0, 4.0)) == (1.0, 4.0)
+    assert moderated(0.0, 0, Prior()) == (0.0, 0.0)
+
+
+def test_the_stand_in_is_the_spread_of_the_changes() -> None:
+    rng = random.Random(10)
+    changes = [0.05 + rng.gauss(0, 0.01 * math.sqrt(2)) for _ in range(2000)]  # all moved by 5 %: no noise of theirs
+    assert math.sqrt(stand_in(changes, [2.0] * 2000).variance) == pytest.approx(0.01, rel=0.05)
