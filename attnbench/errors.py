@@ -1,6 +1,7 @@
 """Errors that a person can cause, and the exit codes of the command line.
 
 0 done; 1 nothing could be measured, or fit with warnings; 2 bad input; 3 unfit; 130 interrupted; 143 terminated.
+Those of `gate` are in gate/gate.py: 1 a regression, 3 inconclusive, 4 not comparable.
 """
 
 from __future__ import annotations

@@ -23,8 +23,8 @@ from attnbench.types import (
 )
 
 UNITS = {
-    **dict.fromkeys(("time", "span", "enqueue", "first_call", "sustained"), "s"),
-    **dict.fromkeys(("turns_events", "turns_graph", "turns_cupti"), "s"),
+    **dict.fromkeys(("time", "span", "span_events", "enqueue", "first_call", "sustained"), "s"),
+    **dict.fromkeys(("turns_events", "turns_graph", "turns_cupti", "turns_traced"), "s"),
     **dict.fromkeys(("memory_peak", "memory_driver", "memory_saved"), "B"),
     **dict.fromkeys(("clock_held", "clock_sm", "clock_mem"), "Hz"),
     **dict.fromkeys(("power", "sustained_power"), "W"),

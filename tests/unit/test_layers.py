@@ -60,9 +60,10 @@ WORKER = ("worker", "bench", "instruments", "proof", "inputs", "reference", "env
 WORKER += ("profiling", "once")
 # The parent's: what makes and reads values, and what starts workers. fitness.py belongs to both, each to its half.
 PARENT = ("stats", "work", "metrics", "hardware", "store", "report", "plan", "suite", "sizes", "choose", "errors")
-PARENT += ("derive", "resolution", "verdicts")
+PARENT += ("derive", "resolution", "verdicts", "jsonable", "gate")
 RUNS = ("run", "execute", "process", "commands", "cli", "doctor", "trial", "profile", "ncu")
-NEITHER = ("stats", "work", "sizes", "errors")  # of these, a worker may use all the same: standard library only
+# Of these, a worker may use all the same: standard library only.
+NEITHER = ("stats", "work", "sizes", "errors", "jsonable")
 
 MODULES = [
     ".".join(p.relative_to(PACKAGE.parent).with_suffix("").parts).removesuffix(".__init__")
@@ -95,7 +96,7 @@ def test_the_command_line_starts_light() -> None:
     loaded = loaded_by("attnbench.cli")
     assert loaded & HEAVY <= {"typer"}
     ours = {name for name in loaded if name.startswith("attnbench.")}
-    assert ours == {"attnbench.cli", "attnbench.errors"}
+    assert ours == {"attnbench.cli", "attnbench.errors", "attnbench.gate", "attnbench.gate.command"}
 
 
 @pytest.mark.parametrize("command", [["--help"], ["run", "--help"], ["--version"]])
@@ -141,7 +142,8 @@ for module in {ours!r}:
     importlib.import_module(module)
 import attnbench.worker
 from attnbench.backends import BACKENDS, load
-from attnbench.types import Case, Device, Forecast, Job, Policy, Shape, to_json
+from attnbench.jsonable import to_json
+from attnbench.types import Case, Device, Forecast, Job, Policy, Shape
 for name, spec in BACKENDS.items():
     load(name, spec)
 worker = attnbench.worker.Worker()

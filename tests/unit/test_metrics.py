@@ -164,6 +164,22 @@ def test_instruments_are_compared_turn_by_turn() -> None:
     )
 
 
+def test_spans_are_compared_with_events_of_the_same_calls() -> None:
+    """Tracing slows the kernel by 2 %, and both instruments see that."""
+    taken = measurements(turns_events=(1.0, 2.0, 4.0), turns_traced=(1.02, 2.04, 4.0), turns_cupti=(1.01898, 2.0, 4.0))
+    r = record((), measurements=taken)
+    assert derive.ratios(r, "cupti") == pytest.approx((0.999, 0.98039, 1.0), abs=1e-5)
+    assert metrics.value("disagreement", r) == pytest.approx(0.001)
+    assert metrics.value("tracing", r) == pytest.approx(0.02)
+    assert metrics.value("tracing", record((), measurements=measurements(turns_events=1.0))) is None
+
+
+def test_the_launch_gap_is_of_the_same_calls() -> None:
+    taken = measurements(time=(10e-6,) * 3, span=(8e-6, 9e-6, 20e-6), span_events=(9e-6, 11e-6, 22e-6))
+    r = record((), measurements=taken, timer="events")
+    assert metrics.value("launch_gap", r) == pytest.approx(2e-6)
+
+
 def test_memory_clock_first_call_error() -> None:
     measured = {
         "memory_peak": Measurement("B", (100.0, 300.0)),
