@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from attnbench.report.live import Live
     from attnbench.run import Outcome
-    from attnbench.types import Run
+    from attnbench.types import Backend, Run
     from attnbench.work import Convention
 
 FORMATS = ("table", "md", "csv", "json", "parquet", "pytest-benchmark", "bmf", "github-action-benchmark")
@@ -169,9 +169,11 @@ def profile(options: Mapping[str, Any], *, json: bool, **rest: Any) -> int:
 def backends(pythons: Sequence[str]) -> int:
     """`attnbench backends`."""
     from rich.console import Console
+    from rich.markup import escape
     from rich.table import Table
 
-    from attnbench.backends import available
+    from attnbench.backends import BACKENDS, available
+    from attnbench.backends import load as instance
     from attnbench.choose import interpreters
     from attnbench.execute import Fleet, ends_well
     from attnbench.suite import load, resolve
@@ -183,19 +185,26 @@ def backends(pythons: Sequence[str]) -> int:
         device = fleet.environment("auto", ()).device
         answers = fleet.survey(probes, resolve(load("default"), device.kind).cases, device)
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for heading in ("backend", "version", "why not, and what would help"):
+    for heading in ("backend", "version", "right results on", "why not, and what would help"):
         table.add_column(heading, overflow="fold")
     for name, probe in probes.items():
         reasons = {answer.reason for answer in answers[name]}
         why = next(iter(reasons)) if len(reasons) == 1 else None
-        table.add_row(
-            name, probe.version or "-", "; ".join(filter(None, [why, probe.install])), style="dim" if why else None
-        )
+        tried = _tried(instance(name, specs[name])) if name in BACKENDS else "-"
+        todo = "; ".join(filter(None, [why, probe.install]))
+        table.add_row(*map(escape, (name, probe.version or "-", tried, todo)), style="dim" if why else None)
     console = Console(highlight=False)
     console.print(f"on {device.name}:", markup=False)
     console.print(table)
     console.print("What each supports is said case by case: attnbench run --dry-run", style="dim", markup=False)
     return 0
+
+
+def _tried(backend: Backend) -> str:
+    """Where one of ours gave right results."""
+    if getattr(backend, "simulated", False):
+        return "simulated"
+    return "; ".join(getattr(backend, "verified", ())) or "not verified on hardware"
 
 
 def doctor(device: str, *, quick: bool, json: bool) -> int:

@@ -18,7 +18,10 @@ from attnbench.types import Device, Environment
 if TYPE_CHECKING:
     import torch
 
-PACKAGES = ("triton", "flash-attn", "flash-attn-4", "xformers", "flashinfer-python", "nvidia-cudnn-frontend")
+PACKAGES = (
+    *("triton", "flash-attn", "flash-attn-3", "flash-attn-4", "xformers", "flashinfer-python"),
+    *("nvidia-cudnn-frontend", "nvidia-cutlass-dsl", "transformer-engine", "transformers"),
+)
 FAKE_MEMORY = 80 * 2**30
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from attnbench.types import ITEMSIZE, Case, Device, Prepared, Probe, Signature, Unsupported, Workspace
 
@@ -21,6 +21,7 @@ class BackendBase:
 
     name = ""
     efficiency = 0.4  # of a matmul's rate, roughly: for the forecast of time only
+    verified: ClassVar[tuple[str, ...]] = ()  # the hardware, with versions, on which it gave right results
 
     def probe(self) -> Probe:
         return Probe(version=f"torch {importlib.metadata.version('torch')}")

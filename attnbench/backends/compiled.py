@@ -44,7 +44,7 @@ class Flex(BackendBase):
     name = "flex"
     efficiency = 0.5
     checked: ClassVar[tuple[str, ...]] = ("torch 2.11", "torch 2.13")
-    verified: ClassVar[tuple[str, ...]] = ()
+    verified: ClassVar = ("NVIDIA H200, torch 2.11",)
     limits: ClassVar = Limits(
         dtypes=("bf16", "fp16", "fp32"), headdim=(16, 256), multiple=1, headdim_v=True, window=True, softcap=True
     )
@@ -88,7 +88,7 @@ class Compile(BackendBase):
     name = "compile"
     efficiency = 0.5
     checked: ClassVar[tuple[str, ...]] = ("torch 2.11", "torch 2.13")
-    verified: ClassVar[tuple[str, ...]] = ()
+    verified: ClassVar = ("NVIDIA H200, torch 2.11",)
     limits: ClassVar = Limits(
         dtypes=("bf16", "fp16", "fp32"),
         capability=(7, 0),

@@ -6,7 +6,7 @@ mask is built outside. Grouped heads are folded into the query rows, so K and V 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from attnbench.backends.base import BackendBase, autograd_prepared, no_extras, scores_workspace, sees_no_key
 from attnbench.types import Case, Device, Prepared, Signature, Workspace
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 class Eager(BackendBase):
     name = "eager"
     efficiency = 0.5
+    verified: ClassVar = ("NVIDIA H200, torch 2.11",)
 
     def unsupported(self, case: Case, device: Device) -> str | None:
         return no_extras(case)

@@ -60,6 +60,7 @@ class HuggingFace(Library):
 
 class Eager(HuggingFace):
     name = "hf-eager"
+    verified: ClassVar = ("NVIDIA H200, transformers 5.17",)
     implementation = "eager"
     limits: ClassVar = Limits(
         dtypes=ALL,
@@ -100,6 +101,7 @@ class Sdpa(HuggingFace):
     """SDPA with torch's choice of its backend. Its causal flag serves equal lengths; else the model makes a mask."""
 
     name = "hf-sdpa"
+    verified: ClassVar = ("NVIDIA H200, transformers 5.17",)
     implementation = "sdpa"
     limits: ClassVar = Limits(
         dtypes=ALL,
@@ -162,6 +164,7 @@ class Flash2(HuggingFace):
 
 class Flex(HuggingFace):
     name = "hf-flex_attention"
+    verified: ClassVar = ("NVIDIA H200, transformers 5.17",)
     efficiency = 0.5
     implementation = "flex_attention"
     limits: ClassVar = Limits(dtypes=ALL, headdim=(16, 256), multiple=1, headdim_v=True, window=True, softcap=True)

@@ -93,8 +93,7 @@ class Limits:
 class Library(BackendBase):
     """A backend over one module of one installed distribution.
 
-    `checked` are the versions whose source its file was written against; `verified` says on which hardware and with
-    which version it gave right results, and is empty where nobody has run it: "not verified on hardware".
+    `checked` are the versions whose source its file was written against.
     """
 
     limits: ClassVar[Limits] = Limits()
@@ -104,7 +103,6 @@ class Library(BackendBase):
     oldest = ""  # version, inclusive
     before = ""  # version, exclusive
     checked: ClassVar[tuple[str, ...]] = ()
-    verified: ClassVar[tuple[str, ...]] = ()
     forward_kernels = ""  # regular expressions found in the names of its kernels
     backward_kernels = ""
     other_kernels: ClassVar[tuple[str, ...]] = ()  # in those of others that could run in its place

@@ -37,6 +37,7 @@ class Sdpa(BackendBase):
     """One of SDPA's backends, forced. `switch` is torch's name of it."""
 
     switch = ""
+    verified: ClassVar[tuple[str, ...]] = ("NVIDIA H200, torch 2.11",)
     unequal_causal = "mask"  # how causal with seqlen_q != seqlen_k is said: "mask", "bias", or "" for not at all
     on_cpu = False
     kernels: ClassVar[Mapping[str, tuple[str, str]]] = {}  # device kind -> what forward's and backward's look like

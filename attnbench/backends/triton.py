@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from attnbench.backends.base import BackendBase, autograd_prepared
 from attnbench.types import Case, Device, Prepared, Probe, Signature, Workspace
@@ -18,6 +18,7 @@ MIN_CAPABILITY = (8, 0)  # asynchronous copies and bf16 matmuls
 
 class Triton(BackendBase):
     name = "triton"
+    verified: ClassVar = ("NVIDIA H200, Triton 3.6",)
 
     def probe(self) -> Probe:
         try:

@@ -45,8 +45,9 @@ def test_a_cpu(tool: Tool) -> None:
     result = tool("doctor", "--quick", "--device", "cpu", code=None)
     assert result.code in (0, 1, 3)
     levels = {line.split()[0] for line in result.out.splitlines()[1:] if line and line[0] != " "}
-    for check in ("software", "GPU", "load", "CPU governor", "container limit", "A/A test", "resolution"):
+    for check in ("software", "GPU", "load", "CPU governor", "container limit", "resolution"):
         assert f" {check} " in result.out
+    assert (" A/A test " in result.out) != ("not known" in result.out)  # a busy machine has too few turns for it
     assert levels & {"ok"}
     assert ("Smallest difference that can be told apart here: " in result.out) != ("not known" in result.out)
     worst = "unfit to measure." if result.code == 3 else "with warnings." if result.code else "fit to measure."

@@ -240,6 +240,11 @@ def test_backends_says_why_not_and_what_would_help(tool: Tool) -> None:
     assert "unset ATTNBENCH_FAKE" in fake
     (eager,) = [line for line in lines if line.startswith("eager ")]
     assert "torch " in eager
+    assert "NVIDIA H200" in eager
+    (fa1,) = [line for line in lines if line.startswith("fa1 ")]
+    assert "not verified on hardware" in fa1
+    assert "simulated" in fake
+    assert "'transformer-engine[pytorch]'" in " ".join(" ".join(lines).split())  # no markup
 
 
 def test_suites_are_listed_and_shown_to_be_copied(tool: Tool) -> None:

@@ -164,7 +164,7 @@ def test_samples_slower_than_the_trace(steady: Court, monkeypatch: pytest.Monkey
     """Lie: all samples were of a kernel not warm yet. Caught by a note: the traced call was much faster."""
     bench = steady.bench
     monkeypatch.setattr(bench, "device", torch.device("cuda"))
-    monkeypatch.setattr(bench, "tracer", SimpleNamespace(calls=lambda _: [NOTHING, trace(FLASH), NOTHING]))
+    monkeypatch.setattr(bench, "tracer", SimpleNamespace(calls=lambda _, ready: [trace(FLASH), NOTHING]))
     timing = Timing({"time": Measurement("s", (300 * US,) * 9)}, "events", "cold", [])
     prepared = Prepared(launch=lambda: "raw", canonical=lambda raw: {"out": raw})
     shown = bench.prove(case(dtype="bf16"), Signature(), prepared, timing, renew=list)
