@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 
 from attnbench.inputs import Inputs
 from attnbench.reference.compare import any_order, one_rounding, worse
-from attnbench.reference.exact import CHUNK, Reference, high
+from attnbench.reference.exact import CHUNK, Reference, high, long_product
 from attnbench.types import Case, TensorError
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ def _by_heads(case: Case, keys: Tensor, by_key: Tensor, by_row: Tensor, rows: Te
 
 def _difference(keys: Tensor, by_key: Tensor, by_row: Tensor, rows: Tensor) -> Tensor:
     """(heads,): the norm of keys' by_key - by_row' rows, over what errors as large as the results would leave."""
-    difference = (keys.mT @ by_key - by_row.mT @ rows).square().sum((1, 2)).sqrt()
+    difference = (long_product(keys.mT, by_key) - long_product(by_row.mT, rows)).square().sum((1, 2)).sqrt()
     pairs = ((keys, by_key), (by_row, rows))
     size = sum((a.square().sum(2) * b.square().sum(2)).sum(1) for a, b in pairs)
     assert not isinstance(size, int)

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 CHUNK = 2**25  # score elements computed at once
+STRETCH = 2048  # terms of a sum
 BY_ROW = ("out", "dq")
 
 
@@ -96,6 +97,18 @@ def warm(device: torch.device) -> None:
         torch.autograd.grad(out, x, torch.ones_like(out))  # its first call imports sympy, for a second and a half
 
 
+def long_product(a: Tensor, b: Tensor) -> Tensor:
+    """a @ b of (batch, m, n) and (batch, n, x); a long sum over n in stretches, which a GPU then computes side by side.
+
+    cuBLAS gives each (128, 128) of a batched result to one multiprocessor, however long its sum is.
+    """
+    n = a.shape[-1]
+    if n <= STRETCH or n % STRETCH:
+        return a @ b
+    stretches = a.unflatten(-1, (-1, STRETCH)).transpose(1, 2) @ b.unflatten(1, (-1, STRETCH))
+    return stretches.sum(1)
+
+
 def high(case: Case, device: torch.device) -> torch.dtype:
     """In which exact results are computed: beyond the case's dtype by far, at the device's speed."""
     import torch
@@ -158,7 +171,7 @@ def _attend(
 
     def times(a: Tensor, b: Tensor) -> Tensor:
         """(pairs, count, group, x) by (pairs, x, y), rounded."""
-        product: Tensor = (a.to(accumulate).flatten(1, 2) @ b).to(keep).unflatten(1, (-1, group))
+        product: Tensor = long_product(a.to(accumulate).flatten(1, 2), b).to(keep).unflatten(1, (-1, group))
         return product
 
     def summed(a: Tensor, b: Tensor) -> Tensor:

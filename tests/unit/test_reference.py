@@ -377,3 +377,9 @@ def test_fp8_copies_are_renewed_exactly() -> None:
     assert not any(torch.equal(t.float(), before[name]) for name, t in reads.items())
     renewal.restore()
     assert all(torch.equal(t.float(), before[name]) for name, t in reads.items())
+
+
+@pytest.mark.parametrize("n", [7, exact.STRETCH, 3 * exact.STRETCH, 3 * exact.STRETCH + 1])
+def test_a_long_product(n: int) -> None:
+    a, b = (torch.randn(*size, dtype=torch.float64) for size in ((2, 3, n), (2, n, 5)))
+    torch.testing.assert_close(exact.long_product(a, b), a @ b)
