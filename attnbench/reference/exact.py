@@ -105,7 +105,7 @@ def long_product(a: Tensor, b: Tensor) -> Tensor:
     n = a.shape[-1]
     if n <= STRETCH or n % STRETCH:
         return a @ b
-    stretches = a.unflatten(-1, (-1, STRETCH)).transpose(1, 2) @ b.unflatten(1, (-1, STRETCH))
+    stretches: Tensor = a.unflatten(-1, (-1, STRETCH)).transpose(1, 2) @ b.unflatten(1, (-1, STRETCH))
     return stretches.sum(1)
 
 
