@@ -119,8 +119,8 @@ def nbytes(case: Case) -> int:
     Forward reads q, k, v and writes out; backward reads q, k, v, out, dout and writes dq, dk, dv; fwd_bwd is the sum.
     k, v and their gradients have nheads_k heads. Results are written whole, zeros too; rows of an input that take part
     in no unmasked pair (keys older than the window in a decode step) need not be read and are not counted.
-    Log-sum-exp is not counted: whether and in which form to keep it is an implementation's choice. In fp8 q, k and v are
-    e4m3 and out is bf16.
+    Log-sum-exp is not counted: whether and in which form to keep it is an implementation's choice. In fp8 q, k and v
+    are e4m3 and out is bf16.
     """
     s = case.shape
     lo, hi = _band(s.seqlen_q, s.seqlen_k, case.causal, case.window_size)

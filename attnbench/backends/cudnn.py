@@ -5,8 +5,8 @@ Graphs are validated, planned and built outside of what is timed, with their wor
 and executes. Tensors stay (batch, seqlen, nheads, headdim) in memory; a graph sees them as (batch, nheads, seqlen,
 headdim). Causal is aligned top-left unless told bottom-right, which wants seqlen_q <= seqlen_k.
 
-In fp8 cuDNN writes e4m3 on Hopper, bf16 from Blackwell on (cuDNN 9.13). Each row of the output is a mean of rows of v, so
-no value exceeds v's largest: with v's own scale for the output nothing is cut off, and little is lost below.
+In fp8 cuDNN writes e4m3 on Hopper, bf16 from Blackwell on (cuDNN 9.13). Each row of the output is a mean of rows of v,
+so no value exceeds v's largest: with v's own scale for the output nothing is cut off, and little is lost below.
 """
 
 from __future__ import annotations

@@ -52,7 +52,7 @@ class Check:
         for name in ("q", "k", "v"):
             copy = prepared.reads.get(name)
             if copy is None or copy.dtype != torch.float8_e4m3fn:
-                return f"it names no e4m3 copy of {name} that its launch reads (Prepared.reads): what it computes in is open"
+                return f"it names no e4m3 copy of {name} that its launch reads (Prepared.reads)"
         found, honest = accuracy.errors["out"].relative, self._answer.relative("out")
         if found < LEAST * honest:
             return f"out is off by {found:.2%} only, where e4m3 operands cost {honest:.2%}: it computed with others"

@@ -3,10 +3,10 @@
 Eager is the textbook's, softmax(q @ k.T * scale) @ v with every result rounded and K and V repeated for grouped heads.
 Of eager only the errors are kept, by position in the sequence.
 
-No eager attention is done in fp8. In its place stands what honest fp8 attention cannot do without: q, k and v rounded to
-e4m3 with one scale per tensor, and the probabilities as kernels round them (fp8.py); all else in float32. Of standard
-normal inputs that leaves an error of 4 to 6 % of the output, root mean square, of which q and k cause 3.7 and v 2.6, as
-do the probabilities. The exact answer is of the inputs before they were rounded.
+No eager attention is done in fp8. In its place stands what honest fp8 attention cannot do without: q, k and v rounded
+to e4m3 with one scale per tensor, and the probabilities as kernels round them (fp8.py); all else in float32. Of
+standard normal inputs that leaves an error of 4 to 6 % of the output, root mean square, of which q and k cause up to
+3.7 and v 2.6, as the probabilities do. The exact answer is of the inputs before they were rounded.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ def _fp8(cells: Iterable[Cell]) -> Iterator[Caution]:
     if narrow:
         yield Caution(
             f"fp8 is e4m3 with one scale per tensor, in {words.count(len(narrow), 'cell')}.",
-            "q, k and v are rounded before the time begins; the error is against the exact attention of the values before.",
+            "q, k and v are rounded before the time begins; the error is against exact attention of what they were.",
             "docs/backends.md has the tolerance.",
         )
 

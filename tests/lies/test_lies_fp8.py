@@ -27,7 +27,6 @@ def test_the_honest_one_passes(steady: Court, narrow_out: bool, sizes: dict[str,
     assert 0.03 < error < 0.08
 
 
-
 @pytest.mark.parametrize("causal", [False, True])
 def test_fewer_bits_than_fp8(steady: Court, causal: bool) -> None:
     """Lie: what it reads as e4m3 is rounded to one bit of mantissa, as fp4 (e2m1) has. Caught as wrong."""
@@ -37,8 +36,8 @@ def test_fewer_bits_than_fp8(steady: Court, causal: bool) -> None:
 
 
 def test_e5m2_inside_is_not_caught_but_seen(steady: Court) -> None:
-    """Lie: v is rounded to the two bits of mantissa of e5m2. Twice the error of honest fp8 is allowed, and this makes it
-    half as large again: it is not caught, and stands beside the speed."""
+    """Lie: v is rounded to the two bits of mantissa of e5m2. Twice the error of honest fp8 is allowed, and this makes
+    it half as large again: it is not caught, and stands beside the speed."""
     honest, coarse = (steady.measure(accused, case(**SIZES)) for accused in (Fp8(), Operands("v", mantissa(2))))
     assert (honest.status, coarse.status) == ("ok", "ok")
     assert steady.cell(coarse).value("relative_error") > 1.3 * steady.cell(honest).value("relative_error")  # type: ignore[operator]

@@ -115,7 +115,9 @@ def test_fa3_fp8(monkeypatch: pytest.MonkeyPatch) -> None:
     assert made.unsupported(replace(fp8, direction="bwd"), HOPPER) == "fp8 is forward only"
     prepared = made.prepare(fp8, inputs.make(fp8, "cpu", seed=0))
     assert prepared.canonical(prepared.launch())["out"].dtype == torch.bfloat16
-    kernel = "void cutlass::device_kernel<flash::enable_sm90<flash::FlashAttnFwdSm90<flash::Mainloop<2, {}, float>>>>(x)"
+    kernel = (
+        "void cutlass::device_kernel<flash::enable_sm90<flash::FlashAttnFwdSm90<flash::Mainloop<2, {}, float>>>>(x)"
+    )
     (pattern,) = made.signature(fp8, HOPPER).runs
     assert re.search(pattern, kernel.format("cutlass::float_e4m3_t"))
     assert not re.search(pattern, kernel.format("cutlass::bfloat16_t"))

@@ -108,7 +108,7 @@ def test_an_e4m3_result_needs_its_scale(given: inputs.Inputs) -> None:
     assert accuracy.unwritten == ("out",)
     bf16 = replace(CASE, dtype="bf16")
     answer = reference.reference(bf16, given, reference.choose(bf16, given.q.device))
-    with pytest.raises(ValueError, match="expected torch.bfloat16"):
+    with pytest.raises(ValueError, match=r"expected torch\.bfloat16"):
         reference.compare(answer, {"out": out, "descale_out": descale})
 
 
