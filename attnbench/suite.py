@@ -182,7 +182,7 @@ def resolve(suite: Suite, kind: str, given: Settings | None = None) -> Resolved:
     if not forward:
         raise UserError("pass: fp8 is forward only; give --pass fwd")
     if left_out := len(kept) - len(forward):
-        notes += (f"fp8 is forward only: {left_out} cases with a backward left out",)
+        notes += (f"fp8 is forward only: {left_out} {'case' if left_out == 1 else 'cases'} with a backward left out",)
     limit = parse_duration(merged.time_limit, "time_limit") if merged.time_limit else None
     policy = _policy(merged.policy)
     if kind != "cuda" and (idle := [name for name in GPU_ONLY if getattr(policy, name) != getattr(Policy, name)]):

@@ -334,10 +334,11 @@ class Prepared:
     """One case made ready on one backend: closures that launch, and nothing else.
 
     `launch` runs one pass of the case's direction and returns its raw results; `canonical` names them
-    ("out"; "dq", "dk", "dv") as views in (batch, seqlen, nheads, headdim). `forward` runs the forward alone,
-    keeping for backward what it keeps, and returns what holds that alive. `reads` are the tensors "q", "k", "v" and
-    "dout" that `launch` reads, where they are not the inputs' own memory but copies made for it, headdim last: the
-    check changes them in place, and the results must follow. Of fp8 all three must be named: the e4m3 copies.
+    ("out"; "dq", "dk", "dv") as views in (batch, seqlen, nheads, headdim); an e4m3 "out" of an fp8 case comes with
+    "descale_out", the float32 to multiply it by. `forward` runs the forward alone, keeping for backward what it keeps,
+    and returns what holds that alive. `reads` are the tensors "q", "k", "v" and "dout" that `launch` reads, where they
+    are not the inputs' own memory but copies made for it, headdim last: the check changes them in place, and the
+    results must follow. In fp8 the e4m3 copies of q, k and v must be named.
     """
 
     launch: Callable[[], Any]
