@@ -27,7 +27,7 @@ def matmul(timer: Timer, device: torch.device, dtype: torch.dtype) -> list[float
 
 
 def product(n: int, device: torch.device, dtype: torch.dtype) -> Callable[[], Any]:
-    """A launch of one matmul. e4m3 raises RuntimeError where the device has no units for it.
+    """A launch of one matmul. That of e4m3 raises RuntimeError where the device has no units for it.
 
     Those of Hopper sum in fewer bits than float32; cuBLAS is told to leave it at that (use_fast_accum), its fastest.
     """
