@@ -61,7 +61,7 @@ class Bench(Instruments):
 
     def measure(self, backend: Backend, case: Case, policy: Policy) -> dict[str, Any]:
         """The fields of a Record. Raises Unsupported when the library refuses, and whatever the library raises."""
-        ceilings = self.ceilings(inputs.torch_dtype(case))
+        ceilings = self.ceilings(inputs.operand_dtype(case))
         given = inputs.make(case, str(self.device), policy.seed)
         if flaw := inputs.flaw(given):
             return {"status": "failed", "reason": flaw}
@@ -73,6 +73,8 @@ class Bench(Instruments):
             del results
             if not accuracy.ok:
                 return self.wrong(accuracy)
+            if complaint := check.not_fp8(prepared, accuracy):
+                return {"status": "wrong-kernel", "reason": complaint, "accuracy": accuracy}
             memory, second = self.memory.peak(prepared.launch)
             accuracy = check.first(prepared.canonical(second))
             del second

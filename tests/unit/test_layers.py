@@ -57,7 +57,7 @@ def sources(*parts: str) -> list[Path]:
 
 # A worker's: may touch the device, and needs the standard library and torch only.
 WORKER = ("worker", "bench", "instruments", "proof", "inputs", "reference", "environment", "measure", "kernels")
-WORKER += ("profiling", "once")
+WORKER += ("profiling", "once", "fp8")
 # The parent's: what makes and reads values, and what starts workers. fitness.py belongs to both, each to its half.
 PARENT = ("stats", "work", "metrics", "hardware", "store", "report", "plan", "suite", "sizes", "choose", "errors")
 PARENT += ("derive", "resolution", "verdicts", "jsonable", "gate")
