@@ -127,7 +127,7 @@ def test_a_report_of_it_says_what_it_lacks() -> None:
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"records": records()[:4]}, "has 3 rounds: a weak baseline"),
+        ({"records": records()[:6], "plan": ()}, "has 3 rounds: a weak baseline"),
         ({"plan": [job(case(2048), "triton")]}, "1 job of 1 not measured"),
         ({"records": records(others=("python 4711",))}, "others computed on the GPU meanwhile (python 4711)"),
     ],
