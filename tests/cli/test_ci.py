@@ -78,13 +78,6 @@ def test_the_action_fails_on_a_regression_and_keeps_the_run(use: Use) -> None:
     assert {f["metric"]: f["margin"] for f in findings} == margins
 
 
-def test_the_action_where_there_is_no_baseline(use: Use) -> None:
-    job = use(baseline=".", rounds="1")
-    assert (job.code, job.outputs["exit-code"], job.outputs["report"]) == (2, "2", "")
-    assert "no baseline for Simulated GPU" in job.log
-    assert Path(job.outputs["run"]).parent == Path(job.used[UPLOAD]["path"])
-
-
 def test_the_action_without_a_gate(use: Use) -> None:
     job = use(baseline="", rounds="0")
     assert job.code == 2
