@@ -69,8 +69,11 @@ def pick(given: Path, current: Run) -> Path:
 
     A folder of several names means the one called main. Raises UserError where none fits.
     """
-    word = len(given.parts) == 1 and not given.suffix and not given.exists()
-    folder = FOLDER / given if word and (FOLDER / given).is_dir() else given
+    folder = given
+    if len(given.parts) == 1 and not given.exists() and FOLDER.is_dir():
+        folder = FOLDER / given
+        if not folder.is_dir() and not given.suffix:
+            named(str(given), FOLDER)  # says what there is
     if not folder.is_dir():
         return given
     there = found(folder)

@@ -98,7 +98,10 @@ def gate(
     wanted = _wanted(format or ())
     gc.disable()  # a short process that holds nearly all it makes: looking for garbage takes a third of its time
     now = _read(current)
-    judgement = judge(_read(pick(baseline, now)), now, request)
+    chosen = pick(baseline, now)
+    if chosen != baseline:
+        print(f"attnbench: baseline: {chosen}", file=sys.stderr)
+    judgement = judge(_read(chosen), now, request)
     for name, file in wanted:
         _write(judgement, name, file, every)
     raise typer.Exit(judgement.exit_code)

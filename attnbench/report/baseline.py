@@ -52,7 +52,7 @@ def saved(path: Path, run: Run, before: Run | None) -> str:
     if broken := [c for c in some if c.status not in ("ok", "skipped")]:
         names = words.some(f"{name(c.backend, c.case)}: {words.ENDINGS[c.status]}" for c in broken)
         lines.append(f"{words.count(len(broken), 'cell')} did not work and so cannot regress: {names}")
-    return "\n".join([*lines, f"Commit it, then: attnbench gate {path.parent.parent} RUN"])
+    return "\n".join([*lines, f"Commit it, then: attnbench gate {path.parent} RUN"])
 
 
 def render_list(console: Console, found: Sequence[Baseline], folder: Path) -> None:

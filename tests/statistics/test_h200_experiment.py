@@ -53,7 +53,6 @@ def test_a_dry_try(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         ("alike-00", False),
         ("slow-5", False),
         ("alike-01", False),
-        ("shipped", False),
         ("alike-01", True),
     ]
     found = rows((tmp_path / "runs" / "tables.md").read_text())
@@ -67,6 +66,13 @@ def test_a_dry_try(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     }
     header = (tmp_path / "runs" / "slow-5.jsonl").read_text().splitlines()[0]
     assert json.loads(header)["specs"] == {"Planted": "planted:Planted"}
+
+
+def test_a_run_that_is_slowed_comes_after_one_that_is_not() -> None:
+    """Whose cycles it needs; and what is there early has all kinds."""
+    names = h200_experiment.Experiment(Path(), "auto", "triton", "ci", 5, 20, (0.02, 0.05, 0.1), (0.01,)).names()
+    assert names[:7] == ["alike-00", "slow-2", "alike-01", "slow-5", "alike-02", "slow-10", "alike-03"]
+    assert (names[-1], len(names)) == ("shipped", 24)
 
 
 class Base:

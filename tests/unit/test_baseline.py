@@ -155,16 +155,16 @@ def test_the_one_of_this_gpu_is_picked(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.chdir(tmp_path)
     folder = Path("baselines")
     a100 = Device("cuda", 0, "NVIDIA A100-SXM4-80GB", 2**36, 2**36)
-    own = {name: files.save(on(H200), name, folder)[0] for name in ("main", "v1")}
+    own = {name: files.save(on(H200), name, folder)[0] for name in ("main", "v1.0")}
     files.save(on(a100), "main", folder)
     run_file = Path("run.jsonl")
     run_file.write_bytes(store.encoded(on(H200)))
     for given, expected in (
         ("baselines", own["main"]),
         ("main", own["main"]),
-        ("v1", own["v1"]),
-        ("baselines/v1", own["v1"]),
-        (own["v1"], own["v1"]),
+        ("v1.0", own["v1.0"]),
+        ("baselines/v1.0", own["v1.0"]),
+        (own["v1.0"], own["v1.0"]),
         ("run.jsonl", run_file),
         ("none.jsonl", Path("none.jsonl")),  # for the reader to say that there is no such file
     ):
@@ -176,6 +176,8 @@ def test_the_one_of_this_gpu_is_picked(tmp_path: Path, monkeypatch: pytest.Monke
         files.pick(folder, on(CPU))
     with pytest.raises(UserError, match=r"no baseline for NVIDIA H200 in \.; measure"):
         files.pick(Path("."), on(H200))  # run files are no baselines
+    with pytest.raises(UserError, match="no baseline 'mian' in baselines; did you mean \"main\""):
+        files.pick(Path("mian"), on(H200))
     files.save(on(H200), "v2", folder)
     own["main"].unlink()
     with pytest.raises(UserError, match="several baselines for NVIDIA H200; name one: baselines/v1"):
