@@ -77,10 +77,13 @@ def test_every_kept_measurement_is_read_and_reduced_as_its_metric() -> None:
 
 
 def test_a_gate_judges_by_it_as_by_the_run() -> None:
-    base, now = run([*records(), *map(short, records("eager"))]), run([*records(), *records("eager")])
+    capped: dict[str, Any] = {"limits": ("power cap",), "clock_held": 1.9e9}  # all of them: the limit alone tells it
+    base = run([*records(**capped), *map(short, records("eager", **capped))])
+    now = run([*records(), *records("eager")])
     request = Request(tuple(RULES))
     by_run, by_baseline = judge(base, now, request), judge(reduced(base), now, request)
     assert by_run.exit_code == by_baseline.exit_code == 1
+    assert any(f.held_down for f in by_run.findings)
     assert [(f.name, f.metric, f.verdict, f.held_down) for f in by_run.findings] == [
         (f.name, f.metric, f.verdict, f.held_down) for f in by_baseline.findings
     ]
