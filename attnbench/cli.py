@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from attnbench import __version__
+from attnbench.baseline.command import app as baseline
 from attnbench.errors import EXIT_BAD_INPUT, EXIT_TERMINATED, Terminated, UserError
 from attnbench.gate.command import gate
 
@@ -288,6 +289,7 @@ def suites(
 
 
 app.command()(gate)
+app.add_typer(baseline, name="baseline")
 
 
 def main() -> None:

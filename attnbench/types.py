@@ -13,6 +13,7 @@ import dataclasses
 import hashlib
 import json
 import math
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
@@ -133,6 +134,11 @@ class Device:
 
     def __str__(self) -> str:
         return f"{self.kind}:{self.index}" if self.kind == "cuda" else self.kind
+
+    @property
+    def slug(self) -> str:
+        """Its name as part of a file's: nvidia-h200."""
+        return re.sub(r"[^a-z0-9]+", "-", self.name.lower()).strip("-")[:40]
 
 
 @dataclass(frozen=True)
@@ -318,6 +324,7 @@ class Run:
     specs: Mapping[str, str] = field(default_factory=dict)  # backend -> "module:object" it was loaded from
     interpreters: Mapping[str, str] = field(default_factory=dict)  # backend -> the Python that ran it, where chosen
     peak: Mapping[str, float] = field(default_factory=dict)  # dtype -> FLOP/s given by --peak; "" for any dtype
+    reduced: bool = False  # a baseline: of the samples of each measurement, the one value that the gate reads
 
 
 @dataclass(frozen=True)
