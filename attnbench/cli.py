@@ -29,6 +29,7 @@ how = partial(typer.Option, rich_help_panel="How")
 instruments = partial(typer.Option, rich_help_panel="Instruments")
 one = partial(typer.Option, rich_help_panel="The case (one value each)")
 files = partial(typer.Option, rich_help_panel="Files and output")
+supports = partial(typer.Option, rich_help_panel="The support matrix")
 
 
 AXES = ("seqlen", "seqlen_q", "headdim", "dtype", "causal", "pass", "batch", "nheads", "nheads_k")
@@ -251,10 +252,28 @@ def backends(
     python: Annotated[
         list[str] | None, typer.Option("--python", metavar="NAME=PATH", help="The interpreter of a backend's worker.")
     ] = None,
+    matrix: Annotated[
+        bool, supports("--matrix", metavar="", help="What each supports, on GPUs that need not be here.")
+    ] = False,
+    gpu: Annotated[
+        list[str] | None, supports(metavar="NAMES", help="h100, a100, hopper, sm_90, cpu: feature by feature there.")
+    ] = None,
+    device: Annotated[str | None, supports(metavar="DEVICE", help="The same for a device here: auto, cuda:N.")] = None,
+    format: Annotated[str, supports("--format", "-f", metavar="FORMAT", help="table, md, csv, json.")] = "table",
+    into: Annotated[
+        Path | None, supports(metavar="FILE", help="Renew the matrix that a markdown file holds between its marks.")
+    ] = None,
 ) -> None:
-    """List the attention implementations: version, or why one cannot be used here and what would install it."""
+    """List the attention implementations: version, or why one cannot be used here and what would install it.
+
+    attnbench backends
+    attnbench backends --matrix                         # which runs on which generation of GPUs
+    attnbench backends --matrix --gpu h100,rtx-4090     # dtypes, head dims, masks, ... with the reasons
+    """
     from attnbench import commands
 
+    if matrix:
+        raise typer.Exit(commands.matrix(gpu or [], device, format, into))
     raise typer.Exit(commands.backends(python or []))
 
 

@@ -207,6 +207,32 @@ def _tried(backend: Backend) -> str:
     return "; ".join(getattr(backend, "verified", ())) or "not verified on hardware"
 
 
+def matrix(gpus: Sequence[str], device: str | None, format: str, into: Path | None) -> int:
+    """`attnbench backends --matrix`."""
+    from rich.console import Console
+
+    from attnbench import matrix as pure
+    from attnbench.report import matrix as shown
+
+    _one_of("--format", format, shown.FORMATS)
+    if into:
+        shown.put_into(into)
+        print(f"{into}: the support matrix by architecture, and by feature on {shown.DOCUMENTED}")
+        return 0
+    devices = [pure.device(name) for text in gpus for name in text.split(",")]
+    if device is not None:
+        from attnbench.choose import device_name
+        from attnbench.execute import Fleet
+
+        devices.append(Fleet({}).environment(device_name(device), ()).device)
+    found = [pure.matrix(d) for d in devices]
+    if format == "table":
+        shown.render(Console(highlight=False), found)
+    else:
+        print(shown.WRITERS[format](found), end="")
+    return 0
+
+
 def doctor(device: str, *, quick: bool, json: bool) -> int:
     """`attnbench doctor`: 0 fit, 1 fit with warnings, 3 unfit."""
     from rich.console import Console

@@ -31,6 +31,7 @@ BLACKWELL = (10, 0)
 class Cudnn(Library):
     name = "cudnn"
     efficiency = 0.65
+    asks = "cuDNN"
     module = "cudnn"
     distributions: ClassVar = ("nvidia-cudnn-frontend",)
     install = "pip install nvidia-cudnn-frontend"

@@ -6,7 +6,8 @@ a context manager inside the launch. When torch refuses, its own warnings are th
 SDPA's is_causal is aligned top-left; attnbench's causal is bottom-right. They agree when seqlen_q == seqlen_k, and a
 single query row sees every key. Otherwise flash gets torch.nn.attention.bias.causal_lower_right (its kernel has that
 alignment), math and efficient get an explicit mask, cuDNN refuses.
-Checked against torch 2.11 (CUDA) and 2.13 (CPU).
+Checked against torch 2.11 (CUDA) and 2.13 (CPU). What is declared of the fused kernels (`on_cuda`) is the part of
+torch's own checks (aten/src/ATen/native/transformers/cuda/sdp_utils.cpp) that does not change with its versions.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from attnbench.backends.base import BackendBase, autograd_prepared, no_extras, scores_workspace, sees_no_key
+from attnbench.backends.library import Limits
 from attnbench.types import Case, Device, Prepared, Signature, Unsupported, Workspace
 
 if TYPE_CHECKING:
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
 REFUSALS = ("No available kernel", "No viable backend", "Invalid backend")  # torch's words over the versions
 ASKED = {"mem_efficient": "efficient", "flash": "flash", "cudnn": "cudnn"}  # torch.backends.cuda.can_use_{}_attention
 OTHERS = {"flash": "pytorch_flash", "mem_efficient": "fmha_cutlass", "cudnn": "cudnn.*sdpa"}  # kernels of each
+MASKS = {"window": True, "softcap": True, "dropout": True}  # said apart
 FORCE = ("math", "mem_efficient", "flash", "cudnn")  # the switches torch.backends.cuda.enable_{}_sdp
 
 
@@ -40,6 +43,7 @@ class Sdpa(BackendBase):
     verified: ClassVar[tuple[str, ...]] = ("NVIDIA H200, torch 2.11",)
     unequal_causal = "mask"  # how causal with seqlen_q != seqlen_k is said: "mask", "bias", or "" for not at all
     on_cpu = False
+    on_cuda: ClassVar[Limits | None] = None  # of dtype, headdim and GPU
     kernels: ClassVar[Mapping[str, tuple[str, str]]] = {}  # device kind -> what forward's and backward's look like
 
     def signature(self, case: Case, device: Device) -> Signature:
@@ -50,6 +54,8 @@ class Sdpa(BackendBase):
     def unsupported(self, case: Case, device: Device) -> str | None:
         if device.kind == "cpu" and not self.on_cpu:
             return "needs a CUDA GPU"
+        if device.kind == "cuda" and self.on_cuda and (reason := self.on_cuda.refuses(case, device)):
+            return reason
         if reason := no_extras(case):
             return reason
         if case.causal and case.shape.seqlen_q > case.shape.seqlen_k and self.unequal_causal != "bias":
@@ -136,6 +142,10 @@ class Efficient(Sdpa):
     name = "sdpa-efficient"
     switch = "mem_efficient"
     efficiency = 0.18
+    asks = "torch"
+    on_cuda: ClassVar = Limits(
+        dtypes=("bf16", "fp16", "fp32"), capability=(5, 0), headdim=(4, 65536), multiple=4, headdim_v=True, **MASKS
+    )
     kernels: ClassVar = {"cuda": ("fmha_cutlassF|AttentionKernel", "fmha_cutlassB|AttentionBackwardKernel")}
 
 
@@ -144,6 +154,8 @@ class Flash(Sdpa):
     switch = "flash"
     unequal_causal = "bias"
     on_cpu = True
+    asks = "torch"
+    on_cuda: ClassVar = Limits(capability_below=(12, 2), headdim=(1, 256), multiple=1, **MASKS)
     kernels: ClassVar = {
         "cuda": ("flash_fwd", "flash_bwd"),
         "cpu": ("flash_attention_for_cpu", "flash_attention_for_cpu_backward"),
@@ -161,6 +173,8 @@ class Cudnn(Sdpa):
     name = "sdpa-cudnn"
     switch = "cudnn"
     efficiency = 0.6
+    asks = "torch"
+    on_cuda: ClassVar = Limits(capability_below=(12, 2), headdim_v=True, **MASKS)  # above 128 by cuDNN's version
     unequal_causal = ""
     kernels: ClassVar = {"cuda": ("cudnn.*fprop", "cudnn.*bprop")}
 

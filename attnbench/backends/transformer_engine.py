@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 class TransformerEngine(Library):
     name = "transformer-engine"
     efficiency = 0.65
+    asks = "Transformer Engine"
     module = "transformer_engine.pytorch"
     distributions: ClassVar = ("transformer-engine",)
     install = "pip install --no-build-isolation 'transformer-engine[pytorch]'"

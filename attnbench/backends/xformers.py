@@ -30,6 +30,7 @@ SPLITK_HEADDIMS = tuple((d, d) for d in (16, 32, 64, 128, 256))
 class XFormers(Library):
     name = "xformers"
     efficiency = 0.45
+    asks = "xFormers"
     operator_install = "python -m xformers.info says what is there"
     operator = ""  # module in xformers.ops.fmha with FwOp and perhaps BwOp; "" for its own choice
     module = "xformers.ops"
