@@ -110,6 +110,12 @@ def run(
     isolate_power: Annotated[
         bool, instruments("--isolate-power", metavar="", help="Wait before each cell until clock and power are back.")
     ] = False,
+    fresh_caches: Annotated[
+        bool,
+        how(
+            "--fresh-caches", metavar="", help="Each cell in a new process without compiled kernels: cold first calls."
+        ),
+    ] = False,
     seed: Annotated[int | None, how(metavar="N", help="Of the inputs and the order of the jobs.")] = None,
     python: Annotated[
         list[str] | None,
@@ -150,6 +156,7 @@ def run(
             "cross_check": 0.25 if cross_check else None,
             "sustained_s": sustained,
             "isolate_power": isolate_power or None,
+            "caches": "fresh" if fresh_caches else None,
         },
     }
     rest: dict[str, Any] = {"device": device, "rounds": rounds, "out": out, "resume": resume, "dry_run": dry_run}
@@ -307,6 +314,48 @@ def suites(
 
 
 app.command()(gate)
+
+env = typer.Typer(help="Environments of their own for libraries that clash: made once, used by every later run.")
+app.add_typer(env, name="env", no_args_is_help=True)
+
+
+@env.command("create")
+def env_create(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="fa4, xformers, flashinfer, cudnn, hf, fa2, fa1, ...")],
+    pip: Annotated[
+        list[str] | None, typer.Argument(metavar="[-- PIP OPTIONS]", help="As they go to pip install.")
+    ] = None,
+    path: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Where; ~/.local/share/attnbench/envs/NAME by default.")
+    ] = None,
+) -> None:
+    """Make a virtual environment with a library's packages, which sees the present torch, and remember it.
+
+    From then on the backends of that library run in it; --python and a suite's interpreters go before.
+
+    attnbench env create fa4
+    attnbench env create flashinfer --path /opt/envs/flashinfer
+    attnbench env create fa4 -- --no-index --find-links wheels/
+    """
+    from attnbench import commands
+
+    raise typer.Exit(commands.env_create(name, path, pip or []))
+
+
+@env.command("list")
+def env_list() -> None:
+    """List the environments that were made, and the backends that run in them."""
+    from attnbench import commands
+
+    raise typer.Exit(commands.env_list())
+
+
+@env.command("remove")
+def env_remove(name: Annotated[str, typer.Argument(metavar="NAME", help="As env list shows it.")]) -> None:
+    """Delete an environment that was made, and forget it."""
+    from attnbench import commands
+
+    raise typer.Exit(commands.env_remove(name))
 
 
 def main() -> None:

@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 REFUSALS = ("No available kernel", "No viable backend", "Invalid backend")  # torch's words over the versions
 ASKED = {"mem_efficient": "efficient", "flash": "flash", "cudnn": "cudnn"}  # torch.backends.cuda.can_use_{}_attention
 OTHERS = {"flash": "pytorch_flash", "mem_efficient": "fmha_cutlass", "cudnn": "cudnn.*sdpa"}  # kernels of each
-MASKS = {"window": True, "softcap": True, "dropout": True}  # said apart
 FORCE = ("math", "mem_efficient", "flash", "cudnn")  # the switches torch.backends.cuda.enable_{}_sdp
 
 
@@ -43,7 +42,7 @@ class Sdpa(BackendBase):
     verified: ClassVar[tuple[str, ...]] = ("NVIDIA H200, torch 2.11",)
     unequal_causal = "mask"  # how causal with seqlen_q != seqlen_k is said: "mask", "bias", or "" for not at all
     on_cpu = False
-    on_cuda: ClassVar[Limits | None] = None  # of dtype, headdim and GPU
+    on_cuda: ClassVar[Limits | None] = None  # of dtype, headdim and GPU; masks are said apart
     kernels: ClassVar[Mapping[str, tuple[str, str]]] = {}  # device kind -> what forward's and backward's look like
 
     def signature(self, case: Case, device: Device) -> Signature:
@@ -144,7 +143,14 @@ class Efficient(Sdpa):
     efficiency = 0.18
     asks = "torch"
     on_cuda: ClassVar = Limits(
-        dtypes=("bf16", "fp16", "fp32"), capability=(5, 0), headdim=(4, 65536), multiple=4, headdim_v=True, **MASKS
+        dtypes=("bf16", "fp16", "fp32"),
+        capability=(5, 0),
+        headdim=(4, 65536),
+        multiple=4,
+        headdim_v=True,
+        window=True,
+        softcap=True,
+        dropout=True,
     )
     kernels: ClassVar = {"cuda": ("fmha_cutlassF|AttentionKernel", "fmha_cutlassB|AttentionBackwardKernel")}
 
@@ -155,7 +161,9 @@ class Flash(Sdpa):
     unequal_causal = "bias"
     on_cpu = True
     asks = "torch"
-    on_cuda: ClassVar = Limits(capability_below=(12, 2), headdim=(1, 256), multiple=1, **MASKS)
+    on_cuda: ClassVar = Limits(
+        capability_below=(12, 2), headdim=(1, 256), multiple=1, window=True, softcap=True, dropout=True
+    )
     kernels: ClassVar = {
         "cuda": ("flash_fwd", "flash_bwd"),
         "cpu": ("flash_attention_for_cpu", "flash_attention_for_cpu_backward"),
@@ -174,7 +182,8 @@ class Cudnn(Sdpa):
     switch = "cudnn"
     efficiency = 0.6
     asks = "torch"
-    on_cuda: ClassVar = Limits(capability_below=(12, 2), headdim_v=True, **MASKS)  # above 128 by cuDNN's version
+    # above headdim 128 it depends on cuDNN's version
+    on_cuda: ClassVar = Limits(capability_below=(12, 2), headdim_v=True, window=True, softcap=True, dropout=True)
     unequal_causal = ""
     kernels: ClassVar = {"cuda": ("cudnn.*fprop", "cudnn.*bprop")}
 

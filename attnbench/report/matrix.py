@@ -52,7 +52,7 @@ def overview(matrices: Sequence[Matrix]) -> Grid:
 
 def by_feature(of: Matrix) -> list[Grid]:
     """Backends by feature, a grid a group of features; those that run nothing there come in the first alone."""
-    grids = []
+    grids: list[Grid] = []
     for group in dict.fromkeys(f.group for f in FEATURES):
         chosen = [i for i, f in enumerate(FEATURES) if f.group == group]
         rows = [
