@@ -21,6 +21,7 @@ from attnbench.process import WorkerDied, WorkerHung, WorkerProcess
 from attnbench.types import Case, Device, Environment, Job, Policy, Probe, Record, Workspace
 
 START_TIMEOUT = 300.0  # seconds for importing torch and the library, and for opening the device
+COLD_TIMEOUT = 900.0  # seconds for a job that has all its kernels to compile; FlashInfer's take minutes
 MAX_STARTS_IN_VAIN = 3
 
 
@@ -103,7 +104,7 @@ class Fleet:
             self._end(job.backend)
             self._variables = variables
             try:
-                return self._run(job, policy, device)
+                return self._run(job, replace(policy, timeout_s=max(policy.timeout_s, COLD_TIMEOUT)), device)
             finally:
                 self._variables = {}
                 self._end(job.backend)

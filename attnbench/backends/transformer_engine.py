@@ -29,6 +29,7 @@ class TransformerEngine(Library):
     distributions: ClassVar = ("transformer-engine",)
     install = "pip install --no-build-isolation 'transformer-engine[pytorch]'"
     oldest = "2.0"
+    needs: ClassVar = ("DotProductAttention",)
     checked: ClassVar = ("2.20.0.dev0",)
     limits: ClassVar = Limits(headdim_v=True, window=True, dropout=True, empty_rows=False)
     forward_kernels = "cudnn.*(fprop|sdpa)|flash_fwd|FlashAttnFwd|FlashAttentionForward"

@@ -37,6 +37,7 @@ class XFormers(Library):
     distributions: ClassVar = ("xformers",)
     install = "pip install xformers (its wheel is for CUDA 12; beside a CUDA 13 torch add nvidia-cuda-runtime-cu12)"
     oldest = "0.0.28"
+    needs: ClassVar = ("memory_efficient_attention",)
     checked: ClassVar = ("0.0.35",)
     limits: ClassVar = Limits(
         dtypes=(*HALF, "fp32"), headdim_v=True, window=True, dropout=True, gqa_backward=False, empty_rows=False
@@ -56,7 +57,11 @@ class XFormers(Library):
             return Probe(reason=import_problem("xformers", _root(broken)), install=self.install)
         if not self.operator:
             return found
-        forward = importlib.import_module(f"xformers.ops.fmha.{self.operator}").FwOp
+        module = f"xformers.ops.fmha.{self.operator}"
+        try:
+            forward = importlib.import_module(module).FwOp
+        except Exception as error:  # it imports what it runs on
+            return Probe(reason=import_problem(module, error), install=self.install)
         if not forward.is_available():
             return Probe(reason=f"its operator {forward.NAME} is not available", install=self.operator_install)
         return Probe(version=f"{found.version}, {forward.NAME}")

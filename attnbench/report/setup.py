@@ -123,7 +123,8 @@ def heading(metric: metrics.Metric, cells: Sequence[Cell], convention: Conventio
     """What the figures of a metric are; where they count FLOPs also how, and what the percentages are of."""
     if metric.name == "first_call":
         states = sorted({c.run.policy.caches for c in cells if c.status == "ok"})
-        return f"{metric.heading} ({'; in other runs '.join(CACHES[state] for state in states)})"
+        how = "; in other runs ".join(CACHES[state] for state in states)
+        return f"{metric.heading} ({how})" if how else metric.heading
     if metric.name not in ("tflops", "utilization"):
         return metric.heading
     counted = f"{metric.heading} ({CONVENTIONS[convention]})"
