@@ -164,6 +164,7 @@ def create(word: str, path: Path | None, options: Sequence[str], say: Callable[[
         if name in COMPILED:
             _pip(made, [*options, *BUILD], say)
         _pip(made, [*(["--no-build-isolation"] if name in COMPILED else []), *options, *wanted], say)
+        _unhide(site, present["paths"])
         _remember([*known().values(), made])
     except OSError as error:
         shutil.rmtree(path, ignore_errors=True)
@@ -194,6 +195,20 @@ def _remember(made: Iterable[Venv]) -> None:
     new = folder / f"environments.{os.getpid()}.new"
     new.write_text(json.dumps([asdict(m) for m in made], indent=1))
     new.replace(folder / "environments.json")
+
+
+def _unhide(site: Path, present: Iterable[str]) -> None:
+    """Gives a namespace package here that a regular one of the present interpreter would hide an __init__ that joins them.
+
+    So is flash-attn-4 hidden by flash-attn 2, which joins them itself since 2.8.4.
+    """
+    for folder in site.iterdir():
+        own = folder / "__init__.py"
+        if not folder.is_dir() or not folder.name.isidentifier() or own.exists():
+            continue
+        others = [path for p in present if (path := Path(p, folder.name, "__init__.py")).is_file()]
+        if others and "extend_path" not in others[0].read_text(errors="replace"):
+            own.write_text("from pkgutil import extend_path\n\n__path__ = extend_path(__path__, __name__)\n")
 
 
 def _look() -> dict[str, Any]:

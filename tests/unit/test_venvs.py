@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import importlib
 import importlib.metadata
 import importlib.util
 import json
@@ -102,6 +103,30 @@ def test_a_torch_beside_the_present_one_is_pips_refusal_in_one_line(tmp_path: Pa
     assert "-- --no-deps" in said
     assert not (tmp_path / "env").exists()
     assert venvs.known() == {}
+
+
+def test_a_namespace_is_not_hidden_by_the_present_interpreters_package(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """flash_attn.cute beside a flash-attn 2 that does not look further than its own folder."""
+    site, present = tmp_path / "site", tmp_path / "present"
+    for path, text in (
+        ("site/atn_pkg/cute/__init__.py", ""),
+        ("site/atn_free/a.py", ""),
+        ("present/atn_pkg/two.py", ""),
+    ):
+        (tmp_path / path).parent.mkdir(parents=True)
+        (tmp_path / path).write_text(text)
+    (present / "atn_pkg" / "__init__.py").write_text("")
+    monkeypatch.setattr(sys, "path", [str(site), str(present)])
+    assert importlib.util.find_spec("atn_pkg").origin == str(present / "atn_pkg/__init__.py")  # type: ignore[union-attr]
+    venvs._unhide(site, [str(present)])
+    importlib.invalidate_caches()
+    for name in ("atn_pkg.cute", "atn_pkg.two"):
+        monkeypatch.setitem(sys.modules, name, None)  # so that both are taken away again
+        monkeypatch.delitem(sys.modules, name)
+        importlib.import_module(name)
+    assert not (site / "atn_free" / "__init__.py").exists()
 
 
 @pytest.mark.parametrize(
