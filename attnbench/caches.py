@@ -1,9 +1,9 @@
 """Fresh caches: the environment variables under which a worker finds no kernel that was compiled before.
 
 So a first call is the cold one. Each folder is empty, its own, and gone afterwards. What was downloaded is no compiled
-kernel and stays: FlashInfer's binaries are linked in. Names as read in Triton 3.9, torch 2.13, FlashInfer 0.6.13,
-flash-attn-4 4.0.0b36, quack-kernels 0.6.5, apache-tvm-ffi 0.1.15 and CUDA's programming guide. CuTe DSL keeps its cache
-in TMPDIR (4.5), newer ones take CUTE_DSL_CACHE_DIR. Shipped binaries (flashinfer-jit-cache, cuDNN) are not caches.
+kernel and stays: FlashInfer's binaries are linked in. Names as read in Triton 3.9, torch 2.13, FlashInfer (commit
+fb28d72), flash-attn-4 4.0.0b36, nvidia-cutlass-dsl 4.8.1 (without the variable it uses TMPDIR, as older ones do),
+quack-kernels 0.6.5, apache-tvm-ffi 0.1.15 and CUDA's guide. What is shipped compiled (cuDNN) is no cache.
 """
 
 from __future__ import annotations

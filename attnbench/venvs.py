@@ -40,6 +40,7 @@ SERVES: Mapping[str, tuple[str, ...]] = {  # extra -> the backends that run in i
 COMPILED = ("fa1", "fa2", "transformer-engine")  # by pip, against the torch that is there
 BUILD = ("setuptools", "wheel", "packaging", "psutil", "ninja")  # what that takes
 PRESENT = "zz-attnbench-present.pth"
+RUNTIME = "zz-attnbench-cuda-runtime.pth"
 LOOK = """
 import importlib.metadata, importlib.util, json, pathlib, re, sys, sysconfig
 own = {sysconfig.get_path(k) for k in ("stdlib", "platstdlib")}
@@ -122,7 +123,10 @@ def extra(word: str) -> str:
 
 
 def requirements(name: str, cuda: str | None = None, declared: Sequence[str] | None = None) -> tuple[str, ...]:
-    """What attnbench's own metadata declares for an extra. flash-attn-4 has another set of libraries for CUDA 13."""
+    """What attnbench's own metadata declares for an extra, and what CUDA 13 needs beside it.
+
+    flash-attn-4 has another set of libraries for it; xFormers' wheel is built for CUDA 12 and wants its runtime.
+    """
     if declared is None:
         try:
             declared = importlib.metadata.requires("attnbench") or []
@@ -139,6 +143,7 @@ def requirements(name: str, cuda: str | None = None, declared: Sequence[str] | N
         raise UserError(f"env create: this installation of attnbench declares no extra {name!r}; install it again")
     if cuda and int(cuda.partition(".")[0]) >= 13:
         found = [re.sub(r"^flash-attn-4\b(?!\[)", "flash-attn-4[cu13]", text) for text in found]
+        found += ["nvidia-cuda-runtime-cu12"] if name == "xformers" else []
     return tuple(found)
 
 
@@ -165,6 +170,8 @@ def create(word: str, path: Path | None, options: Sequence[str], say: Callable[[
             _pip(made, [*options, *BUILD], say)
         _pip(made, [*(["--no-build-isolation"] if name in COMPILED else []), *options, *wanted], say)
         _unhide(site, present["paths"])
+        for runtime in site.glob("nvidia/cuda_runtime/lib/libcudart.so.12"):  # so that its name is known when asked for
+            (site / RUNTIME).write_text(f"import ctypes; ctypes.CDLL({str(runtime)!r})\n")
         _remember([*known().values(), made])
     except OSError as error:
         shutil.rmtree(path, ignore_errors=True)
@@ -198,7 +205,7 @@ def _remember(made: Iterable[Venv]) -> None:
 
 
 def _unhide(site: Path, present: Iterable[str]) -> None:
-    """Gives a namespace package here that a regular one of the present interpreter would hide an __init__ that joins them.
+    """Gives a namespace package that a regular one of the present interpreter would hide an __init__ which joins both.
 
     So is flash-attn-4 hidden by flash-attn 2, which joins them itself since 2.8.4.
     """

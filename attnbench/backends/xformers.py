@@ -35,7 +35,7 @@ class XFormers(Library):
     operator = ""  # module in xformers.ops.fmha with FwOp and perhaps BwOp; "" for its own choice
     module = "xformers.ops"
     distributions: ClassVar = ("xformers",)
-    install = "pip install xformers (its wheel is for CUDA 12; beside a CUDA 13 torch add nvidia-cuda-runtime-cu12)"
+    install = "pip install xformers (its wheel is for CUDA 12; beside a CUDA 13 torch: attnbench env create xformers)"
     oldest = "0.0.28"
     needs: ClassVar = ("memory_efficient_attention",)
     checked: ClassVar = ("0.0.35",)
@@ -49,7 +49,10 @@ class XFormers(Library):
         found = super().probe()
         if found.reason and "flash_attn_interface" in found.reason:
             reason = "xformers.ops fails at import beside flash-attn-4 without flash-attn 2 (it imports the latter)"
-            return Probe(reason=reason, install="give xformers an environment of its own: --python xformers=PATH")
+            return Probe(
+                reason=reason,
+                install="pip uninstall flash-attn-4 here and attnbench env create fa4; or --python xformers=PATH",
+            )
         if not found.usable:
             return found
         extension: Any = getattr(importlib.import_module("xformers"), "_cpp_lib", None)

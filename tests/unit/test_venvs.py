@@ -182,6 +182,9 @@ def test_requirements_are_those_of_the_metadata() -> None:
     assert venvs.requirements("fa4", "12.8", declared) == ("flash-attn-4>=4.0.0b36",)
     assert venvs.requirements("fa4", "13.0", declared) == ("flash-attn-4[cu13]>=4.0.0b36",)
     assert venvs.requirements("fa2", "13.0", declared) == ("flash-attn<3,>=2.6",)
+    xformers = ["xformers>=0.0.28; extra == 'xformers'"]
+    assert venvs.requirements("xformers", "12.8", xformers) == ("xformers>=0.0.28",)
+    assert venvs.requirements("xformers", "13.0", xformers) == ("xformers>=0.0.28", "nvidia-cuda-runtime-cu12")
     with pytest.raises(UserError, match="no extra 'hf'"):
         venvs.requirements("hf", None, declared)
     assert venvs.requirements("fa4")[0].startswith("flash-attn-4")
