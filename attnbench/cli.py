@@ -279,7 +279,7 @@ def backends(
     """
     from attnbench import commands
 
-    if matrix:
+    if matrix or gpu or device or into:
         raise typer.Exit(commands.matrix(gpu or [], device, format, into))
     raise typer.Exit(commands.backends(python or []))
 

@@ -60,7 +60,7 @@ def by_feature(of: Matrix) -> list[Grid]:
             for row in of.rows
             if row.plain is not None or not grids
         ]
-        grids.append((f"{of.device.name}: {group}" if not grids else group, [FEATURES[i].name for i in chosen], rows))
+        grids.append((f"{of.device.name}, {group}", [FEATURES[i].name for i in chosen], rows))
     return grids
 
 
@@ -92,16 +92,26 @@ def render(console: Console, gpus: Sequence[Matrix]) -> None:
 
 
 def _render(console: Console, grid: Grid, notes: Notes) -> None:
+    """As many tables beside the names as the width takes columns."""
     title, columns, rows = grid
-    table = Table(box=None, pad_edge=False, header_style="bold", title=Text(title, "bold"), title_justify="left")
-    table.add_column("backend", no_wrap=True)
-    for name in columns:
-        table.add_column(name)
-    for (name, remark), cells in rows:
-        shown = [Text(f"{c.answer} {notes.mark(c.reason)}".strip(), STYLES[c.answer]) for c in cells]
-        table.add_row(Text(f"{name} {notes.mark(remark)}".strip()), *shown)
-    console.print(table)
-    console.print()
+    names = [f"{name} {notes.mark(remark)}".strip() for (name, remark), _ in rows]
+    shown = [[f"{c.answer} {notes.mark(c.reason)}".strip() for c in cells] for _, cells in rows]
+    widths = [2 + max(len(name), *(len(row[i]) for row in shown)) for i, name in enumerate(columns)]
+    corner = max(map(len, names))
+    first = 0
+    while first < len(columns):
+        last = first + 1
+        while last < len(columns) and corner + sum(widths[first : last + 1]) <= console.width:
+            last += 1
+        table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+        table.add_column(title if first == 0 else "", no_wrap=True)
+        for name in columns[first:last]:
+            table.add_column(name, no_wrap=True)
+        for name, texts, (_, cells) in zip(names, shown, rows, strict=True):
+            table.add_row(Text(name), *(Text(texts[i], STYLES[cells[i].answer]) for i in range(first, last)))
+        console.print(table)
+        console.print()
+        first = last
 
 
 def _footnotes(console: Console, notes: Notes) -> None:

@@ -166,6 +166,16 @@ def test_formats_say_the_same() -> None:
     assert "no fp32, only bf16 and fp16" in console.file.getvalue()  # type: ignore[attr-defined]
 
 
+@pytest.mark.parametrize("width", [60, 80, 200])
+def test_no_column_is_squeezed_however_narrow_the_terminal(width: int) -> None:
+    console = Console(file=io.StringIO(), width=width)
+    shown.render(console, [matrix(device("h100"), ["fa2", "xformers-cutlass"])])
+    text = console.file.getvalue()  # type: ignore[attr-defined]
+    assert "…" not in text
+    heads = [line for line in text.splitlines() if line.startswith(("h100, ", "  "))]
+    assert all(any(f" {f.name}" in line for line in heads) for f in FEATURES)
+
+
 def test_unknown_format() -> None:
     with pytest.raises(UserError, match="--format: unknown 'tabel'; did you mean \"table\""):
         commands.matrix([], None, "tabel", None)
