@@ -118,7 +118,7 @@ def test_a_namespace_is_not_hidden_by_the_present_interpreters_package(
         (tmp_path / path).parent.mkdir(parents=True)
         (tmp_path / path).write_text(text)
     (present / "atn_pkg" / "__init__.py").write_text("")
-    monkeypatch.setattr(sys, "path", [str(site), str(present)])
+    monkeypatch.setattr(sys, "path", [str(site), str(present), *sys.path])
     assert importlib.util.find_spec("atn_pkg").origin == str(present / "atn_pkg/__init__.py")  # type: ignore[union-attr]
     venvs._unhide(site, [str(present)])
     importlib.invalidate_caches()
