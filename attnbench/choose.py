@@ -7,10 +7,10 @@ import fnmatch
 import os
 import re
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from attnbench import backends
+from attnbench import backends, venvs
 from attnbench.errors import UserError, did_you_mean
 
 
@@ -49,9 +49,18 @@ def is_own(spec: str) -> bool:
     return spec not in backends.available().values()
 
 
-def interpreters(pairs: Sequence[str], names: Sequence[str]) -> dict[str, str]:
-    """--python NAME=PATH, checked: NAME one of the chosen backends (or a glob over them), PATH an executable."""
-    found = {}
+def interpreters(pairs: Sequence[str], names: Sequence[str], suite: Mapping[str, str] | None = None) -> dict[str, str]:
+    """The Python of each backend that has one of its own.
+
+    That of `attnbench env create`; over it the suite's `interpreters`; over both --python NAME=PATH. NAME is one of the
+    chosen backends, or a glob over them (the suite's may be of others), PATH an executable.
+    """
+    found = venvs.remembered(names)
+    for name, path in (suite or {}).items():
+        if not fnmatch.filter(known := [*names, *backends.available()], name):
+            raise UserError(f"interpreters: no backend {name!r}{did_you_mean(name, known)}")
+        if matches := fnmatch.filter(names, name):
+            found.update(dict.fromkeys(matches, _executable(path, "interpreters")))
     for pair in pairs:
         name, _, path = pair.partition("=")
         if not path:
@@ -59,11 +68,15 @@ def interpreters(pairs: Sequence[str], names: Sequence[str]) -> dict[str, str]:
         matches = fnmatch.filter(names, name)
         if not matches:
             raise UserError(f"--python: {name!r} is not among the backends of this run{did_you_mean(name, names)}")
-        where = shutil.which(path)
-        if where is None:
-            raise UserError(f"--python: {path} is not an executable file")
-        found.update(dict.fromkeys(matches, where))
+        found.update(dict.fromkeys(matches, _executable(path, "--python")))
     return found
+
+
+def _executable(path: str, option: str) -> str:
+    where = shutil.which(os.path.expanduser(path))
+    if where is None:
+        raise UserError(f"{option}: {path} is not an executable file")
+    return where
 
 
 def device_name(text: str) -> str:

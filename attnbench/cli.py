@@ -30,6 +30,7 @@ how = partial(typer.Option, rich_help_panel="How")
 instruments = partial(typer.Option, rich_help_panel="Instruments")
 one = partial(typer.Option, rich_help_panel="The case (one value each)")
 files = partial(typer.Option, rich_help_panel="Files and output")
+supports = partial(typer.Option, rich_help_panel="The support matrix")
 
 
 AXES = ("seqlen", "seqlen_q", "headdim", "dtype", "causal", "pass", "batch", "nheads", "nheads_k")
@@ -110,6 +111,12 @@ def run(
     isolate_power: Annotated[
         bool, instruments("--isolate-power", metavar="", help="Wait before each cell until clock and power are back.")
     ] = False,
+    fresh_caches: Annotated[
+        bool,
+        how(
+            "--fresh-caches", metavar="", help="Each cell in a new process without compiled kernels: cold first calls."
+        ),
+    ] = False,
     seed: Annotated[int | None, how(metavar="N", help="Of the inputs and the order of the jobs.")] = None,
     python: Annotated[
         list[str] | None,
@@ -150,6 +157,7 @@ def run(
             "cross_check": 0.25 if cross_check else None,
             "sustained_s": sustained,
             "isolate_power": isolate_power or None,
+            "caches": "fresh" if fresh_caches else None,
         },
     }
     rest: dict[str, Any] = {"device": device, "rounds": rounds, "out": out, "resume": resume, "dry_run": dry_run}
@@ -252,10 +260,28 @@ def backends(
     python: Annotated[
         list[str] | None, typer.Option("--python", metavar="NAME=PATH", help="The interpreter of a backend's worker.")
     ] = None,
+    matrix: Annotated[
+        bool, supports("--matrix", metavar="", help="What each supports, on GPUs that need not be here.")
+    ] = False,
+    gpu: Annotated[
+        list[str] | None, supports(metavar="NAMES", help="h100, a100, hopper, sm_90, cpu: feature by feature there.")
+    ] = None,
+    device: Annotated[str | None, supports(metavar="DEVICE", help="The same for a device here: auto, cuda:N.")] = None,
+    format: Annotated[str, supports("--format", "-f", metavar="FORMAT", help="table, md, csv, json.")] = "table",
+    into: Annotated[
+        Path | None, supports(metavar="FILE", help="Renew the matrix that a markdown file holds between its marks.")
+    ] = None,
 ) -> None:
-    """List the attention implementations: version, or why one cannot be used here and what would install it."""
+    """List the attention implementations: version, or why one cannot be used here and what would install it.
+
+    attnbench backends
+    attnbench backends --matrix                         # which runs on which generation of GPUs
+    attnbench backends --matrix --gpu h100,rtx-4090     # dtypes, head dims, masks, ... with the reasons
+    """
     from attnbench import commands
 
+    if matrix or gpu or device or into:
+        raise typer.Exit(commands.matrix(gpu or [], device, format, into))
     raise typer.Exit(commands.backends(python or []))
 
 
@@ -290,6 +316,48 @@ def suites(
 
 app.command()(gate)
 app.add_typer(baseline, name="baseline")
+
+env = typer.Typer(help="Environments of their own for libraries that clash: made once, used by every later run.")
+app.add_typer(env, name="env", no_args_is_help=True)
+
+
+@env.command("create")
+def env_create(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="fa4, xformers, flashinfer, cudnn, hf, fa2, fa1, ...")],
+    pip: Annotated[
+        list[str] | None, typer.Argument(metavar="[-- PIP OPTIONS]", help="As they go to pip install.")
+    ] = None,
+    path: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Where; ~/.local/share/attnbench/envs/NAME by default.")
+    ] = None,
+) -> None:
+    """Make a virtual environment with a library's packages, which sees the present torch, and remember it.
+
+    From then on the backends of that library run in it; --python and a suite's interpreters go before.
+
+    attnbench env create fa4
+    attnbench env create flashinfer --path /opt/envs/flashinfer
+    attnbench env create fa4 -- --no-index --find-links wheels/
+    """
+    from attnbench import commands
+
+    raise typer.Exit(commands.env_create(name, path, pip or []))
+
+
+@env.command("list")
+def env_list() -> None:
+    """List the environments that were made, and the backends that run in them."""
+    from attnbench import commands
+
+    raise typer.Exit(commands.env_list())
+
+
+@env.command("remove")
+def env_remove(name: Annotated[str, typer.Argument(metavar="NAME", help="As env list shows it.")]) -> None:
+    """Delete an environment that was made, and forget it."""
+    from attnbench import commands
+
+    raise typer.Exit(commands.env_remove(name))
 
 
 def main() -> None:

@@ -192,11 +192,14 @@ def backends(pythons: Sequence[str]) -> int:
         why = next(iter(reasons)) if len(reasons) == 1 else None
         tried = _tried(instance(name, specs[name])) if name in BACKENDS else "-"
         todo = "; ".join(filter(None, [why, probe.install]))
-        table.add_row(*map(escape, (name, probe.version or "-", tried, todo)), style="dim" if why else None)
+        where = f", in {fleet.interpreters[name]}" if name in fleet.interpreters else ""
+        cells = (name, (probe.version or "-") + where, tried, todo)
+        table.add_row(*map(escape, cells), style="dim" if why else None)
     console = Console(highlight=False)
     console.print(f"on {device.name}:", markup=False)
     console.print(table)
-    console.print("What each supports is said case by case: attnbench run --dry-run", style="dim", markup=False)
+    more = "What each supports: --matrix; case by case: attnbench run --dry-run; one of its own: attnbench env create"
+    console.print(more, style="dim", markup=False)
     return 0
 
 
@@ -205,6 +208,87 @@ def _tried(backend: Backend) -> str:
     if getattr(backend, "simulated", False):
         return "simulated"
     return "; ".join(getattr(backend, "verified", ())) or "not verified on hardware"
+
+
+def matrix(gpus: Sequence[str], device: str | None, format: str, into: Path | None) -> int:
+    """`attnbench backends --matrix`."""
+    from rich.console import Console
+
+    from attnbench import matrix as pure
+    from attnbench.report import matrix as shown
+
+    _one_of("--format", format, shown.FORMATS)
+    if into:
+        shown.put_into(into)
+        print(f"{into}: the support matrix by architecture, and by feature on {shown.DOCUMENTED}")
+        return 0
+    devices = [pure.device(name) for text in gpus for name in text.split(",")]
+    if device is not None:
+        from attnbench.choose import device_name
+        from attnbench.execute import Fleet
+
+        devices.append(Fleet({}).environment(device_name(device), ()).device)
+    found = [pure.matrix(d) for d in devices]
+    if format == "table":
+        shown.render(Console(highlight=False), found)
+    else:
+        print(shown.WRITERS[format](found), end="")
+    return 0
+
+
+def env_create(word: str, path: Path | None, options: Sequence[str]) -> int:
+    """`attnbench env create`: 1 where none of its backends can be used then."""
+    from attnbench import venvs
+    from attnbench.backends import BACKENDS
+    from attnbench.execute import Fleet, ends_well
+
+    with _live("the environment was made") as live:
+        made = venvs.create(word, path, options, live.say)
+        names = venvs.served(made.name)
+        fleet = Fleet({name: BACKENDS[name] for name in names}, dict.fromkeys(names, made.python))
+        with ends_well(fleet):
+            live.say(f"importing {', '.join(names)}")
+            probes = fleet.probe()
+    print(f"{made.name}: {made.path}, with torch {made.torch}; its backends run there from now on")
+    for name, probe in probes.items():
+        print(f"  {name}: {probe.version if probe.usable else '; '.join(filter(None, [probe.reason, probe.install]))}")
+    return 0 if any(probe.usable for probe in probes.values()) else EXIT_NOTHING_MEASURED
+
+
+def env_list() -> int:
+    """`attnbench env list`."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from attnbench import venvs
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for heading in ("name", "backends", "interpreter", "made for", "packages"):
+        table.add_column(heading, overflow="fold")
+    for made in venvs.known().values():
+        where = made.python if made.there else f"{made.python} (gone: env remove {made.name}, and create it again)"
+        cells = (
+            made.name,
+            ", ".join(venvs.served(made.name)),
+            where,
+            f"torch {made.torch}",
+            " ".join(made.requirements),
+        )
+        table.add_row(*cells)
+    console = Console(highlight=False)
+    if table.rows:
+        console.print(table, markup=False)
+    else:
+        console.print("none yet; attnbench env create fa4 makes one", markup=False)
+    return 0
+
+
+def env_remove(name: str) -> int:
+    """`attnbench env remove`."""
+    from attnbench import venvs
+
+    print(f"removed: {venvs.remove(name).path}")
+    return 0
 
 
 def doctor(device: str, *, quick: bool, json: bool) -> int:

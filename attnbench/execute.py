@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from attnbench import caches
 from attnbench.errors import Terminated, UserError
 from attnbench.jsonable import from_json, to_json
 from attnbench.plan import Answer, over_limit
@@ -20,6 +21,7 @@ from attnbench.process import WorkerDied, WorkerHung, WorkerProcess
 from attnbench.types import Case, Device, Environment, Job, Policy, Probe, Record, Workspace
 
 START_TIMEOUT = 300.0  # seconds for importing torch and the library, and for opening the device
+COLD_TIMEOUT = 900.0  # seconds for a job that has all its kernels to compile; FlashInfer's take minutes
 MAX_STARTS_IN_VAIN = 3
 
 
@@ -31,6 +33,7 @@ class Fleet:
     interpreters: Mapping[str, str] = field(default_factory=dict)  # backend -> Python to run it with
     _workers: dict[str, WorkerProcess] = field(default_factory=dict)
     _in_vain: dict[str, int] = field(default_factory=dict)
+    _variables: Mapping[str, str] = field(default_factory=dict)  # of the environment of workers that are started
 
     def environment(self, device: str, dtypes: Iterable[str]) -> Environment:
         """The device and its software, as a worker of this interpreter sees them. Raises UserError without one."""
@@ -99,7 +102,19 @@ class Fleet:
                 worker.receive(START_TIMEOUT)
 
     def run(self, job: Job, policy: Policy, device: Device) -> Record:
-        """One job to its record, whatever happens to the worker."""
+        """One job to its record, whatever happens to the worker. With fresh caches it has a worker of its own."""
+        if policy.caches == "kept":
+            return self._run(job, policy, device)
+        with caches.fresh() as variables:
+            self._end(job.backend)
+            self._variables = variables
+            try:
+                return self._run(job, replace(policy, timeout_s=max(policy.timeout_s, COLD_TIMEOUT)), device)
+            finally:
+                self._variables = {}
+                self._end(job.backend)
+
+    def _run(self, job: Job, policy: Policy, device: Device) -> Record:
         base = Record(job.case, job.backend, job.round, "failed", forecast=job.forecast)
         if self._in_vain.get(job.backend, 0) >= MAX_STARTS_IN_VAIN:
             return replace(base, reason=f"its worker died {MAX_STARTS_IN_VAIN} times while starting; given up")
@@ -141,12 +156,17 @@ class Fleet:
             worker.kill()
         self._workers.clear()
 
+    def _end(self, name: str) -> None:
+        """Ends a backend's worker, if it has one."""
+        if worker := self._workers.pop(name, None):
+            worker.kill()
+
     def _worker(self, name: str) -> WorkerProcess:
         worker = self._workers.get(name)
         if worker is None or not worker.alive:
             if worker is not None:
                 worker.kill()
-            worker = self._workers[name] = WorkerProcess(self.interpreters.get(name))
+            worker = self._workers[name] = WorkerProcess(self.interpreters.get(name), self._variables)
         return worker
 
     def _loaded(self, name: str) -> WorkerProcess:
@@ -230,7 +250,8 @@ def execute(
             if round_ is not None:
                 fleet.close()
             round_ = job.round
-            fleet.make_ready(dict.fromkeys(j.backend for j in jobs if j.round == round_ and not j.skip), device)
+            if policy.caches == "kept":  # else each job gets a worker of its own
+                fleet.make_ready(dict.fromkeys(j.backend for j in jobs if j.round == round_ and not j.skip), device)
         yield job, None
         began = time.monotonic()
         record = fleet.run(job, policy, device)

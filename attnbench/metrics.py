@@ -297,7 +297,7 @@ _ALL = (
         "First call",
         "s",
         "lower",
-        "The first launch by the host's clock, with whatever it compiles or tunes.",
+        "Preparing and the first launch by the host's clock, with what it compiles or tunes: all, with --fresh-caches.",
         derive.measured("first_call"),
         duration,
     ),

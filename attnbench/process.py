@@ -29,7 +29,8 @@ class WorkerHung(Exception):
 class WorkerProcess:
     """`PYTHON -m attnbench.worker`, in a session of its own so that Ctrl-C reaches only the parent."""
 
-    def __init__(self, python: str | None = None) -> None:
+    def __init__(self, python: str | None = None, variables: Mapping[str, str] | None = None) -> None:
+        """`variables` of its environment, over the present ones."""
         self._stderr = tempfile.TemporaryFile()  # noqa: SIM115  (lives as long as the process)
         self._mark = 0
         self._tail: str | None = None  # of its stderr, once it has been killed
@@ -39,7 +40,7 @@ class WorkerProcess:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._stderr,
-            env=environment(python),
+            env={**environment(python), **(variables or {})},
             start_new_session=True,
             bufsize=0,
         )

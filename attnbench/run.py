@@ -71,7 +71,7 @@ def run(request: Request, watcher: Watcher) -> Outcome:
     previews = _previews(chosen_suite, device, request.settings)
     simulated = device == "fake" and not request.settings.backends
     choices = {p.backends: choose(["fake"] if simulated else p.backends) for p in previews}
-    pythons = {p: interpreters(request.pythons, list(specs)) for p, specs in choices.items()}
+    pythons = {p: interpreters(request.pythons, list(specs), chosen_suite.interpreters) for p, specs in choices.items()}
     if not 1 <= request.rounds <= MAX_ROUNDS:
         raise UserError(f"--rounds: {request.rounds} is not from 1 to {MAX_ROUNDS}")
     if request.settings.axes.batch and request.settings.tokens:
@@ -131,6 +131,11 @@ def _resume(request: Request, device: str, watcher: Watcher) -> Outcome:
         old = store.read(request.resume)[0]
     todo = [replace(j, skip=None, resumable=False) if j.resumable else j for j in store.missing(old)]
     limit = request.settings.time_limit and parse_duration(request.settings.time_limit, "--time-limit")
+    for name, python in old.interpreters.items():
+        if not os.access(python, os.X_OK):
+            raise UserError(
+                f"cannot resume {request.resume}: {name} ran in {python}, which is gone; make it again there"
+            )
     fleet = Fleet(old.specs, old.interpreters)
     with ends_well(fleet):
         was = old.environment.device

@@ -16,6 +16,7 @@ cases: [{seqlen: 8k, seqlen_q: 1, batch: 32}]     # besides the axes; what is le
 backends: ["sdpa-*", "!sdpa-math"]
 policy: {max_seconds: 1.0}
 time_limit: 8m
+interpreters: {fa4: ~/envs/fa4/bin/python}        # the Python of a backend's worker, or of several: "flashinfer-*"
 on_cpu: {tokens: 2k}        # replaces what stands above where there is no GPU
 """
 
@@ -40,7 +41,11 @@ from attnbench.types import DIRECTIONS, DTYPES, INSTRUMENTS, Case, Policy, Shape
 Item = str | int
 MAX_CASES = 10_000
 GPU_ONLY = ("timer", "cross_check", "sustained_s", "isolate_power")  # of a policy
-CHOICES: Mapping[str, Sequence[str]] = {"timer": INSTRUMENTS, "l2": ("cold", "warm")}  # of a policy
+CHOICES: Mapping[str, Sequence[str]] = {
+    "timer": INSTRUMENTS,
+    "l2": ("cold", "warm"),
+    "caches": ("kept", "fresh"),
+}  # of a policy
 SUITES = (Path(__file__).parent / "suites", Path(__file__).parent.parent / "suites")  # in a wheel, in a checkout
 
 
@@ -91,6 +96,7 @@ class Suite(Settings):
     description: str = ""
     exclude: list[Axes] = []
     cases: list[Axes] = []
+    interpreters: dict[str, str] = {}
     on_cpu: Settings = Settings()
 
 

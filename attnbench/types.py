@@ -112,6 +112,7 @@ class Policy:
     cross_check: float = 0.0  # share of the cells that all three instruments measure, in turns
     sustained_s: float = 0.0  # how long a cell may run without pauses to find its steady speed; 0 for not
     isolate_power: bool = False  # wait before each cell until the last one's power and heat are gone
+    caches: Literal["kept", "fresh"] = "kept"  # fresh: each cell in a new process that finds no compiled kernel
     timeout_s: float = 120.0  # a job that takes longer, and longer than 5 times its forecast, is killed
     seed: int = 0
 

@@ -4,6 +4,19 @@ Tests run one process a core. Each of them, and what it starts, computes with on
 one another take the cores from the other tests, and all of it lasts twice as long.
 """
 
+from __future__ import annotations
+
 import os
+from collections.abc import Iterator
+
+import pytest
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before anything imports torch
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _no_environments(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """A developer's own, which `attnbench env create` made, are none of the tests' (and go to no child)."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_DATA_HOME", str(tmp_path_factory.mktemp("data")))
+        yield

@@ -22,6 +22,7 @@ class BackendBase:
     name = ""
     efficiency = 0.4  # of a matmul's rate, roughly: for the forecast of time only
     verified: ClassVar[tuple[str, ...]] = ()  # the hardware, with versions, on which it gave right results
+    asks: ClassVar[str] = ""  # whose own check may refuse, in `prepare` or the first launch, what `unsupported` takes
 
     def probe(self) -> Probe:
         return Probe(version=f"torch {importlib.metadata.version('torch')}")

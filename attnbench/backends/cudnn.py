@@ -34,10 +34,12 @@ BLACKWELL = (10, 0)
 class Cudnn(Library):
     name = "cudnn"
     efficiency = 0.65
+    asks = "cuDNN"
     module = "cudnn"
     distributions: ClassVar = ("nvidia-cudnn-frontend",)
     install = "pip install nvidia-cudnn-frontend"
     oldest = "1.10"
+    needs: ClassVar = ("pygraph",)
     checked: ClassVar = ("1.32.0",)
     limits: ClassVar = Limits(headdim_v=True, window=True, empty_rows=False)
     forward_kernels = "cudnn.*(fprop|sdpa)|sdpa_?fwd|prefill"

@@ -25,6 +25,7 @@ class FlashAttention1(Library):
     distributions: ClassVar = ("flash-attn",)
     install = "pip install 'flash-attn<2' --no-build-isolation"
     before = "2"
+    needs: ClassVar = ("flash_attn_unpadded_func",)
     checked: ClassVar = ("1.0.9",)
     limits: ClassVar = Limits(
         capability=(7, 5), capability_below=(9, 1), headdim=(8, 128), gqa=False, dropout=True, unequal_causal=False

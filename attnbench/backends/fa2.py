@@ -26,6 +26,7 @@ class FlashAttention2(Library):
     distributions: ClassVar = ("flash-attn",)
     install = "pip install 'flash-attn>=2.6' --no-build-isolation"
     oldest, before = "2.6", "3"
+    needs: ClassVar = ("flash_attn_func",)
     checked: ClassVar = ("2.8.3.post1",)
     limits: ClassVar = Limits(window=True, softcap=True, dropout=True)
     forward_kernels = "flash_fwd"

@@ -26,6 +26,7 @@ class FlashAttention3(Library):
     efficiency = 0.75
     module = "flash_attn_interface"
     distributions: ClassVar = ("flash-attn-3", "flashattn-hopper")
+    needs: ClassVar = ("flash_attn_func",)
     install = "build it: git clone https://github.com/Dao-AILab/flash-attention; pip install ./flash-attention/hopper"
     checked: ClassVar = ("3.0.0 at 0251105",)
     limits: ClassVar = Limits(

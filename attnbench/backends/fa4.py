@@ -25,6 +25,7 @@ class FlashAttention4(Library):
     efficiency = 0.75
     module = "flash_attn.cute"
     distributions: ClassVar = ("flash-attn-4",)
+    needs: ClassVar = ("flash_attn_func",)
     install = "pip install --pre 'flash-attn-4[cu13]' (without [cu13] for CUDA 12)"
     checked: ClassVar = ("4.0.0b36",)
     limits: ClassVar = Limits(capability=(9, 0), headdim_v=True, window=True, softcap=True)

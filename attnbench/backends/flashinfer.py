@@ -33,6 +33,7 @@ class FlashInfer(Library):
     distributions: ClassVar = ("flashinfer-python",)
     install = "pip install flashinfer-python (compiles with nvcc; flashinfer-jit-cache has compiled kernels)"
     oldest = "0.4"
+    needs: ClassVar = ("single_prefill_with_kv_cache", "BatchPrefillWithRaggedKVCacheWrapper")
     checked: ClassVar = ("0.6.13",)
     limits: ClassVar = Limits(pairs=HEADDIMS, backward=False, window=True, softcap=True)
     forward_kernels = "PrefillWith\\w*KVCacheKernel"

@@ -102,6 +102,7 @@ class Library(BackendBase):
     install = ""  # the command that installs it
     oldest = ""  # version, inclusive
     before = ""  # version, exclusive
+    needs: ClassVar[tuple[str, ...]] = ()  # names that the module must have; for versions that numbers do not tell
     checked: ClassVar[tuple[str, ...]] = ()
     forward_kernels = ""  # regular expressions found in the names of its kernels
     backward_kernels = ""
@@ -109,17 +110,18 @@ class Library(BackendBase):
 
     def probe(self) -> Probe:
         try:
-            importlib.import_module(self.module)
+            module = importlib.import_module(self.module)
         except Exception as error:  # a broken extension raises what it likes
             return Probe(reason=import_problem(self.module, error), install=self.install)
         version = installed_version(self.distributions)
-        if version is None:
-            return Probe(version="unknown")
-        if self.oldest and numbers(version) < numbers(self.oldest):
+        if version and self.oldest and numbers(version) < numbers(self.oldest):
             return Probe(reason=f"{self.distributions[0]} {version} is older than {self.oldest}", install=self.install)
-        if self.before and numbers(version) >= numbers(self.before):
+        if version and self.before and numbers(version) >= numbers(self.before):
             return Probe(reason=f"{self.distributions[0]} {version} is not below {self.before}", install=self.install)
-        return Probe(version=f"{self.distributions[0]} {version}")
+        if lacking := [name for name in self.needs if not hasattr(module, name)]:
+            reason = f"{self.module} {version or ''} has no {' and no '.join(lacking)}: another version is needed"
+            return Probe(reason=" ".join(reason.split()), install=self.install)
+        return Probe(version=f"{self.distributions[0]} {version}" if version else "unknown")
 
     def unsupported(self, case: Case, device: Device) -> str | None:
         return self.limits.refuses(case, device)
@@ -136,13 +138,27 @@ class Library(BackendBase):
 def import_problem(module: str, error: Exception) -> str:
     """One line on why a module cannot be imported: not there, built for another CUDA or torch, or broken."""
     text = " ".join(str(error).split()) or type(error).__name__
-    if isinstance(error, ModuleNotFoundError) and error.name and f"{module}.".startswith(f"{error.name}."):
-        return f"{module} is not installed"
-    if missing := re.search(r"(lib(?:cudart|cudnn|cublas|nvrtc)\S*): cannot open shared object", text):
-        return f"{module} is built for another CUDA: {missing[1]} is not found; install a build for torch's CUDA"
-    if "undefined symbol" in text:
-        return f"{module} is built for another torch ({text[:160]}); install a build for this one"
-    return f"{module} fails at import: {type(error).__name__}: {text[:200]}"
+    said = text if len(text) <= 200 else f"{text[:200]}..."
+    if isinstance(error, ModuleNotFoundError) and error.name:
+        if f"{module}.".startswith(f"{error.name}."):
+            return f"{module} is not installed"
+        return f"{module} needs {error.name}, which is not installed"
+    if missing := re.search(r"(lib\S+\.so\S*): cannot open shared object", text):
+        library = missing[1]
+        if library.startswith("libcuda.so"):
+            return f"{module} needs NVIDIA's driver: {library} is not found"
+        if re.match(r"lib(c10|torch)_", library):
+            return f"{module} is built for a torch with CUDA: {library} is not found; install such a torch"
+        if re.match(r"lib(cu|nv|nccl)", library):
+            return f"{module} is built for another CUDA: {library} is not found; install a build for torch's CUDA"
+    if symbol := re.search(r"undefined symbol: (\S+)", text):
+        what = "torch" if re.match(r"_Z\S*(3c10|2at|5torch)", symbol[1]) else "CUDA"
+        return f"{module} is built for another {what} ({said}); install a build for this one"
+    if re.search(r"version `?(GLIBC|GLIBCXX|CXXABI)_", text):
+        return f"{module} is built for a newer system ({said}); build it here from source"
+    if isinstance(error, ImportError) and "cannot import name" in text and re.search(r"'torch[.\w]*'", text):
+        return f"{module} does not go with this torch ({said}); install a version for it"
+    return f"{module} fails at import: {type(error).__name__}: {said}"
 
 
 def installed_version(distributions: tuple[str, ...]) -> str | None:

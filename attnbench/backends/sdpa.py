@@ -6,7 +6,8 @@ a context manager inside the launch. When torch refuses, its own warnings are th
 SDPA's is_causal is aligned top-left; attnbench's causal is bottom-right. They agree when seqlen_q == seqlen_k, and a
 single query row sees every key. Otherwise flash gets torch.nn.attention.bias.causal_lower_right (its kernel has that
 alignment), math and efficient get an explicit mask, cuDNN refuses.
-Checked against torch 2.11 (CUDA) and 2.13 (CPU).
+Checked against torch 2.11 (CUDA) and 2.13 (CPU). What is declared of the fused kernels (`on_cuda`) is the part of
+torch's own checks (aten/src/ATen/native/transformers/cuda/sdp_utils.cpp) that does not change with its versions.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from attnbench.backends.base import BackendBase, autograd_prepared, no_extras, scores_workspace, sees_no_key
+from attnbench.backends.library import Limits
 from attnbench.types import Case, Device, Prepared, Signature, Unsupported, Workspace
 
 if TYPE_CHECKING:
@@ -40,6 +42,7 @@ class Sdpa(BackendBase):
     verified: ClassVar[tuple[str, ...]] = ("NVIDIA H200, torch 2.11",)
     unequal_causal = "mask"  # how causal with seqlen_q != seqlen_k is said: "mask", "bias", or "" for not at all
     on_cpu = False
+    on_cuda: ClassVar[Limits | None] = None  # of dtype, headdim and GPU; masks are said apart
     kernels: ClassVar[Mapping[str, tuple[str, str]]] = {}  # device kind -> what forward's and backward's look like
 
     def signature(self, case: Case, device: Device) -> Signature:
@@ -50,6 +53,8 @@ class Sdpa(BackendBase):
     def unsupported(self, case: Case, device: Device) -> str | None:
         if device.kind == "cpu" and not self.on_cpu:
             return "needs a CUDA GPU"
+        if device.kind == "cuda" and self.on_cuda and (reason := self.on_cuda.refuses(case, device)):
+            return reason
         if reason := no_extras(case):
             return reason
         if case.causal and case.shape.seqlen_q > case.shape.seqlen_k and self.unequal_causal != "bias":
@@ -136,6 +141,17 @@ class Efficient(Sdpa):
     name = "sdpa-efficient"
     switch = "mem_efficient"
     efficiency = 0.18
+    asks = "torch"
+    on_cuda: ClassVar = Limits(
+        dtypes=("bf16", "fp16", "fp32"),
+        capability=(5, 0),
+        headdim=(4, 65536),
+        multiple=4,
+        headdim_v=True,
+        window=True,
+        softcap=True,
+        dropout=True,
+    )
     kernels: ClassVar = {"cuda": ("fmha_cutlassF|AttentionKernel", "fmha_cutlassB|AttentionBackwardKernel")}
 
 
@@ -144,6 +160,10 @@ class Flash(Sdpa):
     switch = "flash"
     unequal_causal = "bias"
     on_cpu = True
+    asks = "torch"
+    on_cuda: ClassVar = Limits(
+        capability_below=(12, 2), headdim=(1, 256), multiple=1, window=True, softcap=True, dropout=True
+    )
     kernels: ClassVar = {
         "cuda": ("flash_fwd", "flash_bwd"),
         "cpu": ("flash_attention_for_cpu", "flash_attention_for_cpu_backward"),
@@ -161,6 +181,9 @@ class Cudnn(Sdpa):
     name = "sdpa-cudnn"
     switch = "cudnn"
     efficiency = 0.6
+    asks = "torch"
+    # above headdim 128 it depends on cuDNN's version
+    on_cuda: ClassVar = Limits(capability_below=(12, 2), headdim_v=True, window=True, softcap=True, dropout=True)
     unequal_causal = ""
     kernels: ClassVar = {"cuda": ("cudnn.*fprop", "cudnn.*bprop")}
 

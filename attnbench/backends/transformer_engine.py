@@ -24,10 +24,12 @@ if TYPE_CHECKING:
 class TransformerEngine(Library):
     name = "transformer-engine"
     efficiency = 0.65
+    asks = "Transformer Engine"
     module = "transformer_engine.pytorch"
     distributions: ClassVar = ("transformer-engine",)
     install = "pip install --no-build-isolation 'transformer-engine[pytorch]'"
     oldest = "2.0"
+    needs: ClassVar = ("DotProductAttention",)
     checked: ClassVar = ("2.20.0.dev0",)
     limits: ClassVar = Limits(headdim_v=True, window=True, dropout=True, empty_rows=False)
     forward_kernels = "cudnn.*(fprop|sdpa)|flash_fwd|FlashAttnFwd|FlashAttentionForward"

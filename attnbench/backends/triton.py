@@ -7,6 +7,7 @@ import os
 from typing import TYPE_CHECKING, ClassVar
 
 from attnbench.backends.base import BackendBase, autograd_prepared
+from attnbench.backends.library import import_problem
 from attnbench.fp8 import quantized
 from attnbench.types import Case, Device, Prepared, Probe, Signature, Workspace
 
@@ -25,8 +26,8 @@ class Triton(BackendBase):
     def probe(self) -> Probe:
         try:
             import triton
-        except ImportError as error:
-            return Probe(reason=f"triton cannot be imported: {error}", install="pip install triton")
+        except Exception as error:  # a broken build raises what it likes
+            return Probe(reason=import_problem("triton", error), install="pip install triton")
         if tuple(map(int, triton.__version__.split(".")[:2])) < MIN_TRITON:
             reason = f"needs Triton 3.4 or newer, this is {triton.__version__}"
             return Probe(version=triton.__version__, reason=reason, install="pip install 'triton>=3.4'")

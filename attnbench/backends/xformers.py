@@ -30,12 +30,14 @@ SPLITK_HEADDIMS = tuple((d, d) for d in (16, 32, 64, 128, 256))
 class XFormers(Library):
     name = "xformers"
     efficiency = 0.45
+    asks = "xFormers"
     operator_install = "python -m xformers.info says what is there"
     operator = ""  # module in xformers.ops.fmha with FwOp and perhaps BwOp; "" for its own choice
     module = "xformers.ops"
     distributions: ClassVar = ("xformers",)
-    install = "pip install xformers (its wheel is for CUDA 12; beside a CUDA 13 torch add nvidia-cuda-runtime-cu12)"
+    install = "pip install xformers (its wheel is for CUDA 12; beside a CUDA 13 torch: attnbench env create xformers)"
     oldest = "0.0.28"
+    needs: ClassVar = ("memory_efficient_attention",)
     checked: ClassVar = ("0.0.35",)
     limits: ClassVar = Limits(
         dtypes=(*HALF, "fp32"), headdim_v=True, window=True, dropout=True, gqa_backward=False, empty_rows=False
@@ -47,7 +49,10 @@ class XFormers(Library):
         found = super().probe()
         if found.reason and "flash_attn_interface" in found.reason:
             reason = "xformers.ops fails at import beside flash-attn-4 without flash-attn 2 (it imports the latter)"
-            return Probe(reason=reason, install="give xformers an environment of its own: --python xformers=PATH")
+            return Probe(
+                reason=reason,
+                install="pip uninstall flash-attn-4 here and attnbench env create fa4; or --python xformers=PATH",
+            )
         if not found.usable:
             return found
         extension: Any = getattr(importlib.import_module("xformers"), "_cpp_lib", None)
@@ -55,7 +60,11 @@ class XFormers(Library):
             return Probe(reason=import_problem("xformers", _root(broken)), install=self.install)
         if not self.operator:
             return found
-        forward = importlib.import_module(f"xformers.ops.fmha.{self.operator}").FwOp
+        module = f"xformers.ops.fmha.{self.operator}"
+        try:
+            forward = importlib.import_module(module).FwOp
+        except Exception as error:  # it imports what it runs on
+            return Probe(reason=import_problem(module, error), install=self.install)
         if not forward.is_available():
             return Probe(reason=f"its operator {forward.NAME} is not available", install=self.operator_install)
         return Probe(version=f"{found.version}, {forward.NAME}")

@@ -28,6 +28,7 @@ _POLICY = (
     "warmup_s",
     "burst_s",
     "isolate_power",
+    "caches",
     "min_samples",
     "max_samples",
     "target",

@@ -24,6 +24,7 @@ def facts(cells: Sequence[Cell]) -> list[Caution]:
         *_launch_bound(measured),
         *_cross_check(measured),
         *_outside(measured),
+        *_interpreters(measured),
     ]
     return [*found, *_said(cells)]
 
@@ -144,6 +145,16 @@ def _outside(cells: Iterable[Cell]) -> Iterator[Caution]:
             "memory_peak leaves it out.",
             "-m memory_driver has all of it.",
         )
+
+
+def _interpreters(cells: Iterable[Cell]) -> Iterator[Caution]:
+    """Which Python ran a backend, where it was not attnbench's own."""
+    found: dict[str, dict[str, None]] = {}
+    for cell in cells:
+        if python := cell.run.interpreters.get(cell.backend):
+            found.setdefault(python, {})[cell.backend] = None
+    for python, backends in found.items():
+        yield Caution(f"{', '.join(sorted(backends, key=words.backend_rank))} ran in {python}.", "", "")
 
 
 def _said(cells: Iterable[Cell]) -> Iterator[Caution]:

@@ -12,6 +12,10 @@ from attnbench.types import SHORT
 from attnbench.work import Convention
 
 TIMERS = {"events": "CUDA events", "graph": "CUDA graph replay", "cupti": "CUPTI kernel spans"}
+CACHES = {
+    "fresh": "each in a new process, no kernel compiled before",
+    "kept": "kernels that were compiled before may be reused",
+}
 CONVENTIONS = {"exact": "FLOPs: exact", "fa": "FLOPs: fa, causal counts half"}
 
 
@@ -117,6 +121,10 @@ def bandwidth(rate: float) -> str:
 
 def heading(metric: metrics.Metric, cells: Sequence[Cell], convention: Convention = "exact") -> str:
     """What the figures of a metric are; where they count FLOPs also how, and what the percentages are of."""
+    if metric.name == "first_call":
+        states = sorted({c.run.policy.caches for c in cells if c.status == "ok"})
+        how = "; in other runs ".join(CACHES[state] for state in states)
+        return f"{metric.heading} ({how})" if how else metric.heading
     if metric.name not in ("tflops", "utilization"):
         return metric.heading
     counted = f"{metric.heading} ({CONVENTIONS[convention]})"

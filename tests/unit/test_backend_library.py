@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
+import sys
 from dataclasses import replace
+from types import ModuleType
 
 import pytest
 
 from attnbench.backends import BACKENDS
-from attnbench.backends.library import Limits, flash_workspace, import_problem, numbers
+from attnbench.backends.fa2 import FlashAttention2
+from attnbench.backends.library import Library, Limits, flash_workspace, import_problem, numbers
 from attnbench.types import Case, Device, Shape
+from standins import install
 from standins.contract import AMPERE, CPU, HOPPER, backend
 
 OURS = {"eager", "sdpa-math", "sdpa-efficient", "sdpa-flash", "sdpa-cudnn", "triton", "fake"}
@@ -44,7 +49,7 @@ def test_versions_compare_by_number() -> None:
         (ModuleNotFoundError("No module named 'a.b'", name="a.b"), "a.b is not installed"),
         (
             ModuleNotFoundError("No module named 'ab'", name="ab"),
-            "a.b fails at import: ModuleNotFoundError: No module named 'ab'",
+            "a.b needs ab, which is not installed",
         ),
         (
             ImportError("libcudnn.so.8: cannot open shared object file: No such file"),
@@ -54,11 +59,105 @@ def test_versions_compare_by_number() -> None:
             ImportError("/x.so: undefined symbol: _ZN3c10"),
             "a.b is built for another torch (/x.so: undefined symbol: _ZN3c10); install a build for this one",
         ),
+        (
+            OSError("/x.so: undefined symbol: cublasLtGetStatusString, version libcublasLt.so.11"),
+            "a.b is built for another CUDA (/x.so: undefined symbol: cublasLtGetStatusString, version "
+            "libcublasLt.so.11); install a build for this one",
+        ),
+        (
+            ImportError("libnvJitLink.so.12: cannot open shared object file"),
+            "a.b is built for another CUDA: libnvJitLink.so.12 is not found; install a build for torch's CUDA",
+        ),
+        (
+            ImportError("libcuda.so.1: cannot open shared object file"),
+            "a.b needs NVIDIA's driver: libcuda.so.1 is not found",
+        ),
+        (
+            ImportError("libc10_cuda.so: cannot open shared object file"),
+            "a.b is built for a torch with CUDA: libc10_cuda.so is not found; install such a torch",
+        ),
+        (
+            ImportError("/lib/libm.so.6: version `GLIBC_2.38' not found (required by /x.so)"),
+            "a.b is built for a newer system (/lib/libm.so.6: version `GLIBC_2.38' not found (required by /x.so)); "
+            "build it here from source",
+        ),
+        (
+            ImportError("cannot import name 'custom_op' from 'torch.library' (/torch/library.py)"),
+            "a.b does not go with this torch (cannot import name 'custom_op' from 'torch.library' (/torch/library.py))"
+            "; install a version for it",
+        ),
+        (
+            ImportError("libfoo.so: cannot open shared object file"),
+            "a.b fails at import: ImportError: libfoo.so: cannot open shared object file",
+        ),
+        (AttributeError("x" * 300), f"a.b fails at import: AttributeError: {'x' * 200}..."),
         (RuntimeError(""), "a.b fails at import: RuntimeError: RuntimeError"),
     ],
 )
 def test_import_problem(error: Exception, said: str) -> None:
     assert import_problem("a.b", error) == said
+
+
+OF_THEIR_OWN = [name for name in LIBRARIES if isinstance(backend(name), Library)]
+BROKEN = {
+    "missing": (lambda m: ModuleNotFoundError(f"No module named {m!r}", name=m), "is not installed"),
+    "a dependency missing": (lambda _: ModuleNotFoundError("No module named 'einops'", name="einops"), "needs einops"),
+    "another CUDA": (
+        lambda _: ImportError("libcudart.so.12: cannot open shared object file"),
+        "built for another CUDA",
+    ),
+    "another torch": (lambda _: OSError("/a.so: undefined symbol: _ZN3c105ErrorC2E\nx"), "built for another torch"),
+    "broken": (lambda _: RuntimeError("first\nsecond"), "fails at import: RuntimeError: first second"),
+}
+
+
+def test_most_are_over_a_library_of_their_own() -> None:
+    assert {*LIBRARIES} - {*OF_THEIR_OWN} == {"flex", "compile", "sdpa-fa3", "sdpa-fa4"}
+
+
+@pytest.mark.parametrize("how", BROKEN)
+@pytest.mark.parametrize("name", OF_THEIR_OWN)
+def test_whatever_breaks_at_import_is_one_line_with_what_to_do(
+    name: str, how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = backend(name)
+    module = FlashAttention2.module if name == "hf-flash_attention_2" else made.module  # type: ignore[attr-defined]
+    top = module.partition(".")[0]
+    raised, said = BROKEN[how]
+
+    class Finder:
+        def find_spec(self, asked: str, path: object = None, target: object = None) -> None:
+            if asked == top:
+                raise raised(top)
+
+    for loaded in [m for m in sys.modules if m == top or m.startswith(f"{top}.")]:
+        monkeypatch.delitem(sys.modules, loaded)
+    monkeypatch.setattr(sys, "meta_path", [Finder(), *sys.meta_path])
+    probe = made.probe()
+    assert said in str(probe.reason)
+    assert "\n" not in str(probe.reason)
+    assert probe.version is None
+    assert probe.install
+    assert "\n" not in probe.install
+
+
+@pytest.mark.parametrize("name", OF_THEIR_OWN)
+def test_a_version_that_is_too_old_says_which_is_needed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By its number, or by what its module lacks."""
+    made = backend(name)
+    plain = FlashAttention2() if name == "hf-flash_attention_2" else made
+    assert isinstance(plain, Library)
+    modules: dict[str, ModuleType | None] = {}
+    for part in itertools.accumulate(plain.module.split("."), "{}.{}".format):
+        modules[part] = ModuleType(part)
+    install(monkeypatch, modules, {plain.distributions[0]: "0.0.1"})
+    probe = made.probe()
+    assert not probe.usable
+    assert probe.install
+    if plain.oldest:
+        assert probe.reason == f"{plain.distributions[0]} 0.0.1 is older than {plain.oldest}"
+    else:
+        assert probe.reason == f"{plain.module} 0.0.1 has no {plain.needs[0]}: another version is needed"
 
 
 @pytest.mark.parametrize(

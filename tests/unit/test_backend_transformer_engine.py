@@ -46,7 +46,10 @@ def test_what_it_refuses() -> None:
             "fails at import: RuntimeError: Found",
         ),
         (ModuleNotFoundError("No module named 'transformer_engine'", name="transformer_engine"), "is not installed"),
-        (ModuleNotFoundError("No module named 'onnxscript'", name="onnxscript"), "fails at import"),
+        (
+            ModuleNotFoundError("No module named 'onnxscript'", name="onnxscript"),
+            "needs onnxscript, which is not installed",
+        ),
     ],
 )
 def test_what_breaks_at_import_is_one_line(monkeypatch: pytest.MonkeyPatch, error: Exception, reason: str) -> None:

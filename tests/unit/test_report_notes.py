@@ -43,6 +43,16 @@ def told(*records: Record, **changes: Any) -> str:
     return "\n".join(map(str, facts.facts(cells([run(records, **changes)]))))
 
 
+def test_which_interpreter_ran_a_backend_where_it_was_not_the_usual_one() -> None:
+    records = [ok(case(), name, 300.0) for name in ("eager", "fa4", "sdpa-fa4", "xformers")]
+    chosen = {"sdpa-fa4": "/envs/fa4/bin/python", "fa4": "/envs/fa4/bin/python", "xformers": "/x/python", "fa2": "/y"}
+    said = told(*records, interpreters=chosen)
+    assert "sdpa-fa4, fa4 ran in /envs/fa4/bin/python." in said
+    assert "xformers ran in /x/python." in said
+    assert "/y" not in said
+    assert " ran in " not in told(*records)
+
+
 def test_cautions() -> None:
     good = ok(case(), "eager", 30.0)
     assert warned(good) == ""

@@ -1,0 +1,169 @@
+"""What each backend supports on a GPU that need not be there: its pure `unsupported`, asked feature by feature.
+
+A feature is one change to a plain case (bf16, headdim 128, full mask; what a backend does not take at all, such as bf16
+on Turing, gives way to the next). It is asked forward and backward. Nothing is measured and no library is imported.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+from attnbench.backends import BACKENDS, NOT_BY_DEFAULT, load
+from attnbench.errors import UserError, did_you_mean
+from attnbench.types import DTYPES, Backend, Case, Device, Shape
+
+Answer = Literal["yes", "fwd", "bwd", "no"]  # both passes, one of them, none
+
+PLAIN = Case(Shape(2, 1024, 1024, 16, 16, 128, 128), "bf16", "fwd")
+HEADDIMS = ((32, 32), (64, 64), (96, 96), (128, 128), (192, 128), (256, 256), (512, 512))
+ARCHITECTURES: Mapping[str, tuple[int, int]] = {
+    "Turing": (7, 5),
+    "Ampere": (8, 0),
+    "Ada": (8, 9),
+    "Hopper": (9, 0),
+    "Blackwell": (10, 0),
+    "Blackwell RTX": (12, 0),
+}
+PRODUCTS: Mapping[str, tuple[int, int]] = {
+    "v100": (7, 0),
+    "t4": (7, 5),
+    "a100": (8, 0),
+    **dict.fromkeys(("a10", "a10g", "rtx 3090"), (8, 6)),
+    **dict.fromkeys(("l4", "l40s", "rtx 4090"), (8, 9)),
+    **dict.fromkeys(("h100", "h200", "h20", "gh200"), (9, 0)),
+    **dict.fromkeys(("b200", "gb200"), (10, 0)),
+    **dict.fromkeys(("b300", "gb300"), (10, 3)),
+    "rtx 5090": (12, 0),
+}
+CPU = Device("cpu", 0, "a CPU", 2**36, 2**36)
+
+
+@dataclass(frozen=True)
+class Feature:
+    """One column: its name, and the fields of a case that it changes."""
+
+    name: str
+    group: str
+    change: Mapping[str, Any] = field(default_factory=dict)
+
+    def of(self, plain: Case) -> Case:
+        sizes = {k: v for k, v in self.change.items() if hasattr(plain.shape, k)}
+        rest = {k: v for k, v in self.change.items() if k not in sizes}
+        return replace(plain, shape=replace(plain.shape, **sizes), **rest)
+
+
+def _headdim(d: int, d_v: int) -> Feature:
+    return Feature(f"d{d}" if d == d_v else f"d{d}-{d_v}", "sizes", {"headdim": d, "headdim_v": d_v})
+
+
+FEATURES = (
+    Feature("fwd", "sizes"),
+    Feature("bwd", "sizes", {"direction": "bwd"}),
+    *(Feature(dtype, "sizes", {"dtype": dtype}) for dtype in DTYPES),
+    *(_headdim(d, d_v) for d, d_v in HEADDIMS),
+    Feature("causal", "masks", {"causal": True}),
+    Feature("causal q<k", "masks", {"causal": True, "seqlen_q": 512}),
+    Feature("causal q>k", "masks", {"causal": True, "seqlen_k": 512}),
+    Feature("window", "masks", {"causal": True, "window_size": (256, 0)}),
+    Feature("window, both sides", "masks", {"window_size": (256, 256)}),
+    Feature("softcap", "masks", {"softcap": 30.0}),
+    Feature("dropout", "masks", {"dropout_p": 0.1}),
+    Feature("GQA", "masks", {"nheads_k": 4}),
+    Feature("MQA", "masks", {"nheads_k": 1}),
+    Feature("q<k", "masks", {"seqlen_q": 512}),
+    Feature("decode", "masks", {"seqlen_q": 1, "nheads_k": 4}),
+)
+LEGEND = (
+    "yes: forward and backward (forward, where that is all it has); fwd, bwd: that pass alone. causal q<k: aligned "
+    "bottom-right, 512 queries on 1024 keys; causal q>k: 1024 on 512, so that some queries see no key. window: causal, "
+    "256 to the left. decode: one query, 4 query heads a key head."
+)
+
+
+@dataclass(frozen=True)
+class Support:
+    """One cell: what is taken, and why the rest is not."""
+
+    answer: Answer
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One backend on one device. Without `plain` it runs nothing there, for `reason`."""
+
+    backend: str
+    plain: Case | None
+    reason: str
+    cells: tuple[Support, ...]
+    asks: str = ""  # whose own check of a case may still refuse what it takes here
+    verified: bool = True  # gave right results on hardware, some time
+
+    @property
+    def overall(self) -> Support:
+        """Of the plain case: both passes, forward alone, or none."""
+        forward, backward = self.cells[0], self.cells[1]
+        return Support("fwd", backward.reason) if forward.answer == "yes" != backward.answer else forward
+
+
+@dataclass(frozen=True)
+class Matrix:
+    device: Device
+    rows: tuple[Row, ...]
+
+
+def matrix(device: Device, names: Sequence[str] | None = None) -> Matrix:
+    """Every backend that ships (or those named) on a device."""
+    wanted = [name for name in BACKENDS if name not in NOT_BY_DEFAULT] if names is None else names
+    return Matrix(device, tuple(_row(load(name, BACKENDS[name]), device) for name in wanted))
+
+
+def device(gpu: str) -> Device:
+    """ "h100", "hopper", "sm_90", "9.0", "cpu" -> a device of that kind, for the backends' pure functions alone."""
+    word = re.sub(r"[\s_-]+", " ", gpu.strip().lower())
+    if word == "cpu":
+        return CPU
+    known = {**PRODUCTS, **{name.lower(): capability for name, capability in ARCHITECTURES.items()}}
+    if word in known:
+        return Device("cuda", 0, gpu.strip(), 2**37, 2**37, known[word])
+    if match := re.fullmatch(r"(?:sm ?)?(\d{1,2})\.?(\d)[af]?", word):
+        major, minor = int(match[1]), int(match[2])
+        return Device("cuda", 0, f"compute capability {major}.{minor}", 2**37, 2**37, (major, minor))
+    raise UserError(f"--gpu: no GPU {gpu!r}{did_you_mean(word, known)}; or its compute capability, as sm_90 or 9.0")
+
+
+def architectures() -> tuple[Matrix, ...]:
+    """One matrix for each generation of GPUs, and one for a CPU."""
+    named = {name: Device("cuda", 0, name, 2**37, 2**37, capability) for name, capability in ARCHITECTURES.items()}
+    return tuple(matrix(d) for d in (*named.values(), replace(CPU, name="CPU")))
+
+
+def _row(backend: Backend, device: Device) -> Row:
+    candidates = [replace(PLAIN, dtype=dtype) for dtype in DTYPES]
+    candidates += [replace(c, shape=replace(c.shape, headdim=64, headdim_v=64)) for c in candidates]
+    refusals = [backend.unsupported(c, device) for c in candidates]
+    said: dict[str, Any] = {"asks": getattr(backend, "asks", ""), "verified": bool(getattr(backend, "verified", ()))}
+    if None not in refusals:
+        reason = str(refusals[0])
+        return Row(backend.name, None, reason, (Support("no", reason),) * len(FEATURES), **said)
+    plain = candidates[refusals.index(None)]
+    backward = backend.unsupported(replace(plain, direction="bwd"), device) is None
+    return Row(backend.name, plain, "", tuple(_cell(backend, device, f, plain, backward) for f in FEATURES), **said)
+
+
+def _cell(backend: Backend, device: Device, feature: Feature, plain: Case, backward: bool) -> Support:
+    """`backward`: whether the backend has one; where not, the forward speaks for the feature."""
+    case = feature.of(plain)
+    if feature.name in ("fwd", "bwd"):
+        reason = backend.unsupported(case, device)
+        return Support("no" if reason else "yes", reason or "")
+    forward = backend.unsupported(case, device)
+    if not backward:
+        return Support("no" if forward else "yes", forward or "")
+    reverse = backend.unsupported(replace(case, direction="bwd"), device)
+    if forward and reverse:
+        return Support("no", forward)
+    return Support("bwd" if forward else "fwd" if reverse else "yes", forward or reverse or "")

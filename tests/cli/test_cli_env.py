@@ -1,0 +1,48 @@
+"""Environments, interpreters, caches and the support matrix, through the command."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+
+from tool import Tool
+
+
+def test_a_suites_interpreter_and_fresh_caches_are_in_the_run_file_and_the_report(tool: Tool) -> None:
+    other = tool.folder / "python"
+    other.symlink_to(os.path.realpath(sys.executable))
+    suite = f"axes: {{seqlen: '1k,2k', causal: true}}\nbackends: fake\ninterpreters: {{fake: {other}}}\n"
+    stored = tool.fake("--suite", tool.write("own.yaml", suite), "--fresh-caches")
+    assert stored.header["interpreters"] == {"fake": str(other)}
+    assert stored.header["policy"]["caches"] == "fresh"
+    assert {*stored.statuses.values()} == {"ok"}
+    shown = " ".join(tool("report", "-m", "first_call", "run.jsonl").out.split())
+    assert "First call (each in a new process, no kernel compiled before)" in shown
+    assert f"fake ran in {other}." in shown
+    other.unlink()
+    again = tool("run", "--resume", "run.jsonl", code=2)
+    assert again.err == f"attnbench: cannot resume run.jsonl: fake ran in {other}, which is gone; make it again there\n"
+
+
+def test_the_matrix_needs_no_gpu_and_no_library(tool: Tool) -> None:
+    entries = json.loads(tool("backends", "--matrix", "--gpu", "sm_90,t4", "-f", "json").out)
+    assert {e["capability"] for e in entries} == {"9.0", "7.5"}
+    fa4 = {e["feature"]: e["support"] for e in entries if e["backend"] == "fa4" and e["capability"] == "9.0"}
+    assert (fa4["bwd"], fa4["fp32"], fa4["GQA"]) == ("yes", "no", "yes")
+    wrong = tool("backends", "--matrix", "--gpu", "h10", code=2)
+    assert 'did you mean "h100"' in wrong.err
+
+
+def test_pips_refusal_is_one_line(tool: Tool) -> None:
+    """With no index and no wheels nothing can be found."""
+    (tool.folder / "none").mkdir()
+    data = str(tool.folder / "data")
+    options = ("--no-index", "--find-links", "none")
+    done = tool("env", "create", "fa4", "--path", Path("env"), "--", *options, code=2, XDG_DATA_HOME=data)
+    (line,) = [line for line in done.err.splitlines() if line.startswith("attnbench: ")]
+    assert "No matching distribution found for flash-attn-4" in line
+    assert "attnbench env create fa4 -- --no-index --find-links FOLDER" in line
+    assert not (tool.folder / "env").exists()
+    assert tool("env", "list", XDG_DATA_HOME=data).out.startswith("none yet")

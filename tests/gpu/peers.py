@@ -1,0 +1,104 @@
+"""attnbench's timer against the peers', on one closure, in turns: do_bench, and what libraries publish to time theirs.
+
+A peer reads in bursts with pauses, since do_bench's default of 100 ms runs into the power cap, where the clock falls.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import importlib.util
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal
+
+from attnbench import stats
+from attnbench.bench import Bench
+from attnbench.measure.timing import Pacer, collect, nothing, pause
+from attnbench.types import Policy
+
+TURNS, BURSTS, REST = 5, 4, 0.05  # REST in seconds
+SHORTEST = 0.5e-3  # seconds; below, the peers differ by the launch gap that events contain
+Launch = Callable[[], Any]
+
+
+@dataclass(frozen=True)
+class Peer:
+    """Another's way to time a launch, in seconds."""
+
+    read: Callable[[Launch], float]
+    module: str  # that must be there
+    backends: str = "*"  # glob: whose library publishes it
+    l2: Literal["cold", "warm"] = "cold"
+
+
+def _do_bench(launch: Launch, **options: Any) -> float:
+    from triton.testing import do_bench
+
+    return do_bench(launch, **options) / 1e3
+
+
+def _flash_attn(launch: Launch) -> float:
+    from flash_attn.utils.benchmark import benchmark_forward
+
+    return benchmark_forward(launch, repeats=10, verbose=False)[1].mean
+
+
+def _flashinfer(launch: Launch) -> float:
+    from flashinfer.testing import bench_gpu_time
+
+    return stats.median([float(ms) for ms in bench_gpu_time(launch, dry_run_time_ms=1, repeat_time_ms=10)]) / 1e3
+
+
+PEERS: Mapping[str, Peer] = {
+    "do_bench": Peer(partial(_do_bench, warmup=1, rep=10, return_mode="median"), "triton"),
+    # the arguments of flash-attention's benchmarks/benchmark_attn.py, which serves FA2, FA3 and FA4
+    "benchmark_attn.py": Peer(partial(_do_bench, warmup=5, rep=10), "triton", "fa[234]"),
+    "flash_attn.utils.benchmark": Peer(_flash_attn, "flash_attn.utils.benchmark", "fa2", l2="warm"),
+    "flashinfer.testing": Peer(_flashinfer, "flashinfer.testing", "flashinfer*"),
+}
+
+
+def peers(backend: str) -> dict[str, Peer]:
+    """Those that can be called here and are meant for this backend."""
+    return {name: p for name, p in PEERS.items() if fnmatch.fnmatchcase(backend, p.backends) and _there(p.module)}
+
+
+def _there(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ImportError:
+        return False
+
+
+def ratio(bench: Bench, launch: Launch, policy: Policy, peer: Peer) -> tuple[float, float] | None:
+    """(latency, attnbench / peer) by medians over turns; None for what is too short to compare."""
+    events = bench.events
+    assert events is not None
+    events.before = bench.flush if peer.l2 == "cold" else nothing
+
+    def ours() -> float:
+        events.reset()
+        pacer = Pacer(events.clocks, events.best_clock, policy.burst_s)
+        return stats.median(collect(partial(events.samples, launch), policy, pace=pacer))
+
+    def theirs() -> float:
+        bursts = []
+        for _ in range(BURSTS):
+            bursts.append(peer.read(launch))
+            pause(REST)
+        return stats.median(bursts)
+
+    try:
+        if ours() < SHORTEST:
+            return None
+        found = []
+        for turn in range(TURNS):
+            if turn % 2:
+                mine, other = ours(), theirs()
+            else:
+                other, mine = theirs(), ours()
+            found.append((mine, mine / other))
+    finally:
+        events.before = bench.flush
+    return stats.median([latency for latency, _ in found]), stats.median([r for _, r in found])

@@ -1,0 +1,169 @@
+"""Every backend on this machine's GPU: right results, the kernels that ran, and its speed as its library times it.
+
+    python tests/gpu/verify_libraries.py                                   all backends; some minutes
+    python tests/gpu/verify_libraries.py -b 'fa4,xformers*' --python fa4=/tmp/env-fa4/bin/python --out verified.jsonl
+
+Each has a process of its own, in its own interpreter (`attnbench env`, --python), which needs torch and the library
+only. A cell is measured as a run measures it: compared with the reference, traced, judged by the declared signature. So
+a signature that was guessed shows as wrong-kernel, with the names that it should have. Exit code 1 where a cell that a
+backend takes did not end well, or a ratio to a peer is further from 1 than 2 % in the median.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import subprocess
+import sys
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+FIRST = "result: "  # what a line of results begins with; libraries print others
+AGREES = 0.02
+UNUSABLE = "not usable"
+
+
+def cases(device: str) -> Iterator[Any]:
+    """headdim 64, 128 and 256, both masks, grouped heads and unequal lengths; large ones, to be compared with peers."""
+    from attnbench.types import Case, Shape
+
+    n, dtype = (4096, "bf16") if device != "cpu" else (64, "fp32")
+    for d in (64, 128, 256):
+        heads = max(4, min(16, n // 2 // d))
+        shapes = [Shape(2, n, n, heads, heads, d, d)]
+        if d == 128:
+            shapes += [Shape(2, n, n, heads, heads // 4, d, d), Shape(2, n // 4, n, heads, heads, d, d)]
+        for shape in shapes:
+            for causal in (False, True):
+                for direction in ("fwd", "bwd"):
+                    yield Case(shape, dtype, direction, causal)  # type: ignore[arg-type]
+
+
+def child(name: str, spec: str, device: str) -> int:
+    """One backend in this process: a line of JSON for its probe and for each cell."""
+    from peers import peers, ratio
+
+    from attnbench import backends, environment, inputs
+    from attnbench.bench import Bench
+    from attnbench.stats import median
+    from attnbench.types import Policy, Unsupported
+
+    def tell(**fields: Any) -> None:
+        print(f"{FIRST}{json.dumps({'backend': name, **fields})}", flush=True)
+
+    backend = backends.load(name, spec)
+    probe = backend.probe()
+    tell(version=probe.version, reason=probe.reason, install=probe.install)
+    if not probe.usable:
+        return 0
+    described = environment.describe(environment.pick(device)).device
+    bench, policy = Bench(described), Policy(max_seconds=0.1)
+    for case in cases(described.kind):
+        s = case.shape
+        lengths = f"{s.seqlen_q}x{s.seqlen_k} {s.nheads}/{s.nheads_k}"
+        cell: dict[str, Any] = {
+            "cell": f"{lengths} d{s.headdim} {'causal' if case.causal else 'full'} {case.direction}",
+            "declares": list(backend.signature(case, described).runs),
+        }
+        try:
+            if refusal := backend.unsupported(case, described):
+                raise Unsupported(refusal)
+            found = bench.measure(backend, case, policy)
+            cell |= {"status": found["status"], "reason": found.get("reason"), "kernels": found.get("kernels", {})}
+            if found["status"] == "ok":
+                cell["latency"] = median(found["measurements"]["time"].values)
+                cell["first_call"] = found["measurements"]["first_call"].values[0]
+                if bench.events is not None:
+                    prepared = backend.prepare(case, inputs.make(case, str(bench.device), 0))
+                    prepared.launch()
+                    read = {who: ratio(bench, prepared.launch, policy, peer) for who, peer in peers(name).items()}
+                    cell["ratios"] = {who: pair[1] for who, pair in read.items() if pair}
+                    del prepared
+        except Unsupported as refusal:
+            cell |= {"status": "skipped", "reason": " ".join(str(refusal).split())}
+        except Exception as error:
+            traceback.print_exc()
+            cell |= {"status": "failed", "reason": f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"}
+        tell(**cell)
+        if not bench.recover():
+            tell(cell="the rest", status="failed", reason="the CUDA context is lost")
+            break
+    return 0
+
+
+def judge(found: list[dict[str, Any]]) -> tuple[str, list[str], bool]:
+    """Of one backend: a line, what to look at below it, and whether all is well."""
+    probe, cells = found[0], found[1:]
+    if probe["reason"]:
+        return f"{UNUSABLE}: {probe['reason']}", [f"to mend: {probe['install']}"] if probe["install"] else [], True
+    counts = {status: sum(c["status"] == status for c in cells) for status in dict.fromkeys(c["status"] for c in cells)}
+    line = f"{probe['version']}: {', '.join(f'{n} {status}' for status, n in counts.items())}"
+    below = [f"{c['status']}: {c['cell']}: {c['reason']}" for c in cells if c["status"] not in ("ok", "skipped")]
+    well = not below and counts.get("ok", 0) > 0
+    kernels: dict[str, None] = {}
+    for cell in cells:
+        kernels.update(dict.fromkeys(cell.get("kernels", {})))
+    declared = list(dict.fromkeys(pattern for c in cells if c["status"] == "ok" for pattern in c["declares"]))
+    for kernel in kernels:
+        by = [pattern for pattern in declared if re.search(pattern, kernel)]
+        below.append(f"ran: {kernel}  {'declared as ' + ', '.join(by) if by else '(not declared)'}")
+    for who in dict.fromkeys(who for c in cells for who in c.get("ratios", {})):
+        ratios = sorted(c["ratios"][who] for c in cells if who in c.get("ratios", {}))
+        middle = ratios[len(ratios) // 2]
+        below.append(f"attnbench / {who}: {middle:.4f}, {ratios[0]:.4f} to {ratios[-1]:.4f}, {len(ratios)} cells")
+        well = well and abs(middle - 1) <= AGREES
+    if colds := [c["first_call"] for c in cells if "first_call" in c]:
+        below.append(f"first calls: {min(colds):.2f} to {max(colds):.2f} s, with the caches that were there")
+    return line, below, well
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("-b", "--backend", default="*", help="names and globs, as for attnbench run")
+    parser.add_argument("--python", action="append", default=[], metavar="NAME=PATH")
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--timeout", type=float, default=900, help="seconds for one backend")
+    parser.add_argument("--out", type=Path, help="also every line of results, to a file")
+    parser.add_argument("--child", nargs=2, metavar=("NAME", "SPEC"), help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.child:
+        return child(*options.child, options.device)
+    from attnbench.choose import choose, interpreters
+    from attnbench.process import environment
+
+    specs = choose([options.backend])
+    pythons = interpreters(options.python, list(specs))
+    all_well = True
+    for name, spec in specs.items():
+        python = pythons.get(name)
+        command = [python or sys.executable, __file__, "--device", options.device, "--child", name, spec]
+        ended = ""
+        try:
+            done = subprocess.run(
+                command, capture_output=True, text=True, timeout=options.timeout, env=environment(python)
+            )
+            out, err = done.stdout, done.stderr
+            ended = f"it ended with code {done.returncode}" if done.returncode else ""
+        except subprocess.TimeoutExpired as late:
+            out, err = (
+                t.decode(errors="replace") if isinstance(t, bytes) else t or "" for t in (late.stdout, late.stderr)
+            )
+            ended = f"not done within {options.timeout:g} s"
+        lines = [line.removeprefix(FIRST) for line in out.splitlines() if line.startswith(FIRST)]
+        if options.out and lines:
+            with options.out.open("a") as file:
+                file.write("\n".join(lines) + "\n")
+        line, below, well = judge([json.loads(text) for text in lines]) if lines else ("said nothing", [], False)
+        if ended:
+            below += [ended, *err.strip().splitlines()[-3:]]
+        all_well = all_well and well and not ended
+        word = "LOOK" if ended or not well else "none" if line.startswith(UNUSABLE) else "well"
+        print(f"{word} {name}: {line}", *below, sep="\n     ", flush=True)
+    return 0 if all_well else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,181 @@
+"""What each backend supports, asked without a GPU; the table in the docs is the command's."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from attnbench import commands, hardware
+from attnbench.backends import BACKENDS, NOT_BY_DEFAULT, load
+from attnbench.errors import UserError
+from attnbench.matrix import FEATURES, PLAIN, Row, architectures, device, matrix
+from attnbench.report import matrix as shown
+
+DOCS = Path(__file__).parents[2] / "docs" / "backends.md"
+
+
+def row(backend: str, gpu: str = "h100") -> Row:
+    return matrix(device(gpu), [backend]).rows[0]
+
+
+def said(backend: str, feature: str, gpu: str = "h100") -> tuple[str, str]:
+    cell = row(backend, gpu).cells[[f.name for f in FEATURES].index(feature)]
+    return cell.answer, cell.reason
+
+
+@pytest.mark.parametrize(
+    ("backend", "feature", "gpu", "answer", "reason"),
+    [
+        ("fa2", "bf16", "a100", "yes", ""),
+        ("fa2", "fp32", "a100", "no", "no fp32, only bf16 and fp16"),
+        ("fa2", "bf16", "t4", "no", "needs compute capability 8.0 or newer, this GPU has 7.5"),
+        ("fa2", "d192-128", "h100", "no", "v must have the headdim of q and k (192), not 128"),
+        ("fa4", "d192-128", "b200", "yes", ""),
+        ("fa4", "causal q>k", "b200", "yes", ""),
+        ("eager", "causal q>k", "cpu", "yes", ""),
+        ("xformers-cutlass", "GQA", "h100", "fwd", "grouped heads are forward only"),
+        ("flashinfer-fa3", "bwd", "h100", "no", "forward only"),
+        ("flashinfer-fa3", "GQA", "h100", "yes", ""),  # its forward, which is all it has
+        ("fa1", "causal q<k", "a100", "no", "its causal mask is not bottom-right aligned when seqlen_q != seqlen_k"),
+        ("sdpa-flash", "fp32", "h100", "no", "no fp32, only bf16 and fp16"),
+        ("sdpa-flash", "fp32", "cpu", "yes", ""),
+        ("sdpa-efficient", "d512", "h100", "yes", ""),
+    ],
+)
+def test_cells(backend: str, feature: str, gpu: str, answer: str, reason: str) -> None:
+    assert said(backend, feature, gpu) == (answer, reason)
+
+
+def test_every_cell_is_what_a_run_would_hear() -> None:
+    """Asked again, each pass by itself, on the case that the column means."""
+    for of in (matrix(device("h100")), matrix(device("turing")), matrix(device("cpu"))):
+        for found in of.rows:
+            made = load(found.backend, BACKENDS[found.backend])
+            if found.plain is None:
+                assert made.unsupported(PLAIN, of.device)
+                continue
+            assert made.unsupported(found.plain, of.device) is None
+            for feature, cell in zip(FEATURES, found.cells, strict=True):
+                case = feature.of(found.plain)
+                passes = {d for d in ("fwd", "bwd") if made.unsupported(replace(case, direction=d), of.device) is None}
+                if feature.name == "fwd":
+                    assert cell.answer == ("yes" if "fwd" in passes else "no")
+                elif feature.name == "bwd":
+                    assert cell.answer == ("yes" if "bwd" in passes else "no")
+                elif cell.answer == "yes":
+                    assert "fwd" in passes
+                    assert "bwd" in passes or found.cells[1].answer == "no"
+                else:
+                    assert passes == ({cell.answer} - {"no"})
+                    assert cell.reason
+
+
+def test_features_are_different_cases() -> None:
+    cases = [f.of(PLAIN) for f in FEATURES]
+    plain = [f.name for f, case in zip(FEATURES, cases, strict=True) if case == PLAIN]
+    assert plain == ["fwd", "bf16", "d128"]
+    assert len({*cases}) == len(cases) - 2
+
+
+def test_a_backend_is_judged_in_what_it_takes() -> None:
+    assert row("fa1", "t4").plain == replace(PLAIN, dtype="fp16")
+    assert row("fa1", "t4").overall.answer == "fwd"
+    assert row("fa3", "a100").plain is None
+    assert row("fa3", "a100").overall.answer == "no"
+    assert row("fa3", "a100").reason == "needs compute capability 9.0 or newer, this GPU has 8.0"
+
+
+def test_gpus_by_name_architecture_and_capability() -> None:
+    names = {"H100": (9, 0), "ampere": (8, 0), "RTX-4090": (8, 9), "sm_90": (9, 0), "sm120": (12, 0), "8.6": (8, 6)}
+    assert {name: device(name).capability for name in names} == names
+    assert device("sm_90a").capability == (9, 0)
+    assert device("cpu").kind == "cpu"
+    with pytest.raises(UserError, match="no GPU 'h10'; did you mean \"h100\""):
+        device("h10")
+    with pytest.raises(UserError, match="sm_90"):
+        device("sm_9x")
+
+
+def test_every_nvidia_gpu_on_file_has_a_capability() -> None:
+    nvidia = [gpu.name for gpu in hardware.GPUS if not gpu.name.startswith("MI")]
+    assert len(nvidia) > 20
+    for name in nvidia:
+        product = " ".join(name.split()[: 2 if name.startswith("RTX") else 1])
+        assert device(product).capability
+
+
+def test_all_backends_on_all_architectures() -> None:
+    found = architectures()
+    names = [name for name in BACKENDS if name not in NOT_BY_DEFAULT]
+    assert all([r.backend for r in m.rows] == names for m in found)
+    assert [m.device.name for m in found] == [
+        *("Turing", "Ampere", "Ada", "Hopper", "Blackwell"),
+        "Blackwell RTX",
+        "CPU",
+    ]
+
+
+def test_the_table_in_the_docs_is_the_commands(tmp_path: Path) -> None:
+    """Renew it with: attnbench backends --matrix --into docs/backends.md"""
+    copy = tmp_path / "backends.md"
+    copy.write_text(DOCS.read_text())
+    assert commands.matrix([], None, "table", copy) == 0
+    assert copy.read_text() == DOCS.read_text()
+
+
+def test_only_what_stands_between_the_marks_is_replaced(tmp_path: Path) -> None:
+    file = tmp_path / "a.md"
+    file.write_text(f"before\n{shown.BEGIN}\nold\n{shown.END}\nafter\n")
+    shown.put_into(file)
+    text = file.read_text()
+    assert text.startswith("before\n<!-- matrix")
+    assert text.endswith("<!-- end of the matrix -->\nafter\n")
+    assert "old" not in text
+    file.write_text("nothing here\n")
+    with pytest.raises(UserError, match="no place for the matrix"):
+        shown.put_into(file)
+    with pytest.raises(UserError, match="cannot read"):
+        shown.put_into(tmp_path / "gone.md")
+
+
+def test_every_mark_has_its_note_and_unverified_rows_say_so() -> None:
+    text = shown.markdown([matrix(device("a100"))])
+    used = {int(part.partition("<")[0]) for part in text.split("<sup>")[1:]}
+    listed = [line for line in text.splitlines() if line.partition(". ")[0].isdigit()]
+    assert used == {*range(1, len(listed) + 1)}
+    (note,) = [line for line in listed if line.endswith(". not verified on hardware")]
+    assert f"`fa2` <sup>{note.partition('.')[0]}</sup>" in text
+    assert "`eager` |" in text
+    assert text.count("| `fa3` ") == 1  # runs nothing there: told once
+
+
+def test_formats_say_the_same() -> None:
+    found = [matrix(device("h100"), ["fa2", "fa4"])]
+    entries = json.loads(shown.json_text(found))
+    assert list(csv.DictReader(io.StringIO(shown.csv_text(found)))) == entries
+    assert len(entries) == 2 * len(FEATURES)
+    assert entries[0]["capability"] == "9.0"
+    console = Console(file=io.StringIO(), width=150)
+    shown.render(console, found)
+    assert "no fp32, only bf16 and fp16" in console.file.getvalue()  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("width", [60, 80, 200])
+def test_no_column_is_squeezed_however_narrow_the_terminal(width: int) -> None:
+    console = Console(file=io.StringIO(), width=width)
+    shown.render(console, [matrix(device("h100"), ["fa2", "xformers-cutlass"])])
+    text = console.file.getvalue()  # type: ignore[attr-defined]
+    assert "…" not in text
+    heads = [line for line in text.splitlines() if line.startswith(("h100, ", "  "))]
+    assert all(any(f" {f.name}" in line for line in heads) for f in FEATURES)
+
+
+def test_unknown_format() -> None:
+    with pytest.raises(UserError, match="--format: unknown 'tabel'; did you mean \"table\""):
+        commands.matrix([], None, "tabel", None)

@@ -1,0 +1,243 @@
+"""`attnbench env`: environments that see the present torch, made from a wheel that the test writes; no network."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import importlib
+import importlib.metadata
+import importlib.util
+import json
+import subprocess
+import sys
+import zipfile
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from attnbench import choose, commands, venvs
+from attnbench.backends import BACKENDS
+from attnbench.errors import UserError
+from attnbench.venvs import Venv
+
+PYPROJECT = Path(__file__).parents[2] / "pyproject.toml"
+MADE = Venv("fa4", "/envs/fa4", ("flash-attn-4>=4.0.0b36",), "2.11.0", "2026-11-21")
+
+
+@pytest.fixture(autouse=True)
+def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+    return tmp_path / "data" / "attnbench"
+
+
+def wheel(folder: Path, name: str, version: str, files: dict[str, str], *needs: str) -> None:
+    """A pure Python wheel, as pip takes it."""
+    info = f"{name}-{version}.dist-info"
+    needed = "".join(f"Requires-Dist: {need}\n" for need in needs)
+    contents = {
+        **files,
+        f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n{needed}",
+        f"{info}/WHEEL": "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+    }
+    digests = {
+        path: base64.urlsafe_b64encode(hashlib.sha256(text.encode()).digest()).rstrip(b"=").decode()
+        for path, text in contents.items()
+    }
+    record = "".join(f"{path},sha256={digests[path]},{len(text.encode())}\n" for path, text in contents.items())
+    folder.mkdir(exist_ok=True)
+    with zipfile.ZipFile(folder / f"{name}-{version}-py3-none-any.whl", "w") as file:
+        for path, text in {**contents, f"{info}/RECORD": f"{record}{info}/RECORD,,\n"}.items():
+            file.writestr(path, text)
+
+
+FA4 = {"flash_attn/cute/__init__.py": "def flash_attn_func(*args, **options): ...\n"}
+
+
+def offline(folder: Path) -> list[str]:
+    return ["--no-index", "--find-links", str(folder)]
+
+
+def test_it_sees_the_present_torch_and_is_remembered(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From pip to the worker's probe, and gone again."""
+    monkeypatch.setitem(venvs.SERVES, "fa4", ("fa4",))  # type: ignore[arg-type]  (the other's probe imports torch)
+    wheel(tmp_path / "wheels", "flash_attn_4", "4.0.0b40", FA4, "torch>=2", "helper")
+    wheel(tmp_path / "wheels", "helper", "1.0", {"helper.py": ""})
+    assert commands.env_create("fa4", tmp_path / "env", offline(tmp_path / "wheels")) == 0
+    said = capsys.readouterr().out
+    assert "fa4: flash-attn-4 4.0.0b40" in said
+    made = venvs.known()["fa4"]
+    assert made.path == str(tmp_path / "env")
+    names = ("torch", "helper", "flash_attn.cute")
+    look = f"from importlib.util import find_spec; print(*(find_spec(n).origin for n in {names}))"
+    files = subprocess.check_output([made.python, "-c", look], text=True, cwd=tmp_path).split()
+    assert files[0] == importlib.util.find_spec("torch").origin  # type: ignore[union-attr]
+    assert [f.startswith(str(tmp_path / "env")) for f in files] == [False, True, True]
+    assert choose.interpreters([], ["eager", "fa4"]) == {"fa4": made.python}
+    with pytest.raises(UserError, match="there is an environment fa4 already"):
+        venvs.create("fa4", None, [], print)
+    assert commands.env_list() == 0
+    assert f"torch {made.torch}" in capsys.readouterr().out
+    assert commands.env_remove("fa4") == 0
+    assert not Path(made.path).exists()
+    assert venvs.known() == {}
+    with pytest.raises(UserError, match="no environment 'fa4'; there is none"):
+        venvs.remove("fa4")
+
+
+def test_a_torch_beside_the_present_one_is_pips_refusal_in_one_line(tmp_path: Path) -> None:
+    """Nothing is left behind, so that it can be tried again."""
+    wheel(tmp_path / "wheels", "flash_attn_4", "4.0.0b40", FA4, "torch==1.0")
+    wheel(tmp_path / "wheels", "torch", "1.0", {"torch/__init__.py": ""})
+    with pytest.raises(UserError) as error:
+        venvs.create("fa4", tmp_path / "env", offline(tmp_path / "wheels"), lambda _: None)
+    said = str(error.value)
+    assert "\n" not in said
+    assert said.startswith("env create fa4: pip says: ")
+    present = importlib.metadata.version("torch")
+    assert f"it does not go with torch {present}" in said
+    assert "torch==1.0" in said
+    assert "-- --no-deps" in said
+    assert not (tmp_path / "env").exists()
+    assert venvs.known() == {}
+
+
+def test_a_namespace_is_not_hidden_by_the_present_interpreters_package(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """flash_attn.cute beside a flash-attn 2 that does not look further than its own folder."""
+    site, present = tmp_path / "site", tmp_path / "present"
+    for path, text in (
+        ("site/atn_pkg/cute/__init__.py", ""),
+        ("site/atn_free/a.py", ""),
+        ("present/atn_pkg/two.py", ""),
+    ):
+        (tmp_path / path).parent.mkdir(parents=True)
+        (tmp_path / path).write_text(text)
+    (present / "atn_pkg" / "__init__.py").write_text("")
+    monkeypatch.setattr(sys, "path", [str(site), str(present), *sys.path])
+    assert importlib.util.find_spec("atn_pkg").origin == str(present / "atn_pkg/__init__.py")  # type: ignore[union-attr]
+    venvs._unhide(site, [str(present)])
+    importlib.invalidate_caches()
+    for name in ("atn_pkg.cute", "atn_pkg.two"):
+        monkeypatch.setitem(sys.modules, name, None)  # so that both are taken away again
+        monkeypatch.delitem(sys.modules, name)
+        importlib.import_module(name)
+    assert not (site / "atn_free" / "__init__.py").exists()
+
+
+@pytest.mark.parametrize(
+    ("lines", "said", "todo"),
+    [
+        (
+            [
+                "ERROR: Could not find a version that satisfies the requirement x",
+                "ERROR: No matching distribution found for x",
+            ],
+            "Could not find a version that satisfies the requirement x; No matching distribution found for x",
+            "attnbench env create fa4 -- --no-index --find-links FOLDER",
+        ),
+        (
+            ["error: subprocess-exited-with-error", "OSError: CUDA_HOME environment variable is not set."],
+            "subprocess-exited-with-error",
+            "nvcc (CUDA_HOME)",
+        ),
+        (["something", "went wrong"], "something; went wrong", "create it again"),
+        ([], "pip ended without a word", "create it again"),
+        (["ERROR: [Errno 28] No space left on device"], "No space left on device", "create it again"),
+    ],
+)
+def test_pips_last_words_and_what_to_do(lines: list[str], said: str, todo: str) -> None:
+    text = venvs.pip_problem(MADE, lines)
+    assert said in text
+    assert todo in text
+    assert "\n" not in text
+
+
+def test_every_library_extra_of_the_project_has_its_backends() -> None:
+    tomllib = pytest.importorskip("tomllib")  # Python 3.11
+    extras = tomllib.loads(PYPROJECT.read_text())["project"]["optional-dependencies"]
+    assert {*extras} - {*venvs.SERVES} == {"all", "plots", "parquet", "test"}
+    assert {*venvs.SERVES} <= {*extras}
+    served = [backend for name in venvs.SERVES for backend in venvs.served(name)]
+    assert len(served) == len({*served})
+    of_libraries = {
+        b for b in BACKENDS if b.split("-")[0] in ("fa1", "fa2", "fa4", "xformers", "flashinfer", "cudnn", "hf")
+    }
+    assert {*served} == of_libraries | {"sdpa-fa4", "transformer-engine"}
+    assert all(venvs.served(name) for name in venvs.SERVES)
+
+
+def test_requirements_are_those_of_the_metadata() -> None:
+    declared = [
+        "torch>=2.5",
+        "flash-attn-4>=4.0.0b36; extra == 'fa4'",
+        'flash-attn<3,>=2.6; python_version < "4" and extra == "fa2"',
+        "xformers; extra == 'all'",
+    ]
+    assert venvs.requirements("fa4", None, declared) == ("flash-attn-4>=4.0.0b36",)
+    assert venvs.requirements("fa4", "12.8", declared) == ("flash-attn-4>=4.0.0b36",)
+    assert venvs.requirements("fa4", "13.0", declared) == ("flash-attn-4[cu13]>=4.0.0b36",)
+    assert venvs.requirements("fa2", "13.0", declared) == ("flash-attn<3,>=2.6",)
+    xformers = ["xformers>=0.0.28; extra == 'xformers'"]
+    assert venvs.requirements("xformers", "12.8", xformers) == ("xformers>=0.0.28",)
+    assert venvs.requirements("xformers", "13.0", xformers) == ("xformers>=0.0.28", "nvidia-cuda-runtime-cu12")
+    with pytest.raises(UserError, match="no extra 'hf'"):
+        venvs.requirements("hf", None, declared)
+    assert venvs.requirements("fa4")[0].startswith("flash-attn-4")
+
+
+@pytest.mark.parametrize(
+    ("word", "said"),
+    [("fa5", 'did you mean "fa4"'), ("eager", "no environment for 'eager'"), ("fa3", "built from source")],
+)
+def test_names_that_have_no_environment(word: str, said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        venvs.extra(word)
+    assert (venvs.extra("fa4"), venvs.extra("flashinfer-fa3"), venvs.extra("hf-sdpa")) == ("fa4", "flashinfer", "hf")
+
+
+def test_where_they_are_kept(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert venvs.home() == data
+    monkeypatch.setenv("XDG_DATA_HOME", "relative")  # the standard says to pass over it
+    assert venvs.home() == Path.home() / ".local/share/attnbench"
+
+
+def test_a_folder_that_is_in_use_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "mine").write_text("")
+    with pytest.raises(UserError, match="is not empty; choose another --path"):
+        venvs.create("fa4", tmp_path, [], print)
+    assert (tmp_path / "mine").exists()
+
+
+def test_a_damaged_list_is_said(data: Path) -> None:
+    data.mkdir(parents=True)
+    for text in ("{", "[1]", '[{"name": "fa4"}]'):
+        (data / "environments.json").write_text(text)
+        with pytest.raises(UserError, match=r"environments.json cannot be read"):
+            venvs.known()
+
+
+def test_which_interpreter_wins(tmp_path: Path, data: Path) -> None:
+    """--python over the suite's, over the one that was made; one that is gone is passed over."""
+    folders = {}
+    for name in ("made", "suite", "option"):
+        folders[name] = tmp_path / name / "bin" / "python"
+        folders[name].parent.mkdir(parents=True)
+        folders[name].symlink_to(sys.executable)
+    data.mkdir(parents=True)
+    remembered = [replace(MADE, path=str(tmp_path / "made")), replace(MADE, name="hf", path=str(tmp_path / "gone"))]
+    (data / "environments.json").write_text(json.dumps([vars(m) for m in remembered]))
+    names = ["fa4", "sdpa-fa4", "hf-eager", "eager"]
+    made, suite, option = map(str, folders.values())
+    assert choose.interpreters([], names) == {"fa4": made, "sdpa-fa4": made}
+    assert choose.interpreters([], names, {"*fa4": suite, "cudnn": "/nowhere"}) == {"fa4": suite, "sdpa-fa4": suite}
+    found = choose.interpreters([f"fa4={option}"], names, {"*fa4": suite})
+    assert found == {"fa4": option, "sdpa-fa4": suite}
+    with pytest.raises(UserError, match="interpreters: /nowhere is not an executable file"):
+        choose.interpreters([], names, {"fa4": "/nowhere"})
+    with pytest.raises(UserError, match="interpreters: no backend 'fa44'; did you mean \"fa4\""):
+        choose.interpreters([], names, {"fa44": suite})

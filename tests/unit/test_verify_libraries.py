@@ -1,0 +1,87 @@
+"""What tests/gpu/verify_libraries.py makes of its results, without a GPU; that it runs at all is seen on a CPU."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+GPU = Path(__file__).parents[1] / "gpu"
+
+
+@pytest.fixture
+def script(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(GPU)
+    spec = importlib.util.spec_from_file_location("verify_libraries", GPU / "verify_libraries.py")
+    assert spec is not None
+    assert spec.loader is not None
+    made = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(made)
+    return made
+
+
+PROBE = {"version": "flash-attn 2.8.3", "reason": None, "install": None}
+
+
+def cell(status: str = "ok", **more: Any) -> dict[str, Any]:
+    base = {"cell": "4096x4096 16/16 d128 full fwd", "declares": ["flash_fwd"], "status": status, "reason": None}
+    return {**base, "kernels": {"flash_fwd_kernel<...>": 1, "fill": 1}, "first_call": 0.5, **more}
+
+
+def test_all_is_well(script: ModuleType) -> None:
+    ratios = [{"do_bench": r} for r in (0.95, 1.01, 1.015)]
+    cells = [*(cell(ratios=r) for r in ratios), cell("skipped", reason="no fp32", kernels={})]
+    line, below, well = script.judge([PROBE, *cells])
+    assert line == "flash-attn 2.8.3: 3 ok, 1 skipped"
+    assert well
+    assert "ran: flash_fwd_kernel<...>  declared as flash_fwd" in below
+    assert "ran: fill  (not declared)" in below
+    assert "attnbench / do_bench: 1.0100, 0.9500 to 1.0150, 3 cells" in below
+
+
+@pytest.mark.parametrize(
+    ("cells", "said"),
+    [
+        ([cell(), cell("wrong-kernel", reason="no kernel like 'flash_fwd' ran")], "no kernel like 'flash_fwd' ran"),
+        ([cell(ratios={"do_bench": 1.03})], "1.0300"),
+        ([cell("skipped", reason="refused")], ""),
+    ],
+)
+def test_what_needs_a_look(script: ModuleType, cells: list[dict[str, Any]], said: str) -> None:
+    _, below, well = script.judge([PROBE, *cells])
+    assert not well
+    assert said in " ".join(below)
+
+
+def test_a_library_that_is_not_there_is_no_failure(script: ModuleType) -> None:
+    probe = {"version": None, "reason": "flash_attn is not installed", "install": "pip install flash-attn"}
+    assert script.judge([probe]) == (
+        "not usable: flash_attn is not installed",
+        ["to mend: pip install flash-attn"],
+        True,
+    )
+
+
+def test_cells_cover_what_is_to_be_verified(script: ModuleType) -> None:
+    cases = list(script.cases("cuda"))
+    assert {c.shape.headdim for c in cases} == {64, 128, 256}
+    assert {(c.direction, c.causal) for c in cases} == {(d, m) for d in ("fwd", "bwd") for m in (False, True)}
+    assert any(c.shape.nheads_k < c.shape.nheads for c in cases)
+    assert any(c.shape.seqlen_q < c.shape.seqlen_k for c in cases)
+    assert len({*cases}) == len(cases) <= 24
+
+
+def test_peers_are_those_of_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(GPU)
+    monkeypatch.delitem(sys.modules, "peers", raising=False)
+    peers = importlib.import_module("peers")
+    monkeypatch.setattr(peers, "_there", lambda _: True)
+    assert [*peers.peers("eager")] == ["do_bench"]
+    assert [*peers.peers("fa2")] == ["do_bench", "benchmark_attn.py", "flash_attn.utils.benchmark"]
+    assert [*peers.peers("flashinfer-fa3")] == ["do_bench", "flashinfer.testing"]
+    monkeypatch.undo()
+    assert not peers._there("no_such.module")
