@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from attnbench import __version__
+from attnbench.compare.command import compare
 from attnbench.errors import EXIT_BAD_INPUT, EXIT_TERMINATED, Terminated, UserError
 from attnbench.gate.command import gate
 
@@ -288,6 +289,7 @@ def suites(
 
 
 app.command()(gate)
+app.command()(compare)
 
 
 def main() -> None:
