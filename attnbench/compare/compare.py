@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from attnbench.compare import differences, figures, join, longest, prices, ratios
-from attnbench.compare import workload as workloads
+from attnbench.compare import differences, figures, join, longest, mix, prices, ratios, workload
 from attnbench.compare.join import Best, Lack
 from attnbench.compare.machines import Key, Machine, machines, parse_names, reference
 from attnbench.compare.prices import Price
@@ -50,7 +49,7 @@ class Comparison:
     utilization: tuple[float | None, ...]
     power: figures.Power | None
     prices: Mapping[str, Price]  # by label
-    workload: workloads.Answer | None
+    workload: mix.Answer | None
     lacks: tuple[Lack, ...]
     longest: tuple[longest.Line, ...]
     units: tuple[figures.Units, ...]
@@ -113,7 +112,7 @@ def compare(paths: Sequence[Path], runs: Sequence[Run], request: Request) -> Com
         raise UserError("--name makes one machine of all files: nothing to compare")
     home = reference(found, request.to)
     costs = prices.prices(request.prices, found)
-    plan = workloads.load(request.workload) if request.workload else None
+    plan = workload.load(request.workload) if request.workload else None
     bests = [join.best(machine) for machine in found]
     join.check(found, bests)
     cells, cases = join.common(found), join.common_cases(bests)
@@ -128,7 +127,7 @@ def compare(paths: Sequence[Path], runs: Sequence[Run], request: Request) -> Com
         utilization=tuple(figures.mean(m, best, cases, "utilization") for m, best in zip(found, bests, strict=True)),
         power=figures.power(found, bests, cases),
         prices=costs,
-        workload=workloads.weigh(plan, found, home) if plan else None,
+        workload=mix.weigh(plan, found, home) if plan else None,
         lacks=tuple(join.lacks(found)),
         longest=tuple(longest.longest(found)),
         units=tuple(figures.units(found)),

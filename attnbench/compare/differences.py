@@ -18,6 +18,7 @@ def warnings(found: Sequence[Machine], bests: Sequence[Best], cases: Sequence[Ca
     yield from _software(found)
     yield from _power_limits(found)
     yield from _method(found)
+    yield from _untried(found, bests, cases)
     yield from _clocks(found, bests, cases)
     yield from _spans(found, bests, cases)
 
@@ -39,7 +40,7 @@ def _software(found: Sequence[Machine]) -> Iterator[str]:
         if len(set(values)) > 1:
             told.add(tuple(values))
             yield f"{name} differs: {_each(some, values)}. Part of the ratio may be its doing."
-    backends = {backend for m in found for _, backend in m.latencies}
+    backends = {backend for m in found for _, backend in m.logs}
     for backend in sorted(backends, key=words.backend_rank):
         users = [m for m in found if backend in m.run.versions]
         values = [m.run.versions[backend] for m in users]
@@ -71,6 +72,23 @@ def _method(found: Sequence[Machine]) -> Iterator[str]:
             yield f"{name} differs: {_each(gpus, values)}. Short calls read differently."
     if {"fake"} < {m.run.environment.device.kind for m in found}:
         yield "A simulated device is among them: its figures mean nothing."
+
+
+def _untried(found: Sequence[Machine], bests: Sequence[Best], cases: Sequence[Case]) -> Iterator[str]:
+    """Fastest backends that another machine was never asked for."""
+    for machine in found:
+        missing: dict[str, int] = {}
+        for case in cases:
+            for backend in {best[case] for best in bests}:
+                cell = machine.cells.get((case, backend))
+                if cell is None or all(r.resumable for r in cell.records):
+                    missing[backend] = missing.get(backend, 0) + 1
+        if missing:
+            each = ", ".join(f"{backend} in {words.count(n, 'case')}" for backend, n in missing.items())
+            yield (
+                f"{machine.label} was not measured with what is fastest on another: {each}. "
+                "It may be faster than it seems here."
+            )
 
 
 def _clocks(found: Sequence[Machine], bests: Sequence[Best], cases: Sequence[Case]) -> Iterator[str]:

@@ -7,6 +7,7 @@ too low then, and TFLOP/s per watt too high, the more so the shorter the call. T
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -73,8 +74,8 @@ def power(found: Sequence[Machine], bests: Sequence[Best], cases: Sequence[Case]
         common = [case for case in cases if having and all(case in by_machine[i] for i in having)]
         if common:
             each = [[by_machine[i][case] for case in common] if i in having else [] for i in range(len(found))]
-            means = [[stats.geomean(column) for column in zip(*pairs, strict=True)] or [None, None] for pairs in each]
-            watts, efficiency = zip(*means, strict=True)
+            watts = tuple(stats.geomean([w for w, _ in pairs]) if pairs else None for pairs in each)
+            efficiency = tuple(stats.geomean([e for _, e in pairs]) if pairs else None for pairs in each)
             return Power(source, len(common), watts, efficiency)
     return None
 
@@ -118,8 +119,8 @@ def _sampled(machine: Machine, key: Key) -> tuple[float, float] | None:
 def _latencies(machine: Machine, file: File) -> dict[Key, float]:
     """Seconds of the cells of one of a machine's files."""
     found = {}
-    for key, rounds in machine.latencies.items():
-        own = [t for number, t in rounds.items() if number in file.rounds]
+    for key, logs in machine.logs.items():
+        own = [log for number, log in logs.items() if number in file.rounds]
         if own:
-            found[key] = stats.geomean(own)
+            found[key] = math.exp(math.fsum(own) / len(own))
     return found

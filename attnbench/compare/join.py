@@ -6,7 +6,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from attnbench.compare.machines import Key, Machine
-from attnbench.compare.ratios import log_latency
 from attnbench.errors import UserError
 from attnbench.report import words
 from attnbench.report.cells import Cell
@@ -34,29 +33,23 @@ class Lack:
 def common(found: Sequence[Machine]) -> list[Key]:
     """The cells with a figure on all machines, in the order of a report."""
     first, *rest = found
-    keys = [key for key in first.latencies if all(key in m.latencies for m in rest)]
-    return sorted(keys, key=rank)
-
-
-def rank(key: Key) -> tuple[object, ...]:
-    return (words.case_rank(key[0]), words.backend_rank(key[1]))
+    return [key for key in first.logs if all(key in m.logs for m in rest)]
 
 
 def best(machine: Machine, keys: Iterable[Key] | None = None) -> dict[Case, str]:
     """The fastest backend of every case that has a figure; of these cells only, if given."""
-    found: dict[Case, tuple[float, str]] = {}
-    for key in machine.latencies if keys is None else keys:
-        case, backend = key
-        mine = (log_latency(machine, key), backend)
-        if case not in found or mine < found[case]:
-            found[case] = mine
+    found: dict[Case, Key] = {}
+    for key in machine.logs if keys is None else keys:
+        rival = found.get(key[0])
+        if rival is None or machine.means[key] < machine.means[rival]:
+            found[key[0]] = key
     return {case: backend for case, (_, backend) in found.items()}
 
 
 def common_cases(bests: Iterable[Best]) -> list[Case]:
     """The cases with a figure of some backend on all machines."""
     first, *rest = bests
-    return sorted((case for case in first if all(case in b for b in rest)), key=words.case_rank)
+    return [case for case in first if all(case in b for b in rest)]
 
 
 def group(case: Case, dtypes: bool) -> str:
@@ -79,8 +72,9 @@ def lacks(found: Sequence[Machine]) -> list[Lack]:
     """Of each machine the cells that another has a figure of, brought together by backend and reason."""
     universe: dict[Key, Cell] = {}
     for machine in found:
-        for key in machine.latencies:
-            universe.setdefault(key, machine.cells[key])
+        universe |= {key: machine.cells[key] for key in machine.logs if key not in universe}
+    if all(len(machine.logs) == len(universe) for machine in found):
+        return []
     by_backend: dict[str, list[Cell]] = {}
     for (_, backend), cell in universe.items():
         by_backend.setdefault(backend, []).append(cell)
@@ -89,7 +83,7 @@ def lacks(found: Sequence[Machine]) -> list[Lack]:
         planned = {(job.case, job.backend) for job in machine.run.plan}
         gathered: dict[tuple[str, str, str], list[tuple[Cell, str]]] = {}
         for key, cell in universe.items():
-            if key not in machine.latencies:
+            if key not in machine.logs:
                 why, reason = _why(machine.cells.get(key), key in planned)
                 gathered.setdefault((key[1], why, words.template(reason)), []).append((cell, reason))
         for (backend, why, _), members in gathered.items():
@@ -120,7 +114,7 @@ def check(found: Sequence[Machine], bests: Sequence[Best]) -> None:
         if not own.keys() & bests[0].keys():
             raise UserError(
                 f"{first.label} and {machine.label} have no case in common: {_apart(bests[0], own, first, machine)}; "
-                f"measure the same on both, as in {_command(min((bests[0], own), key=len))}"
+                f"measure the same on both, as in {_command(own if len(own) < len(bests[0]) else bests[0])}"
             )
     raise UserError(
         "no case is common to all machines, though each has some in common with another: "

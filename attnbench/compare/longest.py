@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from attnbench.compare.machines import Machine
 from attnbench.report import words
@@ -38,20 +39,25 @@ class Line:
 def longest(found: Sequence[Machine]) -> list[Line]:
     """In the order of a report. Masks, heads and batches are taken together: what fits with any of them counts."""
     several = len({case.dtype for m in found for case, _ in m.cells}) > 1
-    lines: dict[tuple[object, ...], tuple[str, str, list[dict[int, list[Cell]]]]] = {}
+    lines: dict[tuple[Any, ...], list[dict[int, list[Cell]]]] = {}
     for i, machine in enumerate(found):
         for (case, backend), cell in machine.cells.items():
             s = case.shape
-            dims = (s.headdim, s.headdim_v)
-            rank = (DTYPES.index(case.dtype), dims, DIRECTIONS.index(case.direction), words.backend_rank(backend))
-            name = f"{case.dtype} " * several + f"d{words.headdim(case)} {case.direction}"
-            sides = lines.setdefault(rank, (name, backend, [{} for _ in found]))[2]
+            kind = (case.dtype, s.headdim, s.headdim_v, case.direction, backend)
+            sides = lines.setdefault(kind, [{} for _ in found])
             sides[i].setdefault(s.seqlen_k, []).append(cell)
-    return [
-        Line(name, backend, fits)
-        for _, (name, backend, sides) in sorted(lines.items(), key=lambda line: line[0])
-        if any(fits := tuple(map(_fit, sides)))
-    ]
+    told = []
+    for dtype, d, dv, direction, backend in sorted(lines, key=_rank):
+        fits = tuple(map(_fit, lines[dtype, d, dv, direction, backend]))
+        if any(fits):
+            name = f"d{d} {direction}" if d == dv else f"d{d}-{dv} {direction}"
+            told.append(Line(f"{dtype} {name}" if several else name, backend, fits))
+    return told
+
+
+def _rank(kind: tuple[Any, ...]) -> tuple[Any, ...]:
+    dtype, d, dv, direction, backend = kind
+    return DTYPES.index(dtype), d, dv, DIRECTIONS.index(direction), words.backend_rank(backend)
 
 
 def _fit(lengths: dict[int, list[Cell]]) -> Fit | None:

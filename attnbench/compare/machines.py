@@ -8,6 +8,7 @@ far apart they lie is said. Where this leaves a single machine, every file stand
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -15,8 +16,7 @@ from functools import cached_property
 from itertools import chain
 from pathlib import Path
 
-from attnbench import stats
-from attnbench.derive import samples
+from attnbench import metrics
 from attnbench.errors import UserError, did_you_mean
 from attnbench.report.cells import Cell, cells
 from attnbench.types import Case, Run
@@ -41,21 +41,28 @@ class Machine:
     label: str
     files: tuple[File, ...]
     run: Run = field(repr=False)
+    known: dict[Case, Case] = field(repr=False)  # of all machines: equal cases are one object, so look-ups are quick
 
     @cached_property
     def cells(self) -> Mapping[Key, Cell]:
-        return {(c.case, c.backend): c for c in cells([self.run])}
+        """In the order of a report."""
+        return {(self.known.setdefault(c.case, c.case), c.backend): c for c in cells([self.run])}
 
     @cached_property
-    def latencies(self) -> Mapping[Key, Mapping[int, float]]:
-        """Seconds of every cell that is ok: round -> median of its samples."""
+    def logs(self) -> Mapping[Key, Mapping[int, float]]:
+        """Of every cell with a figure, in the order of a report: round -> logarithm of the latency."""
         found = {}
         for key, cell in self.cells.items():
             if cell.status == "ok":
-                each = {r.round: stats.median(s) for r in cell.records if r.status == "ok" and (s := samples(r))}
-                if each and min(each.values()) > 0:
+                each = {r.round: math.log(t) for r in cell.records if (t := metrics.value("latency", r))}
+                if each:
                     found[key] = each
         return found
+
+    @cached_property
+    def means(self) -> Mapping[Key, float]:
+        """The mean of the rounds' logarithms."""
+        return {key: math.fsum(each.values()) / len(each) for key, each in self.logs.items()}
 
 
 def machines(paths: Sequence[Path], runs: Sequence[Run], names: Mapping[Path, str] | None = None) -> list[Machine]:
@@ -67,7 +74,8 @@ def machines(paths: Sequence[Path], runs: Sequence[Run], names: Mapping[Path, st
         groups = [[file] for file in files]
     given = [next((names[f.path] for f in group if f.path in names), None) for group in groups]
     labels = _labels([group[0].run for group in groups], given)
-    return [_machine(label, group) for label, group in zip(labels, groups, strict=True)]
+    known: dict[Case, Case] = {}
+    return [_machine(label, group, known) for label, group in zip(labels, groups, strict=True)]
 
 
 def alike(found: Iterable[Machine]) -> list[list[File]]:
@@ -139,13 +147,14 @@ def _groups(files: Sequence[File], names: Mapping[Path, str]) -> list[list[File]
     return groups
 
 
-def _machine(label: str, files: Sequence[File]) -> Machine:
+def _machine(label: str, files: Sequence[File], known: dict[Case, Case]) -> Machine:
     """Joined; the rounds of each file follow those of the one before."""
     numbered, plan, start = [], [], 0
     records = []
     for file in files:
         own = file.run
-        end = start + 1 + max((x.round for x in chain(own.records, own.plan)), default=0)
+        last = max(chain((r.round for r in own.records), (j.round for j in own.plan)), default=0)
+        end = start + last + 1
         if start:
             shift = start
             records += [replace(r, round=r.round + shift) for r in own.records]
@@ -155,7 +164,7 @@ def _machine(label: str, files: Sequence[File]) -> Machine:
             plan += own.plan
         numbered.append(replace(file, rounds=range(start, end)))
         start = end
-    return Machine(label, tuple(numbered), replace(files[0].run, records=tuple(records), plan=tuple(plan)))
+    return Machine(label, tuple(numbered), replace(files[0].run, records=tuple(records), plan=tuple(plan)), known)
 
 
 # What may tell machines of one name apart, in the order in which a reader would ask.

@@ -26,7 +26,7 @@ effect measures", Statistics in Medicine 27(10), 2008.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -87,14 +87,9 @@ def alike(keys: Iterable[Key]) -> Weights:
     return dict.fromkeys(found, 1 / len(found))
 
 
-def log_latency(machine: Machine, key: Key) -> float:
-    """The mean of the rounds' logarithms."""
-    return _mean([math.log(t) for t in machine.latencies[key].values()])
-
-
 def latency(machine: Machine, key: Key) -> float:
     """Seconds: the geometric mean of the rounds' medians."""
-    return math.exp(log_latency(machine, key))
+    return math.exp(machine.means[key])
 
 
 def side(machine: Machine, weights: Weights) -> Side:
@@ -102,12 +97,10 @@ def side(machine: Machine, weights: Weights) -> Side:
     below, above = 0.0, 0.0  # squares, of cells with one round
     alone = False
     for key, weight in weights.items():
-        rounds = machine.latencies[key]
-        logs = [math.log(t) for t in rounds.values()]
-        middle = _mean(logs)
+        logs, middle = machine.logs[key], machine.means[key]
         total += weight * middle
         if len(logs) > 1:
-            for number, log in zip(rounds, logs, strict=True):
+            for number, log in logs.items():
                 moves[number] = moves.get(number, 0.0) + weight * (log - middle) / len(logs)
         else:
             alone = True
@@ -125,7 +118,7 @@ def side(machine: Machine, weights: Weights) -> Side:
 
 def of_samples(machine: Machine, key: Key) -> tuple[float, float]:
     """How far the interval of the only round's median reaches below and above it, as logarithms."""
-    record = next(r for r in machine.cells[key].records if r.round in machine.latencies[key])
+    record = next(r for r in machine.cells[key].records if r.round in machine.logs[key])
     found = samples(record)
     if len(found) >= MIN_SAMPLES_INTERVAL:
         low, high = stats.median_interval(found)
@@ -134,14 +127,10 @@ def of_samples(machine: Machine, key: Key) -> tuple[float, float]:
     if len(found) < 2 or min(found) <= 0:
         return math.inf, math.inf
     logs = [math.log(t) for t in found]
-    middle = _mean(logs)
+    middle = math.fsum(logs) / len(logs)
     error = math.sqrt(math.fsum((v - middle) ** 2 for v in logs) / (len(logs) - 1) / len(logs))
     half = _student(len(logs) - 1) * error
     return half, half
-
-
-def _mean(values: Sequence[float]) -> float:
-    return math.fsum(values) / len(values)
 
 
 @lru_cache(maxsize=256)

@@ -26,8 +26,8 @@ def cells(c: Comparison) -> Iterator[dict[str, Any]]:
     for case, backend in universe:
         key = case, backend
         for i, machine in enumerate(c.machines):
-            cell, ok = machine.cells.get(key), key in machine.latencies
-            ratio = c.cell_ratio(key, i) if ok and key in c.reference.latencies else None
+            cell, ok = machine.cells.get(key), key in machine.logs
+            ratio = c.cell_ratio(key, i) if ok and key in c.reference.logs else None
             yield {
                 "machine": machine.label,
                 "backend": backend,
@@ -43,7 +43,7 @@ def cells(c: Comparison) -> Iterator[dict[str, Any]]:
                 "status": cell.status if cell else NOT_PLANNED,
                 "reason": cell.reason if cell else None,
                 "fastest": c.bests[i].get(case) == backend,
-                "rounds": len(machine.latencies[key]) if ok else 0,
+                "rounds": len(machine.logs[key]) if ok else 0,
                 "latency": ratios.latency(machine, key) if ok else None,
                 "tflops": c.speed(i, key) if ok else None,
                 "utilization": cell.value("utilization") if ok and cell else None,

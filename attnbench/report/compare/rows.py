@@ -44,7 +44,8 @@ def answer(c: Comparison) -> list[str]:
     elif len(ranked) == 1:
         ((ratio, label),) = ranked
         if even(ratio):
-            said.append(f"{label} and {home} cannot be told apart: {times(ratio)} {over}.")
+            alike = "cannot be told apart" if ratio.even else "are alike as far as a single round tells"
+            said.append(f"{label} and {home} {alike}: {times(ratio)} {over}.")
         else:
             said.append(f"{label} is {times(ratio)} as fast as {home} {over}.")
         said += _extremes(c)
@@ -62,7 +63,7 @@ def even(ratio: Ratio) -> bool:
 
 
 def _over(group: Group) -> str:
-    return f"over {words.count(len(group.cases), 'case')}, the fastest backend of each on each machine (geometric mean)"
+    return f"over {words.count(len(group.cases), 'case')}, with the fastest backends of each machine (geometric mean)"
 
 
 def _extremes(c: Comparison) -> list[str]:
@@ -113,7 +114,7 @@ def descriptions(c: Comparison) -> list[tuple[str, str]]:
 def _description(machine: Machine) -> str:
     here = machine.run.environment
     device = here.device
-    rounds = max((len(each) for each in machine.latencies.values()), default=0)
+    rounds = max((len(each) for each in machine.logs.values()), default=0)
     parts = [
         device.name,
         metrics.size(device.memory),
@@ -121,7 +122,7 @@ def _description(machine: Machine) -> str:
         f"{device.threads} threads" if device.threads else "",
         f"torch {here.torch}" if here.torch else "",
         f"driver {here.driver}" if here.driver else "",
-        words.count(len(machine.latencies), "cell"),
+        words.count(len(machine.logs), "cell"),
         words.count(rounds, "round"),
         ", ".join(file.path.name for file in machine.files),
     ]
@@ -247,7 +248,9 @@ def _lacks(c: Comparison) -> Block:
         (lack.machine, str(len(lack.cells)), lack.why, lack.backend, lack.where or "all", lack.reason)
         for lack in c.lacks
     ]
-    lacking = {label: sum(int(row[1]) for row in rows if row[0] == label) for label in dict.fromkeys(r[0] for r in rows)}
+    lacking = {
+        label: sum(int(row[1]) for row in rows if row[0] == label) for label in dict.fromkeys(r[0] for r in rows)
+    }
     note = "; ".join(f"{label} lacks {words.count(n, 'cell')} that another machine has" for label, n in lacking.items())
     headings = ("machine", "cells", "why", "backend", "where", "reason")
     return Block("missing", "Missing", f"{note}. They count nowhere above.", headings, tuple(rows), (0, 2, 3, 4, 5))
@@ -290,14 +293,14 @@ def warnings(c: Comparison) -> list[str]:
 
 def _intervals(c: Comparison) -> str:
     sources = {source for r in (*c.overall, *c.whole.best, *c.whole.same) if r for source in r.sources}
-    alone = [m.label for m in c.machines if any(len(each) == 1 for each in m.latencies.values())]
+    alone = [m.label for m in c.machines if any(len(each) == 1 for each in m.logs.values())]
     if SAMPLES not in sources:
         return "Intervals are 95 %, from rounds." if sources else ""
     rounds = " from rounds, and where a cell has only one" if ROUNDS in sources else ""
     return (
         f"Intervals are 95 %{',' if rounds else ''}{rounds} from the samples of a single round ({', '.join(alone)}): "
-        "they know nothing of what sets one process, run or unit apart from the next. Two runs of one H200 differ by up "
-        f"to {metrics.percent(ONE_ROUND)} in a cell; run --rounds 5."
+        "they know nothing of what sets one process, run or unit apart from the next. Two runs of one H200 differ by "
+        f"up to {metrics.percent(ONE_ROUND)} in a cell; run --rounds 5."
     )
 
 
