@@ -1,16 +1,15 @@
 """What one machine is good for on the cases that all have, each with its fastest backend: TFLOP/s, utilisation, watts.
 
-All are geometric means over the cases. Power is that of the work without pauses (run --sustained) where every machine
-that has a power reading has that; else NVML's samples of the whole measurement, whose pauses let it fall: the power is
-too low then, and TFLOP/s per watt too high, the more so the shorter the call. The two are never mixed.
+All are geometric means over the cases. Power is that of the work without pauses (run --sustained) alone. NVML's samples
+of the other runs hold the pauses between bursts, and its average lags by a second: for sdpa-cudnn on an H200 (4k, d128,
+causal, fwd) they made 4.7 TFLOP/s per watt of what is 0.72 (results/20261121-060508-sustained-nvidia-h200.jsonl).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 from attnbench import stats, work
 from attnbench.compare.join import Best
@@ -19,15 +18,12 @@ from attnbench.compare.ratios import latency
 from attnbench.derive import values
 from attnbench.types import Case
 
-Source = Literal["sustained", "samples"]
-
 
 @dataclass(frozen=True)
 class Power:
-    """By machine; None where it has no reading. `cases` all machines with one have it of."""
+    """By machine; None where it has no reading."""
 
-    source: Source
-    cases: int
+    cases: int  # with a reading on every machine that has any
     watts: tuple[float | None, ...]
     tflops_per_watt: tuple[float | None, ...]
 
@@ -64,20 +60,15 @@ def mean(machine: Machine, best: Best, cases: Iterable[Case], metric: str | None
 
 
 def power(found: Sequence[Machine], bests: Sequence[Best], cases: Sequence[Case]) -> Power | None:
-    """None where no machine has a reading of any case, or those that have one have it of no common case."""
-    readings: dict[Source, list[dict[Case, tuple[float, float]]]] = {
-        "sustained": [_readings(m, best, cases, _sustained) for m, best in zip(found, bests, strict=True)],
-        "samples": [_readings(m, best, cases, _sampled) for m, best in zip(found, bests, strict=True)],
-    }
-    having = [i for i in range(len(found)) if any(by_machine[i] for by_machine in readings.values())]
-    for source, by_machine in readings.items():
-        common = [case for case in cases if having and all(case in by_machine[i] for i in having)]
-        if common:
-            each = [[by_machine[i][case] for case in common] if i in having else [] for i in range(len(found))]
-            watts = tuple(stats.geomean([w for w, _ in pairs]) if pairs else None for pairs in each)
-            efficiency = tuple(stats.geomean([e for _, e in pairs]) if pairs else None for pairs in each)
-            return Power(source, len(common), watts, efficiency)
-    return None
+    """None where no machine has a reading, or those that have some have no case in common."""
+    readings = [{c: r for c in cases if (r := _sustained(m, (c, b[c])))} for m, b in zip(found, bests, strict=True)]
+    having = [own for own in readings if own]
+    common = [case for case in cases if all(case in own for own in having)]
+    if not having or not common:
+        return None
+    watts = tuple(stats.geomean([own[case][0] for case in common]) if own else None for own in readings)
+    efficiency = tuple(stats.geomean([own[case][1] for case in common]) if own else None for own in readings)
+    return Power(len(common), watts, efficiency)
 
 
 def units(found: Sequence[Machine]) -> list[Units]:
@@ -97,23 +88,12 @@ def units(found: Sequence[Machine]) -> list[Units]:
     return lines
 
 
-def _readings(
-    machine: Machine, best: Best, cases: Iterable[Case], read: Callable[[Machine, Key], tuple[float, float] | None]
-) -> dict[Case, tuple[float, float]]:
-    """Case -> (watts, TFLOP/s per watt), where there are some."""
-    return {case: pair for case in cases if (pair := read(machine, (case, best[case])))}
-
-
 def _sustained(machine: Machine, key: Key) -> tuple[float, float] | None:
+    """(watts, TFLOP/s per watt)."""
     cell = machine.cells[key]
     watts = [stats.median(found) for r in cell.records if (found := values(r, "sustained_power"))]
     efficiency = cell.value("tflops_per_watt")
     return (stats.median(watts), efficiency) if watts and efficiency else None
-
-
-def _sampled(machine: Machine, key: Key) -> tuple[float, float] | None:
-    watts = machine.cells[key].value("power")
-    return (watts, tflops(machine, key) / watts) if watts else None
 
 
 def _latencies(machine: Machine, file: File) -> dict[Key, float]:

@@ -10,10 +10,12 @@ from typing import Any
 import pytest
 from builders import CPU, H200, case, ended, job, ok, run
 
+from attnbench import work
 from attnbench.compare import join
 from attnbench.compare.compare import Comparison, Request, compare
 from attnbench.compare.longest import Fit
 from attnbench.errors import UserError
+from attnbench.report.compare import rows
 from attnbench.types import Device, Job, Record
 
 H100 = replace(H200, name="NVIDIA H100")
@@ -96,12 +98,11 @@ def test_nothing_in_common_says_where_they_part_and_what_to_measure() -> None:
 
 
 def test_a_cpu_and_a_gpu_compare_where_they_meet() -> None:
-    ours = [ok(case(), "eager", 100), ok(case(), "triton", 500, power=700)]
+    ours = [ok(case(), "eager", 100), ok(case(), "triton", 500)]
     got = compared(ours, [ok(case(), "eager", 1), ok(case(2048), "eager", 1)], CPU)
     assert got.whole.best[1].value == pytest.approx(1 / 500)
+    assert got.utilization[0] == pytest.approx(500 / 989, rel=0.01)
     assert got.utilization[1] is None
-    assert got.power
-    assert got.power.watts == (pytest.approx(700), None)
 
 
 def test_runs_without_a_figure_and_single_runs_are_one_line() -> None:
@@ -134,19 +135,19 @@ def test_a_mask_that_fits_counts_for_the_length() -> None:
     assert line.fits == (Fit(2048, None), Fit(2048, None))
 
 
-def test_steady_power_goes_before_samples_and_is_never_mixed_with_them() -> None:
-    steady = {"sustained": 1e-3, "sustained_power": 700.0}
-    both = [ok(case(), "fa3", 600, power=300, **steady), ok(case(2048), "fa3", 600, power=300)]
-    got = compared(both, both).power
+def test_power_is_that_of_work_without_pauses() -> None:
+    flops = work.flops(case())
+    ours = [ok(case(), "fa3", 600, power=300, sustained=flops / 500e12, sustained_power=700.0)]
+    theirs = [ok(case(), "fa3", 600, power=300, sustained=flops / 500e12, sustained_power=350.0)]
+    more = [ok(case(2048), "fa3", 600, power=300)]
+    got = compared([*ours, *more], [*theirs, *more]).power
     assert got
-    assert (got.source, got.cases) == ("sustained", 1)
-    assert got.watts == pytest.approx((700, 700))
-    got = compared(both, [ok(case(), "fa3", 600, power=600), ok(case(2048), "fa3", 600, power=600)]).power
-    assert got
-    assert (got.source, got.cases) == ("samples", 2)
-    assert got.tflops_per_watt == pytest.approx((2.0, 1.0))
-    none = [ok(case(), "fa3", 600)]
-    assert compared(none, none).power is None
+    assert got.cases == 1
+    assert got.watts == pytest.approx((700, 350))
+    assert got.tflops_per_watt == pytest.approx((500 / 700, 500 / 350))
+    assert "No TFLOP/s per watt" not in rows.warnings(compared(ours, theirs))[-1]
+    assert compared(more, more).power is None
+    assert rows.warnings(compared(ours, more + [ok(case(), "fa3", 600)]))[-1].startswith("No TFLOP/s per watt of H100:")
 
 
 def test_runs_of_one_model_are_set_against_each_other() -> None:

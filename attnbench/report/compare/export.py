@@ -68,7 +68,6 @@ def json_text(c: Comparison) -> str:
         "answer": rows.answer(c),
         "reference": c.reference.label,
         "machines": [_machine(c, i, machine) for i, machine in enumerate(c.machines)],
-        "power_from": c.power.source if c.power else None,
         "groups": [_group(c, group) for group in (*c.groups, c.whole)],
         "workload": _workload(c),
         "missing": [

@@ -23,7 +23,9 @@ body { display: block; }
 .rows td, .rows tbody th { padding: .18rem .8rem; border-top: 1px solid var(--grid); text-align: right; }
 .rows .text { text-align: left; overflow-wrap: anywhere; }
 .rows tbody th { font-weight: 400; border-bottom: 0; white-space: nowrap; }
-.scroll { max-height: none; }
+.scroll { max-height: none; width: fit-content; max-width: 100%; }
+nav ol { display: flex; flex-wrap: wrap; gap: 0 1.5rem; border-top: 0; padding-top: 0; }
+@media print { nav { display: none; } .scroll { width: auto; } .rows { font-size: 7.5pt; } }
 """
 
 

@@ -89,8 +89,7 @@ def _dollar(c: Comparison) -> str:
 
 
 def _watt(c: Comparison) -> str:
-    """Of steady power only: samples with pauses in them are too unsure to decide by."""
-    if c.power is None or c.power.source != "sustained":
+    if c.power is None:
         return ""
     found = [(v, m.label) for m, v in zip(c.machines, c.power.tflops_per_watt, strict=True) if v]
     found.sort(reverse=True)
@@ -132,10 +131,10 @@ def _description(machine: Machine) -> str:
 def _machines(c: Comparison) -> Block:
     priced = next(iter(c.prices.values()), None)
     peaks = any(u is not None for u in c.utilization)
-    headings = ["machine", f"speed of {c.reference.label}", "TFLOP/s"]
+    headings = ["machine", f"speed / {c.reference.label}", "TFLOP/s"]
     headings += ["of peak"] if peaks else []
     headings += ["W", "TFLOP/s/W"] if c.power else []
-    headings += ["price", priced.unit, f"for the money, of {c.reference.label}"] if priced else []
+    headings += ["price", priced.unit, f"for the money / {c.reference.label}"] if priced else []
     base = c.bought(c.home)
     rows = []
     for i, machine in enumerate(c.machines):
@@ -150,25 +149,15 @@ def _machines(c: Comparison) -> Block:
             row += [str(price) if price else NOTHING, digits(amount) if amount else NOTHING]
             row += [f"{number(amount / base)}x" if amount and base else NOTHING]
         rows.append(tuple(row))
-    of = f"the workload {c.workload.workload.name!r}" if c.workload else f"{words.count(len(c.cases), 'case')}"
-    note = f"Speed of {of}; each machine runs each case with its fastest backend. "
-    note += "Figures are geometric means; FLOPs: exact."
-    if peaks:
-        note += f" Of peak: the datasheet's, over {words.count(len(c.cases), 'case')}."
+    cases = words.count(len(c.cases), "case")
+    note = "Each machine runs each case with its fastest backend. "
+    if c.workload:
+        note += f"Speed and TFLOP/s: of the workload {c.workload.workload.name!r}; the rest: "
+    note += f"{'g' if c.workload else 'G'}eometric means over {cases}. FLOPs: exact."
+    note += " Of peak: the datasheet's." if peaks else ""
     if c.power:
-        note += f" {_power_note(c)}"
+        note += f" W, TFLOP/s/W: without pauses, by the energy counter, over {words.count(c.power.cases, 'case')}."
     return Block("machines", "Machines", note, tuple(headings), tuple(rows))
-
-
-def _power_note(c: Comparison) -> str:
-    assert c.power
-    cases = words.count(c.power.cases, "case")
-    if c.power.source == "sustained":
-        return f"W and TFLOP/s/W: steady power and speed without pauses, by the energy counter, over {cases}."
-    return (
-        f"W and TFLOP/s/W: NVML's power samples over {cases}, pauses between bursts included, so W is too low and "
-        "TFLOP/s/W too high, and both move from run to run; run --sustained 10s measures them."
-    )
 
 
 def _workload(c: Comparison) -> Block:
@@ -287,7 +276,7 @@ def _units(c: Comparison) -> Block:
 
 def warnings(c: Comparison) -> list[str]:
     """What to doubt, the intervals first."""
-    found = [_intervals(c), *(c.workload.notes if c.workload else ()), *c.warnings]
+    found = [_intervals(c), *(c.workload.notes if c.workload else ()), *c.warnings, _unpowered(c)]
     return [words.one_line(line) for line in found if line]
 
 
@@ -301,6 +290,21 @@ def _intervals(c: Comparison) -> str:
         f"Intervals are 95 %{',' if rounds else ''}{rounds} from the samples of a single round ({', '.join(alone)}): "
         "they know nothing of what sets one process, run or unit apart from the next. Two runs of one H200 differ by "
         f"up to {metrics.percent(ONE_ROUND)} in a cell; run --rounds 5."
+    )
+
+
+def _unpowered(c: Comparison) -> str:
+    """GPUs without a figure of their power."""
+    without = [
+        m.label
+        for i, m in enumerate(c.machines)
+        if m.run.environment.device.kind == "cuda" and not (c.power and c.power.watts[i])
+    ]
+    if not without:
+        return ""
+    return (
+        f"No TFLOP/s per watt of {', '.join(without)}: power samples of a run hold the pauses between its bursts. "
+        "Measure all with run --sustained 10s."
     )
 
 
