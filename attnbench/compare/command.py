@@ -23,7 +23,7 @@ output = partial(typer.Option, rich_help_panel="Output")
 
 
 def compare(
-    results: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run files, two or more.")],
+    results: Annotated[list[Path], typer.Argument(metavar="RUN", help="Run files, two or more.")],
     to: Annotated[
         str | None, what("--to", metavar="NAME", help="The machine that the others are compared with; else the first.")
     ] = None,

@@ -92,14 +92,13 @@ def _untried(found: Sequence[Machine], bests: Sequence[Best], cases: Sequence[Ca
 
 
 def _clocks(found: Sequence[Machine], bests: Sequence[Best], cases: Sequence[Case]) -> Iterator[str]:
-    for machine, best in zip(found, bests, strict=True):
-        held = [case for case in cases if machine.cells[case, best[case]].held_down]
-        if held:
-            yield (
-                f"{machine.label}: a limit held the clock below its best in {len(held)} of "
-                f"{words.count(len(cases), 'case')}; its speed there is what power and cooling sustain, "
-                "and moves by some percent from run to run."
-            )
+    held = {m.label: sum(m.cells[c, best[c]].held_down for c in cases) for m, best in zip(found, bests, strict=True)}
+    if any(held.values()):
+        each = ", ".join(f"{label} in {n}" for label, n in held.items() if n)
+        yield (
+            f"A limit held the clock below its best: {each} of {words.count(len(cases), 'case')}. "
+            "The speed there is what power and cooling sustain, and moves by some percent from run to run."
+        )
 
 
 def _spans(found: Sequence[Machine], bests: Sequence[Best], cases: Sequence[Case]) -> Iterator[str]:

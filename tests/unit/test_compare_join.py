@@ -147,7 +147,7 @@ def test_power_is_that_of_work_without_pauses() -> None:
     assert got.tflops_per_watt == pytest.approx((500 / 700, 500 / 350))
     assert "No TFLOP/s per watt" not in rows.warnings(compared(ours, theirs))[-1]
     assert compared(more, more).power is None
-    assert rows.warnings(compared(ours, more + [ok(case(), "fa3", 600)]))[-1].startswith("No TFLOP/s per watt of H100:")
+    assert rows.warnings(compared(ours, [*more, ok(case(), "fa3", 600)]))[-1].startswith("No TFLOP/s per watt of H100:")
 
 
 def test_runs_of_one_model_are_set_against_each_other() -> None:

@@ -71,6 +71,9 @@ def test_of_several_machines_the_fastest_is_named() -> None:
     assert said.startswith("Fastest is M2 over 4 cases")
     assert said.index("M2 3.00x") < said.index("M1 2.00x")
     assert of(1.0, 0.5, 0.4).startswith("Fastest is M0")
+    assert of(1.0, 2.0, 2.0).startswith("Fastest are M1 and M2, not shown to differ,")
+    assert of(1.0, 1.0, 1.0).startswith("None of the machines was shown to be faster than another")
+    assert of(1.0, 1.01, 1.0, rounds=1).startswith("None of the machines")
 
 
 def test_the_table_has_every_part(comparison: Comparison) -> None:

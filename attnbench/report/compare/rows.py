@@ -50,16 +50,34 @@ def answer(c: Comparison) -> list[str]:
             said.append(f"{label} is {times(ratio)} as fast as {home} {over}.")
         said += _extremes(c)
     else:
-        first = ranked[0]
         others = ", ".join(f"{label} {times(ratio)}" for ratio, label in ranked)
-        fastest = first[1] if first[0].value > 1 else home
-        said.append(f"Fastest is {fastest} {over}; as fast as {home}: {others}.")
+        said.append(f"{_lead(ranked, home)} {over}. As fast as {home}: {others}.")
     return [" ".join(filter(None, [*said, _dollar(c), _watt(c)]))]
 
 
 def even(ratio: Ratio) -> bool:
     """Whether it is no difference that was shown: its interval holds 1, or only samples say that it does not."""
     return ratio.even or (SAMPLES in ratio.sources and abs(ratio.value - 1) < ONE_ROUND)
+
+
+def _lead(ranked: Sequence[tuple[Ratio, str]], home: str) -> str:
+    """Who is fastest, with those that were not shown to be slower."""
+    base = Ratio(1.0, 1.0, 1.0, (), 0), home
+    everyone = sorted([*ranked, base], key=lambda pair: -pair[0].value)
+    first = everyone[0][0]
+    level = [label for ratio, label in everyone if _level(first, ratio)]
+    if len(level) == len(everyone):
+        return "None of the machines was shown to be faster than another"
+    if len(level) > 1:
+        return f"Fastest are {' and '.join(level)}, not shown to differ,"
+    return f"Fastest is {level[0]}"
+
+
+def _level(first: Ratio, other: Ratio) -> bool:
+    """Whether the intervals meet, or only samples keep them apart by little."""
+    if None in (first.low, other.high) or (other.high or 0) >= (first.low or 0):
+        return True
+    return SAMPLES in first.sources + other.sources and first.value / other.value < 1 + ONE_ROUND
 
 
 def _over(group: Group) -> str:
