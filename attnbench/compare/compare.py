@@ -6,14 +6,18 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from attnbench.compare import differences, figures, join, longest, mix, prices, ratios, workload
+from attnbench.compare import differences, figures, join, longest, prices, ratios
 from attnbench.compare.join import Best, Lack
 from attnbench.compare.machines import Key, Machine, machines, parse_names, reference
 from attnbench.compare.prices import Price
 from attnbench.compare.ratios import Ratio
 from attnbench.errors import UserError
 from attnbench.types import Case, Run
+
+if TYPE_CHECKING:
+    from attnbench.compare import mix
 
 
 @dataclass(frozen=True)
@@ -112,7 +116,6 @@ def compare(paths: Sequence[Path], runs: Sequence[Run], request: Request) -> Com
         raise UserError("--name makes one machine of all files: nothing to compare")
     home = reference(found, request.to)
     costs = prices.prices(request.prices, found)
-    plan = workload.load(request.workload) if request.workload else None
     bests = [join.best(machine) for machine in found]
     join.check(found, bests)
     cells, cases = join.common(found), join.common_cases(bests)
@@ -127,12 +130,18 @@ def compare(paths: Sequence[Path], runs: Sequence[Run], request: Request) -> Com
         utilization=tuple(figures.mean(m, best, cases, "utilization") for m, best in zip(found, bests, strict=True)),
         power=figures.power(found, bests, cases),
         prices=costs,
-        workload=mix.weigh(plan, found, home) if plan else None,
+        workload=_weighed(request.workload, found, home) if request.workload else None,
         lacks=tuple(join.lacks(found)),
         longest=tuple(longest.longest(found)),
         units=tuple(figures.units(found)),
         warnings=tuple(differences.warnings(found, bests, cases)),
     )
+
+
+def _weighed(file: Path, found: Sequence[Machine], home: Machine) -> mix.Answer:
+    from attnbench.compare import mix, workload  # with pydantic, which takes longer to load than most comparisons
+
+    return mix.weigh(workload.load(file), found, home)
 
 
 def _group(

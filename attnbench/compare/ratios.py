@@ -26,6 +26,7 @@ effect measures", Statistics in Medicine 27(10), 2008.
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -93,15 +94,16 @@ def latency(machine: Machine, key: Key) -> float:
 
 
 def side(machine: Machine, weights: Weights) -> Side:
-    total, moves = 0.0, dict[int, float]()
+    total, moves = 0.0, defaultdict[int, float](float)
     below, above = 0.0, 0.0  # squares, of cells with one round
     alone = False
     for key, weight in weights.items():
         logs, middle = machine.logs[key], machine.means[key]
         total += weight * middle
         if len(logs) > 1:
+            share = weight / len(logs)
             for number, log in logs.items():
-                moves[number] = moves.get(number, 0.0) + weight * (log - middle) / len(logs)
+                moves[number] += share * (log - middle)
         else:
             alone = True
             lower, upper = of_samples(machine, key)
