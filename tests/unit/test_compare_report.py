@@ -171,3 +171,18 @@ def test_a_workload_is_the_answer(tmp_path: Path) -> None:
     assert "TFLOP/s per $1,000" in said
     assert re.search(r"all of chat +100% +4 +2\.00x", terminal.text(got))
     assert json.loads(export.json_text(got))["workload"]["parts"][0]["share"] == pytest.approx(0.7)
+
+
+def test_machines_that_cannot_run_a_workload_are_beside_the_answer(tmp_path: Path) -> None:
+    file = tmp_path / "w.yaml"
+    file.write_text("name: chat\nparts: [{weight: 70%, seqlen: 1k}, {weight: 30%, seqlen: 2k}]")
+    small = run([ok(case(), "triton", 300)], device=replace(H200, name="M"))
+    paths = [Path("a"), Path("b"), Path("c")]
+    (said,) = rows.answer(compare(paths, [a_run(H200, 1.0), a_run(H100, 2.0), small], Request(workload=file)))
+    assert said.startswith("H100 is 2.00x")
+    (said,) = rows.answer(compare(paths[:2], [a_run(H200, 1.0), small], Request(workload=file)))
+    assert said == "No machine but H200 can run all of the workload 'chat'."
+    got = compare(paths[:2], [a_run(H200, 1.0), small], Request(workload=file))
+    assert "M has no figure for 'part 2', so none for the workload." in terminal.text(got)
+    assert html.page(got)
+    assert json.loads(export.json_text(got))["machines"][1]["ratio"] is None

@@ -86,9 +86,11 @@ def _over(group: Group) -> str:
 
 def _extremes(c: Comparison) -> list[str]:
     """The groups of cases that gain least and most, of two machines."""
+    if c.workload:
+        return []
     (i,) = c.others()
     ranked = sorted((g.best[i].value, g.name) for g in c.groups)
-    if c.workload or len(ranked) < 2 or all(even(g.best[i]) for g in c.groups):
+    if len(ranked) < 2 or all(even(g.best[i]) for g in c.groups):
         return []
     (low, least), (high, most) = ranked[0], ranked[-1]
     return [f"From {number(low)}x ({least}) to {number(high)}x ({most})."]
