@@ -13,6 +13,7 @@ import hashlib
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from attnbench import inputs, proof, reference, stats, work
@@ -27,7 +28,8 @@ if TYPE_CHECKING:
 
 UNSEEN = 1.3  # times the samples' median that the traced work may last; the clock can explain as much
 AGAIN = 3.0  # times the samples' 90th percentile that a call on new inputs may last on a CPU
-SUSPICIOUS = 4  # calls more that must show a decoy on a CPU
+SUSPICIOUS = 4  # calls more where the first on a CPU shows little of what is declared
+CLEAR = 0.1  # of the time: enough not to be a decoy, whatever else runs on the CPU
 FEW, DEAR = 10, 0.15  # samples; seconds of a call that is not made again for this
 SLOW_AT_FIRST = "samples much slower than a later call: it was not warm yet, or something disturbed it"
 UNWAITED = "part of it ran on another stream, and no wait for its end was seen: its time may end before its work"
@@ -59,7 +61,7 @@ class Bench(Instruments):
 
     def measure(self, backend: Backend, case: Case, policy: Policy) -> dict[str, Any]:
         """The fields of a Record. Raises Unsupported when the library refuses, and whatever the library raises."""
-        ceilings = self.ceilings(inputs.torch_dtype(case))
+        ceilings = self.ceilings(inputs.operand_dtype(case))
         given = inputs.make(case, str(self.device), policy.seed)
         if flaw := inputs.flaw(given):
             return {"status": "failed", "reason": flaw}
@@ -71,6 +73,8 @@ class Bench(Instruments):
             del results
             if not accuracy.ok:
                 return self.wrong(accuracy)
+            if complaint := check.not_fp8(prepared, accuracy):
+                return {"status": "wrong-kernel", "reason": complaint, "accuracy": accuracy}
             memory, second = self.memory.peak(prepared.launch)
             accuracy = check.first(prepared.canonical(second))
             del second
@@ -157,7 +161,7 @@ class Bench(Instruments):
         if len(times) <= FEW and stats.median(times) < DEAR:
             few_more = [self.timer.samples(prepared.launch, 1)[0] for _ in range(3)]
             slack = 20e-6 if self.device.type == "cuda" else 1e-3
-            if min(few_more) * LATER + slack < min(times):
+            if stats.median(few_more) * LATER + slack < stats.median(times):
                 notes.append(SLOW_AT_FIRST)
         return notes
 
@@ -288,12 +292,11 @@ def _rounded(measurement: Measurement) -> Measurement:
 
 
 def _decoy(signature: Signature, ran: Sequence[Operator], launch: Callable[[], Any]) -> str | None:
-    """proof.decoy on a CPU, whose other work is in the times of operators: it must be found call after call."""
-    for _ in range(SUSPICIOUS):
-        if not proof.decoy(signature, ran):
-            return None
-        ran = traced(launch)
-    return proof.decoy(signature, ran)
+    """proof.decoy on a CPU, whose other work is in the times of operators: of several calls where one could mislead."""
+    calls = [ran]
+    if proof.share(signature, ran) < CLEAR and proof.covered(ran) < DEAR:
+        calls += [traced(launch) for _ in range(SUSPICIOUS)]
+    return proof.decoy(signature, sorted(calls, key=partial(proof.share, signature))[len(calls) // 2])
 
 
 def _outside(launched: Call, named: Call) -> str | None:

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from attnbench import __version__
+from attnbench.baseline.command import app as baseline
 from attnbench.compare.command import compare
 from attnbench.errors import EXIT_BAD_INPUT, EXIT_TERMINATED, Terminated, UserError
 from attnbench.gate.command import gate
@@ -79,7 +80,7 @@ def run(
     headdim: Annotated[
         Text, shape(metavar="SIZES", help="64,128 or 192-128 (queries and keys 192, values 128).")
     ] = None,
-    dtype: Annotated[Text, shape(metavar="NAMES", help="bf16,fp16,fp32.")] = None,
+    dtype: Annotated[Text, shape(metavar="NAMES", help="bf16,fp16,fp32,fp8 (forward only).")] = None,
     causal: Annotated[bool | None, shape("--causal/--full", metavar="", help="One mask only; both by default.")] = None,
     direction: Annotated[Text, shape("--pass", metavar="NAMES", help="fwd,bwd,fwd_bwd.")] = None,
     batch: Annotated[Text, shape(metavar="SIZES", help="Batch sizes, in place of --tokens.")] = None,
@@ -216,7 +217,7 @@ def profile(
     seqlen: Annotated[Text, one(metavar="SIZE", help="8k by default; k = 1024.")] = None,
     seqlen_q: Annotated[Text, one(metavar="SIZE", help="Query length where it differs.")] = None,
     headdim: Annotated[Text, one(metavar="SIZE", help="128 by default.")] = None,
-    dtype: Annotated[Text, one(metavar="NAME", help="bf16 (default), fp16 or fp32.")] = None,
+    dtype: Annotated[Text, one(metavar="NAME", help="bf16 (default), fp16, fp32 or fp8.")] = None,
     causal: Annotated[bool | None, one("--causal/--full", metavar="", help="The mask; full by default.")] = None,
     direction: Annotated[Text, one("--pass", metavar="NAME", help="fwd (default), bwd or fwd_bwd.")] = None,
     batch: Annotated[Text, one(metavar="SIZE", help="16k / seqlen by default.")] = None,
@@ -289,6 +290,7 @@ def suites(
 
 
 app.command()(gate)
+app.add_typer(baseline, name="baseline")
 app.command()(compare)
 
 

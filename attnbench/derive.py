@@ -203,6 +203,12 @@ def error(record: Record, _: Context) -> float | None:
     )
 
 
+def relative_error(record: Record, _: Context) -> float | None:
+    if record.accuracy is None or not record.accuracy.errors:
+        return None
+    return max(e.relative for e in record.accuracy.errors.values())
+
+
 def drift(record: Record, _: Context) -> float | None:
     """Of the instrument's own samples: there are more of them than spans, in the order of time."""
     found = values(record, "time")

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from attnbench import __version__
+from attnbench.measure import ceiling
 from attnbench.measure.state import GpuState
 from attnbench.types import Device, Environment
 
@@ -121,7 +122,7 @@ def _host(where: torch.device, dtypes: Iterable[str]) -> Device:
 
 
 def _fake() -> Environment:
-    rates = {"bf16": 800e12, "fp16": 800e12, "fp32": 50e12}
+    rates = {"bf16": 800e12, "fp16": 800e12, "fp32": 50e12, "fp8": 1600e12}
     device = Device("fake", 0, "Simulated GPU", FAKE_MEMORY, FAKE_MEMORY, (9, 0), 132, 2**26, matmul=rates, copy=4e12)
     return Environment(device, platform.python_version(), platform.platform(), None, _cpu_name(), attnbench=__version__)
 
@@ -146,13 +147,17 @@ def _seconds(call: Callable[[], Any], where: torch.device, repeats: int) -> floa
 
 
 def _matmul_rates(where: torch.device, dtypes: Iterable[str], n: int) -> dict[str, float]:
+    """FLOP/s by dtype; without those that the device does not multiply."""
     import torch
 
+    named = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32, "fp8": torch.float8_e4m3fn}
     rates = {}
     for name in dtypes:
-        dtype = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}[name]
-        a = torch.randn(n, n, device=where).to(dtype)
-        rates[name] = 2 * n**3 / _seconds(lambda a=a: a @ a, where, 3)  # type: ignore[misc]
+        try:
+            rates[name] = 2 * n**3 / _seconds(ceiling.product(n, where, named[name]), where, 3)
+        except (RuntimeError, ValueError):
+            if name != "fp8":  # which not every device has
+                raise
     return rates
 
 

@@ -83,11 +83,16 @@ class Fleet:
         return answers
 
     def make_ready(self, names: Iterable[str], device: Device) -> None:
-        """Lets all workers open the device at once, so that no job pays for it. A failure shows at the first job."""
+        """Lets all workers import and open the device at once, so that no job pays for it.
+
+        A failure shows at the first job.
+        """
         waiting = []
-        for name in names:
+        for name, new in [(name, self._begin(name)) for name in names]:
             with contextlib.suppress(WorkerDied, WorkerHung):
-                waiting.append(self._loaded(name))
+                if new:
+                    self._finish(name)
+                waiting.append(self._workers[name])
                 waiting[-1].send({"op": "ready", "device": to_json(device)})
         for worker in waiting:
             with contextlib.suppress(WorkerDied, WorkerHung):
@@ -146,14 +151,25 @@ class Fleet:
 
     def _loaded(self, name: str) -> WorkerProcess:
         """A worker that has loaded its backend; a new one where the last has died."""
+        if self._begin(name):
+            self._finish(name)
+        return self._workers[name]
+
+    def _begin(self, name: str) -> bool:
+        """Whether its worker is a new one, which has begun to load."""
         old = self._workers.get(name)
         worker = self._worker(name)
         if worker is not old:
-            answer = worker.ask({"op": "load", "name": name, "spec": self.specs[name]}, START_TIMEOUT)
-            if "probe" not in answer:
-                worker.kill()
-                raise WorkerDied(answer["error"])
-        return worker
+            worker.send({"op": "load", "name": name, "spec": self.specs[name]})
+        return worker is not old
+
+    def _finish(self, name: str) -> None:
+        """Waits for a new worker that loads."""
+        worker = self._workers[name]
+        answer = worker.receive(START_TIMEOUT)
+        if "probe" not in answer:
+            worker.kill()
+            raise WorkerDied(answer["error"])
 
     def _ended(self, record: Record, worker: WorkerProcess, began: float) -> Record:
         tail = worker.stderr_tail()

@@ -15,8 +15,9 @@ A peak holds at one clock, and a GPU at its power cap runs below it. `clock` der
 of one in a clock). That is the boost clock, but for the tensor rates of Hopper and B200, which NVIDIA prints for less:
 H100 SXM 989.4e12 / (132 x 4096) = 1.830 GHz of 1.980 (the whitepaper has both; checked:
 glennklockwood.com/garden/processors/h100), PCIe 1.619 of 1.755, NVL 1.545 of 1.785. A GPU may run above it. The counts
-are the whitepapers'; those of A10G and B300 are what the devices report in public code. Left out: H20, whose
-multiprocessors do less in a clock; GB200 and GB300, which report 152 while their peaks follow from 148 at 2.062 GHz.
+are the whitepapers', fp8's twice bf16's as the peaks are; those of A10G and B300 are what the devices report in public
+code. Left out: H20, whose multiprocessors do less in a clock; GB200 and GB300, which report 152 while their peaks
+follow from 148 at 2.062 GHz.
 """
 
 from __future__ import annotations
@@ -89,13 +90,15 @@ _CDNA3 = {"bf16": 1307.4 * T, "fp16": 1307.4 * T, "fp8": 2614.9 * T, "fp32": 163
 # FLOP of one multiprocessor in a clock, dense, with fp32 accumulation
 _VOLTA = {"fp16": 1024, "fp32": 128}  # and Turing
 _AMPERE = {"bf16": 2048, "fp16": 2048, "fp32": 128}  # GA100
-_ADA = {"bf16": 1024, "fp16": 1024, "fp32": 256}  # and GA102; boards for data centres
-_CONSUMER = {"bf16": 512, "fp16": 512, "fp32": 256}  # GeForce: half the rate when accumulating in fp32
-_HOPPER_UNITS = {"bf16": 4096, "fp16": 4096, "fp32": 256}
-_BLACKWELL_UNITS = {"bf16": 8192, "fp16": 8192, "fp32": 256}
+_GA102 = {"bf16": 1024, "fp16": 1024, "fp32": 256}  # boards for data centres
+_GA102_CONSUMER = {"bf16": 512, "fp16": 512, "fp32": 256}  # GeForce: half the rate when accumulating in fp32
+_ADA = {"bf16": 1024, "fp16": 1024, "fp8": 2048, "fp32": 256}
+_CONSUMER = {"bf16": 512, "fp16": 512, "fp8": 1024, "fp32": 256}
+_HOPPER_UNITS = {"bf16": 4096, "fp16": 4096, "fp8": 8192, "fp32": 256}
+_BLACKWELL_UNITS = {"bf16": 8192, "fp16": 8192, "fp8": 16384, "fp32": 256}
 _CDNA2_UNITS = {"bf16": 1024, "fp16": 1024, "fp32": 256}
-_CDNA3_UNITS = {"bf16": 2048, "fp16": 2048, "fp32": 256}
-_CDNA4_UNITS = {"bf16": 4096, "fp16": 4096, "fp32": 256}
+_CDNA3_UNITS = {"bf16": 2048, "fp16": 2048, "fp8": 4096, "fp32": 256}
+_CDNA4_UNITS = {"bf16": 4096, "fp16": 4096, "fp8": 8192, "fp32": 256}
 
 GPUS: tuple[Gpu, ...] = (
     Gpu(
@@ -134,7 +137,7 @@ GPUS: tuple[Gpu, ...] = (
         matmul={"bf16": 125 * T, "fp16": 125 * T, "fp32": 31.2 * T},
         bandwidth=600 * GB,
         multiprocessors=72,
-        per_clock=_ADA,
+        per_clock=_GA102,
         source="NVIDIA A10 datasheet: bf16 and fp16 125 (250 with sparsity), fp32 31.2, 600 GB/s; "
         "checked: winston-zhang-orz/gpu-specs, astroC86/gpu-datasheet",
     ),
@@ -144,7 +147,7 @@ GPUS: tuple[Gpu, ...] = (
         matmul={"bf16": 70 * T, "fp16": 70 * T, "fp32": 35 * T},
         bandwidth=600 * GB,
         multiprocessors=80,
-        per_clock=_CONSUMER,
+        per_clock=_GA102_CONSUMER,
         source="NVIDIA A10G datasheet (d1.awsstatic.com NVIDIA_AWS_A10G_DataSheet_FINAL_02_17_2022.pdf): 70 dense, 140 "
         "with sparsity; not the A10's 125; checked: quotations of it in public code, bandwidth at "
         "baseten.co/blog/nvidia-a10-vs-a10g-for-ml-model-inference",
@@ -215,7 +218,7 @@ GPUS: tuple[Gpu, ...] = (
         matmul={"bf16": 71.2 * T, "fp16": 71.2 * T, "fp32": 35.6 * T},
         bandwidth=936 * GB,
         multiprocessors=82,
-        per_clock=_CONSUMER,
+        per_clock=_GA102_CONSUMER,
         source=f"{_GEFORCE} (71); the Ampere GA102 whitepaper rounds to 71 and prints 142 with fp16 accumulate",
     ),
     Gpu(

@@ -30,9 +30,18 @@ class Inputs:
 
 
 def torch_dtype(case: Case) -> torch.dtype:
+    """Of the inputs and the results; those of fp8 are bf16, and backends round q, k and v themselves."""
     import torch
 
-    return {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}[case.dtype]
+    names = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32, "fp8": torch.bfloat16}
+    return names[case.dtype]
+
+
+def operand_dtype(case: Case) -> torch.dtype:
+    """Of what is multiplied."""
+    import torch
+
+    return torch.float8_e4m3fn if case.dtype == "fp8" else torch_dtype(case)
 
 
 def make(case: Case, device: str, seed: int) -> Inputs:

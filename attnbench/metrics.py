@@ -311,6 +311,16 @@ _ALL = (
         digits,
     ),
     Metric(
+        "relative_error",
+        "Relative error",
+        "",
+        "lower",
+        "Norm of the error against the high-precision reference over the reference's, of the result where it is "
+        "largest; in fp8 the reference is of the inputs before they were rounded.",
+        derive.relative_error,
+        percent,
+    ),
+    Metric(
         "clock_held",
         "SM clock held",
         "Hz",

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from attnbench.sizes import duration, gib
-from attnbench.types import ITEMSIZE, Case, Device, Forecast, Job, Policy, Workspace
+from attnbench.types import RESULT_ITEMSIZE, Case, Device, Forecast, Job, Policy, Workspace
 from attnbench.work import flops, nbytes
 
 OVERHEAD = {"cuda": 0.15, "cpu": 0.35, "fake": 0.001}  # seconds a job costs beside its calls: inputs, check, memory
@@ -72,8 +72,11 @@ def predict(case: Case, answer: Answer, device: Device, policy: Policy) -> Forec
 
 
 def _tensors(case: Case) -> int:
-    """Bytes of inputs, outputs and gradients, once as given and once in the library's own layout."""
-    s, size = case.shape, ITEMSIZE[case.dtype]
+    """Bytes of inputs, outputs and gradients, once as given and once in the library's own layout.
+
+    The inputs of an fp8 case are given in bf16.
+    """
+    s, size = case.shape, RESULT_ITEMSIZE[case.dtype]
     rows = s.batch * s.seqlen_q * s.nheads * (s.headdim + s.headdim_v)
     keys = s.batch * s.seqlen_k * s.nheads_k * (s.headdim + s.headdim_v)
     return (rows + keys) * size * (4 if case.has_backward else 2)

@@ -47,12 +47,13 @@ def profile(bench: Bench, backend: Backend, case: Case, trace: str | None) -> di
 
 def _profile(bench: Bench, backend: Backend, case: Case, trace: str | None) -> dict[str, Any]:
     policy = Policy()
-    ceilings = bench.ceilings(inputs.torch_dtype(case))
+    ceilings = bench.ceilings(inputs.operand_dtype(case))
     given = inputs.make(case, str(bench.device), policy.seed)
     with bench.memory.job():
         check = reference.Check(case, given, policy.seed)
         prepared, results, _, first_call = bench.first_call(backend, case, check.inputs)
-        wrong = check.first(results).complaint()
+        accuracy = check.first(results)
+        wrong = accuracy.complaint() or check.not_fp8(prepared, accuracy) or ""
         del results
         memory, second = bench.memory.peak(prepared.launch)
         wrong = wrong or check.first(prepared.canonical(second)).complaint()

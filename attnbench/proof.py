@@ -85,15 +85,26 @@ def complaint(case: Case, signature: Signature, names: Iterable[str]) -> str | N
     return None
 
 
+def share(signature: Signature, activities: Iterable[Activity]) -> float:
+    """The part of one call's time that its declared kernels took; 1 where none are declared."""
+    if not signature.runs:
+        return 1.0
+    activities = list(activities)
+    return covered(_declared(signature, activities)) / (covered(activities) or 1.0)
+
+
 def decoy(signature: Signature, activities: Sequence[Activity]) -> str | None:
     """What is wrong where the declared kernels of one call took next to none of its time; None when they did."""
-    declared = [a for a in activities if any(re.search(pattern, a.name) for pattern in signature.runs)]
-    share = covered(declared) / (covered(activities) or 1.0)
-    if not signature.runs or share >= SHARE:
+    part = share(signature, activities)
+    if part >= SHARE:
         return None
-    others = (a for a in activities if a not in declared)
-    longest = max(others, key=lambda a: a.end - a.start)
-    return f"what it declares took {share:.2%} of the time; {brief(longest.name)} did more of the work"
+    declared = _declared(signature, activities)
+    longest = max((a for a in activities if a not in declared), key=lambda a: a.end - a.start)
+    return f"what it declares took {part:.2%} of the time; {brief(longest.name)} did more of the work"
+
+
+def _declared(signature: Signature, activities: Iterable[Activity]) -> list[Activity]:
+    return [a for a in activities if any(re.search(pattern, a.name) for pattern in signature.runs)]
 
 
 def covered(activities: Iterable[Activity]) -> float:

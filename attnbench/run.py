@@ -229,9 +229,8 @@ def _check_out(out: Path | None) -> None:
 
 def default_path(run: Run) -> Path:
     """results/DATE-TIME-SUITE-DEVICE.jsonl, a name that is not taken."""
-    device = re.sub(r"[^a-z0-9]+", "-", run.environment.device.name.lower()).strip("-")[:40]
     suite = re.sub(r"[^\w.]+", "-", run.suite).strip("-.")
-    stem = f"{datetime.now():%Y%m%d-%H%M%S}-{suite}-{device}"
+    stem = f"{datetime.now():%Y%m%d-%H%M%S}-{suite}-{run.environment.device.slug}"
     path, n = Path("results") / f"{stem}.jsonl", 2
     while path.exists():
         path, n = Path("results") / f"{stem}-{n}.jsonl", n + 1

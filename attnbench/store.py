@@ -48,7 +48,7 @@ class RunFile:
         _lock(path, file)
         out = cls(path, file)
         try:
-            out._write({"type": "run", "schema": SCHEMA, **{k: v for k, v in to_json(run).items() if k != "records"}})
+            out._write(_head(run))
         except UserError as error:
             out.close()
             path.unlink(missing_ok=True)  # there is nothing in it to resume
@@ -69,14 +69,13 @@ class RunFile:
         return cls(path, file)
 
     def append(self, record: Record) -> None:
-        self._write({"type": "record", **to_json(record)})
+        self._write(_record(record))
 
     def close(self) -> None:
         self._file.close()
 
-    def _write(self, value: Mapping[str, Any]) -> None:
+    def _write(self, line: bytes) -> None:
         """One line, all or nothing. A full disk is said at once; the file keeps its whole lines."""
-        line = (json.dumps(value, separators=(",", ":")) + "\n").encode()
         start = self._file.tell()
         try:
             while line:
@@ -89,6 +88,23 @@ class RunFile:
                 f"cannot write {self.path}: {what}; what was measured before is in it; "
                 f"make room, then attnbench run --resume {self.path}"
             ) from None
+
+
+def encoded(run: Run) -> bytes:
+    """A run as a whole file."""
+    return b"".join([_head(run), *map(_record, run.records)])
+
+
+def _head(run: Run) -> bytes:
+    return _line({"type": "run", "schema": SCHEMA, **{k: v for k, v in to_json(run).items() if k != "records"}})
+
+
+def _record(record: Record) -> bytes:
+    return _line({"type": "record", **to_json(record)})
+
+
+def _line(value: Mapping[str, Any]) -> bytes:
+    return (json.dumps(value, separators=(",", ":")) + "\n").encode()
 
 
 def _lock(path: Path, file: IO[bytes]) -> None:
@@ -122,6 +138,15 @@ def read(path: Path) -> tuple[Run, list[str]]:
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             problems.append(f"{path}:{number}: damaged line left out ({type(error).__name__}: {error})")
     return replace(run, records=tuple(records)), problems
+
+
+def head(path: Path) -> Run:
+    """How a run file was made, without its records. Raises UserError as `read` does."""
+    try:
+        with path.open("rb") as file:
+            return _header(path, file.readline())
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror}") from None
 
 
 def _header(path: Path, line: bytes) -> Run:

@@ -5,7 +5,7 @@ description: one line
 axes:                       # they multiply
   seqlen: 1k-16k            # also 1k,3000,8k and 1k-8k:1k; seqlen_k, and seqlen_q unless that is given
   headdim: [64, 192-128]    # qk-v where they differ
-  dtype: bf16
+  dtype: bf16               # fp16, fp32, fp8 (forward only)
   causal: [false, true]
   pass: [fwd, bwd]
   nheads_k: 4               # grouped heads; nheads where left out
@@ -178,13 +178,18 @@ def resolve(suite: Suite, kind: str, given: Settings | None = None) -> Resolved:
     kept = tuple(c for c in cases if not any(matches(e, c) for e in suite.exclude))
     if not kept:
         raise UserError("nothing to measure: no case is left; give --seqlen, or loosen the suite's exclude")
+    forward = tuple(c for c in kept if c.dtype != "fp8" or not c.has_backward)
+    if not forward:
+        raise UserError("pass: fp8 is forward only; give --pass fwd")
+    if left_out := len(kept) - len(forward):
+        notes += (f"fp8 is forward only: {left_out} {'case' if left_out == 1 else 'cases'} with a backward left out",)
     limit = parse_duration(merged.time_limit, "time_limit") if merged.time_limit else None
     policy = _policy(merged.policy)
     if kind != "cuda" and (idle := [name for name in GPU_ONLY if getattr(policy, name) != getattr(Policy, name)]):
         where, why = ("a CPU", "; the one instrument is perf_counter") if kind == "cpu" else ("a simulated device", "")
         notes += (f"on {where}: {', '.join(idle)} does not apply{why}",)
         policy = dataclasses.replace(policy, **{name: getattr(Policy, name) for name in idle})
-    return Resolved(suite.name, kept, tuple(merged.backends or ["*"]), policy, limit, notes)
+    return Resolved(suite.name, forward, tuple(merged.backends or ["*"]), policy, limit, notes)
 
 
 def _merge(layers: Sequence[Settings]) -> Settings:

@@ -13,6 +13,7 @@ import dataclasses
 import hashlib
 import json
 import math
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
     from attnbench.inputs import Inputs
 
-Dtype = Literal["bf16", "fp16", "fp32"]
+Dtype = Literal["bf16", "fp16", "fp32", "fp8"]
 Direction = Literal["fwd", "bwd", "fwd_bwd"]
 Status = Literal["ok", "skipped", "wrong", "wrong-kernel", "oom", "failed", "timeout"]
 Instrument = Literal["events", "graph", "cupti"]
@@ -33,7 +34,8 @@ DIRECTIONS: tuple[Direction, ...] = get_args(Direction)
 STATUSES: tuple[Status, ...] = get_args(Status)
 INSTRUMENTS: tuple[Instrument, ...] = get_args(Instrument)
 SHORT = 100e-6  # seconds as CUDA events read; below, a launch gap counts and the kernels' own span is read too
-ITEMSIZE: Mapping[str, int] = {"bf16": 2, "fp16": 2, "fp32": 4}
+ITEMSIZE: Mapping[str, int] = {"bf16": 2, "fp16": 2, "fp32": 4, "fp8": 1}  # bytes of an element of q, k and v
+RESULT_ITEMSIZE: Mapping[str, int] = {**ITEMSIZE, "fp8": 2}  # of results and their gradients; bf16 of fp8
 
 
 @dataclass(frozen=True)
@@ -63,7 +65,7 @@ class Case:
     """One thing to measure, whatever the backend: sizes, dtype, mask and pass.
 
     `causal` is aligned bottom-right: query i sees keys j <= i + seqlen_k - seqlen_q.
-    `window_size` is (left, right), None for open. A query that sees no key has output 0.
+    `window_size` is (left, right), None for open. A query that sees no key has output 0. fp8 is forward only (fp8.py).
     """
 
     strict: ClassVar[bool] = True  # a field that is not known would make it another case
@@ -132,6 +134,11 @@ class Device:
 
     def __str__(self) -> str:
         return f"{self.kind}:{self.index}" if self.kind == "cuda" else self.kind
+
+    @property
+    def slug(self) -> str:
+        """Its name as part of a file's: nvidia-h200."""
+        return re.sub(r"[^a-z0-9]+", "-", self.name.lower()).strip("-")[:40]
 
 
 @dataclass(frozen=True)
@@ -226,7 +233,7 @@ class TensorError:
     """How far one result is from the high-precision reference, on the elements compared."""
 
     max_error: float  # max |result - reference|; NaN where a result is
-    eager_error: float  # the same of eager attention in the case's dtype
+    eager_error: float  # the same of eager attention in the case's dtype; for fp8 see reference/exact.py
     tolerance: float  # 2 * eager_error + floor
     relative: float  # ||result - reference|| / ||reference||
 
@@ -317,6 +324,7 @@ class Run:
     specs: Mapping[str, str] = field(default_factory=dict)  # backend -> "module:object" it was loaded from
     interpreters: Mapping[str, str] = field(default_factory=dict)  # backend -> the Python that ran it, where chosen
     peak: Mapping[str, float] = field(default_factory=dict)  # dtype -> FLOP/s given by --peak; "" for any dtype
+    reduced: bool = False  # a baseline: of the samples of each measurement, the one value that the gate reads
 
 
 @dataclass(frozen=True)
@@ -333,10 +341,11 @@ class Prepared:
     """One case made ready on one backend: closures that launch, and nothing else.
 
     `launch` runs one pass of the case's direction and returns its raw results; `canonical` names them
-    ("out"; "dq", "dk", "dv") as views in (batch, seqlen, nheads, headdim). `forward` runs the forward alone,
-    keeping for backward what it keeps, and returns what holds that alive. `reads` are the tensors "q", "k", "v" and
-    "dout" that `launch` reads, where they are not the inputs' own memory but copies made for it, headdim last: the
-    check changes them in place, and the results must follow.
+    ("out"; "dq", "dk", "dv") as views in (batch, seqlen, nheads, headdim); an e4m3 "out" of an fp8 case comes with
+    "descale_out", the float32 to multiply it by. `forward` runs the forward alone, keeping for backward what it keeps,
+    and returns what holds that alive. `reads` are the tensors "q", "k", "v" and "dout" that `launch` reads, where they
+    are not the inputs' own memory but copies made for it, headdim last: the check changes them in place, and the
+    results must follow. In fp8 the e4m3 copies of q, k and v must be named.
     """
 
     launch: Callable[[], Any]

@@ -29,7 +29,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from attnbench.types import ITEMSIZE, Case
+from attnbench.types import ITEMSIZE, RESULT_ITEMSIZE, Case
 
 Convention = Literal["exact", "fa"]
 
@@ -119,9 +119,10 @@ def nbytes(case: Case) -> int:
     Forward reads q, k, v and writes out; backward reads q, k, v, out, dout and writes dq, dk, dv; fwd_bwd is the sum.
     k, v and their gradients have nheads_k heads. Results are written whole, zeros too; rows of an input that take part
     in no unmasked pair (keys older than the window in a decode step) need not be read and are not counted.
-    Log-sum-exp is not counted: whether and in which form to keep it is an implementation's choice.
+    Log-sum-exp is not counted: whether and in which form to keep it is an implementation's choice. In fp8 q, k and v
+    are e4m3 and out is bf16.
     """
-    s, size = case.shape, ITEMSIZE[case.dtype]
+    s = case.shape
     lo, hi = _band(s.seqlen_q, s.seqlen_k, case.causal, case.window_size)
     rows_q = s.batch * s.nheads
     rows_k = s.batch * s.nheads_k
@@ -129,14 +130,15 @@ def nbytes(case: Case) -> int:
     seen_k = rows_k * _touched(lo, hi, s.seqlen_q, s.seqlen_k)  # keys that a query sees
     rows_q, rows_k = rows_q * s.seqlen_q, rows_k * s.seqlen_k
     d, dv = s.headdim, s.headdim_v
-    moved = 0
+    operands = seen_q * d + seen_k * (d + dv)  # q, k, v, in each pass
+    passes = case.has_forward + case.has_backward
+    results = 0
     if case.has_forward:
-        moved += seen_q * d + seen_k * (d + dv)  # q, k, v
-        moved += rows_q * dv  # out
+        results += rows_q * dv  # out
     if case.has_backward:
-        moved += seen_q * (d + 2 * dv) + seen_k * (d + dv)  # q, out, dout, k, v
-        moved += rows_q * d + rows_k * (d + dv)  # dq, dk, dv
-    return moved * size
+        results += seen_q * 2 * dv  # out, dout
+        results += rows_q * d + rows_k * (d + dv)  # dq, dk, dv
+    return passes * operands * ITEMSIZE[case.dtype] + results * RESULT_ITEMSIZE[case.dtype]
 
 
 def _band(seqlen_q: int, seqlen_k: int, causal: bool, window_size: tuple[int | None, int | None]) -> tuple[int, int]:

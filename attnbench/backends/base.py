@@ -40,7 +40,9 @@ class BackendBase:
 
 
 def no_extras(case: Case) -> str | None:
-    """The reason for backends that know full and causal masks only."""
+    """The reason for backends that know full and causal masks only, and no fp8."""
+    if case.dtype == "fp8":
+        return "no fp8"
     if case.window_size != (None, None):
         return "no sliding window"
     if case.softcap:

@@ -4,6 +4,9 @@ Checked against nvidia-cudnn-frontend 1.32.0 and its samples (50_sdpa_forward, 5
 Graphs are validated, planned and built outside of what is timed, with their workspace; a launch allocates the outputs
 and executes. Tensors stay (batch, seqlen, nheads, headdim) in memory; a graph sees them as (batch, nheads, seqlen,
 headdim). Causal is aligned top-left unless told bottom-right, which wants seqlen_q <= seqlen_k.
+
+In fp8 cuDNN writes e4m3 on Hopper, bf16 from Blackwell on (cuDNN 9.13). Each row of the output is a mean of rows of v,
+so no value exceeds v's largest: with v's own scale for the output nothing is cut off, and little is lost below.
 """
 
 from __future__ import annotations
@@ -13,9 +16,9 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from attnbench.backends.base import Layout
-from attnbench.backends.fp8 import LARGEST, quantize
 from attnbench.backends.library import Library, Limits
 from attnbench.backends.masks import band
+from attnbench.fp8 import LARGEST, quantized
 from attnbench.types import Case, Device, Prepared, Probe, Signature, Unsupported
 
 if TYPE_CHECKING:
@@ -87,7 +90,7 @@ class Cudnn(Library):
 
 
 class CudnnFp8(Cudnn):
-    """e4m3 with one scale per tensor, forward. On Hopper the output is e4m3 too, on Blackwell bf16."""
+    """e4m3 with one scale per tensor, forward."""
 
     name = "cudnn-fp8"
     efficiency = 1.1
@@ -116,10 +119,12 @@ class CudnnFp8(Cudnn):
     def prepare(self, case: Case, inputs: Inputs) -> Prepared:
         import torch
 
-        quantized = {name: quantize(getattr(inputs, name)) for name in ("q", "k", "v")}
-        blackwell = torch.cuda.get_device_capability(inputs.q.device) >= BLACKWELL
-        run, descale_v = fp8_graph(case, quantized, torch.bfloat16 if blackwell else torch.float8_e4m3fn)
-        return Prepared(run, lambda raw: {"out": raw["out"]}, reads={"v": descale_v})
+        operands, descale = quantized(inputs)
+        if torch.cuda.get_device_capability(inputs.q.device) >= BLACKWELL:
+            run = fp8_graph(case, operands, descale, torch.bfloat16)
+            return Prepared(run, lambda raw: {"out": raw["out"]}, reads=operands)
+        run = fp8_graph(case, operands, descale, torch.float8_e4m3fn)
+        return Prepared(run, lambda raw: {"out": raw["out"], "descale_out": descale["v"]}, reads=operands)
 
 
 class Graph:
@@ -234,31 +239,20 @@ def backward_graph(case: Case, inputs: Inputs) -> Callable[[Tensors], dict[str, 
 
 
 def fp8_graph(
-    case: Case, quantized: Mapping[str, tuple[Tensor, Tensor]], out_dtype: torch.dtype
-) -> tuple[Callable[[], dict[str, Tensor]], Tensor]:
-    """The launch, and the descale of v, to which its output is linear.
-
-    Probabilities lie in [0, 1] and are scaled by 448. The output is a mean of v and not scaled (scale_o is 1).
-    """
+    case: Case, operands: Tensors, descale: Tensors, out_dtype: torch.dtype
+) -> Callable[[], dict[str, Tensor]]:
+    """The launch. Probabilities are scaled by 448; the output as v is where it is e4m3, else not."""
     import torch
 
     s = case.shape
-    (q, q_descale), (k, k_descale), (v, v_descale) = (quantized[name] for name in ("q", "k", "v"))
-    one = torch.ones(1, 1, 1, 1, device=q.device)
-    scales = {
-        "descale_q": q_descale.view(1, 1, 1, 1),
-        "descale_k": k_descale.view(1, 1, 1, 1),
-        "descale_v": v_descale.view(1, 1, 1, 1),
-        "descale_s": one / LARGEST,
-        "scale_s": one * LARGEST,
-        "scale_o": one,
-    }
-    graph = Graph(q)
+    one = torch.ones(1, 1, 1, 1, device=operands["q"].device)
+    scales = {f"descale_{name}": factor.view(1, 1, 1, 1) for name, factor in descale.items()}
+    scales |= {"descale_s": one / LARGEST, "scale_s": one * LARGEST}
+    scales["scale_o"] = one if out_dtype.itemsize > 1 else one / scales["descale_v"]
+    graph = Graph(operands["q"])
     out, _, amax_s, amax_o = graph.graph.sdpa_fp8(
         name="sdpa_fp8",
-        q=graph.input("q", q),
-        k=graph.input("k", k),
-        v=graph.input("v", v),
+        **{name: graph.input(name, t) for name, t in operands.items()},
         **{name: graph.input(name, t) for name, t in scales.items()},
         generate_stats=False,
         attn_scale=case.softmax_scale,
@@ -268,8 +262,8 @@ def fp8_graph(
     graph.output("amax_s", amax_s, (1, 1, 1, 1), torch.float32)
     graph.output("amax_o", amax_o, (1, 1, 1, 1), torch.float32)
     launch = graph.build()
-    given = {"q": q, "k": k, "v": v, **scales}
-    return lambda: launch(given), v_descale
+    given = {**operands, **scales}
+    return lambda: launch(given)
 
 
 @functools.cache

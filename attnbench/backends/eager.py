@@ -17,6 +17,13 @@ if TYPE_CHECKING:
     from attnbench.inputs import Inputs
 
 
+def eager_signature(case: Case, device: Device) -> Signature:
+    """A softmax by itself, and nothing fused; on a CPU, where products have names, they are named too."""
+    product = "mm<float>" if case.dtype == "fp32" else "mm<c10::"
+    runs = ("(?i)softmax", product) if device.kind == "cpu" else ("(?i)softmax",)
+    return Signature(runs, never=("flash|fmha|sdpa|scaled_dot_product",))
+
+
 class Eager(BackendBase):
     name = "eager"
     efficiency = 0.5
@@ -31,7 +38,7 @@ class Eager(BackendBase):
         return scores_workspace(case, copies_fwd=2, copies_bwd=5 if case.causal else 4)
 
     def signature(self, case: Case, device: Device) -> Signature:
-        return Signature(runs=("(?i)softmax",), never=("flash|fmha|sdpa|scaled_dot_product",))
+        return eager_signature(case, device)
 
     def prepare(self, case: Case, inputs: Inputs) -> Prepared:
         import torch

@@ -6,13 +6,14 @@ takes one descale per (batch entry, key head) and writes bf16. Older builds retu
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from attnbench.backends.base import autograd_prepared
-from attnbench.backends.fp8 import is_fp8, quantize
 from attnbench.backends.library import Library, Limits
 from attnbench.backends.masks import flash_window
-from attnbench.types import Case, Device, Prepared
+from attnbench.fp8 import quantized
+from attnbench.types import Case, Device, Prepared, Signature
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -42,6 +43,11 @@ class FlashAttention3(Library):
     def unsupported(self, case: Case, device: Device) -> str | None:
         return super().unsupported(case, device) or _headdims(case)
 
+    def signature(self, case: Case, device: Device) -> Signature:
+        """In fp8 the kernel is an instance for e4m3: its template's arguments say so."""
+        found = super().signature(case, device)
+        return replace(found, runs=(f"{self.forward_kernels}.*e4m3",)) if case.dtype == "fp8" else found
+
     def prepare(self, case: Case, inputs: Inputs) -> Prepared:
         from flash_attn_interface import flash_attn_func
 
@@ -58,23 +64,23 @@ class FlashAttention3(Library):
             out: Tensor = result[0] if isinstance(result, tuple) else result
             return out
 
-        if is_fp8(case):
-            (q, q_descale), (k, k_descale), (v, v_descale) = map(quantize, (inputs.q, inputs.k, inputs.v))
-            for which, descale in (("q", q_descale), ("k", k_descale), ("v", v_descale)):
-                options[f"{which}_descale"] = descale.expand(s.batch, s.nheads_k)
-            return Prepared(lambda: call(q, k, v), lambda out: {"out": out}, reads={"v": v_descale})
+        if case.dtype == "fp8":
+            operands, descale = quantized(inputs)
+            options |= {f"{name}_descale": factor.expand(s.batch, s.nheads_k) for name, factor in descale.items()}
+            return Prepared(lambda: call(**operands), lambda out: {"out": out}, reads=operands)
         return autograd_prepared(case, inputs, call)
 
 
 def _headdims(case: Case) -> str | None:
     """As hopper/flash_api.cpp checks them."""
     d, d_v = case.shape.headdim, case.shape.headdim_v
-    if is_fp8(case) and case.has_backward:
+    fp8 = case.dtype == "fp8"
+    if fp8 and case.has_backward:
         return "fp8 is forward only"
-    if is_fp8(case) and (d % 16 or d_v % 16):
+    if fp8 and (d % 16 or d_v % 16):
         return f"fp8 needs head dims that are multiples of 16, not {d} and {d_v}"
     if d > 256 or (case.has_backward and d_v > 256):
         return f"headdim {max(d, d_v)} is above 256"
-    if d != d_v and not ((128 < d <= 192 and 96 < d_v <= 128) or (d <= 64 and not is_fp8(case)) or (d <= 64 >= d_v)):
+    if d != d_v and not ((128 < d <= 192 and 96 < d_v <= 128) or (d <= 64 and not fp8) or (d <= 64 >= d_v)):
         return f"headdim {d} with headdim_v {d_v}: they may differ where headdim <= 64, or as 129-192 with 97-128"
     return None

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from attnbench.backends.base import BackendBase
 from attnbench.sizes import parse_size
-from attnbench.types import ITEMSIZE, Accuracy, Case, Prepared, Probe, Script, TensorError, Unsupported
+from attnbench.types import RESULT_ITEMSIZE, Accuracy, Case, Prepared, Probe, Script, TensorError, Unsupported
 from attnbench.work import flops, nbytes
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ class Fake(BackendBase):
         error = 1.0 if fault == "wrong" else 1e-3
         names = ("out", "dq", "dk", "dv") if case.has_backward else ("out",)
         accuracy = Accuracy({n: TensorError(error, 1e-3, 2e-3, error) for n in names}, s.seqlen_q, s.nheads)
-        out = s.batch * s.seqlen_q * s.nheads * s.headdim_v * ITEMSIZE[case.dtype]
+        out = s.batch * s.seqlen_q * s.nheads * s.headdim_v * RESULT_ITEMSIZE[case.dtype]
         memory = {"memory_peak": nbytes(case) if case.has_backward else out}
         if case.has_backward:
             memory["memory_saved"] = out

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from attnbench.backends.base import autograd_prepared, scores_workspace
 from attnbench.backends.compiled import Compiler
+from attnbench.backends.eager import eager_signature
 from attnbench.backends.fa2 import FlashAttention2
 from attnbench.backends.library import Library, Limits, flash_workspace
 from attnbench.backends.masks import band, block_mask, visible
@@ -78,7 +79,7 @@ class Eager(HuggingFace):
         return scores_workspace(case, copies_fwd=5, copies_bwd=8)  # its softmax is in float32
 
     def signature(self, case: Case, device: Device) -> Signature:
-        return Signature(runs=("(?i)softmax",), never=("flash|fmha|sdpa|scaled_dot_product",))
+        return eager_signature(case, device)
 
     def _function(self) -> Any:
         from transformers.models.llama.modeling_llama import eager_attention_forward

@@ -169,7 +169,7 @@ def flash_workspace(case: Case) -> Workspace:
     if case.has_backward:
         nbytes += 4 * rows * (1 + s.headdim)
         if s.nheads != s.nheads_k:
-            nbytes += ITEMSIZE.get(case.dtype, 2) * s.batch * s.nheads * s.seqlen_k * (s.headdim + s.headdim_v)
+            nbytes += ITEMSIZE[case.dtype] * s.batch * s.nheads * s.seqlen_k * (s.headdim + s.headdim_v)
     return Workspace(nbytes=nbytes, what="log-sum-exp and float32 dq", passes=2.0)
 
 

@@ -7,6 +7,7 @@ import os
 from typing import TYPE_CHECKING, ClassVar
 
 from attnbench.backends.base import BackendBase, autograd_prepared
+from attnbench.fp8 import quantized
 from attnbench.types import Case, Device, Prepared, Probe, Signature, Workspace
 
 if TYPE_CHECKING:
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
 
 MIN_TRITON = (3, 4)  # tensor descriptors made on the host
 MIN_CAPABILITY = (8, 0)  # asynchronous copies and bf16 matmuls
+MIN_CAPABILITY_FP8 = (8, 9)
 
 
 class Triton(BackendBase):
@@ -31,6 +33,8 @@ class Triton(BackendBase):
         return Probe(version=triton.__version__)
 
     def unsupported(self, case: Case, device: Device) -> str | None:
+        if case.dtype == "fp8" and case.has_backward:
+            return "fp8 is forward only"
         if case.dropout_p:
             return "dropout is not implemented in attnbench's Triton kernel"
         for name in ("headdim", "headdim_v"):
@@ -59,6 +63,10 @@ class Triton(BackendBase):
             softcap=case.softcap,
             softmax_scale=case.softmax_scale,
         )
+        if case.dtype == "fp8":
+            operands, descale = quantized(inputs)
+            scaled = functools.partial(fn, **operands, descale=(descale["q"], descale["k"], descale["v"]))
+            return Prepared(scaled, lambda out: {"out": out}, reads=operands)
         return autograd_prepared(case, inputs, fn)
 
 
@@ -68,10 +76,16 @@ def _refuses(case: Case, device: Device) -> str | None:
     if device.kind == "cpu":
         if not interpreted:
             return "Triton kernels need a GPU; the interpreter is for tests"
+        if case.dtype == "fp8":
+            return "Triton's interpreter rounds to e4m3 wrongly"
         return "Triton's interpreter computes bf16 dot products wrongly" if case.dtype == "bf16" else None
     if interpreted:
         return "TRITON_INTERPRET=1 is set, so its kernels would not run on the GPU"
     # An AMD GPU's capability is its gfx number, which is above this for every one that torch supports.
     if device.capability is not None and device.capability < MIN_CAPABILITY:
         return f"needs compute capability 8.0 or newer, this GPU has {'.'.join(map(str, device.capability))}"
+    if case.dtype == "fp8" and device.name.startswith("AMD"):
+        return "no fp8 on AMD GPUs: the e4m3 of CDNA3 is another format (fnuz), and newer ones were not tried"
+    if case.dtype == "fp8" and device.capability is not None and device.capability < MIN_CAPABILITY_FP8:
+        return f"fp8 needs compute capability 8.9 or newer, this GPU has {'.'.join(map(str, device.capability))}"
     return None

@@ -26,7 +26,12 @@ output = partial(typer.Option, rich_help_panel="Files and output")
 
 
 def gate(
-    baseline: Annotated[Path, typer.Argument(metavar="BASELINE", help="The run file to compare with.")],
+    baseline: Annotated[
+        Path,
+        typer.Argument(
+            metavar="BASELINE", help="What to compare with: a run file, a baseline's name, or a folder of baselines."
+        ),
+    ],
     current: Annotated[Path, typer.Argument(metavar="CURRENT", help="The run file to judge.")],
     metric: Annotated[
         list[str] | None,
@@ -71,8 +76,10 @@ def gate(
     Measure both with --rounds 5. Exit code 0: pass; 1: regression; 2: bad input; 3: inconclusive; 4: not comparable.
 
     attnbench gate baseline.jsonl results/now.jsonl
+    attnbench gate baselines results/now.jsonl
     attnbench gate old.jsonl new.jsonl --expect torch --margin 5% -f md=comment.md -f junit=gate.xml
     """
+    from attnbench.baseline.files import pick
     from attnbench.gate.gate import Request, judge
     from attnbench.gate.margins import DEFAULT, RULES
     from attnbench.gate.margins import margins as margins_of
@@ -90,7 +97,11 @@ def gate(
     )
     wanted = _wanted(format or ())
     gc.disable()  # a short process that holds nearly all it makes: looking for garbage takes a third of its time
-    judgement = judge(_read(baseline), _read(current), request)
+    now = _read(current)
+    chosen = pick(baseline, now)
+    if chosen != baseline:
+        print(f"attnbench: baseline: {chosen}", file=sys.stderr)
+    judgement = judge(_read(chosen), now, request)
     for name, file in wanted:
         _write(judgement, name, file, every)
     raise typer.Exit(judgement.exit_code)

@@ -12,12 +12,13 @@ from attnbench.reference.compare import compare
 from attnbench.reference.exact import BY_ROW, reference
 from attnbench.reference.renewal import Renewal
 from attnbench.reference.sample import check_inputs, choose
-from attnbench.types import Accuracy, Case
+from attnbench.types import Accuracy, Case, Prepared
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 AGAIN = 0.25  # of the budget: what may be recomputed after timing, on other rows
+LEAST = 0.25  # of the error of honest fp8: 16 bits leave a twentieth, one operand of three in e4m3 half
 
 
 class Check:
@@ -37,6 +38,25 @@ class Check:
     def first(self, results: Mapping[str, Tensor]) -> Accuracy:
         """Of a launch on `inputs`."""
         return compare(self._answer, results)
+
+    def not_fp8(self, prepared: Prepared, accuracy: Accuracy) -> str | None:
+        """Why an fp8 cell whose launch gave this cannot be one, in one line; None where nothing says so.
+
+        Rounding to e4m3 costs what it costs, whatever the scales. The launch's own e4m3 copies are changed in place
+        after timing, and its results must follow.
+        """
+        import torch
+
+        if self.case.dtype != "fp8":
+            return None
+        for name in ("q", "k", "v"):
+            copy = prepared.reads.get(name)
+            if copy is None or copy.dtype != torch.float8_e4m3fn:
+                return f"it names no e4m3 copy of {name} that its launch reads (Prepared.reads)"
+        found, honest = accuracy.errors["out"].relative, self._answer.relative("out")
+        if found < LEAST * honest:
+            return f"out is off by {found:.2%} only, where e4m3 operands cost {honest:.2%}: it computed with others"
+        return None
 
     def forget_mask(self) -> None:
         """From here on launches read the inputs as they were given: gives the memory of the masked dk and dv back."""

@@ -21,9 +21,9 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
-from attnbench.inputs import Inputs
+from attnbench.inputs import Inputs, torch_dtype
 from attnbench.reference.compare import any_order, one_rounding, worse
-from attnbench.reference.exact import CHUNK, Reference, high
+from attnbench.reference.exact import CHUNK, Reference, high, long_product
 from attnbench.types import Case, TensorError
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ def products(reference: Reference, inputs: Inputs, results: Mapping[str, Tensor]
     found = {}
     for name, keys, row_wise, rows in (("dv", inputs.v, "out", inputs.dout), ("dk", inputs.k, "dq", inputs.q)):
         expected = max(reference.relative(name), reference.relative(row_wise))
-        tolerance = 2 * expected + one_rounding(case) + any_order(case)
+        tolerance = 2 * expected + one_rounding(torch_dtype(case)) + any_order(case)
         differ = [_difference(*heads) for heads in _by_heads(case, keys, results[name], results[row_wise], rows)]
         found[name] = worse([TensorError(r, expected, tolerance, r) for r in torch.cat(differ).tolist()])
     torch.set_float32_matmul_precision(before)
@@ -64,7 +64,7 @@ def _by_heads(case: Case, keys: Tensor, by_key: Tensor, by_row: Tensor, rows: Te
 
 def _difference(keys: Tensor, by_key: Tensor, by_row: Tensor, rows: Tensor) -> Tensor:
     """(heads,): the norm of keys' by_key - by_row' rows, over what errors as large as the results would leave."""
-    difference = (keys.mT @ by_key - by_row.mT @ rows).square().sum((1, 2)).sqrt()
+    difference = (long_product(keys.mT, by_key) - long_product(by_row.mT, rows)).square().sum((1, 2)).sqrt()
     pairs = ((keys, by_key), (by_row, rows))
     size = sum((a.square().sum(2) * b.square().sum(2)).sum(1) for a, b in pairs)
     assert not isinstance(size, int)

@@ -9,6 +9,8 @@ hide errors in late ones:
   Kernels in the case's dtype round less often than eager: on an H200 in bf16 SDPA's, cuDNN's and Triton's have 0.28 to
   0.63 of its root mean square in all four results (results/*.jsonl).
 
+"Rounding" is that of the result's own dtype: an fp8 case has a bf16 result, or an e4m3 one with a scale (fp8.py).
+
 To both is added four times the error to expect of a float32 sum of n terms in any order, sqrt(n) units (Higham and
 Mary, "A new approach to probabilistic rounding error analysis", 2019), for the arithmetic inside any kernel; it matters
 for fp32 alone.
@@ -20,11 +22,12 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from attnbench.inputs import torch_dtype
+from attnbench.inputs import operand_dtype, torch_dtype
 from attnbench.reference.exact import BY_ROW, Errors, Reference
 from attnbench.types import Accuracy, Case, TensorError
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
 STRETCHES = 8
@@ -39,8 +42,9 @@ def compare(reference: Reference, results: Mapping[str, Tensor], names: tuple[st
     case, sample = reference.case, reference.sample
     for name in expected(case):
         _check_form(case, name, results)
-    errors = {name: _judge(reference, name, results[name]) for name in names or expected(case)}
-    unwritten = tuple(name for name in expected(case) if not bool(results[name].isfinite().all()))
+    values = {name: _value(name, results) for name in expected(case)}
+    errors = {name: _judge(reference, name, values[name], results[name].dtype) for name in names or expected(case)}
+    unwritten = tuple(name for name in expected(case) if not bool(values[name].isfinite().all()))
     heads = len(sample.batch) * case.shape.nheads // case.shape.nheads_k
     return Accuracy(errors, rows=sample.rows.shape[1], heads=heads, unwritten=unwritten)
 
@@ -61,11 +65,11 @@ def any_order(case: Case) -> float:
     return 4 * FLOAT32_UNIT * math.sqrt(max(s.seqlen_q, s.seqlen_k, s.headdim, s.headdim_v))
 
 
-def one_rounding(case: Case) -> float:
-    """Root mean square of the relative error of one rounding to the case's dtype, at most."""
+def one_rounding(dtype: torch.dtype) -> float:
+    """Root mean square of the relative error of one rounding to it, at most."""
     import torch
 
-    return torch.finfo(torch_dtype(case)).eps / math.sqrt(12)
+    return torch.finfo(dtype).eps / math.sqrt(12)
 
 
 def _excess(error: TensorError) -> float:
@@ -73,6 +77,8 @@ def _excess(error: TensorError) -> float:
 
 
 def _check_form(case: Case, name: str, results: Mapping[str, Tensor]) -> None:
+    import torch
+
     s = case.shape
     d = s.headdim if name in ("dq", "dk") else s.headdim_v
     shape = (s.batch, s.seqlen_q, s.nheads, d) if name in BY_ROW else (s.batch, s.seqlen_k, s.nheads_k, d)
@@ -82,11 +88,21 @@ def _check_form(case: Case, name: str, results: Mapping[str, Tensor]) -> None:
         raise ValueError(f"{name} is a {type(results[name]).__name__}, expected a plain torch.Tensor")
     if tuple(results[name].shape) != shape:
         raise ValueError(f"{name} has shape {tuple(results[name].shape)}, expected {shape}")
-    if results[name].dtype != torch_dtype(case):
+    if case.dtype == "fp8" and results[name].dtype == operand_dtype(case):
+        factor = results.get(f"descale_{name}")
+        if factor is None or factor.numel() != 1 or factor.dtype != torch.float32:
+            raise ValueError(f"{name} is {results[name].dtype}: it needs descale_{name}, one float32 to multiply it by")
+    elif results[name].dtype != torch_dtype(case):
         raise ValueError(f"{name} is {results[name].dtype}, expected {torch_dtype(case)}")
 
 
-def _judge(reference: Reference, name: str, result: Tensor) -> TensorError:
+def _value(name: str, results: Mapping[str, Tensor]) -> Tensor:
+    """The result as it is compared."""
+    t = results[name]
+    return t if t.dtype.itemsize > 1 else t.float() * results[f"descale_{name}"]
+
+
+def _judge(reference: Reference, name: str, result: Tensor, dtype: torch.dtype) -> TensorError:
     """The largest error of the stretch that allows it least; the root mean square where that alone is too large."""
     import torch
 
@@ -106,7 +122,7 @@ def _judge(reference: Reference, name: str, result: Tensor) -> TensorError:
     total = squares.sum(1).tolist()
     relative = math.sqrt(total[0] / total[2]) if total[2] else math.sqrt(total[0])
     floor = any_order(case) * max(reference.terms.get(name, 0.0), *(largest for _, _, largest in by_stretch))
-    eps, rounding = torch.finfo(torch_dtype(case)).eps, one_rounding(case)
+    eps, rounding = torch.finfo(dtype).eps, one_rounding(dtype)
     largest = worse([TensorError(e, by, 2 * by + eps * value + floor, relative) for e, by, value in by_stretch])
     square = worse([TensorError(e, by, 2 * by + rounding * value + floor, relative) for e, by, value in means])
     return square if largest.ok and not square.ok else largest

@@ -32,6 +32,7 @@ def cautions(cells: Sequence[Cell], runs: Sequence[Run], convention: Convention 
     """Everything that should make a reader careful, most serious first."""
     measured = [c for c in cells if c.status == "ok"]
     found = [*_wrong(cells), *_wrong_kernel(cells), *_incomplete(runs), *_half_ok(measured), *_ecc(measured)]
+    found += _reduced(runs)
     found += [*_others(measured), *_disagree(measured), *_host_bound(measured), *_held_down(measured)]
     found += [*_drifting(measured), *_few(measured), *_noisy(measured), *_unproven(measured), *_no_peak(measured)]
     if convention == "fa" and any(c.case.window_size != (None, None) and c.case.causal for c in measured):
@@ -84,6 +85,15 @@ def _incomplete(runs: Iterable[Run]) -> Iterator[Caution]:
                 "",
                 "Measure them with: attnbench run --resume FILE",
             )
+
+
+def _reduced(runs: Iterable[Run]) -> Iterator[Caution]:
+    if some := [run for run in runs if run.reduced]:
+        yield Caution(
+            f"{words.count(len(some), 'baseline')} among these: a baseline keeps one value a round.",
+            "Percentiles of the latency are that value, and spread within a round is not known.",
+            "The run file that was saved has the samples.",
+        )
 
 
 def _half_ok(cells: Iterable[Cell]) -> Iterator[Caution]:
@@ -190,7 +200,8 @@ def _drifting(cells: Sequence[Cell]) -> Iterator[Caution]:
 
 
 def _few(cells: Iterable[Cell]) -> Iterator[Caution]:
-    counts = [(min(len(derive.samples(r)) for r in c.records if r.status == "ok"), c) for c in cells]
+    whole = [c for c in cells if not c.run.reduced]
+    counts = [(min(len(derive.samples(r)) for r in c.records if r.status == "ok"), c) for c in whole]
     few = [(n, c) for n, c in counts if n < min(c.run.policy.min_samples, derive.MIN_SAMPLES_INTERVAL)]
     if few:
         fewest, cell = min(few, key=lambda pair: pair[0])

@@ -18,6 +18,7 @@ NAMES = {"graph": "CUDA graph replay", "cupti": "CUPTI"}
 def facts(cells: Sequence[Cell]) -> list[Caution]:
     measured = [c for c in cells if c.status == "ok"]
     found = [
+        *_fp8(measured),
         *_spans(measured),
         *_traced(measured),
         *_launch_bound(measured),
@@ -25,6 +26,16 @@ def facts(cells: Sequence[Cell]) -> list[Caution]:
         *_outside(measured),
     ]
     return [*found, *_said(cells)]
+
+
+def _fp8(cells: Iterable[Cell]) -> Iterator[Caution]:
+    narrow = [c for c in cells if c.case.dtype == "fp8"]
+    if narrow:
+        yield Caution(
+            f"fp8 is e4m3 with one scale per tensor, in {words.count(len(narrow), 'cell')}.",
+            "q, k and v are rounded before the time begins; the error is against exact attention of what they were.",
+            "docs/backends.md has the tolerance.",
+        )
 
 
 def _spans(cells: Iterable[Cell]) -> Iterator[Caution]:

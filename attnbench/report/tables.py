@@ -121,7 +121,9 @@ def sections(
     convention: Convention = "exact",
     memory: bool = False,
 ) -> list[Section]:
-    """The tables of each metric, then with `memory` peak memory, condensed. UserError: unknown metric or axis.
+    """The tables of each metric, the error of fp8 cells, then with `memory` peak memory, condensed.
+
+    UserError: unknown metric or axis.
 
     A metric that no cell has gives a section without tables.
     """
@@ -131,6 +133,8 @@ def sections(
         if name not in metrics.METRICS:
             raise UserError(f'no metric "{name}"{did_you_mean(name, metrics.METRICS)}')
     wanted = [(name, cells) for name in names]
+    if "relative_error" not in names and (narrow := [c for c in cells if c.case.dtype == "fp8"]):
+        wanted.append(("relative_error", narrow))  # a speed in fp8 says nothing without it
     if memory and "memory_peak" not in names:
         wanted.append(("memory_peak", _plainest_masks(cells)))
     found = []

@@ -17,7 +17,7 @@ import pytest
 import torch
 from harness import CPU, Clock, Court, case, court
 
-from attnbench import inputs, instruments, metrics, store
+from attnbench import inputs, instruments, metrics, stats, store
 from attnbench.measure import cache
 from attnbench.types import Policy
 
@@ -60,16 +60,17 @@ def test_a_clock_that_does_not_move(simulated: tuple[Court, Clock]) -> None:
 def test_slow_at_first(cpu: Court, delay: float) -> None:
     """Lie: its first ten calls are slow. Caught: the figure is that of the later ones, or the report doubts it."""
     policy = Policy(l2="warm", target=0.3)  # so that only two speeds in one series are noise, not the host's own
-    record = cpu.measure(liars_machine.SlowAtFirst(delay), case(), policy)
+    liar = liars_machine.SlowAtFirst(delay)
+    record = cpu.measure(liar, case(), policy)
     assert record.status == "ok", record.reason
     latency, drift = (metrics.value(name, record) for name in ("latency", "drift"))
     assert latency is not None
     assert drift is not None
     noisy = [text for text in cpu.cautions(record, policy) if text.startswith("Noisy")]
     caught = latency < delay / 2 or noisy or drift < -0.3 or cpu.marks(record, policy)
-    plain = 0.0 if caught else metrics.value("latency", cpu.measure(honest.attention, case(), policy)) or 0.0
-    if plain > delay / 4:
-        pytest.skip(f"an honest call takes {plain * 1e3:.1f} ms here: other work on this machine hides the lie")
+    plain = stats.median(liar.later)
+    if not caught and plain > delay / 4:
+        pytest.skip(f"its later calls took {plain * 1e3:.1f} ms: other work on this machine hid the lie")
     assert caught, "it passed for true"
 
 

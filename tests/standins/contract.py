@@ -58,7 +58,14 @@ CASES |= {
 }
 CASES["d64-softcap"] = Case(Shape(1, 40, 48, 2, 2, 64, 64), "bf16", "fwd_bwd", True, softcap=2.0)
 SOME = [
-    CASES[key] for key in ("gqa-full-bf16-bwd", "gqa-causal-fp16-fwd_bwd", "d128-causal-fwd", "d128-window-equal-bwd")
+    CASES[key]
+    for key in (
+        "gqa-full-bf16-bwd",
+        "gqa-causal-fp16-fwd_bwd",
+        "d128-causal-fwd",
+        "d128-window-equal-bwd",
+        "fp8-gqa-full",
+    )
 ]
 
 

@@ -174,6 +174,29 @@ def test_a_new_round_gets_fresh_processes(new_fleet: NewFleet) -> None:
     assert len({pid(r) for r in records}) == 3
 
 
+def test_the_workers_of_a_round_import_at_once(tmp_path: Path) -> None:
+    """Each import waits until the other has begun; one after the other the first would wait in vain."""
+    for own, other in ("ab", "ba"):
+        (tmp_path / f"{own}.py").write_text(f"""
+import pathlib, time
+from attnbench.backends.fake import Fake
+here = pathlib.Path({str(tmp_path)!r})
+(here / "{own}.began").touch()
+end = time.monotonic() + 10
+while not (here / "{other}.began").exists():
+    time.sleep(0.01)
+    if time.monotonic() > end:
+        (here / "alone").touch()
+        break
+""")
+    fleet = Fleet({name: f"{tmp_path}/{name}.py:Fake" for name in "ab"})
+    fleet.make_ready("ab", DEVICE)
+    records = run(fleet, job(1, "a"), job(1, "b"))
+    fleet.close()
+    assert [r.status for r in records] == ["ok", "ok"]
+    assert not (tmp_path / "alone").exists()
+
+
 def test_close_ends_the_workers(new_fleet: NewFleet) -> None:
     fleet = new_fleet(a="Own")
     (record,) = run(fleet, job(8, "a"))

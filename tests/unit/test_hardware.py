@@ -172,13 +172,14 @@ def test_peaks_hold_at_the_boost_clock(gpu):
         assert derived is not None
         least = 0.97 if dtype == "fp32" else BELOW_BOOST.get(gpu.name, 0.9)
         assert least * boost <= derived <= 1.01 * boost, dtype
-    assert set(gpu.per_clock) == set(gpu.matmul) - {"fp8"}
+    assert set(gpu.per_clock) == set(gpu.matmul)
 
 
 def test_clocks_by_hand():
     """SMs x FLOP of one in a clock x clock = peak."""
     known = {gpu.name: gpu for gpu in GPUS}
     assert clock(known["H100 SXM"], "bf16") == pytest.approx(1.830e9, rel=1e-3)
+    assert clock(known["H100 SXM"], "fp8") == pytest.approx(1.830e9, rel=1e-3)
     assert clock(known["H100 SXM"], "fp32") == pytest.approx(1.980e9, rel=1e-3)
     assert clock(known["A100 SXM 80GB"], "bf16") == pytest.approx(1.410e9, rel=1e-3)
     assert clock(known["H100 NVL"], "fp16") == pytest.approx(1.545e9, rel=1e-3)
@@ -191,5 +192,6 @@ def test_peak():
     assert h100 is not None
     assert t4 is not None
     assert peak(h100, "bf16") == pytest.approx(989e12, rel=1e-3)  # not the 1,979 with sparsity
+    assert peak(h100, "fp8") == pytest.approx(1979e12, rel=1e-3)  # not the 3,958 with sparsity
     assert peak(t4, "bf16") is None
     assert peak(t4, "fp8") is None

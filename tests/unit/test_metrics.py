@@ -188,7 +188,9 @@ def test_memory_clock_first_call_error() -> None:
         "first_call": Measurement("s", (1.5,)),
         "clock_sm": Measurement("Hz", (1.4e9, 1.6e9)),
     }
-    accuracy = Accuracy({"dq": TensorError(0.1, 0.1, 0.4, 0.0), "dk": TensorError(0.3, 0.1, 0.4, 0.0)}, rows=1, heads=1)
+    accuracy = Accuracy(
+        {"dq": TensorError(0.1, 0.1, 0.4, 0.02), "dk": TensorError(0.3, 0.1, 0.4, 0.01)}, rows=1, heads=1
+    )
     r = record((1e-6,), measurements=measured, accuracy=accuracy)
     found = {name: metrics.value(name, r) for name in METRICS}
     assert found["memory_peak"] == 300
@@ -197,6 +199,7 @@ def test_memory_clock_first_call_error() -> None:
     assert found["first_call"] == 1.5
     assert found["clock_sm"] == 1.5e9
     assert found["error"] == pytest.approx(0.75)
+    assert found["relative_error"] == 0.02
     assert found["latency"] is None
     assert found["tflops"] is None
 

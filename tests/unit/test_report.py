@@ -17,7 +17,7 @@ from attnbench.errors import UserError
 from attnbench.metrics import METRICS
 from attnbench.report import export, markdown, terminal
 from attnbench.report.live import Live
-from attnbench.types import Record, Run
+from attnbench.types import Accuracy, Record, Run, TensorError
 
 SIX = ("eager", "sdpa-math", "sdpa-efficient", "sdpa-flash", "sdpa-cudnn", "triton")
 
@@ -399,3 +399,20 @@ def test_csv_reads_back() -> None:
     assert str(frame["memory_peak"].dtype) == "Int64"
     assert str(frame["latency"].dtype) == "float64"
     assert set(again["bound"]) == {"compute"}
+
+
+def test_fp8_stands_beside_its_error_and_its_own_peak() -> None:
+    narrow, wide = case(dtype="fp8"), case()
+    accuracy = Accuracy({"out": TensorError(0.1, 0.1, 0.3, 0.052)}, rows=64, heads=4)
+    found = shown([run([ok(narrow, "cudnn-fp8", 989.45, accuracy=accuracy), ok(wide, "cudnn", 494.7)])], 200)
+    assert "share of the peak (989 for bf16, 1979 for fp8)" in found
+    assert "989 50%" in found
+    assert "495 50%" in found
+    _, _, after = found.partition("Relative error")
+    assert after.count("5.2%") == 1
+    assert "cudnn-fp8" in after.partition("Peak memory")[0]
+    assert "0.2%" not in after  # of bf16
+    assert "i  fp8 is e4m3 with one scale per tensor, in 1 cell." in found
+    assert "Relative error" not in shown([run([ok(wide, "cudnn", 494.7)])])
+    asked = shown([run([ok(narrow, "cudnn-fp8", 989.45)])], metrics=("relative_error", "tflops"))
+    assert asked.count("Relative error") == 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -314,3 +315,28 @@ def test_the_default_suite_is_the_papers() -> None:
     found = suite.resolve(suite.load("default"), "cuda").cases
     assert {c.shape.batch * c.shape.seqlen_k for c in found} == {16384}
     assert {c.shape.nheads * c.shape.headdim for c in found} == {2048}
+
+
+def test_fp8_is_forward_only() -> None:
+    found = resolve({"axes": {**AXES, "dtype": "bf16,fp8", "pass": "fwd,bwd,fwd_bwd"}})
+    assert [(c.dtype, c.direction) for c in found.cases] == [
+        *(("bf16", direction) for direction in ("fwd", "bwd", "fwd_bwd")),
+        ("fp8", "fwd"),
+    ]
+    assert found.notes == ("fp8 is forward only: 2 cases with a backward left out",)
+    with pytest.raises(UserError, match="fp8 is forward only; give --pass fwd"):
+        resolve({"axes": {**AXES, "dtype": "fp8", "pass": "bwd"}})
+
+
+@pytest.mark.parametrize("kind", ["cuda", "cpu"])
+def test_the_ci_suite_is_half_of_all_combinations_and_every_two_choices_meet(kind: str) -> None:
+    found = suite.resolve(suite.load("ci"), kind).cases
+    square = [c for c in found if c.shape.seqlen_q == c.shape.seqlen_k]
+    choices = [(c.shape.headdim, c.causal, c.direction, c.shape.seqlen_k) for c in square]
+    assert len(choices) == 8
+    assert len({choice[:3] for choice in choices}) == 8  # every headdim x mask x pass
+    for i, j in itertools.combinations(range(4), 2):
+        pairs = [(choice[i], choice[j]) for choice in choices]
+        assert [pairs.count(pair) for pair in sorted(set(pairs))] == [2] * 4
+    decode = [c.shape for c in found if c not in square]
+    assert [(s.seqlen_q, s.nheads // s.nheads_k) for s in decode] == ([(1, 4)] * 2 if kind == "cuda" else [])

@@ -104,6 +104,7 @@ def test_bytes_by_hand():
     assert nbytes(replace(c, direction="fwd_bwd")) == forward + backward
     assert nbytes(replace(c, dtype="fp32")) == 2 * forward
     assert nbytes(replace(c, dtype="fp16")) == forward
+    assert nbytes(replace(c, dtype="fp8")) == q + k + v + 2 * out  # which is bf16
     assert nbytes(replace(c, causal=True)) == forward  # every key is seen by some query
 
 

@@ -1,0 +1,76 @@
+"""`attnbench baseline save|list|show`: parse, call, print. Heavy imports stay inside."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+app = typer.Typer(
+    help="Keep what gates compare with: small text files for git, one per name and GPU model.",
+    epilog="attnbench gate baselines RUN then finds the one for the GPU of RUN. The guide: docs/ci.md.",
+    no_args_is_help=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+Folder = Annotated[Path, typer.Option("--dir", metavar="FOLDER", help="Where baselines are kept.")]
+HERE = Path("baselines")
+
+
+@app.command()
+def save(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="The run file, of attnbench run --rounds 5.")],
+    name: Annotated[
+        str, typer.Option(metavar="NAME", help="What it is the baseline of: a branch, a release.")
+    ] = "main",
+    folder: Folder = HERE,
+) -> None:
+    """Save a run as the baseline for its GPU model, in place of the last one. To be committed.
+
+    attnbench run --suite ci --rounds 5 --out main.jsonl && attnbench baseline save main.jsonl
+    attnbench baseline save v2.jsonl --name v2
+    """
+    from attnbench import store
+    from attnbench.baseline import files
+    from attnbench.report import baseline as report
+
+    whole, problems = store.read(run)
+    for line in [*problems, *report.doubts(whole, run)]:
+        print(f"attnbench: {line}", file=sys.stderr)
+    path, before = files.save(whole, name, folder)
+    print(report.saved(path, whole, before))
+
+
+@app.command("list")
+def list_(folder: Folder = HERE) -> None:
+    """List the baselines: GPU, suite, when and with what they were measured."""
+    from rich.console import Console
+
+    from attnbench.baseline import files
+    from attnbench.report import baseline as report
+
+    report.render_list(Console(highlight=False), files.found(folder), folder)
+
+
+@app.command()
+def show(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="A baseline's name.")] = "main",
+    folder: Folder = HERE,
+) -> None:
+    """Show a baseline on every GPU it has: how it was measured, its figures, and how far its rounds differ.
+
+    attnbench baseline show main
+    """
+    from rich.console import Console
+
+    from attnbench import store
+    from attnbench.baseline import files
+    from attnbench.report import baseline as report
+
+    console = Console(highlight=False)
+    for one in files.named(name, folder):
+        run, problems = store.read(one.path)
+        for line in problems:
+            print(f"attnbench: {line}", file=sys.stderr)
+        report.render(console, run, one.path)

@@ -1,0 +1,120 @@
+"""action.yml and the GitLab snippet of docs/ci.md, step by step in bash, as far as that goes without their runners."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+from tool import Tool
+
+ROOT = Path(__file__).parent.parent.parent
+GITHUB_SHELL = ("bash", "--noprofile", "--norc", "-eo", "pipefail", "-c")  # what `shell: bash` means there
+EXPRESSION = re.compile(r"\$\{\{\s*([\w.-]+)\s*\}\}")
+
+
+@dataclass
+class Job:
+    """What a workflow's job would see of the action."""
+
+    code: int = 0
+    log: str = ""
+    outputs: dict[str, str] = field(default_factory=dict)
+    summary: str = ""
+    ran: list[str] = field(default_factory=list)  # names of steps
+    used: dict[str, dict[str, str]] = field(default_factory=dict)  # action -> its inputs
+
+
+def action() -> dict[str, Any]:
+    found: dict[str, Any] = yaml.safe_load((ROOT / "action.yml").read_text())
+    return found
+
+
+def use_action(tool: Tool, fake: str = "", **given: str) -> Job:
+    """Every step whose condition holds; `inputs`, `steps` and `if` as far as action.yml needs them."""
+    spec, job = action(), Job()
+    assert {name.replace("_", "-") for name in given} <= {*spec["inputs"]}
+    known = {f"inputs.{name}": str(said.get("default", "")) for name, said in spec["inputs"].items()}
+    known |= {f"inputs.{name.replace('_', '-')}": value for name, value in given.items()}
+    for step in spec["runs"]["steps"]:
+        if not _holds(step.get("if", ""), known, failed=job.code != 0):
+            continue
+        job.ran.append(step["name"])
+        if "uses" in step:
+            job.used[step["uses"]] = {name: _said(value, known) for name, value in step["with"].items()}
+            continue
+        assert step["shell"] == "bash"
+        assert "${{" not in step["run"], "an input that is pasted into a script runs as code"
+        own = {name: _said(value, known) for name, value in step["env"].items()}
+        code, log, outputs = _github_step(tool, step["run"], fake, own, job)
+        known |= {f"steps.{step.get('id')}.outputs.{name}": value for name, value in outputs.items()}
+        job.log += log
+        job.code = job.code or code
+    job.outputs = {name: _said(said["value"], known) for name, said in spec["outputs"].items()}
+    return job
+
+
+def _github_step(tool: Tool, script: str, fake: str, own: dict[str, str], job: Job) -> tuple[int, str, dict[str, str]]:
+    output, summary = tool.folder / "github_output", tool.folder / "github_summary"
+    output.write_text("")
+    summary.write_text("")
+    files = {
+        "GITHUB_OUTPUT": str(output),
+        "GITHUB_STEP_SUMMARY": str(summary),
+        "RUNNER_TEMP": str(tool.folder / "temp"),
+    }
+    env = tool.env(fake, GITHUB_ACTIONS="true", GITHUB_ACTION_PATH=str(ROOT), **files, **own)
+    done = _bash(script, tool, env)
+    job.summary += summary.read_text()
+    pairs = (line.partition("=")[::2] for line in output.read_text().splitlines())
+    return done.returncode, done.stdout + done.stderr, dict(pairs)
+
+
+def _holds(condition: str, known: dict[str, str], *, failed: bool) -> bool:
+    """A condition of `always()` and `name != ''`, joined by &&."""
+    parts = [part.strip() for part in condition.split("&&") if part.strip()]
+    if failed and "always()" not in parts:
+        return False
+    for part in parts:
+        if part != "always()":
+            name, sign, empty = part.split()
+            assert (sign, empty) == ("!=", "''")
+            if not known.get(name):
+                return False
+    return True
+
+
+def _said(text: str, known: dict[str, str]) -> str:
+    """An input that is not declared fails the test; an output that a step did not write is empty, as on GitHub."""
+    return EXPRESSION.sub(lambda m: known[m[1]] if m[1].startswith("inputs.") else known.get(m[1], ""), text)
+
+
+def gitlab_job() -> dict[str, Any]:
+    """The job of the snippet in docs/ci.md."""
+    after = (ROOT / "docs" / "ci.md").read_text().partition("### GitLab")[2]
+    found: dict[str, Any] = yaml.safe_load(after.partition("```yaml\n")[2].partition("```")[0])
+    (job,) = found.values()
+    return dict(job)
+
+
+def use_gitlab(tool: Tool, fake: str = "", **variables: str) -> subprocess.CompletedProcess[str]:
+    """Its script in one shell, as a runner does, with an `attnbench` on PATH that measures on the simulated device."""
+    job = gitlab_job()
+    (tool.folder / "bin").mkdir(exist_ok=True)
+    shim = tool.write("bin/attnbench", f'#!/bin/bash\n[ "$1" = run ] && set -- "$@" --device fake\n'
+                      f'exec {sys.executable} -m attnbench "$@"\n')  # fmt: skip
+    shim.chmod(0o755)
+    path = f"{shim.parent}{os.pathsep}{os.environ['PATH']}"
+    env = tool.env(fake, **{"PATH": path, **job["variables"], **variables})
+    return _bash("\n".join(job["script"]), tool, env)
+
+
+def _bash(script: str, tool: Tool, env: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*GITHUB_SHELL, script], cwd=tool.folder, env=env, capture_output=True, text=True, timeout=120
+    )

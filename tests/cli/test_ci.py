@@ -1,0 +1,92 @@
+"""What a CI sees: baselines in a repository, the GitHub action and the GitLab snippet, each shell step in bash."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+from steps import Job, action, gitlab_job, use_action, use_gitlab
+from tool import Tool
+
+OWN = "./mine.py:attention"
+UPLOAD = "actions/upload-artifact@v4"
+Use = Callable[..., Job]
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """mine.py, main.jsonl of its attention, and its baseline for the simulated GPU."""
+    tool = Tool(tmp_path_factory.mktemp("measured"))
+    tool.write("mine.py", "from attnbench.backends.fake import Fake as attention\n")
+    tool("run", "--device", "fake", "-b", OWN, "--suite", "ci", "--rounds", "2", "--out", "main.jsonl")
+    done = tool("baseline", "save", "main.jsonl")
+    assert done.out.startswith("Saved: baselines/main/simulated-gpu.jsonl (10 cells, 2 rounds, ")
+    assert "--rounds 5" in done.err
+    return tool.folder
+
+
+@pytest.fixture
+def repository(measured: Path, tmp_path: Path) -> Tool:
+    return Tool(Path(shutil.copytree(measured, tmp_path / "repository")))
+
+
+@pytest.fixture
+def use(repository: Tool) -> Use:
+    def with_inputs(fake: str = "", **inputs: str) -> Job:
+        given = {"python": sys.executable, "device": "fake", "backend": OWN, "rounds": "2", **inputs}
+        return use_action(repository, fake, **given)
+
+    return with_inputs
+
+
+def test_the_action_is_an_action() -> None:
+    spec = action()
+    assert spec["runs"]["using"] == "composite"
+    for said in spec["inputs"].values():
+        assert isinstance(said["description"], str)
+        assert isinstance(said["default"], str)
+    assert {"backend", "suite", "baseline", "margin", "rounds", "python"} <= {*spec["inputs"]}
+    assert all("shell" in step or "uses" in step for step in spec["runs"]["steps"])
+
+
+def test_the_action_passes_what_is_alike(use: Use) -> None:
+    job = use()
+    assert job.code == 0, job.log
+    assert "attnbench: baseline: baselines/main/simulated-gpu.jsonl" in job.log
+    assert job.outputs["exit-code"] == "0"
+    assert job.summary.startswith("### ")
+    assert Path(job.outputs["report"]).read_text() == job.summary
+    kept = job.used[UPLOAD]
+    assert {p.name for p in Path(kept["path"]).iterdir()} == {"run.jsonl", "gate.md", "gate.json", "gate.xml"}
+    assert kept["name"] == "attnbench"
+
+
+def test_the_action_fails_on_a_regression_and_keeps_the_run(use: Use) -> None:
+    job = use("speed=0.97", margin="error=20%,2%", artifact="slow")
+    assert (job.code, job.outputs["exit-code"]) == (1, "1"), job.log
+    assert "::error title=attention 8k d64 full fwd" in job.log
+    findings = json.loads((Path(job.used[UPLOAD]["path"]) / "gate.json").read_text())["findings"]
+    margins = {"latency": 0.02, "error": 0.2, "memory_peak": 0.01, "first_call": 0.5}
+    assert {f["metric"]: f["margin"] for f in findings} == margins
+
+
+def test_the_action_without_a_gate(use: Use) -> None:
+    job = use(baseline="", rounds="0")
+    assert job.code == 2
+    assert job.outputs["exit-code"] == ""
+    assert job.ran == ["Install attnbench", "Measure", "Keep the run file"]
+
+
+def test_the_gitlab_job(repository: Tool) -> None:
+    job = gitlab_job()
+    assert job["allow_failure"] == {"exit_codes": [3]}
+    done = use_gitlab(repository, "speed=0.5", BACKEND=OWN)
+    assert done.returncode == 1, done.stderr
+    report = ElementTree.parse(repository.folder / job["artifacts"]["reports"]["junit"]).getroot()
+    assert report.find(".//failure") is not None
+    assert all((repository.folder / path).is_file() for path in job["artifacts"]["paths"])

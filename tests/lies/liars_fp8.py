@@ -1,0 +1,131 @@
+"""fp8: the honest backend, as a library over e4m3 kernels does it, and those that lie about it. On any device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from honest import attention, probabilities, weigh
+from torch import Tensor
+
+from attnbench.backends.base import BackendBase
+from attnbench.fp8 import quantized, rounded_weights
+from attnbench.inputs import Inputs
+from attnbench.types import Case, Device, Prepared, Signature
+
+Tensors = Mapping[str, Tensor]
+E4M3 = torch.float8_e4m3fn
+
+
+@dataclass
+class Fp8(BackendBase):
+    """Honest: e4m3 operands and probabilities, sums in float32; out in bf16, or in e4m3 with v's scale as cuDNN's."""
+
+    narrow_out: bool = False
+    name = "fp8"
+
+    def signature(self, case: Case, device: Device) -> Signature:
+        return Signature(runs=("bmm<float>",))  # which stands for an e4m3 product here
+
+    def prepare(self, case: Case, inputs: Inputs) -> Prepared:
+        operands, descale = self.quantized(inputs)
+        options = {"causal": case.causal, "softmax_scale": case.softmax_scale}
+
+        def launch() -> Tensor:
+            wide = {name: t.float() * descale[name] for name, t in operands.items()}
+            out = self.attend(wide, options)
+            return (out / descale["v"]).to(E4M3) if self.narrow_out else out.bfloat16()
+
+        def canonical(out: Tensor) -> dict[str, Tensor]:
+            return {"out": out, "descale_out": descale["v"]} if self.narrow_out else {"out": out}
+
+        return Prepared(launch, canonical, reads=operands)
+
+    def quantized(self, inputs: Inputs) -> tuple[Tensors, Tensors]:
+        return quantized(inputs)
+
+    def attend(self, wide: Tensors, options: dict[str, Any]) -> Tensor:
+        return weigh(rounded_weights(probabilities(wide["q"], wide["k"], **options)), wide["v"])
+
+
+class Operands(Fp8):
+    """Rounds its operands further, or in another way, once they are read."""
+
+    def __init__(self, names: str, narrow: Callable[[Tensor], Tensor]) -> None:
+        self.names = names
+        self.narrow = narrow
+
+    def attend(self, wide: Tensors, options: dict[str, Any]) -> Tensor:
+        return super().attend({n: self.narrow(t) if n in self.names else t for n, t in wide.items()}, options)
+
+
+def mantissa(bits: int) -> Callable[[Tensor], Tensor]:
+    """Rounds to so many bits, of any exponent."""
+
+    def narrow(t: Tensor) -> Tensor:
+        fraction, exponent = torch.frexp(t)
+        return torch.ldexp((fraction * 2 ** (bits + 1)).round() / 2 ** (bits + 1), exponent)
+
+    return narrow
+
+
+class Clips(Fp8):
+    """Scales by half of the largest value, so that some are cut off: a scale of another tensor, or of long ago."""
+
+    def quantized(self, inputs: Inputs) -> tuple[Tensors, Tensors]:
+        operands, descale = quantized(inputs)
+        half = {name: factor / 2 for name, factor in descale.items()}
+        cut = {name: (getattr(inputs, name) / half[name]).clamp(-448, 448).to(E4M3) for name in operands}
+        return cut, half
+
+
+class Unscaled(Fp8):
+    """Leaves out the scale of one operand."""
+
+    def __init__(self, name: str) -> None:
+        self.forgotten = name
+
+    def quantized(self, inputs: Inputs) -> tuple[Tensors, Tensors]:
+        operands, descale = quantized(inputs)
+        return operands, {**descale, self.forgotten: torch.ones_like(descale["q"])}
+
+
+class InBf16(Fp8):
+    """Computes from the inputs as they are given. With `decoys` it makes e4m3 copies, and says that it reads them."""
+
+    def __init__(self, decoys: bool, noise: float = 0.0) -> None:
+        self.decoys = decoys
+        self.noise = noise
+
+    def prepare(self, case: Case, inputs: Inputs) -> Prepared:
+        options = {"causal": case.causal, "softmax_scale": case.softmax_scale}
+
+        def launch() -> Tensor:
+            out = attention(inputs.q.float(), inputs.k.float(), inputs.v.float(), **options)
+            return (out * (1 + self.noise * torch.randn_like(out))).bfloat16()
+
+        return Prepared(launch, lambda out: {"out": out}, reads=quantized(inputs)[0] if self.decoys else {})
+
+
+class WithRemainders(Fp8):
+    """Reads e4m3 copies, and beside them what they leave of the inputs."""
+
+    def prepare(self, case: Case, inputs: Inputs) -> Prepared:
+        operands, descale = quantized(inputs)
+        rest = {name: getattr(inputs, name).float() - t.float() * descale[name] for name, t in operands.items()}
+        options = {"causal": case.causal, "softmax_scale": case.softmax_scale}
+
+        def launch() -> Tensor:
+            return attention(*(t.float() * descale[n] + rest[n] for n, t in operands.items()), **options).bfloat16()
+
+        return Prepared(launch, lambda out: {"out": out}, reads=operands)
+
+
+class ScalesLater(Fp8):
+    """Leaves the output's scale to the naming of the results, which is not timed."""
+
+    def prepare(self, case: Case, inputs: Inputs) -> Prepared:
+        prepared = super().prepare(case, inputs)
+        return Prepared(prepared.launch, lambda out: {"out": out * 1.0}, reads=prepared.reads)

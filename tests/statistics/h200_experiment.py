@@ -1,0 +1,226 @@
+"""Does `attnbench gate` keep its promises on a real GPU? Nothing changed, and slowdowns that are known.
+
+    python tests/statistics/h200_experiment.py DIR [--minutes 9]
+
+measures the suite ci on one backend twenty times as it is, and once for each slowdown that planted.py puts into it;
+then it judges the runs in disjoint pairs, and each slowed one against those without. DIR keeps a file a run, so it can
+be stopped at any time, and goes on where it was: call it again until it says that all is there. The tables are those of
+what is there, also in DIR/tables.md. A run more is the suite as it ships, for its time (DIR/times.jsonl).
+
+For a dry try: --device fake --base fake, or --device cpu --base sdpa-flash. Forecast on an H200, to be measured: under
+a minute a run, so 24 runs in 25 minutes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import os
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from planted import VARIABLE
+
+from attnbench import stats, store
+from attnbench.gate.gate import Finding, Judgement, Request, judge
+from attnbench.gate.margins import DEFAULT, Margins
+from attnbench.gate.readings import CYCLES, readings
+from attnbench.types import Run
+
+HERE = str(Path(__file__).parent)
+WANTED = 10  # disjoint pairs
+SHIPPED = "shipped"
+Runs = Mapping[str, Run]
+
+
+@dataclass(frozen=True)
+class Experiment:
+    folder: Path
+    device: str
+    base: str
+    suite: str
+    rounds: int
+    alike: int  # runs without a slowdown
+    slowdowns: tuple[float, ...]  # 0.02 is 2 %
+    margins: tuple[float, ...]
+
+    def names(self) -> list[str]:
+        """In the order of measuring: a slowed run after one without, so that what is there early has all kinds."""
+        alike = [f"alike-{i:02}" for i in range(self.alike)]
+        slowed = [slow(s) for s in self.slowdowns]
+        mixed = [name for pair in itertools.zip_longest(alike, slowed) for name in pair if name]
+        return [*mixed, *([SHIPPED] if self.suite == "ci" else [])]
+
+    def path(self, name: str) -> Path:
+        return self.folder / f"{name}.jsonl"
+
+
+def slow(share: float) -> str:
+    return f"slow-{100 * share:g}"
+
+
+def measure(experiment: Experiment, minutes: float) -> list[str]:
+    """Measures what is missing, as far as the minutes go; gives the names of what is left."""
+    experiment.folder.mkdir(parents=True, exist_ok=True)
+    end, longest = time.monotonic() + 60 * minutes, 0.0
+    left = [name for name in experiment.names() if not _whole(experiment.path(name))]
+    while left and time.monotonic() + longest < end:
+        began = time.monotonic()
+        resumed = _measure(experiment, left[0])
+        took = time.monotonic() - began
+        longest = max(longest, took)
+        with (experiment.folder / "times.jsonl").open("a") as file:
+            file.write(json.dumps({"run": left[0], "seconds": round(took, 1), "resumed": resumed}) + "\n")
+        print(f"{left.pop(0)}: {took:.1f} s{', resumed' if resumed else ''}; {len(left)} left", flush=True)
+    return left
+
+
+def _measure(experiment: Experiment, name: str) -> bool:
+    """One run; whether it was there in part."""
+    path, share = experiment.path(name), dict(zip(map(slow, experiment.slowdowns), experiment.slowdowns, strict=True))
+    plan = experiment.folder / f"{name}.plan.json"
+    resumed = path.is_file()
+    if not resumed:
+        cycles = _cycles(experiment, share[name]) if name in share else {}
+        plan.write_text(json.dumps({"base": experiment.base, "share": share.get(name, 0.0), "cycles": cycles}))
+    command = [sys.executable, "-m", "attnbench", "run"]
+    if resumed:
+        command += ["--resume", str(path)]
+    else:
+        command += ["--suite", experiment.suite, "--rounds", str(experiment.rounds), "--device", experiment.device]
+        command += ["--out", str(path), *(() if name == SHIPPED else ("--backend", "planted:Planted"))]
+    path_of_planted = os.pathsep.join(filter(None, [HERE, os.environ.get("PYTHONPATH")]))
+    env = {**os.environ, "PYTHONPATH": path_of_planted, VARIABLE: str(plan)}
+    with path.with_suffix(".log").open("a") as log:
+        done = subprocess.run(command, env=env, stdout=log, stderr=log)
+    if done.returncode:
+        raise SystemExit(f"{name}: attnbench run ended with {done.returncode}; see {path.with_suffix('.log')}")
+    return resumed
+
+
+def _cycles(experiment: Experiment, share: float) -> dict[str, int]:
+    """Case key -> that share of the cycles that its cell takes without a slowdown, by the first run."""
+    found = {}
+    records = store.read(experiment.path("alike-00"))[0].records
+    for case in {r.case for r in records if r.status == "ok"}:
+        own = [r for r in records if r.case == case and r.status == "ok"]
+        if cycles := readings(CYCLES, own, own)[0]:
+            found[case.key] = round(share * stats.median(list(cycles.values())))
+    return found
+
+
+def _whole(path: Path) -> bool:
+    run = store.read(path)[0] if path.is_file() else None
+    return run is not None and not store.missing(run) and any(r.status == "ok" for r in run.records)
+
+
+def tables(experiment: Experiment) -> Iterator[str]:
+    """Of the runs that are there, as markdown."""
+    runs = {n: store.read(p)[0] for n in experiment.names() if n != SHIPPED and _whole(p := experiment.path(n))}
+    alike = [name for name in runs if name.startswith("alike")]
+    if len(alike) < 2:
+        yield "Fewer than two runs without a slowdown are there yet: nothing to compare."
+        return
+    here = runs[alike[0]].environment
+    yield f"{here.device.name}, {experiment.base}, suite {experiment.suite}, {experiment.rounds} rounds"
+    yield from _alike(experiment, runs, alike)
+    yield from _slowed(experiment, runs, alike)
+
+
+def _alike(experiment: Experiment, runs: Runs, alike: Sequence[str]) -> Iterator[str]:
+    disjoint = list(zip(alike[::2], alike[1::2], strict=False))
+    yield "\n## Nothing changed, all four metrics of the gate\n"
+    if len(disjoint) < WANTED:
+        yield f"Disjoint pairs: {len(disjoint)}; {WANTED} are wanted.\n"
+    yield from _row(
+        "pairs", "margin", "with a regression", "results", "regressed", "inconclusive", "unchanged", "other"
+    )
+    yield from _row(*(":---", *("---:",) * 7))
+    every = list(itertools.combinations(alike, 2))
+    for what, pairs in (("disjoint", disjoint), ("all, not independent", every)):
+        for margin in experiment.margins:
+            judged = [_judge(runs[a], runs[b], margin, DEFAULT) for a, b in pairs]
+            findings = [f for j in judged for f in j.findings]
+            bad = sum(any(j.fails(f) for f in j.findings) for j in judged)
+            yield from _row(f"{len(pairs)} {what}", f"{margin:.0%}", bad, len(findings), *_verdicts(findings))
+
+
+def _slowed(experiment: Experiment, runs: Runs, alike: Sequence[str]) -> Iterator[str]:
+    yield "\n## Slowed, latency, cells over gates\n"
+    yield "The baseline is the run measured before it, then each run without a slowdown in turn (not independent).\n"
+    headings = (
+        "planted",
+        "read: median, range",
+        "margin",
+        "against",
+        "cells",
+        "found",
+        "inconclusive",
+        "missed",
+        "other",
+    )
+    yield from _row(*headings)
+    yield from _row(*("---:",) * len(headings))
+    order = list(runs)
+    for share in experiment.slowdowns:
+        name = slow(share)
+        if name not in runs:
+            continue
+        before = order[order.index(name) - 1]
+        for margin in experiment.margins:
+            for what, baselines in (("the one before", [before]), (f"all {len(alike)}", alike)):
+                findings = [f for b in baselines for f in _judge(runs[b], runs[name], margin, ("latency",)).findings]
+                read = sorted(f.decision.change for f in findings if f.decision)
+                said = f"{stats.median(read):.2%}, {read[0]:.2%} to {read[-1]:.2%}" if read else "-"
+                promise = "" if share > margin else " (within)"
+                counts = _verdicts(findings)
+                yield from _row(f"{share:.0%}", said, f"{margin:.0%}{promise}", what, len(findings), *counts)
+
+
+def _judge(baseline: Run, current: Run, margin: float, metrics: tuple[str, ...]) -> Judgement:
+    return judge(baseline, current, Request(metrics, Margins({"latency": margin})))
+
+
+def _verdicts(findings: Sequence[Finding]) -> tuple[int, int, int, int]:
+    counts = Counter(f.verdict for f in findings)
+    told = counts["regressed"], counts["inconclusive"], counts["unchanged"]
+    return (*told, len(findings) - sum(told))
+
+
+def _row(*entries: object) -> Iterator[str]:
+    yield f"| {' | '.join(map(str, entries))} |"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--base", default="triton", help="the backend to slow")
+    parser.add_argument("--suite", default="ci")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--alike", type=int, default=2 * WANTED, help="runs without a slowdown")
+    parser.add_argument("--slowdowns", default="2,5,10", help="per cent")
+    parser.add_argument("--margins", default="1,3,5", help="per cent")
+    parser.add_argument("--minutes", type=float, default=1e6, help="begin no run that would not end within these")
+    given = vars(parser.parse_args(argv))
+    minutes = given.pop("minutes")
+    for name in ("slowdowns", "margins"):
+        given[name] = tuple(float(word) / 100 for word in given[name].split(","))
+    experiment = Experiment(**given)
+    left = measure(experiment, minutes)
+    text = "\n".join(tables(experiment)) + "\n"
+    (experiment.folder / "tables.md").write_text(text)
+    print(text, end="")
+    if left:
+        print(f"\nleft: {', '.join(left)}; call it again")
+    return 1 if left else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,71 @@
+"""A backend with a known slowdown: any other one, and behind each call a spin. For h200_experiment.py.
+
+The file that ATTNBENCH_PLANTED names says whose calls and by how much:
+
+    {"base": "triton", "share": 0.02, "cycles": {case key: SM cycles}}
+
+On a GPU the spin is a kernel of so many cycles: that share of what the cell took, latency times the clock held, in a
+run without a slowdown. A case that is not there gets one of a single cycle, so that the gap before a kernel more is in
+every run and the cycles are all that differs. On a CPU and a simulated device it is the share of each call's own time.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from attnbench import backends
+from attnbench.types import Case, Prepared
+
+VARIABLE = "ATTNBENCH_PLANTED"
+
+
+class Planted:
+    """All but the launch is the base's."""
+
+    def __init__(self) -> None:
+        said = json.loads(Path(os.environ[VARIABLE]).read_text())
+        self.share: float = said["share"]
+        self.cycles: dict[str, int] = said["cycles"]
+        self.base: Any = backends.load(said["base"], backends.BACKENDS[said["base"]])
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.base, name)
+
+    def prepare(self, case: Case, inputs: Any) -> Prepared:
+        prepared: Prepared = self.base.prepare(case, inputs)
+        base, launch = self.base, prepared.launch
+        if prepared.script:
+
+            def slowed() -> Any:
+                began = base.now
+                result = launch()
+                base.now += int(self.share * (base.now - began))
+                return result
+
+        elif inputs.q.device.type == "cuda":
+            import torch
+
+            spin, cycles = torch.cuda._sleep, 1 + self.cycles.get(case.key, 0)
+
+            def slowed() -> Any:
+                result = launch()
+                spin(cycles)
+                return result
+
+        else:
+
+            def slowed() -> Any:
+                began = time.perf_counter()
+                result = launch()
+                until = time.perf_counter()
+                until += self.share * (until - began)
+                while time.perf_counter() < until:
+                    pass
+                return result
+
+        return replace(prepared, launch=slowed)

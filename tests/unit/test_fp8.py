@@ -1,0 +1,186 @@
+"""fp8: the rounding, what it costs, the form of its results, and who takes it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from attnbench import environment, fp8, inputs, reference
+from attnbench.backends import BACKENDS, load
+from attnbench.backends.triton import Triton
+from attnbench.measure import ceiling
+from attnbench.types import Case, Device, Prepared, Shape
+from standins.attend import attend
+from standins.contract import ADA, AMPERE, CPU, HOPPER
+
+CASE = Case(Shape(1, 96, 128, 4, 2, 32, 32), "fp8", "fwd", causal=True)
+TAKE_IT = {"fa3", "cudnn-fp8", "triton", "fake"}
+
+
+def norm(t: torch.Tensor) -> float:
+    return float(t.float().norm())
+
+
+def test_quantize_uses_the_whole_range() -> None:
+    t = torch.tensor([[-3.0, 0.5], [1.0, 0.0]])
+    small, descale = fp8.quantize(t)
+    assert small.dtype == torch.float8_e4m3fn
+    assert descale.shape == (1,)
+    assert small.float().min() == -448
+    torch.testing.assert_close(small.float() * descale, t, rtol=0.07, atol=0.0)
+    assert fp8.quantize(torch.zeros(3))[0].float().tolist() == [0, 0, 0]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_rounding_costs_what_three_bits_of_mantissa_cost(dtype: torch.dtype) -> None:
+    """Half a step of 1/8 to 1/16 of the value, evenly spread: 2.6 % root mean square of normal values."""
+    t = torch.randn(10_000, generator=torch.Generator().manual_seed(0)).to(dtype)
+    before = t.clone()
+    small, descale = fp8.quantize(t)
+    assert torch.equal(t, before)
+    assert torch.equal(small.float() * descale, fp8.rounded(t, descale))
+    assert norm(small.float() * descale - t) / norm(t) == pytest.approx(0.026, abs=0.001)
+
+
+def test_weights_are_rounded_over_the_largest_of_their_row() -> None:
+    p = torch.softmax(torch.randn(4, 2000, generator=torch.Generator().manual_seed(0)), -1)
+    p[3] = 0.0  # a row that sees no key
+    rounded = fp8.rounded_weights(p)
+    assert torch.all(rounded[3] == 0)
+    torch.testing.assert_close(rounded[:3].amax(-1), p[:3].amax(-1))
+    assert norm(rounded - p) / norm(p) == pytest.approx(0.026, abs=0.002)
+    tiny = fp8.rounded_weights(torch.tensor([[1.0, 2.0**-18, 2.0**-16]]))
+    assert tiny.tolist() == [[1.0, 0.0, 2.0**-16]]  # what is under 2^-9 of 2^-8 is lost
+
+
+@pytest.fixture
+def given() -> inputs.Inputs:
+    return inputs.make(CASE, "cpu", seed=0)
+
+
+def out_of(given: inputs.Inputs) -> torch.Tensor:
+    scale = CASE.softmax_scale
+    return attend(given.q, given.k, given.v, scale=scale, right=0, dtype=torch.float32)[0]
+
+
+def test_the_error_is_against_the_inputs_before_they_were_rounded(given: inputs.Inputs) -> None:
+    assert given.q.dtype == torch.bfloat16
+    check = reference.Check(CASE, given, 0)
+    exact = check.first({"out": out_of(given).bfloat16()})
+    assert exact.errors["out"].relative < 0.003  # one rounding to bf16
+    operands, descale = fp8.quantized(given)
+    wide = inputs.Inputs(**{name: t.float() * descale[name] for name, t in operands.items()})
+    found = check.first({"out": out_of(wide).bfloat16()})
+    assert found.ok
+    assert 0.03 < found.errors["out"].relative < 0.06
+
+
+def test_not_fp8(given: inputs.Inputs) -> None:
+    """The names and dtypes of what is read, and the error, are each a sign."""
+    check = reference.Check(CASE, given, 0)
+    operands, _ = fp8.quantized(given)
+    rough = check.first({"out": (1.05 * out_of(given)).bfloat16()})
+    fine = check.first({"out": out_of(given).bfloat16()})
+    honest = Prepared(lambda: None, dict, reads=operands)
+    assert check.not_fp8(honest, rough) is None
+    assert "it computed with others" in str(check.not_fp8(honest, fine))
+    for reads in ({}, {"q": operands["q"]}, {**operands, "v": given.v}):
+        assert "no e4m3 copy of" in str(check.not_fp8(replace(honest, reads=reads), rough))
+    bf16 = replace(CASE, dtype="bf16")
+    assert reference.Check(bf16, given, 0).not_fp8(replace(honest, reads={}), fine) is None
+
+
+def test_an_e4m3_result_needs_its_scale(given: inputs.Inputs) -> None:
+    answer = reference.reference(CASE, given, reference.choose(CASE, given.q.device))
+    out, descale = fp8.quantize(out_of(given))
+    accuracy = reference.compare(answer, {"out": out, "descale_out": descale})
+    assert accuracy.ok
+    assert accuracy.errors["out"].relative == pytest.approx(0.026, abs=0.003)
+    for factor in ({}, {"descale_out": descale.double()}, {"descale_out": descale.expand(2)}):
+        with pytest.raises(ValueError, match="it needs descale_out, one float32"):
+            reference.compare(answer, {"out": out, **factor})
+    spoiled = out.clone().view(torch.uint8)
+    spoiled[0, 5, 1, 3] = 0x7F
+    accuracy = reference.compare(answer, {"out": spoiled.view(torch.float8_e4m3fn), "descale_out": descale})
+    assert accuracy.unwritten == ("out",)
+    bf16 = replace(CASE, dtype="bf16")
+    answer = reference.reference(bf16, given, reference.choose(bf16, given.q.device))
+    with pytest.raises(ValueError, match=r"expected torch\.bfloat16"):
+        reference.compare(answer, {"out": out, "descale_out": descale})
+
+
+@pytest.mark.parametrize("name", sorted(set(BACKENDS) - TAKE_IT))
+def test_others_say_no(name: str) -> None:
+    """None computes in bf16 what was asked for in fp8."""
+    reason = load(name, BACKENDS[name]).unsupported(replace(CASE, causal=False), HOPPER)
+    assert reason is not None
+    assert "no fp8" in reason
+
+
+@pytest.mark.parametrize(
+    ("device", "direction", "reason"),
+    [
+        (HOPPER, "fwd", None),
+        (ADA, "fwd", None),
+        (AMPERE, "fwd", "fp8 needs compute capability 8.9"),
+        (Device("cuda", 0, "AMD Instinct MI300X", 2**37, 2**37, (9, 4)), "fwd", "no fp8 on AMD"),
+        (HOPPER, "bwd", "fp8 is forward only"),
+        (CPU, "fwd", "Triton kernels need a GPU"),
+    ],
+)
+def test_where_triton_takes_it(monkeypatch: pytest.MonkeyPatch, device: Device, direction: Any, reason: Any) -> None:
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    said = Triton().unsupported(replace(CASE, direction=direction), device)
+    assert said is None if reason is None else reason in str(said)
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    assert "rounds to e4m3 wrongly" in str(Triton().unsupported(CASE, CPU))
+
+
+def test_triton_reads_e4m3_with_the_scale_of_each(monkeypatch: pytest.MonkeyPatch, given: inputs.Inputs) -> None:
+    """The kernel itself is tested in test_triton_kernel.py, and on a GPU."""
+    pytest.importorskip("triton")
+    from attnbench.kernels import attention as kernel
+
+    def stand_in(q: Any, k: Any, v: Any, *, softmax_scale: float, descale: Any, causal: bool, **_: Any) -> torch.Tensor:
+        assert causal
+        assert {t.dtype for t in (q, k, v)} == {torch.float8_e4m3fn}
+        q, k, v = (t.float() * factor for t, factor in zip((q, k, v), descale, strict=True))
+        return attend(q, k, v, scale=softmax_scale, right=0, dtype=torch.bfloat16)[0]
+
+    monkeypatch.setattr(kernel, "attention", stand_in)
+    given.k.mul_(3)  # so that each has a scale of its own
+    given.v.mul_(5)
+    check = reference.Check(CASE, given, 0)
+    prepared = Triton().prepare(CASE, given)
+    accuracy = check.first(prepared.canonical(prepared.launch()))
+    assert accuracy.ok, accuracy.complaint()
+    assert check.not_fp8(prepared, accuracy) is None
+    renewal = reference.Renewal(CASE, given, prepared)
+    renewal.next()
+    made = inputs.Inputs(given.q.clone(), given.k.clone(), given.v.clone())
+    again = check.renewed(renewal, made, prepared.canonical(prepared.launch()))
+    assert again.ok, again.complaint()
+
+
+def test_the_matmul_of_the_ceiling_is_of_e4m3() -> None:
+    try:
+        product = ceiling.product(32, torch.device("cpu"), torch.float8_e4m3fn)()
+    except RuntimeError as error:
+        pytest.skip(f"this CPU's torch multiplies no e4m3: {error}")
+    assert product.shape == (32, 32)
+    assert product.dtype == torch.bfloat16
+
+
+def test_a_device_that_multiplies_no_e4m3_has_no_rate_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = ceiling.product
+
+    def refuses(n: int, device: torch.device, dtype: torch.dtype) -> Any:
+        if dtype.itemsize == 1:
+            raise RuntimeError("torch._scaled_mm is only supported on ...")
+        return real(n, device, dtype)
+
+    monkeypatch.setattr(ceiling, "product", refuses)
+    assert environment._matmul_rates(torch.device("cpu"), ["bf16", "fp8"], 8).keys() == {"bf16"}
