@@ -11,6 +11,7 @@ import typer
 
 from attnbench import __version__
 from attnbench.baseline.command import app as baseline
+from attnbench.compare.command import compare
 from attnbench.errors import EXIT_BAD_INPUT, EXIT_TERMINATED, Terminated, UserError
 from attnbench.gate.command import gate
 
@@ -316,6 +317,7 @@ def suites(
 
 app.command()(gate)
 app.add_typer(baseline, name="baseline")
+app.command()(compare)
 
 env = typer.Typer(help="Environments of their own for libraries that clash: made once, used by every later run.")
 app.add_typer(env, name="env", no_args_is_help=True)

@@ -181,7 +181,7 @@ def resolve(suite: Suite, kind: str, given: Settings | None = None) -> Resolved:
     cases: dict[Case, None] = {}
     for block in blocks:
         cases.update(dict.fromkeys(_expand(block, merged)))
-    kept = tuple(c for c in cases if not any(_matches(e, c) for e in suite.exclude))
+    kept = tuple(c for c in cases if not any(matches(e, c) for e in suite.exclude))
     if not kept:
         raise UserError("nothing to measure: no case is left; give --seqlen, or loosen the suite's exclude")
     forward = tuple(c for c in kept if c.dtype != "fp8" or not c.has_backward)
@@ -266,7 +266,7 @@ def _expand(axes: Axes, settings: Settings) -> list[Case]:
     return cases
 
 
-def _matches(axes: Axes, case: Case) -> bool:
+def matches(axes: Axes, case: Case) -> bool:
     """Whether a case has one of the values of every axis given."""
     s = case.shape
     values: list[tuple[Any, Any]] = [

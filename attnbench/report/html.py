@@ -82,8 +82,7 @@ def page(runs: Sequence[Run], files: Sequence[Path], convention: Convention = "e
     title = ", ".join(dict.fromkeys(c.device for c in cells)) or "no records"
     parts = {
         "title": escape(f"attnbench: {title}"),
-        "css": f":root {{{look.LIGHT.css()}}}\n@media screen and (prefers-color-scheme: dark) "
-        f"{{:root {{{look.DARK.css()}}}}}\n{_asset('report.css')}",
+        "css": f"{look.style()}\n{asset('report.css')}",
         "header": _header(cells, runs, convention),
         "filters": _filters(points),
         "contents": _contents(drawn, known),
@@ -94,15 +93,16 @@ def page(runs: Sequence[Run], files: Sequence[Path], convention: Convention = "e
         "environment": "\n".join(_environment(run, file) for run, file in zip(runs, files, strict=True)),
         "again": _again(runs, files, convention),
         "data": _json(_data(points, drawn)),
-        "vega": _asset("vega.min.js"),
-        "vegalite": _asset("vega-lite.min.js").rpartition("//# sourceMappingURL")[0],
-        "script": _asset("report.js"),
+        "vega": asset("vega.min.js"),
+        "vegalite": asset("vega-lite.min.js").rpartition("//# sourceMappingURL")[0],
+        "script": asset("report.js"),
     }
-    first, *rest = _asset("report.html").split("<!--#")
+    first, *rest = asset("report.html").split("<!--#")
     return first + "".join(parts[name] + text for name, _, text in (piece.partition("-->") for piece in rest))
 
 
-def _asset(name: str) -> str:
+def asset(name: str) -> str:
+    """A file of assets/."""
     return (resources.files("attnbench.report") / "assets" / name).read_text(encoding="utf-8")
 
 

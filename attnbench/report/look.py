@@ -72,6 +72,12 @@ ON_PAGE = Look(
 )
 
 
+def style() -> str:
+    """The colours of a page, by light (and on paper) and in the dark."""
+    dark = f"@media screen and (prefers-color-scheme: dark) {{:root {{{DARK.css()}}}}}"
+    return f":root {{{LIGHT.css()}}}\n{dark}"
+
+
 def places(backends: Sequence[str]) -> dict[str, int]:
     """The place of each in the lists of colours and shapes: attnbench's own have one each, others those left."""
     known = len(words.BACKEND_ORDER)

@@ -1,0 +1,105 @@
+"""`attnbench compare`: parse, compare, write. Heavy imports stay inside."""
+
+from __future__ import annotations
+
+import gc
+import sys
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from attnbench.errors import UserError, did_you_mean
+
+if TYPE_CHECKING:
+    from attnbench.compare.compare import Comparison
+    from attnbench.types import Run
+
+FORMATS = ("table", "md", "csv", "html", "json")
+
+what = partial(typer.Option, rich_help_panel="What to compare")
+output = partial(typer.Option, rich_help_panel="Output")
+
+
+def compare(
+    results: Annotated[list[Path], typer.Argument(metavar="RUN", help="Run files, two or more.")],
+    to: Annotated[
+        str | None, what("--to", metavar="NAME", help="The machine that the others are compared with; else the first.")
+    ] = None,
+    name: Annotated[
+        list[str] | None,
+        what(
+            "--name",
+            metavar="FILE=LABEL",
+            help="What to call the machine of a file; files with one label are rounds of one machine.",
+        ),
+    ] = None,
+    price: Annotated[
+        list[str] | None,
+        what("--price", metavar="NAME=PRICE", help="Of one device: h200=3.40/h (rent) or h200=32000 (to buy)."),
+    ] = None,
+    workload: Annotated[
+        Path | None, what("--workload", metavar="FILE", help="YAML: cases with weights, for one figure in all.")
+    ] = None,
+    format: Annotated[
+        str, output("--format", "-f", metavar="FORMAT", help="table, md, html; csv, json (every cell).")
+    ] = "table",
+    out: Annotated[Path | None, output("--out", "-o", metavar="FILE", help="Write it there.")] = None,
+    every: Annotated[bool, output("--all", metavar="", help="Every cell too, not the fastest backends only.")] = False,
+) -> None:
+    """Compare machines for who buys one: speed, power, price, what fits in memory; needs no GPU.
+
+    Measure the same suite on each, best with --rounds 5. Files of one machine count as its rounds.
+
+    attnbench compare h200.jsonl h100.jsonl
+    attnbench compare h200.jsonl h100.jsonl --price h200=3.40/h --price h100=2.20/h
+    attnbench compare lab-*.jsonl --to h100 --workload chat.yaml -f html -o compare.html
+    """
+    from attnbench.compare.compare import Request
+    from attnbench.compare.compare import compare as compared
+
+    if format not in FORMATS:
+        raise UserError(f"--format: unknown {format!r}{did_you_mean(format, FORMATS)}")
+    gc.disable()  # a short process that holds nearly all it makes: looking for garbage takes a third of its time
+    request = Request(to, tuple(name or ()), tuple(price or ()), workload)
+    _write(compared(results, [_read(path) for path in results], request), format, out, every)
+
+
+def _read(path: Path) -> Run:
+    """A run file; what is wrong with it goes to stderr."""
+    from attnbench import store
+
+    run, problems = store.read(path)
+    for problem in problems:
+        print(f"attnbench: {problem}", file=sys.stderr)
+    return run
+
+
+def _write(comparison: Comparison, format: str, out: Path | None, every: bool) -> None:
+    if format == "table" and not out:
+        from rich.console import Console
+
+        from attnbench.report.compare import terminal
+
+        terminal.render(Console(highlight=False), comparison, every)
+        return
+    text = _text(comparison, format, every)
+    if not out:
+        print(text, end="")
+        return
+    try:
+        out.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"cannot write {out}: {error.strerror}") from None
+    print(f"{format}: {out}")
+
+
+def _text(comparison: Comparison, format: str, every: bool) -> str:
+    from attnbench.report.compare import export, html, markdown, terminal
+
+    if format in ("csv", "json"):
+        return export.csv_text(comparison) if format == "csv" else export.json_text(comparison)
+    if format == "html":
+        return html.page(comparison)
+    return markdown.render(comparison, every) if format == "md" else terminal.text(comparison, every)

@@ -1,0 +1,346 @@
+"""A comparison in words, the same in every format: the answer first, then tables of text, then what to doubt."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from attnbench import metrics
+from attnbench.compare.compare import Comparison, Group
+from attnbench.compare.longest import Fit
+from attnbench.compare.machines import Machine
+from attnbench.compare.ratios import ROUNDS, SAMPLES, Ratio
+from attnbench.metrics import digits
+from attnbench.report import words
+from attnbench.sizes import short
+
+ONE_ROUND = 0.02  # two rounds of one H200 lie as far apart in the worst cell, and samples do not show it: docs/gate.md
+NOTHING = words.NOTHING
+MORE = "What to doubt in the figures of one run: attnbench report FILE. What the figures are: docs/compare.md."
+
+
+@dataclass(frozen=True)
+class Block:
+    """A table. `text` are the places of columns that stand to the left; the others are figures."""
+
+    name: str
+    title: str
+    note: str
+    headings: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    text: tuple[int, ...] = (0,)
+
+
+def answer(c: Comparison) -> list[str]:
+    """What a buyer wants to know first, in a sentence or two."""
+    ranked = sorted(
+        ((r, c.machines[i].label) for i in c.others() if (r := c.overall[i])), key=lambda pair: -pair[0].value
+    )
+    home = c.reference.label
+    over = f"on the workload {c.workload.workload.name!r}" if c.workload else _over(c.whole)
+    said = []
+    if not ranked:
+        said.append(f"No machine but {home} can run all of the workload {c.workload and c.workload.workload.name!r}.")
+    elif len(ranked) == 1:
+        ((ratio, label),) = ranked
+        if even(ratio):
+            alike = "cannot be told apart" if ratio.even else "are alike as far as a single round tells"
+            said.append(f"{label} and {home} {alike}: {times(ratio)} {over}.")
+        else:
+            said.append(f"{label} is {times(ratio)} as fast as {home} {over}.")
+        said += _extremes(c)
+    else:
+        others = ", ".join(f"{label} {times(ratio)}" for ratio, label in ranked)
+        said.append(f"{_lead(ranked, home)} {over}. As fast as {home}: {others}.")
+    return [" ".join(filter(None, [*said, _dollar(c), _watt(c)]))]
+
+
+def even(ratio: Ratio) -> bool:
+    """Whether it is no difference that was shown: its interval holds 1, or only samples say that it does not."""
+    return ratio.even or (SAMPLES in ratio.sources and abs(ratio.value - 1) < ONE_ROUND)
+
+
+def _lead(ranked: Sequence[tuple[Ratio, str]], home: str) -> str:
+    """Who is fastest, with those that were not shown to be slower."""
+    base = Ratio(1.0, 1.0, 1.0, (), 0), home
+    everyone = sorted([*ranked, base], key=lambda pair: -pair[0].value)
+    first = everyone[0][0]
+    level = [label for ratio, label in everyone if _level(first, ratio)]
+    if len(level) == len(everyone):
+        return "None of the machines was shown to be faster than another"
+    if len(level) > 1:
+        return f"Fastest are {' and '.join(level)}, not shown to differ,"
+    return f"Fastest is {level[0]}"
+
+
+def _level(first: Ratio, other: Ratio) -> bool:
+    """Whether the intervals meet, or only samples keep them apart by little."""
+    if None in (first.low, other.high) or (other.high or 0) >= (first.low or 0):
+        return True
+    return SAMPLES in first.sources + other.sources and first.value / other.value < 1 + ONE_ROUND
+
+
+def _over(group: Group) -> str:
+    return f"over {words.count(len(group.cases), 'case')}, with the fastest backends of each machine (geometric mean)"
+
+
+def _extremes(c: Comparison) -> list[str]:
+    """The groups of cases that gain least and most, of two machines."""
+    if c.workload:
+        return []
+    (i,) = c.others()
+    ranked = sorted((g.best[i].value, g.name) for g in c.groups)
+    if len(ranked) < 2 or all(even(g.best[i]) for g in c.groups):
+        return []
+    (low, least), (high, most) = ranked[0], ranked[-1]
+    return [f"From {number(low)}x ({least}) to {number(high)}x ({most})."]
+
+
+def _dollar(c: Comparison) -> str:
+    bought = [(amount, m.label) for i, m in enumerate(c.machines) if (amount := c.bought(i)) is not None]
+    if len(bought) < 2:
+        return ""
+    bought.sort(reverse=True)
+    (most, best), (next_, second) = bought[:2]
+    unit = next(iter(c.prices.values())).unit
+    if most / next_ < 1 + ONE_ROUND:
+        return f"For the money {best} and {second} are alike: {digits(most)} and {digits(next_)} {unit}."
+    return f"Most for the money: {best}, {digits(most)} {unit}, {number(most / next_)}x of {second}."
+
+
+def _watt(c: Comparison) -> str:
+    if c.power is None:
+        return ""
+    found = [(v, m.label) for m, v in zip(c.machines, c.power.tflops_per_watt, strict=True) if v]
+    found.sort(reverse=True)
+    if len(found) < 2:
+        return ""
+    (most, best), (next_, second) = found[:2]
+    return f"Most per watt: {best}, {digits(most)} TFLOP/s/W, {number(most / next_)}x of {second}."
+
+
+def blocks(c: Comparison, every: bool = False) -> list[Block]:
+    """In the order of a report; those without rows are left out. `every`: each cell too, and each that is lacking."""
+    found = [_machines(c), _workload(c), _groups(c), _cases(c), *([_cells(c)] if every else [])]
+    return [block for block in (*found, _lacks(c), _longest(c), _units(c)) if block.rows]
+
+
+def descriptions(c: Comparison) -> list[tuple[str, str]]:
+    """(label, what it is and how it was measured)."""
+    return [(m.label, _description(m)) for m in c.machines]
+
+
+def _description(machine: Machine) -> str:
+    here = machine.run.environment
+    device = here.device
+    rounds = max((len(each) for each in machine.logs.values()), default=0)
+    parts = [
+        device.name,
+        metrics.size(device.memory),
+        f"{here.power_limit_w:g} W" if here.power_limit_w else "",
+        f"{device.threads} threads" if device.threads else "",
+        f"torch {here.torch}" if here.torch else "",
+        f"driver {here.driver}" if here.driver else "",
+        words.count(len(machine.logs), "cell"),
+        words.count(rounds, "round"),
+        ", ".join(file.path.name for file in machine.files),
+    ]
+    return ", ".join(filter(None, parts))
+
+
+def _machines(c: Comparison) -> Block:
+    priced = next(iter(c.prices.values()), None)
+    peaks = any(u is not None for u in c.utilization)
+    headings = ["machine", f"speed / {c.reference.label}", "TFLOP/s"]
+    headings += ["of peak"] if peaks else []
+    headings += ["W", "TFLOP/s/W"] if c.power else []
+    headings += ["price", priced.unit, f"for the money / {c.reference.label}"] if priced else []
+    base = c.bought(c.home)
+    rows = []
+    for i, machine in enumerate(c.machines):
+        speed = c.workload.tflops[i] if c.workload else c.tflops[i]
+        share = c.utilization[i]
+        row = [machine.label, "1x" if i == c.home else times(c.overall[i]), digits(speed) if speed else NOTHING]
+        row += [metrics.share(share) if share is not None else NOTHING] if peaks else []
+        if c.power:
+            row += [digits(v) if v else NOTHING for v in (c.power.watts[i], c.power.tflops_per_watt[i])]
+        if priced:
+            price, amount = c.prices.get(machine.label), c.bought(i)
+            row += [str(price) if price else NOTHING, digits(amount) if amount else NOTHING]
+            row += [f"{number(amount / base)}x" if amount and base else NOTHING]
+        rows.append(tuple(row))
+    cases = words.count(len(c.cases), "case")
+    note = "Each machine runs each case with its fastest backend. "
+    if c.workload:
+        note += f"Speed and TFLOP/s: of the workload {c.workload.workload.name!r}; the rest: "
+    note += f"{'g' if c.workload else 'G'}eometric means over {cases}. FLOPs: exact."
+    note += " Of peak: the datasheet's." if peaks else ""
+    if c.power:
+        note += f" W, TFLOP/s/W: without pauses, by the energy counter, over {words.count(c.power.cases, 'case')}."
+    return Block("machines", "Machines", note, tuple(headings), tuple(rows))
+
+
+def _workload(c: Comparison) -> Block:
+    if c.workload is None:
+        return Block("workload", "", "", (), ())
+    others = list(c.others())
+    rows = []
+    for part in c.workload.parts:
+        row = [part.name, metrics.percent(part.share), str(len(part.cases))]
+        for i in others:
+            row += [times(part.ratios[i])]
+        row += [", ".join(part.backends[i]) or NOTHING for i in range(len(c.machines))]
+        rows.append(tuple(row))
+    whole = [f"all of {c.workload.workload.name}", "100%", str(sum(len(p.cases) for p in c.workload.parts))]
+    whole += [times(c.workload.ratios[i]) for i in others] + [""] * len(c.machines)
+    of = f"time on {c.reference.label}" if c.workload.workload.weights == "time" else "FLOPs"
+    left = sum(part.left_out for part in c.workload.parts)
+    note = f"Weights are shares of {of}. A part is one call of each of its cases, its ratio that of the total times; "
+    note += "so is the whole's." + (f" {words.count(left, 'case')} not measured on all are left out." if left else "")
+    headings = ("part", "weight", "cases", *(_speed(c, i) for i in others), *(f"on {m.label}" for m in c.machines))
+    text = (0, *range(3 + len(others), len(headings)))
+    return Block("workload", f"Workload {c.workload.workload.name}", note, headings, (*rows, tuple(whole)), text)
+
+
+def _groups(c: Comparison) -> Block:
+    others = list(c.others())
+    headings = ["cases of", "cases", *(f"fastest backends: {_speed(c, i)}" for i in others), "cells"]
+    headings += [f"same backend: {_speed(c, i)}" for i in others]
+    rows = []
+    for group in [*c.groups, *([c.whole] if len(c.groups) > 1 else [])]:
+        row = [group.name, str(len(group.cases)), *(times(group.best[i]) for i in others), str(len(group.cells))]
+        rows.append(tuple(row + [times(group.same[i]) for i in others]))
+    note = "Geometric means. Fastest backends: on each machine the fastest of each case, as who chooses would. "
+    note += "Same backend: every cell that all machines have, the slow backends as much as the fast."
+    return Block("groups", "Speed by kind of case", note, tuple(headings), tuple(rows))
+
+
+def _cases(c: Comparison) -> Block:
+    others = list(c.others())
+    headings = ("case", *(text for m in c.machines for text in (m.label, "TFLOP/s")), *(_speed(c, i) for i in others))
+    rows = []
+    for case in c.cases:
+        row = [words.case("", case).strip()]
+        for i in range(len(c.machines)):
+            row += [c.bests[i][case], digits(c.speed(i, (case, c.bests[i][case])))]
+        rows.append(tuple(row + [times(c.case_ratio(case, i)) for i in others]))
+    text = (0, *(1 + 2 * i for i in range(len(c.machines))))
+    return Block("cases", "The fastest backend of each case", "", headings, tuple(_unlike(rows, c)), text)
+
+
+def _cells(c: Comparison) -> Block:
+    others = list(c.others())
+    headings = ("cell", *(f"{m.label}, TFLOP/s" for m in c.machines), *(_speed(c, i) for i in others))
+    rows = [
+        (
+            words.case(key[1], key[0]),
+            *(digits(c.speed(i, key)) for i in range(len(c.machines))),
+            *(times(c.cell_ratio(key, i)) for i in others),
+        )
+        for key in c.cells
+    ]
+    return Block("cells", "Cells that all machines have", "", headings, tuple(_unlike(rows, c)))
+
+
+def _unlike(rows: Sequence[tuple[str, ...]], c: Comparison) -> Iterable[tuple[str, ...]]:
+    """With batch and heads in the name where it alone names several."""
+    names = [row[0] for row in rows]
+    if len({*names}) == len(names):
+        return rows
+    keys = c.cases if len(rows) == len(c.cases) else [case for case, _ in c.cells]
+    more = [f"{case.dtype} b{case.shape.batch} h{words.heads(case)}" for case in keys]
+    return [(f"{row[0]} {extra}", *row[1:]) for row, extra in zip(rows, more, strict=True)]
+
+
+def _lacks(c: Comparison) -> Block:
+    rows = [
+        (lack.machine, str(len(lack.cells)), lack.why, lack.backend, lack.where or "all", lack.reason)
+        for lack in c.lacks
+    ]
+    lacking = {
+        label: sum(int(row[1]) for row in rows if row[0] == label) for label in dict.fromkeys(r[0] for r in rows)
+    }
+    note = "; ".join(f"{label} lacks {words.count(n, 'cell')} that another machine has" for label, n in lacking.items())
+    headings = ("machine", "cells", "why", "backend", "where", "reason")
+    return Block("missing", "Missing", f"{note}. They count nowhere above.", headings, tuple(rows), (0, 2, 3, 4, 5))
+
+
+def _longest(c: Comparison) -> Block:
+    limited = [line for line in c.longest if line.limited]
+    rows = [(line.name, line.backend, *map(_fit, line.fits)) for line in limited]
+    free = len(c.longest) - len(limited)
+    note = "The longest that was measured, of any mask; in brackets the next, which memory refused. "
+    note += f"{words.count(free, 'other')} fitted all that was tried." if free else ""
+    headings = ("cases of", "backend", *(m.label for m in c.machines))
+    return Block("longest", "The longest sequence that fits", note.strip(), headings, tuple(rows), (0, 1))
+
+
+def _fit(fit: Fit | None) -> str:
+    if fit is None:
+        return NOTHING
+    longest = short(fit.longest) if fit.longest else "none"
+    return f"{longest} ({short(fit.refused)})" if fit.refused else f"at least {longest}"
+
+
+def _units(c: Comparison) -> Block:
+    rows = []
+    for units in c.units:
+        low, middle, high = units.range
+        apart = metrics.percent((high - low) / middle)
+        rows.append((units.name, str(len(units.files)), str(units.cells), *map(digits, units.range), apart))
+    note = "Run files of one model, power limit and software against each other, over the same cells. A run file does "
+    note += "not name the unit that measured it: these may be several units, or runs of one."
+    headings = ("model", "files", "cells", "least TFLOP/s", "median", "most", "apart")
+    return Block("units", "Spread between runs of one model", note, headings, tuple(rows))
+
+
+def warnings(c: Comparison) -> list[str]:
+    """What to doubt, the intervals first."""
+    found = [_intervals(c), *(c.workload.notes if c.workload else ()), *c.warnings, _unpowered(c)]
+    return [words.one_line(line) for line in found if line]
+
+
+def _intervals(c: Comparison) -> str:
+    sources = {source for r in (*c.overall, *c.whole.best, *c.whole.same) if r for source in r.sources}
+    alone = [m.label for m in c.machines if any(len(each) == 1 for each in m.logs.values())]
+    if SAMPLES not in sources:
+        return "Intervals are 95 %, from rounds." if sources else ""
+    rounds = " from rounds, and where a cell has only one" if ROUNDS in sources else ""
+    return (
+        f"Intervals are 95 %{',' if rounds else ''}{rounds} from the samples of a single round ({', '.join(alone)}): "
+        "they know nothing of what sets one process, run or unit apart from the next. Two runs of one H200 differ by "
+        f"up to {metrics.percent(ONE_ROUND)} in a cell; run --rounds 5."
+    )
+
+
+def _unpowered(c: Comparison) -> str:
+    """GPUs without a figure of their power."""
+    without = [
+        m.label
+        for i, m in enumerate(c.machines)
+        if m.run.environment.device.kind == "cuda" and not (c.power and c.power.watts[i])
+    ]
+    if not without:
+        return ""
+    return (
+        f"No TFLOP/s per watt of {', '.join(without)}: power samples of a run hold the pauses between its bursts. "
+        "Measure all with run --sustained 10s."
+    )
+
+
+def times(ratio: Ratio | None) -> str:
+    """1.42x (1.40 to 1.44)."""
+    if ratio is None:
+        return NOTHING
+    if ratio.low is None or ratio.high is None:
+        return f"{number(ratio.value)}x"
+    return f"{number(ratio.value)}x ({number(ratio.low)} to {number(ratio.high)})"
+
+
+def number(value: float) -> str:
+    """Three decimals near 1, else three significant digits."""
+    return f"{value:.3f}" if 0.9 <= value < 1.1 else digits(value)
+
+
+def _speed(c: Comparison, i: int) -> str:
+    return f"{c.machines[i].label} / {c.reference.label}" if len(c.machines) > 2 else "speed"

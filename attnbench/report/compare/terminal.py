@@ -1,0 +1,49 @@
+"""A comparison as tables for a person, the answer first."""
+
+from __future__ import annotations
+
+import io
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from attnbench.compare.compare import Comparison
+from attnbench.report.compare import rows
+
+FILE_WIDTH = 160
+
+
+def render(console: Console, c: Comparison, every: bool = False) -> None:
+    for sentence in rows.answer(c):
+        console.print(Text(sentence, "bold"))
+    console.print()
+    for label, what in rows.descriptions(c):
+        console.print(Text(f"{label}: ", "bold").append(what, "not bold dim"))
+    for block in rows.blocks(c, every):
+        console.print()
+        console.print(Text(block.title, "bold cyan"))
+        if block.note:
+            console.print(Text(block.note, "dim"))
+        console.print(_table(block))
+    console.print()
+    for warning in rows.warnings(c):
+        console.print(Text("!  ", "yellow").append(warning, ""))
+    console.print(Text(rows.MORE, "dim"))
+
+
+def _table(block: rows.Block) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 3, 0, 0))
+    for i, heading in enumerate(block.headings):
+        table.add_column(heading, justify="left" if i in block.text else "right", overflow="fold", vertical="bottom")
+    for row in block.rows:
+        table.add_row(*map(Text, row))
+    return table
+
+
+def text(c: Comparison, every: bool = False) -> str:
+    """The same without colours, for a file."""
+    console = Console(file=io.StringIO(), width=FILE_WIDTH, highlight=False)
+    render(console, c, every)
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()

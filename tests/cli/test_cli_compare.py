@@ -1,0 +1,83 @@
+"""`attnbench compare` as a black box, on run files of an H200."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tool import Tool
+
+RESULTS = Path(__file__).parents[2] / "results"
+A, B = (RESULTS / f"20261121-{time}-default-nvidia-h200.jsonl" for time in ("070715", "071130"))
+
+
+@pytest.fixture(scope="module")
+def slow(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The first run as if at 500 W and half the speed."""
+    header, *lines = A.read_text().splitlines()
+    run = json.loads(header)
+    run["environment"]["power_limit_w"] = 500.0
+    records = [json.loads(line) for line in lines]
+    for record in records:
+        for name in ("time", "span"):
+            if name in record.get("measurements", {}):
+                found = record["measurements"][name]
+                found["values"] = [2 * t for t in found["values"]]
+    file = tmp_path_factory.mktemp("slow") / "slow.jsonl"
+    file.write_text("\n".join(map(json.dumps, [run, *records])) + "\n")
+    return file
+
+
+def test_two_runs_of_one_gpu_are_alike(tool: Tool) -> None:
+    out = tool("compare", A, B).out
+    assert out.startswith("H200 #2 and H200 #1 ")
+    assert "1.002x" in out.splitlines()[0]
+    assert "Spread between runs of one model" in out
+
+
+def test_power_limits_prices_and_a_page(tool: Tool, slow: Path) -> None:
+    tool.write("w.yaml", "name: chat\nparts: [{weight: 100%, seqlen: 4k, pass: [fwd, bwd]}]")
+    options = ("--price", "h200=3/h", "--workload", "w.yaml", "--to", "700 W")
+    said = json.loads(tool("compare", slow, A, B, *options, "-f", "json").out)
+    machines = {m["name"]: m for m in said["machines"]}
+    assert machines["H200 500 W"]["ratio"] == pytest.approx(0.5, rel=0.02)
+    assert machines["H200 700 W"]["ratio"] == 1.0
+    assert len(machines["H200 700 W"]["files"]) == 2
+    assert any("power limit" in line for line in said["warnings"])
+    tool("compare", slow, A, "-f", "html", "-o", "page.html")
+    assert "<h1>H200 500 W and H200 700 W, compared</h1>" in (tool.folder / "page.html").read_text()
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ((A,), "at least two run files"),
+        ((A, B, "-f", "xml"), "--format: unknown 'xml'"),
+        ((A, B, "--to", "H300"), "is none of the machines"),
+        ((A, B, "--workload", "none.yaml"), "cannot read none.yaml"),
+        ((A, "empty.jsonl"), "is not an attnbench run file"),
+    ],
+)
+def test_what_is_wrong_is_one_line(tool: Tool, options: tuple[object, ...], said: str) -> None:
+    tool.write("empty.jsonl", "")
+    err = tool("compare", *map(str, options), code=2).err
+    assert said in err
+    assert len(err.splitlines()) == 1
+
+
+def test_it_never_loads_torch(tool: Tool) -> None:
+    code = f"""
+import sys
+from attnbench.cli import main
+sys.argv = ["attnbench", "compare", {str(A)!r}, {str(B)!r}]
+try:
+    main()
+except SystemExit as end:
+    assert not end.code
+print("loaded:", *sorted({{"torch", "triton", "pynvml", "pandas"}} & {{m.partition(".")[0] for m in sys.modules}}))
+"""
+    done = subprocess.run([sys.executable, "-c", code], cwd=tool.folder, capture_output=True, text=True, timeout=60)
+    assert done.stdout.splitlines()[-1] == "loaded:", done.stderr
