@@ -317,6 +317,7 @@ class Run:
     specs: Mapping[str, str] = field(default_factory=dict)  # backend -> "module:object" it was loaded from
     interpreters: Mapping[str, str] = field(default_factory=dict)  # backend -> the Python that ran it, where chosen
     peak: Mapping[str, float] = field(default_factory=dict)  # dtype -> FLOP/s given by --peak; "" for any dtype
+    turns: str = ""  # of an A/B: what its two files share. Their rounds took turns, and the plan holds the first only
 
 
 @dataclass(frozen=True)
