@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from attnbench import __version__
+from attnbench.ab.command import ab, with_axes_of
 from attnbench.errors import EXIT_BAD_INPUT, EXIT_TERMINATED, Terminated, UserError
 from attnbench.gate.command import gate
 
@@ -288,6 +289,7 @@ def suites(
 
 
 app.command()(gate)
+app.command()(with_axes_of(run)(ab))
 
 
 def main() -> None:

@@ -178,7 +178,7 @@ def _priors(tests: Sequence[Rounds], seen: Sequence[_Seen]) -> Mapping[str, Prio
 
 
 def _step_up(p: Floats, family: Any, rate: float) -> tuple[Any, Floats]:
-    """Which hypotheses fall at this false discovery rate, and for each the tail that its interval leaves out on either side.
+    """Which hypotheses fall at this false discovery rate, and the tail that each interval leaves out on either side.
 
     The family is what has a chance of error: a test without noise (p is 0 or 1) is decided by itself.
     """

@@ -123,6 +123,8 @@ def judge(baseline: Run, current: Run, request: Request) -> Judgement:
             f"{len(after)} in the current run); measure the same suite in both"
         )
     whole, both = _endings(before, after)
+    late = turns.left_out(before, after) if in_turns else {}
+    whole += [Finding(*key, None, "inconclusive", (0, 0), reason=why) for key, why in late.items()]
     findings = [*whole, *_measured(both, request, in_turns)]
     if both and CYCLES in request.metrics and not any(f.metric == CYCLES for f in findings):
         raise UserError("cycles: no cell knows the clock that was held in both runs; compare --metric latency")
@@ -231,9 +233,7 @@ def _measured(both: Iterable[tuple[Cell, Cell]], request: Request, in_turns: boo
     ]
 
 
-def _rounds(
-    metric: str, before: Sequence[float], after: Sequence[float], margin: float, paired: bool
-) -> decide.Rounds:
+def _rounds(metric: str, before: Sequence[float], after: Sequence[float], margin: float, paired: bool) -> decide.Rounds:
     rule = RULES[metric]
     least = rule.floor or math.ulp(0.0)
     x, y = ([math.log(max(value, least)) for value in side] for side in (before, after))

@@ -22,9 +22,9 @@ near the margin, and holds whatever depends on what (Jennison and Turnbull, "Gro
 7.2 and 4.4). The time of a look may be moved for a reason that the figures do not know: where the time is up or a
 person ends it, the look that was due happens with the pairs that are there.
 
-A cell is **settled** when it is regressed, improved or unchanged; its figures are those of that look, and it is measured
-no more. The variances of settled cells stay in the common prior. With two pairs, where it ended so early, each cell
-counts for itself, and with one nothing is known of noise.
+A cell is **settled** when it is regressed, improved or unchanged; its figures are those of that look, and it is
+measured no more. The variances of settled cells stay in the common prior. With two pairs, where it ended so early, each
+cell counts for itself, and with one nothing is known of noise.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from dataclasses import replace
 from attnbench.gate.decide import Decision, Rounds, decide
 
 LOOKS = (4, 6, 8, 12, 16, 24, 32)  # pairs
-MIN_PAIRS = 3  # of which the common noise of many cells can be told (two: 5 % false alarms at noise times 10, simulated)
+MIN_PAIRS = 3  # that tell the common noise of many cells; two gave 5 % false alarms in simulations of noise times 10
 
 
 def decide_in_turns(tests: Sequence[Rounds]) -> list[tuple[Decision, int]]:
@@ -46,12 +46,13 @@ def decide_in_turns(tests: Sequence[Rounds]) -> list[tuple[Decision, int]]:
     found: dict[int, tuple[Decision, int]] = {}
     settled = [False] * len(tests)
     for before, pairs in zip((0, *LOOKS), LOOKS, strict=False):
-        going = [i for i, test in enumerate(tests) if not settled[i] and len(test.baseline) > before]
+        going = {i for i, test in enumerate(tests) if not settled[i] and len(test.baseline) > before}
         if not going:
             break
         seen = [min(len(t.baseline), found[i][1] if settled[i] else pairs) for i, t in enumerate(tests)]
         out = [i not in going for i in range(len(tests))]
-        decisions = decide([_first(t, n, i) for i, (t, n) in enumerate(zip(tests, seen, strict=True))], 1 / len(LOOKS), out)
+        part = [_first(test, seen[i], i) for i, test in enumerate(tests)]
+        decisions = decide(part, 1 / len(LOOKS), out)
         for i in going:
             found[i] = decisions[i], seen[i]
             settled[i] = decisions[i].verdict != "inconclusive"

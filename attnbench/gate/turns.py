@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from attnbench.gate.comparable import Difference
 from attnbench.gate.looks import LOOKS
 from attnbench.report import words
-from attnbench.types import Run
+from attnbench.report.cells import Cell
+from attnbench.types import Case, Run
 
 
 def in_turns(a: Run, b: Run) -> bool:
@@ -20,6 +21,17 @@ def whole_pairs(a: Run, b: Run) -> tuple[Run, Run]:
     both = {r.id for r in a.records} & {r.id for r in b.records}
     first, second = (replace(run, records=tuple(r for r in run.records if r.id in both)) for run in (a, b))
     return first, second
+
+
+def left_out(
+    before: Mapping[tuple[Case, str], Cell], after: Mapping[tuple[Case, str], Cell]
+) -> dict[tuple[Case, str], str]:
+    """The cells that neither build measured for want of time: nothing is known of them, which is no pass."""
+    return {
+        key: cell.reason or ""
+        for key, cell in before.items()
+        if key in after and all(r.resumable for side in (cell, after[key]) for r in side.records)
+    }
 
 
 def under_test(a: Run, b: Run) -> list[str]:
@@ -36,8 +48,8 @@ def heading(a: Run, b: Run) -> tuple[str, ...]:
     """What was measured in turns, for the top of every output."""
     rounds = [words.count(len({r.round for r in run.records if r.status != "skipped"}), "round") for run in (a, b)]
     lines = [
-        f"A/B in turns (A B, B A, B A, A B, ...), {rounds[0]} of the baseline and {rounds[1]} of the current build, "
-        f"each in fresh processes; judged after {', '.join(map(str, LOOKS))} pairs, what is settled leaves",
+        f"A/B in turns, A B B A B A A B: {rounds[0]} of the baseline and {rounds[1]} of the current build, each in "
+        f"fresh processes; {len(LOOKS)} looks at most, after {LOOKS[0]} to {LOOKS[-1]} pairs of rounds",
         f"baseline: {_described(a, b)}",
         f"current:  {_described(b, a)}",
     ]

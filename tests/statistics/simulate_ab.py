@@ -8,18 +8,3 @@ is what this prints; tests/statistics/test_ab_error_rates.py asserts the figures
 """
 
 from __future__ import annotations
-
-import argparse
-import math
-from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
-
-import numpy as np
-from h200_noise import draw
-from simulate_gate import KINDS, simulated_run
-
-from attnbench.gate.decide import Decision, Rounds
-from attnbench.gate.gate import Request, judge
-from attnbench.gate.looks import LOOKS, decide_in_turns
-from attnbench.gate.margins import DEFAULT, Margins
