@@ -118,14 +118,14 @@ def ab(
 
     judged_by = request_of(metric, expect, margin, margins, inconclusive, missing)
     wanted = outputs(format or ())
-    suite = axes.pop("suite")
-    chosen = {"tokens": axes.pop("tokens"), "backends": axes.pop("backend"), "policy": {"seed": seed}, "axes": axes}
+    suite, tokens, backends = (axes.pop(name) for name in ("suite", "tokens", "backend"))
+    options = {"axes": axes, "tokens": tokens, "backends": backends, "time_limit": time_limit, "policy": {"seed": seed}}
     request = measure.Request(
         a,
         b,
         judged_by,
         suite,
-        settings(chosen),
+        settings(options),
         device,
         parse_duration(time_limit, "--time-limit"),
         tuple(python or ()),
@@ -139,7 +139,12 @@ def ab(
     else:
         print("attnbench: interrupted before a pair of turns was measured", file=sys.stderr)
     if outcome.paths:
-        again = {"-m": metric, "--expect": expect, "--margin": margin, "--margins": [margins] if margins else None}
+        again = {
+            "--metric": metric,
+            "--expect": expect,
+            "--margin": margin,
+            "--margins": [margins] if margins else None,
+        }
         words = [f"{option}={value}" for option, values in again.items() for value in values or ()]
         print(f"Judge again: {shlex.join(['attnbench', 'gate', *map(str, outcome.paths), *words])}", file=sys.stderr)
     raise typer.Exit(outcome.exit_code)

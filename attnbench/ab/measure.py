@@ -270,8 +270,12 @@ def _check_files(out: Path | None) -> None:
 def _paths(out: Path | None, run: Run) -> tuple[Path, Path]:
     if out:
         return out / "a.jsonl", out / "b.jsonl"
-    path = default_path(run)
-    return path.with_name(f"{path.stem}-a.jsonl"), path.with_name(f"{path.stem}-b.jsonl")
+    stem, n = default_path(run).with_suffix(""), 1
+    while True:
+        a, b = (stem.with_name(f"{stem.name}-{label}{'' if n == 1 else n}.jsonl") for label in "ab")
+        if not a.exists() and not b.exists():
+            return a, b
+        n += 1
 
 
 def _environments(fleet: Fleet, device: str, dtypes: Sequence[str], both: Sequence[Side]) -> list[Environment]:

@@ -126,7 +126,7 @@ def decide(tests: Sequence[Rounds], share: float = 1.0, settled: Sequence[bool] 
         if regressed[i] or improved[i]:
             verdict = "regressed" if regressed[i] else "improved"
         more = None
-        if verdict == "inconclusive" and known[i]:
+        if verdict == "inconclusive" and known[i] and going[i]:
             distance = abs(abs(change[i]) - margin[i])
             more = _more_rounds(test, distance, variance[i], freedom[i], tail[i])
         found.append(

@@ -243,7 +243,7 @@ def _rounds(metric: str, before: Sequence[float], after: Sequence[float], margin
 
 def _settle(decision: decide.Decision) -> str:
     if decision.noise is None:
-        return "one round a side does not know its noise"
+        return "too few rounds to know its noise"
     if decision.more is None:
         return f"over {decide.MORE[-1]} more rounds a side: it lies at the margin, or is too noisy"
     return f"{words.count(decision.more, 'more round')} a side would settle it"
