@@ -220,7 +220,7 @@ class _Turns:
                     broken.add(key)
             half.fleet.close()
             spent = max(0.0, self._clock() - began - measuring)
-            self._start = spent if not pair and not turn else max(self._start, spent)
+            self._start = max(self._start, spent) if turn else spent  # the slower of the pair
         return {key: seconds for key, seconds in taken.items() if key not in broken}
 
     def judged(self) -> gate.Judgement:
