@@ -18,9 +18,9 @@ chance seven tries, so each look spends a seventh of the error rates of decide.p
 
 This is a spending function (Lan and DeMets, Biometrika 70(3), 1983) used with Bonferroni's inequality in place of the
 joint distribution of the looks, which a moderated variance of few pairs does not let one compute: it costs more pairs
-near the margin, and holds whatever depends on what (Jennison and Turnbull, "Group Sequential Methods", 2000, sections
-7.2 and 4.4). The time of a look may be moved for a reason that the figures do not know: where the time is up or a
-person ends it, the look that was due happens with the pairs that are there.
+near the margin, and holds whatever depends on what (Jennison and Turnbull, "Group Sequential Methods with Applications
+to Clinical Trials", 2000). The time of a look may be moved for a reason that the figures do not know: where the time is
+up or a person ends it, the look that was due happens with the pairs that are there.
 
 A cell is **settled** when it is regressed, improved or unchanged; its figures are those of that look, and it is
 measured no more. The variances of settled cells stay in the common prior. Where it ended with one pair or two, nothing

@@ -19,6 +19,7 @@ from attnbench.gate import gate
 from attnbench.gate.margins import DEFAULT
 from attnbench.jsonable import to_json
 from attnbench.process import WorkerDied
+from attnbench.report.gate import export, markdown, terminal
 from attnbench.suite import settings
 from attnbench.types import Job, Record, Run
 from attnbench.worker import Worker
@@ -164,6 +165,8 @@ def test_a_slower_build_is_a_regression_in_turns(here: Path) -> None:
     assert outcome.judgement
     assert outcome.judgement.heading[0].startswith("A/B in turns")
     assert "own.py:Slow" in outcome.judgement.heading[2]
+    for render in (terminal.text, markdown.render, export.json_text):
+        assert "A/B in turns" in render(outcome.judgement)  # type: ignore[operator]
 
 
 def test_a_faster_build_passes() -> None:
