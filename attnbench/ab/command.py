@@ -144,8 +144,10 @@ def ab(
             "--expect": expect,
             "--margin": margin,
             "--margins": [margins] if margins else None,
+            "--inconclusive": [inconclusive],
+            "--missing": [missing],
         }
-        words = [f"{option}={value}" for option, values in again.items() for value in values or ()]
+        words = [f"{option}={value}" for option, values in again.items() for value in values or () if value != "fail"]
         print(f"Judge again: {shlex.join(['attnbench', 'gate', *map(str, outcome.paths), *words])}", file=sys.stderr)
     raise typer.Exit(outcome.exit_code)
 
