@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from attnbench import __version__
+from attnbench.ab.command import ab, with_axes_of
 from attnbench.baseline.command import app as baseline
 from attnbench.compare.command import compare
 from attnbench.errors import EXIT_BAD_INPUT, EXIT_TERMINATED, Terminated, UserError
@@ -316,6 +317,7 @@ def suites(
 
 
 app.command()(gate)
+app.command()(with_axes_of(run)(ab))
 app.add_typer(baseline, name="baseline")
 app.command()(compare)
 

@@ -35,9 +35,9 @@ class Fleet:
     _in_vain: dict[str, int] = field(default_factory=dict)
     _variables: Mapping[str, str] = field(default_factory=dict)  # of the environment of workers that are started
 
-    def environment(self, device: str, dtypes: Iterable[str]) -> Environment:
-        """The device and its software, as a worker of this interpreter sees them. Raises UserError without one."""
-        worker = WorkerProcess()
+    def environment(self, device: str, dtypes: Iterable[str], python: str | None = None) -> Environment:
+        """The device and its software, as a worker of `python` (this one) sees them. Raises UserError without one."""
+        worker = WorkerProcess(python)
         try:
             answer = worker.ask({"op": "environment", "device": device, "dtypes": list(dtypes)}, START_TIMEOUT)
         except (WorkerDied, WorkerHung) as error:

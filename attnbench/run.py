@@ -68,20 +68,20 @@ def run(request: Request, watcher: Watcher) -> Outcome:
     if request.resume:
         return _resume(request, device, watcher)
     chosen_suite = load(request.suite)
-    previews = _previews(chosen_suite, device, request.settings)
+    found = previews(chosen_suite, device, request.settings)
     simulated = device == "fake" and not request.settings.backends
-    choices = {p.backends: choose(["fake"] if simulated else p.backends) for p in previews}
+    choices = {p.backends: choose(["fake"] if simulated else p.backends) for p in found}
     pythons = {p: interpreters(request.pythons, list(specs), chosen_suite.interpreters) for p, specs in choices.items()}
     if not 1 <= request.rounds <= MAX_ROUNDS:
         raise UserError(f"--rounds: {request.rounds} is not from 1 to {MAX_ROUNDS}")
     if request.settings.axes.batch and request.settings.tokens:
         raise UserError("--batch and --tokens both set the batch size; give one of them")
     if not request.dry_run:
-        _check_out(request.out)
+        check_out(request.out)
     fleet = Fleet({})
     with ends_well(fleet):
         watcher.say("looking at the device")
-        environment = fleet.environment(device, sorted({c.dtype for preview in previews for c in preview.cases}))
+        environment = fleet.environment(device, sorted({c.dtype for preview in found for c in preview.cases}))
         resolved = resolve(chosen_suite, environment.device.kind, request.settings)
         specs = fleet.specs = choices[resolved.backends]
         fleet.interpreters = pythons[resolved.backends]
@@ -126,6 +126,8 @@ def _resume(request: Request, device: str, watcher: Watcher) -> Outcome:
     old, problems = store.read(request.resume)
     if given := _not_with_resume(request):
         raise UserError(f"--resume goes on as {request.resume} was begun; leave out {', '.join(given)}")
+    if old.turns:
+        raise UserError(f"{request.resume} is one half of an A/B in turns, which goes on with both only; start it anew")
     file = None if request.dry_run else store.RunFile.reopen(request.resume)
     if file:  # ours alone from here on: what another process has added meanwhile counts
         old = store.read(request.resume)[0]
@@ -189,7 +191,7 @@ def _measure(
     return Outcome(replace(planned, records=tuple(records)), file.path, exit_code)
 
 
-def _previews(suite: Suite, device: str, settings: Settings) -> list[Resolved]:
+def previews(suite: Suite, device: str, settings: Settings) -> list[Resolved]:
     """What it may come to on the device, not looked at yet. Mistakes are said before anything starts."""
     found, errors = [], []
     for kind in {"auto": ("cuda", "cpu"), "cpu": ("cpu",)}.get(device, ("cuda",)):
@@ -218,7 +220,7 @@ def _not_with_resume(request: Request) -> list[str]:
     return [option for option, is_given in given.items() if is_given]
 
 
-def _check_out(out: Path | None) -> None:
+def check_out(out: Path | None) -> None:
     """Says at once what would else be found when the run file is made, after the slow look at the device."""
     if out and os.path.isdir(out):
         raise UserError(f"--out: {out} is a folder; give a file in it, as in {out / 'run.jsonl'}")

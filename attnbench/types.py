@@ -326,6 +326,7 @@ class Run:
     interpreters: Mapping[str, str] = field(default_factory=dict)  # backend -> the Python that ran it, where chosen
     peak: Mapping[str, float] = field(default_factory=dict)  # dtype -> FLOP/s given by --peak; "" for any dtype
     reduced: bool = False  # a baseline: of the samples of each measurement, the one value that the gate reads
+    turns: str = ""  # of an A/B: what its two files share. Their rounds took turns, and the plan holds the first only
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ import typer
 from attnbench.errors import UserError, did_you_mean
 
 if TYPE_CHECKING:
-    from attnbench.gate.gate import Choice, Judgement
+    from attnbench.gate.gate import Choice, Judgement, Request
     from attnbench.types import Run
 
 FORMATS = ("table", "md", "json", "junit", "github")
@@ -23,6 +23,45 @@ FORMATS = ("table", "md", "json", "junit", "github")
 what = partial(typer.Option, rich_help_panel="What to compare")
 matters = partial(typer.Option, rich_help_panel="What counts as a change")
 output = partial(typer.Option, rich_help_panel="Files and output")
+
+# Options of `attnbench ab` too.
+Metric = Annotated[
+    list[str] | None,
+    what(
+        "--metric",
+        "-m",
+        metavar="NAMES",
+        help="latency,memory_peak,error,first_call by default; cycles (latency times clock) is free of the clock.",
+    ),
+]
+Expect = Annotated[
+    list[str] | None,
+    what(metavar="NAMES", help="What is meant to differ: torch, driver, gpu, a backend or library (fa2, triton)."),
+]
+Margin = Annotated[
+    list[str] | None,
+    matters(metavar="[METRIC=]MARGIN", help="The change that matters: 3% (of latency, the default), error=20%."),
+]
+MarginsFile = Annotated[
+    Path | None, matters(metavar="FILE", help="YAML: margins per metric, and per cell (docs/gate.md).")
+]
+Inconclusive = Annotated[
+    str, matters(metavar="pass|fail", help="Whether what can be told neither way ends with exit code 3.")
+]
+Missing = Annotated[
+    str, matters(metavar="pass|fail", help="Whether a cell that the current run lacks is a regression.")
+]
+Format = Annotated[
+    list[str] | None,
+    output(
+        "--format",
+        "-f",
+        metavar="FORMAT[=FILE]",
+        help="table (default), md, json, junit, github (annotations and step summary; added by itself where "
+        "GitHub runs it). Several may be given, each to a file: -f junit=gate.xml.",
+    ),
+]
+Every = Annotated[bool, output("--all", metavar="", help="List what is unchanged too.")]
 
 
 def gate(
@@ -33,43 +72,14 @@ def gate(
         ),
     ],
     current: Annotated[Path, typer.Argument(metavar="CURRENT", help="The run file to judge.")],
-    metric: Annotated[
-        list[str] | None,
-        what(
-            "--metric",
-            "-m",
-            metavar="NAMES",
-            help="latency,memory_peak,error,first_call by default; cycles (latency times clock) is free of the clock.",
-        ),
-    ] = None,
-    expect: Annotated[
-        list[str] | None,
-        what(metavar="NAMES", help="What is meant to differ: torch, driver, gpu, a backend or library (fa2, triton)."),
-    ] = None,
-    margin: Annotated[
-        list[str] | None,
-        matters(metavar="[METRIC=]MARGIN", help="The change that matters: 3% (of latency, the default), error=20%."),
-    ] = None,
-    margins: Annotated[
-        Path | None, matters(metavar="FILE", help="YAML: margins per metric, and per cell (docs/gate.md).")
-    ] = None,
-    inconclusive: Annotated[
-        str, matters(metavar="pass|fail", help="Whether what can be told neither way ends with exit code 3.")
-    ] = "fail",
-    missing: Annotated[
-        str, matters(metavar="pass|fail", help="Whether a cell that the current run lacks is a regression.")
-    ] = "fail",
-    format: Annotated[
-        list[str] | None,
-        output(
-            "--format",
-            "-f",
-            metavar="FORMAT[=FILE]",
-            help="table (default), md, json, junit, github (annotations and step summary; added by itself where "
-            "GitHub runs it). Several may be given, each to a file: -f junit=gate.xml.",
-        ),
-    ] = None,
-    every: Annotated[bool, output("--all", metavar="", help="List what is unchanged too.")] = False,
+    metric: Metric = None,
+    expect: Expect = None,
+    margin: Margin = None,
+    margins: MarginsFile = None,
+    inconclusive: Inconclusive = "fail",
+    missing: Missing = "fail",
+    format: Format = None,
+    every: Every = False,
 ) -> None:
     """Judge a run against a baseline, cell by cell: improved, unchanged, regressed, or too noisy to tell.
 
@@ -80,7 +90,29 @@ def gate(
     attnbench gate old.jsonl new.jsonl --expect torch --margin 5% -f md=comment.md -f junit=gate.xml
     """
     from attnbench.baseline.files import pick
-    from attnbench.gate.gate import Request, judge
+    from attnbench.gate.gate import judge
+
+    request = request_of(metric, expect, margin, margins, inconclusive, missing)
+    wanted = outputs(format or ())
+    gc.disable()  # a short process that holds nearly all it makes: looking for garbage takes a third of its time
+    now = _read(current)
+    chosen = pick(baseline, now)
+    if chosen != baseline:
+        print(f"attnbench: baseline: {chosen}", file=sys.stderr)
+    judgement = judge(_read(chosen), now, request)
+    write(judgement, wanted, every)
+    raise typer.Exit(judgement.exit_code)
+
+
+def request_of(
+    metric: Sequence[str] | None,
+    expect: Sequence[str] | None,
+    margin: Sequence[str] | None,
+    margins: Path | None,
+    inconclusive: str,
+    missing: str,
+) -> Request:
+    from attnbench.gate.gate import Request
     from attnbench.gate.margins import DEFAULT, RULES
     from attnbench.gate.margins import margins as margins_of
 
@@ -88,23 +120,13 @@ def gate(
     for name in names:
         if name not in RULES:
             raise UserError(f"--metric: no metric {name!r} to gate{did_you_mean(name, RULES)}")
-    request = Request(
+    return Request(
         names,
         margins_of(margin or (), margins),
         tuple(_split(expect)),
         _choice("--inconclusive", inconclusive),
         _choice("--missing", missing),
     )
-    wanted = _wanted(format or ())
-    gc.disable()  # a short process that holds nearly all it makes: looking for garbage takes a third of its time
-    now = _read(current)
-    chosen = pick(baseline, now)
-    if chosen != baseline:
-        print(f"attnbench: baseline: {chosen}", file=sys.stderr)
-    judgement = judge(_read(chosen), now, request)
-    for name, file in wanted:
-        _write(judgement, name, file, every)
-    raise typer.Exit(judgement.exit_code)
 
 
 def _split(texts: Sequence[str] | None) -> list[str]:
@@ -119,7 +141,7 @@ def _choice(option: str, word: str) -> Choice:
     raise UserError(f"{option}: {word!r} is neither pass nor fail")
 
 
-def _wanted(options: Sequence[str]) -> list[tuple[str, Path | None]]:
+def outputs(options: Sequence[str]) -> list[tuple[str, Path | None]]:
     """(format, file or None for standard output), GitHub's added in a workflow."""
     found: list[tuple[str, Path | None]] = []
     for option in options:
@@ -148,6 +170,12 @@ def _read(path: Path) -> Run:
     for problem in problems:
         print(f"attnbench: {problem}", file=sys.stderr)
     return run
+
+
+def write(judgement: Judgement, wanted: Sequence[tuple[str, Path | None]], every: bool) -> None:
+    """To where `outputs` says."""
+    for name, file in wanted:
+        _write(judgement, name, file, every)
 
 
 def _write(judgement: Judgement, name: str, file: Path | None, every: bool) -> None:

@@ -6,6 +6,7 @@ too (sdpa-flash is torch's, fa2 is the package flash-attn) answers to either.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -66,7 +67,7 @@ def differences(baseline: Run, current: Run) -> list[Difference]:
         if before != after and name not in versions:
             found.append(Difference((expect,), _phrase(name, before, after)))
     for library, pair in versions.items():
-        users = [name for name, own in backends.items() if own == pair and name != library]
+        users = [name for name, own in backends.items() if name != library and _is_of(own, pair)]
         found.append(Difference((library, *users), _phrase(library, *pair)))
     known = {name for d in found for name in d.names}
     found += [Difference((name,), _phrase(name, *pair)) for name, pair in backends.items() if name not in known]
@@ -89,6 +90,16 @@ def check_names(expect: Iterable[str], runs: Sequence[Run]) -> None:
     for name in expect:
         if name not in known:
             raise UserError(f"--expect: nothing is called {name!r}{did_you_mean(name, sorted(known))}")
+
+
+def _is_of(backend: tuple[str, str], library: tuple[str | None, str | None]) -> bool:
+    """Whether a backend's versions name the library's, before and after: "flash-attn 2.8.3" is of 2.8.3."""
+
+    def named(said: str, version: str | None) -> bool:
+        public = re.escape((version or "").partition("+")[0])  # torch calls itself 2.11.0 and 2.11.0+cu130
+        return bool(version and re.search(rf"(?<![\w.]){public}(?![\w.])", said))
+
+    return all(named(said, version) for said, version in zip(backend, library, strict=True))
 
 
 def _versions(ours: Environment, theirs: Environment) -> dict[str, tuple[str | None, str | None]]:

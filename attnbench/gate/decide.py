@@ -83,8 +83,12 @@ class Decision:
     weak: bool = False  # one round on a side
 
 
-def decide(tests: Sequence[Rounds]) -> list[Decision]:
-    """One decision a test, in order; what is said of one depends on the others."""
+def decide(tests: Sequence[Rounds], share: float = 1.0, settled: Sequence[bool] = ()) -> list[Decision]:
+    """One decision a test, in order; what is said of one depends on the others.
+
+    `share` is how much of the error rates is to be spent here, where this is one look of several (looks.py). Tests that
+    an earlier look has `settled` tell of the noise and count as hypotheses, and cannot be rejected anew.
+    """
     if not tests:
         return []
     import numpy as np
@@ -98,6 +102,7 @@ def decide(tests: Sequence[Rounds]) -> list[Decision]:
     # Without noise what is seen is so: a metric that ties in all rounds. Without knowledge of it nothing is known.
     exact = np.array([(n[1] > 0 or not t.family) and n[0] <= TIE for t, n in zip(tests, noise, strict=True)])
     known = exact | (freedom > 0)
+    going = ~np.array(settled or [False] * len(tests))
     error = np.sqrt(variance * np.array([t.weight() for t in tests]))
     margin = np.log1p([t.margin for t in tests])
     freedom = np.where(freedom > 0, freedom, 1.0)
@@ -106,14 +111,14 @@ def decide(tests: Sequence[Rounds]) -> list[Decision]:
         """Of the hypothesis that the true distance is not above 0."""
         scaled = np.divide(distance, error, out=np.zeros_like(distance), where=error > 0)
         p = np.where(exact, np.where(distance > 0, 0.0, 1.0), special.stdtr(freedom, -scaled))
-        return np.where(known, p, 1.0)
+        return np.where(known & going, p, 1.0)
 
     noisy = known & ~exact
-    regressed, tail_worse = _step_up(p_beyond(change - margin), noisy)
-    improved, tail_better = _step_up(p_beyond(-change - margin), noisy)
-    within = np.maximum(p_beyond(margin - change), p_beyond(margin + change)) <= EQUIVALENCE
+    regressed, tail_worse = _step_up(p_beyond(change - margin), noisy, FDR * share)
+    improved, tail_better = _step_up(p_beyond(-change - margin), noisy, FDR * share)
+    within = np.maximum(p_beyond(margin - change), p_beyond(margin + change)) <= EQUIVALENCE * share
     unchanged = np.where(exact, np.abs(change) <= margin, within)
-    tail = np.where(change > margin, tail_worse, np.where(change < -margin, tail_better, EQUIVALENCE))
+    tail = np.where(change > margin, tail_worse, np.where(change < -margin, tail_better, EQUIVALENCE * share))
     half = np.where(exact, 0.0, special.stdtrit(freedom, 1 - tail) * error)
     found = []
     for i, test in enumerate(tests):
@@ -121,7 +126,7 @@ def decide(tests: Sequence[Rounds]) -> list[Decision]:
         if regressed[i] or improved[i]:
             verdict = "regressed" if regressed[i] else "improved"
         more = None
-        if verdict == "inconclusive" and known[i]:
+        if verdict == "inconclusive" and known[i] and going[i]:
             distance = abs(abs(change[i]) - margin[i])
             more = _more_rounds(test, distance, variance[i], freedom[i], tail[i])
         found.append(
@@ -172,8 +177,8 @@ def _priors(tests: Sequence[Rounds], seen: Sequence[_Seen]) -> Mapping[str, Prio
     return found
 
 
-def _step_up(p: Floats, family: Any) -> tuple[Any, Floats]:
-    """Which hypotheses fall, and for each the tail that its interval leaves out on either side.
+def _step_up(p: Floats, family: Any, rate: float) -> tuple[Any, Floats]:
+    """Which hypotheses fall at this false discovery rate, and the tail that each interval leaves out on either side.
 
     The family is what has a chance of error: a test without noise (p is 0 or 1) is decided by itself.
     """
@@ -181,11 +186,11 @@ def _step_up(p: Floats, family: Any) -> tuple[Any, Floats]:
 
     ordered = np.sort(p[family])
     m = len(ordered)
-    passing = np.flatnonzero(ordered * m <= FDR * np.arange(1, m + 1))
+    passing = np.flatnonzero(ordered * m <= rate * np.arange(1, m + 1))
     count = int(passing[-1]) + 1 if passing.size else 0
     passed = family & (p <= ordered[count - 1]) if count else np.zeros_like(family)
     m = max(m, 1)
-    return passed | (~family & (p == 0)), np.where(passed, count, min(count + 1, m)) * FDR / m
+    return passed | (~family & (p == 0)), np.where(passed, count, min(count + 1, m)) * rate / m
 
 
 def _more_rounds(test: Rounds, distance: float, variance: float, freedom: float, tail: float) -> int | None:

@@ -9,7 +9,7 @@ from typing import Literal
 
 from attnbench import stats
 from attnbench.errors import UserError
-from attnbench.gate import comparable, decide
+from attnbench.gate import comparable, decide, looks, turns
 from attnbench.gate.comparable import Difference
 from attnbench.gate.margins import RULES, Margins
 from attnbench.gate.readings import CYCLES, readings, signed
@@ -76,6 +76,7 @@ class Judgement:
     meant: tuple[Difference, ...] = ()
     refused: tuple[Difference, ...] = ()  # if any, nothing was compared
     notes: tuple[str, ...] = ()
+    heading: tuple[str, ...] = ()  # how it was measured, where that is not the usual way
 
     def count(self, *verdicts: Verdict) -> int:
         return sum(f.verdict in verdicts for f in self.findings)
@@ -109,18 +110,22 @@ def name(backend: str, case: Case) -> str:
 
 def judge(baseline: Run, current: Run, request: Request) -> Judgement:
     """Raises UserError where there is nothing to compare."""
-    comparable.check_names(request.expect, (baseline, current))
-    meant, refused, idle = comparable.split(comparable.differences(baseline, current), request.expect)
+    meant, refused, idle = differing(baseline, current, request.expect)
+    in_turns = turns.in_turns(baseline, current)
+    heading = turns.heading(baseline, current) if in_turns else ()
     if refused:
-        return Judgement(baseline, current, request, meant=tuple(meant), refused=tuple(refused))
-    before, after = ({(c.case, c.backend): c for c in cells([run])} for run in (baseline, current))
+        return Judgement(baseline, current, request, meant=tuple(meant), refused=tuple(refused), heading=heading)
+    compared = turns.whole_pairs(baseline, current) if in_turns else (baseline, current)
+    before, after = ({(c.case, c.backend): c for c in cells([run])} for run in compared)
     if not before.keys() & after.keys():
         raise UserError(
             f"the two runs have no cell in common ({words.count(len(before), 'cell')} in the baseline, "
             f"{len(after)} in the current run); measure the same suite in both"
         )
     whole, both = _endings(before, after)
-    findings = [*whole, *_measured(both, request)]
+    late = turns.left_out(before, after) if in_turns else {}
+    whole += [Finding(*key, None, "inconclusive", (0, 0), reason=why) for key, why in late.items()]
+    findings = [*whole, *_measured(both, request, in_turns)]
     if both and CYCLES in request.metrics and not any(f.metric == CYCLES for f in findings):
         raise UserError("cycles: no cell knows the clock that was held in both runs; compare --metric latency")
     if not findings:
@@ -130,10 +135,21 @@ def judge(baseline: Run, current: Run, request: Request) -> Judgement:
     notes = [
         *(f"--expect {n}: nothing differs there; is this the run that was meant?" for n in idle),
         *(f"margins: no cell is called {glob!r}" for glob in request.margins.unused(names)),
-        *_notes(findings),
+        *_notes(findings, in_turns),
         *_beside(before, after),
     ]
-    return Judgement(baseline, current, request, tuple(findings), tuple(meant), notes=tuple(notes))
+    return Judgement(baseline, current, request, tuple(findings), tuple(meant), notes=tuple(notes), heading=heading)
+
+
+def differing(
+    baseline: Run, current: Run, expect: Sequence[str]
+) -> tuple[list[Difference], list[Difference], list[str]]:
+    """comparable.split of two runs. The builds of an A/B are meant to differ without being named."""
+    comparable.check_names(expect, (baseline, current))
+    found = comparable.differences(baseline, current)
+    builds = turns.under_test(baseline, current) if turns.in_turns(baseline, current) else []
+    meant, refused, idle = comparable.split(found, [*expect, *turns.meant(found, builds)])
+    return meant, refused, idle
 
 
 def _endings(
@@ -176,9 +192,9 @@ def _why(cell: Cell) -> str:
     return words.one_line(f"{share}{word}" + (f": {bad[0].reason}" if bad[0].reason else ""))
 
 
-def _measured(both: Iterable[tuple[Cell, Cell]], request: Request) -> list[Finding]:
-    """All metrics of all cells, decided together."""
-    pairs: list[tuple[Cell, Cell, str, list[float], list[float]]] = []
+def _measured(both: Iterable[tuple[Cell, Cell]], request: Request, in_turns: bool) -> list[Finding]:
+    """All metrics of all cells, decided together; of rounds that took turns, look by look."""
+    cells_of: list[tuple[Cell, Cell, str, list[float], list[float]]] = []
     tests: list[decide.Rounds] = []
     missing = []
     for old, new in both:
@@ -186,45 +202,48 @@ def _measured(both: Iterable[tuple[Cell, Cell]], request: Request) -> list[Findi
         before_all, after_all = _ok(old), _ok(new)
         for metric in request.metrics:
             before, after = readings(metric, before_all, after_all)
-            if RULES[metric].cached:  # alike are the rounds of one number
+            lost = before and not after
+            paired = in_turns or RULES[metric].cached  # alike are the rounds of one number
+            if paired:
                 before, after = ({i: side[i] for i in sorted({*before} & {*after})} for side in (before, after))
             x, y = list(before.values()), list(after.values())
             if x and y:
                 margin = request.margins.of(metric, called)
-                tests.append(_rounds(metric, x, y, margin))
-                pairs.append((old, new, metric, x, y))
-            elif x:
+                tests.append(_rounds(metric, x, y, margin, paired))
+                cells_of.append((old, new, metric, x, y))
+            elif lost:
                 gone = "no value any more"
-                missing.append(Finding(new.case, new.backend, metric, "missing", (len(x), 0), reason=gone))
+                missing.append(Finding(new.case, new.backend, metric, "missing", (len(before_all), 0), reason=gone))
+    decided = looks.decide_in_turns(tests) if in_turns else [(d, None) for d in decide.decide(tests)]
     return missing + [
         Finding(
             new.case,
             new.backend,
             metric,
             decision.verdict,
-            (len(x), len(y)),
-            stats.median(x),
-            stats.median(y),
+            (len(x[:pairs]), len(y[:pairs])),
+            stats.median(x[:pairs]),
+            stats.median(y[:pairs]),
             test.margin,
             decision,
             _settle(decision) if decision.verdict == "inconclusive" else "",
             metric == "latency" and (old.held_down or new.held_down),
         )
-        for (old, new, metric, x, y), test, decision in zip(pairs, tests, decide.decide(tests), strict=True)
+        for (old, new, metric, x, y), test, (decision, pairs) in zip(cells_of, tests, decided, strict=True)
     ]
 
 
-def _rounds(metric: str, before: Sequence[float], after: Sequence[float], margin: float) -> decide.Rounds:
+def _rounds(metric: str, before: Sequence[float], after: Sequence[float], margin: float, paired: bool) -> decide.Rounds:
     rule = RULES[metric]
     least = rule.floor or math.ulp(0.0)
     x, y = ([math.log(max(value, least)) for value in side] for side in (before, after))
     hidden = max(*before, *after) <= rule.floor  # no noise to know
-    return decide.Rounds(x, y, margin, metric if rule.noisy and not hidden else "", rule.cached)
+    return decide.Rounds(x, y, margin, metric if rule.noisy and not hidden else "", paired)
 
 
 def _settle(decision: decide.Decision) -> str:
     if decision.noise is None:
-        return "one round a side does not know its noise"
+        return "too few rounds to know its noise"
     if decision.more is None:
         return f"over {decide.MORE[-1]} more rounds a side: it lies at the margin, or is too noisy"
     return f"{words.count(decision.more, 'more round')} a side would settle it"
@@ -237,11 +256,11 @@ def _rank(finding: Finding) -> tuple[object, ...]:
     return (_VERDICT_RANK[finding.verdict], metric, change if finding.verdict == "improved" else -change)
 
 
-def _notes(findings: Sequence[Finding]) -> list[str]:
+def _notes(findings: Sequence[Finding], in_turns: bool) -> list[str]:
     """What a reader must know of all figures together."""
     notes = []
     timed = [f for f in findings if f.metric in ("latency", CYCLES) and f.decision]
-    if any(f.decision.weak for f in timed if f.decision):
+    if not in_turns and any(f.decision.weak for f in timed if f.decision):
         notes.append(_weakness(timed))
     changes = [f.decision.change for f in timed if f.decision]
     if len(changes) >= TOGETHER:
@@ -249,7 +268,7 @@ def _notes(findings: Sequence[Finding]) -> list[str]:
         margin = stats.median([f.margin for f in timed if f.margin is not None])
         line = f"Of {len(changes)} cells the median {timed[0].metric} changed by {signed(middle)}, "
         line += f"the middle half by {signed(low)} to {signed(high)}."
-        if low * high > 0 and abs(middle) > margin / 3:
+        if not in_turns and low * high > 0 and abs(middle) > margin / 3:
             line += " Nearly all moved together: that is as likely the machine as the code; measure the baseline again."
         notes.append(line)
     held = [f for f in timed if f.held_down]

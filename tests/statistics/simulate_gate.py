@@ -78,14 +78,17 @@ def by_records(
     """The same through `judge`, with first calls beside the latencies, and errors and memory that do not move."""
     cases = [Case(Shape(1, i + 1, i + 1, 1, 1, 64, 64), "bf16", "fwd") for i in range(len(before))]
     first = draw_first_calls(rng, *before.shape)
-    runs = [_run(cases, np.exp(times) * LATENCY, calls) for times, calls in zip((before, after), first, strict=True)]
+    runs = [
+        simulated_run(cases, np.exp(times) * LATENCY, calls)
+        for times, calls in zip((before, after), first, strict=True)
+    ]
     found = judge(*runs, Request(DEFAULT, Margins({"latency": margin}))).findings
     verdicts = {f.case: f.verdict for f in found if f.metric == "latency"}
     assert len(found) == 4 * len(cases)
     return [verdicts[case] for case in cases], any(f.verdict == "regressed" for f in found if f.metric != "latency")
 
 
-def _run(cases: Sequence[Case], seconds: np.ndarray, first: np.ndarray) -> Run:
+def simulated_run(cases: Sequence[Case], seconds: np.ndarray, first: np.ndarray) -> Run:
     records = tuple(
         Record(case, "simulated", i, "ok", None, _measurements(seconds[c, i], first[c, i]), ACCURACY, "events", "cold")
         for i in range(seconds.shape[1])

@@ -138,3 +138,19 @@ def test_a_name_that_nothing_has_is_refused() -> None:
     comparable.check_names(["triton", "torch", "timer"], [a_run()])
     with pytest.raises(UserError, match='did you mean "driver"'):
         comparable.check_names(["drivr"], [a_run()])
+
+
+def test_a_backend_answers_for_the_library_that_its_version_names() -> None:
+    """As backends say it: with the package's name, and torch without what it was built for."""
+    ours = a_run(
+        torch="2.11.0+cu130",
+        packages={"flash-attn": "2.8.3", "xformers": "0.0.3"},
+        versions={"fa2": "flash-attn 2.8.3", "sdpa-flash": "torch 2.11.0", "odd": "12.8.3"},
+    )
+    theirs = a_run(
+        torch="2.12.0+cu130",
+        packages={"flash-attn": "2.8.4", "xformers": "0.0.4"},
+        versions={"fa2": "flash-attn 2.8.4", "sdpa-flash": "torch 2.12.0", "odd": "12.8.4"},
+    )
+    names = {d.names for d in comparable.differences(ours, theirs)}
+    assert names == {("torch", "sdpa-flash"), ("flash-attn", "fa2"), ("xformers",), ("odd",)}

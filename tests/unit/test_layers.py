@@ -61,7 +61,7 @@ WORKER += ("profiling", "once", "fp8")
 # The parent's: what makes and reads values, and what starts workers. fitness.py belongs to both, each to its half.
 PARENT = ("stats", "work", "metrics", "hardware", "store", "report", "plan", "suite", "sizes", "choose", "errors")
 PARENT += ("derive", "resolution", "verdicts", "jsonable", "gate", "baseline", "compare", "matrix", "venvs", "caches")
-RUNS = ("run", "execute", "process", "commands", "cli", "doctor", "trial", "profile", "ncu")
+RUNS = ("run", "execute", "process", "commands", "cli", "doctor", "trial", "profile", "ncu", "ab")
 # Of these, a worker may use all the same: standard library only.
 NEITHER = ("stats", "work", "sizes", "errors", "jsonable")
 
@@ -96,7 +96,7 @@ def test_the_command_line_starts_light() -> None:
     loaded = loaded_by("attnbench.cli")
     assert loaded & HEAVY <= {"typer"}
     ours = {name for name in loaded if name.startswith("attnbench.")}
-    parts = ("gate", "baseline", "compare")
+    parts = ("gate", "baseline", "compare", "ab")
     commands = {f"attnbench.{name}" for part in parts for name in (part, f"{part}.command")}
     assert ours == {"attnbench.cli", "attnbench.errors", *commands}
 

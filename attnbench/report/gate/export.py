@@ -17,6 +17,7 @@ def json_text(judgement: Judgement) -> str:
         "verdict": rows.WORDS[judgement.exit_code].lower(),
         "exit_code": judgement.exit_code,
         "counts": {verdict: judgement.count(verdict) for verdict in VERDICTS},
+        "heading": list(judgement.heading),
         "baseline": _run(judgement.baseline),
         "current": _run(judgement.current),
         "expected": _differences(judgement.meant),

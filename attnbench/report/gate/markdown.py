@@ -14,6 +14,8 @@ SIGNS = {0: "✅", 1: "❌", 3: "❔", 4: "⛔"}
 def render(judgement: Judgement, every: bool = False) -> str:
     ours, theirs = judgement.baseline, judgement.current
     blocks = [f"### {SIGNS[judgement.exit_code]} attnbench gate: {safe(rows.headline(judgement))}"]
+    if judgement.heading:
+        blocks.append("\n".join(f"- {safe(line)}" for line in judgement.heading))
     if judgement.refused:
         blocks.append(
             "\n".join(f"- {safe(d.what)}; if that is what is under test: `{d.remedy}`" for d in judgement.refused)

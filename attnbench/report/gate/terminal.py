@@ -25,9 +25,10 @@ HEADLINES = {0: "bold green", 1: "bold red", 3: "bold yellow", 4: "bold red"}
 
 
 def render(console: Console, judgement: Judgement, every: bool = False) -> None:
+    for line in judgement.heading:
+        console.print(Text(line, "dim"))
     for difference in judgement.refused:
-        line = Text(difference.what).append(f"; if that is what is under test: {difference.remedy}", "bold")
-        console.print(line)
+        console.print(Text(difference.what).append(f"; if that is what is under test: {difference.remedy}", "bold"))
     for difference in judgement.meant:
         console.print(Text(f"as expected: {difference.what}", "dim"))
     found = rows.listed(judgement, every)

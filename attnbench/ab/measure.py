@@ -1,0 +1,343 @@
+"""The turns of an A/B: from what a person asked for to two finished run files and their judgement."""
+
+from __future__ import annotations
+
+import re
+import time
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Protocol
+
+from attnbench import plan as planning
+from attnbench import store
+from attnbench.ab.schedule import START, Key, affordable, order, to_look, unsettled
+from attnbench.ab.sides import Side, is_code, sides
+from attnbench.choose import device_name, is_own
+from attnbench.errors import EXIT_INTERRUPTED, EXIT_TERMINATED, Terminated, UserError
+from attnbench.execute import Fleet, ends_well, execute, skipped
+from attnbench.gate import gate
+from attnbench.gate.looks import LOOKS
+from attnbench.gate.readings import CYCLES
+from attnbench.report.words import count
+from attnbench.run import check_out, default_path, previews
+from attnbench.sizes import duration
+from attnbench.suite import Resolved, Settings, load, resolve
+from attnbench.types import Environment, Job, Record, Run
+
+LABELS = ("A", "B")
+
+
+@dataclass(frozen=True)
+class Request:
+    """What the command line asked for."""
+
+    a: str
+    b: str
+    gate: gate.Request
+    suite: str = "default"
+    settings: Settings = field(default_factory=Settings)
+    device: str = "auto"
+    time_limit: float = 600.0  # seconds
+    pythons: tuple[str, ...] = ()
+    out: Path | None = None  # folder
+    argv: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How it ended. Without a judgement it ended before a pair of turns; without paths nothing was measured."""
+
+    judgement: gate.Judgement | None
+    paths: tuple[Path, ...] = ()
+    exit_code: int = 0
+
+
+class Watcher(Protocol):
+    """Who is told while it goes on; report/gate/live.py shows it to a person."""
+
+    def say(self, text: str) -> None: ...
+
+    def begun(self, a: Run, b: Run, cells: int, paths: Sequence[Path], notes: Sequence[str]) -> None: ...
+
+    def turn(self, number: int, side: str, jobs: int, open_cells: int, left: float) -> None:
+        """A turn begins: `left` seconds of the limit."""
+
+    def started(self, job: Job) -> None: ...
+
+    def ended(self, job: Job, record: Record) -> None: ...
+
+    def looked(self, pairs: int, settled: int, open_cells: int) -> None: ...
+
+
+@dataclass
+class _Half:
+    """One side while it is measured."""
+
+    run: Run  # without its records
+    fleet: Fleet
+    rounds: Mapping[int, Sequence[Job]]
+    file: store.RunFile
+    records: list[Record] = field(default_factory=list)
+
+    def add(self, record: Record) -> Record:
+        record = replace(record, version=self.run.versions.get(record.backend))
+        self.file.append(record)
+        self.records.append(record)
+        return record
+
+    def so_far(self) -> Run:
+        return replace(self.run, records=tuple(self.records))
+
+
+def ab(request: Request, watcher: Watcher, clock: Callable[[], float] = time.monotonic) -> Outcome:
+    """Measures in turns and judges. Raises UserError for what a person can mend; what was measured is in the files."""
+    deadline = clock() + request.time_limit
+    device = device_name(request.device)
+    suite = load(request.suite)
+    found = previews(suite, device, request.settings)
+    code = is_code(request.a, request.b)
+    if code and request.settings.backends:
+        raise UserError("--backend: --a and --b name the code already; leave it out")
+    simulated = device == "fake" and not request.settings.backends
+    pairs_of = {
+        p.backends: sides(request.a, request.b, ["fake"] if simulated else p.backends, request.pythons) for p in found
+    }
+    _check_files(request.out)
+    fleets = (Fleet({}), Fleet({}))
+    with ends_well(fleets[0]), ends_well(fleets[1]):
+        watcher.say("looking at the device")
+        dtypes = sorted({c.dtype for p in found for c in p.cases})
+        here = _environments(fleets[0], device, dtypes, next(iter(pairs_of.values())))
+        resolved = resolve(suite, here[0].device.kind, request.settings)
+        both = pairs_of[resolved.backends]
+        if CYCLES in request.gate.metrics and here[0].device.kind != "cuda":
+            raise UserError(f"--metric {CYCLES}: only a GPU tells the clock that was held; compare latency")
+        runs, plans = _prepare(request, resolved, both, here, fleets, watcher)
+        if gate.differing(*runs, request.gate.expect)[1]:
+            refused = gate.judge(*runs, request.gate)
+            return Outcome(refused, exit_code=refused.exit_code)
+        keys = _cells(runs)
+        least = 2 * START[here[0].device.kind] + min(keys.values())
+        if least > deadline - clock():
+            raise UserError(f"--time-limit: {duration(request.time_limit)} is short of one pair of turns; give more")
+        paths = _paths(request.out, runs[0])
+        halves = []
+        for run, plan, fleet, path in zip(runs, plans, fleets, paths, strict=True):
+            rounds: dict[int, list[Job]] = {}
+            for job in plan:
+                rounds.setdefault(job.round, []).append(job)
+            halves.append(_Half(run, fleet, rounds, store.RunFile.create(path, run)))
+        watcher.begun(*runs, len(keys), paths, resolved.notes)
+        turns = _Turns(halves, request, watcher, deadline, clock)
+        try:
+            turns.measure(keys)
+        finally:
+            for half in halves:
+                half.file.close()
+    exit_code = {"interrupted": EXIT_INTERRUPTED, "terminated": EXIT_TERMINATED}.get(turns.ended, 0)
+    try:
+        judgement = turns.judged()
+    except UserError:
+        if exit_code:
+            return Outcome(None, paths, exit_code)
+        raise
+    judgement = replace(judgement, notes=(*judgement.notes, *turns.notes(len(unsettled(judgement)))))
+    return Outcome(judgement, paths, EXIT_TERMINATED if turns.ended == "terminated" else judgement.exit_code)
+
+
+class _Turns:
+    """Pairs of turns until nothing is open, or the time is up, or a person ends it."""
+
+    def __init__(
+        self, halves: Sequence[_Half], request: Request, watcher: Watcher, deadline: float, clock: Callable[[], float]
+    ) -> None:
+        self._halves = halves
+        self._request = request
+        self._watcher = watcher
+        self._deadline = deadline
+        self._clock = clock
+        self._start = START[halves[0].run.environment.device.kind]
+        self._late: set[Key] = set()  # cells that the time did not allow any more
+        self.pairs = 0  # complete ones
+        self.ended = ""  # "time", "looks", "interrupted", "terminated", or "" where all is settled
+
+    def measure(self, keys: Mapping[Key, float]) -> None:
+        """`keys` are the cells with the seconds that both sides may take for them, as forecast."""
+        try:
+            self._measure(dict(keys))
+        except KeyboardInterrupt:
+            self.ended = "interrupted"
+        except Terminated:
+            self.ended = "terminated"
+
+    def _measure(self, costs: dict[Key, float]) -> None:
+        self._skip_what_neither_runs(costs)
+        for pair in range(LOOKS[-1]):
+            left = self._deadline - self._clock()
+            # Before anything was measured the forecast may be off by two, and what it drops stays out.
+            ahead = to_look(pair) if pair else LOOKS[0] // 2
+            kept = affordable(costs, self._start, ahead, left)
+            self._leave_out(pair, set(costs) - kept)
+            costs = {key: cost for key, cost in costs.items() if key in kept}
+            if not costs:
+                self.ended = "time"
+                return
+            costs = self._pair(pair, costs)
+            self.pairs = pair + 1
+            if not pair or self.pairs in LOOKS:
+                judgement = self.judged()
+                if pair:  # after the first pair it only raises what is wrong with the metrics
+                    still = unsettled(judgement)
+                    going = {key: cost for key, cost in costs.items() if key in still}
+                    self._watcher.looked(self.pairs, len(costs) - len(going), len(going))
+                    costs = going
+            if not costs:
+                self.ended = "time" if self._late else ""
+                return
+        self.ended = "looks"
+
+    def _pair(self, pair: int, costs: Mapping[Key, float]) -> dict[Key, float]:
+        """The cells that work on both sides, with the seconds that they took."""
+        taken = dict.fromkeys(costs, 0.0)
+        broken: set[Key] = set()
+        for turn, which in enumerate(order(pair)):
+            half, began, measuring = self._halves[which], self._clock(), 0.0
+            jobs = [j for j in half.rounds[pair] if (j.case, j.backend) in costs]
+            self._watcher.turn(2 * pair + turn + 1, LABELS[which], len(jobs), len(costs), self._deadline - began)
+            for job, record in execute(jobs, half.fleet, half.run.policy, half.run.environment.device):
+                if record is None:
+                    self._watcher.started(job)
+                    continue
+                record = half.add(record)
+                self._watcher.ended(job, record)
+                key, seconds = (job.case, job.backend), record.seconds or 0.0
+                measuring += seconds
+                taken[key] += seconds
+                if record.status != "ok":
+                    broken.add(key)
+            half.fleet.close()
+            spent = max(0.0, self._clock() - began - measuring)
+            self._start = max(self._start, spent) if turn else spent  # the slower of the pair
+        return {key: seconds for key, seconds in taken.items() if key not in broken}
+
+    def judged(self) -> gate.Judgement:
+        a, b = self._halves
+        return gate.judge(a.so_far(), b.so_far(), self._request.gate)
+
+    def _skip_what_neither_runs(self, costs: Mapping[Key, float]) -> None:
+        """Their reasons belong into the files."""
+        for half in self._halves:
+            for job in half.rounds[0]:
+                if (job.case, job.backend) not in costs:
+                    half.add(skipped(job))
+
+    def _leave_out(self, pair: int, late: set[Key]) -> None:
+        self._late |= late
+        reason = f"no room for it within the time limit of {duration(self._request.time_limit)} (--time-limit)"
+        for half in self._halves if not pair else ():
+            for job in half.rounds[0]:
+                if (job.case, job.backend) in late:
+                    half.add(skipped(job if job.skip else replace(job, skip=reason, resumable=True)))
+
+    def notes(self, open_cells: int) -> list[str]:
+        """How it ended, where not by itself."""
+        left = f"{count(open_cells, 'cell')} not settled" if open_cells else "all that was measured is settled"
+        said = {
+            "time": f"The time limit of {duration(self._request.time_limit)} was up after "
+            f"{count(self.pairs, 'pair')} of turns: {left}.",
+            "looks": f"{LOOKS[-1]} pairs of turns are the most: {left}.",
+            "interrupted": f"Interrupted after {count(self.pairs, 'whole pair')} of turns: {left}.",
+            "terminated": f"Terminated after {count(self.pairs, 'whole pair')} of turns: {left}.",
+        }
+        lines = [said[self.ended]] if self.ended else []
+        if self._late:
+            lines.append(f"{count(len(self._late), 'cell')} left out for want of time; give a longer --time-limit.")
+        return lines
+
+
+def _check_files(out: Path | None) -> None:
+    if out and out.exists() and not out.is_dir():
+        raise UserError(f"--out: {out} is a file; give a folder, for a.jsonl and b.jsonl")
+    for name in ("a.jsonl", "b.jsonl"):
+        if out and (out / name).exists():
+            raise UserError(f"{out / name} is there already and is not overwritten; choose another --out")
+        check_out(out / name if out else None)
+
+
+def _paths(out: Path | None, run: Run) -> tuple[Path, Path]:
+    if out:
+        return out / "a.jsonl", out / "b.jsonl"
+    stem, n = default_path(run).with_suffix(""), 1
+    while True:
+        a, b = (stem.with_name(f"{stem.name}-{label}{'' if n == 1 else n}.jsonl") for label in "ab")
+        if not a.exists() and not b.exists():
+            return a, b
+        n += 1
+
+
+def _environments(fleet: Fleet, device: str, dtypes: Sequence[str], both: Sequence[Side]) -> list[Environment]:
+    """One a side; read once where one interpreter is both."""
+    known: dict[str | None, Environment] = {}
+    for side in both:
+        if side.python not in known:
+            try:
+                known[side.python] = fleet.environment(device, dtypes, side.python)
+            except UserError as error:
+                raise UserError(f"{side.label}: {error}") from None
+    return [known[side.python] for side in both]
+
+
+def _prepare(
+    request: Request,
+    resolved: Resolved,
+    both: Sequence[Side],
+    here: Sequence[Environment],
+    fleets: Sequence[Fleet],
+    watcher: Watcher,
+) -> tuple[tuple[Run, Run], list[tuple[Job, ...]]]:
+    """The two runs without records, whose plan is the first round, and all jobs that there may be."""
+    runs, plans = [], []
+    started, shared = datetime.now(timezone.utc).isoformat(timespec="seconds"), uuid.uuid4().hex[:12]
+    for side, environment, fleet in zip(both, here, fleets, strict=True):
+        fleet.specs, fleet.interpreters = side.specs, side.interpreters
+        watcher.say(f"importing {', '.join(side.specs)} ({side.label})")
+        probes = fleet.probe()
+        for name, probe in probes.items():
+            if not probe.usable and (is_code(request.a, request.b) or is_own(side.specs[name])):
+                raise UserError(f"{side.label}: {probe.reason}")
+        answers = fleet.survey(probes, resolved.cases, environment.device)
+        fleet.close()  # a turn begins with fresh processes, and without those of the other side
+        policy = resolved.policy
+        plan = planning.make(resolved.cases, answers, environment.device, policy, rounds=LOOKS[-1])
+        plans.append(plan)
+        runs.append(
+            Run(
+                environment=environment,
+                suite=resolved.name,
+                policy=policy,
+                plan=tuple(job for job in plan if not job.round),
+                started=started,
+                argv=request.argv,
+                versions={name: p.version for name, p in probes.items() if p.version},
+                specs=side.specs,
+                interpreters=side.interpreters,
+                turns=shared,
+            )
+        )
+    return (runs[0], runs[1]), plans
+
+
+def _cells(runs: Sequence[Run]) -> dict[Key, float]:
+    """The cells that run on either side, with both sides' forecast in seconds. Raises UserError if none runs on both.
+
+    What only one side can run is measured once, for the judgement to say that it is missing or new.
+    """
+    able = [{(j.case, j.backend): j.forecast.seconds for j in run.plan if not j.skip} for run in runs]
+    if not able[0].keys() & able[1].keys():
+        why = (next((j.skip for j in run.plan if j.skip), None) for run in runs)
+        said = "; ".join(f"{label}: {reason}" for label, reason in zip(LABELS, why, strict=True) if reason)
+        raise UserError(f"no cell can be measured in both builds ({re.sub(r'[.;]$', '', said)})")
+    return {key: sum(side.get(key, 0.0) for side in able) for key in {**able[0], **able[1]}}

@@ -1,0 +1,89 @@
+"""What a person sees while an A/B goes on: one line that lives; in a pipe, a plain line for each turn and look."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.live import Live as RichLive
+from rich.text import Text
+
+from attnbench.report import words
+from attnbench.sizes import duration
+from attnbench.types import Job, Record, Run
+
+
+class Live:
+    """Watches an A/B on `console`; see ab/measure.py's Watcher. Close it before printing anything else."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._live = RichLive(console=console, transient=True, refresh_per_second=8) if console.is_terminal else None
+        self._turn = ""
+        self._done = self._jobs = 0
+        self._running: Job | None = None
+        self._settled = self._open = 0
+        self._deadline = 0.0
+        if self._live:
+            self._live.start()
+
+    def say(self, text: str) -> None:
+        """What goes on now; gone with the next word. In a pipe it would only be noise."""
+        if self._live:
+            self._live.update(Text(text, style="dim"), refresh=True)
+
+    def begun(self, a: Run, b: Run, cells: int, paths: Sequence[Path], notes: Sequence[str]) -> None:
+        facts = ", ".join(filter(None, [a.environment.device.name, *_torches(a, b)]))
+        self._print(Text().append("attnbench ab  ", style="bold").append(facts))
+        self._print(Text(f"suite {a.suite}: {words.count(cells, 'cell')} in turns A B, B A, B A, A B, ..."))
+        for note in notes:
+            self._print(Text(note, style="yellow"))
+        self._print(Text(f"writing {', '.join(map(str, paths))}", style="dim"))
+
+    def turn(self, number: int, side: str, jobs: int, open_cells: int, left: float) -> None:
+        self._turn, self._jobs, self._done, self._running = f"turn {number} ({side})", jobs, 0, None
+        self._open, self._deadline = open_cells, time.monotonic() + left
+        if self._live:
+            self._live.update(self)
+        else:
+            line = f"{self._turn}: {words.count(jobs, 'job')}, {open_cells} open, {duration(max(0.0, left))} left"
+            self._print(Text(line))
+
+    def started(self, job: Job) -> None:
+        self._running = job
+
+    def ended(self, job: Job, record: Record) -> None:
+        self._done += 1
+        self._running = None
+        if record.status in ("wrong", "wrong-kernel", "failed", "timeout", "oom"):
+            said = f"{self._turn}: {words.case(job.backend, job.case)} {words.ENDINGS[record.status]}"
+            self._print(Text(words.one_line(f"{said}: {record.reason}"), style="red"))
+
+    def looked(self, pairs: int, settled: int, open_cells: int) -> None:
+        self._settled += settled
+        self._open = open_cells
+        if not self._live:
+            self._print(Text(f"after {pairs} pairs: {self._settled} settled, {open_cells} open"))
+
+    def close(self) -> None:
+        if self._live:
+            self._live.stop()
+
+    def __rich__(self) -> Text:
+        """The living line, drawn anew several times a second."""
+        line = Text().append(f"{self._turn} ", style="bold").append(f"[{self._done}/{self._jobs}] ")
+        if self._running:
+            line.append(words.case(self._running.backend, self._running.case), style="cyan")
+        left = max(0.0, self._deadline - time.monotonic())
+        line.append(f"  {self._settled} settled, {self._open} open, {duration(round(left))} left", style="dim")
+        line.truncate(self._console.width - 1, overflow="ellipsis")
+        return line
+
+    def _print(self, text: Text) -> None:
+        self._console.print(text, soft_wrap=not self._console.is_terminal, highlight=False)
+
+
+def _torches(a: Run, b: Run) -> list[str]:
+    return [f"torch {torch}" for torch in dict.fromkeys((a.environment.torch, b.environment.torch)) if torch]

@@ -1,0 +1,47 @@
+"""`attnbench ab` as a black box, with two interpreters of which one is slower."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from tool import SMALL, Tool
+
+AXES = ("--device", "fake", "--seqlen", "1k", *SMALL)
+
+
+@pytest.fixture
+def interpreters(tool: Tool) -> Tool:
+    """A folder with ./same, ./slow and ./stuck, which are Pythons."""
+    for name, script in (("same", ""), ("slow", "speed=0.9"), ("stuck", "hang@1k")):
+        tool.write(name, f'#!/bin/sh\nATTNBENCH_FAKE={script} exec {sys.executable} "$@"\n').chmod(0o755)
+    return tool
+
+
+def test_the_slower_interpreter_fails_and_gate_reproduces_it(interpreters: Tool, tmp_path: Path) -> None:
+    done = interpreters("ab", "--a", "./same", "--b", "./slow", *AXES, "--out", "d", "-f", "json=ab.json", code=1)
+    assert "A/B in turns" in done.out
+    assert done.out.splitlines()[-1].startswith("FAIL: 1 regressed")
+    assert "turn 8 (B)" in done.err
+    assert done.err.splitlines()[-1] == "Judge again: attnbench gate d/a.jsonl d/b.jsonl"
+    interpreters("gate", "d/a.jsonl", "d/b.jsonl", "-f", "json=gate.json", code=1)
+    by_ab, by_gate = (json.loads((tmp_path / f"{name}.json").read_text()) for name in ("ab", "gate"))
+    assert by_ab == by_gate
+    assert "./slow" not in by_ab["heading"][2]
+    assert by_ab["heading"][2].endswith("/slow")
+
+
+def test_ctrl_c_ends_the_workers_and_keeps_what_was_measured(interpreters: Tool) -> None:
+    with interpreters.start("ab", "--a", "./same", "--b", "./stuck", *AXES, "--out", "d") as process:
+        file, end = interpreters.folder / "d/a.jsonl", time.monotonic() + 60
+        while time.monotonic() < end and not (file.exists() and file.read_bytes().count(b"\n") > 1):
+            time.sleep(0.05)
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=30)
+    assert process.returncode == 130, err
+    assert "interrupted before a pair of turns was measured" in err
+    assert interpreters.stored("d/a.jsonl").statuses == {1024: "ok"}

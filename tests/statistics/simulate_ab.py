@@ -1,0 +1,163 @@
+"""The error rates of `attnbench ab`, by simulation with the noise of an H200.
+
+    python tests/statistics/simulate_ab.py [--runs 1000] [--only TEXT]
+
+The noise is that of simulate_gate.py, without what sets two runs apart: rounds that take turns have it in common. In
+its place the machine drifts from turn to turn, evenly and by chance. Every A/B goes through the code that decides, look
+by look: `by_records` makes run files' records of all four metrics and judges them as the command does, `by_values`
+hands the latencies to the statistics alone. The table in docs/ab.md is what this prints;
+tests/statistics/test_ab_error_rates.py asserts the figures with fewer runs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from h200_noise import draw, draw_first_calls
+from simulate_gate import KINDS, LATENCY, simulated_run
+
+from attnbench.ab.schedule import order
+from attnbench.gate.decide import Rounds
+from attnbench.gate.gate import Request, judge
+from attnbench.gate.looks import LOOKS, decide_in_turns
+from attnbench.gate.margins import DEFAULT, Margins
+from attnbench.types import Case, Shape
+
+
+@dataclass(frozen=True)
+class Scenario:
+    cells: int = 100
+    margin: float = 0.03
+    planted: float = 0.0  # how much slower the changed cells are: 0.06 is 6 %
+    changed: int = 0  # cells, the first ones
+    scale: float = 1.0  # of the noise
+    pairs: int = LOOKS[-1]  # for which there is time
+    drift: float = 0.001  # that the machine moves each turn, always one way (logarithm)
+    walk: float = 0.001  # and by chance: standard deviation each turn
+
+
+@dataclass(frozen=True)
+class Rates:
+    """Shares of A/Bs, and of changed cells over all of them."""
+
+    false_alarms: float  # A/Bs with a regression where nothing changed
+    inconclusive: float  # A/Bs that end with an open cell
+    regressed: float  # of the changed cells
+    unchanged: float
+    longest: float  # pairs until the last cell was settled, or there was no more time: mean
+    typical: float  # pairs that a cell took: mean
+
+
+Verdicts = tuple[list[str], list[int], bool]  # of each cell, its pairs, and whether another metric regressed
+Decider = Callable[[np.ndarray, np.ndarray, float, np.random.Generator], Verdicts]
+
+
+def by_values(a: np.ndarray, b: np.ndarray, margin: float, _: np.random.Generator) -> Verdicts:
+    tests = [Rounds(x.tolist(), y.tolist(), margin, "latency", paired=True) for x, y in zip(a, b, strict=True)]
+    decided = decide_in_turns(tests)
+    return [d.verdict for d, _ in decided], [n for _, n in decided], False
+
+
+def by_records(a: np.ndarray, b: np.ndarray, margin: float, rng: np.random.Generator) -> Verdicts:
+    """The same through `judge`, with first calls beside the latencies, and errors and memory that do not move."""
+    cases = [Case(Shape(1, i + 1, i + 1, 1, 1, 64, 64), "bf16", "fwd") for i in range(len(a))]
+    calls = draw_first_calls(rng, *a.shape)
+    runs = [
+        replace(simulated_run(cases, np.exp(times) * LATENCY, first), turns="simulated")
+        for times, first in zip((a, b), calls, strict=True)
+    ]
+    found = judge(*runs, Request(DEFAULT, Margins({"latency": margin}))).findings
+    assert len(found) == 4 * len(cases)
+    of = {f.case: f for f in found if f.metric == "latency"}
+    others = any(f.verdict == "regressed" for f in found if f.metric != "latency")
+    return [of[case].verdict for case in cases], [of[case].rounds[0] for case in cases], others
+
+
+def draw_turns(rng: np.random.Generator, scenario: Scenario, kind: str) -> tuple[np.ndarray, np.ndarray]:
+    """Logarithms of the rounds of either side, cells x pairs, as they come in turns on a machine that drifts."""
+    s = scenario
+    sides = draw(rng, s.cells, s.pairs, kind, s.scale, 0.0)  # type: ignore[arg-type]
+    level = np.cumsum(s.drift + s.walk * rng.standard_normal(2 * s.pairs))
+    for pair in range(s.pairs):
+        for turn, side in enumerate(order(pair)):
+            sides[side][:, pair] += level[2 * pair + turn]
+    sides[1][: s.changed] += math.log1p(s.planted)
+    return sides
+
+
+def simulate(kind: str, scenario: Scenario, runs: int, decider: Decider = by_values, seed: int = 0) -> Rates:
+    rng = np.random.default_rng(seed)
+    false_alarms = inconclusive = 0
+    changed: Counter[str] = Counter()
+    longest, typical = [], []
+    for _ in range(runs):
+        verdicts, pairs, others = decider(*draw_turns(rng, scenario, kind), scenario.margin, rng)
+        false_alarms += others or "regressed" in verdicts[scenario.changed :]
+        inconclusive += "inconclusive" in verdicts
+        changed.update(verdicts[: scenario.changed])
+        longest.append(max(pairs))
+        typical.append(np.mean(pairs))
+    total = max(1, changed.total())
+    return Rates(
+        false_alarms / runs,
+        inconclusive / runs,
+        changed["regressed"] / total,
+        changed["unchanged"] / total,
+        float(np.mean(longest)),
+        float(np.mean(typical)),
+    )
+
+
+SCENARIOS = {
+    "nothing changed": Scenario(),
+    "one cell slower by 6 %, twice the margin": Scenario(planted=0.06, changed=1),
+    "one cell slower by 4 %, the margin and 1 point": Scenario(planted=0.04, changed=1),
+    "16 cells slower by 6 %": Scenario(planted=0.06, changed=16),
+    "5 cells in all, one slower by 6 %": Scenario(cells=5, planted=0.06, changed=1),
+    "margin 1 %, one cell slower by 2 %": Scenario(margin=0.01, planted=0.02, changed=1),
+    "time for 8 pairs, one cell slower by 6 %": Scenario(planted=0.06, changed=1, pairs=8),
+    "time for 8 pairs, one cell slower by 4 %": Scenario(planted=0.04, changed=1, pairs=8),
+    "time for 4 pairs, one cell slower by 6 %": Scenario(planted=0.06, changed=1, pairs=4),
+    "ended after 3 pairs, one cell slower by 6 %": Scenario(planted=0.06, changed=1, pairs=3),
+    "ended after 2 pairs, one cell slower by 6 %": Scenario(planted=0.06, changed=1, pairs=2),
+    "a machine that does not drift": Scenario(drift=0.0, walk=0.0),
+    "drift times 5 (0.5 % a turn)": Scenario(drift=0.005, walk=0.005),
+    "noise times 3": Scenario(scale=3),
+    "noise times 10": Scenario(scale=10),
+    "ended after 2 pairs, noise times 10": Scenario(scale=10, pairs=2),
+    "all cells at the margin": Scenario(planted=0.03, changed=100),
+    "nothing changed, all four metrics, as records": Scenario(pairs=8),
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--runs", type=int, default=1000)
+    parser.add_argument("--only", default="", metavar="TEXT", help="the scenarios with this text in their names")
+    asked = parser.parse_args()
+    print(f"{asked.runs} A/Bs each; noise kept by cells / by rounds (see h200_noise.py)\n")
+    print("| what | A/Bs with a false regression | with an open cell | changed: regressed | unchanged | pairs |")
+    print("| :--- | ---: | ---: | ---: | ---: | ---: |")
+    for what, scenario in SCENARIOS.items():
+        if asked.only not in what:
+            continue
+        decider = by_records if "records" in what else by_values
+        both = [simulate(kind, scenario, asked.runs, decider) for kind in KINDS]
+        shown = [_both([r.false_alarms for r in both]), _both([r.inconclusive for r in both]), "", ""]
+        if scenario.changed:
+            shown[2:] = [_both([r.regressed for r in both]), _both([r.unchanged for r in both])]
+        pairs = " / ".join(f"{r.longest:.1f} ({r.typical:.1f})" for r in both)
+        print(f"| {what} | {' | '.join(shown)} | {pairs} |", flush=True)
+
+
+def _both(shares: Sequence[float]) -> str:
+    return " / ".join(f"{100 * share:.3g} %" for share in shares)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,50 @@
+"""What `attnbench ab` promises, with fewer runs than simulate_ab.py has; the bounds are promises, not its figures."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from simulate_ab import Scenario, by_records, by_values, draw_turns, simulate
+from simulate_gate import KINDS
+
+RUNS = 40
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_nothing_changed_is_no_regression_however_often_it_is_looked_at(kind: str) -> None:
+    """Three times the noise has cells stay for many looks."""
+    found = simulate(kind, Scenario(scale=3), 2 * RUNS)
+    assert found.longest > 6
+    assert found.false_alarms == 0
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_twice_the_margin_is_a_regression(kind: str) -> None:
+    found = simulate(kind, Scenario(planted=0.06, changed=16), RUNS)
+    assert found.regressed > 0.95
+    assert found.false_alarms < 0.02
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_margin_and_a_point_is_not_called_unchanged(kind: str) -> None:
+    assert simulate(kind, Scenario(planted=0.04, changed=16), RUNS // 2).unchanged < 0.05
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_at_the_margin_seven_looks_together_err_as_seldom_as_one_may(kind: str) -> None:
+    """800 cells; were each look to spend all of the 5 %, well over a tenth of them would be called unchanged."""
+    found = simulate(kind, Scenario(planted=0.03, changed=20, cells=20), RUNS)
+    assert found.unchanged < 0.06
+    assert found.regressed < 0.02
+
+
+def test_a_machine_that_drifts_is_no_regression() -> None:
+    """16 % slower at the end than at the beginning."""
+    assert simulate("cells", Scenario(drift=0.005, walk=0.005), RUNS).false_alarms == 0
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_records_and_values_are_decided_alike(kind: str) -> None:
+    rng = np.random.default_rng(1)
+    a, b = draw_turns(rng, Scenario(cells=40, pairs=8, planted=0.08, changed=6), kind)
+    assert by_records(a, b, 0.03, rng)[:2] == by_values(a, b, 0.03, rng)[:2]

@@ -1,0 +1,358 @@
+"""An A/B from request to judgement, with workers in this process: who is measured when, and when it ends."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from attnbench import execute, run, store
+from attnbench.ab import measure
+from attnbench.ab.measure import Outcome, ab
+from attnbench.errors import UserError
+from attnbench.gate import gate
+from attnbench.gate.margins import DEFAULT
+from attnbench.jsonable import to_json
+from attnbench.process import WorkerDied
+from attnbench.report.gate import export, markdown, terminal
+from attnbench.suite import settings
+from attnbench.types import Job, Record, Run
+from attnbench.worker import Worker
+
+OWN = """
+import random
+from attnbench.backends.fake import Fake
+
+class A(Fake):
+    noise = {512: 0.001, 1024: 0.001, 2048: 0.03}  # by seqlen
+
+    def prepare(self, case, inputs):
+        if case.shape.seqlen_q in getattr(self, "fails", ()):
+            raise RuntimeError("broken build")
+        self.speed = getattr(self, "factor", 1.0) * (1 + self.noise[case.shape.seqlen_q] * random.uniform(-1, 1))
+        return super().prepare(case, inputs)
+
+class Slow(A):
+    factor = 0.9
+
+class Broken(A):
+    fails = (1024,)
+
+class Refuses(A):
+    def unsupported(self, case, device):
+        return "not in this build" if case.shape.seqlen_q == 1024 else None
+"""
+
+
+class Here:
+    """A worker in this process; its interpreter's name says what is different in it."""
+
+    started: list[str | None] = []  # noqa: RUF012
+    torch: Mapping[str, str] = {}
+
+    def __init__(self, python: str | None = None, _: Mapping[str, str] | None = None) -> None:
+        self.python = python
+        self.alive = True
+        self._worker = Worker()
+        self._answers: list[dict[str, Any]] = []
+
+    def ask(self, request: Mapping[str, Any], timeout: float) -> dict[str, Any]:
+        self.send(request)
+        return self.receive(timeout)
+
+    def send(self, request: Mapping[str, Any]) -> None:
+        if request["op"] == "run" and len(self.started) < 10_000:
+            self.started.append(self.python)
+        try:
+            answer = self._worker.answer(request)
+        except Exception as error:
+            answer = {"error": f"{type(error).__name__}: {error}"}
+        if request["op"] == "environment" and self.python and "torch" in self.python:
+            answer["environment"] = {**answer["environment"], "torch": self.python}
+        self._answers.append(answer)
+
+    def receive(self, timeout: float) -> dict[str, Any]:
+        if not self._answers:
+            raise WorkerDied("nothing was asked")
+        return self._answers.pop(0)
+
+    def stderr_tail(self) -> None:
+        return None
+
+    def kill(self) -> None:
+        self.alive = False
+
+
+class Watcher:
+    """Notes what it is told; a turn may be its last."""
+
+    def __init__(self, interrupt_at: int = 0) -> None:
+        self.turns: list[tuple[str, int]] = []  # side, jobs
+        self.looks: list[tuple[int, int, int]] = []
+        self.interrupt_at = interrupt_at
+
+    def say(self, text: str) -> None: ...
+
+    def begun(self, a: Run, b: Run, cells: int, paths: Sequence[Path], notes: Sequence[str]) -> None: ...
+
+    def turn(self, number: int, side: str, jobs: int, open_cells: int, left: float) -> None:
+        self.turns.append((side, jobs))
+        if number == self.interrupt_at:
+            raise KeyboardInterrupt
+
+    def started(self, job: Job) -> None: ...
+
+    def ended(self, job: Job, record: Record) -> None: ...
+
+    def looked(self, pairs: int, settled: int, open_cells: int) -> None:
+        self.looks.append((pairs, settled, open_cells))
+
+
+@pytest.fixture(autouse=True)
+def here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """A folder with own.py, in which workers are objects of this process."""
+    monkeypatch.setattr(execute, "WorkerProcess", Here)
+    monkeypatch.chdir(tmp_path)
+    random.seed(7)
+    (tmp_path / "own.py").write_text(OWN)
+    return tmp_path
+
+
+def request(a: str = "own.py:A", b: str = "own.py:A", *, seqlen: str = "512,1k", **changes: Any) -> measure.Request:
+    metrics = changes.pop("metrics", ("latency",))
+    options = {
+        "axes": {"seqlen": seqlen, "headdim": "128", "causal": False, "direction": "fwd"},
+        "backends": changes.pop("backends", None),
+    }
+    judged = gate.Request(metrics, expect=changes.pop("expect", ()))
+    return measure.Request(a, b, judged, settings=settings(options), **{"device": "fake", **changes})
+
+
+def verdicts(outcome: Outcome) -> dict[int, str]:
+    assert outcome.judgement
+    return {f.case.shape.seqlen_q: f.verdict for f in outcome.judgement.findings}
+
+
+def rounds(path: Path) -> dict[int, int]:
+    """Of each length."""
+    found, problems = store.read(path)
+    assert not problems
+    lengths = [r.case.shape.seqlen_q for r in found.records]
+    return {n: lengths.count(n) for n in lengths}
+
+
+def script(name: str) -> str:
+    """An interpreter that is never run."""
+    Path(name).write_text("")
+    os.chmod(name, 0o755)
+    return f"./{name}"
+
+
+def test_a_slower_build_is_a_regression_in_turns(here: Path) -> None:
+    watcher = Watcher()
+    outcome = ab(request(b="own.py:Slow", out=here / "ab"), watcher)
+    assert verdicts(outcome) == {512: "regressed", 1024: "regressed"}
+    assert outcome.exit_code == 1
+    assert [side for side, _ in watcher.turns] == list("ABBABAAB")
+    assert watcher.looks == [(4, 2, 0)]
+    assert outcome.paths == (here / "ab/a.jsonl", here / "ab/b.jsonl")
+    assert rounds(outcome.paths[0]) == rounds(outcome.paths[1]) == {512: 4, 1024: 4}
+    assert outcome.judgement
+    assert outcome.judgement.heading[0].startswith("A/B in turns")
+    assert "own.py:Slow" in outcome.judgement.heading[2]
+    for render in (terminal.text, markdown.render, export.json_text):
+        assert "A/B in turns" in render(outcome.judgement)  # type: ignore[operator]
+
+
+def test_a_faster_build_passes() -> None:
+    outcome = ab(request(a="own.py:Slow", b="own.py:A"), Watcher())
+    assert set(verdicts(outcome).values()) == {"improved"}
+    assert outcome.exit_code == 0
+
+
+def test_gate_judges_the_two_files_alike() -> None:
+    outcome = ab(request(b="own.py:Slow", seqlen="512,1k,2k", metrics=DEFAULT), Watcher())
+    a, b = (store.read(path)[0] for path in outcome.paths)
+    again = gate.judge(a, b, gate.Request(DEFAULT))
+    assert outcome.judgement
+    assert again.findings == outcome.judgement.findings
+    assert again.exit_code == outcome.exit_code
+    assert again.heading == outcome.judgement.heading
+
+
+def test_settled_cells_leave_and_time_goes_to_the_noisy_one() -> None:
+    watcher = Watcher()
+    outcome = ab(request(seqlen="512,1k,2k"), watcher)
+    found = rounds(outcome.paths[0])
+    assert (found[512], found[1024]) == (4, 4)
+    assert found[2048] > 4
+    assert [jobs for _, jobs in watcher.turns[:9]] == [3] * 8 + [1]
+    assert outcome.judgement
+    of_pairs = {f.case.shape.seqlen_q: f.rounds for f in outcome.judgement.findings}
+    assert of_pairs == {n: (count, count) for n, count in found.items()}
+
+
+def test_one_build_twice_is_said_to_test_the_machine() -> None:
+    outcome = ab(request(), Watcher())
+    assert outcome.judgement
+    assert outcome.exit_code == 0
+    assert any("one build" in line for line in outcome.judgement.heading)
+    assert not any(
+        "one build" in line for line in (ab(request(b="own.py:Slow"), Watcher()).judgement or fail()).heading
+    )
+
+
+def fail() -> gate.Judgement:
+    raise AssertionError
+
+
+def test_interrupted_it_judges_by_what_is_there() -> None:
+    outcome = ab(request(b="own.py:Slow"), Watcher(interrupt_at=8))
+    assert outcome.judgement
+    assert rounds(outcome.paths[0]) == {512: 4, 1024: 4}
+    assert rounds(outcome.paths[1]) == {512: 3, 1024: 3}
+    assert {f.rounds for f in outcome.judgement.findings} == {(3, 3)}
+    assert outcome.judgement.notes[-1].startswith("Interrupted after 3 whole pairs of turns")
+    assert outcome.exit_code == outcome.judgement.exit_code
+
+
+def test_two_pairs_decide_nothing_that_is_noisy() -> None:
+    outcome = ab(request(b="own.py:Slow"), Watcher(interrupt_at=5))
+    assert set(verdicts(outcome).values()) == {"inconclusive"}
+    assert outcome.exit_code == 3
+
+
+def test_interrupted_before_a_pair_there_is_no_judgement() -> None:
+    outcome = ab(request(), Watcher(interrupt_at=2))
+    assert (outcome.judgement, outcome.exit_code) == (None, 130)
+    assert rounds(outcome.paths[0]) == {512: 1, 1024: 1}
+
+
+def test_when_the_time_is_up_what_is_open_stays_so() -> None:
+    """A clock that goes on by a second with each look at it."""
+    now = iter(range(10_000))
+    outcome = ab(request(seqlen="2k", time_limit=30.0), Watcher(), clock=lambda: float(next(now)))
+    assert outcome.judgement
+    assert any("30s was up after" in note for note in outcome.judgement.notes)
+    assert outcome.exit_code == 3
+
+
+def test_cells_without_time_are_no_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The forecast of a long one alone exceeds the limit."""
+    monkeypatch.setattr("attnbench.plan.OVERHEAD", {"fake": 1.0})
+    forecasts = {512: 1.0, 1024: 500.0}
+    real = measure._cells
+    monkeypatch.setattr(measure, "_cells", lambda runs: {k: forecasts[k[0].shape.seqlen_q] for k in real(runs)})
+    outcome = ab(request(time_limit=60.0), Watcher())
+    assert verdicts(outcome) == {512: "unchanged", 1024: "inconclusive"}
+    assert outcome.exit_code == 3
+    assert outcome.judgement
+    assert any("1 cell left out for want of time" in note for note in outcome.judgement.notes)
+
+
+def test_too_little_time_for_a_pair_is_said_before_anything_is_written(here: Path) -> None:
+    with pytest.raises(UserError, match="short of one pair of turns"):
+        ab(request(time_limit=0.1), Watcher())
+    assert not (here / "results").exists()
+
+
+def test_what_fails_in_one_build_is_not_tried_again() -> None:
+    outcome = ab(request(b="own.py:Broken"), Watcher())
+    assert verdicts(outcome) == {512: "unchanged", 1024: "newly-failing"}
+    assert rounds(outcome.paths[0]) == {512: 4, 1024: 1}
+    assert outcome.exit_code == 1
+
+
+def test_what_one_build_refuses_is_missing_or_new() -> None:
+    outcome = ab(request(b="own.py:Refuses"), Watcher())
+    assert verdicts(outcome) == {512: "unchanged", 1024: "missing"}
+    assert "not in this build" in next(f.reason for f in (outcome.judgement or fail()).findings if not f.metric)
+    outcome = ab(request(a="own.py:Refuses", b="own.py:A"), Watcher())
+    assert verdicts(outcome) == {512: "unchanged", 1024: "newly-working"}
+
+
+def test_no_cell_in_both_is_one_line() -> None:
+    with pytest.raises(UserError, match=r"no cell can be measured in both builds \(B: not in this build\)"):
+        ab(request(b="own.py:Refuses", seqlen="1k"), Watcher())
+
+
+def test_two_interpreters_run_the_same_backends() -> None:
+    Here.started.clear()
+    a, b = script("main"), script("pr")
+    outcome = ab(request(a, b, backends=["own.py:A"]), Watcher())
+    assert outcome.exit_code == 0
+    order = [os.path.basename(python or "") for python in Here.started[::2]]
+    assert order == ["main", "pr", "pr", "main", "pr", "main", "main", "pr"]
+    assert outcome.judgement
+    assert outcome.judgement.heading[2].endswith("pr")
+
+
+def test_another_torch_is_refused_before_anything_is_measured(here: Path) -> None:
+    """It is not what -b names. Named by --expect it may differ."""
+    watcher = Watcher()
+    asked = request(script("main"), script("torch-2.12"), backends=["own.py:A"])
+    outcome = ab(asked, watcher)
+    assert outcome.exit_code == 4
+    assert outcome.judgement
+    assert [d.remedy for d in outcome.judgement.refused] == ["--expect torch"]
+    assert (watcher.turns, outcome.paths, list(here.glob("results/*"))) == ([], (), [])
+    assert ab(replace(asked, gate=replace(asked.gate, expect=("torch",))), Watcher()).exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"a": "nothing-such"}, "--a: 'nothing-such' is no interpreter"),
+        ({"a": "own.py:A", "b": "/bin/sh"}, "code on both sides"),
+        ({"backends": ["fake"]}, "--backend: --a and --b name the code"),
+        ({"a": "/bin/sh", "b": "/bin/sh", "pythons": ("fake=/bin/sh",)}, "leave it out"),
+        ({"a": "own.py:Nothing"}, "--a own.py:Nothing: cannot be imported"),
+        ({"a": "none.py:A"}, "no such file"),
+        ({"metrics": ("cycles",)}, "only a GPU tells the clock"),
+        ({"out": Path("own.py")}, "give a folder"),
+    ],
+)
+def test_what_a_person_gets_wrong_is_said_at_once(here: Path, changes: dict[str, Any], said: str) -> None:
+    if changes.get("a") == "nothing-such":
+        changes = {**changes, "b": "/bin/sh"}
+    with pytest.raises(UserError) as error:
+        ab(request(**changes), Watcher())
+    assert said in str(error.value)
+    assert len(str(error.value).splitlines()) == 1
+    assert not (here / "results").exists()
+
+
+def test_files_are_not_overwritten_and_not_resumed_alone(here: Path) -> None:
+    outcome = ab(request(out=here / "ab"), Watcher())
+    with pytest.raises(UserError, match="is not overwritten"):
+        ab(request(out=here / "ab"), Watcher())
+    with pytest.raises(UserError, match="one half of an A/B"):
+        run.run(run.Request(resume=outcome.paths[0]), None)  # type: ignore[arg-type]
+
+
+def test_own_functions_on_a_cpu_of_which_one_takes_twice_as_long(here: Path) -> None:
+    pytest.importorskip("torch")
+    body = """
+import time
+import torch
+
+def attention(q, k, v, *, causal, softmax_scale):
+    time.sleep({seconds})
+    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+    return torch.nn.functional.scaled_dot_product_attention(q, k, v, scale=softmax_scale).transpose(1, 2)
+"""
+    (here / "old.py").write_text(body.format(seconds=0.05))
+    (here / "new.py").write_text(body.format(seconds=0.1))
+    axes = {"seqlen": "16", "headdim": "16", "nheads": "1", "batch": "1", "dtype": "fp32", "direction": "fwd"}
+    asked = request("old.py:attention", "new.py:attention", device="cpu")
+    policy = {"max_seconds": 0.05, "min_seconds": 0.01, "min_samples": 3}
+    outcome = ab(replace(asked, settings=settings({"axes": {**axes, "causal": False}, "policy": policy})), Watcher())
+    assert verdicts(outcome) == {16: "regressed"}
+    assert outcome.judgement
+    assert [d.names for d in outcome.judgement.meant] == [("attention",)]
+    assert to_json(store.read(outcome.paths[0])[0].specs) == {"attention": f"{here}/old.py:attention"}
