@@ -243,10 +243,11 @@ class Accuracy:
     rows: int  # query rows compared, of seqlen_q
     heads: int  # (batch entry, query head) pairs compared
     unwritten: tuple[str, ...] = ()  # results with a value that is not finite, anywhere
+    flaws: tuple[str, ...] = ()  # what else is wrong, in words
 
     @property
     def ok(self) -> bool:
-        return not self.unwritten and all(e.ok for e in self.errors.values())
+        return not self.unwritten and not self.flaws and all(e.ok for e in self.errors.values())
 
     def complaint(self) -> str:
         """What is wrong, in one line; empty when nothing is."""
@@ -256,6 +257,7 @@ class Accuracy:
             for name, e in self.errors.items()
             if not e.ok and name not in self.unwritten
         ]
+        parts += self.flaws
         return "; ".join(parts)
 
 
