@@ -31,7 +31,20 @@ one = partial(typer.Option, rich_help_panel="The case (one value each)")
 files = partial(typer.Option, rich_help_panel="Files and output")
 
 
-AXES = ("seqlen", "seqlen_q", "headdim", "dtype", "causal", "pass", "batch", "nheads", "nheads_k", "window", "softcap", "dropout")
+AXES = (
+    "seqlen",
+    "seqlen_q",
+    "headdim",
+    "dtype",
+    "causal",
+    "pass",
+    "batch",
+    "nheads",
+    "nheads_k",
+    "window",
+    "softcap",
+    "dropout",
+)
 
 
 def _axes(*given: Any) -> dict[str, Any]:

@@ -33,6 +33,7 @@ DIRECTIONS: tuple[Direction, ...] = get_args(Direction)
 STATUSES: tuple[Status, ...] = get_args(Status)
 INSTRUMENTS: tuple[Instrument, ...] = get_args(Instrument)
 SHORT = 100e-6  # seconds as CUDA events read; below, a launch gap counts and the kernels' own span is read too
+MASK_LAUNCHES = 128  # at most, that read which probabilities dropout keeps (reference/dropout.py)
 ITEMSIZE: Mapping[str, int] = {"bf16": 2, "fp16": 2, "fp32": 4}
 
 

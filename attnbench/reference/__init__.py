@@ -23,7 +23,6 @@ from attnbench.reference.sample import BUDGET, Sample, check_inputs, choose
 from attnbench.types import Case
 
 
-
 def checking(case: Case, given: Inputs, seed: int) -> Check:
     """The comparisons that a cell goes through."""
     return DropoutCheck(case, given, seed) if case.dropout_p else Check(case, given, seed)

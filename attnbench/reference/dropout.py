@@ -24,13 +24,13 @@ from typing import TYPE_CHECKING
 from attnbench.inputs import Inputs
 from attnbench.reference.exact import visible
 from attnbench.reference.sample import Sample, rows_of
-from attnbench.types import Case, Prepared
+from attnbench.types import MASK_LAUNCHES, Case, Prepared
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-LAUNCHES = 64  # at most, to read one mask
+LAUNCHES = MASK_LAUNCHES
 ONE = 256.0  # the value in a column: small probabilities stay above fp16's least
 QUANTUM = 1 / 256  # of the share kept
 SIGMAS = 6.0
@@ -56,7 +56,9 @@ class Masks:
 
         s = self.case.shape
         pairs, count = sample.rows.shape
-        kept = torch.zeros(pairs, count, s.nheads // s.nheads_k, s.seqlen_k, dtype=torch.bool, device=self._place.device)
+        kept = torch.zeros(
+            pairs, count, s.nheads // s.nheads_k, s.seqlen_k, dtype=torch.bool, device=self._place.device
+        )
         with self._probing():
             for part in parts(self.case, sample):
                 self.state.restore()
@@ -64,12 +66,13 @@ class Masks:
         return kept
 
     def draw_some(self, sample: Sample) -> tuple[Tensor, Tensor, Tensor]:
-        """A part of the mask, of the call after that, and of one from the same state again; as (..., bits)."""
+        """The best part of the mask, that of the next call, and that from the same state again; (bits,) of seen ones."""
         import torch
 
-        (part, *_) = parts(self.case, sample)
+        part = best_part(self.case, sample)
         s = self.case.shape
         shape = (*sample.rows.shape, s.nheads // s.nheads_k, s.seqlen_k)
+        seen = part_of(self.case, part, seen_by(self.case, sample))
         drawn = []
         with self._probing():
             for again in (True, False, True):
@@ -77,14 +80,14 @@ class Masks:
                     self.state.restore()
                 kept = torch.zeros(shape, dtype=torch.bool, device=self._place.device)
                 self._read(sample, part, kept)
-                drawn.append(part_of(self.case, part, kept))
+                drawn.append(part_of(self.case, part, kept)[seen])
         return drawn[0], drawn[1], drawn[2]
 
     def probe(self, given: Inputs, sample: Sample) -> tuple[Inputs, Tensor, dict[str, Tensor]]:
         """One such launch: its inputs, what it kept as far as it shows, and its results."""
         import torch
 
-        (part, *_) = parts(self.case, sample)
+        part = best_part(self.case, sample)
         s = self.case.shape
         shape = (*sample.rows.shape, s.nheads // s.nheads_k, s.seqlen_k)
         kept = torch.zeros(shape, dtype=torch.bool, device=self._place.device)
@@ -112,7 +115,9 @@ class Masks:
         if not self.case.has_backward:
             self._place.data[:, part, :, columns] = ONE
             results = dict(self.prepared.canonical(self.prepared.launch()))
-            kept[..., part] = rows_of(self.case, results["out"], sample.batch, sample.head, sample.rows)[..., columns] != 0
+            kept[..., part] = (
+                rows_of(self.case, results["out"], sample.batch, sample.head, sample.rows)[..., columns] != 0
+            )
             return results
         pairs, count = sample.rows.shape
         rows, member = sample.rows[:, part // group], part % group
@@ -171,6 +176,12 @@ def parts(case: Case, sample: Sample) -> tuple[Tensor, ...]:
     return found
 
 
+def best_part(case: Case, sample: Sample) -> Tensor:
+    """The one whose pairs are seen most."""
+    seen = seen_by(case, sample)
+    return max(parts(case, sample), key=lambda part: int(part_of(case, part, seen).sum()))
+
+
 def part_of(case: Case, part: Tensor, bits: Tensor) -> Tensor:
     """That part of bits (pairs, count, group, seqlen_k)."""
     return bits.flatten(1, 2)[:, part] if case.has_backward else bits[..., part]
@@ -186,14 +197,14 @@ def flaws(case: Case, seen: Tensor, kept: Tensor) -> tuple[str, ...]:
         return ()
     p = case.dropout_p
     share = int((kept & seen).sum()) / n
+    found = []
     if abs(share - (1 - p)) > QUANTUM + SIGMAS * math.sqrt(p * (1 - p) / n):
-        return (f"dropout keeps {share:.2%} of the probabilities where {1 - p:.2%} are asked for",)
+        found.append(f"dropout keeps {share:.2%} of the probabilities where {1 - p:.2%} are asked for")
     centred = (kept.float() - share) * seen
     variance = share * (1 - share)
-    found = []
     if _heads_alike(seen, centred, variance):
         found.append("dropout drops the same probabilities in several heads")
-    if any(_rows_alike(seen[at, :, -1], centred[at, :, -1], variance) for at in {0, len(seen) - 1}):
+    if _rows_alike(seen, centred, variance):
         found.append("dropout drops the same probabilities in several query rows")
     if lag := _repeats(seen, centred, variance):
         found.append(f"dropout drops the same probabilities every {lag} keys")
@@ -201,7 +212,7 @@ def flaws(case: Case, seen: Tensor, kept: Tensor) -> tuple[str, ...]:
 
 
 def same(case: Case, first: Tensor, second: Tensor) -> bool:
-    """Whether these bits are so many that only one and the same mask gives them twice."""
+    """Whether (bits,) are so many that only one and the same mask gives them twice."""
     return first.numel() * case.dropout_p * (1 - case.dropout_p) >= ENOUGH and bool((first == second).all())
 
 
@@ -221,9 +232,13 @@ def _heads_alike(seen: Tensor, centred: Tensor, variance: float) -> bool:
 
 
 def _rows_alike(seen: Tensor, centred: Tensor, variance: float) -> bool:
-    """Of some rows of one head, (count, keys)."""
-    rows, both = centred[:MOST], seen[:MOST].float()
-    return _alike(rows @ rows.T, both @ both.T, variance)
+    """Of some rows, in all heads that have them."""
+    same_rows = bool((seen == seen[:1]).all())
+    for heads in (slice(None),) if same_rows else (slice(0, 1), slice(-1, None)):
+        rows, both = (t[heads, :MOST].float().transpose(0, 1).flatten(1) for t in (centred, seen))
+        if _alike(rows @ rows.T, both @ both.T, variance):
+            return True
+    return False
 
 
 def _alike(products: Tensor, n: Tensor | int, variance: float) -> bool:

@@ -136,7 +136,7 @@ class DropoutCheck(Check):
                 return Accuracy({}, 0, 0)  # more heads share a key head than v has columns
             sample = replace(sample, rows=sample.rows[:, :rows], all_rows=False)
         given, kept, results = self._masks.probe(inputs, sample)
-        (part, *_) = dropout.parts(self.case, sample)
+        part = dropout.best_part(self.case, sample)
         seen = dropout.seen_by(self.case, sample)
         if not self.case.has_backward:
             seen, shown = seen[..., part], kept[..., part]
@@ -196,9 +196,7 @@ def _moments(case: Case, inputs: Inputs, sample: Sample, out: Tensor) -> tuple[T
             variance = odds * torch.einsum("pcgk,pkd->pcgd", p.square(), v.square())
             kept = (variance > 0).all(-1)
             mean, variance, error = mean[kept], variance[kept], (ours[kept] - mean[kept])
-            found.append(
-                torch.stack([(t / variance).mean(-1).double() for t in (error * mean, mean**2, error**2)])
-            )
+            found.append(torch.stack([(t / variance).mean(-1).double() for t in (error * mean, mean**2, error**2)]))
     torch.set_float32_matmul_precision(before)
     along, expected_square, square = torch.cat(found, dim=1)
     return along, expected_square, square
