@@ -260,7 +260,8 @@ def _repeats(seen: Tensor, centred: Tensor, variance: float) -> int:
     def along(t: Tensor) -> Tensor:
         """Sums of t[j] t[j + lag] over all rows, for each lag."""
         spectrum = torch.fft.rfft(t.flatten(0, 2).float(), n=size)
-        return torch.fft.irfft(spectrum.abs().square().sum(0), n=size)[:keys]
+        sums: Tensor = torch.fft.irfft(spectrum.abs().square().sum(0), n=size)
+        return sums[:keys]
 
     products, n = along(centred), along(seen)
     alike = (n * variance >= ENOUGH) & (products > LIKE * variance * n)

@@ -90,7 +90,7 @@ class DropoutCheck(Check):
             self._look()
         if self.notes:
             return self._by_statistics(results, inputs, sample)
-        answer = self._answer(inputs, sample)
+        answer = self._with_mask(inputs, sample)
         if dense and self.case.has_backward:
             by_row = compare(answer, results, BY_ROW)
             accuracy = replace(by_row, errors={**by_row.errors, **products(answer, inputs, results)})
@@ -98,7 +98,7 @@ class DropoutCheck(Check):
             accuracy = compare(answer, results)
         return replace(accuracy, flaws=self._flaws)
 
-    def _answer(self, inputs: Inputs, sample: Sample) -> Reference:
+    def _with_mask(self, inputs: Inputs, sample: Sample) -> Reference:
         """With the mask of the launches that are checked."""
         if sample is not self._sample:
             return reference(self.case, inputs, sample, kept=self._masks.draw(sample))
@@ -152,8 +152,6 @@ def unlikely(case: Case, inputs: Inputs, sample: Sample, out: Tensor) -> tuple[s
     is expected, and its mean square. Both may be off by SIGMAS of their own standard errors over the rows, and by what
     a share that is off by QUANTUM makes of them.
     """
-    import torch
-
     along, expected_square, square = _moments(case, inputs, sample, out)
     n = len(square)
     if n < LEAST_ROWS:

@@ -76,7 +76,7 @@ CASES["window-more-queries"] = Case(SHAPES["more-queries"], "fp32", "fwd_bwd", w
 CASES["window-decode"] = Case(SHAPES["decode"], "fp32", "fwd", True, window_size=(30, 0))
 CASES["window-softcap-gqa"] = Case(SHAPES["gqa"], "fp16", "fwd_bwd", True, window_size=(20, 0), softcap=2.0)
 DROPOUT = {
-    f"dropout-{name}-{causal and 'causal' or 'full'}-{dtype}-{direction}": Case(
+    f"dropout-{name}-{'causal' if causal else 'full'}-{dtype}-{direction}": Case(
         SHAPES[name], dtype, direction, causal, dropout_p=p
     )
     for name, causal, dtype, direction, p in (

@@ -83,7 +83,10 @@ def cases(*names: str, device: Device = HOPPER) -> Any:
 
 
 def check(made: Backend, case: Case) -> None:
-    """Right results, with dropout those of the mask that it drew, and for one case of each pass and dtype that they follow the inputs, none made by naming them."""
+    """Right results, and for one case of each pass and dtype that they follow the inputs, none made by naming them.
+
+    With dropout those of the mask that it drew.
+    """
     if case.dropout_p:
         shared.test_dropout(made, case)
         return

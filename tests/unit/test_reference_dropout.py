@@ -183,7 +183,7 @@ def test_the_cost_is_bounded(direction: str) -> None:
 @pytest.mark.parametrize("p", [0.02, 0.1, 0.5, 0.9])
 @pytest.mark.parametrize("changes", [{}, {"causal": True}], ids=str)
 def test_statistics_of_the_output(p: float, changes: dict[str, Any]) -> None:
-    """Honest outputs of many draws pass; too much, too little or nothing dropped does not, nor a factor that is missing."""
+    """Honest outputs of many draws pass; too much or nothing dropped does not, nor a factor that is missing."""
     which = case(p=p, seqlen_q=200, seqlen_k=300, **changes)
     given = inputs.make(which, "cpu", 0)
     sample = reference.choose(which, CPU)
