@@ -66,7 +66,7 @@ class Masks:
         return kept
 
     def draw_some(self, sample: Sample) -> tuple[Tensor, Tensor, Tensor]:
-        """The best part of the mask, that of the next call, and that from the same state again; (bits,) of seen ones."""
+        """The best part of the mask, of the next call's, and of that from the same state again; of seen pairs."""
         import torch
 
         part = best_part(self.case, sample)
