@@ -158,8 +158,8 @@ def where(some_cells: Sequence[Cell], all_cells: Sequence[Cell]) -> str:
         parts.append(", ".join(sorted(masks, key=lambda m: masks[m])))
     others = {extras(c) for c in ours}
     if others != {extras(c) for c in every}:
-        known = sorted({text.split()[0] for c in every for text in extras(c)})
-        parts.append(", ".join(" ".join(found) or f"without {' or '.join(known)}" for found in sorted(others)))
+        told = sorted({text.split()[0] for c in every for text in extras(c)})
+        parts.append(", ".join(" ".join(found) or f"without {' or '.join(told)}" for found in sorted(others)))
     directions = {c.direction for c in ours}
     if directions != {c.direction for c in every}:
         parts.append(", ".join(sorted(directions, key=DIRECTIONS.index)))
