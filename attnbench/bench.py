@@ -67,15 +67,15 @@ class Bench(Instruments):
             return {"status": "failed", "reason": flaw}
         began, errors = time.time(), self.state.ecc_errors() if self.state else None
         with self.memory.job():
-            check = reference.Check(case, given, policy.seed)
-            prepared, results, held, first_call = self.first_call(backend, case, check.inputs)
+            check = reference.checking(case, given, policy.seed)
+            prepared, results, held, first_call = self.first_call(backend, case, check)
             accuracy = check.first(results)
             del results
             if not accuracy.ok:
                 return self.wrong(accuracy)
             if complaint := check.not_fp8(prepared, accuracy):
                 return {"status": "wrong-kernel", "reason": complaint, "accuracy": accuracy}
-            memory, second = self.memory.peak(prepared.launch)
+            memory, second = self.memory.peak(check.launcher(prepared))
             accuracy = check.first(prepared.canonical(second))
             del second
             if not accuracy.ok:
@@ -104,7 +104,8 @@ class Bench(Instruments):
         if changed := inputs.changed(given, made):
             return {"status": "wrong", "reason": f"it wrote to its input {changed}", "accuracy": accuracy}
         renewal = reference.Renewal(case, given, prepared)
-        shown = self.prove(case, _signature(backend, case, self.described), prepared, timing, renewal.next)
+        checked = replace(prepared, launch=check.launcher(prepared))
+        shown = self.prove(case, _signature(backend, case, self.described), checked, timing, renewal.next)
         if shown.complaint:
             fields = {"reason": shown.complaint, "kernels": shown.kernels, "accuracy": accuracy}
             return {"status": "wrong-kernel", **fields}
@@ -114,14 +115,14 @@ class Bench(Instruments):
         shown = replace(shown, result=None)
         self.give_back()
         renewal.restore()
-        again = check.restored(prepared.canonical(prepared.launch()))
+        again = check.restored(prepared.canonical(checked.launch()))
         if not again.ok:
             return self.wrong(again, "after timing, on the old inputs again: ")
         renewal.next()
         timing.notes += self.later(prepared, timing)
         measurements = {**timing.measurements, "first_call": Measurement("s", (first_call,)), **ceilings}
         measurements.update({name: Measurement("B", (value,)) for name, value in memory.items()})
-        notes = [*timing.notes, *([shown.note] if shown.note else [])]
+        notes = [*check.notes, *timing.notes, *([shown.note] if shown.note else [])]
         return {
             "status": "ok",
             "measurements": {name: _rounded(m) for name, m in measurements.items()},
@@ -207,7 +208,7 @@ class Bench(Instruments):
         return Proof(result, kernels, complaint, note)
 
     def first_call(
-        self, backend: Backend, case: Case, given: inputs.Inputs
+        self, backend: Backend, case: Case, check: reference.Check
     ) -> tuple[Prepared, Mapping[str, Tensor], int, float]:
         """Prepares and launches once; results, bytes that it holds, and seconds (compilation and tuning included)."""
         took = 0.0
@@ -215,16 +216,17 @@ class Bench(Instruments):
         def prepare() -> Prepared:
             nonlocal took
             began = time.perf_counter()
-            made = backend.prepare(case, given)
+            made = backend.prepare(case, check.inputs)
             self.timer.synchronize()
             took = time.perf_counter() - began
             return made
 
         self.poison(case)
         held, prepared = self.memory.held(prepare)
+        launch = check.launcher(prepared)
         self.poison(case)
         began = time.perf_counter()
-        raw = prepared.launch()
+        raw = launch()
         self.timer.synchronize()
         took += time.perf_counter() - began
         return prepared, prepared.canonical(raw), held, took

@@ -35,7 +35,20 @@ files = partial(typer.Option, rich_help_panel="Files and output")
 supports = partial(typer.Option, rich_help_panel="The support matrix")
 
 
-AXES = ("seqlen", "seqlen_q", "headdim", "dtype", "causal", "pass", "batch", "nheads", "nheads_k")
+AXES = (
+    "seqlen",
+    "seqlen_q",
+    "headdim",
+    "dtype",
+    "causal",
+    "pass",
+    "batch",
+    "nheads",
+    "nheads_k",
+    "window",
+    "softcap",
+    "dropout",
+)
 
 
 def _axes(*given: Any) -> dict[str, Any]:
@@ -91,6 +104,12 @@ def run(
     nheads_k: Annotated[
         Text, shape(metavar="SIZES", help="Key and value heads: fewer than --nheads is GQA, 1 is MQA.")
     ] = None,
+    window: Annotated[
+        Text,
+        shape(metavar="SIZES", help="Sliding window: 1k (keys to the left; both sides if not causal), 512/0, 512/512."),
+    ] = None,
+    softcap: Annotated[Text, shape(metavar="NUMBERS", help="Scores become 30 tanh(score / 30): none,30.")] = None,
+    dropout: Annotated[Text, shape(metavar="NUMBERS", help="Of the probabilities, as in training: none,0.1.")] = None,
     device: Annotated[str, how(metavar="DEVICE", help="auto, cuda:N, cpu, or fake (simulated, for a try).")] = "auto",
     time_limit: Annotated[
         Text, how(metavar="TIME", help="90s, 10m, 1h: leaves out the dearest jobs; --resume measures them later.")
@@ -142,13 +161,16 @@ def run(
     attnbench run --seqlen 1k-64k
     attnbench run -b 'sdpa-*' -b '!sdpa-math' --headdim 128 --causal --pass fwd
     attnbench run -b ./mine.py:my_attention,sdpa-flash --nheads 8 --nheads-k 2
+    attnbench run --causal --window none,1k --softcap none,30 --seqlen 8k
     attnbench run --suite flash-paper --time-limit 5m --dry-run
     attnbench run --suite quick --cross-check --sustained 10s
     """
     from attnbench import commands
 
     options = {
-        "axes": _axes(seqlen, seqlen_q, headdim, dtype, causal, direction, batch, nheads, nheads_k),
+        "axes": _axes(
+            *(seqlen, seqlen_q, headdim, dtype, causal, direction, batch, nheads, nheads_k, window, softcap, dropout)
+        ),
         "tokens": tokens,
         "backends": backend,
         "time_limit": time_limit,
@@ -232,6 +254,9 @@ def profile(
     batch: Annotated[Text, one(metavar="SIZE", help="16k / seqlen by default.")] = None,
     nheads: Annotated[Text, one(metavar="SIZE", help="Query heads. 2048 / headdim by default.")] = None,
     nheads_k: Annotated[Text, one(metavar="SIZE", help="Key and value heads: fewer than --nheads is GQA.")] = None,
+    window: Annotated[Text, one(metavar="SIZE", help="Sliding window: 1k, or left/right: 512/0.")] = None,
+    softcap: Annotated[Text, one(metavar="NUMBER", help="Scores become 30 tanh(score / 30): 30.")] = None,
+    dropout: Annotated[Text, one(metavar="NUMBER", help="Of the probabilities, as in training: 0.1.")] = None,
     device: Annotated[str, how(metavar="DEVICE", help="auto, cuda:N or cpu.")] = "auto",
     ncu: Annotated[
         bool,
@@ -252,7 +277,9 @@ def profile(
     """
     from attnbench import commands
 
-    axes = _axes(seqlen, seqlen_q, headdim, dtype, causal, direction, batch, nheads, nheads_k)
+    axes = _axes(
+        *(seqlen, seqlen_q, headdim, dtype, causal, direction, batch, nheads, nheads_k, window, softcap, dropout)
+    )
     rest: dict[str, Any] = {"device": device, "trace": trace, "counters": ncu, "pythons": tuple(python or ())}
     raise typer.Exit(commands.profile({"axes": axes, "backends": backend}, json=json, **rest))
 

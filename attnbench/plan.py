@@ -6,12 +6,13 @@ backend writes to memory and reads again (scores). It need only be right enough 
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from attnbench.sizes import duration, gib
-from attnbench.types import RESULT_ITEMSIZE, Case, Device, Forecast, Job, Policy, Workspace
+from attnbench.types import MASK_LAUNCHES, RESULT_ITEMSIZE, Case, Device, Forecast, Job, Policy, Workspace
 from attnbench.work import flops, nbytes
 
 OVERHEAD = {"cuda": 0.15, "cpu": 0.35, "fake": 0.001}  # seconds a job costs beside its calls: inputs, check, memory
@@ -60,15 +61,24 @@ def predict(case: Case, answer: Answer, device: Device, policy: Policy) -> Forec
     rate = device.matmul.get(case.dtype) or 1e11
     copy = device.copy or 1e10
     traffic = nbytes(case) + answer.workspace.nbytes * answer.workspace.passes
-    work = flops(replace(case, causal=False) if answer.workspace.dense else case)
+    work = flops(replace(case, causal=False, window_size=(None, None)) if answer.workspace.dense else case)
     call = LAUNCH[device.kind] + work / (rate * answer.efficiency) + traffic / copy
     least = policy.min_samples if call < 0.015 else min(6 if call < 1 else 3, policy.min_samples)
     sampling = max(least * call, min(policy.max_seconds, 100 * call))
     calls = 3 + (2 if case.has_backward else 0)  # checked, for memory, traced; forwards for a backward
+    if case.dropout_p:
+        calls += _reading(case)
     seconds = OVERHEAD[device.kind] + calls * call + sampling + min(policy.warmup_s, 100 * call) + policy.sustained_s
     if device.kind == "cuda":
         seconds += policy.cross_check * 24 * max(2.5 * call, 0.04)
     return Forecast(seconds, call, _tensors(case) + answer.workspace.nbytes)
+
+
+def _reading(case: Case) -> int:
+    """Calls that read the mask of dropout, twice, and a few that look at how it is drawn (reference/dropout.py)."""
+    if case.has_backward:
+        return 3 + 2 * 8  # for the rows of a large case; small ones take more, and no time
+    return 3 + 2 * min(MASK_LAUNCHES, math.ceil(case.shape.seqlen_k / case.shape.headdim_v))
 
 
 def _tensors(case: Case) -> int:

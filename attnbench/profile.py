@@ -161,6 +161,9 @@ def one_case(settings: Settings, kind: str) -> tuple[Case, tuple[str, ...]]:
         "batch": lambda c: c.shape.batch,
         "nheads": lambda c: c.shape.nheads,
         "nheads_k": lambda c: c.shape.nheads_k,
+        "window": lambda c: c.window_size,
+        "softcap": lambda c: c.softcap,
+        "dropout": lambda c: c.dropout_p,
     }
     for name, read in axes.items():
         values = dict.fromkeys(str(read(c)) for c in resolved.cases)

@@ -15,7 +15,7 @@ from __future__ import annotations
 import bisect
 import itertools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from attnbench import inputs, reference, stats
@@ -50,12 +50,12 @@ def _profile(bench: Bench, backend: Backend, case: Case, trace: str | None) -> d
     ceilings = bench.ceilings(inputs.operand_dtype(case))
     given = inputs.make(case, str(bench.device), policy.seed)
     with bench.memory.job():
-        check = reference.Check(case, given, policy.seed)
-        prepared, results, _, first_call = bench.first_call(backend, case, check.inputs)
+        check = reference.checking(case, given, policy.seed)
+        prepared, results, _, first_call = bench.first_call(backend, case, check)
         accuracy = check.first(results)
         wrong = accuracy.complaint() or check.not_fp8(prepared, accuracy) or ""
         del results
-        memory, second = bench.memory.peak(prepared.launch)
+        memory, second = bench.memory.peak(check.launcher(prepared))
         wrong = wrong or check.first(prepared.canonical(second)).complaint()
         del second
         if check.masked:
@@ -66,13 +66,14 @@ def _profile(bench: Bench, backend: Backend, case: Case, trace: str | None) -> d
     timing = bench.time(subject, policy)
     renewal = reference.Renewal(case, given, prepared)
     signature = backend.signature(case, bench.described) if hasattr(backend, "signature") else Signature()
-    shown = bench.prove(case, signature, prepared, timing, renewal.next)
+    checked = replace(prepared, launch=check.launcher(prepared))
+    shown = bench.prove(case, signature, checked, timing, renewal.next)
     wrong = wrong or shown.complaint or ""
     made = inputs.make(case, str(bench.device), policy.seed)
     wrong = wrong or check.renewed(renewal, made, prepared.canonical(shown.result)).complaint()
     renewal.restore()
-    wrong = wrong or check.restored(prepared.canonical(prepared.launch())).complaint()
-    notes = [*timing.notes, *([shown.note] if shown.note else [])]
+    wrong = wrong or check.restored(prepared.canonical(checked.launch())).complaint()
+    notes = [*check.notes, *timing.notes, *([shown.note] if shown.note else [])]
     del check, made, shown
     latency = stats.median(timing.measurements["time"].values)
     on_cuda = bench.device.type == "cuda"

@@ -1,7 +1,12 @@
-"""How people write sizes: 8k, 1k-64k, 1k-8k:1k, 1k,3000,8k; head dims as 64 or 192-128; durations as 90s or 10m."""
+"""How people write sizes: 8k, 1k-64k, 1k-8k:1k, 1k,3000,8k; head dims as 64 or 192-128; durations as 90s or 10m.
+
+A window is 1k (so many keys to the left, and without a causal mask to the right too), 1k/0 or 512/512 (left and right,
+flash-attn's window_size), 512/open, or none. Not with a colon: in YAML 1024:0 is the number 61440.
+"""
 
 from __future__ import annotations
 
+import math
 import re
 
 from attnbench.errors import UserError
@@ -9,6 +14,7 @@ from attnbench.errors import UserError
 LARGEST = 2**27
 MAX_SIZES = 1000  # of one range
 SUFFIX = {"": 1, "k": 2**10, "m": 2**20}
+Window = tuple[int | None, int | None]
 
 
 def parse_size(text: str, what: str = "size") -> int:
@@ -61,6 +67,49 @@ def parse_headdims(text: str, what: str = "headdim") -> tuple[tuple[int, int], .
         if max(pair) > 2048:
             raise UserError(f"{what}: {part.strip()} is beyond anything that can be measured (largest: 2048)")
         found.append(pair)
+    return tuple(dict.fromkeys(found))
+
+
+def parse_windows(text: str, what: str = "window") -> tuple[Window | None, ...]:
+    """What stands in "1k,512/512,none": (left, right) each, None for an open side, or None for no window.
+
+    A single size is (size, size): under a causal mask the right side counts for nothing.
+    """
+    found: list[Window | None] = []
+    for part in str(text).split(","):
+        words = [word.strip() for word in part.split("/")]
+        if words in (["none"], ["open", "open"]):
+            found.append(None)
+            continue
+        if len(words) > 2 or words == ["open"]:
+            raise UserError(f"{what}: {part.strip()!r} is not a window; write 1024, 1024/0, 512/512, 512/open or none")
+        sides = [_side(word, part.strip(), what) for word in words]
+        found.append((sides[0], sides[-1]))
+    return tuple(dict.fromkeys(found))
+
+
+def _side(word: str, part: str, what: str) -> int | None:
+    if word == "open":
+        return None
+    if word == "0":
+        return 0
+    if not re.fullmatch(r"\d+[kKmM]?", word):
+        raise UserError(f"{what}: {part!r} is not a window; write 1024, 1024/0, 512/512, 512/open or none")
+    return parse_size(word, what)
+
+
+def parse_numbers(text: str, what: str, below: float = math.inf) -> tuple[float, ...]:
+    """The numbers of "none,30,50.5", from 0 up to less than `below`; none is 0."""
+    found = []
+    for part in map(str.strip, str(text).split(",")):
+        try:
+            value = 0.0 if part == "none" else float(part)
+        except ValueError:
+            raise UserError(f"{what}: {part!r} is not a number; write 30, or none") from None
+        if not 0 <= value < below:
+            limit = "" if below == math.inf else f" and below {below:g}"
+            raise UserError(f"{what}: {part} is out of range; a number from 0{limit}, or none")
+        found.append(value)
     return tuple(dict.fromkeys(found))
 
 

@@ -9,6 +9,9 @@ axes:                       # they multiply
   causal: [false, true]
   pass: [fwd, bwd]
   nheads_k: 4               # grouped heads; nheads where left out
+  window: [none, 1k]        # 1k, or left/right: 1k/0, 512/512, 512/open
+  softcap: [none, 30]
+  dropout: 0.1
 tokens: 16k                 # batch = max(1, tokens / seqlen), unless axes have batch
 hidden: 2k                  # nheads = hidden / headdim, unless axes have nheads
 exclude: [{headdim: 256, pass: bwd}]
@@ -35,7 +38,16 @@ import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from attnbench.errors import UserError, did_you_mean
-from attnbench.sizes import parse_duration, parse_headdims, parse_size, parse_sizes, short
+from attnbench.sizes import (
+    Window,
+    parse_duration,
+    parse_headdims,
+    parse_numbers,
+    parse_size,
+    parse_sizes,
+    parse_windows,
+    short,
+)
 from attnbench.types import DIRECTIONS, DTYPES, INSTRUMENTS, Case, Policy, Shape
 
 Item = str | int
@@ -76,6 +88,9 @@ class Axes(_Model):
     batch: Text | None = None
     nheads: Text | None = None
     nheads_k: Text | None = None
+    window: Text | None = None
+    softcap: Text | None = None
+    dropout: Text | None = None
 
 
 class Settings(_Model):
@@ -245,14 +260,19 @@ def _expand(axes: Axes, settings: Settings) -> list[Case]:
     batches = parse_sizes(axes.batch, "batch") if axes.batch else (None,)
     nheads = parse_sizes(axes.nheads, "nheads") if axes.nheads else (None,)
     nheads_k = parse_sizes(axes.nheads_k, "nheads-k") if axes.nheads_k else (None,)
+    windows = parse_windows(axes.window) if axes.window else (None,)
+    softcaps = parse_numbers(axes.softcap, "softcap") if axes.softcap else (0.0,)
+    dropouts = parse_numbers(axes.dropout, "dropout", below=1) if axes.dropout else (0.0,)
     tokens = parse_size(str(settings.tokens), "tokens") if settings.tokens is not None else None
     hidden = parse_size(str(settings.hidden), "hidden") if settings.hidden is not None else None
-    count = math.prod(map(len, (dtypes, headdims, causal, directions, nheads, nheads_k, seqlens, seqlens_q, batches)))
+    masks = list(dict.fromkeys((mask, window_size(window, mask)) for mask in causal for window in windows))
+    options = list(itertools.product(masks, softcaps, dropouts))
+    count = math.prod(map(len, (dtypes, headdims, options, directions, nheads, nheads_k, seqlens, seqlens_q, batches)))
     if count > MAX_CASES:
         raise UserError(f"that is {count} cases, more than the {MAX_CASES} that a run may have; give fewer sizes")
     cases = []
-    for dtype, (d, dv), mask, direction, n, nk, sk, sq, b in itertools.product(
-        dtypes, headdims, causal, directions, nheads, nheads_k, seqlens, seqlens_q, batches
+    for dtype, (d, dv), ((mask, window), softcap, dropout_p), direction, n, nk, sk, sq, b in itertools.product(
+        dtypes, headdims, options, directions, nheads, nheads_k, seqlens, seqlens_q, batches
     ):
         heads = n or max(1, (hidden or 2048) // d)
         heads_k = nk or heads
@@ -262,8 +282,16 @@ def _expand(axes: Axes, settings: Settings) -> list[Case]:
                 "choose a divisor, or give --nheads too"
             )
         shape = Shape(b or max(1, (tokens or 16384) // sk), sq or sk, sk, heads, heads_k, d, dv)
-        cases.append(Case(shape, dtype, direction, causal=mask))  # type: ignore[arg-type]
+        cases.append(Case(shape, dtype, direction, mask, window, softcap, dropout_p))  # type: ignore[arg-type]
     return cases
+
+
+def window_size(window: Window | None, causal: bool) -> Window:
+    """One way to say each mask: under a causal one the right side is 0, and no left side is no window."""
+    left, right = window or (None, None)
+    if causal:
+        return (left, 0) if left is not None else (None, None)
+    return (left, right)
 
 
 def matches(axes: Axes, case: Case) -> bool:
@@ -278,6 +306,9 @@ def matches(axes: Axes, case: Case) -> bool:
         (axes.batch and parse_sizes(axes.batch), s.batch),
         (axes.nheads and parse_sizes(axes.nheads), s.nheads),
         (axes.nheads_k and parse_sizes(axes.nheads_k), s.nheads_k),
+        (axes.window and [window_size(w, case.causal) for w in parse_windows(axes.window)], case.window_size),
+        (axes.softcap and parse_numbers(axes.softcap, "softcap"), case.softcap),
+        (axes.dropout and parse_numbers(axes.dropout, "dropout"), case.dropout_p),
         (axes.causal if isinstance(axes.causal, list) else axes.causal is not None and [axes.causal], case.causal),
     ]
     return all(value in allowed for allowed, value in values if allowed)

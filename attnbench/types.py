@@ -34,6 +34,7 @@ DIRECTIONS: tuple[Direction, ...] = get_args(Direction)
 STATUSES: tuple[Status, ...] = get_args(Status)
 INSTRUMENTS: tuple[Instrument, ...] = get_args(Instrument)
 SHORT = 100e-6  # seconds as CUDA events read; below, a launch gap counts and the kernels' own span is read too
+MASK_LAUNCHES = 128  # at most, that read which probabilities dropout keeps (reference/dropout.py)
 ITEMSIZE: Mapping[str, int] = {"bf16": 2, "fp16": 2, "fp32": 4, "fp8": 1}  # bytes of an element of q, k and v
 RESULT_ITEMSIZE: Mapping[str, int] = {**ITEMSIZE, "fp8": 2}  # of results and their gradients; bf16 of fp8
 
@@ -251,10 +252,11 @@ class Accuracy:
     rows: int  # query rows compared, of seqlen_q
     heads: int  # (batch entry, query head) pairs compared
     unwritten: tuple[str, ...] = ()  # results with a value that is not finite, anywhere
+    flaws: tuple[str, ...] = ()  # what else is wrong, in words
 
     @property
     def ok(self) -> bool:
-        return not self.unwritten and all(e.ok for e in self.errors.values())
+        return not self.unwritten and not self.flaws and all(e.ok for e in self.errors.values())
 
     def complaint(self) -> str:
         """What is wrong, in one line; empty when nothing is."""
@@ -264,6 +266,7 @@ class Accuracy:
             for name, e in self.errors.items()
             if not e.ok and name not in self.unwritten
         ]
+        parts += self.flaws
         return "; ".join(parts)
 
 

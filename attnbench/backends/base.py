@@ -40,15 +40,15 @@ class BackendBase:
         raise NotImplementedError
 
 
-def no_extras(case: Case) -> str | None:
-    """The reason for backends that know full and causal masks only, and no fp8."""
+def no_extras(case: Case, *, dropout: bool = False) -> str | None:
+    """The reason for backends that know full and causal masks only, no fp8, and perhaps dropout."""
     if case.dtype == "fp8":
         return "no fp8"
     if case.window_size != (None, None):
         return "no sliding window"
     if case.softcap:
         return "no softcap"
-    return "no dropout" if case.dropout_p else None
+    return "no dropout" if case.dropout_p and not dropout else None
 
 
 def autograd_prepared(
@@ -115,5 +115,6 @@ def scores_workspace(case: Case, *, copies_fwd: float, copies_bwd: float, what: 
 
 
 def sees_no_key(case: Case) -> bool:
-    """Whether some query sees no key at all (bottom-right causal with seqlen_q > seqlen_k)."""
-    return case.causal and case.shape.seqlen_q > case.shape.seqlen_k
+    """Whether some query sees no key at all: the first, where there are more queries than keys to their right."""
+    right = 0 if case.causal else case.window_size[1]
+    return right is not None and case.shape.seqlen_q - case.shape.seqlen_k > right

@@ -1,14 +1,16 @@
 """`eager`: the papers' "standard attention", matmul, mask, softmax, matmul, each a pass over the score matrix.
 
 As in flash-attention's benchmarks (attention_pytorch): the scale rides on the first matmul (baddbmm's alpha) and the
-mask is built outside. Grouped heads are folded into the query rows, so K and V are not expanded.
+mask is built outside. Grouped heads are folded into the query rows, so K and V are not expanded. Softcap and dropout
+are torch's operators, each a pass or two more.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
-from attnbench.backends.base import BackendBase, autograd_prepared, no_extras, scores_workspace, sees_no_key
+from attnbench.backends.base import BackendBase, autograd_prepared, scores_workspace, sees_no_key
+from attnbench.backends.masks import visible
 from attnbench.types import Case, Device, Prepared, Signature, Workspace
 
 if TYPE_CHECKING:
@@ -29,13 +31,13 @@ class Eager(BackendBase):
     efficiency = 0.5
     verified: ClassVar = ("NVIDIA H200, torch 2.11",)
 
-    def unsupported(self, case: Case, device: Device) -> str | None:
-        return no_extras(case)
-
     def workspace(self, case: Case) -> Workspace:
         # Forward: scores and probabilities. Backward: probabilities kept, their gradient twice, that of the scores;
-        # masked_fill's backward makes one more. As measured on an H200.
-        return scores_workspace(case, copies_fwd=2, copies_bwd=5 if case.causal else 4)
+        # masked_fill's backward makes one more. As measured on an H200. Softcap keeps its tanh, dropout its result and
+        # a mask of bytes; those were counted, not measured.
+        masked = case.causal or case.window_size != (None, None)
+        more = (1 if case.softcap else 0) + (1.5 if case.dropout_p else 0)
+        return scores_workspace(case, copies_fwd=2 + more, copies_bwd=(5 if masked else 4) + more)
 
     def signature(self, case: Case, device: Device) -> Signature:
         return eager_signature(case, device)
@@ -45,10 +47,8 @@ class Eager(BackendBase):
 
         s = case.shape
         group = s.nheads // s.nheads_k
-        hidden: Tensor | None = None  # True where query i must not see key j
-        if case.causal and s.seqlen_q > 1:
-            ones = torch.ones(s.seqlen_q, s.seqlen_k, dtype=torch.bool, device=inputs.q.device)
-            hidden = ones.triu_(1 + s.seqlen_k - s.seqlen_q)
+        seen = visible(case, inputs.q.device)
+        hidden = None if seen is None else seen.logical_not_()
         empty_rows = hidden.all(-1, keepdim=True) if hidden is not None and sees_no_key(case) else None
 
         def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:  # (batch, nheads, seqlen, headdim)
@@ -57,12 +57,16 @@ class Eager(BackendBase):
             v = v.reshape(s.batch * s.nheads_k, s.seqlen_k, s.headdim_v)
             nothing = torch.empty((), dtype=q.dtype, device=q.device).expand(q.shape[0], q.shape[1], s.seqlen_k)
             scores = torch.baddbmm(nothing, q, k.transpose(1, 2), beta=0, alpha=case.softmax_scale)
+            if case.softcap:
+                scores = case.softcap * torch.tanh(scores / case.softcap)
             if hidden is not None:
                 scores.view(-1, s.seqlen_q, s.seqlen_k).masked_fill_(hidden, float("-inf"))
             probabilities = torch.softmax(scores, dim=-1)
             if empty_rows is not None:
                 probabilities = probabilities.view(-1, s.seqlen_q, s.seqlen_k).masked_fill(empty_rows, 0.0)
                 probabilities = probabilities.view(scores.shape)
+            if case.dropout_p:
+                probabilities = torch.nn.functional.dropout(probabilities, case.dropout_p)
             return torch.bmm(probabilities, v).view(s.batch, s.nheads, s.seqlen_q, s.headdim_v)
 
         return autograd_prepared(case, inputs, attention, layout="bhsd")

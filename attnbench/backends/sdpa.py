@@ -55,7 +55,7 @@ class Sdpa(BackendBase):
             return "needs a CUDA GPU"
         if device.kind == "cuda" and self.on_cuda and (reason := self.on_cuda.refuses(case, device)):
             return reason
-        if reason := no_extras(case):
+        if reason := no_extras(case, dropout=device.kind != "cpu" or self.switch == "math"):
             return reason
         if case.causal and case.shape.seqlen_q > case.shape.seqlen_k and self.unequal_causal != "bias":
             return "no defined output for query rows that see no key (seqlen_q > seqlen_k)"
@@ -69,7 +69,11 @@ class Sdpa(BackendBase):
 
         for name in FORCE:
             getattr(torch.backends.cuda, f"enable_{name}_sdp")(name == self.switch)
-        options: dict[str, Any] = {"scale": case.softmax_scale, "enable_gqa": case.shape.nheads != case.shape.nheads_k}
+        options: dict[str, Any] = {
+            "dropout_p": case.dropout_p,
+            "scale": case.softmax_scale,
+            "enable_gqa": case.shape.nheads != case.shape.nheads_k,
+        }
         options.update(self._mask(case, inputs))
 
         def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -95,7 +99,7 @@ class Sdpa(BackendBase):
             return []
         q, k, v = (t.transpose(1, 2) for t in (inputs.q, inputs.k, inputs.v))
         mask, causal = options.get("attn_mask"), options.get("is_causal", False)
-        parameters = torch.backends.cuda.SDPAParams(q, k, v, mask, 0.0, causal, options["enable_gqa"])
+        parameters = torch.backends.cuda.SDPAParams(q, k, v, mask, options["dropout_p"], causal, options["enable_gqa"])
         with tempfile.TemporaryFile() as file:
             stderr = os.dup(2)
             os.dup2(file.fileno(), 2)

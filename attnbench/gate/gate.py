@@ -103,9 +103,7 @@ class Judgement:
 
 def name(backend: str, case: Case) -> str:
     """All of a cell, so that it stays its name whatever it stands beside: triton 16k d128 causal fwd bf16 b1 h16."""
-    more = f" softcap {case.softcap:g}" if case.softcap else ""
-    more += f" dropout {case.dropout_p:g}" if case.dropout_p else ""
-    return f"{words.case(backend, case)} {case.dtype} b{case.shape.batch} h{words.heads(case)}{more}"
+    return f"{words.case(backend, case)} {case.dtype} b{case.shape.batch} h{words.heads(case)}"
 
 
 def judge(baseline: Run, current: Run, request: Request) -> Judgement:

@@ -9,22 +9,34 @@ of every result must be finite.
 The criterion (`compare`) is flash-attention's (tests/test_flash_attn.py): the largest error is at most twice that of
 eager attention in the case's dtype, plus a floor; and the same of the root mean square.
 After timing all of it is checked once more, on inputs written anew in place (`renewal`). `check` has the order.
+With dropout the mask is read off the launch, and the rest is the same (`dropout`, `dropout_check`).
 """
 
+from attnbench.inputs import Inputs
 from attnbench.reference.check import Check
 from attnbench.reference.checksums import products
 from attnbench.reference.compare import compare, expected
+from attnbench.reference.dropout_check import DropoutCheck
 from attnbench.reference.exact import Reference, reference, visible, warm
 from attnbench.reference.renewal import Renewal
 from attnbench.reference.sample import BUDGET, Sample, check_inputs, choose
+from attnbench.types import Case
+
+
+def checking(case: Case, given: Inputs, seed: int) -> Check:
+    """The comparisons that a cell goes through."""
+    return DropoutCheck(case, given, seed) if case.dropout_p else Check(case, given, seed)
+
 
 __all__ = [
     "BUDGET",
     "Check",
+    "DropoutCheck",
     "Reference",
     "Renewal",
     "Sample",
     "check_inputs",
+    "checking",
     "choose",
     "compare",
     "expected",

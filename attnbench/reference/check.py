@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from attnbench.inputs import Inputs
 from attnbench.reference.checksums import products
@@ -27,6 +27,8 @@ class Check:
     Made before the first launch, so that one which writes to its inputs is wrong.
     """
 
+    notes: tuple[str, ...] = ()  # what could not be checked as usual, one line each
+
     def __init__(self, case: Case, given: Inputs, seed: int) -> None:
         self.case = case
         self.seed = seed
@@ -34,6 +36,10 @@ class Check:
         self.inputs = check_inputs(case, given, sample)
         self.masked = self.inputs is not given
         self._answer = reference(case, self.inputs, sample)
+
+    def launcher(self, prepared: Prepared) -> Callable[[], Any]:
+        """The launch, for a call whose results are to be checked."""
+        return prepared.launch
 
     def first(self, results: Mapping[str, Tensor]) -> Accuracy:
         """Of a launch on `inputs`."""

@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from attnbench import fp8
 from attnbench.inputs import Inputs, torch_dtype
@@ -122,8 +122,13 @@ def high(case: Case, device: torch.device) -> torch.dtype:
     return torch.float32 if device.type == "cuda" and case.dtype != "fp32" else torch.float64
 
 
-def reference(case: Case, inputs: Inputs, sample: Sample, *, by_row: bool = False) -> Reference:
-    """The exact results on the sample, and eager's errors for the same inputs; with `by_row` not dk and dv."""
+def reference(
+    case: Case, inputs: Inputs, sample: Sample, *, by_row: bool = False, kept: Tensor | None = None
+) -> Reference:
+    """The exact results on the sample, and eager's errors for the same inputs; with `by_row` not dk and dv.
+
+    `kept`: what dropout leaves, (pairs, count, group, seqlen_k) bool; without it nothing is dropped.
+    """
     import torch
 
     before = torch.get_float32_matmul_precision()
@@ -140,14 +145,13 @@ def reference(case: Case, inputs: Inputs, sample: Sample, *, by_row: bool = Fals
         q = rows_of(case, inputs.q, batch, head, rows)
         k, v = inputs.k[batch, :, head], inputs.v[batch, :, head]
         dout = rows_of(case, inputs.dout, batch, head, rows) if inputs.dout is not None else None
-        exact = _attend(case, rows, q, k, v, dout, keep=precise, accumulate=precise, by_row=by_row)
-        keep, weights = torch_dtype(case), None
+        options: dict[str, Any] = {"by_row": by_row, "kept": None if kept is None else kept[pairs]}
+        exact = _attend(case, rows, q, k, v, dout, keep=precise, accumulate=precise, **options)
+        keep = torch_dtype(case)
         if scales:
             q, k, v = (fp8.rounded(t, scale) for t, scale in zip((q, k, v), scales, strict=True))
-            keep, weights = torch.float32, fp8.rounded_weights
-        rounded = _attend(
-            case, rows, q, k, v, dout, keep=keep, accumulate=torch.float32, by_row=by_row, weights=weights
-        )
+            keep, options["weigh"] = torch.float32, fp8.rounded_weights
+        rounded = _attend(case, rows, q, k, v, dout, keep=keep, accumulate=torch.float32, **options)
         for name, values in exact.items():
             for found, errors in ((eager, Errors.between(rounded[name], values)), (size, Errors.size(values))):
                 found[name] = found[name].joined(errors) if name in found else errors
@@ -169,17 +173,19 @@ def _attend(
     keep: torch.dtype,
     accumulate: torch.dtype,
     by_row: bool,
-    weights: Callable[[Tensor], Tensor] | None = None,
+    kept: Tensor | None,
+    weigh: Callable[[Tensor], Tensor] | None = None,
 ) -> dict[str, Tensor]:
     """Attention of some key heads and their groups of query heads, every intermediate rounded to `keep`.
 
     q: (pairs, count, group, headdim), k: (pairs, seqlen_k, headdim), v: (pairs, seqlen_k, headdim_v),
     dout: (pairs, count, group, headdim_v). Products are summed in `accumulate`, as tensor cores do, so keep=bf16 gives
-    what eager attention gives in bf16. `weights` rounds the probabilities further before they multiply v.
+    what eager attention gives in bf16. `weigh` rounds the probabilities further before they multiply v.
     """
     import torch
 
     q, k, v = (t.to(keep).to(accumulate) for t in (q, k, v))
+    raised = 1 / (1 - case.dropout_p)  # what dropout leaves, so that the mean stays
     pairs, count, group, _ = q.shape
     keys = k.shape[1]
 
@@ -198,26 +204,26 @@ def _attend(
     step = max(1, CHUNK // (pairs * group * keys))
     for start in range(0, count, step):
         at = slice(start, start + step)
-        scores = times(q[:, at], k.transpose(1, 2)) * case.softmax_scale
-        if case.softcap:
-            scores = case.softcap * torch.tanh(scores / case.softcap)
-        hidden = ~visible(case, rows[:, at])[:, :, None]
-        p = torch.softmax(scores.masked_fill(hidden, float("-inf")), dim=-1)
-        p = p.masked_fill(hidden.all(-1, keepdim=True), 0.0)
-        outs.append(times(weights(p) if weights else p, v))
+        scores = capped(case, times(q[:, at], k.transpose(1, 2)))
+        p = probabilities(case, rows[:, at], scores)
+        dropped = None if kept is None else ~kept[:, at]
+        weights = p if dropped is None else (p * raised).masked_fill(dropped, 0.0)
+        outs.append(times(weigh(weights) if weigh else weights, v))
         if dout is None:
             continue
         do_rows = dout[:, at].to(keep).to(accumulate)
         dp = times(do_rows, v.transpose(1, 2)).to(accumulate)
-        wide = p.to(accumulate)
-        ds = (wide * (dp - (wide * dp).sum(-1, keepdim=True))).to(keep)
+        if dropped is not None:
+            dp = (dp * raised).masked_fill(dropped, 0.0)
+        p = p.to(accumulate)
+        ds = (p * (dp - (p * dp).sum(-1, keepdim=True))).to(keep)
         if case.softcap:
             ds = ds * (1 - (scores / case.softcap) ** 2)
         ds = ds * case.softmax_scale
         dqs.append(times(ds, k))
         if dk is not None and dv is not None:
             dk += summed(ds, q[:, at])
-            dv += summed(p, do_rows)
+            dv += summed(weights, do_rows)
     results = {"out": torch.cat(outs, dim=1)}
     if dout is not None:
         results["dq"] = torch.cat(dqs, dim=1)
@@ -225,6 +231,23 @@ def _attend(
             if each is not None:  # of each query head; then summed over the group
                 results[name] = each.to(keep).to(accumulate).sum(1).to(keep)
     return results
+
+
+def capped(case: Case, products: Tensor) -> Tensor:
+    """The scores of q k'."""
+    import torch
+
+    scores = products * case.softmax_scale
+    return case.softcap * torch.tanh(scores / case.softcap) if case.softcap else scores
+
+
+def probabilities(case: Case, rows: Tensor, scores: Tensor) -> Tensor:
+    """Of scores (pairs, count, group, seqlen_k), those of `rows` (pairs, count); 0 for a query that sees no key."""
+    import torch
+
+    hidden = ~visible(case, rows)[:, :, None]
+    p = torch.softmax(scores.masked_fill(hidden, float("-inf")), dim=-1)
+    return p.masked_fill(hidden.all(-1, keepdim=True), 0.0)
 
 
 def visible(case: Case, rows: Tensor) -> Tensor:

@@ -6,7 +6,6 @@ and query lengths that follow from row and column do not make tables of their ow
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -85,7 +84,16 @@ _AXES: dict[str, _Axis] = {
         lambda c: f"d{words.headdim(c.case)}",
     ),
     "causal": _Axis(lambda c: words.mask_rank(c.case), lambda c: words.mask(c.case), lambda c: words.mask(c.case)),
-    "other": _Axis(lambda c: _other(c.case), lambda c: ", ".join(_other(c.case)), lambda c: ", ".join(_other(c.case))),
+    "softcap": _Axis(
+        lambda c: c.case.softcap,
+        lambda c: f"softcap {c.case.softcap:g}" if c.case.softcap else "",
+        lambda c: f"softcap {c.case.softcap:g}" if c.case.softcap else "no softcap",
+    ),
+    "dropout": _Axis(
+        lambda c: c.case.dropout_p,
+        lambda c: f"dropout {c.case.dropout_p:g}" if c.case.dropout_p else "",
+        lambda c: f"dropout {c.case.dropout_p:g}" if c.case.dropout_p else "no dropout",
+    ),
     "direction": _Axis(
         lambda c: DIRECTIONS.index(c.case.direction), lambda c: c.case.direction, lambda c: c.case.direction
     ),
@@ -110,8 +118,7 @@ _AXES: dict[str, _Axis] = {
     ),
 }
 _IMPLIED = ("nheads", "batch", "seqlen_q")  # make tables only where row and column do not tell them
-BY = tuple(axis for axis in _AXES if axis not in ("device", "other", "seqlen_q"))
-_KNOWN_FIELDS = {"shape", "dtype", "direction", "causal", "window_size"}
+BY = tuple(axis for axis in _AXES if axis not in ("device", "seqlen_q"))
 
 
 def sections(
@@ -294,17 +301,8 @@ def _but_mask(cell: Cell) -> tuple[Any, ...]:
         s.headdim,
         s.headdim_v,
         cell.case.direction,
-        _other(cell.case),
+        words.extras(cell.case),
         s.nheads,
         s.nheads_k,
         s.seqlen_q == s.seqlen_k,
-    )
-
-
-def _other(case: Case) -> tuple[str, ...]:
-    """Fields that differ from their default and have no axis of their own: ("softcap 30.0",)."""
-    return tuple(
-        f"{f.name} {getattr(case, f.name)}"
-        for f in dataclasses.fields(case)
-        if f.name not in _KNOWN_FIELDS and getattr(case, f.name) != f.default
     )

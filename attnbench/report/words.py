@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -30,6 +31,7 @@ ENDINGS: Mapping[Status, str] = {
 }
 NOTHING = "-"  # measured, but this metric has no value
 
+_PLACED = {"shape", "dtype", "direction", "causal", "window_size"}  # fields that a name says in a way of their own
 _FACTORS = {"h": 3600.0, "m": 60.0, "s": 1.0, "B": 1.0, "KiB": 2.0**10, "MiB": 2.0**20, "GiB": 2.0**30}
 _QUANTITY = re.compile(
     r"(?<![\w.])(?:\d+h\d+m|\d+m\d+s|\d+(?:\.\d+)?s|"  # as attnbench.sizes writes durations
@@ -62,6 +64,16 @@ def mask(case: Case) -> str:
     return f"{'causal ' if case.causal else ''}window ({left}, {right})"
 
 
+def extras(case: Case) -> tuple[str, ...]:
+    """What else is not as usual: ("softcap 30", "dropout 0.1"). A field that this file does not know is named too."""
+    found = []
+    for f in dataclasses.fields(case):
+        value = getattr(case, f.name)
+        if f.name not in _PLACED and value != f.default:
+            found.append(f"{f.name.removesuffix('_p')} {value:g}" if isinstance(value, float) else f"{f.name} {value}")
+    return tuple(found)
+
+
 def mask_rank(case: Case) -> tuple[bool, bool, str]:
     return (case.window_size != (None, None), case.causal, mask(case))
 
@@ -80,8 +92,8 @@ def lengths(case: Case) -> str:
 
 
 def case(backend: str, case: Case) -> str:
-    """One case on one backend in a few words: triton 16k d128 causal fwd."""
-    return f"{backend} {lengths(case)} d{headdim(case)} {mask(case)} {case.direction}"
+    """One case on one backend in a few words: triton 16k d128 causal fwd softcap 30."""
+    return " ".join((f"{backend} {lengths(case)} d{headdim(case)} {mask(case)} {case.direction}", *extras(case)))
 
 
 def name(cell: Cell) -> str:
@@ -144,6 +156,10 @@ def where(some_cells: Sequence[Cell], all_cells: Sequence[Cell]) -> str:
     masks = {mask(c): mask_rank(c) for c in ours}
     if masks.keys() != {mask(c) for c in every}:
         parts.append(", ".join(sorted(masks, key=lambda m: masks[m])))
+    others = {extras(c) for c in ours}
+    if others != {extras(c) for c in every}:
+        told = sorted({text.split()[0] for c in every for text in extras(c)})
+        parts.append(", ".join(" ".join(found) or f"without {' or '.join(told)}" for found in sorted(others)))
     directions = {c.direction for c in ours}
     if directions != {c.direction for c in every}:
         parts.append(", ".join(sorted(directions, key=DIRECTIONS.index)))

@@ -76,6 +76,26 @@ ONE_OF_EACH = {
 } | {"square-fp32-fwd_bwd": Case(SHAPES["square"], "fp32", "fwd_bwd", True), "fp8-fwd": FP8["fp8-gqa-full"]}
 CASES["window"] = Case(SHAPES["square"], "fp32", "fwd_bwd", True, window_size=(16, 0))
 CASES["softcap"] = Case(SHAPES["square"], "fp32", "fwd_bwd", softcap=2.0)
+CASES["window-more-keys"] = Case(SHAPES["more-keys"], "fp32", "bwd", window_size=(9, 5))
+CASES["window-more-queries"] = Case(SHAPES["more-queries"], "fp32", "fwd_bwd", window_size=(9, 5))
+CASES["window-decode"] = Case(SHAPES["decode"], "fp32", "fwd", True, window_size=(30, 0))
+CASES["window-softcap-gqa"] = Case(SHAPES["gqa"], "fp16", "fwd_bwd", True, window_size=(20, 0), softcap=2.0)
+DROPOUT = {
+    f"dropout-{name}-{'causal' if causal else 'full'}-{dtype}-{direction}": Case(
+        SHAPES[name], dtype, direction, causal, dropout_p=p
+    )
+    for name, causal, dtype, direction, p in (
+        ("square", False, "fp32", "fwd", 0.1),
+        ("square", True, "fp16", "bwd", 0.1),
+        ("gqa", True, "bf16", "fwd_bwd", 0.25),
+        ("gqa", False, "fp16", "fwd", 0.25),
+        ("more-keys", True, "bf16", "fwd_bwd", 0.1),
+        ("more-queries", True, "fp32", "fwd_bwd", 0.5),
+        ("decode", True, "bf16", "fwd", 0.5),
+    )
+}
+DROPOUT["dropout-window"] = Case(SHAPES["square"], "fp16", "fwd_bwd", True, window_size=(16, 0), dropout_p=0.1)
+DROPOUT["dropout-softcap"] = Case(SHAPES["square"], "bf16", "fwd_bwd", softcap=2.0, dropout_p=0.1)
 
 
 def broad() -> list[Case]:
@@ -256,6 +276,32 @@ def test_results_follow_the_inputs(backend: Backend, case: Case) -> None:
     exact = reference.reference(case, fresh, reference.choose(case, torch.device(DEVICE.kind)))
     accuracy = reference.compare(exact, results)
     assert accuracy.ok, accuracy.complaint()
+
+
+@pytest.mark.usefixtures("taken")
+@pytest.mark.parametrize("case", DROPOUT.values(), ids=DROPOUT.keys())
+def test_dropout(backend: Backend, case: Case) -> None:
+    """It drops what it should and computes the rest, launch after launch and on other inputs; exactly."""
+    given = inputs.make(case, DEVICE.kind, seed=0)
+    check = reference.checking(case, given, seed=0)
+    try:
+        prepared = backend.prepare(case, check.inputs)
+        launch = check.launcher(prepared)
+        raw = launch()
+    except Unsupported as refusal:
+        pytest.skip(f"{backend.name}: {refusal}")
+    for results in (raw, launch()):
+        accuracy = check.first(prepared.canonical(results))
+        assert accuracy.ok, accuracy.complaint()
+    renewal = reference.Renewal(case, given, prepared)
+    renewal.next()
+    accuracy = check.renewed(renewal, inputs.make(case, DEVICE.kind, seed=0), prepared.canonical(launch()))
+    assert accuracy.ok, f"on new inputs: {accuracy.complaint()}"
+    renewal.restore()
+    accuracy = check.restored(prepared.canonical(launch()))
+    assert accuracy.ok, f"on the old inputs: {accuracy.complaint()}"
+    assert check.notes == (), "its mask is not known"
+    assert inputs.changed(given, inputs.make(case, DEVICE.kind, seed=0)) is None
 
 
 @pytest.mark.usefixtures("taken")

@@ -19,6 +19,7 @@ def attend(
     bottom_right: bool = True,
     softcap: float = 0.0,
     bias: Tensor | None = None,
+    dropout_p: float = 0.0,
     dtype: torch.dtype | None = None,
 ) -> tuple[Tensor, Tensor]:
     """(out, lse) of (batch, seqlen, nheads, headdim) tensors, out in `dtype` or q's; lse (batch, nheads, seqlen_q).
@@ -42,7 +43,7 @@ def attend(
         seen &= distance <= right
     hidden, blind = ~seen, ~seen.any(-1, keepdim=True)
     scores = scores.masked_fill(hidden, -math.inf).masked_fill(blind, 0.0)
-    p = torch.softmax(scores, dim=-1).masked_fill(blind, 0.0)
+    p = torch.nn.functional.dropout(torch.softmax(scores, dim=-1).masked_fill(blind, 0.0), dropout_p)
     return torch.einsum("bhij,bjhd->bihd", p, v).to(out_dtype), torch.logsumexp(scores, dim=-1)
 
 

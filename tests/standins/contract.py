@@ -57,6 +57,11 @@ CASES |= {
     for direction in ("fwd", "bwd")
 }
 CASES["d64-softcap"] = Case(Shape(1, 40, 48, 2, 2, 64, 64), "bf16", "fwd_bwd", True, softcap=2.0)
+CASES |= shared.DROPOUT
+CASES |= {
+    f"d64-dropout-{direction}": Case(Shape(2, 40, 40, 2, 2, 64, 64), "bf16", direction, True, dropout_p=0.1)
+    for direction in ("fwd", "bwd", "fwd_bwd")
+}
 SOME = [
     CASES[key]
     for key in (
@@ -85,7 +90,13 @@ def cases(*names: str, device: Device = HOPPER) -> Any:
 
 
 def check(made: Backend, case: Case) -> None:
-    """Right results, and for one case of each pass and dtype that they follow the inputs, none made by naming them."""
+    """Right results, and for one case of each pass and dtype that they follow the inputs, none made by naming them.
+
+    With dropout those of the mask that it drew.
+    """
+    if case.dropout_p:
+        shared.test_dropout(made, case)
+        return
     shared.test_results(made, case)
     if case not in SOME:
         return

@@ -30,7 +30,6 @@ def _flash_attn_unpadded_func(
     return_attn_probs: bool = False,
     deterministic: bool = False,
 ) -> Tensor:
-    assert not dropout_p
     assert softmax_scale is not None
     check_half(q, k, v)
     check(cu_seqlens_q.dtype == torch.int32 == cu_seqlens_k.dtype, "cu_seqlens must be int32")
@@ -41,7 +40,8 @@ def _flash_attn_unpadded_func(
         rows, keys = (slice(int(c[b]), int(c[b + 1])) for c in (cu_seqlens_q, cu_seqlens_k))
         check(rows.stop - rows.start <= max_seqlen_q and keys.stop - keys.start <= max_seqlen_k, "max_seqlen")
         one = (q[None, rows], k[None, keys], v[None, keys])
-        outs.append(attend(*one, scale=softmax_scale, right=0 if causal else None, bottom_right=False)[0][0])
+        options: dict[str, Any] = {"right": 0 if causal else None, "bottom_right": False, "dropout_p": dropout_p}
+        outs.append(attend(*one, scale=softmax_scale, **options)[0][0])
     return torch.cat(outs)
 
 
@@ -58,13 +58,14 @@ def _flash_attn_func_2(
     deterministic: bool = False,
     return_attn_probs: bool = False,
 ) -> Tensor:
-    assert not dropout_p
     assert softmax_scale is not None
     check_half(q, k, v)
     check(q.shape[-1] == v.shape[-1] <= 256, "headdim at most 256, and v of the same")
     check(q.shape[2] % k.shape[2] == 0, "Number of heads in key/value must divide number of heads in query")
+    check(not (softcap and dropout_p), "Softcapping does not support dropout for now")
     left, right = opened(window_size)
-    return attend(q, k, v, scale=softmax_scale, left=left, right=0 if causal else right, softcap=softcap)[0]
+    options: dict[str, Any] = {"softcap": softcap, "dropout_p": dropout_p}
+    return attend(q, k, v, scale=softmax_scale, left=left, right=0 if causal else right, **options)[0]
 
 
 def _flash_attn_func_3(

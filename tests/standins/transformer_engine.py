@@ -42,7 +42,6 @@ class DotProductAttention(torch.nn.Module):
         super().__init__()
         assert qkv_format == "bshd"
         assert attn_mask_type in ("no_mask", "causal", "causal_bottom_right")
-        assert not attention_dropout
         assert softmax_scale is not None
         assert window_size is not None
         if "causal" in attn_mask_type:
@@ -52,15 +51,16 @@ class DotProductAttention(torch.nn.Module):
         # a causal mask without the suffix, and its window, hang on the top left corner
         self.bottom_right = attn_mask_type != "causal"
         self.scale, self.heads, self.groups = softmax_scale, num_attention_heads, num_gqa_groups
-        self.channels = kv_channels
+        self.channels, self.dropout = kv_channels, attention_dropout
 
     def forward(self, query_layer: Tensor, key_layer: Tensor, value_layer: Tensor) -> Tensor:
         check_half(query_layer, key_layer, value_layer)
         assert (query_layer.shape[2], key_layer.shape[2]) == (self.heads, self.groups)
         assert (query_layer.shape[3], value_layer.shape[3]) == self.channels
-        assert self.training == query_layer.requires_grad
-        band = {"left": self.left, "right": self.right, "bottom_right": self.bottom_right}
-        out, _ = attend(query_layer, key_layer, value_layer, scale=self.scale, **band)
+        assert self.training == (query_layer.requires_grad or self.dropout > 0)
+        band: dict[str, Any] = {"left": self.left, "right": self.right, "bottom_right": self.bottom_right}
+        dropout = self.dropout if self.training else 0.0
+        out, _ = attend(query_layer, key_layer, value_layer, scale=self.scale, dropout_p=dropout, **band)
         return out.flatten(2)
 
 

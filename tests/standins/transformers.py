@@ -25,10 +25,10 @@ def eager_attention_forward(
     dropout: float = 0.0,
     **kwargs: Any,
 ) -> Result:
-    assert not dropout
     assert query.shape[1] == key.shape[1] * module.num_key_value_groups
     assert attention_mask is None or attention_mask.dtype == query.dtype
-    return _on_heads(query, key, value, scale=scaling, bias=attention_mask), None
+    dropout_p = dropout if module.training else 0.0
+    return _on_heads(query, key, value, scale=scaling, bias=attention_mask, dropout_p=dropout_p), None
 
 
 def _sdpa(
@@ -45,7 +45,6 @@ def _sdpa(
     **kwargs: Any,
 ) -> Result:
     """Without a mask its causal form drops the keys past seqlen_q."""
-    assert not dropout
     assert scaling is not None
     if kwargs.get("softcap") is not None:
         raise ValueError("`sdpa` attention does not support `softcap`.")
@@ -57,7 +56,8 @@ def _sdpa(
     if attention_mask is not None:
         assert attention_mask.dtype == torch.bool
         bias = torch.zeros(attention_mask.shape).masked_fill(~attention_mask, float("-inf"))
-    return _on_heads(query, key, value, scale=scaling, bias=bias, right=0 if is_causal else None), None
+    options: dict[str, Any] = {"right": 0 if is_causal else None, "dropout_p": dropout}
+    return _on_heads(query, key, value, scale=scaling, bias=bias, **options), None
 
 
 def _flash(
@@ -81,8 +81,8 @@ def _flash(
     check_half(query, key, value)
     is_causal = is_causal if is_causal is not None else module.is_causal
     left = None if sliding_window is None or key.shape[2] <= sliding_window else sliding_window - 1
-    right = 0 if is_causal else left
-    return _on_heads(query, key, value, scale=scaling, left=left, right=right, softcap=softcap or 0.0), None
+    options: dict[str, Any] = {"left": left, "right": 0 if is_causal else left, "softcap": softcap or 0.0}
+    return _on_heads(query, key, value, scale=scaling, dropout_p=dropout, **options), None
 
 
 def _flex(

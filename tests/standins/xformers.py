@@ -50,6 +50,7 @@ class Operator:
     MAX_K: ClassVar = 256
     BIASES: ClassVar[tuple[type, ...]] = (type(None), *LowerTriangularFromBottomRightLocalAttentionMask.__mro__[:2])
     HEADDIM_V: ClassVar = False
+    DROPOUT: ClassVar = True
     BMGHK: ClassVar = True
 
     @classmethod
@@ -68,6 +69,8 @@ class Operator:
             reasons.append(f"dtype={d.query.dtype} (supported: {cls.DTYPES})")
         if type(d.attn_bias) not in cls.BIASES:
             reasons.append(f"attn_bias type is {type(d.attn_bias)}")
+        if d.p and not cls.DROPOUT:
+            reasons.append("dropout > 0.0")
         if d.query.ndim == 5 and not cls.BMGHK:
             reasons.append("operator does not support BMGHK format")
         return reasons
@@ -98,6 +101,7 @@ class FlashBwOp(FlashFwOp):
 
 class Flash3FwOp(FlashFwOp):
     NAME = "fa3F@pip_pkg"
+    DROPOUT = False
     HEADDIM_V = True
 
 
@@ -108,6 +112,7 @@ class Flash3BwOp(Flash3FwOp):
 
 class SplitKFwOp(Operator):
     NAME = "triton_splitKF"
+    DROPOUT = False
     BIASES: ClassVar = (type(None),)
 
 
@@ -123,7 +128,6 @@ def memory_efficient_attention(
     output_dtype: torch.dtype | None = None,
 ) -> Tensor:
     """As the library: a forced forward operator is checked, a forced backward one is not."""
-    assert not p
     assert scale is not None
     given = Inputs(query, key, value, attn_bias, p, scale)
     needs_gradient = any(t.requires_grad for t in (query, key, value))
@@ -138,7 +142,7 @@ def memory_efficient_attention(
     heads = query.shape[2:-1]
     q, k, v = (t.flatten(2, -2) for t in (query, key, value))
     left, right = (None, None) if attn_bias is None else attn_bias.band
-    return attend(q, k, v, scale=scale, left=left, right=right)[0].unflatten(2, heads)
+    return attend(q, k, v, scale=scale, left=left, right=right, dropout_p=p)[0].unflatten(2, heads)
 
 
 def _dispatch(name: str, operators: list[Any], given: Inputs) -> None:

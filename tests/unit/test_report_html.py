@@ -161,7 +161,7 @@ def test_panels_hold_one_cell_a_length_and_backend() -> None:
     assert len(set(seen)) == len(cases)
     assert "bf16 d128 full fwd 8 heads batch 1" in found.panels
     assert "bf16 d128 full fwd seqlen_q 1" in found.panels
-    assert "bf16 d128 full fwd softcap 30.0" in found.panels
+    assert "bf16 d128 full fwd softcap 30" in found.panels
     assert "fp16 d128-64 full fwd" in found.panels
     assert found.common == "NVIDIA H200"
 

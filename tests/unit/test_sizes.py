@@ -7,7 +7,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from attnbench.errors import UserError
-from attnbench.sizes import LARGEST, duration, gib, parse_duration, parse_headdims, parse_size, parse_sizes, short
+from attnbench.sizes import (
+    LARGEST,
+    duration,
+    gib,
+    parse_duration,
+    parse_headdims,
+    parse_numbers,
+    parse_size,
+    parse_sizes,
+    parse_windows,
+    short,
+)
 
 
 @pytest.mark.parametrize(
@@ -116,3 +127,29 @@ def test_bytes_and_durations_for_people() -> None:
     assert [duration(s) for s in (0.04, 0.4, 9.94, 12.4, 59.4, 59.6, 185, 3599.6, 3720)] == [
         "0.0s", "0.4s", "9.9s", "12s", "59s", "1m00s", "3m05s", "1h00m", "1h02m",
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("1k", ((1024, 1024),)),
+        ("none,0/0, 512/open ,open/0", (None, (0, 0), (512, None), (None, 0))),
+        ("open/open,none", (None,)),
+        ("1024,1k/1k", ((1024, 1024),)),
+    ],
+)
+def test_windows(text: str, found: object) -> None:
+    assert parse_windows(text) == found
+
+
+@pytest.mark.parametrize("text", ["1024:0", "1/2/3", "open", "-1", "1k/", "/0", "", "1.5", "none/0"])
+def test_no_window(text: str) -> None:
+    with pytest.raises(UserError, match=r"is not a window; write 1024"):
+        parse_windows(text)
+
+
+def test_numbers() -> None:
+    assert parse_numbers("none,30, 0.5,0", "softcap") == (0.0, 30.0, 0.5)
+    for text in ("", "a", "-1", "inf", "nan", "1e999"):
+        with pytest.raises(UserError, match="softcap: "):
+            parse_numbers(text, "softcap")

@@ -340,3 +340,51 @@ def test_the_ci_suite_is_half_of_all_combinations_and_every_two_choices_meet(kin
         assert [pairs.count(pair) for pair in sorted(set(pairs))] == [2] * 4
     decode = [c.shape for c in found if c not in square]
     assert [(s.seqlen_q, s.nheads // s.nheads_k) for s in decode] == ([(1, 4)] * 2 if kind == "cuda" else [])
+
+
+def test_windows_softcaps_and_dropouts_multiply() -> None:
+    axes = {**AXES, "causal": [False, True], "window": ["none", "1k"], "softcap": ["none", 30], "dropout": 0.1}
+    found = cases({"axes": axes})
+    assert len(found) == 8
+    assert {c.dropout_p for c in found} == {0.1}
+    assert {(c.causal, c.window_size) for c in found} == {
+        (False, (None, None)), (False, (1024, 1024)), (True, (None, None)), (True, (1024, 0)),
+    }  # fmt: skip
+    assert {c.softcap for c in found} == {0.0, 30.0}
+
+
+def test_a_mask_has_one_name() -> None:
+    """Under a causal mask the right side says nothing, so these are one case."""
+    axes = {**AXES, "causal": True, "window": ["1k", "1k/0", "1024/512", "1k/open"]}
+    (found,) = cases({"axes": axes})
+    assert found.window_size == (1024, 0)
+    (found,) = cases({"axes": {**axes, "window": "open/512"}})
+    assert found.window_size == (None, None)
+    assert len(cases({"axes": {**axes, "causal": False}})) == 4
+
+
+def test_excluding_and_adding_by_window_softcap_and_dropout() -> None:
+    axes = {**AXES, "causal": True, "window": ["none", "1k"], "softcap": ["none", 30], "dropout": ["none", 0.1]}
+    found = cases({"axes": axes, "exclude": [{"window": "1k", "dropout": 0.1}, {"softcap": 30, "window": "none"}]})
+    assert {(c.window_size[0], c.softcap, c.dropout_p) for c in found} == {
+        (None, 0, 0), (None, 0, 0.1), (1024, 0, 0), (1024, 30, 0),
+    }  # fmt: skip
+    (_, added) = cases({"cases": [{"window": "512/512", "softcap": 50}]})
+    assert (added.window_size, added.softcap) == ((512, 512), 50)
+    assert {c.dropout_p for c in cases({"axes": axes}, axes={"dropout": "none"})} == {0}
+
+
+@pytest.mark.parametrize(
+    ("axes", "says"),
+    [
+        ({"window": "1024:0"}, r"window: '1024:0' is not a window; write 1024, 1024/0"),
+        ({"dropout": 1}, "dropout: 1 is out of range; a number from 0 and below 1"),
+        ({"softcap": "-1"}, "softcap: -1 is out of range"),
+        ({"dropout": "nan"}, "dropout: nan is out of range"),
+        ({"windows": "1k"}, r"axes.windows: unknown key; did you mean .?window"),
+        ({"soft_cap": 30}, r"unknown key.*softcap"),
+    ],
+)
+def test_what_is_no_window_softcap_or_dropout(axes: dict[str, Any], says: str) -> None:
+    with pytest.raises(UserError, match=says):
+        cases({"axes": {**AXES, **axes}})

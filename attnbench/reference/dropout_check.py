@@ -1,0 +1,200 @@
+"""The comparisons of a cell with dropout: exact wherever its mask can be read, else by statistics.
+
+Every launch that is checked starts from the same state of torch's random numbers, so it draws the mask that `Masks`
+reads. The calls that are timed go on from wherever the state is, and the mask of the next call must be another.
+
+A mask cannot be read where the library draws it from elsewhere, or where a forward has more keys than LAUNCHES launches
+show. Then a launch with one value in each column is compared exactly in its place, since it shows its own mask, and the
+results themselves by what must hold of them. Over many rows out = (P * D) v has
+
+    mean P v        variance p / (1 - p) sum_j P_ij^2 v_j^2
+
+and dk and dv agree with out and dq as they do without dropout, since both sides have the same D (`checksums`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from attnbench.inputs import Inputs
+from attnbench.reference import dropout
+from attnbench.reference.check import AGAIN, Check
+from attnbench.reference.checksums import products
+from attnbench.reference.compare import compare, expected
+from attnbench.reference.exact import BY_ROW, CHUNK, Reference, capped, high, probabilities, reference
+from attnbench.reference.renewal import Renewal
+from attnbench.reference.sample import Sample, check_inputs, choose, rows_of
+from attnbench.types import Accuracy, Case, Prepared, TensorError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+LEAST_ROWS = 32  # from which their statistics say something
+BY_STATISTICS = "dropout: its mask is not known ({}), so that results were checked by their statistics"
+
+
+class DropoutCheck(Check):
+    """Check, for a case with dropout."""
+
+    def __init__(self, case: Case, given: Inputs, seed: int) -> None:
+        import torch
+
+        self.case = case
+        self.seed = seed
+        self._given = given
+        self._sample = dropout.readable(case, choose(case, given.q.device, seed))
+        self.inputs = check_inputs(case, given, self._sample)
+        self.masked = self.inputs is not given
+        torch.manual_seed(seed)
+        self._state = dropout.State(case, given.q.device)
+        self._reads = self.inputs
+        self._prepared: Prepared | None = None
+        self._kept: Tensor | None = None  # what the prepared launch keeps in the sample, once read
+        self._flaws: tuple[str, ...] = ()
+
+    def launcher(self, prepared: Prepared) -> Callable[[], Any]:
+        if prepared is not self._prepared:
+            self._prepared, self._kept = prepared, None
+            self._masks = dropout.Masks(self.case, prepared, self._reads, self._state)
+
+        def launch() -> Any:
+            self._state.restore()
+            return prepared.launch()
+
+        return launch
+
+    def first(self, results: Mapping[str, Tensor]) -> Accuracy:
+        return self._judged(results, self.inputs, self._sample)
+
+    def forget_mask(self) -> None:
+        if self.masked:
+            self._reads = self._given
+            del self.inputs
+
+    def renewed(self, renewal: Renewal, made: Inputs, results: Mapping[str, Tensor]) -> Accuracy:
+        sample = dropout.readable(self.case, choose(self.case, made.q.device, self.seed + 1, share=AGAIN))
+        return self._judged(results, renewal.applied(made), sample, dense=not sample.whole)
+
+    def restored(self, results: Mapping[str, Tensor]) -> Accuracy:
+        return self._judged(results, self._given, self._sample, dense=self.masked)
+
+    def _judged(
+        self, results: Mapping[str, Tensor], inputs: Inputs, sample: Sample, *, dense: bool = False
+    ) -> Accuracy:
+        """With `dense`, dout is not 0 outside the sample, and dk and dv are compared by their products."""
+        results = {name: t.clone() for name, t in results.items()}  # reading launches may write to the same memory
+        if self._kept is None and self.case.has_forward and not self.notes:
+            self._look()
+        if self.notes:
+            return self._by_statistics(results, inputs, sample)
+        answer = self._with_mask(inputs, sample)
+        if dense and self.case.has_backward:
+            by_row = compare(answer, results, BY_ROW)
+            accuracy = replace(by_row, errors={**by_row.errors, **products(answer, inputs, results)})
+        else:
+            accuracy = compare(answer, results)
+        return replace(accuracy, flaws=self._flaws)
+
+    def _with_mask(self, inputs: Inputs, sample: Sample) -> Reference:
+        """With the mask of the launches that are checked."""
+        if sample is not self._sample:
+            return reference(self.case, inputs, sample, kept=self._masks.draw(sample))
+        if self._kept is None:
+            self._kept = self._masks.draw(sample)
+            self._flaws += dropout.flaws(self.case, dropout.seen_by(self.case, sample), self._kept)
+        return reference(self.case, inputs, sample, kept=self._kept)
+
+    def _look(self) -> None:
+        """Whether the mask can be read, and whether the next call draws another."""
+        first, following, again = self._masks.draw_some(self._sample)
+        needed = len(dropout.parts(self.case, self._sample))
+        if bool((first != again).any()):
+            self.notes = (BY_STATISTICS.format("it does not come from torch's random numbers"),)
+        elif needed > dropout.LAUNCHES:
+            self.notes = (BY_STATISTICS.format(f"{needed} launches would show it"),)
+        elif dropout.same(self.case, first, following):
+            self._flaws = ("dropout drops the same probabilities in every call",)
+
+    def _by_statistics(self, results: Mapping[str, Tensor], inputs: Inputs, sample: Sample) -> Accuracy:
+        found = self._probed(inputs, sample)
+        errors: dict[str, TensorError] = dict(found.errors)
+        if self.case.has_backward:
+            errors |= products(reference(self.case, inputs, sample), inputs, results)
+        unwritten = tuple(name for name in expected(self.case) if not bool(results[name].isfinite().all()))
+        flaws = (*found.flaws, *unlikely(self.case, inputs, sample, results["out"]))
+        return replace(found, errors=errors, unwritten=unwritten, flaws=flaws)
+
+    def _probed(self, inputs: Inputs, sample: Sample) -> Accuracy:
+        """Of a launch that shows its mask, or as much of it as its results depend on."""
+        s = self.case.shape
+        if self.case.has_backward:
+            rows = s.headdim_v * s.nheads_k // s.nheads
+            if not rows:
+                return Accuracy({}, 0, 0)  # more heads share a key head than v has columns
+            sample = replace(sample, rows=sample.rows[:, :rows], all_rows=False)
+        given, kept, results = self._masks.probe(inputs, sample)
+        part = dropout.best_part(self.case, sample)
+        seen = dropout.seen_by(self.case, sample)
+        if not self.case.has_backward:
+            seen, shown = seen[..., part], kept[..., part]
+        accuracy = compare(reference(self.case, given, sample, kept=kept), results)
+        flaws = dropout.flaws(self.case, seen, kept if self.case.has_backward else shown)
+        return replace(accuracy, flaws=flaws)
+
+
+def unlikely(case: Case, inputs: Inputs, sample: Sample, out: Tensor) -> tuple[str, ...]:
+    """What the mean or the variance of `out` over the sample's rows would hardly be with dropout, in words.
+
+    For each row, in units of the standard deviation that dropout gives each element, the part of its error along what
+    is expected, and its mean square. Both may be off by SIGMAS of their own standard errors over the rows, and by what
+    a share that is off by QUANTUM makes of them.
+    """
+    along, expected_square, square = _moments(case, inputs, sample, out)
+    n = len(square)
+    if n < LEAST_ROWS:
+        return ()
+    p, step = case.dropout_p, dropout.QUANTUM / (1 - case.dropout_p)
+    found = []
+    size = float(expected_square.sum())
+    slope, error = float(along.sum()) / size, float(along.square().sum().sqrt()) / size
+    if not abs(slope) <= step + dropout.SIGMAS * error:
+        found.append(f"out is {1 + slope:.4g} times what it should be on average")
+    spread, error = float(square.mean()), float(square.std()) / math.sqrt(n)
+    shares = [min(1.0, max(0.0, 1 - p + sign * dropout.QUANTUM)) for sign in (1, -1)]
+    low, high_ = sorted(share * (1 - share) / (p * (1 - p)) for share in shares)
+    slack = dropout.SIGMAS * error
+    if not low - slack <= spread <= high_ + step**2 * size / n + slack:
+        found.append(f"out varies by {math.sqrt(spread):.4g} times the standard deviation that dropout gives it")
+    return tuple(found)
+
+
+def _moments(case: Case, inputs: Inputs, sample: Sample, out: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Of each row that varies: error times mean, mean squared, and error squared, over the variance; means over d."""
+    import torch
+
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("highest")
+    s, precise = case.shape, high(case, inputs.q.device)
+    odds = case.dropout_p / (1 - case.dropout_p)
+    group, count = s.nheads // s.nheads_k, sample.rows.shape[1]
+    step = max(1, CHUNK // (group * s.seqlen_k * count))
+    found = []
+    for pairs in torch.arange(len(sample.batch), device=sample.batch.device).split(step):
+        at = sample.batch[pairs], sample.head[pairs], sample.rows[pairs]
+        k, v = (t[at[0], :, at[1]].to(precise) for t in (inputs.k, inputs.v))
+        for start in range(0, count, max(1, CHUNK // (group * s.seqlen_k))):
+            rows = at[2][:, start : start + max(1, CHUNK // (group * s.seqlen_k))]
+            q, ours = (rows_of(case, t, at[0], at[1], rows).to(precise) for t in (inputs.q, out))
+            scores = capped(case, torch.einsum("pcgd,pkd->pcgk", q, k))
+            p = probabilities(case, rows, scores)
+            mean = torch.einsum("pcgk,pkd->pcgd", p, v)
+            variance = odds * torch.einsum("pcgk,pkd->pcgd", p.square(), v.square())
+            kept = (variance > 0).all(-1)
+            mean, variance, error = mean[kept], variance[kept], (ours[kept] - mean[kept])
+            found.append(torch.stack([(t / variance).mean(-1).double() for t in (error * mean, mean**2, error**2)]))
+    torch.set_float32_matmul_precision(before)
+    along, expected_square, square = torch.cat(found, dim=1)
+    return along, expected_square, square

@@ -1,0 +1,204 @@
+"""Reading the mask of a launch, and telling random bits from others; the whole check is in tests/lies."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from attnbench import inputs, reference
+from attnbench.backends.base import Layout, autograd_prepared
+from attnbench.reference import dropout, dropout_check
+from attnbench.types import Case, Prepared, Shape
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def case(direction: Any = "fwd", p: float = 0.1, dtype: Any = "fp32", **changes: Any) -> Case:
+    sizes = {"batch": 2, "seqlen_q": 40, "seqlen_k": 40, "nheads": 4, "nheads_k": 2, "headdim": 8, "headdim_v": 16}
+    more = {name: changes.pop(name) for name in ("causal", "window_size", "softcap") if name in changes}
+    return Case(Shape(**{**sizes, **changes}), dtype, direction, dropout_p=p, **more)
+
+
+def prepared(
+    which: Case, given: inputs.Inputs, layout: Layout = "bshd", mask: Callable[[], Tensor] | None = None
+) -> Prepared:
+    """Attention by its definition, in float64, on the mask that is given, else a new one each call."""
+    s = which.shape
+    size = (s.batch, s.nheads, s.seqlen_q, s.seqlen_k)
+
+    def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        if layout == "bshd":
+            q, k, v = (t.transpose(1, 2) for t in (q, k, v))
+        q, k, v = q.double(), *(t.double().repeat_interleave(s.nheads // s.nheads_k, 1) for t in (k, v))
+        scores = q @ k.mT * which.softmax_scale
+        if which.causal:
+            hidden = torch.ones(s.seqlen_q, s.seqlen_k, dtype=torch.bool).triu(1 + s.seqlen_k - s.seqlen_q)
+            scores = scores.masked_fill(hidden, float("-inf"))
+        kept = mask() if mask else torch.rand(size) >= which.dropout_p
+        out = (scores.softmax(-1) * kept / (1 - which.dropout_p)) @ v
+        return (out if layout == "bhsd" else out.transpose(1, 2)).float()
+
+    return autograd_prepared(which, given, attend, layout)
+
+
+@pytest.mark.parametrize("layout", ["bshd", "bhsd"])
+@pytest.mark.parametrize("direction", ["fwd", "bwd", "fwd_bwd"])
+@pytest.mark.parametrize(
+    "changes", [{}, {"seqlen_q": 4, "nheads": 4, "nheads_k": 4, "seqlen_k": 4}, {"nheads": 40, "nheads_k": 1}], ids=str
+)
+def test_the_mask_is_read_as_it_was_drawn(direction: str, layout: Layout, changes: dict[str, int]) -> None:
+    """Also where heads and lengths are as many, and where more heads share a key head than v has columns."""
+    which = case(direction, **changes)
+    s = which.shape
+    kept = torch.rand(s.batch, s.nheads, s.seqlen_q, s.seqlen_k) >= 0.3
+    given = inputs.make(which, "cpu", 0)
+    before = inputs.clone(given)
+    made = prepared(which, given, layout, lambda: kept)
+    sample = reference.choose(which, CPU)
+    masks = dropout.Masks(which, made, given, dropout.State(which, CPU))
+    read = masks.draw(sample)
+    theirs = (
+        kept.unflatten(1, (s.nheads_k, -1)).flatten(0, 1).transpose(1, 2)
+    )  # all rows of all heads are in the sample
+    assert sample.whole
+    assert torch.equal(read, theirs)
+    assert inputs.changed(given, before) is None
+    results = made.canonical(made.launch())
+    answer = reference.reference(which, given, sample, kept=read)
+    assert reference.compare(answer, results).ok
+    assert not reference.compare(reference.reference(which, given, sample), results).ok
+
+
+def test_a_place_that_cannot_be_read_is_said() -> None:
+    which = case()
+    given = inputs.make(which, "cpu", 0)
+    made = replace(prepared(which, given), reads={"v": given.v.flatten(0, 1)})
+    with pytest.raises(ValueError, match=r"reads\['v'\] has shape"):
+        dropout.Masks(which, made, given, dropout.State(which, CPU))
+
+
+def test_the_reference_with_a_mask_is_autograds() -> None:
+    """In float64 and for all four results, with softcap and a mask."""
+    which = case("fwd_bwd", causal=True, softcap=1.5, seqlen_k=50)
+    given = inputs.make(which, "cpu", 0)
+    sample = reference.choose(which, CPU)
+    s = which.shape
+    kept = torch.rand(s.batch * s.nheads_k, s.seqlen_q, s.nheads // s.nheads_k, s.seqlen_k) >= which.dropout_p
+    answer = reference.reference(which, given, sample, kept=kept)
+    q, k, v = (t.double().requires_grad_() for t in (given.q, given.k, given.v))
+    scores = torch.einsum("bihgd,bjhd->bhigj", q.unflatten(2, (s.nheads_k, -1)), k) * which.softmax_scale
+    scores = 1.5 * torch.tanh(scores / 1.5)
+    hidden = torch.ones(s.seqlen_q, s.seqlen_k, dtype=torch.bool).triu(1 + s.seqlen_k - s.seqlen_q)
+    p = scores.masked_fill(hidden[:, None], float("-inf")).softmax(-1)
+    p = p * kept.unflatten(0, (s.batch, s.nheads_k)) / (1 - which.dropout_p)
+    out = torch.einsum("bhigj,bjhd->bihgd", p, v).flatten(2, 3)
+    assert given.dout is not None
+    results = {
+        "out": out.detach(),
+        **dict(zip(("dq", "dk", "dv"), torch.autograd.grad(out, (q, k, v), given.dout.double()), strict=True)),
+    }
+    for part in answer.parts:
+        for name, exact in part.exact.items():
+            torch.testing.assert_close(part.of(which, name, results[name]), exact, atol=1e-11, rtol=1e-9)
+
+
+ROWS = {"batch": 1, "seqlen_q": 300, "seqlen_k": 512, "nheads": 4, "nheads_k": 2}
+
+
+def judged(which: Case, kept: Tensor) -> tuple[str, ...]:
+    sample = reference.choose(which, CPU)
+    return dropout.flaws(which, dropout.seen_by(which, sample), kept)
+
+
+@pytest.mark.parametrize("p", [0.003, 0.1, 0.5, 0.95])
+@pytest.mark.parametrize(
+    "changes",
+    [{}, {"causal": True}, {"causal": True, "window_size": (40, 0)}, {"seqlen_q": 1}, {"seqlen_q": 3, "seqlen_k": 5}],
+    ids=str,
+)
+def test_random_bits_have_no_flaw(p: float, changes: dict[str, Any]) -> None:
+    """Nor bytes compared as flash-attn does, whose share is off by up to 1/256."""
+    which = case(p=p, **{**ROWS, **changes})
+    s = which.shape
+    torch.manual_seed(0)
+    for _ in range(4):
+        size = (2, s.seqlen_q, 2, s.seqlen_k)
+        assert judged(which, torch.rand(size) >= p) == ()
+        assert judged(which, torch.randint(256, size) <= int((1 - p) * 255)) == ()
+
+
+@pytest.mark.parametrize("p", [0.1, 0.5])
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize(
+    ("size", "repeat", "says"),
+    [
+        ((1, 300, 1, 512), (2, 1, 2, 1), "several heads"),
+        ((2, 300, 1, 512), (1, 1, 2, 1), "several heads"),
+        ((1, 300, 2, 512), (2, 1, 1, 1), "several heads"),
+        ((2, 1, 2, 512), (1, 300, 1, 1), "several query rows"),
+        ((2, 100, 2, 512), (1, 3, 1, 1), "several query rows"),
+        ((2, 300, 2, 128), (1, 1, 1, 4), "every 128 keys"),
+        ((2, 300, 2, 1), (1, 1, 1, 512), "every 1 keys"),
+    ],
+)
+def test_bits_that_are_alike(p: float, causal: bool, size: Any, repeat: Any, says: str) -> None:
+    which = case(p=p, causal=causal, **{**ROWS, "seqlen_k": 512})
+    kept = (torch.rand(size, generator=torch.Generator().manual_seed(1)) >= p).repeat(repeat)
+    assert any(says in flaw for flaw in judged(which, kept))
+
+
+@pytest.mark.parametrize(
+    ("p", "really"), [(0.1, 0.0), (0.1, 0.09), (0.1, 0.11), (0.5, 0.49), (0.9, 0.1), (0.005, 0.01)]
+)
+def test_a_share_that_is_wrong(p: float, really: float) -> None:
+    kept = torch.rand((2, 300, 2, 512), generator=torch.Generator().manual_seed(1)) >= really
+    (flaw,) = judged(case(p=p, **ROWS), kept)
+    assert "of the probabilities where" in flaw
+
+
+@pytest.mark.parametrize("direction", ["fwd", "bwd"])
+def test_the_cost_is_bounded(direction: str) -> None:
+    """Rows are thinned until LAUNCHES show them; of a forward it is the keys that count."""
+    which = case(direction, batch=1, nheads=8, nheads_k=1, seqlen_q=4096, seqlen_k=64, headdim_v=8)
+    sample = reference.choose(which, CPU)
+    fewer = dropout.readable(which, sample)
+    assert len(dropout.parts(which, fewer)) <= dropout.LAUNCHES
+    assert (fewer.rows[0, 0], fewer.rows[0, -1]) == (0, 4095)
+    assert (fewer is sample) == (direction == "fwd")
+
+
+@pytest.mark.parametrize("p", [0.02, 0.1, 0.5, 0.9])
+@pytest.mark.parametrize("changes", [{}, {"causal": True}], ids=str)
+def test_statistics_of_the_output(p: float, changes: dict[str, Any]) -> None:
+    """Honest outputs of many draws pass; too much or nothing dropped does not, nor a factor that is missing."""
+    which = case(p=p, seqlen_q=200, seqlen_k=300, **changes)
+    given = inputs.make(which, "cpu", 0)
+    sample = reference.choose(which, CPU)
+    s = which.shape
+    size = (s.batch, s.nheads, s.seqlen_q, s.seqlen_k)
+
+    def out(kept: Tensor, factor: float = 1.0) -> tuple[str, ...]:
+        made = prepared(which, given, mask=lambda: kept)
+        return dropout_check.unlikely(which, given, sample, made.canonical(made.launch())["out"] * factor)
+
+    torch.manual_seed(0)
+    for _ in range(5):
+        assert out(torch.rand(size) >= p) == ()
+    assert out(torch.randint(256, size) <= int((1 - p) * 255)) == ()
+    assert out(torch.ones(size), 1 - p) != ()
+    assert out(torch.rand(size) >= p, 1 - p) != ()
+    assert out(torch.rand(size) >= min(0.97, 1.5 * p + 0.02)) != ()
+    assert out(torch.full(size, float("nan"))) != ()
