@@ -169,5 +169,5 @@ def _not_ours(path: Path) -> UserError:
 
 def missing(run: Run) -> list[Job]:
     """The planned jobs that have no record, or one that only a want of time made a skip. The last record counts."""
-    last = {record.id: record for record in run.records}
-    return [job for job in run.plan if (r := last.get(job.id)) is None or r.resumable]
+    last = {(r.case, r.backend, r.round): r for r in run.records}
+    return [j for j in run.plan if (r := last.get((j.case, j.backend, j.round))) is None or r.resumable]

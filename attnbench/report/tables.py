@@ -156,10 +156,11 @@ def _tables(cells: Sequence[Cell], metric: metrics.Metric, by: str, convention: 
     row, column = ("backend", _ROW) if by == _ROW else (_ROW, by)
     titles = [axis for axis in _AXES if axis not in (row, column, *_IMPLIED)]
     implied = [axis for axis in _IMPLIED if axis != column]
+    several = len({c.device for c in cells}) > 1
     found = []
     for group in _split(cells, titles):
         for table in _split_implied(group, row, column, implied):
-            made = _table(table, cells, metric, (row, column), convention)
+            made = _table(table, several, metric, (row, column), convention)
             if made is not None:
                 found.append(made)
     return found
@@ -192,7 +193,7 @@ def _tells(known: Sequence[str], axis: str, cells: Sequence[Cell]) -> bool:
 
 
 def _table(
-    cells: Sequence[Cell], everything: Sequence[Cell], metric: metrics.Metric, axes: tuple[str, str], conv: Convention
+    cells: Sequence[Cell], several: bool, metric: metrics.Metric, axes: tuple[str, str], conv: Convention
 ) -> Table | None:
     row, column = axes
     at = {(_AXES[row].value(c), _AXES[column].value(c)): c for c in cells}
@@ -205,16 +206,19 @@ def _table(
     if any(at[key].status == "ok" for key in tried) and not any(v is not None for v in values.values()):
         return None
 
+    rivals: dict[Any, list[float]] = {}  # only backends compete, on one case
+    for key, value in values.items() if "backend" in axes else ():
+        if value is not None:
+            rivals.setdefault(key[0 if column == "backend" else 1], []).append(value)
+    best = {place: _best(metric, found) for place, found in rivals.items()}
+
     def entry(r: Any, c: Any) -> Entry:
-        """Only backends compete, on one case."""
-        rivals = [v for k, v in values.items() if (k[0] == r if column == "backend" else k[1] == c)]
-        competing = [v for v in rivals if v is not None] if "backend" in axes else []
-        return _entry(at.get((r, c)), metric, competing, conv)
+        return _entry(at.get((r, c)), metric, best.get(r if column == "backend" else c, set()), conv)
 
     details, row_extra, column_extra = _details(cells, row, column)
     of_row, of_column = {r: cell for (r, _), cell in at.items()}, {c: cell for (_, c), cell in at.items()}
     return Table(
-        title=_title(cells[0], everything, axes),
+        title=_title(cells[0], several, axes),
         details=details,
         corner="backend" if row == "backend" else "seqlen",
         columns=tuple(_label(of_column[c], column, column_extra) for c in columns),
@@ -222,7 +226,7 @@ def _table(
     )
 
 
-def _entry(cell: Cell | None, metric: metrics.Metric, rivals: Sequence[float], convention: Convention) -> Entry:
+def _entry(cell: Cell | None, metric: metrics.Metric, best: set[str], convention: Convention) -> Entry:
     if cell is None:
         return Entry()
     if cell.status != "ok":
@@ -237,7 +241,7 @@ def _entry(cell: Cell | None, metric: metrics.Metric, rivals: Sequence[float], c
         share = cell.value("roofline" if memory else "utilization", convention)
         aside = "" if share is None else metrics.share(share)
     held_down = metric.clocked and cell.held_down
-    return Entry(digits, aside, best=text in _best(metric, rivals), memory=memory, held_down=held_down)
+    return Entry(digits, aside, best=text in best, memory=memory, held_down=held_down)
 
 
 def _best(metric: metrics.Metric, rivals: Sequence[float]) -> set[str]:
@@ -249,9 +253,10 @@ def _best(metric: metrics.Metric, rivals: Sequence[float]) -> set[str]:
     return {champion} if 2 * texts.count(champion) <= len(texts) else set()
 
 
-def _title(cell: Cell, everything: Sequence[Cell], axes: tuple[str, str]) -> str:
+def _title(cell: Cell, several: bool, axes: tuple[str, str]) -> str:
+    """`several`: whether there are other devices."""
     names = [a for a in _AXES if a not in (*axes, *_IMPLIED)]
-    if len({c.device for c in everything}) == 1:
+    if not several:
         names.remove("device")
     return ", ".join(filter(None, (_AXES[a].label(cell) for a in names)))
 
