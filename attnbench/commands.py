@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import math
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -83,6 +84,7 @@ def report(
     metrics: Sequence[str],
     by: str,
     *,
+    every: bool,
     convention: Convention,
     pictures: Mapping[str, Path | None],
     figure: str,
@@ -111,6 +113,7 @@ def report(
         _draw(runs, paths, pictures, figure, panel, convention)
         return 0
     options: Any = {"metrics": names, "by": by, "convention": convention}
+    options |= {"lines": math.inf} if every else {}
     if format in ("csv", "json"):
         from attnbench.report import export
 

@@ -104,6 +104,9 @@ class Measurements(Mapping[str, Measurement]):
         assert isinstance(found, Measurement)
         return found
 
+    def __contains__(self, name: object) -> bool:
+        return name in self._found
+
     def __iter__(self) -> Iterator[str]:
         return iter(self._found)
 

@@ -267,6 +267,11 @@ def tflops_per_watt(record: Record, context: Context) -> float | None:
     return _over(work.flops(record.case, context.convention) / 1e12, joules(record, context))
 
 
+def compared(record: Record) -> bool:
+    """Whether the instruments took turns."""
+    return "turns_events" in record.measurements or "turns_traced" in record.measurements
+
+
 def ratios(record: Record, instrument: str) -> tuple[float, ...]:
     """An instrument's readings over those of the events in the same turns, and where it can be on the same calls."""
     theirs = values(record, f"turns_{instrument}")
@@ -280,12 +285,16 @@ def ratios(record: Record, instrument: str) -> tuple[float, ...]:
 @Once
 def tracing(record: Record) -> float | None:
     """The share by which events read traced calls longer than others."""
+    if not compared(record):
+        return None
     pairs = list(zip(values(record, "turns_traced"), values(record, "turns_events"), strict=False))
     return stats.median([traced / plain for traced, plain in pairs]) - 1 if pairs else None
 
 
 @Once
 def disagreement(record: Record) -> float | None:
+    if not compared(record):
+        return None
     apart = [abs(stats.median(found) - 1) for name in INSTRUMENTS[1:] if (found := ratios(record, name))]
     return max(apart, default=None)
 

@@ -90,7 +90,10 @@ class Cell:
             return None
         key = metric, convention
         if key not in self._values:
-            found = [metrics.value(metric, r, self.context(r, convention)) for r in self.records]
+            if isinstance(metrics.METRICS[metric].derive, derive.Once):  # needs no context
+                found = [metrics.value(metric, r) for r in self.records]
+            else:
+                found = [metrics.value(metric, r, self.context(r, convention)) for r in self.records]
             known = [v for v in found if v is not None]
             self._values[key] = stats.median(known) if known else None
         return self._values[key]

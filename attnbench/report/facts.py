@@ -80,7 +80,7 @@ def _launch_bound(cells: Iterable[Cell]) -> Iterator[Caution]:
 
 
 def _cross_check(cells: Sequence[Cell]) -> Iterator[Caution]:
-    for backend, group in _groups(cells):
+    for backend, group in _groups([c for c in cells if any(map(derive.compared, c.records))]):
         parts = []
         for instrument in INSTRUMENTS[1:]:
             compared = [(c, ratio) for c in group if (ratio := _ratio(c, instrument)) is not None]

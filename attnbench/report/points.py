@@ -8,7 +8,6 @@ several (their range below six rounds, stats.median_interval).
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -53,7 +52,6 @@ _SPLITS: tuple[Callable[[Cell], str], ...] = (  # where lengths alone do not tel
     lambda c: f"{words.heads(c.case)} heads",
     lambda c: f"batch {c.case.shape.batch}",
 )
-_KNOWN_FIELDS = {"shape", "dtype", "direction", "causal", "window_size"}
 
 
 @dataclass(frozen=True)
@@ -112,11 +110,7 @@ def interval(cell: Cell) -> tuple[float, float] | None:
 
 def other(case: Case) -> str:
     """Fields that differ from their default and have no place of their own: softcap 30.0."""
-    return ", ".join(
-        f"{f.name} {getattr(case, f.name)}"
-        for f in dataclasses.fields(case)
-        if f.name not in _KNOWN_FIELDS and getattr(case, f.name) != f.default
-    )
+    return ", ".join(words.other(case))
 
 
 def _queries(case: Case) -> str:

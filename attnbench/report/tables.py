@@ -6,7 +6,7 @@ and query lengths that follow from row and column do not make tables of their ow
 
 from __future__ import annotations
 
-import dataclasses
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -20,6 +20,8 @@ from attnbench.types import DIRECTIONS, DTYPES, Case
 from attnbench.work import Convention
 
 NO_FIGURES = "No cell has a figure for this."
+LINES = 500  # of the tables of a metric, after which a reader is better served otherwise
+FRAME = 5  # lines of a table but its rows
 MEMORY = "m"  # after a percentage: of the roofline, as memory bounds the case
 HELD_DOWN = "~"  # after digits: the clock was held down
 
@@ -51,6 +53,16 @@ class Section:
 
     metric: metrics.Metric
     tables: tuple[Table, ...]
+    left: int = 0  # tables that are not shown
+
+    def more(self) -> str:
+        """Of the tables that are not shown, in one line; empty where there are none."""
+        if not self.left:
+            return ""
+        return (
+            f"{words.count(self.left, 'more table')} not shown: attnbench report --all shows every one, "
+            "-f csv and -f json have every cell, fewer run files make fewer."
+        )
 
     def legend(self, best: str) -> str:
         """What the marks in the tables mean; `best` is the writer's own mark."""
@@ -85,7 +97,11 @@ _AXES: dict[str, _Axis] = {
         lambda c: f"d{words.headdim(c.case)}",
     ),
     "causal": _Axis(lambda c: words.mask_rank(c.case), lambda c: words.mask(c.case), lambda c: words.mask(c.case)),
-    "other": _Axis(lambda c: _other(c.case), lambda c: ", ".join(_other(c.case)), lambda c: ", ".join(_other(c.case))),
+    "other": _Axis(
+        lambda c: words.other(c.case),
+        lambda c: ", ".join(words.other(c.case)),
+        lambda c: ", ".join(words.other(c.case)),
+    ),
     "direction": _Axis(
         lambda c: DIRECTIONS.index(c.case.direction), lambda c: c.case.direction, lambda c: c.case.direction
     ),
@@ -111,7 +127,6 @@ _AXES: dict[str, _Axis] = {
 }
 _IMPLIED = ("nheads", "batch", "seqlen_q")  # make tables only where row and column do not tell them
 BY = tuple(axis for axis in _AXES if axis not in ("device", "other", "seqlen_q"))
-_KNOWN_FIELDS = {"shape", "dtype", "direction", "causal", "window_size"}
 
 
 def sections(
@@ -120,10 +135,11 @@ def sections(
     by: str = "backend",
     convention: Convention = "exact",
     memory: bool = False,
+    lines: float = math.inf,
 ) -> list[Section]:
     """The tables of each metric, then with `memory` peak memory, condensed. UserError: unknown metric or axis.
 
-    A metric that no cell has gives a section without tables.
+    A metric that no cell has gives a section without tables. After so many `lines` a metric's tables end.
     """
     if by not in BY:
         raise UserError(f'no columns "{by}"{did_you_mean(by, BY)}')
@@ -136,9 +152,9 @@ def sections(
     found = []
     for name, chosen in wanted:
         metric = metrics.METRICS[name]
-        made = _tables(chosen, metric, by, convention)
+        made, left = _tables(chosen, metric, by, convention, lines)
         if made or chosen is cells:
-            found.append(Section(metric, tuple(made)))
+            found.append(Section(metric, tuple(made), left))
     return found
 
 
@@ -152,18 +168,26 @@ def _plainest_masks(cells: Sequence[Cell]) -> list[Cell]:
     return [c for c in cells if ranks.get(_but_mask(c)) == words.mask_rank(c.case)]
 
 
-def _tables(cells: Sequence[Cell], metric: metrics.Metric, by: str, convention: Convention) -> list[Table]:
+def _tables(
+    cells: Sequence[Cell], metric: metrics.Metric, by: str, convention: Convention, lines: float
+) -> tuple[list[Table], int]:
+    """Those that fit into so many lines, the first in any case; and how many do not."""
     row, column = ("backend", _ROW) if by == _ROW else (_ROW, by)
     titles = [axis for axis in _AXES if axis not in (row, column, *_IMPLIED)]
     implied = [axis for axis in _IMPLIED if axis != column]
     several = len({c.device for c in cells}) > 1
-    found = []
+    found: list[Table] = []
+    left = 0
     for group in _split(cells, titles):
         for table in _split_implied(group, row, column, implied):
+            if lines <= 0:
+                left += any(c.status != "skipped" for c in table)
+                continue
             made = _table(table, several, metric, (row, column), convention)
             if made is not None:
                 found.append(made)
-    return found
+                lines -= len(made.rows) + FRAME
+    return found, left
 
 
 def _split(cells: Sequence[Cell], axes: Sequence[str]) -> list[list[Cell]]:
@@ -295,17 +319,8 @@ def _but_mask(cell: Cell) -> tuple[Any, ...]:
         s.headdim,
         s.headdim_v,
         cell.case.direction,
-        _other(cell.case),
+        words.other(cell.case),
         s.nheads,
         s.nheads_k,
         s.seqlen_q == s.seqlen_k,
-    )
-
-
-def _other(case: Case) -> tuple[str, ...]:
-    """Fields that differ from their default and have no axis of their own: ("softcap 30.0",)."""
-    return tuple(
-        f"{f.name} {getattr(case, f.name)}"
-        for f in dataclasses.fields(case)
-        if f.name not in _KNOWN_FIELDS and getattr(case, f.name) != f.default
     )

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from attnbench.sizes import short
@@ -28,6 +30,7 @@ ENDINGS: Mapping[Status, str] = {
     "timeout": "TIMEOUT",
     "skipped": "skip",
 }
+_NAMED = {"shape", "dtype", "direction", "causal", "window_size"}
 NOTHING = "-"  # measured, but this metric has no value
 
 _FACTORS = {"h": 3600.0, "m": 60.0, "s": 1.0, "B": 1.0, "KiB": 2.0**10, "MiB": 2.0**20, "GiB": 2.0**30}
@@ -60,6 +63,16 @@ def mask(case: Case) -> str:
         return "causal" if case.causal else "full"
     left, right = ("open" if side is None else str(side) for side in case.window_size)
     return f"{'causal ' if case.causal else ''}window ({left}, {right})"
+
+
+@cache
+def other(case: Case) -> tuple[str, ...]:
+    """Fields that differ from their default and have no name of their own: ("softcap 30.0",)."""
+    return tuple(
+        f"{f.name} {getattr(case, f.name)}"
+        for f in dataclasses.fields(case)
+        if f.name not in _NAMED and getattr(case, f.name) != f.default
+    )
 
 
 def mask_rank(case: Case) -> tuple[bool, bool, str]:

@@ -1,7 +1,8 @@
 """Run files of any size, for tests of speed: the records of a real H200 run, multiplied over cases and rounds.
 
-A multiplied record keeps all that its original holds; its case gets another dtype, batch, number of key heads or window,
-and its times are scaled by the noise between rounds of an H200 (h200_noise.py has more of it), in the same digits.
+A multiplied record keeps all that its original holds; its case gets another dtype, batch, number of key heads or
+window, and its times are scaled by the noise between rounds of an H200 (h200_noise.py has more of it), in the same
+digits.
 
     python tests/unit/multiplied.py results/20261121-071130-default-nvidia-h200.jsonl out.jsonl 100000
 """
