@@ -56,7 +56,7 @@ class Once(Generic[T]):
 
     def __init__(self, compute: Callable[[Record], T]) -> None:
         self.compute = compute
-        self.name = f"{compute.__name__} {next(_names)}"  # in the record's __dict__; batch.py puts values there too
+        self.name = f"{compute.__name__} {next(_names)}"  # in the record's __dict__
 
     def __call__(self, record: Record, _: Context | None = None) -> T:
         known = vars(record)
@@ -98,7 +98,10 @@ def samples(record: Record) -> tuple[float, ...]:
 def uses_span(record: Record) -> bool:
     """Whether the kernels' span stands in place of the events' reading."""
     span = values(record, "span")
-    return bool(span) and record.timer == "events" and bool(time := values(record, "time")) and stats.median(time) < SHORT
+    if not span or record.timer != "events":
+        return False
+    time = values(record, "time")
+    return bool(time) and stats.median(time) < SHORT
 
 
 def measured(name: str, reduce: Callable[[Sequence[float]], float] = stats.median) -> Formula:
@@ -189,21 +192,23 @@ def clock(record: Record) -> float | None:
     return stats.median(found) if found else None
 
 
-def traffic(record: Record, context: Context) -> float | None:
+@Once
+def traffic(record: Record) -> float | None:
     """Ideal bytes/s."""
     return _over(float(work.nbytes(record.case)), latency(record))
 
 
-def gbps(record: Record, context: Context) -> float | None:
-    return _over(traffic(record, context), 1e9)
+@Once
+def gbps(record: Record) -> float | None:
+    return _over(traffic(record), 1e9)
 
 
 def bandwidth_utilization(record: Record, context: Context) -> float | None:
-    return _over(traffic(record, context), context.bandwidth)
+    return _over(traffic(record), context.bandwidth)
 
 
 def bandwidth_ceiling(record: Record, context: Context) -> float | None:
-    return _over(traffic(record, context), context.copy)
+    return _over(traffic(record), context.copy)
 
 
 def roofline(record: Record, context: Context) -> float | None:
@@ -257,14 +262,15 @@ def sustained_tflops(record: Record, context: Context) -> float | None:
     return _over(work.flops(record.case, context.convention) / 1e12, sustained_latency(record))
 
 
-def joules(record: Record, context: Context) -> float | None:
+@Once
+def joules(record: Record) -> float | None:
     """Of one call."""
     watts, seconds = values(record, "sustained_power"), sustained_latency(record)
     return stats.median(watts) * seconds if watts and seconds is not None else None
 
 
 def tflops_per_watt(record: Record, context: Context) -> float | None:
-    return _over(work.flops(record.case, context.convention) / 1e12, joules(record, context))
+    return _over(work.flops(record.case, context.convention) / 1e12, joules(record))
 
 
 def compared(record: Record) -> bool:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from attnbench import batch, derive, metrics, stats, store
-from attnbench.report import words
+from attnbench import derive, metrics, stats, store
+from attnbench.report import batch, words
 from attnbench.report.cells import Cell
 from attnbench.report.tables import HELD_DOWN
 from attnbench.types import SHORT, Run
@@ -31,7 +31,7 @@ class Caution:
 def cautions(cells: Sequence[Cell], runs: Sequence[Run], convention: Convention = "exact") -> list[Caution]:
     """Everything that should make a reader careful, most serious first."""
     measured = [c for c in cells if c.status == "ok"]
-    batch.prime(("ci", "drift"), (r for c in measured for r in c.records))
+    batch.prime(("ci", "drift"), measured)
     found = [*_wrong(cells), *_wrong_kernel(cells), *_incomplete(runs), *_half_ok(measured), *_ecc(measured)]
     found += [*_others(measured), *_disagree(measured), *_host_bound(measured), *_held_down(measured)]
     found += [*_drifting(measured), *_few(measured), *_noisy(measured), *_unproven(measured), *_no_peak(measured)]

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal
 
-from attnbench import batch, derive, metrics, stats
+from attnbench import derive, metrics, stats
 from attnbench.report import words
 from attnbench.types import STATUSES, Case, Record, Run, Status
 from attnbench.work import Convention
@@ -84,13 +84,18 @@ class Cell:
             )
         return found
 
+    def keep(self, metric: str, value: float | None) -> None:
+        """The value of a metric that needs no context, as report/batch.py computes it for many cells at once."""
+        self._values[metric, "exact"] = value
+
     def value(self, metric: str, convention: Convention = "exact") -> float | None:
         """The median over the rounds' values, derived once; None unless the cell is ok."""
         if self.status != "ok":
             return None
-        key = metric, convention
+        alone = isinstance(metrics.METRICS[metric].derive, derive.Once)  # needs no context
+        key: tuple[str, Convention] = metric, "exact" if alone else convention
         if key not in self._values:
-            if isinstance(metrics.METRICS[metric].derive, derive.Once):  # needs no context
+            if alone:
                 found = [metrics.value(metric, r) for r in self.records]
             else:
                 found = [metrics.value(metric, r, self.context(r, convention)) for r in self.records]
@@ -105,7 +110,6 @@ def cells(runs: Sequence[Run]) -> list[Cell]:
     Runs share a device label when their figures can stand in one table: nothing in the environment, the timer or the
     cache state differs, and they measured no cell twice. Otherwise each gets a label of its own.
     """
-    batch.prime(("latency", "clock_held"), (r for run in runs for r in run.records))
     found: list[Cell] = []
     ranks = {case: words.case_rank(case) for run in runs for case in dict.fromkeys(r.case for r in run.records)}
     for label, group in groups(runs):

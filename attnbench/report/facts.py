@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from attnbench import batch, derive, metrics, stats
-from attnbench.report import words
+from attnbench import derive, metrics, stats
+from attnbench.report import batch, words
 from attnbench.report.cautions import Caution
 from attnbench.report.cells import Cell
 from attnbench.types import INSTRUMENTS, SHORT, Record
@@ -17,7 +17,7 @@ NAMES = {"graph": "CUDA graph replay", "cupti": "CUPTI"}
 
 def facts(cells: Sequence[Cell]) -> list[Caution]:
     measured = [c for c in cells if c.status == "ok"]
-    batch.prime(("enqueue",), (r for c in measured for r in c.records))
+    batch.prime(("latency", "enqueue", "memory_driver"), measured)
     found = [
         *_spans(measured),
         *_traced(measured),

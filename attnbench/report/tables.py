@@ -13,7 +13,7 @@ from typing import Any
 
 from attnbench import metrics
 from attnbench.errors import UserError, did_you_mean
-from attnbench.report import words
+from attnbench.report import batch, words
 from attnbench.report.cells import Cell
 from attnbench.sizes import short
 from attnbench.types import DIRECTIONS, DTYPES, Case
@@ -160,6 +160,7 @@ def sections(
 
 def _plainest_masks(cells: Sequence[Cell]) -> list[Cell]:
     """Of cells that differ in the mask alone those with the plainest: memory hardly depends on it. Measured ones."""
+    batch.prime(("memory_peak",), cells)
     ranks: dict[Any, Any] = {}
     for cell in cells:
         if cell.value("memory_peak") is not None:
