@@ -71,8 +71,9 @@ def context(run: Run, dtype: str) -> Context:
     device = run.environment.device
     gpu = hardware.find(device.name, device.memory)
     given = run.peak.get(dtype, run.peak.get(""))
-    ceilings = [v for r in run.records if r.case.dtype == dtype for v in values(r, "ceiling_matmul")]
-    copies = [v for r in run.records for v in values(r, "ceiling_copy")]
+    knowing = [r for r in run.records if "ceiling_matmul" in r.measurements or "ceiling_copy" in r.measurements]
+    ceilings = [v for r in knowing if r.case.dtype == dtype for v in values(r, "ceiling_matmul")]
+    copies = [v for r in knowing for v in values(r, "ceiling_copy")]
     return Context(
         peak=given if given is not None else hardware.peak(gpu, dtype) if gpu else None,
         clock=hardware.clock(gpu, dtype) if gpu and given is None else None,

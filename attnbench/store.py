@@ -70,7 +70,7 @@ class RunFile:
         content = file.read()
         file.truncate(content.rfind(b"\n") + 1)
         file.seek(0, os.SEEK_END)
-        return cls(path, file, _schema(path, decode.fields(content.partition(b"\n")[0])))
+        return cls(path, file, _schema(path, _first(path, content.partition(b"\n")[0])))
 
     def append(self, record: Record) -> None:
         data = to_json(record)
@@ -135,11 +135,8 @@ def read(path: Path) -> tuple[Run, list[str]]:
     return replace(run, records=tuple(records)), problems
 
 
-def _header(path: Path, line: memoryview) -> Run:
-    try:
-        raw = decode.fields(line)
-    except ValueError:
-        raise _not_ours(path) from None
+def _header(path: Path, line: decode.Line) -> Run:
+    raw = _first(path, line)
     _schema(path, raw)
     try:
         plan = decode.jobs(raw.pop("plan")) if "plan" in raw else None
@@ -148,6 +145,14 @@ def _header(path: Path, line: memoryview) -> Run:
         return run if plan is None else replace(run, plan=plan)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise UserError(f"{path}:1: damaged first line ({type(error).__name__}: {error})") from None
+
+
+def _first(path: Path, line: decode.Line) -> dict[str, Any]:
+    """The fields of a first line, unread. UserError where it is none."""
+    try:
+        return decode.fields(line)
+    except ValueError:
+        raise _not_ours(path) from None
 
 
 def _schema(path: Path, header: Mapping[str, Any]) -> int:
