@@ -188,7 +188,7 @@ def _measurement(raw: msgspec.Raw) -> Measurement:
     try:
         return from_json(Measurement, _unpacked(json.loads(bytes(raw))))
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise UserError(f"a measurement cannot be read ({error}): {bytes(raw[:60])!r}") from None
+        raise UserError(f"a measurement cannot be read ({error}): {bytes(raw)[:60]!r}") from None
 
 
 def _packed(found: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -68,9 +68,14 @@ class RunFile:
             raise UserError(f"cannot append to {path}: {error.strerror}") from None
         _lock(path, file)
         content = file.read()
+        try:
+            schema = _schema(path, _first(path, content.partition(b"\n")[0]))
+        except UserError:
+            file.close()
+            raise
         file.truncate(content.rfind(b"\n") + 1)
         file.seek(0, os.SEEK_END)
-        return cls(path, file, _schema(path, _first(path, content.partition(b"\n")[0])))
+        return cls(path, file, schema)
 
     def append(self, record: Record) -> None:
         data = to_json(record)

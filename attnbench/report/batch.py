@@ -28,14 +28,14 @@ FEW = 2000  # records, under which it is not worth the import of numpy
 
 
 def prime(names: Iterable[str], cells: Sequence[Cell]) -> None:
-    """Has each measured cell keep its values of those metrics, which must be of _METRICS."""
+    """Has each measured cell keep its values of those metrics, which must be of METRICS."""
     measured = [c for c in cells if c.status == "ok"]
     places = [i for i, c in enumerate(measured) for r in c.records if r.status == "ok"]
     if len(places) < FEW:
         return
     records = [r for c in measured for r in c.records if r.status == "ok"]
     for name in names:
-        samples, compute = _METRICS[name]
+        samples, compute = METRICS[name]
         values = _rows(zip(places, _of_records(records, samples, compute), strict=True))
         found: list[float | None] = [None] * len(measured)
         for some, matrix in _alike(values):
@@ -131,7 +131,7 @@ def _of(name: str) -> Samples:
     return lambda record: derive.values(record, name)
 
 
-_METRICS: Mapping[str, tuple[Samples, Callable[[Floats], Floats]]] = {
+METRICS: Mapping[str, tuple[Samples, Callable[[Floats], Floats]]] = {
     "latency": (derive.samples, _median),
     "ci": (derive.samples, _halfwidth),
     "drift": (_of("time"), _drift),
