@@ -213,6 +213,7 @@ def report(
     flops_convention: Annotated[
         str, typer.Option(metavar="NAME", help="exact (unmasked pairs) or fa (as papers print: half for causal).")
     ] = "exact",
+    every: Annotated[bool, typer.Option("--all", metavar="", help="Every table, however many there are.")] = False,
     html: Annotated[
         Path | None, files("--html", metavar="FILE", help="Figures, a table to filter and every warning on one page.")
     ] = None,
@@ -237,7 +238,7 @@ def report(
 
     pictures = {"html": html, "png": png, "svg": svg}
     rest: dict[str, Any] = {"convention": flops_convention, "pictures": pictures, "figure": figure, "panel": panel}
-    raise typer.Exit(commands.report(results or [], format, metric or ["tflops"], by, **rest))
+    raise typer.Exit(commands.report(results or [], format, metric or ["tflops"], by, every=every, **rest))
 
 
 @app.command()

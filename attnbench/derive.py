@@ -21,12 +21,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from functools import cache
+from itertools import count as counter
+from typing import Generic, Literal, TypeVar
 
 from attnbench import hardware, stats, work
 from attnbench.types import INSTRUMENTS, SHORT, Case, Record, Run
 from attnbench.work import Convention
 
+_names = counter()
 MIN_SAMPLES_P99 = 100
 MIN_SAMPLES_INTERVAL = 6  # below, not even the whole range is a 95 % interval of the median
 
@@ -45,6 +48,22 @@ class Context:
 
 
 Formula = Callable[[Record, Context], "float | None"]
+T = TypeVar("T")
+
+
+class Once(Generic[T]):
+    """What depends on nothing but the record, computed when first asked for and kept with it."""
+
+    def __init__(self, compute: Callable[[Record], T]) -> None:
+        self.compute = compute
+        self.name = f"{compute.__name__} {next(_names)}"  # in the record's __dict__
+
+    def __call__(self, record: Record, _: Context | None = None) -> T:
+        known = vars(record)
+        if self.name not in known:
+            known[self.name] = self.compute(record)
+        found: T = known[self.name]
+        return found
 
 
 def context(run: Run, dtype: str) -> Context:
@@ -52,8 +71,9 @@ def context(run: Run, dtype: str) -> Context:
     device = run.environment.device
     gpu = hardware.find(device.name, device.memory)
     given = run.peak.get(dtype, run.peak.get(""))
-    ceilings = [v for r in run.records if r.case.dtype == dtype for v in values(r, "ceiling_matmul")]
-    copies = [v for r in run.records for v in values(r, "ceiling_copy")]
+    knowing = [r for r in run.records if "ceiling_matmul" in r.measurements or "ceiling_copy" in r.measurements]
+    ceilings = [v for r in knowing if r.case.dtype == dtype for v in values(r, "ceiling_matmul")]
+    copies = [v for r in knowing for v in values(r, "ceiling_copy")]
     return Context(
         peak=given if given is not None else hardware.peak(gpu, dtype) if gpu else None,
         clock=hardware.clock(gpu, dtype) if gpu and given is None else None,
@@ -69,55 +89,71 @@ def values(record: Record, name: str) -> tuple[float, ...]:
     return measurement.values if measurement else ()
 
 
+@Once
 def samples(record: Record) -> tuple[float, ...]:
     """Seconds of each timed call: as the run's instrument read them, or the spans of a kernel too short for events."""
     return values(record, "span") if uses_span(record) else values(record, "time")
 
 
+@Once
 def uses_span(record: Record) -> bool:
     """Whether the kernels' span stands in place of the events' reading."""
-    time, span = values(record, "time"), values(record, "span")
-    return bool(time and span) and record.timer == "events" and stats.median(time) < SHORT
+    span = values(record, "span")
+    if not span or record.timer != "events":
+        return False
+    time = values(record, "time")
+    return bool(time) and stats.median(time) < SHORT
 
 
 def measured(name: str, reduce: Callable[[Sequence[float]], float] = stats.median) -> Formula:
     """One number of the samples of a measurement."""
 
-    def derive(record: Record, _: Context) -> float | None:
+    def derive(record: Record) -> float | None:
         found = values(record, name)
-        return reduce(found) if found else None
+        return found[0] if len(found) == 1 else reduce(found) if found else None
 
-    return derive
+    return Once(derive)
 
 
-def latency(record: Record, _: Context) -> float | None:
-    found = samples(record)
+@Once
+def _ordered(record: Record) -> list[float]:
+    """The samples, sorted once for all that rank them."""
+    return sorted(samples(record))
+
+
+@Once
+def latency(record: Record) -> float | None:
+    found = _ordered(record)
     return stats.median(found) if found else None
 
 
 def percentile(p: float, at_least: int = 1) -> Formula:
-    def derive(record: Record, _: Context) -> float | None:
-        found = samples(record)
+    def derive(record: Record) -> float | None:
+        found = _ordered(record)
         return stats.percentile(found, p) if len(found) >= at_least else None
 
-    return derive
+    return Once(derive)
 
 
-def ci(record: Record, _: Context) -> float | None:
-    found = samples(record)
+@Once
+def ci(record: Record) -> float | None:
+    found = _ordered(record)
     return stats.relative_halfwidth(found) if len(found) >= MIN_SAMPLES_INTERVAL else None
 
 
-def cov(record: Record, _: Context) -> float | None:
+@Once
+def cov(record: Record) -> float | None:
     found = samples(record)
     return stats.cov(found) if found else None
 
 
-def count(record: Record, _: Context) -> float:
+@Once
+def count(record: Record) -> float:
     return float(len(samples(record)))
 
 
-def launch_gap(record: Record, _: Context) -> float | None:
+@Once
+def launch_gap(record: Record) -> float | None:
     """Seconds that the events' reading has over the kernels' span; of the same calls where both were read."""
     span, both = values(record, "span"), values(record, "span_events")
     if both:
@@ -128,7 +164,7 @@ def launch_gap(record: Record, _: Context) -> float | None:
 
 def throughput(record: Record, context: Context) -> float | None:
     """FLOP/s."""
-    return _over(work.flops(record.case, context.convention), latency(record, context))
+    return _over(work.flops(record.case, context.convention), latency(record))
 
 
 def tflops(record: Record, context: Context) -> float | None:
@@ -150,33 +186,36 @@ def utilization_ceiling(record: Record, context: Context) -> float | None:
     return _over(throughput(record, context), context.ceiling)
 
 
+@Once
 def clock(record: Record) -> float | None:
     """Hz of the multiprocessors while measuring: by the exact gauge, else as NVML saw it."""
     found = values(record, "clock_held") or values(record, "clock_sm")
     return stats.median(found) if found else None
 
 
-def traffic(record: Record, context: Context) -> float | None:
+@Once
+def traffic(record: Record) -> float | None:
     """Ideal bytes/s."""
-    return _over(float(work.nbytes(record.case)), latency(record, context))
+    return _over(float(work.nbytes(record.case)), latency(record))
 
 
-def gbps(record: Record, context: Context) -> float | None:
-    return _over(traffic(record, context), 1e9)
+@Once
+def gbps(record: Record) -> float | None:
+    return _over(traffic(record), 1e9)
 
 
 def bandwidth_utilization(record: Record, context: Context) -> float | None:
-    return _over(traffic(record, context), context.bandwidth)
+    return _over(traffic(record), context.bandwidth)
 
 
 def bandwidth_ceiling(record: Record, context: Context) -> float | None:
-    return _over(traffic(record, context), context.copy)
+    return _over(traffic(record), context.copy)
 
 
 def roofline(record: Record, context: Context) -> float | None:
     """The share of the latency that the roofline needs."""
     least = _roofline(record.case, context)
-    return None if least is None else _over(least.seconds, latency(record, context))
+    return None if least is None else _over(least.seconds, latency(record))
 
 
 def bound(case: Case, context: Context) -> Literal["compute", "memory"] | None:
@@ -187,14 +226,18 @@ def bound(case: Case, context: Context) -> Literal["compute", "memory"] | None:
 
 def _roofline(case: Case, context: Context) -> work.Roofline | None:
     """With exact FLOPs whatever the convention."""
-    return work.Roofline.of(case, context.peak, context.bandwidth) if context.peak and context.bandwidth else None
+    return _least(case, context.peak, context.bandwidth) if context.peak and context.bandwidth else None
+
+
+_least = cache(work.Roofline.of)
 
 
 def speedup(record: Record, context: Context) -> float | None:
-    return 1.0 if record.backend == "eager" else _over(context.eager, latency(record, context))
+    return 1.0 if record.backend == "eager" else _over(context.eager, latency(record))
 
 
-def error(record: Record, _: Context) -> float | None:
+@Once
+def error(record: Record) -> float | None:
     if record.accuracy is None or not record.accuracy.errors:
         return None
     return max(
@@ -203,51 +246,69 @@ def error(record: Record, _: Context) -> float | None:
     )
 
 
-def relative_error(record: Record, _: Context) -> float | None:
+@Once
+def relative_error(record: Record) -> float | None:
     if record.accuracy is None or not record.accuracy.errors:
         return None
     return max(e.relative for e in record.accuracy.errors.values())
 
 
-def drift(record: Record, _: Context) -> float | None:
+@Once
+def drift(record: Record) -> float | None:
     """Of the instrument's own samples: there are more of them than spans, in the order of time."""
     found = values(record, "time")
     return stats.drift(found) if found else None
 
 
-def sustained_latency(record: Record, _: Context) -> float | None:
+@Once
+def sustained_latency(record: Record) -> float | None:
     found = values(record, "sustained")
     return math.fsum(found) / len(found) if found else None
 
 
 def sustained_tflops(record: Record, context: Context) -> float | None:
-    return _over(work.flops(record.case, context.convention) / 1e12, sustained_latency(record, context))
+    return _over(work.flops(record.case, context.convention) / 1e12, sustained_latency(record))
 
 
-def joules(record: Record, context: Context) -> float | None:
+@Once
+def joules(record: Record) -> float | None:
     """Of one call."""
-    watts, seconds = values(record, "sustained_power"), sustained_latency(record, context)
+    watts, seconds = values(record, "sustained_power"), sustained_latency(record)
     return stats.median(watts) * seconds if watts and seconds is not None else None
 
 
 def tflops_per_watt(record: Record, context: Context) -> float | None:
-    return _over(work.flops(record.case, context.convention) / 1e12, joules(record, context))
+    return _over(work.flops(record.case, context.convention) / 1e12, joules(record))
+
+
+def compared(record: Record) -> bool:
+    """Whether the instruments took turns."""
+    return "turns_events" in record.measurements or "turns_traced" in record.measurements
 
 
 def ratios(record: Record, instrument: str) -> tuple[float, ...]:
     """An instrument's readings over those of the events in the same turns, and where it can be on the same calls."""
+    theirs = values(record, f"turns_{instrument}")
+    if not theirs:
+        return ()
     traced = values(record, "turns_traced") if instrument == "cupti" else ()
-    pairs = zip(values(record, f"turns_{instrument}"), traced or values(record, "turns_events"), strict=False)
+    pairs = zip(theirs, traced or values(record, "turns_events"), strict=False)
     return tuple(theirs / events for theirs, events in pairs if events)
 
 
-def tracing(record: Record, _: Context) -> float | None:
+@Once
+def tracing(record: Record) -> float | None:
     """The share by which events read traced calls longer than others."""
+    if not compared(record):
+        return None
     pairs = list(zip(values(record, "turns_traced"), values(record, "turns_events"), strict=False))
     return stats.median([traced / plain for traced, plain in pairs]) - 1 if pairs else None
 
 
-def disagreement(record: Record, _: Context) -> float | None:
+@Once
+def disagreement(record: Record) -> float | None:
+    if not compared(record):
+        return None
     apart = [abs(stats.median(found) - 1) for name in INSTRUMENTS[1:] if (found := ratios(record, name))]
     return max(apart, default=None)
 

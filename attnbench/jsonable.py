@@ -82,7 +82,7 @@ def _reader(hint: Any) -> Reader:
 
 
 def _number(value: Any) -> float:
-    return float(value) if isinstance(value, str) else value
+    return float(value) if isinstance(value, str | int) else value
 
 
 def _same(value: Any) -> Any:

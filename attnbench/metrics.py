@@ -34,11 +34,14 @@ class Metric:
         return self.title if self.unit in ("", "s", "B", "Hz", "J") else f"{self.title}, {self.unit}"
 
 
+_NOTHING = derive.Context()
+
+
 def value(name: str, record: Record, context: derive.Context | None = None) -> float | None:
     """The metric of one record, finite; None where there is none. Only an `ok` record has metrics."""
     if record.status != "ok":
         return None
-    found = METRICS[name].derive(record, context or derive.Context())
+    found = METRICS[name].derive(record, context or _NOTHING)
     return found if found is not None and math.isfinite(found) else None
 
 

@@ -54,7 +54,7 @@ def median_interval(values: Sequence[float], confidence: float = 0.95) -> tuple[
     if not 0 < confidence < 1:
         raise ValueError(f"confidence must lie between 0 and 1, got {confidence}")
     ordered = _ordered(values)
-    k = max(_rank(len(ordered), confidence), 1)
+    k = max(rank(len(ordered), confidence), 1)
     return ordered[k - 1], ordered[-k]
 
 
@@ -112,7 +112,7 @@ def _ordered(values: Sequence[float]) -> list[float]:
 
 
 @lru_cache(maxsize=4096)
-def _rank(n: int, confidence: float) -> int:
+def rank(n: int, confidence: float) -> int:
     """The largest k with 2 P(Binomial(n, 1/2) <= k - 1) <= 1 - confidence; 0 where there is none.
 
     The terms C(n, k) / 2**n are summed from k = 0 up, each from the last through its logarithm, which does not

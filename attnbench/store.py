@@ -4,6 +4,8 @@ So an interrupted run is a shorter run. A truncated last line, as a crash leaves
 elsewhere is reported with its number and the rest is read.
 
 Schema 1 (attnbench 0.1): {"type": "run", "schema": 1, ...types.Run without records}, {"type": "record", ...}.
+Schema 2: a measurement may have "runs", [value, times] each, in place of "values". A file of schema 1 is read as it
+stands and stays one when it is resumed, so that what wrote it can read it still.
 """
 
 from __future__ import annotations
@@ -18,19 +20,21 @@ from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any
 
+from attnbench import decode
 from attnbench.errors import UserError
 from attnbench.jsonable import from_json, to_json
 from attnbench.types import Job, Record, Run
 
-SCHEMA = 1
+SCHEMA = 2
 
 
 class RunFile:
     """A run file open for appending."""
 
-    def __init__(self, path: Path, file: IO[bytes]) -> None:
+    def __init__(self, path: Path, file: IO[bytes], schema: int = SCHEMA) -> None:
         self.path = path
         self._file = file
+        self._schema = schema
 
     @classmethod
     def create(cls, path: Path, run: Run) -> RunFile:
@@ -64,12 +68,17 @@ class RunFile:
             raise UserError(f"cannot append to {path}: {error.strerror}") from None
         _lock(path, file)
         content = file.read()
+        try:
+            schema = _schema(path, _first(path, content.partition(b"\n")[0]))
+        except UserError:
+            file.close()
+            raise
         file.truncate(content.rfind(b"\n") + 1)
         file.seek(0, os.SEEK_END)
-        return cls(path, file)
+        return cls(path, file, schema)
 
     def append(self, record: Record) -> None:
-        self._write(_record(record))
+        self._write(_record(record, self._schema))
 
     def close(self) -> None:
         self._file.close()
@@ -99,8 +108,9 @@ def _head(run: Run) -> bytes:
     return _line({"type": "run", "schema": SCHEMA, **{k: v for k, v in to_json(run).items() if k != "records"}})
 
 
-def _record(record: Record) -> bytes:
-    return _line({"type": "record", **to_json(record)})
+def _record(record: Record, schema: int = SCHEMA) -> bytes:
+    data = to_json(record)
+    return _line({"type": "record", **(decode.packed(data) if schema > 1 else data)})
 
 
 def _line(value: Mapping[str, Any]) -> bytes:
@@ -124,19 +134,25 @@ def read(path: Path) -> tuple[Run, list[str]]:
         content = path.read_bytes()
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror}") from None
-    lines = content.split(b"\n")
+    end = content.rfind(b"\n") + 1
     problems = []
-    if lines[-1]:  # no newline at the end: the last write did not finish
-        problems.append(f"{path}:{len(lines)}: truncated last line dropped (an interrupted write)")
-    run = _header(path, lines[0] if len(lines) > 1 else b"")
+    if end < len(content):  # no newline at the end: the last write did not finish
+        number = content.count(b"\n") + 1
+        problems.append(f"{path}:{number}: truncated last line dropped (an interrupted write)")
+    view = memoryview(content)
+    start = content.find(b"\n") + 1
+    run = _header(path, view[: max(start - 1, 0)])
     records = []
-    for number, line in enumerate(lines[1:-1], start=2):
+    number = 1
+    while start < end:
+        number += 1
+        stop = content.find(b"\n", start)
         try:
-            data = json.loads(line)
-            if data.pop("type") == "record":
-                records.append(from_json(Record, data))
+            if (record := decode.record(view[start:stop])) is not None:
+                records.append(record)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             problems.append(f"{path}:{number}: damaged line left out ({type(error).__name__}: {error})")
+        start = stop + 1
     return replace(run, records=tuple(records)), problems
 
 
@@ -149,23 +165,44 @@ def head(path: Path) -> Run:
         raise UserError(f"cannot read {path}: {error.strerror}") from None
 
 
-def _header(path: Path, line: bytes) -> Run:
+def _header(path: Path, line: decode.Line) -> Run:
+    raw = _first(path, line)
+    _schema(path, raw)
     try:
-        data = json.loads(line)
-        if data.pop("type") != "run":
-            raise ValueError
-        schema = int(data.pop("schema"))
-    except (ValueError, KeyError, TypeError, AttributeError):
-        raise UserError(f"{path} is not an attnbench run file (its first line does not say so)") from None
-    if schema > SCHEMA:
-        raise UserError(f"{path} was written by a newer attnbench (schema {schema}, this one reads {SCHEMA}); upgrade")
-    try:
-        return from_json(Run, {"policy": {}, **data})
+        plan = decode.jobs(raw.pop("plan")) if "plan" in raw else None
+        data = {name: json.loads(bytes(value)) for name, value in raw.items() if name not in ("type", "schema")}
+        run = from_json(Run, {"policy": {}, "plan": (), **data})
+        return run if plan is None else replace(run, plan=plan)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise UserError(f"{path}:1: damaged first line ({type(error).__name__}: {error})") from None
 
 
+def _first(path: Path, line: decode.Line) -> dict[str, Any]:
+    """The fields of a first line, unread. UserError where it is none."""
+    try:
+        return decode.fields(line)
+    except ValueError:
+        raise _not_ours(path) from None
+
+
+def _schema(path: Path, header: Mapping[str, Any]) -> int:
+    """Of a first line. UserError where it is none, or newer than what is read here."""
+    try:
+        kind, schema = json.loads(bytes(header["type"])), int(json.loads(bytes(header["schema"])))
+    except (ValueError, KeyError, TypeError):
+        raise _not_ours(path) from None
+    if kind != "run":
+        raise _not_ours(path)
+    if schema > SCHEMA:
+        raise UserError(f"{path} was written by a newer attnbench (schema {schema}, this one reads {SCHEMA}); upgrade")
+    return schema
+
+
+def _not_ours(path: Path) -> UserError:
+    return UserError(f"{path} is not an attnbench run file (its first line does not say so)")
+
+
 def missing(run: Run) -> list[Job]:
     """The planned jobs that have no record, or one that only a want of time made a skip. The last record counts."""
-    last = {record.id: record for record in run.records}
-    return [job for job in run.plan if (r := last.get(job.id)) is None or r.resumable]
+    last = {(r.case, r.backend, r.round): r for r in run.records}
+    return [j for j in run.plan if (r := last.get((j.case, j.backend, j.round))) is None or r.resumable]

@@ -16,7 +16,7 @@ import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, get_args
 
 if TYPE_CHECKING:
@@ -79,10 +79,18 @@ class Case:
     softcap: float = 0.0
     dropout_p: float = 0.0
 
-    @property
+    @cached_property
     def key(self) -> str:
         """Stable identity: a hash of the fields that differ from their default, so a new field orphans no baseline."""
         return _key(self)
+
+    @cached_property
+    def _hash(self) -> int:
+        return int(self.key, 16)
+
+    def __hash__(self) -> int:
+        """Computed once, and the same in every process: a report looks cases up some hundred thousand times."""
+        return self._hash
 
     @property
     def softmax_scale(self) -> float:
@@ -393,7 +401,6 @@ class Unsupported(Exception):
     """Raised by `prepare` or a first launch: the library refuses this case, with its own reason. A skip."""
 
 
-@cache
 def _key(case: Case) -> str:
     said: dict[str, Any] = {
         "shape": vars(case.shape),

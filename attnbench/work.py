@@ -27,6 +27,7 @@ a warm L2 the traffic need not cross the bus.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 from typing import Literal
 
 from attnbench.types import ITEMSIZE, RESULT_ITEMSIZE, Case
@@ -91,6 +92,7 @@ def visible_pairs(
     return 0 if lo > hi else _pairs_up_to(hi, seqlen_q, seqlen_k) - _pairs_up_to(lo - 1, seqlen_q, seqlen_k)
 
 
+@cache
 def flops(case: Case, convention: Convention = "exact") -> float:
     """Floating-point operations of one call of the case; the module's docstring has the derivation.
 
@@ -113,6 +115,7 @@ def flops(case: Case, convention: Convention = "exact") -> float:
     return per_pair * pairs * s.batch * s.nheads
 
 
+@cache
 def nbytes(case: Case) -> int:
     """Ideal traffic of one call in bytes, each operand moved once.
 

@@ -31,6 +31,9 @@ class Eager(BackendBase):
     efficiency = 0.5
     verified: ClassVar = ("NVIDIA H200, torch 2.11",)
 
+    def unsupported(self, case: Case, device: Device) -> str | None:
+        return "no fp8" if case.dtype == "fp8" else None
+
     def workspace(self, case: Case) -> Workspace:
         # Forward: scores and probabilities. Backward: probabilities kept, their gradient twice, that of the scores;
         # masked_fill's backward makes one more. As measured on an H200. Softcap keeps its tanh, dropout its result and

@@ -41,6 +41,12 @@ def signed(change: float) -> str:
 
 
 def _time(record: Record, span: bool, metric: str) -> float | None:
-    found = derive.values(record, "span" if span else "time")
-    clock = derive.values(record, "clock_held") if metric == CYCLES else (1.0,)
-    return stats.median(found) * stats.median(clock) if found and clock else None
+    if span == derive.uses_span(record):
+        time = derive.latency(record)
+    else:
+        found = derive.values(record, "time")
+        time = stats.median(found) if found else None
+    if metric != CYCLES or time is None:
+        return time
+    clock = derive.values(record, "clock_held")
+    return time * stats.median(clock) if clock else None

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from attnbench import derive, metrics, stats, store
-from attnbench.report import words
+from attnbench.report import batch, words
 from attnbench.report.cells import Cell
 from attnbench.report.tables import HELD_DOWN
 from attnbench.types import SHORT, Run
@@ -31,6 +31,7 @@ class Caution:
 def cautions(cells: Sequence[Cell], runs: Sequence[Run], convention: Convention = "exact") -> list[Caution]:
     """Everything that should make a reader careful, most serious first."""
     measured = [c for c in cells if c.status == "ok"]
+    batch.prime(("ci", "drift"), measured)
     found = [*_wrong(cells), *_wrong_kernel(cells), *_incomplete(runs), *_half_ok(measured), *_ecc(measured)]
     found += _reduced(runs)
     found += [*_others(measured), *_disagree(measured), *_host_bound(measured), *_held_down(measured)]
@@ -68,8 +69,8 @@ def _wrong_kernel(cells: Iterable[Cell]) -> Iterator[Caution]:
 
 def _incomplete(runs: Iterable[Run]) -> Iterator[Caution]:
     for run in runs:
-        done = {record.id for record in run.records}
         missing = store.missing(run)
+        done = {record.id for record in run.records} if missing else ()
         open_ = [job for job in missing if job.skip is None and job.id not in done]
         later = [job for job in missing if job.id in done]
         if open_:

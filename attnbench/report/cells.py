@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal
 
@@ -38,11 +38,12 @@ class Cell:
     best_clock: float | None = None  # Hz, the highest clock_held of the run's records
     eager: Mapping[int, float] = field(default_factory=dict)  # round -> seconds of eager on the same case
     _values: dict[tuple[str, Convention], float | None] = field(default_factory=dict, init=False, repr=False)
+    _contexts: dict[tuple[int, Convention], derive.Context] = field(default_factory=dict, init=False, repr=False)
 
     @cached_property
     def status(self) -> Status:
         """Of the cell as a whole: wrong or wrong-kernel if any round was, else ok if any round was."""
-        return min((r.status for r in self.records), key=lambda status: _WEIGHT[status])
+        return min({r.status for r in self.records}, key=_WEIGHT.__getitem__)
 
     @property
     def reason(self) -> str | None:
@@ -53,7 +54,7 @@ class Cell:
     def bound(self) -> Literal["compute", "memory"] | None:
         return derive.bound(self.case, self.rates)
 
-    @property
+    @cached_property
     def held_down(self) -> bool:
         """Whether something kept the clock below its best in a measured round.
 
@@ -72,18 +73,32 @@ class Cell:
 
     def context(self, record: Record, convention: Convention = "exact") -> derive.Context:
         """Eager of the same round, so that a clock that drifted between rounds cancels; else of all rounds."""
-        eager = self.eager.get(record.round)
-        if eager is None and self.eager:
-            eager = stats.median(list(self.eager.values()))
-        return replace(self.rates, eager=eager, convention=convention)
+        key = record.round if self.eager else 0, convention
+        if (found := self._contexts.get(key)) is None:
+            eager = self.eager.get(record.round)
+            if eager is None and self.eager:
+                eager = stats.median(list(self.eager.values()))
+            rates = self.rates
+            found = self._contexts[key] = derive.Context(
+                rates.peak, rates.clock, rates.bandwidth, rates.ceiling, rates.copy, eager, convention
+            )
+        return found
+
+    def keep(self, metric: str, value: float | None) -> None:
+        """The value of a metric that needs no context, as report/batch.py computes it for many cells at once."""
+        self._values[metric, "exact"] = value
 
     def value(self, metric: str, convention: Convention = "exact") -> float | None:
         """The median over the rounds' values, derived once; None unless the cell is ok."""
         if self.status != "ok":
             return None
-        key = metric, convention
+        alone = isinstance(metrics.METRICS[metric].derive, derive.Once)  # needs no context
+        key: tuple[str, Convention] = metric, "exact" if alone else convention
         if key not in self._values:
-            found = [metrics.value(metric, r, self.context(r, convention)) for r in self.records]
+            if alone:
+                found = [metrics.value(metric, r) for r in self.records]
+            else:
+                found = [metrics.value(metric, r, self.context(r, convention)) for r in self.records]
             known = [v for v in found if v is not None]
             self._values[key] = stats.median(known) if known else None
         return self._values[key]
@@ -96,15 +111,16 @@ def cells(runs: Sequence[Run]) -> list[Cell]:
     cache state differs, and they measured no cell twice. Otherwise each gets a label of its own.
     """
     found: list[Cell] = []
+    ranks = {case: words.case_rank(case) for run in runs for case in dict.fromkeys(r.case for r in run.records)}
     for label, group in groups(runs):
-        members = [cell for run in group for cell in _cells_of(label, run)]
-        eager = {
-            c.case: {r.round: latency for r in c.records if (latency := metrics.value("latency", r)) is not None}
-            for c in members
-            if c.backend == "eager" and c.status == "ok"
-        }
-        members.sort(key=lambda c: (words.case_rank(c.case), words.backend_rank(c.backend)))
-        found += [replace(c, eager=eager.get(c.case, {})) for c in members]
+        eager: dict[Case, dict[int, float]] = {}  # shared by the cells of a case, and filled by that of eager
+        members = [cell for run in group for cell in _cells_of(label, run, eager)]
+        members.sort(key=lambda c: (ranks[c.case], words.backend_rank(c.backend)))
+        for cell in members:
+            if cell.backend == "eager" and cell.status == "ok":
+                latencies = ((r.round, metrics.value("latency", r)) for r in cell.records)
+                eager[cell.case].update((i, latency) for i, latency in latencies if latency is not None)
+        found += members
     return found
 
 
@@ -124,7 +140,7 @@ def groups(runs: Sequence[Run]) -> list[tuple[str, list[Run]]]:
     return list(zip(_labels([members[0] for members in together]), together, strict=True))
 
 
-def _cells_of(label: str, run: Run) -> Iterable[Cell]:
+def _cells_of(label: str, run: Run, eager: dict[Case, dict[int, float]]) -> Iterable[Cell]:
     latest = {(r.case, r.backend, r.round): r for r in run.records}
     rounds: dict[tuple[Case, str], list[Record]] = {}
     for (case, backend, _), record in latest.items():
@@ -134,7 +150,7 @@ def _cells_of(label: str, run: Run) -> Iterable[Cell]:
     best = max((hz for hz in clocks if hz is not None), default=None)
     for (case, backend), records in rounds.items():
         ordered = tuple(sorted(records, key=lambda r: r.round))
-        yield Cell(label, case, backend, ordered, run, rates[case.dtype], best)
+        yield Cell(label, case, backend, ordered, run, rates[case.dtype], best, eager.setdefault(case, {}))
 
 
 def _comparable(a: Run, b: Run) -> bool:

@@ -6,8 +6,10 @@ empty in CSV, null in JSON.
 
 from __future__ import annotations
 
+import io
 import json
 from collections.abc import Sequence
+from csv import writer as writer_of
 from typing import TYPE_CHECKING, Any
 
 from attnbench import derive, metrics
@@ -24,6 +26,7 @@ _WHOLE = ("window_left", "window_right", "samples", "memory_peak", "memory_drive
 def rows(runs: Sequence[Run], convention: Convention = "exact") -> list[dict[str, Any]]:
     """One mapping per cell and round, all with the same keys."""
     found = []
+    nothing = dict.fromkeys(metrics.METRICS)
     for cell in cells_of(runs):
         case, run = cell.case, cell.run
         for record in cell.records:
@@ -53,6 +56,9 @@ def rows(runs: Sequence[Run], convention: Convention = "exact") -> list[dict[str
                 "bound": derive.bound(case, context),
                 "flops_convention": convention,
             }
+            if record.status != "ok":
+                found.append(row | nothing)
+                continue
             for name in metrics.METRICS:
                 value = metrics.value(name, record, context)
                 row[name] = int(value) if value is not None and name in _WHOLE else value
@@ -77,4 +83,9 @@ def dataframe(runs: Sequence[Run], convention: Convention = "exact") -> pandas.D
 
 
 def csv(runs: Sequence[Run], convention: Convention = "exact") -> str:
-    return str(dataframe(runs, convention).to_csv(index=False))
+    found = rows(runs, convention)
+    out = io.StringIO()
+    writer = writer_of(out, lineterminator="\n")
+    writer.writerow(found[0] if found else ())
+    writer.writerows(row.values() for row in found)
+    return out.getvalue()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from attnbench import derive, metrics, stats
-from attnbench.report import words
+from attnbench.report import batch, words
 from attnbench.report.cautions import Caution
 from attnbench.report.cells import Cell
 from attnbench.types import INSTRUMENTS, SHORT, Record
@@ -17,6 +17,7 @@ NAMES = {"graph": "CUDA graph replay", "cupti": "CUPTI"}
 
 def facts(cells: Sequence[Cell]) -> list[Caution]:
     measured = [c for c in cells if c.status == "ok"]
+    batch.prime(("latency", "enqueue", "memory_driver"), measured)
     found = [
         *_fp8(measured),
         *_spans(measured),
@@ -91,7 +92,7 @@ def _launch_bound(cells: Iterable[Cell]) -> Iterator[Caution]:
 
 
 def _cross_check(cells: Sequence[Cell]) -> Iterator[Caution]:
-    for backend, group in _groups(cells):
+    for backend, group in _groups([c for c in cells if any(map(derive.compared, c.records))]):
         parts = []
         for instrument in INSTRUMENTS[1:]:
             compared = [(c, ratio) for c in group if (ratio := _ratio(c, instrument)) is not None]

@@ -27,6 +27,7 @@ from attnbench.report.points import points as points_of
 from attnbench.types import Run
 from attnbench.work import Convention
 
+MOST = 10_000  # cells: with more a browser takes too long to open the page, and a filter to act
 PANEL = (340, 210)  # pixels, before the page fits them to its width
 # (field of a row, heading, how report.js writes it, what it is)
 COLUMNS: tuple[tuple[str, str, str, str], ...] = (
@@ -74,8 +75,13 @@ def save(path: Path, runs: Sequence[Run], files: Sequence[Path], convention: Con
 
 
 def page(runs: Sequence[Run], files: Sequence[Path], convention: Convention = "exact") -> str:
-    """The whole file."""
+    """The whole file. UserError where there are too many cells for one."""
     cells = cells_of(runs)
+    if len(cells) > MOST:
+        raise UserError(
+            f"--html: a page of {len(cells)} cells would be too slow to use ({MOST} at most); give fewer run files, "
+            "or take the figures from -f csv"
+        )
     points = points_of(cells, convention)
     drawn = figures.drawable(points)
     known = _remarks(facts.facts(cells))

@@ -18,16 +18,18 @@ def render(
     by: str = "backend",
     convention: Convention = "exact",
     memory: bool = True,
+    lines: float = tables.LINES,
 ) -> str:
     cells = cells_of(runs)
     blocks = [f"**{safe(s.device)}** {safe(s.machine)}  \n{safe(s.method)}" for s in setup.setups(cells)]
     if not cells:
         blocks.append(notes.NOTHING)
-    for section in tables.sections(cells, metrics, by, convention, memory) if cells else ():
+    for section in tables.sections(cells, metrics, by, convention, memory, lines) if cells else ():
         legend = safe(section.legend("bold:"))
         heading = setup.heading(section.metric, cells, convention)
         blocks.append(f"### {heading} ({legend})" if legend else f"### {heading}")
         blocks += [_table(table) for table in section.tables] or [tables.NO_FIGURES]
+        blocks += filter(None, [safe(section.more())])
     if reasons := notes.notes(cells):
         blocks.append("\n".join(f"- {n.word}: {safe(n.who)}: {safe(n.reason)}" for n in reasons))
     for found in (cautions.cautions(cells, runs, convention), facts.facts(cells)):

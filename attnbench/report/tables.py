@@ -6,19 +6,22 @@ and query lengths that follow from row and column do not make tables of their ow
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from attnbench import metrics
 from attnbench.errors import UserError, did_you_mean
-from attnbench.report import words
+from attnbench.report import batch, words
 from attnbench.report.cells import Cell
 from attnbench.sizes import short
 from attnbench.types import DIRECTIONS, DTYPES, Case
 from attnbench.work import Convention
 
 NO_FIGURES = "No cell has a figure for this."
+LINES = 500  # of the tables of a metric, after which a reader is better served otherwise
+FRAME = 5  # lines of a table but its rows
 MEMORY = "m"  # after a percentage: of the roofline, as memory bounds the case
 HELD_DOWN = "~"  # after digits: the clock was held down
 
@@ -50,6 +53,16 @@ class Section:
 
     metric: metrics.Metric
     tables: tuple[Table, ...]
+    left: int = 0  # tables that are not shown
+
+    def more(self) -> str:
+        """Of the tables that are not shown, in one line; empty where there are none."""
+        if not self.left:
+            return ""
+        return (
+            f"{words.count(self.left, 'more table')} not shown: attnbench report --all shows every one, "
+            "-f csv and -f json have every cell, fewer run files make fewer."
+        )
 
     def legend(self, best: str) -> str:
         """What the marks in the tables mean; `best` is the writer's own mark."""
@@ -127,12 +140,13 @@ def sections(
     by: str = "backend",
     convention: Convention = "exact",
     memory: bool = False,
+    lines: float = math.inf,
 ) -> list[Section]:
     """The tables of each metric, the error of fp8 cells, then with `memory` peak memory, condensed.
 
     UserError: unknown metric or axis.
 
-    A metric that no cell has gives a section without tables.
+    A metric that no cell has gives a section without tables. After so many `lines` a metric's tables end.
     """
     if by not in BY:
         raise UserError(f'no columns "{by}"{did_you_mean(by, BY)}')
@@ -147,14 +161,15 @@ def sections(
     found = []
     for name, chosen in wanted:
         metric = metrics.METRICS[name]
-        made = _tables(chosen, metric, by, convention)
+        made, left = _tables(chosen, metric, by, convention, lines)
         if made or chosen is cells:
-            found.append(Section(metric, tuple(made)))
+            found.append(Section(metric, tuple(made), left))
     return found
 
 
 def _plainest_masks(cells: Sequence[Cell]) -> list[Cell]:
     """Of cells that differ in the mask alone those with the plainest: memory hardly depends on it. Measured ones."""
+    batch.prime(("memory_peak",), cells)
     ranks: dict[Any, Any] = {}
     for cell in cells:
         if cell.value("memory_peak") is not None:
@@ -163,17 +178,26 @@ def _plainest_masks(cells: Sequence[Cell]) -> list[Cell]:
     return [c for c in cells if ranks.get(_but_mask(c)) == words.mask_rank(c.case)]
 
 
-def _tables(cells: Sequence[Cell], metric: metrics.Metric, by: str, convention: Convention) -> list[Table]:
+def _tables(
+    cells: Sequence[Cell], metric: metrics.Metric, by: str, convention: Convention, lines: float
+) -> tuple[list[Table], int]:
+    """Those that fit into so many lines, the first in any case; and how many do not."""
     row, column = ("backend", _ROW) if by == _ROW else (_ROW, by)
     titles = [axis for axis in _AXES if axis not in (row, column, *_IMPLIED)]
     implied = [axis for axis in _IMPLIED if axis != column]
-    found = []
+    several = len({c.device for c in cells}) > 1
+    found: list[Table] = []
+    left = 0
     for group in _split(cells, titles):
         for table in _split_implied(group, row, column, implied):
-            made = _table(table, cells, metric, (row, column), convention)
+            if lines <= 0:
+                left += any(c.status != "skipped" for c in table)
+                continue
+            made = _table(table, several, metric, (row, column), convention)
             if made is not None:
                 found.append(made)
-    return found
+                lines -= len(made.rows) + FRAME
+    return found, left
 
 
 def _split(cells: Sequence[Cell], axes: Sequence[str]) -> list[list[Cell]]:
@@ -203,7 +227,7 @@ def _tells(known: Sequence[str], axis: str, cells: Sequence[Cell]) -> bool:
 
 
 def _table(
-    cells: Sequence[Cell], everything: Sequence[Cell], metric: metrics.Metric, axes: tuple[str, str], conv: Convention
+    cells: Sequence[Cell], several: bool, metric: metrics.Metric, axes: tuple[str, str], conv: Convention
 ) -> Table | None:
     row, column = axes
     at = {(_AXES[row].value(c), _AXES[column].value(c)): c for c in cells}
@@ -216,16 +240,19 @@ def _table(
     if any(at[key].status == "ok" for key in tried) and not any(v is not None for v in values.values()):
         return None
 
+    rivals: dict[Any, list[float]] = {}  # only backends compete, on one case
+    for key, value in values.items() if "backend" in axes else ():
+        if value is not None:
+            rivals.setdefault(key[0 if column == "backend" else 1], []).append(value)
+    best = {place: _best(metric, found) for place, found in rivals.items()}
+
     def entry(r: Any, c: Any) -> Entry:
-        """Only backends compete, on one case."""
-        rivals = [v for k, v in values.items() if (k[0] == r if column == "backend" else k[1] == c)]
-        competing = [v for v in rivals if v is not None] if "backend" in axes else []
-        return _entry(at.get((r, c)), metric, competing, conv)
+        return _entry(at.get((r, c)), metric, best.get(r if column == "backend" else c, set()), conv)
 
     details, row_extra, column_extra = _details(cells, row, column)
     of_row, of_column = {r: cell for (r, _), cell in at.items()}, {c: cell for (_, c), cell in at.items()}
     return Table(
-        title=_title(cells[0], everything, axes),
+        title=_title(cells[0], several, axes),
         details=details,
         corner="backend" if row == "backend" else "seqlen",
         columns=tuple(_label(of_column[c], column, column_extra) for c in columns),
@@ -233,7 +260,7 @@ def _table(
     )
 
 
-def _entry(cell: Cell | None, metric: metrics.Metric, rivals: Sequence[float], convention: Convention) -> Entry:
+def _entry(cell: Cell | None, metric: metrics.Metric, best: set[str], convention: Convention) -> Entry:
     if cell is None:
         return Entry()
     if cell.status != "ok":
@@ -248,7 +275,7 @@ def _entry(cell: Cell | None, metric: metrics.Metric, rivals: Sequence[float], c
         share = cell.value("roofline" if memory else "utilization", convention)
         aside = "" if share is None else metrics.share(share)
     held_down = metric.clocked and cell.held_down
-    return Entry(digits, aside, best=text in _best(metric, rivals), memory=memory, held_down=held_down)
+    return Entry(digits, aside, best=text in best, memory=memory, held_down=held_down)
 
 
 def _best(metric: metrics.Metric, rivals: Sequence[float]) -> set[str]:
@@ -260,9 +287,10 @@ def _best(metric: metrics.Metric, rivals: Sequence[float]) -> set[str]:
     return {champion} if 2 * texts.count(champion) <= len(texts) else set()
 
 
-def _title(cell: Cell, everything: Sequence[Cell], axes: tuple[str, str]) -> str:
+def _title(cell: Cell, several: bool, axes: tuple[str, str]) -> str:
+    """`several`: whether there are other devices."""
     names = [a for a in _AXES if a not in (*axes, *_IMPLIED)]
-    if len({c.device for c in everything}) == 1:
+    if not several:
         names.remove("device")
     return ", ".join(filter(None, (_AXES[a].label(cell) for a in names)))
 

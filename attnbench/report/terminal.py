@@ -70,6 +70,7 @@ def render(
     by: str = "backend",
     convention: Convention = "exact",
     memory: bool = True,
+    lines: float = tables.LINES,
 ) -> None:
     """Prints how it was measured, the tables, memory condensed (unless asked for as a metric), reasons and warnings."""
     cells = cells_of(runs)
@@ -79,7 +80,7 @@ def render(
     for s in setup.setups(cells):
         out.paragraph((s.device, "bold"), (s.machine, "dim"))
         out.paragraph((s.method, "dim"))
-    for section in tables.sections(cells, metrics, by, convention, memory) if cells else ():
+    for section in tables.sections(cells, metrics, by, convention, memory, lines) if cells else ():
         out.blank()
         out.section(section, setup.heading(section.metric, cells, convention))
     out.reasons(notes.notes(cells))
@@ -143,6 +144,9 @@ class _Writer:
                 if i:
                     self.blank()
                 self.chunk(table, corner, columns, part, gap)
+        if more := section.more():
+            self.blank()
+            self.paragraph((more, "yellow"))
 
     def chunk(self, table: Table, corner: int, columns: dict[str, _Column], part: slice, gap: int) -> None:
         """Some of a table's columns."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from attnbench.sizes import short
@@ -64,6 +65,7 @@ def mask(case: Case) -> str:
     return f"{'causal ' if case.causal else ''}window ({left}, {right})"
 
 
+@cache
 def extras(case: Case) -> tuple[str, ...]:
     """What else is not as usual: ("softcap 30", "dropout 0.1"). A field that this file does not know is named too."""
     found = []

@@ -178,7 +178,7 @@ def test_a_gpu_that_is_not_there(tool: Tool) -> None:
 
 def test_a_newer_run_file(tool: Tool) -> None:
     tool.write("run.jsonl", '{"type": "run", "schema": 99}\n')
-    check(tool, "report", "run.jsonl", says="written by a newer attnbench (schema 99, this one reads 1); upgrade")
+    check(tool, "report", "run.jsonl", says="written by a newer attnbench (schema 99, this one reads 2); upgrade")
 
 
 def test_a_read_only_folder(tool: Tool) -> None:

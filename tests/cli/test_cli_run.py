@@ -24,7 +24,7 @@ def test_one_record_for_each_planned_job(tool: Tool) -> None:
 
 def test_the_first_line_says_what_was_run_and_where(tool: Tool) -> None:
     header = tool.fake("--seqlen", "1k", "--peak", "bf16=700").header
-    assert header["schema"] == 1
+    assert header["schema"] == 2
     assert header["environment"]["device"]["name"] == "Simulated GPU"
     assert header["suite"] == "default"
     assert header["specs"].keys() == {"fake"}

@@ -13,7 +13,8 @@ import pytest
 import attnbench
 
 PACKAGE = Path(attnbench.__file__).parent
-HEAVY = {"torch", "triton", "numpy", "scipy", "pandas", "pydantic", "pydantic_core", "rich", "yaml", "typer", "pynvml"}
+HEAVY = {"torch", "triton", "numpy", "scipy", "pandas", "pydantic", "pydantic_core", "rich", "yaml", "typer"}
+HEAVY |= {"pynvml", "msgspec"}
 
 
 def python(code: str) -> str:
@@ -60,7 +61,8 @@ WORKER = ("worker", "bench", "instruments", "proof", "inputs", "reference", "env
 WORKER += ("profiling", "once", "fp8")
 # The parent's: what makes and reads values, and what starts workers. fitness.py belongs to both, each to its half.
 PARENT = ("stats", "work", "metrics", "hardware", "store", "report", "plan", "suite", "sizes", "choose", "errors")
-PARENT += ("derive", "resolution", "verdicts", "jsonable", "gate", "baseline", "compare", "matrix", "venvs", "caches")
+PARENT += ("derive", "resolution", "verdicts", "jsonable", "decode", "gate", "baseline", "compare")
+PARENT += ("matrix", "venvs", "caches")
 RUNS = ("run", "execute", "process", "commands", "cli", "doctor", "trial", "profile", "ncu", "ab")
 # Of these, a worker may use all the same: standard library only.
 NEITHER = ("stats", "work", "sizes", "errors", "jsonable")
@@ -123,7 +125,7 @@ def test_types_import_nothing_of_ours() -> None:
     assert not [name for name, typing in imports(PACKAGE / "types.py") if name.startswith("attnbench") and not typing]
 
 
-WITHOUT = ("typer", "click", "rich", "pandas", "numpy", "scipy", "pydantic", "pydantic_core", "yaml")
+WITHOUT = ("typer", "click", "rich", "pandas", "numpy", "scipy", "pydantic", "pydantic_core", "yaml", "msgspec")
 
 
 def test_a_worker_needs_only_torch() -> None:

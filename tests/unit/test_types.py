@@ -164,6 +164,7 @@ def test_every_field_of_a_record_survives() -> None:
 ODD = Policy(
     timer="cupti", l2="warm", warmup_s=0.1, min_samples=7, max_samples=70, target=0.1, min_seconds=0.3, max_seconds=0.4,
     burst_s=0.005, cross_check=0.25, sustained_s=20.0, isolate_power=True, timeout_s=9.0, seed=5,
+    caches="fresh",
 )  # fmt: skip
 
 

@@ -1,0 +1,128 @@
+"""Reports of many records: the same figures as of few, in time that grows with the records and no faster."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import pytest
+from multiplied import multiply
+from rich.console import Console
+
+import attnbench
+from attnbench import store
+from attnbench.errors import UserError
+from attnbench.gate.gate import Request, judge
+from attnbench.gate.margins import DEFAULT
+from attnbench.report import batch, export, html, markdown, tables, terminal
+from attnbench.report.cells import cells
+from attnbench.types import Run
+
+RESULTS = sorted((Path(__file__).parents[2] / "results").glob("*.jsonl"))
+SIZES = (500, 2000)
+PACKAGE = str(Path(attnbench.__file__).parent)
+SOURCE = next(path for path in RESULTS if "default" in path.stem)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """many-500.jsonl and many-2000.jsonl."""
+    where = tmp_path_factory.mktemp("many")
+    for records in SIZES:
+        multiply(SOURCE, where / f"many-{records}.jsonl", records, rounds=2)
+    return where
+
+
+def table(run: Run) -> None:
+    terminal.render(Console(file=io.StringIO(), width=120), [run])
+
+
+REPORTS: dict[str, Callable[[Run], object]] = {
+    "table": table,
+    "csv": lambda run: export.csv([run]),
+    "gate": lambda run: judge(run, run, Request(DEFAULT)),
+}
+
+
+def lines_run(what: Callable[[], object]) -> int:
+    """Lines of attnbench's Python that it executes, each turn of a loop or comprehension anew: no other work on the
+    machine changes that."""
+    count = 0
+
+    def line(frame: FrameType, event: str, arg: object) -> Any:  # noqa: ARG001
+        nonlocal count
+        count += event == "line"
+        return line
+
+    def call(frame: FrameType, event: str, arg: object) -> Any:  # noqa: ARG001
+        return line if PACKAGE in frame.f_code.co_filename else None
+
+    before = sys.gettrace()
+    sys.settrace(call)
+    try:
+        what()
+    finally:
+        sys.settrace(before)
+    return count
+
+
+@pytest.mark.parametrize("report", REPORTS)
+def test_work_grows_with_the_records_and_no_faster(folder: Path, report: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batch, "FEW", 0)
+
+    def work(records: int) -> int:
+        return lines_run(lambda: REPORTS[report](store.read(folder / f"many-{records}.jsonl")[0]))
+
+    work(SIZES[1])  # what is kept of cases is no matter of size
+    assert work(SIZES[1]) < 1.1 * SIZES[1] / SIZES[0] * work(SIZES[0])
+
+
+def test_reading_costs_less_than_parsing_as_the_standard_library_does(folder: Path) -> None:
+    path = folder / "many-2000.jsonl"
+    content = path.read_bytes().splitlines()
+
+    def spent(what: Callable[[], object]) -> float:
+        times = []
+        for _ in range(3):
+            start = time.process_time()
+            what()
+            times.append(time.process_time() - start)
+        return min(times)
+
+    assert spent(lambda: store.read(path)) < spent(lambda: [json.loads(line) for line in content])
+
+
+@pytest.mark.parametrize("path", RESULTS, ids=lambda path: path.stem)
+def test_many_at_once_have_the_figures_of_one_by_one(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """To the last bit."""
+    run, _ = store.read(path)
+    one_by_one, at_once = cells([run]), cells([run])
+    monkeypatch.setattr(batch, "FEW", 0)
+    batch.prime(batch.METRICS, at_once)
+    for ours, theirs in zip(at_once, one_by_one, strict=True):
+        for name in batch.METRICS:
+            assert (name, "exact") in ours._values or ours.status != "ok"
+            assert ours.value(name) == theirs.value(name), (name, ours.case, ours.backend)
+
+
+def test_tables_end_where_nobody_would_read_on(folder: Path) -> None:
+    run, _ = store.read(folder / "many-2000.jsonl")
+    short, long = markdown.render([run], lines=100), markdown.render([run], lines=float("inf"))
+    assert "more tables not shown: attnbench report --all" in short
+    assert "not shown" not in long
+    assert short.count("\n") < long.count("\n") - 100
+    some, every = (tables.sections(cells([run]), lines=lines)[0] for lines in (100, float("inf")))
+    assert 0 < len(some.tables) == len(every.tables) - some.left
+
+
+def test_a_page_of_too_many_cells_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run, _ = store.read(folder / "many-2000.jsonl")
+    monkeypatch.setattr(html, "MOST", 100)
+    with pytest.raises(UserError, match=r"^--html: a page of \d+ cells would be too slow to use \(100 at most\)"):
+        html.page([run], [folder])
