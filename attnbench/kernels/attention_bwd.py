@@ -10,7 +10,7 @@ import triton.language as tl
 from torch import Tensor
 
 from attnbench.kernels.attention_blocks import load_rows
-from attnbench.kernels.attention_config import Blocks, blocks_for, dims, heads_per_section, launch
+from attnbench.kernels.attention_config import Blocks, blocks_for, dims, heads_per_section, launch, tensor_maps
 from attnbench.kernels.attention_dkdv import _dk_dv
 from attnbench.kernels.attention_dq import _dq
 from attnbench.kernels.attention_problem import Problem
@@ -44,7 +44,6 @@ def attention_backward(
         BLOCK_DV=constants["BLOCK_DV"],
     )
 
-    inputs = (q, k, v, dout, lse, delta)
     sequences = (problem.cu_seqlens_q, problem.cu_seqlens_k)
     strides = (*problem.strides(q, k, v, dout), *problem.lse_strides(lse))
     scalars = (problem.softmax_scale, *problem.scales, problem.seqlen_q, problem.seqlen_k, *problem.window)
@@ -54,31 +53,45 @@ def attention_backward(
     if need_dkv:
         dk, dv = (torch.empty(x.shape, dtype=q.dtype, device=q.device) for x in (k, v))
         blocks = blocks_for("dkdv", q, v)
+        keys = (k, blocks.BLOCK_N, constants["BLOCK_D"]), (v, blocks.BLOCK_N, constants["BLOCK_DV"])
+        queries = (q, blocks.BLOCK_M, constants["BLOCK_D"]), (dout, blocks.BLOCK_M, constants["BLOCK_DV"])
+        maps = tensor_maps(keys, queries, blocks.resident) if blocks.tma and not problem.varlen else None
+        k_in, v_in, q_in, dout_in = maps or (k, v, q, dout)
         section = heads_per_section(heads_k, group * problem.seqlen_q * row_bytes)
         launch(
             _dk_dv,
             blocks,
             triton.cdiv(problem.seqlen_k, blocks.BLOCK_N) * heads_k,
             q,
-            *(*inputs, dk, dv, *sequences, *strides, *problem.strides(dk, dv), *scalars),
+            *(q_in, k_in, v_in, dout_in, lse, delta, dk, dv, *sequences, *strides, *problem.strides(dk, dv), *scalars),
             *(nheads, group, heads_k, section),
             **constants,
             **problem.features,
+            TMA=maps is not None,
+            RESIDENT=blocks.resident,
+            AHEAD=blocks.ahead,
         )
     if need_dq:
         dq = torch.empty(q.shape, dtype=q.dtype, device=q.device)
         blocks = blocks_for("dq", q, v)
+        keys = (k, blocks.BLOCK_N, constants["BLOCK_D"]), (v, blocks.BLOCK_N, constants["BLOCK_DV"])
+        queries = (q, blocks.BLOCK_M, constants["BLOCK_D"]), (dout, blocks.BLOCK_M, constants["BLOCK_DV"])
+        maps = tensor_maps(queries, keys, blocks.resident) if blocks.tma and not problem.varlen else None
+        q_in, dout_in, k_in, v_in = maps or (q, dout, k, v)
         section = heads_per_section(heads_k, problem.seqlen_k * row_bytes) * group
         launch(
             _dq,
             blocks,
             triton.cdiv(problem.seqlen_q, blocks.BLOCK_M) * heads_k * group,
             q,
-            *(*inputs, dq, *sequences, *strides, *problem.strides(dq), *scalars),
+            *(q_in, k_in, v_in, dout_in, lse, delta, dq, *sequences, *strides, *problem.strides(dq), *scalars),
             *(nheads, group, heads_k * group, section),
             problem.seqlen_k if problem.varlen else problem.seqlen_k - problem.seqlen_k % blocks.BLOCK_N,
             **constants,
             **problem.features,
+            TMA=maps is not None,
+            RESIDENT=blocks.resident,
+            AHEAD=blocks.ahead,
         )
     return dq, dk, dv
 

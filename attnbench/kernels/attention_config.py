@@ -48,7 +48,9 @@ class Blocks(NamedTuple):
     BLOCK_N: int  # keys
     num_warps: int
     num_stages: int
-    tma: bool = False  # where the device has it: tensor maps for K and V in the forward; docs/triton-kernel.md
+    tma: bool = False  # tensor maps, where the device has them
+    resident: bool = False  # with tma: what a program keeps (Q; K and V; Q and dO) in registers, not in shared memory
+    ahead: bool = False  # matmuls before elementwise work that they do not need: see the kernels
     warp_specialize: bool = False  # of the forward's loop over full blocks
 
 
@@ -167,17 +169,29 @@ def dims(q: Tensor, v: Tensor) -> dict[str, int]:
     return {"HEADDIM": headdim, "HEADDIM_V": headdim_v, "BLOCK_D": block_d, "BLOCK_DV": block_dv}
 
 
-def tensor_map(x: Tensor, rows: int, width: int) -> TensorDescriptor | None:
-    """How the tensor memory accelerator finds blocks of (rows, width) in (batch, seqlen, nheads, headdim) `x`.
+Part = tuple[Tensor, int, int]  # a tensor, the rows of a block of it, the width of the block
 
-    None where it cannot: it takes 16-byte units, and strides of 0 are not documented to work.
+
+def tensor_maps(
+    own: tuple[Part, ...], inner: tuple[Part, ...], resident: bool
+) -> tuple[TensorDescriptor, ...] | None:
+    """How the tensor memory accelerator finds blocks in (batch, seqlen, nheads, headdim) tensors.
+
+    First of those whose block a program keeps (`own`), then of those that it walks over. None where there is no map
+    for one of them: it takes 16-byte units, and strides of 0 are not documented to work.
+
+    The order of a map's dimensions decides where Triton (3.6) keeps a block that enters a matmul on the left: with
+    seqlen before nheads it goes on to registers and its shared memory is free again, with nheads first it stays.
     """
-    order = (0, 2, 1, 3)  # rows and columns last, so that the other two dimensions of a block drop out
-    sizes, strides = [x.shape[i] for i in order], [x.stride(i) for i in order]
-    unit = 16 // x.element_size()
-    if x.data_ptr() % 16 or any(n % unit or n <= 0 for n in strides[:-1]):
-        return None
-    return TensorDescriptor(x, sizes, strides, [1, 1, rows, width])
+    maps = []
+    for i, (x, rows, width) in enumerate((*own, *inner)):
+        unit = 16 // x.element_size()
+        if x.data_ptr() % 16 or any(n % unit or n <= 0 for n in x.stride()[:-1]):
+            return None
+        by_head = i < len(own) and not resident
+        order, block = ((0, 2, 1, 3), [1, 1, rows, width]) if by_head else ((0, 1, 2, 3), [1, rows, 1, width])
+        maps.append(TensorDescriptor(x, [x.shape[i] for i in order], [x.stride(i) for i in order], block))
+    return tuple(maps)
 
 
 def heads_per_section(heads: int, nbytes: int) -> int:

@@ -7,7 +7,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from attnbench.kernels.attention_blocks import hide, load_rows, place, sequence, store_rows, tanh
+from attnbench.kernels.attention_blocks import hide, load_map, load_rows, place, sequence, store_rows, tanh
 
 
 @triton.jit(
@@ -17,7 +17,8 @@ from attnbench.kernels.attention_blocks import hide, load_rows, place, sequence,
     ]
 )
 def _dk_dv(
-    Q, K, V, DOut, Lse, Delta, DK, DV, Cu_q, Cu_k,
+    Q, K, V, DOut,  # with TMA, their tensor maps
+    Lse, Delta, DK, DV, Cu_q, Cu_k,
     stride_qb, stride_qm, stride_qh, stride_kb, stride_kn, stride_kh, stride_vb, stride_vn, stride_vh,
     stride_gb, stride_gm, stride_gh, stride_lb, stride_lh,
     stride_dkb, stride_dkn, stride_dkh, stride_dvb, stride_dvn, stride_dvh,
@@ -26,7 +27,7 @@ def _dk_dv(
     section,
     HEADDIM: tl.constexpr, HEADDIM_V: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
     LEFT: tl.constexpr, RIGHT: tl.constexpr, SOFTCAP: tl.constexpr, VARLEN: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    TMA: tl.constexpr, RESIDENT: tl.constexpr, AHEAD: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """A block of keys of one key head, over all the queries of the query heads that share it."""
     # Under causal the first keys are seen by the most queries, so the natural order starts with the heaviest.
@@ -37,12 +38,14 @@ def _dk_dv(
     first_q, first_k, seqlen_q, seqlen_k = sequence(b, Cu_q, Cu_k, seqlen_q, seqlen_k, VARLEN)
     cols = tl.arange(0, BLOCK_N)
     limit_n, first_n = seqlen_k - start_n, start_n.to(tl.int64) + first_k
-    k = load_rows(
-        K + b * stride_kb + h_k * stride_kh + first_n * stride_kn, stride_kn, cols, limit_n, HEADDIM, BLOCK_D, True
-    )
-    v = load_rows(
-        V + b * stride_vb + h_k * stride_vh + first_n * stride_vn, stride_vn, cols, limit_n, HEADDIM_V, BLOCK_DV, True
-    )
+    if TMA:
+        k = load_map(K, b, h_k, start_n, BLOCK_N, BLOCK_D, BY_HEAD=not RESIDENT)
+        v = load_map(V, b, h_k, start_n, BLOCK_N, BLOCK_DV, BY_HEAD=not RESIDENT)
+    else:
+        K += b * stride_kb + h_k * stride_kh + first_n * stride_kn
+        V += b * stride_vb + h_k * stride_vh + first_n * stride_vn
+        k = load_rows(K, stride_kn, cols, limit_n, HEADDIM, BLOCK_D, True)
+        v = load_rows(V, stride_vn, cols, limit_n, HEADDIM_V, BLOCK_DV, True)
 
     begin, full_begin, full_end, end = queries_seeing(
         start_n, tl.minimum(start_n + BLOCK_N, seqlen_k), seqlen_q, seqlen_k, left, right, LEFT, RIGHT, VARLEN, BLOCK_M
@@ -54,8 +57,8 @@ def _dk_dv(
     dv = tl.zeros((BLOCK_N, BLOCK_DV), tl.float32)
     for member in range(group):
         h = h_k * group + member
-        q_head = Q + b * stride_qb + h * stride_qh + first_q * stride_qm
-        g_head = DOut + b * stride_gb + h * stride_gh + first_q * stride_gm
+        q_head = Q if TMA else Q + b * stride_qb + h * stride_qh + first_q * stride_qm
+        g_head = DOut if TMA else DOut + b * stride_gb + h * stride_gh + first_q * stride_gm
         lse_head = Lse + b * stride_lb + h * stride_lh + first_q
         delta_head = Delta + b * stride_lb + h * stride_lh + first_q
         if LEFT or RIGHT:
@@ -63,15 +66,17 @@ def _dk_dv(
             for start in range(begin, end - between if LEFT else full_begin, BLOCK_M):
                 start_m = start + tl.where(start < full_begin, 0, between) if LEFT else start
                 dk, dv = _dk_dv_block(
-                    dk, dv, k, v, q_head, g_head, lse_head, delta_head, stride_qm, stride_gm, scale_tanh, scale_log2,
-                    keys, left, right, start_m, seqlen_q,
-                    HEADDIM, HEADDIM_V, BLOCK_D, BLOCK_DV, BLOCK_M, LEFT, RIGHT, SOFTCAP, MASK=True,
+                    dk, dv, k, v, q_head, g_head, lse_head, delta_head, stride_qm, stride_gm, b, h,
+                    scale_tanh, scale_log2, keys, left, right, start_m, seqlen_q,
+                    HEADDIM, HEADDIM_V, BLOCK_D, BLOCK_DV, BLOCK_M, LEFT, RIGHT, SOFTCAP, TMA, AHEAD,
+                    MASK=True,
                 )  # fmt: skip
         for start_m in range(full_begin, full_end, BLOCK_M):
             dk, dv = _dk_dv_block(
-                dk, dv, k, v, q_head, g_head, lse_head, delta_head, stride_qm, stride_gm, scale_tanh, scale_log2,
-                keys, left, right, start_m, seqlen_q,
-                HEADDIM, HEADDIM_V, BLOCK_D, BLOCK_DV, BLOCK_M, LEFT, RIGHT, SOFTCAP, MASK=False,
+                dk, dv, k, v, q_head, g_head, lse_head, delta_head, stride_qm, stride_gm, b, h,
+                scale_tanh, scale_log2, keys, left, right, start_m, seqlen_q,
+                HEADDIM, HEADDIM_V, BLOCK_D, BLOCK_DV, BLOCK_M, LEFT, RIGHT, SOFTCAP, TMA, AHEAD,
+                MASK=False,
             )  # fmt: skip
 
     store_rows(
@@ -118,23 +123,33 @@ def _dk_dv_block(
     dk, dv, k, v,
     Q, DOut, Lse, Delta,
     stride_qm, stride_gm,
+    b, h,  # for TMA
     scale_tanh, scale_log2,
     keys,  # counted from the key that query 0 is aligned with, (keys, 1)
     left, right,
     start_m, seqlen_q,
     HEADDIM: tl.constexpr, HEADDIM_V: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
-    BLOCK_M: tl.constexpr, LEFT: tl.constexpr, RIGHT: tl.constexpr, SOFTCAP: tl.constexpr, MASK: tl.constexpr,
+    BLOCK_M: tl.constexpr, LEFT: tl.constexpr, RIGHT: tl.constexpr, SOFTCAP: tl.constexpr, TMA: tl.constexpr,
+    AHEAD: tl.constexpr, MASK: tl.constexpr,
 ):  # fmt: skip
     """One block of queries into dk and dv. Scores are transposed, keys x queries: both results are by key.
 
     Only the window needs a mask here. A query beyond seqlen_q loads lse +inf, which makes its p 0; a key beyond
-    seqlen_k spoils only its own row of dk and dv, which is not stored.
+    seqlen_k spoils only its own row of dk and dv, which is not stored. With AHEAD dP is computed before P.
     """
     rows = tl.arange(0, BLOCK_M)
     limit, offset = seqlen_q - start_m, tl.cast(start_m, tl.int64)
-    q = load_rows(Q + offset * stride_qm, stride_qm, rows, limit, HEADDIM, BLOCK_D, True)
+    if TMA:
+        q = load_map(Q, b, h, start_m, BLOCK_M, BLOCK_D, BY_HEAD=False)
+        dout = load_map(DOut, b, h, start_m, BLOCK_M, BLOCK_DV, BY_HEAD=False)
+    else:
+        q = load_rows(Q + offset * stride_qm, stride_qm, rows, limit, HEADDIM, BLOCK_D, True)
+        dout = load_rows(DOut + offset * stride_gm, stride_gm, rows, limit, HEADDIM_V, BLOCK_DV, True)
     lse = tl.load(Lse + offset + rows, mask=rows < limit, other=float("inf"))
+    delta = tl.load(Delta + offset + rows, mask=rows < limit, other=0.0)
     scores = tl.dot(k, tl.trans(q), input_precision="ieee")
+    if AHEAD:
+        dp = tl.dot(v, tl.trans(dout), input_precision="ieee")
     if SOFTCAP:
         scores = tanh(scores * scale_tanh, EXACT=q.dtype == tl.float32)
         slope = 1.0 - scores * scores
@@ -145,10 +160,9 @@ def _dk_dv_block(
         else:
             scores = tl.where(keys >= position - left, scores, float("-inf"))
     p = tl.exp2(scores * scale_log2 - lse[None, :])
-    dout = load_rows(DOut + offset * stride_gm, stride_gm, rows, limit, HEADDIM_V, BLOCK_DV, True)
     dv = tl.dot(p.to(dout.dtype), dout, dv, input_precision="ieee")
-    dp = tl.dot(v, tl.trans(dout), input_precision="ieee")
-    delta = tl.load(Delta + offset + rows, mask=rows < limit, other=0.0)
+    if not AHEAD:
+        dp = tl.dot(v, tl.trans(dout), input_precision="ieee")
     ds = p * (dp - delta[None, :])
     if SOFTCAP:
         ds *= slope

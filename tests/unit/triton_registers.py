@@ -3,9 +3,9 @@
     python tests/unit/triton_registers.py KERNEL,ARCH,HEADDIM,DTYPE[,FEATURE...] ...
 
 KERNEL is fwd, dkdv, dq or decode; ARCH a compute capability (80, 90, 100) or an AMD one (gfx942); DTYPE as Triton
-writes it (bf16, fp32, fp8e4nv); FEATURE one of LEFT, RIGHT, SOFTCAP, VARLEN, TMA, WARP_SPECIALIZE, FP8. It takes the
-first row of the table whose shared memory fits, as a call would. Prints one JSON line each; on AMD only what Triton
-itself says.
+writes it (bf16, fp32, fp8e4nv); FEATURE one of LEFT, RIGHT, SOFTCAP, VARLEN, TMA, RESIDENT, AHEAD, WARP_SPECIALIZE, FP8. It takes the
+first row of the table whose shared memory fits, as a call would, or the block sizes that a FEATURE such as 64x128x4x3
+names (BLOCK_M, BLOCK_N, num_warps, num_stages). Prints one JSON line each; on AMD only what Triton itself says.
 """
 
 from __future__ import annotations
@@ -34,7 +34,9 @@ from attnbench.kernels.attention_dq import _dq
 from attnbench.kernels.attention_fwd import _forward
 
 KERNELS = {"fwd": _forward, "dkdv": _dk_dv, "dq": _dq, "decode": _decode}
-FEATURES = ("LEFT", "RIGHT", "SOFTCAP", "VARLEN", "FP8", "TMA", "WARP_SPECIALIZE")
+FEATURES = ("LEFT", "RIGHT", "SOFTCAP", "VARLEN", "FP8", "TMA", "RESIDENT", "AHEAD", "WARP_SPECIALIZE")
+MAPPED = {"Q": "BLOCK_M", "K": "BLOCK_N", "V": "BLOCK_N", "DOut": "BLOCK_M"}  # with TMA
+OWN = {"fwd": ("Q",), "dkdv": ("K", "V"), "dq": ("Q", "DOut")}
 SHARED = {"80": 163, "86": 99, "89": 99, "90": 227, "100": 227, "gfx942": 64}  # KiB that a block may use
 ITEMSIZE = {"fp32": 4, "fp8e4nv": 1}
 
@@ -46,6 +48,8 @@ def build(kernel: str, arch: str, headdim: int, dtype: str, features: set[str]) 
     limit = SHARED[arch] * 1024
     fitting = (row for row in table if config.shared_memory(kernel, row, width, width, itemsize) <= limit)
     blocks = next(fitting, table[-1])
+    for sizes in (name.split("x") for name in features if name[0].isdigit()):
+        blocks = config.Blocks(*map(int, sizes))
     constants: dict[str, Any] = {"HEADDIM": headdim, "HEADDIM_V": headdim, "BLOCK_D": width, "BLOCK_DV": width}
     constants |= {"BLOCK_M": blocks.BLOCK_M, "BLOCK_N": blocks.BLOCK_N}
     constants |= {name: name in features for name in FEATURES if name in fn.arg_names}
@@ -57,8 +61,10 @@ def build(kernel: str, arch: str, headdim: int, dtype: str, features: set[str]) 
     for i, name in enumerate(fn.arg_names):
         if name in constants:
             signature[name] = "constexpr"
-        elif name in ("K", "V") and "TMA" in features:
-            signature[name] = f"tensordesc<{dtype}[1, 1, {blocks.BLOCK_N}, {width}]>"
+        elif name in MAPPED and "TMA" in features:
+            rows, by_head = getattr(blocks, MAPPED[name]), name in OWN[kernel] and "RESIDENT" not in features
+            block = f"1, 1, {rows}, {width}" if by_head else f"1, {rows}, 1, {width}"
+            signature[name] = f"tensordesc<{dtype}[{block}]>"
         else:
             signature[name] = _type(name, "bf16" if name == "Out" and itemsize == 1 else dtype)
             if signature[name][0] == "*" or (name.startswith("stride_") and not name.startswith("stride_l")):
