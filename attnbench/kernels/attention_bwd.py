@@ -10,10 +10,13 @@ import triton.language as tl
 from torch import Tensor
 
 from attnbench.kernels.attention_blocks import load_rows
-from attnbench.kernels.attention_config import Blocks, blocks_for, dims, heads_per_section, launch, tensor_maps
+from attnbench.kernels.attention_config import Blocks, blocks_for, dims, heads_per_section, launch, row_maps, tensor_maps
 from attnbench.kernels.attention_dkdv import _dk_dv
 from attnbench.kernels.attention_dq import _dq
 from attnbench.kernels.attention_problem import Problem
+
+
+PADDING = 128  # log-sum-exp and delta go on to a multiple of it: no block of queries needs a mask for them
 
 
 def attention_backward(
@@ -33,19 +36,21 @@ def attention_backward(
     if dout.stride(-1) != 1:  # a broadcast gradient, as that of out.sum()
         dout = dout.contiguous()
     constants = dims(q, v)
-    delta = torch.empty_like(lse)
+    padded_q = triton.cdiv(out.shape[1], PADDING) * PADDING
+    lse_delta = torch.empty((2, out.shape[0], nheads, padded_q), dtype=torch.float32, device=q.device)
+    lse_padded, delta = lse_delta.unbind()
     launch(
         _delta,
         Blocks(64, 1, 4, 1),
-        triton.cdiv(out.shape[1], 64) * out.shape[0] * nheads,
+        padded_q // 64 * out.shape[0] * nheads,
         q,
-        *(out, dout, delta, *out.stride()[:3], *dout.stride()[:3], out.shape[1], nheads),
+        *(out, dout, lse, lse_padded, delta, *out.stride()[:3], *dout.stride()[:3], out.shape[1], padded_q, nheads),
         HEADDIM_V=constants["HEADDIM_V"],
         BLOCK_DV=constants["BLOCK_DV"],
     )
 
     sequences = (problem.cu_seqlens_q, problem.cu_seqlens_k)
-    strides = (*problem.strides(q, k, v, dout), *problem.lse_strides(lse))
+    strides = (*problem.strides(q, k, v, dout), *problem.lse_strides(delta))
     scalars = (problem.softmax_scale, *problem.scales, problem.seqlen_q, problem.seqlen_k, *problem.window)
     group, heads_k = nheads // nheads_k, problem.batch * nheads_k
     row_bytes = (q.shape[3] + v.shape[3]) * q.element_size()
@@ -57,13 +62,14 @@ def attention_backward(
         queries = (q, blocks.BLOCK_M, constants["BLOCK_D"]), (dout, blocks.BLOCK_M, constants["BLOCK_DV"])
         maps = tensor_maps(keys, queries, blocks.resident) if blocks.tma and not problem.varlen else None
         k_in, v_in, q_in, dout_in = maps or (k, v, q, dout)
+        rows = row_maps((lse_padded, delta), blocks.BLOCK_M) if maps else (lse_padded, delta)
         section = heads_per_section(heads_k, group * problem.seqlen_q * row_bytes)
         launch(
             _dk_dv,
             blocks,
             triton.cdiv(problem.seqlen_k, blocks.BLOCK_N) * heads_k,
             q,
-            *(q_in, k_in, v_in, dout_in, lse, delta, dk, dv, *sequences, *strides, *problem.strides(dk, dv), *scalars),
+            *(q_in, k_in, v_in, dout_in, *rows, dk, dv, *sequences, *strides, *problem.strides(dk, dv), *scalars),
             *(nheads, group, heads_k, section),
             **constants,
             **problem.features,
@@ -84,7 +90,7 @@ def attention_backward(
             blocks,
             triton.cdiv(problem.seqlen_q, blocks.BLOCK_M) * heads_k * group,
             q,
-            *(q_in, k_in, v_in, dout_in, lse, delta, dq, *sequences, *strides, *problem.strides(dq), *scalars),
+            *(q_in, k_in, v_in, dout_in, lse_padded, delta, dq, *sequences, *strides, *problem.strides(dq), *scalars),
             *(nheads, group, heads_k * group, section),
             problem.seqlen_k if problem.varlen else problem.seqlen_k - problem.seqlen_k % blocks.BLOCK_N,
             **constants,
@@ -96,16 +102,19 @@ def attention_backward(
     return dq, dk, dv
 
 
-@triton.jit(do_not_specialize=["seqlen_q", "nheads"])
+@triton.jit(do_not_specialize=["seqlen_q", "padded_q", "nheads"])
 def _delta(
-    Out, DOut, Delta,
+    Out, DOut, Lse, LsePadded, Delta,
     stride_ob, stride_om, stride_oh, stride_gb, stride_gm, stride_gh,
-    seqlen_q, nheads,
+    seqlen_q, padded_q, nheads,
     HEADDIM_V: tl.constexpr, BLOCK_DV: tl.constexpr, BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,  # noqa: ARG001  every kernel here is launched with both
 ):  # fmt: skip
-    """delta = rowsum(out * dout), (batch, nheads, seqlen_q). Row by row, so sequences one behind the other are one."""
-    blocks = tl.cdiv(seqlen_q, BLOCK_M)
+    """delta = rowsum(out * dout), (batch, nheads, padded_q), and the log-sum-exp padded alike: with +inf, delta with 0.
+
+    Row by row, so sequences one behind the other are one.
+    """
+    blocks = padded_q // BLOCK_M
     pid = tl.program_id(0)
     start_m, bh = pid % blocks * BLOCK_M, (pid // blocks).to(tl.int64)
     b, h = bh // nheads, bh % nheads
@@ -117,4 +126,7 @@ def _delta(
     dout = load_rows(
         DOut + b * stride_gb + h * stride_gh + first * stride_gm, stride_gm, rows, limit, HEADDIM_V, BLOCK_DV, True
     )
-    tl.store(Delta + bh * seqlen_q + start_m + rows, tl.sum(out.to(tl.float32) * dout, 1), mask=rows < limit)
+    at = bh * padded_q + start_m + rows
+    tl.store(Delta + at, tl.sum(out.to(tl.float32) * dout, 1))
+    lse = tl.load(Lse + bh * seqlen_q + start_m + rows, mask=rows < limit, other=float("inf"))
+    tl.store(LsePadded + at, lse)

@@ -194,6 +194,11 @@ def tensor_maps(
     return tuple(maps)
 
 
+def row_maps(tensors: tuple[Tensor, ...], rows: int) -> tuple[TensorDescriptor, ...]:
+    """Maps of (batch, nheads, seqlen) tensors of ours, which meet the conditions."""
+    return tuple(TensorDescriptor(x, list(x.shape), list(x.stride()), [1, 1, rows]) for x in tensors)
+
+
 def heads_per_section(heads: int, nbytes: int) -> int:
     """How many heads run side by side so that what they walk over, `nbytes` a head, stays in L2."""
     return max(1, min(heads, L2_BUDGET // nbytes))

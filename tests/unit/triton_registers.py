@@ -65,6 +65,8 @@ def build(kernel: str, arch: str, headdim: int, dtype: str, features: set[str]) 
             rows, by_head = getattr(blocks, MAPPED[name]), name in OWN[kernel] and "RESIDENT" not in features
             block = f"1, 1, {rows}, {width}" if by_head else f"1, {rows}, 1, {width}"
             signature[name] = f"tensordesc<{dtype}[{block}]>"
+        elif kernel == "dkdv" and name in ("Lse", "Delta") and "TMA" in features:
+            signature[name] = f"tensordesc<fp32[1, 1, {blocks.BLOCK_M}]>"
         else:
             signature[name] = _type(name, "bf16" if name == "Out" and itemsize == 1 else dtype)
             if signature[name][0] == "*" or (name.startswith("stride_") and not name.startswith("stride_l")):
