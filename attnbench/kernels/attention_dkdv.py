@@ -151,7 +151,7 @@ def _dk_dv_block(
     if SOFTCAP:
         scores = tanh(scores * scale_tanh, EXACT=q.dtype == tl.float32)
         slope = 1.0 - scores * scores
-    if LEFT or RIGHT:
+    if LEFT or RIGHT:  # noqa: SIM102  the one at compile time, the other not
         # A branch, not a second loop: with two, Triton keeps more of both in registers than there are.
         if (start_m < full_begin) | (start_m >= full_end):
             position = start_m + rows[None, :]

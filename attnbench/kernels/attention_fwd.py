@@ -4,13 +4,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from attnbench.kernels.attention_blocks import hide, keys_seen, load_map, load_rows, place, sequence, store_rows, tanh
-from attnbench.kernels.attention_config import blocks_for, dims, heads_per_section, launch, tensor_maps
+from attnbench.kernels.attention_config import Blocks, dims, heads_per_section
+from attnbench.kernels.attention_launch import launch, launch_best, mappable, tensor_maps
 from attnbench.kernels.attention_problem import FLOAT8, Problem
 
 # P is at most 1. Times 2^8 it uses the range of e4m3 (2^-9 to 448) better: what is under 2^-17 is lost, not 2^-9.
@@ -24,34 +27,38 @@ def attention_forward(q: Tensor, k: Tensor, v: Tensor, problem: Problem) -> tupl
     """
     out, lse = results(q, v)
     nheads, nheads_k = q.shape[2], k.shape[2]
-    blocks = blocks_for("fwd", q, v)
     group, heads = nheads // nheads_k, problem.batch * nheads
     head_bytes = problem.seqlen_k * (k.shape[3] + v.shape[3]) * q.element_size()
     constants = dims(q, v)
     width, width_v = constants["BLOCK_D"], constants["BLOCK_DV"]
-    maps = None
-    if blocks.tma and not problem.varlen:  # a map knows where a tensor ends, not where one of its sequences does
-        inner = ((k, blocks.BLOCK_N, width), (v, blocks.BLOCK_N, width_v))
-        maps = tensor_maps(own=((q, blocks.BLOCK_M, width),), inner=inner, resident=blocks.resident)
-    launch(
-        _forward,
-        blocks,
-        triton.cdiv(problem.seqlen_q, blocks.BLOCK_M) * heads,
-        q,
-        *(*(maps or (q, k, v)), out, lse),
-        *(problem.cu_seqlens_q, problem.cu_seqlens_k, *(problem.descale or (None, None, None))),
-        *(*problem.strides(q, k, v, out), *problem.lse_strides(lse)),
-        *(*problem.scales, problem.seqlen_q, problem.seqlen_k, *problem.window, nheads, group, heads),
-        heads_per_section(problem.batch * nheads_k, head_bytes) * group,
-        problem.seqlen_k if problem.varlen else problem.seqlen_k - problem.seqlen_k % blocks.BLOCK_N,
-        **constants,
-        **problem.features,
-        FP8=problem.descale is not None,
-        TMA=maps is not None,
-        RESIDENT=blocks.resident,
-        AHEAD=blocks.ahead,
-        WARP_SPECIALIZE=blocks.warp_specialize,
-    )
+    mapped = not problem.varlen and mappable(q, k, v)  # a map knows where a tensor ends, not where a sequence does
+
+    def run(blocks: Blocks) -> None:
+        inputs: tuple[Any, ...] = (q, k, v)
+        if blocks.tma and mapped:
+            inner = ((k, blocks.BLOCK_N, width), (v, blocks.BLOCK_N, width_v))
+            inputs = tensor_maps(((q, blocks.BLOCK_M, width),), inner, blocks.resident)
+        launch(
+            _forward,
+            blocks,
+            triton.cdiv(problem.seqlen_q, blocks.BLOCK_M) * heads,
+            q,
+            *(*inputs, out, lse),
+            *(problem.cu_seqlens_q, problem.cu_seqlens_k, *(problem.descale or (None, None, None))),
+            *(*problem.strides(q, k, v, out), *problem.lse_strides(lse)),
+            *(*problem.scales, problem.seqlen_q, problem.seqlen_k, *problem.window, nheads, group, heads),
+            heads_per_section(problem.batch * nheads_k, head_bytes) * group,
+            problem.seqlen_k if problem.varlen else problem.seqlen_k - problem.seqlen_k % blocks.BLOCK_N,
+            **constants,
+            **problem.features,
+            FP8=problem.descale is not None,
+            TMA=blocks.tma and mapped,
+            RESIDENT=blocks.resident,
+            AHEAD=blocks.ahead,
+            WARP_SPECIALIZE=blocks.warp_specialize,
+        )
+
+    launch_best("fwd", q, v, problem.mask, mapped, run)
     return out, lse
 
 

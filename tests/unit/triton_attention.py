@@ -148,6 +148,6 @@ def kernels(
     """These block sizes for every kernel, and the decode kernel where it can be used (`short`) or never."""
     blocks = attention_config.Blocks(block_m, block_n, 4, 1, tma=tma, resident=resident, ahead=ahead)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(attention_config, "_choose", lambda *_: blocks)
+        patch.setattr(attention_config, "candidates", lambda *_: (blocks,))
         patch.setattr(attention_decode, "MAX_ROWS", 1 << 20 if short else 0)
         yield

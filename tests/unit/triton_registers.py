@@ -3,9 +3,10 @@
     python tests/unit/triton_registers.py KERNEL,ARCH,HEADDIM,DTYPE[,FEATURE...] ...
 
 KERNEL is fwd, dkdv, dq or decode; ARCH a compute capability (80, 90, 100) or an AMD one (gfx942); DTYPE as Triton
-writes it (bf16, fp32, fp8e4nv); FEATURE one of LEFT, RIGHT, SOFTCAP, VARLEN, TMA, RESIDENT, AHEAD, WARP_SPECIALIZE, FP8. It takes the
-first row of the table whose shared memory fits, as a call would, or the block sizes that a FEATURE such as 64x128x4x3
-names (BLOCK_M, BLOCK_N, num_warps, num_stages). Prints one JSON line each; on AMD only what Triton itself says.
+writes it (bf16, fp32, fp8e4nv); FEATURE one of LEFT, RIGHT, SOFTCAP, VARLEN, FP8, TMA, RESIDENT, AHEAD and
+WARP_SPECIALIZE, or max168 for at most 168 registers. It takes the first row of the table whose shared memory fits, or
+the block sizes that a FEATURE such as 64x128x4x3 names (BLOCK_M, BLOCK_N, num_warps, num_stages). Prints one JSON line
+each; on AMD only what Triton itself says.
 """
 
 from __future__ import annotations
@@ -73,6 +74,9 @@ def build(kernel: str, arch: str, headdim: int, dtype: str, features: set[str]) 
                 attributes[(i,)] = [["tt.divisibility", 16]]
     target = GPUTarget("hip", arch, 64) if arch.startswith("gfx") else GPUTarget("cuda", int(arch), 32)
     options = {"num_warps": blocks.num_warps, "num_stages": blocks.num_stages}
+    for name in features:
+        if name.startswith("max"):
+            options["maxnreg"] = int(name[3:])
     compiled = triton.compile(ASTSource(fn, signature, constants, attributes), target=target, options=options)
     said = {"blocks": list(blocks[:4]), "shared": compiled.metadata.shared}
     return said | (_ptxas(compiled.asm["ptx"], arch) if "ptx" in compiled.asm else {})
