@@ -1,17 +1,16 @@
 """Block sizes of the attention kernels, the order of their programs, and what all of them share.
 
-The block sizes are fixed, not autotuned: autotuning would compile each kernel many times at the first call, and the
-time of the first call is one of the things attnbench reports.
+For Hopper and inputs of 16 bits the rows are fixed: what was fastest on an H200 (docs/triton-kernel.md). On another GPU
+the few rows that fit are timed at the first call that needs them (choices.py), which counts as its time.
 
-How the tables were chosen. The starting point were those that PyTorch's FlexAttention found by search on an H100
+How the other tables were made. The starting point were those that PyTorch's FlexAttention found by search on an H100
 (torch/_inductor/template_heuristics/triton.py); each row was then compiled for its GPU (sm_90, sm_80, sm_86; Triton
 3.6) and changed where `ptxas -v` showed spills inside a loop.
 
 - **Registers.** A thread has 255. The accumulators live there for the whole loop: forward BLOCK_M x headdim_v, dq
   BLOCK_M x headdim, dk and dv BLOCK_N x (headdim + headdim_v), in fp32, over 32 num_warps threads. All rows keep
-  that at 128 registers a thread or less, so that two blocks of scores fit beside it. On Hopper no forward and no dq
-  of 16 bit spills; dk/dv spills values that it needs outside of its inner loops (at headdim 128 under causal it
-  reloads 8 in them).
+  that at 128 registers a thread or less, so that two blocks of scores fit beside it. On Hopper no kernel with tensor
+  maps spills.
 - **Shared memory.** It holds the block that a program owns and, num_stages deep, the blocks it walks over while the
   next ones are on their way. `shared_memory` counts that, for num_stages > 1 from above: at headdim 128 on Hopper
   Triton allocates 128 of 128 KiB forward, 161 of 192 for dk/dv and 160 of 176 for dq; less on Ampere, which keeps the
@@ -90,8 +89,9 @@ _FLOAT: dict[Kernel, dict[int, tuple[Blocks, ...]]] = {
 }
 
 
-# For Hopper and 16 bits, through tensor maps: measured on an H200, see docs/triton-kernel.md. Two programs of 4 warps
-# fit on a multiprocessor, each computing while the other waits for its matmuls.
+# For Hopper and 16 bits, where tensor maps can be made. Two programs of 4 warps fit on a multiprocessor, each computing
+# while the other waits for its matmuls. The forward was measured as a sketch, see docs/triton-kernel.md; the backward
+# is chosen from registers and not yet measured.
 _HOPPER: dict[Kernel, dict[int, tuple[Blocks, ...]]] = {
     "fwd": {
         64: (Blocks(64, 128, 4, 3, tma=True, resident=True),),  # 96 KiB
@@ -109,7 +109,7 @@ _HOPPER: dict[Kernel, dict[int, tuple[Blocks, ...]]] = {
         256: (Blocks(128, 32, 8, 2, tma=True),),  # 192
     },
 }
-MEASURED = ("sm_80", "sm_86", "sm_89", "sm_90")  # rows of these were chosen by measuring or from registers, by hand
+MEASURED = ("sm_90",)  # there the first row is taken, elsewhere the fastest
 
 
 def blocks_for(kernel: Kernel, q: Tensor, v: Tensor, rows: int = 0) -> Blocks:
