@@ -101,7 +101,7 @@ _HOPPER: dict[Kernel, dict[int, tuple[Blocks, ...]]] = {
     "dkdv": {
         64: (Blocks(64, 64, 4, 3, tma=True),),  # 65
         128: (Blocks(64, 64, 4, 2, tma=True),),  # 97
-        256: (Blocks(32, 64, 8, 3, tma=True),),  # 165
+        256: (Blocks(64, 64, 8, 2, tma=True),),  # 200
     },
     "dq": {
         64: (Blocks(64, 64, 4, 3, tma=True),),  # 65

@@ -145,9 +145,11 @@ def _dk_dv_block(
         else:
             lse = tl.load(Lse + offset + rows)
             delta = tl.load(Delta + offset + rows)
+    # dP - delta: a matmul that starts from -delta leaves nothing to subtract, nor to keep in registers until then.
+    minus_delta = tl.broadcast_to(-delta[None, :], (k.shape[0], BLOCK_M))
     scores = tl.dot(k, tl.trans(q), input_precision="ieee")
     if AHEAD:
-        dp = tl.dot(v, tl.trans(dout), input_precision="ieee")
+        dp = tl.dot(v, tl.trans(dout), minus_delta, input_precision="ieee")
     if SOFTCAP:
         scores = tanh(scores * scale_tanh, EXACT=q.dtype == tl.float32)
         slope = 1.0 - scores * scores
@@ -162,8 +164,8 @@ def _dk_dv_block(
     p = tl.exp2(scores * scale_log2 - lse[None, :])
     dv = tl.dot(p.to(dout.dtype), dout, dv, input_precision="ieee")
     if not AHEAD:
-        dp = tl.dot(v, tl.trans(dout), input_precision="ieee")
-    ds = p * (dp - delta[None, :])
+        dp = tl.dot(v, tl.trans(dout), minus_delta, input_precision="ieee")
+    ds = p * dp
     if SOFTCAP:
         ds *= slope
     dk = tl.dot(ds.to(q.dtype), q, dk, input_precision="ieee")

@@ -101,9 +101,10 @@ def _dq_block(
     else:
         k = load_rows(K + offset * stride_kn, stride_kn, cols, limit, HEADDIM, BLOCK_D, MASK)
         v = load_rows(V + offset * stride_vn, stride_vn, cols, limit, HEADDIM_V, BLOCK_DV, MASK)
+    minus_delta = tl.broadcast_to(-delta[:, None], (q.shape[0], BLOCK_N))
     scores = tl.dot(q, tl.trans(k), input_precision="ieee")
     if AHEAD:
-        dp = tl.dot(dout, tl.trans(v), input_precision="ieee")
+        dp = tl.dot(dout, tl.trans(v), minus_delta, input_precision="ieee")
     if SOFTCAP:
         scores = tanh(scores * scale_tanh, EXACT=q.dtype == tl.float32)
         slope = 1.0 - scores * scores
@@ -111,8 +112,8 @@ def _dq_block(
         scores = hide(scores, start_n + cols[None, :], first, last, LEFT)
     p = tl.exp2(scores * scale_log2 - lse[:, None])
     if not AHEAD:
-        dp = tl.dot(dout, tl.trans(v), input_precision="ieee")
-    ds = p * (dp - delta[:, None])
+        dp = tl.dot(dout, tl.trans(v), minus_delta, input_precision="ieee")
+    ds = p * dp
     if SOFTCAP:
         ds *= slope
     return tl.dot(ds.to(k.dtype), k, dq, input_precision="ieee")

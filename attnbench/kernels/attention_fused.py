@@ -173,6 +173,7 @@ def _dk_dv_dq(
     dq = hopper.warpgroup_mma_init(nothing_dq)
     keys = start_n - shift + gl.arange(0, N, gl.SliceLayout(1, scores_layout))  # counted as in attention_dkdv.py
     rows = gl.arange(0, M, gl.SliceLayout(0, scores_layout))
+    unscaled = 1.0 / scale_log2
     h = h_k * group
     m = begin
     h_before = h  # of the block whose dq is under way
@@ -183,10 +184,12 @@ def _dk_dv_dq(
         q = q_tiles.index(stage).reshape([M, D])
         dout = dout_tiles.index(stage).reshape([M, D])
         mbarrier.wait(q_bars.index(stage), phase)
+        # What is subtracted from a matmul's result is what it starts from: less to do, and to keep, when it is done.
+        shifted = nothing - lses.index(stage).load(scores_layout) * unscaled
         # With S started before this wait, which need only be for what came before it, ptxas (of Triton 3.6) gives up
         # asynchronous matmuls: C7514.
         dq_done = warpgroup_mma_wait(0, deps=(dq,))
-        scores = warpgroup_mma(k, q.permute((1, 0)), nothing, use_acc=False, is_async=True)
+        scores = warpgroup_mma(k, q.permute((1, 0)), shifted, is_async=True)
         if i > 0:
             tma.store_wait(0)  # until dq_tile has been read
             dq_tile.store(dq_done)
@@ -198,15 +201,16 @@ def _dk_dv_dq(
         )  # fmt: skip
         h_ahead, m_ahead = _next(h_ahead, m_ahead, begin, seqlen_q, M)
         mbarrier.wait(dout_bars.index(stage), phase)
-        dp = warpgroup_mma(v, dout.permute((1, 0)), nothing, use_acc=False, is_async=True)
+        dp = nothing - deltas.index(stage).load(scores_layout)
+        dp = warpgroup_mma(v, dout.permute((1, 0)), dp, is_async=True)
         scores = warpgroup_mma_wait(1, deps=(scores,))
         if RIGHT:  # noqa: SIM102  the one at compile time, the other not
             if m < full_begin:
                 scores = gl.where(keys[:, None] <= (m + rows + right)[None, :], scores, float("-inf"))
-        p = gl.exp2(scores * scale_log2 - lses.index(stage).load(scores_layout))
+        p = gl.exp2(scores * scale_log2)
         dv = warpgroup_mma(gl.convert_layout(p.to(dtype), left_layout), dout, dv, is_async=True)
         dp = warpgroup_mma_wait(1, deps=(dp,))
-        ds = (p * (dp - deltas.index(stage).load(scores_layout))).to(dtype)
+        ds = (p * dp).to(dtype)
         ds_tile.store(ds)
         fence_async_shared()
         dk = warpgroup_mma(gl.convert_layout(ds, left_layout), q, dk, is_async=True)
