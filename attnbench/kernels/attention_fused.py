@@ -207,6 +207,8 @@ def _dk_dv_dq(
         if RIGHT:  # noqa: SIM102  the one at compile time, the other not
             if m < full_begin:
                 scores = gl.where(keys[:, None] <= (m + rows + right)[None, :], scores, float("-inf"))
+        if start_n + N > seqlen_k:  # keys that are not there: zero in dq only if their p is finite, so make it zero
+            scores = gl.where((keys < seqlen_q)[:, None], scores, float("-inf"))
         p = gl.exp2(scores * scale_log2)
         dv = warpgroup_mma(gl.convert_layout(p.to(dtype), left_layout), dout, dv, is_async=True)
         dp = warpgroup_mma_wait(1, deps=(dp,))

@@ -124,6 +124,15 @@ def test_one_loop_for_all_gradients(
 
 
 @pytest.mark.usefixtures("fused")
+def test_one_loop_where_keys_beyond_the_last_would_have_infinite_weights() -> None:
+    """Every log-sum-exp is under -140 in base 2, so exp2(0 - log-sum-exp) overflows."""
+    q, k, v, dout = make(200, 200, 1, 1, 64, 64, torch.bfloat16)
+    inputs = (q.abs() + 3, -k.abs() - 3, v, dout)
+    assert all(torch.isfinite(t).all() for t in ours(*inputs, False))
+    check(ours(*inputs, False), inputs, False)
+
+
+@pytest.mark.usefixtures("fused")
 def test_where_determinism_is_asked_for_two_kernels_do_it() -> None:
     inputs = make(1500, 1500, 8, 2, 128, 128, torch.bfloat16, batch=2)
     torch.use_deterministic_algorithms(True)
