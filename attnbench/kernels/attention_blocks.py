@@ -110,6 +110,17 @@ def load_rows(base, stride, rows, limit, D: tl.constexpr, BLOCK_D: tl.constexpr,
 
 
 @triton.jit
+def load_map(Map, b, h, start, ROWS: tl.constexpr, BLOCK_D: tl.constexpr, BY_HEAD: tl.constexpr):
+    """A block of ROWS from `start` on through a tensor map of (batch, seqlen, nheads, headdim).
+
+    BY_HEAD: (batch, nheads, ...). Zeros beyond the tensor's end.
+    """
+    b, h = b.to(tl.int32), h.to(tl.int32)
+    values = Map.load([b, h, start, 0]) if BY_HEAD else Map.load([b, start, h, 0])
+    return values.reshape(ROWS, BLOCK_D)
+
+
+@triton.jit
 def store_rows(base, stride, rows, limit, values, D: tl.constexpr, BLOCK_D: tl.constexpr):
     """The counterpart of load_rows, always checked."""
     cols = tl.arange(0, BLOCK_D)

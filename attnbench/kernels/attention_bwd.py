@@ -4,16 +4,21 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from attnbench.kernels.attention_blocks import load_rows
-from attnbench.kernels.attention_config import Blocks, blocks_for, dims, heads_per_section, launch
+from attnbench.kernels.attention_config import Blocks, dims, heads_per_section
 from attnbench.kernels.attention_dkdv import _dk_dv
 from attnbench.kernels.attention_dq import _dq
+from attnbench.kernels.attention_launch import Part, fused_blocks, launch, launch_best, mappable, row_maps, tensor_maps
 from attnbench.kernels.attention_problem import Problem
+
+PADDING = 128  # log-sum-exp and delta go on to a multiple of it: no block of queries needs a mask for them
 
 
 def attention_backward(
@@ -33,66 +38,98 @@ def attention_backward(
     if dout.stride(-1) != 1:  # a broadcast gradient, as that of out.sum()
         dout = dout.contiguous()
     constants = dims(q, v)
-    delta = torch.empty_like(lse)
+    padded_q = triton.cdiv(out.shape[1], PADDING) * PADDING
+    lse_delta = torch.empty((2, out.shape[0], nheads, padded_q), dtype=torch.float32, device=q.device)
+    lse_padded, delta = lse_delta.unbind()
     launch(
         _delta,
         Blocks(64, 1, 4, 1),
-        triton.cdiv(out.shape[1], 64) * out.shape[0] * nheads,
+        padded_q // 64 * out.shape[0] * nheads,
         q,
-        *(out, dout, delta, *out.stride()[:3], *dout.stride()[:3], out.shape[1], nheads),
+        *(out, dout, lse, lse_padded, delta, *out.stride()[:3], *dout.stride()[:3], out.shape[1], padded_q, nheads),
         HEADDIM_V=constants["HEADDIM_V"],
         BLOCK_DV=constants["BLOCK_DV"],
     )
 
-    inputs = (q, k, v, dout, lse, delta)
+    fused = fused_blocks(dout, q, k, v, problem) if need_dq and need_dkv else None
+    if fused is not None:
+        from attnbench.kernels.attention_fused import fused_backward  # where Gluon is: not in every Triton
+
+        return fused_backward(dout, q, k, v, lse_padded, delta, problem, fused)
+
     sequences = (problem.cu_seqlens_q, problem.cu_seqlens_k)
-    strides = (*problem.strides(q, k, v, dout), *problem.lse_strides(lse))
+    strides = (*problem.strides(q, k, v, dout), *problem.lse_strides(delta))
     scalars = (problem.softmax_scale, *problem.scales, problem.seqlen_q, problem.seqlen_k, *problem.window)
     group, heads_k = nheads // nheads_k, problem.batch * nheads_k
     row_bytes = (q.shape[3] + v.shape[3]) * q.element_size()
-    dq = dk = dv = None
-    if need_dkv:
-        dk, dv = (torch.empty(x.shape, dtype=q.dtype, device=q.device) for x in (k, v))
-        blocks = blocks_for("dkdv", q, v)
-        section = heads_per_section(heads_k, group * problem.seqlen_q * row_bytes)
+    mapped = not problem.varlen and mappable(q, k, v, dout)  # as in the forward
+
+    dq: Any = torch.empty(q.shape, dtype=q.dtype, device=q.device) if need_dq else None
+    dk: Any = torch.empty(k.shape, dtype=q.dtype, device=q.device) if need_dkv else None
+    dv: Any = torch.empty(v.shape, dtype=q.dtype, device=q.device) if need_dkv else None
+
+    def parts(blocks: Blocks) -> tuple[tuple[Part, Part], tuple[Part, Part]]:
+        """What is read by blocks of queries, and by blocks of keys."""
+        m, n, width, width_v = blocks.BLOCK_M, blocks.BLOCK_N, constants["BLOCK_D"], constants["BLOCK_DV"]
+        return ((q, m, width), (dout, m, width_v)), ((k, n, width), (v, n, width_v))
+
+    def features(blocks: Blocks) -> dict[str, Any]:
+        tma = blocks.tma and mapped
+        return {**constants, **problem.features, "TMA": tma, "RESIDENT": blocks.resident, "AHEAD": blocks.ahead}
+
+    def run_dk_dv(blocks: Blocks) -> None:
+        inputs: tuple[Any, ...] = (k, v, q, dout)
+        rows: tuple[Any, ...] = (lse_padded, delta)
+        if blocks.tma and mapped:
+            queries, keys = parts(blocks)
+            inputs, rows = tensor_maps(keys, queries, blocks.resident), row_maps(rows, blocks.BLOCK_M)
         launch(
             _dk_dv,
             blocks,
             triton.cdiv(problem.seqlen_k, blocks.BLOCK_N) * heads_k,
             q,
-            *(*inputs, dk, dv, *sequences, *strides, *problem.strides(dk, dv), *scalars),
-            *(nheads, group, heads_k, section),
-            **constants,
-            **problem.features,
+            *(inputs[2], *inputs[:2], inputs[3], *rows, dk, dv, *sequences, *strides, *problem.strides(dk, dv)),
+            *(*scalars, nheads, group, heads_k),
+            heads_per_section(heads_k, group * problem.seqlen_q * row_bytes),
+            **features(blocks),
         )
-    if need_dq:
-        dq = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-        blocks = blocks_for("dq", q, v)
-        section = heads_per_section(heads_k, problem.seqlen_k * row_bytes) * group
+
+    def run_dq(blocks: Blocks) -> None:
+        inputs: tuple[Any, ...] = (q, dout, k, v)
+        if blocks.tma and mapped:
+            inputs = tensor_maps(*parts(blocks), blocks.resident)
         launch(
             _dq,
             blocks,
             triton.cdiv(problem.seqlen_q, blocks.BLOCK_M) * heads_k * group,
             q,
-            *(*inputs, dq, *sequences, *strides, *problem.strides(dq), *scalars),
-            *(nheads, group, heads_k * group, section),
+            *(inputs[0], *inputs[2:], inputs[1], lse_padded, delta, dq, *sequences, *strides, *problem.strides(dq)),
+            *(*scalars, nheads, group, heads_k * group),
+            heads_per_section(heads_k, problem.seqlen_k * row_bytes) * group,
             problem.seqlen_k if problem.varlen else problem.seqlen_k - problem.seqlen_k % blocks.BLOCK_N,
-            **constants,
-            **problem.features,
+            **features(blocks),
         )
+
+    if need_dkv:
+        launch_best("dkdv", q, v, problem.mask, mapped, run_dk_dv)
+    if need_dq:
+        launch_best("dq", q, v, problem.mask, mapped, run_dq)
     return dq, dk, dv
 
 
-@triton.jit(do_not_specialize=["seqlen_q", "nheads"])
+@triton.jit(do_not_specialize=["seqlen_q", "padded_q", "nheads"])
 def _delta(
-    Out, DOut, Delta,
+    Out, DOut, Lse, LsePadded, Delta,
     stride_ob, stride_om, stride_oh, stride_gb, stride_gm, stride_gh,
-    seqlen_q, nheads,
+    seqlen_q, padded_q, nheads,
     HEADDIM_V: tl.constexpr, BLOCK_DV: tl.constexpr, BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,  # noqa: ARG001  every kernel here is launched with both
 ):  # fmt: skip
-    """delta = rowsum(out * dout), (batch, nheads, seqlen_q). Row by row, so sequences one behind the other are one."""
-    blocks = tl.cdiv(seqlen_q, BLOCK_M)
+    """delta = rowsum(out * dout), (batch, nheads, padded_q), and the log-sum-exp padded alike: with +inf, delta with 0.
+
+    Row by row, so sequences one behind the other are one.
+    """
+    blocks = padded_q // BLOCK_M
     pid = tl.program_id(0)
     start_m, bh = pid % blocks * BLOCK_M, (pid // blocks).to(tl.int64)
     b, h = bh // nheads, bh % nheads
@@ -104,4 +141,7 @@ def _delta(
     dout = load_rows(
         DOut + b * stride_gb + h * stride_gh + first * stride_gm, stride_gm, rows, limit, HEADDIM_V, BLOCK_DV, True
     )
-    tl.store(Delta + bh * seqlen_q + start_m + rows, tl.sum(out.to(tl.float32) * dout, 1), mask=rows < limit)
+    at = bh * padded_q + start_m + rows
+    tl.store(Delta + at, tl.sum(out.to(tl.float32) * dout, 1))
+    lse = tl.load(Lse + bh * seqlen_q + start_m + rows, mask=rows < limit, other=float("inf"))
+    tl.store(LsePadded + at, lse)

@@ -1,17 +1,16 @@
 """Block sizes of the attention kernels, the order of their programs, and what all of them share.
 
-The block sizes are fixed, not autotuned: autotuning would compile each kernel many times at the first call, and the
-time of the first call is one of the things attnbench reports.
+For Hopper and inputs of 16 bits the rows are fixed: what was fastest on an H200 (docs/triton-kernel.md). On another GPU
+the few rows that fit are timed at the first call that needs them (choices.py), which counts as its time.
 
-How the tables were chosen. The starting point were those that PyTorch's FlexAttention found by search on an H100
+How the other tables were made. The starting point were those that PyTorch's FlexAttention found by search on an H100
 (torch/_inductor/template_heuristics/triton.py); each row was then compiled for its GPU (sm_90, sm_80, sm_86; Triton
 3.6) and changed where `ptxas -v` showed spills inside a loop.
 
 - **Registers.** A thread has 255. The accumulators live there for the whole loop: forward BLOCK_M x headdim_v, dq
   BLOCK_M x headdim, dk and dv BLOCK_N x (headdim + headdim_v), in fp32, over 32 num_warps threads. All rows keep
-  that at 128 registers a thread or less, so that two blocks of scores fit beside it. On Hopper no forward and no dq
-  of 16 bit spills; dk/dv spills values that it needs outside of its inner loops (at headdim 128 under causal it
-  reloads 8 in them).
+  that at 128 registers a thread or less, so that two blocks of scores fit beside it. On Hopper no kernel with tensor
+  maps spills.
 - **Shared memory.** It holds the block that a program owns and, num_stages deep, the blocks it walks over while the
   next ones are on their way. `shared_memory` counts that, for num_stages > 1 from above: at headdim 128 on Hopper
   Triton allocates 128 of 128 KiB forward, 161 of 192 for dk/dv and 160 of 176 for dq; less on Ampere, which keeps the
@@ -32,7 +31,6 @@ from typing import Literal, NamedTuple
 import torch
 import triton
 from torch import Tensor
-from triton.tools.tensor_descriptor import TensorDescriptor
 
 Kernel = Literal["fwd", "dkdv", "dq", "decode"]
 
@@ -48,8 +46,11 @@ class Blocks(NamedTuple):
     BLOCK_N: int  # keys
     num_warps: int
     num_stages: int
-    tma: bool = False  # where the device has it: tensor maps for K and V in the forward; docs/triton-kernel.md
+    tma: bool = False  # tensor maps, where the device has them
+    resident: bool = False  # with tma: what a program keeps (Q; K and V; Q and dO) in registers, not in shared memory
+    ahead: bool = False  # matmuls before elementwise work that they do not need: see the kernels
     warp_specialize: bool = False  # of the forward's loop over full blocks
+    max_registers: int | None = None  # a thread, so that more programs fit on a multiprocessor
 
 
 # By the padded headdim (the larger of headdim and headdim_v); KiB of shared memory behind each row.
@@ -88,20 +89,61 @@ _FLOAT: dict[Kernel, dict[int, tuple[Blocks, ...]]] = {
 }
 
 
+# For Hopper and 16 bits, where tensor maps can be made. Two programs of 4 warps fit on a multiprocessor, each computing
+# while the other waits for its matmuls. The forward was measured as a sketch, see docs/triton-kernel.md; the backward
+# is chosen from registers and not yet measured.
+_HOPPER: dict[Kernel, dict[int, tuple[Blocks, ...]]] = {
+    "fwd": {
+        64: (Blocks(64, 128, 4, 3, tma=True, resident=True),),  # 96 KiB
+        128: (Blocks(64, 64, 4, 3, tma=True, resident=True, ahead=True),),  # 112
+        256: (Blocks(128, 32, 8, 3, tma=True, resident=True, ahead=True),),  # 112
+    },
+    "dkdv": {
+        64: (Blocks(64, 64, 4, 3, tma=True),),  # 65
+        128: (Blocks(64, 64, 4, 2, tma=True),),  # 97
+        256: (Blocks(64, 64, 8, 2, tma=True),),  # 200
+    },
+    "dq": {
+        64: (Blocks(64, 64, 4, 3, tma=True),),  # 65
+        128: (Blocks(64, 64, 4, 2, tma=True),),  # 97
+        256: (Blocks(128, 32, 8, 2, tma=True),),  # 192
+    },
+}
+MEASURED = ("sm_90",)  # there the first row is taken, elsewhere the fastest
+
+
 def blocks_for(kernel: Kernel, q: Tensor, v: Tensor, rows: int = 0) -> Blocks:
-    """The block sizes for these tensors on their device; for decode, with a BLOCK_M that holds `rows` queries."""
-    sizes = dims(q, v)
-    chosen = _choose(kernel, sizes["BLOCK_D"], sizes["BLOCK_DV"], q.element_size(), _index(q))
+    """The first block sizes for these tensors on their device; for decode, with a BLOCK_M that holds `rows` queries."""
+    chosen = candidates(kernel, *widths(q, v), q.element_size(), index_of(q), False)[0]
     return chosen._replace(BLOCK_M=max(MIN_BLOCK, padded(rows))) if kernel == "decode" else chosen
 
 
+# Of attention_fused.py, by headdim. Off: compiled for sm_90, but not yet run.
+FUSED: dict[int, Blocks] = {}
+FUSED_UNTRIED = {64: Blocks(64, 64, 4, 2), 128: Blocks(64, 128, 8, 2)}
+
+
 @functools.cache
-def _choose(kernel: Kernel, block_d: int, block_dv: int, itemsize: int, device: int | None) -> Blocks:
-    rows = (_HALF if itemsize <= 2 else _FLOAT)[kernel][max(64, block_d, block_dv)]
-    limit, tma = _shared_memory_limit(device), _has_tma(device)
-    fitting = (row for row in rows if shared_memory(kernel, row, block_d, block_dv, itemsize) <= limit)
-    chosen = next(fitting, rows[-1])  # the estimate is from above: the leanest may fit all the same
-    return chosen._replace(tma=chosen.tma and tma)
+def candidates(
+    kernel: Kernel, block_d: int, block_dv: int, itemsize: int, device: int | None, maps: bool
+) -> tuple[Blocks, ...]:
+    """The rows that fit, best first; of a GPU in MEASURED only the first."""
+    width, limit = max(64, block_d, block_dv), _shared_memory_limit(device)
+    rows = (_HALF if itemsize <= 2 else _FLOAT)[kernel][width]
+    # The estimate is from above: the leanest may fit all the same.
+    fitting = [r for r in rows if shared_memory(kernel, r, block_d, block_dv, itemsize) <= limit] or [rows[-1]]
+    known = architecture(device)
+    mapped = list(_HOPPER.get(kernel, {}).get(width, ())) if maps and itemsize == 2 and has_tma(device) else []
+    if known == "sm_90":
+        fitting = mapped + fitting
+    elif known not in MEASURED:
+        fitting += mapped
+    return tuple(fitting[:1]) if known in MEASURED else tuple(fitting)
+
+
+def widths(q: Tensor, v: Tensor) -> tuple[int, int]:
+    sizes = dims(q, v)
+    return sizes["BLOCK_D"], sizes["BLOCK_DV"]
 
 
 def shared_memory(kernel: Kernel, blocks: Blocks, block_d: int, block_dv: int, itemsize: int) -> int:
@@ -118,7 +160,7 @@ def shared_memory(kernel: Kernel, blocks: Blocks, block_d: int, block_dv: int, i
     return elements[kernel] * itemsize
 
 
-def _index(q: Tensor) -> int | None:
+def index_of(q: Tensor) -> int | None:
     """The device's number; None on a CPU, in the interpreter."""
     if not q.is_cuda:
         return None
@@ -134,7 +176,17 @@ def _shared_memory_limit(device: int | None) -> float:
 
 
 @functools.cache
-def _has_tma(device: int | None) -> bool:
+def architecture(device: int | None) -> str:
+    """As compilers call it: sm_90, gfx942; "interpreter" without a device."""
+    if device is None:
+        return "interpreter"
+    if torch.version.hip is not None:
+        return str(torch.cuda.get_device_properties(device).gcnArchName).split(":")[0]
+    return "sm_{}{}".format(*torch.cuda.get_device_capability(device))
+
+
+@functools.cache
+def has_tma(device: int | None) -> bool:
     """Whether there is a tensor memory accelerator: from Hopper on. The interpreter plays one, so that tests see it."""
     return device is None or (torch.version.hip is None and torch.cuda.get_device_capability(device) >= (9, 0))
 
@@ -150,7 +202,7 @@ def splits_for(q: Tensor, programs: int, seqlen_k: int, block_n: int) -> int:
 
     A stretch of under MIN_SPLIT_BLOCKS blocks would be read faster than the results are combined.
     """
-    wanted = 2 * multiprocessors(_index(q)) // programs
+    wanted = 2 * multiprocessors(index_of(q)) // programs
     return max(1, min(wanted, seqlen_k // (MIN_SPLIT_BLOCKS * block_n)))
 
 
@@ -167,26 +219,6 @@ def dims(q: Tensor, v: Tensor) -> dict[str, int]:
     return {"HEADDIM": headdim, "HEADDIM_V": headdim_v, "BLOCK_D": block_d, "BLOCK_DV": block_dv}
 
 
-def tensor_map(x: Tensor, rows: int, width: int) -> TensorDescriptor | None:
-    """How the tensor memory accelerator finds blocks of (rows, width) in (batch, seqlen, nheads, headdim) `x`.
-
-    None where it cannot: it takes 16-byte units, and strides of 0 are not documented to work.
-    """
-    order = (0, 2, 1, 3)  # rows and columns last, so that the other two dimensions of a block drop out
-    sizes, strides = [x.shape[i] for i in order], [x.stride(i) for i in order]
-    unit = 16 // x.element_size()
-    if x.data_ptr() % 16 or any(n % unit or n <= 0 for n in strides[:-1]):
-        return None
-    return TensorDescriptor(x, sizes, strides, [1, 1, rows, width])
-
-
 def heads_per_section(heads: int, nbytes: int) -> int:
     """How many heads run side by side so that what they walk over, `nbytes` a head, stays in L2."""
     return max(1, min(heads, L2_BUDGET // nbytes))
-
-
-def launch(kernel, blocks: Blocks, programs: int, q: Tensor, *args, **constants) -> None:
-    """Launch on the current stream of q's device, which need not be the current device."""
-    sizes = {"BLOCK_M": blocks.BLOCK_M, "BLOCK_N": blocks.BLOCK_N}
-    with torch.cuda.device_of(q):
-        kernel[(programs,)](*args, **constants, **sizes, num_warps=blocks.num_warps, num_stages=blocks.num_stages)

@@ -21,8 +21,9 @@ import triton.language as tl
 from torch import Tensor
 
 from attnbench.kernels.attention_blocks import keys_seen, sequence
-from attnbench.kernels.attention_config import Blocks, blocks_for, dims, launch, padded, splits_for
+from attnbench.kernels.attention_config import Blocks, blocks_for, dims, padded, splits_for
 from attnbench.kernels.attention_fwd import descaled, divided, forward_block, results
+from attnbench.kernels.attention_launch import launch
 from attnbench.kernels.attention_problem import Problem
 
 MAX_ROWS = 64  # queries times query heads per key head; with more, the plain forward's blocks are full enough

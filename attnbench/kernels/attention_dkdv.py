@@ -7,7 +7,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from attnbench.kernels.attention_blocks import hide, load_rows, place, sequence, store_rows, tanh
+from attnbench.kernels.attention_blocks import hide, load_map, load_rows, place, sequence, store_rows, tanh
 
 
 @triton.jit(
@@ -17,7 +17,9 @@ from attnbench.kernels.attention_blocks import hide, load_rows, place, sequence,
     ]
 )
 def _dk_dv(
-    Q, K, V, DOut, Lse, Delta, DK, DV, Cu_q, Cu_k,
+    Q, K, V, DOut,  # with TMA, their tensor maps
+    Lse, Delta,  # padded, and with TMA their tensor maps
+    DK, DV, Cu_q, Cu_k,
     stride_qb, stride_qm, stride_qh, stride_kb, stride_kn, stride_kh, stride_vb, stride_vn, stride_vh,
     stride_gb, stride_gm, stride_gh, stride_lb, stride_lh,
     stride_dkb, stride_dkn, stride_dkh, stride_dvb, stride_dvn, stride_dvh,
@@ -26,7 +28,7 @@ def _dk_dv(
     section,
     HEADDIM: tl.constexpr, HEADDIM_V: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
     LEFT: tl.constexpr, RIGHT: tl.constexpr, SOFTCAP: tl.constexpr, VARLEN: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    TMA: tl.constexpr, RESIDENT: tl.constexpr, AHEAD: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """A block of keys of one key head, over all the queries of the query heads that share it."""
     # Under causal the first keys are seen by the most queries, so the natural order starts with the heaviest.
@@ -37,12 +39,14 @@ def _dk_dv(
     first_q, first_k, seqlen_q, seqlen_k = sequence(b, Cu_q, Cu_k, seqlen_q, seqlen_k, VARLEN)
     cols = tl.arange(0, BLOCK_N)
     limit_n, first_n = seqlen_k - start_n, start_n.to(tl.int64) + first_k
-    k = load_rows(
-        K + b * stride_kb + h_k * stride_kh + first_n * stride_kn, stride_kn, cols, limit_n, HEADDIM, BLOCK_D, True
-    )
-    v = load_rows(
-        V + b * stride_vb + h_k * stride_vh + first_n * stride_vn, stride_vn, cols, limit_n, HEADDIM_V, BLOCK_DV, True
-    )
+    if TMA:
+        k = load_map(K, b, h_k, start_n, BLOCK_N, BLOCK_D, BY_HEAD=not RESIDENT)
+        v = load_map(V, b, h_k, start_n, BLOCK_N, BLOCK_DV, BY_HEAD=not RESIDENT)
+    else:
+        K += b * stride_kb + h_k * stride_kh + first_n * stride_kn
+        V += b * stride_vb + h_k * stride_vh + first_n * stride_vn
+        k = load_rows(K, stride_kn, cols, limit_n, HEADDIM, BLOCK_D, True)
+        v = load_rows(V, stride_vn, cols, limit_n, HEADDIM_V, BLOCK_DV, True)
 
     begin, full_begin, full_end, end = queries_seeing(
         start_n, tl.minimum(start_n + BLOCK_N, seqlen_k), seqlen_q, seqlen_k, left, right, LEFT, RIGHT, VARLEN, BLOCK_M
@@ -54,24 +58,15 @@ def _dk_dv(
     dv = tl.zeros((BLOCK_N, BLOCK_DV), tl.float32)
     for member in range(group):
         h = h_k * group + member
-        q_head = Q + b * stride_qb + h * stride_qh + first_q * stride_qm
-        g_head = DOut + b * stride_gb + h * stride_gh + first_q * stride_gm
-        lse_head = Lse + b * stride_lb + h * stride_lh + first_q
-        delta_head = Delta + b * stride_lb + h * stride_lh + first_q
-        if LEFT or RIGHT:
-            between = full_end - full_begin  # as in the forward: both masked stretches in one loop
-            for start in range(begin, end - between if LEFT else full_begin, BLOCK_M):
-                start_m = start + tl.where(start < full_begin, 0, between) if LEFT else start
-                dk, dv = _dk_dv_block(
-                    dk, dv, k, v, q_head, g_head, lse_head, delta_head, stride_qm, stride_gm, scale_tanh, scale_log2,
-                    keys, left, right, start_m, seqlen_q,
-                    HEADDIM, HEADDIM_V, BLOCK_D, BLOCK_DV, BLOCK_M, LEFT, RIGHT, SOFTCAP, MASK=True,
-                )  # fmt: skip
-        for start_m in range(full_begin, full_end, BLOCK_M):
+        q_head = Q if TMA else Q + b * stride_qb + h * stride_qh + first_q * stride_qm
+        g_head = DOut if TMA else DOut + b * stride_gb + h * stride_gh + first_q * stride_gm
+        lse_head = Lse if TMA else Lse + b * stride_lb + h * stride_lh + first_q
+        delta_head = Delta if TMA else Delta + b * stride_lb + h * stride_lh + first_q
+        for start_m in range(begin, end, BLOCK_M):
             dk, dv = _dk_dv_block(
-                dk, dv, k, v, q_head, g_head, lse_head, delta_head, stride_qm, stride_gm, scale_tanh, scale_log2,
-                keys, left, right, start_m, seqlen_q,
-                HEADDIM, HEADDIM_V, BLOCK_D, BLOCK_DV, BLOCK_M, LEFT, RIGHT, SOFTCAP, MASK=False,
+                dk, dv, k, v, q_head, g_head, lse_head, delta_head, stride_qm, stride_gm, b, h, scale_tanh, scale_log2,
+                keys, left, right, start_m, full_begin, full_end, seqlen_q,
+                HEADDIM, HEADDIM_V, BLOCK_D, BLOCK_DV, BLOCK_M, LEFT, RIGHT, SOFTCAP, VARLEN, TMA, AHEAD,
             )  # fmt: skip
 
     store_rows(
@@ -118,38 +113,59 @@ def _dk_dv_block(
     dk, dv, k, v,
     Q, DOut, Lse, Delta,
     stride_qm, stride_gm,
+    b, h,  # for TMA
     scale_tanh, scale_log2,
     keys,  # counted from the key that query 0 is aligned with, (keys, 1)
     left, right,
-    start_m, seqlen_q,
+    start_m,
+    full_begin, full_end,  # the queries from the one up to the other see all keys
+    seqlen_q,
     HEADDIM: tl.constexpr, HEADDIM_V: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
-    BLOCK_M: tl.constexpr, LEFT: tl.constexpr, RIGHT: tl.constexpr, SOFTCAP: tl.constexpr, MASK: tl.constexpr,
+    BLOCK_M: tl.constexpr, LEFT: tl.constexpr, RIGHT: tl.constexpr, SOFTCAP: tl.constexpr,
+    VARLEN: tl.constexpr, TMA: tl.constexpr, AHEAD: tl.constexpr,
 ):  # fmt: skip
     """One block of queries into dk and dv. Scores are transposed, keys x queries: both results are by key.
 
-    Only the window needs a mask here. A query beyond seqlen_q loads lse +inf, which makes its p 0; a key beyond
-    seqlen_k spoils only its own row of dk and dv, which is not stored.
+    Only the window needs a mask here. A query beyond seqlen_q has lse +inf, which makes its p 0; a key beyond
+    seqlen_k spoils only its own row of dk and dv, which is not stored. With AHEAD dP is computed before P.
     """
     rows = tl.arange(0, BLOCK_M)
     limit, offset = seqlen_q - start_m, tl.cast(start_m, tl.int64)
-    q = load_rows(Q + offset * stride_qm, stride_qm, rows, limit, HEADDIM, BLOCK_D, True)
-    lse = tl.load(Lse + offset + rows, mask=rows < limit, other=float("inf"))
+    if TMA:
+        q = load_map(Q, b, h, start_m, BLOCK_M, BLOCK_D, BY_HEAD=False)
+        dout = load_map(DOut, b, h, start_m, BLOCK_M, BLOCK_DV, BY_HEAD=False)
+        lse = Lse.load([b.to(tl.int32), h.to(tl.int32), start_m]).reshape(BLOCK_M)
+        delta = Delta.load([b.to(tl.int32), h.to(tl.int32), start_m]).reshape(BLOCK_M)
+    else:
+        q = load_rows(Q + offset * stride_qm, stride_qm, rows, limit, HEADDIM, BLOCK_D, True)
+        dout = load_rows(DOut + offset * stride_gm, stride_gm, rows, limit, HEADDIM_V, BLOCK_DV, True)
+        if VARLEN:  # behind a sequence comes the next one
+            lse = tl.load(Lse + offset + rows, mask=rows < limit, other=float("inf"))
+            delta = tl.load(Delta + offset + rows, mask=rows < limit, other=0.0)
+        else:
+            lse = tl.load(Lse + offset + rows)
+            delta = tl.load(Delta + offset + rows)
+    # dP - delta: a matmul that starts from -delta leaves nothing to subtract, nor to keep in registers until then.
+    minus_delta = tl.broadcast_to(-delta[None, :], (k.shape[0], BLOCK_M))
     scores = tl.dot(k, tl.trans(q), input_precision="ieee")
+    if AHEAD:
+        dp = tl.dot(v, tl.trans(dout), minus_delta, input_precision="ieee")
     if SOFTCAP:
         scores = tanh(scores * scale_tanh, EXACT=q.dtype == tl.float32)
         slope = 1.0 - scores * scores
-    if MASK:
-        position = start_m + rows[None, :]
-        if RIGHT:
-            scores = hide(scores, keys, position - left, position + right, LEFT)
-        else:
-            scores = tl.where(keys >= position - left, scores, float("-inf"))
+    if LEFT or RIGHT:  # noqa: SIM102  the one at compile time, the other not
+        # A branch, not a second loop: with two, Triton keeps more of both in registers than there are.
+        if (start_m < full_begin) | (start_m >= full_end):
+            position = start_m + rows[None, :]
+            if RIGHT:
+                scores = hide(scores, keys, position - left, position + right, LEFT)
+            else:
+                scores = tl.where(keys >= position - left, scores, float("-inf"))
     p = tl.exp2(scores * scale_log2 - lse[None, :])
-    dout = load_rows(DOut + offset * stride_gm, stride_gm, rows, limit, HEADDIM_V, BLOCK_DV, True)
     dv = tl.dot(p.to(dout.dtype), dout, dv, input_precision="ieee")
-    dp = tl.dot(v, tl.trans(dout), input_precision="ieee")
-    delta = tl.load(Delta + offset + rows, mask=rows < limit, other=0.0)
-    ds = p * (dp - delta[None, :])
+    if not AHEAD:
+        dp = tl.dot(v, tl.trans(dout), minus_delta, input_precision="ieee")
+    ds = p * dp
     if SOFTCAP:
         ds *= slope
     dk = tl.dot(ds.to(q.dtype), q, dk, input_precision="ieee")

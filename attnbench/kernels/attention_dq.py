@@ -7,7 +7,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from attnbench.kernels.attention_blocks import hide, keys_seen, load_rows, place, sequence, store_rows, tanh
+from attnbench.kernels.attention_blocks import hide, keys_seen, load_map, load_rows, place, sequence, store_rows, tanh
 
 
 @triton.jit(
@@ -17,7 +17,8 @@ from attnbench.kernels.attention_blocks import hide, keys_seen, load_rows, place
     ]
 )
 def _dq(
-    Q, K, V, DOut, Lse, Delta, DQ, Cu_q, Cu_k,
+    Q, K, V, DOut,  # with TMA, their tensor maps
+    Lse, Delta, DQ, Cu_q, Cu_k,
     stride_qb, stride_qm, stride_qh, stride_kb, stride_kn, stride_kh, stride_vb, stride_vn, stride_vh,
     stride_gb, stride_gm, stride_gh, stride_lb, stride_lh, stride_dqb, stride_dqm, stride_dqh,
     scale, scale_tanh, scale_log2, seqlen_q, seqlen_k, left, right, nheads, group,
@@ -26,7 +27,7 @@ def _dq(
     whole,  # seqlen_k without a last block that it does not fill; with VARLEN the longest seqlen_k
     HEADDIM: tl.constexpr, HEADDIM_V: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
     LEFT: tl.constexpr, RIGHT: tl.constexpr, SOFTCAP: tl.constexpr, VARLEN: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    TMA: tl.constexpr, RESIDENT: tl.constexpr, AHEAD: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     blocks = tl.cdiv(seqlen_q, BLOCK_M)
     rank, bh = place(blocks, heads, section)
@@ -36,17 +37,19 @@ def _dq(
     first_q, first_k, seqlen_q, seqlen_k = sequence(b, Cu_q, Cu_k, seqlen_q, seqlen_k, VARLEN)
     rows = tl.arange(0, BLOCK_M)
     limit_m, first_m = seqlen_q - start_m, start_m.to(tl.int64) + first_q
-    q = load_rows(
-        Q + b * stride_qb + h * stride_qh + first_m * stride_qm, stride_qm, rows, limit_m, HEADDIM, BLOCK_D, True
-    )
-    dout = load_rows(
-        DOut + b * stride_gb + h * stride_gh + first_m * stride_gm, stride_gm, rows, limit_m, HEADDIM_V, BLOCK_DV, True
-    )
+    if TMA:
+        q = load_map(Q, b, h, start_m, BLOCK_M, BLOCK_D, BY_HEAD=not RESIDENT)
+        dout = load_map(DOut, b, h, start_m, BLOCK_M, BLOCK_DV, BY_HEAD=not RESIDENT)
+    else:
+        Q += b * stride_qb + h * stride_qh + first_m * stride_qm
+        DOut += b * stride_gb + h * stride_gh + first_m * stride_gm
+        K += b * stride_kb + h_k * stride_kh + first_k * stride_kn
+        V += b * stride_vb + h_k * stride_vh + first_k * stride_vn
+        q = load_rows(Q, stride_qm, rows, limit_m, HEADDIM, BLOCK_D, True)
+        dout = load_rows(DOut, stride_gm, rows, limit_m, HEADDIM_V, BLOCK_DV, True)
     row_values = b * stride_lb + h * stride_lh + first_m + rows
     lse = tl.load(Lse + row_values, mask=rows < limit_m, other=float("inf"))
     delta = tl.load(Delta + row_values, mask=rows < limit_m, other=0.0)
-    K += b * stride_kb + h_k * stride_kh + first_k * stride_kn
-    V += b * stride_vb + h_k * stride_vh + first_k * stride_vn
 
     begin, full_begin, full_end, end = keys_seen(
         start_m, tl.minimum(start_m + BLOCK_M, seqlen_q), seqlen_q, seqlen_k, left, right, whole,
@@ -59,15 +62,15 @@ def _dq(
     dq = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
     for start_n in range(full_begin, full_end, BLOCK_N):
         dq = _dq_block(
-            dq, q, dout, lse, delta, K, V, stride_kn, stride_vn, scale_tanh, scale_log2, first, last, start_n, seqlen_k,
-            HEADDIM, HEADDIM_V, BLOCK_D, BLOCK_DV, BLOCK_N, LEFT, SOFTCAP, MASK=False,
+            dq, q, dout, lse, delta, K, V, stride_kn, stride_vn, b, h_k, scale_tanh, scale_log2, first, last,
+            start_n, seqlen_k, HEADDIM, HEADDIM_V, BLOCK_D, BLOCK_DV, BLOCK_N, LEFT, SOFTCAP, TMA, AHEAD, MASK=False,
         )  # fmt: skip
     between = full_end - full_begin  # as in the forward: both masked stretches in one loop
     for start in range(begin if LEFT else full_end, end - between if LEFT else end, BLOCK_N):
         start_n = start + tl.where(start < full_begin, 0, between) if LEFT else start
         dq = _dq_block(
-            dq, q, dout, lse, delta, K, V, stride_kn, stride_vn, scale_tanh, scale_log2, first, last, start_n, seqlen_k,
-            HEADDIM, HEADDIM_V, BLOCK_D, BLOCK_DV, BLOCK_N, LEFT, SOFTCAP, MASK=True,
+            dq, q, dout, lse, delta, K, V, stride_kn, stride_vn, b, h_k, scale_tanh, scale_log2, first, last,
+            start_n, seqlen_k, HEADDIM, HEADDIM_V, BLOCK_D, BLOCK_DV, BLOCK_N, LEFT, SOFTCAP, TMA, AHEAD, MASK=True,
         )  # fmt: skip
 
     store_rows(
@@ -81,25 +84,36 @@ def _dq_block(
     dq, q, dout, lse, delta,
     K, V,
     stride_kn, stride_vn,
+    b, h_k,  # for TMA
     scale_tanh, scale_log2,
     first, last,  # the outermost keys each query sees, (queries, 1)
     start_n, seqlen_k,
     HEADDIM: tl.constexpr, HEADDIM_V: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
-    BLOCK_N: tl.constexpr, LEFT: tl.constexpr, SOFTCAP: tl.constexpr, MASK: tl.constexpr,
+    BLOCK_N: tl.constexpr, LEFT: tl.constexpr, SOFTCAP: tl.constexpr, TMA: tl.constexpr, AHEAD: tl.constexpr,
+    MASK: tl.constexpr,
 ):  # fmt: skip
-    """One block of keys into dq."""
+    """One block of keys into dq. With AHEAD dP is computed before P and not after it."""
     cols = tl.arange(0, BLOCK_N)
     limit, offset = seqlen_k - start_n, tl.cast(start_n, tl.int64)
-    k = load_rows(K + offset * stride_kn, stride_kn, cols, limit, HEADDIM, BLOCK_D, MASK)
+    if TMA:
+        k = load_map(K, b, h_k, start_n, BLOCK_N, BLOCK_D, BY_HEAD=False)
+        v = load_map(V, b, h_k, start_n, BLOCK_N, BLOCK_DV, BY_HEAD=False)
+    else:
+        k = load_rows(K + offset * stride_kn, stride_kn, cols, limit, HEADDIM, BLOCK_D, MASK)
+        v = load_rows(V + offset * stride_vn, stride_vn, cols, limit, HEADDIM_V, BLOCK_DV, MASK)
+    minus_delta = tl.broadcast_to(-delta[:, None], (q.shape[0], BLOCK_N))
     scores = tl.dot(q, tl.trans(k), input_precision="ieee")
+    if AHEAD:
+        dp = tl.dot(dout, tl.trans(v), minus_delta, input_precision="ieee")
     if SOFTCAP:
         scores = tanh(scores * scale_tanh, EXACT=q.dtype == tl.float32)
         slope = 1.0 - scores * scores
     if MASK:
         scores = hide(scores, start_n + cols[None, :], first, last, LEFT)
     p = tl.exp2(scores * scale_log2 - lse[:, None])
-    v = load_rows(V + offset * stride_vn, stride_vn, cols, limit, HEADDIM_V, BLOCK_DV, MASK)
-    ds = p * (tl.dot(dout, tl.trans(v), input_precision="ieee") - delta[:, None])
+    if not AHEAD:
+        dp = tl.dot(dout, tl.trans(v), minus_delta, input_precision="ieee")
+    ds = p * dp
     if SOFTCAP:
         ds *= slope
     return tl.dot(ds.to(k.dtype), k, dq, input_precision="ieee")

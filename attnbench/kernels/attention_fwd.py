@@ -4,13 +4,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from attnbench.kernels.attention_blocks import hide, keys_seen, load_rows, place, sequence, store_rows, tanh
-from attnbench.kernels.attention_config import blocks_for, dims, heads_per_section, launch, tensor_map
+from attnbench.kernels.attention_blocks import hide, keys_seen, load_map, load_rows, place, sequence, store_rows, tanh
+from attnbench.kernels.attention_config import Blocks, dims, heads_per_section
+from attnbench.kernels.attention_launch import launch, launch_best, mappable, tensor_maps
 from attnbench.kernels.attention_problem import FLOAT8, Problem
 
 # P is at most 1. Times 2^8 it uses the range of e4m3 (2^-9 to 448) better: what is under 2^-17 is lost, not 2^-9.
@@ -24,32 +27,38 @@ def attention_forward(q: Tensor, k: Tensor, v: Tensor, problem: Problem) -> tupl
     """
     out, lse = results(q, v)
     nheads, nheads_k = q.shape[2], k.shape[2]
-    blocks = blocks_for("fwd", q, v)
     group, heads = nheads // nheads_k, problem.batch * nheads
     head_bytes = problem.seqlen_k * (k.shape[3] + v.shape[3]) * q.element_size()
     constants = dims(q, v)
-    k_map = v_map = None
-    if blocks.tma and not problem.varlen:  # a map knows where a tensor ends, not where one of its sequences does
-        k_map = tensor_map(k, blocks.BLOCK_N, constants["BLOCK_D"])
-        v_map = tensor_map(v, blocks.BLOCK_N, constants["BLOCK_DV"])
-    maps = k_map is not None and v_map is not None
-    launch(
-        _forward,
-        blocks,
-        triton.cdiv(problem.seqlen_q, blocks.BLOCK_M) * heads,
-        q,
-        *(q, k_map if maps else k, v_map if maps else v, out, lse),
-        *(problem.cu_seqlens_q, problem.cu_seqlens_k, *(problem.descale or (None, None, None))),
-        *(*problem.strides(q, k, v, out), *problem.lse_strides(lse)),
-        *(*problem.scales, problem.seqlen_q, problem.seqlen_k, *problem.window, nheads, group, heads),
-        heads_per_section(problem.batch * nheads_k, head_bytes) * group,
-        problem.seqlen_k if problem.varlen else problem.seqlen_k - problem.seqlen_k % blocks.BLOCK_N,
-        **constants,
-        **problem.features,
-        FP8=problem.descale is not None,
-        TMA=maps,
-        WARP_SPECIALIZE=blocks.warp_specialize,
-    )
+    width, width_v = constants["BLOCK_D"], constants["BLOCK_DV"]
+    mapped = not problem.varlen and mappable(q, k, v)  # a map knows where a tensor ends, not where a sequence does
+
+    def run(blocks: Blocks) -> None:
+        inputs: tuple[Any, ...] = (q, k, v)
+        if blocks.tma and mapped:
+            inner = ((k, blocks.BLOCK_N, width), (v, blocks.BLOCK_N, width_v))
+            inputs = tensor_maps(((q, blocks.BLOCK_M, width),), inner, blocks.resident)
+        launch(
+            _forward,
+            blocks,
+            triton.cdiv(problem.seqlen_q, blocks.BLOCK_M) * heads,
+            q,
+            *(*inputs, out, lse),
+            *(problem.cu_seqlens_q, problem.cu_seqlens_k, *(problem.descale or (None, None, None))),
+            *(*problem.strides(q, k, v, out), *problem.lse_strides(lse)),
+            *(*problem.scales, problem.seqlen_q, problem.seqlen_k, *problem.window, nheads, group, heads),
+            heads_per_section(problem.batch * nheads_k, head_bytes) * group,
+            problem.seqlen_k if problem.varlen else problem.seqlen_k - problem.seqlen_k % blocks.BLOCK_N,
+            **constants,
+            **problem.features,
+            FP8=problem.descale is not None,
+            TMA=blocks.tma and mapped,
+            RESIDENT=blocks.resident,
+            AHEAD=blocks.ahead,
+            WARP_SPECIALIZE=blocks.warp_specialize,
+        )
+
+    launch_best("fwd", q, v, problem.mask, mapped, run)
     return out, lse
 
 
@@ -69,8 +78,7 @@ def results(q: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     ]
 )
 def _forward(
-    Q,
-    K, V,  # with TMA, their tensor maps
+    Q, K, V,  # with TMA, their tensor maps
     Out, Lse, Cu_q, Cu_k, Descale_q, Descale_k, Descale_v,
     stride_qb, stride_qm, stride_qh, stride_kb, stride_kn, stride_kh, stride_vb, stride_vn, stride_vh,
     stride_ob, stride_om, stride_oh, stride_lb, stride_lh,
@@ -80,7 +88,8 @@ def _forward(
     whole,  # seqlen_k without a last block that it does not fill; with VARLEN the longest seqlen_k
     HEADDIM: tl.constexpr, HEADDIM_V: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
     LEFT: tl.constexpr, RIGHT: tl.constexpr, SOFTCAP: tl.constexpr, VARLEN: tl.constexpr, FP8: tl.constexpr,
-    TMA: tl.constexpr, WARP_SPECIALIZE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    TMA: tl.constexpr, RESIDENT: tl.constexpr, AHEAD: tl.constexpr, WARP_SPECIALIZE: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     blocks = tl.cdiv(seqlen_q, BLOCK_M)
     rank, bh = place(blocks, heads, section)
@@ -92,12 +101,13 @@ def _forward(
     rows = tl.arange(0, BLOCK_M)
     limit_m, first_m = seqlen_q - start_m, start_m.to(tl.int64) + first_q
 
-    q = load_rows(
-        Q + b * stride_qb + h * stride_qh + first_m * stride_qm, stride_qm, rows, limit_m, HEADDIM, BLOCK_D, True
-    )
-    if not TMA:
+    if TMA:
+        q = load_map(Q, b, h, start_m, BLOCK_M, BLOCK_D, BY_HEAD=not RESIDENT)
+    else:
+        Q += b * stride_qb + h * stride_qh + first_m * stride_qm
         K += b * stride_kb + h_k * stride_kh + first_k * stride_kn
         V += b * stride_vb + h_k * stride_vh + first_k * stride_vn
+        q = load_rows(Q, stride_qm, rows, limit_m, HEADDIM, BLOCK_D, True)
     scale_tanh, scale_log2 = descaled(scale_tanh, scale_log2, Descale_q, Descale_k, SOFTCAP, FP8)
 
     begin, full_begin, full_end, end = keys_seen(
@@ -111,11 +121,29 @@ def _forward(
     acc = tl.zeros((BLOCK_M, BLOCK_DV), tl.float32)
     row_max = tl.full((BLOCK_M,), float("-inf"), tl.float32)
     row_sum = tl.zeros((BLOCK_M,), tl.float32)
-    for start_n in tl.range(full_begin, full_end, BLOCK_N, warp_specialize=WARP_SPECIALIZE):
-        acc, row_max, row_sum = forward_block(
-            acc, row_max, row_sum, q, K, V, stride_kn, stride_vn, b, h_k, scale_tanh, scale_log2, first, last,
-            start_n, seqlen_k, HEADDIM, HEADDIM_V, BLOCK_D, BLOCK_DV, BLOCK_N, LEFT, SOFTCAP, FP8, TMA, MASK=False,
-        )  # fmt: skip
+    if AHEAD:  # S of the next block before the softmax of this one: the tensor cores have work while it runs
+        scores = raw_scores(q, K, stride_kn, b, h_k, full_begin, seqlen_k, HEADDIM, BLOCK_D, BLOCK_N, TMA, CHECK=True)
+        for start_n in range(full_begin, full_end - BLOCK_N, BLOCK_N):
+            following = raw_scores(
+                q, K, stride_kn, b, h_k, start_n + BLOCK_N, seqlen_k, HEADDIM, BLOCK_D, BLOCK_N, TMA, CHECK=False
+            )
+            acc, row_max, row_sum = absorb(
+                acc, row_max, row_sum, scores, V, stride_vn, b, h_k, scale_tanh, scale_log2, first, last,
+                start_n, seqlen_k, q.dtype, HEADDIM_V, BLOCK_DV, BLOCK_N, LEFT, SOFTCAP, FP8, TMA, MASK=False,
+            )  # fmt: skip
+            scores = following
+        if full_begin < full_end:
+            acc, row_max, row_sum = absorb(
+                acc, row_max, row_sum, scores, V, stride_vn, b, h_k, scale_tanh, scale_log2, first, last,
+                full_end - BLOCK_N, seqlen_k, q.dtype, HEADDIM_V, BLOCK_DV, BLOCK_N, LEFT, SOFTCAP, FP8, TMA,
+                MASK=False,
+            )  # fmt: skip
+    else:
+        for start_n in tl.range(full_begin, full_end, BLOCK_N, warp_specialize=WARP_SPECIALIZE):
+            acc, row_max, row_sum = forward_block(
+                acc, row_max, row_sum, q, K, V, stride_kn, stride_vn, b, h_k, scale_tanh, scale_log2, first, last,
+                start_n, seqlen_k, HEADDIM, HEADDIM_V, BLOCK_D, BLOCK_DV, BLOCK_N, LEFT, SOFTCAP, FP8, TMA, MASK=False,
+            )  # fmt: skip
     # Both masked stretches in one loop, so that the code is there once: `between` jumps over the full blocks.
     between = full_end - full_begin
     for start in range(begin if LEFT else full_end, end - between if LEFT else end, BLOCK_N):
@@ -158,15 +186,38 @@ def forward_block(
     MASK: tl.constexpr,
 ):  # fmt: skip
     """One block of keys into the online softmax."""
-    cols = tl.arange(0, BLOCK_N)
-    offset = tl.cast(start_n, tl.int64)
+    scores = raw_scores(q, K, stride_kn, b, h_k, start_n, seqlen_k, HEADDIM, BLOCK_D, BLOCK_N, TMA, MASK)
+    return absorb(
+        acc, row_max, row_sum, scores, V, stride_vn, b, h_k, scale_tanh, scale_log2, first, last,
+        start_n, seqlen_k, q.dtype, HEADDIM_V, BLOCK_DV, BLOCK_N, LEFT, SOFTCAP, FP8, TMA, MASK,
+    )  # fmt: skip
+
+
+@triton.jit
+def raw_scores(
+    q, K, stride_kn, b, h_k, start_n, seqlen_k,
+    HEADDIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr, TMA: tl.constexpr, CHECK: tl.constexpr,
+):  # fmt: skip
+    """q k^T of one block of keys, not scaled."""
     if TMA:  # zeros beyond seqlen_k and beyond the headdim
-        k = K.load([b.to(tl.int32), h_k.to(tl.int32), start_n, 0]).reshape(BLOCK_N, BLOCK_D)
+        k = load_map(K, b, h_k, start_n, BLOCK_N, BLOCK_D, BY_HEAD=False)
     else:
-        k = load_rows(K + offset * stride_kn, stride_kn, cols, seqlen_k - start_n, HEADDIM, BLOCK_D, MASK)
-    scores = tl.dot(q, tl.trans(k), input_precision="ieee")
+        offset, cols = tl.cast(start_n, tl.int64), tl.arange(0, BLOCK_N)
+        k = load_rows(K + offset * stride_kn, stride_kn, cols, seqlen_k - start_n, HEADDIM, BLOCK_D, CHECK)
+    return tl.dot(q, tl.trans(k), input_precision="ieee")
+
+
+@triton.jit
+def absorb(
+    acc, row_max, row_sum, scores, V, stride_vn, b, h_k, scale_tanh, scale_log2, first, last, start_n, seqlen_k,
+    dtype: tl.constexpr,  # of q
+    HEADDIM_V: tl.constexpr, BLOCK_DV: tl.constexpr, BLOCK_N: tl.constexpr, LEFT: tl.constexpr, SOFTCAP: tl.constexpr,
+    FP8: tl.constexpr, TMA: tl.constexpr, MASK: tl.constexpr,
+):  # fmt: skip
+    """One block's scores into the online softmax."""
+    cols = tl.arange(0, BLOCK_N)
     if SOFTCAP:
-        scores = tanh(scores * scale_tanh, EXACT=q.dtype == tl.float32)
+        scores = tanh(scores * scale_tanh, EXACT=dtype == tl.float32)
     if MASK:
         scores = hide(scores, start_n + cols[None, :], first, last, LEFT)
     new_max = tl.maximum(row_max, tl.max(scores, 1) * scale_log2)
@@ -176,8 +227,9 @@ def forward_block(
     alpha = tl.exp2(row_max - base)
     row_sum = row_sum * alpha + tl.sum(p, 1)
     if TMA:
-        v = V.load([b.to(tl.int32), h_k.to(tl.int32), start_n, 0]).reshape(BLOCK_N, BLOCK_DV)
+        v = load_map(V, b, h_k, start_n, BLOCK_N, BLOCK_DV, BY_HEAD=False)
     else:
+        offset = tl.cast(start_n, tl.int64)
         v = load_rows(V + offset * stride_vn, stride_vn, cols, seqlen_k - start_n, HEADDIM_V, BLOCK_DV, MASK)
     acc = tl.dot(p.to(v.dtype), v, acc * alpha[:, None], input_precision="ieee")
     return acc, new_max, row_sum

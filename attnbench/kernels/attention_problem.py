@@ -56,6 +56,13 @@ class Problem:
         return self.left or 0, self.right or 0
 
     @property
+    def mask(self) -> str:
+        """Of which sort the mask is."""
+        if self.varlen:
+            return "varlen"
+        return "window" if self.left is not None else "full" if self.right is None else "causal"
+
+    @property
     def features(self) -> dict[str, bool]:
         """The constants that decide which features a kernel is compiled with; all off is the fast path."""
         return {

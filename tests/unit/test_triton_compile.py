@@ -18,8 +18,10 @@ pytest.importorskip("triton")
 
 in_ci = pytest.mark.skipif(not os.environ.get("CI"), reason="slow: set CI=1 to compile for the other GPUs too")
 QUICK = ("fwd,90,128,bf16,RIGHT",)
-OTHERS = ("fwd,80,64,fp16", "dq,90,64,bf16,RIGHT", "fwd,90,64,bf16,VARLEN", "fwd,gfx942,64,bf16,RIGHT")
-OTHERS += ("fwd,90,128,fp8e4nv,FP8",)
+OTHERS = (
+    *("fwd,80,64,fp16", "dq,90,64,bf16,RIGHT", "fwd,90,64,bf16,VARLEN", "fwd,gfx942,64,bf16,RIGHT"),
+    *("fwd,90,128,bf16,RIGHT,TMA", "dkdv,90,128,bf16,RIGHT,TMA", "fused,90,64,bf16,RIGHT", "fwd,90,128,fp8e4nv,FP8"),
+)
 
 
 @pytest.mark.parametrize("cases", [QUICK, pytest.param(OTHERS, marks=in_ci)], ids=["quick", "others"])

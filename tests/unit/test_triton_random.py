@@ -28,9 +28,8 @@ options = st.fixed_dictionaries(
         "softcap": st.just(0.0) | st.floats(0.5, 30.0),
     }
 )
-blocks = st.fixed_dictionaries(
-    {"block_m": st.sampled_from([16, 32]), "block_n": st.sampled_from([16, 32]), "tma": st.booleans()}
-)
+size, flag = st.sampled_from([16, 32]), st.booleans()
+blocks = st.fixed_dictionaries({"block_m": size, "block_n": size, "tma": flag, "resident": flag, "ahead": flag})
 length = st.integers(1, 70)
 seed = st.integers(0, 2**32)
 headdim = st.integers(16, 40)

@@ -136,10 +136,18 @@ def poisoned() -> Iterator[list[Tensor]]:
 
 
 @contextmanager
-def kernels(block_m: int, block_n: int, *, tma: bool = False, short: bool = False) -> Iterator[None]:
+def kernels(
+    block_m: int,
+    block_n: int,
+    *,
+    tma: bool = False,
+    resident: bool = False,
+    ahead: bool = False,
+    short: bool = False,
+) -> Iterator[None]:
     """These block sizes for every kernel, and the decode kernel where it can be used (`short`) or never."""
-    blocks = attention_config.Blocks(block_m, block_n, 4, 1, tma=tma)
+    blocks = attention_config.Blocks(block_m, block_n, 4, 1, tma=tma, resident=resident, ahead=ahead)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(attention_config, "_choose", lambda *_: blocks)
+        patch.setattr(attention_config, "candidates", lambda *_: (blocks,))
         patch.setattr(attention_decode, "MAX_ROWS", 1 << 20 if short else 0)
         yield

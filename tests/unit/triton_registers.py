@@ -2,10 +2,11 @@
 
     python tests/unit/triton_registers.py KERNEL,ARCH,HEADDIM,DTYPE[,FEATURE...] ...
 
-KERNEL is fwd, dkdv, dq or decode; ARCH a compute capability (80, 90, 100) or an AMD one (gfx942); DTYPE as Triton
-writes it (bf16, fp32, fp8e4nv); FEATURE one of LEFT, RIGHT, SOFTCAP, VARLEN, TMA, WARP_SPECIALIZE, FP8. It takes the
-first row of the table whose shared memory fits, as a call would. Prints one JSON line each; on AMD only what Triton
-itself says.
+KERNEL is fwd, dkdv, dq, fused or decode; ARCH a compute capability (80, 90, 100) or an AMD one (gfx942); DTYPE as
+Triton writes it (bf16, fp32, fp8e4nv); FEATURE one of LEFT, RIGHT, SOFTCAP, VARLEN, FP8, TMA, RESIDENT, AHEAD and
+WARP_SPECIALIZE, or max168 for at most 168 registers. It takes the first row of the table whose shared memory fits
+(with TMA that for tensor maps, and what goes with it), or the block sizes that a FEATURE such as 64x128x4x3 names
+(BLOCK_M, BLOCK_N, num_warps, num_stages). Prints one JSON line each; on AMD only what Triton itself says.
 """
 
 from __future__ import annotations
@@ -34,18 +35,28 @@ from attnbench.kernels.attention_dq import _dq
 from attnbench.kernels.attention_fwd import _forward
 
 KERNELS = {"fwd": _forward, "dkdv": _dk_dv, "dq": _dq, "decode": _decode}
-FEATURES = ("LEFT", "RIGHT", "SOFTCAP", "VARLEN", "FP8", "TMA", "WARP_SPECIALIZE")
+FEATURES = ("LEFT", "RIGHT", "SOFTCAP", "VARLEN", "FP8", "TMA", "RESIDENT", "AHEAD", "WARP_SPECIALIZE")
+MAPPED = {"Q": "BLOCK_M", "K": "BLOCK_N", "V": "BLOCK_N", "DOut": "BLOCK_M"}  # with TMA
+OWN = {"fwd": ("Q",), "dkdv": ("K", "V"), "dq": ("Q", "DOut")}
 SHARED = {"80": 163, "86": 99, "89": 99, "90": 227, "100": 227, "gfx942": 64}  # KiB that a block may use
 ITEMSIZE = {"fp32": 4, "fp8e4nv": 1}
 
 
 def build(kernel: str, arch: str, headdim: int, dtype: str, features: set[str]) -> dict[str, Any]:
+    if kernel == "fused":
+        return _build_fused(arch, headdim, dtype, features)
     fn, itemsize = KERNELS[kernel], ITEMSIZE.get(dtype, 2)
     width = config.padded(headdim)
     table = (config._FLOAT if itemsize == 4 else config._HALF)[kernel][max(64, width)]
     limit = SHARED[arch] * 1024
     fitting = (row for row in table if config.shared_memory(kernel, row, width, width, itemsize) <= limit)
     blocks = next(fitting, table[-1])
+    mapped = config._HOPPER.get(kernel, {}).get(max(64, width), ()) if arch == "90" and "TMA" in features else ()
+    for row in mapped[:1]:
+        blocks = row
+    for sizes in (name.split("x") for name in features if name[0].isdigit()):
+        blocks = config.Blocks(*map(int, sizes), resident="RESIDENT" in features, ahead="AHEAD" in features)
+    features = features | {name.upper() for name in ("resident", "ahead") if getattr(blocks, name)}
     constants: dict[str, Any] = {"HEADDIM": headdim, "HEADDIM_V": headdim, "BLOCK_D": width, "BLOCK_DV": width}
     constants |= {"BLOCK_M": blocks.BLOCK_M, "BLOCK_N": blocks.BLOCK_N}
     constants |= {name: name in features for name in FEATURES if name in fn.arg_names}
@@ -57,17 +68,54 @@ def build(kernel: str, arch: str, headdim: int, dtype: str, features: set[str]) 
     for i, name in enumerate(fn.arg_names):
         if name in constants:
             signature[name] = "constexpr"
-        elif name in ("K", "V") and "TMA" in features:
-            signature[name] = f"tensordesc<{dtype}[1, 1, {blocks.BLOCK_N}, {width}]>"
+        elif name in MAPPED and "TMA" in features:
+            rows, by_head = getattr(blocks, MAPPED[name]), name in OWN[kernel] and "RESIDENT" not in features
+            block = f"1, 1, {rows}, {width}" if by_head else f"1, {rows}, 1, {width}"
+            signature[name] = f"tensordesc<{dtype}[{block}]>"
+        elif kernel == "dkdv" and name in ("Lse", "Delta") and "TMA" in features:
+            signature[name] = f"tensordesc<fp32[1, 1, {blocks.BLOCK_M}]>"
         else:
             signature[name] = _type(name, "bf16" if name == "Out" and itemsize == 1 else dtype)
             if signature[name][0] == "*" or (name.startswith("stride_") and not name.startswith("stride_l")):
                 attributes[(i,)] = [["tt.divisibility", 16]]
     target = GPUTarget("hip", arch, 64) if arch.startswith("gfx") else GPUTarget("cuda", int(arch), 32)
     options = {"num_warps": blocks.num_warps, "num_stages": blocks.num_stages}
+    for name in features:
+        if name.startswith("max"):
+            options["maxnreg"] = int(name[3:])
     compiled = triton.compile(ASTSource(fn, signature, constants, attributes), target=target, options=options)
     said = {"blocks": list(blocks[:4]), "shared": compiled.metadata.shared}
     return said | (_ptxas(compiled.asm["ptx"], arch) if "ptx" in compiled.asm else {})
+
+
+def _build_fused(arch: str, headdim: int, dtype: str, features: set[str]) -> dict[str, Any]:
+    from triton.experimental.gluon import language as gl
+    from triton.experimental.gluon._runtime import GluonASTSource
+
+    from attnbench.kernels.attention_fused import _dk_dv_dq
+
+    m, n, warps, stages = config.FUSED_UNTRIED[headdim][:4]
+    for name in features:
+        if name[0].isdigit():
+            m, n, warps, stages = map(int, name.split("x"))
+    half, number, total = (
+        gl.NVMMASharedLayout(swizzle_byte_width=width, element_bitwidth=bits, rank=rank)
+        for width, bits, rank in ((128, 16, 4), (0, 32, 2), (128, 32, 2))
+    )
+    maps = dict.fromkeys(("Q", "DOut"), f"tensordesc<{dtype}[1, {m}, 1, {headdim}],{half!r}>")
+    maps |= dict.fromkeys(("K", "V"), f"tensordesc<{dtype}[1, {n}, 1, {headdim}],{half!r}>")
+    maps |= dict.fromkeys(("Lse", "Delta"), f"tensordesc<fp32[1, {m}],{number!r}>")
+    maps |= {"DQ": f"tensordesc<fp32[{m}, {headdim}],{total!r}>"}
+    constants = {"RIGHT": "RIGHT" in features, "D": headdim, "M": m, "N": n, "STAGES": stages, "WARPS": warps}
+    signature, attributes = {}, {}
+    for i, name in enumerate(_dk_dv_dq.arg_names):
+        signature[name] = maps.get(name) or ("constexpr" if name in constants else _type(name, dtype))
+        if name in ("DK", "DV") or name.startswith("stride"):
+            attributes[(i,)] = [["tt.divisibility", 16]]
+    source = GluonASTSource(_dk_dv_dq, signature, constants, attributes)
+    compiled = triton.compile(source, target=GPUTarget("cuda", int(arch), 32), options={"num_warps": warps})
+    said = {"blocks": [m, n, warps, stages], "shared": compiled.metadata.shared}
+    return said | _ptxas(compiled.asm["ptx"], arch)
 
 
 def _type(name: str, dtype: str) -> str:
