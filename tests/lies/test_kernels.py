@@ -73,7 +73,7 @@ def test_eager_that_is_fused(steady: Court) -> None:
 
 def test_a_decoy_of_the_declared_name(steady: Court) -> None:
     """Lie: something of the declared name runs and does nothing; another does the work. Caught: it did no work."""
-    record = steady.measure(liars_kernels.decoy, case(seqlen=256))
+    record = steady.measure(liars_kernels.decoy, case(seqlen=512))  # of whose time it takes half a percent
     assert any("my_fused_kernel" in name for name in record.kernels), record.reason
     assert steady.marks(record), "it passed for true"
 
