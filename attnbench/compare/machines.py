@@ -2,7 +2,8 @@
 
 Two files are of one machine where nothing that Environment.differences sees sets them apart and they were measured
 alike (timer, L2), or where --name gives them one name. Several units of one GPU model, with the same power limit and
-software, are one machine too, since a buyer gets any of them; how far apart they lie is said. Where this leaves a single machine, every file stands for itself.
+software, are one machine too, since a buyer gets any of them; how far apart they lie is said. Where this leaves a
+single machine, every file stands for itself.
 """
 
 from __future__ import annotations
