@@ -43,7 +43,7 @@ from attnbench.work import flops
 # 2.6e-3 of the whole and 8e-3 of the row that suffers most. This is 3 times the one, and a tenth of 10 times the other.
 TOLERANCE = 8e-3
 CHUNK = 4096  # queries whose scores are in memory at once
-SHARE = {("dkdv",): 4 / 5, ("dq",): 3 / 5}  # of the matmuls that a backward counts
+SHARE: dict[tuple[str, ...], float] = {("dkdv",): 4 / 5, ("dq",): 3 / 5}  # of the matmuls that a backward counts
 SHORT = Policy(max_seconds=0.1)
 ONCE = Policy(warmup_s=0.0, min_samples=1, max_samples=1)
 Results = dict[str, Tensor]
@@ -78,7 +78,8 @@ def blocks_of(text: str) -> Blocks:
             fields["max_registers"] = int(option[3:])
         else:
             fields.update({{"t": "tma", "r": "resident", "a": "ahead"}[letter]: True for letter in option})
-    return Blocks(*map(int, sizes.split("x")), **fields)
+    m, n, warps, stages = map(int, sizes.split("x"))
+    return Blocks(m, n, warps, stages, **fields)
 
 
 @functools.lru_cache(maxsize=2)
@@ -121,10 +122,10 @@ def error_of(name: str, got: Tensor, want: Tensor) -> float:
     if not difference.isfinite().all():
         return float("inf")
     if name == "lse":
-        return difference.abs().max().item()
+        return float(difference.abs().max())
     norms = want.norm(dim=-1)
     rows = difference.norm(dim=-1) / (norms + norms.mean())  # a row may be zero, and its rounding not
-    return max(rows.max().item() / 10, (difference.norm() / want.norm()).item())
+    return max(float(rows.max()) / 10, float(difference.norm() / want.norm()))
 
 
 def launcher(case: Case, kernels: set[str], device: str) -> Callable[[], Results]:

@@ -107,10 +107,8 @@ class Asker:
             self.hung.append(question.get("blocks", {}))
             answer = {"failed": f"no answer within {limit:g} s", "hung": True, "ends": True}
         except WorkerDied as died:
-            answer = {
-                "failed": ": ".join([str(died), *(worker.stderr_tail() or "").splitlines()[-1:]])[:160],
-                "ends": True,
-            }
+            said = (worker.stderr_tail() or "").splitlines()[-1:]
+            answer = {"failed": ": ".join([str(died), *said])[:160], "ends": True}
         if answer.pop("ends", False):
             self.__exit__()
         return answer
@@ -150,10 +148,9 @@ def measure(found: list[Found], asker: Asker, limit: float) -> None:
     """Adds to each right candidate of a row what it is worth there; and the best dk/dv and the best dq together."""
 
     def add(f: Found) -> None:
-        if any(other.keys() == f["blocks"].keys() for other in asker.hung):
-            f |= NOT_TRIED
-        elif right(f):
-            f |= asker.ask({"row": f["row"], "blocks": f["blocks"], "check": False}, limit)
+        if right(f):
+            hung = any(other.keys() == f["blocks"].keys() for other in asker.hung)
+            f |= NOT_TRIED if hung else asker.ask({"row": f["row"], "blocks": f["blocks"], "check": False}, limit)
 
     for f in found:
         add(f)
@@ -248,22 +245,25 @@ def main(arguments: list[str] | None = None) -> int:
     if not rows:
         parser.error(f"no row has all of {', '.join(options.only)}; rows are: {', '.join(ROWS)}")
     kinds = [kind for kind in KERNELS if kind in options.kernel and not (dry and kind == "fused")]  # not interpreted
-    with Asker(dry) as asker:
+    found: list[Found] = []
+    with Asker(dry) as asker, Asker(dry) as another:
         machine = asker.ask({"candidates": {key: texts.split() for key, texts in CANDIDATES.items()}}, LIMIT)
         if "failed" in machine:
             print(f"cannot start: {machine['failed']}; --dry tries this script on a CPU", file=sys.stderr)
             return 2
         print(f"{machine['device']}, torch {machine['torch']}, Triton {machine['triton']}", flush=True)
-        found = tune(rows, [kind for kind in kinds if kind != "fused"], machine["table"], options.jobs, asker)
-    if "fused" in kinds:
-        with Asker(dry) as asker:
-            found += tune(rows, ["fused"], machine["table"], options.jobs, asker)
+        for stage, by in (([k for k in kinds if k != "fused"], asker), ([k for k in kinds if k == "fused"], another)):
+            found += tune(rows, stage, machine["table"], options.jobs, by)
+            if options.out:
+                said = {**machine, "dry": dry, "targets": ROWS, "found": found}
+                options.out.write_text(json.dumps(said, indent=1), encoding="utf-8")
     lines, well = summary(rows, kinds, found)
     print(f"summary, after {time.monotonic() - began:.0f} s", *lines, sep="\n")
-    if options.out:
-        options.out.write_text(json.dumps({**machine, "dry": dry, "targets": ROWS, "found": found}, indent=1))
     return 0 if well else 1
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:
+        sys.exit(130)
