@@ -35,7 +35,7 @@ BAD_OPTIONS = {
     "--suite=nope.yaml": "no suite 'nope.yaml'",
     "--backend=sdpa-flush": "no backend 'sdpa-flush'; did you mean \"sdpa-flash\"?",
     "--backend=!fake": "no backend is left of 'fake,!fake'",
-    "--device=gpu": "--device: 'gpu' is not auto, cpu, cuda or cuda:N",
+    "--device=gpu": "--device: 'gpu' is not auto, cpu, cuda, cuda:N or fake",
     "--device=": "--device: '' is not",
     # the rest
     "--rounds=0": "--rounds: 0 is not from 1 to",
@@ -164,6 +164,7 @@ def test_bad_reports(littered: Tool, inside: Callable[..., Result], options: str
         (["suites", "defalt"], "no suite 'defalt'; did you mean \"default\"?"),
         (["suites", "../secret"], "no suite '../secret'; known: "),
         (["backends", "--python", "x"], "--python: 'x' is not NAME=PATH"),
+        (["backends", "-f", "json"], "--format: the list of backends is a table only"),
     ],
 )
 def test_bad_words_for_the_other_commands(
