@@ -27,6 +27,8 @@ BAD_OPTIONS = {
     "--nheads=8 --nheads-k=3": "8 query heads (headdim 64) are not a multiple of 3 key heads",
     "--batch=0": "batch: 0 is not at least 1",
     "--tokens=lots": "tokens: 'lots' is not a size",
+    "--softcap=hot": "softcap: 'hot' is not a number; write 30, or none",
+    "--dropout=lots": "dropout: 'lots' is not a number; write 0.1, or none",
     "--tokens=4k --batch=2": "--batch and --tokens both set the batch size",
     # words
     "--dtype=bf15": "unknown dtype 'bf15'; did you mean \"bf16\"?",

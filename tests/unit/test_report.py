@@ -351,6 +351,18 @@ def test_what_a_run_says_as_it_goes() -> None:
     assert "fa4 16k d128 full fwd  KERNEL! sgemm ran\n" in said
 
 
+def test_a_run_of_several_dtypes_names_them_as_it_goes() -> None:
+    records = [ok(case(dtype=dtype), "triton", 300.0) for dtype in ("bf16", "fp8")]
+    made, stream = run(records), io.StringIO()
+    live = Live(Console(file=stream, width=200))
+    live.planned(replace(made, records=()), made.plan, None, ())
+    for job, record in zip(made.plan, records, strict=True):
+        live.ended(job, record)
+    live.close()
+    assert "triton 1k d128 full fwd bf16  300" in stream.getvalue()
+    assert "triton 1k d128 full fwd fp8  300" in stream.getvalue()
+
+
 def test_how_it_was_measured() -> None:
     def method(*records: Record) -> str:
         return " ".join(shown([run(records)], 200).split("\n\n")[0].splitlines()[1:])
