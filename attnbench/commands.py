@@ -93,6 +93,8 @@ def report(
     """`attnbench report`."""
     _one_of("--format", format, FORMATS)
     _one_of("--flops-convention", convention, ("exact", "fa"))
+    if format != "table" and any(pictures.values()):
+        raise UserError(f"--format {format}: --html, --png and --svg write nothing else; leave one of them out")
     names = [name for text in metrics for name in text.split(",")]
     from attnbench.metrics import METRICS
 
