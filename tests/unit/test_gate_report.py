@@ -15,7 +15,6 @@ from rich.console import Console
 
 from attnbench.errors import UserError
 from attnbench.gate.gate import Judgement, Request, judge
-from attnbench.gate.readings import signed
 from attnbench.report.gate import export, github, junit, markdown, rows, terminal
 
 WOBBLE = (0.0, 0.001, -0.001, 0.0005, -0.0005)
@@ -75,10 +74,6 @@ def test_the_table_lists_the_gravest_first_and_counts_the_rest(judgement: Judgem
 @pytest.mark.parametrize("width", [40, 80, 120])
 def test_the_table_fits_any_terminal(judgement: Judgement, width: int) -> None:
     assert max(map(len, printed(judgement, width).splitlines())) <= width
-
-
-def test_nothing_has_no_sign_of_less() -> None:
-    assert [signed(change) for change in (0.0, -1e-9, 1e-9, -0.0123, 0.01)] == ["+0%", "+0%", "+0%", "-1.23%", "+1.00%"]
 
 
 def test_a_refusal_says_what_differs_and_how_to_go_on(refused: Judgement) -> None:
