@@ -208,7 +208,8 @@ def report(
         typer.Option("--metric", "-m", metavar="NAMES", help="tflops, latency, ...; -m help lists them all."),
     ] = None,
     by: Annotated[
-        str, typer.Option(metavar="AXIS", help="What the columns are: backend, headdim, dtype, causal, batch, ...")
+        str,
+        typer.Option(metavar="AXIS", help="What the columns are: backend, headdim, dtype, mask, dropout, pass, ..."),
     ] = "backend",
     flops_convention: Annotated[
         str, typer.Option(metavar="NAME", help="exact (unmasked pairs) or fa (as papers print: half for causal).")
@@ -312,7 +313,7 @@ def backends(
 
     if matrix or gpu or device or into:
         raise typer.Exit(commands.matrix(gpu or [], device, format, into))
-    raise typer.Exit(commands.backends(python or []))
+    raise typer.Exit(commands.backends(python or [], format))
 
 
 @app.command()

@@ -93,6 +93,8 @@ def report(
     """`attnbench report`."""
     _one_of("--format", format, FORMATS)
     _one_of("--flops-convention", convention, ("exact", "fa"))
+    if format != "table" and any(pictures.values()):
+        raise UserError(f"--format {format}: --html, --png and --svg write nothing else; leave one of them out")
     names = [name for text in metrics for name in text.split(",")]
     from attnbench.metrics import METRICS
 
@@ -102,8 +104,9 @@ def report(
         return 0
     for name in names:
         _one_of("--metric", name, tuple(METRICS))
-    from attnbench.report.tables import BY
+    from attnbench.report.tables import BY, BY_OPTION
 
+    by = BY_OPTION.get(by, by)
     _one_of("--by", by, BY)
     if not paths:
         raise UserError("give run files to report on, as in attnbench report results/*.jsonl")
@@ -171,8 +174,10 @@ def profile(options: Mapping[str, Any], *, json: bool, **rest: Any) -> int:
     return 0 if outcome.profiles else EXIT_NOTHING_MEASURED
 
 
-def backends(pythons: Sequence[str]) -> int:
+def backends(pythons: Sequence[str], format: str) -> int:
     """`attnbench backends`."""
+    if format != "table":
+        raise UserError("--format: the list of backends is a table only; --matrix is md, csv or json too")
     from rich.console import Console
     from rich.markup import escape
     from rich.table import Table

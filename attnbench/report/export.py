@@ -40,7 +40,7 @@ def rows(runs: Sequence[Run], convention: Convention = "exact") -> list[dict[str
                 "round": record.round,
                 "status": record.status,
                 "reason": record.reason,
-                **{name: getattr(case.shape, name) for name in case.shape.__dataclass_fields__},
+                **vars(case.shape),
                 "dtype": case.dtype,
                 "direction": case.direction,
                 "causal": case.causal,

@@ -8,6 +8,7 @@ several (their range below six rounds, stats.median_interval).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -75,7 +76,9 @@ class Points:
 
 
 def points(cells: Sequence[Cell], convention: Convention = "exact") -> Points:
-    """The rows of all cells, panel by panel."""
+    """The rows of the cells, panel by panel. As in tables, a backend that was skipped throughout has no place."""
+    tried = {c.backend for c in cells if c.status != "skipped"}
+    cells = [c for c in cells if c.backend in tried] or cells
     eager = {(c.device, c.case): interval(c) for c in cells if c.backend == "eager"}
     varying = [name for name, title in _TITLES.items() if len({title(c) for c in cells}) > 1]
     shown = [name for name in _TITLES if name in varying or name in ("headdim", "mask", "pass")]
@@ -241,4 +244,6 @@ def _tera(rate: float | None) -> float | None:
 
 
 def _short(value: Any) -> Any:
-    return float(f"{value:.7g}") if isinstance(value, float) else value
+    if not isinstance(value, float):
+        return value
+    return float(f"{value:.7g}") if math.isfinite(value) else None

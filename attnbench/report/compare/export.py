@@ -31,7 +31,7 @@ def cells(c: Comparison) -> Iterator[dict[str, Any]]:
             yield {
                 "machine": machine.label,
                 "backend": backend,
-                **{name: getattr(case.shape, name) for name in case.shape.__dataclass_fields__},
+                **vars(case.shape),
                 "dtype": case.dtype,
                 "direction": case.direction,
                 "causal": case.causal,
