@@ -1,6 +1,5 @@
 """The `ab` command: two builds on one machine in turns, A B B A, until every cell is settled or the time is up.
 
-    command.py     parse, call, write
     sides.py       what --a and --b mean
     schedule.py    the order of the turns, and what still fits the time
     measure.py     the turns, their two run files, and when to stop

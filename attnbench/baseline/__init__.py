@@ -1,6 +1,5 @@
 """The `baseline` command: what gates compare with, kept in git, a file per name and GPU model.
 
-    command.py   parse, call, print
     reduced.py   a run -> the run with what a gate reads, and nothing else
     files.py     where they are, and which one belongs to a run
 

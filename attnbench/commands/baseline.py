@@ -8,6 +8,8 @@ from typing import Annotated
 
 import typer
 
+from attnbench.commands.shared import read
+
 app = typer.Typer(
     help="Keep what gates compare with: small text files for git, one per name and GPU model.",
     epilog="attnbench gate baselines RUN then finds the one for the GPU of RUN. The guide: docs/ci.md.",
@@ -31,12 +33,11 @@ def save(
     attnbench run --suite ci --rounds 5 --out main.jsonl && attnbench baseline save main.jsonl
     attnbench baseline save v2.jsonl --name v2
     """
-    from attnbench import store
     from attnbench.baseline import files
     from attnbench.report import baseline as report
 
-    whole, problems = store.read(run)
-    for line in [*problems, *report.doubts(whole, run)]:
+    whole = read(run)
+    for line in report.doubts(whole, run):
         print(f"attnbench: {line}", file=sys.stderr)
     path, before = files.save(whole, name, folder)
     print(report.saved(path, whole, before))
@@ -64,13 +65,9 @@ def show(
     """
     from rich.console import Console
 
-    from attnbench import store
     from attnbench.baseline import files
     from attnbench.report import baseline as report
 
     console = Console(highlight=False)
     for one in files.named(name, folder):
-        run, problems = store.read(one.path)
-        for line in problems:
-            print(f"attnbench: {line}", file=sys.stderr)
-        report.render(console, run, one.path)
+        report.render(console, read(one.path), one.path)
