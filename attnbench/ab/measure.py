@@ -103,7 +103,10 @@ def ab(request: Request, watcher: Watcher, clock: Callable[[], float] = time.mon
         raise UserError("--backend: --a and --b name the code already; leave it out")
     simulated = device == "fake" and not request.settings.backends
     pairs_of = {
-        p.backends: sides(request.a, request.b, ["fake"] if simulated else p.backends, request.pythons) for p in found
+        p.backends: sides(
+            request.a, request.b, ["fake"] if simulated else p.backends, request.pythons, suite.interpreters
+        )
+        for p in found
     }
     _check_files(request.out)
     fleets = (Fleet({}), Fleet({}))

@@ -22,8 +22,13 @@ class Side:
     python: str | None = None  # which looks at the device and at the libraries; None for this one
 
 
-def sides(a: str, b: str, patterns: Sequence[str], pythons: Sequence[str] = ()) -> tuple[Side, Side]:
-    """`patterns` are the backends of two interpreters. Raises UserError for what a person can mend."""
+def sides(
+    a: str, b: str, patterns: Sequence[str], pythons: Sequence[str] = (), suite: Mapping[str, str] | None = None
+) -> tuple[Side, Side]:
+    """`patterns` are the backends of two interpreters, `suite` the interpreters that a suite names for code.
+
+    Raises UserError for what a person can mend.
+    """
     if _is_code(a) != _is_code(b):
         code, other = (a, b) if _is_code(a) else (b, a)
         raise UserError(
@@ -31,7 +36,7 @@ def sides(a: str, b: str, patterns: Sequence[str], pythons: Sequence[str] = ()) 
             "or code on both sides"
         )
     if _is_code(a):
-        return _codes(a, b, pythons)
+        return _codes(a, b, pythons, suite)
     if pythons:
         raise UserError("--python: --a and --b are the interpreters already; leave it out")
     specs = choose(patterns)
@@ -47,10 +52,10 @@ def is_code(a: str, b: str) -> bool:
     return _is_code(a) and _is_code(b)
 
 
-def _codes(a: str, b: str, pythons: Sequence[str]) -> tuple[Side, Side]:
+def _codes(a: str, b: str, pythons: Sequence[str], suite: Mapping[str, str] | None) -> tuple[Side, Side]:
     chosen = [next(iter(choose([text]).items())) for text in (a, b)]
-    own = interpreters(pythons, [name for name, _ in chosen])
     names = [name for name, _ in chosen]
+    own = interpreters(pythons, names, suite)
     called = names[0] if names[0] == names[1] else f"{names[0]}-vs-{names[1]}"
     made = []
     for option, text, (name, spec) in zip(("--a", "--b"), (a, b), chosen, strict=True):
