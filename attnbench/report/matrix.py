@@ -5,8 +5,6 @@ Reasons are footnotes, one number each.
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -17,6 +15,7 @@ from rich.text import Text
 
 from attnbench.errors import UserError
 from attnbench.matrix import FEATURES, LEGEND, PLAIN, Matrix, Row, Support, architectures, device, matrix
+from attnbench.report.files import as_csv
 from attnbench.report.markdown import safe
 from attnbench.report.words import headdim
 
@@ -167,12 +166,7 @@ def _flat(gpus: Sequence[Matrix]) -> Iterable[dict[str, str]]:
 
 
 def csv_text(gpus: Sequence[Matrix]) -> str:
-    out = io.StringIO()
-    rows = list(_flat(gpus))
-    writer = csv.DictWriter(out, rows[0].keys(), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    return out.getvalue()
+    return as_csv(list(_flat(gpus)))
 
 
 def json_text(gpus: Sequence[Matrix]) -> str:
