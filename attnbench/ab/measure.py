@@ -13,7 +13,7 @@ from typing import Protocol
 
 from attnbench import plan as planning
 from attnbench import store
-from attnbench.ab.schedule import START, Key, affordable, order, to_look, unsettled
+from attnbench.ab.schedule import START, affordable, order, to_look, unsettled
 from attnbench.ab.sides import Side, is_code, sides
 from attnbench.choose import device_name, is_own
 from attnbench.errors import EXIT_INTERRUPTED, EXIT_TERMINATED, Terminated, UserError
@@ -21,6 +21,7 @@ from attnbench.execute import Fleet, ends_well, execute, skipped
 from attnbench.gate import gate
 from attnbench.gate.looks import LOOKS
 from attnbench.gate.readings import CYCLES
+from attnbench.report.cells import Key
 from attnbench.report.words import count
 from attnbench.run import check_out, default_path, previews
 from attnbench.sizes import duration

@@ -1,4 +1,4 @@
-"""The options that choose what to measure, as `run` and `ab` have them. Their names are those of suite.Axes."""
+"""The options that choose what to measure, as `run` and `ab` have them. Their names are those of axes.Axes."""
 
 from __future__ import annotations
 
