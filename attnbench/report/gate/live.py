@@ -16,7 +16,7 @@ from attnbench.types import Job, Record, Run
 
 
 class Live(Line):
-    """Watches an A/B; see ab/measure.py's Watcher."""
+    """Watches an A/B; see ab/turns.py's Watcher."""
 
     def __init__(self, console: Console) -> None:
         super().__init__(console)
