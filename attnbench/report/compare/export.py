@@ -16,6 +16,7 @@ from attnbench.compare.compare import Comparison, Group
 from attnbench.compare.join import NOT_PLANNED
 from attnbench.compare.machines import Machine
 from attnbench.report.compare import rows
+from attnbench.report.compare.answer import answer
 from attnbench.report.files import as_csv, case_fields
 
 
@@ -51,7 +52,7 @@ def csv_text(c: Comparison) -> str:
 
 def json_text(c: Comparison) -> str:
     said = {
-        "answer": rows.answer(c),
+        "answer": answer(c),
         "reference": c.reference.label,
         "machines": [_machine(c, i, machine) for i, machine in enumerate(c.machines)],
         "groups": [_group(c, group) for group in (*c.groups, c.whole)],

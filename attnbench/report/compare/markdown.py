@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from attnbench.compare.compare import Comparison
 from attnbench.report.compare import rows
+from attnbench.report.compare.answer import answer
 from attnbench.report.markdown import row, safe
 
 
 def render(c: Comparison, every: bool = False) -> str:
-    parts = [f"**{safe(sentence)}**" for sentence in rows.answer(c)]
+    parts = [f"**{safe(sentence)}**" for sentence in answer(c)]
     parts.append("\n".join(f"- **{safe(label)}**: {safe(what)}" for label, what in rows.descriptions(c)))
     for block in rows.blocks(c, every):
         parts.append(f"### {safe(block.title)}")

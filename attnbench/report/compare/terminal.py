@@ -8,11 +8,12 @@ from rich.text import Text
 
 from attnbench.compare.compare import Comparison
 from attnbench.report.compare import rows
+from attnbench.report.compare.answer import answer
 from attnbench.report.files import plain
 
 
 def render(console: Console, c: Comparison, every: bool = False) -> None:
-    for sentence in rows.answer(c):
+    for sentence in answer(c):
         console.print(Text(sentence, "bold"))
     console.print()
     for label, what in rows.descriptions(c):
