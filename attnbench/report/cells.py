@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Literal
 
@@ -83,10 +83,7 @@ class Cell:
             eager = self.eager.get(record.round)
             if eager is None and self.eager:
                 eager = stats.median(list(self.eager.values()))
-            rates = self.rates
-            found = self._contexts[key] = derive.Context(
-                rates.peak, rates.clock, rates.bandwidth, rates.ceiling, rates.copy, eager, convention
-            )
+            found = self._contexts[key] = replace(self.rates, eager=eager, convention=convention)
         return found
 
     def keep(self, metric: str, value: float | None) -> None:

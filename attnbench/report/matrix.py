@@ -16,7 +16,7 @@ from rich.text import Text
 from attnbench.errors import UserError
 from attnbench.matrix import FEATURES, LEGEND, PLAIN, Matrix, Row, Support, architectures, device, matrix
 from attnbench.report.files import as_csv
-from attnbench.report.markdown import safe
+from attnbench.report.markdown import row, safe
 from attnbench.report.words import headdim
 
 FORMATS = ("table", "md", "csv", "json")
@@ -132,12 +132,12 @@ def markdown(gpus: Sequence[Matrix], level: str = "###") -> str:
             lines = [
                 f"{level} {title}",
                 "",
-                f"| backend | {' | '.join(map(safe, columns))} |",
+                row("backend", *map(safe, columns)),
                 "|---" * (len(columns) + 1) + "|",
             ]
             for (name, remark), cells in rows:
                 shown = [_noted(c.answer, notes.mark(c.reason)) for c in cells]
-                lines.append(f"| {_noted(f'`{name}`', notes.mark(remark))} | {' | '.join(shown)} |")
+                lines.append(row(_noted(f"`{name}`", notes.mark(remark)), *shown))
             blocks.append("\n".join(lines))
         blocks.append("\n".join(f"{number}. {safe(text)}" for text, number in notes.numbers.items()))
     if gpus:
@@ -153,12 +153,12 @@ def _flat(gpus: Sequence[Matrix]) -> Iterable[dict[str, str]]:
     """One entry a device, backend and feature."""
     for of in gpus or architectures():
         capability = ".".join(map(str, of.device.capability or ()))
-        for row in of.rows:
-            for feature, cell in zip(FEATURES, row.cells, strict=True):
+        for backend in of.rows:
+            for feature, cell in zip(FEATURES, backend.cells, strict=True):
                 yield {
                     "device": of.device.name,
                     "capability": capability,
-                    "backend": row.backend,
+                    "backend": backend.backend,
                     "feature": feature.name,
                     "support": cell.answer,
                     "reason": cell.reason,
