@@ -5,3 +5,10 @@
 
 A baseline is a run file, baselines/NAME/GPU.jsonl, so whatever reads run files reads it. docs/ci.md has the guide.
 """
+
+from __future__ import annotations
+
+from pathlib import Path
+
+FOLDER = Path("baselines")  # where they are kept unless a person says otherwise
+MAIN = "main"  # the name that is meant unless a person says another

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from attnbench.baseline import FOLDER, MAIN
 from attnbench.commands.shared import read
 
 app = typer.Typer(
@@ -17,16 +18,13 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 Folder = Annotated[Path, typer.Option("--dir", metavar="FOLDER", help="Where baselines are kept.")]
-HERE = Path("baselines")
 
 
 @app.command()
 def save(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="The run file, of attnbench run --rounds 5.")],
-    name: Annotated[
-        str, typer.Option(metavar="NAME", help="What it is the baseline of: a branch, a release.")
-    ] = "main",
-    folder: Folder = HERE,
+    name: Annotated[str, typer.Option(metavar="NAME", help="What it is the baseline of: a branch, a release.")] = MAIN,
+    folder: Folder = FOLDER,
 ) -> None:
     """Save a run as the baseline for its GPU model, in place of the last one. To be committed.
 
@@ -44,7 +42,7 @@ def save(
 
 
 @app.command("list")
-def list_(folder: Folder = HERE) -> None:
+def list_(folder: Folder = FOLDER) -> None:
     """List the baselines: GPU, suite, when and with what they were measured."""
     from rich.console import Console
 
@@ -56,8 +54,8 @@ def list_(folder: Folder = HERE) -> None:
 
 @app.command()
 def show(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="A baseline's name.")] = "main",
-    folder: Folder = HERE,
+    name: Annotated[str, typer.Argument(metavar="NAME", help="A baseline's name.")] = MAIN,
+    folder: Folder = FOLDER,
 ) -> None:
     """Show a baseline on every GPU it has: how it was measured, its figures, and how far its rounds differ.
 

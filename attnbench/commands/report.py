@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from attnbench.commands.shared import collect_no_garbage, one_of, read
+from attnbench.commands.shared import collect_no_garbage, one_of, put, read
 from attnbench.errors import UserError
 
 if TYPE_CHECKING:
@@ -89,7 +89,7 @@ def report(
     elif format in ("csv", "json"):
         from attnbench.report import export
 
-        print(export.csv(runs, convention) if format == "csv" else export.json_text(runs, convention))
+        put(export.csv(runs, convention) if format == "csv" else export.json_text(runs, convention))
     elif format not in ("md", "table"):
         from attnbench.report import exports
 
@@ -109,7 +109,7 @@ def _tables(runs: Sequence[Run], format: str, options: Mapping[str, Any]) -> Non
     if format == "md":
         from attnbench.report import markdown
 
-        print(markdown.render(runs, **options))
+        put(markdown.render(runs, **options))
         return
     from rich.console import Console
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from attnbench.commands import options
-from attnbench.commands.shared import live
+from attnbench.commands.shared import live, put
 from attnbench.errors import EXIT_INTERRUPTED, EXIT_TERMINATED
 
 if TYPE_CHECKING:
@@ -136,7 +136,7 @@ def run(
     if json:
         from attnbench.report import export
 
-        print(export.json_text([outcome.run]))
+        put(export.json_text([outcome.run]))
         console = Console(stderr=True, highlight=False)
     else:
         from attnbench.report import terminal

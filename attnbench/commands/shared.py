@@ -54,7 +54,7 @@ def one_of(option: str, word: str, known: Sequence[str]) -> None:
         raise UserError(f"{option}: unknown {word!r}{did_you_mean(word, known)}")
 
 
-def put(text: str, file: Path | None) -> None:
+def put(text: str, file: Path | None = None) -> None:
     """To a file, or to stdout."""
     if not file:
         print(text, end="")

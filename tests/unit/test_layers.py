@@ -99,7 +99,7 @@ def test_the_command_line_starts_light() -> None:
     assert loaded & HEAVY <= {"typer"}
     ours = {name for name in loaded if name.startswith("attnbench.")}
     others = {name for name in ours if not f"{name}.".startswith("attnbench.commands.")}
-    assert others == {"attnbench.cli", "attnbench.errors"}
+    assert others == {"attnbench.cli", "attnbench.errors", "attnbench.baseline"}
 
 
 @pytest.mark.parametrize("command", [["--help"], ["run", "--help"], ["--version"]])
