@@ -81,7 +81,7 @@ def gpu_state(device: torch.device) -> GpuState:
     """NVML for the same physical GPU, whatever CUDA_VISIBLE_DEVICES says."""
     import torch
 
-    return GpuState(str(getattr(torch.cuda.get_device_properties(device), "uuid", "")))
+    return GpuState(_uuid(torch.cuda.get_device_properties(device)))
 
 
 def _gpu(where: torch.device, dtypes: Iterable[str]) -> Device:
@@ -101,7 +101,13 @@ def _gpu(where: torch.device, dtypes: Iterable[str]) -> Device:
         l2=properties.L2_cache_size,
         matmul=_matmul_rates(where, dtypes, 4096),
         copy=_copy_rate(where, 2**28),
+        uuid=_uuid(properties) or None,
     )
+
+
+def _uuid(properties: Any) -> str:
+    """Of a GPU, as torch tells it; empty where it does not."""
+    return str(getattr(properties, "uuid", ""))
 
 
 def _host(where: torch.device, dtypes: Iterable[str]) -> Device:

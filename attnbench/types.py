@@ -141,6 +141,7 @@ class Device:
     threads: int | None = None  # CPU: torch's intra-op threads
     matmul: Mapping[str, float] = field(default_factory=dict)  # dtype -> FLOP/s read in a moment
     copy: float | None = None  # bytes/s, read plus write
+    uuid: str | None = None  # which unit of its model it is, as the driver tells
 
     def __str__(self) -> str:
         return f"{self.kind}:{self.index}" if self.kind == "cuda" else self.kind

@@ -37,6 +37,7 @@ class Units:
     files: tuple[File, ...]
     tflops: tuple[float, ...]
     cells: int
+    count: int | None = None  # of units that measured them; None where a file does not name its own
 
     @property
     def range(self) -> tuple[float, float, float]:
@@ -85,7 +86,9 @@ def units(found: Sequence[Machine]) -> list[Units]:
             speeds = (stats.geomean([work.flops(key[0]) / times[key] / 1e12 for key in keys]) for times in each)
             environment = files[0].run.environment
             limit = f" {environment.power_limit_w:g} W" if environment.power_limit_w else ""
-            lines.append(Units(f"{environment.device.name}{limit}", tuple(files), tuple(speeds), len(keys)))
+            known = {file.run.environment.device.uuid for file in files}
+            count = None if None in known else len(known)
+            lines.append(Units(f"{environment.device.name}{limit}", tuple(files), tuple(speeds), len(keys), count))
     return lines
 
 

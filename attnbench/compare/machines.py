@@ -1,9 +1,9 @@
 """Run files -> machines: what stands side by side. Files of one machine are its rounds.
 
 Two files are of one machine where nothing that Environment.differences sees sets them apart and they were measured
-alike (timer, L2), or where --name gives them one name. Nothing in a run file says which unit of a GPU model measured
-it, so files of several units of one model, with the same power limit and software, are rounds of one machine too; how
-far apart they lie is said. Where this leaves a single machine, every file stands for itself.
+alike (timer, L2), or where --name gives them one name. Several units of one GPU model, with the same power limit and
+software, are one machine too, since a buyer gets any of them; how far apart they lie is said. Where this leaves a
+single machine, every file stands for itself.
 """
 
 from __future__ import annotations

@@ -158,4 +158,12 @@ def test_runs_of_one_model_are_set_against_each_other() -> None:
     assert [file.path.name for file in units.files] == ["0.jsonl", "1.jsonl", "2.jsonl"]
     assert units.range == pytest.approx((980, 1000, 1020))
     assert units.cells == 2
+    assert units.count is None  # the files do not say
     assert [m.label for m in got.machines] == ["H200", "H100"]
+
+
+def test_units_are_told_apart_where_files_name_theirs() -> None:
+    known = [replace(H200, uuid=uuid) for uuid in ("a", "b", "a")]
+    runs = [run([ok(case(), "fa3", 500)], device=device) for device in known]
+    (units,) = compare([Path(f"{i}.jsonl") for i in range(3)], runs, Request()).units
+    assert units.count == 2

@@ -70,7 +70,13 @@ def json_text(c: Comparison) -> str:
             for line in c.longest
         ],
         "units": [
-            {"model": u.name, "files": [f.path.name for f in u.files], "tflops": u.tflops, "cells": u.cells}
+            {
+                "model": u.name,
+                "files": [f.path.name for f in u.files],
+                "units": u.count,
+                "tflops": u.tflops,
+                "cells": u.cells,
+            }
             for u in c.units
         ],
         "warnings": rows.warnings(c),

@@ -199,10 +199,12 @@ def _units(c: Comparison) -> Block:
     for units in c.units:
         low, middle, high = units.range
         apart = metrics.percent((high - low) / middle)
-        rows.append((units.name, str(len(units.files)), str(units.cells), *map(digits, units.range), apart))
-    note = "Run files of one model, power limit and software against each other, over the same cells. A run file does "
-    note += "not name the unit that measured it: these may be several units, or runs of one."
-    headings = ("model", "files", "cells", "least TFLOP/s", "median", "most", "apart")
+        count = NOTHING if units.count is None else str(units.count)
+        rows.append((units.name, str(len(units.files)), count, str(units.cells), *map(digits, units.range), apart))
+    note = "Run files of one model, power limit and software against each other, over the same cells."
+    if any(units.count is None for units in c.units):
+        note += " Some do not name the unit that measured them: these may be several units, or runs of one."
+    headings = ("model", "files", "units", "cells", "least TFLOP/s", "median", "most", "apart")
     return Block("units", "Spread between runs of one model", note, headings, tuple(rows))
 
 
