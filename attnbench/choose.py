@@ -82,7 +82,7 @@ def _executable(path: str, option: str) -> str:
 def device_name(text: str) -> str:
     """--device as it was given; raises UserError for what names none."""
     if not re.fullmatch(r"auto|cpu|fake|cuda(:\d+)?", text):
-        raise UserError(f"--device: {text!r} is not auto, cpu, cuda or cuda:N")
+        raise UserError(f"--device: {text!r} is not auto, cpu, cuda, cuda:N or fake")
     return text
 
 
@@ -94,12 +94,12 @@ def _own_name(pattern: str, taken: dict[str, str], spec: str) -> str:
 
 def _own_spec(pattern: str) -> str:
     if pattern.endswith(".py"):
-        raise UserError(f"--backend {pattern}: which function of it? Write {pattern}:my_attention")
+        raise UserError(f"{pattern}: which function of it? Write {pattern}:my_attention")
     where, _, name = pattern.rpartition(":")
     if not name.isidentifier():
         raise UserError(f"{pattern!r} is not pkg.mod:object or file.py:function")
     if where.endswith(".py"):
         if not os.path.isfile(where):
-            raise UserError(f"no such file: {where} (in --backend {pattern})")
+            raise UserError(f"no such file: {where} (in {pattern})")
         return f"{Path(where).resolve()}:{name}"
     return pattern

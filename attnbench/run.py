@@ -129,6 +129,8 @@ def _resume(request: Request, device: str, watcher: Watcher) -> Outcome:
         raise UserError(f"--resume goes on as {request.resume} was begun; leave out {', '.join(given)}")
     if old.turns:
         raise UserError(f"{request.resume} is one half of an A/B in turns, which goes on with both only; start it anew")
+    if old.reduced:
+        raise UserError(f"{request.resume} is a baseline, which has no plan; resume the run that it was saved from")
     file = None if request.dry_run else store.RunFile.reopen(request.resume)
     if file:  # ours alone from here on: what another process has added meanwhile counts
         old = store.read(request.resume)[0]

@@ -105,7 +105,8 @@ def parse_numbers(text: str, what: str, below: float = math.inf) -> tuple[float,
         try:
             value = 0.0 if part == "none" else float(part)
         except ValueError:
-            raise UserError(f"{what}: {part!r} is not a number; write 30, or none") from None
+            example = "30" if below == math.inf else f"{below / 10:g}"
+            raise UserError(f"{what}: {part!r} is not a number; write {example}, or none") from None
         if not 0 <= value < below:
             limit = "" if below == math.inf else f" and below {below:g}"
             raise UserError(f"{what}: {part} is out of range; a number from 0{limit}, or none")

@@ -30,7 +30,8 @@ def sides(
     Raises UserError for what a person can mend.
     """
     if _is_code(a) != _is_code(b):
-        code, other = (a, b) if _is_code(a) else (b, a)
+        code, option, other = (a, "--b", b) if _is_code(a) else (b, "--a", a)
+        _interpreter(option, other)  # a word that is neither is no second interpreter
         raise UserError(
             f"--a and --b: {code} is code and {other} is not; give two interpreters (with -b for what they run), "
             "or code on both sides"

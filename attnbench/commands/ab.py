@@ -114,7 +114,7 @@ def ab(
         write(outcome.judgement, wanted, every)
     else:
         print("attnbench: interrupted before a pair of turns was measured", file=sys.stderr)
-    if outcome.paths:
+    if outcome.paths and outcome.judgement:
         again = {
             "--metric": metric,
             "--expect": expect,

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from attnbench.commands.shared import one_of
+from attnbench.errors import UserError
 
 if TYPE_CHECKING:
     from attnbench.types import Backend
@@ -41,6 +42,8 @@ def backends(
     """
     if matrix or gpu or device or into:
         _matrix(gpu or (), device, format, into)
+    elif format != "table":
+        raise UserError("--format: the list of backends is a table only; --matrix is md, csv or json too")
     else:
         _here(python or ())
 

@@ -17,7 +17,7 @@ app = typer.Typer(
     no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-Folder = Annotated[Path, typer.Option("--dir", metavar="FOLDER", help="Where baselines are kept.")]
+Folder = Annotated[Path, typer.Option("--dir", metavar="DIR", help="Where baselines are kept.")]
 
 
 @app.command()

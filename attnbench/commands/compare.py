@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 FORMATS = ("table", "md", "csv", "html", "json")
 
 what = partial(typer.Option, rich_help_panel="What to compare")
-output = partial(typer.Option, rich_help_panel="Output")
+output = partial(typer.Option, rich_help_panel="Files and output")
 
 
 def compare(

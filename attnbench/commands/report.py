@@ -40,7 +40,8 @@ def report(
         typer.Option("--metric", "-m", metavar="NAMES", help="tflops, latency, ...; -m help lists them all."),
     ] = None,
     by: Annotated[
-        str, typer.Option(metavar="AXIS", help="What the columns are: backend, headdim, dtype, causal, batch, ...")
+        str,
+        typer.Option(metavar="AXIS", help="What the columns are: backend, headdim, dtype, mask, dropout, pass, ..."),
     ] = "backend",
     flops_convention: Annotated[
         str, typer.Option(metavar="NAME", help="exact (unmasked pairs) or fa (as papers print: half for causal).")
@@ -77,8 +78,9 @@ def report(
         return
     for name in names:
         one_of("--metric", name, tuple(METRICS))
-    from attnbench.report.tables import BY
+    from attnbench.report.tables import BY, BY_OPTION
 
+    by = BY_OPTION.get(by, by)
     one_of("--by", by, BY)
     if not results:
         raise UserError("give run files to report on, as in attnbench report results/*.jsonl")

@@ -145,6 +145,8 @@ def _axes(cases: Iterable[Case]) -> dict[str, set[str]]:
             ("headdim", words.headdim(case)),
             ("mask", words.mask(case)),
             ("pass", case.direction),
+            ("softcap", f"{case.softcap:g}"),
+            ("dropout", f"{case.dropout_p:g}"),
         ):
             found.setdefault(name, set()).add(value)
     return found
@@ -166,7 +168,22 @@ def _command(cases: Iterable[Case]) -> str:
     dims = [f"{d}" if d == dv else f"{d}-{dv}" for d, dv in headdims]
     size = f"--tokens {short(tokens.pop())}" if len(tokens) == 1 else f"--batch {','.join(map(str, batches))}"
     heads = ",".join(str(n) for n in sorted({s.nheads for s in shapes}))
-    return (
+    options = [
         f"attnbench run --dtype {','.join(dtypes)} --seqlen {','.join(map(short, lengths))} {size} "
         f"--nheads {heads} --headdim {','.join(dims)}"
-    )
+    ]
+    for name, values, usual in (
+        ("window", {_window(case) for case in cases}, "none"),
+        ("softcap", {f"{case.softcap:g}" for case in cases}, "0"),
+        ("dropout", {f"{case.dropout_p:g}" for case in cases}, "0"),
+    ):
+        if values != {usual}:
+            options.append(f"--{name} {','.join(sorted(values))}")
+    return " ".join(options)
+
+
+def _window(case: Case) -> str:
+    """As --window reads it, whatever the mask."""
+    if case.window_size == (None, None):
+        return "none"
+    return "/".join("open" if side is None else str(side) for side in case.window_size)

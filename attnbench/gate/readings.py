@@ -37,7 +37,8 @@ def text(metric: str, value: float | None) -> str:
 
 def signed(change: float) -> str:
     """+1.23%, with three significant digits, so that an interval's end can be told from the margin."""
-    return f"{'-' if change < 0 else '+'}{digits(100 * abs(change) if abs(change) >= 1e-6 else 0)}%"
+    change = change if abs(change) >= 1e-6 else 0.0
+    return f"{'-' if change < 0 else '+'}{digits(100 * abs(change))}%"
 
 
 def _time(record: Record, span: bool, metric: str) -> float | None:

@@ -73,7 +73,14 @@ def _incomplete(runs: Iterable[Run]) -> Iterator[Caution]:
         done = {record.id for record in run.records} if missing else ()
         open_ = [job for job in missing if job.skip is None and job.id not in done]
         later = [job for job in missing if job.id in done]
-        if open_:
+        if open_ and run.turns:
+            yield Caution(
+                f"Incomplete: {words.count(len(open_), 'cell')} of {len(run.plan)} of this half of an A/B have no "
+                "record: it ended early.",
+                "",
+                "attnbench gate A B says what that means for the comparison; an A/B is not resumed.",
+            )
+        elif open_:
             yield Caution(
                 f"Incomplete: {len(open_)} of {words.count(len(run.plan), 'planned job')} of suite "
                 f'"{run.suite}" have no record.',
@@ -84,7 +91,9 @@ def _incomplete(runs: Iterable[Run]) -> Iterator[Caution]:
             yield Caution(
                 f"Incomplete: {words.count(len(later), 'job')} skipped for want of time.",
                 "",
-                "Measure them with: attnbench run --resume FILE",
+                "A longer --time-limit of attnbench ab measures them."
+                if run.turns
+                else "Measure them with: attnbench run --resume FILE",
             )
 
 

@@ -37,6 +37,8 @@ def save(
         raise UserError(f"--figure: unknown {name!r}{did_you_mean(name, known)}")
     figure = next(f for f in figures.FIGURES if f.name == name)
     everything = points_of(cells_of(runs), convention)
+    if not everything.panels:
+        raise UserError("nothing to draw: no cell has a record; see attnbench report")
     chosen = everything.only(panel)
     if not chosen.panels:
         raise UserError(f"--panel: none has all of {panel!r} in its title; there are: {', '.join(everything.panels)}")

@@ -45,7 +45,7 @@ def pytest_benchmark(runs: Sequence[Run], convention: Convention = "exact") -> s
         flops = work.flops(cell.case, convention)
         benchmarks.append(
             {
-                "group": words.case("", cell.case).strip(),
+                "group": f"{words.case('', cell.case).strip()} {cell.case.dtype}",
                 "name": name,
                 "fullname": f"attnbench::{name}",
                 "params": None,

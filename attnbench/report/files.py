@@ -18,7 +18,7 @@ FILE_WIDTH = 160
 def case_fields(case: Case) -> dict[str, Any]:
     """A window's open side is None; `case` is the key."""
     return {
-        **{name: getattr(case.shape, name) for name in case.shape.__dataclass_fields__},
+        **vars(case.shape),
         "dtype": case.dtype,
         "direction": case.direction,
         "causal": case.causal,

@@ -102,13 +102,13 @@ class Live(Line):
         """The living line, drawn anew several times a second."""
         line = Text().append(f"[{self._done}/{self._total}] ", style="bold")
         if self._running:
-            line.append(words.case(self._running.backend, self._running.case), style="cyan")
+            line.append(self._name(self._running), style="cyan")
             if (waited := time.monotonic() - self._began) >= 2:
                 line.append(f" {_seconds(waited)}", style="dim")
         line.append(f"  {_seconds(self._left())} left", style="dim")
         if self._last:
             line.append("  last: ", style="dim").append_text(self._outcome(self._last))
-            line.append(f" {words.case(self._last.backend, self._last.case)}", style="dim")
+            line.append(f" {self._name(self._last)}", style="dim")
         line.truncate(self._console.width - 1, overflow="ellipsis")
         return line
 
@@ -119,8 +119,13 @@ class Live(Line):
         return max(0.0, sum(self._ahead.values()) * scale - running)
 
     def _result(self, record: Record) -> Text:
-        text = Text(words.case(record.backend, record.case) + "  ").append_text(self._outcome(record))
+        text = Text(self._name(record) + "  ").append_text(self._outcome(record))
         return text.append(f" {record.reason}", style="dim") if record.status != "ok" else text
+
+    def _name(self, which: Job | Record) -> str:
+        """With its dtype where there are several."""
+        dtype = f" {which.case.dtype}" if len(self._contexts) > 1 else ""
+        return words.case(which.backend, which.case) + dtype
 
     def _outcome(self, record: Record) -> Text:
         """Its speed, or the word for why there is none."""

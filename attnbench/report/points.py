@@ -8,6 +8,7 @@ several (their range below six rounds, stats.median_interval).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -241,4 +242,6 @@ def _tera(rate: float | None) -> float | None:
 
 
 def _short(value: Any) -> Any:
-    return float(f"{value:.7g}") if isinstance(value, float) else value
+    if not isinstance(value, float):
+        return value
+    return float(f"{value:.7g}") if math.isfinite(value) else None

@@ -78,7 +78,7 @@ def _method(cells: Sequence[Cell]) -> str:
     if counts:
         number = str(min(counts)) if min(counts) == max(counts) else f"{min(counts)} to {max(counts)}"
         again = f", then over {rounds} rounds" if rounds > 1 else ""
-        parts.append(f"latency = median of {number} samples{again}")
+        parts.append(f"latency = median of {number} {'sample' if number == '1' else 'samples'}{again}")
     parts += [TIMERS.get(timer, timer) for timer in sorted({r.timer for r in records if r.timer})]
     if any(derive.uses_span(r) for r in records):
         parts.append(f"{TIMERS['cupti']} under {metrics.duration(SHORT)}")

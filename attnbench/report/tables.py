@@ -132,6 +132,7 @@ _AXES: dict[str, _Axis] = {
 }
 _IMPLIED = ("nheads", "batch", "seqlen_q")  # make tables only where row and column do not tell them
 BY = tuple(axis for axis in _AXES if axis not in ("device", "seqlen_q"))
+BY_OPTION = {"pass": "direction", "window": "causal", "mask": "causal"}  # as the options of `run` call the axes
 
 
 def sections(

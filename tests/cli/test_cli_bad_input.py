@@ -27,6 +27,8 @@ BAD_OPTIONS = {
     "--nheads=8 --nheads-k=3": "8 query heads (headdim 64) are not a multiple of 3 key heads",
     "--batch=0": "batch: 0 is not at least 1",
     "--tokens=lots": "tokens: 'lots' is not a size",
+    "--softcap=hot": "softcap: 'hot' is not a number; write 30, or none",
+    "--dropout=lots": "dropout: 'lots' is not a number; write 0.1, or none",
     "--tokens=4k --batch=2": "--batch and --tokens both set the batch size",
     # words
     "--dtype=bf15": "unknown dtype 'bf15'; did you mean \"bf16\"?",
@@ -35,7 +37,7 @@ BAD_OPTIONS = {
     "--suite=nope.yaml": "no suite 'nope.yaml'",
     "--backend=sdpa-flush": "no backend 'sdpa-flush'; did you mean \"sdpa-flash\"?",
     "--backend=!fake": "no backend is left of 'fake,!fake'",
-    "--device=gpu": "--device: 'gpu' is not auto, cpu, cuda or cuda:N",
+    "--device=gpu": "--device: 'gpu' is not auto, cpu, cuda, cuda:N or fake",
     "--device=": "--device: '' is not",
     # the rest
     "--rounds=0": "--rounds: 0 is not from 1 to",
@@ -164,6 +166,7 @@ def test_bad_reports(littered: Tool, inside: Callable[..., Result], options: str
         (["suites", "defalt"], "no suite 'defalt'; did you mean \"default\"?"),
         (["suites", "../secret"], "no suite '../secret'; known: "),
         (["backends", "--python", "x"], "--python: 'x' is not NAME=PATH"),
+        (["backends", "-f", "json"], "--format: the list of backends is a table only"),
     ],
 )
 def test_bad_words_for_the_other_commands(

@@ -13,6 +13,8 @@ import sys
 import pytest
 from tool import COMMAND, FAKE, SMALL, Tool
 
+from attnbench.report.tables import BY, BY_OPTION
+
 ESCAPE = "\x1b"
 
 
@@ -98,6 +100,12 @@ def test_any_axis_can_be_the_columns(measured: Tool) -> None:
     out = measured("report", "--by", "headdim", "run.jsonl").out
     (heading, *_) = [line.split() for line in out.splitlines() if line.startswith("seqlen")]
     assert [word for word in heading if word.startswith("d")] == ["d64", "d128"]
+
+
+def test_the_columns_may_be_called_as_run_calls_them(measured: Tool) -> None:
+    out = measured("report", "--by", "window", "run.jsonl").out
+    assert next(line.split() for line in out.splitlines() if line.startswith("seqlen")) == ["seqlen", "full", "causal"]
+    assert set(BY_OPTION.values()) < {*BY}
 
 
 def test_causal_counts_half_by_the_papers_convention(tool: Tool) -> None:

@@ -15,10 +15,13 @@ from attnbench import execute, run, store
 from attnbench.ab import measure
 from attnbench.ab.measure import Outcome, ab
 from attnbench.errors import UserError
+from attnbench.execute import skipped
 from attnbench.gate import gate
 from attnbench.gate.margins import DEFAULT
 from attnbench.jsonable import to_json
 from attnbench.process import WorkerDied
+from attnbench.report.cautions import cautions
+from attnbench.report.cells import cells
 from attnbench.report.gate import export, markdown, terminal
 from attnbench.suite import settings
 from attnbench.types import Job, Record, Run
@@ -309,6 +312,7 @@ def test_another_torch_is_refused_before_anything_is_measured(here: Path) -> Non
     [
         ({"a": "nothing-such"}, "--a: 'nothing-such' is no interpreter"),
         ({"a": "own.py:A", "b": "/bin/sh"}, "code on both sides"),
+        ({"a": "own.py:A", "b": "fke"}, "--b: 'fke' is no interpreter (an executable file), no backend"),
         ({"backends": ["fake"]}, "--backend: --a and --b name the code"),
         ({"a": "/bin/sh", "b": "/bin/sh", "pythons": ("fake=/bin/sh",)}, "leave it out"),
         ({"a": "own.py:Nothing"}, "--a own.py:Nothing: cannot be imported"),
@@ -325,6 +329,24 @@ def test_what_a_person_gets_wrong_is_said_at_once(here: Path, changes: dict[str,
     assert said in str(error.value)
     assert len(str(error.value).splitlines()) == 1
     assert not (here / "results").exists()
+
+
+def test_a_suite_gives_code_its_interpreter() -> None:
+    main, other = script("main"), script("other")
+    Path("mine.yaml").write_text(f"axes: {{seqlen: 1k, headdim: 128}}\ninterpreters: {{A: {main}}}\n")
+    outcome = ab(request(suite="mine.yaml"), Watcher())
+    assert store.read(outcome.paths[0])[0].interpreters == {"A": main}
+    outcome = ab(request(suite="mine.yaml", pythons=(f"A={other}",)), Watcher())
+    assert store.read(outcome.paths[0])[0].interpreters == {"A": other}, "--python goes before"
+
+
+def test_a_report_of_half_an_ab_that_ended_early_does_not_say_resume() -> None:
+    half = store.read(ab(request(), Watcher(interrupt_at=1)).paths[0])[0]
+    late = replace(half, records=tuple(skipped(replace(j, skip="no room", resumable=True)) for j in half.plan))
+    for one, said in ((half, "2 cells of 2 of this half of an A/B have no record"), (late, "A longer --time-limit")):
+        (text,) = [str(c) for c in cautions(cells([one]), [one]) if c.what.startswith("Incomplete")]
+        assert said in text
+        assert "--resume" not in text
 
 
 def test_files_are_not_overwritten_and_not_resumed_alone(here: Path) -> None:

@@ -13,6 +13,7 @@ from builders import CPU, H200, case, ended, environment, job, ok, run, times
 from typer.testing import CliRunner
 
 from attnbench import metrics, store
+from attnbench import run as runs
 from attnbench.baseline import files
 from attnbench.baseline.reduced import KEPT, reduced
 from attnbench.commands.baseline import app
@@ -125,6 +126,13 @@ def test_a_report_of_it_says_what_it_lacks() -> None:
     texts = [str(c) for c in cautions(cells([slim]), [slim])]
     assert [t for t in texts if "a baseline keeps one value a round" in t]
     assert not [t for t in texts if t.startswith("Few samples")]
+
+
+def test_it_is_not_resumed(tmp_path: Path) -> None:
+    path = tmp_path / "main.jsonl"
+    path.write_bytes(store.encoded(reduced(run(records()))))
+    with pytest.raises(UserError, match="is a baseline, which has no plan"):
+        runs.run(runs.Request(resume=path), None)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

@@ -97,6 +97,20 @@ def test_nothing_in_common_says_where_they_part_and_what_to_measure() -> None:
     assert "attnbench run --dtype fp32 --seqlen 256 --tokens 1k --nheads 2 --headdim 128" in said
 
 
+def test_what_to_measure_has_windows_softcap_and_dropout() -> None:
+    ours = [
+        ok(case(causal=True, window_size=(255, 0)), "eager", 100),
+        ok(case(causal=True, softcap=30.0), "eager", 100),
+    ]
+    with pytest.raises(UserError) as error:
+        compared(ours, [ok(case(causal=True, dropout_p=0.1), "eager", 100)])
+    said = str(error.value)
+    assert "dropout 0 on H200, 0.1 on H100" in said
+    assert said.endswith("--nheads 16 --headdim 128 --dropout 0.1")
+    with pytest.raises(UserError, match=r"--headdim 128 --window 255/0,none --softcap 0,30$"):
+        compared(ours, [ok(case(n, dropout_p=0.1), "eager", 100) for n in (1024, 2048, 4096)])
+
+
 def test_a_cpu_and_a_gpu_compare_where_they_meet() -> None:
     ours = [ok(case(), "eager", 100), ok(case(), "triton", 500)]
     got = compared(ours, [ok(case(), "eager", 1), ok(case(2048), "eager", 1)], CPU)

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from builders import H200, case, ended, ok, run
 
+from attnbench.baseline.reduced import reduced
 from attnbench.compare.compare import Comparison, Request, compare
 from attnbench.report.compare import export, html, markdown, rows, terminal
 from attnbench.report.compare.answer import answer
@@ -75,6 +76,15 @@ def test_of_several_machines_the_fastest_is_named() -> None:
     assert of(1.0, 2.0, 2.0).startswith("Fastest are M1 and M2, not shown to differ,")
     assert of(1.0, 1.0, 1.0).startswith("None of the machines was shown to be faster than another")
     assert of(1.0, 1.01, 1.0, rounds=1).startswith("None of the machines")
+
+
+def test_a_baseline_of_one_round_has_no_interval_and_says_so() -> None:
+    once = a_run(H200, 1.0, rounds=1)
+    found = compare([Path("a"), Path("b")], [reduced(once), a_run(H100, 0.5)], Request())
+    assert found.overall[1]
+    assert found.overall[1].low is None
+    (said,) = [line for line in rows.warnings(found) if "interval" in line]
+    assert said.startswith("No intervals of what a baseline with one round measured (H200)")
 
 
 def test_the_table_has_every_part(comparison: Comparison) -> None:

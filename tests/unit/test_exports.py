@@ -78,7 +78,7 @@ def test_pytest_benchmark() -> None:
     first = found["benchmarks"][0]
     samples = derive.samples(small().records[0])
     stats = first["stats"]
-    assert (first["group"], first["name"]) == ("1k d128 full fwd", "triton/bf16-d128-full-fwd-1k-b16-h16")
+    assert (first["group"], first["name"]) == ("1k d128 full fwd bf16", "triton/bf16-d128-full-fwd-1k-b16-h16")
     assert stats["data"] == list(samples)
     assert stats["rounds"] == len(samples) == 100
     assert (stats["min"], stats["max"]) == (min(samples), max(samples))

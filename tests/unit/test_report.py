@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import io
 import json
+import math
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 import pandas
 import pytest
-from builders import CPU, H200, case, ended, ok, run
+from builders import CPU, H200, case, ended, measurements, ok, run
 from rich.console import Console
 
 from attnbench.errors import UserError
 from attnbench.metrics import METRICS
-from attnbench.report import export, markdown, terminal
+from attnbench.report import export, markdown, points, terminal
+from attnbench.report.cells import cells
 from attnbench.report.live import Live
-from attnbench.types import Accuracy, Record, Run, TensorError
+from attnbench.types import Accuracy, Record, Run, Shape, TensorError
 
 SIX = ("eager", "sdpa-math", "sdpa-efficient", "sdpa-flash", "sdpa-cudnn", "triton")
 
@@ -216,6 +218,16 @@ def test_memory_is_shown_once_for_all_masks() -> None:
     assert shown([run(h200())], metrics=("memory_peak",)).count("1.00 GiB") == 2
 
 
+def test_a_figure_of_one_sample_says_so() -> None:
+    assert "latency = median of 1 sample," in shown([run([ok(case(), "triton", 300.0, n=1)])])
+
+
+def test_a_sample_that_is_not_finite_costs_no_page() -> None:
+    odd = replace(ok(case(), "triton", 300.0), measurements=measurements(time=[1e-3] * 8 + [math.inf]))
+    (row,) = points.points(cells([run([odd])])).cells
+    assert (row["latency"], row["p100"]) == (1e-3, None)
+
+
 def test_several_devices() -> None:
     b200 = replace(H200, name="NVIDIA B200", memory=192 * 10**9)
     runs = [run(h200(("triton",))), run([ok(case(), "triton", 500.0)], device=b200)]
@@ -339,6 +351,18 @@ def test_what_a_run_says_as_it_goes() -> None:
     assert "fa4 16k d128 full fwd  KERNEL! sgemm ran\n" in said
 
 
+def test_a_run_of_several_dtypes_names_them_as_it_goes() -> None:
+    records = [ok(case(dtype=dtype), "triton", 300.0) for dtype in ("bf16", "fp8")]
+    made, stream = run(records), io.StringIO()
+    live = Live(Console(file=stream, width=200))
+    live.planned(replace(made, records=()), made.plan, None, ())
+    for job, record in zip(made.plan, records, strict=True):
+        live.ended(job, record)
+    live.close()
+    assert "triton 1k d128 full fwd bf16  300" in stream.getvalue()
+    assert "triton 1k d128 full fwd fp8  300" in stream.getvalue()
+
+
 def test_how_it_was_measured() -> None:
     def method(*records: Record) -> str:
         return " ".join(shown([run(records)], 200).split("\n\n")[0].splitlines()[1:])
@@ -385,6 +409,7 @@ def test_json_is_valid_and_flat() -> None:
     assert decoded["bound"] == "memory"
     assert decoded["roofline"] == pytest.approx(decoded["bandwidth_utilization"])
     assert set(METRICS) <= set(row)
+    assert list(row)[list(row).index("reason") + 1 : list(row).index("dtype")] == [f.name for f in fields(Shape)]
     skipped = next(r for r in rows if r["backend"] == "sdpa-math")
     assert (skipped["status"], skipped["reason"], skipped["tflops"]) == ("skipped", "needs a CUDA GPU", None)
 

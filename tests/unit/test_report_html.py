@@ -250,6 +250,11 @@ def test_a_png_is_one(tmp_path: Path) -> None:
     assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_a_run_without_a_record_has_nothing_to_draw(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="nothing to draw: no cell has a record"):
+        draw.save(tmp_path / "a.svg", "svg", [run([])], "speedup")
+
+
 def test_a_panel_is_chosen_by_its_words() -> None:
     found = points.points(cells([small()])).only("causal d128")
     assert found.panels == ("d128 causal fwd",)

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import io
+import itertools
 import json
+import random
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 import pytest
+from builders import case, ended, measurements, ok, run
 from multiplied import multiply
 from rich.console import Console
 
@@ -109,6 +113,34 @@ def test_many_at_once_have_the_figures_of_one_by_one(path: Path, monkeypatch: py
         for name in batch.METRICS:
             assert (name, "exact") in ours._values or ours.status != "ok"
             assert ours.value(name) == theirs.value(name), (name, ours.case, ours.backend)
+
+
+def test_odd_records_have_the_same_figures_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No samples, few, all zero or alike, spans, fp8, dropout, failures between rounds."""
+    dice = random.Random(1)
+    records = []
+    for which in (case(dtype="bf16"), case(dtype="fp8"), case(dropout_p=0.1), case(window_size=(255, 0), softcap=30.0)):
+        for backend, i in itertools.product(("eager", "triton"), range(40)):
+            if not i % 9:
+                records.append(ended(which, backend, "oom", "out of memory", round=i))
+                continue
+            n = dice.choice((0, 1, 2, 5, 6, 7, 20, 101))
+            times = dice.choice(([0.0] * n, [1e-5] * n, [dice.uniform(1e-6, 3e-4) for _ in range(n)], [*range(n)]))
+            some = {
+                "time": times,
+                "span": [t * 0.9 for t in times[: n // 2]],
+                "enqueue": [dice.uniform(1e-6, 1e-5) for _ in range(i % 4)],
+                "memory_peak": [dice.randrange(2**30) for _ in range(i % 3)],
+            }
+            taken = measurements(**{name: found for name, found in some.items() if dice.random() < 0.8})
+            timer = dice.choice(("events", "cupti"))
+            records.append(replace(ok(which, backend, 1.0, round=i, timer=timer), measurements=taken))
+    of_one, of_all = run(records), run(map(replace, records))
+    one_by_one, at_once = cells([of_one]), cells([of_all])
+    monkeypatch.setattr(batch, "FEW", 0)
+    batch.prime(batch.METRICS, at_once)
+    for ours, theirs in zip(at_once, one_by_one, strict=True):
+        assert {n: ours.value(n) for n in batch.METRICS} == {n: theirs.value(n) for n in batch.METRICS}
 
 
 def test_tables_end_where_nobody_would_read_on(folder: Path) -> None:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import errno
 import io
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from builders import case, ended, job, ok, run
+from builders import case, ended, job, measurements, ok, run
 
 from attnbench import store
 from attnbench.errors import UserError
@@ -80,6 +81,20 @@ def test_a_damaged_line_is_left_out_with_its_number(path: Path, damage: bytes) -
     assert len(problems) == 1
     assert problems[0].startswith(f"{path}:3: damaged line left out")
     assert "\n" not in problems[0]
+
+
+def test_samples_that_json_has_no_word_for_are_read_back_as_numbers(path: Path) -> None:
+    odd = replace(RECORDS[0], measurements=measurements(time=(1e-3, float("inf"))))
+    file = store.RunFile.reopen(path)
+    file.append(odd)
+    file.close()
+    assert store.read(path)[0].records[-1].measurements["time"].values == (1e-3, float("inf"))
+
+
+def test_a_measurement_of_words_is_one_line(path: Path) -> None:
+    path.write_text(path.read_text().replace('"unit":"B","values":[5.0]', '"unit":"B","values":["five"]'))
+    with pytest.raises(UserError, match=r"^a measurement cannot be read \(could not convert"):
+        store.read(path)[0].records[1].measurements["memory_peak"]
 
 
 def test_lines_of_an_unknown_type_are_passed_over(path: Path) -> None:

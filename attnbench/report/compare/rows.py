@@ -217,6 +217,12 @@ def warnings(c: Comparison) -> list[str]:
 def _intervals(c: Comparison) -> str:
     sources = {source for r in (*c.overall, *c.whole.best, *c.whole.same) if r for source in r.sources}
     alone = [m.label for m in c.machines if any(len(each) == 1 for each in m.logs.values())]
+    blind = [m.label for m in c.machines if m.label in alone and any(f.run.reduced for f in m.files)]
+    if SAMPLES in sources and blind:
+        return (
+            f"No intervals of what a baseline with one round measured ({', '.join(blind)}): it keeps one value a "
+            "round, and so nothing of its noise. Compare the run files, or run --rounds 5."
+        )
     if SAMPLES not in sources:
         return "Intervals are 95 %, from rounds." if sources else ""
     rounds = " from rounds, and where a cell has only one" if ROUNDS in sources else ""
