@@ -71,14 +71,6 @@ def test_code_of_which_one_has_its_own_interpreter() -> None:
     assert b.interpreters == {"fa2-vs-fa3": sys.executable}
 
 
-def test_code_runs_where_a_suite_says_unless_an_option_says_otherwise(tmp_path: Path) -> None:
-    other = tmp_path / "python"
-    other.symlink_to(sys.executable)
-    suite = {"fa*": str(other), "flashinfer-*": sys.executable}
-    assert [side.python for side in sides("fa2", "fa3", [], (), suite)] == [str(other), str(other)]
-    assert [side.python for side in sides("fa2", "fa3", [], [f"fa3={sys.executable}"], suite)][1] == sys.executable
-
-
 def test_interpreters_are_not_resolved_to_the_python_they_link_to(tmp_path: Path) -> None:
     for name in ("main", "pr"):
         (tmp_path / name).symlink_to(sys.executable)
