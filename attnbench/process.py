@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,14 +29,19 @@ class WorkerHung(Exception):
 class WorkerProcess:
     """`PYTHON -m attnbench.worker`, in a session of its own so that Ctrl-C reaches only the parent."""
 
-    def __init__(self, python: str | None = None, variables: Mapping[str, str] | None = None) -> None:
-        """`variables` of its environment, over the present ones."""
+    def __init__(
+        self,
+        python: str | None = None,
+        variables: Mapping[str, str] | None = None,
+        program: Sequence[str] = ("-m", "attnbench.worker"),
+    ) -> None:
+        """`variables` of its environment, over the present ones; another `program` must answer line by line too."""
         self._stderr = tempfile.TemporaryFile()  # noqa: SIM115  (lives as long as the process)
         self._mark = 0
         self._tail: str | None = None  # of its stderr, once it has been killed
         self._buffer = b""
         self._process = subprocess.Popen(
-            [python or sys.executable, "-m", "attnbench.worker"],
+            [python or sys.executable, *program],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._stderr,

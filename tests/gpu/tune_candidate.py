@@ -1,0 +1,215 @@
+"""A process of tune_triton.py: compiles, checks and times candidates, a line of JSON for each line of JSON it is asked.
+
+    {"row": "d64 16k causal bwd", "blocks": {"dkdv": "64x64x4x3-t"}, "check": true}
+
+"check" is for the odd lengths; without it the row itself is checked and timed. The answer has "failed" (why), "wrong"
+(how), or neither of both and then "error", "seconds" and "rate" (FLOP/s, as tune_triton.py counts them).
+
+    {"candidates": {"dkdv d64": ["64x128x8x3", "64x64x4x3-t"]}}
+
+asks what machine this is, and which of these are what attention_config.py has for it. With the argument --dry all is
+tiny, on a CPU, for which TRITON_INTERPRET=1 must be set.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import sys
+import traceback
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+from unittest.mock import patch
+
+import torch
+import triton
+from torch import Tensor
+
+from attnbench import environment, inputs, worker
+from attnbench.instruments import Instruments, Subject
+from attnbench.kernels import attention_config as config
+from attnbench.kernels.attention_bwd import attention_backward
+from attnbench.kernels.attention_config import Blocks
+from attnbench.kernels.attention_fwd import attention_forward
+from attnbench.kernels.attention_launch import fused_blocks
+from attnbench.kernels.attention_problem import LOG2_E, dense
+from attnbench.stats import median
+from attnbench.types import Case, Policy, Shape
+from attnbench.work import flops
+
+# Rounding to bf16 what the kernels round (P, dS, results), in textbook attention of 4096 tokens on a CPU, changes up to
+# 2.6e-3 of the whole and 8e-3 of the row that suffers most. This is 3 times the one, and a tenth of 10 times the other.
+TOLERANCE = 8e-3
+CHUNK = 4096  # queries whose scores are in memory at once
+SHARE: dict[tuple[str, ...], float] = {("dkdv",): 4 / 5, ("dq",): 3 / 5}  # of the matmuls that a backward counts
+SHORT = Policy(max_seconds=0.1)
+ONCE = Policy(warmup_s=0.0, min_samples=1, max_samples=1)
+Results = dict[str, Tensor]
+
+
+def case_of(row: str, dry: bool) -> Case:
+    """What is timed: 16k tokens in all, and nheads x headdim = 2048."""
+    width, length, mask, direction = row.split()
+    d, n = int(width[1:]), int(length[:-1])
+    tokens, heads = (6 * n, 2) if dry else (1024 * n, 2048 // d)
+    shape = Shape(16 // n, tokens, tokens, heads, heads, d, d)
+    return Case(shape, "fp16" if dry else "bf16", direction, mask == "causal")  # type: ignore[arg-type]
+
+
+def odd(case: Case, dry: bool) -> list[Case]:
+    """What is checked first: a last block that is not full, grouped heads.
+
+    Triton compiles a forward for log-sum-exps of lengths that 16 divides apart: so the second has the row's kernel
+    ready.
+    """
+    d = case.shape.headdim
+    shapes = [Shape(1, 70, 90, 2, 1, d, d)] if dry else [Shape(2, *n, 4, 2, d, d) for n in ((1000, 1300), (1040, 1040))]
+    return [replace(case, shape=shape) for shape in shapes]
+
+
+def blocks_of(text: str) -> Blocks:
+    """64x128x4x3-tra-max168, as tune_triton.py explains it."""
+    sizes, *options = text.split("-")
+    fields: dict[str, Any] = {}
+    for option in options:
+        if option.startswith("max"):
+            fields["max_registers"] = int(option[3:])
+        else:
+            fields.update({{"t": "tma", "r": "resident", "a": "ahead"}[letter]: True for letter in option})
+    m, n, warps, stages = map(int, sizes.split("x"))
+    return Blocks(m, n, warps, stages, **fields)
+
+
+@functools.lru_cache(maxsize=2)
+def exact(case: Case, device: str) -> tuple[inputs.Inputs, Results]:
+    """The inputs; and out, log-sum-exp in base 2 and, of a backward, dq, dk and dv, in float32 all through."""
+    torch.set_float32_matmul_precision("highest")
+    given, s = inputs.make(case, device, 0), case.shape
+    q, k, v, dout = given.q, given.k, given.v, given.dout
+    want = {name: torch.zeros(t.shape, device=device) for name, t in (("out", q), ("dq", q), ("dk", k), ("dv", v))}
+    want["lse"] = torch.zeros(s.batch, s.nheads, s.seqlen_q, device=device)
+    place = torch.arange(s.seqlen_k, device=device)
+    for b, h in ((b, h) for b in range(s.batch) for h in range(s.nheads)):
+        h_k = h * s.nheads_k // s.nheads
+        keys, values = k[b, :, h_k].float(), v[b, :, h_k].float()
+        for rows in (slice(i, i + CHUNK) for i in range(0, s.seqlen_q, CHUNK)):
+            queries = q[b, rows, h].float()
+            scores = queries @ keys.T * case.softmax_scale
+            if case.causal:
+                last = torch.arange(s.seqlen_q, device=device)[rows] + s.seqlen_k - s.seqlen_q
+                scores.masked_fill_(place > last[:, None], float("-inf"))
+            lse = scores.logsumexp(1, keepdim=True)
+            p = (scores - lse).exp()
+            out = p @ values
+            want["lse"][b, h, rows], want["out"][b, rows, h] = lse[:, 0] * LOG2_E, out
+            if dout is not None:
+                g = dout[b, rows, h].float()
+                ds = p * (g @ values.T - (out * g).sum(1, keepdim=True)) * case.softmax_scale
+                want["dq"][b, rows, h] = ds @ keys
+                want["dk"][b, :, h_k] += ds.T @ queries
+                want["dv"][b, :, h_k] += p.T @ g
+    return given, want
+
+
+def error_of(name: str, got: Tensor, want: Tensor) -> float:
+    """Relative: of the whole, or a tenth of the worst row's where that is more; a row is one token of one head.
+
+    A log-sum-exp's is the largest difference, about the relative error of what was summed.
+    """
+    difference = got.float() - want
+    if not difference.isfinite().all():
+        return float("inf")
+    if name == "lse":
+        return float(difference.abs().max())
+    norms = want.norm(dim=-1)
+    rows = difference.norm(dim=-1) / (norms + norms.mean())  # a row may be zero, and its rounding not
+    return max(float(rows.max()) / 10, float(difference.norm() / want.norm()))
+
+
+def launcher(case: Case, kernels: set[str], device: str) -> Callable[[], Results]:
+    """Runs these kernels; a backward gets the out and the log-sum-exp of `exact`."""
+    given, want = exact(case, device)
+    q, k, v, dout = given.q, given.k, given.v, given.dout
+    problem = dense(q, k, v, case.causal, (None, None), softcap=0.0, softmax_scale=None, descale=None)
+    if dout is None:
+        return lambda: dict(zip(("out", "lse"), attention_forward(q, k, v, problem), strict=True))
+    if "fused" in kernels and fused_blocks(dout, q, k, v, problem) is None:
+        raise RuntimeError("the one-loop backward is not for this GPU or this Triton")
+    out, lse = want["out"].to(q.dtype), want["lse"]
+    need = {"need_dq": kernels != {"dkdv"}, "need_dkv": kernels != {"dq"}}
+
+    def backward() -> Results:
+        grads = zip(("dq", "dk", "dv"), attention_backward(dout, q, k, v, out, lse, problem, **need), strict=True)
+        return {name: grad for name, grad in grads if grad is not None}
+
+    return backward
+
+
+@functools.lru_cache(maxsize=1)
+def instruments(device: str) -> Instruments:
+    return Instruments(environment.describe(device).device)
+
+
+def judge(row: str, blocks: dict[str, str], check: bool, dry: bool) -> dict[str, Any]:
+    """The answer for one candidate; raises what its compilation or launch raises."""
+    device, case = "cpu" if dry else "cuda:0", case_of(row, dry)
+    chosen = {kernel: blocks_of(text) for kernel, text in blocks.items()}
+    empty, fused = torch.empty, {case.shape.headdim: chosen["fused"]} if "fused" in chosen else {}
+    answer: dict[str, Any] = {"error": 0.0}
+
+    def poisoned(*args: Any, **options: Any) -> Tensor:
+        return empty(*args, **options).fill_(float("nan"))
+
+    with patch.multiple(config, FUSED=fused, candidates=lambda kernel, *_: (chosen[kernel],)):
+        for each in odd(case, dry) if check else [case]:
+            launch, want = launcher(each, set(chosen), device), exact(each, device)[1]
+            with patch.object(torch, "empty", poisoned):
+                results = launch()
+            error = max(error_of(name, got, want[name]) for name, got in results.items())
+            answer["error"] = max(error, answer["error"])
+            if not error <= TOLERANCE:
+                return {"wrong": f"off by {error:.1e} at {each.shape.seqlen_q} x {each.shape.seqlen_k}"}
+        if not check:
+            del results
+            timing = instruments(device).time(Subject(launch, lambda _: [], 0, 0), ONCE if dry else SHORT)
+            seconds = median(timing.measurements["time"].values)
+            answer |= {"seconds": seconds, "rate": flops(case) * SHARE.get(tuple(chosen), 1.0) / seconds}
+    return answer
+
+
+def machine(candidates: dict[str, list[str]], dry: bool) -> dict[str, Any]:
+    """What this runs on, and the table's own among the candidates; raises where there is no GPU."""
+    device, index, table = "cpu, interpreted" if dry else torch.cuda.get_device_name(0), None if dry else 0, {}
+    for key, texts in candidates.items():
+        kernel, d = key.split(" d")
+        sizes: Any = (kernel, int(d), int(d), 2, index, not dry)
+        now = config.FUSED.get(int(d)) if kernel == "fused" else config.candidates(*sizes)[0]
+        table[key] = next((text for text in texts if blocks_of(text) == now), None)
+    return {"device": device, "torch": torch.__version__, "triton": triton.__version__, "table": table}
+
+
+def main() -> None:
+    dry = "--dry" in sys.argv
+    worker._die_with_parent()
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what a library prints must not garble the answers
+    for line in sys.stdin:
+        try:
+            question = json.loads(line)
+            answer = judge(**question, dry=dry) if "row" in question else machine(**question, dry=dry)
+        except Exception as error:
+            traceback.print_exc()
+            answer = {"failed": " ".join(f"{type(error).__name__}: {error}".split())[:100]}
+            try:
+                if not dry:
+                    torch.cuda.synchronize()
+            except RuntimeError:  # the CUDA context is lost: this process can run no other candidate
+                answer["ends"] = True
+        print(json.dumps(answer), file=answers, flush=True)
+    os._exit(0)  # without the destructors of a broken CUDA context
+
+
+if __name__ == "__main__":
+    main()

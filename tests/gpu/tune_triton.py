@@ -1,0 +1,269 @@
+"""How a row of attnbench/kernels/attention_config.py is found: each candidate is compiled, checked and timed on a GPU.
+
+    python tests/gpu/tune_triton.py                               all rows; meant to take under 8 minutes on an H200
+    python tests/gpu/tune_triton.py --only d128 bwd --out f.json  rows whose name has both words; all figures to a file
+    python tests/gpu/tune_triton.py --kernel fused                the one-loop backward alone
+    python tests/gpu/tune_triton.py --dry --only d64 fwd          tiny, in Triton's interpreter, to try this script
+
+From the repository's root. IT HAS NOT RUN ON A GPU YET, only dry.
+
+A candidate is written BLOCK_MxBLOCK_NxWARPSxSTAGES and its options (see `Blocks`): t for tensor maps, r for resident, a
+for ahead, max168 for at most that many registers a thread. Its way (tune_candidate.py):
+
+1. One of --jobs processes compiles it and runs it on lengths that fill no block, with grouped heads. Where that crashes
+   or hangs, this candidate failed, and a new process goes on with the next. Compiled kernels stay in Triton's cache.
+2. A process that has the GPU to itself runs it on the row: bf16, 16k tokens in all, nheads x headdim = 2048.
+3. Both times all of its results are compared with float32, so a wrong block is seen wherever it is. They start as NaN,
+   so that what is not written is seen. A backward gets its out and log-sum-exp from float32 too.
+4. If right, it is timed as attnbench times: CUDA events, L2 cold, bursts with pauses, the median.
+
+dk/dv and dq are timed apart, each by the matmuls that it does (4 and 3, though both together count as 5), then the best
+of both together; then the one-loop backward (attention_fused.py), in new processes, as it might hang: where its first
+candidate does, the others are not tried. "table" marks what attention_config.py has now. Candidates are chosen for
+Hopper, from registers and spills (`python tests/unit/triton_registers.py`); what another GPU cannot do fails there.
+
+Exit code 1 where a row got no figure, or what the table has is wrong or failed; 2 without a GPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import queue
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, os.getcwd())  # attnbench need not be installed
+
+from attnbench.process import WorkerDied, WorkerHung, WorkerProcess
+
+ROWS = {  # headdim, tokens in a sequence, mask, pass; the TFLOP/s to reach on an H200
+    "d64 16k full fwd": 440,
+    "d64 16k causal bwd": 370,
+    "d128 4k causal fwd": 480,
+    "d128 16k full fwd": 560,
+    "d128 16k full bwd": 420,
+    "d128 16k causal bwd": 380,
+    "d256 16k causal fwd": 480,
+    "d256 16k causal bwd": 260,
+}
+CANDIDATES = {  # by kernel and headdim; the first has no tensor maps, but for fused
+    "fwd d64": """128x64x4x3 64x128x4x3-tr 64x128x4x3-t 64x128x4x2-tr 64x64x4x4-tra 64x64x4x3-tra 128x128x8x2-tr
+        128x64x4x3-tr""",
+    "fwd d128": """128x64x8x3 64x64x4x3-tra 64x64x4x2-tra 64x64x4x2-ta 64x64x4x3-ta 128x64x8x3-tra 64x64x4x3-tr
+        128x128x8x2-t""",
+    "fwd d256": "128x64x8x2 128x32x8x3-tra 128x32x8x3-ta 128x32x8x2-tra 128x64x8x2-t 128x64x8x2-tr 64x32x4x3-tra",
+    "dkdv d64": """64x128x8x3 64x64x4x3-t 64x64x4x2-t 64x64x4x3-t-max168 64x64x4x3-tr 64x64x4x3-ta 64x128x8x3-t
+        64x128x8x2-tr 32x128x4x3-t 128x64x4x2-t 128x128x8x2-t""",
+    "dkdv d128": """64x128x8x3 64x64x4x2-t 64x64x4x2-ta 64x128x8x3-t 64x128x8x2-t 64x128x8x3-ta 64x128x8x2-ta
+        64x64x4x3-t""",
+    "dkdv d256": "32x64x8x3 32x64x8x3-t 32x64x8x2-t 64x64x8x2-t 64x64x8x2-ta 32x64x8x3-ta 32x64x8x4-t",
+    "dq d64": """128x64x8x3 64x64x4x3-t 64x64x4x3-t-max128 64x64x4x3-tr 64x128x4x2-tr 64x128x4x3-t 128x64x4x3-t
+        128x64x8x3-t 128x128x8x2-t 64x64x4x3-ta""",
+    "dq d128": """128x64x8x3 64x64x4x2-t 64x64x4x2-ta 64x64x4x2-tr 64x64x4x3-tra 64x64x4x3-tr 128x64x8x2-t
+        128x64x8x3-tr 128x64x8x3-t""",
+    "dq d256": "128x32x8x2 128x32x8x2-t 128x32x8x2-ta 64x64x8x2-t 64x32x4x2-t 64x64x8x2-ta 64x32x4x3-t",
+    "fused d64": "64x64x4x2 128x128x8x2 64x128x8x2 128x64x4x2 64x64x4x3 64x128x8x3",
+    "fused d128": "64x128x8x2 64x128x8x3",
+}
+KERNELS = {"fwd": ("fwd",), "bwd": ("dkdv", "dq"), "fused": ("fused",)}  # of --kernel
+LIMIT, LIMIT_FUSED = 150.0, 90.0  # seconds for an answer, after which its process is killed
+EVERY = 10.0  # seconds between two signs of life
+NOT_TRIED = {"failed": "not tried, as one before it hung"}
+
+Found = dict[str, Any]  # a candidate or two, and the answer to it: see tune_candidate.py
+
+
+class Asker:
+    """A process that tries candidates. Where it crashed or was too slow, the next question goes to a new one."""
+
+    def __init__(self, dry: bool) -> None:
+        self.dry = dry
+        self._program = (str(Path(__file__).with_name("tune_candidate.py")), *(["--dry"] if dry else []))
+        self._variables = {"TRITON_INTERPRET": str(int(dry)), "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+        self._worker: WorkerProcess | None = None
+        self.hung: list[dict[str, str]] = []  # blocks that gave no answer
+
+    def __enter__(self) -> Asker:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._worker is not None:
+            self._worker.kill()
+        self._worker = None
+
+    def ask(self, question: dict[str, Any], limit: float) -> Found:
+        """The answer; a crash or a hang is one too."""
+        worker = self._worker = self._worker or WorkerProcess(variables=self._variables, program=self._program)
+        try:
+            answer = worker.ask(question, limit)
+        except WorkerHung:
+            self.hung.append(question.get("blocks", {}))
+            answer = {"failed": f"no answer within {limit:g} s", "hung": True, "ends": True}
+        except WorkerDied as died:
+            said = (worker.stderr_tail() or "").splitlines()[-1:]
+            answer = {"failed": ": ".join([str(died), *said])[:160], "ends": True}
+        if answer.pop("ends", False):
+            self.__exit__()
+        return answer
+
+
+def ask_all(questions: list[dict[str, Any]], jobs: int, limit: float, dry: bool) -> Iterator[Found]:
+    """The answers in the order of the questions, by `jobs` processes."""
+    idle: queue.SimpleQueue[Asker] = queue.SimpleQueue()
+
+    def one(question: dict[str, Any]) -> Found:
+        asker = idle.get()
+        try:
+            return asker.ask(question, limit)
+        finally:
+            idle.put(asker)
+
+    jobs = max(1, min(jobs, len(questions)))
+    with ThreadPoolExecutor(jobs) as pool, ExitStack() as stack:
+        for _ in range(jobs):
+            idle.put(stack.enter_context(Asker(dry)))
+        stack.callback(pool.shutdown, wait=False, cancel_futures=True)  # at Ctrl-C, before the processes are killed
+        yield from pool.map(one, questions)
+
+
+def check(found: list[Found], jobs: int, limit: float, dry: bool) -> None:
+    """Adds to each candidate what its results on odd lengths are worth."""
+    began = said = time.monotonic()
+    questions = [{"row": f["row"], "blocks": f["blocks"], "check": True} for f in found]
+    for n, (f, answer) in enumerate(zip(found, ask_all(questions, jobs, limit, dry), strict=True), 1):
+        f |= answer
+        if time.monotonic() - said > EVERY:
+            said = time.monotonic()
+            print(f"compiled and checked {n} of {len(found)}, {said - began:.0f} s", flush=True)
+
+
+def measure(found: list[Found], asker: Asker, limit: float) -> None:
+    """Adds to each right candidate of a row what it is worth there; and the best dk/dv and the best dq together."""
+
+    def add(f: Found) -> None:
+        if right(f):
+            hung = any(other.keys() == f["blocks"].keys() for other in asker.hung)
+            f |= NOT_TRIED if hung else asker.ask({"row": f["row"], "blocks": f["blocks"], "check": False}, limit)
+
+    for f in found:
+        add(f)
+    dkdv, dq = (fastest(found, kernel) for kernel in KERNELS["bwd"])
+    if dkdv and dq:
+        found.append({**dkdv, "blocks": dkdv["blocks"] | dq["blocks"], "table": dkdv["table"] and dq["table"]})
+        add(found[-1])
+
+
+def tune(rows: list[str], kinds: list[str], table: dict[str, str | None], jobs: int, asker: Asker) -> list[Found]:
+    """Every candidate of these rows, and what it is worth; `asker` does the timing. Prints a table a row."""
+    found: list[Found] = [
+        {"row": row, "blocks": {kernel: text}, "table": table.get(key) == text}
+        for row in rows
+        for kind in kinds
+        if (kind == "fwd") == row.endswith("fwd")
+        for kernel in KERNELS[kind]
+        for key in [f"{kernel} {row.split()[0]}"]
+        for text in CANDIDATES.get(key, "").split()
+    ]
+    limit, alone = (LIMIT_FUSED, 1) if kinds == ["fused"] else (LIMIT, 0)
+    check(found[:alone], 1, limit, asker.dry)
+    if any("hung" in f for f in found):
+        for f in found[alone:]:
+            f |= NOT_TRIED
+    check([f for f in found[alone:] if right(f)], jobs, limit, asker.dry)
+    measured = []
+    for row in rows:
+        if mine := [f for f in found if f["row"] == row]:
+            print(f"{row}: {ROWS[row]} TFLOP/s to reach; {len(mine)} candidates", flush=True)
+            measure(mine, asker, limit)
+            print(*lines_of(mine), sep="\n", flush=True)
+            measured += mine
+    return measured
+
+
+def right(f: Found) -> bool:
+    return "failed" not in f and "wrong" not in f
+
+
+def fastest(found: list[Found], *kernels: str) -> Found | None:
+    """Of the right ones that are exactly these kernels."""
+    return min((f for f in found if right(f) and tuple(f["blocks"]) == kernels), key=seconds, default=None)
+
+
+def seconds(f: Found) -> float:
+    """For sorting; what has none comes last."""
+    return float(f["seconds"]) if right(f) else float("inf")
+
+
+def names(f: Found) -> str:
+    return ", ".join(f"{kernel} {text}" for kernel, text in f["blocks"].items())
+
+
+def lines_of(found: list[Found]) -> list[str]:
+    """A row's candidates, kernel by kernel, the fastest first, wrong and failed ones last."""
+    lines = []
+    for kernels in dict.fromkeys(tuple(f["blocks"]) for f in found):
+        for f in sorted((f for f in found if tuple(f["blocks"]) == kernels), key=seconds):
+            said = f"WRONG: {f['wrong']}" if "wrong" in f else f"FAILED: {f['failed']}" if "failed" in f else ""
+            said = said or f"{f['seconds'] * 1e3:8.3f} ms {f['rate'] / 1e12:6.0f} TFLOP/s"
+            lines.append(f"   {names(f):28} {said}{'  table' if f['table'] else ''}")
+    return lines
+
+
+def summary(rows: list[str], kinds: list[str], found: list[Found]) -> tuple[list[str], bool]:
+    """A line for each row and kind, and whether all is well."""
+    lines, well = [], all(right(f) for f in found if f["table"])
+    for row, kind in ((row, kind) for row in rows for kind in kinds):
+        mine = [f for f in found if f["row"] == row and set(f["blocks"]) <= set(KERNELS[kind])]
+        best = fastest(mine, *KERNELS[kind])
+        if best is not None:
+            rate, target = best["rate"] / 1e12, ROWS[row]
+            reached = "reached" if rate >= target else f"{rate / target - 1:.0%}"
+            lines.append(f"{row:20} {kind:5} {rate:4.0f} of {target} {reached:8} {names(best)}")
+        elif mine:
+            lines.append(f"{row:20} {kind:5} no figure")
+            well = False
+    return lines, well
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", nargs="+", default=[], metavar="WORD", help="rows whose name has all of these")
+    parser.add_argument("--kernel", nargs="+", choices=KERNELS, default=list(KERNELS), help="default: all")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes that compile; default: cores")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="all figures as JSON, in seconds and FLOP/s")
+    parser.add_argument("--dry", action="store_true", help="tiny, on a CPU; its speeds mean nothing")
+    options = parser.parse_args(arguments)
+    began, dry = time.monotonic(), options.dry
+    rows = [row for row in ROWS if set(options.only) <= set(row.split())]
+    if not rows:
+        parser.error(f"no row has all of {', '.join(options.only)}; rows are: {', '.join(ROWS)}")
+    kinds = [kind for kind in KERNELS if kind in options.kernel and not (dry and kind == "fused")]  # not interpreted
+    found: list[Found] = []
+    with Asker(dry) as asker, Asker(dry) as another:
+        machine = asker.ask({"candidates": {key: texts.split() for key, texts in CANDIDATES.items()}}, LIMIT)
+        if "failed" in machine:
+            print(f"cannot start: {machine['failed']}; --dry tries this script on a CPU", file=sys.stderr)
+            return 2
+        print(f"{machine['device']}, torch {machine['torch']}, Triton {machine['triton']}", flush=True)
+        for stage, by in (([k for k in kinds if k != "fused"], asker), ([k for k in kinds if k == "fused"], another)):
+            found += tune(rows, stage, machine["table"], options.jobs, by)
+            if options.out:
+                said = {**machine, "dry": dry, "targets": ROWS, "found": found}
+                options.out.write_text(json.dumps(said, indent=1), encoding="utf-8")
+    lines, well = summary(rows, kinds, found)
+    print(f"summary, after {time.monotonic() - began:.0f} s", *lines, sep="\n")
+    return 0 if well else 1
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:
+        sys.exit(130)
