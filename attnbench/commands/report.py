@@ -69,6 +69,8 @@ def report(
     """
     one_of("--format", format, FORMATS)
     convention = _convention(flops_convention)
+    if format != "table" and (html or png or svg):
+        raise UserError(f"--format {format}: --html, --png and --svg write nothing else; leave one of them out")
     names = [name for text in metric or ["tflops"] for name in text.split(",")]
     from attnbench.metrics import METRICS
 

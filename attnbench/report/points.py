@@ -76,7 +76,9 @@ class Points:
 
 
 def points(cells: Sequence[Cell], convention: Convention = "exact") -> Points:
-    """The rows of all cells, panel by panel."""
+    """The rows of the cells, panel by panel. As in tables, a backend that was skipped throughout has no place."""
+    tried = {c.backend for c in cells if c.status != "skipped"}
+    cells = [c for c in cells if c.backend in tried] or cells
     eager = {(c.device, c.case): interval(c) for c in cells if c.backend == "eager"}
     varying = [name for name, title in _TITLES.items() if len({title(c) for c in cells}) > 1]
     shown = [name for name in _TITLES if name in varying or name in ("headdim", "mask", "pass")]

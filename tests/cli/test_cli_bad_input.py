@@ -151,6 +151,7 @@ BAD_REPORTS = {
     "run.jsonl --metric=latency,nix": "--metric: unknown 'nix'; known: ",
     "run.jsonl --by=bakend": "--by: unknown 'bakend'; did you mean \"backend\"?",
     "run.jsonl --by=nix --format=csv": "--by: unknown 'nix'",
+    "run.jsonl --format=csv --html=page.html": "--format csv: --html, --png and --svg write nothing else",
     "run.jsonl --flops-convention=half": "--flops-convention: unknown 'half'; known: exact, fa",
 }
 

@@ -255,7 +255,15 @@ def test_names_tell_all_cells_apart() -> None:
 
 @pytest.mark.parametrize(
     ("change", "said"),
-    [(0.0297, "+2.97%"), (0.03, "+3.00%"), (-0.5, "-50.0%"), (0.0, "+0%"), (9.0, "+900%"), (1e-9, "+0%")],
+    [
+        (0.0297, "+2.97%"),
+        (0.03, "+3.00%"),
+        (-0.5, "-50.0%"),
+        (0.0, "+0%"),
+        (9.0, "+900%"),
+        (1e-9, "+0%"),
+        (-1e-9, "+0%"),
+    ],
 )
 def test_changes_have_three_digits(change: float, said: str) -> None:
     assert signed(change) == said

@@ -250,6 +250,17 @@ def test_a_png_is_one(tmp_path: Path) -> None:
     assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_a_backend_that_was_skipped_throughout_has_no_cross_and_no_box() -> None:
+    absent = [ended(case(s), "fa3", "skipped", "not installed") for s in (1024, 2048)]
+    records = [*absent, ok(case(), "triton", 400), ended(case(2048), "triton", "skipped", "no room")]
+    found = points.points(cells([run(records)]))
+    assert found.backends == ("triton",)
+    assert [(row["backend"], row["status"]) for row in found.cells] == [("triton", "ok"), ("triton", "skip")]
+    text = html.page([run(records)], [Path("a.jsonl")])
+    assert "<strong>skip</strong> fa3 (all): not installed" in text, "the reason stays"
+    assert points.points(cells([run(absent)])).backends == ("fa3",)
+
+
 def test_a_run_without_a_record_has_nothing_to_draw(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="nothing to draw: no cell has a record"):
         draw.save(tmp_path / "a.svg", "svg", [run([])], "speedup")
