@@ -13,11 +13,12 @@ from typing import Protocol
 
 from attnbench import plan as planning
 from attnbench import store
+from attnbench.axes import Axes
 from attnbench.choose import choose, device_name, interpreters, is_own
 from attnbench.errors import EXIT_INTERRUPTED, EXIT_NOTHING_MEASURED, EXIT_TERMINATED, Terminated, UserError
 from attnbench.execute import Fleet, TimeLimit, ends_well, execute
 from attnbench.sizes import parse_duration
-from attnbench.suite import Axes, Resolved, Settings, Suite, load, resolve
+from attnbench.suite import Resolved, Settings, Suite, load, resolve
 from attnbench.types import DTYPES, Job, Record, Run
 
 MAX_ROUNDS = 1000

@@ -26,7 +26,6 @@ on_cpu: {tokens: 2k}        # replaces what stands above where there is no GPU
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import math
 import os
 from collections.abc import Mapping, Sequence
@@ -35,23 +34,13 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import yaml
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ValidationError
 
+from attnbench.axes import STRICT, Axes, Item, Text, expand, matches, overlay
 from attnbench.errors import UserError, did_you_mean
-from attnbench.sizes import (
-    Window,
-    parse_duration,
-    parse_headdims,
-    parse_numbers,
-    parse_size,
-    parse_sizes,
-    parse_windows,
-    short,
-)
-from attnbench.types import DIRECTIONS, DTYPES, INSTRUMENTS, Case, Policy, Shape
+from attnbench.sizes import parse_duration, short
+from attnbench.types import INSTRUMENTS, Case, Policy
 
-Item = str | int
-MAX_CASES = 10_000
 GPU_ONLY = ("timer", "cross_check", "sustained_s", "isolate_power")  # of a policy
 CHOICES: Mapping[str, Sequence[str]] = {
     "timer": INSTRUMENTS,
@@ -59,42 +48,13 @@ CHOICES: Mapping[str, Sequence[str]] = {
     "caches": ("kept", "fresh"),
 }  # of a policy
 SUITES = (Path(__file__).parent / "suites", Path(__file__).parent.parent / "suites")  # in a wheel, in a checkout
-
-
-def _listed(value: Any) -> Any:
-    """A scalar or a list, as one comma-separated text: what the command line gives anyway."""
-    if isinstance(value, bool):
-        return value
-    return ",".join(str(v) for v in value) if isinstance(value, list) else value
-
-
 Names = Annotated[list[str], BeforeValidator(lambda v: v.split(",") if isinstance(v, str) else v)]
-Text = Annotated[str, BeforeValidator(lambda v: str(_listed(v)))]
 
 
-class _Model(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True)
-
-
-class Axes(_Model):
-    """Values per axis as people write them; None where an axis is not given."""
-
-    seqlen: Text | None = None
-    seqlen_q: Text | None = None
-    headdim: Text | None = None
-    dtype: Text | None = None
-    causal: bool | list[bool] | None = None
-    direction: Text | None = Field(default=None, alias="pass")
-    batch: Text | None = None
-    nheads: Text | None = None
-    nheads_k: Text | None = None
-    window: Text | None = None
-    softcap: Text | None = None
-    dropout: Text | None = None
-
-
-class Settings(_Model):
+class Settings(BaseModel):
     """All of a suite that options and `on_cpu` may replace."""
+
+    model_config = STRICT
 
     axes: Axes = Axes()
     tokens: Item | None = None
@@ -163,7 +123,8 @@ def parse(data: Mapping[str, Any], where: str) -> Suite:
         _policy(suite.on_cpu.policy)
         for axes in (suite.axes, suite.on_cpu.axes, *suite.cases, *suite.exclude):
             if axes != Axes():
-                _expand(axes.model_copy(update={"seqlen": axes.seqlen or "1", "nheads_k": None}), suite)
+                whole = axes.model_copy(update={"seqlen": axes.seqlen or "1", "nheads_k": None})
+                expand(whole, suite.tokens, suite.hidden)
     except UserError as error:
         raise UserError(f"{where}: {error}") from None
     return suite
@@ -190,12 +151,12 @@ def resolve(suite: Suite, kind: str, given: Settings | None = None) -> Resolved:
     layers.append(given)
     merged = _merge(layers)
     blocks = [merged.axes]
-    blocks += [_overlay(_overlay(merged.axes, case), given.axes) for case in suite.cases]
+    blocks += [overlay(overlay(merged.axes, case), given.axes) for case in suite.cases]
     if suite.cases and suite.axes == Axes():
         blocks = blocks[1:]
     cases: dict[Case, None] = {}
     for block in blocks:
-        cases.update(dict.fromkeys(_expand(block, merged)))
+        cases.update(dict.fromkeys(expand(block, merged.tokens, merged.hidden)))
     kept = tuple(c for c in cases if not any(matches(e, c) for e in suite.exclude))
     if not kept:
         raise UserError("nothing to measure: no case is left; give --seqlen, or loosen the suite's exclude")
@@ -217,7 +178,7 @@ def _merge(layers: Sequence[Settings]) -> Settings:
     merged = Settings()
     for layer in layers:
         said = {n: getattr(layer, n) for n in Settings.model_fields if getattr(layer, n) not in (None, {}, Axes())}
-        axes = _overlay(merged.axes, layer.axes)
+        axes = overlay(merged.axes, layer.axes)
         for axis, rule in (("batch", "tokens"), ("nheads", "hidden")):  # each pair says one thing; the last layer wins
             if getattr(layer.axes, axis) and not getattr(layer, rule):
                 said[rule] = None
@@ -226,10 +187,6 @@ def _merge(layers: Sequence[Settings]) -> Settings:
         said["policy"] = {**merged.policy, **layer.policy}
         merged = merged.model_copy(update={**said, "axes": axes})
     return merged
-
-
-def _overlay(below: Axes, above: Axes) -> Axes:
-    return below.model_copy(update={n: v for n in Axes.model_fields if (v := getattr(above, n)) is not None})
 
 
 def _shrunk(on_cpu: Settings, given: Settings) -> tuple[str, ...]:
@@ -246,80 +203,6 @@ def _shrunk(on_cpu: Settings, given: Settings) -> tuple[str, ...]:
         if not getattr(given.axes, {"tokens": "batch", "hidden": "nheads"}.get(name, ""), None)
     ]
     return (f"on a CPU: defaults shrunk to {', '.join(changed)}",) if changed else ()
-
-
-def _expand(axes: Axes, settings: Settings) -> list[Case]:
-    if axes.seqlen is None:
-        raise UserError("axes: seqlen is missing")
-    seqlens = parse_sizes(axes.seqlen, "seqlen")
-    seqlens_q = parse_sizes(axes.seqlen_q, "seqlen-q") if axes.seqlen_q else (None,)
-    headdims = parse_headdims(axes.headdim or "128")
-    dtypes = _words(axes.dtype or "bf16", DTYPES, "dtype")
-    directions = _words(axes.direction or "fwd", DIRECTIONS, "pass")
-    causal = axes.causal if isinstance(axes.causal, list) else [bool(axes.causal)]
-    batches = parse_sizes(axes.batch, "batch") if axes.batch else (None,)
-    nheads = parse_sizes(axes.nheads, "nheads") if axes.nheads else (None,)
-    nheads_k = parse_sizes(axes.nheads_k, "nheads-k") if axes.nheads_k else (None,)
-    windows = parse_windows(axes.window) if axes.window else (None,)
-    softcaps = parse_numbers(axes.softcap, "softcap") if axes.softcap else (0.0,)
-    dropouts = parse_numbers(axes.dropout, "dropout", below=1) if axes.dropout else (0.0,)
-    tokens = parse_size(str(settings.tokens), "tokens") if settings.tokens is not None else None
-    hidden = parse_size(str(settings.hidden), "hidden") if settings.hidden is not None else None
-    masks = list(dict.fromkeys((mask, window_size(window, mask)) for mask in causal for window in windows))
-    options = list(itertools.product(masks, softcaps, dropouts))
-    count = math.prod(map(len, (dtypes, headdims, options, directions, nheads, nheads_k, seqlens, seqlens_q, batches)))
-    if count > MAX_CASES:
-        raise UserError(f"that is {count} cases, more than the {MAX_CASES} that a run may have; give fewer sizes")
-    cases = []
-    for dtype, (d, dv), ((mask, window), softcap, dropout_p), direction, n, nk, sk, sq, b in itertools.product(
-        dtypes, headdims, options, directions, nheads, nheads_k, seqlens, seqlens_q, batches
-    ):
-        heads = n or max(1, (hidden or 2048) // d)
-        heads_k = nk or heads
-        if heads % heads_k:
-            raise UserError(
-                f"nheads-k: {heads} query heads (headdim {d}) are not a multiple of {heads_k} key heads; "
-                "choose a divisor, or give --nheads too"
-            )
-        shape = Shape(b or max(1, (tokens or 16384) // sk), sq or sk, sk, heads, heads_k, d, dv)
-        cases.append(Case(shape, dtype, direction, mask, window, softcap, dropout_p))  # type: ignore[arg-type]
-    return cases
-
-
-def window_size(window: Window | None, causal: bool) -> Window:
-    """One way to say each mask: under a causal one the right side is 0, and no left side is no window."""
-    left, right = window or (None, None)
-    if causal:
-        return (left, 0) if left is not None else (None, None)
-    return (left, right)
-
-
-def matches(axes: Axes, case: Case) -> bool:
-    """Whether a case has one of the values of every axis given."""
-    s = case.shape
-    values: list[tuple[Any, Any]] = [
-        (axes.seqlen and parse_sizes(axes.seqlen), s.seqlen_k),
-        (axes.seqlen_q and parse_sizes(axes.seqlen_q), s.seqlen_q),
-        (axes.headdim and parse_headdims(axes.headdim), (s.headdim, s.headdim_v)),
-        (axes.dtype and _words(axes.dtype, DTYPES, "dtype"), case.dtype),
-        (axes.direction and _words(axes.direction, DIRECTIONS, "pass"), case.direction),
-        (axes.batch and parse_sizes(axes.batch), s.batch),
-        (axes.nheads and parse_sizes(axes.nheads), s.nheads),
-        (axes.nheads_k and parse_sizes(axes.nheads_k), s.nheads_k),
-        (axes.window and [window_size(w, case.causal) for w in parse_windows(axes.window)], case.window_size),
-        (axes.softcap and parse_numbers(axes.softcap, "softcap"), case.softcap),
-        (axes.dropout and parse_numbers(axes.dropout, "dropout"), case.dropout_p),
-        (axes.causal if isinstance(axes.causal, list) else axes.causal is not None and [axes.causal], case.causal),
-    ]
-    return all(value in allowed for allowed, value in values if allowed)
-
-
-def _words(text: str, known: Sequence[str], what: str) -> tuple[str, ...]:
-    found = tuple(dict.fromkeys(w.strip() for w in text.split(",")))
-    for word in found:
-        if word not in known:
-            raise UserError(f"{what}: unknown {what} {word!r}{did_you_mean(word, known)}")
-    return found
 
 
 def _policy(said: Mapping[str, Any]) -> Policy:

@@ -1,33 +1,31 @@
-"""The turns of an A/B: from what a person asked for to two finished run files and their judgement."""
+"""An A/B, from what a person asked for to two finished run files and their judgement."""
 
 from __future__ import annotations
 
 import re
 import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Protocol
 
 from attnbench import plan as planning
 from attnbench import store
-from attnbench.ab.schedule import START, Key, affordable, order, to_look, unsettled
+from attnbench.ab.schedule import START, unsettled
 from attnbench.ab.sides import Side, is_code, sides
+from attnbench.ab.turns import LABELS, Half, Turns, Watcher
 from attnbench.choose import device_name, is_own
-from attnbench.errors import EXIT_INTERRUPTED, EXIT_TERMINATED, Terminated, UserError
-from attnbench.execute import Fleet, ends_well, execute, skipped
+from attnbench.errors import EXIT_INTERRUPTED, EXIT_TERMINATED, UserError
+from attnbench.execute import Fleet, ends_well
 from attnbench.gate import gate
 from attnbench.gate.looks import LOOKS
 from attnbench.gate.readings import CYCLES
-from attnbench.report.words import count
+from attnbench.report.cells import Key
 from attnbench.run import check_out, default_path, previews
 from attnbench.sizes import duration
 from attnbench.suite import Resolved, Settings, load, resolve
-from attnbench.types import Environment, Job, Record, Run
-
-LABELS = ("A", "B")
+from attnbench.types import Environment, Job, Run
 
 
 @dataclass(frozen=True)
@@ -53,43 +51,6 @@ class Outcome:
     judgement: gate.Judgement | None
     paths: tuple[Path, ...] = ()
     exit_code: int = 0
-
-
-class Watcher(Protocol):
-    """Who is told while it goes on; report/gate/live.py shows it to a person."""
-
-    def say(self, text: str) -> None: ...
-
-    def begun(self, a: Run, b: Run, cells: int, paths: Sequence[Path], notes: Sequence[str]) -> None: ...
-
-    def turn(self, number: int, side: str, jobs: int, open_cells: int, left: float) -> None:
-        """A turn begins: `left` seconds of the limit."""
-
-    def started(self, job: Job) -> None: ...
-
-    def ended(self, job: Job, record: Record) -> None: ...
-
-    def looked(self, pairs: int, settled: int, open_cells: int) -> None: ...
-
-
-@dataclass
-class _Half:
-    """One side while it is measured."""
-
-    run: Run  # without its records
-    fleet: Fleet
-    rounds: Mapping[int, Sequence[Job]]
-    file: store.RunFile
-    records: list[Record] = field(default_factory=list)
-
-    def add(self, record: Record) -> Record:
-        record = replace(record, version=self.run.versions.get(record.backend))
-        self.file.append(record)
-        self.records.append(record)
-        return record
-
-    def so_far(self) -> Run:
-        return replace(self.run, records=tuple(self.records))
 
 
 def ab(request: Request, watcher: Watcher, clock: Callable[[], float] = time.monotonic) -> Outcome:
@@ -132,9 +93,9 @@ def ab(request: Request, watcher: Watcher, clock: Callable[[], float] = time.mon
             rounds: dict[int, list[Job]] = {}
             for job in plan:
                 rounds.setdefault(job.round, []).append(job)
-            halves.append(_Half(run, fleet, rounds, store.RunFile.create(path, run)))
+            halves.append(Half(run, fleet, rounds, store.RunFile.create(path, run)))
         watcher.begun(*runs, len(keys), paths, resolved.notes)
-        turns = _Turns(halves, request, watcher, deadline, clock)
+        turns = Turns(halves, request.gate, watcher, request.time_limit, deadline, clock)
         try:
             turns.measure(keys)
         finally:
@@ -149,116 +110,6 @@ def ab(request: Request, watcher: Watcher, clock: Callable[[], float] = time.mon
         raise
     judgement = replace(judgement, notes=(*judgement.notes, *turns.notes(len(unsettled(judgement)))))
     return Outcome(judgement, paths, EXIT_TERMINATED if turns.ended == "terminated" else judgement.exit_code)
-
-
-class _Turns:
-    """Pairs of turns until nothing is open, or the time is up, or a person ends it."""
-
-    def __init__(
-        self, halves: Sequence[_Half], request: Request, watcher: Watcher, deadline: float, clock: Callable[[], float]
-    ) -> None:
-        self._halves = halves
-        self._request = request
-        self._watcher = watcher
-        self._deadline = deadline
-        self._clock = clock
-        self._start = START[halves[0].run.environment.device.kind]
-        self._late: set[Key] = set()  # cells that the time did not allow any more
-        self.pairs = 0  # complete ones
-        self.ended = ""  # "time", "looks", "interrupted", "terminated", or "" where all is settled
-
-    def measure(self, keys: Mapping[Key, float]) -> None:
-        """`keys` are the cells with the seconds that both sides may take for them, as forecast."""
-        try:
-            self._measure(dict(keys))
-        except KeyboardInterrupt:
-            self.ended = "interrupted"
-        except Terminated:
-            self.ended = "terminated"
-
-    def _measure(self, costs: dict[Key, float]) -> None:
-        self._skip_what_neither_runs(costs)
-        for pair in range(LOOKS[-1]):
-            left = self._deadline - self._clock()
-            # Before anything was measured the forecast may be off by two, and what it drops stays out.
-            ahead = to_look(pair) if pair else LOOKS[0] // 2
-            kept = affordable(costs, self._start, ahead, left)
-            self._leave_out(pair, set(costs) - kept)
-            costs = {key: cost for key, cost in costs.items() if key in kept}
-            if not costs:
-                self.ended = "time"
-                return
-            costs = self._pair(pair, costs)
-            self.pairs = pair + 1
-            if not pair or self.pairs in LOOKS:
-                judgement = self.judged()
-                if pair:  # after the first pair it only raises what is wrong with the metrics
-                    still = unsettled(judgement)
-                    going = {key: cost for key, cost in costs.items() if key in still}
-                    self._watcher.looked(self.pairs, len(costs) - len(going), len(going))
-                    costs = going
-            if not costs:
-                self.ended = "time" if self._late else ""
-                return
-        self.ended = "looks"
-
-    def _pair(self, pair: int, costs: Mapping[Key, float]) -> dict[Key, float]:
-        """The cells that work on both sides, with the seconds that they took."""
-        taken = dict.fromkeys(costs, 0.0)
-        broken: set[Key] = set()
-        for turn, which in enumerate(order(pair)):
-            half, began, measuring = self._halves[which], self._clock(), 0.0
-            jobs = [j for j in half.rounds[pair] if (j.case, j.backend) in costs]
-            self._watcher.turn(2 * pair + turn + 1, LABELS[which], len(jobs), len(costs), self._deadline - began)
-            for job, record in execute(jobs, half.fleet, half.run.policy, half.run.environment.device):
-                if record is None:
-                    self._watcher.started(job)
-                    continue
-                record = half.add(record)
-                self._watcher.ended(job, record)
-                key, seconds = (job.case, job.backend), record.seconds or 0.0
-                measuring += seconds
-                taken[key] += seconds
-                if record.status != "ok":
-                    broken.add(key)
-            half.fleet.close()
-            spent = max(0.0, self._clock() - began - measuring)
-            self._start = max(self._start, spent) if turn else spent  # the slower of the pair
-        return {key: seconds for key, seconds in taken.items() if key not in broken}
-
-    def judged(self) -> gate.Judgement:
-        a, b = self._halves
-        return gate.judge(a.so_far(), b.so_far(), self._request.gate)
-
-    def _skip_what_neither_runs(self, costs: Mapping[Key, float]) -> None:
-        """Their reasons belong into the files."""
-        for half in self._halves:
-            for job in half.rounds[0]:
-                if (job.case, job.backend) not in costs:
-                    half.add(skipped(job))
-
-    def _leave_out(self, pair: int, late: set[Key]) -> None:
-        self._late |= late
-        reason = f"no room for it within the time limit of {duration(self._request.time_limit)} (--time-limit)"
-        for half in self._halves if not pair else ():
-            for job in half.rounds[0]:
-                if (job.case, job.backend) in late:
-                    half.add(skipped(job if job.skip else replace(job, skip=reason, resumable=True)))
-
-    def notes(self, open_cells: int) -> list[str]:
-        """How it ended, where not by itself."""
-        left = f"{count(open_cells, 'cell')} not settled" if open_cells else "all that was measured is settled"
-        said = {
-            "time": f"The time limit of {duration(self._request.time_limit)} was up after "
-            f"{count(self.pairs, 'pair')} of turns: {left}.",
-            "looks": f"{LOOKS[-1]} pairs of turns are the most: {left}.",
-            "interrupted": f"Interrupted after {count(self.pairs, 'whole pair')} of turns: {left}.",
-            "terminated": f"Terminated after {count(self.pairs, 'whole pair')} of turns: {left}.",
-        }
-        lines = [said[self.ended]] if self.ended else []
-        if self._late:
-            lines.append(f"{count(len(self._late), 'cell')} left out for want of time; give a longer --time-limit.")
-        return lines
 
 
 def _check_files(out: Path | None) -> None:

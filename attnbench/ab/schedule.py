@@ -7,9 +7,7 @@ from collections.abc import Mapping
 from attnbench.gate.gate import Judgement
 from attnbench.gate.looks import LOOKS
 from attnbench.gate.margins import RULES
-from attnbench.types import Case
-
-Key = tuple[Case, str]  # a cell: its case and backend
+from attnbench.report.cells import Key
 
 START = {"cuda": 10.0, "cpu": 3.0, "fake": 0.2}  # seconds until the workers of a turn are ready, until one has told
 

@@ -23,13 +23,9 @@ class Side:
 
 
 def sides(
-    a: str,
-    b: str,
-    patterns: Sequence[str],
-    pythons: Sequence[str] = (),
-    suite: Mapping[str, str] | None = None,
+    a: str, b: str, patterns: Sequence[str], pythons: Sequence[str] = (), suite: Mapping[str, str] | None = None
 ) -> tuple[Side, Side]:
-    """`patterns` are the backends of two interpreters, `suite` the interpreters that a suite gives to code.
+    """`patterns` are the backends of two interpreters, `suite` the interpreters that a suite names for code.
 
     Raises UserError for what a person can mend.
     """
@@ -59,8 +55,8 @@ def is_code(a: str, b: str) -> bool:
 
 def _codes(a: str, b: str, pythons: Sequence[str], suite: Mapping[str, str] | None) -> tuple[Side, Side]:
     chosen = [next(iter(choose([text]).items())) for text in (a, b)]
-    own = interpreters(pythons, [name for name, _ in chosen], suite)
     names = [name for name, _ in chosen]
+    own = interpreters(pythons, names, suite)
     called = names[0] if names[0] == names[1] else f"{names[0]}-vs-{names[1]}"
     made = []
     for option, text, (name, spec) in zip(("--a", "--b"), (a, b), chosen, strict=True):

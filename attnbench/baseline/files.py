@@ -8,12 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from attnbench import store
+from attnbench.baseline import FOLDER, MAIN
 from attnbench.baseline.reduced import reduced
 from attnbench.errors import UserError, did_you_mean
 from attnbench.types import Run
-
-FOLDER = Path("baselines")
-MAIN = "main"
 
 
 @dataclass(frozen=True)

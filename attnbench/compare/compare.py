@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING
 
 from attnbench.compare import differences, figures, join, longest, prices, ratios
 from attnbench.compare.join import Best, Lack
-from attnbench.compare.machines import Key, Machine, machines, parse_names, reference
+from attnbench.compare.machines import Machine, machines, parse_names, reference
 from attnbench.compare.prices import Price
 from attnbench.compare.ratios import Ratio
 from attnbench.errors import UserError
+from attnbench.report.cells import Key
 from attnbench.types import Case, Run
 
 if TYPE_CHECKING:

@@ -13,9 +13,10 @@ from dataclasses import dataclass
 
 from attnbench import stats, work
 from attnbench.compare.join import Best
-from attnbench.compare.machines import File, Key, Machine, alike
+from attnbench.compare.machines import File, Machine, alike
 from attnbench.compare.ratios import latency
 from attnbench.derive import values
+from attnbench.report.cells import Key
 from attnbench.types import Case
 
 

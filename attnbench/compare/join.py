@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from attnbench.compare.machines import Key, Machine
+from attnbench.compare.machines import Machine
 from attnbench.errors import UserError
 from attnbench.report import words
-from attnbench.report.cells import Cell
+from attnbench.report.cells import Cell, Key
 from attnbench.sizes import short
 from attnbench.types import DTYPES, Case
 

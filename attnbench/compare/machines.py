@@ -18,10 +18,8 @@ from pathlib import Path
 
 from attnbench import metrics
 from attnbench.errors import UserError, did_you_mean
-from attnbench.report.cells import Cell, cells
+from attnbench.report.cells import Cell, Key, cells
 from attnbench.types import Case, Run
-
-Key = tuple[Case, str]  # case, backend
 
 _BRANDS = re.compile(r"\(R\)|\(TM\)|\bNVIDIA\b|\bAMD\b|\bIntel\b|\bTesla\b|\bProcessor\b|\bCPU\b.*|\d+-Core\b|@.*")
 _CORES = re.compile(r"\s*\(\d+ cores\)$")

@@ -15,13 +15,14 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from attnbench import work
+from attnbench.axes import Axes, matches
 from attnbench.compare import join, ratios
-from attnbench.compare.machines import Key, Machine
+from attnbench.compare.machines import Machine
 from attnbench.compare.workload import Part, Workload
 from attnbench.errors import UserError, did_you_mean
 from attnbench.report import words
+from attnbench.report.cells import Key
 from attnbench.sizes import short
-from attnbench.suite import Axes, matches
 from attnbench.types import Case
 
 

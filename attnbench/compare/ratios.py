@@ -32,8 +32,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from attnbench import stats
-from attnbench.compare.machines import Key, Machine
+from attnbench.compare.machines import Machine
 from attnbench.derive import MIN_SAMPLES_INTERVAL, samples
+from attnbench.report.cells import Key
 
 Weights = Mapping[Key, float]
 ROUNDS, SAMPLES = "rounds", "samples"

@@ -31,9 +31,10 @@ from typing import Any, Literal
 import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
 
+from attnbench.axes import Axes, matches
 from attnbench.errors import UserError, did_you_mean
 from attnbench.report import words
-from attnbench.suite import Axes, Names, matches
+from attnbench.suite import Names
 from attnbench.types import Case, Shape
 
 EXAMPLE = "parts: [{name: prefill 8k, weight: 70%, seqlen: 8k, causal: true, pass: fwd}, ...]"

@@ -1,11 +1,12 @@
 """The `gate` command: two runs -> are they comparable -> a finding per cell and metric -> one exit code.
 
-    command.py     parse, call, write
     gate.py        two runs -> findings -> the verdict of the whole
     comparable.py  what differs between two runs that no gate may compare
     margins.py     how large a change must be to matter, per metric and cell
     decide.py      the statistics of all cells together
     moderate.py    the noise of one cell, helped by what the others say
+    readings.py    a record -> one value of each metric
+    looks.py       an A/B judged again and again; turns.py: what sets its files apart from two runs
 
 docs/gate.md has the method, its error rates as simulated, and the sources.
 """

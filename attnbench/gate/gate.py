@@ -15,7 +15,7 @@ from attnbench.gate.margins import RULES, Margins
 from attnbench.gate.readings import CYCLES, readings, signed
 from attnbench.metrics import percent
 from attnbench.report import words
-from attnbench.report.cells import Cell, cells
+from attnbench.report.cells import Cell, Key, cells
 from attnbench.types import Case, Record, Run
 
 EXIT_PASS, EXIT_REGRESSION, EXIT_INCONCLUSIVE, EXIT_NOT_COMPARABLE = 0, 1, 3, 4
@@ -114,7 +114,7 @@ def judge(baseline: Run, current: Run, request: Request) -> Judgement:
     if refused:
         return Judgement(baseline, current, request, meant=tuple(meant), refused=tuple(refused), heading=heading)
     compared = turns.whole_pairs(baseline, current) if in_turns else (baseline, current)
-    before, after = ({(c.case, c.backend): c for c in cells([run])} for run in compared)
+    before, after = ({c.key: c for c in cells([run])} for run in compared)
     if not before.keys() & after.keys():
         raise UserError(
             f"the two runs have no cell in common ({words.count(len(before), 'cell')} in the baseline, "
@@ -150,9 +150,7 @@ def differing(
     return meant, refused, idle
 
 
-def _endings(
-    before: Mapping[tuple[Case, str], Cell], after: Mapping[tuple[Case, str], Cell]
-) -> tuple[list[Finding], list[tuple[Cell, Cell]]]:
+def _endings(before: Mapping[Key, Cell], after: Mapping[Key, Cell]) -> tuple[list[Finding], list[tuple[Cell, Cell]]]:
     """What can be said of cells without a figure, and the pairs that have figures on both sides."""
     found, both = [], []
     for key, old in before.items():
@@ -293,7 +291,7 @@ def _weakness(timed: Sequence[Finding]) -> str:
     )
 
 
-def _beside(before: Mapping[tuple[Case, str], Cell], after: Mapping[tuple[Case, str], Cell]) -> list[str]:
+def _beside(before: Mapping[Key, Cell], after: Mapping[Key, Cell]) -> list[str]:
     """Cells that were not compared."""
     failing = [key for key in before if _state(before[key]) != "works" and _state(after.get(key)) == "fails"]
     new = [key for key in after if key not in before]

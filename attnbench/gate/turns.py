@@ -8,8 +8,8 @@ from dataclasses import replace
 from attnbench.gate.comparable import Difference
 from attnbench.gate.looks import LOOKS
 from attnbench.report import words
-from attnbench.report.cells import Cell
-from attnbench.types import Case, Run
+from attnbench.report.cells import Cell, Key
+from attnbench.types import Run
 
 
 def in_turns(a: Run, b: Run) -> bool:
@@ -23,9 +23,7 @@ def whole_pairs(a: Run, b: Run) -> tuple[Run, Run]:
     return first, second
 
 
-def left_out(
-    before: Mapping[tuple[Case, str], Cell], after: Mapping[tuple[Case, str], Cell]
-) -> dict[tuple[Case, str], str]:
+def left_out(before: Mapping[Key, Cell], after: Mapping[Key, Cell]) -> dict[Key, str]:
     """The cells that neither build measured for want of time: nothing is known of them, which is no pass."""
     return {
         key: cell.reason or ""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Literal
 
@@ -24,6 +24,7 @@ _WEIGHT: Mapping[Status, int] = {
 }
 assert set(_WEIGHT) == set(STATUSES)
 
+Key = tuple[Case, str]  # what names a cell among those of a device: its case and backend
 CLOCK_HELD = 0.985  # of the best clock; the rest is the gauge's and the boost's own play
 
 
@@ -39,6 +40,10 @@ class Cell:
     eager: Mapping[int, float] = field(default_factory=dict)  # round -> seconds of eager on the same case
     _values: dict[tuple[str, Convention], float | None] = field(default_factory=dict, init=False, repr=False)
     _contexts: dict[tuple[int, Convention], derive.Context] = field(default_factory=dict, init=False, repr=False)
+
+    @property
+    def key(self) -> Key:
+        return self.case, self.backend
 
     @cached_property
     def status(self) -> Status:
@@ -78,10 +83,7 @@ class Cell:
             eager = self.eager.get(record.round)
             if eager is None and self.eager:
                 eager = stats.median(list(self.eager.values()))
-            rates = self.rates
-            found = self._contexts[key] = derive.Context(
-                rates.peak, rates.clock, rates.bandwidth, rates.ceiling, rates.copy, eager, convention
-            )
+            found = self._contexts[key] = replace(self.rates, eager=eager, convention=convention)
         return found
 
     def keep(self, metric: str, value: float | None) -> None:
@@ -126,7 +128,7 @@ def cells(runs: Sequence[Run]) -> list[Cell]:
 
 def groups(runs: Sequence[Run]) -> list[tuple[str, list[Run]]]:
     """(device label, runs whose figures can stand in one table)."""
-    joined: list[tuple[list[Run], set[tuple[Case, str]]]] = []
+    joined: list[tuple[list[Run], set[Key]]] = []
     for run in runs:
         keys = {(r.case, r.backend) for r in run.records}
         for members, taken in joined:
@@ -142,7 +144,7 @@ def groups(runs: Sequence[Run]) -> list[tuple[str, list[Run]]]:
 
 def _cells_of(label: str, run: Run, eager: dict[Case, dict[int, float]]) -> Iterable[Cell]:
     latest = {(r.case, r.backend, r.round): r for r in run.records}
-    rounds: dict[tuple[Case, str], list[Record]] = {}
+    rounds: dict[Key, list[Record]] = {}
     for (case, backend, _), record in latest.items():
         rounds.setdefault((case, backend), []).append(record)
     rates = {dtype: derive.context(run, dtype) for dtype in {case.dtype for case, _ in rounds}}

@@ -6,14 +6,13 @@ empty in CSV, null in JSON.
 
 from __future__ import annotations
 
-import io
 import json
 from collections.abc import Sequence
-from csv import writer as writer_of
 from typing import TYPE_CHECKING, Any
 
 from attnbench import derive, metrics
 from attnbench.report.cells import cells as cells_of
+from attnbench.report.files import as_csv, case_fields
 from attnbench.types import Run
 from attnbench.work import Convention
 
@@ -40,15 +39,7 @@ def rows(runs: Sequence[Run], convention: Convention = "exact") -> list[dict[str
                 "round": record.round,
                 "status": record.status,
                 "reason": record.reason,
-                **vars(case.shape),
-                "dtype": case.dtype,
-                "direction": case.direction,
-                "causal": case.causal,
-                "window_left": case.window_size[0],
-                "window_right": case.window_size[1],
-                "softcap": case.softcap,
-                "dropout_p": case.dropout_p,
-                "case": case.key,
+                **case_fields(case),
                 "timer": record.timer,
                 "l2": record.l2,
                 "limits": "; ".join(record.limits),
@@ -83,9 +74,4 @@ def dataframe(runs: Sequence[Run], convention: Convention = "exact") -> pandas.D
 
 
 def csv(runs: Sequence[Run], convention: Convention = "exact") -> str:
-    found = rows(runs, convention)
-    out = io.StringIO()
-    writer = writer_of(out, lineterminator="\n")
-    writer.writerow(found[0] if found else ())
-    writer.writerows(row.values() for row in found)
-    return out.getvalue()
+    return as_csv(rows(runs, convention))

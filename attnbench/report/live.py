@@ -18,19 +18,12 @@ from attnbench.sizes import duration
 from attnbench.types import Job, Record, Run
 
 
-class Live:
-    """Watches a run on `console`; see run.Watcher. Close it before printing anything else."""
+class Line:
+    """One line that lives, of what goes on. Close it before printing anything else."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
         self._live = RichLive(console=console, transient=True, refresh_per_second=8) if console.is_terminal else None
-        self._contexts: dict[str, derive.Context] = {}
-        self._total = self._done = 0
-        self._ahead: dict[str, float] = {}  # the jobs still to come -> seconds forecast; skips of the plan are no jobs
-        self._forecast_done = self._actual_done = 0.0  # seconds
-        self._running: Job | None = None
-        self._began = 0.0
-        self._last: Record | None = None
         if self._live:
             self._live.start()
 
@@ -38,6 +31,27 @@ class Live:
         """What goes on now; gone with the next word. In a pipe it would only be noise."""
         if self._live:
             self._live.update(Text(text, style="dim"), refresh=True)
+
+    def close(self) -> None:
+        if self._live:
+            self._live.stop()
+
+    def _print(self, text: Text) -> None:
+        self._console.print(text, soft_wrap=not self._console.is_terminal, highlight=False)
+
+
+class Live(Line):
+    """Watches a run; see run.Watcher."""
+
+    def __init__(self, console: Console) -> None:
+        super().__init__(console)
+        self._contexts: dict[str, derive.Context] = {}
+        self._total = self._done = 0
+        self._ahead: dict[str, float] = {}  # the jobs still to come -> seconds forecast; skips of the plan are no jobs
+        self._forecast_done = self._actual_done = 0.0  # seconds
+        self._running: Job | None = None
+        self._began = 0.0
+        self._last: Record | None = None
 
     def planned(self, run: Run, todo: Sequence[Job], path: Path | None, notes: Sequence[str]) -> None:
         device = run.environment.device
@@ -84,10 +98,6 @@ class Live:
         elif record.status in ("wrong", "wrong-kernel", "failed", "timeout"):
             self._print(self._result(record))
 
-    def close(self) -> None:
-        if self._live:
-            self._live.stop()
-
     def __rich__(self) -> Text:
         """The living line, drawn anew several times a second."""
         line = Text().append(f"[{self._done}/{self._total}] ", style="bold")
@@ -128,9 +138,6 @@ class Live:
         used = metrics.value("roofline" if memory else "utilization", record, context)
         aside = f" {metrics.share(used)}{MEMORY if memory else ''}" if used is not None else ""
         return text.append(aside, style="dim")
-
-    def _print(self, text: Text) -> None:
-        self._console.print(text, soft_wrap=not self._console.is_terminal, highlight=False)
 
 
 def _seconds(seconds: float) -> str:

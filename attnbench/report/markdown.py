@@ -41,15 +41,16 @@ def render(
 def _table(table: Table) -> str:
     title = f"**{safe(table.title)}**" + (f" {safe(table.details)}" if table.details else "")
     lines = [
-        _row(table.corner, [safe(name) for name in table.columns]),
-        _row("---:" if table.corner == "seqlen" else ":---", ["---:"] * len(table.columns)),
+        row(table.corner, *map(safe, table.columns)),
+        row("---:" if table.corner == "seqlen" else ":---", *["---:"] * len(table.columns)),
     ]
-    lines += [_row(safe(label), [_entry(e) for e in entries]) for label, entries in table.rows]
+    lines += [row(safe(label), *map(_entry, entries)) for label, entries in table.rows]
     return f"{title}\n\n" + "\n".join(lines)
 
 
-def _row(label: str, entries: Sequence[str]) -> str:
-    return "| " + " | ".join([label, *entries]) + " |"
+def row(*entries: str) -> str:
+    """Of a table; the second says how each column is aligned."""
+    return f"| {' | '.join(entries)} |"
 
 
 def _entry(entry: Entry) -> str:

@@ -5,8 +5,6 @@ Reasons are footnotes, one number each.
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -17,7 +15,8 @@ from rich.text import Text
 
 from attnbench.errors import UserError
 from attnbench.matrix import FEATURES, LEGEND, PLAIN, Matrix, Row, Support, architectures, device, matrix
-from attnbench.report.markdown import safe
+from attnbench.report.files import as_csv
+from attnbench.report.markdown import row, safe
 from attnbench.report.words import headdim
 
 FORMATS = ("table", "md", "csv", "json")
@@ -133,12 +132,12 @@ def markdown(gpus: Sequence[Matrix], level: str = "###") -> str:
             lines = [
                 f"{level} {title}",
                 "",
-                f"| backend | {' | '.join(map(safe, columns))} |",
+                row("backend", *map(safe, columns)),
                 "|---" * (len(columns) + 1) + "|",
             ]
             for (name, remark), cells in rows:
                 shown = [_noted(c.answer, notes.mark(c.reason)) for c in cells]
-                lines.append(f"| {_noted(f'`{name}`', notes.mark(remark))} | {' | '.join(shown)} |")
+                lines.append(row(_noted(f"`{name}`", notes.mark(remark)), *shown))
             blocks.append("\n".join(lines))
         blocks.append("\n".join(f"{number}. {safe(text)}" for text, number in notes.numbers.items()))
     if gpus:
@@ -154,12 +153,12 @@ def _flat(gpus: Sequence[Matrix]) -> Iterable[dict[str, str]]:
     """One entry a device, backend and feature."""
     for of in gpus or architectures():
         capability = ".".join(map(str, of.device.capability or ()))
-        for row in of.rows:
-            for feature, cell in zip(FEATURES, row.cells, strict=True):
+        for backend in of.rows:
+            for feature, cell in zip(FEATURES, backend.cells, strict=True):
                 yield {
                     "device": of.device.name,
                     "capability": capability,
-                    "backend": row.backend,
+                    "backend": backend.backend,
                     "feature": feature.name,
                     "support": cell.answer,
                     "reason": cell.reason,
@@ -167,12 +166,7 @@ def _flat(gpus: Sequence[Matrix]) -> Iterable[dict[str, str]]:
 
 
 def csv_text(gpus: Sequence[Matrix]) -> str:
-    out = io.StringIO()
-    rows = list(_flat(gpus))
-    writer = csv.DictWriter(out, rows[0].keys(), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    return out.getvalue()
+    return as_csv(list(_flat(gpus)))
 
 
 def json_text(gpus: Sequence[Matrix]) -> str:

@@ -49,8 +49,8 @@ def _same_machine(a: Cell, b: Cell) -> bool:
 
 def _pairs(some: Sequence[Cell], others: Sequence[Cell]) -> list[list[float]]:
     """Latencies of the cells that both have."""
-    first = {(c.case, c.backend): c.value("latency") for c in some}
-    pairs = [(first.get((c.case, c.backend)), c.value("latency")) for c in others]
+    first = {c.key: c.value("latency") for c in some}
+    pairs = [(first.get(c.key), c.value("latency")) for c in others]
     return [[a, b] for a, b in pairs if a is not None and b is not None]
 
 

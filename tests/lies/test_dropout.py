@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -22,15 +22,6 @@ DIRECTIONS = pytest.mark.parametrize("direction", ["fwd", "bwd", "fwd_bwd"])
 
 def dropping(direction: str = "fwd", p: float = 0.5, **sizes: Any) -> Case:
     return replace(case(direction, **{"seqlen": 128, "batch": 1, **sizes}), dropout_p=p)
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    """On tensors this small two threads wait for each other more than they compute."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture

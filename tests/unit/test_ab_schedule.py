@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import sys
 from pathlib import Path
@@ -9,11 +10,12 @@ from pathlib import Path
 import pytest
 from builders import case
 
-from attnbench.ab.command import CHOOSES_CASES, ab, with_axes_of
 from attnbench.ab.schedule import affordable, order, to_look
 from attnbench.ab.sides import sides
-from attnbench.cli import app
-from attnbench.cli import run as run_command
+from attnbench.axes import Axes
+from attnbench.commands import options
+from attnbench.commands.ab import ab
+from attnbench.commands.run import run as run_command
 from attnbench.errors import UserError
 from attnbench.gate.looks import LOOKS
 
@@ -90,13 +92,12 @@ def test_what_is_neither_is_said(a: str) -> None:
 
 
 def test_it_has_all_options_with_which_run_chooses_what_to_measure() -> None:
-    """`run` is where they are written."""
-    import inspect
+    ours, theirs = inspect.signature(ab).parameters, inspect.signature(run_command).parameters
+    shared = [name for name, p in theirs.items() if p.annotation.startswith("options.")]
+    assert {"suite", "backend", "tokens", *options.AXES} == {*shared}
+    for name in shared:
+        assert (ours[name].annotation, ours[name].default) == (theirs[name].annotation, theirs[name].default)
 
-    ours = inspect.signature(with_axes_of(run_command)(ab)).parameters
-    for name, parameter in inspect.signature(run_command, eval_str=True).parameters.items():
-        if CHOOSES_CASES in str(parameter.annotation.__metadata__[0].rich_help_panel):
-            assert ours[name].default == parameter.default
-    assert {"suite", "backend", "seqlen", "tokens", "a", "b", "time_limit", "metric"} <= {*ours}
-    assert "axes" not in ours
-    assert "ab" in {command.callback.__name__ for command in app.registered_commands if command.callback}
+
+def test_the_axes_are_those_of_a_suite() -> None:
+    assert set(options.AXES) == set(Axes.model_fields)

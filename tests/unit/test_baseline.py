@@ -15,8 +15,8 @@ from typer.testing import CliRunner
 from attnbench import metrics, store
 from attnbench import run as runs
 from attnbench.baseline import files
-from attnbench.baseline.command import app
 from attnbench.baseline.reduced import KEPT, reduced
+from attnbench.commands.baseline import app
 from attnbench.errors import UserError
 from attnbench.gate.gate import Request, judge
 from attnbench.gate.margins import RULES

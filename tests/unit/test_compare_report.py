@@ -17,6 +17,7 @@ from builders import H200, case, ended, ok, run
 from attnbench.baseline.reduced import reduced
 from attnbench.compare.compare import Comparison, Request, compare
 from attnbench.report.compare import export, html, markdown, rows, terminal
+from attnbench.report.compare.answer import answer
 
 H100 = replace(H200, name="NVIDIA H100")
 REASON = "out | of *memory* <script>\x07\n50 %"
@@ -47,12 +48,12 @@ def comparison() -> Comparison:
 def of(*factors: float, rounds: int = 3) -> str:
     """The answer for machines of these speeds."""
     runs = [a_run(replace(H200, name=f"M{i}"), factor, rounds) for i, factor in enumerate(factors)]
-    (said,) = rows.answer(compare([Path(f"{i}") for i in range(len(runs))], runs, Request()))
+    (said,) = answer(compare([Path(f"{i}") for i in range(len(runs))], runs, Request()))
     return said
 
 
 def test_the_answer_comes_first(comparison: Comparison) -> None:
-    (said,) = rows.answer(comparison)
+    (said,) = answer(comparison)
     assert re.match(r"H100 is 0\.500x \(0\.49\d to 0\.50\d\) as fast as H200 over 4 cases", said)
     assert "Most for the money: H100, 720 PFLOP/$, 2.00x of H200." in said
     assert "per watt" not in said, "power samples hold pauses"
@@ -176,7 +177,7 @@ def test_a_workload_is_the_answer(tmp_path: Path) -> None:
     file.write_text("name: chat\nparts: [{weight: 70%, seqlen: 1k}, {weight: 30%, seqlen: 2k}]")
     paths, runs = [Path("a"), Path("b")], [a_run(H200, 1.0), a_run(H100, 2.0)]
     got = compare(paths, runs, Request(workload=file, prices=("h200=1000", "h100=1000")))
-    (said,) = rows.answer(got)
+    (said,) = answer(got)
     assert said.startswith("H100 is 2.00x (1.99 to 2.01) as fast as H200 on the workload 'chat'.")
     assert "TFLOP/s per $1,000" in said
     assert re.search(r"all of chat +100% +4 +2\.00x", terminal.text(got))
@@ -188,9 +189,9 @@ def test_machines_that_cannot_run_a_workload_are_beside_the_answer(tmp_path: Pat
     file.write_text("name: chat\nparts: [{weight: 70%, seqlen: 1k}, {weight: 30%, seqlen: 2k}]")
     small = run([ok(case(), "triton", 300)], device=replace(H200, name="M"))
     paths = [Path("a"), Path("b"), Path("c")]
-    (said,) = rows.answer(compare(paths, [a_run(H200, 1.0), a_run(H100, 2.0), small], Request(workload=file)))
+    (said,) = answer(compare(paths, [a_run(H200, 1.0), a_run(H100, 2.0), small], Request(workload=file)))
     assert said.startswith("H100 is 2.00x")
-    (said,) = rows.answer(compare(paths[:2], [a_run(H200, 1.0), small], Request(workload=file)))
+    (said,) = answer(compare(paths[:2], [a_run(H200, 1.0), small], Request(workload=file)))
     assert said == "No machine but H200 can run all of the workload 'chat'."
     got = compare(paths[:2], [a_run(H200, 1.0), small], Request(workload=file))
     assert "M has no figure for 'part 2', so none for the workload." in terminal.text(got)

@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from attnbench import commands, hardware
+from attnbench import hardware
 from attnbench.backends import BACKENDS, NOT_BY_DEFAULT, load
+from attnbench.commands.backends import backends
 from attnbench.errors import UserError
 from attnbench.matrix import FEATURES, PLAIN, Row, architectures, device, matrix
 from attnbench.report import matrix as shown
@@ -125,7 +126,7 @@ def test_the_table_in_the_docs_is_the_commands(tmp_path: Path) -> None:
     """Renew it with: attnbench backends --matrix --into docs/backends.md"""
     copy = tmp_path / "backends.md"
     copy.write_text(DOCS.read_text())
-    assert commands.matrix([], None, "table", copy) == 0
+    backends(into=copy)
     assert copy.read_text() == DOCS.read_text()
 
 
@@ -178,4 +179,4 @@ def test_no_column_is_squeezed_however_narrow_the_terminal(width: int) -> None:
 
 def test_unknown_format() -> None:
     with pytest.raises(UserError, match="--format: unknown 'tabel'; did you mean \"table\""):
-        commands.matrix([], None, "tabel", None)
+        backends(matrix=True, format="tabel")

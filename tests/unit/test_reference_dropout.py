@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -16,14 +16,6 @@ from attnbench.reference import dropout, dropout_check
 from attnbench.types import Case, Prepared, Shape
 
 CPU = torch.device("cpu")
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def case(direction: Any = "fwd", p: float = 0.1, dtype: Any = "fp32", **changes: Any) -> Case:

@@ -1,4 +1,4 @@
-"""A comparison of machines, written: rows.py words it, and one file each writes it.
+"""A comparison of machines, written: answer.py and rows.py word it, and one file each writes it.
 
 terminal.py, markdown.py, html.py, export.py (CSV, JSON).
 """

@@ -7,8 +7,6 @@ null in JSON.
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 from collections.abc import Iterator
 from typing import Any
@@ -18,6 +16,8 @@ from attnbench.compare.compare import Comparison, Group
 from attnbench.compare.join import NOT_PLANNED
 from attnbench.compare.machines import Machine
 from attnbench.report.compare import rows
+from attnbench.report.compare.answer import answer
+from attnbench.report.files import as_csv, case_fields
 
 
 def cells(c: Comparison) -> Iterator[dict[str, Any]]:
@@ -31,15 +31,7 @@ def cells(c: Comparison) -> Iterator[dict[str, Any]]:
             yield {
                 "machine": machine.label,
                 "backend": backend,
-                **vars(case.shape),
-                "dtype": case.dtype,
-                "direction": case.direction,
-                "causal": case.causal,
-                "window_left": case.window_size[0],
-                "window_right": case.window_size[1],
-                "softcap": case.softcap,
-                "dropout_p": case.dropout_p,
-                "case": case.key,
+                **case_fields(case),
                 "status": cell.status if cell else NOT_PLANNED,
                 "reason": cell.reason if cell else None,
                 "fastest": c.bests[i].get(case) == backend,
@@ -55,17 +47,12 @@ def cells(c: Comparison) -> Iterator[dict[str, Any]]:
 
 
 def csv_text(c: Comparison) -> str:
-    out = io.StringIO()
-    found = list(cells(c))
-    writer = csv.DictWriter(out, list(found[0]), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(found)
-    return out.getvalue()
+    return as_csv(list(cells(c)))
 
 
 def json_text(c: Comparison) -> str:
     said = {
-        "answer": rows.answer(c),
+        "answer": answer(c),
         "reference": c.reference.label,
         "machines": [_machine(c, i, machine) for i, machine in enumerate(c.machines)],
         "groups": [_group(c, group) for group in (*c.groups, c.whole)],

@@ -12,6 +12,7 @@ from attnbench import __version__
 from attnbench.compare.compare import Comparison
 from attnbench.report import look
 from attnbench.report.compare import rows
+from attnbench.report.compare.answer import answer
 from attnbench.report.html import asset
 
 STYLE = """
@@ -33,7 +34,7 @@ def page(c: Comparison) -> str:
     """The whole file, with every cell."""
     title = " and ".join(machine.label for machine in c.machines)
     found = rows.blocks(c, every=True)
-    parts = [f"<p class=answer>{escape(sentence)}</p>" for sentence in rows.answer(c)]
+    parts = [f"<p class=answer>{escape(sentence)}</p>" for sentence in answer(c)]
     pairs = "".join(f"<tr><th scope=row>{escape(k)}</th><td>{escape(v)}</td></tr>" for k, v in rows.descriptions(c))
     parts.append(f"<table class=pairs><tbody>{pairs}</tbody></table>")
     links = [("warnings", "Warnings"), *((block.name, block.title) for block in found)]

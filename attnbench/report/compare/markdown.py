@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from attnbench.compare.compare import Comparison
 from attnbench.report.compare import rows
-from attnbench.report.markdown import safe
+from attnbench.report.compare.answer import answer
+from attnbench.report.markdown import row, safe
 
 
 def render(c: Comparison, every: bool = False) -> str:
-    parts = [f"**{safe(sentence)}**" for sentence in rows.answer(c)]
+    parts = [f"**{safe(sentence)}**" for sentence in answer(c)]
     parts.append("\n".join(f"- **{safe(label)}**: {safe(what)}" for label, what in rows.descriptions(c)))
     for block in rows.blocks(c, every):
         parts.append(f"### {safe(block.title)}")
         parts += [safe(block.note)] if block.note else []
         rule = (":---" if i in block.text else "---:" for i in range(len(block.headings)))
-        lines = [tuple(map(safe, block.headings)), tuple(rule), *(tuple(map(safe, row)) for row in block.rows)]
-        parts.append("\n".join(f"| {' | '.join(line)} |" for line in lines))
+        lines = [row(*map(safe, block.headings)), row(*rule), *(row(*map(safe, one)) for one in block.rows)]
+        parts.append("\n".join(lines))
     if found := rows.warnings(c):
         parts.append("### To doubt")
         parts.append("\n".join(f"- {safe(warning)}" for warning in found))

@@ -1,4 +1,4 @@
-"""A comparison in words, the same in every format: the answer first, then tables of text, then what to doubt."""
+"""A comparison in words, the same in every format: tables of text, then what to doubt. The answer first: answer.py."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from attnbench import metrics
-from attnbench.compare.compare import Comparison, Group
+from attnbench.compare.compare import Comparison
 from attnbench.compare.longest import Fit
 from attnbench.compare.machines import Machine
-from attnbench.compare.ratios import ROUNDS, SAMPLES, Ratio
+from attnbench.compare.ratios import ROUNDS, SAMPLES
 from attnbench.metrics import digits
 from attnbench.report import words
+from attnbench.report.compare.answer import ONE_ROUND, number, times
 from attnbench.sizes import short
 
-ONE_ROUND = 0.02  # two rounds of one H200 lie as far apart in the worst cell, and samples do not show it: docs/gate.md
 NOTHING = words.NOTHING
 MORE = "What to doubt in the figures of one run: attnbench report FILE. What the figures are: docs/compare.md."
 
@@ -29,94 +29,6 @@ class Block:
     headings: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
     text: tuple[int, ...] = (0,)
-
-
-def answer(c: Comparison) -> list[str]:
-    """What a buyer wants to know first, in a sentence or two."""
-    ranked = sorted(
-        ((r, c.machines[i].label) for i in c.others() if (r := c.overall[i])), key=lambda pair: -pair[0].value
-    )
-    home = c.reference.label
-    over = f"on the workload {c.workload.workload.name!r}" if c.workload else _over(c.whole)
-    said = []
-    if not ranked:
-        said.append(f"No machine but {home} can run all of the workload {c.workload and c.workload.workload.name!r}.")
-    elif len(ranked) == 1:
-        ((ratio, label),) = ranked
-        if even(ratio):
-            alike = "cannot be told apart" if ratio.even else "are alike as far as a single round tells"
-            said.append(f"{label} and {home} {alike}: {times(ratio)} {over}.")
-        else:
-            said.append(f"{label} is {times(ratio)} as fast as {home} {over}.")
-        said += _extremes(c)
-    else:
-        others = ", ".join(f"{label} {times(ratio)}" for ratio, label in ranked)
-        said.append(f"{_lead(ranked, home)} {over}. As fast as {home}: {others}.")
-    return [" ".join(filter(None, [*said, _dollar(c), _watt(c)]))]
-
-
-def even(ratio: Ratio) -> bool:
-    """Whether it is no difference that was shown: its interval holds 1, or only samples say that it does not."""
-    return ratio.even or (SAMPLES in ratio.sources and abs(ratio.value - 1) < ONE_ROUND)
-
-
-def _lead(ranked: Sequence[tuple[Ratio, str]], home: str) -> str:
-    """Who is fastest, with those that were not shown to be slower."""
-    base = Ratio(1.0, 1.0, 1.0, (), 0), home
-    everyone = sorted([*ranked, base], key=lambda pair: -pair[0].value)
-    first = everyone[0][0]
-    level = [label for ratio, label in everyone if _level(first, ratio)]
-    if len(level) == len(everyone):
-        return "None of the machines was shown to be faster than another"
-    if len(level) > 1:
-        return f"Fastest are {' and '.join(level)}, not shown to differ,"
-    return f"Fastest is {level[0]}"
-
-
-def _level(first: Ratio, other: Ratio) -> bool:
-    """Whether the intervals meet, or only samples keep them apart by little."""
-    if None in (first.low, other.high) or (other.high or 0) >= (first.low or 0):
-        return True
-    return SAMPLES in first.sources + other.sources and first.value / other.value < 1 + ONE_ROUND
-
-
-def _over(group: Group) -> str:
-    return f"over {words.count(len(group.cases), 'case')}, with the fastest backends of each machine (geometric mean)"
-
-
-def _extremes(c: Comparison) -> list[str]:
-    """The groups of cases that gain least and most, of two machines."""
-    if c.workload:
-        return []
-    (i,) = c.others()
-    ranked = sorted((g.best[i].value, g.name) for g in c.groups)
-    if len(ranked) < 2 or all(even(g.best[i]) for g in c.groups):
-        return []
-    (low, least), (high, most) = ranked[0], ranked[-1]
-    return [f"From {number(low)}x ({least}) to {number(high)}x ({most})."]
-
-
-def _dollar(c: Comparison) -> str:
-    bought = [(amount, m.label) for i, m in enumerate(c.machines) if (amount := c.bought(i)) is not None]
-    if len(bought) < 2:
-        return ""
-    bought.sort(reverse=True)
-    (most, best), (next_, second) = bought[:2]
-    unit = next(iter(c.prices.values())).unit
-    if most / next_ < 1 + ONE_ROUND:
-        return f"For the money {best} and {second} are alike: {digits(most)} and {digits(next_)} {unit}."
-    return f"Most for the money: {best}, {digits(most)} {unit}, {number(most / next_)}x of {second}."
-
-
-def _watt(c: Comparison) -> str:
-    if c.power is None:
-        return ""
-    found = [(v, m.label) for m, v in zip(c.machines, c.power.tflops_per_watt, strict=True) if v]
-    found.sort(reverse=True)
-    if len(found) < 2:
-        return ""
-    (most, best), (next_, second) = found[:2]
-    return f"Most per watt: {best}, {digits(most)} TFLOP/s/W, {number(most / next_)}x of {second}."
 
 
 def blocks(c: Comparison, every: bool = False) -> list[Block]:
@@ -334,20 +246,6 @@ def _unpowered(c: Comparison) -> str:
         f"No TFLOP/s per watt of {', '.join(without)}: power samples of a run hold the pauses between its bursts. "
         "Measure all with run --sustained 10s."
     )
-
-
-def times(ratio: Ratio | None) -> str:
-    """1.42x (1.40 to 1.44)."""
-    if ratio is None:
-        return NOTHING
-    if ratio.low is None or ratio.high is None:
-        return f"{number(ratio.value)}x"
-    return f"{number(ratio.value)}x ({number(ratio.low)} to {number(ratio.high)})"
-
-
-def number(value: float) -> str:
-    """Three decimals near 1, else three significant digits."""
-    return f"{value:.3f}" if 0.9 <= value < 1.1 else digits(value)
 
 
 def _speed(c: Comparison, i: int) -> str:

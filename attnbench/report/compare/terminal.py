@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import io
-
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from attnbench.compare.compare import Comparison
 from attnbench.report.compare import rows
-
-FILE_WIDTH = 160
+from attnbench.report.compare.answer import answer
+from attnbench.report.files import plain
 
 
 def render(console: Console, c: Comparison, every: bool = False) -> None:
-    for sentence in rows.answer(c):
+    for sentence in answer(c):
         console.print(Text(sentence, "bold"))
     console.print()
     for label, what in rows.descriptions(c):
@@ -43,7 +41,4 @@ def _table(block: rows.Block) -> Table:
 
 def text(c: Comparison, every: bool = False) -> str:
     """The same without colours, for a file."""
-    console = Console(file=io.StringIO(), width=FILE_WIDTH, highlight=False)
-    render(console, c, every)
-    assert isinstance(console.file, io.StringIO)
-    return console.file.getvalue()
+    return plain(lambda console: render(console, c, every))

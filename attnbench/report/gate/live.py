@@ -7,32 +7,24 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
-from rich.live import Live as RichLive
 from rich.text import Text
 
 from attnbench.report import words
+from attnbench.report.live import Line
 from attnbench.sizes import duration
 from attnbench.types import Job, Record, Run
 
 
-class Live:
-    """Watches an A/B on `console`; see ab/measure.py's Watcher. Close it before printing anything else."""
+class Live(Line):
+    """Watches an A/B; see ab/turns.py's Watcher."""
 
     def __init__(self, console: Console) -> None:
-        self._console = console
-        self._live = RichLive(console=console, transient=True, refresh_per_second=8) if console.is_terminal else None
+        super().__init__(console)
         self._turn = ""
         self._done = self._jobs = 0
         self._running: Job | None = None
         self._settled = self._open = 0
         self._deadline = 0.0
-        if self._live:
-            self._live.start()
-
-    def say(self, text: str) -> None:
-        """What goes on now; gone with the next word. In a pipe it would only be noise."""
-        if self._live:
-            self._live.update(Text(text, style="dim"), refresh=True)
 
     def begun(self, a: Run, b: Run, cells: int, paths: Sequence[Path], notes: Sequence[str]) -> None:
         facts = ", ".join(filter(None, [a.environment.device.name, *_torches(a, b)]))
@@ -67,10 +59,6 @@ class Live:
         if not self._live:
             self._print(Text(f"after {pairs} pairs: {self._settled} settled, {open_cells} open"))
 
-    def close(self) -> None:
-        if self._live:
-            self._live.stop()
-
     def __rich__(self) -> Text:
         """The living line, drawn anew several times a second."""
         line = Text().append(f"{self._turn} ", style="bold").append(f"[{self._done}/{self._jobs}] ")
@@ -80,9 +68,6 @@ class Live:
         line.append(f"  {self._settled} settled, {self._open} open, {duration(round(left))} left", style="dim")
         line.truncate(self._console.width - 1, overflow="ellipsis")
         return line
-
-    def _print(self, text: Text) -> None:
-        self._console.print(text, soft_wrap=not self._console.is_terminal, highlight=False)
 
 
 def _torches(a: Run, b: Run) -> list[str]:

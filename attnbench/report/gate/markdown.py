@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from attnbench.gate.gate import Judgement
 from attnbench.report.gate import rows
-from attnbench.report.markdown import safe
+from attnbench.report.markdown import row, safe
 from attnbench.report.words import one_line
 
 LISTED = 100  # rows; a comment on GitHub holds 65,536 characters
@@ -24,9 +24,9 @@ def render(judgement: Judgement, every: bool = False) -> str:
         blocks.append("\n".join(f"- as expected: {safe(d.what)}" for d in judgement.meant))
     found = rows.listed(judgement, every)
     if found:
-        lines = [rows.HEADINGS, (":---",) * len(rows.HEADINGS)]
-        lines += [tuple(safe(entry) for entry in row.entries) for row in found[:LISTED]]
-        blocks.append("\n".join(f"| {' | '.join(line)} |" for line in lines))
+        lines = [row(*rows.HEADINGS), row(*[":---"] * len(rows.HEADINGS))]
+        lines += [row(*map(safe, one.entries)) for one in found[:LISTED]]
+        blocks.append("\n".join(lines))
     if len(found) > LISTED:
         blocks.append(f"and {len(found) - LISTED} more")
     tail = [rows.rest(judgement)] if not every else []

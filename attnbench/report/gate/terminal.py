@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import io
-
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from attnbench.gate.gate import Judgement
+from attnbench.report.files import plain
 from attnbench.report.gate import rows
 
 STYLES = {
@@ -20,7 +19,6 @@ STYLES = {
     "newly-working": "green",
     "unchanged": "dim",
 }
-FILE_WIDTH = 160
 HEADLINES = {0: "bold green", 1: "bold red", 3: "bold yellow", 4: "bold red"}
 
 
@@ -56,7 +54,4 @@ def _table(found: list[rows.Row]) -> Table:
 
 def text(judgement: Judgement, every: bool = False) -> str:
     """The same without colours, for a file."""
-    console = Console(file=io.StringIO(), width=FILE_WIDTH, highlight=False)
-    render(console, judgement, every)
-    assert isinstance(console.file, io.StringIO)
-    return console.file.getvalue()
+    return plain(lambda console: render(console, judgement, every))

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import gc
-import sys
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from attnbench.errors import UserError, did_you_mean
+from attnbench.commands.shared import collect_no_garbage, one_of, put, read
 
 if TYPE_CHECKING:
     from attnbench.compare.compare import Comparison
-    from attnbench.types import Run
 
 FORMATS = ("table", "md", "csv", "html", "json")
 
@@ -59,21 +56,10 @@ def compare(
     from attnbench.compare.compare import Request
     from attnbench.compare.compare import compare as compared
 
-    if format not in FORMATS:
-        raise UserError(f"--format: unknown {format!r}{did_you_mean(format, FORMATS)}")
-    gc.disable()  # a short process that holds nearly all it makes: looking for garbage takes a third of its time
+    one_of("--format", format, FORMATS)
+    collect_no_garbage()
     request = Request(to, tuple(name or ()), tuple(price or ()), workload)
-    _write(compared(results, [_read(path) for path in results], request), format, out, every)
-
-
-def _read(path: Path) -> Run:
-    """A run file; what is wrong with it goes to stderr."""
-    from attnbench import store
-
-    run, problems = store.read(path)
-    for problem in problems:
-        print(f"attnbench: {problem}", file=sys.stderr)
-    return run
+    _write(compared(results, [read(path) for path in results], request), format, out, every)
 
 
 def _write(comparison: Comparison, format: str, out: Path | None, every: bool) -> None:
@@ -84,15 +70,9 @@ def _write(comparison: Comparison, format: str, out: Path | None, every: bool) -
 
         terminal.render(Console(highlight=False), comparison, every)
         return
-    text = _text(comparison, format, every)
-    if not out:
-        print(text, end="")
-        return
-    try:
-        out.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise UserError(f"cannot write {out}: {error.strerror}") from None
-    print(f"{format}: {out}")
+    put(_text(comparison, format, every), out)
+    if out:
+        print(f"{format}: {out}")
 
 
 def _text(comparison: Comparison, format: str, every: bool) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -12,11 +11,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from attnbench.commands.shared import collect_no_garbage, one_of, put, read
 from attnbench.errors import UserError, did_you_mean
 
 if TYPE_CHECKING:
     from attnbench.gate.gate import Choice, Judgement, Request
-    from attnbench.types import Run
 
 FORMATS = ("table", "md", "json", "junit", "github")
 
@@ -94,12 +93,12 @@ def gate(
 
     request = request_of(metric, expect, margin, margins, inconclusive, missing)
     wanted = outputs(format or ())
-    gc.disable()  # a short process that holds nearly all it makes: looking for garbage takes a third of its time
-    now = _read(current)
+    collect_no_garbage()
+    now = read(current)
     chosen = pick(baseline, now)
     if chosen != baseline:
         print(f"attnbench: baseline: {chosen}", file=sys.stderr)
-    judgement = judge(_read(chosen), now, request)
+    judgement = judge(read(chosen), now, request)
     write(judgement, wanted, every)
     raise typer.Exit(judgement.exit_code)
 
@@ -146,8 +145,7 @@ def outputs(options: Sequence[str]) -> list[tuple[str, Path | None]]:
     found: list[tuple[str, Path | None]] = []
     for option in options:
         name, _, file = option.partition("=")
-        if name not in FORMATS:
-            raise UserError(f"--format: unknown {name!r}{did_you_mean(name, FORMATS)}")
+        one_of("--format", name, FORMATS)
         found.append((name, Path(file) if file else None))
     if all(file for _, file in found):
         found.insert(0, ("table", None))
@@ -162,16 +160,6 @@ def outputs(options: Sequence[str]) -> list[tuple[str, Path | None]]:
     return found
 
 
-def _read(path: Path) -> Run:
-    """A run file; what is wrong with it goes to stderr."""
-    from attnbench import store
-
-    run, problems = store.read(path)
-    for problem in problems:
-        print(f"attnbench: {problem}", file=sys.stderr)
-    return run
-
-
 def write(judgement: Judgement, wanted: Sequence[tuple[str, Path | None]], every: bool) -> None:
     """To where `outputs` says."""
     for name, file in wanted:
@@ -182,7 +170,7 @@ def _write(judgement: Judgement, name: str, file: Path | None, every: bool) -> N
     if name == "github":
         from attnbench.report.gate import github
 
-        _out(github.render(judgement), file)
+        put(github.render(judgement), file)
         if summary := os.environ.get("GITHUB_STEP_SUMMARY"):
             github.summarize(judgement, Path(summary))
     elif name == "table" and not file:
@@ -192,7 +180,7 @@ def _write(judgement: Judgement, name: str, file: Path | None, every: bool) -> N
 
         terminal.render(Console(highlight=False), judgement, every)
     else:
-        _out(_renderers(every)[name](judgement), file)
+        put(_renderers(every)[name](judgement), file)
 
 
 def _renderers(every: bool) -> dict[str, Callable[[Judgement], str]]:
@@ -204,13 +192,3 @@ def _renderers(every: bool) -> dict[str, Callable[[Judgement], str]]:
         "json": export.json_text,
         "junit": junit.render,
     }
-
-
-def _out(text: str, file: Path | None) -> None:
-    if not file:
-        print(text, end="")
-        return
-    try:
-        file.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise UserError(f"cannot write {file}: {error.strerror}") from None

@@ -8,6 +8,9 @@ from typing import Annotated
 
 import typer
 
+from attnbench.baseline import FOLDER, MAIN
+from attnbench.commands.shared import read
+
 app = typer.Typer(
     help="Keep what gates compare with: small text files for git, one per name and GPU model.",
     epilog="attnbench gate baselines RUN then finds the one for the GPU of RUN. The guide: docs/ci.md.",
@@ -15,35 +18,31 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 Folder = Annotated[Path, typer.Option("--dir", metavar="DIR", help="Where baselines are kept.")]
-HERE = Path("baselines")
 
 
 @app.command()
 def save(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="The run file, of attnbench run --rounds 5.")],
-    name: Annotated[
-        str, typer.Option(metavar="NAME", help="What it is the baseline of: a branch, a release.")
-    ] = "main",
-    folder: Folder = HERE,
+    name: Annotated[str, typer.Option(metavar="NAME", help="What it is the baseline of: a branch, a release.")] = MAIN,
+    folder: Folder = FOLDER,
 ) -> None:
     """Save a run as the baseline for its GPU model, in place of the last one. To be committed.
 
     attnbench run --suite ci --rounds 5 --out main.jsonl && attnbench baseline save main.jsonl
     attnbench baseline save v2.jsonl --name v2
     """
-    from attnbench import store
     from attnbench.baseline import files
     from attnbench.report import baseline as report
 
-    whole, problems = store.read(run)
-    for line in [*problems, *report.doubts(whole, run)]:
+    whole = read(run)
+    for line in report.doubts(whole, run):
         print(f"attnbench: {line}", file=sys.stderr)
     path, before = files.save(whole, name, folder)
     print(report.saved(path, whole, before))
 
 
 @app.command("list")
-def list_(folder: Folder = HERE) -> None:
+def list_(folder: Folder = FOLDER) -> None:
     """List the baselines: GPU, suite, when and with what they were measured."""
     from rich.console import Console
 
@@ -55,8 +54,8 @@ def list_(folder: Folder = HERE) -> None:
 
 @app.command()
 def show(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="A baseline's name.")] = "main",
-    folder: Folder = HERE,
+    name: Annotated[str, typer.Argument(metavar="NAME", help="A baseline's name.")] = MAIN,
+    folder: Folder = FOLDER,
 ) -> None:
     """Show a baseline on every GPU it has: how it was measured, its figures, and how far its rounds differ.
 
@@ -64,13 +63,9 @@ def show(
     """
     from rich.console import Console
 
-    from attnbench import store
     from attnbench.baseline import files
     from attnbench.report import baseline as report
 
     console = Console(highlight=False)
     for one in files.named(name, folder):
-        run, problems = store.read(one.path)
-        for line in problems:
-            print(f"attnbench: {line}", file=sys.stderr)
-        report.render(console, run, one.path)
+        report.render(console, read(one.path), one.path)

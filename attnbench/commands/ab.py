@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import inspect
 import shlex
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from functools import partial, wraps
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
+from typing import Annotated
 
 import typer
 
-from attnbench.errors import EXIT_INTERRUPTED, EXIT_TERMINATED, Terminated
-from attnbench.gate.command import (
+from attnbench.commands import options
+from attnbench.commands.gate import (
     Every,
     Expect,
     Format,
@@ -28,45 +25,10 @@ from attnbench.gate.command import (
     request_of,
     write,
 )
-
-if TYPE_CHECKING:
-    from attnbench.report.gate.live import Live
+from attnbench.commands.shared import live
 
 builds = partial(typer.Option, rich_help_panel="The two builds")
 how = partial(typer.Option, rich_help_panel="How")
-
-CHOOSES_CASES = "What to measure"  # the panel of `attnbench run` whose options choose backends and cases
-
-
-def with_axes_of(run: Callable[..., None]) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Gives a command the options with which `run` chooses what to measure, in place of its **axes."""
-
-    def decorated(command: Callable[..., None]) -> Callable[..., None]:
-        hints = get_type_hints(run, include_extras=True)
-        own_hints = get_type_hints(command, include_extras=True)
-        own = inspect.signature(command).parameters
-        theirs = [
-            p.replace(annotation=hints[name], kind=p.KEYWORD_ONLY)
-            for name, p in inspect.signature(run).parameters.items()
-            if name not in own and str(hints[name].__metadata__[0].rich_help_panel).startswith(CHOOSES_CASES)
-        ]
-        mine = [
-            p.replace(annotation=own_hints[name], kind=p.KEYWORD_ONLY)
-            for name, p in own.items()
-            if p.kind is not p.VAR_KEYWORD
-        ]
-
-        @wraps(command)
-        def wrapper(**given: Any) -> None:
-            command(**given)
-
-        first = [p for p in mine if p.default is p.empty]
-        all_of_them = [*first, *theirs, *(p for p in mine if p not in first)]
-        wrapper.__signature__ = inspect.Signature(all_of_them)  # type: ignore[attr-defined]
-        wrapper.__annotations__ = {p.name: p.annotation for p in all_of_them}
-        return wrapper
-
-    return decorated
 
 
 def ab(
@@ -80,6 +42,21 @@ def ab(
         ),
     ],
     b: Annotated[str, builds("--b", metavar="BUILD", help="What to judge: of the same sort.")],
+    suite: options.Suite = "default",
+    backend: options.Backend = None,
+    seqlen: options.Seqlen = None,
+    seqlen_q: options.SeqlenQ = None,
+    headdim: options.Headdim = None,
+    dtype: options.Dtype = None,
+    causal: options.Causal = None,
+    direction: options.Direction = None,
+    batch: options.Batch = None,
+    tokens: options.Tokens = None,
+    nheads: options.Nheads = None,
+    nheads_k: options.NheadsK = None,
+    window: options.Window = None,
+    softcap: options.Softcap = None,
+    dropout: options.Dropout = None,
     python: Annotated[
         list[str] | None,
         builds("--python", metavar="NAME=PATH", help="Where --a and --b are code: the interpreter of one of them."),
@@ -98,7 +75,6 @@ def ab(
     out: Annotated[
         Path | None, output("--out", metavar="DIR", help="For a.jsonl and b.jsonl. Two new files in results/ else.")
     ] = None,
-    **axes: Any,
 ) -> None:
     """Measure two builds in turns, A B B A, in fresh processes, until every cell is decided; then judge as gate does.
 
@@ -110,30 +86,30 @@ def ab(
     attnbench ab --a old.py:attention --b new.py:attention --suite quick --margin 2%
     attnbench ab --a sdpa-flash --b triton --causal --pass fwd --time-limit 5m
     """
-    from rich.console import Console
-
+    axes = options.axes(locals())
     from attnbench.ab import measure
+    from attnbench.report.gate.live import Live
     from attnbench.sizes import parse_duration
     from attnbench.suite import settings
 
     judged_by = request_of(metric, expect, margin, margins, inconclusive, missing)
     wanted = outputs(format or ())
-    suite, tokens, backends = (axes.pop(name) for name in ("suite", "tokens", "backend"))
-    options = {"axes": axes, "tokens": tokens, "backends": backends, "time_limit": time_limit, "policy": {"seed": seed}}
+    policy = {"seed": seed}
+    chosen = {"axes": axes, "tokens": tokens, "backends": backend, "time_limit": time_limit, "policy": policy}
     request = measure.Request(
-        a,
-        b,
-        judged_by,
-        suite,
-        settings(options),
-        device,
-        parse_duration(time_limit, "--time-limit"),
-        tuple(python or ()),
-        out,
-        tuple(sys.argv[1:]),
+        a=a,
+        b=b,
+        gate=judged_by,
+        suite=suite,
+        settings=settings(chosen),
+        device=device,
+        time_limit=parse_duration(time_limit, "--time-limit"),
+        pythons=tuple(python or ()),
+        out=out,
+        argv=tuple(sys.argv[1:]),
     )
-    with _live(Console(stderr=True, highlight=False)) as live:
-        outcome = measure.ab(request, live)
+    with live(Live, "anything was measured") as watcher:
+        outcome = measure.ab(request, watcher)
     if outcome.judgement:
         write(outcome.judgement, wanted, every)
     else:
@@ -150,19 +126,3 @@ def ab(
         words = [f"{option}={value}" for option, values in again.items() for value in values or () if value != "fail"]
         print(f"Judge again: {shlex.join(['attnbench', 'gate', *map(str, outcome.paths), *words])}", file=sys.stderr)
     raise typer.Exit(outcome.exit_code)
-
-
-@contextmanager
-def _live(console: Any) -> Iterator[Live]:
-    """Interrupted before the first turn, it says so and ends with its exit code."""
-    from attnbench.report.gate.live import Live
-
-    live = Live(console)
-    try:
-        yield live
-    except (KeyboardInterrupt, Terminated) as end:
-        live.close()
-        print("attnbench: interrupted before anything was measured", file=sys.stderr)
-        sys.exit(EXIT_TERMINATED if isinstance(end, Terminated) else EXIT_INTERRUPTED)
-    finally:
-        live.close()

@@ -1,0 +1,116 @@
+"""`attnbench backends`: what runs here, and with --matrix what would run where."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from attnbench.commands.shared import one_of
+from attnbench.errors import UserError
+
+if TYPE_CHECKING:
+    from attnbench.types import Backend
+
+supports = partial(typer.Option, rich_help_panel="The support matrix")
+
+
+def backends(
+    python: Annotated[
+        list[str] | None, typer.Option("--python", metavar="NAME=PATH", help="The interpreter of a backend's worker.")
+    ] = None,
+    matrix: Annotated[
+        bool, supports("--matrix", metavar="", help="What each supports, on GPUs that need not be here.")
+    ] = False,
+    gpu: Annotated[
+        list[str] | None, supports(metavar="NAMES", help="h100, a100, hopper, sm_90, cpu: feature by feature there.")
+    ] = None,
+    device: Annotated[str | None, supports(metavar="DEVICE", help="The same for a device here: auto, cuda:N.")] = None,
+    format: Annotated[str, supports("--format", "-f", metavar="FORMAT", help="table, md, csv, json.")] = "table",
+    into: Annotated[
+        Path | None, supports(metavar="FILE", help="Renew the matrix that a markdown file holds between its marks.")
+    ] = None,
+) -> None:
+    """List the attention implementations: version, or why one cannot be used here and what would install it.
+
+    attnbench backends
+    attnbench backends --matrix                         # which runs on which generation of GPUs
+    attnbench backends --matrix --gpu h100,rtx-4090     # dtypes, head dims, masks, ... with the reasons
+    """
+    if matrix or gpu or device or into:
+        _matrix(gpu or (), device, format, into)
+    elif format != "table":
+        raise UserError("--format: the list of backends is a table only; --matrix is md, csv or json too")
+    else:
+        _here(python or ())
+
+
+def _here(pythons: Sequence[str]) -> None:
+    """On the device of this machine."""
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.table import Table
+
+    from attnbench.backends import BACKENDS, available
+    from attnbench.backends import load as instance
+    from attnbench.choose import interpreters
+    from attnbench.execute import Fleet, ends_well
+    from attnbench.suite import load, resolve
+
+    specs = available()
+    fleet = Fleet(specs, interpreters(pythons, list(specs)))
+    with ends_well(fleet):
+        probes = fleet.probe()
+        device = fleet.environment("auto", ()).device
+        answers = fleet.survey(probes, resolve(load("default"), device.kind).cases, device)
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for heading in ("backend", "version", "right results on", "why not, and what would help"):
+        table.add_column(heading, overflow="fold")
+    for name, probe in probes.items():
+        reasons = {answer.reason for answer in answers[name]}
+        why = next(iter(reasons)) if len(reasons) == 1 else None
+        tried = _tried(instance(name, specs[name])) if name in BACKENDS else "-"
+        todo = "; ".join(filter(None, [why, probe.install]))
+        where = f", in {fleet.interpreters[name]}" if name in fleet.interpreters else ""
+        cells = (name, (probe.version or "-") + where, tried, todo)
+        table.add_row(*map(escape, cells), style="dim" if why else None)
+    console = Console(highlight=False)
+    console.print(f"on {device.name}:", markup=False)
+    console.print(table)
+    more = "What each supports: --matrix; case by case: attnbench run --dry-run; one of its own: attnbench env create"
+    console.print(more, style="dim", markup=False)
+
+
+def _tried(backend: Backend) -> str:
+    """Where one of ours gave right results."""
+    if getattr(backend, "simulated", False):
+        return "simulated"
+    return "; ".join(getattr(backend, "verified", ())) or "not verified on hardware"
+
+
+def _matrix(gpus: Sequence[str], device: str | None, format: str, into: Path | None) -> None:
+    """On GPUs that need not be here."""
+    from rich.console import Console
+
+    from attnbench import matrix as pure
+    from attnbench.report import matrix as shown
+
+    one_of("--format", format, shown.FORMATS)
+    if into:
+        shown.put_into(into)
+        print(f"{into}: the support matrix by architecture, and by feature on {shown.DOCUMENTED}")
+        return
+    devices = [pure.device(name) for text in gpus for name in text.split(",")]
+    if device is not None:
+        from attnbench.choose import device_name
+        from attnbench.execute import Fleet
+
+        devices.append(Fleet({}).environment(device_name(device), ()).device)
+    found = [pure.matrix(d) for d in devices]
+    if format == "table":
+        shown.render(Console(highlight=False), found)
+    else:
+        print(shown.WRITERS[format](found), end="")

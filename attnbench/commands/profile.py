@@ -1,0 +1,74 @@
+"""`attnbench profile`: one case on one backend or several, looked into."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from attnbench.commands import options
+from attnbench.commands.shared import live
+from attnbench.errors import EXIT_NOTHING_MEASURED
+
+one = partial(typer.Option, rich_help_panel="The case (one value each)")
+how = partial(typer.Option, rich_help_panel="How")
+files = partial(typer.Option, rich_help_panel="Files and output")
+
+
+def profile(
+    backend: Annotated[
+        list[str] | None, one("--backend", "-b", metavar="NAMES", help="One, or several side by side: eager,triton.")
+    ] = None,
+    seqlen: Annotated[str | None, one(metavar="SIZE", help="8k by default; k = 1024.")] = None,
+    seqlen_q: Annotated[str | None, one(metavar="SIZE", help="Query length where it differs.")] = None,
+    headdim: Annotated[str | None, one(metavar="SIZE", help="128 by default.")] = None,
+    dtype: Annotated[str | None, one(metavar="NAME", help="bf16 (default), fp16, fp32 or fp8.")] = None,
+    causal: Annotated[bool | None, one("--causal/--full", metavar="", help="The mask; full by default.")] = None,
+    direction: Annotated[str | None, one("--pass", metavar="NAME", help="fwd (default), bwd or fwd_bwd.")] = None,
+    batch: Annotated[str | None, one(metavar="SIZE", help="16k / seqlen by default.")] = None,
+    nheads: Annotated[str | None, one(metavar="SIZE", help="Query heads. 2048 / headdim by default.")] = None,
+    nheads_k: Annotated[
+        str | None, one(metavar="SIZE", help="Key and value heads: fewer than --nheads is GQA.")
+    ] = None,
+    window: Annotated[str | None, one(metavar="SIZE", help="Sliding window: 1k, or left/right: 512/0.")] = None,
+    softcap: Annotated[str | None, one(metavar="NUMBER", help="Scores become 30 tanh(score / 30): 30.")] = None,
+    dropout: Annotated[str | None, one(metavar="NUMBER", help="Of the probabilities, as in training: 0.1.")] = None,
+    device: Annotated[str, how(metavar="DEVICE", help="auto, cuda:N or cpu.")] = "auto",
+    ncu: Annotated[
+        bool,
+        how("--ncu/--no-ncu", metavar="", show_default=False, help="HBM traffic by Nsight Compute (where on PATH)."),
+    ] = True,
+    python: Annotated[
+        list[str] | None, how("--python", metavar="NAME=PATH", help="The interpreter of a backend's worker.")
+    ] = None,
+    trace: Annotated[
+        Path | None, files(metavar="FILE", help="Also a Chrome trace of one call, for https://ui.perfetto.dev.")
+    ] = None,
+    json: Annotated[bool, files("--json", metavar="", help="The profile as JSON on stdout.")] = False,
+) -> None:
+    """Look into one call: its kernels on a timeline, its memory, how close to the roofline, what it moves through HBM.
+
+    attnbench profile -b triton --seqlen 8k --causal --trace trace.json
+    attnbench profile -b eager,sdpa-flash,triton --seqlen 4k --pass bwd
+    """
+    axes = options.axes(locals())
+    from rich.console import Console
+
+    from attnbench import profile as profiles
+    from attnbench.report import profile as shown
+    from attnbench.report.live import Line
+    from attnbench.suite import settings
+
+    request = profiles.Request(
+        settings=settings({"axes": axes, "backends": backend}),
+        device=device,
+        trace=trace,
+        counters=ncu,
+        pythons=tuple(python or ()),
+    )
+    with live(Line, "the profile was complete") as line:
+        outcome = profiles.profile(request, line.say)
+    print(shown.json_text(outcome)) if json else shown.render(Console(highlight=False), outcome)
+    raise typer.Exit(0 if outcome.profiles else EXIT_NOTHING_MEASURED)

@@ -1,0 +1,142 @@
+"""`attnbench report`: run files as tables, figures and files for other programs."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from attnbench.commands.shared import collect_no_garbage, one_of, put, read
+from attnbench.errors import UserError
+
+if TYPE_CHECKING:
+    from attnbench.types import Run
+    from attnbench.work import Convention
+
+FORMATS = ("table", "md", "csv", "json", "parquet", "pytest-benchmark", "bmf", "github-action-benchmark")
+
+files = partial(typer.Option, rich_help_panel="Files and output")
+
+
+def report(
+    results: Annotated[list[Path] | None, typer.Argument(metavar="RESULTS", help="Run files.")] = None,
+    format: Annotated[
+        str,
+        typer.Option(
+            "--format",
+            "-f",
+            metavar="FORMAT",
+            help="table, md; csv, json, parquet (one row a cell and round); pytest-benchmark, bmf (Bencher), "
+            "github-action-benchmark.",
+        ),
+    ] = "table",
+    metric: Annotated[
+        list[str] | None,
+        typer.Option("--metric", "-m", metavar="NAMES", help="tflops, latency, ...; -m help lists them all."),
+    ] = None,
+    by: Annotated[
+        str,
+        typer.Option(metavar="AXIS", help="What the columns are: backend, headdim, dtype, mask, dropout, pass, ..."),
+    ] = "backend",
+    flops_convention: Annotated[
+        str, typer.Option(metavar="NAME", help="exact (unmasked pairs) or fa (as papers print: half for causal).")
+    ] = "exact",
+    every: Annotated[bool, typer.Option("--all", metavar="", help="Every table, however many there are.")] = False,
+    html: Annotated[
+        Path | None, files("--html", metavar="FILE", help="Figures, a table to filter and every warning on one page.")
+    ] = None,
+    png: Annotated[Path | None, files("--png", metavar="FILE", help="One figure, for slides.")] = None,
+    svg: Annotated[Path | None, files("--svg", metavar="FILE", help="One figure, for papers.")] = None,
+    figure: Annotated[
+        str, files(metavar="NAME", help="Of --png and --svg: throughput, utilization, speedup, latency, memory, ...")
+    ] = "throughput",
+    panel: Annotated[
+        str, files(metavar="WORDS", show_default=False, help='Of --png and --svg: "d128 causal", those panels alone.')
+    ] = "",
+) -> None:
+    """Show results that were measured before, here or elsewhere, one run or several side by side; needs no GPU.
+
+    attnbench report results/*.jsonl
+    attnbench report -m latency,memory_peak --by dtype run.jsonl
+    attnbench report -f csv run.jsonl > run.csv
+    attnbench report --html run.html run.jsonl
+    attnbench report --svg speedup.svg --figure speedup --panel 'd128 causal' run.jsonl
+    """
+    one_of("--format", format, FORMATS)
+    convention = _convention(flops_convention)
+    if format != "table" and (html or png or svg):
+        raise UserError(f"--format {format}: --html, --png and --svg write nothing else; leave one of them out")
+    names = [name for text in metric or ["tflops"] for name in text.split(",")]
+    from attnbench.metrics import METRICS
+
+    if names == ["help"]:
+        for m in METRICS.values():
+            print(f"{m.name:22} {m.doc}")
+        return
+    for name in names:
+        one_of("--metric", name, tuple(METRICS))
+    from attnbench.report.tables import BY, BY_OPTION
+
+    by = BY_OPTION.get(by, by)
+    one_of("--by", by, BY)
+    if not results:
+        raise UserError("give run files to report on, as in attnbench report results/*.jsonl")
+    collect_no_garbage()
+    runs = [read(path) for path in results]
+    if html or png or svg:
+        _draw(runs, results, {"html": html, "png": png, "svg": svg}, figure, panel, convention)
+    elif format in ("csv", "json"):
+        from attnbench.report import export
+
+        put(export.csv(runs, convention) if format == "csv" else export.json_text(runs, convention))
+    elif format not in ("md", "table"):
+        from attnbench.report import exports
+
+        exports.write(sys.stdout, format, runs, convention)
+    else:
+        options: dict[str, Any] = {"metrics": names, "by": by, "convention": convention}
+        options |= {"lines": math.inf} if every else {}
+        _tables(runs, format, options)
+
+
+def _convention(word: str) -> Convention:
+    one_of("--flops-convention", word, ("exact", "fa"))
+    return "fa" if word == "fa" else "exact"
+
+
+def _tables(runs: Sequence[Run], format: str, options: Mapping[str, Any]) -> None:
+    if format == "md":
+        from attnbench.report import markdown
+
+        put(markdown.render(runs, **options))
+        return
+    from rich.console import Console
+
+    from attnbench.report import terminal
+
+    terminal.render(Console(highlight=False), runs, **options)
+
+
+def _draw(
+    runs: Sequence[Run],
+    paths: Sequence[Path],
+    pictures: Mapping[str, Path | None],
+    figure: str,
+    panel: str,
+    convention: Convention,
+) -> None:
+    """Writes the page, and the figure as PNG and SVG, whichever have a file."""
+    from attnbench.report import draw, html
+
+    for kind, path in pictures.items():
+        if path is not None:
+            if kind == "html":
+                html.save(path, runs, paths, convention)
+            else:
+                draw.save(path, kind, runs, figure, panel, convention)
+            print(f"{kind}: {path}")

@@ -1,0 +1,65 @@
+"""What several commands do: read run files, tell what goes on, check a word, write a text."""
+
+from __future__ import annotations
+
+import gc
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+from attnbench.errors import EXIT_INTERRUPTED, EXIT_TERMINATED, Terminated, UserError, did_you_mean
+
+if TYPE_CHECKING:
+    from attnbench.report.live import Line
+    from attnbench.types import Run
+
+L = TypeVar("L", bound="Line")
+
+
+def read(path: Path) -> Run:
+    """A run file; what is wrong with it goes to stderr."""
+    from attnbench import store
+
+    run, problems = store.read(path)
+    for problem in problems:
+        print(f"attnbench: {problem}", file=sys.stderr)
+    return run
+
+
+def collect_no_garbage() -> None:
+    """For a short process that holds nearly all it makes: looking for garbage takes a third of its time."""
+    gc.disable()
+
+
+@contextmanager
+def live(kind: type[L], goal: str) -> Iterator[L]:
+    """A line on stderr of what goes on. Interrupted before `goal`, attnbench says so and ends with its exit code."""
+    from rich.console import Console
+
+    line = kind(Console(stderr=True, highlight=False))
+    try:
+        yield line
+    except (KeyboardInterrupt, Terminated) as end:
+        line.close()
+        print(f"attnbench: interrupted before {goal}", file=sys.stderr)
+        sys.exit(EXIT_TERMINATED if isinstance(end, Terminated) else EXIT_INTERRUPTED)
+    finally:
+        line.close()
+
+
+def one_of(option: str, word: str, known: Sequence[str]) -> None:
+    if word not in known:
+        raise UserError(f"{option}: unknown {word!r}{did_you_mean(word, known)}")
+
+
+def put(text: str, file: Path | None = None) -> None:
+    """To a file, or to stdout."""
+    if not file:
+        print(text, end="")
+        return
+    try:
+        file.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"cannot write {file}: {error.strerror}") from None

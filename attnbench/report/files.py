@@ -1,0 +1,49 @@
+"""What several writers of files share: a case's fields in columns of their own, rows as CSV, tables as plain text."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from attnbench.types import Case
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+FILE_WIDTH = 160
+
+
+def case_fields(case: Case) -> dict[str, Any]:
+    """A window's open side is None; `case` is the key."""
+    return {
+        **vars(case.shape),
+        "dtype": case.dtype,
+        "direction": case.direction,
+        "causal": case.causal,
+        "window_left": case.window_size[0],
+        "window_right": case.window_size[1],
+        "softcap": case.softcap,
+        "dropout_p": case.dropout_p,
+        "case": case.key,
+    }
+
+
+def as_csv(rows: Sequence[Mapping[str, Any]]) -> str:
+    """All rows have the keys of the first; None is empty."""
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(rows[0] if rows else ())
+    writer.writerows(row.values() for row in rows)
+    return out.getvalue()
+
+
+def plain(render: Callable[[Console], None]) -> str:
+    """What `render` prints, without colours."""
+    from rich.console import Console
+
+    console = Console(file=io.StringIO(), width=FILE_WIDTH, highlight=False)
+    render(console)
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
