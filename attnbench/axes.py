@@ -72,7 +72,7 @@ def expand(axes: Axes, tokens: Item | None, hidden: Item | None) -> list[Case]:
     dropouts = parse_numbers(axes.dropout, "dropout", below=1) if axes.dropout else (0.0,)
     total = parse_size(str(tokens), "tokens") if tokens is not None else 16384
     width = parse_size(str(hidden), "hidden") if hidden is not None else 2048
-    masks = list(dict.fromkeys((mask, window_size(window, mask)) for mask in causal for window in windows))
+    masks = list(dict.fromkeys(_mask(mask, window) for mask in causal for window in windows))
     options = list(itertools.product(masks, softcaps, dropouts))
     count = math.prod(map(len, (dtypes, headdims, options, directions, nheads, nheads_k, seqlens, seqlens_q, batches)))
     if count > MAX_CASES:
@@ -93,12 +93,12 @@ def expand(axes: Axes, tokens: Item | None, hidden: Item | None) -> list[Case]:
     return cases
 
 
-def window_size(window: Window | None, causal: bool) -> Window:
-    """One way to say each mask: under a causal one the right side is 0, and no left side is no window."""
+def _mask(causal: bool, window: Window | None) -> tuple[bool, Window]:
+    """One way to say each mask: with 0 on the right it is causal, and causal without a left side has no window."""
     left, right = window or (None, None)
-    if causal:
-        return (left, 0) if left is not None else (None, None)
-    return (left, right)
+    if causal or right == 0:
+        return True, ((left, 0) if left is not None else (None, None))
+    return False, (left, right)
 
 
 def matches(axes: Axes, case: Case) -> bool:
@@ -113,7 +113,7 @@ def matches(axes: Axes, case: Case) -> bool:
         (axes.batch and parse_sizes(axes.batch), s.batch),
         (axes.nheads and parse_sizes(axes.nheads), s.nheads),
         (axes.nheads_k and parse_sizes(axes.nheads_k), s.nheads_k),
-        (axes.window and [window_size(w, case.causal) for w in parse_windows(axes.window)], case.window_size),
+        (axes.window and [_mask(case.causal, w)[1] for w in parse_windows(axes.window)], case.window_size),
         (axes.softcap and parse_numbers(axes.softcap, "softcap"), case.softcap),
         (axes.dropout and parse_numbers(axes.dropout, "dropout"), case.dropout_p),
         (axes.causal if isinstance(axes.causal, list) else axes.causal is not None and [axes.causal], case.causal),

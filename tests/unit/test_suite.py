@@ -360,7 +360,11 @@ def test_a_mask_has_one_name() -> None:
     assert found.window_size == (1024, 0)
     (found,) = cases({"axes": {**axes, "window": "open/512"}})
     assert found.window_size == (None, None)
-    assert len(cases({"axes": {**axes, "causal": False}})) == 4
+    full = cases({"axes": {**axes, "causal": False}})
+    assert {(c.causal, c.window_size) for c in full} == {
+        (False, (1024, 1024)), (True, (1024, 0)), (False, (1024, 512)), (False, (1024, None)),
+    }  # fmt: skip
+    assert len(cases({"axes": {**axes, "causal": [False, True]}})) == 4  # what is causal in both is one
 
 
 def test_excluding_and_adding_by_window_softcap_and_dropout() -> None:
