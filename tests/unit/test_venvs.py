@@ -16,9 +16,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import typer
 
-from attnbench import choose, commands, venvs
+from attnbench import choose, venvs
 from attnbench.backends import BACKENDS
+from attnbench.commands import env
 from attnbench.errors import UserError
 from attnbench.venvs import Venv
 
@@ -66,7 +68,9 @@ def test_it_sees_the_present_torch_and_is_remembered(
     monkeypatch.setitem(venvs.SERVES, "fa4", ("fa4",))  # type: ignore[arg-type]  (the other's probe imports torch)
     wheel(tmp_path / "wheels", "flash_attn_4", "4.0.0b40", FA4, "torch>=2", "helper")
     wheel(tmp_path / "wheels", "helper", "1.0", {"helper.py": ""})
-    assert commands.env_create("fa4", tmp_path / "env", offline(tmp_path / "wheels")) == 0
+    with pytest.raises(typer.Exit) as done:
+        env.create("fa4", offline(tmp_path / "wheels"), tmp_path / "env")
+    assert done.value.exit_code == 0
     said = capsys.readouterr().out
     assert "fa4: flash-attn-4 4.0.0b40" in said
     made = venvs.known()["fa4"]
@@ -79,9 +83,9 @@ def test_it_sees_the_present_torch_and_is_remembered(
     assert choose.interpreters([], ["eager", "fa4"]) == {"fa4": made.python}
     with pytest.raises(UserError, match="there is an environment fa4 already"):
         venvs.create("fa4", None, [], print)
-    assert commands.env_list() == 0
+    env.list_()
     assert f"torch {made.torch}" in capsys.readouterr().out
-    assert commands.env_remove("fa4") == 0
+    env.remove("fa4")
     assert not Path(made.path).exists()
     assert venvs.known() == {}
     with pytest.raises(UserError, match="no environment 'fa4'; there is none"):
