@@ -10,8 +10,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from attnbench.backends.base import BackendBase, autograd_prepared, scores_workspace
-from attnbench.backends.library import Limits, flash_workspace
-from attnbench.backends.masks import band, block_mask, visible
+from attnbench.backends.installed import Limits
+from attnbench.backends.masks import block_mask, block_mask_workspace, visible
 from attnbench.types import Case, Device, Prepared, Signature, Workspace
 
 if TYPE_CHECKING:
@@ -56,10 +56,7 @@ class Flex(BackendBase):
         return self.limits.refuses(case, device)
 
     def workspace(self, case: Case) -> Workspace:
-        if band(case) == (None, None):
-            return flash_workspace(case)
-        s = case.shape
-        return Workspace(nbytes=s.seqlen_q * s.seqlen_k, what="mask of which the block mask is made")
+        return block_mask_workspace(case)
 
     def signature(self, case: Case, device: Device) -> Signature:
         return Signature(runs=("triton_tem",))

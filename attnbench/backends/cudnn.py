@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from attnbench.backends.base import Layout
-from attnbench.backends.library import Library, Limits
+from attnbench.backends.installed import Library, Limits
 from attnbench.backends.masks import band
 from attnbench.fp8 import LARGEST, quantized
 from attnbench.types import Case, Device, Prepared, Probe, Signature, Unsupported

@@ -14,8 +14,9 @@ from attnbench.backends.base import autograd_prepared, scores_workspace
 from attnbench.backends.compiled import Compiler
 from attnbench.backends.eager import eager_signature
 from attnbench.backends.fa2 import FlashAttention2
-from attnbench.backends.library import Library, Limits, flash_workspace
-from attnbench.backends.masks import band, block_mask, visible
+from attnbench.backends.installed import Library, Limits
+from attnbench.backends.masks import band, block_mask, block_mask_workspace, visible
+from attnbench.inputs import torch_dtype
 from attnbench.types import Case, Device, Prepared, Probe, Signature, Workspace
 
 if TYPE_CHECKING:
@@ -25,6 +26,17 @@ if TYPE_CHECKING:
     from attnbench.inputs import Inputs
 
 ALL = ("bf16", "fp16", "fp32")
+BY_TORCH = Limits(  # what torch computes by itself, on any device
+    dtypes=ALL,
+    capability=(5, 0),
+    headdim=(1, 2**20),
+    multiple=1,
+    headdim_v=True,
+    window=True,
+    dropout=True,
+    empty_rows=False,
+    on_cpu=True,
+)
 FUSED = "flash_(fwd|bwd)|fmha_cutlass|cudnn.*(fprop|bprop|sdpa)|flash_attention|_softmax"
 
 
@@ -63,17 +75,7 @@ class Eager(HuggingFace):
     name = "hf-eager"
     verified: ClassVar = ("NVIDIA H200, transformers 5.17",)
     implementation = "eager"
-    limits: ClassVar = Limits(
-        dtypes=ALL,
-        capability=(5, 0),
-        headdim=(1, 2**20),
-        multiple=1,
-        headdim_v=True,
-        window=True,
-        dropout=True,
-        empty_rows=False,
-        on_cpu=True,
-    )
+    limits: ClassVar = BY_TORCH
 
     def workspace(self, case: Case) -> Workspace:
         return scores_workspace(case, copies_fwd=5, copies_bwd=8)  # its softmax is in float32
@@ -93,7 +95,7 @@ class Eager(HuggingFace):
         seen = visible(case, device)
         if seen is None:
             return {"attention_mask": None}
-        dtype = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}[case.dtype]
+        dtype = torch_dtype(case)
         mask = torch.zeros(1, 1, *seen.shape, dtype=dtype, device=device)
         return {"attention_mask": mask.masked_fill_(~seen, torch.finfo(dtype).min)}
 
@@ -104,17 +106,7 @@ class Sdpa(HuggingFace):
     name = "hf-sdpa"
     verified: ClassVar = ("NVIDIA H200, transformers 5.17",)
     implementation = "sdpa"
-    limits: ClassVar = Limits(
-        dtypes=ALL,
-        capability=(5, 0),
-        headdim=(1, 2**20),
-        multiple=1,
-        headdim_v=True,
-        window=True,
-        dropout=True,
-        empty_rows=False,
-        on_cpu=True,
-    )
+    limits: ClassVar = BY_TORCH
 
     def signature(self, case: Case, device: Device) -> Signature:
         return Signature(runs=(FUSED,))
@@ -174,10 +166,7 @@ class Flex(HuggingFace):
         self._compiler = Compiler()
 
     def workspace(self, case: Case) -> Workspace:
-        if band(case) == (None, None):
-            return flash_workspace(case)
-        s = case.shape
-        return Workspace(nbytes=s.seqlen_q * s.seqlen_k, what="mask of which the block mask is made")
+        return block_mask_workspace(case)
 
     def signature(self, case: Case, device: Device) -> Signature:
         return Signature(runs=("triton_tem",))

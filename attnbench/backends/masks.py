@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from attnbench.types import Case
+from attnbench.backends.installed import flash_workspace
+from attnbench.types import Case, Workspace
 
 if TYPE_CHECKING:
     import torch
@@ -46,6 +47,13 @@ def visible(case: Case, device: torch.device) -> Tensor | None:
     if left is not None:
         seen.triu_(middle - left)
     return seen
+
+
+def block_mask_workspace(case: Case) -> Workspace:
+    """What `block_mask` needs, beside what a fused kernel keeps."""
+    if band(case) == (None, None):
+        return flash_workspace(case)
+    return Workspace(nbytes=case.shape.seqlen_q * case.shape.seqlen_k, what="mask of which the block mask is made")
 
 
 def block_mask(case: Case, device: torch.device) -> BlockMask | None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from attnbench.backends.fa3 import FlashAttention3
 from attnbench.backends.fa4 import FlashAttention4
-from attnbench.backends.library import Library, flash_workspace
+from attnbench.backends.installed import Library, flash_workspace
 from attnbench.backends.sdpa import Flash
 from attnbench.types import Case, Device, Prepared, Probe, Signature, Workspace
 

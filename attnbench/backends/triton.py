@@ -7,7 +7,7 @@ import os
 from typing import TYPE_CHECKING, ClassVar
 
 from attnbench.backends.base import BackendBase, autograd_prepared
-from attnbench.backends.library import import_problem
+from attnbench.backends.installed import import_problem
 from attnbench.fp8 import quantized
 from attnbench.types import Case, Device, Prepared, Probe, Signature, Workspace
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from attnbench.backends.base import autograd_prepared
 from attnbench.backends.fa3 import FlashAttention3
-from attnbench.backends.library import Library, Limits, import_problem
+from attnbench.backends.installed import Library, Limits, import_problem
 from attnbench.backends.masks import band
 from attnbench.types import Case, Device, Prepared, Probe, Signature, Unsupported
 

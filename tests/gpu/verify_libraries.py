@@ -1,7 +1,7 @@
 """Every backend on this machine's GPU: right results, the kernels that ran, and its speed as its library times it.
 
     python tests/gpu/verify_libraries.py                                   all backends; some minutes
-    python tests/gpu/verify_libraries.py -b 'fa4,xformers*' --python fa4=/tmp/env-fa4/bin/python --out verified.jsonl
+    python tests/gpu/verify_libraries.py -b 'fa4,xformers*' --python fa4=/opt/envs/fa4/bin/python --out verified.jsonl
 
 Each has a process of its own, in its own interpreter (`attnbench env`, --python), which needs torch and the library
 only. A cell is measured as a run measures it: compared with the reference, traced, judged by the declared signature. So

@@ -11,7 +11,7 @@ import pytest
 
 from attnbench.backends import BACKENDS
 from attnbench.backends.fa2 import FlashAttention2
-from attnbench.backends.library import Library, Limits, flash_workspace, import_problem, numbers
+from attnbench.backends.installed import Library, Limits, flash_workspace, import_problem, numbers
 from attnbench.types import Case, Device, Shape
 from standins import install
 from standins.contract import AMPERE, CPU, HOPPER, backend
