@@ -16,7 +16,7 @@ from typing import Any
 from attnbench import caches
 from attnbench.errors import Terminated, UserError
 from attnbench.jsonable import from_json, to_json
-from attnbench.plan import Answer, over_limit
+from attnbench.plan import Answer, over_limit, skipped
 from attnbench.process import WorkerDied, WorkerHung, WorkerProcess
 from attnbench.types import Case, Device, Environment, Job, Policy, Probe, Record, Workspace
 
@@ -272,7 +272,3 @@ def execute(
         else:
             late = job if job.resumable or not limit else over_limit(job, limit.seconds)
             yield late, skipped(late)
-
-
-def skipped(job: Job) -> Record:
-    return Record(job.case, job.backend, job.round, "skipped", job.skip, forecast=job.forecast, resumable=job.resumable)

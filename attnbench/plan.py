@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from attnbench.sizes import duration, gib
-from attnbench.types import MASK_LAUNCHES, RESULT_ITEMSIZE, Case, Device, Forecast, Job, Policy, Workspace
+from attnbench.types import MASK_LAUNCHES, RESULT_ITEMSIZE, Case, Device, Forecast, Job, Policy, Record, Workspace
 from attnbench.work import flops, nbytes
 
 OVERHEAD = {"cuda": 0.15, "cpu": 0.35, "fake": 0.001}  # seconds a job costs beside its calls: inputs, check, memory
@@ -125,3 +125,8 @@ def summary(jobs: Sequence[Job]) -> str:
     skips = f", {len(jobs) - len(todo)} skipped" if len(todo) < len(jobs) else ""
     count = f"{len(jobs)} {'job' if len(jobs) == 1 else 'jobs'}"
     return f"{count}: {len(todo)} to measure{skips}; forecast {duration(seconds)}"
+
+
+def skipped(job: Job) -> Record:
+    """How a job ends that will not run."""
+    return Record(job.case, job.backend, job.round, "skipped", job.skip, forecast=job.forecast, resumable=job.resumable)

@@ -10,9 +10,10 @@ from typing import Protocol
 from attnbench import store
 from attnbench.ab.schedule import START, affordable, order, to_look, unsettled
 from attnbench.errors import Terminated
-from attnbench.execute import Fleet, execute, skipped
+from attnbench.execute import Fleet, execute
 from attnbench.gate import gate
 from attnbench.gate.looks import LOOKS
+from attnbench.plan import skipped
 from attnbench.report.cells import Key
 from attnbench.report.words import count
 from attnbench.sizes import duration

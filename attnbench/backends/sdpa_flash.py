@@ -23,7 +23,7 @@ class Activated(Flash):
     """SDPA's flash backend with the kernels of `library` behind it, by torch's name of them."""
 
     implementation = ""
-    library: Library
+    behind: Library
     on_cpu = False
     efficiency = 0.75
     checked: ClassVar[tuple[str, ...]] = ("torch 2.13",)
@@ -35,18 +35,18 @@ class Activated(Flash):
         if self.implementation not in known:
             reason = f"this torch cannot put {self.implementation} behind SDPA; that came with 2.11"
             return Probe(reason=reason, install="pip install 'torch>=2.11'")
-        torch, library = super().probe(), self.library.probe()
-        return Probe(version=f"{torch.version}, {library.version}") if library.usable else library
+        torch, behind = super().probe(), self.behind.probe()
+        return Probe(version=f"{torch.version}, {behind.version}") if behind.usable else behind
 
     def unsupported(self, case: Case, device: Device) -> str | None:
         if case.dtype not in ("bf16", "fp16"):
             return f"no {case.dtype}, only bf16 and fp16"
         if device.capability is not None and device.capability[0] not in (9, 10):
             return "torch wires it up for compute capability 9 and 10 only"
-        return self.library.unsupported(case, device) or super().unsupported(case, device)
+        return self.behind.unsupported(case, device) or super().unsupported(case, device)
 
     def signature(self, case: Case, device: Device) -> Signature:
-        theirs, ours = self.library.signature(case, device), super().signature(case, device)
+        theirs, ours = self.behind.signature(case, device), super().signature(case, device)
         return Signature(theirs.runs, never=(*ours.never, "pytorch_flash"))
 
     def workspace(self, case: Case) -> Workspace:
@@ -63,10 +63,10 @@ class Activated(Flash):
 class SdpaFlashAttention3(Activated):
     name = "sdpa-fa3"
     implementation = "FA3"
-    library = FlashAttention3()
+    behind = FlashAttention3()
 
 
 class SdpaFlashAttention4(Activated):
     name = "sdpa-fa4"
     implementation = "FA4"
-    library = FlashAttention4()
+    behind = FlashAttention4()

@@ -9,8 +9,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from attnbench.execute import skipped
 from attnbench.jsonable import to_json
+from attnbench.plan import skipped
 from attnbench.report import notes
 from attnbench.report.cells import cells
 from attnbench.sizes import duration, gib

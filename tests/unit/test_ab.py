@@ -15,10 +15,10 @@ from attnbench import execute, run, store
 from attnbench.ab import measure
 from attnbench.ab.measure import Outcome, ab
 from attnbench.errors import UserError
-from attnbench.execute import skipped
 from attnbench.gate import gate
 from attnbench.gate.margins import DEFAULT
 from attnbench.jsonable import to_json
+from attnbench.plan import skipped
 from attnbench.process import WorkerDied
 from attnbench.report.cautions import cautions
 from attnbench.report.cells import cells
