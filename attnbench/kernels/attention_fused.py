@@ -176,8 +176,10 @@ def _dk_dv_dq(
     unscaled = 1.0 / scale_log2
     h = h_k * group
     m = begin
-    h_before = h  # of the block whose dq is under way
-    m_before = m
+    # Where the dq under way belongs. Not a plain copy of h and m: what starts a loop as the same value as another
+    # variable, and is set to that in it, Gluon takes for a constant.
+    row_before = b * padded_q + m
+    col_before = h * D
     for i in range(count):
         stage = i % STAGES
         phase = i // STAGES & 1
@@ -194,7 +196,7 @@ def _dk_dv_dq(
             tma.store_wait(0)  # until dq_tile has been read
             dq_tile.store(dq_done)
             fence_async_shared()
-            reduce_add(DQ, [b * padded_q + m_before, h_before * D], dq_tile)
+            reduce_add(DQ, [row_before, col_before], dq_tile)
         _fetch_queries(
             Q, DOut, Lse, Delta, q_tiles, dout_tiles, lses, deltas, q_bars, dout_bars, i + STAGES - 1, b, h_ahead,
             m_ahead, nheads, M, D, STAGES, i + STAGES - 1 < count,
@@ -217,8 +219,8 @@ def _dk_dv_dq(
         fence_async_shared()
         dk = warpgroup_mma(gl.convert_layout(ds, left_layout), q, dk, is_async=True)
         dq = warpgroup_mma(ds_tile.permute((1, 0)), k, nothing_dq, use_acc=False, is_async=True)
-        h_before = h
-        m_before = m
+        row_before = b * padded_q + m
+        col_before = h * D
         h, m = _next(h, m, begin, seqlen_q, M)
 
     dk, dv, dq_done = warpgroup_mma_wait(0, deps=(dk, dv, dq))
@@ -226,7 +228,7 @@ def _dk_dv_dq(
         tma.store_wait(0)
         dq_tile.store(dq_done)
         fence_async_shared()
-        reduce_add(DQ, [b * padded_q + m_before, h_before * D], dq_tile)
+        reduce_add(DQ, [row_before, col_before], dq_tile)
     n = start_n + gl.arange(0, N, gl.SliceLayout(1, keys_layout))
     cols = gl.arange(0, D, gl.SliceLayout(0, keys_layout))
     at = b.to(gl.int64) * stride_b + h_k * stride_h + n.to(gl.int64)[:, None] * stride_n + cols[None, :]

@@ -54,23 +54,24 @@ ROWS = {  # headdim, tokens in a sequence, mask, pass; the TFLOP/s to reach on a
     "d256 16k causal bwd": 260,
 }
 CANDIDATES = {  # by kernel and headdim; the first has no tensor maps, but for fused
-    "fwd d64": """128x64x4x3 64x128x4x3-tr 64x128x4x3-t 64x128x4x2-tr 64x64x4x4-tra 64x64x4x3-tra 128x128x8x2-tr
-        128x64x4x3-tr""",
-    "fwd d128": """128x64x8x3 64x64x4x3-tra 64x64x4x2-tra 64x64x4x2-ta 64x64x4x3-ta 128x64x8x3-tra 64x64x4x3-tr
-        128x128x8x2-t""",
-    "fwd d256": "128x64x8x2 128x32x8x3-tra 128x32x8x3-ta 128x32x8x2-tra 128x64x8x2-t 128x64x8x2-tr 64x32x4x3-tra",
-    "dkdv d64": """64x128x8x3 64x64x4x3-t 64x64x4x2-t 64x64x4x3-t-max168 64x64x4x3-tr 64x64x4x3-ta 64x128x8x3-t
-        64x128x8x2-tr 32x128x4x3-t 128x64x4x2-t 128x128x8x2-t""",
-    "dkdv d128": """64x128x8x3 64x64x4x2-t 64x64x4x2-ta 64x128x8x3-t 64x128x8x2-t 64x128x8x3-ta 64x128x8x2-ta
-        64x64x4x3-t""",
-    "dkdv d256": "32x64x8x3 32x64x8x3-t 32x64x8x2-t 64x64x8x2-t 64x64x8x2-ta 32x64x8x3-ta 32x64x8x4-t",
-    "dq d64": """128x64x8x3 64x64x4x3-t 64x64x4x3-t-max128 64x64x4x3-tr 64x128x4x2-tr 64x128x4x3-t 128x64x4x3-t
-        128x64x8x3-t 128x128x8x2-t 64x64x4x3-ta""",
-    "dq d128": """128x64x8x3 64x64x4x2-t 64x64x4x2-ta 64x64x4x2-tr 64x64x4x3-tra 64x64x4x3-tr 128x64x8x2-t
-        128x64x8x3-tr 128x64x8x3-t""",
-    "dq d256": "128x32x8x2 128x32x8x2-t 128x32x8x2-ta 64x64x8x2-t 64x32x4x2-t 64x64x8x2-ta 64x32x4x3-t",
+    "fwd d64": """128x64x4x3 64x128x4x3-tr 64x128x4x3-t 64x128x4x4-tr 64x128x4x4-t 64x128x4x3-tra 128x64x4x3-tr
+        128x128x8x3-tr 64x64x4x4-tra 64x128x4x5-tr 128x128x8x3-tra 64x64x4x4-tr""",
+    "fwd d128": """128x64x8x3 64x64x4x3-tra 64x64x4x4-tra 64x32x4x4-tra 64x32x4x5-tra 64x64x4x3-tr 64x64x4x4-tr
+        128x64x8x4-tra 128x128x8x2-tra 128x128x8x2-tr 64x128x4x2-tr 128x64x4x3-tr""",
+    "fwd d256": """128x64x8x2 64x32x4x3-tra 64x32x4x4-tra 64x32x4x3-tr 64x32x4x2-tra 64x32x4x3-ta 64x16x4x4-tra 64x64x4x2-tra
+        64x64x8x3-tra 64x64x4x2-tr 128x32x8x4-tra""",
+    "dkdv d64": """64x128x8x3 64x64x4x3-t 64x64x4x4-t 64x64x4x5-t 128x64x4x3-t 64x64x4x3 64x128x4x3-t 64x64x4x4 32x64x4x4-t 64x128x8x3-ta
+        128x64x8x3-t""",
+    "dkdv d128": """64x128x8x3 64x128x8x3-ta 64x64x4x2-ta 64x128x8x3-a 32x128x8x4-ta 32x128x8x3-ta 64x128x8x4-ta 128x128x8x2-ta
+        64x128x8x4 64x64x4x2-a 32x64x4x3-ta 32x64x4x4-ta 32x128x4x3-ta""",
+    "dkdv d256": "32x64x8x3 64x64x8x2-ta 64x64x8x2-t 64x64x8x2-a 32x64x8x4 32x64x8x3-a 32x64x4x3-t",
+    "dq d64": """128x64x8x3 128x64x4x3-t 64x128x4x3-t 128x64x4x4-t 64x128x4x4-t 64x128x4x3-tr 64x128x4x4-tr 128x64x4x3-tr 128x128x8x3-tr
+        64x64x4x4-tr 64x64x4x4-tra 64x128x4x3-tra 128x64x4x3-ta""",
+    "dq d128": """128x64x8x3 64x64x4x3-tra 64x64x4x3-tr 64x64x4x4-tra 64x64x4x4-tr 64x32x4x4-tra 64x128x4x2-tra 128x64x8x3-tra
+        128x64x8x4-tr 128x128x8x2-tr 64x32x4x5-tra""",
+    "dq d256": "128x32x8x2 128x32x8x3-ta 128x32x8x3-t 128x32x8x3-tra 128x16x8x4-ta 64x32x4x4-t 128x32x8x3 128x32x8x3-a",
     "fused d64": "64x64x4x2 128x128x8x2 64x128x8x2 128x64x4x2 64x64x4x3 64x128x8x3",
-    "fused d128": "64x128x8x2 64x128x8x3",
+    "fused d128": "64x128x8x2 64x128x8x3 64x64x4x2",
 }
 KERNELS = {"fwd": ("fwd",), "bwd": ("dkdv", "dq"), "fused": ("fused",)}  # of --kernel
 LIMIT, LIMIT_FUSED = 150.0, 90.0  # seconds for an answer, after which its process is killed
