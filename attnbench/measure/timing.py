@@ -94,13 +94,20 @@ class Pacer:
         self._burst_s = burst_s
         self._hot = False
         self._dropped = 0
+        self._tired = 0.0  # seconds of work that the next burst has to wait for
 
-    def __call__(self, worked: float, calls: int) -> bool:
-        """Whether a burst of `calls` that took `worked` seconds counts; returns after the pause."""
+    def rest(self) -> None:
+        """The pause before a burst, if one is due: after the last one nobody waits."""
+        if self._tired:
+            pause(self._tired)
+        self._tired = 0.0
+
+    def counts(self, worked: float, calls: int) -> bool:
+        """Whether a burst of `calls` that took `worked` seconds does."""
         fell = bool(self._clocks) and self._clocks[-1] < FELL * max(self._best, *self._clocks)
         paused, self._hot = self._hot, self._hot or fell
         if self._hot:
-            pause(math.inf if fell else worked)
+            self._tired = math.inf if fell else worked
         long = paused and calls == 1 and worked > self._burst_s
         if not fell or long or self._dropped == MAX_DROPPED:
             return True
@@ -113,10 +120,10 @@ def collect(
     sample: Callable[[int], list[float]],
     policy: Policy,
     *,
-    pace: Callable[[float, int], bool] | None = None,
+    pace: Pacer | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> list[float]:
-    """Samples in seconds, after a warm-up. `sample(n)` gives up to n; `pace(seconds, n)` follows, and may reject them.
+    """Samples in seconds, after a warm-up. `sample(n)` gives up to n; `pace` goes with each burst, and may reject it.
 
     Stops when the 95 % interval of the median lies within `policy.target` of it, or the time cap is reached; not
     before `policy.min_seconds` and four bursts, nor with fewer than `policy.min_samples` (6 where a call takes over
@@ -125,9 +132,12 @@ def collect(
     """
 
     def batch(n: int) -> tuple[list[float], bool]:
+        if pace is None:
+            return sample(n), True
+        pace.rest()
         started = clock()
         found = sample(n)
-        return found, pace is None or pace(clock() - started, len(found))
+        return found, pace.counts(clock() - started, len(found))
 
     estimate, values = _warm_up(batch, policy, clock)
     least = policy.min_samples if estimate < LONG else MIN_LONG if estimate < VERY_LONG else MIN_VERY_LONG
