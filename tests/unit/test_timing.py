@@ -120,7 +120,7 @@ def test_the_cap_counts_pauses_too() -> None:
 
 @pytest.mark.parametrize(
     ("call", "samples"),
-    [(0.9 * LONG, 10), (1.1 * LONG, MIN_LONG), (0.9, MIN_LONG), (1.1, MIN_VERY_LONG), (30.0, MIN_VERY_LONG)],
+    [(0.9 * LONG, 10), (1.1 * LONG, MIN_LONG), (0.24, MIN_LONG), (0.26, MIN_VERY_LONG), (30.0, MIN_VERY_LONG)],
 )
 def test_how_many_samples_a_call_of_that_length_takes_at_least(call: float, samples: int) -> None:
     """With a time cap that one of them exceeds."""
@@ -365,10 +365,10 @@ def test_a_pause_comes_before_a_burst_and_none_after_the_last(slept: list[float]
     def sample(n: int) -> list[float]:
         clocks.append(LOW)
         bursts.append(n)
-        return [0.3] * n
+        return [0.2] * n
 
     pacer = Pacer(clocks, TOP, POLICY.burst_s)
-    assert len(collect(sample, POLICY, pace=pacer, clock=lambda: 0.3 * len(bursts))) == MIN_LONG
+    assert len(collect(sample, POLICY, pace=pacer, clock=lambda: 0.2 * len(bursts))) == MIN_LONG
     assert slept == [MAX_REST] * (len(bursts) - 1)
 
 
