@@ -26,6 +26,7 @@ from attnbench.jsonable import from_json, to_json
 from attnbench.types import Job, Record, Run
 
 SCHEMA = 2
+_FIRST = b'{"type":"run",'  # what each begins with
 
 
 class RunFile:
@@ -68,8 +69,11 @@ class RunFile:
             raise UserError(f"cannot append to {path}: {error.strerror}") from None
         _lock(path, file)
         content = file.read()
+        first, whole, _ = content.partition(b"\n")
         try:
-            schema = _schema(path, _first(path, content.partition(b"\n")[0]))
+            if not whole:
+                raise _not_ours(path, content)
+            schema = _schema(path, _first(path, first))
         except UserError:
             file.close()
             raise
@@ -141,14 +145,16 @@ def read(path: Path) -> tuple[Run, list[str]]:
         problems.append(f"{path}:{number}: truncated last line dropped (an interrupted write)")
     view = memoryview(content)
     start = content.find(b"\n") + 1
-    run = _header(path, view[: max(start - 1, 0)])
+    if not start:
+        raise _not_ours(path, content)
+    run = _header(path, view[: start - 1])
     records = []
     number = 1
     while start < end:
         number += 1
         stop = content.find(b"\n", start)
         try:
-            if (record := decode.record(view[start:stop])) is not None:
+            if (record := decode.record(view[start:stop], (path, number))) is not None:
                 records.append(record)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             problems.append(f"{path}:{number}: damaged line left out ({type(error).__name__}: {error})")
@@ -182,7 +188,7 @@ def _first(path: Path, line: decode.Line) -> dict[str, Any]:
     try:
         return decode.fields(line)
     except ValueError:
-        raise _not_ours(path) from None
+        raise _not_ours(path, bytes(line)) from None
 
 
 def _schema(path: Path, header: Mapping[str, Any]) -> int:
@@ -198,8 +204,11 @@ def _schema(path: Path, header: Mapping[str, Any]) -> int:
     return schema
 
 
-def _not_ours(path: Path) -> UserError:
-    return UserError(f"{path} is not an attnbench run file (its first line does not say so)")
+def _not_ours(path: Path, line: bytes = b"{}") -> UserError:
+    if line.startswith(_FIRST):
+        return UserError(f"{path} is cut off in its first line: there is no result in it; delete it and run again")
+    why = "its first line does not say so" if line.strip() else "it is empty"
+    return UserError(f"{path} is not an attnbench run file ({why})")
 
 
 def missing(run: Run) -> list[Job]:
