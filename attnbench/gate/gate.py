@@ -103,7 +103,7 @@ class Judgement:
 
 def name(backend: str, case: Case) -> str:
     """All of a cell, so that it stays its name whatever it stands beside: triton 16k d128 causal fwd bf16 b1 h16."""
-    return f"{words.case(backend, case)} {case.dtype} b{case.shape.batch} h{words.heads(case)}"
+    return f"{words.case(backend, case, dtype=True)} b{case.shape.batch} h{words.heads(case)}"
 
 
 def judge(baseline: Run, current: Run, request: Request) -> Judgement:

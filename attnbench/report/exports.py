@@ -46,7 +46,7 @@ def pytest_benchmark(runs: Sequence[Run], convention: Convention = "exact") -> s
         flops = work.flops(cell.case, convention)
         benchmarks.append(
             {
-                "group": f"{words.case('', cell.case).strip()} {cell.case.dtype}",
+                "group": words.case("", cell.case, dtype=True).strip(),
                 "name": name,
                 "fullname": f"attnbench::{name}",
                 "params": None,

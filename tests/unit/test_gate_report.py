@@ -16,6 +16,7 @@ from rich.console import Console
 from attnbench.errors import UserError
 from attnbench.gate.gate import Judgement, Request, judge
 from attnbench.report.gate import export, github, junit, markdown, rows, terminal
+from attnbench.report.gate.live import Live
 
 WOBBLE = (0.0, 0.001, -0.001, 0.0005, -0.0005)
 REASON = "out | of *memory*:\n50 % <script>\x07"
@@ -150,3 +151,19 @@ def test_the_step_summary_is_appended(judgement: Judgement, tmp_path: Path) -> N
     assert file.read_text() == "before\n" + markdown.render(judgement)
     with pytest.raises(UserError, match="step summary"):
         github.summarize(judgement, tmp_path)
+
+
+def test_an_ab_of_several_dtypes_names_them_as_it_goes() -> None:
+    def said(*dtypes: str) -> str:
+        records = [ended(case(dtype=dtype), "triton", "failed", "no luck") for dtype in dtypes]
+        made, stream = run(records), io.StringIO()
+        live = Live(Console(file=stream, width=200))
+        live.begun(made, made, len(dtypes), (), ())
+        for job, record in zip(made.plan, records, strict=True):
+            live.started(job)
+            live.ended(job, record)
+        live.close()
+        return stream.getvalue()
+
+    assert "triton 1k d128 full fwd fp16 FAIL: no luck" in said("bf16", "fp16")
+    assert "triton 1k d128 full fwd FAIL: no luck" in said("bf16")

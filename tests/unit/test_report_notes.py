@@ -28,6 +28,23 @@ def test_reasons_that_differ_in_numbers_are_one_line() -> None:
     ]
 
 
+def test_cells_of_several_dtypes_name_theirs() -> None:
+    records = [
+        ok(case(), "triton", 300.0, spread=0.1, forecast=Forecast(1.0, 1e-3, 0), seconds=9.0),
+        ended(case(dtype="fp16"), "triton", "wrong", "off by 3"),
+        ended(case(2048, dtype="fp8"), "triton", "failed", "no such type"),
+    ]
+    made = run(records)
+    assert [n.who for n in notes.notes(cells([made]))] == [
+        "triton 1k d128 full fwd fp16",
+        "triton 2k d128 full fwd fp8",
+    ]
+    assert "1 result wrong: triton 1k d128 full fwd fp16." in warned(*records)
+    assert "the worst to 2.1%: triton 1k d128 full fwd bf16." in warned(*records)
+    assert "(triton 1k d128 full fwd bf16)" in (forecast_line(made) or "")
+    assert [n.who for n in notes.notes(cells([run(records[1:2])]))] == ["triton 1k d128 full fwd"]
+
+
 def test_durations_in_reasons_merge() -> None:
     reasons = ["forecast 12s, beyond 1m00s", "forecast 3m05s, beyond 1m00s", "forecast 0.4s, beyond 1m00s"]
     assert len({words.template(r) for r in reasons}) == 1
