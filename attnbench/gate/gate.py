@@ -66,6 +66,11 @@ class Finding:
     def name(self) -> str:
         return name(self.backend, self.case)
 
+    @property
+    def unmeasured(self) -> bool:
+        """Of an A/B: there was no time for the cell."""
+        return self.verdict == "inconclusive" and self.metric is None
+
 
 @dataclass(frozen=True)
 class Judgement:
@@ -133,6 +138,7 @@ def judge(baseline: Run, current: Run, request: Request) -> Judgement:
     notes = [
         *(f"--expect {n}: nothing differs there; is this the run that was meant?" for n in idle),
         *(f"margins: no cell is called {glob!r}" for glob in request.margins.unused(names)),
+        *_unmeasured(findings),
         *_notes(findings, in_turns),
         *_beside(before, after),
     ]
@@ -250,6 +256,15 @@ def _rank(finding: Finding) -> tuple[object, ...]:
     metric = _METRIC_RANK[finding.metric] if finding.metric else -1
     change = finding.decision.change if finding.decision else 0.0
     return (_VERDICT_RANK[finding.verdict], metric, change if finding.verdict == "improved" else -change)
+
+
+def _unmeasured(findings: Iterable[Finding]) -> list[str]:
+    """In a line: the findings say of each cell the same."""
+    names = [f.name for f in findings if f.unmeasured]
+    if not names:
+        return []
+    number = words.count(len(names), "cell")
+    return [f"{number} left out for want of time, which is no pass: {words.some(names)}; give a longer --time-limit."]
 
 
 def _notes(findings: Sequence[Finding], in_turns: bool) -> list[str]:

@@ -77,6 +77,36 @@ def test_the_table_fits_any_terminal(judgement: Judgement, width: int) -> None:
     assert max(map(len, printed(judgement, width).splitlines())) <= width
 
 
+def test_a_narrow_terminal_gets_lines_that_can_be_read(judgement: Judgement) -> None:
+    lines = printed(judgement, 80).splitlines()
+    at = lines.index("regressed  slow 1k d128 full fwd bf16 b16 h16")
+    assert re.match(r" {4}latency \+10\.0% \(\+9\.\d+% to \+10\.\d+%, margin 3%\), .* us -> ", lines[at + 1])
+    assert lines[lines.index("missing  gone 1k d128 full fwd bf16 b16 h16") + 1].rstrip() == "    no record of it"
+
+
+def test_cells_without_time_are_one_line_that_counts_them() -> None:
+    late = [
+        ended(case(2**i), "triton", "skipped", "no room for it within the time limit of 1m00s", resumable=True)
+        for i in range(6, 11)
+    ]
+    made = [run([*cells({"calm": 1.0}), *late], turns="together") for _ in range(2)]
+    judgement = judge(made[0], made[1], Request(("latency",)))
+    said = "5 cells left out for want of time, which is no pass: triton 64 d128 full fwd bf16 b256 h16, "
+    for text in (printed(judgement), markdown.render(judgement)):
+        assert text.count("triton") == 3
+        assert "no room for it" not in text
+        assert said in text
+        assert "and 2 more; give a longer --time-limit" in " ".join(text.split())
+    warnings = [line for line in github.render(judgement).splitlines() if line.startswith("::warning")]
+    assert warnings == ["::warning title=not measured::5 cells left out for want of time; see the step's summary"]
+    assert printed(judgement, every=True).count("no room for it within the time limit") == 5
+    assert judgement.exit_code == 3
+    tolerant = judge(made[0], made[1], Request(("latency",), inconclusive="pass"))
+    assert tolerant.exit_code == 0
+    assert "inconclusive, which does not count" not in printed(tolerant)
+    assert said in printed(tolerant)
+
+
 def test_a_refusal_says_what_differs_and_how_to_go_on(refused: Judgement) -> None:
     for text in (printed(refused), markdown.render(refused), github.render(refused), junit.render(refused)):
         assert "driver was 580.82 and is 590.10" in text

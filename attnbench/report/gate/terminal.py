@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from rich.console import Console
+from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
 from attnbench.gate.gate import Judgement
-from attnbench.report.files import plain
+from attnbench.report.files import FILE_WIDTH, plain
 from attnbench.report.gate import rows
 
 STYLES = {
@@ -31,7 +32,11 @@ def render(console: Console, judgement: Judgement, every: bool = False) -> None:
         console.print(Text(f"as expected: {difference.what}", "dim"))
     found = rows.listed(judgement, every)
     if found:
-        console.print(_table(found))
+        table = _table(found)
+        if console.measure(table, options=console.options.update(width=FILE_WIDTH)).maximum <= console.width:
+            console.print(table)
+        else:
+            _list(console, found)
     if (left := rows.rest(judgement)) and not every:
         console.print(Text(left))
     for note in judgement.notes:
@@ -50,6 +55,14 @@ def _table(found: list[rows.Row]) -> Table:
         style = STYLES[row.finding.verdict]
         table.add_row(*(Text(row.entries[i], style if i == 0 else "") for i in used))
     return table
+
+
+def _list(console: Console, found: list[rows.Row]) -> None:
+    """Two lines a finding, where a table would be too wide to read."""
+    for row in found:
+        finding = row.finding
+        console.print(Text(finding.verdict, STYLES[finding.verdict]).append(f"  {finding.name}", "default"))
+        console.print(Padding(Text(rows.figures(finding)), (0, 0, 0, 4)))
 
 
 def text(judgement: Judgement, every: bool = False) -> str:
