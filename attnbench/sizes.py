@@ -81,8 +81,8 @@ def parse_windows(text: str, what: str = "window") -> tuple[Window | None, ...]:
         if words in (["none"], ["open", "open"]):
             found.append(None)
             continue
-        if len(words) > 2 or words == ["open"]:
-            raise UserError(f"{what}: {part.strip()!r} is not a window; write 1024, 1024/0, 512/512, 512/open or none")
+        if len(words) > 2 or words in (["open"], ["0"]):
+            raise _no_window(part.strip(), what)
         sides = [_side(word, part.strip(), what) for word in words]
         found.append((sides[0], sides[-1]))
     return tuple(dict.fromkeys(found))
@@ -94,8 +94,17 @@ def _side(word: str, part: str, what: str) -> int | None:
     if word == "0":
         return 0
     if not re.fullmatch(r"\d+[kKmM]?", word):
-        raise UserError(f"{what}: {part!r} is not a window; write 1024, 1024/0, 512/512, 512/open or none")
+        raise _no_window(part, what)
     return parse_size(word, what)
+
+
+def _no_window(part: str, what: str) -> UserError:
+    aside = ""
+    if part == "0":  # as in [256, 0], which is two windows
+        aside = " (left and right of one window: 256/0)"
+    elif "-1" in part:
+        aside = " (flash-attn's -1 is open)"
+    return UserError(f"{what}: {part!r} is not a window; write 1024, 1024/0, 512/512, 512/open or none{aside}")
 
 
 def parse_numbers(text: str, what: str, below: float = math.inf) -> tuple[float, ...]:

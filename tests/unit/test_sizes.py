@@ -142,7 +142,7 @@ def test_windows(text: str, found: object) -> None:
     assert parse_windows(text) == found
 
 
-@pytest.mark.parametrize("text", ["1024:0", "1/2/3", "open", "-1", "1k/", "/0", "", "1.5", "none/0"])
+@pytest.mark.parametrize("text", ["1024:0", "1/2/3", "open", "-1", "1k/", "/0", "", "0", "1.5", "none/0"])
 def test_no_window(text: str) -> None:
     with pytest.raises(UserError, match=r"is not a window; write 1024"):
         parse_windows(text)

@@ -382,6 +382,13 @@ def test_excluding_and_adding_by_window_softcap_and_dropout() -> None:
     ("axes", "says"),
     [
         ({"window": "1024:0"}, r"window: '1024:0' is not a window; write 1024, 1024/0"),
+        ({"window": [[256, 0]]}, r"axes.window: \[256, 0\] is a list in a list; a pair is written 256/0, several"),
+        ({"window": [[256, -1], [1, 1]]}, "a pair is written 256/open"),
+        ({"window": [256, 0]}, r"'0' is not a window; .* \(left and right of one window: 256/0\)"),
+        ({"window": "256/-1"}, r"'256/-1' is not a window; .* \(flash-attn's -1 is open\)"),
+        ({"headdim": [[192, 128]]}, "axes.headdim: .* a pair is written 192-128"),
+        ({"seqlen": [[1024, 2048]]}, r"axes.seqlen: .* is a list in a list; give single values, as in \[A, B\]"),
+        ({"window": [[[1], 2]]}, "is a list in a list; give single values"),
         ({"dropout": 1}, "dropout: 1 is out of range; a number from 0 and below 1"),
         ({"softcap": "-1"}, "softcap: -1 is out of range"),
         ({"dropout": "nan"}, "dropout: nan is out of range"),
