@@ -134,9 +134,24 @@ def matches(axes: Axes, case: Case) -> bool:
     return all(value in allowed for allowed, value in values if allowed)
 
 
+_ELSEWHERE = {  # what torch and flash-attn call them
+    "bfloat16": "bf16",
+    "float16": "fp16",
+    "half": "fp16",
+    "float32": "fp32",
+    "float": "fp32",
+    "float8_e4m3fn": "fp8",
+    "e4m3": "fp8",
+    "forward": "fwd",
+    "backward": "bwd",
+}
+
+
 def _words(text: str, known: Sequence[str], what: str) -> tuple[str, ...]:
     found = tuple(dict.fromkeys(w.strip() for w in text.split(",")))
     for word in found:
         if word not in known:
-            raise UserError(f"{what}: unknown {what} {word!r}{did_you_mean(word, known)}")
+            meant = _ELSEWHERE.get(word.lower().removeprefix("torch."))
+            hint = f'; here it is "{meant}"' if meant in known else did_you_mean(word, known)
+            raise UserError(f"{what}: unknown {what} {word!r}{hint}")
     return found

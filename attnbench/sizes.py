@@ -51,6 +51,11 @@ def parse_sizes(text: str, what: str = "size") -> tuple[int, ...]:
             if not powers:
                 raise UserError(f"{what}: there is no power of two in {part.strip()}; give a step, as in {part}:64")
             found += powers
+        elif re.search(r"[-:\s]", part.strip().lstrip("+-")):  # more than a number was meant
+            raise UserError(
+                f"{what}: {part.strip()!r} is not a size; write 4k, a list with commas, 1k,3000,8k, or a range with "
+                "both its ends, 1k-64k or 1k-8k:1k"
+            )
         else:
             found.append(parse_size(part, what))
     return tuple(dict.fromkeys(found))
@@ -60,7 +65,7 @@ def parse_headdims(text: str, what: str = "headdim") -> tuple[tuple[int, int], .
     """((headdim, headdim_v), ...) of "64,128,192-128"; one number stands for both."""
     found = []
     for part in str(text).split(","):
-        match = re.fullmatch(r"([^-]+)(?:-([^-]+))?", part.strip())
+        match = re.fullmatch(r"(\d+)(?:-(\d+))?", part.strip())
         if not match:
             raise UserError(f"{what}: {part.strip()!r} is not a head dim; write 128, or 192-128 for queries and values")
         pair = parse_size(match[1], what), parse_size(match[2] or match[1], what)

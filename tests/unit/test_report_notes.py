@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import io
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from builders import CPU, H200, case, ended, job, ok, run
+from rich.console import Console
 
+from attnbench.commands.run import _epilogue
+from attnbench.errors import EXIT_INTERRUPTED
 from attnbench.report import cautions, facts, notes, words
 from attnbench.report.cells import cells
 from attnbench.report.forecast import forecast_line
+from attnbench.run import Outcome
 from attnbench.types import Forecast, Record
 
 
@@ -260,3 +266,12 @@ def test_lengths_are_compressed() -> None:
     assert words.span([1024, 2048], known) == "1k, 2k"
     assert words.span([1024, 2048, 3000, 8192], known) == "1k-3000, 8k"
     assert words.span([65536], known) == "64k"
+
+
+def test_what_is_left_of_an_interrupted_run_does_not_count_what_it_would_skip() -> None:
+    jobs = [job(case(), "eager"), job(case(2048), "eager"), replace(job(case(4096), "eager"), skip="too large")]
+    jobs.append(replace(job(case(8192), "eager"), skip="no time", resumable=True))
+    console = Console(file=io.StringIO(), width=100)
+    _epilogue(console, Outcome(run([ok(case(), "eager", 30.0)], plan=jobs), Path("run.jsonl"), EXIT_INTERRUPTED))
+    assert isinstance(console.file, io.StringIO)
+    assert "Go on with the 2 jobs left:" in console.file.getvalue()
