@@ -55,7 +55,7 @@ class Finding:
     metric: str | None
     verdict: Verdict
     rounds: tuple[int, int]  # with a value, in baseline and current
-    baseline: float | None = None  # median of the rounds, in the metric's unit
+    baseline: float | None = None  # typical of the rounds, in the metric's unit: their ratio is the change
     current: float | None = None
     margin: float | None = None
     decision: decide.Decision | None = None
@@ -224,8 +224,8 @@ def _measured(both: Iterable[tuple[Cell, Cell]], request: Request, in_turns: boo
             metric,
             decision.verdict,
             (len(x[:pairs]), len(y[:pairs])),
-            stats.median(x[:pairs]),
-            stats.median(y[:pairs]),
+            _typical(x[:pairs]),
+            _typical(y[:pairs]),
             test.margin,
             decision,
             _settle(decision) if decision.verdict == "inconclusive" else "",
@@ -233,6 +233,11 @@ def _measured(both: Iterable[tuple[Cell, Cell]], request: Request, in_turns: boo
         )
         for (old, new, metric, x, y), test, (decision, pairs) in zip(cells_of, tests, decided, strict=True)
     ]
+
+
+def _typical(values: Sequence[float]) -> float:
+    """The geometric mean, as logarithms are compared; a reading of 0 has none."""
+    return stats.geomean(values) if min(values) > 0 else stats.median(values)
 
 
 def _rounds(metric: str, before: Sequence[float], after: Sequence[float], margin: float, paired: bool) -> decide.Rounds:

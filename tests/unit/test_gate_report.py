@@ -84,6 +84,14 @@ def test_a_narrow_terminal_gets_lines_that_can_be_read(judgement: Judgement) -> 
     assert lines[lines.index("missing  gone 1k d128 full fwd bf16 b16 h16") + 1].rstrip() == "    no record of it"
 
 
+def test_a_long_reason_folds_beside_a_table_that_does_not(judgement: Judgement) -> None:
+    long = replace(judgement.findings[0], reason="word " * 60)
+    lines = printed(replace(judgement, findings=(long, *judgement.findings[1:])), 170).splitlines()
+    assert lines[0].startswith("verdict        metric   cell ")
+    assert sum("word word" in line for line in lines) > 3
+    assert [line.split()[0] for line in lines if " d128 " in line][:2] == ["newly-failing", "missing"]
+
+
 def test_cells_without_time_are_one_line_that_counts_them() -> None:
     late = [
         ended(case(2**i), "triton", "skipped", "no room for it within the time limit of 1m00s", resumable=True)

@@ -16,7 +16,7 @@ from attnbench.report import cautions, facts, notes, words
 from attnbench.report.cells import cells
 from attnbench.report.forecast import forecast_line
 from attnbench.run import Outcome
-from attnbench.types import Forecast, Record
+from attnbench.types import Forecast, Measurement, Record
 
 
 def test_reasons_that_differ_in_numbers_are_one_line() -> None:
@@ -49,6 +49,13 @@ def test_cells_of_several_dtypes_name_theirs() -> None:
     assert "the worst to 2.1%: triton 1k d128 full fwd bf16." in warned(*records)
     assert "(triton 1k d128 full fwd bf16)" in (forecast_line(made) or "")
     assert [n.who for n in notes.notes(cells([run(records[1:2])]))] == ["triton 1k d128 full fwd"]
+
+
+def test_on_a_cpu_nobody_is_sent_to_options_of_a_gpu() -> None:
+    slower = replace(ok(case(), "eager", 30.0), measurements={"time": Measurement("s", (1e-3,) * 40 + (2e-3,) * 40)})
+    assert "by 100% at most: eager 1k d128 full fwd. The clock fell" in warned(slower)
+    assert "--isolate-power" in warned(slower)
+    assert "--isolate-power" not in warned(slower, device=CPU)
 
 
 def test_durations_in_reasons_merge() -> None:
