@@ -197,7 +197,7 @@ def _schema(path: Path, header: Mapping[str, Any]) -> int:
         kind, schema = json.loads(bytes(header["type"])), int(json.loads(bytes(header["schema"])))
     except (ValueError, KeyError, TypeError):
         raise _not_ours(path) from None
-    if kind != "run":
+    if kind != "run" or schema < 1:
         raise _not_ours(path)
     if schema > SCHEMA:
         raise UserError(f"{path} was written by a newer attnbench (schema {schema}, this one reads {SCHEMA}); upgrade")

@@ -124,6 +124,8 @@ def test_lines_of_an_unknown_type_are_passed_over(path: Path) -> None:
         b"[1]\n",
         b'{"type": "record"}\n',
         b'{"type": "run"}\n',
+        b'{"type": "run", "schema": 0}\n',
+        b'{"type": "run", "schema": "two"}\n',
         b"\x89PNG\r\n\x1a\n",
         b"{",
     ],
