@@ -57,6 +57,8 @@ def from_json(cls: type[T], data: Mapping[str, Any]) -> T:
         return cls(**values)
     except TypeError:
         lacking = [name for name in _required(cls) if name not in values]
+        if not lacking:
+            raise
         raise ValueError(f"a {cls.__name__.lower()} without {', '.join(lacking)}") from None
 
 

@@ -65,7 +65,7 @@ def parse_headdims(text: str, what: str = "headdim") -> tuple[tuple[int, int], .
     """((headdim, headdim_v), ...) of "64,128,192-128"; one number stands for both."""
     found = []
     for part in str(text).split(","):
-        match = re.fullmatch(r"(\d+)(?:-(\d+))?", part.strip())
+        match = re.fullmatch(r"(\d+[kKmM]?)(?:-(\d+[kKmM]?))?", part.strip())
         if not match:
             raise UserError(f"{what}: {part.strip()!r} is not a head dim; write 128, or 192-128 for queries and values")
         pair = parse_size(match[1], what), parse_size(match[2] or match[1], what)

@@ -72,7 +72,7 @@ class RunFile:
         first, whole, _ = content.partition(b"\n")
         try:
             if not whole:
-                raise _not_ours(path, content)
+                raise _cut_off(path, content)
             schema = _schema(path, _first(path, first))
         except UserError:
             file.close()
@@ -146,7 +146,7 @@ def read(path: Path) -> tuple[Run, list[str]]:
     view = memoryview(content)
     start = content.find(b"\n") + 1
     if not start:
-        raise _not_ours(path, content)
+        raise _cut_off(path, content)
     run = _header(path, view[: start - 1])
     records = []
     number = 1
@@ -180,7 +180,7 @@ def _header(path: Path, line: decode.Line) -> Run:
         run = from_json(Run, {"policy": {}, "plan": (), **data})
         return run if plan is None else replace(run, plan=plan)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise UserError(f"{path}:1: damaged first line ({type(error).__name__}: {error})") from None
+        raise _damaged(path, str(error)) from None
 
 
 def _first(path: Path, line: decode.Line) -> dict[str, Any]:
@@ -188,7 +188,7 @@ def _first(path: Path, line: decode.Line) -> dict[str, Any]:
     try:
         return decode.fields(line)
     except ValueError:
-        raise _not_ours(path, bytes(line)) from None
+        raise _damaged(path) if bytes(line).startswith(_FIRST) else _not_ours(path) from None
 
 
 def _schema(path: Path, header: Mapping[str, Any]) -> int:
@@ -204,11 +204,19 @@ def _schema(path: Path, header: Mapping[str, Any]) -> int:
     return schema
 
 
-def _not_ours(path: Path, line: bytes = b"{}") -> UserError:
-    if line.startswith(_FIRST):
-        return UserError(f"{path} is cut off in its first line: there is no result in it; delete it and run again")
-    why = "its first line does not say so" if line.strip() else "it is empty"
+def _not_ours(path: Path, why: str = "its first line does not say so") -> UserError:
     return UserError(f"{path} is not an attnbench run file ({why})")
+
+
+def _cut_off(path: Path, content: bytes) -> UserError:
+    """Of a file without a whole line."""
+    if content.startswith(_FIRST):
+        return UserError(f"{path} is cut off in its first line: there is no result in it; delete it and run again")
+    return _not_ours(path) if content else _not_ours(path, "it is empty")
+
+
+def _damaged(path: Path, why: str = "it is not JSON") -> UserError:
+    return UserError(f"{path}:1: damaged first line ({why}); restore the file, its records cannot be read without it")
 
 
 def missing(run: Run) -> list[Job]:

@@ -90,14 +90,10 @@ def report(
 
     columns = BY_OPTION.get(by or "backend", by or "backend")
     one_of("--by", columns, BY)
-    if (figure is not None or panel is not None) and not (png or svg):
-        given = " and ".join(
-            option for option, value in (("--figure", figure), ("--panel", panel)) if value is not None
-        )
+    if not (png or svg) and (given := _given({"--figure": figure, "--panel": panel})):
         raise UserError(f"{given}: only --png and --svg draw a single figure; add --svg FILE or --png FILE")
-    of_tables = {"--metric": metric, "--by": by, "--all": every}
-    if (format not in ("table", "md") or html or png or svg) and any(of_tables.values()):
-        given = " and ".join(option for option, value in of_tables.items() if value)
+    tables = format in ("table", "md") and not (html or png or svg)
+    if not tables and (given := _given({"--metric": metric, "--by": by, "--all": every or None})):
         raise UserError(f"{given}: of the tables only (--format table, md); everything else has every metric and cell")
     if not results:
         raise UserError("give run files to report on, as in attnbench report results/*.jsonl")
@@ -117,6 +113,11 @@ def report(
         options: dict[str, Any] = {"metrics": names, "by": columns, "convention": convention}
         options |= {"lines": math.inf} if every else {}
         _tables(runs, format, options)
+
+
+def _given(options: Mapping[str, Any]) -> str:
+    """The names of those that were, for an error line."""
+    return " and ".join(name for name, value in options.items() if value is not None)
 
 
 def _convention(word: str) -> Convention:

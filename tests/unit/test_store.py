@@ -147,6 +147,12 @@ def test_a_file_cut_off_in_its_first_line_says_so_and_stays(path: Path, left: in
     assert path.read_bytes() == before
 
 
+def test_a_first_line_that_is_damaged_is_not_called_cut_off(path: Path) -> None:
+    path.write_text(path.read_text().replace('"suite":', '"suite"', 1))
+    with pytest.raises(UserError, match=r"run.jsonl:1: damaged first line \(it is not JSON\); restore the file"):
+        store.read(path)
+
+
 def test_an_empty_file_is_called_empty(path: Path) -> None:
     path.write_bytes(b"")
     with pytest.raises(UserError, match=r"is not an attnbench run file \(it is empty\)"):
