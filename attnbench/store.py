@@ -210,7 +210,7 @@ def _not_ours(path: Path, why: str = "its first line does not say so") -> UserEr
 
 def _cut_off(path: Path, content: bytes) -> UserError:
     """Of a file without a whole line."""
-    if content.startswith(_FIRST):
+    if content[: len(_FIRST)] == _FIRST:
         return UserError(f"{path} is cut off in its first line: there is no result in it; delete it and run again")
     return _not_ours(path) if content else _not_ours(path, "it is empty")
 
