@@ -11,6 +11,7 @@ import json
 from collections.abc import Iterator, Mapping
 from functools import cache
 from itertools import chain, repeat
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -20,10 +21,14 @@ from attnbench.jsonable import from_json
 from attnbench.types import Accuracy, Case, Forecast, Job, Measurement, Record, Status
 
 Line = bytes | memoryview
+Place = tuple[Path, int]  # a file and the number of a line
 
 
-def record(line: Line) -> Record | None:
-    """None for a line of another type. ValueError, TypeError, KeyError or AttributeError where it is damaged."""
+def record(line: Line, place: Place | None = None) -> Record | None:
+    """None for a line of another type. ValueError, TypeError, KeyError or AttributeError where it is damaged.
+
+    Damaged samples are a UserError when a metric asks for them, which names the place.
+    """
     try:
         found = _RECORD.decode(line)
         if found.type != "record":
@@ -37,7 +42,7 @@ def record(line: Line) -> Record | None:
         round=found.round,
         status=found.status,
         reason=found.reason,
-        measurements=Measurements(found.measurements),
+        measurements=Measurements(found.measurements, place),
         accuracy=found.accuracy,
         timer=found.timer,
         l2=found.l2,
@@ -86,16 +91,27 @@ def packed(data: Mapping[str, Any]) -> dict[str, Any]:
 class Measurements(Mapping[str, Measurement]):
     """Those of a record by name, each read when it is asked for."""
 
-    __slots__ = ("_found",)
+    __slots__ = ("_found", "_place")
 
-    def __init__(self, found: dict[str, msgspec.Raw]) -> None:
+    def __init__(self, found: dict[str, msgspec.Raw], place: Place | None = None) -> None:
         self._found: dict[str, Any] = found
+        self._place = place
 
     def get(self, name: str, default: Any = None) -> Any:
         found = self._found.get(name, default)
         if type(found) is msgspec.Raw:
-            found = self._found[name] = _measurement(found)
+            try:
+                found = self._found[name] = _measurement(found)
+            except (ValueError, KeyError, TypeError, AttributeError) as error:
+                raise self._damaged(name, error) from None
         return found
+
+    def _damaged(self, name: str, error: Exception) -> UserError:
+        where = f"{self._place[0]}:{self._place[1]}: " if self._place else ""
+        return UserError(
+            f"{where}measurement {name!r} cannot be read ({error}); delete that line, and attnbench run --resume "
+            "measures its job anew"
+        )
 
     def __getitem__(self, name: str) -> Measurement:
         found = self.get(name)
@@ -183,13 +199,8 @@ def _measurement(raw: msgspec.Raw) -> Measurement:
     try:
         found = _SAMPLES.decode(raw)
         return Measurement(found.unit, found.values or _expanded(found.runs))
-    except msgspec.MsgspecError:
-        pass
-    try:
-        odd = _unpacked(json.loads(bytes(raw)))
-        return Measurement(odd["unit"], tuple(map(float, odd["values"])))  # "nan" and "inf" are words
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise UserError(f"a measurement cannot be read ({error}): {bytes(raw)[:60]!r}") from None
+    except msgspec.MsgspecError:  # "nan" and "inf" are words
+        return from_json(Measurement, _unpacked(json.loads(bytes(raw))))
 
 
 def _packed(found: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -205,7 +216,7 @@ def _packed(found: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _unpacked(found: Mapping[str, Any]) -> Mapping[str, Any]:
-    if "runs" not in found:
+    if not isinstance(found, Mapping) or "runs" not in found:
         return found
     return {**{k: v for k, v in found.items() if k != "runs"}, "values": _expanded(found["runs"])}
 

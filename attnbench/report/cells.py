@@ -38,6 +38,7 @@ class Cell:
     rates: derive.Context = field(default_factory=derive.Context)  # what the run says of its machine
     best_clock: float | None = None  # Hz, the highest clock_held of the run's records
     eager: Mapping[int, float] = field(default_factory=dict)  # round -> seconds of eager on the same case
+    several_dtypes: bool = False  # not all cells of the report have this one's
     _values: dict[tuple[str, Convention], float | None] = field(default_factory=dict, init=False, repr=False)
     _contexts: dict[tuple[int, Convention], derive.Context] = field(default_factory=dict, init=False, repr=False)
 
@@ -114,9 +115,10 @@ def cells(runs: Sequence[Run]) -> list[Cell]:
     """
     found: list[Cell] = []
     ranks = {case: words.case_rank(case) for run in runs for case in dict.fromkeys(r.case for r in run.records)}
+    several = len({case.dtype for case in ranks}) > 1
     for label, group in groups(runs):
         eager: dict[Case, dict[int, float]] = {}  # shared by the cells of a case, and filled by that of eager
-        members = [cell for run in group for cell in _cells_of(label, run, eager)]
+        members = [cell for run in group for cell in _cells_of(label, run, eager, several)]
         members.sort(key=lambda c: (ranks[c.case], words.backend_rank(c.backend)))
         for cell in members:
             if cell.backend == "eager" and cell.status == "ok":
@@ -142,7 +144,7 @@ def groups(runs: Sequence[Run]) -> list[tuple[str, list[Run]]]:
     return list(zip(_labels([members[0] for members in together]), together, strict=True))
 
 
-def _cells_of(label: str, run: Run, eager: dict[Case, dict[int, float]]) -> Iterable[Cell]:
+def _cells_of(label: str, run: Run, eager: dict[Case, dict[int, float]], several: bool) -> Iterable[Cell]:
     latest = {(r.case, r.backend, r.round): r for r in run.records}
     rounds: dict[Key, list[Record]] = {}
     for (case, backend, _), record in latest.items():
@@ -152,7 +154,7 @@ def _cells_of(label: str, run: Run, eager: dict[Case, dict[int, float]]) -> Iter
     best = max((hz for hz in clocks if hz is not None), default=None)
     for (case, backend), records in rounds.items():
         ordered = tuple(sorted(records, key=lambda r: r.round))
-        yield Cell(label, case, backend, ordered, run, rates[case.dtype], best, eager.setdefault(case, {}))
+        yield Cell(label, case, backend, ordered, run, rates[case.dtype], best, eager.setdefault(case, {}), several)
 
 
 def _comparable(a: Run, b: Run) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from attnbench import metrics
@@ -14,6 +14,7 @@ from attnbench.metrics import digits
 from attnbench.report import words
 from attnbench.report.compare.answer import ONE_ROUND, number, times
 from attnbench.sizes import short
+from attnbench.types import Case
 
 NOTHING = words.NOTHING
 MORE = "What to doubt in the figures of one run: attnbench report FILE. What the figures are: docs/compare.md."
@@ -131,13 +132,13 @@ def _cases(c: Comparison) -> Block:
     others = list(c.others())
     headings = ("case", *(text for m in c.machines for text in (m.label, "TFLOP/s")), *(_speed(c, i) for i in others))
     rows = []
-    for case in c.cases:
-        row = [words.case("", case).strip()]
+    for case, name in zip(c.cases, _names([("", case) for case in c.cases]), strict=True):
+        row = [name]
         for i in range(len(c.machines)):
             row += [c.bests[i][case], digits(c.speed(i, (case, c.bests[i][case])))]
         rows.append(tuple(row + [times(c.case_ratio(case, i)) for i in others]))
     text = (0, *(1 + 2 * i for i in range(len(c.machines))))
-    return Block("cases", "The fastest backend of each case", "", headings, tuple(_unlike(rows, c)), text)
+    return Block("cases", "The fastest backend of each case", "", headings, tuple(rows), text)
 
 
 def _cells(c: Comparison) -> Block:
@@ -145,23 +146,22 @@ def _cells(c: Comparison) -> Block:
     headings = ("cell", *(f"{m.label}, TFLOP/s" for m in c.machines), *(_speed(c, i) for i in others))
     rows = [
         (
-            words.case(key[1], key[0]),
+            name,
             *(digits(c.speed(i, key)) for i in range(len(c.machines))),
             *(times(c.cell_ratio(key, i)) for i in others),
         )
-        for key in c.cells
+        for key, name in zip(c.cells, _names([(backend, case) for case, backend in c.cells]), strict=True)
     ]
-    return Block("cells", "Cells that all machines have", "", headings, tuple(_unlike(rows, c)))
+    return Block("cells", "Cells that all machines have", "", headings, tuple(rows))
 
 
-def _unlike(rows: Sequence[tuple[str, ...]], c: Comparison) -> Iterable[tuple[str, ...]]:
-    """With batch and heads in the name where it alone names several."""
-    names = [row[0] for row in rows]
+def _names(cells: Sequence[tuple[str, Case]]) -> list[str]:
+    """With the dtype where there are several; with batch and heads where a name alone is that of several cells."""
+    several = len({case.dtype for _, case in cells}) > 1
+    names = [words.case(backend, case, several).strip() for backend, case in cells]
     if len({*names}) == len(names):
-        return rows
-    keys = c.cases if len(rows) == len(c.cases) else [case for case, _ in c.cells]
-    more = [f"{case.dtype} b{case.shape.batch} h{words.heads(case)}" for case in keys]
-    return [(f"{row[0]} {extra}", *row[1:]) for row, extra in zip(rows, more, strict=True)]
+        return names
+    return [f"{name} b{case.shape.batch} h{words.heads(case)}" for name, (_, case) in zip(names, cells, strict=True)]
 
 
 def _lacks(c: Comparison) -> Block:
