@@ -22,6 +22,7 @@ from attnbench.suite import Resolved, Settings, Suite, load, resolve
 from attnbench.types import DTYPES, Job, Record, Run
 
 MAX_ROUNDS = 1000
+OTHER_UNIT = "measured on another unit of this GPU model than the run began on: units differ by some percent"
 
 
 @dataclass(frozen=True)
@@ -154,7 +155,8 @@ def _resume(request: Request, device: str, watcher: Watcher) -> Outcome:
                 "start a new run, or go back to the old environment"
             )
         there = f"resuming: {len(old.plan) - len(todo)} of {len(old.plan)} jobs are there"
-        notes = [*problems, there if todo else "nothing is missing"]
+        elsewhere = (OTHER_UNIT,) if was.uuid not in (None, now.device.uuid) else ()
+        notes = [*problems, there if todo else "nothing is missing", *elsewhere]
         if file is None or not todo:
             watcher.planned(old, todo, None, notes)
             return Outcome(replace(old, plan=tuple(todo)) if request.dry_run else old, request.resume)
@@ -165,12 +167,19 @@ def _resume(request: Request, device: str, watcher: Watcher) -> Outcome:
                     f"{probe.version or probe.reason}"
                 )
         watcher.planned(old, todo, request.resume, notes)
-        return _measure(old, todo, fleet, file, watcher, limit or None)
+        return _measure(old, todo, fleet, file, watcher, limit or None, elsewhere)
 
 
 def _measure(
-    planned: Run, todo: Sequence[Job], fleet: Fleet, file: store.RunFile, watcher: Watcher, limit: float | None
+    planned: Run,
+    todo: Sequence[Job],
+    fleet: Fleet,
+    file: store.RunFile,
+    watcher: Watcher,
+    limit: float | None,
+    notes: tuple[str, ...] = (),
 ) -> Outcome:
+    """`notes` go into every record that was measured."""
     records = list(planned.records)
     time_limit = TimeLimit(limit) if limit else None
     exit_code = 0
@@ -180,6 +189,8 @@ def _measure(
                 watcher.started(job)
                 continue
             record = replace(record, version=planned.versions.get(job.backend))
+            if record.measurements:
+                record = replace(record, notes=(*record.notes, *notes))
             file.append(record)
             records.append(record)
             watcher.ended(job, record)

@@ -193,6 +193,17 @@ def test_resume_refuses_another_environment(tool: Tool, finished: str, field: st
     assert (tool.folder / "run.jsonl").read_text() == before
 
 
+def test_what_another_unit_of_the_model_measured_says_so(tool: Tool, finished: str) -> None:
+    tool.write("run.jsonl", finished)
+    shorten(tool, 3)
+    change_header(tool, lambda header: header["environment"]["device"].update(uuid="a"))
+    assert "measured on another unit" in tool("run", "--resume", "run.jsonl").err
+    noted = [any("another unit" in note for note in r.get("notes", ())) for r in tool.stored().records]
+    assert noted[:2] == [False] * 2
+    assert any(noted)
+    assert "measured on another unit" in tool("report", "run.jsonl").out
+
+
 def test_resume_refuses_another_version_of_a_backend(tool: Tool, finished: str) -> None:
     tool.write("run.jsonl", finished)
     shorten(tool, 3)
