@@ -33,6 +33,7 @@ class Fleet:
     interpreters: Mapping[str, str] = field(default_factory=dict)  # backend -> Python to run it with
     _workers: dict[str, WorkerProcess] = field(default_factory=dict)
     _in_vain: dict[str, int] = field(default_factory=dict)
+    _begun: bool = False  # to load, and not yet asked how that went
     _variables: Mapping[str, str] = field(default_factory=dict)  # of the environment of workers that are started
 
     def environment(self, device: str, dtypes: Iterable[str], python: str | None = None) -> Environment:
@@ -49,10 +50,17 @@ class Fleet:
             raise UserError(str(answer.get("refused") or f"cannot look at the device: {answer['error']}"))
         return from_json(Environment, answer["environment"])
 
-    def probe(self) -> dict[str, Probe]:
-        """Each backend's version, or why it cannot be used. All are asked at once."""
+    def begin(self) -> None:
+        """Has all workers import their libraries, which takes seconds; `probe` takes their answers."""
         for name, spec in self.specs.items():
             self._worker(name).send({"op": "load", "name": name, "spec": spec})
+        self._begun = True
+
+    def probe(self) -> dict[str, Probe]:
+        """Each backend's version, or why it cannot be used. All are asked at once."""
+        if not self._begun:
+            self.begin()
+        self._begun = False
         return {name: self._probed(name) for name in self.specs}
 
     def _probed(self, name: str) -> Probe:
@@ -195,6 +203,17 @@ class Fleet:
         tail = worker.stderr_tail()
         worker.kill()
         return replace(record, stderr=tail, seconds=time.monotonic() - began)
+
+
+def has_nvidia_gpu() -> bool:
+    """By its driver, without CUDA."""
+    try:
+        import pynvml
+
+        pynvml.nvmlInit()
+        return bool(pynvml.nvmlDeviceGetCount())
+    except Exception:  # no driver, or no pynvml
+        return False
 
 
 @contextlib.contextmanager

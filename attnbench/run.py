@@ -16,7 +16,7 @@ from attnbench import store
 from attnbench.axes import Axes
 from attnbench.choose import choose, device_name, interpreters, is_own
 from attnbench.errors import EXIT_INTERRUPTED, EXIT_NOTHING_MEASURED, EXIT_TERMINATED, Terminated, UserError
-from attnbench.execute import Fleet, TimeLimit, ends_well, execute
+from attnbench.execute import Fleet, TimeLimit, ends_well, execute, has_nvidia_gpu
 from attnbench.sizes import parse_duration
 from attnbench.suite import Resolved, Settings, Suite, load, resolve
 from attnbench.types import DTYPES, Job, Record, Run
@@ -83,6 +83,9 @@ def run(request: Request, watcher: Watcher) -> Outcome:
     fleet = Fleet({})
     with ends_well(fleet):
         watcher.say("looking at the device")
+        if len(choices) == 1 and device != "cpu" and has_nvidia_gpu():  # a CPU is timed meanwhile
+            (fleet.specs,), (fleet.interpreters,) = choices.values(), pythons.values()
+            fleet.begin()
         environment = fleet.environment(device, sorted({c.dtype for preview in found for c in preview.cases}))
         resolved = resolve(chosen_suite, environment.device.kind, request.settings)
         specs = fleet.specs = choices[resolved.backends]

@@ -1,6 +1,7 @@
 """Every backend on this machine's GPU: right results, the kernels that ran, and its speed as its library times it.
 
-    python tests/gpu/verify_libraries.py                                   all backends; some minutes
+    python tests/gpu/verify_libraries.py                                   all backends; a minute each
+    python tests/gpu/verify_libraries.py --no-peers                        right results and kernels only, sooner
     python tests/gpu/verify_libraries.py -b 'fa4,xformers*' --python fa4=/opt/envs/fa4/bin/python --out verified.jsonl
 
 Each has a process of its own, in its own interpreter (`attnbench env`, --python), which needs torch and the library
@@ -42,7 +43,7 @@ def cases(device: str) -> Iterator[Any]:
                     yield Case(shape, dtype, direction, causal)  # type: ignore[arg-type]
 
 
-def child(name: str, spec: str, device: str) -> int:
+def child(name: str, spec: str, device: str, timed: bool) -> int:
     """One backend in this process: a line of JSON for its probe and for each cell."""
     from peers import peers, ratio
 
@@ -76,7 +77,7 @@ def child(name: str, spec: str, device: str) -> int:
             if found["status"] == "ok":
                 cell["latency"] = median(found["measurements"]["time"].values)
                 cell["first_call"] = found["measurements"]["first_call"].values[0]
-                if bench.events is not None:
+                if timed and bench.events is not None:
                     prepared = backend.prepare(case, inputs.make(case, str(bench.device), 0))
                     prepared.launch()
                     read = {who: ratio(bench, prepared.launch, policy, peer) for who, peer in peers(name).items()}
@@ -127,10 +128,11 @@ def main() -> int:
     parser.add_argument("--device", default="auto")
     parser.add_argument("--timeout", type=float, default=900, help="seconds for one backend")
     parser.add_argument("--out", type=Path, help="also every line of results, to a file")
+    parser.add_argument("--no-peers", action="store_true", help="do not time the cells as their libraries do")
     parser.add_argument("--child", nargs=2, metavar=("NAME", "SPEC"), help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.child:
-        return child(*options.child, options.device)
+        return child(*options.child, options.device, not options.no_peers)
     from attnbench.choose import choose, interpreters
     from attnbench.process import environment
 
@@ -140,6 +142,7 @@ def main() -> int:
     for name, spec in specs.items():
         python = pythons.get(name)
         command = [python or sys.executable, __file__, "--device", options.device, "--child", name, spec]
+        command += ["--no-peers"] if options.no_peers else []
         ended = ""
         try:
             done = subprocess.run(

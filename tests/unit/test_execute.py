@@ -14,6 +14,7 @@ from attnbench import execute
 from attnbench.backends import BACKENDS
 from attnbench.errors import UserError
 from attnbench.execute import Fleet, TimeLimit
+from attnbench.process import WorkerProcess
 from attnbench.types import Case, Device, Forecast, Job, Policy, Probe, Record, Shape
 
 DEVICE = Device("fake", 0, "Simulated GPU", 2**36, 2**36)
@@ -216,6 +217,19 @@ def test_probes(new_fleet: NewFleet, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "has no 'Nothing'" in str(probes["none"].reason)
     assert "SIGABRT" in str(probes["dies"].reason)
     assert not any(p.usable for name, p in probes.items() if name in ("fake", "gone", "none", "dies"))
+
+
+def test_what_has_begun_to_load_is_asked_once(new_fleet: NewFleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    sent: list[str] = []
+    send = WorkerProcess.send
+    monkeypatch.setattr(WorkerProcess, "send", lambda w, request: (sent.append(request["op"]), send(w, request))[1])
+    fleet = new_fleet(FAKE)
+    fleet.begin()
+    assert sent == ["load"]
+    first = fleet.probe()
+    assert sent == ["load"]
+    assert fleet.probe() == first
+    assert sent == ["load", "load"]
 
 
 def test_survey(new_fleet: NewFleet) -> None:
