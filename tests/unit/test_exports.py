@@ -9,7 +9,6 @@ import statistics
 import subprocess
 import sys
 from dataclasses import replace
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -106,13 +105,12 @@ def test_a_sample_that_is_not_finite_costs_no_file() -> None:
     assert found["stats"]["data"] == [1e-3, 2e-3]
 
 
-@pytest.mark.skipif(find_spec("pytest_benchmark") is None, reason="pytest-benchmark is not installed")
 def test_pytest_benchmark_itself_compares_it(tmp_path: Path) -> None:
     (tmp_path / "run.json").write_text(exports.JSON_FORMATS["pytest-benchmark"]([small()], "exact"))
     command = [sys.executable, "-m", "pytest_benchmark", "compare", str(tmp_path / "run.json")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert "benchmark '1k d128 causal fwd': 1 tests" in done.stdout
+    assert "benchmark '1k d128 causal fwd bf16': 1 tests" in done.stdout
     assert "triton/bf16-d128-causal-fwd-1k-b16-h16" in done.stdout
 
 
