@@ -11,6 +11,7 @@ import signal
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from attnbench import caches
@@ -206,14 +207,8 @@ class Fleet:
 
 
 def has_nvidia_gpu() -> bool:
-    """By its driver, without CUDA."""
-    try:
-        import pynvml
-
-        pynvml.nvmlInit()
-        return bool(pynvml.nvmlDeviceGetCount())
-    except Exception:  # no driver, or no pynvml
-        return False
+    """By its driver on Linux: nothing is asked of it here."""
+    return Path("/dev/nvidiactl").exists()
 
 
 @contextlib.contextmanager
