@@ -1,8 +1,9 @@
-"""Lines of a run file as values, fast: what jsonable.from_json makes of them, in a fifth of the time.
+"""Lines of a run file as values, fast: what jsonable.from_json makes of them, in a tenth of the time.
 
 For the parent only, as msgspec is not in the standard library. What msgspec does not take as it stands (a number that
-JSON has no word for, a field of another type) is left to jsonable, whose answer counts. Two things save most of the
-time: a case is read once, however many records have it, and samples are read when a metric asks for them.
+JSON has no word for, a field of another type) is left to jsonable, whose answer counts. Three things save most of the
+time: a case is read once, however many records have it; samples, accuracy and forecasts are read when they are asked
+for; and a dataclass gets its fields all at once, as msgspec gives them.
 """
 
 from __future__ import annotations
@@ -11,7 +12,8 @@ import json
 from collections.abc import Iterator, Mapping
 from functools import cache
 from itertools import chain, repeat
-from typing import Any
+from pathlib import Path
+from typing import Any, TypedDict, TypeVar
 
 import msgspec
 
@@ -20,48 +22,38 @@ from attnbench.jsonable import from_json
 from attnbench.types import Accuracy, Case, Forecast, Job, Measurement, Record, Status
 
 Line = bytes | memoryview
+Place = tuple[Path, int]  # a file and a line in it
+T = TypeVar("T")
 
 
-def record(line: Line) -> Record | None:
-    """None for a line of another type. ValueError, TypeError, KeyError or AttributeError where it is damaged."""
+def record(line: Line, place: Place | None = None) -> Record | None:
+    """None for a line of another type. ValueError, TypeError, KeyError or AttributeError where it is damaged.
+
+    What is read later and damaged raises UserError, which says the place.
+    """
     try:
         found = _RECORD.decode(line)
-        if found.type != "record":
+        if found.pop("type") != "record":
             return None
-        case = _case(bytes(found.case))
-    except (msgspec.MsgspecError, ValueError, TypeError):
+        case = _case(bytes(found["case"]))
+    except (msgspec.MsgspecError, ValueError, TypeError, KeyError):
         return _slowly(line)
-    return Record(
-        case=case,
-        backend=found.backend,
-        round=found.round,
-        status=found.status,
-        reason=found.reason,
-        measurements=Measurements(found.measurements),
-        accuracy=found.accuracy,
-        timer=found.timer,
-        l2=found.l2,
-        forecast=found.forecast,
-        version=found.version,
-        seconds=found.seconds,
-        resumable=found.resumable,
-        limits=found.limits,
-        host_bound=found.host_bound,
-        kernels=found.kernels,
-        others=found.others,
-        ecc_errors=found.ecc_errors,
-        notes=found.notes,
-        stderr=found.stderr,
-    )
+    found["case"] = case
+    found["measurements"] = Measurements(found.get("measurements", _NOTHING), place)
+    found.setdefault("kernels", _NOTHING)
+    if place:
+        found["_place"] = place
+    return _made(_Record, found)
 
 
 def jobs(plan: Line) -> tuple[Job, ...]:
     """The plan of a run. ValueError, TypeError, KeyError or AttributeError where it is damaged."""
     try:
-        return tuple(
-            Job(_case(bytes(j.case)), j.backend, j.round, j.forecast, j.skip, j.resumable) for j in _PLAN.decode(plan)
-        )
-    except (msgspec.MsgspecError, ValueError, TypeError):
+        found = _PLAN.decode(plan)
+        for job in found:
+            job["case"], job["forecast"] = _case(bytes(job["case"])), job["forecast"]
+        return tuple(_made(_Job, job) for job in found)
+    except (msgspec.MsgspecError, ValueError, TypeError, KeyError):
         return tuple(from_json(Job, job) for job in json.loads(bytes(plan)))
 
 
@@ -86,15 +78,16 @@ def packed(data: Mapping[str, Any]) -> dict[str, Any]:
 class Measurements(Mapping[str, Measurement]):
     """Those of a record by name, each read when it is asked for."""
 
-    __slots__ = ("_found",)
+    __slots__ = ("_found", "_place")
 
-    def __init__(self, found: dict[str, msgspec.Raw]) -> None:
-        self._found: dict[str, Any] = found
+    def __init__(self, found: dict[str, Any], place: Place | None) -> None:
+        self._found = found
+        self._place = place
 
     def get(self, name: str, default: Any = None) -> Any:
         found = self._found.get(name, default)
         if type(found) is msgspec.Raw:
-            found = self._found[name] = _measurement(found)
+            found = self._found[name] = _measurement(found, self._place)
         return found
 
     def __getitem__(self, name: str) -> Measurement:
@@ -117,50 +110,113 @@ class Measurements(Mapping[str, Measurement]):
         return repr(dict(self))
 
 
+class _Later:
+    """A field that is read when it is asked for: until then the instance holds its JSON."""
+
+    def __init__(self, kind: type[Any]) -> None:
+        self.kind, self.decoder = kind, msgspec.json.Decoder(kind | None)
+
+    def __set_name__(self, owner: type[Any], name: str) -> None:
+        self.name = name
+
+    def __get__(self, instance: Any, owner: type[Any]) -> Any:
+        known = vars(instance)
+        found = known.get(self.name)
+        if type(found) is msgspec.Raw:
+            found = known[self.name] = self._read(found, known.get("_place"))
+        return found
+
+    def __set__(self, instance: Any, value: Any) -> None:
+        raise AttributeError(f"cannot assign to field {self.name!r}")  # frozen, as the class that it stands for
+
+    def _read(self, raw: msgspec.Raw, place: Place | None) -> Any:
+        try:
+            return self.decoder.decode(raw)
+        except msgspec.MsgspecError:
+            pass
+        try:
+            return from_json(self.kind, json.loads(bytes(raw)))
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise _unreadable(self.name, raw, error, place) from None
+
+
+class _Record(Record):
+    """A Record to all who look at it, equal to one with the same values."""
+
+    __class__ = Record  # type: ignore[assignment]
+    accuracy = _Later(Accuracy)  # type: ignore[assignment]
+    forecast = _Later(Forecast)  # type: ignore[assignment]
+
+
+class _Job(Job):
+    """A Job to all who look at it."""
+
+    __class__ = Job  # type: ignore[assignment]
+    forecast = _Later(Forecast)  # type: ignore[assignment]
+
+
+def _made(kind: type[T], values: dict[str, Any]) -> T:
+    found = object.__new__(kind)
+    object.__setattr__(found, "__dict__", values)
+    return found
+
+
 class _Samples(msgspec.Struct, gc=False):
     unit: str
     values: tuple[float, ...] = ()
     runs: tuple[tuple[float, int], ...] = ()
 
 
-class _Record(msgspec.Struct, gc=False):
-    """The fields of types.Record, with its defaults."""
+class _RecordLine(TypedDict):
+    """The fields of types.Record without a default, but the case: msgspec takes no Raw that must be there."""
 
     type: str
-    case: msgspec.Raw
     backend: str
     round: int
     status: Status
-    reason: str | None = None
-    measurements: dict[str, msgspec.Raw] = {}
-    accuracy: Accuracy | None = None
-    timer: str | None = None
-    l2: str | None = None
-    forecast: Forecast | None = None
-    version: str | None = None
-    seconds: float | None = None
-    resumable: bool = False
-    limits: tuple[str, ...] = ()
-    host_bound: bool = False
-    kernels: dict[str, int] = {}
-    others: tuple[str, ...] = ()
-    ecc_errors: int = 0
-    notes: tuple[str, ...] = ()
-    stderr: str | None = None
 
 
-class _Job(msgspec.Struct, gc=False):
-    """The fields of types.Job."""
+class _RecordFields(_RecordLine, total=False):
+    """The case, and those that have one."""
 
     case: msgspec.Raw
+    reason: str | None
+    measurements: dict[str, msgspec.Raw]
+    accuracy: msgspec.Raw
+    timer: str | None
+    l2: str | None
+    forecast: msgspec.Raw
+    version: str | None
+    seconds: float | None
+    resumable: bool
+    limits: tuple[str, ...]
+    host_bound: bool
+    kernels: dict[str, int]
+    others: tuple[str, ...]
+    ecc_errors: int
+    notes: tuple[str, ...]
+    stderr: str | None
+
+
+class _JobLine(TypedDict):
+    """The fields of types.Job without a default, but those to be read later."""
+
     backend: str
     round: int
-    forecast: Forecast
-    skip: str | None = None
-    resumable: bool = False
 
 
-_RECORD, _PLAN = msgspec.json.Decoder(_Record), msgspec.json.Decoder(list[_Job])
+class _JobFields(_JobLine, total=False):
+    """The others."""
+
+    case: msgspec.Raw
+    forecast: msgspec.Raw
+    skip: str | None
+    resumable: bool
+
+
+_NOTHING: dict[str, Any] = {}
+_RECORD: msgspec.json.Decoder[Any] = msgspec.json.Decoder(_RecordFields)
+_PLAN: msgspec.json.Decoder[Any] = msgspec.json.Decoder(list[_JobFields])
 _SAMPLES, _OBJECT = msgspec.json.Decoder(_Samples), msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
@@ -179,7 +235,7 @@ def _case(text: bytes) -> Case:
     return from_json(Case, json.loads(text))
 
 
-def _measurement(raw: msgspec.Raw) -> Measurement:
+def _measurement(raw: msgspec.Raw, place: Place | None) -> Measurement:
     try:
         found = _SAMPLES.decode(raw)
         return Measurement(found.unit, found.values or _expanded(found.runs))
@@ -189,7 +245,12 @@ def _measurement(raw: msgspec.Raw) -> Measurement:
         odd = _unpacked(json.loads(bytes(raw)))
         return Measurement(odd["unit"], tuple(map(float, odd["values"])))  # "nan" and "inf" are words
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise UserError(f"a measurement cannot be read ({error}): {bytes(raw)[:60]!r}") from None
+        raise _unreadable("a measurement", raw, error, place) from None
+
+
+def _unreadable(what: str, raw: msgspec.Raw, error: Exception, place: Place | None) -> UserError:
+    where = f"{place[0]}:{place[1]}: " if place else ""
+    return UserError(f"{where}{what} cannot be read ({error}): {bytes(raw)[:60]!r}")
 
 
 def _packed(found: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -93,7 +93,7 @@ def test_samples_that_json_has_no_word_for_are_read_back_as_numbers(path: Path) 
 
 def test_a_measurement_of_words_is_one_line(path: Path) -> None:
     path.write_text(path.read_text().replace('"unit":"B","values":[5.0]', '"unit":"B","values":["five"]'))
-    with pytest.raises(UserError, match=r"^a measurement cannot be read \(could not convert"):
+    with pytest.raises(UserError, match=rf"^{path}:3: a measurement cannot be read \(could not convert"):
         store.read(path)[0].records[1].measurements["memory_peak"]
 
 
