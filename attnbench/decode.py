@@ -35,10 +35,9 @@ def record(line: Line, place: Place | None = None) -> Record | None:
         found = _RECORD.decode(line)
         if found.pop("type") != "record":
             return None
-        case = _case(bytes(found["case"]))
+        found["case"] = case(bytes(found["case"]))
     except (msgspec.MsgspecError, ValueError, TypeError, KeyError):
         return _slowly(line)
-    found["case"] = case
     found["measurements"] = Measurements(found.get("measurements", _NOTHING), place)
     found.setdefault("kernels", _NOTHING)
     if place:
@@ -51,7 +50,7 @@ def jobs(plan: Line) -> tuple[Job, ...]:
     try:
         found = _PLAN.decode(plan)
         for job in found:
-            job["case"], job["forecast"] = _case(bytes(job["case"])), job["forecast"]
+            job["case"], job["forecast"] = case(bytes(job["case"])), job["forecast"]
         return tuple(_made(_Job, job) for job in found)
     except (msgspec.MsgspecError, ValueError, TypeError, KeyError):
         return tuple(from_json(Job, job) for job in json.loads(bytes(plan)))
@@ -231,14 +230,15 @@ def _slowly(line: Line) -> Record | None:
 
 
 @cache
-def _case(text: bytes) -> Case:
+def case(text: bytes) -> Case:
+    """Read once, however many records have it."""
     return from_json(Case, json.loads(text))
 
 
 def _measurement(raw: msgspec.Raw, place: Place | None) -> Measurement:
     try:
         found = _SAMPLES.decode(raw)
-        return Measurement(found.unit, found.values or _expanded(found.runs))
+        return Measurement(found.unit, found.values or expanded(found.runs))
     except msgspec.MsgspecError:
         pass
     try:
@@ -268,8 +268,8 @@ def _packed(found: Mapping[str, Any]) -> Mapping[str, Any]:
 def _unpacked(found: Mapping[str, Any]) -> Mapping[str, Any]:
     if "runs" not in found:
         return found
-    return {**{k: v for k, v in found.items() if k != "runs"}, "values": _expanded(found["runs"])}
+    return {**{k: v for k, v in found.items() if k != "runs"}, "values": expanded(found["runs"])}
 
 
-def _expanded(runs: Any) -> tuple[float, ...]:
+def expanded(runs: Any) -> tuple[float, ...]:
     return tuple(chain.from_iterable(repeat(value, times) for value, times in runs))

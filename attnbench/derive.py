@@ -19,7 +19,7 @@ itself slows some kernels; by how much is the events' reading of traced calls ov
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import count as counter
@@ -30,6 +30,8 @@ from attnbench.types import INSTRUMENTS, SHORT, Case, Record, Run
 from attnbench.work import Convention
 
 _names = counter()
+TURNS = ("turns_events", "turns_traced")  # measurements of which a record has one, if the instruments took turns
+CEILINGS = ("ceiling_matmul", "ceiling_copy")
 MIN_SAMPLES_P99 = 100
 MIN_SAMPLES_INTERVAL = 6  # below, not even the whole range is a 95 % interval of the median
 
@@ -66,12 +68,16 @@ class Once(Generic[T]):
         return found
 
 
-def context(run: Run, dtype: str) -> Context:
-    """What a run says of its machine, for one dtype."""
+def contexts(run: Run, dtypes: Iterable[str]) -> dict[str, Context]:
+    """What a run says of its machine, by dtype."""
+    knowing = [r for r in run.records if "ceiling_matmul" in r.measurements or "ceiling_copy" in r.measurements]
+    return {dtype: _context(run, dtype, knowing) for dtype in dtypes}
+
+
+def _context(run: Run, dtype: str, knowing: Sequence[Record]) -> Context:
     device = run.environment.device
     gpu = hardware.find(device.name, device.memory)
     given = run.peak.get(dtype, run.peak.get(""))
-    knowing = [r for r in run.records if "ceiling_matmul" in r.measurements or "ceiling_copy" in r.measurements]
     ceilings = [v for r in knowing if r.case.dtype == dtype for v in values(r, "ceiling_matmul")]
     copies = [v for r in knowing for v in values(r, "ceiling_copy")]
     return Context(
@@ -99,13 +105,15 @@ def samples(record: Record) -> tuple[float, ...]:
 def uses_span(record: Record) -> bool:
     """Whether the kernels' span stands in place of the events' reading."""
     span = values(record, "span")
-    if not span or record.timer != "events":
-        return False
-    time = values(record, "time")
-    return bool(time) and stats.median(time) < SHORT
+    return span_counts(record, values(record, "time") if span else (), span)
 
 
-def measured(name: str, reduce: Callable[[Sequence[float]], float] = stats.median) -> Formula:
+def span_counts(record: Record, time: Sequence[float], span: Sequence[float]) -> bool:
+    """uses_span of a record with these samples."""
+    return bool(span and time) and record.timer == "events" and stats.median(time) < SHORT
+
+
+def measured(name: str, reduce: Callable[[Sequence[float]], float] = stats.median) -> Once[float | None]:
     """One number of the samples of a measurement."""
 
     def derive(record: Record) -> float | None:
@@ -127,7 +135,7 @@ def latency(record: Record) -> float | None:
     return stats.median(found) if found else None
 
 
-def percentile(p: float, at_least: int = 1) -> Formula:
+def percentile(p: float, at_least: int = 1) -> Once[float | None]:
     def derive(record: Record) -> float | None:
         found = _ordered(record)
         return stats.percentile(found, p) if len(found) >= at_least else None
@@ -186,11 +194,13 @@ def utilization_ceiling(record: Record, context: Context) -> float | None:
     return _over(throughput(record, context), context.ceiling)
 
 
-@Once
+clock_held, clock_sm = measured("clock_held"), measured("clock_sm")
+
+
 def clock(record: Record) -> float | None:
     """Hz of the multiprocessors while measuring: by the exact gauge, else as NVML saw it."""
-    found = values(record, "clock_held") or values(record, "clock_sm")
-    return stats.median(found) if found else None
+    held = clock_held(record)
+    return clock_sm(record) if held is None else held
 
 
 @Once
@@ -283,7 +293,7 @@ def tflops_per_watt(record: Record, context: Context) -> float | None:
 
 def compared(record: Record) -> bool:
     """Whether the instruments took turns."""
-    return "turns_events" in record.measurements or "turns_traced" in record.measurements
+    return any(name in record.measurements for name in TURNS)
 
 
 def ratios(record: Record, instrument: str) -> tuple[float, ...]:

@@ -16,12 +16,13 @@ import fcntl
 import json
 import mmap
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any
 
 from attnbench import decode
+from attnbench.columns import Columns, Span
 from attnbench.errors import UserError
 from attnbench.jsonable import from_json, to_json
 from attnbench.types import Job, Record, Run
@@ -129,29 +130,34 @@ def _lock(path: Path, file: IO[bytes]) -> None:
         pass  # a file system without locks
 
 
-def read(path: Path) -> tuple[Run, list[str]]:
-    """A run file, and what is wrong with it, one phrase a line. Raises UserError when it is not one."""
+def read(path: Path, ahead: Sequence[str] = ()) -> tuple[Run, list[str]]:
+    """A run file, and what is wrong with it, one phrase a line. Raises UserError when it is not one.
+
+    Its records are columns.Columns, which has the samples of the measurements `ahead` at once.
+    """
     try:
         content = _content(path)
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror}") from None
     view = memoryview(content)
-    problems: list[str] = []
     start = content.find(b"\n") + 1
     run = _header(path, view[: max(start - 1, 0)])
-    records = []
+    records = Columns()
+    problems = records.read(path, view, _spans(content, start), ahead)
+    end = content.rfind(b"\n") + 1
+    if end < len(content):  # no newline at the end: the last write did not finish
+        number = sum(1 for _ in _spans(content, 0)) + 1
+        problems.insert(0, f"{path}:{number}: truncated last line dropped (an interrupted write)")
+    return replace(run, records=records), problems
+
+
+def _spans(content: bytes | mmap.mmap, start: int) -> Iterator[Span]:
+    """The lines that are whole, from the second on."""
     number = 1
     while (stop := content.find(b"\n", start)) >= 0:
         number += 1
-        try:
-            if (record := decode.record(view[start:stop], (path, number))) is not None:
-                records.append(record)
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            problems.append(f"{path}:{number}: damaged line left out ({type(error).__name__}: {error})")
+        yield start, stop, number
         start = stop + 1
-    if start < len(content):  # no newline at the end: the last write did not finish
-        problems.insert(0, f"{path}:{number + 1}: truncated last line dropped (an interrupted write)")
-    return replace(run, records=tuple(records)), problems
 
 
 def _content(path: Path) -> bytes | mmap.mmap:

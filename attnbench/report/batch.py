@@ -1,17 +1,16 @@
-"""What every report asks of every cell, computed for many cells at once: by numpy, in a tenth of the time.
+"""What every report asks of every record, computed for many records at once: by numpy, in a tenth of the time.
 
-The formulas are those of stats.py, in the same order of operations, so the figures are the same to the last bit.
+The formulas are those of derive.py and stats.py, in the same order of operations, so the figures are the same to the
+last bit (tests/unit/test_speed.py), and they are kept where derive keeps its own: who asks for a figure need not know.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import groupby
-from math import isfinite
-from operator import itemgetter
-from typing import TYPE_CHECKING
+from itertools import chain
+from typing import TYPE_CHECKING, Any
 
-from attnbench import derive, stats
+from attnbench import decode, derive, metrics, stats
 from attnbench.types import Record
 
 if TYPE_CHECKING:
@@ -21,68 +20,100 @@ if TYPE_CHECKING:
     from attnbench.report.cells import Cell
 
     Floats = NDArray[numpy.float64]
+    Samples = Sequence[Sequence[float]]
 
-Samples = Callable[[Record], Sequence[float]]
-
+Formula = Callable[["Floats", "Floats"], "Floats"]  # of rows of samples, and the same rows sorted
 FEW = 2000  # records, under which it is not worth the import of numpy
 
 
-def prime(names: Iterable[str], cells: Sequence[Cell]) -> None:
-    """Has each measured cell keep its values of those metrics, which must be of METRICS."""
-    measured = [c for c in cells if c.status == "ok"]
-    places = [i for i, c in enumerate(measured) for r in c.records if r.status == "ok"]
-    if len(places) < FEW:
+def prime(names: Iterable[str], records: Iterable[Record]) -> None:
+    """Has each measured record keep its values of those metrics, of FORMULAS, that it has not yet."""
+    names = list(names)
+    formulas = [_formula(name) for name in names]
+    measured = [r for r in records if r.status == "ok" and not all(f.name in vars(r) for f in formulas)]
+    if len(measured) < FEW:
         return
+    for source in dict.fromkeys(FORMULAS[name][0] for name in names):
+        own = [(f, FORMULAS[n][1]) for n, f in zip(names, formulas, strict=True) if FORMULAS[n][0] == source]
+        _prime(measured, _timed(measured) if source == TIMED else decode.samples(measured, source), own)
+
+
+def prime_cells(names: Iterable[str], cells: Sequence[Cell]) -> None:
+    """Has each measured cell keep its values of those metrics too."""
+    names = list(names)
+    measured = [c for c in cells if c.status == "ok"]
     records = [r for c in measured for r in c.records if r.status == "ok"]
+    if len(records) < FEW:
+        return
+    import numpy as np
+
+    prime(names, records)
+    places = np.array([i for i, c in enumerate(measured) for r in c.records if r.status == "ok"])
     for name in names:
-        samples, compute = METRICS[name]
-        values = _rows(zip(places, _of_records(records, samples, compute), strict=True))
+        kept = _formula(name)
+        values = np.array([kept(r) for r in records], float)
+        known = np.isfinite(values)
+        counts = np.bincount(places[known], minlength=len(measured))
         found: list[float | None] = [None] * len(measured)
-        for some, matrix in _alike(values):
-            for i, value in zip(some, _median(matrix).tolist(), strict=True):
+        for some, matrix in _by_length(values[known], counts):
+            for i, value in zip(some.tolist(), _median(matrix, np.sort(matrix)).tolist(), strict=True):
                 found[i] = value
         for cell, value in zip(measured, found, strict=True):
             cell.keep(name, value)
 
 
-def _of_records(records: Sequence[Record], samples: Samples, compute: Callable[[Floats], Floats]) -> list[float | None]:
-    """The metric of each record, as its formula has it."""
-    found: list[float | None] = [None] * len(records)
-    for some, matrix in _alike(enumerate(map(samples, records))):
-        for i, value in zip(some, compute(matrix).tolist(), strict=True):
-            found[i] = value if isfinite(value) else None
+def _formula(name: str) -> derive.Once[Any]:
+    found = metrics.METRICS[name].derive
+    assert isinstance(found, derive.Once)
     return found
 
 
-def _rows(values: Iterable[tuple[int, float | None]]) -> Iterator[tuple[int, list[float]]]:
-    """Of values that follow each other by place, those of one place together; without those that are None."""
-    for place, group in groupby(values, key=itemgetter(0)):
-        yield place, [value for _, value in group if value is not None]
-
-
-def _alike(rows: Iterable[tuple[int, Sequence[float]]]) -> Iterator[tuple[list[int], Floats]]:
-    """The places of rows of one length, and those rows as a matrix. Not those that are empty."""
+def _prime(
+    records: Sequence[Record], samples: Samples, formulas: Sequence[tuple[derive.Once[Any], Formula]]
+) -> None:
+    """A row without samples, or with a NaN or an infinity, is left to the formula itself."""
     import numpy as np
 
-    groups: dict[int, tuple[list[int], list[Sequence[float]]]] = {}
-    for place, row in rows:
-        if row:
-            places, alike = groups.setdefault(len(row), ([], []))
-            places.append(place)
-            alike.append(row)
-    for places, alike in groups.values():
-        yield places, np.array(alike, float)
+    for places, matrix in _alike(samples):
+        finite = np.isfinite(matrix).all(axis=1)
+        matrix = matrix[finite]
+        ordered = np.sort(matrix)
+        rows = [vars(records[i]) for i in places[finite].tolist()]
+        for formula, compute in formulas:
+            kept = formula.name
+            for known, value in zip(rows, compute(matrix, ordered).tolist(), strict=True):
+                known[kept] = None if value != value else value
 
 
-def _ordered(matrix: Floats) -> Floats:
+def _timed(records: Sequence[Record]) -> Samples:
+    """derive.samples of each; derive.uses_span is kept."""
+    found = decode.samples(records, "time")
+    for i, (record, span) in enumerate(zip(records, decode.samples(records, "span"), strict=True)):
+        used = vars(record)[derive.uses_span.name] = derive.span_counts(record, found[i], span)
+        if used:
+            found[i] = span
+    return found
+
+
+def _alike(samples: Samples) -> Iterator[tuple[Any, Floats]]:
     import numpy as np
 
-    return np.sort(matrix, axis=1)
+    lengths = np.fromiter(map(len, samples), int, len(samples))
+    return _by_length(np.fromiter(chain.from_iterable(samples), float, int(lengths.sum())), lengths)
 
 
-def _median(matrix: Floats) -> Floats:
+def _by_length(values: Floats, lengths: Any) -> Iterator[tuple[Any, Floats]]:
+    """Rows that lie one behind the other: the places of those of one length, and these as a matrix. No empty ones."""
+    import numpy as np
+
+    starts = np.cumsum(lengths) - lengths
+    for length in np.unique(lengths[lengths > 0]):
+        places = np.flatnonzero(lengths == length)
+        yield places, values[starts[places][:, None] + np.arange(length)]
+
+
+def _median(_: Floats, ordered: Floats) -> Floats:
     """stats.median of each row."""
-    ordered = _ordered(matrix)
     middle = ordered.shape[1] // 2
     if ordered.shape[1] % 2:
         return ordered[:, middle]
@@ -95,47 +126,50 @@ def _interval(ordered: Floats) -> tuple[Floats, Floats]:
     return ordered[:, k - 1], ordered[:, -k]
 
 
-def _halfwidth(matrix: Floats) -> Floats:
+def _halfwidth(_: Floats, ordered: Floats) -> Floats:
     """stats.relative_halfwidth of each row."""
     import numpy as np
 
-    if matrix.shape[1] < derive.MIN_SAMPLES_INTERVAL:
-        return np.full(len(matrix), np.nan)
-    low, high = _interval(_ordered(matrix))
+    if ordered.shape[1] < derive.MIN_SAMPLES_INTERVAL:
+        return np.full(len(ordered), np.nan)
+    low, high = _interval(ordered)
+    middle = _median(ordered, ordered)
     with np.errstate(divide="ignore", invalid="ignore"):
-        found: Floats = np.where(low == high, 0.0, (high - low) / 2 / _median(matrix))
-    return found
+        wide = np.where(middle == 0, np.inf, (high - low) / 2 / middle)
+    return np.where(low == high, 0.0, wide)
 
 
-def _drift(matrix: Floats) -> Floats:
+def _drift(matrix: Floats, _: Floats) -> Floats:
     """stats.drift of each row."""
     import numpy as np
 
     if matrix.shape[1] < 6:
         return np.zeros(len(matrix))
     third = matrix.shape[1] // 3
-    first, last = _ordered(matrix[:, :third]), _ordered(matrix[:, -third:])
+    first, last = np.sort(matrix[:, :third]), np.sort(matrix[:, -third:])
     (low_a, high_a), (low_b, high_b) = _interval(first), _interval(last)
-    start = _median(first)
+    start = _median(first, first)
     with np.errstate(divide="ignore", invalid="ignore"):
-        found = np.where((high_a < low_b) | (high_b < low_a), _median(last) / start - 1, 0.0)
+        found = np.where((high_a < low_b) | (high_b < low_a), _median(last, last) / start - 1, 0.0)
     return np.where(start == 0, 0.0, found)
 
 
-def _largest(matrix: Floats) -> Floats:
-    found: Floats = matrix.max(axis=1)
-    return found
+def _largest(_: Floats, ordered: Floats) -> Floats:
+    return ordered[:, -1]
 
 
-def _of(name: str) -> Samples:
-    return lambda record: derive.values(record, name)
+def _count(matrix: Floats, _: Floats) -> Floats:
+    import numpy as np
+
+    return np.full(len(matrix), float(matrix.shape[1]))
 
 
-METRICS: Mapping[str, tuple[Samples, Callable[[Floats], Floats]]] = {
-    "latency": (derive.samples, _median),
-    "ci": (derive.samples, _halfwidth),
-    "drift": (_of("time"), _drift),
-    "enqueue": (_of("enqueue"), _median),
-    "memory_peak": (_of("memory_peak"), _largest),
-    "memory_driver": (_of("memory_driver"), _largest),
+TIMED = "time or span"  # as derive.samples chooses
+FORMULAS: Mapping[str, tuple[str, Formula]] = {  # name -> the measurement that it is made of, and how
+    "latency": (TIMED, _median),
+    "ci": (TIMED, _halfwidth),
+    "samples": (TIMED, _count),
+    "drift": ("time", _drift),
+    **{name: (name, _median) for name in ("enqueue", "first_call", "clock_held")},
+    **{name: (name, _largest) for name in ("memory_peak", "memory_driver", "memory_saved")},
 }

@@ -31,7 +31,7 @@ class Caution:
 def cautions(cells: Sequence[Cell], runs: Sequence[Run], convention: Convention = "exact") -> list[Caution]:
     """Everything that should make a reader careful, most serious first."""
     measured = [c for c in cells if c.status == "ok"]
-    batch.prime(("ci", "drift"), measured)
+    batch.prime_cells(("ci", "drift"), measured)
     found = [*_wrong(cells), *_wrong_kernel(cells), *_incomplete(runs), *_half_ok(measured), *_ecc(measured)]
     found += _reduced(runs)
     found += [*_others(measured), *_disagree(measured), *_host_bound(measured), *_held_down(measured)]
@@ -211,7 +211,7 @@ def _drifting(cells: Sequence[Cell]) -> Iterator[Caution]:
 
 def _few(cells: Iterable[Cell]) -> Iterator[Caution]:
     whole = [c for c in cells if not c.run.reduced]
-    counts = [(min(len(derive.samples(r)) for r in c.records if r.status == "ok"), c) for c in whole]
+    counts = [(int(min(derive.count(r) for r in c.records if r.status == "ok")), c) for c in whole]
     few = [(n, c) for n, c in counts if n < min(c.run.policy.min_samples, derive.MIN_SAMPLES_INTERVAL)]
     if few:
         fewest, cell = min(few, key=lambda pair: pair[0])

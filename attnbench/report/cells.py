@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import Literal
 
 from attnbench import derive, metrics, stats
-from attnbench.report import words
+from attnbench.report import batch, words
 from attnbench.types import STATUSES, Case, Record, Run, Status
 from attnbench.work import Convention
 
@@ -147,7 +147,8 @@ def _cells_of(label: str, run: Run, eager: dict[Case, dict[int, float]]) -> Iter
     rounds: dict[Key, list[Record]] = {}
     for (case, backend, _), record in latest.items():
         rounds.setdefault((case, backend), []).append(record)
-    rates = {dtype: derive.context(run, dtype) for dtype in {case.dtype for case, _ in rounds}}
+    rates = derive.contexts(run, {case.dtype for case, _ in rounds})
+    batch.prime(("latency", "samples", "ci", "drift", "clock_held"), latest.values())
     clocks = (metrics.value("clock_held", r) for r in latest.values())
     best = max((hz for hz in clocks if hz is not None), default=None)
     for (case, backend), records in rounds.items():

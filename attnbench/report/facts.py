@@ -17,7 +17,7 @@ NAMES = {"graph": "CUDA graph replay", "cupti": "CUPTI"}
 
 def facts(cells: Sequence[Cell]) -> list[Caution]:
     measured = [c for c in cells if c.status == "ok"]
-    batch.prime(("latency", "enqueue", "memory_driver"), measured)
+    batch.prime_cells(("latency", "enqueue", "memory_driver"), measured)
     found = [
         *_fp8(measured),
         *_spans(measured),

@@ -71,7 +71,7 @@ def _machine(cells: Sequence[Cell]) -> str:
 
 def _method(cells: Sequence[Cell]) -> str:
     records = [r for c in cells for r in c.records if r.status == "ok"]
-    counts = [n for r in records if (n := len(derive.samples(r)))]
+    counts = [n for r in records if (n := int(derive.count(r)))]
     rounds = max((len(c.records) for c in cells), default=1)
     clocks = [hz for r in records if (hz := derive.clock(r)) is not None]
     parts = []

@@ -170,7 +170,7 @@ def sections(
 
 def _plainest_masks(cells: Sequence[Cell]) -> list[Cell]:
     """Of cells that differ in the mask alone those with the plainest: memory hardly depends on it. Measured ones."""
-    batch.prime(("memory_peak",), cells)
+    batch.prime_cells(("memory_peak",), cells)
     ranks: dict[Any, Any] = {}
     for cell in cells:
         if cell.value("memory_peak") is not None:
