@@ -11,7 +11,7 @@ import operator
 import sys
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, overload
 
@@ -22,7 +22,8 @@ from attnbench.types import Case, Record, Status
 
 Span = tuple[int, int, int]  # of a line: its start, its end, its number
 PRESENT = (*derive.TURNS, *derive.CEILINGS)  # measurements of which it is kept who has them
-REPORT = ("time", "span", "clock_held", "enqueue", "memory_peak", "memory_driver")  # what reports ask of every record
+SPEED = ("time", "span", "clock_held")  # what comparisons ask of every record
+REPORT = (*SPEED, *derive.CEILINGS, "enqueue", "memory_peak", "memory_driver")  # what reports do
 
 
 class Samples:
@@ -38,6 +39,15 @@ class Samples:
         else:
             self.values.extend(values)
         self.lengths.append(len(values))
+
+
+    def __iter__(self) -> Iterator[tuple[int, array[float]]]:
+        """The places of the records that have some, and those."""
+        start = 0
+        for place, length in enumerate(self.lengths):
+            if length:
+                yield place, self.values[start : start + length]
+                start += length
 
 
 class Columns(Sequence[Record]):
@@ -57,7 +67,7 @@ class Columns(Sequence[Record]):
         self.ecc_errors: dict[int, int] = {}
         self.resumable: set[int] = set()
         self.host_bound: set[int] = set()
-        self.present: dict[str, list[int]] = {name: [] for name in PRESENT}
+        self.present: dict[str, set[int]] = {name: set() for name in PRESENT}
         self.kept: dict[str, list[Any]] = {}  # figures of all records, by name: report/batch.py
         self._samples: dict[str, Samples] = {}
         self._spans: list[Span | None] = []  # of a record that is in a file
@@ -71,7 +81,7 @@ class Columns(Sequence[Record]):
         self._spans.append(None)
         for name, places in self.present.items():
             if name in record.measurements:
-                places.append(len(self))
+                places.add(len(self))
         for name, column in self._samples.items():
             column.append(derive.values(record, name))
         self._add(record, self._known.setdefault(record.case, record.case))
@@ -80,14 +90,15 @@ class Columns(Sequence[Record]):
         """Appends the records of some lines, with the samples of those measurements; gives what is wrong with them."""
         self._path, self._view = path, view
         self._samples = {name: Samples() for name in ahead}
-        columns = list(self._samples.items())
+        columns, present = list(self._samples.items()), list(self.present.items())
         take = _reader(tuple(ahead)).decode
+        cases: dict[bytes, Case] = {}  # a case is read once, however many records have it
         problems = []
         for span in spans:
             line = view[span[0] : span[1]]
             try:
                 row = take(line)
-                case = decode.case(bytes(row.case))
+                case = cases.get(text := bytes(row.case)) or decode.case(text)
             except (msgspec.MsgspecError, ValueError, TypeError):
                 try:
                     record = decode.record(line, (path, span[2]))
@@ -99,37 +110,53 @@ class Columns(Sequence[Record]):
                 continue
             if row.type != "record":
                 continue
+            if text not in cases:
+                case = cases[text] = self._known.setdefault(case, case)
             taken = row.measurements
             for name, column in columns:
-                found = getattr(taken, name)
-                column.append(found.values or decode.expanded(found.runs) if found else ())
-            for name, places in self.present.items():
-                if getattr(taken, name) is not _NOT_THERE:
-                    places.append(len(self))
+                if (found := getattr(taken, name)) is None:
+                    column.lengths.append(0)
+                else:
+                    column.append(found.values or decode.expanded(found.runs))
+            for name, places in present:
+                if getattr(taken, name) is not None:
+                    places.add(len(self._spans))
             self._spans.append(span)
-            self._add(row, self._known.setdefault(case, case))
+            self._add(row, case)
         return problems
 
     def _add(self, row: Any, case: Case) -> None:
         """A record, or what has its plain fields."""
-        place = len(self)
-        for value, few in ((row.reason, self.reasons), (row.limits, self.limits), (row.others, self.others)):
-            if value:
-                few[place] = value
+        if row.reason:
+            self.reasons[len(self)] = row.reason
+        if row.limits:
+            self.limits[len(self)] = row.limits
+        if row.others:
+            self.others[len(self)] = row.others
         if row.notes:
-            self.notes[place] = row.notes
+            self.notes[len(self)] = row.notes
         if row.ecc_errors:
-            self.ecc_errors[place] = row.ecc_errors
+            self.ecc_errors[len(self)] = row.ecc_errors
         if row.resumable:
-            self.resumable.add(place)
+            self.resumable.add(len(self))
         if row.host_bound:
-            self.host_bound.add(place)
+            self.host_bound.add(len(self))
         self.cases.append(case)
         self.backends.append(sys.intern(row.backend))
         self.rounds.append(row.round)
         self.timers.append(row.timer and sys.intern(row.timer))
         self.l2.append(row.l2 and sys.intern(row.l2))
         self.statuses.append(row.status)
+
+    def same(self, case: Case) -> Case:
+        """The object that stands for all cases equal to it."""
+        return self._known.get(case, case)
+
+    @cached_property
+    def last(self) -> dict[tuple[int, str, int], int]:
+        """The place of the last record of each job, by the identity of its case, its backend and round."""
+        every = zip(map(id, self.cases), self.backends, self.rounds, strict=True)
+        return {job: place for place, job in enumerate(every)}
 
     def samples(self, name: str) -> Samples:
         """Of one measurement; where they were not read ahead, all lines are read again."""
@@ -205,14 +232,16 @@ class _Taken(msgspec.Struct, gc=False):
     runs: list[tuple[float, int]] = []
 
 
+class _Seen(msgspec.Struct, gc=False):
+    """A measurement whose samples are not wanted."""
+
+
 @cache
 def _reader(names: tuple[str, ...]) -> msgspec.json.Decoder[Any]:
     """Of lines, with the samples of those measurements alone."""
     fields: list[Any] = [(name, _Taken | None, None) for name in names]
-    fields += [(name, msgspec.Raw, _NOT_THERE) for name in PRESENT if name not in names]
+    fields += [(name, _Seen | None, None) for name in PRESENT if name not in names]
     taken: Any = msgspec.defstruct("Measurements", fields, gc=False, frozen=True)
     row: Any = msgspec.defstruct("Row", [("measurements", taken, taken())], bases=(_Row,), gc=False)
     return msgspec.json.Decoder(row)
 
-
-_NOT_THERE = msgspec.Raw()

@@ -19,7 +19,7 @@ itself slows some kernels; by how much is the events' reading of traced calls ov
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import count as counter
@@ -68,23 +68,16 @@ class Once(Generic[T]):
         return found
 
 
-def contexts(run: Run, dtypes: Iterable[str]) -> dict[str, Context]:
-    """What a run says of its machine, by dtype."""
-    knowing = [r for r in run.records if "ceiling_matmul" in r.measurements or "ceiling_copy" in r.measurements]
-    return {dtype: _context(run, dtype, knowing) for dtype in dtypes}
-
-
-def _context(run: Run, dtype: str, knowing: Sequence[Record]) -> Context:
+def context(run: Run, dtype: str, matmuls: Sequence[float] = (), copies: Sequence[float] = ()) -> Context:
+    """What a run says of its machine, for one dtype; the readings of ceilings are its records', of that dtype."""
     device = run.environment.device
     gpu = hardware.find(device.name, device.memory)
     given = run.peak.get(dtype, run.peak.get(""))
-    ceilings = [v for r in knowing if r.case.dtype == dtype for v in values(r, "ceiling_matmul")]
-    copies = [v for r in knowing for v in values(r, "ceiling_copy")]
     return Context(
         peak=given if given is not None else hardware.peak(gpu, dtype) if gpu else None,
         clock=hardware.clock(gpu, dtype) if gpu and given is None else None,
         bandwidth=gpu.bandwidth if gpu else None,
-        ceiling=stats.median(ceilings) if ceilings else None,
+        ceiling=stats.median(matmuls) if matmuls else None,
         copy=stats.median(copies) if copies else None,
     )
 
@@ -104,13 +97,10 @@ def samples(record: Record) -> tuple[float, ...]:
 @Once
 def uses_span(record: Record) -> bool:
     """Whether the kernels' span stands in place of the events' reading."""
-    span = values(record, "span")
-    return span_counts(record, values(record, "time") if span else (), span)
-
-
-def span_counts(record: Record, time: Sequence[float], span: Sequence[float]) -> bool:
-    """uses_span of a record with these samples."""
-    return bool(span and time) and record.timer == "events" and stats.median(time) < SHORT
+    if not values(record, "span") or record.timer != "events":
+        return False
+    time = values(record, "time")
+    return bool(time) and stats.median(time) < SHORT
 
 
 def measured(name: str, reduce: Callable[[Sequence[float]], float] = stats.median) -> Once[float | None]:

@@ -21,7 +21,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any
 
-from attnbench import decode
+from attnbench import columns, decode
 from attnbench.columns import Columns, Span
 from attnbench.errors import UserError
 from attnbench.jsonable import from_json, to_json
@@ -217,5 +217,13 @@ def _not_ours(path: Path) -> UserError:
 
 def missing(run: Run) -> list[Job]:
     """The planned jobs that have no record, or one that only a want of time made a skip. The last record counts."""
-    last = {(r.case, r.backend, r.round): r for r in run.records}
-    return [j for j in run.plan if (r := last.get((j.case, j.backend, j.round))) is None or r.resumable]
+    return [job for job, _ in unfinished(run)]
+
+
+def unfinished(run: Run) -> list[tuple[Job, bool]]:
+    """The same, and whether they have a record."""
+    records = columns.of(run.records)
+    cases = {id(job.case): job.case for job in run.plan}
+    same = {number: id(records.same(case)) for number, case in cases.items()}
+    places = ((job, records.last.get((same[id(job.case)], job.backend, job.round))) for job in run.plan)
+    return [(job, i is not None) for job, i in places if i is None or i in records.resumable]

@@ -87,7 +87,9 @@ def report(
     if not results:
         raise UserError("give run files to report on, as in attnbench report results/*.jsonl")
     collect_no_garbage()
-    runs = [read(path) for path in results]
+    from attnbench.columns import REPORT
+
+    runs = [read(path, REPORT) for path in results]
     if html or png or svg:
         _draw(runs, results, {"html": html, "png": png, "svg": svg}, figure, panel, convention)
     elif format in ("csv", "json"):

@@ -1,17 +1,17 @@
-"""What every report asks of every record, computed for many records at once: by numpy, in a tenth of the time.
+"""What every report asks of every record, computed for all of them at once: by numpy, in a tenth of the time.
 
 The formulas are those of derive.py and stats.py, in the same order of operations, so the figures are the same to the
-last bit (tests/unit/test_speed.py), and they are kept where derive keeps its own: who asks for a figure need not know.
+last bit (tests/unit/test_speed.py).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from attnbench import decode, derive, metrics, stats
-from attnbench.types import Record
+from attnbench import derive, metrics, stats
+from attnbench.columns import Columns
+from attnbench.types import SHORT
 
 if TYPE_CHECKING:
     import numpy
@@ -20,89 +20,114 @@ if TYPE_CHECKING:
     from attnbench.report.cells import Cell
 
     Floats = NDArray[numpy.float64]
-    Samples = Sequence[Sequence[float]]
+    Ints = NDArray[numpy.int64]
 
 Formula = Callable[["Floats", "Floats"], "Floats"]  # of rows of samples, and the same rows sorted
 FEW = 2000  # records, under which it is not worth the import of numpy
 
 
-def prime(names: Iterable[str], records: Iterable[Record]) -> None:
-    """Has each measured record keep its values of those metrics, of FORMULAS, that it has not yet."""
-    names = list(names)
-    formulas = [_formula(name) for name in names]
-    measured = [r for r in records if r.status == "ok" and not all(f.name in vars(r) for f in formulas)]
-    if len(measured) < FEW:
-        return
-    for source in dict.fromkeys(FORMULAS[name][0] for name in names):
-        own = [(f, FORMULAS[n][1]) for n, f in zip(names, formulas, strict=True) if FORMULAS[n][0] == source]
-        _prime(measured, _timed(measured) if source == TIMED else decode.samples(measured, source), own)
+def values(name: str, columns: Columns) -> Sequence[float | None]:
+    """A metric that needs no context, of every record; None where there is none."""
+    if name not in columns.kept:
+        if name in FORMULAS and len(columns) >= FEW:
+            columns.kept[name] = _values(name, columns)
+        else:
+            columns.kept[name] = [metrics.value(name, r) for r in columns]
+    return columns.kept[name]
 
 
-def prime_cells(names: Iterable[str], cells: Sequence[Cell]) -> None:
-    """Has each measured cell keep its values of those metrics too."""
-    names = list(names)
-    measured = [c for c in cells if c.status == "ok"]
-    records = [r for c in measured for r in c.records if r.status == "ok"]
-    if len(records) < FEW:
-        return
+def clocks(columns: Columns, rows: Iterable[int]) -> Iterator[float]:
+    """derive.clock of some records, where it is known."""
+    held = values("clock_held", columns)
+    for i in rows:
+        hz = held[i] if held[i] is not None else derive.clock(columns[i])
+        if hz is not None:
+            yield hz
+
+
+def spans(columns: Columns) -> Sequence[bool]:
+    """derive.uses_span of every record."""
+    if "uses_span" not in columns.kept:
+        if len(columns) >= FEW:
+            columns.kept["uses_span"] = _spans(columns)
+        else:
+            columns.kept["uses_span"] = [derive.uses_span(r) for r in columns]
+    return columns.kept["uses_span"]
+
+
+def of_cells(name: str, cells: Sequence[Cell]) -> list[float | None]:
+    """A metric of measured cells of one run: the median over the rounds."""
     import numpy as np
 
-    prime(names, records)
-    places = np.array([i for i, c in enumerate(measured) for r in c.records if r.status == "ok"])
-    for name in names:
-        kept = _formula(name)
-        values = np.array([kept(r) for r in records], float)
-        known = np.isfinite(values)
-        counts = np.bincount(places[known], minlength=len(measured))
-        found: list[float | None] = [None] * len(measured)
-        for some, matrix in _by_length(values[known], counts):
-            for i, value in zip(some.tolist(), _median(matrix, np.sort(matrix)).tolist(), strict=True):
-                found[i] = value
-        for cell, value in zip(measured, found, strict=True):
-            cell.keep(name, value)
-
-
-def _formula(name: str) -> derive.Once[Any]:
-    found = metrics.METRICS[name].derive
-    assert isinstance(found, derive.Once)
+    columns = cells[0].columns
+    rows = [i for c in cells for i in c.rows]
+    places = np.repeat(np.arange(len(cells)), [len(c.rows) for c in cells])
+    every = np.array(values(name, columns), float)[rows]
+    known = np.isfinite(every)
+    found: list[float | None] = [None] * len(cells)
+    for some, matrix in _by_length(every[known], np.bincount(places[known], minlength=len(cells))):
+        for i, value in zip(some.tolist(), _median(matrix, np.sort(matrix)).tolist(), strict=True):
+            found[i] = value
     return found
 
 
-def _prime(
-    records: Sequence[Record], samples: Samples, formulas: Sequence[tuple[derive.Once[Any], Formula]]
-) -> None:
+def _values(name: str, columns: Columns) -> list[float | None]:
     """A row without samples, or with a NaN or an infinity, is left to the formula itself."""
     import numpy as np
 
-    for places, matrix in _alike(samples):
+    source, compute = FORMULAS[name]
+    ok = np.array([status == "ok" for status in columns.statuses])
+    found = np.full(len(columns), np.nan)
+    odd = []
+    for places, matrix in _rows(columns, source):
         finite = np.isfinite(matrix).all(axis=1)
+        odd += places[~finite].tolist()
         matrix = matrix[finite]
-        ordered = np.sort(matrix)
-        rows = [vars(records[i]) for i in places[finite].tolist()]
-        for formula, compute in formulas:
-            kept = formula.name
-            for known, value in zip(rows, compute(matrix, ordered).tolist(), strict=True):
-                known[kept] = None if value != value else value
+        found[places[finite]] = compute(matrix, np.sort(matrix))
+    if name == "samples":
+        found[np.isnan(found)] = 0.0
+    listed: list[float | None] = np.where(ok & np.isfinite(found), found, None).tolist()
+    for i in odd:
+        listed[i] = metrics.value(name, columns[i])
+    return listed
 
 
-def _timed(records: Sequence[Record]) -> Samples:
-    """derive.samples of each; derive.uses_span is kept."""
-    found = decode.samples(records, "time")
-    for i, (record, span) in enumerate(zip(records, decode.samples(records, "span"), strict=True)):
-        used = vars(record)[derive.uses_span.name] = derive.span_counts(record, found[i], span)
-        if used:
-            found[i] = span
+def _rows(columns: Columns, source: str) -> Iterator[tuple[Ints, Floats]]:
+    """The places of records with equally many samples, and these as a matrix; of TIMED as derive.samples chooses."""
+    if source != TIMED:
+        yield from _by_length(*_arrays(columns, source))
+        return
+    import numpy as np
+
+    span = np.array(spans(columns))
+    for name, chosen in (("time", ~span), ("span", span)):
+        for places, matrix in _by_length(*_arrays(columns, name)):
+            some = chosen[places]
+            yield places[some], matrix[some]
+
+
+def _spans(columns: Columns) -> list[bool]:
+    """Medians of those times alone that have a span."""
+    import numpy as np
+
+    found = [False] * len(columns)
+    lengths = np.array(columns.samples("span").lengths)
+    times, counts = _arrays(columns, "time")
+    starts = np.cumsum(counts) - counts
+    for i in np.flatnonzero((lengths > 0) & (counts > 0)).tolist():
+        if columns.timers[i] == "events":
+            found[i] = stats.median(times[starts[i] : starts[i] + counts[i]].tolist()) < SHORT
     return found
 
 
-def _alike(samples: Samples) -> Iterator[tuple[Any, Floats]]:
+def _arrays(columns: Columns, name: str) -> tuple[Floats, Ints]:
     import numpy as np
 
-    lengths = np.fromiter(map(len, samples), int, len(samples))
-    return _by_length(np.fromiter(chain.from_iterable(samples), float, int(lengths.sum())), lengths)
+    found = columns.samples(name)
+    return np.frombuffer(found.values), np.frombuffer(found.lengths, np.int64)
 
 
-def _by_length(values: Floats, lengths: Any) -> Iterator[tuple[Any, Floats]]:
+def _by_length(values: Floats, lengths: Ints) -> Iterator[tuple[Ints, Floats]]:
     """Rows that lie one behind the other: the places of those of one length, and these as a matrix. No empty ones."""
     import numpy as np
 

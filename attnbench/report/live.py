@@ -67,7 +67,7 @@ class Live(Line):
             self._print(Text(note, style="yellow"))
         if path:
             self._print(Text(f"writing {path}", style="dim"))
-        self._contexts = derive.contexts(run, {j.case.dtype for j in todo})
+        self._contexts = {dtype: derive.context(run, dtype) for dtype in {j.case.dtype for j in todo}}
         self._ahead = {j.id: j.forecast.seconds for j in todo if not j.skip}
         self._total = len(self._ahead)
         if self._live:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from attnbench import derive, metrics, stats
+from attnbench import metrics, stats
+from attnbench.report import batch
 from attnbench.report.cells import Cell
 from attnbench.report.tables import MEMORY
 from attnbench.types import SHORT
@@ -70,24 +71,23 @@ def _machine(cells: Sequence[Cell]) -> str:
 
 
 def _method(cells: Sequence[Cell]) -> str:
-    records = [r for c in cells for r in c.records if r.status == "ok"]
-    counts = [n for r in records if (n := int(derive.count(r)))]
-    rounds = max((len(c.records) for c in cells), default=1)
-    clocks = [hz for r in records if (hz := derive.clock(r)) is not None]
+    counts = [int(n) for c in cells for n in c.rounds("samples").values() if n]
+    rounds = max((len(c.rows) for c in cells), default=1)
+    clocks = [hz for c in cells for hz in batch.clocks(c.columns, c.ok)]
     parts = []
     if counts:
         number = str(min(counts)) if min(counts) == max(counts) else f"{min(counts)} to {max(counts)}"
         again = f", then over {rounds} rounds" if rounds > 1 else ""
         parts.append(f"latency = median of {number} {'sample' if number == '1' else 'samples'}{again}")
-    parts += [TIMERS.get(timer, timer) for timer in sorted({r.timer for r in records if r.timer})]
-    if any(derive.uses_span(r) for r in records):
+    parts += [TIMERS.get(timer, timer) for timer in sorted(filter(None, {c.columns.timers[i] for c in cells for i in c.ok}))]
+    if any(c.spans for c in cells):
         parts.append(f"{TIMERS['cupti']} under {metrics.duration(SHORT)}")
-    parts += [f"L2 {state}" for state in sorted({r.l2 for r in records if r.l2})]
+    parts += [f"L2 {state}" for state in sorted(filter(None, {c.columns.l2[i] for c in cells for i in c.ok}))]
     if clocks:
         low, high = f"{min(clocks) / 1e6:.0f}", f"{max(clocks) / 1e6:.0f}"
         top = cells[0].run.environment.clock_max_hz
         parts.append(f"SM clock {low if low == high else f'{low}-{high}'}{f' of {top / 1e6:.0f}' if top else ''} MHz")
-    if agreement := _agreement([[v for r in c.records if (v := metrics.value("latency", r))] for c in cells]):
+    if agreement := _agreement([[v for v in c.rounds("latency").values() if v] for c in cells]):
         parts.append(f"rounds agree within {agreement}")
     return ", ".join(parts) + _ceilings(cells)
 

@@ -13,8 +13,8 @@ from typing import Any
 
 from attnbench import metrics
 from attnbench.errors import UserError, did_you_mean
-from attnbench.report import batch, words
-from attnbench.report.cells import Cell
+from attnbench.report import words
+from attnbench.report.cells import Cell, prime
 from attnbench.sizes import short
 from attnbench.types import DIRECTIONS, DTYPES, Case
 from attnbench.work import Convention
@@ -170,13 +170,13 @@ def sections(
 
 def _plainest_masks(cells: Sequence[Cell]) -> list[Cell]:
     """Of cells that differ in the mask alone those with the plainest: memory hardly depends on it. Measured ones."""
-    batch.prime_cells(("memory_peak",), cells)
+    prime(("memory_peak",), cells)
     ranks: dict[Any, Any] = {}
-    for cell in cells:
+    groups = [(cell, _but_mask(cell), words.mask_rank(cell.case)) for cell in cells]
+    for cell, key, rank in groups:
         if cell.value("memory_peak") is not None:
-            key, rank = _but_mask(cell), words.mask_rank(cell.case)
             ranks[key] = min(ranks.get(key, rank), rank)
-    return [c for c in cells if ranks.get(_but_mask(c)) == words.mask_rank(c.case)]
+    return [cell for cell, key, rank in groups if ranks.get(key) == rank]
 
 
 def _tables(
