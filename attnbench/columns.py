@@ -7,6 +7,7 @@ only.
 
 from __future__ import annotations
 
+import math
 import operator
 import sys
 from array import array
@@ -17,13 +18,15 @@ from typing import Any, overload
 
 import msgspec
 
-from attnbench import decode, derive
+from attnbench import decode, derive, metrics
 from attnbench.types import Case, Record, Status
 
 Span = tuple[int, int, int]  # of a line: its start, its end, its number
-PRESENT = (*derive.TURNS, *derive.CEILINGS)  # measurements of which it is kept who has them
-SPEED = ("time", "span", "clock_held")  # what comparisons ask of every record
-REPORT = (*SPEED, *derive.CEILINGS, "enqueue", "memory_peak", "memory_driver")  # what reports do
+PRESENT = (*derive.TURNS, *derive.CEILINGS, "sustained_power")  # measurements of which it is kept who has them
+ERRORS = "accuracy"  # no measurement, but may be read ahead with them
+SPEED = ("time", "span", "clock_held")  # what a gate asks of every record
+COMPARE = (*SPEED, *derive.CEILINGS)  # what comparisons do
+REPORT = (*COMPARE, "enqueue", "memory_peak", "memory_driver")  # what reports do
 
 
 class Samples:
@@ -39,7 +42,6 @@ class Samples:
         else:
             self.values.extend(values)
         self.lengths.append(len(values))
-
 
     def __iter__(self) -> Iterator[tuple[int, array[float]]]:
         """The places of the records that have some, and those."""
@@ -84,14 +86,17 @@ class Columns(Sequence[Record]):
                 places.add(len(self))
         for name, column in self._samples.items():
             column.append(derive.values(record, name))
+        for name, kept in self.kept.items():
+            kept.append(metrics.value(name, record))
         self._add(record, self._known.setdefault(record.case, record.case))
 
     def read(self, path: Path, view: memoryview, spans: Iterable[Span], ahead: Sequence[str] = ()) -> list[str]:
         """Appends the records of some lines, with the samples of those measurements; gives what is wrong with them."""
         self._path, self._view = path, view
-        self._samples = {name: Samples() for name in ahead}
+        self._samples = {name: Samples() for name in ahead if name != ERRORS}
         columns, present = list(self._samples.items()), list(self.present.items())
         take = _reader(tuple(ahead)).decode
+        errors: list[Any] | None = self.kept.setdefault("error", []) if ERRORS in ahead else None
         cases: dict[bytes, Case] = {}  # a case is read once, however many records have it
         problems = []
         for span in spans:
@@ -114,13 +119,13 @@ class Columns(Sequence[Record]):
                 case = cases[text] = self._known.setdefault(case, case)
             taken = row.measurements
             for name, column in columns:
-                if (found := getattr(taken, name)) is None:
-                    column.lengths.append(0)
-                else:
-                    column.append(found.values or decode.expanded(found.runs))
+                column.append(_taken(taken, name))
             for name, places in present:
                 if getattr(taken, name) is not None:
                     places.add(len(self._spans))
+            if errors is not None:
+                worst = derive.worst(row.accuracy.errors.values()) if row.accuracy and row.status == "ok" else None
+                errors.append(worst if worst is not None and math.isfinite(worst) else None)
             self._spans.append(span)
             self._add(row, case)
         return problems
@@ -164,11 +169,11 @@ class Columns(Sequence[Record]):
             column = self._samples[name] = Samples()
             take = _reader((name,)).decode
             for place, span in enumerate(self._spans):
-                if span is None:
-                    column.append(derive.values(self._made[place], name))
-                else:
-                    found = getattr(take(self._view[span[0] : span[1]]).measurements, name)
-                    column.append(found.values or decode.expanded(found.runs) if found else ())
+                try:
+                    taken = take(self._view[span[0] : span[1]]).measurements if span else None
+                except msgspec.MsgspecError:  # a number that JSON has no word for
+                    taken = None
+                column.append(_taken(taken, name) if taken else derive.values(self[place], name))
         return self._samples[name]
 
     def __len__(self) -> int:
@@ -232,16 +237,31 @@ class _Taken(msgspec.Struct, gc=False):
     runs: list[tuple[float, int]] = []
 
 
+class _Error(msgspec.Struct, gc=False):
+    max_error: float
+    tolerance: float
+
+
+class _Errors(msgspec.Struct, gc=False):
+    errors: dict[str, _Error]
+
+
 class _Seen(msgspec.Struct, gc=False):
     """A measurement whose samples are not wanted."""
+
+
+def _taken(taken: Any, name: str) -> Sequence[float]:
+    found = getattr(taken, name)
+    return (found.values or decode.expanded(found.runs)) if found else ()
 
 
 @cache
 def _reader(names: tuple[str, ...]) -> msgspec.json.Decoder[Any]:
     """Of lines, with the samples of those measurements alone."""
-    fields: list[Any] = [(name, _Taken | None, None) for name in names]
+    fields: list[Any] = [(name, _Taken | None, None) for name in names if name != ERRORS]
     fields += [(name, _Seen | None, None) for name in PRESENT if name not in names]
     taken: Any = msgspec.defstruct("Measurements", fields, gc=False, frozen=True)
-    row: Any = msgspec.defstruct("Row", [("measurements", taken, taken())], bases=(_Row,), gc=False)
+    whole: list[Any] = [("measurements", taken, taken())]
+    whole += [(ERRORS, _Errors | None, None)] if ERRORS in names else []
+    row: Any = msgspec.defstruct("Row", whole, bases=(_Row,), gc=False)
     return msgspec.json.Decoder(row)
-

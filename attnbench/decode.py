@@ -9,11 +9,11 @@ for; and a dataclass gets its fields all at once, as msgspec gives them.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
-from functools import cache
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache, cached_property
 from itertools import chain, repeat
 from pathlib import Path
-from typing import Any, TypedDict, TypeVar
+from typing import Any, TypedDict, TypeVar, overload
 
 import msgspec
 
@@ -45,13 +45,10 @@ def record(line: Line, place: Place | None = None) -> Record | None:
     return _made(_Record, found)
 
 
-def jobs(plan: Line) -> tuple[Job, ...]:
+def jobs(plan: Line) -> Sequence[Job]:
     """The plan of a run. ValueError, TypeError, KeyError or AttributeError where it is damaged."""
     try:
-        found = _PLAN.decode(plan)
-        for job in found:
-            job["case"], job["forecast"] = case(bytes(job["case"])), job["forecast"]
-        return tuple(_made(_Job, job) for job in found)
+        return _Jobs(_PLAN.decode(plan))
     except (msgspec.MsgspecError, ValueError, TypeError, KeyError):
         return tuple(from_json(Job, job) for job in json.loads(bytes(plan)))
 
@@ -143,21 +140,55 @@ class _Record(Record):
     """A Record to all who look at it, equal to one with the same values."""
 
     __class__ = Record  # type: ignore[assignment]
-    accuracy = _Later(Accuracy)  # type: ignore[assignment]
-    forecast = _Later(Forecast)  # type: ignore[assignment]
+    accuracy = _Later(Accuracy)
+    forecast = _Later(Forecast)
 
 
 class _Job(Job):
     """A Job to all who look at it."""
 
     __class__ = Job  # type: ignore[assignment]
-    forecast = _Later(Forecast)  # type: ignore[assignment]
+    forecast = _Later(Forecast)
 
 
 def _made(kind: type[T], values: dict[str, Any]) -> T:
     found = object.__new__(kind)
     object.__setattr__(found, "__dict__", values)
     return found
+
+
+class _Jobs(Sequence[Job]):
+    """A sequence of jobs, equal to a tuple of them: many who read a run do not ask for its plan."""
+
+    def __init__(self, found: list[dict[str, Any]]) -> None:
+        for text in {bytes(job["case"]) for job in found if job["forecast"]}:
+            case(text)  # raises where it is damaged
+        self._found = found
+
+    @cached_property
+    def _jobs(self) -> tuple[Job, ...]:
+        for job in self._found:
+            job["case"] = case(bytes(job["case"]))
+        return tuple(_made(_Job, job) for job in self._found)
+
+    def __len__(self) -> int:
+        return len(self._found)
+
+    @overload
+    def __getitem__(self, place: int) -> Job: ...
+    @overload
+    def __getitem__(self, place: slice) -> tuple[Job, ...]: ...
+    def __getitem__(self, place: int | slice) -> Job | tuple[Job, ...]:
+        return self._jobs[place]
+
+    def __iter__(self) -> Iterator[Job]:
+        return iter(self._jobs)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sequence) and self._jobs == tuple(other)
+
+    def __hash__(self) -> int:
+        return hash(self._jobs)
 
 
 class _Samples(msgspec.Struct, gc=False):

@@ -19,11 +19,11 @@ itself slows some kernels; by how much is the events' reading of traced calls ov
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import count as counter
-from typing import Generic, Literal, TypeVar
+from typing import Generic, Literal, Protocol, TypeVar
 
 from attnbench import hardware, stats, work
 from attnbench.types import INSTRUMENTS, SHORT, Case, Record, Run
@@ -238,12 +238,22 @@ def speedup(record: Record, context: Context) -> float | None:
 
 @Once
 def error(record: Record) -> float | None:
-    if record.accuracy is None or not record.accuracy.errors:
-        return None
-    return max(
-        e.max_error / e.tolerance if e.tolerance else (math.inf if e.max_error else 0.0)
-        for e in record.accuracy.errors.values()
-    )
+    return worst(record.accuracy.errors.values()) if record.accuracy else None
+
+
+class Off(Protocol):
+    """What a TensorError says first."""
+
+    @property
+    def max_error(self) -> float: ...
+    @property
+    def tolerance(self) -> float: ...
+
+
+def worst(errors: Iterable[Off]) -> float | None:
+    """The largest error over what is allowed."""
+    shares = (e.max_error / e.tolerance if e.tolerance else (math.inf if e.max_error else 0.0) for e in errors)
+    return max(shares, default=None)
 
 
 @Once

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial
 from typing import Any, TypeVar, cast, get_args, get_origin, get_type_hints
 
@@ -29,7 +29,7 @@ def to_json(value: Any) -> Any:
         return out
     if isinstance(value, Mapping):
         return {k: to_json(v) for k, v in value.items()}
-    if isinstance(value, (tuple, list)):
+    if isinstance(value, Sequence) and not isinstance(value, str):
         return [to_json(v) for v in value]
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)

@@ -329,7 +329,7 @@ class Run:
     environment: Environment
     suite: str
     policy: Policy
-    plan: tuple[Job, ...]
+    plan: Sequence[Job]
     records: Sequence[Record] = ()  # a tuple, or of a file what makes them when they are asked for
     started: str = ""  # ISO 8601, UTC
     argv: tuple[str, ...] = ()

@@ -16,7 +16,7 @@ from attnbench.gate.readings import CYCLES, readings, signed
 from attnbench.metrics import percent
 from attnbench.report import words
 from attnbench.report.cells import Cell, Key, cells
-from attnbench.types import Case, Record, Run
+from attnbench.types import Case, Run
 
 EXIT_PASS, EXIT_REGRESSION, EXIT_INCONCLUSIVE, EXIT_NOT_COMPARABLE = 0, 1, 3, 4
 
@@ -129,7 +129,7 @@ def judge(baseline: Run, current: Run, request: Request) -> Judgement:
     if not findings:
         raise UserError(f"nothing in the two runs can be compared by {', '.join(request.metrics)}")
     findings.sort(key=_rank)
-    names = [name(backend, case) for case, backend in {**before, **after}]
+    names = (name(backend, case) for case, backend in {**before, **after})
     notes = [
         *(f"--expect {n}: nothing differs there; is this the run that was meant?" for n in idle),
         *(f"margins: no cell is called {glob!r}" for glob in request.margins.unused(names)),
@@ -156,7 +156,7 @@ def _endings(before: Mapping[Key, Cell], after: Mapping[Key, Cell]) -> tuple[lis
     for key, old in before.items():
         new = after.get(key)
         was, now = _state(old), _state(new)
-        rounds = (len(_ok(old)), len(_ok(new)))
+        rounds = (len(old.ok), len(new.ok) if new else 0)
         if was == now == "works" and new:
             both.append((old, new))
         elif was == "works" and now == "fails" and new:
@@ -170,22 +170,20 @@ def _endings(before: Mapping[Key, Cell], after: Mapping[Key, Cell]) -> tuple[lis
 
 def _state(cell: Cell | None) -> Literal["works", "fails", "absent"]:
     """A cell that failed in any round fails: a crash now and then is one too many."""
-    statuses = {r.status for r in cell.records} if cell else set()
+    statuses = {cell.columns.statuses[i] for i in cell.rows} if cell else set()
     if statuses - {"ok", "skipped"}:
         return "fails"
     return "works" if "ok" in statuses else "absent"
 
 
-def _ok(cell: Cell | None) -> list[Record]:
-    return [r for r in cell.records if r.status == "ok"] if cell else []
-
-
 def _why(cell: Cell) -> str:
     """Of the first round that was not ok: "2 of 5 rounds OOM: out of memory"."""
-    bad = [r for r in cell.records if r.status not in ("ok", "skipped")] or list(cell.records)
-    word = words.ENDINGS.get(bad[0].status, bad[0].status)
-    share = f"{len(bad)} of {len(cell.records)} rounds " if len(cell.records) > 1 else ""
-    return words.one_line(f"{share}{word}" + (f": {bad[0].reason}" if bad[0].reason else ""))
+    statuses, rows = cell.columns.statuses, cell.rows
+    bad = [i for i in rows if statuses[i] not in ("ok", "skipped")] or rows
+    word = words.ENDINGS.get(statuses[bad[0]], statuses[bad[0]])
+    share = f"{len(bad)} of {len(rows)} rounds " if len(rows) > 1 else ""
+    reason = cell.columns.reasons.get(bad[0])
+    return words.one_line(f"{share}{word}" + (f": {reason}" if reason else ""))
 
 
 def _measured(both: Iterable[tuple[Cell, Cell]], request: Request, in_turns: bool) -> list[Finding]:
@@ -194,10 +192,9 @@ def _measured(both: Iterable[tuple[Cell, Cell]], request: Request, in_turns: boo
     tests: list[decide.Rounds] = []
     missing = []
     for old, new in both:
-        called = name(new.backend, new.case)
-        before_all, after_all = _ok(old), _ok(new)
+        called = name(new.backend, new.case) if request.margins.cells else ""
         for metric in request.metrics:
-            before, after = readings(metric, before_all, after_all)
+            before, after = readings(metric, old, new)
             lost = before and not after
             paired = in_turns or RULES[metric].cached  # alike are the rounds of one number
             if paired:
@@ -209,7 +206,7 @@ def _measured(both: Iterable[tuple[Cell, Cell]], request: Request, in_turns: boo
                 cells_of.append((old, new, metric, x, y))
             elif lost:
                 gone = "no value any more"
-                missing.append(Finding(new.case, new.backend, metric, "missing", (len(before_all), 0), reason=gone))
+                missing.append(Finding(new.case, new.backend, metric, "missing", (len(old.ok), 0), reason=gone))
     decided = looks.decide_in_turns(tests) if in_turns else [(d, None) for d in decide.decide(tests)]
     return missing + [
         Finding(

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from attnbench import derive, metrics, stats
-from attnbench.columns import Columns
+from attnbench.columns import ERRORS, SPEED, Columns
 from attnbench.types import SHORT
 
 if TYPE_CHECKING:
@@ -24,6 +24,17 @@ if TYPE_CHECKING:
 
 Formula = Callable[["Floats", "Floats"], "Floats"]  # of rows of samples, and the same rows sorted
 FEW = 2000  # records, under which it is not worth the import of numpy
+
+
+def ahead_of(names: Iterable[str]) -> tuple[str, ...]:
+    """What is to be read ahead for these metrics, and for what is told of every cell."""
+    found = {**dict.fromkeys(SPEED)}
+    for name in names:
+        if name == "error":
+            found[ERRORS] = None
+        elif name in FORMULAS and FORMULAS[name][0] != TIMED:
+            found[FORMULAS[name][0]] = None
+    return tuple(found)
 
 
 def values(name: str, columns: Columns) -> Sequence[float | None]:
@@ -83,10 +94,12 @@ def _values(name: str, columns: Columns) -> list[float | None]:
         finite = np.isfinite(matrix).all(axis=1)
         odd += places[~finite].tolist()
         matrix = matrix[finite]
-        found[places[finite]] = compute(matrix, np.sort(matrix))
+        made = compute(matrix, np.sort(matrix))
+        found[places[finite]] = np.where(np.isfinite(made), made, np.nan)
     if name == "samples":
-        found[np.isnan(found)] = 0.0
-    listed: list[float | None] = np.where(ok & np.isfinite(found), found, None).tolist()
+        found[np.isnan(found)] = 0.0  # the one metric that something can be said of without a sample
+    found[~ok] = np.nan
+    listed = [value if value == value else None for value in found.tolist()]
     for i in odd:
         listed[i] = metrics.value(name, columns[i])
     return listed

@@ -200,8 +200,8 @@ def _cells_of(label: str, run: Run, eager: dict[Case, dict[int, float]]) -> Iter
     known = columns.of(run.records)
     statuses, numbers = known.statuses, known.rounds
     rows: dict[tuple[int, str], list[int]] = {}
-    for (case, backend, _), i in known.last.items():
-        rows.setdefault((case, backend), []).append(i)
+    for (number, backend, _), i in known.last.items():
+        rows.setdefault((number, backend), []).append(i)
     cases = {id(case): case for case in known.cases}
     rates = cache(partial(_rates, run, known))
     clocks = batch.values("clock_held", known)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from attnbench import derive, metrics, stats
-from attnbench.report import batch, words
+from attnbench.report import words
 from attnbench.report.cautions import Caution
 from attnbench.report.cells import Cell, prime
 from attnbench.types import INSTRUMENTS, SHORT, Record

@@ -79,7 +79,8 @@ def _method(cells: Sequence[Cell]) -> str:
         number = str(min(counts)) if min(counts) == max(counts) else f"{min(counts)} to {max(counts)}"
         again = f", then over {rounds} rounds" if rounds > 1 else ""
         parts.append(f"latency = median of {number} {'sample' if number == '1' else 'samples'}{again}")
-    parts += [TIMERS.get(timer, timer) for timer in sorted(filter(None, {c.columns.timers[i] for c in cells for i in c.ok}))]
+    timers = {c.columns.timers[i] for c in cells for i in c.ok}
+    parts += [TIMERS.get(timer, timer) for timer in sorted(filter(None, timers))]
     if any(c.spans for c in cells):
         parts.append(f"{TIMERS['cupti']} under {metrics.duration(SHORT)}")
     parts += [f"L2 {state}" for state in sorted(filter(None, {c.columns.l2[i] for c in cells for i in c.ok}))]
