@@ -229,8 +229,8 @@ def _measured(both: Iterable[tuple[Cell, Cell]], request: Request, in_turns: boo
 def _rounds(metric: str, before: Sequence[float], after: Sequence[float], margin: float, paired: bool) -> decide.Rounds:
     rule = RULES[metric]
     least = rule.floor or math.ulp(0.0)
-    x, y = ([math.log(max(value, least)) for value in side] for side in (before, after))
-    hidden = max(*before, *after) <= rule.floor  # no noise to know
+    x, y = ([math.log(value if value > least else least) for value in side] for side in (before, after))
+    hidden = max(before) <= rule.floor and max(after) <= rule.floor  # no noise to know
     return decide.Rounds(x, y, margin, metric if rule.noisy and not hidden else "", paired)
 
 

@@ -18,8 +18,8 @@ def readings(metric: str, baseline: Cell, current: Cell) -> tuple[dict[int, floa
     """
     if metric not in ("latency", CYCLES):
         return baseline.rounds(metric), current.rounds(metric)
-    spans = [batch.spans(cell.columns)[i] for cell in (baseline, current) for i in cell.ok]
-    mixed = any(spans) and not all(spans)
+    ours, theirs = batch.spans(baseline.columns), batch.spans(current.columns)
+    mixed = len({*map(ours.__getitem__, baseline.ok), *map(theirs.__getitem__, current.ok)}) > 1
     before, after = (_events(cell) if mixed else cell.rounds("latency") for cell in (baseline, current))
     return (_cycles(baseline, before), _cycles(current, after)) if metric == CYCLES else (before, after)
 
