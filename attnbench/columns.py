@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import math
 import operator
-import sys
 from array import array
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache, cached_property
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, overload
 
@@ -30,72 +30,61 @@ REPORT = (*COMPARE, "enqueue", "memory_peak", "memory_driver")  # what reports d
 
 
 class Samples:
-    """Of one measurement of all records: one behind the other, and how many are each one's."""
+    """Of one measurement: the places of the records that have it, how many are each one's, and all in a row."""
 
     def __init__(self) -> None:
-        self.values = array("d")
+        self.places = array("q")
         self.lengths = array("q")
+        self.values = array("d")
 
-    def append(self, values: Sequence[float]) -> None:
-        if type(values) is list:
-            self.values.fromlist(values)  # in half the time
-        else:
+    def append(self, place: int, values: Sequence[float]) -> None:
+        if values:
+            self.places.append(place)
+            self.lengths.append(len(values))
             self.values.extend(values)
-        self.lengths.append(len(values))
 
     def __iter__(self) -> Iterator[tuple[int, array[float]]]:
-        """The places of the records that have some, and those."""
         start = 0
-        for place, length in enumerate(self.lengths):
-            if length:
-                yield place, self.values[start : start + length]
-                start += length
+        for place, length in zip(self.places, self.lengths, strict=True):
+            yield place, self.values[start : start + length]
+            start += length
 
 
 class Columns(Sequence[Record]):
     """A sequence of records, equal to a tuple of them. Lists have an entry a record; of what few have, the places."""
 
+    backends: list[str]
+    rounds: list[int]
+    statuses: list[Status]
+    timers: list[str | None]
+    l2: list[str | None]
+
     def __init__(self, records: Iterable[Record] = ()) -> None:
         self.cases: list[Case] = []  # equal ones are one object
-        self.backends: list[str] = []
-        self.rounds: list[int] = []
-        self.statuses: list[Status] = []
-        self.timers: list[str | None] = []
-        self.l2: list[str | None] = []
         self.reasons: dict[int, str] = {}
         self.limits: dict[int, tuple[str, ...]] = {}
         self.others: dict[int, tuple[str, ...]] = {}
         self.notes: dict[int, tuple[str, ...]] = {}
         self.ecc_errors: dict[int, int] = {}
-        self.resumable: set[int] = set()
-        self.host_bound: set[int] = set()
+        self.resumable: dict[int, bool] = {}
+        self.host_bound: dict[int, bool] = {}
         self.present: dict[str, set[int]] = {name: set() for name in PRESENT}
-        self.kept: dict[str, list[Any]] = {}  # figures of all records, by name: report/batch.py
+        self.kept: dict[str, Any] = {}  # figures of all records, by name: report/batch.py
         self._samples: dict[str, Samples] = {}
         self._spans: list[Span | None] = []  # of a record that is in a file
         self._made: dict[int, Record] = {}
         self._known: dict[Case, Case] = {}
+        self._rows: list[tuple[Any, ...]] = []
         for record in records:
-            self.append(record)
-
-    def append(self, record: Record) -> None:
-        self._made[len(self)] = record
-        self._spans.append(None)
-        for name, places in self.present.items():
-            if name in record.measurements:
-                places.add(len(self))
-        for name, column in self._samples.items():
-            column.append(derive.values(record, name))
-        for name, kept in self.kept.items():
-            kept.append(metrics.value(name, record))
-        self._add(record, self._known.setdefault(record.case, record.case))
+            self._append(record)
+        self._turn()
 
     def read(self, path: Path, view: memoryview, spans: Iterable[Span], ahead: Sequence[str] = ()) -> list[str]:
         """Appends the records of some lines, with the samples of those measurements; gives what is wrong with them."""
         self._path, self._view = path, view
         self._samples = {name: Samples() for name in ahead if name != ERRORS}
-        columns, present = list(self._samples.items()), list(self.present.items())
-        take = _reader(tuple(ahead)).decode
+        columns = [(c.places.append, c.lengths.append, c.values.fromlist) for c in self._samples.values()]
+        take, measured, present = _reader(tuple(ahead)).decode, _getter(tuple(self._samples)), _getter(PRESENT)
         errors: list[Any] | None = self.kept.setdefault("error", []) if ERRORS in ahead else None
         cases: dict[bytes, Case] = {}  # a case is read once, however many records have it
         problems = []
@@ -111,47 +100,57 @@ class Columns(Sequence[Record]):
                     problems.append(f"{path}:{span[2]}: damaged line left out ({type(error).__name__}: {error})")
                 else:
                     if record is not None:
-                        self.append(record)
+                        self._append(record)
                 continue
             if row.type != "record":
                 continue
             if text not in cases:
                 case = cases[text] = self._known.setdefault(case, case)
-            taken = row.measurements
-            for name, column in columns:
-                column.append(_taken(taken, name))
-            for name, places in present:
-                if getattr(taken, name) is not None:
-                    places.add(len(self._spans))
+            place, taken = len(self._rows), row.measurements
+            for (at, count, extend), found in zip(columns, measured(taken), strict=True):
+                if found is not None and (values := found.values or list(decode.expanded(found.runs))):
+                    at(place)
+                    count(len(values))
+                    extend(values)
+            if present(taken) != _NONE:
+                for name in PRESENT:
+                    if getattr(taken, name) is not None:
+                        self.present[name].add(place)
             if errors is not None:
                 worst = derive.worst(row.accuracy.errors.values()) if row.accuracy and row.status == "ok" else None
                 errors.append(worst if worst is not None and math.isfinite(worst) else None)
             self._spans.append(span)
-            self._add(row, case)
+            self._add(place, row, case)
+        self._turn()
         return problems
 
-    def _add(self, row: Any, case: Case) -> None:
+    def _append(self, record: Record) -> None:
+        place = len(self._rows)
+        self._made[place] = record
+        self._spans.append(None)
+        for name, places in self.present.items():
+            if name in record.measurements:
+                places.add(place)
+        for name, column in self._samples.items():
+            column.append(place, derive.values(record, name))
+        for name, kept in self.kept.items():
+            kept.append(metrics.value(name, record))
+        self._add(place, record, self._known.setdefault(record.case, record.case))
+
+    def _add(self, place: int, row: Any, case: Case) -> None:
         """A record, or what has its plain fields."""
-        if row.reason:
-            self.reasons[len(self)] = row.reason
-        if row.limits:
-            self.limits[len(self)] = row.limits
-        if row.others:
-            self.others[len(self)] = row.others
-        if row.notes:
-            self.notes[len(self)] = row.notes
-        if row.ecc_errors:
-            self.ecc_errors[len(self)] = row.ecc_errors
-        if row.resumable:
-            self.resumable.add(len(self))
-        if row.host_bound:
-            self.host_bound.add(len(self))
         self.cases.append(case)
-        self.backends.append(sys.intern(row.backend))
-        self.rounds.append(row.round)
-        self.timers.append(row.timer and sys.intern(row.timer))
-        self.l2.append(row.l2 and sys.intern(row.l2))
-        self.statuses.append(row.status)
+        self._rows.append(_plain(row))
+        if (odd := _odd(row)) != _USUAL:
+            few = self.reasons, self.limits, self.others, self.notes, self.ecc_errors, self.resumable, self.host_bound
+            for value, places in zip(odd, few, strict=True):
+                if value:
+                    places[place] = value  # type: ignore[index]
+
+    def _turn(self) -> None:
+        """Rows into columns."""
+        turned: list[list[Any]] = [list(column) for column in zip(*self._rows, strict=True)] or [[] for _ in range(5)]
+        self.backends, self.rounds, self.statuses, self.timers, self.l2 = turned
 
     def same(self, case: Case) -> Case:
         """The object that stands for all cases equal to it."""
@@ -168,16 +167,21 @@ class Columns(Sequence[Record]):
         if name not in self._samples:
             column = self._samples[name] = Samples()
             take = _reader((name,)).decode
+            get = _getter((name,))
             for place, span in enumerate(self._spans):
                 try:
                     taken = take(self._view[span[0] : span[1]]).measurements if span else None
                 except msgspec.MsgspecError:  # a number that JSON has no word for
                     taken = None
-                column.append(_taken(taken, name) if taken else derive.values(self[place], name))
+                if taken:
+                    (found,) = get(taken)
+                    column.append(place, (found.values or decode.expanded(found.runs)) if found else ())
+                else:
+                    column.append(place, derive.values(self[place], name))
         return self._samples[name]
 
     def __len__(self) -> int:
-        return len(self.statuses)
+        return len(self._rows)
 
     @overload
     def __getitem__(self, place: int) -> Record: ...
@@ -250,9 +254,17 @@ class _Seen(msgspec.Struct, gc=False):
     """A measurement whose samples are not wanted."""
 
 
-def _taken(taken: Any, name: str) -> Sequence[float]:
-    found = getattr(taken, name)
-    return (found.values or decode.expanded(found.runs)) if found else ()
+_plain = attrgetter("backend", "round", "status", "timer", "l2")
+_odd = attrgetter("reason", "limits", "others", "notes", "ecc_errors", "resumable", "host_bound")
+_USUAL = (None, (), (), (), 0, False, False)
+_NONE = (None,) * len(PRESENT)
+
+
+def _getter(names: tuple[str, ...]) -> Callable[[Any], tuple[Any, ...]]:
+    """attrgetter that gives a tuple of one name too, and of none."""
+    if len(names) > 1:
+        return attrgetter(*names)
+    return lambda found: tuple(getattr(found, name) for name in names)
 
 
 @cache

@@ -19,7 +19,9 @@ def readings(metric: str, baseline: Cell, current: Cell) -> tuple[dict[int, floa
     if metric not in ("latency", CYCLES):
         return baseline.rounds(metric), current.rounds(metric)
     ours, theirs = batch.spans(baseline.columns), batch.spans(current.columns)
-    mixed = len({*map(ours.__getitem__, baseline.ok), *map(theirs.__getitem__, current.ok)}) > 1
+    mixed = False
+    if ours or theirs:
+        mixed = len({*(i in ours for i in baseline.ok), *(i in theirs for i in current.ok)}) > 1
     before, after = (_events(cell) if mixed else cell.rounds("latency") for cell in (baseline, current))
     return (_cycles(baseline, before), _cycles(current, after)) if metric == CYCLES else (before, after)
 

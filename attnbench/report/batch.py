@@ -6,7 +6,7 @@ last bit (tests/unit/test_speed.py).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from typing import TYPE_CHECKING
 
 from attnbench import derive, metrics, stats
@@ -41,10 +41,11 @@ def values(name: str, columns: Columns) -> Sequence[float | None]:
     """A metric that needs no context, of every record; None where there is none."""
     if name not in columns.kept:
         if name in FORMULAS and len(columns) >= FEW:
-            columns.kept[name] = _values(name, columns)
+            _compute(FORMULAS[name][0], columns)
         else:
             columns.kept[name] = [metrics.value(name, r) for r in columns]
-    return columns.kept[name]
+    found: Sequence[float | None] = columns.kept[name]
+    return found
 
 
 def clocks(columns: Columns, rows: Iterable[int]) -> Iterator[float]:
@@ -56,88 +57,69 @@ def clocks(columns: Columns, rows: Iterable[int]) -> Iterator[float]:
             yield hz
 
 
-def spans(columns: Columns) -> Sequence[bool]:
-    """derive.uses_span of every record."""
-    if "uses_span" not in columns.kept:
-        if len(columns) >= FEW:
-            columns.kept["uses_span"] = _spans(columns)
-        else:
-            columns.kept["uses_span"] = [derive.uses_span(r) for r in columns]
-    return columns.kept["uses_span"]
-
-
-def of_cells(name: str, cells: Sequence[Cell]) -> list[float | None]:
-    """A metric of measured cells of one run: the median over the rounds."""
-    import numpy as np
-
-    columns = cells[0].columns
-    rows = [i for c in cells for i in c.rows]
-    places = np.repeat(np.arange(len(cells)), [len(c.rows) for c in cells])
-    every = np.array(values(name, columns), float)[rows]
-    known = np.isfinite(every)
-    found: list[float | None] = [None] * len(cells)
-    for some, matrix in _by_length(every[known], np.bincount(places[known], minlength=len(cells))):
-        for i, value in zip(some.tolist(), _median(matrix, np.sort(matrix)).tolist(), strict=True):
-            found[i] = value
+def spans(columns: Columns) -> Set[int]:
+    """The places of the records of which derive.uses_span."""
+    if "spans" not in columns.kept:
+        own = {place: span for place, span in columns.samples("span") if columns.timers[place] == "events"}
+        times = ((place, time) for place, time in columns.samples("time") if place in own) if own else ()
+        columns.kept["spans"] = {place for place, time in times if stats.median(time) < SHORT}
+    found: Set[int] = columns.kept["spans"]
     return found
 
 
-def _values(name: str, columns: Columns) -> list[float | None]:
-    """A row without samples, or with a NaN or an infinity, is left to the formula itself."""
+def of_cells(names: Iterable[str], cells: Sequence[Cell]) -> Iterator[tuple[str, list[float | None]]]:
+    """Metrics of measured cells of one run: the medians over their rounds."""
     import numpy as np
 
-    source, compute = FORMULAS[name]
+    rows = np.array([i for c in cells for i in c.rows])
+    places = np.repeat(np.arange(len(cells)), [len(c.rows) for c in cells])
+    for name in names:
+        every = np.array(values(name, cells[0].columns), float)[rows]
+        known = np.isfinite(every)
+        found: list[float | None] = [None] * len(cells)
+        for some, matrix in _by_length(every[known], np.bincount(places[known], minlength=len(cells))):
+            for i, value in zip(some.tolist(), _median(matrix, np.sort(matrix)).tolist(), strict=True):
+                found[i] = value
+        yield name, found
+
+
+def _compute(source: str, columns: Columns) -> None:
+    """All metrics of a source. A record whose samples hold a NaN or an infinity is left to the formula itself."""
+    import numpy as np
+
     ok = np.array([status == "ok" for status in columns.statuses])
-    found = np.full(len(columns), np.nan)
-    odd = []
+    made = {name: np.full(len(columns), np.nan) for name, (own, _) in FORMULAS.items() if own == source}
+    odd: list[int] = []
     for places, matrix in _rows(columns, source):
         finite = np.isfinite(matrix).all(axis=1)
         odd += places[~finite].tolist()
-        matrix = matrix[finite]
-        made = compute(matrix, np.sort(matrix))
-        found[places[finite]] = np.where(np.isfinite(made), made, np.nan)
-    if name == "samples":
-        found[np.isnan(found)] = 0.0  # the one metric that something can be said of without a sample
-    found[~ok] = np.nan
-    listed = [value if value == value else None for value in found.tolist()]
-    for i in odd:
-        listed[i] = metrics.value(name, columns[i])
-    return listed
+        places, matrix = places[finite], matrix[finite]
+        ordered = np.sort(matrix)
+        for name, column in made.items():
+            column[places] = FORMULAS[name][1](matrix, ordered)
+    for name, column in made.items():
+        if name == "samples":
+            column[np.isnan(column)] = 0.0  # the one metric that something can be said of without a sample
+        column[~ok | ~np.isfinite(column)] = np.nan
+        kept = columns.kept[name] = [value if value == value else None for value in column.tolist()]
+        for i in odd:
+            kept[i] = metrics.value(name, columns[i])
 
 
 def _rows(columns: Columns, source: str) -> Iterator[tuple[Ints, Floats]]:
     """The places of records with equally many samples, and these as a matrix; of TIMED as derive.samples chooses."""
-    if source != TIMED:
-        yield from _by_length(*_arrays(columns, source))
-        return
     import numpy as np
 
-    span = np.array(spans(columns))
-    for name, chosen in (("time", ~span), ("span", span)):
-        for places, matrix in _by_length(*_arrays(columns, name)):
-            some = chosen[places]
-            yield places[some], matrix[some]
-
-
-def _spans(columns: Columns) -> list[bool]:
-    """Medians of those times alone that have a span."""
-    import numpy as np
-
-    found = [False] * len(columns)
-    lengths = np.array(columns.samples("span").lengths)
-    times, counts = _arrays(columns, "time")
-    starts = np.cumsum(counts) - counts
-    for i in np.flatnonzero((lengths > 0) & (counts > 0)).tolist():
-        if columns.timers[i] == "events":
-            found[i] = stats.median(times[starts[i] : starts[i] + counts[i]].tolist()) < SHORT
-    return found
-
-
-def _arrays(columns: Columns, name: str) -> tuple[Floats, Ints]:
-    import numpy as np
-
-    found = columns.samples(name)
-    return np.frombuffer(found.values), np.frombuffer(found.lengths, np.int64)
+    used = spans(columns) if source == TIMED else set()
+    chosen = np.zeros(len(columns), bool)
+    chosen[list(used)] = True
+    for name in ("time", "span") if used else ("time" if source == TIMED else source,):
+        found = columns.samples(name)
+        places = np.frombuffer(found.places, np.int64)
+        for some, matrix in _by_length(np.frombuffer(found.values), np.frombuffer(found.lengths, np.int64)):
+            at = places[some]
+            own = chosen[at] == (name == "span") if used else slice(None)
+            yield at[own], matrix[own]
 
 
 def _by_length(values: Floats, lengths: Ints) -> Iterator[tuple[Ints, Floats]]:
@@ -145,7 +127,7 @@ def _by_length(values: Floats, lengths: Ints) -> Iterator[tuple[Ints, Floats]]:
     import numpy as np
 
     starts = np.cumsum(lengths) - lengths
-    for length in np.unique(lengths[lengths > 0]):
+    for length in np.unique(lengths[lengths > 0]).tolist():
         places = np.flatnonzero(lengths == length)
         yield places, values[starts[places][:, None] + np.arange(length)]
 

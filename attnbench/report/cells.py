@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property, partial
 from typing import Literal
@@ -68,16 +68,16 @@ class Cell:
     def spans(self) -> bool:
         """Whether in a measured round the kernels' span stands in place of the events' reading."""
         found = batch.spans(self.columns)
-        return any(found[i] for i in self.ok)
+        return bool(found) and any(i in found for i in self.ok)
 
     @property
     def compared(self) -> bool:
         """Whether the instruments took turns."""
         return any(self.any(self.columns.present[name]) for name in derive.TURNS)
 
-    def any(self, few: Container[int]) -> bool:
-        """Whether one of its records is among these of the columns."""
-        return any(i in few for i in self.rows)
+    def any(self, few: Collection[int]) -> bool:
+        """Whether one of its records is among these places."""
+        return bool(few) and any(i in few for i in self.rows)
 
     def rounds(self, metric: str) -> dict[int, float]:
         """Round -> value, of a metric that needs no context, where there is one."""
@@ -170,8 +170,8 @@ def prime(names: Iterable[str], cells: Sequence[Cell]) -> None:
             of_run.setdefault(id(cell.columns), []).append(cell)
     for group in of_run.values():
         if len(group[0].columns) >= batch.FEW:
-            for name in names:
-                for cell, value in zip(group, batch.of_cells(name, group), strict=True):
+            for name, values in batch.of_cells(names, group):
+                for cell, value in zip(group, values, strict=True):
                     cell.keep(name, value)
 
 
