@@ -58,11 +58,11 @@ class Columns(Sequence[Record]):
     statuses: list[Status]
     timers: list[str | None]
     l2: list[str | None]
+    reasons: dict[int, str]
+    limits: dict[int, tuple[str, ...]]
 
     def __init__(self, records: Iterable[Record] = ()) -> None:
         self.cases: list[Case] = []  # equal ones are one object
-        self.reasons: dict[int, str] = {}
-        self.limits: dict[int, tuple[str, ...]] = {}
         self.others: dict[int, tuple[str, ...]] = {}
         self.notes: dict[int, tuple[str, ...]] = {}
         self.ecc_errors: dict[int, int] = {}
@@ -142,15 +142,17 @@ class Columns(Sequence[Record]):
         self.cases.append(case)
         self._rows.append(_plain(row))
         if (odd := _odd(row)) != _USUAL:
-            few = self.reasons, self.limits, self.others, self.notes, self.ecc_errors, self.resumable, self.host_bound
+            few = self.others, self.notes, self.ecc_errors, self.resumable, self.host_bound
             for value, places in zip(odd, few, strict=True):
                 if value:
                     places[place] = value  # type: ignore[index]
 
     def _turn(self) -> None:
         """Rows into columns."""
-        turned: list[list[Any]] = [list(column) for column in zip(*self._rows, strict=True)] or [[] for _ in range(5)]
-        self.backends, self.rounds, self.statuses, self.timers, self.l2 = turned
+        turned: list[list[Any]] = [list(column) for column in zip(*self._rows, strict=True)] or [[] for _ in range(7)]
+        self.backends, self.rounds, self.statuses, self.timers, self.l2, reasons, limits = turned
+        self.reasons = {place: reason for place, reason in enumerate(reasons) if reason}
+        self.limits = {place: names for place, names in enumerate(limits) if names}
 
     def same(self, case: Case) -> Case:
         """The object that stands for all cases equal to it."""
@@ -254,9 +256,9 @@ class _Seen(msgspec.Struct, gc=False):
     """A measurement whose samples are not wanted."""
 
 
-_plain = attrgetter("backend", "round", "status", "timer", "l2")
-_odd = attrgetter("reason", "limits", "others", "notes", "ecc_errors", "resumable", "host_bound")
-_USUAL = (None, (), (), (), 0, False, False)
+_plain = attrgetter("backend", "round", "status", "timer", "l2", "reason", "limits")
+_odd = attrgetter("others", "notes", "ecc_errors", "resumable", "host_bound")
+_USUAL = ((), (), 0, False, False)
 _NONE = (None,) * len(PRESENT)
 
 

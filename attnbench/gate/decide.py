@@ -29,7 +29,6 @@ wholly within, inconclusive one that crosses it, always.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from operator import attrgetter

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from attnbench import metrics
@@ -14,8 +14,10 @@ from attnbench.metrics import digits
 from attnbench.report import words
 from attnbench.report.compare.answer import ONE_ROUND, number, times
 from attnbench.sizes import short
+from attnbench.types import Case
 
 NOTHING = words.NOTHING
+MOST = 500  # cases, after which a reader is better served otherwise
 MORE = "What to doubt in the figures of one run: attnbench report FILE. What the figures are: docs/compare.md."
 
 
@@ -33,7 +35,7 @@ class Block:
 
 def blocks(c: Comparison, every: bool = False) -> list[Block]:
     """In the order of a report; those without rows are left out. `every`: each cell too, and each that is lacking."""
-    found = [_machines(c), _workload(c), _groups(c), _cases(c), *([_cells(c)] if every else [])]
+    found = [_machines(c), _workload(c), _groups(c), _cases(c, every), *([_cells(c)] if every else [])]
     return [block for block in (*found, _lacks(c), _longest(c), _units(c)) if block.rows]
 
 
@@ -127,41 +129,43 @@ def _groups(c: Comparison) -> Block:
     return Block("groups", "Speed by kind of case", note, tuple(headings), tuple(rows))
 
 
-def _cases(c: Comparison) -> Block:
+def _cases(c: Comparison, every: bool) -> Block:
     others = list(c.others())
     headings = ("case", *(text for m in c.machines for text in (m.label, "TFLOP/s")), *(_speed(c, i) for i in others))
     rows = []
-    for case in c.cases:
-        row = [words.case("", case).strip()]
+    names = _unlike([words.case("", case).strip() for case in c.cases], c.cases)
+    for name, case in zip(names, c.cases[: None if every else MOST], strict=False):
+        row = [name]
         for i in range(len(c.machines)):
             row += [c.bests[i][case], digits(c.speed(i, (case, c.bests[i][case])))]
         rows.append(tuple(row + [times(c.case_ratio(case, i)) for i in others]))
     text = (0, *(1 + 2 * i for i in range(len(c.machines))))
-    return Block("cases", "The fastest backend of each case", "", headings, tuple(_unlike(rows, c)), text)
+    left = len(c.cases) - len(rows)
+    note = f"{words.count(left, 'more case')} not shown: attnbench compare --all shows every one." if left else ""
+    return Block("cases", "The fastest backend of each case", note, headings, tuple(rows), text)
 
 
 def _cells(c: Comparison) -> Block:
     others = list(c.others())
     headings = ("cell", *(f"{m.label}, TFLOP/s" for m in c.machines), *(_speed(c, i) for i in others))
+    names = _unlike([words.case(backend, case) for case, backend in c.cells], [case for case, _ in c.cells])
     rows = [
         (
-            words.case(key[1], key[0]),
+            name,
             *(digits(c.speed(i, key)) for i in range(len(c.machines))),
             *(times(c.cell_ratio(key, i)) for i in others),
         )
-        for key in c.cells
+        for name, key in zip(names, c.cells, strict=True)
     ]
-    return Block("cells", "Cells that all machines have", "", headings, tuple(_unlike(rows, c)))
+    return Block("cells", "Cells that all machines have", "", headings, tuple(rows))
 
 
-def _unlike(rows: Sequence[tuple[str, ...]], c: Comparison) -> Iterable[tuple[str, ...]]:
+def _unlike(names: Sequence[str], cases: Sequence[Case]) -> Sequence[str]:
     """With batch and heads in the name where it alone names several."""
-    names = [row[0] for row in rows]
     if len({*names}) == len(names):
-        return rows
-    keys = c.cases if len(rows) == len(c.cases) else [case for case, _ in c.cells]
-    more = [f"{case.dtype} b{case.shape.batch} h{words.heads(case)}" for case in keys]
-    return [(f"{row[0]} {extra}", *row[1:]) for row, extra in zip(rows, more, strict=True)]
+        return names
+    more = (f"{case.dtype} b{case.shape.batch} h{words.heads(case)}" for case in cases)
+    return [f"{name} {extra}" for name, extra in zip(names, more, strict=True)]
 
 
 def _lacks(c: Comparison) -> Block:
