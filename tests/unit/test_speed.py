@@ -22,12 +22,14 @@ from rich.console import Console
 
 import attnbench
 from attnbench import store
-from attnbench.columns import ERRORS, REPORT
+from attnbench.columns import COMPARE, ERRORS, REPORT
+from attnbench.compare import compare as comparing
 from attnbench.errors import UserError
 from attnbench.gate.gate import Request, judge
 from attnbench.gate.margins import DEFAULT
 from attnbench.report import batch, export, html, markdown, tables, terminal
 from attnbench.report.cells import cells, prime
+from attnbench.report.compare import terminal as comparison
 from attnbench.types import Run
 
 RESULTS = sorted((Path(__file__).parents[2] / "results").glob("*.jsonl"))
@@ -87,6 +89,31 @@ def test_work_grows_with_the_records_and_no_faster(folder: Path, report: str, mo
 
     work(SIZES[1])  # what is kept of cases is no matter of size
     assert work(SIZES[1]) < 1.1 * SIZES[1] / SIZES[0] * work(SIZES[0])
+
+
+# Lines of attnbench's Python that a command may execute for each record, the rest being in libraries. Before
+# records were read by column these were 372, 227 and 633.
+COMMANDS: dict[str, tuple[int, Callable[[Path, Path], object]]] = {
+    "gate": (230, lambda a, b: judge(*(store.read(p, batch.ahead_of(DEFAULT))[0] for p in (a, b)), Request(DEFAULT))),
+    "compare": (175, lambda a, b: compared([a, b], [store.read(p, COMPARE)[0] for p in (a, b)])),
+    "report": (530, lambda a, b: [table(store.read(p, REPORT)[0]) for p in (a, b)]),
+}
+
+
+def compared(paths: Sequence[Path], runs: Sequence[Run]) -> None:
+    comparison.render(Console(file=io.StringIO(), width=120), comparing.compare(paths, runs, comparing.Request()))
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_record_costs_few_steps(tmp_path: Path, command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """speed_of_commands.py has the seconds, which other work on a machine changes."""
+    monkeypatch.setattr(batch, "FEW", 0)
+    paths = [tmp_path / "a.jsonl", tmp_path / "b.jsonl"]
+    for seed, path in enumerate(paths):
+        multiply(SOURCE, path, SIZES[1], rounds=2, seed=seed)
+    most, run_it = COMMANDS[command]
+    run_it(*paths)  # what is kept of cases is no matter of records
+    assert lines_run(lambda: run_it(*paths)) < most * 2 * SIZES[1]
 
 
 def test_reading_costs_less_than_parsing_as_the_standard_library_does(folder: Path) -> None:
