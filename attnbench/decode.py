@@ -161,7 +161,9 @@ class _Jobs(Sequence[Job]):
     """A sequence of jobs, equal to a tuple of them: many who read a run do not ask for its plan."""
 
     def __init__(self, found: list[dict[str, Any]]) -> None:
-        for text in {bytes(job["case"]) for job in found if job["forecast"]}:
+        if not all("forecast" in job for job in found):
+            raise KeyError("forecast")
+        for text in {bytes(job["case"]) for job in found}:
             case(text)  # raises where it is damaged
         self._found = found
 
