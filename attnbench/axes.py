@@ -8,8 +8,10 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
+from functools import partial
 from typing import Annotated, Any
 
+import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from attnbench.errors import UserError, did_you_mean
@@ -21,14 +23,25 @@ MAX_CASES = 10_000
 STRICT = ConfigDict(extra="forbid", frozen=True, populate_by_name=True)
 
 
-def _listed(value: Any) -> Any:
-    """A scalar or a list, as one comma-separated text: what the command line gives anyway."""
-    if isinstance(value, bool):
-        return value
-    return ",".join(str(v) for v in value) if isinstance(value, list) else value
+def _listed(value: Any, pair: str = "") -> str:
+    """A scalar or a list, as one comma-separated text: what the command line gives anyway.
+
+    ValueError for a list in it: a pair, if anything, and `pair` is what stands between its sides.
+    """
+    for inner in value if isinstance(value, list) else ():
+        if isinstance(inner, list):
+            given = yaml.safe_dump(inner, default_flow_style=True).strip()
+            if not pair or len(inner) != 2 or any(isinstance(side, list | dict) for side in inner):
+                raise ValueError(f"{given} is a list in a list; give single values, as in [A, B]")
+            said = pair.join(_OPEN.get(side, str(side)) for side in inner)
+            raise ValueError(f"{given} is a list in a list; a pair is written {said}, several [{said}, ...]")
+    return ",".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
-Text = Annotated[str, BeforeValidator(lambda v: str(_listed(v)))]
+_OPEN = {None: "open", -1: "open", "none": "open"}  # sides of a window, as they are written elsewhere
+Text = Annotated[str, BeforeValidator(_listed)]
+Windows = Annotated[str, BeforeValidator(partial(_listed, pair="/"))]
+Headdims = Annotated[str, BeforeValidator(partial(_listed, pair="-"))]
 
 
 class Axes(BaseModel):
@@ -38,14 +51,14 @@ class Axes(BaseModel):
 
     seqlen: Text | None = None
     seqlen_q: Text | None = None
-    headdim: Text | None = None
+    headdim: Headdims | None = None
     dtype: Text | None = None
     causal: bool | list[bool] | None = None
     direction: Text | None = Field(default=None, alias="pass")
     batch: Text | None = None
     nheads: Text | None = None
     nheads_k: Text | None = None
-    window: Text | None = None
+    window: Windows | None = None
     softcap: Text | None = None
     dropout: Text | None = None
 
@@ -121,9 +134,24 @@ def matches(axes: Axes, case: Case) -> bool:
     return all(value in allowed for allowed, value in values if allowed)
 
 
+_ELSEWHERE = {  # what torch and flash-attn call them
+    "bfloat16": "bf16",
+    "float16": "fp16",
+    "half": "fp16",
+    "float32": "fp32",
+    "float": "fp32",
+    "float8_e4m3fn": "fp8",
+    "e4m3": "fp8",
+    "forward": "fwd",
+    "backward": "bwd",
+}
+
+
 def _words(text: str, known: Sequence[str], what: str) -> tuple[str, ...]:
     found = tuple(dict.fromkeys(w.strip() for w in text.split(",")))
     for word in found:
         if word not in known:
-            raise UserError(f"{what}: unknown {what} {word!r}{did_you_mean(word, known)}")
+            meant = _ELSEWHERE.get(word.lower().removeprefix("torch."))
+            hint = f'; here it is "{meant}"' if meant in known else did_you_mean(word, known)
+            raise UserError(f"{what}: unknown {what} {word!r}{hint}")
     return found

@@ -13,6 +13,12 @@ from pathlib import Path
 from attnbench import backends, venvs
 from attnbench.errors import UserError, did_you_mean
 
+_LIBRARIES = {
+    **dict.fromkeys(("flash", "flash-attn", "flash-attention", "flashattention", "flash-attn-2"), "fa2"),
+    **dict.fromkeys(("torch", "pytorch", "scaled-dot-product-attention"), "sdpa-*"),
+    "te": "transformer-engine",
+}
+
 
 def choose(patterns: Sequence[str]) -> dict[str, str]:
     """Backend name -> "module:object", in the order asked for. Raises UserError for what matches nothing.
@@ -23,6 +29,8 @@ def choose(patterns: Sequence[str]) -> dict[str, str]:
     usual = [name for name in known if name not in backends.NOT_BY_DEFAULT]
     wanted = [p.strip() for pattern in patterns for p in pattern.split(",") if p.strip()]
     chosen: dict[str, str] = {}
+    if patterns and not wanted:
+        raise UserError("--backend: no name is given; leave it out for every backend that works here")
     if all(p.startswith("!") for p in wanted):
         chosen = {name: known[name] for name in usual}
     for pattern in wanted:
@@ -33,7 +41,7 @@ def choose(patterns: Sequence[str]) -> dict[str, str]:
         bare = pattern.removeprefix("!")
         matches = fnmatch.filter(known, bare) if bare in known else fnmatch.filter(usual, bare)
         if not matches:
-            raise UserError(f"no backend {bare!r}{did_you_mean(bare, known)}")
+            raise UserError(f"no backend {bare!r}{_meant(bare, usual, known)}")
         for name in matches:
             if pattern.startswith("!"):
                 chosen.pop(name, None)
@@ -42,6 +50,14 @@ def choose(patterns: Sequence[str]) -> dict[str, str]:
     if not chosen:
         raise UserError(f"no backend is left of {','.join(wanted)!r}")
     return chosen
+
+
+def _meant(word: str, usual: Sequence[str], known: Mapping[str, str]) -> str:
+    family = [name for name in usual if name.startswith(f"{word}-")]
+    if family:
+        return f'; did you mean "{word}-*" ({", ".join(family)})?'
+    plain = word.lower().replace("_", "-")
+    return f'; did you mean "{_LIBRARIES[plain]}"?' if plain in _LIBRARIES else did_you_mean(word, known)
 
 
 def is_own(spec: str) -> bool:

@@ -22,7 +22,7 @@ from attnbench.jsonable import from_json
 from attnbench.types import Accuracy, Case, Forecast, Job, Measurement, Record, Status
 
 Line = bytes | memoryview
-Place = tuple[Path, int]  # a file and a line in it
+Place = tuple[Path, int]  # a file and the number of a line
 T = TypeVar("T")
 
 
@@ -83,7 +83,7 @@ class Measurements(Mapping[str, Measurement]):
     def get(self, name: str, default: Any = None) -> Any:
         found = self._found.get(name, default)
         if type(found) is msgspec.Raw:
-            found = self._found[name] = _measurement(found, self._place)
+            found = self._found[name] = _measurement(name, found, self._place)
         return found
 
     def __getitem__(self, name: str) -> Measurement:
@@ -133,7 +133,7 @@ class _Later:
         try:
             return from_json(self.kind, json.loads(bytes(raw)))
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise _unreadable(self.name, raw, error, place) from None
+            raise _unreadable(self.name, error, place) from None
 
 
 class _Record(Record):
@@ -268,22 +268,23 @@ def case(text: bytes) -> Case:
     return from_json(Case, json.loads(text))
 
 
-def _measurement(raw: msgspec.Raw, place: Place | None) -> Measurement:
+def _measurement(name: str, raw: msgspec.Raw, place: Place | None) -> Measurement:
     try:
         found = _SAMPLES.decode(raw)
         return Measurement(found.unit, found.values or expanded(found.runs))
     except msgspec.MsgspecError:
         pass
-    try:
-        odd = _unpacked(json.loads(bytes(raw)))
-        return Measurement(odd["unit"], tuple(map(float, odd["values"])))  # "nan" and "inf" are words
+    try:  # "nan" and "inf" are words
+        return from_json(Measurement, _unpacked(json.loads(bytes(raw))))
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise _unreadable("a measurement", raw, error, place) from None
+        raise _unreadable(f"measurement {name!r}", error, place) from None
 
 
-def _unreadable(what: str, raw: msgspec.Raw, error: Exception, place: Place | None) -> UserError:
+def _unreadable(what: str, error: Exception, place: Place | None) -> UserError:
     where = f"{place[0]}:{place[1]}: " if place else ""
-    return UserError(f"{where}{what} cannot be read ({error}): {bytes(raw)[:60]!r}")
+    return UserError(
+        f"{where}{what} cannot be read ({error}); delete that line, and attnbench run --resume measures its job anew"
+    )
 
 
 def _packed(found: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -299,7 +300,7 @@ def _packed(found: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _unpacked(found: Mapping[str, Any]) -> Mapping[str, Any]:
-    if "runs" not in found:
+    if not isinstance(found, Mapping) or "runs" not in found:
         return found
     return {**{k: v for k, v in found.items() if k != "runs"}, "values": expanded(found["runs"])}
 

@@ -29,5 +29,5 @@ class Terminated(BaseException):
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """' (did you mean "x"?)' or the list of what is known, to end an error line with."""
     known = list(known)
-    close = difflib.get_close_matches(word, known, n=1, cutoff=0.6)
+    close = difflib.get_close_matches(word, known, 1) or difflib.get_close_matches(word.lower(), known, 1)
     return f'; did you mean "{close[0]}"?' if close else f"; known: {', '.join(known)}"

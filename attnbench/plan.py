@@ -71,7 +71,7 @@ def predict(case: Case, answer: Answer, device: Device, policy: Policy) -> Forec
     seconds = OVERHEAD[device.kind] + calls * call + sampling + min(policy.warmup_s, 100 * call) + policy.sustained_s
     if device.kind == "cuda":
         seconds += policy.cross_check * 24 * max(2.5 * call, 0.04)
-    return Forecast(seconds, call, _tensors(case) + answer.workspace.nbytes)
+    return Forecast(seconds, call, _tensors(case) + int(answer.workspace.nbytes))
 
 
 def _reading(case: Case) -> int:

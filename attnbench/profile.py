@@ -141,6 +141,8 @@ def profile(request: Request, say: Callable[[str], Any]) -> Outcome:
         case, notes = cases[here.kind]
         profiles, refused = _ask(fleet, case, here, traces, say)
         fleet.close()
+        lost = [traces[p.backend] for p in profiles if p.backend in traces and not p.trace]
+        notes += tuple(f"--trace: {path} could not be written; choose another place" for path in lost)
         if here.kind == "cpu":
             notes += (CPU_NOTE,)
         elif request.counters and profiles:
@@ -224,7 +226,8 @@ def _ask(
         if "refused" in found:
             refused[name] = found["refused"]
         else:
-            profiles.append(Profile.from_json(name, probes[name].version, trace, found))
+            written = trace if trace and trace.is_file() else None  # the profiler says nothing where it cannot
+            profiles.append(Profile.from_json(name, probes[name].version, written, found))
     return profiles, refused
 
 

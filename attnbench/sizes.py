@@ -51,6 +51,11 @@ def parse_sizes(text: str, what: str = "size") -> tuple[int, ...]:
             if not powers:
                 raise UserError(f"{what}: there is no power of two in {part.strip()}; give a step, as in {part}:64")
             found += powers
+        elif re.search(r"[-:\s]", part.strip().lstrip("+-")):  # more than a number was meant
+            raise UserError(
+                f"{what}: {part.strip()!r} is not a size; write 4k, a list with commas, 1k,3000,8k, or a range with "
+                "both its ends, 1k-64k or 1k-8k:1k"
+            )
         else:
             found.append(parse_size(part, what))
     return tuple(dict.fromkeys(found))
@@ -60,7 +65,7 @@ def parse_headdims(text: str, what: str = "headdim") -> tuple[tuple[int, int], .
     """((headdim, headdim_v), ...) of "64,128,192-128"; one number stands for both."""
     found = []
     for part in str(text).split(","):
-        match = re.fullmatch(r"([^-]+)(?:-([^-]+))?", part.strip())
+        match = re.fullmatch(r"(\d+[kKmM]?)(?:-(\d+[kKmM]?))?", part.strip())
         if not match:
             raise UserError(f"{what}: {part.strip()!r} is not a head dim; write 128, or 192-128 for queries and values")
         pair = parse_size(match[1], what), parse_size(match[2] or match[1], what)
@@ -81,8 +86,8 @@ def parse_windows(text: str, what: str = "window") -> tuple[Window | None, ...]:
         if words in (["none"], ["open", "open"]):
             found.append(None)
             continue
-        if len(words) > 2 or words == ["open"]:
-            raise UserError(f"{what}: {part.strip()!r} is not a window; write 1024, 1024/0, 512/512, 512/open or none")
+        if len(words) > 2 or words in (["open"], ["0"]):
+            raise _no_window(part.strip(), what)
         sides = [_side(word, part.strip(), what) for word in words]
         found.append((sides[0], sides[-1]))
     return tuple(dict.fromkeys(found))
@@ -94,8 +99,17 @@ def _side(word: str, part: str, what: str) -> int | None:
     if word == "0":
         return 0
     if not re.fullmatch(r"\d+[kKmM]?", word):
-        raise UserError(f"{what}: {part!r} is not a window; write 1024, 1024/0, 512/512, 512/open or none")
+        raise _no_window(part, what)
     return parse_size(word, what)
+
+
+def _no_window(part: str, what: str) -> UserError:
+    aside = ""
+    if part == "0":  # as in [256, 0], which is two windows
+        aside = " (left and right of one window: 256/0)"
+    elif "-1" in part:
+        aside = " (flash-attn's -1 is open)"
+    return UserError(f"{what}: {part!r} is not a window; write 1024, 1024/0, 512/512, 512/open or none{aside}")
 
 
 def parse_numbers(text: str, what: str, below: float = math.inf) -> tuple[float, ...]:

@@ -28,6 +28,7 @@ from attnbench.jsonable import from_json, to_json
 from attnbench.types import Job, Record, Run
 
 SCHEMA = 2
+_FIRST = b'{"type":"run",'  # what each begins with
 
 
 class RunFile:
@@ -70,8 +71,11 @@ class RunFile:
             raise UserError(f"cannot append to {path}: {error.strerror}") from None
         _lock(path, file)
         content = file.read()
+        first, whole, _ = content.partition(b"\n")
         try:
-            schema = _schema(path, _first(path, content.partition(b"\n")[0]))
+            if not whole:
+                raise _cut_off(path, content)
+            schema = _schema(path, _first(path, first))
         except UserError:
             file.close()
             raise
@@ -141,7 +145,9 @@ def read(path: Path, ahead: Sequence[str] = ()) -> tuple[Run, list[str]]:
         raise UserError(f"cannot read {path}: {error.strerror}") from None
     view = memoryview(content)
     start = content.find(b"\n") + 1
-    run = _header(path, view[: max(start - 1, 0)])
+    if not start:
+        raise _cut_off(path, content)
+    run = _header(path, view[: start - 1])
     records = Columns()
     problems = records.read(path, view, _spans(content, start), ahead)
     end = content.rfind(b"\n") + 1
@@ -187,7 +193,7 @@ def _header(path: Path, line: decode.Line) -> Run:
         run = from_json(Run, {"policy": {}, "plan": (), **data})
         return run if plan is None else replace(run, plan=plan)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise UserError(f"{path}:1: damaged first line ({type(error).__name__}: {error})") from None
+        raise _damaged(path, str(error)) from None
 
 
 def _first(path: Path, line: decode.Line) -> dict[str, Any]:
@@ -195,7 +201,7 @@ def _first(path: Path, line: decode.Line) -> dict[str, Any]:
     try:
         return decode.fields(line)
     except ValueError:
-        raise _not_ours(path) from None
+        raise _damaged(path) if bytes(line).startswith(_FIRST) else _not_ours(path) from None
 
 
 def _schema(path: Path, header: Mapping[str, Any]) -> int:
@@ -204,15 +210,26 @@ def _schema(path: Path, header: Mapping[str, Any]) -> int:
         kind, schema = json.loads(bytes(header["type"])), int(json.loads(bytes(header["schema"])))
     except (ValueError, KeyError, TypeError):
         raise _not_ours(path) from None
-    if kind != "run":
+    if kind != "run" or schema < 1:
         raise _not_ours(path)
     if schema > SCHEMA:
         raise UserError(f"{path} was written by a newer attnbench (schema {schema}, this one reads {SCHEMA}); upgrade")
     return schema
 
 
-def _not_ours(path: Path) -> UserError:
-    return UserError(f"{path} is not an attnbench run file (its first line does not say so)")
+def _not_ours(path: Path, why: str = "its first line does not say so") -> UserError:
+    return UserError(f"{path} is not an attnbench run file ({why})")
+
+
+def _cut_off(path: Path, content: bytes | mmap.mmap) -> UserError:
+    """Of a file without a whole line."""
+    if content[: len(_FIRST)] == _FIRST:
+        return UserError(f"{path} is cut off in its first line: there is no result in it; delete it and run again")
+    return _not_ours(path) if content else _not_ours(path, "it is empty")
+
+
+def _damaged(path: Path, why: str = "it is not JSON") -> UserError:
+    return UserError(f"{path}:1: damaged first line ({why}); restore the file, its records cannot be read without it")
 
 
 def missing(run: Run) -> list[Job]:

@@ -229,7 +229,7 @@ def _explain(error: ValidationError) -> str:
     first = error.errors()[0]
     place = ".".join(str(p) for p in first["loc"])
     if first["type"] != "extra_forbidden":
-        return f"{place}: {first['msg']}"
+        return f"{place}: {first['msg'].removeprefix('Value error, ')}"
     model: Any = Suite
     inside = [p for p in first["loc"][:-1] if isinstance(p, str)]
     if inside and inside[-1] in ("axes", "exclude", "cases"):

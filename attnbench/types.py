@@ -112,7 +112,7 @@ class Policy:
     timer: Instrument = "events"  # on a CPU perf_counter_ns takes its place
     l2: Literal["cold", "warm"] = "cold"
     warmup_s: float = 0.025
-    min_samples: int = 10  # where one call takes under 15 ms; else 6, and 3 over a second
+    min_samples: int = 10  # where one call takes under 15 ms; else 6, and 3 over 250 ms
     max_samples: int = 1000
     target: float = 0.005  # stop when the 95 % interval of the median is within this fraction of it
     min_seconds: float = 0.04  # of sampling, pauses included

@@ -171,7 +171,4 @@ class Turns:
             "interrupted": f"Interrupted after {count(self.pairs, 'whole pair')} of turns: {left}.",
             "terminated": f"Terminated after {count(self.pairs, 'whole pair')} of turns: {left}.",
         }
-        lines = [said[self.ended]] if self.ended else []
-        if self._late:
-            lines.append(f"{count(len(self._late), 'cell')} left out for want of time; give a longer --time-limit.")
-        return lines
+        return [said[self.ended]] if self.ended else []

@@ -68,6 +68,11 @@ def pick(given: Path, current: Run) -> Path:
     A folder of several names means the one called main. Raises UserError where none fits.
     """
     folder = given
+    if len(given.parts) == 1 and not given.suffix and not given.exists() and not FOLDER.is_dir():
+        raise UserError(
+            f"{given} is neither a file nor a folder, and there is no folder {FOLDER} with baselines by name; "
+            "attnbench baseline save RUN makes one"
+        )
     if len(given.parts) == 1 and not given.exists() and FOLDER.is_dir():
         folder = FOLDER / given
         if not folder.is_dir() and not given.suffix:

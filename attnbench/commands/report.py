@@ -40,9 +40,11 @@ def report(
         typer.Option("--metric", "-m", metavar="NAMES", help="tflops, latency, ...; -m help lists them all."),
     ] = None,
     by: Annotated[
-        str,
-        typer.Option(metavar="AXIS", help="What the columns are: backend, headdim, dtype, mask, dropout, pass, ..."),
-    ] = "backend",
+        str | None,
+        typer.Option(
+            metavar="AXIS", help="What the columns are: backend (default), headdim, dtype, mask, dropout, pass, ..."
+        ),
+    ] = None,
     flops_convention: Annotated[
         str, typer.Option(metavar="NAME", help="exact (unmasked pairs) or fa (as papers print: half for causal).")
     ] = "exact",
@@ -53,11 +55,15 @@ def report(
     png: Annotated[Path | None, files("--png", metavar="FILE", help="One figure, for slides.")] = None,
     svg: Annotated[Path | None, files("--svg", metavar="FILE", help="One figure, for papers.")] = None,
     figure: Annotated[
-        str, files(metavar="NAME", help="Of --png and --svg: throughput, utilization, speedup, latency, memory, ...")
-    ] = "throughput",
+        str | None,
+        files(
+            metavar="NAME",
+            help="Of --png and --svg: throughput (default), utilization, speedup, latency, memory, ...",
+        ),
+    ] = None,
     panel: Annotated[
-        str, files(metavar="WORDS", show_default=False, help='Of --png and --svg: "d128 causal", those panels alone.')
-    ] = "",
+        str | None, files(metavar="WORDS", help='Of --png and --svg: "d128 causal", those panels alone.')
+    ] = None,
 ) -> None:
     """Show results that were measured before, here or elsewhere, one run or several side by side; needs no GPU.
 
@@ -82,8 +88,13 @@ def report(
         one_of("--metric", name, tuple(METRICS))
     from attnbench.report.tables import BY, BY_OPTION
 
-    by = BY_OPTION.get(by, by)
-    one_of("--by", by, BY)
+    columns = BY_OPTION.get(by or "backend", by or "backend")
+    one_of("--by", columns, BY)
+    if not (png or svg) and (given := _given({"--figure": figure, "--panel": panel})):
+        raise UserError(f"{given}: only --png and --svg draw a single figure; add --svg FILE or --png FILE")
+    tables = format in ("table", "md") and not (html or png or svg)
+    if not tables and (given := _given({"--metric": metric, "--by": by, "--all": every or None})):
+        raise UserError(f"{given}: of the tables only (--format table, md); everything else has every metric and cell")
     if not results:
         raise UserError("give run files to report on, as in attnbench report results/*.jsonl")
     collect_no_garbage()
@@ -91,7 +102,7 @@ def report(
 
     runs = [read(path, REPORT) for path in results]
     if html or png or svg:
-        _draw(runs, results, {"html": html, "png": png, "svg": svg}, figure, panel, convention)
+        _draw(runs, results, {"html": html, "png": png, "svg": svg}, figure or "throughput", panel or "", convention)
     elif format in ("csv", "json"):
         from attnbench.report import export
 
@@ -101,9 +112,14 @@ def report(
 
         exports.write(sys.stdout, format, runs, convention)
     else:
-        options: dict[str, Any] = {"metrics": names, "by": by, "convention": convention}
+        options: dict[str, Any] = {"metrics": names, "by": columns, "convention": convention}
         options |= {"lines": math.inf} if every else {}
         _tables(runs, format, options)
+
+
+def _given(options: Mapping[str, Any]) -> str:
+    """The names of those that were, for an error line."""
+    return " and ".join(name for name, value in options.items() if value is not None)
 
 
 def _convention(word: str) -> Convention:

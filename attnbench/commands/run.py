@@ -95,6 +95,8 @@ def run(
     attnbench run --causal --window none,1k --softcap none,30 --seqlen 8k
     attnbench run --suite flash-paper --time-limit 5m --dry-run
     attnbench run --suite quick --cross-check --sustained 10s
+
+    Exit code 0: done; 1: nothing could be measured; 2: bad input; 130: interrupted (--resume goes on).
     """
     axes = options.axes(locals())
     from rich.console import Console
@@ -157,7 +159,7 @@ def _epilogue(console: Console, outcome: Outcome) -> None:
     if line := forecast_line(outcome.run):
         console.print(line, markup=False, style="dim")
     console.print(f"Results: {outcome.path}", markup=False, soft_wrap=True)
-    if left := missing(outcome.run):
+    if left := [job for job in missing(outcome.run) if job.skip is None or job.resumable]:
         if outcome.exit_code in (EXIT_INTERRUPTED, EXIT_TERMINATED):
             console.print(f"Interrupted; what was measured is kept. Go on with the {count(len(left), 'job')} left:")
         else:

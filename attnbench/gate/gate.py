@@ -55,7 +55,7 @@ class Finding:
     metric: str | None
     verdict: Verdict
     rounds: tuple[int, int]  # with a value, in baseline and current
-    baseline: float | None = None  # median of the rounds, in the metric's unit
+    baseline: float | None = None  # typical of the rounds, in the metric's unit: their ratio is the change
     current: float | None = None
     margin: float | None = None
     decision: decide.Decision | None = None
@@ -65,6 +65,11 @@ class Finding:
     @property
     def name(self) -> str:
         return name(self.backend, self.case)
+
+    @property
+    def unmeasured(self) -> bool:
+        """Of an A/B: there was no time for the cell."""
+        return self.verdict == "inconclusive" and self.metric is None
 
 
 @dataclass(frozen=True)
@@ -103,7 +108,7 @@ class Judgement:
 
 def name(backend: str, case: Case) -> str:
     """All of a cell, so that it stays its name whatever it stands beside: triton 16k d128 causal fwd bf16 b1 h16."""
-    return f"{words.case(backend, case)} {case.dtype} b{case.shape.batch} h{words.heads(case)}"
+    return f"{words.case(backend, case, dtype=True)} b{case.shape.batch} h{words.heads(case)}"
 
 
 def judge(baseline: Run, current: Run, request: Request) -> Judgement:
@@ -133,6 +138,7 @@ def judge(baseline: Run, current: Run, request: Request) -> Judgement:
     notes = [
         *(f"--expect {n}: nothing differs there; is this the run that was meant?" for n in idle),
         *(f"margins: no cell is called {glob!r}" for glob in request.margins.unused(names)),
+        *_unmeasured(findings),
         *_notes(findings, in_turns),
         *_beside(before, after),
     ]
@@ -215,8 +221,8 @@ def _measured(both: Iterable[tuple[Cell, Cell]], request: Request, in_turns: boo
             metric,
             decision.verdict,
             (len(x[:pairs]), len(y[:pairs])),
-            stats.median(x[:pairs]),
-            stats.median(y[:pairs]),
+            _typical(x[:pairs]),
+            _typical(y[:pairs]),
             test.margin,
             decision,
             _settle(decision) if decision.verdict == "inconclusive" else "",
@@ -224,6 +230,11 @@ def _measured(both: Iterable[tuple[Cell, Cell]], request: Request, in_turns: boo
         )
         for (old, new, metric, x, y), test, (decision, pairs) in zip(cells_of, tests, decided, strict=True)
     ]
+
+
+def _typical(values: Sequence[float]) -> float:
+    """The geometric mean, as logarithms are compared; a reading of 0 has none."""
+    return stats.geomean(values) if min(values) > 0 else stats.median(values)
 
 
 def _rounds(metric: str, before: Sequence[float], after: Sequence[float], margin: float, paired: bool) -> decide.Rounds:
@@ -247,6 +258,15 @@ def _rank(finding: Finding) -> tuple[object, ...]:
     metric = _METRIC_RANK[finding.metric] if finding.metric else -1
     change = finding.decision.change if finding.decision else 0.0
     return (_VERDICT_RANK[finding.verdict], metric, change if finding.verdict == "improved" else -change)
+
+
+def _unmeasured(findings: Iterable[Finding]) -> list[str]:
+    """In a line: the findings say of each cell the same."""
+    names = [f.name for f in findings if f.unmeasured]
+    if not names:
+        return []
+    number = words.count(len(names), "cell")
+    return [f"{number} left out for want of time, which is no pass: {words.some(names)}; give a longer --time-limit."]
 
 
 def _notes(findings: Sequence[Finding], in_turns: bool) -> list[str]:

@@ -30,8 +30,7 @@ Three kernels: delta; dK and dV (attention_dkdv.py), where a program owns a bloc
 dQ (attention_dq.py), where it owns queries and walks over keys. S is thus computed twice, 7 matmuls instead of 5, and
 in exchange no two programs write the same element: no atomics, and the result is the same bits every time. With
 grouped heads (GQA, MQA) the dK/dV program walks over all the query heads that share its key head; K and V are never
-expanded. Where the order of additions need not be the same every time, Hopper can do all three in one loop
-(attention_fused.py).
+expanded.
 
 **Softcap** makes S = softcap * tanh(softmax_scale * Q K^T / softcap), and dS has one more factor, 1 - tanh^2.
 

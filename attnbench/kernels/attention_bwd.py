@@ -15,7 +15,7 @@ from attnbench.kernels.attention_blocks import load_rows
 from attnbench.kernels.attention_config import Blocks, dims, heads_per_section
 from attnbench.kernels.attention_dkdv import _dk_dv
 from attnbench.kernels.attention_dq import _dq
-from attnbench.kernels.attention_launch import Part, fused_blocks, launch, launch_best, mappable, row_maps, tensor_maps
+from attnbench.kernels.attention_launch import Part, launch, launch_best, mappable, row_maps, tensor_maps
 from attnbench.kernels.attention_problem import Problem
 
 PADDING = 128  # log-sum-exp and delta go on to a multiple of it: no block of queries needs a mask for them
@@ -51,12 +51,6 @@ def attention_backward(
         BLOCK_DV=constants["BLOCK_DV"],
     )
 
-    fused = fused_blocks(dout, q, k, v, problem) if need_dq and need_dkv else None
-    if fused is not None:
-        from attnbench.kernels.attention_fused import fused_backward  # where Gluon is: not in every Triton
-
-        return fused_backward(dout, q, k, v, lse_padded, delta, problem, fused)
-
     sequences = (problem.cu_seqlens_q, problem.cu_seqlens_k)
     strides = (*problem.strides(q, k, v, dout), *problem.lse_strides(delta))
     scalars = (problem.softmax_scale, *problem.scales, problem.seqlen_q, problem.seqlen_k, *problem.window)
@@ -75,14 +69,14 @@ def attention_backward(
 
     def features(blocks: Blocks) -> dict[str, Any]:
         tma = blocks.tma and mapped
-        return {**constants, **problem.features, "TMA": tma, "RESIDENT": blocks.resident, "AHEAD": blocks.ahead}
+        return {**constants, **problem.features, "TMA": tma, "AHEAD": blocks.ahead}
 
     def run_dk_dv(blocks: Blocks) -> None:
         inputs: tuple[Any, ...] = (k, v, q, dout)
         rows: tuple[Any, ...] = (lse_padded, delta)
         if blocks.tma and mapped:
             queries, keys = parts(blocks)
-            inputs, rows = tensor_maps(keys, queries, blocks.resident), row_maps(rows, blocks.BLOCK_M)
+            inputs, rows = tensor_maps(keys, queries, resident=False), row_maps(rows, blocks.BLOCK_M)
         launch(
             _dk_dv,
             blocks,
@@ -107,6 +101,7 @@ def attention_backward(
             *(*scalars, nheads, group, heads_k * group),
             heads_per_section(heads_k, problem.seqlen_k * row_bytes) * group,
             problem.seqlen_k if problem.varlen else problem.seqlen_k - problem.seqlen_k % blocks.BLOCK_N,
+            RESIDENT=blocks.resident,
             **features(blocks),
         )
 

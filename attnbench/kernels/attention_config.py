@@ -47,7 +47,7 @@ class Blocks(NamedTuple):
     num_warps: int
     num_stages: int
     tma: bool = False  # tensor maps, where the device has them
-    resident: bool = False  # with tma: what a program keeps (Q; K and V; Q and dO) in registers, not in shared memory
+    resident: bool = False  # with tma, fwd and dq: what a program keeps (Q; Q and dO) in registers, not shared memory
     ahead: bool = False  # matmuls before elementwise work that they do not need: see the kernels
     warp_specialize: bool = False  # of the forward's loop over full blocks
     max_registers: int | None = None  # a thread, so that more programs fit on a multiprocessor
@@ -89,24 +89,24 @@ _FLOAT: dict[Kernel, dict[int, tuple[Blocks, ...]]] = {
 }
 
 
-# For Hopper and 16 bits, where tensor maps can be made. Two programs of 4 warps fit on a multiprocessor, each computing
-# while the other waits for its matmuls. The forward was measured as a sketch, see docs/triton-kernel.md; the backward
-# is chosen from registers and not yet measured.
+# For Hopper and 16 bits, where tensor maps can be made: the fastest of some ten to twenty on an H200, found by
+# tests/gpu/tune_triton.py. Two programs of 4 warps fit on a multiprocessor, each computing while the other waits for
+# its matmuls; at headdim 256 dk, dv and dq need the registers of 8. Of two rows the second is for calls with a mask.
 _HOPPER: dict[Kernel, dict[int, tuple[Blocks, ...]]] = {
     "fwd": {
         64: (Blocks(64, 128, 4, 3, tma=True, resident=True),),  # 96 KiB
         128: (Blocks(64, 64, 4, 3, tma=True, resident=True, ahead=True),),  # 112
-        256: (Blocks(128, 32, 8, 3, tma=True, resident=True, ahead=True),),  # 112
+        256: (Blocks(64, 32, 4, 3, tma=True, resident=True, ahead=True),),  # 112
     },
     "dkdv": {
         64: (Blocks(64, 64, 4, 3, tma=True),),  # 65
-        128: (Blocks(64, 64, 4, 2, tma=True),),  # 97
-        256: (Blocks(64, 64, 8, 2, tma=True),),  # 200
+        128: (Blocks(64, 128, 8, 3, ahead=True), Blocks(64, 128, 8, 3)),  # 161
+        256: (Blocks(64, 64, 8, 2, tma=True, ahead=True),),  # 200
     },
     "dq": {
-        64: (Blocks(64, 64, 4, 3, tma=True),),  # 65
-        128: (Blocks(64, 64, 4, 2, tma=True),),  # 97
-        256: (Blocks(128, 32, 8, 2, tma=True),),  # 192
+        64: (Blocks(128, 64, 4, 3, tma=True, ahead=True),),  # 81
+        128: (Blocks(64, 64, 4, 3, tma=True, resident=True, ahead=True),),  # 96
+        256: (Blocks(128, 32, 8, 3, tma=True, ahead=True),),  # 224
     },
 }
 MEASURED = ("sm_90",)  # there the first row is taken, elsewhere the fastest
@@ -114,26 +114,23 @@ MEASURED = ("sm_90",)  # there the first row is taken, elsewhere the fastest
 
 def blocks_for(kernel: Kernel, q: Tensor, v: Tensor, rows: int = 0) -> Blocks:
     """The first block sizes for these tensors on their device; for decode, with a BLOCK_M that holds `rows` queries."""
-    chosen = candidates(kernel, *widths(q, v), q.element_size(), index_of(q), False)[0]
+    chosen = candidates(kernel, *widths(q, v), q.element_size(), index_of(q), False, False)[0]
     return chosen._replace(BLOCK_M=max(MIN_BLOCK, padded(rows))) if kernel == "decode" else chosen
-
-
-# Of attention_fused.py, by headdim. Off: compiled for sm_90, but not yet run.
-FUSED: dict[int, Blocks] = {}
-FUSED_UNTRIED = {64: Blocks(64, 64, 4, 2), 128: Blocks(64, 128, 8, 2)}
 
 
 @functools.cache
 def candidates(
-    kernel: Kernel, block_d: int, block_dv: int, itemsize: int, device: int | None, maps: bool
+    kernel: Kernel, block_d: int, block_dv: int, itemsize: int, device: int | None, maps: bool, masked: bool
 ) -> tuple[Blocks, ...]:
-    """The rows that fit, best first; of a GPU in MEASURED only the first."""
+    """The rows that fit, best first; of a GPU in MEASURED only the first. `masked`: any mask, causal or a window."""
     width, limit = max(64, block_d, block_dv), _shared_memory_limit(device)
     rows = (_HALF if itemsize <= 2 else _FLOAT)[kernel][width]
     # The estimate is from above: the leanest may fit all the same.
     fitting = [r for r in rows if shared_memory(kernel, r, block_d, block_dv, itemsize) <= limit] or [rows[-1]]
     known = architecture(device)
     mapped = list(_HOPPER.get(kernel, {}).get(width, ())) if maps and itemsize == 2 and has_tma(device) else []
+    if len(mapped) == 2:
+        mapped = mapped[1:] if masked else mapped[:1]
     if known == "sm_90":
         fitting = mapped + fitting
     elif known not in MEASURED:

@@ -28,7 +28,7 @@ def _dk_dv(
     section,
     HEADDIM: tl.constexpr, HEADDIM_V: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
     LEFT: tl.constexpr, RIGHT: tl.constexpr, SOFTCAP: tl.constexpr, VARLEN: tl.constexpr,
-    TMA: tl.constexpr, RESIDENT: tl.constexpr, AHEAD: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    TMA: tl.constexpr, AHEAD: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """A block of keys of one key head, over all the queries of the query heads that share it."""
     # Under causal the first keys are seen by the most queries, so the natural order starts with the heaviest.
@@ -40,8 +40,8 @@ def _dk_dv(
     cols = tl.arange(0, BLOCK_N)
     limit_n, first_n = seqlen_k - start_n, start_n.to(tl.int64) + first_k
     if TMA:
-        k = load_map(K, b, h_k, start_n, BLOCK_N, BLOCK_D, BY_HEAD=not RESIDENT)
-        v = load_map(V, b, h_k, start_n, BLOCK_N, BLOCK_DV, BY_HEAD=not RESIDENT)
+        k = load_map(K, b, h_k, start_n, BLOCK_N, BLOCK_D, BY_HEAD=True)
+        v = load_map(V, b, h_k, start_n, BLOCK_N, BLOCK_DV, BY_HEAD=True)
     else:
         K += b * stride_kb + h_k * stride_kh + first_n * stride_kn
         V += b * stride_vb + h_k * stride_vh + first_n * stride_vn

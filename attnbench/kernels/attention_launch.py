@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 
 import torch
@@ -15,7 +14,6 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from attnbench.kernels import attention_config as config
 from attnbench.kernels import choices
 from attnbench.kernels.attention_config import Blocks, Kernel
-from attnbench.kernels.attention_problem import Problem
 
 
 def launch_best(kernel: Kernel, q: Tensor, v: Tensor, mask: str, maps: bool, run: Callable[[Blocks], None]) -> None:
@@ -24,7 +22,7 @@ def launch_best(kernel: Kernel, q: Tensor, v: Tensor, mask: str, maps: bool, run
     `maps`: whether tensor maps can be made of all that the kernel reads.
     """
     sizes, device = config.widths(q, v), config.index_of(q)
-    rows = config.candidates(kernel, *sizes, q.element_size(), device, maps)
+    rows = config.candidates(kernel, *sizes, q.element_size(), device, maps, mask != "full")
     if len(rows) == 1 or device is None or config.architecture(device) in config.MEASURED or not choices.wanted():
         return run(rows[0])
     key = f"{config.architecture(device)} triton-{triton.__version__} {kernel} {sizes[0]} {sizes[1]} {q.dtype} {mask}"
@@ -56,28 +54,6 @@ def _seconds(run: Callable[[], None], q: Tensor) -> float:
         end.record()
         end.synchronize()
         return float(begin.elapsed_time(end)) / 3e3
-
-
-def fused_blocks(dout: Tensor, q: Tensor, k: Tensor, v: Tensor, problem: Problem) -> Blocks | None:
-    """The block sizes of the one-loop backward, None where it cannot do this problem or is not wanted."""
-    blocks = config.FUSED.get(q.shape[3])
-    if blocks is None or config.architecture(config.index_of(q)) != "sm_90":
-        return None
-    if q.element_size() != 2 or q.shape[3] != v.shape[3] or not mappable(dout, q, k, v):
-        return None
-    if problem.varlen or problem.left is not None or problem.softcap:
-        return None
-    return None if torch.are_deterministic_algorithms_enabled() or not _has_gluon() else blocks
-
-
-@functools.cache
-def _has_gluon() -> bool:
-    """Whether this Triton has what attention_fused.py needs of Gluon: an interface that still changes."""
-    try:
-        from attnbench.kernels import attention_fused  # noqa: F401
-    except (ImportError, AttributeError):
-        return False
-    return True
 
 
 Part = tuple[Tensor, int, int]  # a tensor, the rows of a block of it, the width of the block

@@ -205,7 +205,9 @@ def _drifting(cells: Sequence[Cell]) -> Iterator[Caution]:
             f"Getting slower while measured: {words.count(len(slower), 'cell')}, by {metrics.percent(most)} at most: "
             f"{words.name(cell)}.",
             "The clock fell meanwhile, or something else began to run.",
-            "Give run --isolate-power, or lower burst_s in the suite; -m clock_held,power,temperature tells more.",
+            "Give run --isolate-power, or lower burst_s in the suite; -m clock_held,power,temperature tells more."
+            if cell.run.environment.device.kind == "cuda"
+            else "Leave the machine alone meanwhile.",
         )
 
 

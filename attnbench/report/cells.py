@@ -41,6 +41,7 @@ class Cell:
     rates_of: Callable[[str], derive.Context] = field(repr=False)  # what the run says of its machine, by dtype
     best_clock: float | None = None  # Hz, the highest clock_held of the run's records
     eager: Mapping[int, float] = field(default_factory=dict)  # round -> seconds of eager on the same case
+    several_dtypes: bool = False  # not all cells of the report have this one's
     _values: dict[tuple[str, Convention], float | None] = field(default_factory=dict, init=False, repr=False)
     _contexts: dict[tuple[int, Convention], derive.Context] = field(default_factory=dict, init=False, repr=False)
 
@@ -150,9 +151,10 @@ def cells(runs: Sequence[Run]) -> list[Cell]:
     cache state differs, and they measured no cell twice. Otherwise each gets a label of its own.
     """
     found: list[Cell] = []
+    several = len({case.dtype for run in runs for case in columns.of(run.records).cases}) > 1
     for label, group in groups(runs):
         eager: dict[Case, dict[int, float]] = {}  # shared by the cells of a case, and filled by that of eager
-        members = [cell for run in group for cell in _cells_of(label, run, eager)]
+        members = [cell for run in group for cell in _cells_of(label, run, eager, several)]
         ranks = {case: words.case_rank(case) for case in eager}
         members.sort(key=lambda c: (ranks[c.case], words.backend_rank(c.backend)))
         for cell in members:
@@ -196,7 +198,7 @@ def _keys_of(run: Run) -> set[Key]:
     return set(zip(known.cases, known.backends, strict=True))
 
 
-def _cells_of(label: str, run: Run, eager: dict[Case, dict[int, float]]) -> Iterator[Cell]:
+def _cells_of(label: str, run: Run, eager: dict[Case, dict[int, float]], several: bool) -> Iterator[Cell]:
     known = columns.of(run.records)
     statuses, numbers = known.statuses, known.rounds
     rows: dict[tuple[int, str], list[int]] = {}
@@ -212,7 +214,7 @@ def _cells_of(label: str, run: Run, eager: dict[Case, dict[int, float]]) -> Iter
             own.sort(key=numbers.__getitem__)
         case = cases[number]
         status = min({statuses[i] for i in own}, key=_WEIGHT.__getitem__)
-        yield Cell(label, case, backend, tuple(own), known, status, run, rates, best, latencies[number])
+        yield Cell(label, case, backend, tuple(own), known, status, run, rates, best, latencies[number], several)
 
 
 def _rates(run: Run, known: Columns, dtype: str) -> derive.Context:

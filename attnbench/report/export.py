@@ -12,18 +12,22 @@ from typing import TYPE_CHECKING, Any
 
 from attnbench import derive, metrics
 from attnbench.report.cells import cells as cells_of
-from attnbench.report.files import as_csv, case_fields
+from attnbench.report.files import CASE_FIELDS, as_csv, case_fields
 from attnbench.types import Run
 from attnbench.work import Convention
 
 if TYPE_CHECKING:
     import pandas
 
+COLUMNS = (
+    *("device", "suite", "started", "backend", "version", "round", "status", "reason", *CASE_FIELDS),
+    *("timer", "l2", "limits", "kernels", "bound", "flops_convention", *metrics.METRICS),
+)
 _WHOLE = ("window_left", "window_right", "samples", "memory_peak", "memory_driver", "memory_saved")
 
 
 def rows(runs: Sequence[Run], convention: Convention = "exact") -> list[dict[str, Any]]:
-    """One mapping per cell and round, all with the same keys."""
+    """One mapping per cell and round, each with the keys of COLUMNS, in their order."""
     found = []
     nothing = dict.fromkeys(metrics.METRICS)
     for cell in cells_of(runs):
@@ -66,12 +70,12 @@ def json_text(runs: Sequence[Run], convention: Convention = "exact") -> str:
 def dataframe(runs: Sequence[Run], convention: Convention = "exact") -> pandas.DataFrame:
     import pandas
 
-    frame: pandas.DataFrame = pandas.DataFrame(rows(runs, convention))
-    whole = {name: "Int64" for name in _WHOLE if name in frame}
-    numbers = {name: "float64" for name in metrics.METRICS if name in frame and name not in whole}
+    frame: pandas.DataFrame = pandas.DataFrame(rows(runs, convention), columns=COLUMNS)
+    whole = dict.fromkeys(_WHOLE, "Int64")
+    numbers = {name: "float64" for name in metrics.METRICS if name not in whole}
     typed: pandas.DataFrame = frame.astype({**whole, **numbers})
     return typed
 
 
 def csv(runs: Sequence[Run], convention: Convention = "exact") -> str:
-    return as_csv(rows(runs, convention))
+    return as_csv(rows(runs, convention), COLUMNS)

@@ -15,6 +15,7 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from math import isfinite
 from typing import Any, TextIO
 
 from attnbench import __version__, derive, metrics, stats, work
@@ -41,11 +42,11 @@ def pytest_benchmark(runs: Sequence[Run], convention: Convention = "exact") -> s
     env = runs[0].environment
     benchmarks = []
     for name, cell in _named(cells_of(runs)):
-        samples = [v for r in cell.records if r.status == "ok" for v in derive.samples(r)]
+        samples = [v for r in cell.records if r.status == "ok" for v in derive.samples(r) if isfinite(v)]
         flops = work.flops(cell.case, convention)
         benchmarks.append(
             {
-                "group": f"{words.case('', cell.case).strip()} {cell.case.dtype}",
+                "group": words.case("", cell.case, dtype=True).strip(),
                 "name": name,
                 "fullname": f"attnbench::{name}",
                 "params": None,

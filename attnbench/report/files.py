@@ -15,8 +15,14 @@ if TYPE_CHECKING:
 FILE_WIDTH = 160
 
 
+CASE_FIELDS = (
+    *("batch", "seqlen_q", "seqlen_k", "nheads", "nheads_k", "headdim", "headdim_v"),
+    *("dtype", "direction", "causal", "window_left", "window_right", "softcap", "dropout_p", "case"),
+)
+
+
 def case_fields(case: Case) -> dict[str, Any]:
-    """A window's open side is None; `case` is the key."""
+    """By the names of CASE_FIELDS. A window's open side is None; `case` is the key."""
     return {
         **vars(case.shape),
         "dtype": case.dtype,
@@ -30,11 +36,11 @@ def case_fields(case: Case) -> dict[str, Any]:
     }
 
 
-def as_csv(rows: Sequence[Mapping[str, Any]]) -> str:
-    """All rows have the keys of the first; None is empty."""
+def as_csv(rows: Sequence[Mapping[str, Any]], columns: Sequence[str] = ()) -> str:
+    """All rows have the keys of the first, which are `columns` where there may be no row; None is empty."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(rows[0] if rows else ())
+    writer.writerow(rows[0] if rows else columns)
     writer.writerows(row.values() for row in rows)
     return out.getvalue()
 

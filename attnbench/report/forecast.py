@@ -21,9 +21,10 @@ def forecast_line(run: Run) -> str | None:
     expected, actual = sum(e for _, e, _ in jobs), sum(a for _, _, a in jobs)
     ratios: list[tuple[float, Record]] = [(a / e, r) for r, e, a in jobs]
     worst, record = max(ratios, key=lambda pair: max(pair[0], 1 / pair[0]))
+    several = len({r.case.dtype for r in run.records}) > 1
     return (
         f"Time of {words.count(len(jobs), 'job')}: forecast {sizes.duration(expected)}, took "
         f"{sizes.duration(actual)}; took over forecast by job: median "
         f"{metrics.digits(stats.median([ratio for ratio, _ in ratios]))}, worst {metrics.digits(worst)} "
-        f"({words.case(record.backend, record.case)})."
+        f"({words.case(record.backend, record.case, several)})."
     )

@@ -124,8 +124,7 @@ class Live(Line):
 
     def _name(self, which: Job | Record) -> str:
         """With its dtype where there are several."""
-        dtype = f" {which.case.dtype}" if len(self._contexts) > 1 else ""
-        return words.case(which.backend, which.case) + dtype
+        return words.case(which.backend, which.case, len(self._contexts) > 1)
 
     def _outcome(self, record: Record) -> Text:
         """Its speed, or the word for why there is none."""

@@ -185,8 +185,10 @@ def put_into(path: Path) -> None:
     """Replaces what stands between the marks of a file. Raises UserError where there are none."""
     try:
         text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"--into: cannot read {path}: {error}") from None
+    except OSError as error:
+        raise UserError(f"--into: cannot read {path}: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise UserError(f"--into: {path} is not text ({error.reason})") from None
     before, begin, rest = text.partition(f"{BEGIN}\n")
     _, end, after = rest.partition(f"{END}\n")
     if not begin or not end:

@@ -70,7 +70,7 @@ def render(console: Console, outcome: Outcome) -> None:
 
 def described(case: Case) -> str:
     """The case in words: 8k d128 causal fwd bf16, batch 2, 16 heads."""
-    return f"{words.case('', case).strip()} {case.dtype}, batch {case.shape.batch}, {words.heads(case)} heads"
+    return f"{words.case('', case, dtype=True).strip()}, batch {case.shape.batch}, {words.heads(case)} heads"
 
 
 def sentences(outcome: Outcome) -> list[str]:

@@ -95,13 +95,15 @@ def lengths(case: Case) -> str:
     return short(s.seqlen_k) if s.seqlen_q == s.seqlen_k else f"{short(s.seqlen_q)}x{short(s.seqlen_k)}"
 
 
-def case(backend: str, case: Case) -> str:
-    """One case on one backend in a few words: triton 16k d128 causal fwd softcap 30."""
-    return " ".join((f"{backend} {lengths(case)} d{headdim(case)} {mask(case)} {case.direction}", *extras(case)))
+def case(backend: str, case: Case, dtype: bool = False) -> str:
+    """One case on one backend in a few words: triton 16k d128 causal fwd softcap 30; with its dtype where asked for."""
+    said = (f"{backend} {lengths(case)} d{headdim(case)} {mask(case)} {case.direction}", *extras(case))
+    return " ".join((*said, case.dtype) if dtype else said)
 
 
 def name(cell: Cell) -> str:
-    return case(cell.backend, cell.case)
+    """With its dtype where there are cells of another."""
+    return case(cell.backend, cell.case, cell.several_dtypes)
 
 
 def count(n: int, what: str) -> str:

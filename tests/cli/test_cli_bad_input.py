@@ -152,6 +152,10 @@ BAD_REPORTS = {
     "run.jsonl --by=bakend": "--by: unknown 'bakend'; did you mean \"backend\"?",
     "run.jsonl --by=nix --format=csv": "--by: unknown 'nix'",
     "run.jsonl --format=csv --html=page.html": "--format csv: --html, --png and --svg write nothing else",
+    "run.jsonl --panel=d128": "--panel: only --png and --svg draw a single figure; add --svg FILE or --png FILE",
+    "run.jsonl --figure=speedup --panel= --html=page.html": "--figure and --panel: only --png and --svg draw a single",
+    "run.jsonl --all --by=dtype --format=json": "--by and --all: of the tables only (--format table, md)",
+    "run.jsonl --metric=latency --svg=x.svg": "--metric: of the tables only (--format table, md); everything else has",
     "run.jsonl --flops-convention=half": "--flops-convention: unknown 'half'; known: exact, fa",
 }
 

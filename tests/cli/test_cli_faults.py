@@ -84,7 +84,7 @@ def test_an_interrupted_run_is_a_shorter_run(tool: Tool, number: int, code: int)
     assert "Traceback" not in err
     before = tool.stored()
     assert 0 < len(before.records) < 6
-    assert "Interrupted; what was measured is kept." in out
+    assert f"Interrupted; what was measured is kept. Go on with the {6 - len(before.records)} job" in out
     assert "  attnbench run --resume run.jsonl\n" in out
     assert "TFLOP/s" in out  # the tables of what there is
     assert not alive(workers)

@@ -33,7 +33,6 @@ from attnbench.kernels import attention_config as config
 from attnbench.kernels.attention_bwd import attention_backward
 from attnbench.kernels.attention_config import Blocks
 from attnbench.kernels.attention_fwd import attention_forward
-from attnbench.kernels.attention_launch import fused_blocks
 from attnbench.kernels.attention_problem import LOG2_E, dense
 from attnbench.stats import median
 from attnbench.types import Case, Policy, Shape
@@ -135,8 +134,6 @@ def launcher(case: Case, kernels: set[str], device: str) -> Callable[[], Results
     problem = dense(q, k, v, case.causal, (None, None), softcap=0.0, softmax_scale=None, descale=None)
     if dout is None:
         return lambda: dict(zip(("out", "lse"), attention_forward(q, k, v, problem), strict=True))
-    if "fused" in kernels and fused_blocks(dout, q, k, v, problem) is None:
-        raise RuntimeError("the one-loop backward is not for this GPU or this Triton")
     out, lse = want["out"].to(q.dtype), want["lse"]
     need = {"need_dq": kernels != {"dkdv"}, "need_dkv": kernels != {"dq"}}
 
@@ -156,13 +153,13 @@ def judge(row: str, blocks: dict[str, str], check: bool, dry: bool) -> dict[str,
     """The answer for one candidate; raises what its compilation or launch raises."""
     device, case = "cpu" if dry else "cuda:0", case_of(row, dry)
     chosen = {kernel: blocks_of(text) for kernel, text in blocks.items()}
-    empty, fused = torch.empty, {case.shape.headdim: chosen["fused"]} if "fused" in chosen else {}
+    empty = torch.empty
     answer: dict[str, Any] = {"error": 0.0}
 
     def poisoned(*args: Any, **options: Any) -> Tensor:
         return empty(*args, **options).fill_(float("nan"))
 
-    with patch.multiple(config, FUSED=fused, candidates=lambda kernel, *_: (chosen[kernel],)):
+    with patch.object(config, "candidates", lambda kernel, *_: (chosen[kernel],)):
         for each in odd(case, dry) if check else [case]:
             launch, want = launcher(each, set(chosen), device), exact(each, device)[1]
             with patch.object(torch, "empty", poisoned):
@@ -185,8 +182,9 @@ def machine(candidates: dict[str, list[str]], dry: bool) -> dict[str, Any]:
     for key, texts in candidates.items():
         kernel, d = key.split(" d")
         sizes: Any = (kernel, int(d), int(d), 2, index, not dry)
-        now = config.FUSED.get(int(d)) if kernel == "fused" else config.candidates(*sizes)[0]
-        table[key] = next((text for text in texts if blocks_of(text) == now), None)
+        for mask in ("full", "causal"):
+            now = config.candidates(*sizes, mask == "causal")[0]
+            table[f"{key} {mask}"] = next((text for text in texts if blocks_of(text) == now), None)
     return {"device": device, "torch": torch.__version__, "triton": triton.__version__, "table": table}
 
 

@@ -1,11 +1,10 @@
 """How a row of attnbench/kernels/attention_config.py is found: each candidate is compiled, checked and timed on a GPU.
 
-    python tests/gpu/tune_triton.py                               all rows; meant to take under 8 minutes on an H200
+    python tests/gpu/tune_triton.py                               all rows; a minute on an H200 with 16 cores
     python tests/gpu/tune_triton.py --only d128 bwd --out f.json  rows whose name has both words; all figures to a file
-    python tests/gpu/tune_triton.py --kernel fused                the one-loop backward alone
     python tests/gpu/tune_triton.py --dry --only d64 fwd          tiny, in Triton's interpreter, to try this script
 
-From the repository's root. IT HAS NOT RUN ON A GPU YET, only dry.
+From the repository's root.
 
 A candidate is written BLOCK_MxBLOCK_NxWARPSxSTAGES and its options (see `Blocks`): t for tensor maps, r for resident, a
 for ahead, max168 for at most that many registers a thread. Its way (tune_candidate.py):
@@ -18,9 +17,8 @@ for ahead, max168 for at most that many registers a thread. Its way (tune_candid
 4. If right, it is timed as attnbench times: CUDA events, L2 cold, bursts with pauses, the median.
 
 dk/dv and dq are timed apart, each by the matmuls that it does (4 and 3, though both together count as 5), then the best
-of both together; then the one-loop backward (attention_fused.py), in new processes, as it might hang: where its first
-candidate does, the others are not tried. "table" marks what attention_config.py has now. Candidates are chosen for
-Hopper, from registers and spills (`python tests/unit/triton_registers.py`); what another GPU cannot do fails there.
+of both together. "table" marks what attention_config.py has now. Candidates are chosen for Hopper, from registers and
+spills (`python tests/unit/triton_registers.py`); what another GPU cannot do fails there.
 
 Exit code 1 where a row got no figure, or what the table has is wrong or failed; 2 without a GPU.
 """
@@ -53,29 +51,27 @@ ROWS = {  # headdim, tokens in a sequence, mask, pass; the TFLOP/s to reach on a
     "d256 16k causal fwd": 480,
     "d256 16k causal bwd": 260,
 }
-CANDIDATES = {  # by kernel and headdim; the first has no tensor maps, but for fused
-    "fwd d64": """128x64x4x3 64x128x4x3-tr 64x128x4x3-t 64x128x4x2-tr 64x64x4x4-tra 64x64x4x3-tra 128x128x8x2-tr
-        128x64x4x3-tr""",
-    "fwd d128": """128x64x8x3 64x64x4x3-tra 64x64x4x2-tra 64x64x4x2-ta 64x64x4x3-ta 128x64x8x3-tra 64x64x4x3-tr
-        128x128x8x2-t""",
-    "fwd d256": "128x64x8x2 128x32x8x3-tra 128x32x8x3-ta 128x32x8x2-tra 128x64x8x2-t 128x64x8x2-tr 64x32x4x3-tra",
-    "dkdv d64": """64x128x8x3 64x64x4x3-t 64x64x4x2-t 64x64x4x3-t-max168 64x64x4x3-tr 64x64x4x3-ta 64x128x8x3-t
-        64x128x8x2-tr 32x128x4x3-t 128x64x4x2-t 128x128x8x2-t""",
-    "dkdv d128": """64x128x8x3 64x64x4x2-t 64x64x4x2-ta 64x128x8x3-t 64x128x8x2-t 64x128x8x3-ta 64x128x8x2-ta
-        64x64x4x3-t""",
-    "dkdv d256": "32x64x8x3 32x64x8x3-t 32x64x8x2-t 64x64x8x2-t 64x64x8x2-ta 32x64x8x3-ta 32x64x8x4-t",
-    "dq d64": """128x64x8x3 64x64x4x3-t 64x64x4x3-t-max128 64x64x4x3-tr 64x128x4x2-tr 64x128x4x3-t 128x64x4x3-t
-        128x64x8x3-t 128x128x8x2-t 64x64x4x3-ta""",
-    "dq d128": """128x64x8x3 64x64x4x2-t 64x64x4x2-ta 64x64x4x2-tr 64x64x4x3-tra 64x64x4x3-tr 128x64x8x2-t
-        128x64x8x3-tr 128x64x8x3-t""",
-    "dq d256": "128x32x8x2 128x32x8x2-t 128x32x8x2-ta 64x64x8x2-t 64x32x4x2-t 64x64x8x2-ta 64x32x4x3-t",
-    "fused d64": "64x64x4x2 128x128x8x2 64x128x8x2 128x64x4x2 64x64x4x3 64x128x8x3",
-    "fused d128": "64x128x8x2 64x128x8x3",
+CANDIDATES = {  # by kernel and headdim; the first has no tensor maps
+    "fwd d64": """128x64x4x3 64x128x4x3-tr 64x128x4x3-tra 64x128x4x3-t 64x128x4x4-tr 64x64x4x4-tra 64x64x4x4-tr
+        128x64x4x3-tr 128x128x8x3-tra""",
+    "fwd d128": """128x64x8x3 64x64x4x3-tra 64x64x4x3-tr 64x64x4x4-tra 64x32x4x4-tra 128x64x8x3-tra 128x64x8x4-tra
+        128x128x8x2-tra 64x128x4x2-tr""",
+    "fwd d256": """128x64x8x2 64x32x4x3-tra 64x32x4x3-tr 64x32x4x4-tra 64x16x4x4-tra 64x64x4x2-tra 128x32x8x3-tra
+        128x32x8x4-tra 128x64x8x2-t""",
+    "dkdv d64": """64x64x4x4 64x64x4x3-t 64x64x4x3-t-max168 64x64x4x2-t 64x64x4x3-ta 64x128x8x3 64x128x8x3-ta
+        128x64x4x2-t 32x64x4x4-t 64x64x4x3""",
+    "dkdv d128": """64x128x8x3 64x128x8x3-a 64x128x8x3-ta 64x128x8x4 64x128x8x4-ta 64x64x4x2-ta 64x64x4x2-t 32x64x4x4-ta
+        32x128x8x3-ta 128x128x8x2-ta""",
+    "dkdv d256": "32x64x8x3 64x64x8x2-ta 64x64x8x2-t 64x64x8x2-a 32x64x8x3-a 32x64x8x4-t 64x32x8x3-ta",
+    "dq d64": """128x64x8x3 128x64x4x3-ta 128x64x4x3-t 128x64x4x4-t 64x128x4x3-tra 64x128x4x3-tr 64x64x4x4-tra
+        64x64x4x3-tr 128x128x8x3-tr""",
+    "dq d128": """128x64x8x3 64x64x4x3-tra 64x64x4x3-tr 64x64x4x4-tra 64x64x4x2-t 64x32x4x4-tra 128x64x8x3-tra
+        128x64x8x4-tr""",
+    "dq d256": "128x32x8x2 128x32x8x3-ta 128x32x8x3-t 128x32x8x3-a 128x16x8x4-ta 64x32x4x4-t 64x32x4x3-tr 64x64x8x2-ta",
 }
-KERNELS = {"fwd": ("fwd",), "bwd": ("dkdv", "dq"), "fused": ("fused",)}  # of --kernel
-LIMIT, LIMIT_FUSED = 150.0, 90.0  # seconds for an answer, after which its process is killed
+KERNELS = {"fwd": ("fwd",), "bwd": ("dkdv", "dq")}  # of --kernel
+LIMIT = 150.0  # seconds for an answer, after which its process is killed
 EVERY = 10.0  # seconds between two signs of life
-NOT_TRIED = {"failed": "not tried, as one before it hung"}
 
 Found = dict[str, Any]  # a candidate or two, and the answer to it: see tune_candidate.py
 
@@ -88,7 +84,6 @@ class Asker:
         self._program = (str(Path(__file__).with_name("tune_candidate.py")), *(["--dry"] if dry else []))
         self._variables = {"TRITON_INTERPRET": str(int(dry)), "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
         self._worker: WorkerProcess | None = None
-        self.hung: list[dict[str, str]] = []  # blocks that gave no answer
 
     def __enter__(self) -> Asker:
         return self
@@ -104,8 +99,7 @@ class Asker:
         try:
             answer = worker.ask(question, limit)
         except WorkerHung:
-            self.hung.append(question.get("blocks", {}))
-            answer = {"failed": f"no answer within {limit:g} s", "hung": True, "ends": True}
+            answer = {"failed": f"no answer within {limit:g} s", "ends": True}
         except WorkerDied as died:
             said = (worker.stderr_tail() or "").splitlines()[-1:]
             answer = {"failed": ": ".join([str(died), *said])[:160], "ends": True}
@@ -114,14 +108,14 @@ class Asker:
         return answer
 
 
-def ask_all(questions: list[dict[str, Any]], jobs: int, limit: float, dry: bool) -> Iterator[Found]:
+def ask_all(questions: list[dict[str, Any]], jobs: int, dry: bool) -> Iterator[Found]:
     """The answers in the order of the questions, by `jobs` processes."""
     idle: queue.SimpleQueue[Asker] = queue.SimpleQueue()
 
     def one(question: dict[str, Any]) -> Found:
         asker = idle.get()
         try:
-            return asker.ask(question, limit)
+            return asker.ask(question, LIMIT)
         finally:
             idle.put(asker)
 
@@ -133,24 +127,23 @@ def ask_all(questions: list[dict[str, Any]], jobs: int, limit: float, dry: bool)
         yield from pool.map(one, questions)
 
 
-def check(found: list[Found], jobs: int, limit: float, dry: bool) -> None:
+def check(found: list[Found], jobs: int, dry: bool) -> None:
     """Adds to each candidate what its results on odd lengths are worth."""
     began = said = time.monotonic()
     questions = [{"row": f["row"], "blocks": f["blocks"], "check": True} for f in found]
-    for n, (f, answer) in enumerate(zip(found, ask_all(questions, jobs, limit, dry), strict=True), 1):
+    for n, (f, answer) in enumerate(zip(found, ask_all(questions, jobs, dry), strict=True), 1):
         f |= answer
         if time.monotonic() - said > EVERY:
             said = time.monotonic()
             print(f"compiled and checked {n} of {len(found)}, {said - began:.0f} s", flush=True)
 
 
-def measure(found: list[Found], asker: Asker, limit: float) -> None:
+def measure(found: list[Found], asker: Asker) -> None:
     """Adds to each right candidate of a row what it is worth there; and the best dk/dv and the best dq together."""
 
     def add(f: Found) -> None:
         if right(f):
-            hung = any(other.keys() == f["blocks"].keys() for other in asker.hung)
-            f |= NOT_TRIED if hung else asker.ask({"row": f["row"], "blocks": f["blocks"], "check": False}, limit)
+            f |= asker.ask({"row": f["row"], "blocks": f["blocks"], "check": False}, LIMIT)
 
     for f in found:
         add(f)
@@ -163,7 +156,7 @@ def measure(found: list[Found], asker: Asker, limit: float) -> None:
 def tune(rows: list[str], kinds: list[str], table: dict[str, str | None], jobs: int, asker: Asker) -> list[Found]:
     """Every candidate of these rows, and what it is worth; `asker` does the timing. Prints a table a row."""
     found: list[Found] = [
-        {"row": row, "blocks": {kernel: text}, "table": table.get(key) == text}
+        {"row": row, "blocks": {kernel: text}, "table": table.get(f"{key} {row.split()[2]}") == text}
         for row in rows
         for kind in kinds
         if (kind == "fwd") == row.endswith("fwd")
@@ -171,17 +164,12 @@ def tune(rows: list[str], kinds: list[str], table: dict[str, str | None], jobs: 
         for key in [f"{kernel} {row.split()[0]}"]
         for text in CANDIDATES.get(key, "").split()
     ]
-    limit, alone = (LIMIT_FUSED, 1) if kinds == ["fused"] else (LIMIT, 0)
-    check(found[:alone], 1, limit, asker.dry)
-    if any("hung" in f for f in found):
-        for f in found[alone:]:
-            f |= NOT_TRIED
-    check([f for f in found[alone:] if right(f)], jobs, limit, asker.dry)
+    check(found, jobs, asker.dry)
     measured = []
     for row in rows:
         if mine := [f for f in found if f["row"] == row]:
             print(f"{row}: {ROWS[row]} TFLOP/s to reach; {len(mine)} candidates", flush=True)
-            measure(mine, asker, limit)
+            measure(mine, asker)
             print(*lines_of(mine), sep="\n", flush=True)
             measured += mine
     return measured
@@ -244,19 +232,17 @@ def main(arguments: list[str] | None = None) -> int:
     rows = [row for row in ROWS if set(options.only) <= set(row.split())]
     if not rows:
         parser.error(f"no row has all of {', '.join(options.only)}; rows are: {', '.join(ROWS)}")
-    kinds = [kind for kind in KERNELS if kind in options.kernel and not (dry and kind == "fused")]  # not interpreted
-    found: list[Found] = []
-    with Asker(dry) as asker, Asker(dry) as another:
+    kinds = [kind for kind in KERNELS if kind in options.kernel]
+    with Asker(dry) as asker:
         machine = asker.ask({"candidates": {key: texts.split() for key, texts in CANDIDATES.items()}}, LIMIT)
         if "failed" in machine:
             print(f"cannot start: {machine['failed']}; --dry tries this script on a CPU", file=sys.stderr)
             return 2
         print(f"{machine['device']}, torch {machine['torch']}, Triton {machine['triton']}", flush=True)
-        for stage, by in (([k for k in kinds if k != "fused"], asker), ([k for k in kinds if k == "fused"], another)):
-            found += tune(rows, stage, machine["table"], options.jobs, by)
-            if options.out:
-                said = {**machine, "dry": dry, "targets": ROWS, "found": found}
-                options.out.write_text(json.dumps(said, indent=1), encoding="utf-8")
+        found = tune(rows, kinds, machine["table"], options.jobs, asker)
+    if options.out:
+        said = {**machine, "dry": dry, "targets": ROWS, "found": found}
+        options.out.write_text(json.dumps(said, indent=1), encoding="utf-8")
     lines, well = summary(rows, kinds, found)
     print(f"summary, after {time.monotonic() - began:.0f} s", *lines, sep="\n")
     return 0 if well else 1

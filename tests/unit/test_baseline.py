@@ -163,6 +163,8 @@ def on(device: Device) -> Run:
 
 def test_the_one_of_this_gpu_is_picked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match="main is neither a file nor a folder, and there is no folder baselines"):
+        files.pick(Path("main"), on(H200))
     folder = Path("baselines")
     a100 = Device("cuda", 0, "NVIDIA A100-SXM4-80GB", 2**36, 2**36)
     own = {name: files.save(on(H200), name, folder)[0] for name in ("main", "v1.0")}

@@ -169,7 +169,15 @@ def test_cases_of_one_name_are_told_apart_by_their_batch() -> None:
     records = [ok(case(batch=b), "triton", 100) for b in (1, 2)]
     got = compare([Path("a"), Path("b")], [run(records), run(records, device=H100)], Request())
     (block,) = [b for b in rows.blocks(got) if b.name == "cases"]
-    assert [row[0] for row in block.rows] == ["1k d128 full fwd bf16 b1 h16", "1k d128 full fwd bf16 b2 h16"]
+    assert [row[0] for row in block.rows] == ["1k d128 full fwd b1 h16", "1k d128 full fwd b2 h16"]
+
+
+def test_cases_of_several_dtypes_name_theirs() -> None:
+    records = [ok(case(), "triton", 100), ok(case(2048, dtype="fp8"), "triton", 100)]
+    got = compare([Path("a"), Path("b")], [run(records), run(records, device=H100)], Request())
+    found = {b.name: [row[0] for row in b.rows] for b in rows.blocks(got, every=True)}
+    assert found["cases"] == ["1k d128 full fwd bf16", "2k d128 full fwd fp8"]
+    assert found["cells"] == ["triton 1k d128 full fwd bf16", "triton 2k d128 full fwd fp8"]
 
 
 def test_a_workload_is_the_answer(tmp_path: Path) -> None:

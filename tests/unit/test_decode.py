@@ -113,15 +113,6 @@ def test_damage_is_seen_by_both_or_when_the_samples_are_asked_for() -> None:
     assert 0 < refused < 600  # either way round is seen
 
 
-def test_a_measurement_that_cannot_be_read_is_one_line() -> None:
-    data = json.loads(next(lines(RESULTS[-1])))
-    data["measurements"]["time"] = {"unit": "s", "values": 3}
-    found = decode.record(text(data))
-    assert found is not None
-    with pytest.raises(UserError, match="a measurement cannot be read"):
-        found.measurements["time"]
-
-
 def test_a_file_of_schema_1_stays_one_when_it_is_resumed(tmp_path: Path) -> None:
     path = tmp_path / "old.jsonl"
     content = RESULTS[0].read_bytes().splitlines(keepends=True)

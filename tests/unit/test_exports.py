@@ -8,6 +8,7 @@ import re
 import statistics
 import subprocess
 import sys
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from attnbench import derive
 from attnbench.errors import UserError
 from attnbench.report import export, exports
 from attnbench.report.cells import cells
-from attnbench.types import Run
+from attnbench.types import Measurement, Run
 
 
 def small() -> Run:
@@ -96,6 +97,13 @@ def test_pytest_benchmark_counts_outliers_as_it_does() -> None:
     assert (stats["q1"], stats["q3"], stats["outliers"]) == (1.0, 3.0, "1;1")
     assert (stats["ld15iqr"], stats["hd15iqr"]) == (1.0, 3.0)
     assert exports._stats([1.0] * 5 + [2.0] * 10 + [3.0] * 5)["outliers"] == "10;0"
+
+
+def test_a_sample_that_is_not_finite_costs_no_file() -> None:
+    record = ok(case(), "triton", 400)
+    record = replace(record, measurements={"time": Measurement("s", (1e-3, 2e-3, float("inf")))})
+    (found,) = parsed("pytest-benchmark", run([record]))["benchmarks"]
+    assert found["stats"]["data"] == [1e-3, 2e-3]
 
 
 @pytest.mark.skipif(find_spec("pytest_benchmark") is None, reason="pytest-benchmark is not installed")

@@ -67,6 +67,16 @@ def test_a_slower_cell_fails_and_comes_first() -> None:
     assert [f.verdict for f in judgement.findings[1:]] == ["unchanged"] * 2
 
 
+def test_the_figures_of_a_noisy_cell_tell_the_change_that_was_judged() -> None:
+    """Medians would say 100 and 100 here."""
+    before, after = ([ok(case(), "triton", speed, round=i) for i, speed in enumerate(speeds)]
+                     for speeds in ((100, 100, 400), (100, 100, 25)))  # fmt: skip
+    (finding,) = gate(before, after).findings
+    assert finding.decision is not None
+    assert (finding.current or 0) / (finding.baseline or 1) - 1 == pytest.approx(finding.decision.change)
+    assert finding.decision.change == pytest.approx(16 ** (1 / 3) - 1)
+
+
 def test_a_faster_cell_passes() -> None:
     judgement = gate(rounds(), rounds(tflops=FAST))
     assert (judgement.count("improved"), judgement.exit_code) == (3, 0)

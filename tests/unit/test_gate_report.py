@@ -16,6 +16,7 @@ from rich.console import Console
 from attnbench.errors import UserError
 from attnbench.gate.gate import Judgement, Request, judge
 from attnbench.report.gate import export, github, junit, markdown, rows, terminal
+from attnbench.report.gate.live import Live
 
 WOBBLE = (0.0, 0.001, -0.001, 0.0005, -0.0005)
 REASON = "out | of *memory*:\n50 % <script>\x07"
@@ -74,6 +75,44 @@ def test_the_table_lists_the_gravest_first_and_counts_the_rest(judgement: Judgem
 @pytest.mark.parametrize("width", [40, 80, 120])
 def test_the_table_fits_any_terminal(judgement: Judgement, width: int) -> None:
     assert max(map(len, printed(judgement, width).splitlines())) <= width
+
+
+def test_a_narrow_terminal_gets_lines_that_can_be_read(judgement: Judgement) -> None:
+    lines = printed(judgement, 80).splitlines()
+    at = lines.index("regressed  slow 1k d128 full fwd bf16 b16 h16")
+    assert re.match(r" {4}latency \+10\.0% \(\+9\.\d+% to \+10\.\d+%, margin 3%\), .* us -> ", lines[at + 1])
+    assert lines[lines.index("missing  gone 1k d128 full fwd bf16 b16 h16") + 1].rstrip() == "    no record of it"
+
+
+def test_a_long_reason_folds_beside_a_table_that_does_not(judgement: Judgement) -> None:
+    long = replace(judgement.findings[0], reason="word " * 60)
+    lines = printed(replace(judgement, findings=(long, *judgement.findings[1:])), 170).splitlines()
+    assert lines[0].startswith("verdict        metric   cell ")
+    assert sum("word word" in line for line in lines) > 3
+    assert [line.split()[0] for line in lines if " d128 " in line][:2] == ["newly-failing", "missing"]
+
+
+def test_cells_without_time_are_one_line_that_counts_them() -> None:
+    late = [
+        ended(case(2**i), "triton", "skipped", "no room for it within the time limit of 1m00s", resumable=True)
+        for i in range(6, 11)
+    ]
+    made = [run([*cells({"calm": 1.0}), *late], turns="together") for _ in range(2)]
+    judgement = judge(made[0], made[1], Request(("latency",)))
+    said = "5 cells left out for want of time, which is no pass: triton 64 d128 full fwd bf16 b256 h16, "
+    for text in (printed(judgement), markdown.render(judgement)):
+        assert text.count("triton") == 3
+        assert "no room for it" not in text
+        assert said in text
+        assert "and 2 more; give a longer --time-limit" in " ".join(text.split())
+    warnings = [line for line in github.render(judgement).splitlines() if line.startswith("::warning")]
+    assert warnings == ["::warning title=not measured::5 cells left out for want of time; see the step's summary"]
+    assert printed(judgement, every=True).count("no room for it within the time limit") == 5
+    assert judgement.exit_code == 3
+    tolerant = judge(made[0], made[1], Request(("latency",), inconclusive="pass"))
+    assert tolerant.exit_code == 0
+    assert "inconclusive, which does not count" not in printed(tolerant)
+    assert said in printed(tolerant)
 
 
 def test_a_refusal_says_what_differs_and_how_to_go_on(refused: Judgement) -> None:
@@ -150,3 +189,19 @@ def test_the_step_summary_is_appended(judgement: Judgement, tmp_path: Path) -> N
     assert file.read_text() == "before\n" + markdown.render(judgement)
     with pytest.raises(UserError, match="step summary"):
         github.summarize(judgement, tmp_path)
+
+
+def test_an_ab_of_several_dtypes_names_them_as_it_goes() -> None:
+    def said(*dtypes: str) -> str:
+        records = [ended(case(dtype=dtype), "triton", "failed", "no luck") for dtype in dtypes]
+        made, stream = run(records), io.StringIO()
+        live = Live(Console(file=stream, width=200))
+        live.begun(made, made, len(dtypes), (), ())
+        for job, record in zip(made.plan, records, strict=True):
+            live.started(job)
+            live.ended(job, record)
+        live.close()
+        return stream.getvalue()
+
+    assert "triton 1k d128 full fwd fp16 FAIL: no luck" in said("bf16", "fp16")
+    assert "triton 1k d128 full fwd FAIL: no luck" in said("bf16")

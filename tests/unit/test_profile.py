@@ -165,13 +165,17 @@ class FakeFleet(Fleet):
         return {"profile": self.answers[name]}
 
 
-def test_one_backend_that_fails_costs_its_own_profile_only() -> None:
+def test_one_backend_that_fails_costs_its_own_profile_only(tmp_path: Path) -> None:
     good = {"timer": "events", "l2": "cold", "times": [1e-3], "first_call": 0.5, "memory_peak": 7}
     answers = {"dies": "the worker crashed", "good": good, "says": {"refused": "too large"}, "refuses": "unasked"}
     fleet = FakeFleet(dict.fromkeys(answers, "x:y"))
     fleet.answers = answers
-    profiles, refused = profile._ask(fleet, builders.case(), builders.H200, {"good": Path("/t")}, lambda _: None)
-    assert [(p.backend, p.version, p.trace) for p in profiles] == [("good", "1", "/t")]
+    trace = tmp_path / "t.json"
+    profiles, _ = profile._ask(fleet, builders.case(), builders.H200, {"good": trace}, lambda _: None)
+    assert profiles[0].trace is None  # no file came of it
+    trace.write_text("{}")
+    profiles, refused = profile._ask(fleet, builders.case(), builders.H200, {"good": trace}, lambda _: None)
+    assert [(p.backend, p.version, p.trace) for p in profiles] == [("good", "1", str(trace))]
     assert refused == {"dies": "the worker crashed", "says": "too large", "refuses": "not here"}
 
 

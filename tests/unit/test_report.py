@@ -426,6 +426,12 @@ def test_csv_reads_back() -> None:
     assert set(again["bound"]) == {"compute"}
 
 
+def test_a_run_without_records_keeps_the_columns() -> None:
+    (header,) = export.csv([run([])]).splitlines()
+    assert header.split(",") == list(export.rows([run(h200())])[0])
+    assert list(export.dataframe([run([])]).columns) == header.split(",")
+
+
 def test_fp8_stands_beside_its_error_and_its_own_peak() -> None:
     narrow, wide = case(dtype="fp8"), case()
     accuracy = Accuracy({"out": TensorError(0.1, 0.1, 0.3, 0.052)}, rows=64, heads=4)

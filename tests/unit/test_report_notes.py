@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import io
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from builders import CPU, H200, case, ended, job, ok, run
+from rich.console import Console
 
+from attnbench.commands.run import _epilogue
+from attnbench.errors import EXIT_INTERRUPTED
 from attnbench.report import cautions, facts, notes, words
 from attnbench.report.cells import cells
 from attnbench.report.forecast import forecast_line
-from attnbench.types import Forecast, Record
+from attnbench.run import Outcome
+from attnbench.types import Forecast, Measurement, Record
 
 
 def test_reasons_that_differ_in_numbers_are_one_line() -> None:
@@ -26,6 +32,30 @@ def test_reasons_that_differ_in_numbers_are_one_line() -> None:
         ("FAIL", "sm_90a 1k d128 full fwd", "exit code -11 in sm_90 kernel"),
         ("skip", "eager (6 cases: 2k-8k)", "needs 512 MiB to 32 GiB of scores; 22 GiB free"),
     ]
+
+
+def test_cells_of_several_dtypes_name_theirs() -> None:
+    records = [
+        ok(case(), "triton", 300.0, spread=0.1, forecast=Forecast(1.0, 1e-3, 0), seconds=9.0),
+        ended(case(dtype="fp16"), "triton", "wrong", "off by 3"),
+        ended(case(2048, dtype="fp8"), "triton", "failed", "no such type"),
+    ]
+    made = run(records)
+    assert [n.who for n in notes.notes(cells([made]))] == [
+        "triton 1k d128 full fwd fp16",
+        "triton 2k d128 full fwd fp8",
+    ]
+    assert "1 result wrong: triton 1k d128 full fwd fp16." in warned(*records)
+    assert "the worst to 2.1%: triton 1k d128 full fwd bf16." in warned(*records)
+    assert "(triton 1k d128 full fwd bf16)" in (forecast_line(made) or "")
+    assert [n.who for n in notes.notes(cells([run(records[1:2])]))] == ["triton 1k d128 full fwd"]
+
+
+def test_on_a_cpu_nobody_is_sent_to_options_of_a_gpu() -> None:
+    slower = replace(ok(case(), "eager", 30.0), measurements={"time": Measurement("s", (1e-3,) * 40 + (2e-3,) * 40)})
+    assert "by 100% at most: eager 1k d128 full fwd. The clock fell" in warned(slower)
+    assert "--isolate-power" in warned(slower)
+    assert "--isolate-power" not in warned(slower, device=CPU)
 
 
 def test_durations_in_reasons_merge() -> None:
@@ -243,3 +273,12 @@ def test_lengths_are_compressed() -> None:
     assert words.span([1024, 2048], known) == "1k, 2k"
     assert words.span([1024, 2048, 3000, 8192], known) == "1k-3000, 8k"
     assert words.span([65536], known) == "64k"
+
+
+def test_what_is_left_of_an_interrupted_run_does_not_count_what_it_would_skip() -> None:
+    jobs = [job(case(), "eager"), job(case(2048), "eager"), replace(job(case(4096), "eager"), skip="too large")]
+    jobs.append(replace(job(case(8192), "eager"), skip="no time", resumable=True))
+    console = Console(file=io.StringIO(), width=100)
+    _epilogue(console, Outcome(run([ok(case(), "eager", 30.0)], plan=jobs), Path("run.jsonl"), EXIT_INTERRUPTED))
+    assert isinstance(console.file, io.StringIO)
+    assert "Go on with the 2 jobs left:" in console.file.getvalue()

@@ -73,7 +73,8 @@ def test_lists_and_ranges(text: str, values: tuple[int, ...]) -> None:
         ("1025-2047", "no power of two in 1025-2047; give a step"),
         ("1k-4k:0", "0 is not at least 1"),
         ("1k,,4k", "'' is not a size"),
-        ("1k-", "is not a size"),
+        ("1k-", "is not a size; write 4k, a list with commas, 1k,3000,8k, or a range with both its ends, 1k-64k or"),
+        ("1k 4k", "'1k 4k' is not a size; write 4k, a list with commas"),
         ("-1k", "is not at least 1"),
         ("1k-2k-4k", "is not a size"),
         ("1k-8k:", "is not a size"),
@@ -142,7 +143,7 @@ def test_windows(text: str, found: object) -> None:
     assert parse_windows(text) == found
 
 
-@pytest.mark.parametrize("text", ["1024:0", "1/2/3", "open", "-1", "1k/", "/0", "", "1.5", "none/0"])
+@pytest.mark.parametrize("text", ["1024:0", "1/2/3", "open", "-1", "1k/", "/0", "", "0", "1.5", "none/0"])
 def test_no_window(text: str) -> None:
     with pytest.raises(UserError, match=r"is not a window; write 1024"):
         parse_windows(text)

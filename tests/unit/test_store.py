@@ -91,10 +91,21 @@ def test_samples_that_json_has_no_word_for_are_read_back_as_numbers(path: Path) 
     assert store.read(path)[0].records[-1].measurements["time"].values == (1e-3, float("inf"))
 
 
-def test_a_measurement_of_words_is_one_line(path: Path) -> None:
-    path.write_text(path.read_text().replace('"unit":"B","values":[5.0]', '"unit":"B","values":["five"]'))
-    with pytest.raises(UserError, match=rf"^{path}:3: a measurement cannot be read \(could not convert"):
+@pytest.mark.parametrize(
+    ("damage", "why"),
+    [
+        ('"values":["five"]', 'values: "five" is no number'),
+        ('"values":"123"', 'values: "123" is no list'),
+        ('"values":[true]', "values: true is no number"),
+        ('"runs":[[5.0,"x"]]', ""),
+    ],
+)
+def test_a_measurement_of_another_type_is_one_line_that_says_where(path: Path, damage: str, why: str) -> None:
+    path.write_text(path.read_text().replace('"unit":"B","values":[5.0]', f'"unit":"B",{damage}'))
+    with pytest.raises(UserError) as said:
         store.read(path)[0].records[1].measurements["memory_peak"]
+    assert str(said.value).startswith(f"{path}:3: measurement 'memory_peak' cannot be read ({why}")
+    assert str(said.value).endswith("delete that line, and attnbench run --resume measures its job anew")
 
 
 def test_lines_of_an_unknown_type_are_passed_over(path: Path) -> None:
@@ -113,6 +124,8 @@ def test_lines_of_an_unknown_type_are_passed_over(path: Path) -> None:
         b"[1]\n",
         b'{"type": "record"}\n',
         b'{"type": "run"}\n',
+        b'{"type": "run", "schema": 0}\n',
+        b'{"type": "run", "schema": "two"}\n',
         b"\x89PNG\r\n\x1a\n",
         b"{",
     ],
@@ -121,6 +134,28 @@ def test_what_is_not_a_run_file_is_refused(tmp_path: Path, content: bytes) -> No
     path = tmp_path / "data.jsonl"
     path.write_bytes(content)
     with pytest.raises(UserError, match="is not an attnbench run file"):
+        store.read(path)
+
+
+@pytest.mark.parametrize("left", [40, -1])
+def test_a_file_cut_off_in_its_first_line_says_so_and_stays(path: Path, left: int) -> None:
+    path.write_bytes(path.read_bytes().partition(b"\n")[0][:left])
+    before = path.read_bytes()
+    for open_ in (store.read, store.RunFile.reopen):
+        with pytest.raises(UserError, match="cut off in its first line: there is no result in it"):
+            open_(path)
+    assert path.read_bytes() == before
+
+
+def test_a_first_line_that_is_damaged_is_not_called_cut_off(path: Path) -> None:
+    path.write_text(path.read_text().replace('"suite":', '"suite"', 1))
+    with pytest.raises(UserError, match=r"run.jsonl:1: damaged first line \(it is not JSON\); restore the file"):
+        store.read(path)
+
+
+def test_an_empty_file_is_called_empty(path: Path) -> None:
+    path.write_bytes(b"")
+    with pytest.raises(UserError, match=r"is not an attnbench run file \(it is empty\)"):
         store.read(path)
 
 

@@ -56,13 +56,15 @@ class Scripted:
         self.taken += values
         return values
 
-    def pace(self, worked: float, calls: int) -> bool:
+    def rest(self) -> None:
+        self.now += (self.resting or 0.0) * self.paced[-1][0] if self.paced else 0.0
+
+    def counts(self, worked: float, calls: int) -> bool:
         self.paced.append((worked, calls))
-        self.now += (self.resting or 0.0) * worked
         return self.judge(len(self.paced))
 
     def collect(self, policy: Policy = POLICY) -> list[float]:
-        pace = None if self.resting is None else self.pace
+        pace: Any = None if self.resting is None else self
         return collect(self.sample, policy, pace=pace, clock=lambda: self.now)
 
 
@@ -118,7 +120,7 @@ def test_the_cap_counts_pauses_too() -> None:
 
 @pytest.mark.parametrize(
     ("call", "samples"),
-    [(0.9 * LONG, 10), (1.1 * LONG, MIN_LONG), (0.9, MIN_LONG), (1.1, MIN_VERY_LONG), (30.0, MIN_VERY_LONG)],
+    [(0.9 * LONG, 10), (1.1 * LONG, MIN_LONG), (0.24, MIN_LONG), (0.26, MIN_VERY_LONG), (30.0, MIN_VERY_LONG)],
 )
 def test_how_many_samples_a_call_of_that_length_takes_at_least(call: float, samples: int) -> None:
     """With a time cap that one of them exceeds."""
@@ -306,7 +308,8 @@ def paced(
     pacer, found = Pacer(clocks, best, POLICY.burst_s), []
     for end in ends:
         clocks.append(end)
-        counts = pacer(worked, calls)
+        counts = pacer.counts(worked, calls)
+        pacer.rest()
         found.append((counts, slept[:]))
         slept.clear()
     return found, clocks
@@ -349,8 +352,24 @@ def test_a_call_longer_than_a_burst_is_what_it_is_once_there_are_pauses(slept: l
 
 
 def test_without_a_clock_there_is_nothing_to_pace_by(slept: list[float]) -> None:
-    assert Pacer([], TOP, POLICY.burst_s)(0.01, 10)
+    pacer = Pacer([], TOP, POLICY.burst_s)
+    assert pacer.counts(0.01, 10)
+    pacer.rest()
     assert slept == []
+
+
+def test_a_pause_comes_before_a_burst_and_none_after_the_last(slept: list[float]) -> None:
+    clocks: list[float] = []
+    bursts: list[int] = []
+
+    def sample(n: int) -> list[float]:
+        clocks.append(LOW)
+        bursts.append(n)
+        return [0.2] * n
+
+    pacer = Pacer(clocks, TOP, POLICY.burst_s)
+    assert len(collect(sample, POLICY, pace=pacer, clock=lambda: 0.2 * len(bursts))) == MIN_LONG
+    assert slept == [MAX_REST] * (len(bursts) - 1)
 
 
 def test_cpu_timer_times_the_launch_alone() -> None:

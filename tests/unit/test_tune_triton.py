@@ -38,7 +38,7 @@ def test_one_row_dry(tmp_path: Path) -> None:
     done = subprocess.run([*command, "--out", str(file)], cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     said = json.loads(file.read_text())
-    assert len(said["found"]) == 8
+    assert len(said["found"]) == 9
     assert all(f["seconds"] > 0 and 0 < f["error"] < 1e-3 for f in said["found"])
     assert [f["blocks"] for f in said["found"] if f["table"]] == [{"fwd": "128x64x4x3"}]
     assert done.stdout.splitlines()[-1].startswith("d64 16k full fwd     fwd      0 of 440")
@@ -103,8 +103,7 @@ def test_candidates_are_what_they_say_and_hold_the_tables_rows(script: ModuleTyp
     assert all(len(set(some)) == len(some) for some in known.values())
     for kernel, rows in attention_config._HOPPER.items():
         for d, row in rows.items():
-            assert row[0] in known[f"{kernel} d{d}"]
-    assert all(blocks in known[f"fused d{d}"] for d, blocks in attention_config.FUSED_UNTRIED.items())
+            assert set(row) <= set(known[f"{kernel} d{d}"])
 
 
 CHILD = """
@@ -128,7 +127,7 @@ def test_a_crash_and_a_hang_are_answers_and_the_next_process_goes_on(script: Mod
         assert asker.ask({"do": "crash"}, 30)["failed"] == "the worker ended with exit code 3: out of luck"
         pids.append(asker.ask({"do": "end"}, 30)["pid"])
         pids.append(asker.ask({"do": "well"}, 30)["pid"])
-        assert asker.ask({"do": "hang"}, 0.2)["hung"]
+        assert asker.ask({"do": "hang"}, 0.2)["failed"] == "no answer within 0.2 s"
         pids.append(asker.ask({"do": "well"}, 30)["pid"])
     assert pids[0] == pids[1]
     assert len(set(pids)) == 4
@@ -138,15 +137,13 @@ class Played:
     """An asker whose candidates take so many seconds, or else answer what is said."""
 
     def __init__(self, takes: dict[str, Any]) -> None:
-        self.dry, self.takes, self.hung, self.asked = True, takes, [], []
+        self.dry, self.takes, self.asked = True, takes, []
 
     def ask(self, question: dict[str, Any], _: float = 0.0) -> dict[str, Any]:
         kernels = tuple(question["blocks"])
         self.asked.append((kernels, question["check"]))
         taken = [self.takes.get(text, 2.0) for text in question["blocks"].values()]
-        if bad := [t for t in taken if isinstance(t, dict) and ("hung" not in t or t["hung"] == question["check"])]:
-            if not question["check"] and "hung" in bad[0]:
-                self.hung.append(question["blocks"])
+        if bad := [t for t in taken if isinstance(t, dict)]:
             return bad[0]
         return {"error": 0.0} | ({} if question["check"] else {"seconds": sum(taken), "rate": 400e12 / sum(taken)})
 
@@ -158,7 +155,7 @@ def played(script: ModuleType, monkeypatch: pytest.MonkeyPatch, takes: dict[str,
     asker = Played(takes)
     monkeypatch.setattr(script, "ask_all", asker.all)
     rows = ["d64 16k causal bwd", "d128 16k full bwd"]
-    found = script.tune(rows, kinds, {"dkdv d64": "a", "dq d64": "x"}, 1, asker)
+    found = script.tune(rows, kinds, {"dkdv d64 causal": "a", "dq d64 causal": "x"}, 1, asker)
     return asker, found, *script.summary(rows, kinds, found)
 
 
@@ -182,16 +179,3 @@ def test_the_best_of_both_kernels_are_timed_together(
     _, _, lines, well = played(script, monkeypatch, {**takes, "a": {"failed": "it crashed"}, "b": 3.0}, ["bwd"])
     assert lines == ["d64 16k causal bwd   bwd    129 of 370 -65%     dkdv b, dq x"]
     assert not well  # what the table has failed
-
-
-@pytest.mark.parametrize("check", [True, False], ids=["at first", "when timed"])
-def test_after_a_one_loop_kernel_that_hangs_no_other_is_tried(
-    script: ModuleType, monkeypatch: pytest.MonkeyPatch, check: bool
-) -> None:
-    monkeypatch.setattr(script, "CANDIDATES", {"fused d64": "a b", "fused d128": "c"})
-    takes = {"a": {"failed": "no answer within 90 s", "hung": check}}
-    asker, found, lines, well = played(script, monkeypatch, takes, ["fused"])
-    assert len(asker.asked) == (1 if check else 4)
-    assert [f["failed"][:9] for f in found] == ["no answer", "not tried", "not tried"]
-    assert [line.split()[-2:] for line in lines] == [["no", "figure"]] * 2
-    assert not well

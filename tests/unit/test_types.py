@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import re
 from dataclasses import replace
 
 import pytest
@@ -142,6 +143,38 @@ def test_what_json_has_no_word_for() -> None:
     text = json.dumps(to_json(odd), allow_nan=False)
     assert to_json(from_json(Accuracy, json.loads(text))) == to_json(odd)
     assert math.isnan(from_json(Accuracy, json.loads(text)).errors["out"].max_error)
+
+
+@pytest.mark.parametrize(
+    ("place", "value", "said"),
+    [
+        ("backend", 5, "backend: 5 is no text"),
+        ("round", "2", 'round: "2" is no whole number'),
+        ("round", 1.5, "round: 1.5 is no whole number"),
+        ("status", "great", 'status: "great" is none of ok, skipped'),
+        ("resumable", 1, "resumable: 1 is neither true nor false"),
+        ("seconds", [], "seconds: [] is no number"),
+        ("limits", "power cap", 'limits: "power cap" is no list'),
+        ("limits", [3], "limits: 3 is no text"),
+        ("measurements", [], "measurements: [] is no object with names"),
+        ("measurements.time.values", "fast", 'measurements: time: values: "fast" is no list'),
+        ("measurements.time.values", [1.0, "fast"], 'measurements: time: values: "fast" is no number'),
+        ("accuracy.errors.dq", {"max_error": 1.0}, "dq: a tensorerror without eager_error, tolerance, relative"),
+        ("case.dtype", "bf15", 'case: dtype: "bf15" is none of bf16, '),
+        ("case.window_size", [1], "case: window_size: [1] is no list of 2"),
+        ("case.shape", None, "case: shape: null is no shape"),
+    ],
+)
+def test_a_value_of_another_type_is_said_with_its_place(place: str, value: object, said: str) -> None:
+    """As damage leaves it: taken over, it would be an error much later."""
+    data = through_json(rich_record())
+    *above, last = place.split(".")
+    inside = data
+    for name in above:
+        inside = inside[name]
+    inside[last] = value
+    with pytest.raises(ValueError, match=re.escape(said)):
+        from_json(Record, data)
 
 
 def test_a_record_of_an_older_version_still_reads() -> None:

@@ -2,7 +2,7 @@
 
     python tests/unit/triton_registers.py KERNEL,ARCH,HEADDIM,DTYPE[,FEATURE...] ...
 
-KERNEL is fwd, dkdv, dq, fused or decode; ARCH a compute capability (80, 90, 100) or an AMD one (gfx942); DTYPE as
+KERNEL is fwd, dkdv, dq or decode; ARCH a compute capability (80, 90, 100) or an AMD one (gfx942); DTYPE as
 Triton writes it (bf16, fp32, fp8e4nv); FEATURE one of LEFT, RIGHT, SOFTCAP, VARLEN, FP8, TMA, RESIDENT, AHEAD and
 WARP_SPECIALIZE, or max168 for at most 168 registers. It takes the first row of the table whose shared memory fits
 (with TMA that for tensor maps, and what goes with it), or the block sizes that a FEATURE such as 64x128x4x3 names
@@ -43,8 +43,6 @@ ITEMSIZE = {"fp32": 4, "fp8e4nv": 1}
 
 
 def build(kernel: str, arch: str, headdim: int, dtype: str, features: set[str]) -> dict[str, Any]:
-    if kernel == "fused":
-        return _build_fused(arch, headdim, dtype, features)
     fn, itemsize = KERNELS[kernel], ITEMSIZE.get(dtype, 2)
     width = config.padded(headdim)
     table = (config._FLOAT if itemsize == 4 else config._HALF)[kernel][max(64, width)]
@@ -86,36 +84,6 @@ def build(kernel: str, arch: str, headdim: int, dtype: str, features: set[str]) 
     compiled = triton.compile(ASTSource(fn, signature, constants, attributes), target=target, options=options)
     said = {"blocks": list(blocks[:4]), "shared": compiled.metadata.shared}
     return said | (_ptxas(compiled.asm["ptx"], arch) if "ptx" in compiled.asm else {})
-
-
-def _build_fused(arch: str, headdim: int, dtype: str, features: set[str]) -> dict[str, Any]:
-    from triton.experimental.gluon import language as gl
-    from triton.experimental.gluon._runtime import GluonASTSource
-
-    from attnbench.kernels.attention_fused import _dk_dv_dq
-
-    m, n, warps, stages = config.FUSED_UNTRIED[headdim][:4]
-    for name in features:
-        if name[0].isdigit():
-            m, n, warps, stages = map(int, name.split("x"))
-    half, number, total = (
-        gl.NVMMASharedLayout(swizzle_byte_width=width, element_bitwidth=bits, rank=rank)
-        for width, bits, rank in ((128, 16, 4), (0, 32, 2), (128, 32, 2))
-    )
-    maps = dict.fromkeys(("Q", "DOut"), f"tensordesc<{dtype}[1, {m}, 1, {headdim}],{half!r}>")
-    maps |= dict.fromkeys(("K", "V"), f"tensordesc<{dtype}[1, {n}, 1, {headdim}],{half!r}>")
-    maps |= dict.fromkeys(("Lse", "Delta"), f"tensordesc<fp32[1, {m}],{number!r}>")
-    maps |= {"DQ": f"tensordesc<fp32[{m}, {headdim}],{total!r}>"}
-    constants = {"RIGHT": "RIGHT" in features, "D": headdim, "M": m, "N": n, "STAGES": stages, "WARPS": warps}
-    signature, attributes = {}, {}
-    for i, name in enumerate(_dk_dv_dq.arg_names):
-        signature[name] = maps.get(name) or ("constexpr" if name in constants else _type(name, dtype))
-        if name in ("DK", "DV") or name.startswith("stride"):
-            attributes[(i,)] = [["tt.divisibility", 16]]
-    source = GluonASTSource(_dk_dv_dq, signature, constants, attributes)
-    compiled = triton.compile(source, target=GPUTarget("cuda", int(arch), 32), options={"num_warps": warps})
-    said = {"blocks": [m, n, warps, stages], "shared": compiled.metadata.shared}
-    return said | _ptxas(compiled.asm["ptx"], arch)
 
 
 def _type(name: str, dtype: str) -> str:

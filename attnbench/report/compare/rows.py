@@ -133,7 +133,7 @@ def _cases(c: Comparison, every: bool) -> Block:
     others = list(c.others())
     headings = ("case", *(text for m in c.machines for text in (m.label, "TFLOP/s")), *(_speed(c, i) for i in others))
     rows = []
-    names = _unlike([words.case("", case).strip() for case in c.cases], c.cases)
+    names = _names([("", case) for case in c.cases])
     for name, case in zip(names, c.cases[: None if every else MOST], strict=False):
         row = [name]
         for i in range(len(c.machines)):
@@ -148,7 +148,7 @@ def _cases(c: Comparison, every: bool) -> Block:
 def _cells(c: Comparison) -> Block:
     others = list(c.others())
     headings = ("cell", *(f"{m.label}, TFLOP/s" for m in c.machines), *(_speed(c, i) for i in others))
-    names = _unlike([words.case(backend, case) for case, backend in c.cells], [case for case, _ in c.cells])
+    names = _names([(backend, case) for case, backend in c.cells])
     rows = [
         (
             name,
@@ -160,12 +160,13 @@ def _cells(c: Comparison) -> Block:
     return Block("cells", "Cells that all machines have", "", headings, tuple(rows))
 
 
-def _unlike(names: Sequence[str], cases: Sequence[Case]) -> Sequence[str]:
-    """With batch and heads in the name where it alone names several."""
+def _names(cells: Sequence[tuple[str, Case]]) -> list[str]:
+    """With the dtype where there are several; with batch and heads where a name alone is that of several cells."""
+    several = len({case.dtype for _, case in cells}) > 1
+    names = [words.case(backend, case, several).strip() for backend, case in cells]
     if len({*names}) == len(names):
         return names
-    more = (f"{case.dtype} b{case.shape.batch} h{words.heads(case)}" for case in cases)
-    return [f"{name} {extra}" for name, extra in zip(names, more, strict=True)]
+    return [f"{name} b{case.shape.batch} h{words.heads(case)}" for name, (_, case) in zip(names, cells, strict=True)]
 
 
 def _lacks(c: Comparison) -> Block:

@@ -11,6 +11,7 @@ from pathlib import Path
 from attnbench.errors import UserError
 from attnbench.gate.gate import Judgement
 from attnbench.report.gate import markdown, rows
+from attnbench.report.words import count
 
 LIMIT = 10
 
@@ -19,7 +20,10 @@ def render(judgement: Judgement) -> str:
     """One line each; empty where there is nothing to say."""
     errors = [("not comparable", f"{d.what}; if that is meant: {d.remedy}") for d in judgement.refused]
     errors += [(f.name, rows.sentence(f)) for f in judgement.findings if judgement.fails(f)]
-    warnings = [(f.name, rows.sentence(f)) for f in judgement.findings if judgement.unsettles(f)]
+    open_ = [f for f in judgement.findings if judgement.unsettles(f)]
+    warnings = [(f.name, rows.sentence(f)) for f in open_ if not f.unmeasured]
+    if late := sum(f.unmeasured for f in open_):
+        warnings.insert(0, ("not measured", f"{count(late, 'cell')} left out for want of time; see the step's summary"))
     lines = [*_level("error", errors), *_level("warning", warnings)]
     return "\n".join([*lines, f"::notice title=attnbench gate::{_escaped(rows.headline(judgement))}"]) + "\n"
 

@@ -25,10 +25,12 @@ class Live(Line):
         self._running: Job | None = None
         self._settled = self._open = 0
         self._deadline = 0.0
+        self._several_dtypes = False
 
     def begun(self, a: Run, b: Run, cells: int, paths: Sequence[Path], notes: Sequence[str]) -> None:
         facts = ", ".join(filter(None, [a.environment.device.name, *_torches(a, b)]))
         self._print(Text().append("attnbench ab  ", style="bold").append(facts))
+        self._several_dtypes = len({job.case.dtype for job in a.plan}) > 1
         self._print(Text(f"suite {a.suite}: {words.count(cells, 'cell')} in turns A B, B A, B A, A B, ..."))
         for note in notes:
             self._print(Text(note, style="yellow"))
@@ -50,7 +52,7 @@ class Live(Line):
         self._done += 1
         self._running = None
         if record.status in ("wrong", "wrong-kernel", "failed", "timeout", "oom"):
-            said = f"{self._turn}: {words.case(job.backend, job.case)} {words.ENDINGS[record.status]}"
+            said = f"{self._turn}: {self._name(job)} {words.ENDINGS[record.status]}"
             self._print(Text(words.one_line(f"{said}: {record.reason}"), style="red"))
 
     def looked(self, pairs: int, settled: int, open_cells: int) -> None:
@@ -63,11 +65,14 @@ class Live(Line):
         """The living line, drawn anew several times a second."""
         line = Text().append(f"{self._turn} ", style="bold").append(f"[{self._done}/{self._jobs}] ")
         if self._running:
-            line.append(words.case(self._running.backend, self._running.case), style="cyan")
+            line.append(self._name(self._running), style="cyan")
         left = max(0.0, self._deadline - time.monotonic())
         line.append(f"  {self._settled} settled, {self._open} open, {duration(round(left))} left", style="dim")
         line.truncate(self._console.width - 1, overflow="ellipsis")
         return line
+
+    def _name(self, job: Job) -> str:
+        return words.case(job.backend, job.case, self._several_dtypes)
 
 
 def _torches(a: Run, b: Run) -> list[str]:

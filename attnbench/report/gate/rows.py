@@ -30,12 +30,16 @@ def headline(judgement: Judgement) -> str:
 
 
 def listed(judgement: Judgement, every: bool = False) -> list[Row]:
-    """The findings that a reader must see, the gravest first: what changed, and what keeps the gate from passing."""
-    return [
-        row(f)
-        for f in judgement.findings
-        if every or f.verdict not in ("unchanged", "inconclusive") or _open(judgement, f)
-    ]
+    """The findings that a reader must see, the gravest first: what changed, and what keeps the gate from passing.
+
+    The cells that there was no time for are a note of the judgement, not a row each.
+    """
+    return [row(f) for f in judgement.findings if every or _telling(judgement, f)]
+
+
+def _telling(judgement: Judgement, finding: Finding) -> bool:
+    changed = finding.verdict not in ("unchanged", "inconclusive")
+    return changed or (judgement.unsettles(finding) and not finding.unmeasured)
 
 
 def row(finding: Finding) -> Row:
@@ -51,10 +55,15 @@ def row(finding: Finding) -> Row:
 
 
 def sentence(finding: Finding) -> str:
-    """One finding in a line: latency +6% (5.1% to 7%, margin 3%), 1.2 ms -> 1.27 ms."""
-    entries = dict(zip(HEADINGS, row(finding).entries, strict=True))
+    """One finding in a line: latency +6% (5.1% to 7%, margin 3%), 1.2 ms -> 1.27 ms; or missing: no record of it."""
+    return figures(finding) if finding.decision else f"{finding.verdict}: {finding.reason}"
+
+
+def figures(finding: Finding) -> str:
+    """The same without the verdict."""
     if not finding.decision:
-        return f"{entries['verdict']}: {finding.reason}"
+        return ": ".join(filter(None, (finding.metric, finding.reason)))
+    entries = dict(zip(HEADINGS, row(finding).entries, strict=True))
     said = f"{finding.metric} {entries['change']} ({entries['interval']}, margin {entries['margin']}), "
     said += f"{entries['baseline']} -> {entries['current']}"
     return said + (f"; {finding.reason}" if finding.reason else "")
@@ -63,7 +72,9 @@ def sentence(finding: Finding) -> str:
 def rest(judgement: Judgement) -> str:
     """Of what `listed` leaves out; empty where it leaves out nothing."""
     left = [f for f in judgement.findings if f.verdict == "unchanged"]
-    undecided = [f for f in judgement.findings if f.verdict == "inconclusive" and not _open(judgement, f)]
+    undecided = [
+        f for f in judgement.findings if f.verdict == "inconclusive" and f.metric and not judgement.unsettles(f)
+    ]
     parts = []
     if left:
         parts.append(f"{count(len(left), 'result')} shown to lie within the margin")
@@ -71,8 +82,3 @@ def rest(judgement: Judgement) -> str:
         names = ", ".join(sorted({f.metric for f in undecided if f.metric}))
         parts.append(f"{len(undecided)} of {names} inconclusive, which does not count here")
     return "; ".join(parts)
-
-
-def _open(judgement: Judgement, finding: Finding) -> bool:
-    """Whether an undecided finding is one to act on."""
-    return judgement.unsettles(finding)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from rich.console import Console
+from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
@@ -19,6 +20,8 @@ STYLES = {
     "newly-working": "green",
     "unchanged": "dim",
 }
+REASON = 30  # characters that a table leaves for the reasons, which go on in the next line
+UNBOUNDED = 10_000  # characters
 HEADLINES = {0: "bold green", 1: "bold red", 3: "bold yellow", 4: "bold red"}
 
 
@@ -31,7 +34,7 @@ def render(console: Console, judgement: Judgement, every: bool = False) -> None:
         console.print(Text(f"as expected: {difference.what}", "dim"))
     found = rows.listed(judgement, every)
     if found:
-        console.print(_table(found))
+        _findings(console, found)
     if (left := rows.rest(judgement)) and not every:
         console.print(Text(left))
     for note in judgement.notes:
@@ -39,17 +42,37 @@ def render(console: Console, judgement: Judgement, every: bool = False) -> None:
     console.print(Text(rows.headline(judgement), HEADLINES[judgement.exit_code]))
 
 
-def _table(found: list[rows.Row]) -> Table:
+def _findings(console: Console, found: list[rows.Row]) -> None:
+    """A table, where the console is wide enough for it and for the beginning of the longest reason."""
+    reasons = min(REASON, max(len(row.entries[-1]) for row in found))
+    without = _table(found, reasons=False)
+    figures = console.measure(without, options=console.options.update(width=UNBOUNDED)).maximum
+    if figures + 2 + reasons <= console.width:
+        console.print(_table(found))
+    else:
+        _list(console, found)
+
+
+def _table(found: list[rows.Row], reasons: bool = True) -> Table:
     """Without the columns that no row fills."""
     table = Table(box=None, pad_edge=False, header_style="bold")
-    used = [i for i in range(len(rows.HEADINGS)) if any(row.entries[i] for row in found)]
+    used = [i for i in range(len(rows.HEADINGS) - (not reasons)) if any(row.entries[i] for row in found)]
     for i in used:
         right = rows.HEADINGS[i] in ("baseline", "current", "change", "margin")
-        table.add_column(rows.HEADINGS[i], justify="right" if right else "left", overflow="fold")
+        heading = rows.HEADINGS[i]
+        table.add_column(heading, justify="right" if right else "left", overflow="fold", no_wrap=bool(heading))
     for row in found:
         style = STYLES[row.finding.verdict]
         table.add_row(*(Text(row.entries[i], style if i == 0 else "") for i in used))
     return table
+
+
+def _list(console: Console, found: list[rows.Row]) -> None:
+    """Two lines a finding, where a table would be too wide to read."""
+    for row in found:
+        finding = row.finding
+        console.print(Text(finding.verdict, STYLES[finding.verdict]).append(f"  {finding.name}", "default"))
+        console.print(Padding(Text(rows.figures(finding)), (0, 0, 0, 4)))
 
 
 def text(judgement: Judgement, every: bool = False) -> str:
