@@ -12,9 +12,10 @@ import operator
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache, cached_property
+from itertools import compress, islice
 from operator import attrgetter
 from pathlib import Path
-from typing import Any, overload
+from typing import Any, Literal, overload
 
 import msgspec
 
@@ -22,6 +23,7 @@ from attnbench import decode, derive, metrics
 from attnbench.types import Case, Record, Status
 
 Span = tuple[int, int, int]  # of a line: its start, its end, its number
+CHUNK = 100  # lines taken at once: what they hold fits into a core's cache
 PRESENT = (*derive.TURNS, *derive.CEILINGS, "sustained_power")  # measurements of which it is kept who has them
 ERRORS = "accuracy"  # no measurement, but may be read ahead with them
 SPEED = ("time", "span", "clock_held")  # what a gate asks of every record
@@ -37,11 +39,13 @@ class Samples:
         self.lengths = array("q")
         self.values = array("d")
 
-    def append(self, place: int, values: Sequence[float]) -> None:
-        if values:
-            self.places.append(place)
-            self.lengths.append(len(values))
-            self.values.extend(values)
+    def extend(self, place: int, taken: Sequence[list[float]]) -> None:
+        """By those of records that follow each other, from that place on; an empty list where there are none."""
+        lengths = list(map(len, taken))
+        self.places.extend(compress(range(place, place + len(lengths)), lengths))
+        self.lengths.extend(filter(None, lengths))
+        for values in taken:
+            self.values.fromlist(values)
 
     def __iter__(self) -> Iterator[tuple[int, array[float]]]:
         start = 0
@@ -53,16 +57,15 @@ class Samples:
 class Columns(Sequence[Record]):
     """A sequence of records, equal to a tuple of them. Lists have an entry a record; of what few have, the places."""
 
-    backends: list[str]
-    rounds: list[int]
-    statuses: list[Status]
-    timers: list[str | None]
-    l2: list[str | None]
-    reasons: dict[int, str]
-    limits: dict[int, tuple[str, ...]]
-
     def __init__(self, records: Iterable[Record] = ()) -> None:
         self.cases: list[Case] = []  # equal ones are one object
+        self.backends: list[str] = []
+        self.rounds: list[int] = []
+        self.statuses: list[Status] = []
+        self.timers: list[str | None] = []
+        self.l2: list[str | None] = []
+        self.reasons: dict[int, str] = {}
+        self.limits: dict[int, tuple[str, ...]] = {}
         self.others: dict[int, tuple[str, ...]] = {}
         self.notes: dict[int, tuple[str, ...]] = {}
         self.ecc_errors: dict[int, int] = {}
@@ -74,85 +77,73 @@ class Columns(Sequence[Record]):
         self._spans: list[Span | None] = []  # of a record that is in a file
         self._made: dict[int, Record] = {}
         self._known: dict[Case, Case] = {}
-        self._rows: list[tuple[Any, ...]] = []
-        for record in records:
-            self._append(record)
-        self._turn()
+        self._append(list(records))
 
     def read(self, path: Path, view: memoryview, spans: Iterable[Span], ahead: Sequence[str] = ()) -> list[str]:
         """Appends the records of some lines, with the samples of those measurements; gives what is wrong with them."""
         self._path, self._view = path, view
         self._samples = {name: Samples() for name in ahead if name != ERRORS}
-        columns = [(c.places.append, c.lengths.append, c.values.fromlist) for c in self._samples.values()]
-        take, measured, present = _reader(tuple(ahead)).decode, _getter(tuple(self._samples)), _getter(PRESENT)
-        errors: list[Any] | None = self.kept.setdefault("error", []) if ERRORS in ahead else None
-        cases: dict[bytes, Case] = {}  # a case is read once, however many records have it
-        problems = []
-        for span in spans:
-            line = view[span[0] : span[1]]
-            try:
-                row = take(line)
-                case = cases.get(text := bytes(row.case)) or decode.case(text)
-            except (msgspec.MsgspecError, ValueError, TypeError):
-                try:
-                    record = decode.record(line, (path, span[2]))
-                except (ValueError, KeyError, TypeError, AttributeError) as error:
-                    problems.append(f"{path}:{span[2]}: damaged line left out ({type(error).__name__}: {error})")
-                else:
-                    if record is not None:
-                        self._append(record)
-                continue
-            if row.type != "record":
-                continue
-            if text not in cases:
-                case = cases[text] = self._known.setdefault(case, case)
-            place, taken = len(self._rows), row.measurements
-            for (at, count, extend), found in zip(columns, measured(taken), strict=True):
-                if found is not None and (values := found.values or list(decode.expanded(found.runs))):
-                    at(place)
-                    count(len(values))
-                    extend(values)
-            if present(taken) != _NONE:
-                for name in PRESENT:
-                    if getattr(taken, name) is not None:
-                        self.present[name].add(place)
-            if errors is not None:
-                worst = derive.worst(row.accuracy.errors.values()) if row.accuracy and row.status == "ok" else None
-                errors.append(worst if worst is not None and math.isfinite(worst) else None)
-            self._spans.append(span)
-            self._add(place, row, case)
-        self._turn()
+        if ERRORS in ahead:
+            self.kept["error"] = []
+        take, cases, spans, problems = _reader(tuple(ahead)).decode, _Cases(self._known), iter(spans), []
+        while chunk := list(islice(spans, CHUNK)):
+            if not self._take(chunk, take, cases):
+                for span in chunk:
+                    if not self._take([span], take, cases):
+                        problems += self._take_odd(span)
         return problems
 
-    def _append(self, record: Record) -> None:
-        place = len(self._rows)
-        self._made[place] = record
-        self._spans.append(None)
-        for name, places in self.present.items():
-            if name in record.measurements:
-                places.add(place)
+    def _take(self, spans: list[Span], take: Callable[[memoryview], Any], cases: _Cases) -> bool:
+        """Whether all of these lines were records as msgspec takes them; else nothing was done."""
+        view, place = self._view, len(self)
+        try:
+            rows = [take(view[start:stop]) for start, stop, _ in spans]
+            of_rows = [cases[bytes(row.case)] for row in rows]
+        except (msgspec.MsgspecError, ValueError, TypeError):
+            return False
+        measured = [row.measurements for row in rows]
         for name, column in self._samples.items():
-            column.append(place, derive.values(record, name))
+            found = map(attrgetter(name), measured)
+            column.extend(place, list(map(_taken, found)))
+        for name, places in self.present.items():
+            places.update(compress(range(place, place + len(rows)), map(attrgetter(name), measured)))
+        if "error" in self.kept:
+            self.kept["error"] += map(_error, rows)
+        self._spans += spans
+        self._add(rows, of_rows)
+        return True
+
+    def _take_odd(self, span: Span) -> list[str]:
+        """A record whose line has what msgspec does not take; or what is wrong with it."""
+        try:
+            record = decode.record(self._view[span[0] : span[1]], (self._path, span[2]))
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            return [f"{self._path}:{span[2]}: damaged line left out ({type(error).__name__}: {error})"]
+        self._append([record] if record is not None else [])
+        return []
+
+    def _append(self, records: list[Record]) -> None:
+        place = len(self)
+        self._made.update(enumerate(records, place))
+        self._spans += [None] * len(records)
+        for name, places in self.present.items():
+            places.update(i for i, record in enumerate(records, place) if name in record.measurements)
+        for name, column in self._samples.items():
+            column.extend(place, [[*derive.values(record, name)] for record in records])
         for name, kept in self.kept.items():
-            kept.append(metrics.value(name, record))
-        self._add(place, record, self._known.setdefault(record.case, record.case))
+            kept += [metrics.value(name, record) for record in records]
+        self._add(records, [self._known.setdefault(record.case, record.case) for record in records])
 
-    def _add(self, place: int, row: Any, case: Case) -> None:
-        """A record, or what has its plain fields."""
-        self.cases.append(case)
-        self._rows.append(_plain(row))
-        if (odd := _odd(row)) != _USUAL:
-            few = self.others, self.notes, self.ecc_errors, self.resumable, self.host_bound
-            for value, places in zip(odd, few, strict=True):
-                if value:
-                    places[place] = value  # type: ignore[index]
-
-    def _turn(self) -> None:
-        """Rows into columns."""
-        turned: list[list[Any]] = [list(column) for column in zip(*self._rows, strict=True)] or [[] for _ in range(7)]
-        self.backends, self.rounds, self.statuses, self.timers, self.l2, reasons, limits = turned
-        self.reasons = {place: reason for place, reason in enumerate(reasons) if reason}
-        self.limits = {place: names for place, names in enumerate(limits) if names}
+    def _add(self, rows: Sequence[Any], cases: list[Case]) -> None:
+        """The plain fields of records, or of what has them."""
+        place = len(self)
+        self.cases += cases
+        for field, name in _EVERY.items():
+            getattr(self, name).extend(map(attrgetter(field), rows))
+        for field, name in _FEW.items():
+            found = list(map(attrgetter(field), rows))
+            if any(found):
+                getattr(self, name).update((i, value) for i, value in enumerate(found, place) if value)
 
     def same(self, case: Case) -> Case:
         """The object that stands for all cases equal to it."""
@@ -168,22 +159,17 @@ class Columns(Sequence[Record]):
         """Of one measurement; where they were not read ahead, all lines are read again."""
         if name not in self._samples:
             column = self._samples[name] = Samples()
-            take = _reader((name,)).decode
-            get = _getter((name,))
+            take, get = _reader((name,)).decode, attrgetter(f"measurements.{name}")
             for place, span in enumerate(self._spans):
                 try:
-                    taken = take(self._view[span[0] : span[1]]).measurements if span else None
+                    taken = _taken(get(take(self._view[span[0] : span[1]]))) if span else None
                 except msgspec.MsgspecError:  # a number that JSON has no word for
                     taken = None
-                if taken:
-                    (found,) = get(taken)
-                    column.append(place, (found.values or decode.expanded(found.runs)) if found else ())
-                else:
-                    column.append(place, derive.values(self[place], name))
+                column.extend(place, [[*derive.values(self[place], name)] if taken is None else taken])
         return self._samples[name]
 
     def __len__(self) -> int:
-        return len(self._rows)
+        return len(self.cases)
 
     @overload
     def __getitem__(self, place: int) -> Record: ...
@@ -220,7 +206,7 @@ def of(records: Sequence[Record]) -> Columns:
 class _Row(msgspec.Struct, gc=False):
     """The plain fields of types.Record."""
 
-    type: str
+    type: Literal["record"]
     case: msgspec.Raw
     backend: str
     round: int
@@ -256,17 +242,34 @@ class _Seen(msgspec.Struct, gc=False):
     """A measurement whose samples are not wanted."""
 
 
-_plain = attrgetter("backend", "round", "status", "timer", "l2", "reason", "limits")
-_odd = attrgetter("others", "notes", "ecc_errors", "resumable", "host_bound")
-_USUAL = ((), (), 0, False, False)
-_NONE = (None,) * len(PRESENT)
+# A field of a record -> the column that has it: of every record, and of those few where it says something.
+_EVERY = {"backend": "backends", "round": "rounds", "status": "statuses", "timer": "timers", "l2": "l2"}
+_FEW = {"reason": "reasons"} | {
+    name: name for name in ("limits", "others", "notes", "ecc_errors", "resumable", "host_bound")
+}
 
 
-def _getter(names: tuple[str, ...]) -> Callable[[Any], tuple[Any, ...]]:
-    """attrgetter that gives a tuple of one name too, and of none."""
-    if len(names) > 1:
-        return attrgetter(*names)
-    return lambda found: tuple(getattr(found, name) for name in names)
+class _Cases(dict[bytes, Case]):
+    """A case is read once, however many records have it."""
+
+    def __init__(self, known: dict[Case, Case]) -> None:
+        self._known = known
+
+    def __missing__(self, text: bytes) -> Case:
+        case = decode.case(text)
+        found = self[text] = self._known.setdefault(case, case)
+        return found
+
+
+def _taken(found: Any) -> list[float]:
+    """The samples of a measurement."""
+    return (found.values or [*decode.expanded(found.runs)]) if found else []
+
+
+def _error(row: Any) -> float | None:
+    """metrics.value("error") of a record."""
+    worst = derive.worst(row.accuracy.errors.values()) if row.accuracy and row.status == "ok" else None
+    return worst if worst is not None and math.isfinite(worst) else None
 
 
 @cache

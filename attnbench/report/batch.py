@@ -87,7 +87,7 @@ def _compute(source: str, columns: Columns) -> None:
     """All metrics of a source. A record whose samples hold a NaN or an infinity is left to the formula itself."""
     import numpy as np
 
-    ok = np.array([status == "ok" for status in columns.statuses])
+    ok = np.fromiter(map("ok".__eq__, columns.statuses), bool, len(columns))
     made = {name: np.full(len(columns), np.nan) for name, (own, _) in FORMULAS.items() if own == source}
     odd: list[int] = []
     for places, matrix in _rows(columns, source):

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from attnbench import derive, metrics, stats, store
 from attnbench.report import batch, words
-from attnbench.report.cells import Cell, prime
+from attnbench.report.cells import Cell, each_rates, prime
 from attnbench.report.tables import HELD_DOWN
 from attnbench.types import SHORT, Run
 from attnbench.work import Convention
@@ -253,7 +253,7 @@ def _unproven(cells: Sequence[Cell]) -> Iterator[Caution]:
 
 def _no_peak(cells: Iterable[Cell]) -> Iterator[Caution]:
     unknown: dict[str, set[str]] = {}
-    for cell in cells:
+    for cell in each_rates(cells):
         if cell.rates.peak is None and cell.run.environment.device.kind == "cuda":
             unknown.setdefault(cell.run.environment.device.name, set()).add(cell.case.dtype)
     for device, dtypes in unknown.items():

@@ -166,15 +166,24 @@ def cells(runs: Sequence[Run]) -> list[Cell]:
 
 def prime(names: Iterable[str], cells: Sequence[Cell]) -> None:
     """Has each measured cell keep its values of metrics that need no context, computed at once where they are many."""
-    of_run: dict[int, list[Cell]] = {}
-    for cell in cells:
-        if cell.status == "ok":
-            of_run.setdefault(id(cell.columns), []).append(cell)
-    for group in of_run.values():
-        if len(group[0].columns) >= batch.FEW:
+    for known, group in by_columns([c for c in cells if c.status == "ok"]):
+        if len(known) >= batch.FEW:
             for name, values in batch.of_cells(names, group):
                 for cell, value in zip(group, values, strict=True):
                     cell.keep(name, value)
+
+
+def by_columns(cells: Iterable[Cell]) -> list[tuple[Columns, list[Cell]]]:
+    """The cells of each run, and its columns: what is asked of all of them is asked once."""
+    found: dict[int, list[Cell]] = {}
+    for cell in cells:
+        found.setdefault(id(cell.columns), []).append(cell)
+    return [(group[0].columns, group) for group in found.values()]
+
+
+def each_rates(cells: Iterable[Cell]) -> Iterator[Cell]:
+    """One cell for each of the `rates` that cells may have."""
+    return iter({(id(c.columns), c.case.dtype): c for c in cells}.values())
 
 
 def groups(runs: Sequence[Run]) -> list[tuple[str, list[Run]]]:

@@ -202,10 +202,14 @@ def _tables(
 
 
 def _split(cells: Sequence[Cell], axes: Sequence[str]) -> list[list[Cell]]:
-    groups: dict[tuple[Any, ...], list[Cell]] = {}
-    devices = list(dict.fromkeys(c.device for c in cells))
+    groups: dict[tuple[int, tuple[Any, ...]], list[Cell]] = {}
+    devices = {name: place for place, name in enumerate(dict.fromkeys(c.device for c in cells))}
+    known: dict[tuple[int, str], tuple[Any, ...]] = {}  # values of a case on a backend
     for cell in cells:
-        groups.setdefault((devices.index(cell.device), *(_AXES[a].value(cell) for a in axes)), []).append(cell)
+        key = id(cell.case), cell.backend if "backend" in axes else ""
+        if (values := known.get(key)) is None:
+            values = known[key] = tuple(_AXES[axis].value(cell) for axis in axes)
+        groups.setdefault((devices[cell.device], values), []).append(cell)
     return [groups[key] for key in sorted(groups)]
 
 
