@@ -103,8 +103,9 @@ class Columns(Sequence[Record]):
             return False
         measured = [row.measurements for row in rows]
         for name, column in self._samples.items():
-            found = map(attrgetter(name), measured)
-            column.extend(place, list(map(_taken, found)))
+            found = list(map(attrgetter(name), measured))
+            if any(found):
+                column.extend(place, list(map(_taken, found)))
         for name, places in self.present.items():
             places.update(compress(range(place, place + len(rows)), map(attrgetter(name), measured)))
         if "error" in self.kept:
@@ -179,13 +180,17 @@ class Columns(Sequence[Record]):
         if isinstance(place, slice):
             return tuple(self[i] for i in range(len(self))[place])
         place = range(len(self))[place]
-        record = self._made.get(place)
-        if record is None:
-            span = self._spans[place]
-            assert span
-            record = decode.record(self._view[span[0] : span[1]], (self._path, span[2]))
-            assert record
-            self._made[place] = record
+        if place not in self._made:
+            self._made[place] = self.once(place)
+        return self._made[place]
+
+    def once(self, place: int) -> Record:
+        """A record that is not kept, for what goes through all of them and needs each once."""
+        span = self._spans[place]
+        if place in self._made or span is None:
+            return self._made[place]
+        record = decode.record(self._view[span[0] : span[1]], (self._path, span[2]))
+        assert record
         return record
 
     def __iter__(self) -> Iterator[Record]:

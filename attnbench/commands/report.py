@@ -99,8 +99,11 @@ def report(
         raise UserError("give run files to report on, as in attnbench report results/*.jsonl")
     collect_no_garbage()
     from attnbench.columns import REPORT
+    from attnbench.report.batch import FORMULAS, ahead_of
 
-    runs = [read(path, REPORT) for path in results]
+    rows = format in ("csv", "json", "parquet")
+    ahead = tuple(dict.fromkeys((*REPORT, *ahead_of(FORMULAS if rows else ()))))
+    runs = [read(path, ahead) for path in results]
     if html or png or svg:
         _draw(runs, results, {"html": html, "png": png, "svg": svg}, figure or "throughput", panel or "", convention)
     elif format in ("csv", "json"):
