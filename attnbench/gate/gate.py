@@ -55,12 +55,20 @@ class Finding:
     metric: str | None
     verdict: Verdict
     rounds: tuple[int, int]  # with a value, in baseline and current
-    baseline: float | None = None  # typical of the rounds, in the metric's unit: their ratio is the change
-    current: float | None = None
+    values: tuple[Sequence[float], Sequence[float]] = ((), ())  # theirs, in the metric's unit
     margin: float | None = None
     decision: decide.Decision | None = None
     reason: str = ""
     held_down: bool = False  # a limit kept the clock below its best on either side
+
+    @property
+    def baseline(self) -> float | None:
+        """Typical of the rounds, in the metric's unit: their ratio is the change."""
+        return _typical(self.values[0])
+
+    @property
+    def current(self) -> float | None:
+        return _typical(self.values[1])
 
     @property
     def name(self) -> str:
@@ -221,8 +229,7 @@ def _measured(both: Iterable[tuple[Cell, Cell]], request: Request, in_turns: boo
             metric,
             decision.verdict,
             (len(x[:pairs]), len(y[:pairs])),
-            _typical(x[:pairs]),
-            _typical(y[:pairs]),
+            (x[:pairs], y[:pairs]),
             test.margin,
             decision,
             _settle(decision) if decision.verdict == "inconclusive" else "",
@@ -232,8 +239,10 @@ def _measured(both: Iterable[tuple[Cell, Cell]], request: Request, in_turns: boo
     ]
 
 
-def _typical(values: Sequence[float]) -> float:
+def _typical(values: Sequence[float]) -> float | None:
     """The geometric mean, as logarithms are compared; a reading of 0 has none."""
+    if not values:
+        return None
     return stats.geomean(values) if min(values) > 0 else stats.median(values)
 
 
