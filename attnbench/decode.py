@@ -53,6 +53,11 @@ def jobs(plan: Line) -> Sequence[Job]:
         return tuple(from_json(Job, job) for job in json.loads(bytes(plan)))
 
 
+def keys(plan: Sequence[Job]) -> list[tuple[Case, str, int]]:
+    """Case, backend and round of each job; those of a file are not made for it."""
+    return plan.keys if isinstance(plan, _Jobs) else [(job.case, job.backend, job.round) for job in plan]
+
+
 def fields(line: Line) -> dict[str, msgspec.Raw]:
     """The fields of an object, unread. ValueError where it is none."""
     try:
@@ -163,14 +168,17 @@ class _Jobs(Sequence[Job]):
     def __init__(self, found: list[dict[str, Any]]) -> None:
         if not all("forecast" in job for job in found):
             raise KeyError("forecast")
-        for text in {bytes(job["case"]) for job in found}:
-            case(text)  # raises where it is damaged
+        self._cases = [case(bytes(job["case"])) for job in found]  # raises where it is damaged
         self._found = found
+
+    @property
+    def keys(self) -> list[tuple[Case, str, int]]:
+        return [(own, job["backend"], job["round"]) for own, job in zip(self._cases, self._found, strict=True)]
 
     @cached_property
     def _jobs(self) -> tuple[Job, ...]:
-        for job in self._found:
-            job["case"] = case(bytes(job["case"]))
+        for own, job in zip(self._cases, self._found, strict=True):
+            job["case"] = own
         return tuple(_made(_Job, job) for job in self._found)
 
     def __len__(self) -> int:

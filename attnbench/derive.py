@@ -236,6 +236,17 @@ def speedup(record: Record, context: Context) -> float | None:
     return 1.0 if record.backend == "eager" else _over(context.eager, latency(record))
 
 
+# What asks a record for nothing but its case, backend and latency.
+OF_LATENCY = (tflops, utilization, utilization_ceiling, bandwidth_utilization, bandwidth_ceiling, roofline, speedup)
+
+
+def timed(case: Case, backend: str, number: int, seconds: float) -> Record:
+    """Enough of a record for OF_LATENCY, where the latency is known already: quicker than to read its samples."""
+    record = Record(case, backend, number, "ok")
+    vars(record)[latency.name] = seconds
+    return record
+
+
 @Once
 def error(record: Record) -> float | None:
     return worst(record.accuracy.errors.values()) if record.accuracy else None

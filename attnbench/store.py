@@ -239,8 +239,8 @@ def missing(run: Run) -> list[Job]:
 
 def unfinished(run: Run) -> list[tuple[Job, bool]]:
     """The same, and whether they have a record."""
-    records = columns.of(run.records)
-    cases = {id(job.case): job.case for job in run.plan}
+    records, planned = columns.of(run.records), decode.keys(run.plan)
+    cases = {id(case): case for case, _, _ in planned}
     same = {number: id(records.same(case)) for number, case in cases.items()}
-    places = ((job, records.last.get((same[id(job.case)], job.backend, job.round))) for job in run.plan)
-    return [(job, i is not None) for job, i in places if i is None or i in records.resumable]
+    places = [records.last.get((same[id(case)], backend, number)) for case, backend, number in planned]
+    return [(run.plan[j], i is not None) for j, i in enumerate(places) if i is None or i in records.resumable]

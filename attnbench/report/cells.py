@@ -54,6 +54,15 @@ class Cell:
         """One per round. Made here, so what asks every cell of many had better ask the columns."""
         return tuple(self.columns[i] for i in self.rows)
 
+    @cached_property
+    def _timed(self) -> tuple[Record, ...]:
+        """Of the measured rounds, for metrics that derive from the latency alone; whole where that is not finite."""
+        seconds, numbers = batch.values("latency", self.columns), self.columns.rounds
+        return tuple(
+            self.columns[i] if (t := seconds[i]) is None else derive.timed(self.case, self.backend, numbers[i], t)
+            for i in self.ok
+        )
+
     @property
     def rates(self) -> derive.Context:
         """What the run says of its machine."""
@@ -138,7 +147,8 @@ class Cell:
             elif alone:
                 found = [metrics.value(metric, r) for r in self.records]
             else:
-                found = [metrics.value(metric, r, self.context(r, convention)) for r in self.records]
+                records = self._timed if metrics.METRICS[metric].derive in derive.OF_LATENCY else self.records
+                found = [metrics.value(metric, r, self.context(r, convention)) for r in records]
             known = [v for v in found if v is not None]
             self._values[key] = stats.median(known) if known else None
         return self._values[key]

@@ -112,7 +112,7 @@ def test_pytest_benchmark_itself_compares_it(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "pytest_benchmark", "compare", str(tmp_path / "run.json")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert "benchmark '1k d128 causal fwd': 1 tests" in done.stdout
+    assert "benchmark '1k d128 causal fwd bf16': 1 tests" in done.stdout
     assert "triton/bf16-d128-causal-fwd-1k-b16-h16" in done.stdout
 
 

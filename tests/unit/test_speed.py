@@ -21,12 +21,13 @@ from multiplied import multiply
 from rich.console import Console
 
 import attnbench
-from attnbench import store
+from attnbench import derive, stats, store
 from attnbench.columns import COMPARE, ERRORS, REPORT
 from attnbench.compare import compare as comparing
 from attnbench.errors import UserError
 from attnbench.gate.gate import Request, judge
 from attnbench.gate.margins import DEFAULT
+from attnbench.metrics import METRICS, value
 from attnbench.report import batch, export, html, markdown, tables, terminal
 from attnbench.report.cells import cells, prime
 from attnbench.report.compare import terminal as comparison
@@ -139,7 +140,8 @@ def figures(of: Run, names: Sequence[str]) -> list[tuple[object, ...]]:
     return [*each, *(c.rounds(name) for c in found for name in names if name in batch.FORMULAS)]
 
 
-NAMES = (*batch.FORMULAS, "error", "tflops", "speedup", "utilization_ceiling")
+OF_LATENCY = [name for name, metric in METRICS.items() if metric.derive in derive.OF_LATENCY]
+NAMES = (*batch.FORMULAS, "error", *OF_LATENCY)
 
 
 @pytest.mark.parametrize("path", RESULTS, ids=lambda path: path.stem)
@@ -186,6 +188,17 @@ def test_odd_records_have_the_same_figures_at_once(tmp_path: Path, monkeypatch: 
     assert figures(run(map(replace, records)), NAMES) == one_by_one
     for ahead in ((), REPORT, batch.ahead_of(NAMES)):
         assert figures(store.read(path, ahead)[0], NAMES) == one_by_one
+
+
+def test_what_derives_from_the_latency_alone_is_that_of_whole_records() -> None:
+    of_one, _ = store.read(SOURCE)
+    odd = ok(case(), "triton", 1.0)
+    endless = replace(odd, measurements=measurements(time=[1.0, math.inf]), round=1)
+    for cell in cells([of_one, run([odd, endless])]):
+        for name in OF_LATENCY if cell.status == "ok" else ():
+            found = [value(name, r, cell.context(r)) for r in cell.records]
+            known = [v for v in found if v is not None]
+            assert cell.value(name) == (stats.median(known) if known else None)
 
 
 def test_tables_end_where_nobody_would_read_on(folder: Path) -> None:
