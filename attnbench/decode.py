@@ -1,18 +1,19 @@
-"""Lines of a run file as values, fast: what jsonable.from_json makes of them, in a fifth of the time.
+"""Lines of a run file as values, fast: what jsonable.from_json makes of them, in a tenth of the time.
 
 For the parent only, as msgspec is not in the standard library. What msgspec does not take as it stands (a number that
-JSON has no word for, a field of another type) is left to jsonable, whose answer counts. Two things save most of the
-time: a case is read once, however many records have it, and samples are read when a metric asks for them.
+JSON has no word for, a field of another type) is left to jsonable, whose answer counts. Three things save most of the
+time: a case is read once, however many records have it; samples, accuracy and forecasts are read when they are asked
+for; and a dataclass gets its fields all at once, as msgspec gives them.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
-from functools import cache
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache, cached_property
 from itertools import chain, repeat
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict, TypeVar, overload
 
 import msgspec
 
@@ -22,52 +23,39 @@ from attnbench.types import Accuracy, Case, Forecast, Job, Measurement, Record, 
 
 Line = bytes | memoryview
 Place = tuple[Path, int]  # a file and the number of a line
+T = TypeVar("T")
 
 
 def record(line: Line, place: Place | None = None) -> Record | None:
     """None for a line of another type. ValueError, TypeError, KeyError or AttributeError where it is damaged.
 
-    Damaged samples are a UserError when a metric asks for them, which names the place.
+    What is read later and damaged raises UserError, which says the place.
     """
     try:
         found = _RECORD.decode(line)
-        if found.type != "record":
+        if found.pop("type") != "record":
             return None
-        case = _case(bytes(found.case))
-    except (msgspec.MsgspecError, ValueError, TypeError):
+        found["case"] = case(bytes(found["case"]))
+    except (msgspec.MsgspecError, ValueError, TypeError, KeyError):
         return _slowly(line)
-    return Record(
-        case=case,
-        backend=found.backend,
-        round=found.round,
-        status=found.status,
-        reason=found.reason,
-        measurements=Measurements(found.measurements, place),
-        accuracy=found.accuracy,
-        timer=found.timer,
-        l2=found.l2,
-        forecast=found.forecast,
-        version=found.version,
-        seconds=found.seconds,
-        resumable=found.resumable,
-        limits=found.limits,
-        host_bound=found.host_bound,
-        kernels=found.kernels,
-        others=found.others,
-        ecc_errors=found.ecc_errors,
-        notes=found.notes,
-        stderr=found.stderr,
-    )
+    found["measurements"] = Measurements(found.get("measurements", _NOTHING), place)
+    found.setdefault("kernels", _NOTHING)
+    if place:
+        found["_place"] = place
+    return _made(_Record, found)
 
 
-def jobs(plan: Line) -> tuple[Job, ...]:
+def jobs(plan: Line) -> Sequence[Job]:
     """The plan of a run. ValueError, TypeError, KeyError or AttributeError where it is damaged."""
     try:
-        return tuple(
-            Job(_case(bytes(j.case)), j.backend, j.round, j.forecast, j.skip, j.resumable) for j in _PLAN.decode(plan)
-        )
-    except (msgspec.MsgspecError, ValueError, TypeError):
+        return _Jobs(_PLAN.decode(plan))
+    except (msgspec.MsgspecError, ValueError, TypeError, KeyError):
         return tuple(from_json(Job, job) for job in json.loads(bytes(plan)))
+
+
+def keys(plan: Sequence[Job]) -> list[tuple[Case, str, int]]:
+    """Case, backend and round of each job; those of a file are not made for it."""
+    return plan.keys if isinstance(plan, _Jobs) else [(job.case, job.backend, job.round) for job in plan]
 
 
 def fields(line: Line) -> dict[str, msgspec.Raw]:
@@ -93,25 +81,15 @@ class Measurements(Mapping[str, Measurement]):
 
     __slots__ = ("_found", "_place")
 
-    def __init__(self, found: dict[str, msgspec.Raw], place: Place | None = None) -> None:
-        self._found: dict[str, Any] = found
+    def __init__(self, found: dict[str, Any], place: Place | None) -> None:
+        self._found = found
         self._place = place
 
     def get(self, name: str, default: Any = None) -> Any:
         found = self._found.get(name, default)
         if type(found) is msgspec.Raw:
-            try:
-                found = self._found[name] = _measurement(found)
-            except (ValueError, KeyError, TypeError, AttributeError) as error:
-                raise self._damaged(name, error) from None
+            found = self._found[name] = _measurement(name, found, self._place)
         return found
-
-    def _damaged(self, name: str, error: Exception) -> UserError:
-        where = f"{self._place[0]}:{self._place[1]}: " if self._place else ""
-        return UserError(
-            f"{where}measurement {name!r} cannot be read ({error}); delete that line, and attnbench run --resume "
-            "measures its job anew"
-        )
 
     def __getitem__(self, name: str) -> Measurement:
         found = self.get(name)
@@ -133,50 +111,152 @@ class Measurements(Mapping[str, Measurement]):
         return repr(dict(self))
 
 
+class _Later:
+    """A field that is read when it is asked for: until then the instance holds its JSON."""
+
+    def __init__(self, kind: type[Any]) -> None:
+        self.kind, self.decoder = kind, msgspec.json.Decoder(kind | None)
+
+    def __set_name__(self, owner: type[Any], name: str) -> None:
+        self.name = name
+
+    def __get__(self, instance: Any, owner: type[Any]) -> Any:
+        known = vars(instance)
+        found = known.get(self.name)
+        if type(found) is msgspec.Raw:
+            found = known[self.name] = self._read(found, known.get("_place"))
+        return found
+
+    def __set__(self, instance: Any, value: Any) -> None:
+        raise AttributeError(f"cannot assign to field {self.name!r}")  # frozen, as the class that it stands for
+
+    def _read(self, raw: msgspec.Raw, place: Place | None) -> Any:
+        try:
+            return self.decoder.decode(raw)
+        except msgspec.MsgspecError:
+            pass
+        try:
+            return from_json(self.kind, json.loads(bytes(raw)))
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise _unreadable(self.name, error, place) from None
+
+
+class _Record(Record):
+    """A Record to all who look at it, equal to one with the same values."""
+
+    __class__ = Record  # type: ignore[assignment]
+    accuracy = _Later(Accuracy)
+    forecast = _Later(Forecast)
+
+
+class _Job(Job):
+    """A Job to all who look at it."""
+
+    __class__ = Job  # type: ignore[assignment]
+    forecast = _Later(Forecast)
+
+
+def _made(kind: type[T], values: dict[str, Any]) -> T:
+    found = object.__new__(kind)
+    object.__setattr__(found, "__dict__", values)
+    return found
+
+
+class _Jobs(Sequence[Job]):
+    """A sequence of jobs, equal to a tuple of them: many who read a run do not ask for its plan."""
+
+    def __init__(self, found: list[dict[str, Any]]) -> None:
+        if not all("forecast" in job for job in found):
+            raise KeyError("forecast")
+        self._cases = [case(bytes(job["case"])) for job in found]  # raises where it is damaged
+        self._found = found
+
+    @property
+    def keys(self) -> list[tuple[Case, str, int]]:
+        return [(own, job["backend"], job["round"]) for own, job in zip(self._cases, self._found, strict=True)]
+
+    @cached_property
+    def _jobs(self) -> tuple[Job, ...]:
+        for own, job in zip(self._cases, self._found, strict=True):
+            job["case"] = own
+        return tuple(_made(_Job, job) for job in self._found)
+
+    def __len__(self) -> int:
+        return len(self._found)
+
+    @overload
+    def __getitem__(self, place: int) -> Job: ...
+    @overload
+    def __getitem__(self, place: slice) -> tuple[Job, ...]: ...
+    def __getitem__(self, place: int | slice) -> Job | tuple[Job, ...]:
+        return self._jobs[place]
+
+    def __iter__(self) -> Iterator[Job]:
+        return iter(self._jobs)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sequence) and self._jobs == tuple(other)
+
+    def __hash__(self) -> int:
+        return hash(self._jobs)
+
+
 class _Samples(msgspec.Struct, gc=False):
     unit: str
     values: tuple[float, ...] = ()
     runs: tuple[tuple[float, int], ...] = ()
 
 
-class _Record(msgspec.Struct, gc=False):
-    """The fields of types.Record, with its defaults."""
+class _RecordLine(TypedDict):
+    """The fields of types.Record without a default, but the case: msgspec takes no Raw that must be there."""
 
     type: str
-    case: msgspec.Raw
     backend: str
     round: int
     status: Status
-    reason: str | None = None
-    measurements: dict[str, msgspec.Raw] = {}
-    accuracy: Accuracy | None = None
-    timer: str | None = None
-    l2: str | None = None
-    forecast: Forecast | None = None
-    version: str | None = None
-    seconds: float | None = None
-    resumable: bool = False
-    limits: tuple[str, ...] = ()
-    host_bound: bool = False
-    kernels: dict[str, int] = {}
-    others: tuple[str, ...] = ()
-    ecc_errors: int = 0
-    notes: tuple[str, ...] = ()
-    stderr: str | None = None
 
 
-class _Job(msgspec.Struct, gc=False):
-    """The fields of types.Job."""
+class _RecordFields(_RecordLine, total=False):
+    """The case, and those that have one."""
 
     case: msgspec.Raw
+    reason: str | None
+    measurements: dict[str, msgspec.Raw]
+    accuracy: msgspec.Raw
+    timer: str | None
+    l2: str | None
+    forecast: msgspec.Raw
+    version: str | None
+    seconds: float | None
+    resumable: bool
+    limits: tuple[str, ...]
+    host_bound: bool
+    kernels: dict[str, int]
+    others: tuple[str, ...]
+    ecc_errors: int
+    notes: tuple[str, ...]
+    stderr: str | None
+
+
+class _JobLine(TypedDict):
+    """The fields of types.Job without a default, but those to be read later."""
+
     backend: str
     round: int
-    forecast: Forecast
-    skip: str | None = None
-    resumable: bool = False
 
 
-_RECORD, _PLAN = msgspec.json.Decoder(_Record), msgspec.json.Decoder(list[_Job])
+class _JobFields(_JobLine, total=False):
+    """The others."""
+
+    case: msgspec.Raw
+    forecast: msgspec.Raw
+    skip: str | None
+    resumable: bool
+
+
+_NOTHING: dict[str, Any] = {}
+_RECORD: msgspec.json.Decoder[Any] = msgspec.json.Decoder(_RecordFields)
+_PLAN: msgspec.json.Decoder[Any] = msgspec.json.Decoder(list[_JobFields])
 _SAMPLES, _OBJECT = msgspec.json.Decoder(_Samples), msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
@@ -191,16 +271,28 @@ def _slowly(line: Line) -> Record | None:
 
 
 @cache
-def _case(text: bytes) -> Case:
+def case(text: bytes) -> Case:
+    """Read once, however many records have it."""
     return from_json(Case, json.loads(text))
 
 
-def _measurement(raw: msgspec.Raw) -> Measurement:
+def _measurement(name: str, raw: msgspec.Raw, place: Place | None) -> Measurement:
     try:
         found = _SAMPLES.decode(raw)
-        return Measurement(found.unit, found.values or _expanded(found.runs))
-    except msgspec.MsgspecError:  # "nan" and "inf" are words
+        return Measurement(found.unit, found.values or expanded(found.runs))
+    except msgspec.MsgspecError:
+        pass
+    try:  # "nan" and "inf" are words
         return from_json(Measurement, _unpacked(json.loads(bytes(raw))))
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise _unreadable(f"measurement {name!r}", error, place) from None
+
+
+def _unreadable(what: str, error: Exception, place: Place | None) -> UserError:
+    where = f"{place[0]}:{place[1]}: " if place else ""
+    return UserError(
+        f"{where}{what} cannot be read ({error}); delete that line, and attnbench run --resume measures its job anew"
+    )
 
 
 def _packed(found: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -218,8 +310,8 @@ def _packed(found: Mapping[str, Any]) -> Mapping[str, Any]:
 def _unpacked(found: Mapping[str, Any]) -> Mapping[str, Any]:
     if not isinstance(found, Mapping) or "runs" not in found:
         return found
-    return {**{k: v for k, v in found.items() if k != "runs"}, "values": _expanded(found["runs"])}
+    return {**{k: v for k, v in found.items() if k != "runs"}, "values": expanded(found["runs"])}
 
 
-def _expanded(runs: Any) -> tuple[float, ...]:
+def expanded(runs: Any) -> tuple[float, ...]:
     return tuple(chain.from_iterable(repeat(value, times) for value, times in runs))

@@ -19,17 +19,19 @@ itself slows some kernels; by how much is the events' reading of traced calls ov
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import count as counter
-from typing import Generic, Literal, TypeVar
+from typing import Generic, Literal, Protocol, TypeVar
 
 from attnbench import hardware, stats, work
 from attnbench.types import INSTRUMENTS, SHORT, Case, Record, Run
 from attnbench.work import Convention
 
 _names = counter()
+TURNS = ("turns_events", "turns_traced")  # measurements of which a record has one, if the instruments took turns
+CEILINGS = ("ceiling_matmul", "ceiling_copy")
 MIN_SAMPLES_P99 = 100
 MIN_SAMPLES_INTERVAL = 6  # below, not even the whole range is a 95 % interval of the median
 
@@ -66,19 +68,16 @@ class Once(Generic[T]):
         return found
 
 
-def context(run: Run, dtype: str) -> Context:
-    """What a run says of its machine, for one dtype."""
+def context(run: Run, dtype: str, matmuls: Sequence[float] = (), copies: Sequence[float] = ()) -> Context:
+    """What a run says of its machine, for one dtype; the readings of ceilings are its records', of that dtype."""
     device = run.environment.device
     gpu = hardware.find(device.name, device.memory)
     given = run.peak.get(dtype, run.peak.get(""))
-    knowing = [r for r in run.records if "ceiling_matmul" in r.measurements or "ceiling_copy" in r.measurements]
-    ceilings = [v for r in knowing if r.case.dtype == dtype for v in values(r, "ceiling_matmul")]
-    copies = [v for r in knowing for v in values(r, "ceiling_copy")]
     return Context(
         peak=given if given is not None else hardware.peak(gpu, dtype) if gpu else None,
         clock=hardware.clock(gpu, dtype) if gpu and given is None else None,
         bandwidth=gpu.bandwidth if gpu else None,
-        ceiling=stats.median(ceilings) if ceilings else None,
+        ceiling=stats.median(matmuls) if matmuls else None,
         copy=stats.median(copies) if copies else None,
     )
 
@@ -98,14 +97,13 @@ def samples(record: Record) -> tuple[float, ...]:
 @Once
 def uses_span(record: Record) -> bool:
     """Whether the kernels' span stands in place of the events' reading."""
-    span = values(record, "span")
-    if not span or record.timer != "events":
+    if not values(record, "span") or record.timer != "events":
         return False
     time = values(record, "time")
     return bool(time) and stats.median(time) < SHORT
 
 
-def measured(name: str, reduce: Callable[[Sequence[float]], float] = stats.median) -> Formula:
+def measured(name: str, reduce: Callable[[Sequence[float]], float] = stats.median) -> Once[float | None]:
     """One number of the samples of a measurement."""
 
     def derive(record: Record) -> float | None:
@@ -127,7 +125,7 @@ def latency(record: Record) -> float | None:
     return stats.median(found) if found else None
 
 
-def percentile(p: float, at_least: int = 1) -> Formula:
+def percentile(p: float, at_least: int = 1) -> Once[float | None]:
     def derive(record: Record) -> float | None:
         found = _ordered(record)
         return stats.percentile(found, p) if len(found) >= at_least else None
@@ -186,11 +184,13 @@ def utilization_ceiling(record: Record, context: Context) -> float | None:
     return _over(throughput(record, context), context.ceiling)
 
 
-@Once
+clock_held, clock_sm = measured("clock_held"), measured("clock_sm")
+
+
 def clock(record: Record) -> float | None:
     """Hz of the multiprocessors while measuring: by the exact gauge, else as NVML saw it."""
-    found = values(record, "clock_held") or values(record, "clock_sm")
-    return stats.median(found) if found else None
+    held = clock_held(record)
+    return clock_sm(record) if held is None else held
 
 
 @Once
@@ -236,14 +236,35 @@ def speedup(record: Record, context: Context) -> float | None:
     return 1.0 if record.backend == "eager" else _over(context.eager, latency(record))
 
 
+# What asks a record for nothing but its case, backend and latency.
+OF_LATENCY = (tflops, utilization, utilization_ceiling, bandwidth_utilization, bandwidth_ceiling, roofline, speedup)
+
+
+def timed(case: Case, backend: str, number: int, seconds: float) -> Record:
+    """Enough of a record for OF_LATENCY, where the latency is known already: quicker than to read its samples."""
+    record = Record(case, backend, number, "ok")
+    vars(record)[latency.name] = seconds
+    return record
+
+
 @Once
 def error(record: Record) -> float | None:
-    if record.accuracy is None or not record.accuracy.errors:
-        return None
-    return max(
-        e.max_error / e.tolerance if e.tolerance else (math.inf if e.max_error else 0.0)
-        for e in record.accuracy.errors.values()
-    )
+    return worst(record.accuracy.errors.values()) if record.accuracy else None
+
+
+class Off(Protocol):
+    """What a TensorError says first."""
+
+    @property
+    def max_error(self) -> float: ...
+    @property
+    def tolerance(self) -> float: ...
+
+
+def worst(errors: Iterable[Off]) -> float | None:
+    """The largest error over what is allowed."""
+    shares = (e.max_error / e.tolerance if e.tolerance else (math.inf if e.max_error else 0.0) for e in errors)
+    return max(shares, default=None)
 
 
 @Once
@@ -283,7 +304,7 @@ def tflops_per_watt(record: Record, context: Context) -> float | None:
 
 def compared(record: Record) -> bool:
     """Whether the instruments took turns."""
-    return "turns_events" in record.measurements or "turns_traced" in record.measurements
+    return any(name in record.measurements for name in TURNS)
 
 
 def ratios(record: Record, instrument: str) -> tuple[float, ...]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial
 from typing import Any, Literal, TypeVar, cast, get_args, get_origin, get_type_hints
 
@@ -31,7 +31,7 @@ def to_json(value: Any) -> Any:
         return out
     if isinstance(value, Mapping):
         return {k: to_json(v) for k, v in value.items()}
-    if isinstance(value, (tuple, list)):
+    if isinstance(value, Sequence) and not isinstance(value, str):
         return [to_json(v) for v in value]
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
@@ -85,6 +85,8 @@ def _reader(hint: Any) -> Reader:
         (kind,) = (kind for kind in kinds if kind is not type(None))
         read = _reader(kind)
         return lambda value: None if value is None else read(value)
+    if get_origin(hint) is Sequence:
+        return partial(_tuple, _reader(kinds[0]), None)
     if get_origin(hint) is tuple:
         number = None if kinds[-1] is Ellipsis else len(kinds)
         return _numbers if kinds[0] is float else partial(_tuple, _reader(kinds[0]), number)

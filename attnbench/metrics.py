@@ -329,7 +329,7 @@ _ALL = (
         "Hz",
         None,
         "Median clock of the multiprocessors at the ends of the batches, exact, by a spin of known cycles.",
-        derive.measured("clock_held"),
+        derive.clock_held,
         _megahertz,
     ),
     Metric(
@@ -338,7 +338,7 @@ _ALL = (
         "Hz",
         None,
         "Median clock of the multiprocessors while measuring, as NVML saw it: up to 0.1 s late.",
-        derive.measured("clock_sm"),
+        derive.clock_sm,
         _megahertz,
     ),
     Metric(

@@ -14,13 +14,15 @@ import contextlib
 import errno
 import fcntl
 import json
+import mmap
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any
 
-from attnbench import decode
+from attnbench import columns, decode
+from attnbench.columns import Columns, Span
 from attnbench.errors import UserError
 from attnbench.jsonable import from_json, to_json
 from attnbench.types import Job, Record, Run
@@ -132,34 +134,45 @@ def _lock(path: Path, file: IO[bytes]) -> None:
         pass  # a file system without locks
 
 
-def read(path: Path) -> tuple[Run, list[str]]:
-    """A run file, and what is wrong with it, one phrase a line. Raises UserError when it is not one."""
+def read(path: Path, ahead: Sequence[str] = ()) -> tuple[Run, list[str]]:
+    """A run file, and what is wrong with it, one phrase a line. Raises UserError when it is not one.
+
+    Its records are columns.Columns, which has the samples of the measurements `ahead` at once.
+    """
     try:
-        content = path.read_bytes()
+        content = _content(path)
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror}") from None
-    end = content.rfind(b"\n") + 1
-    problems = []
-    if end < len(content):  # no newline at the end: the last write did not finish
-        number = content.count(b"\n") + 1
-        problems.append(f"{path}:{number}: truncated last line dropped (an interrupted write)")
     view = memoryview(content)
     start = content.find(b"\n") + 1
     if not start:
         raise _cut_off(path, content)
     run = _header(path, view[: start - 1])
-    records = []
+    records = Columns()
+    problems = records.read(path, view, _spans(content, start), ahead)
+    end = content.rfind(b"\n") + 1
+    if end < len(content):  # no newline at the end: the last write did not finish
+        number = sum(1 for _ in _spans(content, 0)) + 1
+        problems.insert(0, f"{path}:{number}: truncated last line dropped (an interrupted write)")
+    return replace(run, records=records), problems
+
+
+def _spans(content: bytes | mmap.mmap, start: int) -> Iterator[Span]:
+    """The lines that are whole, from the second on."""
     number = 1
-    while start < end:
+    while (stop := content.find(b"\n", start)) >= 0:
         number += 1
-        stop = content.find(b"\n", start)
-        try:
-            if (record := decode.record(view[start:stop], (path, number))) is not None:
-                records.append(record)
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            problems.append(f"{path}:{number}: damaged line left out ({type(error).__name__}: {error})")
+        yield start, stop, number
         start = stop + 1
-    return replace(run, records=tuple(records)), problems
+
+
+def _content(path: Path) -> bytes | mmap.mmap:
+    """A file as it lies in the system's cache: a copy of many megabytes takes as long as what is read of it."""
+    with path.open("rb") as file:
+        try:
+            return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        except (OSError, ValueError):  # a pipe, or empty
+            return file.read()
 
 
 def head(path: Path) -> Run:
@@ -208,7 +221,7 @@ def _not_ours(path: Path, why: str = "its first line does not say so") -> UserEr
     return UserError(f"{path} is not an attnbench run file ({why})")
 
 
-def _cut_off(path: Path, content: bytes) -> UserError:
+def _cut_off(path: Path, content: bytes | mmap.mmap) -> UserError:
     """Of a file without a whole line."""
     if content[: len(_FIRST)] == _FIRST:
         return UserError(f"{path} is cut off in its first line: there is no result in it; delete it and run again")
@@ -221,5 +234,13 @@ def _damaged(path: Path, why: str = "it is not JSON") -> UserError:
 
 def missing(run: Run) -> list[Job]:
     """The planned jobs that have no record, or one that only a want of time made a skip. The last record counts."""
-    last = {(r.case, r.backend, r.round): r for r in run.records}
-    return [j for j in run.plan if (r := last.get((j.case, j.backend, j.round))) is None or r.resumable]
+    return [job for job, _ in unfinished(run)]
+
+
+def unfinished(run: Run) -> list[tuple[Job, bool]]:
+    """The same, and whether they have a record."""
+    records, planned = columns.of(run.records), decode.keys(run.plan)
+    cases = {id(case): case for case, _, _ in planned}
+    same = {number: id(records.same(case)) for number, case in cases.items()}
+    places = [records.last.get((same[id(case)], backend, number)) for case, backend, number in planned]
+    return [(run.plan[j], i is not None) for j, i in enumerate(places) if i is None or i in records.resumable]

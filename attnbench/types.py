@@ -14,7 +14,7 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, get_args
@@ -329,8 +329,8 @@ class Run:
     environment: Environment
     suite: str
     policy: Policy
-    plan: tuple[Job, ...]
-    records: tuple[Record, ...] = ()
+    plan: Sequence[Job]
+    records: Sequence[Record] = ()  # a tuple, or of a file what makes them when they are asked for
     started: str = ""  # ISO 8601, UTC
     argv: tuple[str, ...] = ()
     versions: Mapping[str, str] = field(default_factory=dict)  # backend -> version of its library

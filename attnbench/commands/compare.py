@@ -53,13 +53,14 @@ def compare(
     attnbench compare h200.jsonl h100.jsonl --price h200=3.40/h --price h100=2.20/h
     attnbench compare lab-*.jsonl --to h100 --workload chat.yaml -f html -o compare.html
     """
+    from attnbench.columns import COMPARE
     from attnbench.compare.compare import Request
     from attnbench.compare.compare import compare as compared
 
     one_of("--format", format, FORMATS)
     collect_no_garbage()
     request = Request(to, tuple(name or ()), tuple(price or ()), workload)
-    _write(compared(results, [read(path) for path in results], request), format, out, every)
+    _write(compared(results, [read(path, COMPARE) for path in results], request), format, out, every)
 
 
 def _write(comparison: Comparison, format: str, out: Path | None, every: bool) -> None:

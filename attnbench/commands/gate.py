@@ -90,15 +90,17 @@ def gate(
     """
     from attnbench.baseline.files import pick
     from attnbench.gate.gate import judge
+    from attnbench.report.batch import ahead_of
 
     request = request_of(metric, expect, margin, margins, inconclusive, missing)
     wanted = outputs(format or ())
     collect_no_garbage()
-    now = read(current)
+    ahead = ahead_of(request.metrics)
+    now = read(current, ahead)
     chosen = pick(baseline, now)
     if chosen != baseline:
         print(f"attnbench: baseline: {chosen}", file=sys.stderr)
-    judgement = judge(read(chosen), now, request)
+    judgement = judge(read(chosen, ahead), now, request)
     write(judgement, wanted, every)
     raise typer.Exit(judgement.exit_code)
 

@@ -98,7 +98,12 @@ def report(
     if not results:
         raise UserError("give run files to report on, as in attnbench report results/*.jsonl")
     collect_no_garbage()
-    runs = [read(path) for path in results]
+    from attnbench.columns import REPORT
+    from attnbench.report.batch import FORMULAS, ahead_of
+
+    rows = format in ("csv", "json", "parquet")
+    ahead = tuple(dict.fromkeys((*REPORT, *ahead_of(FORMULAS if rows else ()))))
+    runs = [read(path, ahead) for path in results]
     if html or png or svg:
         _draw(runs, results, {"html": html, "png": png, "svg": svg}, figure or "throughput", panel or "", convention)
     elif format in ("csv", "json"):

@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 L = TypeVar("L", bound="Line")
 
 
-def read(path: Path) -> Run:
-    """A run file; what is wrong with it goes to stderr."""
+def read(path: Path, ahead: Sequence[str] = ()) -> Run:
+    """A run file; what is wrong with it goes to stderr. `ahead`: as store.read has it."""
     from attnbench import store
 
-    run, problems = store.read(path)
+    run, problems = store.read(path, ahead)
     for problem in problems:
         print(f"attnbench: {problem}", file=sys.stderr)
     return run

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-from attnbench import derive
 from attnbench.compare.join import Best
 from attnbench.compare.machines import Machine
 from attnbench.report import words
@@ -81,7 +80,7 @@ def _untried(found: Sequence[Machine], bests: Sequence[Best], cases: Sequence[Ca
         for case in cases:
             for backend in {best[case] for best in bests}:
                 cell = machine.cells.get((case, backend))
-                if cell is None or all(r.resumable for r in cell.records):
+                if cell is None or all(i in cell.columns.resumable for i in cell.rows):
                     missing[backend] = missing.get(backend, 0) + 1
         if missing:
             each = ", ".join(f"{backend} in {words.count(n, 'case')}" for backend, n in missing.items())
@@ -106,7 +105,7 @@ def _spans(found: Sequence[Machine], bests: Sequence[Best], cases: Sequence[Case
     gpus = [(m, b) for m, b in zip(found, bests, strict=True) if m.run.environment.device.kind == "cuda"]
     mixed = 0
     for case in cases:
-        used = {any(derive.uses_span(r) for r in m.cells[case, best[case]].records) for m, best in gpus}
+        used = {m.cells[case, best[case]].spans for m, best in gpus}
         mixed += len(used) > 1
     if mixed:
         yield (

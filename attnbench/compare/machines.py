@@ -16,10 +16,10 @@ from functools import cached_property
 from itertools import chain
 from pathlib import Path
 
-from attnbench import metrics
+from attnbench import columns
 from attnbench.errors import UserError, did_you_mean
 from attnbench.report.cells import Cell, Key, cells
-from attnbench.types import Case, Run
+from attnbench.types import Case, Job, Record, Run
 
 _BRANDS = re.compile(r"\(R\)|\(TM\)|\bNVIDIA\b|\bAMD\b|\bIntel\b|\bTesla\b|\bProcessor\b|\bCPU\b.*|\d+-Core\b|@.*")
 _CORES = re.compile(r"\s*\(\d+ cores\)$")
@@ -52,7 +52,7 @@ class Machine:
         found = {}
         for key, cell in self.cells.items():
             if cell.status == "ok":
-                each = {r.round: math.log(t) for r in cell.records if (t := metrics.value("latency", r))}
+                each = {number: math.log(t) for number, t in cell.rounds("latency").items() if t}
                 if each:
                     found[key] = each
         return found
@@ -147,22 +147,25 @@ def _groups(files: Sequence[File], names: Mapping[Path, str]) -> list[list[File]
 
 def _machine(label: str, files: Sequence[File], known: dict[Case, Case]) -> Machine:
     """Joined; the rounds of each file follow those of the one before."""
-    numbered, plan, start = [], [], 0
-    records = []
+    numbered, start = [], 0
     for file in files:
-        own = file.run
-        last = max(chain((r.round for r in own.records), (j.round for j in own.plan)), default=0)
-        end = start + last + 1
-        if start:
-            shift = start
-            records += [replace(r, round=r.round + shift) for r in own.records]
-            plan += [replace(j, round=j.round + shift) for j in own.plan]
-        else:
-            records += own.records
-            plan += own.plan
-        numbered.append(replace(file, rounds=range(start, end)))
-        start = end
-    return Machine(label, tuple(numbered), replace(files[0].run, records=tuple(records), plan=tuple(plan)), known)
+        plan = file.run.plan if len(files) > 1 else ()
+        last = max(chain(columns.of(file.run.records).rounds, (j.round for j in plan)), default=0)
+        numbered.append(replace(file, rounds=range(start, start + last + 1)))
+        start += last + 1
+    run = files[0].run
+    if len(files) > 1:
+        shifted = [_shifted(file) for file in numbered]
+        records = tuple(r for some, _ in shifted for r in some)
+        run = replace(run, records=records, plan=tuple(j for _, some in shifted for j in some))
+    return Machine(label, tuple(numbered), run, known)
+
+
+def _shifted(file: File) -> tuple[list[Record], list[Job]]:
+    """Its records and plan, with the machine's numbers of rounds."""
+    shift, run = file.rounds.start, file.run
+    records = [replace(r, round=r.round + shift) for r in run.records]
+    return records, [replace(j, round=j.round + shift) for j in run.plan]
 
 
 # What may tell machines of one name apart, in the order in which a reader would ask.

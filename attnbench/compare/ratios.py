@@ -121,7 +121,8 @@ def side(machine: Machine, weights: Weights) -> Side:
 
 def of_samples(machine: Machine, key: Key) -> tuple[float, float]:
     """How far the interval of the only round's median reaches below and above it, as logarithms."""
-    record = next(r for r in machine.cells[key].records if r.round in machine.logs[key])
+    cell = machine.cells[key]
+    record = next(cell.columns[i] for i in cell.rows if cell.columns.rounds[i] in machine.logs[key])
     found = samples(record)
     if len(found) >= MIN_SAMPLES_INTERVAL:
         low, high = stats.median_interval(found)

@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from attnbench import columns
 from attnbench.errors import UserError, did_you_mean
 from attnbench.types import Environment, Policy, Run
 
@@ -84,9 +85,10 @@ def split(found: Sequence[Difference], expect: Iterable[str]) -> tuple[list[Diff
 
 def check_names(expect: Iterable[str], runs: Sequence[Run]) -> None:
     """Raises UserError for a name that no difference of such runs could have."""
+    expect = list(expect)
     known = {*_ENVIRONMENT.values(), *_DEVICE.values(), *_POLICY}
-    for run in runs:
-        known |= {*run.environment.packages, *run.versions, *(r.backend for r in run.records)}
+    for run in runs if expect else ():
+        known |= {*run.environment.packages, *run.versions, *columns.of(run.records).backends}
     for name in expect:
         if name not in known:
             raise UserError(f"--expect: nothing is called {name!r}{did_you_mean(name, sorted(known))}")

@@ -29,9 +29,9 @@ wholly within, inconclusive one that crosses it, always.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Literal
 
 from attnbench.gate.moderate import TIE, Prior, moderated, prior, stand_in
@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 
 Verdict = Literal["improved", "unchanged", "regressed", "inconclusive"]
 
+_BASELINE, _CURRENT = attrgetter("baseline"), attrgetter("current")
 FDR = 0.01
 EQUIVALENCE = 0.05
 POWER = 0.80  # with which the rounds that are asked for would settle it
@@ -94,16 +95,21 @@ def decide(tests: Sequence[Rounds], share: float = 1.0, settled: Sequence[bool] 
     import numpy as np
     from scipy import special  # type: ignore[import-untyped]
 
-    seen = [_seen(test) for test in tests]
-    priors = _priors(tests, seen)
-    noise = [moderated(s.variance, s.freedom, priors[t.family]) for t, s in zip(tests, seen, strict=True)]
-    change = np.array([s.change for s in seen])
-    variance, freedom = (np.array(column) for column in zip(*noise, strict=True))
-    # Without noise what is seen is so: a metric that ties in all rounds. Without knowledge of it nothing is known.
-    exact = np.array([(n[1] > 0 or not t.family) and n[0] <= TIE for t, n in zip(tests, noise, strict=True)])
+    change, variance, freedom = _seen(tests)
+    weight = np.array([t.weight() for t in tests])
+    exact = np.zeros(len(tests), bool)
+    families: dict[str, list[int]] = {}
+    for i, test in enumerate(tests):
+        families.setdefault(test.family, []).append(i)
+    for family, some in families.items():
+        paired = np.array([tests[i].paired for i in some])
+        common = _prior(change[some], variance[some], freedom[some], weight[some], paired) if family else Prior()
+        variance[some], freedom[some] = moderated(variance[some], freedom[some], common)
+        # Without noise what is seen is so: a metric that ties in all rounds. Without knowledge of it nothing is known.
+        exact[some] = ((freedom[some] > 0) | (not family)) & (variance[some] <= TIE)
     known = exact | (freedom > 0)
     going = ~np.array(settled or [False] * len(tests))
-    error = np.sqrt(variance * np.array([t.weight() for t in tests]))
+    error = np.sqrt(variance * weight)
     margin = np.log1p([t.margin for t in tests])
     freedom = np.where(freedom > 0, freedom, 1.0)
 
@@ -120,61 +126,50 @@ def decide(tests: Sequence[Rounds], share: float = 1.0, settled: Sequence[bool] 
     unchanged = np.where(exact, np.abs(change) <= margin, within)
     tail = np.where(change > margin, tail_worse, np.where(change < -margin, tail_better, EQUIVALENCE * share))
     half = np.where(exact, 0.0, special.stdtrit(freedom, 1 - tail) * error)
+    verdicts = np.select([regressed, improved, unchanged], ["regressed", "improved", "unchanged"], "inconclusive")
+    columns = [np.expm1(change), np.expm1(change - half), np.expm1(np.minimum(change + half, 700.0)), np.sqrt(variance)]
     found = []
-    for i, test in enumerate(tests):
-        verdict: Verdict = "unchanged" if unchanged[i] else "inconclusive"
-        if regressed[i] or improved[i]:
-            verdict = "regressed" if regressed[i] else "improved"
+    for i, (test, verdict, is_known, moved, low, high, spread) in enumerate(
+        zip(tests, verdicts.tolist(), known.tolist(), *(column.tolist() for column in columns), strict=True)
+    ):
         more = None
-        if verdict == "inconclusive" and known[i] and going[i]:
+        if verdict == "inconclusive" and is_known and going[i]:
             distance = abs(abs(change[i]) - margin[i])
             more = _more_rounds(test, distance, variance[i], freedom[i], tail[i])
-        found.append(
-            Decision(
-                verdict,
-                change=math.expm1(change[i]),
-                low=math.expm1(change[i] - half[i]) if known[i] else None,
-                high=math.expm1(min(change[i] + half[i], 700.0)) if known[i] else None,
-                noise=math.sqrt(variance[i]) if known[i] else None,
-                more=more,
-                weak=min(len(test.baseline), len(test.current)) == 1,
-            )
-        )
+        weak = min(len(test.baseline), len(test.current)) == 1
+        if not is_known:
+            low = high = spread = None
+        found.append(Decision(verdict, moved, low, high, spread, more, weak))
     return found
 
 
-@dataclass(frozen=True)
-class _Seen:
-    change: float
-    variance: float  # of one round, pooled over both sides; of one difference where they are paired
-    freedom: int
+def _seen(tests: Sequence[Rounds]) -> tuple[Floats, Floats, Floats]:
+    """Of each test the change, the variance of one round, pooled over both sides (of one difference where they are
+    paired), and its degrees of freedom."""
+    import numpy as np
+
+    alike: dict[tuple[int, int, bool], list[int]] = {}
+    for i, test in enumerate(tests):
+        alike.setdefault((len(test.baseline), len(test.current), test.paired), []).append(i)
+    change, variance, freedom = np.zeros((3, len(tests)))
+    for (n, m, paired), some in alike.items():
+        if not n or not m:
+            raise ValueError("a round is needed on either side")
+        before, after = (np.array([side(tests[i]) for i in some]) for side in (_BASELINE, _CURRENT))
+        groups = (after - before,) if paired else (before, after)
+        means = [group.mean(axis=1) for group in groups]
+        squares = sum(((g - mean[:, None]) ** 2).sum(axis=1) for g, mean in zip(groups, means, strict=True))
+        change[some] = means[-1] - sum(means[:-1])
+        freedom[some] = tests[some[0]].freedom()
+        variance[some] = squares / max(tests[some[0]].freedom(), 1)
+    return change, variance, freedom
 
 
-def _seen(test: Rounds) -> _Seen:
-    if not test.baseline or not test.current:
-        raise ValueError("a round is needed on either side")
-    groups: Sequence[Sequence[float]] = (test.baseline, test.current)
-    if test.paired:
-        groups = ([y - x for x, y in zip(test.baseline, test.current, strict=True)],)
-    means = [math.fsum(group) / len(group) for group in groups]
-    squares = math.fsum((v - mean) ** 2 for group, mean in zip(groups, means, strict=True) for v in group)
-    freedom = test.freedom()
-    return _Seen(means[-1] - sum(means[:-1]), squares / freedom if freedom else 0.0, freedom)
-
-
-def _priors(tests: Sequence[Rounds], seen: Sequence[_Seen]) -> Mapping[str, Prior]:
-    """By family. Pairs of one round have no stand-in: what sets them apart from other rounds may be no noise at all."""
-    members: dict[str, list[tuple[Rounds, _Seen]]] = {}
-    for test, one in zip(tests, seen, strict=True):
-        members.setdefault(test.family, []).append((test, one))
-    found = {"": Prior()}
-    for family, some in members.items():
-        if family and any(s.freedom for _, s in some):
-            found[family] = prior([s.variance for _, s in some], [s.freedom for _, s in some])
-        elif family:
-            alone = [(s.change, t.weight()) for t, s in some if not t.paired]
-            found[family] = stand_in([change for change, _ in alone], [weight for _, weight in alone])
-    return found
+def _prior(change: Floats, variance: Floats, freedom: Floats, weight: Floats, paired: Any) -> Prior:
+    """Of a family. Pairs of one round have no stand-in: what sets them apart from other rounds may be no noise."""
+    if freedom.any():
+        return prior(variance, freedom)
+    return stand_in(change[~paired].tolist(), weight[~paired].tolist())
 
 
 def _step_up(p: Floats, family: Any, rate: float) -> tuple[Any, Floats]:

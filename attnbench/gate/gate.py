@@ -16,7 +16,7 @@ from attnbench.gate.readings import CYCLES, readings, signed
 from attnbench.metrics import percent
 from attnbench.report import words
 from attnbench.report.cells import Cell, Key, cells
-from attnbench.types import Case, Record, Run
+from attnbench.types import Case, Run
 
 EXIT_PASS, EXIT_REGRESSION, EXIT_INCONCLUSIVE, EXIT_NOT_COMPARABLE = 0, 1, 3, 4
 
@@ -55,12 +55,20 @@ class Finding:
     metric: str | None
     verdict: Verdict
     rounds: tuple[int, int]  # with a value, in baseline and current
-    baseline: float | None = None  # typical of the rounds, in the metric's unit: their ratio is the change
-    current: float | None = None
+    values: tuple[Sequence[float], Sequence[float]] = ((), ())  # theirs, in the metric's unit
     margin: float | None = None
     decision: decide.Decision | None = None
     reason: str = ""
     held_down: bool = False  # a limit kept the clock below its best on either side
+
+    @property
+    def baseline(self) -> float | None:
+        """Typical of the rounds, in the metric's unit: their ratio is the change."""
+        return _typical(self.values[0])
+
+    @property
+    def current(self) -> float | None:
+        return _typical(self.values[1])
 
     @property
     def name(self) -> str:
@@ -134,7 +142,7 @@ def judge(baseline: Run, current: Run, request: Request) -> Judgement:
     if not findings:
         raise UserError(f"nothing in the two runs can be compared by {', '.join(request.metrics)}")
     findings.sort(key=_rank)
-    names = [name(backend, case) for case, backend in {**before, **after}]
+    names = (name(backend, case) for case, backend in {**before, **after})
     notes = [
         *(f"--expect {n}: nothing differs there; is this the run that was meant?" for n in idle),
         *(f"margins: no cell is called {glob!r}" for glob in request.margins.unused(names)),
@@ -162,7 +170,7 @@ def _endings(before: Mapping[Key, Cell], after: Mapping[Key, Cell]) -> tuple[lis
     for key, old in before.items():
         new = after.get(key)
         was, now = _state(old), _state(new)
-        rounds = (len(_ok(old)), len(_ok(new)))
+        rounds = (len(old.ok), len(new.ok) if new else 0)
         if was == now == "works" and new:
             both.append((old, new))
         elif was == "works" and now == "fails" and new:
@@ -176,22 +184,20 @@ def _endings(before: Mapping[Key, Cell], after: Mapping[Key, Cell]) -> tuple[lis
 
 def _state(cell: Cell | None) -> Literal["works", "fails", "absent"]:
     """A cell that failed in any round fails: a crash now and then is one too many."""
-    statuses = {r.status for r in cell.records} if cell else set()
+    statuses = {cell.columns.statuses[i] for i in cell.rows} if cell else set()
     if statuses - {"ok", "skipped"}:
         return "fails"
     return "works" if "ok" in statuses else "absent"
 
 
-def _ok(cell: Cell | None) -> list[Record]:
-    return [r for r in cell.records if r.status == "ok"] if cell else []
-
-
 def _why(cell: Cell) -> str:
     """Of the first round that was not ok: "2 of 5 rounds OOM: out of memory"."""
-    bad = [r for r in cell.records if r.status not in ("ok", "skipped")] or list(cell.records)
-    word = words.ENDINGS.get(bad[0].status, bad[0].status)
-    share = f"{len(bad)} of {len(cell.records)} rounds " if len(cell.records) > 1 else ""
-    return words.one_line(f"{share}{word}" + (f": {bad[0].reason}" if bad[0].reason else ""))
+    statuses, rows = cell.columns.statuses, cell.rows
+    bad = [i for i in rows if statuses[i] not in ("ok", "skipped")] or rows
+    word = words.ENDINGS.get(statuses[bad[0]], statuses[bad[0]])
+    share = f"{len(bad)} of {len(rows)} rounds " if len(rows) > 1 else ""
+    reason = cell.columns.reasons.get(bad[0])
+    return words.one_line(f"{share}{word}" + (f": {reason}" if reason else ""))
 
 
 def _measured(both: Iterable[tuple[Cell, Cell]], request: Request, in_turns: bool) -> list[Finding]:
@@ -200,10 +206,9 @@ def _measured(both: Iterable[tuple[Cell, Cell]], request: Request, in_turns: boo
     tests: list[decide.Rounds] = []
     missing = []
     for old, new in both:
-        called = name(new.backend, new.case)
-        before_all, after_all = _ok(old), _ok(new)
+        called = name(new.backend, new.case) if request.margins.cells else ""
         for metric in request.metrics:
-            before, after = readings(metric, before_all, after_all)
+            before, after = readings(metric, old, new)
             lost = before and not after
             paired = in_turns or RULES[metric].cached  # alike are the rounds of one number
             if paired:
@@ -215,7 +220,7 @@ def _measured(both: Iterable[tuple[Cell, Cell]], request: Request, in_turns: boo
                 cells_of.append((old, new, metric, x, y))
             elif lost:
                 gone = "no value any more"
-                missing.append(Finding(new.case, new.backend, metric, "missing", (len(before_all), 0), reason=gone))
+                missing.append(Finding(new.case, new.backend, metric, "missing", (len(old.ok), 0), reason=gone))
     decided = looks.decide_in_turns(tests) if in_turns else [(d, None) for d in decide.decide(tests)]
     return missing + [
         Finding(
@@ -224,8 +229,7 @@ def _measured(both: Iterable[tuple[Cell, Cell]], request: Request, in_turns: boo
             metric,
             decision.verdict,
             (len(x[:pairs]), len(y[:pairs])),
-            _typical(x[:pairs]),
-            _typical(y[:pairs]),
+            (x[:pairs], y[:pairs]),
             test.margin,
             decision,
             _settle(decision) if decision.verdict == "inconclusive" else "",
@@ -235,16 +239,18 @@ def _measured(both: Iterable[tuple[Cell, Cell]], request: Request, in_turns: boo
     ]
 
 
-def _typical(values: Sequence[float]) -> float:
+def _typical(values: Sequence[float]) -> float | None:
     """The geometric mean, as logarithms are compared; a reading of 0 has none."""
+    if not values:
+        return None
     return stats.geomean(values) if min(values) > 0 else stats.median(values)
 
 
 def _rounds(metric: str, before: Sequence[float], after: Sequence[float], margin: float, paired: bool) -> decide.Rounds:
     rule = RULES[metric]
     least = rule.floor or math.ulp(0.0)
-    x, y = ([math.log(max(value, least)) for value in side] for side in (before, after))
-    hidden = max(*before, *after) <= rule.floor  # no noise to know
+    x, y = ([math.log(value if value > least else least) for value in side] for side in (before, after))
+    hidden = max(before) <= rule.floor and max(after) <= rule.floor  # no noise to know
     return decide.Rounds(x, y, margin, metric if rule.noisy and not hidden else "", paired)
 
 

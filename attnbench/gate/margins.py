@@ -63,7 +63,7 @@ class Margins:
 
     def unused(self, names: Iterable[str]) -> list[str]:
         """The globs that fit none of these cells."""
-        names = list(names)
+        names = list(names) if self.cells else ()
         return [glob for glob, _ in self.cells if not any(fnmatch.fnmatchcase(name, glob) for name in names)]
 
 

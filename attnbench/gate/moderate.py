@@ -27,8 +27,15 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from attnbench import stats
+
+if TYPE_CHECKING:
+    import numpy
+    from numpy.typing import ArrayLike, NDArray
+
+    Floats = NDArray[numpy.float64]
 
 MIN_CELLS = 20  # fewer say too little of their common noise
 MAX_FREEDOM = 50.0  # of the prior: more is a claim that no so small a sample supports
@@ -44,7 +51,7 @@ class Prior:
     freedom: float = 0.0  # 0: they say nothing
 
 
-def prior(variances: Sequence[float], freedoms: Sequence[int]) -> Prior:
+def prior(variances: ArrayLike, freedoms: ArrayLike) -> Prior:
     """Fitted to the variances seen, each with its degrees of freedom, by the moments of their logarithms.
 
     Variances that are 0 (values that tie) have no logarithm and are left out: without them the fit is the larger, the
@@ -53,13 +60,12 @@ def prior(variances: Sequence[float], freedoms: Sequence[int]) -> Prior:
     import numpy as np
     from scipy import special  # type: ignore[import-untyped]
 
-    known = [(v, f) for v, f in zip(variances, freedoms, strict=True) if f > 0]
-    usable = [(v, f) for v, f in known if v > TIE]
-    n = len(usable)
-    if n < MIN_CELLS or 2 * n < len(known):
+    variances, freedoms = np.asarray(variances, float), np.asarray(freedoms, float)
+    usable = (freedoms > 0) & (variances > TIE)
+    if usable.sum() < max(MIN_CELLS, (freedoms > 0).sum() / 2):
         return Prior()
-    halves = np.array([f / 2 for _, f in usable])
-    logs = np.log([v for v, _ in usable]) - special.digamma(halves) + np.log(halves)
+    halves = freedoms[usable] / 2
+    logs = np.log(variances[usable]) - special.digamma(halves) + np.log(halves)
     mean = float(logs.mean())
     excess = float(logs.var(ddof=1) - special.polygamma(1, halves).mean())
     half = min(_inverse_trigamma(excess) if excess > 0 else math.inf, MAX_FREEDOM / 2)
@@ -75,10 +81,13 @@ def stand_in(changes: Sequence[float], weights: Sequence[float]) -> Prior:
     return Prior(spread**2, STAND_IN_FREEDOM) if spread**2 > TIE else Prior()
 
 
-def moderated(variance: float, freedom: int, known: Prior) -> tuple[float, float]:
-    """(variance, degrees of freedom) of a cell, its own joined with the common one; (0, 0) where there is neither."""
+def moderated(variance: Floats, freedom: Floats, known: Prior) -> tuple[Floats, Floats]:
+    """(variances, degrees of freedom) of cells, each one's own joined with the common; 0 where there is neither."""
+    import numpy as np
+
     total = known.freedom + freedom
-    return ((known.freedom * known.variance + freedom * variance) / total, total) if total else (0.0, 0.0)
+    joined = known.freedom * known.variance + freedom * variance
+    return np.divide(joined, total, out=np.zeros_like(total), where=total > 0), total
 
 
 def _inverse_trigamma(value: float) -> float:

@@ -2,30 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from attnbench import derive, metrics, stats
 from attnbench.metrics import digits
-from attnbench.types import Record
+from attnbench.report import batch
+from attnbench.report.cells import Cell
 
 CYCLES = "cycles"  # latency times the clock that was held: what a kernel takes where the clock is not its doing
 
 
-def readings(
-    metric: str, baseline: Sequence[Record], current: Sequence[Record]
-) -> tuple[dict[int, float], dict[int, float]]:
+def readings(metric: str, baseline: Cell, current: Cell) -> tuple[dict[int, float], dict[int, float]]:
     """Round -> value on either side, of the rounds that have one, in the metric's unit.
 
     A kernel near the length below which its span replaces the events' reading may have either; the gap between them is
     no change of the kernel, so the span counts only where all rounds have it.
     """
     if metric not in ("latency", CYCLES):
-        found = [{r.round: metrics.value(metric, r) for r in side} for side in (baseline, current)]
-    else:
-        span = all(derive.uses_span(r) for side in (baseline, current) for r in side)
-        found = [{r.round: _time(r, span, metric) for r in side} for side in (baseline, current)]
-    before, after = ({i: v for i, v in side.items() if v is not None} for side in found)
-    return before, after
+        return baseline.rounds(metric), current.rounds(metric)
+    ours, theirs = batch.spans(baseline.columns), batch.spans(current.columns)
+    mixed = False
+    if ours or theirs:
+        mixed = len({*(i in ours for i in baseline.ok), *(i in theirs for i in current.ok)}) > 1
+    before, after = (_events(cell) if mixed else cell.rounds("latency") for cell in (baseline, current))
+    return (_cycles(baseline, before), _cycles(current, after)) if metric == CYCLES else (before, after)
 
 
 def text(metric: str, value: float | None) -> str:
@@ -41,13 +39,12 @@ def signed(change: float) -> str:
     return f"{'-' if change < 0 else '+'}{digits(100 * abs(change))}%"
 
 
-def _time(record: Record, span: bool, metric: str) -> float | None:
-    if span == derive.uses_span(record):
-        time = derive.latency(record)
-    else:
-        found = derive.values(record, "time")
-        time = stats.median(found) if found else None
-    if metric != CYCLES or time is None:
-        return time
-    clock = derive.values(record, "clock_held")
-    return time * stats.median(clock) if clock else None
+def _events(cell: Cell) -> dict[int, float]:
+    """Median of what events read."""
+    each = ((cell.columns.rounds[i], derive.values(cell.columns[i], "time")) for i in cell.ok)
+    return {number: stats.median(found) for number, found in each if found}
+
+
+def _cycles(cell: Cell, times: dict[int, float]) -> dict[int, float]:
+    clocks = cell.rounds("clock_held")
+    return {number: time * clocks[number] for number, time in times.items() if number in clocks}

@@ -28,7 +28,7 @@ def left_out(before: Mapping[Key, Cell], after: Mapping[Key, Cell]) -> dict[Key,
     return {
         key: cell.reason or ""
         for key, cell in before.items()
-        if key in after and all(r.resumable for side in (cell, after[key]) for r in side.records)
+        if key in after and all(i in side.columns.resumable for side in (cell, after[key]) for i in side.rows)
     }
 
 

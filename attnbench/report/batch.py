@@ -1,18 +1,17 @@
-"""What every report asks of every cell, computed for many cells at once: by numpy, in a tenth of the time.
+"""What every report asks of every record, computed for all of them at once: by numpy, in a tenth of the time.
 
-The formulas are those of stats.py, in the same order of operations, so the figures are the same to the last bit.
+The formulas are those of derive.py and stats.py, in the same order of operations, so the figures are the same to the
+last bit (tests/unit/test_speed.py).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import groupby
-from math import isfinite
-from operator import itemgetter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from typing import TYPE_CHECKING
 
-from attnbench import derive, stats
-from attnbench.types import Record
+from attnbench import derive, metrics, stats
+from attnbench.columns import ERRORS, SPEED, Columns
+from attnbench.types import SHORT
 
 if TYPE_CHECKING:
     import numpy
@@ -21,68 +20,120 @@ if TYPE_CHECKING:
     from attnbench.report.cells import Cell
 
     Floats = NDArray[numpy.float64]
+    Ints = NDArray[numpy.int64]
 
-Samples = Callable[[Record], Sequence[float]]
-
+Formula = Callable[["Floats", "Floats"], "Floats"]  # of rows of samples, and the same rows sorted
 FEW = 2000  # records, under which it is not worth the import of numpy
 
 
-def prime(names: Iterable[str], cells: Sequence[Cell]) -> None:
-    """Has each measured cell keep its values of those metrics, which must be of METRICS."""
-    measured = [c for c in cells if c.status == "ok"]
-    places = [i for i, c in enumerate(measured) for r in c.records if r.status == "ok"]
-    if len(places) < FEW:
-        return
-    records = [r for c in measured for r in c.records if r.status == "ok"]
+def ahead_of(names: Iterable[str]) -> tuple[str, ...]:
+    """What is to be read ahead for these metrics, and for what is told of every cell."""
+    found = {**dict.fromkeys(SPEED)}
     for name in names:
-        samples, compute = METRICS[name]
-        values = _rows(zip(places, _of_records(records, samples, compute), strict=True))
-        found: list[float | None] = [None] * len(measured)
-        for some, matrix in _alike(values):
-            for i, value in zip(some, _median(matrix).tolist(), strict=True):
-                found[i] = value
-        for cell, value in zip(measured, found, strict=True):
-            cell.keep(name, value)
+        if name == "error":
+            found[ERRORS] = None
+        elif name in FORMULAS and FORMULAS[name][0] != TIMED:
+            found[FORMULAS[name][0]] = None
+    return tuple(found)
 
 
-def _of_records(records: Sequence[Record], samples: Samples, compute: Callable[[Floats], Floats]) -> list[float | None]:
-    """The metric of each record, as its formula has it."""
-    found: list[float | None] = [None] * len(records)
-    for some, matrix in _alike(enumerate(map(samples, records))):
-        for i, value in zip(some, compute(matrix).tolist(), strict=True):
-            found[i] = value if isfinite(value) else None
+def values(name: str, columns: Columns) -> Sequence[float | None]:
+    """A metric that needs no context, of every record; None where there is none."""
+    if name not in columns.kept:
+        if name in FORMULAS and len(columns) >= FEW:
+            _compute(FORMULAS[name][0], columns)
+        else:
+            columns.kept[name] = [metrics.value(name, r) for r in columns]
+    found: Sequence[float | None] = columns.kept[name]
     return found
 
 
-def _rows(values: Iterable[tuple[int, float | None]]) -> Iterator[tuple[int, list[float]]]:
-    """Of values that follow each other by place, those of one place together; without those that are None."""
-    for place, group in groupby(values, key=itemgetter(0)):
-        yield place, [value for _, value in group if value is not None]
+def clocks(columns: Columns, rows: Iterable[int]) -> Iterator[float]:
+    """derive.clock of some records, where it is known."""
+    held = values("clock_held", columns)
+    for i in rows:
+        hz = held[i] if held[i] is not None else derive.clock(columns[i])
+        if hz is not None:
+            yield hz
 
 
-def _alike(rows: Iterable[tuple[int, Sequence[float]]]) -> Iterator[tuple[list[int], Floats]]:
-    """The places of rows of one length, and those rows as a matrix. Not those that are empty."""
+def spans(columns: Columns) -> Set[int]:
+    """The places of the records of which derive.uses_span."""
+    if "spans" not in columns.kept:
+        own = {place: span for place, span in columns.samples("span") if columns.timers[place] == "events"}
+        times = ((place, time) for place, time in columns.samples("time") if place in own) if own else ()
+        columns.kept["spans"] = {place for place, time in times if stats.median(time) < SHORT}
+    found: Set[int] = columns.kept["spans"]
+    return found
+
+
+def of_cells(names: Iterable[str], cells: Sequence[Cell]) -> Iterator[tuple[str, list[float | None]]]:
+    """Metrics of measured cells of one run: the medians over their rounds."""
     import numpy as np
 
-    groups: dict[int, tuple[list[int], list[Sequence[float]]]] = {}
-    for place, row in rows:
-        if row:
-            places, alike = groups.setdefault(len(row), ([], []))
-            places.append(place)
-            alike.append(row)
-    for places, alike in groups.values():
-        yield places, np.array(alike, float)
+    rows = np.array([i for c in cells for i in c.rows])
+    places = np.repeat(np.arange(len(cells)), [len(c.rows) for c in cells])
+    for name in names:
+        every = np.array(values(name, cells[0].columns), float)[rows]
+        known = np.isfinite(every)
+        found: list[float | None] = [None] * len(cells)
+        for some, matrix in _by_length(every[known], np.bincount(places[known], minlength=len(cells))):
+            for i, value in zip(some.tolist(), _median(matrix, np.sort(matrix)).tolist(), strict=True):
+                found[i] = value
+        yield name, found
 
 
-def _ordered(matrix: Floats) -> Floats:
+def _compute(source: str, columns: Columns) -> None:
+    """All metrics of a source. A record whose samples hold a NaN or an infinity is left to the formula itself."""
     import numpy as np
 
-    return np.sort(matrix, axis=1)
+    ok = np.fromiter(map("ok".__eq__, columns.statuses), bool, len(columns))
+    made = {name: np.full(len(columns), np.nan) for name, (own, _) in FORMULAS.items() if own == source}
+    odd: list[int] = []
+    for places, matrix in _rows(columns, source):
+        finite = np.isfinite(matrix).all(axis=1)
+        odd += places[~finite].tolist()
+        places, matrix = places[finite], matrix[finite]
+        ordered = np.sort(matrix)
+        for name, column in made.items():
+            column[places] = FORMULAS[name][1](matrix, ordered)
+    for name, column in made.items():
+        if name == "samples":
+            column[np.isnan(column)] = 0.0  # the one metric that something can be said of without a sample
+        column[~ok | ~np.isfinite(column)] = np.nan
+        kept = columns.kept[name] = [value if value == value else None for value in column.tolist()]
+        for i in odd:
+            kept[i] = metrics.value(name, columns[i])
 
 
-def _median(matrix: Floats) -> Floats:
+def _rows(columns: Columns, source: str) -> Iterator[tuple[Ints, Floats]]:
+    """The places of records with equally many samples, and these as a matrix; of TIMED as derive.samples chooses."""
+    import numpy as np
+
+    used = spans(columns) if source == TIMED else set()
+    chosen = np.zeros(len(columns), bool)
+    chosen[list(used)] = True
+    for name in ("time", "span") if used else ("time" if source == TIMED else source,):
+        found = columns.samples(name)
+        places = np.frombuffer(found.places, np.int64)
+        for some, matrix in _by_length(np.frombuffer(found.values), np.frombuffer(found.lengths, np.int64)):
+            at = places[some]
+            own = chosen[at] == (name == "span") if used else slice(None)
+            yield at[own], matrix[own]
+
+
+def _by_length(values: Floats, lengths: Ints) -> Iterator[tuple[Ints, Floats]]:
+    """Rows that lie one behind the other: the places of those of one length, and these as a matrix. No empty ones."""
+    import numpy as np
+
+    starts = np.cumsum(lengths) - lengths
+    for length in np.unique(lengths[lengths > 0]).tolist():
+        places = np.flatnonzero(lengths == length)
+        yield places, values[starts[places][:, None] + np.arange(length)]
+
+
+def _median(_: Floats, ordered: Floats) -> Floats:
     """stats.median of each row."""
-    ordered = _ordered(matrix)
     middle = ordered.shape[1] // 2
     if ordered.shape[1] % 2:
         return ordered[:, middle]
@@ -95,47 +146,50 @@ def _interval(ordered: Floats) -> tuple[Floats, Floats]:
     return ordered[:, k - 1], ordered[:, -k]
 
 
-def _halfwidth(matrix: Floats) -> Floats:
+def _halfwidth(_: Floats, ordered: Floats) -> Floats:
     """stats.relative_halfwidth of each row."""
     import numpy as np
 
-    if matrix.shape[1] < derive.MIN_SAMPLES_INTERVAL:
-        return np.full(len(matrix), np.nan)
-    low, high = _interval(_ordered(matrix))
+    if ordered.shape[1] < derive.MIN_SAMPLES_INTERVAL:
+        return np.full(len(ordered), np.nan)
+    low, high = _interval(ordered)
+    middle = _median(ordered, ordered)
     with np.errstate(divide="ignore", invalid="ignore"):
-        found: Floats = np.where(low == high, 0.0, (high - low) / 2 / _median(matrix))
-    return found
+        wide = np.where(middle == 0, np.inf, (high - low) / 2 / middle)
+    return np.where(low == high, 0.0, wide)
 
 
-def _drift(matrix: Floats) -> Floats:
+def _drift(matrix: Floats, _: Floats) -> Floats:
     """stats.drift of each row."""
     import numpy as np
 
     if matrix.shape[1] < 6:
         return np.zeros(len(matrix))
     third = matrix.shape[1] // 3
-    first, last = _ordered(matrix[:, :third]), _ordered(matrix[:, -third:])
+    first, last = np.sort(matrix[:, :third]), np.sort(matrix[:, -third:])
     (low_a, high_a), (low_b, high_b) = _interval(first), _interval(last)
-    start = _median(first)
+    start = _median(first, first)
     with np.errstate(divide="ignore", invalid="ignore"):
-        found = np.where((high_a < low_b) | (high_b < low_a), _median(last) / start - 1, 0.0)
+        found = np.where((high_a < low_b) | (high_b < low_a), _median(last, last) / start - 1, 0.0)
     return np.where(start == 0, 0.0, found)
 
 
-def _largest(matrix: Floats) -> Floats:
-    found: Floats = matrix.max(axis=1)
-    return found
+def _largest(_: Floats, ordered: Floats) -> Floats:
+    return ordered[:, -1]
 
 
-def _of(name: str) -> Samples:
-    return lambda record: derive.values(record, name)
+def _count(matrix: Floats, _: Floats) -> Floats:
+    import numpy as np
+
+    return np.full(len(matrix), float(matrix.shape[1]))
 
 
-METRICS: Mapping[str, tuple[Samples, Callable[[Floats], Floats]]] = {
-    "latency": (derive.samples, _median),
-    "ci": (derive.samples, _halfwidth),
-    "drift": (_of("time"), _drift),
-    "enqueue": (_of("enqueue"), _median),
-    "memory_peak": (_of("memory_peak"), _largest),
-    "memory_driver": (_of("memory_driver"), _largest),
+TIMED = "time or span"  # as derive.samples chooses
+FORMULAS: Mapping[str, tuple[str, Formula]] = {  # name -> the measurement that it is made of, and how
+    "latency": (TIMED, _median),
+    "ci": (TIMED, _halfwidth),
+    "samples": (TIMED, _count),
+    "drift": ("time", _drift),
+    **{name: (name, _median) for name in ("enqueue", "first_call", "clock_held")},
+    **{name: (name, _largest) for name in ("memory_peak", "memory_driver", "memory_saved")},
 }

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from attnbench import derive, metrics, stats, store
 from attnbench.report import batch, words
-from attnbench.report.cells import Cell
+from attnbench.report.cells import Cell, each_rates, prime
 from attnbench.report.tables import HELD_DOWN
 from attnbench.types import SHORT, Run
 from attnbench.work import Convention
@@ -31,7 +31,7 @@ class Caution:
 def cautions(cells: Sequence[Cell], runs: Sequence[Run], convention: Convention = "exact") -> list[Caution]:
     """Everything that should make a reader careful, most serious first."""
     measured = [c for c in cells if c.status == "ok"]
-    batch.prime(("ci", "drift"), measured)
+    prime(("ci", "drift"), measured)
     found = [*_wrong(cells), *_wrong_kernel(cells), *_incomplete(runs), *_half_ok(measured), *_ecc(measured)]
     found += _reduced(runs)
     found += [*_others(measured), *_disagree(measured), *_host_bound(measured), *_held_down(measured)]
@@ -69,10 +69,9 @@ def _wrong_kernel(cells: Iterable[Cell]) -> Iterator[Caution]:
 
 def _incomplete(runs: Iterable[Run]) -> Iterator[Caution]:
     for run in runs:
-        missing = store.missing(run)
-        done = {record.id for record in run.records} if missing else ()
-        open_ = [job for job in missing if job.skip is None and job.id not in done]
-        later = [job for job in missing if job.id in done]
+        missing = store.unfinished(run)
+        open_ = [job for job, ended in missing if job.skip is None and not ended]
+        later = [job for job, ended in missing if ended]
         if open_ and run.turns:
             yield Caution(
                 f"Incomplete: {words.count(len(open_), 'cell')} of {len(run.plan)} of this half of an A/B have no "
@@ -107,7 +106,7 @@ def _reduced(runs: Iterable[Run]) -> Iterator[Caution]:
 
 
 def _half_ok(cells: Iterable[Cell]) -> Iterator[Caution]:
-    odd = [c for c in cells if any(r.status != "ok" for r in c.records)]
+    odd = [c for c in cells if len(c.ok) < len(c.rows)]
     if odd:
         other = next(r for r in odd[0].records if r.status != "ok")
         yield Caution(
@@ -119,9 +118,9 @@ def _half_ok(cells: Iterable[Cell]) -> Iterator[Caution]:
 
 
 def _ecc(cells: Iterable[Cell]) -> Iterator[Caution]:
-    struck = [c for c in cells if any(r.ecc_errors for r in c.records)]
+    struck = [c for c in cells if c.any(c.columns.ecc_errors)]
     if struck:
-        number = sum(r.ecc_errors for c in struck for r in c.records)
+        number = sum(c.columns.ecc_errors.get(i, 0) for c in struck for i in c.rows)
         yield Caution(
             f"The GPU counted {words.count(number, 'uncorrected memory error')} during {_named(struck)}.",
             "The card is failing, and what it computes may be wrong.",
@@ -130,9 +129,9 @@ def _ecc(cells: Iterable[Cell]) -> Iterator[Caution]:
 
 
 def _others(cells: Sequence[Cell]) -> Iterator[Caution]:
-    shared = [c for c in cells if any(r.others for r in c.records)]
+    shared = [c for c in cells if c.any(c.columns.others)]
     if shared:
-        names = sorted({name for c in shared for r in c.records for name in r.others})
+        names = sorted({name for c in shared for i in c.rows for name in c.columns.others.get(i, ())})
         yield Caution(
             f"Shared GPU: others computed on it during {len(shared)} of {words.count(len(cells), 'cell')}: "
             f"{words.some(names)}.",
@@ -143,7 +142,8 @@ def _others(cells: Sequence[Cell]) -> Iterator[Caution]:
 
 def _disagree(cells: Iterable[Cell]) -> Iterator[Caution]:
     """Of long calls: in short ones the launch gap is expected."""
-    apart = [(d, c) for c in cells if (d := c.value("disagreement")) is not None and d > DISAGREE and _long_turns(c)]
+    turns = [c for c in cells if c.compared]
+    apart = [(d, c) for c in turns if (d := c.value("disagreement")) is not None and d > DISAGREE and _long_turns(c)]
     if apart:
         worst, cell = max(apart, key=lambda pair: pair[0])
         yield Caution(
@@ -160,7 +160,7 @@ def _long_turns(cell: Cell) -> bool:
 
 
 def _host_bound(cells: Sequence[Cell]) -> Iterator[Caution]:
-    bound = [c for c in cells if any(r.host_bound for r in c.records)]
+    bound = [c for c in cells if c.any(c.columns.host_bound)]
     if bound:
         yield Caution(
             f"Host-bound: {words.count(len(bound), 'cell')} where the device waited for the host: {_named(bound)}.",
@@ -172,8 +172,8 @@ def _host_bound(cells: Sequence[Cell]) -> Iterator[Caution]:
 def _held_down(cells: Sequence[Cell]) -> Iterator[Caution]:
     held = [c for c in cells if c.held_down]
     if held:
-        limits = sorted({limit for c in held for r in c.records for limit in r.limits})
-        clocks = [hz for c in held for r in c.records if r.status == "ok" and (hz := derive.clock(r)) is not None]
+        limits = sorted({limit for c in held for i in c.rows for limit in c.columns.limits.get(i, ())})
+        clocks = [hz for c in held for hz in batch.clocks(c.columns, c.ok)]
         seen = f", SM clock {_range(clocks)}" if clocks else ""
         top = held[0].run.environment.clock_max_hz
         most = f" of {top / 1e6:.0f} MHz" if top and clocks else " MHz" if clocks else ""
@@ -213,7 +213,7 @@ def _drifting(cells: Sequence[Cell]) -> Iterator[Caution]:
 
 def _few(cells: Iterable[Cell]) -> Iterator[Caution]:
     whole = [c for c in cells if not c.run.reduced]
-    counts = [(min(len(derive.samples(r)) for r in c.records if r.status == "ok"), c) for c in whole]
+    counts = [(int(min(c.rounds("samples").values())), c) for c in whole]
     few = [(n, c) for n, c in counts if n < min(c.run.policy.min_samples, derive.MIN_SAMPLES_INTERVAL)]
     if few:
         fewest, cell = min(few, key=lambda pair: pair[0])
@@ -239,7 +239,7 @@ def _noisy(cells: Sequence[Cell]) -> Iterator[Caution]:
 
 
 def _unproven(cells: Sequence[Cell]) -> Iterator[Caution]:
-    unproven = [c for c in cells if any(r.l2 == "unproven" for r in c.records)]
+    unproven = [c for c in cells if any(c.columns.l2[i] == "unproven" for i in c.rows)]
     if unproven:
         policy, kind = unproven[0].run.policy, unproven[0].run.environment.device.kind
         other = "events" if policy.timer == "cupti" else "cupti"
@@ -253,7 +253,7 @@ def _unproven(cells: Sequence[Cell]) -> Iterator[Caution]:
 
 def _no_peak(cells: Iterable[Cell]) -> Iterator[Caution]:
     unknown: dict[str, set[str]] = {}
-    for cell in cells:
+    for cell in each_rates(cells):
         if cell.rates.peak is None and cell.run.environment.device.kind == "cuda":
             unknown.setdefault(cell.run.environment.device.name, set()).add(cell.case.dtype)
     for device, dtypes in unknown.items():

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cache, cached_property, partial
 from typing import Literal
 
-from attnbench import derive, metrics, stats
-from attnbench.report import words
+from attnbench import columns, derive, metrics, stats
+from attnbench.columns import Columns
+from attnbench.report import batch, words
 from attnbench.types import STATUSES, Case, Record, Run, Status
 from attnbench.work import Convention
 
@@ -33,9 +34,11 @@ class Cell:
     device: str  # label, unique among devices (or settings) that are not comparable
     case: Case
     backend: str
-    records: tuple[Record, ...]  # one per round
+    rows: tuple[int, ...]  # places of its records among the run's, one per round
+    columns: Columns = field(repr=False)  # of the run's records
+    status: Status  # of the cell as a whole: wrong or wrong-kernel if any round was, else ok if any round was
     run: Run = field(repr=False)
-    rates: derive.Context = field(default_factory=derive.Context)  # what the run says of its machine
+    rates_of: Callable[[str], derive.Context] = field(repr=False)  # what the run says of its machine, by dtype
     best_clock: float | None = None  # Hz, the highest clock_held of the run's records
     eager: Mapping[int, float] = field(default_factory=dict)  # round -> seconds of eager on the same case
     several_dtypes: bool = False  # not all cells of the report have this one's
@@ -47,14 +50,54 @@ class Cell:
         return self.case, self.backend
 
     @cached_property
-    def status(self) -> Status:
-        """Of the cell as a whole: wrong or wrong-kernel if any round was, else ok if any round was."""
-        return min({r.status for r in self.records}, key=_WEIGHT.__getitem__)
+    def records(self) -> tuple[Record, ...]:
+        """One per round. Made here, so what asks every cell of many had better ask the columns."""
+        return tuple(self.columns[i] for i in self.rows)
+
+    @cached_property
+    def _timed(self) -> tuple[Record, ...]:
+        """Of the measured rounds, for metrics that derive from the latency alone; whole where that is not finite."""
+        seconds, numbers = batch.values("latency", self.columns), self.columns.rounds
+        return tuple(
+            self.columns[i] if (t := seconds[i]) is None else derive.timed(self.case, self.backend, numbers[i], t)
+            for i in self.ok
+        )
+
+    @property
+    def rates(self) -> derive.Context:
+        """What the run says of its machine."""
+        return self.rates_of(self.case.dtype)
+
+    @cached_property
+    def ok(self) -> list[int]:
+        """The rows of the rounds that were measured."""
+        statuses = self.columns.statuses
+        return [i for i in self.rows if statuses[i] == "ok"]
+
+    @property
+    def spans(self) -> bool:
+        """Whether in a measured round the kernels' span stands in place of the events' reading."""
+        found = batch.spans(self.columns)
+        return bool(found) and any(i in found for i in self.ok)
+
+    @property
+    def compared(self) -> bool:
+        """Whether the instruments took turns."""
+        return any(self.any(self.columns.present[name]) for name in derive.TURNS)
+
+    def any(self, few: Collection[int]) -> bool:
+        """Whether one of its records is among these places."""
+        return bool(few) and any(i in few for i in self.rows)
+
+    def rounds(self, metric: str) -> dict[int, float]:
+        """Round -> value, of a metric that needs no context, where there is one."""
+        values, rounds = batch.values(metric, self.columns), self.columns.rounds
+        return {rounds[i]: value for i in self.rows if (value := values[i]) is not None}
 
     @property
     def reason(self) -> str | None:
         """Of the first round that ended with the cell's status."""
-        return next(r.reason for r in self.records if r.status == self.status)
+        return next(self.columns.reasons.get(i) for i in self.rows if self.columns.statuses[i] == self.status)
 
     @property
     def bound(self) -> Literal["compute", "memory"] | None:
@@ -67,15 +110,16 @@ class Cell:
         The exact gauge tells where there is one: well below the run's best clock, or below the device's and NVML names
         a limit. Else NVML's limits do.
         """
-        return any(self._held_down(r) for r in self.records if r.status == "ok")
+        clocks = batch.values("clock_held", self.columns)
+        return any(self._held_down(clocks[i], i in self.columns.limits) for i in self.ok)
 
-    def _held_down(self, record: Record) -> bool:
-        held, top = metrics.value("clock_held", record), self.run.environment.clock_max_hz
+    def _held_down(self, held: float | None, limited: bool) -> bool:
+        top = self.run.environment.clock_max_hz
         if held is None:
-            return bool(record.limits)
+            return limited
         if self.best_clock is not None and held < CLOCK_HELD * self.best_clock:
             return True
-        return bool(record.limits) and (top is None or held < CLOCK_HELD * top)
+        return limited and (top is None or held < CLOCK_HELD * top)
 
     def context(self, record: Record, convention: Convention = "exact") -> derive.Context:
         """Eager of the same round, so that a clock that drifted between rounds cancels; else of all rounds."""
@@ -88,7 +132,7 @@ class Cell:
         return found
 
     def keep(self, metric: str, value: float | None) -> None:
-        """The value of a metric that needs no context, as report/batch.py computes it for many cells at once."""
+        """The value of a metric that needs no context."""
         self._values[metric, "exact"] = value
 
     def value(self, metric: str, convention: Convention = "exact") -> float | None:
@@ -98,10 +142,13 @@ class Cell:
         alone = isinstance(metrics.METRICS[metric].derive, derive.Once)  # needs no context
         key: tuple[str, Convention] = metric, "exact" if alone else convention
         if key not in self._values:
-            if alone:
+            if metric in batch.FORMULAS:
+                found: list[float | None] = [*self.rounds(metric).values()]
+            elif alone:
                 found = [metrics.value(metric, r) for r in self.records]
             else:
-                found = [metrics.value(metric, r, self.context(r, convention)) for r in self.records]
+                records = self._timed if metrics.METRICS[metric].derive in derive.OF_LATENCY else self.records
+                found = [metrics.value(metric, r, self.context(r, convention)) for r in records]
             known = [v for v in found if v is not None]
             self._values[key] = stats.median(known) if known else None
         return self._values[key]
@@ -114,25 +161,46 @@ def cells(runs: Sequence[Run]) -> list[Cell]:
     cache state differs, and they measured no cell twice. Otherwise each gets a label of its own.
     """
     found: list[Cell] = []
-    ranks = {case: words.case_rank(case) for run in runs for case in dict.fromkeys(r.case for r in run.records)}
-    several = len({case.dtype for case in ranks}) > 1
+    several = len({case.dtype for run in runs for case in columns.of(run.records).cases}) > 1
     for label, group in groups(runs):
         eager: dict[Case, dict[int, float]] = {}  # shared by the cells of a case, and filled by that of eager
         members = [cell for run in group for cell in _cells_of(label, run, eager, several)]
+        ranks = {case: words.case_rank(case) for case in eager}
         members.sort(key=lambda c: (ranks[c.case], words.backend_rank(c.backend)))
         for cell in members:
             if cell.backend == "eager" and cell.status == "ok":
-                latencies = ((r.round, metrics.value("latency", r)) for r in cell.records)
-                eager[cell.case].update((i, latency) for i, latency in latencies if latency is not None)
+                eager[cell.case].update(cell.rounds("latency"))
         found += members
     return found
+
+
+def prime(names: Iterable[str], cells: Sequence[Cell]) -> None:
+    """Has each measured cell keep its values of metrics that need no context, computed at once where they are many."""
+    for known, group in by_columns([c for c in cells if c.status == "ok"]):
+        if len(known) >= batch.FEW:
+            for name, values in batch.of_cells(names, group):
+                for cell, value in zip(group, values, strict=True):
+                    cell.keep(name, value)
+
+
+def by_columns(cells: Iterable[Cell]) -> list[tuple[Columns, list[Cell]]]:
+    """The cells of each run, and its columns: what is asked of all of them is asked once."""
+    found: dict[int, list[Cell]] = {}
+    for cell in cells:
+        found.setdefault(id(cell.columns), []).append(cell)
+    return [(group[0].columns, group) for group in found.values()]
+
+
+def each_rates(cells: Iterable[Cell]) -> Iterator[Cell]:
+    """One cell for each of the `rates` that cells may have."""
+    return iter({(id(c.columns), c.case.dtype): c for c in cells}.values())
 
 
 def groups(runs: Sequence[Run]) -> list[tuple[str, list[Run]]]:
     """(device label, runs whose figures can stand in one table)."""
     joined: list[tuple[list[Run], set[Key]]] = []
     for run in runs:
-        keys = {(r.case, r.backend) for r in run.records}
+        keys = _keys_of(run) if len(runs) > 1 else set()
         for members, taken in joined:
             if _comparable(members[0], run) and not keys & taken:
                 members.append(run)
@@ -144,17 +212,34 @@ def groups(runs: Sequence[Run]) -> list[tuple[str, list[Run]]]:
     return list(zip(_labels([members[0] for members in together]), together, strict=True))
 
 
-def _cells_of(label: str, run: Run, eager: dict[Case, dict[int, float]], several: bool) -> Iterable[Cell]:
-    latest = {(r.case, r.backend, r.round): r for r in run.records}
-    rounds: dict[Key, list[Record]] = {}
-    for (case, backend, _), record in latest.items():
-        rounds.setdefault((case, backend), []).append(record)
-    rates = {dtype: derive.context(run, dtype) for dtype in {case.dtype for case, _ in rounds}}
-    clocks = (metrics.value("clock_held", r) for r in latest.values())
-    best = max((hz for hz in clocks if hz is not None), default=None)
-    for (case, backend), records in rounds.items():
-        ordered = tuple(sorted(records, key=lambda r: r.round))
-        yield Cell(label, case, backend, ordered, run, rates[case.dtype], best, eager.setdefault(case, {}), several)
+def _keys_of(run: Run) -> set[Key]:
+    known = columns.of(run.records)
+    return set(zip(known.cases, known.backends, strict=True))
+
+
+def _cells_of(label: str, run: Run, eager: dict[Case, dict[int, float]], several: bool) -> Iterator[Cell]:
+    known = columns.of(run.records)
+    statuses, numbers = known.statuses, known.rounds
+    rows: dict[tuple[int, str], list[int]] = {}
+    for (number, backend, _), i in known.last.items():
+        rows.setdefault((number, backend), []).append(i)
+    cases = {id(case): case for case in known.cases}
+    rates = cache(partial(_rates, run, known))
+    clocks = batch.values("clock_held", known)
+    best = max((hz for i in known.last.values() if (hz := clocks[i]) is not None), default=None)
+    latencies = {number: eager.setdefault(case, {}) for number, case in cases.items()}
+    for (number, backend), own in rows.items():
+        if len(own) > 1:
+            own.sort(key=numbers.__getitem__)
+        case = cases[number]
+        status = min({statuses[i] for i in own}, key=_WEIGHT.__getitem__)
+        yield Cell(label, case, backend, tuple(own), known, status, run, rates, best, latencies[number], several)
+
+
+def _rates(run: Run, known: Columns, dtype: str) -> derive.Context:
+    matmuls, copies = (known.samples(name) if known.present[name] else () for name in derive.CEILINGS)
+    own = [v for i, readings in matmuls if known.cases[i].dtype == dtype for v in readings]
+    return derive.context(run, dtype, own, [v for _, readings in copies for v in readings])
 
 
 def _comparable(a: Run, b: Run) -> bool:

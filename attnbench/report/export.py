@@ -7,10 +7,11 @@ empty in CSV, null in JSON.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from attnbench import derive, metrics
+from attnbench.report import batch
 from attnbench.report.cells import cells as cells_of
 from attnbench.report.files import CASE_FIELDS, as_csv, case_fields
 from attnbench.types import Run
@@ -26,13 +27,15 @@ COLUMNS = (
 _WHOLE = ("window_left", "window_right", "samples", "memory_peak", "memory_driver", "memory_saved")
 
 
-def rows(runs: Sequence[Run], convention: Convention = "exact") -> list[dict[str, Any]]:
-    """One mapping per cell and round, each with the keys of COLUMNS, in their order."""
-    found = []
+def rows(runs: Sequence[Run], convention: Convention = "exact") -> Iterator[dict[str, Any]]:
+    """One mapping per cell and round, each with the keys of COLUMNS, in their order. Holds no record longer than its
+    own row: those of 100,000 fill gigabytes."""
     nothing = dict.fromkeys(metrics.METRICS)
     for cell in cells_of(runs):
         case, run = cell.case, cell.run
-        for record in cell.records:
+        known = {name: batch.values(name, cell.columns) for name in batch.FORMULAS}
+        for i in cell.rows:
+            record = cell.columns.once(i)
             context = cell.context(record, convention)
             row: dict[str, Any] = {
                 "device": cell.device,
@@ -52,13 +55,12 @@ def rows(runs: Sequence[Run], convention: Convention = "exact") -> list[dict[str
                 "flops_convention": convention,
             }
             if record.status != "ok":
-                found.append(row | nothing)
+                yield row | nothing
                 continue
             for name in metrics.METRICS:
-                value = metrics.value(name, record, context)
+                value = known[name][i] if name in known else metrics.value(name, record, context)
                 row[name] = int(value) if value is not None and name in _WHOLE else value
-            found.append(row)
-    return found
+            yield row
 
 
 def json_text(runs: Sequence[Run], convention: Convention = "exact") -> str:
@@ -70,7 +72,7 @@ def json_text(runs: Sequence[Run], convention: Convention = "exact") -> str:
 def dataframe(runs: Sequence[Run], convention: Convention = "exact") -> pandas.DataFrame:
     import pandas
 
-    frame: pandas.DataFrame = pandas.DataFrame(rows(runs, convention), columns=COLUMNS)
+    frame: pandas.DataFrame = pandas.DataFrame(list(rows(runs, convention)), columns=COLUMNS)
     whole = dict.fromkeys(_WHOLE, "Int64")
     numbers = {name: "float64" for name in metrics.METRICS if name not in whole}
     typed: pandas.DataFrame = frame.astype({**whole, **numbers})

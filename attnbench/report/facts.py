@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from attnbench import derive, metrics, stats
-from attnbench.report import batch, words
+from attnbench.report import words
 from attnbench.report.cautions import Caution
-from attnbench.report.cells import Cell
+from attnbench.report.cells import Cell, prime
 from attnbench.types import INSTRUMENTS, SHORT, Record
 
 OUTSIDE, OUTSIDE_SHARE = 64 * 2**20, 0.05  # bytes, and of the peak: less may be code that was loaded
@@ -17,7 +17,7 @@ NAMES = {"graph": "CUDA graph replay", "cupti": "CUPTI"}
 
 def facts(cells: Sequence[Cell]) -> list[Caution]:
     measured = [c for c in cells if c.status == "ok"]
-    batch.prime(("latency", "enqueue", "memory_driver"), measured)
+    prime(("latency", "enqueue", "memory_driver"), measured)
     found = [
         *_fp8(measured),
         *_spans(measured),
@@ -41,9 +41,9 @@ def _fp8(cells: Iterable[Cell]) -> Iterator[Caution]:
 
 
 def _spans(cells: Iterable[Cell]) -> Iterator[Caution]:
-    short = [c for c in cells if any(r.status == "ok" and derive.uses_span(r) for r in c.records)]
+    short = [c for c in cells if c.spans]
     if short:
-        gaps = _by_backend(short, lambda c: None if any(r.host_bound for r in c.records) else c.value("launch_gap"))
+        gaps = _by_backend(short, lambda c: None if c.any(c.columns.host_bound) else c.value("launch_gap"))
         each = ", ".join(f"{backend} {_microseconds(found)}" for backend, found in gaps)
         yield Caution(
             f"Latency is the kernels' own span (CUPTI) in {words.count(len(short), 'cell')}.",
@@ -55,7 +55,7 @@ def _spans(cells: Iterable[Cell]) -> Iterator[Caution]:
 
 def _traced(cells: Sequence[Cell]) -> Iterator[Caution]:
     """Spans are read while the profiler traces, which slows some kernels."""
-    slowed = [c for c in cells if any(_slowed(r) for r in c.records)]
+    slowed = [c for c in cells if c.spans and any(map(_slowed, c.records))]
     if slowed:
         yield Caution(
             f"Tracing slows {words.count(len(slowed), 'cell')} whose latency is a span: "
@@ -63,7 +63,7 @@ def _traced(cells: Sequence[Cell]) -> Iterator[Caution]:
             f"CUDA events read more than {metrics.percent(SLOWED)} more there while CUPTI traces.",
             "They are faster than shown, by as much.",
         )
-    if any(r.timer == "cupti" for c in cells for r in c.records):
+    if any(c.columns.timers[i] == "cupti" for c in cells for i in c.rows):
         yield Caution(
             "Latency is of traced calls.",
             "Tracing with CUPTI slows some kernels by a few percent (docs/measuring.md).",
@@ -92,7 +92,7 @@ def _launch_bound(cells: Iterable[Cell]) -> Iterator[Caution]:
 
 
 def _cross_check(cells: Sequence[Cell]) -> Iterator[Caution]:
-    for backend, group in _groups([c for c in cells if any(map(derive.compared, c.records))]):
+    for backend, group in _groups([c for c in cells if c.compared]):
         parts = []
         for instrument in INSTRUMENTS[1:]:
             compared = [(c, ratio) for c in group if (ratio := _ratio(c, instrument)) is not None]
@@ -162,7 +162,7 @@ def _said(cells: Iterable[Cell]) -> Iterator[Caution]:
     """The records' own notes, numbers aside, once each."""
     groups: dict[str, list[tuple[str, Cell]]] = {}
     for cell in cells:
-        for text in dict.fromkeys(words.one_line(note) for r in cell.records for note in r.notes):
+        for text in dict.fromkeys(words.one_line(note) for i in cell.rows for note in cell.columns.notes.get(i, ())):
             groups.setdefault(words.template(text), []).append((text, cell))
     for group in groups.values():
         backends = ", ".join(sorted({c.backend for _, c in group}, key=words.backend_rank))

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from attnbench.types import Case
@@ -36,12 +37,15 @@ def case_fields(case: Case) -> dict[str, Any]:
     }
 
 
-def as_csv(rows: Sequence[Mapping[str, Any]], columns: Sequence[str] = ()) -> str:
+def as_csv(rows: Iterable[Mapping[str, Any]], columns: Sequence[str] = ()) -> str:
     """All rows have the keys of the first, which are `columns` where there may be no row; None is empty."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(rows[0] if rows else columns)
-    writer.writerows(row.values() for row in rows)
+    rows = iter(rows)
+    first = next(rows, None)
+    writer.writerow(columns if first is None else first)
+    if first is not None:
+        writer.writerows(row.values() for row in chain((first,), rows))
     return out.getvalue()
 
 

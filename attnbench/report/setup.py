@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from attnbench import derive, metrics, stats
-from attnbench.report.cells import Cell
+from attnbench import metrics, stats
+from attnbench.report import batch
+from attnbench.report.cells import Cell, by_columns, each_rates
 from attnbench.report.tables import MEMORY
 from attnbench.types import SHORT
 from attnbench.work import Convention
@@ -70,24 +71,34 @@ def _machine(cells: Sequence[Cell]) -> str:
 
 
 def _method(cells: Sequence[Cell]) -> str:
-    records = [r for c in cells for r in c.records if r.status == "ok"]
-    counts = [n for r in records if (n := len(derive.samples(r)))]
-    rounds = max((len(c.records) for c in cells), default=1)
-    clocks = [hz for r in records if (hz := derive.clock(r)) is not None]
+    rounds = max((len(c.rows) for c in cells), default=1)
+    counts: list[int] = []
+    clocks: list[float] = []
+    timers: set[str | None] = set()
+    caches: set[str | None] = set()
+    repeated: list[list[float]] = []
+    for columns, group in by_columns(cells):
+        ok = [i for c in group for i in c.ok]
+        samples, latencies = (batch.values(name, columns) for name in ("samples", "latency"))
+        counts += [int(n) for i in ok if (n := samples[i])]
+        clocks += batch.clocks(columns, ok)
+        timers.update(map(columns.timers.__getitem__, ok))
+        caches.update(map(columns.l2.__getitem__, ok))
+        repeated += [[v for i in c.ok if (v := latencies[i])] for c in group]
     parts = []
     if counts:
         number = str(min(counts)) if min(counts) == max(counts) else f"{min(counts)} to {max(counts)}"
         again = f", then over {rounds} rounds" if rounds > 1 else ""
         parts.append(f"latency = median of {number} {'sample' if number == '1' else 'samples'}{again}")
-    parts += [TIMERS.get(timer, timer) for timer in sorted({r.timer for r in records if r.timer})]
-    if any(derive.uses_span(r) for r in records):
+    parts += [TIMERS.get(timer, timer) for timer in sorted(filter(None, timers))]
+    if any(c.spans for c in cells):
         parts.append(f"{TIMERS['cupti']} under {metrics.duration(SHORT)}")
-    parts += [f"L2 {state}" for state in sorted({r.l2 for r in records if r.l2})]
+    parts += [f"L2 {state}" for state in sorted(filter(None, caches))]
     if clocks:
         low, high = f"{min(clocks) / 1e6:.0f}", f"{max(clocks) / 1e6:.0f}"
         top = cells[0].run.environment.clock_max_hz
         parts.append(f"SM clock {low if low == high else f'{low}-{high}'}{f' of {top / 1e6:.0f}' if top else ''} MHz")
-    if agreement := _agreement([[v for r in c.records if (v := metrics.value("latency", r))] for c in cells]):
+    if agreement := _agreement(repeated):
         parts.append(f"rounds agree within {agreement}")
     return ", ".join(parts) + _ceilings(cells)
 
@@ -104,10 +115,11 @@ def _agreement(repeated: Sequence[Sequence[float]]) -> str:
 def _ceilings(cells: Sequence[Cell]) -> str:
     """What a large matmul and a large copy reached meanwhile; of several runs the median."""
     matmuls: dict[str, set[float]] = {}
-    for cell in cells:
+    some = list(each_rates(cells))
+    for cell in some:
         if cell.rates.ceiling:
             matmuls.setdefault(cell.case.dtype, set()).add(cell.rates.ceiling)
-    copies = {c.rates.copy for c in cells if c.rates.copy}
+    copies = {c.rates.copy for c in some if c.rates.copy}
     parts = [f"{metrics.digits(stats.median([*found]) / 1e12)} TFLOP/s {dtype}" for dtype, found in matmuls.items()]
     parts = [f"matmul {', '.join(parts)}"] if parts else []
     parts += [f"copy {bandwidth(stats.median([*copies]))}"] if copies else []

@@ -13,8 +13,8 @@ from typing import Any
 
 from attnbench import metrics
 from attnbench.errors import UserError, did_you_mean
-from attnbench.report import batch, words
-from attnbench.report.cells import Cell
+from attnbench.report import words
+from attnbench.report.cells import Cell, prime
 from attnbench.sizes import short
 from attnbench.types import DIRECTIONS, DTYPES, Case
 from attnbench.work import Convention
@@ -170,13 +170,13 @@ def sections(
 
 def _plainest_masks(cells: Sequence[Cell]) -> list[Cell]:
     """Of cells that differ in the mask alone those with the plainest: memory hardly depends on it. Measured ones."""
-    batch.prime(("memory_peak",), cells)
+    prime(("memory_peak",), cells)
     ranks: dict[Any, Any] = {}
-    for cell in cells:
+    groups = [(cell, _but_mask(cell), words.mask_rank(cell.case)) for cell in cells]
+    for cell, key, rank in groups:
         if cell.value("memory_peak") is not None:
-            key, rank = _but_mask(cell), words.mask_rank(cell.case)
             ranks[key] = min(ranks.get(key, rank), rank)
-    return [c for c in cells if ranks.get(_but_mask(c)) == words.mask_rank(c.case)]
+    return [cell for cell, key, rank in groups if ranks.get(key) == rank]
 
 
 def _tables(
@@ -202,10 +202,14 @@ def _tables(
 
 
 def _split(cells: Sequence[Cell], axes: Sequence[str]) -> list[list[Cell]]:
-    groups: dict[tuple[Any, ...], list[Cell]] = {}
-    devices = list(dict.fromkeys(c.device for c in cells))
+    groups: dict[tuple[int, tuple[Any, ...]], list[Cell]] = {}
+    devices = {name: place for place, name in enumerate(dict.fromkeys(c.device for c in cells))}
+    known: dict[tuple[int, str], tuple[Any, ...]] = {}  # values of a case on a backend
     for cell in cells:
-        groups.setdefault((devices.index(cell.device), *(_AXES[a].value(cell) for a in axes)), []).append(cell)
+        key = id(cell.case), cell.backend if "backend" in axes else ""
+        if (values := known.get(key)) is None:
+            values = known[key] = tuple(_AXES[axis].value(cell) for axis in axes)
+        groups.setdefault((devices[cell.device], values), []).append(cell)
     return [groups[key] for key in sorted(groups)]
 
 

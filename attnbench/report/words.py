@@ -57,6 +57,7 @@ def heads(case: Case) -> str:
     return str(s.nheads) if s.nheads == s.nheads_k else f"{s.nheads}/{s.nheads_k}"
 
 
+@cache
 def mask(case: Case) -> str:
     """full, causal, window (1023, 0), causal window (1023, open)."""
     if case.window_size == (None, None):
@@ -76,6 +77,7 @@ def extras(case: Case) -> tuple[str, ...]:
     return tuple(found)
 
 
+@cache
 def mask_rank(case: Case) -> tuple[bool, bool, str]:
     return (case.window_size != (None, None), case.causal, mask(case))
 

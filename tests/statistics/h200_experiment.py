@@ -31,6 +31,7 @@ from attnbench import stats, store
 from attnbench.gate.gate import Finding, Judgement, Request, judge
 from attnbench.gate.margins import DEFAULT, Margins
 from attnbench.gate.readings import CYCLES, readings
+from attnbench.report.cells import cells
 from attnbench.types import Run
 
 HERE = str(Path(__file__).parent)
@@ -107,11 +108,9 @@ def _measure(experiment: Experiment, name: str) -> bool:
 def _cycles(experiment: Experiment, share: float) -> dict[str, int]:
     """Case key -> that share of the cycles that its cell takes without a slowdown, by the first run."""
     found = {}
-    records = store.read(experiment.path("alike-00"))[0].records
-    for case in {r.case for r in records if r.status == "ok"}:
-        own = [r for r in records if r.case == case and r.status == "ok"]
-        if cycles := readings(CYCLES, own, own)[0]:
-            found[case.key] = round(share * stats.median(list(cycles.values())))
+    for cell in cells([store.read(experiment.path("alike-00"))[0]]):
+        if cycles := readings(CYCLES, cell, cell)[0]:
+            found[cell.case.key] = round(share * stats.median(list(cycles.values())))
     return found
 
 

@@ -119,7 +119,7 @@ def test_parquet_has_the_rows_of_the_csv() -> None:
     import pandas
 
     read = pandas.read_parquet(io.BytesIO(exports.parquet([small()])))
-    rows = export.rows([small()])
+    rows = list(export.rows([small()]))
     assert list(read.columns) == list(rows[0])
     assert read["latency"].tolist()[0] == rows[0]["latency"]
     assert read["memory_peak"].tolist()[0] == 2**30

@@ -13,6 +13,7 @@ from attnbench.errors import UserError
 from attnbench.gate.gate import Judgement, Request, judge, name
 from attnbench.gate.margins import DEFAULT, Margins
 from attnbench.gate.readings import readings, signed, text
+from attnbench.report.cells import Cell, cells
 from attnbench.types import Record
 
 WOBBLE = (0.0, 0.001, -0.001, 0.0005, -0.0005)
@@ -239,16 +240,15 @@ def test_what_moves_all_cells_together_is_said() -> None:
 
 
 def test_a_kernel_at_the_length_where_spans_begin_is_read_alike_on_both_sides() -> None:
-    def at(seconds: float) -> Record:
-        return replace(
-            ok(case(), "triton", 300, clock_held=2e9),
-            measurements=measurements(time=seconds, span=seconds - 4e-6, clock_held=2e9),
-        )
+    def at(seconds: float) -> Cell:
+        taken = measurements(time=seconds, span=seconds - 4e-6, clock_held=2e9)
+        (cell,) = cells([run([replace(ok(case(), "triton", 300), measurements=taken)])])
+        return cell
 
     below, above = at(99e-6), at(101e-6)
-    assert readings("latency", [below], [below]) == ({0: pytest.approx(95e-6)}, {0: pytest.approx(95e-6)})
-    assert readings("latency", [below], [above]) == ({0: 99e-6}, {0: 101e-6})
-    assert readings("cycles", [below], [above]) == ({0: pytest.approx(198e3)}, {0: pytest.approx(202e3)})
+    assert readings("latency", below, below) == ({0: pytest.approx(95e-6)}, {0: pytest.approx(95e-6)})
+    assert readings("latency", below, above) == ({0: 99e-6}, {0: 101e-6})
+    assert readings("cycles", below, above) == ({0: pytest.approx(198e3)}, {0: pytest.approx(202e3)})
 
 
 def test_the_last_record_of_a_job_counts() -> None:

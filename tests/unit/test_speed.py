@@ -5,10 +5,11 @@ from __future__ import annotations
 import io
 import itertools
 import json
+import math
 import random
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import FrameType
@@ -20,12 +21,16 @@ from multiplied import multiply
 from rich.console import Console
 
 import attnbench
-from attnbench import store
+from attnbench import derive, stats, store
+from attnbench.columns import COMPARE, ERRORS, REPORT
+from attnbench.compare import compare as comparing
 from attnbench.errors import UserError
 from attnbench.gate.gate import Request, judge
 from attnbench.gate.margins import DEFAULT
+from attnbench.metrics import METRICS, value
 from attnbench.report import batch, export, html, markdown, tables, terminal
-from attnbench.report.cells import cells
+from attnbench.report.cells import cells, prime
+from attnbench.report.compare import terminal as comparison
 from attnbench.types import Run
 
 RESULTS = sorted((Path(__file__).parents[2] / "results").glob("*.jsonl"))
@@ -87,6 +92,31 @@ def test_work_grows_with_the_records_and_no_faster(folder: Path, report: str, mo
     assert work(SIZES[1]) < 1.1 * SIZES[1] / SIZES[0] * work(SIZES[0])
 
 
+# Lines of attnbench's Python that a command may execute for each record, the rest being in libraries. Before
+# records were read by column these were 372, 227 and 633.
+COMMANDS: dict[str, tuple[int, Callable[[Path, Path], object]]] = {
+    "gate": (185, lambda a, b: judge(*(store.read(p, batch.ahead_of(DEFAULT))[0] for p in (a, b)), Request(DEFAULT))),
+    "compare": (135, lambda a, b: compared([a, b], [store.read(p, COMPARE)[0] for p in (a, b)])),
+    "report": (430, lambda a, b: [table(store.read(p, REPORT)[0]) for p in (a, b)]),
+}
+
+
+def compared(paths: Sequence[Path], runs: Sequence[Run]) -> None:
+    comparison.render(Console(file=io.StringIO(), width=120), comparing.compare(paths, runs, comparing.Request()))
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_record_costs_few_steps(tmp_path: Path, command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """speed_of_commands.py has the seconds, which other work on a machine changes."""
+    monkeypatch.setattr(batch, "FEW", 0)
+    paths = [tmp_path / "a.jsonl", tmp_path / "b.jsonl"]
+    for seed, path in enumerate(paths):
+        multiply(SOURCE, path, SIZES[1], rounds=2, seed=seed)
+    most, run_it = COMMANDS[command]
+    run_it(*paths)  # what is kept of cases is no matter of records
+    assert lines_run(lambda: run_it(*paths)) < most * 2 * SIZES[1]
+
+
 def test_reading_costs_less_than_parsing_as_the_standard_library_does(folder: Path) -> None:
     path = folder / "many-2000.jsonl"
     content = path.read_bytes().splitlines()
@@ -102,21 +132,32 @@ def test_reading_costs_less_than_parsing_as_the_standard_library_does(folder: Pa
     assert spent(lambda: store.read(path)) < spent(lambda: [json.loads(line) for line in content])
 
 
+def figures(of: Run, names: Sequence[str]) -> list[tuple[object, ...]]:
+    """Everything that is computed for all records at once, and what follows from it."""
+    found = cells([of])
+    prime([name for name in names if name in batch.FORMULAS], found)
+    each = [(c.key, c.status, c.reason, c.held_down, c.spans, *(c.value(name) for name in names)) for c in found]
+    return [*each, *(c.rounds(name) for c in found for name in names if name in batch.FORMULAS)]
+
+
+OF_LATENCY = [name for name, metric in METRICS.items() if metric.derive in derive.OF_LATENCY]
+NAMES = (*batch.FORMULAS, "error", *OF_LATENCY)
+
+
 @pytest.mark.parametrize("path", RESULTS, ids=lambda path: path.stem)
-def test_many_at_once_have_the_figures_of_one_by_one(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """To the last bit."""
+@pytest.mark.parametrize("names", [(), batch.ahead_of(NAMES), (*REPORT, ERRORS)], ids=["later", "ahead", "report"])
+def test_many_at_once_have_the_figures_of_one_by_one(
+    path: Path, names: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To the last bit: of Records one by one, and of a file by column, whatever is read ahead."""
     run, _ = store.read(path)
-    one_by_one, at_once = cells([run]), cells([run])
+    one_by_one = figures(replace(run, records=tuple(run.records)), NAMES)
     monkeypatch.setattr(batch, "FEW", 0)
-    batch.prime(batch.METRICS, at_once)
-    for ours, theirs in zip(at_once, one_by_one, strict=True):
-        for name in batch.METRICS:
-            assert (name, "exact") in ours._values or ours.status != "ok"
-            assert ours.value(name) == theirs.value(name), (name, ours.case, ours.backend)
+    assert figures(store.read(path, names)[0], NAMES) == one_by_one
 
 
-def test_odd_records_have_the_same_figures_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No samples, few, all zero or alike, spans, fp8, dropout, failures between rounds."""
+def test_odd_records_have_the_same_figures_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No samples, few, all zero or alike, infinite, spans, fp8, dropout, failures between rounds."""
     dice = random.Random(1)
     records = []
     for which in (case(dtype="bf16"), case(dtype="fp8"), case(dropout_p=0.1), case(window_size=(255, 0), softcap=30.0)):
@@ -125,22 +166,39 @@ def test_odd_records_have_the_same_figures_at_once(monkeypatch: pytest.MonkeyPat
                 records.append(ended(which, backend, "oom", "out of memory", round=i))
                 continue
             n = dice.choice((0, 1, 2, 5, 6, 7, 20, 101))
-            times = dice.choice(([0.0] * n, [1e-5] * n, [dice.uniform(1e-6, 3e-4) for _ in range(n)], [*range(n)]))
+            times = dice.choice(
+                ([0.0] * n, [1e-5] * n, [dice.uniform(1e-6, 3e-4) for _ in range(n)], [*range(n)], [1.0, math.inf])
+            )
             some = {
                 "time": times,
                 "span": [t * 0.9 for t in times[: n // 2]],
                 "enqueue": [dice.uniform(1e-6, 1e-5) for _ in range(i % 4)],
                 "memory_peak": [dice.randrange(2**30) for _ in range(i % 3)],
+                "clock_held": [dice.uniform(1e9, 2e9) for _ in range(i % 5)],
             }
             taken = measurements(**{name: found for name, found in some.items() if dice.random() < 0.8})
             timer = dice.choice(("events", "cupti"))
-            records.append(replace(ok(which, backend, 1.0, round=i, timer=timer), measurements=taken))
-    of_one, of_all = run(records), run(map(replace, records))
-    one_by_one, at_once = cells([of_one]), cells([of_all])
+            limits = dice.choice(((), ("power",)))
+            records.append(replace(ok(which, backend, 1.0, round=i, timer=timer, limits=limits), measurements=taken))
+    of_one = run(records)
+    path = tmp_path / "odd.jsonl"
+    path.write_bytes(store.encoded(of_one))
+    one_by_one = figures(of_one, NAMES)
     monkeypatch.setattr(batch, "FEW", 0)
-    batch.prime(batch.METRICS, at_once)
-    for ours, theirs in zip(at_once, one_by_one, strict=True):
-        assert {n: ours.value(n) for n in batch.METRICS} == {n: theirs.value(n) for n in batch.METRICS}
+    assert figures(run(map(replace, records)), NAMES) == one_by_one
+    for ahead in ((), REPORT, batch.ahead_of(NAMES)):
+        assert figures(store.read(path, ahead)[0], NAMES) == one_by_one
+
+
+def test_what_derives_from_the_latency_alone_is_that_of_whole_records() -> None:
+    of_one, _ = store.read(SOURCE)
+    odd = ok(case(), "triton", 1.0)
+    endless = replace(odd, measurements=measurements(time=[1.0, math.inf]), round=1)
+    for cell in cells([of_one, run([odd, endless])]):
+        for name in OF_LATENCY if cell.status == "ok" else ():
+            found = [value(name, r, cell.context(r)) for r in cell.records]
+            known = [v for v in found if v is not None]
+            assert cell.value(name) == (stats.median(known) if known else None)
 
 
 def test_tables_end_where_nobody_would_read_on(folder: Path) -> None:

@@ -17,6 +17,7 @@ from attnbench.sizes import short
 from attnbench.types import Case
 
 NOTHING = words.NOTHING
+MOST = 500  # cases, after which a reader is better served otherwise
 MORE = "What to doubt in the figures of one run: attnbench report FILE. What the figures are: docs/compare.md."
 
 
@@ -34,7 +35,7 @@ class Block:
 
 def blocks(c: Comparison, every: bool = False) -> list[Block]:
     """In the order of a report; those without rows are left out. `every`: each cell too, and each that is lacking."""
-    found = [_machines(c), _workload(c), _groups(c), _cases(c), *([_cells(c)] if every else [])]
+    found = [_machines(c), _workload(c), _groups(c), _cases(c, every), *([_cells(c)] if every else [])]
     return [block for block in (*found, _lacks(c), _longest(c), _units(c)) if block.rows]
 
 
@@ -128,29 +129,33 @@ def _groups(c: Comparison) -> Block:
     return Block("groups", "Speed by kind of case", note, tuple(headings), tuple(rows))
 
 
-def _cases(c: Comparison) -> Block:
+def _cases(c: Comparison, every: bool) -> Block:
     others = list(c.others())
     headings = ("case", *(text for m in c.machines for text in (m.label, "TFLOP/s")), *(_speed(c, i) for i in others))
     rows = []
-    for case, name in zip(c.cases, _names([("", case) for case in c.cases]), strict=True):
+    names = _names([("", case) for case in c.cases])
+    for name, case in zip(names, c.cases[: None if every else MOST], strict=False):
         row = [name]
         for i in range(len(c.machines)):
             row += [c.bests[i][case], digits(c.speed(i, (case, c.bests[i][case])))]
         rows.append(tuple(row + [times(c.case_ratio(case, i)) for i in others]))
     text = (0, *(1 + 2 * i for i in range(len(c.machines))))
-    return Block("cases", "The fastest backend of each case", "", headings, tuple(rows), text)
+    left = len(c.cases) - len(rows)
+    note = f"{words.count(left, 'more case')} not shown: attnbench compare --all shows every one." if left else ""
+    return Block("cases", "The fastest backend of each case", note, headings, tuple(rows), text)
 
 
 def _cells(c: Comparison) -> Block:
     others = list(c.others())
     headings = ("cell", *(f"{m.label}, TFLOP/s" for m in c.machines), *(_speed(c, i) for i in others))
+    names = _names([(backend, case) for case, backend in c.cells])
     rows = [
         (
             name,
             *(digits(c.speed(i, key)) for i in range(len(c.machines))),
             *(times(c.cell_ratio(key, i)) for i in others),
         )
-        for key, name in zip(c.cells, _names([(backend, case) for case, backend in c.cells]), strict=True)
+        for name, key in zip(names, c.cells, strict=True)
     ]
     return Block("cells", "Cells that all machines have", "", headings, tuple(rows))
 

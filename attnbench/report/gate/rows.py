@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 
 from attnbench.gate.gate import VERDICTS, Finding, Judgement
@@ -25,7 +26,8 @@ def headline(judgement: Judgement) -> str:
     word = WORDS[judgement.exit_code]
     if judgement.refused:
         return f"{word}: {count(len(judgement.refused), 'difference')} that nothing says is meant"
-    counts = [f"{judgement.count(v)} {v}" for v in VERDICTS if judgement.count(v)]
+    found = Counter(f.verdict for f in judgement.findings)
+    counts = [f"{found[v]} {v}" for v in VERDICTS if found[v]]
     return f"{word}: {', '.join(counts)}"
 
 
