@@ -4,7 +4,7 @@ A multiplied record keeps all that its original holds; its case gets another dty
 window, and its times are scaled by the noise between rounds of an H200 (h200_noise.py has more of it), in the same
 digits.
 
-    python tests/unit/multiplied.py results/20261121-071130-default-nvidia-h200.jsonl out.jsonl 100000
+    python tests/unit/multiplied.py results/20261121-141425-default-nvidia-h200.jsonl out.jsonl 100000
 """
 
 from __future__ import annotations

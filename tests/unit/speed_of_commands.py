@@ -2,7 +2,7 @@
 
 On a machine with nothing else to do:
 
-    python tests/unit/speed_of_commands.py results/20261121-070715-default-nvidia-h200.jsonl
+    python tests/unit/speed_of_commands.py results/20261121-141425-default-nvidia-h200.jsonl
 """
 
 from __future__ import annotations
