@@ -108,8 +108,11 @@ class Bench(Instruments):
         renewal = reference.Renewal(case, given, prepared)
         checked = replace(prepared, launch=check.launcher(prepared))
         shown = self.prove(case, _signature(backend, case, self.described), checked, timing, renewal.next)
+        others = self.state.others(began) if self.state else ()
         if shown.complaint:
-            fields = {"reason": shown.complaint, "kernels": shown.kernels, "accuracy": accuracy}
+            shared = f"; others computed on this GPU meanwhile, which can look so: {', '.join(others)}"
+            reason = shown.complaint + (shared if others else "")
+            fields = {"reason": reason, "kernels": shown.kernels, "accuracy": accuracy, "others": others}
             return {"status": "wrong-kernel", **fields}
         again = check.renewed(renewal, made, prepared.canonical(shown.result))
         if not again.ok:
@@ -134,7 +137,7 @@ class Bench(Instruments):
             "limits": timing.limits,
             "host_bound": timing.host_bound,
             "kernels": shown.kernels,
-            "others": self.state.others(began) if self.state else (),
+            "others": others,
             "ecc_errors": max(0, (self.state.ecc_errors() or 0) - errors) if self.state and errors is not None else 0,
             "notes": tuple(notes),
         }

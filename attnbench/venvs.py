@@ -30,7 +30,8 @@ from attnbench.errors import UserError, did_you_mean
 SERVES: Mapping[str, tuple[str, ...]] = {  # extra -> the backends that run in its environment
     "fa1": ("fa1",),
     "fa2": ("fa2",),
-    "fa4": ("fa4", "sdpa-fa4"),
+    "fa4": ("fa4",),
+    "sdpa-fa4": ("sdpa-fa4",),
     "xformers": ("xformers", "xformers-*"),
     "flashinfer": ("flashinfer", "flashinfer-*"),
     "cudnn": ("cudnn", "cudnn-fp8"),

@@ -24,6 +24,11 @@ class BackendBase:
     verified: ClassVar[tuple[str, ...]] = ()  # the hardware, with versions, on which it gave right results
     asks: ClassVar[str] = ""  # whose own check may refuse, in `prepare` or the first launch, what `unsupported` takes
 
+    def __init_subclass__(cls) -> None:
+        """A subclass runs other kernels: `verified` is what it says itself."""
+        super().__init_subclass__()
+        cls.verified = vars(cls).get("verified", ())
+
     def probe(self) -> Probe:
         return Probe(version=f"torch {importlib.metadata.version('torch')}")
 

@@ -41,6 +41,7 @@ class Cudnn(Library):
     oldest = "1.10"
     needs: ClassVar = ("pygraph",)
     checked: ClassVar = ("1.32.0",)
+    verified: ClassVar = ("NVIDIA H200, cudnn-frontend 1.32.0, cuDNN 9.14",)
     limits: ClassVar = Limits(headdim_v=True, window=True, empty_rows=False)
     forward_kernels = "cudnn.*(fprop|sdpa)|sdpa_?fwd|prefill"
     backward_kernels = "cudnn.*(bprop|sdpa)|sdpa_?bwd"

@@ -28,6 +28,7 @@ class FlashAttention4(Library):
     needs: ClassVar = ("flash_attn_func",)
     install = "pip install --pre 'flash-attn-4[cu13]' (without [cu13] for CUDA 12)"
     checked: ClassVar = ("4.0.0b36",)
+    verified: ClassVar = ("NVIDIA H200, flash-attn-4 4.0.0b36",)
     limits: ClassVar = Limits(capability=(9, 0), headdim_v=True, window=True, softcap=True)
     forward_kernels = "FlashAttentionForward|flash_fwd_sm"
     backward_kernels = "FlashAttentionBackward|flash_bwd_sm"

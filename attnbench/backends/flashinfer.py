@@ -27,6 +27,7 @@ HOPPER = 9
 
 class FlashInfer(Library):
     name = "flashinfer"
+    verified: ClassVar = ("NVIDIA H200, flashinfer-python 0.6.13",)
     efficiency = 0.6
     backend = "auto"
     module = "flashinfer"
@@ -101,6 +102,7 @@ class FlashInfer(Library):
 
 class Fa2(FlashInfer):
     name = "flashinfer-fa2"
+    verified: ClassVar = ("NVIDIA H200, flashinfer-python 0.6.13",)
     efficiency = 0.45
     backend = "fa2"
     forward_kernels = "(Single|Batch)PrefillWith\\w*KVCacheKernel"
@@ -108,6 +110,7 @@ class Fa2(FlashInfer):
 
 class Fa3(FlashInfer):
     name = "flashinfer-fa3"
+    verified: ClassVar = ("NVIDIA H200, flashinfer-python 0.6.13",)
     efficiency = 0.75
     backend = "fa3"
     limits: ClassVar = Limits(
@@ -120,6 +123,7 @@ class Cudnn(FlashInfer):
     """cuDNN through the ragged wrapper, whose offsets then count elements, not tokens."""
 
     name = "flashinfer-cudnn"
+    verified: ClassVar = ("NVIDIA H200, flashinfer-python 0.6.13",)
     efficiency = 0.65
     backend = "cudnn"
     limits: ClassVar = Limits(capability=(9, 0), pairs=HEADDIMS, backward=False, empty_rows=False)

@@ -39,7 +39,6 @@ class Sdpa(BackendBase):
     """One of SDPA's backends, forced. `switch` is torch's name of it."""
 
     switch = ""
-    verified: ClassVar[tuple[str, ...]] = ("NVIDIA H200, torch 2.11",)
     unequal_causal = "mask"  # how causal with seqlen_q != seqlen_k is said: "mask", "bias", or "" for not at all
     on_cpu = False
     on_cuda: ClassVar[Limits | None] = None  # of dtype, headdim and GPU; masks are said apart
@@ -131,6 +130,7 @@ class Math(Sdpa):
     """torch's composite of matmuls and softmax; half-precision inputs are computed in float32."""
 
     name = "sdpa-math"
+    verified: ClassVar = ("NVIDIA H200, torch 2.11",)
     switch = "math"
     efficiency = 0.2
     on_cpu = True
@@ -143,6 +143,7 @@ class Math(Sdpa):
 
 class Efficient(Sdpa):
     name = "sdpa-efficient"
+    verified: ClassVar = ("NVIDIA H200, torch 2.11",)
     switch = "mem_efficient"
     efficiency = 0.18
     asks = "torch"
@@ -161,6 +162,7 @@ class Efficient(Sdpa):
 
 class Flash(Sdpa):
     name = "sdpa-flash"
+    verified: ClassVar = ("NVIDIA H200, torch 2.11",)
     switch = "flash"
     unequal_causal = "bias"
     on_cpu = True
@@ -183,6 +185,7 @@ class Flash(Sdpa):
 
 class Cudnn(Sdpa):
     name = "sdpa-cudnn"
+    verified: ClassVar = ("NVIDIA H200, torch 2.11",)
     switch = "cudnn"
     efficiency = 0.6
     asks = "torch"

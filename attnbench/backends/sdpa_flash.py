@@ -1,22 +1,26 @@
 """`sdpa-fa3`, `sdpa-fa4`: SDPA's flash backend with FlashAttention-3 or -4 behind it (activate_flash_attention_impl).
 
 The switch came with torch 2.11 and holds for the process, as each backend has its own. Checked against torch 2.13's
-torch/nn/attention/_fa3.py and _fa4.py.
+torch/nn/attention/_fa3.py and _fa4.py. That of FlashAttention-4 takes two results of the library's forward, and it has
+given four since 4.0.0b19: until torch follows, `sdpa-fa4` needs an older one than `fa4`.
 """
 
 from __future__ import annotations
 
 import importlib
+import typing
 from typing import TYPE_CHECKING, ClassVar
 
 from attnbench.backends.fa3 import FlashAttention3
 from attnbench.backends.fa4 import FlashAttention4
-from attnbench.backends.installed import Library, flash_workspace
+from attnbench.backends.installed import Library, flash_workspace, numbers
 from attnbench.backends.sdpa import Flash
 from attnbench.types import Case, Device, Prepared, Probe, Signature, Workspace
 
 if TYPE_CHECKING:
     from attnbench.inputs import Inputs
+
+TAKES_TWO = (2, 13)  # the last torch that is known to
 
 
 class Activated(Flash):
@@ -27,7 +31,6 @@ class Activated(Flash):
     on_cpu = False
     efficiency = 0.75
     checked: ClassVar[tuple[str, ...]] = ("torch 2.13",)
-    verified: ClassVar[tuple[str, ...]] = ()
 
     def probe(self) -> Probe:
         attention = importlib.import_module("torch.nn.attention")
@@ -70,3 +73,16 @@ class SdpaFlashAttention4(Activated):
     name = "sdpa-fa4"
     implementation = "FA4"
     behind = FlashAttention4()
+
+    def probe(self) -> Probe:
+        found = super().probe()
+        if found.version is None:
+            return found
+        import torch
+
+        forward = getattr(importlib.import_module("flash_attn.cute.interface"), "_flash_attn_fwd", None)
+        gives = len(typing.get_args(getattr(forward, "__annotations__", {}).get("return")))
+        if gives > 2 and numbers(torch.__version__)[:2] <= TAKES_TWO:
+            reason = f"this torch takes 2 results of {self.behind.probe().version}'s forward, which gives {gives}"
+            return Probe(reason=reason, install="pip install flash-attn-4==4.0.0b18, or attnbench env create sdpa-fa4")
+        return found

@@ -137,6 +137,7 @@ class Cutlass(XFormers):
 
 class Fa2(XFormers):
     name = "xformers-fa2"
+    verified: ClassVar = ("NVIDIA H200, xformers 0.0.35",)
     operator = "flash"
     limits: ClassVar = Limits(window=True, dropout=True, gqa_backward=False)
     forward_kernels = "flash_fwd"
@@ -160,6 +161,7 @@ class SplitK(XFormers):
     """Its decode kernel, in Triton; any number of queries runs, few of them fast."""
 
     name = "xformers-splitk"
+    verified: ClassVar = ("NVIDIA H200, xformers 0.0.35",)
     operator = "triton_splitk"
     limits: ClassVar = Limits(pairs=SPLITK_HEADDIMS, backward=False)
     forward_kernels = "splitK"

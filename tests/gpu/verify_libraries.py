@@ -28,7 +28,7 @@ UNUSABLE = "not usable"
 
 
 def cases(device: str) -> Iterator[Any]:
-    """headdim 64, 128 and 256, both masks, grouped heads and unequal lengths; large ones, to be compared with peers."""
+    """headdim 64, 128 and 256, both masks, grouped heads, unequal lengths, fp8; large, to be compared with peers."""
     from attnbench.types import Case, Shape
 
     n, dtype = (4096, "bf16") if device != "cpu" else (64, "fp32")
@@ -41,6 +41,8 @@ def cases(device: str) -> Iterator[Any]:
             for causal in (False, True):
                 for direction in ("fwd", "bwd"):
                     yield Case(shape, dtype, direction, causal)  # type: ignore[arg-type]
+        for causal in (False, True):
+            yield Case(shapes[0], "fp8", "fwd", causal)
 
 
 def child(name: str, spec: str, device: str, timed: bool) -> int:
@@ -66,7 +68,7 @@ def child(name: str, spec: str, device: str, timed: bool) -> int:
         s = case.shape
         lengths = f"{s.seqlen_q}x{s.seqlen_k} {s.nheads}/{s.nheads_k}"
         cell: dict[str, Any] = {
-            "cell": f"{lengths} d{s.headdim} {'causal' if case.causal else 'full'} {case.direction}",
+            "cell": f"{case.dtype} {lengths} d{s.headdim} {'causal' if case.causal else 'full'} {case.direction}",
             "declares": list(backend.signature(case, described).runs),
         }
         try:

@@ -160,6 +160,12 @@ def version_3() -> dict[str, Any]:
     return {"flash_attn_interface": module("flash_attn_interface", flash_attn_func=_flash_attn_func_3)}
 
 
-def version_4() -> dict[str, Any]:
+def version_4(*, results: int = 5) -> dict[str, Any]:
+    """`results` of its forward: 5 in 4.0.0b36, 2 until 4.0.0b18."""
+
+    def forward() -> None: ...
+
+    forward.__annotations__["return"] = tuple[(Tensor,) * results]  # type: ignore[misc]
     cute = module("flash_attn.cute", flash_attn_func=_flash_attn_func_4)
-    return {"flash_attn": module("flash_attn"), "flash_attn.cute": cute}
+    interface = module("flash_attn.cute.interface", _flash_attn_fwd=forward)
+    return {"flash_attn": module("flash_attn"), "flash_attn.cute": cute, "flash_attn.cute.interface": interface}

@@ -32,10 +32,10 @@ def active(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 def there(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     modules, versions = {
-        "sdpa-fa3": (flash_attn.version_3, flash_attn.VERSIONS_3),
-        "sdpa-fa4": (flash_attn.version_4, flash_attn.VERSIONS_4),
+        "sdpa-fa3": (flash_attn.version_3(), flash_attn.VERSIONS_3),
+        "sdpa-fa4": (flash_attn.version_4(results=2), {"flash-attn-4": "4.0.0b18"}),
     }[name]
-    install(monkeypatch, modules(), versions | {"torch": "2.13.0"})
+    install(monkeypatch, modules, versions | {"torch": "2.13.0"})
 
 
 @pytest.mark.usefixtures("active")
@@ -69,6 +69,20 @@ def test_probe_wants_torchs_switch_and_the_library(name: str, monkeypatch: pytes
         assert "is not installed" in str(backend(name).probe().reason)
     monkeypatch.delattr(attention, "list_flash_attention_impls")
     assert backend(name).probe().reason == f"this torch cannot put {wanted} behind SDPA; that came with 2.11"
+
+
+@pytest.mark.parametrize(("torch_version", "usable"), [("2.11.0+cu130", False), ("2.13.1", False), ("2.14.0", True)])
+def test_a_library_that_torch_does_not_understand(
+    torch_version: str, usable: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.nn.attention, "list_flash_attention_impls", lambda: ["FA4"], raising=False)
+    monkeypatch.setattr(torch, "__version__", torch_version)
+    install(monkeypatch, flash_attn.version_4(), flash_attn.VERSIONS_4 | {"torch": torch_version})
+    found = backend("sdpa-fa4").probe()
+    assert found.usable == usable
+    if not usable:
+        assert found.reason == "this torch takes 2 results of flash-attn-4 4.0.0b36's forward, which gives 5"
+        assert "4.0.0b18" in str(found.install)
 
 
 @pytest.mark.parametrize(
