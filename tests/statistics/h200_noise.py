@@ -1,4 +1,4 @@
-"""The noise between rounds as an H200 showed it, fitted to two run files; run as a script, this prints it.
+"""The noise between rounds as an H200 showed it, fitted to two run files; as a script, also of two others, it prints it.
 
 The files are two runs in fresh processes, four minutes apart, of the same 307 cells: one round each. So what is seen is
 one difference d = ln(b / a) a cell. What happens within a round (bursts, throttled samples) reaches a gate through the
@@ -21,6 +21,7 @@ round's median only, so it is in d already. The parts of the model, for cells th
 from __future__ import annotations
 
 import math
+import sys
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -53,8 +54,8 @@ class Noise:
 
 
 @lru_cache
-def measured() -> Noise:
-    a, b = (store.read(RESULTS / name)[0] for name in FILES)
+def measured(files: tuple[str, ...] = FILES) -> Noise:
+    a, b = (store.read(RESULTS / name)[0] for name in files)
     pairs = _pairs(a, b)
     d = np.array([math.log(y["latency"] / x["latency"]) for x, y, _, _ in pairs])
     limited = np.array([touched for _, _, touched, _ in pairs])
@@ -147,8 +148,8 @@ def draw_first_calls(rng: np.random.Generator, cells: int, rounds: int) -> tuple
     return side(), side()
 
 
-def main() -> None:
-    noise = measured()
+def main(files: tuple[str, ...]) -> None:
+    noise = measured(files)
     for name, own in (("limited", noise.limited), ("other", noise.free)):
         at = np.percentile(np.abs(own), (50, 95, 100))
         print(f"{name:8} {len(own)} cells: own |d| {at[0]:.2%} median, {at[1]:.2%} p95, {at[2]:.2%} worst")
@@ -162,4 +163,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(tuple(sys.argv[1:]) or FILES)
