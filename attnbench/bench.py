@@ -11,40 +11,17 @@ from __future__ import annotations
 import gc
 import hashlib
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from attnbench import inputs, proof, reference, stats, work
-from attnbench.instruments import Instruments, Subject, Timing
-from attnbench.measure.cupti import Call, Untraceable
+from attnbench import evidence, inputs, reference, stats, work
+from attnbench.instruments import Instruments, Subject
 from attnbench.measure.memory import CpuMemory, CudaMemory
-from attnbench.measure.operators import Operator, operators, traced
-from attnbench.measure.timing import LONG
 from attnbench.types import Accuracy, Backend, Case, Device, Measurement, Policy, Prepared, Signature
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-UNSEEN = 1.3  # times the samples' median that the traced work may last; the clock can explain as much
-AGAIN = 3.0  # times the samples' 90th percentile that a call on new inputs may last on a CPU
-SUSPICIOUS = 4  # calls more where the first on a CPU shows little of what is declared
-CLEAR = 0.1  # of the time: enough not to be a decoy, whatever else runs on the CPU
-FEW, DEAR = 10, 0.15  # samples; seconds of a call that is not made again for this
-SLOW_AT_FIRST = "samples much slower than a later call: it was not warm yet, or something disturbed it"
-UNWAITED = "part of it ran on another stream, and no wait for its end was seen: its time may end before its work"
-LATER = 1.5  # times faster that a later call may be before the samples are doubted
-
-
-@dataclass(frozen=True)
-class Proof:
-    """What one traced call returned and showed."""
-
-    result: Any
-    kernels: Mapping[str, int]
-    complaint: str | None = None
-    note: str | None = None
 
 
 class Bench(Instruments):
@@ -107,7 +84,7 @@ class Bench(Instruments):
             return {"status": "wrong", "reason": f"it wrote to its input {changed}", "accuracy": accuracy}
         renewal = reference.Renewal(case, given, prepared)
         checked = replace(prepared, launch=check.launcher(prepared))
-        shown = self.prove(case, _signature(backend, case, self.described), checked, timing, renewal.next)
+        shown = evidence.prove(self, case, _signature(backend, case, self.described), checked, timing, renewal.next)
         others = self.state.others(began) if self.state else ()
         if shown.complaint:
             shared = f"; others computed on this GPU meanwhile, which can look so: {', '.join(others)}"
@@ -118,13 +95,13 @@ class Bench(Instruments):
         if not again.ok:
             return self.wrong(again, "after timing, on inputs renewed in place: ")
         shown = replace(shown, result=None)
-        if stats.median(timing.measurements["time"].values) < DEAR:
+        if stats.median(timing.measurements["time"].values) < evidence.DEAR:
             renewal.restore()
             again = check.restored(prepared.canonical(checked.launch()))
             if not again.ok:
                 return self.wrong(again, "after timing, on the old inputs again: ")
             renewal.next()
-        timing.notes += self.later(prepared, timing)
+        timing.notes += evidence.later(self, prepared, timing)
         measurements = {**timing.measurements, "first_call": Measurement("s", (first_call,)), **ceilings}
         measurements.update({name: Measurement("B", (value,)) for name, value in memory.items()})
         notes = [*check.notes, *timing.notes, *([shown.note] if shown.note else [])]
@@ -151,67 +128,6 @@ class Bench(Instruments):
             return [backend.prepare(case, inputs.clone(given)).launch for _ in range(n)]
 
         return Subject(prepared.launch, on_copies, work.nbytes(case), footprint)
-
-    def later(self, prepared: Prepared, timing: Timing) -> list[str]:
-        """What calls after the samples say of them, on inputs not seen before; looked at where it costs little.
-
-        On a GPU the trace shows a call that computes more than the samples did. Calls of more than a burst are so few
-        that a kernel which is slow in its first ten gets through: more show it, one where calls are long.
-        """
-        times = timing.measurements["time"].values
-        notes = []
-        if self.device.type != "cuda":
-            took = self.timer.samples(prepared.launch, 1)[0]
-            if took > AGAIN * stats.percentile(times, 90) + 1e-3:
-                notes.append("its first call on new inputs is much slower than its samples: it may remember inputs")
-        if len(times) <= FEW and stats.median(times) < DEAR:
-            more = 3 if stats.median(times) < LONG else 1
-            few_more = [self.timer.samples(prepared.launch, 1)[0] for _ in range(more)]
-            slack = 20e-6 if self.device.type == "cuda" else 1e-3
-            if stats.median(few_more) * LATER + slack < stats.median(times):
-                notes.append(SLOW_AT_FIRST)
-        return notes
-
-    def prove(
-        self, case: Case, signature: Signature, prepared: Prepared, timing: Timing, renew: Callable[[], Any]
-    ) -> Proof:
-        """Traces one call after `renew`, and judges what ran. Where tracing takes several tries each is renewed."""
-        result: Any = None
-
-        def launch() -> None:
-            nonlocal result
-            result = None
-            result = prepared.launch()
-
-        if self.device.type != "cuda":
-            renew()
-            ran = traced(launch)
-            names = [operator.name for operator in ran]
-            complaint = (proof.complaint(case, signature, names) or _decoy(signature, ran, launch)) if ran else None
-            if late := proof.computes(operators(lambda: prepared.canonical(result))):
-                complaint = complaint or f"{late} ran after the launch, while its results were only to be named"
-            return Proof(result, proof.counted(names), complaint)
-        try:
-            if self.tracer is None:
-                raise Untraceable("the profiler sees no kernels here (CUPTI)")
-            launched, named = self.tracer.calls([launch, lambda: prepared.canonical(result)], ready=renew)
-        except Untraceable as error:
-            renew()
-            return Proof(prepared.launch(), {}, note=f"what ran is not known: {error}")
-        names = [k.name for k in launched.kernels]
-        kernels = proof.counted(names)
-        complaint = proof.complaint(case, signature, names) or proof.decoy(signature, launched.kernels)
-        complaint = complaint or _outside(launched, named)
-        latency = stats.median(timing.measurements["time"].values)
-        if not complaint and launched.busy > UNSEEN * latency + 20e-6:
-            complaint = (
-                f"kernels ran for {launched.busy * 1e6:.0f} us in one call, and the samples say {latency * 1e6:.0f}: "
-                "part of its work is not in its time"
-            )
-        note = UNWAITED if launched.unwaited else None
-        if not timing.host_bound and launched.span * LATER + 20e-6 < latency:
-            note = SLOW_AT_FIRST
-        return Proof(result, kernels, complaint, note)
 
     def first_call(
         self, backend: Backend, case: Case, check: reference.Check
@@ -297,31 +213,6 @@ def _kept(case: Case, given: inputs.Inputs, held: int, saved: int | None) -> int
 def _rounded(measurement: Measurement) -> Measurement:
     """To seven digits, more than any instrument has: run files are half as large."""
     return Measurement(measurement.unit, tuple(float(f"{v:.7g}") for v in measurement.values))
-
-
-def _decoy(signature: Signature, ran: Sequence[Operator], launch: Callable[[], Any]) -> str | None:
-    """proof.decoy on a CPU, whose other work is in the times of operators: of several calls where one could mislead."""
-    calls = [ran]
-    if proof.share(signature, ran) < CLEAR and proof.covered(ran) < DEAR:
-        calls += [traced(launch) for _ in range(SUSPICIOUS)]
-    return proof.decoy(signature, sorted(calls, key=partial(proof.share, signature))[len(calls) // 2])
-
-
-def _outside(launched: Call, named: Call) -> str | None:
-    """Work that the time of the launch does not hold."""
-    if launched.overrun:
-        return (
-            f"its work went on for {launched.overrun * 1e6:.0f} us after its stream had gone on: on another stream, "
-            "and nothing waits for it"
-        )
-    if launched.head_start:
-        return (
-            f"its work began {launched.head_start * 1e6:.0f} us before its stream had come to it: on another stream, "
-            "which waits for nothing"
-        )
-    if named.kernels:
-        return f"{proof.brief(named.kernels[0].name)} ran after the launch, while its results were only to be named"
-    return None
 
 
 def _signature(backend: Backend, case: Case, device: Device) -> Signature:

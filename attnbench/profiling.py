@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from attnbench import inputs, reference, stats
+from attnbench import evidence, inputs, reference, stats
 from attnbench.jsonable import to_json
 from attnbench.measure.cupti import Untraceable
 from attnbench.types import Backend, Case, Policy, Signature, Unsupported
@@ -67,7 +67,7 @@ def _profile(bench: Bench, backend: Backend, case: Case, trace: str | None) -> d
     renewal = reference.Renewal(case, given, prepared)
     signature = backend.signature(case, bench.described) if hasattr(backend, "signature") else Signature()
     checked = replace(prepared, launch=check.launcher(prepared))
-    shown = bench.prove(case, signature, checked, timing, renewal.next)
+    shown = evidence.prove(bench, case, signature, checked, timing, renewal.next)
     wrong = wrong or shown.complaint or ""
     made = inputs.make(case, str(bench.device), policy.seed)
     wrong = wrong or check.renewed(renewal, made, prepared.canonical(shown.result)).complaint()

@@ -12,6 +12,7 @@ import pytest
 import torch
 from harness import Court, case
 
+from attnbench import evidence
 from attnbench.backends.eager import Eager
 from attnbench.backends.sdpa import Flash, Math
 from attnbench.instruments import Timing
@@ -155,7 +156,8 @@ def test_what_a_trace_shows(
     monkeypatch.setattr(bench, "tracer", Traced())
     timing = Timing({"time": Measurement("s", (103 * US,) * 9)}, "events", "cold", [])
     prepared = Prepared(launch=lambda: "raw", canonical=lambda raw: {"out": raw})
-    shown = bench.prove(case(dtype="bf16"), Signature(("flash_fwd",), ("mem_efficient",)), prepared, timing, renew=list)
+    signature = Signature(("flash_fwd",), ("mem_efficient",))
+    shown = evidence.prove(bench, case(dtype="bf16"), signature, prepared, timing, renew=list)
     assert shown.result == "raw"
     assert says in str(shown.complaint) if says else (shown.complaint, shown.note) == (None, None)
 
@@ -167,6 +169,6 @@ def test_samples_slower_than_the_trace(steady: Court, monkeypatch: pytest.Monkey
     monkeypatch.setattr(bench, "tracer", SimpleNamespace(calls=lambda _, ready: [trace(FLASH), NOTHING]))
     timing = Timing({"time": Measurement("s", (300 * US,) * 9)}, "events", "cold", [])
     prepared = Prepared(launch=lambda: "raw", canonical=lambda raw: {"out": raw})
-    shown = bench.prove(case(dtype="bf16"), Signature(), prepared, timing, renew=list)
+    shown = evidence.prove(bench, case(dtype="bf16"), Signature(), prepared, timing, renew=list)
     assert shown.complaint is None
     assert "much slower than a later call" in str(shown.note)

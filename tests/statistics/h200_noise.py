@@ -1,6 +1,5 @@
 """The noise between rounds as an H200 showed it, fitted to two run files; as a script it prints this, also of others.
 
-
 The files are two runs in fresh processes, four minutes apart, of the same 307 cells: one round each. So what is seen is
 one difference d = ln(b / a) a cell. What happens within a round (bursts, throttled samples) reaches a gate through the
 round's median only, so it is in d already. The parts of the model, for cells that NVML saw limited and for the others:

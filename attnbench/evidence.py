@@ -1,0 +1,130 @@
+"""What calls after the samples show of them: the kernels that ran, how long they took, and whether the samples hold.
+
+A call is traced on inputs that no earlier one has seen, so that what answers from memory has to compute.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from attnbench import proof, stats
+from attnbench.instruments import Instruments, Timing
+from attnbench.measure.cupti import Call, Untraceable
+from attnbench.measure.operators import Operator, operators, traced
+from attnbench.measure.timing import LONG
+from attnbench.types import Case, Prepared, Signature
+
+UNSEEN = 1.3  # times the samples' median that the traced work may last; the clock can explain as much
+AGAIN = 3.0  # times the samples' 90th percentile that a call on new inputs may last on a CPU
+SUSPICIOUS = 4  # calls more where the first on a CPU shows little of what is declared
+CLEAR = 0.1  # of the time: enough not to be a decoy, whatever else runs on the CPU
+FEW, DEAR = 10, 0.15  # samples; seconds of a call that is not made again for this
+SLOW_AT_FIRST = "samples much slower than a later call: it was not warm yet, or something disturbed it"
+UNWAITED = "part of it ran on another stream, and no wait for its end was seen: its time may end before its work"
+LATER = 1.5  # times faster that a later call may be before the samples are doubted
+
+
+@dataclass(frozen=True)
+class Proof:
+    """What one traced call returned and showed."""
+
+    result: Any
+    kernels: Mapping[str, int]
+    complaint: str | None = None
+    note: str | None = None
+
+
+def prove(
+    instruments: Instruments,
+    case: Case,
+    signature: Signature,
+    prepared: Prepared,
+    timing: Timing,
+    renew: Callable[[], Any],
+) -> Proof:
+    """Traces one call after `renew`, and judges what ran. Where tracing takes several tries each is renewed."""
+    result: Any = None
+
+    def launch() -> None:
+        nonlocal result
+        result = None
+        result = prepared.launch()
+
+    if instruments.device.type != "cuda":
+        renew()
+        ran = traced(launch)
+        names = [operator.name for operator in ran]
+        complaint = (proof.complaint(case, signature, names) or _decoy(signature, ran, launch)) if ran else None
+        if late := proof.computes(operators(lambda: prepared.canonical(result))):
+            complaint = complaint or f"{late} ran after the launch, while its results were only to be named"
+        return Proof(result, proof.counted(names), complaint)
+    try:
+        if instruments.tracer is None:
+            raise Untraceable("the profiler sees no kernels here (CUPTI)")
+        launched, named = instruments.tracer.calls([launch, lambda: prepared.canonical(result)], ready=renew)
+    except Untraceable as error:
+        renew()
+        return Proof(prepared.launch(), {}, note=f"what ran is not known: {error}")
+    names = [k.name for k in launched.kernels]
+    kernels = proof.counted(names)
+    complaint = proof.complaint(case, signature, names) or proof.decoy(signature, launched.kernels)
+    complaint = complaint or _outside(launched, named)
+    latency = stats.median(timing.measurements["time"].values)
+    if not complaint and launched.busy > UNSEEN * latency + 20e-6:
+        complaint = (
+            f"kernels ran for {launched.busy * 1e6:.0f} us in one call, and the samples say {latency * 1e6:.0f}: "
+            "part of its work is not in its time"
+        )
+    note = UNWAITED if launched.unwaited else None
+    if not timing.host_bound and launched.span * LATER + 20e-6 < latency:
+        note = SLOW_AT_FIRST
+    return Proof(result, kernels, complaint, note)
+
+
+def later(instruments: Instruments, prepared: Prepared, timing: Timing) -> list[str]:
+    """What calls after the samples say of them, on inputs not seen before; looked at where it costs little.
+
+    On a GPU the trace shows a call that computes more than the samples did. Calls of more than a burst are so few
+    that a kernel which is slow in its first ten gets through: more show it, one where calls are long.
+    """
+    times = timing.measurements["time"].values
+    notes = []
+    if instruments.device.type != "cuda":
+        took = instruments.timer.samples(prepared.launch, 1)[0]
+        if took > AGAIN * stats.percentile(times, 90) + 1e-3:
+            notes.append("its first call on new inputs is much slower than its samples: it may remember inputs")
+    if len(times) <= FEW and stats.median(times) < DEAR:
+        more = 3 if stats.median(times) < LONG else 1
+        few_more = [instruments.timer.samples(prepared.launch, 1)[0] for _ in range(more)]
+        slack = 20e-6 if instruments.device.type == "cuda" else 1e-3
+        if stats.median(few_more) * LATER + slack < stats.median(times):
+            notes.append(SLOW_AT_FIRST)
+    return notes
+
+
+def _decoy(signature: Signature, ran: Sequence[Operator], launch: Callable[[], Any]) -> str | None:
+    """proof.decoy on a CPU, whose other work is in the times of operators: of several calls where one could mislead."""
+    calls = [ran]
+    if proof.share(signature, ran) < CLEAR and proof.covered(ran) < DEAR:
+        calls += [traced(launch) for _ in range(SUSPICIOUS)]
+    return proof.decoy(signature, sorted(calls, key=partial(proof.share, signature))[len(calls) // 2])
+
+
+def _outside(launched: Call, named: Call) -> str | None:
+    """Work that the time of the launch does not hold."""
+    if launched.overrun:
+        return (
+            f"its work went on for {launched.overrun * 1e6:.0f} us after its stream had gone on: on another stream, "
+            "and nothing waits for it"
+        )
+    if launched.head_start:
+        return (
+            f"its work began {launched.head_start * 1e6:.0f} us before its stream had come to it: on another stream, "
+            "which waits for nothing"
+        )
+    if named.kernels:
+        return f"{proof.brief(named.kernels[0].name)} ran after the launch, while its results were only to be named"
+    return None
