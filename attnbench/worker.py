@@ -100,8 +100,11 @@ class Worker:
             if (found := environment.pick(device)).startswith("cuda"):
                 import torch
 
+                from attnbench import reference
+
                 torch.cuda.set_device(found)
                 first_session()
+                reference.warm(torch.device(found))
 
     def environment(self, device: str, dtypes: list[str]) -> dict[str, Any]:
         try:

@@ -8,14 +8,14 @@ import json
 import pytest
 import torch
 
-from attnbench import environment, worker
+from attnbench import environment, reference, worker
 from attnbench.backends import BACKENDS
 
 
 @pytest.mark.parametrize(
     ("request_", "opened"),
     [
-        ({"name": "eager", "spec": BACKENDS["eager"], "opens": "auto"}, ["cuda:1", "session"]),
+        ({"name": "eager", "spec": BACKENDS["eager"], "opens": "auto"}, ["cuda:1", "session", "warm cuda:1"]),
         ({"name": "eager", "spec": BACKENDS["eager"], "opens": None}, []),
         ({"name": "eager", "spec": BACKENDS["eager"]}, []),
         ({"name": "fake", "spec": BACKENDS["fake"], "opens": "auto"}, []),  # simulated
@@ -30,6 +30,7 @@ def test_the_device_is_opened_after_the_answer(
     monkeypatch.setattr(environment, "pick", lambda device: "cuda:1")
     monkeypatch.setattr(torch.cuda, "set_device", lambda name: done.append((name, answers.getvalue().count("\n"))))
     monkeypatch.setattr(worker, "first_session", lambda: done.append(("session", 1)))
+    monkeypatch.setattr(reference, "warm", lambda device: done.append((f"warm {device}", 1)))
     requests = io.StringIO(json.dumps({"op": "load", **request_}) + "\n")
     worker.serve(requests, answers)
     assert done == [(name, 1) for name in opened]
