@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from attnbench import metrics, stats
 from attnbench.report import batch
-from attnbench.report.cells import Cell, by_columns, each_rates
+from attnbench.report.cells import Cell, by_sheet, each_rates
 from attnbench.report.tables import MEMORY
 from attnbench.types import SHORT
 from attnbench.work import Convention
@@ -77,7 +77,8 @@ def _method(cells: Sequence[Cell]) -> str:
     timers: set[str | None] = set()
     caches: set[str | None] = set()
     repeated: list[list[float]] = []
-    for columns, group in by_columns(cells):
+    for sheet, group in by_sheet(cells):
+        columns = sheet.columns
         ok = [i for c in group for i in c.ok]
         samples, latencies = (batch.values(name, columns) for name in ("samples", "latency"))
         counts += [int(n) for i in ok if (n := samples[i])]

@@ -14,7 +14,7 @@ from typing import Any
 from attnbench import metrics
 from attnbench.errors import UserError, did_you_mean
 from attnbench.report import words
-from attnbench.report.cells import Cell, prime
+from attnbench.report.cells import Cell
 from attnbench.sizes import short
 from attnbench.types import DIRECTIONS, DTYPES, Case
 from attnbench.work import Convention
@@ -170,7 +170,6 @@ def sections(
 
 def _plainest_masks(cells: Sequence[Cell]) -> list[Cell]:
     """Of cells that differ in the mask alone those with the plainest: memory hardly depends on it. Measured ones."""
-    prime(("memory_peak",), cells)
     ranks: dict[Any, Any] = {}
     groups = [(cell, _but_mask(cell), words.mask_rank(cell.case)) for cell in cells]
     for cell, key, rank in groups:

@@ -103,7 +103,7 @@ def case(backend: str, case: Case, dtype: bool = False) -> str:
 
 def name(cell: Cell) -> str:
     """With its dtype where there are cells of another."""
-    return case(cell.backend, cell.case, cell.several_dtypes)
+    return case(cell.backend, cell.case, cell.sheet.several_dtypes)
 
 
 def count(n: int, what: str) -> str:
