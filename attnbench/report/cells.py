@@ -129,6 +129,14 @@ def cells(runs: Sequence[Run]) -> list[Cell]:
     return found
 
 
+def keyed(cells: Sequence[Cell], known: dict[Case, Case]) -> dict[Key, Cell]:
+    """By their keys, in which equal cases of several runs, all that are `known`, are one object: look-ups are quick."""
+    same: dict[int, Case] = {}
+    for case in (case for sheet in _sheets(cells) for case in sheet.cases.values()):
+        same[id(case)] = known.setdefault(case, case)
+    return {(same[id(c.case)], c.backend): c for c in cells}
+
+
 def by_sheet(cells: Iterable[Cell]) -> list[tuple[Sheet, list[Cell]]]:
     """The cells of each run: what is asked of all of them is asked once."""
     found: dict[int, list[Cell]] = {}
@@ -139,14 +147,17 @@ def by_sheet(cells: Iterable[Cell]) -> list[tuple[Sheet, list[Cell]]]:
 
 def having(cells: Sequence[Cell], records: Callable[[Sheet], Iterable[int]]) -> list[Cell]:
     """The cells with a record among those of their sheet."""
-    sheets = {id(c.sheet): c.sheet for c in cells}
-    found = {number: sheet.having(records(sheet)) for number, sheet in sheets.items()}
+    found = {id(sheet): sheet.having(records(sheet)) for sheet in _sheets(cells)}
     return [c for c in cells if c.place in found[id(c.sheet)]]
 
 
 def each_rates(cells: Iterable[Cell]) -> Iterator[Cell]:
     """One cell for each of the `rates` that cells may have."""
     return iter({(id(c.sheet), c.case.dtype): c for c in cells}.values())
+
+
+def _sheets(cells: Iterable[Cell]) -> list[Sheet]:
+    return list({id(c.sheet): c.sheet for c in cells}.values())
 
 
 def _filled(sheets: Sequence[Sheet]) -> list[Cell]:

@@ -68,6 +68,12 @@ class Sheet:
         return self.having(chain.from_iterable(self.columns.present[name] for name in derive.TURNS))
 
     @cached_property
+    def failed(self) -> Set[int]:
+        """Where a round ended otherwise than measured or skipped."""
+        each = enumerate(self.columns.statuses)
+        return self.having(i for i, status in each if status not in ("ok", "skipped"))
+
+    @cached_property
     def powered(self) -> Set[int]:
         """Where power was measured in a long run without pauses."""
         return self.having(self.columns.present["sustained_power"])
