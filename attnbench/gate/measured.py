@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, overload
 
 from attnbench.gate import decide, looks, rounds
@@ -46,9 +47,12 @@ class Measured(Sequence[Finding]):
         """On either side."""
         return (self.tests.n[i].item(), self.tests.m[i].item()) if self.seen is None else (self.seen[i], self.seen[i])
 
-    def held_down(self, i: int) -> bool:
+    @cached_property
+    def held_down(self) -> list[bool]:
         """Whether a limit kept the clock below its best on either side, where that makes the figure."""
-        return self.metrics[i] == "latency" and any(cell.held_down for cell in self.both[self.places[i]])
+        of_cells = [old.held_down or new.held_down for old, new in self.both]
+        each = zip(self.metrics, self.places, strict=True)
+        return [metric == "latency" and of_cells[place] for metric, place in each]
 
     def __len__(self) -> int:
         return len(self.places)
@@ -74,7 +78,7 @@ class Measured(Sequence[Finding]):
             self.tests.margin[i].item(),
             decision,
             _settle(decision) if decision.verdict == "inconclusive" else "",
-            self.held_down(i),
+            self.held_down[i],
         )
 
 
@@ -97,7 +101,7 @@ def measured(
         if paired:
             before, after = alike(before, after)
         some = np.flatnonzero((before.counts > 0) & (after.counts > 0))
-        margin = np.array([margins.of(metric, names[i]) for i in some.tolist()])
+        margin = np.array([margins.of(metric, name) for name in map(names.__getitem__, some.tolist())])
         parts.append(_Part.of(metric, some, before, after, margin, paired))
     parts = [part for part in parts if part.places.size]
     return missing, _decided(both, parts, in_turns) if parts else None
@@ -131,7 +135,7 @@ def _logs(values: Floats, least: float) -> Floats:
     """By the standard library, whose last digit does not differ from processor to processor as numpy's does."""
     import numpy as np
 
-    return np.array([math.log(value if value > least else least) for value in values.tolist()])
+    return np.array([*map(math.log, np.maximum(values, least).tolist())])
 
 
 def _decided(both: Sequence[tuple[Cell, Cell]], parts: Sequence[_Part], in_turns: bool) -> Measured:

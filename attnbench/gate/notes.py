@@ -32,19 +32,19 @@ def timed(findings: Findings, measured: Measured, in_turns: bool) -> list[str]:
     """Of the latencies, or cycles."""
     notes = []
     some = [i for i, metric in enumerate(measured.metrics) if metric in TIMED]
-    if not in_turns and any(min(measured.rounds(i)) == 1 for i in some):
+    if not in_turns and 1 in (*measured.tests.n[some].tolist(), *measured.tests.m[some].tolist()):
         notes.append(_weakness([measured[i] for i in some]))
     changes = [measured.changes[i] for i in some]
     if len(changes) >= TOGETHER:
         low, middle, high = (stats.percentile(changes, p) for p in (25, 50, 75))
-        margin = stats.median([measured.tests.margin[i].item() for i in some])
+        margin = stats.median(measured.tests.margin[some].tolist())
         metric = next(kind.metric for kind in findings.kinds if kind.metric in TIMED and kind.verdict != "missing")
         line = f"Of {len(changes)} cells the median {metric} changed by {signed(middle)}, "
         line += f"the middle half by {signed(low)} to {signed(high)}."
         if not in_turns and low * high > 0 and abs(middle) > margin / 3:
             line += " Nearly all moved together: that is as likely the machine as the code; measure the baseline again."
         notes.append(line)
-    held = sum(map(measured.held_down, some))
+    held = sum(measured.held_down)
     if held:
         notes.append(
             f"~ {words.count(held, 'cell')}: a limit held the clock below its best, so the latency is also the "
@@ -58,7 +58,7 @@ def _weakness(timed: Sequence[Finding]) -> str:
     sides = {min(f.rounds) for f in timed if max(f.rounds) > 1}
     if not some:
         return f"One round a side says nothing of the noise, and the cells are too few to; run --rounds {ROUNDS}."
-    halves = [math.log1p(d.high) - math.log1p(d.change) for d in some if d.high is not None]
+    halves = [math.log1p(d.high) - math.log1p(d.change) for d in some if d.high is not None and d.change > -1]
     known = f"the typical change is known to {percent(stats.median(halves))}"
     if sides:
         return f"One side has one round only, so its noise is taken to be the other's; {known}. Run --rounds {ROUNDS}."

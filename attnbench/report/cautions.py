@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from attnbench import derive, metrics, stats, store
 from attnbench.report import batch, words
-from attnbench.report.cells import Cell, by_sheet, each_rates, having
+from attnbench.report.cells import Cell, by_rates, by_sheet, having
 from attnbench.report.sheet import Sheet
 from attnbench.report.tables import HELD_DOWN
 from attnbench.types import SHORT, Run
@@ -256,8 +256,8 @@ def _unproven(cells: Sequence[Cell]) -> Iterator[Caution]:
 
 def _no_peak(cells: Iterable[Cell]) -> Iterator[Caution]:
     unknown: dict[str, set[str]] = {}
-    for cell in each_rates(cells):
-        if cell.rates.peak is None and cell.run.environment.device.kind == "cuda":
+    for rates, (cell, *_) in by_rates(cells):
+        if rates.peak is None and cell.run.environment.device.kind == "cuda":
             unknown.setdefault(cell.run.environment.device.name, set()).add(cell.case.dtype)
     for device, dtypes in unknown.items():
         names = sorted(dtypes)

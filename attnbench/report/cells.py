@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from operator import itemgetter
 from typing import Literal
@@ -151,9 +151,12 @@ def having(cells: Sequence[Cell], records: Callable[[Sheet], Iterable[int]]) -> 
     return [c for c in cells if c.place in found[id(c.sheet)]]
 
 
-def each_rates(cells: Iterable[Cell]) -> Iterator[Cell]:
-    """One cell for each of the `rates` that cells may have."""
-    return iter({(id(c.sheet), c.case.dtype): c for c in cells}.values())
+def by_rates(cells: Iterable[Cell]) -> list[tuple[derive.Context, list[Cell]]]:
+    """The cells of each run and dtype, and what the run says of its machine for that dtype."""
+    found: dict[tuple[int, str], list[Cell]] = {}
+    for cell in cells:
+        found.setdefault((id(cell.sheet), cell.case.dtype), []).append(cell)
+    return [(group[0].rates, group) for group in found.values()]
 
 
 def _sheets(cells: Iterable[Cell]) -> list[Sheet]:

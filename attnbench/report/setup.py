@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from attnbench import metrics, stats
 from attnbench.report import batch
-from attnbench.report.cells import Cell, by_sheet, each_rates
+from attnbench.report.cells import Cell, by_rates, by_sheet
 from attnbench.report.tables import MEMORY
 from attnbench.types import SHORT
 from attnbench.work import Convention
@@ -116,11 +116,11 @@ def _agreement(repeated: Sequence[Sequence[float]]) -> str:
 def _ceilings(cells: Sequence[Cell]) -> str:
     """What a large matmul and a large copy reached meanwhile; of several runs the median."""
     matmuls: dict[str, set[float]] = {}
-    some = list(each_rates(cells))
-    for cell in some:
-        if cell.rates.ceiling:
-            matmuls.setdefault(cell.case.dtype, set()).add(cell.rates.ceiling)
-    copies = {c.rates.copy for c in some if c.rates.copy}
+    some = by_rates(cells)
+    for rates, group in some:
+        if rates.ceiling:
+            matmuls.setdefault(group[0].case.dtype, set()).add(rates.ceiling)
+    copies = {rates.copy for rates, _ in some if rates.copy}
     parts = [f"{metrics.digits(stats.median([*found]) / 1e12)} TFLOP/s {dtype}" for dtype, found in matmuls.items()]
     parts = [f"matmul {', '.join(parts)}"] if parts else []
     parts += [f"copy {bandwidth(stats.median([*copies]))}"] if copies else []
@@ -141,7 +141,8 @@ def heading(metric: metrics.Metric, cells: Sequence[Cell], convention: Conventio
     if metric.name not in ("tflops", "utilization"):
         return metric.heading
     counted = f"{metric.heading} ({CONVENTIONS[convention]})"
-    known = {(c.device, c.case.dtype): c.rates.peak for c in cells if c.rates.peak and c.status == "ok"}
+    measured = by_rates(c for c in cells if c.status == "ok")
+    known = {(group[0].device, group[0].case.dtype): rates.peak for rates, group in measured if rates.peak}
     if not known:
         return counted
     several = len({device for device, _ in known}) > 1
@@ -151,6 +152,6 @@ def heading(metric: metrics.Metric, cells: Sequence[Cell], convention: Conventio
     )
     if metric.name == "utilization":
         return f"{counted}, share of the peak ({peaks})"
-    rates = {c.rates.bandwidth for c in cells if c.rates.bandwidth and c.status == "ok" and c.bound == "memory"}
-    roofline = f"; {MEMORY}: of the roofline, where memory bounds ({', '.join(map(bandwidth, sorted(rates)))})"
-    return f"{counted}, and share of the peak ({peaks})" + (roofline if rates else "")
+    some = {r.bandwidth for r, group in measured if r.bandwidth and any(c.bound == "memory" for c in group)}
+    roofline = f"; {MEMORY}: of the roofline, where memory bounds ({', '.join(map(bandwidth, sorted(some)))})"
+    return f"{counted}, and share of the peak ({peaks})" + (roofline if some else "")

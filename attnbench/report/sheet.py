@@ -105,12 +105,20 @@ class Sheet:
     def rates(self, dtype: str, convention: Convention = "exact") -> derive.Context:
         """What the run says of its machine."""
         if (dtype, convention) not in self._rates:
-            known = self.columns
-            matmuls, copies = (known.samples(name) if known.present[name] else () for name in derive.CEILINGS)
-            own = [v for i, readings in matmuls if known.cases[i].dtype == dtype for v in readings]
-            found = derive.context(self.run, dtype, own, [v for _, readings in copies for v in readings])
+            matmuls, copies = self._ceilings
+            found = derive.context(self.run, dtype, matmuls.get(dtype, ()), copies)
             self._rates[dtype, convention] = replace(found, convention=convention)
         return self._rates[dtype, convention]
+
+    @cached_property
+    def _ceilings(self) -> tuple[Mapping[str, Sequence[float]], Sequence[float]]:
+        """What large matmuls, by dtype, and large copies reached."""
+        known = self.columns
+        matmuls, copies = (known.samples(name) if known.present[name] else () for name in derive.CEILINGS)
+        found: dict[str, list[float]] = {}
+        for i, readings in matmuls:
+            found.setdefault(known.cases[i].dtype, []).extend(readings)
+        return found, [v for _, readings in copies for v in readings]
 
     def values(self, metric: str, convention: Convention = "exact") -> Values:
         """The median over a measured cell's rounds, derived once."""

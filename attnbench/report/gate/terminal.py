@@ -10,6 +10,7 @@ from rich.text import Text
 from attnbench.gate.gate import Judgement
 from attnbench.report.files import plain
 from attnbench.report.gate import rows
+from attnbench.report.rich_table import filled, width
 
 STYLES = {
     "newly-failing": "bold red",
@@ -21,7 +22,6 @@ STYLES = {
     "unchanged": "dim",
 }
 REASON = 30  # characters that a table leaves for the reasons, which go on in the next line
-UNBOUNDED = 10_000  # characters
 HEADLINES = {0: "bold green", 1: "bold red", 3: "bold yellow", 4: "bold red"}
 
 
@@ -45,26 +45,26 @@ def render(console: Console, judgement: Judgement, every: bool = False) -> None:
 def _findings(console: Console, found: list[rows.Row]) -> None:
     """A table, where the console is wide enough for it and for the beginning of the longest reason."""
     reasons = min(REASON, max(len(row.entries[-1]) for row in found))
-    without = _table(found, reasons=False)
-    figures = console.measure(without, options=console.options.update(width=UNBOUNDED)).maximum
-    if figures + 2 + reasons <= console.width:
-        console.print(_table(found))
+    if width(console, _table(console, found, reasons=False)) + 2 + reasons <= console.width:
+        console.print(_table(console, found))
     else:
         _list(console, found)
 
 
-def _table(found: list[rows.Row], reasons: bool = True) -> Table:
+def _table(console: Console, found: list[rows.Row], reasons: bool = True) -> Table:
     """Without the columns that no row fills."""
-    table = Table(box=None, pad_edge=False, header_style="bold")
     used = [i for i in range(len(rows.HEADINGS) - (not reasons)) if any(row.entries[i] for row in found)]
-    for i in used:
-        right = rows.HEADINGS[i] in ("baseline", "current", "change", "margin")
-        heading = rows.HEADINGS[i]
-        table.add_column(heading, justify="right" if right else "left", overflow="fold", no_wrap=bool(heading))
-    for row in found:
-        style = STYLES[row.finding.verdict]
-        table.add_row(*(Text(row.entries[i], style if i == 0 else "") for i in used))
-    return table
+
+    def empty() -> Table:
+        table = Table(box=None, pad_edge=False, header_style="bold")
+        for heading in (rows.HEADINGS[i] for i in used):
+            right = heading in ("baseline", "current", "change", "margin")
+            table.add_column(heading, justify="right" if right else "left", overflow="fold", no_wrap=bool(heading))
+        return table
+
+    styles = [STYLES[row.finding.verdict] for row in found]
+    each = zip(found, styles, strict=True)
+    return filled(console, empty, [[Text(row.entries[i], "" if i else style) for i in used] for row, style in each])
 
 
 def _list(console: Console, found: list[rows.Row]) -> None:
