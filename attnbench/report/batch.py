@@ -113,7 +113,10 @@ def _computed(source: str, columns: Columns) -> dict[str, Floats]:
     import numpy as np
 
     ok = np.fromiter(map("ok".__eq__, columns.statuses), bool, len(columns))
-    made = {name: np.full(len(columns), np.nan) for name, (own, _) in FORMULAS.items() if own == source}
+    sources = {source}
+    if source in (TIMED, "time") and not spans(columns):
+        sources = {TIMED, "time"}  # which are the same
+    made = {name: np.full(len(columns), np.nan) for name, (own, _) in FORMULAS.items() if own in sources}
     odd: list[int] = []
     for places, matrix in _rows(columns, source):
         finite = np.isfinite(matrix).all(axis=1)

@@ -31,7 +31,7 @@ def filled(console: Console, empty: Callable[[], Table], rows: Sequence[Sequence
         for column, into, own in zip(table.columns, lines, row, strict=True):
             blank = [Text()] * (height - len(own))
             into += [*blank, *own] if column.vertical == "bottom" else [*own, *blank]
-    table.add_row(*map(Text("\n").join, lines))
+    table.add_row(*map(Text("\n", no_wrap=True).join, lines))
     return table
 
 

@@ -79,20 +79,20 @@ def _method(cells: Sequence[Cell]) -> str:
     repeated: list[list[float]] = []
     for sheet, group in by_sheet(cells):
         columns = sheet.columns
-        ok = [i for c in group for i in c.ok]
+        ok = [i for c in group for i in c.rows if columns.statuses[i] == "ok"]
         samples, latencies = (batch.values(name, columns) for name in ("samples", "latency"))
         counts += [int(n) for i in ok if (n := samples[i])]
         clocks += batch.clocks(columns, ok)
         timers.update(map(columns.timers.__getitem__, ok))
         caches.update(map(columns.l2.__getitem__, ok))
-        repeated += [[v for i in c.ok if (v := latencies[i])] for c in group]
+        repeated += [[v for i in c.rows if (v := latencies[i])] for c in group]
     parts = []
     if counts:
         number = str(min(counts)) if min(counts) == max(counts) else f"{min(counts)} to {max(counts)}"
         again = f", then over {rounds} rounds" if rounds > 1 else ""
         parts.append(f"latency = median of {number} {'sample' if number == '1' else 'samples'}{again}")
     parts += [TIMERS.get(timer, timer) for timer in sorted(filter(None, timers))]
-    if any(c.spans for c in cells):
+    if any(sheet.spans for sheet, _ in by_sheet(cells)):
         parts.append(f"{TIMERS['cupti']} under {metrics.duration(SHORT)}")
     parts += [f"L2 {state}" for state in sorted(filter(None, caches))]
     if clocks:

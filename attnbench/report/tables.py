@@ -202,13 +202,15 @@ def _tables(
 
 def _split(cells: Sequence[Cell], axes: Sequence[str]) -> list[list[Cell]]:
     groups: dict[tuple[int, tuple[Any, ...]], list[Cell]] = {}
-    devices = {name: place for place, name in enumerate(dict.fromkeys(c.device for c in cells))}
-    known: dict[tuple[int, str], tuple[Any, ...]] = {}  # values of a case on a backend
+    devices: dict[str, int] = {}
+    known: dict[tuple[int, str, str], list[Cell]] = {}  # a case on a backend of a device -> its group
     for cell in cells:
-        key = id(cell.case), cell.backend if "backend" in axes else ""
-        if (values := known.get(key)) is None:
-            values = known[key] = tuple(_AXES[axis].value(cell) for axis in axes)
-        groups.setdefault((devices[cell.device], values), []).append(cell)
+        one = id(cell.case), cell.backend if "backend" in axes else "", cell.device
+        if (group := known.get(one)) is None:
+            device = devices.setdefault(cell.device, len(devices))
+            values = tuple(_AXES[axis].value(cell) for axis in axes)
+            group = known[one] = groups.setdefault((device, values), [])
+        group.append(cell)
     return [groups[key] for key in sorted(groups)]
 
 
