@@ -135,7 +135,7 @@ def _logs(values: Floats, least: float) -> Floats:
     """By the standard library, whose last digit does not differ from processor to processor as numpy's does."""
     import numpy as np
 
-    return np.array([*map(math.log, np.maximum(values, least).tolist())])
+    return np.fromiter(map(math.log, np.maximum(values, least).tolist()), float, len(values))
 
 
 def _decided(both: Sequence[tuple[Cell, Cell]], parts: Sequence[_Part], in_turns: bool) -> Measured:

@@ -61,13 +61,11 @@ def array(name: str, columns: Columns) -> Floats:
     return arrays[name]
 
 
-def clocks(columns: Columns, rows: Iterable[int]) -> Iterator[float]:
+def clocks(columns: Columns, rows: Iterable[int]) -> list[float]:
     """derive.clock of some records, where it is known."""
     held = values("clock_held", columns)
-    for i in rows:
-        hz = held[i] if held[i] is not None else derive.clock(columns[i])
-        if hz is not None:
-            yield hz
+    found = [derive.clock(columns[i]) if (hz := held[i]) is None else hz for i in rows]
+    return [hz for hz in found if hz is not None]
 
 
 def spans(columns: Columns) -> Set[int]:

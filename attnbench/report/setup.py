@@ -72,7 +72,7 @@ def _machine(cells: Sequence[Cell]) -> str:
 
 def _method(cells: Sequence[Cell]) -> str:
     rounds = max((len(c.rows) for c in cells), default=1)
-    counts: list[int] = []
+    counts: list[float] = []
     clocks: list[float] = []
     timers: set[str | None] = set()
     caches: set[str | None] = set()
@@ -81,14 +81,15 @@ def _method(cells: Sequence[Cell]) -> str:
         columns = sheet.columns
         ok = [i for c in group for i in c.rows if columns.statuses[i] == "ok"]
         samples, latencies = (batch.values(name, columns) for name in ("samples", "latency"))
-        counts += [int(n) for i in ok if (n := samples[i])]
+        counts += [n for i in ok if (n := samples[i])]
         clocks += batch.clocks(columns, ok)
         timers.update(map(columns.timers.__getitem__, ok))
         caches.update(map(columns.l2.__getitem__, ok))
         repeated += [[v for i in c.rows if (v := latencies[i])] for c in group]
     parts = []
     if counts:
-        number = str(min(counts)) if min(counts) == max(counts) else f"{min(counts)} to {max(counts)}"
+        fewest, most = int(min(counts)), int(max(counts))
+        number = str(fewest) if fewest == most else f"{fewest} to {most}"
         again = f", then over {rounds} rounds" if rounds > 1 else ""
         parts.append(f"latency = median of {number} {'sample' if number == '1' else 'samples'}{again}")
     parts += [TIMERS.get(timer, timer) for timer in sorted(filter(None, timers))]

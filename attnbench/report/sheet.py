@@ -10,10 +10,11 @@ import math
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import replace
 from functools import cached_property
-from itertools import chain
+from itertools import chain, repeat
 from typing import TYPE_CHECKING
 
 from attnbench import columns, derive, metrics, stats
+from attnbench.columns import Samples
 from attnbench.report import batch
 from attnbench.types import Case, Run
 from attnbench.work import Convention
@@ -114,11 +115,12 @@ class Sheet:
     def _ceilings(self) -> tuple[Mapping[str, Sequence[float]], Sequence[float]]:
         """What large matmuls, by dtype, and large copies reached."""
         known = self.columns
-        matmuls, copies = (known.samples(name) if known.present[name] else () for name in derive.CEILINGS)
+        matmuls, copies = (known.samples(name) if known.present[name] else Samples() for name in derive.CEILINGS)
+        places = chain.from_iterable(map(repeat, matmuls.places, matmuls.lengths))  # of each reading's record
         found: dict[str, list[float]] = {}
-        for i, readings in matmuls:
-            found.setdefault(known.cases[i].dtype, []).extend(readings)
-        return found, [v for _, readings in copies for v in readings]
+        for i, reading in zip(places, matmuls.values, strict=True):
+            found.setdefault(known.cases[i].dtype, []).append(reading)
+        return found, copies.values
 
     def values(self, metric: str, convention: Convention = "exact") -> Values:
         """The median over a measured cell's rounds, derived once."""
