@@ -18,10 +18,9 @@ UNBOUNDED = 10_000  # characters
 
 def filled(console: Console, empty: Callable[[], Table], rows: Sequence[Sequence[Text]]) -> Table:
     """A table with these rows."""
-    trial, table = empty(), empty()
-    entries = [_Entries(column) for column in zip(*rows, strict=True)]
-    trial.add_row(*entries)
+    trial, entries = _trial(empty, rows)
     console.render_lines(trial)
+    table = empty()
     for column, each in zip(table.columns, entries, strict=True):
         column.width = each.width
     folded = [[_folded(console, column, text) for column, text in zip(table.columns, row, strict=True)] for row in rows]
@@ -35,9 +34,16 @@ def filled(console: Console, empty: Callable[[], Table], rows: Sequence[Sequence
     return table
 
 
-def width(console: Console, table: Table) -> int:
+def width(console: Console, empty: Callable[[], Table], rows: Sequence[Sequence[Text]]) -> int:
     """Characters that it would take where there is no end of them."""
-    return console.measure(table, options=console.options.update(width=UNBOUNDED)).maximum
+    trial, _ = _trial(empty, rows)
+    return console.measure(trial, options=console.options.update(width=UNBOUNDED)).maximum
+
+
+def _trial(empty: Callable[[], Table], rows: Sequence[Sequence[Text]]) -> tuple[Table, list[_Entries]]:
+    table, entries = empty(), [_Entries(column) for column in zip(*rows, strict=True)]
+    table.add_row(*entries)
+    return table, entries
 
 
 class _Entries:

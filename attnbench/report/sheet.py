@@ -124,14 +124,16 @@ class Sheet:
 
     def values(self, metric: str, convention: Convention = "exact") -> Values:
         """The median over a measured cell's rounds, derived once."""
-        if isinstance(metrics.METRICS[metric].derive, derive.Once):
-            convention = "exact"  # it needs no context
-        if (metric, convention) not in self._values:
-            at_once = metric in batch.FORMULAS and len(self.columns) >= batch.FEW
-            self._values[metric, convention] = (
-                batch.medians(metric, self.columns, self._grouped) if at_once else _Asked(self, metric, convention)
-            )
-        return self._values[metric, convention]
+        found = self._values.get((metric, convention))
+        if found is None:
+            if convention != "exact" and isinstance(metrics.METRICS[metric].derive, derive.Once):
+                found = self.values(metric)  # it needs no context
+            elif metric in batch.FORMULAS and len(self.columns) >= batch.FEW:
+                found = batch.medians(metric, self.columns, self._grouped)
+            else:
+                found = _Asked(self, metric, convention)
+            self._values[metric, convention] = found
+        return found
 
     @cached_property
     def _grouped(self) -> batch.Grouped:

@@ -95,9 +95,9 @@ def test_work_grows_with_the_records_and_no_faster(folder: Path, report: str, mo
 # Lines of attnbench's Python that a command may execute for each record, the rest being in libraries. Before
 # records were read by column these were 372, 227 and 633.
 COMMANDS: dict[str, tuple[int, Callable[[Path, Path], object]]] = {
-    "gate": (185, lambda a, b: judge(*(store.read(p, batch.ahead_of(DEFAULT))[0] for p in (a, b)), Request(DEFAULT))),
-    "compare": (135, lambda a, b: compared([a, b], [store.read(p, COMPARE)[0] for p in (a, b)])),
-    "report": (430, lambda a, b: [table(store.read(p, REPORT)[0]) for p in (a, b)]),
+    "gate": (95, lambda a, b: judge(*(store.read(p, batch.ahead_of(DEFAULT))[0] for p in (a, b)), Request(DEFAULT))),
+    "compare": (125, lambda a, b: compared([a, b], [store.read(p, COMPARE)[0] for p in (a, b)])),
+    "report": (360, lambda a, b: [table(store.read(p, REPORT)[0]) for p in (a, b)]),
 }
 
 
