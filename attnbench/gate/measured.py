@@ -101,7 +101,7 @@ def measured(
         if paired:
             before, after = alike(before, after)
         some = np.flatnonzero((before.counts > 0) & (after.counts > 0))
-        margin = np.array([margins.of(metric, name) for name in map(names.__getitem__, some.tolist())])
+        margin = np.array([margins.of(metric, names[i]) for i in some.tolist()])
         parts.append(_Part.of(metric, some, before, after, margin, paired))
     parts = [part for part in parts if part.places.size]
     return missing, _decided(both, parts, in_turns) if parts else None

@@ -54,11 +54,11 @@ def timed(findings: Findings, measured: Measured, in_turns: bool) -> list[str]:
 
 
 def _weakness(timed: Sequence[Finding]) -> str:
-    some = [f.decision for f in timed if f.decision and f.decision.noise is not None]
+    some = [(d.high, d.change) for f in timed if (d := f.decision) and d.high is not None and d.change > -1]
     sides = {min(f.rounds) for f in timed if max(f.rounds) > 1}
     if not some:
         return f"One round a side says nothing of the noise, and the cells are too few to; run --rounds {ROUNDS}."
-    halves = [math.log1p(d.high) - math.log1p(d.change) for d in some if d.high is not None and d.change > -1]
+    halves = [math.log1p(high) - math.log1p(change) for high, change in some]
     known = f"the typical change is known to {percent(stats.median(halves))}"
     if sides:
         return f"One side has one round only, so its noise is taken to be the other's; {known}. Run --rounds {ROUNDS}."
