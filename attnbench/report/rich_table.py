@@ -1,4 +1,4 @@
-"""Long tables by rich, in a fifth of its time: a column is one cell with the lines of all rows, and so laid out once.
+"""Long tables by rich, in less than half of its time: a column is one cell with the lines of all rows, laid out once.
 
 The result is what a row each gives, folded entries included.
 """
