@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import count as counter
-from typing import Generic, Literal, Protocol, TypeVar
+from typing import Generic, Literal, NamedTuple, Protocol, TypeVar
 
 from attnbench import hardware, stats, work
 from attnbench.types import INSTRUMENTS, SHORT, Case, Record, Run
@@ -160,28 +160,53 @@ def launch_gap(record: Record) -> float | None:
     return stats.median(time) - stats.median(span) if time and span and record.timer == "events" else None
 
 
-def throughput(record: Record, context: Context) -> float | None:
+class Timed(NamedTuple):
+    """Of a record: what was called, and how long it took."""
+
+    case: Case
+    backend: str
+    seconds: float | None
+
+
+def timed(record: Record) -> Timed:
+    return Timed(record.case, record.backend, latency(record))
+
+
+def _throughput(call: Timed, context: Context) -> float | None:
     """FLOP/s."""
-    return _over(work.flops(record.case, context.convention), latency(record))
+    return _over(work.flops(call.case, context.convention), call.seconds)
 
 
-def tflops(record: Record, context: Context) -> float | None:
-    return _over(throughput(record, context), 1e12)
+class OfLatency:
+    """A metric that asks a record for nothing but what Timed has, so that reports need not make records for it."""
+
+    def __init__(self, compute: Callable[[Timed, Context], float | None]) -> None:
+        self.compute = compute
+
+    def __call__(self, record: Record, context: Context) -> float | None:
+        return self.compute(timed(record), context)
 
 
-def utilization(record: Record, context: Context) -> float | None:
-    return _over(throughput(record, context), context.peak)
+@OfLatency
+def tflops(call: Timed, context: Context) -> float | None:
+    return _over(_throughput(call, context), 1e12)
+
+
+@OfLatency
+def utilization(call: Timed, context: Context) -> float | None:
+    return _over(_throughput(call, context), context.peak)
 
 
 def utilization_clock(record: Record, context: Context) -> float | None:
     held = clock(record)
     if context.peak is None or context.clock is None or held is None:
         return None
-    return _over(throughput(record, context), context.peak * held / context.clock)
+    return _over(_throughput(timed(record), context), context.peak * held / context.clock)
 
 
-def utilization_ceiling(record: Record, context: Context) -> float | None:
-    return _over(throughput(record, context), context.ceiling)
+@OfLatency
+def utilization_ceiling(call: Timed, context: Context) -> float | None:
+    return _over(_throughput(call, context), context.ceiling)
 
 
 clock_held, clock_sm = measured("clock_held"), measured("clock_sm")
@@ -193,29 +218,36 @@ def clock(record: Record) -> float | None:
     return clock_sm(record) if held is None else held
 
 
-@Once
-def traffic(record: Record) -> float | None:
+def _traffic(call: Timed) -> float | None:
     """Ideal bytes/s."""
-    return _over(float(work.nbytes(record.case)), latency(record))
+    return _over(float(work.nbytes(call.case)), call.seconds)
 
 
-@Once
-def gbps(record: Record) -> float | None:
-    return _over(traffic(record), 1e9)
+@OfLatency
+def gbps(call: Timed, _: Context) -> float | None:
+    return _over(_traffic(call), 1e9)
 
 
-def bandwidth_utilization(record: Record, context: Context) -> float | None:
-    return _over(traffic(record), context.bandwidth)
+@OfLatency
+def bandwidth_utilization(call: Timed, context: Context) -> float | None:
+    return _over(_traffic(call), context.bandwidth)
 
 
-def bandwidth_ceiling(record: Record, context: Context) -> float | None:
-    return _over(traffic(record), context.copy)
+@OfLatency
+def bandwidth_ceiling(call: Timed, context: Context) -> float | None:
+    return _over(_traffic(call), context.copy)
 
 
-def roofline(record: Record, context: Context) -> float | None:
+@OfLatency
+def roofline(call: Timed, context: Context) -> float | None:
     """The share of the latency that the roofline needs."""
-    least = _roofline(record.case, context)
-    return None if least is None else _over(least.seconds, latency(record))
+    least = _roofline(call.case, context)
+    return None if least is None else _over(least.seconds, call.seconds)
+
+
+@OfLatency
+def speedup(call: Timed, context: Context) -> float | None:
+    return 1.0 if call.backend == "eager" else _over(context.eager, call.seconds)
 
 
 def bound(case: Case, context: Context) -> Literal["compute", "memory"] | None:
@@ -230,21 +262,6 @@ def _roofline(case: Case, context: Context) -> work.Roofline | None:
 
 
 _least = cache(work.Roofline.of)
-
-
-def speedup(record: Record, context: Context) -> float | None:
-    return 1.0 if record.backend == "eager" else _over(context.eager, latency(record))
-
-
-# What asks a record for nothing but its case, backend and latency.
-OF_LATENCY = (tflops, utilization, utilization_ceiling, bandwidth_utilization, bandwidth_ceiling, roofline, speedup)
-
-
-def timed(case: Case, backend: str, number: int, seconds: float) -> Record:
-    """Enough of a record for OF_LATENCY, where the latency is known already: quicker than to read its samples."""
-    record = Record(case, backend, number, "ok")
-    vars(record)[latency.name] = seconds
-    return record
 
 
 @Once

@@ -41,7 +41,10 @@ def value(name: str, record: Record, context: derive.Context | None = None) -> f
     """The metric of one record, finite; None where there is none. Only an `ok` record has metrics."""
     if record.status != "ok":
         return None
-    found = METRICS[name].derive(record, context or _NOTHING)
+    return finite(METRICS[name].derive(record, context or _NOTHING))
+
+
+def finite(found: float | None) -> float | None:
     return found if found is not None and math.isfinite(found) else None
 
 

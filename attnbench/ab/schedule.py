@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from attnbench.gate.findings import Kind
 from attnbench.gate.gate import Judgement
 from attnbench.gate.looks import LOOKS
 from attnbench.gate.margins import RULES
@@ -43,8 +44,8 @@ def affordable(costs: Mapping[Key, float], start: float, pairs: int, left: float
 
 def unsettled(judgement: Judgement) -> set[Key]:
     """The cells that more rounds may decide."""
-    return {
-        (f.case, f.backend)
-        for f in judgement.findings
-        if f.verdict == "inconclusive" and f.metric and not RULES[f.metric].cached
-    }
+
+    def open_(kind: Kind) -> bool:
+        return kind.verdict == "inconclusive" and kind.metric is not None and not RULES[kind.metric].cached
+
+    return {(f.case, f.backend) for f in judgement.those(open_)}

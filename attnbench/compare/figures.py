@@ -95,7 +95,7 @@ def units(found: Sequence[Machine]) -> list[Units]:
 def _sustained(machine: Machine, key: Key) -> tuple[float, float] | None:
     """(watts, TFLOP/s per watt)."""
     cell = machine.cells[key]
-    if not cell.any(cell.columns.present["sustained_power"]):
+    if cell.place not in cell.sheet.powered:
         return None
     watts = [stats.median(found) for r in cell.records if (found := values(r, "sustained_power"))]
     efficiency = cell.value("tflops_per_watt")

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from attnbench import columns
 from attnbench.errors import UserError, did_you_mean
-from attnbench.report.cells import Cell, Key, cells
+from attnbench.report.cells import Cell, Key, cells, keyed
 from attnbench.types import Case, Job, Record, Run
 
 _BRANDS = re.compile(r"\(R\)|\(TM\)|\bNVIDIA\b|\bAMD\b|\bIntel\b|\bTesla\b|\bProcessor\b|\bCPU\b.*|\d+-Core\b|@.*")
@@ -44,7 +44,7 @@ class Machine:
     @cached_property
     def cells(self) -> Mapping[Key, Cell]:
         """In the order of a report."""
-        return {(self.known.setdefault(c.case, c.case), c.backend): c for c in cells([self.run])}
+        return keyed(cells([self.run]), self.known)
 
     @cached_property
     def logs(self) -> Mapping[Key, Mapping[int, float]]:

@@ -31,10 +31,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from operator import attrgetter
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, overload
 
+from attnbench.gate import rounds
 from attnbench.gate.moderate import TIE, Prior, moderated, prior, stand_in
+from attnbench.gate.rounds import AllRounds, Rounds
 
 if TYPE_CHECKING:
     import numpy
@@ -44,31 +45,10 @@ if TYPE_CHECKING:
 
 Verdict = Literal["improved", "unchanged", "regressed", "inconclusive"]
 
-_BASELINE, _CURRENT = attrgetter("baseline"), attrgetter("current")
 FDR = 0.01
 EQUIVALENCE = 0.05
 POWER = 0.80  # with which the rounds that are asked for would settle it
 MORE = (*range(1, 21), 25, 30, 40, 50, 70, 100)  # rounds to ask for
-
-
-@dataclass(frozen=True)
-class Rounds:
-    """One metric of one cell: logarithms of its rounds' values, larger is worse."""
-
-    baseline: Sequence[float]
-    current: Sequence[float]
-    margin: float  # relative: 0.03 is 3 %
-    family: str = ""  # tests of one family help each other to know the noise; "" for a metric without noise
-    paired: bool = False  # the rounds of the two sides belong together one by one, and only their differences count
-
-    def weight(self, more: int = 0) -> float:
-        """The variance of the change over that of one round (of one difference), with so many more rounds a side."""
-        n, m = len(self.baseline) + more, len(self.current) + more
-        return 1 / n if self.paired else 1 / n + 1 / m
-
-    def freedom(self, more: int = 0) -> int:
-        n, m = len(self.baseline) + more, len(self.current) + more
-        return n - 1 if self.paired else n + m - 2
 
 
 @dataclass(frozen=True)
@@ -84,33 +64,77 @@ class Decision:
     weak: bool = False  # one round on a side
 
 
-def decide(tests: Sequence[Rounds], share: float = 1.0, settled: Sequence[bool] = ()) -> list[Decision]:
+@dataclass(frozen=True, eq=False)
+class Decisions(Sequence[Decision]):
+    """By column: a Decision is made when it is asked for."""
+
+    tests: AllRounds
+    verdicts: list[Verdict]
+    changes: list[float]
+    lows: list[float]
+    highs: list[float]
+    noises: list[float]
+    known: list[bool]  # whether there is any knowledge of the noise, and so an interval
+    going: list[bool]  # not settled before
+    distance: Floats  # from the margin; this and what follows in logarithms
+    variance: Floats  # of one round (of one difference)
+    freedom: Floats
+    tail: Floats  # that the interval leaves out on either side
+
+    def __len__(self) -> int:
+        return len(self.verdicts)
+
+    @overload
+    def __getitem__(self, i: int) -> Decision: ...
+    @overload
+    def __getitem__(self, i: slice) -> list[Decision]: ...
+    def __getitem__(self, i: int | slice) -> Decision | list[Decision]:
+        if isinstance(i, slice):
+            return [self[j] for j in range(len(self))[i]]
+        verdict, weak = self.verdicts[i], bool(min(self.tests.n[i], self.tests.m[i]) == 1)
+        if not self.known[i]:
+            return Decision(verdict, self.changes[i], None, None, None, None, weak)
+        more = self._more_rounds(i) if verdict == "inconclusive" and self.going[i] else None
+        return Decision(verdict, self.changes[i], self.lows[i], self.highs[i], self.noises[i], more, weak)
+
+    def _more_rounds(self, i: int) -> int | None:
+        """The fewest of MORE a side that leave the margin out of the interval with POWER, if the change stays."""
+        import numpy as np
+        from scipy import special  # type: ignore[import-untyped]
+
+        n, m, paired = self.tests.n[i], self.tests.m[i], self.tests.paired[i]
+        error = np.sqrt(self.variance[i] * rounds.weight(n + MORE, m + MORE, paired))
+        freedoms = self.freedom[i] + (rounds.freedom(n + MORE, m + MORE, paired) - rounds.freedom(n, m, paired))
+        quantiles = special.stdtrit(freedoms, 1 - self.tail[i]) + special.stdtrit(freedoms, POWER)
+        enough = error * quantiles <= self.distance[i]
+        return MORE[int(np.argmax(enough))] if enough.any() else None
+
+
+def decide(every: Sequence[Rounds], share: float = 1.0, settled: Sequence[bool] = ()) -> Decisions:
     """One decision a test, in order; what is said of one depends on the others.
 
     `share` is how much of the error rates is to be spent here, where this is one look of several (looks.py). Tests that
     an earlier look has `settled` tell of the noise and count as hypotheses, and cannot be rejected anew.
     """
-    if not tests:
-        return []
     import numpy as np
-    from scipy import special  # type: ignore[import-untyped]
+    from scipy import special
 
+    tests = rounds.of(every)
     change, variance, freedom = _seen(tests)
-    weight = np.array([t.weight() for t in tests])
+    weight = rounds.weight(tests.n, tests.m, tests.paired)
     exact = np.zeros(len(tests), bool)
-    families: dict[str, list[int]] = {}
-    for i, test in enumerate(tests):
-        families.setdefault(test.family, []).append(i)
-    for family, some in families.items():
-        paired = np.array([tests[i].paired for i in some])
-        common = _prior(change[some], variance[some], freedom[some], weight[some], paired) if family else Prior()
+    for family in np.unique(tests.family):
+        some = np.flatnonzero(tests.family == family)
+        common = Prior()
+        if family:
+            common = _prior(change[some], variance[some], freedom[some], weight[some], tests.paired[some])
         variance[some], freedom[some] = moderated(variance[some], freedom[some], common)
         # Without noise what is seen is so: a metric that ties in all rounds. Without knowledge of it nothing is known.
         exact[some] = ((freedom[some] > 0) | (not family)) & (variance[some] <= TIE)
     known = exact | (freedom > 0)
-    going = ~np.array(settled or [False] * len(tests))
+    going = ~np.array(settled or [False] * len(tests), bool)
     error = np.sqrt(variance * weight)
-    margin = np.log1p([t.margin for t in tests])
+    margin = np.log1p(tests.margin)
     freedom = np.where(freedom > 0, freedom, 1.0)
 
     def p_beyond(distance: Floats) -> Floats:
@@ -127,42 +151,29 @@ def decide(tests: Sequence[Rounds], share: float = 1.0, settled: Sequence[bool] 
     tail = np.where(change > margin, tail_worse, np.where(change < -margin, tail_better, EQUIVALENCE * share))
     half = np.where(exact, 0.0, special.stdtrit(freedom, 1 - tail) * error)
     verdicts = np.select([regressed, improved, unchanged], ["regressed", "improved", "unchanged"], "inconclusive")
-    columns = [np.expm1(change), np.expm1(change - half), np.expm1(np.minimum(change + half, 700.0)), np.sqrt(variance)]
-    found = []
-    for i, (test, verdict, is_known, moved, low, high, spread) in enumerate(
-        zip(tests, verdicts.tolist(), known.tolist(), *(column.tolist() for column in columns), strict=True)
-    ):
-        more = None
-        if verdict == "inconclusive" and is_known and going[i]:
-            distance = abs(abs(change[i]) - margin[i])
-            more = _more_rounds(test, distance, variance[i], freedom[i], tail[i])
-        weak = min(len(test.baseline), len(test.current)) == 1
-        if not is_known:
-            low = high = spread = None
-        found.append(Decision(verdict, moved, low, high, spread, more, weak))
-    return found
+    figures = np.expm1(change), np.expm1(change - half), np.expm1(np.minimum(change + half, 700.0)), np.sqrt(variance)
+    columns = [column.tolist() for column in (verdicts, *figures, known, going)]
+    return Decisions(tests, *columns, np.abs(np.abs(change) - margin), variance, freedom, tail)  # type: ignore[call-arg]
 
 
-def _seen(tests: Sequence[Rounds]) -> tuple[Floats, Floats, Floats]:
+def _seen(tests: AllRounds) -> tuple[Floats, Floats, Floats]:
     """Of each test the change, the variance of one round, pooled over both sides (of one difference where they are
     paired), and its degrees of freedom."""
     import numpy as np
 
-    alike: dict[tuple[int, int, bool], list[int]] = {}
-    for i, test in enumerate(tests):
-        alike.setdefault((len(test.baseline), len(test.current), test.paired), []).append(i)
-    change, variance, freedom = np.zeros((3, len(tests)))
-    for (n, m, paired), some in alike.items():
-        if not n or not m:
-            raise ValueError("a round is needed on either side")
-        before, after = (np.array([side(tests[i]) for i in some]) for side in (_BASELINE, _CURRENT))
+    if not (tests.n.all() and tests.m.all()):
+        raise ValueError("a round is needed on either side")
+    change, variance = np.zeros((2, len(tests)))
+    freedom = rounds.freedom(tests.n, tests.m, tests.paired)
+    for n, m, paired in {*zip(tests.n.tolist(), tests.m.tolist(), tests.paired.tolist(), strict=True)}:
+        some = np.flatnonzero((tests.n == n) & (tests.m == m) & (tests.paired == paired))
+        before, after = np.ascontiguousarray(tests.baseline[some, :n]), np.ascontiguousarray(tests.current[some, :m])
         groups = (after - before,) if paired else (before, after)
         means = [group.mean(axis=1) for group in groups]
         squares = sum(((g - mean[:, None]) ** 2).sum(axis=1) for g, mean in zip(groups, means, strict=True))
         change[some] = means[-1] - sum(means[:-1])
-        freedom[some] = tests[some[0]].freedom()
-        variance[some] = squares / max(tests[some[0]].freedom(), 1)
-    return change, variance, freedom
+        variance[some] = squares / np.maximum(freedom[some], 1)
+    return change, variance, freedom.astype(float)
 
 
 def _prior(change: Floats, variance: Floats, freedom: Floats, weight: Floats, paired: Any) -> Prior:
@@ -186,14 +197,3 @@ def _step_up(p: Floats, family: Any, rate: float) -> tuple[Any, Floats]:
     passed = family & (p <= ordered[count - 1]) if count else np.zeros_like(family)
     m = max(m, 1)
     return passed | (~family & (p == 0)), np.where(passed, count, min(count + 1, m)) * rate / m
-
-
-def _more_rounds(test: Rounds, distance: float, variance: float, freedom: float, tail: float) -> int | None:
-    """The fewest of MORE on either side that leave the margin out of the interval with POWER, if the change stays."""
-    import numpy as np
-    from scipy import special
-
-    error = np.sqrt(variance * np.array([test.weight(more) for more in MORE]))
-    freedoms = freedom + np.array([test.freedom(more) - test.freedom() for more in MORE])
-    enough = error * (special.stdtrit(freedoms, 1 - tail) + special.stdtrit(freedoms, POWER)) <= distance
-    return MORE[int(np.argmax(enough))] if enough.any() else None

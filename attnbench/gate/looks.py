@@ -32,37 +32,38 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from attnbench.gate.decide import Decision, Rounds, decide
+from attnbench.gate import rounds
+from attnbench.gate.decide import Decision, decide
+from attnbench.gate.rounds import Rounds
 
 LOOKS = (4, 6, 8, 12, 16, 24, 32)  # pairs
 MIN_PAIRS = 3  # that tell noise; with two, simulations of ten times the noise had more false alarms than 1 %
 
 
-def decide_in_turns(tests: Sequence[Rounds]) -> list[tuple[Decision, int]]:
+def decide_in_turns(every: Sequence[Rounds]) -> list[tuple[Decision, int]]:
     """One decision a test, and the pairs it rests on; tests hold all pairs that were measured, those to compare only.
 
     The looks are gone through as they were when it was measured, so the same files give the same decisions.
     """
+    if not every:
+        return []
+    import numpy as np
+
+    tests = rounds.of(every)
     found: dict[int, tuple[Decision, int]] = {}
-    settled = [False] * len(tests)
+    settled, seen = np.zeros(len(tests), bool), np.zeros(len(tests), int)
     for before, pairs in zip((0, *LOOKS), LOOKS, strict=False):
-        going = {i for i, test in enumerate(tests) if not settled[i] and len(test.baseline) > before}
-        if not going:
+        going = ~settled & (tests.n > before)
+        if not going.any():
             break
-        seen = [min(len(t.baseline), found[i][1] if settled[i] else pairs) for i, t in enumerate(tests)]
-        few = [bool(test.family) and n < MIN_PAIRS for test, n in zip(tests, seen, strict=True)]
-        out = [i not in going or few[i] for i in range(len(tests))]
-        decisions = decide([_first(*each) for each in zip(tests, seen, few, strict=True)], 1 / len(LOOKS), out)
-        for i in going:
-            found[i] = _unknown(decisions[i]) if few[i] else decisions[i], seen[i]
+        seen = np.where(settled, seen, np.minimum(tests.n, pairs))
+        few = (tests.family != "") & (seen < MIN_PAIRS)
+        family = np.where(few, np.char.add(tests.family, ", too few"), tests.family)  # that tells nobody of the noise
+        decisions = decide(tests.first(seen, family), 1 / len(LOOKS), (~going | few).tolist())
+        for i in np.flatnonzero(going).tolist():
+            found[i] = _unknown(decisions[i]) if few[i] else decisions[i], int(seen[i])
             settled[i] = found[i][0].verdict != "inconclusive"
     return [found[i] for i in range(len(tests))]
-
-
-def _first(test: Rounds, pairs: int, few: bool) -> Rounds:
-    """What is too few tells nobody else of the noise."""
-    family = f"{test.family}, too few" if few else test.family
-    return replace(test, baseline=test.baseline[:pairs], current=test.current[:pairs], family=family)
 
 
 def _unknown(decision: Decision) -> Decision:

@@ -11,7 +11,8 @@ from rich.table import Table
 from rich.text import Text
 
 from attnbench import metrics, stats, store
-from attnbench.gate.gate import ROUNDS, name
+from attnbench.gate.findings import name
+from attnbench.gate.notes import ROUNDS
 from attnbench.report import words
 from attnbench.report.cells import Cell, cells
 from attnbench.types import Run

@@ -7,6 +7,8 @@ last bit (tests/unit/test_speed.py).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass
+from itertools import chain
 from typing import TYPE_CHECKING
 
 from attnbench import derive, metrics, stats
@@ -16,8 +18,6 @@ from attnbench.types import SHORT
 if TYPE_CHECKING:
     import numpy
     from numpy.typing import NDArray
-
-    from attnbench.report.cells import Cell
 
     Floats = NDArray[numpy.float64]
     Ints = NDArray[numpy.int64]
@@ -41,20 +41,31 @@ def values(name: str, columns: Columns) -> Sequence[float | None]:
     """A metric that needs no context, of every record; None where there is none."""
     if name not in columns.kept:
         if name in FORMULAS and len(columns) >= FEW:
-            _compute(FORMULAS[name][0], columns)
+            columns.kept[name] = [v if v == v else None for v in array(name, columns).tolist()]
         else:
             columns.kept[name] = [metrics.value(name, r) for r in columns]
     found: Sequence[float | None] = columns.kept[name]
     return found
 
 
-def clocks(columns: Columns, rows: Iterable[int]) -> Iterator[float]:
+def array(name: str, columns: Columns) -> Floats:
+    """The same as an array, with NaN where there is none."""
+    import numpy as np
+
+    arrays: dict[str, Floats] = columns.kept.setdefault("arrays", {})
+    if name not in arrays:
+        if name in FORMULAS and len(columns) >= FEW:
+            arrays.update(_computed(FORMULAS[name][0], columns))
+        else:
+            arrays[name] = np.array(values(name, columns), float)
+    return arrays[name]
+
+
+def clocks(columns: Columns, rows: Iterable[int]) -> list[float]:
     """derive.clock of some records, where it is known."""
     held = values("clock_held", columns)
-    for i in rows:
-        hz = held[i] if held[i] is not None else derive.clock(columns[i])
-        if hz is not None:
-            yield hz
+    found = [derive.clock(columns[i]) if (hz := held[i]) is None else hz for i in rows]
+    return [hz for hz in found if hz is not None]
 
 
 def spans(columns: Columns) -> Set[int]:
@@ -67,28 +78,43 @@ def spans(columns: Columns) -> Set[int]:
     return found
 
 
-def of_cells(names: Iterable[str], cells: Sequence[Cell]) -> Iterator[tuple[str, list[float | None]]]:
-    """Metrics of measured cells of one run: the medians over their rounds."""
+@dataclass(frozen=True)
+class Grouped:
+    """Rows of groups of records, one group behind the other."""
+
+    rows: Ints  # places of records
+    groups: Ints  # the group of each
+    number: int  # of groups
+
+
+def grouped(each: Sequence[Sequence[int]]) -> Grouped:
     import numpy as np
 
-    rows = np.array([i for c in cells for i in c.rows])
-    places = np.repeat(np.arange(len(cells)), [len(c.rows) for c in cells])
-    for name in names:
-        every = np.array(values(name, cells[0].columns), float)[rows]
-        known = np.isfinite(every)
-        found: list[float | None] = [None] * len(cells)
-        for some, matrix in _by_length(every[known], np.bincount(places[known], minlength=len(cells))):
-            for i, value in zip(some.tolist(), _median(matrix, np.sort(matrix)).tolist(), strict=True):
-                found[i] = value
-        yield name, found
+    rows = np.fromiter(chain.from_iterable(each), np.int64)
+    return Grouped(rows, np.repeat(np.arange(len(each)), list(map(len, each))), len(each))
 
 
-def _compute(source: str, columns: Columns) -> None:
+def medians(name: str, columns: Columns, of: Grouped) -> list[float | None]:
+    """The median of a metric over the records of each group; None where none has it."""
+    import numpy as np
+
+    every = array(name, columns)[of.rows]
+    known = ~np.isnan(every)
+    found = np.full(of.number, np.nan)
+    for some, matrix in _by_length(every[known], np.bincount(of.groups[known], minlength=of.number)):
+        found[some] = _median(matrix, np.sort(matrix))
+    return [v if v == v else None for v in found.tolist()]
+
+
+def _computed(source: str, columns: Columns) -> dict[str, Floats]:
     """All metrics of a source. A record whose samples hold a NaN or an infinity is left to the formula itself."""
     import numpy as np
 
     ok = np.fromiter(map("ok".__eq__, columns.statuses), bool, len(columns))
-    made = {name: np.full(len(columns), np.nan) for name, (own, _) in FORMULAS.items() if own == source}
+    sources = {source}
+    if source in (TIMED, "time") and not spans(columns):
+        sources = {TIMED, "time"}  # which are the same
+    made = {name: np.full(len(columns), np.nan) for name, (own, _) in FORMULAS.items() if own in sources}
     odd: list[int] = []
     for places, matrix in _rows(columns, source):
         finite = np.isfinite(matrix).all(axis=1)
@@ -101,9 +127,10 @@ def _compute(source: str, columns: Columns) -> None:
         if name == "samples":
             column[np.isnan(column)] = 0.0  # the one metric that something can be said of without a sample
         column[~ok | ~np.isfinite(column)] = np.nan
-        kept = columns.kept[name] = [value if value == value else None for value in column.tolist()]
         for i in odd:
-            kept[i] = metrics.value(name, columns[i])
+            value = metrics.value(name, columns[i])
+            column[i] = np.nan if value is None else value
+    return made
 
 
 def _rows(columns: Columns, source: str) -> Iterator[tuple[Ints, Floats]]:

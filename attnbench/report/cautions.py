@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from attnbench import derive, metrics, stats, store
 from attnbench.report import batch, words
-from attnbench.report.cells import Cell, each_rates, prime
+from attnbench.report.cells import Cell, by_rates, by_sheet, having
+from attnbench.report.sheet import Sheet
 from attnbench.report.tables import HELD_DOWN
 from attnbench.types import SHORT, Run
 from attnbench.work import Convention
@@ -31,7 +32,6 @@ class Caution:
 def cautions(cells: Sequence[Cell], runs: Sequence[Run], convention: Convention = "exact") -> list[Caution]:
     """Everything that should make a reader careful, most serious first."""
     measured = [c for c in cells if c.status == "ok"]
-    prime(("ci", "drift"), measured)
     found = [*_wrong(cells), *_wrong_kernel(cells), *_incomplete(runs), *_half_ok(measured), *_ecc(measured)]
     found += _reduced(runs)
     found += [*_others(measured), *_disagree(measured), *_host_bound(measured), *_held_down(measured)]
@@ -105,8 +105,8 @@ def _reduced(runs: Iterable[Run]) -> Iterator[Caution]:
         )
 
 
-def _half_ok(cells: Iterable[Cell]) -> Iterator[Caution]:
-    odd = [c for c in cells if len(c.ok) < len(c.rows)]
+def _half_ok(cells: Sequence[Cell]) -> Iterator[Caution]:
+    odd = having(cells, lambda sheet: [i for i, status in enumerate(sheet.columns.statuses) if status != "ok"])
     if odd:
         other = next(r for r in odd[0].records if r.status != "ok")
         yield Caution(
@@ -117,8 +117,8 @@ def _half_ok(cells: Iterable[Cell]) -> Iterator[Caution]:
         )
 
 
-def _ecc(cells: Iterable[Cell]) -> Iterator[Caution]:
-    struck = [c for c in cells if c.any(c.columns.ecc_errors)]
+def _ecc(cells: Sequence[Cell]) -> Iterator[Caution]:
+    struck = having(cells, lambda sheet: sheet.columns.ecc_errors)
     if struck:
         number = sum(c.columns.ecc_errors.get(i, 0) for c in struck for i in c.rows)
         yield Caution(
@@ -129,7 +129,7 @@ def _ecc(cells: Iterable[Cell]) -> Iterator[Caution]:
 
 
 def _others(cells: Sequence[Cell]) -> Iterator[Caution]:
-    shared = [c for c in cells if c.any(c.columns.others)]
+    shared = having(cells, lambda sheet: sheet.columns.others)
     if shared:
         names = sorted({name for c in shared for i in c.rows for name in c.columns.others.get(i, ())})
         yield Caution(
@@ -160,7 +160,7 @@ def _long_turns(cell: Cell) -> bool:
 
 
 def _host_bound(cells: Sequence[Cell]) -> Iterator[Caution]:
-    bound = [c for c in cells if c.any(c.columns.host_bound)]
+    bound = having(cells, lambda sheet: sheet.columns.host_bound)
     if bound:
         yield Caution(
             f"Host-bound: {words.count(len(bound), 'cell')} where the device waited for the host: {_named(bound)}.",
@@ -173,7 +173,7 @@ def _held_down(cells: Sequence[Cell]) -> Iterator[Caution]:
     held = [c for c in cells if c.held_down]
     if held:
         limits = sorted({limit for c in held for i in c.rows for limit in c.columns.limits.get(i, ())})
-        clocks = [hz for c in held for hz in batch.clocks(c.columns, c.ok)]
+        clocks = [hz for sheet, some in by_sheet(held) for hz in batch.clocks(sheet.columns, _ok(some))]
         seen = f", SM clock {_range(clocks)}" if clocks else ""
         top = held[0].run.environment.clock_max_hz
         most = f" of {top / 1e6:.0f} MHz" if top and clocks else " MHz" if clocks else ""
@@ -211,10 +211,13 @@ def _drifting(cells: Sequence[Cell]) -> Iterator[Caution]:
         )
 
 
-def _few(cells: Iterable[Cell]) -> Iterator[Caution]:
-    whole = [c for c in cells if not c.run.reduced]
-    counts = [(int(min(c.rounds("samples").values())), c) for c in whole]
-    few = [(n, c) for n, c in counts if n < min(c.run.policy.min_samples, derive.MIN_SAMPLES_INTERVAL)]
+def _few(cells: Sequence[Cell]) -> Iterator[Caution]:
+    def too_few(sheet: Sheet) -> list[int]:
+        enough = min(sheet.run.policy.min_samples, derive.MIN_SAMPLES_INTERVAL)
+        counts = () if sheet.run.reduced else batch.values("samples", sheet.columns)
+        return [i for i, n in enumerate(counts) if n is not None and n < enough]
+
+    few = [(int(min(c.rounds("samples").values())), c) for c in having(cells, too_few)]
     if few:
         fewest, cell = min(few, key=lambda pair: pair[0])
         yield Caution(
@@ -239,7 +242,7 @@ def _noisy(cells: Sequence[Cell]) -> Iterator[Caution]:
 
 
 def _unproven(cells: Sequence[Cell]) -> Iterator[Caution]:
-    unproven = [c for c in cells if any(c.columns.l2[i] == "unproven" for i in c.rows)]
+    unproven = having(cells, lambda sheet: [i for i, l2 in enumerate(sheet.columns.l2) if l2 == "unproven"])
     if unproven:
         policy, kind = unproven[0].run.policy, unproven[0].run.environment.device.kind
         other = "events" if policy.timer == "cupti" else "cupti"
@@ -253,8 +256,8 @@ def _unproven(cells: Sequence[Cell]) -> Iterator[Caution]:
 
 def _no_peak(cells: Iterable[Cell]) -> Iterator[Caution]:
     unknown: dict[str, set[str]] = {}
-    for cell in each_rates(cells):
-        if cell.rates.peak is None and cell.run.environment.device.kind == "cuda":
+    for rates, (cell, *_) in by_rates(cells):
+        if rates.peak is None and cell.run.environment.device.kind == "cuda":
             unknown.setdefault(cell.run.environment.device.name, set()).add(cell.case.dtype)
     for device, dtypes in unknown.items():
         names = sorted(dtypes)
@@ -267,6 +270,10 @@ def _no_peak(cells: Iterable[Cell]) -> Iterator[Caution]:
 
 def _named(cells: Iterable[Cell]) -> str:
     return words.some(words.name(c) for c in cells)
+
+
+def _ok(cells: Iterable[Cell]) -> Iterator[int]:
+    return (i for c in cells for i in c.ok)
 
 
 def _range(hertz: Sequence[float]) -> str:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache, cached_property, partial
+from operator import itemgetter
 from typing import Literal
 
-from attnbench import columns, derive, metrics, stats
+from attnbench import derive, stats
 from attnbench.columns import Columns
 from attnbench.report import batch, words
+from attnbench.report.sheet import Sheet
 from attnbench.types import STATUSES, Case, Record, Run, Status
 from attnbench.work import Convention
 
@@ -26,49 +28,46 @@ _WEIGHT: Mapping[Status, int] = {
 assert set(_WEIGHT) == set(STATUSES)
 
 Key = tuple[Case, str]  # what names a cell among those of a device: its case and backend
-CLOCK_HELD = 0.985  # of the best clock; the rest is the gauge's and the boost's own play
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, slots=True)
 class Cell:
-    device: str  # label, unique among devices (or settings) that are not comparable
     case: Case
     backend: str
     rows: tuple[int, ...]  # places of its records among the run's, one per round
-    columns: Columns = field(repr=False)  # of the run's records
     status: Status  # of the cell as a whole: wrong or wrong-kernel if any round was, else ok if any round was
-    run: Run = field(repr=False)
-    rates_of: Callable[[str], derive.Context] = field(repr=False)  # what the run says of its machine, by dtype
-    best_clock: float | None = None  # Hz, the highest clock_held of the run's records
-    eager: Mapping[int, float] = field(default_factory=dict)  # round -> seconds of eager on the same case
-    several_dtypes: bool = False  # not all cells of the report have this one's
-    _values: dict[tuple[str, Convention], float | None] = field(default_factory=dict, init=False, repr=False)
-    _contexts: dict[tuple[int, Convention], derive.Context] = field(default_factory=dict, init=False, repr=False)
+    place: int  # among its sheet's cells
+    sheet: Sheet = field(repr=False)  # of its run: what all its cells share
 
     @property
     def key(self) -> Key:
         return self.case, self.backend
 
-    @cached_property
+    @property
+    def device(self) -> str:
+        """Its label."""
+        return self.sheet.device
+
+    @property
+    def run(self) -> Run:
+        return self.sheet.run
+
+    @property
+    def columns(self) -> Columns:
+        """Of the run's records."""
+        return self.sheet.columns
+
+    @property
     def records(self) -> tuple[Record, ...]:
         """One per round. Made here, so what asks every cell of many had better ask the columns."""
         return tuple(self.columns[i] for i in self.rows)
 
-    @cached_property
-    def _timed(self) -> tuple[Record, ...]:
-        """Of the measured rounds, for metrics that derive from the latency alone; whole where that is not finite."""
-        seconds, numbers = batch.values("latency", self.columns), self.columns.rounds
-        return tuple(
-            self.columns[i] if (t := seconds[i]) is None else derive.timed(self.case, self.backend, numbers[i], t)
-            for i in self.ok
-        )
-
     @property
     def rates(self) -> derive.Context:
         """What the run says of its machine."""
-        return self.rates_of(self.case.dtype)
+        return self.sheet.rates(self.case.dtype)
 
-    @cached_property
+    @property
     def ok(self) -> list[int]:
         """The rows of the rounds that were measured."""
         statuses = self.columns.statuses
@@ -76,18 +75,16 @@ class Cell:
 
     @property
     def spans(self) -> bool:
-        """Whether in a measured round the kernels' span stands in place of the events' reading."""
-        found = batch.spans(self.columns)
-        return bool(found) and any(i in found for i in self.ok)
+        """As the sheet has it; so are these."""
+        return self.place in self.sheet.spans
 
     @property
     def compared(self) -> bool:
-        """Whether the instruments took turns."""
-        return any(self.any(self.columns.present[name]) for name in derive.TURNS)
+        return self.place in self.sheet.compared
 
-    def any(self, few: Collection[int]) -> bool:
-        """Whether one of its records is among these places."""
-        return bool(few) and any(i in few for i in self.rows)
+    @property
+    def held_down(self) -> bool:
+        return self.place in self.sheet.held_down
 
     def rounds(self, metric: str) -> dict[int, float]:
         """Round -> value, of a metric that needs no context, where there is one."""
@@ -103,55 +100,17 @@ class Cell:
     def bound(self) -> Literal["compute", "memory"] | None:
         return derive.bound(self.case, self.rates)
 
-    @cached_property
-    def held_down(self) -> bool:
-        """Whether something kept the clock below its best in a measured round.
-
-        The exact gauge tells where there is one: well below the run's best clock, or below the device's and NVML names
-        a limit. Else NVML's limits do.
-        """
-        clocks = batch.values("clock_held", self.columns)
-        return any(self._held_down(clocks[i], i in self.columns.limits) for i in self.ok)
-
-    def _held_down(self, held: float | None, limited: bool) -> bool:
-        top = self.run.environment.clock_max_hz
-        if held is None:
-            return limited
-        if self.best_clock is not None and held < CLOCK_HELD * self.best_clock:
-            return True
-        return limited and (top is None or held < CLOCK_HELD * top)
-
-    def context(self, record: Record, convention: Convention = "exact") -> derive.Context:
-        """Eager of the same round, so that a clock that drifted between rounds cancels; else of all rounds."""
-        key = record.round if self.eager else 0, convention
-        if (found := self._contexts.get(key)) is None:
-            eager = self.eager.get(record.round)
-            if eager is None and self.eager:
-                eager = stats.median(list(self.eager.values()))
-            found = self._contexts[key] = replace(self.rates, eager=eager, convention=convention)
-        return found
-
-    def keep(self, metric: str, value: float | None) -> None:
-        """The value of a metric that needs no context."""
-        self._values[metric, "exact"] = value
+    def context(self, number: int, convention: Convention = "exact") -> derive.Context:
+        """Eager of that round, so that a clock that drifted between rounds cancels; else of all rounds."""
+        rates, eager = self.sheet.rates(self.case.dtype, convention), self.sheet.eager.get(self.case)
+        if not eager:
+            return rates
+        seconds = eager.get(number)
+        return replace(rates, eager=stats.median([*eager.values()]) if seconds is None else seconds)
 
     def value(self, metric: str, convention: Convention = "exact") -> float | None:
         """The median over the rounds' values, derived once; None unless the cell is ok."""
-        if self.status != "ok":
-            return None
-        alone = isinstance(metrics.METRICS[metric].derive, derive.Once)  # needs no context
-        key: tuple[str, Convention] = metric, "exact" if alone else convention
-        if key not in self._values:
-            if metric in batch.FORMULAS:
-                found: list[float | None] = [*self.rounds(metric).values()]
-            elif alone:
-                found = [metrics.value(metric, r) for r in self.records]
-            else:
-                records = self._timed if metrics.METRICS[metric].derive in derive.OF_LATENCY else self.records
-                found = [metrics.value(metric, r, self.context(r, convention)) for r in records]
-            known = [v for v in found if v is not None]
-            self._values[key] = stats.median(known) if known else None
-        return self._values[key]
+        return self.sheet.values(metric, convention)[self.place] if self.status == "ok" else None
 
 
 def cells(runs: Sequence[Run]) -> list[Cell]:
@@ -160,86 +119,98 @@ def cells(runs: Sequence[Run]) -> list[Cell]:
     Runs share a device label when their figures can stand in one table: nothing in the environment, the timer or the
     cache state differs, and they measured no cell twice. Otherwise each gets a label of its own.
     """
+    sheets = [Sheet(run) for run in runs]
+    several = len({case.dtype for sheet in sheets for case in sheet.cases.values()}) > 1
     found: list[Cell] = []
-    several = len({case.dtype for run in runs for case in columns.of(run.records).cases}) > 1
-    for label, group in groups(runs):
-        eager: dict[Case, dict[int, float]] = {}  # shared by the cells of a case, and filled by that of eager
-        members = [cell for run in group for cell in _cells_of(label, run, eager, several)]
-        ranks = {case: words.case_rank(case) for case in eager}
-        members.sort(key=lambda c: (ranks[c.case], words.backend_rank(c.backend)))
-        for cell in members:
-            if cell.backend == "eager" and cell.status == "ok":
-                eager[cell.case].update(cell.rounds("latency"))
-        found += members
+    for label, group in _groups(sheets):
+        for sheet in group:
+            sheet.device, sheet.beside, sheet.several_dtypes = label, group, several
+        found += _filled(group)
     return found
 
 
-def prime(names: Iterable[str], cells: Sequence[Cell]) -> None:
-    """Has each measured cell keep its values of metrics that need no context, computed at once where they are many."""
-    for known, group in by_columns([c for c in cells if c.status == "ok"]):
-        if len(known) >= batch.FEW:
-            for name, values in batch.of_cells(names, group):
-                for cell, value in zip(group, values, strict=True):
-                    cell.keep(name, value)
+def keyed(cells: Sequence[Cell], known: dict[Case, Case]) -> dict[Key, Cell]:
+    """By their keys, in which equal cases of several runs, all that are `known`, are one object: look-ups are quick."""
+    same: dict[int, Case] = {}
+    for case in (case for sheet in _sheets(cells) for case in sheet.cases.values()):
+        same[id(case)] = known.setdefault(case, case)
+    return {(same[id(c.case)], c.backend): c for c in cells}
 
 
-def by_columns(cells: Iterable[Cell]) -> list[tuple[Columns, list[Cell]]]:
-    """The cells of each run, and its columns: what is asked of all of them is asked once."""
+def by_sheet(cells: Iterable[Cell]) -> list[tuple[Sheet, list[Cell]]]:
+    """The cells of each run: what is asked of all of them is asked once."""
     found: dict[int, list[Cell]] = {}
     for cell in cells:
-        found.setdefault(id(cell.columns), []).append(cell)
-    return [(group[0].columns, group) for group in found.values()]
+        found.setdefault(id(cell.sheet), []).append(cell)
+    return [(group[0].sheet, group) for group in found.values()]
 
 
-def each_rates(cells: Iterable[Cell]) -> Iterator[Cell]:
-    """One cell for each of the `rates` that cells may have."""
-    return iter({(id(c.columns), c.case.dtype): c for c in cells}.values())
+def having(cells: Sequence[Cell], records: Callable[[Sheet], Iterable[int]]) -> list[Cell]:
+    """The cells with a record among those of their sheet."""
+    found = {id(sheet): sheet.having(records(sheet)) for sheet in _sheets(cells)}
+    return [c for c in cells if c.place in found[id(c.sheet)]]
 
 
-def groups(runs: Sequence[Run]) -> list[tuple[str, list[Run]]]:
-    """(device label, runs whose figures can stand in one table)."""
-    joined: list[tuple[list[Run], set[Key]]] = []
-    for run in runs:
-        keys = _keys_of(run) if len(runs) > 1 else set()
+def by_rates(cells: Iterable[Cell]) -> list[tuple[derive.Context, list[Cell]]]:
+    """The cells of each run and dtype, and what the run says of its machine for that dtype."""
+    found: dict[tuple[int, str], list[Cell]] = {}
+    for cell in cells:
+        found.setdefault((id(cell.sheet), cell.case.dtype), []).append(cell)
+    return [(group[0].rates, group) for group in found.values()]
+
+
+def _sheets(cells: Iterable[Cell]) -> list[Sheet]:
+    return list({id(c.sheet): c.sheet for c in cells}.values())
+
+
+def _filled(sheets: Sequence[Sheet]) -> list[Cell]:
+    """The cells of all, in the order of a report; each sheet gets its own."""
+    ranks = {number: words.case_rank(case) for sheet in sheets for number, case in sheet.cases.items()}
+    order = {rank: i for i, rank in enumerate(sorted({*ranks.values()}))}
+    names = sorted({name for sheet in sheets for name in sheet.columns.backends}, key=words.backend_rank)
+    backends = {name: i for i, name in enumerate(names)}
+    ranked = [
+        (order[ranks[number]] * len(names) + backends[backend], sheet, number, backend, rows)
+        for sheet in sheets
+        for (number, backend), rows in _rows(sheet.columns).items()
+    ]
+    ranked.sort(key=itemgetter(0))
+    found = []
+    for _, sheet, number, backend, rows in ranked:
+        statuses = {*map(sheet.columns.statuses.__getitem__, rows)}
+        status = statuses.pop() if len(statuses) == 1 else min(statuses, key=_WEIGHT.__getitem__)
+        found.append(Cell(sheet.cases[number], backend, rows, status, len(sheet.cells), sheet))
+        sheet.cells.append(found[-1])
+    return found
+
+
+def _rows(known: Columns) -> dict[tuple[int, str], tuple[int, ...]]:
+    """The places of each cell's records, in the order of the rounds, by the identity of its case and its backend."""
+    found: defaultdict[tuple[int, str], dict[int, int]] = defaultdict(dict)
+    for place, (case, backend, number) in enumerate(zip(known.cases, known.backends, known.rounds, strict=True)):
+        found[id(case), backend][number] = place
+    return {key: tuple(map(places.__getitem__, sorted(places))) for key, places in found.items()}
+
+
+def _groups(sheets: Sequence[Sheet]) -> list[tuple[str, list[Sheet]]]:
+    """(device label, those whose figures can stand in one table)."""
+    joined: list[tuple[list[Sheet], set[Key]]] = []
+    for sheet in sheets:
+        keys = _keys_of(sheet) if len(sheets) > 1 else set()
         for members, taken in joined:
-            if _comparable(members[0], run) and not keys & taken:
-                members.append(run)
+            if _comparable(members[0].run, sheet.run) and not keys & taken:
+                members.append(sheet)
                 taken |= keys
                 break
         else:
-            joined.append(([run], set(keys)))
+            joined.append(([sheet], set(keys)))
     together = [members for members, _ in joined]
-    return list(zip(_labels([members[0] for members in together]), together, strict=True))
+    return list(zip(_labels([members[0].run for members in together]), together, strict=True))
 
 
-def _keys_of(run: Run) -> set[Key]:
-    known = columns.of(run.records)
-    return set(zip(known.cases, known.backends, strict=True))
-
-
-def _cells_of(label: str, run: Run, eager: dict[Case, dict[int, float]], several: bool) -> Iterator[Cell]:
-    known = columns.of(run.records)
-    statuses, numbers = known.statuses, known.rounds
-    rows: dict[tuple[int, str], list[int]] = {}
-    for (number, backend, _), i in known.last.items():
-        rows.setdefault((number, backend), []).append(i)
-    cases = {id(case): case for case in known.cases}
-    rates = cache(partial(_rates, run, known))
-    clocks = batch.values("clock_held", known)
-    best = max((hz for i in known.last.values() if (hz := clocks[i]) is not None), default=None)
-    latencies = {number: eager.setdefault(case, {}) for number, case in cases.items()}
-    for (number, backend), own in rows.items():
-        if len(own) > 1:
-            own.sort(key=numbers.__getitem__)
-        case = cases[number]
-        status = min({statuses[i] for i in own}, key=_WEIGHT.__getitem__)
-        yield Cell(label, case, backend, tuple(own), known, status, run, rates, best, latencies[number], several)
-
-
-def _rates(run: Run, known: Columns, dtype: str) -> derive.Context:
-    matmuls, copies = (known.samples(name) if known.present[name] else () for name in derive.CEILINGS)
-    own = [v for i, readings in matmuls if known.cases[i].dtype == dtype for v in readings]
-    return derive.context(run, dtype, own, [v for _, readings in copies for v in readings])
+def _keys_of(sheet: Sheet) -> set[Key]:
+    numbers = {*zip(map(id, sheet.columns.cases), sheet.columns.backends, strict=True)}
+    return {(sheet.cases[number], backend) for number, backend in numbers}
 
 
 def _comparable(a: Run, b: Run) -> bool:

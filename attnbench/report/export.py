@@ -36,7 +36,7 @@ def rows(runs: Sequence[Run], convention: Convention = "exact") -> Iterator[dict
         known = {name: batch.values(name, cell.columns) for name in batch.FORMULAS}
         for i in cell.rows:
             record = cell.columns.once(i)
-            context = cell.context(record, convention)
+            context = cell.context(record.round, convention)
             row: dict[str, Any] = {
                 "device": cell.device,
                 "suite": run.suite,

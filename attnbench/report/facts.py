@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from attnbench import derive, metrics, stats
 from attnbench.report import words
 from attnbench.report.cautions import Caution
-from attnbench.report.cells import Cell, prime
+from attnbench.report.cells import Cell, having
 from attnbench.types import INSTRUMENTS, SHORT, Record
 
 OUTSIDE, OUTSIDE_SHARE = 64 * 2**20, 0.05  # bytes, and of the peak: less may be code that was loaded
@@ -17,7 +17,6 @@ NAMES = {"graph": "CUDA graph replay", "cupti": "CUPTI"}
 
 def facts(cells: Sequence[Cell]) -> list[Caution]:
     measured = [c for c in cells if c.status == "ok"]
-    prime(("latency", "enqueue", "memory_driver"), measured)
     found = [
         *_fp8(measured),
         *_spans(measured),
@@ -43,7 +42,8 @@ def _fp8(cells: Iterable[Cell]) -> Iterator[Caution]:
 def _spans(cells: Iterable[Cell]) -> Iterator[Caution]:
     short = [c for c in cells if c.spans]
     if short:
-        gaps = _by_backend(short, lambda c: None if c.any(c.columns.host_bound) else c.value("launch_gap"))
+        waiting = {*having(short, lambda sheet: sheet.columns.host_bound)}
+        gaps = _by_backend(short, lambda c: None if c in waiting else c.value("launch_gap"))
         each = ", ".join(f"{backend} {_microseconds(found)}" for backend, found in gaps)
         yield Caution(
             f"Latency is the kernels' own span (CUPTI) in {words.count(len(short), 'cell')}.",
@@ -63,7 +63,7 @@ def _traced(cells: Sequence[Cell]) -> Iterator[Caution]:
             f"CUDA events read more than {metrics.percent(SLOWED)} more there while CUPTI traces.",
             "They are faster than shown, by as much.",
         )
-    if any(c.columns.timers[i] == "cupti" for c in cells for i in c.rows):
+    if having(cells, lambda sheet: [i for i, timer in enumerate(sheet.columns.timers) if timer == "cupti"]):
         yield Caution(
             "Latency is of traced calls.",
             "Tracing with CUPTI slows some kernels by a few percent (docs/measuring.md).",
@@ -158,10 +158,10 @@ def _interpreters(cells: Iterable[Cell]) -> Iterator[Caution]:
         yield Caution(f"{', '.join(sorted(backends, key=words.backend_rank))} ran in {python}.", "", "")
 
 
-def _said(cells: Iterable[Cell]) -> Iterator[Caution]:
+def _said(cells: Sequence[Cell]) -> Iterator[Caution]:
     """The records' own notes, numbers aside, once each."""
     groups: dict[str, list[tuple[str, Cell]]] = {}
-    for cell in cells:
+    for cell in having(cells, lambda sheet: sheet.columns.notes):
         for text in dict.fromkeys(words.one_line(note) for i in cell.rows for note in cell.columns.notes.get(i, ())):
             groups.setdefault(words.template(text), []).append((text, cell))
     for group in groups.values():
@@ -173,10 +173,11 @@ def _said(cells: Iterable[Cell]) -> Iterator[Caution]:
 def _groups(cells: Sequence[Cell]) -> list[tuple[str, list[Cell]]]:
     """Cells by backend, and by device where there are several."""
     several = len({c.device for c in cells}) > 1
-    groups: dict[str, list[Cell]] = {}
-    for cell in sorted(cells, key=lambda c: words.backend_rank(c.backend)):
-        groups.setdefault(f"{cell.backend} on {cell.device}" if several else cell.backend, []).append(cell)
-    return list(groups.items())
+    groups: dict[tuple[str, str], list[Cell]] = {}
+    for cell in cells:
+        groups.setdefault((cell.backend, cell.device), []).append(cell)
+    ranked = sorted(groups.items(), key=lambda group: words.backend_rank(group[0][0]))
+    return [(f"{backend} on {device}" if several else backend, group) for (backend, device), group in ranked]
 
 
 def _by_backend(cells: Sequence[Cell], value: Callable[[Cell], float | None]) -> list[tuple[str, list[float]]]:

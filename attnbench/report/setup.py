@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from attnbench import metrics, stats
 from attnbench.report import batch
-from attnbench.report.cells import Cell, by_columns, each_rates
+from attnbench.report.cells import Cell, by_rates, by_sheet
 from attnbench.report.tables import MEMORY
 from attnbench.types import SHORT
 from attnbench.work import Convention
@@ -72,26 +72,28 @@ def _machine(cells: Sequence[Cell]) -> str:
 
 def _method(cells: Sequence[Cell]) -> str:
     rounds = max((len(c.rows) for c in cells), default=1)
-    counts: list[int] = []
+    counts: list[float] = []
     clocks: list[float] = []
     timers: set[str | None] = set()
     caches: set[str | None] = set()
     repeated: list[list[float]] = []
-    for columns, group in by_columns(cells):
-        ok = [i for c in group for i in c.ok]
+    for sheet, group in by_sheet(cells):
+        columns = sheet.columns
+        ok = [i for c in group for i in c.rows if columns.statuses[i] == "ok"]
         samples, latencies = (batch.values(name, columns) for name in ("samples", "latency"))
-        counts += [int(n) for i in ok if (n := samples[i])]
+        counts += [n for i in ok if (n := samples[i])]
         clocks += batch.clocks(columns, ok)
         timers.update(map(columns.timers.__getitem__, ok))
         caches.update(map(columns.l2.__getitem__, ok))
-        repeated += [[v for i in c.ok if (v := latencies[i])] for c in group]
+        repeated += [[v for i in c.rows if (v := latencies[i])] for c in group]
     parts = []
     if counts:
-        number = str(min(counts)) if min(counts) == max(counts) else f"{min(counts)} to {max(counts)}"
+        fewest, most = int(min(counts)), int(max(counts))
+        number = str(fewest) if fewest == most else f"{fewest} to {most}"
         again = f", then over {rounds} rounds" if rounds > 1 else ""
         parts.append(f"latency = median of {number} {'sample' if number == '1' else 'samples'}{again}")
     parts += [TIMERS.get(timer, timer) for timer in sorted(filter(None, timers))]
-    if any(c.spans for c in cells):
+    if any(sheet.spans for sheet, _ in by_sheet(cells)):
         parts.append(f"{TIMERS['cupti']} under {metrics.duration(SHORT)}")
     parts += [f"L2 {state}" for state in sorted(filter(None, caches))]
     if clocks:
@@ -115,11 +117,11 @@ def _agreement(repeated: Sequence[Sequence[float]]) -> str:
 def _ceilings(cells: Sequence[Cell]) -> str:
     """What a large matmul and a large copy reached meanwhile; of several runs the median."""
     matmuls: dict[str, set[float]] = {}
-    some = list(each_rates(cells))
-    for cell in some:
-        if cell.rates.ceiling:
-            matmuls.setdefault(cell.case.dtype, set()).add(cell.rates.ceiling)
-    copies = {c.rates.copy for c in some if c.rates.copy}
+    some = by_rates(cells)
+    for rates, group in some:
+        if rates.ceiling:
+            matmuls.setdefault(group[0].case.dtype, set()).add(rates.ceiling)
+    copies = {rates.copy for rates, _ in some if rates.copy}
     parts = [f"{metrics.digits(stats.median([*found]) / 1e12)} TFLOP/s {dtype}" for dtype, found in matmuls.items()]
     parts = [f"matmul {', '.join(parts)}"] if parts else []
     parts += [f"copy {bandwidth(stats.median([*copies]))}"] if copies else []
@@ -140,7 +142,8 @@ def heading(metric: metrics.Metric, cells: Sequence[Cell], convention: Conventio
     if metric.name not in ("tflops", "utilization"):
         return metric.heading
     counted = f"{metric.heading} ({CONVENTIONS[convention]})"
-    known = {(c.device, c.case.dtype): c.rates.peak for c in cells if c.rates.peak and c.status == "ok"}
+    measured = by_rates(c for c in cells if c.status == "ok")
+    known = {(group[0].device, group[0].case.dtype): rates.peak for rates, group in measured if rates.peak}
     if not known:
         return counted
     several = len({device for device, _ in known}) > 1
@@ -150,6 +153,6 @@ def heading(metric: metrics.Metric, cells: Sequence[Cell], convention: Conventio
     )
     if metric.name == "utilization":
         return f"{counted}, share of the peak ({peaks})"
-    rates = {c.rates.bandwidth for c in cells if c.rates.bandwidth and c.status == "ok" and c.bound == "memory"}
-    roofline = f"; {MEMORY}: of the roofline, where memory bounds ({', '.join(map(bandwidth, sorted(rates)))})"
-    return f"{counted}, and share of the peak ({peaks})" + (roofline if rates else "")
+    some = {r.bandwidth for r, group in measured if r.bandwidth and any(c.bound == "memory" for c in group)}
+    roofline = f"; {MEMORY}: of the roofline, where memory bounds ({', '.join(map(bandwidth, sorted(some)))})"
+    return f"{counted}, and share of the peak ({peaks})" + (roofline if some else "")

@@ -14,7 +14,7 @@ from typing import Any
 from attnbench import metrics
 from attnbench.errors import UserError, did_you_mean
 from attnbench.report import words
-from attnbench.report.cells import Cell, prime
+from attnbench.report.cells import Cell
 from attnbench.sizes import short
 from attnbench.types import DIRECTIONS, DTYPES, Case
 from attnbench.work import Convention
@@ -170,7 +170,6 @@ def sections(
 
 def _plainest_masks(cells: Sequence[Cell]) -> list[Cell]:
     """Of cells that differ in the mask alone those with the plainest: memory hardly depends on it. Measured ones."""
-    prime(("memory_peak",), cells)
     ranks: dict[Any, Any] = {}
     groups = [(cell, _but_mask(cell), words.mask_rank(cell.case)) for cell in cells]
     for cell, key, rank in groups:
@@ -203,13 +202,15 @@ def _tables(
 
 def _split(cells: Sequence[Cell], axes: Sequence[str]) -> list[list[Cell]]:
     groups: dict[tuple[int, tuple[Any, ...]], list[Cell]] = {}
-    devices = {name: place for place, name in enumerate(dict.fromkeys(c.device for c in cells))}
-    known: dict[tuple[int, str], tuple[Any, ...]] = {}  # values of a case on a backend
+    devices: dict[str, int] = {}
+    known: dict[tuple[int, str, str], list[Cell]] = {}  # a case on a backend of a device -> its group
     for cell in cells:
-        key = id(cell.case), cell.backend if "backend" in axes else ""
-        if (values := known.get(key)) is None:
-            values = known[key] = tuple(_AXES[axis].value(cell) for axis in axes)
-        groups.setdefault((devices[cell.device], values), []).append(cell)
+        one = id(cell.case), cell.backend if "backend" in axes else "", cell.device
+        if (group := known.get(one)) is None:
+            device = devices.setdefault(cell.device, len(devices))
+            values = tuple(_AXES[axis].value(cell) for axis in axes)
+            group = known[one] = groups.setdefault((device, values), [])
+        group.append(cell)
     return [groups[key] for key in sorted(groups)]
 
 

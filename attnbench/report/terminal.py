@@ -94,9 +94,10 @@ class _Writer:
         self.width = max(console.width, 20)
         self.rule = "─" if console.encoding.lower().startswith("utf") else "-"
 
-    def line(self, text: Text) -> None:
-        text.rstrip()
-        self.console.print(text, soft_wrap=True, highlight=False)
+    def line(self, *lines: Text) -> None:
+        for text in lines:
+            text.rstrip()
+        self.console.print(Text("\n").join(lines), soft_wrap=True, highlight=False)
 
     def blank(self) -> None:
         self.line(Text())
@@ -153,19 +154,21 @@ class _Writer:
         space = " " * gap
         shown = [columns[name] for name in table.columns[part]]
         height = max(len(c.header) for c in shown)
+        lines = []
         for i in range(height):
             text = Text((table.corner if i == height - 1 else "").ljust(corner), "dim")
             for column in shown:
                 header = ("",) * (height - len(column.header)) + column.header
                 text.append(space + header[i].rjust(column.width), "not dim")
-            self.line(text)
-        self.line(Text(self.rule * _span(corner, shown, gap), "dim"))
+            lines.append(text)
+        lines.append(Text(self.rule * _span(corner, shown, gap), "dim"))
         for label, entries in table.rows:
             text = Text(label.rjust(corner) if table.corner == "seqlen" else label.ljust(corner))
             for column, entry in zip(shown, entries[part], strict=True):
                 text.append(space)
                 text.append_text(_figure(column, entry))
-            self.line(text)
+            lines.append(text)
+        self.line(*lines)
 
     def reasons(self, found: Sequence[notes.Note]) -> None:
         if not found:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from functools import cache
+from functools import cache, lru_cache
 from typing import TYPE_CHECKING, Any
 
 from attnbench.sizes import short
@@ -103,7 +103,7 @@ def case(backend: str, case: Case, dtype: bool = False) -> str:
 
 def name(cell: Cell) -> str:
     """With its dtype where there are cells of another."""
-    return case(cell.backend, cell.case, cell.several_dtypes)
+    return case(cell.backend, cell.case, cell.sheet.several_dtypes)
 
 
 def count(n: int, what: str) -> str:
@@ -172,12 +172,14 @@ def where(some_cells: Sequence[Cell], all_cells: Sequence[Cell]) -> str:
     return "; ".join(parts)
 
 
+@lru_cache(maxsize=10_000)  # many records have one reason
 def one_line(text: str) -> str:
     """Without line breaks and escape sequences: reasons quote libraries."""
     text = re.sub(r"\x1b\[[0-9;]*[A-Za-z]", "", text)
     return " ".join("".join(c if c.isprintable() else " " for c in text).split())
 
 
+@lru_cache(maxsize=10_000)
 def template(reason: str) -> str:
     """The reason with its quantities taken out, so that those that differ in quantities only are one."""
     return _QUANTITY.sub("\0", reason)

@@ -28,7 +28,8 @@ from pathlib import Path
 from planted import VARIABLE
 
 from attnbench import stats, store
-from attnbench.gate.gate import Finding, Judgement, Request, judge
+from attnbench.gate.findings import Finding
+from attnbench.gate.gate import Judgement, Request, judge
 from attnbench.gate.margins import DEFAULT, Margins
 from attnbench.gate.readings import CYCLES, readings
 from attnbench.report.cells import cells
@@ -146,7 +147,7 @@ def _alike(experiment: Experiment, runs: Runs, alike: Sequence[str]) -> Iterator
         for margin in experiment.margins:
             judged = [_judge(runs[a], runs[b], margin, DEFAULT) for a, b in pairs]
             findings = [f for j in judged for f in j.findings]
-            bad = sum(any(j.fails(f) for f in j.findings) for j in judged)
+            bad = sum(any(map(j.fails, j.kinds)) for j in judged)
             yield from _row(f"{len(pairs)} {what}", f"{margin:.0%}", bad, len(findings), *_verdicts(findings))
 
 

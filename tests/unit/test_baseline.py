@@ -20,7 +20,7 @@ from attnbench.commands.baseline import app
 from attnbench.errors import UserError
 from attnbench.gate.gate import Request, judge
 from attnbench.gate.margins import RULES
-from attnbench.gate.readings import CYCLES, readings
+from attnbench.gate.readings import CYCLES, Side, readings
 from attnbench.report import baseline as report
 from attnbench.report.cautions import cautions
 from attnbench.report.cells import cells
@@ -58,12 +58,13 @@ def test_a_gate_reads_what_it_read() -> None:
     whole = run([*records(), *map(short, records("eager"))])
     kept = reduced(whole)
     assert all(len(m.values) == 1 for r in kept.records for m in r.measurements.values())
-    pairs = list(zip(cells([whole]), cells([kept]), strict=True))
+    sides = cells([whole]), cells([kept])
     for metric in RULES:
-        for old, new in pairs:
-            before, after = readings(metric, old, new)
-            assert len(before) == len(old.rows) == len(new.rows), metric
-            assert after == pytest.approx(before, rel=1e-6)
+        before, after = readings(metric, *map(Side.of, sides))
+        for side, own in zip((before, after), sides, strict=True):
+            assert side.counts.tolist() == [len(cell.rows) for cell in own], metric
+        assert (after.cells.tolist(), after.rounds.tolist()) == (before.cells.tolist(), before.rounds.tolist())
+        assert after.values.tolist() == pytest.approx(before.values.tolist(), rel=1e-6)
 
 
 def test_every_kept_measurement_is_read_and_reduced_as_its_metric() -> None:

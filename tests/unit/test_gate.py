@@ -10,10 +10,11 @@ import pytest
 from builders import case, ended, environment, measurements, ok, run
 
 from attnbench.errors import UserError
-from attnbench.gate.gate import Judgement, Request, judge, name
+from attnbench.gate.findings import name
+from attnbench.gate.gate import Judgement, Request, judge
 from attnbench.gate.margins import DEFAULT, Margins
-from attnbench.gate.readings import readings, signed, text
-from attnbench.report.cells import Cell, cells
+from attnbench.gate.readings import Side, readings, signed, text
+from attnbench.report.cells import cells
 from attnbench.types import Record
 
 WOBBLE = (0.0, 0.001, -0.001, 0.0005, -0.0005)
@@ -240,15 +241,17 @@ def test_what_moves_all_cells_together_is_said() -> None:
 
 
 def test_a_kernel_at_the_length_where_spans_begin_is_read_alike_on_both_sides() -> None:
-    def at(seconds: float) -> Cell:
+    def at(seconds: float) -> Side:
         taken = measurements(time=seconds, span=seconds - 4e-6, clock_held=2e9)
-        (cell,) = cells([run([replace(ok(case(), "triton", 300), measurements=taken)])])
-        return cell
+        return Side.of(cells([run([replace(ok(case(), "triton", 300), measurements=taken)])]))
+
+    def read(metric: str, *sides: Side) -> list[float]:
+        return [value for side in readings(metric, *sides) for value in side.values.tolist()]
 
     below, above = at(99e-6), at(101e-6)
-    assert readings("latency", below, below) == ({0: pytest.approx(95e-6)}, {0: pytest.approx(95e-6)})
-    assert readings("latency", below, above) == ({0: 99e-6}, {0: 101e-6})
-    assert readings("cycles", below, above) == ({0: pytest.approx(198e3)}, {0: pytest.approx(202e3)})
+    assert read("latency", below, below) == pytest.approx([95e-6, 95e-6])
+    assert read("latency", below, above) == [99e-6, 101e-6]
+    assert read("cycles", below, above) == pytest.approx([198e3, 202e3])
 
 
 def test_the_last_record_of_a_job_counts() -> None:

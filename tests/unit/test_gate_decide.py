@@ -193,7 +193,7 @@ def test_swapping_the_sides_swaps_the_verdicts(tests: list[Rounds]) -> None:
 
 
 def test_nothing_gives_nothing() -> None:
-    assert decide([]) == []
+    assert not decide([])
     with pytest.raises(ValueError, match="either side"):
         decide([Rounds([], [1.0], 0.03)])
 

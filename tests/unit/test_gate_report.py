@@ -135,7 +135,7 @@ def test_markdown_is_one_table_that_reasons_cannot_break(judgement: Judgement) -
 
 
 def test_markdown_stays_small(judgement: Judgement) -> None:
-    many = replace(judgement, findings=judgement.findings * 100)
+    many = replace(judgement, findings=tuple(judgement.findings) * 100)
     text = markdown.render(many)
     assert sum(line.startswith("| ") for line in text.splitlines()) == 2 + markdown.LISTED
     assert "and 500 more" in text

@@ -29,7 +29,7 @@ from attnbench.gate.gate import Request, judge
 from attnbench.gate.margins import DEFAULT
 from attnbench.metrics import METRICS, value
 from attnbench.report import batch, export, html, markdown, tables, terminal
-from attnbench.report.cells import cells, prime
+from attnbench.report.cells import cells
 from attnbench.report.compare import terminal as comparison
 from attnbench.types import Run
 
@@ -95,9 +95,9 @@ def test_work_grows_with_the_records_and_no_faster(folder: Path, report: str, mo
 # Lines of attnbench's Python that a command may execute for each record, the rest being in libraries. Before
 # records were read by column these were 372, 227 and 633.
 COMMANDS: dict[str, tuple[int, Callable[[Path, Path], object]]] = {
-    "gate": (185, lambda a, b: judge(*(store.read(p, batch.ahead_of(DEFAULT))[0] for p in (a, b)), Request(DEFAULT))),
-    "compare": (135, lambda a, b: compared([a, b], [store.read(p, COMPARE)[0] for p in (a, b)])),
-    "report": (430, lambda a, b: [table(store.read(p, REPORT)[0]) for p in (a, b)]),
+    "gate": (95, lambda a, b: judge(*(store.read(p, batch.ahead_of(DEFAULT))[0] for p in (a, b)), Request(DEFAULT))),
+    "compare": (125, lambda a, b: compared([a, b], [store.read(p, COMPARE)[0] for p in (a, b)])),
+    "report": (360, lambda a, b: [table(store.read(p, REPORT)[0]) for p in (a, b)]),
 }
 
 
@@ -135,12 +135,11 @@ def test_reading_costs_less_than_parsing_as_the_standard_library_does(folder: Pa
 def figures(of: Run, names: Sequence[str]) -> list[tuple[object, ...]]:
     """Everything that is computed for all records at once, and what follows from it."""
     found = cells([of])
-    prime([name for name in names if name in batch.FORMULAS], found)
     each = [(c.key, c.status, c.reason, c.held_down, c.spans, *(c.value(name) for name in names)) for c in found]
     return [*each, *(c.rounds(name) for c in found for name in names if name in batch.FORMULAS)]
 
 
-OF_LATENCY = [name for name, metric in METRICS.items() if metric.derive in derive.OF_LATENCY]
+OF_LATENCY = [name for name, metric in METRICS.items() if isinstance(metric.derive, derive.OfLatency)]
 NAMES = (*batch.FORMULAS, "error", *OF_LATENCY)
 
 
@@ -196,7 +195,7 @@ def test_what_derives_from_the_latency_alone_is_that_of_whole_records() -> None:
     endless = replace(odd, measurements=measurements(time=[1.0, math.inf]), round=1)
     for cell in cells([of_one, run([odd, endless])]):
         for name in OF_LATENCY if cell.status == "ok" else ():
-            found = [value(name, r, cell.context(r)) for r in cell.records]
+            found = [value(name, r, cell.context(r.round)) for r in cell.records]
             known = [v for v in found if v is not None]
             assert cell.value(name) == (stats.median(known) if known else None)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -10,6 +12,7 @@ from attnbench.compare.compare import Comparison
 from attnbench.report.compare import rows
 from attnbench.report.compare.answer import answer
 from attnbench.report.files import plain
+from attnbench.report.rich_table import filled
 
 
 def render(console: Console, c: Comparison, every: bool = False) -> None:
@@ -23,19 +26,17 @@ def render(console: Console, c: Comparison, every: bool = False) -> None:
         console.print(Text(block.title, "bold cyan"))
         if block.note:
             console.print(Text(block.note, "dim"))
-        console.print(_table(block))
+        console.print(filled(console, partial(_empty, block), [tuple(map(Text, row)) for row in block.rows]))
     console.print()
     for warning in rows.warnings(c):
         console.print(Text("!  ", "yellow").append(warning, ""))
     console.print(Text(rows.MORE, "dim"))
 
 
-def _table(block: rows.Block) -> Table:
+def _empty(block: rows.Block) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 3, 0, 0))
     for i, heading in enumerate(block.headings):
         table.add_column(heading, justify="left" if i in block.text else "right", overflow="fold", vertical="bottom")
-    for row in block.rows:
-        table.add_row(*map(Text, row))
     return table
 
 

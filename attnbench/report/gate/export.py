@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from attnbench.gate.comparable import Difference
-from attnbench.gate.gate import VERDICTS, Finding, Judgement
+from attnbench.gate.findings import VERDICTS, Finding
+from attnbench.gate.gate import Judgement
 from attnbench.report.gate import rows
 from attnbench.types import Run
 

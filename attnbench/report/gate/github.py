@@ -19,10 +19,11 @@ LIMIT = 10
 def render(judgement: Judgement) -> str:
     """One line each; empty where there is nothing to say."""
     errors = [("not comparable", f"{d.what}; if that is meant: {d.remedy}") for d in judgement.refused]
-    errors += [(f.name, rows.sentence(f)) for f in judgement.findings if judgement.fails(f)]
-    open_ = [f for f in judgement.findings if judgement.unsettles(f)]
-    warnings = [(f.name, rows.sentence(f)) for f in open_ if not f.unmeasured]
-    if late := sum(f.unmeasured for f in open_):
+    errors += [(f.name, rows.sentence(f)) for f in judgement.those(judgement.fails)]
+    warnings = [
+        (f.name, rows.sentence(f)) for f in judgement.those(lambda k: judgement.unsettles(k) and not k.unmeasured)
+    ]
+    if late := len(judgement.those(lambda k: judgement.unsettles(k) and k.unmeasured)):
         warnings.insert(0, ("not measured", f"{count(late, 'cell')} left out for want of time; see the step's summary"))
     lines = [*_level("error", errors), *_level("warning", warnings)]
     return "\n".join([*lines, f"::notice title=attnbench gate::{_escaped(rows.headline(judgement))}"]) + "\n"

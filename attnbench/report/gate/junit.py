@@ -4,25 +4,30 @@ from __future__ import annotations
 
 from xml.etree import ElementTree
 
-from attnbench.gate.gate import Finding, Judgement
+from attnbench.gate.findings import Finding, Kind
+from attnbench.gate.gate import Judgement
 from attnbench.report.gate import rows
 
 
 def render(judgement: Judgement) -> str:
     """What fails the gate is a failure; what stays open without failing it is skipped."""
+
+    def fails(kind: Kind) -> bool:
+        return judgement.fails(kind) or judgement.unsettles(kind)
+
     root = ElementTree.Element("testsuites", name="attnbench gate")
     suites: dict[str, list[Finding]] = {}
     for finding in judgement.findings:
         suites.setdefault(finding.metric or "cell", []).append(finding)
     for name, findings in suites.items():
-        failing = [f for f in findings if judgement.fails(f) or judgement.unsettles(f)]
-        skipped = [f for f in findings if f.verdict in ("inconclusive", "missing") and f not in failing]
-        suite = _suite(root, name, len(findings), len(failing), len(skipped))
+        failing = sum(fails(f.kind) for f in findings)
+        skipped = sum(f.verdict in ("inconclusive", "missing") and not fails(f.kind) for f in findings)
+        suite = _suite(root, name, len(findings), failing, skipped)
         for finding in findings:
             case = ElementTree.SubElement(suite, "testcase", classname=f"attnbench.{name}", name=finding.name)
-            if finding in failing:
+            if fails(finding.kind):
                 _said(case, "failure", rows.sentence(finding), finding.verdict)
-            elif finding in skipped:
+            elif finding.verdict in ("inconclusive", "missing"):
                 ElementTree.SubElement(case, "skipped", message=rows.sentence(finding))
     if judgement.refused:
         suite = _suite(root, "comparable", len(judgement.refused), len(judgement.refused), 0)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass
 
-from attnbench.gate.gate import VERDICTS, Finding, Judgement
+from attnbench.gate.findings import VERDICTS, Finding, Kind
+from attnbench.gate.gate import Judgement
 from attnbench.gate.readings import signed, text
 from attnbench.metrics import percent
 from attnbench.report.tables import HELD_DOWN
@@ -26,8 +26,7 @@ def headline(judgement: Judgement) -> str:
     word = WORDS[judgement.exit_code]
     if judgement.refused:
         return f"{word}: {count(len(judgement.refused), 'difference')} that nothing says is meant"
-    found = Counter(f.verdict for f in judgement.findings)
-    counts = [f"{found[v]} {v}" for v in VERDICTS if found[v]]
+    counts = [f"{number} {v}" for v in VERDICTS if (number := judgement.count(v))]
     return f"{word}: {', '.join(counts)}"
 
 
@@ -36,12 +35,12 @@ def listed(judgement: Judgement, every: bool = False) -> list[Row]:
 
     The cells that there was no time for are a note of the judgement, not a row each.
     """
-    return [row(f) for f in judgement.findings if every or _telling(judgement, f)]
 
+    def telling(kind: Kind) -> bool:
+        changed = kind.verdict not in ("unchanged", "inconclusive")
+        return every or changed or (judgement.unsettles(kind) and not kind.unmeasured)
 
-def _telling(judgement: Judgement, finding: Finding) -> bool:
-    changed = finding.verdict not in ("unchanged", "inconclusive")
-    return changed or (judgement.unsettles(finding) and not finding.unmeasured)
+    return [row(f) for f in judgement.those(telling)]
 
 
 def row(finding: Finding) -> Row:
@@ -73,14 +72,16 @@ def figures(finding: Finding) -> str:
 
 def rest(judgement: Judgement) -> str:
     """Of what `listed` leaves out; empty where it leaves out nothing."""
-    left = [f for f in judgement.findings if f.verdict == "unchanged"]
-    undecided = [
-        f for f in judgement.findings if f.verdict == "inconclusive" and f.metric and not judgement.unsettles(f)
-    ]
+    left = judgement.count("unchanged")
+    undecided = {
+        kind.metric: number
+        for kind, number in judgement.counts.items()
+        if kind.verdict == "inconclusive" and kind.metric and not judgement.unsettles(kind)
+    }
     parts = []
     if left:
-        parts.append(f"{count(len(left), 'result')} shown to lie within the margin")
+        parts.append(f"{count(left, 'result')} shown to lie within the margin")
     if undecided:
-        names = ", ".join(sorted({f.metric for f in undecided if f.metric}))
-        parts.append(f"{len(undecided)} of {names} inconclusive, which does not count here")
+        names = ", ".join(sorted(undecided))
+        parts.append(f"{sum(undecided.values())} of {names} inconclusive, which does not count here")
     return "; ".join(parts)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from rich.console import Console
+from collections.abc import Sequence
+from functools import partial
+
+from rich.console import Console, Group, RenderableType
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
@@ -10,6 +13,7 @@ from rich.text import Text
 from attnbench.gate.gate import Judgement
 from attnbench.report.files import plain
 from attnbench.report.gate import rows
+from attnbench.report.rich_table import filled, width
 
 STYLES = {
     "newly-failing": "bold red",
@@ -21,7 +25,6 @@ STYLES = {
     "unchanged": "dim",
 }
 REASON = 30  # characters that a table leaves for the reasons, which go on in the next line
-UNBOUNDED = 10_000  # characters
 HEADLINES = {0: "bold green", 1: "bold red", 3: "bold yellow", 4: "bold red"}
 
 
@@ -45,34 +48,33 @@ def render(console: Console, judgement: Judgement, every: bool = False) -> None:
 def _findings(console: Console, found: list[rows.Row]) -> None:
     """A table, where the console is wide enough for it and for the beginning of the longest reason."""
     reasons = min(REASON, max(len(row.entries[-1]) for row in found))
-    without = _table(found, reasons=False)
-    figures = console.measure(without, options=console.options.update(width=UNBOUNDED)).maximum
-    if figures + 2 + reasons <= console.width:
-        console.print(_table(found))
+    used = [i for i in range(len(rows.HEADINGS)) if any(row.entries[i] for row in found)]  # not what no row fills
+    styles = [STYLES[row.finding.verdict] for row in found]
+    texts = [[Text(row.entries[i], "" if i else style) for i in used] for row, style in zip(found, styles, strict=True)]
+    figures = [i for i in used if rows.HEADINGS[i]]
+    bare = [row[: len(figures)] for row in texts]
+    if width(console, partial(_empty, figures), bare) + 2 + reasons <= console.width:
+        console.print(filled(console, partial(_empty, used), texts))
     else:
         _list(console, found)
 
 
-def _table(found: list[rows.Row], reasons: bool = True) -> Table:
-    """Without the columns that no row fills."""
+def _empty(columns: Sequence[int]) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold")
-    used = [i for i in range(len(rows.HEADINGS) - (not reasons)) if any(row.entries[i] for row in found)]
-    for i in used:
-        right = rows.HEADINGS[i] in ("baseline", "current", "change", "margin")
-        heading = rows.HEADINGS[i]
+    for heading in (rows.HEADINGS[i] for i in columns):
+        right = heading in ("baseline", "current", "change", "margin")
         table.add_column(heading, justify="right" if right else "left", overflow="fold", no_wrap=bool(heading))
-    for row in found:
-        style = STYLES[row.finding.verdict]
-        table.add_row(*(Text(row.entries[i], style if i == 0 else "") for i in used))
     return table
 
 
 def _list(console: Console, found: list[rows.Row]) -> None:
     """Two lines a finding, where a table would be too wide to read."""
+    lines: list[RenderableType] = []
     for row in found:
         finding = row.finding
-        console.print(Text(finding.verdict, STYLES[finding.verdict]).append(f"  {finding.name}", "default"))
-        console.print(Padding(Text(rows.figures(finding)), (0, 0, 0, 4)))
+        lines.append(Text(finding.verdict, STYLES[finding.verdict]).append(f"  {finding.name}", "default"))
+        lines.append(Padding(Text(rows.figures(finding)), (0, 0, 0, 4)))
+    console.print(Group(*lines))
 
 
 def text(judgement: Judgement, every: bool = False) -> str:

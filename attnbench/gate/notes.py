@@ -1,0 +1,82 @@
+"""What a reader must know of all figures of a gate together, and of the cells that it did not compare."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+from attnbench import stats
+from attnbench.gate.endings import state
+from attnbench.gate.findings import Finding, Findings, name
+from attnbench.gate.measured import Measured
+from attnbench.gate.readings import CYCLES, signed
+from attnbench.metrics import percent
+from attnbench.report import words
+from attnbench.report.cells import Cell, Key
+
+ROUNDS = 5  # a side, at which docs/gate.md states the error rates
+TIMED = ("latency", CYCLES)
+TOGETHER = 10  # cells, from which a change common to them is worth a line
+
+
+def unmeasured(findings: Findings) -> list[str]:
+    """In a line: the findings say of each cell the same."""
+    names = [findings[i].name for i, kind in enumerate(findings.kinds) if kind.unmeasured]
+    if not names:
+        return []
+    number = words.count(len(names), "cell")
+    return [f"{number} left out for want of time, which is no pass: {words.some(names)}; give a longer --time-limit."]
+
+
+def timed(findings: Findings, measured: Measured, in_turns: bool) -> list[str]:
+    """Of the latencies, or cycles."""
+    notes = []
+    some = [i for i, metric in enumerate(measured.metrics) if metric in TIMED]
+    if not in_turns and 1 in (*measured.tests.n[some].tolist(), *measured.tests.m[some].tolist()):
+        notes.append(_weakness([measured[i] for i in some]))
+    changes = [measured.changes[i] for i in some]
+    if len(changes) >= TOGETHER:
+        low, middle, high = (stats.percentile(changes, p) for p in (25, 50, 75))
+        margin = stats.median(measured.tests.margin[some].tolist())
+        metric = next(kind.metric for kind in findings.kinds if kind.metric in TIMED and kind.verdict != "missing")
+        line = f"Of {len(changes)} cells the median {metric} changed by {signed(middle)}, "
+        line += f"the middle half by {signed(low)} to {signed(high)}."
+        if not in_turns and low * high > 0 and abs(middle) > margin / 3:
+            line += " Nearly all moved together: that is as likely the machine as the code; measure the baseline again."
+        notes.append(line)
+    held = sum(measured.held_down)
+    if held:
+        notes.append(
+            f"~ {words.count(held, 'cell')}: a limit held the clock below its best, so the latency is also the "
+            "machine's; --metric cycles compares without the clock."
+        )
+    return notes
+
+
+def _weakness(timed: Sequence[Finding]) -> str:
+    some = [(d.high, d.change) for f in timed if (d := f.decision) and d.high is not None and d.change > -1]
+    sides = {min(f.rounds) for f in timed if max(f.rounds) > 1}
+    if not some:
+        return f"One round a side says nothing of the noise, and the cells are too few to; run --rounds {ROUNDS}."
+    halves = [math.log1p(high) - math.log1p(change) for high, change in some]
+    known = f"the typical change is known to {percent(stats.median(halves))}"
+    if sides:
+        return f"One side has one round only, so its noise is taken to be the other's; {known}. Run --rounds {ROUNDS}."
+    return (
+        "One round a side is weak: noise is taken from how differently the cells changed, a disturbed cell cannot be "
+        f"told from a changed one, and {known}. Run both with --rounds {ROUNDS}."
+    )
+
+
+def beside(before: Mapping[Key, Cell], after: Mapping[Key, Cell]) -> list[str]:
+    """Cells that were not compared."""
+    failing = [key for key, old in before.items() if state(old) != "works" and state(after.get(key)) == "fails"]
+    new = [key for key in after if key not in before]
+    notes = []
+    if failing:
+        names = words.some(name(backend, case) for case, backend in failing)
+        notes.append(f"{words.count(len(failing), 'cell')} worked in neither run: {names}")
+    if new:
+        names = words.some(name(backend, case) for case, backend in new)
+        notes.append(f"{words.count(len(new), 'cell')} in the current run only, not compared: {names}")
+    return notes
