@@ -32,6 +32,7 @@ Span = tuple[int, int, int]  # of a line: its start, its end, its number
 CHUNK = 100  # lines taken at once: what they hold fits into a core's cache
 LEAST = 16 << 20  # bytes, for which a process is worth its start
 MOST = 8  # processes
+KEPT = 0.2  # of a part: what this process reads more than another, as it need not hand over what it makes
 
 
 class Part(Fields):
@@ -124,11 +125,12 @@ class Lines:
     def parts(self, ahead: Sequence[str] = ()) -> Iterator[Iterator[Part]]:
         """Their columns, with the samples of those measurements. Other processes, if any, begin at once.
 
-        This one's own part is smaller by the length of the first line, which it alone reads, and in the same time.
+        This one reads the first part when that is asked for, and meanwhile the first line.
         """
         number = _processes(self.stop)
-        size = -(-self.stop // number)
-        ends = [self.content.find(b"\n", max(at, self.start - 1)) + 1 for at in range(size, self.stop, size)]
+        size = max(1, int(self.stop / (number + KEPT)))
+        begins = range(self.stop - size * (number - 1), self.stop, size)
+        ends = [self.content.find(b"\n", max(at, self.start - 1)) + 1 for at in begins]
         cuts = list(zip([self.start, *ends], [*ends, self.stop], strict=True))
         if len(cuts) < 2:
             yield map(partial(self._part, ahead), cuts)
