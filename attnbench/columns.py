@@ -169,13 +169,16 @@ class Columns(Fields, Sequence[Record]):
     def samples(self, name: str) -> Samples:
         """Of one measurement; where they were not read ahead, all lines are read again."""
         if name not in self._samples:
-            column = self._samples[name] = Samples()
-            if self._lines is None:
-                column.extend([[*derive.values(record, name)] for record in self])
-            else:
+            column, starts = Samples(), array("q")
+            if self._lines:
                 with self._lines.parts((name,)) as parts:
                     for part in parts:
                         column.join(part.samples[name])
+                        starts += part.starts
+            if len(column.counts) != len(self) or starts != self._starts:  # not of a file, or other lines are damaged
+                column = Samples()
+                column.extend([[*derive.values(self.once(place), name)] for place in range(len(self))])
+            self._samples[name] = column
         return self._samples[name]
 
     @overload

@@ -86,15 +86,16 @@ class Part(Fields):
         start, stop, number = span
         try:
             record = decode.record(view[start:stop])
-            samples = {name: [*derive.values(record, name)] for name in self.samples} if record else {}
-            kept = {name: metrics.value(name, record) for name in self.kept} if record else {}
         except decode.DAMAGE as error:
             self.problems.append((number, f"damaged line left out ({type(error).__name__}: {error})"))
             return
+        if record is None:
+            return
+        try:
+            samples = {name: [*derive.values(record, name)] for name in self.samples}
+            kept = {name: metrics.value(name, record) for name in self.kept}
         except UserError as error:
             self.refused = self.refused or (number, str(error))
-            return
-        if record is None:
             return
         for name, places in self.present.items():
             places.update([len(self)] if name in record.measurements else ())

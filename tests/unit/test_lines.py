@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from attnbench import columns, lines, store
+from attnbench import columns, derive, lines, store
 from attnbench.columns import ERRORS, PRESENT, REPORT, Columns
 from attnbench.errors import UserError
 
@@ -105,6 +105,9 @@ def test_a_record_that_turns_out_damaged_is_said_by_its_line(tmp_path: Path, dam
     run, problems = store.read(path, [ERRORS])
     assert len(run.records) == len(records) - 1
     assert [problem.partition(" (")[0] for problem in problems] == [f"{path}:4: damaged line left out"]
+    assert isinstance(run.records, Columns)
+    times = [(i, [*derive.values(record, "time")]) for i, record in enumerate(run.records)]
+    assert [(i, [*values]) for i, values in run.records.samples("time")] == [(i, own) for i, own in times if own]
 
 
 @pytest.mark.usefixtures("split")
