@@ -40,9 +40,7 @@ def record(line: Line, place: object = None) -> Record | None:
     found["measurements"] = Measurements(found.get("measurements", {}), place)
     found.setdefault("kernels", {})
     made = object.__new__(Record)
-    object.__setattr__(
-        made, "__dict__", found
-    )  # all at once, which is quick; a field that is not there has its default
+    object.__setattr__(made, "__dict__", found)  # a field that is not in it has its default
     return made
 
 
