@@ -1,29 +1,27 @@
 """The records of a run by column: what is asked of all of them, without an object for each.
 
-A file of 100,000 records is read in under two seconds; to make a Record of each and to go through those for every
-question takes ten. So a line gives its columns, and a Record is made of it when somebody wants that one. For the parent
-only.
+To make a Record of each of 100,000 lines and to go through those for every question takes ten seconds. So lines.py
+makes columns of the lines, and a Record is made of a line when somebody wants that one. For the parent only.
 """
 
 from __future__ import annotations
 
-import math
 import operator
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import cache, cached_property
-from itertools import compress, islice
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from functools import cached_property
+from itertools import compress
 from operator import attrgetter
-from pathlib import Path
-from typing import Any, Literal, overload
+from typing import TYPE_CHECKING, Any, overload
 
-import msgspec
-
-from attnbench import decode, derive, metrics
+from attnbench import decode, derive
+from attnbench.errors import UserError
 from attnbench.types import Case, Record, Status
 
-Span = tuple[int, int, int]  # of a line: its start, its end, its number
-CHUNK = 100  # lines taken at once: what they hold fits into a core's cache
+if TYPE_CHECKING:
+    from attnbench.lines import Lines, Part
+
 PRESENT = (*derive.TURNS, *derive.CEILINGS, "sustained_power")  # measurements of which it is kept who has them
 ERRORS = "accuracy"  # no measurement, but may be read ahead with them
 SPEED = ("time", "span", "clock_held")  # what a gate asks of every record
@@ -32,33 +30,45 @@ REPORT = (*COMPARE, "enqueue", "memory_peak", "memory_driver")  # what reports d
 
 
 class Samples:
-    """Of one measurement: the places of the records that have it, how many are each one's, and all in a row."""
+    """Of one measurement: how many each record has, and all in a row."""
 
     def __init__(self) -> None:
-        self.places = array("q")
-        self.lengths = array("q")
+        self.counts = array("q")
         self.values = array("d")
 
-    def extend(self, place: int, taken: Sequence[list[float]]) -> None:
-        """By those of records that follow each other, from that place on; an empty list where there are none."""
-        lengths = list(map(len, taken))
-        self.places.extend(compress(range(place, place + len(lengths)), lengths))
-        self.lengths.extend(filter(None, lengths))
+    def extend(self, taken: Sequence[list[float]]) -> None:
+        """By those of the next records; an empty list where there are none."""
+        self.counts.extend(map(len, taken))
         for values in taken:
             self.values.fromlist(values)
 
+    def join(self, other: Samples) -> None:
+        """By those of another's records behind these."""
+        self.counts.extend(other.counts)
+        self.values.extend(other.values)
+
+    @property
+    def places(self) -> array[int]:
+        """Of the records that have some."""
+        return array("q", compress(range(len(self.counts)), self.counts))
+
+    @property
+    def lengths(self) -> array[int]:
+        """How many these have."""
+        return array("q", filter(None, self.counts))
+
     def __iter__(self) -> Iterator[tuple[int, array[float]]]:
         start = 0
-        for place, length in zip(self.places, self.lengths, strict=True):
-            yield place, self.values[start : start + length]
-            start += length
+        for place, length in enumerate(self.counts):
+            if length:
+                yield place, self.values[start : start + length]
+                start += length
 
 
-class Columns(Sequence[Record]):
-    """A sequence of records, equal to a tuple of them. Lists have an entry a record; of what few have, the places."""
+class Fields:
+    """The plain fields by column. Lists have an entry a record; of what few records have, the places."""
 
-    def __init__(self, records: Iterable[Record] = ()) -> None:
-        self.cases: list[Case] = []  # equal ones are one object
+    def __init__(self) -> None:
         self.backends: list[str] = []
         self.rounds: list[int] = []
         self.statuses: list[Status] = []
@@ -73,78 +83,78 @@ class Columns(Sequence[Record]):
         self.host_bound: dict[int, bool] = {}
         self.present: dict[str, set[int]] = {name: set() for name in PRESENT}
         self.kept: dict[str, Any] = {}  # figures of all records, by name: report/batch.py
-        self._samples: dict[str, Samples] = {}
-        self._spans: list[Span | None] = []  # of a record that is in a file
-        self._made: dict[int, Record] = {}
+        self._same: dict[str, dict[Any, Any]] = defaultdict(dict)  # of a column: what stands for all equal values
+
+    def __len__(self) -> int:
+        return len(self.backends)
+
+    def add(self, rows: Sequence[Any]) -> None:
+        """Records, or what has their plain fields."""
+        place, columns = len(self), zip(*map(_PLAIN, rows), strict=True)
+        for name, column in zip(_EVERY.values(), columns, strict=False):
+            getattr(self, name).extend(map(self._same[name].setdefault, column, column))
+        for name, column in zip(_FEW.values(), columns, strict=False):
+            if any(column):
+                one = self._same[name].setdefault
+                getattr(self, name).update((i, one(value, value)) for i, value in enumerate(column, place) if value)
+
+    def join(self, other: Fields) -> None:
+        """Those of other records, behind these."""
+        place = len(self)
+        for name in _EVERY.values():
+            getattr(self, name).extend(getattr(other, name))
+        for name in _FEW.values():
+            getattr(self, name).update((place + i, value) for i, value in getattr(other, name).items())
+        for name, places in self.present.items():
+            places.update(map(place.__add__, other.present[name]))
+        for name, kept in other.kept.items():
+            self.kept.setdefault(name, []).extend(kept)
+
+
+# A field of a record -> the column that has it: of every record, and of those few where it says something.
+_EVERY = {"backend": "backends", "round": "rounds", "status": "statuses", "timer": "timers", "l2": "l2"}
+_FEW = {"reason": "reasons"} | {
+    name: name for name in ("limits", "others", "notes", "ecc_errors", "resumable", "host_bound")
+}
+_PLAIN = attrgetter(*_EVERY, *_FEW)
+
+
+class Columns(Fields, Sequence[Record]):
+    """A sequence of records, equal to a tuple of them."""
+
+    def __init__(self, records: Iterable[Record] = (), lines: Lines | None = None) -> None:
+        """Of records that are there, or empty, for those of a file."""
+        super().__init__()
+        self._made = dict(enumerate(records))
         self._known: dict[Case, Case] = {}
-        self._append(list(records))
-
-    def read(self, path: Path, view: memoryview, spans: Iterable[Span], ahead: Sequence[str] = ()) -> list[str]:
-        """Appends the records of some lines, with the samples of those measurements; gives what is wrong with them."""
-        self._path, self._view = path, view
-        self._samples = {name: Samples() for name in ahead if name != ERRORS}
-        if ERRORS in ahead:
-            self.kept["error"] = []
-        take, cases, spans, problems = _reader(tuple(ahead)).decode, _Cases(self._known), iter(spans), []
-        while chunk := list(islice(spans, CHUNK)):
-            if not self._take(chunk, take, cases):
-                for span in chunk:
-                    if not self._take([span], take, cases):
-                        problems += self._take_odd(span)
-        return problems
-
-    def _take(self, spans: list[Span], take: Callable[[memoryview], Any], cases: _Cases) -> bool:
-        """Whether all of these lines were records as msgspec takes them; else nothing was done."""
-        view, place = self._view, len(self)
-        try:
-            rows = [take(view[start:stop]) for start, stop, _ in spans]
-            of_rows = [cases[bytes(row.case)] for row in rows]
-        except (msgspec.MsgspecError, ValueError, TypeError):
-            return False
-        measured = [row.measurements for row in rows]
-        for name, column in self._samples.items():
-            found = list(map(attrgetter(name), measured))
-            if any(found):
-                column.extend(place, list(map(_taken, found)))
+        self._samples: dict[str, Samples] = {}
+        self._lines = lines
+        self._starts, self._stops = array("q"), array("q")  # of the lines
+        every = list(self._made.values())
+        self.cases = [self._known.setdefault(record.case, record.case) for record in every]  # equal ones are one
+        self.add(every)
         for name, places in self.present.items():
-            places.update(compress(range(place, place + len(rows)), map(attrgetter(name), measured)))
-        if "error" in self.kept:
-            self.kept["error"] += map(_error, rows)
-        self._spans += spans
-        self._add(rows, of_rows)
-        return True
+            places.update(i for i, record in enumerate(every) if name in record.measurements)
 
-    def _take_odd(self, span: Span) -> list[str]:
-        """A record whose line has what msgspec does not take; or what is wrong with it."""
-        try:
-            record = decode.record(self._view[span[0] : span[1]], (self._path, span[2]))
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            return [f"{self._path}:{span[2]}: damaged line left out ({type(error).__name__}: {error})"]
-        self._append([record] if record is not None else [])
-        return []
+    def read(self, parts: Iterable[Part]) -> tuple[int, list[str]]:
+        """Appends the records of the parts of a file.
 
-    def _append(self, records: list[Record]) -> None:
-        place = len(self)
-        self._made.update(enumerate(records, place))
-        self._spans += [None] * len(records)
-        for name, places in self.present.items():
-            places.update(i for i, record in enumerate(records, place) if name in record.measurements)
-        for name, column in self._samples.items():
-            column.extend(place, [[*derive.values(record, name)] for record in records])
-        for name, kept in self.kept.items():
-            kept += [metrics.value(name, record) for record in records]
-        self._add(records, [self._known.setdefault(record.case, record.case) for record in records])
-
-    def _add(self, rows: Sequence[Any], cases: list[Case]) -> None:
-        """The plain fields of records, or of what has them."""
-        place = len(self)
-        self.cases += cases
-        for field, name in _EVERY.items():
-            getattr(self, name).extend(map(attrgetter(field), rows))
-        for field, name in _FEW.items():
-            found = list(map(attrgetter(field), rows))
-            if any(found):
-                getattr(self, name).update((i, value) for i, value in enumerate(found, place) if value)
+        Gives the number of its last line and what is wrong with lines, one phrase each.
+        """
+        assert self._lines
+        cases, problems, number = _Cases(self._known), [], 1
+        for part in parts:
+            problems += [f"{self._lines.path}:{number + n}: {why}" for n, why in part.problems]
+            if part.refused:
+                raise UserError(f"{self._lines.path}:{number + part.refused[0]}: {part.refused[1]}")
+            for name, own in part.samples.items():
+                self._samples.setdefault(name, Samples()).join(own)
+            self.join(part)
+            self.cases += map(cases.__getitem__, part.cases)
+            self._starts += part.starts
+            self._stops += part.stops
+            number += part.lines
+        return number, problems
 
     def same(self, case: Case) -> Case:
         """The object that stands for all cases equal to it."""
@@ -159,18 +169,17 @@ class Columns(Sequence[Record]):
     def samples(self, name: str) -> Samples:
         """Of one measurement; where they were not read ahead, all lines are read again."""
         if name not in self._samples:
-            column = self._samples[name] = Samples()
-            take, get = _reader((name,)).decode, attrgetter(f"measurements.{name}")
-            for place, span in enumerate(self._spans):
-                try:
-                    taken = _taken(get(take(self._view[span[0] : span[1]]))) if span else None
-                except msgspec.MsgspecError:  # a number that JSON has no word for
-                    taken = None
-                column.extend(place, [[*derive.values(self[place], name)] if taken is None else taken])
+            column, starts = Samples(), array("q")
+            if self._lines:
+                with self._lines.parts((name,)) as parts:
+                    for part in parts:
+                        column.join(part.samples[name])
+                        starts += part.starts
+            if len(column.counts) != len(self) or starts != self._starts:  # not of a file, or other lines are damaged
+                column = Samples()
+                column.extend([[*derive.values(self.once(place), name)] for place in range(len(self))])
+            self._samples[name] = column
         return self._samples[name]
-
-    def __len__(self) -> int:
-        return len(self.cases)
 
     @overload
     def __getitem__(self, place: int) -> Record: ...
@@ -186,12 +195,9 @@ class Columns(Sequence[Record]):
 
     def once(self, place: int) -> Record:
         """A record that is not kept, for what goes through all of them and needs each once."""
-        span = self._spans[place]
-        if place in self._made or span is None:
+        if place in self._made or self._lines is None:
             return self._made[place]
-        record = decode.record(self._view[span[0] : span[1]], (self._path, span[2]))
-        assert record
-        return record
+        return self._lines.record(self._starts[place], self._stops[place])
 
     def __iter__(self) -> Iterator[Record]:
         return map(self.__getitem__, range(len(self)))
@@ -208,52 +214,6 @@ def of(records: Sequence[Record]) -> Columns:
     return records if isinstance(records, Columns) else Columns(records)
 
 
-class _Row(msgspec.Struct, gc=False):
-    """The plain fields of types.Record."""
-
-    type: Literal["record"]
-    case: msgspec.Raw
-    backend: str
-    round: int
-    status: Status
-    reason: str | None = None
-    timer: str | None = None
-    l2: str | None = None
-    resumable: bool = False
-    limits: tuple[str, ...] = ()
-    host_bound: bool = False
-    others: tuple[str, ...] = ()
-    ecc_errors: int = 0
-    notes: tuple[str, ...] = ()
-
-
-class _Taken(msgspec.Struct, gc=False):
-    """The samples of one measurement."""
-
-    values: list[float] = []
-    runs: list[tuple[float, int]] = []
-
-
-class _Error(msgspec.Struct, gc=False):
-    max_error: float
-    tolerance: float
-
-
-class _Errors(msgspec.Struct, gc=False):
-    errors: dict[str, _Error]
-
-
-class _Seen(msgspec.Struct, gc=False):
-    """A measurement whose samples are not wanted."""
-
-
-# A field of a record -> the column that has it: of every record, and of those few where it says something.
-_EVERY = {"backend": "backends", "round": "rounds", "status": "statuses", "timer": "timers", "l2": "l2"}
-_FEW = {"reason": "reasons"} | {
-    name: name for name in ("limits", "others", "notes", "ecc_errors", "resumable", "host_bound")
-}
-
-
 class _Cases(dict[bytes, Case]):
     """A case is read once, however many records have it."""
 
@@ -264,26 +224,3 @@ class _Cases(dict[bytes, Case]):
         case = decode.case(text)
         found = self[text] = self._known.setdefault(case, case)
         return found
-
-
-def _taken(found: Any) -> list[float]:
-    """The samples of a measurement."""
-    return (found.values or [*decode.expanded(found.runs)]) if found else []
-
-
-def _error(row: Any) -> float | None:
-    """metrics.value("error") of a record."""
-    worst = derive.worst(row.accuracy.errors.values()) if row.accuracy and row.status == "ok" else None
-    return worst if worst is not None and math.isfinite(worst) else None
-
-
-@cache
-def _reader(names: tuple[str, ...]) -> msgspec.json.Decoder[Any]:
-    """Of lines, with the samples of those measurements alone."""
-    fields: list[Any] = [(name, _Taken | None, None) for name in names if name != ERRORS]
-    fields += [(name, _Seen | None, None) for name in PRESENT if name not in names]
-    taken: Any = msgspec.defstruct("Measurements", fields, gc=False, frozen=True)
-    whole: list[Any] = [("measurements", taken, taken())]
-    whole += [(ERRORS, _Errors | None, None)] if ERRORS in names else []
-    row: Any = msgspec.defstruct("Row", whole, bases=(_Row,), gc=False)
-    return msgspec.json.Decoder(row)

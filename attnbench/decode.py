@@ -2,8 +2,8 @@
 
 For the parent only, as msgspec is not in the standard library. What msgspec does not take as it stands (a number that
 JSON has no word for, a field of another type) is left to jsonable, whose answer counts. Three things save most of the
-time: a case is read once, however many records have it; samples, accuracy and forecasts are read when they are asked
-for; and a dataclass gets its fields all at once, as msgspec gives them.
+time: a case is read once, however many records have it; samples are read when they are asked for, and so are the jobs
+of a plan; and a dataclass gets its fields all at once, as msgspec gives them.
 """
 
 from __future__ import annotations
@@ -12,24 +12,23 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache, cached_property
 from itertools import chain, repeat
-from pathlib import Path
-from typing import Any, TypedDict, TypeVar, overload
+from typing import Any, TypedDict, overload
 
 import msgspec
+from msgspec.structs import astuple
 
 from attnbench.errors import UserError
 from attnbench.jsonable import from_json
 from attnbench.types import Accuracy, Case, Forecast, Job, Measurement, Record, Status
 
 Line = bytes | memoryview
-Place = tuple[Path, int]  # a file and the number of a line
-T = TypeVar("T")
+DAMAGE = (ValueError, KeyError, TypeError, AttributeError)  # what reading raises of what is no value of ours
 
 
-def record(line: Line, place: Place | None = None) -> Record | None:
+def record(line: Line, place: object = None) -> Record | None:
     """None for a line of another type. ValueError, TypeError, KeyError or AttributeError where it is damaged.
 
-    What is read later and damaged raises UserError, which says the place.
+    What is read later and damaged raises UserError, which says the place: anything that str() makes words of.
     """
     try:
         found = _RECORD.decode(line)
@@ -38,11 +37,11 @@ def record(line: Line, place: Place | None = None) -> Record | None:
         found["case"] = case(bytes(found["case"]))
     except (msgspec.MsgspecError, ValueError, TypeError, KeyError):
         return _slowly(line)
-    found["measurements"] = Measurements(found.get("measurements", _NOTHING), place)
-    found.setdefault("kernels", _NOTHING)
-    if place:
-        found["_place"] = place
-    return _made(_Record, found)
+    found["measurements"] = Measurements(found.get("measurements", {}), place)
+    found.setdefault("kernels", {})
+    made = object.__new__(Record)
+    object.__setattr__(made, "__dict__", found)  # a field that is not in it has its default
+    return made
 
 
 def jobs(plan: Line) -> Sequence[Job]:
@@ -53,9 +52,11 @@ def jobs(plan: Line) -> Sequence[Job]:
         return tuple(from_json(Job, job) for job in json.loads(bytes(plan)))
 
 
-def keys(plan: Sequence[Job]) -> list[tuple[Case, str, int]]:
-    """Case, backend and round of each job; those of a file are not made for it."""
-    return plan.keys if isinstance(plan, _Jobs) else [(job.case, job.backend, job.round) for job in plan]
+def keys(plan: Sequence[Job]) -> tuple[Sequence[Case], Sequence[str], Sequence[int]]:
+    """Cases, backends and rounds of the jobs; those of a file are not made for it."""
+    if isinstance(plan, _Jobs):
+        return plan.cases, plan.backends, plan.rounds
+    return [job.case for job in plan], [job.backend for job in plan], [job.round for job in plan]
 
 
 def fields(line: Line) -> dict[str, msgspec.Raw]:
@@ -81,7 +82,7 @@ class Measurements(Mapping[str, Measurement]):
 
     __slots__ = ("_found", "_place")
 
-    def __init__(self, found: dict[str, Any], place: Place | None) -> None:
+    def __init__(self, found: dict[str, Any], place: object) -> None:
         self._found = found
         self._place = place
 
@@ -111,78 +112,24 @@ class Measurements(Mapping[str, Measurement]):
         return repr(dict(self))
 
 
-class _Later:
-    """A field that is read when it is asked for: until then the instance holds its JSON."""
-
-    def __init__(self, kind: type[Any]) -> None:
-        self.kind, self.decoder = kind, msgspec.json.Decoder(kind | None)
-
-    def __set_name__(self, owner: type[Any], name: str) -> None:
-        self.name = name
-
-    def __get__(self, instance: Any, owner: type[Any]) -> Any:
-        known = vars(instance)
-        found = known.get(self.name)
-        if type(found) is msgspec.Raw:
-            found = known[self.name] = self._read(found, known.get("_place"))
-        return found
-
-    def __set__(self, instance: Any, value: Any) -> None:
-        raise AttributeError(f"cannot assign to field {self.name!r}")  # frozen, as the class that it stands for
-
-    def _read(self, raw: msgspec.Raw, place: Place | None) -> Any:
-        try:
-            return self.decoder.decode(raw)
-        except msgspec.MsgspecError:
-            pass
-        try:
-            return from_json(self.kind, json.loads(bytes(raw)))
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise _unreadable(self.name, error, place) from None
-
-
-class _Record(Record):
-    """A Record to all who look at it, equal to one with the same values."""
-
-    __class__ = Record  # type: ignore[assignment]
-    accuracy = _Later(Accuracy)
-    forecast = _Later(Forecast)
-
-
-class _Job(Job):
-    """A Job to all who look at it."""
-
-    __class__ = Job  # type: ignore[assignment]
-    forecast = _Later(Forecast)
-
-
-def _made(kind: type[T], values: dict[str, Any]) -> T:
-    found = object.__new__(kind)
-    object.__setattr__(found, "__dict__", values)
-    return found
-
-
 class _Jobs(Sequence[Job]):
-    """A sequence of jobs, equal to a tuple of them: many who read a run do not ask for its plan."""
+    """A sequence of jobs, equal to a tuple of them: who reads a run seldom asks for more of its plan than the keys."""
 
-    def __init__(self, found: list[dict[str, Any]]) -> None:
-        if not all("forecast" in job for job in found):
-            raise KeyError("forecast")
-        self._cases = [case(bytes(job["case"])) for job in found]  # raises where it is damaged
+    def __init__(self, found: list[_Job]) -> None:
+        self.cases = [case(bytes(job.case)) for job in found]  # raises where it is damaged
+        self.backends = [job.backend for job in found]
+        self.rounds = [job.round for job in found]
         self._found = found
-
-    @property
-    def keys(self) -> list[tuple[Case, str, int]]:
-        return [(own, job["backend"], job["round"]) for own, job in zip(self._cases, self._found, strict=True)]
 
     @cached_property
     def _jobs(self) -> tuple[Job, ...]:
-        for own, job in zip(self._cases, self._found, strict=True):
-            job["case"] = own
-        return tuple(_made(_Job, job) for job in self._found)
+        return tuple(
+            Job(own, job.backend, job.round, Forecast(*astuple(job.forecast)), job.skip, job.resumable)
+            for own, job in zip(self.cases, self._found, strict=True)
+        )
 
     def __len__(self) -> int:
-        return len(self._found)
+        return len(self.cases)
 
     @overload
     def __getitem__(self, place: int) -> Job: ...
@@ -207,6 +154,21 @@ class _Samples(msgspec.Struct, gc=False):
     runs: tuple[tuple[float, int], ...] = ()
 
 
+class _Forecast(msgspec.Struct, gc=False):
+    seconds: float
+    call: float
+    nbytes: int
+
+
+class _Job(msgspec.Struct, gc=False):
+    case: msgspec.Raw
+    backend: str
+    round: int
+    forecast: _Forecast
+    skip: str | None = None
+    resumable: bool = False
+
+
 class _RecordLine(TypedDict):
     """The fields of types.Record without a default, but the case: msgspec takes no Raw that must be there."""
 
@@ -222,10 +184,10 @@ class _RecordFields(_RecordLine, total=False):
     case: msgspec.Raw
     reason: str | None
     measurements: dict[str, msgspec.Raw]
-    accuracy: msgspec.Raw
+    accuracy: Accuracy | None
     timer: str | None
     l2: str | None
-    forecast: msgspec.Raw
+    forecast: Forecast | None
     version: str | None
     seconds: float | None
     resumable: bool
@@ -238,25 +200,8 @@ class _RecordFields(_RecordLine, total=False):
     stderr: str | None
 
 
-class _JobLine(TypedDict):
-    """The fields of types.Job without a default, but those to be read later."""
-
-    backend: str
-    round: int
-
-
-class _JobFields(_JobLine, total=False):
-    """The others."""
-
-    case: msgspec.Raw
-    forecast: msgspec.Raw
-    skip: str | None
-    resumable: bool
-
-
-_NOTHING: dict[str, Any] = {}
 _RECORD: msgspec.json.Decoder[Any] = msgspec.json.Decoder(_RecordFields)
-_PLAN: msgspec.json.Decoder[Any] = msgspec.json.Decoder(list[_JobFields])
+_PLAN = msgspec.json.Decoder(list[_Job])
 _SAMPLES, _OBJECT = msgspec.json.Decoder(_Samples), msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
@@ -276,7 +221,7 @@ def case(text: bytes) -> Case:
     return from_json(Case, json.loads(text))
 
 
-def _measurement(name: str, raw: msgspec.Raw, place: Place | None) -> Measurement:
+def _measurement(name: str, raw: msgspec.Raw, place: object) -> Measurement:
     try:
         found = _SAMPLES.decode(raw)
         return Measurement(found.unit, found.values or expanded(found.runs))
@@ -284,12 +229,12 @@ def _measurement(name: str, raw: msgspec.Raw, place: Place | None) -> Measuremen
         pass
     try:  # "nan" and "inf" are words
         return from_json(Measurement, _unpacked(json.loads(bytes(raw))))
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise _unreadable(f"measurement {name!r}", error, place) from None
+    except DAMAGE as error:
+        raise unreadable(f"measurement {name!r}", error, place) from None
 
 
-def _unreadable(what: str, error: Exception, place: Place | None) -> UserError:
-    where = f"{place[0]}:{place[1]}: " if place else ""
+def unreadable(what: str, error: Exception, place: object) -> UserError:
+    where = f"{place}: " if place else ""
     return UserError(
         f"{where}{what} cannot be read ({error}); delete that line, and attnbench run --resume measures its job anew"
     )

@@ -16,15 +16,16 @@ import fcntl
 import json
 import mmap
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any
 
 from attnbench import columns, decode
-from attnbench.columns import Columns, Span
+from attnbench.columns import Columns
 from attnbench.errors import UserError
 from attnbench.jsonable import from_json, to_json
+from attnbench.lines import Lines
 from attnbench.types import Job, Record, Run
 
 SCHEMA = 2
@@ -143,27 +144,17 @@ def read(path: Path, ahead: Sequence[str] = ()) -> tuple[Run, list[str]]:
         content = _content(path)
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror}") from None
-    view = memoryview(content)
-    start = content.find(b"\n") + 1
+    start, end = content.find(b"\n") + 1, content.rfind(b"\n") + 1
     if not start:
         raise _cut_off(path, content)
-    run = _header(path, view[: start - 1])
-    records = Columns()
-    problems = records.read(path, view, _spans(content, start), ahead)
-    end = content.rfind(b"\n") + 1
+    lines = Lines(path, content, start, end)
+    records = Columns(lines=lines)
+    with lines.parts(ahead) as parts:
+        run = _header(path, memoryview(content)[: start - 1])
+        number, problems = records.read(parts)
     if end < len(content):  # no newline at the end: the last write did not finish
-        number = sum(1 for _ in _spans(content, 0)) + 1
-        problems.insert(0, f"{path}:{number}: truncated last line dropped (an interrupted write)")
+        problems.insert(0, f"{path}:{number + 1}: truncated last line dropped (an interrupted write)")
     return replace(run, records=records), problems
-
-
-def _spans(content: bytes | mmap.mmap, start: int) -> Iterator[Span]:
-    """The lines that are whole, from the second on."""
-    number = 1
-    while (stop := content.find(b"\n", start)) >= 0:
-        number += 1
-        yield start, stop, number
-        start = stop + 1
 
 
 def _content(path: Path) -> bytes | mmap.mmap:
@@ -192,7 +183,7 @@ def _header(path: Path, line: decode.Line) -> Run:
         data = {name: json.loads(bytes(value)) for name, value in raw.items() if name not in ("type", "schema")}
         run = from_json(Run, {"policy": {}, "plan": (), **data})
         return run if plan is None else replace(run, plan=plan)
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except decode.DAMAGE as error:
         raise _damaged(path, str(error)) from None
 
 
@@ -239,8 +230,8 @@ def missing(run: Run) -> list[Job]:
 
 def unfinished(run: Run) -> list[tuple[Job, bool]]:
     """The same, and whether they have a record."""
-    records, planned = columns.of(run.records), decode.keys(run.plan)
-    cases = {id(case): case for case, _, _ in planned}
-    same = {number: id(records.same(case)) for number, case in cases.items()}
-    places = [records.last.get((same[id(case)], backend, number)) for case, backend, number in planned]
+    records, (cases, backends, rounds) = columns.of(run.records), decode.keys(run.plan)
+    same = {number: id(records.same(case)) for number, case in {id(case): case for case in cases}.items()}
+    keys = zip(map(same.__getitem__, map(id, cases)), backends, rounds, strict=True)
+    places = map(records.last.get, keys)
     return [(run.plan[j], i is not None) for j, i in enumerate(places) if i is None or i in records.resumable]

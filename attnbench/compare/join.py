@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from attnbench import decode
 from attnbench.compare.machines import Machine
 from attnbench.errors import UserError
 from attnbench.report import words
@@ -80,7 +81,8 @@ def lacks(found: Sequence[Machine]) -> list[Lack]:
         by_backend.setdefault(backend, []).append(cell)
     lines = []
     for machine in found:
-        planned = {(job.case, job.backend) for job in machine.run.plan}
+        cases, backends, _ = decode.keys(machine.run.plan)
+        planned = {*zip(cases, backends, strict=True)}
         gathered: dict[tuple[str, str, str], list[tuple[Cell, str]]] = {}
         for key, cell in universe.items():
             if key not in machine.logs:
