@@ -82,7 +82,7 @@ class Fields:
         self.resumable: dict[int, bool] = {}
         self.host_bound: dict[int, bool] = {}
         self.present: dict[str, set[int]] = {name: set() for name in PRESENT}
-        self.kept: dict[str, Any] = {}  # figures of all records, by name: report/batch.py
+        self.kept: dict[str, Any] = {}  # figures of all records, by name: batch.py
         self._same: dict[str, dict[Any, Any]] = defaultdict(dict)  # of a column: what stands for all equal values
 
     def __len__(self) -> int:
@@ -108,7 +108,10 @@ class Fields:
         for name, places in self.present.items():
             places.update(map(place.__add__, other.present[name]))
         for name, kept in other.kept.items():
-            self.kept.setdefault(name, []).extend(kept)
+            if name == "spans":
+                self.kept.setdefault(name, set()).update(map(place.__add__, kept))
+            else:
+                self.kept.setdefault(name, []).extend(kept)
 
 
 # A field of a record -> the column that has it: of every record, and of those few where it says something.
@@ -143,17 +146,24 @@ class Columns(Fields, Sequence[Record]):
         """
         assert self._lines
         cases, problems, number = _Cases(self._known), [], 1
+        arrays: dict[str, list[Any]] = {}
         for part in parts:
             problems += [f"{self._lines.path}:{number + n}: {why}" for n, why in part.problems]
             if part.refused:
                 raise UserError(f"{self._lines.path}:{number + part.refused[0]}: {part.refused[1]}")
-            for name, own in part.samples.items():
+            for name, own in part.taken.items():
                 self._samples.setdefault(name, Samples()).join(own)
+            for name, figures in part.arrays.items():
+                arrays.setdefault(name, []).append(figures)
             self.join(part)
             self.cases += map(cases.__getitem__, part.cases)
             self._starts += part.starts
             self._stops += part.stops
             number += part.lines
+        if arrays:
+            import numpy as np
+
+            self.kept["arrays"] = {name: np.concatenate(some) for name, some in arrays.items()}
         return number, problems
 
     def same(self, case: Case) -> Case:
@@ -173,7 +183,7 @@ class Columns(Fields, Sequence[Record]):
             if self._lines:
                 with self._lines.parts((name,)) as parts:
                     for part in parts:
-                        column.join(part.samples[name])
+                        column.join(part.samples(name))
                         starts += part.starts
             if len(column.counts) != len(self) or starts != self._starts:  # not of a file, or other lines are damaged
                 column = Samples()

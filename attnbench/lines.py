@@ -22,7 +22,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from attnbench import decode, derive, metrics
+from attnbench import batch, decode, derive, metrics
 from attnbench.columns import ERRORS, PRESENT, Fields, Samples
 from attnbench.errors import UserError
 from attnbench.jsonable import to_json
@@ -42,13 +42,17 @@ class Part(Fields):
         super().__init__()
         self.names = tuple(names)
         self.cases: list[bytes] = []  # as JSON, known to be right
-        self.samples = {name: Samples() for name in names if name != ERRORS}
+        self.taken = {name: Samples() for name in names if name != ERRORS}
+        self.arrays: dict[str, Any] = {}  # metric -> its value for each record, in place of the samples: batch.py
         if ERRORS in names:
             self.kept["error"] = []
         self.starts, self.stops = array("q"), array("q")  # of the lines that are records, in the file
         self.lines = 0
         self.problems: list[tuple[int, str]] = []  # the number of a line, and what is wrong with it
         self.refused: tuple[int, str] | None = None  # the same of one that stops the reading
+
+    def samples(self, name: str) -> Samples:
+        return self.taken[name]
 
     def read(self, view: memoryview, spans: Iterator[Span]) -> None:
         """Appends lines of a file."""
@@ -70,7 +74,7 @@ class Part(Fields):
         except (msgspec.MsgspecError, ValueError, TypeError):
             return False
         measured = [row.measurements for row in rows]
-        for name, column in self.samples.items():
+        for name, column in self.taken.items():
             column.extend(_taken(name, measured))
         for name, places in self.present.items():
             places.update(compress(range(place, place + len(rows)), map(attrgetter(name), measured)))
@@ -92,7 +96,7 @@ class Part(Fields):
         if record is None:
             return
         try:
-            samples = {name: [*derive.values(record, name)] for name in self.samples}
+            samples = {name: [*derive.values(record, name)] for name in self.taken}
             kept = {name: metrics.value(name, record) for name in self.kept}
         except UserError as error:
             self.refused = self.refused or (number, str(error))
@@ -100,7 +104,7 @@ class Part(Fields):
         for name, places in self.present.items():
             places.update([len(self)] if name in record.measurements else ())
         for name, values in samples.items():
-            self.samples[name].extend([values])
+            self.taken[name].extend([values])
         for name, value in kept.items():
             self.kept[name].append(value)
         self.cases.append(msgspec.json.encode(to_json(record.case)))
@@ -123,10 +127,11 @@ class Lines:
     stop: int  # behind the last newline
 
     @contextmanager
-    def parts(self, ahead: Sequence[str] = ()) -> Iterator[Iterator[Part]]:
+    def parts(self, ahead: Sequence[str] = (), *, reduced: bool = False) -> Iterator[Iterator[Part]]:
         """Their columns, with the samples of those measurements. Other processes, if any, begin at once.
 
-        This one reads the first part when that is asked for, and meanwhile the first line.
+        This one reads the first part when that is asked for, and meanwhile the first line. Of parts that are
+        `reduced` and several, figures come in place of samples: to hand those over takes as long as to read them.
         """
         number = _processes(self.stop)
         size = max(1, int(self.stop / (number + KEPT)))
@@ -134,17 +139,21 @@ class Lines:
         ends = [self.content.find(b"\n", max(at, self.start - 1)) + 1 for at in begins]
         cuts = list(zip([self.start, *ends], [*ends, self.stop], strict=True))
         if len(cuts) < 2:
-            yield map(partial(self._part, ahead), cuts)
+            yield map(partial(self._part, ahead, False), cuts)
             return
+        import numpy as np  # noqa: F401  (before the processes begin, which need it too)
+
         from attnbench.apart import apart
 
-        with apart(partial(self._part, ahead), cuts) as parts:
+        with apart(partial(self._part, ahead, reduced), cuts) as parts:
             yield parts
 
-    def _part(self, ahead: Sequence[str], cut: tuple[int, int]) -> Part:
+    def _part(self, ahead: Sequence[str], reduced: bool, cut: tuple[int, int]) -> Part:
         """Of the lines from one place in the file to another."""
         part = Part(ahead)
         part.read(memoryview(self.content), self._spans(*cut))
+        if reduced:
+            batch.reduce(part, lambda i: self.record(part.starts[i], part.stops[i]))
         return part
 
     def _spans(self, start: int, stop: int) -> Iterator[Span]:

@@ -149,7 +149,7 @@ def read(path: Path, ahead: Sequence[str] = ()) -> tuple[Run, list[str]]:
         raise _cut_off(path, content)
     lines = Lines(path, content, start, end)
     records = Columns(lines=lines)
-    with lines.parts(ahead) as parts:
+    with lines.parts(ahead, reduced=True) as parts:
         run = _header(path, memoryview(content)[: start - 1])
         number, problems = records.read(parts)
     if end < len(content):  # no newline at the end: the last write did not finish

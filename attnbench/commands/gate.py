@@ -89,8 +89,8 @@ def gate(
     attnbench gate old.jsonl new.jsonl --expect torch --margin 5% -f md=comment.md -f junit=gate.xml
     """
     from attnbench.baseline.files import pick
+    from attnbench.batch import ahead_of
     from attnbench.gate.gate import judge
-    from attnbench.report.batch import ahead_of
 
     request = request_of(metric, expect, margin, margins, inconclusive, missing)
     wanted = outputs(format or ())

@@ -98,8 +98,8 @@ def report(
     if not results:
         raise UserError("give run files to report on, as in attnbench report results/*.jsonl")
     collect_no_garbage()
+    from attnbench.batch import FORMULAS, ahead_of
     from attnbench.columns import REPORT
-    from attnbench.report.batch import FORMULAS, ahead_of
 
     rows = format in ("csv", "json", "parquet")
     ahead = tuple(dict.fromkeys((*REPORT, *ahead_of(FORMULAS if rows else ()))))

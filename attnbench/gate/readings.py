@@ -7,11 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from attnbench import derive, metrics, stats
+from attnbench import batch, derive, metrics, stats
+from attnbench.batch import Grouped
 from attnbench.columns import Columns
 from attnbench.metrics import digits
-from attnbench.report import batch
-from attnbench.report.batch import Grouped
 from attnbench.report.cells import Cell
 
 if TYPE_CHECKING:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from attnbench import derive, metrics, stats, store
-from attnbench.report import batch, words
+from attnbench import batch, derive, metrics, stats, store
+from attnbench.report import words
 from attnbench.report.cells import Cell, by_rates, by_sheet, having
 from attnbench.report.sheet import Sheet
 from attnbench.report.tables import HELD_DOWN

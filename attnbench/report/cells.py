@@ -8,9 +8,9 @@ from dataclasses import dataclass, field, replace
 from operator import itemgetter
 from typing import Literal
 
-from attnbench import derive, stats
+from attnbench import batch, derive, stats
 from attnbench.columns import Columns
-from attnbench.report import batch, words
+from attnbench.report import words
 from attnbench.report.sheet import Sheet
 from attnbench.types import STATUSES, Case, Record, Run, Status
 from attnbench.work import Convention

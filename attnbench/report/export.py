@@ -10,8 +10,7 @@ import json
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from attnbench import derive, metrics
-from attnbench.report import batch
+from attnbench import batch, derive, metrics
 from attnbench.report.cells import cells as cells_of
 from attnbench.report.files import CASE_FIELDS, as_csv, case_fields
 from attnbench.types import Run

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from attnbench import metrics, stats
-from attnbench.report import batch
+from attnbench import batch, metrics, stats
 from attnbench.report.cells import Cell, by_rates, by_sheet
 from attnbench.report.tables import MEMORY
 from attnbench.types import SHORT

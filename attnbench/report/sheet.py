@@ -13,9 +13,8 @@ from functools import cached_property
 from itertools import chain, repeat
 from typing import TYPE_CHECKING
 
-from attnbench import columns, derive, metrics, stats
+from attnbench import batch, columns, derive, metrics, stats
 from attnbench.columns import Samples
-from attnbench.report import batch
 from attnbench.types import Case, Run
 from attnbench.work import Convention
 

@@ -58,11 +58,11 @@ def sources(*parts: str) -> list[Path]:
 
 # A worker's: may touch the device, and needs the standard library and torch only.
 WORKER = ("worker", "bench", "instruments", "proof", "inputs", "reference", "environment", "measure", "kernels")
-WORKER += ("profiling", "once", "fp8")
+WORKER += ("evidence", "profiling", "once", "fp8")
 # The parent's: what makes and reads values, and what starts workers. fitness.py belongs to both, each to its half.
 PARENT = ("stats", "work", "metrics", "hardware", "store", "report", "plan", "suite", "sizes", "choose", "errors")
 PARENT += ("derive", "resolution", "verdicts", "jsonable", "columns", "decode", "gate", "baseline", "compare")
-PARENT += ("lines", "apart", "axes", "matrix", "venvs", "caches")
+PARENT += ("lines", "apart", "batch", "axes", "matrix", "venvs", "caches")
 RUNS = ("run", "execute", "process", "commands", "cli", "doctor", "trial", "profile", "ncu", "ab")
 # Of these, a worker may use all the same: standard library only.
 NEITHER = ("stats", "work", "sizes", "errors", "jsonable")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from attnbench import columns, derive, lines, store
+from attnbench import batch, columns, derive, lines, store
 from attnbench.columns import ERRORS, PRESENT, REPORT, Columns
 from attnbench.errors import UserError
 
@@ -28,7 +28,9 @@ def every(found: Columns) -> dict[str, object]:
     """All that columns tell of their records."""
     lists = {name: getattr(found, name) for name in ("cases", *columns._EVERY.values(), *columns._FEW.values())}
     samples = {name: [(i, [*values]) for i, values in found.samples(name)] for name in (*REPORT, "first_call")}
-    return {**lists, "samples": samples, "present": {name: found.present[name] for name in PRESENT}, "kept": found.kept}
+    figures = {name: [None if v != v else v for v in batch.array(name, found).tolist()] for name in batch.FORMULAS}
+    figures |= {"spans": batch.spans(found), "error": found.kept["error"]}
+    return {**lists, "samples": samples, "present": {name: found.present[name] for name in PRESENT}, **figures}
 
 
 def in_one(path: Path) -> dict[str, object]:

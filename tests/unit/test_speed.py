@@ -21,14 +21,14 @@ from multiplied import multiply
 from rich.console import Console
 
 import attnbench
-from attnbench import derive, stats, store
+from attnbench import batch, derive, stats, store
 from attnbench.columns import COMPARE, ERRORS, REPORT
 from attnbench.compare import compare as comparing
 from attnbench.errors import UserError
 from attnbench.gate.gate import Request, judge
 from attnbench.gate.margins import DEFAULT
 from attnbench.metrics import METRICS, value
-from attnbench.report import batch, export, html, markdown, tables, terminal
+from attnbench.report import export, html, markdown, tables, terminal
 from attnbench.report.cells import cells
 from attnbench.report.compare import terminal as comparison
 from attnbench.types import Run

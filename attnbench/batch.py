@@ -13,11 +13,13 @@ from typing import TYPE_CHECKING
 
 from attnbench import derive, metrics, stats
 from attnbench.columns import ERRORS, SPEED, Columns
-from attnbench.types import SHORT
+from attnbench.types import SHORT, Record
 
 if TYPE_CHECKING:
     import numpy
     from numpy.typing import NDArray
+
+    from attnbench.lines import Part
 
     Floats = NDArray[numpy.float64]
     Ints = NDArray[numpy.int64]
@@ -55,7 +57,7 @@ def array(name: str, columns: Columns) -> Floats:
     arrays: dict[str, Floats] = columns.kept.setdefault("arrays", {})
     if name not in arrays:
         if name in FORMULAS and len(columns) >= FEW:
-            arrays.update(_computed(FORMULAS[name][0], columns))
+            arrays.update(computed(FORMULAS[name][0], columns, columns.once))
         else:
             arrays[name] = np.array(values(name, columns), float)
     return arrays[name]
@@ -68,7 +70,7 @@ def clocks(columns: Columns, rows: Iterable[int]) -> list[float]:
     return [hz for hz in found if hz is not None]
 
 
-def spans(columns: Columns) -> Set[int]:
+def spans(columns: Columns | Part) -> Set[int]:
     """The places of the records of which derive.uses_span."""
     if "spans" not in columns.kept:
         own = {place: span for place, span in columns.samples("span") if columns.timers[place] == "events"}
@@ -106,7 +108,20 @@ def medians(name: str, columns: Columns, of: Grouped) -> list[float | None]:
     return [v if v == v else None for v in found.tolist()]
 
 
-def _computed(source: str, columns: Columns) -> dict[str, Floats]:
+def reduce(part: Part, record: Callable[[int], Record]) -> None:
+    """Figures in place of the samples that they are made of, of those measurements that were read ahead."""
+    done: set[str] = set()
+    for name, (source, _) in FORMULAS.items():
+        of = {"time", "span"} if source == TIMED else {source}
+        if of <= part.taken.keys():
+            done |= of
+            if name not in part.arrays:
+                part.arrays.update(computed(source, part, record))
+    for name in done:
+        del part.taken[name]
+
+
+def computed(source: str, columns: Columns | Part, record: Callable[[int], Record]) -> dict[str, Floats]:
     """All metrics of a source. A record whose samples hold a NaN or an infinity is left to the formula itself."""
     import numpy as np
 
@@ -128,12 +143,12 @@ def _computed(source: str, columns: Columns) -> dict[str, Floats]:
             column[np.isnan(column)] = 0.0  # the one metric that something can be said of without a sample
         column[~ok | ~np.isfinite(column)] = np.nan
         for i in odd:
-            value = metrics.value(name, columns[i])
+            value = metrics.value(name, record(i))
             column[i] = np.nan if value is None else value
     return made
 
 
-def _rows(columns: Columns, source: str) -> Iterator[tuple[Ints, Floats]]:
+def _rows(columns: Columns | Part, source: str) -> Iterator[tuple[Ints, Floats]]:
     """The places of records with equally many samples, and these as a matrix; of TIMED as derive.samples chooses."""
     import numpy as np
 
