@@ -114,6 +114,8 @@ def report(
         from attnbench.report import exports
 
         exports.write(sys.stdout, format, runs, convention)
+        for doubt in exports.doubts(runs) if format in exports.JSON_FORMATS else ():
+            print(f"attnbench: {doubt}", file=sys.stderr)
     else:
         options: dict[str, Any] = {"metrics": names, "by": columns, "convention": convention}
         options |= {"lines": math.inf} if every else {}

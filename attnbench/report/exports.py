@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from math import isfinite
 from typing import Any, TextIO
 
@@ -134,6 +134,15 @@ JSON_FORMATS: Mapping[str, Callable[[Sequence[Run], Convention], str]] = {
     "bmf": bencher,
     "github-action-benchmark": github_action_benchmark,
 }
+
+
+def doubts(runs: Sequence[Run]) -> Iterator[str]:
+    """What a tool that tracks the JSON formats would not notice, a line each."""
+    measured = [c for c in cells_of(runs) if c.value("latency") is not None]
+    if not measured:
+        yield "no cell has a figure, so there is nothing in it; attnbench report without --format says why"
+    if any(c.run.started in c.device for c in measured):
+        yield "the runs measured the same cells on one device, so names hold their start; export one file at a time"
 
 
 def name(cell: Cell) -> str:

@@ -148,6 +148,9 @@ def test_two_devices_do_not_share_names() -> None:
     names = list(parsed("bmf", small(), other))
     assert len(names) == 5
     assert all(name.startswith("NVIDIA H200 (run of 2026-07-0") for name in names)
+    (doubt,) = exports.doubts([small(), other])
+    assert "one file at a time" in doubt
+    assert not [*exports.doubts([small()])]
 
 
 def test_clock_held_down_is_said() -> None:
@@ -160,5 +163,8 @@ def test_clock_held_down_is_said() -> None:
 
 @pytest.mark.parametrize("format", exports.JSON_FORMATS)
 def test_nothing_measured_is_an_empty_file_of_the_format(format: str) -> None:
-    found = parsed(format, run([ended(case(), "eager", "failed", "no")]))
+    nothing = run([ended(case(), "eager", "failed", "no")])
+    found = parsed(format, nothing)
     assert not (found["benchmarks"] if format == "pytest-benchmark" else found)
+    (doubt,) = exports.doubts([nothing])
+    assert doubt.startswith("no cell has a figure")
