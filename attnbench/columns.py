@@ -6,17 +6,17 @@ makes columns of the lines, and a Record is made of a line when somebody wants t
 
 from __future__ import annotations
 
-import operator
 from array import array
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from itertools import compress
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any
 
 from attnbench import decode, derive
 from attnbench.errors import UserError
+from attnbench.made import Made
 from attnbench.types import Case, Record, Status
 
 if TYPE_CHECKING:
@@ -122,8 +122,8 @@ _FEW = {"reason": "reasons"} | {
 _PLAIN = attrgetter(*_EVERY, *_FEW)
 
 
-class Columns(Fields, Sequence[Record]):
-    """A sequence of records, equal to a tuple of them."""
+class Columns(Fields, Made[Record]):
+    """The records."""
 
     def __init__(self, records: Iterable[Record] = (), lines: Lines | None = None) -> None:
         """Of records that are there, or empty, for those of a file."""
@@ -191,14 +191,7 @@ class Columns(Fields, Sequence[Record]):
             self._samples[name] = column
         return self._samples[name]
 
-    @overload
-    def __getitem__(self, place: int) -> Record: ...
-    @overload
-    def __getitem__(self, place: slice) -> tuple[Record, ...]: ...
-    def __getitem__(self, place: int | slice) -> Record | tuple[Record, ...]:
-        if isinstance(place, slice):
-            return tuple(self[i] for i in range(len(self))[place])
-        place = range(len(self))[place]
+    def make(self, place: int) -> Record:
         if place not in self._made:
             self._made[place] = self.once(place)
         return self._made[place]
@@ -208,15 +201,6 @@ class Columns(Fields, Sequence[Record]):
         if place in self._made or self._lines is None:
             return self._made[place]
         return self._lines.record(self._starts[place], self._stops[place])
-
-    def __iter__(self) -> Iterator[Record]:
-        return map(self.__getitem__, range(len(self)))
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Sequence) and len(self) == len(other) and all(map(operator.eq, self, other))
-
-    def __hash__(self) -> int:
-        return hash(tuple(self))
 
 
 def of(records: Sequence[Record]) -> Columns:

@@ -12,13 +12,14 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache, cached_property
 from itertools import chain, repeat
-from typing import Any, TypedDict, overload
+from typing import Any, TypedDict
 
 import msgspec
 from msgspec.structs import astuple
 
 from attnbench.errors import UserError
 from attnbench.jsonable import from_json
+from attnbench.made import Made
 from attnbench.types import Accuracy, Case, Forecast, Job, Measurement, Record, Status
 
 Line = bytes | memoryview
@@ -112,8 +113,8 @@ class Measurements(Mapping[str, Measurement]):
         return repr(dict(self))
 
 
-class _Jobs(Sequence[Job]):
-    """A sequence of jobs, equal to a tuple of them: who reads a run seldom asks for more of its plan than the keys."""
+class _Jobs(Made[Job]):
+    """Who reads a run seldom asks for more of its plan than the keys."""
 
     def __init__(self, found: list[_Job]) -> None:
         self.cases = [case(bytes(job.case)) for job in found]  # raises where it is damaged
@@ -131,21 +132,8 @@ class _Jobs(Sequence[Job]):
     def __len__(self) -> int:
         return len(self.cases)
 
-    @overload
-    def __getitem__(self, place: int) -> Job: ...
-    @overload
-    def __getitem__(self, place: slice) -> tuple[Job, ...]: ...
-    def __getitem__(self, place: int | slice) -> Job | tuple[Job, ...]:
+    def make(self, place: int) -> Job:
         return self._jobs[place]
-
-    def __iter__(self) -> Iterator[Job]:
-        return iter(self._jobs)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Sequence) and self._jobs == tuple(other)
-
-    def __hash__(self) -> int:
-        return hash(self._jobs)
 
 
 class _Samples(msgspec.Struct, gc=False):

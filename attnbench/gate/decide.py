@@ -31,11 +31,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, overload
+from typing import TYPE_CHECKING, Any, Literal
 
 from attnbench.gate import rounds
 from attnbench.gate.moderate import TIE, Prior, moderated, prior, stand_in
 from attnbench.gate.rounds import AllRounds, Rounds
+from attnbench.made import Made
 
 if TYPE_CHECKING:
     import numpy
@@ -65,7 +66,7 @@ class Decision:
 
 
 @dataclass(frozen=True, eq=False)
-class Decisions(Sequence[Decision]):
+class Decisions(Made[Decision]):
     """By column: a Decision is made when it is asked for."""
 
     tests: AllRounds
@@ -84,13 +85,7 @@ class Decisions(Sequence[Decision]):
     def __len__(self) -> int:
         return len(self.verdicts)
 
-    @overload
-    def __getitem__(self, i: int) -> Decision: ...
-    @overload
-    def __getitem__(self, i: slice) -> list[Decision]: ...
-    def __getitem__(self, i: int | slice) -> Decision | list[Decision]:
-        if isinstance(i, slice):
-            return [self[j] for j in range(len(self))[i]]
+    def make(self, i: int) -> Decision:
         verdict, weak = self.verdicts[i], bool(min(self.tests.n[i], self.tests.m[i]) == 1)
         if not self.known[i]:
             return Decision(verdict, self.changes[i], None, None, None, None, weak)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, NamedTuple, overload
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from attnbench import stats
 from attnbench.gate import decide
 from attnbench.gate.margins import RULES
+from attnbench.made import Made
 from attnbench.report import words
 from attnbench.types import Case
 
@@ -73,7 +74,7 @@ class Finding:
         return Kind(self.verdict, self.metric)
 
 
-class Findings(Sequence[Finding]):
+class Findings(Made[Finding]):
     """The gravest first, within a verdict by metric, the largest change first; else in the order of a report.
 
     Those of what was measured are made when they are asked for.
@@ -94,20 +95,11 @@ class Findings(Sequence[Finding]):
     def __len__(self) -> int:
         return len(self._order)
 
-    @overload
-    def __getitem__(self, i: int) -> Finding: ...
-    @overload
-    def __getitem__(self, i: slice) -> tuple[Finding, ...]: ...
-    def __getitem__(self, i: int | slice) -> Finding | tuple[Finding, ...]:
-        if isinstance(i, slice):
-            return tuple(self[j] for j in range(len(self))[i])
+    def make(self, i: int) -> Finding:
         place = self._order[i] - len(self._others)
         if place < 0 or self._measured is None:
             return self._others[place]
         return self._measured[place]
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Sequence) and tuple(self) == tuple(other)
 
 
 def name(backend: str, case: Case) -> str:

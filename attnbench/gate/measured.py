@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, overload
+from typing import TYPE_CHECKING
 
 from attnbench.gate import decide, looks, rounds
 from attnbench.gate.decide import Decision
@@ -14,6 +14,7 @@ from attnbench.gate.findings import Finding, Kind, name
 from attnbench.gate.margins import RULES, Margins
 from attnbench.gate.readings import Readings, Side, alike, readings
 from attnbench.gate.rounds import AllRounds
+from attnbench.made import Made
 from attnbench.report import words
 from attnbench.report.cells import Cell
 
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, eq=False)
-class Measured(Sequence[Finding]):
+class Measured(Made[Finding]):
     """A finding for each that was decided, by column: a Finding is made when it is asked for."""
 
     both: Sequence[tuple[Cell, Cell]]  # in the baseline and in the current run
@@ -57,13 +58,7 @@ class Measured(Sequence[Finding]):
     def __len__(self) -> int:
         return len(self.places)
 
-    @overload
-    def __getitem__(self, i: int) -> Finding: ...
-    @overload
-    def __getitem__(self, i: slice) -> list[Finding]: ...
-    def __getitem__(self, i: int | slice) -> Finding | list[Finding]:
-        if isinstance(i, slice):
-            return [self[j] for j in range(len(self))[i]]
+    def make(self, i: int) -> Finding:
         _, cell = self.both[self.places[i]]
         decision = self.decisions[i]
         n, m = self.rounds(i)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any
+
+from attnbench.made import Made
 
 if TYPE_CHECKING:
     import numpy
@@ -26,7 +28,7 @@ class Rounds:
 
 
 @dataclass(frozen=True, eq=False)
-class AllRounds(Sequence[Rounds]):
+class AllRounds(Made[Rounds]):
     """Many Rounds: a row of each, and how many there are on either side; what stands behind these means nothing."""
 
     baseline: Floats
@@ -40,13 +42,7 @@ class AllRounds(Sequence[Rounds]):
     def __len__(self) -> int:
         return len(self.n)
 
-    @overload
-    def __getitem__(self, i: int) -> Rounds: ...
-    @overload
-    def __getitem__(self, i: slice) -> list[Rounds]: ...
-    def __getitem__(self, i: int | slice) -> Rounds | list[Rounds]:
-        if isinstance(i, slice):
-            return [self[j] for j in range(len(self))[i]]
+    def make(self, i: int) -> Rounds:
         sides = self.baseline[i, : self.n[i]].tolist(), self.current[i, : self.m[i]].tolist()
         return Rounds(*sides, self.margin[i].item(), self.family[i].item(), self.paired[i].item())
 

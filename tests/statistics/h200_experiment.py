@@ -31,7 +31,7 @@ from attnbench import stats, store
 from attnbench.gate.findings import Finding
 from attnbench.gate.gate import Judgement, Request, judge
 from attnbench.gate.margins import DEFAULT, Margins
-from attnbench.gate.readings import CYCLES, readings
+from attnbench.gate.readings import CYCLES, Side, readings
 from attnbench.report.cells import cells
 from attnbench.types import Run
 
@@ -110,8 +110,9 @@ def _cycles(experiment: Experiment, share: float) -> dict[str, int]:
     """Case key -> that share of the cycles that its cell takes without a slowdown, by the first run."""
     found = {}
     for cell in cells([store.read(experiment.path("alike-00"))[0]]):
-        if cycles := readings(CYCLES, cell, cell)[0]:
-            found[cell.case.key] = round(share * stats.median(list(cycles.values())))
+        side = Side.of([cell])
+        if cycles := readings(CYCLES, side, side)[0].values.tolist():
+            found[cell.case.key] = round(share * stats.median(cycles))
     return found
 
 
