@@ -11,6 +11,7 @@ import pytest
 import torch
 from builders import case, measurements
 
+from attnbench import evidence
 from attnbench.backends import BACKENDS, load
 from attnbench.bench import Bench
 from attnbench.instruments import Timing
@@ -266,7 +267,7 @@ def prove() -> Iterator[Callable[..., Any]]:
         bench.tracer = Tracer(*calls)  # type: ignore[assignment]
         prepared = Prepared(lambda: seen.append("launch") or "raw", lambda raw: seen.append(raw) or {})  # type: ignore
         timing = Timing(measurements(time=latency), "events", "cold", [], host_bound=host_bound)
-        return bench.prove(BF16, Signature((runs,)), prepared, timing, lambda: seen.append("renew"))
+        return evidence.prove(bench, BF16, Signature((runs,)), prepared, timing, lambda: seen.append("renew"))
 
     yield ask
     assert seen[:2] == ["renew", "launch"]
