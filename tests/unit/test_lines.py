@@ -27,7 +27,9 @@ def split(monkeypatch: pytest.MonkeyPatch) -> None:
 def every(found: Columns) -> dict[str, object]:
     """All that columns tell of their records."""
     lists = {name: getattr(found, name) for name in ("cases", *columns._EVERY.values(), *columns._FEW.values())}
-    samples = {name: [(i, [*values]) for i, values in found.samples(name)] for name in (*REPORT, "first_call")}
+    samples = {
+        name: [(i, [*values]) for i, values in found.samples(name)] for name in ("time", *derive.CEILINGS, "first_call")
+    }
     figures = {name: [None if v != v else v for v in batch.array(name, found).tolist()] for name in batch.FORMULAS}
     figures |= {"spans": batch.spans(found), "error": found.kept["error"]}
     return {**lists, "samples": samples, "present": {name: found.present[name] for name in PRESENT}, **figures}
@@ -145,7 +147,7 @@ def test_what_is_not_ours_leaves_no_process_behind(tmp_path: Path) -> None:
 
 
 def test_lines_longer_than_a_part_and_files_without_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lines, "_processes", lambda size: 16)
+    monkeypatch.setattr(lines, "_processes", lambda size: 5)
     text = SOURCE.read_bytes().split(b"\n")
     for number in (1, 2, 3):
         path = tmp_path / f"{number}.jsonl"
