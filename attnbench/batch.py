@@ -12,14 +12,12 @@ from itertools import chain
 from typing import TYPE_CHECKING
 
 from attnbench import derive, metrics, stats
-from attnbench.columns import ERRORS, SPEED, Columns
+from attnbench.columns import ERRORS, SPEED, Columns, Fields
 from attnbench.types import SHORT, Record
 
 if TYPE_CHECKING:
     import numpy
     from numpy.typing import NDArray
-
-    from attnbench.lines import Part
 
     Floats = NDArray[numpy.float64]
     Ints = NDArray[numpy.int64]
@@ -41,26 +39,24 @@ def ahead_of(names: Iterable[str]) -> tuple[str, ...]:
 
 def values(name: str, columns: Columns) -> Sequence[float | None]:
     """A metric that needs no context, of every record; None where there is none."""
-    if name not in columns.kept:
+    if name not in columns.values:
         if name in FORMULAS and len(columns) >= FEW:
-            columns.kept[name] = [v if v == v else None for v in array(name, columns).tolist()]
+            columns.values[name] = [v if v == v else None for v in array(name, columns).tolist()]
         else:
-            columns.kept[name] = [metrics.value(name, r) for r in columns]
-    found: Sequence[float | None] = columns.kept[name]
-    return found
+            columns.values[name] = [metrics.value(name, r) for r in columns]
+    return columns.values[name]
 
 
 def array(name: str, columns: Columns) -> Floats:
     """The same as an array, with NaN where there is none."""
     import numpy as np
 
-    arrays: dict[str, Floats] = columns.kept.setdefault("arrays", {})
-    if name not in arrays:
+    if name not in columns.arrays:
         if name in FORMULAS and len(columns) >= FEW:
-            arrays.update(computed(FORMULAS[name][0], columns, columns.once))
+            columns.arrays |= computed(FORMULAS[name][0], columns, columns.once)
         else:
-            arrays[name] = np.array(values(name, columns), float)
-    return arrays[name]
+            columns.arrays[name] = np.array(values(name, columns), float)
+    return columns.arrays[name]
 
 
 def clocks(columns: Columns, rows: Iterable[int]) -> list[float]:
@@ -70,14 +66,13 @@ def clocks(columns: Columns, rows: Iterable[int]) -> list[float]:
     return [hz for hz in found if hz is not None]
 
 
-def spans(columns: Columns | Part) -> Set[int]:
+def spans(columns: Fields) -> Set[int]:
     """The places of the records of which derive.uses_span."""
-    if "spans" not in columns.kept:
+    if columns.spans is None:
         own = {place: span for place, span in columns.samples("span") if columns.timers[place] == "events"}
         times = ((place, time) for place, time in columns.samples("time") if place in own) if own else ()
-        columns.kept["spans"] = {place for place, time in times if stats.median(time) < SHORT}
-    found: Set[int] = columns.kept["spans"]
-    return found
+        columns.spans = {place for place, time in times if stats.median(time) < SHORT}
+    return columns.spans
 
 
 @dataclass(frozen=True)
@@ -108,20 +103,7 @@ def medians(name: str, columns: Columns, of: Grouped) -> list[float | None]:
     return [v if v == v else None for v in found.tolist()]
 
 
-def reduce(part: Part, record: Callable[[int], Record]) -> None:
-    """Figures in place of the samples that they are made of, of those measurements that were read ahead."""
-    done: set[str] = set()
-    for name, (source, _) in FORMULAS.items():
-        of = {"time", "span"} if source == TIMED else {source}
-        if of <= part.taken.keys():
-            done |= of
-            if name not in part.arrays:
-                part.arrays.update(computed(source, part, record))
-    for name in done:
-        del part.taken[name]
-
-
-def computed(source: str, columns: Columns | Part, record: Callable[[int], Record]) -> dict[str, Floats]:
+def computed(source: str, columns: Fields, record: Callable[[int], Record]) -> dict[str, Floats]:
     """All metrics of a source. A record whose samples hold a NaN or an infinity is left to the formula itself."""
     import numpy as np
 
@@ -148,7 +130,7 @@ def computed(source: str, columns: Columns | Part, record: Callable[[int], Recor
     return made
 
 
-def _rows(columns: Columns | Part, source: str) -> Iterator[tuple[Ints, Floats]]:
+def _rows(columns: Fields, source: str) -> Iterator[tuple[Ints, Floats]]:
     """The places of records with equally many samples, and these as a matrix; of TIMED as derive.samples chooses."""
     import numpy as np
 

@@ -20,7 +20,12 @@ from attnbench.made import Made
 from attnbench.types import Case, Record, Status
 
 if TYPE_CHECKING:
+    import numpy
+    from numpy.typing import NDArray
+
     from attnbench.lines import Lines, Part
+
+    Floats = NDArray[numpy.float64]
 
 PRESENT = (*derive.TURNS, *derive.CEILINGS, "sustained_power")  # measurements of which it is kept who has them
 ERRORS = "accuracy"  # no measurement, but may be read ahead with them
@@ -82,7 +87,9 @@ class Fields:
         self.resumable: dict[int, bool] = {}
         self.host_bound: dict[int, bool] = {}
         self.present: dict[str, set[int]] = {name: set() for name in PRESENT}
-        self.kept: dict[str, Any] = {}  # figures of all records, by name: batch.py
+        self.values: dict[str, list[float | None]] = {}  # metric -> of every record; this and what follows: batch.py
+        self.arrays: dict[str, Floats] = {}  # the same, with NaN for None
+        self.spans: set[int] | None = None  # the records of which derive.uses_span, once that is known
         self._same: dict[str, dict[Any, Any]] = defaultdict(dict)  # of a column: what stands for all equal values
 
     def __len__(self) -> int:
@@ -107,11 +114,18 @@ class Fields:
             getattr(self, name).update((place + i, value) for i, value in getattr(other, name).items())
         for name, places in self.present.items():
             places.update(map(place.__add__, other.present[name]))
-        for name, kept in other.kept.items():
-            if name == "spans":
-                self.kept.setdefault(name, set()).update(map(place.__add__, kept))
-            else:
-                self.kept.setdefault(name, []).extend(kept)
+        for name, values in other.values.items():
+            self.values.setdefault(name, []).extend(values)
+        if other.spans is not None:
+            self.spans = (self.spans or set()).union(map(place.__add__, other.spans))
+        if other.arrays:
+            import numpy as np
+
+            self.arrays |= {name: np.append(self.arrays.get(name, []), own) for name, own in other.arrays.items()}
+
+    def samples(self, name: str) -> Samples:
+        """Of one measurement."""
+        raise NotImplementedError
 
 
 # A field of a record -> the column that has it: of every record, and of those few where it says something.
@@ -146,24 +160,17 @@ class Columns(Fields, Made[Record]):
         """
         assert self._lines
         cases, problems, number = _Cases(self._known), [], 1
-        arrays: dict[str, list[Any]] = {}
         for part in parts:
             problems += [f"{self._lines.path}:{number + n}: {why}" for n, why in part.problems]
             if part.refused:
                 raise UserError(f"{self._lines.path}:{number + part.refused[0]}: {part.refused[1]}")
             for name, own in part.taken.items():
                 self._samples.setdefault(name, Samples()).join(own)
-            for name, figures in part.arrays.items():
-                arrays.setdefault(name, []).append(figures)
             self.join(part)
             self.cases += map(cases.__getitem__, part.cases)
             self._starts += part.starts
             self._stops += part.stops
             number += part.lines
-        if arrays:
-            import numpy as np
-
-            self.kept["arrays"] = {name: np.concatenate(some) for name, some in arrays.items()}
         return number, problems
 
     def same(self, case: Case) -> Case:

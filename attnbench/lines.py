@@ -11,7 +11,7 @@ import mmap
 import os
 import sys
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache, partial
@@ -43,9 +43,8 @@ class Part(Fields):
         self.names = tuple(names)
         self.cases: list[bytes] = []  # as JSON, known to be right
         self.taken = {name: Samples() for name in names if name != ERRORS}
-        self.arrays: dict[str, Any] = {}  # metric -> its value for each record, in place of the samples: batch.py
         if ERRORS in names:
-            self.kept["error"] = []
+            self.values["error"] = []
         self.starts, self.stops = array("q"), array("q")  # of the lines that are records, in the file
         self.lines = 0
         self.problems: list[tuple[int, str]] = []  # the number of a line, and what is wrong with it
@@ -63,6 +62,18 @@ class Part(Fields):
                         self._take_odd(view, span)
             self.lines = chunk[-1][2]
 
+    def reduce(self, record: Callable[[int], Record]) -> None:
+        """Figures in place of the samples that they are made of, of those measurements that were read ahead."""
+        done: set[str] = set()
+        for name, (source, _) in batch.FORMULAS.items():
+            of = {"time", "span"} if source == batch.TIMED else {source}
+            if of <= self.taken.keys():
+                done |= of
+                if name not in self.arrays:
+                    self.arrays |= batch.computed(source, self, record)
+        for name in done:
+            del self.taken[name]
+
     def _take(self, view: memoryview, spans: list[Span]) -> bool:
         """Whether all of these lines were records as msgspec takes them; else nothing was done."""
         take, same, place = _reader(self.names).decode, self._same["case"].setdefault, len(self)
@@ -78,8 +89,8 @@ class Part(Fields):
             column.extend(_taken(name, measured))
         for name, places in self.present.items():
             places.update(compress(range(place, place + len(rows)), map(attrgetter(name), measured)))
-        if "error" in self.kept:
-            self.kept["error"] += map(_error, rows)
+        if "error" in self.values:
+            self.values["error"] += map(_error, rows)
         self.cases += map(same, cases, cases)
         self.add(rows)
         self._add_spans(spans)
@@ -97,7 +108,7 @@ class Part(Fields):
             return
         try:
             samples = {name: [*derive.values(record, name)] for name in self.taken}
-            kept = {name: metrics.value(name, record) for name in self.kept}
+            kept = {name: metrics.value(name, record) for name in self.values}
         except UserError as error:
             self.refused = self.refused or (number, str(error))
             return
@@ -106,7 +117,7 @@ class Part(Fields):
         for name, values in samples.items():
             self.taken[name].extend([values])
         for name, value in kept.items():
-            self.kept[name].append(value)
+            self.values[name].append(value)
         self.cases.append(msgspec.json.encode(to_json(record.case)))
         self.add([record])
         self._add_spans([span])
@@ -153,7 +164,7 @@ class Lines:
         part = Part(ahead)
         part.read(memoryview(self.content), self._spans(*cut))
         if reduced:
-            batch.reduce(part, lambda i: self.record(part.starts[i], part.stops[i]))
+            part.reduce(lambda i: self.record(part.starts[i], part.stops[i]))
         return part
 
     def _spans(self, start: int, stop: int) -> Iterator[Span]:

@@ -76,7 +76,7 @@ class SdpaFlashAttention4(Activated):
 
     def probe(self) -> Probe:
         found = super().probe()
-        if found.version is None:
+        if not found.usable:
             return found
         import torch
 

@@ -82,8 +82,8 @@ def test_versions_compare_by_number() -> None:
             "build it here from source",
         ),
         (
-            ImportError("cannot import name 'custom_op' from 'torch.library' (unknown location)"),
-            "a.b does not go with this torch (cannot import name 'custom_op' from 'torch.library' (unknown location))"
+            ImportError("cannot import name 'custom_op' from 'torch.hub' (unknown location)"),
+            "a.b does not go with this torch (cannot import name 'custom_op' from 'torch.hub' (unknown location))"
             "; install a version for it",
         ),
         (

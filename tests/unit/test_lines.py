@@ -31,7 +31,7 @@ def every(found: Columns) -> dict[str, object]:
         name: [(i, [*values]) for i, values in found.samples(name)] for name in ("time", *derive.CEILINGS, "first_call")
     }
     figures = {name: [None if v != v else v for v in batch.array(name, found).tolist()] for name in batch.FORMULAS}
-    figures |= {"spans": batch.spans(found), "error": found.kept["error"]}
+    figures |= {"spans": batch.spans(found), "error": found.values["error"]}
     return {**lists, "samples": samples, "present": {name: found.present[name] for name in PRESENT}, **figures}
 
 
