@@ -51,13 +51,10 @@ class Fleet:
             raise UserError(str(answer.get("refused") or f"cannot look at the device: {answer['error']}"))
         return from_json(Environment, answer["environment"])
 
-    def begin(self, opens: str | None = None) -> None:
-        """Has all workers import their libraries, which takes seconds; `probe` takes their answers.
-
-        Those that can go on open the device `opens` ("auto", "cuda:N") after they have answered.
-        """
+    def begin(self) -> None:
+        """Has all workers import their libraries, which takes seconds; `probe` takes their answers."""
         for name, spec in self.specs.items():
-            self._worker(name).send({"op": "load", "name": name, "spec": spec, "opens": opens})
+            self._worker(name).send({"op": "load", "name": name, "spec": spec})
         self._begun = True
 
     def probe(self) -> dict[str, Probe]:

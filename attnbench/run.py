@@ -85,7 +85,7 @@ def run(request: Request, watcher: Watcher) -> Outcome:
         watcher.say("looking at the device")
         if len(choices) == 1 and device != "cpu" and has_nvidia_gpu():  # a CPU is timed meanwhile
             (fleet.specs,), (fleet.interpreters,) = choices.values(), pythons.values()
-            fleet.begin(opens=None if request.dry_run else device)
+            fleet.begin()
         environment = fleet.environment(device, sorted({c.dtype for preview in found for c in preview.cases}))
         resolved = resolve(chosen_suite, environment.device.kind, request.settings)
         specs = fleet.specs = choices[resolved.backends]

@@ -4,8 +4,7 @@ It speaks JSON lines: a request on stdin, one answer on what was stdout (anythin
 Needs the standard library, torch and the library under test, so any interpreter that has those can be a worker.
 
     {"op": "environment", "device": "auto", "dtypes": ["bf16"]} -> {"environment": {...}} or {"refused": "..."}
-    {"op": "load", "name": "triton", "spec": "module:object"}   -> {"probe": {...}}; with "opens": "auto" it opens that
-                                                                   device next, if the backend can be used
+    {"op": "load", "name": "triton", "spec": "module:object"}   -> {"probe": {...}}
     {"op": "survey", "device": {...}, "cases": [...]}     -> {"answers": [[reason or null, workspace, efficiency], ...]}
     {"op": "ready", "device": {...}}                            -> {}, the device opened and the instruments made
     {"op": "run", "device": {...}, "policy": {...}, "job": {...}} -> {"record": {...}, "fatal": bool}
@@ -30,7 +29,6 @@ from typing import Any, TextIO
 
 from attnbench import backends, environment
 from attnbench.jsonable import from_json, to_json
-from attnbench.measure.cupti import first_session
 from attnbench.measure.timing import CpuTimer, collect  # before any backend: none replaces the clock that they hold
 from attnbench.types import (
     Backend,
@@ -53,7 +51,6 @@ class Worker:
     def __init__(self) -> None:
         self.backend: Backend | None = None
         self._bench: Any = None
-        self._opens: str | None = None
         self.fatal = False
 
     def answer(self, request: Mapping[str, Any]) -> dict[str, Any]:
@@ -65,7 +62,6 @@ class Worker:
                 probe = self.backend.probe()
                 if not isinstance(probe, Probe):
                     raise TypeError(f"{request['name']}.probe() returned {probe!r}, not a Probe")
-                self._opens = request.get("opens") if probe.usable else None
                 return {"probe": to_json(probe)}
             case "survey":
                 device = from_json(Device, request["device"])
@@ -90,21 +86,6 @@ class Worker:
                 return {"profile": profile(bench, self.backend, case, request["trace"])}
             case other:
                 raise ValueError(f"unknown request {other!r}")
-
-    def open_ahead(self) -> None:
-        """What takes seconds and can be done while the parent does not wait; what fails says so when it is needed."""
-        device, self._opens = self._opens, None
-        if device is None or getattr(self.backend, "simulated", False):
-            return
-        with contextlib.suppress(Exception):
-            if (found := environment.pick(device)).startswith("cuda"):
-                import torch
-
-                from attnbench import reference
-
-                torch.cuda.set_device(found)
-                first_session()
-                reference.warm(torch.device(found))
 
     def environment(self, device: str, dtypes: list[str]) -> dict[str, Any]:
         try:
@@ -212,7 +193,6 @@ def serve(requests: TextIO, answers: TextIO) -> None:
         answers.flush()
         if worker.fatal:
             break
-        worker.open_ahead()
 
 
 def main() -> None:

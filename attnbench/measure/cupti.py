@@ -25,8 +25,6 @@ from typing import TYPE_CHECKING, Any
 from attnbench.measure.timing import nothing
 
 if TYPE_CHECKING:
-    import torch
-
     from attnbench.measure.events import EventTimer
 
 MARK = "attnbench.mark"
@@ -77,31 +75,25 @@ class Call:
         return total
 
 
-def first_session() -> torch.Tensor:
-    """Opens the current GPU and the profiler, whose first session in a process takes seconds; a tensor of one."""
-    import torch
-    from torch.profiler import ProfilerActivity, profile
-
-    os.environ.setdefault("KINETO_LOG_LEVEL", "5")
-    if _version(torch.version.cuda) >= (12, 6):  # before, CUDA graphs crash after it (torch/profiler/profiler.py)
-        os.environ.setdefault("TEARDOWN_CUPTI", "1")  # else every later launch costs the host 12 us more
-    tiny = torch.zeros(1, device="cuda")
-    with profile(activities=[ProfilerActivity.CUDA], acc_events=True):
-        tiny.zero_()
-    return tiny
-
-
 class Tracer:
     """The third instrument, and the proof of what ran."""
 
     name = "cupti"
 
     def __init__(self, events: EventTimer, before: Callable[[], Any] = nothing) -> None:
+        import torch
+        from torch.profiler import ProfilerActivity, profile
+
+        os.environ.setdefault("KINETO_LOG_LEVEL", "5")
+        if _version(torch.version.cuda) >= (12, 6):  # before, CUDA graphs crash after it (torch/profiler/profiler.py)
+            os.environ.setdefault("TEARDOWN_CUPTI", "1")  # else every later launch costs the host 12 us more
         self._events = events
         self.before = before
-        self._tiny = first_session()
+        self._tiny = torch.zeros(1, device="cuda")
         self._host_seconds = 100e-6
         self.host_bound = False  # gaps in some spans are the host's; who reads it resets it
+        with profile(activities=[ProfilerActivity.CUDA], acc_events=True):  # the first session takes seconds
+            self._tiny.zero_()
 
     def samples(self, launch: Callable[[], Any], n: int) -> list[float]:
         """Seconds from the first kernel's start to the last one's end, for each of n launches."""
