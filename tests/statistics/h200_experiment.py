@@ -1,11 +1,12 @@
 """Does `attnbench gate` keep its promises on a real GPU? Nothing changed, and slowdowns that are known.
 
-    python tests/statistics/h200_experiment.py DIR [--minutes 9]
+    python tests/statistics/h200_experiment.py DIR [--minutes 9] [--gpus 0,1,2]
 
 measures the suite ci on one backend twenty times as it is, and once for each slowdown that planted.py puts into it;
 then it judges the runs in disjoint pairs, and each slowed one against those without. DIR keeps a file a run, so it can
 be stopped at any time, and goes on where it was: call it again until it says that all is there. The tables are those of
-what is there, also in DIR/tables.md. A run more is the suite as it ships, for its time (DIR/times.jsonl).
+what is there, also in DIR/tables.md. A run more is the suite as it ships, for its time (DIR/times.jsonl). On a host of
+several GPUs each can measure a share of the runs; only runs of one unit are compared.
 
 For a dry try: --device fake --base fake, or --device cpu --base sdpa-flash. Forecast on an H200, to be measured: under
 a minute a run, so 24 runs in 25 minutes.
@@ -22,7 +23,9 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from planted import VARIABLE
@@ -51,13 +54,23 @@ class Experiment:
     alike: int  # runs without a slowdown
     slowdowns: tuple[float, ...]  # 0.02 is 2 %
     margins: tuple[float, ...]
+    gpus: tuple[str, ...]  # as CUDA_VISIBLE_DEVICES names them; "" is what is seen anyway
+
+    def lanes(self) -> list[list[str]]:
+        """For each GPU, in the order of measuring: a slowed run after one without, so that what is there early has all
+        kinds. Runs without come in pairs, and both of a pair go to one GPU."""
+        gpus = len(self.gpus)
+        slowed = [slow(s) for s in self.slowdowns]
+        mixed = []
+        for gpu in range(gpus):
+            alike = [f"alike-{i:02}" for i in range(self.alike) if i // 2 % gpus == gpu]
+            mixed.append([name for two in itertools.zip_longest(alike, slowed[gpu::gpus]) for name in two if name])
+        if self.suite == "ci":
+            min(mixed, key=len).append(SHIPPED)
+        return mixed
 
     def names(self) -> list[str]:
-        """In the order of measuring: a slowed run after one without, so that what is there early has all kinds."""
-        alike = [f"alike-{i:02}" for i in range(self.alike)]
-        slowed = [slow(s) for s in self.slowdowns]
-        mixed = [name for pair in itertools.zip_longest(alike, slowed) for name in pair if name]
-        return [*mixed, *([SHIPPED] if self.suite == "ci" else [])]
+        return [name for lane in self.lanes() for name in lane]
 
     def path(self, name: str) -> Path:
         return self.folder / f"{name}.jsonl"
@@ -68,13 +81,19 @@ def slow(share: float) -> str:
 
 
 def measure(experiment: Experiment, minutes: float) -> list[str]:
-    """Measures what is missing, as far as the minutes go; gives the names of what is left."""
+    """Measures what is missing, as far as the minutes go, on all GPUs at a time; gives the names of what is left."""
     experiment.folder.mkdir(parents=True, exist_ok=True)
-    end, longest = time.monotonic() + 60 * minutes, 0.0
-    left = [name for name in experiment.names() if not _whole(experiment.path(name))]
+    end = time.monotonic() + 60 * minutes
+    with ThreadPoolExecutor(len(experiment.gpus)) as pool:
+        lanes = pool.map(partial(_lane, experiment, end), experiment.gpus, experiment.lanes())
+    return [name for left in lanes for name in left]
+
+
+def _lane(experiment: Experiment, end: float, gpu: str, names: Sequence[str]) -> list[str]:
+    left, longest = [name for name in names if not _whole(experiment.path(name))], 0.0
     while left and time.monotonic() + longest < end:
         began = time.monotonic()
-        resumed = _measure(experiment, left[0])
+        resumed = _measure(experiment, left[0], gpu, names[0])
         took = time.monotonic() - began
         longest = max(longest, took)
         with (experiment.folder / "times.jsonl").open("a") as file:
@@ -83,13 +102,13 @@ def measure(experiment: Experiment, minutes: float) -> list[str]:
     return left
 
 
-def _measure(experiment: Experiment, name: str) -> bool:
-    """One run; whether it was there in part."""
+def _measure(experiment: Experiment, name: str, gpu: str, first: str) -> bool:
+    """One run, slowed by shares of what `first` took; whether it was there in part."""
     path, share = experiment.path(name), dict(zip(map(slow, experiment.slowdowns), experiment.slowdowns, strict=True))
     plan = experiment.folder / f"{name}.plan.json"
     resumed = path.is_file()
     if not resumed:
-        cycles = _cycles(experiment, share[name]) if name in share else {}
+        cycles = _cycles(experiment.path(first), share[name]) if name in share else {}
         plan.write_text(json.dumps({"base": experiment.base, "share": share.get(name, 0.0), "cycles": cycles}))
     command = [sys.executable, "-m", "attnbench", "run"]
     if resumed:
@@ -99,6 +118,7 @@ def _measure(experiment: Experiment, name: str) -> bool:
         command += ["--out", str(path), *(() if name == SHIPPED else ("--backend", "planted:Planted"))]
     path_of_planted = os.pathsep.join(filter(None, [HERE, os.environ.get("PYTHONPATH")]))
     env = {**os.environ, "PYTHONPATH": path_of_planted, VARIABLE: str(plan)}
+    env |= {"CUDA_VISIBLE_DEVICES": gpu} if gpu else {}
     with path.with_suffix(".log").open("a") as log:
         done = subprocess.run(command, env=env, stdout=log, stderr=log)
     if done.returncode:
@@ -106,10 +126,10 @@ def _measure(experiment: Experiment, name: str) -> bool:
     return resumed
 
 
-def _cycles(experiment: Experiment, share: float) -> dict[str, int]:
-    """Case key -> that share of the cycles that its cell takes without a slowdown, by the first run."""
+def _cycles(first: Path, share: float) -> dict[str, int]:
+    """Case key -> that share of the cycles that its cell takes without a slowdown, by that run."""
     found = {}
-    for cell in cells([store.read(experiment.path("alike-00"))[0]]):
+    for cell in cells([store.read(first)[0]]):
         side = Side.of([cell])
         if cycles := readings(CYCLES, side, side)[0].values.tolist():
             found[cell.case.key] = round(share * stats.median(cycles))
@@ -129,13 +149,16 @@ def tables(experiment: Experiment) -> Iterator[str]:
         yield "Fewer than two runs without a slowdown are there yet: nothing to compare."
         return
     here = runs[alike[0]].environment
-    yield f"{here.device.name}, {experiment.base}, suite {experiment.suite}, {experiment.rounds} rounds"
+    units = len(set(map(_unit, runs.values())))
+    said = f"{here.device.name}, {experiment.base}, suite {experiment.suite}, {experiment.rounds} rounds"
+    yield said + (f", on {units} units" if units > 1 else "")
     yield from _alike(experiment, runs, alike)
     yield from _slowed(experiment, runs, alike)
 
 
 def _alike(experiment: Experiment, runs: Runs, alike: Sequence[str]) -> Iterator[str]:
-    disjoint = list(zip(alike[::2], alike[1::2], strict=False))
+    units = [[name for name in alike if _unit(runs[name]) == unit] for unit in dict.fromkeys(map(_unit, runs.values()))]
+    disjoint = [pair for of in units for pair in zip(of[::2], of[1::2], strict=False)]
     yield "\n## Nothing changed, all four metrics of the gate\n"
     if len(disjoint) < WANTED:
         yield f"Disjoint pairs: {len(disjoint)}; {WANTED} are wanted.\n"
@@ -143,7 +166,7 @@ def _alike(experiment: Experiment, runs: Runs, alike: Sequence[str]) -> Iterator
         "pairs", "margin", "with a regression", "results", "regressed", "inconclusive", "unchanged", "other"
     )
     yield from _row(*(":---", *("---:",) * 7))
-    every = list(itertools.combinations(alike, 2))
+    every = [pair for of in units for pair in itertools.combinations(of, 2)]
     for what, pairs in (("disjoint", disjoint), ("all, not independent", every)):
         for margin in experiment.margins:
             judged = [_judge(runs[a], runs[b], margin, DEFAULT) for a, b in pairs]
@@ -168,20 +191,24 @@ def _slowed(experiment: Experiment, runs: Runs, alike: Sequence[str]) -> Iterato
     )
     yield from _row(*headings)
     yield from _row(*("---:",) * len(headings))
-    order = list(runs)
     for share in experiment.slowdowns:
         name = slow(share)
         if name not in runs:
             continue
-        before = order[order.index(name) - 1]
+        fair = sorted((a for a in alike if _unit(runs[a]) == _unit(runs[name])), key=lambda a: runs[a].started)
+        before = [a for a in fair if runs[a].started < runs[name].started][-1:]
         for margin in experiment.margins:
-            for what, baselines in (("the one before", [before]), (f"all {len(alike)}", alike)):
+            for what, baselines in (("the one before", before), (f"all {len(fair)}", fair)):
                 findings = [f for b in baselines for f in _judge(runs[b], runs[name], margin, ("latency",)).findings]
                 read = sorted(f.decision.change for f in findings if f.decision)
                 said = f"{stats.median(read):.2%}, {read[0]:.2%} to {read[-1]:.2%}" if read else "-"
                 promise = "" if share > margin else " (within)"
                 counts = _verdicts(findings)
                 yield from _row(f"{share:.0%}", said, f"{margin:.0%}{promise}", what, len(findings), *counts)
+
+
+def _unit(run: Run) -> str | None:
+    return run.environment.device.uuid
 
 
 def _judge(baseline: Run, current: Run, margin: float, metrics: tuple[str, ...]) -> Judgement:
@@ -208,12 +235,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--alike", type=int, default=2 * WANTED, help="runs without a slowdown")
     parser.add_argument("--slowdowns", default="2,5,10", help="per cent")
     parser.add_argument("--margins", default="1,3,5", help="per cent")
+    parser.add_argument("--gpus", default="", help="as CUDA_VISIBLE_DEVICES names them; the first one without")
     parser.add_argument("--minutes", type=float, default=1e6, help="begin no run that would not end within these")
     given = vars(parser.parse_args(argv))
     minutes = given.pop("minutes")
     for name in ("slowdowns", "margins"):
         given[name] = tuple(float(word) / 100 for word in given[name].split(","))
-    experiment = Experiment(**given)
+    experiment = Experiment(**{**given, "gpus": tuple(given["gpus"].split(","))})
     left = measure(experiment, minutes)
     text = "\n".join(tables(experiment)) + "\n"
     (experiment.folder / "tables.md").write_text(text)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -68,11 +70,52 @@ def test_a_dry_try(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert json.loads(header)["specs"] == {"Planted": "planted:Planted"}
 
 
+def experiment(*gpus: str) -> h200_experiment.Experiment:
+    return h200_experiment.Experiment(Path(), "auto", "triton", "ci", 5, 20, (0.02, 0.05, 0.1), (0.01,), gpus)
+
+
 def test_a_run_that_is_slowed_comes_after_one_that_is_not() -> None:
     """Whose cycles it needs; and what is there early has all kinds."""
-    names = h200_experiment.Experiment(Path(), "auto", "triton", "ci", 5, 20, (0.02, 0.05, 0.1), (0.01,)).names()
+    names = experiment("").names()
     assert names[:7] == ["alike-00", "slow-2", "alike-01", "slow-5", "alike-02", "slow-10", "alike-03"]
     assert (names[-1], len(names)) == ("shipped", 24)
+
+
+def test_each_gpu_measures_whole_pairs() -> None:
+    one, two, three = experiment("0", "1", "3").lanes()
+    assert one == ["alike-00", "slow-2", *(f"alike-{i:02}" for i in (1, 6, 7, 12, 13, 18, 19))]
+    assert two == ["alike-02", "slow-5", *(f"alike-{i:02}" for i in (3, 8, 9, 14, 15)), "shipped"]
+    assert three == ["alike-04", "slow-10", *(f"alike-{i:02}" for i in (5, 10, 11, 16, 17))]
+
+
+def test_gpus_measure_at_a_time_each_seeing_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And runs of two units are not compared."""
+    started, meet = [], threading.Barrier(2, timeout=60)
+    run = subprocess.run
+
+    def seen(command: list[str], env: dict[str, str], **others: Any) -> Any:
+        name = Path(command[command.index("--out") + 1]).stem
+        started.append((env["CUDA_VISIBLE_DEVICES"], name))
+        if name in ("alike-00", "alike-02"):
+            meet.wait()
+        done = run(command, env=env, **others)
+        file = tmp_path / f"{name}.jsonl"
+        header, *rest = file.read_text().splitlines(keepends=True)
+        said = json.loads(header)
+        said["environment"]["device"]["uuid"] = f"unit {env['CUDA_VISIBLE_DEVICES']}"
+        file.write_text("".join([json.dumps(said) + "\n", *rest]))
+        return done
+
+    monkeypatch.setattr(subprocess, "run", seen)
+    (tmp_path / "few.yaml").write_text("name: few\naxes: {seqlen: 1k, headdim: 128}\n")
+    few = ["--suite", str(tmp_path / "few.yaml"), "--rounds", "2", "--alike", "4", "--slowdowns", "5"]
+    assert h200_experiment.main([str(tmp_path), "--device", "fake", "--base", "fake", "--gpus", "4,7", *few]) == 0
+    assert [name for gpu, name in started if gpu == "4"] == ["alike-00", "slow-5", "alike-01"]
+    assert [name for gpu, name in started if gpu == "7"] == ["alike-02", "alike-03"]
+    text = (tmp_path / "tables.md").read_text()
+    assert text.splitlines()[0].endswith("on 2 units")
+    assert {row[0] for row in rows(text) if row[1] == "3%"} == {"2 disjoint", "2 all, not independent"}
+    assert {row[3] for row in rows(text) if row[0] == "5%"} == {"the one before", "all 2"}
 
 
 class Base:
