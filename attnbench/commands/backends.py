@@ -28,7 +28,9 @@ def backends(
     gpu: Annotated[
         list[str] | None, supports(metavar="NAMES", help="h100, a100, hopper, sm_90, cpu: feature by feature there.")
     ] = None,
-    device: Annotated[str | None, supports(metavar="DEVICE", help="The same for a device here: auto, cuda:N.")] = None,
+    device: Annotated[
+        str | None, supports("--device", metavar="DEVICE", help="The same for a device here: auto, cuda:N.")
+    ] = None,
     format: Annotated[str, supports("--format", "-f", metavar="FORMAT", help="table, md, csv, json.")] = "table",
     into: Annotated[
         Path | None, supports(metavar="FILE", help="Renew the matrix that a markdown file holds between its marks.")

@@ -23,7 +23,9 @@ Folder = Annotated[Path, typer.Option("--dir", metavar="DIR", help="Where baseli
 @app.command()
 def save(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="The run file, of attnbench run --rounds 5.")],
-    name: Annotated[str, typer.Option(metavar="NAME", help="What it is the baseline of: a branch, a release.")] = MAIN,
+    name: Annotated[
+        str, typer.Option("--name", metavar="NAME", help="What it is the baseline of: a branch, a release.")
+    ] = MAIN,
     folder: Folder = FOLDER,
 ) -> None:
     """Save a run as the baseline for its GPU model, in place of the last one. To be committed.

@@ -11,7 +11,7 @@ from attnbench.commands.shared import live
 
 def doctor(
     device: Annotated[
-        str, typer.Option(metavar="DEVICE", help="auto, cuda:N, cpu, or fake (simulated, for a try).")
+        str, typer.Option("--device", metavar="DEVICE", help="auto, cuda:N, cpu, or fake (simulated, for a try).")
     ] = "auto",
     quick: Annotated[
         bool, typer.Option("--quick", metavar="", help="A test of 20 s in place of two minutes, and a coarser figure.")

@@ -35,7 +35,7 @@ def profile(
     window: Annotated[str | None, one(metavar="SIZE", help="Sliding window: 1k, or left/right: 512/0.")] = None,
     softcap: Annotated[str | None, one(metavar="NUMBER", help="Scores become 30 tanh(score / 30): 30.")] = None,
     dropout: Annotated[str | None, one(metavar="NUMBER", help="Of the probabilities, as in training: 0.1.")] = None,
-    device: Annotated[str, how(metavar="DEVICE", help="auto, cuda:N or cpu.")] = "auto",
+    device: Annotated[str, how("--device", metavar="DEVICE", help="auto, cuda:N or cpu.")] = "auto",
     ncu: Annotated[
         bool,
         how("--ncu/--no-ncu", metavar="", show_default=False, help="HBM traffic by Nsight Compute (where on PATH)."),
