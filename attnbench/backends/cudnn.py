@@ -41,18 +41,23 @@ class Cudnn(Library):
     oldest = "1.10"
     needs: ClassVar = ("pygraph",)
     checked: ClassVar = ("1.32.0",)
-    verified: ClassVar = ("NVIDIA H200, cudnn-frontend 1.32.0, cuDNN 9.14",)
+    verified: ClassVar = ("NVIDIA H200, cudnn-frontend 1.32.0, cuDNN 9.19",)
     limits: ClassVar = Limits(headdim_v=True, window=True, empty_rows=False)
     forward_kernels = "cudnn.*(fprop|sdpa)|sdpa_?fwd|prefill"
     backward_kernels = "cudnn.*(bprop|sdpa)|sdpa_?bwd"
 
     def probe(self) -> Probe:
-        """The frontend is importable without cuDNN, which torch brings along."""
+        """The frontend is importable without cuDNN, which torch brings along.
+
+        torch comes first, so that the process has one cuDNN: before it the frontend loads the system's. That was 9.14
+        on an H200's host, and all six fp8 cells were wrong; with torch's own, 9.19, they are right.
+        """
+        import torch  # noqa: F401
+
         found = super().probe()
         if not found.usable:
             return found
         import cudnn
-        import torch  # noqa: F401  (it loads its cuDNN)
 
         try:
             n = int(cudnn.backend_version())
@@ -96,6 +101,7 @@ class CudnnFp8(Cudnn):
     """e4m3 with one scale per tensor, forward."""
 
     name = "cudnn-fp8"
+    verified: ClassVar = ("NVIDIA H200, cudnn-frontend 1.32.0, cuDNN 9.19",)
     efficiency = 1.1
     limits: ClassVar = Limits(
         dtypes=("fp8",),

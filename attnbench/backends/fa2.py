@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 class FlashAttention2(Library):
     name = "fa2"
+    verified: ClassVar = ("NVIDIA H200, flash-attn 2.8.3",)
     efficiency = 0.45
     module = "flash_attn.flash_attn_interface"
     distributions: ClassVar = ("flash-attn",)

@@ -121,6 +121,7 @@ class Sdpa(HuggingFace):
 
 class Flash2(HuggingFace):
     name = "hf-flash_attention_2"
+    verified: ClassVar = ("NVIDIA H200, transformers 5.17, flash-attn 2.8.3",)
     efficiency = 0.45
     implementation = "flash_attention_2"
     limits: ClassVar = Limits(headdim_v=True, window=True, softcap=True, dropout=True)

@@ -71,6 +71,7 @@ class SdpaFlashAttention3(Activated):
 
 class SdpaFlashAttention4(Activated):
     name = "sdpa-fa4"
+    verified: ClassVar = ("NVIDIA H200, torch 2.11, flash-attn-4 4.0.0b18",)
     implementation = "FA4"
     behind = FlashAttention4()
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import builtins
+import importlib
 import re
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -47,6 +50,25 @@ def test_probe_names_both_libraries(monkeypatch: pytest.MonkeyPatch) -> None:
     probe = backend("cudnn-fp8").probe()
     assert probe.reason == "cudnn-frontend finds no cuDNN: Unable to find symbol cudnnGetVersion"
     assert probe.install
+
+
+@pytest.mark.usefixtures("there")
+def test_torch_is_loaded_first_with_its_cudnn(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+    usual, module = builtins.__import__, importlib.import_module
+
+    def noted(name: str, *rest: Any, **others: Any) -> Any:
+        seen.append(name)
+        return usual(name, *rest, **others)
+
+    def noted_module(name: str, *rest: Any) -> Any:
+        seen.append(name)
+        return module(name, *rest)
+
+    monkeypatch.setattr(builtins, "__import__", noted)
+    monkeypatch.setattr(importlib, "import_module", noted_module)
+    assert backend("cudnn").probe().usable
+    assert [name for name in seen if name in ("torch", "cudnn")][:2] == ["torch", "cudnn"]
 
 
 @pytest.mark.usefixtures("there")

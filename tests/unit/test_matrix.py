@@ -151,7 +151,7 @@ def test_every_mark_has_its_note_and_unverified_rows_say_so() -> None:
     listed = [line for line in text.splitlines() if line.partition(". ")[0].isdigit()]
     assert used == {*range(1, len(listed) + 1)}
     (note,) = [line for line in listed if line.endswith(". not verified on hardware")]
-    assert f"`fa2` <sup>{note.partition('.')[0]}</sup>" in text
+    assert f"`fa1` <sup>{note.partition('.')[0]}</sup>" in text
     assert "`eager` |" in text
     assert text.count("| `fa3` ") == 1  # runs nothing there: told once
 
