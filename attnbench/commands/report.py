@@ -42,7 +42,8 @@ def report(
     by: Annotated[
         str | None,
         typer.Option(
-            metavar="AXIS", help="What the columns are: backend (default), headdim, dtype, mask, dropout, pass, ..."
+            metavar="AXIS",
+            help="What the columns are: backend (default for up to nine), seqlen, headdim, dtype, pass, ...",
         ),
     ] = None,
     flops_convention: Annotated[
@@ -88,8 +89,9 @@ def report(
         one_of("--metric", name, tuple(METRICS))
     from attnbench.report.tables import BY, BY_OPTION
 
-    columns = BY_OPTION.get(by or "backend", by or "backend")
-    one_of("--by", columns, BY)
+    columns = BY_OPTION.get(by, by) if by else None
+    if columns:
+        one_of("--by", columns, BY)
     if not (png or svg) and (given := _given({"--figure": figure, "--panel": panel})):
         raise UserError(f"{given}: only --png and --svg draw a single figure; add --svg FILE or --png FILE")
     tables = format in ("table", "md") and not (html or png or svg)

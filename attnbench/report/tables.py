@@ -22,6 +22,7 @@ from attnbench.work import Convention
 NO_FIGURES = "No cell has a figure for this."
 LINES = 500  # of the tables of a metric, after which a reader is better served otherwise
 FRAME = 5  # lines of a table but its rows
+ABREAST = 9  # backends that are columns; more are rows
 MEMORY = "m"  # after a percentage: of the roofline, as memory bounds the case
 HELD_DOWN = "~"  # after digits: the clock was held down
 
@@ -138,17 +139,20 @@ BY_OPTION = {"pass": "direction", "window": "causal", "mask": "causal"}  # as th
 def sections(
     cells: Sequence[Cell],
     names: Sequence[str] = ("tflops",),
-    by: str = "backend",
+    by: str | None = None,
     convention: Convention = "exact",
     memory: bool = False,
     lines: float = math.inf,
 ) -> list[Section]:
     """The tables of each metric, the error of fp8 cells, then with `memory` peak memory, condensed.
 
+    `by` is what the columns are: the backends where it is None, or, of many backends, the sequence lengths.
     UserError: unknown metric or axis.
 
     A metric that no cell has gives a section without tables. After so many `lines` a metric's tables end.
     """
+    if by is None:
+        by = _ROW if len({c.backend for c in cells if c.status != "skipped"}) > ABREAST else "backend"
     if by not in BY:
         raise UserError(f'no columns "{by}"{did_you_mean(by, BY)}')
     for name in names:

@@ -67,7 +67,7 @@ def render(
     runs: Sequence[Run],
     *,
     metrics: Sequence[str] = ("tflops",),
-    by: str = "backend",
+    by: str | None = None,
     convention: Convention = "exact",
     memory: bool = True,
     lines: float = tables.LINES,

@@ -189,6 +189,17 @@ def test_columns_by_another_axis() -> None:
     assert "triton" in text
 
 
+@pytest.mark.parametrize(("backends", "corner"), [(9, "seqlen"), (10, "backend")])
+def test_many_backends_are_rows(backends: int, corner: str) -> None:
+    """Skipped ones do not count; --by backend has them side by side all the same."""
+    names = [f"mine-{i}" for i in range(backends)]
+    records = [ok(case(s), name, 300.0) for s in (1024, 2048) for name in names]
+    records.append(ended(case(), "triton", "skipped", "no dropout"))
+    text = shown([run(records)], metrics=("tflops", "latency"), memory=False)
+    assert [line.split()[0] for line in text.splitlines() if line.startswith(("seqlen", "backend"))] == [corner] * 2
+    assert "seqlen" in shown([run(records)], by="backend")
+
+
 def test_unknown_names_are_user_errors() -> None:
     with pytest.raises(UserError, match='no metric "tflop"; did you mean "tflops"'):
         shown([run(h200())], metrics=("tflop",))
