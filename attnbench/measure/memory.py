@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import itertools
 import re
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     import torch
 
 T = TypeVar("T")
+DROPPED = 2e-3  # seconds in which other threads let go of what they have done with
 
 
 class CudaMemory:
@@ -61,8 +63,14 @@ class CudaMemory:
         return torch.cuda.memory_allocated(self.device) - before, made
 
     def _settle(self) -> int:
+        """What is allocated, once nothing is left to be freed during the launch, by which its peak would be too low.
+
+        One of 1,000 readings on an H200 was, by the gradients of the launch before: autograd's thread for the GPU may
+        still hold them when backward returns.
+        """
         import torch
 
+        time.sleep(DROPPED)
         torch.cuda.synchronize(self.device)
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(self.device)

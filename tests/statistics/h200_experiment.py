@@ -17,6 +17,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import math
 import os
 import subprocess
 import sys
@@ -28,15 +29,16 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 from planted import VARIABLE
 
-from attnbench import stats, store
+from attnbench import metrics, stats, store
 from attnbench.gate.findings import Finding
 from attnbench.gate.gate import Judgement, Request, judge
 from attnbench.gate.margins import DEFAULT, Margins
 from attnbench.gate.readings import CYCLES, Side, readings
 from attnbench.report.cells import cells
-from attnbench.types import Run
+from attnbench.types import Record, Run
 
 HERE = str(Path(__file__).parent)
 WANTED = 10  # disjoint pairs
@@ -153,6 +155,7 @@ def tables(experiment: Experiment) -> Iterator[str]:
     said = f"{here.device.name}, {experiment.base}, suite {experiment.suite}, {experiment.rounds} rounds"
     yield said + (f", on {units} units" if units > 1 else "")
     yield from _alike(experiment, runs, alike)
+    yield from _noise(runs, alike)
     yield from _slowed(experiment, runs, alike)
 
 
@@ -173,6 +176,27 @@ def _alike(experiment: Experiment, runs: Runs, alike: Sequence[str]) -> Iterator
             findings = [f for j in judged for f in j.findings]
             bad = sum(any(map(j.fails, j.kinds)) for j in judged)
             yield from _row(f"{len(pairs)} {what}", f"{margin:.0%}", bad, len(findings), *_verdicts(findings))
+
+
+def _noise(runs: Runs, alike: Sequence[str]) -> Iterator[str]:
+    """What rounds of a run differ by, and runs of a unit beyond their rounds: root mean squares over cells."""
+    of_rounds, of_runs = [], []
+    for unit in dict.fromkeys(map(_unit, runs.values())):
+        found: dict[str, list[list[float]]] = {}  # a case's latencies, a row a run
+        for name in (name for name in alike if _unit(runs[name]) == unit):
+            for case, records in itertools.groupby(sorted(runs[name].records, key=_case), key=_case):
+                found.setdefault(case, []).append([metrics.value("latency", r) or math.nan for r in records])
+        for read in (np.log(rows) for rows in found.values() if len(rows) > 1):
+            of_rounds.append(read.var(axis=1, ddof=1).mean())
+            of_runs.append(read.mean(axis=1).var(ddof=1) - of_rounds[-1] / read.shape[1])
+    if of_rounds:
+        beyond = np.sqrt(max(0.0, np.mean(of_runs)))
+        yield "\nStandard deviations of latency, root mean squares over cells: rounds of a run "
+        yield f"{np.sqrt(np.mean(of_rounds)):.2%}, runs of a unit beyond that {beyond:.2%}."
+
+
+def _case(record: Record) -> str:
+    return record.case.key
 
 
 def _slowed(experiment: Experiment, runs: Runs, alike: Sequence[str]) -> Iterator[str]:

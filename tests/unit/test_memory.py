@@ -1,0 +1,57 @@
+"""Peak memory on a GPU, on a simulated allocator."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from attnbench.measure import memory
+from attnbench.measure.memory import CudaMemory
+
+HELD, NEW = 192, 196  # bytes
+
+
+class Allocator:
+    """Of which another thread still holds some, until this one sleeps or the next launch has begun."""
+
+    def __init__(self) -> None:
+        self.allocated = self.most = HELD
+
+    def let_go(self, *_: object) -> None:
+        self.allocated = 0
+
+    def reset(self, *_: object) -> None:
+        self.most = self.allocated
+
+    def launch(self) -> str:
+        self.let_go()
+        self.allocated += NEW
+        self.most = max(self.most, self.allocated)
+        return "out"
+
+
+@pytest.fixture
+def allocator(monkeypatch: pytest.MonkeyPatch) -> Allocator:
+    found = Allocator()
+    functions: dict[str, Callable[..., object]] = {
+        "synchronize": lambda _: None,
+        "empty_cache": lambda: None,
+        "reset_peak_memory_stats": found.reset,
+        "memory_allocated": lambda _: found.allocated,
+        "max_memory_allocated": lambda _: found.most,
+        "memory_reserved": lambda _: 0,
+        "mem_get_info": lambda _: (1000, 1000),
+    }
+    for name, function in functions.items():
+        monkeypatch.setattr(torch.cuda, name, function)
+    monkeypatch.setattr(memory, "time", SimpleNamespace(sleep=found.let_go))
+    return found
+
+
+def test_what_another_thread_is_about_to_free_is_no_part_of_the_peak(allocator: Allocator) -> None:
+    found = CudaMemory(torch.device("cpu"))
+    with found.job():
+        assert found.peak(allocator.launch) == ({"memory_peak": NEW, "memory_driver": NEW}, "out")
