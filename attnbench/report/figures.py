@@ -32,6 +32,7 @@ class Figure:
     lines: str = ""  # the kind of lines that it draws behind the cells
     crosses: bool = True  # whether it marks cells that have no figure
     hollow: bool = True  # and those whose clock was held down
+    by_peak: bool = False  # whether the peak sets the scale, so that dtypes have scales of their own
 
     @property
     def counts_flops(self) -> bool:
@@ -56,6 +57,7 @@ def spec(
         "data": {"name": "rows"},
         "facet": {"field": figure.panel, "type": "nominal", "sort": panels, "header": {**header, "labelPadding": 6}},
         "columns": columns,
+        "resolve": {"scale": {"y": "independent" if figure.by_peak and _peaks(points) > 1 else "shared"}},
         "spacing": {"row": 22, "column": 20},
         "spec": {"width": size[0], "height": size[1], "layer": figure.draw(pen)},
         "config": _config(look),
@@ -65,6 +67,10 @@ def spec(
 def rows(figure: Figure, points: Points) -> list[dict[str, Any]]:
     """What a figure is drawn from."""
     return [*points.cells, *(line for line in points.lines if line["kind"] == figure.lines)]
+
+
+def _peaks(points: Points) -> int:
+    return len({row["peak"] for row in points.cells})
 
 
 def drawable(points: Points) -> list[Figure]:
@@ -104,7 +110,14 @@ def _config(look: Look) -> layers.Spec:
 
 _BARS = "Bars behind the marks: 95 % interval of the median."
 FIGURES: tuple[Figure, ...] = (
-    Figure("throughput", "Throughput", f"TFLOP/s over sequence length. {_BARS}", "tflops", layers.throughput),
+    Figure(
+        "throughput",
+        "Throughput",
+        f"TFLOP/s over sequence length. {_BARS}",
+        "tflops",
+        layers.throughput,
+        by_peak=True,
+    ),
     Figure(
         "utilization",
         "Utilisation",

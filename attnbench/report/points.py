@@ -76,7 +76,10 @@ class Points:
 
 
 def points(cells: Sequence[Cell], convention: Convention = "exact") -> Points:
-    """The rows of the cells, panel by panel. As in tables, a backend that was skipped throughout has no place."""
+    """The rows of the cells, panel by panel. As in tables, a backend that was skipped throughout has no place.
+
+    One that was skipped throughout a panel has none there: its rows have no slot, so that figures do not mark them.
+    """
     tried = {c.backend for c in cells if c.status != "skipped"}
     cells = [c for c in cells if c.backend in tried] or cells
     eager = {(c.device, c.case): interval(c) for c in cells if c.backend == "eager"}
@@ -87,10 +90,12 @@ def points(cells: Sequence[Cell], convention: Convention = "exact") -> Points:
     rows: list[Row] = []
     for panel, members in panels.items():
         failed: dict[int, int] = {}
+        here = {c.backend for c in members if c.status != "skipped"}
         for cell in members:
             length = cell.case.shape.seqlen_k
-            slot = failed.setdefault(length, 0)
-            failed[length] += cell.status != "ok"
+            marked = cell.status != "ok" and cell.backend in here
+            slot = failed.setdefault(length, 0) if marked else None
+            failed[length] = failed.get(length, 0) + marked
             titles = {"panel": panel, "roof": _title(cell, roofs)}
             rows.append(titles | _row(cell, slot, eager.get((cell.device, cell.case)), convention))
     common = [title(cells[0]) for name, title in _TITLES.items() if name not in shown] if cells else []
@@ -145,7 +150,7 @@ def _split(title: str, cells: list[Cell], by: Sequence[Callable[[Cell], str]]) -
     return [part for name, group in groups.items() for part in _split(f"{title} {name}", group, by[1:])]
 
 
-def _row(cell: Cell, slot: int, eager: tuple[float, float] | None, convention: Convention) -> Row:
+def _row(cell: Cell, slot: int | None, eager: tuple[float, float] | None, convention: Convention) -> Row:
     case, shape = cell.case, cell.case.shape
     ok = cell.status == "ok"
     found = {field: cell.value(metric, convention) for field, metric in METRICS.items()}
@@ -169,7 +174,7 @@ def _row(cell: Cell, slot: int, eager: tuple[float, float] | None, convention: C
         "heads": words.heads(case),
         "status": "ok" if ok else words.ENDINGS[cell.status],
         "reason": None if ok else words.one_line(cell.reason or "no reason given"),
-        "slot": None if ok else slot,
+        "slot": slot,
         "held": ok and cell.held_down,
         **found,
         "lo": low,

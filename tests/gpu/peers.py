@@ -41,7 +41,7 @@ def _do_bench(launch: Launch, **options: Any) -> float:
 def _flash_attn(launch: Launch) -> float:
     from flash_attn.utils.benchmark import benchmark_forward
 
-    return benchmark_forward(launch, repeats=10, verbose=False)[1].mean
+    return benchmark_forward(launch, repeats=30, verbose=False)[1].mean  # as benchmark_flash_attention.py
 
 
 def _flashinfer(launch: Launch) -> float:

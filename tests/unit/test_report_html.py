@@ -166,6 +166,29 @@ def test_panels_hold_one_cell_a_length_and_backend() -> None:
     assert found.common == "NVIDIA H200"
 
 
+def test_what_was_skipped_throughout_a_panel_is_not_marked_there() -> None:
+    records = [ok(case(), "triton", 400), ended(case(), "eager", "skipped", "too large")]
+    records += [ok(case(512), "eager", 40), ended(case(512), "sdpa-math", "oom", "too large")]
+    records += [ended(case(dtype="fp8"), b, "skipped", "no fp8") for b in ("eager", "triton")]
+    records.append(ok(case(dtype="fp8"), "cudnn-fp8", 900))
+    marked = {(r["dtype"], r["backend"]): r["slot"] for r in points.points(cells([run(records)])).cells}
+    assert marked["bf16", "triton"] is None
+    assert (marked["fp8", "eager"], marked["fp8", "triton"], marked["fp8", "cudnn-fp8"]) == (None, None, None)
+    slots = [
+        r["slot"] for r in points.points(cells([run(records)])).cells if r["dtype"] == "bf16" and r["status"] != "ok"
+    ]
+    assert slots == [0, 0]
+
+
+@pytest.mark.parametrize(("dtypes", "scale"), [(("bf16", "fp16"), "shared"), (("bf16", "fp8"), "independent")])
+def test_throughputs_of_several_peaks_have_scales_of_their_own(dtypes: tuple[str, ...], scale: str) -> None:
+    found = points.points(cells([run([ok(case(dtype=d), "triton", 400) for d in dtypes])]))
+    by_name = {f.name: f for f in figures.FIGURES}
+    for name, wanted in (("throughput", scale), ("utilization", "shared")):
+        spec = figures.spec(by_name[name], found, look.LIGHT, (300, 200), 2, legend=True)
+        assert spec["resolve"] == {"scale": {"y": wanted}}
+
+
 def test_memory_runs_beside_slopes_of_one_and_two() -> None:
     records = [ok(case(s), "eager", 40, memory_peak=s * s * 16384 // s) for s in (1024, 4096)]
     found = points.points(cells([run(records)]))
