@@ -31,12 +31,12 @@ def cases(device: str) -> Iterator[Any]:
     """headdim 64, 128 and 256, both masks, grouped heads, unequal lengths, fp8; large, to be compared with peers."""
     from attnbench.types import Case, Shape
 
-    n, dtype = (4096, "bf16") if device != "cpu" else (64, "fp32")
+    batch, n, dtype = (8, 4096, "bf16") if device != "cpu" else (2, 64, "fp32")
     for d in (64, 128, 256):
         heads = max(4, min(16, n // 2 // d))
-        shapes = [Shape(2, n, n, heads, heads, d, d)]
+        shapes = [Shape(batch, n, n, heads, heads, d, d)]
         if d == 128:
-            shapes += [Shape(2, n, n, heads, heads // 4, d, d), Shape(2, n // 4, n, heads, heads, d, d)]
+            shapes += [Shape(batch, n, n, heads, heads // 4, d, d), Shape(batch, n // 4, n, heads, heads, d, d)]
         for shape in shapes:
             for causal in (False, True):
                 for direction in ("fwd", "bwd"):
