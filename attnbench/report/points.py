@@ -9,6 +9,7 @@ several (their range below six rounds, stats.median_interval).
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -89,13 +90,13 @@ def points(cells: Sequence[Cell], convention: Convention = "exact") -> Points:
     roofs = [name for name in shown if name != "mask"]
     rows: list[Row] = []
     for panel, members in panels.items():
-        failed: dict[int, int] = {}
+        failed = Counter[int]()
         here = {c.backend for c in members if c.status != "skipped"}
         for cell in members:
             length = cell.case.shape.seqlen_k
             marked = cell.status != "ok" and cell.backend in here
-            slot = failed.setdefault(length, 0) if marked else None
-            failed[length] = failed.get(length, 0) + marked
+            slot = failed[length] if marked else None
+            failed[length] += marked
             titles = {"panel": panel, "roof": _title(cell, roofs)}
             rows.append(titles | _row(cell, slot, eager.get((cell.device, cell.case)), convention))
     common = [title(cells[0]) for name, title in _TITLES.items() if name not in shown] if cells else []
