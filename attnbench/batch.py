@@ -139,11 +139,9 @@ def _rows(columns: Fields, source: str) -> Iterator[tuple[Ints, Floats]]:
     chosen[list(used)] = True
     for name in ("time", "span") if used else ("time" if source == TIMED else source,):
         found = columns.samples(name)
-        places = np.frombuffer(found.places, np.int64)
-        for some, matrix in _by_length(np.frombuffer(found.values), np.frombuffer(found.lengths, np.int64)):
-            at = places[some]
-            own = chosen[at] == (name == "span") if used else slice(None)
-            yield at[own], matrix[own]
+        for places, matrix in _by_length(np.frombuffer(found.values), np.frombuffer(found.counts, np.int64)):
+            own = chosen[places] == (name == "span") if used else slice(None)
+            yield places[own], matrix[own]
 
 
 def _by_length(values: Floats, lengths: Ints) -> Iterator[tuple[Ints, Floats]]:

@@ -10,7 +10,6 @@ from array import array
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
-from itertools import compress
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +26,7 @@ if TYPE_CHECKING:
 
     Floats = NDArray[numpy.float64]
 
-PRESENT = (*derive.TURNS, *derive.CEILINGS, "sustained_power")  # measurements of which it is kept who has them
+PRESENT = (*derive.TURNS, "sustained_power")  # measurements of which it is kept who has them
 ERRORS = "accuracy"  # no measurement, but may be read ahead with them
 SPEED = ("time", "span", "clock_held")  # what a gate asks of every record
 COMPARE = (*SPEED, *derive.CEILINGS)  # what comparisons do
@@ -51,16 +50,6 @@ class Samples:
         """By those of another's records behind these."""
         self.counts.extend(other.counts)
         self.values.extend(other.values)
-
-    @property
-    def places(self) -> array[int]:
-        """Of the records that have some."""
-        return array("q", compress(range(len(self.counts)), self.counts))
-
-    @property
-    def lengths(self) -> array[int]:
-        """How many these have."""
-        return array("q", filter(None, self.counts))
 
     def __iter__(self) -> Iterator[tuple[int, array[float]]]:
         start = 0

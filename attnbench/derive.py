@@ -68,8 +68,8 @@ class Once(Generic[T]):
         return found
 
 
-def context(run: Run, dtype: str, matmuls: Sequence[float] = (), copies: Sequence[float] = ()) -> Context:
-    """What a run says of its machine, for one dtype; the readings of ceilings are its records', of that dtype."""
+def context(run: Run, dtype: str, ceiling: float | None = None, copy: float | None = None) -> Context:
+    """What a run says of its machine, for one dtype; the medians of ceilings are its records', of that dtype."""
     device = run.environment.device
     gpu = hardware.find(device.name, device.memory)
     given = run.peak.get(dtype, run.peak.get(""))
@@ -77,8 +77,8 @@ def context(run: Run, dtype: str, matmuls: Sequence[float] = (), copies: Sequenc
         peak=given if given is not None else hardware.peak(gpu, dtype) if gpu else None,
         clock=hardware.clock(gpu, dtype) if gpu and given is None else None,
         bandwidth=gpu.bandwidth if gpu else None,
-        ceiling=stats.median(matmuls) if matmuls else None,
-        copy=stats.median(copies) if copies else None,
+        ceiling=ceiling,
+        copy=copy,
     )
 
 

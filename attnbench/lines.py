@@ -32,7 +32,6 @@ Span = tuple[int, int, int]  # of a line: its start, its end, its number
 CHUNK = 100  # lines taken at once: what they hold fits into a core's cache
 LEAST = 16 << 20  # bytes, for which a process is worth its start
 MOST = 8  # processes
-KEPT = 0.2  # of a part: what this process reads more than another, as it need not hand over what it makes
 
 
 class Part(Fields):
@@ -145,7 +144,7 @@ class Lines:
         `reduced` and several, figures come in place of samples: to hand those over takes as long as to read them.
         """
         number = _processes(self.stop)
-        size = max(1, int(self.stop / (number + KEPT)))
+        size = max(1, self.stop // number)
         begins = range(self.stop - size * (number - 1), self.stop, size)
         ends = [self.content.find(b"\n", max(at, self.start - 1)) + 1 for at in begins]
         cuts = list(zip([self.start, *ends], [*ends, self.stop], strict=True))

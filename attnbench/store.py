@@ -231,6 +231,8 @@ def missing(run: Run) -> list[Job]:
 def unfinished(run: Run) -> list[tuple[Job, bool]]:
     """The same, and whether they have a record."""
     records, (cases, backends, rounds) = columns.of(run.records), decode.keys(run.plan)
+    if (cases, backends, rounds) == (records.cases, records.backends, records.rounds) and not records.resumable:
+        return []  # as a run ends: each job has left its record, in their order
     same = {number: id(records.same(case)) for number, case in {id(case): case for case in cases}.items()}
     keys = zip(map(same.__getitem__, map(id, cases)), backends, rounds, strict=True)
     places = map(records.last.get, keys)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from operator import itemgetter
+from operator import attrgetter, itemgetter
 from typing import Literal
 
 from attnbench import batch, derive, stats
@@ -139,28 +139,28 @@ def keyed(cells: Sequence[Cell], known: dict[Case, Case]) -> dict[Key, Cell]:
 
 def by_sheet(cells: Iterable[Cell]) -> list[tuple[Sheet, list[Cell]]]:
     """The cells of each run: what is asked of all of them is asked once."""
-    found: dict[int, list[Cell]] = {}
+    found: dict[Sheet, list[Cell]] = {}
     for cell in cells:
-        found.setdefault(id(cell.sheet), []).append(cell)
-    return [(group[0].sheet, group) for group in found.values()]
+        found.setdefault(cell.sheet, []).append(cell)
+    return [*found.items()]
 
 
 def having(cells: Sequence[Cell], records: Callable[[Sheet], Iterable[int]]) -> list[Cell]:
     """The cells with a record among those of their sheet."""
-    found = {id(sheet): sheet.having(records(sheet)) for sheet in _sheets(cells)}
-    return [c for c in cells if c.place in found[id(c.sheet)]]
+    found = {sheet: sheet.having(records(sheet)) for sheet in _sheets(cells)}
+    return [c for c in cells if c.place in found[c.sheet]] if any(found.values()) else []
 
 
 def by_rates(cells: Iterable[Cell]) -> list[tuple[derive.Context, list[Cell]]]:
     """The cells of each run and dtype, and what the run says of its machine for that dtype."""
-    found: dict[tuple[int, str], list[Cell]] = {}
+    found: dict[tuple[Sheet, str], list[Cell]] = {}
     for cell in cells:
-        found.setdefault((id(cell.sheet), cell.case.dtype), []).append(cell)
+        found.setdefault((cell.sheet, cell.case.dtype), []).append(cell)
     return [(group[0].rates, group) for group in found.values()]
 
 
 def _sheets(cells: Iterable[Cell]) -> list[Sheet]:
-    return list({id(c.sheet): c.sheet for c in cells}.values())
+    return [*dict.fromkeys(map(attrgetter("sheet"), cells))]
 
 
 def _filled(sheets: Sequence[Sheet]) -> list[Cell]:
@@ -187,8 +187,9 @@ def _filled(sheets: Sequence[Sheet]) -> list[Cell]:
 def _rows(known: Columns) -> dict[tuple[int, str], tuple[int, ...]]:
     """The places of each cell's records, in the order of the rounds, by the identity of its case and its backend."""
     found: defaultdict[tuple[int, str], dict[int, int]] = defaultdict(dict)
-    for place, (case, backend, number) in enumerate(zip(known.cases, known.backends, known.rounds, strict=True)):
-        found[id(case), backend][number] = place
+    keys = zip(map(id, known.cases), known.backends, strict=True)
+    for place, (key, number) in enumerate(zip(keys, known.rounds, strict=True)):
+        found[key][number] = place
     return {key: tuple(map(places.__getitem__, sorted(places))) for key, places in found.items()}
 
 

@@ -71,20 +71,20 @@ def _machine(cells: Sequence[Cell]) -> str:
 
 def _method(cells: Sequence[Cell]) -> str:
     rounds = max((len(c.rows) for c in cells), default=1)
-    counts: list[float] = []
+    counts: set[float] = set()
     clocks: list[float] = []
     timers: set[str | None] = set()
     caches: set[str | None] = set()
     repeated: list[list[float]] = []
     for sheet, group in by_sheet(cells):
-        columns = sheet.columns
-        ok = [i for c in group for i in c.rows if columns.statuses[i] == "ok"]
+        columns, statuses = sheet.columns, sheet.columns.statuses
+        ok = [i for c in group for i in c.rows if statuses[i] == "ok"]
         samples, latencies = (batch.values(name, columns) for name in ("samples", "latency"))
-        counts += [n for i in ok if (n := samples[i])]
+        counts.update(filter(None, map(samples.__getitem__, ok)))
         clocks += batch.clocks(columns, ok)
         timers.update(map(columns.timers.__getitem__, ok))
         caches.update(map(columns.l2.__getitem__, ok))
-        repeated += [[v for i in c.rows if (v := latencies[i])] for c in group]
+        repeated += [[*filter(None, map(latencies.__getitem__, c.rows))] for c in group]
     parts = []
     if counts:
         fewest, most = int(min(counts)), int(max(counts))
@@ -106,7 +106,7 @@ def _method(cells: Sequence[Cell]) -> str:
 
 def _agreement(repeated: Sequence[Sequence[float]]) -> str:
     """How far repeated latencies of a cell lie apart, as a share of their median: what a repetition is worth here."""
-    spreads = [(max(r) - min(r)) / stats.median(r) for r in repeated if len(r) > 1]
+    spreads = sorted((r[-1] - r[0]) / stats.median(r) for r in map(sorted, repeated) if len(r) > 1)
     if not spreads:
         return ""
     typical, most, worst = (metrics.percent(stats.percentile(spreads, p)) for p in (50, 95, 100))

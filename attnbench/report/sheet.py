@@ -10,11 +10,10 @@ import math
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import replace
 from functools import cached_property
-from itertools import chain, repeat
+from itertools import chain
 from typing import TYPE_CHECKING
 
 from attnbench import batch, columns, derive, metrics, stats
-from attnbench.columns import Samples
 from attnbench.types import Case, Run
 from attnbench.work import Convention
 
@@ -105,21 +104,20 @@ class Sheet:
     def rates(self, dtype: str, convention: Convention = "exact") -> derive.Context:
         """What the run says of its machine."""
         if (dtype, convention) not in self._rates:
-            matmuls, copies = self._ceilings
-            found = derive.context(self.run, dtype, matmuls.get(dtype, ()), copies)
+            matmuls, copy = self._ceilings
+            found = derive.context(self.run, dtype, matmuls.get(dtype), copy)
             self._rates[dtype, convention] = replace(found, convention=convention)
         return self._rates[dtype, convention]
 
     @cached_property
-    def _ceilings(self) -> tuple[Mapping[str, Sequence[float]], Sequence[float]]:
-        """What large matmuls, by dtype, and large copies reached."""
-        known = self.columns
-        matmuls, copies = (known.samples(name) if known.present[name] else Samples() for name in derive.CEILINGS)
-        places = chain.from_iterable(map(repeat, matmuls.places, matmuls.lengths))  # of each reading's record
+    def _ceilings(self) -> tuple[Mapping[str, float], float | None]:
+        """What large matmuls, by dtype, and large copies reached, in the median."""
+        matmuls, copies = map(self.columns.samples, derive.CEILINGS)
         found: dict[str, list[float]] = {}
-        for i, reading in zip(places, matmuls.values, strict=True):
-            found.setdefault(known.cases[i].dtype, []).append(reading)
-        return found, copies.values
+        for i, readings in matmuls:
+            found.setdefault(self.columns.cases[i].dtype, []).extend(readings)
+        copy = stats.median(copies.values) if copies.values else None
+        return {dtype: stats.median(readings) for dtype, readings in found.items()}, copy
 
     def values(self, metric: str, convention: Convention = "exact") -> Values:
         """The median over a measured cell's rounds, derived once."""

@@ -9,12 +9,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 from attnbench import metrics
 from attnbench.errors import UserError, did_you_mean
 from attnbench.report import words
 from attnbench.report.cells import Cell
+from attnbench.report.sheet import Sheet
 from attnbench.sizes import short
 from attnbench.types import DIRECTIONS, DTYPES, Case
 from attnbench.work import Convention
@@ -174,12 +176,13 @@ def sections(
 
 def _plainest_masks(cells: Sequence[Cell]) -> list[Cell]:
     """Of cells that differ in the mask alone those with the plainest: memory hardly depends on it. Measured ones."""
-    ranks: dict[Any, Any] = {}
-    groups = [(cell, _but_mask(cell), words.mask_rank(cell.case)) for cell in cells]
-    for cell, key, rank in groups:
+    plainest: dict[Any, Any] = {}
+    kinds = [(cell.device, _but_mask(cell.case)) for cell in cells]
+    for cell, kind in zip(cells, kinds, strict=True):
         if cell.value("memory_peak") is not None:
-            ranks[key] = min(ranks.get(key, rank), rank)
-    return [cell for cell, key, rank in groups if ranks.get(key) == rank]
+            rank = words.mask_rank(cell.case)
+            plainest[kind] = min(plainest.get(kind, rank), rank)
+    return [c for c, kind in zip(cells, kinds, strict=True) if plainest.get(kind) == words.mask_rank(c.case)]
 
 
 def _tables(
@@ -207,9 +210,10 @@ def _tables(
 def _split(cells: Sequence[Cell], axes: Sequence[str]) -> list[list[Cell]]:
     groups: dict[tuple[int, tuple[Any, ...]], list[Cell]] = {}
     devices: dict[str, int] = {}
-    known: dict[tuple[int, str, str], list[Cell]] = {}  # a case on a backend of a device -> its group
+    known: dict[tuple[int, str, Sheet], list[Cell]] = {}  # a case on a backend of a run -> its group
+    by_backend = "backend" in axes
     for cell in cells:
-        one = id(cell.case), cell.backend if "backend" in axes else "", cell.device
+        one = id(cell.case), cell.backend if by_backend else "", cell.sheet
         if (group := known.get(one)) is None:
             device = devices.setdefault(cell.device, len(devices))
             values = tuple(_AXES[axis].value(cell) for axis in axes)
@@ -330,17 +334,9 @@ def _heads(case: Case) -> str:
     return f"{s.nheads} heads" + (f", {s.nheads_k} key heads" if s.nheads_k != s.nheads else "")
 
 
-def _but_mask(cell: Cell) -> tuple[Any, ...]:
-    """All that sets tables of memory apart."""
-    s = cell.case.shape
-    return (
-        cell.device,
-        cell.case.dtype,
-        s.headdim,
-        s.headdim_v,
-        cell.case.direction,
-        words.extras(cell.case),
-        s.nheads,
-        s.nheads_k,
-        s.seqlen_q == s.seqlen_k,
-    )
+@cache
+def _but_mask(case: Case) -> tuple[Any, ...]:
+    """All that sets tables of memory apart on a device."""
+    s = case.shape
+    kind = case.dtype, s.headdim, s.headdim_v, case.direction, words.extras(case)
+    return *kind, s.nheads, s.nheads_k, s.seqlen_q == s.seqlen_k
