@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from attnbench.backends.base import Layout
-from attnbench.backends.installed import Library, Limits
+from attnbench.backends.installed import Library, Limits, installed_version
 from attnbench.backends.masks import band
 from attnbench.fp8 import LARGEST, quantized
 from attnbench.types import Case, Device, Prepared, Probe, Signature, Unsupported
@@ -52,8 +52,8 @@ class Cudnn(Library):
         torch comes first, so that the process has one cuDNN: before it the frontend loads the system's. That was 9.14
         on an H200's host, and all six fp8 cells were wrong; with torch's own, 9.19, they are right.
         """
-        import torch  # noqa: F401
-
+        if installed_version(self.distributions):  # else torch's import, of seconds, would be in vain
+            import torch  # noqa: F401
         found = super().probe()
         if not found.usable:
             return found

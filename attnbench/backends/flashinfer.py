@@ -166,9 +166,7 @@ class TrtLlm(FlashInfer):
             return "its sliding window is causal only"
         hopper = device.capability is not None and device.capability[0] == HOPPER
         if hopper and case.shape.seqlen_q != case.shape.seqlen_k:
-            return (
-                "FMHA v2 gives wrong results for unequal lengths"  # 0.6.13 on an H200; upstream tests equal ones only
-            )
+            return "FMHA v2 gives wrong results for unequal lengths"  # 0.6.13, H200; upstream tests equal ones only
         if hopper and case.shape.headdim != case.shape.headdim_v:
             return "FMHA v2 on Hopper wants v of the headdim of q and k"
         if device.capability is not None and not hopper and case.shape.headdim == 64:

@@ -61,9 +61,7 @@ def ab(
         list[str] | None,
         builds("--python", metavar="NAME=PATH", help="Where --a and --b are code: the interpreter of one of them."),
     ] = None,
-    device: Annotated[
-        str, how("--device", metavar="DEVICE", help="auto, cuda:N, cpu, or fake (simulated, for a try).")
-    ] = "auto",
+    device: options.Device = "auto",
     time_limit: Annotated[str, how(metavar="TIME", help="90s, 10m, 1h for all of it.")] = "10m",
     seed: Annotated[int | None, how(metavar="N", help="Of the inputs and the order of the cells.")] = None,
     metric: Metric = None,

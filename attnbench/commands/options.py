@@ -1,4 +1,7 @@
-"""The options that choose what to measure, as `run` and `ab` have them. Their names are those of axes.Axes."""
+"""The options that choose what to measure and where, as `run` and `ab` have them.
+
+The names of what multiplies are those of axes.Axes.
+"""
 
 from __future__ import annotations
 
@@ -48,6 +51,15 @@ AXES = (
     *("seqlen", "seqlen_q", "headdim", "dtype", "causal", "direction", "batch", "nheads", "nheads_k"),
     *("window", "softcap", "dropout"),
 )
+Device = Annotated[
+    str,
+    typer.Option(
+        "--device",
+        metavar="DEVICE",
+        rich_help_panel="How",
+        help="auto, cuda:N, cpu, or fake (simulated, for a try).",
+    ),
+]
 
 
 def axes(given: Mapping[str, Any]) -> dict[str, Any]:

@@ -39,9 +39,7 @@ def run(
     window: options.Window = None,
     softcap: options.Softcap = None,
     dropout: options.Dropout = None,
-    device: Annotated[
-        str, how("--device", metavar="DEVICE", help="auto, cuda:N, cpu, or fake (simulated, for a try).")
-    ] = "auto",
+    device: options.Device = "auto",
     time_limit: Annotated[
         str | None, how(metavar="TIME", help="90s, 10m, 1h: leaves out the dearest jobs; --resume measures them later.")
     ] = None,

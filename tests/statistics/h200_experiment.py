@@ -151,16 +151,15 @@ def tables(experiment: Experiment) -> Iterator[str]:
         yield "Fewer than two runs without a slowdown are there yet: nothing to compare."
         return
     here = runs[alike[0]].environment
-    units = len(set(map(_unit, runs.values())))
+    units = [[name for name in alike if _unit(runs[name]) == unit] for unit in dict.fromkeys(map(_unit, runs.values()))]
     said = f"{here.device.name}, {experiment.base}, suite {experiment.suite}, {experiment.rounds} rounds"
-    yield said + (f", on {units} units" if units > 1 else "")
-    yield from _alike(experiment, runs, alike)
-    yield from _noise(runs, alike)
+    yield said + (f", on {len(units)} units" if len(units) > 1 else "")
+    yield from _alike(experiment, runs, units)
+    yield from _noise(runs, units)
     yield from _slowed(experiment, runs, alike)
 
 
-def _alike(experiment: Experiment, runs: Runs, alike: Sequence[str]) -> Iterator[str]:
-    units = [[name for name in alike if _unit(runs[name]) == unit] for unit in dict.fromkeys(map(_unit, runs.values()))]
+def _alike(experiment: Experiment, runs: Runs, units: Sequence[Sequence[str]]) -> Iterator[str]:
     disjoint = [pair for of in units for pair in zip(of[::2], of[1::2], strict=False)]
     yield "\n## Nothing changed, all four metrics of the gate\n"
     if len(disjoint) < WANTED:
@@ -178,21 +177,21 @@ def _alike(experiment: Experiment, runs: Runs, alike: Sequence[str]) -> Iterator
             yield from _row(f"{len(pairs)} {what}", f"{margin:.0%}", bad, len(findings), *_verdicts(findings))
 
 
-def _noise(runs: Runs, alike: Sequence[str]) -> Iterator[str]:
+def _noise(runs: Runs, units: Sequence[Sequence[str]]) -> Iterator[str]:
     """What rounds of a run differ by, and runs of a unit beyond their rounds: root mean squares over cells."""
     of_rounds, of_runs = [], []
-    for unit in dict.fromkeys(map(_unit, runs.values())):
+    for names in units:
         found: dict[str, list[list[float]]] = {}  # a case's latencies, a row a run
-        for name in (name for name in alike if _unit(runs[name]) == unit):
+        for name in names:
             for case, records in itertools.groupby(sorted(runs[name].records, key=_case), key=_case):
                 found.setdefault(case, []).append([metrics.value("latency", r) or math.nan for r in records])
         for read in (np.log(rows) for rows in found.values() if len(rows) > 1):
             of_rounds.append(read.var(axis=1, ddof=1).mean())
             of_runs.append(read.mean(axis=1).var(ddof=1) - of_rounds[-1] / read.shape[1])
     if of_rounds:
-        beyond = np.sqrt(max(0.0, np.mean(of_runs)))
-        yield "\nStandard deviations of latency, root mean squares over cells: rounds of a run "
-        yield f"{np.sqrt(np.mean(of_rounds)):.2%}, runs of a unit beyond that {beyond:.2%}."
+        within, beyond = np.sqrt(np.mean(of_rounds)), np.sqrt(max(0.0, np.mean(of_runs)))
+        yield "\nStandard deviations of latency, root mean squares over cells:"
+        yield f"rounds of a run {within:.2%}, runs of a unit beyond that {beyond:.2%}."
 
 
 def _case(record: Record) -> str:

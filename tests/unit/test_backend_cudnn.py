@@ -52,9 +52,10 @@ def test_probe_names_both_libraries(monkeypatch: pytest.MonkeyPatch) -> None:
     assert probe.install
 
 
-@pytest.mark.usefixtures("there")
-def test_torch_is_loaded_first_with_its_cudnn(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen = []
+@pytest.fixture
+def imported(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Names, as they are asked for."""
+    seen: list[str] = []
     usual, module = builtins.__import__, importlib.import_module
 
     def noted(name: str, *rest: Any, **others: Any) -> Any:
@@ -67,8 +68,19 @@ def test_torch_is_loaded_first_with_its_cudnn(monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.setattr(builtins, "__import__", noted)
     monkeypatch.setattr(importlib, "import_module", noted_module)
+    return seen
+
+
+@pytest.mark.usefixtures("there")
+def test_torch_is_loaded_first_with_its_cudnn(imported: list[str]) -> None:
     assert backend("cudnn").probe().usable
-    assert [name for name in seen if name in ("torch", "cudnn")][:2] == ["torch", "cudnn"]
+    assert [name for name in imported if name in ("torch", "cudnn")][:2] == ["torch", "cudnn"]
+
+
+def test_torch_is_not_loaded_in_vain(monkeypatch: pytest.MonkeyPatch, imported: list[str]) -> None:
+    install(monkeypatch, {"cudnn": None}, {})
+    assert "is not installed" in (backend("cudnn").probe().reason or "")
+    assert "torch" not in imported
 
 
 @pytest.mark.usefixtures("there")

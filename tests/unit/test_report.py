@@ -1,27 +1,21 @@
-"""Layouts as golden text, endings and warnings in words, and exports that read back."""
+"""Layouts as golden text, endings and warnings in words."""
 
 from __future__ import annotations
 
 import io
 import json
 import math
-from collections.abc import Iterator
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import Any
 
-import pandas
 import pytest
-from builders import CPU, H200, case, ended, measurements, ok, run
+from builders import CPU, H200, SIX, case, decode, ended, forwards, measurements, ok, run
 from rich.console import Console
 
 from attnbench.errors import UserError
-from attnbench.metrics import METRICS
 from attnbench.report import export, markdown, points, terminal
 from attnbench.report.cells import cells
-from attnbench.report.live import Live
-from attnbench.types import Accuracy, Record, Run, Shape, TensorError
-
-SIX = ("eager", "sdpa-math", "sdpa-efficient", "sdpa-flash", "sdpa-cudnn", "triton")
+from attnbench.types import Accuracy, Record, Run, TensorError
 
 
 @pytest.fixture(autouse=True)
@@ -38,24 +32,6 @@ def shown(runs: list[Run], width: int = 100, encoding: str = "utf-8", **options:
     terminal.render(Console(file=stream, width=width), runs, **options)
     stream.flush()
     return raw.getvalue().decode(encoding)
-
-
-def h200(backends: tuple[str, ...] = SIX) -> Iterator[Record]:
-    """The forward of d128 as in the facts file, roughly: 1k and 16k, full and causal."""
-    speeds = dict(zip(SIX, (32.1, 28.0, 141.4, 245.0, 414.2, 338.8), strict=True))
-    for causal in (False, True):
-        for seqlen, factor in ((1024, 1.0), (16384, 1.5)):
-            which = case(seqlen, causal=causal)
-            for name in backends:
-                if name == "sdpa-math":
-                    yield ended(which, name, "skipped", "needs a CUDA GPU")
-                elif name == "eager" and seqlen == 16384:
-                    yield ended(which, name, "skipped", "needs 137 GiB of scores; 120 GiB free")
-                elif name == "triton" and seqlen == 16384 and causal:
-                    yield ended(which, name, "wrong", "out is off by 0.02 where 0.004 is allowed (eager: 0.002)")
-                else:
-                    memory = seqlen * 2**20 if name == "eager" else 64 * 2**20
-                    yield ok(which, name, speeds[name] * factor, memory_peak=memory, clock_sm=1.755e9)
 
 
 WIDE = """\
@@ -113,18 +89,18 @@ seqlen    eager  efficient    flash     cudnn   triton
 
 
 def test_golden_at_100_columns() -> None:
-    assert shown([run(h200())]) == WIDE
+    assert shown([run(forwards())]) == WIDE
 
 
 def test_golden_at_60_columns() -> None:
     """Names on two lines, the table in parts, nothing cut."""
-    text = shown([run(h200())], 60)
+    text = shown([run(forwards())], 60)
     assert text.startswith(NARROW)
     assert max(map(len, text.splitlines())) <= 60
 
 
 def test_narrower_still() -> None:
-    text = shown([run(h200())], 40, memory=False)
+    text = shown([run(forwards())], 40, memory=False)
     tables = text[: text.index("WRONG  ")]
     for figure in ("32.1 3%", "141 14%", "245 25%", "*414 42%", "339 34%", "*621 63%"):
         assert tables.count(figure) == 2
@@ -132,8 +108,10 @@ def test_narrower_still() -> None:
 
 
 def test_a_pipe_gets_no_escape_codes_and_ascii_gets_ascii() -> None:
-    assert "\x1b" not in shown([run(h200())])
-    text = shown([run([*h200(), ended(case(4096), "fa4", "failed", "5 × 3 — \x1b[31mred\x1b[0m")])], encoding="ascii")
+    assert "\x1b" not in shown([run(forwards())])
+    text = shown(
+        [run([*forwards(), ended(case(4096), "fa4", "failed", "5 × 3 — \x1b[31mred\x1b[0m")])], encoding="ascii"
+    )
     assert "-----" in text
     assert "5 ? 3 ? red" in text
 
@@ -141,7 +119,7 @@ def test_a_pipe_gets_no_escape_codes_and_ascii_gets_ascii() -> None:
 def test_no_color_keeps_the_figures_and_the_star(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NO_COLOR", "1")
     stream = io.StringIO()
-    terminal.render(Console(file=stream, width=100, force_terminal=True), [run(h200())])
+    terminal.render(Console(file=stream, width=100, force_terminal=True), [run(forwards())])
     assert "*414" in stream.getvalue()
     assert "\x1b[3" not in stream.getvalue()  # bold and dim may stay
 
@@ -149,7 +127,7 @@ def test_no_color_keeps_the_figures_and_the_star(monkeypatch: pytest.MonkeyPatch
 def test_colour_marks_best_and_wrong() -> None:
     stream = io.StringIO()
     console = Console(file=stream, width=100, force_terminal=True, color_system="standard")
-    terminal.render(console, [run(h200())], memory=False)
+    terminal.render(console, [run(forwards())], memory=False)
     assert "\x1b[1;32m*414\x1b[0m" in stream.getvalue()
     assert "\x1b[1;31mWRONG\x1b[0m" in stream.getvalue()
 
@@ -202,9 +180,9 @@ def test_many_backends_are_rows(backends: int, corner: str) -> None:
 
 def test_unknown_names_are_user_errors() -> None:
     with pytest.raises(UserError, match='no metric "tflop"; did you mean "tflops"'):
-        shown([run(h200())], metrics=("tflop",))
+        shown([run(forwards())], metrics=("tflop",))
     with pytest.raises(UserError, match='no columns "head"'):
-        shown([run(h200())], by="head")
+        shown([run(forwards())], by="head")
 
 
 def test_what_row_and_column_do_not_tell_makes_tables() -> None:
@@ -223,10 +201,10 @@ def test_what_row_and_column_do_not_tell_makes_tables() -> None:
 
 
 def test_memory_is_shown_once_for_all_masks() -> None:
-    text = shown([run(h200())])
+    text = shown([run(forwards())])
     assert text.count("1.00 GiB") == 1
-    assert "Peak memory" not in shown([run(h200())], memory=False)
-    assert shown([run(h200())], metrics=("memory_peak",)).count("1.00 GiB") == 2
+    assert "Peak memory" not in shown([run(forwards())], memory=False)
+    assert shown([run(forwards())], metrics=("memory_peak",)).count("1.00 GiB") == 2
 
 
 def test_a_figure_of_one_sample_says_so() -> None:
@@ -241,7 +219,7 @@ def test_a_sample_that_is_not_finite_costs_no_page() -> None:
 
 def test_several_devices() -> None:
     b200 = replace(H200, name="NVIDIA B200", memory=192 * 10**9)
-    runs = [run(h200(("triton",))), run([ok(case(), "triton", 500.0)], device=b200)]
+    runs = [run(forwards(("triton",))), run([ok(case(), "triton", 500.0)], device=b200)]
     text = shown(runs)
     assert "NVIDIA H200, bf16, headdim 128, full, fwd" in text
     assert "(989 for bf16 on NVIDIA H200, 2250 for bf16 on NVIDIA B200)" in text.replace("\n", " ")
@@ -270,19 +248,14 @@ def test_an_empty_run() -> None:
 
 
 def test_markdown() -> None:
-    text = markdown.render([run(h200())])
+    text = markdown.render([run(forwards())])
     assert (
         "### Throughput, TFLOP/s (FLOPs: exact), and share of the peak (989 for bf16) (bold: best of its row)" in text
     )
     assert "| seqlen | eager | sdpa-efficient | sdpa-flash | sdpa-cudnn | triton |\n| ---: | ---:" in text
     assert "| 16k | skip | 212 21% | 368 37% | **621** 63% | WRONG |" in text
     assert "- skip: sdpa-math (all): needs a CUDA GPU" in text
-    assert "FLOPs: fa, causal counts half" in markdown.render([run(h200())], convention="fa")
-
-
-def decode(seqlen: int, backend: str, tflops: float, **changes: Any) -> Record:
-    """One query on many keys: memory bounds it."""
-    return ok(case(seqlen, seqlen_q=1, batch=64, nheads=32, nheads_k=8), backend, tflops, **changes)
+    assert "FLOPs: fa, causal counts half" in markdown.render([run(forwards())], convention="fa")
 
 
 def test_where_memory_bounds_the_share_is_of_the_roofline() -> None:
@@ -343,37 +316,6 @@ def test_a_wrong_kernel_has_no_figure() -> None:
     assert "| 1k | 32.1 3% | KERNEL! |" in markdown.render([run(records)])
 
 
-def test_what_a_run_says_as_it_goes() -> None:
-    records = [
-        ok(case(16384), "triton", 300.0),
-        decode(16384, "triton", 12.0),
-        ended(case(16384), "fa4", "wrong-kernel", "sgemm ran", seconds=1.0),
-    ]
-    made = run(records)
-    stream = io.StringIO()
-    live = Live(Console(file=stream, width=200))
-    live.planned(replace(made, records=()), made.plan, None, ())
-    for job, record in zip(made.plan, records, strict=True):
-        live.ended(job, record)
-    live.close()
-    said = stream.getvalue()
-    assert "triton 16k d128 full fwd  300 TFLOP/s 30%\n" in said
-    assert "triton 1x16k d128 full fwd  12.0 TFLOP/s 63%m\n" in said
-    assert "fa4 16k d128 full fwd  KERNEL! sgemm ran\n" in said
-
-
-def test_a_run_of_several_dtypes_names_them_as_it_goes() -> None:
-    records = [ok(case(dtype=dtype), "triton", 300.0) for dtype in ("bf16", "fp8")]
-    made, stream = run(records), io.StringIO()
-    live = Live(Console(file=stream, width=200))
-    live.planned(replace(made, records=()), made.plan, None, ())
-    for job, record in zip(made.plan, records, strict=True):
-        live.ended(job, record)
-    live.close()
-    assert "triton 1k d128 full fwd bf16  300" in stream.getvalue()
-    assert "triton 1k d128 full fwd fp8  300" in stream.getvalue()
-
-
 def test_how_it_was_measured() -> None:
     def method(*records: Record) -> str:
         return " ".join(shown([run(records)], 200).split("\n\n")[0].splitlines()[1:])
@@ -394,53 +336,6 @@ def test_how_it_was_measured() -> None:
     )
     slow = ok(case(dtype="fp32"), "eager", 0.1, ceiling_copy=43.1e9)
     assert "; ceilings here: copy 43.1 GB/s" in method(slow)
-
-
-def test_json_is_valid_and_flat() -> None:
-    records = [
-        *h200(),
-        ok(case(), "fa4", 300.0, n=1),
-        ok(case(), "fa4", 310.0, round=1, limits=("power cap", "thermal"), kernels={"flash_fwd": 1, "fill, 2": 2}),
-        decode(4096, "fa4", 9.0, ceiling_matmul=6e14),
-    ]
-
-    def refuse(constant: str) -> None:
-        raise AssertionError(constant)
-
-    rows = json.loads(export.json_text([run(records)]), parse_constant=refuse)
-    assert len(rows) == len(records)
-    assert all(row.keys() == rows[0].keys() for row in rows)
-    row = next(r for r in rows if r["backend"] == "fa4" and r["round"] == 1)
-    assert (row["seqlen_k"], row["headdim"], row["causal"], row["window_left"]) == (1024, 128, False, None)
-    assert (row["tflops"], row["status"], row["limits"]) == (pytest.approx(310), "ok", "power cap; thermal")
-    assert row["speedup"] == pytest.approx(310 / 32.1)
-    assert (row["kernels"], row["bound"]) == ("flash_fwd; fill, 2", "compute")
-    assert row["utilization_ceiling"] == pytest.approx(310 / 600)
-    decoded = next(r for r in rows if r["seqlen_q"] == 1)
-    assert decoded["bound"] == "memory"
-    assert decoded["roofline"] == pytest.approx(decoded["bandwidth_utilization"])
-    assert set(METRICS) <= set(row)
-    assert list(row)[list(row).index("reason") + 1 : list(row).index("dtype")] == [f.name for f in fields(Shape)]
-    skipped = next(r for r in rows if r["backend"] == "sdpa-math")
-    assert (skipped["status"], skipped["reason"], skipped["tflops"]) == ("skipped", "needs a CUDA GPU", None)
-
-
-def test_csv_reads_back() -> None:
-    frame = export.dataframe([run(h200())])
-    again = pandas.read_csv(io.StringIO(export.csv([run(h200())])))
-    assert list(again.columns) == list(frame.columns)
-    assert len(again) == 24
-    assert again["tflops"].max() == pytest.approx(414.2 * 1.5)
-    assert again.loc[again["status"] == "ok", "memory_peak"].min() == 64 * 2**20
-    assert str(frame["memory_peak"].dtype) == "Int64"
-    assert str(frame["latency"].dtype) == "float64"
-    assert set(again["bound"]) == {"compute"}
-
-
-def test_a_run_without_records_keeps_the_columns() -> None:
-    (header,) = export.csv([run([])]).splitlines()
-    assert header.split(",") == list(next(export.rows([run(h200())])))
-    assert list(export.dataframe([run([])]).columns) == header.split(",")
 
 
 def test_fp8_stands_beside_its_error_and_its_own_peak() -> None:
