@@ -91,10 +91,10 @@ def test_what_is_neither_is_said(a: str) -> None:
         sides(a, sys.executable, ["fa2"])
 
 
-def test_it_has_all_options_with_which_run_chooses_what_to_measure() -> None:
+def test_it_has_all_options_with_which_run_chooses_what_to_measure_and_where() -> None:
     ours, theirs = inspect.signature(ab).parameters, inspect.signature(run_command).parameters
     shared = [name for name, p in theirs.items() if p.annotation.startswith("options.")]
-    assert {"suite", "backend", "tokens", *options.AXES} == {*shared}
+    assert {"suite", "backend", "tokens", "device", *options.AXES} == {*shared}
     for name in shared:
         assert (ours[name].annotation, ours[name].default) == (theirs[name].annotation, theirs[name].default)
 
