@@ -1,9 +1,11 @@
-"""Work on parts of something large, each part in a process of its own. For the parent only, on Linux only."""
+"""Work on parts of something large, on Linux each part in a process of its own. For the parent only."""
 
 from __future__ import annotations
 
 import multiprocessing
+import os
 import signal
+import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -13,6 +15,11 @@ from typing import TypeVar
 
 T = TypeVar("T")
 R = TypeVar("R")
+
+
+def processes() -> int:
+    """How many can work at a time, this one included."""
+    return len(os.sched_getaffinity(0)) if sys.platform == "linux" else 1
 
 
 @contextmanager
@@ -35,6 +42,8 @@ def apart(work: Callable[[T], R], parts: Sequence[T]) -> Iterator[Iterator[R]]:
 
 
 def _begin(work: Callable[[T], R], part: T) -> tuple[BaseProcess, Connection] | None:
+    if sys.platform != "linux":  # elsewhere a fork may hang, and a fresh process takes as long as it would save
+        return None
     context = multiprocessing.get_context("fork")
     try:
         receiver, sender = context.Pipe(duplex=False)

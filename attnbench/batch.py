@@ -16,11 +16,7 @@ from attnbench.columns import ERRORS, SPEED, Columns, Fields
 from attnbench.types import SHORT, Record
 
 if TYPE_CHECKING:
-    import numpy
-    from numpy.typing import NDArray
-
-    Floats = NDArray[numpy.float64]
-    Ints = NDArray[numpy.int64]
+    from attnbench.arrays import Floats, Ints
 
 Formula = Callable[["Floats", "Floats"], "Floats"]  # of rows of samples, and the same rows sorted
 FEW = 2000  # records, under which it is not worth the import of numpy

@@ -32,7 +32,6 @@ class Bench(Instruments):
 
         torch.set_float32_matmul_precision("highest")  # fp32 means fp32; a backend may still choose otherwise
         super().__init__(device)
-        self.described = device
         self._settled = False
         reference.warm(self.device)
         self.memory: CpuMemory | CudaMemory = CudaMemory(self.device) if self.device.type == "cuda" else CpuMemory()

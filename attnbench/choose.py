@@ -62,7 +62,7 @@ def _meant(word: str, usual: Sequence[str], known: Mapping[str, str]) -> str:
 
 def is_own(spec: str) -> bool:
     """Whether the spec is a person's own code and not one of attnbench's or a package's."""
-    return spec not in backends.available().values()
+    return spec not in backends.BACKENDS.values() and spec not in backends.available().values()
 
 
 def interpreters(pairs: Sequence[str], names: Sequence[str], suite: Mapping[str, str] | None = None) -> dict[str, str]:

@@ -9,8 +9,9 @@ from __future__ import annotations
 from array import array
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from functools import cached_property
-from operator import attrgetter
+from functools import cached_property, reduce
+from operator import attrgetter, iconcat
+from struct import pack
 from typing import TYPE_CHECKING, Any
 
 from attnbench import decode, derive
@@ -19,12 +20,8 @@ from attnbench.made import Made
 from attnbench.types import Case, Record, Status
 
 if TYPE_CHECKING:
-    import numpy
-    from numpy.typing import NDArray
-
+    from attnbench.arrays import Floats
     from attnbench.lines import Lines, Part
-
-    Floats = NDArray[numpy.float64]
 
 PRESENT = (*derive.TURNS, "sustained_power")  # measurements of which it is kept who has them
 ERRORS = "accuracy"  # no measurement, but may be read ahead with them
@@ -38,24 +35,28 @@ class Samples:
 
     def __init__(self) -> None:
         self.counts = array("q")
-        self.values = array("d")
+        self._packed: list[bytes] = []  # pieces of them: one array that grew by each would be copied a dozen times
+
+    @property
+    def values(self) -> array[float]:
+        return array("d", b"".join(self._packed))
 
     def extend(self, taken: Sequence[list[float]]) -> None:
         """By those of the next records; an empty list where there are none."""
+        every: list[float] = reduce(iconcat, taken, [])
         self.counts.extend(map(len, taken))
-        for values in taken:
-            self.values.fromlist(values)
+        self._packed.append(pack(f"{len(every)}d", *every))
 
     def join(self, other: Samples) -> None:
         """By those of another's records behind these."""
         self.counts.extend(other.counts)
-        self.values.extend(other.values)
+        self._packed += other._packed
 
     def __iter__(self) -> Iterator[tuple[int, array[float]]]:
-        start = 0
+        start, values = 0, self.values
         for place, length in enumerate(self.counts):
             if length:
-                yield place, self.values[start : start + length]
+                yield place, values[start : start + length]
                 start += length
 
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache, cached_property
-from itertools import chain, repeat
 from typing import Any, TypedDict
 
 import msgspec
@@ -247,4 +246,7 @@ def _unpacked(found: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def expanded(runs: Any) -> tuple[float, ...]:
-    return tuple(chain.from_iterable(repeat(value, times) for value, times in runs))
+    found: list[float] = []
+    for value, times in runs:
+        found += [value] * times
+    return tuple(found)

@@ -16,6 +16,7 @@ from attnbench.choose import device_name
 from attnbench.errors import EXIT_UNFIT, UserError
 from attnbench.execute import Fleet, ends_well
 from attnbench.jsonable import to_json
+from attnbench.look import look
 from attnbench.trial import PAIR, Trial, trial_cases, try_out
 from attnbench.types import Case, Device, Environment
 from attnbench.verdicts import LEVELS, Finding, Level, judge, judge_trial, unfit
@@ -51,7 +52,7 @@ def diagnose(asked: str, say: Callable[[str], None], *, quick: bool = False) -> 
     fleet = Fleet({})
     with ends_well(fleet):
         say("looking at the device")
-        environment = fleet.environment(asked, ("bf16", "fp32"))
+        environment = look(asked, ("bf16", "fp32"))
         device = environment.device
         cases = trial_cases(device.kind)
         backend, refusal = _choose(fleet, device, cases)

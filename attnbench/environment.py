@@ -1,4 +1,4 @@
-"""What the machine is: read once per run in a worker (never in the parent, which does not touch CUDA)."""
+"""What the machine is, and its quick rates: read in a worker (never in the parent, which does not touch CUDA)."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import platform
 import subprocess
 import time
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +25,8 @@ PACKAGES = (
     *("nvidia-cudnn-frontend", "nvidia-cutlass-dsl", "transformer-engine", "transformers"),
 )
 FAKE_MEMORY = 80 * 2**30
+FAKE_RATES = {"bf16": 800e12, "fp16": 800e12, "fp32": 50e12, "fp8": 1600e12}
+QUICK_MATMUL, QUICK_COPY = {"cuda": 4096, "cpu": 512}, {"cuda": 2**28, "cpu": 2**26}  # rows and columns; bytes
 
 
 class NoDevice(Exception):
@@ -47,8 +50,8 @@ def pick(device: str) -> str:
     return f"cuda:{index}"
 
 
-def describe(device: str, dtypes: Iterable[str] = ()) -> Environment:
-    """The environment of this interpreter and `device` ("cuda:N", "cpu", "fake"), with quick rates for `dtypes`."""
+def describe(device: str) -> Environment:
+    """The environment of this interpreter and `device` ("cuda:N", "cpu", "fake"), without rates."""
     if device == "fake":
         return _fake()
     import torch
@@ -56,11 +59,11 @@ def describe(device: str, dtypes: Iterable[str] = ()) -> Environment:
     where = torch.device(device)
     driver = power_limit = clock_max = None
     if where.type == "cuda":
-        found = _gpu(where, dtypes)
+        found = _gpu(where)
         state = gpu_state(where)
         driver, power_limit, clock_max = state.driver(), state.power_limit_w(), state.clock_max_hz()
     else:
-        found = _host(where, dtypes)
+        found = _host()
     return Environment(
         device=found,
         python=platform.python_version(),
@@ -77,6 +80,19 @@ def describe(device: str, dtypes: Iterable[str] = ()) -> Environment:
     )
 
 
+def rated(device: Device, dtypes: Iterable[str] = ()) -> Device:
+    """With its quick rates, of a matmul in each of `dtypes` and of a copy. Nothing else should run meanwhile."""
+    if device.kind == "fake":
+        return replace(device, matmul=FAKE_RATES, copy=4e12)
+    import torch
+
+    where = torch.device(str(device))
+    if where.type == "cuda":
+        torch.cuda.set_device(where)
+    matmul = _matmul_rates(where, dtypes, QUICK_MATMUL[device.kind])
+    return replace(device, matmul=matmul, copy=_copy_rate(where, QUICK_COPY[device.kind]))
+
+
 def gpu_state(device: torch.device) -> GpuState:
     """NVML for the same physical GPU, whatever CUDA_VISIBLE_DEVICES says."""
     import torch
@@ -84,7 +100,7 @@ def gpu_state(device: torch.device) -> GpuState:
     return GpuState(_uuid(torch.cuda.get_device_properties(device)))
 
 
-def _gpu(where: torch.device, dtypes: Iterable[str]) -> Device:
+def _gpu(where: torch.device) -> Device:
     import torch
 
     torch.cuda.set_device(where)
@@ -99,8 +115,6 @@ def _gpu(where: torch.device, dtypes: Iterable[str]) -> Device:
         capability=(properties.major, properties.minor),
         multiprocessors=properties.multi_processor_count,
         l2=properties.L2_cache_size,
-        matmul=_matmul_rates(where, dtypes, 4096),
-        copy=_copy_rate(where, 2**28),
         uuid=_uuid(properties) or None,
     )
 
@@ -110,7 +124,7 @@ def _uuid(properties: Any) -> str:
     return str(getattr(properties, "uuid", ""))
 
 
-def _host(where: torch.device, dtypes: Iterable[str]) -> Device:
+def _host() -> Device:
     import torch
 
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
@@ -122,14 +136,11 @@ def _host(where: torch.device, dtypes: Iterable[str]) -> Device:
         free=_host_free() or total,
         l2=last_level_cache(),
         threads=torch.get_num_threads(),
-        matmul=_matmul_rates(where, dtypes, 512),
-        copy=_copy_rate(where, 2**26),
     )
 
 
 def _fake() -> Environment:
-    rates = {"bf16": 800e12, "fp16": 800e12, "fp32": 50e12, "fp8": 1600e12}
-    device = Device("fake", 0, "Simulated GPU", FAKE_MEMORY, FAKE_MEMORY, (9, 0), 132, 2**26, matmul=rates, copy=4e12)
+    device = Device("fake", 0, "Simulated GPU", FAKE_MEMORY, FAKE_MEMORY, (9, 0), 132, 2**26)
     return Environment(device, platform.python_version(), platform.platform(), None, _cpu_name(), attnbench=__version__)
 
 

@@ -7,6 +7,7 @@ replaced, and the rest goes on. The parent never touches the device.
 from __future__ import annotations
 
 import contextlib
+import shlex
 import signal
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -18,10 +19,9 @@ from attnbench import caches
 from attnbench.errors import Terminated, UserError
 from attnbench.jsonable import from_json, to_json
 from attnbench.plan import Answer, over_limit, skipped
-from attnbench.process import WorkerDied, WorkerHung, WorkerProcess
-from attnbench.types import Case, Device, Environment, Job, Policy, Probe, Record, Workspace
+from attnbench.process import START_TIMEOUT, WorkerDied, WorkerHung, WorkerProcess
+from attnbench.types import Case, Device, Job, Policy, Probe, Record, Workspace
 
-START_TIMEOUT = 300.0  # seconds for importing torch and the library, and for opening the device
 COLD_TIMEOUT = 900.0  # seconds for a job that has all its kernels to compile; FlashInfer's take minutes
 MAX_STARTS_IN_VAIN = 3
 
@@ -35,45 +35,54 @@ class Fleet:
     _workers: dict[str, WorkerProcess] = field(default_factory=dict)
     _in_vain: dict[str, int] = field(default_factory=dict)
     _begun: bool = False  # to load, and not yet asked how that went
+    _ahead: bool = False  # then to import what measuring needs
+    _opened: set[str] = field(default_factory=set)  # whose workers were told to open the device
     _variables: Mapping[str, str] = field(default_factory=dict)  # of the environment of workers that are started
 
-    def environment(self, device: str, dtypes: Iterable[str], python: str | None = None) -> Environment:
-        """The device and its software, as a worker of `python` (this one) sees them. Raises UserError without one."""
-        worker = WorkerProcess(python)
-        try:
-            answer = worker.ask({"op": "environment", "device": device, "dtypes": list(dtypes)}, START_TIMEOUT)
-        except (WorkerDied, WorkerHung) as error:
-            said = (worker.stderr_tail() or "").splitlines()
-            raise UserError(": ".join(["cannot look at the device", str(error) or "no answer", *said[-1:]])) from None
-        finally:
-            worker.kill()
-        if "environment" not in answer:
-            raise UserError(str(answer.get("refused") or f"cannot look at the device: {answer['error']}"))
-        return from_json(Environment, answer["environment"])
+    def begin(self, *, ahead: bool = False) -> None:
+        """Has all workers import their libraries, which takes seconds; `probe` takes their answers.
 
-    def begin(self) -> None:
-        """Has all workers import their libraries, which takes seconds; `probe` takes their answers."""
+        With `ahead` also what measuring needs, which takes as long; a failure of that shows at the first job.
+        """
         for name, spec in self.specs.items():
-            self._worker(name).send({"op": "load", "name": name, "spec": spec})
-        self._begun = True
+            worker = self._worker(name)
+            worker.send({"op": "load", "name": name, "spec": spec})
+            if ahead:
+                worker.send({"op": "import"})
+        self._begun, self._ahead = True, ahead
 
     def probe(self) -> dict[str, Probe]:
-        """Each backend's version, or why it cannot be used. All are asked at once."""
+        """Each backend's version, or why it cannot be used. All are asked at once, and have done what begin() asked."""
         if not self._begun:
             self.begin()
-        self._begun = False
-        return {name: self._probed(name) for name in self.specs}
+        found = {name: self._probed(name) for name in self.specs}
+        for worker in self._workers.values() if self._ahead else ():
+            with contextlib.suppress(WorkerDied, WorkerHung):
+                if worker.alive:
+                    worker.receive(START_TIMEOUT)
+        self._begun = self._ahead = False
+        return found
 
     def _probed(self, name: str) -> Probe:
+        python = self.interpreters.get(name)
+        there = f" in {python}" if python else ""
         try:
             answer = self._workers[name].receive(START_TIMEOUT)
         except WorkerHung:
-            return Probe(reason=f"importing it took over {START_TIMEOUT:.0f} s")
+            return Probe(reason=f"importing it{there} took over {START_TIMEOUT:.0f} s")
         except WorkerDied as death:
-            return Probe(reason=f"importing it: {death}")
+            todo = "is that a Python?" if python else None
+            if "crashed" in str(death):
+                todo = "it may be built for another torch; install it again"
+            return Probe(reason=f"importing it{there}: {death}", install=todo)
         if "probe" not in answer:
-            return Probe(reason=f"cannot be imported: {answer['error']}")
-        return Probe(**answer["probe"])
+            return Probe(reason=f"cannot be imported{there}: {answer['error']}")
+        probe = Probe(**answer["probe"])
+        if probe.install and python:  # pip would install into another
+            probe = replace(
+                probe, install=probe.install.replace("pip install", f"{shlex.quote(python)} -m pip install", 1)
+            )
+        return probe
 
     def survey(self, probes: Mapping[str, Probe], cases: Iterable[Case], device: Device) -> dict[str, list[Answer]]:
         """What every backend says of every case."""
@@ -82,10 +91,10 @@ class Fleet:
         answers = {}
         for name, probe in probes.items():
             if not probe.usable:
-                answers[name] = [Answer(reason=probe.reason)] * len(cases)
+                answers[name] = [Answer(reason=probe.why_not)] * len(cases)
                 continue
             try:
-                answer = self._workers[name].ask(request, START_TIMEOUT)
+                answer = self._loaded(name).ask(request, START_TIMEOUT)
             except (WorkerDied, WorkerHung) as error:
                 answer = {"error": str(error) or "no answer"}
             if "answers" not in answer:
@@ -97,10 +106,12 @@ class Fleet:
     def make_ready(self, names: Iterable[str], device: Device) -> None:
         """Lets all workers import and open the device at once, so that no job pays for it.
 
-        A failure shows at the first job.
+        Each once: a failure shows at the first job.
         """
         waiting = []
-        for name, new in [(name, self._begin(name)) for name in names]:
+        new_names = [name for name in names if name not in self._opened]
+        self._opened.update(new_names)
+        for name, new in [(name, self._begin(name)) for name in new_names]:
             with contextlib.suppress(WorkerDied, WorkerHung):
                 if new:
                     self._finish(name)
@@ -115,13 +126,13 @@ class Fleet:
         if policy.caches == "kept":
             return self._run(job, policy, device)
         with caches.fresh() as variables:
-            self._end(job.backend)
+            self.end(job.backend)
             self._variables = variables
             try:
                 return self._run(job, replace(policy, timeout_s=max(policy.timeout_s, COLD_TIMEOUT)), device)
             finally:
                 self._variables = {}
-                self._end(job.backend)
+                self.end(job.backend)
 
     def _run(self, job: Job, policy: Policy, device: Device) -> Record:
         base = Record(job.case, job.backend, job.round, "failed", forecast=job.forecast)
@@ -162,11 +173,15 @@ class Fleet:
     def close(self) -> None:
         """Ends all workers. The next job starts fresh ones."""
         for worker in self._workers.values():
+            worker.send_kill()  # all at once: the driver takes a while over each that has opened a GPU
+        for worker in self._workers.values():
             worker.kill()
         self._workers.clear()
+        self._opened.clear()
 
-    def _end(self, name: str) -> None:
+    def end(self, name: str) -> None:
         """Ends a backend's worker, if it has one."""
+        self._opened.discard(name)
         if worker := self._workers.pop(name, None):
             worker.kill()
 

@@ -64,9 +64,9 @@ class Instruments:
     def __init__(self, device: Device) -> None:
         import torch
 
+        self.described = device
         self.device = torch.device(str(device))
         self.l2_bytes = device.l2 or 0
-        self.bandwidth = device.copy or 1e10  # bytes/s, a quick reading
         self.events: EventTimer | None = None
         self.tracer: Tracer | None = None
         self.state: GpuState | None = None
@@ -85,6 +85,11 @@ class Instruments:
         else:
             self.flush = cache.Flush(self.device, self.l2_bytes, most=MAX_CPU_FLUSH)
             self.timer = CpuTimer(before=self.flush)
+
+    @property
+    def bandwidth(self) -> float:
+        """Bytes/s, a quick reading."""
+        return self.described.copy or 1e10
 
     def time(self, subject: Subject, policy: Policy) -> Timing:
         """All that the policy asks of one cell. Raises Unsupported where its instrument cannot be used."""

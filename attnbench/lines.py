@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import math
 import mmap
-import os
-import sys
 from array import array
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -199,9 +197,11 @@ class Place:
 
 def _processes(size: int) -> int:
     """How many read so many bytes."""
-    if sys.platform != "linux":  # elsewhere a fork may hang, and a fresh process takes as long as it would save
+    if size < 2 * LEAST:
         return 1
-    return max(1, min(len(os.sched_getaffinity(0)), size // LEAST, MOST))
+    from attnbench.apart import processes
+
+    return min(processes(), size // LEAST, MOST)
 
 
 class _Row(msgspec.Struct, gc=False):
@@ -250,9 +250,9 @@ def _taken(name: str, measured: Sequence[Any]) -> list[list[float]]:
     """The samples of a measurement of each record; empty where it has none."""
     found: list[list[float]] = list(map(attrgetter(f"{name}.values"), measured))
     if not all(found):
-        runs = list(map(attrgetter(f"{name}.runs"), measured))
-        if any(runs):
-            return [values or [*decode.expanded(own)] for values, own in zip(found, runs, strict=True)]
+        packed = list(map(attrgetter(f"{name}.runs"), measured))
+        for i in compress(range(len(packed)), packed):
+            found[i] = found[i] or [*decode.expanded(packed[i])]
     return found
 
 

@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+START_TIMEOUT = 300.0  # seconds for importing torch and the library, and for opening the device
 TAIL = 2000  # bytes of a worker's stderr kept with a failure
 
 
@@ -101,10 +102,14 @@ class WorkerProcess:
         lines = self._stderr.read().decode(errors="replace").splitlines()
         return "\n".join(line for line in lines if not line.startswith("USDT:")).strip() or None
 
-    def kill(self) -> None:
-        """Ends it and whatever it started."""
+    def send_kill(self) -> None:
+        """To it and whatever it started; `kill` then waits for its end."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, signal.SIGKILL)
+
+    def kill(self) -> None:
+        """Ends it and whatever it started."""
+        self.send_kill()
         self._process.wait()
         for pipe in (self._process.stdin, self._process.stdout):
             if pipe is not None:

@@ -15,8 +15,10 @@ from typing import Any
 from attnbench import hardware, ncu, plan, stats
 from attnbench.choose import choose, device_name, interpreters
 from attnbench.errors import UserError
-from attnbench.execute import START_TIMEOUT, Fleet, ends_well
+from attnbench.execute import Fleet, ends_well
 from attnbench.jsonable import to_json
+from attnbench.look import look
+from attnbench.process import START_TIMEOUT
 from attnbench.sizes import short
 from attnbench.suite import Settings, parse, resolve
 from attnbench.types import Case, Device, Environment, Policy
@@ -136,7 +138,7 @@ def profile(request: Request, say: Callable[[str], Any]) -> Outcome:
     fleet = Fleet(specs, interpreters(request.pythons, list(specs)))
     with ends_well(fleet):
         say("looking at the device")
-        environment = fleet.environment(device, sorted({case.dtype for case, _ in cases.values()}))
+        environment = look(device, sorted({case.dtype for case, _ in cases.values()}))
         here = environment.device
         case, notes = cases[here.kind]
         profiles, refused = _ask(fleet, case, here, traces, say)

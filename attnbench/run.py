@@ -12,11 +12,12 @@ from pathlib import Path
 from typing import Protocol
 
 from attnbench import plan as planning
-from attnbench import store
+from attnbench import store, venvs
 from attnbench.axes import Axes
 from attnbench.choose import choose, device_name, interpreters, is_own
 from attnbench.errors import EXIT_INTERRUPTED, EXIT_NOTHING_MEASURED, EXIT_TERMINATED, Terminated, UserError
 from attnbench.execute import Fleet, TimeLimit, ends_well, execute, has_nvidia_gpu
+from attnbench.look import Looker, look
 from attnbench.sizes import parse_duration
 from attnbench.suite import Resolved, Settings, Suite, load, resolve
 from attnbench.types import DTYPES, Job, Record, Run
@@ -69,60 +70,103 @@ def run(request: Request, watcher: Watcher) -> Outcome:
     peak = parse_peak(request.peak)
     if request.resume:
         return _resume(request, device, watcher)
-    chosen_suite = load(request.suite)
-    found = previews(chosen_suite, device, request.settings)
+    wanted = _wanted(request, device, peak)
+    fleet = Fleet({})
+    with ends_well(fleet), Looker(device) as looker:
+        planned, chosen = _planned(request, wanted, fleet, looker, watcher)
+        if request.dry_run:
+            watcher.planned(planned, planned.plan, None, chosen.notes)
+            return Outcome(planned, None)
+        path = request.out or default_path(planned)
+        file = store.RunFile.create(path, planned)
+        watcher.planned(planned, planned.plan, path, chosen.notes)
+        return _measure(planned, planned.plan, fleet, file, watcher, chosen.time_limit)
+
+
+@dataclass(frozen=True)
+class _Wanted:
+    """A request whose mistakes were said, before the device is known: then one of the previews counts."""
+
+    device: str
+    suite: Suite
+    previews: Sequence[Resolved]
+    specs: Mapping[tuple[str, ...], dict[str, str]]  # of the backends that a preview names
+    interpreters: Mapping[tuple[str, ...], dict[str, str]]
+    peak: Mapping[str, float]
+
+
+def _wanted(request: Request, device: str, peak: Mapping[str, float]) -> _Wanted:
+    suite = load(request.suite)
+    found = previews(suite, device, request.settings)
     simulated = device == "fake" and not request.settings.backends
-    choices = {p.backends: choose(["fake"] if simulated else p.backends) for p in found}
-    pythons = {p: interpreters(request.pythons, list(specs), chosen_suite.interpreters) for p, specs in choices.items()}
+    specs = {p.backends: choose(["fake"] if simulated else p.backends) for p in found}
+    pythons = {names: interpreters(request.pythons, list(own), suite.interpreters) for names, own in specs.items()}
     if not 1 <= request.rounds <= MAX_ROUNDS:
         raise UserError(f"--rounds: {request.rounds} is not from 1 to {MAX_ROUNDS}")
     if request.settings.axes.batch and request.settings.tokens:
         raise UserError("--batch and --tokens both set the batch size; give one of them")
     if not request.dry_run:
         check_out(request.out)
-    fleet = Fleet({})
-    with ends_well(fleet):
-        watcher.say("looking at the device")
-        if len(choices) == 1 and device != "cpu" and has_nvidia_gpu():  # a CPU is timed meanwhile
-            (fleet.specs,), (fleet.interpreters,) = choices.values(), pythons.values()
-            fleet.begin()
-        environment = fleet.environment(device, sorted({c.dtype for preview in found for c in preview.cases}))
-        resolved = resolve(chosen_suite, environment.device.kind, request.settings)
-        specs = fleet.specs = choices[resolved.backends]
-        fleet.interpreters = pythons[resolved.backends]
-        watcher.say(f"importing {', '.join(specs)}")
-        probes = fleet.probe()
-        for name, probe in probes.items():
-            if is_own(specs[name]) and not probe.usable:
-                raise UserError(f"--backend {name}: {probe.reason}")
-        answers = fleet.survey(probes, resolved.cases, environment.device)
-        jobs = planning.make(
-            resolved.cases,
-            answers,
-            environment.device,
-            resolved.policy,
-            time_limit=resolved.time_limit,
-            rounds=request.rounds,
-        )
-        planned = Run(
-            environment=environment,
-            suite=resolved.name,
-            policy=resolved.policy,
-            plan=jobs,
-            started=datetime.now(timezone.utc).isoformat(timespec="seconds"),
-            argv=request.argv,
-            versions={name: p.version for name, p in probes.items() if p.version},
-            specs=specs,
-            interpreters=fleet.interpreters,
-            peak=peak,
-        )
-        if request.dry_run:
-            watcher.planned(planned, jobs, None, resolved.notes)
-            return Outcome(planned, None)
-        path = request.out or default_path(planned)
-        file = store.RunFile.create(path, planned)
-        watcher.planned(planned, jobs, path, resolved.notes)
-        return _measure(planned, jobs, fleet, file, watcher, resolved.time_limit)
+    return _Wanted(device, suite, found, specs, pythons, peak)
+
+
+def _planned(request: Request, wanted: _Wanted, fleet: Fleet, looker: Looker, watcher: Watcher) -> tuple[Run, Resolved]:
+    """The run that is to be, and its suite; the fleet has what it needs to measure it.
+
+    On a machine with a GPU the workers load their libraries, and then open the device, while others do. Where a CPU may
+    be meant, nothing runs beside the look at how fast it is.
+    """
+    watcher.say("looking at the device")
+    together = len(wanted.specs) == 1 and wanted.device != "cpu" and has_nvidia_gpu()
+    if together:
+        (fleet.specs,), (fleet.interpreters,) = wanted.specs.values(), wanted.interpreters.values()
+        fleet.begin(ahead=not request.dry_run)
+    environment = looker.facts()
+    dtypes = sorted({c.dtype for preview in wanted.previews for c in preview.cases})
+    if not together:
+        environment = looker.rates(environment, dtypes)
+    chosen = resolve(wanted.suite, environment.device.kind, request.settings)
+    specs = fleet.specs = wanted.specs[chosen.backends]
+    fleet.interpreters = wanted.interpreters[chosen.backends]
+    lost = venvs.lost(name for name in specs if name not in fleet.interpreters)
+    chosen = replace(chosen, notes=(*chosen.notes, *lost))
+    watcher.say(f"importing {', '.join(specs)}")
+    probes = fleet.probe()
+    for name, probe in probes.items():
+        if is_own(specs[name]) and not probe.usable:
+            raise UserError(f"--backend {name}: {probe.why_not}")
+    answers = fleet.survey(probes, chosen.cases, environment.device)
+    opened: list[str] = []
+    if together:
+        if not request.dry_run and chosen.policy.caches == "kept":
+            watcher.say("opening the device")
+            opened = [name for name, said in answers.items() if any(a.reason is None for a in said)]
+            fleet.make_ready(opened, environment.device)
+        watcher.say("timing a matmul and a copy")
+        environment = looker.rates(environment, dtypes)
+    jobs = planning.make(
+        chosen.cases,
+        answers,
+        environment.device,
+        chosen.policy,
+        time_limit=chosen.time_limit,
+        rounds=request.rounds,
+    )
+    for name in {*opened} - {job.backend for job in jobs if not job.skip}:
+        fleet.end(name)  # it need not hold the device
+    planned = Run(
+        environment=environment,
+        suite=chosen.name,
+        policy=chosen.policy,
+        plan=jobs,
+        started=datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        argv=request.argv,
+        versions={name: p.version for name, p in probes.items() if p.version},
+        specs=specs,
+        interpreters=fleet.interpreters,
+        peak=wanted.peak,
+    )
+    return planned, chosen
 
 
 def _resume(request: Request, device: str, watcher: Watcher) -> Outcome:
@@ -151,7 +195,7 @@ def _resume(request: Request, device: str, watcher: Watcher) -> Outcome:
         if device not in ("auto", str(was)):
             raise UserError(f"{request.resume} was measured on {was}, not on {device}; leave out --device")
         watcher.say(f"looking at the device, and importing {', '.join(old.specs)}")
-        now = fleet.environment(str(was), ())
+        now = look(str(was))
         if differences := old.environment.differences(now):
             raise UserError(
                 f"cannot resume {request.resume} in another environment: {'; '.join(differences)}; "

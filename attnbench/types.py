@@ -128,7 +128,10 @@ class Policy:
 
 @dataclass(frozen=True)
 class Device:
-    """What a plan must know of the device, read in a worker. Rates are quick readings for forecasts, not ceilings."""
+    """What a plan must know of the device, read in a worker.
+
+    Rates are quick readings for forecasts, not ceilings, and may come after backends were asked what they support.
+    """
 
     kind: Literal["cuda", "cpu", "fake"]
     index: int
@@ -194,6 +197,11 @@ class Probe:
     @property
     def usable(self) -> bool:
         return self.reason is None
+
+    @property
+    def why_not(self) -> str | None:
+        """The reason, and what to do."""
+        return "; ".join(filter(None, [self.reason, self.install])) or None
 
 
 @dataclass(frozen=True)

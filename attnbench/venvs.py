@@ -103,6 +103,16 @@ def remembered(names: Iterable[str]) -> dict[str, str]:
     }
 
 
+def lost(names: Iterable[str]) -> list[str]:
+    """Of these backends those whose environment is gone, a line for each environment."""
+    names = list(names)
+    return [
+        f"{', '.join(own)}: the environment is gone, {made.path}; attnbench env remove {made.name}, and create it again"
+        for made in known().values()
+        if not made.there and (own := [backend for backend in names if backend in served(made.name)])
+    ]
+
+
 def served(name: str) -> list[str]:
     """The backends that run in the environment of an extra."""
     return [b for b in BACKENDS if any(fnmatch.fnmatchcase(b, glob) for glob in SERVES.get(name, ()))]

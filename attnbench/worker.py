@@ -3,8 +3,10 @@
 It speaks JSON lines: a request on stdin, one answer on what was stdout (anything else that prints goes to stderr).
 Needs the standard library, torch and the library under test, so any interpreter that has those can be a worker.
 
-    {"op": "environment", "device": "auto", "dtypes": ["bf16"]} -> {"environment": {...}} or {"refused": "..."}
+    {"op": "environment", "device": "auto"}                     -> {"environment": {...}} or {"refused": "..."}
+    {"op": "rates", "device": {...}, "dtypes": ["bf16"]}        -> {"device": {...}}, now with what it reaches
     {"op": "load", "name": "triton", "spec": "module:object"}   -> {"probe": {...}}
+    {"op": "import"}                                            -> {}, what measuring needs imported
     {"op": "survey", "device": {...}, "cases": [...]}     -> {"answers": [[reason or null, workspace, efficiency], ...]}
     {"op": "ready", "device": {...}}                            -> {}, the device opened and the instruments made
     {"op": "run", "device": {...}, "policy": {...}, "job": {...}} -> {"record": {...}, "fatal": bool}
@@ -50,24 +52,32 @@ class Worker:
 
     def __init__(self) -> None:
         self.backend: Backend | None = None
+        self._usable = False
         self._bench: Any = None
         self.fatal = False
 
     def answer(self, request: Mapping[str, Any]) -> dict[str, Any]:
         match request["op"]:
             case "environment":
-                return self.environment(request["device"], request["dtypes"])
+                return self.environment(request["device"])
+            case "rates":
+                return {"device": to_json(environment.rated(from_json(Device, request["device"]), request["dtypes"]))}
             case "load":
                 self.backend = backends.load(request["name"], request["spec"])
                 probe = self.backend.probe()
                 if not isinstance(probe, Probe):
                     raise TypeError(f"{request['name']}.probe() returned {probe!r}, not a Probe")
+                self._usable = probe.usable
                 return {"probe": to_json(probe)}
+            case "import":
+                if self.measures:
+                    import_all()
+                return {}
             case "survey":
                 device = from_json(Device, request["device"])
                 return {"answers": [self.survey(from_json(Case, c), device) for c in request["cases"]]}
             case "ready":
-                if not getattr(self.backend, "simulated", False):
+                if self.measures:
                     self.bench(from_json(Device, request["device"]))
                 return {}
             case "run":
@@ -87,9 +97,14 @@ class Worker:
             case other:
                 raise ValueError(f"unknown request {other!r}")
 
-    def environment(self, device: str, dtypes: list[str]) -> dict[str, Any]:
+    @property
+    def measures(self) -> bool:
+        """Whether its jobs, if any, take instruments."""
+        return self._usable and not getattr(self.backend, "simulated", False)
+
+    def environment(self, device: str) -> dict[str, Any]:
         try:
-            return {"environment": to_json(environment.describe(environment.pick(device), dtypes))}
+            return {"environment": to_json(environment.describe(environment.pick(device)))}
         except environment.NoDevice as error:
             return {"refused": str(error)}
 
@@ -135,7 +150,15 @@ class Worker:
             from attnbench.bench import Bench
 
             self._bench = Bench(device)
+        self._bench.described = device  # whose rates were not known when the instruments were made
         return self._bench
+
+
+def import_all() -> None:
+    """What measuring needs, the device untouched. sympy too, which the first torch.autograd.grad would import."""
+    import torch.fx.experimental.symbolic_shapes  # noqa: F401
+
+    import attnbench.bench  # noqa: F401
 
 
 def simulate(prepared: Prepared, policy: Policy) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from attnbench.execute import Fleet, ends_well
 from attnbench.gate import gate
 from attnbench.gate.looks import LOOKS
 from attnbench.gate.readings import CYCLES
+from attnbench.look import look
 from attnbench.report.cells import Key
 from attnbench.run import check_out, default_path, previews
 from attnbench.sizes import duration
@@ -74,7 +75,7 @@ def ab(request: Request, watcher: Watcher, clock: Callable[[], float] = time.mon
     with ends_well(fleets[0]), ends_well(fleets[1]):
         watcher.say("looking at the device")
         dtypes = sorted({c.dtype for p in found for c in p.cases})
-        here = _environments(fleets[0], device, dtypes, next(iter(pairs_of.values())))
+        here = _environments(device, dtypes, next(iter(pairs_of.values())))
         resolved = resolve(suite, here[0].device.kind, request.settings)
         both = pairs_of[resolved.backends]
         if CYCLES in request.gate.metrics and here[0].device.kind != "cuda":
@@ -132,13 +133,13 @@ def _paths(out: Path | None, run: Run) -> tuple[Path, Path]:
         n += 1
 
 
-def _environments(fleet: Fleet, device: str, dtypes: Sequence[str], both: Sequence[Side]) -> list[Environment]:
+def _environments(device: str, dtypes: Sequence[str], both: Sequence[Side]) -> list[Environment]:
     """One a side; read once where one interpreter is both."""
     known: dict[str | None, Environment] = {}
     for side in both:
         if side.python not in known:
             try:
-                known[side.python] = fleet.environment(device, dtypes, side.python)
+                known[side.python] = look(device, dtypes, side.python)
             except UserError as error:
                 raise UserError(f"{side.label}: {error}") from None
     return [known[side.python] for side in both]
@@ -161,7 +162,7 @@ def _prepare(
         probes = fleet.probe()
         for name, probe in probes.items():
             if not probe.usable and (is_code(request.a, request.b) or is_own(side.specs[name])):
-                raise UserError(f"{side.label}: {probe.reason}")
+                raise UserError(f"{side.label}: {probe.why_not}")
         answers = fleet.survey(probes, resolved.cases, environment.device)
         fleet.close()  # a turn begins with fresh processes, and without those of the other side
         policy = resolved.policy

@@ -30,7 +30,10 @@ class BackendBase:
         cls.verified = vars(cls).get("verified", ())
 
     def probe(self) -> Probe:
-        return Probe(version=f"torch {importlib.metadata.version('torch')}")
+        try:
+            return Probe(version=f"torch {importlib.metadata.version('torch')}")
+        except importlib.metadata.PackageNotFoundError:
+            return Probe(reason="torch is not installed", install="pip install torch")
 
     def unsupported(self, case: Case, device: Device) -> str | None:
         return None

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from attnbench.backends.base import BackendBase, autograd_prepared, scores_workspace
 from attnbench.backends.installed import Limits
 from attnbench.backends.masks import block_mask, block_mask_workspace, visible
-from attnbench.types import Case, Device, Prepared, Signature, Workspace
+from attnbench.types import Case, Device, Prepared, Probe, Signature, Workspace
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -25,6 +25,11 @@ class Compiler:
 
     def __init__(self) -> None:
         self._last: Case | None = None
+
+    @staticmethod
+    def load() -> None:
+        """Imports Inductor, for a second and a half: like every library when its backend is loaded, not in a call."""
+        import torch._inductor.config  # noqa: F401
 
     def ready(self, case: Case) -> None:
         """Forgets what was compiled for other cases: past a few of them it would compile for any shape, or no more.
@@ -40,7 +45,23 @@ class Compiler:
         torch._functorch.config.donated_buffer = case.direction != "bwd"
 
 
-class Flex(BackendBase):
+class Compiled(BackendBase):
+    """What both have."""
+
+    limits: ClassVar[Limits]
+
+    def __init__(self) -> None:
+        self._compiler = Compiler()
+
+    def probe(self) -> Probe:
+        self._compiler.load()
+        return super().probe()
+
+    def unsupported(self, case: Case, device: Device) -> str | None:
+        return self.limits.refuses(case, device)
+
+
+class Flex(Compiled):
     name = "flex"
     efficiency = 0.5
     checked: ClassVar[tuple[str, ...]] = ("torch 2.11", "torch 2.13")
@@ -48,12 +69,6 @@ class Flex(BackendBase):
     limits: ClassVar = Limits(
         dtypes=("bf16", "fp16", "fp32"), headdim=(16, 256), multiple=1, headdim_v=True, window=True, softcap=True
     )
-
-    def __init__(self) -> None:
-        self._compiler = Compiler()
-
-    def unsupported(self, case: Case, device: Device) -> str | None:
-        return self.limits.refuses(case, device)
 
     def workspace(self, case: Case) -> Workspace:
         return block_mask_workspace(case)
@@ -81,7 +96,7 @@ class Flex(BackendBase):
         return autograd_prepared(case, inputs, call, layout="bhsd")
 
 
-class Compile(BackendBase):
+class Compile(Compiled):
     name = "compile"
     efficiency = 0.5
     checked: ClassVar[tuple[str, ...]] = ("torch 2.11", "torch 2.13")
@@ -95,12 +110,6 @@ class Compile(BackendBase):
         window=True,
         softcap=True,
     )
-
-    def __init__(self) -> None:
-        self._compiler = Compiler()
-
-    def unsupported(self, case: Case, device: Device) -> str | None:
-        return self.limits.refuses(case, device)
 
     def workspace(self, case: Case) -> Workspace:
         return scores_workspace(case, copies_fwd=2, copies_bwd=4)

@@ -38,7 +38,7 @@ class Cudnn(Library):
     module = "cudnn"
     distributions: ClassVar = ("nvidia-cudnn-frontend",)
     install = "pip install nvidia-cudnn-frontend"
-    oldest = "1.10"
+    oldest = "1.13"  # generate_stats
     needs: ClassVar = ("pygraph",)
     checked: ClassVar = ("1.32.0",)
     verified: ClassVar = ("NVIDIA H200, cudnn-frontend 1.32.0, cuDNN 9.19",)
@@ -63,7 +63,7 @@ class Cudnn(Library):
             n = int(cudnn.backend_version())
         except Exception as error:
             reason = f"cudnn-frontend finds no cuDNN: {' '.join(str(error).split())}"
-            return Probe(reason=reason, install="pip install nvidia-cudnn-cu13 (or -cu12, as torch's CUDA)")
+            return Probe(reason=reason, install="pip install nvidia-cudnn-cu13  # or -cu12, as torch's CUDA")
         return Probe(version=f"{found.version}, cuDNN {n // 10000}.{n // 100 % 100}.{n % 100}")
 
     def unsupported(self, case: Case, device: Device) -> str | None:
@@ -101,6 +101,7 @@ class CudnnFp8(Cudnn):
     """e4m3 with one scale per tensor, forward."""
 
     name = "cudnn-fp8"
+    oldest = "1.14"  # diagonal_alignment
     verified: ClassVar = ("NVIDIA H200, cudnn-frontend 1.32.0, cuDNN 9.19",)
     efficiency = 1.1
     limits: ClassVar = Limits(

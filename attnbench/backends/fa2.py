@@ -25,7 +25,7 @@ class FlashAttention2(Library):
     efficiency = 0.45
     module = "flash_attn.flash_attn_interface"
     distributions: ClassVar = ("flash-attn",)
-    install = "pip install 'flash-attn>=2.6' --no-build-isolation"
+    install = "pip install 'flash-attn>=2.6,<3' --no-build-isolation"
     oldest, before = "2.6", "3"
     needs: ClassVar = ("flash_attn_func",)
     checked: ClassVar = ("2.8.3.post1",)

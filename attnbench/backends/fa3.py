@@ -27,7 +27,10 @@ class FlashAttention3(Library):
     module = "flash_attn_interface"
     distributions: ClassVar = ("flash-attn-3", "flashattn-hopper")
     needs: ClassVar = ("flash_attn_func",)
-    install = "build it: git clone https://github.com/Dao-AILab/flash-attention; pip install ./flash-attention/hopper"
+    install = (
+        "build it: git clone --recursive https://github.com/Dao-AILab/flash-attention; "
+        "pip install --no-build-isolation ./flash-attention/hopper"
+    )
     checked: ClassVar = ("3.0.0 at 0251105",)
     limits: ClassVar = Limits(
         dtypes=("bf16", "fp16", "fp8"),

@@ -26,7 +26,7 @@ class FlashAttention4(Library):
     module = "flash_attn.cute"
     distributions: ClassVar = ("flash-attn-4",)
     needs: ClassVar = ("flash_attn_func",)
-    install = "pip install --pre 'flash-attn-4[cu13]' (without [cu13] for CUDA 12)"
+    install = "pip install --pre 'flash-attn-4[cu13]'  # without [cu13] for CUDA 12"
     checked: ClassVar = ("4.0.0b36",)
     verified: ClassVar = ("NVIDIA H200, flash-attn-4 4.0.0b36",)
     limits: ClassVar = Limits(capability=(9, 0), headdim_v=True, window=True, softcap=True)
@@ -63,6 +63,8 @@ def _blackwell(case: Case, device: Device) -> str | None:
     d, d_v = case.shape.headdim, case.shape.headdim_v
     if max(d, d_v) > 128 and (d, d_v) not in ((192, 128), (256, 256)):
         return f"headdim {d} with headdim_v {d_v}: on Blackwell to 128, 192-128 or 256"
+    if device.capability[0] == 12 and max(d, d_v) > 192:
+        return f"headdim {max(d, d_v)}: its tiles exceed the shared memory of compute capability 12"
     if case.softcap and case.has_backward and ((d, d_v) == (256, 256) or device.capability[0] == 12):
         return "no backward with softcap for headdim 256 or compute capability 12"
     return None

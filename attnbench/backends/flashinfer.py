@@ -32,7 +32,7 @@ class FlashInfer(Library):
     backend = "auto"
     module = "flashinfer"
     distributions: ClassVar = ("flashinfer-python",)
-    install = "pip install flashinfer-python (compiles with nvcc; flashinfer-jit-cache has compiled kernels)"
+    install = "pip install flashinfer-python  # compiles with nvcc; flashinfer-jit-cache has compiled kernels"
     oldest = "0.4"
     needs: ClassVar = ("single_prefill_with_kv_cache", "BatchPrefillWithRaggedKVCacheWrapper")
     checked: ClassVar = ("0.6.13",)
@@ -126,6 +126,7 @@ class Cudnn(FlashInfer):
     verified: ClassVar = ("NVIDIA H200, flashinfer-python 0.6.13",)
     efficiency = 0.65
     backend = "cudnn"
+    oldest = "0.6.4"  # plan() takes v_indptr
     limits: ClassVar = Limits(capability=(9, 0), pairs=HEADDIMS, backward=False, empty_rows=False)
     forward_kernels = "cudnn.*(fprop|sdpa)"
 
@@ -152,6 +153,7 @@ class Cudnn(FlashInfer):
 
 class TrtLlm(FlashInfer):
     name = "flashinfer-trtllm"
+    oldest = "0.6.7"  # trtllm_fmha_v2_prefill
     verified: ClassVar = ("NVIDIA H200, flashinfer-python 0.6.13",)
     efficiency = 0.65
     limits: ClassVar = Limits(

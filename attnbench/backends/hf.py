@@ -47,7 +47,7 @@ class HuggingFace(Library):
     module = "transformers"
     distributions: ClassVar = ("transformers",)
     install = "pip install transformers"
-    oldest = "4.48"  # the first with ALL_ATTENTION_FUNCTIONS
+    oldest = "4.57"  # 4.48 was the first with ALL_ATTENTION_FUNCTIONS; its windows had a key more
     checked: ClassVar = ("5.23.0",)
 
     def prepare(self, case: Case, inputs: Inputs) -> Prepared:
@@ -114,7 +114,8 @@ class Sdpa(HuggingFace):
     def _options(self, case: Case, device: torch.device) -> dict[str, Any]:
         equal = case.shape.seqlen_q == case.shape.seqlen_k
         if case.window_size == (None, None) and (equal or band(case) == (None, None)):
-            return {"attention_mask": None, "is_causal": case.causal}
+            # transformers 4 takes the flag as it is, which hides all keys but one from a lone query
+            return {"attention_mask": None, "is_causal": case.causal and case.shape.seqlen_q > 1}
         seen = visible(case, device)
         return {"attention_mask": None if seen is None else seen[None, None], "is_causal": False}
 
@@ -165,6 +166,12 @@ class Flex(HuggingFace):
 
     def __init__(self) -> None:
         self._compiler = Compiler()
+
+    def probe(self) -> Probe:
+        found = super().probe()
+        if found.usable:
+            self._compiler.load()
+        return found
 
     def workspace(self, case: Case) -> Workspace:
         return block_mask_workspace(case)

@@ -15,6 +15,8 @@ from attnbench.backends.base import BackendBase, sees_no_key
 from attnbench.types import ITEMSIZE, Case, Device, Probe, Signature, Workspace
 
 Capability = tuple[int, int]
+# Options of pip install, for what is too old, lacks something that it needs, or is of another build.
+NEWER, WHOLE, AGAIN = "--upgrade", "--force-reinstall", "--force-reinstall --no-deps --no-cache-dir"
 
 
 @dataclass(frozen=True)
@@ -24,6 +26,7 @@ class Limits:
     dtypes: tuple[str, ...] = ("bf16", "fp16")
     capability: Capability = (8, 0)  # the oldest compute capability
     capability_below: Capability | None = None  # the first that is too new
+    bf16: Capability = (5, 0)  # the oldest compute capability for it
     headdim: tuple[int, int] = (8, 256)  # of q and k, and of v
     multiple: int = 8  # that headdim and headdim_v must be of
     headdim_v: bool = False  # v may have another headdim than q and k
@@ -39,7 +42,7 @@ class Limits:
     on_cpu: bool = False
 
     def refuses(self, case: Case, device: Device) -> str | None:
-        return self._device(device) or self._tensors(case) or self._mask(case)
+        return self._device(device) or self._narrow(case, device) or self._tensors(case) or self._mask(case)
 
     def _device(self, device: Device) -> str | None:
         if device.kind == "cpu":
@@ -51,6 +54,11 @@ class Limits:
             return f"needs compute capability {_dotted(self.capability)} or newer, {this}"
         if self.capability_below is not None and device.capability >= self.capability_below:
             return f"needs a compute capability below {_dotted(self.capability_below)}, {this}"
+        return None
+
+    def _narrow(self, case: Case, device: Device) -> str | None:
+        if case.dtype == "bf16" and device.capability is not None and device.capability < self.bf16:
+            return f"no bf16 below compute capability {_dotted(self.bf16)}, this GPU has {_dotted(device.capability)}"
         return None
 
     def _tensors(self, case: Case) -> str | None:
@@ -112,15 +120,16 @@ class Library(BackendBase):
         try:
             module = importlib.import_module(self.module)
         except Exception as error:  # a broken extension raises what it likes
-            return Probe(reason=import_problem(self.module, error), install=self.install)
+            return broken_import(self.module, error, self.install)
         version = installed_version(self.distributions)
         if version and self.oldest and numbers(version) < numbers(self.oldest):
-            return Probe(reason=f"{self.distributions[0]} {version} is older than {self.oldest}", install=self.install)
+            reason = f"{self.distributions[0]} {version} is older than {self.oldest}"
+            return Probe(reason=reason, install=_pip(self.install, NEWER))
         if version and self.before and numbers(version) >= numbers(self.before):
             return Probe(reason=f"{self.distributions[0]} {version} is not below {self.before}", install=self.install)
         if lacking := [name for name in self.needs if not hasattr(module, name)]:
             reason = f"{self.module} {version or ''} has no {' and no '.join(lacking)}: another version is needed"
-            return Probe(reason=" ".join(reason.split()), install=self.install)
+            return Probe(reason=" ".join(reason.split()), install=_pip(self.install, NEWER))
         return Probe(version=f"{self.distributions[0]} {version}" if version else "unknown")
 
     def unsupported(self, case: Case, device: Device) -> str | None:
@@ -133,6 +142,21 @@ class Library(BackendBase):
 
     def workspace(self, case: Case) -> Workspace:
         return flash_workspace(case)
+
+
+def broken_import(module: str, error: Exception, install: str) -> Probe:
+    """`install` is the command for where nothing is there: of what is and does not work, pip would say that it is."""
+    reason = import_problem(module, error)
+    if isinstance(error, ModuleNotFoundError) and error.name:  # a module's name is no distribution's
+        absent = f"{module}.".startswith(f"{error.name}.")
+        return Probe(reason=reason, install=install if absent else _pip(install, WHOLE))
+    if "NVIDIA's driver" in reason:
+        return Probe(reason=reason, install="install the driver (nvidia-smi shows it), or leave the backend out")
+    return Probe(reason=reason, install=_pip(install, AGAIN))
+
+
+def _pip(install: str, options: str) -> str:
+    return install.replace("pip install ", f"pip install {options} ", 1)
 
 
 def import_problem(module: str, error: Exception) -> str:

@@ -150,6 +150,8 @@ class Efficient(Sdpa):
     on_cuda: ClassVar = Limits(
         dtypes=("bf16", "fp16", "fp32"),
         capability=(5, 0),
+        bf16=(8, 0),
+        gqa=False,  # torch 2.11 refuses all grouped heads
         headdim=(4, 65536),
         multiple=4,
         headdim_v=True,

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib
 import typing
+from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar
 
 from attnbench.backends.fa3 import FlashAttention3
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from attnbench.inputs import Inputs
 
 TAKES_TWO = (2, 13)  # the last torch that is known to
+FOR_TORCH = "attnbench env create sdpa-fa4, or pip install flash-attn-4==4.0.0b18"
 
 
 class Activated(Flash):
@@ -33,13 +35,15 @@ class Activated(Flash):
     checked: ClassVar[tuple[str, ...]] = ("torch 2.13",)
 
     def probe(self) -> Probe:
+        behind = self.behind.probe()
+        if not behind.usable:  # which is known without torch, where it is not installed
+            return behind
         attention = importlib.import_module("torch.nn.attention")
         known: list[str] = getattr(attention, "list_flash_attention_impls", list)()
         if self.implementation not in known:
             reason = f"this torch cannot put {self.implementation} behind SDPA; that came with 2.11"
             return Probe(reason=reason, install="pip install 'torch>=2.11'")
-        torch, behind = super().probe(), self.behind.probe()
-        return Probe(version=f"{torch.version}, {behind.version}") if behind.usable else behind
+        return Probe(version=f"{super().probe().version}, {behind.version}")
 
     def unsupported(self, case: Case, device: Device) -> str | None:
         if case.dtype not in ("bf16", "fp16"):
@@ -78,12 +82,12 @@ class SdpaFlashAttention4(Activated):
     def probe(self) -> Probe:
         found = super().probe()
         if not found.usable:
-            return found
+            return replace(found, install=FOR_TORCH) if "flash-attn-4" in str(found.install) else found
         import torch
 
         forward = getattr(importlib.import_module("flash_attn.cute.interface"), "_flash_attn_fwd", None)
         gives = len(typing.get_args(getattr(forward, "__annotations__", {}).get("return")))
         if gives > 2 and numbers(torch.__version__)[:2] <= TAKES_TWO:
             reason = f"this torch takes 2 results of {self.behind.probe().version}'s forward, which gives {gives}"
-            return Probe(reason=reason, install="pip install flash-attn-4==4.0.0b18, or attnbench env create sdpa-fa4")
+            return Probe(reason=reason, install=FOR_TORCH)
         return found

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, ClassVar
 from attnbench.backends.base import autograd_prepared
 from attnbench.backends.installed import Library, Limits
 from attnbench.backends.masks import flash_window
-from attnbench.types import Case, Prepared
+from attnbench.types import Case, Device, Prepared
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -36,12 +36,20 @@ class TransformerEngine(Library):
     backward_kernels = "cudnn.*(bprop|sdpa)|flash_bwd|FlashAttnBwd|FlashAttentionBackward"
     other_kernels: ClassVar = ("scaled_\\w*softmax",)
 
+    def unsupported(self, case: Case, device: Device) -> str | None:
+        if reason := super().unsupported(case, device):
+            return reason
+        left, right = flash_window(case)
+        if not _causal(case) and (left < 0) != (right < 0):
+            return "its window has both sides, or is causal"
+        return None
+
     def prepare(self, case: Case, inputs: Inputs) -> Prepared:
         from transformer_engine.pytorch import DotProductAttention
 
         s = case.shape
         left, right = flash_window(case)
-        causal = case.causal and s.seqlen_q > 1
+        causal = _causal(case)
         mask = "no_mask" if not causal else "causal" if s.seqlen_q == s.seqlen_k else "causal_bottom_right"
         attention = DotProductAttention(
             num_attention_heads=s.nheads,
@@ -60,3 +68,8 @@ class TransformerEngine(Library):
             return out.view(s.batch, s.seqlen_q, s.nheads, s.headdim_v)
 
         return autograd_prepared(case, inputs, call)
+
+
+def _causal(case: Case) -> bool:
+    """Whether the mask that it is told is one: a lone query sees all."""
+    return case.causal and case.shape.seqlen_q > 1

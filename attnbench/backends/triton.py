@@ -7,7 +7,7 @@ import os
 from typing import TYPE_CHECKING, ClassVar
 
 from attnbench.backends.base import BackendBase, autograd_prepared
-from attnbench.backends.installed import import_problem
+from attnbench.backends.installed import broken_import
 from attnbench.fp8 import quantized
 from attnbench.types import Case, Device, Prepared, Probe, Signature, Workspace
 
@@ -27,7 +27,7 @@ class Triton(BackendBase):
         try:
             import triton
         except Exception as error:  # a broken build raises what it likes
-            return Probe(reason=import_problem("triton", error), install="pip install triton")
+            return broken_import("triton", error, "pip install triton")
         if tuple(map(int, triton.__version__.split(".")[:2])) < MIN_TRITON:
             reason = f"needs Triton 3.4 or newer, this is {triton.__version__}"
             return Probe(version=triton.__version__, reason=reason, install="pip install 'triton>=3.4'")
@@ -66,6 +66,7 @@ class Triton(BackendBase):
         )
         if case.dtype == "fp8":
             operands, descale = quantized(inputs)
+            operands["v"] = operands["v"].transpose(1, 3).contiguous().transpose(1, 3)
             scaled = functools.partial(fn, **operands, descale=(descale["q"], descale["k"], descale["v"]))
             return Prepared(scaled, lambda out: {"out": out}, reads=operands)
         return autograd_prepared(case, inputs, fn)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from attnbench.backends.base import autograd_prepared
 from attnbench.backends.fa3 import FlashAttention3
-from attnbench.backends.installed import Library, Limits, import_problem
+from attnbench.backends.installed import Library, Limits, broken_import
 from attnbench.backends.masks import band
 from attnbench.types import Case, Device, Prepared, Probe, Signature, Unsupported
 
@@ -36,7 +36,7 @@ class XFormers(Library):
     operator = ""  # module in xformers.ops.fmha with FwOp and perhaps BwOp; "" for its own choice
     module = "xformers.ops"
     distributions: ClassVar = ("xformers",)
-    install = "pip install xformers (its wheel is for CUDA 12; beside a CUDA 13 torch: attnbench env create xformers)"
+    install = "pip install xformers  # its wheel is for CUDA 12; beside a CUDA 13 torch: attnbench env create xformers"
     oldest = "0.0.28"
     needs: ClassVar = ("memory_efficient_attention",)
     checked: ClassVar = ("0.0.35",)
@@ -58,14 +58,14 @@ class XFormers(Library):
             return found
         extension: Any = getattr(importlib.import_module("xformers"), "_cpp_lib", None)
         if broken := getattr(extension, "_cpp_library_load_exception", None):  # then no operator takes anything
-            return Probe(reason=import_problem("xformers", _root(broken)), install=self.install)
+            return broken_import("xformers", _root(broken), self.install)
         if not self.operator:
             return found
         module = f"xformers.ops.fmha.{self.operator}"
         try:
             forward = importlib.import_module(module).FwOp
         except Exception as error:  # it imports what it runs on
-            return Probe(reason=import_problem(module, error), install=self.install)
+            return broken_import(module, error, self.install)
         if not forward.is_available():
             return Probe(reason=f"its operator {forward.NAME} is not available", install=self.operator_install)
         return Probe(version=f"{found.version}, {forward.NAME}")
@@ -118,6 +118,7 @@ class Cutlass(XFormers):
         dtypes=(*HALF, "fp32"),
         capability=(5, 0),
         capability_below=(9, 1),
+        bf16=(8, 0),
         headdim=(8, 65536),
         headdim_v=True,
         window=True,

@@ -110,8 +110,10 @@ def ab(
     )
     with live(Live, "anything was measured") as watcher:
         outcome = measure.ab(request, watcher)
+    code = outcome.exit_code
     if outcome.judgement:
-        write(outcome.judgement, wanted, every)
+        written = write(outcome.judgement, wanted, every)
+        code = code or written
     else:
         print("attnbench: interrupted before a pair of turns was measured", file=sys.stderr)
     if outcome.paths and outcome.judgement:
@@ -125,4 +127,4 @@ def ab(
         }
         words = [f"{option}={value}" for option, values in again.items() for value in values or () if value != "fail"]
         print(f"Judge again: {shlex.join(['attnbench', 'gate', *map(str, outcome.paths), *words])}", file=sys.stderr)
-    raise typer.Exit(outcome.exit_code)
+    raise typer.Exit(code)

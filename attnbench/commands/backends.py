@@ -53,37 +53,29 @@ def backends(
 def _here(pythons: Sequence[str]) -> None:
     """On the device of this machine."""
     from rich.console import Console
-    from rich.markup import escape
-    from rich.table import Table
 
     from attnbench.backends import BACKENDS, available
     from attnbench.backends import load as instance
     from attnbench.choose import interpreters
     from attnbench.execute import Fleet, ends_well
+    from attnbench.look import look
+    from attnbench.report import backends as shown
     from attnbench.suite import load, resolve
 
     specs = available()
     fleet = Fleet(specs, interpreters(pythons, list(specs)))
     with ends_well(fleet):
         probes = fleet.probe()
-        device = fleet.environment("auto", ()).device
+        device = look("auto").device
         answers = fleet.survey(probes, resolve(load("default"), device.kind).cases, device)
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for heading in ("backend", "version", "right results on", "why not, and what would help"):
-        table.add_column(heading, overflow="fold")
+    rows = []
     for name, probe in probes.items():
         reasons = {answer.reason for answer in answers[name]}
-        why = next(iter(reasons)) if len(reasons) == 1 else None
-        tried = _tried(instance(name, specs[name])) if name in BACKENDS else "-"
-        todo = "; ".join(filter(None, [why, probe.install]))
+        reason = probe.reason or (next(iter(reasons)) if len(reasons) == 1 else None)
         where = f", in {fleet.interpreters[name]}" if name in fleet.interpreters else ""
-        cells = (name, (probe.version or "-") + where, tried, todo)
-        table.add_row(*map(escape, cells), style="dim" if why else None)
-    console = Console(highlight=False)
-    console.print(f"on {device.name}:", markup=False)
-    console.print(table)
-    more = "What each supports: --matrix; case by case: attnbench run --dry-run; one of its own: attnbench env create"
-    console.print(more, style="dim", markup=False)
+        tried = _tried(instance(name, specs[name])) if name in BACKENDS else "-"
+        rows.append(shown.Row(name, (probe.version or "-") + where, tried, reason, probe.install))
+    shown.render(Console(highlight=False), device.name, rows)
 
 
 def _tried(backend: Backend) -> str:
@@ -108,9 +100,9 @@ def _matrix(gpus: Sequence[str], device: str | None, format: str, into: Path | N
     devices = [pure.device(name) for text in gpus for name in text.split(",")]
     if device is not None:
         from attnbench.choose import device_name
-        from attnbench.execute import Fleet
+        from attnbench.look import look
 
-        devices.append(Fleet({}).environment(device_name(device), ()).device)
+        devices.append(look(device_name(device)).device)
     found = [pure.matrix(d) for d in devices]
     if format == "table":
         shown.render(Console(highlight=False), found)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from attnbench.commands.shared import collect_no_garbage, one_of, put, read
+from attnbench.commands.shared import collect_no_garbage, ends_with_its_reader, one_of, put, read
 
 if TYPE_CHECKING:
     from attnbench.compare.compare import Comparison
@@ -59,6 +59,7 @@ def compare(
 
     one_of("--format", format, FORMATS)
     collect_no_garbage()
+    ends_with_its_reader()
     request = Request(to, tuple(name or ()), tuple(price or ()), workload)
     _write(compared(results, [read(path, COMPARE) for path in results], request), format, out, every)
 

@@ -48,9 +48,7 @@ def create(
             probes = fleet.probe()
     print(f"{made.name}: {made.path}, with torch {made.torch}; its backends run there from now on")
     for backend, probe in probes.items():
-        print(
-            f"  {backend}: {probe.version if probe.usable else '; '.join(filter(None, [probe.reason, probe.install]))}"
-        )
+        print(f"  {backend}: {probe.why_not or probe.version}")
     raise typer.Exit(0 if any(probe.usable for probe in probes.values()) else EXIT_NOTHING_MEASURED)
 
 

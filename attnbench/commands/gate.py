@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from attnbench.commands.shared import collect_no_garbage, one_of, put, read
-from attnbench.errors import UserError, did_you_mean
+from attnbench.commands.shared import collect_no_garbage, ends_with_its_reader, one_of, put, read
+from attnbench.errors import EXIT_BAD_INPUT, UserError, did_you_mean
 
 if TYPE_CHECKING:
     from attnbench.gate.gate import Choice, Judgement, Request
@@ -101,8 +101,7 @@ def gate(
     if chosen != baseline:
         print(f"attnbench: baseline: {chosen}", file=sys.stderr)
     judgement = judge(read(chosen, ahead), now, request)
-    write(judgement, wanted, every)
-    raise typer.Exit(judgement.exit_code)
+    raise typer.Exit(write(judgement, wanted, every))
 
 
 def request_of(
@@ -149,6 +148,8 @@ def outputs(options: Sequence[str]) -> list[tuple[str, Path | None]]:
         name, _, file = option.partition("=")
         one_of("--format", name, FORMATS)
         found.append((name, Path(file) if file else None))
+        if file:
+            _check(name, Path(file), [path for _, path in found[:-1]])
     if all(file for _, file in found):
         found.insert(0, ("table", None))
     printed = {name for name, file in found if not file} - {"github"}
@@ -162,10 +163,28 @@ def outputs(options: Sequence[str]) -> list[tuple[str, Path | None]]:
     return found
 
 
-def write(judgement: Judgement, wanted: Sequence[tuple[str, Path | None]], every: bool) -> None:
-    """To where `outputs` says."""
-    for name, file in wanted:
-        _write(judgement, name, file, every)
+def _check(name: str, file: Path, others: Sequence[Path | None]) -> None:
+    """Said at once, not after all was measured."""
+    if file.resolve() in [other.resolve() for other in others if other] and not file.is_char_device():
+        raise UserError(f"--format: {file} is given twice; one would overwrite the other")
+    there = file if file.exists() else file.parent
+    if file.is_dir() or not file.parent.is_dir() or not os.access(there, os.W_OK):
+        raise UserError(f"--format {name}={file}: cannot be written; choose another place")
+
+
+def write(judgement: Judgement, wanted: Sequence[tuple[str, Path | None]], every: bool) -> int:
+    """To where `outputs` says, files first. Gives the exit code: bad input's for a pass that could not be written."""
+    code = judgement.exit_code
+    ends_with_its_reader()
+    for name, file in sorted(wanted, key=lambda output: output[1] is None):
+        try:
+            _write(judgement, name, file, every)
+            sys.stdout.flush()
+        except (UserError, OSError) as error:
+            said = error if isinstance(error, UserError) else f"cannot write: {error.strerror}"
+            print(f"attnbench: {said}", file=sys.stderr)
+            code = code or EXIT_BAD_INPUT
+    return code
 
 
 def _write(judgement: Judgement, name: str, file: Path | None, every: bool) -> None:

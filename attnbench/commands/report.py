@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from attnbench.commands.shared import collect_no_garbage, one_of, put, read
+from attnbench.commands.shared import collect_no_garbage, ends_with_its_reader, one_of, put, read
 from attnbench.errors import UserError
 
 if TYPE_CHECKING:
+    from attnbench.report.contents import Contents
     from attnbench.types import Run
     from attnbench.work import Convention
 
@@ -100,6 +101,7 @@ def report(
     if not results:
         raise UserError("give run files to report on, as in attnbench report results/*.jsonl")
     collect_no_garbage()
+    ends_with_its_reader()
     from attnbench.batch import FORMULAS, ahead_of
     from attnbench.columns import REPORT
 
@@ -119,9 +121,11 @@ def report(
         for doubt in exports.doubts(runs) if format in exports.JSON_FORMATS else ():
             print(f"attnbench: {doubt}", file=sys.stderr)
     else:
-        options: dict[str, Any] = {"metrics": names, "by": columns, "convention": convention}
-        options |= {"lines": math.inf} if every else {}
-        _tables(runs, format, options)
+        from attnbench.report.contents import contents
+        from attnbench.report.tables import LINES
+
+        lines = math.inf if every else LINES
+        _tables(contents(runs, metrics=names, by=columns, convention=convention, lines=lines), format)
 
 
 def _given(options: Mapping[str, Any]) -> str:
@@ -134,17 +138,17 @@ def _convention(word: str) -> Convention:
     return "fa" if word == "fa" else "exact"
 
 
-def _tables(runs: Sequence[Run], format: str, options: Mapping[str, Any]) -> None:
+def _tables(contents: Contents, format: str) -> None:
     if format == "md":
         from attnbench.report import markdown
 
-        put(markdown.render(runs, **options))
+        put(markdown.render(contents))
         return
     from rich.console import Console
 
     from attnbench.report import terminal
 
-    terminal.render(Console(highlight=False), runs, **options)
+    terminal.render(Console(highlight=False), contents)
 
 
 def _draw(

@@ -142,9 +142,10 @@ def run(
         console = Console(stderr=True, highlight=False)
     else:
         from attnbench.report import terminal
+        from attnbench.report.contents import contents
 
         console.print()
-        terminal.render(console, [outcome.run])
+        terminal.render(console, contents([outcome.run]))
     _epilogue(console, outcome)
     raise typer.Exit(outcome.exit_code)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import gc
+import signal
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -36,6 +37,13 @@ def collect_no_garbage() -> None:
     """
     gc.disable()
     atexit.register(gc.freeze)
+
+
+def ends_with_its_reader() -> None:
+    """For a process that only prints from here on: `... | head` ends it as it ends others, by the signal. Else it would
+    end with 1, which is a regression to whoever reads a gate's exit code."""
+    if hasattr(signal, "SIGPIPE"):
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)
 
 
 @contextmanager

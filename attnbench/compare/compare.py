@@ -83,9 +83,12 @@ class Comparison:
 
     def bought(self, i: int) -> float | None:
         """What the machine's price buys, in the price's unit; of the workload where there is one."""
-        price = self.prices.get(self.machines[i].label)
-        speed = self.workload.tflops[i] if self.workload else self.tflops[i]
-        return price.buys(speed) if price and speed else None
+        price, rate = self.prices.get(self.machines[i].label), self.rate(i)
+        return price.buys(rate) if price and rate else None
+
+    def rate(self, i: int) -> float | None:
+        """TFLOP/s of the workload where there is one, else the geometric mean over the cases."""
+        return self.workload.tflops[i] if self.workload else self.tflops[i]
 
     def speed(self, i: int, key: Key) -> float:
         """TFLOP/s of a machine."""

@@ -14,7 +14,8 @@ from typing import Literal
 from attnbench.compare.machines import Machine, matching
 from attnbench.errors import UserError, did_you_mean
 
-_PRICE = re.compile(r"\$?\s*(\d[\d,_]*(?:\.\d+)?|\.\d+)\s*(?:/\s*(h|hr|hour))?", re.IGNORECASE)
+_AMOUNT = r"\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d[\d_]*(?:\.\d+)?|\.\d+"
+_PRICE = re.compile(rf"\$?\s*({_AMOUNT})\s*(?:/\s*(h|hr|hour))?", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -23,7 +24,10 @@ class Price:
     per: Literal["hour", "purchase"]
 
     def __str__(self) -> str:
-        return f"${self.amount:.2f}/h" if self.per == "hour" else f"${self.amount:,.0f}"
+        if self.per == "hour":
+            return f"${self.amount:.2f}/h"
+        little = self.amount < 100  # which was perhaps meant by the hour
+        return f"${self.amount:,.2f} to buy" if little else f"${self.amount:,.0f}"
 
     def buys(self, tflops: float) -> float:
         """PFLOP per dollar of rent, or TFLOP/s per 1,000 dollars."""

@@ -39,10 +39,7 @@ from attnbench.gate.rounds import AllRounds, Rounds
 from attnbench.made import Made
 
 if TYPE_CHECKING:
-    import numpy
-    from numpy.typing import NDArray
-
-    Floats = NDArray[numpy.float64]
+    from attnbench.arrays import Floats
 
 Verdict = Literal["improved", "unchanged", "regressed", "inconclusive"]
 

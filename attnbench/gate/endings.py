@@ -1,40 +1,49 @@
-"""Cells that have no figure in one of two runs: missing, failing or working where they did not before."""
+"""How cells ended in two runs: missing, failing or working where they did not before, or to be compared."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from typing import Literal
 
 from attnbench.gate.findings import Finding
 from attnbench.report import words
 from attnbench.report.cells import Cell, Key
 
+State = Literal["works", "flaky", "fails", "absent"]
 
-def endings(before: Mapping[Key, Cell], after: Mapping[Key, Cell]) -> tuple[list[Finding], list[tuple[Cell, Cell]]]:
-    """What can be said of cells without a figure, and the pairs that have figures on both sides."""
+
+def endings(
+    before: Mapping[Key, Cell], after: Mapping[Key, Cell], planned: Container[Key] = ()
+) -> tuple[list[Finding], list[tuple[Cell, Cell]]]:
+    """What can be said of cells by how they ended, and the pairs whose figures are to be compared.
+
+    `planned`: the cells that the current run has not come to yet.
+    """
     found, both = [], []
     for key, old in before.items():
         new = after.get(key)
         was, now = state(old), state(new)
-        if was == now == "works" and new:
-            both.append((old, new))
-            continue
         rounds = (len(old.ok), len(new.ok) if new else 0)
-        if was == "works" and now == "fails" and new:
+        if new and ((was == "works" and now in ("flaky", "fails")) or (was == "flaky" and now == "fails")):
             found.append(Finding(*key, None, "newly-failing", rounds, reason=_why(new)))
-        elif was == "works":
-            found.append(Finding(*key, None, "missing", rounds, reason=_why(new) if new else "no record of it"))
-        elif now == "works":
+            continue
+        measured = was in ("works", "flaky")
+        if measured and now == "absent":
+            nothing = "planned, and not measured yet" if key in planned else "no record of it"
+            found.append(Finding(*key, None, "missing", rounds, reason=_why(new) if new else nothing))
+        elif was != "works" and now == "works":
             found.append(Finding(*key, None, "newly-working", rounds, reason=f"was: {_why(old)}"))
+        if measured and new and now in ("works", "flaky"):
+            both.append((old, new))
     return found, both
 
 
-def state(cell: Cell | None) -> Literal["works", "fails", "absent"]:
-    """A cell that failed in any round fails: a crash now and then is one too many."""
+def state(cell: Cell | None) -> State:
+    """Flaky: measured in some rounds, and failed in others. A round that was wrong outweighs those that were not."""
     if cell is None:
         return "absent"
     if cell.place in cell.sheet.failed:
-        return "fails"
+        return "flaky" if cell.status == "ok" else "fails"
     return "works" if cell.status == "ok" else "absent"
 
 

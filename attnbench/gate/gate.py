@@ -8,10 +8,11 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal
 
+from attnbench import store
 from attnbench.errors import UserError
 from attnbench.gate import comparable, notes, turns
 from attnbench.gate.comparable import Difference
-from attnbench.gate.endings import endings
+from attnbench.gate.endings import endings, state
 from attnbench.gate.findings import Finding, Findings, Kind, Verdict, name
 from attnbench.gate.margins import RULES, Margins
 from attnbench.gate.measured import measured
@@ -97,7 +98,10 @@ def judge(baseline: Run, current: Run, request: Request) -> Judgement:
             f"the two runs have no cell in common ({words.count(len(before), 'cell')} in the baseline, "
             f"{len(after)} in the current run); measure the same suite in both"
         )
-    whole, both = endings(before, after)
+    planned = {(job.case, job.backend) for job in store.missing(current)}
+    whole, both = endings(before, after, planned)
+    if in_turns:  # which measure a cell no more once it has failed
+        both = [pair for pair in both if {*map(state, pair)} == {"works"}]
     late = turns.left_out(before, after) if in_turns else {}
     whole += [Finding(*key, None, "inconclusive", (0, 0), reason=why) for key, why in late.items()]
     missing, figures = measured(both, request.metrics, request.margins, in_turns)
@@ -111,8 +115,11 @@ def judge(baseline: Run, current: Run, request: Request) -> Judgement:
         *(f"--expect {n}: nothing differs there; is this the run that was meant?" for n in idle),
         *(f"margins: no cell is called {glob!r}" for glob in request.margins.unused(every)),
         *notes.unmeasured(findings),
-        *(notes.timed(findings, figures, in_turns) if figures else ()),
+        *(notes.timed(findings, figures, in_turns, baseline.policy.burst_s) if figures else ()),
         *notes.beside(before, after),
+        *notes.incomplete("baseline", baseline),
+        *notes.incomplete("current run", current),
+        *notes.units(baseline, current),
     ]
     return Judgement(baseline, current, request, findings, tuple(meant), notes=tuple(said), heading=heading)
 

@@ -19,11 +19,7 @@ from attnbench.report import words
 from attnbench.report.cells import Cell
 
 if TYPE_CHECKING:
-    import numpy
-    from numpy.typing import NDArray
-
-    Floats = NDArray[numpy.float64]
-    Ints = NDArray[numpy.int64]
+    from attnbench.arrays import Floats, Ints
 
 
 @dataclass(frozen=True, eq=False)

@@ -32,10 +32,9 @@ from typing import TYPE_CHECKING
 from attnbench import stats
 
 if TYPE_CHECKING:
-    import numpy
-    from numpy.typing import ArrayLike, NDArray
+    from numpy.typing import ArrayLike
 
-    Floats = NDArray[numpy.float64]
+    from attnbench.arrays import Floats
 
 MIN_CELLS = 20  # fewer say too little of their common noise
 MAX_FREEDOM = 50.0  # of the prior: more is a claim that no so small a sample supports

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
-from attnbench import stats
+from attnbench import stats, store
 from attnbench.gate.endings import state
 from attnbench.gate.findings import Finding, Findings, name
 from attnbench.gate.measured import Measured
@@ -13,6 +13,7 @@ from attnbench.gate.readings import CYCLES, signed
 from attnbench.metrics import percent
 from attnbench.report import words
 from attnbench.report.cells import Cell, Key
+from attnbench.types import Run
 
 ROUNDS = 5  # a side, at which docs/gate.md states the error rates
 TIMED = ("latency", CYCLES)
@@ -28,8 +29,8 @@ def unmeasured(findings: Findings) -> list[str]:
     return [f"{number} left out for want of time, which is no pass: {words.some(names)}; give a longer --time-limit."]
 
 
-def timed(findings: Findings, measured: Measured, in_turns: bool) -> list[str]:
-    """Of the latencies, or cycles."""
+def timed(findings: Findings, measured: Measured, in_turns: bool, burst: float) -> list[str]:
+    """Of the latencies, or cycles. `burst`: seconds, behind which the clock was read; in a longer call it moves."""
     notes = []
     some = [i for i, metric in enumerate(measured.metrics) if metric in TIMED]
     if not in_turns and 1 in (*measured.tests.n[some].tolist(), *measured.tests.m[some].tolist()):
@@ -46,10 +47,10 @@ def timed(findings: Findings, measured: Measured, in_turns: bool) -> list[str]:
         notes.append(line)
     held = sum(measured.held_down)
     if held:
-        notes.append(
-            f"~ {words.count(held, 'cell')}: a limit held the clock below its best, so the latency is also the "
-            "machine's; --metric cycles compares without the clock."
-        )
+        line = f"~ {words.count(held, 'cell')}: a limit held the clock below its best, so latency is the machine's too"
+        calls = (measured[i].baseline for i in some if measured.held_down[i] and measured.metrics[i] == "latency")
+        short = any(seconds is not None and seconds < burst for seconds in calls)
+        notes.append(line + ("; --metric cycles compares without the clock." if short else "."))
     return notes
 
 
@@ -69,14 +70,40 @@ def _weakness(timed: Sequence[Finding]) -> str:
 
 
 def beside(before: Mapping[Key, Cell], after: Mapping[Key, Cell]) -> list[str]:
-    """Cells that were not compared."""
-    failing = [key for key, old in before.items() if state(old) != "works" and state(after.get(key)) == "fails"]
+    """Cells that were not compared, or not in all their rounds."""
+    pairs = {key: (state(old), state(after.get(key))) for key, old in before.items()}
+    failing = [key for key, (was, now) in pairs.items() if was in ("fails", "absent") and now == "fails"]
+    flaky = [key for key, (was, now) in pairs.items() if was == now == "flaky"]
+    partly = [key for key, (was, now) in pairs.items() if was in ("fails", "absent") and now == "flaky"]
     new = [key for key in after if key not in before]
-    notes = []
-    if failing:
-        names = words.some(name(backend, case) for case, backend in failing)
-        notes.append(f"{words.count(len(failing), 'cell')} worked in neither run: {names}")
-    if new:
-        names = words.some(name(backend, case) for case, backend in new)
-        notes.append(f"{words.count(len(new), 'cell')} in the current run only, not compared: {names}")
-    return notes
+    said = (
+        (failing, "worked in neither run"),
+        (flaky, "failed in some rounds of both runs, of which those that worked count"),
+        (partly, "worked in some rounds, and not in the baseline: not compared"),
+        (new, "in the current run only, not compared"),
+    )
+    return [f"{words.count(len(keys), 'cell')} {what}: {_names(keys)}" for keys, what in said if keys]
+
+
+def _names(keys: Iterable[Key]) -> str:
+    return words.some(name(backend, case) for case, backend in keys)
+
+
+def incomplete(side: str, run: Run) -> list[str]:
+    """Of a run that was interrupted, or is not done. A baseline that was saved has no plan."""
+    left = store.missing(run)
+    if not left or run.turns:
+        return []
+    number = f"{len(left)} of {words.count(len(run.plan), 'planned job')}"
+    return [f"The {side} is incomplete: {number} not measured. Finish it with attnbench run --resume, and gate again."]
+
+
+def units(baseline: Run, current: Run) -> list[str]:
+    """Of GPUs that are known to be two."""
+    ours, theirs = baseline.environment.device.uuid, current.environment.device.uuid
+    models = {run.environment.device.name for run in (baseline, current)}
+    if ours is None or theirs is None or ours == theirs or len(models) > 1:
+        return []
+    return [
+        "The runs are of two units of this GPU model. Units differ by some percent, and no round shows by how much."
+    ]

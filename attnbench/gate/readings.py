@@ -14,11 +14,7 @@ from attnbench.metrics import digits
 from attnbench.report.cells import Cell
 
 if TYPE_CHECKING:
-    import numpy
-    from numpy.typing import NDArray
-
-    Floats = NDArray[numpy.float64]
-    Ints = NDArray[numpy.int64]
+    from attnbench.arrays import Floats, Ints
 
 CYCLES = "cycles"  # latency times the clock that was held: what a kernel takes where the clock is not its doing
 

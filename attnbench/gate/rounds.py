@@ -9,11 +9,7 @@ from typing import TYPE_CHECKING, Any
 from attnbench.made import Made
 
 if TYPE_CHECKING:
-    import numpy
-    from numpy.typing import NDArray
-
-    Floats = NDArray[numpy.float64]
-    Ints = NDArray[numpy.int64]
+    from attnbench.arrays import Bools, Floats, Ints, Labels
 
 
 @dataclass(frozen=True)
@@ -36,8 +32,8 @@ class AllRounds(Made[Rounds]):
     n: Ints
     m: Ints
     margin: Floats
-    family: NDArray[Any]
-    paired: NDArray[Any]
+    family: Labels
+    paired: Bools
 
     def __len__(self) -> int:
         return len(self.n)
@@ -46,7 +42,7 @@ class AllRounds(Made[Rounds]):
         sides = self.baseline[i, : self.n[i]].tolist(), self.current[i, : self.m[i]].tolist()
         return Rounds(*sides, self.margin[i].item(), self.family[i].item(), self.paired[i].item())
 
-    def first(self, pairs: Ints, family: NDArray[Any]) -> AllRounds:
+    def first(self, pairs: Ints, family: Labels) -> AllRounds:
         """So many rounds of each, as another family."""
         return replace(self, n=pairs, m=pairs, family=family)
 

@@ -88,8 +88,8 @@ def attention(
     softcap * tanh(score / softcap), 0 for not. `softmax_scale` is headdim ** -0.5 unless given, and must be positive.
 
     dtype is bf16, fp16, fp32, or float8_e4m3fn with `descale`: one float32 each on the device by which q, k and v are
-    multiplied (their values were divided by it when they were rounded). Such a call has no backward; its result is
-    bf16.
+    multiplied (their values were divided by it when they were rounded). Of v, seqlen must then be contiguous, as in
+    v.transpose(1, 3).contiguous().transpose(1, 3). Such a call has no backward; its result is bf16.
 
     With `return_lse` the result is (out, lse): the natural logarithm of the sum of exp(score) over the keys that a
     query sees, (batch, nheads, seqlen_q) in fp32, -inf where it sees none; not differentiable.

@@ -121,6 +121,27 @@ def load_map(Map, b, h, start, ROWS: tl.constexpr, BLOCK_D: tl.constexpr, BY_HEA
 
 
 @triton.jit
+def load_turned(base, stride, limit, D: tl.constexpr, BLOCK_D: tl.constexpr, ROWS: tl.constexpr, CHECK: tl.constexpr):
+    """What load_rows gives of ROWS x D, where the rows of a column lie side by side and columns `stride` apart."""
+    rows, cols = tl.arange(0, ROWS), tl.arange(0, BLOCK_D)
+    pointers = base + cols.to(tl.int64)[:, None] * stride + rows[None, :]
+    if CHECK:
+        values = tl.load(pointers, mask=(cols[:, None] < D) & (rows[None, :] < limit), other=0.0)
+    elif D < BLOCK_D:
+        values = tl.load(pointers, mask=cols[:, None] < D, other=0.0)
+    else:
+        values = tl.load(pointers)
+    return tl.trans(values)
+
+
+@triton.jit
+def load_turned_map(Map, b, h, start, ROWS: tl.constexpr, BLOCK_D: tl.constexpr):
+    """The same through a tensor map of (batch, headdim, nheads, seqlen)."""
+    values = Map.load([b.to(tl.int32), 0, h.to(tl.int32), start])
+    return tl.trans(values.reshape(BLOCK_D, ROWS))
+
+
+@triton.jit
 def store_rows(base, stride, rows, limit, values, D: tl.constexpr, BLOCK_D: tl.constexpr):
     """The counterpart of load_rows, always checked."""
     cols = tl.arange(0, BLOCK_D)

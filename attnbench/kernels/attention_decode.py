@@ -22,7 +22,7 @@ from torch import Tensor
 
 from attnbench.kernels.attention_blocks import keys_seen, sequence
 from attnbench.kernels.attention_config import Blocks, blocks_for, dims, padded, splits_for
-from attnbench.kernels.attention_fwd import descaled, divided, forward_block, results
+from attnbench.kernels.attention_fwd import descaled, divided, forward_block, results, turned
 from attnbench.kernels.attention_launch import launch
 from attnbench.kernels.attention_problem import Problem
 
@@ -52,7 +52,7 @@ def attention_decode(q: Tensor, k: Tensor, v: Tensor, problem: Problem) -> tuple
         q,
         *(q, k, v, part, part_lse),
         *(problem.cu_seqlens_q, problem.cu_seqlens_k, *(problem.descale or (None, None, None))),
-        *(*problem.strides(q, k, v), part.stride(0), *problem.strides(part[0])),
+        *(*problem.strides(q, k, turned(v)), part.stride(0), *problem.strides(part[0])),
         *(part_lse.stride(0), *problem.lse_strides(lse)),
         *(*problem.scales, problem.seqlen_q, problem.seqlen_k, *problem.window, nheads_k, group, splits),
         **dims(q, v),
@@ -83,7 +83,8 @@ def _decode(
     Q, K, V,
     Out, Lse,  # of every stretch; where there is one, the results
     Cu_q, Cu_k, Descale_q, Descale_k, Descale_v,
-    stride_qb, stride_qm, stride_qh, stride_kb, stride_kn, stride_kh, stride_vb, stride_vn, stride_vh,
+    stride_qb, stride_qm, stride_qh, stride_kb, stride_kn, stride_kh,
+    stride_vb, stride_vn, stride_vh,  # with FP8 stride_vn is that of the headdim
     stride_os, stride_ob, stride_om, stride_oh, stride_ls, stride_lb, stride_lh,
     scale_tanh, scale_log2, seqlen_q, seqlen_k, left, right, nheads_k, group, splits,
     HEADDIM: tl.constexpr, HEADDIM_V: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
@@ -104,7 +105,7 @@ def _decode(
     pointers = Q + b * stride_qb + (row * stride_qm + h * stride_qh)[:, None] + cols[None, :]
     q = tl.load(pointers, mask=there[:, None] & (cols[None, :] < HEADDIM), other=0.0)
     K += b * stride_kb + h_k * stride_kh + first_k * stride_kn
-    V += b * stride_vb + h_k * stride_vh + first_k * stride_vn
+    V += b * stride_vb + h_k * stride_vh + (first_k if FP8 else first_k * stride_vn)
     scale_tanh, scale_log2 = descaled(scale_tanh, scale_log2, Descale_q, Descale_k, SOFTCAP, FP8)
 
     # This stretch of what the queries see of the keys, [low, high).

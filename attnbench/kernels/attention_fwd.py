@@ -11,7 +11,18 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from attnbench.kernels.attention_blocks import hide, keys_seen, load_map, load_rows, place, sequence, store_rows, tanh
+from attnbench.kernels.attention_blocks import (
+    hide,
+    keys_seen,
+    load_map,
+    load_rows,
+    load_turned,
+    load_turned_map,
+    place,
+    sequence,
+    store_rows,
+    tanh,
+)
 from attnbench.kernels.attention_config import Blocks, dims, heads_per_section
 from attnbench.kernels.attention_launch import launch, launch_best, mappable, tensor_maps
 from attnbench.kernels.attention_problem import FLOAT8, Problem
@@ -31,12 +42,14 @@ def attention_forward(q: Tensor, k: Tensor, v: Tensor, problem: Problem) -> tupl
     head_bytes = problem.seqlen_k * (k.shape[3] + v.shape[3]) * q.element_size()
     constants = dims(q, v)
     width, width_v = constants["BLOCK_D"], constants["BLOCK_DV"]
-    mapped = not problem.varlen and mappable(q, k, v)  # a map knows where a tensor ends, not where a sequence does
+    read = turned(v)
+    mapped = not problem.varlen and mappable(q, k, read)  # a map knows where a tensor ends, not where a sequence does
 
     def run(blocks: Blocks) -> None:
         inputs: tuple[Any, ...] = (q, k, v)
         if blocks.tma and mapped:
-            inner = ((k, blocks.BLOCK_N, width), (v, blocks.BLOCK_N, width_v))
+            keys = (read, blocks.BLOCK_N, width_v) if read is v else (read, width_v, blocks.BLOCK_N)
+            inner = ((k, blocks.BLOCK_N, width), keys)
             inputs = tensor_maps(((q, blocks.BLOCK_M, width),), inner, blocks.resident)
         launch(
             _forward,
@@ -45,7 +58,7 @@ def attention_forward(q: Tensor, k: Tensor, v: Tensor, problem: Problem) -> tupl
             q,
             *(*inputs, out, lse),
             *(problem.cu_seqlens_q, problem.cu_seqlens_k, *(problem.descale or (None, None, None))),
-            *(*problem.strides(q, k, v, out), *problem.lse_strides(lse)),
+            *(*problem.strides(q, k, read, out), *problem.lse_strides(lse)),
             *(*problem.scales, problem.seqlen_q, problem.seqlen_k, *problem.window, nheads, group, heads),
             heads_per_section(problem.batch * nheads_k, head_bytes) * group,
             problem.seqlen_k if problem.varlen else problem.seqlen_k - problem.seqlen_k % blocks.BLOCK_N,
@@ -60,6 +73,11 @@ def attention_forward(q: Tensor, k: Tensor, v: Tensor, problem: Problem) -> tupl
 
     launch_best("fwd", q, v, problem.mask, mapped, run)
     return out, lse
+
+
+def turned(v: Tensor) -> Tensor:
+    """v as the kernels walk over it: fp8's is (batch, headdim_v, nheads_k, seqlen_k), its keys side by side."""
+    return v.transpose(1, 3) if v.dtype == FLOAT8 else v
 
 
 def results(q: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
@@ -80,7 +98,8 @@ def results(q: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
 def _forward(
     Q, K, V,  # with TMA, their tensor maps
     Out, Lse, Cu_q, Cu_k, Descale_q, Descale_k, Descale_v,
-    stride_qb, stride_qm, stride_qh, stride_kb, stride_kn, stride_kh, stride_vb, stride_vn, stride_vh,
+    stride_qb, stride_qm, stride_qh, stride_kb, stride_kn, stride_kh,
+    stride_vb, stride_vn, stride_vh,  # with FP8 stride_vn is that of the headdim
     stride_ob, stride_om, stride_oh, stride_lb, stride_lh,
     scale_tanh, scale_log2, seqlen_q, seqlen_k, left, right, nheads, group,
     heads,  # batch * nheads
@@ -106,7 +125,7 @@ def _forward(
     else:
         Q += b * stride_qb + h * stride_qh + first_m * stride_qm
         K += b * stride_kb + h_k * stride_kh + first_k * stride_kn
-        V += b * stride_vb + h_k * stride_vh + first_k * stride_vn
+        V += b * stride_vb + h_k * stride_vh + (first_k if FP8 else first_k * stride_vn)
         q = load_rows(Q, stride_qm, rows, limit_m, HEADDIM, BLOCK_D, True)
     scale_tanh, scale_log2 = descaled(scale_tanh, scale_log2, Descale_q, Descale_k, SOFTCAP, FP8)
 
@@ -226,7 +245,13 @@ def absorb(
     p = tl.exp2(scores * scale_log2 - ((base - FLOAT8_SHIFT) if FP8 else base)[:, None])
     alpha = tl.exp2(row_max - base)
     row_sum = row_sum * alpha + tl.sum(p, 1)
-    if TMA:
+    # Tensor cores take e4m3 with the summed dimension contiguous only, here the keys; else each block would be turned.
+    if TMA and FP8:
+        v = load_turned_map(V, b, h_k, start_n, BLOCK_N, BLOCK_DV)
+    elif FP8:
+        offset = tl.multiple_of(tl.cast(start_n, tl.int64), 16)  # of BLOCK_N even; wide loads need to know
+        v = load_turned(V + offset, stride_vn, seqlen_k - start_n, HEADDIM_V, BLOCK_DV, BLOCK_N, MASK)
+    elif TMA:
         v = load_map(V, b, h_k, start_n, BLOCK_N, BLOCK_DV, BY_HEAD=False)
     else:
         offset = tl.cast(start_n, tl.int64)

@@ -168,8 +168,10 @@ def _check(q: Tensor, k: Tensor, v: Tensor, dim: int) -> None:
     for name, x in (("q", q), ("k", k), ("v", v)):
         if x.dim() != dim:
             raise ValueError(f"{name} must be {layout}, got {tuple(x.shape)}")
-        if x.stride(-1) != 1:
-            raise ValueError(f"{name}'s last dimension must be contiguous, its strides are {x.stride()}")
+        by_keys = name == "v" and x.dtype == FLOAT8
+        if x.stride(-3 if by_keys else -1) != 1:
+            which = "seqlen (fp8 only)" if by_keys else "last dimension"
+            raise ValueError(f"{name}'s {which} must be contiguous, its strides are {x.stride()}")
         if x.dtype != q.dtype or x.device != q.device:
             raise ValueError(
                 f"q, k and v must share dtype and device; q is {q.dtype} on {q.device}, {name} is "

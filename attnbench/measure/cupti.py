@@ -22,6 +22,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from attnbench.measure.session import recorded, session
 from attnbench.measure.timing import nothing
 
 if TYPE_CHECKING:
@@ -82,7 +83,6 @@ class Tracer:
 
     def __init__(self, events: EventTimer, before: Callable[[], Any] = nothing) -> None:
         import torch
-        from torch.profiler import ProfilerActivity, profile
 
         os.environ.setdefault("KINETO_LOG_LEVEL", "5")
         if _version(torch.version.cuda) >= (12, 6):  # before, CUDA graphs crash after it (torch/profiler/profiler.py)
@@ -92,7 +92,7 @@ class Tracer:
         self._tiny = torch.zeros(1, device="cuda")
         self._host_seconds = 100e-6
         self.host_bound = False  # gaps in some spans are the host's; who reads it resets it
-        with profile(activities=[ProfilerActivity.CUDA], acc_events=True):  # the first session takes seconds
+        with session(cpu=False, cuda=True):  # the first session takes seconds
             self._tiny.zero_()
 
     def samples(self, launch: Callable[[], Any], n: int) -> list[float]:
@@ -119,13 +119,13 @@ class Tracer:
     def _session(self, launches: Sequence[Callable[[], Any]]) -> tuple[Sequence[Any], list[float], bool]:
         """The profiler's events, what CUDA events read of each call, and whether the device caught up with the host."""
         import torch
-        from torch.profiler import ProfilerActivity, profile, record_function
+        from torch.profiler import record_function
 
         before = self._tiny.zero_ if self.before is nothing else self.before
         pairs = [(torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) for _ in launches]
         caught_up = False
         torch.cuda.synchronize()  # also ends the session before: its teardown comes with the next call to CUDA
-        with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA], acc_events=True) as profiler:
+        with session(cuda=True) as profiler:
             self._events.hide_host(2 * len(launches) * self._host_seconds + 1e-4)
             began = time.perf_counter()
             for launch, (start, end) in zip(launches, pairs, strict=True):
@@ -139,10 +139,8 @@ class Tracer:
             with record_function(MARK):
                 before()
             torch.cuda.synchronize()
-        if profiler.profiler is None:
-            raise Untraceable("torch.profiler gave no events")
         read = [float(start.elapsed_time(end)) / 1e3 for start, end in pairs]
-        return profiler.profiler.kineto_results.events(), read, caught_up
+        return recorded(profiler), read, caught_up
 
 
 def _split(events: Sequence[Any], read: Sequence[float]) -> list[Call]:

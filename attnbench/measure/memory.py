@@ -18,6 +18,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from attnbench.measure.session import recorded, session
+
 if TYPE_CHECKING:
     import torch
 
@@ -88,7 +90,7 @@ class CpuMemory:
     """Bytes, on the host."""
 
     def __init__(self) -> None:
-        _allocations(lambda: None)  # the profiler's first start takes a second
+        _allocations(lambda: None)  # the profiler's first start takes longer
 
     @contextmanager
     def job(self) -> Iterator[None]:
@@ -112,12 +114,9 @@ class CpuMemory:
 
 def _allocations(launch: Callable[[], T]) -> tuple[list[int], T]:
     """The running sum of bytes allocated by torch's CPU allocator during one launch, and the launch's result."""
-    from torch.profiler import ProfilerActivity, profile
-
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as profiler:
+    with session(memory=True) as profiler:
         result = launch()
-    events = profiler.profiler.kineto_results.events()
-    sizes = [e.nbytes() for e in sorted(events, key=lambda e: e.start_ns()) if e.name() == "[memory]"]
+    sizes = [e.nbytes() for e in sorted(recorded(profiler), key=lambda e: e.start_ns()) if e.name() == "[memory]"]
     return list(itertools.accumulate(sizes)), result
 
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from attnbench.measure.session import recorded, session
+
 PRODUCTS = ("aten::mm", "aten::bmm", "aten::addmm", "aten::baddbmm")
 
 
@@ -26,13 +28,9 @@ def operators(launch: Callable[[], Any]) -> list[str]:
 
 def traced(launch: Callable[[], Any]) -> list[Operator]:
     """The same with their times."""
-    from torch.profiler import ProfilerActivity, profile
-
-    with profile(activities=[ProfilerActivity.CPU], acc_events=True, record_shapes=True) as profiler:
+    with session(shapes=True) as profiler:
         launch()
-    if profiler.profiler is None:
-        return []
-    events = sorted(profiler.profiler.kineto_results.events(), key=lambda e: int(e.start_ns()))
+    events = sorted(recorded(profiler), key=lambda e: int(e.start_ns()))
     return [Operator(_named(e), e.start_ns() / 1e9, e.end_ns() / 1e9) for e in events if "::" in e.name()]
 
 

@@ -22,8 +22,8 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from attnbench.inputs import Inputs, torch_dtype
-from attnbench.reference.compare import any_order, one_rounding, worse
-from attnbench.reference.exact import CHUNK, Reference, high, long_product
+from attnbench.reference.compare import any_order, worse
+from attnbench.reference.exact import CHUNK, Reference, high, long_product, one_rounding
 from attnbench.types import Case, TensorError
 
 if TYPE_CHECKING:

@@ -3,6 +3,12 @@
 Eager is the textbook's, softmax(q @ k.T * scale) @ v with every result rounded and K and V repeated for grouped heads.
 Of eager only the errors are kept, by position in the sequence.
 
+A fused backward knows one thing less well than eager. What softmax's gradient subtracts from each row of dP, the sum of
+P dP, it takes as dout out' (Dao et al., "FlashAttention", 2022, appendix B.2), with out as the forward rounded it. The
+row's D is then off by about rounding * |dout * out|, and dq and dk by what follows from that (`doubt`). It is largest
+for a query with one key. There out is v itself without dropout, and nothing is rounded; with dropout it is v / (1 - p),
+while eager's dq is exactly zero: so `doubt` is computed for cases with dropout, and allowed for.
+
 No eager attention is done in fp8. In its place stands what honest fp8 attention cannot do without: q, k and v rounded
 to e4m3 with one scale per tensor, and the probabilities as kernels round them (fp8.py); all else in float32. Of
 standard normal inputs that leaves an error of 4 to 6 % of the output, root mean square, of which q and k cause up to
@@ -81,6 +87,7 @@ class Reference:
     eager: Mapping[str, Errors]
     size: Mapping[str, Errors]
     terms: Mapping[str, float]  # size of what cancels in dq and dk, whose sum may be zero and its rounding not
+    doubt: Mapping[str, Errors]  # with dropout, the standard deviations that the rounding of out leaves in dq and dk
 
     def relative(self, name: str) -> float:
         """Eager's error over the result's size, both root mean squares."""
@@ -140,26 +147,42 @@ def reference(
     parts = []
     eager: dict[str, Errors] = {}
     size: dict[str, Errors] = {}
+    doubt: dict[str, Errors] = {}
     for pairs in torch.arange(len(sample.batch), device=sample.batch.device).split(step):
         batch, head, rows = sample.batch[pairs], sample.head[pairs], sample.rows[pairs]
         q = rows_of(case, inputs.q, batch, head, rows)
         k, v = inputs.k[batch, :, head], inputs.v[batch, :, head]
         dout = rows_of(case, inputs.dout, batch, head, rows) if inputs.dout is not None else None
         options: dict[str, Any] = {"by_row": by_row, "kept": None if kept is None else kept[pairs]}
-        exact = _attend(case, rows, q, k, v, dout, keep=precise, accumulate=precise, **options)
+        exact, doubts = _attend(
+            case, rows, q, k, v, dout, keep=precise, accumulate=precise, doubtful=None not in (kept, dout), **options
+        )
         keep = torch_dtype(case)
         if scales:
             q, k, v = (fp8.rounded(t, scale) for t, scale in zip((q, k, v), scales, strict=True))
             keep, options["weigh"] = torch.float32, fp8.rounded_weights
-        rounded = _attend(case, rows, q, k, v, dout, keep=keep, accumulate=torch.float32, **options)
+        rounded, _ = _attend(case, rows, q, k, v, dout, keep=keep, accumulate=torch.float32, **options)
         for name, values in exact.items():
-            for found, errors in ((eager, Errors.between(rounded[name], values)), (size, Errors.size(values))):
-                found[name] = found[name].joined(errors) if name in found else errors
+            _join(eager, name, Errors.between(rounded[name], values))
+            _join(size, name, Errors.size(values))
+        for name, values in doubts.items():
+            _join(doubt, name, Errors.size(values * one_rounding(keep)))
         parts.append(Part(batch, head, rows, exact))
     torch.set_float32_matmul_precision(before)
     terms = {"dq": float(inputs.k.abs().max()), "dk": float(inputs.q.abs().max())}
     terms = {name: case.softmax_scale * value for name, value in terms.items()}
-    return Reference(case, sample, tuple(parts), eager, size, terms)
+    return Reference(case, sample, tuple(parts), eager, size, terms, doubt)
+
+
+def one_rounding(dtype: torch.dtype) -> float:
+    """Root mean square of the relative error of one rounding to it, at most."""
+    import torch
+
+    return torch.finfo(dtype).eps / math.sqrt(12)
+
+
+def _join(found: dict[str, Errors], name: str, errors: Errors) -> None:
+    found[name] = found[name].joined(errors) if name in found else errors
 
 
 def _attend(
@@ -174,13 +197,16 @@ def _attend(
     accumulate: torch.dtype,
     by_row: bool,
     kept: Tensor | None,
+    doubtful: bool = False,
     weigh: Callable[[Tensor], Tensor] | None = None,
-) -> dict[str, Tensor]:
+) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """Attention of some key heads and their groups of query heads, every intermediate rounded to `keep`.
 
     q: (pairs, count, group, headdim), k: (pairs, seqlen_k, headdim), v: (pairs, seqlen_k, headdim_v),
     dout: (pairs, count, group, headdim_v). Products are summed in `accumulate`, as tensor cores do, so keep=bf16 gives
     what eager attention gives in bf16. `weigh` rounds the probabilities further before they multiply v.
+
+    Beside the results, with `doubtful`, the `doubt` of dq and dk for a relative error of 1 in out.
     """
     import torch
 
@@ -200,7 +226,8 @@ def _attend(
 
     dk = torch.zeros(pairs, group, *k.shape[1:], dtype=accumulate, device=k.device) if not by_row else None
     dv = torch.zeros(pairs, group, *v.shape[1:], dtype=accumulate, device=v.device) if not by_row else None
-    outs, dqs = [], []
+    dk_doubt = torch.zeros_like(dk) if dk is not None and doubtful else None
+    outs, dqs, doubts = [], [], []
     step = max(1, CHUNK // (pairs * group * keys))
     for start in range(0, count, step):
         at = slice(start, start + step)
@@ -216,21 +243,27 @@ def _attend(
         if dropped is not None:
             dp = (dp * raised).masked_fill(dropped, 0.0)
         p = p.to(accumulate)
-        ds = (p * (dp - (p * dp).sum(-1, keepdim=True))).to(keep)
-        if case.softcap:
-            ds = ds * (1 - (scores / case.softcap) ** 2)
-        ds = ds * case.softmax_scale
+        slope = case.softmax_scale * (1 - (scores / case.softcap) ** 2 if case.softcap else 1)
+        ds = (p * (dp - (p * dp).sum(-1, keepdim=True))).to(keep) * slope
         dqs.append(times(ds, k))
         if dk is not None and dv is not None:
             dk += summed(ds, q[:, at])
             dv += summed(weights, do_rows)
+        if doubtful:
+            off = (do_rows * outs[-1]).norm(dim=-1, keepdim=True) * p * slope
+            doubts.append(times(off, k).abs())
+            if dk_doubt is not None:
+                dk_doubt += summed(off.square(), q[:, at].square())
     results = {"out": torch.cat(outs, dim=1)}
     if dout is not None:
         results["dq"] = torch.cat(dqs, dim=1)
         for name, each in (("dk", dk), ("dv", dv)):
             if each is not None:  # of each query head; then summed over the group
                 results[name] = each.to(keep).to(accumulate).sum(1).to(keep)
-    return results
+    doubt = {"dq": torch.cat(doubts, dim=1)} if doubts else {}
+    if dk_doubt is not None:
+        doubt["dk"] = dk_doubt.sum(1).sqrt()
+    return results, doubt
 
 
 def capped(case: Case, products: Tensor) -> Tensor:

@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from attnbench import metrics, stats, store
+from attnbench.gate.endings import state
 from attnbench.gate.findings import name
 from attnbench.gate.notes import ROUNDS
 from attnbench.report import words
@@ -53,6 +54,10 @@ def saved(path: Path, run: Run, before: Run | None) -> str:
     if broken := [c for c in some if c.status not in ("ok", "skipped")]:
         names = words.some(f"{name(c.backend, c.case)}: {words.ENDINGS[c.status]}" for c in broken)
         lines.append(f"{words.count(len(broken), 'cell')} did not work and so cannot regress: {names}")
+    if flaky := [c for c in some if state(c) == "flaky"]:
+        names = words.some(name(c.backend, c.case) for c in flaky)
+        number = words.count(len(flaky), "cell")
+        lines.append(f"{number} failed in some rounds, so to fail in some again is no regression: {names}")
     return "\n".join([*lines, f"Commit it, then: attnbench gate {path.parent} RUN"])
 
 

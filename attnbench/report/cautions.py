@@ -34,7 +34,12 @@ def cautions(cells: Sequence[Cell], runs: Sequence[Run], convention: Convention 
     measured = [c for c in cells if c.status == "ok"]
     found = [*_wrong(cells), *_wrong_kernel(cells), *_incomplete(runs), *_half_ok(measured), *_ecc(measured)]
     found += _reduced(runs)
-    found += [*_others(measured), *_disagree(measured), *_host_bound(measured), *_held_down(measured)]
+    found += [
+        *_others([c for c in cells if c.status in ("ok", "wrong-kernel")]),
+        *_disagree(measured),
+        *_host_bound(measured),
+        *_held_down(measured),
+    ]
     found += [*_drifting(measured), *_few(measured), *_noisy(measured), *_unproven(measured), *_no_peak(measured)]
     if convention == "fa" and any(c.case.window_size != (None, None) and c.case.causal for c in measured):
         found.append(
@@ -135,7 +140,7 @@ def _others(cells: Sequence[Cell]) -> Iterator[Caution]:
         yield Caution(
             f"Shared GPU: others computed on it during {len(shared)} of {words.count(len(cells), 'cell')}: "
             f"{words.some(names)}.",
-            "Their work is in these latencies.",
+            "Their work is in these latencies, and can make a kernel look as if another had run.",
             "Stop them and run again, or use another GPU (--device cuda:N).",
         )
 

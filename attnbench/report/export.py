@@ -7,12 +7,14 @@ empty in CSV, null in JSON.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from attnbench import batch, derive, metrics
+from attnbench.report.cells import Cell
 from attnbench.report.cells import cells as cells_of
-from attnbench.report.files import CASE_FIELDS, as_csv, case_fields
+from attnbench.report.files import CASE_FIELDS, case_fields, csv_lines
 from attnbench.types import Run
 from attnbench.work import Convention
 
@@ -23,14 +25,19 @@ COLUMNS = (
     *("device", "suite", "started", "backend", "version", "round", "status", "reason", *CASE_FIELDS),
     *("timer", "l2", "limits", "kernels", "bound", "flops_convention", *metrics.METRICS),
 )
+LEAST, MOST = 1000, 8  # cells, for which a process is worth its start; processes
 _WHOLE = ("window_left", "window_right", "samples", "memory_peak", "memory_driver", "memory_saved")
 
 
 def rows(runs: Sequence[Run], convention: Convention = "exact") -> Iterator[dict[str, Any]]:
     """One mapping per cell and round, each with the keys of COLUMNS, in their order. Holds no record longer than its
     own row: those of 100,000 fill gigabytes."""
+    return _rows(cells_of(runs), convention)
+
+
+def _rows(cells: Iterable[Cell], convention: Convention) -> Iterator[dict[str, Any]]:
     nothing = dict.fromkeys(metrics.METRICS)
-    for cell in cells_of(runs):
+    for cell in cells:
         case, run = cell.case, cell.run
         known = {name: batch.values(name, cell.columns) for name in batch.FORMULAS}
         for i in cell.rows:
@@ -64,8 +71,38 @@ def rows(runs: Sequence[Run], convention: Convention = "exact") -> Iterator[dict
 
 def json_text(runs: Sequence[Run], convention: Convention = "exact") -> str:
     """A JSON array, one object a line."""
-    lines = [json.dumps(row, allow_nan=False) for row in rows(runs, convention)]
-    return "[\n" + ",\n".join(lines) + "\n]\n" if lines else "[]\n"
+    lines = ",\n".join(_written(runs, convention, _objects))
+    return f"[\n{lines}\n]\n" if lines else "[]\n"
+
+
+def csv(runs: Sequence[Run], convention: Convention = "exact") -> str:
+    return csv_lines([COLUMNS]) + "".join(_written(runs, convention, _lines))
+
+
+def _objects(rows: Iterable[dict[str, Any]]) -> str:
+    return ",\n".join(json.dumps(row, allow_nan=False) for row in rows)
+
+
+def _lines(rows: Iterable[dict[str, Any]]) -> str:
+    return csv_lines(row.values() for row in rows)
+
+
+def _written(
+    runs: Sequence[Run], convention: Convention, write: Callable[[Iterable[dict[str, Any]]], str]
+) -> list[str]:
+    """All rows, of many cells in parts, each made in a process of its own."""
+
+    def written(part: Sequence[Cell]) -> str:
+        return write(_rows(part, convention))
+
+    cells = cells_of(runs)
+    if len(cells) < 2 * LEAST:
+        return [written(cells)] if cells else []
+    from attnbench.apart import apart, processes
+
+    size = max(LEAST, math.ceil(len(cells) / min(processes(), MOST)))
+    with apart(written, [cells[i : i + size] for i in range(0, len(cells), size)]) as texts:
+        return list(texts)
 
 
 def dataframe(runs: Sequence[Run], convention: Convention = "exact") -> pandas.DataFrame:
@@ -76,7 +113,3 @@ def dataframe(runs: Sequence[Run], convention: Convention = "exact") -> pandas.D
     numbers = {name: "float64" for name in metrics.METRICS if name not in whole}
     typed: pandas.DataFrame = frame.astype({**whole, **numbers})
     return typed
-
-
-def csv(runs: Sequence[Run], convention: Convention = "exact") -> str:
-    return as_csv(rows(runs, convention), COLUMNS)

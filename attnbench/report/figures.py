@@ -43,7 +43,7 @@ def spec(
     figure: Figure, points: Points, look: Look, size: tuple[int, int], columns: int, *, legend: bool
 ) -> layers.Spec:
     """The Vega-Lite specification without data; `size` is (width, height) of one panel in pixels."""
-    pen = layers.pen(points, look, size[1], legend)
+    pen = layers.pen(points, look, size[1], columns * size[0] if legend else 0)
     panels = list(dict.fromkeys(row[figure.panel] for row in points.cells))
     header = {
         "title": None,

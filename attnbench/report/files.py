@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from attnbench.types import Case
@@ -37,15 +36,14 @@ def case_fields(case: Case) -> dict[str, Any]:
     }
 
 
-def as_csv(rows: Iterable[Mapping[str, Any]], columns: Sequence[str] = ()) -> str:
-    """All rows have the keys of the first, which are `columns` where there may be no row; None is empty."""
+def as_csv(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Under a line of the keys, which are those of the first row in all; None is empty."""
+    return csv_lines([rows[0].keys(), *(row.values() for row in rows)]) if rows else ""
+
+
+def csv_lines(rows: Iterable[Iterable[Any]]) -> str:
     out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    rows = iter(rows)
-    first = next(rows, None)
-    writer.writerow(columns if first is None else first)
-    if first is not None:
-        writer.writerows(row.values() for row in chain((first,), rows))
+    csv.writer(out, lineterminator="\n").writerows(rows)
     return out.getvalue()
 
 

@@ -27,6 +27,7 @@ _SECONDS = (
 )
 _SPREAD = (-0.5, -0.05, -0.005, 0, 0.005, 0.05, 0.5, 5)
 _DECADES = tuple(10.0**n for n in range(-3, 10))
+_KEY, _LETTER = 45, 7  # pixels of an entry of the legend, about: its mark and the gap, and a letter of its name
 
 
 @dataclass(frozen=True)
@@ -42,12 +43,15 @@ class Pen:
     height: int
 
 
-def pen(points: Points, look: Look, height: int, legend: bool) -> Pen:
+def pen(points: Points, look: Look, height: int, legend: int) -> Pen:
+    """`legend`: the pixels that it may be wide; 0 for none."""
     at = places(points.backends)
     names = list(points.backends)
     colors = {"domain": names, "range": [look.colors[at[b] % len(look.colors)] for b in names]}
     shapes = {"domain": names, "range": [SHAPES[at[b] % len(SHAPES)] for b in names]}
-    key = {"orient": "top", "title": None, "symbolOpacity": 1, "symbolStrokeWidth": 2} if legend else None
+    key: Spec | None = {"orient": "top", "title": None, "symbolOpacity": 1, "symbolStrokeWidth": 2} if legend else None
+    if key and (abreast := legend // (_KEY + _LETTER * max(map(len, names), default=0))) < len(names):
+        key["columns"] = max(1, abreast)
     color = {"field": "backend", "type": "nominal", "scale": colors}
     hollow = {"test": "datum.held", "value": look.paper}
     return Pen(
@@ -182,9 +186,9 @@ def roofline(pen: Pen) -> list[Spec]:
         "type": "quantitative",
         "scale": {"type": "log", "nice": False},
         "axis": {"values": list(_DECADES), "format": "~s"},
-        "title": "arithmetic intensity, FLOP a byte of ideal traffic",
+        "title": "arithmetic intensity, FLOP/byte",
     }
-    y = _y("tflops", "TFLOP/s", scale={"type": "log"}, values=list(_DECADES), format="~s")
+    y = _y("tflops", "TFLOP/s", scale={"type": "log", "nice": False}, values=list(_DECADES), format="~s")
     dashes = {"domain": ["datasheet", "measured"], "range": [[1, 0], [5, 4]]}
     dash = {"field": "which", "type": "nominal", "legend": None, "scale": dashes}
     along = {"x": {**x, "field": "x"}, "y": {**y, "field": "y"}}

@@ -2,37 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from attnbench.report import cautions, facts, notes, setup, tables
-from attnbench.report.cells import cells as cells_of
+from attnbench.report import notes, tables
+from attnbench.report.contents import Contents
 from attnbench.report.tables import HELD_DOWN, MEMORY, Entry, Table
-from attnbench.types import Run
-from attnbench.work import Convention
 
 
-def render(
-    runs: Sequence[Run],
-    *,
-    metrics: Sequence[str] = ("tflops",),
-    by: str | None = None,
-    convention: Convention = "exact",
-    memory: bool = True,
-    lines: float = tables.LINES,
-) -> str:
-    cells = cells_of(runs)
-    blocks = [f"**{safe(s.device)}** {safe(s.machine)}  \n{safe(s.method)}" for s in setup.setups(cells)]
-    if not cells:
+def render(contents: Contents) -> str:
+    blocks = [f"**{safe(s.device)}** {safe(s.machine)}  \n{safe(s.method)}" for s in contents.setups]
+    if not contents.setups:
         blocks.append(notes.NOTHING)
-    for section in tables.sections(cells, metrics, by, convention, memory, lines) if cells else ():
+    for heading, section in contents.sections:
         legend = safe(section.legend("bold:"))
-        heading = setup.heading(section.metric, cells, convention)
         blocks.append(f"### {heading} ({legend})" if legend else f"### {heading}")
         blocks += [_table(table) for table in section.tables] or [tables.NO_FIGURES]
         blocks += filter(None, [safe(section.more())])
-    if reasons := notes.notes(cells):
-        blocks.append("\n".join(f"- {n.word}: {safe(n.who)}: {safe(n.reason)}" for n in reasons))
-    for found in (cautions.cautions(cells, runs, convention), facts.facts(cells)):
+    if contents.notes:
+        blocks.append("\n".join(f"- {n.word}: {safe(n.who)}: {safe(n.reason)}" for n in contents.notes))
+    for found in (contents.cautions, contents.facts):
         if found:
             blocks.append("\n".join(f"- **{safe(w.what)}** {safe(f'{w.why} {w.todo}'.strip())}" for w in found))
     return "\n\n".join(blocks) + "\n"

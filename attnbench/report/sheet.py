@@ -116,8 +116,9 @@ class Sheet:
         found: dict[str, list[float]] = {}
         for i, readings in matmuls:
             found.setdefault(self.columns.cases[i].dtype, []).extend(readings)
-        copy = stats.median(copies.values) if copies.values else None
-        return {dtype: stats.median(readings) for dtype, readings in found.items()}, copy
+        copied = copies.values
+        ceilings = {dtype: stats.median(readings) for dtype, readings in found.items()}
+        return ceilings, stats.median(copied) if copied else None
 
     def values(self, metric: str, convention: Convention = "exact") -> Values:
         """The median over a measured cell's rounds, derived once."""

@@ -8,11 +8,9 @@ from dataclasses import dataclass, replace
 from rich.console import Console
 from rich.text import Text
 
-from attnbench.report import cautions, facts, notes, setup, tables
-from attnbench.report.cells import cells as cells_of
+from attnbench.report import cautions, notes, tables
+from attnbench.report.contents import Contents
 from attnbench.report.tables import HELD_DOWN, MEMORY, NO_FIGURES, Entry, Table
-from attnbench.types import Run
-from attnbench.work import Convention
 
 STAR = "*"
 PROSE = 110  # characters; longer lines are hard to read
@@ -62,30 +60,20 @@ class _Column:
         return replace(bare, header=header, width=max(bare.width, *map(len, header)))
 
 
-def render(
-    console: Console,
-    runs: Sequence[Run],
-    *,
-    metrics: Sequence[str] = ("tflops",),
-    by: str | None = None,
-    convention: Convention = "exact",
-    memory: bool = True,
-    lines: float = tables.LINES,
-) -> None:
-    """Prints how it was measured, the tables, memory condensed (unless asked for as a metric), reasons and warnings."""
-    cells = cells_of(runs)
+def render(console: Console, contents: Contents) -> None:
+    """Prints how it was measured, the tables, reasons and warnings."""
     out = _Writer(console)
-    if not cells:
+    if not contents.setups:
         out.paragraph((notes.NOTHING, ""))
-    for s in setup.setups(cells):
+    for s in contents.setups:
         out.paragraph((s.device, "bold"), (s.machine, "dim"))
         out.paragraph((s.method, "dim"))
-    for section in tables.sections(cells, metrics, by, convention, memory, lines) if cells else ():
+    for heading, section in contents.sections:
         out.blank()
-        out.section(section, setup.heading(section.metric, cells, convention))
-    out.reasons(notes.notes(cells))
-    out.remarks(cautions.cautions(cells, runs, convention), "!", "yellow")
-    out.remarks(facts.facts(cells), "i", "cyan")
+        out.section(section, heading)
+    out.reasons(contents.notes)
+    out.remarks(contents.cautions, "!", "yellow")
+    out.remarks(contents.facts, "i", "cyan")
 
 
 class _Writer:

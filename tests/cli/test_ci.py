@@ -75,11 +75,28 @@ def test_the_action_fails_on_a_regression_and_keeps_the_run(use: Use) -> None:
     assert {f["metric"]: f["margin"] for f in findings} == margins
 
 
+def test_the_action_judges_what_it_is_told_to(use: Use, repository: Tool) -> None:
+    repository.write("margins.yaml", "latency: 9%\n")
+    job = use("speed=0.95", metric="latency,error", margins="margins.yaml", missing="pass", artifact="chosen")
+    assert job.code == 0, job.log
+    findings = json.loads((Path(job.used[UPLOAD]["path"]) / "gate.json").read_text())["findings"]
+    assert {f["metric"]: f["margin"] for f in findings} == {"latency": 0.09, "error": 0.1}
+
+
+def test_the_action_runs_its_own_code(use: Use, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever an earlier version of it has left in the runner's Python."""
+    (tmp_path / "earlier" / "attnbench").mkdir(parents=True)
+    (tmp_path / "earlier" / "attnbench" / "__init__.py").write_text("")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "earlier"))
+    job = use()
+    assert job.code == 0, job.log
+
+
 def test_the_action_without_a_gate(use: Use) -> None:
     job = use(baseline="", rounds="0")
     assert job.code == 2
     assert job.outputs["exit-code"] == ""
-    assert job.ran == ["Install attnbench", "Measure", "Keep the run file"]
+    assert job.ran == ["Install what attnbench needs", "Measure", "Keep the run file"]
 
 
 def test_the_gitlab_job(repository: Tool) -> None:

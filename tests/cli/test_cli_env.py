@@ -26,6 +26,16 @@ def test_a_suites_interpreter_and_fresh_caches_are_in_the_run_file_and_the_repor
     assert again.err == f"attnbench: cannot resume run.jsonl: fake ran in {other}, which is gone; make it again there\n"
 
 
+def test_an_environment_that_is_gone_is_said_where_its_backend_is_asked_for(tool: Tool) -> None:
+    made = {"name": "hf", "path": "/nowhere/hf", "requirements": [], "torch": "2.13.0", "created": "2026-11-21"}
+    (tool.folder / "attnbench").mkdir()
+    tool.write("attnbench/environments.json", json.dumps([made]))
+    dry = ("run", "--dry-run", "--device", "cpu", "--seqlen", "128", "-b")
+    line = "hf-eager: the environment is gone, /nowhere/hf; attnbench env remove hf, and create it again"
+    assert line in tool(*dry, "eager,hf-eager", XDG_DATA_HOME=str(tool.folder)).err
+    assert "is gone" not in tool(*dry, "eager", XDG_DATA_HOME=str(tool.folder)).err
+
+
 def test_the_matrix_needs_no_gpu_and_no_library(tool: Tool) -> None:
     entries = json.loads(tool("backends", "--matrix", "--gpu", "sm_90,t4", "-f", "json").out)
     assert {e["capability"] for e in entries} == {"9.0", "7.5"}

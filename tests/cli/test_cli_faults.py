@@ -59,17 +59,19 @@ def test_nothing_measured_is_exit_code_1(tool: Tool) -> None:
     assert stored.statuses == {4096: "failed"}
 
 
-def test_a_backend_that_is_missing_is_skipped_with_its_reason(tool: Tool) -> None:
+def test_a_backend_that_is_missing_is_skipped_with_its_reason_and_what_to_do(tool: Tool) -> None:
     stored = tool.fake(*LENGTHS, script="missing", code=1)
     assert {r["status"] for r in stored.records} == {"skipped"}
-    assert {r["reason"] for r in stored.records} == {"ATTNBENCH_FAKE says it is missing"}
+    assert {r["reason"] for r in stored.records} == {"ATTNBENCH_FAKE says it is missing; unset ATTNBENCH_FAKE"}
 
 
 def test_a_worker_whose_interpreter_does_not_work_costs_its_backend_only(tool: Tool) -> None:
     broken = tool.write("broken", "#!/bin/sh\nexit 3\n")
     broken.chmod(0o755)
     stored = tool.fake("--seqlen", "1k", *SMALL, "--python", f"fake={broken}", code=1)
-    assert [r["reason"] for r in stored.records] == ["importing it: the worker ended with exit code 3"]
+    assert [r["reason"] for r in stored.records] == [
+        f"importing it in {broken}: the worker ended with exit code 3; is that a Python?"
+    ]
 
 
 @linux

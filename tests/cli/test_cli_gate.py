@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -100,7 +102,8 @@ def test_in_a_github_workflow_it_annotates_by_itself(runs: Tool, tmp_path: Path)
         (["a.jsonl", "same.jsonl", "--inconclusive", "maybe"], "neither pass nor fail"),
         (["a.jsonl", "same.jsonl", "-f", "xml"], "--format"),
         (["a.jsonl", "same.jsonl", "-f", "md", "-f", "json"], "cannot both be printed"),
-        (["a.jsonl", "same.jsonl", "-f", "md=none/gate.md"], "cannot write none/gate.md"),
+        (["a.jsonl", "same.jsonl", "-f", "md=none/gate.md"], "md=none/gate.md: cannot be written"),
+        (["a.jsonl", "same.jsonl", "-f", "md=gate", "-f", "json=gate"], "gate is given twice"),
         (["a.jsonl", "same.jsonl", "-m", "cycles"], "clock"),
     ],
 )
@@ -108,6 +111,33 @@ def test_what_a_person_gets_wrong_is_one_line(runs: Tool, options: list[str], sa
     err = runs("gate", *options, code=2).err
     assert said in err
     assert len(err.splitlines()) == 1
+
+
+def test_a_summary_that_cannot_be_written_is_no_pass_and_hides_no_verdict(runs: Tool) -> None:
+    env = {"GITHUB_ACTIONS": "true", "GITHUB_STEP_SUMMARY": "none/summary.md"}
+    for other, code in (("same.jsonl", 2), ("slow.jsonl", 1)):
+        done = runs("gate", "a.jsonl", other, code=code, **env)
+        assert done.err.splitlines() == ["attnbench: cannot write the step summary none/summary.md: "
+                                         "No such file or directory"]  # fmt: skip
+        assert "PASS: " in done.out or "FAIL: " in done.out
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full")
+def test_a_full_disk_is_no_regression(runs: Tool) -> None:
+    command = [sys.executable, "-m", "attnbench", "gate", "a.jsonl", "same.jsonl", "--all"]
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(command, cwd=runs.folder, env=runs.env(), stdout=full, stderr=subprocess.PIPE, text=True)
+    assert done.returncode == 2
+    assert done.stderr.splitlines()[0] == "attnbench: cannot write: No space left on device"
+
+
+def test_who_stops_reading_makes_no_regression(runs: Tool) -> None:
+    command = [sys.executable, "-m", "attnbench", "gate", "a.jsonl", "same.jsonl", "--all"]
+    reading, writing = os.pipe()
+    os.close(reading)
+    done = subprocess.run(command, cwd=runs.folder, env=runs.env(), stdout=writing, stderr=subprocess.PIPE)
+    os.close(writing)
+    assert (done.returncode, done.stderr) == (-signal.SIGPIPE, b"")
 
 
 @pytest.mark.parametrize("content", [b"", b"\n", b"{}\n", b'{"type": "run"', b"\x80\x00\n", b'{"a": 1}\n{"b": 2}\n'])

@@ -1,6 +1,8 @@
 """attnbench's timer against the peers', on one closure, in turns: do_bench, and what libraries publish to time theirs.
 
 A peer reads in bursts with pauses, since do_bench's default of 100 ms runs into the power cap, where the clock falls.
+Even so each of its calls comes behind some ten others without a pause, and attnbench gives a GPU at its cap pauses: so
+both are compared in cycles too, by the clock that their bursts ended with.
 """
 
 from __future__ import annotations
@@ -71,26 +73,39 @@ def _there(module: str) -> bool:
         return False
 
 
-def ratio(bench: Bench, launch: Launch, policy: Policy, peer: Peer) -> tuple[float, float] | None:
-    """(latency, attnbench / peer) by medians over turns; None for what is too short to compare."""
+@dataclass(frozen=True)
+class Compared:
+    """Medians over turns."""
+
+    latency: float  # seconds, by attnbench
+    clock: float  # Hz of the multiprocessors as attnbench's bursts ended
+    peer_clock: float
+    ratio: float  # attnbench / peer, in seconds
+    cycles: float  # the same in cycles
+
+
+def compared(bench: Bench, launch: Launch, policy: Policy, peer: Peer) -> Compared | None:
+    """None for what is too short to compare."""
     events = bench.events
     assert events is not None
     events.before = bench.flush if peer.l2 == "cold" else nothing
 
-    def ours() -> float:
+    def ours() -> tuple[float, float]:
         events.reset()
         pacer = Pacer(events.clocks, events.best_clock, policy.burst_s)
-        return stats.median(collect(partial(events.samples, launch), policy, pace=pacer))
+        found = stats.median(collect(partial(events.samples, launch), policy, pace=pacer))
+        return found, stats.median(events.clocks)
 
-    def theirs() -> float:
-        bursts = []
+    def theirs() -> tuple[float, float]:
+        bursts, clocks = [], []
         for _ in range(BURSTS):
             bursts.append(peer.read(launch))
+            clocks.append(events.clock_hz())
             pause(REST)
-        return stats.median(bursts)
+        return stats.median(bursts), stats.median(clocks)
 
     try:
-        if ours() < SHORTEST:
+        if ours()[0] < SHORTEST:
             return None
         found = []
         for turn in range(TURNS):
@@ -98,7 +113,13 @@ def ratio(bench: Bench, launch: Launch, policy: Policy, peer: Peer) -> tuple[flo
                 mine, other = ours(), theirs()
             else:
                 other, mine = theirs(), ours()
-            found.append((mine, mine / other))
+            found.append((*mine, *other))
     finally:
         events.before = bench.flush
-    return stats.median([latency for latency, _ in found]), stats.median([r for _, r in found])
+    return Compared(
+        latency=stats.median([own for own, _, _, _ in found]),
+        clock=stats.median([hz for _, hz, _, _ in found]),
+        peer_clock=stats.median([hz for _, _, _, hz in found]),
+        ratio=stats.median([own / other for own, _, other, _ in found]),
+        cycles=stats.median([own * hz / (other * other_hz) for own, hz, other, other_hz in found]),
+    )

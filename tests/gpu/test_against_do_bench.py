@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from peers import PEERS, ratio
+from peers import PEERS, compared
 
 from attnbench import backends, environment, inputs, stats
 from attnbench.bench import Bench
@@ -27,7 +27,7 @@ def cases() -> list[Case]:
 
 
 def test_agrees_within_2_percent_in_the_median() -> None:
-    device = environment.describe("cuda:0").device
+    device = environment.rated(environment.describe("cuda:0").device)
     bench, policy = Bench(device), Policy()
     found = []
     for name in ("sdpa-flash", "sdpa-cudnn", "sdpa-efficient"):
@@ -36,11 +36,11 @@ def test_agrees_within_2_percent_in_the_median() -> None:
                 case, inputs.make(case, str(bench.device), 0)
             )
             prepared.launch()
-            if (pair := ratio(bench, prepared.launch, policy, PEERS["do_bench"])) is not None:
-                found.append(pair[1])
+            if (both := compared(bench, prepared.launch, policy, PEERS["do_bench"])) is not None:
+                found.append(both.ratio)
                 s = case.shape
                 print(f"{name:15} d{s.headdim} {s.seqlen_k:6} causal={case.causal:d} {case.direction}", end=" ")
-                print(f"{pair[0] * 1e6:9.1f} us  attnbench/do_bench {pair[1]:.4f}")
+                print(f"{both.latency * 1e6:9.1f} us  attnbench/do_bench {both.ratio:.4f}, cycles {both.cycles:.4f}")
             del prepared
             bench.recover()
     print(f"median {stats.median(found):.4f}, from {min(found):.4f} to {max(found):.4f}, {len(found)} cells")

@@ -26,7 +26,7 @@ pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(),
 
 @pytest.fixture(scope="module")
 def instruments() -> Instruments:
-    return Instruments(environment.describe("cuda:0").device)
+    return Instruments(environment.rated(environment.describe("cuda:0").device))
 
 
 def spin(seconds: float, hz: float) -> Callable[[], None]:

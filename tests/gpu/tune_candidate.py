@@ -146,7 +146,7 @@ def launcher(case: Case, kernels: set[str], device: str) -> Callable[[], Results
 
 @functools.lru_cache(maxsize=1)
 def instruments(device: str) -> Instruments:
-    return Instruments(environment.describe(device).device)
+    return Instruments(environment.rated(environment.describe(device).device))
 
 
 def judge(row: str, blocks: dict[str, str], check: bool, dry: bool) -> dict[str, Any]:

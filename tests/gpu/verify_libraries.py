@@ -7,7 +7,7 @@
 Each has a process of its own, in its own interpreter (`attnbench env`, --python), which needs torch and the library
 only. A cell is measured as a run measures it: compared with the reference, traced, judged by the declared signature. So
 a signature that was guessed shows as wrong-kernel, with the names that it should have. Exit code 1 where a cell that a
-backend takes did not end well, or a ratio to a peer is further from 1 than 2 % in the median.
+backend takes did not end well, or its ratio to a peer is further from 1 than 2 %.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import subprocess
 import sys
 import traceback
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +48,7 @@ def cases(device: str) -> Iterator[Any]:
 
 def child(name: str, spec: str, device: str, timed: bool) -> int:
     """One backend in this process: a line of JSON for its probe and for each cell."""
-    from peers import peers, ratio
+    from peers import compared, peers
 
     from attnbench import backends, environment, inputs
     from attnbench.bench import Bench
@@ -62,7 +63,7 @@ def child(name: str, spec: str, device: str, timed: bool) -> int:
     tell(version=probe.version, reason=probe.reason, install=probe.install)
     if not probe.usable:
         return 0
-    described = environment.describe(environment.pick(device)).device
+    described = environment.rated(environment.describe(environment.pick(device)).device)
     bench, policy = Bench(described), Policy(max_seconds=0.1)
     for case in cases(described.kind):
         s = case.shape
@@ -82,8 +83,8 @@ def child(name: str, spec: str, device: str, timed: bool) -> int:
                 if timed and bench.events is not None:
                     prepared = backend.prepare(case, inputs.make(case, str(bench.device), 0))
                     prepared.launch()
-                    read = {who: ratio(bench, prepared.launch, policy, peer) for who, peer in peers(name).items()}
-                    cell["ratios"] = {who: pair[1] for who, pair in read.items() if pair}
+                    read = {who: compared(bench, prepared.launch, policy, peer) for who, peer in peers(name).items()}
+                    cell["peers"] = {who: asdict(both) for who, both in read.items() if both}
                     del prepared
         except Unsupported as refusal:
             cell |= {"status": "skipped", "reason": " ".join(str(refusal).split())}
@@ -113,11 +114,18 @@ def judge(found: list[dict[str, Any]]) -> tuple[str, list[str], bool]:
     for kernel in kernels:
         by = [pattern for pattern in declared if re.search(pattern, kernel)]
         below.append(f"ran: {kernel}  {'declared as ' + ', '.join(by) if by else '(not declared)'}")
-    for who in dict.fromkeys(who for c in cells for who in c.get("ratios", {})):
-        ratios = sorted(c["ratios"][who] for c in cells if who in c.get("ratios", {}))
-        middle = ratios[len(ratios) // 2]
-        below.append(f"attnbench / {who}: {middle:.4f}, {ratios[0]:.4f} to {ratios[-1]:.4f}, {len(ratios)} cells")
-        well = well and abs(middle - 1) <= AGREES
+    for who in dict.fromkeys(who for c in cells for who in c.get("peers", {})):
+        read = [(c["cell"], c["peers"][who]) for c in cells if who in c.get("peers", {})]
+        for unit, words in (("ratio", ""), ("cycles", ", in cycles")):
+            ratios = sorted(both[unit] for _, both in read)
+            median, low, high = ratios[len(ratios) // 2], ratios[0], ratios[-1]
+            below.append(f"attnbench / {who}{words}: {median:.4f}, {low:.4f} to {high:.4f}, {len(ratios)} cells")
+        far = [(name, both) for name, both in read if abs(both["ratio"] - 1) > AGREES]
+        for name, both in far:
+            said = f"{both['ratio']:.4f}, {both['cycles']:.4f} in cycles"
+            clocks = f"{both['clock'] / 1e6:.0f} MHz, {who} {both['peer_clock'] / 1e6:.0f} MHz"
+            below.append(f"further than {AGREES:.0%} from {who}: {name}: {said}; {clocks}")
+        well = well and not far
     if colds := [c["first_call"] for c in cells if "first_call" in c]:
         below.append(f"first calls: {min(colds):.2f} to {max(colds):.2f} s, with the caches that were there")
     return line, below, well

@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import honest
@@ -47,7 +48,8 @@ while True:
 
 @pytest.fixture(scope="module")
 def machine() -> Environment:
-    return environment.describe("cuda:0", ["bf16", "fp32"])
+    found = environment.describe("cuda:0")
+    return replace(found, device=environment.rated(found.device, ["bf16", "fp32"]))
 
 
 def court(machine: Environment) -> Court:

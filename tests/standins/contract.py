@@ -22,6 +22,7 @@ TURING = Device("cuda", 0, "Tesla T4", 2**34, 2**34, (7, 5))
 AMPERE = Device("cuda", 0, "NVIDIA A100", 2**35, 2**35, (8, 0))
 ADA = Device("cuda", 0, "NVIDIA L40S", 2**35, 2**35, (8, 9))
 BLACKWELL = Device("cuda", 0, "NVIDIA B200", 2**37, 2**37, (10, 0))
+RTX = Device("cuda", 0, "NVIDIA RTX PRO 6000", 2**36, 2**36, (12, 0))
 CPU = Device("cpu", 0, "a CPU", 2**34, 2**34)
 
 

@@ -47,6 +47,8 @@ class DotProductAttention(torch.nn.Module):
         if "causal" in attn_mask_type:
             assert window_size[1] in (-1, 0)
             window_size = (window_size[0], 0)
+        else:  # check_set_window_size
+            assert window_size == (-1, -1) or min(window_size) >= 0, "window_size should be (-1, -1) or (>=0, >=0)"
         self.left, self.right = opened(window_size)
         # a causal mask without the suffix, and its window, hang on the top left corner
         self.bottom_right = attn_mask_type != "causal"

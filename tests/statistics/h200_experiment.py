@@ -218,8 +218,10 @@ def _slowed(experiment: Experiment, runs: Runs, alike: Sequence[str]) -> Iterato
         name = slow(share)
         if name not in runs:
             continue
-        fair = sorted((a for a in alike if _unit(runs[a]) == _unit(runs[name])), key=lambda a: runs[a].started)
-        before = [a for a in fair if runs[a].started < runs[name].started][-1:]
+        here = [other for other in runs if _unit(runs[other]) == _unit(runs[name])]
+        here.sort(key=lambda other: runs[other].started)  # in whole seconds: within one, they stay as measured
+        fair = [other for other in here if other in alike]
+        before = [other for other in here[: here.index(name)] if other in alike][-1:]
         for margin in experiment.margins:
             for what, baselines in (("the one before", before), (f"all {len(fair)}", fair)):
                 findings = [f for b in baselines for f in _judge(runs[b], runs[name], margin, ("latency",)).findings]

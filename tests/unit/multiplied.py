@@ -26,7 +26,10 @@ NOISE = 0.002  # of a round, relative
 
 
 def multiply(source: Path, target: Path, records: int, *, rounds: int = ROUNDS, seed: int = 0) -> None:
-    """Writes a run file with so many records, a plan that fits them, and the source's environment."""
+    """Writes a run file with so many records, a plan that fits them, and the source's environment.
+
+    The source has no windows or grouped heads of its own.
+    """
     header, *originals = (json.loads(line) for line in source.read_bytes().splitlines())
     made = list(itertools.islice(_records(originals, rounds, seed), records))
     header["plan"] = [{k: r[k] for k in ("case", "backend", "round", "forecast") if k in r} for r in made]

@@ -11,7 +11,7 @@ import torch
 from attnbench.instruments import Instruments, Subject
 from attnbench.measure.cupti import Call, Kernel, Untraceable
 from attnbench.measure.timing import nothing
-from attnbench.types import Policy
+from attnbench.types import Device, Policy
 
 QUICK = Policy(warmup_s=0.0, min_samples=4, min_seconds=0.0, max_seconds=0.0, target=1.0)
 
@@ -76,7 +76,8 @@ class Gpu(Instruments):
 
     def __init__(self) -> None:
         self.device = torch.device("cuda")
-        self.l2_bytes, self.bandwidth = 50 * 2**20, 4e12
+        self.described = Device("cuda", 0, "Played GPU", 2**36, 2**36, copy=4e12)
+        self.l2_bytes = 50 * 2**20
         self.flush = lambda: None  # type: ignore[assignment]
         self.played = Events()
         self.events = self.timer = self.played  # type: ignore[assignment]

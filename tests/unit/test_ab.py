@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from attnbench import execute, run, store
+from attnbench import execute, look, run, store
 from attnbench.ab import measure
 from attnbench.ab.measure import Outcome, ab
 from attnbench.errors import UserError
@@ -87,6 +87,8 @@ class Here:
     def stderr_tail(self) -> None:
         return None
 
+    def send_kill(self) -> None: ...
+
     def kill(self) -> None:
         self.alive = False
 
@@ -119,7 +121,8 @@ class Watcher:
 @pytest.fixture(autouse=True)
 def here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """A folder with own.py, in which workers are objects of this process."""
-    monkeypatch.setattr(execute, "WorkerProcess", Here)
+    for module in (execute, look):
+        monkeypatch.setattr(module, "WorkerProcess", Here)
     monkeypatch.chdir(tmp_path)
     random.seed(7)
     (tmp_path / "own.py").write_text(OWN)

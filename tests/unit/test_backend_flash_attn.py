@@ -11,7 +11,7 @@ import torch
 from attnbench import inputs
 from attnbench.types import Case, Device, Shape
 from standins import flash_attn, install
-from standins.contract import ADA, AMPERE, BLACKWELL, CASES, CPU, HOPPER, TURING, backend, cases, check
+from standins.contract import ADA, AMPERE, BLACKWELL, CASES, CPU, HOPPER, RTX, TURING, backend, cases, check
 
 MADE = {
     "fa1": (flash_attn.version_1, flash_attn.VERSIONS_1),
@@ -75,6 +75,8 @@ def test_not_on_a_cpu(name: str) -> None:
         ("fa4", replace(PLAIN, shape=Shape(1, 64, 64, 2, 2, 160, 160)), HOPPER, None),
         ("fa4", replace(PLAIN, shape=Shape(1, 64, 64, 2, 2, 160, 160)), BLACKWELL, "on Blackwell to 128"),
         ("fa4", replace(PLAIN, shape=Shape(1, 64, 64, 2, 2, 192, 128)), BLACKWELL, None),
+        ("fa4", replace(PLAIN, shape=Shape(1, 64, 64, 2, 2, 256, 256)), BLACKWELL, None),
+        ("fa4", replace(PLAIN, shape=Shape(1, 64, 64, 2, 2, 256, 256)), RTX, "exceed the shared memory"),
     ],
 )
 def test_what_it_refuses(name: str, case: Case, device: Device, reason: str | None) -> None:

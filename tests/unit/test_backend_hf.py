@@ -42,7 +42,15 @@ def test_flash_attention_2_is_not_downloaded_in_its_stead(monkeypatch: pytest.Mo
 
 def test_a_transformers_of_before(monkeypatch: pytest.MonkeyPatch) -> None:
     install(monkeypatch, transformers.version_5_23(), {"transformers": "4.47.1"})
-    assert backend("hf-sdpa").probe().reason == "transformers 4.47.1 is older than 4.48"
+    assert backend("hf-sdpa").probe().reason == "transformers 4.47.1 is older than 4.57"
+
+
+def test_a_lone_query_is_not_called_causal() -> None:
+    """transformers 4 hands the flag to SDPA as it is, where the query then sees the first key alone."""
+    lone = replace(PLAIN, shape=Shape(1, 1, 64, 2, 2, 64, 64), causal=True)
+    options = backend("hf-sdpa")._options(lone, "cpu")  # type: ignore[attr-defined]
+    assert options == {"attention_mask": None, "is_causal": False}
+    assert backend("hf-sdpa")._options(replace(PLAIN, causal=True), "cpu")["is_causal"]  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize(

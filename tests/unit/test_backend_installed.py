@@ -11,7 +11,7 @@ import pytest
 
 from attnbench.backends import BACKENDS
 from attnbench.backends.fa2 import FlashAttention2
-from attnbench.backends.installed import Library, Limits, flash_workspace, import_problem, numbers
+from attnbench.backends.installed import Library, Limits, broken_import, flash_workspace, import_problem, numbers
 from attnbench.types import Case, Device, Shape
 from standins import install
 from standins.contract import AMPERE, CPU, HOPPER, backend
@@ -154,10 +154,31 @@ def test_a_version_that_is_too_old_says_which_is_needed(name: str, monkeypatch: 
     probe = made.probe()
     assert not probe.usable
     assert probe.install
+    assert "pip install --upgrade " in probe.install or "sdpa-fa4" in probe.install  # else pip leaves it as it is
     if plain.oldest:
         assert probe.reason == f"{plain.distributions[0]} 0.0.1 is older than {plain.oldest}"
     else:
         assert probe.reason == f"{plain.module} 0.0.1 has no {plain.needs[0]}: another version is needed"
+
+
+@pytest.mark.parametrize(
+    ("error", "todo"),
+    [
+        (ModuleNotFoundError("No module named 'a'", name="a"), "pip install a-kernels"),
+        (ModuleNotFoundError("No module named 'cutlass'", name="cutlass"), "pip install --force-reinstall a-kernels"),
+        (ModuleNotFoundError("No module named 'a_2_cuda'", name="a_2_cuda"), "pip install --force-reinstall a-kernels"),
+        (
+            ImportError("/x.so: undefined symbol: _ZN3c10"),
+            "pip install --force-reinstall --no-deps --no-cache-dir a-kernels",
+        ),
+        (
+            ImportError("libcuda.so.1: cannot open shared object file"),
+            "install the driver (nvidia-smi shows it), or leave the backend out",
+        ),
+    ],
+)
+def test_what_would_help_is_not_what_pip_calls_done(error: Exception, todo: str) -> None:
+    assert broken_import("a.b", error, "pip install a-kernels").install == todo
 
 
 @pytest.mark.parametrize(
@@ -170,6 +191,8 @@ def test_a_version_that_is_too_old_says_which_is_needed(name: str, monkeypatch: 
         (Limits(capability=(9, 0)), PLAIN, replace(AMPERE, capability=None), None),
         (Limits(capability_below=(9, 0)), PLAIN, HOPPER, "needs a compute capability below 9.0, this GPU has 9.0"),
         (Limits(dtypes=("fp16",)), PLAIN, HOPPER, "no bf16, only fp16"),
+        (Limits(bf16=(9, 0)), PLAIN, AMPERE, "no bf16 below compute capability 9.0, this GPU has 8.0"),
+        (Limits(bf16=(9, 0)), replace(PLAIN, dtype="fp16"), AMPERE, None),
         (Limits(backward=False), replace(PLAIN, direction="fwd_bwd"), HOPPER, "forward only"),
         (Limits(headdim=(8, 63)), PLAIN, HOPPER, "headdim 64 is outside 8 to 63"),
         (Limits(multiple=48), PLAIN, HOPPER, "headdim 64 is no multiple of 48"),

@@ -66,7 +66,9 @@ def test_probe_wants_torchs_switch_and_the_library(name: str, monkeypatch: pytes
     missing: dict[str, ModuleType | None] = {"flash_attn_interface": None, "flash_attn": None, "flash_attn.cute": None}
     with monkeypatch.context() as patch:
         install(patch, missing, {"torch": "2.13.0"})
-        assert "is not installed" in str(backend(name).probe().reason)
+        absent = backend(name).probe()
+        assert "is not installed" in str(absent.reason)
+        assert ("attnbench env create sdpa-fa4" in str(absent.install)) == (name == "sdpa-fa4")
     monkeypatch.delattr(attention, "list_flash_attention_impls")
     assert backend(name).probe().reason == f"this torch cannot put {wanted} behind SDPA; that came with 2.11"
 

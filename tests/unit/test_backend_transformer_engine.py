@@ -66,3 +66,16 @@ def test_what_breaks_at_import_is_one_line(monkeypatch: pytest.MonkeyPatch, erro
     assert "\n" not in probe.reason
     assert probe.install is not None
     assert "transformer-engine[pytorch]" in probe.install
+    assert ("--force-reinstall" in probe.install) == (not reason.startswith("is not installed"))
+
+
+@pytest.mark.parametrize(
+    ("causal", "window", "taken"),
+    [(False, (8, 8), True), (False, (8, None), False), (False, (None, 8), False), (True, (8, None), True)],
+)
+def test_a_window_that_is_not_causal_has_both_sides(
+    causal: bool, window: tuple[int | None, int | None], taken: bool
+) -> None:
+    case = replace(PLAIN, causal=causal, window_size=window)
+    said = backend("transformer-engine").unsupported(case, HOPPER)
+    assert said is None if taken else said == "its window has both sides, or is causal"

@@ -221,3 +221,11 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "0.4%" in shown  # the rounds' spread
     wrong = CliRunner().invoke(app, ["show", "man"])
     assert 'did you mean "main"' in str(wrong.exception)
+
+
+def test_a_cell_that_failed_in_some_rounds_is_said(tmp_path: Path) -> None:
+    some = [ok(case(), "triton", 300), ended(case(), "triton", "oom", "full", round=1), ok(case(2048), "triton", 300)]
+    path, before = files.save(run(some), "main", tmp_path)
+    said = report.saved(path, run(some), before)
+    assert "1 cell failed in some rounds, so to fail in some again is no regression: triton 1k" in said
+    assert "in some rounds" not in report.saved(path, run(some[:1]), before)

@@ -103,6 +103,8 @@ def test_prices() -> None:
     }
     assert by_hour["H200"].buys(500) == pytest.approx(500 * 3600 / 3.40 / 1000)
     assert prices.parse("x=32,000")[1].buys(500) == pytest.approx(500 / 32)
+    assert prices.parse("x=$1,032,000.50")[1].amount == 1032000.5
+    assert str(prices.parse("x=3.40")[1]) == "$3.40 to buy"
 
 
 def test_a_whole_name_goes_before_a_part_of_it() -> None:
@@ -117,16 +119,18 @@ def test_a_whole_name_goes_before_a_part_of_it() -> None:
         (["h200"], "is not NAME=PRICE"),
         (["h200=cheap"], "is not NAME=PRICE"),
         (["h200=0"], "not above 0"),
-        (["H300=3"], 'did you mean "H200"'),
-        (["h200=3", "NVIDIA=4"], None),
-        (["NVIDIA=3", "80GB=4"], "two prices"),
+        (["H300=3/h"], 'did you mean "H200"'),
+        (["h200=300", "NVIDIA=400"], None),
+        (["NVIDIA=300", "80GB=400"], "two prices"),
+        (["h200=3,40/h"], "is not NAME=PRICE"),
+        (["h200=€3/h"], "is not NAME=PRICE"),
         (["h200=3/h", "h100=30000"], "the same way"),
     ],
 )
 def test_prices_that_cannot_be_are_one_line(options: list[str], said: str | None) -> None:
     found = made(a_run(), a_run(H100))
     if said is None:
-        assert prices.prices(options, found)["H200"].amount == 3
+        assert prices.prices(options, found)["H200"].amount == 300
         return
     with pytest.raises(UserError, match=said):
         prices.prices(options, found)

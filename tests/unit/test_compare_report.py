@@ -68,6 +68,31 @@ def test_what_cannot_be_told_apart_is_said_so() -> None:
     assert "M1 is 1.050x" in of(1.0, 1.05, rounds=1)
 
 
+def test_what_a_better_backend_does_is_told_from_what_the_machine_does() -> None:
+    ours, theirs = a_run(H200, 1.0), a_run(H100, 1.0)
+    better = [ok(r.case, "fa4", 600, round=r.round) for r in theirs.records if r.backend == "eager"]
+    more = compare([Path("a"), Path("b")], [ours, replace(theirs, records=(*theirs.records, *better))], Request())
+    (said,) = answer(more)
+    assert re.match(r"H100 is 1\.50x .* With the same backends on both: 1\.000x", said)
+    assert "nowhere above but where one of them is the fastest of its machine" in terminal.text(more)
+    assert "same backend" not in of(1.0, 2.0)
+    slower = [r if r.backend != "eager" else ok(r.case, "eager", 60, round=r.round, n=10) for r in ours.records]
+    alike = compare([Path("a"), Path("b")], [ours, replace(theirs, records=tuple(slower))], Request())
+    assert "same backend" not in answer(alike)[0], "each ran triton: that eager differs is not told here"
+
+
+def test_machines_alike_per_watt_have_no_winner() -> None:
+    def of_power(*watts: float) -> str:
+        one = [ok(case(), "fa3", 600, sustained=1e-3, sustained_power=w) for w in watts]
+        machines = [replace(H200, name=f"M{i}") for i in range(len(watts))]
+        runs = [run([record], device=device) for record, device in zip(one, machines, strict=True)]
+        (said,) = answer(compare([Path(f"{i}") for i in range(len(runs))], runs, Request()))
+        return said
+
+    assert "Per watt M1 and M0 are alike" in of_power(700.0, 700.0)
+    assert "Most per watt: M1" in of_power(700.0, 600.0)
+
+
 def test_of_several_machines_the_fastest_is_named() -> None:
     said = of(1.0, 2.0, 3.0)
     assert said.startswith("Fastest is M2 over 4 cases")
@@ -190,6 +215,17 @@ def test_a_workload_is_the_answer(tmp_path: Path) -> None:
     assert "TFLOP/s per $1,000" in said
     assert re.search(r"all of chat +100% +4 +2\.00x", terminal.text(got))
     assert json.loads(export.json_text(got))["workload"]["parts"][0]["share"] == pytest.approx(0.7)
+
+
+def test_tflops_are_of_the_workload_as_the_ratio_and_the_money_are(tmp_path: Path) -> None:
+    file = tmp_path / "w.yaml"
+    file.write_text("name: short\nparts: [{weight: 100%, seqlen: 1k}]")
+    ours = run([ok(case(n), "triton", tflops, n=10) for n, tflops in ((1024, 400), (2048, 100))], device=H200)
+    request = Request(workload=file, prices=("h200=1000", "h100=1000"))
+    got = compare([Path("a"), Path("b")], [ours, a_run(H100, 2.0)], request)
+    machine = json.loads(export.json_text(got))["machines"][0]
+    assert machine["tflops"] == machine["bought"] == pytest.approx(400)
+    assert machine["tflops_geomean"] == pytest.approx(200)
 
 
 def test_machines_that_cannot_run_a_workload_are_beside_the_answer(tmp_path: Path) -> None:

@@ -143,7 +143,7 @@ def test_a_new_file_is_of_schema_2_and_half_as_long(tmp_path: Path) -> None:
 
 def test_multiplied_runs_are_real_ones(tmp_path: Path) -> None:
     path = tmp_path / "many.jsonl"
-    multiply(RESULTS[-1], path, 700, rounds=2)
+    multiply(next(path for path in RESULTS if "default" in path.stem), path, 700, rounds=2)
     run, problems = store.read(path)
     assert not problems
     assert len(run.records) == 700

@@ -16,7 +16,6 @@ from attnbench.doctor import Diagnosis, diagnose
 from attnbench.errors import UserError
 from attnbench.report.doctor import json_text, render
 from attnbench.trial import Trial, label
-from attnbench.types import Environment
 from attnbench.verdicts import Finding, judge_trial
 
 
@@ -24,9 +23,6 @@ class Examined(doctor.Fleet):
     """The workers of an H200, simulated; the examiner answers with `facts`, or crashes."""
 
     facts: ClassVar[dict[str, Any] | None] = None
-
-    def environment(self, *_: object) -> Environment:
-        return environment(H200, packages={"triton": "3.5.0"})
 
     def ask(self, name: str, *_: object) -> dict[str, Any]:
         assert name == doctor.EXAMINER
@@ -38,6 +34,7 @@ class Examined(doctor.Fleet):
 @pytest.fixture
 def examined(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "Fleet", Examined)
+    monkeypatch.setattr(doctor, "look", lambda *_: environment(H200, packages={"triton": "3.5.0"}))
     monkeypatch.setattr(doctor, "IMPLEMENTATIONS", {"cuda": ("fake",)})
     monkeypatch.setattr(fitness, "host", lambda: HOST)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import sys
 import time
@@ -12,7 +13,6 @@ import pytest
 
 from attnbench import execute
 from attnbench.backends import BACKENDS
-from attnbench.errors import UserError
 from attnbench.execute import Fleet, TimeLimit
 from attnbench.process import WorkerProcess
 from attnbench.types import Case, Device, Forecast, Job, Policy, Probe, Record, Shape
@@ -208,6 +208,17 @@ def test_close_ends_the_workers(new_fleet: NewFleet) -> None:
         os.kill(worker, 0)
 
 
+def test_close_waits_for_no_worker_before_all_are_told(new_fleet: NewFleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    fleet = new_fleet(a="Own", b="Own")
+    fleet.probe()
+    done: list[str] = []
+    send, kill = WorkerProcess.send_kill, WorkerProcess.kill
+    monkeypatch.setattr(WorkerProcess, "send_kill", lambda worker: (done.append("send"), send(worker))[1])
+    monkeypatch.setattr(WorkerProcess, "kill", lambda worker: (done.append("kill"), kill(worker))[1])
+    fleet.close()
+    assert done[:3] == ["send", "send", "kill"]
+
+
 def test_probes(new_fleet: NewFleet, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ATTNBENCH_FAKE", "missing")
     specs = {**FAKE, "gone": "no_such_module_of_ours:f", "none": "attnbench.backends.fake:Nothing"}
@@ -216,7 +227,19 @@ def test_probes(new_fleet: NewFleet, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "ModuleNotFoundError: No module named 'no_such_module_of_ours'" in str(probes["gone"].reason)
     assert "has no 'Nothing'" in str(probes["none"].reason)
     assert "SIGABRT" in str(probes["dies"].reason)
+    assert "install it again" in str(probes["dies"].install)
     assert not any(p.usable for name, p in probes.items() if name in ("fake", "gone", "none", "dies"))
+
+
+def test_what_to_do_is_said_for_the_interpreter_that_lacks_it(new_fleet: NewFleet) -> None:
+    fleet = new_fleet({"hf-sdpa": BACKENDS["hf-sdpa"], "eager": BACKENDS["eager"]})
+    if importlib.util.find_spec("transformers"):
+        pytest.skip("transformers is there")
+    fleet.interpreters = {"hf-sdpa": sys.executable, "eager": "/bin/true"}
+    probes = fleet.probe()
+    assert probes["hf-sdpa"].install == f"{sys.executable} -m pip install transformers"
+    assert probes["eager"].reason == "importing it in /bin/true: the worker ended with exit code 0"
+    assert probes["eager"].install == "is that a Python?"
 
 
 def test_what_has_begun_to_load_is_asked_once(new_fleet: NewFleet, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -230,6 +253,35 @@ def test_what_has_begun_to_load_is_asked_once(new_fleet: NewFleet, monkeypatch: 
     assert sent == ["load"]
     assert fleet.probe() == first
     assert sent == ["load", "load"]
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+@pytest.mark.parametrize(
+    ("when_torch_is_imported", "reason"),
+    [("os.abort()", "the worker crashed (SIGABRT)"), ("raise ImportError('broken')", "ImportError: broken")],
+)
+def test_what_fails_ahead_is_said_by_the_first_job(
+    when_torch_is_imported: str, reason: str, ahead: bool, tmp_path: Path
+) -> None:
+    (tmp_path / "own.py").write_text(f"""
+import os, sys
+class Finder:
+    def find_spec(self, name, path=None, target=None):
+        if name == "torch":
+            {when_torch_is_imported}
+sys.meta_path.insert(0, Finder())
+def attention(q, k, v, *, causal, softmax_scale):
+    return q
+""")
+    fleet = Fleet({"own": f"{tmp_path}/own.py:attention"})
+    cpu = Device("cpu", 0, "CPU", 2**30, 2**30)
+    fleet.begin(ahead=ahead)
+    (answer, *_) = fleet.survey(fleet.probe(), [case(8)], cpu)["own"]
+    assert answer.reason is None
+    fleet.make_ready(["own"], cpu)
+    record = fleet.run(job(8, "own"), POLICY, cpu)
+    fleet.close()
+    assert (record.status, record.reason) == ("failed", reason)
 
 
 def test_survey(new_fleet: NewFleet) -> None:
@@ -298,15 +350,6 @@ def test_the_dearest_go_first_where_the_forecast_was_too_low() -> None:
     assert not limit.allows(cheap, [cheap] * 40)
 
 
-def test_environment_of_the_simulated_device(new_fleet: NewFleet) -> None:
-    fleet = new_fleet(FAKE)
-    found = fleet.environment("fake", ["bf16"])
-    assert found.device.kind == "fake"
-    assert found.device.matmul["bf16"] > 0
-    with pytest.raises(UserError, match=r"CUDA|cuda:99"):
-        fleet.environment("cuda:99", [])
-
-
 def test_the_parent_stays_without_torch(tmp_path: Path) -> None:
     """It runs jobs, and never has torch in its own process."""
     import subprocess
@@ -316,10 +359,11 @@ import sys
 sys.path.insert(0, {os.fspath(Path(__file__).parent)!r})
 from attnbench.backends import BACKENDS
 from attnbench.execute import Fleet, execute
+from attnbench.look import look
 from attnbench.types import Case, Device, Forecast, Job, Policy, Shape
 job = Job(Case(Shape(1, 8, 8, 1, 1, 8, 8), "bf16", "fwd"), "fake", 0, Forecast(1.0, 1.0, 1))
 fleet = Fleet({{"fake": BACKENDS["fake"]}})
-device = fleet.environment("fake", ()).device
+device = look("fake").device
 *_, (_, record) = execute([job], fleet, Policy(), device)
 fleet.close()
 assert "torch" not in sys.modules

@@ -15,7 +15,7 @@ from attnbench.gate.gate import Judgement, Request, judge
 from attnbench.gate.margins import DEFAULT, Margins
 from attnbench.gate.readings import Side, readings, signed, text
 from attnbench.report.cells import cells
-from attnbench.types import Record
+from attnbench.types import Forecast, Job, Record, Run
 
 WOBBLE = (0.0, 0.001, -0.001, 0.0005, -0.0005)
 LENGTHS = (1024, 2048, 4096)
@@ -122,6 +122,93 @@ def test_a_cell_that_fails_in_any_round_is_newly_failing(status: str, bad: int) 
 def test_a_cell_that_works_again() -> None:
     assert of_one(broken("oom"), rounds(seqlens=(1024,)))[::2] == ("newly-working", 0)
     assert of_one(broken("skipped"), rounds(seqlens=(1024,)))[::2] == ("newly-working", 0)
+
+
+@pytest.mark.parametrize("status", ["failed", "oom", "timeout"])
+def test_a_round_that_failed_in_the_baseline_does_not_hide_what_came_of_the_others(status: str) -> None:
+    flaky, slower = broken(status, bad=1), rounds(seqlens=(1024,), tflops=300 / 1.1)
+    judgement = gate(flaky, slower)
+    assert verdicts(judgement) == {(1024, None): "newly-working", (1024, "latency"): "regressed"}
+    assert judgement.exit_code == 1
+    assert verdicts(gate(flaky, rounds(seqlens=(1024,)))) == {
+        (1024, None): "newly-working",
+        (1024, "latency"): "unchanged",
+    }
+    assert of_one(flaky, broken(status, bad=5))[::2] == ("newly-failing", 1)
+    assert of_one(flaky, broken("skipped", bad=5))[::2] == ("missing", 1)
+    again = gate(flaky, broken(status, bad=2))
+    assert verdicts(again) == {(1024, "latency"): "unchanged"}
+    assert any("1 cell failed in some rounds of both runs, of which those that worked" in n for n in again.notes)
+    assert not any("neither" in note for note in again.notes)
+
+
+@pytest.mark.parametrize("status", ["skipped", "failed", "wrong"])
+def test_a_cell_that_works_in_some_rounds_only_is_no_success(status: str) -> None:
+    more = rounds(seqlens=(2048,))
+    judgement = gate([*broken(status), *more], [*broken("failed", bad=2), *more])
+    assert verdicts(judgement) == {(2048, "latency"): "unchanged"}
+    assert any("worked in some rounds, and not in the baseline: not compared" in note for note in judgement.notes)
+    assert not any("both runs" in note for note in judgement.notes)
+
+
+def test_of_a_cell_that_was_wrong_in_any_round_nothing_is_compared() -> None:
+    assert of_one(broken("wrong", bad=1), rounds(seqlens=(1024,)))[::2] == ("newly-working", 0)
+    with pytest.raises(UserError, match="nothing in the two runs can be compared"):
+        gate(broken("wrong", bad=1), broken("wrong", bad=1))
+
+
+def test_in_turns_a_cell_that_failed_in_a_round_decides_nothing_by_the_others() -> None:
+    """An A/B measures it no more, so that its few rounds would stay inconclusive."""
+    more = rounds(seqlens=(2048,))
+    a, b = [*broken("failed", bad=4), *more], [*rounds(seqlens=(1024,)), *more]
+    halves = [replace(run(records), turns="one") for records in (a, b)]
+    assert verdicts(judge(*halves, Request(("latency",))))[1024, None] == "newly-working"
+    assert (1024, "latency") not in verdicts(judge(*halves, Request(("latency",))))
+    assert (1024, "latency") in verdicts(gate(a, b))
+
+
+def planned(records: list[Record], done: int) -> Run:
+    """A run that was interrupted after so many jobs."""
+    forecast = Forecast(0.1, 0.001, 1)
+    jobs = tuple(Job(r.case, r.backend, r.round, forecast) for r in records)
+    return replace(run(records[:done]), plan=jobs)
+
+
+def test_a_run_that_is_not_done_says_so() -> None:
+    every = sorted(rounds(), key=lambda r: r.round)
+    short = judge(run(every), planned(every, 9), Request(("latency",)))
+    assert short.exit_code == 0
+    assert any("The current run is incomplete: 6 of 15 planned jobs not measured." in note for note in short.notes)
+    shorter = judge(planned(every, 14), planned(every, 2), Request(("latency",)))
+    reasons = {f.case.shape.seqlen_k: f.reason for f in shorter.findings if f.verdict == "missing"}
+    assert reasons == {4096: "planned, and not measured yet"}
+    assert any("The baseline is incomplete: 1 of 15 planned jobs" in note for note in shorter.notes)
+    assert not any("incomplete" in note for note in judge(planned(every, 15), run(every), Request(("latency",))).notes)
+
+
+@pytest.mark.parametrize(("seqlen", "named"), [(1024, True), (65536, False)])
+def test_cycles_are_named_where_the_clock_that_was_read_is_that_of_the_call(seqlen: int, named: bool) -> None:
+    """Under a limit it moves while a call lasts longer than a burst."""
+    held = rounds(seqlens=(seqlen,), clock_held=1.4e9, limits=("power cap",))
+    (note,) = [note for note in gate(held, held).notes if note.startswith("~ 1 cell: a limit held the clock")]
+    assert ("--metric cycles" in note) == named
+
+
+def test_two_units_of_a_model_are_said() -> None:
+    def of(uuid: str | None, **changes: Any) -> Run:
+        one = run(rounds())
+        device = replace(one.environment.device, uuid=uuid, **changes)
+        return replace(one, environment=replace(one.environment, device=device))
+
+    def said(a: str | None, b: str | None) -> bool:
+        return any("two units" in note for note in judge(of(a), of(b), Request(("latency",))).notes)
+
+    assert said("a", "b")
+    assert not said("a", "a")
+    judged = judge(of("a"), of("b", name="NVIDIA H100"), Request(("latency",), expect=("gpu",)))
+    assert judged.findings
+    assert not any("two units" in note for note in judged.notes)
+    assert not said(None, "b")
 
 
 def test_a_cell_that_is_gone_is_missing() -> None:

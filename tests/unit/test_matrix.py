@@ -47,6 +47,8 @@ def said(backend: str, feature: str, gpu: str = "h100") -> tuple[str, str]:
         ("sdpa-flash", "fp32", "h100", "no", "no fp32, only bf16 and fp16"),
         ("sdpa-flash", "fp32", "cpu", "yes", ""),
         ("sdpa-efficient", "d512", "h100", "yes", ""),
+        ("sdpa-efficient", "GQA", "h100", "no", "no grouped heads (nheads_k must equal nheads)"),
+        ("sdpa-efficient", "bf16", "t4", "no", "no bf16 below compute capability 8.0, this GPU has 7.5"),
     ],
 )
 def test_cells(backend: str, feature: str, gpu: str, answer: str, reason: str) -> None:

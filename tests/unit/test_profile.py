@@ -67,7 +67,7 @@ def test_mistakes_are_said_before_anything_starts(
     def start(*_: Any) -> None:
         raise AssertionError("a worker was started")
 
-    monkeypatch.setattr(Fleet, "environment", start)
+    monkeypatch.setattr(profile, "look", start)
     with pytest.raises(UserError) as error:
         profile.profile(request_, lambda _: None)
     assert said in str(error.value)

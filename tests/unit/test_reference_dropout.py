@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -16,6 +16,7 @@ from attnbench.reference import dropout, dropout_check
 from attnbench.types import Case, Prepared, Shape
 
 CPU = torch.device("cpu")
+WIDTHS = (torch.float64, torch.bfloat16)
 
 
 def case(direction: Any = "fwd", p: float = 0.1, dtype: Any = "fp32", **changes: Any) -> Case:
@@ -194,3 +195,85 @@ def test_statistics_of_the_output(p: float, changes: dict[str, Any]) -> None:
     assert out(torch.rand(size) >= p, 1 - p) != ()
     assert out(torch.rand(size) >= min(0.97, 1.5 * p + 0.02)) != ()
     assert out(torch.full(size, float("nan"))) != ()
+
+
+def fused_backward(which: Case, given: inputs.Inputs, kept: Tensor, out: Tensor) -> dict[str, Tensor]:
+    """As fused kernels do it, in float64: the sum that is subtracted from a row of dP is dout out', of this `out`.
+
+    `kept` and `out` as (batch, nheads, seqlen_q, ...); the results as (batch, seqlen, nheads, headdim).
+    """
+    assert given.dout is not None
+    q, k, v, dout = (t.transpose(1, 2).double() for t in (given.q, given.k, given.v, given.dout))
+    p, weights = weighed(which, given), kept / (1 - which.dropout_p)
+    d = (dout * out.double()).sum(-1, keepdim=True)
+    ds = p * (dout @ v.mT * weights - d) * which.softmax_scale
+    results = {"out": (p * weights) @ v, "dq": ds @ k, "dk": ds.mT @ q, "dv": (p * weights).mT @ dout}
+    return {name: t.transpose(1, 2) for name, t in results.items()}
+
+
+def weighed(which: Case, given: inputs.Inputs) -> Tensor:
+    """The probabilities, (batch, nheads, seqlen_q, seqlen_k), before dropout."""
+    q, k = (t.transpose(1, 2).double() for t in (given.q, given.k))
+    seen = reference.visible(which, torch.arange(which.shape.seqlen_q))
+    return (q @ k.mT * which.softmax_scale).masked_fill(~seen, float("-inf")).softmax(-1)
+
+
+@dataclass(frozen=True)
+class Fused:
+    which: Case
+    given: inputs.Inputs
+    kept: Tensor
+    answer: reference.Reference
+
+    def out(self, p: float = 0.1) -> Tensor:
+        """In float64; with p = 0 as it is without dropout."""
+        weights = self.kept / (1 - p) if p else torch.ones_like(self.kept)
+        return (weighed(self.which, self.given) * weights) @ self.given.v.transpose(1, 2).double()
+
+    def results(self, out: Tensor) -> dict[str, Tensor]:
+        made = fused_backward(self.which, self.given, self.kept, out)
+        return {name: t.bfloat16() for name, t in made.items()}
+
+
+@pytest.fixture(params=[{"causal": True}, {"window_size": (0, 0)}], ids=["causal", "one key"])
+def fused(request: Any) -> Fused:
+    """Of 128 heads; where each query sees one key, eager's dq is exactly zero."""
+    return made(Shape(4, 32, 32, 32, 32, 64, 64), 0, **request.param)
+
+
+def made(shape: Shape, seed: int, **mask: Any) -> Fused:
+    which = Case(shape, "bf16", "bwd", dropout_p=0.1, **mask)
+    given = inputs.make(which, "cpu", seed)
+    scores = (shape.batch, shape.nheads, shape.seqlen_q, shape.seqlen_k)
+    kept = torch.rand(scores, generator=torch.Generator().manual_seed(seed)) >= which.dropout_p
+    sample = reference.choose(which, CPU)
+    assert sample.whole
+    return Fused(which, given, kept, reference.reference(which, given, sample, kept=kept.flatten(0, 1)[:, :, None]))
+
+
+def test_what_a_rounded_out_does_to_dq_and_dk_is_allowed(fused: Fused) -> None:
+    """And is of the size computed, in every position."""
+    exact, rounded = (fused_backward(fused.which, fused.given, fused.kept, fused.out().to(t)) for t in WIDTHS)
+    for name in ("dq", "dk"):
+        off = (rounded[name] - exact[name]).transpose(1, 2).flatten(0, 1).square().sum((0, 2))
+        share = off / fused.answer.doubt[name].square
+        assert share.min() > 0.3
+        assert share.max() < 1.1
+    results = fused.results(fused.out().bfloat16())
+    assert reference.compare(fused.answer, results).ok
+    if not fused.which.causal:
+        assert not reference.compare(replace(fused.answer, doubt={}), results).ok
+
+
+@pytest.mark.parametrize("mask", [{"causal": True}, {"window_size": (0, 0)}], ids=["causal", "one key"])
+def test_it_is_allowed_of_a_single_head_too(mask: dict[str, Any]) -> None:
+    """Whose row has one such error, so that those of a stretch may all be large."""
+    for seed in range(20):
+        one = made(Shape(1, 128, 128, 1, 1, 64, 64), seed, **mask)
+        found = reference.compare(one.answer, one.results(one.out().bfloat16()))
+        assert found.ok, (seed, found.errors)
+
+
+def test_a_row_sum_without_its_dropout_is_wrong(fused: Fused) -> None:
+    found = reference.compare(fused.answer, fused.results(fused.out(p=0.0)))
+    assert [name for name, error in found.errors.items() if not error.ok] == ["dq", "dk"]

@@ -15,6 +15,7 @@ from rich.console import Console
 from attnbench.errors import UserError
 from attnbench.report import export, markdown, points, terminal
 from attnbench.report.cells import cells
+from attnbench.report.contents import contents
 from attnbench.types import Accuracy, Record, Run, TensorError
 
 
@@ -29,7 +30,7 @@ def shown(runs: list[Run], width: int = 100, encoding: str = "utf-8", **options:
     """What the terminal report writes to a pipe."""
     raw = io.BytesIO()
     stream = io.TextIOWrapper(raw, encoding=encoding)
-    terminal.render(Console(file=stream, width=width), runs, **options)
+    terminal.render(Console(file=stream, width=width), contents(runs, **options))
     stream.flush()
     return raw.getvalue().decode(encoding)
 
@@ -119,7 +120,7 @@ def test_a_pipe_gets_no_escape_codes_and_ascii_gets_ascii() -> None:
 def test_no_color_keeps_the_figures_and_the_star(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NO_COLOR", "1")
     stream = io.StringIO()
-    terminal.render(Console(file=stream, width=100, force_terminal=True), [run(forwards())])
+    terminal.render(Console(file=stream, width=100, force_terminal=True), contents([run(forwards())]))
     assert "*414" in stream.getvalue()
     assert "\x1b[3" not in stream.getvalue()  # bold and dim may stay
 
@@ -127,7 +128,7 @@ def test_no_color_keeps_the_figures_and_the_star(monkeypatch: pytest.MonkeyPatch
 def test_colour_marks_best_and_wrong() -> None:
     stream = io.StringIO()
     console = Console(file=stream, width=100, force_terminal=True, color_system="standard")
-    terminal.render(console, [run(forwards())], memory=False)
+    terminal.render(console, contents([run(forwards())], memory=False))
     assert "\x1b[1;32m*414\x1b[0m" in stream.getvalue()
     assert "\x1b[1;31mWRONG\x1b[0m" in stream.getvalue()
 
@@ -243,19 +244,19 @@ def test_only_skips_make_no_table() -> None:
 
 def test_an_empty_run() -> None:
     assert shown([run([])]) == "Nothing was measured: there are no records.\n"
-    assert markdown.render([run([])]) == "Nothing was measured: there are no records.\n"
+    assert markdown.render(contents([run([])])) == "Nothing was measured: there are no records.\n"
     assert json.loads(export.json_text([run([])])) == []
 
 
 def test_markdown() -> None:
-    text = markdown.render([run(forwards())])
+    text = markdown.render(contents([run(forwards())]))
     assert (
         "### Throughput, TFLOP/s (FLOPs: exact), and share of the peak (989 for bf16) (bold: best of its row)" in text
     )
     assert "| seqlen | eager | sdpa-efficient | sdpa-flash | sdpa-cudnn | triton |\n| ---: | ---:" in text
     assert "| 16k | skip | 212 21% | 368 37% | **621** 63% | WRONG |" in text
     assert "- skip: sdpa-math (all): needs a CUDA GPU" in text
-    assert "FLOPs: fa, causal counts half" in markdown.render([run(forwards())], convention="fa")
+    assert "FLOPs: fa, causal counts half" in markdown.render(contents([run(forwards())], convention="fa"))
 
 
 def test_where_memory_bounds_the_share_is_of_the_roofline() -> None:
@@ -271,7 +272,7 @@ def test_where_memory_bounds_the_share_is_of_the_roofline() -> None:
     # 4 FLOPs a byte with 4 query heads a key head: 12 TFLOP/s move 3 TB/s
     assert "   16k     9.00 47%m    *12.0 63%m\n" in text
     assert "   16k   300    30%    *350   35%\n" in text
-    marked = markdown.render([run(records)])
+    marked = markdown.render(contents([run(records)]))
     assert heading in marked
     assert "| 16k | 9.00 47%m | **12.0** 63%m |" in marked
     assert "roofline" not in shown([run(records[:2])])
@@ -295,7 +296,7 @@ def test_cells_whose_clock_was_held_down_are_marked() -> None:
     latency = shown([run(records)], metrics=("latency", "utilization_clock"), memory=False)
     assert "ms" in latency
     assert latency.count("~ clock held down") == 1
-    marked = markdown.render([run(records)])
+    marked = markdown.render(contents([run(records)]))
     assert "(bold: best of its row, \\~ clock held down)" in marked
     assert "| 1k | 32.1 3% | **300**\\~ 30% |" in marked
 
@@ -313,7 +314,7 @@ def test_a_wrong_kernel_has_no_figure() -> None:
     assert "    1k   32.1 3%   KERNEL!\n" in text
     assert f"KERNEL!  fa4 1k d128 full fwd: {reason}\n" in text
     assert "1 cell where another kernel ran than the backend's: fa4 1k d128 full fwd." in text
-    assert "| 1k | 32.1 3% | KERNEL! |" in markdown.render([run(records)])
+    assert "| 1k | 32.1 3% | KERNEL! |" in markdown.render(contents([run(records)]))
 
 
 def test_how_it_was_measured() -> None:

@@ -189,6 +189,17 @@ def test_throughputs_of_several_peaks_have_scales_of_their_own(dtypes: tuple[str
         assert spec["resolve"] == {"scale": {"y": wanted}}
 
 
+@pytest.mark.parametrize(("backends", "abreast"), [(2, None), (20, 4)])
+def test_a_legend_is_no_wider_than_its_figure(backends: int, abreast: int | None) -> None:
+    """Else a figure of twenty backends is half empty."""
+    found = points.points(cells([run([ok(case(), f"flash_attention_{i:02}", 400) for i in range(backends)])]))
+    by_name = {f.name: f for f in figures.FIGURES}
+    spec = figures.spec(by_name["throughput"], found, look.LIGHT, (250, 200), 3, legend=True)
+    drawn = [layer.get("encoding", {}).get("stroke") for layer in spec["spec"]["layer"]]
+    legends = [stroke["legend"] for stroke in drawn if stroke]
+    assert [legend.get("columns") for legend in legends] == [abreast] * len(legends) != []
+
+
 def test_memory_runs_beside_slopes_of_one_and_two() -> None:
     records = [ok(case(s), "eager", 40, memory_peak=s * s * 16384 // s) for s in (1024, 4096)]
     found = points.points(cells([run(records)]))

@@ -135,6 +135,8 @@ def test_the_state_of_the_machine() -> None:
     text = warned(good, shared)
     assert "Shared GPU: others computed on it during 1 of 2 cells: blender (pid 9), python (pid 12)." in text
     assert "--device cuda:N" in text
+    mistaken = ended(case(2048), "triton", "wrong-kernel", "kernels ran for longer", others=shared.others)
+    assert "Shared GPU: others computed on it during 1 of 2 cells" in warned(good, mistaken)
     failing = replace(shared, others=(), ecc_errors=2)
     text = warned(good, failing)
     assert "The GPU counted 2 uncorrected memory errors during triton 2k d128 full fwd." in text

@@ -21,7 +21,7 @@ from multiplied import multiply
 from rich.console import Console
 
 import attnbench
-from attnbench import batch, derive, stats, store
+from attnbench import apart, batch, derive, stats, store
 from attnbench.columns import COMPARE, ERRORS, REPORT
 from attnbench.compare import compare as comparing
 from attnbench.errors import UserError
@@ -31,6 +31,7 @@ from attnbench.metrics import METRICS, value
 from attnbench.report import export, html, markdown, tables, terminal
 from attnbench.report.cells import cells
 from attnbench.report.compare import terminal as comparison
+from attnbench.report.contents import contents
 from attnbench.types import Run
 
 RESULTS = sorted((Path(__file__).parents[2] / "results").glob("*.jsonl"))
@@ -49,7 +50,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def table(run: Run) -> None:
-    terminal.render(Console(file=io.StringIO(), width=120), [run])
+    terminal.render(Console(file=io.StringIO(), width=120), contents([run]))
 
 
 REPORTS: dict[str, Callable[[Run], object]] = {
@@ -202,12 +203,50 @@ def test_what_derives_from_the_latency_alone_is_that_of_whole_records() -> None:
 
 def test_tables_end_where_nobody_would_read_on(folder: Path) -> None:
     run, _ = store.read(folder / "many-2000.jsonl")
-    short, long = markdown.render([run], lines=100), markdown.render([run], lines=float("inf"))
+    short, long = (markdown.render(contents([run], lines=lines)) for lines in (100, math.inf))
     assert "more tables not shown: attnbench report --all" in short
     assert "not shown" not in long
     assert short.count("\n") < long.count("\n") - 100
     some, every = (tables.sections(cells([run]), lines=lines)[0] for lines in (100, float("inf")))
     assert 0 < len(some.tables) == len(every.tables) - some.left
+
+
+@pytest.fixture
+def begun(monkeypatch: pytest.MonkeyPatch) -> list[object]:
+    """The processes that apart.py has begun: of three that there can be at a time."""
+    if sys.platform != "linux":
+        pytest.skip("elsewhere one process does all")
+    found: list[object] = []
+    begin = apart._begin
+    monkeypatch.setattr(apart, "processes", lambda: 3)
+    monkeypatch.setattr(apart, "_begin", lambda *given: found.append(given) or begin(*given))
+    return found
+
+
+def test_two_processes_make_the_contents_that_one_makes(monkeypatch: pytest.MonkeyPatch, begun: list[object]) -> None:
+    runs = [store.read(path)[0] for path in RESULTS if "default" in path.stem or "fp8" in path.stem]
+    here = contents(runs, metrics=("tflops", "latency"))
+    assert not begun
+    monkeypatch.setattr("attnbench.report.contents.MANY", 1)
+    assert contents(runs, metrics=("tflops", "latency")) == here
+    assert len(begun) == 1
+    assert here.notes
+    assert here.cautions
+    with pytest.raises(UserError, match='no metric "speed"'):
+        contents(runs, metrics=("speed",))
+
+
+@pytest.mark.parametrize("write", [export.csv, export.json_text])
+def test_three_processes_write_the_rows_that_one_writes(
+    write: Callable[[Sequence[Run]], str], monkeypatch: pytest.MonkeyPatch, begun: list[object], folder: Path
+) -> None:
+    runs = [store.read(folder / f"many-{SIZES[0]}.jsonl")[0]]
+    here = write(runs)
+    assert not begun
+    monkeypatch.setattr(export, "LEAST", 20)
+    assert write(runs) == here
+    assert len(begun) == 2
+    assert write([replace(runs[0], records=())]) == write([])
 
 
 def test_a_page_of_too_many_cells_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,6 +19,7 @@ from triton_attention import (
     ours,
     plain,
     poisoned,
+    to_float8,
 )
 
 
@@ -95,17 +96,21 @@ def test_more_stretches_than_are_combined_at_once_and_than_there_are_keys_for(mo
         check(ours(*inputs, causal=True), inputs, causal=True)
 
 
-@pytest.mark.parametrize("short", [False, True], ids=["forward", "decode"])
-def test_float8_where_its_rounding_does_not_matter(short: bool) -> None:
+@pytest.mark.parametrize(
+    ("options", "keys"),
+    [({}, 90), ({"tma": True}, 96), ({"short": True}, 90)],
+    ids=["forward", "tensor-maps", "decode"],
+)
+def test_float8_where_its_rounding_does_not_matter(options: dict[str, bool], keys: int) -> None:
     """The interpreter rounds to e4m3 wrongly (Triton 3.9): scores only, and a weight of 1; tests/gpu does the rest."""
-    q, k, v, dout = make(70, 90, 2, 1, 32, 32, torch.float32)
+    q, k, v, dout = make(70, keys, 2, 1, 32, 24, torch.float32, batch=2)
     descale = tuple((t.abs().max() / 448).reshape(1) for t in (q, k, v))
-    rounded = tuple((t / s).to(torch.float8_e4m3fn) for t, s in zip((q, k, v), descale, strict=True))
+    rounded = to_float8(q, k, v, descale)
     q, k, v = (t.double() * s for t, s in zip(rounded, descale, strict=True))
-    for options in ({"causal": True, "softcap": 1.5}, {"window_size": (0, 0)}):
-        with kernels(32, 32, short=short):
-            out, lse = attention(*rounded, **options, descale=descale, return_lse=True)
-        exact, exact_lse, *_ = plain(q, k, v, dout.double(), **options)
+    for features in ({"causal": True, "softcap": 1.5}, {"window_size": (0, 0)}):
+        with kernels(32, 32, **options):
+            out, lse = attention(*rounded, **features, descale=descale, return_lse=True)
+        exact, exact_lse, *_ = plain(q, k, v, dout.double(), **features)
         torch.testing.assert_close(lse.double(), exact_lse, rtol=0, atol=1e-5)
     assert out.dtype == torch.bfloat16
     torch.testing.assert_close(out.double(), exact, rtol=2**-7, atol=0)  # the interpreter cuts bf16 off
@@ -207,7 +212,8 @@ def test_log_sum_exp_has_no_gradient() -> None:
         (lambda q, k, v: (q[..., :8], k[..., :8], v), "16 to 256"),
         (lambda q, k, v: (q, k[:, 1:], v), "do not fit"),
         (lambda q, k, v: (q.expand(2, -1, -1, -1), k, v), "share the batch"),
-        (lambda q, k, v: (t.to(torch.float8_e4m3fn) for t in (q, k, v)), "descale"),
+        (lambda q, k, v: to_float8(q, k, v, (1, 1, 1)), "descale"),
+        (lambda q, k, v: (t.to(torch.float8_e4m3fn) for t in (q, k, v)), "seqlen .fp8 only. must be contiguous"),
         (lambda q, k, v: (q[:, :, :3], k, v), "multiple of nheads_k"),
         (lambda q, k, v: (q[:, :0], k, v), "empty"),
     ],

@@ -237,6 +237,8 @@ def test_which_interpreter_wins(tmp_path: Path, data: Path) -> None:
     (data / "environments.json").write_text(json.dumps([vars(m) for m in remembered]))
     names = ["fa4", "sdpa-fa4", "hf-eager", "eager"]
     made, suite, option = map(str, folders.values())
+    gone = f"hf-eager: the environment is gone, {tmp_path / 'gone'}; attnbench env remove hf, and create it again"
+    assert venvs.lost(names) == [gone]
     assert choose.interpreters([], names) == {"fa4": made}
     assert choose.interpreters([], names, {"*fa4": suite, "cudnn": "/nowhere"}) == {"fa4": suite, "sdpa-fa4": suite}
     found = choose.interpreters([f"fa4={option}"], names, {"*fa4": suite})

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import importlib.util
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
+from played_gpu import QUICK, Events
 
 GPU = Path(__file__).parents[1] / "gpu"
 
@@ -32,22 +34,29 @@ def cell(status: str = "ok", **more: Any) -> dict[str, Any]:
     return {**base, "kernels": {"flash_fwd_kernel<...>": 1, "fill": 1}, "first_call": 0.5, **more}
 
 
+def by_do_bench(ratio: float, hz: float = 1.9e9) -> dict[str, Any]:
+    """What a cell has where do_bench's clock was that, and attnbench's 1.9 GHz."""
+    both = {"latency": 6e-3, "clock": 1.9e9, "peer_clock": hz, "ratio": ratio, "cycles": ratio * 1.9e9 / hz}
+    return cell(peers={"do_bench": both})
+
+
 def test_all_is_well(script: ModuleType) -> None:
-    ratios = [{"do_bench": r} for r in (0.95, 1.01, 1.015)]
-    cells = [*(cell(ratios=r) for r in ratios), cell("skipped", reason="no fp32", kernels={})]
+    cells = [*map(by_do_bench, (0.985, 1.01, 1.015)), cell("skipped", reason="no fp32", kernels={})]
     line, below, well = script.judge([PROBE, *cells])
     assert line == "flash-attn 2.8.3: 3 ok, 1 skipped"
     assert well
     assert "ran: flash_fwd_kernel<...>  declared as flash_fwd" in below
     assert "ran: fill  (not declared)" in below
-    assert "attnbench / do_bench: 1.0100, 0.9500 to 1.0150, 3 cells" in below
+    assert "attnbench / do_bench: 1.0100, 0.9850 to 1.0150, 3 cells" in below
 
 
 @pytest.mark.parametrize(
     ("cells", "said"),
     [
         ([cell(), cell("wrong-kernel", reason="no kernel like 'flash_fwd' ran")], "no kernel like 'flash_fwd' ran"),
-        ([cell(ratios={"do_bench": 1.03})], "1.0300"),
+        ([by_do_bench(1.03)], "1.0300"),
+        ([by_do_bench(r) for r in (0.95, 1.0, 1.0)], "further than 2% from do_bench: 4096x4096"),
+        ([by_do_bench(0.96, 1.824e9)], "0.9600, 1.0000 in cycles; 1900 MHz, do_bench 1824 MHz"),
         ([cell("skipped", reason="refused")], ""),
     ],
 )
@@ -76,10 +85,36 @@ def test_cells_cover_what_is_to_be_verified(script: ModuleType) -> None:
     assert len({*cases}) == len(cases) <= 30
 
 
-def test_peers_are_those_of_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def peers(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     monkeypatch.syspath_prepend(GPU)
     monkeypatch.delitem(sys.modules, "peers", raising=False)
-    peers = importlib.import_module("peers")
+    return importlib.import_module("peers")
+
+
+def test_a_peer_under_which_the_clock_falls_is_slower_in_seconds_and_not_in_cycles(
+    monkeypatch: pytest.MonkeyPatch, peers: ModuleType
+) -> None:
+    events, flushed = Events(), []
+    events.seconds = 6e-3
+    monkeypatch.setattr(peers, "pause", lambda _: setattr(events, "hz", 1.97e9))
+
+    def long_burst(launch: Callable[[], object]) -> float:
+        launch()
+        events.hz = 1.9e9
+        return events.seconds * 1.97 / 1.9
+
+    bench: Any = SimpleNamespace(events=events, flush=lambda: flushed.append(1))
+    found = peers.compared(bench, lambda: None, QUICK, peers.Peer(long_burst, "triton"))
+    assert (found.clock, found.peer_clock) == (1.97e9, 1.9e9)
+    assert found.ratio == pytest.approx(1.9 / 1.97)
+    assert found.cycles == pytest.approx(1.0)
+    assert events.before is bench.flush
+    events.seconds = peers.SHORTEST / 2
+    assert peers.compared(bench, lambda: None, QUICK, peers.Peer(long_burst, "triton")) is None
+
+
+def test_peers_are_those_of_the_library(monkeypatch: pytest.MonkeyPatch, peers: ModuleType) -> None:
     monkeypatch.setattr(peers, "_there", lambda _: True)
     assert [*peers.peers("eager")] == ["do_bench"]
     assert [*peers.peers("fa2")] == ["do_bench", "benchmark_attn.py", "flash_attn.utils.benchmark"]

@@ -69,6 +69,8 @@ def build(kernel: str, arch: str, headdim: int, dtype: str, features: set[str]) 
         elif name in MAPPED and "TMA" in features:
             rows, by_head = getattr(blocks, MAPPED[name]), name in OWN[kernel] and "RESIDENT" not in features
             block = f"1, 1, {rows}, {width}" if by_head else f"1, {rows}, 1, {width}"
+            if name == "V" and "FP8" in features:
+                block = f"1, {width}, 1, {rows}"
             signature[name] = f"tensordesc<{dtype}[{block}]>"
         elif kernel == "dkdv" and name in ("Lse", "Delta") and "TMA" in features:
             signature[name] = f"tensordesc<fp32[1, 1, {blocks.BLOCK_M}]>"

@@ -29,7 +29,7 @@ def answer(c: Comparison) -> list[str]:
             said.append(f"{label} and {home} {alike}: {times(ratio)} {over}.")
         else:
             said.append(f"{label} is {times(ratio)} as fast as {home} {over}.")
-        said += _extremes(c)
+        said += [*_same(c), *_extremes(c)]
     else:
         others = ", ".join(f"{label} {times(ratio)}" for ratio, label in ranked)
         said.append(f"{_lead(ranked, home)} {over}. As fast as {home}: {others}.")
@@ -50,7 +50,8 @@ def _lead(ranked: Sequence[tuple[Ratio, str]], home: str) -> str:
     if len(level) == len(everyone):
         return "None of the machines was shown to be faster than another"
     if len(level) > 1:
-        return f"Fastest are {' and '.join(level)}, not shown to differ,"
+        named = " and ".join(level) if len(level) < 4 else words.some(level)
+        return f"Fastest are {named}, not shown to differ,"
     return f"Fastest is {level[0]}"
 
 
@@ -63,6 +64,19 @@ def _level(first: Ratio, other: Ratio) -> bool:
 
 def _over(group: Group) -> str:
     return f"over {words.count(len(group.cases), 'case')}, with the fastest backends of each machine (geometric mean)"
+
+
+def _same(c: Comparison) -> list[str]:
+    """Of two machines, where the fastest backend of one is not on the other: then not the machines alone differ."""
+    if c.workload:
+        return []
+    (i,) = c.others()
+    best, same = c.whole.best[i], c.whole.same[i]
+    sides = (i, c.home), (c.home, i)
+    lacking = any((case, c.bests[a][case]) not in c.machines[b].logs for a, b in sides for case in c.cases)
+    if not lacking or same is None or abs(best.value / same.value - 1) < ONE_ROUND:
+        return []
+    return [f"With the same backends on both: {times(same)}."]
 
 
 def _extremes(c: Comparison) -> list[str]:
@@ -97,6 +111,8 @@ def _watt(c: Comparison) -> str:
     if len(found) < 2:
         return ""
     (most, best), (next_, second) = found[:2]
+    if most / next_ < 1 + ONE_ROUND:
+        return f"Per watt {best} and {second} are alike: {digits(most)} and {digits(next_)} TFLOP/s/W."
     return f"Most per watt: {best}, {digits(most)} TFLOP/s/W, {number(most / next_)}x of {second}."
 
 

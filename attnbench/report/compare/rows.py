@@ -72,7 +72,7 @@ def _machines(c: Comparison) -> Block:
     base = c.bought(c.home)
     rows = []
     for i, machine in enumerate(c.machines):
-        speed = c.workload.tflops[i] if c.workload else c.tflops[i]
+        speed = c.rate(i)
         share = c.utilization[i]
         row = [machine.label, "1x" if i == c.home else times(c.overall[i]), digits(speed) if speed else NOTHING]
         row += [metrics.share(share) if share is not None else NOTHING] if peaks else []
@@ -169,6 +169,9 @@ def _names(cells: Sequence[tuple[str, Case]]) -> list[str]:
     return [f"{name} b{case.shape.batch} h{words.heads(case)}" for name, (_, case) in zip(names, cells, strict=True)]
 
 
+_COUNT = "They count nowhere above but where one of them is the fastest of its machine."
+
+
 def _lacks(c: Comparison) -> Block:
     rows = [
         (lack.machine, str(len(lack.cells)), lack.why, lack.backend, lack.where or "all", lack.reason)
@@ -179,7 +182,7 @@ def _lacks(c: Comparison) -> Block:
     }
     note = "; ".join(f"{label} lacks {words.count(n, 'cell')} that another machine has" for label, n in lacking.items())
     headings = ("machine", "cells", "why", "backend", "where", "reason")
-    return Block("missing", "Missing", f"{note}. They count nowhere above.", headings, tuple(rows), (0, 2, 3, 4, 5))
+    return Block("missing", "Missing", f"{note}. {_COUNT}", headings, tuple(rows), (0, 2, 3, 4, 5))
 
 
 def _longest(c: Comparison) -> Block:

@@ -1,0 +1,80 @@
+"""What a worker does ahead of its first job, and for whom."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from attnbench import worker
+from attnbench.backends import BACKENDS
+from attnbench.jsonable import to_json
+from attnbench.types import Device
+from attnbench.worker import Worker
+
+CPU = Device("cpu", 0, "CPU", 2**30, 2**30)
+
+
+@pytest.mark.parametrize(
+    ("name", "spec", "wanted"),
+    [
+        ("eager", BACKENDS["eager"], ["imported", "opened"]),
+        ("fake", BACKENDS["fake"], []),  # simulated
+        ("fa3", BACKENDS["fa3"], []),  # not installed
+        ("none", "no_such_module_of_ours:f", []),
+    ],
+)
+def test_only_a_worker_that_will_measure_imports_and_opens(
+    name: str, spec: str, wanted: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done = []
+    monkeypatch.setattr(worker, "import_all", lambda: done.append("imported"))
+    monkeypatch.setattr(Worker, "bench", lambda self, device: done.append("opened"))
+    ours = Worker()
+    try:
+        ours.answer({"op": "load", "name": name, "spec": spec})
+    except ModuleNotFoundError:
+        assert name == "none"
+    assert ours.answer({"op": "import"}) == ours.answer({"op": "ready", "device": to_json(CPU)}) == {}
+    assert done == wanted
+
+
+def test_what_is_made_before_the_rates_are_known_knows_them_after() -> None:
+    ours = Worker()
+    made: Any = ours.bench(CPU)
+    assert made.bandwidth == 1e10
+    assert ours.bench(Device("cpu", 0, "CPU", 2**30, 2**30, copy=3e10)) is made
+    assert made.bandwidth == 3e10
+    assert made.described.copy == 3e10
+
+
+def test_opening_the_device_imports_nothing_more_and_no_compiler() -> None:
+    """torch.profiler would import torch._inductor, for a second and more."""
+    code = """
+import sys
+from attnbench.types import Device
+from attnbench.worker import Worker, import_all
+import_all()
+known = set(sys.modules)
+Worker().bench(Device("cpu", 0, "CPU", 2**30, 2**30))
+print(*(m for m in set(sys.modules) - known if m.startswith(("attnbench", "torch", "sympy"))), "end")
+print("torch._inductor" in sys.modules)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.stdout.split() == ["end", "False"], done.stderr
+
+
+@pytest.mark.parametrize("name", ["flex", "compile"])
+def test_a_compiler_is_imported_when_its_backend_is_loaded(name: str) -> None:
+    """Else it would be in the time of the first call."""
+    code = f"""
+import sys
+from attnbench.backends import BACKENDS
+from attnbench.worker import Worker
+Worker().answer({{"op": "load", "name": {name!r}, "spec": BACKENDS[{name!r}]}})
+print("torch._inductor" in sys.modules)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.stdout.split() == ["True"], done.stderr
