@@ -267,16 +267,14 @@ class Instruments:
         return calm >= COOL_READINGS
 
     def ceilings(self, dtype: torch.dtype) -> dict[str, Measurement]:
-        """A large matmul and a large copy, every 20 s; else nothing."""
+        """A large matmul and a large copy, every 20 s; else nothing. Without what there is no room or are no units for."""
         if self._ceiling_read and time.monotonic() - self._ceiling_read < CEILING_EVERY:
             return {}
         self.timer.before = nothing
-        try:
-            found = {
-                "ceiling_matmul": Measurement("FLOP/s", tuple(ceiling.matmul(self.timer, self.device, dtype))),
-                "ceiling_copy": Measurement("B/s", tuple(ceiling.copy(self.timer, self.device))),
-            }
-        except RuntimeError:  # no room for them beside other processes
-            found = {}
+        found = {}
+        with contextlib.suppress(RuntimeError):
+            found["ceiling_matmul"] = Measurement("FLOP/s", tuple(ceiling.matmul(self.timer, self.device, dtype)))
+        with contextlib.suppress(RuntimeError):
+            found["ceiling_copy"] = Measurement("B/s", tuple(ceiling.copy(self.timer, self.device)))
         self._ceiling_read = time.monotonic()
         return found
