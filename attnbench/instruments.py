@@ -267,7 +267,7 @@ class Instruments:
         return calm >= COOL_READINGS
 
     def ceilings(self, dtype: torch.dtype) -> dict[str, Measurement]:
-        """A large matmul and a large copy, every 20 s; else nothing. Without what there is no room or are no units for."""
+        """A large matmul and a large copy, every 20 s and where there is room and a unit for them; else nothing."""
         if self._ceiling_read and time.monotonic() - self._ceiling_read < CEILING_EVERY:
             return {}
         self.timer.before = nothing

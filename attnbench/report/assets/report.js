@@ -108,12 +108,20 @@
     return { ...figure.spec, columns, spec: { ...figure.spec.spec, width: panel } };
   };
 
+  const panelsOf = (figure) => [...new Set(visible.map((row) => row[figure.panel]))];
+
+  const reserve = (figure) => {
+    // The least that it will take, so that those far below the window are not drawn as if they were near.
+    const number = Math.min(panelsOf(figure).length, MOST_PANELS), { columns, spec } = fitted(figure, number, SCREEN);
+    $(".drawing", figure.section).style.minHeight = `${Math.ceil(number / columns) * spec.height}px`;
+  };
+
   const draw = (figure, medium = SCREEN) => {
     figure.stale = medium !== SCREEN;
     if (figure.view) figure.view.finalize();
-    const box = $(".drawing", figure.section), cut = $(".cut", figure.section);
-    const panels = [...new Set(visible.map((row) => row[figure.panel]))];
+    const box = $(".drawing", figure.section), cut = $(".cut", figure.section), panels = panelsOf(figure);
     const kept = new Set(panels.slice(0, MOST_PANELS));
+    box.style.minHeight = "";
     cut.hidden = panels.length <= MOST_PANELS;
     cut.textContent = `The first ${MOST_PANELS} of ${panels.length} panels; the filters choose others.`;
     if (!panels.length) {
@@ -151,7 +159,10 @@
       },
       { rootMargin: "50px" },
     );
-    for (const figure of figures) observer.observe(figure.section);
+    for (const figure of figures) {
+      reserve(figure);
+      observer.observe(figure.section);
+    }
     let width = innerWidth, timer;
     addEventListener("resize", () => {
       if (innerWidth === width) return;
