@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from attnbench.commands.shared import one_of
+from attnbench.commands.shared import live, one_of
 from attnbench.errors import UserError
 
 if TYPE_CHECKING:
@@ -58,15 +58,18 @@ def _here(pythons: Sequence[str]) -> None:
     from attnbench.backends import load as instance
     from attnbench.choose import interpreters
     from attnbench.execute import Fleet, ends_well
-    from attnbench.look import look
+    from attnbench.look import Looker
     from attnbench.report import backends as shown
+    from attnbench.report.live import Line
     from attnbench.suite import load, resolve
 
     specs = available()
     fleet = Fleet(specs, interpreters(pythons, list(specs)))
-    with ends_well(fleet):
+    with live(Line, "the backends were known") as line, ends_well(fleet), Looker("auto") as looker:
+        line.say(f"importing {', '.join(specs)}")
         probes = fleet.probe()
-        device = look("auto").device
+        device = looker.facts().device
+        line.say("asking each what it supports here")
         answers = fleet.survey(probes, resolve(load("default"), device.kind).cases, device)
     rows = []
     for name, probe in probes.items():
