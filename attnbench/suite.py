@@ -33,9 +33,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-import yaml
 from pydantic import BaseModel, BeforeValidator, ValidationError
 
+from attnbench import yamls
 from attnbench.axes import STRICT, Axes, Item, Text, expand, matches, overlay
 from attnbench.errors import UserError, did_you_mean
 from attnbench.sizes import parse_duration, short
@@ -102,10 +102,7 @@ def load(name: str) -> Suite:
         path = Path(name)
         if not os.path.isfile(path):  # unlike Path's, false for a name that is too long
             raise UserError(f"no suite {name!r}{did_you_mean(name, names())} (or give a YAML file)")
-    try:
-        data = yaml.safe_load(path.read_text())
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise UserError(f"{path}: not readable as YAML: {' '.join(str(error).split())}") from None
+    data = yamls.read(path)
     if not isinstance(data, dict):
         raise UserError(f"{path}: a suite is a mapping with axes, tokens, ...; see `attnbench suites default`")
     data.setdefault("name", path.stem)

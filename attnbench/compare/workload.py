@@ -28,12 +28,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
 
+from attnbench import yamls
 from attnbench.axes import Axes, matches
 from attnbench.errors import UserError, did_you_mean
-from attnbench.report import words
 from attnbench.suite import Names
 from attnbench.types import Case, Shape
 
@@ -82,12 +81,7 @@ class Workload(BaseModel):
 
 def load(path: Path) -> Workload:
     """Raises UserError that says where it is wrong."""
-    try:
-        data = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UserError(f"cannot read {path}: {error.strerror}") from None
-    except (UnicodeDecodeError, yaml.YAMLError) as error:
-        raise UserError(f"{path}: not readable as YAML: {words.one_line(str(error))}") from None
+    data = yamls.read(path)
     if not isinstance(data, dict):
         raise UserError(f"{path}: a workload is a mapping with parts, as in {EXAMPLE}")
     return parse({"name": path.stem, **data}, str(path))

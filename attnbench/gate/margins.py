@@ -92,17 +92,9 @@ def parse(amount: Any, what: str) -> float:
 
 
 def _read(file: Path) -> Margins:
-    import yaml
+    from attnbench import yamls
 
-    try:
-        data = yaml.safe_load(file.read_text())
-    except (OSError, UnicodeDecodeError) as error:
-        why = error.strerror if isinstance(error, OSError) else "it is not text"
-        raise UserError(f"cannot read {file}: {why}") from None
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        where = f"{file}:{mark.line + 1}" if mark else f"{file}"
-        raise UserError(f"{where}: not YAML: {getattr(error, 'problem', None) or error}") from None
+    data = yamls.read(file)
     data = _mapping(data or {}, f"{file}")
     cells = _mapping(data.pop("cells", None) or {}, f"{file}: cells")
     globs = ((str(glob), _mapping(own, f"{file}: {glob}")) for glob, own in cells.items())

@@ -52,7 +52,7 @@ def test_a_file_sets_metrics_and_cells_and_options_win(tmp_path: Path) -> None:
         ("latency: 3", "300 %"),
         ("- latency", "expected"),
         ("cells: {'a *': 3%}", "expected"),
-        ("latency: [", "not YAML"),
+        ("latency: [", "not readable as YAML"),
         ("cells: {'a *': {speed: 3%}}", "no metric 'speed'"),
     ],
 )

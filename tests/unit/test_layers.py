@@ -63,7 +63,7 @@ WORKER += ("evidence", "profiling", "once", "fp8")
 # The parent's: what makes and reads values, and what starts workers. fitness.py belongs to both, each to its half.
 PARENT = ("stats", "work", "metrics", "hardware", "store", "report", "plan", "suite", "sizes", "choose", "errors")
 PARENT += ("derive", "resolution", "verdicts", "jsonable", "columns", "decode", "gate", "baseline", "compare")
-PARENT += ("arrays", "lines", "apart", "batch", "made", "axes", "matrix", "venvs", "caches")
+PARENT += ("arrays", "lines", "apart", "batch", "made", "axes", "matrix", "venvs", "caches", "yamls")
 RUNS = ("run", "execute", "look", "process", "commands", "cli", "doctor", "trial", "profile", "ncu", "ab")
 # Of these, a worker may use all the same: standard library only.
 NEITHER = ("stats", "work", "sizes", "errors", "jsonable")

@@ -1,0 +1,47 @@
+"""Reading a person's YAML."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from attnbench import yamls
+from attnbench.errors import UserError
+
+
+def test_what_it_says(tmp_path: Path) -> None:
+    file = tmp_path / "a.yaml"
+    file.write_text("base: &base {a: 1, b: 2}\nown: {<<: *base, b: 3}\n1: [x, {y: true}, {<<: *base}]\n")
+    base = {"a": 1, "b": 2}
+    assert yamls.read(file) == {"base": base, "own": {"a": 1, "b": 3}, 1: ["x", {"y": True}, base]}
+    file.write_text("")
+    assert yamls.read(file) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("a: 1\nb:\n  x *: {c: 1%}\n  x *: {c: 9%}\n", "{}:4: not readable as YAML: x * is there twice"),
+        ("a: 1\nb:\n- {c: 1, c: 1}\n", "{}:3: not readable as YAML: c is there twice"),
+        ("a: [1\n", "{}:2: not readable as YAML: expected ',' or ']'"),
+        ("a: 1\n? [1]\n: 2\n", "{}:2: not readable as YAML: found unhashable key"),
+        ("\x07", "{}: not readable as YAML: unacceptable character #x0007"),
+    ],
+)
+def test_mistakes_are_one_line_with_their_place(tmp_path: Path, text: str, said: str) -> None:
+    file = tmp_path / "a.yaml"
+    file.write_text(text)
+    with pytest.raises(UserError) as error:
+        yamls.read(file)
+    assert str(error.value).startswith(said.format(file))
+    assert "\n" not in str(error.value)
+
+
+def test_what_is_no_text(tmp_path: Path) -> None:
+    file = tmp_path / "a.yaml"
+    file.write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(UserError, match="it is not text"):
+        yamls.read(file)
+    with pytest.raises(UserError, match=r"cannot read .*: Is a directory"):
+        yamls.read(tmp_path)
