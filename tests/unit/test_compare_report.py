@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from builders import H200, case, ended, ok, run
+from rich.console import Console
 
 from attnbench.baseline.reduced import reduced
 from attnbench.compare.compare import Comparison, Request, compare
@@ -122,6 +123,27 @@ def test_the_table_has_every_part(comparison: Comparison) -> None:
     assert re.search(r"d128 fwd +eager +at least 4k +2k \(4k\)", out)
     assert "Intervals are 95 %, from rounds." in out
     assert "Cells that all machines have" not in terminal.text(comparison)
+
+
+def test_machines_are_rows_where_columns_would_be_too_wide_to_read() -> None:
+    def shown(width: int, machines: int) -> str:
+        runs = [a_run(replace(H200, name=f"GPU{i}"), 1 - i / 10) for i in range(machines)]
+        console = Console(file=io.StringIO(), width=width)
+        terminal.render(console, compare([Path(f"{i}") for i in range(machines)], runs, Request()))
+        return console.file.getvalue()  # type: ignore[attr-defined]
+
+    wide = shown(160, 2)
+    assert re.search(r"case +GPU0 +TFLOP/s +GPU1 +TFLOP/s +speed\n", wide)
+    assert re.search(r"1k d128 full fwd +triton +400 +triton +360 +0\.90\dx \(\S+ to \S+\)\n", wide)
+    assert "machine  backend" in shown(80, 2)
+    assert "machine  backend" in shown(1000, 5)
+    narrow = shown(100, 10)
+    assert re.search(r"cases of +cases +cells +machine +fastest backends / GPU0 +same backend / GPU0\n", narrow)
+    assert re.search(
+        r"d128 full fwd +2 +4 +GPU1 +0\.90\dx \(\S+ to \S+\) +0\.90\dx \(\S+ to \S+\)\n +GPU2 +0\.80", narrow
+    )
+    assert re.search(r"1k d128 full fwd +GPU0 +triton +400 *\n +GPU1 +triton +360 +0\.90", narrow)
+    assert all(len(re.findall(rf"^ +GPU{i} +triton ", narrow, re.MULTILINE)) == 4 for i in range(1, 10))
 
 
 def test_where_intervals_are_from_is_said() -> None:

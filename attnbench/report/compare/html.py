@@ -13,6 +13,7 @@ from attnbench.compare.compare import Comparison
 from attnbench.report import look
 from attnbench.report.compare import rows
 from attnbench.report.compare.answer import answer
+from attnbench.report.compare.blocks import Block
 from attnbench.report.html import asset
 
 STYLE = """
@@ -71,7 +72,7 @@ def page(c: Comparison) -> str:
 """
 
 
-def _section(block: rows.Block) -> str:
+def _section(block: Block) -> str:
     heads = "".join(f"<th scope=col{_side(block, i)}>{escape(text)}</th>" for i, text in enumerate(block.headings))
     lines = "".join(_row(block, row) for row in block.rows)
     note = f"<p class=quiet>{escape(block.note)}</p>" if block.note else ""
@@ -83,11 +84,11 @@ def _section(block: rows.Block) -> str:
     )
 
 
-def _row(block: rows.Block, row: tuple[str, ...]) -> str:
+def _row(block: Block, row: tuple[str, ...]) -> str:
     first, *rest = row
     cells = "".join(f"<td{_side(block, i)}>{escape(text)}</td>" for i, text in enumerate(rest, start=1))
     return f"<tr><th scope=row class=text>{escape(first)}</th>{cells}</tr>"
 
 
-def _side(block: rows.Block, i: int) -> str:
+def _side(block: Block, i: int) -> str:
     return " class=text" if i in block.text else ""

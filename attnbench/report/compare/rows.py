@@ -2,35 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 
 from attnbench import metrics
 from attnbench.compare.compare import Comparison
 from attnbench.compare.longest import Fit
 from attnbench.compare.machines import Machine
-from attnbench.compare.ratios import ROUNDS, SAMPLES
+from attnbench.compare.ratios import ROUNDS, SAMPLES, Ratio
 from attnbench.metrics import digits
 from attnbench.report import words
 from attnbench.report.compare.answer import ONE_ROUND, number, times
+from attnbench.report.compare.blocks import Block, Figure, by_machine
 from attnbench.sizes import short
 from attnbench.types import Case
 
 NOTHING = words.NOTHING
 MOST = 500  # cases, after which a reader is better served otherwise
 MORE = "What to doubt in the figures of one run: attnbench report FILE. What the figures are: docs/compare.md."
-
-
-@dataclass(frozen=True)
-class Block:
-    """A table. `text` are the places of columns that stand to the left; the others are figures."""
-
-    name: str
-    title: str
-    note: str
-    headings: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
-    text: tuple[int, ...] = (0,)
 
 
 def blocks(c: Comparison, every: bool = False) -> list[Block]:
@@ -97,67 +85,52 @@ def _machines(c: Comparison) -> Block:
 def _workload(c: Comparison) -> Block:
     if c.workload is None:
         return Block("workload", "", "", (), ())
-    others = list(c.others())
-    rows = []
-    for part in c.workload.parts:
-        row = [part.name, metrics.percent(part.share), str(len(part.cases))]
-        for i in others:
-            row += [times(part.ratios[i])]
-        row += [", ".join(part.backends[i]) or NOTHING for i in range(len(c.machines))]
-        rows.append(tuple(row))
-    whole = [f"all of {c.workload.workload.name}", "100%", str(sum(len(p.cases) for p in c.workload.parts))]
-    whole += [times(c.workload.ratios[i]) for i in others] + [""] * len(c.machines)
+    parts = c.workload.parts
+    rows = [(part.name, metrics.percent(part.share), str(len(part.cases))) for part in parts]
+    rows.append((f"all of {c.workload.workload.name}", "100%", str(sum(len(part.cases) for part in parts))))
+    backends = [{i: ", ".join(part.backends[i]) or NOTHING for i in range(len(c.machines))} for part in parts] + [
+        dict.fromkeys(range(len(c.machines)), "")
+    ]
     of = f"time on {c.reference.label}" if c.workload.workload.weights == "time" else "FLOPs"
     left = sum(part.left_out for part in c.workload.parts)
     note = f"Weights are shares of {of}. A part is one call of each of its cases, its ratio that of the total times; "
     note += "so is the whole's." + (f" {words.count(left, 'case')} not measured on all are left out." if left else "")
-    headings = ("part", "weight", "cases", *(_speed(c, i) for i in others), *(f"on {m.label}" for m in c.machines))
-    text = (0, *range(3 + len(others), len(headings)))
-    return Block("workload", f"Workload {c.workload.workload.name}", note, headings, (*rows, tuple(whole)), text)
+    block = Block("workload", f"Workload {c.workload.workload.name}", note, ("part", "weight", "cases"), tuple(rows))
+    on = Figure(backends, {i: f"on {m.label}" for i, m in enumerate(c.machines)}, "backends", text=True)
+    return by_machine(block, _labels(c), [_speeds(c, [*(part.ratios for part in parts), c.workload.ratios])], [on])
 
 
 def _groups(c: Comparison) -> Block:
-    others = list(c.others())
-    headings = ["cases of", "cases", *(f"fastest backends: {_speed(c, i)}" for i in others), "cells"]
-    headings += [f"same backend: {_speed(c, i)}" for i in others]
-    rows = []
-    for group in [*c.groups, *([c.whole] if len(c.groups) > 1 else [])]:
-        row = [group.name, str(len(group.cases)), *(times(group.best[i]) for i in others), str(len(group.cells))]
-        rows.append(tuple(row + [times(group.same[i]) for i in others]))
+    groups = [*c.groups, *([c.whole] if len(c.groups) > 1 else [])]
+    rows = tuple((group.name, str(len(group.cases)), str(len(group.cells))) for group in groups)
+    best = _speeds(c, [group.best for group in groups], "fastest backends")
+    same = _speeds(c, [group.same for group in groups], "same backend")
     note = "Geometric means. Fastest backends: on each machine the fastest of each case, as who chooses would. "
     note += "Same backend: every cell that all machines have, the slow backends as much as the fast."
-    return Block("groups", "Speed by kind of case", note, tuple(headings), tuple(rows))
+    block = Block("groups", "Speed by kind of case", note, ("cases of", "cases", "cells"), rows)
+    return by_machine(block, _labels(c), [best], [same])
 
 
 def _cases(c: Comparison, every: bool) -> Block:
-    others = list(c.others())
-    headings = ("case", *(text for m in c.machines for text in (m.label, "TFLOP/s")), *(_speed(c, i) for i in others))
-    rows = []
-    names = _names([("", case) for case in c.cases])
-    for name, case in zip(names, c.cases[: None if every else MOST], strict=False):
-        row = [name]
-        for i in range(len(c.machines)):
-            row += [c.bests[i][case], digits(c.speed(i, (case, c.bests[i][case])))]
-        rows.append(tuple(row + [times(c.case_ratio(case, i)) for i in others]))
-    text = (0, *(1 + 2 * i for i in range(len(c.machines))))
-    left = len(c.cases) - len(rows)
+    shown = c.cases[: None if every else MOST]
+    names = _names([("", case) for case in c.cases])[: len(shown)]
+    left = len(c.cases) - len(shown)
     note = f"{words.count(left, 'more case')} not shown: attnbench compare --all shows every one." if left else ""
-    return Block("cases", "The fastest backend of each case", note, headings, tuple(rows), text)
+    block = Block("cases", "The fastest backend of each case", note, ("case",), tuple((name,) for name in names))
+    machines = range(len(c.machines))
+    bests = Figure([{i: c.bests[i][case] for i in machines} for case in shown], _headed(c, "{}"), "backend", text=True)
+    tflops = [{i: digits(c.speed(i, (case, c.bests[i][case]))) for i in machines} for case in shown]
+    ratios = [{i: c.case_ratio(case, i) for i in c.others()} for case in shown]
+    speed = _speeds(c, ratios)
+    return by_machine(block, _labels(c), [bests, Figure(tflops, _headed(c, "TFLOP/s"), "TFLOP/s")], [speed])
 
 
 def _cells(c: Comparison) -> Block:
-    others = list(c.others())
-    headings = ("cell", *(f"{m.label}, TFLOP/s" for m in c.machines), *(_speed(c, i) for i in others))
-    names = _names([(backend, case) for case, backend in c.cells])
-    rows = [
-        (
-            name,
-            *(digits(c.speed(i, key)) for i in range(len(c.machines))),
-            *(times(c.cell_ratio(key, i)) for i in others),
-        )
-        for name, key in zip(names, c.cells, strict=True)
-    ]
-    return Block("cells", "Cells that all machines have", "", headings, tuple(rows))
+    rows = tuple((name,) for name in _names([(backend, case) for case, backend in c.cells]))
+    block = Block("cells", "Cells that all machines have", "", ("cell",), rows)
+    tflops = [{i: digits(c.speed(i, key)) for i in range(len(c.machines))} for key in c.cells]
+    speed = _speeds(c, [{i: c.cell_ratio(key, i) for i in c.others()} for key in c.cells])
+    return by_machine(block, _labels(c), [Figure(tflops, _headed(c, "{}, TFLOP/s"), "TFLOP/s")], [speed])
 
 
 def _names(cells: Sequence[tuple[str, Case]]) -> list[str]:
@@ -187,12 +160,13 @@ def _lacks(c: Comparison) -> Block:
 
 def _longest(c: Comparison) -> Block:
     limited = [line for line in c.longest if line.limited]
-    rows = [(line.name, line.backend, *map(_fit, line.fits)) for line in limited]
     free = len(c.longest) - len(limited)
     note = "The longest that was measured, of any mask; in brackets the next, which memory refused. "
     note += f"{words.count(free, 'other')} fitted all that was tried." if free else ""
-    headings = ("cases of", "backend", *(m.label for m in c.machines))
-    return Block("longest", "The longest sequence that fits", note.strip(), headings, tuple(rows), (0, 1))
+    rows = tuple((line.name, line.backend) for line in limited)
+    block = Block("longest", "The longest sequence that fits", note.strip(), ("cases of", "backend"), rows, (0, 1))
+    fits = [dict(enumerate(map(_fit, line.fits))) for line in limited]
+    return by_machine(block, _labels(c), [Figure(fits, _headed(c, "{}"), "longest")])
 
 
 def _fit(fit: Fit | None) -> str:
@@ -256,5 +230,22 @@ def _unpowered(c: Comparison) -> str:
     )
 
 
-def _speed(c: Comparison, i: int) -> str:
-    return f"{c.machines[i].label} / {c.reference.label}" if len(c.machines) > 2 else "speed"
+def _labels(c: Comparison) -> list[str]:
+    return [machine.label for machine in c.machines]
+
+
+def _headed(c: Comparison, heading: str) -> dict[int, str]:
+    """A heading for each machine, with its label in it."""
+    return {i: heading.format(label) for i, label in enumerate(_labels(c))}
+
+
+Ratios = Mapping[int, Ratio] | Sequence[Ratio | None]  # by the number of a machine
+
+
+def _speeds(c: Comparison, ratios: Sequence[Ratios], what: str = "") -> Figure:
+    """How fast the others are in each row, with `what` in common, which else is any."""
+    over, others = f"{what or 'speed'} / {c.reference.label}", list(c.others())
+    headings = {i: f"{what}{': ' if what else ''}{c.machines[i].label} / {c.reference.label}" for i in others}
+    if len(others) == 1:
+        headings = {others[0]: what or "speed"}
+    return Figure([{i: times(row[i]) for i in others} for row in ratios], headings, over)

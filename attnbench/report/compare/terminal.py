@@ -11,8 +11,9 @@ from rich.text import Text
 from attnbench.compare.compare import Comparison
 from attnbench.report.compare import rows
 from attnbench.report.compare.answer import answer
+from attnbench.report.compare.blocks import Block
 from attnbench.report.files import plain
-from attnbench.report.rich_table import filled
+from attnbench.report.rich_table import filled, width
 
 
 def render(console: Console, c: Comparison, every: bool = False) -> None:
@@ -26,15 +27,24 @@ def render(console: Console, c: Comparison, every: bool = False) -> None:
         console.print(Text(block.title, "bold cyan"))
         if block.note:
             console.print(Text(block.note, "dim"))
-        console.print(filled(console, partial(_empty, block), [tuple(map(Text, row)) for row in block.rows]))
+        console.print(_table(console, block))
     console.print()
     for warning in rows.warnings(c):
         console.print(Text("!  ", "yellow").append(warning, ""))
     console.print(Text(rows.MORE, "dim"))
 
 
-def _empty(block: rows.Block) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 3, 0, 0))
+def _table(console: Console, block: Block) -> Table:
+    """With a row for each machine where columns for each would be too wide to read."""
+    empty, texts = partial(_empty, block), [tuple(map(Text, row)) for row in block.rows]
+    if block.narrow and width(console, empty, texts) > console.width:
+        block = block.narrow()
+        empty, texts = partial(_empty, block), [tuple(map(Text, row)) for row in block.rows]
+    return filled(console, empty, texts)
+
+
+def _empty(block: Block) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
     for i, heading in enumerate(block.headings):
         table.add_column(heading, justify="left" if i in block.text else "right", overflow="fold", vertical="bottom")
     return table
