@@ -135,7 +135,7 @@ def test_machines_are_rows_where_columns_would_be_too_wide_to_read() -> None:
     wide = shown(160, 2)
     assert re.search(r"case +GPU0 +TFLOP/s +GPU1 +TFLOP/s +speed\n", wide)
     assert re.search(r"1k d128 full fwd +triton +400 +triton +360 +0\.90\dx \(\S+ to \S+\)\n", wide)
-    assert "machine  backend" in shown(80, 2)
+    assert "machine  backend" in shown(70, 2)
     assert "machine  backend" in shown(1000, 5)
     narrow = shown(100, 10)
     assert re.search(r"cases of +cases +cells +machine +fastest backends / GPU0 +same backend / GPU0\n", narrow)
