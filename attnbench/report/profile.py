@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import math
-import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from rich.console import Console
@@ -15,6 +13,8 @@ from rich.text import Text
 from attnbench import metrics, stats
 from attnbench.jsonable import to_json
 from attnbench.report import words
+from attnbench.report.profile_figures import figures, sentences
+from attnbench.report.timeline import bar, kernel_name, selected, shortened, sparkline
 from attnbench.types import Case
 
 if TYPE_CHECKING:
@@ -22,23 +22,9 @@ if TYPE_CHECKING:
     from attnbench.work import Roofline
 
 COLOURS = ("cyan", "magenta", "yellow", "green", "blue", "red")
-MAX_ROWS = 16
-FEW_ROWS = 8  # up to here all are shown, however short
-SMALL = 0.01  # of the timeline; shorter ones share a row
 MIN_BARS, MAX_BARS = 16, 64  # characters
 MAX_NAME = 44
-TOLL = 0.01  # of the latency; less is noise
 PROSE = 110  # characters; longer lines are hard to read
-STANDARD = ("eager", "sdpa-math")  # attention that writes its scores to memory
-TIMERS = {"events": "CUDA events", "cupti": "CUPTI spans", "perf_counter": "perf_counter"}
-UTF_LEVELS, ASCII_LEVELS = " ▁▂▃▄▅▆▇█", " .:-=+*#"
-
-# C++ templates that wrap a kernel, and arguments of theirs that say nothing of it
-WRAPPERS = re.compile(
-    r"\w*elementwise_kernel\w*|reduce_kernel|device_kernel|[kK]ernel\d*|gpu_kernel_impl\w*|enable_\w+|ReduceOp|"
-    r"(A|B)?(Una|Bina)ryFunctor|func_wrapper_t|[aA]rray|BFloat16|Half|bfloat16_t|half_t|\w*OffsetCalculator|"
-    r"TensorIterator\w*|void|float|double|int|bool|char|unsigned|long|lambda|operator|const"
-)
 
 
 def render(console: Console, outcome: Outcome) -> None:
@@ -73,21 +59,6 @@ def described(case: Case) -> str:
     return f"{words.case('', case, dtype=True).strip()}, batch {case.shape.batch}, {words.heads(case)} heads"
 
 
-def sentences(outcome: Outcome) -> list[str]:
-    """How many times more bytes standard attention moves than the others: what papers derive, measured."""
-    counted = {p.backend: p.traffic.total for p in outcome.profiles if p.traffic and not p.wrong}
-    standard = next((name for name in STANDARD if name in counted), None)
-    if standard is None:
-        return []
-    most = counted[standard]
-    return [
-        f"Standard attention ({standard}) moves {metrics.digits(most / total)} times the bytes of {name}: "
-        f"{metrics.size(most)} against {metrics.size(total)} between HBM and the GPU, for one call."
-        for name, total in counted.items()
-        if name not in STANDARD
-    ]
-
-
 def json_text(outcome: Outcome) -> str:
     """Everything, raw samples and what is derived from them, in seconds, bytes and FLOP/s."""
     data = to_json(outcome)
@@ -102,54 +73,6 @@ def json_text(outcome: Outcome) -> str:
         if profile.traffic:
             found["traffic"].update(read=profile.traffic.read, written=profile.traffic.written)
     return json.dumps(data, indent=2)
-
-
-def kernel_name(name: str) -> str:
-    """A kernel's name without return type, namespaces, parameters and template arguments.
-
-    Of a template that wraps any function, as torch's elementwise_kernel, the first argument that tells which.
-    """
-    if name.startswith(("Memset", "Memcpy")):
-        return name
-    text = name.replace("(anonymous namespace)::", "").removeprefix("void ")
-    base = re.sub(r"[<(].*", "", text).rpartition("::")[2]
-    if not WRAPPERS.fullmatch(base):
-        return base
-    arguments = re.findall(r"(?<!\w)[A-Za-z_]\w*(?!\w|::)", text[text.index(base) + len(base) :])
-    return next((word for word in arguments if not WRAPPERS.fullmatch(word)), base)
-
-
-def shortened(text: str, width: int) -> str:
-    """With its middle left out where it is too long: both ends tell kernels apart."""
-    if len(text) <= width:
-        return text
-    tail = (width - 1) // 3
-    return f"{text[: width - 1 - tail]}…{text[len(text) - tail :]}"
-
-
-def bar(start: float, end: float, length: float, width: int, *, utf: bool) -> str:
-    """A bar from `start` to `end` on an axis of `width` characters for `length`, in halves of one, at least a half."""
-    first = min(2 * width - 1, round(2 * width * start / length))
-    last = max(first + 1, min(2 * width, round(2 * width * end / length)))
-    if not utf:
-        return (" " * (first // 2) + "=" * max(1, -(-last // 2) - first // 2)).ljust(width)
-    cells = (((2 * i >= first) and (2 * i < last), (2 * i + 1 >= first) and (2 * i + 1 < last)) for i in range(width))
-    return "".join("━" if left and right else "╸" if left else "╺" if right else " " for left, right in cells)
-
-
-def sparkline(steps: Sequence[tuple[float, int]], length: float, width: int, *, utf: bool) -> str:
-    """The most of a step function in each of `width` parts of [0, length], as heights; something is never nothing."""
-    levels = UTF_LEVELS if utf else ASCII_LEVELS
-    top = max((nbytes for _, nbytes in steps), default=0)
-    if top <= 0:
-        return " " * width
-    text = ""
-    for column in range(width):
-        since, until = length * column / width, length * (column + 1) / width if column + 1 < width else math.inf
-        held = next((nbytes for at, nbytes in reversed(steps) if at <= since), 0)
-        most = max([held, *(nbytes for at, nbytes in steps if since < at < until)])
-        text += levels[max(1, round(most / top * (len(levels) - 1)))] if most > 0 else levels[0]
-    return text
 
 
 class _Writer:
@@ -274,99 +197,6 @@ class _Writer:
     def refusals(self, outcome: Outcome) -> None:
         for name, reason in outcome.refused.items():
             self.line(f"{name}: no profile", reason, "yellow", "")
-
-
-def figures(profile: Profile, roofline: Roofline | None) -> list[tuple[str, str, str]]:
-    """(label, value, meaning) above a timeline."""
-    found = [("latency", metrics.duration(profile.latency), _method(profile))]
-    if profile.spans:
-        found += _spans(profile)
-    elif profile.activities:
-        found.append(("traced call", metrics.duration(profile.length), "the one below, slowed by the profiler"))
-    if profile.enqueue:
-        host = stats.median(profile.enqueue)
-        slower = host > profile.latency
-        meaning = "slower than the GPU, so calls in a row wait for it" if slower else "less than the GPU's time: hidden"
-        found.append(("CPU launch", metrics.duration(host), f"of the host for one call; {meaning}"))
-    found.append(("first call", metrics.duration(profile.first_call), "preparing and compiling included"))
-    if roofline:
-        found += _rooflines(profile, roofline)
-    found.append(("peak memory", metrics.size(profile.memory_peak), "that one call adds, of torch's allocator"))
-    if profile.traffic:
-        found += _traffic(profile, roofline)
-    return found
-
-
-def _method(profile: Profile) -> str:
-    parts = [f"median of {len(profile.times)} samples", TIMERS.get(profile.timer, profile.timer), f"L2 {profile.l2}"]
-    if profile.limits:
-        parts.append(f"clock limited by {', '.join(profile.limits)}")
-    if profile.host_bound:
-        parts.append("some wait for the host")
-    return ", ".join(parts)
-
-
-def _spans(profile: Profile) -> Iterable[tuple[str, str, str]]:
-    span = stats.median(profile.spans)
-    of = f"median of {words.count(len(profile.spans), 'traced call')}"
-    yield "span", metrics.duration(span), f"first kernel's start to last one's end, CUPTI, {of}"
-    gap = stats.median([events - own for events, own in zip(profile.traced, profile.spans, strict=True)])
-    yield "launch gap", metrics.duration(gap), "from the events to the kernels and back, of the same calls"
-    toll = stats.median(profile.traced) / profile.latency - 1
-    if abs(toll) >= TOLL:
-        longer = "longer" if toll > 0 else "less"
-        yield "tracing", metrics.percent(abs(toll)), f"{longer} than untraced: the profiler's toll, or the clock moved"
-    if len(profile.activities) > 1:
-        idle = sum(profile.gaps)
-        what = f"{metrics.percent(idle / profile.length)} of the span, between its {len(profile.activities)} kernels"
-        yield "gaps", metrics.duration(idle), what
-
-
-def _rooflines(profile: Profile, roofline: Roofline) -> Iterable[tuple[str, str, str]]:
-    limit = (
-        f"{metrics.digits(roofline.intensity)} FLOP/B, and memory is the limit below {metrics.digits(roofline.ridge)}"
-    )
-    yield "roofline", metrics.duration(roofline.seconds), f"bound by {roofline.bound}: {limit}; by {roofline.source}"
-    work = f"{_si(roofline.flops, 'FLOP')} at {_si(roofline.peak, 'FLOP/s')}"
-    yield "  compute", metrics.duration(roofline.compute), work
-    moved = f"{metrics.size(roofline.nbytes)}, each operand once, at {_si(roofline.bandwidth, 'B/s')}"
-    yield "  bytes", metrics.duration(roofline.memory), moved
-    reached = f"of the roofline, {_si(roofline.flops / profile.latency, 'FLOP/s')}"
-    if roofline.datasheet and profile.ceilings.keys() >= {"matmul", "copy"}:
-        matmul, copy = profile.ceilings["matmul"], profile.ceilings["copy"]
-        share = metrics.percent(max(roofline.flops / matmul, roofline.nbytes / copy) / profile.latency)
-        reached += f"; {share} of what a matmul, {_si(matmul, 'FLOP/s')}, and a copy, {_si(copy, 'B/s')}, reach here"
-    yield "reached", metrics.percent(roofline.seconds / profile.latency), reached
-
-
-def _si(number: float, unit: str) -> str:
-    factor, prefix = next((f for f in ((1e12, "T"), (1e9, "G"), (1e6, "M")) if number >= f[0]), (1.0, ""))
-    return f"{metrics.digits(number / factor)} {prefix}{unit}"
-
-
-def _traffic(profile: Profile, roofline: Roofline | None) -> Iterable[tuple[str, str, str]]:
-    traffic = profile.traffic
-    assert traffic is not None
-    parts = [f"read {metrics.size(traffic.read)}, written {metrics.size(traffic.written)}"]
-    if roofline:
-        parts.append(f"{metrics.digits(traffic.total / roofline.nbytes)} times the least")
-    parts.append("by ncu, L2 emptied before and after the call and not between its kernels")
-    if traffic.passes > 1:
-        parts.append(f"{traffic.passes} passes, so some reads may have hit L2")
-    yield "HBM traffic", metrics.size(traffic.total), "; ".join(parts)
-    if profile.spans:
-        rate = traffic.total / stats.median(profile.spans)
-        of = f", {metrics.percent(rate / roofline.bandwidth)} of the bandwidth" if roofline else ""
-        yield "  rate", _si(rate, "B/s"), f"over the span{of}"
-
-
-def selected(activities: Sequence[Activity], length: float) -> tuple[list[Activity], list[Activity]]:
-    """Those that get a row of their own, and the short ones that share one."""
-    if len(activities) <= FEW_ROWS:
-        return list(activities), []
-    longest = sorted(activities, key=lambda a: -a.seconds)[:MAX_ROWS]
-    own = [a for a in activities if a in longest and a.seconds >= SMALL * length]
-    return own, [a for a in activities if a not in own]
 
 
 def _by_activity(profile: Profile) -> dict[Activity, float]:

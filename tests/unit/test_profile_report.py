@@ -14,6 +14,8 @@ from rich.console import Console
 from attnbench.ncu import Moved, Traffic
 from attnbench.profile import Activity, Outcome, Profile, roofline
 from attnbench.report import profile as shown
+from attnbench.report import timeline
+from attnbench.report.profile_figures import sentences
 
 GIB = 2.0**30
 CASE = builders.case(8192, causal=True)
@@ -104,13 +106,13 @@ def rendered(found: Outcome, width: int = 120, encoding: str = "utf-8") -> str:
     ],
 )  # fmt: skip
 def test_names_of_kernels(name: str, short: str) -> None:
-    assert shown.kernel_name(name) == short
+    assert timeline.kernel_name(name) == short
 
 
 def test_a_long_name_keeps_both_ends() -> None:
-    assert shown.shortened("short", 5) == "short"
-    assert shown.shortened("sm90_xmma_gemm_bf16_cublas", 13) == "sm90_xmm…blas"
-    assert len(shown.shortened("x" * 99, 20)) == 20
+    assert timeline.shortened("short", 5) == "short"
+    assert timeline.shortened("sm90_xmma_gemm_bf16_cublas", 13) == "sm90_xmm…blas"
+    assert len(timeline.shortened("x" * 99, 20)) == 20
 
 
 @pytest.mark.parametrize(
@@ -125,28 +127,28 @@ def test_a_long_name_keeps_both_ends() -> None:
     ],
 )
 def test_bars(start: float, end: float, utf: str, ascii_: str) -> None:
-    assert shown.bar(start, end, 1.0, 10, utf=True) == utf
-    assert shown.bar(start, end, 1.0, 10, utf=False) == ascii_
+    assert timeline.bar(start, end, 1.0, 10, utf=True) == utf
+    assert timeline.bar(start, end, 1.0, 10, utf=False) == ascii_
 
 
 def test_sparklines() -> None:
     steps = [(0.2, 4), (0.5, 8), (0.55, 4), (0.8, 0)]
-    assert shown.sparkline(steps, 1.0, 10, utf=True) == "  ▄▄▄█▄▄  "
-    assert shown.sparkline(steps, 1.0, 10, utf=False) == "  ===#==  "
-    assert shown.sparkline([(0.0, 1000), (0.5, 1)], 1.0, 4, utf=True) == "██▁▁"  # little is not nothing
-    assert shown.sparkline([], 1.0, 4, utf=True) == "    "
-    assert shown.sparkline([(0.0, 5), (1.0, 9)], 1.0, 2, utf=True) == "▄█"  # a step at the very end shows
+    assert timeline.sparkline(steps, 1.0, 10, utf=True) == "  ▄▄▄█▄▄  "
+    assert timeline.sparkline(steps, 1.0, 10, utf=False) == "  ===#==  "
+    assert timeline.sparkline([(0.0, 1000), (0.5, 1)], 1.0, 4, utf=True) == "██▁▁"  # little is not nothing
+    assert timeline.sparkline([], 1.0, 4, utf=True) == "    "
+    assert timeline.sparkline([(0.0, 5), (1.0, 9)], 1.0, 2, utf=True) == "▄█"  # a step at the very end shows
 
 
 def test_short_kernels_share_a_row() -> None:
     many = activities(*[("long", 0, 100), *[("tiny", 0, 0.1)] * 10, ("middle", 0, 50)])
-    own, rest = shown.selected(many, 151e-6)
+    own, rest = timeline.selected(many, 151e-6)
     assert [a.name for a in own] == ["long", "middle"]
     assert len(rest) == 10
     few = activities(("long", 0, 100), ("tiny", 0, 0.1))
-    assert shown.selected(few, 1e-4) == (list(few), [])
+    assert timeline.selected(few, 1e-4) == (list(few), [])
     equal = activities(*[("same", 0, 1)] * 40)
-    assert len(shown.selected(equal, 40e-6)[0]) == shown.MAX_ROWS
+    assert len(timeline.selected(equal, 40e-6)[0]) == timeline.MAX_ROWS
 
 
 def test_a_profile_in_full() -> None:
@@ -217,10 +219,10 @@ def test_side_by_side_and_the_bytes_that_standard_attention_moves() -> None:
         "GPU, for one call."
     )
     math = replace(EAGER, backend="sdpa-math")
-    assert len(shown.sentences(outcome(math, TRITON))) == 1
-    assert shown.sentences(outcome(EAGER, math)) == []
-    assert shown.sentences(outcome(TRITON)) == []
-    assert shown.sentences(outcome(EAGER, replace(TRITON, traffic=None))) == []
+    assert len(sentences(outcome(math, TRITON))) == 1
+    assert sentences(outcome(EAGER, math)) == []
+    assert sentences(outcome(TRITON)) == []
+    assert sentences(outcome(EAGER, replace(TRITON, traffic=None))) == []
 
 
 def test_the_host_that_is_slower_and_the_toll_of_tracing() -> None:
