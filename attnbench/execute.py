@@ -34,6 +34,7 @@ class Fleet:
     interpreters: Mapping[str, str] = field(default_factory=dict)  # backend -> Python to run it with
     _workers: dict[str, WorkerProcess] = field(default_factory=dict)
     _in_vain: dict[str, int] = field(default_factory=dict)
+    _compile_s: dict[str, float] = field(default_factory=dict)  # what backends that start a compiler may take
     _begun: bool = False  # to load, and not yet asked how that went
     _ahead: bool = False  # then to import what measuring needs
     _opened: set[str] = field(default_factory=set)  # whose workers were told to open the device
@@ -77,6 +78,7 @@ class Fleet:
             return Probe(reason=f"importing it{there}: {death}", install=todo)
         if "probe" not in answer:
             return Probe(reason=f"cannot be imported{there}: {answer['error']}")
+        self._compile_s[name] = answer["compile_s"]
         probe = Probe(**answer["probe"])
         if probe.install and python:  # pip would install into another
             probe = replace(
@@ -138,7 +140,6 @@ class Fleet:
         base = Record(job.case, job.backend, job.round, "failed", forecast=job.forecast)
         if self._in_vain.get(job.backend, 0) >= MAX_STARTS_IN_VAIN:
             return replace(base, reason=f"its worker died {MAX_STARTS_IN_VAIN} times while starting; given up")
-        timeout = max(policy.timeout_s, 5 * job.forecast.seconds)
         request = {"op": "run", "device": to_json(device), "policy": to_json(policy), "job": to_json(job)}
         began = time.monotonic()
         try:
@@ -146,6 +147,7 @@ class Fleet:
         except (WorkerDied, WorkerHung) as error:
             self._in_vain[job.backend] = self._in_vain.get(job.backend, 0) + 1
             return replace(base, reason=f"its worker would not start: {error or 'no answer'}")
+        timeout = max(policy.timeout_s, 5 * job.forecast.seconds, self._compile_s[job.backend])
         try:
             answer = worker.ask(request, timeout)
         except WorkerHung:
@@ -214,6 +216,7 @@ class Fleet:
         if "probe" not in answer:
             worker.kill()
             raise WorkerDied(answer["error"])
+        self._compile_s[name] = answer["compile_s"]
 
     def _ended(self, record: Record, worker: WorkerProcess, began: float) -> Record:
         tail = worker.stderr_tail()

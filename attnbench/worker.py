@@ -68,7 +68,7 @@ class Worker:
                 if not isinstance(probe, Probe):
                     raise TypeError(f"{request['name']}.probe() returned {probe!r}, not a Probe")
                 self._usable = probe.usable
-                return {"probe": to_json(probe)}
+                return {"probe": to_json(probe), "compile_s": getattr(self.backend, "compile_s", 0.0)}
             case "import":
                 if self.measures:
                     import_all()

@@ -3,6 +3,7 @@
     python tests/gpu/verify_libraries.py                                   all backends; a minute each
     python tests/gpu/verify_libraries.py --no-peers                        right results and kernels only, sooner
     python tests/gpu/verify_libraries.py -b 'fa4,xformers*' --python fa4=/opt/envs/fa4/bin/python --out verified.jsonl
+    python tests/gpu/verify_libraries.py -b sdpa-cudnn --only 'd128 full bwd'    cells whose names hold this
 
 Each has a process of its own, in its own interpreter (`attnbench env`, --python), which needs torch and the library
 only. A cell is measured as a run measures it: compared with the reference, traced, judged by the declared signature. So
@@ -46,7 +47,7 @@ def cases(device: str) -> Iterator[Any]:
             yield Case(shapes[0], "fp8", "fwd", causal)
 
 
-def child(name: str, spec: str, device: str, timed: bool) -> int:
+def child(name: str, spec: str, device: str, only: str, timed: bool) -> int:
     """One backend in this process: a line of JSON for its probe and for each cell."""
     from peers import compared, peers
 
@@ -68,8 +69,11 @@ def child(name: str, spec: str, device: str, timed: bool) -> int:
     for case in cases(described.kind):
         s = case.shape
         lengths = f"{s.seqlen_q}x{s.seqlen_k} {s.nheads}/{s.nheads_k}"
+        label = f"{case.dtype} {lengths} d{s.headdim} {'causal' if case.causal else 'full'} {case.direction}"
+        if not re.search(only, label):
+            continue
         cell: dict[str, Any] = {
-            "cell": f"{case.dtype} {lengths} d{s.headdim} {'causal' if case.causal else 'full'} {case.direction}",
+            "cell": label,
             "declares": list(backend.signature(case, described).runs),
         }
         try:
@@ -135,6 +139,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("-b", "--backend", default="*", help="names and globs, as for attnbench run")
     parser.add_argument("--python", action="append", default=[], metavar="NAME=PATH")
+    parser.add_argument("--only", default="", metavar="REGEX", help="cells whose names it is found in")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--timeout", type=float, default=900, help="seconds for one backend")
     parser.add_argument("--out", type=Path, help="also every line of results, to a file")
@@ -142,7 +147,7 @@ def main() -> int:
     parser.add_argument("--child", nargs=2, metavar=("NAME", "SPEC"), help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.child:
-        return child(*options.child, options.device, not options.no_peers)
+        return child(*options.child, options.device, options.only, not options.no_peers)
     from attnbench.choose import choose, interpreters
     from attnbench.process import environment
 
@@ -151,7 +156,8 @@ def main() -> int:
     all_well = True
     for name, spec in specs.items():
         python = pythons.get(name)
-        command = [python or sys.executable, __file__, "--device", options.device, "--child", name, spec]
+        command = [python or sys.executable, __file__, "--device", options.device, "--only", options.only]
+        command += ["--child", name, spec]
         command += ["--no-peers"] if options.no_peers else []
         ended = ""
         try:

@@ -46,6 +46,9 @@ class Own(Fake):
         prepared.script.memory["memory_peak"] = os.getpid()
         return prepared
 
+class Compiles(Own):
+    compile_s = 1.0
+
 class Crashes:
     def __init__(self):
         print("last words", file=sys.stderr, flush=True)
@@ -138,6 +141,16 @@ def test_a_job_that_is_forecast_to_be_long_is_given_longer(
     assert hung.status == "timeout"
     assert hung.seconds is not None
     assert hung.seconds >= 5 * 0.25
+
+
+def test_one_that_starts_a_compiler_is_given_as_long_as_that_takes(
+    new_fleet: NewFleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ATTNBENCH_FAKE", "hang@1k")
+    (hung,) = run(new_fleet(own="Compiles"), job(1024, "own"), policy=Policy(timeout_s=0.1))
+    assert hung.status == "timeout"
+    assert hung.seconds is not None
+    assert hung.seconds >= 1.0
 
 
 @pytest.mark.parametrize(("seqlen", "said"), [(2, "exit code 3"), (3, "exit code 1")])

@@ -61,7 +61,8 @@ class Played:
         return {"device": {**request["device"], **RATES}}
 
     def _load(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        return {"probe": {"reason": "not installed"} if request["name"] == "fa2" else {"version": "1"}}
+        probe = {"reason": "not installed"} if request["name"] == "fa2" else {"version": "1"}
+        return {"probe": probe, "compile_s": 0.0}
 
     def _survey(self, request: Mapping[str, Any]) -> dict[str, Any]:
         reason = "forward only" if self.name == "sdpa-math" else None
