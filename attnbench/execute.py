@@ -151,7 +151,8 @@ class Fleet:
         try:
             answer = worker.ask(request, timeout)
         except WorkerHung:
-            reason = f"no answer within {timeout:.0f} s; its worker was killed (policy timeout_s)"
+            rule = "its class's compile_s" if timeout == self._compile_s[job.backend] else "policy timeout_s"
+            reason = f"no answer within {timeout:.0f} s; its worker was killed ({rule})"
             return self._ended(replace(base, status="timeout", reason=reason), worker, began)
         except WorkerDied as death:
             return self._ended(replace(base, reason=str(death)), worker, began)

@@ -200,8 +200,8 @@ class Probe:
 
     @property
     def why_not(self) -> str | None:
-        """The reason, and what to do."""
-        return "; ".join(filter(None, [self.reason, self.install])) or None
+        """The reason, and what to do; None where it can be used."""
+        return None if self.usable else "; ".join(filter(None, [self.reason, self.install]))
 
 
 @dataclass(frozen=True)

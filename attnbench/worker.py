@@ -68,7 +68,10 @@ class Worker:
                 if not isinstance(probe, Probe):
                     raise TypeError(f"{request['name']}.probe() returned {probe!r}, not a Probe")
                 self._usable = probe.usable
-                return {"probe": to_json(probe), "compile_s": getattr(self.backend, "compile_s", 0.0)}
+                compile_s = getattr(self.backend, "compile_s", 0.0)
+                if not (isinstance(compile_s, int | float) and compile_s >= 0):
+                    raise TypeError(f"{request['name']}.compile_s is {compile_s!r}, not a number of seconds")
+                return {"probe": to_json(probe), "compile_s": compile_s}
             case "import":
                 if self.measures:
                     import_all()

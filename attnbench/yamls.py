@@ -23,7 +23,7 @@ def read(path: Path) -> Any:
         mark = error.problem_mark
         where = f"{path}:{mark.line + 1}" if mark else f"{path}"
         raise UserError(f"{where}: not readable as YAML: {error.problem}") from None
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError) as error:  # the latter of a date or number that is none
         raise UserError(f"{path}: not readable as YAML: {' '.join(str(error).split())}") from None
 
 

@@ -54,8 +54,10 @@ class Compiled(BackendBase):
         self._compiler = Compiler()
 
     def probe(self) -> Probe:
-        self._compiler.load()
-        return super().probe()
+        found = super().probe()
+        if found.usable:
+            self._compiler.load()
+        return found
 
     def unsupported(self, case: Case, device: Device) -> str | None:
         return self.limits.refuses(case, device)

@@ -15,8 +15,8 @@ from attnbench.backends.base import BackendBase, sees_no_key
 from attnbench.types import ITEMSIZE, Case, Device, Probe, Signature, Workspace
 
 Capability = tuple[int, int]
-# Options of pip install, for what is too old, lacks something that it needs, or is of another build.
-NEWER, WHOLE, AGAIN = "--upgrade", "--force-reinstall", "--force-reinstall --no-deps --no-cache-dir"
+# Options of pip install, for what is too old, and for what is of another build or not whole: torch stays as it is.
+NEWER, AGAIN = "--upgrade", "--force-reinstall --no-deps --no-cache-dir"
 
 
 @dataclass(frozen=True)
@@ -120,7 +120,7 @@ class Library(BackendBase):
         try:
             module = importlib.import_module(self.module)
         except Exception as error:  # a broken extension raises what it likes
-            return broken_import(self.module, error, self.install)
+            return broken_import(self.module, error, self.install, self.distributions)
         version = installed_version(self.distributions)
         if version and self.oldest and numbers(version) < numbers(self.oldest):
             reason = f"{self.distributions[0]} {version} is older than {self.oldest}"
@@ -144,15 +144,27 @@ class Library(BackendBase):
         return flash_workspace(case)
 
 
-def broken_import(module: str, error: Exception, install: str) -> Probe:
-    """`install` is the command for where nothing is there: of what is and does not work, pip would say that it is."""
+def broken_import(module: str, error: Exception, install: str, distributions: tuple[str, ...]) -> Probe:
+    """`install` is the command for where it, or what it requires, is not there: else pip would find nothing to do."""
     reason = import_problem(module, error)
-    if isinstance(error, ModuleNotFoundError) and error.name:  # a module's name is no distribution's
+    if isinstance(error, ModuleNotFoundError) and error.name:
         absent = f"{module}.".startswith(f"{error.name}.")
-        return Probe(reason=reason, install=install if absent else _pip(install, WHOLE))
+        if absent or _lacks_what_it_requires(distributions):
+            return Probe(reason=reason, install=install)
     if "NVIDIA's driver" in reason:
         return Probe(reason=reason, install="install the driver (nvidia-smi shows it), or leave the backend out")
     return Probe(reason=reason, install=_pip(install, AGAIN))
+
+
+def _lacks_what_it_requires(distributions: tuple[str, ...]) -> bool:
+    """Wherever it is: a module's name is no distribution's, so what could not be imported does not tell."""
+    for name in distributions:
+        try:
+            always = [r for r in importlib.metadata.requires(name) or () if ";" not in r]
+        except importlib.metadata.PackageNotFoundError:
+            continue
+        return any(installed_version((re.split(r"[^\w.-]", r, maxsplit=1)[0],)) is None for r in always)
+    return False
 
 
 def _pip(install: str, options: str) -> str:

@@ -27,7 +27,7 @@ class Triton(BackendBase):
         try:
             import triton
         except Exception as error:  # a broken build raises what it likes
-            return broken_import("triton", error, "pip install triton")
+            return broken_import("triton", error, "pip install triton", ("triton",))
         if tuple(map(int, triton.__version__.split(".")[:2])) < MIN_TRITON:
             reason = f"needs Triton 3.4 or newer, this is {triton.__version__}"
             return Probe(version=triton.__version__, reason=reason, install="pip install 'triton>=3.4'")

@@ -58,14 +58,14 @@ class XFormers(Library):
             return found
         extension: Any = getattr(importlib.import_module("xformers"), "_cpp_lib", None)
         if broken := getattr(extension, "_cpp_library_load_exception", None):  # then no operator takes anything
-            return broken_import("xformers", _root(broken), self.install)
+            return broken_import("xformers", _root(broken), self.install, self.distributions)
         if not self.operator:
             return found
         module = f"xformers.ops.fmha.{self.operator}"
         try:
             forward = importlib.import_module(module).FwOp
         except Exception as error:  # it imports what it runs on
-            return broken_import(module, error, self.install)
+            return broken_import(module, error, self.install, self.distributions)
         if not forward.is_available():
             return Probe(reason=f"its operator {forward.NAME} is not available", install=self.operator_install)
         return Probe(version=f"{found.version}, {forward.NAME}")

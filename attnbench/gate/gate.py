@@ -116,7 +116,7 @@ def judge(baseline: Run, current: Run, request: Request) -> Judgement:
         *(f"margins: no cell is called {glob!r}" for glob in request.margins.unused(every)),
         *notes.unmeasured(findings),
         *(notes.timed(findings, figures, in_turns, baseline.policy.burst_s) if figures else ()),
-        *notes.beside(before, after),
+        *notes.beside(before, after, in_turns),
         *notes.incomplete("baseline", baseline),
         *notes.incomplete("current run", current),
         *notes.units(baseline, current),

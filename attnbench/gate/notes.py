@@ -69,8 +69,8 @@ def _weakness(timed: Sequence[Finding]) -> str:
     )
 
 
-def beside(before: Mapping[Key, Cell], after: Mapping[Key, Cell]) -> list[str]:
-    """Cells that were not compared, or not in all their rounds."""
+def beside(before: Mapping[Key, Cell], after: Mapping[Key, Cell], in_turns: bool) -> list[str]:
+    """Cells that were not compared, or not in all their rounds. An A/B compares none that failed on both sides."""
     pairs = {key: (state(old), state(after.get(key))) for key, old in before.items()}
     failing = [key for key, (was, now) in pairs.items() if was in ("fails", "absent") and now == "fails"]
     flaky = [key for key, (was, now) in pairs.items() if was == now == "flaky"]
@@ -78,7 +78,10 @@ def beside(before: Mapping[Key, Cell], after: Mapping[Key, Cell]) -> list[str]:
     new = [key for key in after if key not in before]
     said = (
         (failing, "worked in neither run"),
-        (flaky, "failed in some rounds of both runs, of which those that worked count"),
+        (
+            flaky,
+            f"failed in some rounds of both runs, {'not compared' if in_turns else 'of which those that worked count'}",
+        ),
         (partly, "worked in some rounds, and not in the baseline: not compared"),
         (new, "in the current run only, not compared"),
     )

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 BUDGET_S = 20.0
-FORMAT = 1  # of the file; another one is not read
+FORMAT = 2  # of the file, and of the kernels' layouts that its times are of; another one is not read
 
 Sizes = tuple[Any, ...]  # the fields of a Blocks
 

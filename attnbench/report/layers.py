@@ -27,6 +27,7 @@ _SECONDS = (
 )
 _SPREAD = (-0.5, -0.05, -0.005, 0, 0.005, 0.05, 0.5, 5)
 _DECADES = tuple(10.0**n for n in range(-3, 10))
+_STEPS = tuple(m * decade for decade in _DECADES for m in (1, 2, 5))  # so that a tick is seen where no decade is
 _KEY, _LETTER = 45, 7  # pixels of an entry of the legend, about: its mark and the gap, and a letter of its name
 
 
@@ -188,7 +189,7 @@ def roofline(pen: Pen) -> list[Spec]:
         "axis": {"values": list(_DECADES), "format": "~s"},
         "title": "arithmetic intensity, FLOP/byte",
     }
-    y = _y("tflops", "TFLOP/s", scale={"type": "log", "nice": False}, values=list(_DECADES), format="~s")
+    y = _y("tflops", "TFLOP/s", scale={"type": "log", "nice": False, "padding": 12}, values=list(_STEPS), format="~s")
     dashes = {"domain": ["datasheet", "measured"], "range": [[1, 0], [5, 4]]}
     dash = {"field": "which", "type": "nominal", "legend": None, "scale": dashes}
     along = {"x": {**x, "field": "x"}, "y": {**y, "field": "y"}}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import itertools
 import sys
 from dataclasses import replace
@@ -19,6 +20,7 @@ from standins.contract import AMPERE, CPU, HOPPER, backend
 OURS = {"eager", "sdpa-math", "sdpa-efficient", "sdpa-flash", "sdpa-cudnn", "triton", "fake"}
 LIBRARIES = [name for name in BACKENDS if name not in OURS]
 PLAIN = Case(Shape(2, 32, 64, 4, 2, 64, 64), "bf16", "fwd")
+ANEW = "pip install --force-reinstall --no-deps --no-cache-dir a-kernels"
 
 
 @pytest.mark.parametrize("name", LIBRARIES)
@@ -165,12 +167,8 @@ def test_a_version_that_is_too_old_says_which_is_needed(name: str, monkeypatch: 
     ("error", "todo"),
     [
         (ModuleNotFoundError("No module named 'a'", name="a"), "pip install a-kernels"),
-        (ModuleNotFoundError("No module named 'cutlass'", name="cutlass"), "pip install --force-reinstall a-kernels"),
-        (ModuleNotFoundError("No module named 'a_2_cuda'", name="a_2_cuda"), "pip install --force-reinstall a-kernels"),
-        (
-            ImportError("/x.so: undefined symbol: _ZN3c10"),
-            "pip install --force-reinstall --no-deps --no-cache-dir a-kernels",
-        ),
+        (ModuleNotFoundError("No module named 'a_2_cuda'", name="a_2_cuda"), ANEW),
+        (ImportError("/x.so: undefined symbol: _ZN3c10"), ANEW),
         (
             ImportError("libcuda.so.1: cannot open shared object file"),
             "install the driver (nvidia-smi shows it), or leave the backend out",
@@ -178,7 +176,28 @@ def test_a_version_that_is_too_old_says_which_is_needed(name: str, monkeypatch: 
     ],
 )
 def test_what_would_help_is_not_what_pip_calls_done(error: Exception, todo: str) -> None:
-    assert broken_import("a.b", error, "pip install a-kernels").install == todo
+    assert broken_import("a.b", error, "pip install a-kernels", ("a-kernels",)).install == todo
+
+
+def test_what_a_library_requires_comes_by_installing_it_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not by --force-reinstall, which would bring another torch."""
+    error = ModuleNotFoundError("No module named 'cutlass'", name="cutlass")
+    needs = ["torch", "pytest>=8", 'rich; extra == "more"', 'none-such; python_version < "3"']
+    monkeypatch.setattr(importlib.metadata, "requires", lambda _: needs)
+    assert broken_import("a.b", error, "pip install a-kernels", ("a-kernels",)).install == ANEW
+    needs.append("none-such-dsl[cu13]==4.8.1")
+    assert broken_import("a.b", error, "pip install a-kernels", ("a-kernels",)).install == "pip install a-kernels"
+
+
+@pytest.mark.parametrize("name", ["eager", "sdpa-flash", "flex", "compile", "hf-eager", "hf-flex_attention"])
+def test_where_torch_is_not(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def version(distribution: str) -> str:
+        raise importlib.metadata.PackageNotFoundError(distribution)
+
+    monkeypatch.setattr(importlib.metadata, "version", version)
+    monkeypatch.setitem(sys.modules, "torch", None)
+    probe = backend(name).probe()
+    assert (probe.reason, probe.install) == ("torch is not installed", "pip install torch")
 
 
 @pytest.mark.parametrize(

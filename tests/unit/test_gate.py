@@ -165,6 +165,10 @@ def test_in_turns_a_cell_that_failed_in_a_round_decides_nothing_by_the_others() 
     assert verdicts(judge(*halves, Request(("latency",))))[1024, None] == "newly-working"
     assert (1024, "latency") not in verdicts(judge(*halves, Request(("latency",))))
     assert (1024, "latency") in verdicts(gate(a, b))
+    both = [replace(run([*broken("failed", bad=2), *more]), turns="one") for _ in range(2)]
+    judged = judge(*both, Request(("latency",)))
+    assert {cell for cell, _ in verdicts(judged)} == {2048}
+    assert any("1 cell failed in some rounds of both runs, not compared" in note for note in judged.notes)
 
 
 def planned(records: list[Record], done: int) -> Run:

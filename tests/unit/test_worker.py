@@ -41,6 +41,13 @@ def test_only_a_worker_that_will_measure_imports_and_opens(
     assert done == wanted
 
 
+@pytest.mark.parametrize("said", [None, "600", -1, float("nan")])
+def test_how_long_a_class_may_compile_is_a_number(said: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("attnbench.backends.fake.Fake.compile_s", said, raising=False)
+    with pytest.raises(TypeError, match=r"^fake.compile_s is .*, not a number of seconds$"):
+        Worker().answer({"op": "load", "name": "fake", "spec": BACKENDS["fake"]})
+
+
 def test_what_is_made_before_the_rates_are_known_knows_them_after() -> None:
     ours = Worker()
     made: Any = ours.bench(CPU)
