@@ -27,9 +27,12 @@ class Compiler:
         self._last: Case | None = None
 
     @staticmethod
-    def load() -> None:
-        """Imports Inductor, for a second and a half: like every library when its backend is loaded, not in a call."""
-        import torch._inductor.config  # noqa: F401
+    def load(found: Probe) -> Probe:
+        """The same. Imports Inductor where that can be used, for a second and a half: like every library when its
+        backend is loaded, not in a call."""
+        if found.usable:
+            import torch._inductor.config  # noqa: F401
+        return found
 
     def ready(self, case: Case) -> None:
         """Forgets what was compiled for other cases: past a few of them it would compile for any shape, or no more.
@@ -54,10 +57,7 @@ class Compiled(BackendBase):
         self._compiler = Compiler()
 
     def probe(self) -> Probe:
-        found = super().probe()
-        if found.usable:
-            self._compiler.load()
-        return found
+        return self._compiler.load(super().probe())
 
     def unsupported(self, case: Case, device: Device) -> str | None:
         return self.limits.refuses(case, device)

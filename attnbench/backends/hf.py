@@ -174,10 +174,7 @@ class Flex(HuggingFace):
         self._compiler = Compiler()
 
     def probe(self) -> Probe:
-        found = super().probe()
-        if found.usable:
-            self._compiler.load()
-        return found
+        return self._compiler.load(super().probe())
 
     def workspace(self, case: Case) -> Workspace:
         return block_mask_workspace(case)
