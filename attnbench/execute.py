@@ -22,7 +22,7 @@ from attnbench.plan import Answer, over_limit, skipped
 from attnbench.process import START_TIMEOUT, WorkerDied, WorkerHung, WorkerProcess
 from attnbench.types import Case, Device, Job, Policy, Probe, Record, Workspace
 
-COLD_TIMEOUT = 900.0  # seconds for a job that has all its kernels to compile; FlashInfer's take minutes
+COLD_TIMEOUT = 900.0  # seconds for a job that may have all its kernels to compile; FlashInfer's take minutes
 MAX_STARTS_IN_VAIN = 3
 
 
@@ -34,7 +34,7 @@ class Fleet:
     interpreters: Mapping[str, str] = field(default_factory=dict)  # backend -> Python to run it with
     _workers: dict[str, WorkerProcess] = field(default_factory=dict)
     _in_vain: dict[str, int] = field(default_factory=dict)
-    _compile_s: dict[str, float] = field(default_factory=dict)  # what backends that start a compiler may take
+    _compilers: set[str] = field(default_factory=set)  # backends that start a compiler
     _begun: bool = False  # to load, and not yet asked how that went
     _ahead: bool = False  # then to import what measuring needs
     _opened: set[str] = field(default_factory=set)  # whose workers were told to open the device
@@ -78,7 +78,7 @@ class Fleet:
             return Probe(reason=f"importing it{there}: {death}", install=todo)
         if "probe" not in answer:
             return Probe(reason=f"cannot be imported{there}: {answer['error']}")
-        self._compile_s[name] = answer["compile_s"]
+        self._told(name, answer)
         probe = Probe(**answer["probe"])
         if probe.install and python:  # pip would install into another
             probe = replace(
@@ -131,7 +131,7 @@ class Fleet:
             self.end(job.backend)
             self._variables = variables
             try:
-                return self._run(job, replace(policy, timeout_s=max(policy.timeout_s, COLD_TIMEOUT)), device)
+                return self._run(job, policy, device)
             finally:
                 self._variables = {}
                 self.end(job.backend)
@@ -147,12 +147,13 @@ class Fleet:
         except (WorkerDied, WorkerHung) as error:
             self._in_vain[job.backend] = self._in_vain.get(job.backend, 0) + 1
             return replace(base, reason=f"its worker would not start: {error or 'no answer'}")
-        timeout = max(policy.timeout_s, 5 * job.forecast.seconds, self._compile_s[job.backend])
+        timeout = max(policy.timeout_s, 5 * job.forecast.seconds)
+        if policy.caches == "fresh" or job.backend in self._compilers:
+            timeout = max(timeout, COLD_TIMEOUT)
         try:
             answer = worker.ask(request, timeout)
         except WorkerHung:
-            rule = "its class's compile_s" if timeout == self._compile_s[job.backend] else "policy timeout_s"
-            reason = f"no answer within {timeout:.0f} s; its worker was killed ({rule})"
+            reason = f"no answer within {timeout:.0f} s; its worker was killed (policy timeout_s)"
             return self._ended(replace(base, status="timeout", reason=reason), worker, began)
         except WorkerDied as death:
             return self._ended(replace(base, reason=str(death)), worker, began)
@@ -217,7 +218,12 @@ class Fleet:
         if "probe" not in answer:
             worker.kill()
             raise WorkerDied(answer["error"])
-        self._compile_s[name] = answer["compile_s"]
+        self._told(name, answer)
+
+    def _told(self, name: str, answer: Mapping[str, Any]) -> None:
+        """What a worker says of its backend once that is loaded, beside the probe."""
+        if answer["compiler"]:
+            self._compilers.add(name)
 
     def _ended(self, record: Record, worker: WorkerProcess, began: float) -> Record:
         tail = worker.stderr_tail()

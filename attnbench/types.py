@@ -122,7 +122,7 @@ class Policy:
     sustained_s: float = 0.0  # how long a cell may run without pauses to find its steady speed; 0 for not
     isolate_power: bool = False  # wait before each cell until the last one's power and heat are gone
     caches: Literal["kept", "fresh"] = "kept"  # fresh: each cell in a new process that finds no compiled kernel
-    timeout_s: float = 120.0  # a job that takes longer, than 5 times its forecast too, is killed; compilers have more
+    timeout_s: float = 120.0  # for a job before it is killed; more where it is forecast long, or starts a compiler
     seed: int = 0
 
 

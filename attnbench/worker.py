@@ -5,7 +5,7 @@ Needs the standard library, torch and the library under test, so any interpreter
 
     {"op": "environment", "device": "auto"}                     -> {"environment": {...}} or {"refused": "..."}
     {"op": "rates", "device": {...}, "dtypes": ["bf16"]}        -> {"device": {...}}, now with what it reaches
-    {"op": "load", "name": "triton", "spec": "module:object"}   -> {"probe": {...}}
+    {"op": "load", "name": "triton", "spec": "module:object"}   -> {"probe": {...}, "compiler": bool}
     {"op": "import"}                                            -> {}, what measuring needs imported
     {"op": "survey", "device": {...}, "cases": [...]}     -> {"answers": [[reason or null, workspace, efficiency], ...]}
     {"op": "ready", "device": {...}}                            -> {}, the device opened and the instruments made
@@ -68,10 +68,7 @@ class Worker:
                 if not isinstance(probe, Probe):
                     raise TypeError(f"{request['name']}.probe() returned {probe!r}, not a Probe")
                 self._usable = probe.usable
-                compile_s = getattr(self.backend, "compile_s", 0.0)
-                if not (isinstance(compile_s, int | float) and compile_s >= 0):
-                    raise TypeError(f"{request['name']}.compile_s is {compile_s!r}, not a number of seconds")
-                return {"probe": to_json(probe), "compile_s": compile_s}
+                return {"probe": to_json(probe), "compiler": bool(getattr(self.backend, "starts_compiler", False))}
             case "import":
                 if self.measures:
                     import_all()

@@ -23,7 +23,7 @@ def read(path: Path) -> Any:
         mark = error.problem_mark
         where = f"{path}:{mark.line + 1}" if mark else f"{path}"
         raise UserError(f"{where}: not readable as YAML: {error.problem}") from None
-    except (yaml.YAMLError, ValueError) as error:  # the latter of a date or number that is none
+    except yaml.YAMLError as error:
         raise UserError(f"{path}: not readable as YAML: {' '.join(str(error).split())}") from None
 
 
@@ -38,3 +38,10 @@ class _Loader(yaml.SafeLoader):
                     raise ConstructorError(problem=f"{key.value} is there twice", problem_mark=key.start_mark)
                 seen.add((key.tag, key.value))
         return node
+
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+        """PyYAML's own lets the ValueError pass of a date or number that is none."""
+        try:
+            return super().construct_object(node, deep)
+        except ValueError as error:
+            raise ConstructorError(problem=str(error), problem_mark=node.start_mark) from None

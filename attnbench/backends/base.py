@@ -21,7 +21,7 @@ class BackendBase:
 
     name = ""
     efficiency = 0.4  # of a matmul's rate, roughly: for the forecast of time only
-    compile_s = 0.0  # seconds that a first call may compile on a busy host: jobs have so long before they count as hung
+    starts_compiler = False  # for minutes, as nvcc, in a first call: its jobs have longer before they count as hung
     verified: ClassVar[tuple[str, ...]] = ()  # the hardware, with versions, on which it gave right results
     asks: ClassVar[str] = ""  # whose own check may refuse, in `prepare` or the first launch, what `unsupported` takes
 

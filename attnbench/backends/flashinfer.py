@@ -29,7 +29,7 @@ class FlashInfer(Library):
     name = "flashinfer"
     verified: ClassVar = ("NVIDIA H200, flashinfer-python 0.6.13",)
     efficiency = 0.6
-    compile_s = 600.0  # by nvcc: 60 to 85 s on 16 cores for fa3's, 180 s beside other compilations
+    starts_compiler = True  # nvcc: fa3's kernels take 60 to 85 s on 16 cores, 180 s beside other compilations
     backend = "auto"
     module = "flashinfer"
     distributions: ClassVar = ("flashinfer-python",)
@@ -126,7 +126,7 @@ class Cudnn(FlashInfer):
     name = "flashinfer-cudnn"
     verified: ClassVar = ("NVIDIA H200, flashinfer-python 0.6.13",)
     efficiency = 0.65
-    compile_s = 0.0
+    starts_compiler = False
     backend = "cudnn"
     oldest = "0.6.4"  # plan() takes v_indptr
     limits: ClassVar = Limits(capability=(9, 0), pairs=HEADDIMS, backward=False, empty_rows=False)

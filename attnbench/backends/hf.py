@@ -7,11 +7,10 @@ headdim) views of what the projections wrote, with the mask that the model would
 
 from __future__ import annotations
 
-import importlib.util
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from attnbench.backends.base import BackendBase, autograd_prepared, scores_workspace
+from attnbench.backends.base import autograd_prepared, scores_workspace
 from attnbench.backends.compiled import Compiler
 from attnbench.backends.eager import eager_signature
 from attnbench.backends.fa2 import FlashAttention2
@@ -50,11 +49,6 @@ class HuggingFace(Library):
     install = "pip install transformers"
     oldest = "4.57"  # 4.48 was the first with ALL_ATTENTION_FUNCTIONS; its windows had a key more
     checked: ClassVar = ("5.23.0",)
-
-    def probe(self) -> Probe:
-        if importlib.util.find_spec("torch") is None:  # transformers can be there without it
-            return BackendBase.probe(self)
-        return super().probe()
 
     def prepare(self, case: Case, inputs: Inputs) -> Prepared:
         attend = self._function()

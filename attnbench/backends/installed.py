@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.metadata
+import importlib.util
 import re
 from dataclasses import dataclass
 from typing import ClassVar
@@ -117,6 +118,8 @@ class Library(BackendBase):
     other_kernels: ClassVar[tuple[str, ...]] = ()  # in those of others that could run in its place
 
     def probe(self) -> Probe:
+        if importlib.util.find_spec("torch") is None:  # without which some libraries can be imported, and none can run
+            return super().probe()
         try:
             module = importlib.import_module(self.module)
         except Exception as error:  # a broken extension raises what it likes
@@ -157,14 +160,10 @@ def broken_import(module: str, error: Exception, install: str, distributions: tu
 
 
 def _lacks_what_it_requires(distributions: tuple[str, ...]) -> bool:
-    """Wherever it is: a module's name is no distribution's, so what could not be imported does not tell."""
-    for name in distributions:
-        try:
-            always = [r for r in importlib.metadata.requires(name) or () if ";" not in r]
-        except importlib.metadata.PackageNotFoundError:
-            continue
-        return any(installed_version((re.split(r"[^\w.-]", r, maxsplit=1)[0],)) is None for r in always)
-    return False
+    """In any case: a module's name is no distribution's, so what could not be imported does not tell."""
+    there = [name for name in distributions if installed_version((name,))]
+    always = [r for name in there for r in importlib.metadata.requires(name) or () if ";" not in r]
+    return any(installed_version((re.split(r"[^\w.-]", r, maxsplit=1)[0],)) is None for r in always)
 
 
 def _pip(install: str, options: str) -> str:

@@ -26,8 +26,7 @@ _SECONDS = (
     "datum.value >= 1e-3 ? format(datum.value * 1e3, '.3~g') + ' ms' : format(datum.value * 1e6, '.3~g') + ' us'"
 )
 _SPREAD = (-0.5, -0.05, -0.005, 0, 0.005, 0.05, 0.5, 5)
-_DECADES = tuple(10.0**n for n in range(-3, 10))
-_STEPS = tuple(m * decade for decade in _DECADES for m in (1, 2, 5))  # so that a tick is seen where no decade is
+_STEPS = tuple(m * 10.0**n for n in range(-3, 10) for m in (1, 2, 5))  # so that there are ticks within a decade too
 _KEY, _LETTER = 45, 7  # pixels of an entry of the legend, about: its mark and the gap, and a letter of its name
 
 
@@ -186,7 +185,7 @@ def roofline(pen: Pen) -> list[Spec]:
         "field": "intensity",
         "type": "quantitative",
         "scale": {"type": "log", "nice": False},
-        "axis": {"values": list(_DECADES), "format": "~s"},
+        "axis": {"values": list(_STEPS), "format": "~s"},
         "title": "arithmetic intensity, FLOP/byte",
     }
     y = _y("tflops", "TFLOP/s", scale={"type": "log", "nice": False, "padding": 12}, values=list(_STEPS), format="~s")

@@ -23,7 +23,10 @@ def module(name: str, **contents: Any) -> ModuleType:
 def install(
     monkeypatch: pytest.MonkeyPatch, modules: Mapping[str, ModuleType | None], versions: Mapping[str, str]
 ) -> None:
-    """Puts modules in place by their full names (None: cannot be imported), and distributions at their versions."""
+    """Puts modules in place by their full names (None: cannot be imported), and distributions at their versions.
+
+    These require nothing.
+    """
     for name, what in modules.items():
         monkeypatch.setitem(sys.modules, name, what)  # type: ignore[arg-type]
         parent, _, child = name.rpartition(".")
@@ -36,3 +39,4 @@ def install(
         return versions[name]
 
     monkeypatch.setattr(importlib.metadata, "version", version)
+    monkeypatch.setattr(importlib.metadata, "requires", lambda _: None)

@@ -183,13 +183,17 @@ def test_what_a_library_requires_comes_by_installing_it_again(monkeypatch: pytes
     """Not by --force-reinstall, which would bring another torch."""
     error = ModuleNotFoundError("No module named 'cutlass'", name="cutlass")
     needs = ["torch", "pytest>=8", 'rich; extra == "more"', 'none-such; python_version < "3"']
+    there = {"a-kernels": "1", "torch": "2", "pytest": "8"}
+    install(monkeypatch, {}, there)
     monkeypatch.setattr(importlib.metadata, "requires", lambda _: needs)
     assert broken_import("a.b", error, "pip install a-kernels", ("a-kernels",)).install == ANEW
     needs.append("none-such-dsl[cu13]==4.8.1")
     assert broken_import("a.b", error, "pip install a-kernels", ("a-kernels",)).install == "pip install a-kernels"
 
 
-@pytest.mark.parametrize("name", ["eager", "sdpa-flash", "flex", "compile", "hf-eager", "hf-flex_attention"])
+@pytest.mark.parametrize(
+    "name", ["eager", "flex", "compile", "fa2", "sdpa-fa4", "xformers", "flashinfer", "hf-eager", "hf-flex_attention"]
+)
 def test_where_torch_is_not(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def version(distribution: str) -> str:
         raise importlib.metadata.PackageNotFoundError(distribution)

@@ -47,7 +47,7 @@ class Own(Fake):
         return prepared
 
 class Compiles(Own):
-    compile_s = 1.0
+    starts_compiler = True
 
 class Crashes:
     def __init__(self):
@@ -147,6 +147,7 @@ def test_one_that_starts_a_compiler_is_given_as_long_as_that_takes(
     new_fleet: NewFleet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("ATTNBENCH_FAKE", "hang@1k")
+    monkeypatch.setattr(execute, "COLD_TIMEOUT", 1.0)
     (hung,) = run(new_fleet(own="Compiles"), job(1024, "own"), policy=Policy(timeout_s=0.1))
     assert hung.status == "timeout"
     assert hung.seconds is not None

@@ -62,7 +62,7 @@ class Played:
 
     def _load(self, request: Mapping[str, Any]) -> dict[str, Any]:
         probe = {"reason": "not installed"} if request["name"] == "fa2" else {"version": "1"}
-        return {"probe": probe, "compile_s": 0.0}
+        return {"probe": probe, "compiler": False}
 
     def _survey(self, request: Mapping[str, Any]) -> dict[str, Any]:
         reason = "forward only" if self.name == "sdpa-math" else None

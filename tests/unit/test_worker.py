@@ -41,11 +41,9 @@ def test_only_a_worker_that_will_measure_imports_and_opens(
     assert done == wanted
 
 
-@pytest.mark.parametrize("said", [None, "600", -1, float("nan")])
-def test_how_long_a_class_may_compile_is_a_number(said: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("attnbench.backends.fake.Fake.compile_s", said, raising=False)
-    with pytest.raises(TypeError, match=r"^fake.compile_s is .*, not a number of seconds$"):
-        Worker().answer({"op": "load", "name": "fake", "spec": BACKENDS["fake"]})
+@pytest.mark.parametrize(("name", "compiler"), [("flashinfer-fa3", True), ("flashinfer-cudnn", False), ("fake", False)])
+def test_who_starts_a_compiler_is_told(name: str, compiler: bool) -> None:
+    assert Worker().answer({"op": "load", "name": name, "spec": BACKENDS[name]})["compiler"] is compiler
 
 
 def test_what_is_made_before_the_rates_are_known_knows_them_after() -> None:
