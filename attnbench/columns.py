@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from array import array
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property, reduce
 from operator import attrgetter, iconcat
 from struct import pack
@@ -85,15 +85,16 @@ class Fields:
     def __len__(self) -> int:
         return len(self.backends)
 
-    def add(self, rows: Sequence[Any]) -> None:
-        """Records, or what has their plain fields."""
-        place, columns = len(self), zip(*map(_PLAIN, rows), strict=True)
-        for name, column in zip(_EVERY.values(), columns, strict=False):
-            getattr(self, name).extend(map(self._same[name].setdefault, column, column))
-        for name, column in zip(_FEW.values(), columns, strict=False):
-            if any(column):
+    def add(self, fields: Mapping[str, Sequence[Any]]) -> None:
+        """More records: the plain fields, each of all of them."""
+        place = len(self)
+        for field, name in _EVERY.items():
+            getattr(self, name).extend(map(self._same[name].setdefault, fields[field], fields[field]))
+        for field, name in _FEW.items():
+            if any(fields[field]):
                 one = self._same[name].setdefault
-                getattr(self, name).update((i, one(value, value)) for i, value in enumerate(column, place) if value)
+                each = enumerate(fields[field], place)
+                getattr(self, name).update((i, one(value, value)) for i, value in each if value)
 
     def join(self, other: Fields) -> None:
         """Those of other records, behind these."""
@@ -123,7 +124,11 @@ _EVERY = {"backend": "backends", "round": "rounds", "status": "statuses", "timer
 _FEW = {"reason": "reasons"} | {
     name: name for name in ("limits", "others", "notes", "ecc_errors", "resumable", "host_bound")
 }
-_PLAIN = attrgetter(*_EVERY, *_FEW)
+
+
+def plain(records: Sequence[Record]) -> dict[str, list[Any]]:
+    """Their plain fields, each of all of them."""
+    return {field: [*map(attrgetter(field), records)] for field in (*_EVERY, *_FEW)}
 
 
 class Columns(Fields, Made[Record]):
@@ -136,10 +141,10 @@ class Columns(Fields, Made[Record]):
         self._known: dict[Case, Case] = {}
         self._samples: dict[str, Samples] = {}
         self._lines = lines
-        self._starts, self._stops = array("q"), array("q")  # of the lines
+        self._starts = array("q")  # of the lines
         every = list(self._made.values())
         self.cases = [self._known.setdefault(record.case, record.case) for record in every]  # equal ones are one
-        self.add(every)
+        self.add(plain(every))
         for name, places in self.present.items():
             places.update(i for i, record in enumerate(every) if name in record.measurements)
 
@@ -159,7 +164,6 @@ class Columns(Fields, Made[Record]):
             self.join(part)
             self.cases += map(cases.__getitem__, part.cases)
             self._starts += part.starts
-            self._stops += part.stops
             number += part.lines
         return number, problems
 
@@ -197,7 +201,7 @@ class Columns(Fields, Made[Record]):
         """A record that is not kept, for what goes through all of them and needs each once."""
         if place in self._made or self._lines is None:
             return self._made[place]
-        return self._lines.record(self._starts[place], self._stops[place])
+        return self._lines.record(self._starts[place])
 
 
 def of(records: Sequence[Record]) -> Columns:

@@ -9,24 +9,25 @@ from __future__ import annotations
 import math
 import mmap
 from array import array
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache, partial
-from itertools import compress, islice
+from itertools import compress, pairwise
 from operator import attrgetter
 from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
+from msgspec.structs import astuple
 
-from attnbench import batch, decode, derive, metrics
+from attnbench import batch, columns, decode, derive, metrics
 from attnbench.columns import ERRORS, PRESENT, Fields, Samples
 from attnbench.errors import UserError
 from attnbench.jsonable import to_json
 from attnbench.types import Record, Status
 
-Span = tuple[int, int, int]  # of a line: its start, its end, its number
+Chunk = Sequence[int]  # lines: where each begins, and where that behind the last one would
 CHUNK = 100  # lines taken at once: what they hold fits into a core's cache
 LEAST = 16 << 20  # bytes, for which a process is worth its start
 MOST = 8  # processes
@@ -42,7 +43,7 @@ class Part(Fields):
         self.taken = {name: Samples() for name in names if name != ERRORS}
         if ERRORS in names:
             self.values["error"] = []
-        self.starts, self.stops = array("q"), array("q")  # of the lines that are records, in the file
+        self.starts = array("q")  # of the lines that are records, in the file
         self.lines = 0
         self.problems: list[tuple[int, str]] = []  # the number of a line, and what is wrong with it
         self.refused: tuple[int, str] | None = None  # the same of one that stops the reading
@@ -50,14 +51,16 @@ class Part(Fields):
     def samples(self, name: str) -> Samples:
         return self.taken[name]
 
-    def read(self, view: memoryview, spans: Iterator[Span]) -> None:
+    def read(self, view: memoryview, chunks: Iterable[Chunk]) -> None:
         """Appends lines of a file."""
-        while (chunk := list(islice(spans, CHUNK))) and not self.refused:
+        for chunk in chunks:
             if not self._take(view, chunk):
-                for span in chunk:
-                    if not self._take(view, [span]):
-                        self._take_odd(view, span)
-            self.lines = chunk[-1][2]
+                for number, line in enumerate(pairwise(chunk), self.lines + 1):
+                    if not self._take(view, line):
+                        self._take_odd(view, line, number)
+            self.lines += len(chunk) - 1
+            if self.refused:
+                break
 
     def reduce(self, record: Callable[[int], Record]) -> None:
         """Figures in place of the samples that they are made of, of those measurements that were read ahead."""
@@ -71,33 +74,36 @@ class Part(Fields):
         for name in done:
             del self.taken[name]
 
-    def _take(self, view: memoryview, spans: list[Span]) -> bool:
+    def _take(self, view: memoryview, chunk: Chunk) -> bool:
         """Whether all of these lines were records as msgspec takes them; else nothing was done."""
-        take, same, place = _reader(self.names).decode, self._same["case"].setdefault, len(self)
+        starts, same, place = chunk[:-1], self._same["case"].setdefault, len(self)
         try:
-            rows = [take(view[start:stop]) for start, stop, _ in spans]
-            cases = [bytes(row.case) for row in rows]
+            rows = _reader(self.names).decode_lines(view[starts[0] : chunk[-1]])
+            if len(rows) != len(starts) or {*map(view.__getitem__, starts)} != _OPENS:
+                return False  # what it takes for lines are not those of the file
+            fields = _by_field(rows)
+            cases = [*map(bytes, fields["case"])]
             for text in set(cases):
                 decode.case(text)
         except (msgspec.MsgspecError, ValueError, TypeError):
             return False
-        measured = [row.measurements for row in rows]
+        measured = _by_field(fields["measurements"])
         for name, column in self.taken.items():
-            column.extend(_taken(name, measured))
+            column.extend(_samples(measured[name]))
         for name, places in self.present.items():
-            places.update(compress(range(place, place + len(rows)), map(attrgetter(name), measured)))
+            places.update(compress(range(place, place + len(rows)), measured[name]))
         if "error" in self.values:
             self.values["error"] += map(_error, rows)
         self.cases += map(same, cases, cases)
-        self.add(rows)
-        self._add_spans(spans)
+        self.add(fields)
+        self.starts.extend(starts)
         return True
 
-    def _take_odd(self, view: memoryview, span: Span) -> None:
+    def _take_odd(self, view: memoryview, line: Chunk, number: int) -> None:
         """A record whose line has what msgspec does not take; or what is wrong with it."""
-        start, stop, number = span
+        start, end = line
         try:
-            record = decode.record(view[start:stop])
+            record = decode.record(view[start : end - 1])
         except decode.DAMAGE as error:
             self.problems.append((number, f"damaged line left out ({type(error).__name__}: {error})"))
             return
@@ -116,13 +122,8 @@ class Part(Fields):
         for name, value in kept.items():
             self.values[name].append(value)
         self.cases.append(msgspec.json.encode(to_json(record.case)))
-        self.add([record])
-        self._add_spans([span])
-
-    def _add_spans(self, spans: list[Span]) -> None:
-        starts, stops, _ = zip(*spans, strict=True)
-        self.starts.extend(starts)
-        self.stops.extend(stops)
+        self.add(columns.plain([record]))
+        self.starts.append(start)
 
 
 @dataclass(frozen=True)
@@ -159,24 +160,25 @@ class Lines:
     def _part(self, ahead: Sequence[str], reduced: bool, cut: tuple[int, int]) -> Part:
         """Of the lines from one place in the file to another."""
         part = Part(ahead)
-        part.read(memoryview(self.content), self._spans(*cut))
+        part.read(memoryview(self.content), self._chunks(*cut))
         if reduced:
-            part.reduce(lambda i: self.record(part.starts[i], part.stops[i]))
+            part.reduce(lambda i: self.record(part.starts[i]))
         return part
 
-    def _spans(self, start: int, stop: int) -> Iterator[Span]:
-        number, find = 0, self.content.find
+    def _chunks(self, start: int, stop: int) -> Iterator[Chunk]:
+        find, chunk = self.content.find, [start]
         while start < stop:
-            end = find(b"\n", start)
-            number += 1
-            yield start, end, number
-            start = end + 1
+            start = find(b"\n", start) + 1
+            chunk.append(start)
+            if len(chunk) > CHUNK or start == stop:
+                yield chunk
+                chunk = [start]
 
-    def record(self, start: int, stop: int) -> Record:
-        """Of one line, that was found to be one."""
+    def record(self, start: int) -> Record:
+        """Of the line that begins there, that was found to be one."""
         place = Place(self, start)
         try:
-            found = decode.record(memoryview(self.content)[start:stop], place)
+            found = decode.record(memoryview(self.content)[start : self.content.find(b"\n", start)], place)
         except decode.DAMAGE as error:
             raise decode.unreadable("its record", error, place) from None
         assert found
@@ -231,6 +233,7 @@ class _Taken(msgspec.Struct, gc=False, frozen=True):
 
 
 _NONE = _Taken()
+_OPENS = {ord("{")}
 
 
 class _Error(msgspec.Struct, gc=False):
@@ -246,13 +249,16 @@ class _Seen(msgspec.Struct, gc=False):
     """A measurement whose samples are not wanted."""
 
 
-def _taken(name: str, measured: Sequence[Any]) -> list[list[float]]:
-    """The samples of a measurement of each record; empty where it has none."""
-    found: list[list[float]] = list(map(attrgetter(f"{name}.values"), measured))
-    if not all(found):
-        packed = list(map(attrgetter(f"{name}.runs"), measured))
-        for i in compress(range(len(packed)), packed):
-            found[i] = found[i] or [*decode.expanded(packed[i])]
+def _by_field(rows: Sequence[Any]) -> dict[str, tuple[Any, ...]]:
+    """The fields of some structs of one type, each of all of them."""
+    return dict(zip(rows[0].__struct_fields__, zip(*map(astuple, rows), strict=True), strict=True))
+
+
+def _samples(measured: Sequence[_Taken]) -> list[list[float]]:
+    """Of a measurement of each record; empty where it has none."""
+    found, packed = ([*map(attrgetter(name), measured)] for name in ("values", "runs"))
+    for i in compress(range(len(packed)), packed):
+        found[i] = found[i] or [*decode.expanded(packed[i])]
     return found
 
 
