@@ -55,11 +55,35 @@ def array(name: str, columns: Columns) -> Floats:
     return columns.arrays[name]
 
 
-def clocks(columns: Columns, rows: Iterable[int]) -> list[float]:
-    """derive.clock of some records, where it is known."""
+def extremes(name: str, columns: Columns, rows: Sequence[int]) -> list[float]:
+    """The least and the greatest of a metric over some records, or nothing where none has it or more than 0."""
+    if len(columns) < FEW:
+        found = [*filter(None, map(values(name, columns).__getitem__, rows))]
+        return [min(found), max(found)] if found else []
+    some = array(name, columns)[rows]
+    some = some[some > 0]
+    return [float(some.min()), float(some.max())] if len(some) else []
+
+
+def clocks(columns: Columns, rows: Sequence[int]) -> list[float]:
+    """The least and the greatest derive.clock of some records, or nothing where none is known."""
     held = values("clock_held", columns)
-    found = [derive.clock(columns[i]) if (hz := held[i]) is None else hz for i in rows]
-    return [hz for hz in found if hz is not None]
+    others = [hz for i in rows if held[i] is None and (hz := derive.clock(columns[i])) is not None]
+    found = [*extremes("clock_held", columns, rows), *others]
+    return [min(found), max(found)] if found else []
+
+
+def spreads(name: str, columns: Columns, each: Sequence[Sequence[int]]) -> list[float]:
+    """How far a metric lies apart over each group of records, as a share of its median, where several have it."""
+    if len(columns) < FEW:
+        known = ([*filter(None, map(values(name, columns).__getitem__, rows))] for rows in each)
+        return [(max(found) - min(found)) / stats.median(found) for found in known if len(found) > 1]
+    return [
+        spread
+        for _, matrix in _by_group(name, columns, grouped(each))
+        if matrix.shape[1] > 1
+        for spread in ((matrix[:, -1] - matrix[:, 0]) / _median(matrix, matrix)).tolist()
+    ]
 
 
 def spans(columns: Fields) -> Set[int]:
@@ -91,12 +115,20 @@ def medians(name: str, columns: Columns, of: Grouped) -> list[float | None]:
     """The median of a metric over the records of each group; None where none has it."""
     import numpy as np
 
+    found = np.full(of.number, np.nan)
+    for some, matrix in _by_group(name, columns, of):
+        found[some] = _median(matrix, matrix)
+    return [v if v == v else None for v in found.tolist()]
+
+
+def _by_group(name: str, columns: Columns, of: Grouped) -> Iterator[tuple[Ints, Floats]]:
+    """The groups in which as many records have a metric, and its values there as sorted rows of a matrix."""
+    import numpy as np
+
     every = array(name, columns)[of.rows]
     known = ~np.isnan(every)
-    found = np.full(of.number, np.nan)
     for some, matrix in _by_length(every[known], np.bincount(of.groups[known], minlength=of.number)):
-        found[some] = _median(matrix, np.sort(matrix))
-    return [v if v == v else None for v in found.tolist()]
+        yield some, np.sort(matrix)
 
 
 def computed(source: str, columns: Fields, record: Callable[[int], Record]) -> dict[str, Floats]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from attnbench import batch, derive, metrics, stats, store
 from attnbench.report import words
-from attnbench.report.cells import Cell, by_rates, by_sheet, having
+from attnbench.report.cells import Cell, by_rates, by_sheet, having, values_of
 from attnbench.report.sheet import Sheet
 from attnbench.report.tables import HELD_DOWN
 from attnbench.types import SHORT, Run
@@ -178,7 +178,7 @@ def _held_down(cells: Sequence[Cell]) -> Iterator[Caution]:
     held = [c for c in cells if c.held_down]
     if held:
         limits = sorted({limit for c in held for i in c.rows for limit in c.columns.limits.get(i, ())})
-        clocks = [hz for sheet, some in by_sheet(held) for hz in batch.clocks(sheet.columns, _ok(some))]
+        clocks = [hz for sheet, some in by_sheet(held) for hz in batch.clocks(sheet.columns, [*_ok(some)])]
         seen = f", SM clock {_range(clocks)}" if clocks else ""
         top = held[0].run.environment.clock_max_hz
         most = f" of {top / 1e6:.0f} MHz" if top and clocks else " MHz" if clocks else ""
@@ -193,9 +193,9 @@ def _held_down(cells: Sequence[Cell]) -> Iterator[Caution]:
 
 
 def _drifting(cells: Sequence[Cell]) -> Iterator[Caution]:
-    drifts = [(d, c) for c in cells if (d := c.value("drift")) is not None]
-    faster = [(d, c) for d, c in drifts if d < -DRIFT]
-    slower = [(d, c) for d, c in drifts if d > DRIFT]
+    drifts = [(d, c) for d, c in zip(values_of(cells, "drift"), cells, strict=True) if d and abs(d) > DRIFT]
+    faster = [(d, c) for d, c in drifts if d < 0]
+    slower = [(d, c) for d, c in drifts if d > 0]
     if faster:
         most, cell = min(faster, key=lambda pair: pair[0])
         yield Caution(
@@ -233,7 +233,8 @@ def _few(cells: Sequence[Cell]) -> Iterator[Caution]:
 
 
 def _noisy(cells: Sequence[Cell]) -> Iterator[Caution]:
-    noisy = [(ci, c) for c in cells if (ci := c.value("ci")) is not None and ci > c.run.policy.target]
+    each = zip(values_of(cells, "ci"), cells, strict=True)
+    noisy = [(ci, c) for ci, c in each if ci is not None and ci > c.run.policy.target]
     if noisy:
         worst, cell = max(noisy, key=lambda pair: pair[0])
         target = metrics.percent(cell.run.policy.target)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from attnbench import derive, metrics, stats
 from attnbench.report import words
 from attnbench.report.cautions import Caution
-from attnbench.report.cells import Cell, having
+from attnbench.report.cells import Cell, having, values_of
 from attnbench.types import INSTRUMENTS, SHORT, Record
 
 OUTSIDE, OUTSIDE_SHARE = 64 * 2**20, 0.05  # bytes, and of the peak: less may be code that was loaded
@@ -79,8 +79,9 @@ def _slowed(record: Record) -> bool:
     return stats.median(traced) > (1 + SLOWED) * stats.median(plain) + GAP_GROWS
 
 
-def _launch_bound(cells: Iterable[Cell]) -> Iterator[Caution]:
-    bound = [c for c in cells if (c.value("latency") or 0.0) < (c.value("enqueue") or 0.0)]
+def _launch_bound(cells: Sequence[Cell]) -> Iterator[Caution]:
+    both = zip(cells, values_of(cells, "latency"), values_of(cells, "enqueue"), strict=True)
+    bound = [c for c, latency, enqueue in both if (latency or 0.0) < (enqueue or 0.0)]
     if bound:
         each = ", ".join(f"{backend} {len(found)}" for backend, found in _by_backend(bound, lambda _: 1.0))
         yield Caution(
@@ -128,14 +129,15 @@ def _events(cell: Cell) -> float:
     return stats.median([v for r in cell.records for v in derive.values(r, "turns_events")])
 
 
-def _outside(cells: Iterable[Cell]) -> Iterator[Caution]:
-    def extra(cell: Cell) -> float | None:
-        driver, peak = cell.value("memory_driver"), cell.value("memory_peak")
-        if driver is None or peak is None or cell.run.environment.device.kind != "cuda":
-            return None
-        return driver - peak if driver - peak > max(OUTSIDE, OUTSIDE_SHARE * peak) else None
-
-    found = _by_backend(list(cells), extra)
+def _outside(cells: Sequence[Cell]) -> Iterator[Caution]:
+    both = zip(cells, values_of(cells, "memory_driver"), values_of(cells, "memory_peak"), strict=True)
+    extra = {
+        cell: driver - peak
+        for cell, driver, peak in both
+        if driver is not None and peak is not None and driver - peak > max(OUTSIDE, OUTSIDE_SHARE * peak)
+        if cell.run.environment.device.kind == "cuda"
+    }
+    found = _by_backend(cells, extra.get) if extra else ()
     if found:
         each = ", ".join(
             f"{backend} {metrics.size(stats.median(extras))} (median of {words.count(len(extras), 'cell')})"

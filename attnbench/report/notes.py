@@ -23,14 +23,16 @@ class Note:
 def notes(cells: Sequence[Cell]) -> list[Note]:
     """One line per ending, reason (numbers aside) and set of cells; backends that share all three share the line."""
     groups: dict[tuple[str, str, str, str], list[Cell]] = {}
+    every: dict[tuple[str, str], list[Cell]] = {}
     for cell in cells:
+        every.setdefault((cell.device, cell.backend), []).append(cell)
         if cell.status != "ok":
             reason = words.one_line(cell.reason or "no reason given")
             groups.setdefault((cell.device, cell.backend, cell.status, words.template(reason)), []).append(cell)
-    several_devices = len({c.device for c in cells}) > 1
+    several_devices = len({device for device, _ in every}) > 1
     lines: dict[tuple[str, ...], list[list[Cell]]] = {}
     for (device, backend, _, template), group in groups.items():
-        of_backend = [c for c in cells if (c.device, c.backend) == (device, backend)]
+        of_backend = every[device, backend]
         place = words.where(group, of_backend)
         scope = "all" if len(group) == len(of_backend) else words.count(len(group), "case")
         lines.setdefault((words.ENDINGS[group[0].status], template, device, scope, place), []).append(group)

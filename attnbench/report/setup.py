@@ -35,7 +35,7 @@ def setups(cells: Sequence[Cell]) -> list[Setup]:
     found: list[Setup] = []
     for device, group in by_device.items():
         alike = next((d for d in list(by_device)[: len(found)] if _same_machine(by_device[d][0], group[0])), None)
-        against = _agreement(_pairs(by_device[alike], group)) if alike else ""
+        against = _agreement(_against(by_device[alike], group)) if alike else ""
         method = _method(group) + (f"; agrees with {alike} within {against}" if against else "")
         found.append(Setup(device, _machine(group), method))
     return found
@@ -47,11 +47,11 @@ def _same_machine(a: Cell, b: Cell) -> bool:
     return (env.device.name, env.torch, env.power_limit_w) == (other.device.name, other.torch, other.power_limit_w)
 
 
-def _pairs(some: Sequence[Cell], others: Sequence[Cell]) -> list[list[float]]:
-    """Latencies of the cells that both have."""
+def _against(some: Sequence[Cell], others: Sequence[Cell]) -> list[float]:
+    """How far the latencies of the cells that both have lie apart, as a share of their mean."""
     first = {c.key: c.value("latency") for c in some}
     pairs = [(first.get(c.key), c.value("latency")) for c in others]
-    return [[a, b] for a, b in pairs if a is not None and b is not None]
+    return [abs(a - b) / stats.median([a, b]) for a, b in pairs if a is not None and b is not None]
 
 
 def _machine(cells: Sequence[Cell]) -> str:
@@ -71,20 +71,20 @@ def _machine(cells: Sequence[Cell]) -> str:
 
 def _method(cells: Sequence[Cell]) -> str:
     rounds = max((len(c.rows) for c in cells), default=1)
-    counts: set[float] = set()
+    counts: list[float] = []
     clocks: list[float] = []
     timers: set[str | None] = set()
     caches: set[str | None] = set()
-    repeated: list[list[float]] = []
-    for sheet, group in by_sheet(cells):
+    spreads: list[float] = []
+    sheets = by_sheet(cells)
+    for sheet, group in sheets:
         columns, statuses = sheet.columns, sheet.columns.statuses
         ok = [i for c in group for i in c.rows if statuses[i] == "ok"]
-        samples, latencies = (batch.values(name, columns) for name in ("samples", "latency"))
-        counts.update(filter(None, map(samples.__getitem__, ok)))
+        counts += batch.extremes("samples", columns, ok)
         clocks += batch.clocks(columns, ok)
         timers.update(map(columns.timers.__getitem__, ok))
         caches.update(map(columns.l2.__getitem__, ok))
-        repeated += [[*filter(None, map(latencies.__getitem__, c.rows))] for c in group]
+        spreads += batch.spreads("latency", columns, [c.rows for c in group])
     parts = []
     if counts:
         fewest, most = int(min(counts)), int(max(counts))
@@ -92,21 +92,20 @@ def _method(cells: Sequence[Cell]) -> str:
         again = f", then over {rounds} rounds" if rounds > 1 else ""
         parts.append(f"latency = median of {number} {'sample' if number == '1' else 'samples'}{again}")
     parts += [TIMERS.get(timer, timer) for timer in sorted(filter(None, timers))]
-    if any(sheet.spans for sheet, _ in by_sheet(cells)):
+    if any(sheet.spans for sheet, _ in sheets):
         parts.append(f"{TIMERS['cupti']} under {metrics.duration(SHORT)}")
     parts += [f"L2 {state}" for state in sorted(filter(None, caches))]
     if clocks:
         low, high = f"{min(clocks) / 1e6:.0f}", f"{max(clocks) / 1e6:.0f}"
         top = cells[0].run.environment.clock_max_hz
         parts.append(f"SM clock {low if low == high else f'{low}-{high}'}{f' of {top / 1e6:.0f}' if top else ''} MHz")
-    if agreement := _agreement(repeated):
+    if agreement := _agreement(spreads):
         parts.append(f"rounds agree within {agreement}")
     return ", ".join(parts) + _ceilings(cells)
 
 
-def _agreement(repeated: Sequence[Sequence[float]]) -> str:
+def _agreement(spreads: Sequence[float]) -> str:
     """How far repeated latencies of a cell lie apart, as a share of their median: what a repetition is worth here."""
-    spreads = sorted((r[-1] - r[0]) / stats.median(r) for r in map(sorted, repeated) if len(r) > 1)
     if not spreads:
         return ""
     typical, most, worst = (metrics.percent(stats.percentile(spreads, p)) for p in (50, 95, 100))

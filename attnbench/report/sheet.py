@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import replace
 from functools import cached_property
-from itertools import chain
+from itertools import chain, compress
 from typing import TYPE_CHECKING
 
 from attnbench import batch, columns, derive, metrics, stats
@@ -85,15 +85,12 @@ class Sheet:
         a limit. Else NVML's limits do.
         """
         clocks, limits = batch.values("clock_held", self.columns), self.columns.limits
-        best = max((hz for i in self.rows if (hz := clocks[i]) is not None), default=0.0)
+        best = max(filter(None, map(clocks.__getitem__, self.rows)), default=0.0)
         top = self.run.environment.clock_max_hz
         low, short = CLOCK_HELD * best, math.inf if top is None else CLOCK_HELD * top
-        each = zip(self.columns.statuses, clocks, strict=True)
-        return self.having(
-            i
-            for i, (status, hz) in enumerate(each)
-            if status == "ok" and (i in limits if hz is None else hz < low or (hz < short and i in limits))
-        )
+        slow = [i for i, hz in enumerate(clocks) if hz is not None and hz < low]
+        limited = [i for i in limits if (hz := clocks[i]) is None or hz < short]
+        return self.having(i for i in (*slow, *limited) if self.columns.statuses[i] == "ok")
 
     @cached_property
     def eager(self) -> Mapping[Case, Mapping[int, float]]:
@@ -113,12 +110,11 @@ class Sheet:
     def _ceilings(self) -> tuple[Mapping[str, float], float | None]:
         """What large matmuls, by dtype, and large copies reached, in the median."""
         matmuls, copies = map(self.columns.samples, derive.CEILINGS)
-        found: dict[str, list[float]] = {}
-        for i, readings in matmuls:
-            found.setdefault(self.columns.cases[i].dtype, []).extend(readings)
-        copied = copies.values
-        ceilings = {dtype: stats.median(readings) for dtype, readings in found.items()}
-        return ceilings, stats.median(copied) if copied else None
+        dtypes = [case.dtype for case, n in zip(self.columns.cases, matmuls.counts, strict=True) if n for _ in range(n)]
+        read, copied = matmuls.values, copies.values
+        each = dict.fromkeys(dtypes)
+        found: dict[str, float] = {d: stats.median([*compress(read, map(d.__eq__, dtypes))]) for d in each}
+        return found, stats.median(copied) if copied else None
 
     def values(self, metric: str, convention: Convention = "exact") -> Values:
         """The median over a measured cell's rounds, derived once."""

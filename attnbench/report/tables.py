@@ -9,13 +9,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 from attnbench import metrics
 from attnbench.errors import UserError, did_you_mean
 from attnbench.report import words
-from attnbench.report.cells import Cell
+from attnbench.report.cells import Cell, values_of
 from attnbench.report.sheet import Sheet
 from attnbench.sizes import short
 from attnbench.types import DIRECTIONS, DTYPES, Case
@@ -176,13 +175,22 @@ def sections(
 
 def _plainest_masks(cells: Sequence[Cell]) -> list[Cell]:
     """Of cells that differ in the mask alone those with the plainest: memory hardly depends on it. Measured ones."""
-    plainest: dict[Any, Any] = {}
-    kinds = [(cell.device, _but_mask(cell.case)) for cell in cells]
-    for cell, kind in zip(cells, kinds, strict=True):
-        if cell.value("memory_peak") is not None:
-            rank = words.mask_rank(cell.case)
-            plainest[kind] = min(plainest.get(kind, rank), rank)
-    return [c for c, kind in zip(cells, kinds, strict=True) if plainest.get(kind) == words.mask_rank(c.case)]
+    kinds: dict[Any, int] = {}  # all but the mask -> its number
+    known = {
+        number: (kinds.setdefault(_but_mask(case), len(kinds)), words.mask_rank(case))
+        for number, case in {id(cell.case): cell.case for cell in cells}.items()
+    }
+    plainest: dict[tuple[str, int], Any] = {}
+    for cell, peak in zip(cells, values_of(cells, "memory_peak"), strict=True):
+        if peak is not None:
+            kind, rank = known[id(cell.case)]
+            plainest[cell.device, kind] = min(plainest.get((cell.device, kind), rank), rank)
+    found = []
+    for cell in cells:
+        kind, rank = known[id(cell.case)]
+        if plainest.get((cell.device, kind)) == rank:
+            found.append(cell)
+    return found
 
 
 def _tables(
@@ -225,17 +233,19 @@ def _split(cells: Sequence[Cell], axes: Sequence[str]) -> list[list[Cell]]:
 def _split_implied(cells: list[Cell], row: str, column: str, axes: Sequence[str]) -> list[list[Cell]]:
     """Splits by those of the axes that neither the row alone nor the column alone tells."""
     for i, axis in enumerate(axes):
-        if not (_tells((row,), axis, cells) or _tells((column,), axis, cells)):
+        if not (_tells(row, axis, cells) or _tells(column, axis, cells)):
             rest = axes[i + 1 :]
             return [t for part in _split(cells, [axis]) for t in _split_implied(part, row, column, rest)]
     return [cells]
 
 
-def _tells(known: Sequence[str], axis: str, cells: Sequence[Cell]) -> bool:
+def _tells(known: str, axis: str, cells: Sequence[Cell]) -> bool:
+    """Whether cells alike in one axis are alike in the other."""
     seen: dict[Any, Any] = {}
+    key_of, value_of = _AXES[known].value, _AXES[axis].value
     for cell in cells:
-        key, value = tuple(_AXES[a].value(cell) for a in known), _AXES[axis].value(cell)
-        if seen.setdefault(key, value) != value:
+        value = value_of(cell)
+        if seen.setdefault(key_of(cell), value) != value:
             return False
     return True
 
@@ -316,12 +326,12 @@ def _details(cells: Sequence[Cell], row: str, column: str) -> tuple[str, list[st
     column_extra: list[str] = []
     for axis in (a for a in _IMPLIED if a not in (row, column)):
         tokens = {c.case.shape.batch * c.case.shape.seqlen_k for c in cells}
-        if _tells((), axis, cells):
+        if len({_AXES[axis].value(c) for c in cells}) == 1:
             told.append(_AXES[axis].label(cells[0]))
         elif axis == "batch" and len(tokens) == 1:
             told.append(f"batch x seqlen = {short(tokens.pop())}")
         else:
-            (column_extra if _tells((column,), axis, cells) else row_extra).append(axis)
+            (column_extra if _tells(column, axis, cells) else row_extra).append(axis)
     return ", ".join(filter(None, told)), row_extra, column_extra
 
 
@@ -334,7 +344,6 @@ def _heads(case: Case) -> str:
     return f"{s.nheads} heads" + (f", {s.nheads_k} key heads" if s.nheads_k != s.nheads else "")
 
 
-@cache
 def _but_mask(case: Case) -> tuple[Any, ...]:
     """All that sets tables of memory apart on a device."""
     s = case.shape

@@ -33,6 +33,7 @@ ENDINGS: Mapping[Status, str] = {
 NOTHING = "-"  # measured, but this metric has no value
 
 _PLACED = {"shape", "dtype", "direction", "causal", "window_size"}  # fields that a name says in a way of their own
+_USUAL = {f.name: f.default for f in dataclasses.fields(Case) if f.name not in _PLACED}
 _FACTORS = {"h": 3600.0, "m": 60.0, "s": 1.0, "B": 1.0, "KiB": 2.0**10, "MiB": 2.0**20, "GiB": 2.0**30}
 _QUANTITY = re.compile(
     r"(?<![\w.])(?:\d+h\d+m|\d+m\d+s|\d+(?:\.\d+)?s|"  # as attnbench.sizes writes durations
@@ -69,12 +70,12 @@ def mask(case: Case) -> str:
 @cache
 def extras(case: Case) -> tuple[str, ...]:
     """What else is not as usual: ("softcap 30", "dropout 0.1"). A field that this file does not know is named too."""
-    found = []
-    for f in dataclasses.fields(case):
-        value = getattr(case, f.name)
-        if f.name not in _PLACED and value != f.default:
-            found.append(f"{f.name.removesuffix('_p')} {value:g}" if isinstance(value, float) else f"{f.name} {value}")
-    return tuple(found)
+    each = [(name, getattr(case, name), usual) for name, usual in _USUAL.items()]
+    return tuple(_extra(name, value) for name, value, usual in each if value != usual)
+
+
+def _extra(field: str, value: object) -> str:
+    return f"{field.removesuffix('_p')} {value:g}" if isinstance(value, float) else f"{field} {value}"
 
 
 @cache
