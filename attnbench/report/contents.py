@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 from attnbench.report import cautions, facts, notes, setup, tables
 from attnbench.report.cautions import Caution
-from attnbench.report.cells import Cell
 from attnbench.report.cells import cells as cells_of
 from attnbench.report.notes import Note
 from attnbench.report.setup import Setup
@@ -17,8 +15,8 @@ from attnbench.report.tables import Section
 from attnbench.types import Run
 from attnbench.work import Convention
 
-Part = Callable[[], Any]
-MANY = 5000  # cells, from which what stands around the tables is worth a process of its own
+Half = dict[str, Any]  # some of the fields of Contents; the halves take about as long
+MANY = 5000  # cells, from which the second half is worth a process of its own
 
 
 @dataclass(frozen=True)
@@ -43,27 +41,24 @@ def contents(
 ) -> Contents:
     """Of runs; the options are those of tables.sections, which says what it raises."""
     cells = cells_of(runs)
-    found: Part = partial(tables.sections, cells, metrics, by, convention, memory, lines) if cells else list
-    around: Part = partial(_around, cells, runs, convention)
+
+    def figures() -> Half:
+        found = tables.sections(cells, metrics, by, convention, memory, lines) if cells else []
+        headed = [(setup.heading(section.metric, cells, convention), section) for section in found]
+        return {"sections": headed, "facts": facts.facts(cells)}
+
+    def words() -> Half:
+        doubts = cautions.cautions(cells, runs, convention)
+        return {"setups": setup.setups(cells), "notes": notes.notes(cells), "cautions": doubts}
+
     if len(cells) < MANY:
-        made = [found(), around()]
-    else:
-        from attnbench.apart import apart
+        return Contents(**figures(), **words())
+    from attnbench.apart import apart
 
-        with apart(_called, (found, around)) as parts:
-            made = list(parts)
-    headed = [(setup.heading(section.metric, cells, convention), section) for section in made[0]]
-    return Contents(sections=headed, **made[1])
+    with apart(_called, (figures, words)) as halves:
+        first, second = halves
+    return Contents(**first, **second)
 
 
-def _called(part: Part) -> Any:
-    return part()
-
-
-def _around(cells: Sequence[Cell], runs: Sequence[Run], convention: Convention) -> dict[str, Any]:
-    return {
-        "setups": setup.setups(cells),
-        "notes": notes.notes(cells),
-        "cautions": cautions.cautions(cells, runs, convention),
-        "facts": facts.facts(cells),
-    }
+def _called(half: Callable[[], Half]) -> Half:
+    return half()

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import attnbench
+from attnbench import cli
 
 PACKAGE = Path(attnbench.__file__).parent
 HEAVY = {"torch", "triton", "numpy", "scipy", "pandas", "pydantic", "pydantic_core", "rich", "yaml", "typer"}
@@ -108,12 +109,18 @@ def test_every_module_has_its_side() -> None:
     assert ours - {*sides} == {"__init__", "__main__", "types", "backends", "fitness"}
 
 
-def test_the_command_line_starts_light() -> None:
-    loaded = loaded_by("attnbench.cli")
+@pytest.mark.parametrize("command", cli.COMMANDS)
+def test_a_command_starts_light(command: str) -> None:
+    loaded = loaded_by(f"attnbench.cli; attnbench.cli.command_line({command!r})")
     assert loaded & HEAVY <= {"typer"}
-    ours = {name for name in loaded if name.startswith("attnbench.")}
-    others = {name for name in ours if not f"{name}.".startswith("attnbench.commands.")}
-    assert others == {"attnbench.cli", "attnbench.errors", "attnbench.baseline"}
+    ours = {name.removeprefix("attnbench.") for name in loaded if name.startswith("attnbench.")}
+    beside = {"cli", "errors", "commands", "commands.shared", "commands.options", "baseline"}
+    assert ours - beside == {f"commands.{command}"}
+
+
+def test_each_file_of_commands_is_one_and_all_are_there() -> None:
+    files = {path.stem for path in (PACKAGE / "commands").glob("*.py")} - {"__init__", "shared", "options"}
+    assert files == {*cli.COMMANDS}
 
 
 @pytest.mark.parametrize("command", [["--help"], ["run", "--help"], ["--version"]])

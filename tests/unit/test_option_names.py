@@ -9,7 +9,7 @@ from typing import Annotated, Any, get_args, get_origin, get_type_hints
 import typer
 from typer.models import OptionInfo
 
-from attnbench.cli import app
+from attnbench.cli import command_line
 
 
 def options(of: typer.Typer) -> Iterator[tuple[str, str, OptionInfo]]:
@@ -27,7 +27,7 @@ def options(of: typer.Typer) -> Iterator[tuple[str, str, OptionInfo]]:
 
 def test_an_option_whose_metavar_is_its_name_names_its_flag() -> None:
     """typer 0.27 takes the flag's spelling from such a metavar: --DEVICE."""
-    found = list(options(app))
+    found = list(options(command_line()))
     assert ("run", "device") in [(command, name) for command, name, _ in found]
     bare = [
         (command, name)
