@@ -167,7 +167,7 @@ def _rows(columns: Fields, source: str) -> Iterator[tuple[Ints, Floats]]:
     chosen[list(used)] = True
     for name in ("time", "span") if used else ("time" if source == TIMED else source,):
         found = columns.samples(name)
-        for places, matrix in _by_length(np.frombuffer(found.values), np.frombuffer(found.counts, np.int64)):
+        for places, matrix in _by_length(np.asarray(found.values), np.frombuffer(found.counts, np.int64)):
             own = chosen[places] == (name == "span") if used else slice(None)
             yield places[own], matrix[own]
 

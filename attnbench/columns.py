@@ -38,8 +38,9 @@ class Samples:
         self._packed: list[bytes] = []  # pieces of them: one array that grew by each would be copied a dozen times
 
     @property
-    def values(self) -> array[float]:
-        return array("d", b"".join(self._packed))
+    def values(self) -> memoryview[float]:
+        self._packed = [b"".join(self._packed)]
+        return memoryview(self._packed[0]).cast("d")
 
     def extend(self, taken: Sequence[list[float]]) -> None:
         """By those of the next records; an empty list where there are none."""
@@ -52,7 +53,7 @@ class Samples:
         self.counts.extend(other.counts)
         self._packed += other._packed
 
-    def __iter__(self) -> Iterator[tuple[int, array[float]]]:
+    def __iter__(self) -> Iterator[tuple[int, memoryview[float]]]:
         start, values = 0, self.values
         for place, length in enumerate(self.counts):
             if length:

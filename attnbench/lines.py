@@ -30,6 +30,7 @@ from attnbench.types import Record, Status
 Chunk = Sequence[int]  # lines: where each begins, and where that behind the last one would
 CHUNK = 100  # lines taken at once: what they hold fits into a core's cache
 LEAST = 16 << 20  # bytes, for which a process is worth its start
+MEANWHILE = 32 << 20  # bytes that could be read while modules are imported
 MOST = 8  # processes
 
 
@@ -136,15 +137,18 @@ class Lines:
     stop: int  # behind the last newline
 
     @contextmanager
-    def parts(self, ahead: Sequence[str] = (), *, reduced: bool = False) -> Iterator[Iterator[Part]]:
+    def parts(
+        self, ahead: Sequence[str] = (), *, reduced: bool = False, meanwhile: Callable[[], object] | None = None
+    ) -> Iterator[Iterator[Part]]:
         """Their columns, with the samples of those measurements. Other processes, if any, begin at once.
 
-        This one reads the first part when that is asked for, and meanwhile the first line. Of parts that are
-        `reduced` and several, figures come in place of samples: to hand those over takes as long as to read them.
+        This one reads the first part when that is asked for, and before it the first line, or does what is given it to
+        do `meanwhile`; of one part nothing is done. Of parts that are `reduced` and several, figures come in place of
+        samples: to hand those over takes as long as to read them.
         """
         number = _processes(self.stop)
-        size = max(1, self.stop // number)
-        begins = range(self.stop - size * (number - 1), self.stop, size)
+        size = max(1, (self.stop + (MEANWHILE if meanwhile else 0)) // number)
+        begins = range(max(0, self.stop - size * (number - 1)), self.stop, size)
         ends = [self.content.find(b"\n", max(at, self.start - 1)) + 1 for at in begins]
         cuts = list(zip([self.start, *ends], [*ends, self.stop], strict=True))
         if len(cuts) < 2:
@@ -155,6 +159,8 @@ class Lines:
         from attnbench.apart import apart
 
         with apart(partial(self._part, ahead, reduced), cuts) as parts:
+            if meanwhile:
+                meanwhile()
             yield parts
 
     def _part(self, ahead: Sequence[str], reduced: bool, cut: tuple[int, int]) -> Part:

@@ -16,7 +16,7 @@ import fcntl
 import json
 import mmap
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any
@@ -135,10 +135,11 @@ def _lock(path: Path, file: IO[bytes]) -> None:
         pass  # a file system without locks
 
 
-def read(path: Path, ahead: Sequence[str] = ()) -> tuple[Run, list[str]]:
+def read(path: Path, ahead: Sequence[str] = (), meanwhile: Callable[[], object] | None = None) -> tuple[Run, list[str]]:
     """A run file, and what is wrong with it, one phrase a line. Raises UserError when it is not one.
 
-    Its records are columns.Columns, which has the samples of the measurements `ahead` at once.
+    Its records are columns.Columns, which has the samples of the measurements `ahead` at once. `meanwhile`: to be done
+    here while other processes read, of a file that is large enough for some.
     """
     try:
         content = _content(path)
@@ -149,7 +150,7 @@ def read(path: Path, ahead: Sequence[str] = ()) -> tuple[Run, list[str]]:
         raise _cut_off(path, content)
     lines = Lines(path, content, start, end)
     records = Columns(lines=lines)
-    with lines.parts(ahead, reduced=True) as parts:
+    with lines.parts(ahead, reduced=True, meanwhile=meanwhile) as parts:
         run = _header(path, memoryview(content)[: start - 1])
         number, problems = records.read(parts)
     if end < len(content):  # no newline at the end: the last write did not finish

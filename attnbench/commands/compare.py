@@ -13,6 +13,7 @@ from attnbench.commands.shared import collect_no_garbage, ends_with_its_reader, 
 if TYPE_CHECKING:
     from attnbench.compare.compare import Comparison
 
+THEN = ("scipy.special", "attnbench.compare.compare", "attnbench.report.compare.terminal")
 FORMATS = ("table", "md", "csv", "html", "json")
 
 what = partial(typer.Option, rich_help_panel="What to compare")
@@ -54,14 +55,17 @@ def compare(
     attnbench compare lab-*.jsonl --to h100 --workload chat.yaml -f html -o compare.html
     """
     from attnbench.columns import COMPARE
-    from attnbench.compare.compare import Request
-    from attnbench.compare.compare import compare as compared
 
     one_of("--format", format, FORMATS)
     collect_no_garbage()
     ends_with_its_reader()
+    runs = [read(path, COMPARE, THEN) for path in results]
+
+    from attnbench.compare.compare import Request
+    from attnbench.compare.compare import compare as compared
+
     request = Request(to, tuple(name or ()), tuple(price or ()), workload)
-    _write(compared(results, [read(path, COMPARE) for path in results], request), format, out, every)
+    _write(compared(results, runs, request), format, out, every)
 
 
 def _write(comparison: Comparison, format: str, out: Path | None, every: bool) -> None:

@@ -17,6 +17,7 @@ from attnbench.errors import EXIT_BAD_INPUT, UserError, did_you_mean
 if TYPE_CHECKING:
     from attnbench.gate.gate import Choice, Judgement, Request
 
+THEN = ("scipy.special", "attnbench.gate.gate", "attnbench.report.gate.terminal")
 FORMATS = ("table", "md", "json", "junit", "github")
 
 what = partial(typer.Option, rich_help_panel="What to compare")
@@ -90,17 +91,20 @@ def gate(
     """
     from attnbench.baseline.files import pick
     from attnbench.batch import ahead_of
-    from attnbench.gate.gate import judge
 
     request = request_of(metric, expect, margin, margins, inconclusive, missing)
     wanted = outputs(format or ())
     collect_no_garbage()
     ahead = ahead_of(request.metrics)
-    now = read(current, ahead)
+    now = read(current, ahead, THEN)
     chosen = pick(baseline, now)
     if chosen != baseline:
         print(f"attnbench: baseline: {chosen}", file=sys.stderr)
-    judgement = judge(read(chosen, ahead), now, request)
+    old = read(chosen, ahead, THEN)
+
+    from attnbench.gate.gate import judge
+
+    judgement = judge(old, now, request)
     raise typer.Exit(write(judgement, wanted, every))
 
 

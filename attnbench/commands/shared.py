@@ -8,6 +8,7 @@ import signal
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -20,11 +21,15 @@ if TYPE_CHECKING:
 L = TypeVar("L", bound="Line")
 
 
-def read(path: Path, ahead: Sequence[str] = ()) -> Run:
-    """A run file; what is wrong with it goes to stderr. `ahead`: as store.read has it."""
+def read(path: Path, ahead: Sequence[str] = (), then: Sequence[str] = ()) -> Run:
+    """A run file; what is wrong with it goes to stderr. `ahead`: as store.read has it.
+
+    `then`: modules for what is done with it, which takes as long to import as to read 10,000 records.
+    """
     from attnbench import store
 
-    run, problems = store.read(path, ahead)
+    new = [module for module in then if module not in sys.modules]
+    run, problems = store.read(path, ahead, (lambda: [*map(import_module, new)]) if new else None)
     for problem in problems:
         print(f"attnbench: {problem}", file=sys.stderr)
     return run

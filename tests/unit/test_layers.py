@@ -115,7 +115,7 @@ def test_a_command_starts_light(command: str) -> None:
     assert loaded & HEAVY <= {"typer"}
     ours = {name.removeprefix("attnbench.") for name in loaded if name.startswith("attnbench.")}
     beside = {"cli", "errors", "commands", "commands.shared", "commands.options", "baseline"}
-    assert ours - beside == {f"commands.{name}" for name in (command, "run" if command == "ab" else command)}
+    assert ours - beside == {f"commands.{name}" for name in (command, "gate" if command == "ab" else command)}
 
 
 def test_each_file_of_commands_is_one_and_all_are_there() -> None:
