@@ -23,6 +23,9 @@ def endings(
     for key, old in before.items():
         new = after.get(key)
         was, now = state(old), state(new)
+        if was == now == "works" and new:
+            both.append((old, new))
+            continue
         rounds = (len(old.ok), len(new.ok) if new else 0)
         if new and ((was == "works" and now in ("flaky", "fails")) or (was == "flaky" and now == "fails")):
             found.append(Finding(*key, None, "newly-failing", rounds, reason=_why(new)))

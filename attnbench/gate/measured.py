@@ -81,7 +81,7 @@ def measured(
 
     missing, parts = [], []
     sides = [Side.of(cells) for cells in zip(*both, strict=True)]
-    names = [name(new.backend, new.case) if margins.cells else "" for _, new in both]
+    names = [name(new.backend, new.case) for _, new in both] if margins.cells else []
     for metric in metrics if both else ():
         before, after = readings(metric, *sides)
         for i in np.flatnonzero((before.counts > 0) & (after.counts == 0)).tolist():
@@ -92,7 +92,9 @@ def measured(
         if paired:
             before, after = alike(before, after)
         some = np.flatnonzero((before.counts > 0) & (after.counts > 0))
-        margin = np.array([margins.of(metric, names[i]) for i in some.tolist()])
+        margin = np.full(len(some), margins.of(metric, ""))
+        if margins.cells:
+            margin = np.array([margins.of(metric, names[i]) for i in some.tolist()])
         parts.append(_Part.of(metric, some, before, after, margin, paired))
     parts = [part for part in parts if part.places.size]
     return missing, _decided(both, parts, in_turns) if parts else None

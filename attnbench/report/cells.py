@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from operator import attrgetter, ge, itemgetter
+from operator import attrgetter, itemgetter
 from typing import Literal
 
 from attnbench import batch, derive, stats
@@ -192,19 +192,11 @@ def _filled(sheets: Sequence[Sheet]) -> list[Cell]:
 
 def _rows(known: Columns) -> dict[tuple[int, str], tuple[int, ...]]:
     """The places of each cell's records, in the order of the rounds, by the identity of its case and its backend."""
-    found: defaultdict[tuple[int, str], list[int]] = defaultdict(list)
-    for place, key in enumerate(zip(map(id, known.cases), known.backends, strict=True)):
-        found[key].append(place)
-    return {key: _by_round(places, known.rounds) for key, places in found.items()}
-
-
-def _by_round(places: Sequence[int], rounds: Sequence[int]) -> tuple[int, ...]:
-    """The last place of each round, in their order."""
-    numbers = [*map(rounds.__getitem__, places)]
-    if any(map(ge, numbers, numbers[1:])):  # not as they are measured
-        last = dict(zip(numbers, places, strict=True))
-        places = [last[number] for number in sorted(last)]
-    return tuple(places)
+    found: defaultdict[tuple[int, str], dict[int, int]] = defaultdict(dict)
+    keys = zip(map(id, known.cases), known.backends, strict=True)
+    for place, (key, number) in enumerate(zip(keys, known.rounds, strict=True)):
+        found[key][number] = place
+    return {key: tuple(map(places.__getitem__, sorted(places))) for key, places in found.items()}
 
 
 def _groups(sheets: Sequence[Sheet]) -> list[tuple[str, list[Sheet]]]:
