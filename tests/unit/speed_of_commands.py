@@ -1,6 +1,7 @@
-"""What `gate`, `compare` and `report` take for 100,000 records: CPU and wall seconds of each command, whole processes.
+"""What `gate`, `compare` and `report` take for 100,000 records: wall and CPU seconds of each command, whole processes,
+the median of seven and the least and the most.
 
-On a machine with nothing else to do:
+On a machine with nothing else to do; `taskset -c 0,1` before it leaves them two cores:
 
     python tests/unit/speed_of_commands.py results/20261121-141425-default-nvidia-h200.jsonl
 """
@@ -8,15 +9,17 @@ On a machine with nothing else to do:
 from __future__ import annotations
 
 import os
+import statistics
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from multiplied import multiply
 
-RECORDS = 100_000
+RECORDS, TIMES = 100_000, 7
 COMMANDS = ("gate A B", "compare A B", "report C", "report -f md C", "report -f csv C", "report -f json C")
 READING = """
 import mmap, sys, msgspec
@@ -33,17 +36,25 @@ def main(source: Path, records: int) -> None:
         files = {name: str(Path(folder) / f"{name}.jsonl") for name in "ABC"}
         for name, share, seed in (("A", 2, 1), ("B", 2, 2), ("C", 1, 1)):
             multiply(source, Path(files[name]), records // share, seed=seed)
+        print(f"{records} records, {Path(files['C']).stat().st_size >> 20} MiB; {len(os.sched_getaffinity(0))} cores")
         _show("reading the JSON alone", ["-c", READING, files["C"]])
         for command in COMMANDS:
             _show(command, ["-m", "attnbench", *(files.get(word, word) for word in command.split())])
 
 
-def _show(name: str, arguments: list[str]) -> None:
+def _show(name: str, arguments: Sequence[str]) -> None:
+    found = [_seconds(arguments) for _ in range(TIMES)]
+    walls, cpus = ([*each] for each in zip(*found, strict=True))
+    wall = f"{statistics.median(walls):.2f} s ({min(walls):.2f} to {max(walls):.2f})"
+    print(f"{name:24} {wall}, {statistics.median(cpus):.2f} s of CPU", flush=True)
+
+
+def _seconds(arguments: Sequence[str]) -> tuple[float, float]:
     before, start = os.times(), time.perf_counter()
-    subprocess.run([sys.executable, *arguments], stdout=subprocess.DEVNULL, check=False)
+    done = subprocess.run([sys.executable, *arguments], capture_output=True, text=True, check=False)
     wall, after = time.perf_counter() - start, os.times()
-    cpu = after.children_user + after.children_system - before.children_user - before.children_system
-    print(f"{name:24} {cpu:6.2f} s of CPU {wall:6.2f} s", flush=True)
+    assert done.returncode in (0, 1, 3), done.stderr  # what a gate may say of two runs
+    return wall, after.children_user + after.children_system - before.children_user - before.children_system
 
 
 if __name__ == "__main__":
