@@ -80,6 +80,34 @@ def test_damage_is_said_by_its_line_wherever_it_is(damaged: tuple[Path, list[int
     assert [int(problem.removeprefix(f"{path}:").partition(":")[0]) for problem in problems] == numbers
 
 
+@pytest.mark.parametrize("glue", [b"", b" "])
+def test_what_a_decoder_takes_for_lines_is_none_where_the_file_has_others(tmp_path: Path, glue: bytes) -> None:
+    """Two records in one line and a blank line behind them: as many as there are lines, and none in its place."""
+    text = SOURCE.read_bytes().split(b"\n")
+    text[5:8] = [text[5] + glue + text[6], b"", text[7]]
+    path = tmp_path / "joined.jsonl"
+    path.write_bytes(b"\n".join(text))
+    run, problems = store.read(path, AHEAD)
+    said = [problem.partition(" (")[0] for problem in problems]
+    assert said == [f"{path}:{number}: damaged line left out" for number in (6, 7)]
+    whole = store.read(SOURCE, AHEAD)[0].records
+    assert [*run.records] == [*whole[:4], *whole[6:]]
+
+
+@pytest.mark.parametrize("share", [0, 1 << 40], ids=["as much as others", "nothing of its own"])
+def test_what_is_to_be_done_meanwhile_is_done_once(monkeypatch: pytest.MonkeyPatch, share: int) -> None:
+    expected, done = in_one(SOURCE), []
+    monkeypatch.setattr(lines, "MEANWHILE", share)
+    run, problems = store.read(SOURCE, AHEAD, lambda: done.append(os.getpid()))
+    assert done == []  # no other process reads
+    monkeypatch.setattr(lines, "_processes", lambda size: 4)
+    run, problems = store.read(SOURCE, AHEAD, lambda: done.append(os.getpid()))
+    assert done == [os.getpid()]
+    assert isinstance(run.records, Columns)
+    assert every(run.records).items() <= expected.items()
+    assert problems == expected["problems"]
+
+
 @pytest.mark.usefixtures("split")
 def test_samples_that_are_none_are_said_by_their_line(tmp_path: Path) -> None:
     text = SOURCE.read_bytes().split(b"\n")
