@@ -6,6 +6,7 @@ last bit (tests/unit/test_speed.py).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from itertools import chain
@@ -80,7 +81,7 @@ def spreads(name: str, columns: Columns, each: Sequence[Sequence[int]]) -> list[
         return [(max(found) - min(found)) / stats.median(found) for found in known if len(found) > 1]
     return [
         spread
-        for _, matrix in _by_group(name, columns, grouped(each))
+        for _, matrix in _by_group(name, columns, grouped(each), least=0.0)
         if matrix.shape[1] > 1
         for spread in ((matrix[:, -1] - matrix[:, 0]) / _median(matrix, matrix)).tolist()
     ]
@@ -121,12 +122,12 @@ def medians(name: str, columns: Columns, of: Grouped) -> list[float | None]:
     return [v if v == v else None for v in found.tolist()]
 
 
-def _by_group(name: str, columns: Columns, of: Grouped) -> Iterator[tuple[Ints, Floats]]:
-    """The groups in which as many records have a metric, and its values there as sorted rows of a matrix."""
+def _by_group(name: str, columns: Columns, of: Grouped, least: float = -math.inf) -> Iterator[tuple[Ints, Floats]]:
+    """The groups in which as many records have more of a metric, and what they have as sorted rows of a matrix."""
     import numpy as np
 
     every = array(name, columns)[of.rows]
-    known = ~np.isnan(every)
+    known = every > least
     for some, matrix in _by_length(every[known], np.bincount(of.groups[known], minlength=of.number)):
         yield some, np.sort(matrix)
 

@@ -96,9 +96,9 @@ def test_work_grows_with_the_records_and_no_faster(folder: Path, report: str, mo
 # Lines of attnbench's Python that a command may execute for each record, the rest being in libraries. Before
 # records were read by column these were 372, 227 and 633.
 COMMANDS: dict[str, tuple[int, Callable[[Path, Path], object]]] = {
-    "gate": (95, lambda a, b: judge(*(store.read(p, batch.ahead_of(DEFAULT))[0] for p in (a, b)), Request(DEFAULT))),
-    "compare": (125, lambda a, b: compared([a, b], [store.read(p, COMPARE)[0] for p in (a, b)])),
-    "report": (360, lambda a, b: [table(store.read(p, REPORT)[0]) for p in (a, b)]),
+    "gate": (80, lambda a, b: judge(*(store.read(p, batch.ahead_of(DEFAULT))[0] for p in (a, b)), Request(DEFAULT))),
+    "compare": (118, lambda a, b: compared([a, b], [store.read(p, COMPARE)[0] for p in (a, b)])),
+    "report": (305, lambda a, b: [table(store.read(p, REPORT)[0]) for p in (a, b)]),
 }
 
 
@@ -137,7 +137,10 @@ def figures(of: Run, names: Sequence[str]) -> list[tuple[object, ...]]:
     """Everything that is computed for all records at once, and what follows from it."""
     found = cells([of])
     each = [(c.key, c.status, c.reason, c.held_down, c.spans, *(c.value(name) for name in names)) for c in found]
-    return [*each, *(c.rounds(name) for c in found for name in names if name in batch.FORMULAS)]
+    columns, rows = found[0].columns, [i for c in found for i in c.rows]
+    over = [batch.extremes(name, columns, rows) for name in ("samples", "latency")]
+    over += [batch.clocks(columns, rows), sorted(batch.spreads("latency", columns, [c.rows for c in found]))]
+    return [*each, *over, *(c.rounds(name) for c in found for name in names if name in batch.FORMULAS)]
 
 
 OF_LATENCY = [name for name, metric in METRICS.items() if isinstance(metric.derive, derive.OfLatency)]
