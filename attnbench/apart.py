@@ -49,7 +49,7 @@ def _begin(work: Callable[[T], R], part: T) -> tuple[BaseProcess, Connection] | 
         receiver, sender = context.Pipe(duplex=False)
         process = context.Process(target=_give, args=(work, part, sender), daemon=True)
         with sender, warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # of threads: the only ones are numpy's, which sleep
+            warnings.simplefilter("ignore", DeprecationWarning)  # of threads: they are numpy's and scipy's, and sleep
             process.start()
     except (OSError, AssertionError):  # no process or pipe to be had, or this one may have none
         return None

@@ -57,7 +57,7 @@ def array(name: str, columns: Columns) -> Floats:
 
 
 def extremes(name: str, columns: Columns, rows: Sequence[int]) -> list[float]:
-    """The least and the greatest of a metric over some records, or nothing where none has it or more than 0."""
+    """The least and the greatest of a metric over some records, of those above 0, or nothing where there are none."""
     if len(columns) < FEW:
         found = [*filter(None, map(values(name, columns).__getitem__, rows))]
         return [min(found), max(found)] if found else []
@@ -69,8 +69,8 @@ def extremes(name: str, columns: Columns, rows: Sequence[int]) -> list[float]:
 def clocks(columns: Columns, rows: Sequence[int]) -> list[float]:
     """The least and the greatest derive.clock of some records, or nothing where none is known."""
     held = values("clock_held", columns)
-    others = [hz for i in rows if held[i] is None and (hz := derive.clock(columns[i])) is not None]
-    found = [*extremes("clock_held", columns, rows), *others]
+    others = [derive.clock(columns[i]) or 0.0 for i in rows if held[i] is None]
+    found = [*extremes("clock_held", columns, rows), *(hz for hz in others if 0 < hz < math.inf)]
     return [min(found), max(found)] if found else []
 
 
@@ -81,7 +81,7 @@ def spreads(name: str, columns: Columns, each: Sequence[Sequence[int]]) -> list[
         return [(max(found) - min(found)) / stats.median(found) for found in known if len(found) > 1]
     return [
         spread
-        for _, matrix in _by_group(name, columns, grouped(each), least=0.0)
+        for _, matrix in _by_group(name, columns, grouped(each), above=0.0)
         if matrix.shape[1] > 1
         for spread in ((matrix[:, -1] - matrix[:, 0]) / _median(matrix, matrix)).tolist()
     ]
@@ -122,12 +122,12 @@ def medians(name: str, columns: Columns, of: Grouped) -> list[float | None]:
     return [v if v == v else None for v in found.tolist()]
 
 
-def _by_group(name: str, columns: Columns, of: Grouped, least: float = -math.inf) -> Iterator[tuple[Ints, Floats]]:
-    """The groups in which as many records have more of a metric, and what they have as sorted rows of a matrix."""
+def _by_group(name: str, columns: Columns, of: Grouped, above: float = -math.inf) -> Iterator[tuple[Ints, Floats]]:
+    """The groups in which equally many records have a metric, and these values as sorted rows of a matrix."""
     import numpy as np
 
     every = array(name, columns)[of.rows]
-    known = every > least
+    known = every > above
     for some, matrix in _by_length(every[known], np.bincount(of.groups[known], minlength=of.number)):
         yield some, np.sort(matrix)
 

@@ -39,6 +39,7 @@ class Samples:
 
     @property
     def values(self) -> memoryview[float]:
+        """Not a copy; the pieces are joined for good."""
         self._packed = [b"".join(self._packed)]
         return memoryview(self._packed[0]).cast("d")
 

@@ -207,11 +207,11 @@ def _slowly(line: Line) -> Record | None:
 @cache
 def case(text: bytes) -> Case:
     """Read once, however many records have it."""
-    with suppress(msgspec.MsgspecError, KeyError):
+    with suppress(msgspec.MsgspecError):
         found, said = _CASE.decode(text), _OBJECT.decode(text)
         if said.keys() <= vars(found).keys() and _OBJECT.decode(said["shape"]).keys() <= vars(found.shape).keys():
             return found
-    return from_json(Case, json.loads(text))  # which says what is wrong with it
+    return from_json(Case, json.loads(text))  # which refuses fields that are not known, too, and says what is wrong
 
 
 def _measurement(name: str, raw: msgspec.Raw, place: object) -> Measurement:

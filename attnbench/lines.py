@@ -30,7 +30,7 @@ from attnbench.types import Record, Status
 Chunk = Sequence[int]  # lines: where each begins, and where that behind the last one would
 CHUNK = 100  # lines taken at once: what they hold fits into a core's cache
 LEAST = 16 << 20  # bytes, for which a process is worth its start
-MEANWHILE = 32 << 20  # bytes that could be read while modules are imported
+MEANWHILE = 16 << 20  # bytes that others read while this process imports what follows
 MOST = 8  # processes
 
 
@@ -80,7 +80,7 @@ class Part(Fields):
         starts, same, place = chunk[:-1], self._same["case"].setdefault, len(self)
         try:
             rows = _reader(self.names).decode_lines(view[starts[0] : chunk[-1]])
-            if len(rows) != len(starts) or {*map(view.__getitem__, starts)} != _OPENS:
+            if len(rows) != len(starts) or not _whole(view, chunk):
                 return False  # what it takes for lines are not those of the file
             fields = _by_field(rows)
             cases = [*map(bytes, fields["case"])]
@@ -142,9 +142,9 @@ class Lines:
     ) -> Iterator[Iterator[Part]]:
         """Their columns, with the samples of those measurements. Other processes, if any, begin at once.
 
-        This one reads the first part when that is asked for, and before it the first line, or does what is given it to
-        do `meanwhile`; of one part nothing is done. Of parts that are `reduced` and several, figures come in place of
-        samples: to hand those over takes as long as to read them.
+        This one reads the first part when that is asked for. `meanwhile` is called here once the others have begun, and
+        not at all where there are none; it makes the first part smaller. Of parts that are `reduced` and several,
+        figures come in place of samples: to hand those over takes as long as to read them.
         """
         number = _processes(self.stop)
         size = max(1, (self.stop + (MEANWHILE if meanwhile else 0)) // number)
@@ -239,7 +239,6 @@ class _Taken(msgspec.Struct, gc=False, frozen=True):
 
 
 _NONE = _Taken()
-_OPENS = {ord("{")}
 
 
 class _Error(msgspec.Struct, gc=False):
@@ -253,6 +252,13 @@ class _Errors(msgspec.Struct, gc=False):
 
 class _Seen(msgspec.Struct, gc=False):
     """A measurement whose samples are not wanted."""
+
+
+def _whole(view: memoryview, chunk: Chunk) -> bool:
+    """Whether each line begins with a brace and ends with one, so that no object goes on in the next: between two
+    braces within it a comma or a colon stands."""
+    opening, closing = {*map(view.__getitem__, chunk[:-1])}, {view[end - 2] for end in chunk[1:]}
+    return (opening, closing) == ({ord("{")}, {ord("}")})
 
 
 def _by_field(rows: Sequence[Any]) -> dict[str, tuple[Any, ...]]:

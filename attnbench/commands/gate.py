@@ -17,7 +17,7 @@ from attnbench.errors import EXIT_BAD_INPUT, UserError, did_you_mean
 if TYPE_CHECKING:
     from attnbench.gate.gate import Choice, Judgement, Request
 
-THEN = ("scipy.special", "attnbench.gate.gate", "attnbench.report.gate.terminal")
+THEN = ("scipy.special", "attnbench.report.gate.terminal")
 FORMATS = ("table", "md", "json", "junit", "github")
 
 what = partial(typer.Option, rich_help_panel="What to compare")
@@ -91,6 +91,7 @@ def gate(
     """
     from attnbench.baseline.files import pick
     from attnbench.batch import ahead_of
+    from attnbench.gate.gate import judge
 
     request = request_of(metric, expect, margin, margins, inconclusive, missing)
     wanted = outputs(format or ())
@@ -100,11 +101,7 @@ def gate(
     chosen = pick(baseline, now)
     if chosen != baseline:
         print(f"attnbench: baseline: {chosen}", file=sys.stderr)
-    old = read(chosen, ahead, THEN)
-
-    from attnbench.gate.gate import judge
-
-    judgement = judge(old, now, request)
+    judgement = judge(read(chosen, ahead, THEN), now, request)
     raise typer.Exit(write(judgement, wanted, every))
 
 

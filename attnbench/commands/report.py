@@ -19,7 +19,10 @@ if TYPE_CHECKING:
     from attnbench.types import Run
     from attnbench.work import Convention
 
-THEN = ("attnbench.report.contents", "attnbench.report.terminal")
+THEN = {
+    "table": ("attnbench.report.contents", "attnbench.report.terminal"),
+    "md": ("attnbench.report.contents", "attnbench.report.markdown"),
+}
 FORMATS = ("table", "md", "csv", "json", "parquet", "pytest-benchmark", "bmf", "github-action-benchmark")
 
 files = partial(typer.Option, rich_help_panel="Files and output")
@@ -108,7 +111,7 @@ def report(
 
     rows = format in ("csv", "json", "parquet")
     ahead = tuple(dict.fromkeys((*REPORT, *ahead_of(FORMULAS if rows else ()))))
-    runs = [read(path, ahead, THEN if tables else ()) for path in results]
+    runs = [read(path, ahead, THEN[format] if tables else ()) for path in results]
     if html or png or svg:
         _draw(runs, results, {"html": html, "png": png, "svg": svg}, figure or "throughput", panel or "", convention)
     elif format in ("csv", "json"):

@@ -24,8 +24,8 @@ L = TypeVar("L", bound="Line")
 def read(path: Path, ahead: Sequence[str] = (), then: Sequence[str] = ()) -> Run:
     """A run file; what is wrong with it goes to stderr. `ahead`: as store.read has it.
 
-    `then`: modules that are needed next. To import them takes as long as to read 10,000 records, so that is done while
-    other processes read.
+    `then`: modules that are needed next. To import them takes as long as to read thousands of records, so that is done
+    while other processes read.
     """
     from attnbench import store
 

@@ -15,7 +15,7 @@ from attnbench.report.tables import Section
 from attnbench.types import Run
 from attnbench.work import Convention
 
-Half = dict[str, Any]  # some of the fields of Contents; the halves take about as long
+Half = dict[str, Any]  # some of the fields of Contents
 MANY = 5000  # cells, from which the second half is worth a process of its own
 
 
@@ -42,22 +42,22 @@ def contents(
     """Of runs; the options are those of tables.sections, which says what it raises."""
     cells = cells_of(runs)
 
-    def figures() -> Half:
+    def first() -> Half:
         found = tables.sections(cells, metrics, by, convention, memory, lines) if cells else []
         headed = [(setup.heading(section.metric, cells, convention), section) for section in found]
         return {"sections": headed, "facts": facts.facts(cells)}
 
-    def words() -> Half:
+    def second() -> Half:  # which takes about as long
         doubts = cautions.cautions(cells, runs, convention)
         return {"setups": setup.setups(cells), "notes": notes.notes(cells), "cautions": doubts}
 
     if len(cells) < MANY:
-        return Contents(**figures(), **words())
+        return Contents(**first(), **second())
     from attnbench.apart import apart
 
-    with apart(_called, (figures, words)) as halves:
-        first, second = halves
-    return Contents(**first, **second)
+    with apart(_called, (first, second)) as halves:
+        one, other = halves
+    return Contents(**one, **other)
 
 
 def _called(half: Callable[[], Half]) -> Half:

@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import replace
 from functools import cached_property
-from itertools import chain, compress
+from itertools import chain
 from typing import TYPE_CHECKING
 
 from attnbench import batch, columns, derive, metrics, stats
@@ -110,11 +110,12 @@ class Sheet:
     def _ceilings(self) -> tuple[Mapping[str, float], float | None]:
         """What large matmuls, by dtype, and large copies reached, in the median."""
         matmuls, copies = map(self.columns.samples, derive.CEILINGS)
-        dtypes = [case.dtype for case, n in zip(self.columns.cases, matmuls.counts, strict=True) if n for _ in range(n)]
-        read, copied = matmuls.values, copies.values
-        each = dict.fromkeys(dtypes)
-        found: dict[str, float] = {d: stats.median([*compress(read, map(d.__eq__, dtypes))]) for d in each}
-        return found, stats.median(copied) if copied else None
+        found: dict[str, list[float]] = {}
+        for i, readings in matmuls:
+            found.setdefault(self.columns.cases[i].dtype, []).extend(readings)
+        copied = copies.values
+        ceilings = {dtype: stats.median(readings) for dtype, readings in found.items()}
+        return ceilings, stats.median(copied) if copied else None
 
     def values(self, metric: str, convention: Convention = "exact") -> Values:
         """The median over a measured cell's rounds, derived once."""

@@ -85,6 +85,8 @@ def test_a_field_of_the_case_that_is_not_known_makes_it_another() -> None:
     data = json.loads(next(lines(RESULTS[-1])))
     with pytest.raises(ValueError, match="a newer attnbench's case, with sinks"):
         decode.record(text({**data, "case": {**data["case"], "sinks": 4}}))
+    with pytest.raises(ValueError, match="shape: a newer attnbench's shape, with sinks"):
+        decode.record(text({**data, "case": {**data["case"], "shape": {**data["case"]["shape"], "sinks": 4}}}))
     assert decode.record(text({**data, "sinks": 4})) == decode.record(text(data))
     assert decode.record(b'{"type":"note","text":"of a newer attnbench"}') is None
 

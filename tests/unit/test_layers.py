@@ -6,15 +6,17 @@ import ast
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
 import attnbench
 from attnbench import cli
+from attnbench.commands import compare, gate, report
 
 PACKAGE = Path(attnbench.__file__).parent
+RUN, AGAIN = (str(PACKAGE.parent / "results" / "ci-experiment" / f"alike-0{i}.jsonl") for i in (0, 1))
 HEAVY = {"torch", "triton", "numpy", "scipy", "pandas", "pydantic", "pydantic_core", "rich", "yaml", "typer"}
 HEAVY |= {"pynvml", "msgspec"}
 
@@ -116,6 +118,50 @@ def test_a_command_starts_light(command: str) -> None:
     ours = {name.removeprefix("attnbench.") for name in loaded if name.startswith("attnbench.")}
     beside = {"cli", "errors", "commands", "commands.shared", "commands.options", "baseline"}
     assert ours - beside == {f"commands.{name}" for name in (command, "gate" if command == "ab" else command)}
+
+
+def test_the_command_that_is_asked_for_is_the_only_one_made() -> None:
+    code = """
+import sys
+from attnbench.cli import main
+sys.argv = ["attnbench", "suites"]
+try:
+    main()
+except SystemExit as end:
+    assert not end.code
+print(*(name for name in sys.modules if name.startswith("attnbench.commands.")))
+"""
+    assert {*python(code).splitlines()[-1].split()} <= {"attnbench.commands.suites", "attnbench.commands.shared"}
+
+
+@pytest.mark.parametrize(
+    ("command", "then"),
+    [
+        (["gate", RUN, AGAIN], gate.THEN),
+        (["compare", RUN, AGAIN], compare.THEN),
+        (["report", RUN], report.THEN["table"]),
+        (["report", "-f", "md", RUN], report.THEN["md"]),
+        (["report", "-f", "csv", RUN], ()),
+    ],
+)
+def test_what_a_command_needs_next_is_imported_while_others_read(command: list[str], then: Sequence[str]) -> None:
+    code = f"""
+import sys
+from attnbench import lines
+from attnbench.cli import main
+from attnbench.commands import shared
+asked, imported = [], shared.import_module
+shared.import_module = lambda name: (asked.append(name), imported(name))
+lines._processes = lambda size: 2
+sys.argv = ["attnbench", *{command!r}]
+try:
+    main()
+except SystemExit as end:
+    assert end.code in (0, None)
+print()
+print("asked:", *asked)
+"""
+    assert python(code).splitlines()[-1].split() == ["asked:", *then]
 
 
 def test_each_file_of_commands_is_one_and_all_are_there() -> None:

@@ -94,6 +94,19 @@ def test_what_a_decoder_takes_for_lines_is_none_where_the_file_has_others(tmp_pa
     assert [*run.records] == [*whole[:4], *whole[6:]]
 
 
+def test_a_record_in_two_lines_is_none(tmp_path: Path) -> None:
+    """Nor where two others in one line make up for it."""
+    text = SOURCE.read_bytes().split(b"\n")
+    text[5:9] = [text[5] + text[6], *text[7].replace(b'"case":', b'"case":\n', 1).split(b"\n"), text[8]]
+    path = tmp_path / "two.jsonl"
+    path.write_bytes(b"\n".join(text))
+    run, problems = store.read(path, AHEAD)
+    said = [problem.partition(" (")[0] for problem in problems]
+    assert said == [f"{path}:{number}: damaged line left out" for number in (6, 7, 8)]
+    whole = store.read(SOURCE, AHEAD)[0].records
+    assert [*run.records] == [*whole[:4], *whole[7:]]
+
+
 @pytest.mark.parametrize("share", [0, 1 << 40], ids=["as much as others", "nothing of its own"])
 def test_what_is_to_be_done_meanwhile_is_done_once(monkeypatch: pytest.MonkeyPatch, share: int) -> None:
     expected, done = in_one(SOURCE), []
