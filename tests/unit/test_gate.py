@@ -232,6 +232,18 @@ def test_a_metric_that_is_gone_is_missing() -> None:
     assert judgement.count("unchanged") == 3
 
 
+def test_a_timer_that_read_nothing_is_no_value() -> None:
+    """A ratio to it would be infinite, for which neither JSON nor a reader has a use."""
+    well, nothing = rounds(), rounds(seqlens=LENGTHS[1:])
+    nothing += [replace(r, measurements=measurements(time=[0.0] * 3)) for r in rounds(seqlens=LENGTHS[:1])]
+    assert verdicts(gate(well, nothing)) == {
+        (1024, "latency"): "missing",
+        (2048, "latency"): "unchanged",
+        (4096, "latency"): "unchanged",
+    }
+    assert verdicts(gate(nothing, well)) == {(2048, "latency"): "unchanged", (4096, "latency"): "unchanged"}
+
+
 def test_cells_beside_are_said_and_not_judged() -> None:
     before = [*rounds(seqlens=(1024,)), ended(case(2048), "triton", "oom", "too large")]
     after = [*rounds(seqlens=(1024, 4096)), ended(case(2048), "triton", "oom", "too large")]
