@@ -6,7 +6,6 @@ last bit (tests/unit/test_speed.py).
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from itertools import chain
@@ -56,35 +55,25 @@ def array(name: str, columns: Columns) -> Floats:
     return columns.arrays[name]
 
 
-def extremes(name: str, columns: Columns, rows: Sequence[int]) -> list[float]:
-    """The least and the greatest of a metric over some records, of those above 0, or nothing where there are none."""
-    if len(columns) < FEW:
-        found = [*filter(None, map(values(name, columns).__getitem__, rows))]
-        return [min(found), max(found)] if found else []
-    some = array(name, columns)[rows]
-    some = some[some > 0]
-    return [float(some.min()), float(some.max())] if len(some) else []
-
-
-def clocks(columns: Columns, rows: Sequence[int]) -> list[float]:
-    """The least and the greatest derive.clock of some records, or nothing where none is known."""
+def clocks(columns: Columns, rows: Iterable[int]) -> list[float]:
+    """derive.clock of some records, where it is known."""
     held = values("clock_held", columns)
-    others = [derive.clock(columns[i]) or 0.0 for i in rows if held[i] is None]
-    found = [*extremes("clock_held", columns, rows), *(hz for hz in others if 0 < hz < math.inf)]
-    return [min(found), max(found)] if found else []
+    found = [derive.clock(columns[i]) if (hz := held[i]) is None else hz for i in rows]
+    return [hz for hz in found if hz is not None]
 
 
 def spreads(name: str, columns: Columns, each: Sequence[Sequence[int]]) -> list[float]:
     """How far a metric lies apart over each group of records, as a share of its median, where several have it."""
     if len(columns) < FEW:
-        known = ([*filter(None, map(values(name, columns).__getitem__, rows))] for rows in each)
-        return [(max(found) - min(found)) / stats.median(found) for found in known if len(found) > 1]
-    return [
-        spread
-        for _, matrix in _by_group(name, columns, grouped(each), above=0.0)
-        if matrix.shape[1] > 1
-        for spread in ((matrix[:, -1] - matrix[:, 0]) / _median(matrix, matrix)).tolist()
-    ]
+        known = ([v for i in rows if (v := values(name, columns)[i]) is not None] for rows in each)
+        several = (found for found in known if len(found) > 1)
+        return [(max(found) - min(found)) / middle for found in several if (middle := stats.median(found))]
+    spread: list[float] = []
+    for _, matrix in _by_group(name, columns, grouped(each)):
+        middles = _median(matrix, matrix)
+        some = (middles > 0) & (matrix.shape[1] > 1)
+        spread += ((matrix[some, -1] - matrix[some, 0]) / middles[some]).tolist()
+    return spread
 
 
 def spans(columns: Fields) -> Set[int]:
@@ -122,12 +111,12 @@ def medians(name: str, columns: Columns, of: Grouped) -> list[float | None]:
     return [v if v == v else None for v in found.tolist()]
 
 
-def _by_group(name: str, columns: Columns, of: Grouped, above: float = -math.inf) -> Iterator[tuple[Ints, Floats]]:
+def _by_group(name: str, columns: Columns, of: Grouped) -> Iterator[tuple[Ints, Floats]]:
     """The groups in which equally many records have a metric, and these values as sorted rows of a matrix."""
     import numpy as np
 
     every = array(name, columns)[of.rows]
-    known = every > above
+    known = ~np.isnan(every)
     for some, matrix in _by_length(every[known], np.bincount(of.groups[known], minlength=of.number)):
         yield some, np.sort(matrix)
 

@@ -23,7 +23,7 @@ def endings(
     for key, old in before.items():
         new = after.get(key)
         was, now = state(old), state(new)
-        if was == now == "works" and new:
+        if was == now == "works" and new:  # nearly all, so at once
             both.append((old, new))
             continue
         rounds = (len(old.ok), len(new.ok) if new else 0)

@@ -92,9 +92,8 @@ def measured(
         if paired:
             before, after = alike(before, after)
         some = np.flatnonzero((before.counts > 0) & (after.counts > 0))
-        margin = np.full(len(some), margins.of(metric, ""))
-        if margins.cells:
-            margin = np.array([margins.of(metric, names[i]) for i in some.tolist()])
+        own = [margins.of(metric, names[i]) for i in some.tolist()] if margins.cells else margins.of(metric, "")
+        margin = np.full(len(some), own)
         parts.append(_Part.of(metric, some, before, after, margin, paired))
     parts = [part for part in parts if part.places.size]
     return missing, _decided(both, parts, in_turns) if parts else None

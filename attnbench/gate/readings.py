@@ -70,7 +70,7 @@ def readings(metric: str, baseline: Side, current: Side) -> tuple[Readings, Read
     for side, column in zip(sides, columns, strict=True):
         for i in mixed[side.records.groups].nonzero()[0].tolist():
             column[i] = _events(side.columns, side.records.rows[i])
-        column[column <= 0] = math.nan  # a timer that read nothing
+        column[column <= 0] = math.nan  # a timer that read nothing: a ratio to it means nothing
         if metric == CYCLES:
             column *= _column("clock_held", side)
     before, after = (_known(side, column) for side, column in zip(sides, columns, strict=True))

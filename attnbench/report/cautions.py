@@ -178,7 +178,7 @@ def _held_down(cells: Sequence[Cell]) -> Iterator[Caution]:
     held = [c for c in cells if c.held_down]
     if held:
         limits = sorted({limit for c in held for i in c.rows for limit in c.columns.limits.get(i, ())})
-        clocks = [hz for sheet, some in by_sheet(held) for hz in batch.clocks(sheet.columns, [*_ok(some)])]
+        clocks = [hz for sheet, some in by_sheet(held) for hz in batch.clocks(sheet.columns, _ok(some))]
         seen = f", SM clock {_range(clocks)}" if clocks else ""
         top = held[0].run.environment.clock_max_hz
         most = f" of {top / 1e6:.0f} MHz" if top and clocks else " MHz" if clocks else ""

@@ -71,7 +71,7 @@ def _machine(cells: Sequence[Cell]) -> str:
 
 def _method(cells: Sequence[Cell]) -> str:
     rounds = max((len(c.rows) for c in cells), default=1)
-    counts: list[float] = []
+    counts: set[float] = set()
     clocks: list[float] = []
     timers: set[str | None] = set()
     caches: set[str | None] = set()
@@ -80,7 +80,7 @@ def _method(cells: Sequence[Cell]) -> str:
     for sheet, group in sheets:
         columns, statuses = sheet.columns, sheet.columns.statuses
         ok = [i for c in group for i in c.rows if statuses[i] == "ok"]
-        counts += batch.extremes("samples", columns, ok)
+        counts.update(filter(None, map(batch.values("samples", columns).__getitem__, ok)))
         clocks += batch.clocks(columns, ok)
         timers.update(map(columns.timers.__getitem__, ok))
         caches.update(map(columns.l2.__getitem__, ok))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 from attnbench import metrics
@@ -175,22 +176,13 @@ def sections(
 
 def _plainest_masks(cells: Sequence[Cell]) -> list[Cell]:
     """Of cells that differ in the mask alone those with the plainest: memory hardly depends on it. Measured ones."""
-    kinds: dict[Any, int] = {}  # all but the mask -> its number
-    known = {
-        number: (kinds.setdefault(_but_mask(case), len(kinds)), words.mask_rank(case))
-        for number, case in {id(cell.case): cell.case for cell in cells}.items()
-    }
-    plainest: dict[tuple[str, int], Any] = {}
-    for cell, peak in zip(cells, values_of(cells, "memory_peak"), strict=True):
+    plainest: dict[Any, Any] = {}
+    kinds = [(cell.device, _but_mask(cell.case)) for cell in cells]
+    for cell, kind, peak in zip(cells, kinds, values_of(cells, "memory_peak"), strict=True):
         if peak is not None:
-            kind, rank = known[id(cell.case)]
-            plainest[cell.device, kind] = min(plainest.get((cell.device, kind), rank), rank)
-    found = []
-    for cell in cells:
-        kind, rank = known[id(cell.case)]
-        if plainest.get((cell.device, kind)) == rank:
-            found.append(cell)
-    return found
+            rank = words.mask_rank(cell.case)
+            plainest[kind] = min(plainest.get(kind, rank), rank)
+    return [c for c, kind in zip(cells, kinds, strict=True) if plainest.get(kind) == words.mask_rank(c.case)]
 
 
 def _tables(
@@ -344,6 +336,7 @@ def _heads(case: Case) -> str:
     return f"{s.nheads} heads" + (f", {s.nheads_k} key heads" if s.nheads_k != s.nheads else "")
 
 
+@cache
 def _but_mask(case: Case) -> tuple[Any, ...]:
     """All that sets tables of memory apart on a device."""
     s = case.shape

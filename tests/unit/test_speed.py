@@ -138,8 +138,7 @@ def figures(of: Run, names: Sequence[str]) -> list[tuple[object, ...]]:
     found = cells([of])
     each = [(c.key, c.status, c.reason, c.held_down, c.spans, *(c.value(name) for name in names)) for c in found]
     columns, rows = found[0].columns, [i for c in found for i in c.rows]
-    over = [batch.extremes(name, columns, rows) for name in ("samples", "latency")]
-    over += [batch.clocks(columns, rows), sorted(batch.spreads("latency", columns, [c.rows for c in found]))]
+    over = [batch.clocks(columns, rows), sorted(batch.spreads("latency", columns, [c.rows for c in found]))]
     return [*each, *over, *(c.rounds(name) for c in found for name in names if name in batch.FORMULAS)]
 
 
