@@ -1,0 +1,197 @@
+"""What `report`, `gate`, `compare` and `baseline` print for the run files in results/, kept in expected/.
+
+Tables and markdown are kept as they are. CSV, JSON and the data of a page are large, so of those a digest is kept for
+each column or field; numbers are rounded to nine digits first, since libraries differ in the last ones.
+
+After an intended change, write the expected outputs anew and read their diff:
+
+    python tests/golden/golden.py
+"""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import io
+import json
+import os
+import re
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+ROOT = Path(__file__).parents[2]
+EXPECTED = Path(__file__).parent / "expected"
+WIDTH = "140"  # characters of the terminal
+RUNS = sorted(path.stem for path in (ROOT / "results").glob("*.jsonl"))
+DEFAULT, AGAIN, LIBRARIES = (
+    "20261121-141028-default-nvidia-h200",
+    "20261121-141425-default-nvidia-h200",
+    "20261121-174520-libraries-nvidia-h200",
+)
+
+
+def _file(name: str) -> str:
+    return f"results/{name}.jsonl"
+
+
+def _commands() -> dict[str, tuple[str, ...]]:
+    """Name of an expected output -> arguments of attnbench. The format is the name's ending."""
+    found: dict[str, tuple[str, ...]] = {}
+    for run in RUNS:
+        short = re.sub(r"^(\d+)-(\d+)-(.+)-nvidia-h200$", r"\3-\2", run)
+        for ending in ("txt", "md", "csv", "json"):
+            kind = {"txt": "table"}.get(ending, ending)
+            found[f"report-{short}.{ending}"] = ("report", _file(run), "-f", kind)
+        found[f"report-{short}.html"] = ("report", _file(run), "--html", "{tmp}/page.html")
+    metrics = "latency,ci,utilization_clock,roofline,speedup,memory_peak,clock_held,error,launch_gap,enqueue"
+    found |= {
+        "report-metrics.txt": ("report", _file(LIBRARIES), "-m", metrics),
+        "report-by-headdim.txt": ("report", _file(DEFAULT), "--by", "headdim", "--flops-convention", "fa"),
+        "report-two-runs.txt": ("report", _file(DEFAULT), _file(AGAIN)),
+        "report-two-runs.csv": ("report", _file(DEFAULT), _file(AGAIN), "-f", "csv"),
+        "report-bmf.json": ("report", _file(DEFAULT), "-f", "bmf"),
+        "report-github.json": ("report", _file(DEFAULT), "-f", "github-action-benchmark"),
+        "compare-name.txt": ("compare", _file(DEFAULT), _file(LIBRARIES), "--price", "h200=3.40/h"),
+    }
+    for ending in ("txt", "md", "csv", "json", "html"):
+        kind = {"txt": "table"}.get(ending, ending)
+        found[f"compare.{ending}"] = ("compare", _file(DEFAULT), _file(AGAIN), "-f", kind)
+    experiment = "results/ci-experiment"
+    for ending in ("txt", "md", "json", "xml"):
+        kind = {"txt": "table", "xml": "junit"}.get(ending, ending)
+        found[f"gate-runs.{ending}"] = ("gate", _file(DEFAULT), _file(AGAIN), "-f", kind, "--all")
+        found[f"gate-slow-10.{ending}"] = (
+            "gate",
+            f"{experiment}/alike-00.jsonl",
+            f"{experiment}/slow-10.jsonl",
+            "-f",
+            kind,
+        )
+    found["gate-slow-10-github.txt"] = (*found["gate-slow-10.txt"][:-1], "github")
+    for other in range(1, 20, 3):
+        pair = f"{experiment}/alike-00.jsonl", f"{experiment}/alike-{other:02}.jsonl"
+        found[f"gate-alike-{other:02}.txt"] = ("gate", *pair, "--all")
+        found[f"gate-alike-{other:02}.json"] = ("gate", *pair, "-f", "json")
+    pair = _file(DEFAULT), _file(LIBRARIES)
+    found["gate-not-comparable.txt"] = ("gate", *pair)
+    found["gate-cycles.txt"] = ("gate", _file(DEFAULT), _file(AGAIN), "-m", "cycles,latency,enqueue")
+    saving = ("baseline", "save", f"{experiment}/alike-00.jsonl", "--dir", "{tmp}/baselines")
+    found["baseline-save.txt"] = saving
+    found["baseline-list.txt"] = (*saving, ";", "baseline", "list", "--dir", "{tmp}/baselines")
+    found["baseline-show.txt"] = (*saving, ";", "baseline", "show", "--dir", "{tmp}/baselines")
+    found["baseline-report.csv"] = (*saving, ";", "report", "{tmp}/baselines/main/nvidia-h200.jsonl", "-f", "csv")
+    found["baseline-gate.json"] = (
+        *(*saving, ";", "gate", "{tmp}/baselines", f"{experiment}/slow-5.jsonl", "-f", "json"),
+    )
+    return found
+
+
+COMMANDS = _commands()
+
+
+def output(name: str) -> str:
+    """What attnbench prints or writes for the arguments of that name, as it is kept in expected/."""
+    with tempfile.TemporaryDirectory() as folder, _here():
+        printed = ""
+        for arguments in " ".join(COMMANDS[name]).split(" ; "):
+            printed = _run([word.replace("{tmp}", folder) for word in arguments.split()])
+        printed = printed.replace(folder, "TMP")
+        page = Path(folder) / "page.html"
+        if page.is_file():
+            printed = page.read_text(encoding="utf-8")
+    return kept(printed, Path(name).suffix)
+
+
+def kept(text: str, ending: str) -> str:
+    """The text itself, or digests of the columns or fields of what is large."""
+    if ending == ".csv":
+        rows = list(csv.DictReader(io.StringIO(text)))
+        return _digests({column: [row[column] for row in rows] for column in rows[0]})
+    if ending == ".json":
+        return _digests(_fields(json.loads(text)))
+    if ending == ".html":
+        data = re.search(r'<script type="application/json" id="data">(.*?)</script>', text)
+        prose = re.sub(r"<(script|style)\b.*?</\1>", "", text, flags=re.DOTALL)
+        return (_digests(_fields(json.loads(data[1]))) if data else "") + prose
+    return text
+
+
+def _fields(value: Any) -> Mapping[str, Any]:
+    """A mapping's fields; of a list of mappings the column of each key."""
+    if isinstance(value, list):
+        keys = dict.fromkeys(key for row in value for key in row)
+        return {key: [row.get(key) for row in value] for key in keys}
+    found: dict[str, Any] = {}
+    for key, one in value.items():
+        rows = isinstance(one, list) and one and all(isinstance(row, dict) for row in one)
+        parts = _fields(one) if rows else one if isinstance(one, dict) else None
+        found |= {f"{key}.{name}": of for name, of in parts.items()} if parts else {key: one}
+    return found
+
+
+def _digests(fields: Mapping[str, Any]) -> str:
+    lines = (
+        f"{name}: {hashlib.sha256(json.dumps(_rounded(of)).encode()).hexdigest()[:16]}" for name, of in fields.items()
+    )
+    return "\n".join(lines) + "\n"
+
+
+def _rounded(value: Any) -> Any:
+    if isinstance(value, str):
+        return re.sub(r"-?\d+\.\d+(e[+-]?\d+)?", lambda number: f"{float(number[0]):.9g}", value)
+    if isinstance(value, float):
+        return f"{value:.9g}"
+    if isinstance(value, list):
+        return [_rounded(one) for one in value]
+    if isinstance(value, dict):
+        return {key: _rounded(one) for key, one in value.items()}
+    return value
+
+
+def _run(arguments: list[str]) -> str:
+    from attnbench import cli
+
+    out = io.TextIOWrapper(io.BytesIO(), encoding="utf-8")
+    with (
+        redirect_stdout(out),
+        redirect_stderr(io.StringIO()) as err,
+        patch.object(sys, "argv", ["attnbench", *arguments]),
+    ):
+        try:
+            cli.main()
+        except SystemExit as end:
+            if end.code not in (0, 1, 3, 4, None):
+                raise AssertionError(err.getvalue()) from None
+    out.flush()
+    return out.buffer.getvalue().decode()  # type: ignore[attr-defined]
+
+
+@contextmanager
+def _here() -> Iterator[None]:
+    """In the root of the project, so that no path of a machine is printed."""
+    before = Path.cwd()
+    os.chdir(ROOT)
+    try:
+        with patch.dict(os.environ, {"COLUMNS": WIDTH, "TERM": "dumb"}):
+            os.environ.pop("GITHUB_ACTIONS", None)
+            os.environ.pop("GITHUB_STEP_SUMMARY", None)
+            yield
+    finally:
+        os.chdir(before)
+
+
+def main() -> None:
+    shutil.rmtree(EXPECTED, ignore_errors=True)
+    EXPECTED.mkdir()
+    for name in COMMANDS:
+        (EXPECTED / name).write_text(output(name), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
