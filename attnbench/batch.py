@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import TYPE_CHECKING
 
-from attnbench import derive, metrics, stats
+from attnbench import derive, metrics
 from attnbench.columns import ERRORS, SPEED, Columns, Fields
-from attnbench.types import SHORT, Record
+from attnbench.core import stats
+from attnbench.core.types import SHORT, Record
 
 if TYPE_CHECKING:
     from attnbench.arrays import Floats, Ints

@@ -15,10 +15,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from attnbench import evidence, inputs, reference, stats, work
+from attnbench import evidence, inputs, reference
+from attnbench.core import flops, stats
+from attnbench.core.types import Accuracy, Backend, Case, Device, Measurement, Policy, Prepared, Signature
 from attnbench.instruments import Instruments, Subject
 from attnbench.measure.memory import CpuMemory, CudaMemory
-from attnbench.types import Accuracy, Backend, Case, Device, Measurement, Policy, Prepared, Signature
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -126,7 +127,7 @@ class Bench(Instruments):
         def on_copies(n: int) -> Sequence[Any]:
             return [backend.prepare(case, inputs.clone(given)).launch for _ in range(n)]
 
-        return Subject(prepared.launch, on_copies, work.nbytes(case), footprint)
+        return Subject(prepared.launch, on_copies, flops.nbytes(case), footprint)
 
     def first_call(
         self, backend: Backend, case: Case, check: reference.Check

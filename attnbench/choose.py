@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from attnbench import backends, venvs
-from attnbench.errors import UserError, did_you_mean
+from attnbench.core.errors import UserError, did_you_mean
 
 _LIBRARIES = {
     **dict.fromkeys(("flash", "flash-attn", "flash-attention", "flashattention", "flash-attn-2"), "fa2"),

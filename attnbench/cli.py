@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from attnbench import __version__
-from attnbench.errors import EXIT_BAD_INPUT, EXIT_TERMINATED, Terminated, UserError
+from attnbench.core.errors import EXIT_BAD_INPUT, EXIT_TERMINATED, Terminated, UserError
 
 # In the order of --help. A file of that name has a function of that name, or `app`, which has several.
 COMMANDS = ("run", "report", "profile", "backends", "doctor", "suites", "gate", "ab", "compare", "baseline", "env")

@@ -15,9 +15,9 @@ from struct import pack
 from typing import TYPE_CHECKING, Any
 
 from attnbench import decode, derive
-from attnbench.errors import UserError
+from attnbench.core.errors import UserError
+from attnbench.core.types import Case, Record, Status
 from attnbench.made import Made
-from attnbench.types import Case, Record, Status
 
 if TYPE_CHECKING:
     from attnbench.arrays import Floats

@@ -17,10 +17,10 @@ from typing import Any, TypedDict
 import msgspec
 from msgspec.structs import astuple
 
-from attnbench.errors import UserError
-from attnbench.jsonable import from_json
+from attnbench.core.errors import UserError
+from attnbench.core.json import from_json
+from attnbench.core.types import Accuracy, Case, Forecast, Job, Measurement, Record, Status
 from attnbench.made import Made
-from attnbench.types import Accuracy, Case, Forecast, Job, Measurement, Record, Status
 
 Line = bytes | memoryview
 DAMAGE = (ValueError, KeyError, TypeError, AttributeError)  # what reading raises of what is no value of ours

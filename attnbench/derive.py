@@ -25,9 +25,9 @@ from functools import cache
 from itertools import count as counter
 from typing import Generic, Literal, NamedTuple, Protocol, TypeVar
 
-from attnbench import hardware, stats, work
-from attnbench.types import INSTRUMENTS, SHORT, Case, Record, Run
-from attnbench.work import Convention
+from attnbench.core import flops, gpus, stats
+from attnbench.core.flops import Convention
+from attnbench.core.types import INSTRUMENTS, SHORT, Case, Record, Run
 
 _names = counter()
 TURNS = ("turns_events", "turns_traced")  # measurements of which a record has one, if the instruments took turns
@@ -71,11 +71,11 @@ class Once(Generic[T]):
 def context(run: Run, dtype: str, ceiling: float | None = None, copy: float | None = None) -> Context:
     """What a run says of its machine, for one dtype; the medians of ceilings are its records', of that dtype."""
     device = run.environment.device
-    gpu = hardware.find(device.name, device.memory)
+    gpu = gpus.find(device.name, device.memory)
     given = run.peak.get(dtype, run.peak.get(""))
     return Context(
-        peak=given if given is not None else hardware.peak(gpu, dtype) if gpu else None,
-        clock=hardware.clock(gpu, dtype) if gpu and given is None else None,
+        peak=given if given is not None else gpus.peak(gpu, dtype) if gpu else None,
+        clock=gpus.clock(gpu, dtype) if gpu and given is None else None,
         bandwidth=gpu.bandwidth if gpu else None,
         ceiling=ceiling,
         copy=copy,
@@ -174,7 +174,7 @@ def timed(record: Record) -> Timed:
 
 def _throughput(call: Timed, context: Context) -> float | None:
     """FLOP/s."""
-    return _over(work.flops(call.case, context.convention), call.seconds)
+    return _over(flops.flops(call.case, context.convention), call.seconds)
 
 
 class OfLatency:
@@ -220,7 +220,7 @@ def clock(record: Record) -> float | None:
 
 def _traffic(call: Timed) -> float | None:
     """Ideal bytes/s."""
-    return _over(float(work.nbytes(call.case)), call.seconds)
+    return _over(float(flops.nbytes(call.case)), call.seconds)
 
 
 @OfLatency
@@ -256,12 +256,12 @@ def bound(case: Case, context: Context) -> Literal["compute", "memory"] | None:
     return least.bound if least else None
 
 
-def _roofline(case: Case, context: Context) -> work.Roofline | None:
+def _roofline(case: Case, context: Context) -> flops.Roofline | None:
     """With exact FLOPs whatever the convention."""
     return _least(case, context.peak, context.bandwidth) if context.peak and context.bandwidth else None
 
 
-_least = cache(work.Roofline.of)
+_least = cache(flops.Roofline.of)
 
 
 @Once
@@ -305,7 +305,7 @@ def sustained_latency(record: Record) -> float | None:
 
 
 def sustained_tflops(record: Record, context: Context) -> float | None:
-    return _over(work.flops(record.case, context.convention) / 1e12, sustained_latency(record))
+    return _over(flops.flops(record.case, context.convention) / 1e12, sustained_latency(record))
 
 
 @Once
@@ -316,7 +316,7 @@ def joules(record: Record) -> float | None:
 
 
 def tflops_per_watt(record: Record, context: Context) -> float | None:
-    return _over(work.flops(record.case, context.convention) / 1e12, joules(record))
+    return _over(flops.flops(record.case, context.convention) / 1e12, joules(record))
 
 
 def compared(record: Record) -> bool:

@@ -13,12 +13,12 @@ from typing import Any
 from attnbench import fitness
 from attnbench.backends import BACKENDS
 from attnbench.choose import device_name
-from attnbench.errors import EXIT_UNFIT, UserError
+from attnbench.core.errors import EXIT_UNFIT, UserError
+from attnbench.core.json import to_json
+from attnbench.core.types import Case, Device, Environment
 from attnbench.execute import Fleet, ends_well
-from attnbench.jsonable import to_json
 from attnbench.look import look
 from attnbench.trial import PAIR, Trial, trial_cases, try_out
-from attnbench.types import Case, Device, Environment
 from attnbench.verdicts import LEVELS, Finding, Level, judge, judge_trial, unfit
 
 EXIT_CODES: Mapping[Level, int] = {"ok": 0, "warning": 1, "unfit": EXIT_UNFIT}

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from attnbench import __version__
+from attnbench.core.types import Device, Environment
 from attnbench.measure import ceiling
 from attnbench.measure.state import GpuState
-from attnbench.types import Device, Environment
 
 if TYPE_CHECKING:
     import torch

@@ -10,12 +10,13 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from attnbench import proof, stats
+from attnbench import proof
+from attnbench.core import stats
+from attnbench.core.types import Case, Prepared, Signature
 from attnbench.instruments import Instruments, Timing
 from attnbench.measure.cupti import Call, Untraceable
 from attnbench.measure.operators import Operator, operators, traced
 from attnbench.measure.timing import LONG
-from attnbench.types import Case, Prepared, Signature
 
 UNSEEN = 1.3  # times the samples' median that the traced work may last; the clock can explain as much
 AGAIN = 3.0  # times the samples' 90th percentile that a call on new inputs may last on a CPU

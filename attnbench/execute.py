@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from attnbench import caches
-from attnbench.errors import Terminated, UserError
-from attnbench.jsonable import from_json, to_json
+from attnbench.core.errors import Terminated, UserError
+from attnbench.core.json import from_json, to_json
+from attnbench.core.types import Case, Device, Job, Policy, Probe, Record, Workspace
 from attnbench.plan import Answer, over_limit, skipped
 from attnbench.process import START_TIMEOUT, WorkerDied, WorkerHung, WorkerProcess
-from attnbench.types import Case, Device, Job, Policy, Probe, Record, Workspace
 
 COLD_TIMEOUT = 900.0  # seconds for a job that may have all its kernels to compile; FlashInfer's take minutes
 MAX_STARTS_IN_VAIN = 3

@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from attnbench import stats
+from attnbench.core import stats
 from attnbench.measure import cache, graph
 from attnbench.measure.state import LIMITS, GpuState
 from attnbench.measure.timing import nothing

@@ -8,7 +8,7 @@ import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from attnbench.types import Case
+from attnbench.core.types import Case
 
 if TYPE_CHECKING:
     import torch

@@ -15,7 +15,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from attnbench import environment, stats
+from attnbench import environment
+from attnbench.core import stats
+from attnbench.core.types import INSTRUMENTS, SHORT, Device, Measurement, Policy, Unsupported
 from attnbench.measure import cache, ceiling, graph
 from attnbench.measure.cupti import Tracer, Untraceable
 from attnbench.measure.energy import sustained
@@ -23,7 +25,6 @@ from attnbench.measure.events import EventTimer
 from attnbench.measure.graph import GraphTimer, NotCapturable
 from attnbench.measure.state import GpuState, Sampler
 from attnbench.measure.timing import CpuTimer, Pacer, Timer, collect, nothing, pause
-from attnbench.types import INSTRUMENTS, SHORT, Device, Measurement, Policy, Unsupported
 
 if TYPE_CHECKING:
     import torch

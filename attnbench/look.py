@@ -6,10 +6,10 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
-from attnbench.errors import UserError
-from attnbench.jsonable import from_json, to_json
+from attnbench.core.errors import UserError
+from attnbench.core.json import from_json, to_json
+from attnbench.core.types import Device, Environment
 from attnbench.process import START_TIMEOUT, WorkerDied, WorkerHung, WorkerProcess
-from attnbench.types import Device, Environment
 
 
 class Looker:

@@ -14,7 +14,7 @@ from types import MappingProxyType
 from typing import Literal
 
 from attnbench import derive
-from attnbench.types import Record
+from attnbench.core.types import Record
 
 
 @dataclass(frozen=True)

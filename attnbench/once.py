@@ -14,8 +14,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from attnbench import backends, inputs
-from attnbench.jsonable import from_json
-from attnbench.types import Case, Device, Policy
+from attnbench.core.json import from_json
+from attnbench.core.types import Case, Device, Policy
 
 MIN_READ = 2**28  # bytes
 WARMUPS = 3

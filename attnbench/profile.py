@@ -12,17 +12,18 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from attnbench import hardware, ncu, plan, stats
+from attnbench import ncu, plan
 from attnbench.choose import choose, device_name, interpreters
-from attnbench.errors import UserError
+from attnbench.core import gpus, stats
+from attnbench.core.errors import UserError
+from attnbench.core.flops import Roofline
+from attnbench.core.json import to_json
+from attnbench.core.sizes import short
+from attnbench.core.types import Case, Device, Environment, Policy
 from attnbench.execute import Fleet, ends_well
-from attnbench.jsonable import to_json
 from attnbench.look import look
 from attnbench.process import START_TIMEOUT
-from attnbench.sizes import short
 from attnbench.suite import Settings, parse, resolve
-from attnbench.types import Case, Device, Environment, Policy
-from attnbench.work import Roofline
 
 DEFAULTS = parse(
     {
@@ -194,8 +195,8 @@ def trace_files(path: Path | None, names: Sequence[str]) -> dict[str, Path]:
 
 def roofline(case: Case, device: Device, profiles: Sequence[Profile]) -> Roofline | None:
     """By the datasheet, else by what was reached here; None where neither is known."""
-    gpu = hardware.find(device.name, device.memory) if device.kind == "cuda" else None
-    peak = hardware.peak(gpu, case.dtype) if gpu else None
+    gpu = gpus.find(device.name, device.memory) if device.kind == "cuda" else None
+    peak = gpus.peak(gpu, case.dtype) if gpu else None
     if gpu and peak:
         return Roofline.of(case, peak, gpu.bandwidth, f"the datasheet of the {gpu.name}", datasheet=True)
     matmul, copy = (max((p.ceilings.get(name, 0.0) for p in profiles), default=0.0) for name in ("matmul", "copy"))

@@ -18,10 +18,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from attnbench import evidence, inputs, reference, stats
-from attnbench.jsonable import to_json
+from attnbench import evidence, inputs, reference
+from attnbench.core import stats
+from attnbench.core.json import to_json
+from attnbench.core.types import Backend, Case, Policy, Signature, Unsupported
 from attnbench.measure.cupti import Untraceable
-from attnbench.types import Backend, Case, Policy, Signature, Unsupported
 
 if TYPE_CHECKING:
     from attnbench.bench import Bench

@@ -40,7 +40,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from attnbench import stats
+from attnbench.core import stats
 
 CONFIDENCE, POWER = 0.95, 0.80
 ROUNDS = 5

@@ -15,12 +15,12 @@ from attnbench import plan as planning
 from attnbench import store, venvs
 from attnbench.axes import Axes
 from attnbench.choose import choose, device_name, interpreters, is_own
-from attnbench.errors import EXIT_INTERRUPTED, EXIT_NOTHING_MEASURED, EXIT_TERMINATED, Terminated, UserError
+from attnbench.core.errors import EXIT_INTERRUPTED, EXIT_NOTHING_MEASURED, EXIT_TERMINATED, Terminated, UserError
+from attnbench.core.sizes import parse_duration
+from attnbench.core.types import DTYPES, Job, Record, Run
 from attnbench.execute import Fleet, TimeLimit, ends_well, execute, has_nvidia_gpu
 from attnbench.look import Looker, look
-from attnbench.sizes import parse_duration
 from attnbench.suite import Resolved, Settings, Suite, load, resolve
-from attnbench.types import DTYPES, Job, Record, Run
 
 MAX_ROUNDS = 1000
 OTHER_UNIT = "measured on another unit of this GPU model than the run began on: units differ by some percent"

@@ -23,10 +23,10 @@ from typing import IO, Any
 
 from attnbench import columns, decode
 from attnbench.columns import Columns
-from attnbench.errors import UserError
-from attnbench.jsonable import from_json, to_json
+from attnbench.core.errors import UserError
+from attnbench.core.json import from_json, to_json
+from attnbench.core.types import Job, Record, Run
 from attnbench.lines import Lines
-from attnbench.types import Job, Record, Run
 
 SCHEMA = 2
 _FIRST = b'{"type":"run",'  # what each begins with

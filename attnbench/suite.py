@@ -37,9 +37,9 @@ from pydantic import BaseModel, BeforeValidator, ValidationError
 
 from attnbench import yamls
 from attnbench.axes import STRICT, Axes, Item, Text, expand, matches, overlay
-from attnbench.errors import UserError, did_you_mean
-from attnbench.sizes import parse_duration, short
-from attnbench.types import INSTRUMENTS, Case, Policy
+from attnbench.core.errors import UserError, did_you_mean
+from attnbench.core.sizes import parse_duration, short
+from attnbench.core.types import INSTRUMENTS, Case, Policy
 
 GPU_ONLY = ("timer", "cross_check", "sustained_s", "isolate_power")  # of a policy
 CHOICES: Mapping[str, Sequence[str]] = {

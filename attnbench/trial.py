@@ -11,12 +11,12 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from attnbench import stats
+from attnbench.core import stats
+from attnbench.core.sizes import duration, short
+from attnbench.core.types import Case, Device, Job, Policy, Record, Shape
 from attnbench.execute import Fleet
 from attnbench.plan import Answer, predict
 from attnbench.resolution import MIN_TURNS, Resolution, resolve
-from attnbench.sizes import duration, short
-from attnbench.types import Case, Device, Job, Policy, Record, Shape
 
 PAIR = ("a", "b")
 MAX_TURNS = 24

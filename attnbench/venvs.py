@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from attnbench.backends import BACKENDS
-from attnbench.errors import UserError, did_you_mean
+from attnbench.core.errors import UserError, did_you_mean
 
 SERVES: Mapping[str, tuple[str, ...]] = {  # extra -> the backends that run in its environment
     "fa1": ("fa1",),

@@ -11,11 +11,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
+from attnbench.core.sizes import duration
+from attnbench.core.types import Environment
 from attnbench.metrics import percent
 from attnbench.resolution import MIN_TURNS, ROUNDS
-from attnbench.sizes import duration
 from attnbench.trial import Trial, label
-from attnbench.types import Environment
 
 Level = Literal["ok", "warning", "unfit"]
 LEVELS: tuple[Level, ...] = get_args(Level)

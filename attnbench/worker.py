@@ -30,9 +30,8 @@ from functools import partial
 from typing import Any, TextIO
 
 from attnbench import backends, environment
-from attnbench.jsonable import from_json, to_json
-from attnbench.measure.timing import CpuTimer, collect  # before any backend: none replaces the clock that they hold
-from attnbench.types import (
+from attnbench.core.json import from_json, to_json
+from attnbench.core.types import (
     Backend,
     Case,
     Device,
@@ -45,6 +44,7 @@ from attnbench.types import (
     Unsupported,
     Workspace,
 )
+from attnbench.measure.timing import CpuTimer, collect  # before any backend: none replaces the clock that they hold
 
 
 class Worker:

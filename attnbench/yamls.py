@@ -8,7 +8,7 @@ from typing import Any
 import yaml
 from yaml.constructor import ConstructorError
 
-from attnbench.errors import UserError
+from attnbench.core.errors import UserError
 
 
 def read(path: Path) -> Any:

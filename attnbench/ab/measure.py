@@ -16,7 +16,9 @@ from attnbench.ab.schedule import START, unsettled
 from attnbench.ab.sides import Side, is_code, sides
 from attnbench.ab.turns import LABELS, Half, Turns, Watcher
 from attnbench.choose import device_name, is_own
-from attnbench.errors import EXIT_INTERRUPTED, EXIT_TERMINATED, UserError
+from attnbench.core.errors import EXIT_INTERRUPTED, EXIT_TERMINATED, UserError
+from attnbench.core.sizes import duration
+from attnbench.core.types import Environment, Job, Run
 from attnbench.execute import Fleet, ends_well
 from attnbench.gate import gate
 from attnbench.gate.looks import LOOKS
@@ -24,9 +26,7 @@ from attnbench.gate.readings import CYCLES
 from attnbench.look import look
 from attnbench.report.cells import Key
 from attnbench.run import check_out, default_path, previews
-from attnbench.sizes import duration
 from attnbench.suite import Resolved, Settings, load, resolve
-from attnbench.types import Environment, Job, Run
 
 
 @dataclass(frozen=True)

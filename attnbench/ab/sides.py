@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from attnbench import backends
 from attnbench.choose import choose, interpreters
-from attnbench.errors import UserError
+from attnbench.core.errors import UserError
 
 
 @dataclass(frozen=True)

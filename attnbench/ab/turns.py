@@ -9,15 +9,15 @@ from typing import Protocol
 
 from attnbench import store
 from attnbench.ab.schedule import START, affordable, order, to_look, unsettled
-from attnbench.errors import Terminated
+from attnbench.core.errors import Terminated
+from attnbench.core.sizes import duration
+from attnbench.core.types import Job, Record, Run
 from attnbench.execute import Fleet, execute
 from attnbench.gate import gate
 from attnbench.gate.looks import LOOKS
 from attnbench.plan import skipped
 from attnbench.report.cells import Key
 from attnbench.report.words import count
-from attnbench.sizes import duration
-from attnbench.types import Job, Record, Run
 
 LABELS = ("A", "B")
 

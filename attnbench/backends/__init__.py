@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 if TYPE_CHECKING:
-    from attnbench.types import Backend
+    from attnbench.core.types import Backend
 
 BACKENDS: Mapping[str, str] = {
     "eager": "attnbench.backends.eager:Eager",

@@ -6,7 +6,7 @@ import importlib.metadata
 from collections.abc import Callable
 from typing import TYPE_CHECKING, ClassVar, Literal
 
-from attnbench.types import ITEMSIZE, Case, Device, Prepared, Probe, Signature, Unsupported, Workspace
+from attnbench.core.types import ITEMSIZE, Case, Device, Prepared, Probe, Signature, Unsupported, Workspace
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from attnbench.backends.base import BackendBase, autograd_prepared, scores_workspace
 from attnbench.backends.installed import Limits
 from attnbench.backends.masks import block_mask, block_mask_workspace, visible
-from attnbench.types import Case, Device, Prepared, Probe, Signature, Workspace
+from attnbench.core.types import Case, Device, Prepared, Probe, Signature, Workspace
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from attnbench.backends.base import Layout
 from attnbench.backends.installed import Library, Limits, installed_version
 from attnbench.backends.masks import band
-from attnbench.fp8 import LARGEST, quantized
-from attnbench.types import Case, Device, Prepared, Probe, Signature, Unsupported
+from attnbench.core.fp8 import LARGEST, quantized
+from attnbench.core.types import Case, Device, Prepared, Probe, Signature, Unsupported
 
 if TYPE_CHECKING:
     import torch

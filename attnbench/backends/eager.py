@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from attnbench.backends.base import BackendBase, autograd_prepared, scores_workspace, sees_no_key
 from attnbench.backends.masks import visible
-from attnbench.types import Case, Device, Prepared, Signature, Workspace
+from attnbench.core.types import Case, Device, Prepared, Signature, Workspace
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from attnbench.backends.base import autograd_prepared
 from attnbench.backends.installed import Library, Limits
 from attnbench.backends.masks import flash_window
-from attnbench.fp8 import quantized
-from attnbench.types import Case, Device, Prepared, Signature
+from attnbench.core.fp8 import quantized
+from attnbench.core.types import Case, Device, Prepared, Signature
 
 if TYPE_CHECKING:
     from torch import Tensor

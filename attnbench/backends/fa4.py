@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from attnbench.backends.base import autograd_prepared
 from attnbench.backends.installed import Library, Limits
-from attnbench.types import Case, Device, Prepared
+from attnbench.core.types import Case, Device, Prepared
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -17,9 +17,9 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from attnbench.backends.base import BackendBase
-from attnbench.sizes import parse_size
-from attnbench.types import RESULT_ITEMSIZE, Accuracy, Case, Prepared, Probe, Script, TensorError, Unsupported
-from attnbench.work import flops, nbytes
+from attnbench.core.flops import flops, nbytes
+from attnbench.core.sizes import parse_size
+from attnbench.core.types import RESULT_ITEMSIZE, Accuracy, Case, Prepared, Probe, Script, TensorError, Unsupported
 
 if TYPE_CHECKING:
     from attnbench.inputs import Inputs

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from attnbench.backends.base import autograd_prepared
 from attnbench.backends.installed import Library, Limits
-from attnbench.types import Case, Device, Prepared, Signature, Unsupported, Workspace
+from attnbench.core.types import Case, Device, Prepared, Signature, Unsupported, Workspace
 
 if TYPE_CHECKING:
     import torch

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from attnbench.backends.base import BackendBase, autograd_prepared, no_extras
-from attnbench.types import Case, Device, Prepared, Probe, Signature
+from attnbench.core.types import Case, Device, Prepared, Probe, Signature
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -16,8 +16,8 @@ from attnbench.backends.eager import eager_signature
 from attnbench.backends.fa2 import FlashAttention2
 from attnbench.backends.installed import Library, Limits
 from attnbench.backends.masks import band, block_mask, block_mask_workspace, visible
+from attnbench.core.types import Case, Device, Prepared, Probe, Signature, Workspace
 from attnbench.inputs import torch_dtype
-from attnbench.types import Case, Device, Prepared, Probe, Signature, Workspace
 
 if TYPE_CHECKING:
     import torch

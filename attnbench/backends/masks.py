@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from attnbench.backends.installed import flash_workspace
-from attnbench.types import Case, Workspace
+from attnbench.core.types import Case, Workspace
 
 if TYPE_CHECKING:
     import torch

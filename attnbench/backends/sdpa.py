@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from attnbench.backends.base import BackendBase, autograd_prepared, no_extras, scores_workspace, sees_no_key
 from attnbench.backends.installed import Limits
-from attnbench.types import Case, Device, Prepared, Signature, Unsupported, Workspace
+from attnbench.core.types import Case, Device, Prepared, Signature, Unsupported, Workspace
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -16,7 +16,7 @@ from attnbench.backends.fa3 import FlashAttention3
 from attnbench.backends.fa4 import FlashAttention4
 from attnbench.backends.installed import Library, flash_workspace, numbers
 from attnbench.backends.sdpa import Flash
-from attnbench.types import Case, Device, Prepared, Probe, Signature, Workspace
+from attnbench.core.types import Case, Device, Prepared, Probe, Signature, Workspace
 
 if TYPE_CHECKING:
     from attnbench.inputs import Inputs

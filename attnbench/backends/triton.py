@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, ClassVar
 
 from attnbench.backends.base import BackendBase, autograd_prepared
 from attnbench.backends.installed import broken_import
-from attnbench.fp8 import quantized
-from attnbench.types import Case, Device, Prepared, Probe, Signature, Workspace
+from attnbench.core.fp8 import quantized
+from attnbench.core.types import Case, Device, Prepared, Probe, Signature, Workspace
 
 if TYPE_CHECKING:
     from attnbench.inputs import Inputs

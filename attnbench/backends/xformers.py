@@ -16,7 +16,7 @@ from attnbench.backends.base import autograd_prepared
 from attnbench.backends.fa3 import FlashAttention3
 from attnbench.backends.installed import Library, Limits, broken_import
 from attnbench.backends.masks import band
-from attnbench.types import Case, Device, Prepared, Probe, Signature, Unsupported
+from attnbench.core.types import Case, Device, Prepared, Probe, Signature, Unsupported
 
 if TYPE_CHECKING:
     from torch import Tensor

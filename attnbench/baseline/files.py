@@ -10,8 +10,8 @@ from pathlib import Path
 from attnbench import store
 from attnbench.baseline import FOLDER, MAIN
 from attnbench.baseline.reduced import reduced
-from attnbench.errors import UserError, did_you_mean
-from attnbench.types import Run
+from attnbench.core.errors import UserError, did_you_mean
+from attnbench.core.types import Run
 
 
 @dataclass(frozen=True)

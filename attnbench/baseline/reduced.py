@@ -12,9 +12,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 
-from attnbench import stats
+from attnbench.core import stats
+from attnbench.core.types import Accuracy, Measurement, Record, Run, TensorError
 from attnbench.report import words
-from attnbench.types import Accuracy, Measurement, Record, Run, TensorError
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -88,8 +88,8 @@ def ab(
     """
     axes = options.axes(locals())
     from attnbench.ab import measure
+    from attnbench.core.sizes import parse_duration
     from attnbench.report.gate.live import Live
-    from attnbench.sizes import parse_duration
     from attnbench.suite import settings
 
     judged_by = request_of(metric, expect, margin, margins, inconclusive, missing)

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from attnbench.commands.shared import live, one_of
-from attnbench.errors import UserError
+from attnbench.core.errors import UserError
 
 if TYPE_CHECKING:
-    from attnbench.types import Backend
+    from attnbench.core.types import Backend
 
 supports = partial(typer.Option, rich_help_panel="The support matrix")
 

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from attnbench.commands.shared import live
-from attnbench.errors import EXIT_NOTHING_MEASURED
+from attnbench.core.errors import EXIT_NOTHING_MEASURED
 
 app = typer.Typer(
     help="Environments of their own for libraries that clash: made once, used by every later run.",

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from attnbench.commands.shared import collect_no_garbage, ends_with_its_reader, one_of, put, read
-from attnbench.errors import EXIT_BAD_INPUT, UserError, did_you_mean
+from attnbench.core.errors import EXIT_BAD_INPUT, UserError, did_you_mean
 
 if TYPE_CHECKING:
     from attnbench.gate.gate import Choice, Judgement, Request

@@ -10,7 +10,7 @@ import typer
 
 from attnbench.commands import options
 from attnbench.commands.shared import live
-from attnbench.errors import EXIT_NOTHING_MEASURED
+from attnbench.core.errors import EXIT_NOTHING_MEASURED
 
 one = partial(typer.Option, rich_help_panel="The case (one value each)")
 how = partial(typer.Option, rich_help_panel="How")

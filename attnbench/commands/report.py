@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from attnbench.commands.shared import collect_no_garbage, ends_with_its_reader, one_of, put, read
-from attnbench.errors import UserError
+from attnbench.core.errors import UserError
 
 if TYPE_CHECKING:
+    from attnbench.core.flops import Convention
+    from attnbench.core.types import Run
     from attnbench.report.contents import Contents
-    from attnbench.types import Run
-    from attnbench.work import Convention
 
 THEN = {
     "table": ("attnbench.report.contents", "attnbench.report.terminal"),

@@ -11,7 +11,7 @@ import typer
 
 from attnbench.commands import options
 from attnbench.commands.shared import live, put
-from attnbench.errors import EXIT_INTERRUPTED, EXIT_TERMINATED
+from attnbench.core.errors import EXIT_INTERRUPTED, EXIT_TERMINATED
 
 if TYPE_CHECKING:
     from rich.console import Console

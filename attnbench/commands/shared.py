@@ -12,11 +12,11 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from attnbench.errors import EXIT_INTERRUPTED, EXIT_TERMINATED, Terminated, UserError, did_you_mean
+from attnbench.core.errors import EXIT_INTERRUPTED, EXIT_TERMINATED, Terminated, UserError, did_you_mean
 
 if TYPE_CHECKING:
+    from attnbench.core.types import Run
     from attnbench.report.live import Line
-    from attnbench.types import Run
 
 L = TypeVar("L", bound="Line")
 

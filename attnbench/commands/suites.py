@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from attnbench.errors import UserError, did_you_mean
+from attnbench.core.errors import UserError, did_you_mean
 
 
 def suites(

@@ -13,9 +13,9 @@ from attnbench.compare.join import Best, Lack
 from attnbench.compare.machines import Machine, machines, parse_names, reference
 from attnbench.compare.prices import Price
 from attnbench.compare.ratios import Ratio
-from attnbench.errors import UserError
+from attnbench.core.errors import UserError
+from attnbench.core.types import Case, Run
 from attnbench.report.cells import Key
-from attnbench.types import Case, Run
 
 if TYPE_CHECKING:
     from attnbench.compare import mix

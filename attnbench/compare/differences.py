@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator, Sequence
 
 from attnbench.compare.join import Best
 from attnbench.compare.machines import Machine
+from attnbench.core.types import Case, Run
 from attnbench.report import words
-from attnbench.types import Case, Run
 
 NOT_THERE = "not there"
 

@@ -11,13 +11,13 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from attnbench import stats, work
 from attnbench.compare.join import Best
 from attnbench.compare.machines import File, Machine, alike
 from attnbench.compare.ratios import latency
+from attnbench.core import flops, stats
+from attnbench.core.types import Case
 from attnbench.derive import values
 from attnbench.report.cells import Key
-from attnbench.types import Case
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Units:
 
 def tflops(machine: Machine, key: Key) -> float:
     """Of exact FLOPs."""
-    return work.flops(key[0]) / latency(machine, key) / 1e12
+    return flops.flops(key[0]) / latency(machine, key) / 1e12
 
 
 def mean(machine: Machine, best: Best, cases: Iterable[Case], metric: str | None = None) -> float | None:
@@ -83,7 +83,7 @@ def units(found: Sequence[Machine]) -> list[Units]:
         each = [_latencies(home[file.path], file) for file in files]
         keys = [key for key in each[0] if all(key in other for other in each)]
         if keys:
-            speeds = (stats.geomean([work.flops(key[0]) / times[key] / 1e12 for key in keys]) for times in each)
+            speeds = (stats.geomean([flops.flops(key[0]) / times[key] / 1e12 for key in keys]) for times in each)
             environment = files[0].run.environment
             limit = f" {environment.power_limit_w:g} W" if environment.power_limit_w else ""
             known = {file.run.environment.device.uuid for file in files}

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 from attnbench import decode
 from attnbench.compare.machines import Machine
-from attnbench.errors import UserError
+from attnbench.core.errors import UserError
+from attnbench.core.sizes import short
+from attnbench.core.types import DTYPES, Case
 from attnbench.report import words
 from attnbench.report.cells import Cell, Key
-from attnbench.sizes import short
-from attnbench.types import DTYPES, Case
 
 NOT_PLANNED = "not planned"
 NOT_RUN = "not run yet"

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from attnbench.compare.machines import Machine
+from attnbench.core.types import DIRECTIONS, DTYPES
 from attnbench.report import words
 from attnbench.report.cells import Cell
-from attnbench.types import DIRECTIONS, DTYPES
 
 _NO_ROOM = re.compile(r"needs .+; .+ free")  # as plan.py words a skip for want of memory
 

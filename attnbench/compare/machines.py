@@ -17,9 +17,9 @@ from itertools import chain
 from pathlib import Path
 
 from attnbench import columns
-from attnbench.errors import UserError, did_you_mean
+from attnbench.core.errors import UserError, did_you_mean
+from attnbench.core.types import Case, Job, Record, Run
 from attnbench.report.cells import Cell, Key, cells, keyed
-from attnbench.types import Case, Job, Record, Run
 
 _BRANDS = re.compile(r"\(R\)|\(TM\)|\bNVIDIA\b|\bAMD\b|\bIntel\b|\bTesla\b|\bProcessor\b|\bCPU\b.*|\d+-Core\b|@.*")
 _CORES = re.compile(r"\s*\(\d+ cores\)$")

@@ -14,16 +14,16 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from attnbench import work
 from attnbench.axes import Axes, matches
 from attnbench.compare import join, ratios
 from attnbench.compare.machines import Machine
 from attnbench.compare.workload import Part, Workload
-from attnbench.errors import UserError, did_you_mean
+from attnbench.core import flops
+from attnbench.core.errors import UserError, did_you_mean
+from attnbench.core.sizes import short
+from attnbench.core.types import Case
 from attnbench.report import words
 from attnbench.report.cells import Key
-from attnbench.sizes import short
-from attnbench.types import Case
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,7 @@ class _Mix:
         return math.fsum(self._times[part].values())
 
     def flops(self, part: int) -> float:
-        return float(sum(work.flops(case) for case in self.parts[part]))
+        return float(sum(flops.flops(case) for case in self.parts[part]))
 
     def backends(self, part: int) -> tuple[str, ...]:
         return tuple(sorted({*self.parts[part].values()}, key=words.backend_rank))

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from attnbench.compare.machines import Machine, matching
-from attnbench.errors import UserError, did_you_mean
+from attnbench.core.errors import UserError, did_you_mean
 
 _AMOUNT = r"\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d[\d_]*(?:\.\d+)?|\.\d+"
 _PRICE = re.compile(rf"\$?\s*({_AMOUNT})\s*(?:/\s*(h|hr|hour))?", re.IGNORECASE)

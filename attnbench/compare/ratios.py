@@ -31,8 +31,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
-from attnbench import stats
 from attnbench.compare.machines import Machine
+from attnbench.core import stats
 from attnbench.derive import MIN_SAMPLES_INTERVAL, samples
 from attnbench.report.cells import Key
 

@@ -32,9 +32,9 @@ from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
 
 from attnbench import yamls
 from attnbench.axes import Axes, matches
-from attnbench.errors import UserError, did_you_mean
+from attnbench.core.errors import UserError, did_you_mean
+from attnbench.core.types import Case, Shape
 from attnbench.suite import Names
-from attnbench.types import Case, Shape
 
 EXAMPLE = "parts: [{name: prefill 8k, weight: 70%, seqlen: 8k, causal: true, pass: fwd}, ...]"
 _ANY = Case(Shape(1, 1, 1, 1, 1, 1, 1), "bf16", "fwd")

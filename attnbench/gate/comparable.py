@@ -11,8 +11,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from attnbench import columns
-from attnbench.errors import UserError, did_you_mean
-from attnbench.types import Environment, Policy, Run
+from attnbench.core.errors import UserError, did_you_mean
+from attnbench.core.types import Environment, Policy, Run
 
 _ENVIRONMENT = {  # field -> the name to expect it by
     "attnbench": "attnbench",

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from attnbench import stats
+from attnbench.core import stats
+from attnbench.core.types import Case
 from attnbench.gate import decide
 from attnbench.gate.margins import RULES
 from attnbench.made import Made
 from attnbench.report import words
-from attnbench.types import Case
 
 if TYPE_CHECKING:
     from attnbench.gate.measured import Measured

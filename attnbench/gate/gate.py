@@ -9,7 +9,8 @@ from functools import cached_property
 from typing import Literal
 
 from attnbench import store
-from attnbench.errors import UserError
+from attnbench.core.errors import UserError
+from attnbench.core.types import Case, Run
 from attnbench.gate import comparable, notes, turns
 from attnbench.gate.comparable import Difference
 from attnbench.gate.endings import endings, state
@@ -19,7 +20,6 @@ from attnbench.gate.measured import measured
 from attnbench.gate.readings import CYCLES
 from attnbench.report import words
 from attnbench.report.cells import cells, keyed
-from attnbench.types import Case, Run
 
 EXIT_PASS, EXIT_REGRESSION, EXIT_INCONCLUSIVE, EXIT_NOT_COMPARABLE = 0, 1, 3, 4
 

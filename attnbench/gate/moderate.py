@@ -29,7 +29,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from attnbench import stats
+from attnbench.core import stats
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike

@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 
-from attnbench import stats, store
+from attnbench import store
+from attnbench.core import stats
+from attnbench.core.types import Run
 from attnbench.gate.endings import state
 from attnbench.gate.findings import Finding, Findings, name
 from attnbench.gate.measured import Measured
@@ -13,7 +15,6 @@ from attnbench.gate.readings import CYCLES, signed
 from attnbench.metrics import percent
 from attnbench.report import words
 from attnbench.report.cells import Cell, Key
-from attnbench.types import Run
 
 ROUNDS = 5  # a side, at which docs/gate.md states the error rates
 TIMED = ("latency", CYCLES)

@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from attnbench import batch, derive, metrics, stats
+from attnbench import batch, derive, metrics
 from attnbench.batch import Grouped
 from attnbench.columns import Columns
+from attnbench.core import stats
 from attnbench.metrics import digits
 from attnbench.report.cells import Cell
 

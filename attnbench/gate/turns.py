@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from attnbench.core.types import Run
 from attnbench.gate.comparable import Difference
 from attnbench.gate.looks import LOOKS
 from attnbench.report import words
 from attnbench.report.cells import Cell, Key
-from attnbench.types import Run
 
 
 def in_turns(a: Run, b: Run) -> bool:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
-from attnbench import stats
+from attnbench.core import stats
 
 if TYPE_CHECKING:
     import torch

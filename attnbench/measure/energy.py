@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from attnbench import stats
+from attnbench.core import stats
 from attnbench.measure.state import GpuState
 
 BATCH = 0.05  # seconds of launches between two readings of the clock

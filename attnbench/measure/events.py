@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from attnbench import stats
+from attnbench.core import stats
 from attnbench.measure.timing import nothing
 
 if TYPE_CHECKING:

@@ -13,10 +13,10 @@ import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from attnbench import stats
+from attnbench.core import stats
+from attnbench.core.sizes import gib
 from attnbench.measure import cache
 from attnbench.measure.timing import nothing
-from attnbench.sizes import gib
 
 if TYPE_CHECKING:
     import torch

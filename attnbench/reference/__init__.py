@@ -12,6 +12,7 @@ After timing all of it is checked once more, on inputs written anew in place (`r
 With dropout the mask is read off the launch, and the rest is the same (`dropout`, `dropout_check`).
 """
 
+from attnbench.core.types import Case
 from attnbench.inputs import Inputs
 from attnbench.reference.check import Check
 from attnbench.reference.checksums import products
@@ -20,7 +21,6 @@ from attnbench.reference.dropout_check import DropoutCheck
 from attnbench.reference.exact import Reference, reference, visible, warm
 from attnbench.reference.renewal import Renewal
 from attnbench.reference.sample import BUDGET, Sample, check_inputs, choose
-from attnbench.types import Case
 
 
 def checking(case: Case, given: Inputs, seed: int) -> Check:

@@ -6,13 +6,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from attnbench.core.types import Accuracy, Case, Prepared
 from attnbench.inputs import Inputs
 from attnbench.reference.checksums import products
 from attnbench.reference.compare import compare
 from attnbench.reference.exact import BY_ROW, reference
 from attnbench.reference.renewal import Renewal
 from attnbench.reference.sample import check_inputs, choose
-from attnbench.types import Accuracy, Case, Prepared
 
 if TYPE_CHECKING:
     from torch import Tensor

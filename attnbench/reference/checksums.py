@@ -21,10 +21,10 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
+from attnbench.core.types import Case, TensorError
 from attnbench.inputs import Inputs, torch_dtype
 from attnbench.reference.compare import any_order, worse
 from attnbench.reference.exact import CHUNK, Reference, high, long_product, one_rounding
-from attnbench.types import Case, TensorError
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -23,9 +23,9 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from attnbench.core.types import Accuracy, Case, TensorError
 from attnbench.inputs import operand_dtype, torch_dtype
 from attnbench.reference.exact import BY_ROW, Errors, Reference, one_rounding
-from attnbench.types import Accuracy, Case, TensorError
 
 if TYPE_CHECKING:
     import torch

@@ -21,10 +21,10 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from attnbench.core.types import MASK_LAUNCHES, Case, Prepared
 from attnbench.inputs import Inputs
 from attnbench.reference.exact import visible
 from attnbench.reference.sample import Sample, rows_of
-from attnbench.types import MASK_LAUNCHES, Case, Prepared
 
 if TYPE_CHECKING:
     import torch

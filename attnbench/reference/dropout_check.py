@@ -19,6 +19,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from attnbench.core.types import Accuracy, Case, Prepared, TensorError
 from attnbench.inputs import Inputs
 from attnbench.reference import dropout
 from attnbench.reference.check import AGAIN, Check
@@ -27,7 +28,6 @@ from attnbench.reference.compare import compare, expected
 from attnbench.reference.exact import BY_ROW, CHUNK, Reference, capped, high, probabilities, reference
 from attnbench.reference.renewal import Renewal
 from attnbench.reference.sample import Sample, check_inputs, choose, rows_of
-from attnbench.types import Accuracy, Case, Prepared, TensorError
 
 if TYPE_CHECKING:
     from torch import Tensor

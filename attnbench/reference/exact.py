@@ -22,10 +22,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from attnbench import fp8
+from attnbench.core import fp8
+from attnbench.core.types import Case
 from attnbench.inputs import Inputs, torch_dtype
 from attnbench.reference.sample import Sample, rows_of
-from attnbench.types import Case
 
 if TYPE_CHECKING:
     import torch

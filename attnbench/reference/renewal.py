@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from attnbench.core.types import Case, Prepared
 from attnbench.inputs import Inputs
-from attnbench.types import Case, Prepared
 
 if TYPE_CHECKING:
     from torch import Tensor

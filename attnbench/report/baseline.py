@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING
 from rich.table import Table
 from rich.text import Text
 
-from attnbench import metrics, stats, store
+from attnbench import metrics, store
+from attnbench.core import stats
+from attnbench.core.types import Run
 from attnbench.gate.endings import state
 from attnbench.gate.findings import name
 from attnbench.gate.notes import ROUNDS
 from attnbench.report import words
 from attnbench.report.cells import Cell, cells
-from attnbench.types import Run
 
 if TYPE_CHECKING:
     from rich.console import Console

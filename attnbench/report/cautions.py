@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from attnbench import batch, derive, metrics, stats, store
+from attnbench import batch, derive, metrics, store
+from attnbench.core import stats
+from attnbench.core.flops import Convention
+from attnbench.core.types import SHORT, Run
 from attnbench.report import words
 from attnbench.report.cells import Cell, by_rates, by_sheet, having, values_of
 from attnbench.report.sheet import Sheet
 from attnbench.report.tables import HELD_DOWN
-from attnbench.types import SHORT, Run
-from attnbench.work import Convention
 
 DRIFT = 0.02
 DISAGREE = 0.02

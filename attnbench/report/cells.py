@@ -8,12 +8,13 @@ from dataclasses import dataclass, field, replace
 from operator import attrgetter, itemgetter
 from typing import Literal
 
-from attnbench import batch, derive, stats
+from attnbench import batch, derive
 from attnbench.columns import Columns
+from attnbench.core import stats
+from attnbench.core.flops import Convention
+from attnbench.core.types import STATUSES, Case, Record, Run, Status
 from attnbench.report import words
 from attnbench.report.sheet import Sheet
-from attnbench.types import STATUSES, Case, Record, Run, Status
-from attnbench.work import Convention
 
 # A wrong result or kernel outweighs a measured one; then what happened weighs more than what was not tried.
 _WEIGHT: Mapping[Status, int] = {

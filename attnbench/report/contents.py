@@ -6,14 +6,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from attnbench.core.flops import Convention
+from attnbench.core.types import Run
 from attnbench.report import cautions, facts, notes, setup, tables
 from attnbench.report.cautions import Caution
 from attnbench.report.cells import cells as cells_of
 from attnbench.report.notes import Note
 from attnbench.report.setup import Setup
 from attnbench.report.tables import Section
-from attnbench.types import Run
-from attnbench.work import Convention
 
 Half = dict[str, Any]  # some of the fields of Contents
 MANY = 5000  # cells, from which the second half is worth a process of its own

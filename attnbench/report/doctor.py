@@ -10,12 +10,12 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from attnbench.core.json import to_json
+from attnbench.core.sizes import duration
 from attnbench.doctor import Diagnosis
-from attnbench.jsonable import to_json
 from attnbench.metrics import percent
 from attnbench.report import words
 from attnbench.resolution import CONFIDENCE, POWER, ROUNDS
-from attnbench.sizes import duration
 from attnbench.trial import Trial, label
 from attnbench.verdicts import Finding, signed
 

@@ -7,14 +7,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from attnbench.errors import UserError, did_you_mean
+from attnbench.core.errors import UserError, did_you_mean
+from attnbench.core.flops import Convention
+from attnbench.core.types import Run
 from attnbench.report import figures, look
 from attnbench.report.cells import cells as cells_of
 from attnbench.report.points import Points
 from attnbench.report.points import points as points_of
 from attnbench.report.setup import CONVENTIONS
-from attnbench.types import Run
-from attnbench.work import Convention
 
 if TYPE_CHECKING:
     from types import ModuleType

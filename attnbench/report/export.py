@@ -12,11 +12,11 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from attnbench import batch, derive, metrics
+from attnbench.core.flops import Convention
+from attnbench.core.types import Run
 from attnbench.report.cells import Cell
 from attnbench.report.cells import cells as cells_of
 from attnbench.report.files import CASE_FIELDS, case_fields, csv_lines
-from attnbench.types import Run
-from attnbench.work import Convention
 
 if TYPE_CHECKING:
     import pandas

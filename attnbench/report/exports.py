@@ -18,13 +18,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from math import isfinite
 from typing import Any, TextIO
 
-from attnbench import __version__, derive, metrics, stats, work
-from attnbench.errors import UserError
+from attnbench import __version__, derive, metrics
+from attnbench.core import flops, stats
+from attnbench.core.errors import UserError
+from attnbench.core.flops import Convention
+from attnbench.core.types import Run
 from attnbench.report import export, points, words
 from attnbench.report.cells import Cell
 from attnbench.report.cells import cells as cells_of
-from attnbench.types import Run
-from attnbench.work import Convention
 
 
 def parquet(runs: Sequence[Run], convention: Convention = "exact") -> bytes:
@@ -43,7 +44,7 @@ def pytest_benchmark(runs: Sequence[Run], convention: Convention = "exact") -> s
     benchmarks = []
     for name, cell in _named(cells_of(runs)):
         samples = [v for r in cell.records if r.status == "ok" for v in derive.samples(r) if isfinite(v)]
-        flops = work.flops(cell.case, convention)
+        work = flops.flops(cell.case, convention)
         benchmarks.append(
             {
                 "group": words.case("", cell.case, dtype=True).strip(),
@@ -56,7 +57,7 @@ def pytest_benchmark(runs: Sequence[Run], convention: Convention = "exact") -> s
                     "backend": cell.backend,
                     "version": cell.run.versions.get(cell.backend),
                     "case": cell.case.key,
-                    "flops": flops,
+                    "flops": work,
                     "tflops": cell.value("tflops", convention),
                     "memory_peak": cell.value("memory_peak"),
                     "clock_held_down": cell.held_down,

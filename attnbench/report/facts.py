@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from attnbench import derive, metrics, stats
+from attnbench import derive, metrics
+from attnbench.core import stats
+from attnbench.core.types import INSTRUMENTS, SHORT, Record
 from attnbench.report import words
 from attnbench.report.cautions import Caution
 from attnbench.report.cells import Cell, having, values_of
-from attnbench.types import INSTRUMENTS, SHORT, Record
 
 OUTSIDE, OUTSIDE_SHARE = 64 * 2**20, 0.05  # bytes, and of the peak: less may be code that was loaded
 SLOWED, GAP_GROWS = 0.02, 0.3e-6  # by tracing: a share of the call, and seconds that the launch gap may grow

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from attnbench import metrics, sizes, stats
+from attnbench import metrics
+from attnbench.core import sizes, stats
+from attnbench.core.types import Record, Run
 from attnbench.report import words
-from attnbench.types import Record, Run
 
 
 def forecast_line(run: Run) -> str | None:

@@ -18,14 +18,14 @@ from pathlib import Path
 from typing import Any
 
 from attnbench import __version__, metrics
-from attnbench.errors import UserError
+from attnbench.core.errors import UserError
+from attnbench.core.flops import Convention
+from attnbench.core.types import Run
 from attnbench.report import cautions, facts, figures, look, notes, setup, words
 from attnbench.report.cells import Cell
 from attnbench.report.cells import cells as cells_of
 from attnbench.report.points import Points
 from attnbench.report.points import points as points_of
-from attnbench.types import Run
-from attnbench.work import Convention
 
 MOST = 10_000  # cells: with more a browser takes too long to open the page, and a filter to act
 PANEL = (340, 210)  # pixels, before the page fits them to its width

@@ -11,11 +11,11 @@ from rich.live import Live as RichLive
 from rich.text import Text
 
 from attnbench import derive, metrics
+from attnbench.core.sizes import duration
+from attnbench.core.types import Job, Record, Run
 from attnbench.plan import summary
 from attnbench.report import words
 from attnbench.report.tables import MEMORY
-from attnbench.sizes import duration
-from attnbench.types import Job, Record, Run
 
 
 class Line:

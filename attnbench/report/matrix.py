@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from attnbench.errors import UserError
+from attnbench.core.errors import UserError
 from attnbench.matrix import FEATURES, LEGEND, PLAIN, Matrix, Row, Support, architectures, device, matrix
 from attnbench.report.files import as_csv
 from attnbench.report.markdown import row, safe

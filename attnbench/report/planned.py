@@ -9,12 +9,12 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from attnbench.jsonable import to_json
+from attnbench.core.json import to_json
+from attnbench.core.sizes import duration, gib
+from attnbench.core.types import Record, Run
 from attnbench.plan import skipped
 from attnbench.report import notes
 from attnbench.report.cells import cells
-from attnbench.sizes import duration, gib
-from attnbench.types import Record, Run
 
 
 def render(console: Console, run: Run) -> None:

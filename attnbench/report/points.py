@@ -14,12 +14,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from attnbench import derive, stats, work
+from attnbench import derive
+from attnbench.core import flops, stats
+from attnbench.core.flops import Convention
+from attnbench.core.sizes import short
+from attnbench.core.types import Case
 from attnbench.report import words
 from attnbench.report.cells import Cell
-from attnbench.sizes import short
-from attnbench.types import Case
-from attnbench.work import Convention
 
 Row = dict[str, Any]
 
@@ -188,7 +189,7 @@ def _row(cell: Cell, slot: int | None, eager: tuple[float, float] | None, conven
         "power_limit": env.power_limit_w,
         "peak": _tera(cell.rates.peak),
         "ceiling": _tera(cell.rates.ceiling),
-        "intensity": work.flops(case, convention) / work.nbytes(case) if ok else None,
+        "intensity": flops.flops(case, convention) / flops.nbytes(case) if ok else None,
         "bound": cell.bound,
         **{f"p{p}": stats.percentile(pooled, p) if pooled else None for p in QUANTILES},
     }

@@ -10,16 +10,17 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from attnbench import metrics, stats
-from attnbench.jsonable import to_json
+from attnbench import metrics
+from attnbench.core import stats
+from attnbench.core.json import to_json
+from attnbench.core.types import Case
 from attnbench.report import words
 from attnbench.report.profile_figures import figures, sentences
 from attnbench.report.timeline import bar, kernel_name, selected, shortened, sparkline
-from attnbench.types import Case
 
 if TYPE_CHECKING:
+    from attnbench.core.flops import Roofline
     from attnbench.profile import Activity, Outcome, Profile
-    from attnbench.work import Roofline
 
 COLOURS = ("cyan", "magenta", "yellow", "green", "blue", "red")
 MIN_BARS, MAX_BARS = 16, 64  # characters

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from attnbench import metrics, stats
+from attnbench import metrics
+from attnbench.core import stats
 from attnbench.report import words
 
 if TYPE_CHECKING:
+    from attnbench.core.flops import Roofline
     from attnbench.profile import Outcome, Profile
-    from attnbench.work import Roofline
 
 TOLL = 0.01  # of the latency; less is noise
 STANDARD = ("eager", "sdpa-math")  # attention that writes its scores to memory

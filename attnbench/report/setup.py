@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from attnbench import batch, metrics, stats
+from attnbench import batch, metrics
+from attnbench.core import stats
+from attnbench.core.flops import Convention
+from attnbench.core.types import SHORT
 from attnbench.report.cells import Cell, by_rates, by_sheet
 from attnbench.report.tables import MEMORY
-from attnbench.types import SHORT
-from attnbench.work import Convention
 
 TIMERS = {"events": "CUDA events", "graph": "CUDA graph replay", "cupti": "CUPTI kernel spans"}
 CACHES = {

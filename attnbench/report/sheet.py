@@ -13,9 +13,10 @@ from functools import cached_property
 from itertools import chain
 from typing import TYPE_CHECKING
 
-from attnbench import batch, columns, derive, metrics, stats
-from attnbench.types import Case, Run
-from attnbench.work import Convention
+from attnbench import batch, columns, derive, metrics
+from attnbench.core import stats
+from attnbench.core.flops import Convention
+from attnbench.core.types import Case, Run
 
 if TYPE_CHECKING:
     from attnbench.report.cells import Cell

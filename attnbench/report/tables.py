@@ -13,13 +13,13 @@ from functools import cache
 from typing import Any
 
 from attnbench import metrics
-from attnbench.errors import UserError, did_you_mean
+from attnbench.core.errors import UserError, did_you_mean
+from attnbench.core.flops import Convention
+from attnbench.core.sizes import short
+from attnbench.core.types import DIRECTIONS, DTYPES, Case
 from attnbench.report import words
 from attnbench.report.cells import Cell, values_of
 from attnbench.report.sheet import Sheet
-from attnbench.sizes import short
-from attnbench.types import DIRECTIONS, DTYPES, Case
-from attnbench.work import Convention
 
 NO_FIGURES = "No cell has a figure for this."
 LINES = 500  # of the tables of a metric, after which a reader is better served otherwise

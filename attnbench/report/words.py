@@ -8,8 +8,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import cache, lru_cache
 from typing import TYPE_CHECKING, Any
 
-from attnbench.sizes import short
-from attnbench.types import DIRECTIONS, DTYPES, Case, Status
+from attnbench.core.sizes import short
+from attnbench.core.types import DIRECTIONS, DTYPES, Case, Status
 
 if TYPE_CHECKING:
     from attnbench.report.cells import Cell
@@ -36,7 +36,7 @@ _PLACED = {"shape", "dtype", "direction", "causal", "window_size"}  # fields tha
 _USUAL = {f.name: f.default for f in dataclasses.fields(Case) if f.name not in _PLACED}
 _FACTORS = {"h": 3600.0, "m": 60.0, "s": 1.0, "B": 1.0, "KiB": 2.0**10, "MiB": 2.0**20, "GiB": 2.0**30}
 _QUANTITY = re.compile(
-    r"(?<![\w.])(?:\d+h\d+m|\d+m\d+s|\d+(?:\.\d+)?s|"  # as attnbench.sizes writes durations
+    r"(?<![\w.])(?:\d+h\d+m|\d+m\d+s|\d+(?:\.\d+)?s|"  # as attnbench.core.sizes writes durations
     r"-?\d+(?:\.\d+)?(?:e[+-]?\d+)?(?: (?:[KMG]i)?B)?)(?!\w|\.\d)"
 )
 

@@ -13,9 +13,9 @@ from builders import case, ended, ok, run
 from chromium import Browser
 
 from attnbench import metrics
+from attnbench.core.types import Record, Run
 from attnbench.report import html, look
 from attnbench.report.cells import cells
-from attnbench.types import Record, Run
 
 BACKENDS = ("eager", "sdpa-flash", "sdpa-cudnn", "triton")
 LENGTHS = (1024, 2048, 4096, 8192)

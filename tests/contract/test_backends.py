@@ -20,8 +20,8 @@ import torch
 
 from attnbench import inputs, proof, reference
 from attnbench.backends import BACKENDS, load
+from attnbench.core.types import Backend, Case, Device, Prepared, Shape, Signature, Unsupported
 from attnbench.measure.operators import operators
-from attnbench.types import Backend, Case, Device, Prepared, Shape, Signature, Unsupported
 
 OWN = "own-function"
 REQUIRED = {name for name in os.environ.get("ATTNBENCH_REQUIRE", "").split(",") if name}

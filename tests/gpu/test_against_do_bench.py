@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 from peers import PEERS, compared
 
-from attnbench import backends, environment, inputs, stats
+from attnbench import backends, environment, inputs
 from attnbench.bench import Bench
-from attnbench.types import Case, Policy, Shape
+from attnbench.core import stats
+from attnbench.core.types import Case, Policy, Shape
 
 torch = pytest.importorskip("torch")
 pytestmark = [

@@ -12,13 +12,14 @@ from typing import Any
 
 import pytest
 
-from attnbench import backends, environment, inputs, metrics, stats, store
+from attnbench import backends, environment, inputs, metrics, store
+from attnbench.core import stats
+from attnbench.core.types import Case, Policy, Record, Shape
 from attnbench.instruments import Instruments
 from attnbench.measure import cache, graph
 from attnbench.measure.events import EventTimer
 from attnbench.measure.state import Sampler
 from attnbench.measure.timing import Pacer, collect, nothing, pause
-from attnbench.types import Case, Policy, Record, Shape
 
 torch = pytest.importorskip("torch")
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")]

@@ -28,15 +28,15 @@ import triton
 from torch import Tensor
 
 from attnbench import environment, inputs, worker
+from attnbench.core.flops import flops
+from attnbench.core.stats import median
+from attnbench.core.types import Case, Policy, Shape
 from attnbench.instruments import Instruments, Subject
 from attnbench.kernels import attention_config as config
 from attnbench.kernels.attention_bwd import attention_backward
 from attnbench.kernels.attention_config import Blocks
 from attnbench.kernels.attention_fwd import attention_forward
 from attnbench.kernels.attention_problem import LOG2_E, dense
-from attnbench.stats import median
-from attnbench.types import Case, Policy, Shape
-from attnbench.work import flops
 
 # Rounding to bf16 what the kernels round (P, dS, results), in textbook attention of 4096 tokens on a CPU, changes up to
 # 2.6e-3 of the whole and 8e-3 of the row that suffers most. This is 3 times the one, and a tenth of 10 times the other.

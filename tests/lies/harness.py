@@ -11,10 +11,10 @@ from typing import Any
 import torch
 
 from attnbench.backends.function import Function
+from attnbench.core.types import Case, Device, Environment, Forecast, Job, Policy, Record, Run, Shape
 from attnbench.report.cautions import cautions
 from attnbench.report.cells import Cell, cells
 from attnbench.report.facts import facts
-from attnbench.types import Case, Device, Environment, Forecast, Job, Policy, Record, Run, Shape
 from attnbench.worker import Worker
 
 CPU = Device("cpu", 0, "CPU", 2**34, 2**34, l2=2**16)

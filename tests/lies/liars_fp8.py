@@ -11,9 +11,9 @@ from honest import attention, probabilities, weigh
 from torch import Tensor
 
 from attnbench.backends.base import BackendBase
-from attnbench.fp8 import quantized, rounded_weights
+from attnbench.core.fp8 import quantized, rounded_weights
+from attnbench.core.types import Case, Device, Prepared, Signature
 from attnbench.inputs import Inputs
-from attnbench.types import Case, Device, Prepared, Signature
 
 Tensors = Mapping[str, Tensor]
 E4M3 = torch.float8_e4m3fn

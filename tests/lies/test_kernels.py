@@ -15,9 +15,9 @@ from harness import Court, case
 from attnbench import evidence
 from attnbench.backends.eager import Eager
 from attnbench.backends.sdpa import Flash, Math
+from attnbench.core.types import Measurement, Prepared, Signature
 from attnbench.instruments import Timing
 from attnbench.measure.cupti import Call, Kernel
-from attnbench.types import Measurement, Prepared, Signature
 
 
 def without_gqa(direction: Any = "fwd", **more: Any) -> Any:

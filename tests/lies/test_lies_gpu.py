@@ -20,10 +20,11 @@ import pytest
 import torch
 from harness import NOISE, Court
 
-from attnbench import environment, inputs, metrics, stats
+from attnbench import environment, inputs, metrics
 from attnbench.backends.sdpa import Flash
+from attnbench.core import stats
+from attnbench.core.types import Case, Environment, Policy, Shape
 from attnbench.measure import graph
-from attnbench.types import Case, Environment, Policy, Shape
 from attnbench.worker import Worker
 
 pytestmark = [

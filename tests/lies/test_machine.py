@@ -17,9 +17,10 @@ import pytest
 import torch
 from harness import CPU, Clock, Court, case, court
 
-from attnbench import inputs, instruments, metrics, stats, store
+from attnbench import inputs, instruments, metrics, store
+from attnbench.core import stats
+from attnbench.core.types import Policy
 from attnbench.measure import cache
-from attnbench.types import Policy
 
 MIB = 2**20
 

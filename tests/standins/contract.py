@@ -14,8 +14,8 @@ import pytest
 
 from attnbench import inputs, proof
 from attnbench.backends import BACKENDS, load
+from attnbench.core.types import Backend, Case, Device, Shape
 from attnbench.measure.operators import operators
-from attnbench.types import Backend, Case, Device, Shape
 
 HOPPER = Device("cuda", 0, "NVIDIA H200", 2**37, 2**37, (9, 0))
 TURING = Device("cuda", 0, "Tesla T4", 2**34, 2**34, (7, 5))

@@ -32,13 +32,14 @@ from pathlib import Path
 import numpy as np
 from planted import VARIABLE
 
-from attnbench import metrics, stats, store
+from attnbench import metrics, store
+from attnbench.core import stats
+from attnbench.core.types import Record, Run
 from attnbench.gate.findings import Finding
 from attnbench.gate.gate import Judgement, Request, judge
 from attnbench.gate.margins import DEFAULT, Margins
 from attnbench.gate.readings import CYCLES, Side, readings
 from attnbench.report.cells import cells
-from attnbench.types import Record, Run
 
 HERE = str(Path(__file__).parent)
 WANTED = 10  # disjoint pairs

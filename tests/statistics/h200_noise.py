@@ -29,8 +29,9 @@ from typing import Literal
 
 import numpy as np
 
-from attnbench import metrics, stats, store
-from attnbench.types import Run
+from attnbench import metrics, store
+from attnbench.core import stats
+from attnbench.core.types import Run
 
 RESULTS = Path(__file__).parents[2] / "results"
 FILES = ("20261121-030350-default-nvidia-h200.jsonl", "20261121-030731-default-nvidia-h200.jsonl")

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from attnbench import backends
-from attnbench.types import Case, Prepared
+from attnbench.core.types import Case, Prepared
 
 VARIABLE = "ATTNBENCH_PLANTED"
 

@@ -18,10 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 from h200_noise import draw, draw_first_calls
 
-from attnbench.gate import decide
-from attnbench.gate.gate import Request, judge
-from attnbench.gate.margins import DEFAULT, Margins
-from attnbench.types import (
+from attnbench.core.types import (
     Accuracy,
     Case,
     Device,
@@ -35,6 +32,9 @@ from attnbench.types import (
     Shape,
     TensorError,
 )
+from attnbench.gate import decide
+from attnbench.gate.gate import Request, judge
+from attnbench.gate.margins import DEFAULT, Margins
 
 KINDS = ("cells", "rounds")
 LATENCY = 1e-3  # seconds, of every cell: the gate sees ratios only

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-from attnbench import work
-from attnbench.types import (
+from attnbench.core import flops
+from attnbench.core.types import (
     Accuracy,
     Case,
     Device,
@@ -92,7 +92,7 @@ def ok(
     which: Case, backend: str, tflops: float, *, round: int = 0, n: int = 100, spread: float = 0.002, **changes: Any
 ) -> Record:
     """A record whose median latency makes `tflops` TFLOP/s of exact FLOPs; other measurements by their names."""
-    taken = {"time": times(work.flops(which) / tflops / 1e12, n, spread)}
+    taken = {"time": times(flops.flops(which) / tflops / 1e12, n, spread)}
     taken.update(measurements(**{name: changes.pop(name) for name in UNITS if name in changes}))
     accuracy = Accuracy({"out": TensorError(0.001, 0.0015, 0.004, 0.002)}, rows=64, heads=4)
     values = {

@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 
+from attnbench.core.types import Device, Policy
 from attnbench.instruments import Instruments, Subject
 from attnbench.measure.cupti import Call, Kernel, Untraceable
 from attnbench.measure.timing import nothing
-from attnbench.types import Device, Policy
 
 QUICK = Policy(warmup_s=0.0, min_samples=4, min_seconds=0.0, max_seconds=0.0, target=1.0)
 

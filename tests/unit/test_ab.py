@@ -14,17 +14,17 @@ import pytest
 from attnbench import execute, look, run, store
 from attnbench.ab import measure
 from attnbench.ab.measure import Outcome, ab
-from attnbench.errors import UserError
+from attnbench.core.errors import UserError
+from attnbench.core.json import to_json
+from attnbench.core.types import Job, Record, Run
 from attnbench.gate import gate
 from attnbench.gate.margins import DEFAULT
-from attnbench.jsonable import to_json
 from attnbench.plan import skipped
 from attnbench.process import WorkerDied
 from attnbench.report.cautions import cautions
 from attnbench.report.cells import cells
 from attnbench.report.gate import export, markdown, terminal
 from attnbench.suite import settings
-from attnbench.types import Job, Record, Run
 from attnbench.worker import Worker
 
 OWN = """

@@ -16,7 +16,7 @@ from attnbench.axes import Axes
 from attnbench.commands import options
 from attnbench.commands.ab import ab
 from attnbench.commands.run import run as run_command
-from attnbench.errors import UserError
+from attnbench.core.errors import UserError
 from attnbench.gate.looks import LOOKS
 
 

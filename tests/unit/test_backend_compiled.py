@@ -13,8 +13,8 @@ import torch._functorch.config
 
 from attnbench import inputs
 from attnbench.backends.masks import band, flash_window, visible
+from attnbench.core.types import Case, Shape
 from attnbench.reference import visible as exactly
-from attnbench.types import Case, Shape
 from standins.contract import CPU, HOPPER, backend, cases, check
 
 PLAIN = Case(Shape(1, 64, 64, 2, 2, 64, 64), "bf16", "fwd")

@@ -16,7 +16,7 @@ import torch
 
 from attnbench import inputs
 from attnbench.backends import cudnn as ours
-from attnbench.types import Case, Device, Shape, Unsupported
+from attnbench.core.types import Case, Device, Shape, Unsupported
 from standins import cudnn, install
 from standins.contract import AMPERE, BLACKWELL, HOPPER, TURING, backend, cases, check
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from attnbench import inputs
-from attnbench.types import Case, Device, Shape
+from attnbench.core.types import Case, Device, Shape
 from standins import flash_attn, install
 from standins.contract import ADA, AMPERE, BLACKWELL, CASES, CPU, HOPPER, RTX, TURING, backend, cases, check
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from attnbench.backends.flashinfer import indptr
-from attnbench.types import Case, Device, Shape, Unsupported
+from attnbench.core.types import Case, Device, Shape, Unsupported
 from standins import flashinfer, install
 from standins.contract import AMPERE, BLACKWELL, HOPPER, backend, cases, check
 

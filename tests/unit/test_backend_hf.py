@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from attnbench.types import Case, Device, Shape
+from attnbench.core.types import Case, Device, Shape
 from standins import flash_attn, install, transformers
 from standins.contract import CPU, HOPPER, TURING, backend, cases, check
 

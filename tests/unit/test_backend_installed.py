@@ -13,7 +13,7 @@ import pytest
 from attnbench.backends import BACKENDS
 from attnbench.backends.fa2 import FlashAttention2
 from attnbench.backends.installed import Library, Limits, broken_import, flash_workspace, import_problem, numbers
-from attnbench.types import Case, Device, Shape
+from attnbench.core.types import Case, Device, Shape
 from standins import install
 from standins.contract import AMPERE, CPU, HOPPER, backend
 

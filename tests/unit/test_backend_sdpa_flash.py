@@ -11,7 +11,7 @@ import pytest
 import torch.nn.attention
 
 from attnbench import inputs
-from attnbench.types import Case, Device, Shape
+from attnbench.core.types import Case, Device, Shape
 from standins import flash_attn, install
 from standins.contract import AMPERE, CPU, HOPPER, backend, cases, check
 

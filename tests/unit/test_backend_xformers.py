@@ -11,7 +11,7 @@ import torch
 
 from attnbench import inputs
 from attnbench.backends.xformers import refusal
-from attnbench.types import Case, Device, Shape, Unsupported
+from attnbench.core.types import Case, Device, Shape, Unsupported
 from standins import install, xformers
 from standins.contract import AMPERE, BLACKWELL, HOPPER, TURING, backend, cases, check
 

@@ -17,14 +17,14 @@ from attnbench import run as runs
 from attnbench.baseline import files
 from attnbench.baseline.reduced import KEPT, reduced
 from attnbench.commands.baseline import app
-from attnbench.errors import UserError
+from attnbench.core.errors import UserError
+from attnbench.core.types import Device, Record, Run
 from attnbench.gate.gate import Request, judge
 from attnbench.gate.margins import RULES
 from attnbench.gate.readings import CYCLES, Side, readings
 from attnbench.report import baseline as report
 from attnbench.report.cautions import cautions
 from attnbench.report.cells import cells
-from attnbench.types import Device, Record, Run
 
 NOISE = (0.0, 0.002, -0.001, 0.0007, -0.002)
 

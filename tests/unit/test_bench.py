@@ -15,7 +15,7 @@ from attnbench import inputs
 from attnbench.backends.base import BackendBase, autograd_prepared
 from attnbench.backends.eager import Eager
 from attnbench.backends.function import Function
-from attnbench.types import Case, Device, Forecast, Job, Policy, Prepared, Record, Shape, Unsupported
+from attnbench.core.types import Case, Device, Forecast, Job, Policy, Prepared, Record, Shape, Unsupported
 from attnbench.worker import Worker
 
 DEVICE = Device("cpu", 0, "CPU", 2**34, 2**34, l2=2**16)

@@ -11,12 +11,12 @@ from builders import case, ok
 from builders import run as run_of
 
 from attnbench import caches, execute
+from attnbench.core.types import Device, Forecast, Job, Policy, Record
 from attnbench.execute import Fleet
 from attnbench.metrics import METRICS
 from attnbench.report.cells import cells
 from attnbench.report.setup import heading
 from attnbench.suite import load, resolve, settings
-from attnbench.types import Device, Forecast, Job, Policy, Record
 
 DEVICE = Device("fake", 0, "Simulated GPU", 2**36, 2**36)
 COMPILES = """

@@ -10,7 +10,7 @@ import pytest
 
 from attnbench import backends, choose
 from attnbench.backends import BACKENDS, NOT_BY_DEFAULT
-from attnbench.errors import UserError
+from attnbench.core.errors import UserError
 
 USUAL = [name for name in BACKENDS if name not in NOT_BY_DEFAULT]
 SDPA = [name for name in USUAL if name.startswith("sdpa-")]

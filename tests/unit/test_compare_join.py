@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 from builders import CPU, H200, case, ended, job, ok, run
 
-from attnbench import work
 from attnbench.compare import join
 from attnbench.compare.compare import Comparison, Request, compare
 from attnbench.compare.longest import Fit
-from attnbench.errors import UserError
+from attnbench.core import flops
+from attnbench.core.errors import UserError
+from attnbench.core.types import Device, Job, Record
 from attnbench.report.compare import rows
-from attnbench.types import Device, Job, Record
 
 H100 = replace(H200, name="NVIDIA H100")
 ROOM = "needs 137 GiB of scores; 80 GiB free"
@@ -150,9 +150,9 @@ def test_a_mask_that_fits_counts_for_the_length() -> None:
 
 
 def test_power_is_that_of_work_without_pauses() -> None:
-    flops = work.flops(case())
-    ours = [ok(case(), "fa3", 600, power=300, sustained=flops / 500e12, sustained_power=700.0)]
-    theirs = [ok(case(), "fa3", 600, power=300, sustained=flops / 500e12, sustained_power=350.0)]
+    work = flops.flops(case())
+    ours = [ok(case(), "fa3", 600, power=300, sustained=work / 500e12, sustained_power=700.0)]
+    theirs = [ok(case(), "fa3", 600, power=300, sustained=work / 500e12, sustained_power=350.0)]
     more = [ok(case(2048), "fa3", 600, power=300)]
     got = compared([*ours, *more], [*theirs, *more]).power
     assert got

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 from builders import H200, case, ended, ok, run
 
-from attnbench import work
 from attnbench.compare.compare import Comparison, Request, compare
 from attnbench.compare.mix import Answer
 from attnbench.compare.workload import load
-from attnbench.errors import UserError
-from attnbench.types import Record
+from attnbench.core import flops
+from attnbench.core.errors import UserError
+from attnbench.core.types import Record
 
 H100 = replace(H200, name="NVIDIA H100")
 CHAT = """
@@ -55,8 +55,8 @@ def test_shares_of_time_give_the_weighted_harmonic_mean(tmp_path: Path) -> None:
 
 def test_a_part_is_one_call_of_each_of_its_cases(tmp_path: Path) -> None:
     _, answer = weighed(tmp_path, CHAT, records(500, 400, 300), records(500, 800, 300))
-    flops = [work.flops(c) for c in (FWD, BWD)]
-    before, after = flops[0] / 400 + flops[1] / 300, flops[0] / 800 + flops[1] / 300
+    work = [flops.flops(c) for c in (FWD, BWD)]
+    before, after = work[0] / 400 + work[1] / 300, work[0] / 800 + work[1] / 300
     training = answer.parts[1]
     assert len(training.cases) == 2
     assert training.ratios[1]

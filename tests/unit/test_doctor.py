@@ -12,8 +12,8 @@ from healthy_h200 import HOST, QUIET, facts, judged, trial
 from rich.console import Console
 
 from attnbench import doctor, fitness
+from attnbench.core.errors import UserError
 from attnbench.doctor import Diagnosis, diagnose
-from attnbench.errors import UserError
 from attnbench.report.doctor import json_text, render
 from attnbench.trial import Trial, label
 from attnbench.verdicts import Finding, judge_trial

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from attnbench import reference, store
-from attnbench.errors import UserError
-from attnbench.types import Case, Device, Environment, Forecast, Job, Policy, Run, Shape
+from attnbench.core.errors import UserError
+from attnbench.core.types import Case, Device, Environment, Forecast, Job, Policy, Run, Shape
 
 torch = pytest.importorskip("torch")
 

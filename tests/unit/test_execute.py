@@ -13,9 +13,9 @@ import pytest
 
 from attnbench import execute
 from attnbench.backends import BACKENDS
+from attnbench.core.types import Case, Device, Forecast, Job, Policy, Probe, Record, Shape
 from attnbench.execute import Fleet, TimeLimit
 from attnbench.process import WorkerProcess
-from attnbench.types import Case, Device, Forecast, Job, Policy, Probe, Record, Shape
 
 DEVICE = Device("fake", 0, "Simulated GPU", 2**36, 2**36)
 POLICY = Policy(timeout_s=60.0)

@@ -10,9 +10,9 @@ import pandas
 import pytest
 from builders import case, decode, forwards, ok, run
 
+from attnbench.core.types import Shape
 from attnbench.metrics import METRICS
 from attnbench.report import export
-from attnbench.types import Shape
 
 
 def test_json_is_valid_and_flat() -> None:

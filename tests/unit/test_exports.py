@@ -16,10 +16,10 @@ import pytest
 from builders import case, ended, ok, run
 
 from attnbench import derive
-from attnbench.errors import UserError
+from attnbench.core.errors import UserError
+from attnbench.core.types import Measurement, Run
 from attnbench.report import export, exports
 from attnbench.report.cells import cells
-from attnbench.types import Measurement, Run
 
 
 def small() -> Run:

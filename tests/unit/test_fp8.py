@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 import torch
 
-from attnbench import environment, fp8, inputs, reference
+from attnbench import environment, inputs, reference
 from attnbench.backends import BACKENDS, load
 from attnbench.backends.triton import Triton
+from attnbench.core import fp8
+from attnbench.core.types import Case, Device, Prepared, Shape
 from attnbench.measure import ceiling
-from attnbench.types import Case, Device, Prepared, Shape
 from standins.attend import attend
 from standins.contract import ADA, AMPERE, CPU, HOPPER
 

@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 from builders import case, ended, environment, measurements, ok, run
 
-from attnbench.errors import UserError
+from attnbench.core.errors import UserError
+from attnbench.core.types import Forecast, Job, Record, Run
 from attnbench.gate.findings import name
 from attnbench.gate.gate import Judgement, Request, judge
 from attnbench.gate.margins import DEFAULT, Margins
 from attnbench.gate.readings import Side, readings, signed, text
 from attnbench.report.cells import cells
-from attnbench.types import Forecast, Job, Record, Run
 
 WOBBLE = (0.0, 0.001, -0.001, 0.0005, -0.0005)
 LENGTHS = (1024, 2048, 4096)

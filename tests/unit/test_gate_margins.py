@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from builders import CPU, H200, case, environment, ok, run
 
-from attnbench.errors import UserError
+from attnbench.core.errors import UserError
+from attnbench.core.types import Policy, Run
 from attnbench.gate import comparable
 from attnbench.gate.margins import RULES, Margins, margins, parse
-from attnbench.types import Policy, Run
 
 
 @pytest.mark.parametrize(("text", "value"), [("3%", 0.03), ("0.03", 0.03), ("100 %", 1.0), ("0", 0.0), ("2.5%", 0.025)])

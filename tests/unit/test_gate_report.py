@@ -13,7 +13,7 @@ import pytest
 from builders import case, ended, environment, ok, run
 from rich.console import Console
 
-from attnbench.errors import UserError
+from attnbench.core.errors import UserError
 from attnbench.gate.gate import Judgement, Request, judge
 from attnbench.report.gate import export, github, junit, markdown, rows, terminal
 from attnbench.report.gate.live import Live

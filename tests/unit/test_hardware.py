@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from attnbench.hardware import GPUS, clock, find, peak
+from attnbench.core.gpus import GPUS, clock, find, peak
 
 MIB = 2**20
 

@@ -14,12 +14,12 @@ from played_gpu import QUICK, subject
 
 from attnbench import instruments as module
 from attnbench.bench import _chosen
+from attnbench.core.types import Device, Measurement
 from attnbench.instruments import CEILING_EVERY, Instruments
 from attnbench.measure import cache, ceiling
 from attnbench.measure.cupti import Untraceable
 from attnbench.measure.graph import NotCapturable
 from attnbench.measure.timing import CpuTimer, nothing
-from attnbench.types import Device, Measurement
 
 CPU = Device("cpu", 0, "CPU", 2**34, 2**34, l2=2**20, copy=2e10)
 

@@ -11,12 +11,12 @@ import pytest
 from played_gpu import QUICK, Events, Gpu, subject, values
 
 from attnbench import instruments as module
+from attnbench.core.types import SHORT, Unsupported
 from attnbench.instruments import FEW, FEW_TURNS, SHORT_TRACES, TURNS
 from attnbench.measure import graph, timing
 from attnbench.measure.energy import Sustained
 from attnbench.measure.graph import NotCapturable
 from attnbench.measure.timing import nothing
-from attnbench.types import SHORT, Unsupported
 
 
 @pytest.fixture

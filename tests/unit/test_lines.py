@@ -11,7 +11,7 @@ import pytest
 
 from attnbench import batch, columns, derive, lines, store
 from attnbench.columns import ERRORS, PRESENT, REPORT, Columns
-from attnbench.errors import UserError
+from attnbench.core.errors import UserError
 
 RESULTS = sorted((Path(__file__).parents[2] / "results").glob("*.jsonl"))
 AHEAD = (*REPORT, ERRORS)

@@ -11,12 +11,12 @@ import pytest
 from builders import CPU, H200, environment
 
 from attnbench import execute, look, run, store
-from attnbench.errors import UserError
-from attnbench.jsonable import from_json, to_json
+from attnbench.core.errors import UserError
+from attnbench.core.json import from_json, to_json
+from attnbench.core.types import Device, Job, Record
 from attnbench.process import WorkerProcess
 from attnbench.run import Request
 from attnbench.suite import settings
-from attnbench.types import Device, Job, Record
 
 RATES: dict[str, Any] = {"matmul": {"bf16": 7e14, "fp32": 5e13}, "copy": 4e12}
 LOOKER = "looker"

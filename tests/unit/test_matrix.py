@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from attnbench import hardware
 from attnbench.backends import BACKENDS, NOT_BY_DEFAULT, load
 from attnbench.commands.backends import backends
-from attnbench.errors import UserError
+from attnbench.core import gpus
+from attnbench.core.errors import UserError
 from attnbench.matrix import FEATURES, PLAIN, Row, architectures, device, matrix
 from attnbench.report import matrix as shown
 
@@ -106,7 +106,7 @@ def test_gpus_by_name_architecture_and_capability() -> None:
 
 
 def test_every_nvidia_gpu_on_file_has_a_capability() -> None:
-    nvidia = [gpu.name for gpu in hardware.GPUS if not gpu.name.startswith("MI")]
+    nvidia = [gpu.name for gpu in gpus.GPUS if not gpu.name.startswith("MI")]
     assert len(nvidia) > 20
     for name in nvidia:
         product = " ".join(name.split()[: 2 if name.startswith("RTX") else 1])

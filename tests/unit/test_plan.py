@@ -10,8 +10,8 @@ import pytest
 from builders import CPU, H200, case
 
 from attnbench import plan
+from attnbench.core.types import Case, Device, Job, Policy, Workspace
 from attnbench.plan import Answer
-from attnbench.types import Case, Device, Job, Policy, Workspace
 
 CASES = tuple(case(n, causal=c) for n in (1024, 2048, 4096, 8192) for c in (False, True))
 H200_READ = replace(H200, matmul={"bf16": 700e12, "fp16": 700e12}, copy=4e12)

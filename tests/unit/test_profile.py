@@ -8,12 +8,13 @@ from typing import Any
 import builders
 import pytest
 
-from attnbench import hardware, ncu, profile, work
-from attnbench.errors import UserError
+from attnbench import ncu, profile
+from attnbench.core import flops, gpus
+from attnbench.core.errors import UserError
+from attnbench.core.types import Device
 from attnbench.execute import Fleet
 from attnbench.profile import Activity, Profile, Request
 from attnbench.suite import settings
-from attnbench.types import Device
 
 EAGER, TRITON = "attnbench.backends.eager:Eager", "attnbench.backends.triton:Triton"
 
@@ -91,17 +92,17 @@ def test_traces_get_a_file_each(tmp_path: Path) -> None:
 def test_the_roofline_is_the_datasheets() -> None:
     case = builders.case(8192)
     found = profile.roofline(case, builders.H200, [])
-    gpu = hardware.find(builders.H200.name, builders.H200.memory)
+    gpu = gpus.find(builders.H200.name, builders.H200.memory)
     assert found is not None
     assert gpu is not None
     assert (found.peak, found.bandwidth, found.datasheet) == (gpu.matmul["bf16"], gpu.bandwidth, True)
     assert found.bound == "compute"
-    assert found.seconds == found.compute == work.flops(case) / gpu.matmul["bf16"]
+    assert found.seconds == found.compute == flops.flops(case) / gpu.matmul["bf16"]
     assert found.intensity > found.ridge
     decode = profile.roofline(builders.case(8192, seqlen_q=1), builders.H200, [])
     assert decode is not None
     assert decode.bound == "memory"
-    assert decode.seconds == work.nbytes(builders.case(8192, seqlen_q=1)) / gpu.bandwidth
+    assert decode.seconds == flops.nbytes(builders.case(8192, seqlen_q=1)) / gpu.bandwidth
     assert decode.intensity < decode.ridge
 
 
@@ -149,7 +150,7 @@ class FakeFleet(Fleet):
     answers: dict[str, Any]
 
     def probe(self) -> dict[str, Any]:
-        from attnbench.types import Probe
+        from attnbench.core.types import Probe
 
         return {name: Probe(version="1") for name in self.specs}
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from attnbench import ncu
-from attnbench.jsonable import to_json
-from attnbench.types import Case, Device, Shape
+from attnbench.core.json import to_json
+from attnbench.core.types import Case, Device, Shape
 
 HEADER = (
     '"ID","Process ID","Process Name","Host Name","Kernel Name","Context","Stream","Block Size","Grid Size","Device",'
@@ -173,7 +173,7 @@ def test_one_launch_lies_between_start_and_stop(monkeypatch: pytest.MonkeyPatch)
 
     class Watched:
         def prepare(self, case: Case, inputs: Any) -> Any:
-            from attnbench.types import Prepared
+            from attnbench.core.types import Prepared
 
             return Prepared(lambda: said.append("launch"), lambda _: {})
 

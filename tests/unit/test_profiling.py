@@ -17,9 +17,9 @@ from attnbench import profiling
 from attnbench.backends.eager import Eager
 from attnbench.backends.fake import Fake
 from attnbench.backends.function import Function
+from attnbench.core.types import Case, Device, Shape, Signature, Unsupported
 from attnbench.measure.cupti import Call, Kernel, Untraceable
 from attnbench.profile import Profile
-from attnbench.types import Case, Device, Shape, Signature, Unsupported
 from attnbench.worker import Worker
 
 DEVICE = Device("cpu", 0, "CPU", 2**34, 2**34, l2=2**16)

@@ -14,10 +14,10 @@ from builders import case, measurements
 from attnbench import evidence
 from attnbench.backends import BACKENDS, load
 from attnbench.bench import Bench
+from attnbench.core.types import DIRECTIONS, DTYPES, Backend, Case, Device, Prepared, Signature
 from attnbench.instruments import Timing
 from attnbench.measure.cupti import Call, Kernel, Untraceable
 from attnbench.proof import NAME_LENGTH, brief, complaint, computes, counted, covered, decoy
-from attnbench.types import DIRECTIONS, DTYPES, Backend, Case, Device, Prepared, Signature
 
 FLASH = (
     "void pytorch_flash::flash_fwd_kernel<Flash_fwd_kernel_traits<128, 128, 64, 4, false, false, cutlass::bfloat16_t, "

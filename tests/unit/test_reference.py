@@ -13,8 +13,8 @@ from torch import Tensor
 
 from attnbench import inputs, reference
 from attnbench.backends.eager import Eager
+from attnbench.core.types import Accuracy, Case, Prepared, Shape
 from attnbench.reference import checksums, exact
-from attnbench.types import Accuracy, Case, Prepared, Shape
 
 CPU = torch.device("cpu")
 Results = dict[str, Tensor]

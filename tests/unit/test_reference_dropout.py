@@ -12,8 +12,8 @@ from torch import Tensor
 
 from attnbench import inputs, reference
 from attnbench.backends.base import Layout, autograd_prepared
+from attnbench.core.types import Case, Prepared, Shape
 from attnbench.reference import dropout, dropout_check
-from attnbench.types import Case, Prepared, Shape
 
 CPU = torch.device("cpu")
 WIDTHS = (torch.float64, torch.bfloat16)

@@ -12,11 +12,11 @@ import pytest
 from builders import CPU, H200, SIX, case, decode, ended, forwards, measurements, ok, run
 from rich.console import Console
 
-from attnbench.errors import UserError
+from attnbench.core.errors import UserError
+from attnbench.core.types import Accuracy, Record, Run, TensorError
 from attnbench.report import export, markdown, points, terminal
 from attnbench.report.cells import cells
 from attnbench.report.contents import contents
-from attnbench.types import Accuracy, Record, Run, TensorError
 
 
 @pytest.fixture(autouse=True)

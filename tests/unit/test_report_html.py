@@ -16,10 +16,10 @@ import pytest
 from builders import case, ended, measurements, ok, run
 
 from attnbench import metrics, store
-from attnbench.errors import UserError
+from attnbench.core.errors import UserError
+from attnbench.core.types import Run
 from attnbench.report import draw, figures, html, look, points
 from attnbench.report.cells import cells
-from attnbench.types import Run
 
 ASSETS = Path(html.__file__).parent / "assets"
 CHECKSUMS = {

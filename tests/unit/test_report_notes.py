@@ -11,12 +11,12 @@ from builders import CPU, H200, case, ended, job, ok, run
 from rich.console import Console
 
 from attnbench.commands.run import _epilogue
-from attnbench.errors import EXIT_INTERRUPTED
+from attnbench.core.errors import EXIT_INTERRUPTED
+from attnbench.core.types import Forecast, Measurement, Record
 from attnbench.report import cautions, facts, notes, words
 from attnbench.report.cells import cells
 from attnbench.report.forecast import forecast_line
 from attnbench.run import Outcome
-from attnbench.types import Forecast, Measurement, Record
 
 
 def test_reasons_that_differ_in_numbers_are_one_line() -> None:

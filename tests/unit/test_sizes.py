@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from attnbench.errors import UserError
-from attnbench.sizes import (
+from attnbench.core.errors import UserError
+from attnbench.core.sizes import (
     LARGEST,
     duration,
     gib,

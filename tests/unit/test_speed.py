@@ -21,10 +21,12 @@ from multiplied import multiply
 from rich.console import Console
 
 import attnbench
-from attnbench import apart, batch, derive, stats, store
+from attnbench import apart, batch, derive, store
 from attnbench.columns import COMPARE, ERRORS, REPORT
 from attnbench.compare import compare as comparing
-from attnbench.errors import UserError
+from attnbench.core import stats
+from attnbench.core.errors import UserError
+from attnbench.core.types import Run
 from attnbench.gate.gate import Request, judge
 from attnbench.gate.margins import DEFAULT
 from attnbench.metrics import METRICS, value
@@ -32,7 +34,6 @@ from attnbench.report import export, html, markdown, tables, terminal
 from attnbench.report.cells import cells
 from attnbench.report.compare import terminal as comparison
 from attnbench.report.contents import contents
-from attnbench.types import Run
 
 RESULTS = sorted((Path(__file__).parents[2] / "results").glob("*.jsonl"))
 SIZES = (500, 2000)

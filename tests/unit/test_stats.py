@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats as scipy_stats
 
-from attnbench.stats import cov, drift, geomean, median, median_interval, percentile, relative_halfwidth
+from attnbench.core.stats import cov, drift, geomean, median, median_interval, percentile, relative_halfwidth
 
 samples = st.lists(st.floats(1e-7, 1e3), min_size=1, max_size=60)
 

@@ -12,8 +12,8 @@ import pytest
 from builders import case, ended, job, measurements, ok, run
 
 from attnbench import store
-from attnbench.errors import UserError
-from attnbench.types import Record, Run
+from attnbench.core.errors import UserError
+from attnbench.core.types import Record, Run
 
 CASES = [case(n, causal=c) for n in (1024, 2048, 4096) for c in (False, True)]
 RECORDS = (

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from attnbench import suite
-from attnbench.errors import UserError
-from attnbench.types import Case, Policy, Shape
+from attnbench.core.errors import UserError
+from attnbench.core.types import Case, Policy, Shape
 
 AXES = {"seqlen": "1k", "headdim": 64}
 

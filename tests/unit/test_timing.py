@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from attnbench.core.types import Policy
 from attnbench.measure import timing
 from attnbench.measure.timing import (
     AGREE,
@@ -25,7 +26,6 @@ from attnbench.measure.timing import (
     Pacer,
     collect,
 )
-from attnbench.types import Policy
 
 POLICY = Policy(
     warmup_s=0.025, min_samples=10, max_samples=1000, target=0.005, min_seconds=0.1, max_seconds=0.2, burst_s=0.015

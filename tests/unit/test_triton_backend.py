@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from attnbench.backends.triton import Triton
-from attnbench.types import Case, Device, Shape
+from attnbench.core.types import Case, Device, Shape
 
 
 def case(dtype: str = "fp16", headdim: int = 64, headdim_v: int = 64, **fields) -> Case:

@@ -11,8 +11,8 @@ from dataclasses import replace
 import pytest
 from builders import CPU, H200, case, environment, ok, shape
 
-from attnbench.jsonable import from_json, to_json
-from attnbench.types import (
+from attnbench.core.json import from_json, to_json
+from attnbench.core.types import (
     INSTRUMENTS,
     Accuracy,
     Case,

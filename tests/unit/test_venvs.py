@@ -21,7 +21,7 @@ import typer
 from attnbench import choose, venvs
 from attnbench.backends import BACKENDS
 from attnbench.commands import env
-from attnbench.errors import UserError
+from attnbench.core.errors import UserError
 from attnbench.venvs import Venv
 
 PYPROJECT = Path(__file__).parents[2] / "pyproject.toml"

@@ -10,8 +10,8 @@ import pytest
 
 from attnbench import worker
 from attnbench.backends import BACKENDS
-from attnbench.jsonable import to_json
-from attnbench.types import Device
+from attnbench.core.json import to_json
+from attnbench.core.types import Device
 from attnbench.worker import Worker
 
 CPU = Device("cpu", 0, "CPU", 2**30, 2**30)

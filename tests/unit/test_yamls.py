@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from attnbench import yamls
-from attnbench.errors import UserError
+from attnbench.core.errors import UserError
 
 
 def test_what_it_says(tmp_path: Path) -> None:

@@ -9,12 +9,12 @@ from attnbench.compare.compare import Comparison
 from attnbench.compare.longest import Fit
 from attnbench.compare.machines import Machine
 from attnbench.compare.ratios import ROUNDS, SAMPLES, Ratio
+from attnbench.core.sizes import short
+from attnbench.core.types import Case
 from attnbench.metrics import digits
 from attnbench.report import words
 from attnbench.report.compare.answer import ONE_ROUND, number, times
 from attnbench.report.compare.blocks import Block, Figure, by_machine
-from attnbench.sizes import short
-from attnbench.types import Case
 
 NOTHING = words.NOTHING
 MOST = 500  # cases, after which a reader is better served otherwise

@@ -6,11 +6,11 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
+from attnbench.core.types import Run
 from attnbench.gate.comparable import Difference
 from attnbench.gate.findings import VERDICTS, Finding
 from attnbench.gate.gate import Judgement
 from attnbench.report.gate import rows
-from attnbench.types import Run
 
 
 def json_text(judgement: Judgement) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from attnbench.errors import UserError
+from attnbench.core.errors import UserError
 from attnbench.gate.gate import Judgement
 from attnbench.report.gate import markdown, rows
 from attnbench.report.words import count

@@ -9,10 +9,10 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
+from attnbench.core.sizes import duration
+from attnbench.core.types import Job, Record, Run
 from attnbench.report import words
 from attnbench.report.live import Line
-from attnbench.sizes import duration
-from attnbench.types import Job, Record, Run
 
 
 class Live(Line):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 
-from attnbench.errors import UserError
+from attnbench.core.errors import UserError
 
 LARGEST = 2**27
 MAX_SIZES = 1000  # of one range
