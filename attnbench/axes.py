@@ -14,9 +14,9 @@ from typing import Annotated, Any
 import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
+from attnbench.core.case import DIRECTIONS, DTYPES, Case, Shape
 from attnbench.core.errors import UserError, did_you_mean
 from attnbench.core.sizes import Window, parse_headdims, parse_numbers, parse_size, parse_sizes, parse_windows
-from attnbench.core.types import DIRECTIONS, DTYPES, Case, Shape
 
 Item = str | int
 MAX_CASES = 10_000

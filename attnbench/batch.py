@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 from attnbench import derive, metrics
 from attnbench.columns import ERRORS, SPEED, Columns, Fields
 from attnbench.core import stats
-from attnbench.core.types import SHORT, Record
+from attnbench.core.policy import SHORT
+from attnbench.core.record import Record
 
 if TYPE_CHECKING:
     from attnbench.arrays import Floats, Ints

@@ -17,7 +17,11 @@ from typing import TYPE_CHECKING, Any
 
 from attnbench import evidence, inputs, reference
 from attnbench.core import flops, stats
-from attnbench.core.types import Accuracy, Backend, Case, Device, Measurement, Policy, Prepared, Signature
+from attnbench.core.backend import Backend, Inputs, Prepared, Signature, operand_dtype, torch_dtype
+from attnbench.core.case import Case
+from attnbench.core.machine import Device
+from attnbench.core.policy import Policy
+from attnbench.core.record import Accuracy, Measurement
 from attnbench.instruments import Instruments, Subject
 from attnbench.measure.memory import CpuMemory, CudaMemory
 
@@ -39,7 +43,7 @@ class Bench(Instruments):
 
     def measure(self, backend: Backend, case: Case, policy: Policy) -> dict[str, Any]:
         """The fields of a Record. Raises Unsupported when the library refuses, and whatever the library raises."""
-        ceilings = self.ceilings(inputs.operand_dtype(case))
+        ceilings = self.ceilings(operand_dtype(case))
         given = inputs.make(case, str(self.device), policy.seed)
         if flaw := inputs.flaw(given):
             return {"status": "failed", "reason": flaw}
@@ -119,9 +123,7 @@ class Bench(Instruments):
             "notes": tuple(notes),
         }
 
-    def subject(
-        self, backend: Backend, case: Case, given: inputs.Inputs, prepared: Prepared, footprint: int
-    ) -> Subject:
+    def subject(self, backend: Backend, case: Case, given: Inputs, prepared: Prepared, footprint: int) -> Subject:
         """The case as the instruments take it; `footprint` is the memory of one more copy, in bytes."""
 
         def on_copies(n: int) -> Sequence[Any]:
@@ -168,7 +170,7 @@ class Bench(Instruments):
         keys = [(s.batch, s.seqlen_k, s.nheads_k, s.headdim_v), (s.batch, s.seqlen_k, s.nheads_k, s.headdim)]
         shapes = rows[:1] if not case.has_backward else rows + keys
         blocks = [
-            torch.full(shape, float("nan"), dtype=inputs.torch_dtype(case), device=self.device)
+            torch.full(shape, float("nan"), dtype=torch_dtype(case), device=self.device)
             for shape in shapes
             for _ in range(2)
         ]
@@ -198,7 +200,7 @@ class Bench(Instruments):
             torch.cuda.empty_cache()
 
 
-def _kept(case: Case, given: inputs.Inputs, held: int, saved: int | None) -> int:
+def _kept(case: Case, given: Inputs, held: int, saved: int | None) -> int:
     """Bytes of what `prepare` holds that are its own: beyond a copy of each input and what a timed backward goes over.
 
     0 where that is not known.

@@ -15,8 +15,9 @@ from struct import pack
 from typing import TYPE_CHECKING, Any
 
 from attnbench import decode, derive
+from attnbench.core.case import Case
 from attnbench.core.errors import UserError
-from attnbench.core.types import Case, Record, Status
+from attnbench.core.record import Record, Status
 from attnbench.made import Made
 
 if TYPE_CHECKING:

@@ -17,9 +17,10 @@ from typing import Any, TypedDict
 import msgspec
 from msgspec.structs import astuple
 
+from attnbench.core.case import Case
 from attnbench.core.errors import UserError
 from attnbench.core.json import from_json
-from attnbench.core.types import Accuracy, Case, Forecast, Job, Measurement, Record, Status
+from attnbench.core.record import Accuracy, Forecast, Job, Measurement, Record, Status
 from attnbench.made import Made
 
 Line = bytes | memoryview

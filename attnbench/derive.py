@@ -26,8 +26,10 @@ from itertools import count as counter
 from typing import Generic, Literal, NamedTuple, Protocol, TypeVar
 
 from attnbench.core import flops, gpus, stats
+from attnbench.core.case import Case
 from attnbench.core.flops import Convention
-from attnbench.core.types import INSTRUMENTS, SHORT, Case, Record, Run
+from attnbench.core.policy import INSTRUMENTS, SHORT
+from attnbench.core.record import Record, Run
 
 _names = counter()
 TURNS = ("turns_events", "turns_traced")  # measurements of which a record has one, if the instruments took turns

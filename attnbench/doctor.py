@@ -13,9 +13,10 @@ from typing import Any
 from attnbench import fitness
 from attnbench.backends import BACKENDS
 from attnbench.choose import device_name
+from attnbench.core.case import Case
 from attnbench.core.errors import EXIT_UNFIT, UserError
 from attnbench.core.json import to_json
-from attnbench.core.types import Case, Device, Environment
+from attnbench.core.machine import Device, Environment
 from attnbench.execute import Fleet, ends_well
 from attnbench.look import look
 from attnbench.trial import PAIR, Trial, trial_cases, try_out

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from attnbench import __version__
-from attnbench.core.types import Device, Environment
+from attnbench.core.machine import Device, Environment
 from attnbench.measure import ceiling
 from attnbench.measure.state import GpuState
 

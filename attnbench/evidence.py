@@ -12,7 +12,8 @@ from typing import Any
 
 from attnbench import proof
 from attnbench.core import stats
-from attnbench.core.types import Case, Prepared, Signature
+from attnbench.core.backend import Prepared, Signature
+from attnbench.core.case import Case
 from attnbench.instruments import Instruments, Timing
 from attnbench.measure.cupti import Call, Untraceable
 from attnbench.measure.operators import Operator, operators, traced

@@ -16,9 +16,13 @@ from pathlib import Path
 from typing import Any
 
 from attnbench import caches
+from attnbench.core.backend import Probe, Workspace
+from attnbench.core.case import Case
 from attnbench.core.errors import Terminated, UserError
 from attnbench.core.json import from_json, to_json
-from attnbench.core.types import Case, Device, Job, Policy, Probe, Record, Workspace
+from attnbench.core.machine import Device
+from attnbench.core.policy import Policy
+from attnbench.core.record import Job, Record
 from attnbench.plan import Answer, over_limit, skipped
 from attnbench.process import START_TIMEOUT, WorkerDied, WorkerHung, WorkerProcess
 

@@ -5,43 +5,13 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from attnbench.core.types import Case
+from attnbench.core.backend import Inputs, torch_dtype
+from attnbench.core.case import Case
 
 if TYPE_CHECKING:
-    import torch
     from torch import Tensor
-
-
-@dataclass(frozen=True)
-class Inputs:
-    """q, dout: (batch, seqlen_q, nheads, headdim[_v]); k, v: (batch, seqlen_k, nheads_k, headdim[_v]), contiguous."""
-
-    q: Tensor
-    k: Tensor
-    v: Tensor
-    dout: Tensor | None = None
-
-    @property
-    def nbytes(self) -> int:
-        return sum(t.numel() * t.element_size() for t in (self.q, self.k, self.v, self.dout) if t is not None)
-
-
-def torch_dtype(case: Case) -> torch.dtype:
-    """Of the inputs and the results; those of fp8 are bf16, and backends round q, k and v themselves."""
-    import torch
-
-    names = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32, "fp8": torch.bfloat16}
-    return names[case.dtype]
-
-
-def operand_dtype(case: Case) -> torch.dtype:
-    """Of what is multiplied."""
-    import torch
-
-    return torch.float8_e4m3fn if case.dtype == "fp8" else torch_dtype(case)
 
 
 def make(case: Case, device: str, seed: int) -> Inputs:

@@ -17,7 +17,10 @@ from typing import TYPE_CHECKING, Any
 
 from attnbench import environment
 from attnbench.core import stats
-from attnbench.core.types import INSTRUMENTS, SHORT, Device, Measurement, Policy, Unsupported
+from attnbench.core.backend import Unsupported
+from attnbench.core.machine import Device
+from attnbench.core.policy import INSTRUMENTS, SHORT, Policy
+from attnbench.core.record import Measurement
 from attnbench.measure import cache, ceiling, graph
 from attnbench.measure.cupti import Tracer, Untraceable
 from attnbench.measure.energy import sustained

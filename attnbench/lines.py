@@ -25,7 +25,7 @@ from attnbench import batch, columns, decode, derive, metrics
 from attnbench.columns import ERRORS, PRESENT, Fields, Samples
 from attnbench.core.errors import UserError
 from attnbench.core.json import to_json
-from attnbench.core.types import Record, Status
+from attnbench.core.record import Record, Status
 
 Chunk = Sequence[int]  # lines: where each begins, and where that behind the last one would
 CHUNK = 100  # lines taken at once: what they hold fits into a core's cache

@@ -12,8 +12,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from attnbench.backends import BACKENDS, NOT_BY_DEFAULT, load
+from attnbench.core.backend import Backend
+from attnbench.core.case import DTYPES, Case, Shape
 from attnbench.core.errors import UserError, did_you_mean
-from attnbench.core.types import DTYPES, Backend, Case, Device, Shape
+from attnbench.core.machine import Device
 
 Answer = Literal["yes", "fwd", "bwd", "no"]  # both passes, one of them, none
 

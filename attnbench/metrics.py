@@ -14,7 +14,7 @@ from types import MappingProxyType
 from typing import Literal
 
 from attnbench import derive
-from attnbench.core.types import Record
+from attnbench.core.record import Record
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from attnbench import backends, inputs
+from attnbench.core.case import Case
 from attnbench.core.json import from_json
-from attnbench.core.types import Case, Device, Policy
+from attnbench.core.machine import Device
+from attnbench.core.policy import Policy
 
 MIN_READ = 2**28  # bytes
 WARMUPS = 3

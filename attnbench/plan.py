@@ -11,9 +11,13 @@ import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from attnbench.core.backend import MASK_LAUNCHES, Workspace
+from attnbench.core.case import RESULT_ITEMSIZE, Case
 from attnbench.core.flops import flops, nbytes
+from attnbench.core.machine import Device
+from attnbench.core.policy import Policy
+from attnbench.core.record import Forecast, Job, Record
 from attnbench.core.sizes import duration, gib
-from attnbench.core.types import MASK_LAUNCHES, RESULT_ITEMSIZE, Case, Device, Forecast, Job, Policy, Record, Workspace
 
 OVERHEAD = {"cuda": 0.15, "cpu": 0.35, "fake": 0.001}  # seconds a job costs beside its calls: inputs, check, memory
 LAUNCH = {"cuda": 20e-6, "cpu": 50e-6, "fake": 5e-6}

@@ -15,11 +15,13 @@ from typing import Any
 from attnbench import ncu, plan
 from attnbench.choose import choose, device_name, interpreters
 from attnbench.core import gpus, stats
+from attnbench.core.case import Case
 from attnbench.core.errors import UserError
 from attnbench.core.flops import Roofline
 from attnbench.core.json import to_json
+from attnbench.core.machine import Device, Environment
+from attnbench.core.policy import Policy
 from attnbench.core.sizes import short
-from attnbench.core.types import Case, Device, Environment, Policy
 from attnbench.execute import Fleet, ends_well
 from attnbench.look import look
 from attnbench.process import START_TIMEOUT

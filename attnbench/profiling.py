@@ -20,8 +20,10 @@ from typing import TYPE_CHECKING, Any
 
 from attnbench import evidence, inputs, reference
 from attnbench.core import stats
+from attnbench.core.backend import Backend, Signature, Unsupported, operand_dtype
+from attnbench.core.case import Case
 from attnbench.core.json import to_json
-from attnbench.core.types import Backend, Case, Policy, Signature, Unsupported
+from attnbench.core.policy import Policy
 from attnbench.measure.cupti import Untraceable
 
 if TYPE_CHECKING:
@@ -48,7 +50,7 @@ def profile(bench: Bench, backend: Backend, case: Case, trace: str | None) -> di
 
 def _profile(bench: Bench, backend: Backend, case: Case, trace: str | None) -> dict[str, Any]:
     policy = Policy()
-    ceilings = bench.ceilings(inputs.operand_dtype(case))
+    ceilings = bench.ceilings(operand_dtype(case))
     given = inputs.make(case, str(bench.device), policy.seed)
     with bench.memory.job():
         check = reference.checking(case, given, policy.seed)

@@ -19,7 +19,8 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Protocol
 
-from attnbench.core.types import Case, Signature
+from attnbench.core.backend import Signature
+from attnbench.core.case import Case
 
 # cuBLAS's and CUTLASS's names for products of float32 operands: ampere_sgemm_128x64, sm80_xmma_gemm_f32f32_...;
 # and that of measure/operators.py

@@ -15,9 +15,10 @@ from attnbench import plan as planning
 from attnbench import store, venvs
 from attnbench.axes import Axes
 from attnbench.choose import choose, device_name, interpreters, is_own
+from attnbench.core.case import DTYPES
 from attnbench.core.errors import EXIT_INTERRUPTED, EXIT_NOTHING_MEASURED, EXIT_TERMINATED, Terminated, UserError
+from attnbench.core.record import Job, Record, Run
 from attnbench.core.sizes import parse_duration
-from attnbench.core.types import DTYPES, Job, Record, Run
 from attnbench.execute import Fleet, TimeLimit, ends_well, execute, has_nvidia_gpu
 from attnbench.look import Looker, look
 from attnbench.suite import Resolved, Settings, Suite, load, resolve

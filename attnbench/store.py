@@ -25,7 +25,7 @@ from attnbench import columns, decode
 from attnbench.columns import Columns
 from attnbench.core.errors import UserError
 from attnbench.core.json import from_json, to_json
-from attnbench.core.types import Job, Record, Run
+from attnbench.core.record import Job, Record, Run
 from attnbench.lines import Lines
 
 SCHEMA = 2

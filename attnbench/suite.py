@@ -37,9 +37,10 @@ from pydantic import BaseModel, BeforeValidator, ValidationError
 
 from attnbench import yamls
 from attnbench.axes import STRICT, Axes, Item, Text, expand, matches, overlay
+from attnbench.core.case import Case
 from attnbench.core.errors import UserError, did_you_mean
+from attnbench.core.policy import INSTRUMENTS, Policy
 from attnbench.core.sizes import parse_duration, short
-from attnbench.core.types import INSTRUMENTS, Case, Policy
 
 GPU_ONLY = ("timer", "cross_check", "sustained_s", "isolate_power")  # of a policy
 CHOICES: Mapping[str, Sequence[str]] = {

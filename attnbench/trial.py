@@ -12,8 +12,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from attnbench.core import stats
+from attnbench.core.case import Case, Shape
+from attnbench.core.machine import Device
+from attnbench.core.policy import Policy
+from attnbench.core.record import Job, Record
 from attnbench.core.sizes import duration, short
-from attnbench.core.types import Case, Device, Job, Policy, Record, Shape
 from attnbench.execute import Fleet
 from attnbench.plan import Answer, predict
 from attnbench.resolution import MIN_TURNS, Resolution, resolve

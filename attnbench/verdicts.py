@@ -11,8 +11,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
+from attnbench.core.machine import Environment
 from attnbench.core.sizes import duration
-from attnbench.core.types import Environment
 from attnbench.metrics import percent
 from attnbench.resolution import MIN_TURNS, ROUNDS
 from attnbench.trial import Trial, label

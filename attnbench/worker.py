@@ -30,20 +30,12 @@ from functools import partial
 from typing import Any, TextIO
 
 from attnbench import backends, environment
+from attnbench.core.backend import Backend, Prepared, Probe, Unsupported, Workspace
+from attnbench.core.case import Case
 from attnbench.core.json import from_json, to_json
-from attnbench.core.types import (
-    Backend,
-    Case,
-    Device,
-    Job,
-    Measurement,
-    Policy,
-    Prepared,
-    Probe,
-    Record,
-    Unsupported,
-    Workspace,
-)
+from attnbench.core.machine import Device
+from attnbench.core.policy import Policy
+from attnbench.core.record import Job, Measurement, Record
 from attnbench.measure.timing import CpuTimer, collect  # before any backend: none replaces the clock that they hold
 
 

@@ -17,8 +17,9 @@ from attnbench.ab.sides import Side, is_code, sides
 from attnbench.ab.turns import LABELS, Half, Turns, Watcher
 from attnbench.choose import device_name, is_own
 from attnbench.core.errors import EXIT_INTERRUPTED, EXIT_TERMINATED, UserError
+from attnbench.core.machine import Environment
+from attnbench.core.record import Job, Run
 from attnbench.core.sizes import duration
-from attnbench.core.types import Environment, Job, Run
 from attnbench.execute import Fleet, ends_well
 from attnbench.gate import gate
 from attnbench.gate.looks import LOOKS

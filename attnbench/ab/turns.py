@@ -10,8 +10,8 @@ from typing import Protocol
 from attnbench import store
 from attnbench.ab.schedule import START, affordable, order, to_look, unsettled
 from attnbench.core.errors import Terminated
+from attnbench.core.record import Job, Record, Run
 from attnbench.core.sizes import duration
-from attnbench.core.types import Job, Record, Run
 from attnbench.execute import Fleet, execute
 from attnbench.gate import gate
 from attnbench.gate.looks import LOOKS

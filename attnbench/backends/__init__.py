@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 if TYPE_CHECKING:
-    from attnbench.core.types import Backend
+    from attnbench.core.backend import Backend
 
 BACKENDS: Mapping[str, str] = {
     "eager": "attnbench.backends.eager:Eager",

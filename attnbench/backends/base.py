@@ -6,12 +6,14 @@ import importlib.metadata
 from collections.abc import Callable
 from typing import TYPE_CHECKING, ClassVar, Literal
 
-from attnbench.core.types import ITEMSIZE, Case, Device, Prepared, Probe, Signature, Unsupported, Workspace
+from attnbench.core.backend import Prepared, Probe, Signature, Unsupported, Workspace
+from attnbench.core.case import ITEMSIZE, Case
+from attnbench.core.machine import Device
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from attnbench.inputs import Inputs
+    from attnbench.core.backend import Inputs
 
 Layout = Literal["bshd", "bhsd"]
 

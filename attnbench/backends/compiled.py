@@ -12,12 +12,14 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from attnbench.backends.base import BackendBase, autograd_prepared, scores_workspace
 from attnbench.backends.installed import Limits
 from attnbench.backends.masks import block_mask, block_mask_workspace, visible
-from attnbench.core.types import Case, Device, Prepared, Probe, Signature, Workspace
+from attnbench.core.backend import Prepared, Probe, Signature, Workspace
+from attnbench.core.case import Case
+from attnbench.core.machine import Device
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from attnbench.inputs import Inputs
+    from attnbench.core.backend import Inputs
 
 
 class Compiler:

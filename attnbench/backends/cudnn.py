@@ -18,14 +18,16 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from attnbench.backends.base import Layout
 from attnbench.backends.installed import Library, Limits, installed_version
 from attnbench.backends.masks import band
+from attnbench.core.backend import Prepared, Probe, Signature, Unsupported
+from attnbench.core.case import Case
 from attnbench.core.fp8 import LARGEST, quantized
-from attnbench.core.types import Case, Device, Prepared, Probe, Signature, Unsupported
+from attnbench.core.machine import Device
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from attnbench.inputs import Inputs
+    from attnbench.core.backend import Inputs
 
 Tensors = Mapping[str, "Tensor"]
 BLACKWELL = (10, 0)

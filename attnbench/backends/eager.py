@@ -11,12 +11,14 @@ from typing import TYPE_CHECKING, ClassVar
 
 from attnbench.backends.base import BackendBase, autograd_prepared, scores_workspace, sees_no_key
 from attnbench.backends.masks import visible
-from attnbench.core.types import Case, Device, Prepared, Signature, Workspace
+from attnbench.core.backend import Prepared, Signature, Workspace
+from attnbench.core.case import Case
+from attnbench.core.machine import Device
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from attnbench.inputs import Inputs
+    from attnbench.core.backend import Inputs
 
 
 def eager_signature(case: Case, device: Device) -> Signature:

@@ -11,12 +11,14 @@ from typing import TYPE_CHECKING, ClassVar
 
 from attnbench.backends.base import autograd_prepared
 from attnbench.backends.installed import Library, Limits
-from attnbench.core.types import Case, Device, Prepared
+from attnbench.core.backend import Prepared
+from attnbench.core.case import Case
+from attnbench.core.machine import Device
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from attnbench.inputs import Inputs
+    from attnbench.core.backend import Inputs
 
 
 class FlashAttention1(Library):

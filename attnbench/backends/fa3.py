@@ -12,13 +12,15 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from attnbench.backends.base import autograd_prepared
 from attnbench.backends.installed import Library, Limits
 from attnbench.backends.masks import flash_window
+from attnbench.core.backend import Prepared, Signature
+from attnbench.core.case import Case
 from attnbench.core.fp8 import quantized
-from attnbench.core.types import Case, Device, Prepared, Signature
+from attnbench.core.machine import Device
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from attnbench.inputs import Inputs
+    from attnbench.core.backend import Inputs
 
 
 class FlashAttention3(Library):

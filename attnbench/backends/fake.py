@@ -17,12 +17,14 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from attnbench.backends.base import BackendBase
+from attnbench.core.backend import Prepared, Probe, Script, Unsupported
+from attnbench.core.case import RESULT_ITEMSIZE, Case
 from attnbench.core.flops import flops, nbytes
+from attnbench.core.record import Accuracy, TensorError
 from attnbench.core.sizes import parse_size
-from attnbench.core.types import RESULT_ITEMSIZE, Accuracy, Case, Prepared, Probe, Script, TensorError, Unsupported
 
 if TYPE_CHECKING:
-    from attnbench.inputs import Inputs
+    from attnbench.core.backend import Inputs
 
 FAULTS = ("error", "crash", "hang", "oom", "wrong", "refuse")
 PEAK = 600e12  # FLOP/s that its curve approaches

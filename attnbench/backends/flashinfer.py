@@ -12,13 +12,15 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from attnbench.backends.base import autograd_prepared
 from attnbench.backends.installed import Library, Limits
-from attnbench.core.types import Case, Device, Prepared, Signature, Unsupported, Workspace
+from attnbench.core.backend import Prepared, Signature, Unsupported, Workspace
+from attnbench.core.case import Case
+from attnbench.core.machine import Device
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from attnbench.inputs import Inputs
+    from attnbench.core.backend import Inputs
 
 WORKSPACE = 128 * 2**20  # bytes, what its documentation recommends
 HEADDIMS = ((64, 64), (128, 128), (256, 256), (192, 128))

@@ -9,12 +9,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from attnbench.backends.base import BackendBase, autograd_prepared, no_extras
-from attnbench.core.types import Case, Device, Prepared, Probe, Signature
+from attnbench.core.backend import Prepared, Probe, Signature
+from attnbench.core.case import Case
+from attnbench.core.machine import Device
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from attnbench.inputs import Inputs
+    from attnbench.core.backend import Inputs
 
 
 class Function(BackendBase):

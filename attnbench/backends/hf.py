@@ -16,14 +16,15 @@ from attnbench.backends.eager import eager_signature
 from attnbench.backends.fa2 import FlashAttention2
 from attnbench.backends.installed import Library, Limits
 from attnbench.backends.masks import band, block_mask, block_mask_workspace, visible
-from attnbench.core.types import Case, Device, Prepared, Probe, Signature, Workspace
-from attnbench.inputs import torch_dtype
+from attnbench.core.backend import Prepared, Probe, Signature, Workspace, torch_dtype
+from attnbench.core.case import Case
+from attnbench.core.machine import Device
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from attnbench.inputs import Inputs
+    from attnbench.core.backend import Inputs
 
 ALL = ("bf16", "fp16", "fp32")
 BY_TORCH = Limits(  # what torch computes by itself, on any device

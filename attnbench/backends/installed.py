@@ -13,7 +13,9 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from attnbench.backends.base import BackendBase, sees_no_key
-from attnbench.core.types import ITEMSIZE, Case, Device, Probe, Signature, Workspace
+from attnbench.core.backend import Probe, Signature, Workspace
+from attnbench.core.case import ITEMSIZE, Case
+from attnbench.core.machine import Device
 
 Capability = tuple[int, int]
 # Options of pip install, for what is too old, and for what is of another build or not whole: torch stays as it is.

@@ -8,7 +8,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from attnbench.backends.installed import flash_workspace
-from attnbench.core.types import Case, Workspace
+from attnbench.core.backend import Workspace
+from attnbench.core.case import Case
 
 if TYPE_CHECKING:
     import torch

@@ -22,12 +22,14 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from attnbench.backends.base import BackendBase, autograd_prepared, no_extras, scores_workspace, sees_no_key
 from attnbench.backends.installed import Limits
-from attnbench.core.types import Case, Device, Prepared, Signature, Unsupported, Workspace
+from attnbench.core.backend import Prepared, Signature, Unsupported, Workspace
+from attnbench.core.case import Case
+from attnbench.core.machine import Device
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from attnbench.inputs import Inputs
+    from attnbench.core.backend import Inputs
 
 REFUSALS = ("No available kernel", "No viable backend", "Invalid backend")  # torch's words over the versions
 ASKED = {"mem_efficient": "efficient", "flash": "flash", "cudnn": "cudnn"}  # torch.backends.cuda.can_use_{}_attention

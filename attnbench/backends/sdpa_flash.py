@@ -16,10 +16,12 @@ from attnbench.backends.fa3 import FlashAttention3
 from attnbench.backends.fa4 import FlashAttention4
 from attnbench.backends.installed import Library, flash_workspace, numbers
 from attnbench.backends.sdpa import Flash
-from attnbench.core.types import Case, Device, Prepared, Probe, Signature, Workspace
+from attnbench.core.backend import Prepared, Probe, Signature, Workspace
+from attnbench.core.case import Case
+from attnbench.core.machine import Device
 
 if TYPE_CHECKING:
-    from attnbench.inputs import Inputs
+    from attnbench.core.backend import Inputs
 
 TAKES_TWO = (2, 13)  # the last torch that is known to
 FOR_TORCH = "attnbench env create sdpa-fa4, or pip install flash-attn-4==4.0.0b18"

@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING, ClassVar
 
 from attnbench.backends.base import BackendBase, autograd_prepared
 from attnbench.backends.installed import broken_import
+from attnbench.core.backend import Prepared, Probe, Signature, Workspace
+from attnbench.core.case import Case
 from attnbench.core.fp8 import quantized
-from attnbench.core.types import Case, Device, Prepared, Probe, Signature, Workspace
+from attnbench.core.machine import Device
 
 if TYPE_CHECKING:
-    from attnbench.inputs import Inputs
+    from attnbench.core.backend import Inputs
 
 MIN_TRITON = (3, 4)  # tensor descriptors made on the host
 MIN_CAPABILITY = (8, 0)  # asynchronous copies and bf16 matmuls

@@ -16,12 +16,14 @@ from attnbench.backends.base import autograd_prepared
 from attnbench.backends.fa3 import FlashAttention3
 from attnbench.backends.installed import Library, Limits, broken_import
 from attnbench.backends.masks import band
-from attnbench.core.types import Case, Device, Prepared, Probe, Signature, Unsupported
+from attnbench.core.backend import Prepared, Probe, Signature, Unsupported
+from attnbench.core.case import Case
+from attnbench.core.machine import Device
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from attnbench.inputs import Inputs
+    from attnbench.core.backend import Inputs
 
 HALF = ("bf16", "fp16")
 SPLITK_HEADDIMS = tuple((d, d) for d in (16, 32, 64, 128, 256))

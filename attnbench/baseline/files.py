@@ -11,7 +11,7 @@ from attnbench import store
 from attnbench.baseline import FOLDER, MAIN
 from attnbench.baseline.reduced import reduced
 from attnbench.core.errors import UserError, did_you_mean
-from attnbench.core.types import Run
+from attnbench.core.record import Run
 
 
 @dataclass(frozen=True)

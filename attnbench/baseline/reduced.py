@@ -13,7 +13,7 @@ from dataclasses import replace
 from types import MappingProxyType
 
 from attnbench.core import stats
-from attnbench.core.types import Accuracy, Measurement, Record, Run, TensorError
+from attnbench.core.record import Accuracy, Measurement, Record, Run, TensorError
 from attnbench.report import words
 
 

@@ -13,7 +13,7 @@ from attnbench.commands.shared import live, one_of
 from attnbench.core.errors import UserError
 
 if TYPE_CHECKING:
-    from attnbench.core.types import Backend
+    from attnbench.core.backend import Backend
 
 supports = partial(typer.Option, rich_help_panel="The support matrix")
 

@@ -16,7 +16,7 @@ from attnbench.core.errors import UserError
 
 if TYPE_CHECKING:
     from attnbench.core.flops import Convention
-    from attnbench.core.types import Run
+    from attnbench.core.record import Run
     from attnbench.report.contents import Contents
 
 THEN = {

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, TypeVar
 from attnbench.core.errors import EXIT_INTERRUPTED, EXIT_TERMINATED, Terminated, UserError, did_you_mean
 
 if TYPE_CHECKING:
-    from attnbench.core.types import Run
+    from attnbench.core.record import Run
     from attnbench.report.live import Line
 
 L = TypeVar("L", bound="Line")

@@ -13,8 +13,9 @@ from attnbench.compare.join import Best, Lack
 from attnbench.compare.machines import Machine, machines, parse_names, reference
 from attnbench.compare.prices import Price
 from attnbench.compare.ratios import Ratio
+from attnbench.core.case import Case
 from attnbench.core.errors import UserError
-from attnbench.core.types import Case, Run
+from attnbench.core.record import Run
 from attnbench.report.cells import Key
 
 if TYPE_CHECKING:

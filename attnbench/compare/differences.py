@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterator, Sequence
 
 from attnbench.compare.join import Best
 from attnbench.compare.machines import Machine
-from attnbench.core.types import Case, Run
+from attnbench.core.case import Case
+from attnbench.core.record import Run
 from attnbench.report import words
 
 NOT_THERE = "not there"

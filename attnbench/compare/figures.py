@@ -15,7 +15,7 @@ from attnbench.compare.join import Best
 from attnbench.compare.machines import File, Machine, alike
 from attnbench.compare.ratios import latency
 from attnbench.core import flops, stats
-from attnbench.core.types import Case
+from attnbench.core.case import Case
 from attnbench.derive import values
 from attnbench.report.cells import Key
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from attnbench import decode
 from attnbench.compare.machines import Machine
+from attnbench.core.case import DTYPES, Case
 from attnbench.core.errors import UserError
 from attnbench.core.sizes import short
-from attnbench.core.types import DTYPES, Case
 from attnbench.report import words
 from attnbench.report.cells import Cell, Key
 

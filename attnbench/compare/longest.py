@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from attnbench.compare.machines import Machine
-from attnbench.core.types import DIRECTIONS, DTYPES
+from attnbench.core.case import DIRECTIONS, DTYPES
 from attnbench.report import words
 from attnbench.report.cells import Cell
 

@@ -17,8 +17,9 @@ from itertools import chain
 from pathlib import Path
 
 from attnbench import columns
+from attnbench.core.case import Case
 from attnbench.core.errors import UserError, did_you_mean
-from attnbench.core.types import Case, Job, Record, Run
+from attnbench.core.record import Job, Record, Run
 from attnbench.report.cells import Cell, Key, cells, keyed
 
 _BRANDS = re.compile(r"\(R\)|\(TM\)|\bNVIDIA\b|\bAMD\b|\bIntel\b|\bTesla\b|\bProcessor\b|\bCPU\b.*|\d+-Core\b|@.*")

@@ -19,9 +19,9 @@ from attnbench.compare import join, ratios
 from attnbench.compare.machines import Machine
 from attnbench.compare.workload import Part, Workload
 from attnbench.core import flops
+from attnbench.core.case import Case
 from attnbench.core.errors import UserError, did_you_mean
 from attnbench.core.sizes import short
-from attnbench.core.types import Case
 from attnbench.report import words
 from attnbench.report.cells import Key
 

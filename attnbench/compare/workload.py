@@ -32,8 +32,8 @@ from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
 
 from attnbench import yamls
 from attnbench.axes import Axes, matches
+from attnbench.core.case import Case, Shape
 from attnbench.core.errors import UserError, did_you_mean
-from attnbench.core.types import Case, Shape
 from attnbench.suite import Names
 
 EXAMPLE = "parts: [{name: prefill 8k, weight: 70%, seqlen: 8k, causal: true, pass: fwd}, ...]"

@@ -30,7 +30,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Literal
 
-from attnbench.core.types import ITEMSIZE, RESULT_ITEMSIZE, Case
+from attnbench.core.case import ITEMSIZE, RESULT_ITEMSIZE, Case
 
 Convention = Literal["exact", "fa"]
 

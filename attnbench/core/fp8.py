@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from attnbench.inputs import Inputs
+    from attnbench.core.backend import Inputs
 
 LARGEST = 448.0  # of e4m3
 WEIGHTS = 2.0**8  # scale of probabilities

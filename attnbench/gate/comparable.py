@@ -12,7 +12,9 @@ from dataclasses import dataclass
 
 from attnbench import columns
 from attnbench.core.errors import UserError, did_you_mean
-from attnbench.core.types import Environment, Policy, Run
+from attnbench.core.machine import Environment
+from attnbench.core.policy import Policy
+from attnbench.core.record import Run
 
 _ENVIRONMENT = {  # field -> the name to expect it by
     "attnbench": "attnbench",

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from attnbench.core import stats
-from attnbench.core.types import Case
+from attnbench.core.case import Case
 from attnbench.gate import decide
 from attnbench.gate.margins import RULES
 from attnbench.made import Made

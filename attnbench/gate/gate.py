@@ -9,8 +9,9 @@ from functools import cached_property
 from typing import Literal
 
 from attnbench import store
+from attnbench.core.case import Case
 from attnbench.core.errors import UserError
-from attnbench.core.types import Case, Run
+from attnbench.core.record import Run
 from attnbench.gate import comparable, notes, turns
 from attnbench.gate.comparable import Difference
 from attnbench.gate.endings import endings, state

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from attnbench import store
 from attnbench.core import stats
-from attnbench.core.types import Run
+from attnbench.core.record import Run
 from attnbench.gate.endings import state
 from attnbench.gate.findings import Finding, Findings, name
 from attnbench.gate.measured import Measured

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from attnbench.core.types import Run
+from attnbench.core.record import Run
 from attnbench.gate.comparable import Difference
 from attnbench.gate.looks import LOOKS
 from attnbench.report import words

@@ -20,7 +20,7 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from attnbench.core import stats
-from attnbench.core.types import Policy
+from attnbench.core.policy import Policy
 
 MAX_BATCH = 32  # launches queued at once; the driver's queue holds 1024 kernels
 AGREE = 0.02  # successive readings of a warm-up that has ended

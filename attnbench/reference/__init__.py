@@ -12,8 +12,8 @@ After timing all of it is checked once more, on inputs written anew in place (`r
 With dropout the mask is read off the launch, and the rest is the same (`dropout`, `dropout_check`).
 """
 
-from attnbench.core.types import Case
-from attnbench.inputs import Inputs
+from attnbench.core.backend import Inputs
+from attnbench.core.case import Case
 from attnbench.reference.check import Check
 from attnbench.reference.checksums import products
 from attnbench.reference.compare import compare, expected

@@ -6,8 +6,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from attnbench.core.types import Accuracy, Case, Prepared
-from attnbench.inputs import Inputs
+from attnbench.core.backend import Inputs, Prepared
+from attnbench.core.case import Case
+from attnbench.core.record import Accuracy
 from attnbench.reference.checksums import products
 from attnbench.reference.compare import compare
 from attnbench.reference.exact import BY_ROW, reference

@@ -21,8 +21,9 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
-from attnbench.core.types import Case, TensorError
-from attnbench.inputs import Inputs, torch_dtype
+from attnbench.core.backend import Inputs, torch_dtype
+from attnbench.core.case import Case
+from attnbench.core.record import TensorError
 from attnbench.reference.compare import any_order, worse
 from attnbench.reference.exact import CHUNK, Reference, high, long_product, one_rounding
 

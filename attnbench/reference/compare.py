@@ -23,8 +23,9 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from attnbench.core.types import Accuracy, Case, TensorError
-from attnbench.inputs import operand_dtype, torch_dtype
+from attnbench.core.backend import operand_dtype, torch_dtype
+from attnbench.core.case import Case
+from attnbench.core.record import Accuracy, TensorError
 from attnbench.reference.exact import BY_ROW, Errors, Reference, one_rounding
 
 if TYPE_CHECKING:

@@ -21,8 +21,8 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from attnbench.core.types import MASK_LAUNCHES, Case, Prepared
-from attnbench.inputs import Inputs
+from attnbench.core.backend import MASK_LAUNCHES, Inputs, Prepared
+from attnbench.core.case import Case
 from attnbench.reference.exact import visible
 from attnbench.reference.sample import Sample, rows_of
 

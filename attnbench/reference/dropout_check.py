@@ -19,8 +19,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from attnbench.core.types import Accuracy, Case, Prepared, TensorError
-from attnbench.inputs import Inputs
+from attnbench.core.backend import Inputs, Prepared
+from attnbench.core.case import Case
+from attnbench.core.record import Accuracy, TensorError
 from attnbench.reference import dropout
 from attnbench.reference.check import AGAIN, Check
 from attnbench.reference.checksums import products

@@ -23,8 +23,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from attnbench.core import fp8
-from attnbench.core.types import Case
-from attnbench.inputs import Inputs, torch_dtype
+from attnbench.core.backend import Inputs, torch_dtype
+from attnbench.core.case import Case
 from attnbench.reference.sample import Sample, rows_of
 
 if TYPE_CHECKING:

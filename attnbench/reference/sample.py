@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from attnbench.core.types import Case
-from attnbench.inputs import Inputs
+from attnbench.core.backend import Inputs
+from attnbench.core.case import Case
 
 if TYPE_CHECKING:
     import torch

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from attnbench import metrics, store
 from attnbench.core import stats
-from attnbench.core.types import Run
+from attnbench.core.record import Run
 from attnbench.gate.endings import state
 from attnbench.gate.findings import name
 from attnbench.gate.notes import ROUNDS

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from attnbench import batch, derive, metrics, store
 from attnbench.core import stats
 from attnbench.core.flops import Convention
-from attnbench.core.types import SHORT, Run
+from attnbench.core.policy import SHORT
+from attnbench.core.record import Run
 from attnbench.report import words
 from attnbench.report.cells import Cell, by_rates, by_sheet, having, values_of
 from attnbench.report.sheet import Sheet

@@ -11,8 +11,9 @@ from typing import Literal
 from attnbench import batch, derive
 from attnbench.columns import Columns
 from attnbench.core import stats
+from attnbench.core.case import Case
 from attnbench.core.flops import Convention
-from attnbench.core.types import STATUSES, Case, Record, Run, Status
+from attnbench.core.record import STATUSES, Record, Run, Status
 from attnbench.report import words
 from attnbench.report.sheet import Sheet
 

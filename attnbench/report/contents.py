@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from attnbench.core.flops import Convention
-from attnbench.core.types import Run
+from attnbench.core.record import Run
 from attnbench.report import cautions, facts, notes, setup, tables
 from attnbench.report.cautions import Caution
 from attnbench.report.cells import cells as cells_of

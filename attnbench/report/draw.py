@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from attnbench.core.errors import UserError, did_you_mean
 from attnbench.core.flops import Convention
-from attnbench.core.types import Run
+from attnbench.core.record import Run
 from attnbench.report import figures, look
 from attnbench.report.cells import cells as cells_of
 from attnbench.report.points import Points

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from attnbench import batch, derive, metrics
 from attnbench.core.flops import Convention
-from attnbench.core.types import Run
+from attnbench.core.record import Run
 from attnbench.report.cells import Cell
 from attnbench.report.cells import cells as cells_of
 from attnbench.report.files import CASE_FIELDS, case_fields, csv_lines

@@ -22,7 +22,7 @@ from attnbench import __version__, derive, metrics
 from attnbench.core import flops, stats
 from attnbench.core.errors import UserError
 from attnbench.core.flops import Convention
-from attnbench.core.types import Run
+from attnbench.core.record import Run
 from attnbench.report import export, points, words
 from attnbench.report.cells import Cell
 from attnbench.report.cells import cells as cells_of

@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from attnbench import derive, metrics
 from attnbench.core import stats
-from attnbench.core.types import INSTRUMENTS, SHORT, Record
+from attnbench.core.policy import INSTRUMENTS, SHORT
+from attnbench.core.record import Record
 from attnbench.report import words
 from attnbench.report.cautions import Caution
 from attnbench.report.cells import Cell, having, values_of

@@ -7,7 +7,7 @@ import io
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from attnbench.core.types import Case
+from attnbench.core.case import Case
 
 if TYPE_CHECKING:
     from rich.console import Console

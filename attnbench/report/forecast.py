@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from attnbench import metrics
 from attnbench.core import sizes, stats
-from attnbench.core.types import Record, Run
+from attnbench.core.record import Record, Run
 from attnbench.report import words
 
 

@@ -20,7 +20,7 @@ from typing import Any
 from attnbench import __version__, metrics
 from attnbench.core.errors import UserError
 from attnbench.core.flops import Convention
-from attnbench.core.types import Run
+from attnbench.core.record import Run
 from attnbench.report import cautions, facts, figures, look, notes, setup, words
 from attnbench.report.cells import Cell
 from attnbench.report.cells import cells as cells_of

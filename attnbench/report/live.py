@@ -11,8 +11,8 @@ from rich.live import Live as RichLive
 from rich.text import Text
 
 from attnbench import derive, metrics
+from attnbench.core.record import Job, Record, Run
 from attnbench.core.sizes import duration
-from attnbench.core.types import Job, Record, Run
 from attnbench.plan import summary
 from attnbench.report import words
 from attnbench.report.tables import MEMORY

@@ -10,8 +10,8 @@ from rich.table import Table
 from rich.text import Text
 
 from attnbench.core.json import to_json
+from attnbench.core.record import Record, Run
 from attnbench.core.sizes import duration, gib
-from attnbench.core.types import Record, Run
 from attnbench.plan import skipped
 from attnbench.report import notes
 from attnbench.report.cells import cells

@@ -16,9 +16,9 @@ from typing import Any
 
 from attnbench import derive
 from attnbench.core import flops, stats
+from attnbench.core.case import Case
 from attnbench.core.flops import Convention
 from attnbench.core.sizes import short
-from attnbench.core.types import Case
 from attnbench.report import words
 from attnbench.report.cells import Cell
 

@@ -12,8 +12,8 @@ from rich.text import Text
 
 from attnbench import metrics
 from attnbench.core import stats
+from attnbench.core.case import Case
 from attnbench.core.json import to_json
-from attnbench.core.types import Case
 from attnbench.report import words
 from attnbench.report.profile_figures import figures, sentences
 from attnbench.report.timeline import bar, kernel_name, selected, shortened, sparkline

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from attnbench import batch, metrics
 from attnbench.core import stats
 from attnbench.core.flops import Convention
-from attnbench.core.types import SHORT
+from attnbench.core.policy import SHORT
 from attnbench.report.cells import Cell, by_rates, by_sheet
 from attnbench.report.tables import MEMORY
 

@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING
 
 from attnbench import batch, columns, derive, metrics
 from attnbench.core import stats
+from attnbench.core.case import Case
 from attnbench.core.flops import Convention
-from attnbench.core.types import Case, Run
+from attnbench.core.record import Run
 
 if TYPE_CHECKING:
     from attnbench.report.cells import Cell

@@ -13,10 +13,10 @@ from functools import cache
 from typing import Any
 
 from attnbench import metrics
+from attnbench.core.case import DIRECTIONS, DTYPES, Case
 from attnbench.core.errors import UserError, did_you_mean
 from attnbench.core.flops import Convention
 from attnbench.core.sizes import short
-from attnbench.core.types import DIRECTIONS, DTYPES, Case
 from attnbench.report import words
 from attnbench.report.cells import Cell, values_of
 from attnbench.report.sheet import Sheet

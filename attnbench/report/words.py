@@ -8,8 +8,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import cache, lru_cache
 from typing import TYPE_CHECKING, Any
 
+from attnbench.core.case import DIRECTIONS, DTYPES, Case
+from attnbench.core.record import Status
 from attnbench.core.sizes import short
-from attnbench.core.types import DIRECTIONS, DTYPES, Case, Status
 
 if TYPE_CHECKING:
     from attnbench.report.cells import Cell

@@ -13,7 +13,7 @@ from builders import case, ended, ok, run
 from chromium import Browser
 
 from attnbench import metrics
-from attnbench.core.types import Record, Run
+from attnbench.core.record import Record, Run
 from attnbench.report import html, look
 from attnbench.report.cells import cells
 

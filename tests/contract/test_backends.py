@@ -20,7 +20,9 @@ import torch
 
 from attnbench import inputs, proof, reference
 from attnbench.backends import BACKENDS, load
-from attnbench.core.types import Backend, Case, Device, Prepared, Shape, Signature, Unsupported
+from attnbench.core.backend import Backend, Inputs, Prepared, Signature, Unsupported
+from attnbench.core.case import Case, Shape
+from attnbench.core.machine import Device
 from attnbench.measure.operators import operators
 
 OWN = "own-function"
@@ -230,7 +232,7 @@ def taken(backend: Backend, case: Case) -> None:
         pytest.skip(f"{backend.name}: {reason}")
 
 
-def prepared_or_skip(backend: Backend, case: Case, given: inputs.Inputs) -> tuple[Prepared, Any]:
+def prepared_or_skip(backend: Backend, case: Case, given: Inputs) -> tuple[Prepared, Any]:
     """The case made ready, and the raw results of a first launch."""
     try:
         prepared = backend.prepare(case, given)

@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 from attnbench.bench import Bench
 from attnbench.core import stats
-from attnbench.core.types import Policy
+from attnbench.core.policy import Policy
 from attnbench.measure.timing import Pacer, collect, nothing, pause
 
 TURNS, BURSTS, REST = 5, 4, 0.05  # REST in seconds

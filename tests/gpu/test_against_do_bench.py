@@ -8,7 +8,8 @@ from peers import PEERS, compared
 from attnbench import backends, environment, inputs
 from attnbench.bench import Bench
 from attnbench.core import stats
-from attnbench.core.types import Case, Policy, Shape
+from attnbench.core.case import Case, Shape
+from attnbench.core.policy import Policy
 
 torch = pytest.importorskip("torch")
 pytestmark = [

@@ -14,7 +14,9 @@ import pytest
 
 from attnbench import backends, environment, inputs, metrics, store
 from attnbench.core import stats
-from attnbench.core.types import Case, Policy, Record, Shape
+from attnbench.core.case import Case, Shape
+from attnbench.core.policy import Policy
+from attnbench.core.record import Record
 from attnbench.instruments import Instruments
 from attnbench.measure import cache, graph
 from attnbench.measure.events import EventTimer

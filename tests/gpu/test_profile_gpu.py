@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 from attnbench import ncu
+from attnbench.core.case import Case, Shape
 from attnbench.core.json import to_json
-from attnbench.core.types import Case, Device, Shape
+from attnbench.core.machine import Device
 
 torch = pytest.importorskip("torch")
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")]

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from attnbench import store
-from attnbench.core.types import Record
+from attnbench.core.record import Record
 
 torch = pytest.importorskip("torch")
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")]

@@ -28,9 +28,11 @@ import triton
 from torch import Tensor
 
 from attnbench import environment, inputs, worker
+from attnbench.core.backend import Inputs
+from attnbench.core.case import Case, Shape
 from attnbench.core.flops import flops
+from attnbench.core.policy import Policy
 from attnbench.core.stats import median
-from attnbench.core.types import Case, Policy, Shape
 from attnbench.instruments import Instruments, Subject
 from attnbench.kernels import attention_config as config
 from attnbench.kernels.attention_bwd import attention_backward
@@ -82,7 +84,7 @@ def blocks_of(text: str) -> Blocks:
 
 
 @functools.lru_cache(maxsize=2)
-def exact(case: Case, device: str) -> tuple[inputs.Inputs, Results]:
+def exact(case: Case, device: str) -> tuple[Inputs, Results]:
     """The inputs; and out, log-sum-exp in base 2 and, of a backward, dq, dk and dv, in float32 all through."""
     torch.set_float32_matmul_precision("highest")
     given, s = inputs.make(case, device, 0), case.shape

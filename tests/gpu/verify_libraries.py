@@ -31,7 +31,7 @@ UNUSABLE = "not usable"
 
 def cases(device: str) -> Iterator[Any]:
     """headdim 64, 128 and 256, both masks, grouped heads, unequal lengths, fp8; large, to be compared with peers."""
-    from attnbench.core.types import Case, Shape
+    from attnbench.core.case import Case, Shape
 
     batch, n, dtype = (8, 4096, "bf16") if device != "cpu" else (2, 64, "fp32")
     for d in (64, 128, 256):
@@ -53,8 +53,9 @@ def child(name: str, spec: str, device: str, only: str, timed: bool) -> int:
 
     from attnbench import backends, environment, inputs
     from attnbench.bench import Bench
+    from attnbench.core.backend import Unsupported
+    from attnbench.core.policy import Policy
     from attnbench.core.stats import median
-    from attnbench.core.types import Policy, Unsupported
 
     def tell(**fields: Any) -> None:
         print(f"{FIRST}{json.dumps({'backend': name, **fields})}", flush=True)

@@ -11,7 +11,10 @@ from typing import Any
 import torch
 
 from attnbench.backends.function import Function
-from attnbench.core.types import Case, Device, Environment, Forecast, Job, Policy, Record, Run, Shape
+from attnbench.core.case import Case, Shape
+from attnbench.core.machine import Device, Environment
+from attnbench.core.policy import Policy
+from attnbench.core.record import Forecast, Job, Record, Run
 from attnbench.report.cautions import cautions
 from attnbench.report.cells import Cell, cells
 from attnbench.report.facts import facts

@@ -11,9 +11,10 @@ from honest import attention, probabilities, weigh
 from torch import Tensor
 
 from attnbench.backends.base import BackendBase
+from attnbench.core.backend import Inputs, Prepared, Signature
+from attnbench.core.case import Case
 from attnbench.core.fp8 import quantized, rounded_weights
-from attnbench.core.types import Case, Device, Prepared, Signature
-from attnbench.inputs import Inputs
+from attnbench.core.machine import Device
 
 Tensors = Mapping[str, Tensor]
 E4M3 = torch.float8_e4m3fn

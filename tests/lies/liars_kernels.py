@@ -11,8 +11,8 @@ from torch import Tensor
 
 from attnbench.backends.base import BackendBase, autograd_prepared
 from attnbench.backends.eager import Eager
-from attnbench.core.types import Case, Prepared
-from attnbench.inputs import Inputs
+from attnbench.core.backend import Inputs, Prepared
+from attnbench.core.case import Case
 
 # The honest
 

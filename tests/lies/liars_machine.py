@@ -12,8 +12,8 @@ from honest import Attention, attention, fused
 from torch import Tensor
 
 from attnbench.backends.base import BackendBase, autograd_prepared
-from attnbench.core.types import Case, Prepared
-from attnbench.inputs import Inputs
+from attnbench.core.backend import Inputs, Prepared
+from attnbench.core.case import Case
 
 # Work that is not in its time
 

@@ -10,8 +10,8 @@ from honest import attention, probabilities, weigh
 from torch import Tensor
 
 from attnbench.backends.base import BackendBase
-from attnbench.core.types import Case, Prepared
-from attnbench.inputs import Inputs
+from attnbench.core.backend import Inputs, Prepared
+from attnbench.core.case import Case
 
 # Wrong results
 

@@ -13,8 +13,8 @@ from honest import Attention, attention, probabilities, weigh
 from torch import Tensor
 
 from attnbench.backends.base import BackendBase, autograd_prepared
-from attnbench.core.types import Case, Prepared
-from attnbench.inputs import Inputs
+from attnbench.core.backend import Inputs, Prepared
+from attnbench.core.case import Case
 
 # Answers that were there before
 

@@ -12,7 +12,8 @@ import torch
 from harness import Court, case
 
 from attnbench import reference
-from attnbench.core.types import Case, Policy
+from attnbench.core.case import Case
+from attnbench.core.policy import Policy
 
 QUICK = Policy(l2="warm", warmup_s=0.0, min_samples=4, max_samples=4, min_seconds=0.0)
 SAMPLED = 2**12  # score elements that the check may recompute: 16 rows of each head

@@ -15,7 +15,8 @@ from harness import Court, case
 from attnbench import evidence
 from attnbench.backends.eager import Eager
 from attnbench.backends.sdpa import Flash, Math
-from attnbench.core.types import Measurement, Prepared, Signature
+from attnbench.core.backend import Prepared, Signature
+from attnbench.core.record import Measurement
 from attnbench.instruments import Timing
 from attnbench.measure.cupti import Call, Kernel
 

@@ -23,7 +23,10 @@ from harness import NOISE, Court
 from attnbench import environment, inputs, metrics
 from attnbench.backends.sdpa import Flash
 from attnbench.core import stats
-from attnbench.core.types import Case, Environment, Policy, Shape
+from attnbench.core.backend import Inputs
+from attnbench.core.case import Case, Shape
+from attnbench.core.machine import Environment
+from attnbench.core.policy import Policy
 from attnbench.measure import graph
 from attnbench.worker import Worker
 
@@ -339,9 +342,9 @@ def test_inputs_of_zeros(gpu: Court, monkeypatch: pytest.MonkeyPatch) -> None:
     """Lie: inputs are zeros, which take less power. Caught as failed."""
     real = inputs.make
 
-    def make(*args: Any) -> inputs.Inputs:
+    def make(*args: Any) -> Inputs:
         given = real(*args)
-        return inputs.Inputs(*(torch.zeros_like(t) for t in (given.q, given.k, given.v)))
+        return Inputs(*(torch.zeros_like(t) for t in (given.q, given.k, given.v)))
 
     monkeypatch.setattr(inputs, "make", make)
     record = gpu.measure(honest.fused, case())

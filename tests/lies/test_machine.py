@@ -19,7 +19,8 @@ from harness import CPU, Clock, Court, case, court
 
 from attnbench import inputs, instruments, metrics, store
 from attnbench.core import stats
-from attnbench.core.types import Policy
+from attnbench.core.backend import Inputs
+from attnbench.core.policy import Policy
 from attnbench.measure import cache
 
 MIB = 2**20
@@ -193,7 +194,7 @@ def test_inputs_that_take_less_power(
     """Lie: inputs that take less power than normal ones, or compare with nothing. Caught as failed, by name."""
     real = inputs.make
 
-    def make(*args: Any) -> inputs.Inputs:
+    def make(*args: Any) -> Inputs:
         given = real(*args)
         return dataclasses.replace(given, **{name: spoil(getattr(given, name))})
 
@@ -207,7 +208,7 @@ def test_inputs_with_one_nan(steady: Court, monkeypatch: pytest.MonkeyPatch) -> 
     """Lie: one NaN among the inputs, where a sample of them need not look. Caught as failed or wrong."""
     real = inputs.make
 
-    def make(*args: Any) -> inputs.Inputs:
+    def make(*args: Any) -> Inputs:
         given = real(*args)
         given.v.view(-1)[12345] = float("nan")
         return given

@@ -13,7 +13,7 @@ import torch
 from harness import CPU, Clock, Court, case, court
 
 from attnbench import reference
-from attnbench.core.types import Policy
+from attnbench.core.policy import Policy
 
 AFTER = "after timing"
 LATER = ("in the second launch: ", AFTER)

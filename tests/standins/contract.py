@@ -14,7 +14,9 @@ import pytest
 
 from attnbench import inputs, proof
 from attnbench.backends import BACKENDS, load
-from attnbench.core.types import Backend, Case, Device, Shape
+from attnbench.core.backend import Backend
+from attnbench.core.case import Case, Shape
+from attnbench.core.machine import Device
 from attnbench.measure.operators import operators
 
 HOPPER = Device("cuda", 0, "NVIDIA H200", 2**37, 2**37, (9, 0))

@@ -34,7 +34,7 @@ from planted import VARIABLE
 
 from attnbench import metrics, store
 from attnbench.core import stats
-from attnbench.core.types import Record, Run
+from attnbench.core.record import Record, Run
 from attnbench.gate.findings import Finding
 from attnbench.gate.gate import Judgement, Request, judge
 from attnbench.gate.margins import DEFAULT, Margins

@@ -31,7 +31,7 @@ import numpy as np
 
 from attnbench import metrics, store
 from attnbench.core import stats
-from attnbench.core.types import Run
+from attnbench.core.record import Run
 
 RESULTS = Path(__file__).parents[2] / "results"
 FILES = ("20261121-030350-default-nvidia-h200.jsonl", "20261121-030731-default-nvidia-h200.jsonl")

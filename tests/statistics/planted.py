@@ -19,7 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from attnbench import backends
-from attnbench.core.types import Case, Prepared
+from attnbench.core.backend import Prepared
+from attnbench.core.case import Case
 
 VARIABLE = "ATTNBENCH_PLANTED"
 

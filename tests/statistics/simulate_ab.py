@@ -22,7 +22,7 @@ from h200_noise import draw, draw_first_calls
 from simulate_gate import KINDS, LATENCY, simulated_run
 
 from attnbench.ab.schedule import order
-from attnbench.core.types import Case, Shape
+from attnbench.core.case import Case, Shape
 from attnbench.gate.decide import Rounds
 from attnbench.gate.gate import Request, judge
 from attnbench.gate.looks import LOOKS, decide_in_turns

@@ -18,20 +18,10 @@ from dataclasses import dataclass
 import numpy as np
 from h200_noise import draw, draw_first_calls
 
-from attnbench.core.types import (
-    Accuracy,
-    Case,
-    Device,
-    Environment,
-    Forecast,
-    Job,
-    Measurement,
-    Policy,
-    Record,
-    Run,
-    Shape,
-    TensorError,
-)
+from attnbench.core.case import Case, Shape
+from attnbench.core.machine import Device, Environment
+from attnbench.core.policy import Policy
+from attnbench.core.record import Accuracy, Forecast, Job, Measurement, Record, Run, TensorError
 from attnbench.gate import decide
 from attnbench.gate.gate import Request, judge
 from attnbench.gate.margins import DEFAULT, Margins

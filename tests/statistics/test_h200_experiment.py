@@ -18,7 +18,8 @@ import pytest
 from planted import VARIABLE, Planted
 
 from attnbench import backends, store
-from attnbench.core.types import Case, Prepared, Shape
+from attnbench.core.backend import Prepared
+from attnbench.core.case import Case, Shape
 
 CASE = Case(Shape(1, 64, 64, 1, 1, 64, 64), "bf16", "fwd")
 NewPlanted = Callable[..., Planted]

@@ -7,20 +7,10 @@ from dataclasses import replace
 from typing import Any
 
 from attnbench.core import flops
-from attnbench.core.types import (
-    Accuracy,
-    Case,
-    Device,
-    Environment,
-    Forecast,
-    Job,
-    Measurement,
-    Policy,
-    Record,
-    Run,
-    Shape,
-    TensorError,
-)
+from attnbench.core.case import Case, Shape
+from attnbench.core.machine import Device, Environment
+from attnbench.core.policy import Policy
+from attnbench.core.record import Accuracy, Forecast, Job, Measurement, Record, Run, TensorError
 
 UNITS = {
     **dict.fromkeys(("time", "span", "span_events", "enqueue", "first_call", "sustained"), "s"),

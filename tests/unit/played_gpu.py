@@ -8,7 +8,8 @@ from typing import Any
 
 import torch
 
-from attnbench.core.types import Device, Policy
+from attnbench.core.machine import Device
+from attnbench.core.policy import Policy
 from attnbench.instruments import Instruments, Subject
 from attnbench.measure.cupti import Call, Kernel, Untraceable
 from attnbench.measure.timing import nothing

@@ -16,7 +16,7 @@ from attnbench.ab import measure
 from attnbench.ab.measure import Outcome, ab
 from attnbench.core.errors import UserError
 from attnbench.core.json import to_json
-from attnbench.core.types import Job, Record, Run
+from attnbench.core.record import Job, Record, Run
 from attnbench.gate import gate
 from attnbench.gate.margins import DEFAULT
 from attnbench.plan import skipped

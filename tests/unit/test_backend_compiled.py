@@ -13,7 +13,7 @@ import torch._functorch.config
 
 from attnbench import inputs
 from attnbench.backends.masks import band, flash_window, visible
-from attnbench.core.types import Case, Shape
+from attnbench.core.case import Case, Shape
 from attnbench.reference import visible as exactly
 from standins.contract import CPU, HOPPER, backend, cases, check
 

@@ -16,7 +16,9 @@ import torch
 
 from attnbench import inputs
 from attnbench.backends import cudnn as ours
-from attnbench.core.types import Case, Device, Shape, Unsupported
+from attnbench.core.backend import Unsupported
+from attnbench.core.case import Case, Shape
+from attnbench.core.machine import Device
 from standins import cudnn, install
 from standins.contract import AMPERE, BLACKWELL, HOPPER, TURING, backend, cases, check
 

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from attnbench import inputs
-from attnbench.core.types import Case, Device, Shape
+from attnbench.core.case import Case, Shape
+from attnbench.core.machine import Device
 from standins import flash_attn, install
 from standins.contract import ADA, AMPERE, BLACKWELL, CASES, CPU, HOPPER, RTX, TURING, backend, cases, check
 

@@ -9,7 +9,9 @@ import pytest
 import torch
 
 from attnbench.backends.flashinfer import indptr
-from attnbench.core.types import Case, Device, Shape, Unsupported
+from attnbench.core.backend import Unsupported
+from attnbench.core.case import Case, Shape
+from attnbench.core.machine import Device
 from standins import flashinfer, install
 from standins.contract import AMPERE, BLACKWELL, HOPPER, backend, cases, check
 

@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from attnbench.core.types import Case, Device, Shape
+from attnbench.core.case import Case, Shape
+from attnbench.core.machine import Device
 from standins import flash_attn, install, transformers
 from standins.contract import CPU, HOPPER, TURING, backend, cases, check
 

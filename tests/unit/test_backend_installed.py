@@ -13,7 +13,8 @@ import pytest
 from attnbench.backends import BACKENDS
 from attnbench.backends.fa2 import FlashAttention2
 from attnbench.backends.installed import Library, Limits, broken_import, flash_workspace, import_problem, numbers
-from attnbench.core.types import Case, Device, Shape
+from attnbench.core.case import Case, Shape
+from attnbench.core.machine import Device
 from standins import install
 from standins.contract import AMPERE, CPU, HOPPER, backend
 

@@ -11,7 +11,8 @@ import pytest
 import torch.nn.attention
 
 from attnbench import inputs
-from attnbench.core.types import Case, Device, Shape
+from attnbench.core.case import Case, Shape
+from attnbench.core.machine import Device
 from standins import flash_attn, install
 from standins.contract import AMPERE, CPU, HOPPER, backend, cases, check
 

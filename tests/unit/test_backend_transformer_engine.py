@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from attnbench.core.types import Case, Shape
+from attnbench.core.case import Case, Shape
 from standins import install, transformer_engine
 from standins.contract import HOPPER, TURING, backend, cases, check
 

@@ -11,7 +11,9 @@ import torch
 
 from attnbench import inputs
 from attnbench.backends.xformers import refusal
-from attnbench.core.types import Case, Device, Shape, Unsupported
+from attnbench.core.backend import Unsupported
+from attnbench.core.case import Case, Shape
+from attnbench.core.machine import Device
 from standins import install, xformers
 from standins.contract import AMPERE, BLACKWELL, HOPPER, TURING, backend, cases, check
 

@@ -18,7 +18,8 @@ from attnbench.baseline import files
 from attnbench.baseline.reduced import KEPT, reduced
 from attnbench.commands.baseline import app
 from attnbench.core.errors import UserError
-from attnbench.core.types import Device, Record, Run
+from attnbench.core.machine import Device
+from attnbench.core.record import Record, Run
 from attnbench.gate.gate import Request, judge
 from attnbench.gate.margins import RULES
 from attnbench.gate.readings import CYCLES, Side, readings

@@ -15,7 +15,11 @@ from attnbench import inputs
 from attnbench.backends.base import BackendBase, autograd_prepared
 from attnbench.backends.eager import Eager
 from attnbench.backends.function import Function
-from attnbench.core.types import Case, Device, Forecast, Job, Policy, Prepared, Record, Shape, Unsupported
+from attnbench.core.backend import Inputs, Prepared, Unsupported
+from attnbench.core.case import Case, Shape
+from attnbench.core.machine import Device
+from attnbench.core.policy import Policy
+from attnbench.core.record import Forecast, Job, Record
 from attnbench.worker import Worker
 
 DEVICE = Device("cpu", 0, "CPU", 2**34, 2**34, l2=2**16)
@@ -274,7 +278,7 @@ def test_what_ran_is_compared_with_what_was_declared(worker: Worker) -> None:
 def test_flawed_inputs_are_not_timed(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
     real = inputs.make
 
-    def zeros(*args: Any) -> inputs.Inputs:
+    def zeros(*args: Any) -> Inputs:
         given = real(*args)
         given.k.zero_()
         return given

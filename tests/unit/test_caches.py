@@ -11,7 +11,9 @@ from builders import case, ok
 from builders import run as run_of
 
 from attnbench import caches, execute
-from attnbench.core.types import Device, Forecast, Job, Policy, Record
+from attnbench.core.machine import Device
+from attnbench.core.policy import Policy
+from attnbench.core.record import Forecast, Job, Record
 from attnbench.execute import Fleet
 from attnbench.metrics import METRICS
 from attnbench.report.cells import cells

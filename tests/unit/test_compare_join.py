@@ -15,7 +15,8 @@ from attnbench.compare.compare import Comparison, Request, compare
 from attnbench.compare.longest import Fit
 from attnbench.core import flops
 from attnbench.core.errors import UserError
-from attnbench.core.types import Device, Job, Record
+from attnbench.core.machine import Device
+from attnbench.core.record import Job, Record
 from attnbench.report.compare import rows
 
 H100 = replace(H200, name="NVIDIA H100")

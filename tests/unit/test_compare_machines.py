@@ -12,7 +12,7 @@ from attnbench.compare import differences, prices
 from attnbench.compare.join import best
 from attnbench.compare.machines import Machine, machines, matching, parse_names, reference
 from attnbench.core.errors import UserError
-from attnbench.core.types import Run
+from attnbench.core.record import Run
 
 H100 = replace(H200, name="NVIDIA H100 80GB HBM3", memory=80 * 2**30)
 

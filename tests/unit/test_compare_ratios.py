@@ -13,7 +13,7 @@ from scipy import stats as scipy_stats  # type: ignore[import-untyped]
 
 from attnbench.compare.machines import Machine, machines
 from attnbench.compare.ratios import ROUNDS, SAMPLES, Ratio, alike, ratio
-from attnbench.core.types import Measurement, Record
+from attnbench.core.record import Measurement, Record
 
 H100 = replace(H200, name="NVIDIA H100")
 LENGTHS = (1024, 2048, 4096, 8192)

@@ -15,7 +15,7 @@ from attnbench.compare.mix import Answer
 from attnbench.compare.workload import load
 from attnbench.core import flops
 from attnbench.core.errors import UserError
-from attnbench.core.types import Record
+from attnbench.core.record import Record
 
 H100 = replace(H200, name="NVIDIA H100")
 CHAT = """

@@ -15,7 +15,7 @@ from multiplied import multiply
 from attnbench import decode, store
 from attnbench.core.errors import UserError
 from attnbench.core.json import from_json, to_json
-from attnbench.core.types import Measurement, Record
+from attnbench.core.record import Measurement, Record
 
 RESULTS = sorted((Path(__file__).parents[2] / "results").glob("*.jsonl"))
 DAMAGE = (ValueError, KeyError, TypeError, AttributeError)

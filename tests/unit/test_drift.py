@@ -8,8 +8,11 @@ from typing import Any
 import pytest
 
 from attnbench import reference, store
+from attnbench.core.case import Case, Shape
 from attnbench.core.errors import UserError
-from attnbench.core.types import Case, Device, Environment, Forecast, Job, Policy, Run, Shape
+from attnbench.core.machine import Device, Environment
+from attnbench.core.policy import Policy
+from attnbench.core.record import Forecast, Job, Run
 
 torch = pytest.importorskip("torch")
 

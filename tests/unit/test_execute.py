@@ -13,7 +13,11 @@ import pytest
 
 from attnbench import execute
 from attnbench.backends import BACKENDS
-from attnbench.core.types import Case, Device, Forecast, Job, Policy, Probe, Record, Shape
+from attnbench.core.backend import Probe
+from attnbench.core.case import Case, Shape
+from attnbench.core.machine import Device
+from attnbench.core.policy import Policy
+from attnbench.core.record import Forecast, Job, Record
 from attnbench.execute import Fleet, TimeLimit
 from attnbench.process import WorkerProcess
 

@@ -10,7 +10,7 @@ import pandas
 import pytest
 from builders import case, decode, forwards, ok, run
 
-from attnbench.core.types import Shape
+from attnbench.core.case import Shape
 from attnbench.metrics import METRICS
 from attnbench.report import export
 

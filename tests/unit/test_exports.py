@@ -17,7 +17,7 @@ from builders import case, ended, ok, run
 
 from attnbench import derive
 from attnbench.core.errors import UserError
-from attnbench.core.types import Measurement, Run
+from attnbench.core.record import Measurement, Run
 from attnbench.report import export, exports
 from attnbench.report.cells import cells
 

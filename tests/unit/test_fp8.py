@@ -12,7 +12,9 @@ from attnbench import environment, inputs, reference
 from attnbench.backends import BACKENDS, load
 from attnbench.backends.triton import Triton
 from attnbench.core import fp8
-from attnbench.core.types import Case, Device, Prepared, Shape
+from attnbench.core.backend import Inputs, Prepared
+from attnbench.core.case import Case, Shape
+from attnbench.core.machine import Device
 from attnbench.measure import ceiling
 from standins.attend import attend
 from standins.contract import ADA, AMPERE, CPU, HOPPER
@@ -58,28 +60,28 @@ def test_weights_are_rounded_over_the_largest_of_their_row() -> None:
 
 
 @pytest.fixture
-def given() -> inputs.Inputs:
+def given() -> Inputs:
     return inputs.make(CASE, "cpu", seed=0)
 
 
-def out_of(given: inputs.Inputs) -> torch.Tensor:
+def out_of(given: Inputs) -> torch.Tensor:
     scale = CASE.softmax_scale
     return attend(given.q, given.k, given.v, scale=scale, right=0, dtype=torch.float32)[0]
 
 
-def test_the_error_is_against_the_inputs_before_they_were_rounded(given: inputs.Inputs) -> None:
+def test_the_error_is_against_the_inputs_before_they_were_rounded(given: Inputs) -> None:
     assert given.q.dtype == torch.bfloat16
     check = reference.Check(CASE, given, 0)
     exact = check.first({"out": out_of(given).bfloat16()})
     assert exact.errors["out"].relative < 0.003  # one rounding to bf16
     operands, descale = fp8.quantized(given)
-    wide = inputs.Inputs(**{name: t.float() * descale[name] for name, t in operands.items()})
+    wide = Inputs(**{name: t.float() * descale[name] for name, t in operands.items()})
     found = check.first({"out": out_of(wide).bfloat16()})
     assert found.ok
     assert 0.03 < found.errors["out"].relative < 0.06
 
 
-def test_not_fp8(given: inputs.Inputs) -> None:
+def test_not_fp8(given: Inputs) -> None:
     """The names and dtypes of what is read, and the error, are each a sign."""
     check = reference.Check(CASE, given, 0)
     operands, _ = fp8.quantized(given)
@@ -94,7 +96,7 @@ def test_not_fp8(given: inputs.Inputs) -> None:
     assert reference.Check(bf16, given, 0).not_fp8(replace(honest, reads={}), fine) is None
 
 
-def test_an_e4m3_result_needs_its_scale(given: inputs.Inputs) -> None:
+def test_an_e4m3_result_needs_its_scale(given: Inputs) -> None:
     answer = reference.reference(CASE, given, reference.choose(CASE, given.q.device))
     out, descale = fp8.quantize(out_of(given))
     accuracy = reference.compare(answer, {"out": out, "descale_out": descale})
@@ -140,7 +142,7 @@ def test_where_triton_takes_it(monkeypatch: pytest.MonkeyPatch, device: Device, 
     assert "rounds to e4m3 wrongly" in str(Triton().unsupported(CASE, CPU))
 
 
-def test_triton_reads_e4m3_with_the_scale_of_each(monkeypatch: pytest.MonkeyPatch, given: inputs.Inputs) -> None:
+def test_triton_reads_e4m3_with_the_scale_of_each(monkeypatch: pytest.MonkeyPatch, given: Inputs) -> None:
     """The kernel itself is tested in test_triton_kernel.py, and on a GPU."""
     pytest.importorskip("triton")
     from attnbench.kernels import attention as kernel
@@ -161,7 +163,7 @@ def test_triton_reads_e4m3_with_the_scale_of_each(monkeypatch: pytest.MonkeyPatc
     assert check.not_fp8(prepared, accuracy) is None
     renewal = reference.Renewal(CASE, given, prepared)
     renewal.next()
-    made = inputs.Inputs(given.q.clone(), given.k.clone(), given.v.clone())
+    made = Inputs(given.q.clone(), given.k.clone(), given.v.clone())
     again = check.renewed(renewal, made, prepared.canonical(prepared.launch()))
     assert again.ok, again.complaint()
 

@@ -10,7 +10,7 @@ import pytest
 from builders import case, ended, environment, measurements, ok, run
 
 from attnbench.core.errors import UserError
-from attnbench.core.types import Forecast, Job, Record, Run
+from attnbench.core.record import Forecast, Job, Record, Run
 from attnbench.gate.findings import name
 from attnbench.gate.gate import Judgement, Request, judge
 from attnbench.gate.margins import DEFAULT, Margins

@@ -10,7 +10,8 @@ import pytest
 from builders import CPU, H200, case, environment, ok, run
 
 from attnbench.core.errors import UserError
-from attnbench.core.types import Policy, Run
+from attnbench.core.policy import Policy
+from attnbench.core.record import Run
 from attnbench.gate import comparable
 from attnbench.gate.margins import RULES, Margins, margins, parse
 

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from attnbench import inputs
-from attnbench.core.types import Case, Shape
-from attnbench.inputs import Inputs
+from attnbench.core.backend import Inputs
+from attnbench.core.case import Case, Shape
 
 SHAPE = Shape(2, 64, 96, 4, 2, 32, 16)
 NAMES = ("q", "k", "v", "dout")

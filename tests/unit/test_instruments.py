@@ -14,7 +14,8 @@ from played_gpu import QUICK, subject
 
 from attnbench import instruments as module
 from attnbench.bench import _chosen
-from attnbench.core.types import Device, Measurement
+from attnbench.core.machine import Device
+from attnbench.core.record import Measurement
 from attnbench.instruments import CEILING_EVERY, Instruments
 from attnbench.measure import cache, ceiling
 from attnbench.measure.cupti import Untraceable

@@ -11,7 +11,8 @@ import pytest
 from played_gpu import QUICK, Events, Gpu, subject, values
 
 from attnbench import instruments as module
-from attnbench.core.types import SHORT, Unsupported
+from attnbench.core.backend import Unsupported
+from attnbench.core.policy import SHORT
 from attnbench.instruments import FEW, FEW_TURNS, SHORT_TRACES, TURNS
 from attnbench.measure import graph, timing
 from attnbench.measure.energy import Sustained

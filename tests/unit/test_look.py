@@ -13,7 +13,8 @@ from builders import CPU, H200, environment
 from attnbench import execute, look, run, store
 from attnbench.core.errors import UserError
 from attnbench.core.json import from_json, to_json
-from attnbench.core.types import Device, Job, Record
+from attnbench.core.machine import Device
+from attnbench.core.record import Job, Record
 from attnbench.process import WorkerProcess
 from attnbench.run import Request
 from attnbench.suite import settings

@@ -11,7 +11,8 @@ import pytest
 from builders import CPU, H200, case, ended, environment, measurements, ok, run
 
 from attnbench import derive, metrics
-from attnbench.core.types import Accuracy, Case, Measurement, Record, Shape, TensorError
+from attnbench.core.case import Case, Shape
+from attnbench.core.record import Accuracy, Measurement, Record, TensorError
 from attnbench.derive import Context
 from attnbench.metrics import METRICS
 from attnbench.report.cells import cells

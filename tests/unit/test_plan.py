@@ -10,7 +10,11 @@ import pytest
 from builders import CPU, H200, case
 
 from attnbench import plan
-from attnbench.core.types import Case, Device, Job, Policy, Workspace
+from attnbench.core.backend import Workspace
+from attnbench.core.case import Case
+from attnbench.core.machine import Device
+from attnbench.core.policy import Policy
+from attnbench.core.record import Job
 from attnbench.plan import Answer
 
 CASES = tuple(case(n, causal=c) for n in (1024, 2048, 4096, 8192) for c in (False, True))

@@ -11,7 +11,7 @@ import pytest
 from attnbench import ncu, profile
 from attnbench.core import flops, gpus
 from attnbench.core.errors import UserError
-from attnbench.core.types import Device
+from attnbench.core.machine import Device
 from attnbench.execute import Fleet
 from attnbench.profile import Activity, Profile, Request
 from attnbench.suite import settings
@@ -150,7 +150,7 @@ class FakeFleet(Fleet):
     answers: dict[str, Any]
 
     def probe(self) -> dict[str, Any]:
-        from attnbench.core.types import Probe
+        from attnbench.core.backend import Probe
 
         return {name: Probe(version="1") for name in self.specs}
 

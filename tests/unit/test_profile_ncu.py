@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from attnbench import ncu
+from attnbench.core.case import Case, Shape
 from attnbench.core.json import to_json
-from attnbench.core.types import Case, Device, Shape
+from attnbench.core.machine import Device
 
 HEADER = (
     '"ID","Process ID","Process Name","Host Name","Kernel Name","Context","Stream","Block Size","Grid Size","Device",'
@@ -173,7 +174,7 @@ def test_one_launch_lies_between_start_and_stop(monkeypatch: pytest.MonkeyPatch)
 
     class Watched:
         def prepare(self, case: Case, inputs: Any) -> Any:
-            from attnbench.core.types import Prepared
+            from attnbench.core.backend import Prepared
 
             return Prepared(lambda: said.append("launch"), lambda _: {})
 

@@ -17,7 +17,9 @@ from attnbench import profiling
 from attnbench.backends.eager import Eager
 from attnbench.backends.fake import Fake
 from attnbench.backends.function import Function
-from attnbench.core.types import Case, Device, Shape, Signature, Unsupported
+from attnbench.core.backend import Signature, Unsupported
+from attnbench.core.case import Case, Shape
+from attnbench.core.machine import Device
 from attnbench.measure.cupti import Call, Kernel, Untraceable
 from attnbench.profile import Profile
 from attnbench.worker import Worker

@@ -14,7 +14,9 @@ from builders import case, measurements
 from attnbench import evidence
 from attnbench.backends import BACKENDS, load
 from attnbench.bench import Bench
-from attnbench.core.types import DIRECTIONS, DTYPES, Backend, Case, Device, Prepared, Signature
+from attnbench.core.backend import Backend, Prepared, Signature
+from attnbench.core.case import DIRECTIONS, DTYPES, Case
+from attnbench.core.machine import Device
 from attnbench.instruments import Timing
 from attnbench.measure.cupti import Call, Kernel, Untraceable
 from attnbench.proof import NAME_LENGTH, brief, complaint, computes, counted, covered, decoy

@@ -13,7 +13,9 @@ from torch import Tensor
 
 from attnbench import inputs, reference
 from attnbench.backends.eager import Eager
-from attnbench.core.types import Accuracy, Case, Prepared, Shape
+from attnbench.core.backend import Inputs, Prepared, torch_dtype
+from attnbench.core.case import Case, Shape
+from attnbench.core.record import Accuracy
 from attnbench.reference import checksums, exact
 
 CPU = torch.device("cpu")
@@ -24,7 +26,7 @@ def case(sq=20, sk=20, h=2, h_k=1, d=8, d_v=8, batch=1, dtype="fp32", direction=
     return Case(Shape(batch, sq, sk, h, h_k, d, d_v), dtype, direction, causal, **more)
 
 
-def brute(c: Case, given: inputs.Inputs, offset: int | None = None) -> Results:
+def brute(c: Case, given: Inputs, offset: int | None = None) -> Results:
     """Attention row by row from its definition, in float64; gradients by autograd. A row that sees nothing is 0."""
     q, k, v = (t.double().requires_grad_() for t in (given.q, given.k, given.v))
     s, (left, right) = c.shape, c.window_size
@@ -52,10 +54,10 @@ def brute(c: Case, given: inputs.Inputs, offset: int | None = None) -> Results:
 
 
 def rounded(c: Case, results: Results) -> Results:
-    return {name: t.to(inputs.torch_dtype(c)) for name, t in results.items()}
+    return {name: t.to(torch_dtype(c)) for name, t in results.items()}
 
 
-def setup(c: Case, seed: int = 0) -> tuple[inputs.Inputs, reference.Sample, reference.Reference]:
+def setup(c: Case, seed: int = 0) -> tuple[Inputs, reference.Sample, reference.Reference]:
     given = inputs.make(c, "cpu", seed)
     sample = reference.choose(c, CPU, seed)
     given = reference.check_inputs(c, given, sample)

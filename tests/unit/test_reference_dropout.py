@@ -12,7 +12,8 @@ from torch import Tensor
 
 from attnbench import inputs, reference
 from attnbench.backends.base import Layout, autograd_prepared
-from attnbench.core.types import Case, Prepared, Shape
+from attnbench.core.backend import Inputs, Prepared
+from attnbench.core.case import Case, Shape
 from attnbench.reference import dropout, dropout_check
 
 CPU = torch.device("cpu")
@@ -25,9 +26,7 @@ def case(direction: Any = "fwd", p: float = 0.1, dtype: Any = "fp32", **changes:
     return Case(Shape(**{**sizes, **changes}), dtype, direction, dropout_p=p, **more)
 
 
-def prepared(
-    which: Case, given: inputs.Inputs, layout: Layout = "bshd", mask: Callable[[], Tensor] | None = None
-) -> Prepared:
+def prepared(which: Case, given: Inputs, layout: Layout = "bshd", mask: Callable[[], Tensor] | None = None) -> Prepared:
     """Attention by its definition, in float64, on the mask that is given, else a new one each call."""
     s = which.shape
     size = (s.batch, s.nheads, s.seqlen_q, s.seqlen_k)
@@ -197,7 +196,7 @@ def test_statistics_of_the_output(p: float, changes: dict[str, Any]) -> None:
     assert out(torch.full(size, float("nan"))) != ()
 
 
-def fused_backward(which: Case, given: inputs.Inputs, kept: Tensor, out: Tensor) -> dict[str, Tensor]:
+def fused_backward(which: Case, given: Inputs, kept: Tensor, out: Tensor) -> dict[str, Tensor]:
     """As fused kernels do it, in float64: the sum that is subtracted from a row of dP is dout out', of this `out`.
 
     `kept` and `out` as (batch, nheads, seqlen_q, ...); the results as (batch, seqlen, nheads, headdim).
@@ -211,7 +210,7 @@ def fused_backward(which: Case, given: inputs.Inputs, kept: Tensor, out: Tensor)
     return {name: t.transpose(1, 2) for name, t in results.items()}
 
 
-def weighed(which: Case, given: inputs.Inputs) -> Tensor:
+def weighed(which: Case, given: Inputs) -> Tensor:
     """The probabilities, (batch, nheads, seqlen_q, seqlen_k), before dropout."""
     q, k = (t.transpose(1, 2).double() for t in (given.q, given.k))
     seen = reference.visible(which, torch.arange(which.shape.seqlen_q))
@@ -221,7 +220,7 @@ def weighed(which: Case, given: inputs.Inputs) -> Tensor:
 @dataclass(frozen=True)
 class Fused:
     which: Case
-    given: inputs.Inputs
+    given: Inputs
     kept: Tensor
     answer: reference.Reference
 

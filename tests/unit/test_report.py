@@ -13,7 +13,7 @@ from builders import CPU, H200, SIX, case, decode, ended, forwards, measurements
 from rich.console import Console
 
 from attnbench.core.errors import UserError
-from attnbench.core.types import Accuracy, Record, Run, TensorError
+from attnbench.core.record import Accuracy, Record, Run, TensorError
 from attnbench.report import export, markdown, points, terminal
 from attnbench.report.cells import cells
 from attnbench.report.contents import contents

@@ -17,7 +17,7 @@ from builders import case, ended, measurements, ok, run
 
 from attnbench import metrics, store
 from attnbench.core.errors import UserError
-from attnbench.core.types import Run
+from attnbench.core.record import Run
 from attnbench.report import draw, figures, html, look, points
 from attnbench.report.cells import cells
 

@@ -12,7 +12,7 @@ from rich.console import Console
 
 from attnbench.commands.run import _epilogue
 from attnbench.core.errors import EXIT_INTERRUPTED
-from attnbench.core.types import Forecast, Measurement, Record
+from attnbench.core.record import Forecast, Measurement, Record
 from attnbench.report import cautions, facts, notes, words
 from attnbench.report.cells import cells
 from attnbench.report.forecast import forecast_line

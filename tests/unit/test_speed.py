@@ -26,7 +26,7 @@ from attnbench.columns import COMPARE, ERRORS, REPORT
 from attnbench.compare import compare as comparing
 from attnbench.core import stats
 from attnbench.core.errors import UserError
-from attnbench.core.types import Run
+from attnbench.core.record import Run
 from attnbench.gate.gate import Request, judge
 from attnbench.gate.margins import DEFAULT
 from attnbench.metrics import METRICS, value

@@ -13,7 +13,7 @@ from builders import case, ended, job, measurements, ok, run
 
 from attnbench import store
 from attnbench.core.errors import UserError
-from attnbench.core.types import Record, Run
+from attnbench.core.record import Record, Run
 
 CASES = [case(n, causal=c) for n in (1024, 2048, 4096) for c in (False, True)]
 RECORDS = (

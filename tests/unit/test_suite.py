@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from attnbench import suite
+from attnbench.core.case import Case, Shape
 from attnbench.core.errors import UserError
-from attnbench.core.types import Case, Policy, Shape
+from attnbench.core.policy import Policy
 
 AXES = {"seqlen": "1k", "headdim": 64}
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from attnbench.core.types import Policy
+from attnbench.core.policy import Policy
 from attnbench.measure import timing
 from attnbench.measure.timing import (
     AGREE,

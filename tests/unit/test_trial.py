@@ -8,7 +8,7 @@ from typing import Any
 from builders import H200
 from healthy_h200 import CASES
 
-from attnbench.core.types import Job, Measurement, Record
+from attnbench.core.record import Job, Measurement, Record
 from attnbench.trial import MAX_TURNS, Trial, label, try_out
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from attnbench.backends.triton import Triton
-from attnbench.core.types import Case, Device, Shape
+from attnbench.core.case import Case, Shape
+from attnbench.core.machine import Device
 
 
 def case(dtype: str = "fp16", headdim: int = 64, headdim_v: int = 64, **fields) -> Case:

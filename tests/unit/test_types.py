@@ -11,20 +11,11 @@ from dataclasses import replace
 import pytest
 from builders import CPU, H200, case, environment, ok, shape
 
+from attnbench.core.case import Case, Shape
 from attnbench.core.json import from_json, to_json
-from attnbench.core.types import (
-    INSTRUMENTS,
-    Accuracy,
-    Case,
-    Device,
-    Environment,
-    Forecast,
-    Job,
-    Policy,
-    Record,
-    Shape,
-    TensorError,
-)
+from attnbench.core.machine import Device, Environment
+from attnbench.core.policy import INSTRUMENTS, Policy
+from attnbench.core.record import Accuracy, Forecast, Job, Record, TensorError
 
 PLAIN = Case(Shape(4, 4096, 4096, 16, 16, 128, 128), "bf16", "fwd")
 RICH = Case(Shape(1, 1, 8192, 32, 8, 192, 128), "fp16", "bwd", True, (128, None), softcap=30.0, dropout_p=0.1)

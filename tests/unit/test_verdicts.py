@@ -11,7 +11,7 @@ import pytest
 from builders import CPU, environment
 from healthy_h200 import CASES, HOST, QUIET, WORKS, Nvml, changed, complaints, facts, judged, trial
 
-from attnbench.core.types import Record
+from attnbench.core.record import Record
 from attnbench.trial import Trial
 from attnbench.verdicts import judge, judge_trial
 

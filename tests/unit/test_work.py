@@ -9,8 +9,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from attnbench.core.case import Case, Shape
 from attnbench.core.flops import flops, nbytes, visible_pairs
-from attnbench.core.types import Case, Shape
 
 lengths = st.integers(1, 24)
 side = st.none() | st.integers(0, 30)

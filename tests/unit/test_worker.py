@@ -11,7 +11,7 @@ import pytest
 from attnbench import worker
 from attnbench.backends import BACKENDS
 from attnbench.core.json import to_json
-from attnbench.core.types import Device
+from attnbench.core.machine import Device
 from attnbench.worker import Worker
 
 CPU = Device("cpu", 0, "CPU", 2**30, 2**30)

@@ -9,8 +9,8 @@ from attnbench.compare.compare import Comparison
 from attnbench.compare.longest import Fit
 from attnbench.compare.machines import Machine
 from attnbench.compare.ratios import ROUNDS, SAMPLES, Ratio
+from attnbench.core.case import Case
 from attnbench.core.sizes import short
-from attnbench.core.types import Case
 from attnbench.metrics import digits
 from attnbench.report import words
 from attnbench.report.compare.answer import ONE_ROUND, number, times

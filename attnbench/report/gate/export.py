@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from attnbench.core.types import Run
+from attnbench.core.record import Run
 from attnbench.gate.comparable import Difference
 from attnbench.gate.findings import VERDICTS, Finding
 from attnbench.gate.gate import Judgement

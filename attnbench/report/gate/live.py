@@ -9,8 +9,8 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
+from attnbench.core.record import Job, Record, Run
 from attnbench.core.sizes import duration
-from attnbench.core.types import Job, Record, Run
 from attnbench.report import words
 from attnbench.report.live import Line
 
