@@ -24,7 +24,7 @@ VARIABLES: Mapping[str, str] = {
     "QUACK_CACHE_DIR": "quack",
     "TVM_FFI_CACHE_DIR": "tvm",
     "CUDA_CACHE_PATH": "cuda",
-    "ATTNBENCH_CACHE_DIR": "attnbench",  # block sizes that kernels/choices.py found
+    "ATTNBENCH_CACHE_DIR": "attnbench",  # block sizes that backends/triton/tuned_blocks.py found
     "TMPDIR": "tmp",
 }
 DOWNLOADS = ".cache/flashinfer/cubins"  # under FLASHINFER_WORKSPACE_BASE

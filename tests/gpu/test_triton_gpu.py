@@ -14,7 +14,7 @@ pytestmark = [
     pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="TRITON_INTERPRET=1: nothing would compile"),
 ]
 if torch.cuda.is_available():
-    kernels = pytest.importorskip("attnbench.kernels.attention")
+    kernels = pytest.importorskip("attnbench.backends.triton.attention")
     attention, attention_varlen = kernels.attention, kernels.attention_varlen
 
 Tensors = tuple[Tensor, ...]
@@ -233,12 +233,12 @@ def test_float8_is_no_worse_than_rounding_the_weights_to_float8(sq: int, d: int)
 
 
 def test_a_split_decode_agrees_with_one_stretch(monkeypatch: pytest.MonkeyPatch) -> None:
-    from attnbench.kernels import attention_decode
+    from attnbench.backends.triton import decode
 
     inputs = make(1, 20000, 8, 2, 128, 128, torch.bfloat16)
     with torch.no_grad():
         split = attention(*inputs[:3], causal=True)
-        monkeypatch.setattr(attention_decode, "splits_for", lambda *_: 1)
+        monkeypatch.setattr(decode, "splits_for", lambda *_: 1)
         whole = attention(*inputs[:3], causal=True)
     exact = reference(*(t.double() for t in inputs), True)[0]
     error, allowed = ((t.double() - exact).abs().max().item() for t in (split, whole))

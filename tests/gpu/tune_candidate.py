@@ -7,7 +7,7 @@
 
     {"candidates": {"dkdv d64": ["64x128x8x3", "64x64x4x3-t"]}}
 
-asks what machine this is, and which of these are what attention_config.py has for it. With the argument --dry all is
+asks what machine this is, and which of these are what block_sizes.py has for it. With the argument --dry all is
 tiny, on a CPU, for which TRITON_INTERPRET=1 must be set.
 """
 
@@ -28,17 +28,17 @@ import triton
 from torch import Tensor
 
 from attnbench import environment, inputs, worker
+from attnbench.backends.triton import block_sizes as config
+from attnbench.backends.triton.backward import attention_backward
+from attnbench.backends.triton.block_sizes import Blocks
+from attnbench.backends.triton.forward import attention_forward
+from attnbench.backends.triton.problem import LOG2_E, dense
 from attnbench.core.backend import Inputs
 from attnbench.core.case import Case, Shape
 from attnbench.core.flops import flops
 from attnbench.core.policy import Policy
 from attnbench.core.stats import median
 from attnbench.instruments import Instruments, Subject
-from attnbench.kernels import attention_config as config
-from attnbench.kernels.attention_bwd import attention_backward
-from attnbench.kernels.attention_config import Blocks
-from attnbench.kernels.attention_fwd import attention_forward
-from attnbench.kernels.attention_problem import LOG2_E, dense
 
 # Rounding to bf16 what the kernels round (P, dS, results), in textbook attention of 4096 tokens on a CPU, changes up to
 # 2.6e-3 of the whole and 8e-3 of the row that suffers most. This is 3 times the one, and a tenth of 10 times the other.

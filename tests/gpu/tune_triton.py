@@ -1,4 +1,4 @@
-"""How a row of attnbench/kernels/attention_config.py is found: each candidate is compiled, checked and timed on a GPU.
+"""How a row of attnbench/backends/triton/block_sizes.py is found: each candidate is compiled, checked and timed on a GPU.
 
     python tests/gpu/tune_triton.py                               all rows; a minute on an H200 with 16 cores
     python tests/gpu/tune_triton.py --only d128 bwd --out f.json  rows whose name has both words; all figures to a file
@@ -17,7 +17,7 @@ for ahead, max168 for at most that many registers a thread. Its way (tune_candid
 4. If right, it is timed as attnbench times: CUDA events, L2 cold, bursts with pauses, the median.
 
 dk/dv and dq are timed apart, each by the matmuls that it does (4 and 3, though both together count as 5), then the best
-of both together. "table" marks what attention_config.py has now. Candidates are chosen for Hopper, from registers and
+of both together. "table" marks what block_sizes.py has now. Candidates are chosen for Hopper, from registers and
 spills (`python tests/unit/triton_registers.py`); what another GPU cannot do fails there.
 
 Exit code 1 where a row got no figure, or what the table has is wrong or failed; 2 without a GPU.

@@ -10,7 +10,7 @@ import torch
 
 from attnbench import environment, inputs, reference
 from attnbench.backends import BACKENDS, load
-from attnbench.backends.triton import Triton
+from attnbench.backends.triton.backend import Triton
 from attnbench.core import fp8
 from attnbench.core.backend import Inputs, Prepared
 from attnbench.core.case import Case, Shape
@@ -145,7 +145,7 @@ def test_where_triton_takes_it(monkeypatch: pytest.MonkeyPatch, device: Device, 
 def test_triton_reads_e4m3_with_the_scale_of_each(monkeypatch: pytest.MonkeyPatch, given: Inputs) -> None:
     """The kernel itself is tested in test_triton_kernel.py, and on a GPU."""
     pytest.importorskip("triton")
-    from attnbench.kernels import attention as kernel
+    from attnbench.backends.triton import attention as kernel
 
     def stand_in(q: Any, k: Any, v: Any, *, softmax_scale: float, descale: Any, causal: bool, **_: Any) -> torch.Tensor:
         assert causal

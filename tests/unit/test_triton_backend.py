@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from attnbench.backends.triton import Triton
+from attnbench.backends.triton.backend import Triton
 from attnbench.core.case import Case, Shape
 from attnbench.core.machine import Device
 

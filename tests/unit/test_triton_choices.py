@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from attnbench.kernels import choices
+from attnbench.backends.triton import tuned_blocks
 
 A, B, C = (64, 64, 4, 2), (128, 64, 8, 3), (64, 128, 4, 3)
 
@@ -23,7 +23,7 @@ class Clock:
 
 def test_the_fastest_is_chosen() -> None:
     took = {A: 3e-3, B: 1e-3, C: 2e-3}
-    best, seconds = choices.search([A, B, C], took.__getitem__)
+    best, seconds = tuned_blocks.search([A, B, C], took.__getitem__)
     assert best == B
     assert seconds == {"64x64x4x2": 3e-3, "128x64x8x3": 1e-3, "64x128x4x3": 2e-3}
 
@@ -31,34 +31,34 @@ def test_the_fastest_is_chosen() -> None:
 def test_the_search_stops_at_its_budget_but_tries_one() -> None:
     clock = Clock()
 
-    def slow(_: choices.Sizes) -> float:
+    def slow(_: tuned_blocks.Sizes) -> float:
         clock.now += 12.0  # a compilation
         return 1.0 - clock.now / 1000  # each faster than the one before
 
-    best, seconds = choices.search([A, B, C], slow, budget_s=20.0, clock=clock)
+    best, seconds = tuned_blocks.search([A, B, C], slow, budget_s=20.0, clock=clock)
     assert best == B
     assert len(seconds) == 2
-    best, seconds = choices.search([A, B, C], slow, budget_s=0.0, clock=clock)
+    best, seconds = tuned_blocks.search([A, B, C], slow, budget_s=0.0, clock=clock)
     assert best == A
     assert len(seconds) == 1
 
 
 def test_a_candidate_that_fails_is_passed_over() -> None:
-    def time_one(sizes: choices.Sizes) -> float:
+    def time_one(sizes: tuned_blocks.Sizes) -> float:
         if sizes != C:
             raise RuntimeError("out of shared memory")
         return 1.0
 
-    assert choices.search([A, B, C], time_one)[0] == C
-    assert choices.search([A, B], time_one) == (A, {})
+    assert tuned_blocks.search([A, B, C], time_one)[0] == C
+    assert tuned_blocks.search([A, B], time_one) == (A, {})
 
 
 def test_a_choice_is_kept_beside_others(tmp_path: Path) -> None:
     path = tmp_path / "new" / "triton-blocks.json"
-    assert choices.keep(path, "one", A, {"64x64x4x2": 1e-3})
-    assert choices.keep(path, "two", B, {})
-    assert choices.keep(path, "one", C, {})
-    assert {key: tuple(entry["blocks"]) for key, entry in choices.read(path).items()} == {"one": C, "two": B}
+    assert tuned_blocks.keep(path, "one", A, {"64x64x4x2": 1e-3})
+    assert tuned_blocks.keep(path, "two", B, {})
+    assert tuned_blocks.keep(path, "one", C, {})
+    assert {key: tuple(entry["blocks"]) for key, entry in tuned_blocks.read(path).items()} == {"one": C, "two": B}
     assert [p.name for p in path.parent.iterdir()] == ["triton-blocks.json"]  # no temporary file stays
 
 
@@ -79,49 +79,51 @@ def test_a_choice_is_kept_beside_others(tmp_path: Path) -> None:
 def test_a_damaged_file_is_an_empty_one_and_is_replaced(tmp_path: Path, text: str) -> None:
     path = tmp_path / "triton-blocks.json"
     path.write_text(text)
-    assert choices.read(path) == {}
-    assert choices.keep(path, "k", A, {})
-    assert choices.read(path)["k"]["blocks"] == list(A)
+    assert tuned_blocks.read(path) == {}
+    assert tuned_blocks.keep(path, "k", A, {})
+    assert tuned_blocks.read(path)["k"]["blocks"] == list(A)
 
 
 def test_bytes_that_are_no_text(tmp_path: Path) -> None:
     path = tmp_path / "triton-blocks.json"
     path.write_bytes(b"\xff\xfe\x00")
-    assert choices.read(path) == {}
+    assert tuned_blocks.read(path) == {}
 
 
 def test_a_place_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    assert not choices.keep(tmp_path / "file" / "triton-blocks.json", "k", A, {})
+    assert not tuned_blocks.keep(tmp_path / "file" / "triton-blocks.json", "k", A, {})
 
 
 def test_where_it_is_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "x"))
     monkeypatch.delenv("ATTNBENCH_CACHE_DIR", raising=False)
-    assert choices.cache_file() == tmp_path / "x" / "attnbench" / "triton-blocks.json"
+    assert tuned_blocks.cache_file() == tmp_path / "x" / "attnbench" / "triton-blocks.json"
     monkeypatch.setenv("ATTNBENCH_CACHE_DIR", str(tmp_path / "y"))
-    assert choices.cache_file() == tmp_path / "y" / "triton-blocks.json"
+    assert tuned_blocks.cache_file() == tmp_path / "y" / "triton-blocks.json"
 
 
 def test_printed_and_forgotten(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("ATTNBENCH_CACHE_DIR", str(tmp_path))
-    choices.keep(choices.cache_file(), "sm_120 triton-3.6.0 fwd 128 128", B, {"128x64x8x3": 1e-3, "64x64x4x2": 2e-3})
-    assert choices.main([]) == 0
+    tuned_blocks.keep(
+        tuned_blocks.cache_file(), "sm_120 triton-3.6.0 fwd 128 128", B, {"128x64x8x3": 1e-3, "64x64x4x2": 2e-3}
+    )
+    assert tuned_blocks.main([]) == 0
     said = capsys.readouterr().out
     assert "1 choices" in said
     assert "stages 128x64x8x3; tried 128x64x8x3 1000 us, 64x64x4x2 2000 us" in said
-    assert choices.main(["--clear"]) == 0
-    assert not choices.cache_file().exists()
-    assert choices.main(["--clear"]) == 0
-    assert choices.main(["--what"]) == 2
+    assert tuned_blocks.main(["--clear"]) == 0
+    assert not tuned_blocks.cache_file().exists()
+    assert tuned_blocks.main(["--clear"]) == 0
+    assert tuned_blocks.main(["--what"]) == 2
 
 
 def test_a_gpu_without_a_measured_row_is_searched_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     pytest.importorskip("triton")
-    from attnbench.kernels import attention_config as config
-    from attnbench.kernels import attention_launch as launch
+    from attnbench.backends.triton import block_sizes as config
+    from attnbench.backends.triton import launch as launch
 
     rows = (config.Blocks(*A), config.Blocks(*B), config.Blocks(*C, tma=True))
     timed, ran = [], []
@@ -152,7 +154,7 @@ def test_a_gpu_without_a_measured_row_is_searched_once(monkeypatch: pytest.Monke
     assert len(timed) == 3
     call("full")
     assert len(timed) == 6
-    entry = json.loads(choices.cache_file().read_text())["choices"]
+    entry = json.loads(tuned_blocks.cache_file().read_text())["choices"]
     assert any(key.startswith("sm_120 triton-") and key.endswith("fwd 64 64 torch.float32 causal") for key in entry)
 
     launch._found.clear()

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from triton_attention import INTERPRET, attention_config, interpreter  # noqa: F401  before anything imports kernels
+from triton_attention import INTERPRET, block_sizes, interpreter  # noqa: F401  before anything imports kernels
 
 ROOT = Path(__file__).parents[2]
 dry = pytest.mark.skipif(not INTERPRET, reason="on a machine with a GPU the kernels are not interpreted here")
@@ -59,15 +59,13 @@ def test_a_backward_is_checked_and_timed(candidate: ModuleType, kernels: tuple[s
 
 @dry
 def test_it_runs_what_it_is_asked_for(candidate: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-    from attnbench.kernels import attention_fwd
+    from attnbench.backends.triton import forward
 
     ran = []
-    launch = attention_fwd.launch
-    monkeypatch.setattr(
-        attention_fwd, "launch", lambda f, blocks, *a, **k: (ran.append(blocks), launch(f, blocks, *a, **k))
-    )
+    launch = forward.launch
+    monkeypatch.setattr(forward, "launch", lambda f, blocks, *a, **k: (ran.append(blocks), launch(f, blocks, *a, **k)))
     candidate.judge("d64 16k full fwd", {"fwd": "32x64x4x1-tr"}, True, True)
-    assert ran == [attention_config.Blocks(32, 64, 4, 1, tma=True, resident=True)]
+    assert ran == [block_sizes.Blocks(32, 64, 4, 1, tma=True, resident=True)]
 
 
 def one_row(out: Tensor, lse: Tensor) -> tuple[Tensor, Tensor]:
@@ -98,10 +96,10 @@ def test_what_is_wrong_is_named(
 
 def test_candidates_are_what_they_say_and_hold_the_tables_rows(script: ModuleType, candidate: ModuleType) -> None:
     made = candidate.blocks_of("64x128x4x3-tra-max168")
-    assert made == attention_config.Blocks(64, 128, 4, 3, True, True, True, max_registers=168)
+    assert made == block_sizes.Blocks(64, 128, 4, 3, True, True, True, max_registers=168)
     known = {key: list(map(candidate.blocks_of, texts.split())) for key, texts in script.CANDIDATES.items()}
     assert all(len(set(some)) == len(some) for some in known.values())
-    for kernel, rows in attention_config._HOPPER.items():
+    for kernel, rows in block_sizes._HOPPER.items():
         for d, row in rows.items():
             assert set(row) <= set(known[f"{kernel} d{d}"])
 

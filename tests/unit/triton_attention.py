@@ -22,9 +22,9 @@ with pytest.MonkeyPatch.context() as patch:
     if INTERPRET:
         patch.setenv("TRITON_INTERPRET", "1")
     triton = pytest.importorskip("triton")
-    from attnbench.kernels import attention_config, attention_decode
-    from attnbench.kernels.attention import attention, attention_varlen  # noqa: F401  with the rest of what tests take from here
-    from attnbench.kernels.attention_fwd import _forward
+    from attnbench.backends.triton import block_sizes, decode
+    from attnbench.backends.triton.attention import attention, attention_varlen  # noqa: F401
+    from attnbench.backends.triton.forward import _forward
 
 if INTERPRET and not all(
     "Interpreted" in type(f).__name__ for f in (_forward, triton.language.sum, triton.language.cdiv)
@@ -154,8 +154,8 @@ def kernels(
     short: bool = False,
 ) -> Iterator[None]:
     """These block sizes for every kernel, and the decode kernel where it can be used (`short`) or never."""
-    blocks = attention_config.Blocks(block_m, block_n, 4, 1, tma=tma, resident=resident, ahead=ahead)
+    blocks = block_sizes.Blocks(block_m, block_n, 4, 1, tma=tma, resident=resident, ahead=ahead)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(attention_config, "candidates", lambda *_: (blocks,))
-        patch.setattr(attention_decode, "MAX_ROWS", 1 << 20 if short else 0)
+        patch.setattr(block_sizes, "candidates", lambda *_: (blocks,))
+        patch.setattr(decode, "MAX_ROWS", 1 << 20 if short else 0)
         yield

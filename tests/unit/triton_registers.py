@@ -28,11 +28,11 @@ from triton.backends.compiler import GPUTarget
 from triton.backends.nvidia.compiler import get_ptxas
 from triton.compiler import ASTSource
 
-from attnbench.kernels import attention_config as config
-from attnbench.kernels.attention_decode import _decode
-from attnbench.kernels.attention_dkdv import _dk_dv
-from attnbench.kernels.attention_dq import _dq
-from attnbench.kernels.attention_fwd import _forward
+from attnbench.backends.triton import block_sizes as config
+from attnbench.backends.triton.decode import _decode
+from attnbench.backends.triton.dkdv import _dk_dv
+from attnbench.backends.triton.dq import _dq
+from attnbench.backends.triton.forward import _forward
 
 KERNELS = {"fwd": _forward, "dkdv": _dk_dv, "dq": _dq, "decode": _decode}
 FEATURES = ("LEFT", "RIGHT", "SOFTCAP", "VARLEN", "FP8", "TMA", "RESIDENT", "AHEAD", "WARP_SPECIALIZE")

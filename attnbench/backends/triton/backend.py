@@ -1,4 +1,4 @@
-"""`triton`: attnbench's own exact attention in Triton (attnbench/kernels/attention.py), forward and backward."""
+"""`triton`: attnbench's own exact attention in Triton (attnbench/backends/triton/attention.py), forward and backward."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Triton(BackendBase):
         return Signature(forward + (("^_delta$", "^_dk_dv$", "^_dq$") if case.has_backward else ()))
 
     def prepare(self, case: Case, inputs: Inputs) -> Prepared:
-        from attnbench.kernels.attention import attention
+        from attnbench.backends.triton.attention import attention
 
         fn = functools.partial(
             attention,

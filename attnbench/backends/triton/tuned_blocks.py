@@ -1,7 +1,7 @@
-"""Block sizes that were found by timing on this machine: where attention_config.py has no measured row for a GPU.
+"""Block sizes that were found by timing on this machine: where block_sizes.py has no measured row for a GPU.
 
-    python -m attnbench.kernels.choices            print what was found, and where it is kept
-    python -m attnbench.kernels.choices --clear    forget it, as after a change of clocks or driver
+    python -m attnbench.backends.triton.tuned_blocks            print what was found, and where it is kept
+    python -m attnbench.backends.triton.tuned_blocks --clear    forget it, as after a change of clocks or driver
 
 A choice is made at the first call that needs it: each of a few candidates is compiled and timed on that call's own
 tensors, so the search counts as that call's time. It stops at BUDGET_S; a candidate already begun is finished, since

@@ -2,7 +2,7 @@
 
     S = softmax_scale * Q K^T        P = softmax(S) over keys        O = P V
 
-**Forward** (attention_fwd.py). One program owns BLOCK_M queries of one head and walks over the keys in blocks
+**Forward** (forward.py). One program owns BLOCK_M queries of one head and walks over the keys in blocks
 (Rabe and Staats, arXiv 2112.05682; FlashAttention, arXiv 2205.14135). The softmax needs the maximum and the sum of a
 whole row, which it has not seen yet; so it keeps both for the keys so far, and when a block raises the maximum from m
 to m', it multiplies the sum and the output so far by exp(m - m'). This "online softmax" is exact, not approximate
@@ -20,14 +20,14 @@ and there are two loops:
 
 A query that sees no key (its row of P is empty, 0/0) has output 0, gradient 0 and log-sum-exp -inf.
 
-**Backward** (attention_bwd.py) recomputes P = exp2(S - logsumexp) block by block from Q, K and the saved
+**Backward** (backward.py) recomputes P = exp2(S - logsumexp) block by block from Q, K and the saved
 log-sum-exp: cheaper than reading a stored P. With dP = dO V^T and delta = rowsum(dO * O), which equals
 rowsum(dP * P) and so needs no second pass over the keys:
 
     dV = P^T dO        dS = P * (dP - delta)        dQ = softmax_scale * dS K        dK = softmax_scale * dS^T Q
 
 Three kernels: delta; dK and dV (attention_dkdv.py), where a program owns a block of keys and walks over the queries;
-dQ (attention_dq.py), where it owns queries and walks over keys. S is thus computed twice, 7 matmuls instead of 5, and
+dQ (dq.py), where it owns queries and walks over keys. S is thus computed twice, 7 matmuls instead of 5, and
 in exchange no two programs write the same element: no atomics, and the result is the same bits every time. With
 grouped heads (GQA, MQA) the dK/dV program walks over all the query heads that share its key head; K and V are never
 expanded.
@@ -37,7 +37,7 @@ expanded.
 **Variable lengths**: a program reads where its sequence begins and how long it is from cu_seqlens; those that the
 longest sequence has and its own has not do nothing.
 
-**Few queries** (attention_decode.py): the length of the keys is split over programs, as in Flash-Decoding.
+**Few queries** (decode.py): the length of the keys is split over programs, as in Flash-Decoding.
 
 **Precision**: scores, softmax and sums in fp32; P and dS are rounded to the input's dtype before they enter a matmul,
 as in FlashAttention. fp32 inputs use true fp32 arithmetic ("ieee"), not TF32. fp8 inputs (e4m3, forward only) come
@@ -57,10 +57,10 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from attnbench.kernels.attention_bwd import attention_backward
-from attnbench.kernels.attention_decode import attention_decode, is_short
-from attnbench.kernels.attention_fwd import attention_forward
-from attnbench.kernels.attention_problem import Problem, Window, dense, varlen
+from attnbench.backends.triton.backward import attention_backward
+from attnbench.backends.triton.decode import attention_decode, is_short
+from attnbench.backends.triton.forward import attention_forward
+from attnbench.backends.triton.problem import Problem, Window, dense, varlen
 
 Descale = tuple[Tensor, Tensor, Tensor]
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from attnbench.kernels.attention_blocks import hide, load_map, load_rows, place, sequence, store_rows, tanh
+from attnbench.backends.triton.device_functions import hide, load_map, load_rows, place, sequence, store_rows, tanh
 
 
 @triton.jit(

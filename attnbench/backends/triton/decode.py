@@ -20,11 +20,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from attnbench.kernels.attention_blocks import keys_seen, sequence
-from attnbench.kernels.attention_config import Blocks, blocks_for, dims, padded, splits_for
-from attnbench.kernels.attention_fwd import descaled, divided, forward_block, results, turned
-from attnbench.kernels.attention_launch import launch
-from attnbench.kernels.attention_problem import Problem
+from attnbench.backends.triton.block_sizes import Blocks, blocks_for, dims, padded, splits_for
+from attnbench.backends.triton.device_functions import keys_seen, sequence
+from attnbench.backends.triton.forward import descaled, divided, forward_block, results, turned
+from attnbench.backends.triton.launch import launch
+from attnbench.backends.triton.problem import Problem
 
 MAX_ROWS = 64  # queries times query heads per key head; with more, the plain forward's blocks are full enough
 

@@ -11,36 +11,36 @@ import triton
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from attnbench.kernels import attention_config as config
-from attnbench.kernels import choices
-from attnbench.kernels.attention_config import Blocks, Kernel
+from attnbench.backends.triton import block_sizes as config
+from attnbench.backends.triton import tuned_blocks
+from attnbench.backends.triton.block_sizes import Blocks, Kernel
 
 
 def launch_best(kernel: Kernel, q: Tensor, v: Tensor, mask: str, maps: bool, run: Callable[[Blocks], None]) -> None:
-    """Run with the block sizes for these tensors, found by timing where no table has them: see choices.py.
+    """Run with the block sizes for these tensors, found by timing where no table has them: see tuned_blocks.py.
 
     `maps`: whether tensor maps can be made of all that the kernel reads.
     """
     sizes, device = config.widths(q, v), config.index_of(q)
     rows = config.candidates(kernel, *sizes, q.element_size(), device, maps, mask != "full")
-    if len(rows) == 1 or device is None or config.architecture(device) in config.MEASURED or not choices.wanted():
+    if len(rows) == 1 or device is None or config.architecture(device) in config.MEASURED or not tuned_blocks.wanted():
         return run(rows[0])
     key = f"{config.architecture(device)} triton-{triton.__version__} {kernel} {sizes[0]} {sizes[1]} {q.dtype} {mask}"
     if key not in _found:
-        path = choices.cache_file()
-        known = choices.read(path).get(key, {}).get("blocks")
+        path = tuned_blocks.cache_file()
+        known = tuned_blocks.read(path).get(key, {}).get("blocks")
         found = next((c for c in rows if list(c) == known), None)
         if found is None:
             if torch.cuda.is_current_stream_capturing():  # nothing can be timed now
                 return run(rows[0])
-            best, seconds = choices.search(list(rows), lambda c: _seconds(lambda: run(Blocks(*c)), q))
+            best, seconds = tuned_blocks.search(list(rows), lambda c: _seconds(lambda: run(Blocks(*c)), q))
             found = Blocks(*best)
-            choices.keep(path, key, found, seconds)
+            tuned_blocks.keep(path, key, found, seconds)
         _found[key] = found
     return run(_found[key])
 
 
-_found: dict[str, Blocks] = {}  # what choices.py found or read in this process
+_found: dict[str, Blocks] = {}  # what tuned_blocks.py found or read in this process
 
 
 def _seconds(run: Callable[[], None], q: Tensor) -> float:

@@ -11,7 +11,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from attnbench.kernels.attention_blocks import (
+from attnbench.backends.triton.block_sizes import Blocks, dims, heads_per_section
+from attnbench.backends.triton.device_functions import (
     hide,
     keys_seen,
     load_map,
@@ -23,9 +24,8 @@ from attnbench.kernels.attention_blocks import (
     store_rows,
     tanh,
 )
-from attnbench.kernels.attention_config import Blocks, dims, heads_per_section
-from attnbench.kernels.attention_launch import launch, launch_best, mappable, tensor_maps
-from attnbench.kernels.attention_problem import FLOAT8, Problem
+from attnbench.backends.triton.launch import launch, launch_best, mappable, tensor_maps
+from attnbench.backends.triton.problem import FLOAT8, Problem
 
 # P is at most 1. Times 2^8 it uses the range of e4m3 (2^-9 to 448) better: what is under 2^-17 is lost, not 2^-9.
 FLOAT8_SHIFT = tl.constexpr(8.0)

@@ -1,7 +1,7 @@
 """Block sizes of the attention kernels, the order of their programs, and what all of them share.
 
 For Hopper and inputs of 16 bits the rows are fixed: what was fastest on an H200 (docs/triton-kernel.md). On another GPU
-the few rows that fit are timed at the first call that needs them (choices.py), which counts as its time.
+the few rows that fit are timed at the first call that needs them (tuned_blocks.py), which counts as its time.
 
 How the other tables were made. The starting point were those that PyTorch's FlexAttention found by search on an H100
 (torch/_inductor/template_heuristics/triton.py); each row was then compiled for its GPU (sm_90, sm_80, sm_86; Triton

@@ -11,12 +11,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from attnbench.kernels.attention_blocks import load_rows
-from attnbench.kernels.attention_config import Blocks, dims, heads_per_section
-from attnbench.kernels.attention_dkdv import _dk_dv
-from attnbench.kernels.attention_dq import _dq
-from attnbench.kernels.attention_launch import Part, launch, launch_best, mappable, row_maps, tensor_maps
-from attnbench.kernels.attention_problem import Problem
+from attnbench.backends.triton.block_sizes import Blocks, dims, heads_per_section
+from attnbench.backends.triton.device_functions import load_rows
+from attnbench.backends.triton.dkdv import _dk_dv
+from attnbench.backends.triton.dq import _dq
+from attnbench.backends.triton.launch import Part, launch, launch_best, mappable, row_maps, tensor_maps
+from attnbench.backends.triton.problem import Problem
 
 PADDING = 128  # log-sum-exp and delta go on to a multiple of it: no block of queries needs a mask for them
 

@@ -1,1 +1,0 @@
-"""attnbench's own Triton kernels."""
