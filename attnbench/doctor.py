@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from attnbench import fitness
 from attnbench.backends import BACKENDS
 from attnbench.choose import device_name
 from attnbench.core.case import Case
@@ -21,6 +20,7 @@ from attnbench.execute import Fleet, ends_well
 from attnbench.look import look
 from attnbench.trial import PAIR, Trial, trial_cases, try_out
 from attnbench.verdicts import LEVELS, Finding, Level, judge, judge_trial, unfit
+from attnbench.worker import machine_facts
 
 EXIT_CODES: Mapping[Level, int] = {"ok": 0, "warning": 1, "unfit": EXIT_UNFIT}
 
@@ -49,7 +49,7 @@ class Diagnosis:
 
 def diagnose(asked: str, say: Callable[[str], None], *, quick: bool = False) -> Diagnosis:
     """Looks at the device that was asked for and tries it; `say` hears what goes on. Raises UserError without one."""
-    facts: dict[str, Any] = {"asked": device_name(asked), "host": fitness.host()}
+    facts: dict[str, Any] = {"asked": device_name(asked), "host": machine_facts.host()}
     fleet = Fleet({})
     with ends_well(fleet):
         say("looking at the device")

@@ -94,7 +94,7 @@ def command(ncu: str, log: Path, python: str | None, request: Mapping[str, Any])
         "--target-processes": "all",
     }
     words = [word for pair in options.items() for word in pair]
-    return [ncu, "--csv", *words, python or sys.executable, "-m", "attnbench.once", json.dumps(request)]
+    return [ncu, "--csv", *words, python or sys.executable, "-m", "attnbench.worker.ncu_launch", json.dumps(request)]
 
 
 def measure(ncu: str, python: str | None, request: Mapping[str, Any]) -> Traffic:

@@ -28,7 +28,7 @@ class WorkerHung(Exception):
 
 
 class WorkerProcess:
-    """`PYTHON -m attnbench.worker`, in a session of its own so that Ctrl-C reaches only the parent."""
+    """`PYTHON -m attnbench.worker.serve`, in a session of its own so that Ctrl-C reaches only the parent."""
 
     def __init__(
         self,

@@ -18,12 +18,12 @@ from typing import Any
 import pytest
 import torch
 
-from attnbench import inputs, proof, reference
 from attnbench.backends import BACKENDS, load
 from attnbench.core.backend import Backend, Inputs, Prepared, Signature, Unsupported
 from attnbench.core.case import Case, Shape
 from attnbench.core.machine import Device
-from attnbench.measure.operators import operators
+from attnbench.worker import inputs, kernel_rules, reference
+from attnbench.worker.measure.operators import operators
 
 OWN = "own-function"
 REQUIRED = {name for name in os.environ.get("ATTNBENCH_REQUIRE", "").split(",") if name}
@@ -194,7 +194,8 @@ def test_nothing_heavy_is_imported_to_ask(name: str) -> None:
 import sys
 before = set(sys.modules)
 from attnbench.backends import load
-from attnbench.types import Case, Device, Shape
+from attnbench.core.case import Case, Shape
+from attnbench.core.machine import Device
 backend = load({name!r}, {BACKENDS[name]!r})
 case = Case(Shape(1, 64, 64, 2, 2, 64, 64), "fp16", "bwd", causal=True)
 for device in (Device("cuda", 0, "", 1, 1, (9, 0)), Device("cpu", 0, "", 1, 1)):
@@ -249,9 +250,9 @@ def test_what_runs_is_what_it_says_and_naming_runs_nothing(backend: Backend, cas
     """`canonical` gives views: what it computed would be in nobody's time."""
     given = inputs.make(case, DEVICE.kind, seed=0)
     prepared, raw = prepared_or_skip(backend, case, given)
-    assert proof.computes(operators(lambda: prepared.canonical(raw))) is None
+    assert kernel_rules.computes(operators(lambda: prepared.canonical(raw))) is None
     if DEVICE.kind == "cpu" and (ran := operators(prepared.launch)):
-        assert proof.complaint(case, backend.signature(case, DEVICE), proof.counted(ran)) is None
+        assert kernel_rules.complaint(case, backend.signature(case, DEVICE), kernel_rules.counted(ran)) is None
 
 
 @pytest.mark.usefixtures("taken")

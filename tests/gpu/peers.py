@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
 
-from attnbench.bench import Bench
 from attnbench.core import stats
 from attnbench.core.policy import Policy
-from attnbench.measure.timing import Pacer, collect, nothing, pause
+from attnbench.worker.measure.sampling import Pacer, collect, nothing, pause
+from attnbench.worker.measure_cell import Bench
 
 TURNS, BURSTS, REST = 5, 4, 0.05  # REST in seconds
 SHORTEST = 0.5e-3  # seconds; below, the peers differ by the launch gap that events contain

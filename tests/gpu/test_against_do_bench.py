@@ -5,11 +5,12 @@ from __future__ import annotations
 import pytest
 from peers import PEERS, compared
 
-from attnbench import backends, environment, inputs
-from attnbench.bench import Bench
+from attnbench import backends
 from attnbench.core import stats
 from attnbench.core.case import Case, Shape
 from attnbench.core.policy import Policy
+from attnbench.worker import environment, inputs
+from attnbench.worker.measure_cell import Bench
 
 torch = pytest.importorskip("torch")
 pytestmark = [

@@ -12,16 +12,17 @@ from typing import Any
 
 import pytest
 
-from attnbench import backends, environment, inputs, metrics, store
+from attnbench import backends, metrics, store
 from attnbench.core import stats
 from attnbench.core.case import Case, Shape
 from attnbench.core.policy import Policy
 from attnbench.core.record import Record
-from attnbench.instruments import Instruments
-from attnbench.measure import cache, graph
-from attnbench.measure.events import EventTimer
-from attnbench.measure.state import Sampler
-from attnbench.measure.timing import Pacer, collect, nothing, pause
+from attnbench.worker import environment, inputs
+from attnbench.worker.instruments import Instruments
+from attnbench.worker.measure import graph, l2_cache
+from attnbench.worker.measure.events import EventTimer
+from attnbench.worker.measure.nvml import Sampler
+from attnbench.worker.measure.sampling import Pacer, collect, nothing, pause
 
 torch = pytest.importorskip("torch")
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")]
@@ -161,7 +162,7 @@ def test_cold_and_warm_are_what_they_say(instruments: Instruments, name: str) ->
     found = {}
     for promise, before in (("cold", instruments.flush), ("warm", nothing)):
         timer.before = before
-        found[promise] = cache.state(timer, instruments.device, instruments.l2_bytes, instruments.bandwidth)
+        found[promise] = l2_cache.state(timer, instruments.device, instruments.l2_bytes, instruments.bandwidth)
     timer.before = instruments.flush
     assert found == {"cold": "cold", "warm": "warm"}
 

@@ -27,7 +27,6 @@ import torch
 import triton
 from torch import Tensor
 
-from attnbench import environment, inputs, worker
 from attnbench.backends.triton import block_sizes as config
 from attnbench.backends.triton.backward import attention_backward
 from attnbench.backends.triton.block_sizes import Blocks
@@ -38,7 +37,8 @@ from attnbench.core.case import Case, Shape
 from attnbench.core.flops import flops
 from attnbench.core.policy import Policy
 from attnbench.core.stats import median
-from attnbench.instruments import Instruments, Subject
+from attnbench.worker import environment, inputs, serve
+from attnbench.worker.instruments import Instruments, Subject
 
 # Rounding to bf16 what the kernels round (P, dS, results), in textbook attention of 4096 tokens on a CPU, changes up to
 # 2.6e-3 of the whole and 8e-3 of the row that suffers most. This is 3 times the one, and a tenth of 10 times the other.
@@ -192,7 +192,7 @@ def machine(candidates: dict[str, list[str]], dry: bool) -> dict[str, Any]:
 
 def main() -> None:
     dry = "--dry" in sys.argv
-    worker._die_with_parent()
+    serve._die_with_parent()
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what a library prints must not garble the answers
     for line in sys.stdin:

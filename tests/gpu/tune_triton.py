@@ -1,4 +1,4 @@
-"""How a row of attnbench/backends/triton/block_sizes.py is found: each candidate is compiled, checked and timed on a GPU.
+"""How a row of backends/triton/block_sizes.py is found: each candidate is compiled, checked and timed on a GPU.
 
     python tests/gpu/tune_triton.py                               all rows; a minute on an H200 with 16 cores
     python tests/gpu/tune_triton.py --only d128 bwd --out f.json  rows whose name has both words; all figures to a file

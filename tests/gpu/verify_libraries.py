@@ -51,11 +51,12 @@ def child(name: str, spec: str, device: str, only: str, timed: bool) -> int:
     """One backend in this process: a line of JSON for its probe and for each cell."""
     from peers import compared, peers
 
-    from attnbench import backends, environment, inputs
-    from attnbench.bench import Bench
+    from attnbench import backends
     from attnbench.core.backend import Unsupported
     from attnbench.core.policy import Policy
     from attnbench.core.stats import median
+    from attnbench.worker import environment, inputs
+    from attnbench.worker.measure_cell import Bench
 
     def tell(**fields: Any) -> None:
         print(f"{FIRST}{json.dumps({'backend': name, **fields})}", flush=True)

@@ -18,7 +18,7 @@ from attnbench.core.record import Forecast, Job, Record, Run
 from attnbench.report.cautions import cautions
 from attnbench.report.cells import Cell, cells
 from attnbench.report.facts import facts
-from attnbench.worker import Worker
+from attnbench.worker.serve import Worker
 
 CPU = Device("cpu", 0, "CPU", 2**34, 2**34, l2=2**16)
 POLICY = Policy(l2="warm", warmup_s=0.0, min_samples=8, min_seconds=0.0, max_seconds=0.05, target=1.0)

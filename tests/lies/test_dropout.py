@@ -11,9 +11,9 @@ import pytest
 import torch
 from harness import Court, case
 
-from attnbench import reference
 from attnbench.core.case import Case
 from attnbench.core.policy import Policy
+from attnbench.worker import reference
 
 QUICK = Policy(l2="warm", warmup_s=0.0, min_samples=4, max_samples=4, min_seconds=0.0)
 SAMPLED = 2**12  # score elements that the check may recompute: 16 rows of each head
@@ -110,7 +110,7 @@ def test_numbers_of_its_own_that_are_wrong(steady: Court, liar: Any, says: str, 
 
 def test_more_keys_than_launches_show(steady: Court, monkeypatch: pytest.MonkeyPatch) -> None:
     """No lie, and a lie about the keys that no launch shows: right, and wrong by the variance of its output."""
-    monkeypatch.setattr("attnbench.reference.dropout.LAUNCHES", 4)
+    monkeypatch.setattr("attnbench.worker.reference.dropout.LAUNCHES", 4)
     which = dropping(p=0.1)
     record = judged(steady, liars_dropout.honest, which)
     assert record.status == "ok", record.reason

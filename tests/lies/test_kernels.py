@@ -12,13 +12,13 @@ import pytest
 import torch
 from harness import Court, case
 
-from attnbench import evidence
 from attnbench.backends.eager import Eager
 from attnbench.backends.sdpa import Flash, Math
 from attnbench.core.backend import Prepared, Signature
 from attnbench.core.record import Measurement
-from attnbench.instruments import Timing
-from attnbench.measure.cupti import Call, Kernel
+from attnbench.worker import kernel_trace
+from attnbench.worker.instruments import Timing
+from attnbench.worker.measure.cupti import Call, Kernel
 
 
 def without_gqa(direction: Any = "fwd", **more: Any) -> Any:
@@ -158,7 +158,7 @@ def test_what_a_trace_shows(
     timing = Timing({"time": Measurement("s", (103 * US,) * 9)}, "events", "cold", [])
     prepared = Prepared(launch=lambda: "raw", canonical=lambda raw: {"out": raw})
     signature = Signature(("flash_fwd",), ("mem_efficient",))
-    shown = evidence.prove(bench, case(dtype="bf16"), signature, prepared, timing, renew=list)
+    shown = kernel_trace.prove(bench, case(dtype="bf16"), signature, prepared, timing, renew=list)
     assert shown.result == "raw"
     assert says in str(shown.complaint) if says else (shown.complaint, shown.note) == (None, None)
 
@@ -170,6 +170,6 @@ def test_samples_slower_than_the_trace(steady: Court, monkeypatch: pytest.Monkey
     monkeypatch.setattr(bench, "tracer", SimpleNamespace(calls=lambda _, ready: [trace(FLASH), NOTHING]))
     timing = Timing({"time": Measurement("s", (300 * US,) * 9)}, "events", "cold", [])
     prepared = Prepared(launch=lambda: "raw", canonical=lambda raw: {"out": raw})
-    shown = evidence.prove(bench, case(dtype="bf16"), Signature(), prepared, timing, renew=list)
+    shown = kernel_trace.prove(bench, case(dtype="bf16"), Signature(), prepared, timing, renew=list)
     assert shown.complaint is None
     assert "much slower than a later call" in str(shown.note)

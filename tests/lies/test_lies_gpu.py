@@ -20,15 +20,16 @@ import pytest
 import torch
 from harness import NOISE, Court
 
-from attnbench import environment, inputs, metrics
+from attnbench import metrics
 from attnbench.backends.sdpa import Flash
 from attnbench.core import stats
 from attnbench.core.backend import Inputs
 from attnbench.core.case import Case, Shape
 from attnbench.core.machine import Environment
 from attnbench.core.policy import Policy
-from attnbench.measure import graph
-from attnbench.worker import Worker
+from attnbench.worker import environment, inputs
+from attnbench.worker.measure import graph
+from attnbench.worker.serve import Worker
 
 pytestmark = [
     pytest.mark.gpu,

@@ -17,11 +17,12 @@ import pytest
 import torch
 from harness import CPU, Clock, Court, case, court
 
-from attnbench import inputs, instruments, metrics, store
+from attnbench import metrics, store
 from attnbench.core import stats
 from attnbench.core.backend import Inputs
 from attnbench.core.policy import Policy
-from attnbench.measure import cache
+from attnbench.worker import inputs, instruments
+from attnbench.worker.measure import l2_cache
 
 MIB = 2**20
 
@@ -150,7 +151,7 @@ def test_a_warm_cache_sold_as_cold(
     """Lie: the flush before each sample does nothing. Caught: l2 is "unproven", and the report says so."""
     judge, clock = simulated
     memory = Cache(clock, flushes=flushes)
-    monkeypatch.setattr(cache, "reader", memory.reader)
+    monkeypatch.setattr(l2_cache, "reader", memory.reader)
     judge.bench.flush = memory.flush
     policy = dataclasses.replace(judge.policy, l2="cold")
     record = judge.measure(liars_machine.Drifts(0.0, clock.spend), case(), policy)
@@ -167,7 +168,7 @@ def test_a_cold_cache_sold_as_warm(simulated: tuple[Court, Clock], monkeypatch: 
     """Lie: something evicts the operands before each sample. Caught: l2 is "unproven", and the report says so."""
     judge, clock = simulated
     memory = Cache(clock)
-    monkeypatch.setattr(cache, "reader", memory.reader)
+    monkeypatch.setattr(l2_cache, "reader", memory.reader)
     monkeypatch.setattr(instruments, "nothing", memory.flush)
     record = judge.measure(liars_machine.Drifts(0.0, clock.spend), case())
     assert record.l2 == "unproven"

@@ -12,8 +12,8 @@ import pytest
 import torch
 from harness import CPU, Clock, Court, case, court
 
-from attnbench import reference
 from attnbench.core.policy import Policy
+from attnbench.worker import reference
 
 AFTER = "after timing"
 LATER = ("in the second launch: ", AFTER)

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from attnbench import instruments as module
+from attnbench.worker import instruments as module
 
 
 @pytest.fixture

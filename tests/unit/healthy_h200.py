@@ -11,10 +11,10 @@ from unittest import mock
 
 from builders import H200, environment
 
-from attnbench import fitness
-from attnbench.measure.state import GpuState
 from attnbench.trial import CaseTrial, Trial, trial_cases
 from attnbench.verdicts import Finding, judge
+from attnbench.worker import machine_facts
+from attnbench.worker.measure.nvml import GpuState
 
 CASES = trial_cases("cuda")
 HOST = {"load": 0.1, "cores": 64, "cpu_limit": None, "governors": ["performance"], "nvidia_driver": True}
@@ -69,8 +69,8 @@ def state(**changes: Any) -> GpuState:
 def facts(**changes: Any) -> dict[str, Any]:
     """Those of a healthy H200, with NVML's answers changed."""
     gpu = state(**changes)
-    with mock.patch.object(fitness, "IDLE", 0.0):
-        nvml = {**fitness._nvml(gpu), "clock_held": 1.98e9, "processes": fitness._processes(gpu)}
+    with mock.patch.object(machine_facts, "IDLE", 0.0):
+        nvml = {**machine_facts._nvml(gpu), "clock_held": 1.98e9, "processes": machine_facts._processes(gpu)}
     return {
         "asked": "auto",
         "host": HOST,

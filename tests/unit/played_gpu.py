@@ -10,9 +10,9 @@ import torch
 
 from attnbench.core.machine import Device
 from attnbench.core.policy import Policy
-from attnbench.instruments import Instruments, Subject
-from attnbench.measure.cupti import Call, Kernel, Untraceable
-from attnbench.measure.timing import nothing
+from attnbench.worker.instruments import Instruments, Subject
+from attnbench.worker.measure.cupti import Call, Kernel, Untraceable
+from attnbench.worker.measure.sampling import nothing
 
 QUICK = Policy(warmup_s=0.0, min_samples=4, min_seconds=0.0, max_seconds=0.0, target=1.0)
 

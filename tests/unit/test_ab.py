@@ -25,7 +25,7 @@ from attnbench.report.cautions import cautions
 from attnbench.report.cells import cells
 from attnbench.report.gate import export, markdown, terminal
 from attnbench.suite import settings
-from attnbench.worker import Worker
+from attnbench.worker.serve import Worker
 
 OWN = """
 import random

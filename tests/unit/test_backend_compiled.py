@@ -11,10 +11,10 @@ import torch
 import torch._dynamo
 import torch._functorch.config
 
-from attnbench import inputs
 from attnbench.backends.masks import band, flash_window, visible
 from attnbench.core.case import Case, Shape
-from attnbench.reference import visible as exactly
+from attnbench.worker import inputs
+from attnbench.worker.reference import visible as exactly
 from standins.contract import CPU, HOPPER, backend, cases, check
 
 PLAIN = Case(Shape(1, 64, 64, 2, 2, 64, 64), "bf16", "fwd")

@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 import torch
 
-from attnbench import inputs
 from attnbench.backends import cudnn as ours
 from attnbench.core.backend import Unsupported
 from attnbench.core.case import Case, Shape
 from attnbench.core.machine import Device
+from attnbench.worker import inputs
 from standins import cudnn, install
 from standins.contract import AMPERE, BLACKWELL, HOPPER, TURING, backend, cases, check
 

@@ -8,9 +8,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from attnbench import inputs
 from attnbench.core.case import Case, Shape
 from attnbench.core.machine import Device
+from attnbench.worker import inputs
 from standins import flash_attn, install
 from standins.contract import ADA, AMPERE, BLACKWELL, CASES, CPU, HOPPER, RTX, TURING, backend, cases, check
 

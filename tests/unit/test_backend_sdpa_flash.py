@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import torch.nn.attention
 
-from attnbench import inputs
 from attnbench.core.case import Case, Shape
 from attnbench.core.machine import Device
+from attnbench.worker import inputs
 from standins import flash_attn, install
 from standins.contract import AMPERE, CPU, HOPPER, backend, cases, check
 

@@ -9,11 +9,11 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from attnbench import inputs
 from attnbench.backends.xformers import refusal
 from attnbench.core.backend import Unsupported
 from attnbench.core.case import Case, Shape
 from attnbench.core.machine import Device
+from attnbench.worker import inputs
 from standins import install, xformers
 from standins.contract import AMPERE, BLACKWELL, HOPPER, TURING, backend, cases, check
 

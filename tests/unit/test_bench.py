@@ -11,7 +11,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from attnbench import inputs
 from attnbench.backends.base import BackendBase, autograd_prepared
 from attnbench.backends.eager import Eager
 from attnbench.backends.function import Function
@@ -20,7 +19,8 @@ from attnbench.core.case import Case, Shape
 from attnbench.core.machine import Device
 from attnbench.core.policy import Policy
 from attnbench.core.record import Forecast, Job, Record
-from attnbench.worker import Worker
+from attnbench.worker import inputs
+from attnbench.worker.serve import Worker
 
 DEVICE = Device("cpu", 0, "CPU", 2**34, 2**34, l2=2**16)
 POLICY = Policy(l2="warm", warmup_s=0.001, min_samples=4, min_seconds=0.0, max_seconds=0.01, target=1.0)
@@ -357,7 +357,7 @@ def test_long_sequences_are_timed_with_the_gradient_that_was_given(
     worker: Worker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The check masks dout outside its sample; what is timed must not be that."""
-    from attnbench import reference
+    from attnbench.worker import reference
 
     monkeypatch.setitem(reference.BUDGET, "cpu", 1)
     seen = []

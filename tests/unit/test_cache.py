@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from attnbench.measure import cache
-from attnbench.measure.cache import MIN_FLUSH, MIN_GAIN, REPEATS, Flush, reader, state
-from attnbench.measure.timing import nothing
+from attnbench.worker.measure import l2_cache
+from attnbench.worker.measure.l2_cache import MIN_FLUSH, MIN_GAIN, REPEATS, Flush, reader, state
+from attnbench.worker.measure.sampling import nothing
 
 CPU = torch.device("cpu")
 L2 = 12 * 2**20
@@ -137,4 +137,4 @@ def test_median_of_what_is_taken() -> None:
 
     assert found(Disturbed()) == "cold"
     assert found(Disturbed(flushes=False)) == "warm"
-    assert cache.REPEATS >= 10
+    assert l2_cache.REPEATS >= 10

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from attnbench.measure.cupti import MARK, MAX_TRIES, Call, Kernel, Tracer, Untraceable, _split
+from attnbench.worker.measure.cupti import MARK, MAX_TRIES, Call, Kernel, Tracer, Untraceable, _split
 
 NS = 1e-9
 US = 1e-6

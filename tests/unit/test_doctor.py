@@ -11,12 +11,13 @@ from builders import CPU, H200, environment
 from healthy_h200 import HOST, QUIET, facts, judged, trial
 from rich.console import Console
 
-from attnbench import doctor, fitness
+from attnbench import doctor
 from attnbench.core.errors import UserError
 from attnbench.doctor import Diagnosis, diagnose
 from attnbench.report.doctor import json_text, render
 from attnbench.trial import Trial, label
 from attnbench.verdicts import Finding, judge_trial
+from attnbench.worker import machine_facts
 
 
 class Examined(doctor.Fleet):
@@ -36,7 +37,7 @@ def examined(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "Fleet", Examined)
     monkeypatch.setattr(doctor, "look", lambda *_: environment(H200, packages={"triton": "3.5.0"}))
     monkeypatch.setattr(doctor, "IMPLEMENTATIONS", {"cuda": ("fake",)})
-    monkeypatch.setattr(fitness, "host", lambda: HOST)
+    monkeypatch.setattr(machine_facts, "host", lambda: HOST)
 
 
 @pytest.mark.usefixtures("examined")

@@ -7,12 +7,13 @@ from typing import Any
 
 import pytest
 
-from attnbench import reference, store
+from attnbench import store
 from attnbench.core.case import Case, Shape
 from attnbench.core.errors import UserError
 from attnbench.core.machine import Device, Environment
 from attnbench.core.policy import Policy
 from attnbench.core.record import Forecast, Job, Run
+from attnbench.worker import reference
 
 torch = pytest.importorskip("torch")
 
@@ -40,7 +41,7 @@ class Accumulates(torch.autograd.Function):  # type: ignore[misc]
 @pytest.mark.parametrize("budget", [2**23, 2**12], ids=["all rows", "sampled"])
 def test_gradients_that_accumulate_are_wrong(monkeypatch: pytest.MonkeyPatch, budget: int) -> None:
     from attnbench.backends.function import Function
-    from attnbench.bench import Bench
+    from attnbench.worker.measure_cell import Bench
 
     monkeypatch.setitem(reference.BUDGET, "cpu", budget)
     Accumulates.calls = 0
@@ -68,7 +69,7 @@ def test_one_writer_at_a_time(tmp_path: Path) -> None:
 def test_a_single_key_is_right() -> None:
     """dq and dk are exactly 0 there, and a kernel's rounding is not."""
     from attnbench.backends.function import Function
-    from attnbench.bench import Bench
+    from attnbench.worker.measure_cell import Bench
 
     def sdpa(q: Any, k: Any, v: Any, *, causal: bool, softmax_scale: float) -> Any:
         del causal

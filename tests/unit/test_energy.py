@@ -11,8 +11,8 @@ import pytest
 import torch
 from simulated_gpu import Gpu
 
-from attnbench.measure import energy
-from attnbench.measure.energy import MIN_WINDOW, POLL, STEADY, _Counter, _window, sustained
+from attnbench.worker.measure import energy
+from attnbench.worker.measure.energy import MIN_WINDOW, POLL, STEADY, _Counter, _window, sustained
 
 
 def ends(step: Callable[[float], float], until: float) -> list[float]:

@@ -9,8 +9,8 @@ import pytest
 import torch
 from simulated_gpu import Gpu
 
-from attnbench.measure import events
-from attnbench.measure.events import MAX_SPIN, MAX_TRIES, EventTimer
+from attnbench.worker.measure import events
+from attnbench.worker.measure.events import MAX_SPIN, MAX_TRIES, EventTimer
 
 
 @pytest.fixture

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 import torch
 
-from attnbench import fitness
-from attnbench.measure.cache import Flush
-from attnbench.measure.timing import CpuTimer, nothing
+from attnbench.worker import machine_facts
+from attnbench.worker.measure.l2_cache import Flush
+from attnbench.worker.measure.sampling import CpuTimer, nothing
 
 
 @pytest.mark.parametrize(
@@ -33,25 +33,25 @@ def test_the_container_s_limit(tmp_path: Path, files: dict[str, str], cgroup: st
     for name, text in files.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text + "\n")
-    assert fitness.cpu_limit(cgroup, tmp_path) == expected
+    assert machine_facts.cpu_limit(cgroup, tmp_path) == expected
 
 
 def test_the_host_s_facts_can_be_read_here() -> None:
-    found = fitness.host()
+    found = machine_facts.host()
     assert found["load"] >= 0
     assert found["cores"] == os.cpu_count()
     assert json.loads(json.dumps(found)) == found
 
 
 def test_a_cpu_has_no_facts_of_its_own() -> None:
-    assert fitness.examine(SimpleNamespace(device=SimpleNamespace(type="cpu"))) == {}  # type: ignore[arg-type]
+    assert machine_facts.examine(SimpleNamespace(device=SimpleNamespace(type="cpu"))) == {}  # type: ignore[arg-type]
 
 
 def test_an_instrument_that_fails_is_a_fact() -> None:
     def fails() -> dict[str, Any]:
         raise RuntimeError("no\n\nCUPTI")
 
-    assert fitness._tried(fails) == {"error": "RuntimeError: no CUPTI"}
+    assert machine_facts._tried(fails) == {"error": "RuntimeError: no CUPTI"}
 
 
 def test_the_instruments_are_tried_and_left_as_they_were() -> None:
@@ -59,7 +59,7 @@ def test_the_instruments_are_tried_and_left_as_they_were() -> None:
     timer, flush = CpuTimer(), Flush(torch.device("cpu"), 2**20)
     bench: Any = SimpleNamespace(device=flush.buffer.device, events=timer, tracer=None, flush=flush)
     bench.l2_bytes, bench.bandwidth = 2**20, 1e10
-    found = fitness._instruments(bench)
+    found = machine_facts._instruments(bench)
     assert set(found["events"]) == {"seconds", "l2_cold", "l2_warm"}
     assert found["events"]["seconds"] > 0
     assert {found["events"]["l2_cold"], found["events"]["l2_warm"]} <= {"cold", "warm"}
@@ -68,7 +68,9 @@ def test_the_instruments_are_tried_and_left_as_they_were() -> None:
 
 
 def test_nothing_is_ever_set() -> None:
-    names = [n.attr for n in ast.walk(ast.parse(Path(fitness.__file__).read_text())) if isinstance(n, ast.Attribute)]
+    names = [
+        n.attr for n in ast.walk(ast.parse(Path(machine_facts.__file__).read_text())) if isinstance(n, ast.Attribute)
+    ]
     asked = [name for name in names if name.startswith("nvml")]
     assert len(asked) > 10
     assert all(name.startswith(("nvmlDeviceGet", "nvmlSystemGet")) for name in asked)

@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 import torch
 
-from attnbench import environment, inputs, reference
 from attnbench.backends import BACKENDS, load
 from attnbench.backends.triton.backend import Triton
 from attnbench.core import fp8
 from attnbench.core.backend import Inputs, Prepared
 from attnbench.core.case import Case, Shape
 from attnbench.core.machine import Device
-from attnbench.measure import ceiling
+from attnbench.worker import environment, inputs, reference
+from attnbench.worker.measure import ceiling
 from standins.attend import attend
 from standins.contract import ADA, AMPERE, CPU, HOPPER
 

@@ -10,9 +10,9 @@ import pytest
 import torch
 from simulated_gpu import Gpu
 
-from attnbench.measure import graph
-from attnbench.measure.graph import MAX_COPIES, MAX_LAUNCHES, SECONDS, GraphTimer, NotCapturable, copies
-from attnbench.measure.timing import nothing
+from attnbench.worker.measure import graph
+from attnbench.worker.measure.graph import MAX_COPIES, MAX_LAUNCHES, SECONDS, GraphTimer, NotCapturable, copies
+from attnbench.worker.measure.sampling import nothing
 
 L2 = 50 * 2**20
 

@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from attnbench import inputs
 from attnbench.core.backend import Inputs
 from attnbench.core.case import Case, Shape
+from attnbench.worker import inputs
 
 SHAPE = Shape(2, 64, 96, 4, 2, 32, 16)
 NAMES = ("q", "k", "v", "dout")

@@ -12,15 +12,15 @@ import torch
 from builders import case
 from played_gpu import QUICK, subject
 
-from attnbench import instruments as module
-from attnbench.bench import _chosen
 from attnbench.core.machine import Device
 from attnbench.core.record import Measurement
-from attnbench.instruments import CEILING_EVERY, Instruments
-from attnbench.measure import cache, ceiling
-from attnbench.measure.cupti import Untraceable
-from attnbench.measure.graph import NotCapturable
-from attnbench.measure.timing import CpuTimer, nothing
+from attnbench.worker import instruments as module
+from attnbench.worker.instruments import CEILING_EVERY, Instruments
+from attnbench.worker.measure import ceiling, l2_cache
+from attnbench.worker.measure.cupti import Untraceable
+from attnbench.worker.measure.graph import NotCapturable
+from attnbench.worker.measure.sampling import CpuTimer, nothing
+from attnbench.worker.measure_cell import _chosen
 
 CPU = Device("cpu", 0, "CPU", 2**34, 2**34, l2=2**20, copy=2e10)
 
@@ -43,7 +43,7 @@ def found(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
             raise answer
         return str(answer)
 
-    monkeypatch.setattr(cache, "state", state)
+    monkeypatch.setattr(l2_cache, "state", state)
     return answers
 
 

@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 from played_gpu import QUICK, Events, Gpu, subject, values
 
-from attnbench import instruments as module
 from attnbench.core.backend import Unsupported
 from attnbench.core.policy import SHORT
-from attnbench.instruments import FEW, FEW_TURNS, SHORT_TRACES, TURNS
-from attnbench.measure import graph, timing
-from attnbench.measure.energy import Sustained
-from attnbench.measure.graph import NotCapturable
-from attnbench.measure.timing import nothing
+from attnbench.worker import instruments as module
+from attnbench.worker.instruments import FEW, FEW_TURNS, SHORT_TRACES, TURNS
+from attnbench.worker.measure import graph, sampling
+from attnbench.worker.measure.energy import Sustained
+from attnbench.worker.measure.graph import NotCapturable
+from attnbench.worker.measure.sampling import nothing
 
 
 @pytest.fixture
@@ -51,7 +51,7 @@ def graphs(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> Gpu:
-    monkeypatch.setattr(timing.time, "sleep", lambda seconds: None)
+    monkeypatch.setattr(sampling.time, "sleep", lambda seconds: None)
     return Gpu()
 
 
@@ -125,7 +125,7 @@ def test_traces_have_the_clock_at_the_end_of_each(gpu: Gpu) -> None:
     took = gpu.time(subject(), replace(QUICK, timer="cupti"))
     assert took.timer == "cupti"
     assert set(values(took, "time")) == {1.01e-3 - 2e-6}
-    assert len(values(took, "clock_held")) >= gpu.played.log.count("cupti") >= timing.MIN_BURSTS
+    assert len(values(took, "clock_held")) >= gpu.played.log.count("cupti") >= sampling.MIN_BURSTS
     assert len(values(took, "enqueue")) == 10
 
 

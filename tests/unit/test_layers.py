@@ -200,7 +200,9 @@ WITHOUT = ("typer", "click", "rich", "pandas", "numpy", "scipy", "pydantic", "py
 def test_a_worker_needs_only_torch() -> None:
     """Any interpreter with a torch can be a worker: everything it may reach imports with the rest blocked."""
     ours = [m for m in MODULES if m.removeprefix("attnbench.").split(".")[0] in (*WORKER, "fitness", "backends")]
-    assert {"attnbench.instruments", "attnbench.proof", "attnbench.measure.cupti"} <= {*ours}
+    assert {"attnbench.worker.instruments", "attnbench.worker.kernel_rules", "attnbench.worker.measure.cupti"} <= {
+        *ours
+    }
     code = f"""
 import sys
 
@@ -219,7 +221,7 @@ from attnbench.jsonable import to_json
 from attnbench.types import Case, Device, Forecast, Job, Policy, Shape
 for name, spec in BACKENDS.items():
     load(name, spec)
-worker = attnbench.worker.Worker()
+worker = attnbench.worker.serve.Worker()
 worker.answer({{"op": "load", "name": "fake", "spec": BACKENDS["fake"]}})
 job = Job(Case(Shape(1, 8, 8, 1, 1, 8, 8), "bf16", "bwd"), "fake", 0, Forecast(1.0, 1.0, 1))
 request = {{"op": "run", "policy": to_json(Policy()), "job": to_json(job), "device": {{
@@ -240,8 +242,13 @@ def test_the_workers_side_imports_nothing_of_the_parents(path: Path) -> None:
 
 @pytest.mark.parametrize("path", sources("backends"))
 def test_backends_do_not_know_measure(path: Path) -> None:
-    assert not [name for name, _ in imports(path) if name.startswith("attnbench.measure")]
-    above = ("attnbench.bench", "attnbench.worker", "attnbench.instruments", "attnbench.proof")
+    assert not [name for name, _ in imports(path) if name.startswith("attnbench.worker.measure")]
+    above = (
+        "attnbench.worker.measure_cell",
+        "attnbench.worker.serve",
+        "attnbench.worker.instruments",
+        "attnbench.worker.kernel_rules",
+    )
     assert not [name for name, _ in imports(path) if name.startswith(above)]
 
 
@@ -251,7 +258,7 @@ def test_measure_does_not_know_backends(path: Path) -> None:
     above = ("backends", "kernels", "bench", "worker", "instruments", "proof", "inputs", "reference", "profiling")
     for name, _ in imports(path):
         assert not name.startswith(tuple(f"attnbench.{m}" for m in above)), f"{path.name}: {name}"
-    assert "attnbench.backends" not in loaded_by(f"attnbench.measure.{path.stem}".removesuffix(".__init__"))
+    assert "attnbench.backends" not in loaded_by(f"attnbench.worker.measure.{path.stem}".removesuffix(".__init__"))
 
 
 @pytest.mark.parametrize("path", sources("instruments", "proof"))
@@ -259,9 +266,9 @@ def test_instruments_and_proof_do_not_know_backends_nor_the_bench(path: Path) ->
     above = (
         "attnbench.backends",
         "attnbench.backends.triton",
-        "attnbench.bench",
-        "attnbench.worker",
-        "attnbench.reference",
+        "attnbench.worker.measure_cell",
+        "attnbench.worker.serve",
+        "attnbench.worker.reference",
     )
     assert not [name for name, _ in imports(path) if name.startswith(above)]
 
@@ -283,6 +290,12 @@ def test_the_parent_loads_nothing_of_the_workers(module: str) -> None:
 @pytest.mark.parametrize("path", sources(*PARENT))
 def test_nothing_downstream_reaches_back_up(path: Path) -> None:
     """Values flow suite -> plan -> execute -> store -> report: these make or read values, and run nothing."""
-    above = ("attnbench.run", "attnbench.commands", "attnbench.cli", "attnbench.worker", "attnbench.bench")
+    above = (
+        "attnbench.run",
+        "attnbench.commands",
+        "attnbench.cli",
+        "attnbench.worker.serve",
+        "attnbench.worker.measure_cell",
+    )
     for name, _ in imports(path):
         assert not any(f"{name}.".startswith(f"{a}.") for a in above), f"{path.name}: {name}"

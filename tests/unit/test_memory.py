@@ -8,8 +8,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from attnbench.measure import memory
-from attnbench.measure.memory import CudaMemory
+from attnbench.worker.measure import memory
+from attnbench.worker.measure.memory import CudaMemory
 
 HELD, NEW = 192, 196  # bytes
 

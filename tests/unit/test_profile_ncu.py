@@ -126,7 +126,7 @@ assert args[0] == "--csv"
 assert options["--cache-control"] == options["--clock-control"] == "none"
 assert options["--profile-from-start"] == "off"
 assert options["--metrics"] == "{ncu.READ},{ncu.WRITTEN}"
-assert args[-4:-1] == [{sys.executable!r}, "-m", "attnbench.once"]
+assert args[-4:-1] == [{sys.executable!r}, "-m", "attnbench.worker.ncu_launch"]
 assert json.loads(args[-1]) == json.loads({json.dumps(json.dumps(REQUEST))})
 assert os.environ["LC_ALL"] == "C"
 print("what the library prints")
@@ -168,7 +168,8 @@ def test_it_is_looked_for_on_the_path(tmp_path: Path, monkeypatch: pytest.Monkey
 def test_one_launch_lies_between_start_and_stop(monkeypatch: pytest.MonkeyPatch) -> None:
     """On the CPU, with CUDA's calls written down: L2 is emptied before, and read again after the marker."""
     torch = pytest.importorskip("torch")
-    from attnbench import backends, once
+    from attnbench import backends
+    from attnbench.worker import ncu_launch
 
     said: list[str] = []
 
@@ -179,12 +180,12 @@ def test_one_launch_lies_between_start_and_stop(monkeypatch: pytest.MonkeyPatch)
             return Prepared(lambda: said.append("launch"), lambda _: {})
 
     monkeypatch.setattr(backends, "load", lambda *_: Watched())
-    monkeypatch.setattr(once, "MIN_READ", 2**10)
+    monkeypatch.setattr(ncu_launch, "MIN_READ", 2**10)
     monkeypatch.setattr(torch.cuda, "set_device", lambda index: said.append(f"device {index}"))
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: said.append("wait"))
     monkeypatch.setattr(torch.cuda, "_sleep", lambda _: said.append("mark"), raising=False)
     monkeypatch.setattr(torch.cuda.profiler, "start", lambda: said.append("start"))
     monkeypatch.setattr(torch.cuda.profiler, "stop", lambda: said.append("stop"))
     monkeypatch.setattr(torch, "sum", lambda *_, **__: said.append("read"))
-    once.main({**REQUEST, "device": to_json(Device("cpu", 0, "x", 2**30, 2**30))})
+    ncu_launch.main({**REQUEST, "device": to_json(Device("cpu", 0, "x", 2**30, 2**30))})
     assert " ".join(said) == ("device 0 launch launch launch wait start read mark launch mark read wait stop")

@@ -13,16 +13,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from attnbench import profiling
 from attnbench.backends.eager import Eager
 from attnbench.backends.fake import Fake
 from attnbench.backends.function import Function
 from attnbench.core.backend import Signature, Unsupported
 from attnbench.core.case import Case, Shape
 from attnbench.core.machine import Device
-from attnbench.measure.cupti import Call, Kernel, Untraceable
 from attnbench.profile import Profile
-from attnbench.worker import Worker
+from attnbench.worker import profile_call
+from attnbench.worker.measure.cupti import Call, Kernel, Untraceable
+from attnbench.worker.serve import Worker
 
 DEVICE = Device("cpu", 0, "CPU", 2**34, 2**34, l2=2**16)
 
@@ -41,7 +41,7 @@ def bench() -> Iterator[Any]:
 
 def profiled(bench: Any, backend: Any, which: Case, trace: str | None = None) -> Profile:
     """As it arrives in the parent: through JSON."""
-    found = json.loads(json.dumps(profiling.profile(bench, backend, which, trace)))
+    found = json.loads(json.dumps(profile_call.profile(bench, backend, which, trace)))
     return Profile.from_json("own", None, None, found)
 
 
@@ -94,15 +94,15 @@ def test_refusals(bench: Any) -> None:
     def refuses(*_: Tensor, **__: Any) -> Tensor:
         raise Unsupported("headdim 16\n is too small")
 
-    assert profiling.profile(bench, Function("own", refuses), case(), None) == {"refused": "headdim 16 is too small"}
-    assert "nothing to profile" in profiling.profile(bench, Fake(), case(), None)["refused"]
+    assert profile_call.profile(bench, Function("own", refuses), case(), None) == {"refused": "headdim 16 is too small"}
+    assert "nothing to profile" in profile_call.profile(bench, Fake(), case(), None)["refused"]
 
 
 def test_the_trace_is_chromes(bench: Any, tmp_path: Path) -> None:
     path = tmp_path / "trace.json"
     profiled(bench, Eager(), case(), str(path))
     events = json.loads(path.read_text())["traceEvents"]
-    assert {"aten::bmm", profiling.RANGE, "[memory]"} <= {e.get("name") for e in events}
+    assert {"aten::bmm", profile_call.RANGE, "[memory]"} <= {e.get("name") for e in events}
 
 
 def event(name: str, start: int, end: int | None = None, *, device: str = "CPU", **rest: int) -> Any:
@@ -138,7 +138,7 @@ def test_operators_are_the_outermost_named_after_what_they_wrap() -> None:
         event("aten::mul", 405, 500, start_thread_id=2),  # beside it, on another thread
         event("[memory]", 12),
     ]
-    assert profiling.operators(list(reversed(events))) == [
+    assert profile_call.operators(list(reversed(events))) == [
         ("aten::bmm", 10, 200),
         ("aten::_softmax", 200, 400),
         ("aten::sdpa", 400, 900),
@@ -165,18 +165,18 @@ GPU_EVENTS = [
 
 
 def test_a_kernel_runs_with_what_was_allocated_at_its_launch() -> None:
-    assert profiling.at_launch(GPU_EVENTS) == [1000, 1500, 500, 500]
-    assert profiling.at_launch([]) == []
-    assert profiling.at_launch([event("k", 5, 9, device="CUDA", correlation_id=1)]) == [0]
+    assert profile_call.at_launch(GPU_EVENTS) == [1000, 1500, 500, 500]
+    assert profile_call.at_launch([]) == []
+    assert profile_call.at_launch([event("k", 5, 9, device="CUDA", correlation_id=1)]) == [0]
 
 
 def gpu(monkeypatch: pytest.MonkeyPatch, calls: Callable[[int], list[Call]] | None) -> tuple[dict[str, Any], list[str]]:
     """_on_gpu with a session and a tracer that say what is given."""
     session = SimpleNamespace(export_chrome_trace=lambda path: Path(path).write_text("{}"))
-    monkeypatch.setattr(profiling, "_session", lambda *_, **__: (session, GPU_EVENTS))
+    monkeypatch.setattr(profile_call, "_session", lambda *_, **__: (session, GPU_EVENTS))
     tracer = calls and SimpleNamespace(calls=lambda launches: calls(len(launches)))
     notes: list[str] = []
-    return profiling._on_gpu(SimpleNamespace(tracer=tracer), lambda: None, 1e-3, None, notes), notes
+    return profile_call._on_gpu(SimpleNamespace(tracer=tracer), lambda: None, 1e-3, None, notes), notes
 
 
 def call(span: float, kernels: int = 4) -> Call:

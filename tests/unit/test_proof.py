@@ -11,15 +11,15 @@ import pytest
 import torch
 from builders import case, measurements
 
-from attnbench import evidence
 from attnbench.backends import BACKENDS, load
-from attnbench.bench import Bench
 from attnbench.core.backend import Backend, Prepared, Signature
 from attnbench.core.case import DIRECTIONS, DTYPES, Case
 from attnbench.core.machine import Device
-from attnbench.instruments import Timing
-from attnbench.measure.cupti import Call, Kernel, Untraceable
-from attnbench.proof import NAME_LENGTH, brief, complaint, computes, counted, covered, decoy
+from attnbench.worker import kernel_trace
+from attnbench.worker.instruments import Timing
+from attnbench.worker.kernel_rules import NAME_LENGTH, brief, complaint, computes, counted, covered, decoy
+from attnbench.worker.measure.cupti import Call, Kernel, Untraceable
+from attnbench.worker.measure_cell import Bench
 
 FLASH = (
     "void pytorch_flash::flash_fwd_kernel<Flash_fwd_kernel_traits<128, 128, 64, 4, false, false, cutlass::bfloat16_t, "
@@ -269,7 +269,7 @@ def prove() -> Iterator[Callable[..., Any]]:
         bench.tracer = Tracer(*calls)  # type: ignore[assignment]
         prepared = Prepared(lambda: seen.append("launch") or "raw", lambda raw: seen.append(raw) or {})  # type: ignore
         timing = Timing(measurements(time=latency), "events", "cold", [], host_bound=host_bound)
-        return evidence.prove(bench, BF16, Signature((runs,)), prepared, timing, lambda: seen.append("renew"))
+        return kernel_trace.prove(bench, BF16, Signature((runs,)), prepared, timing, lambda: seen.append("renew"))
 
     yield ask
     assert seen[:2] == ["renew", "launch"]

@@ -11,12 +11,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from attnbench import inputs, reference
 from attnbench.backends.eager import Eager
 from attnbench.core.backend import Inputs, Prepared, torch_dtype
 from attnbench.core.case import Case, Shape
 from attnbench.core.record import Accuracy
-from attnbench.reference import checksums, exact
+from attnbench.worker import inputs, reference
+from attnbench.worker.reference import checksums, exact
 
 CPU = torch.device("cpu")
 Results = dict[str, Tensor]

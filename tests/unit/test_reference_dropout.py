@@ -10,11 +10,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from attnbench import inputs, reference
 from attnbench.backends.base import Layout, autograd_prepared
 from attnbench.core.backend import Inputs, Prepared
 from attnbench.core.case import Case, Shape
-from attnbench.reference import dropout, dropout_check
+from attnbench.worker import inputs, reference
+from attnbench.worker.reference import dropout, dropout_check
 
 CPU = torch.device("cpu")
 WIDTHS = (torch.float64, torch.bfloat16)

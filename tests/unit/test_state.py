@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from attnbench.measure import state as state_module
-from attnbench.measure.state import LIMITS, POWER_INSTANT, GpuState, Sampler
+from attnbench.worker.measure import nvml as state_module
+from attnbench.worker.measure.nvml import LIMITS, POWER_INSTANT, GpuState, Sampler
 
 UUID = "GPU-1234"
 ME, SIBLING, STRANGER, SHELL = os.getpid(), 10**7 + 1, 10**7 + 2, 10**7 + 3

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from attnbench.core.policy import Policy
-from attnbench.measure import timing
-from attnbench.measure.timing import (
+from attnbench.worker.measure import sampling
+from attnbench.worker.measure.sampling import (
     AGREE,
     FELL,
     LONG,
@@ -287,13 +287,13 @@ def test_short_calls_have_several_bursts_at_least(call: float, bursts: int) -> N
 @pytest.fixture
 def slept(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     found: list[float] = []
-    monkeypatch.setattr(timing.time, "sleep", found.append)
+    monkeypatch.setattr(sampling.time, "sleep", found.append)
     return found
 
 
 def test_a_pause_follows_the_work_up_to_its_cap(slept: list[float]) -> None:
     for worked in (0.0, 0.01, 10.0):
-        timing.pause(worked)
+        sampling.pause(worked)
     assert slept == [0.0, REST * 0.01, MAX_REST]
 
 
@@ -389,7 +389,7 @@ def test_what_comes_before_a_sample_may_be_changed() -> None:
     seen: list[Any] = []
     timer = CpuTimer(before=lambda: seen.append("flush"))
     timer.samples(lambda: None, 1)
-    timer.before = timing.nothing
+    timer.before = sampling.nothing
     timer.samples(lambda: None, 5)
     assert seen == ["flush"]
 

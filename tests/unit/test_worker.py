@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from attnbench import worker
 from attnbench.backends import BACKENDS
 from attnbench.core.json import to_json
 from attnbench.core.machine import Device
-from attnbench.worker import Worker
+from attnbench.worker import serve
+from attnbench.worker.serve import Worker
 
 CPU = Device("cpu", 0, "CPU", 2**30, 2**30)
 
@@ -30,7 +30,7 @@ def test_only_a_worker_that_will_measure_imports_and_opens(
     name: str, spec: str, wanted: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     done = []
-    monkeypatch.setattr(worker, "import_all", lambda: done.append("imported"))
+    monkeypatch.setattr(serve, "import_all", lambda: done.append("imported"))
     monkeypatch.setattr(Worker, "bench", lambda self, device: done.append("opened"))
     ours = Worker()
     try:

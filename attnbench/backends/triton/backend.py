@@ -1,4 +1,4 @@
-"""`triton`: attnbench's own exact attention in Triton (attnbench/backends/triton/attention.py), forward and backward."""
+"""`triton`: attnbench's own exact attention in Triton (attention.py beside this file), forward and backward."""
 
 from __future__ import annotations
 

@@ -15,15 +15,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from attnbench import evidence, inputs, reference
 from attnbench.core import flops, stats
 from attnbench.core.backend import Backend, Inputs, Prepared, Signature, operand_dtype, torch_dtype
 from attnbench.core.case import Case
 from attnbench.core.machine import Device
 from attnbench.core.policy import Policy
 from attnbench.core.record import Accuracy, Measurement
-from attnbench.instruments import Instruments, Subject
-from attnbench.measure.memory import CpuMemory, CudaMemory
+from attnbench.worker import inputs, kernel_trace, reference
+from attnbench.worker.instruments import Instruments, Subject
+from attnbench.worker.measure.memory import CpuMemory, CudaMemory
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -88,7 +88,7 @@ class Bench(Instruments):
             return {"status": "wrong", "reason": f"it wrote to its input {changed}", "accuracy": accuracy}
         renewal = reference.Renewal(case, given, prepared)
         checked = replace(prepared, launch=check.launcher(prepared))
-        shown = evidence.prove(self, case, _signature(backend, case, self.described), checked, timing, renewal.next)
+        shown = kernel_trace.prove(self, case, _signature(backend, case, self.described), checked, timing, renewal.next)
         others = self.state.others(began) if self.state else ()
         if shown.complaint:
             shared = f"; others computed on this GPU meanwhile, which can look so: {', '.join(others)}"
@@ -99,13 +99,13 @@ class Bench(Instruments):
         if not again.ok:
             return self.wrong(again, "after timing, on inputs renewed in place: ")
         shown = replace(shown, result=None)
-        if stats.median(timing.measurements["time"].values) < evidence.DEAR:
+        if stats.median(timing.measurements["time"].values) < kernel_trace.DEAR:
             renewal.restore()
             again = check.restored(prepared.canonical(checked.launch()))
             if not again.ok:
                 return self.wrong(again, "after timing, on the old inputs again: ")
             renewal.next()
-        timing.notes += evidence.later(self, prepared, timing)
+        timing.notes += kernel_trace.later(self, prepared, timing)
         measurements = {**timing.measurements, "first_call": Measurement("s", (first_call,)), **ceilings}
         measurements.update({name: Measurement("B", (value,)) for name, value in memory.items()})
         notes = [*check.notes, *timing.notes, *([shown.note] if shown.note else [])]

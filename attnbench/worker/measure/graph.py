@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Any
 
 from attnbench.core import stats
 from attnbench.core.sizes import gib
-from attnbench.measure import cache
-from attnbench.measure.timing import nothing
+from attnbench.worker.measure import l2_cache
+from attnbench.worker.measure.sampling import nothing
 
 if TYPE_CHECKING:
     import torch
 
-    from attnbench.measure.events import EventTimer
+    from attnbench.worker.measure.events import EventTimer
 
 MAX_COPIES = 512
 SECONDS = 2e-3  # of work in one graph, at least
@@ -109,14 +109,14 @@ class GraphTimer:
 
 def state(events: EventTimer, device: torch.device, l2_bytes: int, bandwidth: float) -> str:
     """ "cold" or "warm": how launches in turns over copies find their operands; as cache.state for the others."""
-    nbytes, _ = cache.reader(device, l2_bytes)
+    nbytes, _ = l2_cache.reader(device, l2_bytes)
 
     def replayed(count: int) -> float:
-        timer = GraphTimer(events, lambda: [cache.reader(device, l2_bytes)[1] for _ in range(count)], 10e-6)
+        timer = GraphTimer(events, lambda: [l2_cache.reader(device, l2_bytes)[1] for _ in range(count)], 10e-6)
         try:
             return stats.median(timer.samples(10 * timer.launches))
         finally:
             timer.close()
 
     turns, cached = replayed(copies(nbytes, l2_bytes)), replayed(1)
-    return "cold" if turns - cached > cache.MIN_GAIN * nbytes / bandwidth else "warm"
+    return "cold" if turns - cached > l2_cache.MIN_GAIN * nbytes / bandwidth else "warm"

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 from attnbench.core.backend import Inputs, Prepared
 from attnbench.core.case import Case
 from attnbench.core.record import Accuracy
-from attnbench.reference.checksums import products
-from attnbench.reference.compare import compare
-from attnbench.reference.exact import BY_ROW, reference
-from attnbench.reference.renewal import Renewal
-from attnbench.reference.sample import check_inputs, choose
+from attnbench.worker.reference.checksums import products
+from attnbench.worker.reference.exact import BY_ROW, reference
+from attnbench.worker.reference.renewed_inputs import Renewal
+from attnbench.worker.reference.sample import check_inputs, choose
+from attnbench.worker.reference.tolerance import compare
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from attnbench.measure.session import recorded, session
+from attnbench.worker.measure.profiler_session import recorded, session
 
 if TYPE_CHECKING:
     import torch

@@ -10,14 +10,14 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from attnbench import proof
 from attnbench.core import stats
 from attnbench.core.backend import Prepared, Signature
 from attnbench.core.case import Case
-from attnbench.instruments import Instruments, Timing
-from attnbench.measure.cupti import Call, Untraceable
-from attnbench.measure.operators import Operator, operators, traced
-from attnbench.measure.timing import LONG
+from attnbench.worker import kernel_rules
+from attnbench.worker.instruments import Instruments, Timing
+from attnbench.worker.measure.cupti import Call, Untraceable
+from attnbench.worker.measure.operators import Operator, operators, traced
+from attnbench.worker.measure.sampling import LONG
 
 UNSEEN = 1.3  # times the samples' median that the traced work may last; the clock can explain as much
 AGAIN = 3.0  # times the samples' 90th percentile that a call on new inputs may last on a CPU
@@ -59,10 +59,10 @@ def prove(
         renew()
         ran = traced(launch)
         names = [operator.name for operator in ran]
-        complaint = (proof.complaint(case, signature, names) or _decoy(signature, ran, launch)) if ran else None
-        if late := proof.computes(operators(lambda: prepared.canonical(result))):
+        complaint = (kernel_rules.complaint(case, signature, names) or _decoy(signature, ran, launch)) if ran else None
+        if late := kernel_rules.computes(operators(lambda: prepared.canonical(result))):
             complaint = complaint or f"{late} ran after the launch, while its results were only to be named"
-        return Proof(result, proof.counted(names), complaint)
+        return Proof(result, kernel_rules.counted(names), complaint)
     try:
         if instruments.tracer is None:
             raise Untraceable("the profiler sees no kernels here (CUPTI)")
@@ -71,8 +71,8 @@ def prove(
         renew()
         return Proof(prepared.launch(), {}, note=f"what ran is not known: {error}")
     names = [k.name for k in launched.kernels]
-    kernels = proof.counted(names)
-    complaint = proof.complaint(case, signature, names) or proof.decoy(signature, launched.kernels)
+    kernels = kernel_rules.counted(names)
+    complaint = kernel_rules.complaint(case, signature, names) or kernel_rules.decoy(signature, launched.kernels)
     complaint = complaint or _outside(launched, named)
     latency = stats.median(timing.measurements["time"].values)
     if not complaint and launched.busy > UNSEEN * latency + 20e-6:
@@ -110,9 +110,9 @@ def later(instruments: Instruments, prepared: Prepared, timing: Timing) -> list[
 def _decoy(signature: Signature, ran: Sequence[Operator], launch: Callable[[], Any]) -> str | None:
     """proof.decoy on a CPU, whose other work is in the times of operators: of several calls where one could mislead."""
     calls = [ran]
-    if proof.share(signature, ran) < CLEAR and proof.covered(ran) < DEAR:
+    if kernel_rules.share(signature, ran) < CLEAR and kernel_rules.covered(ran) < DEAR:
         calls += [traced(launch) for _ in range(SUSPICIOUS)]
-    return proof.decoy(signature, sorted(calls, key=partial(proof.share, signature))[len(calls) // 2])
+    return kernel_rules.decoy(signature, sorted(calls, key=partial(kernel_rules.share, signature))[len(calls) // 2])
 
 
 def _outside(launched: Call, named: Call) -> str | None:
@@ -128,5 +128,7 @@ def _outside(launched: Call, named: Call) -> str | None:
             "which waits for nothing"
         )
     if named.kernels:
-        return f"{proof.brief(named.kernels[0].name)} ran after the launch, while its results were only to be named"
+        return (
+            f"{kernel_rules.brief(named.kernels[0].name)} ran after the launch, while its results were only to be named"
+        )
     return None

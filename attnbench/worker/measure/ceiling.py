@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from attnbench.measure.timing import Timer, pause
+from attnbench.worker.measure.sampling import Timer, pause
 
 if TYPE_CHECKING:
     import torch

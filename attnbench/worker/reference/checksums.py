@@ -24,8 +24,8 @@ from typing import TYPE_CHECKING
 from attnbench.core.backend import Inputs, torch_dtype
 from attnbench.core.case import Case
 from attnbench.core.record import TensorError
-from attnbench.reference.compare import any_order, worse
-from attnbench.reference.exact import CHUNK, Reference, high, long_product, one_rounding
+from attnbench.worker.reference.exact import CHUNK, Reference, high, long_product, one_rounding
+from attnbench.worker.reference.tolerance import any_order, worse
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -14,13 +14,13 @@ With dropout the mask is read off the launch, and the rest is the same (`dropout
 
 from attnbench.core.backend import Inputs
 from attnbench.core.case import Case
-from attnbench.reference.check import Check
-from attnbench.reference.checksums import products
-from attnbench.reference.compare import compare, expected
-from attnbench.reference.dropout_check import DropoutCheck
-from attnbench.reference.exact import Reference, reference, visible, warm
-from attnbench.reference.renewal import Renewal
-from attnbench.reference.sample import BUDGET, Sample, check_inputs, choose
+from attnbench.worker.reference.check import Check
+from attnbench.worker.reference.checksums import products
+from attnbench.worker.reference.dropout_check import DropoutCheck
+from attnbench.worker.reference.exact import Reference, reference, visible, warm
+from attnbench.worker.reference.renewed_inputs import Renewal
+from attnbench.worker.reference.sample import BUDGET, Sample, check_inputs, choose
+from attnbench.worker.reference.tolerance import compare, expected
 
 
 def checking(case: Case, given: Inputs, seed: int) -> Check:

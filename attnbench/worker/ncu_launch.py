@@ -1,4 +1,4 @@
-"""One launch for Nsight Compute: `ncu ... python -m attnbench.once JSON`, with the traffic of the whole call in view.
+"""One launch for Nsight Compute, with the traffic of the whole call in view: `python -m attnbench.worker.ncu_launch`.
 
 Between cudaProfilerStart and Stop run a read of a buffer of four times L2, a marker (torch's spin kernel), the call,
 the marker and the read again. So the call finds an L2 with nothing of its own and nothing to write back: the tool's own
@@ -13,11 +13,12 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from attnbench import backends, inputs
+from attnbench import backends
 from attnbench.core.case import Case
 from attnbench.core.json import from_json
 from attnbench.core.machine import Device
 from attnbench.core.policy import Policy
+from attnbench.worker import inputs
 
 MIN_READ = 2**28  # bytes
 WARMUPS = 3

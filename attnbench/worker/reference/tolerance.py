@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING
 from attnbench.core.backend import operand_dtype, torch_dtype
 from attnbench.core.case import Case
 from attnbench.core.record import Accuracy, TensorError
-from attnbench.reference.exact import BY_ROW, Errors, Reference, one_rounding
+from attnbench.worker.reference.exact import BY_ROW, Errors, Reference, one_rounding
 
 if TYPE_CHECKING:
     import torch

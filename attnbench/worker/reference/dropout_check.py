@@ -22,13 +22,13 @@ from typing import TYPE_CHECKING, Any
 from attnbench.core.backend import Inputs, Prepared
 from attnbench.core.case import Case
 from attnbench.core.record import Accuracy, TensorError
-from attnbench.reference import dropout
-from attnbench.reference.check import AGAIN, Check
-from attnbench.reference.checksums import products
-from attnbench.reference.compare import compare, expected
-from attnbench.reference.exact import BY_ROW, CHUNK, Reference, capped, high, probabilities, reference
-from attnbench.reference.renewal import Renewal
-from attnbench.reference.sample import Sample, check_inputs, choose, rows_of
+from attnbench.worker.reference import dropout
+from attnbench.worker.reference.check import AGAIN, Check
+from attnbench.worker.reference.checksums import products
+from attnbench.worker.reference.exact import BY_ROW, CHUNK, Reference, capped, high, probabilities, reference
+from attnbench.worker.reference.renewed_inputs import Renewal
+from attnbench.worker.reference.sample import Sample, check_inputs, choose, rows_of
+from attnbench.worker.reference.tolerance import compare, expected
 
 if TYPE_CHECKING:
     from torch import Tensor

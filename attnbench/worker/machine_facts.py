@@ -17,13 +17,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from attnbench.core import stats
-from attnbench.measure import cache, graph
-from attnbench.measure.state import LIMITS, GpuState
-from attnbench.measure.timing import nothing
+from attnbench.worker.measure import graph, l2_cache
+from attnbench.worker.measure.nvml import LIMITS, GpuState
+from attnbench.worker.measure.sampling import nothing
 
 if TYPE_CHECKING:
-    from attnbench.bench import Bench
-    from attnbench.measure.events import EventTimer
+    from attnbench.worker.measure.events import EventTimer
+    from attnbench.worker.measure_cell import Bench
 
 IDLE = 2.0  # seconds; NVML's utilisation is an average over 1/6 to 1 s
 SAMPLES = 20
@@ -112,7 +112,7 @@ def _instruments(bench: Bench) -> dict[str, Any]:
             found: dict[str, Any] = {"seconds": stats.median(timer.samples(touch, SAMPLES))}
             for promise, ahead in (("cold", bench.flush), ("warm", nothing)):
                 timer.before = ahead
-                found[f"l2_{promise}"] = cache.state(timer, device, l2_bytes, bandwidth)
+                found[f"l2_{promise}"] = l2_cache.state(timer, device, l2_bytes, bandwidth)
         finally:
             timer.before = before
         return found

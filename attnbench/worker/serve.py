@@ -1,4 +1,4 @@
-"""The child process that touches the device: `python -m attnbench.worker`, one per backend.
+"""The child process that touches the device: `python -m attnbench.worker` runs `main`, one process per backend.
 
 It speaks JSON lines: a request on stdin, one answer on what was stdout (anything else that prints goes to stderr).
 Needs the standard library, torch and the library under test, so any interpreter that has those can be a worker.
@@ -29,14 +29,18 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any, TextIO
 
-from attnbench import backends, environment
+from attnbench import backends
 from attnbench.core.backend import Backend, Prepared, Probe, Unsupported, Workspace
 from attnbench.core.case import Case
 from attnbench.core.json import from_json, to_json
 from attnbench.core.machine import Device
 from attnbench.core.policy import Policy
 from attnbench.core.record import Job, Measurement, Record
-from attnbench.measure.timing import CpuTimer, collect  # before any backend: none replaces the clock that they hold
+from attnbench.worker import environment
+from attnbench.worker.measure.sampling import (  # before any backend: none replaces the clock that they hold
+    CpuTimer,
+    collect,
+)
 
 
 class Worker:
@@ -77,11 +81,11 @@ class Worker:
                 record = self.run(job, policy, from_json(Device, request["device"]))
                 return {"record": to_json(record), "fatal": self.fatal}
             case "examine":
-                from attnbench.fitness import examine
+                from attnbench.worker.machine_facts import examine
 
                 return {"facts": examine(self.bench(from_json(Device, request["device"])))}
             case "profile":
-                from attnbench.profiling import profile
+                from attnbench.worker.profile_call import profile
 
                 assert self.backend is not None
                 bench, case = self.bench(from_json(Device, request["device"])), from_json(Case, request["case"])
@@ -139,7 +143,7 @@ class Worker:
 
     def bench(self, device: Device) -> Any:
         if self._bench is None:
-            from attnbench.bench import Bench
+            from attnbench.worker.measure_cell import Bench
 
             self._bench = Bench(device)
         self._bench.described = device  # whose rates were not known when the instruments were made
@@ -150,7 +154,7 @@ def import_all() -> None:
     """What measuring needs, the device untouched. sympy too, which the first torch.autograd.grad would import."""
     import torch.fx.experimental.symbolic_shapes  # noqa: F401
 
-    import attnbench.bench  # noqa: F401
+    import attnbench.worker.measure_cell  # noqa: F401
 
 
 def simulate(prepared: Prepared, policy: Policy) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from attnbench.core import stats
-from attnbench.measure.state import GpuState
+from attnbench.worker.measure.nvml import GpuState
 
 BATCH = 0.05  # seconds of launches between two readings of the clock
 STEADY = 0.01  # a window of time per call within which nothing drifts by more

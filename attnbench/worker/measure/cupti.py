@@ -22,11 +22,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from attnbench.measure.session import recorded, session
-from attnbench.measure.timing import nothing
+from attnbench.worker.measure.profiler_session import recorded, session
+from attnbench.worker.measure.sampling import nothing
 
 if TYPE_CHECKING:
-    from attnbench.measure.events import EventTimer
+    from attnbench.worker.measure.events import EventTimer
 
 MARK = "attnbench.mark"
 WAITS = ("StreamWaitEvent", "Synchronize")  # in the names of calls that make a stream or the host wait

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 from attnbench.core import fp8
 from attnbench.core.backend import Inputs, torch_dtype
 from attnbench.core.case import Case
-from attnbench.reference.sample import Sample, rows_of
+from attnbench.worker.reference.sample import Sample, rows_of
 
 if TYPE_CHECKING:
     import torch

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from attnbench import __version__
 from attnbench.core.machine import Device, Environment
-from attnbench.measure import ceiling
-from attnbench.measure.state import GpuState
+from attnbench.worker.measure import ceiling
+from attnbench.worker.measure.nvml import GpuState
 
 if TYPE_CHECKING:
     import torch

@@ -18,16 +18,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from attnbench import evidence, inputs, reference
 from attnbench.core import stats
 from attnbench.core.backend import Backend, Signature, Unsupported, operand_dtype
 from attnbench.core.case import Case
 from attnbench.core.json import to_json
 from attnbench.core.policy import Policy
-from attnbench.measure.cupti import Untraceable
+from attnbench.worker import inputs, kernel_trace, reference
+from attnbench.worker.measure.cupti import Untraceable
 
 if TYPE_CHECKING:
-    from attnbench.bench import Bench
+    from attnbench.worker.measure_cell import Bench
 
 RANGE = "attnbench.call"
 CALLS = 20  # traced, at most
@@ -70,7 +70,7 @@ def _profile(bench: Bench, backend: Backend, case: Case, trace: str | None) -> d
     renewal = reference.Renewal(case, given, prepared)
     signature = backend.signature(case, bench.described) if hasattr(backend, "signature") else Signature()
     checked = replace(prepared, launch=check.launcher(prepared))
-    shown = evidence.prove(bench, case, signature, checked, timing, renewal.next)
+    shown = kernel_trace.prove(bench, case, signature, checked, timing, renewal.next)
     wrong = wrong or shown.complaint or ""
     made = inputs.make(case, str(bench.device), policy.seed)
     wrong = wrong or check.renewed(renewal, made, prepared.canonical(shown.result)).complaint()

@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING
 
 from attnbench.core.backend import MASK_LAUNCHES, Inputs, Prepared
 from attnbench.core.case import Case
-from attnbench.reference.exact import visible
-from attnbench.reference.sample import Sample, rows_of
+from attnbench.worker.reference.exact import visible
+from attnbench.worker.reference.sample import Sample, rows_of
 
 if TYPE_CHECKING:
     import torch

@@ -15,19 +15,19 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from attnbench import environment
 from attnbench.core import stats
 from attnbench.core.backend import Unsupported
 from attnbench.core.machine import Device
 from attnbench.core.policy import INSTRUMENTS, SHORT, Policy
 from attnbench.core.record import Measurement
-from attnbench.measure import cache, ceiling, graph
-from attnbench.measure.cupti import Tracer, Untraceable
-from attnbench.measure.energy import sustained
-from attnbench.measure.events import EventTimer
-from attnbench.measure.graph import GraphTimer, NotCapturable
-from attnbench.measure.state import GpuState, Sampler
-from attnbench.measure.timing import CpuTimer, Pacer, Timer, collect, nothing, pause
+from attnbench.worker import environment
+from attnbench.worker.measure import ceiling, graph, l2_cache
+from attnbench.worker.measure.cupti import Tracer, Untraceable
+from attnbench.worker.measure.energy import sustained
+from attnbench.worker.measure.events import EventTimer
+from attnbench.worker.measure.graph import GraphTimer, NotCapturable
+from attnbench.worker.measure.nvml import GpuState, Sampler
+from attnbench.worker.measure.sampling import CpuTimer, Pacer, Timer, collect, nothing, pause
 
 if TYPE_CHECKING:
     import torch
@@ -75,19 +75,19 @@ class Instruments:
         self.tracer: Tracer | None = None
         self.state: GpuState | None = None
         self.timer: Timer
-        self.flush: cache.Flush
+        self.flush: l2_cache.Flush
         self._l2: dict[tuple[str, str], str] = {}
         self._ceiling_read = 0.0
         self.broken = False  # a failed capture has left torch's allocator and generators in a state of their own
         if self.device.type == "cuda":
             torch.cuda.set_device(self.device)
-            self.flush = cache.Flush(self.device, self.l2_bytes)
+            self.flush = l2_cache.Flush(self.device, self.l2_bytes)
             self.events = self.timer = EventTimer(self.device, self.flush)
             with contextlib.suppress(Untraceable):
                 self.tracer = Tracer(self.events, self.flush)
             self.state = environment.gpu_state(self.device)
         else:
-            self.flush = cache.Flush(self.device, self.l2_bytes, most=MAX_CPU_FLUSH)
+            self.flush = l2_cache.Flush(self.device, self.l2_bytes, most=MAX_CPU_FLUSH)
             self.timer = CpuTimer(before=self.flush)
 
     @property
@@ -194,7 +194,7 @@ class Instruments:
             instrument = self.tracer if timer == "cupti" else self.timer
             if instrument is None:
                 return False
-            return cache.state(instrument, self.device, self.l2_bytes, self.bandwidth) == promise
+            return l2_cache.state(instrument, self.device, self.l2_bytes, self.bandwidth) == promise
         except NotCapturable as error:
             self.broken |= error.broken
         except Untraceable:

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from attnbench.core import stats
-from attnbench.measure.timing import nothing
+from attnbench.worker.measure.sampling import nothing
 
 if TYPE_CHECKING:
     import torch

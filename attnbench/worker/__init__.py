@@ -1,0 +1,1 @@
+"""The child process, which touches the device: it needs the standard library, torch and the library under test only."""
