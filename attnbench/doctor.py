@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from attnbench.backends import BACKENDS
-from attnbench.choose import device_name
 from attnbench.core.case import Case
 from attnbench.core.errors import EXIT_UNFIT, UserError
 from attnbench.core.json import to_json
 from attnbench.core.machine import Device, Environment
-from attnbench.execute import Fleet, ends_well
-from attnbench.look import look
+from attnbench.run.device_probe import look
+from attnbench.run.select import device_name
+from attnbench.run.workers import Fleet, ends_well
 from attnbench.trial import PAIR, Trial, trial_cases, try_out
 from attnbench.verdicts import LEVELS, Finding, Level, judge, judge_trial, unfit
 from attnbench.worker import machine_facts

@@ -28,7 +28,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from attnbench.process import environment
+from attnbench.run.process import environment
 
 READ, WRITTEN = "dram__bytes_read.sum", "dram__bytes_write.sum"
 MARK = "spin_kernel"  # what once.py launches on both sides of the call, between it and the reads that write back

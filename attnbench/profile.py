@@ -12,8 +12,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from attnbench import ncu, plan
-from attnbench.choose import choose, device_name, interpreters
+from attnbench import ncu
 from attnbench.core import gpus, stats
 from attnbench.core.case import Case
 from attnbench.core.errors import UserError
@@ -22,10 +21,12 @@ from attnbench.core.json import to_json
 from attnbench.core.machine import Device, Environment
 from attnbench.core.policy import Policy
 from attnbench.core.sizes import short
-from attnbench.execute import Fleet, ends_well
-from attnbench.look import look
-from attnbench.process import START_TIMEOUT
-from attnbench.suite import Settings, parse, resolve
+from attnbench.run import plan
+from attnbench.run.device_probe import look
+from attnbench.run.process import START_TIMEOUT
+from attnbench.run.select import choose, device_name, interpreters
+from attnbench.run.suite import Settings, parse, resolve
+from attnbench.run.workers import Fleet, ends_well
 
 DEFAULTS = parse(
     {

@@ -17,9 +17,9 @@ from attnbench.core.machine import Device
 from attnbench.core.policy import Policy
 from attnbench.core.record import Job, Record
 from attnbench.core.sizes import duration, short
-from attnbench.execute import Fleet
-from attnbench.plan import Answer, predict
 from attnbench.resolution import MIN_TURNS, Resolution, resolve
+from attnbench.run.plan import Answer, predict
+from attnbench.run.workers import Fleet
 
 PAIR = ("a", "b")
 MAX_TURNS = 24

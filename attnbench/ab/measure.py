@@ -10,24 +10,24 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from pathlib import Path
 
-from attnbench import plan as planning
 from attnbench import store
 from attnbench.ab.schedule import START, unsettled
 from attnbench.ab.sides import Side, is_code, sides
 from attnbench.ab.turns import LABELS, Half, Turns, Watcher
-from attnbench.choose import device_name, is_own
 from attnbench.core.errors import EXIT_INTERRUPTED, EXIT_TERMINATED, UserError
 from attnbench.core.machine import Environment
 from attnbench.core.record import Job, Run
 from attnbench.core.sizes import duration
-from attnbench.execute import Fleet, ends_well
 from attnbench.gate import gate
 from attnbench.gate.looks import LOOKS
 from attnbench.gate.readings import CYCLES
-from attnbench.look import look
 from attnbench.report.cells import Key
-from attnbench.run import check_out, default_path, previews
-from attnbench.suite import Resolved, Settings, load, resolve
+from attnbench.run import plan as planning
+from attnbench.run.device_probe import look
+from attnbench.run.run_suite import check_out, default_path, previews
+from attnbench.run.select import device_name, is_own
+from attnbench.run.suite import Resolved, Settings, load, resolve
+from attnbench.run.workers import Fleet, ends_well
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from attnbench import backends
-from attnbench.choose import choose, interpreters
 from attnbench.core.errors import UserError
+from attnbench.run.select import choose, interpreters
 
 
 @dataclass(frozen=True)

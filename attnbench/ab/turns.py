@@ -12,12 +12,12 @@ from attnbench.ab.schedule import START, affordable, order, to_look, unsettled
 from attnbench.core.errors import Terminated
 from attnbench.core.record import Job, Record, Run
 from attnbench.core.sizes import duration
-from attnbench.execute import Fleet, execute
 from attnbench.gate import gate
 from attnbench.gate.looks import LOOKS
-from attnbench.plan import skipped
 from attnbench.report.cells import Key
 from attnbench.report.words import count
+from attnbench.run.plan import skipped
+from attnbench.run.workers import Fleet, execute
 
 LABELS = ("A", "B")
 

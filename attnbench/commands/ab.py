@@ -90,7 +90,7 @@ def ab(
     from attnbench.ab import measure
     from attnbench.core.sizes import parse_duration
     from attnbench.report.gate.live import Live
-    from attnbench.suite import settings
+    from attnbench.run.suite import settings
 
     judged_by = request_of(metric, expect, margin, margins, inconclusive, missing)
     wanted = outputs(format or ())

@@ -56,12 +56,12 @@ def _here(pythons: Sequence[str]) -> None:
 
     from attnbench.backends import BACKENDS, available
     from attnbench.backends import load as instance
-    from attnbench.choose import interpreters
-    from attnbench.execute import Fleet, ends_well
-    from attnbench.look import Looker
     from attnbench.report import backends as shown
     from attnbench.report.live import Line
-    from attnbench.suite import load, resolve
+    from attnbench.run.device_probe import Looker
+    from attnbench.run.select import interpreters
+    from attnbench.run.suite import load, resolve
+    from attnbench.run.workers import Fleet, ends_well
 
     specs = available()
     fleet = Fleet(specs, interpreters(pythons, list(specs)))
@@ -92,8 +92,8 @@ def _matrix(gpus: Sequence[str], device: str | None, format: str, into: Path | N
     """On GPUs that need not be here."""
     from rich.console import Console
 
-    from attnbench import matrix as pure
     from attnbench.report import matrix as shown
+    from attnbench.run import support as pure
 
     one_of("--format", format, shown.FORMATS)
     if into:
@@ -102,8 +102,8 @@ def _matrix(gpus: Sequence[str], device: str | None, format: str, into: Path | N
         return
     devices = [pure.device(name) for text in gpus for name in text.split(",")]
     if device is not None:
-        from attnbench.choose import device_name
-        from attnbench.look import look
+        from attnbench.run.device_probe import look
+        from attnbench.run.select import device_name
 
         devices.append(look(device_name(device)).device)
     found = [pure.matrix(d) for d in devices]

@@ -34,10 +34,10 @@ def create(
     attnbench env create flashinfer --path /opt/envs/flashinfer
     attnbench env create fa4 -- --no-index --find-links wheels/
     """
-    from attnbench import venvs
     from attnbench.backends import BACKENDS
-    from attnbench.execute import Fleet, ends_well
     from attnbench.report.live import Line
+    from attnbench.run import venvs
+    from attnbench.run.workers import Fleet, ends_well
 
     with live(Line, "the environment was made") as line:
         made = venvs.create(name, path, pip or (), line.say)
@@ -58,7 +58,7 @@ def list_() -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from attnbench import venvs
+    from attnbench.run import venvs
 
     table = Table(box=None, pad_edge=False, header_style="bold")
     for heading in ("name", "backends", "interpreter", "made for", "packages"):
@@ -83,6 +83,6 @@ def list_() -> None:
 @app.command()
 def remove(name: Annotated[str, typer.Argument(metavar="NAME", help="As env list shows it.")]) -> None:
     """Delete an environment that was made, and forget it."""
-    from attnbench import venvs
+    from attnbench.run import venvs
 
     print(f"removed: {venvs.remove(name).path}")

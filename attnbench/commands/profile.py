@@ -59,7 +59,7 @@ def profile(
     from attnbench import profile as profiles
     from attnbench.report import profile as shown
     from attnbench.report.live import Line
-    from attnbench.suite import settings
+    from attnbench.run.suite import settings
 
     request = profiles.Request(
         settings=settings({"axes": axes, "backends": backend}),

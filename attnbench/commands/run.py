@@ -16,7 +16,7 @@ from attnbench.core.errors import EXIT_INTERRUPTED, EXIT_TERMINATED
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from attnbench.run import Outcome
+    from attnbench.run.run_suite import Outcome
 
 how = partial(typer.Option, rich_help_panel="How")
 instruments = partial(typer.Option, rich_help_panel="Instruments")
@@ -101,9 +101,9 @@ def run(
     axes = options.axes(locals())
     from rich.console import Console
 
-    from attnbench import run as runs
     from attnbench.report.live import Live
-    from attnbench.suite import settings
+    from attnbench.run import run_suite as runs
+    from attnbench.run.suite import settings
 
     policy = {
         "seed": seed,

@@ -13,7 +13,7 @@ def suites(
     name: Annotated[str | None, typer.Argument(metavar="NAME", help="Show this suite's YAML.")] = None,
 ) -> None:
     """List the suites that ship with attnbench, or show one: copy it, change it, run it with --suite FILE."""
-    from attnbench import suite
+    from attnbench.run import suite
 
     if name is None:
         from rich.console import Console

@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from attnbench.axes import Axes, matches
 from attnbench.compare import join, ratios
 from attnbench.compare.machines import Machine
 from attnbench.compare.workload import Part, Workload
@@ -24,6 +23,7 @@ from attnbench.core.errors import UserError, did_you_mean
 from attnbench.core.sizes import short
 from attnbench.report import words
 from attnbench.report.cells import Key
+from attnbench.run.axes import Axes, matches
 
 
 @dataclass(frozen=True)

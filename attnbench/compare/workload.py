@@ -30,11 +30,11 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
 
-from attnbench import yamls
-from attnbench.axes import Axes, matches
 from attnbench.core.case import Case, Shape
 from attnbench.core.errors import UserError, did_you_mean
-from attnbench.suite import Names
+from attnbench.run import yaml_file
+from attnbench.run.axes import Axes, matches
+from attnbench.run.suite import Names
 
 EXAMPLE = "parts: [{name: prefill 8k, weight: 70%, seqlen: 8k, causal: true, pass: fwd}, ...]"
 _ANY = Case(Shape(1, 1, 1, 1, 1, 1, 1), "bf16", "fwd")
@@ -81,7 +81,7 @@ class Workload(BaseModel):
 
 def load(path: Path) -> Workload:
     """Raises UserError that says where it is wrong."""
-    data = yamls.read(path)
+    data = yaml_file.read(path)
     if not isinstance(data, dict):
         raise UserError(f"{path}: a workload is a mapping with parts, as in {EXAMPLE}")
     return parse({"name": path.stem, **data}, str(path))

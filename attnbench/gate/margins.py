@@ -92,9 +92,9 @@ def parse(amount: Any, what: str) -> float:
 
 
 def _read(file: Path) -> Margins:
-    from attnbench import yamls
+    from attnbench.run import yaml_file
 
-    data = yamls.read(file)
+    data = yaml_file.read(file)
     data = _mapping(data or {}, f"{file}")
     cells = _mapping(data.pop("cells", None) or {}, f"{file}: cells")
     globs = ((str(glob), _mapping(own, f"{file}: {glob}")) for glob, own in cells.items())

@@ -13,9 +13,9 @@ from rich.text import Text
 from attnbench import derive, metrics
 from attnbench.core.record import Job, Record, Run
 from attnbench.core.sizes import duration
-from attnbench.plan import summary
 from attnbench.report import words
 from attnbench.report.tables import MEMORY
+from attnbench.run.plan import summary
 
 
 class Line:

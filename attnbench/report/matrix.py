@@ -14,10 +14,10 @@ from rich.table import Table
 from rich.text import Text
 
 from attnbench.core.errors import UserError
-from attnbench.matrix import FEATURES, LEGEND, PLAIN, Matrix, Row, Support, architectures, device, matrix
 from attnbench.report.files import as_csv
 from attnbench.report.markdown import row, safe
 from attnbench.report.words import headdim
+from attnbench.run.support import FEATURES, LEGEND, PLAIN, Matrix, Row, Support, architectures, device, matrix
 
 FORMATS = ("table", "md", "csv", "json")
 BEGIN, END = "<!-- matrix: made by `attnbench backends --matrix --into FILE` -->", "<!-- end of the matrix -->"

@@ -12,9 +12,9 @@ from rich.text import Text
 from attnbench.core.json import to_json
 from attnbench.core.record import Record, Run
 from attnbench.core.sizes import duration, gib
-from attnbench.plan import skipped
 from attnbench.report import notes
 from attnbench.report.cells import cells
+from attnbench.run.plan import skipped
 
 
 def render(console: Console, run: Run) -> None:

@@ -97,7 +97,7 @@ def test_events_and_spans_agree_on_the_same_calls(instruments: Instruments, back
 TOLL = """
 import ctypes, glob, sys
 import torch
-from attnbench import stats
+from attnbench.core import stats
 
 library = next(p for d in sys.path for p in glob.glob(d + "/nvidia/**/libcupti.so*", recursive=True))
 cupti = ctypes.CDLL(library)

@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(),
 MIB = 2**20
 OWN = f"""
 import torch
-from attnbench.types import Prepared
+from attnbench.core.backend import Prepared
 
 class Chain:
     # y = x + 1, and with a second step z = y + 1, each of some MiB

@@ -39,7 +39,7 @@ from typing import Any
 
 sys.path.insert(0, os.getcwd())  # attnbench need not be installed
 
-from attnbench.process import WorkerDied, WorkerHung, WorkerProcess
+from attnbench.run.process import WorkerDied, WorkerHung, WorkerProcess
 
 ROWS = {  # headdim, tokens in a sequence, mask, pass; the TFLOP/s to reach on an H200
     "d64 16k full fwd": 440,

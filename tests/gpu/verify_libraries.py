@@ -150,8 +150,8 @@ def main() -> int:
     options = parser.parse_args()
     if options.child:
         return child(*options.child, options.device, options.only, not options.no_peers)
-    from attnbench.choose import choose, interpreters
-    from attnbench.process import environment
+    from attnbench.run.process import environment
+    from attnbench.run.select import choose, interpreters
 
     specs = choose([options.backend])
     pythons = interpreters(options.python, list(specs))

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from attnbench import execute, look, run, store
+from attnbench import store
 from attnbench.ab import measure
 from attnbench.ab.measure import Outcome, ab
 from attnbench.core.errors import UserError
@@ -19,12 +19,13 @@ from attnbench.core.json import to_json
 from attnbench.core.record import Job, Record, Run
 from attnbench.gate import gate
 from attnbench.gate.margins import DEFAULT
-from attnbench.plan import skipped
-from attnbench.process import WorkerDied
 from attnbench.report.cautions import cautions
 from attnbench.report.cells import cells
 from attnbench.report.gate import export, markdown, terminal
-from attnbench.suite import settings
+from attnbench.run import device_probe, run_suite, workers
+from attnbench.run.plan import skipped
+from attnbench.run.process import WorkerDied
+from attnbench.run.suite import settings
 from attnbench.worker.serve import Worker
 
 OWN = """
@@ -121,7 +122,7 @@ class Watcher:
 @pytest.fixture(autouse=True)
 def here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """A folder with own.py, in which workers are objects of this process."""
-    for module in (execute, look):
+    for module in (workers, device_probe):
         monkeypatch.setattr(module, "WorkerProcess", Here)
     monkeypatch.chdir(tmp_path)
     random.seed(7)
@@ -250,7 +251,7 @@ def test_when_the_time_is_up_what_is_open_stays_so() -> None:
 
 def test_cells_without_time_are_no_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     """The forecast of a long one alone exceeds the limit."""
-    monkeypatch.setattr("attnbench.plan.OVERHEAD", {"fake": 1.0})
+    monkeypatch.setattr("attnbench.run.plan.OVERHEAD", {"fake": 1.0})
     forecasts = {512: 1.0, 1024: 500.0}
     real = measure._cells
     monkeypatch.setattr(measure, "_cells", lambda runs: {k: forecasts[k[0].shape.seqlen_q] for k in real(runs)})
@@ -357,7 +358,7 @@ def test_files_are_not_overwritten_and_not_resumed_alone(here: Path) -> None:
     with pytest.raises(UserError, match="is not overwritten"):
         ab(request(out=here / "ab"), Watcher())
     with pytest.raises(UserError, match="one half of an A/B"):
-        run.run(run.Request(resume=outcome.paths[0]), None)  # type: ignore[arg-type]
+        run_suite.run(run_suite.Request(resume=outcome.paths[0]), None)  # type: ignore[arg-type]
 
 
 def test_own_functions_on_a_cpu_of_which_one_takes_twice_as_long(here: Path) -> None:

@@ -12,12 +12,12 @@ from builders import case
 
 from attnbench.ab.schedule import affordable, order, to_look
 from attnbench.ab.sides import sides
-from attnbench.axes import Axes
 from attnbench.commands import options
 from attnbench.commands.ab import ab
 from attnbench.commands.run import run as run_command
 from attnbench.core.errors import UserError
 from attnbench.gate.looks import LOOKS
+from attnbench.run.axes import Axes
 
 
 def test_the_order_is_a_b_b_a_b_a_a_b() -> None:

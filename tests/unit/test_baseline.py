@@ -13,7 +13,6 @@ from builders import CPU, H200, case, ended, environment, job, ok, run, times
 from typer.testing import CliRunner
 
 from attnbench import metrics, store
-from attnbench import run as runs
 from attnbench.baseline import files
 from attnbench.baseline.reduced import KEPT, reduced
 from attnbench.commands.baseline import app
@@ -26,6 +25,7 @@ from attnbench.gate.readings import CYCLES, Side, readings
 from attnbench.report import baseline as report
 from attnbench.report.cautions import cautions
 from attnbench.report.cells import cells
+from attnbench.run import run_suite as runs
 
 NOISE = (0.0, 0.002, -0.001, 0.0007, -0.002)
 

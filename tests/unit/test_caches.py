@@ -10,15 +10,15 @@ import pytest
 from builders import case, ok
 from builders import run as run_of
 
-from attnbench import caches, execute
 from attnbench.core.machine import Device
 from attnbench.core.policy import Policy
 from attnbench.core.record import Forecast, Job, Record
-from attnbench.execute import Fleet
 from attnbench.metrics import METRICS
 from attnbench.report.cells import cells
 from attnbench.report.setup import heading
-from attnbench.suite import load, resolve, settings
+from attnbench.run import compile_caches, workers
+from attnbench.run.suite import load, resolve, settings
+from attnbench.run.workers import Fleet
 
 DEVICE = Device("fake", 0, "Simulated GPU", 2**36, 2**36)
 COMPILES = """
@@ -52,7 +52,7 @@ def fleet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Fleet]:
 
 def records(fleet: Fleet, policy: Policy, *seqlens: int) -> list[Record]:
     jobs = [Job(case(n, headdim=64), "own", 0, Forecast(0.01, 0.001, 1)) for n in seqlens]
-    return [record for _, record in execute.execute(jobs, fleet, policy, DEVICE) if record]
+    return [record for _, record in workers.execute(jobs, fleet, policy, DEVICE) if record]
 
 
 def found_compiled(record: Record) -> bool:
@@ -84,8 +84,8 @@ def test_kept_caches_are_the_users(fleet: Fleet, tmp_path: Path) -> None:
 def test_folders_are_empty_and_gone_afterwards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("FLASHINFER_WORKSPACE_BASE", raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
-    with caches.fresh() as variables:
-        assert {*variables} == {*caches.VARIABLES}
+    with compile_caches.fresh() as variables:
+        assert {*variables} == {*compile_caches.VARIABLES}
         assert len({*variables.values()}) == len(variables)
         assert all(os.listdir(folder) == [] for folder in variables.values())
     assert not any(os.path.exists(folder) for folder in variables.values())
@@ -98,7 +98,7 @@ def test_what_was_downloaded_is_no_compiled_kernel(tmp_path: Path, monkeypatch: 
     (usual / "binary").write_text("downloaded")
     (usual.parent / "0.6.13").mkdir()
     monkeypatch.setenv("FLASHINFER_WORKSPACE_BASE", str(tmp_path))
-    with caches.fresh() as variables:
+    with compile_caches.fresh() as variables:
         cache = Path(variables["FLASHINFER_WORKSPACE_BASE"], ".cache/flashinfer")
         assert (cache / "cubins" / "binary").read_text() == "downloaded"
         assert os.listdir(cache) == ["cubins"]

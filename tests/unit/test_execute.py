@@ -11,15 +11,15 @@ from pathlib import Path
 
 import pytest
 
-from attnbench import execute
 from attnbench.backends import BACKENDS
 from attnbench.core.backend import Probe
 from attnbench.core.case import Case, Shape
 from attnbench.core.machine import Device
 from attnbench.core.policy import Policy
 from attnbench.core.record import Forecast, Job, Record
-from attnbench.execute import Fleet, TimeLimit
-from attnbench.process import WorkerProcess
+from attnbench.run import workers
+from attnbench.run.process import WorkerProcess
+from attnbench.run.workers import Fleet, TimeLimit
 
 DEVICE = Device("fake", 0, "Simulated GPU", 2**36, 2**36)
 POLICY = Policy(timeout_s=60.0)
@@ -90,7 +90,7 @@ def new_fleet(tmp_path: Path) -> Iterator[NewFleet]:
 def run(fleet: Fleet, *jobs: Job, policy: Policy = POLICY, limit: TimeLimit | None = None) -> list[Record]:
     """The records, after checking that each job is announced, unless skipped, and ends once; without limit in order."""
     ends, announced = [], None
-    for at, record in execute.execute(jobs, fleet, policy, DEVICE, limit):
+    for at, record in workers.execute(jobs, fleet, policy, DEVICE, limit):
         if record is None:
             assert announced is None
             announced = at.id
@@ -151,7 +151,7 @@ def test_one_that_starts_a_compiler_is_given_as_long_as_that_takes(
     new_fleet: NewFleet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("ATTNBENCH_FAKE", "hang@1k")
-    monkeypatch.setattr(execute, "COLD_TIMEOUT", 1.0)
+    monkeypatch.setattr(workers, "COLD_TIMEOUT", 1.0)
     (hung,) = run(new_fleet(own="Compiles"), job(1024, "own"), policy=Policy(timeout_s=0.1))
     assert hung.status == "timeout"
     assert hung.seconds is not None
@@ -318,7 +318,7 @@ def test_survey(new_fleet: NewFleet) -> None:
 
 def test_a_backend_that_will_not_start_is_given_up(new_fleet: NewFleet) -> None:
     fleet = new_fleet({**FAKE, "gone": "no_such_module_of_ours:f"})
-    tries = execute.MAX_STARTS_IN_VAIN
+    tries = workers.MAX_STARTS_IN_VAIN
     jobs = [job(n, "gone") for n in range(1, tries + 2)]
     records = [fleet.run(j, POLICY, DEVICE) for j in jobs]
     assert {r.status for r in records} == {"failed"}
@@ -376,9 +376,11 @@ def test_the_parent_stays_without_torch(tmp_path: Path) -> None:
 import sys
 sys.path.insert(0, {os.fspath(Path(__file__).parent)!r})
 from attnbench.backends import BACKENDS
-from attnbench.execute import Fleet, execute
-from attnbench.look import look
-from attnbench.types import Case, Device, Forecast, Job, Policy, Shape
+from attnbench.core.case import Case, Shape
+from attnbench.core.policy import Policy
+from attnbench.core.record import Forecast, Job
+from attnbench.run.device_probe import look
+from attnbench.run.workers import Fleet, execute
 job = Job(Case(Shape(1, 8, 8, 1, 1, 8, 8), "bf16", "fwd"), "fake", 0, Forecast(1.0, 1.0, 1))
 fleet = Fleet({{"fake": BACKENDS["fake"]}})
 device = look("fake").device

@@ -181,7 +181,7 @@ try:
 except SystemExit as end:
     assert not end.code
 print("loaded:", *sorted({{m.partition(".")[0] for m in sys.modules}} & {heavy!r}),
-      *("attnbench.suite" for m in sys.modules if m == "attnbench.suite"))
+      *("attnbench.run.suite" for m in sys.modules if m == "attnbench.run.suite"))
 """
     assert python(code).splitlines()[-1].split() == ["loaded:", "typer"]
 
@@ -291,7 +291,7 @@ def test_the_parent_loads_nothing_of_the_workers(module: str) -> None:
 def test_nothing_downstream_reaches_back_up(path: Path) -> None:
     """Values flow suite -> plan -> execute -> store -> report: these make or read values, and run nothing."""
     above = (
-        "attnbench.run",
+        "attnbench.run.run_suite",
         "attnbench.commands",
         "attnbench.cli",
         "attnbench.worker.serve",

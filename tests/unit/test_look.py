@@ -10,14 +10,15 @@ from typing import Any
 import pytest
 from builders import CPU, H200, environment
 
-from attnbench import execute, look, run, store
+from attnbench import store
 from attnbench.core.errors import UserError
 from attnbench.core.json import from_json, to_json
 from attnbench.core.machine import Device
 from attnbench.core.record import Job, Record
-from attnbench.process import WorkerProcess
-from attnbench.run import Request
-from attnbench.suite import settings
+from attnbench.run import device_probe, run_suite, workers
+from attnbench.run.process import WorkerProcess
+from attnbench.run.run_suite import Request
+from attnbench.run.suite import settings
 
 RATES: dict[str, Any] = {"matmul": {"bf16": 7e14, "fp32": 5e13}, "copy": 4e12}
 LOOKER = "looker"
@@ -103,9 +104,9 @@ class Watcher:
 def played(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """On a machine with an H200."""
     Played.log, Played.devices, Played.here, Played.stops = [], {}, H200, None
-    for module in (execute, look):
+    for module in (workers, device_probe):
         monkeypatch.setattr(module, "WorkerProcess", Played)
-    monkeypatch.setattr(run, "has_nvidia_gpu", lambda: True)
+    monkeypatch.setattr(run_suite, "has_nvidia_gpu", lambda: True)
     monkeypatch.chdir(tmp_path)
 
 
@@ -113,7 +114,7 @@ def measured(backends: str = "eager,sdpa-math,fa2,triton", **changes: Any) -> li
     """The log of a run."""
     policy = changes.pop("policy", {})
     chosen = settings({"backends": [backends], "axes": {"seqlen": "1k", "headdim": "64"}, "policy": policy})
-    run.run(Request(settings=chosen, out=Path("run.jsonl"), **changes), Watcher())
+    run_suite.run(Request(settings=chosen, out=Path("run.jsonl"), **changes), Watcher())
     return Played.log
 
 
@@ -166,7 +167,7 @@ def test_fresh_caches_open_nothing_ahead() -> None:
 def test_a_cpu_is_timed_before_any_worker_starts(changes: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     Played.here = CPU
     if not changes:
-        monkeypatch.setattr(run, "has_nvidia_gpu", lambda: False)
+        monkeypatch.setattr(run_suite, "has_nvidia_gpu", lambda: False)
     log = measured(**changes)
     assert log[:2] == [(LOOKER, "environment"), ("says", "looking")]
     assert log[2:6] == [(LOOKER, what) for what in ("environment done", "rates", "rates done", "ended")]
@@ -192,27 +193,27 @@ class TestReal:
 
     @pytest.fixture(autouse=True)
     def real(self, played: None, monkeypatch: pytest.MonkeyPatch) -> None:
-        for module in (execute, look):
+        for module in (workers, device_probe):
             monkeypatch.setattr(module, "WorkerProcess", WorkerProcess)
 
     def test_the_simulated_device(self) -> None:
-        known = look.look("fake")
+        known = device_probe.look("fake")
         assert (known.device.kind, known.device.copy) == ("fake", None)
-        assert look.look("fake", ["bf16"]).device.matmul["bf16"] > 0
+        assert device_probe.look("fake", ["bf16"]).device.matmul["bf16"] > 0
 
     def test_a_device_that_is_not_there(self) -> None:
         with pytest.raises(UserError, match=r"CUDA|cuda:99"):
-            look.look("cuda:99")
+            device_probe.look("cuda:99")
 
     def test_what_fails_is_said_in_a_line(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-        with look.Looker("fake") as looker:
+        with device_probe.Looker("fake") as looker:
             known = looker.facts()
             with pytest.raises(UserError, match=r"^cannot look at the device: \S+Error: "):
                 looker.rates(replace(known, device=replace(known.device, kind="cuda", index=99)), ["bf16"])
         (tmp_path / "torch.py").write_text("import os; os.abort()")
         monkeypatch.setenv("PYTHONPATH", str(tmp_path))
         with pytest.raises(UserError, match=r"^cannot look at the device: the worker crashed \(SIGABRT\)"):
-            look.look("cpu")
+            device_probe.look("cpu")
 
 
 def test_each_worker_is_told_once_to_open_and_again_after_a_round() -> None:

@@ -15,8 +15,8 @@ from attnbench.backends import BACKENDS, NOT_BY_DEFAULT, load
 from attnbench.commands.backends import backends
 from attnbench.core import gpus
 from attnbench.core.errors import UserError
-from attnbench.matrix import FEATURES, PLAIN, Row, architectures, device, matrix
 from attnbench.report import matrix as shown
+from attnbench.run.support import FEATURES, PLAIN, Row, architectures, device, matrix
 
 DOCS = Path(__file__).parents[2] / "docs" / "backends.md"
 

@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 from builders import CPU, H200, case
 
-from attnbench import plan
 from attnbench.core.backend import Workspace
 from attnbench.core.case import Case
 from attnbench.core.machine import Device
 from attnbench.core.policy import Policy
 from attnbench.core.record import Job
-from attnbench.plan import Answer
+from attnbench.run import plan
+from attnbench.run.plan import Answer
 
 CASES = tuple(case(n, causal=c) for n in (1024, 2048, 4096, 8192) for c in (False, True))
 H200_READ = replace(H200, matmul={"bf16": 700e12, "fp16": 700e12}, copy=4e12)

@@ -12,9 +12,9 @@ from attnbench import ncu, profile
 from attnbench.core import flops, gpus
 from attnbench.core.errors import UserError
 from attnbench.core.machine import Device
-from attnbench.execute import Fleet
 from attnbench.profile import Activity, Profile, Request
-from attnbench.suite import settings
+from attnbench.run.suite import settings
+from attnbench.run.workers import Fleet
 
 EAGER, TRITON = "attnbench.backends.eager:Eager", "attnbench.backends.triton:Triton"
 
@@ -155,7 +155,7 @@ class FakeFleet(Fleet):
         return {name: Probe(version="1") for name in self.specs}
 
     def survey(self, probes: Any, cases: Any, device: Any) -> dict[str, Any]:
-        from attnbench.plan import Answer
+        from attnbench.run.plan import Answer
 
         return {name: [Answer(reason="not here" if name == "refuses" else None)] for name in self.specs}
 

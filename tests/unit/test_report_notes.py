@@ -16,7 +16,7 @@ from attnbench.core.record import Forecast, Measurement, Record
 from attnbench.report import cautions, facts, notes, words
 from attnbench.report.cells import cells
 from attnbench.report.forecast import forecast_line
-from attnbench.run import Outcome
+from attnbench.run.run_suite import Outcome
 
 
 def test_reasons_that_differ_in_numbers_are_one_line() -> None:

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from attnbench import suite
 from attnbench.core.case import Case, Shape
 from attnbench.core.errors import UserError
 from attnbench.core.policy import Policy
+from attnbench.run import suite
 
 AXES = {"seqlen": "1k", "headdim": 64}
 

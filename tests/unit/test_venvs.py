@@ -18,11 +18,11 @@ from pathlib import Path
 import pytest
 import typer
 
-from attnbench import choose, venvs
 from attnbench.backends import BACKENDS
 from attnbench.commands import env
 from attnbench.core.errors import UserError
-from attnbench.venvs import Venv
+from attnbench.run import select, venvs
+from attnbench.run.venvs import Venv
 
 PYPROJECT = Path(__file__).parents[2] / "pyproject.toml"
 MADE = Venv("fa4", "/envs/fa4", ("flash-attn-4>=4.0.0b36",), "2.11.0", "2026-11-21")
@@ -80,7 +80,7 @@ def test_it_sees_the_present_torch_and_is_remembered(
     files = subprocess.check_output([made.python, "-c", look], text=True, cwd=tmp_path).split()
     assert files[0] == importlib.util.find_spec("torch").origin  # type: ignore[union-attr]
     assert [f.startswith(str(tmp_path / "env")) for f in files] == [False, True, True]
-    assert choose.interpreters([], ["eager", "fa4"]) == {"fa4": made.python}
+    assert select.interpreters([], ["eager", "fa4"]) == {"fa4": made.python}
     with pytest.raises(UserError, match="there is an environment fa4 already"):
         venvs.create("fa4", None, [], print)
     env.list_()
@@ -239,11 +239,11 @@ def test_which_interpreter_wins(tmp_path: Path, data: Path) -> None:
     made, suite, option = map(str, folders.values())
     gone = f"hf-eager: the environment is gone, {tmp_path / 'gone'}; attnbench env remove hf, and create it again"
     assert venvs.lost(names) == [gone]
-    assert choose.interpreters([], names) == {"fa4": made}
-    assert choose.interpreters([], names, {"*fa4": suite, "cudnn": "/nowhere"}) == {"fa4": suite, "sdpa-fa4": suite}
-    found = choose.interpreters([f"fa4={option}"], names, {"*fa4": suite})
+    assert select.interpreters([], names) == {"fa4": made}
+    assert select.interpreters([], names, {"*fa4": suite, "cudnn": "/nowhere"}) == {"fa4": suite, "sdpa-fa4": suite}
+    found = select.interpreters([f"fa4={option}"], names, {"*fa4": suite})
     assert found == {"fa4": option, "sdpa-fa4": suite}
     with pytest.raises(UserError, match="interpreters: /nowhere is not an executable file"):
-        choose.interpreters([], names, {"fa4": "/nowhere"})
+        select.interpreters([], names, {"fa4": "/nowhere"})
     with pytest.raises(UserError, match="interpreters: no backend 'fa44'; did you mean \"fa4\""):
-        choose.interpreters([], names, {"fa44": suite})
+        select.interpreters([], names, {"fa44": suite})

@@ -59,8 +59,8 @@ def test_opening_the_device_imports_nothing_more_and_no_compiler() -> None:
     """torch.profiler would import torch._inductor, for a second and more."""
     code = """
 import sys
-from attnbench.types import Device
-from attnbench.worker import Worker, import_all
+from attnbench.core.machine import Device
+from attnbench.worker.serve import Worker, import_all
 import_all()
 known = set(sys.modules)
 Worker().bench(Device("cpu", 0, "CPU", 2**30, 2**30))

@@ -15,7 +15,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from attnbench import caches
 from attnbench.core.backend import Probe, Workspace
 from attnbench.core.case import Case
 from attnbench.core.errors import Terminated, UserError
@@ -23,8 +22,9 @@ from attnbench.core.json import from_json, to_json
 from attnbench.core.machine import Device
 from attnbench.core.policy import Policy
 from attnbench.core.record import Job, Record
-from attnbench.plan import Answer, over_limit, skipped
-from attnbench.process import START_TIMEOUT, WorkerDied, WorkerHung, WorkerProcess
+from attnbench.run import compile_caches
+from attnbench.run.plan import Answer, over_limit, skipped
+from attnbench.run.process import START_TIMEOUT, WorkerDied, WorkerHung, WorkerProcess
 
 COLD_TIMEOUT = 900.0  # seconds for a job that may have all its kernels to compile; FlashInfer's take minutes
 MAX_STARTS_IN_VAIN = 3
@@ -131,7 +131,7 @@ class Fleet:
         """One job to its record, whatever happens to the worker. With fresh caches it has a worker of its own."""
         if policy.caches == "kept":
             return self._run(job, policy, device)
-        with caches.fresh() as variables:
+        with compile_caches.fresh() as variables:
             self.end(job.backend)
             self._variables = variables
             try:

@@ -35,12 +35,12 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, ValidationError
 
-from attnbench import yamls
-from attnbench.axes import STRICT, Axes, Item, Text, expand, matches, overlay
 from attnbench.core.case import Case
 from attnbench.core.errors import UserError, did_you_mean
 from attnbench.core.policy import INSTRUMENTS, Policy
 from attnbench.core.sizes import parse_duration, short
+from attnbench.run import yaml_file
+from attnbench.run.axes import STRICT, Axes, Item, Text, expand, matches, overlay
 
 GPU_ONLY = ("timer", "cross_check", "sustained_s", "isolate_power")  # of a policy
 CHOICES: Mapping[str, Sequence[str]] = {
@@ -48,7 +48,8 @@ CHOICES: Mapping[str, Sequence[str]] = {
     "l2": ("cold", "warm"),
     "caches": ("kept", "fresh"),
 }  # of a policy
-SUITES = (Path(__file__).parent / "suites", Path(__file__).parent.parent / "suites")  # in a wheel, in a checkout
+PACKAGE = Path(__file__).parents[1]
+SUITES = (PACKAGE / "suites", PACKAGE.parent / "suites")  # in a wheel, in a checkout
 Names = Annotated[list[str], BeforeValidator(lambda v: v.split(",") if isinstance(v, str) else v)]
 
 
@@ -103,7 +104,7 @@ def load(name: str) -> Suite:
         path = Path(name)
         if not os.path.isfile(path):  # unlike Path's, false for a name that is too long
             raise UserError(f"no suite {name!r}{did_you_mean(name, names())} (or give a YAML file)")
-    data = yamls.read(path)
+    data = yaml_file.read(path)
     if not isinstance(data, dict):
         raise UserError(f"{path}: a suite is a mapping with axes, tokens, ...; see `attnbench suites default`")
     data.setdefault("name", path.stem)

@@ -139,7 +139,7 @@ def _source() -> str:
     global _folder
     if _folder is None:
         _folder = tempfile.TemporaryDirectory(prefix="attnbench-")
-        (Path(_folder.name) / "attnbench").symlink_to(Path(__file__).parent)
+        (Path(_folder.name) / "attnbench").symlink_to(Path(__file__).parents[1])
     return _folder.name
 
 

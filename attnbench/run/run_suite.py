@@ -11,17 +11,18 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Protocol
 
-from attnbench import plan as planning
-from attnbench import store, venvs
-from attnbench.axes import Axes
-from attnbench.choose import choose, device_name, interpreters, is_own
+from attnbench import store
 from attnbench.core.case import DTYPES
 from attnbench.core.errors import EXIT_INTERRUPTED, EXIT_NOTHING_MEASURED, EXIT_TERMINATED, Terminated, UserError
 from attnbench.core.record import Job, Record, Run
 from attnbench.core.sizes import parse_duration
-from attnbench.execute import Fleet, TimeLimit, ends_well, execute, has_nvidia_gpu
-from attnbench.look import Looker, look
-from attnbench.suite import Resolved, Settings, Suite, load, resolve
+from attnbench.run import plan as planning
+from attnbench.run import venvs
+from attnbench.run.axes import Axes
+from attnbench.run.device_probe import Looker, look
+from attnbench.run.select import choose, device_name, interpreters, is_own
+from attnbench.run.suite import Resolved, Settings, Suite, load, resolve
+from attnbench.run.workers import Fleet, TimeLimit, ends_well, execute, has_nvidia_gpu
 
 MAX_ROUNDS = 1000
 OTHER_UNIT = "measured on another unit of this GPU model than the run began on: units differ by some percent"

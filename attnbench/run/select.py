@@ -10,8 +10,9 @@ import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from attnbench import backends, venvs
+from attnbench import backends
 from attnbench.core.errors import UserError, did_you_mean
+from attnbench.run import venvs
 
 _LIBRARIES = {
     **dict.fromkeys(("flash", "flash-attn", "flash-attention", "flashattention", "flash-attn-2"), "fa2"),

@@ -9,7 +9,7 @@ from typing import Any
 from attnbench.core.errors import UserError
 from attnbench.core.json import from_json, to_json
 from attnbench.core.machine import Device, Environment
-from attnbench.process import START_TIMEOUT, WorkerDied, WorkerHung, WorkerProcess
+from attnbench.run.process import START_TIMEOUT, WorkerDied, WorkerHung, WorkerProcess
 
 
 class Looker:
