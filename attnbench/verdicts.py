@@ -13,8 +13,8 @@ from typing import Any, Literal, get_args
 
 from attnbench.core.machine import Environment
 from attnbench.core.sizes import duration
-from attnbench.metrics import percent
 from attnbench.resolution import MIN_TURNS, ROUNDS
+from attnbench.results.metrics import percent
 from attnbench.trial import Trial, label
 
 Level = Literal["ok", "warning", "unfit"]

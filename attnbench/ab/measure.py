@@ -10,7 +10,6 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from pathlib import Path
 
-from attnbench import store
 from attnbench.ab.schedule import START, unsettled
 from attnbench.ab.sides import Side, is_code, sides
 from attnbench.ab.turns import LABELS, Half, Turns, Watcher
@@ -21,7 +20,8 @@ from attnbench.core.sizes import duration
 from attnbench.gate import gate
 from attnbench.gate.looks import LOOKS
 from attnbench.gate.readings import CYCLES
-from attnbench.report.cells import Key
+from attnbench.results import run_file
+from attnbench.results.cells import Key
 from attnbench.run import plan as planning
 from attnbench.run.device_probe import look
 from attnbench.run.run_suite import check_out, default_path, previews
@@ -95,7 +95,7 @@ def ab(request: Request, watcher: Watcher, clock: Callable[[], float] = time.mon
             rounds: dict[int, list[Job]] = {}
             for job in plan:
                 rounds.setdefault(job.round, []).append(job)
-            halves.append(Half(run, fleet, rounds, store.RunFile.create(path, run)))
+            halves.append(Half(run, fleet, rounds, run_file.RunFile.create(path, run)))
         watcher.begun(*runs, len(keys), paths, resolved.notes)
         turns = Turns(halves, request.gate, watcher, request.time_limit, deadline, clock)
         try:

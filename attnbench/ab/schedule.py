@@ -8,7 +8,7 @@ from attnbench.gate.findings import Kind
 from attnbench.gate.gate import Judgement
 from attnbench.gate.looks import LOOKS
 from attnbench.gate.margins import RULES
-from attnbench.report.cells import Key
+from attnbench.results.cells import Key
 
 START = {"cuda": 10.0, "cpu": 3.0, "fake": 0.2}  # seconds until the workers of a turn are ready, until one has told
 

@@ -7,15 +7,15 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol
 
-from attnbench import store
 from attnbench.ab.schedule import START, affordable, order, to_look, unsettled
 from attnbench.core.errors import Terminated
 from attnbench.core.record import Job, Record, Run
 from attnbench.core.sizes import duration
 from attnbench.gate import gate
 from attnbench.gate.looks import LOOKS
-from attnbench.report.cells import Key
-from attnbench.report.words import count
+from attnbench.results import run_file
+from attnbench.results.case_names import count
+from attnbench.results.cells import Key
 from attnbench.run.plan import skipped
 from attnbench.run.workers import Fleet, execute
 
@@ -46,7 +46,7 @@ class Half:
     run: Run  # without its records
     fleet: Fleet
     rounds: Mapping[int, Sequence[Job]]
-    file: store.RunFile
+    file: run_file.RunFile
     records: list[Record] = field(default_factory=list)
 
     def add(self, record: Record) -> Record:

@@ -7,11 +7,11 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from attnbench import store
 from attnbench.baseline import FOLDER, MAIN
 from attnbench.baseline.reduced import reduced
 from attnbench.core.errors import UserError, did_you_mean
 from attnbench.core.record import Run
+from attnbench.results import run_file
 
 
 @dataclass(frozen=True)
@@ -32,13 +32,13 @@ def save(run: Run, name: str, folder: Path) -> tuple[Path, Run | None]:
     if not any(r.status == "ok" for r in run.records):
         raise UserError("nothing was measured in that run, so there is nothing to compare with; choose another")
     path = folder / name / f"{run.environment.device.slug or 'device'}.jsonl"
-    before = store.head(path) if path.is_file() else None
+    before = run_file.head(path) if path.is_file() else None
     if before and _device(before) != _device(run):
         raise UserError(f"{path} belongs to another device, {before.environment.device.name}; choose another --name")
     fresh = path.with_suffix(".new")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        fresh.write_bytes(store.encoded(reduced(run)))
+        fresh.write_bytes(run_file.encoded(reduced(run)))
         os.replace(fresh, path)
     except OSError as error:
         raise UserError(f"cannot write {path}: {error.strerror}; choose another place with --dir") from None
@@ -48,7 +48,7 @@ def save(run: Run, name: str, folder: Path) -> tuple[Path, Run | None]:
 def found(folder: Path) -> list[Baseline]:
     """All baselines in a folder of names, or in the folder of one name, by name and GPU."""
     files = [*folder.glob("*.jsonl"), *folder.glob("*/*.jsonl")]
-    some = [Baseline(path.parent.name, path, store.head(path)) for path in sorted(files)]
+    some = [Baseline(path.parent.name, path, run_file.head(path)) for path in sorted(files)]
     return [b for b in some if b.head.reduced]
 
 

@@ -14,7 +14,7 @@ from types import MappingProxyType
 
 from attnbench.core import stats
 from attnbench.core.record import Accuracy, Measurement, Record, Run, TensorError
-from attnbench.report import words
+from attnbench.results import case_names
 
 
 def _mean(values: Sequence[float]) -> float:
@@ -34,7 +34,7 @@ KEPT: Mapping[str, Callable[[Sequence[float]], float]] = MappingProxyType(
 def reduced(run: Run) -> Run:
     """The last record of each job counts, as everywhere."""
     latest = {r.id: r for r in run.records}.values()
-    ordered = sorted(latest, key=lambda r: (words.backend_rank(r.backend), words.case_rank(r.case), r.round))
+    ordered = sorted(latest, key=lambda r: (case_names.backend_rank(r.backend), case_names.case_rank(r.case), r.round))
     device = replace(run.environment.device, matmul={}, copy=None)  # readings for forecasts, new in every run
     return replace(
         run,

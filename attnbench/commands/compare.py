@@ -54,7 +54,7 @@ def compare(
     attnbench compare h200.jsonl h100.jsonl --price h200=3.40/h --price h100=2.20/h
     attnbench compare lab-*.jsonl --to h100 --workload chat.yaml -f html -o compare.html
     """
-    from attnbench.columns import COMPARE
+    from attnbench.results.columns import COMPARE
 
     one_of("--format", format, FORMATS)
     collect_no_garbage()

@@ -90,8 +90,8 @@ def gate(
     attnbench gate old.jsonl new.jsonl --expect torch --margin 5% -f md=comment.md -f junit=gate.xml
     """
     from attnbench.baseline.files import pick
-    from attnbench.batch import ahead_of
     from attnbench.gate.gate import judge
+    from attnbench.results.batch import ahead_of
 
     request = request_of(metric, expect, margin, margins, inconclusive, missing)
     wanted = outputs(format or ())

@@ -84,7 +84,7 @@ def report(
     if format != "table" and (html or png or svg):
         raise UserError(f"--format {format}: --html, --png and --svg write nothing else; leave one of them out")
     names = [name for text in metric or ["tflops"] for name in text.split(",")]
-    from attnbench.metrics import METRICS
+    from attnbench.results.metrics import METRICS
 
     if names == ["help"]:
         for m in METRICS.values():
@@ -106,8 +106,8 @@ def report(
         raise UserError("give run files to report on, as in attnbench report results/*.jsonl")
     collect_no_garbage()
     ends_with_its_reader()
-    from attnbench.batch import FORMULAS, ahead_of
-    from attnbench.columns import REPORT
+    from attnbench.results.batch import FORMULAS, ahead_of
+    from attnbench.results.columns import REPORT
 
     rows = format in ("csv", "json", "parquet")
     ahead = tuple(dict.fromkeys((*REPORT, *ahead_of(FORMULAS if rows else ()))))

@@ -153,8 +153,8 @@ def run(
 def _epilogue(console: Console, outcome: Outcome) -> None:
     """Forecast against actual, where the files are, and how to go on."""
     from attnbench.report.forecast import forecast_line
-    from attnbench.report.words import count
-    from attnbench.store import missing
+    from attnbench.results.case_names import count
+    from attnbench.results.run_file import missing
 
     console.print()
     if line := forecast_line(outcome.run):

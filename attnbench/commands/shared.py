@@ -27,10 +27,10 @@ def read(path: Path, ahead: Sequence[str] = (), then: Sequence[str] = ()) -> Run
     `then`: modules that are needed next. To import them takes as long as to read thousands of records, so that is done
     while other processes read.
     """
-    from attnbench import store
+    from attnbench.results import run_file
 
     new = [module for module in then if module not in sys.modules]
-    run, problems = store.read(path, ahead, (lambda: [*map(import_module, new)]) if new else None)
+    run, problems = run_file.read(path, ahead, (lambda: [*map(import_module, new)]) if new else None)
     for problem in problems:
         print(f"attnbench: {problem}", file=sys.stderr)
     return run

@@ -16,7 +16,7 @@ from attnbench.compare.ratios import Ratio
 from attnbench.core.case import Case
 from attnbench.core.errors import UserError
 from attnbench.core.record import Run
-from attnbench.report.cells import Key
+from attnbench.results.cells import Key
 
 if TYPE_CHECKING:
     from attnbench.compare import mix

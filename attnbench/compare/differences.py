@@ -8,7 +8,7 @@ from attnbench.compare.join import Best
 from attnbench.compare.machines import Machine
 from attnbench.core.case import Case
 from attnbench.core.record import Run
-from attnbench.report import words
+from attnbench.results import case_names
 
 NOT_THERE = "not there"
 
@@ -41,7 +41,7 @@ def _software(found: Sequence[Machine]) -> Iterator[str]:
             told.add(tuple(values))
             yield f"{name} differs: {_each(some, values)}. Part of the ratio may be its doing."
     backends = {backend for m in found for _, backend in m.logs}
-    for backend in sorted(backends, key=words.backend_rank):
+    for backend in sorted(backends, key=case_names.backend_rank):
         users = [m for m in found if backend in m.run.versions]
         values = [m.run.versions[backend] for m in users]
         if len(set(values)) > 1 and tuple(values) not in told:
@@ -84,7 +84,7 @@ def _untried(found: Sequence[Machine], bests: Sequence[Best], cases: Sequence[Ca
                 if cell is None or all(i in cell.columns.resumable for i in cell.rows):
                     missing[backend] = missing.get(backend, 0) + 1
         if missing:
-            each = ", ".join(f"{backend} in {words.count(n, 'case')}" for backend, n in missing.items())
+            each = ", ".join(f"{backend} in {case_names.count(n, 'case')}" for backend, n in missing.items())
             yield (
                 f"{machine.label} was not measured with what is fastest on another: {each}. "
                 "It may be faster than it seems here."
@@ -96,7 +96,7 @@ def _clocks(found: Sequence[Machine], bests: Sequence[Best], cases: Sequence[Cas
     if any(held.values()):
         each = ", ".join(f"{label} in {n}" for label, n in held.items() if n)
         yield (
-            f"A limit held the clock below its best: {each} of {words.count(len(cases), 'case')}. "
+            f"A limit held the clock below its best: {each} of {case_names.count(len(cases), 'case')}. "
             "The speed there is what power and cooling sustain, and moves by some percent from run to run."
         )
 
@@ -110,7 +110,7 @@ def _spans(found: Sequence[Machine], bests: Sequence[Best], cases: Sequence[Case
         mixed += len(used) > 1
     if mixed:
         yield (
-            f"{words.count(mixed, 'case')}: one GPU's latency is the kernels' span, another's is what events read, "
+            f"{case_names.count(mixed, 'case')}: one GPU's latency is the kernels' span, another's is what events read, "
             "which holds a launch gap of 1 to 4 us; the ratio has it."
         )
 

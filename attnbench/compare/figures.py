@@ -16,8 +16,8 @@ from attnbench.compare.machines import File, Machine, alike
 from attnbench.compare.ratios import latency
 from attnbench.core import flops, stats
 from attnbench.core.case import Case
-from attnbench.derive import values
-from attnbench.report.cells import Key
+from attnbench.results.cells import Key
+from attnbench.results.derive import values
 
 
 @dataclass(frozen=True)

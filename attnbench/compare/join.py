@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from attnbench import decode
 from attnbench.compare.machines import Machine
 from attnbench.core.case import DTYPES, Case
 from attnbench.core.errors import UserError
 from attnbench.core.sizes import short
-from attnbench.report import words
-from attnbench.report.cells import Cell, Key
+from attnbench.results import case_names, decode
+from attnbench.results.cells import Cell, Key
 
 NOT_PLANNED = "not planned"
 NOT_RUN = "not run yet"
@@ -55,7 +54,7 @@ def common_cases(bests: Iterable[Best]) -> list[Case]:
 
 def group(case: Case, dtypes: bool) -> str:
     """What a case is a part of: d128 causal fwd, with the dtype in front where there are several."""
-    name = f"d{words.headdim(case)} {words.mask(case)} {case.direction}"
+    name = f"d{case_names.headdim(case)} {case_names.mask(case)} {case.direction}"
     return f"{case.dtype} {name}" if dtypes else name
 
 
@@ -87,11 +86,11 @@ def lacks(found: Sequence[Machine]) -> list[Lack]:
         for key, cell in universe.items():
             if key not in machine.logs:
                 why, reason = _why(machine.cells.get(key), key in planned)
-                gathered.setdefault((key[1], why, words.template(reason)), []).append((cell, reason))
+                gathered.setdefault((key[1], why, case_names.template(reason)), []).append((cell, reason))
         for (backend, why, _), members in gathered.items():
             cells = tuple(cell for cell, _ in members)
-            reason = words.merged([reason for _, reason in members]) if members[0][1] else ""
-            where = words.where(cells, by_backend[backend])
+            reason = case_names.merged([reason for _, reason in members]) if members[0][1] else ""
+            where = case_names.where(cells, by_backend[backend])
             lines.append(Lack(machine.label, why, backend, cells, where, reason))
     return lines
 
@@ -101,7 +100,7 @@ def _why(cell: Cell | None, planned: bool) -> tuple[str, str]:
         return (NOT_RUN if planned else NOT_PLANNED), ""
     if cell.status == "ok":
         return NO_TIME, "no sample of its time"
-    return words.ENDINGS[cell.status], words.one_line(cell.reason or "no reason given")
+    return case_names.ENDINGS[cell.status], case_names.one_line(cell.reason or "no reason given")
 
 
 def check(found: Sequence[Machine], bests: Sequence[Best]) -> None:
@@ -120,7 +119,7 @@ def check(found: Sequence[Machine], bests: Sequence[Best]) -> None:
             )
     raise UserError(
         "no case is common to all machines, though each has some in common with another: "
-        + ", ".join(f"{m.label} has {words.count(len(own), 'case')}" for m, own in zip(found, bests, strict=True))
+        + ", ".join(f"{m.label} has {case_names.count(len(own), 'case')}" for m, own in zip(found, bests, strict=True))
         + "; measure the same suite on all, or compare fewer"
     )
 
@@ -141,11 +140,11 @@ def _axes(cases: Iterable[Case]) -> dict[str, set[str]]:
         s = case.shape
         for name, value in (
             ("dtype", case.dtype),
-            ("seqlen", words.lengths(case)),
+            ("seqlen", case_names.lengths(case)),
             ("tokens", short(s.batch * s.seqlen_k)),
-            ("heads", words.heads(case)),
-            ("headdim", words.headdim(case)),
-            ("mask", words.mask(case)),
+            ("heads", case_names.heads(case)),
+            ("headdim", case_names.headdim(case)),
+            ("mask", case_names.mask(case)),
             ("pass", case.direction),
             ("softcap", f"{case.softcap:g}"),
             ("dropout", f"{case.dropout_p:g}"),
@@ -155,7 +154,7 @@ def _axes(cases: Iterable[Case]) -> dict[str, set[str]]:
 
 
 def _few(values: Iterable[str]) -> str:
-    return words.some(sorted(values, key=lambda v: (len(v), v)), 4)
+    return case_names.some(sorted(values, key=lambda v: (len(v), v)), 4)
 
 
 def _command(cases: Iterable[Case]) -> str:

@@ -9,8 +9,8 @@ from typing import Any
 
 from attnbench.compare.machines import Machine
 from attnbench.core.case import DIRECTIONS, DTYPES
-from attnbench.report import words
-from attnbench.report.cells import Cell
+from attnbench.results import case_names
+from attnbench.results.cells import Cell
 
 _NO_ROOM = re.compile(r"needs .+; .+ free")  # as plan.py words a skip for want of memory
 
@@ -57,7 +57,7 @@ def longest(found: Sequence[Machine]) -> list[Line]:
 
 def _rank(kind: tuple[Any, ...]) -> tuple[Any, ...]:
     dtype, d, dv, direction, backend = kind
-    return DTYPES.index(dtype), d, dv, DIRECTIONS.index(direction), words.backend_rank(backend)
+    return DTYPES.index(dtype), d, dv, DIRECTIONS.index(direction), case_names.backend_rank(backend)
 
 
 def _fit(lengths: dict[int, list[Cell]]) -> Fit | None:

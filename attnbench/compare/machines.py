@@ -16,11 +16,11 @@ from functools import cached_property
 from itertools import chain
 from pathlib import Path
 
-from attnbench import columns
 from attnbench.core.case import Case
 from attnbench.core.errors import UserError, did_you_mean
 from attnbench.core.record import Job, Record, Run
-from attnbench.report.cells import Cell, Key, cells, keyed
+from attnbench.results import columns
+from attnbench.results.cells import Cell, Key, cells, keyed
 
 _BRANDS = re.compile(r"\(R\)|\(TM\)|\bNVIDIA\b|\bAMD\b|\bIntel\b|\bTesla\b|\bProcessor\b|\bCPU\b.*|\d+-Core\b|@.*")
 _CORES = re.compile(r"\s*\(\d+ cores\)$")

@@ -21,8 +21,8 @@ from attnbench.core import flops
 from attnbench.core.case import Case
 from attnbench.core.errors import UserError, did_you_mean
 from attnbench.core.sizes import short
-from attnbench.report import words
-from attnbench.report.cells import Key
+from attnbench.results import case_names
+from attnbench.results.cells import Key
 from attnbench.run.axes import Axes, matches
 
 
@@ -112,7 +112,7 @@ class _Mix:
         return float(sum(flops.flops(case) for case in self.parts[part]))
 
     def backends(self, part: int) -> tuple[str, ...]:
-        return tuple(sorted({*self.parts[part].values()}, key=words.backend_rank))
+        return tuple(sorted({*self.parts[part].values()}, key=case_names.backend_rank))
 
     def total(self, loads: Sequence[float]) -> float:
         return math.fsum(load * self.seconds(p) for p, load in enumerate(loads))
@@ -164,7 +164,7 @@ def _fault(part: Part, cases: Iterable[Case]) -> str:
     known: dict[str, Callable[[Case], str]] = {
         "seqlen": lambda c: short(c.shape.seqlen_k),
         "seqlen_q": lambda c: short(c.shape.seqlen_q),
-        "headdim": words.headdim,
+        "headdim": case_names.headdim,
         "dtype": lambda c: c.dtype,
         "causal": lambda c: str(c.causal).lower(),
         "direction": lambda c: c.direction,

@@ -33,8 +33,8 @@ from functools import lru_cache
 
 from attnbench.compare.machines import Machine
 from attnbench.core import stats
-from attnbench.derive import MIN_SAMPLES_INTERVAL, samples
-from attnbench.report.cells import Key
+from attnbench.results.cells import Key
+from attnbench.results.derive import MIN_SAMPLES_INTERVAL, samples
 
 Weights = Mapping[Key, float]
 ROUNDS, SAMPLES = "rounds", "samples"

@@ -10,11 +10,11 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from attnbench import columns
 from attnbench.core.errors import UserError, did_you_mean
 from attnbench.core.machine import Environment
 from attnbench.core.policy import Policy
 from attnbench.core.record import Run
+from attnbench.results import columns
 
 _ENVIRONMENT = {  # field -> the name to expect it by
     "attnbench": "attnbench",

@@ -36,10 +36,10 @@ from typing import TYPE_CHECKING, Any, Literal
 from attnbench.gate import rounds
 from attnbench.gate.moderate import TIE, Prior, moderated, prior, stand_in
 from attnbench.gate.rounds import AllRounds, Rounds
-from attnbench.made import Made
+from attnbench.results.made import Made
 
 if TYPE_CHECKING:
-    from attnbench.arrays import Floats
+    from attnbench.results.arrays import Floats
 
 Verdict = Literal["improved", "unchanged", "regressed", "inconclusive"]
 

@@ -6,8 +6,8 @@ from collections.abc import Container, Mapping
 from typing import Literal
 
 from attnbench.gate.findings import Finding
-from attnbench.report import words
-from attnbench.report.cells import Cell, Key
+from attnbench.results import case_names
+from attnbench.results.cells import Cell, Key
 
 State = Literal["works", "flaky", "fails", "absent"]
 
@@ -54,7 +54,7 @@ def _why(cell: Cell) -> str:
     """Of the first round that was not ok: "2 of 5 rounds OOM: out of memory"."""
     statuses, rows = cell.columns.statuses, cell.rows
     bad = [i for i in rows if statuses[i] not in ("ok", "skipped")] or rows
-    word = words.ENDINGS.get(statuses[bad[0]], statuses[bad[0]])
+    word = case_names.ENDINGS.get(statuses[bad[0]], statuses[bad[0]])
     share = f"{len(bad)} of {len(rows)} rounds " if len(rows) > 1 else ""
     reason = cell.columns.reasons.get(bad[0])
-    return words.one_line(f"{share}{word}" + (f": {reason}" if reason else ""))
+    return case_names.one_line(f"{share}{word}" + (f": {reason}" if reason else ""))

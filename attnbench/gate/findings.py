@@ -10,8 +10,8 @@ from attnbench.core import stats
 from attnbench.core.case import Case
 from attnbench.gate import decide
 from attnbench.gate.margins import RULES
-from attnbench.made import Made
-from attnbench.report import words
+from attnbench.results import case_names
+from attnbench.results.made import Made
 
 if TYPE_CHECKING:
     from attnbench.gate.measured import Measured
@@ -104,7 +104,7 @@ class Findings(Made[Finding]):
 
 def name(backend: str, case: Case) -> str:
     """All of a cell, so that it stays its name whatever it stands beside: triton 16k d128 causal fwd bf16 b1 h16."""
-    return f"{words.case(backend, case, dtype=True)} b{case.shape.batch} h{words.heads(case)}"
+    return f"{case_names.case(backend, case, dtype=True)} b{case.shape.batch} h{case_names.heads(case)}"
 
 
 def _typical(values: Sequence[float]) -> float | None:

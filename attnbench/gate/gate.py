@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal
 
-from attnbench import store
 from attnbench.core.case import Case
 from attnbench.core.errors import UserError
 from attnbench.core.record import Run
@@ -19,8 +18,8 @@ from attnbench.gate.findings import Finding, Findings, Kind, Verdict, name
 from attnbench.gate.margins import RULES, Margins
 from attnbench.gate.measured import measured
 from attnbench.gate.readings import CYCLES
-from attnbench.report import words
-from attnbench.report.cells import cells, keyed
+from attnbench.results import case_names, run_file
+from attnbench.results.cells import cells, keyed
 
 EXIT_PASS, EXIT_REGRESSION, EXIT_INCONCLUSIVE, EXIT_NOT_COMPARABLE = 0, 1, 3, 4
 
@@ -96,10 +95,10 @@ def judge(baseline: Run, current: Run, request: Request) -> Judgement:
     before, after = (keyed(cells([run]), known) for run in compared)
     if before.keys().isdisjoint(after):
         raise UserError(
-            f"the two runs have no cell in common ({words.count(len(before), 'cell')} in the baseline, "
+            f"the two runs have no cell in common ({case_names.count(len(before), 'cell')} in the baseline, "
             f"{len(after)} in the current run); measure the same suite in both"
         )
-    planned = {(job.case, job.backend) for job in store.missing(current)}
+    planned = {(job.case, job.backend) for job in run_file.missing(current)}
     whole, both = endings(before, after, planned)
     if in_turns:  # which measure a cell no more once it has failed
         both = [pair for pair in both if {*map(state, pair)} == {"works"}]

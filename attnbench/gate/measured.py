@@ -14,12 +14,12 @@ from attnbench.gate.findings import Finding, Kind, name
 from attnbench.gate.margins import RULES, Margins
 from attnbench.gate.readings import Readings, Side, alike, readings
 from attnbench.gate.rounds import AllRounds
-from attnbench.made import Made
-from attnbench.report import words
-from attnbench.report.cells import Cell
+from attnbench.results import case_names
+from attnbench.results.cells import Cell
+from attnbench.results.made import Made
 
 if TYPE_CHECKING:
-    from attnbench.arrays import Floats, Ints
+    from attnbench.results.arrays import Floats, Ints
 
 
 @dataclass(frozen=True, eq=False)
@@ -149,4 +149,4 @@ def _settle(decision: decide.Decision) -> str:
         return "too few rounds to know its noise"
     if decision.more is None:
         return f"over {decide.MORE[-1]} more rounds a side: it lies at the margin, or is too noisy"
-    return f"{words.count(decision.more, 'more round')} a side would settle it"
+    return f"{case_names.count(decision.more, 'more round')} a side would settle it"

@@ -34,7 +34,7 @@ from attnbench.core import stats
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
 
-    from attnbench.arrays import Floats
+    from attnbench.results.arrays import Floats
 
 MIN_CELLS = 20  # fewer say too little of their common noise
 MAX_FREEDOM = 50.0  # of the prior: more is a claim that no so small a sample supports

@@ -5,16 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 
-from attnbench import store
 from attnbench.core import stats
 from attnbench.core.record import Run
 from attnbench.gate.endings import state
 from attnbench.gate.findings import Finding, Findings, name
 from attnbench.gate.measured import Measured
 from attnbench.gate.readings import CYCLES, signed
-from attnbench.metrics import percent
-from attnbench.report import words
-from attnbench.report.cells import Cell, Key
+from attnbench.results import case_names, run_file
+from attnbench.results.cells import Cell, Key
+from attnbench.results.metrics import percent
 
 ROUNDS = 5  # a side, at which docs/gate.md states the error rates
 TIMED = ("latency", CYCLES)
@@ -26,8 +25,10 @@ def unmeasured(findings: Findings) -> list[str]:
     names = [findings[i].name for i, kind in enumerate(findings.kinds) if kind.unmeasured]
     if not names:
         return []
-    number = words.count(len(names), "cell")
-    return [f"{number} left out for want of time, which is no pass: {words.some(names)}; give a longer --time-limit."]
+    number = case_names.count(len(names), "cell")
+    return [
+        f"{number} left out for want of time, which is no pass: {case_names.some(names)}; give a longer --time-limit."
+    ]
 
 
 def timed(findings: Findings, measured: Measured, in_turns: bool, burst: float) -> list[str]:
@@ -48,7 +49,7 @@ def timed(findings: Findings, measured: Measured, in_turns: bool, burst: float) 
         notes.append(line)
     held = sum(measured.held_down)
     if held:
-        line = f"~ {words.count(held, 'cell')}: a limit held the clock below its best, so latency is the machine's too"
+        line = f"~ {case_names.count(held, 'cell')}: a limit held the clock below its best, so latency is the machine's too"
         calls = (measured[i].baseline for i in some if measured.held_down[i] and measured.metrics[i] == "latency")
         short = any(seconds is not None and seconds < burst for seconds in calls)
         notes.append(line + ("; --metric cycles compares without the clock." if short else "."))
@@ -86,19 +87,19 @@ def beside(before: Mapping[Key, Cell], after: Mapping[Key, Cell], in_turns: bool
         (partly, "worked in some rounds, and not in the baseline: not compared"),
         (new, "in the current run only, not compared"),
     )
-    return [f"{words.count(len(keys), 'cell')} {what}: {_names(keys)}" for keys, what in said if keys]
+    return [f"{case_names.count(len(keys), 'cell')} {what}: {_names(keys)}" for keys, what in said if keys]
 
 
 def _names(keys: Iterable[Key]) -> str:
-    return words.some(name(backend, case) for case, backend in keys)
+    return case_names.some(name(backend, case) for case, backend in keys)
 
 
 def incomplete(side: str, run: Run) -> list[str]:
     """Of a run that was interrupted, or is not done. A baseline that was saved has no plan."""
-    left = store.missing(run)
+    left = run_file.missing(run)
     if not left or run.turns:
         return []
-    number = f"{len(left)} of {words.count(len(run.plan), 'planned job')}"
+    number = f"{len(left)} of {case_names.count(len(run.plan), 'planned job')}"
     return [f"The {side} is incomplete: {number} not measured. Finish it with attnbench run --resume, and gate again."]
 
 

@@ -7,15 +7,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from attnbench import batch, derive, metrics
-from attnbench.batch import Grouped
-from attnbench.columns import Columns
 from attnbench.core import stats
-from attnbench.metrics import digits
-from attnbench.report.cells import Cell
+from attnbench.results import batch, derive, metrics
+from attnbench.results.batch import Grouped
+from attnbench.results.cells import Cell
+from attnbench.results.columns import Columns
+from attnbench.results.metrics import digits
 
 if TYPE_CHECKING:
-    from attnbench.arrays import Floats, Ints
+    from attnbench.results.arrays import Floats, Ints
 
 CYCLES = "cycles"  # latency times the clock that was held: what a kernel takes where the clock is not its doing
 

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
-from attnbench.made import Made
+from attnbench.results.made import Made
 
 if TYPE_CHECKING:
-    from attnbench.arrays import Bools, Floats, Ints, Labels
+    from attnbench.results.arrays import Bools, Floats, Ints, Labels
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,8 @@ from dataclasses import replace
 from attnbench.core.record import Run
 from attnbench.gate.comparable import Difference
 from attnbench.gate.looks import LOOKS
-from attnbench.report import words
-from attnbench.report.cells import Cell, Key
+from attnbench.results import case_names
+from attnbench.results.cells import Cell, Key
 
 
 def in_turns(a: Run, b: Run) -> bool:
@@ -44,7 +44,7 @@ def meant(found: Sequence[Difference], backends: Sequence[str]) -> set[str]:
 
 def heading(a: Run, b: Run) -> tuple[str, ...]:
     """What was measured in turns, for the top of every output."""
-    rounds = [words.count(len({r.round for r in run.records if r.status != "skipped"}), "round") for run in (a, b)]
+    rounds = [case_names.count(len({r.round for r in run.records if r.status != "skipped"}), "round") for run in (a, b)]
     lines = [
         f"A/B in turns, A B B A B A A B: {rounds[0]} of the baseline and {rounds[1]} of the current build, each in "
         f"fresh processes; {len(LOOKS)} looks at most, after {LOOKS[0]} to {LOOKS[-1]} pairs of rounds",
@@ -67,4 +67,4 @@ def _described(run: Run, other: Run) -> str:
     if any(run.specs[name] != other.specs.get(name) for name in names):
         parts += [run.specs[name] for name in names]
     parts += [python for name in names if (python := run.interpreters.get(name))]
-    return words.some(dict.fromkeys(parts), 6)
+    return case_names.some(dict.fromkeys(parts), 6)

@@ -10,14 +10,13 @@ from typing import TYPE_CHECKING
 from rich.table import Table
 from rich.text import Text
 
-from attnbench import metrics, store
 from attnbench.core import stats
 from attnbench.core.record import Run
 from attnbench.gate.endings import state
 from attnbench.gate.findings import name
 from attnbench.gate.notes import ROUNDS
-from attnbench.report import words
-from attnbench.report.cells import Cell, cells
+from attnbench.results import case_names, metrics, run_file
+from attnbench.results.cells import Cell, cells
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -30,15 +29,17 @@ HEADINGS = {"memory_peak": "memory", "error": "error", "first_call": "first call
 def doubts(run: Run, path: Path) -> list[str]:
     """Why a run makes a poor baseline, one line each."""
     found = []
-    if left := store.missing(run):
+    if left := run_file.missing(run):
         found.append(
-            f"{path}: {words.count(len(left), 'job')} of {len(run.plan)} not measured, and so not gated; "
+            f"{path}: {case_names.count(len(left), 'job')} of {len(run.plan)} not measured, and so not gated; "
             f"finish it first with attnbench run --resume {path}"
         )
     if (rounds := _rounds(run)) < ROUNDS:
-        found.append(f"{path} has {words.count(rounds, 'round')}: a weak baseline; measure with --rounds {ROUNDS}")
+        found.append(f"{path} has {case_names.count(rounds, 'round')}: a weak baseline; measure with --rounds {ROUNDS}")
     if shared := {other for r in run.records for other in r.others}:
-        found.append(f"{path}: others computed on the GPU meanwhile ({words.some(sorted(shared))}); measure it again")
+        found.append(
+            f"{path}: others computed on the GPU meanwhile ({case_names.some(sorted(shared))}); measure it again"
+        )
     return found
 
 
@@ -47,17 +48,17 @@ def saved(path: Path, run: Run, before: Run | None) -> str:
     some = cells([run])
     working = sum(c.status == "ok" for c in some)
     lines = [
-        f"Saved: {path} ({words.count(working, 'cell')}, {words.count(_rounds(run), 'round')}, "
+        f"Saved: {path} ({case_names.count(working, 'cell')}, {case_names.count(_rounds(run), 'round')}, "
         f"{metrics.size(path.stat().st_size)})"
     ]
     if before:
         lines[0] += f", in place of the one of {before.started}"
     if broken := [c for c in some if c.status not in ("ok", "skipped")]:
-        names = words.some(f"{name(c.backend, c.case)}: {words.ENDINGS[c.status]}" for c in broken)
-        lines.append(f"{words.count(len(broken), 'cell')} did not work and so cannot regress: {names}")
+        names = case_names.some(f"{name(c.backend, c.case)}: {case_names.ENDINGS[c.status]}" for c in broken)
+        lines.append(f"{case_names.count(len(broken), 'cell')} did not work and so cannot regress: {names}")
     if flaky := [c for c in some if state(c) == "flaky"]:
-        names = words.some(name(c.backend, c.case) for c in flaky)
-        number = words.count(len(flaky), "cell")
+        names = case_names.some(name(c.backend, c.case) for c in flaky)
+        number = case_names.count(len(flaky), "cell")
         lines.append(f"{number} failed in some rounds, so to fail in some again is no regression: {names}")
     return "\n".join([*lines, f"Commit it, then: attnbench gate {path.parent} RUN"])
 
@@ -97,14 +98,18 @@ def render(console: Console, run: Run, path: Path) -> None:
 def _row(cell: Cell) -> tuple[str, ...]:
     rounds = [v for r in cell.records if (v := metrics.value("latency", r)) is not None]
     if cell.status != "ok" or not rounds:
-        return (name(cell.backend, cell.case), str(len(cell.records)), words.ENDINGS.get(cell.status, words.NOTHING))
+        return (
+            name(cell.backend, cell.case),
+            str(len(cell.records)),
+            case_names.ENDINGS.get(cell.status, case_names.NOTHING),
+        )
     figures = [(metrics.METRICS[m], cell.value(m)) for m in HEADINGS]
     return (
         name(cell.backend, cell.case),
         str(len(rounds)),
         metrics.duration(stats.median(rounds)),
         metrics.percent(max(rounds) / min(rounds) - 1),
-        *(words.NOTHING if value is None else metric.format(value) for metric, value in figures),
+        *(case_names.NOTHING if value is None else metric.format(value) for metric, value in figures),
     )
 
 

@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from attnbench import batch, derive, metrics, store
 from attnbench.core import stats
 from attnbench.core.flops import Convention
 from attnbench.core.policy import SHORT
 from attnbench.core.record import Run
-from attnbench.report import words
-from attnbench.report.cells import Cell, by_rates, by_sheet, having, values_of
-from attnbench.report.sheet import Sheet
 from attnbench.report.tables import HELD_DOWN
+from attnbench.results import batch, case_names, derive, metrics, run_file
+from attnbench.results.cells import Cell, by_rates, by_sheet, having, values_of
+from attnbench.results.sheet import Sheet
 
 DRIFT = 0.02
 DISAGREE = 0.02
@@ -58,7 +57,7 @@ def _wrong(cells: Iterable[Cell]) -> Iterator[Caution]:
     wrong = [c for c in cells if c.status == "wrong"]
     if wrong:
         yield Caution(
-            f"{words.count(len(wrong), 'result')} wrong: {_named(wrong)}.",
+            f"{case_names.count(len(wrong), 'result')} wrong: {_named(wrong)}.",
             "The speed of a wrong answer says nothing, so none is shown.",
             "See above by how much; report it to the backend's authors.",
         )
@@ -68,7 +67,7 @@ def _wrong_kernel(cells: Iterable[Cell]) -> Iterator[Caution]:
     other = [c for c in cells if c.status == "wrong-kernel"]
     if other:
         yield Caution(
-            f"{words.count(len(other), 'cell')} where another kernel ran than the backend's: {_named(other)}.",
+            f"{case_names.count(len(other), 'cell')} where another kernel ran than the backend's: {_named(other)}.",
             "Its speed under this name would mislead, so none is shown.",
             "See above what ran; leave those cases out, or choose the backend whose kernel it is.",
         )
@@ -76,26 +75,26 @@ def _wrong_kernel(cells: Iterable[Cell]) -> Iterator[Caution]:
 
 def _incomplete(runs: Iterable[Run]) -> Iterator[Caution]:
     for run in runs:
-        missing = store.unfinished(run)
+        missing = run_file.unfinished(run)
         open_ = [job for job, ended in missing if job.skip is None and not ended]
         later = [job for job, ended in missing if ended]
         if open_ and run.turns:
             yield Caution(
-                f"Incomplete: {words.count(len(open_), 'cell')} of {len(run.plan)} of this half of an A/B have no "
+                f"Incomplete: {case_names.count(len(open_), 'cell')} of {len(run.plan)} of this half of an A/B have no "
                 "record: it ended early.",
                 "",
                 "attnbench gate A B says what that means for the comparison; an A/B is not resumed.",
             )
         elif open_:
             yield Caution(
-                f"Incomplete: {len(open_)} of {words.count(len(run.plan), 'planned job')} of suite "
+                f"Incomplete: {len(open_)} of {case_names.count(len(run.plan), 'planned job')} of suite "
                 f'"{run.suite}" have no record.',
                 "What is missing may change who is fastest.",
                 "Finish with: attnbench run --resume FILE",
             )
         elif later:
             yield Caution(
-                f"Incomplete: {words.count(len(later), 'job')} skipped for want of time.",
+                f"Incomplete: {case_names.count(len(later), 'job')} skipped for want of time.",
                 "",
                 "A longer --time-limit of attnbench ab measures them."
                 if run.turns
@@ -106,7 +105,7 @@ def _incomplete(runs: Iterable[Run]) -> Iterator[Caution]:
 def _reduced(runs: Iterable[Run]) -> Iterator[Caution]:
     if some := [run for run in runs if run.reduced]:
         yield Caution(
-            f"{words.count(len(some), 'baseline')} among these: a baseline keeps one value a round.",
+            f"{case_names.count(len(some), 'baseline')} among these: a baseline keeps one value a round.",
             "Percentiles of the latency are that value, and spread within a round is not known.",
             "The run file that was saved has the samples.",
         )
@@ -117,8 +116,8 @@ def _half_ok(cells: Sequence[Cell]) -> Iterator[Caution]:
     if odd:
         other = next(r for r in odd[0].records if r.status != "ok")
         yield Caution(
-            f"{words.count(len(odd), 'cell')} measured in some rounds only: {_named(odd)} "
-            f"({words.ENDINGS[other.status]}: {words.one_line(other.reason or 'no reason given')}).",
+            f"{case_names.count(len(odd), 'cell')} measured in some rounds only: {_named(odd)} "
+            f"({case_names.ENDINGS[other.status]}: {case_names.one_line(other.reason or 'no reason given')}).",
             "Their figures are of the rounds that worked.",
             "Read them as unstable.",
         )
@@ -129,7 +128,7 @@ def _ecc(cells: Sequence[Cell]) -> Iterator[Caution]:
     if struck:
         number = sum(c.columns.ecc_errors.get(i, 0) for c in struck for i in c.rows)
         yield Caution(
-            f"The GPU counted {words.count(number, 'uncorrected memory error')} during {_named(struck)}.",
+            f"The GPU counted {case_names.count(number, 'uncorrected memory error')} during {_named(struck)}.",
             "The card is failing, and what it computes may be wrong.",
             "Look at nvidia-smi -q -d ECC, and measure on another.",
         )
@@ -140,8 +139,8 @@ def _others(cells: Sequence[Cell]) -> Iterator[Caution]:
     if shared:
         names = sorted({name for c in shared for i in c.rows for name in c.columns.others.get(i, ())})
         yield Caution(
-            f"Shared GPU: others computed on it during {len(shared)} of {words.count(len(cells), 'cell')}: "
-            f"{words.some(names)}.",
+            f"Shared GPU: others computed on it during {len(shared)} of {case_names.count(len(cells), 'cell')}: "
+            f"{case_names.some(names)}.",
             "Their work is in these latencies, and can make a kernel look as if another had run.",
             "Stop them and run again, or use another GPU (--device cuda:N).",
         )
@@ -154,8 +153,8 @@ def _disagree(cells: Iterable[Cell]) -> Iterator[Caution]:
     if apart:
         worst, cell = max(apart, key=lambda pair: pair[0])
         yield Caution(
-            f"Instruments disagree: by more than {metrics.percent(DISAGREE)} in {words.count(len(apart), 'cell')} of "
-            f"{metrics.duration(SHORT)} and more, by {metrics.percent(worst)} in the worst: {words.name(cell)}.",
+            f"Instruments disagree: by more than {metrics.percent(DISAGREE)} in {case_names.count(len(apart), 'cell')} of "
+            f"{metrics.duration(SHORT)} and more, by {metrics.percent(worst)} in the worst: {case_names.name(cell)}.",
             "One of them sees work, or a gap, that another does not.",
             "Trust these no better than that; -m disagreement has it by cell, run --timer another reading.",
         )
@@ -170,7 +169,7 @@ def _host_bound(cells: Sequence[Cell]) -> Iterator[Caution]:
     bound = having(cells, lambda sheet: sheet.columns.host_bound)
     if bound:
         yield Caution(
-            f"Host-bound: {words.count(len(bound), 'cell')} where the device waited for the host: {_named(bound)}.",
+            f"Host-bound: {case_names.count(len(bound), 'cell')} where the device waited for the host: {_named(bound)}.",
             "Their latency holds the time that Python takes to launch, not the kernels' alone.",
             "Launch fewer kernels, or capture them in a CUDA graph.",
         )
@@ -186,7 +185,7 @@ def _held_down(cells: Sequence[Cell]) -> Iterator[Caution]:
         most = f" of {top / 1e6:.0f} MHz" if top and clocks else " MHz" if clocks else ""
         yield Caution(
             f"Clock held down{' by ' if limits else ''}{', '.join(limits)} in {len(held)} of "
-            f"{words.count(len(cells), 'cell')}{seen}{most}.",
+            f"{case_names.count(len(cells), 'cell')}{seen}{most}.",
             f"Marked {HELD_DOWN}: their speed is what the machine sustains, not what the kernel could do, and moves by "
             "some percent from run to run.",
             "Compare them by -m utilization_clock, or within one run over several --rounds; run --isolate-power lets "
@@ -201,16 +200,16 @@ def _drifting(cells: Sequence[Cell]) -> Iterator[Caution]:
     if faster:
         most, cell = min(faster, key=lambda pair: pair[0])
         yield Caution(
-            f"Still getting faster while measured: {words.count(len(faster), 'cell')}, by {metrics.percent(-most)} at "
-            f"most: {words.name(cell)}.",
+            f"Still getting faster while measured: {case_names.count(len(faster), 'cell')}, by {metrics.percent(-most)} at "
+            f"most: {case_names.name(cell)}.",
             "They were not warm yet, so their medians are too slow.",
             "Raise warmup_s or max_seconds in the suite.",
         )
     if slower:
         most, cell = max(slower, key=lambda pair: pair[0])
         yield Caution(
-            f"Getting slower while measured: {words.count(len(slower), 'cell')}, by {metrics.percent(most)} at most: "
-            f"{words.name(cell)}.",
+            f"Getting slower while measured: {case_names.count(len(slower), 'cell')}, by {metrics.percent(most)} at most: "
+            f"{case_names.name(cell)}.",
             "The clock fell meanwhile, or something else began to run.",
             "Give run --isolate-power, or lower burst_s in the suite; -m clock_held,power,temperature tells more."
             if cell.run.environment.device.kind == "cuda"
@@ -228,7 +227,7 @@ def _few(cells: Sequence[Cell]) -> Iterator[Caution]:
     if few:
         fewest, cell = min(few, key=lambda pair: pair[0])
         yield Caution(
-            f"Few samples in {words.count(len(few), 'cell')}, the fewest {fewest}: {words.name(cell)}.",
+            f"Few samples in {case_names.count(len(few), 'cell')}, the fewest {fewest}: {case_names.name(cell)}.",
             f"Their spread is hardly known: below {derive.MIN_SAMPLES_INTERVAL} no 95 % interval exists.",
             f"Raise max_seconds in the suite (it was {cell.run.policy.max_seconds:g} s a cell).",
         )
@@ -241,8 +240,8 @@ def _noisy(cells: Sequence[Cell]) -> Iterator[Caution]:
         worst, cell = max(noisy, key=lambda pair: pair[0])
         target = metrics.percent(cell.run.policy.target)
         yield Caution(
-            f"Noisy: {len(noisy)} of {words.count(len(cells), 'cell')} not known to {target}, the worst to "
-            f"{metrics.percent(worst)}: {words.name(cell)}.",
+            f"Noisy: {len(noisy)} of {case_names.count(len(cells), 'cell')} not known to {target}, the worst to "
+            f"{metrics.percent(worst)}: {case_names.name(cell)}.",
             "Smaller differences than that are not real.",
             "Leave the machine alone meanwhile, or raise max_seconds in the suite "
             f"({cell.run.policy.max_seconds:g} s a cell).",
@@ -255,7 +254,7 @@ def _unproven(cells: Sequence[Cell]) -> Iterator[Caution]:
         policy, kind = unproven[0].run.policy, unproven[0].run.environment.device.kind
         other = "events" if policy.timer == "cupti" else "cupti"
         yield Caution(
-            f"L2 not proven {policy.l2} in {len(unproven)} of {words.count(len(cells), 'cell')}: "
+            f"L2 not proven {policy.l2} in {len(unproven)} of {case_names.count(len(cells), 'cell')}: "
             "a read that fits in it did not show it.",
             "What fits in the cache may be timed in another state than promised.",
             f"Compare with run --timer {other}." if kind == "cuda" else "Trust what exceeds the cache.",
@@ -277,7 +276,7 @@ def _no_peak(cells: Iterable[Cell]) -> Iterator[Caution]:
 
 
 def _named(cells: Iterable[Cell]) -> str:
-    return words.some(words.name(c) for c in cells)
+    return case_names.some(case_names.name(c) for c in cells)
 
 
 def _ok(cells: Iterable[Cell]) -> Iterator[int]:

@@ -10,10 +10,10 @@ from attnbench.core.flops import Convention
 from attnbench.core.record import Run
 from attnbench.report import cautions, facts, notes, setup, tables
 from attnbench.report.cautions import Caution
-from attnbench.report.cells import cells as cells_of
 from attnbench.report.notes import Note
 from attnbench.report.setup import Setup
 from attnbench.report.tables import Section
+from attnbench.results.cells import cells as cells_of
 
 Half = dict[str, Any]  # some of the fields of Contents
 MANY = 5000  # cells, from which the second half is worth a process of its own
@@ -53,7 +53,7 @@ def contents(
 
     if len(cells) < MANY:
         return Contents(**first(), **second())
-    from attnbench.apart import apart
+    from attnbench.results.apart import apart
 
     with apart(_called, (first, second)) as halves:
         one, other = halves

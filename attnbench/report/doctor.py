@@ -13,9 +13,9 @@ from rich.text import Text
 from attnbench.core.json import to_json
 from attnbench.core.sizes import duration
 from attnbench.doctor import Diagnosis
-from attnbench.metrics import percent
-from attnbench.report import words
 from attnbench.resolution import CONFIDENCE, POWER, ROUNDS
+from attnbench.results import case_names
+from attnbench.results.metrics import percent
 from attnbench.trial import Trial, label
 from attnbench.verdicts import Finding, signed
 
@@ -58,7 +58,7 @@ def _finding(console: Console, finding: Finding, check: int) -> None:
 
 def _trial(console: Console, trial: Trial) -> None:
     turns = sorted({len(c.a) for c in trial.cases}, reverse=True)
-    how = f"{words.count(turns[0], 'turn')} of two processes in {duration(trial.seconds)}"
+    how = f"{case_names.count(turns[0], 'turn')} of two processes in {duration(trial.seconds)}"
     _print(console, Text.assemble(("A/A test  ", "bold"), f"{trial.backend} against itself, {how}"))
     table = Table(box=None, pad_edge=False, header_style="dim")
     table.add_column("case")

@@ -11,10 +11,10 @@ from attnbench.core.errors import UserError, did_you_mean
 from attnbench.core.flops import Convention
 from attnbench.core.record import Run
 from attnbench.report import figures, look
-from attnbench.report.cells import cells as cells_of
 from attnbench.report.points import Points
 from attnbench.report.points import points as points_of
 from attnbench.report.setup import CONVENTIONS
+from attnbench.results.cells import cells as cells_of
 
 if TYPE_CHECKING:
     from types import ModuleType

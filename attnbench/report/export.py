@@ -11,12 +11,12 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from attnbench import batch, derive, metrics
 from attnbench.core.flops import Convention
 from attnbench.core.record import Run
-from attnbench.report.cells import Cell
-from attnbench.report.cells import cells as cells_of
 from attnbench.report.files import CASE_FIELDS, case_fields, csv_lines
+from attnbench.results import batch, derive, metrics
+from attnbench.results.cells import Cell
+from attnbench.results.cells import cells as cells_of
 
 if TYPE_CHECKING:
     import pandas
@@ -98,7 +98,7 @@ def _written(
     cells = cells_of(runs)
     if len(cells) < 2 * LEAST:
         return [written(cells)] if cells else []
-    from attnbench.apart import apart, processes
+    from attnbench.results.apart import apart, processes
 
     size = max(LEAST, math.ceil(len(cells) / min(processes(), MOST)))
     with apart(written, [cells[i : i + size] for i in range(0, len(cells), size)]) as texts:

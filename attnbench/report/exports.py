@@ -18,14 +18,15 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from math import isfinite
 from typing import Any, TextIO
 
-from attnbench import __version__, derive, metrics
+from attnbench import __version__
 from attnbench.core import flops, stats
 from attnbench.core.errors import UserError
 from attnbench.core.flops import Convention
 from attnbench.core.record import Run
-from attnbench.report import export, points, words
-from attnbench.report.cells import Cell
-from attnbench.report.cells import cells as cells_of
+from attnbench.report import export, points
+from attnbench.results import case_names, derive, metrics
+from attnbench.results.cells import Cell
+from attnbench.results.cells import cells as cells_of
 
 
 def parquet(runs: Sequence[Run], convention: Convention = "exact") -> bytes:
@@ -47,7 +48,7 @@ def pytest_benchmark(runs: Sequence[Run], convention: Convention = "exact") -> s
         work = flops.flops(cell.case, convention)
         benchmarks.append(
             {
-                "group": words.case("", cell.case, dtype=True).strip(),
+                "group": case_names.case("", cell.case, dtype=True).strip(),
                 "name": name,
                 "fullname": f"attnbench::{name}",
                 "params": None,
@@ -149,8 +150,14 @@ def doubts(runs: Sequence[Run]) -> Iterator[str]:
 def name(cell: Cell) -> str:
     """triton/bf16-d128-causal-fwd-16k-b1-h16: the same in every run of the same case."""
     case = cell.case
-    parts = [case.dtype, f"d{words.headdim(case)}", words.mask(case), case.direction, words.lengths(case)]
-    parts += [f"b{case.shape.batch}", f"h{words.heads(case)}", points.other(case)]
+    parts = [
+        case.dtype,
+        f"d{case_names.headdim(case)}",
+        case_names.mask(case),
+        case.direction,
+        case_names.lengths(case),
+    ]
+    parts += [f"b{case.shape.batch}", f"h{case_names.heads(case)}", points.other(case)]
     return f"{cell.backend}/{'-'.join(filter(None, parts))}"
 
 

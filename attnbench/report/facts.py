@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from attnbench import derive, metrics
 from attnbench.core import stats
 from attnbench.core.policy import INSTRUMENTS, SHORT
 from attnbench.core.record import Record
-from attnbench.report import words
 from attnbench.report.cautions import Caution
-from attnbench.report.cells import Cell, having, values_of
+from attnbench.results import case_names, derive, metrics
+from attnbench.results.cells import Cell, having, values_of
 
 OUTSIDE, OUTSIDE_SHARE = 64 * 2**20, 0.05  # bytes, and of the peak: less may be code that was loaded
 SLOWED, GAP_GROWS = 0.02, 0.3e-6  # by tracing: a share of the call, and seconds that the launch gap may grow
@@ -35,7 +34,7 @@ def _fp8(cells: Iterable[Cell]) -> Iterator[Caution]:
     narrow = [c for c in cells if c.case.dtype == "fp8"]
     if narrow:
         yield Caution(
-            f"fp8 is e4m3 with one scale per tensor, in {words.count(len(narrow), 'cell')}.",
+            f"fp8 is e4m3 with one scale per tensor, in {case_names.count(len(narrow), 'cell')}.",
             "q, k and v are rounded before the time begins; the error is against exact attention of what they were.",
             "docs/backends.md has the tolerance.",
         )
@@ -48,7 +47,7 @@ def _spans(cells: Iterable[Cell]) -> Iterator[Caution]:
         gaps = _by_backend(short, lambda c: None if c in waiting else c.value("launch_gap"))
         each = ", ".join(f"{backend} {_microseconds(found)}" for backend, found in gaps)
         yield Caution(
-            f"Latency is the kernels' own span (CUPTI) in {words.count(len(short), 'cell')}.",
+            f"Latency is the kernels' own span (CUPTI) in {case_names.count(len(short), 'cell')}.",
             f"CUDA events read under {metrics.duration(SHORT)} there, launch gap included"
             + (f": {each}." if each else "."),
             "-m launch_gap has it by cell.",
@@ -60,8 +59,8 @@ def _traced(cells: Sequence[Cell]) -> Iterator[Caution]:
     slowed = [c for c in cells if c.spans and any(map(_slowed, c.records))]
     if slowed:
         yield Caution(
-            f"Tracing slows {words.count(len(slowed), 'cell')} whose latency is a span: "
-            f"{words.some(map(words.name, slowed))}.",
+            f"Tracing slows {case_names.count(len(slowed), 'cell')} whose latency is a span: "
+            f"{case_names.some(map(case_names.name, slowed))}.",
             f"CUDA events read more than {metrics.percent(SLOWED)} more there while CUPTI traces.",
             "They are faster than shown, by as much.",
         )
@@ -87,7 +86,7 @@ def _launch_bound(cells: Sequence[Cell]) -> Iterator[Caution]:
     if bound:
         each = ", ".join(f"{backend} {len(found)}" for backend, found in _by_backend(bound, lambda _: 1.0))
         yield Caution(
-            f"Launch-bound: {words.count(len(bound), 'cell')} where the host takes longer to launch a call "
+            f"Launch-bound: {case_names.count(len(bound), 'cell')} where the host takes longer to launch a call "
             f"than the GPU to run it ({each}).",
             "Unless calls are captured in a CUDA graph, users feel the host there, not the kernel.",
             "-m enqueue has the host's time by cell.",
@@ -106,12 +105,12 @@ def _cross_check(cells: Sequence[Cell]) -> Iterator[Caution]:
                 same = " of the same calls" if instrument == "cupti" else ""
                 said.append(
                     f"differs from CUDA events{same} by {metrics.percent(stats.median(apart))} in the median and "
-                    f"{metrics.percent(max(apart))} in the worst of {words.count(len(apart), 'cell')} of "
+                    f"{metrics.percent(max(apart))} in the worst of {case_names.count(len(apart), 'cell')} of "
                     f"{metrics.duration(SHORT)} and more"
                 )
             if gaps:
                 than = "" if apart else " than CUDA events"
-                said.append(f"reads {_microseconds(gaps)} less{than} in {words.count(len(gaps), 'shorter cell')}")
+                said.append(f"reads {_microseconds(gaps)} less{than} in {case_names.count(len(gaps), 'shorter cell')}")
             if said:
                 parts.append(f"{NAMES[instrument]} {' and '.join(said)}")
         tolls = [toll for c in group if (toll := c.value("tracing")) is not None and _events(c) >= SHORT]
@@ -142,7 +141,7 @@ def _outside(cells: Sequence[Cell]) -> Iterator[Caution]:
     found = _by_backend(cells, extra.get) if extra else ()
     if found:
         each = ", ".join(
-            f"{backend} {metrics.size(stats.median(extras))} (median of {words.count(len(extras), 'cell')})"
+            f"{backend} {metrics.size(stats.median(extras))} (median of {case_names.count(len(extras), 'cell')})"
             for backend, extras in found
         )
         yield Caution(
@@ -159,19 +158,21 @@ def _interpreters(cells: Iterable[Cell]) -> Iterator[Caution]:
         if python := cell.run.interpreters.get(cell.backend):
             found.setdefault(python, {})[cell.backend] = None
     for python, backends in found.items():
-        yield Caution(f"{', '.join(sorted(backends, key=words.backend_rank))} ran in {python}.", "", "")
+        yield Caution(f"{', '.join(sorted(backends, key=case_names.backend_rank))} ran in {python}.", "", "")
 
 
 def _said(cells: Sequence[Cell]) -> Iterator[Caution]:
     """The records' own notes, numbers aside, once each."""
     groups: dict[str, list[tuple[str, Cell]]] = {}
     for cell in having(cells, lambda sheet: sheet.columns.notes):
-        for text in dict.fromkeys(words.one_line(note) for i in cell.rows for note in cell.columns.notes.get(i, ())):
-            groups.setdefault(words.template(text), []).append((text, cell))
+        for text in dict.fromkeys(
+            case_names.one_line(note) for i in cell.rows for note in cell.columns.notes.get(i, ())
+        ):
+            groups.setdefault(case_names.template(text), []).append((text, cell))
     for group in groups.values():
-        backends = ", ".join(sorted({c.backend for _, c in group}, key=words.backend_rank))
-        number = words.count(len({id(c) for _, c in group}), "cell")
-        yield Caution(words.merged([text for text, _ in group]), f"({number}: {backends})", "")
+        backends = ", ".join(sorted({c.backend for _, c in group}, key=case_names.backend_rank))
+        number = case_names.count(len({id(c) for _, c in group}), "cell")
+        yield Caution(case_names.merged([text for text, _ in group]), f"({number}: {backends})", "")
 
 
 def _groups(cells: Sequence[Cell]) -> list[tuple[str, list[Cell]]]:
@@ -180,7 +181,7 @@ def _groups(cells: Sequence[Cell]) -> list[tuple[str, list[Cell]]]:
     groups: dict[tuple[str, str], list[Cell]] = {}
     for cell in cells:
         groups.setdefault((cell.backend, cell.device), []).append(cell)
-    ranked = sorted(groups.items(), key=lambda group: words.backend_rank(group[0][0]))
+    ranked = sorted(groups.items(), key=lambda group: case_names.backend_rank(group[0][0]))
     return [(f"{backend} on {device}" if several else backend, group) for (backend, device), group in ranked]
 
 

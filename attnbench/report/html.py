@@ -17,15 +17,16 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from attnbench import __version__, metrics
+from attnbench import __version__
 from attnbench.core.errors import UserError
 from attnbench.core.flops import Convention
 from attnbench.core.record import Run
-from attnbench.report import cautions, facts, figures, look, notes, setup, words
-from attnbench.report.cells import Cell
-from attnbench.report.cells import cells as cells_of
+from attnbench.report import cautions, facts, figures, look, notes, setup
 from attnbench.report.points import Points
 from attnbench.report.points import points as points_of
+from attnbench.results import case_names, metrics
+from attnbench.results.cells import Cell
+from attnbench.results.cells import cells as cells_of
 
 MOST = 10_000  # cells: with more a browser takes too long to open the page, and a filter to act
 PANEL = (340, 210)  # pixels, before the page fits them to its width
@@ -168,13 +169,13 @@ def _header(cells: Sequence[Cell], runs: Sequence[Run], convention: Convention) 
     ]
     endings: dict[str, int] = {}
     for cell in cells:
-        word = words.ENDINGS.get(cell.status, "measured")
+        word = case_names.ENDINGS.get(cell.status, "measured")
         endings[word] = endings.get(word, 0) + 1
     said = ", ".join(f"{number} {word}" for word, number in sorted(endings.items(), key=lambda e: -e[1]))
     rounds = max((len(c.records) for c in cells), default=0)
     again = f" in {rounds} rounds" if rounds > 1 else ""
-    of = f" from {words.count(len(runs), 'run')}" if len(runs) > 1 else ""
-    counted = f"<p><strong>{words.count(len(cells), 'cell')}</strong>{again}{of}: {escape(said or 'none')}</p>"
+    of = f" from {case_names.count(len(runs), 'run')}" if len(runs) > 1 else ""
+    counted = f"<p><strong>{case_names.count(len(cells), 'cell')}</strong>{again}{of}: {escape(said or 'none')}</p>"
     flops = f"<p class=quiet>{escape(setup.heading(metrics.METRICS['utilization'], cells, convention))}</p>"
     return "\n".join([*lines, flops if cells else "", counted, _ranking(cells)])
 
@@ -189,9 +190,9 @@ def _ranking(cells: Sequence[Cell]) -> str:
     if not contests:
         return ""
     wins = [min(found, key=lambda backend: found[backend]) for found in contests]
-    ranked = sorted(set(wins), key=lambda backend: (-wins.count(backend), words.backend_rank(backend)))
+    ranked = sorted(set(wins), key=lambda backend: (-wins.count(backend), case_names.backend_rank(backend)))
     each = ", ".join(f"<strong>{escape(b)}</strong> in {wins.count(b)}" for b in ranked)
-    return f"<p>Fastest of {words.count(len(contests), 'case')}: {each}.</p>"
+    return f"<p>Fastest of {case_names.count(len(contests), 'case')}: {each}.</p>"
 
 
 def _filters(points: Points) -> str:

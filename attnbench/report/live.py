@@ -10,11 +10,10 @@ from rich.console import Console
 from rich.live import Live as RichLive
 from rich.text import Text
 
-from attnbench import derive, metrics
 from attnbench.core.record import Job, Record, Run
 from attnbench.core.sizes import duration
-from attnbench.report import words
 from attnbench.report.tables import MEMORY
+from attnbench.results import case_names, derive, metrics
 from attnbench.run.plan import summary
 
 
@@ -124,13 +123,13 @@ class Live(Line):
 
     def _name(self, which: Job | Record) -> str:
         """With its dtype where there are several."""
-        return words.case(which.backend, which.case, len(self._contexts) > 1)
+        return case_names.case(which.backend, which.case, len(self._contexts) > 1)
 
     def _outcome(self, record: Record) -> Text:
         """Its speed, or the word for why there is none."""
         text = Text()
         if record.status != "ok":
-            return text.append(words.ENDINGS[record.status], style="red" if record.status != "skipped" else "dim")
+            return text.append(case_names.ENDINGS[record.status], style="red" if record.status != "skipped" else "dim")
         context = self._contexts.get(record.case.dtype, derive.Context())
         text.append(f"{metrics.digits(metrics.value('tflops', record, context) or 0)} TFLOP/s", style="green")
         memory = derive.bound(record.case, context) == "memory"

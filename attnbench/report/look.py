@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from attnbench.report import words
+from attnbench.results import case_names
 
 SHAPES = ("circle", "square", "triangle-up", "diamond", "triangle-down", "cross", "triangle-right", "triangle-left")
 FONT = "system-ui, 'Segoe UI', 'Helvetica Neue', Arial, 'DejaVu Sans', sans-serif"
@@ -80,6 +80,6 @@ def style() -> str:
 
 def places(backends: Sequence[str]) -> dict[str, int]:
     """The place of each in the lists of colours and shapes: attnbench's own have one each, others those left."""
-    known = len(words.BACKEND_ORDER)
-    strangers = [b for b in backends if words.backend_rank(b)[0] == known]
-    return {b: known + strangers.index(b) if b in strangers else words.backend_rank(b)[0] for b in backends}
+    known = len(case_names.BACKEND_ORDER)
+    strangers = [b for b in backends if case_names.backend_rank(b)[0] == known]
+    return {b: known + strangers.index(b) if b in strangers else case_names.backend_rank(b)[0] for b in backends}

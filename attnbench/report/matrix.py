@@ -16,7 +16,7 @@ from rich.text import Text
 from attnbench.core.errors import UserError
 from attnbench.report.files import as_csv
 from attnbench.report.markdown import row, safe
-from attnbench.report.words import headdim
+from attnbench.results.case_names import headdim
 from attnbench.run.support import FEATURES, LEGEND, PLAIN, Matrix, Row, Support, architectures, device, matrix
 
 FORMATS = ("table", "md", "csv", "json")

@@ -13,7 +13,7 @@ from attnbench.core.json import to_json
 from attnbench.core.record import Record, Run
 from attnbench.core.sizes import duration, gib
 from attnbench.report import notes
-from attnbench.report.cells import cells
+from attnbench.results.cells import cells
 from attnbench.run.plan import skipped
 
 

@@ -14,13 +14,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from attnbench import derive
 from attnbench.core import flops, stats
 from attnbench.core.case import Case
 from attnbench.core.flops import Convention
 from attnbench.core.sizes import short
-from attnbench.report import words
-from attnbench.report.cells import Cell
+from attnbench.results import case_names, derive
+from attnbench.results.cells import Cell
 
 Row = dict[str, Any]
 
@@ -45,14 +44,14 @@ QUANTILES = (0, 10, 25, 75, 90, 100)
 _TITLES: Mapping[str, Callable[[Cell], str]] = {
     "device": lambda c: c.device,
     "dtype": lambda c: c.case.dtype,
-    "headdim": lambda c: f"d{words.headdim(c.case)}",
-    "mask": lambda c: words.mask(c.case),
+    "headdim": lambda c: f"d{case_names.headdim(c.case)}",
+    "mask": lambda c: case_names.mask(c.case),
     "pass": lambda c: c.case.direction,
     "other": lambda c: other(c.case),
     "queries": lambda c: _queries(c.case),
 }
 _SPLITS: tuple[Callable[[Cell], str], ...] = (  # where lengths alone do not tell cells of a panel apart
-    lambda c: f"{words.heads(c.case)} heads",
+    lambda c: f"{case_names.heads(c.case)} heads",
     lambda c: f"batch {c.case.shape.batch}",
 )
 
@@ -101,7 +100,7 @@ def points(cells: Sequence[Cell], convention: Convention = "exact") -> Points:
             titles = {"panel": panel, "roof": _title(cell, roofs)}
             rows.append(titles | _row(cell, slot, eager.get((cell.device, cell.case)), convention))
     common = [title(cells[0]) for name, title in _TITLES.items() if name not in shown] if cells else []
-    backends = sorted({c.backend for c in cells}, key=words.backend_rank)
+    backends = sorted({c.backend for c in cells}, key=case_names.backend_rank)
     rates = {_title(c, roofs): c.rates for c in cells}
     lines = [*_roofs(rates, rows), *_slopes(rows)]
     return Points(tuple(backends), tuple(panels), ", ".join(filter(None, common)), tuple(rows), tuple(lines))
@@ -120,7 +119,7 @@ def interval(cell: Cell) -> tuple[float, float] | None:
 
 def other(case: Case) -> str:
     """What has no place of its own: softcap 30, dropout 0.1."""
-    return ", ".join(words.extras(case))
+    return ", ".join(case_names.extras(case))
 
 
 def _queries(case: Case) -> str:
@@ -163,19 +162,19 @@ def _row(cell: Cell, slot: int | None, eager: tuple[float, float] | None, conven
     speedup, memory = found["speedup"], found["memory"]
     env = cell.run.environment
     row = {
-        "case": words.name(cell),
+        "case": case_names.name(cell),
         "device": cell.device,
         "backend": cell.backend,
         "dtype": case.dtype,
-        "headdim": words.headdim(case),
-        "mask": words.mask(case),
+        "headdim": case_names.headdim(case),
+        "mask": case_names.mask(case),
         "pass": case.direction,
         "other": ", ".join(filter(None, (_queries(case), other(case)))),
         "seqlen": shape.seqlen_k,
         "batch": shape.batch,
-        "heads": words.heads(case),
-        "status": "ok" if ok else words.ENDINGS[cell.status],
-        "reason": None if ok else words.one_line(cell.reason or "no reason given"),
+        "heads": case_names.heads(case),
+        "status": "ok" if ok else case_names.ENDINGS[cell.status],
+        "reason": None if ok else case_names.one_line(cell.reason or "no reason given"),
         "slot": slot,
         "held": ok and cell.held_down,
         **found,

@@ -10,13 +10,12 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from attnbench import metrics
 from attnbench.core import stats
 from attnbench.core.case import Case
 from attnbench.core.json import to_json
-from attnbench.report import words
 from attnbench.report.profile_figures import figures, sentences
 from attnbench.report.timeline import bar, kernel_name, selected, shortened, sparkline
+from attnbench.results import case_names, metrics
 
 if TYPE_CHECKING:
     from attnbench.core.flops import Roofline
@@ -57,7 +56,7 @@ def render(console: Console, outcome: Outcome) -> None:
 
 def described(case: Case) -> str:
     """The case in words: 8k d128 causal fwd bf16, batch 2, 16 heads."""
-    return f"{words.case('', case, dtype=True).strip()}, batch {case.shape.batch}, {words.heads(case)} heads"
+    return f"{case_names.case('', case, dtype=True).strip()}, batch {case.shape.batch}, {case_names.heads(case)} heads"
 
 
 def json_text(outcome: Outcome) -> str:

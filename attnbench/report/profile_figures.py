@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from attnbench import metrics
 from attnbench.core import stats
-from attnbench.report import words
+from attnbench.results import case_names, metrics
 
 if TYPE_CHECKING:
     from attnbench.core.flops import Roofline
@@ -65,7 +64,7 @@ def _method(profile: Profile) -> str:
 
 def _spans(profile: Profile) -> Iterable[tuple[str, str, str]]:
     span = stats.median(profile.spans)
-    of = f"median of {words.count(len(profile.spans), 'traced call')}"
+    of = f"median of {case_names.count(len(profile.spans), 'traced call')}"
     yield "span", metrics.duration(span), f"first kernel's start to last one's end, CUPTI, {of}"
     gap = stats.median([events - own for events, own in zip(profile.traced, profile.spans, strict=True)])
     yield "launch gap", metrics.duration(gap), "from the events to the kernels and back, of the same calls"

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from attnbench import batch, metrics
 from attnbench.core import stats
 from attnbench.core.flops import Convention
 from attnbench.core.policy import SHORT
-from attnbench.report.cells import Cell, by_rates, by_sheet
 from attnbench.report.tables import MEMORY
+from attnbench.results import batch, metrics
+from attnbench.results.cells import Cell, by_rates, by_sheet
 
 TIMERS = {"events": "CUDA events", "graph": "CUDA graph replay", "cupti": "CUPTI kernel spans"}
 CACHES = {

@@ -12,14 +12,13 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from attnbench import metrics
 from attnbench.core.case import DIRECTIONS, DTYPES, Case
 from attnbench.core.errors import UserError, did_you_mean
 from attnbench.core.flops import Convention
 from attnbench.core.sizes import short
-from attnbench.report import words
-from attnbench.report.cells import Cell, values_of
-from attnbench.report.sheet import Sheet
+from attnbench.results import case_names, metrics
+from attnbench.results.cells import Cell, values_of
+from attnbench.results.sheet import Sheet
 
 NO_FIGURES = "No cell has a figure for this."
 LINES = 500  # of the tables of a metric, after which a reader is better served otherwise
@@ -63,7 +62,7 @@ class Section:
         if not self.left:
             return ""
         return (
-            f"{words.count(self.left, 'more table')} not shown: attnbench report --all shows every one, "
+            f"{case_names.count(self.left, 'more table')} not shown: attnbench report --all shows every one, "
             "-f csv and -f json have every cell, fewer run files make fewer."
         )
 
@@ -96,10 +95,12 @@ _AXES: dict[str, _Axis] = {
     "dtype": _Axis(lambda c: DTYPES.index(c.case.dtype), lambda c: c.case.dtype, lambda c: c.case.dtype),
     "headdim": _Axis(
         lambda c: (c.case.shape.headdim, c.case.shape.headdim_v),
-        lambda c: f"headdim {words.headdim(c.case)}",
-        lambda c: f"d{words.headdim(c.case)}",
+        lambda c: f"headdim {case_names.headdim(c.case)}",
+        lambda c: f"d{case_names.headdim(c.case)}",
     ),
-    "causal": _Axis(lambda c: words.mask_rank(c.case), lambda c: words.mask(c.case), lambda c: words.mask(c.case)),
+    "causal": _Axis(
+        lambda c: case_names.mask_rank(c.case), lambda c: case_names.mask(c.case), lambda c: case_names.mask(c.case)
+    ),
     "softcap": _Axis(
         lambda c: c.case.softcap,
         lambda c: f"softcap {c.case.softcap:g}" if c.case.softcap else "",
@@ -113,11 +114,11 @@ _AXES: dict[str, _Axis] = {
     "direction": _Axis(
         lambda c: DIRECTIONS.index(c.case.direction), lambda c: c.case.direction, lambda c: c.case.direction
     ),
-    "backend": _Axis(lambda c: words.backend_rank(c.backend), lambda c: c.backend, lambda c: c.backend),
+    "backend": _Axis(lambda c: case_names.backend_rank(c.backend), lambda c: c.backend, lambda c: c.backend),
     "nheads": _Axis(
         lambda c: (c.case.shape.nheads, c.case.shape.nheads_k),
         lambda c: _heads(c.case),
-        lambda c: f"h{words.heads(c.case)}",
+        lambda c: f"h{case_names.heads(c.case)}",
     ),
     "batch": _Axis(
         lambda c: c.case.shape.batch, lambda c: f"batch {c.case.shape.batch}", lambda c: f"b{c.case.shape.batch}"
@@ -180,9 +181,9 @@ def _plainest_masks(cells: Sequence[Cell]) -> list[Cell]:
     kinds = [(cell.device, _but_mask(cell.case)) for cell in cells]
     for cell, kind, peak in zip(cells, kinds, values_of(cells, "memory_peak"), strict=True):
         if peak is not None:
-            rank = words.mask_rank(cell.case)
+            rank = case_names.mask_rank(cell.case)
             plainest[kind] = min(plainest.get(kind, rank), rank)
-    return [c for c, kind in zip(cells, kinds, strict=True) if plainest.get(kind) == words.mask_rank(c.case)]
+    return [c for c, kind in zip(cells, kinds, strict=True) if plainest.get(kind) == case_names.mask_rank(c.case)]
 
 
 def _tables(
@@ -280,10 +281,10 @@ def _entry(cell: Cell | None, metric: metrics.Metric, best: set[str], convention
     if cell is None:
         return Entry()
     if cell.status != "ok":
-        return Entry(word=words.ENDINGS[cell.status])
+        return Entry(word=case_names.ENDINGS[cell.status])
     value = cell.value(metric.name, convention)
     if value is None:
-        return Entry(word=words.NOTHING)
+        return Entry(word=case_names.NOTHING)
     text = metric.format(value)
     digits, _, aside = text.partition(" ")
     memory = metric.name == "tflops" and cell.bound == "memory"
@@ -340,5 +341,5 @@ def _heads(case: Case) -> str:
 def _but_mask(case: Case) -> tuple[Any, ...]:
     """All that sets tables of memory apart on a device."""
     s = case.shape
-    kind = case.dtype, s.headdim, s.headdim_v, case.direction, words.extras(case)
+    kind = case.dtype, s.headdim, s.headdim_v, case.direction, case_names.extras(case)
     return *kind, s.nheads, s.nheads_k, s.seqlen_q == s.seqlen_k

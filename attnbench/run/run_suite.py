@@ -11,11 +11,11 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Protocol
 
-from attnbench import store
 from attnbench.core.case import DTYPES
 from attnbench.core.errors import EXIT_INTERRUPTED, EXIT_NOTHING_MEASURED, EXIT_TERMINATED, Terminated, UserError
 from attnbench.core.record import Job, Record, Run
 from attnbench.core.sizes import parse_duration
+from attnbench.results import run_file
 from attnbench.run import plan as planning
 from attnbench.run import venvs
 from attnbench.run.axes import Axes
@@ -80,7 +80,7 @@ def run(request: Request, watcher: Watcher) -> Outcome:
             watcher.planned(planned, planned.plan, None, chosen.notes)
             return Outcome(planned, None)
         path = request.out or default_path(planned)
-        file = store.RunFile.create(path, planned)
+        file = run_file.RunFile.create(path, planned)
         watcher.planned(planned, planned.plan, path, chosen.notes)
         return _measure(planned, planned.plan, fleet, file, watcher, chosen.time_limit)
 
@@ -174,17 +174,17 @@ def _planned(request: Request, wanted: _Wanted, fleet: Fleet, looker: Looker, wa
 def _resume(request: Request, device: str, watcher: Watcher) -> Outcome:
     """Measures what a run file lacks, with the settings it was started with."""
     assert request.resume is not None
-    old, problems = store.read(request.resume)
+    old, problems = run_file.read(request.resume)
     if given := _not_with_resume(request):
         raise UserError(f"--resume goes on as {request.resume} was begun; leave out {', '.join(given)}")
     if old.turns:
         raise UserError(f"{request.resume} is one half of an A/B in turns, which goes on with both only; start it anew")
     if old.reduced:
         raise UserError(f"{request.resume} is a baseline, which has no plan; resume the run that it was saved from")
-    file = None if request.dry_run else store.RunFile.reopen(request.resume)
+    file = None if request.dry_run else run_file.RunFile.reopen(request.resume)
     if file:  # ours alone from here on: what another process has added meanwhile counts
-        old = store.read(request.resume)[0]
-    todo = [replace(j, skip=None, resumable=False) if j.resumable else j for j in store.missing(old)]
+        old = run_file.read(request.resume)[0]
+    todo = [replace(j, skip=None, resumable=False) if j.resumable else j for j in run_file.missing(old)]
     limit = request.settings.time_limit and parse_duration(request.settings.time_limit, "--time-limit")
     for name, python in old.interpreters.items():
         if not os.access(python, os.X_OK):
@@ -223,7 +223,7 @@ def _measure(
     planned: Run,
     todo: Sequence[Job],
     fleet: Fleet,
-    file: store.RunFile,
+    file: run_file.RunFile,
     watcher: Watcher,
     limit: float | None,
     notes: tuple[str, ...] = (),

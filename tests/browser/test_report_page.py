@@ -12,10 +12,10 @@ import pytest
 from builders import case, ended, ok, run
 from chromium import Browser
 
-from attnbench import metrics
 from attnbench.core.record import Record, Run
 from attnbench.report import html, look
-from attnbench.report.cells import cells
+from attnbench.results import metrics
+from attnbench.results.cells import cells
 
 BACKENDS = ("eager", "sdpa-flash", "sdpa-cudnn", "triton")
 LENGTHS = (1024, 2048, 4096, 8192)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from attnbench import store
+from attnbench.results import run_file
 
 torch = pytest.importorskip("torch")
 pytestmark = [
@@ -24,7 +24,7 @@ def test_every_backend_that_takes_fp8_is_right(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "attnbench", "run", "--dtype", "fp8", "--seqlen", "1k,16k", "--headdim", "64,128"]
     done = subprocess.run([*command, "--pass", "fwd", "--out", str(out)], cwd=tmp_path, capture_output=True, text=True)
     print(done.stdout, done.stderr[-3000:])
-    run, problems = store.read(out)
+    run, problems = run_file.read(out)
     assert not problems
     measured = [r for r in run.records if r.status != "skipped"]
     assert {r.status for r in measured} == {"ok"}, [(r.backend, r.reason) for r in measured if r.status != "ok"]

@@ -12,11 +12,12 @@ from typing import Any
 
 import pytest
 
-from attnbench import backends, metrics, store
+from attnbench import backends
 from attnbench.core import stats
 from attnbench.core.case import Case, Shape
 from attnbench.core.policy import Policy
 from attnbench.core.record import Record
+from attnbench.results import metrics, run_file
 from attnbench.worker import environment, inputs
 from attnbench.worker.instruments import Instruments
 from attnbench.worker.measure import graph, l2_cache
@@ -232,7 +233,7 @@ def test_a_planted_slowdown_of_2_percent_reads_2_percent(tmp_path: Path) -> None
     done = subprocess.run([*command, "--rounds", "5", "--out", str(out)], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     by: dict[str, list[Record]] = {}
-    for record in store.read(out)[0].records:
+    for record in run_file.read(out)[0].records:
         assert record.status == "ok", record.reason
         by.setdefault(record.backend, []).append(record)
     latency = {name: [metrics.value("latency", r) or 0.0 for r in rs] for name, rs in by.items()}
@@ -251,7 +252,7 @@ def test_a_call_that_cannot_be_captured_is_a_skip_and_costs_nothing_else(tmp_pat
     command = [sys.executable, "-m", "attnbench", "run", "-b", f"{tmp_path}/waits.py:waits", "--seqlen", "1k,2k"]
     command += ["--headdim", "64", "--causal", "--pass", "fwd", "--timer", "graph", "--out", str(out)]
     subprocess.run(command, capture_output=True, text=True)
-    by = {r.case.shape.seqlen_q: r for r in store.read(out)[0].records}
+    by = {r.case.shape.seqlen_q: r for r in run_file.read(out)[0].records}
     assert by[1024].status == "skipped"
     assert "cannot be captured in a CUDA graph" in (by[1024].reason or "")
     assert by[2048].status == "ok", by[2048].reason

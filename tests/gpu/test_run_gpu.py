@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from attnbench import store
 from attnbench.core.record import Record
+from attnbench.results import run_file
 
 torch = pytest.importorskip("torch")
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")]
@@ -65,7 +65,7 @@ def measure(tmp_path: Path, name: str, *options: str) -> list[Record]:
     command = [sys.executable, "-m", "attnbench", "run", "--suite", str(suite), "-b", f"{tmp_path}/own.py:{name}"]
     done = subprocess.run([*command, "--out", str(out), *options], cwd=tmp_path, capture_output=True, text=True)
     print(done.stderr[-3000:])
-    run, problems = store.read(out)
+    run, problems = run_file.read(out)
     assert not problems
     assert len(run.records) == len(run.plan)
     return sorted(run.records, key=lambda r: r.case.shape.seqlen_k)
@@ -78,7 +78,7 @@ def test_quick_suite_takes_under_20_seconds_and_every_cell_is_right(tmp_path: Pa
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
     took = time.monotonic() - began
     print(done.stdout, f"{took:.1f} s")
-    run, _ = store.read(out)
+    run, _ = run_file.read(out)
     assert {r.status for r in run.records} <= {"ok", "skipped"}
     assert sum(r.status == "ok" for r in run.records) >= 12
     assert took < 20

@@ -16,8 +16,8 @@ from attnbench.core.machine import Device, Environment
 from attnbench.core.policy import Policy
 from attnbench.core.record import Forecast, Job, Record, Run
 from attnbench.report.cautions import cautions
-from attnbench.report.cells import Cell, cells
 from attnbench.report.facts import facts
+from attnbench.results.cells import Cell, cells
 from attnbench.worker.serve import Worker
 
 CPU = Device("cpu", 0, "CPU", 2**34, 2**34, l2=2**16)

@@ -20,13 +20,13 @@ import pytest
 import torch
 from harness import NOISE, Court
 
-from attnbench import metrics
 from attnbench.backends.sdpa import Flash
 from attnbench.core import stats
 from attnbench.core.backend import Inputs
 from attnbench.core.case import Case, Shape
 from attnbench.core.machine import Environment
 from attnbench.core.policy import Policy
+from attnbench.results import metrics
 from attnbench.worker import environment, inputs
 from attnbench.worker.measure import graph
 from attnbench.worker.serve import Worker

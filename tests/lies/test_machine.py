@@ -17,10 +17,10 @@ import pytest
 import torch
 from harness import CPU, Clock, Court, case, court
 
-from attnbench import metrics, store
 from attnbench.core import stats
 from attnbench.core.backend import Inputs
 from attnbench.core.policy import Policy
+from attnbench.results import metrics, run_file
 from attnbench.worker import inputs, instruments
 from attnbench.worker.measure import l2_cache
 
@@ -112,7 +112,7 @@ def test_a_clock_of_its_own(cpu: Court, tmp_path: Path, names: tuple[str, ...]) 
     env = {"PYTHONPATH": f"{Path(__file__).parent}:{Path(__file__).parents[2]}"}
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, env=env, timeout=120)
     print(done.stdout, done.stderr)
-    (record,) = store.read(out)[0].records
+    (record,) = run_file.read(out)[0].records
     if not names:
         assert record.status == "ok", record.reason
         assert cpu.marks(record) == []

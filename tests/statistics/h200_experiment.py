@@ -32,14 +32,14 @@ from pathlib import Path
 import numpy as np
 from planted import VARIABLE
 
-from attnbench import metrics, store
 from attnbench.core import stats
 from attnbench.core.record import Record, Run
 from attnbench.gate.findings import Finding
 from attnbench.gate.gate import Judgement, Request, judge
 from attnbench.gate.margins import DEFAULT, Margins
 from attnbench.gate.readings import CYCLES, Side, readings
-from attnbench.report.cells import cells
+from attnbench.results import metrics, run_file
+from attnbench.results.cells import cells
 
 HERE = str(Path(__file__).parent)
 WANTED = 10  # disjoint pairs
@@ -132,7 +132,7 @@ def _measure(experiment: Experiment, name: str, gpu: str, first: str) -> bool:
 def _cycles(first: Path, share: float) -> dict[str, int]:
     """Case key -> that share of the cycles that its cell takes without a slowdown, by that run."""
     found = {}
-    for cell in cells([store.read(first)[0]]):
+    for cell in cells([run_file.read(first)[0]]):
         side = Side.of([cell])
         if cycles := readings(CYCLES, side, side)[0].values.tolist():
             found[cell.case.key] = round(share * stats.median(cycles))
@@ -140,13 +140,13 @@ def _cycles(first: Path, share: float) -> dict[str, int]:
 
 
 def _whole(path: Path) -> bool:
-    run = store.read(path)[0] if path.is_file() else None
-    return run is not None and not store.missing(run) and any(r.status == "ok" for r in run.records)
+    run = run_file.read(path)[0] if path.is_file() else None
+    return run is not None and not run_file.missing(run) and any(r.status == "ok" for r in run.records)
 
 
 def tables(experiment: Experiment) -> Iterator[str]:
     """Of the runs that are there, as markdown."""
-    runs = {n: store.read(p)[0] for n in experiment.names() if n != SHIPPED and _whole(p := experiment.path(n))}
+    runs = {n: run_file.read(p)[0] for n in experiment.names() if n != SHIPPED and _whole(p := experiment.path(n))}
     alike = [name for name in runs if name.startswith("alike")]
     if len(alike) < 2:
         yield "Fewer than two runs without a slowdown are there yet: nothing to compare."

@@ -29,9 +29,9 @@ from typing import Literal
 
 import numpy as np
 
-from attnbench import metrics, store
 from attnbench.core import stats
 from attnbench.core.record import Run
+from attnbench.results import metrics, run_file
 
 RESULTS = Path(__file__).parents[2] / "results"
 FILES = ("20261121-030350-default-nvidia-h200.jsonl", "20261121-030731-default-nvidia-h200.jsonl")
@@ -56,7 +56,7 @@ class Noise:
 
 @lru_cache
 def measured(files: tuple[str, ...] = FILES) -> Noise:
-    a, b = (store.read(RESULTS / name)[0] for name in files)
+    a, b = (run_file.read(RESULTS / name)[0] for name in files)
     pairs = _pairs(a, b)
     d = np.array([math.log(y["latency"] / x["latency"]) for x, y, _, _ in pairs])
     limited = np.array([touched for _, _, touched, _ in pairs])

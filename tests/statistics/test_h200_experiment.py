@@ -17,9 +17,10 @@ import h200_experiment
 import pytest
 from planted import VARIABLE, Planted
 
-from attnbench import backends, store
+from attnbench import backends
 from attnbench.core.backend import Prepared
 from attnbench.core.case import Case, Shape
+from attnbench.results import run_file
 
 CASE = Case(Shape(1, 64, 64, 1, 1, 64, 64), "bf16", "fwd")
 NewPlanted = Callable[..., Planted]
@@ -51,7 +52,7 @@ def test_a_dry_try(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     lines = whole.read_text().splitlines(keepends=True)
     whole.write_text("".join(lines[:-1]))
     assert h200_experiment.main(arguments) == 0
-    assert len(store.read(whole)[0].records) == 4
+    assert len(run_file.read(whole)[0].records) == 4
     times = [json.loads(line) for line in (tmp_path / "runs" / "times.jsonl").read_text().splitlines()]
     assert [(t["run"], t["resumed"]) for t in times] == [
         ("alike-00", False),

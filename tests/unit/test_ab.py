@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from attnbench import store
 from attnbench.ab import measure
 from attnbench.ab.measure import Outcome, ab
 from attnbench.core.errors import UserError
@@ -20,8 +19,9 @@ from attnbench.core.record import Job, Record, Run
 from attnbench.gate import gate
 from attnbench.gate.margins import DEFAULT
 from attnbench.report.cautions import cautions
-from attnbench.report.cells import cells
 from attnbench.report.gate import export, markdown, terminal
+from attnbench.results import run_file
+from attnbench.results.cells import cells
 from attnbench.run import device_probe, run_suite, workers
 from attnbench.run.plan import skipped
 from attnbench.run.process import WorkerDied
@@ -147,7 +147,7 @@ def verdicts(outcome: Outcome) -> dict[int, str]:
 
 def rounds(path: Path) -> dict[int, int]:
     """Of each length."""
-    found, problems = store.read(path)
+    found, problems = run_file.read(path)
     assert not problems
     lengths = [r.case.shape.seqlen_q for r in found.records]
     return {n: lengths.count(n) for n in lengths}
@@ -184,7 +184,7 @@ def test_a_faster_build_passes() -> None:
 
 def test_gate_judges_the_two_files_alike() -> None:
     outcome = ab(request(b="own.py:Slow", seqlen="512,1k,2k", metrics=DEFAULT), Watcher())
-    a, b = (store.read(path)[0] for path in outcome.paths)
+    a, b = (run_file.read(path)[0] for path in outcome.paths)
     again = gate.judge(a, b, gate.Request(DEFAULT))
     assert outcome.judgement
     assert again.findings == outcome.judgement.findings
@@ -339,13 +339,13 @@ def test_a_suite_gives_code_its_interpreter() -> None:
     main, other = script("main"), script("other")
     Path("mine.yaml").write_text(f"axes: {{seqlen: 1k, headdim: 128}}\ninterpreters: {{A: {main}}}\n")
     outcome = ab(request(suite="mine.yaml"), Watcher())
-    assert store.read(outcome.paths[0])[0].interpreters == {"A": main}
+    assert run_file.read(outcome.paths[0])[0].interpreters == {"A": main}
     outcome = ab(request(suite="mine.yaml", pythons=(f"A={other}",)), Watcher())
-    assert store.read(outcome.paths[0])[0].interpreters == {"A": other}, "--python goes before"
+    assert run_file.read(outcome.paths[0])[0].interpreters == {"A": other}, "--python goes before"
 
 
 def test_a_report_of_half_an_ab_that_ended_early_does_not_say_resume() -> None:
-    half = store.read(ab(request(), Watcher(interrupt_at=1)).paths[0])[0]
+    half = run_file.read(ab(request(), Watcher(interrupt_at=1)).paths[0])[0]
     late = replace(half, records=tuple(skipped(replace(j, skip="no room", resumable=True)) for j in half.plan))
     for one, said in ((half, "2 cells of 2 of this half of an A/B have no record"), (late, "A longer --time-limit")):
         (text,) = [str(c) for c in cautions(cells([one]), [one]) if c.what.startswith("Incomplete")]
@@ -381,4 +381,4 @@ def attention(q, k, v, *, causal, softmax_scale):
     assert verdicts(outcome) == {16: "regressed"}
     assert outcome.judgement
     assert [d.names for d in outcome.judgement.meant] == [("attention",)]
-    assert to_json(store.read(outcome.paths[0])[0].specs) == {"attention": f"{here}/old.py:attention"}
+    assert to_json(run_file.read(outcome.paths[0])[0].specs) == {"attention": f"{here}/old.py:attention"}

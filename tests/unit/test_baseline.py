@@ -12,7 +12,6 @@ import pytest
 from builders import CPU, H200, case, ended, environment, job, ok, run, times
 from typer.testing import CliRunner
 
-from attnbench import metrics, store
 from attnbench.baseline import files
 from attnbench.baseline.reduced import KEPT, reduced
 from attnbench.commands.baseline import app
@@ -24,7 +23,8 @@ from attnbench.gate.margins import RULES
 from attnbench.gate.readings import CYCLES, Side, readings
 from attnbench.report import baseline as report
 from attnbench.report.cautions import cautions
-from attnbench.report.cells import cells
+from attnbench.results import metrics, run_file
+from attnbench.results.cells import cells
 from attnbench.run import run_suite as runs
 
 NOISE = (0.0, 0.002, -0.001, 0.0007, -0.002)
@@ -93,8 +93,8 @@ def test_a_gate_judges_by_it_as_by_the_run() -> None:
 
 def test_the_same_cells_make_the_same_lines_whatever_their_order() -> None:
     some = [*records("eager"), *records()]
-    a = store.encoded(reduced(run(some))).splitlines()
-    b = store.encoded(reduced(run(some[::-1], versions={"b": "1", "a": "2"}))).splitlines()
+    a = run_file.encoded(reduced(run(some))).splitlines()
+    b = run_file.encoded(reduced(run(some[::-1], versions={"b": "1", "a": "2"}))).splitlines()
     assert a[1:] == b[1:]
     order = [(r["backend"], r["case"]["shape"]["seqlen_k"], r["round"]) for r in map(json.loads, a[1:])]
     assert order == sorted(order)
@@ -114,7 +114,7 @@ def test_it_is_a_small_run_file_without_paths_of_the_machine(tmp_path: Path) -> 
     path, before = files.save(whole, "main", tmp_path)
     assert before is None
     assert path == tmp_path / "main" / "nvidia-h200.jsonl"
-    found, problems = store.read(path)
+    found, problems = run_file.read(path)
     assert problems == []
     assert found == reduced(whole)
     assert "/home/me" not in path.read_text()
@@ -131,7 +131,7 @@ def test_a_report_of_it_says_what_it_lacks() -> None:
 
 def test_it_is_not_resumed(tmp_path: Path) -> None:
     path = tmp_path / "main.jsonl"
-    path.write_bytes(store.encoded(reduced(run(records()))))
+    path.write_bytes(run_file.encoded(reduced(run(records()))))
     with pytest.raises(UserError, match="is a baseline, which has no plan"):
         runs.run(runs.Request(resume=path), None)  # type: ignore[arg-type]
 
@@ -172,7 +172,7 @@ def test_the_one_of_this_gpu_is_picked(tmp_path: Path, monkeypatch: pytest.Monke
     own = {name: files.save(on(H200), name, folder)[0] for name in ("main", "v1.0")}
     files.save(on(a100), "main", folder)
     run_file = Path("run.jsonl")
-    run_file.write_bytes(store.encoded(on(H200)))
+    run_file.write_bytes(run_file.encoded(on(H200)))
     for given, expected in (
         ("baselines", own["main"]),
         ("main", own["main"]),
@@ -207,7 +207,7 @@ def test_another_device_of_the_same_file_name_is_not_overwritten(tmp_path: Path)
 def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     whole = run([*records(), ended(case(2048), "triton", "oom", "out of memory")], argv=("run", "-b", "triton"))
-    Path("a.jsonl").write_bytes(store.encoded(replace(whole, plan=())))
+    Path("a.jsonl").write_bytes(run_file.encoded(replace(whole, plan=())))
     said = [
         CliRunner().invoke(app, command.split()) for command in ("list", "save a.jsonl", "save a.jsonl", "list", "show")
     ]

@@ -13,9 +13,9 @@ from builders import run as run_of
 from attnbench.core.machine import Device
 from attnbench.core.policy import Policy
 from attnbench.core.record import Forecast, Job, Record
-from attnbench.metrics import METRICS
-from attnbench.report.cells import cells
 from attnbench.report.setup import heading
+from attnbench.results.cells import cells
+from attnbench.results.metrics import METRICS
 from attnbench.run import compile_caches, workers
 from attnbench.run.suite import load, resolve, settings
 from attnbench.run.workers import Fleet

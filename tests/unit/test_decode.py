@@ -12,10 +12,10 @@ import pytest
 from builders import case, ok
 from multiplied import multiply
 
-from attnbench import decode, store
 from attnbench.core.errors import UserError
 from attnbench.core.json import from_json, to_json
 from attnbench.core.record import Measurement, Record
+from attnbench.results import decode, run_file
 
 RESULTS = sorted((Path(__file__).parents[2] / "results").glob("*.jsonl"))
 DAMAGE = (ValueError, KeyError, TypeError, AttributeError)
@@ -51,7 +51,7 @@ def test_both_readers_agree_on_every_record(path: Path) -> None:
 @pytest.mark.parametrize("path", RESULTS, ids=lambda path: path.stem)
 def test_both_readers_agree_on_every_plan(path: Path) -> None:
     header = json.loads(path.read_bytes().partition(b"\n")[0])
-    run, _ = store.read(path)
+    run, _ = run_file.read(path)
     assert [to_json(job) for job in run.plan] == header["plan"]
     assert {**to_json(run), "plan": 0, "records": 0} == {
         **{k: v for k, v in header.items() if k not in ("type", "schema") and v != {}},
@@ -120,34 +120,34 @@ def test_a_file_of_schema_1_stays_one_when_it_is_resumed(tmp_path: Path) -> None
     content = RESULTS[0].read_bytes().splitlines(keepends=True)
     assert json.loads(content[0])["schema"] == 1
     path.write_bytes(b"".join(content[:3]))
-    before, _ = store.read(path)
-    file = store.RunFile.reopen(path)
+    before, _ = run_file.read(path)
+    file = run_file.RunFile.reopen(path)
     file.append(before.records[0])
     file.close()
     assert b'"runs"' not in path.read_bytes()
-    after, problems = store.read(path)
+    after, problems = run_file.read(path)
     assert (after.records, problems) == ((*before.records, before.records[0]), [])
     (tmp_path / "notes").write_text("hello\n")
     with pytest.raises(UserError, match="is not an attnbench run file"):
-        store.RunFile.reopen(tmp_path / "notes")
+        run_file.RunFile.reopen(tmp_path / "notes")
 
 
 def test_a_new_file_is_of_schema_2_and_half_as_long(tmp_path: Path) -> None:
     source = next(path for path in RESULTS if b'"schema":1' in path.read_bytes()[:100])
-    run, _ = store.read(source)
-    file = store.RunFile.create(tmp_path / "new.jsonl", run)
+    run, _ = run_file.read(source)
+    file = run_file.RunFile.create(tmp_path / "new.jsonl", run)
     for record in run.records:
         file.append(record)
     file.close()
-    assert store.read(file.path) == (run, [])
+    assert run_file.read(file.path) == (run, [])
     assert file.path.stat().st_size < 0.6 * source.stat().st_size
 
 
 def test_multiplied_runs_are_real_ones(tmp_path: Path) -> None:
     path = tmp_path / "many.jsonl"
     multiply(next(path for path in RESULTS if "default" in path.stem), path, 700, rounds=2)
-    run, problems = store.read(path)
+    run, problems = run_file.read(path)
     assert not problems
     assert len(run.records) == 700
     assert len({r.id for r in run.records}) == 700
-    assert store.missing(run) == [j for j, r in zip(run.plan, run.records, strict=True) if r.resumable]
+    assert run_file.missing(run) == [j for j, r in zip(run.plan, run.records, strict=True) if r.resumable]

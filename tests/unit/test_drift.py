@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from attnbench import store
 from attnbench.core.case import Case, Shape
 from attnbench.core.errors import UserError
 from attnbench.core.machine import Device, Environment
 from attnbench.core.policy import Policy
 from attnbench.core.record import Forecast, Job, Run
+from attnbench.results import run_file
 from attnbench.worker import reference
 
 torch = pytest.importorskip("torch")
@@ -59,11 +59,11 @@ def test_one_writer_at_a_time(tmp_path: Path) -> None:
     device = Device("cpu", 0, "cpu", 1, 1)
     plan = (Job(case, "eager", 0, Forecast(1.0, 1.0, 1)),)
     run = Run(Environment(device, "3", "linux", None, "cpu"), "s", Policy(), plan)
-    first = store.RunFile.create(tmp_path / "r.jsonl", run)
+    first = run_file.RunFile.create(tmp_path / "r.jsonl", run)
     with pytest.raises(UserError, match="being written by another"):
-        store.RunFile.reopen(tmp_path / "r.jsonl")
+        run_file.RunFile.reopen(tmp_path / "r.jsonl")
     first.close()
-    store.RunFile.reopen(tmp_path / "r.jsonl").close()
+    run_file.RunFile.reopen(tmp_path / "r.jsonl").close()
 
 
 def test_a_single_key_is_right() -> None:

@@ -11,8 +11,8 @@ import pytest
 from builders import case, decode, forwards, ok, run
 
 from attnbench.core.case import Shape
-from attnbench.metrics import METRICS
 from attnbench.report import export
+from attnbench.results.metrics import METRICS
 
 
 def test_json_is_valid_and_flat() -> None:

@@ -15,11 +15,11 @@ from typing import Any
 import pytest
 from builders import case, ended, ok, run
 
-from attnbench import derive
 from attnbench.core.errors import UserError
 from attnbench.core.record import Measurement, Run
 from attnbench.report import export, exports
-from attnbench.report.cells import cells
+from attnbench.results import derive
+from attnbench.results.cells import cells
 
 
 def small() -> Run:

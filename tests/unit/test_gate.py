@@ -15,7 +15,7 @@ from attnbench.gate.findings import name
 from attnbench.gate.gate import Judgement, Request, judge
 from attnbench.gate.margins import DEFAULT, Margins
 from attnbench.gate.readings import Side, readings, signed, text
-from attnbench.report.cells import cells
+from attnbench.results.cells import cells
 
 WOBBLE = (0.0, 0.001, -0.001, 0.0005, -0.0005)
 LENGTHS = (1024, 2048, 4096)

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from attnbench import batch, columns, derive, lines, store
-from attnbench.columns import ERRORS, PRESENT, REPORT, Columns
 from attnbench.core.errors import UserError
+from attnbench.results import batch, columns, derive, lines, run_file
+from attnbench.results.columns import ERRORS, PRESENT, REPORT, Columns
 
 RESULTS = sorted((Path(__file__).parents[2] / "results").glob("*.jsonl"))
 AHEAD = (*REPORT, ERRORS)
@@ -38,15 +38,15 @@ def every(found: Columns) -> dict[str, object]:
 def in_one(path: Path) -> dict[str, object]:
     with pytest.MonkeyPatch.context() as one:
         one.setattr(lines, "_processes", lambda size: 1)
-        run, problems = store.read(path, AHEAD)
+        run, problems = run_file.read(path, AHEAD)
         assert isinstance(run.records, Columns)
-        return {**every(run.records), "problems": problems, "records": [*run.records], "left": store.unfinished(run)}
+        return {**every(run.records), "problems": problems, "records": [*run.records], "left": run_file.unfinished(run)}
 
 
 def in_parts(path: Path) -> dict[str, object]:
-    run, problems = store.read(path, AHEAD)
+    run, problems = run_file.read(path, AHEAD)
     assert isinstance(run.records, Columns)
-    return {**every(run.records), "problems": problems, "records": [*run.records], "left": store.unfinished(run)}
+    return {**every(run.records), "problems": problems, "records": [*run.records], "left": run_file.unfinished(run)}
 
 
 @pytest.mark.parametrize("path", RESULTS, ids=lambda path: path.stem)
@@ -76,7 +76,7 @@ def damaged(tmp_path: Path) -> tuple[Path, list[int]]:
 def test_damage_is_said_by_its_line_wherever_it_is(damaged: tuple[Path, list[int]]) -> None:
     path, numbers = damaged
     assert in_parts(path) == in_one(path)
-    _, problems = store.read(path, AHEAD)
+    _, problems = run_file.read(path, AHEAD)
     assert [int(problem.removeprefix(f"{path}:").partition(":")[0]) for problem in problems] == numbers
 
 
@@ -87,10 +87,10 @@ def test_what_a_decoder_takes_for_lines_is_none_where_the_file_has_others(tmp_pa
     text[5:8] = [text[5] + glue + text[6], b"", text[7]]
     path = tmp_path / "joined.jsonl"
     path.write_bytes(b"\n".join(text))
-    run, problems = store.read(path, AHEAD)
+    run, problems = run_file.read(path, AHEAD)
     said = [problem.partition(" (")[0] for problem in problems]
     assert said == [f"{path}:{number}: damaged line left out" for number in (6, 7)]
-    whole = store.read(SOURCE, AHEAD)[0].records
+    whole = run_file.read(SOURCE, AHEAD)[0].records
     assert [*run.records] == [*whole[:4], *whole[6:]]
 
 
@@ -100,10 +100,10 @@ def test_a_record_in_two_lines_is_none(tmp_path: Path) -> None:
     text[5:9] = [text[5] + text[6], *text[7].replace(b'"case":', b'"case":\n', 1).split(b"\n"), text[8]]
     path = tmp_path / "two.jsonl"
     path.write_bytes(b"\n".join(text))
-    run, problems = store.read(path, AHEAD)
+    run, problems = run_file.read(path, AHEAD)
     said = [problem.partition(" (")[0] for problem in problems]
     assert said == [f"{path}:{number}: damaged line left out" for number in (6, 7, 8)]
-    whole = store.read(SOURCE, AHEAD)[0].records
+    whole = run_file.read(SOURCE, AHEAD)[0].records
     assert [*run.records] == [*whole[:4], *whole[7:]]
 
 
@@ -111,10 +111,10 @@ def test_a_record_in_two_lines_is_none(tmp_path: Path) -> None:
 def test_what_is_to_be_done_meanwhile_is_done_once(monkeypatch: pytest.MonkeyPatch, share: int) -> None:
     expected, done = in_one(SOURCE), []
     monkeypatch.setattr(lines, "MEANWHILE", share)
-    run, problems = store.read(SOURCE, AHEAD, lambda: done.append(os.getpid()))
+    run, problems = run_file.read(SOURCE, AHEAD, lambda: done.append(os.getpid()))
     assert done == []  # no other process reads
     monkeypatch.setattr(lines, "_processes", lambda size: 4)
-    run, problems = store.read(SOURCE, AHEAD, lambda: done.append(os.getpid()))
+    run, problems = run_file.read(SOURCE, AHEAD, lambda: done.append(os.getpid()))
     assert done == [os.getpid()]
     assert isinstance(run.records, Columns)
     assert every(run.records).items() <= expected.items()
@@ -130,9 +130,9 @@ def test_samples_that_are_none_are_said_by_their_line(tmp_path: Path) -> None:
     path.write_bytes(b"\n".join(text))
     said = rf"^{path}:{last + 1}: measurement 'time' cannot be read \(values: \"five\" is no number\); delete that line"
     with pytest.raises(UserError, match=said):
-        store.read(path, AHEAD)
+        run_file.read(path, AHEAD)
     assert not multiprocessing.active_children()
-    run, problems = store.read(path)  # no samples asked for
+    run, problems = run_file.read(path)  # no samples asked for
     assert problems == []
     with pytest.raises(UserError, match=said):
         [len(record.measurements["time"].values) for record in run.records if "time" in record.measurements]
@@ -144,10 +144,10 @@ def test_a_record_that_turns_out_damaged_is_said_by_its_line(tmp_path: Path, dam
     text[3] = text[3].replace(b'"max_error":', damage + b',"was":', 1)
     path = tmp_path / "accuracy.jsonl"
     path.write_bytes(b"\n".join(text))
-    records = store.read(path)[0].records
+    records = run_file.read(path)[0].records
     with pytest.raises(UserError, match=rf"^{path}:4: its record cannot be read \(accuracy: .*\); delete that line"):
         records[2]
-    run, problems = store.read(path, [ERRORS])
+    run, problems = run_file.read(path, [ERRORS])
     assert len(run.records) == len(records) - 1
     assert [problem.partition(" (")[0] for problem in problems] == [f"{path}:4: damaged line left out"]
     assert isinstance(run.records, Columns)
@@ -183,7 +183,7 @@ def test_what_is_not_ours_leaves_no_process_behind(tmp_path: Path) -> None:
     path = tmp_path / "data.csv"
     path.write_bytes(b"a,b,c\n" * 10_000)
     with pytest.raises(UserError, match="is not an attnbench run file"):
-        store.read(path)
+        run_file.read(path)
     assert not multiprocessing.active_children()
 
 

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 from builders import CPU, H200, environment
 
-from attnbench import store
 from attnbench.core.errors import UserError
 from attnbench.core.json import from_json, to_json
 from attnbench.core.machine import Device
 from attnbench.core.record import Job, Record
+from attnbench.results import run_file
 from attnbench.run import device_probe, run_suite, workers
 from attnbench.run.process import WorkerProcess
 from attnbench.run.run_suite import Request
@@ -142,7 +142,7 @@ def test_no_worker_opens_the_device_before_its_free_memory_has_been_read() -> No
 
 def test_plan_and_workers_know_the_rates_in_the_end() -> None:
     measured()
-    planned, _ = store.read(Path("run.jsonl"))
+    planned, _ = run_file.read(Path("run.jsonl"))
     assert planned.environment.device == replace(H200, **RATES)
     assert Played.devices["eager", "survey"].copy is None
     assert Played.devices["eager", "run"] == planned.environment.device

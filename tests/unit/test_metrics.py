@@ -10,12 +10,12 @@ from dataclasses import replace
 import pytest
 from builders import CPU, H200, case, ended, environment, measurements, ok, run
 
-from attnbench import derive, metrics
 from attnbench.core.case import Case, Shape
 from attnbench.core.record import Accuracy, Measurement, Record, TensorError
-from attnbench.derive import Context
-from attnbench.metrics import METRICS
-from attnbench.report.cells import cells
+from attnbench.results import derive, metrics
+from attnbench.results.cells import cells
+from attnbench.results.derive import Context
+from attnbench.results.metrics import METRICS
 
 # 4 * 2 * 1024 * 1024 * 64 = 536,870,912 FLOPs; 4 tensors of 1024 * 2 * 64 * 2 bytes = 1,048,576 bytes
 SMALL = Case(Shape(1, 1024, 1024, 2, 2, 64, 64), "bf16", "fwd")

@@ -15,8 +15,8 @@ from rich.console import Console
 from attnbench.core.errors import UserError
 from attnbench.core.record import Accuracy, Record, Run, TensorError
 from attnbench.report import export, markdown, points, terminal
-from attnbench.report.cells import cells
 from attnbench.report.contents import contents
+from attnbench.results.cells import cells
 
 
 @pytest.fixture(autouse=True)

@@ -15,11 +15,11 @@ import builders
 import pytest
 from builders import case, ended, measurements, ok, run
 
-from attnbench import metrics, store
 from attnbench.core.errors import UserError
 from attnbench.core.record import Run
 from attnbench.report import draw, figures, html, look, points
-from attnbench.report.cells import cells
+from attnbench.results import metrics, run_file
+from attnbench.results.cells import cells
 
 ASSETS = Path(html.__file__).parent / "assets"
 CHECKSUMS = {
@@ -329,7 +329,7 @@ def test_a_file_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
 def test_the_command_writes_it_without_anything_heavy(tmp_path: Path) -> None:
     file = tmp_path / "run.jsonl"
     whole = small()
-    stored = store.RunFile.create(file, whole)
+    stored = run_file.RunFile.create(file, whole)
     for record in whole.records:
         stored.append(record)
     stored.close()

@@ -13,9 +13,10 @@ from rich.console import Console
 from attnbench.commands.run import _epilogue
 from attnbench.core.errors import EXIT_INTERRUPTED
 from attnbench.core.record import Forecast, Measurement, Record
-from attnbench.report import cautions, facts, notes, words
-from attnbench.report.cells import cells
+from attnbench.report import cautions, facts, notes
 from attnbench.report.forecast import forecast_line
+from attnbench.results import case_names
+from attnbench.results.cells import cells
 from attnbench.run.run_suite import Outcome
 
 
@@ -60,8 +61,8 @@ def test_on_a_cpu_nobody_is_sent_to_options_of_a_gpu() -> None:
 
 def test_durations_in_reasons_merge() -> None:
     reasons = ["forecast 12s, beyond 1m00s", "forecast 3m05s, beyond 1m00s", "forecast 0.4s, beyond 1m00s"]
-    assert len({words.template(r) for r in reasons}) == 1
-    assert words.merged(reasons) == "forecast 0.4s to 3m05s, beyond 1m00s"
+    assert len({case_names.template(r) for r in reasons}) == 1
+    assert case_names.merged(reasons) == "forecast 0.4s to 3m05s, beyond 1m00s"
 
 
 def warned(*records: Record, **changes: Any) -> str:
@@ -272,9 +273,9 @@ def test_forecast_line() -> None:
 
 def test_lengths_are_compressed() -> None:
     known = [1024, 2048, 3000, 4096, 8192, 65536]
-    assert words.span([1024, 2048], known) == "1k, 2k"
-    assert words.span([1024, 2048, 3000, 8192], known) == "1k-3000, 8k"
-    assert words.span([65536], known) == "64k"
+    assert case_names.span([1024, 2048], known) == "1k, 2k"
+    assert case_names.span([1024, 2048, 3000, 8192], known) == "1k-3000, 8k"
+    assert case_names.span([65536], known) == "64k"
 
 
 def test_what_is_left_of_an_interrupted_run_does_not_count_what_it_would_skip() -> None:

@@ -21,19 +21,19 @@ from multiplied import multiply
 from rich.console import Console
 
 import attnbench
-from attnbench import apart, batch, derive, store
-from attnbench.columns import COMPARE, ERRORS, REPORT
 from attnbench.compare import compare as comparing
 from attnbench.core import stats
 from attnbench.core.errors import UserError
 from attnbench.core.record import Run
 from attnbench.gate.gate import Request, judge
 from attnbench.gate.margins import DEFAULT
-from attnbench.metrics import METRICS, value
 from attnbench.report import export, html, markdown, tables, terminal
-from attnbench.report.cells import cells
 from attnbench.report.compare import terminal as comparison
 from attnbench.report.contents import contents
+from attnbench.results import apart, batch, derive, run_file
+from attnbench.results.cells import cells
+from attnbench.results.columns import COMPARE, ERRORS, REPORT
+from attnbench.results.metrics import METRICS, value
 
 RESULTS = sorted((Path(__file__).parents[2] / "results").glob("*.jsonl"))
 SIZES = (500, 2000)
@@ -88,7 +88,7 @@ def test_work_grows_with_the_records_and_no_faster(folder: Path, report: str, mo
     monkeypatch.setattr(batch, "FEW", 0)
 
     def work(records: int) -> int:
-        return lines_run(lambda: REPORTS[report](store.read(folder / f"many-{records}.jsonl")[0]))
+        return lines_run(lambda: REPORTS[report](run_file.read(folder / f"many-{records}.jsonl")[0]))
 
     work(SIZES[1])  # what is kept of cases is no matter of size
     assert work(SIZES[1]) < 1.1 * SIZES[1] / SIZES[0] * work(SIZES[0])
@@ -97,9 +97,9 @@ def test_work_grows_with_the_records_and_no_faster(folder: Path, report: str, mo
 # Lines of attnbench's Python that a command may execute for each record, the rest being in libraries. Before
 # records were read by column these were 372, 227 and 633.
 COMMANDS: dict[str, tuple[int, Callable[[Path, Path], object]]] = {
-    "gate": (80, lambda a, b: judge(*(store.read(p, batch.ahead_of(DEFAULT))[0] for p in (a, b)), Request(DEFAULT))),
-    "compare": (118, lambda a, b: compared([a, b], [store.read(p, COMPARE)[0] for p in (a, b)])),
-    "report": (305, lambda a, b: [table(store.read(p, REPORT)[0]) for p in (a, b)]),
+    "gate": (80, lambda a, b: judge(*(run_file.read(p, batch.ahead_of(DEFAULT))[0] for p in (a, b)), Request(DEFAULT))),
+    "compare": (118, lambda a, b: compared([a, b], [run_file.read(p, COMPARE)[0] for p in (a, b)])),
+    "report": (305, lambda a, b: [table(run_file.read(p, REPORT)[0]) for p in (a, b)]),
 }
 
 
@@ -131,7 +131,7 @@ def test_reading_costs_less_than_parsing_as_the_standard_library_does(folder: Pa
             times.append(time.process_time() - start)
         return min(times)
 
-    assert spent(lambda: store.read(path)) < spent(lambda: [json.loads(line) for line in content])
+    assert spent(lambda: run_file.read(path)) < spent(lambda: [json.loads(line) for line in content])
 
 
 def figures(of: Run, names: Sequence[str]) -> list[tuple[object, ...]]:
@@ -153,10 +153,10 @@ def test_many_at_once_have_the_figures_of_one_by_one(
     path: Path, names: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """To the last bit: of Records one by one, and of a file by column, whatever is read ahead."""
-    run, _ = store.read(path)
+    run, _ = run_file.read(path)
     one_by_one = figures(replace(run, records=tuple(run.records)), NAMES)
     monkeypatch.setattr(batch, "FEW", 0)
-    assert figures(store.read(path, names)[0], NAMES) == one_by_one
+    assert figures(run_file.read(path, names)[0], NAMES) == one_by_one
 
 
 def test_odd_records_have_the_same_figures_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -185,16 +185,16 @@ def test_odd_records_have_the_same_figures_at_once(tmp_path: Path, monkeypatch: 
             records.append(replace(ok(which, backend, 1.0, round=i, timer=timer, limits=limits), measurements=taken))
     of_one = run(records)
     path = tmp_path / "odd.jsonl"
-    path.write_bytes(store.encoded(of_one))
+    path.write_bytes(run_file.encoded(of_one))
     one_by_one = figures(of_one, NAMES)
     monkeypatch.setattr(batch, "FEW", 0)
     assert figures(run(map(replace, records)), NAMES) == one_by_one
     for ahead in ((), REPORT, batch.ahead_of(NAMES)):
-        assert figures(store.read(path, ahead)[0], NAMES) == one_by_one
+        assert figures(run_file.read(path, ahead)[0], NAMES) == one_by_one
 
 
 def test_what_derives_from_the_latency_alone_is_that_of_whole_records() -> None:
-    of_one, _ = store.read(SOURCE)
+    of_one, _ = run_file.read(SOURCE)
     odd = ok(case(), "triton", 1.0)
     endless = replace(odd, measurements=measurements(time=[1.0, math.inf]), round=1)
     for cell in cells([of_one, run([odd, endless])]):
@@ -205,7 +205,7 @@ def test_what_derives_from_the_latency_alone_is_that_of_whole_records() -> None:
 
 
 def test_tables_end_where_nobody_would_read_on(folder: Path) -> None:
-    run, _ = store.read(folder / "many-2000.jsonl")
+    run, _ = run_file.read(folder / "many-2000.jsonl")
     short, long = (markdown.render(contents([run], lines=lines)) for lines in (100, math.inf))
     assert "more tables not shown: attnbench report --all" in short
     assert "not shown" not in long
@@ -227,7 +227,7 @@ def begun(monkeypatch: pytest.MonkeyPatch) -> list[object]:
 
 
 def test_two_processes_make_the_contents_that_one_makes(monkeypatch: pytest.MonkeyPatch, begun: list[object]) -> None:
-    runs = [store.read(path)[0] for path in RESULTS if "default" in path.stem or "fp8" in path.stem]
+    runs = [run_file.read(path)[0] for path in RESULTS if "default" in path.stem or "fp8" in path.stem]
     here = contents(runs, metrics=("tflops", "latency"))
     assert not begun
     monkeypatch.setattr("attnbench.report.contents.MANY", 1)
@@ -243,7 +243,7 @@ def test_two_processes_make_the_contents_that_one_makes(monkeypatch: pytest.Monk
 def test_three_processes_write_the_rows_that_one_writes(
     write: Callable[[Sequence[Run]], str], monkeypatch: pytest.MonkeyPatch, begun: list[object], folder: Path
 ) -> None:
-    runs = [store.read(folder / f"many-{SIZES[0]}.jsonl")[0]]
+    runs = [run_file.read(folder / f"many-{SIZES[0]}.jsonl")[0]]
     here = write(runs)
     assert not begun
     monkeypatch.setattr(export, "LEAST", 20)
@@ -253,7 +253,7 @@ def test_three_processes_write_the_rows_that_one_writes(
 
 
 def test_a_page_of_too_many_cells_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run, _ = store.read(folder / "many-2000.jsonl")
+    run, _ = run_file.read(folder / "many-2000.jsonl")
     monkeypatch.setattr(html, "MOST", 100)
     with pytest.raises(UserError, match=r"^--html: a page of \d+ cells would be too slow to use \(100 at most\)"):
         html.page([run], [folder])

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from attnbench.compare.compare import Comparison, Group
 from attnbench.compare.ratios import SAMPLES, Ratio
-from attnbench.metrics import digits
-from attnbench.report import words
+from attnbench.results import case_names
+from attnbench.results.metrics import digits
 
 ONE_ROUND = 0.02  # two rounds of one H200 lie as far apart in the worst cell, and samples do not show it: docs/gate.md
 
@@ -50,7 +50,7 @@ def _lead(ranked: Sequence[tuple[Ratio, str]], home: str) -> str:
     if len(level) == len(everyone):
         return "None of the machines was shown to be faster than another"
     if len(level) > 1:
-        named = " and ".join(level) if len(level) < 4 else words.some(level)
+        named = " and ".join(level) if len(level) < 4 else case_names.some(level)
         return f"Fastest are {named}, not shown to differ,"
     return f"Fastest is {level[0]}"
 
@@ -63,7 +63,9 @@ def _level(first: Ratio, other: Ratio) -> bool:
 
 
 def _over(group: Group) -> str:
-    return f"over {words.count(len(group.cases), 'case')}, with the fastest backends of each machine (geometric mean)"
+    return (
+        f"over {case_names.count(len(group.cases), 'case')}, with the fastest backends of each machine (geometric mean)"
+    )
 
 
 def _same(c: Comparison) -> list[str]:
@@ -119,7 +121,7 @@ def _watt(c: Comparison) -> str:
 def times(ratio: Ratio | None) -> str:
     """1.42x (1.40 to 1.44)."""
     if ratio is None:
-        return words.NOTHING
+        return case_names.NOTHING
     if ratio.low is None or ratio.high is None:
         return f"{number(ratio.value)}x"
     return f"{number(ratio.value)}x ({number(ratio.low)} to {number(ratio.high)})"

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from attnbench import metrics
 from attnbench.compare.compare import Comparison
 from attnbench.compare.longest import Fit
 from attnbench.compare.machines import Machine
 from attnbench.compare.ratios import ROUNDS, SAMPLES, Ratio
 from attnbench.core.case import Case
 from attnbench.core.sizes import short
-from attnbench.metrics import digits
-from attnbench.report import words
 from attnbench.report.compare.answer import ONE_ROUND, number, times
 from attnbench.report.compare.blocks import Block, Figure, by_machine
+from attnbench.results import case_names, metrics
+from attnbench.results.metrics import digits
 
-NOTHING = words.NOTHING
+NOTHING = case_names.NOTHING
 MOST = 500  # cases, after which a reader is better served otherwise
 MORE = "What to doubt in the figures of one run: attnbench report FILE. What the figures are: docs/compare.md."
 
@@ -43,8 +42,8 @@ def _description(machine: Machine) -> str:
         f"{device.threads} threads" if device.threads else "",
         f"torch {here.torch}" if here.torch else "",
         f"driver {here.driver}" if here.driver else "",
-        words.count(len(machine.logs), "cell"),
-        words.count(rounds, "round"),
+        case_names.count(len(machine.logs), "cell"),
+        case_names.count(rounds, "round"),
         ", ".join(file.path.name for file in machine.files),
     ]
     return ", ".join(filter(None, parts))
@@ -71,14 +70,14 @@ def _machines(c: Comparison) -> Block:
             row += [str(price) if price else NOTHING, digits(amount) if amount else NOTHING]
             row += [f"{number(amount / base)}x" if amount and base else NOTHING]
         rows.append(tuple(row))
-    cases = words.count(len(c.cases), "case")
+    cases = case_names.count(len(c.cases), "case")
     note = "Each machine runs each case with its fastest backend. "
     if c.workload:
         note += f"Speed and TFLOP/s: of the workload {c.workload.workload.name!r}; the rest: "
     note += f"{'g' if c.workload else 'G'}eometric means over {cases}. FLOPs: exact."
     note += " Of peak: the datasheet's." if peaks else ""
     if c.power:
-        note += f" W, TFLOP/s/W: without pauses, by the energy counter, over {words.count(c.power.cases, 'case')}."
+        note += f" W, TFLOP/s/W: without pauses, by the energy counter, over {case_names.count(c.power.cases, 'case')}."
     return Block("machines", "Machines", note, tuple(headings), tuple(rows))
 
 
@@ -94,7 +93,9 @@ def _workload(c: Comparison) -> Block:
     of = f"time on {c.reference.label}" if c.workload.workload.weights == "time" else "FLOPs"
     left = sum(part.left_out for part in c.workload.parts)
     note = f"Weights are shares of {of}. A part is one call of each of its cases, its ratio that of the total times; "
-    note += "so is the whole's." + (f" {words.count(left, 'case')} not measured on all are left out." if left else "")
+    note += "so is the whole's." + (
+        f" {case_names.count(left, 'case')} not measured on all are left out." if left else ""
+    )
     block = Block("workload", f"Workload {c.workload.workload.name}", note, ("part", "weight", "cases"), tuple(rows))
     on = Figure(backends, {i: f"on {m.label}" for i, m in enumerate(c.machines)}, "backends", text=True)
     return by_machine(block, _labels(c), [_speeds(c, [*(part.ratios for part in parts), c.workload.ratios])], [on])
@@ -115,7 +116,7 @@ def _cases(c: Comparison, every: bool) -> Block:
     shown = c.cases[: None if every else MOST]
     names = _names([("", case) for case in c.cases])[: len(shown)]
     left = len(c.cases) - len(shown)
-    note = f"{words.count(left, 'more case')} not shown: attnbench compare --all shows every one." if left else ""
+    note = f"{case_names.count(left, 'more case')} not shown: attnbench compare --all shows every one." if left else ""
     block = Block("cases", "The fastest backend of each case", note, ("case",), tuple((name,) for name in names))
     machines = range(len(c.machines))
     bests = Figure([{i: c.bests[i][case] for i in machines} for case in shown], _headed(c, "{}"), "backend", text=True)
@@ -136,10 +137,12 @@ def _cells(c: Comparison) -> Block:
 def _names(cells: Sequence[tuple[str, Case]]) -> list[str]:
     """With the dtype where there are several; with batch and heads where a name alone is that of several cells."""
     several = len({case.dtype for _, case in cells}) > 1
-    names = [words.case(backend, case, several).strip() for backend, case in cells]
+    names = [case_names.case(backend, case, several).strip() for backend, case in cells]
     if len({*names}) == len(names):
         return names
-    return [f"{name} b{case.shape.batch} h{words.heads(case)}" for name, (_, case) in zip(names, cells, strict=True)]
+    return [
+        f"{name} b{case.shape.batch} h{case_names.heads(case)}" for name, (_, case) in zip(names, cells, strict=True)
+    ]
 
 
 _COUNT = "They count nowhere above but where one of them is the fastest of its machine."
@@ -153,7 +156,9 @@ def _lacks(c: Comparison) -> Block:
     lacking = {
         label: sum(int(row[1]) for row in rows if row[0] == label) for label in dict.fromkeys(r[0] for r in rows)
     }
-    note = "; ".join(f"{label} lacks {words.count(n, 'cell')} that another machine has" for label, n in lacking.items())
+    note = "; ".join(
+        f"{label} lacks {case_names.count(n, 'cell')} that another machine has" for label, n in lacking.items()
+    )
     headings = ("machine", "cells", "why", "backend", "where", "reason")
     return Block("missing", "Missing", f"{note}. {_COUNT}", headings, tuple(rows), (0, 2, 3, 4, 5))
 
@@ -162,7 +167,7 @@ def _longest(c: Comparison) -> Block:
     limited = [line for line in c.longest if line.limited]
     free = len(c.longest) - len(limited)
     note = "The longest that was measured, of any mask; in brackets the next, which memory refused. "
-    note += f"{words.count(free, 'other')} fitted all that was tried." if free else ""
+    note += f"{case_names.count(free, 'other')} fitted all that was tried." if free else ""
     rows = tuple((line.name, line.backend) for line in limited)
     block = Block("longest", "The longest sequence that fits", note.strip(), ("cases of", "backend"), rows, (0, 1))
     fits = [dict(enumerate(map(_fit, line.fits))) for line in limited]
@@ -193,7 +198,7 @@ def _units(c: Comparison) -> Block:
 def warnings(c: Comparison) -> list[str]:
     """What to doubt, the intervals first."""
     found = [_intervals(c), *(c.workload.notes if c.workload else ()), *c.warnings, _unpowered(c)]
-    return [words.one_line(line) for line in found if line]
+    return [case_names.one_line(line) for line in found if line]
 
 
 def _intervals(c: Comparison) -> str:

@@ -11,7 +11,7 @@ from pathlib import Path
 from attnbench.core.errors import UserError
 from attnbench.gate.gate import Judgement
 from attnbench.report.gate import markdown, rows
-from attnbench.report.words import count
+from attnbench.results.case_names import count
 
 LIMIT = 10
 

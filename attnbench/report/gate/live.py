@@ -11,8 +11,8 @@ from rich.text import Text
 
 from attnbench.core.record import Job, Record, Run
 from attnbench.core.sizes import duration
-from attnbench.report import words
 from attnbench.report.live import Line
+from attnbench.results import case_names
 
 
 class Live(Line):
@@ -31,7 +31,7 @@ class Live(Line):
         facts = ", ".join(filter(None, [a.environment.device.name, *_torches(a, b)]))
         self._print(Text().append("attnbench ab  ", style="bold").append(facts))
         self._several_dtypes = len({job.case.dtype for job in a.plan}) > 1
-        self._print(Text(f"suite {a.suite}: {words.count(cells, 'cell')} in turns A B, B A, B A, A B, ..."))
+        self._print(Text(f"suite {a.suite}: {case_names.count(cells, 'cell')} in turns A B, B A, B A, A B, ..."))
         for note in notes:
             self._print(Text(note, style="yellow"))
         self._print(Text(f"writing {', '.join(map(str, paths))}", style="dim"))
@@ -42,7 +42,7 @@ class Live(Line):
         if self._live:
             self._live.update(self)
         else:
-            line = f"{self._turn}: {words.count(jobs, 'job')}, {open_cells} open, {duration(max(0.0, left))} left"
+            line = f"{self._turn}: {case_names.count(jobs, 'job')}, {open_cells} open, {duration(max(0.0, left))} left"
             self._print(Text(line))
 
     def started(self, job: Job) -> None:
@@ -52,8 +52,8 @@ class Live(Line):
         self._done += 1
         self._running = None
         if record.status in ("wrong", "wrong-kernel", "failed", "timeout", "oom"):
-            said = f"{self._turn}: {self._name(job)} {words.ENDINGS[record.status]}"
-            self._print(Text(words.one_line(f"{said}: {record.reason}"), style="red"))
+            said = f"{self._turn}: {self._name(job)} {case_names.ENDINGS[record.status]}"
+            self._print(Text(case_names.one_line(f"{said}: {record.reason}"), style="red"))
 
     def looked(self, pairs: int, settled: int, open_cells: int) -> None:
         self._settled += settled
@@ -72,7 +72,7 @@ class Live(Line):
         return line
 
     def _name(self, job: Job) -> str:
-        return words.case(job.backend, job.case, self._several_dtypes)
+        return case_names.case(job.backend, job.case, self._several_dtypes)
 
 
 def _torches(a: Run, b: Run) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from attnbench.gate.gate import Judgement
 from attnbench.report.gate import rows
 from attnbench.report.markdown import row, safe
-from attnbench.report.words import one_line
+from attnbench.results.case_names import one_line
 
 LISTED = 100  # rows; a comment on GitHub holds 65,536 characters
 SIGNS = {0: "✅", 1: "❌", 3: "❔", 4: "⛔"}

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from attnbench.gate.findings import VERDICTS, Finding, Kind
 from attnbench.gate.gate import Judgement
 from attnbench.gate.readings import signed, text
-from attnbench.metrics import percent
 from attnbench.report.tables import HELD_DOWN
-from attnbench.report.words import count
+from attnbench.results.case_names import count
+from attnbench.results.metrics import percent
 
 WORDS = {0: "PASS", 1: "FAIL", 3: "INCONCLUSIVE", 4: "NOT COMPARABLE"}
 HEADINGS = ("verdict", "metric", "cell", "baseline", "current", "change", "interval", "margin", "rounds", "")

@@ -13,14 +13,14 @@ from functools import cached_property
 from itertools import chain
 from typing import TYPE_CHECKING
 
-from attnbench import batch, columns, derive, metrics
 from attnbench.core import stats
 from attnbench.core.case import Case
 from attnbench.core.flops import Convention
 from attnbench.core.record import Run
+from attnbench.results import batch, columns, derive, metrics
 
 if TYPE_CHECKING:
-    from attnbench.report.cells import Cell
+    from attnbench.results.cells import Cell
 
 CLOCK_HELD = 0.985  # of the best clock; the rest is the gauge's and the boost's own play
 Values = Mapping[int, float | None] | Sequence[float | None]  # by a cell's place

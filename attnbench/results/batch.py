@@ -11,14 +11,14 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import TYPE_CHECKING
 
-from attnbench import derive, metrics
-from attnbench.columns import ERRORS, SPEED, Columns, Fields
 from attnbench.core import stats
 from attnbench.core.policy import SHORT
 from attnbench.core.record import Record
+from attnbench.results import derive, metrics
+from attnbench.results.columns import ERRORS, SPEED, Columns, Fields
 
 if TYPE_CHECKING:
-    from attnbench.arrays import Floats, Ints
+    from attnbench.results.arrays import Floats, Ints
 
 Formula = Callable[["Floats", "Floats"], "Floats"]  # of rows of samples, and the same rows sorted
 FEW = 2000  # records, under which it is not worth the import of numpy

@@ -8,14 +8,13 @@ from dataclasses import dataclass, field, replace
 from operator import attrgetter, itemgetter
 from typing import Literal
 
-from attnbench import batch, derive
-from attnbench.columns import Columns
 from attnbench.core import stats
 from attnbench.core.case import Case
 from attnbench.core.flops import Convention
 from attnbench.core.record import STATUSES, Record, Run, Status
-from attnbench.report import words
-from attnbench.report.sheet import Sheet
+from attnbench.results import batch, case_names, derive
+from attnbench.results.columns import Columns
+from attnbench.results.sheet import Sheet
 
 # A wrong result or kernel outweighs a measured one; then what happened weighs more than what was not tried.
 _WEIGHT: Mapping[Status, int] = {
@@ -173,9 +172,9 @@ def _sheets(cells: Iterable[Cell]) -> list[Sheet]:
 
 def _filled(sheets: Sequence[Sheet]) -> list[Cell]:
     """The cells of all, in the order of a report; each sheet gets its own."""
-    ranks = {number: words.case_rank(case) for sheet in sheets for number, case in sheet.cases.items()}
+    ranks = {number: case_names.case_rank(case) for sheet in sheets for number, case in sheet.cases.items()}
     order = {rank: i for i, rank in enumerate(sorted({*ranks.values()}))}
-    names = sorted({name for sheet in sheets for name in sheet.columns.backends}, key=words.backend_rank)
+    names = sorted({name for sheet in sheets for name in sheet.columns.backends}, key=case_names.backend_rank)
     backends = {name: i for i, name in enumerate(names)}
     ranked = [
         (order[ranks[number]] * len(names) + backends[backend], sheet, number, backend, rows)

@@ -21,11 +21,11 @@ from typing import Any, Literal
 import msgspec
 from msgspec.structs import astuple
 
-from attnbench import batch, columns, decode, derive, metrics
-from attnbench.columns import ERRORS, PRESENT, Fields, Samples
 from attnbench.core.errors import UserError
 from attnbench.core.json import to_json
 from attnbench.core.record import Record, Status
+from attnbench.results import batch, columns, decode, derive, metrics
+from attnbench.results.columns import ERRORS, PRESENT, Fields, Samples
 
 Chunk = Sequence[int]  # lines: where each begins, and where that behind the last one would
 CHUNK = 100  # lines taken at once: what they hold fits into a core's cache
@@ -156,7 +156,7 @@ class Lines:
             return
         import numpy as np  # noqa: F401  (before the processes begin, which need it too)
 
-        from attnbench.apart import apart
+        from attnbench.results.apart import apart
 
         with apart(partial(self._part, ahead, reduced), cuts) as parts:
             if meanwhile:
@@ -207,7 +207,7 @@ def _processes(size: int) -> int:
     """How many read so many bytes."""
     if size < 2 * LEAST:
         return 1
-    from attnbench.apart import processes
+    from attnbench.results.apart import processes
 
     return min(processes(), size // LEAST, MOST)
 

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Literal
 
-from attnbench import derive
 from attnbench.core.record import Record
+from attnbench.results import derive
 
 
 @dataclass(frozen=True)

@@ -21,12 +21,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any
 
-from attnbench import columns, decode
-from attnbench.columns import Columns
 from attnbench.core.errors import UserError
 from attnbench.core.json import from_json, to_json
 from attnbench.core.record import Job, Record, Run
-from attnbench.lines import Lines
+from attnbench.results import columns, decode
+from attnbench.results.columns import Columns
+from attnbench.results.lines import Lines
 
 SCHEMA = 2
 _FIRST = b'{"type":"run",'  # what each begins with

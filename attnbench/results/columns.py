@@ -14,15 +14,15 @@ from operator import attrgetter, iconcat
 from struct import pack
 from typing import TYPE_CHECKING, Any
 
-from attnbench import decode, derive
 from attnbench.core.case import Case
 from attnbench.core.errors import UserError
 from attnbench.core.record import Record, Status
-from attnbench.made import Made
+from attnbench.results import decode, derive
+from attnbench.results.made import Made
 
 if TYPE_CHECKING:
-    from attnbench.arrays import Floats
-    from attnbench.lines import Lines, Part
+    from attnbench.results.arrays import Floats
+    from attnbench.results.lines import Lines, Part
 
 PRESENT = (*derive.TURNS, "sustained_power")  # measurements of which it is kept who has them
 ERRORS = "accuracy"  # no measurement, but may be read ahead with them

@@ -13,7 +13,7 @@ from attnbench.core.record import Status
 from attnbench.core.sizes import short
 
 if TYPE_CHECKING:
-    from attnbench.report.cells import Cell
+    from attnbench.results.cells import Cell
 
 BACKEND_ORDER = (
     *("eager", "sdpa-math", "sdpa-efficient", "sdpa-flash", "sdpa-cudnn", "sdpa-fa3", "sdpa-fa4", "triton"),

@@ -21,7 +21,7 @@ from attnbench.core.case import Case
 from attnbench.core.errors import UserError
 from attnbench.core.json import from_json
 from attnbench.core.record import Accuracy, Forecast, Job, Measurement, Record, Status
-from attnbench.made import Made
+from attnbench.results.made import Made
 
 Line = bytes | memoryview
 DAMAGE = (ValueError, KeyError, TypeError, AttributeError)  # what reading raises of what is no value of ours

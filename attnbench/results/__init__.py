@@ -1,0 +1,1 @@
+"""Run files, and what is derived of them: records, metrics, cells."""
