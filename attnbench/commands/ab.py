@@ -87,9 +87,9 @@ def ab(
     attnbench ab --a sdpa-flash --b triton --causal --pass fwd --time-limit 5m
     """
     axes = options.axes(locals())
-    from attnbench.ab import measure
+    from attnbench.analysis.ab import measure
     from attnbench.core.sizes import parse_duration
-    from attnbench.report.gate.live import Live
+    from attnbench.report.progress.ab_progress import Live
     from attnbench.run.suite import settings
 
     judged_by = request_of(metric, expect, margin, margins, inconclusive, missing)

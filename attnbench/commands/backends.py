@@ -54,9 +54,9 @@ def _here(pythons: Sequence[str]) -> None:
     """On the device of this machine."""
     from rich.console import Console
 
+    from attnbench.analysis.backends import available as shown
     from attnbench.backends import BACKENDS, available
     from attnbench.backends import load as instance
-    from attnbench.report import backends as shown
     from attnbench.report.live import Line
     from attnbench.run.device_probe import Looker
     from attnbench.run.select import interpreters
@@ -92,7 +92,7 @@ def _matrix(gpus: Sequence[str], device: str | None, format: str, into: Path | N
     """On GPUs that need not be here."""
     from rich.console import Console
 
-    from attnbench.report import matrix as shown
+    from attnbench.analysis.backends import support_matrix as shown
     from attnbench.run import support as pure
 
     one_of("--format", format, shown.FORMATS)

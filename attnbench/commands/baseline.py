@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from attnbench.baseline import FOLDER, MAIN
+from attnbench.analysis.baseline import FOLDER, MAIN
 from attnbench.commands.shared import read
 
 app = typer.Typer(
@@ -33,8 +33,8 @@ def save(
     attnbench run --suite ci --rounds 5 --out main.jsonl && attnbench baseline save main.jsonl
     attnbench baseline save v2.jsonl --name v2
     """
-    from attnbench.baseline import files
-    from attnbench.report import baseline as report
+    from attnbench.analysis.baseline import files
+    from attnbench.analysis.baseline import write as report
 
     whole = read(run)
     for line in report.doubts(whole, run):
@@ -48,8 +48,8 @@ def list_(folder: Folder = FOLDER) -> None:
     """List the baselines: GPU, suite, when and with what they were measured."""
     from rich.console import Console
 
-    from attnbench.baseline import files
-    from attnbench.report import baseline as report
+    from attnbench.analysis.baseline import files
+    from attnbench.analysis.baseline import write as report
 
     report.render_list(Console(highlight=False), files.found(folder), folder)
 
@@ -65,8 +65,8 @@ def show(
     """
     from rich.console import Console
 
-    from attnbench.baseline import files
-    from attnbench.report import baseline as report
+    from attnbench.analysis.baseline import files
+    from attnbench.analysis.baseline import write as report
 
     console = Console(highlight=False)
     for one in files.named(name, folder):

@@ -11,9 +11,9 @@ import typer
 from attnbench.commands.shared import collect_no_garbage, ends_with_its_reader, one_of, put, read
 
 if TYPE_CHECKING:
-    from attnbench.compare.compare import Comparison
+    from attnbench.analysis.compare.compare import Comparison
 
-THEN = ("scipy.special", "attnbench.compare.compare", "attnbench.report.compare.terminal")
+THEN = ("scipy.special", "attnbench.analysis.compare.compare", "attnbench.analysis.compare.write_terminal")
 FORMATS = ("table", "md", "csv", "html", "json")
 
 what = partial(typer.Option, rich_help_panel="What to compare")
@@ -61,8 +61,8 @@ def compare(
     ends_with_its_reader()
     runs = [read(path, COMPARE, THEN) for path in results]
 
-    from attnbench.compare.compare import Request
-    from attnbench.compare.compare import compare as compared
+    from attnbench.analysis.compare.compare import Request
+    from attnbench.analysis.compare.compare import compare as compared
 
     request = Request(to, tuple(name or ()), tuple(price or ()), workload)
     _write(compared(results, runs, request), format, out, every)
@@ -72,9 +72,9 @@ def _write(comparison: Comparison, format: str, out: Path | None, every: bool) -
     if format == "table" and not out:
         from rich.console import Console
 
-        from attnbench.report.compare import terminal
+        from attnbench.analysis.compare import write_terminal
 
-        terminal.render(Console(highlight=False), comparison, every)
+        write_terminal.render(Console(highlight=False), comparison, every)
         return
     put(_text(comparison, format, every), out)
     if out:
@@ -82,10 +82,10 @@ def _write(comparison: Comparison, format: str, out: Path | None, every: bool) -
 
 
 def _text(comparison: Comparison, format: str, every: bool) -> str:
-    from attnbench.report.compare import export, html, markdown, terminal
+    from attnbench.analysis.compare import write_export, write_html, write_markdown, write_terminal
 
     if format in ("csv", "json"):
-        return export.csv_text(comparison) if format == "csv" else export.json_text(comparison)
+        return write_export.csv_text(comparison) if format == "csv" else write_export.json_text(comparison)
     if format == "html":
-        return html.page(comparison)
-    return markdown.render(comparison, every) if format == "md" else terminal.text(comparison, every)
+        return write_html.page(comparison)
+    return write_markdown.render(comparison, every) if format == "md" else write_terminal.text(comparison, every)

@@ -24,8 +24,8 @@ def doctor(
     """
     from rich.console import Console
 
-    from attnbench.doctor import diagnose
-    from attnbench.report import doctor as shown
+    from attnbench.analysis.doctor import write as shown
+    from attnbench.analysis.doctor.diagnose import diagnose
     from attnbench.report.live import Line
 
     with live(Line, "the diagnosis was complete") as line:

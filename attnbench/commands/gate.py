@@ -15,9 +15,9 @@ from attnbench.commands.shared import collect_no_garbage, ends_with_its_reader, 
 from attnbench.core.errors import EXIT_BAD_INPUT, UserError, did_you_mean
 
 if TYPE_CHECKING:
-    from attnbench.gate.gate import Choice, Judgement, Request
+    from attnbench.analysis.gate.gate import Choice, Judgement, Request
 
-THEN = ("scipy.special", "attnbench.report.gate.terminal")
+THEN = ("scipy.special", "attnbench.analysis.gate.write_terminal")
 FORMATS = ("table", "md", "json", "junit", "github")
 
 what = partial(typer.Option, rich_help_panel="What to compare")
@@ -89,8 +89,8 @@ def gate(
     attnbench gate baselines results/now.jsonl
     attnbench gate old.jsonl new.jsonl --expect torch --margin 5% -f md=comment.md -f junit=gate.xml
     """
-    from attnbench.baseline.files import pick
-    from attnbench.gate.gate import judge
+    from attnbench.analysis.baseline.files import pick
+    from attnbench.analysis.gate.gate import judge
     from attnbench.results.batch import ahead_of
 
     request = request_of(metric, expect, margin, margins, inconclusive, missing)
@@ -113,9 +113,9 @@ def request_of(
     inconclusive: str,
     missing: str,
 ) -> Request:
-    from attnbench.gate.gate import Request
-    from attnbench.gate.margins import DEFAULT, RULES
-    from attnbench.gate.margins import margins as margins_of
+    from attnbench.analysis.gate.gate import Request
+    from attnbench.analysis.gate.margins import DEFAULT, RULES
+    from attnbench.analysis.gate.margins import margins as margins_of
 
     names = tuple(dict.fromkeys(_split(metric))) or DEFAULT
     for name in names:
@@ -190,27 +190,27 @@ def write(judgement: Judgement, wanted: Sequence[tuple[str, Path | None]], every
 
 def _write(judgement: Judgement, name: str, file: Path | None, every: bool) -> None:
     if name == "github":
-        from attnbench.report.gate import github
+        from attnbench.analysis.gate import write_github
 
-        put(github.render(judgement), file)
+        put(write_github.render(judgement), file)
         if summary := os.environ.get("GITHUB_STEP_SUMMARY"):
-            github.summarize(judgement, Path(summary))
+            write_github.summarize(judgement, Path(summary))
     elif name == "table" and not file:
         from rich.console import Console
 
-        from attnbench.report.gate import terminal
+        from attnbench.analysis.gate import write_terminal
 
-        terminal.render(Console(highlight=False), judgement, every)
+        write_terminal.render(Console(highlight=False), judgement, every)
     else:
         put(_renderers(every)[name](judgement), file)
 
 
 def _renderers(every: bool) -> dict[str, Callable[[Judgement], str]]:
-    from attnbench.report.gate import export, junit, markdown, terminal
+    from attnbench.analysis.gate import write_export, write_junit, write_markdown, write_terminal
 
     return {
-        "table": partial(terminal.text, every=every),
-        "md": partial(markdown.render, every=every),
-        "json": export.json_text,
-        "junit": junit.render,
+        "table": partial(write_terminal.text, every=every),
+        "md": partial(write_markdown.render, every=every),
+        "json": write_export.json_text,
+        "junit": write_junit.render,
     }

@@ -56,8 +56,8 @@ def profile(
     axes = options.axes(locals())
     from rich.console import Console
 
-    from attnbench import profile as profiles
-    from attnbench.report import profile as shown
+    from attnbench.analysis.profile import profile as profiles
+    from attnbench.analysis.profile import write as shown
     from attnbench.report.live import Line
     from attnbench.run.suite import settings
 

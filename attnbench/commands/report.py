@@ -15,13 +15,13 @@ from attnbench.commands.shared import collect_no_garbage, ends_with_its_reader, 
 from attnbench.core.errors import UserError
 
 if TYPE_CHECKING:
+    from attnbench.analysis.summary.contents import Contents
     from attnbench.core.flops import Convention
     from attnbench.core.record import Run
-    from attnbench.report.contents import Contents
 
 THEN = {
-    "table": ("attnbench.report.contents", "attnbench.report.terminal"),
-    "md": ("attnbench.report.contents", "attnbench.report.markdown"),
+    "table": ("attnbench.analysis.summary.contents", "attnbench.report.terminal"),
+    "md": ("attnbench.analysis.summary.contents", "attnbench.report.markdown"),
 }
 FORMATS = ("table", "md", "csv", "json", "parquet", "pytest-benchmark", "bmf", "github-action-benchmark")
 
@@ -92,7 +92,7 @@ def report(
         return
     for name in names:
         one_of("--metric", name, tuple(METRICS))
-    from attnbench.report.tables import BY, BY_OPTION
+    from attnbench.analysis.summary.tables import BY, BY_OPTION
 
     columns = BY_OPTION.get(by, by) if by else None
     if columns:
@@ -125,8 +125,8 @@ def report(
         for doubt in exports.doubts(runs) if format in exports.JSON_FORMATS else ():
             print(f"attnbench: {doubt}", file=sys.stderr)
     else:
-        from attnbench.report.contents import contents
-        from attnbench.report.tables import LINES
+        from attnbench.analysis.summary.contents import contents
+        from attnbench.analysis.summary.tables import LINES
 
         lines = math.inf if every else LINES
         _tables(contents(runs, metrics=names, by=columns, convention=convention, lines=lines), format)

@@ -131,7 +131,7 @@ def run(
         outcome = runs.run(request, watcher)
     console = Console(highlight=False)
     if dry_run:
-        from attnbench.report import planned
+        from attnbench.analysis.summary import planned
 
         print(planned.json_text(outcome.run)) if json else planned.render(console, outcome.run)
         return
@@ -141,8 +141,8 @@ def run(
         put(export.json_text([outcome.run]))
         console = Console(stderr=True, highlight=False)
     else:
+        from attnbench.analysis.summary.contents import contents
         from attnbench.report import terminal
-        from attnbench.report.contents import contents
 
         console.print()
         terminal.render(console, contents([outcome.run]))
@@ -152,7 +152,7 @@ def run(
 
 def _epilogue(console: Console, outcome: Outcome) -> None:
     """Forecast against actual, where the files are, and how to go on."""
-    from attnbench.report.forecast import forecast_line
+    from attnbench.analysis.summary.forecast import forecast_line
     from attnbench.results.case_names import count
     from attnbench.results.run_file import missing
 

@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from attnbench.analysis.summary.machine_summary import CONVENTIONS
 from attnbench.core.errors import UserError, did_you_mean
 from attnbench.core.flops import Convention
 from attnbench.core.record import Run
 from attnbench.report import figures, look
 from attnbench.report.points import Points
 from attnbench.report.points import points as points_of
-from attnbench.report.setup import CONVENTIONS
 from attnbench.results.cells import cells as cells_of
 
 if TYPE_CHECKING:

@@ -18,10 +18,11 @@ from pathlib import Path
 from typing import Any
 
 from attnbench import __version__
+from attnbench.analysis.summary import cautions, facts, machine_summary, no_figure
 from attnbench.core.errors import UserError
 from attnbench.core.flops import Convention
 from attnbench.core.record import Run
-from attnbench.report import cautions, facts, figures, look, notes, setup
+from attnbench.report import figures, look
 from attnbench.report.points import Points
 from attnbench.report.points import points as points_of
 from attnbench.results import case_names, metrics
@@ -94,7 +95,7 @@ def page(runs: Sequence[Run], files: Sequence[Path], convention: Convention = "e
         "filters": _filters(points),
         "contents": _contents(drawn, known),
         "warnings": _remarks(cautions.cautions(cells, runs, convention)) or "<p>None.</p>",
-        "figures": "\n".join(_figure(figure) for figure in drawn) or f"<p>{escape(notes.NOTHING)}</p>",
+        "figures": "\n".join(_figure(figure) for figure in drawn) or f"<p>{escape(no_figure.NOTHING)}</p>",
         "missing": _missing(cells),
         "facts": known,
         "environment": "\n".join(_environment(run, file) for run, file in zip(runs, files, strict=True)),
@@ -165,7 +166,7 @@ def _json(value: Any) -> str:
 def _header(cells: Sequence[Cell], runs: Sequence[Run], convention: Convention) -> str:
     lines = [
         f"<h2>{escape(s.device)}</h2>\n<p>{escape(s.machine)}</p>\n<p class=quiet>{escape(s.method)}</p>"
-        for s in setup.setups(cells)
+        for s in machine_summary.setups(cells)
     ]
     endings: dict[str, int] = {}
     for cell in cells:
@@ -176,7 +177,7 @@ def _header(cells: Sequence[Cell], runs: Sequence[Run], convention: Convention) 
     again = f" in {rounds} rounds" if rounds > 1 else ""
     of = f" from {case_names.count(len(runs), 'run')}" if len(runs) > 1 else ""
     counted = f"<p><strong>{case_names.count(len(cells), 'cell')}</strong>{again}{of}: {escape(said or 'none')}</p>"
-    flops = f"<p class=quiet>{escape(setup.heading(metrics.METRICS['utilization'], cells, convention))}</p>"
+    flops = f"<p class=quiet>{escape(machine_summary.heading(metrics.METRICS['utilization'], cells, convention))}</p>"
     return "\n".join([*lines, flops if cells else "", counted, _ranking(cells)])
 
 
@@ -239,7 +240,8 @@ def _remarks(found: Sequence[cautions.Caution]) -> str:
 
 def _missing(cells: Sequence[Cell]) -> str:
     items = "".join(
-        f"<li><strong>{escape(n.word)}</strong> {escape(n.who)}: {escape(n.reason)}</li>" for n in notes.notes(cells)
+        f"<li><strong>{escape(n.word)}</strong> {escape(n.who)}: {escape(n.reason)}</li>"
+        for n in no_figure.notes(cells)
     )
     return f"<ul>{items}</ul>" if items else "<p>Every cell has one.</p>"
 

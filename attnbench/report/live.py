@@ -10,9 +10,9 @@ from rich.console import Console
 from rich.live import Live as RichLive
 from rich.text import Text
 
+from attnbench.analysis.summary.tables import MEMORY
 from attnbench.core.record import Job, Record, Run
 from attnbench.core.sizes import duration
-from attnbench.report.tables import MEMORY
 from attnbench.results import case_names, derive, metrics
 from attnbench.run.plan import summary
 

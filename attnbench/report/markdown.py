@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from attnbench.report import notes, tables
-from attnbench.report.contents import Contents
-from attnbench.report.tables import HELD_DOWN, MEMORY, Entry, Table
+from attnbench.analysis.summary import no_figure, tables
+from attnbench.analysis.summary.contents import Contents
+from attnbench.analysis.summary.tables import HELD_DOWN, MEMORY, Entry, Table
 
 
 def render(contents: Contents) -> str:
     blocks = [f"**{safe(s.device)}** {safe(s.machine)}  \n{safe(s.method)}" for s in contents.setups]
     if not contents.setups:
-        blocks.append(notes.NOTHING)
+        blocks.append(no_figure.NOTHING)
     for heading, section in contents.sections:
         legend = safe(section.legend("bold:"))
         blocks.append(f"### {heading} ({legend})" if legend else f"### {heading}")

@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 from rich.console import Console
 from rich.text import Text
 
-from attnbench.report import cautions, notes, tables
-from attnbench.report.contents import Contents
-from attnbench.report.tables import HELD_DOWN, MEMORY, NO_FIGURES, Entry, Table
+from attnbench.analysis.summary import cautions, no_figure, tables
+from attnbench.analysis.summary.contents import Contents
+from attnbench.analysis.summary.tables import HELD_DOWN, MEMORY, NO_FIGURES, Entry, Table
 
 STAR = "*"
 PROSE = 110  # characters; longer lines are hard to read
@@ -64,7 +64,7 @@ def render(console: Console, contents: Contents) -> None:
     """Prints how it was measured, the tables, reasons and warnings."""
     out = _Writer(console)
     if not contents.setups:
-        out.paragraph((notes.NOTHING, ""))
+        out.paragraph((no_figure.NOTHING, ""))
     for s in contents.setups:
         out.paragraph((s.device, "bold"), (s.machine, "dim"))
         out.paragraph((s.method, "dim"))
@@ -158,7 +158,7 @@ class _Writer:
             lines.append(text)
         self.line(*lines)
 
-    def reasons(self, found: Sequence[notes.Note]) -> None:
+    def reasons(self, found: Sequence[no_figure.Note]) -> None:
         if not found:
             return
         self.blank()

@@ -14,7 +14,7 @@ import sys
 import pytest
 from tool import COMMAND, FAKE, SMALL, Tool
 
-from attnbench.report.tables import BY, BY_OPTION
+from attnbench.analysis.summary.tables import BY, BY_OPTION
 
 ESCAPE = "\x1b"
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from attnbench import ncu
+from attnbench.analysis.profile import ncu
 from attnbench.core.case import Case, Shape
 from attnbench.core.json import to_json
 from attnbench.core.machine import Device

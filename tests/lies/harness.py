@@ -10,13 +10,13 @@ from typing import Any
 
 import torch
 
+from attnbench.analysis.summary.cautions import cautions
+from attnbench.analysis.summary.facts import facts
 from attnbench.backends.function import Function
 from attnbench.core.case import Case, Shape
 from attnbench.core.machine import Device, Environment
 from attnbench.core.policy import Policy
 from attnbench.core.record import Forecast, Job, Record, Run
-from attnbench.report.cautions import cautions
-from attnbench.report.facts import facts
 from attnbench.results.cells import Cell, cells
 from attnbench.worker.serve import Worker
 

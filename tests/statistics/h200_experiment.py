@@ -32,12 +32,12 @@ from pathlib import Path
 import numpy as np
 from planted import VARIABLE
 
+from attnbench.analysis.gate.findings import Finding
+from attnbench.analysis.gate.gate import Judgement, Request, judge
+from attnbench.analysis.gate.margins import DEFAULT, Margins
+from attnbench.analysis.gate.readings import CYCLES, Side, readings
 from attnbench.core import stats
 from attnbench.core.record import Record, Run
-from attnbench.gate.findings import Finding
-from attnbench.gate.gate import Judgement, Request, judge
-from attnbench.gate.margins import DEFAULT, Margins
-from attnbench.gate.readings import CYCLES, Side, readings
 from attnbench.results import metrics, run_file
 from attnbench.results.cells import cells
 

@@ -21,12 +21,12 @@ import numpy as np
 from h200_noise import draw, draw_first_calls
 from simulate_gate import KINDS, LATENCY, simulated_run
 
-from attnbench.ab.schedule import order
+from attnbench.analysis.ab.schedule import order
+from attnbench.analysis.gate.decide import Rounds
+from attnbench.analysis.gate.gate import Request, judge
+from attnbench.analysis.gate.looks import LOOKS, decide_in_turns
+from attnbench.analysis.gate.margins import DEFAULT, Margins
 from attnbench.core.case import Case, Shape
-from attnbench.gate.decide import Rounds
-from attnbench.gate.gate import Request, judge
-from attnbench.gate.looks import LOOKS, decide_in_turns
-from attnbench.gate.margins import DEFAULT, Margins
 
 
 @dataclass(frozen=True)

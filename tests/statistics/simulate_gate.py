@@ -18,13 +18,13 @@ from dataclasses import dataclass
 import numpy as np
 from h200_noise import draw, draw_first_calls
 
+from attnbench.analysis.gate import decide
+from attnbench.analysis.gate.gate import Request, judge
+from attnbench.analysis.gate.margins import DEFAULT, Margins
 from attnbench.core.case import Case, Shape
 from attnbench.core.machine import Device, Environment
 from attnbench.core.policy import Policy
 from attnbench.core.record import Accuracy, Forecast, Job, Measurement, Record, Run, TensorError
-from attnbench.gate import decide
-from attnbench.gate.gate import Request, judge
-from attnbench.gate.margins import DEFAULT, Margins
 
 KINDS = ("cells", "rounds")
 LATENCY = 1e-3  # seconds, of every cell: the gate sees ratios only

@@ -11,8 +11,8 @@ from unittest import mock
 
 from builders import H200, environment
 
-from attnbench.trial import CaseTrial, Trial, trial_cases
-from attnbench.verdicts import Finding, judge
+from attnbench.analysis.doctor.aa_test import CaseTrial, Trial, trial_cases
+from attnbench.analysis.doctor.checks import Finding, judge
 from attnbench.worker import machine_facts
 from attnbench.worker.measure.nvml import GpuState
 

@@ -11,15 +11,14 @@ from typing import Any
 
 import pytest
 
-from attnbench.ab import measure
-from attnbench.ab.measure import Outcome, ab
+from attnbench.analysis.ab import measure
+from attnbench.analysis.ab.measure import Outcome, ab
+from attnbench.analysis.gate import gate, write_export, write_markdown, write_terminal
+from attnbench.analysis.gate.margins import DEFAULT
+from attnbench.analysis.summary.cautions import cautions
 from attnbench.core.errors import UserError
 from attnbench.core.json import to_json
 from attnbench.core.record import Job, Record, Run
-from attnbench.gate import gate
-from attnbench.gate.margins import DEFAULT
-from attnbench.report.cautions import cautions
-from attnbench.report.gate import export, markdown, terminal
 from attnbench.results import run_file
 from attnbench.results.cells import cells
 from attnbench.run import device_probe, run_suite, workers
@@ -172,7 +171,7 @@ def test_a_slower_build_is_a_regression_in_turns(here: Path) -> None:
     assert outcome.judgement
     assert outcome.judgement.heading[0].startswith("A/B in turns")
     assert "own.py:Slow" in outcome.judgement.heading[2]
-    for render in (terminal.text, markdown.render, export.json_text):
+    for render in (write_terminal.text, write_markdown.render, write_export.json_text):
         assert "A/B in turns" in render(outcome.judgement)  # type: ignore[operator]
 
 

@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 from builders import case
 
-from attnbench.ab.schedule import affordable, order, to_look
-from attnbench.ab.sides import sides
+from attnbench.analysis.ab.schedule import affordable, order, to_look
+from attnbench.analysis.ab.sides import sides
+from attnbench.analysis.gate.looks import LOOKS
 from attnbench.commands import options
 from attnbench.commands.ab import ab
 from attnbench.commands.run import run as run_command
 from attnbench.core.errors import UserError
-from attnbench.gate.looks import LOOKS
 from attnbench.run.axes import Axes
 
 

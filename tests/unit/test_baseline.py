@@ -12,17 +12,17 @@ import pytest
 from builders import CPU, H200, case, ended, environment, job, ok, run, times
 from typer.testing import CliRunner
 
-from attnbench.baseline import files
-from attnbench.baseline.reduced import KEPT, reduced
+from attnbench.analysis.baseline import files
+from attnbench.analysis.baseline import write as report
+from attnbench.analysis.baseline.reduced import KEPT, reduced
+from attnbench.analysis.gate.gate import Request, judge
+from attnbench.analysis.gate.margins import RULES
+from attnbench.analysis.gate.readings import CYCLES, Side, readings
+from attnbench.analysis.summary.cautions import cautions
 from attnbench.commands.baseline import app
 from attnbench.core.errors import UserError
 from attnbench.core.machine import Device
 from attnbench.core.record import Record, Run
-from attnbench.gate.gate import Request, judge
-from attnbench.gate.margins import RULES
-from attnbench.gate.readings import CYCLES, Side, readings
-from attnbench.report import baseline as report
-from attnbench.report.cautions import cautions
 from attnbench.results import metrics, run_file
 from attnbench.results.cells import cells
 from attnbench.run import run_suite as runs
@@ -171,15 +171,15 @@ def test_the_one_of_this_gpu_is_picked(tmp_path: Path, monkeypatch: pytest.Monke
     a100 = Device("cuda", 0, "NVIDIA A100-SXM4-80GB", 2**36, 2**36)
     own = {name: files.save(on(H200), name, folder)[0] for name in ("main", "v1.0")}
     files.save(on(a100), "main", folder)
-    run_file = Path("run.jsonl")
-    run_file.write_bytes(run_file.encoded(on(H200)))
+    run_path = Path("run.jsonl")
+    run_path.write_bytes(run_file.encoded(on(H200)))
     for given, expected in (
         ("baselines", own["main"]),
         ("main", own["main"]),
         ("v1.0", own["v1.0"]),
         ("baselines/v1.0", own["v1.0"]),
         (own["v1.0"], own["v1.0"]),
-        ("run.jsonl", run_file),
+        ("run.jsonl", run_path),
         ("none.jsonl", Path("none.jsonl")),  # for the reader to say that there is no such file
     ):
         assert files.pick(Path(given), on(H200)) == expected

@@ -10,10 +10,10 @@ import pytest
 from builders import case, ok
 from builders import run as run_of
 
+from attnbench.analysis.summary.machine_summary import heading
 from attnbench.core.machine import Device
 from attnbench.core.policy import Policy
 from attnbench.core.record import Forecast, Job, Record
-from attnbench.report.setup import heading
 from attnbench.results.cells import cells
 from attnbench.results.metrics import METRICS
 from attnbench.run import compile_caches, workers

@@ -10,14 +10,13 @@ from typing import Any
 import pytest
 from builders import CPU, H200, case, ended, job, ok, run
 
-from attnbench.compare import join
-from attnbench.compare.compare import Comparison, Request, compare
-from attnbench.compare.longest import Fit
+from attnbench.analysis.compare import join, write_rows
+from attnbench.analysis.compare.compare import Comparison, Request, compare
+from attnbench.analysis.compare.longest import Fit
 from attnbench.core import flops
 from attnbench.core.errors import UserError
 from attnbench.core.machine import Device
 from attnbench.core.record import Job, Record
-from attnbench.report.compare import rows
 
 H100 = replace(H200, name="NVIDIA H100")
 ROOM = "needs 137 GiB of scores; 80 GiB free"
@@ -160,9 +159,11 @@ def test_power_is_that_of_work_without_pauses() -> None:
     assert got.cases == 1
     assert got.watts == pytest.approx((700, 350))
     assert got.tflops_per_watt == pytest.approx((500 / 700, 500 / 350))
-    assert "No TFLOP/s per watt" not in rows.warnings(compared(ours, theirs))[-1]
+    assert "No TFLOP/s per watt" not in write_rows.warnings(compared(ours, theirs))[-1]
     assert compared(more, more).power is None
-    assert rows.warnings(compared(ours, [*more, ok(case(), "fa3", 600)]))[-1].startswith("No TFLOP/s per watt of H100:")
+    assert write_rows.warnings(compared(ours, [*more, ok(case(), "fa3", 600)]))[-1].startswith(
+        "No TFLOP/s per watt of H100:"
+    )
 
 
 def test_runs_of_one_model_are_set_against_each_other() -> None:

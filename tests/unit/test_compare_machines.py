@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from builders import CPU, H200, case, environment, ok, run
 
-from attnbench.compare import differences, prices
-from attnbench.compare.join import best
-from attnbench.compare.machines import Machine, machines, matching, parse_names, reference
+from attnbench.analysis.compare import differences, prices
+from attnbench.analysis.compare.join import best
+from attnbench.analysis.compare.machines import Machine, machines, matching, parse_names, reference
 from attnbench.core.errors import UserError
 from attnbench.core.record import Run
 

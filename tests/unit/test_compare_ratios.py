@@ -11,8 +11,8 @@ import pytest
 from builders import H200, case, ok, run
 from scipy import stats as scipy_stats  # type: ignore[import-untyped]
 
-from attnbench.compare.machines import Machine, machines
-from attnbench.compare.ratios import ROUNDS, SAMPLES, Ratio, alike, ratio
+from attnbench.analysis.compare.machines import Machine, machines
+from attnbench.analysis.compare.ratios import ROUNDS, SAMPLES, Ratio, alike, ratio
 from attnbench.core.record import Measurement, Record
 
 H100 = replace(H200, name="NVIDIA H100")

@@ -15,10 +15,10 @@ import pytest
 from builders import H200, case, ended, ok, run
 from rich.console import Console
 
-from attnbench.baseline.reduced import reduced
-from attnbench.compare.compare import Comparison, Request, compare
-from attnbench.report.compare import export, html, markdown, rows, terminal
-from attnbench.report.compare.answer import answer
+from attnbench.analysis.baseline.reduced import reduced
+from attnbench.analysis.compare import write_export, write_html, write_markdown, write_rows, write_terminal
+from attnbench.analysis.compare.compare import Comparison, Request, compare
+from attnbench.analysis.compare.write_answer import answer
 
 H100 = replace(H200, name="NVIDIA H100")
 REASON = "out | of *memory* <script>\x07\n50 %"
@@ -58,7 +58,7 @@ def test_the_answer_comes_first(comparison: Comparison) -> None:
     assert re.match(r"H100 is 0\.500x \(0\.49\d to 0\.50\d\) as fast as H200 over 4 cases", said)
     assert "Most for the money: H100, 720 PFLOP/$, 2.00x of H200." in said
     assert "per watt" not in said, "power samples hold pauses"
-    for text in (terminal.text(comparison), markdown.render(comparison), html.page(comparison)):
+    for text in (write_terminal.text(comparison), write_markdown.render(comparison), write_html.page(comparison)):
         assert text.index("as fast as H200") < text.index("TFLOP/s")
 
 
@@ -75,7 +75,7 @@ def test_what_a_better_backend_does_is_told_from_what_the_machine_does() -> None
     more = compare([Path("a"), Path("b")], [ours, replace(theirs, records=(*theirs.records, *better))], Request())
     (said,) = answer(more)
     assert re.match(r"H100 is 1\.50x .* With the same backends on both: 1\.000x", said)
-    assert "nowhere above but where one of them is the fastest of its machine" in terminal.text(more)
+    assert "nowhere above but where one of them is the fastest of its machine" in write_terminal.text(more)
     assert "same backend" not in of(1.0, 2.0)
     slower = [r if r.backend != "eager" else ok(r.case, "eager", 60, round=r.round, n=10) for r in ours.records]
     alike = compare([Path("a"), Path("b")], [ours, replace(theirs, records=tuple(slower))], Request())
@@ -109,12 +109,12 @@ def test_a_baseline_of_one_round_has_no_interval_and_says_so() -> None:
     found = compare([Path("a"), Path("b")], [reduced(once), a_run(H100, 0.5)], Request())
     assert found.overall[1]
     assert found.overall[1].low is None
-    (said,) = [line for line in rows.warnings(found) if "interval" in line]
+    (said,) = [line for line in write_rows.warnings(found) if "interval" in line]
     assert said.startswith("No intervals of what a baseline with one round measured (H200)")
 
 
 def test_the_table_has_every_part(comparison: Comparison) -> None:
-    out = terminal.text(comparison, every=True)
+    out = write_terminal.text(comparison, every=True)
     titles = ["Machines", "Speed by kind of case", "The fastest backend of each case", "Cells that all machines have"]
     titles += ["Missing", "The longest sequence that fits"]
     places = [out.index(f"\n{title}\n") for title in titles]
@@ -122,14 +122,14 @@ def test_the_table_has_every_part(comparison: Comparison) -> None:
     assert "H100 lacks 1 cell that another machine has" in out
     assert re.search(r"d128 fwd +eager +at least 4k +2k \(4k\)", out)
     assert "Intervals are 95 %, from rounds." in out
-    assert "Cells that all machines have" not in terminal.text(comparison)
+    assert "Cells that all machines have" not in write_terminal.text(comparison)
 
 
 def test_machines_are_rows_where_columns_would_be_too_wide_to_read() -> None:
     def shown(width: int, machines: int) -> str:
         runs = [a_run(replace(H200, name=f"GPU{i}"), 1 - i / 10) for i in range(machines)]
         console = Console(file=io.StringIO(), width=width)
-        terminal.render(console, compare([Path(f"{i}") for i in range(machines)], runs, Request()))
+        write_terminal.render(console, compare([Path(f"{i}") for i in range(machines)], runs, Request()))
         return console.file.getvalue()  # type: ignore[attr-defined]
 
     wide = shown(160, 2)
@@ -148,23 +148,23 @@ def test_machines_are_rows_where_columns_would_be_too_wide_to_read() -> None:
 
 def test_where_intervals_are_from_is_said() -> None:
     single, several = a_run(H200, 1.0, rounds=1), a_run(H100, 1.0)
-    said = rows.warnings(compare([Path("a"), Path("b")], [single, several], Request()))[0]
+    said = write_rows.warnings(compare([Path("a"), Path("b")], [single, several], Request()))[0]
     assert "from rounds, and where a cell has only one from the samples of a single round (H200)" in said
-    said = rows.warnings(compare([Path("a"), Path("b")], [single, a_run(H100, 1.0, rounds=1)], Request()))[0]
+    said = write_rows.warnings(compare([Path("a"), Path("b")], [single, a_run(H100, 1.0, rounds=1)], Request()))[0]
     assert said.startswith("Intervals are 95 % from the samples of a single round (H200, H100)")
 
 
 def test_markdown_tables_cannot_be_broken_by_reasons(comparison: Comparison) -> None:
-    text = markdown.render(comparison, every=True)
+    text = write_markdown.render(comparison, every=True)
     tables = [table.splitlines() for table in re.findall(r"(?:^\|.*\n)+", text, re.MULTILINE)]
-    assert len(tables) == len(rows.blocks(comparison, every=True))
+    assert len(tables) == len(write_rows.blocks(comparison, every=True))
     for table in tables:
         assert len({len(re.findall(r"(?<!\\)\|", line)) for line in table}) == 1, table
     assert "<script>" not in text
 
 
 def test_the_page_stands_alone_and_every_table_has_its_headings(comparison: Comparison) -> None:
-    text = html.page(comparison)
+    text = write_html.page(comparison)
     assert not re.search(r"<script|<link|<img|url\(|https?:", text)
     assert "default-src 'none'" in text
 
@@ -184,13 +184,13 @@ def test_the_page_stands_alone_and_every_table_has_its_headings(comparison: Comp
     parser = Parser()
     parser.feed(text)
     assert parser.open == []
-    assert parser.tags.count("table") == 1 + len(rows.blocks(comparison, every=True))
+    assert parser.tags.count("table") == 1 + len(write_rows.blocks(comparison, every=True))
     for name in re.findall(r"href='#(\w+)'", text):
         assert f'id="{name}"' in text or f"id={name} " in text
 
 
 def test_csv_has_a_row_a_cell_and_machine(comparison: Comparison) -> None:
-    found = list(csv.DictReader(io.StringIO(export.csv_text(comparison))))
+    found = list(csv.DictReader(io.StringIO(write_export.csv_text(comparison))))
     assert len(found) == 9 * 2
     triton = [r for r in found if (r["machine"], r["backend"], r["status"]) == ("H100", "triton", "ok")]
     assert len(triton) == 4
@@ -201,7 +201,7 @@ def test_csv_has_a_row_a_cell_and_machine(comparison: Comparison) -> None:
 
 
 def test_json_has_what_the_tables_have(comparison: Comparison) -> None:
-    said = json.loads(export.json_text(comparison))
+    said = json.loads(write_export.json_text(comparison))
     assert [m["name"] for m in said["machines"]] == ["H200", "H100"]
     assert said["machines"][1]["ratio"] == pytest.approx(0.5)
     assert said["machines"][1]["bought"] == pytest.approx(200 * 3600 / 1 / 1000)
@@ -215,14 +215,14 @@ def test_json_has_what_the_tables_have(comparison: Comparison) -> None:
 def test_cases_of_one_name_are_told_apart_by_their_batch() -> None:
     records = [ok(case(batch=b), "triton", 100) for b in (1, 2)]
     got = compare([Path("a"), Path("b")], [run(records), run(records, device=H100)], Request())
-    (block,) = [b for b in rows.blocks(got) if b.name == "cases"]
+    (block,) = [b for b in write_rows.blocks(got) if b.name == "cases"]
     assert [row[0] for row in block.rows] == ["1k d128 full fwd b1 h16", "1k d128 full fwd b2 h16"]
 
 
 def test_cases_of_several_dtypes_name_theirs() -> None:
     records = [ok(case(), "triton", 100), ok(case(2048, dtype="fp8"), "triton", 100)]
     got = compare([Path("a"), Path("b")], [run(records), run(records, device=H100)], Request())
-    found = {b.name: [row[0] for row in b.rows] for b in rows.blocks(got, every=True)}
+    found = {b.name: [row[0] for row in b.rows] for b in write_rows.blocks(got, every=True)}
     assert found["cases"] == ["1k d128 full fwd bf16", "2k d128 full fwd fp8"]
     assert found["cells"] == ["triton 1k d128 full fwd bf16", "triton 2k d128 full fwd fp8"]
 
@@ -235,8 +235,8 @@ def test_a_workload_is_the_answer(tmp_path: Path) -> None:
     (said,) = answer(got)
     assert said.startswith("H100 is 2.00x (1.99 to 2.01) as fast as H200 on the workload 'chat'.")
     assert "TFLOP/s per $1,000" in said
-    assert re.search(r"all of chat +100% +4 +2\.00x", terminal.text(got))
-    assert json.loads(export.json_text(got))["workload"]["parts"][0]["share"] == pytest.approx(0.7)
+    assert re.search(r"all of chat +100% +4 +2\.00x", write_terminal.text(got))
+    assert json.loads(write_export.json_text(got))["workload"]["parts"][0]["share"] == pytest.approx(0.7)
 
 
 def test_tflops_are_of_the_workload_as_the_ratio_and_the_money_are(tmp_path: Path) -> None:
@@ -245,7 +245,7 @@ def test_tflops_are_of_the_workload_as_the_ratio_and_the_money_are(tmp_path: Pat
     ours = run([ok(case(n), "triton", tflops, n=10) for n, tflops in ((1024, 400), (2048, 100))], device=H200)
     request = Request(workload=file, prices=("h200=1000", "h100=1000"))
     got = compare([Path("a"), Path("b")], [ours, a_run(H100, 2.0)], request)
-    machine = json.loads(export.json_text(got))["machines"][0]
+    machine = json.loads(write_export.json_text(got))["machines"][0]
     assert machine["tflops"] == machine["bought"] == pytest.approx(400)
     assert machine["tflops_geomean"] == pytest.approx(200)
 
@@ -260,6 +260,6 @@ def test_machines_that_cannot_run_a_workload_are_beside_the_answer(tmp_path: Pat
     (said,) = answer(compare(paths[:2], [a_run(H200, 1.0), small], Request(workload=file)))
     assert said == "No machine but H200 can run all of the workload 'chat'."
     got = compare(paths[:2], [a_run(H200, 1.0), small], Request(workload=file))
-    assert "M has no figure for 'part 2', so none for the workload." in terminal.text(got)
-    assert html.page(got)
-    assert json.loads(export.json_text(got))["machines"][1]["ratio"] is None
+    assert "M has no figure for 'part 2', so none for the workload." in write_terminal.text(got)
+    assert write_html.page(got)
+    assert json.loads(write_export.json_text(got))["machines"][1]["ratio"] is None

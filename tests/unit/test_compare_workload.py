@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from builders import H200, case, ended, ok, run
 
-from attnbench.compare.compare import Comparison, Request, compare
-from attnbench.compare.mix import Answer
-from attnbench.compare.workload import load
+from attnbench.analysis.compare.compare import Comparison, Request, compare
+from attnbench.analysis.compare.mix import Answer
+from attnbench.analysis.compare.workload import load
 from attnbench.core import flops
 from attnbench.core.errors import UserError
 from attnbench.core.record import Record

@@ -11,22 +11,22 @@ from builders import CPU, H200, environment
 from healthy_h200 import HOST, QUIET, facts, judged, trial
 from rich.console import Console
 
-from attnbench import doctor
+from attnbench.analysis.doctor import diagnose as module
+from attnbench.analysis.doctor.aa_test import Trial, label
+from attnbench.analysis.doctor.checks import Finding, judge_trial
+from attnbench.analysis.doctor.diagnose import Diagnosis, diagnose
+from attnbench.analysis.doctor.write import json_text, render
 from attnbench.core.errors import UserError
-from attnbench.doctor import Diagnosis, diagnose
-from attnbench.report.doctor import json_text, render
-from attnbench.trial import Trial, label
-from attnbench.verdicts import Finding, judge_trial
 from attnbench.worker import machine_facts
 
 
-class Examined(doctor.Fleet):
+class Examined(module.Fleet):
     """The workers of an H200, simulated; the examiner answers with `facts`, or crashes."""
 
     facts: ClassVar[dict[str, Any] | None] = None
 
     def ask(self, name: str, *_: object) -> dict[str, Any]:
-        assert name == doctor.EXAMINER
+        assert name == module.EXAMINER
         if self.facts is None:
             raise UserError(f"{name}: the worker crashed (SIGSEGV)")
         return {"facts": self.facts}
@@ -34,9 +34,9 @@ class Examined(doctor.Fleet):
 
 @pytest.fixture
 def examined(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor, "Fleet", Examined)
-    monkeypatch.setattr(doctor, "look", lambda *_: environment(H200, packages={"triton": "3.5.0"}))
-    monkeypatch.setattr(doctor, "IMPLEMENTATIONS", {"cuda": ("fake",)})
+    monkeypatch.setattr(module, "Fleet", Examined)
+    monkeypatch.setattr(module, "look", lambda *_: environment(H200, packages={"triton": "3.5.0"}))
+    monkeypatch.setattr(module, "IMPLEMENTATIONS", {"cuda": ("fake",)})
     monkeypatch.setattr(machine_facts, "host", lambda: HOST)
 
 

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 from builders import case, ended, environment, measurements, ok, run
 
+from attnbench.analysis.gate.findings import name
+from attnbench.analysis.gate.gate import Judgement, Request, judge
+from attnbench.analysis.gate.margins import DEFAULT, Margins
+from attnbench.analysis.gate.readings import Side, readings, signed, text
 from attnbench.core.errors import UserError
 from attnbench.core.record import Forecast, Job, Record, Run
-from attnbench.gate.findings import name
-from attnbench.gate.gate import Judgement, Request, judge
-from attnbench.gate.margins import DEFAULT, Margins
-from attnbench.gate.readings import Side, readings, signed, text
 from attnbench.results.cells import cells
 
 WOBBLE = (0.0, 0.001, -0.001, 0.0005, -0.0005)

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats as reference
 
-from attnbench.gate.decide import EQUIVALENCE, FDR, Rounds, decide
-from attnbench.gate.moderate import MIN_CELLS, Prior, moderated, prior, stand_in
+from attnbench.analysis.gate.decide import EQUIVALENCE, FDR, Rounds, decide
+from attnbench.analysis.gate.moderate import MIN_CELLS, Prior, moderated, prior, stand_in
 
 M = math.log1p(0.03)
 QUIET = (-0.001, 0.001, 0.0, 0.0005, -0.0005)

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from attnbench.gate.decide import Rounds, decide
-from attnbench.gate.looks import LOOKS, decide_in_turns
+from attnbench.analysis.gate.decide import Rounds, decide
+from attnbench.analysis.gate.looks import LOOKS, decide_in_turns
 
 FIRST = LOOKS[0]
 

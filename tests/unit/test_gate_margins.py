@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from builders import CPU, H200, case, environment, ok, run
 
+from attnbench.analysis.gate import comparable
+from attnbench.analysis.gate.margins import RULES, Margins, margins, parse
 from attnbench.core.errors import UserError
 from attnbench.core.policy import Policy
 from attnbench.core.record import Run
-from attnbench.gate import comparable
-from attnbench.gate.margins import RULES, Margins, margins, parse
 
 
 @pytest.mark.parametrize(("text", "value"), [("3%", 0.03), ("0.03", 0.03), ("100 %", 1.0), ("0", 0.0), ("2.5%", 0.025)])

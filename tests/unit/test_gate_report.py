@@ -13,10 +13,10 @@ import pytest
 from builders import case, ended, environment, ok, run
 from rich.console import Console
 
+from attnbench.analysis.gate import write_export, write_github, write_junit, write_markdown, write_rows, write_terminal
+from attnbench.analysis.gate.gate import Judgement, Request, judge
 from attnbench.core.errors import UserError
-from attnbench.gate.gate import Judgement, Request, judge
-from attnbench.report.gate import export, github, junit, markdown, rows, terminal
-from attnbench.report.gate.live import Live
+from attnbench.report.progress.ab_progress import Live
 
 WOBBLE = (0.0, 0.001, -0.001, 0.0005, -0.0005)
 REASON = "out | of *memory*:\n50 % <script>\x07"
@@ -48,13 +48,13 @@ def refused() -> Judgement:
 
 def printed(judgement: Judgement, width: int = 200, every: bool = False) -> str:
     console = Console(file=io.StringIO(), width=width, highlight=False)
-    terminal.render(console, judgement, every)
+    write_terminal.render(console, judgement, every)
     assert isinstance(console.file, io.StringIO)
     return console.file.getvalue()
 
 
 def test_the_headline_counts_every_verdict(judgement: Judgement) -> None:
-    assert rows.headline(judgement) == (
+    assert write_rows.headline(judgement) == (
         "FAIL: 1 newly-failing, 1 missing, 1 regressed, 1 inconclusive, 1 improved, 1 newly-working, 1 unchanged"
     )
 
@@ -100,12 +100,12 @@ def test_cells_without_time_are_one_line_that_counts_them() -> None:
     made = [run([*cells({"calm": 1.0}), *late], turns="together") for _ in range(2)]
     judgement = judge(made[0], made[1], Request(("latency",)))
     said = "5 cells left out for want of time, which is no pass: triton 64 d128 full fwd bf16 b256 h16, "
-    for text in (printed(judgement), markdown.render(judgement)):
+    for text in (printed(judgement), write_markdown.render(judgement)):
         assert text.count("triton") == 3
         assert "no room for it" not in text
         assert said in text
         assert "and 2 more; give a longer --time-limit" in " ".join(text.split())
-    warnings = [line for line in github.render(judgement).splitlines() if line.startswith("::warning")]
+    warnings = [line for line in write_github.render(judgement).splitlines() if line.startswith("::warning")]
     assert warnings == ["::warning title=not measured::5 cells left out for want of time; see the step's summary"]
     assert printed(judgement, every=True).count("no room for it within the time limit") == 5
     assert judgement.exit_code == 3
@@ -116,33 +116,38 @@ def test_cells_without_time_are_one_line_that_counts_them() -> None:
 
 
 def test_a_refusal_says_what_differs_and_how_to_go_on(refused: Judgement) -> None:
-    for text in (printed(refused), markdown.render(refused), github.render(refused), junit.render(refused)):
+    for text in (
+        printed(refused),
+        write_markdown.render(refused),
+        write_github.render(refused),
+        write_junit.render(refused),
+    ):
         assert "driver was 580.82 and is 590.10" in text
         assert "--expect driver" in text
     assert printed(refused).splitlines()[-1].startswith("NOT COMPARABLE")
-    assert json.loads(export.json_text(refused))["refused"] == [
+    assert json.loads(write_export.json_text(refused))["refused"] == [
         {"names": ["driver"], "what": "driver was 580.82 and is 590.10"}
     ]
 
 
 def test_markdown_is_one_table_that_reasons_cannot_break(judgement: Judgement) -> None:
-    text = markdown.render(judgement)
+    text = write_markdown.render(judgement)
     lines = [line for line in text.splitlines() if line.startswith("| ")]
     assert len(lines) == 2 + 6
-    assert {len(re.findall(r"(?<!\\)\|", line)) for line in lines} == {len(rows.HEADINGS) + 1}
+    assert {len(re.findall(r"(?<!\\)\|", line)) for line in lines} == {len(write_rows.HEADINGS) + 1}
     assert "<script>" not in text
     assert text.startswith("### ❌ attnbench gate: FAIL")
 
 
 def test_markdown_stays_small(judgement: Judgement) -> None:
     many = replace(judgement, findings=tuple(judgement.findings) * 100)
-    text = markdown.render(many)
-    assert sum(line.startswith("| ") for line in text.splitlines()) == 2 + markdown.LISTED
+    text = write_markdown.render(many)
+    assert sum(line.startswith("| ") for line in text.splitlines()) == 2 + write_markdown.LISTED
     assert "and 500 more" in text
 
 
 def test_junit_has_a_test_a_cell_and_metric(judgement: Judgement) -> None:
-    root = ElementTree.fromstring(junit.render(judgement))
+    root = ElementTree.fromstring(write_junit.render(judgement))
     suites = {s.get("name"): s for s in root.iter("testsuite")}
     assert {name: (s.get("tests"), s.get("failures")) for name, s in suites.items()} == {
         "cell": ("3", "2"),
@@ -152,13 +157,13 @@ def test_junit_has_a_test_a_cell_and_metric(judgement: Judgement) -> None:
     kinds = {backend: f.get("type") for backend, f in failed.items() if f is not None}
     assert kinds == {"dead": "newly-failing", "gone": "missing", "slow": "regressed", "open": "inconclusive"}
     lenient = replace(judgement, request=replace(judgement.request, inconclusive="pass", missing="pass"))
-    root = ElementTree.fromstring(junit.render(lenient))
+    root = ElementTree.fromstring(write_junit.render(lenient))
     assert len(list(root.iter("failure"))) == 2
     assert len(list(root.iter("skipped"))) == 2
 
 
 def test_json_holds_every_finding(judgement: Judgement) -> None:
-    found = json.loads(export.json_text(judgement))
+    found = json.loads(write_export.json_text(judgement))
     assert (found["verdict"], found["exit_code"]) == ("fail", 1)
     assert sum(found["counts"].values()) == len(found["findings"]) == 7
     (slow,) = [f for f in found["findings"] if f["backend"] == "slow"]
@@ -169,7 +174,7 @@ def test_json_holds_every_finding(judgement: Judgement) -> None:
 
 
 def test_github_annotations_are_one_line_each_and_escaped(judgement: Judgement) -> None:
-    lines = github.render(judgement).splitlines()
+    lines = write_github.render(judgement).splitlines()
     assert [line.split(" ")[0] for line in lines] == ["::error"] * 3 + ["::warning", "::notice"]
     assert "50 %25 <script>" in lines[0]
     assert all(line.count("::") == 2 for line in lines)
@@ -177,7 +182,7 @@ def test_github_annotations_are_one_line_each_and_escaped(judgement: Judgement) 
 
 def test_github_shows_ten_of_a_level(judgement: Judgement) -> None:
     many = replace(judgement, findings=tuple(f for f in judgement.findings if f.verdict == "regressed") * 25)
-    errors = [line for line in github.render(many).splitlines() if line.startswith("::error")]
+    errors = [line for line in write_github.render(many).splitlines() if line.startswith("::error")]
     assert len(errors) == 10
     assert "and 16 more" in errors[-1]
 
@@ -185,10 +190,10 @@ def test_github_shows_ten_of_a_level(judgement: Judgement) -> None:
 def test_the_step_summary_is_appended(judgement: Judgement, tmp_path: Path) -> None:
     file = tmp_path / "summary.md"
     file.write_text("before\n")
-    github.summarize(judgement, file)
-    assert file.read_text() == "before\n" + markdown.render(judgement)
+    write_github.summarize(judgement, file)
+    assert file.read_text() == "before\n" + write_markdown.render(judgement)
     with pytest.raises(UserError, match="step summary"):
-        github.summarize(judgement, tmp_path)
+        write_github.summarize(judgement, tmp_path)
 
 
 def test_an_ab_of_several_dtypes_names_them_as_it_goes() -> None:

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from attnbench.analysis.backends import support_matrix as shown
 from attnbench.backends import BACKENDS, NOT_BY_DEFAULT, load
 from attnbench.commands.backends import backends
 from attnbench.core import gpus
 from attnbench.core.errors import UserError
-from attnbench.report import matrix as shown
 from attnbench.run.support import FEATURES, PLAIN, Row, architectures, device, matrix
 
 DOCS = Path(__file__).parents[2] / "docs" / "backends.md"

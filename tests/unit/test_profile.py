@@ -8,11 +8,11 @@ from typing import Any
 import builders
 import pytest
 
-from attnbench import ncu, profile
+from attnbench.analysis.profile import ncu, profile
+from attnbench.analysis.profile.profile import Activity, Profile, Request
 from attnbench.core import flops, gpus
 from attnbench.core.errors import UserError
 from attnbench.core.machine import Device
-from attnbench.profile import Activity, Profile, Request
 from attnbench.run.suite import settings
 from attnbench.run.workers import Fleet
 

@@ -11,11 +11,11 @@ import builders
 import pytest
 from rich.console import Console
 
-from attnbench.ncu import Moved, Traffic
-from attnbench.profile import Activity, Outcome, Profile, roofline
-from attnbench.report import profile as shown
-from attnbench.report import timeline
-from attnbench.report.profile_figures import sentences
+from attnbench.analysis.profile import timeline
+from attnbench.analysis.profile import write as shown
+from attnbench.analysis.profile.figures import sentences
+from attnbench.analysis.profile.ncu import Moved, Traffic
+from attnbench.analysis.profile.profile import Activity, Outcome, Profile, roofline
 
 GIB = 2.0**30
 CASE = builders.case(8192, causal=True)

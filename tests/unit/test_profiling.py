@@ -13,13 +13,13 @@ import pytest
 import torch
 from torch import Tensor
 
+from attnbench.analysis.profile.profile import Profile
 from attnbench.backends.eager import Eager
 from attnbench.backends.fake import Fake
 from attnbench.backends.function import Function
 from attnbench.core.backend import Signature, Unsupported
 from attnbench.core.case import Case, Shape
 from attnbench.core.machine import Device
-from attnbench.profile import Profile
 from attnbench.worker import profile_call
 from attnbench.worker.measure.cupti import Call, Kernel, Untraceable
 from attnbench.worker.serve import Worker

@@ -12,10 +12,10 @@ import pytest
 from builders import CPU, H200, SIX, case, decode, ended, forwards, measurements, ok, run
 from rich.console import Console
 
+from attnbench.analysis.summary.contents import contents
 from attnbench.core.errors import UserError
 from attnbench.core.record import Accuracy, Record, Run, TensorError
 from attnbench.report import export, markdown, points, terminal
-from attnbench.report.contents import contents
 from attnbench.results.cells import cells
 
 

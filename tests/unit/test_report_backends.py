@@ -7,7 +7,7 @@ import io
 import pytest
 from rich.console import Console
 
-from attnbench.report.backends import Row, render
+from attnbench.analysis.backends.available import Row, render
 
 INSTALL = "pip install --no-build-isolation 'transformer-engine[pytorch]>=2.0'"
 ROWS = (

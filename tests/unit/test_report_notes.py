@@ -10,11 +10,11 @@ from typing import Any
 from builders import CPU, H200, case, ended, job, ok, run
 from rich.console import Console
 
+from attnbench.analysis.summary import cautions, facts, no_figure
+from attnbench.analysis.summary.forecast import forecast_line
 from attnbench.commands.run import _epilogue
 from attnbench.core.errors import EXIT_INTERRUPTED
 from attnbench.core.record import Forecast, Measurement, Record
-from attnbench.report import cautions, facts, notes
-from attnbench.report.forecast import forecast_line
 from attnbench.results import case_names
 from attnbench.results.cells import cells
 from attnbench.run.run_suite import Outcome
@@ -28,7 +28,7 @@ def test_reasons_that_differ_in_numbers_are_one_line() -> None:
         for d in ("fwd", "bwd")
     ]
     records += [ok(case(16384), "eager", 30.0), ended(case(), "sm_90a", "failed", "exit code -11 in sm_90 kernel")]
-    found = notes.notes(cells([run(records)]))
+    found = no_figure.notes(cells([run(records)]))
     assert [(n.word, n.who, n.reason) for n in found] == [
         ("FAIL", "sm_90a 1k d128 full fwd", "exit code -11 in sm_90 kernel"),
         ("skip", "eager (6 cases: 2k-8k)", "needs 512 MiB to 32 GiB of scores; 22 GiB free"),
@@ -42,14 +42,14 @@ def test_cells_of_several_dtypes_name_theirs() -> None:
         ended(case(2048, dtype="fp8"), "triton", "failed", "no such type"),
     ]
     made = run(records)
-    assert [n.who for n in notes.notes(cells([made]))] == [
+    assert [n.who for n in no_figure.notes(cells([made]))] == [
         "triton 1k d128 full fwd fp16",
         "triton 2k d128 full fwd fp8",
     ]
     assert "1 result wrong: triton 1k d128 full fwd fp16." in warned(*records)
     assert "the worst to 2.1%: triton 1k d128 full fwd bf16." in warned(*records)
     assert "(triton 1k d128 full fwd bf16)" in (forecast_line(made) or "")
-    assert [n.who for n in notes.notes(cells([run(records[1:2])]))] == ["triton 1k d128 full fwd"]
+    assert [n.who for n in no_figure.notes(cells([run(records[1:2])]))] == ["triton 1k d128 full fwd"]
 
 
 def test_on_a_cpu_nobody_is_sent_to_options_of_a_gpu() -> None:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats as scipy_stats
 
-from attnbench.resolution import MIN_TURNS, ROUNDS, freedom, noncentrality, resolve, spread
+from attnbench.analysis.doctor.resolution import MIN_TURNS, ROUNDS, freedom, noncentrality, resolve, spread
 
 TURNS = (4, 6, 10, 16, 24)
 SD = 0.01  # of a difference

@@ -21,15 +21,16 @@ from multiplied import multiply
 from rich.console import Console
 
 import attnbench
-from attnbench.compare import compare as comparing
+from attnbench.analysis.compare import compare as comparing
+from attnbench.analysis.compare import write_terminal as comparison
+from attnbench.analysis.gate.gate import Request, judge
+from attnbench.analysis.gate.margins import DEFAULT
+from attnbench.analysis.summary import tables
+from attnbench.analysis.summary.contents import contents
 from attnbench.core import stats
 from attnbench.core.errors import UserError
 from attnbench.core.record import Run
-from attnbench.gate.gate import Request, judge
-from attnbench.gate.margins import DEFAULT
-from attnbench.report import export, html, markdown, tables, terminal
-from attnbench.report.compare import terminal as comparison
-from attnbench.report.contents import contents
+from attnbench.report import export, html, markdown, terminal
 from attnbench.results import apart, batch, derive, run_file
 from attnbench.results.cells import cells
 from attnbench.results.columns import COMPARE, ERRORS, REPORT
@@ -230,7 +231,7 @@ def test_two_processes_make_the_contents_that_one_makes(monkeypatch: pytest.Monk
     runs = [run_file.read(path)[0] for path in RESULTS if "default" in path.stem or "fp8" in path.stem]
     here = contents(runs, metrics=("tflops", "latency"))
     assert not begun
-    monkeypatch.setattr("attnbench.report.contents.MANY", 1)
+    monkeypatch.setattr("attnbench.analysis.summary.contents.MANY", 1)
     assert contents(runs, metrics=("tflops", "latency")) == here
     assert len(begun) == 1
     assert here.notes

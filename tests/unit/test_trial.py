@@ -8,8 +8,8 @@ from typing import Any
 from builders import H200
 from healthy_h200 import CASES
 
+from attnbench.analysis.doctor.aa_test import MAX_TURNS, Trial, label, try_out
 from attnbench.core.record import Job, Measurement, Record
-from attnbench.trial import MAX_TURNS, Trial, label, try_out
 
 
 class Fleet:

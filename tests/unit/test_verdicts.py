@@ -11,9 +11,9 @@ import pytest
 from builders import CPU, environment
 from healthy_h200 import CASES, HOST, QUIET, WORKS, Nvml, changed, complaints, facts, judged, trial
 
+from attnbench.analysis.doctor.aa_test import Trial
+from attnbench.analysis.doctor.checks import judge, judge_trial
 from attnbench.core.record import Record
-from attnbench.trial import Trial
-from attnbench.verdicts import judge, judge_trial
 
 
 def test_a_healthy_machine_has_nothing_but_ok() -> None:

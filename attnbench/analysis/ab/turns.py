@@ -1,0 +1,174 @@
+"""Pairs of turns, A B, B A, ..., of two run files that grow together, until nothing is open."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Protocol
+
+from attnbench.analysis.ab.schedule import START, affordable, order, to_look, unsettled
+from attnbench.analysis.gate import gate
+from attnbench.analysis.gate.looks import LOOKS
+from attnbench.core.errors import Terminated
+from attnbench.core.record import Job, Record, Run
+from attnbench.core.sizes import duration
+from attnbench.results import run_file
+from attnbench.results.case_names import count
+from attnbench.results.cells import Key
+from attnbench.run.plan import skipped
+from attnbench.run.workers import Fleet, execute
+
+LABELS = ("A", "B")
+
+
+class Watcher(Protocol):
+    """Who is told while it goes on; report/gate/live.py shows it to a person."""
+
+    def say(self, text: str) -> None: ...
+
+    def begun(self, a: Run, b: Run, cells: int, paths: Sequence[Path], notes: Sequence[str]) -> None: ...
+
+    def turn(self, number: int, side: str, jobs: int, open_cells: int, left: float) -> None:
+        """A turn begins: `left` seconds of the limit."""
+
+    def started(self, job: Job) -> None: ...
+
+    def ended(self, job: Job, record: Record) -> None: ...
+
+    def looked(self, pairs: int, settled: int, open_cells: int) -> None: ...
+
+
+@dataclass
+class Half:
+    """One side while it is measured."""
+
+    run: Run  # without its records
+    fleet: Fleet
+    rounds: Mapping[int, Sequence[Job]]
+    file: run_file.RunFile
+    records: list[Record] = field(default_factory=list)
+
+    def add(self, record: Record) -> Record:
+        record = replace(record, version=self.run.versions.get(record.backend))
+        self.file.append(record)
+        self.records.append(record)
+        return record
+
+    def so_far(self) -> Run:
+        return replace(self.run, records=tuple(self.records))
+
+
+class Turns:
+    """Pairs of turns until nothing is open, or the time is up, or a person ends it."""
+
+    def __init__(
+        self,
+        halves: Sequence[Half],
+        judged_by: gate.Request,
+        watcher: Watcher,
+        time_limit: float,
+        deadline: float,
+        clock: Callable[[], float],
+    ) -> None:
+        """`time_limit` in seconds, as it was given; `deadline` by `clock`."""
+        self._halves = halves
+        self._judged_by = judged_by
+        self._watcher = watcher
+        self._time_limit = time_limit
+        self._deadline = deadline
+        self._clock = clock
+        self._start = START[halves[0].run.environment.device.kind]
+        self._late: set[Key] = set()  # cells that the time did not allow any more
+        self.pairs = 0  # complete ones
+        self.ended = ""  # "time", "looks", "interrupted", "terminated", or "" where all is settled
+
+    def measure(self, keys: Mapping[Key, float]) -> None:
+        """`keys` are the cells with the seconds that both sides may take for them, as forecast."""
+        try:
+            self._measure(dict(keys))
+        except KeyboardInterrupt:
+            self.ended = "interrupted"
+        except Terminated:
+            self.ended = "terminated"
+
+    def _measure(self, costs: dict[Key, float]) -> None:
+        self._skip_what_neither_runs(costs)
+        for pair in range(LOOKS[-1]):
+            left = self._deadline - self._clock()
+            # Before anything was measured the forecast may be off by two, and what it drops stays out.
+            ahead = to_look(pair) if pair else LOOKS[0] // 2
+            kept = affordable(costs, self._start, ahead, left)
+            self._leave_out(pair, set(costs) - kept)
+            costs = {key: cost for key, cost in costs.items() if key in kept}
+            if not costs:
+                self.ended = "time"
+                return
+            costs = self._pair(pair, costs)
+            self.pairs = pair + 1
+            if not pair or self.pairs in LOOKS:
+                judgement = self.judged()
+                if pair:  # after the first pair it only raises what is wrong with the metrics
+                    still = unsettled(judgement)
+                    going = {key: cost for key, cost in costs.items() if key in still}
+                    self._watcher.looked(self.pairs, len(costs) - len(going), len(going))
+                    costs = going
+            if not costs:
+                self.ended = "time" if self._late else ""
+                return
+        self.ended = "looks"
+
+    def _pair(self, pair: int, costs: Mapping[Key, float]) -> dict[Key, float]:
+        """The cells that work on both sides, with the seconds that they took."""
+        taken = dict.fromkeys(costs, 0.0)
+        broken: set[Key] = set()
+        for turn, which in enumerate(order(pair)):
+            half, began, measuring = self._halves[which], self._clock(), 0.0
+            jobs = [j for j in half.rounds[pair] if (j.case, j.backend) in costs]
+            self._watcher.turn(2 * pair + turn + 1, LABELS[which], len(jobs), len(costs), self._deadline - began)
+            for job, record in execute(jobs, half.fleet, half.run.policy, half.run.environment.device):
+                if record is None:
+                    self._watcher.started(job)
+                    continue
+                record = half.add(record)
+                self._watcher.ended(job, record)
+                key, seconds = (job.case, job.backend), record.seconds or 0.0
+                measuring += seconds
+                taken[key] += seconds
+                if record.status != "ok":
+                    broken.add(key)
+            half.fleet.close()
+            spent = max(0.0, self._clock() - began - measuring)
+            self._start = max(self._start, spent) if turn else spent  # the slower of the pair
+        return {key: seconds for key, seconds in taken.items() if key not in broken}
+
+    def judged(self) -> gate.Judgement:
+        a, b = self._halves
+        return gate.judge(a.so_far(), b.so_far(), self._judged_by)
+
+    def _skip_what_neither_runs(self, costs: Mapping[Key, float]) -> None:
+        """Their reasons belong into the files."""
+        for half in self._halves:
+            for job in half.rounds[0]:
+                if (job.case, job.backend) not in costs:
+                    half.add(skipped(job))
+
+    def _leave_out(self, pair: int, late: set[Key]) -> None:
+        self._late |= late
+        reason = f"no room for it within the time limit of {duration(self._time_limit)} (--time-limit)"
+        for half in self._halves if not pair else ():
+            for job in half.rounds[0]:
+                if (job.case, job.backend) in late:
+                    half.add(skipped(job if job.skip else replace(job, skip=reason, resumable=True)))
+
+    def notes(self, open_cells: int) -> list[str]:
+        """How it ended, where not by itself."""
+        left = f"{count(open_cells, 'cell')} not settled" if open_cells else "all that was measured is settled"
+        said = {
+            "time": f"The time limit of {duration(self._time_limit)} was up after "
+            f"{count(self.pairs, 'pair')} of turns: {left}.",
+            "looks": f"{LOOKS[-1]} pairs of turns are the most: {left}.",
+            "interrupted": f"Interrupted after {count(self.pairs, 'whole pair')} of turns: {left}.",
+            "terminated": f"Terminated after {count(self.pairs, 'whole pair')} of turns: {left}.",
+        }
+        return [said[self.ended]] if self.ended else []

@@ -1,0 +1,1 @@
+"""The `backends` command: what runs here, and the support matrix."""

@@ -1,0 +1,97 @@
+"""Where baselines are, and which one belongs to a run: FOLDER/NAME/GPU.jsonl."""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from attnbench.analysis.baseline import FOLDER, MAIN
+from attnbench.analysis.baseline.reduced import reduced
+from attnbench.core.errors import UserError, did_you_mean
+from attnbench.core.record import Run
+from attnbench.results import run_file
+
+
+@dataclass(frozen=True)
+class Baseline:
+    name: str
+    path: Path
+    head: Run  # without its records
+
+    @property
+    def gpu(self) -> str:
+        return self.head.environment.device.name
+
+
+def save(run: Run, name: str, folder: Path) -> tuple[Path, Run | None]:
+    """Writes it whole or not at all; gives its path, and the head of the one that it replaces."""
+    if not re.fullmatch(r"\w[\w.-]*", name):
+        raise UserError(f"--name: {name!r} is no name for a folder; use letters, digits, dots and dashes, as in main")
+    if not any(r.status == "ok" for r in run.records):
+        raise UserError("nothing was measured in that run, so there is nothing to compare with; choose another")
+    path = folder / name / f"{run.environment.device.slug or 'device'}.jsonl"
+    before = run_file.head(path) if path.is_file() else None
+    if before and _device(before) != _device(run):
+        raise UserError(f"{path} belongs to another device, {before.environment.device.name}; choose another --name")
+    fresh = path.with_suffix(".new")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        fresh.write_bytes(run_file.encoded(reduced(run)))
+        os.replace(fresh, path)
+    except OSError as error:
+        raise UserError(f"cannot write {path}: {error.strerror}; choose another place with --dir") from None
+    return path, before
+
+
+def found(folder: Path) -> list[Baseline]:
+    """All baselines in a folder of names, or in the folder of one name, by name and GPU."""
+    files = [*folder.glob("*.jsonl"), *folder.glob("*/*.jsonl")]
+    some = [Baseline(path.parent.name, path, run_file.head(path)) for path in sorted(files)]
+    return [b for b in some if b.head.reduced]
+
+
+def named(name: str, folder: Path) -> list[Baseline]:
+    """Those of one name, a GPU model each. Raises UserError where there is none."""
+    some = found(folder)
+    if own := [b for b in some if b.name == name]:
+        return own
+    if not some:
+        raise UserError(f"no baselines in {folder}; make one with attnbench baseline save RUN")
+    raise UserError(f"no baseline {name!r} in {folder}{did_you_mean(name, sorted({b.name for b in some}))}")
+
+
+def pick(given: Path, current: Run) -> Path:
+    """The file that `given` means to a gate of `current`: itself, or of a folder or a name the one for its GPU.
+
+    A folder of several names means the one called main. Raises UserError where none fits.
+    """
+    folder = given
+    if len(given.parts) == 1 and not given.suffix and not given.exists() and not FOLDER.is_dir():
+        raise UserError(
+            f"{given} is neither a file nor a folder, and there is no folder {FOLDER} with baselines by name; "
+            "attnbench baseline save RUN makes one"
+        )
+    if len(given.parts) == 1 and not given.exists() and FOLDER.is_dir():
+        folder = FOLDER / given
+        if not folder.is_dir() and not given.suffix:
+            named(str(given), FOLDER)  # says what there is
+    if not folder.is_dir():
+        return given
+    there = found(folder)
+    ours = [b for b in there if _device(b.head) == _device(current)]
+    chosen = [b for b in ours if b.name == MAIN] if len(ours) > 1 else ours
+    if len(chosen) == 1:
+        return chosen[0].path
+    gpu = current.environment.device.name
+    if ours:
+        raise UserError(f"{folder} has several baselines for {gpu}; name one: {', '.join(str(b.path) for b in ours)}")
+    others = f"; there are some for {', '.join(sorted({b.gpu for b in there}))}" if there else ""
+    raise UserError(
+        f"no baseline for {gpu} in {folder}{others}; measure what is good on that GPU, then attnbench baseline save RUN"
+    )
+
+
+def _device(run: Run) -> tuple[str, str]:
+    return run.environment.device.kind, run.environment.device.name

@@ -1,0 +1,1 @@
+"""The `doctor` command: is this machine fit to measure?"""

@@ -1,0 +1,1 @@
+"""The `profile` command: one case on one backend, looked into."""

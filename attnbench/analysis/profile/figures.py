@@ -1,0 +1,116 @@
+"""The figures of a profile in words: latency, spans, roofline, traffic; what standard attention moves over others."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from attnbench.core import stats
+from attnbench.results import case_names, metrics
+
+if TYPE_CHECKING:
+    from attnbench.analysis.profile.profile import Outcome, Profile
+    from attnbench.core.flops import Roofline
+
+TOLL = 0.01  # of the latency; less is noise
+STANDARD = ("eager", "sdpa-math")  # attention that writes its scores to memory
+TIMERS = {"events": "CUDA events", "cupti": "CUPTI spans", "perf_counter": "perf_counter"}
+
+
+def sentences(outcome: Outcome) -> list[str]:
+    """How many times more bytes standard attention moves than the others: what papers derive, measured."""
+    counted = {p.backend: p.traffic.total for p in outcome.profiles if p.traffic and not p.wrong}
+    standard = next((name for name in STANDARD if name in counted), None)
+    if standard is None:
+        return []
+    most = counted[standard]
+    return [
+        f"Standard attention ({standard}) moves {metrics.digits(most / total)} times the bytes of {name}: "
+        f"{metrics.size(most)} against {metrics.size(total)} between HBM and the GPU, for one call."
+        for name, total in counted.items()
+        if name not in STANDARD
+    ]
+
+
+def figures(profile: Profile, roofline: Roofline | None) -> list[tuple[str, str, str]]:
+    """(label, value, meaning) above a timeline."""
+    found = [("latency", metrics.duration(profile.latency), _method(profile))]
+    if profile.spans:
+        found += _spans(profile)
+    elif profile.activities:
+        found.append(("traced call", metrics.duration(profile.length), "the one below, slowed by the profiler"))
+    if profile.enqueue:
+        host = stats.median(profile.enqueue)
+        slower = host > profile.latency
+        meaning = "slower than the GPU, so calls in a row wait for it" if slower else "less than the GPU's time: hidden"
+        found.append(("CPU launch", metrics.duration(host), f"of the host for one call; {meaning}"))
+    found.append(("first call", metrics.duration(profile.first_call), "preparing and compiling included"))
+    if roofline:
+        found += _rooflines(profile, roofline)
+    found.append(("peak memory", metrics.size(profile.memory_peak), "that one call adds, of torch's allocator"))
+    if profile.traffic:
+        found += _traffic(profile, roofline)
+    return found
+
+
+def _method(profile: Profile) -> str:
+    parts = [f"median of {len(profile.times)} samples", TIMERS.get(profile.timer, profile.timer), f"L2 {profile.l2}"]
+    if profile.limits:
+        parts.append(f"clock limited by {', '.join(profile.limits)}")
+    if profile.host_bound:
+        parts.append("some wait for the host")
+    return ", ".join(parts)
+
+
+def _spans(profile: Profile) -> Iterable[tuple[str, str, str]]:
+    span = stats.median(profile.spans)
+    of = f"median of {case_names.count(len(profile.spans), 'traced call')}"
+    yield "span", metrics.duration(span), f"first kernel's start to last one's end, CUPTI, {of}"
+    gap = stats.median([events - own for events, own in zip(profile.traced, profile.spans, strict=True)])
+    yield "launch gap", metrics.duration(gap), "from the events to the kernels and back, of the same calls"
+    toll = stats.median(profile.traced) / profile.latency - 1
+    if abs(toll) >= TOLL:
+        longer = "longer" if toll > 0 else "less"
+        yield "tracing", metrics.percent(abs(toll)), f"{longer} than untraced: the profiler's toll, or the clock moved"
+    if len(profile.activities) > 1:
+        idle = sum(profile.gaps)
+        what = f"{metrics.percent(idle / profile.length)} of the span, between its {len(profile.activities)} kernels"
+        yield "gaps", metrics.duration(idle), what
+
+
+def _rooflines(profile: Profile, roofline: Roofline) -> Iterable[tuple[str, str, str]]:
+    limit = (
+        f"{metrics.digits(roofline.intensity)} FLOP/B, and memory is the limit below {metrics.digits(roofline.ridge)}"
+    )
+    yield "roofline", metrics.duration(roofline.seconds), f"bound by {roofline.bound}: {limit}; by {roofline.source}"
+    work = f"{_si(roofline.flops, 'FLOP')} at {_si(roofline.peak, 'FLOP/s')}"
+    yield "  compute", metrics.duration(roofline.compute), work
+    moved = f"{metrics.size(roofline.nbytes)}, each operand once, at {_si(roofline.bandwidth, 'B/s')}"
+    yield "  bytes", metrics.duration(roofline.memory), moved
+    reached = f"of the roofline, {_si(roofline.flops / profile.latency, 'FLOP/s')}"
+    if roofline.datasheet and profile.ceilings.keys() >= {"matmul", "copy"}:
+        matmul, copy = profile.ceilings["matmul"], profile.ceilings["copy"]
+        share = metrics.percent(max(roofline.flops / matmul, roofline.nbytes / copy) / profile.latency)
+        reached += f"; {share} of what a matmul, {_si(matmul, 'FLOP/s')}, and a copy, {_si(copy, 'B/s')}, reach here"
+    yield "reached", metrics.percent(roofline.seconds / profile.latency), reached
+
+
+def _si(number: float, unit: str) -> str:
+    factor, prefix = next((f for f in ((1e12, "T"), (1e9, "G"), (1e6, "M")) if number >= f[0]), (1.0, ""))
+    return f"{metrics.digits(number / factor)} {prefix}{unit}"
+
+
+def _traffic(profile: Profile, roofline: Roofline | None) -> Iterable[tuple[str, str, str]]:
+    traffic = profile.traffic
+    assert traffic is not None
+    parts = [f"read {metrics.size(traffic.read)}, written {metrics.size(traffic.written)}"]
+    if roofline:
+        parts.append(f"{metrics.digits(traffic.total / roofline.nbytes)} times the least")
+    parts.append("by ncu, L2 emptied before and after the call and not between its kernels")
+    if traffic.passes > 1:
+        parts.append(f"{traffic.passes} passes, so some reads may have hit L2")
+    yield "HBM traffic", metrics.size(traffic.total), "; ".join(parts)
+    if profile.spans:
+        rate = traffic.total / stats.median(profile.spans)
+        of = f", {metrics.percent(rate / roofline.bandwidth)} of the bandwidth" if roofline else ""
+        yield "  rate", _si(rate, "B/s"), f"over the span{of}"

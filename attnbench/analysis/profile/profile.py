@@ -1,0 +1,262 @@
+"""`attnbench profile`, from what a person asked for to a profile of one case on each backend; profiling.py takes them.
+
+The hardware counters come last, when every worker has ended: they count the whole device, and ncu's child needs the
+memory. The roofline's rates are the datasheet's; where there is none, what a matmul and a copy reached here meanwhile.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from attnbench.analysis.profile import ncu
+from attnbench.core import gpus, stats
+from attnbench.core.case import Case
+from attnbench.core.errors import UserError
+from attnbench.core.flops import Roofline
+from attnbench.core.json import to_json
+from attnbench.core.machine import Device, Environment
+from attnbench.core.policy import Policy
+from attnbench.core.sizes import short
+from attnbench.run import plan
+from attnbench.run.device_probe import look
+from attnbench.run.process import START_TIMEOUT
+from attnbench.run.select import choose, device_name, interpreters
+from attnbench.run.suite import Settings, parse, resolve
+from attnbench.run.workers import Fleet, ends_well
+
+DEFAULTS = parse(
+    {
+        "name": "profile",
+        "axes": {"seqlen": "8k", "headdim": 128, "dtype": "bf16", "causal": False, "pass": "fwd"},
+        "tokens": "16k",
+        "hidden": "2k",
+        "on_cpu": {"axes": {"seqlen": "1k", "dtype": "fp32"}, "tokens": "1k", "hidden": 256},
+    },
+    "profile",
+)
+CPU_NOTE = "launch overhead, gaps between kernels and HBM traffic: on a GPU only; operators stand for kernels"
+FORECASTS = 20  # a profile may last this many times what the plan expects of a measured cell
+
+
+@dataclass(frozen=True)
+class Request:
+    """What the command line asked for."""
+
+    settings: Settings = field(default_factory=Settings)
+    device: str = "auto"
+    trace: Path | None = None
+    counters: bool = True  # HBM traffic by ncu, where it is there
+    pythons: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Activity:
+    """A kernel, copy or fill of a GPU, or an operator on a CPU. Seconds from the start of the call."""
+
+    name: str
+    start: float
+    end: float
+    stream: int = 0
+
+    @property
+    def seconds(self) -> float:
+        return self.end - self.start
+
+
+@dataclass(frozen=True)
+class Profile:
+    """One call of one backend. Seconds and bytes."""
+
+    backend: str
+    timer: str
+    l2: str
+    times: tuple[float, ...]
+    first_call: float
+    memory_peak: int  # that one call adds
+    ceilings: Mapping[str, float] = field(default_factory=dict)  # "matmul" in FLOP/s and "copy" in bytes/s, just before
+    version: str | None = None
+    wrong: str | None = None  # why its results, or what ran, are not what they should be
+    limits: tuple[str, ...] = ()
+    host_bound: bool = False
+    enqueue: tuple[float, ...] = ()  # of the host, to launch one call
+    what: str = "kernels"  # or "operators"
+    activities: tuple[Activity, ...] = ()
+    length: float = 0.0  # of the call that `activities` show
+    spans: tuple[float, ...] = ()  # of all traced calls, CUPTI
+    traced: tuple[float, ...] = ()  # what CUDA events read of the same calls
+    memory: tuple[tuple[float, int], ...] = ()  # bytes allocated from a moment of that call on
+    trace: str | None = None  # the Chrome trace's file
+    traffic: ncu.Traffic | None = None
+    notes: tuple[str, ...] = ()
+
+    @property
+    def latency(self) -> float:
+        return stats.median(self.times)
+
+    @property
+    def gaps(self) -> tuple[float, ...]:
+        """Seconds before each activity in which none ran."""
+        found, until = [], 0.0
+        for activity in self.activities:
+            found.append(max(0.0, activity.start - until))
+            until = max(until, activity.end)
+        return tuple(found)
+
+    @classmethod
+    def from_json(cls, backend: str, version: str | None, trace: Path | None, data: Mapping[str, Any]) -> Profile:
+        values: dict[str, Any] = {
+            name: tuple(value) if isinstance(value, list) else value for name, value in data.items()
+        }
+        values["activities"] = tuple(Activity(**a) for a in data.get("activities", ()))
+        values["memory"] = tuple((at, nbytes) for at, nbytes in data.get("memory", ()))
+        return cls(backend=backend, version=version, trace=str(trace) if trace else None, **values)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The profiles of one case, and the reasons of the backends that have none."""
+
+    environment: Environment
+    case: Case
+    roofline: Roofline | None
+    profiles: tuple[Profile, ...]
+    refused: Mapping[str, str] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+
+def profile(request: Request, say: Callable[[str], Any]) -> Outcome:
+    """Profiles; `say` hears what goes on. Raises UserError for what a person can mend."""
+    device = device_name(request.device)
+    if not request.settings.backends:
+        raise UserError("--backend: which one? As in attnbench profile -b triton --seqlen 8k, or -b eager,triton")
+    specs = choose(request.settings.backends)
+    kinds = {"auto": ("cuda", "cpu"), "cpu": ("cpu",)}.get(device, ("cuda",))
+    cases = {kind: one_case(request.settings, kind) for kind in kinds}
+    if device == "fake":
+        raise UserError("--device fake: nothing runs on a simulated device, so there is nothing to profile; use cpu")
+    traces = trace_files(request.trace, list(specs))
+    fleet = Fleet(specs, interpreters(request.pythons, list(specs)))
+    with ends_well(fleet):
+        say("looking at the device")
+        environment = look(device, sorted({case.dtype for case, _ in cases.values()}))
+        here = environment.device
+        case, notes = cases[here.kind]
+        profiles, refused = _ask(fleet, case, here, traces, say)
+        fleet.close()
+        lost = [traces[p.backend] for p in profiles if p.backend in traces and not p.trace]
+        notes += tuple(f"--trace: {path} could not be written; choose another place" for path in lost)
+        if here.kind == "cpu":
+            notes += (CPU_NOTE,)
+        elif request.counters and profiles:
+            profiles, problems = _count(profiles, fleet, case, here, say)
+            notes += problems
+    return Outcome(environment, case, roofline(case, here, profiles), tuple(profiles), refused, notes)
+
+
+def one_case(settings: Settings, kind: str) -> tuple[Case, tuple[str, ...]]:
+    """The one case that the options come to on a kind of device, and what was shrunk. Raises UserError for several."""
+    resolved = resolve(DEFAULTS, kind, settings)
+    axes: dict[str, Callable[[Case], Any]] = {
+        "seqlen": lambda c: short(c.shape.seqlen_k),
+        "seqlen_q": lambda c: short(c.shape.seqlen_q),
+        "headdim": lambda c: "-".join(dict.fromkeys((str(c.shape.headdim), str(c.shape.headdim_v)))),
+        "dtype": lambda c: c.dtype,
+        "direction": lambda c: c.direction,
+        "batch": lambda c: c.shape.batch,
+        "nheads": lambda c: c.shape.nheads,
+        "nheads_k": lambda c: c.shape.nheads_k,
+        "window": lambda c: c.window_size,
+        "softcap": lambda c: c.softcap,
+        "dropout": lambda c: c.dropout_p,
+    }
+    for name, read in axes.items():
+        values = dict.fromkeys(str(read(c)) for c in resolved.cases)
+        if getattr(settings.axes, name) and len(values) > 1:
+            option = "pass" if name == "direction" else name.replace("_", "-")
+            raise UserError(f"--{option} has {len(values)} values ({', '.join(values)}); a profile is of one case")
+    return resolved.cases[0], resolved.notes
+
+
+def trace_files(path: Path | None, names: Sequence[str]) -> dict[str, Path]:
+    """Backend -> the absolute file of its trace: the one given, with the backend's name where there are several."""
+    if path is None:
+        return {}
+    if os.path.isdir(path):
+        raise UserError(f"--trace: {path} is a folder; give a file in it, as in {path / 'trace.json'}")
+    folder = path.absolute().parent
+    if not os.access(folder, os.W_OK | os.X_OK):
+        why = "no permission to write in" if folder.is_dir() else "there is no folder"
+        raise UserError(f"--trace: cannot write {path}: {why} {folder}; choose another place")
+    stem, dot, rest = path.name.partition(".")
+    files = [path.name] if len(names) == 1 else [f"{stem}-{name.replace(os.sep, '-')}{dot}{rest}" for name in names]
+    return {name: folder / file for name, file in zip(names, files, strict=True)}
+
+
+def roofline(case: Case, device: Device, profiles: Sequence[Profile]) -> Roofline | None:
+    """By the datasheet, else by what was reached here; None where neither is known."""
+    gpu = gpus.find(device.name, device.memory) if device.kind == "cuda" else None
+    peak = gpus.peak(gpu, case.dtype) if gpu else None
+    if gpu and peak:
+        return Roofline.of(case, peak, gpu.bandwidth, f"the datasheet of the {gpu.name}", datasheet=True)
+    matmul, copy = (max((p.ceilings.get(name, 0.0) for p in profiles), default=0.0) for name in ("matmul", "copy"))
+    return Roofline.of(case, matmul, copy, "what a matmul and a copy reach here") if matmul and copy else None
+
+
+def _ask(
+    fleet: Fleet, case: Case, device: Device, traces: Mapping[str, Path], say: Callable[[str], Any]
+) -> tuple[list[Profile], dict[str, str]]:
+    """A profile of each backend, or the reason why there is none."""
+    say(f"importing {', '.join(fleet.specs)}")
+    probes = fleet.probe()
+    jobs = plan.make([case], fleet.survey(probes, [case], device), device, Policy())
+    profiles: list[Profile] = []
+    refused: dict[str, str] = {}
+    for job in sorted(jobs, key=lambda j: list(fleet.specs).index(j.backend)):
+        name = job.backend
+        if job.skip:
+            refused[name] = job.skip
+            continue
+        say(f"profiling {name}")
+        trace = traces.get(name)
+        request = {"op": "profile", "device": to_json(device), "case": to_json(case)}
+        timeout = START_TIMEOUT + FORECASTS * job.forecast.seconds
+        try:
+            found = fleet.ask(name, {**request, "trace": str(trace) if trace else None}, timeout)["profile"]
+        except UserError as error:
+            refused[name] = str(error).removeprefix(f"{name}: ")
+            continue
+        if "refused" in found:
+            refused[name] = found["refused"]
+        else:
+            written = trace if trace and trace.is_file() else None  # the profiler says nothing where it cannot
+            profiles.append(Profile.from_json(name, probes[name].version, written, found))
+    return profiles, refused
+
+
+def _count(
+    profiles: Sequence[Profile], fleet: Fleet, case: Case, device: Device, say: Callable[[str], Any]
+) -> tuple[list[Profile], tuple[str, ...]]:
+    """The profiles with what ncu counted, and why not; what hinders one hinders all, and is said once."""
+    tool = ncu.find()
+    if tool is None:
+        return list(profiles), (f"HBM traffic: {ncu.MISSING}",)
+    counted: list[Profile] = []
+    problems: dict[str, str] = {}  # reason -> the first backend that it hindered
+    request = {"case": to_json(case), "device": to_json(device)}
+    for one in profiles:
+        name = one.backend
+        say(f"counting the bytes that {name} moves (ncu)")
+        try:
+            own = {**request, "name": name, "spec": fleet.specs[name]}
+            traffic = ncu.measure(tool, fleet.interpreters.get(name), own)
+        except ncu.NoTraffic as error:
+            problems.setdefault(str(error), name)
+            counted.append(one)
+        else:
+            counted.append(replace(one, traffic=traffic))
+    who = "" if len(problems) == 1 and not any(one.traffic for one in counted) else " of {}"
+    return counted, tuple(f"HBM traffic{who.format(name)}: {reason}" for reason, name in problems.items())

@@ -1,0 +1,1 @@
+"""What a person sees while something is measured."""
