@@ -57,7 +57,7 @@ def _here(pythons: Sequence[str]) -> None:
     from attnbench.analysis.backends import available as shown
     from attnbench.backends import BACKENDS, available
     from attnbench.backends import load as instance
-    from attnbench.report.live import Line
+    from attnbench.report.progress.run_progress import Line
     from attnbench.run.device_probe import Looker
     from attnbench.run.select import interpreters
     from attnbench.run.suite import load, resolve

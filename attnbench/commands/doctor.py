@@ -26,7 +26,7 @@ def doctor(
 
     from attnbench.analysis.doctor import write as shown
     from attnbench.analysis.doctor.diagnose import diagnose
-    from attnbench.report.live import Line
+    from attnbench.report.progress.run_progress import Line
 
     with live(Line, "the diagnosis was complete") as line:
         diagnosis = diagnose(device, line.say, quick=quick)

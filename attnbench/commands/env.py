@@ -35,7 +35,7 @@ def create(
     attnbench env create fa4 -- --no-index --find-links wheels/
     """
     from attnbench.backends import BACKENDS
-    from attnbench.report.live import Line
+    from attnbench.report.progress.run_progress import Line
     from attnbench.run import venvs
     from attnbench.run.workers import Fleet, ends_well
 

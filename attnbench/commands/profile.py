@@ -58,7 +58,7 @@ def profile(
 
     from attnbench.analysis.profile import profile as profiles
     from attnbench.analysis.profile import write as shown
-    from attnbench.report.live import Line
+    from attnbench.report.progress.run_progress import Line
     from attnbench.run.suite import settings
 
     request = profiles.Request(

@@ -115,14 +115,14 @@ def report(
     if html or png or svg:
         _draw(runs, results, {"html": html, "png": png, "svg": svg}, figure or "throughput", panel or "", convention)
     elif format in ("csv", "json"):
-        from attnbench.report import export
+        from attnbench.report.export import flat_rows
 
-        put(export.csv(runs, convention) if format == "csv" else export.json_text(runs, convention))
+        put(flat_rows.csv(runs, convention) if format == "csv" else flat_rows.json_text(runs, convention))
     elif format not in ("md", "table"):
-        from attnbench.report import exports
+        from attnbench.report.export import trackers
 
-        exports.write(sys.stdout, format, runs, convention)
-        for doubt in exports.doubts(runs) if format in exports.JSON_FORMATS else ():
+        trackers.write(sys.stdout, format, runs, convention)
+        for doubt in trackers.doubts(runs) if format in trackers.JSON_FORMATS else ():
             print(f"attnbench: {doubt}", file=sys.stderr)
     else:
         from attnbench.analysis.summary.contents import contents
@@ -164,12 +164,12 @@ def _draw(
     convention: Convention,
 ) -> None:
     """Writes the page, and the figure as PNG and SVG, whichever have a file."""
-    from attnbench.report import draw, html
+    from attnbench.report.html import html_page, image
 
     for kind, path in pictures.items():
         if path is not None:
             if kind == "html":
-                html.save(path, runs, paths, convention)
+                html_page.save(path, runs, paths, convention)
             else:
-                draw.save(path, kind, runs, figure, panel, convention)
+                image.save(path, kind, runs, figure, panel, convention)
             print(f"{kind}: {path}")

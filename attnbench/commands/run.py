@@ -101,7 +101,7 @@ def run(
     axes = options.axes(locals())
     from rich.console import Console
 
-    from attnbench.report.live import Live
+    from attnbench.report.progress.run_progress import Live
     from attnbench.run import run_suite as runs
     from attnbench.run.suite import settings
 
@@ -136,9 +136,9 @@ def run(
         print(planned.json_text(outcome.run)) if json else planned.render(console, outcome.run)
         return
     if json:
-        from attnbench.report import export
+        from attnbench.report.export import flat_rows
 
-        put(export.json_text([outcome.run]))
+        put(flat_rows.json_text([outcome.run]))
         console = Console(stderr=True, highlight=False)
     else:
         from attnbench.analysis.summary.contents import contents

@@ -16,7 +16,7 @@ from attnbench.core.errors import EXIT_INTERRUPTED, EXIT_TERMINATED, Terminated,
 
 if TYPE_CHECKING:
     from attnbench.core.record import Run
-    from attnbench.report.live import Line
+    from attnbench.report.progress.run_progress import Line
 
 L = TypeVar("L", bound="Line")
 

@@ -13,7 +13,7 @@ from builders import case, ended, ok, run
 from chromium import Browser
 
 from attnbench.core.record import Record, Run
-from attnbench.report import html, look
+from attnbench.report.html import html_page, palette
 from attnbench.results import metrics
 from attnbench.results.cells import cells
 
@@ -52,7 +52,7 @@ def records(
 
 
 def write(path: Path, whole: Run) -> Path:
-    html.save(path, [whole], [Path("run.jsonl")])
+    html_page.save(path, [whole], [Path("run.jsonl")])
     return path
 
 
@@ -138,7 +138,7 @@ def test_the_table_writes_figures_as_python_does(opened: Browser, whole: Run) ->
 @pytest.mark.parametrize("value", [0, 1e-5, 0.000123456, 0.5, 0.9996, 9.996, 99.96, 999.6, 1234.0])
 @pytest.mark.parametrize("name", ["latency", "memory_peak", "tflops", "utilization", "ci", "speedup"])
 def test_edges_of_formats(value: float, name: str, browser: Browser, page: Path) -> None:
-    kinds = {c[0]: c[2] for c in html.COLUMNS}
+    kinds = {c[0]: c[2] for c in html_page.COLUMNS}
     field = {"memory_peak": "memory"}.get(name, name)
     if browser.driver.current_url != page.as_uri():
         browser.open(page)
@@ -277,7 +277,7 @@ def test_the_dark_needs_no_second_drawing(opened: Browser) -> None:
     def rgb(color: str) -> str:
         return f"rgb({', '.join(str(int(color[i : i + 2], 16)) for i in (1, 3, 5))})"
 
-    features = {"light": look.LIGHT, "dark": look.DARK}
+    features = {"light": palette.LIGHT, "dark": palette.DARK}
     for name, scheme in features.items():
         opened.cdp("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": name}])
         assert colors() == [rgb(scheme.paper), rgb(scheme.colors[0])], name

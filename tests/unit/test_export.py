@@ -11,7 +11,7 @@ import pytest
 from builders import case, decode, forwards, ok, run
 
 from attnbench.core.case import Shape
-from attnbench.report import export
+from attnbench.report.export import flat_rows
 from attnbench.results.metrics import METRICS
 
 
@@ -26,7 +26,7 @@ def test_json_is_valid_and_flat() -> None:
     def refuse(constant: str) -> None:
         raise AssertionError(constant)
 
-    rows = json.loads(export.json_text([run(records)]), parse_constant=refuse)
+    rows = json.loads(flat_rows.json_text([run(records)]), parse_constant=refuse)
     assert len(rows) == len(records)
     assert all(row.keys() == rows[0].keys() for row in rows)
     row = next(r for r in rows if r["backend"] == "fa4" and r["round"] == 1)
@@ -45,8 +45,8 @@ def test_json_is_valid_and_flat() -> None:
 
 
 def test_csv_reads_back() -> None:
-    frame = export.dataframe([run(forwards())])
-    again = pandas.read_csv(io.StringIO(export.csv([run(forwards())])))
+    frame = flat_rows.dataframe([run(forwards())])
+    again = pandas.read_csv(io.StringIO(flat_rows.csv([run(forwards())])))
     assert list(again.columns) == list(frame.columns)
     assert len(again) == 24
     assert again["tflops"].max() == pytest.approx(414.2 * 1.5)
@@ -57,6 +57,6 @@ def test_csv_reads_back() -> None:
 
 
 def test_a_run_without_records_keeps_the_columns() -> None:
-    (header,) = export.csv([run([])]).splitlines()
-    assert header.split(",") == list(next(export.rows([run(forwards())])))
-    assert list(export.dataframe([run([])]).columns) == header.split(",")
+    (header,) = flat_rows.csv([run([])]).splitlines()
+    assert header.split(",") == list(next(flat_rows.rows([run(forwards())])))
+    assert list(flat_rows.dataframe([run([])]).columns) == header.split(",")

@@ -17,7 +17,7 @@ from builders import case, ended, ok, run
 
 from attnbench.core.errors import UserError
 from attnbench.core.record import Measurement, Run
-from attnbench.report import export, exports
+from attnbench.report.export import flat_rows, trackers
 from attnbench.results import derive
 from attnbench.results.cells import cells
 
@@ -29,11 +29,11 @@ def small() -> Run:
 
 
 def parsed(format: str, *runs: Run) -> Any:
-    return json.loads(exports.JSON_FORMATS[format](runs, "exact"))
+    return json.loads(trackers.JSON_FORMATS[format](runs, "exact"))
 
 
 def test_a_name_tells_cases_apart_and_stays_the_same() -> None:
-    assert [exports.name(c) for c in cells([small()])] == [
+    assert [trackers.name(c) for c in cells([small()])] == [
         "triton/bf16-d128-full-fwd-1k-b16-h16",
         "eager/bf16-d128-full-fwd-2k-b8-h16",
         "triton/bf16-d128-causal-fwd-1k-b16-h16",
@@ -46,7 +46,7 @@ def test_bmf() -> None:
     """bencher.dev/docs/reference/bencher-metric-format: names, measures, a value and its bounds."""
     found = parsed("bmf", small())
     assert len(found) == 4  # not what was skipped
-    (cell,) = [c for c in cells([small()]) if exports.name(c) == "triton/bf16-d128-causal-fwd-1k-b16-h16"]
+    (cell,) = [c for c in cells([small()]) if trackers.name(c) == "triton/bf16-d128-causal-fwd-1k-b16-h16"]
     measures = found["triton/bf16-d128-causal-fwd-1k-b16-h16"]
     assert set(measures) == {"latency", "tflops", "peak-memory"}
     assert measures["latency"]["value"] == pytest.approx(cell.value("latency") * 1e9)
@@ -92,10 +92,10 @@ def test_pytest_benchmark() -> None:
 
 def test_pytest_benchmark_counts_outliers_as_it_does() -> None:
     """Those beyond one standard deviation of the mean; those beyond 1.5 times the quartiles' distance."""
-    stats = exports._stats([1.0] * 4 + [2.0] * 4 + [3.0] * 4 + [9.0])
+    stats = trackers._stats([1.0] * 4 + [2.0] * 4 + [3.0] * 4 + [9.0])
     assert (stats["q1"], stats["q3"], stats["outliers"]) == (1.0, 3.0, "1;1")
     assert (stats["ld15iqr"], stats["hd15iqr"]) == (1.0, 3.0)
-    assert exports._stats([1.0] * 5 + [2.0] * 10 + [3.0] * 5)["outliers"] == "10;0"
+    assert trackers._stats([1.0] * 5 + [2.0] * 10 + [3.0] * 5)["outliers"] == "10;0"
 
 
 def test_a_sample_that_is_not_finite_costs_no_file() -> None:
@@ -106,7 +106,7 @@ def test_a_sample_that_is_not_finite_costs_no_file() -> None:
 
 
 def test_pytest_benchmark_itself_compares_it(tmp_path: Path) -> None:
-    (tmp_path / "run.json").write_text(exports.JSON_FORMATS["pytest-benchmark"]([small()], "exact"))
+    (tmp_path / "run.json").write_text(trackers.JSON_FORMATS["pytest-benchmark"]([small()], "exact"))
     command = [sys.executable, "-m", "pytest_benchmark", "compare", str(tmp_path / "run.json")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
@@ -118,8 +118,8 @@ def test_parquet_has_the_rows_of_the_csv() -> None:
     pytest.importorskip("pyarrow")
     import pandas
 
-    read = pandas.read_parquet(io.BytesIO(exports.parquet([small()])))
-    rows = list(export.rows([small()]))
+    read = pandas.read_parquet(io.BytesIO(trackers.parquet([small()])))
+    rows = list(flat_rows.rows([small()]))
     assert list(read.columns) == list(rows[0])
     assert read["latency"].tolist()[0] == rows[0]["latency"]
     assert read["memory_peak"].tolist()[0] == 2**30
@@ -131,7 +131,7 @@ def test_parquet_without_its_library_is_one_line(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
     monkeypatch.setitem(sys.modules, "fastparquet", None)
     with pytest.raises(UserError, match=r"needs pyarrow: pip install 'attnbench\[parquet\]'"):
-        exports.parquet([small()])
+        trackers.parquet([small()])
 
 
 def test_parquet_is_not_poured_on_a_terminal() -> None:
@@ -140,7 +140,7 @@ def test_parquet_is_not_poured_on_a_terminal() -> None:
             return True
 
     with pytest.raises(UserError, match="is not text"):
-        exports.write(Terminal(), "parquet", [small()])
+        trackers.write(Terminal(), "parquet", [small()])
 
 
 def test_two_devices_do_not_share_names() -> None:
@@ -148,9 +148,9 @@ def test_two_devices_do_not_share_names() -> None:
     names = list(parsed("bmf", small(), other))
     assert len(names) == 5
     assert all(name.startswith("NVIDIA H200 (run of 2026-07-0") for name in names)
-    (doubt,) = exports.doubts([small(), other])
+    (doubt,) = trackers.doubts([small(), other])
     assert "one file at a time" in doubt
-    assert not [*exports.doubts([small()])]
+    assert not [*trackers.doubts([small()])]
 
 
 def test_clock_held_down_is_said() -> None:
@@ -161,10 +161,10 @@ def test_clock_held_down_is_said() -> None:
     ]
 
 
-@pytest.mark.parametrize("format", exports.JSON_FORMATS)
+@pytest.mark.parametrize("format", trackers.JSON_FORMATS)
 def test_nothing_measured_is_an_empty_file_of_the_format(format: str) -> None:
     nothing = run([ended(case(), "eager", "failed", "no")])
     found = parsed(format, nothing)
     assert not (found["benchmarks"] if format == "pytest-benchmark" else found)
-    (doubt,) = exports.doubts([nothing])
+    (doubt,) = trackers.doubts([nothing])
     assert doubt.startswith("no cell has a figure")

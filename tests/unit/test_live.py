@@ -8,7 +8,7 @@ from dataclasses import replace
 from builders import case, decode, ended, ok, run
 from rich.console import Console
 
-from attnbench.report.live import Live
+from attnbench.report.progress.run_progress import Live
 
 
 def test_what_a_run_says_as_it_goes() -> None:

@@ -15,7 +15,9 @@ from rich.console import Console
 from attnbench.analysis.summary.contents import contents
 from attnbench.core.errors import UserError
 from attnbench.core.record import Accuracy, Record, Run, TensorError
-from attnbench.report import export, markdown, points, terminal
+from attnbench.report import markdown, terminal
+from attnbench.report.export import flat_rows
+from attnbench.report.html import chart_rows
 from attnbench.results.cells import cells
 
 
@@ -214,7 +216,7 @@ def test_a_figure_of_one_sample_says_so() -> None:
 
 def test_a_sample_that_is_not_finite_costs_no_page() -> None:
     odd = replace(ok(case(), "triton", 300.0), measurements=measurements(time=[1e-3] * 8 + [math.inf]))
-    (row,) = points.points(cells([run([odd])])).cells
+    (row,) = chart_rows.points(cells([run([odd])])).cells
     assert (row["latency"], row["p100"]) == (1e-3, None)
 
 
@@ -245,7 +247,7 @@ def test_only_skips_make_no_table() -> None:
 def test_an_empty_run() -> None:
     assert shown([run([])]) == "Nothing was measured: there are no records.\n"
     assert markdown.render(contents([run([])])) == "Nothing was measured: there are no records.\n"
-    assert json.loads(export.json_text([run([])])) == []
+    assert json.loads(flat_rows.json_text([run([])])) == []
 
 
 def test_markdown() -> None:

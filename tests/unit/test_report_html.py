@@ -17,11 +17,11 @@ from builders import case, ended, measurements, ok, run
 
 from attnbench.core.errors import UserError
 from attnbench.core.record import Run
-from attnbench.report import draw, figures, html, look, points
+from attnbench.report.html import chart_rows, figures, html_page, image, palette
 from attnbench.results import metrics, run_file
 from attnbench.results.cells import cells
 
-ASSETS = Path(html.__file__).parent / "assets"
+ASSETS = Path(html_page.__file__).parent / "assets"
 CHECKSUMS = {
     "vega.min.js": "8f6a3587cf8d4f42c7e08120e3eb05d067e746d554e39d2dcf52acc0bd5ba28f",
     "vega-lite.min.js": "35a9821df838825b05a6a73e9414b58747a1b18321583858ed903c66393a5c7e",
@@ -44,7 +44,7 @@ def small() -> Run:
 
 
 def page(*runs: Run) -> str:
-    return html.page(runs, [Path(f"/somewhere/run{i}.jsonl") for i in range(len(runs))])
+    return html_page.page(runs, [Path(f"/somewhere/run{i}.jsonl") for i in range(len(runs))])
 
 
 def data(text: str) -> Any:
@@ -106,9 +106,9 @@ def test_every_warning_and_reason_is_there() -> None:
 
 def test_the_convention_is_named(tmp_path: Path) -> None:
     assert "Utilisation (FLOPs: exact), share of the peak (989 for bf16)" in page(small())
-    assert "FLOPs: fa, causal counts half" in html.page([small()], [tmp_path / "run.jsonl"], "fa")
-    drawn = points.points(cells([small()]))
-    titles = {f.name: draw.drawing(f, drawn, "fa")["title"]["subtitle"] for f in figures.drawable(drawn)}
+    assert "FLOPs: fa, causal counts half" in html_page.page([small()], [tmp_path / "run.jsonl"], "fa")
+    drawn = chart_rows.points(cells([small()]))
+    titles = {f.name: image.drawing(f, drawn, "fa")["title"]["subtitle"] for f in figures.drawable(drawn)}
     assert titles["throughput"].startswith("NVIDIA H200, bf16 · FLOPs: fa, causal counts half · hollow")
     assert "FLOPs" not in titles["memory"] + titles["latency"]
 
@@ -120,9 +120,9 @@ def test_no_records_make_a_page() -> None:
 
 
 def test_figures_of_rows_are_the_metrics_to_seven_digits() -> None:
-    found = points.points(cells([small()]))
+    found = chart_rows.points(cells([small()]))
     for cell, row in zip(sorted(cells([small()]), key=lambda c: c.case.causal), found.cells, strict=True):
-        for name, metric in points.METRICS.items():
+        for name, metric in chart_rows.METRICS.items():
             value = cell.value(metric)
             assert row[name] == (pytest.approx(value, rel=1e-6) if value is not None else None), name
 
@@ -130,10 +130,10 @@ def test_figures_of_rows_are_the_metrics_to_seven_digits() -> None:
 def test_rows_of_several_runs_and_rounds() -> None:
     """The interval is of the samples of one round, and of the rounds' medians where there are several."""
     which = case()
-    one = points.points(cells([run([ok(which, "triton", 400, n=100, spread=0.01)])])).cells[0]
+    one = chart_rows.points(cells([run([ok(which, "triton", 400, n=100, spread=0.01)])])).cells[0]
     assert 0.99 < one["lo"] < 1 < one["hi"] < 1.01
     several = run([ok(which, "triton", 400 * (1 + 0.1 * i), round=i) for i in range(3)])
-    (row,) = points.points(cells([several])).cells
+    (row,) = chart_rows.points(cells([several])).cells
     assert (row["lo"], row["hi"]) == (pytest.approx(1.1 / 1.2, rel=1e-3), pytest.approx(1.1, rel=1e-3))
     assert (row["p0"], row["p100"]) == (
         pytest.approx(-0.002, rel=1e-3),
@@ -143,7 +143,7 @@ def test_rows_of_several_runs_and_rounds() -> None:
 
 def test_speed_up_has_the_intervals_of_both_sides() -> None:
     which = case()
-    found = points.points(cells([run([ok(which, "eager", 40, spread=0.1), ok(which, "triton", 400, spread=0.05)])]))
+    found = chart_rows.points(cells([run([ok(which, "eager", 40, spread=0.1), ok(which, "triton", 400, spread=0.05)])]))
     eager, triton = found.cells
     assert eager["speedup_lo"] is None
     assert triton["speedup_lo"] == pytest.approx(10 * eager["lo"] / triton["hi"], rel=1e-4)
@@ -156,7 +156,7 @@ def test_panels_hold_one_cell_a_length_and_backend() -> None:
     cases = [case(s, nheads=h, batch=b) for s in (1024, 2048) for h in (8, 16) for b in (1, 2)]
     cases += [case(s, seqlen_q=1, batch=4) for s in (1024, 2048)]
     cases += [case(1024, softcap=30.0), case(1024, dtype="fp16", headdim_v=64)]
-    found = points.points(cells([run([ok(c, "triton", 400) for c in cases])]))
+    found = chart_rows.points(cells([run([ok(c, "triton", 400) for c in cases])]))
     seen = [(row["panel"], row["seqlen"], row["backend"]) for row in found.cells]
     assert len(set(seen)) == len(cases)
     assert "bf16 d128 full fwd 8 heads batch 1" in found.panels
@@ -171,30 +171,32 @@ def test_what_was_skipped_throughout_a_panel_is_not_marked_there() -> None:
     records += [ok(case(512), "eager", 40), ended(case(512), "sdpa-math", "oom", "too large")]
     records += [ended(case(dtype="fp8"), b, "skipped", "no fp8") for b in ("eager", "triton")]
     records.append(ok(case(dtype="fp8"), "cudnn-fp8", 900))
-    marked = {(r["dtype"], r["backend"]): r["slot"] for r in points.points(cells([run(records)])).cells}
+    marked = {(r["dtype"], r["backend"]): r["slot"] for r in chart_rows.points(cells([run(records)])).cells}
     assert marked["bf16", "triton"] is None
     assert (marked["fp8", "eager"], marked["fp8", "triton"], marked["fp8", "cudnn-fp8"]) == (None, None, None)
     slots = [
-        r["slot"] for r in points.points(cells([run(records)])).cells if r["dtype"] == "bf16" and r["status"] != "ok"
+        r["slot"]
+        for r in chart_rows.points(cells([run(records)])).cells
+        if r["dtype"] == "bf16" and r["status"] != "ok"
     ]
     assert slots == [0, 0]
 
 
 @pytest.mark.parametrize(("dtypes", "scale"), [(("bf16", "fp16"), "shared"), (("bf16", "fp8"), "independent")])
 def test_throughputs_of_several_peaks_have_scales_of_their_own(dtypes: tuple[str, ...], scale: str) -> None:
-    found = points.points(cells([run([ok(case(dtype=d), "triton", 400) for d in dtypes])]))
+    found = chart_rows.points(cells([run([ok(case(dtype=d), "triton", 400) for d in dtypes])]))
     by_name = {f.name: f for f in figures.FIGURES}
     for name, wanted in (("throughput", scale), ("utilization", "shared")):
-        spec = figures.spec(by_name[name], found, look.LIGHT, (300, 200), 2, legend=True)
+        spec = figures.spec(by_name[name], found, palette.LIGHT, (300, 200), 2, legend=True)
         assert spec["resolve"] == {"scale": {"y": wanted}}
 
 
 @pytest.mark.parametrize(("backends", "abreast"), [(2, None), (20, 4)])
 def test_a_legend_is_no_wider_than_its_figure(backends: int, abreast: int | None) -> None:
     """Else a figure of twenty backends is half empty."""
-    found = points.points(cells([run([ok(case(), f"flash_attention_{i:02}", 400) for i in range(backends)])]))
+    found = chart_rows.points(cells([run([ok(case(), f"flash_attention_{i:02}", 400) for i in range(backends)])]))
     by_name = {f.name: f for f in figures.FIGURES}
-    spec = figures.spec(by_name["throughput"], found, look.LIGHT, (250, 200), 3, legend=True)
+    spec = figures.spec(by_name["throughput"], found, palette.LIGHT, (250, 200), 3, legend=True)
     drawn = [layer.get("encoding", {}).get("stroke") for layer in spec["spec"]["layer"]]
     legends = [stroke["legend"] for stroke in drawn if stroke]
     assert [legend.get("columns") for legend in legends] == [abreast] * len(legends) != []
@@ -202,7 +204,7 @@ def test_a_legend_is_no_wider_than_its_figure(backends: int, abreast: int | None
 
 def test_memory_runs_beside_slopes_of_one_and_two() -> None:
     records = [ok(case(s), "eager", 40, memory_peak=s * s * 16384 // s) for s in (1024, 4096)]
-    found = points.points(cells([run(records)]))
+    found = chart_rows.points(cells([run(records)]))
     lines = {w: [v["y"] for v in found.lines if v["kind"] == "slope" and v["which"] == w] for w in ("∝ n", "∝ n²")}
     rows = [row["memory_sequence"] for row in found.cells]
     assert rows[1] / rows[0] == pytest.approx(16)  # of one sequence of the batch
@@ -214,7 +216,7 @@ def test_the_roof_is_the_datasheets_and_the_one_measured() -> None:
     which = case()
     ceilings = measurements(ceiling_matmul=8e14, ceiling_copy=4e12)
     record = ok(which, "triton", 400)
-    found = points.points(cells([run([replace(record, measurements={**record.measurements, **ceilings})])]))
+    found = chart_rows.points(cells([run([replace(record, measurements={**record.measurements, **ceilings})])]))
     tops = {w: max(v["y"] for v in found.lines if v.get("which") == w) for w in ("datasheet", "measured")}
     assert tops == {"datasheet": pytest.approx(989, rel=0.01), "measured": pytest.approx(800)}
     ridge = sorted(v["x"] for v in found.lines if v.get("which") == "measured")[1]
@@ -222,13 +224,13 @@ def test_the_roof_is_the_datasheets_and_the_one_measured() -> None:
 
 
 def test_backends_keep_colour_and_shape_whoever_is_beside_them() -> None:
-    alone, among = look.places(["triton"]), look.places(["eager", "mine", "sdpa-cudnn", "triton", "yours"])
+    alone, among = palette.places(["triton"]), palette.places(["eager", "mine", "sdpa-cudnn", "triton", "yours"])
     assert alone["triton"] == among["triton"]
     assert len(set(among.values())) == 5
 
 
-@pytest.mark.parametrize("scheme", [look.LIGHT, look.DARK])
-def test_colours_stand_out_from_their_paper(scheme: look.Look) -> None:
+@pytest.mark.parametrize("scheme", [palette.LIGHT, palette.DARK])
+def test_colours_stand_out_from_their_paper(scheme: palette.Look) -> None:
     def luminance(color: str) -> float:
         parts = [int(color[i : i + 2], 16) / 255 for i in (1, 3, 5)]
         linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in parts]
@@ -241,15 +243,15 @@ def test_colours_stand_out_from_their_paper(scheme: look.Look) -> None:
     assert all(contrast(color, scheme.paper) >= 3 for color in scheme.colors)
     assert contrast(scheme.ink, scheme.paper) >= 7
     assert contrast(scheme.quiet, scheme.paper) >= 4.5
-    assert len(set(scheme.colors)) == len(scheme.colors) == len(look.ON_PAGE.colors)
+    assert len(set(scheme.colors)) == len(scheme.colors) == len(palette.ON_PAGE.colors)
 
 
 def test_only_what_was_measured_is_drawn() -> None:
-    names = {f.name for f in figures.drawable(points.points(cells([small()])))}
+    names = {f.name for f in figures.drawable(chart_rows.points(cells([small()])))}
     assert names >= {"throughput", "utilization", "speedup", "memory", "roofline", "spread", "clock", "power"}
     assert "efficiency" not in names
     cpu = run([ok(case(dtype="fp32"), "eager", 0.1)], device=builders.CPU)
-    names = {f.name for f in figures.drawable(points.points(cells([cpu])))}
+    names = {f.name for f in figures.drawable(chart_rows.points(cells([cpu])))}
     assert names == {"throughput", "latency", "roofline", "spread", "speedup"}
 
 
@@ -266,12 +268,12 @@ def test_every_figure_can_be_drawn(figure: figures.Figure, tmp_path: Path) -> No
     records = [ok(case(s), b, 400, **sustained, memory_peak=s) for s in (1024, 2048) for b in ("eager", "triton")]
     whole = run([*(replace(r, measurements={**r.measurements, **_state()}) for r in records)])
     file = tmp_path / "figure.svg"
-    draw.save(file, "svg", [whole], figure.name)
+    image.save(file, "svg", [whole], figure.name)
     svg = file.read_text()
     assert figure.title in svg
     assert "NaN" not in svg
-    assert look.LIGHT.colors[0] in svg
-    assert look.LIGHT.colors[look.places(["triton"])["triton"]] in svg
+    assert palette.LIGHT.colors[0] in svg
+    assert palette.LIGHT.colors[palette.places(["triton"])["triton"]] in svg
 
 
 def _state() -> dict[str, Any]:
@@ -280,28 +282,28 @@ def _state() -> dict[str, Any]:
 
 def test_a_png_is_one(tmp_path: Path) -> None:
     pytest.importorskip("vl_convert")
-    draw.save(tmp_path / "a.png", "png", [small()], "speedup", "causal")
+    image.save(tmp_path / "a.png", "png", [small()], "speedup", "causal")
     assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_a_backend_that_was_skipped_throughout_has_no_cross_and_no_box() -> None:
     absent = [ended(case(s), "fa3", "skipped", "not installed") for s in (1024, 2048)]
     records = [*absent, ok(case(), "triton", 400), ended(case(2048), "triton", "skipped", "no room")]
-    found = points.points(cells([run(records)]))
+    found = chart_rows.points(cells([run(records)]))
     assert found.backends == ("triton",)
     assert [(row["backend"], row["status"]) for row in found.cells] == [("triton", "ok"), ("triton", "skip")]
-    text = html.page([run(records)], [Path("a.jsonl")])
+    text = html_page.page([run(records)], [Path("a.jsonl")])
     assert "<strong>skip</strong> fa3 (all): not installed" in text, "the reason stays"
-    assert points.points(cells([run(absent)])).backends == ("fa3",)
+    assert chart_rows.points(cells([run(absent)])).backends == ("fa3",)
 
 
 def test_a_run_without_a_record_has_nothing_to_draw(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="nothing to draw: no cell has a record"):
-        draw.save(tmp_path / "a.svg", "svg", [run([])], "speedup")
+        image.save(tmp_path / "a.svg", "svg", [run([])], "speedup")
 
 
 def test_a_panel_is_chosen_by_its_words() -> None:
-    found = points.points(cells([small()])).only("causal d128")
+    found = chart_rows.points(cells([small()])).only("causal d128")
     assert found.panels == ("d128 causal fwd",)
     assert {row["panel"] for row in found.cells} == {"d128 causal fwd"}
     assert {line.get("panel") for line in found.lines if line["kind"] == "slope"} == {"d128 causal fwd"}
@@ -317,13 +319,13 @@ def test_a_panel_is_chosen_by_its_words() -> None:
 )
 def test_what_cannot_be_drawn_is_said(name: str, panel: str, said: str, tmp_path: Path) -> None:
     with pytest.raises(UserError) as error:
-        draw.save(tmp_path / "a.svg", "svg", [small()], name, panel)
+        image.save(tmp_path / "a.svg", "svg", [small()], name, panel)
     assert str(error.value).startswith(said)
 
 
 def test_a_file_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"cannot write .*: No such file or directory"):
-        html.save(tmp_path / "none" / "a.html", [small()], [tmp_path / "run.jsonl"])
+        html_page.save(tmp_path / "none" / "a.html", [small()], [tmp_path / "run.jsonl"])
 
 
 def test_the_command_writes_it_without_anything_heavy(tmp_path: Path) -> None:
@@ -346,4 +348,4 @@ def test_the_command_writes_it_without_anything_heavy(tmp_path: Path) -> None:
 
 
 def test_shown_metrics_exist() -> None:
-    assert set(points.METRICS.values()) <= set(metrics.METRICS)
+    assert set(chart_rows.METRICS.values()) <= set(metrics.METRICS)

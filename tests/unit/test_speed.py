@@ -30,7 +30,9 @@ from attnbench.analysis.summary.contents import contents
 from attnbench.core import stats
 from attnbench.core.errors import UserError
 from attnbench.core.record import Run
-from attnbench.report import export, html, markdown, terminal
+from attnbench.report import markdown, terminal
+from attnbench.report.export import flat_rows
+from attnbench.report.html import html_page
 from attnbench.results import apart, batch, derive, run_file
 from attnbench.results.cells import cells
 from attnbench.results.columns import COMPARE, ERRORS, REPORT
@@ -57,7 +59,7 @@ def table(run: Run) -> None:
 
 REPORTS: dict[str, Callable[[Run], object]] = {
     "table": table,
-    "csv": lambda run: export.csv([run]),
+    "csv": lambda run: flat_rows.csv([run]),
     "gate": lambda run: judge(run, run, Request(DEFAULT)),
 }
 
@@ -240,14 +242,14 @@ def test_two_processes_make_the_contents_that_one_makes(monkeypatch: pytest.Monk
         contents(runs, metrics=("speed",))
 
 
-@pytest.mark.parametrize("write", [export.csv, export.json_text])
+@pytest.mark.parametrize("write", [flat_rows.csv, flat_rows.json_text])
 def test_three_processes_write_the_rows_that_one_writes(
     write: Callable[[Sequence[Run]], str], monkeypatch: pytest.MonkeyPatch, begun: list[object], folder: Path
 ) -> None:
     runs = [run_file.read(folder / f"many-{SIZES[0]}.jsonl")[0]]
     here = write(runs)
     assert not begun
-    monkeypatch.setattr(export, "LEAST", 20)
+    monkeypatch.setattr(flat_rows, "LEAST", 20)
     assert write(runs) == here
     assert len(begun) == 2
     assert write([replace(runs[0], records=())]) == write([])
@@ -255,6 +257,6 @@ def test_three_processes_write_the_rows_that_one_writes(
 
 def test_a_page_of_too_many_cells_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run, _ = run_file.read(folder / "many-2000.jsonl")
-    monkeypatch.setattr(html, "MOST", 100)
+    monkeypatch.setattr(html_page, "MOST", 100)
     with pytest.raises(UserError, match=r"^--html: a page of \d+ cells would be too slow to use \(100 at most\)"):
-        html.page([run], [folder])
+        html_page.page([run], [folder])

@@ -13,8 +13,8 @@ from attnbench.analysis.compare import write_rows
 from attnbench.analysis.compare.compare import Comparison
 from attnbench.analysis.compare.write_answer import answer
 from attnbench.analysis.compare.write_blocks import Block
-from attnbench.report import look
-from attnbench.report.html import asset
+from attnbench.report.html import palette
+from attnbench.report.html.html_page import asset
 
 STYLE = """
 body { display: block; }
@@ -52,7 +52,7 @@ def page(c: Comparison) -> str:
 <meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'">
 <title>attnbench: {escape(title)}</title>
 <style>
-{look.style()}
+{palette.style()}
 {asset("report.css")}{STYLE}</style>
 </head>
 <body>

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from attnbench.core.record import Job, Record, Run
 from attnbench.core.sizes import duration
-from attnbench.report.live import Line
+from attnbench.report.progress.run_progress import Line
 from attnbench.results import case_names
 
 

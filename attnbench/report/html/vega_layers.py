@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from attnbench.report.look import SHAPES, Look, places
-from attnbench.report.points import Points
+from attnbench.report.html.chart_rows import Points
+from attnbench.report.html.palette import SHAPES, Look, places
 
 Spec = dict[str, Any]
 

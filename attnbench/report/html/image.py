@@ -11,9 +11,9 @@ from attnbench.analysis.summary.machine_summary import CONVENTIONS
 from attnbench.core.errors import UserError, did_you_mean
 from attnbench.core.flops import Convention
 from attnbench.core.record import Run
-from attnbench.report import figures, look
-from attnbench.report.points import Points
-from attnbench.report.points import points as points_of
+from attnbench.report.html import figures, palette
+from attnbench.report.html.chart_rows import Points
+from attnbench.report.html.chart_rows import points as points_of
 from attnbench.results.cells import cells as cells_of
 
 if TYPE_CHECKING:
@@ -67,11 +67,11 @@ def drawing(figure: figures.Figure, points: Points, convention: Convention = "ex
     marks = [CONVENTIONS[convention]] if figure.counts_flops else []
     marks += ["hollow: clock held down"] if figure.hollow and any(row["held"] for row in points.cells) else []
     marks += ["✕: no figure"] if figure.crosses and any(row["slot"] is not None for row in points.cells) else []
-    spec = figures.spec(figure, points, look.LIGHT, size, columns, legend=True)
+    spec = figures.spec(figure, points, palette.LIGHT, size, columns, legend=True)
     return {
         **spec,
         "data": {"values": figures.rows(figure, points)},
-        "background": look.LIGHT.paper,
+        "background": palette.LIGHT.paper,
         "padding": 12,
         "title": {"text": figure.title, "subtitle": " · ".join(filter(None, (points.common, *marks)))},
     }

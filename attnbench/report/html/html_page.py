@@ -22,9 +22,9 @@ from attnbench.analysis.summary import cautions, facts, machine_summary, no_figu
 from attnbench.core.errors import UserError
 from attnbench.core.flops import Convention
 from attnbench.core.record import Run
-from attnbench.report import figures, look
-from attnbench.report.points import Points
-from attnbench.report.points import points as points_of
+from attnbench.report.html import figures, palette
+from attnbench.report.html.chart_rows import Points
+from attnbench.report.html.chart_rows import points as points_of
 from attnbench.results import case_names, metrics
 from attnbench.results.cells import Cell
 from attnbench.results.cells import cells as cells_of
@@ -90,7 +90,7 @@ def page(runs: Sequence[Run], files: Sequence[Path], convention: Convention = "e
     title = ", ".join(dict.fromkeys(c.device for c in cells)) or "no records"
     parts = {
         "title": escape(f"attnbench: {title}"),
-        "css": f"{look.style()}\n{asset('report.css')}",
+        "css": f"{palette.style()}\n{asset('report.css')}",
         "header": _header(cells, runs, convention),
         "filters": _filters(points),
         "contents": _contents(drawn, known),
@@ -111,12 +111,12 @@ def page(runs: Sequence[Run], files: Sequence[Path], convention: Convention = "e
 
 def asset(name: str) -> str:
     """A file of assets/."""
-    return (resources.files("attnbench.report") / "assets" / name).read_text(encoding="utf-8")
+    return (resources.files("attnbench.report.html") / "assets" / name).read_text(encoding="utf-8")
 
 
 def _data(points: Points, drawn: Sequence[figures.Figure]) -> dict[str, Any]:
     """What report.js reads."""
-    at = look.places(points.backends)
+    at = palette.places(points.backends)
     shown = [c for c in COLUMNS if c[0] in ("backend", "seqlen", "status") or _varies(points, c[0])]
     return {
         "number": len(points.cells),
@@ -124,7 +124,11 @@ def _data(points: Points, drawn: Sequence[figures.Figure]) -> dict[str, Any]:
         "lines": points.lines,
         "panels": points.panels,
         "backends": [
-            {"name": b, "color": at[b] % len(look.LIGHT.colors), "shape": look.SHAPES[at[b] % len(look.SHAPES)]}
+            {
+                "name": b,
+                "color": at[b] % len(palette.LIGHT.colors),
+                "shape": palette.SHAPES[at[b] % len(palette.SHAPES)],
+            }
             for b in points.backends
         ],
         "columns": [dict(zip(("field", "title", "kind", "doc"), column, strict=True)) for column in shown],
@@ -134,7 +138,7 @@ def _data(points: Points, drawn: Sequence[figures.Figure]) -> dict[str, Any]:
                 "name": figure.name,
                 "panel": figure.panel,
                 "lines": figure.lines,
-                "spec": figures.spec(figure, points, look.ON_PAGE, PANEL, 1, legend=False),
+                "spec": figures.spec(figure, points, palette.ON_PAGE, PANEL, 1, legend=False),
             }
             for figure in drawn
         ],

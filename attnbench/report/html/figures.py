@@ -14,9 +14,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from attnbench.report import layers
-from attnbench.report.look import FONT, Look
-from attnbench.report.points import Points
+from attnbench.report.html import vega_layers
+from attnbench.report.html.chart_rows import Points
+from attnbench.report.html.palette import FONT, Look
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Figure:
     title: str
     caption: str
     needs: str  # the field of rows without which there is nothing to draw
-    draw: Callable[[layers.Pen], list[layers.Spec]]
+    draw: Callable[[vega_layers.Pen], list[vega_layers.Spec]]
     panel: str = "panel"  # the field of rows that tells panels apart
     lines: str = ""  # the kind of lines that it draws behind the cells
     crosses: bool = True  # whether it marks cells that have no figure
@@ -41,9 +41,9 @@ class Figure:
 
 def spec(
     figure: Figure, points: Points, look: Look, size: tuple[int, int], columns: int, *, legend: bool
-) -> layers.Spec:
+) -> vega_layers.Spec:
     """The Vega-Lite specification without data; `size` is (width, height) of one panel in pixels."""
-    pen = layers.pen(points, look, size[1], columns * size[0] if legend else 0)
+    pen = vega_layers.pen(points, look, size[1], columns * size[0] if legend else 0)
     panels = list(dict.fromkeys(row[figure.panel] for row in points.cells))
     header = {
         "title": None,
@@ -78,7 +78,7 @@ def drawable(points: Points) -> list[Figure]:
     return [f for f in FIGURES if any(row[f.needs] is not None for row in points.cells)]
 
 
-def _config(look: Look) -> layers.Spec:
+def _config(look: Look) -> vega_layers.Spec:
     return {
         "background": None,
         "font": FONT,
@@ -110,13 +110,13 @@ def _config(look: Look) -> layers.Spec:
 
 _BARS = "Bars behind the marks: 95 % interval of the median."
 FIGURES: tuple[Figure, ...] = (
-    Figure("throughput", "Throughput", f"TFLOP/s over sequence length. {_BARS}", "tflops", layers.throughput),
+    Figure("throughput", "Throughput", f"TFLOP/s over sequence length. {_BARS}", "tflops", vega_layers.throughput),
     Figure(
         "utilization",
         "Utilisation",
         f"Throughput as a share of the datasheet's peak. {_BARS}",
         "utilization",
-        layers.utilization("utilization"),
+        vega_layers.utilization("utilization"),
     ),
     Figure(
         "utilization_clock",
@@ -124,23 +124,23 @@ FIGURES: tuple[Figure, ...] = (
         "Throughput as a share of the datasheet's peak at the clock that was held: what power took is left out. "
         + _BARS,
         "utilization_clock",
-        layers.utilization("utilization_clock"),
+        vega_layers.utilization("utilization_clock"),
     ),
     Figure(
         "speedup",
         "Speed-up over eager",
         "Latency of eager attention over the latency, on the same case. Bars: the intervals of both, combined.",
         "speedup",
-        layers.speedup,
+        vega_layers.speedup,
     ),
-    Figure("latency", "Latency", f"Median time of one call, log-log. {_BARS}", "latency", layers.latency),
+    Figure("latency", "Latency", f"Median time of one call, log-log. {_BARS}", "latency", vega_layers.latency),
     Figure(
         "memory",
         "Memory",
         "Peak memory that one call adds, over the batch, log-log: what is quadratic in the length runs beside ∝ n², "
         "what is linear beside ∝ n.",
         "memory_sequence",
-        layers.memory,
+        vega_layers.memory,
         lines="slope",
     ),
     Figure(
@@ -149,7 +149,7 @@ FIGURES: tuple[Figure, ...] = (
         "Throughput over arithmetic intensity, a line for each backend and mask; above, what the datasheet allows, "
         "and dashed what a large matmul and a large copy reached in the same run.",
         "intensity",
-        layers.roofline,
+        vega_layers.roofline,
         panel="roof",
         lines="roof",
         crosses=False,
@@ -160,7 +160,7 @@ FIGURES: tuple[Figure, ...] = (
         "Every sample over its cell's median: the thick bar holds 80 % of them, the thin line all. The scale is "
         "logarithmic beyond 0.2 %.",
         "p0",
-        layers.spread,
+        vega_layers.spread,
         crosses=False,
         hollow=False,
     ),
@@ -169,7 +169,7 @@ FIGURES: tuple[Figure, ...] = (
         "SM clock",
         "Median clock of the multiprocessors while each cell was timed; dashed, the highest that the device allows.",
         "clock",
-        layers.clock,
+        vega_layers.clock,
     ),
     Figure(
         "power",
@@ -177,7 +177,7 @@ FIGURES: tuple[Figure, ...] = (
         "Median power while each cell was timed, as NVML saw it: averaged over about a second, so that short cells "
         "show their pauses and their neighbours too.",
         "power",
-        layers.power,
+        vega_layers.power,
     ),
-    Figure("efficiency", "Efficiency", "TFLOP/s for each watt, without pauses.", "efficiency", layers.efficiency),
+    Figure("efficiency", "Efficiency", "TFLOP/s for each watt, without pauses.", "efficiency", vega_layers.efficiency),
 )

@@ -1,0 +1,1 @@
+"""Rows and formats for other programs."""

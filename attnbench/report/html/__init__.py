@@ -1,0 +1,1 @@
+"""The HTML page and its figures."""
