@@ -7,15 +7,11 @@ from __future__ import annotations
 
 import os
 import shutil
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import NoReturn
 
 import pytest
 from chromium import Browser
-
-sys.path.insert(0, str(Path(__file__).parent.parent / "unit"))  # for builders
 
 OPTIONS = (
     "--headless=new",

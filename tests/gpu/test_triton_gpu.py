@@ -1,4 +1,4 @@
-"""attnbench's Triton attention compiled for a GPU, at the sizes people measure; tests/unit runs it interpreted."""
+"""attnbench's Triton attention compiled for a GPU, at the sizes people measure; tests/backends runs it interpreted."""
 
 from __future__ import annotations
 

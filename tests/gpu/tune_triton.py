@@ -18,7 +18,7 @@ for ahead, max168 for at most that many registers a thread. Its way (tune_candid
 
 dk/dv and dq are timed apart, each by the matmuls that it does (4 and 3, though both together count as 5), then the best
 of both together. "table" marks what block_sizes.py has now. Candidates are chosen for Hopper, from registers and
-spills (`python tests/unit/triton_registers.py`); what another GPU cannot do fails there.
+spills (`python tests/backends/triton_registers.py`); what another GPU cannot do fails there.
 
 Exit code 1 where a row got no figure, or what the table has is wrong or failed; 2 without a GPU.
 """

@@ -1,0 +1,102 @@
+"""A healthy H200 as the doctor sees it, and what becomes of that where something is amiss."""
+
+from __future__ import annotations
+
+import math
+import os
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any, ClassVar
+from unittest import mock
+
+from attnbench.analysis.doctor.aa_test import CaseTrial, Trial, trial_cases
+from attnbench.analysis.doctor.checks import Finding, judge
+from attnbench.worker import machine_facts
+from attnbench.worker.measure.nvml import GpuState
+from builders import H200, environment
+
+CASES = trial_cases("cuda")
+HOST = {"load": 0.1, "cores": 64, "cpu_limit": None, "governors": ["performance"], "nvidia_driver": True}
+WORKS = {"seconds": 3e-6, "l2_cold": "cold", "l2_warm": "warm"}
+
+
+class Nvml:
+    """NVML as pynvml gives it, of a healthy H200; `changes` are what it answers instead."""
+
+    NVMLError = RuntimeError
+    NVML_CLOCK_SM, NVML_CLOCK_GRAPHICS, NVML_TEMPERATURE_GPU, NVML_TEMPERATURE_THRESHOLD_SLOWDOWN = range(4)
+    NVML_MEMORY_ERROR_TYPE_UNCORRECTED = 1
+    HEALTHY: ClassVar[dict[str, Any]] = {
+        "nvmlDeviceGetClockInfo": 1980,
+        "nvmlDeviceGetMaxClockInfo": 1980,
+        "nvmlDeviceGetApplicationsClock": 1980,
+        "nvmlDeviceGetDefaultApplicationsClock": 1980,
+        "nvmlDeviceGetCurrentClocksThrottleReasons": 0x1,
+        "nvmlDeviceGetFieldValues": [SimpleNamespace(nvmlReturn=0, value=SimpleNamespace(uiVal=120_000))],
+        "nvmlDeviceGetEnforcedPowerLimit": 700_000,
+        "nvmlDeviceGetPowerManagementDefaultLimit": 700_000,
+        "nvmlDeviceGetTemperature": 35,
+        "nvmlDeviceGetMarginTemperature": 52,
+        "nvmlDeviceGetPersistenceMode": 1,
+        "nvmlDeviceGetMigMode": [0, 0],
+        "nvmlDeviceGetEccMode": [1, 1],
+        "nvmlDeviceGetTotalEccErrors": 0,
+        "nvmlDeviceGetRemappedRows": (0, 0, 0, 0),
+        "nvmlSystemGetCudaDriverVersion_v2": 13000,
+        "nvmlDeviceGetUtilizationRates": SimpleNamespace(gpu=0),
+        "nvmlDeviceGetComputeRunningProcesses": [SimpleNamespace(pid=os.getpid())],
+        "nvmlDeviceGetProcessUtilization": [SimpleNamespace(pid=1, smUtil=60)],
+    }
+
+    def __init__(self, **changes: Any) -> None:
+        self.answers = {**self.HEALTHY, **changes}
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in self.answers:
+            raise AttributeError(name)
+        if self.answers[name] is None:
+            raise RuntimeError("not supported")
+        return lambda *_: self.answers[name]
+
+
+def state(**changes: Any) -> GpuState:
+    found = GpuState("")
+    found._nvml, found._handle = Nvml(**changes), 0
+    return found
+
+
+def facts(**changes: Any) -> dict[str, Any]:
+    """Those of a healthy H200, with NVML's answers changed."""
+    gpu = state(**changes)
+    with mock.patch.object(machine_facts, "IDLE", 0.0):
+        nvml = {**machine_facts._nvml(gpu), "clock_held": 1.98e9, "processes": machine_facts._processes(gpu)}
+    return {
+        "asked": "auto",
+        "host": HOST,
+        "nvml": nvml,
+        "instruments": dict.fromkeys(("events", "graph", "cupti"), WORKS),
+    }
+
+
+def changed(part: str, **changes: Any) -> dict[str, Any]:
+    healthy = facts()
+    return {**healthy, part: {**healthy[part], **changes}}
+
+
+def judged(found: dict[str, Any], **changes: Any) -> list[Finding]:
+    packages = {"triton": "3.5.0"}
+    return judge(environment(H200, **{"packages": packages, **changes}), found)
+
+
+def complaints(findings: list[Finding]) -> list[tuple[str, str]]:
+    return [(f.check, f.level) for f in findings if f.level != "ok"]
+
+
+def trial(*differences: float, **changes: Any) -> Trial:
+    """One case whose readings differ so."""
+    a = tuple(1e-3 for _ in differences)
+    measured = CaseTrial(CASES[0], a, tuple(x * math.exp(d) for x, d in zip(a, differences, strict=True)))
+    return replace(Trial("sdpa-flash", 60.0, (measured,)), **changes)
+
+
+QUIET = (0.001, -0.001, 0.002, -0.002, 0.0005, -0.0005, 0.001, -0.001)

@@ -1,0 +1,232 @@
+"""A run as a baseline: a gate reads of it what it read, the file is small and stable, and the right one is found."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from attnbench.analysis.baseline import files
+from attnbench.analysis.baseline import write as report
+from attnbench.analysis.baseline.reduced import KEPT, reduced
+from attnbench.analysis.gate.gate import Request, judge
+from attnbench.analysis.gate.margins import RULES
+from attnbench.analysis.gate.readings import CYCLES, Side, readings
+from attnbench.analysis.summary.cautions import cautions
+from attnbench.commands.baseline import app
+from attnbench.core.errors import UserError
+from attnbench.core.machine import Device
+from attnbench.core.record import Record, Run
+from attnbench.results import metrics, run_file
+from attnbench.results.cells import cells
+from attnbench.run import run_suite as runs
+from builders import CPU, H200, case, ended, environment, job, ok, run, times
+
+NOISE = (0.0, 0.002, -0.001, 0.0007, -0.002)
+
+
+def records(backend: str = "triton", seqlens: Sequence[int] = (4096, 1024), **changes: Any) -> list[Record]:
+    """With all that a gate can read and more, jobs in the order of a shuffled plan."""
+    taken: dict[str, Any] = {
+        "clock_held": (1.9e9, 1.98e9, 1.97e9),
+        "enqueue": (1e-5, 3e-5, 2e-5),
+        "first_call": 0.123456789,
+        "memory_peak": 2**30 + 1,
+        "memory_driver": 2**31,
+        "memory_saved": 2**20,
+        "sustained": (1e-3, 2e-3, 4e-3),
+        "sustained_power": (600.0, 700.0),
+        "power": (500.0, 600.0),
+    }
+    return [
+        ok(case(n), backend, 300 * (1 + NOISE[i]), round=i, **{**taken, **changes})
+        for i in (3, 0, 1, 4, 2)
+        for n in seqlens
+    ]
+
+
+def short(which: Record) -> Record:
+    """Under 100 us, so that the kernels' span is what counts."""
+    return replace(which, measurements={**which.measurements, "time": times(9e-5), "span": times(8.7e-5)})
+
+
+def test_a_gate_reads_what_it_read() -> None:
+    whole = run([*records(), *map(short, records("eager"))])
+    kept = reduced(whole)
+    assert all(len(m.values) == 1 for r in kept.records for m in r.measurements.values())
+    sides = cells([whole]), cells([kept])
+    for metric in RULES:
+        before, after = readings(metric, *map(Side.of, sides))
+        for side, own in zip((before, after), sides, strict=True):
+            assert side.counts.tolist() == [len(cell.rows) for cell in own], metric
+        assert (after.cells.tolist(), after.rounds.tolist()) == (before.cells.tolist(), before.rounds.tolist())
+        assert after.values.tolist() == pytest.approx(before.values.tolist(), rel=1e-6)
+
+
+def test_every_kept_measurement_is_read_and_reduced_as_its_metric() -> None:
+    named = {"latency": "time", CYCLES: "clock_held", "sustained_latency": "sustained", "joules": "sustained_power"}
+    assert {named.get(m, m) for m in RULES} | {"span"} == {*KEPT} | {"error"}
+    one = records()[0]
+    for metric in set(RULES) - {CYCLES}:
+        assert metrics.value(metric, reduced(run([one])).records[0]) == pytest.approx(
+            metrics.value(metric, one), rel=1e-6
+        )
+
+
+def test_a_gate_judges_by_it_as_by_the_run() -> None:
+    capped: dict[str, Any] = {"limits": ("power cap",), "clock_held": 1.9e9}  # all of them: the limit alone tells it
+    base = run([*records(**capped), *map(short, records("eager", **capped))])
+    now = run([*records(), *records("eager")])
+    request = Request(tuple(RULES))
+    by_run, by_baseline = judge(base, now, request), judge(reduced(base), now, request)
+    assert by_run.exit_code == by_baseline.exit_code == 1
+    assert any(f.held_down for f in by_run.findings)
+    assert [(f.name, f.metric, f.verdict, f.held_down) for f in by_run.findings] == [
+        (f.name, f.metric, f.verdict, f.held_down) for f in by_baseline.findings
+    ]
+
+
+def test_the_same_cells_make_the_same_lines_whatever_their_order() -> None:
+    some = [*records("eager"), *records()]
+    a = run_file.encoded(reduced(run(some))).splitlines()
+    b = run_file.encoded(reduced(run(some[::-1], versions={"b": "1", "a": "2"}))).splitlines()
+    assert a[1:] == b[1:]
+    order = [(r["backend"], r["case"]["shape"]["seqlen_k"], r["round"]) for r in map(json.loads, a[1:])]
+    assert order == sorted(order)
+
+
+def test_endings_and_their_reasons_stay_and_stderr_goes() -> None:
+    one = ended(case(), "triton", "failed", "no luck", stderr="/home/me: a trace", notes=("a note",))
+    again = ok(case(), "eager", 300)
+    found = reduced(run([one, ok(case(), "eager", 200), again])).records
+    assert found[1] == ended(case(), "triton", "failed", "no luck")
+    assert len(found) == 2  # of a job measured twice the last
+    assert metrics.value("latency", found[0]) == pytest.approx(metrics.value("latency", again))
+
+
+def test_it_is_a_small_run_file_without_paths_of_the_machine(tmp_path: Path) -> None:
+    whole = run(records(), specs={"triton": "/home/me/a.py:f"}, interpreters={"triton": "/home/me/python"})
+    path, before = files.save(whole, "main", tmp_path)
+    assert before is None
+    assert path == tmp_path / "main" / "nvidia-h200.jsonl"
+    found, problems = run_file.read(path)
+    assert problems == []
+    assert found == reduced(whole)
+    assert "/home/me" not in path.read_text()
+    assert path.stat().st_size < 1500 * len(whole.records)
+    assert [p.name for p in path.parent.iterdir()] == [path.name]
+
+
+def test_a_report_of_it_says_what_it_lacks() -> None:
+    slim = reduced(run(records()))
+    texts = [str(c) for c in cautions(cells([slim]), [slim])]
+    assert [t for t in texts if "a baseline keeps one value a round" in t]
+    assert not [t for t in texts if t.startswith("Few samples")]
+
+
+def test_it_is_not_resumed(tmp_path: Path) -> None:
+    path = tmp_path / "main.jsonl"
+    path.write_bytes(run_file.encoded(reduced(run(records()))))
+    with pytest.raises(UserError, match="is a baseline, which has no plan"):
+        runs.run(runs.Request(resume=path), None)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"records": records()[:6], "plan": ()}, "has 3 rounds: a weak baseline"),
+        ({"plan": [job(case(2048), "triton")]}, "1 job of 1 not measured"),
+        ({"records": records(others=("python 4711",))}, "others computed on the GPU meanwhile (python 4711)"),
+    ],
+)
+def test_what_makes_it_poor_is_said(changes: dict[str, Any], said: str) -> None:
+    (doubt,) = report.doubts(replace(run(records()), **changes), Path("a.jsonl"))
+    assert said in doubt
+
+
+def test_a_run_without_a_figure_is_none(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="nothing was measured"):
+        files.save(run([ended(case(), "triton", "oom", "out of memory")]), "main", tmp_path)
+    with pytest.raises(UserError, match="--name"):
+        files.save(run(records()), "../main", tmp_path)
+    (tmp_path / "file").touch()
+    with pytest.raises(UserError, match="--dir"):
+        files.save(run(records()), "main", tmp_path / "file")
+
+
+def on(device: Device) -> Run:
+    return run(records(), environment=environment(device))
+
+
+def test_the_one_of_this_gpu_is_picked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match="main is neither a file nor a folder, and there is no folder baselines"):
+        files.pick(Path("main"), on(H200))
+    folder = Path("baselines")
+    a100 = Device("cuda", 0, "NVIDIA A100-SXM4-80GB", 2**36, 2**36)
+    own = {name: files.save(on(H200), name, folder)[0] for name in ("main", "v1.0")}
+    files.save(on(a100), "main", folder)
+    run_path = Path("run.jsonl")
+    run_path.write_bytes(run_file.encoded(on(H200)))
+    for given, expected in (
+        ("baselines", own["main"]),
+        ("main", own["main"]),
+        ("v1.0", own["v1.0"]),
+        ("baselines/v1.0", own["v1.0"]),
+        (own["v1.0"], own["v1.0"]),
+        ("run.jsonl", run_path),
+        ("none.jsonl", Path("none.jsonl")),  # for the reader to say that there is no such file
+    ):
+        assert files.pick(Path(given), on(H200)) == expected
+    assert "a100" in files.pick(folder, on(a100)).name
+    with pytest.raises(
+        UserError, match=r"no baseline for AMD EPYC in baselines; there are some for NVIDIA A100.*H200;"
+    ):
+        files.pick(folder, on(CPU))
+    with pytest.raises(UserError, match=r"no baseline for NVIDIA H200 in \.; measure"):
+        files.pick(Path("."), on(H200))  # run files are no baselines
+    with pytest.raises(UserError, match="no baseline 'mian' in baselines; did you mean \"main\""):
+        files.pick(Path("mian"), on(H200))
+    files.save(on(H200), "v2", folder)
+    own["main"].unlink()
+    with pytest.raises(UserError, match="several baselines for NVIDIA H200; name one: baselines/v1"):
+        files.pick(folder, on(H200))
+
+
+def test_another_device_of_the_same_file_name_is_not_overwritten(tmp_path: Path) -> None:
+    files.save(on(H200), "main", tmp_path)
+    with pytest.raises(UserError, match="belongs to another device"):
+        files.save(on(replace(H200, name="NVIDIA-H200")), "main", tmp_path)
+
+
+def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    whole = run([*records(), ended(case(2048), "triton", "oom", "out of memory")], argv=("run", "-b", "triton"))
+    Path("a.jsonl").write_bytes(run_file.encoded(replace(whole, plan=())))
+    said = [
+        CliRunner().invoke(app, command.split()) for command in ("list", "save a.jsonl", "save a.jsonl", "list", "show")
+    ]
+    assert [done.exit_code for done in said] == [0] * 5
+    empty, first, second, listed, shown = (done.output for done in said)
+    assert "No baselines in baselines" in empty
+    assert "(2 cells, 5 rounds, " in first
+    assert "1 cell did not work and so cannot regress: triton 2k d128 full fwd bf16 b8 h16: OOM" in first
+    assert "in place of the one of 2026-07-01" in second
+    assert "NVIDIA H200" in listed
+    assert "attnbench run -b triton" in shown
+    assert "0.4%" in shown  # the rounds' spread
+    wrong = CliRunner().invoke(app, ["show", "man"])
+    assert 'did you mean "main"' in str(wrong.exception)
+
+
+def test_a_cell_that_failed_in_some_rounds_is_said(tmp_path: Path) -> None:
+    some = [ok(case(), "triton", 300), ended(case(), "triton", "oom", "full", round=1), ok(case(2048), "triton", 300)]
+    path, before = files.save(run(some), "main", tmp_path)
+    said = report.saved(path, run(some), before)
+    assert "1 cell failed in some rounds, so to fail in some again is no regression: triton 1k" in said
+    assert "in some rounds" not in report.saved(path, run(some[:1]), before)

@@ -1,0 +1,185 @@
+"""What machines have in common and what each lacks; the longest sequence; power; the spread between runs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from attnbench.analysis.compare import join, write_rows
+from attnbench.analysis.compare.compare import Comparison, Request, compare
+from attnbench.analysis.compare.longest import Fit
+from attnbench.core import flops
+from attnbench.core.errors import UserError
+from attnbench.core.machine import Device
+from attnbench.core.record import Job, Record
+from builders import CPU, H200, case, ended, job, ok, run
+
+H100 = replace(H200, name="NVIDIA H100")
+ROOM = "needs 137 GiB of scores; 80 GiB free"
+
+
+def compared(
+    ours: Sequence[Record],
+    theirs: Sequence[Record],
+    device: Device = H100,
+    plan: Sequence[Job] | None = None,
+    **ask: Any,
+) -> Comparison:
+    paths = [Path("a.jsonl"), Path("b.jsonl")]
+    return compare(paths, [run(ours), run(theirs, device=device, plan=plan)], Request(**ask))
+
+
+def test_cells_common_to_all_and_the_fastest_backend_of_each() -> None:
+    ours = [ok(case(), "eager", 100), ok(case(), "fa3", 600), ok(case(), "triton", 500), ok(case(2048), "fa3", 610)]
+    theirs = [ok(case(), "eager", 50), ok(case(), "triton", 400), ok(case(), "fa3", 300), ok(case(4096), "fa3", 300)]
+    got = compared(ours, theirs)
+    assert [backend for _, backend in got.cells] == ["eager", "triton", "fa3"]
+    assert got.cases == (case(),)
+    assert [best[case()] for best in got.bests] == ["fa3", "triton"]
+    assert got.whole.best[1].value == pytest.approx(400 / 600)
+    same = got.whole.same[1]
+    assert same
+    assert same.value == pytest.approx((50 / 100 * 400 / 500 * 300 / 600) ** (1 / 3))
+    assert got.tflops == pytest.approx((600, 400))
+
+
+def test_ratios_are_to_the_one_named() -> None:
+    got = compared([ok(case(), "fa3", 600)], [ok(case(), "fa3", 300)], to="h100")
+    assert [r.value for r in got.whole.best] == pytest.approx([2.0, 1.0])
+
+
+def test_groups_are_pass_mask_and_headdim() -> None:
+    cases = [case(n, direction=d, causal=c) for d in ("fwd", "bwd") for c in (False, True) for n in (1024, 2048)]
+    cases += [case(headdim=64), case(headdim=192, headdim_v=128)]
+    records = [ok(c, "fa3", 500) for c in cases]
+    assert {g.name: len(g.cases) for g in compared(records, records).groups} == {
+        "d64 full fwd": 1,
+        "d128 full fwd": 2,
+        "d128 full bwd": 2,
+        "d128 causal fwd": 2,
+        "d128 causal bwd": 2,
+        "d192-128 full fwd": 1,
+    }
+
+
+def test_what_is_missing_is_counted_by_reason() -> None:
+    ours = [ok(case(n), "eager", 100) for n in (1024, 2048, 4096, 8192, 16384, 32768, 65536)]
+    theirs = [
+        ok(case(), "eager", 100),
+        ended(case(2048), "eager", "oom", "out of memory"),
+        ended(case(4096), "eager", "skipped", "needs 64 GiB of scores; 40 GiB free"),
+        ended(case(8192), "eager", "skipped", "needs 128 GiB of scores; 40 GiB free"),
+        ended(case(16384), "eager", "wrong", "off by 3"),
+    ]
+    plan = [job(case(32768), "eager")]
+    got = compared(ours, theirs, plan=plan)
+    assert [(k.machine, k.why, len(k.cells), k.where, k.reason) for k in got.lacks] == [
+        ("H100", "OOM", 1, "2k", "out of memory"),
+        ("H100", "skip", 2, "4k, 8k", "needs 64 GiB to 128 GiB of scores; 40 GiB free"),
+        ("H100", "WRONG", 1, "16k", "off by 3"),
+        ("H100", join.NOT_RUN, 1, "32k", ""),
+        ("H100", join.NOT_PLANNED, 1, "64k", ""),
+    ]
+    assert got.lacks[0].cells[0].case == case(2048)
+    assert not compared(ours, ours).lacks
+
+
+def test_nothing_in_common_says_where_they_part_and_what_to_measure() -> None:
+    theirs = [ok(case(256, dtype="fp32", batch=4, nheads=2), "eager", 1)]
+    with pytest.raises(UserError) as error:
+        compared([ok(case(n), "eager", 100) for n in (1024, 2048)], theirs, CPU)
+    said = str(error.value)
+    assert "H200 and EPYC CPU have no case in common: dtype bf16 on H200, fp32 on EPYC CPU" in said
+    assert "attnbench run --dtype fp32 --seqlen 256 --tokens 1k --nheads 2 --headdim 128" in said
+
+
+def test_what_to_measure_has_windows_softcap_and_dropout() -> None:
+    ours = [
+        ok(case(causal=True, window_size=(255, 0)), "eager", 100),
+        ok(case(causal=True, softcap=30.0), "eager", 100),
+    ]
+    with pytest.raises(UserError) as error:
+        compared(ours, [ok(case(causal=True, dropout_p=0.1), "eager", 100)])
+    said = str(error.value)
+    assert "dropout 0 on H200, 0.1 on H100" in said
+    assert said.endswith("--nheads 16 --headdim 128 --dropout 0.1")
+    with pytest.raises(UserError, match=r"--headdim 128 --window 255/0,none --softcap 0,30$"):
+        compared(ours, [ok(case(n, dropout_p=0.1), "eager", 100) for n in (1024, 2048, 4096)])
+
+
+def test_a_cpu_and_a_gpu_compare_where_they_meet() -> None:
+    ours = [ok(case(), "eager", 100), ok(case(), "triton", 500)]
+    got = compared(ours, [ok(case(), "eager", 1), ok(case(2048), "eager", 1)], CPU)
+    assert got.whole.best[1].value == pytest.approx(1 / 500)
+    assert got.utilization[0] == pytest.approx(500 / 989, rel=0.01)
+    assert got.utilization[1] is None
+
+
+def test_runs_without_a_figure_and_single_runs_are_one_line() -> None:
+    some = [ok(case(), "eager", 100)]
+    with pytest.raises(UserError, match=r"H100 \(b.jsonl\) has no figure"):
+        compared(some, [ended(case(), "eager", "oom", "out of memory")])
+    with pytest.raises(UserError, match="at least two"):
+        compare([Path("a")], [run(some)], Request())
+    with pytest.raises(UserError, match="given twice"):
+        compare([Path("a"), Path("./a")], [run(some), run(some)], Request())
+    with pytest.raises(UserError, match="one machine of all"):
+        compare([Path("a"), Path("b")], [run(some), run(some)], Request(names=("a=x", "b=x")))
+
+
+def test_the_longest_sequence_that_fits() -> None:
+    ours = [ok(case(n), "eager", 100) for n in (1024, 2048)] + [ended(case(4096), "eager", "oom", "out of memory")]
+    ours += [ok(case(n), "fa3", 500) for n in (1024, 2048, 4096)]
+    theirs = [ok(case(), "eager", 100), ended(case(2048), "eager", "skipped", ROOM)]
+    theirs += [ended(case(4096), "eager", "skipped", ROOM), ok(case(), "fa3", 100)]
+    theirs += [ended(case(2048), "fa3", "failed", "crashed")]
+    eager, fa3 = compared(ours, theirs).longest
+    assert eager.fits == (Fit(2048, 4096), Fit(1024, 2048))
+    assert fa3.fits == (Fit(4096, None), Fit(1024, None)), "a crash is not a want of memory"
+    assert (eager.limited, fa3.limited) == (True, False)
+
+
+def test_a_mask_that_fits_counts_for_the_length() -> None:
+    ours = [ok(case(2048), "eager", 100), ended(case(2048, causal=True), "eager", "oom", "out of memory")]
+    (line,) = compared(ours, [ok(case(2048), "eager", 100)]).longest
+    assert line.fits == (Fit(2048, None), Fit(2048, None))
+
+
+def test_power_is_that_of_work_without_pauses() -> None:
+    work = flops.flops(case())
+    ours = [ok(case(), "fa3", 600, power=300, sustained=work / 500e12, sustained_power=700.0)]
+    theirs = [ok(case(), "fa3", 600, power=300, sustained=work / 500e12, sustained_power=350.0)]
+    more = [ok(case(2048), "fa3", 600, power=300)]
+    got = compared([*ours, *more], [*theirs, *more]).power
+    assert got
+    assert got.cases == 1
+    assert got.watts == pytest.approx((700, 350))
+    assert got.tflops_per_watt == pytest.approx((500 / 700, 500 / 350))
+    assert "No TFLOP/s per watt" not in write_rows.warnings(compared(ours, theirs))[-1]
+    assert compared(more, more).power is None
+    assert write_rows.warnings(compared(ours, [*more, ok(case(), "fa3", 600)]))[-1].startswith(
+        "No TFLOP/s per watt of H100:"
+    )
+
+
+def test_runs_of_one_model_are_set_against_each_other() -> None:
+    runs = [run([ok(case(), "fa3", speed), ok(case(2048), "fa3", 4 * speed)]) for speed in (500, 510, 490)]
+    paths = [Path(f"{i}.jsonl") for i in range(4)]
+    got = compare(paths, [*runs, run([ok(case(), "fa3", 100)], device=H100)], Request())
+    (units,) = got.units
+    assert [file.path.name for file in units.files] == ["0.jsonl", "1.jsonl", "2.jsonl"]
+    assert units.range == pytest.approx((980, 1000, 1020))
+    assert units.cells == 2
+    assert units.count is None  # the files do not say
+    assert [m.label for m in got.machines] == ["H200", "H100"]
+
+
+def test_units_are_told_apart_where_files_name_theirs() -> None:
+    known = [replace(H200, uuid=uuid) for uuid in ("a", "b", "a")]
+    runs = [run([ok(case(), "fa3", 500)], device=device) for device in known]
+    (units,) = compare([Path(f"{i}.jsonl") for i in range(3)], runs, Request()).units
+    assert units.count == 2

@@ -1,0 +1,122 @@
+"""Ratios and their intervals: exact where they can be, and by simulation as often right as they say."""
+
+from __future__ import annotations
+
+import math
+import random
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from scipy import stats as scipy_stats  # type: ignore[import-untyped]
+
+from attnbench.analysis.compare.machines import Machine, machines
+from attnbench.analysis.compare.ratios import ROUNDS, SAMPLES, Ratio, alike, ratio
+from attnbench.core.record import Measurement, Record
+from builders import H200, case, ok, run
+
+H100 = replace(H200, name="NVIDIA H100")
+LENGTHS = (1024, 2048, 4096, 8192)
+
+
+def a_record(seqlen: int, times: list[float], round: int = 0) -> Record:
+    record = ok(case(seqlen), "triton", 500, round=round)
+    return replace(record, measurements={**record.measurements, "time": Measurement("s", tuple(times))})
+
+
+def pair(ours: list[Record], theirs: list[Record]) -> tuple[Machine, Machine]:
+    one, other = machines([Path("a"), Path("b")], [run(ours), run(theirs, device=H100)])
+    return one, other
+
+
+def of(ours: list[Record], theirs: list[Record]) -> Ratio:
+    one, other = pair(ours, theirs)
+    return ratio(one, alike(one.logs), other)
+
+
+def test_rounds_of_one_cell_are_students() -> None:
+    ours, theirs = [1.00, 1.02, 1.01, 1.03], [2.00, 2.05, 2.10]
+    got = of(*([a_record(1024, [t], i) for i, t in enumerate(side)] for side in (ours, theirs)))
+    logs = [[math.log(t) for t in side] for side in (ours, theirs)]
+    means = [sum(side) / len(side) for side in logs]
+    halves = [scipy_stats.sem(side) * scipy_stats.t.ppf(0.975, len(side) - 1) for side in logs]
+    assert got.sources == (ROUNDS,)
+    assert got.value == pytest.approx(math.exp(means[0] - means[1]))
+    assert got.low == pytest.approx(got.value * math.exp(-math.hypot(*halves)))
+    assert got.high == pytest.approx(got.value * math.exp(math.hypot(*halves)))
+
+
+def test_samples_of_one_round_are_the_medians_interval() -> None:
+    ours = [1.0, 1.1, 1.2, 1.3, 1.4, 1.5]  # 6: the range
+    got = of([a_record(1024, ours)], [a_record(1024, [0.5] * 6)])
+    assert got.sources == (SAMPLES,)
+    assert (got.value, got.low, got.high) == pytest.approx((2.5, 2.0, 3.0))
+
+
+def test_the_interval_keeps_its_sides() -> None:
+    """Slow samples of the other widen it downwards, of ours upwards."""
+    calm, tail = [1.0] * 6, [1.0, 1.0, 1.0, 1.0, 1.0, 2.0]
+    theirs = of([a_record(1024, calm)], [a_record(1024, tail)])
+    ours = of([a_record(1024, tail)], [a_record(1024, calm)])
+    assert (theirs.low, theirs.high) == pytest.approx((0.5, 1.0))
+    assert (ours.low, ours.high) == pytest.approx((1.0, 2.0))
+
+
+def test_few_samples_are_students_and_one_says_nothing() -> None:
+    few = of([a_record(1024, [1.0, 1.1, 1.2])], [a_record(1024, [1.0] * 6)])
+    half = scipy_stats.sem([math.log(t) for t in (1.0, 1.1, 1.2)]) * scipy_stats.t.ppf(0.975, 2)
+    assert few.high == pytest.approx(few.value * math.exp(half))
+    one = of([a_record(1024, [1.0])], [a_record(1024, [1.0] * 6)])
+    assert (one.value, one.low, one.high) == (1.0, None, None)
+    assert one.even
+
+
+def test_a_machine_against_itself_is_one() -> None:
+    one, _ = pair([a_record(1024, [1.0, 2.0])], [a_record(1024, [1.0])])
+    assert ratio(one, alike(one.logs), one) == Ratio(1.0, 1.0, 1.0, (), 1)
+
+
+def test_a_mood_that_all_cells_of_a_round_share_is_not_averaged_away() -> None:
+    moods = (0.98, 1.02, 1.00)
+    shared = [a_record(n, [0.001 * m], i) for i, m in enumerate(moods) for n in LENGTHS]
+    single = [a_record(1024, [0.001 * m], i) for i, m in enumerate(moods)]
+    calm = [a_record(n, [0.001], i) for i in range(3) for n in LENGTHS]
+    many, one = of(shared, calm), of(single, calm[::4])
+    assert many.low == pytest.approx(one.low)
+    assert many.high == pytest.approx(one.high)
+
+
+@pytest.mark.parametrize(("rounds", "shared"), [(2, 0.0), (3, 0.01), (5, 0.01)])
+def test_intervals_from_rounds_hold_the_truth_as_often_as_they_say(rounds: int, shared: float) -> None:
+    """Of a geometric mean of four cells, with noise of each cell and of each round. 95 % or a little more."""
+    held, times, rng = 0, 150, random.Random(f"{rounds}/{shared}")
+    for _ in range(times):
+        sides = []
+        for truth in (1.5, 1.0):
+            moods = [rng.gauss(0, shared) for _ in range(rounds)]
+            sides.append(
+                [
+                    a_record(n, [truth * math.exp(mood + rng.gauss(0, 0.01))], i)
+                    for i, mood in enumerate(moods)
+                    for n in LENGTHS
+                ]
+            )
+        got = of(*sides)
+        assert got.low is not None
+        assert got.high is not None
+        held += got.low <= 1.5 <= got.high
+    assert held / times >= 0.95 - 2.6 * math.sqrt(0.95 * 0.05 / times)
+
+
+def test_intervals_from_samples_hold_the_truth_as_often_as_they_say() -> None:
+    held, times, rng = 0, 150, random.Random(1)
+    for _ in range(times):
+        sides = [
+            [a_record(n, [truth * (1 + rng.expovariate(100)) for _ in range(10)]) for n in LENGTHS]
+            for truth in (1.5, 1.0)
+        ]
+        got = of(*sides)
+        assert got.low is not None
+        assert got.high is not None
+        held += got.low <= 1.5 <= got.high
+    assert held / times >= 0.95 - 2.6 * math.sqrt(0.95 * 0.05 / times)

@@ -1,0 +1,148 @@
+"""A workload file: what it may hold, and that its figure is the ratio of total times that it promises."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from attnbench.analysis.compare.compare import Comparison, Request, compare
+from attnbench.analysis.compare.mix import Answer
+from attnbench.analysis.compare.workload import load
+from attnbench.core import flops
+from attnbench.core.errors import UserError
+from attnbench.core.record import Record
+from builders import H200, case, ended, ok, run
+
+H100 = replace(H200, name="NVIDIA H100")
+CHAT = """
+name: chat
+parts:
+  - {name: prefill, weight: 70%, seqlen: 8k, causal: true, pass: fwd}
+  - {name: training, weight: 30%, seqlen: 4k, pass: [fwd, bwd]}
+"""
+PREFILL, FWD, BWD = case(8192, causal=True), case(4096), case(4096, direction="bwd")
+
+
+def records(prefill: float, forward: float, backward: float, **rest: Any) -> list[Record]:
+    pairs = zip((PREFILL, FWD, BWD), (prefill, forward, backward), strict=True)
+    return [ok(c, "fa3", tflops, **rest) for c, tflops in pairs] + [ok(case(1024), "fa3", 1)]
+
+
+def weighed(path: Path, text: str, *runs: Sequence[Record], to: str | None = None) -> tuple[Comparison, Answer]:
+    file = path / "chat.yaml"
+    file.write_text(text)
+    devices = (H200, H100, replace(H200, name="NVIDIA B200"))
+    made = [run(r, device=d) for r, d in zip(runs, devices, strict=False)]
+    got = compare([Path(f"{i}") for i in range(len(runs))], made, Request(to=to, workload=file))
+    assert got.workload
+    return got, got.workload
+
+
+def test_shares_of_time_give_the_weighted_harmonic_mean(tmp_path: Path) -> None:
+    _, answer = weighed(tmp_path, CHAT, records(500, 400, 300), records(1000, 400, 300))
+    prefill, training = answer.parts
+    assert [p.ratios[1].value for p in (prefill, training) if p.ratios[1]] == pytest.approx([2.0, 1.0])
+    assert answer.ratios[1]
+    assert answer.ratios[1].value == pytest.approx(1 / (0.7 / 2 + 0.3 / 1))
+    assert answer.ratios[0]
+    assert answer.ratios[0].value == 1.0
+    assert answer.tflops[1] == pytest.approx((answer.tflops[0] or 0) * answer.ratios[1].value)
+
+
+def test_a_part_is_one_call_of_each_of_its_cases(tmp_path: Path) -> None:
+    _, answer = weighed(tmp_path, CHAT, records(500, 400, 300), records(500, 800, 300))
+    work = [flops.flops(c) for c in (FWD, BWD)]
+    before, after = work[0] / 400 + work[1] / 300, work[0] / 800 + work[1] / 300
+    training = answer.parts[1]
+    assert len(training.cases) == 2
+    assert training.ratios[1]
+    assert training.ratios[1].value == pytest.approx(before / after)
+
+
+def test_shares_of_work_do_not_depend_on_the_reference(tmp_path: Path) -> None:
+    text = CHAT.replace("name: chat", "weights: work")
+    runs = records(500, 400, 400), records(1000, 200, 200)
+    _, answer = weighed(tmp_path, text, *runs)
+    assert answer.ratios[1]
+    assert answer.ratios[1].value == pytest.approx((0.7 / 500 + 0.3 / 400) / (0.7 / 1000 + 0.3 / 200))
+    assert answer.tflops == pytest.approx((1 / (0.7 / 500 + 0.3 / 400), 1 / (0.7 / 1000 + 0.3 / 200)))
+    _, other = weighed(tmp_path, text, *runs, to="H100")
+    assert other.ratios[0]
+    assert other.ratios[0].value == pytest.approx(1 / answer.ratios[1].value)
+    assert other.tflops == pytest.approx(answer.tflops)
+    assert answer.workload.name == "chat", "a file without a name is called as it is"
+
+
+@pytest.mark.parametrize("weights", ["time", "work"])
+def test_the_interval_of_one_case_is_that_of_its_ratio(tmp_path: Path, weights: str) -> None:
+    text = f"weights: {weights}\nparts: [{{weight: 1, seqlen: 8k}}]"
+    got, answer = weighed(tmp_path, text, records(500, 1, 1, spread=0.02), records(600, 1, 1, spread=0.05))
+    assert answer.ratios[1]
+    alone = got.case_ratio(PREFILL, 1)
+    assert (answer.ratios[1].low, answer.ratios[1].high) == pytest.approx((alone.low, alone.high))
+
+
+def test_the_fastest_backend_of_each_machine_or_of_those_named(tmp_path: Path) -> None:
+    ours = [*records(500, 400, 300), ok(PREFILL, "sdpa-cudnn", 550), ok(PREFILL, "sdpa-flash", 450)]
+    theirs = [*records(700, 400, 300), ok(PREFILL, "sdpa-cudnn", 600)]
+    _, free = weighed(tmp_path, CHAT, ours, theirs)
+    assert free.parts[0].backends == (("sdpa-cudnn",), ("fa3",))
+    _, bound = weighed(tmp_path, CHAT.replace("pass: fwd", 'pass: fwd, backend: "sdpa-*"'), ours, theirs)
+    assert bound.parts[0].backends == (("sdpa-cudnn",), ("sdpa-cudnn",))
+    assert bound.parts[0].ratios[1]
+    assert bound.parts[0].ratios[1].value == pytest.approx(600 / 550)
+
+
+def test_a_machine_that_cannot_run_a_part_has_no_figure(tmp_path: Path) -> None:
+    small = [ok(FWD, "fa3", 100), ended(PREFILL, "fa3", "oom", "out of memory")]
+    got, answer = weighed(tmp_path, CHAT, records(500, 400, 300), small, records(600, 400, 300))
+    assert answer.ratios[1] is None
+    assert answer.ratios[2]
+    assert answer.tflops[1] is None
+    assert answer.notes == ("H100 has no figure for 'prefill', so none for the workload.",)
+    assert got.bought(1) is None
+    with pytest.raises(UserError, match=r"H100, to which .* has no figure for 'prefill'"):
+        weighed(tmp_path, CHAT, records(500, 400, 300), small, to="H100")
+
+
+def test_cases_that_one_lacks_are_left_out_and_counted(tmp_path: Path) -> None:
+    _, answer = weighed(tmp_path, CHAT, records(500, 400, 300), records(500, 400, 300)[:2])
+    assert [(len(p.cases), p.left_out) for p in answer.parts] == [(1, 0), (1, 1)]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("[]", "a workload is a mapping with parts"),
+        ("name: x", "parts is missing"),
+        ("parts: []", "parts is empty"),
+        ("parts: [{seqlen: 8k}]", "parts.0.weight is missing"),
+        ("parts: [{weight: 1, seqln: 8k}]", 'unknown key; did you mean "seqlen"'),
+        ("part: []\nparts: [{weight: 1}]", 'unknown key; did you mean "parts"'),
+        ("parts: [{weight: much}]", "'much' is not a weight"),
+        ("parts: [{weight: 0}]", "is not a weight above 0"),
+        ("parts: [{weight: 70%}, {weight: 20%}]", "add up to 90%"),
+        ("parts: [{weight: 70%}, {weight: 2}]", "some are not"),
+        ("parts: [{weight: 1, name: a}, {weight: 1, name: a}]", "one name"),
+        ("parts: [{weight: 1, seqlen: 8kk}]", "part 1: .*8kk"),
+        ("parts: [{weight: 1, pass: forward}]", "unknown pass 'forward'"),
+        ("parts: [{weight: 1, seqlen: 16k}]", "seqlen 16k was not; seqlen 1k, 4k, 8k were"),
+        ("parts: [{weight: 1, seqlen: 8k, pass: bwd}]", "each of its axes was, but not together"),
+        ("parts: [{weight: 1, backend: fa4}]", "no backend 'fa4' was measured"),
+        ("weights: money\nparts: [{weight: 1}]", "weights: .*'time' or 'work'"),
+        ("parts: [", "not readable as YAML"),
+    ],
+)
+def test_what_is_wrong_with_a_file_is_one_line(tmp_path: Path, text: str, said: str) -> None:
+    with pytest.raises(UserError, match=said) as error:
+        weighed(tmp_path, text, records(500, 400, 300), records(500, 400, 300))
+    assert "\n" not in str(error.value)
+
+
+def test_a_file_that_is_not_there() -> None:
+    with pytest.raises(UserError, match=r"cannot read none\.yaml"):
+        load(Path("none.yaml"))

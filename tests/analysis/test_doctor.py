@@ -1,0 +1,112 @@
+"""A whole diagnosis without a GPU, and how it is shown."""
+
+from __future__ import annotations
+
+import io
+import json
+from typing import Any, ClassVar
+
+import pytest
+from healthy_h200 import HOST, QUIET, facts, judged, trial
+from rich.console import Console
+
+from attnbench.analysis.doctor import diagnose as module
+from attnbench.analysis.doctor.aa_test import Trial, label
+from attnbench.analysis.doctor.checks import Finding, judge_trial
+from attnbench.analysis.doctor.diagnose import Diagnosis, diagnose
+from attnbench.analysis.doctor.write import json_text, render
+from attnbench.core.errors import UserError
+from attnbench.worker import machine_facts
+from builders import CPU, H200, environment
+
+
+class Examined(module.Fleet):
+    """The workers of an H200, simulated; the examiner answers with `facts`, or crashes."""
+
+    facts: ClassVar[dict[str, Any] | None] = None
+
+    def ask(self, name: str, *_: object) -> dict[str, Any]:
+        assert name == module.EXAMINER
+        if self.facts is None:
+            raise UserError(f"{name}: the worker crashed (SIGSEGV)")
+        return {"facts": self.facts}
+
+
+@pytest.fixture
+def examined(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "Fleet", Examined)
+    monkeypatch.setattr(module, "look", lambda *_: environment(H200, packages={"triton": "3.5.0"}))
+    monkeypatch.setattr(module, "IMPLEMENTATIONS", {"cuda": ("fake",)})
+    monkeypatch.setattr(machine_facts, "host", lambda: HOST)
+
+
+@pytest.mark.usefixtures("examined")
+def test_a_whole_diagnosis(monkeypatch: pytest.MonkeyPatch) -> None:
+    healthy = facts()
+    monkeypatch.setattr(Examined, "facts", {name: healthy[name] for name in ("nvml", "instruments")})
+    said: list[str] = []
+    found = diagnose("auto", said.append, quick=True)
+    assert (found.level, found.exit_code) == ("ok", 0)
+    assert found.trial is not None
+    assert [label(c.case) for c in found.trial.cases] == ["1k b16", "16k b1"]
+    assert said[:2] == ["looking at the device", "examining the GPU"]
+    assert said[3].startswith("A/A test: turn 1, ")
+
+
+@pytest.mark.usefixtures("examined")
+def test_a_gpu_that_cannot_be_examined_is_unfit_and_not_tried() -> None:
+    found = diagnose("auto", lambda _: None)
+    assert (found.level, found.exit_code, found.trial) == ("unfit", 3, None)
+    assert ("GPU", "unfit", "the worker crashed (SIGSEGV)") in [(f.check, f.level, f.found) for f in found.findings]
+
+
+def diagnosis(*sick: Finding, tried: Trial | None = None) -> Diagnosis:
+    tried = tried or trial(*QUIET)
+    return Diagnosis(environment(H200), facts(), (*judged(facts()), *sick, *judge_trial(tried)), tried)
+
+
+def rendered(found: Diagnosis, width: int = 100) -> str:
+    out = io.StringIO()
+    render(Console(file=out, width=width), found)
+    return out.getvalue()
+
+
+def test_every_finding_is_shown_with_what_to_do() -> None:
+    sick = Finding("MIG", "unfit", "a finding that is long " * 8 + "END", "do this")
+    found = diagnosis(sick)
+    text = rendered(found)
+    flat = " ".join(text.split())
+    for line in found.findings:
+        assert f"{line.check} {line.found}" in flat
+    assert "END; to do: do this" in flat
+    assert "NVIDIA H200: unfit to measure." in flat
+    assert max(map(len, text.splitlines())) <= 100
+
+
+def test_the_last_line_is_the_figure() -> None:
+    found = diagnosis()
+    assert found.trial is not None
+    worst = found.trial.worst()
+    assert worst is not None
+    figure = f"{100 * worst[1].one:.2g}%"
+    assert (
+        rendered(found).splitlines()[-1].startswith(f"Smallest difference that can be told apart here: {figure} by one")
+    )
+    assert "1k b16" in rendered(found).splitlines()[-4]
+
+
+def test_json_holds_the_verdict_the_findings_and_every_reading() -> None:
+    found = diagnosis(Finding("MIG", "warning", "on", "turn it off"))
+    read = json.loads(json_text(found))
+    assert (read["verdict"], read["exit_code"]) == ("warning", 1)
+    assert read["smallest_difference"]["one_reading"] > read["smallest_difference"]["rounds"] > 0
+    assert [f["check"] for f in read["findings"]] == [f.check for f in found.findings]
+    assert read["facts"]["nvml"]["clock_max"] == 1.98e9
+    (case,) = read["trial"]["cases"]
+    assert case["differences"] == pytest.approx(QUIET)
+    assert case["resolution"]["differs"] is False
+
+
+def test_json_of_a_machine_that_was_not_tried() -> None:
+    read = json.loads(json_text(Diagnosis(environment(CPU), {}, (Finding("GPU", "unfit", "x", "y"),))))
+    assert (read["verdict"], read["trial"], read["smallest_difference"]) == ("unfit", None, None)

@@ -1,0 +1,219 @@
+"""What the doctor makes of facts and of an A/A test: each sickness is one line that says what to do."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from healthy_h200 import CASES, HOST, QUIET, WORKS, Nvml, changed, complaints, facts, judged, trial
+
+from attnbench.analysis.doctor.aa_test import Trial
+from attnbench.analysis.doctor.checks import judge, judge_trial
+from attnbench.core.record import Record
+from builders import CPU, environment
+
+
+def test_a_healthy_machine_has_nothing_but_ok() -> None:
+    found = judged(facts())
+    assert complaints(found) == []
+    of_gpu = (
+        "NVML|persistence|SM clock|power limit|other processes|MIG|memory errors|temperature|throttling|instruments|L2"
+    )
+    assert [f.check for f in found] == ["software", *of_gpu.split("|"), "load", "CPU governor", "container limit"]
+    assert not any(f.todo for f in found)
+    text = " ".join(f.found for f in found)
+    for word in (
+        "580.82 (CUDA 13.0)",
+        "torch 2.11.0+cu130",
+        "triton 3.5.0",
+        "1980 of 1980 MHz",
+        "700 W",
+        "35 C, 52 below",
+    ):
+        assert word in text
+
+
+def test_a_driver_that_tells_nothing_is_no_reason_for_doubt() -> None:
+    found = judged(facts(**dict.fromkeys(Nvml.HEALTHY)))
+    assert complaints(found) == []
+    untold = "persistence|SM clock|power limit|other processes|temperature|throttling"
+    assert [f.check for f in found if f.found == "not told here"] == untold.split("|")
+
+
+STRANGER = [SimpleNamespace(pid=os.getpid()), SimpleNamespace(pid=1)]
+BUSY = SimpleNamespace(gpu=60)
+
+
+@pytest.mark.parametrize(
+    ("sick", "check", "level", "says", "todo"),
+    [
+        (facts(nvmlDeviceGetPersistenceMode=0), "persistence", "warning", "off", "sudo nvidia-smi -pm 1"),
+        (facts(nvmlDeviceGetApplicationsClock=1200), "SM clock", "warning", "1200 MHz, 1980 by default", "-rac"),
+        (changed("nvml", clock_held=1.5e9), "SM clock", "warning", "1500 of 1980 MHz", "-rgc"),
+        (
+            facts(nvmlDeviceGetEnforcedPowerLimit=450_000),
+            "power limit",
+            "warning",
+            "450 W, lowered from 700",
+            "-pl 700",
+        ),
+        (
+            facts(nvmlDeviceGetComputeRunningProcesses=STRANGER),
+            "other processes",
+            "warning",
+            "(pid 1); computing nothing now",
+            "another GPU",
+        ),
+        (
+            facts(nvmlDeviceGetComputeRunningProcesses=STRANGER, nvmlDeviceGetUtilizationRates=BUSY),
+            "other processes",
+            "unfit",
+            "60% busy",
+            "another GPU",
+        ),
+        (
+            facts(nvmlDeviceGetComputeRunningProcesses=STRANGER, nvmlDeviceGetUtilizationRates=None),
+            "other processes",
+            "warning",
+            "whether they compute is not told",
+            "another GPU",
+        ),
+        (
+            facts(nvmlDeviceGetComputeRunningProcesses=[SimpleNamespace(pid=2**30)] * 3),
+            "other processes",
+            "warning",
+            "2 that cannot be named here",
+            "another GPU",
+        ),
+        (
+            facts(nvmlDeviceGetComputeRunningProcesses=[], nvmlDeviceGetUtilizationRates=BUSY),
+            "other processes",
+            "unfit",
+            "not in NVML's list",
+            "another GPU",
+        ),
+        (facts(nvmlDeviceGetMigMode=[1, 1]), "MIG", "warning", "slice", "administrator"),
+        (facts(nvmlDeviceGetTotalEccErrors=2), "memory errors", "unfit", "2 uncorrected", "reset"),
+        (facts(nvmlDeviceGetRemappedRows=(0, 1, 0, 1)), "memory errors", "unfit", "could not be remapped", "replaced"),
+        (facts(nvmlDeviceGetRemappedRows=(0, 1, 1, 0)), "memory errors", "warning", "waits", "reset"),
+        (facts(nvmlDeviceGetEccMode=[0, 0]), "memory errors", "warning", "ECC is off", "nvidia-smi -e 1"),
+        (facts(nvmlDeviceGetEccMode=[1, 0]), "memory errors", "warning", "off after the next restart", "-e 1"),
+        (facts(nvmlDeviceGetMarginTemperature=12), "temperature", "warning", "12 below", "cool"),
+        (facts(nvmlDeviceGetMarginTemperature=3), "temperature", "unfit", "3 below", "cool"),
+        (facts(nvmlDeviceGetCurrentClocksThrottleReasons=0x4), "throttling", "warning", "power cap", "nvidia-smi -q"),
+        (facts(nvmlDeviceGetCurrentClocksThrottleReasons=0x48), "throttling", "unfit", "hardware thermal", "cooling"),
+        (facts(nvmlSystemGetCudaDriverVersion_v2=12080), "software", "warning", "older than torch's CUDA", "driver"),
+        ({**facts(), "nvml": None}, "NVML", "warning", "does not answer", "pip install nvidia-ml-py"),
+        (
+            {"asked": "auto", "host": HOST, "broken": "RuntimeError: launch failure"},
+            "GPU",
+            "unfit",
+            "launch",
+            "nvidia-smi",
+        ),
+        (
+            changed("instruments", events={"error": "E: x"}),
+            "instruments",
+            "unfit",
+            "events does not work: E: x",
+            "timed",
+        ),
+        (changed("instruments", cupti={"error": "no kernel"}), "instruments", "warning", "cupti", "profilers"),
+        (changed("instruments", graph={"error": "no"}), "instruments", "warning", "graph", "--timer graph"),
+        (
+            changed("instruments", events={**WORKS, "l2_cold": "warm"}),
+            "L2",
+            "warning",
+            "warm instead of cold by events",
+            "unproven",
+        ),
+        (changed("host", load=60.0), "load", "warning", "60.0 on 64 cores", "end what runs"),
+        (changed("host", cpu_limit=1.0), "container limit", "warning", "1 CPUs for 2 threads", "2 CPUs"),
+    ],
+)
+def test_each_sickness_is_one_line_that_says_what_to_do(
+    sick: dict[str, Any], check: str, level: str, says: str, todo: str
+) -> None:
+    found = judged(sick)
+    assert complaints(found) == [(check, level)]
+    (line,) = [f for f in found if f.level != "ok"]
+    assert says in line.found
+    assert todo in line.todo
+
+
+def test_a_gpu_without_triton() -> None:
+    assert complaints(judged(facts(), packages={})) == [("software", "warning")]
+
+
+def test_an_older_driver_tells_the_threshold_instead_of_the_margin() -> None:
+    changes: dict[str, Any] = {"nvmlDeviceGetMarginTemperature": None, "nvmlDeviceGetTemperatureThreshold": 89}
+    assert facts(**changes)["nvml"]["temperature_margin"] == 54
+
+
+def test_a_gpu_without_ecc_and_mig_is_as_good() -> None:
+    assert complaints(judged(facts(nvmlDeviceGetEccMode=None, nvmlDeviceGetMigMode=None))) == []
+
+
+@pytest.mark.parametrize(
+    ("host", "asked", "expected"),
+    [
+        ({}, "cpu", []),
+        ({}, "auto", [("GPU", "warning")]),
+        ({"nvidia_driver": False}, "auto", []),
+        ({"load": 2.0}, "cpu", [("load", "warning")]),
+        ({"load": 3.5}, "cpu", [("load", "unfit")]),
+        ({"governors": ["performance", "powersave"]}, "cpu", [("CPU governor", "warning")]),
+        ({"governors": []}, "cpu", []),
+        ({"cpu_limit": 2.0}, "cpu", [("container limit", "warning")]),
+        ({"cpu_limit": 4.0}, "cpu", []),
+    ],
+)
+def test_a_machine_without_a_gpu(host: dict[str, Any], asked: str, expected: list[tuple[str, str]]) -> None:
+    found = judge(environment(CPU), {"asked": asked, "host": {**HOST, "cores": 4, **host}})
+    assert complaints(found) == expected
+    assert [f.check for f in found] == ["software", "GPU", "load", "CPU governor", "container limit"]
+
+
+def test_a_shallow_governor_does_not_matter_to_a_gpu() -> None:
+    assert complaints(judged(changed("host", governors=["powersave"]))) == []
+
+
+@pytest.mark.parametrize(
+    ("tried", "expected"),
+    [
+        (trial(*QUIET), []),
+        (trial(*(d + 0.01 for d in QUIET)), [("A/A test", "warning")]),
+        (trial(*(30 * d for d in QUIET)), [("resolution", "warning")]),
+        (trial(*(200 * d for d in QUIET)), [("resolution", "unfit")]),
+        (trial(*QUIET[:3]), [("resolution", "warning")]),
+        (trial(*[0.0] * 8), []),
+        (trial(*QUIET, others=("python (pid 1)",)), [("other processes", "unfit")]),
+        (trial(*QUIET, ecc_errors=1), [("memory errors", "unfit")]),
+        (trial(*QUIET, limits=("power cap",)), []),
+        (trial(*QUIET, limits=("power cap", "thermal")), [("throttling", "warning")]),
+        (trial(*QUIET, host_bound=True), [("host", "warning")]),
+    ],
+)
+def test_what_the_trial_says(tried: Trial, expected: list[tuple[str, str]]) -> None:
+    found = judge_trial(tried)
+    assert complaints(found) == expected
+    assert all(bool(f.todo) == (f.level != "ok") for f in found)
+
+
+def test_a_job_that_failed_is_all_that_is_said() -> None:
+    record = Record(CASES[1], "b", 0, "oom", "CUDA out of memory")
+    (line,) = judge_trial(trial(*QUIET, failed=record))
+    assert line.level == "unfit"
+    assert line.found == "sdpa-flash against itself: 16k b1 ended as oom: CUDA out of memory"
+
+
+def test_the_noisiest_case_gives_the_figure() -> None:
+    quiet, noisy = trial(*QUIET).cases[0], trial(*(3 * d for d in QUIET)).cases[0]
+    both = Trial("eager", 1.0, (quiet, replace(noisy, case=CASES[1])))
+    worst = both.worst()
+    assert worst is not None
+    assert worst[0] == CASES[1]
+    assert worst[1].one > 2 * both.resolutions()[0][1].one

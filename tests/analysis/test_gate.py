@@ -1,0 +1,399 @@
+"""From two runs to findings and one exit code."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from attnbench.analysis.gate.findings import name
+from attnbench.analysis.gate.gate import Judgement, Request, judge
+from attnbench.analysis.gate.margins import DEFAULT, Margins
+from attnbench.analysis.gate.readings import Side, readings, signed, text
+from attnbench.core.errors import UserError
+from attnbench.core.record import Forecast, Job, Record, Run
+from attnbench.results.cells import cells
+from builders import case, ended, environment, measurements, ok, run
+
+WOBBLE = (0.0, 0.001, -0.001, 0.0005, -0.0005)
+LENGTHS = (1024, 2048, 4096)
+SLOW, FAST = 300 / 1.1, 300 / 0.9
+
+
+def rounds(
+    backend: str = "triton", tflops: float = 300, *, seqlens: Sequence[int] = LENGTHS, n: int = 5, **changes: Any
+) -> list[Record]:
+    return [
+        ok(case(seqlen), backend, tflops * (1 + WOBBLE[i]), round=i, n=3, **changes)
+        for seqlen in seqlens
+        for i in range(n)
+    ]
+
+
+def gate(before: Sequence[Record], after: Sequence[Record], *metrics: str, **request: Any) -> Judgement:
+    return judge(run(before), run(after), Request(metrics or ("latency",), **request))
+
+
+def verdicts(judgement: Judgement) -> dict[tuple[int, str | None], str]:
+    return {(f.case.shape.seqlen_k, f.metric): f.verdict for f in judgement.findings}
+
+
+def of_one(before: Sequence[Record], after: Sequence[Record], **request: Any) -> tuple[str, str, int]:
+    """(verdict, reason, exit code) of a gate of one cell."""
+    judgement = gate(before, after, **request)
+    (finding,) = judgement.findings
+    return finding.verdict, finding.reason, judgement.exit_code
+
+
+def test_the_same_run_twice_passes() -> None:
+    same = rounds(memory_peak=2**30, first_call=0.5)
+    judgement = gate(same, same, *DEFAULT)
+    assert {f.verdict for f in judgement.findings} == {"unchanged"}
+    assert {f.metric for f in judgement.findings} == {*DEFAULT}
+    assert judgement.exit_code == 0
+
+
+def test_a_slower_cell_fails_and_comes_first() -> None:
+    slow = [r if r.case.shape.seqlen_k != 2048 else replace(r, measurements=ok(r.case, "triton", SLOW).measurements)
+            for r in rounds()]  # fmt: skip
+    judgement = gate(rounds(), slow)
+    assert judgement.exit_code == 1
+    first = judgement.findings[0]
+    assert (first.case.shape.seqlen_k, first.verdict) == (2048, "regressed")
+    assert first.decision is not None
+    assert first.decision.change == pytest.approx(0.1, abs=0.001)
+    assert first.current == pytest.approx(1.1 * (first.baseline or 0), rel=0.001)
+    assert [f.verdict for f in judgement.findings[1:]] == ["unchanged"] * 2
+
+
+def test_the_figures_of_a_noisy_cell_tell_the_change_that_was_judged() -> None:
+    """Medians would say 100 and 100 here."""
+    before, after = ([ok(case(), "triton", speed, round=i) for i, speed in enumerate(speeds)]
+                     for speeds in ((100, 100, 400), (100, 100, 25)))  # fmt: skip
+    (finding,) = gate(before, after).findings
+    assert finding.decision is not None
+    assert (finding.current or 0) / (finding.baseline or 1) - 1 == pytest.approx(finding.decision.change)
+    assert finding.decision.change == pytest.approx(16 ** (1 / 3) - 1)
+
+
+def test_a_faster_cell_passes() -> None:
+    judgement = gate(rounds(), rounds(tflops=FAST))
+    assert (judgement.count("improved"), judgement.exit_code) == (3, 0)
+
+
+def test_what_is_too_noisy_is_inconclusive_and_may_be_let_pass() -> None:
+    noisy = [replace(r, measurements=ok(r.case, "triton", 300 * (1 + 40 * WOBBLE[r.round])).measurements)
+             for r in rounds(seqlens=(1024,))]  # fmt: skip
+    verdict, reason, code = of_one(noisy, noisy)
+    assert (verdict, code) == ("inconclusive", 3)
+    assert "more rounds a side" in reason
+    assert of_one(noisy, noisy, inconclusive="pass")[2] == 0
+
+
+def test_margins_are_per_metric_and_cell() -> None:
+    changed = rounds(tflops=300 / 1.06)
+    own = Margins({"latency": 0.02}, (("triton 4k *", {"latency": 0.2}), ("triton 9k *", {"latency": 0.1})))
+    judgement = gate(rounds(), changed, margins=own)
+    assert verdicts(judgement) == {
+        (1024, "latency"): "regressed",
+        (2048, "latency"): "regressed",
+        (4096, "latency"): "unchanged",
+    }
+    assert any("'triton 9k *'" in note for note in judgement.notes)
+    assert not any("'triton 4k *'" in note for note in judgement.notes)
+
+
+def broken(status: Any, *, bad: int = 5, reason: str = "it broke") -> list[Record]:
+    good = rounds(seqlens=(1024,))
+    return good[bad:] + [ended(case(), "triton", status, reason, round=i) for i in range(bad)]
+
+
+@pytest.mark.parametrize("status", ["wrong", "wrong-kernel", "failed", "oom", "timeout"])
+@pytest.mark.parametrize("bad", [1, 5])
+def test_a_cell_that_fails_in_any_round_is_newly_failing(status: str, bad: int) -> None:
+    verdict, reason, code = of_one(rounds(seqlens=(1024,)), broken(status, bad=bad))
+    assert (verdict, code) == ("newly-failing", 1)
+    assert f"{bad} of 5 rounds" in reason
+    assert "it broke" in reason
+
+
+def test_a_cell_that_works_again() -> None:
+    assert of_one(broken("oom"), rounds(seqlens=(1024,)))[::2] == ("newly-working", 0)
+    assert of_one(broken("skipped"), rounds(seqlens=(1024,)))[::2] == ("newly-working", 0)
+
+
+@pytest.mark.parametrize("status", ["failed", "oom", "timeout"])
+def test_a_round_that_failed_in_the_baseline_does_not_hide_what_came_of_the_others(status: str) -> None:
+    flaky, slower = broken(status, bad=1), rounds(seqlens=(1024,), tflops=300 / 1.1)
+    judgement = gate(flaky, slower)
+    assert verdicts(judgement) == {(1024, None): "newly-working", (1024, "latency"): "regressed"}
+    assert judgement.exit_code == 1
+    assert verdicts(gate(flaky, rounds(seqlens=(1024,)))) == {
+        (1024, None): "newly-working",
+        (1024, "latency"): "unchanged",
+    }
+    assert of_one(flaky, broken(status, bad=5))[::2] == ("newly-failing", 1)
+    assert of_one(flaky, broken("skipped", bad=5))[::2] == ("missing", 1)
+    again = gate(flaky, broken(status, bad=2))
+    assert verdicts(again) == {(1024, "latency"): "unchanged"}
+    assert any("1 cell failed in some rounds of both runs, of which those that worked" in n for n in again.notes)
+    assert not any("neither" in note for note in again.notes)
+
+
+@pytest.mark.parametrize("status", ["skipped", "failed", "wrong"])
+def test_a_cell_that_works_in_some_rounds_only_is_no_success(status: str) -> None:
+    more = rounds(seqlens=(2048,))
+    judgement = gate([*broken(status), *more], [*broken("failed", bad=2), *more])
+    assert verdicts(judgement) == {(2048, "latency"): "unchanged"}
+    assert any("worked in some rounds, and not in the baseline: not compared" in note for note in judgement.notes)
+    assert not any("both runs" in note for note in judgement.notes)
+
+
+def test_of_a_cell_that_was_wrong_in_any_round_nothing_is_compared() -> None:
+    assert of_one(broken("wrong", bad=1), rounds(seqlens=(1024,)))[::2] == ("newly-working", 0)
+    with pytest.raises(UserError, match="nothing in the two runs can be compared"):
+        gate(broken("wrong", bad=1), broken("wrong", bad=1))
+
+
+def test_in_turns_a_cell_that_failed_in_a_round_decides_nothing_by_the_others() -> None:
+    """An A/B measures it no more, so that its few rounds would stay inconclusive."""
+    more = rounds(seqlens=(2048,))
+    a, b = [*broken("failed", bad=4), *more], [*rounds(seqlens=(1024,)), *more]
+    halves = [replace(run(records), turns="one") for records in (a, b)]
+    assert verdicts(judge(*halves, Request(("latency",))))[1024, None] == "newly-working"
+    assert (1024, "latency") not in verdicts(judge(*halves, Request(("latency",))))
+    assert (1024, "latency") in verdicts(gate(a, b))
+    both = [replace(run([*broken("failed", bad=2), *more]), turns="one") for _ in range(2)]
+    judged = judge(*both, Request(("latency",)))
+    assert {cell for cell, _ in verdicts(judged)} == {2048}
+    assert any("1 cell failed in some rounds of both runs, not compared" in note for note in judged.notes)
+
+
+def planned(records: list[Record], done: int) -> Run:
+    """A run that was interrupted after so many jobs."""
+    forecast = Forecast(0.1, 0.001, 1)
+    jobs = tuple(Job(r.case, r.backend, r.round, forecast) for r in records)
+    return replace(run(records[:done]), plan=jobs)
+
+
+def test_a_run_that_is_not_done_says_so() -> None:
+    every = sorted(rounds(), key=lambda r: r.round)
+    short = judge(run(every), planned(every, 9), Request(("latency",)))
+    assert short.exit_code == 0
+    assert any("The current run is incomplete: 6 of 15 planned jobs not measured." in note for note in short.notes)
+    shorter = judge(planned(every, 14), planned(every, 2), Request(("latency",)))
+    reasons = {f.case.shape.seqlen_k: f.reason for f in shorter.findings if f.verdict == "missing"}
+    assert reasons == {4096: "planned, and not measured yet"}
+    assert any("The baseline is incomplete: 1 of 15 planned jobs" in note for note in shorter.notes)
+    assert not any("incomplete" in note for note in judge(planned(every, 15), run(every), Request(("latency",))).notes)
+
+
+@pytest.mark.parametrize(("seqlen", "named"), [(1024, True), (65536, False)])
+def test_cycles_are_named_where_the_clock_that_was_read_is_that_of_the_call(seqlen: int, named: bool) -> None:
+    """Under a limit it moves while a call lasts longer than a burst."""
+    held = rounds(seqlens=(seqlen,), clock_held=1.4e9, limits=("power cap",))
+    (note,) = [note for note in gate(held, held).notes if note.startswith("~ 1 cell: a limit held the clock")]
+    assert ("--metric cycles" in note) == named
+
+
+def test_two_units_of_a_model_are_said() -> None:
+    def of(uuid: str | None, **changes: Any) -> Run:
+        one = run(rounds())
+        device = replace(one.environment.device, uuid=uuid, **changes)
+        return replace(one, environment=replace(one.environment, device=device))
+
+    def said(a: str | None, b: str | None) -> bool:
+        return any("two units" in note for note in judge(of(a), of(b), Request(("latency",))).notes)
+
+    assert said("a", "b")
+    assert not said("a", "a")
+    judged = judge(of("a"), of("b", name="NVIDIA H100"), Request(("latency",), expect=("gpu",)))
+    assert judged.findings
+    assert not any("two units" in note for note in judged.notes)
+    assert not said(None, "b")
+
+
+def test_a_cell_that_is_gone_is_missing() -> None:
+    """So that a build in which a backend cannot be imported does not pass."""
+    verdict, reason, code = of_one(rounds(seqlens=(1024,)), broken("skipped", reason="no module mylib"))
+    assert (verdict, code) == ("missing", 1)
+    assert "no module mylib" in reason
+    assert of_one(rounds(seqlens=(1024,)), broken("skipped"), missing="pass")[2] == 0
+    judgement = gate(rounds(), rounds(seqlens=(1024, 2048)))
+    assert verdicts(judgement)[4096, None] == "missing"
+    assert judgement.exit_code == 1
+
+
+def test_a_metric_that_is_gone_is_missing() -> None:
+    judgement = gate(rounds(memory_peak=2**30), rounds(), "latency", "memory_peak")
+    assert judgement.count("missing") == 3
+    assert judgement.count("unchanged") == 3
+
+
+def test_a_timer_that_read_nothing_is_no_value() -> None:
+    """A ratio to it would be infinite, for which neither JSON nor a reader has a use."""
+    well, nothing = rounds(), rounds(seqlens=LENGTHS[1:])
+    nothing += [replace(r, measurements=measurements(time=[0.0] * 3)) for r in rounds(seqlens=LENGTHS[:1])]
+    assert verdicts(gate(well, nothing)) == {
+        (1024, "latency"): "missing",
+        (2048, "latency"): "unchanged",
+        (4096, "latency"): "unchanged",
+    }
+    assert verdicts(gate(nothing, well)) == {(2048, "latency"): "unchanged", (4096, "latency"): "unchanged"}
+
+
+def test_cells_beside_are_said_and_not_judged() -> None:
+    before = [*rounds(seqlens=(1024,)), ended(case(2048), "triton", "oom", "too large")]
+    after = [*rounds(seqlens=(1024, 4096)), ended(case(2048), "triton", "oom", "too large")]
+    judgement = gate(before, after)
+    assert len(judgement.findings) == 1
+    assert any("worked in neither run: triton 2k" in note for note in judgement.notes)
+    assert any("in the current run only, not compared: triton 4k" in note for note in judgement.notes)
+
+
+def test_nothing_in_common_is_bad_input() -> None:
+    with pytest.raises(UserError, match="no cell in common"):
+        gate(rounds(seqlens=(1024,)), rounds(seqlens=(2048,)))
+    with pytest.raises(UserError, match="can be compared by joules"):
+        gate(rounds(), rounds(), "joules")
+
+
+def test_unlike_runs_are_not_compared_unless_meant() -> None:
+    ours, theirs = run(rounds()), replace(run(rounds(tflops=SLOW)), environment=environment(driver="590.10"))
+    refused = judge(ours, theirs, Request(("latency",)))
+    assert (refused.findings, refused.exit_code) == ((), 4)
+    assert [d.what for d in refused.refused] == ["driver was 580.82 and is 590.10"]
+    meant = judge(ours, theirs, Request(("latency",), expect=("driver", "torch")))
+    assert (meant.count("regressed"), meant.exit_code, len(meant.meant)) == (3, 1, 1)
+    assert any(note.startswith("--expect torch: nothing differs") for note in meant.notes)
+
+
+def test_cycles_cancel_the_clock() -> None:
+    """A tenth less clock, a tenth more time: slower, and the same number of cycles."""
+    before, after = rounds(clock_held=1.98e9), rounds(tflops=SLOW, clock_held=1.98e9 / 1.1)
+    assert {*verdicts(gate(before, after)).values()} == {"regressed"}
+    assert {*verdicts(gate(before, after, "cycles")).values()} == {"unchanged"}
+    with pytest.raises(UserError, match="cycles"):
+        gate(rounds(), rounds(), "cycles")
+
+
+def test_cells_that_a_limit_touched_are_marked() -> None:
+    held = rounds(clock_held=1.5e9, limits=("power",))
+    judgement = gate(rounds(clock_held=1.98e9), held)
+    assert all(f.held_down for f in judgement.findings)
+    assert any(note.startswith("~ 3 cells") and "--metric cycles" in note for note in judgement.notes)
+    assert not any(f.held_down for f in gate(held, held, "cycles").findings)
+    assert not any(f.held_down for f in gate(rounds(clock_held=1.98e9), rounds(clock_held=1.98e9)).findings)
+
+
+def test_first_calls_are_compared_round_by_round() -> None:
+    """The first round fills the cache in both; that is no noise. And nobody waits for what lies below the floor."""
+
+    def first(slower: float, quick: float = 0.2) -> list[Record]:
+        return [
+            replace(
+                r, measurements={**r.measurements, **measurements(first_call=slower * (5.0 if not r.round else quick))}
+            )
+            for r in rounds()
+        ]
+
+    assert {*verdicts(gate(first(1.0), first(1.02), "first_call")).values()} == {"unchanged"}
+    assert {*verdicts(gate(first(1.0), first(2.0), "first_call")).values()} == {"regressed"}
+    assert {*verdicts(gate(rounds(first_call=0.001), rounds(first_call=0.09), "first_call")).values()} == {"unchanged"}
+    once = gate(rounds(first_call=0.001, n=1), rounds(first_call=0.09, n=1), "first_call")
+    assert {*verdicts(once).values()} == {"unchanged"}
+    cold = gate(first(1.0), [r for r in first(1.0) if r.round], "first_call")
+    assert {f.rounds for f in cold.findings} == {(4, 4)}
+
+
+def test_an_open_first_call_does_not_hold_up_the_gate() -> None:
+    one = [ok(case(), "triton", 300, first_call=1.0)]
+    judgement = gate(one, [ok(case(), "triton", 300, first_call=3.0)], "first_call")
+    assert (judgement.count("inconclusive"), judgement.exit_code) == (1, 0)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "said"),
+    [(1, 1, "says nothing of the noise"), (5, 1, "taken to be the other's"), (1, 5, "taken to be the other's")],
+)
+def test_one_round_says_how_weak_it_is(before: int, after: int, said: str) -> None:
+    judgement = gate(rounds(n=before), rounds(n=after))
+    (note,) = [n for n in judgement.notes if said in n]
+    assert "--rounds 5" in note
+    assert not any("round" in n for n in gate(rounds(n=2), rounds(n=2)).notes)
+
+
+def test_many_cells_of_one_round_borrow_noise_and_say_so() -> None:
+    def once(by: float) -> list[Record]:
+        return [ok(case(64 * (i + 1)), "triton", 300 * (1 + by * WOBBLE[i % 5])) for i in range(30)]
+
+    judgement = gate(once(0.0), once(1.0))
+    assert judgement.count("unchanged") == 30
+    assert any("a disturbed cell cannot be told from a changed one" in n for n in judgement.notes)
+
+
+def test_what_moves_all_cells_together_is_said() -> None:
+    lengths = [64 * (i + 1) for i in range(12)]
+    judgement = gate(rounds(seqlens=lengths), rounds(tflops=300 / 1.02, seqlens=lengths))
+    assert any("Nearly all moved together" in note for note in judgement.notes)
+    still = gate(rounds(seqlens=lengths), rounds(seqlens=lengths))
+    assert any("12 cells" in note for note in still.notes)
+    assert not any("together" in note for note in still.notes)
+
+
+def test_a_kernel_at_the_length_where_spans_begin_is_read_alike_on_both_sides() -> None:
+    def at(seconds: float) -> Side:
+        taken = measurements(time=seconds, span=seconds - 4e-6, clock_held=2e9)
+        return Side.of(cells([run([replace(ok(case(), "triton", 300), measurements=taken)])]))
+
+    def read(metric: str, *sides: Side) -> list[float]:
+        return [value for side in readings(metric, *sides) for value in side.values.tolist()]
+
+    below, above = at(99e-6), at(101e-6)
+    assert read("latency", below, below) == pytest.approx([95e-6, 95e-6])
+    assert read("latency", below, above) == [99e-6, 101e-6]
+    assert read("cycles", below, above) == pytest.approx([198e3, 202e3])
+
+
+def test_the_last_record_of_a_job_counts() -> None:
+    again = [*rounds(tflops=SLOW), *rounds()]
+    assert gate(rounds(), again).exit_code == 0
+
+
+def test_names_tell_all_cells_apart() -> None:
+    some = [case(), case(causal=True), case(dtype="fp16"), case(batch=2), case(nheads_k=4), case(softcap=30.0)]
+    some += [case(dropout_p=0.1), case(window_size=(128, 0)), case(direction="bwd"), case(headdim=64), case(2048)]
+    assert len({name("triton", c) for c in some}) == len(some)
+    assert name("triton", case(causal=True)) == "triton 1k d128 causal fwd bf16 b16 h16"
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (0.0297, "+2.97%"),
+        (0.03, "+3.00%"),
+        (-0.5, "-50.0%"),
+        (0.0, "+0%"),
+        (9.0, "+900%"),
+        (1e-9, "+0%"),
+        (-1e-9, "+0%"),
+    ],
+)
+def test_changes_have_three_digits(change: float, said: str) -> None:
+    assert signed(change) == said
+
+
+def test_values_have_units() -> None:
+    assert text("latency", 0.00125) == "1.25 ms"
+    assert text("cycles", 2.5e6) == "2.50 Mcycles"
+    assert text("latency", None) == "-"
+
+
+def test_the_exit_code_is_that_of_the_worst() -> None:
+    codes: dict[str, Callable[[], Judgement]] = {
+        "both": lambda: gate([*rounds(), *rounds("eager")], [*rounds(tflops=SLOW), *rounds("eager", 300 / 1.03)]),
+        "open": lambda: gate([*rounds(), *rounds("eager")], [*rounds(), *rounds("eager", 300 / 1.03)]),
+    }
+    assert {what: make().exit_code for what, make in codes.items()} == {"both": 1, "open": 3}

@@ -1,0 +1,157 @@
+"""Margins as people write them, and what differs between runs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from attnbench.analysis.gate import comparable
+from attnbench.analysis.gate.margins import RULES, Margins, margins, parse
+from attnbench.core.errors import UserError
+from attnbench.core.policy import Policy
+from attnbench.core.record import Run
+from builders import CPU, H200, case, environment, ok, run
+
+
+@pytest.mark.parametrize(("text", "value"), [("3%", 0.03), ("0.03", 0.03), ("100 %", 1.0), ("0", 0.0), ("2.5%", 0.025)])
+def test_a_margin_is_a_percentage_or_a_fraction(text: str, value: float) -> None:
+    assert parse(text, "--margin") == pytest.approx(value)
+
+
+@pytest.mark.parametrize("text", ["3", "-3%", "three", "", "3%%", "nan", "1e-2"])
+def test_what_is_no_margin(text: str) -> None:
+    with pytest.raises(UserError, match="--margin"):
+        parse(text, "--margin")
+
+
+def test_a_file_sets_metrics_and_cells_and_options_win(tmp_path: Path) -> None:
+    file = tmp_path / "margins.yaml"
+    file.write_text(
+        "latency: 4%\nfirst_call: 100%\n"
+        "cells:\n  'triton *': {latency: 5%}\n  'triton 64k *': {latency: 8%, error: 50%}\n"
+    )
+    found = margins([], file)
+    assert found.of("latency", "eager 1k d64") == 0.04
+    assert found.of("latency", "triton 1k d64") == 0.05
+    assert found.of("latency", "triton 64k d64") == 0.08
+    assert found.of("error", "triton 64k d64") == 0.5
+    assert found.of("error", "triton 1k d64") == RULES["error"].margin
+    assert found.of("first_call", "triton 64k d64") == 1.0
+    assert found.unused(["triton 1k d64"]) == ["triton 64k *"]
+    over = margins(["2%", "first_call=30%"], file)
+    assert (over.of("latency", "eager 1k d64"), over.of("cycles", "x"), over.of("first_call", "x")) == (0.02, 0.02, 0.3)
+    assert over.of("latency", "triton 1k d64") == 0.05  # a cell's own stays
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("latnecy: 3%", 'did you mean "latency"'),
+        ("latency: 3", "300 %"),
+        ("- latency", "expected"),
+        ("cells: {'a *': 3%}", "expected"),
+        ("latency: [", "not readable as YAML"),
+        ("cells: {'a *': {speed: 3%}}", "no metric 'speed'"),
+    ],
+)
+def test_a_file_that_is_wrong_is_one_clear_line(tmp_path: Path, text: str, why: str) -> None:
+    file = tmp_path / "margins.yaml"
+    file.write_text(text)
+    with pytest.raises(UserError, match=r"margins\.yaml") as found:
+        margins([], file)
+    assert why in str(found.value)
+    assert "\n" not in str(found.value)
+
+
+def test_a_file_that_is_not_there_or_empty(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="cannot read"):
+        margins([], tmp_path / "none.yaml")
+    (tmp_path / "empty.yaml").write_text("")
+    assert margins([], tmp_path / "empty.yaml") == Margins()
+
+
+def a_run(*, versions: dict[str, str] | None = None, policy: Policy | None = None, **changes: Any) -> Run:
+    found = run([ok(case(), "triton", 300)], policy=policy or Policy())
+    return replace(found, environment=environment(**changes), versions=versions or {})
+
+
+def names(ours: Run, theirs: Run) -> list[str]:
+    return [d.names[0] for d in comparable.differences(ours, theirs)]
+
+
+@pytest.mark.parametrize(
+    ("changes", "name"),
+    [
+        ({"device": replace(H200, name="NVIDIA H100")}, "gpu"),
+        ({"device": replace(H200, memory=80 * 10**9)}, "gpu"),
+        ({"power_limit_w": 500.0}, "power_limit"),
+        ({"driver": "590.10"}, "driver"),
+        ({"torch": "2.12.0"}, "torch"),
+        ({"cuda": "13.1"}, "torch"),
+        ({"attnbench": "0.9"}, "attnbench"),
+        ({"clock_max_hz": 1.5e9}, "clock_max"),
+        ({"packages": {"flash-attn": "2.8"}}, "flash-attn"),
+        ({"cpu": "AMD EPYC"}, "cpu"),
+        ({"policy": Policy(timer="cupti")}, "timer"),
+        ({"policy": Policy(l2="warm")}, "l2"),
+        ({"policy": Policy(burst_s=0.05)}, "burst_s"),
+    ],
+)
+def test_unlike_things_are_found_by_name(changes: dict[str, Any], name: str) -> None:
+    assert names(a_run(), a_run(**changes)) == [name]
+    meant, refused, idle = comparable.split(comparable.differences(a_run(), a_run(**changes)), [name])
+    assert (len(meant), refused, idle) == (1, [], [])
+    meant, refused, idle = comparable.split(comparable.differences(a_run(), a_run(**changes)), ["threads"])
+    assert (meant, len(refused), idle) == ([], 1, ["threads"])
+
+
+def test_like_things_are_not() -> None:
+    assert names(a_run(), a_run()) == []
+    assert names(a_run(policy=Policy(seed=1, timeout_s=9)), a_run(policy=Policy(seed=2))) == []
+    assert names(a_run(git="abc"), a_run(git="def", python="3.13")) == []
+
+
+def test_a_device_of_another_kind_differs_in_all_it_has() -> None:
+    assert {"gpu", "threads"} <= {*names(a_run(), a_run(device=CPU))}
+
+
+def test_backends_that_come_with_a_library_differ_with_it() -> None:
+    ours = a_run(torch="2.11", versions={"eager": "2.11", "sdpa-flash": "2.11", "fa2": "2.7", "mine": "1"})
+    theirs = a_run(torch="2.12", versions={"eager": "2.12", "sdpa-flash": "2.12", "fa2": "2.8", "new": "1"})
+    found = comparable.differences(ours, theirs)
+    assert [d.names for d in found] == [("torch", "eager", "sdpa-flash"), ("fa2",)]
+    assert found[1].what == "fa2 was 2.7 and is 2.8"
+    assert found[1].remedy == "--expect fa2"
+
+
+def test_a_backend_answers_to_its_package() -> None:
+    ours = a_run(versions={"fa2": "2.7"}, packages={"flash-attn": "2.7"})
+    theirs = a_run(versions={"fa2": "2.8"}, packages={"flash-attn": "2.8"})
+    found = comparable.differences(ours, theirs)
+    for name in ("fa2", "flash-attn"):
+        assert comparable.split(found, [name])[1] == []
+
+
+def test_a_name_that_nothing_has_is_refused() -> None:
+    comparable.check_names(["triton", "torch", "timer"], [a_run()])
+    with pytest.raises(UserError, match='did you mean "driver"'):
+        comparable.check_names(["drivr"], [a_run()])
+
+
+def test_a_backend_answers_for_the_library_that_its_version_names() -> None:
+    """As backends say it: with the package's name, and torch without what it was built for."""
+    ours = a_run(
+        torch="2.11.0+cu130",
+        packages={"flash-attn": "2.8.3", "xformers": "0.0.3"},
+        versions={"fa2": "flash-attn 2.8.3", "sdpa-flash": "torch 2.11.0", "odd": "12.8.3"},
+    )
+    theirs = a_run(
+        torch="2.12.0+cu130",
+        packages={"flash-attn": "2.8.4", "xformers": "0.0.4"},
+        versions={"fa2": "flash-attn 2.8.4", "sdpa-flash": "torch 2.12.0", "odd": "12.8.4"},
+    )
+    names = {d.names for d in comparable.differences(ours, theirs)}
+    assert names == {("torch", "sdpa-flash"), ("flash-attn", "fa2"), ("xformers",), ("odd",)}

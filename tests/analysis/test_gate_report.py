@@ -1,0 +1,212 @@
+"""The verdict written: table, markdown, JUnit, JSON, GitHub."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+from rich.console import Console
+
+from attnbench.analysis.gate import write_export, write_github, write_junit, write_markdown, write_rows, write_terminal
+from attnbench.analysis.gate.gate import Judgement, Request, judge
+from attnbench.core.errors import UserError
+from attnbench.report.progress.ab_progress import Live
+from builders import case, ended, environment, ok, run
+
+WOBBLE = (0.0, 0.001, -0.001, 0.0005, -0.0005)
+REASON = "out | of *memory*:\n50 % <script>\x07"
+
+
+def cells(factors: dict[str, float], **changes: float) -> list:  # type: ignore[type-arg]
+    return [
+        ok(case(), backend, 300 / factor * (1 + WOBBLE[i]), round=i, n=3, **changes)
+        for backend, factor in factors.items()
+        for i in range(5)
+    ]
+
+
+@pytest.fixture
+def judgement() -> Judgement:
+    """One each of: newly failing, missing, regressed, inconclusive, improved, newly working, unchanged."""
+    names = ("dead", "gone", "slow", "open", "fast", "calm")
+    before = [*cells(dict.fromkeys(names, 1.0)), ended(case(), "back", "oom", REASON)]
+    after = cells({"slow": 1.1, "open": 1.03, "fast": 0.9, "calm": 1.0, "back": 1.0})
+    after.append(ended(case(), "dead", "oom", REASON))
+    return judge(run(before), run(after), Request(("latency",)))
+
+
+@pytest.fixture
+def refused() -> Judgement:
+    theirs = replace(run(cells({"calm": 1.0})), environment=environment(driver="590.10"))
+    return judge(run(cells({"calm": 1.0})), theirs, Request(("latency",)))
+
+
+def printed(judgement: Judgement, width: int = 200, every: bool = False) -> str:
+    console = Console(file=io.StringIO(), width=width, highlight=False)
+    write_terminal.render(console, judgement, every)
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+def test_the_headline_counts_every_verdict(judgement: Judgement) -> None:
+    assert write_rows.headline(judgement) == (
+        "FAIL: 1 newly-failing, 1 missing, 1 regressed, 1 inconclusive, 1 improved, 1 newly-working, 1 unchanged"
+    )
+
+
+def test_the_table_lists_the_gravest_first_and_counts_the_rest(judgement: Judgement) -> None:
+    out = printed(judgement)
+    order = [line.split()[0] for line in out.splitlines() if " d128 " in line]
+    assert order == ["newly-failing", "missing", "regressed", "inconclusive", "improved", "newly-working"]
+    (slow,) = [line for line in out.splitlines() if line.startswith("regressed")]
+    assert re.search(
+        r"latency +slow 1k d128 full fwd bf16 b16 h16 .* us +.* us +\+10\.0% +\+9\.\d+% to \+10\.\d+%", slow
+    )
+    assert "1 result shown to lie within the margin" in out
+    assert out.splitlines()[-1].startswith("FAIL")
+    assert sum(" d128 " in line for line in printed(judgement, every=True).splitlines()) == 7
+
+
+@pytest.mark.parametrize("width", [40, 80, 120])
+def test_the_table_fits_any_terminal(judgement: Judgement, width: int) -> None:
+    assert max(map(len, printed(judgement, width).splitlines())) <= width
+
+
+def test_a_narrow_terminal_gets_lines_that_can_be_read(judgement: Judgement) -> None:
+    lines = printed(judgement, 80).splitlines()
+    at = lines.index("regressed  slow 1k d128 full fwd bf16 b16 h16")
+    assert re.match(r" {4}latency \+10\.0% \(\+9\.\d+% to \+10\.\d+%, margin 3%\), .* us -> ", lines[at + 1])
+    assert lines[lines.index("missing  gone 1k d128 full fwd bf16 b16 h16") + 1].rstrip() == "    no record of it"
+
+
+def test_a_long_reason_folds_beside_a_table_that_does_not(judgement: Judgement) -> None:
+    long = replace(judgement.findings[0], reason="word " * 60)
+    lines = printed(replace(judgement, findings=(long, *judgement.findings[1:])), 170).splitlines()
+    assert lines[0].startswith("verdict        metric   cell ")
+    assert sum("word word" in line for line in lines) > 3
+    assert [line.split()[0] for line in lines if " d128 " in line][:2] == ["newly-failing", "missing"]
+
+
+def test_cells_without_time_are_one_line_that_counts_them() -> None:
+    late = [
+        ended(case(2**i), "triton", "skipped", "no room for it within the time limit of 1m00s", resumable=True)
+        for i in range(6, 11)
+    ]
+    made = [run([*cells({"calm": 1.0}), *late], turns="together") for _ in range(2)]
+    judgement = judge(made[0], made[1], Request(("latency",)))
+    said = "5 cells left out for want of time, which is no pass: triton 64 d128 full fwd bf16 b256 h16, "
+    for text in (printed(judgement), write_markdown.render(judgement)):
+        assert text.count("triton") == 3
+        assert "no room for it" not in text
+        assert said in text
+        assert "and 2 more; give a longer --time-limit" in " ".join(text.split())
+    warnings = [line for line in write_github.render(judgement).splitlines() if line.startswith("::warning")]
+    assert warnings == ["::warning title=not measured::5 cells left out for want of time; see the step's summary"]
+    assert printed(judgement, every=True).count("no room for it within the time limit") == 5
+    assert judgement.exit_code == 3
+    tolerant = judge(made[0], made[1], Request(("latency",), inconclusive="pass"))
+    assert tolerant.exit_code == 0
+    assert "inconclusive, which does not count" not in printed(tolerant)
+    assert said in printed(tolerant)
+
+
+def test_a_refusal_says_what_differs_and_how_to_go_on(refused: Judgement) -> None:
+    for text in (
+        printed(refused),
+        write_markdown.render(refused),
+        write_github.render(refused),
+        write_junit.render(refused),
+    ):
+        assert "driver was 580.82 and is 590.10" in text
+        assert "--expect driver" in text
+    assert printed(refused).splitlines()[-1].startswith("NOT COMPARABLE")
+    assert json.loads(write_export.json_text(refused))["refused"] == [
+        {"names": ["driver"], "what": "driver was 580.82 and is 590.10"}
+    ]
+
+
+def test_markdown_is_one_table_that_reasons_cannot_break(judgement: Judgement) -> None:
+    text = write_markdown.render(judgement)
+    lines = [line for line in text.splitlines() if line.startswith("| ")]
+    assert len(lines) == 2 + 6
+    assert {len(re.findall(r"(?<!\\)\|", line)) for line in lines} == {len(write_rows.HEADINGS) + 1}
+    assert "<script>" not in text
+    assert text.startswith("### ❌ attnbench gate: FAIL")
+
+
+def test_markdown_stays_small(judgement: Judgement) -> None:
+    many = replace(judgement, findings=tuple(judgement.findings) * 100)
+    text = write_markdown.render(many)
+    assert sum(line.startswith("| ") for line in text.splitlines()) == 2 + write_markdown.LISTED
+    assert "and 500 more" in text
+
+
+def test_junit_has_a_test_a_cell_and_metric(judgement: Judgement) -> None:
+    root = ElementTree.fromstring(write_junit.render(judgement))
+    suites = {s.get("name"): s for s in root.iter("testsuite")}
+    assert {name: (s.get("tests"), s.get("failures")) for name, s in suites.items()} == {
+        "cell": ("3", "2"),
+        "latency": ("4", "2"),
+    }
+    failed = {c.get("name", "").split()[0]: c.find("failure") for c in root.iter("testcase")}
+    kinds = {backend: f.get("type") for backend, f in failed.items() if f is not None}
+    assert kinds == {"dead": "newly-failing", "gone": "missing", "slow": "regressed", "open": "inconclusive"}
+    lenient = replace(judgement, request=replace(judgement.request, inconclusive="pass", missing="pass"))
+    root = ElementTree.fromstring(write_junit.render(lenient))
+    assert len(list(root.iter("failure"))) == 2
+    assert len(list(root.iter("skipped"))) == 2
+
+
+def test_json_holds_every_finding(judgement: Judgement) -> None:
+    found = json.loads(write_export.json_text(judgement))
+    assert (found["verdict"], found["exit_code"]) == ("fail", 1)
+    assert sum(found["counts"].values()) == len(found["findings"]) == 7
+    (slow,) = [f for f in found["findings"] if f["backend"] == "slow"]
+    assert slow["low"] < slow["change"] < slow["high"]
+    assert slow["change"] == pytest.approx(0.1, abs=0.002)
+    assert slow["rounds"] == [5, 5]
+    assert slow["case"] == case().key
+
+
+def test_github_annotations_are_one_line_each_and_escaped(judgement: Judgement) -> None:
+    lines = write_github.render(judgement).splitlines()
+    assert [line.split(" ")[0] for line in lines] == ["::error"] * 3 + ["::warning", "::notice"]
+    assert "50 %25 <script>" in lines[0]
+    assert all(line.count("::") == 2 for line in lines)
+
+
+def test_github_shows_ten_of_a_level(judgement: Judgement) -> None:
+    many = replace(judgement, findings=tuple(f for f in judgement.findings if f.verdict == "regressed") * 25)
+    errors = [line for line in write_github.render(many).splitlines() if line.startswith("::error")]
+    assert len(errors) == 10
+    assert "and 16 more" in errors[-1]
+
+
+def test_the_step_summary_is_appended(judgement: Judgement, tmp_path: Path) -> None:
+    file = tmp_path / "summary.md"
+    file.write_text("before\n")
+    write_github.summarize(judgement, file)
+    assert file.read_text() == "before\n" + write_markdown.render(judgement)
+    with pytest.raises(UserError, match="step summary"):
+        write_github.summarize(judgement, tmp_path)
+
+
+def test_an_ab_of_several_dtypes_names_them_as_it_goes() -> None:
+    def said(*dtypes: str) -> str:
+        records = [ended(case(dtype=dtype), "triton", "failed", "no luck") for dtype in dtypes]
+        made, stream = run(records), io.StringIO()
+        live = Live(Console(file=stream, width=200))
+        live.begun(made, made, len(dtypes), (), ())
+        for job, record in zip(made.plan, records, strict=True):
+            live.started(job)
+            live.ended(job, record)
+        live.close()
+        return stream.getvalue()
+
+    assert "triton 1k d128 full fwd fp16 FAIL: no luck" in said("bf16", "fp16")
+    assert "triton 1k d128 full fwd FAIL: no luck" in said("bf16")

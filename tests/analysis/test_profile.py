@@ -1,0 +1,221 @@
+"""The parent's side of a profile: one case, files of traces, the roofline, and what ncu adds or cannot."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import builders
+from attnbench.analysis.profile import ncu, profile
+from attnbench.analysis.profile.profile import Activity, Profile, Request
+from attnbench.core import flops, gpus
+from attnbench.core.errors import UserError
+from attnbench.core.machine import Device
+from attnbench.run.suite import settings
+from attnbench.run.workers import Fleet
+
+EAGER, TRITON = "attnbench.backends.eager:Eager", "attnbench.backends.triton:Triton"
+
+
+def one(backend: str = "eager", **changes: Any) -> Profile:
+    return Profile(backend, "events", "cold", (3e-3, 1e-3, 2e-3), 0.5, 2**20, **changes)
+
+
+def test_the_defaults_are_one_case_on_every_device() -> None:
+    on_gpu, notes = profile.one_case(settings({}), "cuda")
+    assert (on_gpu.shape.seqlen_k, on_gpu.shape.batch, on_gpu.shape.nheads, on_gpu.shape.headdim) == (8192, 2, 16, 128)
+    assert (on_gpu.dtype, on_gpu.direction, on_gpu.causal, notes) == ("bf16", "fwd", False, ())
+    on_cpu, notes = profile.one_case(settings({}), "cpu")
+    assert (on_cpu.shape.seqlen_k, on_cpu.shape.nheads, on_cpu.dtype) == (1024, 2, "fp32")
+    assert len(notes) == 1
+
+
+@pytest.mark.parametrize(
+    ("axes", "said"),
+    [
+        ({"seqlen": "1k-4k"}, "--seqlen has 3 values (1k, 2k, 4k)"),
+        ({"seqlen": "2k", "seqlen_q": "1,2k"}, "--seqlen-q has 2 values (1, 2k)"),
+        ({"headdim": "64,192-128"}, "--headdim has 2 values (64, 192-128)"),
+        ({"dtype": "bf16,fp16"}, "--dtype has 2 values (bf16, fp16)"),
+        ({"pass": "fwd,bwd"}, "--pass has 2 values (fwd, bwd)"),
+        ({"batch": "1,2"}, "--batch has 2 values (1, 2)"),
+        ({"nheads": "8,16"}, "--nheads has 2 values (8, 16)"),
+        ({"nheads": "8", "nheads_k": "1,8"}, "--nheads-k has 2 values (1, 8)"),
+    ],
+)
+def test_an_axis_with_several_values_is_named(axes: dict[str, str], said: str) -> None:
+    with pytest.raises(UserError) as error:
+        profile.one_case(settings({"axes": axes}), "cuda")
+    assert str(error.value).startswith(said)
+
+
+@pytest.mark.parametrize(
+    ("request_", "said"),
+    [
+        (Request(), "--backend: which one?"),
+        (Request(settings({"backends": ["eager"]}), device="tpu"), "--device: 'tpu'"),
+        (Request(settings({"backends": ["fake"]}), device="fake"), "nothing to profile"),
+        (Request(settings({"backends": ["eagre"]})), 'did you mean "eager"?'),
+        (Request(settings({"backends": ["eager"], "axes": {"seqlen": "1k,2k"}})), "--seqlen has 2 values"),
+        (Request(settings({"backends": ["eager"]}), pythons=("triton=python",)), "--python: 'triton'"),
+    ],
+)
+def test_mistakes_are_said_before_anything_starts(
+    request_: Request, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def start(*_: Any) -> None:
+        raise AssertionError("a worker was started")
+
+    monkeypatch.setattr(profile, "look", start)
+    with pytest.raises(UserError) as error:
+        profile.profile(request_, lambda _: None)
+    assert said in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_traces_get_a_file_each(tmp_path: Path) -> None:
+    assert profile.trace_files(None, ["eager"]) == {}
+    assert profile.trace_files(tmp_path / "t.json", ["eager"]) == {"eager": tmp_path / "t.json"}
+    assert profile.trace_files(tmp_path / "t.json.gz", ["eager", "./m.py:f"]) == {
+        "eager": tmp_path / "t-eager.json.gz",
+        "./m.py:f": tmp_path / "t-.-m.py:f.json.gz",
+    }
+    assert profile.trace_files(Path("t.json"), ["eager"])["eager"].is_absolute()
+    with pytest.raises(UserError, match=r"is a folder; give a file in it, as in .*/trace\.json"):
+        profile.trace_files(tmp_path, ["eager"])
+    with pytest.raises(UserError, match="there is no folder"):
+        profile.trace_files(tmp_path / "no" / "t.json", ["eager"])
+
+
+def test_the_roofline_is_the_datasheets() -> None:
+    case = builders.case(8192)
+    found = profile.roofline(case, builders.H200, [])
+    gpu = gpus.find(builders.H200.name, builders.H200.memory)
+    assert found is not None
+    assert gpu is not None
+    assert (found.peak, found.bandwidth, found.datasheet) == (gpu.matmul["bf16"], gpu.bandwidth, True)
+    assert found.bound == "compute"
+    assert found.seconds == found.compute == flops.flops(case) / gpu.matmul["bf16"]
+    assert found.intensity > found.ridge
+    decode = profile.roofline(builders.case(8192, seqlen_q=1), builders.H200, [])
+    assert decode is not None
+    assert decode.bound == "memory"
+    assert decode.seconds == flops.nbytes(builders.case(8192, seqlen_q=1)) / gpu.bandwidth
+    assert decode.intensity < decode.ridge
+
+
+@pytest.mark.parametrize("device", [builders.CPU, Device("cuda", 0, "NVIDIA Unheard", 2**35, 2**35)])
+def test_without_a_datasheet_it_is_by_what_was_reached(device: Device) -> None:
+    case = builders.case(1024, dtype="fp32")
+    slow, fast = ({"matmul": 1e11, "copy": 2e10}, {"matmul": 2e11, "copy": 1e10})
+    found = profile.roofline(case, device, [one(ceilings=slow), one(ceilings=fast)])
+    assert found is not None
+    assert (found.peak, found.bandwidth, found.datasheet) == (2e11, 2e10, False)
+    assert profile.roofline(case, device, [one()]) is None
+    assert profile.roofline(case, device, []) is None
+
+
+def test_a_profile_from_its_json() -> None:
+    data = {
+        "timer": "events",
+        "l2": "cold",
+        "times": [3e-3, 1e-3, 2e-3],
+        "first_call": 0.5,
+        "memory_peak": 7,
+        "wrong": None,
+        "limits": ["power cap"],
+        "activities": [
+            {"name": "a", "start": 0.0, "end": 1e-3, "stream": 7},
+            {"name": "b", "start": 0.5e-3, "end": 0.8e-3, "stream": 8},
+            {"name": "c", "start": 1.25e-3, "end": 2e-3, "stream": 7},
+        ],
+        "memory": [[0.0, 5], [1e-3, 7]],
+        "spans": [2e-3],
+        "traced": [2.002e-3],
+        "notes": [],
+    }
+    found = Profile.from_json("triton", "3.6", Path("/t.json"), data)
+    assert (found.backend, found.version, found.trace, found.latency) == ("triton", "3.6", "/t.json", 2e-3)
+    assert found.activities[1] == Activity("b", 0.5e-3, 0.8e-3, 8)
+    assert found.memory == ((0.0, 5), (1e-3, 7))
+    assert found.limits == ("power cap",)
+    assert found.gaps == pytest.approx((0.0, 0.0, 0.25e-3))  # b ran beside a
+
+
+class FakeFleet(Fleet):
+    """Answers as workers would."""
+
+    answers: dict[str, Any]
+
+    def probe(self) -> dict[str, Any]:
+        from attnbench.core.backend import Probe
+
+        return {name: Probe(version="1") for name in self.specs}
+
+    def survey(self, probes: Any, cases: Any, device: Any) -> dict[str, Any]:
+        from attnbench.run.plan import Answer
+
+        return {name: [Answer(reason="not here" if name == "refuses" else None)] for name in self.specs}
+
+    def ask(self, name: str, request: Any, timeout: float) -> dict[str, Any]:
+        assert request["op"] == "profile"
+        if isinstance(self.answers[name], str):
+            raise UserError(f"{name}: {self.answers[name]}")
+        return {"profile": self.answers[name]}
+
+
+def test_one_backend_that_fails_costs_its_own_profile_only(tmp_path: Path) -> None:
+    good = {"timer": "events", "l2": "cold", "times": [1e-3], "first_call": 0.5, "memory_peak": 7}
+    answers = {"dies": "the worker crashed", "good": good, "says": {"refused": "too large"}, "refuses": "unasked"}
+    fleet = FakeFleet(dict.fromkeys(answers, "x:y"))
+    fleet.answers = answers
+    trace = tmp_path / "t.json"
+    profiles, _ = profile._ask(fleet, builders.case(), builders.H200, {"good": trace}, lambda _: None)
+    assert profiles[0].trace is None  # no file came of it
+    trace.write_text("{}")
+    profiles, refused = profile._ask(fleet, builders.case(), builders.H200, {"good": trace}, lambda _: None)
+    assert [(p.backend, p.version, p.trace) for p in profiles] == [("good", "1", str(trace))]
+    assert refused == {"dies": "the worker crashed", "says": "too large", "refuses": "not here"}
+
+
+def count(monkeypatch: pytest.MonkeyPatch, found: str | None, answers: dict[str, Any]) -> tuple[list[Profile], Any]:
+    asked = []
+
+    def measure(tool: str, python: str | None, request: dict[str, Any]) -> ncu.Traffic:
+        asked.append(request["name"])
+        assert (tool, request["spec"]) == ("/ncu", EAGER)
+        assert set(request) == {"name", "spec", "case", "device"}
+        assert python == ("/py" if request["name"] == "b" else None)
+        answer = answers[request["name"]]
+        if isinstance(answer, str):
+            raise ncu.NoTraffic(answer)
+        assert isinstance(answer, ncu.Traffic)
+        return answer
+
+    monkeypatch.setattr(ncu, "find", lambda: found)
+    monkeypatch.setattr(ncu, "measure", measure)
+    fleet = Fleet(dict.fromkeys(answers, EAGER), {"b": "/py"})
+    return profile._count([one(name) for name in answers], fleet, builders.case(), builders.H200, lambda _: None)
+
+
+def test_traffic_is_counted_for_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    moved = ncu.Traffic((), 5.0)
+    profiles, notes = count(monkeypatch, "/ncu", {"a": moved, "b": moved})
+    assert [p.traffic for p in profiles] == [moved, moved]
+    assert notes == ()
+
+
+def test_what_hinders_all_is_said_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    profiles, notes = count(monkeypatch, "/ncu", {"a": "only root", "b": "only root"})
+    assert [p.traffic for p in profiles] == [None, None]
+    assert notes == ("HBM traffic: only root",)
+    _, notes = count(monkeypatch, "/ncu", {"a": "too slow", "b": ncu.Traffic((), 5.0)})
+    assert notes == ("HBM traffic of a: too slow",)
+
+
+def test_no_ncu_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    profiles, notes = count(monkeypatch, None, {"a": "unasked", "b": "unasked"})
+    assert len(profiles) == 2
+    assert notes == (f"HBM traffic: {ncu.MISSING}",)

@@ -1,0 +1,279 @@
+"""How a profile looks: names, bars, sparklines, figures, and what several backends come to."""
+
+from __future__ import annotations
+
+import io
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+import builders
+from attnbench.analysis.profile import timeline
+from attnbench.analysis.profile import write as shown
+from attnbench.analysis.profile.figures import sentences
+from attnbench.analysis.profile.ncu import Moved, Traffic
+from attnbench.analysis.profile.profile import Activity, Outcome, Profile, roofline
+
+GIB = 2.0**30
+CASE = builders.case(8192, causal=True)
+
+
+def activities(*parts: tuple[str, float, float]) -> tuple[Activity, ...]:
+    """(name, gap before, duration) of each, in microseconds."""
+    found, at = [], 0.0
+    for name, gap, seconds in parts:
+        at += gap * 1e-6
+        found.append(Activity(name, at, at + seconds * 1e-6))
+        at += seconds * 1e-6
+    return tuple(found)
+
+
+STEPS = activities(("gemm_one", 0, 1700), ("softmax_kernel", 1.5, 5600), ("gemm_two", 2.5, 1900))
+EAGER = Profile(
+    "eager",
+    "events",
+    "cold",
+    (9.21e-3, 9.207e-3, 9.3e-3),
+    0.4,
+    memory_peak=int(4 * GIB),
+    version="torch 2.11",
+    ceilings={"matmul": 780e12, "copy": 4.25e12},
+    enqueue=(45e-6,),
+    activities=STEPS,
+    length=STEPS[-1].end,
+    spans=(9.204e-3,),
+    traced=(9.207e-3,),
+    memory=((0.0, int(2 * GIB)), (STEPS[1].start, int(4 * GIB)), (STEPS[2].start, int(3 * GIB))),
+    traffic=Traffic((Moved("a", GIB, GIB), Moved("b", 3 * GIB, GIB), Moved("c", GIB, 0.0)), GIB),
+)
+FUSED = activities(("_attn_fwd", 0, 520))
+TRITON = replace(
+    EAGER,
+    backend="triton",
+    times=(522e-6,),
+    activities=FUSED,
+    length=FUSED[-1].end,
+    spans=(520e-6,),
+    traced=(523e-6,),
+    memory=((0.0, 2**26),),
+    traffic=Traffic((Moved("a", GIB / 8, GIB / 8),), 0.0),
+)
+
+
+def outcome(*profiles: Profile, device: Any = builders.H200, **rest: Any) -> Outcome:
+    return Outcome(builders.environment(device), CASE, roofline(CASE, device, profiles), profiles, **rest)
+
+
+def rendered(found: Outcome, width: int = 120, encoding: str = "utf-8") -> str:
+    raw = io.TextIOWrapper(io.BytesIO(), encoding=encoding)
+    shown.render(Console(file=raw, width=width, highlight=False), found)
+    raw.flush()
+    raw.seek(0)
+    return raw.read()
+
+
+@pytest.mark.parametrize(
+    ("name", "short"),
+    [
+        ("void at::native::vectorized_elementwise_kernel<4, at::native::FillFunctor<float>, std::array<char*, 1> >()",
+         "FillFunctor"),
+        ("void at::native::elementwise_kernel<128, 4, at::native::gpu_kernel_impl_nocast<at::native::"
+         "direct_copy_kernel_cuda(at::TensorIteratorBase&)::{lambda()#3}::operator()() const::{lambda()#7}> >(int)",
+         "direct_copy_kernel_cuda"),
+        ("void at::native::vectorized_elementwise_kernel<8, at::native::(anonymous namespace)::masked_fill_kernel("
+         "at::TensorIterator&, c10::Scalar const&)::{lambda()#1}, std::array<char*, 3ul> >(int)", "masked_fill_kernel"),
+        ("void at::native::vectorized_elementwise_kernel<4, at::native::BinaryFunctor<float, float, float, "
+         "at::native::binary_internal::MulFunctor<float> >, std::array<char*, 3ul> >(int)", "MulFunctor"),
+        ("void (anonymous namespace)::softmax_warp_forward<c10::BFloat16, float, 10, false>(c10::BFloat16*, int)",
+         "softmax_warp_forward"),
+        ("void pytorch_flash::flash_fwd_kernel<pytorch_flash::Flash_fwd_kernel_traits<128, 128> >(x)",
+         "flash_fwd_kernel"),
+        ("void cutlass::device_kernel<flash::enable_sm90_or_later<flash::FlashAttnFwdSm90<2> > >(flash::Params)",
+         "FlashAttnFwdSm90"),
+        ("void cutlass::Kernel2<cutlass_80_tensorop_bf16_s16816gemm>(cutlass_80_tensorop_bf16_s16816gemm::Params)",
+         "cutlass_80_tensorop_bf16_s16816gemm"),
+        ("fmha_cutlassF_bf16_aligned_64x128_rf_sm80(PyTorchMemEffAttention::AttentionKernel<x>::Params)",
+         "fmha_cutlassF_bf16_aligned_64x128_rf_sm80"),
+        ("nvjet_tst_128x256_64x4_1x2_h_bz_coopA_TNT", "nvjet_tst_128x256_64x4_1x2_h_bz_coopA_TNT"),
+        ("_attn_fwd", "_attn_fwd"),
+        ("Memset (Device)", "Memset (Device)"),
+        ("aten::bmm", "bmm"),
+        ("elementwise_kernel", "elementwise_kernel"),
+        ("", ""),
+    ],
+)  # fmt: skip
+def test_names_of_kernels(name: str, short: str) -> None:
+    assert timeline.kernel_name(name) == short
+
+
+def test_a_long_name_keeps_both_ends() -> None:
+    assert timeline.shortened("short", 5) == "short"
+    assert timeline.shortened("sm90_xmma_gemm_bf16_cublas", 13) == "sm90_xmm…blas"
+    assert len(timeline.shortened("x" * 99, 20)) == 20
+
+
+@pytest.mark.parametrize(
+    ("start", "end", "utf", "ascii_"),
+    [
+        (0.0, 1.0, "━━━━━━━━━━", "=========="),
+        (0.0, 0.5, "━━━━━     ", "=====     "),
+        (0.55, 1.0, "     ╺━━━━", "     ====="),
+        (0.0, 0.15, "━╸        ", "==        "),
+        (0.5, 0.5, "     ╸    ", "     =    "),
+        (1.0, 1.0, "         ╺", "         ="),
+    ],
+)
+def test_bars(start: float, end: float, utf: str, ascii_: str) -> None:
+    assert timeline.bar(start, end, 1.0, 10, utf=True) == utf
+    assert timeline.bar(start, end, 1.0, 10, utf=False) == ascii_
+
+
+def test_sparklines() -> None:
+    steps = [(0.2, 4), (0.5, 8), (0.55, 4), (0.8, 0)]
+    assert timeline.sparkline(steps, 1.0, 10, utf=True) == "  ▄▄▄█▄▄  "
+    assert timeline.sparkline(steps, 1.0, 10, utf=False) == "  ===#==  "
+    assert timeline.sparkline([(0.0, 1000), (0.5, 1)], 1.0, 4, utf=True) == "██▁▁"  # little is not nothing
+    assert timeline.sparkline([], 1.0, 4, utf=True) == "    "
+    assert timeline.sparkline([(0.0, 5), (1.0, 9)], 1.0, 2, utf=True) == "▄█"  # a step at the very end shows
+
+
+def test_short_kernels_share_a_row() -> None:
+    many = activities(*[("long", 0, 100), *[("tiny", 0, 0.1)] * 10, ("middle", 0, 50)])
+    own, rest = timeline.selected(many, 151e-6)
+    assert [a.name for a in own] == ["long", "middle"]
+    assert len(rest) == 10
+    few = activities(("long", 0, 100), ("tiny", 0, 0.1))
+    assert timeline.selected(few, 1e-4) == (list(few), [])
+    equal = activities(*[("same", 0, 1)] * 40)
+    assert len(timeline.selected(equal, 40e-6)[0]) == timeline.MAX_ROWS
+
+
+def test_a_profile_in_full() -> None:
+    text = rendered(outcome(EAGER))
+    lines = text.splitlines()
+    assert lines[0].startswith("NVIDIA H200  140 GiB, driver 580.82, torch")
+    assert lines[1] == "8k d128 causal fwd bf16, batch 2, 16 heads"
+    assert "eager  torch 2.11" in lines
+    for part in (
+        "latency       9.21 ms  median of 3 samples, CUDA events, L2 cold",
+        "span          9.20 ms  first kernel's start",
+        "launch gap    3.00 us  from the events to the kernels and back, of the same calls",
+        "gaps          4.00 us  0.043% of the span, between its 3 kernels",
+        "CPU launch    45.0 us  of the host for one call; less than the GPU's time: hidden",
+        "roofline       556 us  bound by compute: 2048 FLOP/B, and memory is the limit below 206; by the datasheet",
+        "compute      556 us  550 GFLOP at 989 TFLOP/s",
+        "bytes       55.9 us  256 MiB, each operand once, at 4.80 TB/s",
+        "reached            6%  of the roofline, 59.7 TFLOP/s; 7.7% of what a matmul, 780 TFLOP/s",
+        "peak memory  4.00 GiB",
+        "HBM traffic  8.00 GiB  read 5.00 GiB, written 3.00 GiB; 32.0 times the least; by ncu",
+        "rate       933 GB/s  over the span, 19% of the bandwidth",
+        "first call     400 ms",
+    ):
+        assert part in text, part
+    (softmax,) = (line for line in lines if line.startswith("  softmax_kernel"))
+    assert " ".join(softmax.split()).startswith("softmax_kernel 1.70 ms 5.60 ms 61% 1.50 us 4.00 GiB ")
+    bars = [line for line in lines if "━" in line]
+    assert [line.split()[0] for line in bars] == ["gemm_one", "softmax_kernel", "gemm_two"]
+    (memory,) = (line for line in lines if line.startswith("  memory, to 4.00 GiB"))
+    assert memory.index("▄") == bars[0].index("━")  # one axis for all
+    assert "▄" in memory
+    assert memory.count("█") == pytest.approx(bars[1].count("━"), abs=2)
+    assert all(len(line) <= 120 and line == line.rstrip() for line in lines)
+
+
+@pytest.mark.parametrize("width", [50, 60, 80, 100, 120, 200])
+def test_every_width(width: int) -> None:
+    lines = rendered(outcome(EAGER, TRITON), width).splitlines()
+    prose = [line for line in lines if line.startswith(("Standard", "NVIDIA"))]
+    assert all(len(line) <= max(width, 66) for line in lines if line not in prose)
+    assert any(line.startswith("  softmax_kernel") or "softma" in line for line in lines)
+    assert ("━" in "".join(lines)) == (width >= 80)
+
+
+def test_without_unicode() -> None:
+    text = rendered(outcome(EAGER), encoding="ascii")
+    assert "?" not in text
+    assert "====" in text
+
+
+def test_a_wrong_kernel_says_so_in_its_heading() -> None:
+    text = rendered(outcome(replace(EAGER, wrong="out is off by [3]"), TRITON))
+    assert "eager  WRONG  out is off by [3]" in text.splitlines()
+    assert "eager WRONG" in text.split("side by side")[1]
+    assert "Standard attention" not in text  # what a wrong kernel moves is no claim
+
+
+def test_side_by_side_and_the_bytes_that_standard_attention_moves() -> None:
+    lines = rendered(outcome(EAGER, TRITON)).splitlines()
+    start = next(i for i, line in enumerate(lines) if line.startswith("side by side"))
+    table = {line[:16].strip(): line[16:].split() for line in lines[start : start + 9]}
+    assert table["side by side"] == ["eager", "triton"]
+    assert table["kernels"] == ["3", "1"]
+    assert table["HBM traffic"] == ["8.00", "GiB", "256", "MiB"]
+    assert table["over the least"] == ["32.0x", "1.00x"]
+    assert lines[-1] == (
+        "Standard attention (eager) moves 32.0 times the bytes of triton: 8.00 GiB against 256 MiB between HBM and the "
+        "GPU, for one call."
+    )
+    math = replace(EAGER, backend="sdpa-math")
+    assert len(sentences(outcome(math, TRITON))) == 1
+    assert sentences(outcome(EAGER, math)) == []
+    assert sentences(outcome(TRITON)) == []
+    assert sentences(outcome(EAGER, replace(TRITON, traffic=None))) == []
+
+
+def test_the_host_that_is_slower_and_the_toll_of_tracing() -> None:
+    slowed = replace(TRITON, enqueue=(700e-6,), spans=(600e-6,), traced=(602e-6,), limits=("power cap",))
+    text = rendered(outcome(slowed))
+    assert "slower than the GPU, so calls in a row wait for it" in text
+    assert "launch gap    2.00 us" in text
+    assert "tracing           15%  longer than untraced: the profiler's toll, or the clock moved" in text
+    assert "clock limited by power cap" in text
+    assert "tracing" not in rendered(outcome(TRITON))
+
+
+def test_traffic_of_several_passes_and_of_other_kernels() -> None:
+    assert EAGER.traffic is not None
+    several = replace(EAGER, traffic=replace(EAGER.traffic, passes=2))
+    assert "2 passes, so some reads may have hit L2" in " ".join(rendered(outcome(several)).split())
+    cleared = activities(("Memset (Device)", 0, 1), ("gemm_one", 1, 99))
+    mixed = replace(EAGER, activities=cleared, length=cleared[-1].end, traffic=Traffic((Moved("a", GIB, GIB),), 0.0))
+    lines = rendered(outcome(mixed)).splitlines()
+    assert any(line.startswith("  gemm_one") and "2.00 GiB" in line for line in lines)  # ncu sees no fills
+    other = replace(EAGER, traffic=Traffic((Moved("a", GIB, GIB),), 0.0))
+    header = next(line for line in rendered(outcome(other)).splitlines() if line.startswith("  kernels"))
+    assert "HBM" not in header
+
+
+def test_on_a_cpu() -> None:
+    plain = replace(EAGER, timer="perf_counter", what="operators", enqueue=(), spans=(), traffic=None)
+    text = rendered(outcome(plain, device=builders.CPU, notes=("launch overhead: on a GPU only",)))
+    assert "traced call 9.20 ms the one below, slowed by the profiler" in " ".join(text.split())
+    assert "by what a matmul and a copy reach here" in " ".join(text.split())
+    assert "! launch overhead: on a GPU only" in text.splitlines()
+    for absent in ("span ", "CPU launch", "HBM"):
+        assert absent not in text
+
+
+def test_nothing_but_refusals_is_one_line_each() -> None:
+    text = rendered(outcome(refused={"sdpa-cudnn": "needs a GPU", "mine": "no [such] thing"}, notes=("unsaid",)))
+    assert text.splitlines() == ["sdpa-cudnn: no profile  needs a GPU", "mine: no profile  no [such] thing"]
+    text = rendered(outcome(TRITON, refused={"mine": "out of memory"}))
+    assert "mine: no profile  out of memory" in text.splitlines()
+
+
+def test_json_has_raw_samples_and_what_follows() -> None:
+    data = json.loads(shown.json_text(outcome(EAGER, refused={"mine": "no"})))
+    (found,) = data["profiles"]
+    assert found["times"] == list(EAGER.times)
+    assert found["latency"] == 9.21e-3
+    assert found["roofline_fraction"] == pytest.approx(0.0603, rel=0.01)
+    assert found["traffic"]["read"] == 5 * GIB
+    assert found["traffic"]["written"] == 3 * GIB
+    assert len(found["activities"]) == 3
+    assert data["roofline"]["bound"] == "compute"
+    assert data["refused"] == {"mine": "no"}
+    assert json.loads(shown.json_text(outcome(refused={"mine": "no"}))).get("profiles", []) == []

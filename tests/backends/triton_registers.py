@@ -1,0 +1,120 @@
+"""Compiles attnbench's Triton kernels for a GPU that need not be here, and prints what ptxas says.
+
+    python tests/backends/triton_registers.py KERNEL,ARCH,HEADDIM,DTYPE[,FEATURE...] ...
+
+KERNEL is fwd, dkdv, dq or decode; ARCH a compute capability (80, 90, 100) or an AMD one (gfx942); DTYPE as
+Triton writes it (bf16, fp32, fp8e4nv); FEATURE one of LEFT, RIGHT, SOFTCAP, VARLEN, FP8, TMA, RESIDENT, AHEAD and
+WARP_SPECIALIZE, or max168 for at most 168 registers. It takes the first row of the table whose shared memory fits
+(with TMA that for tensor maps, and what goes with it), or the block sizes that a FEATURE such as 64x128x4x3 names
+(BLOCK_M, BLOCK_N, num_warps, num_stages). Prints one JSON line each; on AMD only what Triton itself says.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")  # the default so far; Triton 3.9 warns where it is not said
+
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.backends.nvidia.compiler import get_ptxas
+from triton.compiler import ASTSource
+
+from attnbench.backends.triton import block_sizes as config
+from attnbench.backends.triton.decode import _decode
+from attnbench.backends.triton.dkdv import _dk_dv
+from attnbench.backends.triton.dq import _dq
+from attnbench.backends.triton.forward import _forward
+
+KERNELS = {"fwd": _forward, "dkdv": _dk_dv, "dq": _dq, "decode": _decode}
+FEATURES = ("LEFT", "RIGHT", "SOFTCAP", "VARLEN", "FP8", "TMA", "RESIDENT", "AHEAD", "WARP_SPECIALIZE")
+MAPPED = {"Q": "BLOCK_M", "K": "BLOCK_N", "V": "BLOCK_N", "DOut": "BLOCK_M"}  # with TMA
+OWN = {"fwd": ("Q",), "dkdv": ("K", "V"), "dq": ("Q", "DOut")}
+SHARED = {"80": 163, "86": 99, "89": 99, "90": 227, "100": 227, "gfx942": 64}  # KiB that a block may use
+ITEMSIZE = {"fp32": 4, "fp8e4nv": 1}
+
+
+def build(kernel: str, arch: str, headdim: int, dtype: str, features: set[str]) -> dict[str, Any]:
+    fn, itemsize = KERNELS[kernel], ITEMSIZE.get(dtype, 2)
+    width = config.padded(headdim)
+    table = (config._FLOAT if itemsize == 4 else config._HALF)[kernel][max(64, width)]
+    limit = SHARED[arch] * 1024
+    fitting = (row for row in table if config.shared_memory(kernel, row, width, width, itemsize) <= limit)
+    blocks = next(fitting, table[-1])
+    mapped = config._HOPPER.get(kernel, {}).get(max(64, width), ()) if arch == "90" and "TMA" in features else ()
+    for row in mapped[:1]:
+        blocks = row
+    for sizes in (name.split("x") for name in features if name[0].isdigit()):
+        blocks = config.Blocks(*map(int, sizes), resident="RESIDENT" in features, ahead="AHEAD" in features)
+    features = features | {name.upper() for name in ("resident", "ahead") if getattr(blocks, name)}
+    constants: dict[str, Any] = {"HEADDIM": headdim, "HEADDIM_V": headdim, "BLOCK_D": width, "BLOCK_DV": width}
+    constants |= {"BLOCK_M": blocks.BLOCK_M, "BLOCK_N": blocks.BLOCK_N}
+    constants |= {name: name in features for name in FEATURES if name in fn.arg_names}
+    absent = [name for name in fn.arg_names if name.startswith("Cu_")] if "VARLEN" not in features else []
+    absent += [name for name in fn.arg_names if name.startswith("Descale")] if "FP8" not in features else []
+    constants |= dict.fromkeys(absent)
+
+    signature, attributes = {}, {}
+    for i, name in enumerate(fn.arg_names):
+        if name in constants:
+            signature[name] = "constexpr"
+        elif name in MAPPED and "TMA" in features:
+            rows, by_head = getattr(blocks, MAPPED[name]), name in OWN[kernel] and "RESIDENT" not in features
+            block = f"1, 1, {rows}, {width}" if by_head else f"1, {rows}, 1, {width}"
+            if name == "V" and "FP8" in features:
+                block = f"1, {width}, 1, {rows}"
+            signature[name] = f"tensordesc<{dtype}[{block}]>"
+        elif kernel == "dkdv" and name in ("Lse", "Delta") and "TMA" in features:
+            signature[name] = f"tensordesc<fp32[1, 1, {blocks.BLOCK_M}]>"
+        else:
+            signature[name] = _type(name, "bf16" if name == "Out" and itemsize == 1 else dtype)
+            if signature[name][0] == "*" or (name.startswith("stride_") and not name.startswith("stride_l")):
+                attributes[(i,)] = [["tt.divisibility", 16]]
+    target = GPUTarget("hip", arch, 64) if arch.startswith("gfx") else GPUTarget("cuda", int(arch), 32)
+    options = {"num_warps": blocks.num_warps, "num_stages": blocks.num_stages}
+    for name in features:
+        if name.startswith("max"):
+            options["maxnreg"] = int(name[3:])
+    compiled = triton.compile(ASTSource(fn, signature, constants, attributes), target=target, options=options)
+    said = {"blocks": list(blocks[:4]), "shared": compiled.metadata.shared}
+    return said | (_ptxas(compiled.asm["ptx"], arch) if "ptx" in compiled.asm else {})
+
+
+def _type(name: str, dtype: str) -> str:
+    if name in ("Lse", "Delta") or name.startswith("Descale"):
+        return "*fp32"
+    if name.startswith("Cu_"):
+        return "*i32"
+    if name[0].isupper():
+        return f"*{dtype}"
+    return "fp32" if name.startswith("scale") else "i32"
+
+
+def _ptxas(ptx: str, arch: str) -> dict[str, Any]:
+    target = re.search(r"\.target (\w+)", ptx)[1]  # type: ignore[index]
+    ptxas = get_ptxas(int(arch)).path if inspect.signature(get_ptxas).parameters else get_ptxas().path  # none in 3.4
+    with tempfile.TemporaryDirectory() as folder_of_one:
+        source = Path(folder_of_one) / "kernel.ptx"
+        source.write_text(ptx)
+        command = [ptxas, "-v", "--gpu-name", target, source, "-o", f"{folder_of_one}/kernel"]
+        text = subprocess.run(command, capture_output=True, text=True, check=True).stderr
+    spilled = re.search(r"(\d+) bytes spill stores, (\d+) bytes spill loads", text)
+    return {
+        "registers": int(re.search(r"Used (\d+) registers", text)[1]),  # type: ignore[index]
+        "spilled": [int(n) for n in spilled.groups()] if spilled else [],  # bytes stored and loaded
+        "serialised": "serialized" in text,  # its warnings C7510 to C7515
+    }
+
+
+if __name__ == "__main__":
+    for case in sys.argv[1:]:
+        kernel, arch, headdim, dtype, *features = case.split(",")
+        print(json.dumps({"case": case, **build(kernel, arch, int(headdim), dtype, set(features))}), flush=True)

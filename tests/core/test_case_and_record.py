@@ -1,0 +1,284 @@
+"""The values that are stored: their identity, their way through JSON, and what makes two machines comparable."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import re
+from dataclasses import replace
+
+import pytest
+
+from attnbench.core.case import Case, Shape
+from attnbench.core.json import from_json, to_json
+from attnbench.core.machine import Device, Environment
+from attnbench.core.policy import INSTRUMENTS, Policy
+from attnbench.core.record import Accuracy, Forecast, Job, Record, TensorError
+from builders import CPU, H200, case, environment, ok, shape
+
+PLAIN = Case(Shape(4, 4096, 4096, 16, 16, 128, 128), "bf16", "fwd")
+RICH = Case(Shape(1, 1, 8192, 32, 8, 192, 128), "fp16", "bwd", True, (128, None), softcap=30.0, dropout_p=0.1)
+
+
+def through_json(value):
+    return json.loads(json.dumps(to_json(value)))
+
+
+def test_keys_that_stored_results_have() -> None:
+    """If this fails, every stored baseline is orphaned: mend the hashing, not the test."""
+    assert PLAIN.key == "176fd8747c40b182"
+    assert RICH.key == "8f3fddf53a845ac4"
+
+
+def test_a_field_at_its_default_is_not_in_the_key() -> None:
+    @dataclasses.dataclass(frozen=True)
+    class Newer(Case):
+        page_size: int | None = None
+        layout: str = "dense"
+
+    assert Newer(PLAIN.shape, "bf16", "fwd").key == PLAIN.key
+    assert Newer(PLAIN.shape, "bf16", "fwd", page_size=16).key != PLAIN.key
+    assert replace(PLAIN, softcap=0, window_size=(None, None), causal=False).key == PLAIN.key
+
+
+def test_every_field_is_in_the_key() -> None:
+    changes = [
+        {"dtype": "fp16"},
+        {"direction": "bwd"},
+        {"causal": True},
+        {"window_size": (None, 0)},
+        {"window_size": (0, None)},
+        {"softcap": 1.0},
+        {"dropout_p": 0.1},
+        *({"shape": replace(PLAIN.shape, **{f.name: 32})} for f in dataclasses.fields(Shape) if f.name != "nheads_k"),
+        {"shape": replace(PLAIN.shape, nheads_k=8)},
+    ]
+    assert {name for change in changes for name in change} == {f.name for f in dataclasses.fields(Case)}
+    keys = {replace(PLAIN, **change).key for change in changes} | {PLAIN.key}
+    assert len(keys) == len(changes) + 1
+
+
+@pytest.mark.parametrize("which", [PLAIN, RICH])
+def test_case_keeps_its_identity_through_json(which: Case) -> None:
+    back = from_json(Case, through_json(which))
+    assert back == which
+    assert back.key == which.key
+    assert hash(back) == hash(which)
+
+
+@pytest.mark.parametrize("name", [f.name for f in dataclasses.fields(Shape)])
+def test_sizes_are_at_least_one(name: str) -> None:
+    for value in (0, -1):
+        with pytest.raises(ValueError, match=f"{name} must be at least 1, got {value}"):
+            replace(PLAIN.shape, **{name: value})
+
+
+def test_key_heads_divide_query_heads() -> None:
+    assert shape(nheads=12, nheads_k=3).nheads_k == 3
+    for nheads_k in (5, 24):
+        with pytest.raises(ValueError, match=rf"nheads \(12\) must be a multiple of nheads_k \({nheads_k}\)"):
+            shape(nheads=12, nheads_k=nheads_k)
+
+
+def test_scale_is_of_headdim_not_of_headdim_v() -> None:
+    assert case(headdim=64, headdim_v=256).softmax_scale == 0.125
+
+
+def rich_record() -> Record:
+    return ok(
+        RICH, "triton", 300.0, round=2, n=7, memory_peak=2**30, memory_saved=5, clock_sm=1.98e9, first_call=3.5,
+        accuracy=Accuracy({"dq": TensorError(0.1, 0.2, 0.4, 0.01)}, 64, 8, ("dk",)),
+        version="3.6.0", limits=("thermal",), span=(8e-6, 9e-6), enqueue=4e-6, turns_graph=(7e-6, 8e-6),
+        sustained_power_error=0.01, ceiling_matmul=7e14, ceiling_copy=4e12, l2="unproven", timer="cupti",
+        kernels={"_forward": 1, "Memset (Device)": 2}, others=("train (pid 12)",), ecc_errors=3, host_bound=True,
+        notes=("cross-check: graph: no", "sustained: not steady within 7 s"),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        rich_record(),
+        Record(PLAIN, "fa4", 0, "skipped", "beyond the time limit", resumable=True, forecast=Forecast(9.0, 0.1, 2**30)),
+        Record(PLAIN, "fa4", 1, "failed", 'RuntimeError: "quoted" \u2028 line', stderr="a\nb\n", seconds=0.5),
+    ],
+)
+def test_record_through_json(record: Record) -> None:
+    back = from_json(Record, through_json(record))
+    assert back == record
+    assert back.id == record.id == f"{record.case.key}/{record.backend}/{record.round}"
+    assert all(isinstance(value, tuple) for value in (back.limits, back.others, back.notes))
+    assert list(back.kernels) == list(record.kernels)  # in the order in which they ran
+    assert all(isinstance(m.values, tuple) for m in back.measurements.values())
+
+
+def test_a_record_of_a_newer_version_still_reads() -> None:
+    data = through_json(rich_record())
+    data["energy_model"] = {"nvml": [1, 2]}
+    data["accuracy"]["method"] = "interval"
+    assert from_json(Record, data) == rich_record()
+
+
+@pytest.mark.parametrize("part", ["case", "shape"])
+def test_a_case_of_a_newer_version_is_another_case(part: str) -> None:
+    """Dropping what is not known would file its figures under a case that they are not of."""
+    data = through_json(rich_record())
+    (data["case"] if part == "case" else data["case"]["shape"])["page_size"] = 16
+    with pytest.raises(ValueError, match=f"a newer attnbench's {part}, with page_size"):
+        from_json(Record, data)
+
+
+def test_what_json_has_no_word_for() -> None:
+    odd = Accuracy({"out": TensorError(float("nan"), float("inf"), 0.4, 0.01)}, 64, 8)
+    text = json.dumps(to_json(odd), allow_nan=False)
+    assert to_json(from_json(Accuracy, json.loads(text))) == to_json(odd)
+    assert math.isnan(from_json(Accuracy, json.loads(text)).errors["out"].max_error)
+
+
+@pytest.mark.parametrize(
+    ("place", "value", "said"),
+    [
+        ("backend", 5, "backend: 5 is no text"),
+        ("round", "2", 'round: "2" is no whole number'),
+        ("round", 1.5, "round: 1.5 is no whole number"),
+        ("status", "great", 'status: "great" is none of ok, skipped'),
+        ("resumable", 1, "resumable: 1 is neither true nor false"),
+        ("seconds", [], "seconds: [] is no number"),
+        ("limits", "power cap", 'limits: "power cap" is no list'),
+        ("limits", [3], "limits: 3 is no text"),
+        ("measurements", [], "measurements: [] is no object with names"),
+        ("measurements.time.values", "fast", 'measurements: time: values: "fast" is no list'),
+        ("measurements.time.values", [1.0, "fast"], 'measurements: time: values: "fast" is no number'),
+        ("accuracy.errors.dq", {"max_error": 1.0}, "dq: a tensorerror without eager_error, tolerance, relative"),
+        ("case.dtype", "bf15", 'case: dtype: "bf15" is none of bf16, '),
+        ("case.window_size", [1], "case: window_size: [1] is no list of 2"),
+        ("case.shape", None, "case: shape: null is no shape"),
+    ],
+)
+def test_a_value_of_another_type_is_said_with_its_place(place: str, value: object, said: str) -> None:
+    """As damage leaves it: taken over, it would be an error much later."""
+    data = through_json(rich_record())
+    *above, last = place.split(".")
+    inside = data
+    for name in above:
+        inside = inside[name]
+    inside[last] = value
+    with pytest.raises(ValueError, match=re.escape(said)):
+        from_json(Record, data)
+
+
+def test_a_record_of_an_older_version_still_reads() -> None:
+    """Only what has no default may be counted on."""
+    data = through_json(rich_record())
+    least = {name: data[name] for name in ("case", "backend", "round", "status")}
+    assert from_json(Record, least) == Record(RICH, "triton", 2, "ok")
+
+
+def test_every_field_of_a_record_survives() -> None:
+    """The record above leaves none at its default, so that a new field which from_json forgets is seen here."""
+    rich = replace(
+        rich_record(), reason="r", forecast=Forecast(1.0, 0.1, 5), seconds=2.0, resumable=True, stderr="tail",
+    )  # fmt: skip
+    plain = Record(PLAIN, "", -1, "skipped")
+    assert [f.name for f in dataclasses.fields(Record) if getattr(rich, f.name) == getattr(plain, f.name)] == []
+    assert from_json(Record, through_json(rich)) == rich
+
+
+ODD = Policy(
+    timer="cupti", l2="warm", warmup_s=0.1, min_samples=7, max_samples=70, target=0.1, min_seconds=0.3, max_seconds=0.4,
+    burst_s=0.005, cross_check=0.25, sustained_s=20.0, isolate_power=True, timeout_s=9.0, seed=5,
+    caches="fresh",
+)  # fmt: skip
+
+
+def test_policy_through_json() -> None:
+    assert [f.name for f in dataclasses.fields(Policy) if getattr(ODD, f.name) == f.default] == []
+    for policy in (ODD, Policy()):
+        assert from_json(Policy, through_json(policy)) == policy
+
+
+def test_a_policy_of_another_version_reads() -> None:
+    assert from_json(Policy, {}) == Policy()
+    assert from_json(Policy, {"seed": 4, "lock_clocks": True}) == Policy(seed=4)
+
+
+def test_the_default_policy_is_events_in_bursts_on_a_cold_cache() -> None:
+    policy = Policy()
+    assert (policy.timer, policy.l2, policy.cross_check, policy.sustained_s) == ("events", "cold", 0, 0)
+    assert policy.timer in INSTRUMENTS
+    assert policy.burst_s < policy.min_seconds < policy.max_seconds
+
+
+def test_job_and_environment_through_json() -> None:
+    job = Job(RICH, "eager", 1, Forecast(1.5, 0.01, 123), "needs 9 GiB", True)
+    assert from_json(Job, through_json(job)) == job
+    known = environment(replace(H200, matmul={"bf16": 8e14}, copy=4e12), packages={"triton": "3.6.0"}, git="abc+dirty")
+    for which in (known, environment(CPU)):
+        assert from_json(Environment, through_json(which)) == which
+    newer = through_json(known)
+    newer["mig"] = None
+    newer["device"]["numa"] = 1
+    assert from_json(Environment, newer) == known
+    assert from_json(Device, through_json(H200)).capability == (9, 0)
+
+
+def test_defaults_are_not_written() -> None:
+    assert to_json(Policy()) == {}
+    assert to_json(Policy(seed=3)) == {"seed": 3}
+    assert "reason" not in to_json(rich_record())
+
+
+def test_same_environment_has_no_differences() -> None:
+    assert environment().differences(environment()) == []
+    elsewhere = replace(environment(), git="1234", device=replace(H200, free=5, matmul={"bf16": 1.0}, copy=2.0))
+    assert environment().differences(elsewhere) == []  # quick readings and free memory vary by themselves
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"torch": "2.12"}, ["torch was 2.11.0+cu130 and is 2.12"]),
+        ({"driver": None}, ["driver was 580.82 and is None"]),
+        ({"cuda": "12.9"}, ["cuda was 13.0 and is 12.9"]),
+        ({"power_limit_w": 600.0}, ["power_limit_w was 700.0 and is 600.0"]),
+        ({"device": replace(H200, name="NVIDIA H100")}, ["device name was NVIDIA H200 and is NVIDIA H100"]),
+        ({"device": replace(H200, memory=1)}, [f"device memory was {150 * 10**9} and is 1"]),
+        ({"cpu": "x", "torch": "y"}, ["torch was 2.11.0+cu130 and is y", "cpu was Intel Xeon and is x"]),
+    ],
+)
+def test_differences_are_named(change: dict, said: list[str]) -> None:
+    assert environment().differences(environment(**change)) == said
+
+
+def test_of_packages_only_what_differs_is_said() -> None:
+    ours = environment(packages={"triton": "3.6.0", "xformers": "0.0.30"})
+    (said,) = ours.differences(environment(packages={"triton": "3.7.0", "xformers": "0.0.30"}))
+    assert "3.6.0" in said
+    assert "3.7.0" in said
+    assert "xformers" not in said
+    (gone,) = ours.differences(environment(packages={"triton": "3.6.0"}))
+    assert "xformers" in gone
+
+
+def error(size: float) -> TensorError:
+    return TensorError(size, 0.001, 0.002, size)
+
+
+def test_accuracy_and_its_complaint() -> None:
+    assert Accuracy({"out": error(0.002)}, 1, 1).ok
+    assert Accuracy({"out": error(0.002)}, 1, 1).complaint() == ""
+    wrong = Accuracy({"out": error(0.001), "dq": error(0.5), "dk": error(float("nan"))}, 1, 1, ("dk",))
+    assert not wrong.ok
+    assert wrong.complaint() == (
+        "dk has values that are not finite (NaN, or never written); "
+        "dq is off by 0.5 where 0.002 is allowed (eager: 0.001)"
+    )
+    assert not Accuracy({"out": error(float("nan"))}, 1, 1).ok
+    assert not Accuracy({"out": error(0.0)}, 1, 1, ("out",)).ok  # right where it was compared, not everywhere
+
+
+@pytest.mark.parametrize(("direction", "passes"), [("fwd", (1, 0)), ("bwd", (0, 1)), ("fwd_bwd", (1, 1))])
+def test_what_a_direction_has(direction: str, passes: tuple[int, int]) -> None:
+    which = case(direction=direction)
+    assert (which.has_forward, which.has_backward) == passes

@@ -1,0 +1,298 @@
+"""Run files as they are found: whole, cut short, damaged, newer, not ours; and disks that fill up."""
+
+from __future__ import annotations
+
+import errno
+import io
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from attnbench.core.errors import UserError
+from attnbench.core.record import Record, Run
+from attnbench.results import run_file
+from builders import case, ended, job, measurements, ok, run
+
+CASES = [case(n, causal=c) for n in (1024, 2048, 4096) for c in (False, True)]
+RECORDS = (
+    ok(CASES[0], "triton", 300.0),
+    ok(CASES[1], "triton", 200.0, memory_peak=5),
+    ended(CASES[2], "triton", "oom", "MemoryError"),
+)
+RUN = run(RECORDS, plan=[job(c, "triton") for c in CASES], specs={"triton": "m:T"}, peak={"": 1e15}, argv=("run", "-b"))
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """A finished run file with three records."""
+    where = tmp_path / "results" / "run.jsonl"
+    file = run_file.RunFile.create(where, RUN)
+    for record in RECORDS:
+        file.append(record)
+    file.close()
+    return where
+
+
+def test_reads_back_what_was_written(path: Path) -> None:
+    assert run_file.read(path) == (RUN, [])
+    lines = path.read_text().splitlines()
+    assert [json.loads(line)["type"] for line in lines] == ["run", "record", "record", "record"]
+    assert json.loads(lines[0])["schema"] == run_file.SCHEMA
+
+
+def test_each_record_is_on_disk_when_append_returns(tmp_path: Path) -> None:
+    file = run_file.RunFile.create(tmp_path / "run.jsonl", RUN)
+    for n, record in enumerate(RECORDS, start=1):
+        file.append(record)
+        assert run_file.read(file.path)[0].records == RECORDS[:n]
+    file.close()
+
+
+def test_a_truncated_last_line_is_dropped_and_said(path: Path) -> None:
+    whole = path.read_bytes()
+    start = whole.rindex(b"\n", 0, -1) + 1
+    for cut in (start + 1, start + 40, len(whole) - 1):  # the last lacks nothing but its newline
+        path.write_bytes(whole[:cut])
+        found, problems = run_file.read(path)
+        assert found.records == RECORDS[:2]
+        assert len(problems) == 1
+        assert problems[0].startswith(f"{path}:4: truncated last line")
+
+
+def test_reopening_cuts_the_truncated_line_off(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-20])
+    file = run_file.RunFile.reopen(path)
+    file.append(RECORDS[2])
+    file.close()
+    assert run_file.read(path) == (RUN, [])
+
+
+@pytest.mark.parametrize(
+    "damage", [b"{", b"\xff\xfe\x00", b"", b"[]", b"null", b'{"case": 3}', b'{"type": "record", "case": {"shape": 1}}']
+)
+def test_a_damaged_line_is_left_out_with_its_number(path: Path, damage: bytes) -> None:
+    lines = path.read_bytes().split(b"\n")
+    lines[2] = damage
+    path.write_bytes(b"\n".join(lines))
+    found, problems = run_file.read(path)
+    assert found.records == (RECORDS[0], RECORDS[2])
+    assert len(problems) == 1
+    assert problems[0].startswith(f"{path}:3: damaged line left out")
+    assert "\n" not in problems[0]
+
+
+def test_samples_that_json_has_no_word_for_are_read_back_as_numbers(path: Path) -> None:
+    odd = replace(RECORDS[0], measurements=measurements(time=(1e-3, float("inf"))))
+    file = run_file.RunFile.reopen(path)
+    file.append(odd)
+    file.close()
+    assert run_file.read(path)[0].records[-1].measurements["time"].values == (1e-3, float("inf"))
+
+
+@pytest.mark.parametrize(
+    ("damage", "why"),
+    [
+        ('"values":["five"]', 'values: "five" is no number'),
+        ('"values":"123"', 'values: "123" is no list'),
+        ('"values":[true]', "values: true is no number"),
+        ('"runs":[[5.0,"x"]]', ""),
+    ],
+)
+def test_a_measurement_of_another_type_is_one_line_that_says_where(path: Path, damage: str, why: str) -> None:
+    path.write_text(path.read_text().replace('"unit":"B","values":[5.0]', f'"unit":"B",{damage}'))
+    with pytest.raises(UserError) as said:
+        run_file.read(path)[0].records[1].measurements["memory_peak"]
+    assert str(said.value).startswith(f"{path}:3: measurement 'memory_peak' cannot be read ({why}")
+    assert str(said.value).endswith("delete that line, and attnbench run --resume measures its job anew")
+
+
+def test_lines_of_an_unknown_type_are_passed_over(path: Path) -> None:
+    with path.open("a") as file:
+        file.write('{"type": "note", "text": "from a newer attnbench"}\n')
+    assert run_file.read(path) == (RUN, [])
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"\n",
+        b"hello\n",
+        b"{}\n",
+        b"[1]\n",
+        b'{"type": "record"}\n',
+        b'{"type": "run"}\n',
+        b'{"type": "run", "schema": 0}\n',
+        b'{"type": "run", "schema": "two"}\n',
+        b"\x89PNG\r\n\x1a\n",
+        b"{",
+    ],
+)
+def test_what_is_not_a_run_file_is_refused(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "data.jsonl"
+    path.write_bytes(content)
+    with pytest.raises(UserError, match="is not an attnbench run file"):
+        run_file.read(path)
+
+
+@pytest.mark.parametrize("left", [40, -1])
+def test_a_file_cut_off_in_its_first_line_says_so_and_stays(path: Path, left: int) -> None:
+    path.write_bytes(path.read_bytes().partition(b"\n")[0][:left])
+    before = path.read_bytes()
+    for open_ in (run_file.read, run_file.RunFile.reopen):
+        with pytest.raises(UserError, match="cut off in its first line: there is no result in it"):
+            open_(path)
+    assert path.read_bytes() == before
+
+
+def test_a_first_line_that_is_damaged_is_not_called_cut_off(path: Path) -> None:
+    path.write_text(path.read_text().replace('"suite":', '"suite"', 1))
+    with pytest.raises(UserError, match=r"run.jsonl:1: damaged first line \(it is not JSON\); restore the file"):
+        run_file.read(path)
+
+
+def test_an_empty_file_is_called_empty(path: Path) -> None:
+    path.write_bytes(b"")
+    with pytest.raises(UserError, match=r"is not an attnbench run file \(it is empty\)"):
+        run_file.read(path)
+
+
+def change_header(path: Path, **changes: object) -> None:
+    first, rest = path.read_text().split("\n", 1)
+    path.write_text(json.dumps({**json.loads(first), **changes}) + "\n" + rest)
+
+
+def test_a_newer_schema_is_refused(path: Path) -> None:
+    change_header(path, schema=run_file.SCHEMA + 1)
+    with pytest.raises(UserError, match=f"newer attnbench .schema {run_file.SCHEMA + 1}.*upgrade"):
+        run_file.read(path)
+
+
+def test_fields_of_a_newer_version_are_passed_over(path: Path) -> None:
+    change_header(path, fleet=["a", "b"], policy={"power": "capped"})
+    assert run_file.read(path) == (RUN, [])
+
+
+@pytest.mark.parametrize(
+    "changes", [{"plan": None}, {"environment": 3}, {"environment": {"device": []}}, {"plan": [{"case": 1}]}]
+)
+def test_a_damaged_header_says_its_line(path: Path, changes: dict[str, object]) -> None:
+    change_header(path, **changes)
+    with pytest.raises(UserError, match=r":1: damaged first line"):
+        run_file.read(path)
+
+
+def test_what_is_there_is_not_overwritten(path: Path) -> None:
+    before = path.read_bytes()
+    with pytest.raises(UserError, match=r"is there already.*--resume"):
+        run_file.RunFile.create(path, RUN)
+    assert path.read_bytes() == before
+
+
+def test_places_that_cannot_be_written_or_read(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    for bad in (tmp_path / "file" / "run.jsonl", tmp_path / ("x" * 300)):
+        with pytest.raises(UserError, match=r"cannot write .*--out"):
+            run_file.RunFile.create(bad, RUN)
+    for bad in (tmp_path, tmp_path / "missing.jsonl"):
+        with pytest.raises(UserError, match="cannot read"):
+            run_file.read(bad)
+        with pytest.raises(UserError, match="cannot append to"):
+            run_file.RunFile.reopen(bad)
+
+
+def test_a_disk_that_is_full_from_the_start_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An empty file could not be resumed, and would stand in the way of the next run."""
+    path = tmp_path / "run.jsonl"
+    monkeypatch.setattr(Path, "open", lambda self, mode, buffering: FullDisk(self, "xb"))
+    with pytest.raises(UserError, match=r"disk is full; choose another place with --out$"):
+        run_file.RunFile.create(path, RUN)
+    assert not path.exists()
+
+
+class FullDisk(io.FileIO):
+    """A file on a disk with so many bytes left: a short write, as the kernel does it, then ENOSPC."""
+
+    left = 0
+    code = errno.ENOSPC
+
+    def write(self, data: bytes) -> int:
+        if not self.left:
+            raise OSError(self.code, "No space left on device")
+        written = super().write(bytes(data)[: self.left])
+        self.left -= written
+        return written
+
+
+@pytest.mark.parametrize("left", [0, 1, 100])
+def test_a_full_disk_is_said_and_whole_lines_are_kept(path: Path, left: int) -> None:
+    disk = FullDisk(path, "r+b")
+    disk.seek(0, io.SEEK_END)
+    disk.left = left
+    before = path.read_bytes()
+    file = run_file.RunFile(path, disk)
+    with pytest.raises(UserError) as error:
+        file.append(ok(CASES[3], "triton", 1.0))
+    file.close()
+    assert "disk is full" in str(error.value)
+    assert f"attnbench run --resume {path}" in str(error.value)
+    assert path.read_bytes() == before
+    assert run_file.read(path) == (RUN, [])
+
+
+def test_short_writes_are_continued(tmp_path: Path) -> None:
+    class Slow(io.FileIO):
+        def write(self, data: bytes) -> int:
+            return super().write(bytes(data)[:50])
+
+    path = tmp_path / "run.jsonl"
+    run_file.RunFile.create(path, RUN).close()
+    file = run_file.RunFile(path, Slow(path, "ab"))
+    file.append(RECORDS[0])
+    file.close()
+    assert run_file.read(path)[0].records == RECORDS[:1]
+
+
+def test_other_errors_of_the_disk_keep_their_words(path: Path) -> None:
+    disk = FullDisk(path, "ab")
+    disk.code = errno.EIO
+    with pytest.raises(UserError, match=f"cannot write {path}: "), store_file(path, disk) as file:
+        file.append(RECORDS[0])
+    assert run_file.read(path) == (RUN, [])
+
+
+class store_file:  # noqa: N801
+    def __init__(self, path: Path, disk: io.FileIO) -> None:
+        self.file = run_file.RunFile(path, disk)
+
+    def __enter__(self) -> run_file.RunFile:
+        return self.file
+
+    def __exit__(self, *_: object) -> None:
+        self.file.close()
+
+
+def with_records(*records: Record) -> Run:
+    return run(records, plan=RUN.plan)
+
+
+def test_missing_is_what_has_no_record() -> None:
+    assert [j.case for j in run_file.missing(RUN)] == CASES[3:]
+    assert run_file.missing(with_records(*(ok(c, "triton", 1.0) for c in CASES))) == []
+
+
+def test_failures_are_not_measured_again_but_skips_for_time_are() -> None:
+    ends = [ended(CASES[0], "triton", s, "x") for s in ("failed", "oom", "timeout", "wrong", "skipped")]
+    for record in ends:
+        assert CASES[0] not in [j.case for j in run_file.missing(with_records(record))]
+    skip = ended(CASES[0], "triton", "skipped", "time limit", resumable=True)
+    assert CASES[0] in [j.case for j in run_file.missing(with_records(skip))]
+    assert CASES[0] not in [j.case for j in run_file.missing(with_records(skip, ok(CASES[0], "triton", 1.0)))]
+
+
+def test_rounds_and_backends_are_missing_apart() -> None:
+    plan = [job(CASES[0], name, round) for name in ("a", "b") for round in (0, 1)]
+    left = run_file.missing(run([ok(CASES[0], "a", 1.0, round=1)], plan=plan))
+    assert [(j.backend, j.round) for j in left] == [("a", 0), ("b", 0), ("b", 1)]

@@ -1,0 +1,123 @@
+"""A cold first call: its worker finds no kernel that was compiled before, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from attnbench.analysis.summary.machine_summary import heading
+from attnbench.core.machine import Device
+from attnbench.core.policy import Policy
+from attnbench.core.record import Forecast, Job, Record
+from attnbench.results.cells import cells
+from attnbench.results.metrics import METRICS
+from attnbench.run import compile_caches, workers
+from attnbench.run.suite import load, resolve, settings
+from attnbench.run.workers import Fleet
+from builders import case, ok
+from builders import run as run_of
+
+DEVICE = Device("fake", 0, "Simulated GPU", 2**36, 2**36)
+COMPILES = """
+import os
+from pathlib import Path
+from attnbench.backends.fake import Fake
+
+class Compiles(Fake):
+    '''Finds its kernel in Triton's cache or puts it there. Its peak memory is its process id.'''
+    def prepare(self, case, inputs):
+        kernel = Path(os.environ["TRITON_CACHE_DIR"], "kernel")
+        if case.shape.seqlen_q == 3:
+            raise RuntimeError(f"in {kernel.parent}")
+        prepared = super().prepare(case, inputs)
+        prepared.script.memory["memory_peak"] = os.getpid()
+        prepared.script.memory["memory_driver"] = int(kernel.exists())
+        kernel.write_text("compiled")
+        return prepared
+"""
+
+
+@pytest.fixture
+def fleet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Fleet]:
+    (tmp_path / "own_compiles.py").write_text(COMPILES)
+    (tmp_path / "usual").mkdir()
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "usual"))
+    made = Fleet({"own": f"{tmp_path}/own_compiles.py:Compiles"})
+    yield made
+    made.close()
+
+
+def records(fleet: Fleet, policy: Policy, *seqlens: int) -> list[Record]:
+    jobs = [Job(case(n, headdim=64), "own", 0, Forecast(0.01, 0.001, 1)) for n in seqlens]
+    return [record for _, record in workers.execute(jobs, fleet, policy, DEVICE) if record]
+
+
+def found_compiled(record: Record) -> bool:
+    return bool(record.measurements["memory_driver"].values[0])
+
+
+def pid(record: Record) -> float:
+    return record.measurements["memory_peak"].values[0]
+
+
+def test_each_cell_is_cold_and_the_usual_caches_are_not_touched(fleet: Fleet, tmp_path: Path) -> None:
+    first, failed, second = records(fleet, Policy(caches="fresh"), 1, 3, 2)
+    assert not found_compiled(first)
+    assert not found_compiled(second)
+    assert pid(first) != pid(second)
+    folder = Path(str(failed.reason).partition(" in ")[2])
+    assert folder.name == "triton"
+    assert not folder.parent.exists()
+    assert not any((tmp_path / "usual").iterdir())
+
+
+def test_kept_caches_are_the_users(fleet: Fleet, tmp_path: Path) -> None:
+    first, second = records(fleet, Policy(), 1, 2)
+    assert [found_compiled(first), found_compiled(second)] == [False, True]
+    assert pid(first) == pid(second)
+    assert (tmp_path / "usual" / "kernel").exists()
+
+
+def test_folders_are_empty_and_gone_afterwards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("FLASHINFER_WORKSPACE_BASE", raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    with compile_caches.fresh() as variables:
+        assert {*variables} == {*compile_caches.VARIABLES}
+        assert len({*variables.values()}) == len(variables)
+        assert all(os.listdir(folder) == [] for folder in variables.values())
+    assert not any(os.path.exists(folder) for folder in variables.values())
+
+
+def test_what_was_downloaded_is_no_compiled_kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And ending does not delete it."""
+    usual = tmp_path / ".cache/flashinfer/cubins"
+    usual.mkdir(parents=True)
+    (usual / "binary").write_text("downloaded")
+    (usual.parent / "0.6.13").mkdir()
+    monkeypatch.setenv("FLASHINFER_WORKSPACE_BASE", str(tmp_path))
+    with compile_caches.fresh() as variables:
+        cache = Path(variables["FLASHINFER_WORKSPACE_BASE"], ".cache/flashinfer")
+        assert (cache / "cubins" / "binary").read_text() == "downloaded"
+        assert os.listdir(cache) == ["cubins"]
+    assert (usual / "binary").exists()
+
+
+def test_option_and_suite_say_so() -> None:
+    assert resolve(load("first-call"), "cuda").policy.caches == "fresh"
+    quick = load("quick")
+    assert resolve(quick, "cuda").policy.caches == "kept"
+    assert resolve(quick, "cuda", settings({"policy": {"caches": "fresh"}})).policy.caches == "fresh"
+
+
+def test_the_heading_says_in_which_state_they_were() -> None:
+    kept = run_of([ok(case(), "triton", 100, first_call=0.2)])
+    fresh = run_of([ok(case(2048), "triton", 100, first_call=3.0)], policy=Policy(caches="fresh"))
+    metric = METRICS["first_call"]
+    assert heading(metric, cells([kept])) == "First call (kernels that were compiled before may be reused)"
+    assert heading(metric, cells([fresh])) == "First call (each in a new process, no kernel compiled before)"
+    assert heading(metric, []) == "First call"
+    both = heading(metric, cells([kept, fresh]))
+    assert "no kernel compiled before; in other runs kernels that were" in both

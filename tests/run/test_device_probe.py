@@ -1,0 +1,229 @@
+"""What a run does until its first job: it looks at the device, opens it, and reads its rates while all is idle."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from attnbench.core.errors import UserError
+from attnbench.core.json import from_json, to_json
+from attnbench.core.machine import Device
+from attnbench.core.record import Job, Record
+from attnbench.results import run_file
+from attnbench.run import device_probe, run_suite, workers
+from attnbench.run.process import WorkerProcess
+from attnbench.run.run_suite import Request
+from attnbench.run.suite import settings
+from builders import CPU, H200, environment
+
+RATES: dict[str, Any] = {"matmul": {"bf16": 7e14, "fp32": 5e13}, "copy": 4e12}
+LOOKER = "looker"
+
+
+class Played:
+    """A worker, played: `log` has who was started, sent what, gave its answer, and ended."""
+
+    log: list[tuple[str, str]]
+    devices: dict[tuple[str, str], Device]  # (who, operation) -> what it was told of the device
+    here: Device
+    stops: tuple[str, str] | None  # whose answer never comes: the person presses Ctrl-C
+
+    def __init__(self, python: str | None = None, _: Mapping[str, str] | None = None) -> None:
+        self.name, self.alive = "", True
+        self._asked: list[Mapping[str, Any]] = []
+
+    def ask(self, request: Mapping[str, Any], timeout: float) -> dict[str, Any]:
+        self.send(request)
+        return self.receive(timeout)
+
+    def send(self, request: Mapping[str, Any]) -> None:
+        self.name = self.name or request.get("name", LOOKER)
+        self.log.append((self.name, request["op"]))
+        self._asked.append(request)
+
+    def receive(self, timeout: float) -> dict[str, Any]:
+        assert self.alive
+        request = self._asked.pop(0)
+        operation = request["op"]
+        if (self.name, operation) == self.stops:
+            raise KeyboardInterrupt
+        if "device" in request and operation != "environment":
+            self.devices[self.name, operation] = from_json(Device, request["device"])
+        self.log.append((self.name, f"{operation} done"))
+        return getattr(self, f"_{operation}")(request) if hasattr(self, f"_{operation}") else {}
+
+    def _environment(self, _: Any) -> dict[str, Any]:
+        return {"environment": to_json(environment(replace(self.here, matmul={}, copy=None)))}
+
+    def _rates(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        return {"device": {**request["device"], **RATES}}
+
+    def _load(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        probe = {"reason": "not installed"} if request["name"] == "fa2" else {"version": "1"}
+        return {"probe": probe, "compiler": False}
+
+    def _survey(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        reason = "forward only" if self.name == "sdpa-math" else None
+        workspace = {"nbytes": 2**34} if self.name == "eager" else {}
+        return {"answers": [[reason, workspace, 0.4] for _ in request["cases"]]}
+
+    def _run(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        job = from_json(Job, request["job"])
+        return {"record": to_json(Record(job.case, job.backend, job.round, "failed", "played"))}
+
+    def stderr_tail(self) -> None:
+        return None
+
+    def send_kill(self) -> None: ...
+
+    def kill(self) -> None:
+        if self.alive:
+            self.log.append((self.name, "ended"))
+        self.alive = False
+
+
+class Watcher:
+    """Who hears what goes on, in the workers' log."""
+
+    def say(self, text: str) -> None:
+        Played.log.append(("says", text.partition(" ")[0]))
+
+    def planned(self, *_: Any) -> None:
+        Played.log.append(("says", "planned"))
+
+    def started(self, *_: Any) -> None: ...
+
+    def ended(self, *_: Any) -> None: ...
+
+
+@pytest.fixture(autouse=True)
+def played(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """On a machine with an H200."""
+    Played.log, Played.devices, Played.here, Played.stops = [], {}, H200, None
+    for module in (workers, device_probe):
+        monkeypatch.setattr(module, "WorkerProcess", Played)
+    monkeypatch.setattr(run_suite, "has_nvidia_gpu", lambda: True)
+    monkeypatch.chdir(tmp_path)
+
+
+def measured(backends: str = "eager,sdpa-math,fa2,triton", **changes: Any) -> list[tuple[str, str]]:
+    """The log of a run."""
+    policy = changes.pop("policy", {})
+    chosen = settings({"backends": [backends], "axes": {"seqlen": "1k", "headdim": "64"}, "policy": policy})
+    run_suite.run(Request(settings=chosen, out=Path("run.jsonl"), **changes), Watcher())
+    return Played.log
+
+
+def at(who: str, operation: str) -> int:
+    return Played.log.index((who, operation))
+
+
+def test_on_a_gpu_the_rates_are_read_when_all_workers_are_open_and_idle() -> None:
+    log = measured()
+    assert at("triton", "import") < at(LOOKER, "environment done") < at("eager", "load done")
+    opened = [who for who, what in log[: at(LOOKER, "rates")] if what == "ready done"]
+    assert opened == ["eager", "triton"]  # not what is not installed, nor what takes no case
+    asked = {(who, what) for who, what in log if what in ("load", "import", "survey", "ready")}
+    assert {(who, f"{what} done") for who, what in asked} <= {*log[: at(LOOKER, "rates")]}, "not idle"
+    assert at(LOOKER, "rates done") < at(LOOKER, "ended") < at("says", "planned") < at("eager", "run")
+    words = [what for who, what in log if who == "says"]
+    assert words == ["looking", "importing", "opening", "timing", "planned"]
+
+
+def test_no_worker_opens_the_device_before_its_free_memory_has_been_read() -> None:
+    measured()
+    first = min(i for i, (_, what) in enumerate(Played.log) if what == "ready")
+    assert at(LOOKER, "environment done") < first
+
+
+def test_plan_and_workers_know_the_rates_in_the_end() -> None:
+    measured()
+    planned, _ = run_file.read(Path("run.jsonl"))
+    assert planned.environment.device == replace(H200, **RATES)
+    assert Played.devices["eager", "survey"].copy is None
+    assert Played.devices["eager", "run"] == planned.environment.device
+    assert planned.plan[0].forecast.call > 20e-6
+
+
+def test_a_dry_run_opens_nothing() -> None:
+    log = measured(dry_run=True)
+    assert not [entry for entry in log if entry[1] in ("import", "ready", "run")]
+    assert at(LOOKER, "rates done") < at("says", "planned")
+    assert "opening" not in [what for _, what in log]
+
+
+def test_fresh_caches_open_nothing_ahead() -> None:
+    """Each job has a worker of its own then."""
+    log = measured(policy={"caches": "fresh"})
+    assert not [entry for entry in log if entry[1] == "ready"]
+    assert at("eager", "survey done") < at(LOOKER, "rates")
+
+
+@pytest.mark.parametrize("changes", [{"device": "cpu"}, {}])
+def test_a_cpu_is_timed_before_any_worker_starts(changes: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    Played.here = CPU
+    if not changes:
+        monkeypatch.setattr(run_suite, "has_nvidia_gpu", lambda: False)
+    log = measured(**changes)
+    assert log[:2] == [(LOOKER, "environment"), ("says", "looking")]
+    assert log[2:6] == [(LOOKER, what) for what in ("environment done", "rates", "rates done", "ended")]
+    assert log[6] == ("says", "importing")
+    assert not [entry for entry in log if entry[1] == "import"]
+
+
+@pytest.mark.parametrize(
+    "stops", [(LOOKER, "environment"), ("eager", "load"), ("eager", "import"), ("triton", "ready"), (LOOKER, "rates")]
+)
+def test_ctrl_c_ends_all_workers(stops: tuple[str, str]) -> None:
+    Played.stops = stops
+    with pytest.raises(KeyboardInterrupt):
+        measured()
+    started = {who for who, _ in Played.log} - {"says"}
+    assert started == {LOOKER, "eager", "sdpa-math", "fa2", "triton"}
+    assert {who for who, what in Played.log if what == "ended"} == started
+    assert not Path("run.jsonl").exists()
+
+
+class TestReal:
+    """With workers that are processes."""
+
+    @pytest.fixture(autouse=True)
+    def real(self, played: None, monkeypatch: pytest.MonkeyPatch) -> None:
+        for module in (workers, device_probe):
+            monkeypatch.setattr(module, "WorkerProcess", WorkerProcess)
+
+    def test_the_simulated_device(self) -> None:
+        known = device_probe.look("fake")
+        assert (known.device.kind, known.device.copy) == ("fake", None)
+        assert device_probe.look("fake", ["bf16"]).device.matmul["bf16"] > 0
+
+    def test_a_device_that_is_not_there(self) -> None:
+        with pytest.raises(UserError, match=r"CUDA|cuda:99"):
+            device_probe.look("cuda:99")
+
+    def test_what_fails_is_said_in_a_line(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+        with device_probe.Looker("fake") as looker:
+            known = looker.facts()
+            with pytest.raises(UserError, match=r"^cannot look at the device: \S+Error: "):
+                looker.rates(replace(known, device=replace(known.device, kind="cuda", index=99)), ["bf16"])
+        (tmp_path / "torch.py").write_text("import os; os.abort()")
+        monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+        with pytest.raises(UserError, match=r"^cannot look at the device: the worker crashed \(SIGABRT\)"):
+            device_probe.look("cpu")
+
+
+def test_each_worker_is_told_once_to_open_and_again_after_a_round() -> None:
+    log = measured("eager,triton", rounds=2)
+    assert [who for who, what in log if what == "ready"] == ["eager", "triton"] * 2
+    assert log.count(("eager", "load")) == 2
+
+
+def test_a_worker_whose_jobs_are_all_skipped_does_not_hold_the_device() -> None:
+    Played.here = replace(H200, free=2**33)
+    log = measured("eager,triton")
+    assert at("eager", "ready done") < at("eager", "ended") < at("says", "planned") < at("triton", "run")
+    assert ("eager", "run") not in log

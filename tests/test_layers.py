@@ -1,0 +1,169 @@
+"""The layers of ARCHITECTURE.md, by folder: who may import whom, wherever the import stands."""
+
+from __future__ import annotations
+
+import ast
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import attnbench
+from attnbench import cli
+
+PACKAGE = Path(attnbench.__file__).parent
+MAY_IMPORT: dict[str, set[str]] = {  # folder -> the folders of ours that it may import, beside itself
+    "core": set(),
+    "backends": {"core"},
+    "worker/measure": {"core"},
+    "worker/reference": {"core"},
+    "worker": {"core", "backends", "worker/measure", "worker/reference"},
+    "results": {"core"},
+    "run": {"core", "results", "backends"},
+    "report": {"core", "results"},
+    "analysis": {"core", "results", "report", "run"},
+    "commands": {"core", "results", "report", "run", "analysis", "backends"},
+}
+ON_TOP = {"__init__", "__main__", "cli"}
+NO_TORCH = ("results", "run", "report", "analysis", "commands")
+WORKER_SIDE = ("core", "backends", "worker")
+HEAVY = {"torch", "triton", "numpy", "scipy", "pandas", "pydantic", "rich", "yaml", "pynvml", "msgspec"}
+FILES = sorted(PACKAGE.glob("**/*.py"))
+
+
+def folder_of(parts: tuple[str, ...]) -> str:
+    """The folder that MAY_IMPORT knows of a module's or a file's parts: worker/measure, else the first part."""
+    deep = "/".join(parts[:2])
+    return deep if deep in MAY_IMPORT else parts[0]
+
+
+def imports(path: Path) -> Iterator[str]:
+    """Every module that a file imports, inside functions and for the type checker too."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative import"
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def ours(path: Path) -> set[str]:
+    """The folders of this package that a file imports."""
+    names = (name.split(".")[1:] for name in imports(path) if name.startswith("attnbench."))
+    return {folder_of(tuple(parts)) for parts in names if (PACKAGE / parts[0]).is_dir()}
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_a_file_imports_only_what_its_folder_may(path: Path) -> None:
+    parts = path.relative_to(PACKAGE).parts
+    if len(parts) == 1:
+        assert path.stem in ON_TOP
+        return
+    folder = folder_of(parts)
+    assert ours(path) <= MAY_IMPORT[folder] | {folder}
+    libraries = {name.partition(".")[0] for name in imports(path)}
+    if folder in NO_TORCH:
+        assert not libraries & {"torch", "triton", "pynvml"}, "the parent never touches the device"
+    if parts[0] in WORKER_SIDE:
+        allowed = {"torch", "triton", "pynvml"}
+        assert not libraries & (HEAVY - allowed), "a worker needs the standard library and torch only"
+
+
+def test_no_folder_imports_one_that_imports_it() -> None:
+    for folder, known in MAY_IMPORT.items():
+        for other in known:
+            assert folder not in MAY_IMPORT[other]
+
+
+def test_no_two_files_import_each_other() -> None:
+    """Not for the type checker either; a chain of imports that comes back to its first file is found too."""
+    names = {".".join(("attnbench", *path.relative_to(PACKAGE).with_suffix("").parts)): path for path in FILES}
+    known = {name.removesuffix(".__init__"): path for name, path in names.items()}
+    uses = {
+        name: {found for module in imports(path) for found in (module, module.rpartition(".")[0]) if found in known}
+        - {name, name.rpartition(".")[0]}
+        for name, path in known.items()
+    }
+    done: set[str] = set()
+
+    def walk(name: str, way: tuple[str, ...]) -> None:
+        assert name not in way, f"a circle of imports: {' -> '.join((*way[way.index(name) :], name))}"
+        if name not in done:
+            for other in sorted(uses[name]):
+                walk(other, (*way, name))
+            done.add(name)
+
+    for name in uses:
+        walk(name, ())
+
+
+def loaded_by(code: str) -> set[str]:
+    """The libraries in sys.modules after some code, in a fresh process."""
+    code = f"import sys\n{code}\nprint(*sorted({{m.partition('.')[0] for m in sys.modules}}))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return set(done.stdout.splitlines()[-1].split())
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="one process for each module takes a minute")
+def test_no_module_loads_torch_when_it_is_imported() -> None:
+    """The worker's neither: what needs torch asks for it when it runs. Kernels in Triton are the exception."""
+    kernels = PACKAGE / "backends" / "triton"
+    modules = [
+        ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts)
+        for path in FILES
+        if path.stem != "__main__" and (path.parent != kernels or path.stem in ("__init__", "backend"))
+    ]
+    code = f"""
+import os, sys
+import attnbench.core.record
+for module in {modules!r}:
+    if os.fork() == 0:
+        __import__(module)
+        found = {{"torch", "triton", "pynvml", "pandas", "scipy", "numpy"}} & {{*sys.modules}}
+        assert not found, f"{{module}} loads {{found}}"
+        os._exit(0)
+    assert os.wait()[1] == 0, module
+"""
+    loaded_by(code)
+
+
+@pytest.mark.parametrize("command", cli.COMMANDS)
+def test_a_command_starts_without_what_it_may_need_later(command: str) -> None:
+    loaded = loaded_by(f"import attnbench.cli\nattnbench.cli.command_line({command!r})")
+    assert loaded & HEAVY <= {"rich", "pydantic"}  # typer's own
+
+
+def test_a_worker_runs_where_only_torch_is_installed() -> None:
+    blocked = ("typer", "click", "rich", "pandas", "numpy", "scipy", "pydantic", "pydantic_core", "yaml", "msgspec")
+    code = f"""
+class Blocked:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in {blocked!r}:
+            raise AssertionError("imports " + name)
+
+sys.meta_path.insert(0, Blocked())
+from attnbench.backends import BACKENDS, load
+from attnbench.core.case import Case, Shape
+from attnbench.core.json import to_json
+from attnbench.core.policy import Policy
+from attnbench.core.record import Forecast, Job
+from attnbench.worker.serve import Worker
+for name, spec in BACKENDS.items():
+    load(name, spec)
+worker = Worker()
+worker.answer({{"op": "load", "name": "fake", "spec": BACKENDS["fake"]}})
+job = Job(Case(Shape(1, 8, 8, 1, 1, 8, 8), "bf16", "bwd"), "fake", 0, Forecast(1.0, 1.0, 1))
+device = {{"kind": "fake", "index": 0, "name": "x", "memory": 1, "free": 1}}
+request = {{"op": "run", "policy": to_json(Policy()), "job": to_json(job), "device": device}}
+assert worker.answer(request)["record"]["status"] == "ok"
+"""
+    loaded_by(code)
+
+
+def test_each_file_of_commands_is_a_command_or_what_commands_share() -> None:
+    files = {path.stem for path in (PACKAGE / "commands").glob("*.py")} - {"__init__", "shared", "options", "output"}
+    assert files == {*cli.COMMANDS}

@@ -1,0 +1,199 @@
+"""How a cell is timed on this CPU, which cells are cross-checked, and when the ceilings are read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from played_gpu import QUICK, subject
+
+from attnbench.core.machine import Device
+from attnbench.core.record import Measurement
+from attnbench.worker import instruments as module
+from attnbench.worker.instruments import CEILING_EVERY, Instruments
+from attnbench.worker.measure import ceiling, l2_cache
+from attnbench.worker.measure.cupti import Untraceable
+from attnbench.worker.measure.graph import NotCapturable
+from attnbench.worker.measure.sampling import CpuTimer, nothing
+from attnbench.worker.measure_cell import _chosen
+from builders import case
+
+CPU = Device("cpu", 0, "CPU", 2**34, 2**34, l2=2**20, copy=2e10)
+
+
+@pytest.fixture
+def cpu(monkeypatch: pytest.MonkeyPatch) -> Instruments:
+    monkeypatch.setattr(module, "MAX_CPU_FLUSH", 2**16)  # else the tests write gigabytes
+    return Instruments(CPU)
+
+
+@pytest.fixture
+def found(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """What L2's state turns out to be each time that it is looked at."""
+    answers: list[Any] = []
+
+    def state(timer: Any, device: torch.device, l2_bytes: int, bandwidth: float) -> str:
+        assert (timer.name, device.type, l2_bytes, bandwidth) == ("perf_counter", "cpu", CPU.l2, CPU.copy)
+        answer = answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return str(answer)
+
+    monkeypatch.setattr(l2_cache, "state", state)
+    return answers
+
+
+def test_on_a_cpu_the_clock_of_the_host_times_a_cell(cpu: Instruments, found: list[Any]) -> None:
+    found.append("cold")
+    launches: list[int] = []
+    took = cpu.time(subject(lambda: launches.append(1)), QUICK)
+    assert (took.timer, took.l2, took.notes, took.limits, took.host_bound) == ("perf_counter", "cold", [], (), False)
+    assert set(took.measurements) == {"time"}
+    assert took.measurements["time"].unit == "s"
+    assert 4 <= len(took.measurements["time"].values) <= len(launches)
+    assert all(0 < t < 1 for t in took.measurements["time"].values)
+    assert (cpu.events, cpu.tracer, cpu.state) == (None, None, None)
+    assert cpu.cool_down()
+
+
+def test_on_this_machine_the_state_of_l2_is_looked_at() -> None:
+    """Whatever it is, it is not taken on trust."""
+    took = Instruments(replace(CPU, l2=2**22)).time(subject(), QUICK)
+    assert took.l2 in ("cold", "unproven")
+
+
+def test_the_cache_that_a_virtual_machine_reports_is_its_hosts() -> None:
+    """Flushing all of that would take seconds a sample."""
+    flush = Instruments(replace(CPU, l2=2**42)).flush
+    assert flush.buffer.numel() == module.MAX_CPU_FLUSH == 2**26
+
+
+@pytest.mark.parametrize(
+    ("promise", "answer", "said"),
+    [
+        ("cold", "cold", "cold"),
+        ("cold", "warm", "unproven"),
+        ("warm", "warm", "warm"),
+        ("warm", "cold", "unproven"),
+        ("cold", Untraceable("no"), "unproven"),
+        ("cold", NotCapturable("no"), "unproven"),
+    ],
+)
+def test_l2_is_what_was_found_or_unproven(
+    cpu: Instruments, found: list[Any], promise: Any, answer: Any, said: str
+) -> None:
+    found.append(answer)
+    assert cpu.time(subject(), replace(QUICK, l2=promise)).l2 == said
+
+
+def test_l2_is_looked_at_once_for_each_promise(cpu: Instruments, found: list[Any]) -> None:
+    found += ["cold", "warm"]
+    for _ in range(3):
+        assert cpu.time(subject(), QUICK).l2 == "cold"
+        assert cpu.time(subject(), replace(QUICK, l2="warm")).l2 == "warm"
+    assert found == []
+
+
+def test_a_cold_sample_is_flushed_and_a_warm_one_is_not(cpu: Instruments, found: list[Any]) -> None:
+    found += ["cold", "warm"]
+    order: list[str] = []
+    cpu.flush = lambda: order.append("flush")  # type: ignore[assignment]
+    one = subject(lambda: order.append("launch"))
+    cpu.time(one, QUICK)
+    assert order == ["flush", "launch"] * (len(order) // 2)
+    order.clear()
+    cpu.time(one, replace(QUICK, l2="warm"))
+    assert set(order) == {"launch"}
+
+
+CASES = [case(n, batch=b, causal=c) for n in range(64, 2064, 4) for b in (1, 2) for c in (False, True)]
+
+
+@pytest.mark.parametrize("share", [0.01, 0.05, 0.3, 0.9])
+def test_the_sample_of_a_cross_check_is_near_its_share(share: float) -> None:
+    """Of 2000 cells, within four standard deviations."""
+    chosen = sum(_chosen(which, "eager", share) for which in CASES)
+    assert abs(chosen - share * len(CASES)) < 4 * (len(CASES) * share * (1 - share)) ** 0.5
+    assert chosen > 0
+
+
+def test_none_and_all_of_the_cells() -> None:
+    assert not any(_chosen(which, "eager", 0.0) for which in CASES)
+    assert all(_chosen(which, "eager", 1.0) for which in CASES)
+
+
+def test_the_sample_is_the_same_in_every_run() -> None:
+    """Two runs can be compared on it: no hash of Python's, which differs between processes."""
+    chosen = [i for i, which in enumerate(CASES) if _chosen(which, "eager", 0.01)]
+    assert chosen[:5] == FIRST_OF_1_PERCENT
+    larger = {i for i, which in enumerate(CASES) if _chosen(which, "eager", 0.3)}
+    assert set(chosen) < larger  # a larger share adds cells
+    assert larger != {i for i, which in enumerate(CASES) if _chosen(which, "triton", 0.3)}
+
+
+FIRST_OF_1_PERCENT = [9, 17, 100, 166, 251]
+
+
+@pytest.fixture
+def rates(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What the ceilings are read of, in turns."""
+    seen: list[str] = []
+
+    def matmul(timer: Any, device: torch.device, dtype: torch.dtype) -> list[float]:
+        assert timer.before is nothing
+        assert device.type == "cpu"
+        seen.append(str(dtype))
+        if dtype == torch.float64:
+            raise torch.OutOfMemoryError("no room")
+        return [1e12, 2e12]
+
+    def copy(*_: Any) -> list[float]:
+        seen.append("copy")
+        return [3e10]
+
+    monkeypatch.setattr(ceiling, "matmul", matmul)
+    monkeypatch.setattr(ceiling, "copy", copy)
+    return seen
+
+
+def test_ceilings_are_read_every_20_seconds_only(cpu: Instruments, clock: SimpleNamespace, rates: list[str]) -> None:
+    expected = {"ceiling_matmul": Measurement("FLOP/s", (1e12, 2e12)), "ceiling_copy": Measurement("B/s", (3e10,))}
+    assert cpu.ceilings(torch.float32) == expected
+    clock.now += CEILING_EVERY - 0.1
+    assert cpu.ceilings(torch.float32) == {}
+    clock.now += 0.2
+    assert cpu.ceilings(torch.bfloat16) == expected
+    assert cpu.ceilings(torch.float32) == {}
+    assert rates == ["torch.float32", "copy", "torch.bfloat16", "copy"]
+    assert CEILING_EVERY == 20
+
+
+def test_ceilings_without_room_are_not_tried_again_at_once(
+    cpu: Instruments, clock: SimpleNamespace, rates: list[str]
+) -> None:
+    assert cpu.ceilings(torch.float64) == {"ceiling_copy": Measurement("B/s", (3e10,))}
+    assert cpu.ceilings(torch.float32) == {}
+    assert rates == ["torch.float64", "copy"]
+    clock.now += CEILING_EVERY + 1
+    assert cpu.ceilings(torch.float32)
+
+
+def test_ceilings_are_work_over_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(ceiling.MATMUL, "cpu", 8)
+    monkeypatch.setitem(ceiling.COPY, "cpu", 1000)
+    launched: list[torch.Tensor] = []
+
+    class Exact(CpuTimer):
+        def samples(self, launch: Callable[[], Any], n: int) -> list[float]:
+            launched.append(launch())
+            return [0.5] * n
+
+    where = torch.device("cpu")
+    assert ceiling.matmul(Exact(), where, torch.float64) == [2 * 8**3 / 0.5] * ceiling.READINGS
+    assert (launched[0].shape, launched[0].dtype) == ((8, 8), torch.float64)
+    assert ceiling.copy(Exact(), where) == [2 * 1000 / 0.5] * ceiling.READINGS  # read and written
+    assert launched[-1].numel() * launched[-1].element_size() == 1000

@@ -1,0 +1,360 @@
+"""What ran, by its names as a profiler gives them, against what a backend says of itself."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from attnbench.backends import BACKENDS, load
+from attnbench.core.backend import Backend, Prepared, Signature
+from attnbench.core.case import DIRECTIONS, DTYPES, Case
+from attnbench.core.machine import Device
+from attnbench.worker import kernel_trace
+from attnbench.worker.instruments import Timing
+from attnbench.worker.kernel_rules import NAME_LENGTH, brief, complaint, computes, counted, covered, decoy
+from attnbench.worker.measure.cupti import Call, Kernel, Untraceable
+from attnbench.worker.measure_cell import Bench
+from builders import case, measurements
+
+FLASH = (
+    "void pytorch_flash::flash_fwd_kernel<Flash_fwd_kernel_traits<128, 128, 64, 4, false, false, cutlass::bfloat16_t, "
+    "Flash_kernel_traits<128, 128, 64, 4, cutlass::bfloat16_t> >, false, true, false, false, true, true, false, false>"
+    "(pytorch_flash::Flash_fwd_params)"
+)
+FLASH_BACKWARD = FLASH.replace("fwd", "bwd")
+SOFTMAX = (
+    "void at::native::(anonymous namespace)::cunn_SoftMaxForward<4, c10::BFloat16, float, c10::BFloat16, "
+    "at::native::(anonymous namespace)::SoftMaxForwardEpilogue>(c10::BFloat16*, c10::BFloat16 const*, int)"
+)
+EFFICIENT = (
+    "fmha_cutlassF_bf16_aligned_64x128_rf_sm80(PyTorchMemEffAttention::AttentionKernel<cutlass::bfloat16_t, "
+    "cutlass::arch::Sm80, true, 64, 128, 128, true, true>::Params)"
+)
+EFFICIENT_BACKWARD = "fmha_cutlassB_bf16_aligned_128x128_k128_sm80(PyTorchMemEffAttention::Params)"
+CUDNN = "cudnn_generated_fort_native_sdpa_sm90_flash_fprop_wgmma_f16_knob_7_64x128x128_4x1x1_kernel0_0"
+CUDNN_BACKWARD = CUDNN.replace("fprop", "bprop")
+FILL = (
+    "void at::native::vectorized_elementwise_kernel<4, at::native::FillFunctor<int>, std::array<char*, 1ul> >"
+    "(int, at::native::FillFunctor<int>, std::array<char*, 1ul>)"
+)
+NVJET = "nvjet_sm90_tst_256x128_64x4_1x2_h_bz_coopA_TNT"
+F32_XMMA = (
+    "sm80_xmma_gemm_f32f32_f32f32_f32_tn_n_tilesize128x128x8_stage3_warpsize2x2x1_ffma_aligna4_alignc4_"
+    "execute_kernel__5x_cublas"
+)
+F32_SGEMM = "ampere_sgemm_128x64_nn"
+TF32_XMMA = "sm90_xmma_gemm_f32f32_tf32f32_f32_nt_n_tilesize128x128x32_warpgroupsize2x1x1_execute_segment_k_off_kernel"
+TF32_OLDER = "sm80_xmma_gemm_tf32f32_tf32f32_f32_nt_n_tilesize128x128x16_stage4_warpsize2x2x1_tensor16x8x8_kernel"
+TF32_CUTLASS = (
+    "void cutlass::Kernel2<cutlass_80_tensorop_s1688gemm_128x256_16x3_nn_align4>"
+    "(cutlass_80_tensorop_s1688gemm_128x256_16x3_nn_align4::Params)"
+)
+BF16_PRODUCTS = (
+    NVJET,
+    "void cutlass::Kernel2<cutlass_80_wmma_tensorop_bf16_s161616gemm_bf16_32x32_64x1_nn_align8>(X::Params)",
+    "ampere_bf16_s16816gemm_bf16_128x64_ldg8_f2f_stages_32x6_tn",
+    "ampere_fp16_s1688gemm_fp16_128x128_ldg8_f2f_stages_32x1_nn",
+    "void cutlass::Kernel2<cutlass_75_tensorop_s1688gemm_f16_256x128_32x2_nn_align8>(X::Params)",
+    "sm90_xmma_gemm_bf16bf16_bf16f32_f32_tn_n_tilesize64x64x64_warpgroupsize1x1x1_execute_segment_k_off_kernel",
+)
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("Memset (Device)", "Memset (Device)"),
+        ("Memcpy DtoD (Device -> Device)", "Memcpy DtoD (Device -> Device)"),
+        (NVJET, NVJET),
+        (F32_SGEMM, F32_SGEMM),
+        ("_forward", "_forward"),
+        (EFFICIENT, "fmha_cutlassF_bf16_aligned_64x128_rf_sm80"),
+        (
+            SOFTMAX,
+            "at::native::cunn_SoftMaxForward<4, c10::BFloat16, float, c10::BFloat16, "
+            "at::native::SoftMaxForwardEpilogue>",
+        ),
+        (FILL, "at::native::vectorized_elementwise_kernel<4, at::native::FillFunctor<int>, std::array<char*, 1ul> >"),
+        ("void (anonymous namespace)::softmax_warp_forward<float, 10>(float*, int)", "softmax_warp_forward<float, 10>"),
+        ("void f<void (*)(int), g(3)>(int)", "f<void (*)(int), g(3)>"),
+    ],
+)
+def test_a_name_is_short_and_still_tells(name: str, said: str) -> None:
+    assert brief(name) == said
+    assert brief(brief(name)) == said
+
+
+@pytest.mark.parametrize(
+    ("name", "start"),
+    [
+        (FLASH, "pytorch_flash::flash_fwd_kernel<Flash_fwd_kernel_traits<128, 128, 64, 4"),
+        (F32_XMMA, "sm80_xmma_gemm_f32f32_f32f32_f32_tn_n_tilesize128x128x8_stage3"),
+    ],
+)
+def test_a_long_name_is_cut(name: str, start: str) -> None:
+    assert brief(name).startswith(start)
+    assert brief(name).endswith("...")
+    assert len(brief(name)) == NAME_LENGTH
+    assert "Flash_fwd_params" not in brief(name)
+
+
+def test_kernels_are_counted_in_the_order_of_their_first() -> None:
+    found = counted([SOFTMAX, NVJET, FILL, NVJET])
+    assert found == {brief(SOFTMAX): 1, NVJET: 2, brief(FILL): 1}
+    assert list(found) == [brief(SOFTMAX), NVJET, brief(FILL)]
+    assert counted([]) == {}
+
+
+BF16, FP32 = case(), case(dtype="fp32")
+
+
+def said(signature: Signature, *names: str, which: Case = BF16) -> str | None:
+    return complaint(which, signature, counted(names))
+
+
+def test_nothing_to_complain() -> None:
+    assert said(Signature(), FLASH) is None
+    assert said(Signature(("flash_fwd",), ("cudnn",)), FILL, FLASH) is None
+    assert said(Signature(("flash_fwd", "flash_bwd")), FLASH, FLASH_BACKWARD) is None
+
+
+def test_nothing_ran() -> None:
+    for signature in (Signature(), Signature(("flash_fwd",))):
+        assert str(said(signature)).startswith("nothing ran on the device during the launch")
+
+
+def test_a_required_kernel_did_not_run() -> None:
+    assert said(Signature(("flash_fwd",)), NVJET, SOFTMAX) == (
+        f"no kernel like 'flash_fwd' ran; instead: {NVJET}, {brief(SOFTMAX)}"
+    )
+    assert str(said(Signature(("flash_fwd", "flash_bwd")), FLASH)).startswith("no kernel like 'flash_bwd' ran")
+
+
+def test_of_many_kernels_four_are_named() -> None:
+    text = str(said(Signature(("flash_fwd",)), *(f"kernel_{i}" for i in range(9))))
+    assert text.endswith("instead: kernel_0, kernel_1, kernel_2, kernel_3 and 5 more")
+    assert str(said(Signature(("flash_fwd",)), *"abcd")).endswith("instead: a, b, c, d")
+
+
+def test_an_excluded_kernel_ran() -> None:
+    text = said(Signature(("SoftMax",), ("flash|fmha",)), SOFTMAX, EFFICIENT)
+    assert text == "fmha_cutlassF_bf16_aligned_64x128_rf_sm80 ran, which is another implementation's"
+
+
+@pytest.mark.parametrize("name", [F32_XMMA, F32_SGEMM, TF32_XMMA, TF32_OLDER, TF32_CUTLASS])
+def test_a_float32_product_in_a_half_precision_case(name: str) -> None:
+    for dtype in ("bf16", "fp16"):
+        text = said(Signature(("SoftMax",)), SOFTMAX, name, which=replace(BF16, dtype=dtype))
+        assert text == f"{brief(name)} ran: a float32 product in a {dtype} case"
+    assert said(Signature(), name, which=FP32) is None
+    assert said(Signature(("gemm",)), name) is None  # it says so itself
+    assert said(Signature(("SoftMax",)), SOFTMAX, name, which=FP32) is None
+
+
+@pytest.mark.parametrize("name", BF16_PRODUCTS)
+def test_a_half_precision_product_is_none(name: str) -> None:
+    assert said(Signature(), name) is None
+
+
+VIEWS = ["aten::transpose", "aten::detach", "detach", "aten::as_strided", "aten::view", "aten::_unsafe_view", "aten::t"]
+
+
+@pytest.mark.parametrize(
+    "name", ["aten::copy_", "aten::clone", "aten::contiguous", "aten::to", "aten::mul", "aten::tanh"]
+)
+def test_what_only_looks_at_a_tensor_in_another_way_computes_nothing(name: str) -> None:
+    assert computes(VIEWS) is None
+    assert computes([]) is None
+    assert computes([*VIEWS, name, "aten::bmm"]) == name
+
+
+BUILT_IN = [name for name in BACKENDS if name != "fake"]
+DEVICES = [Device("cpu", 0, "a CPU", 2**34, 2**34), Device("cuda", 0, "a GPU", 2**36, 2**36, (9, 0))]
+
+
+def backend(name: str) -> Backend:
+    return load(name, BACKENDS[name])
+
+
+@pytest.mark.parametrize("name", BUILT_IN)
+def test_signatures_are_regular_expressions(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For every case that it takes, on every kind of device."""
+    asked = 0
+    for device in DEVICES:
+        monkeypatch.setenv("TRITON_INTERPRET", "1" if device.kind == "cpu" else "0")
+        for which in (case(64, direction=d, dtype=t, causal=c) for d in DIRECTIONS for t in DTYPES for c in (0, 1)):
+            if backend(name).unsupported(which, device):
+                continue
+            found = backend(name).signature(which, device)
+            assert isinstance(found, Signature)
+            for pattern in (*found.runs, *found.never):
+                re.compile(pattern)
+                assert pattern, "it would be found in anything"
+            assert not set(found.runs) & set(found.never)
+            asked += 1
+    if not asked:
+        pytest.skip("it takes none of these cases")
+
+
+HALVES = {
+    "eager": ([NVJET, SOFTMAX], [SOFTMAX.replace("Forward", "Backward"), NVJET]),
+    "sdpa-math": ([NVJET, SOFTMAX], [F32_XMMA]),
+    "sdpa-efficient": ([EFFICIENT], [EFFICIENT_BACKWARD]),
+    "sdpa-flash": ([FLASH], [FLASH_BACKWARD]),
+    "sdpa-cudnn": ([CUDNN], [CUDNN_BACKWARD]),
+    "triton": (["_forward"], ["_delta", "_dk_dv", "_dq"]),
+}  # on a GPU: the kernels of a forward and of a backward
+
+
+def kernels(name: str, direction: str) -> list[str]:
+    forward, backward = HALVES[name]
+    return {"fwd": forward, "bwd": backward, "fwd_bwd": forward + backward}[direction]
+
+
+@pytest.mark.parametrize("direction", DIRECTIONS)
+@pytest.mark.parametrize("name", HALVES)
+def test_a_signature_knows_its_own_kernels_and_no_others(name: str, direction: Any) -> None:
+    which = case(direction=direction)
+    signature = backend(name).signature(which, DEVICES[1])
+    assert said(signature, FILL, *kernels(name, direction)) is None
+    for other in set(HALVES) - {name}:
+        if {name, other} == {"eager", "sdpa-math"}:
+            continue  # matmuls and a softmax both
+        assert said(signature, FILL, *kernels(other, direction)), f"{other} would pass for {name}"
+
+
+@pytest.mark.parametrize("name", ["sdpa-efficient", "sdpa-flash", "sdpa-cudnn", "triton"])
+def test_a_pass_of_both_must_show_both(name: str) -> None:
+    which = case(direction="fwd_bwd")
+    forward, backward = HALVES[name]
+    signature = backend(name).signature(which, DEVICES[1])
+    assert said(signature, *forward)
+    assert said(signature, *backward)
+
+
+def call(*names: str, seconds: float = 100e-6, overrun: float = 0.0, gap: float = 0.0) -> Call:
+    """Kernels one after the other, as long together as said, with a gap after each."""
+    each = seconds / max(1, len(names))
+    starts = [i * (each + gap) for i in range(len(names))]
+    return Call(tuple(Kernel(n, at, at + each, 7) for n, at in zip(names, starts, strict=True)), overrun)
+
+
+class Tracer:
+    """Runs the launches, and tells what was planned of them."""
+
+    def __init__(self, *calls: Call) -> None:
+        self.planned = list(calls)
+
+    def calls(self, launches: Sequence[Callable[[], Any]], ready: Callable[[], Any]) -> list[Call]:
+        if not self.planned:
+            raise Untraceable("the profiler saw 1 of 3 markers")
+        ready()
+        for launch in launches:
+            launch()
+        return self.planned
+
+
+@pytest.fixture
+def prove() -> Iterator[Callable[..., Any]]:
+    """bench.Bench.prove on a device that is a GPU by name only."""
+    bench = object.__new__(Bench)
+    bench.device = torch.device("cuda")
+    seen: list[str] = []
+
+    def ask(*calls: Call, latency: float = 100e-6, runs: str = "flash_fwd", host_bound: bool = False) -> Any:
+        bench.tracer = Tracer(*calls)  # type: ignore[assignment]
+        prepared = Prepared(lambda: seen.append("launch") or "raw", lambda raw: seen.append(raw) or {})  # type: ignore
+        timing = Timing(measurements(time=latency), "events", "cold", [], host_bound=host_bound)
+        return kernel_trace.prove(bench, BF16, Signature((runs,)), prepared, timing, lambda: seen.append("renew"))
+
+    yield ask
+    assert seen[:2] == ["renew", "launch"]
+
+
+def kernels_of(*spans: tuple[str, float, float]) -> tuple[Kernel, ...]:
+    return tuple(Kernel(name, start, end, 7) for name, start, end in spans)
+
+
+def test_time_in_which_something_ran() -> None:
+    assert covered(()) == 0
+    assert covered(kernels_of(("a", 0, 2), ("b", 1, 3), ("c", 5, 6), ("d", 5.2, 5.4))) == 4
+    assert covered(kernels_of(("c", 5, 6), ("a", 0, 2))) == 3  # in any order
+
+
+@pytest.mark.parametrize(("share", "is_one"), [(0.015, True), (0.025, False), (1.0, False)])
+@pytest.mark.parametrize("runs", [("flash_fwd",), ("flash_fwd", "SoftMax")])
+def test_a_declared_kernel_that_takes_next_to_no_time_is_a_decoy(
+    share: float, is_one: bool, runs: tuple[str, ...]
+) -> None:
+    """The declared ones together, as their pieces may be small; the complaint names what did the work instead."""
+    activities = kernels_of((FLASH, 0, share), (NVJET, share, 0.999), (FILL, 0.999, 1.0))
+    said = decoy(Signature(runs), activities)
+    assert bool(said) == is_one
+    if said:
+        assert said == f"what it declares took 1.50% of the time; {NVJET} did more of the work"
+    assert decoy(Signature(), activities) is None
+
+
+def test_a_decoy_is_complained_of(prove: Callable[..., Any]) -> None:
+    lying = Call(kernels_of((FLASH, 0, 1e-6), (NVJET, 1e-6, 100e-6)), 0.0)
+    found = prove(lying, call())
+    assert "took 1.00% of the time" in found.complaint
+    assert found.kernels == {brief(FLASH): 1, NVJET: 1}
+
+
+def test_a_traced_call_that_is_as_it_should_be(prove: Callable[..., Any]) -> None:
+    found = prove(call(FLASH), call())
+    assert (found.complaint, found.note) == (None, None)
+    assert found.kernels == {brief(FLASH): 1}
+
+
+def test_a_call_in_which_nothing_ran_is_complained_of(prove: Callable[..., Any]) -> None:
+    assert "nothing ran on the device" in prove(call(), call()).complaint
+
+
+def test_the_wrong_kernel_is_complained_of(prove: Callable[..., Any]) -> None:
+    found = prove(call(NVJET, SOFTMAX), call())
+    assert found.complaint.startswith("no kernel like 'flash_fwd' ran")
+    assert found.kernels == {NVJET: 1, brief(SOFTMAX): 1}
+
+
+def test_work_after_the_launch_is_complained_of(prove: Callable[..., Any]) -> None:
+    hidden = prove(call(FLASH, overrun=200e-6), call())
+    assert "went on for 200 us after its stream had gone on" in hidden.complaint
+    naming = prove(call(FLASH), call(FILL))
+    assert naming.complaint.endswith("ran after the launch, while its results were only to be named")
+    assert naming.complaint.startswith("at::native::vectorized_elementwise_kernel")
+
+
+@pytest.mark.parametrize(("seconds", "complains"), [(100e-6, False), (145e-6, False), (155e-6, True), (1.0, True)])
+def test_work_that_the_samples_do_not_hold_is_complained_of(
+    prove: Callable[..., Any], seconds: float, complains: bool
+) -> None:
+    """Beyond what a clock can explain, 30 %, and 20 us for what surrounds a kernel."""
+    found = prove(call(FLASH, seconds=seconds), call(), latency=100e-6)
+    assert bool(found.complaint) == complains
+    if complains:
+        assert f"kernels ran for {seconds * 1e6:.0f} us in one call, and the samples say 100" in found.complaint
+
+
+def test_gaps_between_kernels_are_no_work(prove: Callable[..., Any]) -> None:
+    assert prove(call(FLASH, FLASH, gap=500e-6), call()).complaint is None
+
+
+def test_samples_much_slower_than_a_later_call_are_doubted(prove: Callable[..., Any]) -> None:
+    slow = prove(call(FLASH), call(), latency=200e-6)
+    assert slow.complaint is None
+    assert slow.note.startswith("samples much slower than a later call")
+    assert prove(call(FLASH), call(), latency=165e-6).note is None
+    assert prove(call(FLASH), call(), latency=200e-6, host_bound=True).note is None  # that is why
+
+
+def test_what_cannot_be_traced_is_no_complaint(prove: Callable[..., Any]) -> None:
+    found = prove()
+    assert found.complaint is None
+    assert found.kernels == {}
+    assert found.note == "what ran is not known: the profiler saw 1 of 3 markers"
