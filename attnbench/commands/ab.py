@@ -90,7 +90,7 @@ def ab(
     from attnbench.analysis.ab import measure
     from attnbench.core.sizes import parse_duration
     from attnbench.report.progress.ab_progress import Live
-    from attnbench.run.suite import settings
+    from attnbench.run.suite import parse_options
 
     judged_by = request_of(metric, expect, margin, margins, inconclusive, missing)
     wanted = outputs(format or ())
@@ -101,7 +101,7 @@ def ab(
         b=b,
         gate=judged_by,
         suite=suite,
-        settings=settings(chosen),
+        settings=parse_options(chosen),
         device=device,
         time_limit=parse_duration(time_limit, "--time-limit"),
         pythons=tuple(python or ()),

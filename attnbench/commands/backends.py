@@ -58,24 +58,24 @@ def _here(pythons: Sequence[str]) -> None:
     from attnbench.backends import BACKENDS, available
     from attnbench.backends import load as instance
     from attnbench.report.progress.run_progress import Line
-    from attnbench.run.device_probe import Looker
-    from attnbench.run.select import interpreters
-    from attnbench.run.suite import load, resolve
-    from attnbench.run.workers import Fleet, ends_well
+    from attnbench.run.device_probe import DeviceProbe
+    from attnbench.run.select import select_interpreters
+    from attnbench.run.suite import load_suite, resolve
+    from attnbench.run.workers import WorkerPool, closing_workers
 
     specs = available()
-    fleet = Fleet(specs, interpreters(pythons, list(specs)))
-    with live(Line, "the backends were known") as line, ends_well(fleet), Looker("auto") as looker:
+    pool = WorkerPool(specs, select_interpreters(pythons, list(specs)))
+    with live(Line, "the backends were known") as line, closing_workers(pool), DeviceProbe("auto") as device_probe:
         line.say(f"importing {', '.join(specs)}")
-        probes = fleet.probe()
-        device = looker.facts().device
+        probes = pool.probe()
+        device = device_probe.describe().device
         line.say("asking each what it supports here")
-        answers = fleet.survey(probes, resolve(load("default"), device.kind).cases, device)
+        answers = pool.survey(probes, resolve(load_suite("default"), device.kind).cases, device)
     rows = []
     for name, probe in probes.items():
         reasons = {answer.reason for answer in answers[name]}
         reason = probe.reason or (next(iter(reasons)) if len(reasons) == 1 else None)
-        where = f", in {fleet.interpreters[name]}" if name in fleet.interpreters else ""
+        where = f", in {pool.interpreters[name]}" if name in pool.interpreters else ""
         tried = _tried(instance(name, specs[name])) if name in BACKENDS else "-"
         rows.append(shown.Row(name, (probe.version or "-") + where, tried, reason, probe.install))
     shown.render(Console(highlight=False), device.name, rows)
@@ -100,13 +100,13 @@ def _matrix(gpus: Sequence[str], device: str | None, format: str, into: Path | N
         shown.put_into(into)
         print(f"{into}: the support matrix by architecture, and by feature on {shown.DOCUMENTED}")
         return
-    devices = [pure.device(name) for text in gpus for name in text.split(",")]
+    devices = [pure.named_device(name) for text in gpus for name in text.split(",")]
     if device is not None:
-        from attnbench.run.device_probe import look
-        from attnbench.run.select import device_name
+        from attnbench.run.device_probe import probe_device
+        from attnbench.run.select import parse_device
 
-        devices.append(look(device_name(device)).device)
-    found = [pure.matrix(d) for d in devices]
+        devices.append(probe_device(parse_device(device)).device)
+    found = [pure.support_matrix(d) for d in devices]
     if format == "table":
         shown.render(Console(highlight=False), found)
     else:

@@ -37,15 +37,15 @@ def create(
     from attnbench.backends import BACKENDS
     from attnbench.report.progress.run_progress import Line
     from attnbench.run import venvs
-    from attnbench.run.workers import Fleet, ends_well
+    from attnbench.run.workers import WorkerPool, closing_workers
 
     with live(Line, "the environment was made") as line:
         made = venvs.create(name, path, pip or (), line.say)
         served = venvs.served(made.name)
-        fleet = Fleet({name: BACKENDS[name] for name in served}, dict.fromkeys(served, made.python))
-        with ends_well(fleet):
+        pool = WorkerPool({name: BACKENDS[name] for name in served}, dict.fromkeys(served, made.python))
+        with closing_workers(pool):
             line.say(f"importing {', '.join(served)}")
-            probes = fleet.probe()
+            probes = pool.probe()
     print(f"{made.name}: {made.path}, with torch {made.torch}; its backends run there from now on")
     for backend, probe in probes.items():
         print(f"  {backend}: {probe.why_not or probe.version}")

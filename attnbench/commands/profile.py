@@ -59,10 +59,10 @@ def profile(
     from attnbench.analysis.profile import profile as profiles
     from attnbench.analysis.profile import write as shown
     from attnbench.report.progress.run_progress import Line
-    from attnbench.run.suite import settings
+    from attnbench.run.suite import parse_options
 
     request = profiles.Request(
-        settings=settings({"axes": axes, "backends": backend}),
+        settings=parse_options({"axes": axes, "backends": backend}),
         device=device,
         trace=trace,
         counters=ncu,

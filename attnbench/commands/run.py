@@ -103,7 +103,7 @@ def run(
 
     from attnbench.report.progress.run_progress import Live
     from attnbench.run import run_suite as runs
-    from attnbench.run.suite import settings
+    from attnbench.run.suite import parse_options
 
     policy = {
         "seed": seed,
@@ -117,7 +117,7 @@ def run(
     chosen = {"axes": axes, "tokens": tokens, "backends": backend, "time_limit": time_limit, "policy": policy}
     request = runs.Request(
         suite=suite,
-        settings=settings(chosen),
+        settings=parse_options(chosen),
         device=device,
         rounds=rounds,
         out=out,
@@ -128,7 +128,7 @@ def run(
         argv=tuple(sys.argv[1:]),
     )
     with live(Live, "anything was measured") as watcher:
-        outcome = runs.run(request, watcher)
+        outcome = runs.run_suite(request, watcher)
     console = Console(highlight=False)
     if dry_run:
         from attnbench.analysis.summary import planned

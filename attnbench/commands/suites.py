@@ -20,12 +20,12 @@ def suites(
         from rich.table import Table
 
         table = Table(box=None, pad_edge=False, show_header=False)
-        for known in suite.names():
-            loaded = suite.load(known)
-            table.add_row(known, f"{loaded.description} ({suite.describe(loaded)})")
+        for known in suite.shipped_suites():
+            loaded = suite.load_suite(known)
+            table.add_row(known, f"{loaded.description} ({suite.describe_suite(loaded)})")
         Console(highlight=False).print(table, markup=False)
         return
-    path = suite.names().get(name)
+    path = suite.shipped_suites().get(name)
     if path is None:
-        raise UserError(f"no suite {name!r}{did_you_mean(name, suite.names())}")
+        raise UserError(f"no suite {name!r}{did_you_mean(name, suite.shipped_suites())}")
     print(path.read_text(), end="")

@@ -31,7 +31,7 @@ DOWNLOADS = ".cache/flashinfer/cubins"  # under FLASHINFER_WORKSPACE_BASE
 
 
 @contextmanager
-def fresh() -> Iterator[dict[str, str]]:
+def fresh_caches() -> Iterator[dict[str, str]]:
     """The variables, for as long as their folders live."""
     with tempfile.TemporaryDirectory(prefix="attnbench-", ignore_cleanup_errors=True) as folder:
         found = {}

@@ -12,7 +12,7 @@ from attnbench.core.machine import Device, Environment
 from attnbench.run.process import START_TIMEOUT, WorkerDied, WorkerHung, WorkerProcess
 
 
-class Looker:
+class DeviceProbe:
     """A worker that looks, from now on; to be closed.
 
     It stays between its two looks: where persistence is off, the driver goes with the last process that uses the GPU.
@@ -23,20 +23,20 @@ class Looker:
         self._worker: WorkerProcess | None = WorkerProcess(python)
         self._worker.send({"op": "environment", "device": device})
 
-    def __enter__(self) -> Looker:
+    def __enter__(self) -> DeviceProbe:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def facts(self) -> Environment:
+    def describe(self) -> Environment:
         """The device without its rates, and its software; once. Raises UserError."""
         answer = self._answer()
         if "refused" in answer:
             raise UserError(answer["refused"])
         return from_json(Environment, answer["environment"])
 
-    def rates(self, known: Environment, dtypes: Iterable[str]) -> Environment:
+    def measure_rates(self, known: Environment, dtypes: Iterable[str]) -> Environment:
         """With what a matmul in each of `dtypes` and a copy reach; the last look, to be taken while nothing else runs.
 
         Raises UserError.
@@ -64,8 +64,8 @@ class Looker:
         return answer
 
 
-def look(device: str, dtypes: Iterable[str] = (), python: str | None = None) -> Environment:
+def probe_device(device: str, dtypes: Iterable[str] = (), python: str | None = None) -> Environment:
     """The device, with its rates where `dtypes` are asked for, and its software. Raises UserError."""
-    with Looker(device, python) as looker:
-        known, dtypes = looker.facts(), list(dtypes)
-        return looker.rates(known, dtypes) if dtypes else known
+    with DeviceProbe(device, python) as probe:
+        known, dtypes = probe.describe(), list(dtypes)
+        return probe.measure_rates(known, dtypes) if dtypes else known

@@ -25,7 +25,7 @@ CONTEXT = 6 * 2**28  # bytes that one worker's CUDA context, libraries, profiler
 
 
 @dataclass(frozen=True)
-class Answer:
+class CaseSupport:
     """What a backend says of one case: why not, or what memory it needs and how close to a matmul it may come."""
 
     reason: str | None = None
@@ -33,9 +33,9 @@ class Answer:
     efficiency: float = 0.4
 
 
-def make(
+def make_plan(
     cases: Sequence[Case],
-    answers: Mapping[str, Sequence[Answer]],
+    answers: Mapping[str, Sequence[CaseSupport]],
     device: Device,
     policy: Policy,
     *,
@@ -54,13 +54,13 @@ def make(
             order.shuffle(names)
             for name in names:
                 answer = answers[name][index]
-                forecast = predict(case, answer, device, policy)
+                forecast = forecast_job(case, answer, device, policy)
                 skip = answer.reason or _too_large(forecast, answer.workspace, free)
                 jobs.append(Job(case, name, round_, forecast, skip))
     return tuple(_within(jobs, time_limit) if time_limit else jobs)
 
 
-def predict(case: Case, answer: Answer, device: Device, policy: Policy) -> Forecast:
+def forecast_job(case: Case, answer: CaseSupport, device: Device, policy: Policy) -> Forecast:
     """Seconds of the job and of one call, and bytes at the peak."""
     rate = device.matmul.get(case.dtype) or 1e11
     copy = device.copy or 1e10
@@ -111,10 +111,10 @@ def _within(jobs: list[Job], limit: float) -> list[Job]:
         if jobs[index].forecast.seconds <= left:
             left -= jobs[index].forecast.seconds
             kept.add(index)
-    return [j if j.skip or i in kept else over_limit(j, limit) for i, j in enumerate(jobs)]
+    return [j if j.skip or i in kept else skip_over_limit(j, limit) for i, j in enumerate(jobs)]
 
 
-def over_limit(job: Job, limit: float) -> Job:
+def skip_over_limit(job: Job, limit: float) -> Job:
     reason = (
         f"forecast {duration(job.forecast.seconds)}; no room for it beside cheaper jobs "
         f"within the time limit of {duration(limit)} (--time-limit)"
@@ -122,7 +122,7 @@ def over_limit(job: Job, limit: float) -> Job:
     return replace(job, skip=reason, resumable=True)
 
 
-def summary(jobs: Sequence[Job]) -> str:
+def plan_summary(jobs: Sequence[Job]) -> str:
     """How much there is to do, in one line."""
     todo = [j for j in jobs if not j.skip]
     seconds = sum(j.forecast.seconds for j in todo)
@@ -131,6 +131,6 @@ def summary(jobs: Sequence[Job]) -> str:
     return f"{count}: {len(todo)} to measure{skips}; forecast {duration(seconds)}"
 
 
-def skipped(job: Job) -> Record:
+def skipped_record(job: Job) -> Record:
     """How a job ends that will not run."""
     return Record(job.case, job.backend, job.round, "skipped", job.skip, forecast=job.forecast, resumable=job.resumable)

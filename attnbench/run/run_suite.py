@@ -19,10 +19,10 @@ from attnbench.results import run_file
 from attnbench.run import plan as planning
 from attnbench.run import venvs
 from attnbench.run.axes import Axes
-from attnbench.run.device_probe import Looker, look
-from attnbench.run.select import choose, device_name, interpreters, is_own
-from attnbench.run.suite import Resolved, Settings, Suite, load, resolve
-from attnbench.run.workers import Fleet, TimeLimit, ends_well, execute, has_nvidia_gpu
+from attnbench.run.device_probe import DeviceProbe, probe_device
+from attnbench.run.select import is_user_code, parse_device, select_backends, select_interpreters
+from attnbench.run.suite import Resolved, Settings, Suite, load_suite, resolve
+from attnbench.run.workers import TimeLimit, WorkerPool, closing_workers, has_nvidia_gpu, measure_jobs
 
 MAX_ROUNDS = 1000
 OTHER_UNIT = "measured on another unit of this GPU model than the run began on: units differ by some percent"
@@ -53,7 +53,7 @@ class Outcome:
     exit_code: int = 0
 
 
-class Watcher(Protocol):
+class RunObserver(Protocol):
     """Who is told while a run goes on; report/live.py shows it to a person."""
 
     def say(self, text: str) -> None:
@@ -66,23 +66,23 @@ class Watcher(Protocol):
     def ended(self, job: Job, record: Record) -> None: ...
 
 
-def run(request: Request, watcher: Watcher) -> Outcome:
+def run_suite(request: Request, watcher: RunObserver) -> Outcome:
     """Measures. Raises UserError for what a person can mend; nothing measured is lost then."""
-    device = device_name(request.device)
+    device = parse_device(request.device)
     peak = parse_peak(request.peak)
     if request.resume:
         return _resume(request, device, watcher)
     wanted = _wanted(request, device, peak)
-    fleet = Fleet({})
-    with ends_well(fleet), Looker(device) as looker:
-        planned, chosen = _planned(request, wanted, fleet, looker, watcher)
+    pool = WorkerPool({})
+    with closing_workers(pool), DeviceProbe(device) as device_probe:
+        planned, chosen = _planned(request, wanted, pool, device_probe, watcher)
         if request.dry_run:
             watcher.planned(planned, planned.plan, None, chosen.notes)
             return Outcome(planned, None)
-        path = request.out or default_path(planned)
+        path = request.out or default_run_path(planned)
         file = run_file.RunFile.create(path, planned)
         watcher.planned(planned, planned.plan, path, chosen.notes)
-        return _measure(planned, planned.plan, fleet, file, watcher, chosen.time_limit)
+        return _measure(planned, planned.plan, pool, file, watcher, chosen.time_limit)
 
 
 @dataclass(frozen=True)
@@ -98,22 +98,26 @@ class _Wanted:
 
 
 def _wanted(request: Request, device: str, peak: Mapping[str, float]) -> _Wanted:
-    suite = load(request.suite)
-    found = previews(suite, device, request.settings)
+    suite = load_suite(request.suite)
+    found = resolve_suite_for(suite, device, request.settings)
     simulated = device == "fake" and not request.settings.backends
-    specs = {p.backends: choose(["fake"] if simulated else p.backends) for p in found}
-    pythons = {names: interpreters(request.pythons, list(own), suite.interpreters) for names, own in specs.items()}
+    specs = {p.backends: select_backends(["fake"] if simulated else p.backends) for p in found}
+    pythons = {
+        names: select_interpreters(request.pythons, list(own), suite.interpreters) for names, own in specs.items()
+    }
     if not 1 <= request.rounds <= MAX_ROUNDS:
         raise UserError(f"--rounds: {request.rounds} is not from 1 to {MAX_ROUNDS}")
     if request.settings.axes.batch and request.settings.tokens:
         raise UserError("--batch and --tokens both set the batch size; give one of them")
     if not request.dry_run:
-        check_out(request.out)
+        check_output_path(request.out)
     return _Wanted(device, suite, found, specs, pythons, peak)
 
 
-def _planned(request: Request, wanted: _Wanted, fleet: Fleet, looker: Looker, watcher: Watcher) -> tuple[Run, Resolved]:
-    """The run that is to be, and its suite; the fleet has what it needs to measure it.
+def _planned(
+    request: Request, wanted: _Wanted, pool: WorkerPool, device_probe: DeviceProbe, watcher: RunObserver
+) -> tuple[Run, Resolved]:
+    """The run that is to be, and its suite; the pool has what it needs to measure it.
 
     On a machine with a GPU the workers load their libraries, and then open the device, while others do. Where a CPU may
     be meant, nothing runs beside the look at how fast it is.
@@ -121,32 +125,32 @@ def _planned(request: Request, wanted: _Wanted, fleet: Fleet, looker: Looker, wa
     watcher.say("looking at the device")
     together = len(wanted.specs) == 1 and wanted.device != "cpu" and has_nvidia_gpu()
     if together:
-        (fleet.specs,), (fleet.interpreters,) = wanted.specs.values(), wanted.interpreters.values()
-        fleet.begin(ahead=not request.dry_run)
-    environment = looker.facts()
+        (pool.specs,), (pool.interpreters,) = wanted.specs.values(), wanted.interpreters.values()
+        pool.start_loading(import_ahead=not request.dry_run)
+    environment = device_probe.describe()
     dtypes = sorted({c.dtype for preview in wanted.previews for c in preview.cases})
     if not together:
-        environment = looker.rates(environment, dtypes)
+        environment = device_probe.measure_rates(environment, dtypes)
     chosen = resolve(wanted.suite, environment.device.kind, request.settings)
-    specs = fleet.specs = wanted.specs[chosen.backends]
-    fleet.interpreters = wanted.interpreters[chosen.backends]
-    lost = venvs.lost(name for name in specs if name not in fleet.interpreters)
+    specs = pool.specs = wanted.specs[chosen.backends]
+    pool.interpreters = wanted.interpreters[chosen.backends]
+    lost = venvs.lost(name for name in specs if name not in pool.interpreters)
     chosen = replace(chosen, notes=(*chosen.notes, *lost))
     watcher.say(f"importing {', '.join(specs)}")
-    probes = fleet.probe()
+    probes = pool.probe()
     for name, probe in probes.items():
-        if is_own(specs[name]) and not probe.usable:
+        if is_user_code(specs[name]) and not probe.usable:
             raise UserError(f"--backend {name}: {probe.why_not}")
-    answers = fleet.survey(probes, chosen.cases, environment.device)
+    answers = pool.survey(probes, chosen.cases, environment.device)
     opened: list[str] = []
     if together:
         if not request.dry_run and chosen.policy.caches == "kept":
             watcher.say("opening the device")
             opened = [name for name, said in answers.items() if any(a.reason is None for a in said)]
-            fleet.make_ready(opened, environment.device)
+            pool.open_device(opened, environment.device)
         watcher.say("timing a matmul and a copy")
-        environment = looker.rates(environment, dtypes)
-    jobs = planning.make(
+        environment = device_probe.measure_rates(environment, dtypes)
+    jobs = planning.make_plan(
         chosen.cases,
         answers,
         environment.device,
@@ -155,7 +159,7 @@ def _planned(request: Request, wanted: _Wanted, fleet: Fleet, looker: Looker, wa
         rounds=request.rounds,
     )
     for name in {*opened} - {job.backend for job in jobs if not job.skip}:
-        fleet.end(name)  # it need not hold the device
+        pool.close_worker(name)  # it need not hold the device
     planned = Run(
         environment=environment,
         suite=chosen.name,
@@ -165,13 +169,13 @@ def _planned(request: Request, wanted: _Wanted, fleet: Fleet, looker: Looker, wa
         argv=request.argv,
         versions={name: p.version for name, p in probes.items() if p.version},
         specs=specs,
-        interpreters=fleet.interpreters,
+        interpreters=pool.interpreters,
         peak=wanted.peak,
     )
     return planned, chosen
 
 
-def _resume(request: Request, device: str, watcher: Watcher) -> Outcome:
+def _resume(request: Request, device: str, watcher: RunObserver) -> Outcome:
     """Measures what a run file lacks, with the settings it was started with."""
     assert request.resume is not None
     old, problems = run_file.read(request.resume)
@@ -191,13 +195,13 @@ def _resume(request: Request, device: str, watcher: Watcher) -> Outcome:
             raise UserError(
                 f"cannot resume {request.resume}: {name} ran in {python}, which is gone; make it again there"
             )
-    fleet = Fleet(old.specs, old.interpreters)
-    with ends_well(fleet):
+    pool = WorkerPool(old.specs, old.interpreters)
+    with closing_workers(pool):
         was = old.environment.device
         if device not in ("auto", str(was)):
             raise UserError(f"{request.resume} was measured on {was}, not on {device}; leave out --device")
         watcher.say(f"looking at the device, and importing {', '.join(old.specs)}")
-        now = look(str(was))
+        now = probe_device(str(was))
         if differences := old.environment.differences(now):
             raise UserError(
                 f"cannot resume {request.resume} in another environment: {'; '.join(differences)}; "
@@ -209,22 +213,22 @@ def _resume(request: Request, device: str, watcher: Watcher) -> Outcome:
         if file is None or not todo:
             watcher.planned(old, todo, None, notes)
             return Outcome(replace(old, plan=tuple(todo)) if request.dry_run else old, request.resume)
-        for name, probe in fleet.probe().items():
+        for name, probe in pool.probe().items():
             if old.versions.get(name) != probe.version:
                 raise UserError(
                     f"cannot resume {request.resume}: {name} was {old.versions.get(name)} and is "
                     f"{probe.version or probe.reason}"
                 )
         watcher.planned(old, todo, request.resume, notes)
-        return _measure(old, todo, fleet, file, watcher, limit or None, elsewhere)
+        return _measure(old, todo, pool, file, watcher, limit or None, elsewhere)
 
 
 def _measure(
     planned: Run,
     todo: Sequence[Job],
-    fleet: Fleet,
+    pool: WorkerPool,
     file: run_file.RunFile,
-    watcher: Watcher,
+    watcher: RunObserver,
     limit: float | None,
     notes: tuple[str, ...] = (),
 ) -> Outcome:
@@ -233,7 +237,7 @@ def _measure(
     time_limit = TimeLimit(limit) if limit else None
     exit_code = 0
     try:
-        for job, record in execute(todo, fleet, planned.policy, planned.environment.device, time_limit):
+        for job, record in measure_jobs(todo, pool, planned.policy, planned.environment.device, time_limit):
             if record is None:
                 watcher.started(job)
                 continue
@@ -254,7 +258,7 @@ def _measure(
     return Outcome(replace(planned, records=tuple(records)), file.path, exit_code)
 
 
-def previews(suite: Suite, device: str, settings: Settings) -> list[Resolved]:
+def resolve_suite_for(suite: Suite, device: str, settings: Settings) -> list[Resolved]:
     """What it may come to on the device, not looked at yet. Mistakes are said before anything starts."""
     found, errors = [], []
     for kind in {"auto": ("cuda", "cpu"), "cpu": ("cpu",)}.get(device, ("cuda",)):
@@ -283,7 +287,7 @@ def _not_with_resume(request: Request) -> list[str]:
     return [option for option, is_given in given.items() if is_given]
 
 
-def check_out(out: Path | None) -> None:
+def check_output_path(out: Path | None) -> None:
     """Says at once what would else be found when the run file is made, after the slow look at the device."""
     if out and os.path.isdir(out):
         raise UserError(f"--out: {out} is a folder; give a file in it, as in {out / 'run.jsonl'}")
@@ -297,7 +301,7 @@ def check_out(out: Path | None) -> None:
         raise UserError(f"cannot write {path}: no permission to write in {above}; choose another place with --out")
 
 
-def default_path(run: Run) -> Path:
+def default_run_path(run: Run) -> Path:
     """results/DATE-TIME-SUITE-DEVICE.jsonl, a name that is not taken."""
     suite = re.sub(r"[^\w.]+", "-", run.suite).strip("-.")
     stem = f"{datetime.now():%Y%m%d-%H%M%S}-{suite}-{run.environment.device.slug}"

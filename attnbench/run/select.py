@@ -21,7 +21,7 @@ _LIBRARIES = {
 }
 
 
-def choose(patterns: Sequence[str]) -> dict[str, str]:
+def select_backends(patterns: Sequence[str]) -> dict[str, str]:
     """Backend name -> "module:object", in the order asked for. Raises UserError for what matches nothing.
 
     "*" and "!name" alone start from every backend but the simulated ones.
@@ -61,12 +61,24 @@ def _meant(word: str, usual: Sequence[str], known: Mapping[str, str]) -> str:
     return f'; did you mean "{_LIBRARIES[plain]}"?' if plain in _LIBRARIES else did_you_mean(word, known)
 
 
-def is_own(spec: str) -> bool:
+def available_backends() -> dict[str, str]:
+    """Return every backend that can be named, shipped or from an installed package: name -> "module:object"."""
+    return backends.available()
+
+
+def backend_spec(name: str) -> str:
+    """Return the "module:object" of a backend that ships with attnbench. Raises KeyError for any other name."""
+    return backends.BACKENDS[name]
+
+
+def is_user_code(spec: str) -> bool:
     """Whether the spec is a person's own code and not one of attnbench's or a package's."""
     return spec not in backends.BACKENDS.values() and spec not in backends.available().values()
 
 
-def interpreters(pairs: Sequence[str], names: Sequence[str], suite: Mapping[str, str] | None = None) -> dict[str, str]:
+def select_interpreters(
+    pairs: Sequence[str], names: Sequence[str], suite: Mapping[str, str] | None = None
+) -> dict[str, str]:
     """The Python of each backend that has one of its own.
 
     That of `attnbench env create`; over it the suite's `interpreters`; over both --python NAME=PATH. NAME is one of the
@@ -96,7 +108,7 @@ def _executable(path: str, option: str) -> str:
     return where
 
 
-def device_name(text: str) -> str:
+def parse_device(text: str) -> str:
     """--device as it was given; raises UserError for what names none."""
     if not re.fullmatch(r"auto|cpu|fake|cuda(:\d+)?", text):
         raise UserError(f"--device: {text!r} is not auto, cpu, cuda, cuda:N or fake")

@@ -89,7 +89,7 @@ class Resolved:
     notes: tuple[str, ...] = ()
 
 
-def names() -> dict[str, Path]:
+def shipped_suites() -> dict[str, Path]:
     """The suites that ship with attnbench."""
     for folder in SUITES:
         if folder.is_dir():
@@ -97,21 +97,21 @@ def names() -> dict[str, Path]:
     return {}
 
 
-def load(name: str) -> Suite:
+def load_suite(name: str) -> Suite:
     """A shipped suite by name, or a YAML file. Raises UserError that says where it is wrong."""
-    path = names().get(name)
+    path = shipped_suites().get(name)
     if path is None:
         path = Path(name)
         if not os.path.isfile(path):  # unlike Path's, false for a name that is too long
-            raise UserError(f"no suite {name!r}{did_you_mean(name, names())} (or give a YAML file)")
-    data = yaml_file.read(path)
+            raise UserError(f"no suite {name!r}{did_you_mean(name, shipped_suites())} (or give a YAML file)")
+    data = yaml_file.read_yaml(path)
     if not isinstance(data, dict):
         raise UserError(f"{path}: a suite is a mapping with axes, tokens, ...; see `attnbench suites default`")
     data.setdefault("name", path.stem)
-    return parse(data, str(path))
+    return parse_suite(data, str(path))
 
 
-def parse(data: Mapping[str, Any], where: str) -> Suite:
+def parse_suite(data: Mapping[str, Any], where: str) -> Suite:
     """Validates; errors name the place and what may have been meant."""
     try:
         suite = Suite.model_validate(data)
@@ -129,7 +129,7 @@ def parse(data: Mapping[str, Any], where: str) -> Suite:
     return suite
 
 
-def settings(options: Mapping[str, Any]) -> Settings:
+def parse_options(options: Mapping[str, Any]) -> Settings:
     """Command-line options as settings; None and {} are not given."""
     axes = {k: v for k, v in options.get("axes", {}).items() if v is not None}
     policy = {k: v for k, v in options.get("policy", {}).items() if v is not None}
@@ -239,7 +239,7 @@ def _explain(error: ValidationError) -> str:
     return f"{place}: unknown key{did_you_mean(str(first['loc'][-1]), sorted(known))}"
 
 
-def describe(suite: Suite) -> str:
+def describe_suite(suite: Suite) -> str:
     """One line: sizes and number of cases, for the list of suites."""
     cases = resolve(suite, "cuda").cases
     lengths = sorted({c.shape.seqlen_k for c in cases})

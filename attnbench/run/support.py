@@ -112,18 +112,18 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Matrix:
+class SupportMatrix:
     device: Device
     rows: tuple[Row, ...]
 
 
-def matrix(device: Device, names: Sequence[str] | None = None) -> Matrix:
+def support_matrix(device: Device, names: Sequence[str] | None = None) -> SupportMatrix:
     """Every backend that ships (or those named) on a device."""
     wanted = [name for name in BACKENDS if name not in NOT_BY_DEFAULT] if names is None else names
-    return Matrix(device, tuple(_row(load(name, BACKENDS[name]), device) for name in wanted))
+    return SupportMatrix(device, tuple(_row(load(name, BACKENDS[name]), device) for name in wanted))
 
 
-def device(gpu: str) -> Device:
+def named_device(gpu: str) -> Device:
     """ "h100", "hopper", "sm_90", "9.0", "cpu" -> a device of that kind, for the backends' pure functions alone."""
     word = re.sub(r"[\s_-]+", " ", gpu.strip().lower())
     if word == "cpu":
@@ -137,10 +137,10 @@ def device(gpu: str) -> Device:
     raise UserError(f"--gpu: no GPU {gpu!r}{did_you_mean(word, known)}; or its compute capability, as sm_90 or 9.0")
 
 
-def architectures() -> tuple[Matrix, ...]:
+def matrices_by_architecture() -> tuple[SupportMatrix, ...]:
     """One matrix for each generation of GPUs, and one for a CPU."""
     named = {name: Device("cuda", 0, name, 2**37, 2**37, capability) for name, capability in ARCHITECTURES.items()}
-    return tuple(matrix(d) for d in (*named.values(), replace(CPU, name="CPU")))
+    return tuple(support_matrix(d) for d in (*named.values(), replace(CPU, name="CPU")))
 
 
 def _row(backend: Backend, device: Device) -> Row:

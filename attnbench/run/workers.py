@@ -23,7 +23,7 @@ from attnbench.core.machine import Device
 from attnbench.core.policy import Policy
 from attnbench.core.record import Job, Record
 from attnbench.run import compile_caches
-from attnbench.run.plan import Answer, over_limit, skipped
+from attnbench.run.plan import CaseSupport, skip_over_limit, skipped_record
 from attnbench.run.process import START_TIMEOUT, WorkerDied, WorkerHung, WorkerProcess
 
 COLD_TIMEOUT = 900.0  # seconds for a job that may have all its kernels to compile; FlashInfer's take minutes
@@ -31,7 +31,7 @@ MAX_STARTS_IN_VAIN = 3
 
 
 @dataclass
-class Fleet:
+class WorkerPool:
     """The workers of a run, by backend. Started when first needed, replaced when they die."""
 
     specs: Mapping[str, str]  # backend -> "module:object"
@@ -44,22 +44,22 @@ class Fleet:
     _opened: set[str] = field(default_factory=set)  # whose workers were told to open the device
     _variables: Mapping[str, str] = field(default_factory=dict)  # of the environment of workers that are started
 
-    def begin(self, *, ahead: bool = False) -> None:
+    def start_loading(self, *, import_ahead: bool = False) -> None:
         """Has all workers import their libraries, which takes seconds; `probe` takes their answers.
 
-        With `ahead` also what measuring needs, which takes as long; a failure of that shows at the first job.
+        With `import_ahead` also what measuring needs, which takes as long; a failure of that shows at the first job.
         """
         for name, spec in self.specs.items():
             worker = self._worker(name)
             worker.send({"op": "load", "name": name, "spec": spec})
-            if ahead:
+            if import_ahead:
                 worker.send({"op": "import"})
-        self._begun, self._ahead = True, ahead
+        self._begun, self._ahead = True, import_ahead
 
     def probe(self) -> dict[str, Probe]:
         """Each backend's version, or why it cannot be used. All are asked at once, and have done what begin() asked."""
         if not self._begun:
-            self.begin()
+            self.start_loading()
         found = {name: self._probed(name) for name in self.specs}
         for worker in self._workers.values() if self._ahead else ():
             with contextlib.suppress(WorkerDied, WorkerHung):
@@ -90,26 +90,30 @@ class Fleet:
             )
         return probe
 
-    def survey(self, probes: Mapping[str, Probe], cases: Iterable[Case], device: Device) -> dict[str, list[Answer]]:
+    def survey(
+        self, probes: Mapping[str, Probe], cases: Iterable[Case], device: Device
+    ) -> dict[str, list[CaseSupport]]:
         """What every backend says of every case."""
         cases = list(cases)
         request = {"op": "survey", "device": to_json(device), "cases": [to_json(c) for c in cases]}
         answers = {}
         for name, probe in probes.items():
             if not probe.usable:
-                answers[name] = [Answer(reason=probe.why_not)] * len(cases)
+                answers[name] = [CaseSupport(reason=probe.why_not)] * len(cases)
                 continue
             try:
                 answer = self._loaded(name).ask(request, START_TIMEOUT)
             except (WorkerDied, WorkerHung) as error:
                 answer = {"error": str(error) or "no answer"}
             if "answers" not in answer:
-                answers[name] = [Answer(reason=f"cannot say what it supports: {answer['error']}")] * len(cases)
+                answers[name] = [CaseSupport(reason=f"cannot say what it supports: {answer['error']}")] * len(cases)
                 continue
-            answers[name] = [Answer(reason, Workspace(**w), efficiency) for reason, w, efficiency in answer["answers"]]
+            answers[name] = [
+                CaseSupport(reason, Workspace(**w), efficiency) for reason, w, efficiency in answer["answers"]
+            ]
         return answers
 
-    def make_ready(self, names: Iterable[str], device: Device) -> None:
+    def open_device(self, names: Iterable[str], device: Device) -> None:
         """Lets all workers import and open the device at once, so that no job pays for it.
 
         Each once: a failure shows at the first job.
@@ -127,20 +131,20 @@ class Fleet:
             with contextlib.suppress(WorkerDied, WorkerHung):
                 worker.receive(START_TIMEOUT)
 
-    def run(self, job: Job, policy: Policy, device: Device) -> Record:
+    def measure(self, job: Job, policy: Policy, device: Device) -> Record:
         """One job to its record, whatever happens to the worker. With fresh caches it has a worker of its own."""
         if policy.caches == "kept":
-            return self._run(job, policy, device)
-        with compile_caches.fresh() as variables:
-            self.end(job.backend)
+            return self._measure(job, policy, device)
+        with compile_caches.fresh_caches() as variables:
+            self.close_worker(job.backend)
             self._variables = variables
             try:
-                return self._run(job, policy, device)
+                return self._measure(job, policy, device)
             finally:
                 self._variables = {}
-                self.end(job.backend)
+                self.close_worker(job.backend)
 
-    def _run(self, job: Job, policy: Policy, device: Device) -> Record:
+    def _measure(self, job: Job, policy: Policy, device: Device) -> Record:
         base = Record(job.case, job.backend, job.round, "failed", forecast=job.forecast)
         if self._in_vain.get(job.backend, 0) >= MAX_STARTS_IN_VAIN:
             return replace(base, reason=f"its worker died {MAX_STARTS_IN_VAIN} times while starting; given up")
@@ -187,7 +191,7 @@ class Fleet:
         self._workers.clear()
         self._opened.clear()
 
-    def end(self, name: str) -> None:
+    def close_worker(self, name: str) -> None:
         """Ends a backend's worker, if it has one."""
         self._opened.discard(name)
         if worker := self._workers.pop(name, None):
@@ -241,7 +245,7 @@ def has_nvidia_gpu() -> bool:
 
 
 @contextlib.contextmanager
-def ends_well(fleet: Fleet) -> Iterator[None]:
+def closing_workers(pool: WorkerPool) -> Iterator[None]:
     """SIGTERM ends a run as Ctrl-C does; the workers never outlive it."""
 
     def terminate(*_: object) -> None:
@@ -251,7 +255,7 @@ def ends_well(fleet: Fleet) -> Iterator[None]:
     try:
         yield
     finally:
-        fleet.close()
+        pool.close()
         signal.signal(signal.SIGTERM, before)
 
 
@@ -264,7 +268,7 @@ class TimeLimit:
         self._deadline = clock() + seconds
         self._forecast = self._actual = 10.0  # seconds; so that the first few jobs do not decide alone
 
-    def ran(self, job: Job, seconds: float) -> None:
+    def add_measured(self, job: Job, seconds: float) -> None:
         """Learns from a job how the forecast does."""
         self._forecast += job.forecast.seconds
         self._actual += seconds
@@ -275,8 +279,8 @@ class TimeLimit:
         return self._clock() + self._actual / self._forecast * (as_cheap + job.forecast.seconds) <= self._deadline
 
 
-def execute(
-    jobs: Sequence[Job], fleet: Fleet, policy: Policy, device: Device, limit: TimeLimit | None = None
+def measure_jobs(
+    jobs: Sequence[Job], pool: WorkerPool, policy: Policy, device: Device, limit: TimeLimit | None = None
 ) -> Iterator[tuple[Job, Record | None]]:
     """(job, None) when a job starts, then (job, its record). A new round gets fresh processes.
 
@@ -291,27 +295,27 @@ def execute(
         nonlocal round_
         if job.round != round_:
             if round_ is not None:
-                fleet.close()
+                pool.close()
             round_ = job.round
             if policy.caches == "kept":  # else each job gets a worker of its own
-                fleet.make_ready(dict.fromkeys(j.backend for j in jobs if j.round == round_ and not j.skip), device)
+                pool.open_device(dict.fromkeys(j.backend for j in jobs if j.round == round_ and not j.skip), device)
         yield job, None
         began = time.monotonic()
-        record = fleet.run(job, policy, device)
+        record = pool.measure(job, policy, device)
         if limit:
-            limit.ran(job, time.monotonic() - began)
+            limit.add_measured(job, time.monotonic() - began)
         yield job, record
 
     for index, job in enumerate(jobs):
         if job.resumable or (limit and not job.skip and not limit.allows(job, jobs[index + 1 :])):
             waiting.append(job)
         elif job.skip:
-            yield job, skipped(job)
+            yield job, skipped_record(job)
         else:
             yield from run(job)
     for job in sorted(waiting, key=lambda j: (j.round, j.forecast.seconds)):
         if limit and limit.allows(job):
             yield from run(replace(job, skip=None, resumable=False))
         else:
-            late = job if job.resumable or not limit else over_limit(job, limit.seconds)
-            yield late, skipped(late)
+            late = job if job.resumable or not limit else skip_over_limit(job, limit.seconds)
+            yield late, skipped_record(late)

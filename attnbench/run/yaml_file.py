@@ -11,7 +11,7 @@ from yaml.constructor import ConstructorError
 from attnbench.core.errors import UserError
 
 
-def read(path: Path) -> Any:
+def read_yaml(path: Path) -> Any:
     """What the file says. Raises UserError, with the line, where it is no YAML or gives a key twice."""
     try:
         return yaml.load(path.read_text(encoding="utf-8"), _Loader)

@@ -22,9 +22,9 @@ from attnbench.core.record import Job, Record, Run
 from attnbench.results import run_file
 from attnbench.results.cells import cells
 from attnbench.run import device_probe, run_suite, workers
-from attnbench.run.plan import skipped
+from attnbench.run.plan import skipped_record
 from attnbench.run.process import WorkerDied
-from attnbench.run.suite import settings
+from attnbench.run.suite import parse_options
 from attnbench.worker.serve import Worker
 
 OWN = """
@@ -136,7 +136,7 @@ def request(a: str = "own.py:A", b: str = "own.py:A", *, seqlen: str = "512,1k",
         "backends": changes.pop("backends", None),
     }
     judged = gate.Request(metrics, expect=changes.pop("expect", ()))
-    return measure.Request(a, b, judged, settings=settings(options), **{"device": "fake", **changes})
+    return measure.Request(a, b, judged, settings=parse_options(options), **{"device": "fake", **changes})
 
 
 def verdicts(outcome: Outcome) -> dict[int, str]:
@@ -345,7 +345,7 @@ def test_a_suite_gives_code_its_interpreter() -> None:
 
 def test_a_report_of_half_an_ab_that_ended_early_does_not_say_resume() -> None:
     half = run_file.read(ab(request(), Watcher(interrupt_at=1)).paths[0])[0]
-    late = replace(half, records=tuple(skipped(replace(j, skip="no room", resumable=True)) for j in half.plan))
+    late = replace(half, records=tuple(skipped_record(replace(j, skip="no room", resumable=True)) for j in half.plan))
     for one, said in ((half, "2 cells of 2 of this half of an A/B have no record"), (late, "A longer --time-limit")):
         (text,) = [str(c) for c in cautions(cells([one]), [one]) if c.what.startswith("Incomplete")]
         assert said in text
@@ -357,7 +357,7 @@ def test_files_are_not_overwritten_and_not_resumed_alone(here: Path) -> None:
     with pytest.raises(UserError, match="is not overwritten"):
         ab(request(out=here / "ab"), Watcher())
     with pytest.raises(UserError, match="one half of an A/B"):
-        run_suite.run(run_suite.Request(resume=outcome.paths[0]), None)  # type: ignore[arg-type]
+        run_suite.run_suite(run_suite.Request(resume=outcome.paths[0]), None)  # type: ignore[arg-type]
 
 
 def test_own_functions_on_a_cpu_of_which_one_takes_twice_as_long(here: Path) -> None:
@@ -376,7 +376,9 @@ def attention(q, k, v, *, causal, softmax_scale):
     axes = {"seqlen": "16", "headdim": "16", "nheads": "1", "batch": "1", "dtype": "fp32", "direction": "fwd"}
     asked = request("old.py:attention", "new.py:attention", device="cpu")
     policy = {"max_seconds": 0.05, "min_seconds": 0.01, "min_samples": 3}
-    outcome = ab(replace(asked, settings=settings({"axes": {**axes, "causal": False}, "policy": policy})), Watcher())
+    outcome = ab(
+        replace(asked, settings=parse_options({"axes": {**axes, "causal": False}, "policy": policy})), Watcher()
+    )
     assert verdicts(outcome) == {16: "regressed"}
     assert outcome.judgement
     assert [d.names for d in outcome.judgement.meant] == [("attention",)]

@@ -133,7 +133,7 @@ def test_it_is_not_resumed(tmp_path: Path) -> None:
     path = tmp_path / "main.jsonl"
     path.write_bytes(run_file.encoded(reduced(run(records()))))
     with pytest.raises(UserError, match="is a baseline, which has no plan"):
-        runs.run(runs.Request(resume=path), None)  # type: ignore[arg-type]
+        runs.run_suite(runs.Request(resume=path), None)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from attnbench.worker import machine_facts
 from builders import CPU, H200, environment
 
 
-class Examined(module.Fleet):
+class Examined(module.WorkerPool):
     """The workers of an H200, simulated; the examiner answers with `facts`, or crashes."""
 
     facts: ClassVar[dict[str, Any] | None] = None
@@ -34,8 +34,8 @@ class Examined(module.Fleet):
 
 @pytest.fixture
 def examined(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "Fleet", Examined)
-    monkeypatch.setattr(module, "look", lambda *_: environment(H200, packages={"triton": "3.5.0"}))
+    monkeypatch.setattr(module, "WorkerPool", Examined)
+    monkeypatch.setattr(module, "probe_device", lambda *_: environment(H200, packages={"triton": "3.5.0"}))
     monkeypatch.setattr(module, "IMPLEMENTATIONS", {"cuda": ("fake",)})
     monkeypatch.setattr(machine_facts, "host", lambda: HOST)
 

@@ -12,14 +12,14 @@ from attnbench.core.record import Job, Measurement, Record
 from builders import H200
 
 
-class Fleet:
+class SimulatedPool:
     """Jobs take `seconds` each of its own clock; what `script` says of one, else a reading of 1 ms."""
 
     def __init__(self, seconds: float, script: Callable[[Job], Record | None] = lambda _: None) -> None:
         self.seconds, self.script, self.now = seconds, script, 0.0
         self.jobs: list[Job] = []
 
-    def run(self, job: Job, *_: object) -> Record:
+    def measure(self, job: Job, *_: object) -> Record:
         self.now += self.seconds
         self.jobs.append(job)
         time = {"time": Measurement("s", (1e-3, 2e-3, 9e-3))}
@@ -30,12 +30,12 @@ class Fleet:
 
 
 def test_turns_swap_their_order_and_keep_the_time() -> None:
-    fleet = Fleet(1.0)
-    found = fleet.try_out(120.0)
+    pool = SimulatedPool(1.0)
+    found = pool.try_out(120.0)
     assert found.seconds == 120.0
     assert [len(c.a) for c in found.cases] == [20] * 3
     assert {x for c in found.cases for x in (*c.a, *c.b)} == {2e-3}
-    turns = [fleet.jobs[i : i + 6] for i in range(0, len(fleet.jobs), 6)]
+    turns = [pool.jobs[i : i + 6] for i in range(0, len(pool.jobs), 6)]
     for i, turn in enumerate(turns):
         assert [j.case for j in turn[::2]] == [j.case for j in turn[1::2]] == CASES
         assert [j.backend for j in turn] == (["a", "b"] * 3 if i % 2 == 0 else ["b", "a"] * 3)
@@ -43,18 +43,18 @@ def test_turns_swap_their_order_and_keep_the_time() -> None:
 
 
 def test_there_is_an_end_to_the_turns() -> None:
-    assert [len(c.a) for c in Fleet(1e-3).try_out(120.0).cases] == [MAX_TURNS] * 3
+    assert [len(c.a) for c in SimulatedPool(1e-3).try_out(120.0).cases] == [MAX_TURNS] * 3
 
 
 def test_a_slow_machine_goes_on_with_one_case() -> None:
-    found = Fleet(1.0).try_out(20.0)
+    found = SimulatedPool(1.0).try_out(20.0)
     assert [len(c.a) for c in found.cases] == [6, 2, 2]
     assert found.seconds == 20.0
     assert [case for case, _ in found.resolutions()] == CASES[:1]
 
 
 def test_a_very_slow_machine_has_no_figure() -> None:
-    found = Fleet(60.0).try_out(120.0)
+    found = SimulatedPool(60.0).try_out(120.0)
     assert [len(c.a) for c in found.cases] == [2, 2, 2]
     assert found.worst() is None
 
@@ -64,11 +64,11 @@ def test_the_first_job_that_is_not_ok_ends_it() -> None:
         bad = job.round == 1 and job.case == CASES[1]
         return Record(job.case, job.backend, job.round, "failed", "x") if bad else None
 
-    fleet = Fleet(1.0, script)
-    found = fleet.try_out(120.0)
+    pool = SimulatedPool(1.0, script)
+    found = pool.try_out(120.0)
     assert found.failed is not None
     assert (found.failed.backend, found.failed.round, label(found.failed.case)) == ("b", 1, "16k b1")
-    assert len(fleet.jobs) == 9
+    assert len(pool.jobs) == 9
 
 
 def test_what_happened_meanwhile_is_kept() -> None:
@@ -76,5 +76,5 @@ def test_what_happened_meanwhile_is_kept() -> None:
         more: dict[str, Any] = {"limits": ("power cap",), "others": (f"p{job.round % 2}",), "ecc_errors": 1}
         return Record(job.case, job.backend, job.round, "ok", measurements={"time": Measurement("s", (1.0,))}, **more)
 
-    found = Fleet(1.0, script).try_out(24.0)
+    found = SimulatedPool(1.0, script).try_out(24.0)
     assert (found.limits, found.others, found.ecc_errors, found.host_bound) == (("power cap",), ("p0", "p1"), 24, False)

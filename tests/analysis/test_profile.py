@@ -13,8 +13,8 @@ from attnbench.analysis.profile.profile import Activity, Profile, Request
 from attnbench.core import flops, gpus
 from attnbench.core.errors import UserError
 from attnbench.core.machine import Device
-from attnbench.run.suite import settings
-from attnbench.run.workers import Fleet
+from attnbench.run.suite import parse_options
+from attnbench.run.workers import WorkerPool
 
 EAGER, TRITON = "attnbench.backends.eager:Eager", "attnbench.backends.triton:Triton"
 
@@ -24,10 +24,10 @@ def one(backend: str = "eager", **changes: Any) -> Profile:
 
 
 def test_the_defaults_are_one_case_on_every_device() -> None:
-    on_gpu, notes = profile.one_case(settings({}), "cuda")
+    on_gpu, notes = profile.one_case(parse_options({}), "cuda")
     assert (on_gpu.shape.seqlen_k, on_gpu.shape.batch, on_gpu.shape.nheads, on_gpu.shape.headdim) == (8192, 2, 16, 128)
     assert (on_gpu.dtype, on_gpu.direction, on_gpu.causal, notes) == ("bf16", "fwd", False, ())
-    on_cpu, notes = profile.one_case(settings({}), "cpu")
+    on_cpu, notes = profile.one_case(parse_options({}), "cpu")
     assert (on_cpu.shape.seqlen_k, on_cpu.shape.nheads, on_cpu.dtype) == (1024, 2, "fp32")
     assert len(notes) == 1
 
@@ -47,7 +47,7 @@ def test_the_defaults_are_one_case_on_every_device() -> None:
 )
 def test_an_axis_with_several_values_is_named(axes: dict[str, str], said: str) -> None:
     with pytest.raises(UserError) as error:
-        profile.one_case(settings({"axes": axes}), "cuda")
+        profile.one_case(parse_options({"axes": axes}), "cuda")
     assert str(error.value).startswith(said)
 
 
@@ -55,11 +55,11 @@ def test_an_axis_with_several_values_is_named(axes: dict[str, str], said: str) -
     ("request_", "said"),
     [
         (Request(), "--backend: which one?"),
-        (Request(settings({"backends": ["eager"]}), device="tpu"), "--device: 'tpu'"),
-        (Request(settings({"backends": ["fake"]}), device="fake"), "nothing to profile"),
-        (Request(settings({"backends": ["eagre"]})), 'did you mean "eager"?'),
-        (Request(settings({"backends": ["eager"], "axes": {"seqlen": "1k,2k"}})), "--seqlen has 2 values"),
-        (Request(settings({"backends": ["eager"]}), pythons=("triton=python",)), "--python: 'triton'"),
+        (Request(parse_options({"backends": ["eager"]}), device="tpu"), "--device: 'tpu'"),
+        (Request(parse_options({"backends": ["fake"]}), device="fake"), "nothing to profile"),
+        (Request(parse_options({"backends": ["eagre"]})), 'did you mean "eager"?'),
+        (Request(parse_options({"backends": ["eager"], "axes": {"seqlen": "1k,2k"}})), "--seqlen has 2 values"),
+        (Request(parse_options({"backends": ["eager"]}), pythons=("triton=python",)), "--python: 'triton'"),
     ],
 )
 def test_mistakes_are_said_before_anything_starts(
@@ -68,7 +68,7 @@ def test_mistakes_are_said_before_anything_starts(
     def start(*_: Any) -> None:
         raise AssertionError("a worker was started")
 
-    monkeypatch.setattr(profile, "look", start)
+    monkeypatch.setattr(profile, "probe_device", start)
     with pytest.raises(UserError) as error:
         profile.profile(request_, lambda _: None)
     assert said in str(error.value)
@@ -144,7 +144,7 @@ def test_a_profile_from_its_json() -> None:
     assert found.gaps == pytest.approx((0.0, 0.0, 0.25e-3))  # b ran beside a
 
 
-class FakeFleet(Fleet):
+class FakePool(WorkerPool):
     """Answers as workers would."""
 
     answers: dict[str, Any]
@@ -155,9 +155,9 @@ class FakeFleet(Fleet):
         return {name: Probe(version="1") for name in self.specs}
 
     def survey(self, probes: Any, cases: Any, device: Any) -> dict[str, Any]:
-        from attnbench.run.plan import Answer
+        from attnbench.run.plan import CaseSupport
 
-        return {name: [Answer(reason="not here" if name == "refuses" else None)] for name in self.specs}
+        return {name: [CaseSupport(reason="not here" if name == "refuses" else None)] for name in self.specs}
 
     def ask(self, name: str, request: Any, timeout: float) -> dict[str, Any]:
         assert request["op"] == "profile"
@@ -169,13 +169,13 @@ class FakeFleet(Fleet):
 def test_one_backend_that_fails_costs_its_own_profile_only(tmp_path: Path) -> None:
     good = {"timer": "events", "l2": "cold", "times": [1e-3], "first_call": 0.5, "memory_peak": 7}
     answers = {"dies": "the worker crashed", "good": good, "says": {"refused": "too large"}, "refuses": "unasked"}
-    fleet = FakeFleet(dict.fromkeys(answers, "x:y"))
-    fleet.answers = answers
+    pool = FakePool(dict.fromkeys(answers, "x:y"))
+    pool.answers = answers
     trace = tmp_path / "t.json"
-    profiles, _ = profile._ask(fleet, builders.case(), builders.H200, {"good": trace}, lambda _: None)
+    profiles, _ = profile._ask(pool, builders.case(), builders.H200, {"good": trace}, lambda _: None)
     assert profiles[0].trace is None  # no file came of it
     trace.write_text("{}")
-    profiles, refused = profile._ask(fleet, builders.case(), builders.H200, {"good": trace}, lambda _: None)
+    profiles, refused = profile._ask(pool, builders.case(), builders.H200, {"good": trace}, lambda _: None)
     assert [(p.backend, p.version, p.trace) for p in profiles] == [("good", "1", str(trace))]
     assert refused == {"dies": "the worker crashed", "says": "too large", "refuses": "not here"}
 
@@ -196,8 +196,8 @@ def count(monkeypatch: pytest.MonkeyPatch, found: str | None, answers: dict[str,
 
     monkeypatch.setattr(ncu, "find", lambda: found)
     monkeypatch.setattr(ncu, "measure", measure)
-    fleet = Fleet(dict.fromkeys(answers, EAGER), {"b": "/py"})
-    return profile._count([one(name) for name in answers], fleet, builders.case(), builders.H200, lambda _: None)
+    pool = WorkerPool(dict.fromkeys(answers, EAGER), {"b": "/py"})
+    return profile._count([one(name) for name in answers], pool, builders.case(), builders.H200, lambda _: None)
 
 
 def test_traffic_is_counted_for_each(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -151,10 +151,10 @@ def main() -> int:
     if options.child:
         return child(*options.child, options.device, options.only, not options.no_peers)
     from attnbench.run.process import environment
-    from attnbench.run.select import choose, interpreters
+    from attnbench.run.select import select_backends, select_interpreters
 
-    specs = choose([options.backend])
-    pythons = interpreters(options.python, list(specs))
+    specs = select_backends([options.backend])
+    pythons = select_interpreters(options.python, list(specs))
     all_well = True
     for name, spec in specs.items():
         python = pythons.get(name)

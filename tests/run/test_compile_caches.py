@@ -15,8 +15,8 @@ from attnbench.core.record import Forecast, Job, Record
 from attnbench.results.cells import cells
 from attnbench.results.metrics import METRICS
 from attnbench.run import compile_caches, workers
-from attnbench.run.suite import load, resolve, settings
-from attnbench.run.workers import Fleet
+from attnbench.run.suite import load_suite, parse_options, resolve
+from attnbench.run.workers import WorkerPool
 from builders import case, ok
 from builders import run as run_of
 
@@ -41,18 +41,18 @@ class Compiles(Fake):
 
 
 @pytest.fixture
-def fleet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Fleet]:
+def pool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[WorkerPool]:
     (tmp_path / "own_compiles.py").write_text(COMPILES)
     (tmp_path / "usual").mkdir()
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "usual"))
-    made = Fleet({"own": f"{tmp_path}/own_compiles.py:Compiles"})
+    made = WorkerPool({"own": f"{tmp_path}/own_compiles.py:Compiles"})
     yield made
     made.close()
 
 
-def records(fleet: Fleet, policy: Policy, *seqlens: int) -> list[Record]:
+def records(pool: WorkerPool, policy: Policy, *seqlens: int) -> list[Record]:
     jobs = [Job(case(n, headdim=64), "own", 0, Forecast(0.01, 0.001, 1)) for n in seqlens]
-    return [record for _, record in workers.execute(jobs, fleet, policy, DEVICE) if record]
+    return [record for _, record in workers.measure_jobs(jobs, pool, policy, DEVICE) if record]
 
 
 def found_compiled(record: Record) -> bool:
@@ -63,8 +63,8 @@ def pid(record: Record) -> float:
     return record.measurements["memory_peak"].values[0]
 
 
-def test_each_cell_is_cold_and_the_usual_caches_are_not_touched(fleet: Fleet, tmp_path: Path) -> None:
-    first, failed, second = records(fleet, Policy(caches="fresh"), 1, 3, 2)
+def test_each_cell_is_cold_and_the_usual_caches_are_not_touched(pool: WorkerPool, tmp_path: Path) -> None:
+    first, failed, second = records(pool, Policy(caches="fresh"), 1, 3, 2)
     assert not found_compiled(first)
     assert not found_compiled(second)
     assert pid(first) != pid(second)
@@ -74,8 +74,8 @@ def test_each_cell_is_cold_and_the_usual_caches_are_not_touched(fleet: Fleet, tm
     assert not any((tmp_path / "usual").iterdir())
 
 
-def test_kept_caches_are_the_users(fleet: Fleet, tmp_path: Path) -> None:
-    first, second = records(fleet, Policy(), 1, 2)
+def test_kept_caches_are_the_users(pool: WorkerPool, tmp_path: Path) -> None:
+    first, second = records(pool, Policy(), 1, 2)
     assert [found_compiled(first), found_compiled(second)] == [False, True]
     assert pid(first) == pid(second)
     assert (tmp_path / "usual" / "kernel").exists()
@@ -84,7 +84,7 @@ def test_kept_caches_are_the_users(fleet: Fleet, tmp_path: Path) -> None:
 def test_folders_are_empty_and_gone_afterwards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("FLASHINFER_WORKSPACE_BASE", raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
-    with compile_caches.fresh() as variables:
+    with compile_caches.fresh_caches() as variables:
         assert {*variables} == {*compile_caches.VARIABLES}
         assert len({*variables.values()}) == len(variables)
         assert all(os.listdir(folder) == [] for folder in variables.values())
@@ -98,7 +98,7 @@ def test_what_was_downloaded_is_no_compiled_kernel(tmp_path: Path, monkeypatch: 
     (usual / "binary").write_text("downloaded")
     (usual.parent / "0.6.13").mkdir()
     monkeypatch.setenv("FLASHINFER_WORKSPACE_BASE", str(tmp_path))
-    with compile_caches.fresh() as variables:
+    with compile_caches.fresh_caches() as variables:
         cache = Path(variables["FLASHINFER_WORKSPACE_BASE"], ".cache/flashinfer")
         assert (cache / "cubins" / "binary").read_text() == "downloaded"
         assert os.listdir(cache) == ["cubins"]
@@ -106,10 +106,10 @@ def test_what_was_downloaded_is_no_compiled_kernel(tmp_path: Path, monkeypatch: 
 
 
 def test_option_and_suite_say_so() -> None:
-    assert resolve(load("first-call"), "cuda").policy.caches == "fresh"
-    quick = load("quick")
+    assert resolve(load_suite("first-call"), "cuda").policy.caches == "fresh"
+    quick = load_suite("quick")
     assert resolve(quick, "cuda").policy.caches == "kept"
-    assert resolve(quick, "cuda", settings({"policy": {"caches": "fresh"}})).policy.caches == "fresh"
+    assert resolve(quick, "cuda", parse_options({"policy": {"caches": "fresh"}})).policy.caches == "fresh"
 
 
 def test_the_heading_says_in_which_state_they_were() -> None:

@@ -17,11 +17,11 @@ from attnbench.results import run_file
 from attnbench.run import device_probe, run_suite, workers
 from attnbench.run.process import WorkerProcess
 from attnbench.run.run_suite import Request
-from attnbench.run.suite import settings
+from attnbench.run.suite import parse_options
 from builders import CPU, H200, environment
 
 RATES: dict[str, Any] = {"matmul": {"bf16": 7e14, "fp32": 5e13}, "copy": 4e12}
-LOOKER = "looker"
+LOOKER = "probe"
 
 
 class Played:
@@ -113,8 +113,8 @@ def played(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 def measured(backends: str = "eager,sdpa-math,fa2,triton", **changes: Any) -> list[tuple[str, str]]:
     """The log of a run."""
     policy = changes.pop("policy", {})
-    chosen = settings({"backends": [backends], "axes": {"seqlen": "1k", "headdim": "64"}, "policy": policy})
-    run_suite.run(Request(settings=chosen, out=Path("run.jsonl"), **changes), Watcher())
+    chosen = parse_options({"backends": [backends], "axes": {"seqlen": "1k", "headdim": "64"}, "policy": policy})
+    run_suite.run_suite(Request(settings=chosen, out=Path("run.jsonl"), **changes), Watcher())
     return Played.log
 
 
@@ -197,23 +197,23 @@ class TestReal:
             monkeypatch.setattr(module, "WorkerProcess", WorkerProcess)
 
     def test_the_simulated_device(self) -> None:
-        known = device_probe.look("fake")
+        known = device_probe.probe_device("fake")
         assert (known.device.kind, known.device.copy) == ("fake", None)
-        assert device_probe.look("fake", ["bf16"]).device.matmul["bf16"] > 0
+        assert device_probe.probe_device("fake", ["bf16"]).device.matmul["bf16"] > 0
 
     def test_a_device_that_is_not_there(self) -> None:
         with pytest.raises(UserError, match=r"CUDA|cuda:99"):
-            device_probe.look("cuda:99")
+            device_probe.probe_device("cuda:99")
 
     def test_what_fails_is_said_in_a_line(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-        with device_probe.Looker("fake") as looker:
-            known = looker.facts()
+        with device_probe.DeviceProbe("fake") as probe:
+            known = probe.describe()
             with pytest.raises(UserError, match=r"^cannot look at the device: \S+Error: "):
-                looker.rates(replace(known, device=replace(known.device, kind="cuda", index=99)), ["bf16"])
+                probe.measure_rates(replace(known, device=replace(known.device, kind="cuda", index=99)), ["bf16"])
         (tmp_path / "torch.py").write_text("import os; os.abort()")
         monkeypatch.setenv("PYTHONPATH", str(tmp_path))
         with pytest.raises(UserError, match=r"^cannot look at the device: the worker crashed \(SIGABRT\)"):
-            device_probe.look("cpu")
+            device_probe.probe_device("cpu")
 
 
 def test_each_worker_is_told_once_to_open_and_again_after_a_round() -> None:

@@ -14,7 +14,7 @@ from attnbench.core.machine import Device
 from attnbench.core.policy import Policy
 from attnbench.core.record import Job
 from attnbench.run import plan
-from attnbench.run.plan import Answer
+from attnbench.run.plan import CaseSupport
 from builders import CPU, H200, case
 
 CASES = tuple(case(n, causal=c) for n in (1024, 2048, 4096, 8192) for c in (False, True))
@@ -22,14 +22,14 @@ H200_READ = replace(H200, matmul={"bf16": 700e12, "fp16": 700e12}, copy=4e12)
 
 
 def make(
-    answers: dict[str, Answer] | None = None,
+    answers: dict[str, CaseSupport] | None = None,
     cases: tuple[Case, ...] = CASES,
     device: Device = H200_READ,
     policy: Policy | None = None,
     **more: Any,
 ) -> tuple[Job, ...]:
-    answers = answers or {"eager": Answer(), "triton": Answer()}
-    return plan.make(cases, {n: [a] * len(cases) for n, a in answers.items()}, device, policy or Policy(), **more)
+    answers = answers or {"eager": CaseSupport(), "triton": CaseSupport()}
+    return plan.make_plan(cases, {n: [a] * len(cases) for n, a in answers.items()}, device, policy or Policy(), **more)
 
 
 def test_every_case_on_every_backend_in_every_round_once() -> None:
@@ -42,7 +42,7 @@ def test_every_case_on_every_backend_in_every_round_once() -> None:
 
 
 def test_the_backends_of_a_case_follow_each_other() -> None:
-    jobs = make({name: Answer() for name in "abc"})
+    jobs = make({name: CaseSupport() for name in "abc"})
     for i in range(0, len(jobs), 3):
         assert len({j.case for j in jobs[i : i + 3]}) == 1
 
@@ -62,15 +62,15 @@ def test_order_is_shuffled_by_the_seed() -> None:
 
 def test_answers_stay_with_their_case() -> None:
     """The cases are shuffled; the answers come in the order of the cases."""
-    answers = [Answer(reason=f"no {c.key}") if c.causal else Answer() for c in CASES]
-    for job in plan.make(CASES, {"a": answers}, H200_READ, Policy()):
+    answers = [CaseSupport(reason=f"no {c.key}") if c.causal else CaseSupport() for c in CASES]
+    for job in plan.make_plan(CASES, {"a": answers}, H200_READ, Policy()):
         assert job.skip == (f"no {job.case.key}" if job.case.causal else None)
         assert not job.resumable
 
 
 def test_scores_that_do_not_fit_are_skipped_and_said() -> None:
-    scores = Answer(workspace=Workspace(300 * 2**30, "scores"))
-    skips = {j.backend: j.skip for j in make({"eager": scores, "triton": Answer()}, CASES[:1])}
+    scores = CaseSupport(workspace=Workspace(300 * 2**30, "scores"))
+    skips = {j.backend: j.skip for j in make({"eager": scores, "triton": CaseSupport()}, CASES[:1])}
     assert skips["triton"] is None
     assert skips["eager"] is not None
     assert skips["eager"].startswith("needs 300 GiB of scores; ")
@@ -79,7 +79,7 @@ def test_scores_that_do_not_fit_are_skipped_and_said() -> None:
 
 def test_tensors_that_do_not_fit_are_skipped_without_blaming_the_workspace() -> None:
     huge = case(2**20, batch=64)
-    (job,) = make({"triton": Answer(workspace=Workspace(2**20, "log-sum-exp"))}, (huge,))
+    (job,) = make({"triton": CaseSupport(workspace=Workspace(2**20, "log-sum-exp"))}, (huge,))
     assert job.skip is not None
     assert "log-sum-exp" not in job.skip
     assert job.skip.startswith("needs ")
@@ -87,13 +87,13 @@ def test_tensors_that_do_not_fit_are_skipped_without_blaming_the_workspace() -> 
 
 
 def test_the_backends_own_reason_comes_first() -> None:
-    (job,) = make({"eager": Answer("no softcap", Workspace(2**50, "scores"))}, CASES[:1])
+    (job,) = make({"eager": CaseSupport("no softcap", Workspace(2**50, "scores"))}, CASES[:1])
     assert job.skip == "no softcap"
 
 
 def test_workers_contexts_are_counted_on_a_gpu() -> None:
     """What fits with one worker on the device may not fit beside nine others' CUDA contexts."""
-    big = Answer(workspace=Workspace(H200.free - 3 * 2**30, "scores"))
+    big = CaseSupport(workspace=Workspace(H200.free - 3 * 2**30, "scores"))
     assert [j.skip for j in make({"a": big}, CASES[:1])] == [None]
     many = make({f"b{i}": big for i in range(10)}, CASES[:1])
     assert all(j.skip for j in many)
@@ -103,10 +103,10 @@ def test_workers_contexts_are_counted_on_a_gpu() -> None:
 
 def test_a_time_limit_drops_the_dearest() -> None:
     long = tuple(case(2**n, batch=1) for n in range(14, 20))
-    free = make({"a": Answer(efficiency=0.001)}, long)
+    free = make({"a": CaseSupport(efficiency=0.001)}, long)
     total = sum(j.forecast.seconds for j in free)
     limit = total - max(j.forecast.seconds for j in free) / 2
-    jobs = make({"a": Answer(efficiency=0.001)}, long, time_limit=limit)
+    jobs = make({"a": CaseSupport(efficiency=0.001)}, long, time_limit=limit)
     (dropped,) = [j for j in jobs if j.skip]
     assert dropped.forecast.seconds == max(j.forecast.seconds for j in jobs)
     assert dropped.resumable
@@ -116,7 +116,7 @@ def test_a_time_limit_drops_the_dearest() -> None:
 
 
 def test_a_time_limit_does_not_touch_other_skips() -> None:
-    jobs = make({"a": Answer(), "b": Answer("refused")}, time_limit=1e-6)
+    jobs = make({"a": CaseSupport(), "b": CaseSupport("refused")}, time_limit=1e-6)
     assert {(j.backend, j.resumable) for j in jobs} == {("a", True), ("b", False)}
     assert {j.skip for j in jobs if j.backend == "b"} == {"refused"}
 
@@ -126,15 +126,15 @@ def test_a_limit_with_room_for_all_drops_none() -> None:
     assert make(time_limit=sum(j.forecast.seconds for j in free) * 1.01) == free
 
 
-def forecast(which: Case, answer: Answer | None = None, device: Device = H200_READ) -> Any:
-    return plan.predict(which, answer or Answer(), device, Policy())
+def forecast(which: Case, answer: CaseSupport | None = None, device: Device = H200_READ) -> Any:
+    return plan.forecast_job(which, answer or CaseSupport(), device, Policy())
 
 
 def test_forecasts_follow_the_work() -> None:
     one, two = (forecast(case(n, batch=1, nheads=16)).call for n in (2**15, 2**16))
     assert two == pytest.approx(4 * one, rel=0.02)
     square = case(2**15, batch=1)
-    fast, slow = (forecast(square, Answer(efficiency=e)).call for e in (0.8, 0.2))
+    fast, slow = (forecast(square, CaseSupport(efficiency=e)).call for e in (0.8, 0.2))
     assert slow == pytest.approx(4 * fast, rel=0.02)
     exact = 4 * 2**30 * 128 * 16 / (700e12 * 0.4)
     assert forecast(square).call == pytest.approx(exact, rel=0.02)
@@ -145,7 +145,7 @@ def test_forecasts_follow_the_work() -> None:
 
 def test_forecasts_count_what_a_workspace_moves() -> None:
     space = Workspace(2**40, passes=3.0)
-    without, with_it = forecast(CASES[0]), forecast(CASES[0], Answer(workspace=space))
+    without, with_it = forecast(CASES[0]), forecast(CASES[0], CaseSupport(workspace=space))
     assert with_it.call - without.call == pytest.approx(3 * 2**40 / 4e12)
     assert with_it.nbytes - without.nbytes == 2**40
 
@@ -153,12 +153,12 @@ def test_forecasts_count_what_a_workspace_moves() -> None:
 def test_masked_pairs_cost_where_they_are_computed() -> None:
     full, causal = case(2**15, batch=1), case(2**15, batch=1, causal=True)
     assert forecast(causal).call == pytest.approx(forecast(full).call / 2, rel=0.02)
-    dense = Answer(workspace=Workspace(dense=True))
+    dense = CaseSupport(workspace=Workspace(dense=True))
     assert forecast(causal, dense).call == pytest.approx(forecast(full, dense).call, rel=0.02)
 
 
 def seconds(policy: Policy, device: Device = H200_READ, which: Case | None = None) -> float:
-    return plan.predict(which or case(2**14, batch=1), Answer(), device, policy).seconds
+    return plan.forecast_job(which or case(2**14, batch=1), CaseSupport(), device, policy).seconds
 
 
 def test_forecasts_count_a_sustained_run() -> None:
@@ -169,7 +169,9 @@ def test_forecasts_count_the_share_of_cells_that_are_cross_checked() -> None:
     none, some, each = (seconds(Policy(cross_check=share)) for share in (0.0, 0.1, 1.0))
     assert none < some < each
     assert each - none == pytest.approx(10 * (some - none))
-    assert each - none > 24 * plan.predict(case(2**14, batch=1), Answer(), H200_READ, Policy()).call  # 8 turns of 3
+    assert (
+        each - none > 24 * plan.forecast_job(case(2**14, batch=1), CaseSupport(), H200_READ, Policy()).call
+    )  # 8 turns of 3
     on_cpu = replace(CPU, matmul={"bf16": 1e12}, copy=1e10)
     assert seconds(Policy(cross_check=1.0), on_cpu) == seconds(Policy(), on_cpu)
 
@@ -188,9 +190,9 @@ def test_forecasts_are_positive_on_any_device(device: Device) -> None:
 
 
 def test_summary() -> None:
-    jobs = make({"a": Answer(), "b": Answer("refused")}, CASES[:2])
-    text = plan.summary(jobs)
+    jobs = make({"a": CaseSupport(), "b": CaseSupport("refused")}, CASES[:2])
+    text = plan.plan_summary(jobs)
     assert "4 jobs" in text
     assert "2 to measure" in text
     assert "2 skipped" in text
-    assert "skipped" not in plan.summary(make(cases=CASES[:2]))
+    assert "skipped" not in plan.plan_summary(make(cases=CASES[:2]))

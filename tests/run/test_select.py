@@ -40,7 +40,7 @@ def _nothing_else_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_names_and_globs(patterns: list[str], names: list[str]) -> None:
-    chosen = select.choose(patterns)
+    chosen = select.select_backends(patterns)
     assert list(chosen) == names
     assert all(chosen[name] == BACKENDS[name] for name in names)
 
@@ -63,7 +63,7 @@ def test_names_and_globs(patterns: list[str], names: list[str]) -> None:
 )
 def test_what_matches_nothing_is_an_error(pattern: str, said: str) -> None:
     with pytest.raises(UserError) as error:
-        select.choose([pattern])
+        select.select_backends([pattern])
     assert said in str(error.value)
 
 
@@ -71,21 +71,21 @@ def test_own_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     for name in ("a.py", "b.py"):
         Path(name).write_text("def mine(q, k, v): ...\n")
-    chosen = select.choose(["./a.py:mine", "eager", "pkg.mod:Class"])
+    chosen = select.select_backends(["./a.py:mine", "eager", "pkg.mod:Class"])
     assert chosen == {"mine": f"{tmp_path}/a.py:mine", "eager": BACKENDS["eager"], "Class": "pkg.mod:Class"}
-    assert [select.is_own(spec) for spec in chosen.values()] == [True, False, True]
+    assert [select.is_user_code(spec) for spec in chosen.values()] == [True, False, True]
 
 
 def test_own_code_of_one_name_from_two_files_are_two_backends(tmp_path: Path) -> None:
     """That is how two versions of a kernel are compared."""
     for name in ("a", "b"):
         (tmp_path / f"{name}.py").write_text("")
-    chosen = select.choose([f"{tmp_path}/a.py:mine,{tmp_path}/b.py:mine"])
+    chosen = select.select_backends([f"{tmp_path}/a.py:mine,{tmp_path}/b.py:mine"])
     assert sorted(chosen.values()) == [f"{tmp_path}/a.py:mine", f"{tmp_path}/b.py:mine"]
 
 
 def test_own_code_does_not_replace_a_backend_of_its_name() -> None:
-    chosen = select.choose(["eager", "pkg.mod:eager"])
+    chosen = select.select_backends(["eager", "pkg.mod:eager"])
     assert chosen["eager"] == BACKENDS["eager"]
     assert "pkg.mod:eager" in chosen.values()
     assert len(chosen) == 2
@@ -103,17 +103,17 @@ def test_own_code_does_not_replace_a_backend_of_its_name() -> None:
 )
 def test_own_code_that_is_not_there(pattern: str, said: str) -> None:
     with pytest.raises(UserError) as error:
-        select.choose([pattern])
+        select.select_backends([pattern])
     assert said in str(error.value)
 
 
 def test_interpreters(tmp_path: Path) -> None:
     names = ["eager", "sdpa-math", "sdpa-flash"]
-    assert select.interpreters([], names) == {}
-    assert select.interpreters([f"eager={sys.executable}"], names) == {"eager": sys.executable}
+    assert select.select_interpreters([], names) == {}
+    assert select.select_interpreters([f"eager={sys.executable}"], names) == {"eager": sys.executable}
     other = tmp_path / "python"
     other.symlink_to(sys.executable)
-    found = select.interpreters([f"sdpa-*={sys.executable}", f"sdpa-flash={other}"], names)
+    found = select.select_interpreters([f"sdpa-*={sys.executable}", f"sdpa-flash={other}"], names)
     assert found == {"sdpa-math": sys.executable, "sdpa-flash": str(other)}
     plain = tmp_path / "plain"
     plain.write_text("")
@@ -126,7 +126,7 @@ def test_interpreters(tmp_path: Path) -> None:
         (f"eager={tmp_path}", "is not an executable file"),
     ):
         with pytest.raises(UserError) as error:
-            select.interpreters([pair], names)
+            select.select_interpreters([pair], names)
         assert said in str(error.value)
 
 

@@ -17,11 +17,11 @@ AXES = {"seqlen": "1k", "headdim": 64}
 
 
 def parse(data: dict[str, Any]) -> suite.Suite:
-    return suite.parse({"name": "mine", "axes": AXES, **data}, "mine.yaml")
+    return suite.parse_suite({"name": "mine", "axes": AXES, **data}, "mine.yaml")
 
 
 def resolve(data: dict[str, Any], kind: str = "cuda", **options: Any) -> suite.Resolved:
-    return suite.resolve(parse(data), kind, suite.settings(options))
+    return suite.resolve(parse(data), kind, suite.parse_options(options))
 
 
 def cases(data: dict[str, Any], kind: str = "cuda", **options: Any) -> tuple[Case, ...]:
@@ -156,9 +156,9 @@ def test_cases_stand_beside_the_axes_and_take_from_them() -> None:
         (16, 1024, 1024, "fp16"),
         (32, 1, 8192, "fp16"),
     ]
-    alone = suite.parse({"cases": [{"seqlen": "2k"}, {"seqlen": "4k", "pass": "bwd"}]}, "x")
+    alone = suite.parse_suite({"cases": [{"seqlen": "2k"}, {"seqlen": "4k", "pass": "bwd"}]}, "x")
     assert [c.shape.seqlen_k for c in suite.resolve(alone, "cuda").cases] == [2048, 4096]
-    (case,) = suite.resolve(alone, "cuda", suite.settings({"axes": {"seqlen": "1k", "pass": "fwd"}})).cases
+    (case,) = suite.resolve(alone, "cuda", suite.parse_options({"axes": {"seqlen": "1k", "pass": "fwd"}})).cases
     assert case.shape.seqlen_k == 1024
 
 
@@ -196,7 +196,7 @@ def test_cases_stand_beside_the_axes_and_take_from_them() -> None:
 )
 def test_a_mistake_is_said_with_its_place(data: dict[str, Any], place: str, hint: str) -> None:
     with pytest.raises(UserError) as error:
-        suite.parse(data, "mine.yaml")
+        suite.parse_suite(data, "mine.yaml")
     said = str(error.value)
     assert said.startswith(f"mine.yaml: {place}")
     assert hint in said
@@ -226,7 +226,7 @@ def test_a_sustained_run_is_given_as_a_duration() -> None:
     assert resolve({}, policy={"sustained_s": "2m"}).policy.sustained_s == 120
     assert resolve({"policy": {"sustained_s": 5}}, policy={"sustained_s": None}).policy.sustained_s == 5
     with pytest.raises(UserError, match="--sustained: 'long' is not a duration"):
-        suite.settings({"policy": {"sustained_s": "long"}})
+        suite.parse_options({"policy": {"sustained_s": "long"}})
 
 
 GPU_ONLY = {"timer": "graph", "cross_check": 0.5, "sustained_s": 20.0, "isolate_power": True}
@@ -277,21 +277,21 @@ def test_files_that_are_no_suite(tmp_path: Path, content: str) -> None:
     path = tmp_path / "bad.yaml"
     path.write_text(content)
     with pytest.raises(UserError, match=r"bad\.yaml:[ 0-9]"):
-        suite.load(str(path))
+        suite.load_suite(str(path))
 
 
 def test_a_suite_is_found_by_name_or_as_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UserError, match=r'no suite .quik.; did you mean "quick"\?'):
-        suite.load("quik")
+        suite.load_suite("quik")
     with pytest.raises(UserError, match="no suite"):
-        suite.load(str(tmp_path))
+        suite.load_suite(str(tmp_path))
     monkeypatch.chdir(tmp_path)
     Path("own.yaml").write_text("axes: {seqlen: 2k}\n")
-    assert suite.load("own.yaml").name == "own"
-    assert suite.resolve(suite.load("own.yaml"), "cuda").cases[0].shape.seqlen_k == 2048
+    assert suite.load_suite("own.yaml").name == "own"
+    assert suite.resolve(suite.load_suite("own.yaml"), "cuda").cases[0].shape.seqlen_k == 2048
 
 
-SHIPPED = sorted(suite.names())
+SHIPPED = sorted(suite.shipped_suites())
 
 
 def test_suites_ship() -> None:
@@ -301,7 +301,7 @@ def test_suites_ship() -> None:
 @pytest.mark.parametrize("kind", ["cuda", "cpu", "fake"])
 @pytest.mark.parametrize("name", SHIPPED)
 def test_shipped_suites_resolve(name: str, kind: str) -> None:
-    loaded = suite.load(name)
+    loaded = suite.load_suite(name)
     found = suite.resolve(loaded, kind)
     assert loaded.name == name
     assert loaded.description
@@ -309,11 +309,11 @@ def test_shipped_suites_resolve(name: str, kind: str) -> None:
     if kind == "cpu":
         assert found.time_limit, "a CPU run must end"
         assert {c.dtype for c in found.cases} == {"fp32"}
-    assert str(len(suite.resolve(loaded, "cuda").cases)) in suite.describe(loaded)
+    assert str(len(suite.resolve(loaded, "cuda").cases)) in suite.describe_suite(loaded)
 
 
 def test_the_default_suite_is_the_papers() -> None:
-    found = suite.resolve(suite.load("default"), "cuda").cases
+    found = suite.resolve(suite.load_suite("default"), "cuda").cases
     assert {c.shape.batch * c.shape.seqlen_k for c in found} == {16384}
     assert {c.shape.nheads * c.shape.headdim for c in found} == {2048}
 
@@ -331,7 +331,7 @@ def test_fp8_is_forward_only() -> None:
 
 @pytest.mark.parametrize("kind", ["cuda", "cpu"])
 def test_the_ci_suite_is_half_of_all_combinations_and_every_two_choices_meet(kind: str) -> None:
-    found = suite.resolve(suite.load("ci"), kind).cases
+    found = suite.resolve(suite.load_suite("ci"), kind).cases
     square = [c for c in found if c.shape.seqlen_q == c.shape.seqlen_k]
     choices = [(c.shape.headdim, c.causal, c.direction, c.shape.seqlen_k) for c in square]
     assert len(choices) == 8

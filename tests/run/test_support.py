@@ -16,13 +16,13 @@ from attnbench.backends import BACKENDS, NOT_BY_DEFAULT, load
 from attnbench.commands.backends import backends
 from attnbench.core import gpus
 from attnbench.core.errors import UserError
-from attnbench.run.support import FEATURES, PLAIN, Row, architectures, device, matrix
+from attnbench.run.support import FEATURES, PLAIN, Row, matrices_by_architecture, named_device, support_matrix
 
 DOCS = Path(__file__).parents[2] / "docs" / "backends.md"
 
 
 def row(backend: str, gpu: str = "h100") -> Row:
-    return matrix(device(gpu), [backend]).rows[0]
+    return support_matrix(named_device(gpu), [backend]).rows[0]
 
 
 def said(backend: str, feature: str, gpu: str = "h100") -> tuple[str, str]:
@@ -57,7 +57,11 @@ def test_cells(backend: str, feature: str, gpu: str, answer: str, reason: str) -
 
 def test_every_cell_is_what_a_run_would_hear() -> None:
     """Asked again, each pass by itself, on the case that the column means."""
-    for of in (matrix(device("h100")), matrix(device("turing")), matrix(device("cpu"))):
+    for of in (
+        support_matrix(named_device("h100")),
+        support_matrix(named_device("turing")),
+        support_matrix(named_device("cpu")),
+    ):
         for found in of.rows:
             made = load(found.backend, BACKENDS[found.backend])
             if found.plain is None:
@@ -96,13 +100,13 @@ def test_a_backend_is_judged_in_what_it_takes() -> None:
 
 def test_gpus_by_name_architecture_and_capability() -> None:
     names = {"H100": (9, 0), "ampere": (8, 0), "RTX-4090": (8, 9), "sm_90": (9, 0), "sm120": (12, 0), "8.6": (8, 6)}
-    assert {name: device(name).capability for name in names} == names
-    assert device("sm_90a").capability == (9, 0)
-    assert device("cpu").kind == "cpu"
+    assert {name: named_device(name).capability for name in names} == names
+    assert named_device("sm_90a").capability == (9, 0)
+    assert named_device("cpu").kind == "cpu"
     with pytest.raises(UserError, match="no GPU 'h10'; did you mean \"h100\""):
-        device("h10")
+        named_device("h10")
     with pytest.raises(UserError, match="sm_90"):
-        device("sm_9x")
+        named_device("sm_9x")
 
 
 def test_every_nvidia_gpu_on_file_has_a_capability() -> None:
@@ -110,11 +114,11 @@ def test_every_nvidia_gpu_on_file_has_a_capability() -> None:
     assert len(nvidia) > 20
     for name in nvidia:
         product = " ".join(name.split()[: 2 if name.startswith("RTX") else 1])
-        assert device(product).capability
+        assert named_device(product).capability
 
 
 def test_all_backends_on_all_architectures() -> None:
-    found = architectures()
+    found = matrices_by_architecture()
     names = [name for name in BACKENDS if name not in NOT_BY_DEFAULT]
     assert all([r.backend for r in m.rows] == names for m in found)
     assert [m.device.name for m in found] == [
@@ -148,7 +152,7 @@ def test_only_what_stands_between_the_marks_is_replaced(tmp_path: Path) -> None:
 
 
 def test_every_mark_has_its_note_and_unverified_rows_say_so() -> None:
-    text = shown.markdown([matrix(device("a100"))])
+    text = shown.markdown([support_matrix(named_device("a100"))])
     used = {int(part.partition("<")[0]) for part in text.split("<sup>")[1:]}
     listed = [line for line in text.splitlines() if line.partition(". ")[0].isdigit()]
     assert used == {*range(1, len(listed) + 1)}
@@ -159,7 +163,7 @@ def test_every_mark_has_its_note_and_unverified_rows_say_so() -> None:
 
 
 def test_formats_say_the_same() -> None:
-    found = [matrix(device("h100"), ["fa2", "fa4"])]
+    found = [support_matrix(named_device("h100"), ["fa2", "fa4"])]
     entries = json.loads(shown.json_text(found))
     assert list(csv.DictReader(io.StringIO(shown.csv_text(found)))) == entries
     assert len(entries) == 2 * len(FEATURES)
@@ -172,7 +176,7 @@ def test_formats_say_the_same() -> None:
 @pytest.mark.parametrize("width", [60, 80, 200])
 def test_no_column_is_squeezed_however_narrow_the_terminal(width: int) -> None:
     console = Console(file=io.StringIO(), width=width)
-    shown.render(console, [matrix(device("h100"), ["fa2", "xformers-cutlass"])])
+    shown.render(console, [support_matrix(named_device("h100"), ["fa2", "xformers-cutlass"])])
     text = console.file.getvalue()  # type: ignore[attr-defined]
     assert "…" not in text
     heads = [line for line in text.splitlines() if line.startswith(("h100, ", "  "))]

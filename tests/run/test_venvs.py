@@ -80,7 +80,7 @@ def test_it_sees_the_present_torch_and_is_remembered(
     files = subprocess.check_output([made.python, "-c", look], text=True, cwd=tmp_path).split()
     assert files[0] == importlib.util.find_spec("torch").origin  # type: ignore[union-attr]
     assert [f.startswith(str(tmp_path / "env")) for f in files] == [False, True, True]
-    assert select.interpreters([], ["eager", "fa4"]) == {"fa4": made.python}
+    assert select.select_interpreters([], ["eager", "fa4"]) == {"fa4": made.python}
     with pytest.raises(UserError, match="there is an environment fa4 already"):
         venvs.create("fa4", None, [], print)
     env.list_()
@@ -239,11 +239,14 @@ def test_which_interpreter_wins(tmp_path: Path, data: Path) -> None:
     made, suite, option = map(str, folders.values())
     gone = f"hf-eager: the environment is gone, {tmp_path / 'gone'}; attnbench env remove hf, and create it again"
     assert venvs.lost(names) == [gone]
-    assert select.interpreters([], names) == {"fa4": made}
-    assert select.interpreters([], names, {"*fa4": suite, "cudnn": "/nowhere"}) == {"fa4": suite, "sdpa-fa4": suite}
-    found = select.interpreters([f"fa4={option}"], names, {"*fa4": suite})
+    assert select.select_interpreters([], names) == {"fa4": made}
+    assert select.select_interpreters([], names, {"*fa4": suite, "cudnn": "/nowhere"}) == {
+        "fa4": suite,
+        "sdpa-fa4": suite,
+    }
+    found = select.select_interpreters([f"fa4={option}"], names, {"*fa4": suite})
     assert found == {"fa4": option, "sdpa-fa4": suite}
     with pytest.raises(UserError, match="interpreters: /nowhere is not an executable file"):
-        select.interpreters([], names, {"fa4": "/nowhere"})
+        select.select_interpreters([], names, {"fa4": "/nowhere"})
     with pytest.raises(UserError, match="interpreters: no backend 'fa44'; did you mean \"fa4\""):
-        select.interpreters([], names, {"fa44": suite})
+        select.select_interpreters([], names, {"fa44": suite})

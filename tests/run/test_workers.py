@@ -19,13 +19,13 @@ from attnbench.core.policy import Policy
 from attnbench.core.record import Forecast, Job, Record
 from attnbench.run import workers
 from attnbench.run.process import WorkerProcess
-from attnbench.run.workers import Fleet, TimeLimit
+from attnbench.run.workers import TimeLimit, WorkerPool
 
 DEVICE = Device("fake", 0, "Simulated GPU", 2**36, 2**36)
 POLICY = Policy(timeout_s=60.0)
 FAKE = {"fake": BACKENDS["fake"]}
 QUICK = Forecast(0.01, 0.001, 1)
-NewFleet = Callable[..., Fleet]
+NewPool = Callable[..., WorkerPool]
 
 OWN = """
 import os, sys, time
@@ -73,24 +73,24 @@ def job(seqlen: int, backend: str = "fake", round_: int = 0, forecast: Forecast 
 
 
 @pytest.fixture
-def new_fleet(tmp_path: Path) -> Iterator[NewFleet]:
-    fleets = []
+def new_pool(tmp_path: Path) -> Iterator[NewPool]:
+    pools = []
 
-    def make(specs: dict[str, str] | None = None, **own: str) -> Fleet:
+    def make(specs: dict[str, str] | None = None, **own: str) -> WorkerPool:
         (tmp_path / "own_simulated.py").write_text(OWN)
         own = {name: f"{tmp_path}/own_simulated.py:{attribute}" for name, attribute in own.items()}
-        fleets.append(Fleet({**(specs or {}), **own}))
-        return fleets[-1]
+        pools.append(WorkerPool({**(specs or {}), **own}))
+        return pools[-1]
 
     yield make
-    for fleet in fleets:
-        fleet.close()
+    for pool in pools:
+        pool.close()
 
 
-def run(fleet: Fleet, *jobs: Job, policy: Policy = POLICY, limit: TimeLimit | None = None) -> list[Record]:
+def run(pool: WorkerPool, *jobs: Job, policy: Policy = POLICY, limit: TimeLimit | None = None) -> list[Record]:
     """The records, after checking that each job is announced, unless skipped, and ends once; without limit in order."""
     ends, announced = [], None
-    for at, record in workers.execute(jobs, fleet, policy, DEVICE, limit):
+    for at, record in workers.measure_jobs(jobs, pool, policy, DEVICE, limit):
         if record is None:
             assert announced is None
             announced = at.id
@@ -106,7 +106,7 @@ def pid(record: Record) -> float:
     return record.measurements["memory_peak"].values[0]
 
 
-def test_every_status_and_the_next_job_works(new_fleet: NewFleet, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_status_and_the_next_job_works(new_pool: NewPool, monkeypatch: pytest.MonkeyPatch) -> None:
     script = "error@1k crash@2k oom@4k wrong@8k refuse@16k"
     monkeypatch.setenv("ATTNBENCH_FAKE", script)
     expected = [
@@ -117,7 +117,7 @@ def test_every_status_and_the_next_job_works(new_fleet: NewFleet, monkeypatch: p
         (16384, "skipped", "scripted refusal"),
     ]
     jobs = [j for n, _, _ in expected for j in (job(n), job(100 + n))]
-    records = run(new_fleet(FAKE), *jobs)
+    records = run(new_pool(FAKE), *jobs)
     assert [(r.case.shape.seqlen_q, r.status, r.reason) for r in records[::2]] == expected
     assert [(r.status, r.reason) for r in records[1::2]] == [("ok", None)] * len(expected)
     assert all(r.forecast == QUICK for r in records)
@@ -127,48 +127,46 @@ def test_every_status_and_the_next_job_works(new_fleet: NewFleet, monkeypatch: p
     assert records[8].stderr is None  # a refusal is no failure
 
 
-def test_a_hang_is_a_timeout_and_the_next_job_works(new_fleet: NewFleet, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hang_is_a_timeout_and_the_next_job_works(new_pool: NewPool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ATTNBENCH_FAKE", "hang@1k")
     began = time.monotonic()
-    hung, after = run(new_fleet(FAKE), job(1024), job(2048), policy=Policy(timeout_s=0.6))
+    hung, after = run(new_pool(FAKE), job(1024), job(2048), policy=Policy(timeout_s=0.6))
     assert (hung.status, after.status) == ("timeout", "ok")
     assert "timeout_s" in str(hung.reason)
     assert hung.seconds is not None
     assert 0.6 <= hung.seconds <= time.monotonic() - began < 30
 
 
-def test_a_job_that_is_forecast_to_be_long_is_given_longer(
-    new_fleet: NewFleet, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_job_that_is_forecast_to_be_long_is_given_longer(new_pool: NewPool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ATTNBENCH_FAKE", "hang@1k")
-    (hung,) = run(new_fleet(FAKE), job(1024, forecast=Forecast(0.25, 0.1, 1)), policy=Policy(timeout_s=0.1))
+    (hung,) = run(new_pool(FAKE), job(1024, forecast=Forecast(0.25, 0.1, 1)), policy=Policy(timeout_s=0.1))
     assert hung.status == "timeout"
     assert hung.seconds is not None
     assert hung.seconds >= 5 * 0.25
 
 
 def test_one_that_starts_a_compiler_is_given_as_long_as_that_takes(
-    new_fleet: NewFleet, monkeypatch: pytest.MonkeyPatch
+    new_pool: NewPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("ATTNBENCH_FAKE", "hang@1k")
     monkeypatch.setattr(workers, "COLD_TIMEOUT", 1.0)
-    (hung,) = run(new_fleet(own="Compiles"), job(1024, "own"), policy=Policy(timeout_s=0.1))
+    (hung,) = run(new_pool(own="Compiles"), job(1024, "own"), policy=Policy(timeout_s=0.1))
     assert hung.status == "timeout"
     assert hung.seconds is not None
     assert hung.seconds >= 1.0
 
 
 @pytest.mark.parametrize(("seqlen", "said"), [(2, "exit code 3"), (3, "exit code 1")])
-def test_a_library_that_ends_the_process(new_fleet: NewFleet, seqlen: int, said: str) -> None:
-    dead, after = run(new_fleet(own="Own"), job(seqlen, "own"), job(9, "own"))
+def test_a_library_that_ends_the_process(new_pool: NewPool, seqlen: int, said: str) -> None:
+    dead, after = run(new_pool(own="Own"), job(seqlen, "own"), job(9, "own"))
     assert dead.status == "failed"
     assert said in str(dead.reason)
     assert f"stderr of {seqlen}" in str(dead.stderr)
     assert after.status == "ok"
 
 
-def test_the_tail_of_stderr_is_of_the_job_that_failed(new_fleet: NewFleet) -> None:
-    fine, failed = run(new_fleet(own="Own"), job(9, "own"), job(4, "own"))
+def test_the_tail_of_stderr_is_of_the_job_that_failed(new_pool: NewPool) -> None:
+    fine, failed = run(new_pool(own="Own"), job(9, "own"), job(4, "own"))
     assert fine.stderr is None
     tail = str(failed.stderr)
     assert "stderr of 4" in tail
@@ -177,17 +175,17 @@ def test_the_tail_of_stderr_is_of_the_job_that_failed(new_fleet: NewFleet) -> No
     assert "of 9" not in tail
 
 
-def test_a_worker_is_kept_from_job_to_job_and_each_backend_has_its_own(new_fleet: NewFleet) -> None:
-    records = run(new_fleet(a="Own", b="Own"), job(8, "a"), job(8, "b"), job(9, "a"), job(9, "b"))
+def test_a_worker_is_kept_from_job_to_job_and_each_backend_has_its_own(new_pool: NewPool) -> None:
+    records = run(new_pool(a="Own", b="Own"), job(8, "a"), job(8, "b"), job(9, "a"), job(9, "b"))
     assert pid(records[0]) == pid(records[2])
     assert pid(records[1]) == pid(records[3])
     assert len({os.getpid(), *map(pid, records)}) == 3
 
 
-def test_a_new_round_gets_fresh_processes(new_fleet: NewFleet) -> None:
-    fleet = new_fleet(a="Own")
-    fleet.probe()
-    records = run(fleet, *(job(n, "a", round_) for round_ in (0, 1, 2) for n in (8, 9)))
+def test_a_new_round_gets_fresh_processes(new_pool: NewPool) -> None:
+    pool = new_pool(a="Own")
+    pool.probe()
+    records = run(pool, *(job(n, "a", round_) for round_ in (0, 1, 2) for n in (8, 9)))
     assert [r.round for r in records] == [0, 0, 1, 1, 2, 2]
     assert pid(records[0]) == pid(records[1])
     assert len({pid(r) for r in records}) == 3
@@ -208,39 +206,39 @@ while not (here / "{other}.began").exists():
         (here / "alone").touch()
         break
 """)
-    fleet = Fleet({name: f"{tmp_path}/{name}.py:Fake" for name in "ab"})
-    fleet.make_ready("ab", DEVICE)
-    records = run(fleet, job(1, "a"), job(1, "b"))
-    fleet.close()
+    pool = WorkerPool({name: f"{tmp_path}/{name}.py:Fake" for name in "ab"})
+    pool.open_device("ab", DEVICE)
+    records = run(pool, job(1, "a"), job(1, "b"))
+    pool.close()
     assert [r.status for r in records] == ["ok", "ok"]
     assert not (tmp_path / "alone").exists()
 
 
-def test_close_ends_the_workers(new_fleet: NewFleet) -> None:
-    fleet = new_fleet(a="Own")
-    (record,) = run(fleet, job(8, "a"))
+def test_close_ends_the_workers(new_pool: NewPool) -> None:
+    pool = new_pool(a="Own")
+    (record,) = run(pool, job(8, "a"))
     worker = int(pid(record))
     os.kill(worker, 0)
-    fleet.close()
+    pool.close()
     with pytest.raises(ProcessLookupError):
         os.kill(worker, 0)
 
 
-def test_close_waits_for_no_worker_before_all_are_told(new_fleet: NewFleet, monkeypatch: pytest.MonkeyPatch) -> None:
-    fleet = new_fleet(a="Own", b="Own")
-    fleet.probe()
+def test_close_waits_for_no_worker_before_all_are_told(new_pool: NewPool, monkeypatch: pytest.MonkeyPatch) -> None:
+    pool = new_pool(a="Own", b="Own")
+    pool.probe()
     done: list[str] = []
     send, kill = WorkerProcess.send_kill, WorkerProcess.kill
     monkeypatch.setattr(WorkerProcess, "send_kill", lambda worker: (done.append("send"), send(worker))[1])
     monkeypatch.setattr(WorkerProcess, "kill", lambda worker: (done.append("kill"), kill(worker))[1])
-    fleet.close()
+    pool.close()
     assert done[:3] == ["send", "send", "kill"]
 
 
-def test_probes(new_fleet: NewFleet, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_probes(new_pool: NewPool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ATTNBENCH_FAKE", "missing")
     specs = {**FAKE, "gone": "no_such_module_of_ours:f", "none": "attnbench.backends.fake:Nothing"}
-    probes = new_fleet(specs, dies="Crashes", own="Own").probe()
+    probes = new_pool(specs, dies="Crashes", own="Own").probe()
     assert probes["fake"] == Probe(reason="ATTNBENCH_FAKE says it is missing", install="unset ATTNBENCH_FAKE")
     assert "ModuleNotFoundError: No module named 'no_such_module_of_ours'" in str(probes["gone"].reason)
     assert "has no 'Nothing'" in str(probes["none"].reason)
@@ -249,27 +247,27 @@ def test_probes(new_fleet: NewFleet, monkeypatch: pytest.MonkeyPatch) -> None:
     assert not any(p.usable for name, p in probes.items() if name in ("fake", "gone", "none", "dies"))
 
 
-def test_what_to_do_is_said_for_the_interpreter_that_lacks_it(new_fleet: NewFleet) -> None:
-    fleet = new_fleet({"hf-sdpa": BACKENDS["hf-sdpa"], "eager": BACKENDS["eager"]})
+def test_what_to_do_is_said_for_the_interpreter_that_lacks_it(new_pool: NewPool) -> None:
+    pool = new_pool({"hf-sdpa": BACKENDS["hf-sdpa"], "eager": BACKENDS["eager"]})
     if importlib.util.find_spec("transformers"):
         pytest.skip("transformers is there")
-    fleet.interpreters = {"hf-sdpa": sys.executable, "eager": "/bin/true"}
-    probes = fleet.probe()
+    pool.interpreters = {"hf-sdpa": sys.executable, "eager": "/bin/true"}
+    probes = pool.probe()
     assert probes["hf-sdpa"].install == f"{sys.executable} -m pip install transformers"
     assert probes["eager"].reason == "importing it in /bin/true: the worker ended with exit code 0"
     assert probes["eager"].install == "is that a Python?"
 
 
-def test_what_has_begun_to_load_is_asked_once(new_fleet: NewFleet, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_has_begun_to_load_is_asked_once(new_pool: NewPool, monkeypatch: pytest.MonkeyPatch) -> None:
     sent: list[str] = []
     send = WorkerProcess.send
     monkeypatch.setattr(WorkerProcess, "send", lambda w, request: (sent.append(request["op"]), send(w, request))[1])
-    fleet = new_fleet(FAKE)
-    fleet.begin()
+    pool = new_pool(FAKE)
+    pool.start_loading()
     assert sent == ["load"]
-    first = fleet.probe()
+    first = pool.probe()
     assert sent == ["load"]
-    assert fleet.probe() == first
+    assert pool.probe() == first
     assert sent == ["load", "load"]
 
 
@@ -291,66 +289,66 @@ sys.meta_path.insert(0, Finder())
 def attention(q, k, v, *, causal, softmax_scale):
     return q
 """)
-    fleet = Fleet({"own": f"{tmp_path}/own.py:attention"})
+    pool = WorkerPool({"own": f"{tmp_path}/own.py:attention"})
     cpu = Device("cpu", 0, "CPU", 2**30, 2**30)
-    fleet.begin(ahead=ahead)
-    (answer, *_) = fleet.survey(fleet.probe(), [case(8)], cpu)["own"]
+    pool.start_loading(import_ahead=ahead)
+    (answer, *_) = pool.survey(pool.probe(), [case(8)], cpu)["own"]
     assert answer.reason is None
-    fleet.make_ready(["own"], cpu)
-    record = fleet.run(job(8, "own"), POLICY, cpu)
-    fleet.close()
+    pool.open_device(["own"], cpu)
+    record = pool.measure(job(8, "own"), POLICY, cpu)
+    pool.close()
     assert (record.status, record.reason) == ("failed", reason)
 
 
-def test_survey(new_fleet: NewFleet) -> None:
+def test_survey(new_pool: NewPool) -> None:
     """A backend that cannot be used, or cannot say, refuses every case with its reason; the others are not harmed."""
     specs = {**FAKE, "gone": "no_such_module_of_ours:f", "eager": BACKENDS["eager"]}
-    fleet = new_fleet(specs, unsure="Unsure")
-    answers = fleet.survey(fleet.probe(), (c for c in (case(8), case(9))), DEVICE)
+    pool = new_pool(specs, unsure="Unsure")
+    answers = pool.survey(pool.probe(), (c for c in (case(8), case(9))), DEVICE)
     assert {name: len(found) for name, found in answers.items()} == dict.fromkeys(answers, 2)
     assert [a.reason for a in answers["fake"]] == [None, None]
     assert "no_such_module_of_ours" in str(answers["gone"][1].reason)
     assert "cannot tell" in str(answers["unsure"][0].reason)
     assert answers["eager"][0].reason == "the simulated device runs only simulated backends"
     assert answers["eager"][0].workspace.nbytes > 0
-    assert run(fleet, job(8))[0].status == "ok"
+    assert run(pool, job(8))[0].status == "ok"
 
 
-def test_a_backend_that_will_not_start_is_given_up(new_fleet: NewFleet) -> None:
-    fleet = new_fleet({**FAKE, "gone": "no_such_module_of_ours:f"})
+def test_a_backend_that_will_not_start_is_given_up(new_pool: NewPool) -> None:
+    pool = new_pool({**FAKE, "gone": "no_such_module_of_ours:f"})
     tries = workers.MAX_STARTS_IN_VAIN
     jobs = [job(n, "gone") for n in range(1, tries + 2)]
-    records = [fleet.run(j, POLICY, DEVICE) for j in jobs]
+    records = [pool.measure(j, POLICY, DEVICE) for j in jobs]
     assert {r.status for r in records} == {"failed"}
     assert all("No module named 'no_such_module_of_ours'" in str(r.reason) for r in records[:tries])
     assert "given up" in str(records[-1].reason)
-    assert fleet.run(job(8), POLICY, DEVICE).status == "ok"
+    assert pool.measure(job(8), POLICY, DEVICE).status == "ok"
 
 
-def test_skips_start_nothing(new_fleet: NewFleet) -> None:
-    fleet = new_fleet({"gone": "no_such_module_of_ours:f"})
-    plain, resumable = run(fleet, job(8, "gone", skip="too large"), job(9, "gone", skip="no time", resumable=True))
+def test_skips_start_nothing(new_pool: NewPool) -> None:
+    pool = new_pool({"gone": "no_such_module_of_ours:f"})
+    plain, resumable = run(pool, job(8, "gone", skip="too large"), job(9, "gone", skip="no time", resumable=True))
     assert (plain.status, plain.reason, plain.resumable) == ("skipped", "too large", False)
     assert (resumable.status, resumable.resumable) == ("skipped", True)
 
 
-def test_past_the_limit_jobs_become_skips_that_resume_measures(new_fleet: NewFleet) -> None:
+def test_past_the_limit_jobs_become_skips_that_resume_measures(new_pool: NewPool) -> None:
     now = [0.0]
     limit = TimeLimit(10.0, clock=lambda: now[0])
     jobs = [job(8, forecast=Forecast(1.0, 0.1, 1)), job(9, forecast=Forecast(20.0, 1.0, 1))]
-    ran, dear = run(new_fleet(FAKE), *jobs, limit=limit)
+    ran, dear = run(new_pool(FAKE), *jobs, limit=limit)
     now[0] = 11.0
-    (late,) = run(new_fleet(FAKE), job(10), limit=limit)
+    (late,) = run(new_pool(FAKE), job(10), limit=limit)
     assert ran.status == "ok"
     for record in (dear, late):
         assert (record.status, record.resumable) == ("skipped", True)
         assert "--time-limit" in str(record.reason)
 
 
-def test_a_forecast_that_was_too_high_costs_nothing(new_fleet: NewFleet) -> None:
+def test_a_forecast_that_was_too_high_costs_nothing(new_pool: NewPool) -> None:
     """A job without room beside the rest waits, and runs at the end if the rest took less than was thought."""
     dear, cheap = (job(n, forecast=Forecast(s, 0.1, 1)) for n, s in ((8, 60.0), (9, 50.0)))
-    records = run(new_fleet(FAKE), dear, cheap, limit=TimeLimit(100.0, clock=lambda: 0.0))
+    records = run(new_pool(FAKE), dear, cheap, limit=TimeLimit(100.0, clock=lambda: 0.0))
     assert [(r.case, r.status, r.resumable) for r in records] == [(cheap.case, "ok", False), (dear.case, "ok", False)]
 
 
@@ -362,7 +360,7 @@ def test_the_dearest_go_first_where_the_forecast_was_too_low() -> None:
     ahead = [cheap] * 5
     assert limit.allows(dear, ahead)
     now[0] = 50.0
-    limit.ran(job(8, forecast=Forecast(10.0, 0.1, 1)), 50.0)
+    limit.add_measured(job(8, forecast=Forecast(10.0, 0.1, 1)), 50.0)
     assert not limit.allows(dear, ahead)
     assert limit.allows(cheap, [dear, *ahead])
     assert not limit.allows(cheap, [cheap] * 40)
@@ -379,13 +377,13 @@ from attnbench.backends import BACKENDS
 from attnbench.core.case import Case, Shape
 from attnbench.core.policy import Policy
 from attnbench.core.record import Forecast, Job
-from attnbench.run.device_probe import look
-from attnbench.run.workers import Fleet, execute
+from attnbench.run.device_probe import probe_device
+from attnbench.run.workers import WorkerPool, measure_jobs
 job = Job(Case(Shape(1, 8, 8, 1, 1, 8, 8), "bf16", "fwd"), "fake", 0, Forecast(1.0, 1.0, 1))
-fleet = Fleet({{"fake": BACKENDS["fake"]}})
-device = look("fake").device
-*_, (_, record) = execute([job], fleet, Policy(), device)
-fleet.close()
+pool = WorkerPool({{"fake": BACKENDS["fake"]}})
+device = probe_device("fake").device
+*_, (_, record) = measure_jobs([job], pool, Policy(), device)
+pool.close()
 assert "torch" not in sys.modules
 print(record.status)
 """

@@ -14,9 +14,9 @@ def test_what_it_says(tmp_path: Path) -> None:
     file = tmp_path / "a.yaml"
     file.write_text("base: &base {a: 1, b: 2}\nown: {<<: *base, b: 3}\n1: [x, {y: true}, {<<: *base}]\n")
     base = {"a": 1, "b": 2}
-    assert yaml_file.read(file) == {"base": base, "own": {"a": 1, "b": 3}, 1: ["x", {"y": True}, base]}
+    assert yaml_file.read_yaml(file) == {"base": base, "own": {"a": 1, "b": 3}, 1: ["x", {"y": True}, base]}
     file.write_text("")
-    assert yaml_file.read(file) is None
+    assert yaml_file.read_yaml(file) is None
 
 
 @pytest.mark.parametrize(
@@ -35,7 +35,7 @@ def test_mistakes_are_one_line_with_their_place(tmp_path: Path, text: str, said:
     file = tmp_path / "a.yaml"
     file.write_text(text)
     with pytest.raises(UserError) as error:
-        yaml_file.read(file)
+        yaml_file.read_yaml(file)
     assert str(error.value).startswith(said.format(file))
     assert "\n" not in str(error.value)
 
@@ -44,6 +44,6 @@ def test_what_is_no_text(tmp_path: Path) -> None:
     file = tmp_path / "a.yaml"
     file.write_bytes(b"\xff\xfe\x00")
     with pytest.raises(UserError, match="it is not text"):
-        yaml_file.read(file)
+        yaml_file.read_yaml(file)
     with pytest.raises(UserError, match=r"cannot read .*: Is a directory"):
-        yaml_file.read(tmp_path)
+        yaml_file.read_yaml(tmp_path)

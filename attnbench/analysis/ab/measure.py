@@ -23,11 +23,11 @@ from attnbench.core.sizes import duration
 from attnbench.results import run_file
 from attnbench.results.cells import Key
 from attnbench.run import plan as planning
-from attnbench.run.device_probe import look
-from attnbench.run.run_suite import check_out, default_path, previews
-from attnbench.run.select import device_name, is_own
-from attnbench.run.suite import Resolved, Settings, load, resolve
-from attnbench.run.workers import Fleet, ends_well
+from attnbench.run.device_probe import probe_device
+from attnbench.run.run_suite import check_output_path, default_run_path, resolve_suite_for
+from attnbench.run.select import is_user_code, parse_device
+from attnbench.run.suite import Resolved, Settings, load_suite, resolve
+from attnbench.run.workers import WorkerPool, closing_workers
 
 
 @dataclass(frozen=True)
@@ -58,9 +58,9 @@ class Outcome:
 def ab(request: Request, watcher: Watcher, clock: Callable[[], float] = time.monotonic) -> Outcome:
     """Measures in turns and judges. Raises UserError for what a person can mend; what was measured is in the files."""
     deadline = clock() + request.time_limit
-    device = device_name(request.device)
-    suite = load(request.suite)
-    found = previews(suite, device, request.settings)
+    device = parse_device(request.device)
+    suite = load_suite(request.suite)
+    found = resolve_suite_for(suite, device, request.settings)
     code = is_code(request.a, request.b)
     if code and request.settings.backends:
         raise UserError("--backend: --a and --b name the code already; leave it out")
@@ -72,8 +72,8 @@ def ab(request: Request, watcher: Watcher, clock: Callable[[], float] = time.mon
         for p in found
     }
     _check_files(request.out)
-    fleets = (Fleet({}), Fleet({}))
-    with ends_well(fleets[0]), ends_well(fleets[1]):
+    pools = (WorkerPool({}), WorkerPool({}))
+    with closing_workers(pools[0]), closing_workers(pools[1]):
         watcher.say("looking at the device")
         dtypes = sorted({c.dtype for p in found for c in p.cases})
         here = _environments(device, dtypes, next(iter(pairs_of.values())))
@@ -81,7 +81,7 @@ def ab(request: Request, watcher: Watcher, clock: Callable[[], float] = time.mon
         both = pairs_of[resolved.backends]
         if CYCLES in request.gate.metrics and here[0].device.kind != "cuda":
             raise UserError(f"--metric {CYCLES}: only a GPU tells the clock that was held; compare latency")
-        runs, plans = _prepare(request, resolved, both, here, fleets, watcher)
+        runs, plans = _prepare(request, resolved, both, here, pools, watcher)
         if gate.differing(*runs, request.gate.expect)[1]:
             refused = gate.judge(*runs, request.gate)
             return Outcome(refused, exit_code=refused.exit_code)
@@ -91,11 +91,11 @@ def ab(request: Request, watcher: Watcher, clock: Callable[[], float] = time.mon
             raise UserError(f"--time-limit: {duration(request.time_limit)} is short of one pair of turns; give more")
         paths = _paths(request.out, runs[0])
         halves = []
-        for run, plan, fleet, path in zip(runs, plans, fleets, paths, strict=True):
+        for run, plan, pool, path in zip(runs, plans, pools, paths, strict=True):
             rounds: dict[int, list[Job]] = {}
             for job in plan:
                 rounds.setdefault(job.round, []).append(job)
-            halves.append(Half(run, fleet, rounds, run_file.RunFile.create(path, run)))
+            halves.append(Half(run, pool, rounds, run_file.RunFile.create(path, run)))
         watcher.begun(*runs, len(keys), paths, resolved.notes)
         turns = Turns(halves, request.gate, watcher, request.time_limit, deadline, clock)
         try:
@@ -120,13 +120,13 @@ def _check_files(out: Path | None) -> None:
     for name in ("a.jsonl", "b.jsonl"):
         if out and (out / name).exists():
             raise UserError(f"{out / name} is there already and is not overwritten; choose another --out")
-        check_out(out / name if out else None)
+        check_output_path(out / name if out else None)
 
 
 def _paths(out: Path | None, run: Run) -> tuple[Path, Path]:
     if out:
         return out / "a.jsonl", out / "b.jsonl"
-    stem, n = default_path(run).with_suffix(""), 1
+    stem, n = default_run_path(run).with_suffix(""), 1
     while True:
         a, b = (stem.with_name(f"{stem.name}-{label}{'' if n == 1 else n}.jsonl") for label in "ab")
         if not a.exists() and not b.exists():
@@ -140,7 +140,7 @@ def _environments(device: str, dtypes: Sequence[str], both: Sequence[Side]) -> l
     for side in both:
         if side.python not in known:
             try:
-                known[side.python] = look(device, dtypes, side.python)
+                known[side.python] = probe_device(device, dtypes, side.python)
             except UserError as error:
                 raise UserError(f"{side.label}: {error}") from None
     return [known[side.python] for side in both]
@@ -151,23 +151,23 @@ def _prepare(
     resolved: Resolved,
     both: Sequence[Side],
     here: Sequence[Environment],
-    fleets: Sequence[Fleet],
+    pools: Sequence[WorkerPool],
     watcher: Watcher,
 ) -> tuple[tuple[Run, Run], list[tuple[Job, ...]]]:
     """The two runs without records, whose plan is the first round, and all jobs that there may be."""
     runs, plans = [], []
     started, shared = datetime.now(timezone.utc).isoformat(timespec="seconds"), uuid.uuid4().hex[:12]
-    for side, environment, fleet in zip(both, here, fleets, strict=True):
-        fleet.specs, fleet.interpreters = side.specs, side.interpreters
+    for side, environment, pool in zip(both, here, pools, strict=True):
+        pool.specs, pool.interpreters = side.specs, side.interpreters
         watcher.say(f"importing {', '.join(side.specs)} ({side.label})")
-        probes = fleet.probe()
+        probes = pool.probe()
         for name, probe in probes.items():
-            if not probe.usable and (is_code(request.a, request.b) or is_own(side.specs[name])):
+            if not probe.usable and (is_code(request.a, request.b) or is_user_code(side.specs[name])):
                 raise UserError(f"{side.label}: {probe.why_not}")
-        answers = fleet.survey(probes, resolved.cases, environment.device)
-        fleet.close()  # a turn begins with fresh processes, and without those of the other side
+        answers = pool.survey(probes, resolved.cases, environment.device)
+        pool.close()  # a turn begins with fresh processes, and without those of the other side
         policy = resolved.policy
-        plan = planning.make(resolved.cases, answers, environment.device, policy, rounds=LOOKS[-1])
+        plan = planning.make_plan(resolved.cases, answers, environment.device, policy, rounds=LOOKS[-1])
         plans.append(plan)
         runs.append(
             Run(

@@ -7,9 +7,8 @@ import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from attnbench import backends
 from attnbench.core.errors import UserError
-from attnbench.run.select import choose, interpreters
+from attnbench.run.select import available_backends, select_backends, select_interpreters
 
 
 @dataclass(frozen=True)
@@ -40,7 +39,7 @@ def sides(
         return _codes(a, b, pythons, suite)
     if pythons:
         raise UserError("--python: --a and --b are the interpreters already; leave it out")
-    specs = choose(patterns)
+    specs = select_backends(patterns)
     first, second = (_interpreter(option, path) for option, path in (("--a", a), ("--b", b)))
     return (
         Side(f"--a {a}", specs, dict.fromkeys(specs, first), first),
@@ -54,9 +53,9 @@ def is_code(a: str, b: str) -> bool:
 
 
 def _codes(a: str, b: str, pythons: Sequence[str], suite: Mapping[str, str] | None) -> tuple[Side, Side]:
-    chosen = [next(iter(choose([text]).items())) for text in (a, b)]
+    chosen = [next(iter(select_backends([text]).items())) for text in (a, b)]
     names = [name for name, _ in chosen]
-    own = interpreters(pythons, names, suite)
+    own = select_interpreters(pythons, names, suite)
     called = names[0] if names[0] == names[1] else f"{names[0]}-vs-{names[1]}"
     made = []
     for option, text, (name, spec) in zip(("--a", "--b"), (a, b), chosen, strict=True):
@@ -66,7 +65,7 @@ def _codes(a: str, b: str, pythons: Sequence[str], suite: Mapping[str, str] | No
 
 
 def _is_code(text: str) -> bool:
-    return ":" in text or text.endswith(".py") or text in backends.available()
+    return ":" in text or text.endswith(".py") or text in available_backends()
 
 
 def _interpreter(option: str, path: str) -> str:

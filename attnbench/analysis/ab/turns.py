@@ -16,8 +16,8 @@ from attnbench.core.sizes import duration
 from attnbench.results import run_file
 from attnbench.results.case_names import count
 from attnbench.results.cells import Key
-from attnbench.run.plan import skipped
-from attnbench.run.workers import Fleet, execute
+from attnbench.run.plan import skipped_record
+from attnbench.run.workers import WorkerPool, measure_jobs
 
 LABELS = ("A", "B")
 
@@ -44,7 +44,7 @@ class Half:
     """One side while it is measured."""
 
     run: Run  # without its records
-    fleet: Fleet
+    pool: WorkerPool
     rounds: Mapping[int, Sequence[Job]]
     file: run_file.RunFile
     records: list[Record] = field(default_factory=list)
@@ -126,7 +126,7 @@ class Turns:
             half, began, measuring = self._halves[which], self._clock(), 0.0
             jobs = [j for j in half.rounds[pair] if (j.case, j.backend) in costs]
             self._watcher.turn(2 * pair + turn + 1, LABELS[which], len(jobs), len(costs), self._deadline - began)
-            for job, record in execute(jobs, half.fleet, half.run.policy, half.run.environment.device):
+            for job, record in measure_jobs(jobs, half.pool, half.run.policy, half.run.environment.device):
                 if record is None:
                     self._watcher.started(job)
                     continue
@@ -137,7 +137,7 @@ class Turns:
                 taken[key] += seconds
                 if record.status != "ok":
                     broken.add(key)
-            half.fleet.close()
+            half.pool.close()
             spent = max(0.0, self._clock() - began - measuring)
             self._start = max(self._start, spent) if turn else spent  # the slower of the pair
         return {key: seconds for key, seconds in taken.items() if key not in broken}
@@ -151,7 +151,7 @@ class Turns:
         for half in self._halves:
             for job in half.rounds[0]:
                 if (job.case, job.backend) not in costs:
-                    half.add(skipped(job))
+                    half.add(skipped_record(job))
 
     def _leave_out(self, pair: int, late: set[Key]) -> None:
         self._late |= late
@@ -159,7 +159,7 @@ class Turns:
         for half in self._halves if not pair else ():
             for job in half.rounds[0]:
                 if (job.case, job.backend) in late:
-                    half.add(skipped(job if job.skip else replace(job, skip=reason, resumable=True)))
+                    half.add(skipped_record(job if job.skip else replace(job, skip=reason, resumable=True)))
 
     def notes(self, open_cells: int) -> list[str]:
         """How it ended, where not by itself."""

@@ -17,7 +17,17 @@ from attnbench.core.errors import UserError
 from attnbench.report.files import as_csv
 from attnbench.report.markdown import row, safe
 from attnbench.results.case_names import headdim
-from attnbench.run.support import FEATURES, LEGEND, PLAIN, Matrix, Row, Support, architectures, device, matrix
+from attnbench.run.support import (
+    FEATURES,
+    LEGEND,
+    PLAIN,
+    Row,
+    Support,
+    SupportMatrix,
+    matrices_by_architecture,
+    named_device,
+    support_matrix,
+)
 
 FORMATS = ("table", "md", "csv", "json")
 BEGIN, END = "<!-- matrix: made by `attnbench backends --matrix --into FILE` -->", "<!-- end of the matrix -->"
@@ -41,7 +51,7 @@ class Notes:
 Grid = tuple[str, list[str], list[tuple[tuple[str, str], list[Support]]]]  # title, columns, ((backend, remark), cells)
 
 
-def overview(matrices: Sequence[Matrix]) -> Grid:
+def overview(matrices: Sequence[SupportMatrix]) -> Grid:
     """Backends by device."""
     columns = [m.device.name for m in matrices]
     names = [(row.backend, "" if row.verified else UNVERIFIED) for row in matrices[0].rows]
@@ -49,7 +59,7 @@ def overview(matrices: Sequence[Matrix]) -> Grid:
     return BY_ARCHITECTURE, columns, rows
 
 
-def by_feature(of: Matrix) -> list[Grid]:
+def by_feature(of: SupportMatrix) -> list[Grid]:
     """Backends by feature, a grid a group of features; those that run nothing there come in the first alone."""
     grids: list[Grid] = []
     for group in dict.fromkeys(f.group for f in FEATURES):
@@ -75,7 +85,7 @@ def _remark(row: Row) -> str:
     return "; ".join(parts)
 
 
-def render(console: Console, gpus: Sequence[Matrix]) -> None:
+def render(console: Console, gpus: Sequence[SupportMatrix]) -> None:
     """Feature by feature on each GPU; with none given, where each backend runs."""
     for of in gpus:
         notes = Notes()
@@ -85,7 +95,7 @@ def render(console: Console, gpus: Sequence[Matrix]) -> None:
         console.print(LEGEND, style="dim")
     if not gpus:
         notes = Notes()
-        _render(console, overview(architectures()), notes)
+        _render(console, overview(matrices_by_architecture()), notes)
         _footnotes(console, notes)
         console.print(MORE, style="dim", markup=False)
 
@@ -122,9 +132,9 @@ def _footnotes(console: Console, notes: Notes) -> None:
     console.print(table)
 
 
-def markdown(gpus: Sequence[Matrix], level: str = "###") -> str:
+def markdown(gpus: Sequence[SupportMatrix], level: str = "###") -> str:
     """As `render`, in GitHub's markdown."""
-    sections = [by_feature(of) for of in gpus] or [[overview(architectures())]]
+    sections = [by_feature(of) for of in gpus] or [[overview(matrices_by_architecture())]]
     blocks = []
     for grids in sections:
         notes = Notes()
@@ -149,9 +159,9 @@ def _noted(text: str, mark: str) -> str:
     return f"{text} <sup>{mark}</sup>" if mark else text
 
 
-def _flat(gpus: Sequence[Matrix]) -> Iterable[dict[str, str]]:
+def _flat(gpus: Sequence[SupportMatrix]) -> Iterable[dict[str, str]]:
     """One entry a device, backend and feature."""
-    for of in gpus or architectures():
+    for of in gpus or matrices_by_architecture():
         capability = ".".join(map(str, of.device.capability or ()))
         for backend in of.rows:
             for feature, cell in zip(FEATURES, backend.cells, strict=True):
@@ -165,20 +175,20 @@ def _flat(gpus: Sequence[Matrix]) -> Iterable[dict[str, str]]:
                 }
 
 
-def csv_text(gpus: Sequence[Matrix]) -> str:
+def csv_text(gpus: Sequence[SupportMatrix]) -> str:
     return as_csv(list(_flat(gpus)))
 
 
-def json_text(gpus: Sequence[Matrix]) -> str:
+def json_text(gpus: Sequence[SupportMatrix]) -> str:
     return json.dumps(list(_flat(gpus)), indent=1) + "\n"
 
 
-WRITERS: dict[str, Callable[[Sequence[Matrix]], str]] = {"md": markdown, "csv": csv_text, "json": json_text}
+WRITERS: dict[str, Callable[[Sequence[SupportMatrix]], str]] = {"md": markdown, "csv": csv_text, "json": json_text}
 
 
 def documented() -> str:
     """What docs/backends.md holds between its marks."""
-    return f"{BEGIN}\n\n{markdown(())}\n{markdown([matrix(device(DOCUMENTED))])}\n{END}\n"
+    return f"{BEGIN}\n\n{markdown(())}\n{markdown([support_matrix(named_device(DOCUMENTED))])}\n{END}\n"
 
 
 def put_into(path: Path) -> None:

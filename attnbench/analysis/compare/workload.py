@@ -81,7 +81,7 @@ class Workload(BaseModel):
 
 def load(path: Path) -> Workload:
     """Raises UserError that says where it is wrong."""
-    data = yaml_file.read(path)
+    data = yaml_file.read_yaml(path)
     if not isinstance(data, dict):
         raise UserError(f"{path}: a workload is a mapping with parts, as in {EXAMPLE}")
     return parse({"name": path.stem, **data}, str(path))

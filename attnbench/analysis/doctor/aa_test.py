@@ -1,6 +1,6 @@
 """The A/A test: two processes measure one implementation in turns, to see what is error on this machine.
 
-With the default policy and through the same fleet as a run, so that whatever spoils a run spoils it too. The processes
+With the default policy and through the same pool as a run, so that whatever spoils a run spoils it too. The processes
 swap their order every turn; resolution.py says what the differences mean.
 """
 
@@ -18,8 +18,8 @@ from attnbench.core.machine import Device
 from attnbench.core.policy import Policy
 from attnbench.core.record import Job, Record
 from attnbench.core.sizes import duration, short
-from attnbench.run.plan import Answer, predict
-from attnbench.run.workers import Fleet
+from attnbench.run.plan import CaseSupport, forecast_job
+from attnbench.run.workers import WorkerPool
 
 PAIR = ("a", "b")
 MAX_TURNS = 24
@@ -72,7 +72,7 @@ def trial_cases(kind: str) -> list[Case]:
 
 
 def try_out(
-    fleet: Fleet,
+    pool: WorkerPool,
     backend: str,
     cases: Sequence[Case],
     device: Device,
@@ -94,8 +94,8 @@ def try_out(
         say(f"A/A test: turn {turn + 1}, {duration(left)} left at most")
         for case in going:
             for name in PAIR if turn % 2 == 0 else PAIR[::-1]:
-                job = Job(case, name, turn, predict(case, Answer(), device, policy))
-                records.append(record := fleet.run(job, policy, device))
+                job = Job(case, name, turn, forecast_job(case, CaseSupport(), device, policy))
+                records.append(record := pool.measure(job, policy, device))
                 if record.status != "ok":
                     return _trial(backend, cases, readings, records, clock() - began)
                 readings[case.key][name].append(stats.median(record.measurements["time"].values))

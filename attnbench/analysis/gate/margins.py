@@ -94,7 +94,7 @@ def parse(amount: Any, what: str) -> float:
 def _read(file: Path) -> Margins:
     from attnbench.run import yaml_file
 
-    data = yaml_file.read(file)
+    data = yaml_file.read_yaml(file)
     data = _mapping(data or {}, f"{file}")
     cells = _mapping(data.pop("cells", None) or {}, f"{file}: cells")
     globs = ((str(glob), _mapping(own, f"{file}: {glob}")) for glob, own in cells.items())

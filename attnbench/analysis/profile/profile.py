@@ -22,13 +22,13 @@ from attnbench.core.machine import Device, Environment
 from attnbench.core.policy import Policy
 from attnbench.core.sizes import short
 from attnbench.run import plan
-from attnbench.run.device_probe import look
+from attnbench.run.device_probe import probe_device
 from attnbench.run.process import START_TIMEOUT
-from attnbench.run.select import choose, device_name, interpreters
-from attnbench.run.suite import Settings, parse, resolve
-from attnbench.run.workers import Fleet, ends_well
+from attnbench.run.select import parse_device, select_backends, select_interpreters
+from attnbench.run.suite import Settings, parse_suite, resolve
+from attnbench.run.workers import WorkerPool, closing_workers
 
-DEFAULTS = parse(
+DEFAULTS = parse_suite(
     {
         "name": "profile",
         "axes": {"seqlen": "8k", "headdim": 128, "dtype": "bf16", "causal": False, "pass": "fwd"},
@@ -130,29 +130,29 @@ class Outcome:
 
 def profile(request: Request, say: Callable[[str], Any]) -> Outcome:
     """Profiles; `say` hears what goes on. Raises UserError for what a person can mend."""
-    device = device_name(request.device)
+    device = parse_device(request.device)
     if not request.settings.backends:
         raise UserError("--backend: which one? As in attnbench profile -b triton --seqlen 8k, or -b eager,triton")
-    specs = choose(request.settings.backends)
+    specs = select_backends(request.settings.backends)
     kinds = {"auto": ("cuda", "cpu"), "cpu": ("cpu",)}.get(device, ("cuda",))
     cases = {kind: one_case(request.settings, kind) for kind in kinds}
     if device == "fake":
         raise UserError("--device fake: nothing runs on a simulated device, so there is nothing to profile; use cpu")
     traces = trace_files(request.trace, list(specs))
-    fleet = Fleet(specs, interpreters(request.pythons, list(specs)))
-    with ends_well(fleet):
+    pool = WorkerPool(specs, select_interpreters(request.pythons, list(specs)))
+    with closing_workers(pool):
         say("looking at the device")
-        environment = look(device, sorted({case.dtype for case, _ in cases.values()}))
+        environment = probe_device(device, sorted({case.dtype for case, _ in cases.values()}))
         here = environment.device
         case, notes = cases[here.kind]
-        profiles, refused = _ask(fleet, case, here, traces, say)
-        fleet.close()
+        profiles, refused = _ask(pool, case, here, traces, say)
+        pool.close()
         lost = [traces[p.backend] for p in profiles if p.backend in traces and not p.trace]
         notes += tuple(f"--trace: {path} could not be written; choose another place" for path in lost)
         if here.kind == "cpu":
             notes += (CPU_NOTE,)
         elif request.counters and profiles:
-            profiles, problems = _count(profiles, fleet, case, here, say)
+            profiles, problems = _count(profiles, pool, case, here, say)
             notes += problems
     return Outcome(environment, case, roofline(case, here, profiles), tuple(profiles), refused, notes)
 
@@ -207,15 +207,15 @@ def roofline(case: Case, device: Device, profiles: Sequence[Profile]) -> Rooflin
 
 
 def _ask(
-    fleet: Fleet, case: Case, device: Device, traces: Mapping[str, Path], say: Callable[[str], Any]
+    pool: WorkerPool, case: Case, device: Device, traces: Mapping[str, Path], say: Callable[[str], Any]
 ) -> tuple[list[Profile], dict[str, str]]:
     """A profile of each backend, or the reason why there is none."""
-    say(f"importing {', '.join(fleet.specs)}")
-    probes = fleet.probe()
-    jobs = plan.make([case], fleet.survey(probes, [case], device), device, Policy())
+    say(f"importing {', '.join(pool.specs)}")
+    probes = pool.probe()
+    jobs = plan.make_plan([case], pool.survey(probes, [case], device), device, Policy())
     profiles: list[Profile] = []
     refused: dict[str, str] = {}
-    for job in sorted(jobs, key=lambda j: list(fleet.specs).index(j.backend)):
+    for job in sorted(jobs, key=lambda j: list(pool.specs).index(j.backend)):
         name = job.backend
         if job.skip:
             refused[name] = job.skip
@@ -225,7 +225,7 @@ def _ask(
         request = {"op": "profile", "device": to_json(device), "case": to_json(case)}
         timeout = START_TIMEOUT + FORECASTS * job.forecast.seconds
         try:
-            found = fleet.ask(name, {**request, "trace": str(trace) if trace else None}, timeout)["profile"]
+            found = pool.ask(name, {**request, "trace": str(trace) if trace else None}, timeout)["profile"]
         except UserError as error:
             refused[name] = str(error).removeprefix(f"{name}: ")
             continue
@@ -238,7 +238,7 @@ def _ask(
 
 
 def _count(
-    profiles: Sequence[Profile], fleet: Fleet, case: Case, device: Device, say: Callable[[str], Any]
+    profiles: Sequence[Profile], pool: WorkerPool, case: Case, device: Device, say: Callable[[str], Any]
 ) -> tuple[list[Profile], tuple[str, ...]]:
     """The profiles with what ncu counted, and why not; what hinders one hinders all, and is said once."""
     tool = ncu.find()
@@ -251,8 +251,8 @@ def _count(
         name = one.backend
         say(f"counting the bytes that {name} moves (ncu)")
         try:
-            own = {**request, "name": name, "spec": fleet.specs[name]}
-            traffic = ncu.measure(tool, fleet.interpreters.get(name), own)
+            own = {**request, "name": name, "spec": pool.specs[name]}
+            traffic = ncu.measure(tool, pool.interpreters.get(name), own)
         except ncu.NoTraffic as error:
             problems.setdefault(str(error), name)
             counted.append(one)

@@ -14,7 +14,7 @@ from attnbench.core.json import to_json
 from attnbench.core.record import Record, Run
 from attnbench.core.sizes import duration, gib
 from attnbench.results.cells import cells
-from attnbench.run.plan import skipped
+from attnbench.run.plan import skipped_record
 
 
 def render(console: Console, run: Run) -> None:
@@ -36,7 +36,7 @@ def render(console: Console, run: Run) -> None:
         table.add_row(name, str(len(todo)), str(len(jobs) - len(todo)), *figures)
     console.print(table)
     reasons = Table(box=None, pad_edge=False, show_header=False, padding=(0, 2, 0, 0))
-    records = tuple(skipped(j) if j.skip else Record(j.case, j.backend, j.round, "ok") for j in run.plan)
+    records = tuple(skipped_record(j) if j.skip else Record(j.case, j.backend, j.round, "ok") for j in run.plan)
     for note in no_figure.notes(cells([replace(run, records=records)])):
         reasons.add_row(Text(note.word, "dim"), Text(f"{note.who}: {note.reason}"))
     if reasons.rows:

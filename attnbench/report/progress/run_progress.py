@@ -14,7 +14,7 @@ from attnbench.analysis.summary.tables import MEMORY
 from attnbench.core.record import Job, Record, Run
 from attnbench.core.sizes import duration
 from attnbench.results import case_names, derive, metrics
-from attnbench.run.plan import summary
+from attnbench.run.plan import plan_summary
 
 
 class Line:
@@ -40,7 +40,7 @@ class Line:
 
 
 class Live(Line):
-    """Watches a run; see run.Watcher."""
+    """Watches a run; see run_suite.RunObserver."""
 
     def __init__(self, console: Console) -> None:
         super().__init__(console)
@@ -61,7 +61,7 @@ class Live(Line):
             facts.append(f"{device.threads} threads")
         facts += [f"torch {run.environment.torch}"] if run.environment.torch else []
         self._print(Text().append("attnbench  ", style="bold").append(", ".join(facts)))
-        self._print(Text(f"suite {run.suite}: {summary(todo)}"))
+        self._print(Text(f"suite {run.suite}: {plan_summary(todo)}"))
         for note in notes:
             self._print(Text(note, style="yellow"))
         if path:
