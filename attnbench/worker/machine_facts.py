@@ -8,12 +8,10 @@ The exact clock is that of a spin of known length (measure/events.py): NVML has 
 
 from __future__ import annotations
 
-import contextlib
 import os
 import time
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from attnbench.core import stats
@@ -28,8 +26,6 @@ if TYPE_CHECKING:
 IDLE = 2.0  # seconds; NVML's utilisation is an average over 1/6 to 1 s
 SAMPLES = 20
 REASONS = {**LIMITS, 0x2: "application clocks", 0x10: "sync boost", 0x100: "display clocks"}  # nvml.h
-CGROUPS = Path("/sys/fs/cgroup")
-CPUS = Path("/sys/devices/system/cpu")
 
 
 def examine(bench: Bench) -> dict[str, Any]:
@@ -48,39 +44,6 @@ def _clock_held(events: EventTimer) -> float:
     """Hz, once a spin has woken the device: an idle one runs slower."""
     events.hide_host(0.05)
     return max(events.clock_hz() for _ in range(5))
-
-
-def host() -> dict[str, Any]:
-    """The facts of the host; standard library only. Ask before any worker starts: they are a load themselves."""
-    governors = {text for path in CPUS.glob("cpu[0-9]*/cpufreq/scaling_governor") if (text := _text(path))}
-    return {
-        "load": os.getloadavg()[0],  # over the last minute
-        "cores": os.cpu_count(),
-        "cpu_limit": cpu_limit(_text(Path("/proc/self/cgroup")) or ""),
-        "governors": sorted(governors),
-        "nvidia_driver": Path("/proc/driver/nvidia/version").exists(),
-    }
-
-
-def cpu_limit(cgroup: str, root: Path = CGROUPS) -> float | None:
-    """CPUs that this process may use at once by its container's quota, of the strictest cgroup that it is in.
-
-    `cgroup` is the text of /proc/self/cgroup: "0::/path" for version 2, "4:cpu,cpuacct:/path" for version 1.
-    """
-    limits = []
-    for line in cgroup.splitlines():
-        _, controllers, path = line.split(":", 2)
-        if controllers and "cpu" not in controllers.split(","):
-            continue
-        base = root if not controllers else root / "cpu"
-        inside = Path(path.lstrip("/"))
-        for folder in [base / inside, *(base / parent for parent in inside.parents)]:
-            words = (_text(folder / "cpu.max") or "").split()
-            words = words or [_text(folder / f"cpu.cfs_{name}_us") or "" for name in ("quota", "period")]
-            with contextlib.suppress(ValueError, IndexError, ZeroDivisionError):  # "max", or not limited here
-                if (limit := int(words[0]) / int(words[1])) > 0:
-                    limits.append(limit)
-    return min(limits, default=None)
 
 
 def _processes(state: GpuState) -> dict[str, Any]:
@@ -177,10 +140,3 @@ def _margin(state: GpuState) -> float | None:
     slowdown = state.number(lambda n, h: n.nvmlDeviceGetTemperatureThreshold(h, n.NVML_TEMPERATURE_THRESHOLD_SLOWDOWN))
     now = state.temperature_c()
     return slowdown - now if slowdown and now is not None else None
-
-
-def _text(path: Path) -> str | None:
-    try:
-        return path.read_text().strip()
-    except OSError:
-        return None

@@ -16,7 +16,7 @@ from attnbench.analysis.doctor.checks import Finding, judge_trial
 from attnbench.analysis.doctor.diagnose import Diagnosis, diagnose
 from attnbench.analysis.doctor.write import json_text, render
 from attnbench.core.errors import UserError
-from attnbench.worker import machine_facts
+from attnbench.run import host_facts
 from builders import CPU, H200, environment
 
 
@@ -37,7 +37,7 @@ def examined(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "WorkerPool", Examined)
     monkeypatch.setattr(module, "probe_device", lambda *_: environment(H200, packages={"triton": "3.5.0"}))
     monkeypatch.setattr(module, "IMPLEMENTATIONS", {"cuda": ("fake",)})
-    monkeypatch.setattr(machine_facts, "host", lambda: HOST)
+    monkeypatch.setattr(host_facts, "read_host_facts", lambda: HOST)
 
 
 @pytest.mark.usefixtures("examined")

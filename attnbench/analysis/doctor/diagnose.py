@@ -16,10 +16,10 @@ from attnbench.core.case import Case
 from attnbench.core.errors import EXIT_UNFIT, UserError
 from attnbench.core.json import to_json
 from attnbench.core.machine import Device, Environment
+from attnbench.run import host_facts
 from attnbench.run.device_probe import probe_device
 from attnbench.run.select import backend_spec, parse_device
 from attnbench.run.workers import WorkerPool, closing_workers
-from attnbench.worker import machine_facts
 
 EXIT_CODES: Mapping[Level, int] = {"ok": 0, "warning": 1, "unfit": EXIT_UNFIT}
 
@@ -48,7 +48,7 @@ class Diagnosis:
 
 def diagnose(asked: str, say: Callable[[str], None], *, quick: bool = False) -> Diagnosis:
     """Looks at the device that was asked for and tries it; `say` hears what goes on. Raises UserError without one."""
-    facts: dict[str, Any] = {"asked": parse_device(asked), "host": machine_facts.host()}
+    facts: dict[str, Any] = {"asked": parse_device(asked), "host": host_facts.read_host_facts()}
     pool = WorkerPool({})
     with closing_workers(pool):
         say("looking at the device")
