@@ -1,54 +1,162 @@
-"""The same tables as GitHub-flavoured markdown, for an issue, a pull request or a README."""
+"""A document as GitHub-flavoured markdown, for an issue, a pull request or a README."""
 
 from __future__ import annotations
 
-from attnbench.analysis.summary import no_figure, tables
-from attnbench.analysis.summary.contents import Contents
-from attnbench.analysis.summary.tables import HELD_DOWN, MEMORY, Entry, Table
+from collections.abc import Iterable, Sequence
+
+from attnbench.core.text import one_line
+from attnbench.report.characters import HELD_DOWN, MEMORY_BOUND, NO_FIGURES, bar, heights
+from attnbench.report.document import (
+    Bar,
+    Block,
+    Caution,
+    Document,
+    Ending,
+    Entry,
+    Figure,
+    Grid,
+    Grids,
+    Line,
+    Pairs,
+    Paragraphs,
+    Span,
+    Steps,
+    Table,
+)
+
+SIGNS = {"good": "✅", "info": "", "warning": "❔", "bad": "❌"}
+BAR = 32  # characters
+_MARKUP = {"strong": "**", "bad": "**"}
 
 
-def render(contents: Contents) -> str:
-    blocks = [f"**{safe(s.device)}** {safe(s.machine)}  \n{safe(s.method)}" for s in contents.setups]
-    if not contents.setups:
-        blocks.append(no_figure.NOTHING)
-    for heading, section in contents.sections:
-        legend = safe(section.legend("bold:"))
-        blocks.append(f"### {heading} ({legend})" if legend else f"### {heading}")
-        blocks += [_table(table) for table in section.tables] or [tables.NO_FIGURES]
-        blocks += filter(None, [safe(section.more())])
-    if contents.notes:
-        blocks.append("\n".join(f"- {n.word}: {safe(n.who)}: {safe(n.reason)}" for n in contents.notes))
-    for found in (contents.cautions, contents.facts):
+def render(document: Document) -> str:
+    """Return the whole document, with the verdict first."""
+    parts = []
+    if document.verdict:
+        sign = SIGNS[document.verdict.level]
+        parts.append(f"### {sign} attnbench {document.command}: {safe(document.verdict.text)}")
+    parts += [f"**{safe(sentence)}**" for sentence in document.answer]
+    for machine in document.machines:
+        method = f"  \n{safe(machine.method)}" if machine.method else ""
+        parts.append(f"**{safe(machine.label)}** {safe(machine.description)}{method}")
+    for block in (*document.lead, *document.blocks):
+        parts += _block(block)
+    if document.reasons:
+        parts.append(_list(f"{r.word}: {safe(r.who)}: {safe(r.reason)}" for r in document.reasons))
+    for found in (document.cautions, document.facts):
         if found:
-            blocks.append("\n".join(f"- **{safe(w.what)}** {safe(f'{w.why} {w.todo}'.strip())}" for w in found))
-    return "\n\n".join(blocks) + "\n"
-
-
-def _table(table: Table) -> str:
-    title = f"**{safe(table.title)}**" + (f" {safe(table.details)}" if table.details else "")
-    lines = [
-        row(table.corner, *map(safe, table.columns)),
-        row("---:" if table.corner == "seqlen" else ":---", *["---:"] * len(table.columns)),
-    ]
-    lines += [row(safe(label), *map(_entry, entries)) for label, entries in table.rows]
-    return f"{title}\n\n" + "\n".join(lines)
-
-
-def row(*entries: str) -> str:
-    """Of a table; the second says how each column is aligned."""
-    return f"| {' | '.join(entries)} |"
-
-
-def _entry(entry: Entry) -> str:
-    if entry.word or not entry.digits:
-        return entry.word
-    figure = f"**{entry.digits}**" if entry.best else entry.digits
-    figure += safe(HELD_DOWN) if entry.held_down else ""
-    return f"{figure} {entry.aside}{MEMORY if entry.memory else ''}".strip()
+            parts.append(_list(map(_caution, found)))
+    if document.notes:
+        parts.append(_list(map(_spans, document.notes)))
+    return "\n\n".join(parts) + "\n"
 
 
 def safe(text: str) -> str:
-    """Text that markdown leaves as it is."""
+    """Return text that markdown shows as it is, on one line."""
+    text = one_line(text)
     for character in "\\`*_[]<>|~":
         text = text.replace(character, "\\" + character)
     return text
+
+
+def row(*entries: str) -> str:
+    """Return one row of a table; the second one says how each column is aligned."""
+    return f"| {' | '.join(entries)} |"
+
+
+def _list(items: Iterable[str]) -> str:
+    return "\n".join(f"- {item}" for item in items)
+
+
+def _caution(caution: Caution) -> str:
+    return f"**{safe(caution.what)}** {safe(f'{caution.why} {caution.todo}'.strip())}".strip()
+
+
+def _spans(line: Line) -> str:
+    return "".join(_span(span) for span in line)
+
+
+def _span(span: Span) -> str:
+    """Return a span in its style; markup must not stand beside a space."""
+    mark, inner = _MARKUP.get(span.style, ""), span.text.strip()
+    if not mark or not inner:
+        return _kept_spaces(span.text)
+    before, after = span.text[: len(span.text) - len(span.text.lstrip())], span.text[len(span.text.rstrip()) :]
+    return f"{before}{mark}{safe(inner)}{mark}{after}"
+
+
+def _kept_spaces(text: str) -> str:
+    """Return safe text with a space at either end, where it had one."""
+    inner = safe(text)
+    return f"{' ' if text[:1] == ' ' else ''}{inner}{' ' if inner and text[-1:] == ' ' else ''}"
+
+
+def _block(block: Block) -> list[str]:
+    if isinstance(block, Grids):
+        return _grids(block)
+    title = [f"### {safe(block.title)}"] if block.title else []
+    if isinstance(block, Table):
+        return title + _table(block)
+    if isinstance(block, Pairs):
+        rows = (f"**{safe(label)}** {safe(value)}" + (f": {safe(m)}" if m else "") for label, value, m in block.rows)
+        return [*title, _list(rows)]
+    if isinstance(block, Paragraphs) and block.indent:
+        pairs = zip(block.lines[::2], block.lines[1::2], strict=True)
+        return [*title, _list(f"{_spans(first)}: {_spans(second)}" for first, second in pairs)]
+    return [*title, _list(map(_spans, block.lines))]
+
+
+def _table(table: Table) -> list[str]:
+    parts = [safe(table.note)] if table.note else []
+    shown = table.rows[: table.listed]
+    lines = [
+        row(*(safe(column.heading) for column in table.columns)),
+        row(*("---:" if column.align == "right" else ":---" for column in table.columns)),
+        *(row(*map(_entry, entries)) for entries in shown),
+    ]
+    parts.append("\n".join(lines))
+    if left := len(table.rows) - len(shown):
+        parts.append(f"and {left} more")
+    if table.footnotes:
+        parts.append("\n".join(f"{number}. {safe(text)}" for number, text in enumerate(table.footnotes, start=1)))
+    return parts
+
+
+def _entry(entry: Entry) -> str:
+    if isinstance(entry, str):
+        return safe(entry)
+    if isinstance(entry, Bar):
+        return f"`{bar(entry, BAR, utf=True)}`"
+    if isinstance(entry, Steps):
+        return f"`{heights(entry, BAR, utf=True)}`"
+    return _spans([entry] if isinstance(entry, Span) else entry)
+
+
+def _grids(block: Grids) -> list[str]:
+    legend = safe(block.legend("bold:", HELD_DOWN))
+    parts = [f"### {block.heading} ({legend})" if legend else f"### {block.heading}"]
+    parts += [_grid(grid) for grid in block.grids] or [NO_FIGURES]
+    return parts + ([safe(block.more)] if block.more else [])
+
+
+def _grid(grid: Grid) -> str:
+    title = f"**{safe(grid.title)}**" + (f" {safe(grid.details)}" if grid.details else "")
+    lines = [
+        row(grid.corner, *map(safe, grid.columns)),
+        row("---:" if grid.corner == "seqlen" else ":---", *["---:"] * len(grid.columns)),
+        *(row(safe(label), *map(_figure, entries)) for label, entries in grid.rows),
+    ]
+    return f"{title}\n\n" + "\n".join(lines)
+
+
+def _figure(entry: Figure | Ending) -> str:
+    if isinstance(entry, Ending):
+        return entry.word
+    figure = f"**{entry.digits}**" if entry.best else entry.digits
+    figure += safe(HELD_DOWN) if entry.held_down else ""
+    return f"{figure} {entry.aside}{MEMORY_BOUND if entry.memory_bound else ''}".strip()
+
+
+def joined(blocks: Sequence[Block]) -> str:
+    """Return blocks by themselves, as a part of a file that holds more."""
+    return "\n\n".join(part for block in blocks for part in _block(block)) + "\n"

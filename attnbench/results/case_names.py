@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import re
-from collections.abc import Iterable, Mapping, Sequence
-from functools import cache, lru_cache
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from functools import cache
+from typing import Any
 
 from attnbench.core.case import DIRECTIONS, DTYPES, Case
 from attnbench.core.record import Status
-from attnbench.core.sizes import short
-
-if TYPE_CHECKING:
-    from attnbench.results.cells import Cell
+from attnbench.core.sizes import format_size
 
 BACKEND_ORDER = (
     *("eager", "sdpa-math", "sdpa-efficient", "sdpa-flash", "sdpa-cudnn", "sdpa-fa3", "sdpa-fa4", "triton"),
@@ -35,11 +31,6 @@ NOTHING = "-"  # measured, but this metric has no value
 
 _PLACED = {"shape", "dtype", "direction", "causal", "window_size"}  # fields that a name says in a way of their own
 _USUAL = {f.name: f.default for f in dataclasses.fields(Case) if f.name not in _PLACED}
-_FACTORS = {"h": 3600.0, "m": 60.0, "s": 1.0, "B": 1.0, "KiB": 2.0**10, "MiB": 2.0**20, "GiB": 2.0**30}
-_QUANTITY = re.compile(
-    r"(?<![\w.])(?:\d+h\d+m|\d+m\d+s|\d+(?:\.\d+)?s|"  # as attnbench.core.sizes writes durations
-    r"-?\d+(?:\.\d+)?(?:e[+-]?\d+)?(?: (?:[KMG]i)?B)?)(?!\w|\.\d)"
-)
 
 
 def backend_rank(name: str) -> tuple[int, str]:
@@ -94,30 +85,15 @@ def case_rank(case: Case) -> tuple[Any, ...]:
 def lengths(case: Case) -> str:
     """16k, or 1x16k for one query on 16k keys."""
     s = case.shape
-    return short(s.seqlen_k) if s.seqlen_q == s.seqlen_k else f"{short(s.seqlen_q)}x{short(s.seqlen_k)}"
+    return (
+        format_size(s.seqlen_k) if s.seqlen_q == s.seqlen_k else f"{format_size(s.seqlen_q)}x{format_size(s.seqlen_k)}"
+    )
 
 
-def case(backend: str, case: Case, dtype: bool = False) -> str:
-    """One case on one backend in a few words: triton 16k d128 causal fwd softcap 30; with its dtype where asked for."""
+def case_name(backend: str, case: Case, dtype: bool = False) -> str:
+    """Return a case on a backend in a few words, with its dtype if asked: triton 16k d128 causal fwd softcap 30."""
     said = (f"{backend} {lengths(case)} d{headdim(case)} {mask(case)} {case.direction}", *extras(case))
     return " ".join((*said, case.dtype) if dtype else said)
-
-
-def name(cell: Cell) -> str:
-    """With its dtype where there are cells of another."""
-    return case(cell.backend, cell.case, cell.sheet.several_dtypes)
-
-
-def count(n: int, what: str) -> str:
-    """1 cell, 2 cells."""
-    return f"{n} {what}" if n == 1 else f"{n} {what}s"
-
-
-def some(names: Iterable[str], limit: int = 3) -> str:
-    """The first few, and how many more."""
-    names = list(names)
-    more = len(names) - limit
-    return ", ".join(names[:limit]) + (f" and {more} more" if more > 0 else "")
 
 
 def span(values: Sequence[int], known: Sequence[int]) -> str:
@@ -132,15 +108,14 @@ def span(values: Sequence[int], known: Sequence[int]) -> str:
     parts = []
     for run in runs:
         if len(run) > 2:
-            parts.append(f"{short(run[0])}-{short(run[-1])}")
+            parts.append(f"{format_size(run[0])}-{format_size(run[-1])}")
         else:
-            parts += [short(v) for v in run]
+            parts += [format_size(v) for v in run]
     return ", ".join(parts)
 
 
-def where(some_cells: Sequence[Cell], all_cells: Sequence[Cell]) -> str:
+def where(ours: Sequence[Case], every: Sequence[Case]) -> str:
     """What sets some cells apart from all: the axes on which they have not every value; "" where they are all."""
-    ours, every = [c.case for c in some_cells], [c.case for c in all_cells]
     parts = []
     queries = [c.shape.seqlen_k for c in ours]
     known = [c.shape.seqlen_k for c in every]
@@ -172,32 +147,3 @@ def where(some_cells: Sequence[Cell], all_cells: Sequence[Cell]) -> str:
     if directions != {c.direction for c in every}:
         parts.append(", ".join(sorted(directions, key=DIRECTIONS.index)))
     return "; ".join(parts)
-
-
-@lru_cache(maxsize=10_000)  # many records have one reason
-def one_line(text: str) -> str:
-    """Without line breaks and escape sequences: reasons quote libraries."""
-    text = re.sub(r"\x1b\[[0-9;]*[A-Za-z]", "", text)
-    return " ".join("".join(c if c.isprintable() else " " for c in text).split())
-
-
-@lru_cache(maxsize=10_000)
-def template(reason: str) -> str:
-    """The reason with its quantities taken out, so that those that differ in quantities only are one."""
-    return _QUANTITY.sub("\0", reason)
-
-
-def merged(reasons: Sequence[str]) -> str:
-    """Reasons of one template as one line: "needs 512 MiB to 137 GiB of scores"."""
-    texts = []
-    for quantities in zip(*(_QUANTITY.findall(r) for r in reasons), strict=True):
-        low, high = min(quantities, key=_amount), max(quantities, key=_amount)
-        texts.append(low if _amount(low) == _amount(high) else f"{low} to {high}")
-    parts = template(reasons[0]).split("\0")
-    return "".join(part + text for part, text in zip(parts, [*texts, ""], strict=True))
-
-
-def _amount(quantity: str) -> float:
-    """Seconds, bytes or just the number: 3m05s, 1.5 GiB, 0.0041."""
-    pairs = re.findall(r"(-?\d+(?:\.\d+)?(?:e[+-]?\d+)?) ?([a-zA-Z]*)", quantity)
-    return sum(float(number) * _FACTORS.get(unit, 1.0) for number, unit in pairs)

@@ -1,21 +1,21 @@
-"""A cell: one case on one backend of one device, all its rounds. The unit that every report works on."""
+"""A cell: one case on one backend of one device, all its rounds. Reports, gates and comparisons ask cells."""
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from operator import attrgetter, itemgetter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal
 
 from attnbench.core import stats
 from attnbench.core.case import Case
 from attnbench.core.flops import Convention
-from attnbench.core.record import STATUSES, Record, Run, Status
-from attnbench.results import batch, case_names, derive
-from attnbench.results.columns import Columns
-from attnbench.results.sheet import Sheet
+from attnbench.core.record import STATUSES, Run, Status
+from attnbench.results import metrics
+from attnbench.results.case_names import backend_rank, case_name, case_rank
+from attnbench.results.rows import Rates, Row, Source
 
+CLOCK_HELD = 0.985  # of the best clock; what is missing up to it is the gauge's and the boost's own play
 # A wrong result or kernel outweighs a measured one; then what happened weighs more than what was not tried.
 _WEIGHT: Mapping[Status, int] = {
     "wrong": 0,
@@ -31,194 +31,178 @@ assert set(_WEIGHT) == set(STATUSES)
 Key = tuple[Case, str]  # what names a cell among those of a device: its case and backend
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@dataclass(frozen=True, eq=False)
 class Cell:
+    """All rounds of one case on one backend, of one run. Two cells are equal only if they are one object."""
+
     case: Case
     backend: str
-    rows: tuple[int, ...]  # places of its records among the run's, one per round
-    status: Status  # of the cell as a whole: wrong or wrong-kernel if any round was, else ok if any round was
-    place: int  # among its sheet's cells
-    sheet: Sheet = field(repr=False)  # of its run: what all its cells share
+    rows: tuple[Row, ...]  # one per round, in their order
+    source: Source
 
     @property
     def key(self) -> Key:
         return self.case, self.backend
 
     @property
+    def name(self) -> str:
+        """The cell in a few words, with its dtype where there are cells of another: triton 16k d128 causal fwd."""
+        return case_name(self.backend, self.case, self.source.several_dtypes)
+
+    @property
     def device(self) -> str:
-        """Its label."""
-        return self.sheet.device
+        """The label of the device that it was measured on."""
+        return self.source.device
 
     @property
     def run(self) -> Run:
-        return self.sheet.run
+        return self.source.run
 
     @property
-    def columns(self) -> Columns:
-        """Of the run's records."""
-        return self.sheet.columns
+    def rates(self) -> Rates:
+        return self.source.rates(self.case.dtype)
 
-    @property
-    def records(self) -> tuple[Record, ...]:
-        """One per round. Made here, so what asks every cell of many had better ask the columns."""
-        return tuple(self.columns[i] for i in self.rows)
+    @cached_property
+    def status(self) -> Status:
+        """The status of the cell as a whole: wrong or wrong-kernel if any round was, else ok if any round was."""
+        return min((row.record.status for row in self.rows), key=_WEIGHT.__getitem__)
 
-    @property
-    def rates(self) -> derive.Context:
-        """What the run says of its machine."""
-        return self.sheet.rates(self.case.dtype)
-
-    @property
-    def ok(self) -> list[int]:
-        """The rows of the rounds that were measured."""
-        statuses = self.columns.statuses
-        return [i for i in self.rows if statuses[i] == "ok"]
-
-    @property
-    def spans(self) -> bool:
-        """As the sheet has it; so are these."""
-        return self.place in self.sheet.spans
-
-    @property
-    def compared(self) -> bool:
-        return self.place in self.sheet.compared
-
-    @property
-    def held_down(self) -> bool:
-        return self.place in self.sheet.held_down
-
-    def rounds(self, metric: str) -> dict[int, float]:
-        """Round -> value, of a metric that needs no context, where there is one."""
-        values, rounds = batch.values(metric, self.columns), self.columns.rounds
-        return {rounds[i]: value for i in self.rows if (value := values[i]) is not None}
+    @cached_property
+    def ok(self) -> list[Row]:
+        """The rounds that were measured."""
+        return [row for row in self.rows if row.ok]
 
     @property
     def reason(self) -> str | None:
-        """Of the first round that ended with the cell's status."""
-        return next(self.columns.reasons.get(i) for i in self.rows if self.columns.statuses[i] == self.status)
+        """The reason of the first round that ended with the cell's status."""
+        return next(row.record.reason for row in self.rows if row.record.status == self.status)
+
+    @property
+    def uses_span(self) -> bool:
+        """Whether the latency of a round is the kernels' span (Row.uses_span)."""
+        return any(row.uses_span for row in self.ok)
+
+    @property
+    def took_turns(self) -> bool:
+        """Whether the instruments were compared in a round."""
+        return any(map(metrics.took_turns, self.rows))
+
+    @cached_property
+    def held_down(self) -> bool:
+        """Whether something kept the clock below its best in a measured round.
+
+        The exact gauge tells where there is one: well below the run's best clock, or below the device's while NVML
+        names a limit. Else NVML's limits do.
+        """
+        top = self.run.environment.clock_max_hz
+
+        def below(row: Row) -> bool:
+            held = metrics.value("clock_held", row)
+            if held is None:
+                return bool(row.record.limits)
+            short = top is None or held < CLOCK_HELD * top
+            return held < CLOCK_HELD * self.source.best_clock or (bool(row.record.limits) and short)
+
+        return any(map(below, self.ok))
 
     @property
     def bound(self) -> Literal["compute", "memory"] | None:
-        return derive.bound(self.case, self.rates)
+        """What bounds the case by the roofline."""
+        return metrics.bound(self.case, self.rates)
 
-    def context(self, number: int, convention: Convention = "exact") -> derive.Context:
-        """Eager of that round, so that a clock that drifted between rounds cancels; else of all rounds."""
-        rates, eager = self.sheet.rates(self.case.dtype, convention), self.sheet.eager.get(self.case)
-        if not eager:
-            return rates
-        seconds = eager.get(number)
-        return replace(rates, eager=stats.median([*eager.values()]) if seconds is None else seconds)
+    def rounds(self, metric: str) -> dict[int, float]:
+        """Return round -> value of a metric, of the rounds that have one."""
+        found = ((row.record.round, metrics.value(metric, row)) for row in self.rows)
+        return {number: value for number, value in found if value is not None}
 
-    def value(self, metric: str, convention: Convention = "exact") -> float | None:
-        """The median over the rounds' values, derived once; None unless the cell is ok."""
-        return self.sheet.values(metric, convention)[self.place] if self.status == "ok" else None
+    def value(self, metric: str) -> float | None:
+        """Return the median of a metric over the rounds; None unless the cell is ok and a round has a value."""
+        found = list(self.rounds(metric).values()) if self.status == "ok" else []
+        return stats.median(found) if found else None
+
+    @cached_property
+    def latency_interval(self) -> tuple[float, float] | None:
+        """The 95 % interval of the median latency over that median, as (low, high); None where there is none.
+
+        Of the samples of one round, or of the rounds' medians where there are several (stats.median_interval).
+        """
+        rounds = [row.ordered_samples for row in self.ok if row.samples]
+        values = [stats.median(found) for found in rounds] if len(rounds) > 1 else rounds[0] if rounds else ()
+        if len(values) < 2:
+            return None
+        low, high = stats.median_interval(values)
+        middle = stats.median(values)
+        return (low / middle, high / middle) if middle else None
 
 
-def cells(runs: Sequence[Run]) -> list[Cell]:
-    """The cells of several runs, in the order of a report; the last record of a job wins within a run.
+def cells(runs: Sequence[Run], convention: Convention = "exact") -> list[Cell]:
+    """Return the cells of several runs, in the order of a report; the last record of a job wins within a run.
 
     Runs share a device label when their figures can stand in one table: nothing in the environment, the timer or the
     cache state differs, and they measured no cell twice. Otherwise each gets a label of its own.
     """
-    sheets = [Sheet(run) for run in runs]
-    several = len({case.dtype for sheet in sheets for case in sheet.cases.values()}) > 1
+    joined = [(Source(run, convention), _rows_by_key(run)) for run in runs]
+    several = len({case.dtype for _, keys in joined for case, _ in keys}) > 1
     found: list[Cell] = []
-    for label, group in _groups(sheets):
-        for sheet in group:
-            sheet.device, sheet.beside, sheet.several_dtypes = label, group, several
-        found += _filled(group)
+    for label, group in _groups(joined):
+        own = []
+        for source, keys in group:
+            source.device, source.several_dtypes = label, several
+            own += _cells_of(source, keys)
+        eager = {cell.case: cell.rounds("latency") for cell in own if cell.backend == "eager" and cell.status == "ok"}
+        for source, _ in group:
+            source.eager = eager
+        found += sorted(own, key=lambda cell: (case_rank(cell.case), backend_rank(cell.backend)))
     return found
 
 
-def keyed(cells: Sequence[Cell], known: dict[Case, Case]) -> dict[Key, Cell]:
-    """By their keys, in which equal cases of several runs, all that are `known`, are one object: look-ups are quick."""
-    same: dict[int, Case] = {}
-    for case in (case for sheet in _sheets(cells) for case in sheet.cases.values()):
-        same[id(case)] = known.setdefault(case, case)
-    return {(same[id(c.case)], c.backend): c for c in cells}
+def by_key(cells: Iterable[Cell]) -> dict[Key, Cell]:
+    return {cell.key: cell for cell in cells}
 
 
-def by_sheet(cells: Iterable[Cell]) -> list[tuple[Sheet, list[Cell]]]:
-    """The cells of each run: what is asked of all of them is asked once."""
-    found: dict[Sheet, list[Cell]] = {}
-    for cell in cells:
-        found.setdefault(cell.sheet, []).append(cell)
-    return [*found.items()]
+_Records = Mapping[Key, Mapping[int, int]]  # cell -> round -> place of its last record
 
 
-def having(cells: Sequence[Cell], records: Callable[[Sheet], Iterable[int]]) -> list[Cell]:
-    """The cells with a record among those of their sheet."""
-    found = {sheet: sheet.having(records(sheet)) for sheet in _sheets(cells)}
-    return [c for c in cells if c.place in found[c.sheet]] if any(found.values()) else []
+def _rows_by_key(run: Run) -> dict[Key, dict[int, int]]:
+    found: dict[Key, dict[int, int]] = {}
+    for place, record in enumerate(run.records):
+        found.setdefault((record.case, record.backend), {})[record.round] = place
+    return found
 
 
-def values_of(cells: Sequence[Cell], metric: str, convention: Convention = "exact") -> list[float | None]:
-    """Cell.value of each."""
-    of = {sheet: sheet.values(metric, convention) for sheet in _sheets(cells)}
-    return [of[c.sheet][c.place] if c.status == "ok" else None for c in cells]
-
-
-def by_rates(cells: Iterable[Cell]) -> list[tuple[derive.Context, list[Cell]]]:
-    """The cells of each run and dtype, and what the run says of its machine for that dtype."""
-    found: dict[tuple[Sheet, str], list[Cell]] = {}
-    for cell in cells:
-        found.setdefault((cell.sheet, cell.case.dtype), []).append(cell)
-    return [(group[0].rates, group) for group in found.values()]
-
-
-def _sheets(cells: Iterable[Cell]) -> list[Sheet]:
-    return [*dict.fromkeys(map(attrgetter("sheet"), cells))]
-
-
-def _filled(sheets: Sequence[Sheet]) -> list[Cell]:
-    """The cells of all, in the order of a report; each sheet gets its own."""
-    ranks = {number: case_names.case_rank(case) for sheet in sheets for number, case in sheet.cases.items()}
-    order = {rank: i for i, rank in enumerate(sorted({*ranks.values()}))}
-    names = sorted({name for sheet in sheets for name in sheet.columns.backends}, key=case_names.backend_rank)
-    backends = {name: i for i, name in enumerate(names)}
-    ranked = [
-        (order[ranks[number]] * len(names) + backends[backend], sheet, number, backend, rows)
-        for sheet in sheets
-        for (number, backend), rows in _rows(sheet.columns).items()
+def _cells_of(source: Source, keys: _Records) -> list[Cell]:
+    """Return the cells of one run, and give their source what they tell together: ceilings and the best clock."""
+    records = source.run.records
+    found = [
+        Cell(case, backend, tuple(Row(records[rounds[n]], source) for n in sorted(rounds)), source)
+        for (case, backend), rounds in keys.items()
     ]
-    ranked.sort(key=itemgetter(0))
-    found = []
-    for _, sheet, number, backend, rows in ranked:
-        statuses = {*map(sheet.columns.statuses.__getitem__, rows)}
-        status = statuses.pop() if len(statuses) == 1 else min(statuses, key=_WEIGHT.__getitem__)
-        found.append(Cell(sheet.cases[number], backend, rows, status, len(sheet.cells), sheet))
-        sheet.cells.append(found[-1])
+    matmuls: dict[str, list[float]] = {}
+    copies: list[float] = []
+    for record in records:
+        for name, readings in (("ceiling_matmul", matmuls.setdefault(record.case.dtype, [])), ("ceiling_copy", copies)):
+            if measured := record.measurements.get(name):
+                readings += measured.values
+    source.matmul_ceilings = {dtype: stats.median(readings) for dtype, readings in matmuls.items() if readings}
+    source.copy_ceiling = stats.median(copies) if copies else None
+    clocks = (metrics.value("clock_held", row) for cell in found for row in cell.rows)
+    source.best_clock = max(filter(None, clocks), default=0.0)
     return found
 
 
-def _rows(known: Columns) -> dict[tuple[int, str], tuple[int, ...]]:
-    """The places of each cell's records, in the order of the rounds, by the identity of its case and its backend."""
-    found: defaultdict[tuple[int, str], dict[int, int]] = defaultdict(dict)
-    keys = zip(map(id, known.cases), known.backends, strict=True)
-    for place, (key, number) in enumerate(zip(keys, known.rounds, strict=True)):
-        found[key][number] = place
-    return {key: tuple(map(places.__getitem__, sorted(places))) for key, places in found.items()}
-
-
-def _groups(sheets: Sequence[Sheet]) -> list[tuple[str, list[Sheet]]]:
-    """(device label, those whose figures can stand in one table)."""
-    joined: list[tuple[list[Sheet], set[Key]]] = []
-    for sheet in sheets:
-        keys = _keys_of(sheet) if len(sheets) > 1 else set()
-        for members, taken in joined:
-            if _comparable(members[0].run, sheet.run) and not keys & taken:
-                members.append(sheet)
-                taken |= keys
+def _groups(joined: Sequence[tuple[Source, _Records]]) -> list[tuple[str, list[tuple[Source, _Records]]]]:
+    """Return (device label, the runs whose figures can stand in one table)."""
+    groups: list[tuple[list[tuple[Source, _Records]], set[Key]]] = []
+    for source, keys in joined:
+        for members, taken in groups:
+            if _comparable(members[0][0].run, source.run) and not keys.keys() & taken:
+                members.append((source, keys))
+                taken |= keys.keys()
                 break
         else:
-            joined.append(([sheet], set(keys)))
-    together = [members for members, _ in joined]
-    return list(zip(_labels([members[0].run for members in together]), together, strict=True))
-
-
-def _keys_of(sheet: Sheet) -> set[Key]:
-    numbers = {*zip(map(id, sheet.columns.cases), sheet.columns.backends, strict=True)}
-    return {(sheet.cases[number], backend) for number, backend in numbers}
+            groups.append(([(source, keys)], set(keys)))
+    together = [members for members, _ in groups]
+    return list(zip(_labels([members[0][0].run for members in together]), together, strict=True))
 
 
 def _comparable(a: Run, b: Run) -> bool:
@@ -227,7 +211,8 @@ def _comparable(a: Run, b: Run) -> bool:
 
 
 def _labels(runs: Sequence[Run]) -> list[str]:
-    """The device names; where two are alike, with the first of torch, power limit, start or place that tells them."""
+    """Return the device names; where two are alike, with the first of torch, power limit, start or place that tells
+    them apart."""
     names = [run.environment.device.name for run in runs]
     labels = list(names)
     for name in {n for n in names if names.count(n) > 1}:

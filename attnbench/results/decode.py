@@ -1,237 +1,129 @@
-"""Lines of a run file as values, fast: what jsonable.from_json makes of them, in a tenth of the time.
+"""Decode the lines of a run file: msgspec for what is as it should be, core.json for the rest.
 
-For the parent only, as msgspec is not in the standard library. What msgspec does not take as it stands (a number that
-JSON has no word for, a field of another type) is left to jsonable, whose answer counts. Three things save most of the
-time: a case is read once, however many records have it; samples are read when they are asked for, and so are the jobs
-of a plan; and a dataclass gets its fields all at once, as msgspec gives them.
+msgspec is ten times as fast. What it does not take as it stands (a number that JSON has no word for, a field of another
+type) is left to core.json, which reads it or says what is wrong with it.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
-from functools import cache, cached_property
-from typing import Any, TypedDict
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import cache
+from typing import Any, get_type_hints
 
 import msgspec
-from msgspec.structs import astuple
 
 from attnbench.core.case import Case
-from attnbench.core.errors import UserError
 from attnbench.core.json import from_json
-from attnbench.core.record import Accuracy, Forecast, Job, Measurement, Record, Status
-from attnbench.results.made import Made
+from attnbench.core.record import Forecast, Job, Measurement, Record, Run
 
-Line = bytes | memoryview
-DAMAGE = (ValueError, KeyError, TypeError, AttributeError)  # what reading raises of what is no value of ours
+DAMAGE = (ValueError, KeyError, TypeError, AttributeError, RecursionError)  # raised for what is no value of ours
 
 
-def record(line: Line, place: object = None) -> Record | None:
-    """None for a line of another type. ValueError, TypeError, KeyError or AttributeError where it is damaged.
-
-    What is read later and damaged raises UserError, which says the place: anything that str() makes words of.
-    """
+def record(line: bytes) -> Record | None:
+    """Return the record of a line, or None for a line of another type. Raises one of DAMAGE for a damaged line."""
     try:
         found = _RECORD.decode(line)
-        if found.pop("type") != "record":
-            return None
-        found["case"] = case(bytes(found["case"]))
+        known = case(bytes(found.case))
     except (msgspec.MsgspecError, ValueError, TypeError, KeyError):
-        return _slowly(line)
-    found["measurements"] = Measurements(found.get("measurements", {}), place)
-    found.setdefault("kernels", {})
-    made = object.__new__(Record)
-    object.__setattr__(made, "__dict__", found)  # a field that is not in it has its default
-    return made
+        return _record_by_core_json(line)
+    if found.type != "record":
+        return None
+    fields = {name: getattr(found, name) for name in _PLAIN}
+    measurements = {name: Measurement(m.unit, m.values or expanded(m.runs)) for name, m in found.measurements.items()}
+    return Record(case=known, measurements=measurements, **fields)
 
 
-def jobs(plan: Line) -> Sequence[Job]:
-    """The plan of a run. ValueError, TypeError, KeyError or AttributeError where it is damaged."""
+def fields(line: bytes) -> dict[str, bytes]:
+    """Return the fields of a JSON object by name, each as JSON. Raises ValueError where the line is no object."""
     try:
-        return _Jobs(_PLAN.decode(plan))
-    except (msgspec.MsgspecError, ValueError, TypeError, KeyError):
-        return tuple(from_json(Job, job) for job in json.loads(bytes(plan)))
-
-
-def keys(plan: Sequence[Job]) -> tuple[Sequence[Case], Sequence[str], Sequence[int]]:
-    """Cases, backends and rounds of the jobs; those of a file are not made for it."""
-    if isinstance(plan, _Jobs):
-        return plan.cases, plan.backends, plan.rounds
-    return [job.case for job in plan], [job.backend for job in plan], [job.round for job in plan]
-
-
-def fields(line: Line) -> dict[str, msgspec.Raw]:
-    """The fields of an object, unread. ValueError where it is none."""
-    try:
-        return _OBJECT.decode(line)
+        return {name: bytes(value) for name, value in _OBJECT.decode(line).items()}
     except msgspec.MsgspecError as error:
         raise ValueError(error) from None
 
 
-def packed(data: Mapping[str, Any]) -> dict[str, Any]:
-    """A record as JSON with its samples in fewer words: [value, times] for each run of equal ones, where that is less.
+def run(header: Mapping[str, bytes]) -> Run:
+    """Return the run, without records, that the fields of a first line describe. Raises one of DAMAGE."""
+    plain = {name: json.loads(value) for name, value in header.items() if name not in ("type", "schema", "plan")}
+    found = from_json(Run, {"policy": {}, "plan": (), **plain})
+    return replace(found, plan=_jobs(header["plan"])) if "plan" in header else found
 
-    What NVML says changes more slowly than it is asked: half of a record was repetition.
+
+@cache
+def case(text: bytes) -> Case:
+    """Return the case of a JSON text: one object for all records that have it. Raises one of DAMAGE."""
+    return from_json(Case, json.loads(text))
+
+
+def packed(data: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a record's JSON with samples as [value, times] for each run of equal ones, where that is shorter.
+
+    NVML's readings change more slowly than it is asked: half of a record was repetition.
     """
     if "measurements" not in data:
         return dict(data)
     return {**data, "measurements": {name: _packed(found) for name, found in data["measurements"].items()}}
 
 
-class Measurements(Mapping[str, Measurement]):
-    """Those of a record by name, each read when it is asked for."""
-
-    __slots__ = ("_found", "_place")
-
-    def __init__(self, found: dict[str, Any], place: object) -> None:
-        self._found = found
-        self._place = place
-
-    def get(self, name: str, default: Any = None) -> Any:
-        found = self._found.get(name, default)
-        if type(found) is msgspec.Raw:
-            found = self._found[name] = _measurement(name, found, self._place)
-        return found
-
-    def __getitem__(self, name: str) -> Measurement:
-        found = self.get(name)
-        if found is None:
-            raise KeyError(name)
-        assert isinstance(found, Measurement)
-        return found
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._found
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._found)
-
-    def __len__(self) -> int:
-        return len(self._found)
-
-    def __repr__(self) -> str:
-        return repr(dict(self))
+def expanded(runs: Any) -> tuple[float, ...]:
+    """Return the samples of [value, times] pairs."""
+    found: list[float] = []
+    for value, times in runs:
+        found += [value] * times
+    return tuple(found)
 
 
-class _Jobs(Made[Job]):
-    """Who reads a run seldom asks for more of its plan than the keys."""
-
-    def __init__(self, found: list[_Job]) -> None:
-        self.cases = [case(bytes(job.case)) for job in found]  # raises where it is damaged
-        self.backends = [job.backend for job in found]
-        self.rounds = [job.round for job in found]
-        self._found = found
-
-    @cached_property
-    def _jobs(self) -> tuple[Job, ...]:
-        return tuple(
-            Job(own, job.backend, job.round, Forecast(*astuple(job.forecast)), job.skip, job.resumable)
-            for own, job in zip(self.cases, self._found, strict=True)
-        )
-
-    def __len__(self) -> int:
-        return len(self.cases)
-
-    def make(self, place: int) -> Job:
-        return self._jobs[place]
-
-
-class _Samples(msgspec.Struct, gc=False):
+class _Samples(msgspec.Struct):
     unit: str
     values: tuple[float, ...] = ()
     runs: tuple[tuple[float, int], ...] = ()
 
 
-class _Forecast(msgspec.Struct, gc=False):
-    seconds: float
-    call: float
-    nbytes: int
-
-
-class _Job(msgspec.Struct, gc=False):
+class _Job(msgspec.Struct):
     case: msgspec.Raw
     backend: str
     round: int
-    forecast: _Forecast
+    forecast: Forecast
     skip: str | None = None
     resumable: bool = False
 
 
-class _RecordLine(TypedDict):
-    """The fields of types.Record without a default, but the case: msgspec takes no Raw that must be there."""
-
-    type: str
-    backend: str
-    round: int
-    status: Status
-
-
-class _RecordFields(_RecordLine, total=False):
-    """The case, and those that have one."""
-
-    case: msgspec.Raw
-    reason: str | None
-    measurements: dict[str, msgspec.Raw]
-    accuracy: Accuracy | None
-    timer: str | None
-    l2: str | None
-    forecast: Forecast | None
-    version: str | None
-    seconds: float | None
-    resumable: bool
-    limits: tuple[str, ...]
-    host_bound: bool
-    kernels: dict[str, int]
-    others: tuple[str, ...]
-    ecc_errors: int
-    notes: tuple[str, ...]
-    stderr: str | None
+_DEFAULTS = {name: getattr(Record, name, msgspec.NODEFAULT) for name in get_type_hints(Record)}
+_DEFAULTS["kernels"] = {}
+_PLAIN = [name for name in _DEFAULTS if name not in ("case", "measurements")]  # fields that msgspec decodes as they are
+_RECORD: Any = msgspec.json.Decoder(
+    msgspec.defstruct(
+        "RecordLine",
+        [
+            *[("type", str), ("case", msgspec.Raw), ("measurements", dict[str, _Samples], {})],
+            *[(name, hint, _DEFAULTS[name]) for name, hint in get_type_hints(Record).items() if name in _PLAIN],
+        ],
+        kw_only=True,
+    )
+)
+_OBJECT: Any = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_PLAN: Any = msgspec.json.Decoder(list[_Job])
 
 
-_RECORD: msgspec.json.Decoder[Any] = msgspec.json.Decoder(_RecordFields)
-_CASE = msgspec.json.Decoder(Case)
-_PLAN = msgspec.json.Decoder(list[_Job])
-_SAMPLES, _OBJECT = msgspec.json.Decoder(_Samples), msgspec.json.Decoder(dict[str, msgspec.Raw])
+def _jobs(plan: bytes) -> tuple[Job, ...]:
+    try:
+        return tuple(
+            Job(case(bytes(job.case)), job.backend, job.round, job.forecast, job.skip, job.resumable)
+            for job in _PLAN.decode(plan)
+        )
+    except (msgspec.MsgspecError, ValueError, TypeError, KeyError):
+        return tuple(from_json(Job, job) for job in json.loads(plan))
 
 
-def _slowly(line: Line) -> Record | None:
-    data = json.loads(bytes(line))
+def _record_by_core_json(line: bytes) -> Record | None:
+    data = json.loads(line)
     if data.pop("type") != "record":
         return None
     found = data.get("measurements")
     if found:
         data["measurements"] = {name: _unpacked(one) for name, one in found.items()}
     return from_json(Record, data)
-
-
-@cache
-def case(text: bytes) -> Case:
-    """Read once, however many records have it."""
-    with suppress(msgspec.MsgspecError):
-        found, said = _CASE.decode(text), _OBJECT.decode(text)
-        if said.keys() <= vars(found).keys() and _OBJECT.decode(said["shape"]).keys() <= vars(found.shape).keys():
-            return found
-    return from_json(Case, json.loads(text))  # which refuses fields that are not known, too, and says what is wrong
-
-
-def _measurement(name: str, raw: msgspec.Raw, place: object) -> Measurement:
-    try:
-        found = _SAMPLES.decode(raw)
-        return Measurement(found.unit, found.values or expanded(found.runs))
-    except msgspec.MsgspecError:
-        pass
-    try:  # "nan" and "inf" are words
-        return from_json(Measurement, _unpacked(json.loads(bytes(raw))))
-    except DAMAGE as error:
-        raise unreadable(f"measurement {name!r}", error, place) from None
-
-
-def unreadable(what: str, error: Exception, place: object) -> UserError:
-    where = f"{place}: " if place else ""
-    return UserError(
-        f"{where}{what} cannot be read ({error}); delete that line, and attnbench run --resume measures its job anew"
-    )
 
 
 def _packed(found: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -246,14 +138,7 @@ def _packed(found: Mapping[str, Any]) -> Mapping[str, Any]:
     return {**{k: v for k, v in found.items() if k != "values"}, "runs": runs}
 
 
-def _unpacked(found: Mapping[str, Any]) -> Mapping[str, Any]:
+def _unpacked(found: Any) -> Any:
     if not isinstance(found, Mapping) or "runs" not in found:
         return found
     return {**{k: v for k, v in found.items() if k != "runs"}, "values": expanded(found["runs"])}
-
-
-def expanded(runs: Any) -> tuple[float, ...]:
-    found: list[float] = []
-    for value, times in runs:
-        found += [value] * times
-    return tuple(found)

@@ -1,32 +1,67 @@
-"""The one registry of metrics: what each is, its unit, which direction is better, how it is derived and written.
+"""The metrics: each declared once, as a function of a row with its unit, direction, format and one line of help.
 
-Records hold raw samples in seconds, bytes and hertz; everything here is derived from them when a report is made, by
-derive.py. Values keep the unit of their metric (seconds, bytes, TFLOP/s, fractions of 1); only `format` scales for a
-reader.
+Records hold raw samples in seconds, bytes and hertz; everything here is derived from them when a report is made. Values
+keep the unit of their metric (seconds, bytes, TFLOP/s, fractions of 1); only `format` scales them for a reader.
+
+**Utilisation** is throughput as a share of one of three: the datasheet's peak; that peak scaled to the clock that was
+held, so that power does not count against the kernel; and what a large matmul reached in the same run.
+
+**Roofline** (Williams, Waterman and Patterson, "Roofline", CACM 52(4), 2009): no implementation takes less than
+max(FLOPs / peak, bytes / bandwidth), by the datasheet, with exact FLOPs and ideal traffic whatever the convention. The
+larger term is what bounds the case. With a warm L2 the traffic need not cross the bus, and a share may exceed 1.
+
+**Cross-check.** The instruments took turns, so readings of one turn saw the same clock: they are compared turn by turn,
+and the median of the ratios counts. CUPTI's spans are compared with what events read of the same calls, because tracing
+itself slows some kernels; by how much is the events' reading of traced calls over that of others.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from types import MappingProxyType
 from typing import Literal
 
-from attnbench.core.record import Record
-from attnbench.results import derive
+from attnbench.core import stats
+from attnbench.core.case import Case
+from attnbench.core.flops import Roofline, flops, ideal_bytes
+from attnbench.core.formats import (
+    digits,
+    duration,
+    energy,
+    megacycles,
+    megahertz,
+    percent,
+    share,
+    size,
+    times,
+    whole_number,
+)
+from attnbench.core.policy import INSTRUMENTS
+from attnbench.results.rows import Rates, Row
+
+MIN_SAMPLES_P99 = 100
+MIN_SAMPLES_INTERVAL = 6  # below, not even the whole range is a 95 % interval of the median
+TURNS = ("turns_events", "turns_traced")  # a record whose instruments took turns has one of these measurements
+
+Formula = Callable[[Row], "float | None"]
 
 
 @dataclass(frozen=True)
 class Metric:
+    """A figure that is derived of a row: its name, its unit ("" for a ratio), how it is written and what it is."""
+
     name: str
     title: str
-    unit: str  # of the value; "" is a ratio
+    unit: str
     better: Literal["higher", "lower"] | None
     doc: str
-    derive: derive.Formula
+    formula: Formula
     format: Callable[[float], str]  # 3 significant digits; with a unit of its own where the prefix adapts
     clocked: bool = False  # moves with the GPU's clock
+    whole: bool = False  # counts something: a whole number
 
     @property
     def heading(self) -> str:
@@ -34,407 +69,347 @@ class Metric:
         return self.title if self.unit in ("", "s", "B", "Hz", "J") else f"{self.title}, {self.unit}"
 
 
-_NOTHING = derive.Context()
+_declared: dict[str, Metric] = {}
+METRICS: Mapping[str, Metric] = MappingProxyType(_declared)
 
 
-def value(name: str, record: Record, context: derive.Context | None = None) -> float | None:
-    """The metric of one record, finite; None where there is none. Only an `ok` record has metrics."""
-    if record.status != "ok":
+def metric(
+    title: str,
+    unit: str,
+    better: Literal["higher", "lower"] | None,
+    format: Callable[[float], str],
+    *,
+    clocked: bool = False,
+    whole: bool = False,
+) -> Callable[[Formula], Formula]:
+    """Declare the decorated function a metric of its name; its docstring is the line of help.
+
+    The function is called once a row at most: the row keeps the value.
+    """
+
+    def declare(formula: Formula) -> Formula:
+        name = formula.__name__
+
+        def kept(row: Row) -> float | None:
+            if name not in row.values:
+                row.values[name] = formula(row)
+            return row.values[name]
+
+        doc = " ".join((formula.__doc__ or "").split())
+        _declared[name] = Metric(name, title, unit, better, doc, kept, format, clocked, whole)
+        return kept
+
+    return declare
+
+
+def value(name: str, row: Row) -> float | None:
+    """Return the metric of a row, finite; None where there is none. Only a row that is ok has metrics."""
+    if not row.ok:
         return None
-    return finite(METRICS[name].derive(record, context or _NOTHING))
-
-
-def finite(found: float | None) -> float | None:
+    found = METRICS[name].formula(row)
     return found if found is not None and math.isfinite(found) else None
 
 
-def digits(number: float) -> str:
-    """Three significant digits, whole above 100, without an exponent where that is readable."""
-    if number == 0:
-        return "0"
-    if abs(number) < 1000:
-        number = float(f"{number:.3g}")
-    if abs(number) < 1e-4:
-        return f"{number:.2e}"
-    return f"{number:.{max(0, 2 - math.floor(math.log10(abs(number))))}f}"
+def clock(row: Row) -> float | None:
+    """Return the SM clock in Hz while the row was measured: by the exact gauge, else as NVML saw it."""
+    held = clock_held(row)
+    return clock_sm(row) if held is None else held
 
 
-def duration(seconds: float) -> str:
-    return _scaled(seconds, ((1.0, "s"), (1e-3, "ms"), (1e-6, "us")))
+def bound(case: Case, rates: Rates) -> Literal["compute", "memory"] | None:
+    """Return what bounds a case by the roofline; None where peak or bandwidth is not known."""
+    least = _roofline_of(case, rates)
+    return least.bound if least else None
 
 
-def size(nbytes: float) -> str:
-    return _scaled(nbytes, ((2.0**40, "TiB"), (2.0**30, "GiB"), (2.0**20, "MiB"), (2.0**10, "KiB"), (1.0, "B")))
+def took_turns(row: Row) -> bool:
+    """Return whether the instruments took turns on this row, as --cross-check has them do."""
+    return any(name in row.record.measurements for name in TURNS)
 
 
-def energy(joules: float) -> str:
-    return _scaled(joules, ((1.0, "J"), (1e-3, "mJ"), (1e-6, "uJ")))
+def turn_ratios(row: Row, instrument: str) -> tuple[float, ...]:
+    """Return an instrument's readings over those of the events, turn by turn, where it can be of the same calls."""
+    readings = row.measured(f"turns_{instrument}")
+    if not readings:
+        return ()
+    traced = row.measured("turns_traced") if instrument == "cupti" else ()
+    pairs = zip(readings, traced or row.measured("turns_events"), strict=False)
+    return tuple(reading / events for reading, events in pairs if events)
 
 
-def percent(fraction: float) -> str:
-    """Two significant digits: 62%, 2.7%, 0.42%."""
-    return f"{float(f'{100 * fraction:.2g}') if abs(fraction) < 1 else round(100 * fraction):g}%"
+@metric("Latency", "s", "lower", duration, clocked=True)
+def latency(row: Row) -> float | None:
+    """Median time of one call on the device, by the run's instrument; where CUDA events read under 100 us, the
+    kernels' span by CUPTI if it was taken, as theirs holds a launch gap.
+    """
+    return stats.median(row.ordered_samples) if row.samples else None
 
 
-def share(fraction: float) -> str:
-    """Whole per cent from 1 up: 62%, 3%, 0.4%."""
-    hundredths = 100 * fraction
-    return f"{hundredths:.0f}%" if hundredths >= 0.95 else f"{hundredths:.1g}%"
+@metric("Latency, 10th percentile", "s", "lower", duration, clocked=True)
+def latency_p10(row: Row) -> float | None:
+    """A tenth is faster."""
+    return stats.percentile(row.ordered_samples, 10) if row.samples else None
 
 
-def _scaled(number: float, units: Sequence[tuple[float, str]]) -> str:
-    """In the largest unit that leaves at least 1 after rounding, else in the smallest."""
-    for factor, unit in units:
-        if float(f"{abs(number) / factor:.3g}") >= 1 or factor == units[-1][0]:
-            return f"{digits(number / factor)} {unit}"
-    raise AssertionError("no units")
+@metric("Latency, 90th percentile", "s", "lower", duration, clocked=True)
+def latency_p90(row: Row) -> float | None:
+    """A tenth is slower."""
+    return stats.percentile(row.ordered_samples, 90) if row.samples else None
 
 
-def _times(ratio: float) -> str:
-    return f"{digits(ratio)}x"
+@metric("Latency, 99th percentile", "s", "lower", duration, clocked=True)
+def latency_p99(row: Row) -> float | None:
+    """One call in a hundred is slower; needs 100 samples."""
+    return stats.percentile(row.ordered_samples, 99) if len(row.samples) >= MIN_SAMPLES_P99 else None
 
 
-def _count(number: float) -> str:
-    return f"{number:.0f}"
+@metric("Uncertainty of the latency", "", "lower", percent)
+def ci(row: Row) -> float | None:
+    """Half the 95 % interval of the median, over the median; needs 6 samples."""
+    enough = len(row.samples) >= MIN_SAMPLES_INTERVAL
+    return stats.relative_halfwidth(row.ordered_samples) if enough else None
 
 
-def _megahertz(hertz: float) -> str:
-    return f"{hertz / 1e6:.0f} MHz"
+@metric("Variation of the latency", "", "lower", percent)
+def cov(row: Row) -> float | None:
+    """Standard deviation over mean."""
+    return stats.coefficient_of_variation(row.samples) if row.samples else None
 
 
-_ALL = (
-    Metric(
-        "latency",
-        "Latency",
-        "s",
-        "lower",
-        "Median time of one call on the device, by the run's instrument; where CUDA events read under 100 us, the "
-        "kernels' span by CUPTI if it was taken, as theirs holds a launch gap.",
-        derive.latency,
-        duration,
-        clocked=True,
-    ),
-    Metric(
-        "latency_p10",
-        "Latency, 10th percentile",
-        "s",
-        "lower",
-        "A tenth is faster.",
-        derive.percentile(10),
-        duration,
-        clocked=True,
-    ),
-    Metric(
-        "latency_p90",
-        "Latency, 90th percentile",
-        "s",
-        "lower",
-        "A tenth is slower.",
-        derive.percentile(90),
-        duration,
-        clocked=True,
-    ),
-    Metric(
-        "latency_p99",
-        "Latency, 99th percentile",
-        "s",
-        "lower",
-        f"One call in a hundred is slower; needs {derive.MIN_SAMPLES_P99} samples.",
-        derive.percentile(99, derive.MIN_SAMPLES_P99),
-        duration,
-        clocked=True,
-    ),
-    Metric(
-        "ci",
-        "Uncertainty of the latency",
-        "",
-        "lower",
-        f"Half the 95 % interval of the median, over the median; needs {derive.MIN_SAMPLES_INTERVAL} samples.",
-        derive.ci,
-        percent,
-    ),
-    Metric("cov", "Variation of the latency", "", "lower", "Standard deviation over mean.", derive.cov, percent),
-    Metric(
-        "drift",
-        "Drift of the latency",
-        "",
-        None,
-        "How far the samples' median moved from the first third to the last; 0 where noise explains it.",
-        derive.drift,
-        percent,
-    ),
-    Metric("samples", "Samples", "", None, "Timed calls that the latency is the median of.", derive.count, _count),
-    Metric(
-        "launch_gap",
-        "Launch gap",
-        "s",
-        "lower",
-        "Reading of CUDA events less the kernels' span by CUPTI, same calls; taken where events read under 100 us.",
-        derive.launch_gap,
-        duration,
-    ),
-    Metric(
-        "enqueue",
-        "CPU launch overhead",
-        "s",
-        "lower",
-        "Median time that the host takes to launch one call; where it exceeds the latency, users feel the host.",
-        derive.measured("enqueue"),
-        duration,
-    ),
-    Metric(
-        "tflops",
-        "Throughput",
-        "TFLOP/s",
-        "higher",
-        "FLOPs of the case over the latency.",
-        derive.tflops,
-        digits,
-        clocked=True,
-    ),
-    Metric(
-        "utilization",
-        "Utilisation",
-        "",
-        "higher",
-        "Throughput as a share of the datasheet peak of the dtype; none where the peak is unknown.",
-        derive.utilization,
-        share,
-        clocked=True,
-    ),
-    Metric(
-        "utilization_clock",
-        "Utilisation at the clock held",
-        "",
-        "higher",
-        "Throughput as a share of the datasheet peak scaled to the clock held (clock_held, else clock_sm).",
-        derive.utilization_clock,
-        share,
-    ),
-    Metric(
-        "utilization_ceiling",
-        "Utilisation of the measured matmul",
-        "",
-        "higher",
-        "Throughput as a share of the median that a large matmul of the dtype reached in the same run.",
-        derive.utilization_ceiling,
-        share,
-        clocked=True,
-    ),
-    Metric(
-        "gbps",
-        "Bandwidth",
-        "GB/s",
-        "higher",
-        "Ideal traffic (each operand once) over the latency: a lower bound of what was moved.",
-        derive.gbps,
-        digits,
-        clocked=True,
-    ),
-    Metric(
-        "bandwidth_utilization",
-        "Bandwidth utilisation",
-        "",
-        "higher",
-        "Ideal traffic over the latency, as a share of the datasheet's memory bandwidth.",
-        derive.bandwidth_utilization,
-        share,
-        clocked=True,
-    ),
-    Metric(
-        "bandwidth_ceiling",
-        "Bandwidth utilisation of the measured copy",
-        "",
-        "higher",
-        "Ideal traffic over the latency, as a share of the median that a large copy reached in the same run.",
-        derive.bandwidth_ceiling,
-        share,
-        clocked=True,
-    ),
-    Metric(
-        "roofline",
-        "Share of the roofline",
-        "",
-        "higher",
-        "The larger of exact FLOPs over peak and ideal traffic over bandwidth, by the datasheet, over the latency.",
-        derive.roofline,
-        share,
-        clocked=True,
-    ),
-    Metric(
-        "speedup",
-        "Speedup over eager",
-        "",
-        "higher",
-        "Latency of eager over the latency, in the same round where both were measured in it.",
-        derive.speedup,
-        _times,
-        clocked=True,
-    ),
-    Metric(
-        "memory_peak",
-        "Peak memory added by one call",
-        "B",
-        "lower",
-        "The most that one call takes from torch's allocator, over its inputs.",
-        derive.measured("memory_peak", max),
-        size,
-    ),
-    Metric(
-        "memory_driver",
-        "Peak memory added by one call, as the driver sees it",
-        "B",
-        "lower",
-        "The same as the driver sees it: what libraries take past torch counts too.",
-        derive.measured("memory_driver", max),
-        size,
-    ),
-    Metric(
-        "memory_saved",
-        "Memory kept for backward",
-        "B",
-        "lower",
-        "What the forward pass leaves allocated: its output and what it keeps for backward.",
-        derive.measured("memory_saved", max),
-        size,
-    ),
-    Metric(
-        "first_call",
-        "First call",
-        "s",
-        "lower",
-        "Preparing and the first launch by the host's clock, with what it compiles or tunes: all, with --fresh-caches.",
-        derive.measured("first_call"),
-        duration,
-    ),
-    Metric(
-        "error",
-        "Error",
-        "",
-        "lower",
-        "Largest error over what is allowed, of all results; above 1 is wrong.",
-        derive.error,
-        digits,
-    ),
-    Metric(
-        "relative_error",
-        "Relative error",
-        "",
-        "lower",
-        "Norm of the error against the high-precision reference over the reference's, of the result where it is "
-        "largest; in fp8 the reference is of the inputs before they were rounded.",
-        derive.relative_error,
-        percent,
-    ),
-    Metric(
-        "clock_held",
-        "SM clock held",
-        "Hz",
-        None,
-        "Median clock of the multiprocessors at the ends of the batches, exact, by a spin of known cycles.",
-        derive.clock_held,
-        _megahertz,
-    ),
-    Metric(
-        "clock_sm",
-        "SM clock",
-        "Hz",
-        None,
-        "Median clock of the multiprocessors while measuring, as NVML saw it: up to 0.1 s late.",
-        derive.clock_sm,
-        _megahertz,
-    ),
-    Metric(
-        "clock_mem",
-        "Memory clock",
-        "Hz",
-        None,
-        "Median clock of the memory while measuring, as NVML saw it.",
-        derive.measured("clock_mem"),
-        _megahertz,
-    ),
-    Metric(
-        "power",
-        "Power",
-        "W",
-        "lower",
-        "Median power while measuring, as NVML saw it, pauses included; sustained figures have the power of the work.",
-        derive.measured("power"),
-        digits,
-    ),
-    Metric(
-        "temperature",
-        "Temperature",
-        "C",
-        "lower",
-        "Median temperature of the GPU while measuring, as NVML saw it.",
-        derive.measured("temperature"),
-        _count,
-    ),
-    Metric(
-        "sustained_latency",
-        "Latency without pauses",
-        "s",
-        "lower",
-        "Mean time of one call in a long run without pauses, once power and clock are steady; L2 is as "
-        "the last call left it.",
-        derive.sustained_latency,
-        duration,
-    ),
-    Metric(
-        "sustained_tflops",
-        "Throughput without pauses",
-        "TFLOP/s",
-        "higher",
-        "FLOPs of the case over the latency without pauses.",
-        derive.sustained_tflops,
-        digits,
-    ),
-    Metric(
-        "joules",
-        "Energy of one call",
-        "J",
-        "lower",
-        "Power by NVML's energy counter times the latency without pauses: the whole board's.",
-        derive.joules,
-        energy,
-    ),
-    Metric(
-        "tflops_per_watt",
-        "Efficiency",
-        "TFLOP/s/W",
-        "higher",
-        "FLOPs of the case over the energy of one call.",
-        derive.tflops_per_watt,
-        digits,
-    ),
-    Metric(
-        "power_error",
-        "Uncertainty of the power without pauses",
-        "",
-        "lower",
-        "Of the energy counter's edges, over the window; joules and tflops_per_watt have it too.",
-        derive.measured("sustained_power_error"),
-        percent,
-    ),
-    Metric(
-        "disagreement",
-        "Disagreement of the instruments",
-        "",
-        "lower",
-        "Largest |ratio - 1| of the readings of CUPTI or CUDA graph to those of events; median over turns.",
-        derive.disagreement,
-        percent,
-    ),
-    Metric(
-        "tracing",
-        "Toll of tracing",
-        "",
-        "lower",
-        "How much longer CUDA events read a call while CUPTI traces it; median over the turns of a cross-check.",
-        derive.tracing,
-        percent,
-    ),
-)
+@metric("Drift of the latency", "", None, percent)
+def drift(row: Row) -> float | None:
+    """How far the samples' median moved from the first third to the last; 0 where noise explains it."""
+    time = row.measured("time")  # the instrument's own samples: there are more of them than spans, in order of time
+    return stats.drift(time) if time else None
 
-METRICS: Mapping[str, Metric] = MappingProxyType({metric.name: metric for metric in _ALL})
+
+@metric("Samples", "", None, whole_number, whole=True)
+def samples(row: Row) -> float | None:
+    """Timed calls that the latency is the median of."""
+    return float(len(row.samples))
+
+
+@metric("Launch gap", "s", "lower", duration)
+def launch_gap(row: Row) -> float | None:
+    """Reading of CUDA events less the kernels' span by CUPTI, same calls; taken where events read under 100 us."""
+    span, both = row.measured("span"), row.measured("span_events")
+    if both:
+        return stats.median([events - own for events, own in zip(both, span, strict=True)])
+    time = row.measured("time")
+    return stats.median(time) - stats.median(span) if time and span and row.record.timer == "events" else None
+
+
+@metric("CPU launch overhead", "s", "lower", duration)
+def enqueue(row: Row) -> float | None:
+    """Median time that the host takes to launch one call; where it exceeds the latency, users feel the host."""
+    return row.one_value("enqueue")
+
+
+@metric("Throughput", "TFLOP/s", "higher", digits, clocked=True)
+def tflops(row: Row) -> float | None:
+    """FLOPs of the case over the latency."""
+    return _over(_throughput(row), 1e12)
+
+
+@metric("Utilisation", "", "higher", share, clocked=True)
+def utilization(row: Row) -> float | None:
+    """Throughput as a share of the datasheet peak of the dtype; none where the peak is unknown."""
+    return _over(_throughput(row), row.rates.peak)
+
+
+@metric("Utilisation at the clock held", "", "higher", share)
+def utilization_clock(row: Row) -> float | None:
+    """Throughput as a share of the datasheet peak scaled to the clock held (clock_held, else clock_sm)."""
+    held, rates = clock(row), row.rates
+    if rates.peak is None or rates.clock is None or held is None:
+        return None
+    return _over(_throughput(row), rates.peak * held / rates.clock)
+
+
+@metric("Utilisation of the measured matmul", "", "higher", share, clocked=True)
+def utilization_ceiling(row: Row) -> float | None:
+    """Throughput as a share of the median that a large matmul of the dtype reached in the same run."""
+    return _over(_throughput(row), row.rates.ceiling)
+
+
+@metric("Bandwidth", "GB/s", "higher", digits, clocked=True)
+def gbps(row: Row) -> float | None:
+    """Ideal traffic (each operand once) over the latency: a lower bound of what was moved."""
+    return _over(_traffic(row), 1e9)
+
+
+@metric("Bandwidth utilisation", "", "higher", share, clocked=True)
+def bandwidth_utilization(row: Row) -> float | None:
+    """Ideal traffic over the latency, as a share of the datasheet's memory bandwidth."""
+    return _over(_traffic(row), row.rates.bandwidth)
+
+
+@metric("Bandwidth utilisation of the measured copy", "", "higher", share, clocked=True)
+def bandwidth_ceiling(row: Row) -> float | None:
+    """Ideal traffic over the latency, as a share of the median that a large copy reached in the same run."""
+    return _over(_traffic(row), row.rates.copy)
+
+
+@metric("Share of the roofline", "", "higher", share, clocked=True)
+def roofline(row: Row) -> float | None:
+    """The larger of exact FLOPs over peak and ideal traffic over bandwidth, by the datasheet, over the latency."""
+    least = _roofline_of(row.case, row.rates)
+    return None if least is None else _over(least.seconds, latency(row))
+
+
+@metric("Speedup over eager", "", "higher", times, clocked=True)
+def speedup(row: Row) -> float | None:
+    """Latency of eager over the latency, in the same round where both were measured in it."""
+    if row.record.backend == "eager":
+        return 1.0
+    return _over(row.source.eager_seconds(row.case, row.record.round), latency(row))
+
+
+@metric("Peak memory added by one call", "B", "lower", size, whole=True)
+def memory_peak(row: Row) -> float | None:
+    """The most that one call takes from torch's allocator, over its inputs."""
+    return row.one_value("memory_peak")
+
+
+@metric("Peak memory added by one call, as the driver sees it", "B", "lower", size, whole=True)
+def memory_driver(row: Row) -> float | None:
+    """The same as the driver sees it: what libraries take past torch counts too."""
+    return row.one_value("memory_driver")
+
+
+@metric("Memory kept for backward", "B", "lower", size, whole=True)
+def memory_saved(row: Row) -> float | None:
+    """What the forward pass leaves allocated: its output and what it keeps for backward."""
+    return row.one_value("memory_saved")
+
+
+@metric("First call", "s", "lower", duration)
+def first_call(row: Row) -> float | None:
+    """Preparing and the first launch by the host's clock, with what it compiles or tunes: all, with --fresh-caches."""
+    return row.one_value("first_call")
+
+
+@metric("Error", "", "lower", digits)
+def error(row: Row) -> float | None:
+    """Largest error over what is allowed, of all results; above 1 is wrong."""
+    errors = row.record.accuracy.errors.values() if row.record.accuracy else ()
+    shares = (e.max_error / e.tolerance if e.tolerance else (math.inf if e.max_error else 0.0) for e in errors)
+    return max(shares, default=None)
+
+
+@metric("Relative error", "", "lower", percent)
+def relative_error(row: Row) -> float | None:
+    """Norm of the error against the high-precision reference over the reference's, of the result where it is
+    largest; in fp8 the reference is of the inputs before they were rounded.
+    """
+    errors = row.record.accuracy.errors.values() if row.record.accuracy else ()
+    return max((e.relative for e in errors), default=None)
+
+
+@metric("SM clock held", "Hz", None, megahertz)
+def clock_held(row: Row) -> float | None:
+    """Median clock of the multiprocessors at the ends of the batches, exact, by a spin of known cycles."""
+    return row.one_value("clock_held")
+
+
+@metric("SM clock", "Hz", None, megahertz)
+def clock_sm(row: Row) -> float | None:
+    """Median clock of the multiprocessors while measuring, as NVML saw it: up to 0.1 s late."""
+    return row.one_value("clock_sm")
+
+
+@metric("Memory clock", "Hz", None, megahertz)
+def clock_mem(row: Row) -> float | None:
+    """Median clock of the memory while measuring, as NVML saw it."""
+    return row.one_value("clock_mem")
+
+
+@metric("Power", "W", "lower", digits)
+def power(row: Row) -> float | None:
+    """Median power while measuring, as NVML saw it, pauses included; sustained figures have the power of the work."""
+    return row.one_value("power")
+
+
+@metric("Temperature", "C", "lower", whole_number)
+def temperature(row: Row) -> float | None:
+    """Median temperature of the GPU while measuring, as NVML saw it."""
+    return row.one_value("temperature")
+
+
+@metric("Latency without pauses", "s", "lower", duration)
+def sustained_latency(row: Row) -> float | None:
+    """Mean time of one call in a long run without pauses, once power and clock are steady; L2 is as the last call
+    left it.
+    """
+    return row.one_value("sustained")
+
+
+@metric("Throughput without pauses", "TFLOP/s", "higher", digits)
+def sustained_tflops(row: Row) -> float | None:
+    """FLOPs of the case over the latency without pauses."""
+    return _over(flops(row.case, row.source.convention) / 1e12, sustained_latency(row))
+
+
+@metric("Energy of one call", "J", "lower", energy)
+def joules(row: Row) -> float | None:
+    """Power by NVML's energy counter times the latency without pauses: the whole board's."""
+    watts, seconds = row.one_value("sustained_power"), sustained_latency(row)
+    return watts * seconds if watts is not None and seconds is not None else None
+
+
+@metric("Efficiency", "TFLOP/s/W", "higher", digits)
+def tflops_per_watt(row: Row) -> float | None:
+    """FLOPs of the case over the energy of one call."""
+    return _over(flops(row.case, row.source.convention) / 1e12, joules(row))
+
+
+@metric("Uncertainty of the power without pauses", "", "lower", percent)
+def power_error(row: Row) -> float | None:
+    """Of the energy counter's edges, over the window; joules and tflops_per_watt have it too."""
+    return row.one_value("sustained_power_error")
+
+
+@metric("Disagreement of the instruments", "", "lower", percent)
+def disagreement(row: Row) -> float | None:
+    """Largest |ratio - 1| of the readings of CUPTI or CUDA graph to those of events; median over turns."""
+    if not took_turns(row):
+        return None
+    apart = [abs(stats.median(found) - 1) for name in INSTRUMENTS[1:] if (found := turn_ratios(row, name))]
+    return max(apart, default=None)
+
+
+@metric("Toll of tracing", "", "lower", percent)
+def tracing(row: Row) -> float | None:
+    """How much longer CUDA events read a call while CUPTI traces it; median over the turns of a cross-check."""
+    if not took_turns(row):
+        return None
+    pairs = list(zip(row.measured("turns_traced"), row.measured("turns_events"), strict=False))
+    return stats.median([traced / plain for traced, plain in pairs]) - 1 if pairs else None
+
+
+@metric("Cycles", "cycles", "lower", megacycles)
+def cycles(row: Row) -> float | None:
+    """Latency times the SM clock held: what a kernel takes where the clock is not its doing."""
+    seconds, held = latency(row), clock_held(row)
+    return seconds * held if seconds is not None and held is not None else None
+
+
+def _throughput(row: Row) -> float | None:
+    """Return FLOP/s."""
+    return _over(flops(row.case, row.source.convention), latency(row))
+
+
+def _traffic(row: Row) -> float | None:
+    """Return bytes/s of ideal traffic."""
+    return _over(float(ideal_bytes(row.case)), latency(row))
+
+
+def _roofline_of(case: Case, rates: Rates) -> Roofline | None:
+    return _least(case, rates.peak, rates.bandwidth) if rates.peak and rates.bandwidth else None
+
+
+_least = cache(Roofline.of)
+
+
+def _over(part: float | None, whole: float | None) -> float | None:
+    return part / whole if part is not None and whole else None

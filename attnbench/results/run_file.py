@@ -14,19 +14,16 @@ import contextlib
 import errno
 import fcntl
 import json
-import mmap
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any
 
 from attnbench.core.errors import UserError
-from attnbench.core.json import from_json, to_json
+from attnbench.core.json import to_json
 from attnbench.core.record import Job, Record, Run
-from attnbench.results import columns, decode
-from attnbench.results.columns import Columns
-from attnbench.results.lines import Lines
+from attnbench.results import decode
 
 SCHEMA = 2
 _FIRST = b'{"type":"run",'  # what each begins with
@@ -76,7 +73,7 @@ class RunFile:
         try:
             if not whole:
                 raise _cut_off(path, content)
-            schema = _schema(path, _first(path, first))
+            schema = _schema(path, _fields(path, first))
         except UserError:
             file.close()
             raise
@@ -135,36 +132,26 @@ def _lock(path: Path, file: IO[bytes]) -> None:
         pass  # a file system without locks
 
 
-def read(path: Path, ahead: Sequence[str] = (), meanwhile: Callable[[], object] | None = None) -> tuple[Run, list[str]]:
-    """A run file, and what is wrong with it, one phrase a line. Raises UserError when it is not one.
-
-    Its records are columns.Columns, which has the samples of the measurements `ahead` at once. `meanwhile`: to be done
-    here while other processes read, of a file that is large enough for some.
-    """
+def read(path: Path) -> tuple[Run, list[str]]:
+    """Return a run and what is wrong with its file, one phrase a line. Raises UserError when it is no run file."""
     try:
-        content = _content(path)
+        content = path.read_bytes()
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror}") from None
-    start, end = content.find(b"\n") + 1, content.rfind(b"\n") + 1
-    if not start:
+    first, *lines = content.split(b"\n")
+    if not lines:
         raise _cut_off(path, content)
-    lines = Lines(path, content, start, end)
-    records = Columns(lines=lines)
-    with lines.parts(ahead, reduced=True, meanwhile=meanwhile) as parts:
-        run = _header(path, memoryview(content)[: start - 1])
-        number, problems = records.read(parts)
-    if end < len(content):  # no newline at the end: the last write did not finish
-        problems.insert(0, f"{path}:{number + 1}: truncated last line dropped (an interrupted write)")
-    return replace(run, records=records), problems
-
-
-def _content(path: Path) -> bytes | mmap.mmap:
-    """A file as it lies in the system's cache: a copy of many megabytes takes as long as what is read of it."""
-    with path.open("rb") as file:
+    run, records, problems = _header(path, first), [], []
+    if lines.pop():  # no newline at the end: the last write did not finish
+        problems.append(f"{path}:{len(lines) + 2}: truncated last line dropped (an interrupted write)")
+    for number, line in enumerate(lines, start=2):
         try:
-            return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        except (OSError, ValueError):  # a pipe, or empty
-            return file.read()
+            record = decode.record(line)
+        except decode.DAMAGE as error:
+            problems.append(f"{path}:{number}: damaged line left out ({type(error).__name__}: {error})")
+        else:
+            records += [record] if record else []
+    return replace(run, records=tuple(records)), problems
 
 
 def head(path: Path) -> Run:
@@ -176,30 +163,26 @@ def head(path: Path) -> Run:
         raise UserError(f"cannot read {path}: {error.strerror}") from None
 
 
-def _header(path: Path, line: decode.Line) -> Run:
-    raw = _first(path, line)
-    _schema(path, raw)
+def _header(path: Path, line: bytes) -> Run:
+    fields = _fields(path, line)
+    _schema(path, fields)
     try:
-        plan = decode.jobs(raw.pop("plan")) if "plan" in raw else None
-        data = {name: json.loads(bytes(value)) for name, value in raw.items() if name not in ("type", "schema")}
-        run = from_json(Run, {"policy": {}, "plan": (), **data})
-        return run if plan is None else replace(run, plan=plan)
+        return decode.run(fields)
     except decode.DAMAGE as error:
         raise _damaged(path, str(error)) from None
 
 
-def _first(path: Path, line: decode.Line) -> dict[str, Any]:
-    """The fields of a first line, unread. UserError where it is none."""
+def _fields(path: Path, line: bytes) -> dict[str, bytes]:
     try:
         return decode.fields(line)
-    except ValueError:
-        raise _damaged(path) if bytes(line).startswith(_FIRST) else _not_ours(path) from None
+    except decode.DAMAGE:
+        raise (_damaged(path) if line.startswith(_FIRST) else _not_ours(path)) from None
 
 
-def _schema(path: Path, header: Mapping[str, Any]) -> int:
-    """Of a first line. UserError where it is none, or newer than what is read here."""
+def _schema(path: Path, header: Mapping[str, bytes]) -> int:
+    """Return the schema that a first line names. Raises UserError where it is newer than what is read here."""
     try:
-        kind, schema = json.loads(bytes(header["type"])), int(json.loads(bytes(header["schema"])))
+        kind, schema = json.loads(header["type"]), int(json.loads(header["schema"]))
     except (ValueError, KeyError, TypeError):
         raise _not_ours(path) from None
     if kind != "run" or schema < 1:
@@ -213,7 +196,7 @@ def _not_ours(path: Path, why: str = "its first line does not say so") -> UserEr
     return UserError(f"{path} is not an attnbench run file ({why})")
 
 
-def _cut_off(path: Path, content: bytes | mmap.mmap) -> UserError:
+def _cut_off(path: Path, content: bytes) -> UserError:
     """Of a file without a whole line."""
     if content[: len(_FIRST)] == _FIRST:
         return UserError(f"{path} is cut off in its first line: there is no result in it; delete it and run again")
@@ -225,16 +208,12 @@ def _damaged(path: Path, why: str = "it is not JSON") -> UserError:
 
 
 def missing(run: Run) -> list[Job]:
-    """The planned jobs that have no record, or one that only a want of time made a skip. The last record counts."""
+    """Return the planned jobs that have no final record: none, or a skip for want of time. The last record counts."""
     return [job for job, _ in unfinished(run)]
 
 
 def unfinished(run: Run) -> list[tuple[Job, bool]]:
-    """The same, and whether they have a record."""
-    records, (cases, backends, rounds) = columns.of(run.records), decode.keys(run.plan)
-    if (cases, backends, rounds) == (records.cases, records.backends, records.rounds) and not records.resumable:
-        return []  # as a run ends: each job has left its record, in their order
-    same = {number: id(records.same(case)) for number, case in {id(case): case for case in cases}.items()}
-    keys = zip(map(same.__getitem__, map(id, cases)), backends, rounds, strict=True)
-    places = map(records.last.get, keys)
-    return [(run.plan[j], i is not None) for j, i in enumerate(places) if i is None or i in records.resumable]
+    """Return the jobs of `missing`, each with whether it has a record at all."""
+    last = {(r.case, r.backend, r.round): r for r in run.records}
+    found = [(job, last.get((job.case, job.backend, job.round))) for job in run.plan]
+    return [(job, record is not None) for job, record in found if record is None or record.resumable]

@@ -23,8 +23,8 @@ def forecast_line(run: Run) -> str | None:
     worst, record = max(ratios, key=lambda pair: max(pair[0], 1 / pair[0]))
     several = len({r.case.dtype for r in run.records}) > 1
     return (
-        f"Time of {case_names.count(len(jobs), 'job')}: forecast {sizes.duration(expected)}, took "
-        f"{sizes.duration(actual)}; took over forecast by job: median "
+        f"Time of {case_names.count(len(jobs), 'job')}: forecast {sizes.format_duration(expected)}, took "
+        f"{sizes.format_duration(actual)}; took over forecast by job: median "
         f"{metrics.digits(stats.median([ratio for ratio, _ in ratios]))}, worst {metrics.digits(worst)} "
         f"({case_names.case(record.backend, record.case, several)})."
     )

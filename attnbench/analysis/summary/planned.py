@@ -12,7 +12,7 @@ from rich.text import Text
 from attnbench.analysis.summary import no_figure
 from attnbench.core.json import to_json
 from attnbench.core.record import Record, Run
-from attnbench.core.sizes import duration, gib
+from attnbench.core.sizes import format_bytes, format_duration
 from attnbench.results.cells import cells
 from attnbench.run.plan import skipped_record
 
@@ -29,9 +29,9 @@ def render(console: Console, run: Run) -> None:
         figures = ["-"] * 3
         if todo:
             figures = [
-                duration(sum(j.forecast.seconds for j in todo)),
+                format_duration(sum(j.forecast.seconds for j in todo)),
                 _call(max(j.forecast.call for j in todo)),
-                gib(max(j.forecast.nbytes for j in todo)),
+                format_bytes(max(j.forecast.nbytes for j in todo)),
             ]
         table.add_row(name, str(len(todo)), str(len(jobs) - len(todo)), *figures)
     console.print(table)
@@ -46,7 +46,7 @@ def render(console: Console, run: Run) -> None:
 
 
 def _call(seconds: float) -> str:
-    return duration(seconds) if seconds >= 1 else f"{seconds * 1e3:.3g} ms"
+    return format_duration(seconds) if seconds >= 1 else f"{seconds * 1e3:.3g} ms"
 
 
 def json_text(run: Run) -> str:

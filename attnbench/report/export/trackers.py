@@ -181,7 +181,7 @@ def _stats(samples: Sequence[float]) -> dict[str, Any]:
     """What pytest-benchmark computes of its rounds, by its own names."""
     ordered = sorted(samples)
     mean = sum(ordered) / len(ordered)
-    deviation = (stats.cov(ordered) or 0.0) * mean
+    deviation = (stats.coefficient_of_variation(ordered) or 0.0) * mean
     q1, median, q3 = (stats.percentile(ordered, p) for p in (25, 50, 75))
     low, high = q1 - 1.5 * (q3 - q1), q3 + 1.5 * (q3 - q1)
     inside = [v for v in ordered if low <= v <= high]

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.text import Text
 
 from attnbench.core.record import Job, Record, Run
-from attnbench.core.sizes import duration
+from attnbench.core.sizes import format_duration
 from attnbench.report.progress.run_progress import Line
 from attnbench.results import case_names
 
@@ -42,8 +42,8 @@ class Live(Line):
         if self._live:
             self._live.update(self)
         else:
-            line = f"{self._turn}: {case_names.count(jobs, 'job')}, {open_cells} open, {duration(max(0.0, left))} left"
-            self._print(Text(line))
+            rest = format_duration(max(0.0, left))
+            self._print(Text(f"{self._turn}: {case_names.count(jobs, 'job')}, {open_cells} open, {rest} left"))
 
     def started(self, job: Job) -> None:
         self._running = job
@@ -67,7 +67,7 @@ class Live(Line):
         if self._running:
             line.append(self._name(self._running), style="cyan")
         left = max(0.0, self._deadline - time.monotonic())
-        line.append(f"  {self._settled} settled, {self._open} open, {duration(round(left))} left", style="dim")
+        line.append(f"  {self._settled} settled, {self._open} open, {format_duration(round(left))} left", style="dim")
         line.truncate(self._console.width - 1, overflow="ellipsis")
         return line
 

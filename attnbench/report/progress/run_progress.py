@@ -12,7 +12,7 @@ from rich.text import Text
 
 from attnbench.analysis.summary.tables import MEMORY
 from attnbench.core.record import Job, Record, Run
-from attnbench.core.sizes import duration
+from attnbench.core.sizes import format_duration
 from attnbench.results import case_names, derive, metrics
 from attnbench.run.plan import plan_summary
 
@@ -140,4 +140,4 @@ class Live(Line):
 
 def _seconds(seconds: float) -> str:
     """Without the tenths that would only flicker."""
-    return f"{seconds:.0f}s" if seconds < 10 else duration(seconds)
+    return f"{seconds:.0f}s" if seconds < 10 else format_duration(seconds)

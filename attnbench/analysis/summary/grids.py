@@ -1,7 +1,7 @@
-"""Cells laid out as tables, whatever the output format.
+"""Cells laid out as grids, whatever the output format.
 
-Every axis of a case is either the rows (sequence length), the columns (`by`), or part of a table's title. Batch, heads
-and query lengths that follow from row and column do not make tables of their own: they are named where they vary.
+Every axis of a case is either the rows (sequence length), the columns (`by`), or part of a grid's title. Batch, heads
+and query lengths that follow from row and column do not make grids of their own: they are named where they vary.
 """
 
 from __future__ import annotations
@@ -14,71 +14,23 @@ from typing import Any
 
 from attnbench.core.case import DIRECTIONS, DTYPES, Case
 from attnbench.core.errors import UserError, did_you_mean
-from attnbench.core.flops import Convention
-from attnbench.core.sizes import short
-from attnbench.results import case_names, metrics
-from attnbench.results.cells import Cell, values_of
-from attnbench.results.sheet import Sheet
+from attnbench.core.formats import digits, share
+from attnbench.core.sizes import format_size
+from attnbench.core.text import count
+from attnbench.report.characters import MEMORY_BOUND
+from attnbench.report.document import Ending, Figure, Grid, Grids
+from attnbench.results import case_names
+from attnbench.results.cells import Cell
+from attnbench.results.metrics import METRICS, Metric
 
-NO_FIGURES = "No cell has a figure for this."
-LINES = 500  # of the tables of a metric, after which a reader is better served otherwise
-FRAME = 5  # lines of a table but its rows
+COMPILED = {
+    "fresh": "each in a new process, no kernel compiled before",
+    "kept": "kernels that were compiled before may be reused",
+}
+CONVENTIONS = {"exact": "FLOPs: exact", "fa": "FLOPs: fa, causal counts half"}
+LINES = 500  # of the grids of a metric, after which a reader is better served otherwise
+FRAME = 5  # lines of a grid but its rows
 ABREAST = 9  # backends that are columns; more are rows
-MEMORY = "m"  # after a percentage: of the roofline, as memory bounds the case
-HELD_DOWN = "~"  # after digits: the clock was held down
-
-
-@dataclass(frozen=True)
-class Entry:
-    """What stands at a row and column: digits and an aside (utilisation, or the unit), or a word."""
-
-    digits: str = ""
-    aside: str = ""
-    word: str = ""
-    best: bool = False
-    memory: bool = False  # the aside is of the roofline
-    held_down: bool = False
-
-
-@dataclass(frozen=True)
-class Table:
-    title: str
-    details: str
-    corner: str
-    columns: tuple[str, ...]
-    rows: tuple[tuple[str, tuple[Entry, ...]], ...]
-
-
-@dataclass(frozen=True)
-class Section:
-    """The tables of one metric."""
-
-    metric: metrics.Metric
-    tables: tuple[Table, ...]
-    left: int = 0  # tables that are not shown
-
-    def more(self) -> str:
-        """Of the tables that are not shown, in one line; empty where there are none."""
-        if not self.left:
-            return ""
-        return (
-            f"{case_names.count(self.left, 'more table')} not shown: attnbench report --all shows every one, "
-            "-f csv and -f json have every cell, fewer run files make fewer."
-        )
-
-    def legend(self, best: str) -> str:
-        """What the marks in the tables mean; `best` is the writer's own mark."""
-        entries = [e for table in self.tables for _, row in table.rows for e in row]
-        across = "column" if self.tables and self.tables[0].corner == "backend" else "row"  # backends compete
-        return ", ".join(
-            filter(
-                None,
-                (
-                    f"{best} best of its {across}" if any(e.best for e in entries) else "",
-                    f"{HELD_DOWN} clock held down" if any(e.held_down for e in entries) else "",
-                ),
-            )
-        )
 
 
 @dataclass(frozen=True)
@@ -126,12 +78,12 @@ _AXES: dict[str, _Axis] = {
     "seqlen_q": _Axis(
         lambda c: 0 if c.case.shape.seqlen_q == c.case.shape.seqlen_k else c.case.shape.seqlen_q,
         lambda c: "" if c.case.shape.seqlen_q == c.case.shape.seqlen_k else f"seqlen_q {c.case.shape.seqlen_q}",
-        lambda c: f"q{short(c.case.shape.seqlen_q)}",
+        lambda c: f"q{format_size(c.case.shape.seqlen_q)}",
     ),
     _ROW: _Axis(
         lambda c: c.case.shape.seqlen_k,
-        lambda c: f"seqlen {short(c.case.shape.seqlen_k)}",
-        lambda c: short(c.case.shape.seqlen_k),
+        lambda c: f"seqlen {format_size(c.case.shape.seqlen_k)}",
+        lambda c: format_size(c.case.shape.seqlen_k),
     ),
 }
 _IMPLIED = ("nheads", "batch", "seqlen_q")  # make tables only where row and column do not tell them
@@ -139,69 +91,105 @@ BY = tuple(axis for axis in _AXES if axis not in ("device", "seqlen_q"))
 BY_OPTION = {"pass": "direction", "window": "causal", "mask": "causal"}  # as the options of `run` call the axes
 
 
-def sections(
+def grids(
     cells: Sequence[Cell],
     names: Sequence[str] = ("tflops",),
     by: str | None = None,
-    convention: Convention = "exact",
+    *,
     memory: bool = False,
     lines: float = math.inf,
-) -> list[Section]:
-    """The tables of each metric, the error of fp8 cells, then with `memory` peak memory, condensed.
+) -> list[Grids]:
+    """Return the grids of each metric, the error of fp8 cells, then with `memory` peak memory, condensed.
 
-    `by` is what the columns are: the backends where it is None, or, of many backends, the sequence lengths.
-    UserError: unknown metric or axis.
-
-    A metric that no cell has gives a section without tables. After so many `lines` a metric's tables end.
+    `by` is what the columns are: the backends where it is None, or, of many backends, the sequence lengths. A metric
+    that no cell has gives no grids. After so many `lines` a metric's grids end. Raises UserError for an unknown metric
+    or axis.
     """
     if by is None:
         by = _ROW if len({c.backend for c in cells if c.status != "skipped"}) > ABREAST else "backend"
     if by not in BY:
         raise UserError(f'no columns "{by}"{did_you_mean(by, BY)}')
     for name in names:
-        if name not in metrics.METRICS:
-            raise UserError(f'no metric "{name}"{did_you_mean(name, metrics.METRICS)}')
+        if name not in METRICS:
+            raise UserError(f'no metric "{name}"{did_you_mean(name, METRICS)}')
     wanted = [(name, cells) for name in names]
     if "relative_error" not in names and (narrow := [c for c in cells if c.case.dtype == "fp8"]):
         wanted.append(("relative_error", narrow))  # a speed in fp8 says nothing without it
     if memory and "memory_peak" not in names:
-        wanted.append(("memory_peak", _plainest_masks(cells)))
+        wanted.append(("memory_peak", _with_plainest_mask(cells)))
     found = []
     for name, chosen in wanted:
-        metric = metrics.METRICS[name]
-        made, left = _tables(chosen, metric, by, convention, lines)
+        metric = METRICS[name]
+        made, left = _grids(chosen, metric, by, lines)
         if made or chosen is cells:
-            found.append(Section(metric, tuple(made), left))
+            competing: Any = "column" if made and made[0].corner == "backend" else "row"
+            found.append(Grids(heading(metric, cells), tuple(made), competing, _more(left)))
     return found
 
 
-def _plainest_masks(cells: Sequence[Cell]) -> list[Cell]:
-    """Of cells that differ in the mask alone those with the plainest: memory hardly depends on it. Measured ones."""
+def _more(left: int) -> str:
+    if not left:
+        return ""
+    return (
+        f"{count(left, 'more table')} not shown: attnbench report --all shows every one, "
+        "-f csv and -f json have every cell, fewer run files make fewer."
+    )
+
+
+def heading(metric: Metric, cells: Sequence[Cell]) -> str:
+    """Return what the figures of a metric are; where they count FLOPs also how, and what the percentages are of."""
+    if metric.name == "first_call":
+        states = sorted({c.run.policy.caches for c in cells if c.status == "ok"})
+        how = "; in other runs ".join(COMPILED[state] for state in states)
+        return f"{metric.heading} ({how})" if how else metric.heading
+    if metric.name not in ("tflops", "utilization") or not cells:
+        return metric.heading
+    counted = f"{metric.heading} ({CONVENTIONS[cells[0].source.convention]})"
+    measured = [c for c in cells if c.status == "ok"]
+    known = {(c.device, c.case.dtype): c.rates.peak for c in measured if c.rates.peak}
+    if not known:
+        return counted
+    several = len({device for device, _ in known}) > 1
+    peaks = ", ".join(
+        f"{digits(peak / 1e12)} for {dtype}{f' on {device}' if several else ''}"
+        for (device, dtype), peak in known.items()
+    )
+    if metric.name == "utilization":
+        return f"{counted}, share of the peak ({peaks})"
+    some = {c.rates.bandwidth for c in measured if c.rates.bandwidth and c.bound == "memory"}
+    roofline = f"; {MEMORY_BOUND}: of the roofline, where memory bounds ({', '.join(map(bandwidth, sorted(some)))})"
+    return f"{counted}, and share of the peak ({peaks})" + (roofline if some else "")
+
+
+def bandwidth(rate: float) -> str:
+    """Return bytes/s as "4.80 TB/s" or "43.1 GB/s"."""
+    return f"{digits(rate / 1e12)} TB/s" if rate >= 1e12 else f"{digits(rate / 1e9)} GB/s"
+
+
+def _with_plainest_mask(cells: Sequence[Cell]) -> list[Cell]:
+    """Return, of measured cells that differ in the mask alone, those with the plainest: memory hardly depends on it."""
     plainest: dict[Any, Any] = {}
-    kinds = [(cell.device, _but_mask(cell.case)) for cell in cells]
-    for cell, kind, peak in zip(cells, kinds, values_of(cells, "memory_peak"), strict=True):
-        if peak is not None:
-            rank = case_names.mask_rank(cell.case)
+    for cell in cells:
+        if cell.value("memory_peak") is not None:
+            kind, rank = (cell.device, _but_mask(cell.case)), case_names.mask_rank(cell.case)
             plainest[kind] = min(plainest.get(kind, rank), rank)
-    return [c for c, kind in zip(cells, kinds, strict=True) if plainest.get(kind) == case_names.mask_rank(c.case)]
+    return [c for c in cells if plainest.get((c.device, _but_mask(c.case))) == case_names.mask_rank(c.case)]
 
 
-def _tables(
-    cells: Sequence[Cell], metric: metrics.Metric, by: str, convention: Convention, lines: float
-) -> tuple[list[Table], int]:
-    """Those that fit into so many lines, the first in any case; and how many do not."""
+def _grids(cells: Sequence[Cell], metric: Metric, by: str, lines: float) -> tuple[list[Grid], int]:
+    """Return the grids that fit into so many lines, the first in any case; and how many do not fit."""
     row, column = ("backend", _ROW) if by == _ROW else (_ROW, by)
     titles = [axis for axis in _AXES if axis not in (row, column, *_IMPLIED)]
     implied = [axis for axis in _IMPLIED if axis != column]
     several = len({c.device for c in cells}) > 1
-    found: list[Table] = []
+    found: list[Grid] = []
     left = 0
     for group in _split(cells, titles):
-        for table in _split_implied(group, row, column, implied):
+        for part in _split_implied(group, row, column, implied):
             if lines <= 0:
-                left += any(c.status != "skipped" for c in table)
+                left += any(c.status != "skipped" for c in part)
                 continue
-            made = _table(table, several, metric, (row, column), convention)
+            made = _grid(part, several, metric, (row, column))
             if made is not None:
                 found.append(made)
                 lines -= len(made.rows) + FRAME
@@ -209,22 +197,17 @@ def _tables(
 
 
 def _split(cells: Sequence[Cell], axes: Sequence[str]) -> list[list[Cell]]:
-    groups: dict[tuple[int, tuple[Any, ...]], list[Cell]] = {}
+    """Return the cells in groups that are alike in all of the axes, in the order of their values."""
+    groups: dict[tuple[Any, ...], list[Cell]] = {}
     devices: dict[str, int] = {}
-    known: dict[tuple[int, str, Sheet], list[Cell]] = {}  # a case on a backend of a run -> its group
-    by_backend = "backend" in axes
     for cell in cells:
-        one = id(cell.case), cell.backend if by_backend else "", cell.sheet
-        if (group := known.get(one)) is None:
-            device = devices.setdefault(cell.device, len(devices))
-            values = tuple(_AXES[axis].value(cell) for axis in axes)
-            group = known[one] = groups.setdefault((device, values), [])
-        group.append(cell)
+        device = devices.setdefault(cell.device, len(devices))
+        groups.setdefault((device, *(_AXES[axis].value(cell) for axis in axes)), []).append(cell)
     return [groups[key] for key in sorted(groups)]
 
 
 def _split_implied(cells: list[Cell], row: str, column: str, axes: Sequence[str]) -> list[list[Cell]]:
-    """Splits by those of the axes that neither the row alone nor the column alone tells."""
+    """Split cells by those of the axes that neither the row alone nor the column alone tells."""
     for i, axis in enumerate(axes):
         if not (_tells(row, axis, cells) or _tells(column, axis, cells)):
             rest = axes[i + 1 :]
@@ -243,17 +226,15 @@ def _tells(known: str, axis: str, cells: Sequence[Cell]) -> bool:
     return True
 
 
-def _table(
-    cells: Sequence[Cell], several: bool, metric: metrics.Metric, axes: tuple[str, str], conv: Convention
-) -> Table | None:
+def _grid(cells: Sequence[Cell], several: bool, metric: Metric, axes: tuple[str, str]) -> Grid | None:
     row, column = axes
     at = {(_AXES[row].value(c), _AXES[column].value(c)): c for c in cells}
     tried = [key for key, cell in at.items() if cell.status != "skipped"]
-    columns = sorted({c for _, c in tried})  # what was skipped throughout is told below the tables
+    columns = sorted({c for _, c in tried})  # what was skipped throughout is told below the grids
     rows = sorted({r for r, c in (tried if row == "backend" else at) if c in columns})
     if not tried:
         return None
-    values = {key: cell.value(metric.name, conv) for key, cell in at.items()}
+    values = {key: cell.value(metric.name) for key, cell in at.items()}
     if any(at[key].status == "ok" for key in tried) and not any(v is not None for v in values.values()):
         return None
 
@@ -263,12 +244,12 @@ def _table(
             rivals.setdefault(key[0 if column == "backend" else 1], []).append(value)
     best = {place: _best(metric, found) for place, found in rivals.items()}
 
-    def entry(r: Any, c: Any) -> Entry:
-        return _entry(at.get((r, c)), metric, best.get(r if column == "backend" else c, set()), conv)
+    def entry(r: Any, c: Any) -> Figure | Ending:
+        return _entry(at.get((r, c)), metric, best.get(r if column == "backend" else c, set()))
 
     details, row_extra, column_extra = _details(cells, row, column)
     of_row, of_column = {r: cell for (r, _), cell in at.items()}, {c: cell for (_, c), cell in at.items()}
-    return Table(
+    return Grid(
         title=_title(cells[0], several, axes),
         details=details,
         corner="backend" if row == "backend" else "seqlen",
@@ -277,25 +258,24 @@ def _table(
     )
 
 
-def _entry(cell: Cell | None, metric: metrics.Metric, best: set[str], convention: Convention) -> Entry:
+def _entry(cell: Cell | None, metric: Metric, best: set[str]) -> Figure | Ending:
     if cell is None:
-        return Entry()
+        return Ending()
     if cell.status != "ok":
-        return Entry(word=case_names.ENDINGS[cell.status])
-    value = cell.value(metric.name, convention)
+        return Ending(case_names.ENDINGS[cell.status])
+    value = cell.value(metric.name)
     if value is None:
-        return Entry(word=case_names.NOTHING)
+        return Ending(case_names.NOTHING)
     text = metric.format(value)
-    digits, _, aside = text.partition(" ")
+    number, _, aside = text.partition(" ")
     memory = metric.name == "tflops" and cell.bound == "memory"
     if metric.name == "tflops":
-        share = cell.value("roofline" if memory else "utilization", convention)
-        aside = "" if share is None else metrics.share(share)
-    held_down = metric.clocked and cell.held_down
-    return Entry(digits, aside, best=text in best, memory=memory, held_down=held_down)
+        used = cell.value("roofline" if memory else "utilization")
+        aside = "" if used is None else share(used)
+    return Figure(number, aside, text in best, held_down=metric.clocked and cell.held_down, memory_bound=memory)
 
 
-def _best(metric: metrics.Metric, rivals: Sequence[float]) -> set[str]:
+def _best(metric: Metric, rivals: Sequence[float]) -> set[str]:
     """The best figure as written, so that a tie at the digits shown is a tie; none if more than half are that good."""
     if metric.better is None or not rivals:
         return set()
@@ -322,7 +302,7 @@ def _details(cells: Sequence[Cell], row: str, column: str) -> tuple[str, list[st
         if len({_AXES[axis].value(c) for c in cells}) == 1:
             told.append(_AXES[axis].label(cells[0]))
         elif axis == "batch" and len(tokens) == 1:
-            told.append(f"batch x seqlen = {short(tokens.pop())}")
+            told.append(f"batch x seqlen = {format_size(tokens.pop())}")
         else:
             (column_extra if _tells(column, axis, cells) else row_extra).append(axis)
     return ", ".join(filter(None, told)), row_extra, column_extra

@@ -1,0 +1,44 @@
+"""Why cells have no figure, their reasons brought together."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from attnbench.core.text import count, merged, one_line, template
+from attnbench.report.document import Reason
+from attnbench.results import case_names
+from attnbench.results.cells import Cell
+
+
+def reasons(cells: Sequence[Cell]) -> list[Reason]:
+    """Return one reason per ending, text (numbers aside) and set of cells; backends that share all three share it."""
+    groups: dict[tuple[str, str, str, str], list[Cell]] = {}
+    every: dict[tuple[str, str], list[Cell]] = {}
+    for cell in cells:
+        every.setdefault((cell.device, cell.backend), []).append(cell)
+        if cell.status != "ok":
+            reason = one_line(cell.reason or "no reason given")
+            groups.setdefault((cell.device, cell.backend, cell.status, template(reason)), []).append(cell)
+    several_devices = len({device for device, _ in every}) > 1
+    lines: dict[tuple[str, ...], list[list[Cell]]] = {}
+    for (device, backend, _, alike_text), group in groups.items():
+        of_backend = every[device, backend]
+        place = case_names.where([c.case for c in group], [c.case for c in of_backend])
+        scope = "all" if len(group) == len(of_backend) else count(len(group), "case")
+        lines.setdefault((case_names.ENDINGS[group[0].status], alike_text, device, scope, place), []).append(group)
+    found = []
+    order = list(case_names.ENDINGS.values())
+    ranked = sorted(
+        lines.items(), key=lambda line: (order.index(line[0][0]), case_names.backend_rank(line[1][0][0].backend))
+    )
+    for (word, _, device, scope, place), alike in ranked:
+        members = [c for group in alike for c in group]
+        who = ", ".join(sorted({c.backend for c in members}, key=case_names.backend_rank))
+        each = " each" if len(alike) > 1 and scope != "all" else ""
+        detail = f"{who} ({scope}{each}{f': {place}' if place else ''})"
+        if len(members) == 1:
+            detail = members[0].name
+        on = f" on {device}" if several_devices else ""
+        texts = [one_line(c.reason or "no reason given") for c in members]
+        found.append(Reason(word, detail + on, merged(texts)))
+    return found

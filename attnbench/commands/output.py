@@ -1,0 +1,115 @@
+"""The options that say in which formats and where a command writes its document, the same for every command."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from attnbench.commands.shared import one_of, put
+from attnbench.core.errors import EXIT_BAD_INPUT, UserError
+
+if TYPE_CHECKING:
+    from attnbench.report.document import Document
+
+FORMATS = ("table", "md", "html", "json", "csv")
+Wanted = Sequence[tuple[str, "Path | None"]]  # (format, its file; None for standard output)
+Writers = Mapping[str, Callable[[], str]]  # formats of a command's own
+
+option = partial(typer.Option, rich_help_panel="Files and output")
+Format = Annotated[
+    list[str] | None,
+    option(
+        "--format",
+        "-f",
+        metavar="FORMAT[=FILE]",
+        help="table (default), md, html, json, csv. Several may be given, all but one to a file: -f md=report.md.",
+    ),
+]
+Html = Annotated[Path | None, option("--html", metavar="FILE", help="Short for -f html=FILE: a page of its own.")]
+Json = Annotated[bool, option("--json", metavar="", help="Short for -f json: everything, for programs, on stdout.")]
+
+
+def outputs(
+    formats: Sequence[str] | None, html: Path | None = None, json: bool = False, known: Sequence[str] = FORMATS
+) -> list[tuple[str, Path | None]]:
+    """Return what is to be written: (format, file, or None for standard output), one of them to standard output.
+
+    Where only files were asked for, the table is printed too. Raises UserError for an unknown format, for a file that
+    cannot be written, and for two formats that would both be printed: said before anything is measured.
+    """
+    found: list[tuple[str, Path | None]] = []
+    for text in [*(formats or ()), *(["json"] if json else []), *([f"html={html}"] if html else [])]:
+        name, _, file = text.partition("=")
+        one_of("--format", name, known)
+        found.append((name, Path(file) if file else None))
+        if file:
+            _check(name, Path(file), [path for _, path in found[:-1]])
+    if all(file for _, file in found):
+        found.insert(0, ("table", None))
+    printed = {name for name, file in found if not file}
+    if len(printed) > 1:
+        raise UserError(
+            f"--format: {' and '.join(sorted(printed))} cannot both be printed; write one to a file: md=FILE"
+        )
+    return found
+
+
+def _check(name: str, file: Path, others: Sequence[Path | None]) -> None:
+    if file.resolve() in [other.resolve() for other in others if other] and not file.is_char_device():
+        raise UserError(f"--format: {file} is given twice; one would overwrite the other")
+    there = file if file.exists() else file.parent
+    if file.is_dir() or not file.parent.is_dir() or not os.access(there, os.W_OK):
+        raise UserError(f"--format {name}={file}: cannot be written; choose another place")
+
+
+def write(document: Document, wanted: Wanted, writers: Writers | None = None) -> int:
+    """Write a document to where `outputs` says, files first; `writers` make formats of the command's own.
+
+    Returns the exit code for what could not be written, which is said on stderr: 2, or 0 where all was.
+    """
+    code = 0
+    for name, file in sorted(wanted, key=lambda output: output[1] is None):
+        try:
+            _write(document, name, file, writers or {})
+            sys.stdout.flush()
+        except (UserError, OSError) as error:
+            said = error if isinstance(error, UserError) else f"cannot write: {error.strerror}"
+            print(f"attnbench: {said}", file=sys.stderr)
+            code = EXIT_BAD_INPUT
+        else:
+            if file and not file.is_char_device():
+                print(f"{name}: {file}", file=sys.stderr)
+    return code
+
+
+def _write(document: Document, name: str, file: Path | None, writers: Writers) -> None:
+    if name in writers:
+        put(writers[name](), file)
+    elif name == "table" and not file:
+        from rich.console import Console
+
+        from attnbench.report import terminal
+
+        terminal.render(Console(highlight=False), document)
+    else:
+        put(_text(document, name), file)
+
+
+def _text(document: Document, name: str) -> str:
+    from attnbench.report import data, markdown, terminal
+    from attnbench.report.html import html_page
+
+    renderers = {
+        "table": terminal.text,
+        "md": markdown.render,
+        "html": html_page.render,
+        "json": data.json_text,
+        "csv": data.csv_text,
+    }
+    return renderers[name](document)

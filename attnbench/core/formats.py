@@ -1,0 +1,64 @@
+"""Numbers as a reader sees them: three significant digits and a unit that fits. core.sizes reads what people write."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+
+def digits(number: float) -> str:
+    """Three significant digits, whole above 100, without an exponent where that is readable."""
+    if number == 0:
+        return "0"
+    if abs(number) < 1000:
+        number = float(f"{number:.3g}")
+    if abs(number) < 1e-4:
+        return f"{number:.2e}"
+    return f"{number:.{max(0, 2 - math.floor(math.log10(abs(number))))}f}"
+
+
+def duration(seconds: float) -> str:
+    return _scaled(seconds, ((1.0, "s"), (1e-3, "ms"), (1e-6, "us")))
+
+
+def size(nbytes: float) -> str:
+    return _scaled(nbytes, ((2.0**40, "TiB"), (2.0**30, "GiB"), (2.0**20, "MiB"), (2.0**10, "KiB"), (1.0, "B")))
+
+
+def energy(joules: float) -> str:
+    return _scaled(joules, ((1.0, "J"), (1e-3, "mJ"), (1e-6, "uJ")))
+
+
+def percent(fraction: float) -> str:
+    """Two significant digits: 62%, 2.7%, 0.42%."""
+    return f"{float(f'{100 * fraction:.2g}') if abs(fraction) < 1 else round(100 * fraction):g}%"
+
+
+def share(fraction: float) -> str:
+    """Whole per cent from 1 up: 62%, 3%, 0.4%."""
+    hundredths = 100 * fraction
+    return f"{hundredths:.0f}%" if hundredths >= 0.95 else f"{hundredths:.1g}%"
+
+
+def _scaled(number: float, units: Sequence[tuple[float, str]]) -> str:
+    """In the largest unit that leaves at least 1 after rounding, else in the smallest."""
+    for factor, unit in units:
+        if float(f"{abs(number) / factor:.3g}") >= 1 or factor == units[-1][0]:
+            return f"{digits(number / factor)} {unit}"
+    raise AssertionError("no units")
+
+
+def times(ratio: float) -> str:
+    return f"{digits(ratio)}x"
+
+
+def whole_number(number: float) -> str:
+    return f"{number:.0f}"
+
+
+def megacycles(cycles: float) -> str:
+    return f"{digits(cycles / 1e6)} Mcycles"
+
+
+def megahertz(hertz: float) -> str:
+    return f"{hertz / 1e6:.0f} MHz"

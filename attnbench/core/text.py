@@ -1,0 +1,54 @@
+"""Small pieces of English that many messages share: counts, lists, quoted reasons."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
+
+_SECONDS_OR_BYTES = {"h": 3600.0, "m": 60.0, "s": 1.0, "B": 1.0, "KiB": 2.0**10, "MiB": 2.0**20, "GiB": 2.0**30}
+_QUANTITY = re.compile(
+    r"(?<![\w.])(?:\d+h\d+m|\d+m\d+s|\d+(?:\.\d+)?s|"  # as core.sizes writes durations
+    r"-?\d+(?:\.\d+)?(?:e[+-]?\d+)?(?: (?:[KMG]i)?B)?)(?!\w|\.\d)"
+)
+
+
+def count(n: int, what: str) -> str:
+    """Return a number with its noun: "1 cell", "2 cells"."""
+    return f"{n} {what}" if n == 1 else f"{n} {what}s"
+
+
+def some(names: Iterable[str], limit: int = 3) -> str:
+    """Return the first names and how many more there are: "a, b, c and 4 more"."""
+    names = list(names)
+    more = len(names) - limit
+    return ", ".join(names[:limit]) + (f" and {more} more" if more > 0 else "")
+
+
+@lru_cache(maxsize=10_000)  # many records have the same reason
+def one_line(text: str) -> str:
+    """Return text without line breaks and escape sequences; reasons quote libraries, which have both."""
+    text = re.sub(r"\x1b\[[0-9;]*[A-Za-z]", "", text)
+    return " ".join("".join(c if c.isprintable() else " " for c in text).split())
+
+
+@lru_cache(maxsize=10_000)
+def template(reason: str) -> str:
+    """Return a reason with its quantities taken out, equal for reasons that differ in quantities only."""
+    return _QUANTITY.sub("\0", reason)
+
+
+def merged(reasons: Sequence[str]) -> str:
+    """Return reasons of one template as one line, with ranges: "needs 512 MiB to 137 GiB of scores"."""
+    texts = []
+    for quantities in zip(*(_QUANTITY.findall(r) for r in reasons), strict=True):
+        low, high = min(quantities, key=_amount), max(quantities, key=_amount)
+        texts.append(low if _amount(low) == _amount(high) else f"{low} to {high}")
+    parts = template(reasons[0]).split("\0")
+    return "".join(part + text for part, text in zip(parts, [*texts, ""], strict=True))
+
+
+def _amount(quantity: str) -> float:
+    """Return seconds, bytes or the plain number of "3m05s", "1.5 GiB" or "0.0041"."""
+    pairs = re.findall(r"(-?\d+(?:\.\d+)?(?:e[+-]?\d+)?) ?([a-zA-Z]*)", quantity)
+    return sum(float(number) * _SECONDS_OR_BYTES.get(unit, 1.0) for number, unit in pairs)

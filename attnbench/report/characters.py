@@ -1,0 +1,33 @@
+"""What text has in place of a drawing: marks beside figures, bars and step functions as rows of characters."""
+
+from __future__ import annotations
+
+import math
+
+from attnbench.report.document import Bar, Steps
+
+BEST, HELD_DOWN, MEMORY_BOUND = "*", "~", "m"  # marks of figures
+NO_FIGURES = "No cell has a figure for this."
+_UTF_HEIGHTS, _ASCII_HEIGHTS = " ▁▂▃▄▅▆▇█", " .:-=+*#"
+
+
+def bar(entry: Bar, width: int, *, utf: bool) -> str:
+    """Return a bar on an axis of `width` characters, in halves of one, at least a half long."""
+    first = min(2 * width - 1, round(2 * width * entry.start))
+    last = max(first + 1, min(2 * width, round(2 * width * entry.end)))
+    if not utf:
+        return (" " * (first // 2) + "=" * max(1, -(-last // 2) - first // 2)).ljust(width)
+    cells = (((2 * i >= first) and (2 * i < last), (2 * i + 1 >= first) and (2 * i + 1 < last)) for i in range(width))
+    return "".join("━" if left and right else "╸" if left else "╺" if right else " " for left, right in cells)
+
+
+def heights(entry: Steps, width: int, *, utf: bool) -> str:
+    """Return the largest height of each of `width` parts of a step function; what is above 0 is never nothing."""
+    levels = _UTF_HEIGHTS if utf else _ASCII_HEIGHTS
+    text = ""
+    for column in range(width):
+        since, until = column / width, (column + 1) / width if column + 1 < width else math.inf
+        held = next((height for at, height in reversed(entry.steps) if at <= since), 0.0)
+        most = max([held, *(height for at, height in entry.steps if since < at < until)])
+        text += levels[max(1, round(most * (len(levels) - 1)))] if most > 0 else levels[0]
+    return text

@@ -1,0 +1,218 @@
+"""A document: what a command shows, whatever the format. Each question builds one; each format has one renderer.
+
+Everything in it is plain text and typed marks. Escaping, wrapping, colours and signs are the renderers' (terminal.py,
+markdown.py, html/, data.py); nothing here is written for one format alone but `page` and `appendix`, which only a page
+has room for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    from attnbench.report.html.charts import Charts
+
+Level = Literal["good", "info", "warning", "bad"]
+Style = Literal["", "strong", "quiet", "good", "warning", "bad"]
+Align = Literal["left", "right"]
+
+NOTHING_MEASURED = "Nothing was measured: there are no records."
+
+
+@dataclass(frozen=True)
+class Span:
+    """A stretch of text in one style."""
+
+    text: str
+    style: Style = ""
+
+
+Line = Sequence[Span]  # one line, or one paragraph, of text
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A measured value in a table: its digits, an aside (utilisation, or the unit), and marks."""
+
+    digits: str
+    aside: str = ""
+    best: bool = False  # of its competitors
+    held_down: bool = False  # the clock was below its best
+    memory_bound: bool = False  # the aside is the share of the roofline
+
+    @property
+    def text(self) -> str:
+        """The figure without marks."""
+        return f"{self.digits} {self.aside}".strip()
+
+
+@dataclass(frozen=True)
+class Ending:
+    """Stands where a figure would: the word for how the cell ended ("skip", "OOM"), "-" or nothing."""
+
+    word: str = ""
+
+
+@dataclass(frozen=True)
+class Bar:
+    """A bar from `start` to `end` on an axis from 0 to 1. Bars of one group have one colour."""
+
+    start: float
+    end: float
+    group: int = 0
+
+
+@dataclass(frozen=True)
+class Steps:
+    """A step function over an axis from 0 to 1: (from where on, its height from 0 to 1)."""
+
+    steps: tuple[tuple[float, float], ...]
+
+
+Entry = str | Span | tuple[Span, ...] | Bar | Steps  # of a Table
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of a table: its heading, and on which side its entries stand."""
+
+    heading: str
+    align: Align = "left"
+    wrap: bool = True  # whether entries may go on in the next line, where the table is too wide
+
+
+@dataclass(frozen=True)
+class Table:
+    """Text in rows and columns. `name` is unique in its document: a page links to it."""
+
+    name: str
+    columns: tuple[Column, ...]
+    rows: tuple[tuple[Entry, ...], ...]
+    title: str = ""
+    note: str = ""
+    footnotes: tuple[str, ...] = ()  # numbered from 1, as entries refer to them
+    narrow: Table | Paragraphs | None = None  # in place of it, where the terminal is too narrow for it
+    listed: int | None = None  # rows that markdown shows at most, as comments on pull requests are limited
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Figures by row and column; `corner` names what the rows are."""
+
+    title: str
+    details: str
+    corner: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, tuple[Figure | Ending, ...]], ...]
+
+
+@dataclass(frozen=True)
+class Grids:
+    """The grids of one metric. A reader compares them, so equal columns of all stand in line."""
+
+    heading: str
+    grids: tuple[Grid, ...]
+    competing: Literal["row", "column"] = "row"  # along which a best figure is the best
+    more: str = ""  # what is not shown, and how to see it
+
+    @property
+    def figures(self) -> list[Figure]:
+        """All figures of all grids."""
+        return [f for grid in self.grids for _, row in grid.rows for f in row if isinstance(f, Figure)]
+
+    def legend(self, best: str, held_down: str) -> str:
+        """Return what the marks mean that occur; `best` and `held_down` are the renderer's own marks."""
+        parts = [f"{best} best of its {self.competing}"] if any(f.best for f in self.figures) else []
+        parts += [f"{held_down} clock held down"] if any(f.held_down for f in self.figures) else []
+        return ", ".join(parts)
+
+
+@dataclass(frozen=True)
+class Paragraphs:
+    """Lines of text below each other, under a title if it has one."""
+
+    lines: tuple[Line, ...]
+    title: str = ""
+    indent: int = 0  # characters by which every second line stands further in, where lines belong together by pairs
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """Labels, what each stands for, and what that means (or nothing): (label, value, meaning)."""
+
+    rows: tuple[tuple[str, str, str], ...]
+    title: str = ""
+
+
+Block = Table | Grids | Paragraphs | Pairs
+
+
+@dataclass(frozen=True)
+class Machine:
+    """A machine that figures are of: its label, what it is, and how it was measured (or nothing)."""
+
+    label: str
+    description: str
+    method: str = ""
+
+
+@dataclass(frozen=True)
+class Caution:
+    """What happened, why it matters, what to do."""
+
+    what: str
+    why: str = ""
+    todo: str = ""
+
+    def __str__(self) -> str:
+        return " ".join(filter(None, (self.what, self.why, self.todo)))
+
+
+@dataclass(frozen=True)
+class Reason:
+    """Why some cells have no figure: the word that stands in their place, which cells, the reason."""
+
+    word: str
+    who: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The end of a judgement in one line, such as "PASS: 12 unchanged"."""
+
+    text: str
+    level: Level
+
+
+@dataclass(frozen=True)
+class Section:
+    """A part of a page alone, such as the environment or the commands that make it again."""
+
+    name: str
+    title: str
+    blocks: tuple[Pairs | Paragraphs, ...] = ()
+    code: str = ""
+
+
+@dataclass(frozen=True)
+class Document:
+    """What a command shows, in the order in which it is read; a terminal shows the verdict last, others first."""
+
+    command: str  # "report": who made it
+    title: str  # of a page, and of a comment
+    answer: tuple[str, ...] = ()  # sentences that say it all
+    machines: tuple[Machine, ...] = ()
+    lead: tuple[Block, ...] = ()  # before the tables: how it was measured, what was refused
+    blocks: tuple[Block, ...] = ()
+    reasons: tuple[Reason, ...] = ()
+    cautions: tuple[Caution, ...] = ()
+    facts: tuple[Caution, ...] = ()  # nothing is wrong, but a reader wants to know
+    notes: tuple[Line, ...] = ()  # the last lines
+    verdict: Verdict | None = None
+    page: Charts | None = None  # figures, and a table to sort and filter, for a page
+    appendix: tuple[Section, ...] = ()
+    data: Any = None  # the same for programs, as JSON has it
+    rows: Sequence[Mapping[str, Any]] = field(default=(), repr=False)  # of CSV: one mapping a line, with equal keys

@@ -1,0 +1,265 @@
+"""The data of a page's figures and of its interactive table: one row of JSON values for each cell.
+
+Values are in SI units (throughput in TFLOP/s), with seven digits. Cells that differ in backend and sequence length alone
+share a panel of a figure. What differs between panels is in their titles; what all panels have in common is in
+`Charts.common`.
+
+"lo" and "hi" of a row are the 95 % interval of the median latency over that median (Cell.latency_interval).
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from attnbench.core import flops, stats
+from attnbench.core.case import Case
+from attnbench.core.flops import Convention
+from attnbench.core.sizes import short
+from attnbench.core.text import one_line
+from attnbench.results import case_names, metrics
+from attnbench.results.cells import Cell
+from attnbench.results.rows import Rates
+
+Row = dict[str, Any]
+
+CONVENTIONS: Mapping[Convention, str] = {"exact": "FLOPs: exact", "fa": "FLOPs: fa, causal counts half"}
+# Field of a row -> metric: what the table, the tips and the figures show of it.
+METRICS: Mapping[str, str] = {
+    "latency": "latency",
+    "ci": "ci",
+    "tflops": "tflops",
+    "utilization": "utilization",
+    "utilization_clock": "utilization_clock",
+    "utilization_ceiling": "utilization_ceiling",
+    "speedup": "speedup",
+    "memory": "memory_peak",
+    "power": "power",
+    "temperature": "temperature",
+    "efficiency": "tflops_per_watt",
+    "samples": "samples",
+    "error": "error",
+    "first_call": "first_call",
+}
+QUANTILES = (0, 10, 25, 75, 90, 100)
+
+# What a panel's title may say of its cells. The last two only where cells of a panel would have one length and backend.
+_TITLE_PARTS: Mapping[str, Callable[[Cell], str]] = {
+    "device": lambda c: c.device,
+    "dtype": lambda c: c.case.dtype,
+    "headdim": lambda c: f"d{case_names.headdim(c.case)}",
+    "mask": lambda c: case_names.mask(c.case),
+    "pass": lambda c: c.case.direction,
+    "other": lambda c: ", ".join(case_names.extras(c.case)),
+    "queries": lambda c: _queries(c.case),
+}
+_ALWAYS_IN_TITLES = ("headdim", "mask", "pass")
+_FURTHER_TITLE_PARTS: tuple[Callable[[Cell], str], ...] = (
+    lambda c: f"{case_names.heads(c.case)} heads",
+    lambda c: f"batch {c.case.shape.batch}",
+)
+
+
+@dataclass(frozen=True)
+class Charts:
+    """The data of all figures and of the interactive table."""
+
+    backends: tuple[str, ...]  # in the order of legends
+    panels: tuple[str, ...]  # their titles, in the order of the report
+    common: str  # what all panels have in common: "NVIDIA H200, bf16"
+    rows: tuple[Row, ...]  # one for each cell
+    lines: tuple[Row, ...]  # points of the roofs and slopes behind the cells; "kind" is "roof" or "slope"
+    note: str = ""  # how FLOPs are counted and what utilisation is a share of, in one sentence
+
+    def only(self, words: str) -> Charts:
+        """Return the data of the panels whose titles, with what they have in common, hold every one of the words."""
+        wanted = set(words.split())
+        kept = [p for p in self.panels if wanted <= set(f"{p} {self.common}".replace(",", " ").split())]
+        rows = tuple(row for row in self.rows if row["panel"] in kept)
+        roofs = {row["roof"] for row in rows}
+        return replace(
+            self,
+            backends=tuple(b for b in self.backends if any(row["backend"] == b for row in rows)),
+            panels=tuple(kept),
+            rows=rows,
+            lines=tuple(line for line in self.lines if line.get("panel") in kept or line.get("roof") in roofs),
+        )
+
+
+def charts(cells: Sequence[Cell], note: str = "") -> Charts:
+    """Return the rows of the cells, panel by panel, with the roofs and slopes to draw behind them.
+
+    A backend that was skipped in every cell has no rows, as it has no column in a table. Cells of a backend that was
+    skipped throughout one panel have rows there without a "slot", so that figures do not mark them.
+    """
+    tried = {c.backend for c in cells if c.status != "skipped"}
+    cells = [c for c in cells if c.backend in tried] or cells
+    varying = [name for name, part in _TITLE_PARTS.items() if len({part(c) for c in cells}) > 1]
+    title_parts = [name for name in _TITLE_PARTS if name in varying or name in _ALWAYS_IN_TITLES]
+    roof_parts = [name for name in title_parts if name != "mask"]
+    panels = _panels(cells, title_parts)
+    eager = {(c.device, c.case): c.latency_interval for c in cells if c.backend == "eager"}
+    rows: list[Row] = []
+    for panel, members in panels.items():
+        marks = Counter[int]()  # crosses at each length, which figures stack
+        tried_here = {c.backend for c in members if c.status != "skipped"}
+        for cell in members:
+            length = cell.case.shape.seqlen_k
+            marked = cell.status != "ok" and cell.backend in tried_here
+            slot = marks[length] if marked else None
+            marks[length] += marked
+            titles = {"panel": panel, "roof": _title(cell, roof_parts)}
+            rows.append(titles | _row(cell, slot, eager.get((cell.device, cell.case))))
+    common = [part(cells[0]) for name, part in _TITLE_PARTS.items() if name not in title_parts] if cells else []
+    rates = {_title(c, roof_parts): c.rates for c in cells}
+    return Charts(
+        backends=tuple(sorted({c.backend for c in cells}, key=case_names.backend_rank)),
+        panels=tuple(panels),
+        common=", ".join(filter(None, common)),
+        rows=tuple(rows),
+        lines=(*_roofs(rates, rows), *_slopes(rows)),
+        note=note,
+    )
+
+
+def _queries(case: Case) -> str:
+    s = case.shape
+    return "" if s.seqlen_q == s.seqlen_k else f"seqlen_q {short(s.seqlen_q)}"
+
+
+def _panels(cells: Iterable[Cell], title_parts: Sequence[str]) -> dict[str, list[Cell]]:
+    """Return panel title -> its cells, in the order of the report."""
+    groups: dict[str, list[Cell]] = {}
+    for cell in cells:
+        groups.setdefault(_title(cell, title_parts), []).append(cell)
+    return {
+        title: group for name, members in groups.items() for title, group in _split(name, members, _FURTHER_TITLE_PARTS)
+    }
+
+
+def _title(cell: Cell, title_parts: Sequence[str]) -> str:
+    return " ".join(filter(None, (_TITLE_PARTS[name](cell) for name in title_parts)))
+
+
+def _split(title: str, cells: list[Cell], by: Sequence[Callable[[Cell], str]]) -> Iterable[tuple[str, list[Cell]]]:
+    """Split a panel by further parts of a title, until a backend has one cell at each length."""
+    if not by or len({(c.backend, c.case.shape.seqlen_k) for c in cells}) == len(cells):
+        return [(title, cells)]
+    groups: dict[str, list[Cell]] = {}
+    for cell in cells:
+        groups.setdefault(by[0](cell), []).append(cell)
+    if len(groups) == 1:
+        return _split(title, cells, by[1:])
+    return [part for name, group in groups.items() for part in _split(f"{title} {name}", group, by[1:])]
+
+
+def _row(cell: Cell, slot: int | None, eager: tuple[float, float] | None) -> Row:
+    """Return the row of a cell. `slot` counts crosses of one panel and length; `eager` is eager's latency interval."""
+    case, shape, env = cell.case, cell.case.shape, cell.run.environment
+    ok = cell.status == "ok"
+    values = {field: cell.value(metric) for field, metric in METRICS.items()}
+    speedup, memory = values["speedup"], values["memory"]
+    clocks = [hertz for row in cell.ok if (hertz := metrics.clock(row)) is not None]
+    low, high = cell.latency_interval or (None, None)
+    speedup_low, speedup_high = _ratio_interval(eager, cell.latency_interval) if cell.backend != "eager" else (None, None)
+    samples = _relative_samples(cell)
+    row = {
+        "case": cell.name,
+        "device": cell.device,
+        "backend": cell.backend,
+        "dtype": case.dtype,
+        "headdim": case_names.headdim(case),
+        "mask": case_names.mask(case),
+        "pass": case.direction,
+        "other": ", ".join(filter(None, (_queries(case), *case_names.extras(case)))),
+        "seqlen": shape.seqlen_k,
+        "batch": shape.batch,
+        "heads": case_names.heads(case),
+        "status": "ok" if ok else case_names.ENDINGS[cell.status],
+        "reason": None if ok else one_line(cell.reason or "no reason given"),
+        "slot": slot,
+        "held": ok and cell.held_down,
+        **values,
+        "lo": low,
+        "hi": high,
+        "speedup_lo": speedup * speedup_low if speedup and speedup_low else None,
+        "speedup_hi": speedup * speedup_high if speedup and speedup_high else None,
+        "memory_sequence": memory / shape.batch if memory else None,
+        "clock": stats.median(clocks) if clocks else None,
+        "clock_top": env.clock_max_hz,
+        "power_limit": env.power_limit_w,
+        "peak": _tera(cell.rates.peak),
+        "ceiling": _tera(cell.rates.ceiling),
+        "intensity": flops.flops(case, cell.source.convention) / flops.ideal_bytes(case) if ok else None,
+        "bound": cell.bound,
+        **{f"p{p}": stats.percentile(samples, p) if samples else None for p in QUANTILES},
+    }
+    return {name: _seven_digits(value) for name, value in row.items()}
+
+
+def _ratio_interval(
+    over: tuple[float, float] | None, under: tuple[float, float] | None
+) -> tuple[float, float] | tuple[None, None]:
+    """Return the interval of a ratio: the least over the most, and the most over the least, which is wider than 95 %."""
+    if not over or not under or not all(under):
+        return (None, None)
+    return (over[0] / under[1], over[1] / under[0])
+
+
+def _relative_samples(cell: Cell) -> list[float]:
+    """Return every sample of a cell over the median of its round, less 1."""
+    rounds = [row.samples for row in cell.ok]
+    return [v / middle - 1 for samples in rounds if samples and (middle := stats.median(samples)) for v in samples]
+
+
+def _roofs(rates: Mapping[str, Rates], rows: Sequence[Row]) -> Iterable[Row]:
+    """Yield the three corners of each roof over the intensities that occur: by the datasheet, and as measured."""
+    intensities: dict[str, list[float]] = {}
+    for row in rows:
+        if row["intensity"]:
+            intensities.setdefault(row["roof"], []).append(row["intensity"])
+    for roof, found in intensities.items():
+        known = rates[roof]
+        for which, peak, bandwidth in (
+            ("datasheet", known.peak, known.bandwidth),
+            ("measured", known.ceiling, known.copy),
+        ):
+            if peak and bandwidth:
+                ridge = peak / bandwidth
+                for x in (min(*found, ridge) / 2, ridge, max(*found, ridge) * 2):
+                    y = min(peak, bandwidth * x) / 1e12
+                    yield {"kind": "roof", "roof": roof, "which": which, "x": _seven_digits(x), "y": _seven_digits(y)}
+
+
+def _slopes(rows: Sequence[Row]) -> Iterable[Row]:
+    """Yield the ends of two lines in each panel: memory linear and quadratic in the length.
+
+    Both start at the shortest length, at half the least and half the most memory there.
+    """
+    panels: dict[str, list[Row]] = {}
+    for row in rows:
+        if row["memory_sequence"]:
+            panels.setdefault(row["panel"], []).append(row)
+    for panel, members in panels.items():
+        first, last = min(r["seqlen"] for r in members), max(r["seqlen"] for r in members)
+        start = [r["memory_sequence"] for r in members if r["seqlen"] == first]
+        if first == last:
+            continue
+        for which, begin, power in (("∝ n²", max(start), 2), ("∝ n", min(start), 1)):
+            for length in (first, last):
+                y = begin / 2 * (length / first) ** power
+                yield {"kind": "slope", "panel": panel, "which": which, "seqlen": length, "y": _seven_digits(y)}
+
+
+def _tera(rate: float | None) -> float | None:
+    return rate / 1e12 if rate else None
+
+
+def _seven_digits(value: Any) -> Any:
+    """Return a float as JSON has it, None where it is not finite; other values as they are."""
+    if not isinstance(value, float):
+        return value
+    return float(f"{value:.7g}") if math.isfinite(value) else None

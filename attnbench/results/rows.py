@@ -1,0 +1,128 @@
+"""A row: one record beside what is known of the machine that it was measured on; metrics.py derives its figures."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+from attnbench.core import gpus, stats
+from attnbench.core.case import Case
+from attnbench.core.flops import Convention
+from attnbench.core.policy import SHORT
+from attnbench.core.record import Record, Run
+
+
+@dataclass(frozen=True)
+class Rates:
+    """What throughput is compared with, for one dtype on one machine; None where it is not known."""
+
+    peak: float | None = None  # FLOP/s of the dtype: given with --peak, else the datasheet's
+    clock: float | None = None  # Hz at which the datasheet's peak holds; None for a peak that was given
+    bandwidth: float | None = None  # bytes/s by the datasheet
+    ceiling: float | None = None  # FLOP/s of a large matmul of the dtype, measured in the run
+    copy: float | None = None  # bytes/s of a large copy, read plus write, measured in the run
+
+
+@dataclass(eq=False)
+class Source:
+    """A run as its rows see it, and what all of them share. cells.py fills the fields with a default."""
+
+    run: Run
+    convention: Convention = "exact"  # by which FLOPs are counted
+    device: str = ""  # the label of its device, unique among devices and settings that are not comparable
+    several_dtypes: bool = False  # not all cells that are reported together have one dtype
+    matmul_ceilings: Mapping[str, float] = field(default_factory=dict)  # dtype -> FLOP/s, median over the run
+    copy_ceiling: float | None = None  # bytes/s, median over the run
+    best_clock: float = 0.0  # Hz, the highest that was held for a cell
+    eager: Mapping[Case, Mapping[int, float]] = field(default_factory=dict)  # case -> round -> seconds of eager
+    _rates: dict[str, Rates] = field(default_factory=dict)
+
+    def rates(self, dtype: str) -> Rates:
+        """Return what the datasheet and the run's own ceilings say for a dtype."""
+        if dtype not in self._rates:
+            device = self.run.environment.device
+            gpu = gpus.find(device.name, device.memory)
+            given = self.run.peak.get(dtype, self.run.peak.get(""))
+            self._rates[dtype] = Rates(
+                peak=given if given is not None else gpus.peak(gpu, dtype) if gpu else None,
+                clock=gpus.clock_of_peak(gpu, dtype) if gpu and given is None else None,
+                bandwidth=gpu.bandwidth if gpu else None,
+                ceiling=self.matmul_ceilings.get(dtype),
+                copy=self.copy_ceiling,
+            )
+        return self._rates[dtype]
+
+    def eager_seconds(self, case: Case, number: int) -> float | None:
+        """Return eager's latency on a case: of that round, so that a clock that drifted between rounds cancels, else
+        the median of all rounds."""
+        rounds = self.eager.get(case)
+        return rounds.get(number, stats.median([*rounds.values()])) if rounds else None
+
+
+def mean(values: Sequence[float]) -> float:
+    return math.fsum(values) / len(values)
+
+
+# How the samples of a measurement become one value; the median of all others.
+ONE_VALUE: Mapping[str, Callable[[Sequence[float]], float]] = {
+    "memory_peak": max,
+    "memory_driver": max,
+    "memory_saved": max,
+    "sustained": mean,
+}
+
+
+@dataclass(eq=False)
+class Row:
+    """One record and its source. `values` holds the metrics that were asked for, by name."""
+
+    record: Record
+    source: Source
+    values: dict[str, float | None] = field(default_factory=dict)
+
+    @property
+    def ok(self) -> bool:
+        return self.record.status == "ok"
+
+    @property
+    def case(self) -> Case:
+        return self.record.case
+
+    @property
+    def rates(self) -> Rates:
+        return self.source.rates(self.case.dtype)
+
+    def measured(self, name: str) -> tuple[float, ...]:
+        """Return the raw samples of a measurement; empty where it was not taken."""
+        found = self.record.measurements.get(name)
+        return found.values if found else ()
+
+    def one_value(self, name: str) -> float | None:
+        """Return what a measurement's samples come to (ONE_VALUE); None where it was not taken."""
+        found = self.measured(name)
+        return found[0] if len(found) == 1 else ONE_VALUE.get(name, stats.median)(found) if found else None
+
+    @cached_property
+    def uses_span(self) -> bool:
+        """Whether the kernels' span stands in place of the events' reading: where that is under 100 us and CUPTI saw
+        the same launches, as events hold a launch gap of 1 to 4 us that is none of the kernels' work."""
+        if self.record.timer != "events" or not self.measured("span"):
+            return False
+        time = self.one_value("time")
+        return time is not None and time < SHORT
+
+    @property
+    def samples(self) -> tuple[float, ...]:
+        """Seconds of each timed call: as the run's instrument read them, or the spans of a kernel too short for it."""
+        return self.measured("span" if self.uses_span else "time")
+
+    @cached_property
+    def ordered_samples(self) -> list[float]:
+        return sorted(self.samples)
+
+
+def row_of(record: Record, run: Run) -> Row:
+    """Return the row of one record by itself, without the ceilings that other records of its run measured."""
+    return Row(record, Source(replace(run, records=())))

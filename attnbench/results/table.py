@@ -1,0 +1,84 @@
+"""Cells as a table for other programs: a row a cell and round, the case's fields in columns, every metric in its unit.
+
+Seconds, bytes, hertz, watts, joules and fractions are not scaled; tflops is TFLOP/s and gbps GB/s. What is not known is
+None.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from attnbench.core.case import Case
+from attnbench.results import metrics
+from attnbench.results.cells import Cell
+from attnbench.results.metrics import METRICS
+
+if TYPE_CHECKING:
+    import pandas
+
+CASE_COLUMNS = (
+    *("batch", "seqlen_q", "seqlen_k", "nheads", "nheads_k", "headdim", "headdim_v"),
+    *("dtype", "direction", "causal", "window_left", "window_right", "softcap", "dropout_p", "case"),
+)
+COLUMNS = (
+    *("device", "suite", "started", "backend", "version", "round", "status", "reason", *CASE_COLUMNS),
+    *("timer", "l2", "limits", "kernels", "bound", "flops_convention", *METRICS),
+)
+_WHOLE = ("window_left", "window_right", *(name for name, metric in METRICS.items() if metric.whole))
+
+
+def case_columns(case: Case) -> dict[str, Any]:
+    """Return a case's fields by the names of CASE_COLUMNS. A window's open side is None; "case" is the key."""
+    return {
+        **vars(case.shape),
+        "dtype": case.dtype,
+        "direction": case.direction,
+        "causal": case.causal,
+        "window_left": case.window_size[0],
+        "window_right": case.window_size[1],
+        "softcap": case.softcap,
+        "dropout_p": case.dropout_p,
+        "case": case.key,
+    }
+
+
+def table_rows(cells: Iterable[Cell]) -> Iterator[dict[str, Any]]:
+    """Yield one mapping a cell and round, each with the keys of COLUMNS, in their order."""
+    for cell in cells:
+        shared = case_columns(cell.case)
+        for row in cell.rows:
+            record = row.record
+            yield {
+                "device": cell.device,
+                "suite": cell.run.suite,
+                "started": cell.run.started,
+                "backend": cell.backend,
+                "version": record.version or cell.run.versions.get(cell.backend),
+                "round": record.round,
+                "status": record.status,
+                "reason": record.reason,
+                **shared,
+                "timer": record.timer,
+                "l2": record.l2,
+                "limits": "; ".join(record.limits),
+                "kernels": "; ".join(record.kernels),
+                "bound": cell.bound,
+                "flops_convention": cell.source.convention,
+                **{name: _whole(name, metrics.value(name, row)) for name in METRICS},
+            }
+
+
+def dataframe(cells: Iterable[Cell]) -> pandas.DataFrame:
+    """Return `table_rows` as a DataFrame; `attrs["units"]` has the unit of every metric, "" for a ratio."""
+    import pandas
+
+    frame: pandas.DataFrame = pandas.DataFrame(list(table_rows(cells)), columns=list(COLUMNS))
+    types = {name: "Int64" if name in _WHOLE else "float64" for name in (*_WHOLE, *METRICS)}
+    typed: pandas.DataFrame = frame.astype(types)
+    typed.attrs["units"] = {name: metric.unit for name, metric in METRICS.items()}
+    return typed
+
+
+def _whole(name: str, value: float | None) -> float | int | None:
+    return int(value) if value is not None and METRICS[name].whole else value
