@@ -24,7 +24,6 @@ from attnbench.core.errors import UserError
 from attnbench.core.flops import Convention
 from attnbench.core.record import Run
 from attnbench.report.export import flat_rows
-from attnbench.report.html import chart_rows
 from attnbench.results import case_names, derive, metrics
 from attnbench.results.cells import Cell
 from attnbench.results.cells import cells as cells_of
@@ -94,7 +93,7 @@ def pytest_benchmark(runs: Sequence[Run], convention: Convention = "exact") -> s
 def bencher(runs: Sequence[Run], convention: Convention = "exact") -> str:
     found = {}
     for name, cell in _named(cells_of(runs)):
-        low, high = chart_rows.interval(cell) or (None, None)
+        low, high = cell.latency_interval or (None, None)
         latency, tflops, memory = (cell.value(m, convention) for m in ("latency", "tflops", "memory_peak"))
         measures = {
             "latency": _measure(latency and latency * 1e9, low, high),
@@ -108,7 +107,7 @@ def bencher(runs: Sequence[Run], convention: Convention = "exact") -> str:
 def github_action_benchmark(runs: Sequence[Run], convention: Convention = "exact") -> str:
     found = []
     for name, cell in _named(cells_of(runs)):
-        low, high = chart_rows.interval(cell) or (None, None)
+        low, high = cell.latency_interval or (None, None)
         tflops = cell.value("tflops", convention)
         extra = [cell.device, f"{metrics.digits(tflops)} TFLOP/s" if tflops else ""]
         extra += ["clock held down" if cell.held_down else ""]
@@ -158,7 +157,7 @@ def name(cell: Cell) -> str:
         case.direction,
         case_names.lengths(case),
     ]
-    parts += [f"b{case.shape.batch}", f"h{case_names.heads(case)}", chart_rows.other(case)]
+    parts += [f"b{case.shape.batch}", f"h{case_names.heads(case)}", ", ".join(case_names.extras(case))]
     return f"{cell.backend}/{'-'.join(filter(None, parts))}"
 
 

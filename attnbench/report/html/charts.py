@@ -18,7 +18,7 @@ from typing import Any
 from attnbench.core import flops, stats
 from attnbench.core.case import Case
 from attnbench.core.flops import Convention
-from attnbench.core.sizes import short
+from attnbench.core.sizes import format_size
 from attnbench.core.text import one_line
 from attnbench.results import case_names, metrics
 from attnbench.results.cells import Cell
@@ -46,7 +46,7 @@ METRICS: Mapping[str, str] = {
 }
 QUANTILES = (0, 10, 25, 75, 90, 100)
 
-# What a panel's title may say of its cells. The last two only where cells of a panel would have one length and backend.
+# What the title of a panel may say of its cells.
 _TITLE_PARTS: Mapping[str, Callable[[Cell], str]] = {
     "device": lambda c: c.device,
     "dtype": lambda c: c.case.dtype,
@@ -57,6 +57,7 @@ _TITLE_PARTS: Mapping[str, Callable[[Cell], str]] = {
     "queries": lambda c: _queries(c.case),
 }
 _ALWAYS_IN_TITLES = ("headdim", "mask", "pass")
+# Said only where a panel would otherwise have several cells of one backend and length.
 _FURTHER_TITLE_PARTS: tuple[Callable[[Cell], str], ...] = (
     lambda c: f"{case_names.heads(c.case)} heads",
     lambda c: f"batch {c.case.shape.batch}",
@@ -127,7 +128,7 @@ def charts(cells: Sequence[Cell], note: str = "") -> Charts:
 
 def _queries(case: Case) -> str:
     s = case.shape
-    return "" if s.seqlen_q == s.seqlen_k else f"seqlen_q {short(s.seqlen_q)}"
+    return "" if s.seqlen_q == s.seqlen_k else f"seqlen_q {format_size(s.seqlen_q)}"
 
 
 def _panels(cells: Iterable[Cell], title_parts: Sequence[str]) -> dict[str, list[Cell]]:
