@@ -102,14 +102,19 @@ def _write(document: Document, name: str, file: Path | None, writers: Writers) -
 
 
 def _text(document: Document, name: str) -> str:
-    from attnbench.report import data, markdown, terminal
-    from attnbench.report.html import html_page
+    """Return a document in a format; only that format's renderer is imported."""
+    if name == "html":
+        from attnbench.report.html import html_page
 
-    renderers = {
-        "table": terminal.text,
-        "md": markdown.render,
-        "html": html_page.render,
-        "json": data.json_text,
-        "csv": data.csv_text,
-    }
-    return renderers[name](document)
+        return html_page.render(document)
+    if name == "md":
+        from attnbench.report import markdown
+
+        return markdown.render(document)
+    if name == "table":
+        from attnbench.report import terminal
+
+        return terminal.text(document)
+    from attnbench.report import data
+
+    return data.csv_text(document) if name == "csv" else data.json_text(document)

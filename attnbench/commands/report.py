@@ -1,4 +1,4 @@
-"""`attnbench report`: run files as tables, figures and files for other programs."""
+"""`attnbench report`: run files as tables, figures, a page, and files for other programs."""
 
 from __future__ import annotations
 
@@ -11,35 +11,21 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from attnbench.commands.shared import collect_no_garbage, ends_with_its_reader, one_of, put, read
+from attnbench.commands import output
+from attnbench.commands.shared import ends_with_its_reader, one_of, read
 from attnbench.core.errors import UserError
 
 if TYPE_CHECKING:
-    from attnbench.analysis.summary.contents import Contents
     from attnbench.core.flops import Convention
-    from attnbench.core.record import Run
+    from attnbench.results.cells import Cell
 
-THEN = {
-    "table": ("attnbench.analysis.summary.contents", "attnbench.report.terminal"),
-    "md": ("attnbench.analysis.summary.contents", "attnbench.report.markdown"),
-}
-FORMATS = ("table", "md", "csv", "json", "parquet", "pytest-benchmark", "bmf", "github-action-benchmark")
+TRACKERS = ("parquet", "pytest-benchmark", "bmf", "github-action-benchmark")  # report/export/trackers.py
 
 files = partial(typer.Option, rich_help_panel="Files and output")
 
 
 def report(
     results: Annotated[list[Path] | None, typer.Argument(metavar="RESULTS", help="Run files.")] = None,
-    format: Annotated[
-        str,
-        typer.Option(
-            "--format",
-            "-f",
-            metavar="FORMAT",
-            help="table, md; csv, json, parquet (one row a cell and round); pytest-benchmark, bmf (Bencher), "
-            "github-action-benchmark.",
-        ),
-    ] = "table",
     metric: Annotated[
         list[str] | None,
         typer.Option("--metric", "-m", metavar="NAMES", help="tflops, latency, ...; -m help lists them all."),
@@ -55,9 +41,20 @@ def report(
         str, typer.Option(metavar="NAME", help="exact (unmasked pairs) or fa (as papers print: half for causal).")
     ] = "exact",
     every: Annotated[bool, typer.Option("--all", metavar="", help="Every table, however many there are.")] = False,
+    format: Annotated[
+        list[str] | None,
+        files(
+            "--format",
+            "-f",
+            metavar="FORMAT[=FILE]",
+            help="table (default), md, html; csv, json, parquet (one row a cell and round); pytest-benchmark, bmf "
+            "(Bencher), github-action-benchmark. Several may be given, all but one to a file: -f md=report.md.",
+        ),
+    ] = None,
     html: Annotated[
         Path | None, files("--html", metavar="FILE", help="Figures, a table to filter and every warning on one page.")
     ] = None,
+    json: output.Json = False,
     png: Annotated[Path | None, files("--png", metavar="FILE", help="One figure, for slides.")] = None,
     svg: Annotated[Path | None, files("--svg", metavar="FILE", help="One figure, for papers.")] = None,
     figure: Annotated[
@@ -79,10 +76,7 @@ def report(
     attnbench report --html run.html run.jsonl
     attnbench report --svg speedup.svg --figure speedup --panel 'd128 causal' run.jsonl
     """
-    one_of("--format", format, FORMATS)
     convention = _convention(flops_convention)
-    if format != "table" and (html or png or svg):
-        raise UserError(f"--format {format}: --html, --png and --svg write nothing else; leave one of them out")
     names = [name for text in metric or ["tflops"] for name in text.split(",")]
     from attnbench.results.metrics import METRICS
 
@@ -92,48 +86,52 @@ def report(
         return
     for name in names:
         one_of("--metric", name, tuple(METRICS))
-    from attnbench.analysis.summary.tables import BY, BY_OPTION
+    from attnbench.analysis.summary.grids import BY, BY_OPTION, LINES
 
     columns = BY_OPTION.get(by, by) if by else None
     if columns:
         one_of("--by", columns, BY)
+    wanted = _wanted(format, html, json, bool(png or svg))
+    formats = {name for name, _ in wanted}
     if not (png or svg) and (given := _given({"--figure": figure, "--panel": panel})):
         raise UserError(f"{given}: only --png and --svg draw a single figure; add --svg FILE or --png FILE")
-    tables = format in ("table", "md") and not (html or png or svg)
-    if not tables and (given := _given({"--metric": metric, "--by": by, "--all": every or None})):
+    tables = {"--metric": metric, "--by": by, "--all": every or None}
+    if not formats & {"table", "md"} and (given := _given(tables)):
         raise UserError(f"{given}: of the tables only (--format table, md); everything else has every metric and cell")
     if not results:
         raise UserError("give run files to report on, as in attnbench report results/*.jsonl")
-    collect_no_garbage()
+    runs = [read(path) for path in results]
     ends_with_its_reader()
-    from attnbench.results.batch import FORMULAS, ahead_of
-    from attnbench.results.columns import REPORT
+    from attnbench.results.cells import cells as cells_of
 
-    rows = format in ("csv", "json", "parquet")
-    ahead = tuple(dict.fromkeys((*REPORT, *ahead_of(FORMULAS if rows else ()))))
-    runs = [read(path, ahead, THEN[format] if tables else ()) for path in results]
-    if html or png or svg:
-        _draw(runs, results, {"html": html, "png": png, "svg": svg}, figure or "throughput", panel or "", convention)
-    elif format in ("csv", "json"):
-        from attnbench.report.export import flat_rows
+    cells = cells_of(runs, convention)
+    if png or svg:
+        _draw(cells, {"png": png, "svg": svg}, figure or "throughput", panel or "")
+    if wanted and wanted[0][0] in TRACKERS:
+        _track(wanted[0][0], cells)
+    elif wanted:
+        from attnbench.analysis.summary.document import complete, document
 
-        put(flat_rows.csv(runs, convention) if format == "csv" else flat_rows.json_text(runs, convention))
-    elif format not in ("md", "table"):
-        from attnbench.report.export import trackers
+        shown = document(cells, runs, metrics=names, by=columns, lines=math.inf if every else LINES)
+        if code := output.write(complete(shown, formats, cells, runs, results), wanted):
+            raise typer.Exit(code)
 
-        trackers.write(sys.stdout, format, runs, convention)
-        for doubt in trackers.doubts(runs) if format in trackers.JSON_FORMATS else ():
-            print(f"attnbench: {doubt}", file=sys.stderr)
-    else:
-        from attnbench.analysis.summary.contents import contents
-        from attnbench.analysis.summary.tables import LINES
 
-        lines = math.inf if every else LINES
-        _tables(contents(runs, metrics=names, by=columns, convention=convention, lines=lines), format)
+def _wanted(
+    format: Sequence[str] | None, html: Path | None, json: bool, drawn: bool
+) -> Sequence[tuple[str, Path | None]]:
+    """Return what is written (output.outputs); where files alone were asked for, nothing is printed."""
+    found = output.outputs(format, html, json, (*output.FORMATS, *TRACKERS))
+    printed = [name for name, file in found if not file]
+    if (html or drawn) and not json and not any("=" not in text for text in format or ()):
+        return [one for one in found if one[1]]
+    if printed[0] in TRACKERS and len(found) > 1:
+        raise UserError(f"--format: {printed[0]} is written alone; leave the others out")
+    return found
 
 
 def _given(options: Mapping[str, Any]) -> str:
-    """The names of those that were, for an error line."""
+    """Return the names of the options that were given, for an error line."""
     return " and ".join(name for name, value in options.items() if value is not None)
 
 
@@ -142,34 +140,22 @@ def _convention(word: str) -> Convention:
     return "fa" if word == "fa" else "exact"
 
 
-def _tables(contents: Contents, format: str) -> None:
-    if format == "md":
-        from attnbench.report import markdown
+def _track(format: str, cells: Sequence[Cell]) -> None:
+    from attnbench.report.export import trackers
 
-        put(markdown.render(contents))
-        return
-    from rich.console import Console
-
-    from attnbench.report import terminal
-
-    terminal.render(Console(highlight=False), contents)
+    trackers.write(sys.stdout, format, cells)
+    for doubt in trackers.doubts(cells) if format in trackers.JSON_FORMATS else ():
+        print(f"attnbench: {doubt}", file=sys.stderr)
 
 
-def _draw(
-    runs: Sequence[Run],
-    paths: Sequence[Path],
-    pictures: Mapping[str, Path | None],
-    figure: str,
-    panel: str,
-    convention: Convention,
-) -> None:
-    """Writes the page, and the figure as PNG and SVG, whichever have a file."""
-    from attnbench.report.html import html_page, image
+def _draw(cells: Sequence[Cell], pictures: Mapping[str, Path | None], figure: str, panel: str) -> None:
+    """Write one figure as PNG and SVG, whichever have a file."""
+    from attnbench.report.html import image
+    from attnbench.report.html.charts import charts
 
+    drawn = charts(cells)
     for kind, path in pictures.items():
         if path is not None:
-            if kind == "html":
-                html_page.save(path, runs, paths, convention)
-            else:
-                image.save(path, kind, runs, figure, panel, convention)
+            convention = cells[0].source.convention if cells else "exact"
+            image.save(path, kind, drawn, figure, panel, convention)
             print(f"{kind}: {path}")

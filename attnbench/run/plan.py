@@ -13,11 +13,11 @@ from dataclasses import dataclass, field, replace
 
 from attnbench.core.backend import MASK_LAUNCHES, Workspace
 from attnbench.core.case import RESULT_ITEMSIZE, Case
-from attnbench.core.flops import flops, nbytes
+from attnbench.core.flops import flops, ideal_bytes
 from attnbench.core.machine import Device
 from attnbench.core.policy import Policy
 from attnbench.core.record import Forecast, Job, Record
-from attnbench.core.sizes import duration, gib
+from attnbench.core.sizes import format_bytes, format_duration
 
 OVERHEAD = {"cuda": 0.15, "cpu": 0.35, "fake": 0.001}  # seconds a job costs beside its calls: inputs, check, memory
 LAUNCH = {"cuda": 20e-6, "cpu": 50e-6, "fake": 5e-6}
@@ -64,7 +64,7 @@ def forecast_job(case: Case, answer: CaseSupport, device: Device, policy: Policy
     """Seconds of the job and of one call, and bytes at the peak."""
     rate = device.matmul.get(case.dtype) or 1e11
     copy = device.copy or 1e10
-    traffic = nbytes(case) + answer.workspace.nbytes * answer.workspace.passes
+    traffic = ideal_bytes(case) + answer.workspace.nbytes * answer.workspace.passes
     work = flops(replace(case, causal=False, window_size=(None, None)) if answer.workspace.dense else case)
     call = LAUNCH[device.kind] + work / (rate * answer.efficiency) + traffic / copy
     least = policy.min_samples if call < 0.015 else min(6 if call < 1 else 3, policy.min_samples)
@@ -100,8 +100,8 @@ def _too_large(forecast: Forecast, workspace: Workspace, free: int) -> str | Non
     if forecast.nbytes <= free:
         return None
     if workspace.nbytes > forecast.nbytes / 2:
-        return f"needs {gib(workspace.nbytes)} of {workspace.what}; {gib(free)} free"
-    return f"needs {gib(forecast.nbytes)}; {gib(free)} free"
+        return f"needs {format_bytes(workspace.nbytes)} of {workspace.what}; {format_bytes(free)} free"
+    return f"needs {format_bytes(forecast.nbytes)}; {format_bytes(free)} free"
 
 
 def _within(jobs: list[Job], limit: float) -> list[Job]:
@@ -116,19 +116,10 @@ def _within(jobs: list[Job], limit: float) -> list[Job]:
 
 def skip_over_limit(job: Job, limit: float) -> Job:
     reason = (
-        f"forecast {duration(job.forecast.seconds)}; no room for it beside cheaper jobs "
-        f"within the time limit of {duration(limit)} (--time-limit)"
+        f"forecast {format_duration(job.forecast.seconds)}; no room for it beside cheaper jobs "
+        f"within the time limit of {format_duration(limit)} (--time-limit)"
     )
     return replace(job, skip=reason, resumable=True)
-
-
-def plan_summary(jobs: Sequence[Job]) -> str:
-    """How much there is to do, in one line."""
-    todo = [j for j in jobs if not j.skip]
-    seconds = sum(j.forecast.seconds for j in todo)
-    skips = f", {len(jobs) - len(todo)} skipped" if len(todo) < len(jobs) else ""
-    count = f"{len(jobs)} {'job' if len(jobs) == 1 else 'jobs'}"
-    return f"{count}: {len(todo)} to measure{skips}; forecast {duration(seconds)}"
 
 
 def skipped_record(job: Job) -> Record:

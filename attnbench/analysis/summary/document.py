@@ -2,30 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
+from dataclasses import replace
+from pathlib import Path
 
 from attnbench.analysis.summary.cautions import cautions
 from attnbench.analysis.summary.facts import facts
 from attnbench.analysis.summary.grids import LINES, grids
 from attnbench.analysis.summary.machine_summary import machines
 from attnbench.analysis.summary.reasons import reasons
-from attnbench.core.flops import Convention
 from attnbench.core.record import Run
 from attnbench.report.document import NOTHING_MEASURED, Document, Machine
-from attnbench.results.cells import cells as cells_of
+from attnbench.results.cells import Cell
+from attnbench.results.table import table_rows
 
 
 def document(
+    cells: Sequence[Cell],
     runs: Sequence[Run],
     *,
     metrics: Sequence[str] = ("tflops",),
     by: str | None = None,
-    convention: Convention = "exact",
     memory: bool = True,
     lines: float = LINES,
 ) -> Document:
-    """Return the report of some runs; grids.grids explains the options and what is raised."""
-    cells = cells_of(runs, convention)
+    """Return the report of the cells of some runs; grids.grids explains the options and what is raised."""
     return Document(
         command="report",
         title=", ".join(dict.fromkeys(cell.device for cell in cells)) or "no records",
@@ -35,3 +36,34 @@ def document(
         cautions=tuple(cautions(cells, runs)),
         facts=tuple(facts(cells)),
     )
+
+
+def with_rows(report: Document, cells: Sequence[Cell]) -> Document:
+    """Return a report with every metric of every cell and round, for CSV and JSON."""
+    rows = list(table_rows(cells))
+    return replace(report, data=rows, rows=rows)
+
+
+def with_page(report: Document, cells: Sequence[Cell], runs: Sequence[Run], files: Sequence[Path]) -> Document:
+    """Return a report with what only a page shows: figures, a table to filter, environments, how to do it again.
+
+    `files` are the run files, as the reader would name them.
+    """
+    from attnbench.analysis.summary import page
+    from attnbench.report.html.charts import charts
+
+    return replace(
+        report,
+        answer=tuple(page.answer(cells, runs)),
+        page=charts(cells),
+        appendix=(*page.environments(runs, files), page.reproduce(runs, files, cells)),
+    )
+
+
+def complete(
+    report: Document, formats: Container[str], cells: Sequence[Cell], runs: Sequence[Run], files: Sequence[Path]
+) -> Document:
+    """Return a report with what these formats need beyond what a terminal shows."""
+    if "csv" in formats or "json" in formats:
+        report = with_rows(report, cells)
+    return with_page(report, cells, runs, files) if "html" in formats else report

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from attnbench.core import sizes, stats
+from attnbench.core.formats import digits
 from attnbench.core.record import Record, Run
-from attnbench.results import case_names, metrics
+from attnbench.core.text import count
+from attnbench.results.case_names import case_name
 
 
 def forecast_line(run: Run) -> str | None:
-    """Forecast against actual seconds of the jobs that ran, in one line; None where no job tells."""
+    """Return forecast against actual seconds of the jobs that ran, in one line; None where no job tells."""
     if run.environment.device.kind == "fake":  # simulated seconds take no time
         return None
     jobs = [
@@ -23,8 +25,8 @@ def forecast_line(run: Run) -> str | None:
     worst, record = max(ratios, key=lambda pair: max(pair[0], 1 / pair[0]))
     several = len({r.case.dtype for r in run.records}) > 1
     return (
-        f"Time of {case_names.count(len(jobs), 'job')}: forecast {sizes.format_duration(expected)}, took "
+        f"Time of {count(len(jobs), 'job')}: forecast {sizes.format_duration(expected)}, took "
         f"{sizes.format_duration(actual)}; took over forecast by job: median "
-        f"{metrics.digits(stats.median([ratio for ratio, _ in ratios]))}, worst {metrics.digits(worst)} "
-        f"({case_names.case(record.backend, record.case, several)})."
+        f"{digits(stats.median([ratio for ratio, _ in ratios]))}, worst {digits(worst)} "
+        f"({case_name(record.backend, record.case, several)})."
     )

@@ -1,54 +1,50 @@
-"""A plan before it is run: what each backend would do, for how long, and why the rest is skipped."""
+"""The document of a plan before it is run: what each backend would do, for how long, and why the rest is skipped."""
 
 from __future__ import annotations
 
-import json
+from collections.abc import Sequence
 from dataclasses import replace
 
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
-
-from attnbench.analysis.summary import no_figure
+from attnbench.analysis.summary.reasons import reasons
 from attnbench.core.json import to_json
-from attnbench.core.record import Record, Run
+from attnbench.core.record import Job, Record, Run
 from attnbench.core.sizes import format_bytes, format_duration
+from attnbench.report.document import Column, Document, Span, Table
 from attnbench.results.cells import cells
 from attnbench.run.plan import skipped_record
 
+COLUMNS = ("to measure", "skipped", "forecast", "longest call", "peak memory")
 
-def render(console: Console, run: Run) -> None:
-    """A line a backend, then the reasons of the skips."""
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("backend")
-    for heading in ("to measure", "skipped", "forecast", "longest call", "peak memory"):
-        table.add_column(heading, justify="right")
-    for name in dict.fromkeys(job.backend for job in run.plan):
-        jobs = [j for j in run.plan if j.backend == name]
-        todo = [j for j in jobs if not j.skip]
-        figures = ["-"] * 3
-        if todo:
-            figures = [
-                format_duration(sum(j.forecast.seconds for j in todo)),
-                _call(max(j.forecast.call for j in todo)),
-                format_bytes(max(j.forecast.nbytes for j in todo)),
-            ]
-        table.add_row(name, str(len(todo)), str(len(jobs) - len(todo)), *figures)
-    console.print(table)
-    reasons = Table(box=None, pad_edge=False, show_header=False, padding=(0, 2, 0, 0))
+
+def document(run: Run) -> Document:
+    """Return a line a backend and the reasons of the skips; for programs the planned jobs with their forecasts."""
+    by_backend: dict[str, list[Job]] = {}
+    for job in run.plan:
+        by_backend.setdefault(job.backend, []).append(job)
     records = tuple(skipped_record(j) if j.skip else Record(j.case, j.backend, j.round, "ok") for j in run.plan)
-    for note in no_figure.notes(cells([replace(run, records=records)])):
-        reasons.add_row(Text(note.word, "dim"), Text(f"{note.who}: {note.reason}"))
-    if reasons.rows:
-        console.print()
-        console.print(reasons)
-    console.print("Nothing was measured or written. Job by job: --dry-run --json", style="dim", soft_wrap=True)
+    columns = (Column("backend"), *(Column(heading, "right", wrap=False) for heading in COLUMNS))
+    return Document(
+        command="run",
+        title="The plan",
+        blocks=(Table("plan", columns, tuple((name, *_figures(jobs)) for name, jobs in by_backend.items())),),
+        reasons=tuple(reasons(cells([replace(run, records=records)]))),
+        notes=((Span("Nothing was measured or written. Job by job: --dry-run --json", "quiet"),),),
+        data=[to_json(job) for job in run.plan],
+    )
+
+
+def _figures(jobs: Sequence[Job]) -> tuple[str, ...]:
+    todo = [job for job in jobs if not job.skip]
+    counts = str(len(todo)), str(len(jobs) - len(todo))
+    if not todo:
+        return (*counts, "-", "-", "-")
+    return (
+        *counts,
+        format_duration(sum(job.forecast.seconds for job in todo)),
+        _call(max(job.forecast.call for job in todo)),
+        format_bytes(max(job.forecast.nbytes for job in todo)),
+    )
 
 
 def _call(seconds: float) -> str:
     return format_duration(seconds) if seconds >= 1 else f"{seconds * 1e3:.3g} ms"
-
-
-def json_text(run: Run) -> str:
-    """The planned jobs with their forecasts."""
-    return json.dumps([to_json(job) for job in run.plan], indent=1)

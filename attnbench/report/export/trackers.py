@@ -1,12 +1,12 @@
-"""For the tools that others track benchmarks with: Parquet, pytest-benchmark, Bencher, github-action-benchmark.
+"""Files for the tools that others track benchmarks with: Parquet, pytest-benchmark, Bencher, github-action-benchmark.
 
 Cells that ended without a figure are left out: none of the three JSON formats has a place for them. A name holds all
 that tells a case apart and nothing that changes from run to run, so that a tool finds its history again.
 
-- Parquet has the rows of export.py.
+- Parquet has the rows of results/table.py.
 - pytest-benchmark's JSON (its storage format, `pytest-benchmark compare FILE`): seconds; all rounds' samples together.
 - Bencher's Metric Format (bencher.dev/docs/reference/bencher-metric-format): latency in nanoseconds, as its built-in
-  measure wants, tflops, and peak-memory in bytes; the bounds are the 95 % interval of the median (points.interval).
+  measure wants, tflops, and peak-memory in bytes; the bounds are the 95 % interval of the median.
 - github-action-benchmark's JSON for `tool: customSmallerIsBetter`: latency in us and peak memory in MiB.
 """
 
@@ -19,19 +19,18 @@ from math import isfinite
 from typing import Any, TextIO
 
 from attnbench import __version__
-from attnbench.core import flops, stats
+from attnbench.core import stats
 from attnbench.core.errors import UserError
-from attnbench.core.flops import Convention
-from attnbench.core.record import Run
-from attnbench.report.export import flat_rows
-from attnbench.results import case_names, derive, metrics
+from attnbench.core.flops import flops
+from attnbench.core.formats import digits, percent
+from attnbench.results import case_names
 from attnbench.results.cells import Cell
-from attnbench.results.cells import cells as cells_of
+from attnbench.results.table import dataframe
 
 
-def parquet(runs: Sequence[Run], convention: Convention = "exact") -> bytes:
-    """UserError where no library writes Parquet."""
-    frame = flat_rows.dataframe(runs, convention)
+def parquet(cells: Sequence[Cell]) -> bytes:
+    """Return the table as Parquet. Raises UserError where no library writes it."""
+    frame = dataframe(cells)
     buffer = io.BytesIO()
     try:
         frame.to_parquet(buffer, index=False)
@@ -40,15 +39,16 @@ def parquet(runs: Sequence[Run], convention: Convention = "exact") -> bytes:
     return buffer.getvalue()
 
 
-def pytest_benchmark(runs: Sequence[Run], convention: Convention = "exact") -> str:
-    env = runs[0].environment
+def pytest_benchmark(cells: Sequence[Cell]) -> str:
+    """Return what pytest-benchmark would have stored; at least one cell is needed."""
+    run = cells[0].run
+    env = run.environment
     benchmarks = []
-    for name, cell in _named(cells_of(runs)):
-        samples = [v for r in cell.records if r.status == "ok" for v in derive.samples(r) if isfinite(v)]
-        work = flops.flops(cell.case, convention)
+    for name, cell in _named(cells):
+        samples = [v for row in cell.ok for v in row.samples if isfinite(v)]
         benchmarks.append(
             {
-                "group": case_names.case("", cell.case, dtype=True).strip(),
+                "group": case_names.case_name("", cell.case, dtype=True).strip(),
                 "name": name,
                 "fullname": f"attnbench::{name}",
                 "params": None,
@@ -58,8 +58,8 @@ def pytest_benchmark(runs: Sequence[Run], convention: Convention = "exact") -> s
                     "backend": cell.backend,
                     "version": cell.run.versions.get(cell.backend),
                     "case": cell.case.key,
-                    "flops": work,
-                    "tflops": cell.value("tflops", convention),
+                    "flops": flops(cell.case, cell.source.convention),
+                    "tflops": cell.value("tflops"),
                     "memory_peak": cell.value("memory_peak"),
                     "clock_held_down": cell.held_down,
                 },
@@ -81,20 +81,20 @@ def pytest_benchmark(runs: Sequence[Run], convention: Convention = "exact") -> s
         "commit_info": {
             "id": (env.git or "unknown").removesuffix("+dirty"),
             "dirty": (env.git or "").endswith("+dirty"),
-            "time": runs[0].started,
+            "time": run.started,
         },
         "benchmarks": benchmarks,
-        "datetime": runs[0].started,
+        "datetime": run.started,
         "version": f"attnbench {__version__}",
     }
     return _text(found)
 
 
-def bencher(runs: Sequence[Run], convention: Convention = "exact") -> str:
+def bencher(cells: Sequence[Cell]) -> str:
     found = {}
-    for name, cell in _named(cells_of(runs)):
+    for name, cell in _named(cells):
         low, high = cell.latency_interval or (None, None)
-        latency, tflops, memory = (cell.value(m, convention) for m in ("latency", "tflops", "memory_peak"))
+        latency, tflops, memory = (cell.value(m) for m in ("latency", "tflops", "memory_peak"))
         measures = {
             "latency": _measure(latency and latency * 1e9, low, high),
             "tflops": _measure(tflops, high and 1 / high, low and 1 / low),
@@ -104,14 +104,14 @@ def bencher(runs: Sequence[Run], convention: Convention = "exact") -> str:
     return _text(found)
 
 
-def github_action_benchmark(runs: Sequence[Run], convention: Convention = "exact") -> str:
+def github_action_benchmark(cells: Sequence[Cell]) -> str:
     found = []
-    for name, cell in _named(cells_of(runs)):
+    for name, cell in _named(cells):
         low, high = cell.latency_interval or (None, None)
-        tflops = cell.value("tflops", convention)
-        extra = [cell.device, f"{metrics.digits(tflops)} TFLOP/s" if tflops else ""]
+        tflops = cell.value("tflops")
+        extra = [cell.device, f"{digits(tflops)} TFLOP/s" if tflops else ""]
         extra += ["clock held down" if cell.held_down else ""]
-        bounds = f"{metrics.percent(low - 1)} to +{metrics.percent(high - 1)}" if low and high else None
+        bounds = f"{percent(low - 1)} to +{percent(high - 1)}" if low and high else None
         for what, unit, factor, spread in (("latency", "us", 1e6, bounds), ("memory_peak", "MiB", 2.0**-20, None)):
             value = cell.value(what)
             if value is not None:
@@ -121,26 +121,29 @@ def github_action_benchmark(runs: Sequence[Run], convention: Convention = "exact
     return _text(found)
 
 
-def write(out: TextIO, format: str, runs: Sequence[Run], convention: Convention = "exact") -> None:
-    """One of this module's formats to a stream. UserError for Parquet on a terminal: it is not text."""
+def write(out: TextIO, format: str, cells: Sequence[Cell]) -> None:
+    """Write one of this module's formats to a stream. Raises UserError for Parquet on a terminal: it is not text, and for no
+    cells: there is nothing to track."""
+    if not cells:
+        raise UserError("no cell has a record, so there is nothing to export; see attnbench report")
     if format != "parquet":
-        out.write(JSON_FORMATS[format](runs, convention))
+        out.write(JSON_FORMATS[format](cells))
     elif out.isatty():
         raise UserError("--format parquet is not text: attnbench report -f parquet RESULTS > FILE")
     else:
-        out.buffer.write(parquet(runs, convention))
+        out.buffer.write(parquet(cells))
 
 
-JSON_FORMATS: Mapping[str, Callable[[Sequence[Run], Convention], str]] = {
+JSON_FORMATS: Mapping[str, Callable[[Sequence[Cell]], str]] = {
     "pytest-benchmark": pytest_benchmark,
     "bmf": bencher,
     "github-action-benchmark": github_action_benchmark,
 }
 
 
-def doubts(runs: Sequence[Run]) -> Iterator[str]:
-    """What a tool that tracks the JSON formats would not notice, a line each."""
-    measured = [c for c in cells_of(runs) if c.value("latency") is not None]
+def doubts(cells: Sequence[Cell]) -> Iterator[str]:
+    """Yield what a tool that tracks the JSON formats would not notice, a line each."""
+    measured = [c for c in cells if c.value("latency") is not None]
     if not measured:
         yield "no cell has a figure, so there is nothing in it; attnbench report without --format says why"
     if any(c.run.started in c.device for c in measured):
@@ -148,7 +151,7 @@ def doubts(runs: Sequence[Run]) -> Iterator[str]:
 
 
 def name(cell: Cell) -> str:
-    """triton/bf16-d128-causal-fwd-16k-b1-h16: the same in every run of the same case."""
+    """Return a name that is the same in every run of the case: triton/bf16-d128-causal-fwd-16k-b1-h16."""
     case = cell.case
     parts = [
         case.dtype,
@@ -162,14 +165,14 @@ def name(cell: Cell) -> str:
 
 
 def _named(cells: Iterable[Cell]) -> Iterable[tuple[str, Cell]]:
-    """The measured ones; the device is named where there are several."""
+    """Return the measured cells with their names, which name the device where there are several."""
     measured = [c for c in cells if c.value("latency") is not None]
     several = len({c.device for c in measured}) > 1
     return [(f"{c.device}: {name(c)}" if several else name(c), c) for c in measured]
 
 
 def _measure(value: float | None, low: float | None, high: float | None) -> dict[str, float]:
-    """A value and its bounds, which are given as shares of it."""
+    """Return a value and its bounds, which are given as shares of it."""
     if value is None:
         return {}
     bounds = {} if low is None or high is None else {"lower_value": value * low, "upper_value": value * high}
@@ -177,7 +180,7 @@ def _measure(value: float | None, low: float | None, high: float | None) -> dict
 
 
 def _stats(samples: Sequence[float]) -> dict[str, Any]:
-    """What pytest-benchmark computes of its rounds, by its own names."""
+    """Return what pytest-benchmark computes of its rounds, by its own names."""
     ordered = sorted(samples)
     mean = sum(ordered) / len(ordered)
     deviation = (stats.coefficient_of_variation(ordered) or 0.0) * mean

@@ -1,4 +1,4 @@
-"""What a person sees while a run goes on: a header, then one line that lives; in a pipe, a plain line for each job."""
+"""What a person sees while a run goes on: a header, then one line drawn anew; in a pipe, a plain line for each job."""
 
 from __future__ import annotations
 
@@ -7,44 +7,25 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
-from rich.live import Live as RichLive
 from rich.text import Text
 
-from attnbench.analysis.summary.tables import MEMORY
+from attnbench.core.formats import digits, share, size
 from attnbench.core.record import Job, Record, Run
 from attnbench.core.sizes import format_duration
-from attnbench.results import case_names, derive, metrics
-from attnbench.run.plan import plan_summary
+from attnbench.core.text import count
+from attnbench.report.characters import MEMORY_BOUND
+from attnbench.report.progress.progress_line import ProgressLine
+from attnbench.results import case_names, metrics
+from attnbench.results.rows import Row, Source
 
 
-class Line:
-    """One line that lives, of what goes on. Close it before printing anything else."""
-
-    def __init__(self, console: Console) -> None:
-        self._console = console
-        self._live = RichLive(console=console, transient=True, refresh_per_second=8) if console.is_terminal else None
-        if self._live:
-            self._live.start()
-
-    def say(self, text: str) -> None:
-        """What goes on now; gone with the next word. In a pipe it would only be noise."""
-        if self._live:
-            self._live.update(Text(text, style="dim"), refresh=True)
-
-    def close(self) -> None:
-        if self._live:
-            self._live.stop()
-
-    def _print(self, text: Text) -> None:
-        self._console.print(text, soft_wrap=not self._console.is_terminal, highlight=False)
-
-
-class Live(Line):
-    """Watches a run; see run_suite.RunObserver."""
+class RunProgress(ProgressLine):
+    """The progress of a run, as run_suite.RunObserver hears of it."""
 
     def __init__(self, console: Console) -> None:
         super().__init__(console)
-        self._contexts: dict[str, derive.Context] = {}
+        self._source: Source | None = None
+        self._several_dtypes = False
         self._total = self._done = 0
         self._ahead: dict[str, float] = {}  # the jobs still to come -> seconds forecast; skips of the plan are no jobs
         self._forecast_done = self._actual_done = 0.0  # seconds
@@ -54,7 +35,7 @@ class Live(Line):
 
     def planned(self, run: Run, todo: Sequence[Job], path: Path | None, notes: Sequence[str]) -> None:
         device = run.environment.device
-        facts = [device.name, metrics.size(device.memory)]
+        facts = [device.name, size(device.memory)]
         if run.environment.power_limit_w:
             facts.append(f"{run.environment.power_limit_w:g} W")
         if device.threads:
@@ -66,7 +47,8 @@ class Live(Line):
             self._print(Text(note, style="yellow"))
         if path:
             self._print(Text(f"writing {path}", style="dim"))
-        self._contexts = {dtype: derive.context(run, dtype) for dtype in {j.case.dtype for j in todo}}
+        self._source = Source(run)
+        self._several_dtypes = len({j.case.dtype for j in todo}) > 1
         self._ahead = {j.id: j.forecast.seconds for j in todo if not j.skip}
         self._total = len(self._ahead)
         if self._live:
@@ -98,7 +80,7 @@ class Live(Line):
             self._print(self._result(record))
 
     def __rich__(self) -> Text:
-        """The living line, drawn anew several times a second."""
+        """Return the line as it is now; rich asks for it several times a second."""
         line = Text().append(f"[{self._done}/{self._total}] ", style="bold")
         if self._running:
             line.append(self._name(self._running), style="cyan")
@@ -112,7 +94,7 @@ class Live(Line):
         return line
 
     def _left(self) -> float:
-        """The forecast of what is ahead, scaled by how the forecast has done so far."""
+        """Return the seconds forecast for what is ahead, scaled by how the forecast has done so far."""
         scale = (self._actual_done + 5) / (self._forecast_done + 5)
         running = time.monotonic() - self._began if self._running else 0.0
         return max(0.0, sum(self._ahead.values()) * scale - running)
@@ -122,22 +104,28 @@ class Live(Line):
         return text.append(f" {record.reason}", style="dim") if record.status != "ok" else text
 
     def _name(self, which: Job | Record) -> str:
-        """With its dtype where there are several."""
-        return case_names.case(which.backend, which.case, len(self._contexts) > 1)
+        return case_names.case_name(which.backend, which.case, self._several_dtypes)
 
     def _outcome(self, record: Record) -> Text:
-        """Its speed, or the word for why there is none."""
-        text = Text()
-        if record.status != "ok":
-            return text.append(case_names.ENDINGS[record.status], style="red" if record.status != "skipped" else "dim")
-        context = self._contexts.get(record.case.dtype, derive.Context())
-        text.append(f"{metrics.digits(metrics.value('tflops', record, context) or 0)} TFLOP/s", style="green")
-        memory = derive.bound(record.case, context) == "memory"
-        used = metrics.value("roofline" if memory else "utilization", record, context)
-        aside = f" {metrics.share(used)}{MEMORY if memory else ''}" if used is not None else ""
-        return text.append(aside, style="dim")
+        """Return a record's speed, or the word for why there is none."""
+        if record.status != "ok" or self._source is None:
+            style = "red" if record.status != "skipped" else "dim"
+            return Text(case_names.ENDINGS.get(record.status, ""), style)
+        row = Row(record, self._source)
+        text = Text(f"{digits(metrics.value('tflops', row) or 0)} TFLOP/s", "green")
+        memory = metrics.bound(record.case, row.rates) == "memory"
+        used = metrics.value("roofline" if memory else "utilization", row)
+        return text.append(f" {share(used)}{MEMORY_BOUND if memory else ''}" if used is not None else "", style="dim")
+
+
+def plan_summary(jobs: Sequence[Job]) -> str:
+    """Return how much there is to do, in one line."""
+    todo = [j for j in jobs if not j.skip]
+    seconds = sum(j.forecast.seconds for j in todo)
+    skips = f", {len(jobs) - len(todo)} skipped" if len(todo) < len(jobs) else ""
+    return f"{count(len(jobs), 'job')}: {len(todo)} to measure{skips}; forecast {format_duration(seconds)}"
 
 
 def _seconds(seconds: float) -> str:
-    """Without the tenths that would only flicker."""
+    """Return a duration without the tenths that would only flicker."""
     return f"{seconds:.0f}s" if seconds < 10 else format_duration(seconds)

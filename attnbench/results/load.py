@@ -1,0 +1,64 @@
+"""`attnbench.load`: run files for a notebook or a script."""
+
+from __future__ import annotations
+
+import glob
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from attnbench.core.errors import UserError
+from attnbench.core.flops import Convention
+from attnbench.core.record import Run
+from attnbench.results import run_file, table
+from attnbench.results.cells import Cell
+from attnbench.results.cells import cells as cells_of
+
+if TYPE_CHECKING:
+    import pandas
+
+
+@dataclass(frozen=True)
+class Results:
+    """What some run files hold.
+
+    runs: one a file, each with its records and their raw samples, in seconds, bytes and hertz.
+    cells: each case on each backend and device, with all its rounds; `cell.value("tflops")` is a metric's median over
+        the rounds, `cell.rows[0].samples` are seconds of single calls.
+    problems: what is wrong with single lines of the files, which were left out.
+    """
+
+    runs: tuple[Run, ...]
+    cells: tuple[Cell, ...] = field(repr=False)
+    problems: tuple[str, ...] = ()
+
+    def table(self) -> pandas.DataFrame:
+        """Return a row a cell and round: the case's fields, how it ended, and every metric in its unit.
+
+        `table().attrs["units"]` maps each metric to its unit, "" for a ratio. `attnbench report -m help` explains them.
+        """
+        return table.dataframe(self.cells)
+
+
+def load(paths: str | Path | Iterable[str | Path], *, convention: Convention = "exact") -> Results:
+    """Read run files: a path, a pattern such as "results/*.jsonl", or several of these.
+
+    `convention` says how FLOPs are counted: "exact" (unmasked pairs) or "fa" (as papers print: half for causal).
+    Raises UserError for a pattern that fits no file, and for a file that is no run file.
+    """
+    given = [paths] if isinstance(paths, str | Path) else list(paths)
+    files = [path for one in given for path in _files(str(one))]
+    read = [run_file.read(path) for path in files]
+    runs = tuple(run for run, _ in read)
+    problems = tuple(problem for _, problems in read for problem in problems)
+    return Results(runs, tuple(cells_of(runs, convention)), problems)
+
+
+def _files(pattern: str) -> list[Path]:
+    if not glob.has_magic(pattern):
+        return [Path(pattern)]
+    found = sorted(map(Path, glob.glob(pattern)))
+    if not found:
+        raise UserError(f"no file fits {pattern!r}; give run files, as attnbench run writes them to results/")
+    return found
