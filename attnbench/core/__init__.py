@@ -1,1 +1,4 @@
-"""Frozen values and pure functions, of the standard library alone: they import nothing of ours outside this folder."""
+"""Frozen values and pure functions that every other folder uses. Imports the standard library only, nothing of ours.
+
+torch is imported inside the few functions that need it, so that the parent process never loads it.
+"""

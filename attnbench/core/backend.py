@@ -1,6 +1,6 @@
-"""What a backend is: the protocol that each attention implementation fulfils, and the values that it gives.
+"""The interface of a backend: the `Backend` protocol, which every attention implementation fulfils, and its values.
 
-Tensors are (batch, seqlen, nheads, headdim); names are flash-attn's. torch is imported inside functions only.
+Tensors are (batch, seqlen, nheads, headdim). torch is imported inside functions only.
 """
 
 from __future__ import annotations
@@ -17,12 +17,56 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-MASK_LAUNCHES = 128  # at most, that read which probabilities dropout keeps (reference/dropout.py)
+# The most launches that the check of a case with dropout uses to read which probabilities were kept. The forecast of
+# time needs it too.
+MASK_LAUNCHES = 128
+
+
+class Backend(Protocol):
+    """An attention implementation: one file in backends/ and one line in its map. CONTRIBUTING.md shows an example.
+
+    `unsupported`, `workspace` and `signature` are pure functions of their arguments and import nothing heavy, so that
+    support can be listed for any GPU without one. backends/base.py has defaults.
+    """
+
+    name: str
+
+    def probe(self) -> Probe:
+        """Return the library's version, or why the backend cannot be used in this interpreter.
+
+        May import the library.
+        """
+
+    def unsupported(self, case: Case, device: Device) -> str | None:
+        """Return why the backend cannot run the case on the device, or None where it can."""
+
+    def workspace(self, case: Case) -> Workspace:
+        """Return what the backend allocates beyond inputs, outputs and gradients, for the forecast."""
+
+    def signature(self, case: Case, device: Device) -> Signature:
+        """Return the names of the kernels that the case must run; other kernels make the record `wrong-kernel`."""
+
+    def prepare(self, case: Case, inputs: Inputs) -> Prepared:
+        """Do everything that is not part of the timed call (layouts, masks, compilation, plans) and return the call.
+
+        Raises Unsupported where only the library itself knows that it cannot run the case.
+        """
+
+
+class Unsupported(Exception):
+    """The library refuses this case, for the reason given. The record is then `skipped`.
+
+    Raised by `Backend.prepare` or by the first launch.
+    """
 
 
 @dataclass(frozen=True)
 class Inputs:
-    """q, dout: (batch, seqlen_q, nheads, headdim[_v]); k, v: (batch, seqlen_k, nheads_k, headdim[_v]), contiguous."""
+    """The input tensors of one case, contiguous.
+
+    q is (batch, seqlen_q, nheads, headdim), k (batch, seqlen_k, nheads_k, headdim), v (batch, seqlen_k, nheads_k,
+    headdim_v). dout, the gradient of the output, is (batch, seqlen_q, nheads, headdim_v); None without a backward.
+    """
 
     q: Tensor
     k: Tensor
@@ -31,11 +75,12 @@ class Inputs:
 
     @property
     def nbytes(self) -> int:
+        """Bytes of all tensors together."""
         return sum(t.numel() * t.element_size() for t in (self.q, self.k, self.v, self.dout) if t is not None)
 
 
 def torch_dtype(case: Case) -> torch.dtype:
-    """Of the inputs and the results; those of fp8 are bf16, and backends round q, k and v themselves."""
+    """Return the dtype of the inputs and results of a case; bf16 for fp8, whose inputs the backend rounds to e4m3."""
     import torch
 
     names = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32, "fp8": torch.bfloat16}
@@ -43,7 +88,7 @@ def torch_dtype(case: Case) -> torch.dtype:
 
 
 def operand_dtype(case: Case) -> torch.dtype:
-    """Of what is multiplied."""
+    """Return the dtype that the matrix products of a case take: float8_e4m3fn for fp8, else that of the inputs."""
     import torch
 
     return torch.float8_e4m3fn if case.dtype == "fp8" else torch_dtype(case)
@@ -51,88 +96,70 @@ def operand_dtype(case: Case) -> torch.dtype:
 
 @dataclass(frozen=True)
 class Probe:
-    """What a backend says of itself on this machine: a version, or why it cannot be used and what would help."""
+    """Whether a backend can be used in this interpreter: a version, or a reason why not."""
 
-    version: str | None = None
-    reason: str | None = None
+    version: str | None = None  # of the library, such as "flash-attn 2.8.3"
+    reason: str | None = None  # why it cannot be used; None where it can
     install: str | None = None  # the command that would make it usable, where there is one
 
     @property
     def usable(self) -> bool:
+        """Whether the backend can be used."""
         return self.reason is None
 
     @property
     def why_not(self) -> str | None:
-        """The reason, and what to do; None where it can be used."""
+        """The reason and what to do about it, in one line; None where the backend can be used."""
         return None if self.usable else "; ".join(filter(None, [self.reason, self.install]))
 
 
 @dataclass(frozen=True)
 class Workspace:
-    """Memory that a backend needs beyond inputs, outputs and gradients, and what it is for."""
+    """Memory that a backend needs beyond inputs, outputs and gradients. Used for forecasts only."""
 
     nbytes: int = 0
-    what: str = "workspace"
-    passes: float = 0.0  # how often one call reads or writes all of it, for the time forecast
-    dense: bool = False  # masked pairs are computed too, as when the scores are a matmul
+    what: str = "workspace"  # what it holds, for messages
+    passes: float = 0.0  # how often one call reads or writes all of it, for the forecast of time
+    dense: bool = False  # masked pairs are computed too, as where the scores are one matrix product
 
 
 @dataclass(frozen=True)
-class Script:
-    """What a simulated backend says in place of a real measurement; see backends/fake.py."""
+class Signature:
+    """Regular expressions for the names of the kernels that one call runs (on a CPU, of its operators).
 
-    clock: Callable[[], int]  # ns
-    accuracy: Accuracy
-    memory: Mapping[str, int]
+    Each pattern is searched for, so it may match a part of a name.
+    """
+
+    runs: tuple[str, ...] = ()  # each must be found in at least one name
+    never: tuple[str, ...] = ()  # none may be found in any name
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """One case made ready on one backend: closures that launch, and nothing else.
+    """One case, made ready on one backend: functions that do nothing but launch.
 
-    `launch` runs one pass of the case's direction and returns its raw results; `canonical` names them
-    ("out"; "dq", "dk", "dv") as views in (batch, seqlen, nheads, headdim); an e4m3 "out" of an fp8 case comes with
-    "descale_out", the float32 to multiply it by. `forward` runs the forward alone, keeping for backward what it keeps,
-    and returns what holds that alive. `reads` are the tensors "q", "k", "v" and "dout" that `launch` reads, where they
-    are not the inputs' own memory but copies made for it, headdim last: the check changes them in place, and the
-    results must follow. In fp8 the e4m3 copies of q, k and v must be named.
+    `launch` runs the case's direction one time and returns its raw results. `canonical` gives these their names ("out";
+    "dq", "dk", "dv") as views of shape (batch, seqlen, nheads, headdim). Where "out" of an fp8 case is e4m3,
+    "descale_out" is the float32 by which it must be multiplied.
+
+    `forward` runs the forward alone, keeps what the backward needs, and returns the object that holds it.
+
+    `reads` names the tensors ("q", "k", "v", "dout"; headdim is the last dimension) that `launch` reads, where these
+    are copies and not the memory of the inputs. The check changes them in place, and the results must follow. For fp8
+    the e4m3 copies of q, k and v must be named.
     """
 
     launch: Callable[[], Any]
     canonical: Callable[[Any], Mapping[str, Tensor]]
     forward: Callable[[], Any] | None = None
-    script: Script | None = None
+    simulation: Simulation | None = None  # set by a simulated backend only
     reads: Mapping[str, Tensor] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
-class Signature:
-    """What a backend's kernels look like, as regular expressions to be found in their names (operators on a CPU)."""
+class Simulation:
+    """What a simulated backend gives instead of real measurements; see backends/fake.py."""
 
-    runs: tuple[str, ...] = ()  # each in at least one
-    never: tuple[str, ...] = ()  # none of these in any
-
-
-class Backend(Protocol):
-    """An attention implementation. One file in backends/ and one line in its map; see CONTRIBUTING.md."""
-
-    name: str
-
-    def probe(self) -> Probe:
-        """Whether it can be used in this interpreter. May import the library."""
-
-    def unsupported(self, case: Case, device: Device) -> str | None:
-        """Why it cannot run this case, or None. Pure; imports nothing heavy."""
-
-    def workspace(self, case: Case) -> Workspace:
-        """What it allocates beyond inputs, outputs and gradients, for the forecast. Pure."""
-
-    def signature(self, case: Case, device: Device) -> Signature:
-        """What its kernels look like: a cell in which others ran is wrong-kernel. Pure."""
-
-    def prepare(self, case: Case, inputs: Inputs) -> Prepared:
-        """All that is not the launch happens here: layouts, masks, compilation, plans. May raise Unsupported."""
-
-
-class Unsupported(Exception):
-    """Raised by `prepare` or a first launch: the library refuses this case, with its own reason. A skip."""
+    clock: Callable[[], int]  # nanoseconds
+    accuracy: Accuracy
+    memory: Mapping[str, int]  # measurement name -> bytes

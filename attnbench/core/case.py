@@ -1,4 +1,4 @@
-"""A case: one thing to measure, whatever the backend. Sizes, dtype, mask and pass."""
+"""A case: one attention problem to measure, independent of the backend that computes it."""
 
 from __future__ import annotations
 
@@ -12,31 +12,37 @@ from functools import cached_property
 from typing import Any, ClassVar, Literal, get_args
 
 Dtype = Literal["bf16", "fp16", "fp32", "fp8"]
-
-Direction = Literal["fwd", "bwd", "fwd_bwd"]
-
 DTYPES: tuple[Dtype, ...] = get_args(Dtype)
 
+Direction = Literal["fwd", "bwd", "fwd_bwd"]
 DIRECTIONS: tuple[Direction, ...] = get_args(Direction)
 
-ITEMSIZE: Mapping[str, int] = {"bf16": 2, "fp16": 2, "fp32": 4, "fp8": 1}  # bytes of an element of q, k and v
-
-RESULT_ITEMSIZE: Mapping[str, int] = {**ITEMSIZE, "fp8": 2}  # of results and their gradients; bf16 of fp8
+# Bytes of one element of q, k and v, by dtype.
+ITEMSIZE: Mapping[str, int] = {"bf16": 2, "fp16": 2, "fp32": 4, "fp8": 1}
+# Bytes of one element of out and of the gradients, by dtype. A result of an fp8 case is bf16.
+RESULT_ITEMSIZE: Mapping[str, int] = {**ITEMSIZE, "fp8": 2}
 
 
 @dataclass(frozen=True)
 class Shape:
-    """The sizes of one attention call: q is (batch, seqlen_q, nheads, headdim), k and v have seqlen_k and nheads_k."""
+    """The sizes of one attention call.
 
-    strict: ClassVar[bool] = True
+    q is (batch, seqlen_q, nheads, headdim), k is (batch, seqlen_k, nheads_k, headdim), v is (batch, seqlen_k,
+    nheads_k, headdim_v), out is (batch, seqlen_q, nheads, headdim_v). With nheads_k < nheads (grouped heads, GQA; MQA
+    where it is 1), query head h uses key head h // (nheads // nheads_k).
+
+    Raises ValueError for a size below 1, and where nheads is not a multiple of nheads_k.
+    """
+
+    strict: ClassVar[bool] = True  # see core/json.py: an unknown field would make it another shape
 
     batch: int
-    seqlen_q: int
-    seqlen_k: int
-    nheads: int
-    nheads_k: int
-    headdim: int
-    headdim_v: int
+    seqlen_q: int  # tokens
+    seqlen_k: int  # tokens
+    nheads: int  # query heads
+    nheads_k: int  # key and value heads
+    headdim: int  # elements of one head of q and k
+    headdim_v: int  # elements of one head of v and out
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
@@ -48,56 +54,57 @@ class Shape:
 
 @dataclass(frozen=True)
 class Case:
-    """One thing to measure, whatever the backend: sizes, dtype, mask and pass.
+    """One attention problem to measure: sizes, dtype, direction and mask.
 
-    `causal` is aligned bottom-right: query i sees keys j <= i + seqlen_k - seqlen_q.
-    `window_size` is (left, right), None for open. A query that sees no key has output 0. fp8 is forward only (fp8.py).
+    Query i stands at key position i + seqlen_k - seqlen_q (masks are aligned bottom-right). It sees the keys from
+    `window_size[0]` positions before that to `window_size[1]` positions after it, and with `causal` none after it.
+    A query that sees no key has output 0. fp8 is forward only (core/fp8.py).
     """
 
-    strict: ClassVar[bool] = True  # a field that is not known would make it another case
+    strict: ClassVar[bool] = True  # see core/json.py: an unknown field would make it another case
 
     shape: Shape
-    dtype: Dtype
-    direction: Direction
+    dtype: Dtype  # of q, k and v; results have it too, but those of fp8 are bf16
+    direction: Direction  # what one timed call computes: forward, backward, or one after the other
     causal: bool = False
-    window_size: tuple[int | None, int | None] = (None, None)
-    softcap: float = 0.0
-    dropout_p: float = 0.0
+    window_size: tuple[int | None, int | None] = (None, None)  # keys to the left and right; None: no limit
+    softcap: float = 0.0  # scores become softcap * tanh(score / softcap); 0: off
+    dropout_p: float = 0.0  # probability that an attention weight is dropped; 0: off
 
     @cached_property
     def key(self) -> str:
-        """Stable identity: a hash of the fields that differ from their default, so a new field orphans no baseline."""
-        return _key(self)
+        """The stable identity of this case: 16 hexadecimal digits.
+
+        A hash of the shape, dtype, direction and the fields that differ from their default. A field that is added
+        later therefore changes no key, and no stored baseline is lost.
+        """
+        fields: dict[str, Any] = {"shape": vars(self.shape), "dtype": self.dtype, "direction": self.direction}
+        for f in dataclasses.fields(self):
+            value = getattr(self, f.name)
+            if f.default is not dataclasses.MISSING and value != f.default:
+                fields[f.name] = float(value) if isinstance(f.default, float) else value  # 30 and 30.0 are one case
+        return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()[:16]
 
     @cached_property
     def _hash(self) -> int:
         return int(self.key, 16)
 
     def __hash__(self) -> int:
-        """Computed once, and the same in every process: a report looks cases up some hundred thousand times."""
+        """Return a hash that is computed only once (a report looks up cases some 100,000 times) and is the same in
+        every process."""
         return self._hash
 
     @property
     def softmax_scale(self) -> float:
+        """The factor on q k^T before the softmax: 1 / sqrt(headdim)."""
         return 1 / math.sqrt(self.shape.headdim)
 
     @property
     def has_forward(self) -> bool:
+        """Whether one timed call computes the forward."""
         return self.direction != "bwd"
 
     @property
     def has_backward(self) -> bool:
+        """Whether one timed call computes the backward."""
         return self.direction != "fwd"
-
-
-def _key(case: Case) -> str:
-    said: dict[str, Any] = {
-        "shape": vars(case.shape),
-        "dtype": case.dtype,
-        "direction": case.direction,
-    }
-    for f in dataclasses.fields(case):
-        value = getattr(case, f.name)
-        if f.default is not dataclasses.MISSING and value != f.default:
-            said[f.name] = float(value) if isinstance(f.default, float) else value  # 30 and 30.0 are one case
-    return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()[:16]

@@ -1,7 +1,8 @@
 """Errors that a person can cause, and the exit codes of the command line.
 
-0 done; 1 nothing could be measured, or fit with warnings; 2 bad input; 3 unfit; 130 interrupted; 143 terminated.
-Those of `gate` are in gate/gate.py: 1 a regression, 3 inconclusive, 4 not comparable.
+0: done; 1: nothing could be measured, or `doctor` found warnings; 2: bad input; 3: `doctor` found the machine unfit;
+130: interrupted; 143: terminated. The codes of `gate` and `ab` are in analysis/gate: 1 a regression, 3 inconclusive,
+4 not comparable.
 """
 
 from __future__ import annotations
@@ -17,17 +18,20 @@ EXIT_TERMINATED = 143
 
 
 class UserError(Exception):
-    """One line that says what is wrong, why, and what to do. Shown without a traceback; exit code 2."""
+    """An error with one line that says what is wrong, why, and what to do.
+
+    The command line prints that line without a traceback and ends with exit code 2.
+    """
 
     exit_code = EXIT_BAD_INPUT
 
 
 class Terminated(BaseException):
-    """SIGTERM arrived; handled like Ctrl-C."""
+    """Raised when SIGTERM arrives; handled like KeyboardInterrupt."""
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """' (did you mean "x"?)' or the list of what is known, to end an error line with."""
+    """Return the end of an error line: '; did you mean "x"?' if a known word is close, else the list of known words."""
     known = list(known)
     close = difflib.get_close_matches(word, known, 1) or difflib.get_close_matches(word.lower(), known, 1)
     return f'; did you mean "{close[0]}"?' if close else f"; known: {', '.join(known)}"

@@ -1,4 +1,4 @@
-"""Numbers as a reader sees them: three significant digits and a unit that fits. core.sizes reads what people write."""
+"""Numbers as reports print them: three significant digits and a unit that fits. core/sizes.py has what people type."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 
 def digits(number: float) -> str:
-    """Three significant digits, whole above 100, without an exponent where that is readable."""
+    """Return a number with three significant digits, whole from 100 on, with an exponent below 1e-4 only."""
     if number == 0:
         return "0"
     if abs(number) < 1000:
@@ -18,30 +18,33 @@ def digits(number: float) -> str:
 
 
 def duration(seconds: float) -> str:
+    """Return seconds as "1.20 ms", in s, ms or us."""
     return _scaled(seconds, ((1.0, "s"), (1e-3, "ms"), (1e-6, "us")))
 
 
 def size(nbytes: float) -> str:
+    """Return bytes as "1.50 GiB", in B to TiB."""
     return _scaled(nbytes, ((2.0**40, "TiB"), (2.0**30, "GiB"), (2.0**20, "MiB"), (2.0**10, "KiB"), (1.0, "B")))
 
 
 def energy(joules: float) -> str:
+    """Return joules as "3.20 mJ", in J, mJ or uJ."""
     return _scaled(joules, ((1.0, "J"), (1e-3, "mJ"), (1e-6, "uJ")))
 
 
 def percent(fraction: float) -> str:
-    """Two significant digits: 62%, 2.7%, 0.42%."""
+    """Return a fraction as per cent with two significant digits: 62%, 2.7%, 0.42%."""
     return f"{float(f'{100 * fraction:.2g}') if abs(fraction) < 1 else round(100 * fraction):g}%"
 
 
 def share(fraction: float) -> str:
-    """Whole per cent from 1 up: 62%, 3%, 0.4%."""
+    """Return a fraction as whole per cent from 1 up: 62%, 3%, 0.4%."""
     hundredths = 100 * fraction
     return f"{hundredths:.0f}%" if hundredths >= 0.95 else f"{hundredths:.1g}%"
 
 
 def _scaled(number: float, units: Sequence[tuple[float, str]]) -> str:
-    """In the largest unit that leaves at least 1 after rounding, else in the smallest."""
+    """Return a number in the largest unit in which it is at least 1 after rounding, else in the smallest unit."""
     for factor, unit in units:
         if float(f"{abs(number) / factor:.3g}") >= 1 or factor == units[-1][0]:
             return f"{digits(number / factor)} {unit}"

@@ -1,13 +1,14 @@
-"""fp8: what a case of that dtype is, and how values are rounded to it.
+"""fp8 cases: what they are, and how values are rounded to e4m3.
 
-An fp8 case is a forward whose q, k and v are e4m3 (4 bits of exponent, 3 of mantissa: steps of 1/8 within a factor of
-two, up to 448). Its inputs are made in bf16. A backend rounds them in `prepare`, outside of what is timed, with one
-scale per tensor, and says in `Prepared.reads` where its e4m3 copies are. The result is bf16; where a library can write
-e4m3 only it goes with one float32 on the device, "descale_out", by which it is to be multiplied, beside "out" in what
-`canonical` gives. Errors are against the exact attention of the inputs before they were rounded.
+An fp8 case is a forward whose q, k and v are e4m3 (4 bits of exponent, 3 of mantissa: 8 steps between a power of two
+and the next, largest value 448). Its inputs are made in bf16. A backend rounds them in `prepare`, outside of the timed
+call, with one scale per tensor, and names its e4m3 copies in `Prepared.reads`. The result is bf16. A library that can
+write e4m3 only gives "descale_out" beside "out" in `canonical`: one float32 on the device, by which "out" must be
+multiplied. Errors are measured against the exact attention of the inputs before rounding.
 
-Kernels round their probabilities to e4m3 too, as the tensor cores multiply e4m3 by e4m3: divided by the row's largest,
-so at most 1, and scaled to the format's range (FlashAttention-3, arXiv 2407.08608; its kernels scale by 2^8).
+Kernels also round the probabilities to e4m3, since the tensor cores multiply e4m3 by e4m3. They divide them by the
+largest of the row, so that they are at most 1, and scale them up to the range of the format (FlashAttention-3, arXiv
+2407.08608; its kernels scale by 2^8).
 """
 
 from __future__ import annotations
@@ -19,39 +20,39 @@ if TYPE_CHECKING:
 
     from attnbench.core.backend import Inputs
 
-LARGEST = 448.0  # of e4m3
-WEIGHTS = 2.0**8  # scale of probabilities
+E4M3_MAX = 448.0
+PROBABILITY_SCALE = 2.0**8  # the factor by which kernels multiply probabilities before they round them
 
 
 def descale(t: Tensor) -> Tensor:
-    """float32, (1,): what to divide by so that the largest value becomes e4m3's largest."""
-    return (t.abs().amax().float() / LARGEST).clamp(min=1e-12).reshape(1)
+    """Return the divisor that makes the largest |value| of t equal to E4M3_MAX: float32 of shape (1,)."""
+    return (t.abs().amax().float() / E4M3_MAX).clamp(min=1e-12).reshape(1)
 
 
 def quantize(t: Tensor) -> tuple[Tensor, Tensor]:
-    """(t / descale in float8_e4m3fn, descale)."""
+    """Return t / descale(t) in float8_e4m3fn, and descale(t)."""
     import torch
 
     factor = descale(t)
     return (t / factor).to(torch.float8_e4m3fn), factor
 
 
-def quantized(inputs: Inputs) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """q, k and v in e4m3, and the descale of each, by name."""
+def quantize_inputs(inputs: Inputs) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Return q, k and v in e4m3 by name, and the descale factor of each by name."""
     pairs = {name: quantize(getattr(inputs, name)) for name in ("q", "k", "v")}
     return {name: t for name, (t, _) in pairs.items()}, {name: factor for name, (_, factor) in pairs.items()}
 
 
-def rounded(t: Tensor, factor: Tensor) -> Tensor:
-    """What `quantize` leaves of t, in float32."""
+def round_to_e4m3(t: Tensor, factor: Tensor) -> Tensor:
+    """Return t as it is after quantizing with this descale factor and back, in float32."""
     import torch
 
     return (t / factor).to(torch.float8_e4m3fn).float() * factor
 
 
-def rounded_weights(p: Tensor) -> Tensor:
-    """What a kernel leaves of probabilities (..., keys) in float32."""
+def round_probabilities(p: Tensor) -> Tensor:
+    """Return probabilities (..., keys) as they are after a kernel rounded them to e4m3, in the dtype of p."""
     import torch
 
     top = p.amax(-1, keepdim=True).clamp(min=torch.finfo(p.dtype).tiny)  # rows that see no key stay 0
-    return (p / top * WEIGHTS).to(torch.float8_e4m3fn).to(p.dtype) * (top / WEIGHTS)
+    return (p / top * PROBABILITY_SCALE).to(torch.float8_e4m3fn).to(p.dtype) * (top / PROBABILITY_SCALE)

@@ -1,4 +1,4 @@
-"""The device and the environment that a run was measured in."""
+"""The device and the environment in which a run was measured, and what makes two environments different."""
 
 from __future__ import annotations
 
@@ -10,36 +10,37 @@ from typing import Any, Literal
 
 @dataclass(frozen=True)
 class Device:
-    """What a plan must know of the device, read in a worker.
+    """A device as a worker describes it for the plan.
 
-    Rates are quick readings for forecasts, not ceilings, and may come after backends were asked what they support.
+    The rates `matmul` and `copy` are quick readings, made for forecasts of time; they are not the measured ceilings.
+    They may be missing when backends are asked what they support.
     """
 
-    kind: Literal["cuda", "cpu", "fake"]
+    kind: Literal["cuda", "cpu", "fake"]  # "cuda" also for ROCm, as in torch; "fake" for the simulated backend
     index: int
-    name: str
-    memory: int  # bytes in all
-    free: int  # bytes free when read
-    capability: tuple[int, int] | None = None  # CUDA compute capability
+    name: str  # as the driver reports it
+    memory: int  # total bytes
+    free: int  # bytes free when it was read
+    capability: tuple[int, int] | None = None  # CUDA compute capability; on AMD the gfx number
     multiprocessors: int | None = None
-    l2: int | None = None  # bytes; on a CPU its last-level cache
-    threads: int | None = None  # CPU: torch's intra-op threads
-    matmul: Mapping[str, float] = field(default_factory=dict)  # dtype -> FLOP/s read in a moment
-    copy: float | None = None  # bytes/s, read plus write
-    uuid: str | None = None  # which unit of its model it is, as the driver tells
+    l2: int | None = None  # bytes of L2 cache; on a CPU of its last-level cache
+    threads: int | None = None  # torch's intra-op threads; CPU only
+    matmul: Mapping[str, float] = field(default_factory=dict)  # dtype -> FLOP/s
+    copy: float | None = None  # bytes/s of a copy, read plus write
+    uuid: str | None = None  # the driver's identifier of this one unit
 
     def __str__(self) -> str:
         return f"{self.kind}:{self.index}" if self.kind == "cuda" else self.kind
 
     @property
     def slug(self) -> str:
-        """Its name as part of a file's: nvidia-h200."""
+        """The name as used in file names, such as "nvidia-h200"."""
         return re.sub(r"[^a-z0-9]+", "-", self.name.lower()).strip("-")[:40]
 
 
 @dataclass(frozen=True)
 class Environment:
-    """What must match for two runs to be comparable, and what a reader wants to know of the machine."""
+    """The machine and the software of a run: what must match for two runs to be comparable, and facts for a reader."""
 
     device: Device
     python: str
@@ -47,20 +48,24 @@ class Environment:
     torch: str | None
     cpu: str
     driver: str | None = None
-    cuda: str | None = None  # the CUDA (or ROCm) version torch was built for
-    power_limit_w: float | None = None
-    clock_max_hz: float | None = None
+    cuda: str | None = None  # the CUDA or ROCm version for which torch was built
+    power_limit_w: float | None = None  # watts
+    clock_max_hz: float | None = None  # the highest SM clock
     attnbench: str = ""
-    git: str | None = None  # commit of the working directory, with "+dirty"
-    packages: Mapping[str, str] = field(default_factory=dict)  # attention libraries and their versions
+    git: str | None = None  # commit of the working directory, followed by "+dirty" where it has changes
+    packages: Mapping[str, str] = field(default_factory=dict)  # attention library -> version
 
     def differences(self, other: Environment) -> list[str]:
-        """What makes figures of `other` not comparable with these, one phrase each; empty when nothing does."""
+        """Return what makes figures of `other` not comparable with these, one phrase each; empty if nothing does.
+
+        A phrase reads "NAME was VALUE HERE and is VALUE IN OTHER". Free memory, quick readings and the unit of the
+        device (`uuid`) do not count.
+        """
         found = []
         for name in ("attnbench", "torch", "driver", "cuda", "power_limit_w", "packages", "cpu"):
             ours, theirs = getattr(self, name), getattr(other, name)
             if ours != theirs:
-                found.append(f"{name} was {_brief(ours, theirs)} and is {_brief(theirs, ours)}")
+                found.append(f"{name} was {_differing_part(ours, theirs)} and is {_differing_part(theirs, ours)}")
         for name in ("kind", "name", "memory", "threads"):
             ours, theirs = getattr(self.device, name), getattr(other.device, name)
             if ours != theirs:
@@ -68,8 +73,8 @@ class Environment:
         return found
 
 
-def _brief(value: Any, other: Any) -> str:
-    """A value for an error line; of two mappings only what differs."""
+def _differing_part(value: Any, other: Any) -> str:
+    """Return `value` as text; of two mappings only the entries of `value` that differ from those of `other`."""
     if isinstance(value, Mapping) and isinstance(other, Mapping):
         return str({k: value.get(k) for k in {*value, *other} if value.get(k) != other.get(k)})
     return str(value)

@@ -1,6 +1,7 @@
-"""A run: its planned jobs, and a record for each that has ended, with raw samples.
+"""Jobs, records and runs: what was planned, how each job ended, and all of it as one run file holds it.
 
-Units are SI and unprefixed: seconds, bytes, FLOP/s, bytes/s, Hz, joules.
+A record holds raw samples only; metrics are computed from it when a report is made (results/metrics.py). Units are SI
+without prefixes: seconds, bytes, FLOP/s, bytes/s, Hz, watts.
 """
 
 from __future__ import annotations
@@ -14,73 +15,75 @@ from attnbench.core.machine import Environment
 from attnbench.core.policy import Policy
 
 Status = Literal["ok", "skipped", "wrong", "wrong-kernel", "oom", "failed", "timeout"]
-
 STATUSES: tuple[Status, ...] = get_args(Status)
 
 
 @dataclass(frozen=True)
 class Forecast:
-    """What the plan expects of a job: seconds of the whole job and of one call, and peak bytes on the device."""
+    """What the plan expects of a job."""
 
-    seconds: float
-    call: float
-    nbytes: int
+    seconds: float  # of the whole job
+    call: float  # seconds of one call
+    nbytes: int  # peak memory on the device, in bytes
 
 
 @dataclass(frozen=True)
 class Job:
-    """One case on one backend in one round; with `skip`, why it will not run."""
+    """One planned measurement: one case on one backend in one round."""
 
     case: Case
     backend: str
     round: int
     forecast: Forecast
-    skip: str | None = None
-    resumable: bool = False  # the skip is for want of time: --resume may measure it
+    skip: str | None = None  # why the job will not run; None where it will
+    resumable: bool = False  # it is skipped for lack of time only, so --resume may run it
 
     @property
     def id(self) -> str:
+        """The identity of the job within its run; its record has the same."""
         return f"{self.case.key}/{self.backend}/{self.round}"
 
 
 @dataclass(frozen=True)
 class Measurement:
-    """Raw samples of one quantity. Units: "s", "B", "Hz", "W", "C" (degrees), "FLOP/s", "B/s", "" (a ratio)."""
+    """Raw samples of one quantity, in the order in which they were taken."""
 
-    unit: str
+    unit: str  # "s", "B", "Hz", "W", "C" (degrees Celsius), "FLOP/s", "B/s", or "" for a ratio
     values: tuple[float, ...]
 
 
 @dataclass(frozen=True)
 class TensorError:
-    """How far one result is from the high-precision reference, on the elements compared."""
+    """The error of one result tensor against the high-precision reference, over the elements compared."""
 
-    max_error: float  # max |result - reference|; NaN where a result is
-    eager_error: float  # the same of eager attention in the case's dtype; for fp8 see reference/exact.py
-    tolerance: float  # 2 * eager_error + floor
+    max_error: float  # max |result - reference|; NaN where the result has a NaN
+    eager_error: float  # max_error of eager attention in the case's dtype; for fp8 see worker/reference
+    tolerance: float  # the largest accepted max_error: 2 * eager_error + rounding; see worker/reference/tolerance.py
     relative: float  # ||result - reference|| / ||reference||
 
     @property
     def ok(self) -> bool:
-        return self.max_error <= self.tolerance  # false for NaN
+        """Whether the error is within the tolerance; False for NaN."""
+        return self.max_error <= self.tolerance
 
 
 @dataclass(frozen=True)
 class Accuracy:
-    """The check of one case: errors per tensor ("out", "dq", "dk", "dv") over the sampled query rows and heads."""
+    """The result of checking one case: its errors on a sample of query rows and heads, and what else was wrong."""
 
-    errors: Mapping[str, TensorError]
+    errors: Mapping[str, TensorError]  # by result: "out", "dq", "dk", "dv"
     rows: int  # query rows compared, of seqlen_q
     heads: int  # (batch entry, query head) pairs compared
-    unwritten: tuple[str, ...] = ()  # results with a value that is not finite, anywhere
-    flaws: tuple[str, ...] = ()  # what else is wrong, in words
+    unwritten: tuple[str, ...] = ()  # names of results that hold a value that is not finite, at any place
+    flaws: tuple[str, ...] = ()  # other findings, one sentence each
 
     @property
     def ok(self) -> bool:
+        """Whether nothing was found wrong."""
         return not self.unwritten and not self.flaws and all(e.ok for e in self.errors.values())
 
     def complaint(self) -> str:
-        """What is wrong, in one line; empty when nothing is."""
+        """Return one line that says what is wrong; empty where nothing is."""
         parts = [f"{name} has values that are not finite (NaN, or never written)" for name in self.unwritten]
         parts += [
             f"{name} is off by {e.max_error:.3g} where {e.tolerance:.3g} is allowed (eager: {e.eager_error:.3g})"
@@ -93,61 +96,66 @@ class Accuracy:
 
 @dataclass(frozen=True)
 class Record:
-    """How one job ended. Raw samples only; metrics are derived when a report is made.
+    """How one job ended, with its raw samples.
 
-    `measurements` may hold
-    "time" (s, one value a sample), with CUDA events of a short kernel also "span" (s, by CUPTI) and
-    "span_events" (s, by events of the same traced calls);
-    "enqueue" (s, the host's time to launch one call), "first_call" (s);
-    where the instruments were compared "turns_events", "turns_graph", "turns_cupti" (s, one reading a turn) and
-    "turns_traced" (s, what events read of the calls that CUPTI traced);
-    "memory_peak", "memory_driver", "memory_saved" (B);
-    "clock_held" (Hz, exact, at the end of each batch), and as NVML saw them meanwhile "clock_sm", "clock_mem" (Hz),
-    "power" (W), "temperature" (C);
-    "sustained" (s a call without pauses), "sustained_power" (W) and "sustained_power_error" (a ratio);
-    "ceiling_matmul" (FLOP/s, in the case's dtype) and "ceiling_copy" (B/s), where it was this job's turn to read them.
+    `measurements` may hold, by name:
+
+    - "time" (s): the samples of the policy's instrument, each the duration of one call
+    - "span", "span_events" (s): for a short kernel timed with CUDA events, the same traced calls as CUPTI and as
+      events read them
+    - "enqueue" (s): the host's time to launch one call
+    - "first_call" (s): preparation and first launch, with compilation and tuning
+    - "turns_events", "turns_graph", "turns_cupti" (s): where the instruments were compared, one reading per turn;
+      "turns_traced": what events read of the calls that CUPTI traced
+    - "memory_peak", "memory_driver" (B): the most memory in use beyond the inputs, by torch's allocator and by the
+      driver; "memory_saved" (B): what a forward keeps for its backward
+    - "clock_held" (Hz): the SM clock, measured at the end of each batch
+    - "clock_sm", "clock_mem" (Hz), "power" (W), "temperature" (C): NVML's readings while sampling
+    - "sustained" (s): one call without pauses; "sustained_power" (W) and "sustained_power_error" (a ratio)
+    - "ceiling_matmul" (FLOP/s, in the case's dtype), "ceiling_copy" (B/s): the machine's own limits, read in some jobs
     """
 
     case: Case
     backend: str
     round: int
     status: Status
-    reason: str | None = None
+    reason: str | None = None  # why the status is not "ok", in one line
     measurements: Mapping[str, Measurement] = field(default_factory=dict)
     accuracy: Accuracy | None = None
-    timer: str | None = None  # the instrument that was used: "events", "graph", "cupti" or "perf_counter"
-    l2: str | None = None  # "cold" or "warm" as verified with the instrument; "unproven" where that failed
+    timer: str | None = None  # the instrument used: "events", "graph", "cupti", "perf_counter" or "simulated"
+    l2: str | None = None  # "cold" or "warm" as verified with that instrument; "unproven" where that failed
     forecast: Forecast | None = None
     version: str | None = None  # of the backend's library
     seconds: float | None = None  # wall time of the whole job
-    resumable: bool = False
-    limits: tuple[str, ...] = ()  # what held the clock down while measuring, as NVML names it
-    host_bound: bool = False  # the host could not keep ahead of the device: its latency is in the samples
-    kernels: Mapping[str, int] = field(default_factory=dict)  # what ran in one call, and how often; operators on a CPU
-    others: tuple[str, ...] = ()  # other processes that computed on the GPU meanwhile
-    ecc_errors: int = 0  # uncorrected memory errors that the GPU counted meanwhile
+    resumable: bool = False  # skipped for lack of time only, so --resume may run it
+    limits: tuple[str, ...] = ()  # what limited the clock while sampling, in NVML's names
+    host_bound: bool = False  # the host launched too slowly, so its latency is part of the samples
+    kernels: Mapping[str, int] = field(default_factory=dict)  # kernel -> how often it ran in one call; CPU: operators
+    others: tuple[str, ...] = ()  # other processes that computed on the GPU at the same time
+    ecc_errors: int = 0  # uncorrected memory errors that the GPU counted during the job
     notes: tuple[str, ...] = ()  # what could not be measured and why, one line each
-    stderr: str | None = None  # the tail of the worker's, where a job failed
+    stderr: str | None = None  # where the job failed, the end of the worker's stderr
 
     @property
     def id(self) -> str:
+        """The identity of the job that ended so, within its run."""
         return f"{self.case.key}/{self.backend}/{self.round}"
 
 
 @dataclass(frozen=True)
 class Run:
-    """A run file: how it was made, its plan, and a record for every job that has ended."""
+    """A run as its file holds it: where and how it was measured, the plan, and a record for each job that has ended."""
 
     environment: Environment
-    suite: str
+    suite: str  # name of the suite, or of the command that made the cases
     policy: Policy
     plan: Sequence[Job]
-    records: Sequence[Record] = ()  # a tuple, or of a file what makes them when they are asked for
+    records: Sequence[Record] = ()  # in the order in which they ended; of a file, they may be decoded when asked for
     started: str = ""  # ISO 8601, UTC
-    argv: tuple[str, ...] = ()
+    argv: tuple[str, ...] = ()  # the command line
     versions: Mapping[str, str] = field(default_factory=dict)  # backend -> version of its library
-    specs: Mapping[str, str] = field(default_factory=dict)  # backend -> "module:object" it was loaded from
-    interpreters: Mapping[str, str] = field(default_factory=dict)  # backend -> the Python that ran it, where chosen
-    peak: Mapping[str, float] = field(default_factory=dict)  # dtype -> FLOP/s given by --peak; "" for any dtype
-    reduced: bool = False  # a baseline: of the samples of each measurement, the one value that the gate reads
-    turns: str = ""  # of an A/B: what its two files share. Their rounds took turns, and the plan holds the first only
+    specs: Mapping[str, str] = field(default_factory=dict)  # backend -> "module:object" that it was loaded from
+    interpreters: Mapping[str, str] = field(default_factory=dict)  # backend -> path of its Python, where one was chosen
+    peak: Mapping[str, float] = field(default_factory=dict)  # dtype -> FLOP/s given by --peak; "" for every dtype
+    reduced: bool = False  # a baseline: each measurement holds one value, the one that the gate reads
+    turns: str = ""  # identity of an A/B whose two runs took turns by round; their plans hold the first round only

@@ -1,7 +1,10 @@
-"""How people write sizes: 8k, 1k-64k, 1k-8k:1k, 1k,3000,8k; head dims as 64 or 192-128; durations as 90s or 10m.
+"""Sizes, windows and durations as people write them: parsers for options and suites, and the formats back.
 
-A window is 1k (so many keys to the left, and without a causal mask to the right too), 1k/0 or 512/512 (left and right,
-flash-attn's window_size), 512/open, or none. Not with a colon: in YAML 1024:0 is the number 61440.
+- sizes: 8k, 3000, a list 1k,3000,8k, a range of powers of two 1k-64k, a range with a step 1k-8k:1k (k = 1024)
+- head dims: 64, or 192-128 for headdim and headdim_v
+- windows: 1k (1024 keys to the left, and without a causal mask to the right too), 1k/0 or 512/512 (left and right, as
+  flash-attn's window_size), 512/open, or none. There is no colon, since YAML reads 1024:0 as the number 61440.
+- durations: 90, 90s, 10m, 1h
 """
 
 from __future__ import annotations
@@ -12,13 +15,16 @@ import re
 from attnbench.core.errors import UserError
 
 LARGEST = 2**27
-MAX_SIZES = 1000  # of one range
+MAX_SIZES = 1000  # in one range
 SUFFIX = {"": 1, "k": 2**10, "m": 2**20}
 Window = tuple[int | None, int | None]
 
 
 def parse_size(text: str, what: str = "size") -> int:
-    """8192 from "8192" or "8k"; k = 1024, m = 1024^2. Raises UserError unless it is from 1 to 2^27."""
+    """Return 8192 for "8192" or "8k"; k = 1024, m = 1024^2.
+
+    `what` names the option in error lines. Raises UserError for text that is no size, and outside of 1 to 2^27.
+    """
     match = re.fullmatch(r"([+-]?\d+)([kKmM]?)", str(text).strip())
     if not match:
         raise UserError(f"{what}: {str(text)!r} is not a size; write 4096, 4k or 1m (k = 1024)")
@@ -31,7 +37,10 @@ def parse_size(text: str, what: str = "size") -> int:
 
 
 def parse_sizes(text: str, what: str = "size") -> tuple[int, ...]:
-    """The sizes of a comma-separated list of sizes, ranges a-b (its powers of two) and a-b:step, in order given."""
+    """Return the sizes of a comma-separated list, in the order given, each one time.
+
+    An entry is a size, a range a-b (the powers of two in it) or a range with a step, a-b:step. Raises UserError.
+    """
     found: list[int] = []
     for part in str(text).split(","):
         match = re.fullmatch(r"([^-:]+)-([^-:]+)(?::([^-:]+))?", part.strip())
@@ -62,7 +71,7 @@ def parse_sizes(text: str, what: str = "size") -> tuple[int, ...]:
 
 
 def parse_headdims(text: str, what: str = "headdim") -> tuple[tuple[int, int], ...]:
-    """((headdim, headdim_v), ...) of "64,128,192-128"; one number stands for both."""
+    """Return ((headdim, headdim_v), ...) for text such as "64,128,192-128"; a single number stands for both."""
     found = []
     for part in str(text).split(","):
         match = re.fullmatch(r"(\d+[kKmM]?)(?:-(\d+[kKmM]?))?", part.strip())
@@ -76,44 +85,48 @@ def parse_headdims(text: str, what: str = "headdim") -> tuple[tuple[int, int], .
 
 
 def parse_windows(text: str, what: str = "window") -> tuple[Window | None, ...]:
-    """What stands in "1k,512/512,none": (left, right) each, None for an open side, or None for no window.
+    """Return the windows of text such as "1k,512/512,none": each (left, right), None for an open side, or None.
 
-    A single size is (size, size): under a causal mask the right side counts for nothing.
+    None instead of a pair is no window. A single size is (size, size); under a causal mask the right side has no
+    effect. Raises UserError.
     """
     found: list[Window | None] = []
     for part in str(text).split(","):
-        words = [word.strip() for word in part.split("/")]
-        if words in (["none"], ["open", "open"]):
+        texts = [text.strip() for text in part.split("/")]
+        if texts in (["none"], ["open", "open"]):
             found.append(None)
             continue
-        if len(words) > 2 or words in (["open"], ["0"]):
-            raise _no_window(part.strip(), what)
-        sides = [_side(word, part.strip(), what) for word in words]
+        if len(texts) > 2 or texts in (["open"], ["0"]):
+            raise _not_a_window(part.strip(), what)
+        sides = [_parse_side(side, part.strip(), what) for side in texts]
         found.append((sides[0], sides[-1]))
     return tuple(dict.fromkeys(found))
 
 
-def _side(word: str, part: str, what: str) -> int | None:
-    if word == "open":
+def _parse_side(side: str, part: str, what: str) -> int | None:
+    if side == "open":
         return None
-    if word == "0":
+    if side == "0":
         return 0
-    if not re.fullmatch(r"\d+[kKmM]?", word):
-        raise _no_window(part, what)
-    return parse_size(word, what)
+    if not re.fullmatch(r"\d+[kKmM]?", side):
+        raise _not_a_window(part, what)
+    return parse_size(side, what)
 
 
-def _no_window(part: str, what: str) -> UserError:
-    aside = ""
+def _not_a_window(part: str, what: str) -> UserError:
+    hint = ""
     if part == "0":  # as in [256, 0], which is two windows
-        aside = " (left and right of one window: 256/0)"
+        hint = " (left and right of one window: 256/0)"
     elif "-1" in part:
-        aside = " (flash-attn's -1 is open)"
-    return UserError(f"{what}: {part!r} is not a window; write 1024, 1024/0, 512/512, 512/open or none{aside}")
+        hint = " (flash-attn's -1 is open)"
+    return UserError(f"{what}: {part!r} is not a window; write 1024, 1024/0, 512/512, 512/open or none{hint}")
 
 
 def parse_numbers(text: str, what: str, below: float = math.inf) -> tuple[float, ...]:
-    """The numbers of "none,30,50.5", from 0 up to less than `below`; none is 0."""
+    """Return the numbers of text such as "none,30,50.5", where none is 0.
+
+    Raises UserError for a number below 0, or not less than `below`.
+    """
     found = []
     for part in map(str.strip, str(text).split(",")):
         try:
@@ -129,22 +142,22 @@ def parse_numbers(text: str, what: str, below: float = math.inf) -> tuple[float,
 
 
 def parse_duration(text: str, what: str = "duration") -> float:
-    """Seconds of "90", "90s", "10m" or "1h"."""
+    """Return the seconds of "90", "90s", "10m" or "1h". Raises UserError."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(s|m|h)?", str(text).strip())
     if not match or float(match[1]) <= 0:
         raise UserError(f"{what}: {text!r} is not a duration; write 90s, 10m or 1h")
     return float(match[1]) * {"s": 1, "m": 60, "h": 3600}[match[2] or "s"]
 
 
-def short(n: int) -> str:
-    """1k for 1024, 64k for 65536, 1m for 1048576, 3000 as it is."""
+def format_size(n: int) -> str:
+    """Return 1k for 1024, 64k for 65536, 1m for 1048576, and 3000 for 3000."""
     if n >= 2**20 and n % 2**20 == 0:
         return f"{n // 2**20}m"
     return f"{n // 2**10}k" if n >= 2**10 and n % 2**10 == 0 else str(n)
 
 
-def gib(nbytes: float) -> str:
-    """Bytes for people: 137 GiB, 1.5 GiB, 24 MiB."""
+def format_bytes(nbytes: float) -> str:
+    """Return bytes as people read them: 137 GiB, 1.5 GiB, 24 MiB."""
     for unit, size in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
         if nbytes >= size:
             value = nbytes / size
@@ -152,8 +165,8 @@ def gib(nbytes: float) -> str:
     return f"{nbytes:.0f} B"
 
 
-def duration(seconds: float) -> str:
-    """Seconds for people: 0.4s, 12s, 3m05s, 1h02m."""
+def format_duration(seconds: float) -> str:
+    """Return seconds as people read them: 0.4s, 12s, 3m05s, 1h02m."""
     if seconds < 10:
         return f"{seconds:.1f}s"
     whole = round(seconds)

@@ -1,8 +1,8 @@
-"""Summaries of samples and how sure they are. Standard library only, no assumption on the distribution.
+"""Summaries of samples and the uncertainty of their median, with no assumption on the distribution.
 
-Times of a kernel are skewed (a floor set by the hardware, a tail of disturbances), often in steps of the timer, and
-sometimes have two modes (two clocks). So the centre is the median, the spread is percentiles, and the interval of the
-median comes from ranks alone.
+Times of a kernel are skewed (a floor set by the hardware, a tail of disturbances), often multiples of the timer's
+resolution, and sometimes have two modes (two clocks). So the centre is the median, the spread is given by percentiles,
+and the interval of the median is computed from ranks alone.
 
 **Percentile**: linear interpolation between the two nearest order statistics, at rank 1 + (n - 1) p / 100: type 7 of
 Hyndman and Fan, "Sample Quantiles in Statistical Packages", The American Statistician 50(4), 1996; numpy's default.
@@ -28,14 +28,14 @@ from functools import lru_cache
 
 
 def median(values: Sequence[float]) -> float:
-    """The middle value, or the mean of the two middle values."""
+    """Return the middle value, or the mean of the two middle values."""
     ordered = _ordered(values)
     middle = len(ordered) // 2
     return ordered[middle] if len(ordered) % 2 else (ordered[middle - 1] + ordered[middle]) / 2
 
 
 def percentile(values: Sequence[float], p: float) -> float:
-    """The p-th percentile, p from 0 to 100, by linear interpolation (type 7)."""
+    """Return the p-th percentile, p from 0 to 100, by linear interpolation (type 7)."""
     if not 0 <= p <= 100:
         raise ValueError(f"p must lie between 0 and 100, got {p}")
     ordered = _ordered(values)
@@ -46,23 +46,23 @@ def percentile(values: Sequence[float], p: float) -> float:
 
 
 def median_interval(values: Sequence[float], confidence: float = 0.95) -> tuple[float, float]:
-    """An interval that holds the true median with at least this confidence, whatever the distribution.
+    """Return an interval (low, high) that holds the true median with at least this confidence.
 
-    With too few samples there is none: below 6 at 95 %, for even the whole range misses with probability 2 * 2**-n.
-    Then (min, max) is returned, whose confidence is 1 - 2 * 2**-n: 94 % for 5, 50 % for 2, none for 1.
+    With n samples even (min, max) misses the median with probability 2 * 2**-n, so below 6 samples there is no interval
+    of 95 %. (min, max) is returned then; its confidence is 94 % for 5 samples, 50 % for 2 and 0 for 1.
     """
     if not 0 < confidence < 1:
         raise ValueError(f"confidence must lie between 0 and 1, got {confidence}")
     ordered = _ordered(values)
-    k = max(rank(len(ordered), confidence), 1)
+    k = max(_interval_rank(len(ordered), confidence), 1)
     return ordered[k - 1], ordered[-k]
 
 
 def relative_halfwidth(values: Sequence[float], confidence: float = 0.95) -> float:
-    """Half the width of `median_interval` over the median: 0.01 reads "within 1 %".
+    """Return half the width of `median_interval` divided by the median: 0.01 means "within 1 %".
 
-    For values that are not negative. Infinite where the median is 0 and the interval is not. One sample gives 0: it
-    has no spread to see, so ask for a minimum of samples beside this.
+    Values must not be negative. Infinite where the median is 0 and the interval is wider than 0. One sample gives 0,
+    as it shows no spread, so a caller must require a minimum of samples as well.
     """
     lo, hi = median_interval(values, confidence)
     if lo == hi:
@@ -71,8 +71,11 @@ def relative_halfwidth(values: Sequence[float], confidence: float = 0.95) -> flo
     return (hi - lo) / 2 / middle if middle else math.inf
 
 
-def cov(values: Sequence[float]) -> float | None:
-    """Coefficient of variation: sample standard deviation (n - 1) over the mean. None below 2 samples or at mean 0."""
+def coefficient_of_variation(values: Sequence[float]) -> float | None:
+    """Return the sample standard deviation (n - 1) divided by the mean.
+
+    None for fewer than 2 samples, and where the mean is 0.
+    """
     n = len(values)
     if n < 2:
         return None
@@ -83,21 +86,25 @@ def cov(values: Sequence[float]) -> float | None:
 
 
 def drift(values: Sequence[float]) -> float:
-    """How far the median moved from the first third of a series to the last, relative: -0.5 reads "fell by half".
+    """Return the relative change of the median from the first third of a series to the last: -0.5 is "fell by half".
 
-    0 where the two thirds' 95 % intervals of the median overlap (or, under 6 values each, their ranges), and below 6.
+    0 where the 95 % intervals of the two medians overlap (the ranges, where a third has fewer than 6 values), and for
+    series of fewer than 6 values.
     """
     if len(values) < 6:
         return 0.0
     third = len(values) // 3
     first, last = values[:third], values[-third:]
     (lo_a, hi_a), (lo_b, hi_b) = median_interval(first), median_interval(last)
-    apart = hi_a < lo_b or hi_b < lo_a
-    return median(last) / median(first) - 1 if apart and median(first) else 0.0
+    disjoint = hi_a < lo_b or hi_b < lo_a
+    return median(last) / median(first) - 1 if disjoint and median(first) else 0.0
 
 
 def geomean(values: Sequence[float]) -> float:
-    """The n-th root of the product, for ratios such as speedups; every value must be above 0."""
+    """Return the geometric mean, for ratios such as speedups.
+
+    Raises ValueError for no values, and for values that are not above 0.
+    """
     if not values:
         raise ValueError("no values")
     if min(values) <= 0:
@@ -112,11 +119,12 @@ def _ordered(values: Sequence[float]) -> list[float]:
 
 
 @lru_cache(maxsize=4096)
-def rank(n: int, confidence: float) -> int:
-    """The largest k with 2 P(Binomial(n, 1/2) <= k - 1) <= 1 - confidence; 0 where there is none.
+def _interval_rank(n: int, confidence: float) -> int:
+    """Return the largest k with 2 P(Binomial(n, 1/2) <= k - 1) <= 1 - confidence; 0 where there is none.
 
-    The terms C(n, k) / 2**n are summed from k = 0 up, each from the last through its logarithm, which does not
-    underflow. The slack is for rounding where a sum meets the limit exactly.
+    The interval of the median then runs from the k-th smallest to the k-th largest of n values. The terms
+    C(n, k) / 2**n are summed from k = 0 up, each computed from the last by its logarithm, which does not underflow. The
+    factor 1 + 1e-9 allows for rounding where a sum equals the limit exactly.
     """
     limit = (1 - confidence) / 2 * (1 + 1e-9)
     k, total, log_term = 0, 0.0, -n * math.log(2)
