@@ -10,6 +10,7 @@ import importlib
 import importlib.metadata
 import importlib.util
 import inspect
+import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -71,7 +72,7 @@ def load(name: str, spec: str) -> Backend:
     (batch, seqlen, nheads, headdim) tensors. Raises whatever importing it raises, and TypeError for anything else.
     """
     where, _, attribute = spec.rpartition(":")
-    module = _load_file(Path(where)) if where.endswith(".py") else importlib.import_module(where)
+    module = _load_file(Path(where)) if where.endswith(".py") else _import_module(where)
     try:
         obj = getattr(module, attribute)
     except AttributeError:
@@ -87,6 +88,16 @@ def load(name: str, spec: str) -> Backend:
 
         return Function(name, obj)
     raise TypeError(f"{spec} is neither a function of (q, k, v) nor a class with a prepare method")
+
+
+def _import_module(name: str) -> object:
+    """Import a module. A package that is not installed is looked for in the working directory too.
+
+    A worker starts without that directory on sys.path. Here it comes last, so that nothing in it replaces a package.
+    """
+    if importlib.util.find_spec(name.partition(".")[0]) is None:
+        sys.path.append(os.getcwd())
+    return importlib.import_module(name)
 
 
 def _load_file(path: Path) -> object:

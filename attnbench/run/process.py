@@ -1,4 +1,4 @@
-"""One worker process seen from the parent: start, ask, and know why it did not answer."""
+"""A child process as the parent sees it: start it, ask it, and know why it did not answer."""
 
 from __future__ import annotations
 
@@ -20,54 +20,65 @@ TAIL = 2000  # bytes of a worker's stderr kept with a failure
 
 
 class WorkerDied(Exception):
-    """The process ended instead of answering. The message says how."""
+    """The worker ended instead of answering. The message says how it ended."""
 
 
 class WorkerHung(Exception):
-    """No answer within the time allowed; the process has been killed."""
+    """The worker did not answer within the time allowed, and was killed."""
 
 
 class WorkerProcess:
-    """`PYTHON -m attnbench.worker.serve`, in a session of its own so that Ctrl-C reaches only the parent."""
+    """A worker: a child process that answers each line of JSON on its stdin with a line of JSON on its stdout.
+
+    It runs in a session of its own, so that Ctrl-C reaches the parent alone.
+    """
 
     def __init__(
         self,
         python: str | None = None,
         variables: Mapping[str, str] | None = None,
-        program: Sequence[str] = ("-m", "attnbench.worker"),
+        program: Sequence[str] | None = None,
     ) -> None:
-        """`variables` of its environment, over the present ones; another `program` must answer line by line too."""
+        """Start `attnbench.worker`, or the arguments `program`, in the interpreter `python` (default: this one).
+
+        `variables` are set in its environment, over those of this process.
+        """
         self._stderr = tempfile.TemporaryFile()  # noqa: SIM115  (lives as long as the process)
-        self._mark = 0
-        self._tail: str | None = None  # of its stderr, once it has been killed
+        self._mark = 0  # where the stderr of the latest request begins
+        self._tail: str | None = None  # the end of its stderr, kept when it has been killed
         self._buffer = b""
+        command = (
+            [python or sys.executable, *program] if program else isolated_command("attnbench.worker", python=python)
+        )
         self._process = subprocess.Popen(
-            [python or sys.executable, *program],
+            command,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._stderr,
-            env={**environment(python), **(variables or {})},
+            env={**child_environment(), **(variables or {})},
             start_new_session=True,
             bufsize=0,
         )
 
     @property
     def alive(self) -> bool:
+        """Whether the process still runs."""
         return self._process.poll() is None
 
     def ask(self, request: Mapping[str, Any], timeout: float) -> dict[str, Any]:
+        """Send a request and return its answer, waiting at most `timeout` seconds. Raises WorkerDied or WorkerHung."""
         self.send(request)
         return self.receive(timeout)
 
     def send(self, request: Mapping[str, Any]) -> None:
-        """Queues a request; `receive` gives the answers in order."""
+        """Write a request. `receive` returns the answers in the same order."""
         self._mark = self._stderr.seek(0, os.SEEK_END)
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):  # receive says why
             self._process.stdin.write((json.dumps(request) + "\n").encode())
 
     def receive(self, timeout: float) -> dict[str, Any]:
-        """The next answer. Raises WorkerDied or WorkerHung."""
+        """Return the next answer, waiting at most `timeout` seconds. Raises WorkerDied or WorkerHung."""
         assert self._process.stdout is not None
         deadline = time.monotonic() + timeout
         with selectors.DefaultSelector() as selector:
@@ -94,7 +105,7 @@ class WorkerProcess:
         return answer
 
     def stderr_tail(self) -> str | None:
-        """The end of what it printed since the last request."""
+        """Return the end of what the worker wrote to stderr since the latest request, None for nothing."""
         if self._stderr.closed:
             return self._tail
         end = self._stderr.seek(0, os.SEEK_END)
@@ -103,12 +114,12 @@ class WorkerProcess:
         return "\n".join(line for line in lines if not line.startswith("USDT:")).strip() or None
 
     def send_kill(self) -> None:
-        """To it and whatever it started; `kill` then waits for its end."""
+        """Send SIGKILL to the worker and all that it started, without waiting for their end."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, signal.SIGKILL)
 
     def kill(self) -> None:
-        """Ends it and whatever it started."""
+        """Kill the worker and all that it started, and wait for its end."""
         self.send_kill()
         self._process.wait()
         for pipe in (self._process.stdin, self._process.stdout):
@@ -126,21 +137,22 @@ class WorkerProcess:
         return f"the worker ended with exit code {code}"
 
 
-def environment(python: str | None = None) -> dict[str, str]:
-    """The environment variables of a child that runs in `python`, else in this interpreter."""
+def isolated_command(module: str, *arguments: str, python: str | None = None) -> list[str]:
+    """Return the command that runs a module in `python` (default: this interpreter) without the working directory.
+
+    The module may be one of attnbench's, which the interpreter need not have installed. See run/isolated.py.
+    """
+    return [python or sys.executable, str(Path(__file__).with_name("isolated.py")), module, *arguments]
+
+
+def child_environment() -> dict[str, str]:
+    """Return the environment variables of a child process.
+
+    An empty entry of PYTHONPATH and "." stand for the working directory, where a checkout could replace the standard
+    library before the first line of a program runs. They are left out; all other entries stay.
+    """
     variables = {**os.environ, "PYTHONUNBUFFERED": "1", "KINETO_LOG_LEVEL": "5"}
-    if python and python != sys.executable:
-        variables["PYTHONPATH"] = os.pathsep.join(filter(None, [_source(), os.environ.get("PYTHONPATH")]))
-    return variables
-
-
-def _source() -> str:
-    """A folder with nothing but attnbench on it, for interpreters that do not have it installed."""
-    global _folder
-    if _folder is None:
-        _folder = tempfile.TemporaryDirectory(prefix="attnbench-")
-        (Path(_folder.name) / "attnbench").symlink_to(Path(__file__).parents[1])
-    return _folder.name
-
-
-_folder: tempfile.TemporaryDirectory[str] | None = None
+    folders = [
+        folder for folder in variables.pop("PYTHONPATH", "").split(os.pathsep) if os.path.normpath(folder) != "."
+    ]
+    return {**variables, "PYTHONPATH": os.pathsep.join(folders)} if folders else variables

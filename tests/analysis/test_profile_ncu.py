@@ -13,6 +13,7 @@ from attnbench.analysis.profile import ncu
 from attnbench.core.case import Case, Shape
 from attnbench.core.json import to_json
 from attnbench.core.machine import Device
+from attnbench.run.process import isolated_command
 
 HEADER = (
     '"ID","Process ID","Process Name","Host Name","Kernel Name","Context","Stream","Block Size","Grid Size","Device",'
@@ -111,6 +112,9 @@ REQUEST: dict[str, Any] = {
 }
 
 
+ISOLATED = isolated_command("")[1]
+
+
 def stand_in(folder: Path, body: str) -> str:
     """A program that is called as ncu is."""
     path = folder / "ncu"
@@ -126,7 +130,7 @@ assert args[0] == "--csv"
 assert options["--cache-control"] == options["--clock-control"] == "none"
 assert options["--profile-from-start"] == "off"
 assert options["--metrics"] == "{ncu.READ},{ncu.WRITTEN}"
-assert args[-4:-1] == [{sys.executable!r}, "-m", "attnbench.worker.ncu_launch"]
+assert args[-4:-1] == [{sys.executable!r}, {ISOLATED!r}, "attnbench.worker.ncu_launch"]
 assert json.loads(args[-1]) == json.loads({json.dumps(json.dumps(REQUEST))})
 assert os.environ["LC_ALL"] == "C"
 print("what the library prints")
@@ -139,7 +143,7 @@ open(options["--log-file"], "w").write({rows(KERNELS)!r})
 def test_another_interpreter_finds_attnbench(tmp_path: Path) -> None:
     body = """
 assert args[-4] == "/opt/py"
-assert os.path.isfile(os.path.join(os.environ["PYTHONPATH"].split(os.pathsep)[0], "attnbench", "once.py"))
+assert os.path.isfile(args[-3])
 print("RuntimeError: as far as this")
 """
     with pytest.raises(ncu.NoTraffic, match="as far as this"):

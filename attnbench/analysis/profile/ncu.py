@@ -21,14 +21,13 @@ import re
 import shutil
 import signal
 import subprocess
-import sys
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from attnbench.run.process import environment
+from attnbench.run.process import child_environment, isolated_command
 
 READ, WRITTEN = "dram__bytes_read.sum", "dram__bytes_write.sum"
 MARK = "spin_kernel"  # what once.py launches on both sides of the call, between it and the reads that write back
@@ -94,7 +93,8 @@ def command(ncu: str, log: Path, python: str | None, request: Mapping[str, Any])
         "--target-processes": "all",
     }
     words = [word for pair in options.items() for word in pair]
-    return [ncu, "--csv", *words, python or sys.executable, "-m", "attnbench.worker.ncu_launch", json.dumps(request)]
+    launch = isolated_command("attnbench.worker.ncu_launch", json.dumps(request), python=python)
+    return [ncu, "--csv", *words, *launch]
 
 
 def measure(ncu: str, python: str | None, request: Mapping[str, Any]) -> Traffic:
@@ -103,7 +103,7 @@ def measure(ncu: str, python: str | None, request: Mapping[str, Any]) -> Traffic
         log = Path(folder) / "ncu.csv"
         with subprocess.Popen(
             command(ncu, log, python, request),
-            env={**environment(python), "LC_ALL": "C"},
+            env={**child_environment(), "LC_ALL": "C"},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

@@ -1,0 +1,24 @@
+"""A working directory whose files have the names of what attnbench and its children import."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+NAMES = ("attnbench", "json", "typing", "torch", "pip", "select", "typer", "pydantic", "sitecustomize", "encodings")
+MARK = "hijacked"
+
+
+def hostile(folder: Path) -> Path:
+    """Put a package of each name into `folder`. One that is imported leaves a file, and ends the process."""
+    for name in NAMES:
+        (folder / name).mkdir(parents=True)
+        code = f"import os\nopen({str(folder / MARK)!r}, 'a').write({name + ' '!r})\nos._exit(99)\n"
+        (folder / name / "__init__.py").write_text(code)
+        (folder / name / "__main__.py").write_text(code)
+    return folder
+
+
+def hijacked(folder: Path) -> str:
+    """Return the names of the packages of `folder` that were imported."""
+    mark = folder / MARK
+    return mark.read_text() if mark.exists() else ""
