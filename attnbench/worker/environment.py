@@ -33,7 +33,7 @@ class NoDevice(Exception):
     """The device that was asked for is not there. The message is for the user."""
 
 
-def pick(device: str) -> str:
+def resolve_device(device: str) -> str:
     """ "auto" -> "cuda:0" or "cpu"; others checked. "cuda" is cuda:0. Raises NoDevice."""
     if device in ("cpu", "fake"):
         return device
@@ -60,7 +60,7 @@ def describe(device: str) -> Environment:
     driver = power_limit = clock_max = None
     if where.type == "cuda":
         found = _gpu(where)
-        state = gpu_state(where)
+        state = open_gpu_state(where)
         driver, power_limit, clock_max = state.driver(), state.power_limit_w(), state.clock_max_hz()
     else:
         found = _host()
@@ -80,7 +80,7 @@ def describe(device: str) -> Environment:
     )
 
 
-def rated(device: Device, dtypes: Iterable[str] = ()) -> Device:
+def with_quick_rates(device: Device, dtypes: Iterable[str] = ()) -> Device:
     """With its quick rates, of a matmul in each of `dtypes` and of a copy. Nothing else should run meanwhile."""
     if device.kind == "fake":
         return replace(device, matmul=FAKE_RATES, copy=4e12)
@@ -93,7 +93,7 @@ def rated(device: Device, dtypes: Iterable[str] = ()) -> Device:
     return replace(device, matmul=matmul, copy=_copy_rate(where, QUICK_COPY[device.kind]))
 
 
-def gpu_state(device: torch.device) -> GpuState:
+def open_gpu_state(device: torch.device) -> GpuState:
     """NVML for the same physical GPU, whatever CUDA_VISIBLE_DEVICES says."""
     import torch
 
@@ -144,7 +144,7 @@ def _fake() -> Environment:
     return Environment(device, platform.python_version(), platform.platform(), None, _cpu_name(), attnbench=__version__)
 
 
-def _seconds(call: Callable[[], Any], where: torch.device, repeats: int) -> float:
+def _fastest_call(call: Callable[[], Any], where: torch.device, repeats: int) -> float:
     """The fastest of a few calls, after two to warm up, over a fifth of a second on a host that others may load."""
     import torch
 
@@ -171,7 +171,7 @@ def _matmul_rates(where: torch.device, dtypes: Iterable[str], n: int) -> dict[st
     rates = {}
     for name in dtypes:
         try:
-            rates[name] = 2 * n**3 / _seconds(ceiling.product(n, where, named[name]), where, 3)
+            rates[name] = 2 * n**3 / _fastest_call(ceiling.matmul_launch(n, where, named[name]), where, 3)
         except (RuntimeError, ValueError):
             if name != "fp8":  # which not every device has
                 raise
@@ -183,7 +183,7 @@ def _copy_rate(where: torch.device, nbytes: int) -> float:
 
     a = torch.ones(nbytes, dtype=torch.int8, device=where)
     b = torch.empty_like(a)
-    return 2 * nbytes / _seconds(lambda: b.copy_(a), where, 3)
+    return 2 * nbytes / _fastest_call(lambda: b.copy_(a), where, 3)
 
 
 def last_level_cache() -> int | None:

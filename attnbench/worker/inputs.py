@@ -38,13 +38,13 @@ def clone(given: Inputs) -> Inputs:
     return Inputs(*(None if t is None else t.clone() for t in (given.q, given.k, given.v, given.dout)))  # type: ignore[arg-type]
 
 
-def changed(given: Inputs, fresh: Inputs) -> str | None:
+def first_changed(given: Inputs, fresh: Inputs) -> str | None:
     """The first tensor that is no longer what it was made as."""
     pairs = ((name, tensor, getattr(fresh, name)) for name, tensor in vars(given).items() if tensor is not None)
     return next((name for name, tensor, made in pairs if not bool((tensor == made).all())), None)
 
 
-def flaw(given: Inputs) -> str | None:
+def find_flaw(given: Inputs) -> str | None:
     """Why these are no inputs to time on, from some ten thousand values of each; None when nothing is wrong.
 
     Zeros and constants draw less power and run up to 13 % faster; what is not finite compares with nothing.

@@ -21,13 +21,13 @@ from attnbench.core.machine import Device
 from attnbench.core.policy import INSTRUMENTS, SHORT, Policy
 from attnbench.core.record import Measurement
 from attnbench.worker import environment
-from attnbench.worker.measure import ceiling, graph, l2_cache
+from attnbench.worker.measure import ceiling, cuda_graph, l2_cache
+from attnbench.worker.measure.cuda_events import EventTimer
+from attnbench.worker.measure.cuda_graph import GraphTimer, NotCapturable
 from attnbench.worker.measure.cupti import Tracer, Untraceable
-from attnbench.worker.measure.energy import sustained
-from attnbench.worker.measure.events import EventTimer
-from attnbench.worker.measure.graph import GraphTimer, NotCapturable
-from attnbench.worker.measure.nvml import GpuState, Sampler
-from attnbench.worker.measure.sampling import CpuTimer, Pacer, Timer, collect, nothing, pause
+from attnbench.worker.measure.energy import run_sustained
+from attnbench.worker.measure.nvml import GpuState, StateSampler
+from attnbench.worker.measure.sampling import CpuTimer, Pacer, Timer, collect_samples, do_nothing, pause
 
 if TYPE_CHECKING:
     import torch
@@ -41,7 +41,7 @@ UNITS = {"clock_held": "Hz", "clock_sm": "Hz", "clock_mem": "Hz", "power": "W", 
 
 
 @dataclass(frozen=True)
-class Subject:
+class TimedLaunch:
     """What is timed: a launch, and the same on copies of its inputs, to be prepared on the current stream."""
 
     launch: Callable[[], Any]
@@ -75,19 +75,19 @@ class Instruments:
         self.tracer: Tracer | None = None
         self.state: GpuState | None = None
         self.timer: Timer
-        self.flush: l2_cache.Flush
+        self.flush: l2_cache.L2Flush
         self._l2: dict[tuple[str, str], str] = {}
         self._ceiling_read = 0.0
         self.broken = False  # a failed capture has left torch's allocator and generators in a state of their own
         if self.device.type == "cuda":
             torch.cuda.set_device(self.device)
-            self.flush = l2_cache.Flush(self.device, self.l2_bytes)
+            self.flush = l2_cache.L2Flush(self.device, self.l2_bytes)
             self.events = self.timer = EventTimer(self.device, self.flush)
             with contextlib.suppress(Untraceable):
                 self.tracer = Tracer(self.events, self.flush)
-            self.state = environment.gpu_state(self.device)
+            self.state = environment.open_gpu_state(self.device)
         else:
-            self.flush = l2_cache.Flush(self.device, self.l2_bytes, most=MAX_CPU_FLUSH)
+            self.flush = l2_cache.L2Flush(self.device, self.l2_bytes, most=MAX_CPU_FLUSH)
             self.timer = CpuTimer(before=self.flush)
 
     @property
@@ -95,57 +95,57 @@ class Instruments:
         """Bytes/s, a quick reading."""
         return self.described.copy or 1e10
 
-    def time(self, subject: Subject, policy: Policy) -> Timing:
+    def time(self, timed_launch: TimedLaunch, policy: Policy) -> Timing:
         """All that the policy asks of one cell. Raises Unsupported where its instrument cannot be used."""
-        before = self.flush if policy.l2 == "cold" else nothing
+        before = self.flush if policy.l2 == "cold" else do_nothing
         self.timer.before = before
         if self.tracer:
             self.tracer.before = before
         cool = not policy.isolate_power or self.cool_down()
         if self.events is None or self.state is None:
             l2 = self.l2_state(self.timer.name, policy.l2)
-            times = collect(partial(self.timer.samples, subject.launch), policy)
+            times = collect_samples(partial(self.timer.samples, timed_launch.launch), policy)
             return Timing({"time": Measurement("s", tuple(times))}, self.timer.name, l2, [])
-        found = self._on_gpu(self.events, self.state, subject, policy)
+        found = self._on_gpu(self.events, self.state, timed_launch, policy)
         if not cool:
             found.notes.append(f"isolate-power: power or clock were not back within {COOL_SECONDS:g} s")
         return found
 
-    def _on_gpu(self, events: EventTimer, state: GpuState, subject: Subject, policy: Policy) -> Timing:
+    def _on_gpu(self, events: EventTimer, state: GpuState, timed_launch: TimedLaunch, policy: Policy) -> Timing:
         l2 = self.l2_state(policy.timer, policy.l2)
         events.reset()
         if self.tracer:
             self.tracer.host_bound = False
-        with self._sampling(events, subject, policy) as sample, Sampler(state) as seen:
-            times = collect(sample, policy, pace=Pacer(events.clocks, events.best_clock, policy.burst_s))
+        with self._sampling(events, timed_launch, policy) as sample, StateSampler(state) as seen:
+            times = collect_samples(sample, policy, pacer=Pacer(events.clocks, events.best_clock, policy.burst_s))
         readings = {"clock_held": events.clocks, **seen.readings}
         bound = events.host_bound or (policy.timer == "cupti" and self.tracer is not None and self.tracer.host_bound)
         found = Timing({"time": Measurement("s", tuple(times))}, policy.timer, l2, [], seen.limits, bound)
         if policy.timer != "events":  # replays and traces say nothing of the host
             events.reset()
-            events.samples(subject.launch, 10)
+            events.samples(timed_launch.launch, 10)
         found.measurements["enqueue"] = Measurement("s", tuple(events.enqueue))
         found.measurements.update({n: Measurement(UNITS[n], tuple(v)) for n, v in readings.items() if v})
         latency = stats.median(times)
         if policy.timer == "events" and latency < SHORT and self.tracer:
             try:
-                launches = [subject.launch] * policy.min_samples
+                launches = [timed_launch.launch] * policy.min_samples
                 traced = [call for _ in range(SHORT_TRACES) for call in self.tracer.calls(launches)]
                 found.measurements["span"] = Measurement("s", tuple(call.span for call in traced))
                 found.measurements["span_events"] = Measurement("s", tuple(call.events for call in traced))
             except Untraceable as error:
                 found.notes.append(f"no kernel spans beside the events: {error}")
         if policy.sustained_s:
-            self._sustain(found, subject, policy, latency)
+            self._sustain(found, timed_launch, policy, latency)
         return found
 
     @contextlib.contextmanager
-    def _sampling(self, events: EventTimer, subject: Subject, policy: Policy) -> Any:
+    def _sampling(self, events: EventTimer, timed_launch: TimedLaunch, policy: Policy) -> Any:
         """The policy's instrument as a function of the number of samples."""
         if policy.timer == "graph":
-            estimate = stats.median(events.samples(subject.launch, 3))
+            estimate = stats.median(events.samples(timed_launch.launch, 3))
             events.reset()
-            captured = self._captured(events, subject, policy, estimate)
+            captured = self._captured(events, timed_launch, policy, estimate)
             try:
                 yield captured.samples
             finally:
@@ -153,9 +153,9 @@ class Instruments:
         elif policy.timer == "cupti":
             if self.tracer is None:
                 raise Unsupported("the profiler sees no kernels here (CUPTI); use --timer events")
-            yield self._traced(self.tracer, events, subject.launch)
+            yield self._traced(self.tracer, events, timed_launch.launch)
         else:
-            yield partial(events.samples, subject.launch)
+            yield partial(events.samples, timed_launch.launch)
 
     def _traced(self, tracer: Tracer, events: EventTimer, launch: Callable[[], Any]) -> Callable[[int], list[float]]:
         """Spans, each batch with its clock, which a trace does not tell."""
@@ -170,11 +170,11 @@ class Instruments:
 
         return sample
 
-    def _captured(self, events: EventTimer, subject: Subject, policy: Policy, estimate: float) -> GraphTimer:
+    def _captured(self, events: EventTimer, timed_launch: TimedLaunch, policy: Policy, estimate: float) -> GraphTimer:
         try:
-            count = graph.copies(subject.nbytes, self.l2_bytes) if policy.l2 == "cold" else 1
-            graph.check_memory(count * subject.footprint)
-            return GraphTimer(events, lambda: subject.on_copies(count), estimate)
+            count = cuda_graph.copies_needed(timed_launch.nbytes, self.l2_bytes) if policy.l2 == "cold" else 1
+            cuda_graph.check_memory(count * timed_launch.footprint)
+            return GraphTimer(events, lambda: timed_launch.on_copies(count), estimate)
         except NotCapturable as error:
             self.broken |= error.broken
             raise Unsupported(f"--timer graph: {error}") from None
@@ -190,35 +190,35 @@ class Instruments:
         try:
             if timer == "graph":  # turns over copies slower than one copy: the one is cold and the other warm
                 assert self.events is not None
-                return graph.state(self.events, self.device, self.l2_bytes, self.bandwidth) == "cold"
+                return cuda_graph.l2_state(self.events, self.device, self.l2_bytes, self.bandwidth) == "cold"
             instrument = self.tracer if timer == "cupti" else self.timer
             if instrument is None:
                 return False
-            return l2_cache.state(instrument, self.device, self.l2_bytes, self.bandwidth) == promise
+            return l2_cache.observed_state(instrument, self.device, self.l2_bytes, self.bandwidth) == promise
         except NotCapturable as error:
             self.broken |= error.broken
         except Untraceable:
             pass
         return False
 
-    def turns(self, subject: Subject, policy: Policy) -> tuple[dict[str, Measurement], list[str]]:
+    def turns(self, timed_launch: TimedLaunch, policy: Policy) -> tuple[dict[str, Measurement], list[str]]:
         """One reading of each instrument a turn, also of events on the traced calls; and why one is missing."""
         assert self.events is not None
         events, notes = self.events, []
         of_traced: list[float] = []
-        estimate = stats.median(events.samples(subject.launch, 3))
+        estimate = stats.median(events.samples(timed_launch.launch, 3))
         n = max(1, min(16, int(policy.burst_s / 2 / estimate)))
-        readings: dict[str, Callable[[], list[float]]] = {"events": lambda: events.samples(subject.launch, n)}
+        readings: dict[str, Callable[[], list[float]]] = {"events": lambda: events.samples(timed_launch.launch, n)}
         try:
             if self.tracer is None:
                 raise Untraceable("the profiler sees no kernels here (CUPTI)")
-            self.tracer.samples(subject.launch, 1)
-            readings["cupti"] = partial(self._traced_turn, self.tracer, [subject.launch] * n, of_traced)
+            self.tracer.samples(timed_launch.launch, 1)
+            readings["cupti"] = partial(self._traced_turn, self.tracer, [timed_launch.launch] * n, of_traced)
         except Untraceable as error:
             notes.append(f"cross-check: {error}")
         captured = None
         try:
-            captured = self._captured(events, subject, policy, estimate)
+            captured = self._captured(events, timed_launch, policy, estimate)
             readings["graph"] = partial(captured.samples, n)
         except Unsupported as error:
             notes.append(f"cross-check: {str(error).removeprefix('--timer ')}")
@@ -242,9 +242,9 @@ class Instruments:
         by_events.append(stats.median([call.events for call in calls]))
         return [call.span for call in calls]
 
-    def _sustain(self, found: Timing, subject: Subject, policy: Policy, latency: float) -> None:
+    def _sustain(self, found: Timing, timed_launch: TimedLaunch, policy: Policy, latency: float) -> None:
         assert self.state is not None
-        result = sustained(subject.launch, latency, policy.sustained_s, self.state)
+        result = run_sustained(timed_launch.launch, latency, policy.sustained_s, self.state)
         found.measurements["sustained"] = Measurement("s", result.times)
         if not result.steady:
             found.notes.append(f"sustained: not steady within {policy.sustained_s:g} s; give --sustained more")
@@ -274,7 +274,7 @@ class Instruments:
         """A large matmul and a large copy, every 20 s and where there is room and a unit for them; else nothing."""
         if self._ceiling_read and time.monotonic() - self._ceiling_read < CEILING_EVERY:
             return {}
-        self.timer.before = nothing
+        self.timer.before = do_nothing
         found = {}
         with contextlib.suppress(RuntimeError):
             found["ceiling_matmul"] = Measurement("FLOP/s", tuple(ceiling.matmul(self.timer, self.device, dtype)))

@@ -26,7 +26,9 @@ from attnbench.core.case import Case
 # and that of measure/operators.py
 FLOAT32_PRODUCT = r"mm<float>|sgemm|gemm_f32f32_|s1688gemm(?!_(?:bf16|fp?16))|tf32"
 NAME_LENGTH = 120
-SHARE = 0.02  # of the time; of eager's it is but the softmax that is declared, 4 % beside float32 products, more else
+MIN_DECLARED_SHARE = (
+    0.02  # of the time; of eager's it is but the softmax that is declared, 4 % beside float32 products, more else
+)
 # operators that only look at a tensor in another way
 VIEWS = re.compile(
     r"(aten::)?(_?unsafe_view|_reshape_alias|alias|as_strided|chunk|detach_?|expand|flatten|movedim|narrow|permute|"
@@ -45,12 +47,12 @@ class Activity(Protocol):
     def end(self) -> float: ...
 
 
-def counted(names: Iterable[str]) -> dict[str, int]:
+def count_by_name(names: Iterable[str]) -> dict[str, int]:
     """Kernel names, shortened, and how often each ran, in order of their first."""
-    return dict(Counter(brief(name) for name in names))
+    return dict(Counter(short_name(name) for name in names))
 
 
-def brief(name: str) -> str:
+def short_name(name: str) -> str:
     """A C++ kernel's name without return type, parameters and deep template arguments."""
     text = re.sub(r"^void ", "", name).replace("(anonymous namespace)::", "")
     depth = 0
@@ -62,53 +64,53 @@ def brief(name: str) -> str:
     return text if len(text) <= NAME_LENGTH else text[: NAME_LENGTH - 3] + "..."
 
 
-def computes(operators: Iterable[str]) -> str | None:
+def first_computing_operator(operators: Iterable[str]) -> str | None:
     """The first operator that is no view; None when all are."""
     return next((name for name in operators if not VIEWS.fullmatch(name)), None)
 
 
-def complaint(case: Case, signature: Signature, names: Iterable[str]) -> str | None:
+def find_broken_rule(case: Case, signature: Signature, names: Iterable[str]) -> str | None:
     """What is wrong with the kernels of one call, named in full, in one line; None when nothing is."""
     kernels = list(dict.fromkeys(names))
     if not kernels:
         return "nothing ran on the device during the launch: its answer was there already, or comes from elsewhere"
-    ran = ", ".join(map(brief, kernels[:4])) + (f" and {len(kernels) - 4} more" if len(kernels) > 4 else "")
+    ran = ", ".join(map(short_name, kernels[:4])) + (f" and {len(kernels) - 4} more" if len(kernels) > 4 else "")
     for pattern in signature.runs:
         if not any(re.search(pattern, name) for name in kernels):
             return f"no kernel like {pattern!r} ran; instead: {ran}"
     for pattern in signature.never:
         if found := [name for name in kernels if re.search(pattern, name)]:
-            return f"{brief(found[0])} ran, which is another implementation's"
+            return f"{short_name(found[0])} ran, which is another implementation's"
     if case.dtype != "fp32":
         for name in kernels:
             if re.search(FLOAT32_PRODUCT, name) and not any(re.search(p, name) for p in signature.runs):
-                return f"{brief(name)} ran: a float32 product in a {case.dtype} case"
+                return f"{short_name(name)} ran: a float32 product in a {case.dtype} case"
     return None
 
 
-def share(signature: Signature, activities: Iterable[Activity]) -> float:
+def declared_share(signature: Signature, activities: Iterable[Activity]) -> float:
     """The part of one call's time that its declared kernels took; 1 where none are declared."""
     if not signature.runs:
         return 1.0
     activities = list(activities)
-    return covered(_declared(signature, activities)) / (covered(activities) or 1.0)
+    return busy_seconds(_declared(signature, activities)) / (busy_seconds(activities) or 1.0)
 
 
-def decoy(signature: Signature, activities: Sequence[Activity]) -> str | None:
+def find_low_share(signature: Signature, activities: Sequence[Activity]) -> str | None:
     """What is wrong where the declared kernels of one call took next to none of its time; None when they did."""
-    part = share(signature, activities)
-    if part >= SHARE:
+    part = declared_share(signature, activities)
+    if part >= MIN_DECLARED_SHARE:
         return None
     declared = _declared(signature, activities)
     longest = max((a for a in activities if a not in declared), key=lambda a: a.end - a.start)
-    return f"what it declares took {part:.2%} of the time; {brief(longest.name)} did more of the work"
+    return f"what it declares took {part:.2%} of the time; {short_name(longest.name)} did more of the work"
 
 
 def _declared(signature: Signature, activities: Iterable[Activity]) -> list[Activity]:
     return [a for a in activities if any(re.search(pattern, a.name) for pattern in signature.runs)]
 
 
-def covered(activities: Iterable[Activity]) -> float:
+def busy_seconds(activities: Iterable[Activity]) -> float:
     """Seconds in which at least one of them ran."""
     total, until = 0.0, -math.inf
     for activity in sorted(activities, key=lambda a: a.start):

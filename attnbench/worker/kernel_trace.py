@@ -15,9 +15,9 @@ from attnbench.core.backend import Prepared, Signature
 from attnbench.core.case import Case
 from attnbench.worker import kernel_rules
 from attnbench.worker.instruments import Instruments, Timing
-from attnbench.worker.measure.cupti import Call, Untraceable
-from attnbench.worker.measure.operators import Operator, operators, traced
-from attnbench.worker.measure.sampling import LONG
+from attnbench.worker.measure.cpu_operators import Operator, operator_names, trace_operators
+from attnbench.worker.measure.cupti import TracedCall, Untraceable
+from attnbench.worker.measure.sampling import LONG_CALL
 
 UNSEEN = 1.3  # times the samples' median that the traced work may last; the clock can explain as much
 AGAIN = 3.0  # times the samples' 90th percentile that a call on new inputs may last on a CPU
@@ -30,23 +30,23 @@ LATER = 1.5  # times faster that a later call may be before the samples are doub
 
 
 @dataclass(frozen=True)
-class Proof:
+class TraceFindings:
     """What one traced call returned and showed."""
 
     result: Any
     kernels: Mapping[str, int]
-    complaint: str | None = None
+    problem: str | None = None
     note: str | None = None
 
 
-def prove(
+def trace_launch(
     instruments: Instruments,
     case: Case,
     signature: Signature,
     prepared: Prepared,
     timing: Timing,
     renew: Callable[[], Any],
-) -> Proof:
+) -> TraceFindings:
     """Traces one call after `renew`, and judges what ran. Where tracing takes several tries each is renewed."""
     result: Any = None
 
@@ -57,36 +57,42 @@ def prove(
 
     if instruments.device.type != "cuda":
         renew()
-        ran = traced(launch)
+        ran = trace_operators(launch)
         names = [operator.name for operator in ran]
-        complaint = (kernel_rules.complaint(case, signature, names) or _decoy(signature, ran, launch)) if ran else None
-        if late := kernel_rules.computes(operators(lambda: prepared.canonical(result))):
-            complaint = complaint or f"{late} ran after the launch, while its results were only to be named"
-        return Proof(result, kernel_rules.counted(names), complaint)
+        problem = (
+            (kernel_rules.find_broken_rule(case, signature, names) or _low_share_on_cpu(signature, ran, launch))
+            if ran
+            else None
+        )
+        if late := kernel_rules.first_computing_operator(operator_names(lambda: prepared.canonical(result))):
+            problem = problem or f"{late} ran after the launch, while its results were only to be named"
+        return TraceFindings(result, kernel_rules.count_by_name(names), problem)
     try:
         if instruments.tracer is None:
             raise Untraceable("the profiler sees no kernels here (CUPTI)")
-        launched, named = instruments.tracer.calls([launch, lambda: prepared.canonical(result)], ready=renew)
+        launched, named = instruments.tracer.calls([launch, lambda: prepared.canonical(result)], before_each_try=renew)
     except Untraceable as error:
         renew()
-        return Proof(prepared.launch(), {}, note=f"what ran is not known: {error}")
+        return TraceFindings(prepared.launch(), {}, note=f"what ran is not known: {error}")
     names = [k.name for k in launched.kernels]
-    kernels = kernel_rules.counted(names)
-    complaint = kernel_rules.complaint(case, signature, names) or kernel_rules.decoy(signature, launched.kernels)
-    complaint = complaint or _outside(launched, named)
+    kernels = kernel_rules.count_by_name(names)
+    problem = kernel_rules.find_broken_rule(case, signature, names) or kernel_rules.find_low_share(
+        signature, launched.kernels
+    )
+    problem = problem or _outside(launched, named)
     latency = stats.median(timing.measurements["time"].values)
-    if not complaint and launched.busy > UNSEEN * latency + 20e-6:
-        complaint = (
+    if not problem and launched.busy > UNSEEN * latency + 20e-6:
+        problem = (
             f"kernels ran for {launched.busy * 1e6:.0f} us in one call, and the samples say {latency * 1e6:.0f}: "
             "part of its work is not in its time"
         )
     note = UNWAITED if launched.unwaited else None
     if not timing.host_bound and launched.span * LATER + 20e-6 < latency:
         note = SLOW_AT_FIRST
-    return Proof(result, kernels, complaint, note)
+    return TraceFindings(result, kernels, problem, note)
 
 
-def later(instruments: Instruments, prepared: Prepared, timing: Timing) -> list[str]:
+def check_later_calls(instruments: Instruments, prepared: Prepared, timing: Timing) -> list[str]:
     """What calls after the samples say of them, on inputs not seen before; looked at where it costs little.
 
     On a GPU the trace shows a call that computes more than the samples did. Calls of more than a burst are so few
@@ -99,7 +105,7 @@ def later(instruments: Instruments, prepared: Prepared, timing: Timing) -> list[
         if took > AGAIN * stats.percentile(times, 90) + 1e-3:
             notes.append("its first call on new inputs is much slower than its samples: it may remember inputs")
     if len(times) <= FEW and stats.median(times) < DEAR:
-        more = 3 if stats.median(times) < LONG else 1
+        more = 3 if stats.median(times) < LONG_CALL else 1
         few_more = [instruments.timer.samples(prepared.launch, 1)[0] for _ in range(more)]
         slack = 20e-6 if instruments.device.type == "cuda" else 1e-3
         if stats.median(few_more) * LATER + slack < stats.median(times):
@@ -107,15 +113,17 @@ def later(instruments: Instruments, prepared: Prepared, timing: Timing) -> list[
     return notes
 
 
-def _decoy(signature: Signature, ran: Sequence[Operator], launch: Callable[[], Any]) -> str | None:
+def _low_share_on_cpu(signature: Signature, ran: Sequence[Operator], launch: Callable[[], Any]) -> str | None:
     """proof.decoy on a CPU, whose other work is in the times of operators: of several calls where one could mislead."""
     calls = [ran]
-    if kernel_rules.share(signature, ran) < CLEAR and kernel_rules.covered(ran) < DEAR:
-        calls += [traced(launch) for _ in range(SUSPICIOUS)]
-    return kernel_rules.decoy(signature, sorted(calls, key=partial(kernel_rules.share, signature))[len(calls) // 2])
+    if kernel_rules.declared_share(signature, ran) < CLEAR and kernel_rules.busy_seconds(ran) < DEAR:
+        calls += [trace_operators(launch) for _ in range(SUSPICIOUS)]
+    return kernel_rules.find_low_share(
+        signature, sorted(calls, key=partial(kernel_rules.declared_share, signature))[len(calls) // 2]
+    )
 
 
-def _outside(launched: Call, named: Call) -> str | None:
+def _outside(launched: TracedCall, named: TracedCall) -> str | None:
     """Work that the time of the launch does not hold."""
     if launched.overrun:
         return (
@@ -128,7 +136,5 @@ def _outside(launched: Call, named: Call) -> str | None:
             "which waits for nothing"
         )
     if named.kernels:
-        return (
-            f"{kernel_rules.brief(named.kernels[0].name)} ran after the launch, while its results were only to be named"
-        )
+        return f"{kernel_rules.short_name(named.kernels[0].name)} ran after the launch, while its results were only to be named"
     return None

@@ -15,28 +15,28 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from attnbench.core import stats
-from attnbench.worker.measure import graph, l2_cache
+from attnbench.worker.measure import cuda_graph, l2_cache
 from attnbench.worker.measure.nvml import LIMITS, GpuState
-from attnbench.worker.measure.sampling import nothing
+from attnbench.worker.measure.sampling import do_nothing
 
 if TYPE_CHECKING:
-    from attnbench.worker.measure.events import EventTimer
-    from attnbench.worker.measure_cell import Bench
+    from attnbench.worker.measure.cuda_events import EventTimer
+    from attnbench.worker.measure_cell import CellMeasurer
 
-IDLE = 2.0  # seconds; NVML's utilisation is an average over 1/6 to 1 s
+IDLE_SECONDS = 2.0  # seconds; NVML's utilisation is an average over 1/6 to 1 s
 SAMPLES = 20
 REASONS = {**LIMITS, 0x2: "application clocks", 0x10: "sync boost", 0x100: "display clocks"}  # nvml.h
 
 
-def examine(bench: Bench) -> dict[str, Any]:
+def examine(measurer: CellMeasurer) -> dict[str, Any]:
     """The facts of a CUDA device; none of a CPU beyond `host`."""
-    if bench.device.type != "cuda":
+    if measurer.device.type != "cuda":
         return {}
-    state = bench.state if bench.state and bench.state.known else None
-    processes = _processes(state) if state else None
-    found: dict[str, Any] = {"instruments": _instruments(bench)}
-    held = _clock_held(bench.events) if bench.events else None
-    found["nvml"] = {**_nvml(state), "clock_held": held, "processes": processes} if state else None
+    state = measurer.state if measurer.state and measurer.state.available else None
+    processes = _process_facts(state) if state else None
+    found: dict[str, Any] = {"instruments": _instrument_facts(measurer)}
+    held = _clock_held(measurer.events) if measurer.events else None
+    found["nvml"] = {**_nvml_facts(state), "clock_held": held, "processes": processes} if state else None
     return found
 
 
@@ -46,81 +46,87 @@ def _clock_held(events: EventTimer) -> float:
     return max(events.clock_hz() for _ in range(5))
 
 
-def _processes(state: GpuState) -> dict[str, Any]:
+def _process_facts(state: GpuState) -> dict[str, Any]:
     """Who else is on the GPU. `busy` is its utilisation while we let it idle, `computing` who it is then."""
     since = time.time()
-    time.sleep(IDLE)
-    busy = state.number(lambda n, h: n.nvmlDeviceGetUtilizationRates(h).gpu / 100)
+    time.sleep(IDLE_SECONDS)
+    busy = state.ask_number(lambda n, h: n.nvmlDeviceGetUtilizationRates(h).gpu / 100)
     pids = state.ask(lambda n, h: [p.pid for p in n.nvmlDeviceGetComputeRunningProcesses(h)])
     return {
         "count": None if pids is None else len(pids),
         "named": bool(pids) and os.getpid() in pids,
-        "others": list(state.others()),
+        "others": list(state.other_processes()),
         "busy": busy,
-        "computing": list(state.others(since)) if busy else [],
+        "computing": list(state.other_processes(since)) if busy else [],
     }
 
 
-def _instruments(bench: Bench) -> dict[str, Any]:
+def _instrument_facts(measurer: CellMeasurer) -> dict[str, Any]:
     """By name: seconds of a trivial operation, and L2 as found with and without what makes it cold; or an error."""
     import torch
 
-    x = torch.zeros(2**18, device=bench.device)
+    x = torch.zeros(2**18, device=measurer.device)
     touch = partial(x.add_, 1)
-    device, l2_bytes, bandwidth = bench.device, bench.l2_bytes, bench.bandwidth
+    device, l2_bytes, bandwidth = measurer.device, measurer.l2_bytes, measurer.bandwidth
 
     def by_events(timer: Any) -> dict[str, Any]:
         before = timer.before
         try:
             found: dict[str, Any] = {"seconds": stats.median(timer.samples(touch, SAMPLES))}
-            for promise, ahead in (("cold", bench.flush), ("warm", nothing)):
+            for promise, ahead in (("cold", measurer.flush), ("warm", do_nothing)):
                 timer.before = ahead
-                found[f"l2_{promise}"] = l2_cache.state(timer, device, l2_bytes, bandwidth)
+                found[f"l2_{promise}"] = l2_cache.observed_state(timer, device, l2_bytes, bandwidth)
         finally:
             timer.before = before
         return found
 
     def by_graph() -> dict[str, Any]:
-        assert bench.events is not None
-        timer = graph.GraphTimer(bench.events, lambda: [touch], 10e-6)
+        assert measurer.events is not None
+        timer = cuda_graph.GraphTimer(measurer.events, lambda: [touch], 10e-6)
         try:
             seconds = stats.median(timer.samples(SAMPLES))
         finally:
             timer.close()
-        return {"seconds": seconds, "l2_cold": graph.state(bench.events, device, l2_bytes, bandwidth)}
+        return {"seconds": seconds, "l2_cold": cuda_graph.l2_state(measurer.events, device, l2_bytes, bandwidth)}
 
     def by_cupti() -> dict[str, Any]:
-        if bench.tracer is None:
+        if measurer.tracer is None:
             return {"error": "the profiler sees no kernel"}
-        return by_events(bench.tracer)
+        return by_events(measurer.tracer)
 
     # a capture that fails may leave the device in disorder, so it comes last
-    return {"events": _tried(lambda: by_events(bench.events)), "cupti": _tried(by_cupti), "graph": _tried(by_graph)}
+    return {
+        "events": _facts_or_error(lambda: by_events(measurer.events)),
+        "cupti": _facts_or_error(by_cupti),
+        "graph": _facts_or_error(by_graph),
+    }
 
 
-def _tried(look: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+def _facts_or_error(look: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     try:
         return look()
     except Exception as error:  # whatever stops an instrument is a fact about it
         return {"error": " ".join(f"{type(error).__name__}: {error}".split())[:300]}
 
 
-def _nvml(state: GpuState) -> dict[str, Any]:
-    ask, number = state.ask, state.number
+def _nvml_facts(state: GpuState) -> dict[str, Any]:
+    ask, ask_number = state.ask, state.ask_number
     reasons = ask(lambda n, h: n.nvmlDeviceGetCurrentClocksThrottleReasons(h))
     names = ("corrected", "uncorrected", "pending", "failed")
     cuda = ask(lambda n, _: n.nvmlSystemGetCudaDriverVersion_v2())
     return {
         "clock": state.clock_hz(),
         "clock_max": state.clock_max_hz(),
-        "clock_application": number(lambda n, h: n.nvmlDeviceGetApplicationsClock(h, n.NVML_CLOCK_GRAPHICS) * 1e6),
-        "clock_default": number(lambda n, h: n.nvmlDeviceGetDefaultApplicationsClock(h, n.NVML_CLOCK_GRAPHICS) * 1e6),
+        "clock_application": ask_number(lambda n, h: n.nvmlDeviceGetApplicationsClock(h, n.NVML_CLOCK_GRAPHICS) * 1e6),
+        "clock_default": ask_number(
+            lambda n, h: n.nvmlDeviceGetDefaultApplicationsClock(h, n.NVML_CLOCK_GRAPHICS) * 1e6
+        ),
         "reasons": None if reasons is None else [name for bit, name in REASONS.items() if reasons & bit],
         "power": state.power_w(),
-        "power_limit": number(lambda n, h: n.nvmlDeviceGetEnforcedPowerLimit(h) / 1e3),
-        "power_default": number(lambda n, h: n.nvmlDeviceGetPowerManagementDefaultLimit(h) / 1e3),
+        "power_limit": ask_number(lambda n, h: n.nvmlDeviceGetEnforcedPowerLimit(h) / 1e3),
+        "power_default": ask_number(lambda n, h: n.nvmlDeviceGetPowerManagementDefaultLimit(h) / 1e3),
         "temperature": state.temperature_c(),
-        "temperature_margin": _margin(state),
+        "temperature_margin": _temperature_margin(state),
         "persistence": ask(lambda n, h: bool(n.nvmlDeviceGetPersistenceMode(h))),
         "mig": ask(lambda n, h: bool(n.nvmlDeviceGetMigMode(h)[0])),
         "ecc": ask(lambda n, h: bool(n.nvmlDeviceGetEccMode(h)[0])),
@@ -132,11 +138,13 @@ def _nvml(state: GpuState) -> dict[str, Any]:
     }
 
 
-def _margin(state: GpuState) -> float | None:
+def _temperature_margin(state: GpuState) -> float | None:
     """Degrees left until the clock is lowered; from Hopper on the driver tells only this, before only the threshold."""
-    margin = state.number(lambda n, h: n.nvmlDeviceGetMarginTemperature(h))
+    margin = state.ask_number(lambda n, h: n.nvmlDeviceGetMarginTemperature(h))
     if margin is not None:
         return margin
-    slowdown = state.number(lambda n, h: n.nvmlDeviceGetTemperatureThreshold(h, n.NVML_TEMPERATURE_THRESHOLD_SLOWDOWN))
+    slowdown = state.ask_number(
+        lambda n, h: n.nvmlDeviceGetTemperatureThreshold(h, n.NVML_TEMPERATURE_THRESHOLD_SLOWDOWN)
+    )
     now = state.temperature_c()
     return slowdown - now if slowdown and now is not None else None

@@ -22,14 +22,14 @@ from attnbench.core.machine import Device
 from attnbench.core.policy import Policy
 from attnbench.core.record import Accuracy, Measurement
 from attnbench.worker import inputs, kernel_trace, reference
-from attnbench.worker.instruments import Instruments, Subject
+from attnbench.worker.instruments import Instruments, TimedLaunch
 from attnbench.worker.measure.memory import CpuMemory, CudaMemory
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
-class Bench(Instruments):
+class CellMeasurer(Instruments):
     """The instruments for one device, and the procedure."""
 
     def __init__(self, device: Device) -> None:
@@ -38,36 +38,36 @@ class Bench(Instruments):
         torch.set_float32_matmul_precision("highest")  # fp32 means fp32; a backend may still choose otherwise
         super().__init__(device)
         self._settled = False
-        reference.warm(self.device)
+        reference.warm_up(self.device)
         self.memory: CpuMemory | CudaMemory = CudaMemory(self.device) if self.device.type == "cuda" else CpuMemory()
 
     def measure(self, backend: Backend, case: Case, policy: Policy) -> dict[str, Any]:
         """The fields of a Record. Raises Unsupported when the library refuses, and whatever the library raises."""
         ceilings = self.ceilings(operand_dtype(case))
         given = inputs.make(case, str(self.device), policy.seed)
-        if flaw := inputs.flaw(given):
+        if flaw := inputs.find_flaw(given):
             return {"status": "failed", "reason": flaw}
         began, errors = time.time(), self.state.ecc_errors() if self.state else None
-        with self.memory.job():
-            check = reference.checking(case, given, policy.seed)
+        with self.memory.job_window():
+            check = reference.make_check(case, given, policy.seed)
             prepared, results, held, first_call = self.first_call(backend, case, check)
-            accuracy = check.first(results)
+            accuracy = check.check_first(results)
             del results
             if not accuracy.ok:
                 return self.wrong(accuracy)
-            if complaint := check.not_fp8(prepared, accuracy):
-                return {"status": "wrong-kernel", "reason": complaint, "accuracy": accuracy}
-            memory, second = self.memory.peak(check.launcher(prepared))
-            accuracy = check.first(prepared.canonical(second))
+            if problem := check.fp8_problem(prepared, accuracy):
+                return {"status": "wrong-kernel", "reason": problem, "accuracy": accuracy}
+            memory, second = self.memory.measure_peak(check.launcher(prepared))
+            accuracy = check.check_first(prepared.canonical(second))
             del second
             if not accuracy.ok:
                 return self.wrong(accuracy, "in the second launch: ")
             if case.has_backward and prepared.forward is not None:
-                memory["memory_saved"] = self.memory.held(prepared.forward)[0]
+                memory["memory_saved"] = self.memory.measure_held(prepared.forward)[0]
             kept = _kept(case, given, held, memory.get("memory_saved"))
             memory.update({name: memory[name] + kept for name in ("memory_peak", "memory_driver") if name in memory})
-            if check.masked:
-                check.forget_mask()
+            if check.dout_masked:
+                check.drop_masked_dout()
                 del prepared
                 self.give_back()
                 prepared = backend.prepare(case, given)
@@ -75,37 +75,39 @@ class Bench(Instruments):
         # What lives on beside launches is made before them: in torch's cache it would split the large blocks that they
         # leave there and need again. So nothing has to be given back, which costs standard attention half a second.
         made = inputs.make(case, str(self.device), policy.seed)
-        subject = self.subject(
+        timed_launch = self.timed_launch(
             backend, case, given, prepared, 2 * given.nbytes + memory["memory_peak"] + memory.get("memory_saved", 0)
         )
-        timing = self.time(subject, policy)
+        timing = self.time(timed_launch, policy)
         if _chosen(case, backend.name, policy.cross_check):
-            turns, notes = self.turns(subject, policy)
+            turns, notes = self.turns(timed_launch, policy)
             timing.measurements.update(turns)
             timing.notes += notes
-        del subject
-        if changed := inputs.changed(given, made):
+        del timed_launch
+        if changed := inputs.first_changed(given, made):
             return {"status": "wrong", "reason": f"it wrote to its input {changed}", "accuracy": accuracy}
-        renewal = reference.Renewal(case, given, prepared)
+        renewal = reference.InputRenewal(case, given, prepared)
         checked = replace(prepared, launch=check.launcher(prepared))
-        shown = kernel_trace.prove(self, case, _signature(backend, case, self.described), checked, timing, renewal.next)
-        others = self.state.others(began) if self.state else ()
-        if shown.complaint:
+        shown = kernel_trace.trace_launch(
+            self, case, _signature(backend, case, self.described), checked, timing, renewal.renew
+        )
+        others = self.state.other_processes(began) if self.state else ()
+        if shown.problem:
             shared = f"; others computed on this GPU meanwhile, which can look so: {', '.join(others)}"
-            reason = shown.complaint + (shared if others else "")
+            reason = shown.problem + (shared if others else "")
             fields = {"reason": reason, "kernels": shown.kernels, "accuracy": accuracy, "others": others}
             return {"status": "wrong-kernel", **fields}
-        again = check.renewed(renewal, made, prepared.canonical(shown.result))
+        again = check.check_renewed(renewal, made, prepared.canonical(shown.result))
         if not again.ok:
             return self.wrong(again, "after timing, on inputs renewed in place: ")
         shown = replace(shown, result=None)
         if stats.median(timing.measurements["time"].values) < kernel_trace.DEAR:
             renewal.restore()
-            again = check.restored(prepared.canonical(checked.launch()))
+            again = check.check_restored(prepared.canonical(checked.launch()))
             if not again.ok:
                 return self.wrong(again, "after timing, on the old inputs again: ")
-            renewal.next()
-        timing.notes += kernel_trace.later(self, prepared, timing)
+            renewal.renew()
+        timing.notes += kernel_trace.check_later_calls(self, prepared, timing)
         measurements = {**timing.measurements, "first_call": Measurement("s", (first_call,)), **ceilings}
         measurements.update({name: Measurement("B", (value,)) for name, value in memory.items()})
         notes = [*check.notes, *timing.notes, *([shown.note] if shown.note else [])]
@@ -123,16 +125,18 @@ class Bench(Instruments):
             "notes": tuple(notes),
         }
 
-    def subject(self, backend: Backend, case: Case, given: Inputs, prepared: Prepared, footprint: int) -> Subject:
+    def timed_launch(
+        self, backend: Backend, case: Case, given: Inputs, prepared: Prepared, footprint: int
+    ) -> TimedLaunch:
         """The case as the instruments take it; `footprint` is the memory of one more copy, in bytes."""
 
         def on_copies(n: int) -> Sequence[Any]:
             return [backend.prepare(case, inputs.clone(given)).launch for _ in range(n)]
 
-        return Subject(prepared.launch, on_copies, flops.nbytes(case), footprint)
+        return TimedLaunch(prepared.launch, on_copies, flops.ideal_bytes(case), footprint)
 
     def first_call(
-        self, backend: Backend, case: Case, check: reference.Check
+        self, backend: Backend, case: Case, check: reference.ResultCheck
     ) -> tuple[Prepared, Mapping[str, Tensor], int, float]:
         """Prepares and launches once; results, bytes that it holds, and seconds (compilation and tuning included)."""
         took = 0.0
@@ -146,7 +150,7 @@ class Bench(Instruments):
             return made
 
         self.poison(case)
-        held, prepared = self.memory.held(prepare)
+        held, prepared = self.memory.measure_held(prepare)
         launch = check.launcher(prepared)
         self.poison(case)
         began = time.perf_counter()

@@ -27,7 +27,7 @@ from attnbench.worker import inputs, kernel_trace, reference
 from attnbench.worker.measure.cupti import Untraceable
 
 if TYPE_CHECKING:
-    from attnbench.worker.measure_cell import Bench
+    from attnbench.worker.measure_cell import CellMeasurer
 
 RANGE = "attnbench.call"
 CALLS = 20  # traced, at most
@@ -35,52 +35,54 @@ SESSIONS = 3  # on a CPU
 HEAVY = 0.8  # an operator that spends this share of its time in one other is a wrapper of it
 
 
-def profile(bench: Bench, backend: Backend, case: Case, trace: str | None) -> dict[str, Any]:
+def profile(measurer: CellMeasurer, backend: Backend, case: Case, trace: str | None) -> dict[str, Any]:
     """The fields of a profile.Profile, or {"refused": reason}. Seconds and bytes."""
     if getattr(backend, "simulated", False):
         return {"refused": "it is simulated: nothing runs, so there is nothing to profile"}
     try:
-        found: dict[str, Any] = to_json(_profile(bench, backend, case, trace))
+        found: dict[str, Any] = to_json(_profile(measurer, backend, case, trace))
         return found
     except Unsupported as refusal:
         return {"refused": " ".join(str(refusal).split()) or "refused without a reason"}
     finally:
-        bench.recover()  # the next backend's worker needs the memory
+        measurer.recover()  # the next backend's worker needs the memory
 
 
-def _profile(bench: Bench, backend: Backend, case: Case, trace: str | None) -> dict[str, Any]:
+def _profile(measurer: CellMeasurer, backend: Backend, case: Case, trace: str | None) -> dict[str, Any]:
     policy = Policy()
-    ceilings = bench.ceilings(operand_dtype(case))
-    given = inputs.make(case, str(bench.device), policy.seed)
-    with bench.memory.job():
-        check = reference.checking(case, given, policy.seed)
-        prepared, results, _, first_call = bench.first_call(backend, case, check)
-        accuracy = check.first(results)
-        wrong = accuracy.complaint() or check.not_fp8(prepared, accuracy) or ""
+    ceilings = measurer.ceilings(operand_dtype(case))
+    given = inputs.make(case, str(measurer.device), policy.seed)
+    with measurer.memory.job_window():
+        check = reference.make_check(case, given, policy.seed)
+        prepared, results, _, first_call = measurer.first_call(backend, case, check)
+        accuracy = check.check_first(results)
+        wrong = accuracy.complaint() or check.fp8_problem(prepared, accuracy) or ""
         del results
-        memory, second = bench.memory.peak(check.launcher(prepared))
-        wrong = wrong or check.first(prepared.canonical(second)).complaint()
+        memory, second = measurer.memory.measure_peak(check.launcher(prepared))
+        wrong = wrong or check.check_first(prepared.canonical(second)).complaint()
         del second
-        if check.masked:
-            check.forget_mask()
+        if check.dout_masked:
+            check.drop_masked_dout()
             del prepared
             prepared = backend.prepare(case, given)
-    subject = bench.subject(backend, case, given, prepared, footprint=0)  # no copies: events are the instrument
-    timing = bench.time(subject, policy)
-    renewal = reference.Renewal(case, given, prepared)
-    signature = backend.signature(case, bench.described) if hasattr(backend, "signature") else Signature()
+    timed_launch = measurer.timed_launch(
+        backend, case, given, prepared, footprint=0
+    )  # no copies: events are the instrument
+    timing = measurer.time(timed_launch, policy)
+    renewal = reference.InputRenewal(case, given, prepared)
+    signature = backend.signature(case, measurer.described) if hasattr(backend, "signature") else Signature()
     checked = replace(prepared, launch=check.launcher(prepared))
-    shown = kernel_trace.prove(bench, case, signature, checked, timing, renewal.next)
-    wrong = wrong or shown.complaint or ""
-    made = inputs.make(case, str(bench.device), policy.seed)
-    wrong = wrong or check.renewed(renewal, made, prepared.canonical(shown.result)).complaint()
+    shown = kernel_trace.trace_launch(measurer, case, signature, checked, timing, renewal.renew)
+    wrong = wrong or shown.problem or ""
+    made = inputs.make(case, str(measurer.device), policy.seed)
+    wrong = wrong or check.check_renewed(renewal, made, prepared.canonical(shown.result)).complaint()
     renewal.restore()
-    wrong = wrong or check.restored(prepared.canonical(checked.launch())).complaint()
+    wrong = wrong or check.check_restored(prepared.canonical(checked.launch())).complaint()
     notes = [*check.notes, *timing.notes, *([shown.note] if shown.note else [])]
     del check, made, shown
     latency = stats.median(timing.measurements["time"].values)
-    on_cuda = bench.device.type == "cuda"
-    found = _on_gpu(bench, prepared.launch, latency, trace, notes) if on_cuda else _on_cpu(prepared.launch, trace)
+    on_cuda = measurer.device.type == "cuda"
+    found = _on_gpu(measurer, prepared.launch, latency, trace, notes) if on_cuda else _on_cpu(prepared.launch, trace)
     return {
         "wrong": wrong or None,
         "timer": timing.timer,
@@ -98,17 +100,17 @@ def _profile(bench: Bench, backend: Backend, case: Case, trace: str | None) -> d
 
 
 def _on_gpu(
-    bench: Bench, launch: Callable[[], Any], latency: float, trace: str | None, notes: list[str]
+    measurer: CellMeasurer, launch: Callable[[], Any], latency: float, trace: str | None, notes: list[str]
 ) -> dict[str, Any]:
     """The traced call's kernels, its length, the spans of all traced calls, and what was allocated meanwhile."""
     profiler, events = _session(launch, on_cuda=True)
     if trace:
         profiler.export_chrome_trace(trace)
-    if bench.tracer is None:
+    if measurer.tracer is None:
         return {}
     try:
         n = max(1, min(CALLS, int(Policy().burst_s / latency)))
-        calls = [call for call in bench.tracer.calls([launch] * n) if call.kernels]
+        calls = [call for call in measurer.tracer.calls([launch] * n) if call.kernels]
         if not calls:
             raise Untraceable("the profiler saw no kernel in the call")
     except Untraceable as error:

@@ -39,7 +39,7 @@ from attnbench.core.record import Job, Measurement, Record
 from attnbench.worker import environment
 from attnbench.worker.measure.sampling import (  # before any backend: none replaces the clock that they hold
     CpuTimer,
-    collect,
+    collect_samples,
 )
 
 
@@ -49,7 +49,7 @@ class Worker:
     def __init__(self) -> None:
         self.backend: Backend | None = None
         self._usable = False
-        self._bench: Any = None
+        self._measurer: Any = None
         self.fatal = False
 
     def answer(self, request: Mapping[str, Any]) -> dict[str, Any]:
@@ -57,7 +57,11 @@ class Worker:
             case "environment":
                 return self.environment(request["device"])
             case "rates":
-                return {"device": to_json(environment.rated(from_json(Device, request["device"]), request["dtypes"]))}
+                return {
+                    "device": to_json(
+                        environment.with_quick_rates(from_json(Device, request["device"]), request["dtypes"])
+                    )
+                }
             case "load":
                 self.backend = backends.load(request["name"], request["spec"])
                 probe = self.backend.probe()
@@ -67,14 +71,14 @@ class Worker:
                 return {"probe": to_json(probe), "compiler": bool(getattr(self.backend, "starts_compiler", False))}
             case "import":
                 if self.measures:
-                    import_all()
+                    import_for_measuring()
                 return {}
             case "survey":
                 device = from_json(Device, request["device"])
                 return {"answers": [self.survey(from_json(Case, c), device) for c in request["cases"]]}
             case "ready":
                 if self.measures:
-                    self.bench(from_json(Device, request["device"]))
+                    self.measurer(from_json(Device, request["device"]))
                 return {}
             case "run":
                 job, policy = from_json(Job, request["job"]), Policy(**request["policy"])
@@ -83,13 +87,13 @@ class Worker:
             case "examine":
                 from attnbench.worker.machine_facts import examine
 
-                return {"facts": examine(self.bench(from_json(Device, request["device"])))}
+                return {"facts": examine(self.measurer(from_json(Device, request["device"])))}
             case "profile":
                 from attnbench.worker.profile_call import profile
 
                 assert self.backend is not None
-                bench, case = self.bench(from_json(Device, request["device"])), from_json(Case, request["case"])
-                return {"profile": profile(bench, self.backend, case, request["trace"])}
+                measurer, case = self.measurer(from_json(Device, request["device"])), from_json(Case, request["case"])
+                return {"profile": profile(measurer, self.backend, case, request["trace"])}
             case other:
                 raise ValueError(f"unknown request {other!r}")
 
@@ -100,7 +104,7 @@ class Worker:
 
     def environment(self, device: str) -> dict[str, Any]:
         try:
-            return {"environment": to_json(environment.describe(environment.pick(device)))}
+            return {"environment": to_json(environment.describe(environment.resolve_device(device)))}
         except environment.NoDevice as error:
             return {"refused": str(error)}
 
@@ -129,28 +133,28 @@ class Worker:
             if getattr(self.backend, "simulated", False):
                 found = simulate(self.backend.prepare(job.case, None), policy)  # type: ignore[arg-type]
             else:
-                found = self.bench(device).measure(self.backend, job.case, policy)
+                found = self.measurer(device).measure(self.backend, job.case, policy)
         except Unsupported as refusal:
             found = {"status": "skipped", "reason": " ".join(str(refusal).split()) or "refused without a reason"}
         except Exception as error:
             traceback.print_exc()
             found = {"status": "oom" if _is_oom(error) else "failed", "reason": _one_line(error)}
-        if self._bench is not None and not self._bench.recover():
+        if self._measurer is not None and not self._measurer.recover():
             self.fatal = True
         return Record(
             job.case, job.backend, job.round, forecast=job.forecast, seconds=time.monotonic() - began, **found
         )
 
-    def bench(self, device: Device) -> Any:
-        if self._bench is None:
-            from attnbench.worker.measure_cell import Bench
+    def measurer(self, device: Device) -> Any:
+        if self._measurer is None:
+            from attnbench.worker.measure_cell import CellMeasurer
 
-            self._bench = Bench(device)
-        self._bench.described = device  # whose rates were not known when the instruments were made
-        return self._bench
+            self._measurer = CellMeasurer(device)
+        self._measurer.described = device  # whose rates were not known when the instruments were made
+        return self._measurer
 
 
-def import_all() -> None:
+def import_for_measuring() -> None:
     """What measuring needs, the device untouched. sympy too, which the first torch.autograd.grad would import."""
     import torch.fx.experimental.symbolic_shapes  # noqa: F401
 
@@ -159,21 +163,21 @@ def import_all() -> None:
 
 def simulate(prepared: Prepared, policy: Policy) -> dict[str, Any]:
     """A simulated backend through the same sampling loop, on its own clock."""
-    script = prepared.script
-    assert script is not None
-    if not script.accuracy.ok:
-        return {"status": "wrong", "reason": script.accuracy.complaint(), "accuracy": script.accuracy}
-    began = script.clock()
+    simulation = prepared.simulation
+    assert simulation is not None
+    if not simulation.accuracy.ok:
+        return {"status": "wrong", "reason": simulation.accuracy.complaint(), "accuracy": simulation.accuracy}
+    began = simulation.clock()
     prepared.launch()
-    first = (script.clock() - began) / 1e9
-    timer = CpuTimer(script.clock)
-    samples = collect(partial(timer.samples, prepared.launch), policy, clock=lambda: script.clock() / 1e9)
+    first = (simulation.clock() - began) / 1e9
+    timer = CpuTimer(simulation.clock)
+    samples = collect_samples(partial(timer.samples, prepared.launch), policy, clock=lambda: simulation.clock() / 1e9)
     measurements = {"time": Measurement("s", tuple(samples)), "first_call": Measurement("s", (first,))}
-    measurements.update({name: Measurement("B", (value,)) for name, value in script.memory.items()})
+    measurements.update({name: Measurement("B", (value,)) for name, value in simulation.memory.items()})
     return {
         "status": "ok",
         "measurements": measurements,
-        "accuracy": script.accuracy,
+        "accuracy": simulation.accuracy,
         "timer": "simulated",
         "l2": policy.l2,
     }

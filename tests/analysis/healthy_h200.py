@@ -68,8 +68,8 @@ def state(**changes: Any) -> GpuState:
 def facts(**changes: Any) -> dict[str, Any]:
     """Those of a healthy H200, with NVML's answers changed."""
     gpu = state(**changes)
-    with mock.patch.object(machine_facts, "IDLE", 0.0):
-        nvml = {**machine_facts._nvml(gpu), "clock_held": 1.98e9, "processes": machine_facts._processes(gpu)}
+    with mock.patch.object(machine_facts, "IDLE_SECONDS", 0.0):
+        nvml = {**machine_facts._nvml_facts(gpu), "clock_held": 1.98e9, "processes": machine_facts._process_facts(gpu)}
     return {
         "asked": "auto",
         "host": HOST,

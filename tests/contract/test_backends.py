@@ -23,7 +23,7 @@ from attnbench.core.backend import Backend, Inputs, Prepared, Signature, Unsuppo
 from attnbench.core.case import Case, Shape
 from attnbench.core.machine import Device
 from attnbench.worker import inputs, kernel_rules, reference
-from attnbench.worker.measure.operators import operators
+from attnbench.worker.measure.cpu_operators import operator_names
 
 OWN = "own-function"
 REQUIRED = {name for name in os.environ.get("ATTNBENCH_REQUIRE", "").split(",") if name}
@@ -250,9 +250,12 @@ def test_what_runs_is_what_it_says_and_naming_runs_nothing(backend: Backend, cas
     """`canonical` gives views: what it computed would be in nobody's time."""
     given = inputs.make(case, DEVICE.kind, seed=0)
     prepared, raw = prepared_or_skip(backend, case, given)
-    assert kernel_rules.computes(operators(lambda: prepared.canonical(raw))) is None
-    if DEVICE.kind == "cpu" and (ran := operators(prepared.launch)):
-        assert kernel_rules.complaint(case, backend.signature(case, DEVICE), kernel_rules.counted(ran)) is None
+    assert kernel_rules.first_computing_operator(operator_names(lambda: prepared.canonical(raw))) is None
+    if DEVICE.kind == "cpu" and (ran := operator_names(prepared.launch)):
+        assert (
+            kernel_rules.find_broken_rule(case, backend.signature(case, DEVICE), kernel_rules.count_by_name(ran))
+            is None
+        )
 
 
 @pytest.mark.usefixtures("taken")
@@ -270,13 +273,13 @@ def test_results_follow_the_inputs(backend: Backend, case: Case) -> None:
         assert tensor.numel() == own.numel()
         assert tensor.shape[-1] == own.shape[-1], f"{name}: headdim is not its last dimension"
     before = {name: t.detach().float() for name, t in prepared.canonical(raw).items()}
-    renewal = reference.Renewal(case, given, prepared)
-    renewal.next()
+    renewal = reference.InputRenewal(case, given, prepared)
+    renewal.renew()
     results = prepared.canonical(prepared.launch())
-    for name in set(reference.expected(case)) - ({"out"} if case.direction == "bwd" else set()):
+    for name in set(reference.expected_results(case)) - ({"out"} if case.direction == "bwd" else set()):
         assert not torch.equal(results[name].float(), before[name]), f"{name} is the old one"
-    fresh = renewal.applied(inputs.make(case, DEVICE.kind, seed=0))
-    exact = reference.reference(case, fresh, reference.choose(case, torch.device(DEVICE.kind)))
+    fresh = renewal.apply_to(inputs.make(case, DEVICE.kind, seed=0))
+    exact = reference.compute_reference(case, fresh, reference.choose_rows(case, torch.device(DEVICE.kind)))
     accuracy = reference.compare(exact, results)
     assert accuracy.ok, accuracy.complaint()
 
@@ -286,7 +289,7 @@ def test_results_follow_the_inputs(backend: Backend, case: Case) -> None:
 def test_dropout(backend: Backend, case: Case) -> None:
     """It drops what it should and computes the rest, launch after launch and on other inputs; exactly."""
     given = inputs.make(case, DEVICE.kind, seed=0)
-    check = reference.checking(case, given, seed=0)
+    check = reference.make_check(case, given, seed=0)
     try:
         prepared = backend.prepare(case, check.inputs)
         launch = check.launcher(prepared)
@@ -294,17 +297,17 @@ def test_dropout(backend: Backend, case: Case) -> None:
     except Unsupported as refusal:
         pytest.skip(f"{backend.name}: {refusal}")
     for results in (raw, launch()):
-        accuracy = check.first(prepared.canonical(results))
+        accuracy = check.check_first(prepared.canonical(results))
         assert accuracy.ok, accuracy.complaint()
-    renewal = reference.Renewal(case, given, prepared)
-    renewal.next()
-    accuracy = check.renewed(renewal, inputs.make(case, DEVICE.kind, seed=0), prepared.canonical(launch()))
+    renewal = reference.InputRenewal(case, given, prepared)
+    renewal.renew()
+    accuracy = check.check_renewed(renewal, inputs.make(case, DEVICE.kind, seed=0), prepared.canonical(launch()))
     assert accuracy.ok, f"on new inputs: {accuracy.complaint()}"
     renewal.restore()
-    accuracy = check.restored(prepared.canonical(launch()))
+    accuracy = check.check_restored(prepared.canonical(launch()))
     assert accuracy.ok, f"on the old inputs: {accuracy.complaint()}"
     assert check.notes == (), "its mask is not known"
-    assert inputs.changed(given, inputs.make(case, DEVICE.kind, seed=0)) is None
+    assert inputs.first_changed(given, inputs.make(case, DEVICE.kind, seed=0)) is None
 
 
 @pytest.mark.usefixtures("taken")
@@ -314,13 +317,13 @@ def test_results(backend: Backend, case: Case) -> None:
     given = inputs.make(case, DEVICE.kind, seed=0)
     tensors = [t for t in (given.q, given.k, given.v, given.dout) if t is not None]
     before = [t.clone() for t in tensors]
-    exact = reference.reference(case, given, reference.choose(case, torch.device(DEVICE.kind)))
+    exact = reference.compute_reference(case, given, reference.choose_rows(case, torch.device(DEVICE.kind)))
     prepared, raw = prepared_or_skip(backend, case, given)
     results = prepared.canonical(raw)
-    assert set(results) - {"descale_out"} == set(reference.expected(case))
+    assert set(results) - {"descale_out"} == set(reference.expected_results(case))
     accuracy = reference.compare(exact, results)  # shapes and dtypes too
     assert accuracy.ok, accuracy.complaint()
-    assert reference.Check(case, given, 0).not_fp8(prepared, accuracy) is None
+    assert reference.ResultCheck(case, given, 0).fp8_problem(prepared, accuracy) is None
     if case.has_backward:
         assert prepared.forward is not None, "how much memory the forward keeps would go unmeasured"
         prepared.forward()

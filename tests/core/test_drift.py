@@ -41,14 +41,14 @@ class Accumulates(torch.autograd.Function):  # type: ignore[misc]
 @pytest.mark.parametrize("budget", [2**23, 2**12], ids=["all rows", "sampled"])
 def test_gradients_that_accumulate_are_wrong(monkeypatch: pytest.MonkeyPatch, budget: int) -> None:
     from attnbench.backends.function import Function
-    from attnbench.worker.measure_cell import Bench
+    from attnbench.worker.measure_cell import CellMeasurer
 
-    monkeypatch.setitem(reference.BUDGET, "cpu", budget)
+    monkeypatch.setitem(reference.SCORE_BUDGET, "cpu", budget)
     Accumulates.calls = 0
     backend = Function("accumulates", lambda q, k, v, causal, softmax_scale: Accumulates.apply(q, k, v))
-    bench = Bench(Device("cpu", 0, "cpu", 2**33, 2**33, l2=2**20, threads=1))
+    measurer = CellMeasurer(Device("cpu", 0, "cpu", 2**33, 2**33, l2=2**20, threads=1))
     case = Case(Shape(1, 256, 256, 2, 2, 32, 32), "fp32", "bwd")
-    found = bench.measure(backend, case, Policy(max_seconds=0.01, min_seconds=0.0, warmup_s=0.0))
+    found = measurer.measure(backend, case, Policy(max_seconds=0.01, min_seconds=0.0, warmup_s=0.0))
     assert found["status"] == "wrong"
     assert "dk is off" in found["reason"]
     assert found["reason"].startswith("in the second launch")
@@ -69,14 +69,14 @@ def test_one_writer_at_a_time(tmp_path: Path) -> None:
 def test_a_single_key_is_right() -> None:
     """dq and dk are exactly 0 there, and a kernel's rounding is not."""
     from attnbench.backends.function import Function
-    from attnbench.worker.measure_cell import Bench
+    from attnbench.worker.measure_cell import CellMeasurer
 
     def sdpa(q: Any, k: Any, v: Any, *, causal: bool, softmax_scale: float) -> Any:
         del causal
         p = torch.softmax(torch.einsum("bqhd,bkhd->bhqk", q, k) * softmax_scale, -1)
         return torch.einsum("bhqk,bkhd->bqhd", p, v) + 1e-7 * q.sum(1, keepdim=True) * 0.1
 
-    bench = Bench(Device("cpu", 0, "cpu", 2**33, 2**33, l2=2**20, threads=1))
+    measurer = CellMeasurer(Device("cpu", 0, "cpu", 2**33, 2**33, l2=2**20, threads=1))
     case = Case(Shape(2, 4, 1, 2, 2, 64, 64), "fp32", "bwd")
     policy = Policy(max_seconds=0.01, min_seconds=0.0, warmup_s=0.0)
-    assert bench.measure(Function("sdpa", sdpa), case, policy)["status"] == "ok"
+    assert measurer.measure(Function("sdpa", sdpa), case, policy)["status"] == "ok"

@@ -44,18 +44,18 @@ def test_rounding_costs_what_three_bits_of_mantissa_cost(dtype: torch.dtype) -> 
     before = t.clone()
     small, descale = fp8.quantize(t)
     assert torch.equal(t, before)
-    assert torch.equal(small.float() * descale, fp8.rounded(t, descale))
+    assert torch.equal(small.float() * descale, fp8.round_to_e4m3(t, descale))
     assert norm(small.float() * descale - t) / norm(t) == pytest.approx(0.026, abs=0.001)
 
 
 def test_weights_are_rounded_over_the_largest_of_their_row() -> None:
     p = torch.softmax(torch.randn(4, 2000, generator=torch.Generator().manual_seed(0)), -1)
     p[3] = 0.0  # a row that sees no key
-    rounded = fp8.rounded_weights(p)
+    rounded = fp8.round_probabilities(p)
     assert torch.all(rounded[3] == 0)
     torch.testing.assert_close(rounded[:3].amax(-1), p[:3].amax(-1))
     assert norm(rounded - p) / norm(p) == pytest.approx(0.026, abs=0.002)
-    tiny = fp8.rounded_weights(torch.tensor([[1.0, 2.0**-18, 2.0**-16]]))
+    tiny = fp8.round_probabilities(torch.tensor([[1.0, 2.0**-18, 2.0**-16]]))
     assert tiny.tolist() == [[1.0, 0.0, 2.0**-16]]  # what is under 2^-9 of 2^-8 is lost
 
 
@@ -71,33 +71,33 @@ def out_of(given: Inputs) -> torch.Tensor:
 
 def test_the_error_is_against_the_inputs_before_they_were_rounded(given: Inputs) -> None:
     assert given.q.dtype == torch.bfloat16
-    check = reference.Check(CASE, given, 0)
-    exact = check.first({"out": out_of(given).bfloat16()})
+    check = reference.ResultCheck(CASE, given, 0)
+    exact = check.check_first({"out": out_of(given).bfloat16()})
     assert exact.errors["out"].relative < 0.003  # one rounding to bf16
-    operands, descale = fp8.quantized(given)
+    operands, descale = fp8.quantize_inputs(given)
     wide = Inputs(**{name: t.float() * descale[name] for name, t in operands.items()})
-    found = check.first({"out": out_of(wide).bfloat16()})
+    found = check.check_first({"out": out_of(wide).bfloat16()})
     assert found.ok
     assert 0.03 < found.errors["out"].relative < 0.06
 
 
 def test_not_fp8(given: Inputs) -> None:
     """The names and dtypes of what is read, and the error, are each a sign."""
-    check = reference.Check(CASE, given, 0)
-    operands, _ = fp8.quantized(given)
-    rough = check.first({"out": (1.05 * out_of(given)).bfloat16()})
-    fine = check.first({"out": out_of(given).bfloat16()})
+    check = reference.ResultCheck(CASE, given, 0)
+    operands, _ = fp8.quantize_inputs(given)
+    rough = check.check_first({"out": (1.05 * out_of(given)).bfloat16()})
+    fine = check.check_first({"out": out_of(given).bfloat16()})
     honest = Prepared(lambda: None, dict, reads=operands)
-    assert check.not_fp8(honest, rough) is None
-    assert "it computed with others" in str(check.not_fp8(honest, fine))
+    assert check.fp8_problem(honest, rough) is None
+    assert "it computed with others" in str(check.fp8_problem(honest, fine))
     for reads in ({}, {"q": operands["q"]}, {**operands, "v": given.v}):
-        assert "no e4m3 copy of" in str(check.not_fp8(replace(honest, reads=reads), rough))
+        assert "no e4m3 copy of" in str(check.fp8_problem(replace(honest, reads=reads), rough))
     bf16 = replace(CASE, dtype="bf16")
-    assert reference.Check(bf16, given, 0).not_fp8(replace(honest, reads={}), fine) is None
+    assert reference.ResultCheck(bf16, given, 0).fp8_problem(replace(honest, reads={}), fine) is None
 
 
 def test_an_e4m3_result_needs_its_scale(given: Inputs) -> None:
-    answer = reference.reference(CASE, given, reference.choose(CASE, given.q.device))
+    answer = reference.compute_reference(CASE, given, reference.choose_rows(CASE, given.q.device))
     out, descale = fp8.quantize(out_of(given))
     accuracy = reference.compare(answer, {"out": out, "descale_out": descale})
     assert accuracy.ok
@@ -110,7 +110,7 @@ def test_an_e4m3_result_needs_its_scale(given: Inputs) -> None:
     accuracy = reference.compare(answer, {"out": spoiled.view(torch.float8_e4m3fn), "descale_out": descale})
     assert accuracy.unwritten == ("out",)
     bf16 = replace(CASE, dtype="bf16")
-    answer = reference.reference(bf16, given, reference.choose(bf16, given.q.device))
+    answer = reference.compute_reference(bf16, given, reference.choose_rows(bf16, given.q.device))
     with pytest.raises(ValueError, match=r"expected torch\.bfloat16"):
         reference.compare(answer, {"out": out, "descale_out": descale})
 
@@ -156,32 +156,32 @@ def test_triton_reads_e4m3_with_the_scale_of_each(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(kernel, "attention", stand_in)
     given.k.mul_(3)  # so that each has a scale of its own
     given.v.mul_(5)
-    check = reference.Check(CASE, given, 0)
+    check = reference.ResultCheck(CASE, given, 0)
     prepared = Triton().prepare(CASE, given)
-    accuracy = check.first(prepared.canonical(prepared.launch()))
+    accuracy = check.check_first(prepared.canonical(prepared.launch()))
     assert accuracy.ok, accuracy.complaint()
-    assert check.not_fp8(prepared, accuracy) is None
-    renewal = reference.Renewal(CASE, given, prepared)
-    renewal.next()
+    assert check.fp8_problem(prepared, accuracy) is None
+    renewal = reference.InputRenewal(CASE, given, prepared)
+    renewal.renew()
     made = Inputs(given.q.clone(), given.k.clone(), given.v.clone())
-    again = check.renewed(renewal, made, prepared.canonical(prepared.launch()))
+    again = check.check_renewed(renewal, made, prepared.canonical(prepared.launch()))
     assert again.ok, again.complaint()
 
 
 def test_a_cpu_has_no_ceiling_in_e4m3() -> None:
     """By plain loops, as torch may do it on one that knows bf16, a reading would take minutes."""
     with pytest.raises(RuntimeError, match="no CPU has units for e4m3"):
-        ceiling.product(1024, torch.device("cpu"), torch.float8_e4m3fn)
+        ceiling.matmul_launch(1024, torch.device("cpu"), torch.float8_e4m3fn)
     assert environment._matmul_rates(torch.device("cpu"), ["fp8"], 1024) == {}
 
 
 def test_a_device_that_multiplies_no_e4m3_has_no_rate_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = ceiling.product
+    real = ceiling.matmul_launch
 
     def refuses(n: int, device: torch.device, dtype: torch.dtype) -> Any:
         if dtype.itemsize == 1:
             raise RuntimeError("torch._scaled_mm is only supported on ...")
         return real(n, device, dtype)
 
-    monkeypatch.setattr(ceiling, "product", refuses)
+    monkeypatch.setattr(ceiling, "matmul_launch", refuses)
     assert environment._matmul_rates(torch.device("cpu"), ["bf16", "fp8"], 8).keys() == {"bf16"}

@@ -18,12 +18,13 @@ from attnbench.core.case import Case, Shape
 from attnbench.core.policy import Policy
 from attnbench.core.record import Record
 from attnbench.results import metrics, run_file
+from attnbench.results.rows import row_of
 from attnbench.worker import environment, inputs
 from attnbench.worker.instruments import Instruments
-from attnbench.worker.measure import graph, l2_cache
-from attnbench.worker.measure.events import EventTimer
-from attnbench.worker.measure.nvml import Sampler
-from attnbench.worker.measure.sampling import Pacer, collect, nothing, pause
+from attnbench.worker.measure import cuda_graph, l2_cache
+from attnbench.worker.measure.cuda_events import EventTimer
+from attnbench.worker.measure.nvml import StateSampler
+from attnbench.worker.measure.sampling import Pacer, collect_samples, do_nothing, pause
 
 torch = pytest.importorskip("torch")
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")]
@@ -31,7 +32,7 @@ pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(),
 
 @pytest.fixture(scope="module")
 def instruments() -> Instruments:
-    return Instruments(environment.rated(environment.describe("cuda:0").device))
+    return Instruments(environment.with_quick_rates(environment.describe("cuda:0").device))
 
 
 def spin(seconds: float, hz: float) -> Callable[[], None]:
@@ -45,7 +46,7 @@ def test_events_and_spans_read_a_kernel_of_known_length(instruments: Instruments
     assert events is not None
     assert tracer is not None
     events.calibrate()
-    calls = tracer.calls([spin(seconds, events._spin_hz)] * 20)  # by both: one step of the clock is 15 us of 2 ms
+    calls = tracer.calls([spin(seconds, events.gauge.spin_hz)] * 20)  # by both: one step of the clock is 15 us of 2 ms
     by_events, by_cupti = (stats.median(read) for read in ([c.events for c in calls], [c.span for c in calls]))
     print(f"{seconds * 1e6:.0f} us: events {by_events * 1e6:.2f}, CUPTI {by_cupti * 1e6:.2f}")
     assert by_cupti == pytest.approx(seconds, rel=0.01, abs=1.5e-6)
@@ -59,7 +60,7 @@ def test_a_graph_of_copies_reads_what_the_spans_say(instruments: Instruments) ->
     x = [torch.randn(4096, 4096, device="cuda", dtype=torch.bfloat16) for _ in range(3)]
     out = [torch.empty_like(x[0]) for _ in x]
     launches = [partial(torch.matmul, a, a, out=b) for a, b in zip(x, out, strict=True)]
-    timer = graph.GraphTimer(events, lambda: launches, 200e-6)
+    timer = cuda_graph.GraphTimer(events, lambda: launches, 200e-6)
     ratios = []
     for _ in range(10):
         replayed = stats.median(timer.samples(3 * timer.launches))
@@ -161,16 +162,16 @@ def test_the_toll_of_tracing_is_cuptis_concurrent_mode(tmp_path: Path) -> None:
 def test_cold_and_warm_are_what_they_say(instruments: Instruments, name: str) -> None:
     timer: Any = instruments.events if name == "events" else instruments.tracer
     found = {}
-    for promise, before in (("cold", instruments.flush), ("warm", nothing)):
+    for promise, before in (("cold", instruments.flush), ("warm", do_nothing)):
         timer.before = before
-        found[promise] = l2_cache.state(timer, instruments.device, instruments.l2_bytes, instruments.bandwidth)
+        found[promise] = l2_cache.observed_state(timer, instruments.device, instruments.l2_bytes, instruments.bandwidth)
     timer.before = instruments.flush
     assert found == {"cold": "cold", "warm": "warm"}
 
 
 def test_a_graph_is_cold_by_turns(instruments: Instruments) -> None:
     assert instruments.events is not None
-    found = graph.state(instruments.events, instruments.device, instruments.l2_bytes, instruments.bandwidth)
+    found = cuda_graph.l2_state(instruments.events, instruments.device, instruments.l2_bytes, instruments.bandwidth)
     assert found == "cold"
 
 
@@ -179,13 +180,13 @@ def test_the_sampler_costs_a_short_kernel_under_0_3_percent(instruments: Instrum
     assert events is not None
     assert state is not None
     events.calibrate()
-    launch = spin(20e-6, events._spin_hz)
+    launch = spin(20e-6, events.gauge.spin_hz)
     ratios = []
     for turn in range(60):
         means = {}
         for watched in (True, False) if turn % 2 else (False, True):
             if watched:
-                with Sampler(state) as seen:
+                with StateSampler(state) as seen:
                     values = [v for _ in range(4) for v in events.samples(launch, 32)]
                 assert seen.readings["clock_sm"]
             else:
@@ -233,10 +234,11 @@ def test_a_planted_slowdown_of_2_percent_reads_2_percent(tmp_path: Path) -> None
     done = subprocess.run([*command, "--rounds", "5", "--out", str(out)], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     by: dict[str, list[Record]] = {}
-    for record in run_file.read(out)[0].records:
+    run, _ = run_file.read(out)
+    for record in run.records:
         assert record.status == "ok", record.reason
         by.setdefault(record.backend, []).append(record)
-    latency = {name: [metrics.value("latency", r) or 0.0 for r in rs] for name, rs in by.items()}
+    latency = {name: [metrics.value("latency", row_of(r, run)) or 0.0 for r in rs] for name, rs in by.items()}
     held = stats.median([v for r in by["base"] for v in r.measurements["clock_held"].values])
     planted = CYCLES / held / stats.median(latency["base"])
     read = [s / b - 1 for b, s in zip(latency["base"], latency["slower"], strict=True)]
@@ -288,8 +290,8 @@ def test_bursts_are_repeatable_where_power_limits(instruments: Instruments) -> N
             for _ in range(200):
                 a @ a
         events.reset()
-        pace = Pacer(events.clocks, events.best_clock, Policy().burst_s)
-        times = collect(partial(events.samples, partial(sdpa, q, k, v)), Policy(), pace=pace)
+        pacer = Pacer(events.clocks, events.best_clock, Policy().burst_s)
+        times = collect_samples(partial(events.samples, partial(sdpa, q, k, v)), Policy(), pacer=pacer)
         after["a load" if turn % 2 else "a pause"].append(stats.median(times))
         print(f"{stats.median(times) * 1e6:.1f} us at {stats.median(events.clocks) / 1e6:.0f} MHz")
     assert stats.median(after["a load"]) == pytest.approx(stats.median(after["a pause"]), rel=0.005)

@@ -38,7 +38,7 @@ from attnbench.core.flops import flops
 from attnbench.core.policy import Policy
 from attnbench.core.stats import median
 from attnbench.worker import environment, inputs, serve
-from attnbench.worker.instruments import Instruments, Subject
+from attnbench.worker.instruments import Instruments, TimedLaunch
 
 # Rounding to bf16 what the kernels round (P, dS, results), in textbook attention of 4096 tokens on a CPU, changes up to
 # 2.6e-3 of the whole and 8e-3 of the row that suffers most. This is 3 times the one, and a tenth of 10 times the other.
@@ -148,7 +148,7 @@ def launcher(case: Case, kernels: set[str], device: str) -> Callable[[], Results
 
 @functools.lru_cache(maxsize=1)
 def instruments(device: str) -> Instruments:
-    return Instruments(environment.rated(environment.describe(device).device))
+    return Instruments(environment.with_quick_rates(environment.describe(device).device))
 
 
 def judge(row: str, blocks: dict[str, str], check: bool, dry: bool) -> dict[str, Any]:
@@ -172,7 +172,7 @@ def judge(row: str, blocks: dict[str, str], check: bool, dry: bool) -> dict[str,
                 return {"wrong": f"off by {error:.1e} at {each.shape.seqlen_q} x {each.shape.seqlen_k}"}
         if not check:
             del results
-            timing = instruments(device).time(Subject(launch, lambda _: [], 0, 0), ONCE if dry else SHORT)
+            timing = instruments(device).time(TimedLaunch(launch, lambda _: [], 0, 0), ONCE if dry else SHORT)
             seconds = median(timing.measurements["time"].values)
             answer |= {"seconds": seconds, "rate": flops(case) * SHARE.get(tuple(chosen), 1.0) / seconds}
     return answer

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import re
 import subprocess
 import sys
@@ -49,14 +50,14 @@ def cases(device: str) -> Iterator[Any]:
 
 def child(name: str, spec: str, device: str, only: str, timed: bool) -> int:
     """One backend in this process: a line of JSON for its probe and for each cell."""
-    from peers import compared, peers
+    from peer_timers import compare_timers, peer_timers_for
 
     from attnbench import backends
     from attnbench.core.backend import Unsupported
     from attnbench.core.policy import Policy
     from attnbench.core.stats import median
     from attnbench.worker import environment, inputs
-    from attnbench.worker.measure_cell import Bench
+    from attnbench.worker.measure_cell import CellMeasurer
 
     def tell(**fields: Any) -> None:
         print(f"{FIRST}{json.dumps({'backend': name, **fields})}", flush=True)
@@ -66,8 +67,8 @@ def child(name: str, spec: str, device: str, only: str, timed: bool) -> int:
     tell(version=probe.version, reason=probe.reason, install=probe.install)
     if not probe.usable:
         return 0
-    described = environment.rated(environment.describe(environment.pick(device)).device)
-    bench, policy = Bench(described), Policy(max_seconds=0.1)
+    described = environment.with_quick_rates(environment.describe(environment.resolve_device(device)).device)
+    measurer, policy = CellMeasurer(described), Policy(max_seconds=0.1)
     for case in cases(described.kind):
         s = case.shape
         lengths = f"{s.seqlen_q}x{s.seqlen_k} {s.nheads}/{s.nheads_k}"
@@ -81,15 +82,18 @@ def child(name: str, spec: str, device: str, only: str, timed: bool) -> int:
         try:
             if refusal := backend.unsupported(case, described):
                 raise Unsupported(refusal)
-            found = bench.measure(backend, case, policy)
+            found = measurer.measure(backend, case, policy)
             cell |= {"status": found["status"], "reason": found.get("reason"), "kernels": found.get("kernels", {})}
             if found["status"] == "ok":
                 cell["latency"] = median(found["measurements"]["time"].values)
                 cell["first_call"] = found["measurements"]["first_call"].values[0]
-                if timed and bench.events is not None:
-                    prepared = backend.prepare(case, inputs.make(case, str(bench.device), 0))
+                if timed and measurer.events is not None:
+                    prepared = backend.prepare(case, inputs.make(case, str(measurer.device), 0))
                     prepared.launch()
-                    read = {who: compared(bench, prepared.launch, policy, peer) for who, peer in peers(name).items()}
+                    read = {
+                        who: compare_timers(measurer, prepared.launch, policy, peer)
+                        for who, peer in peer_timers_for(name).items()
+                    }
                     cell["peers"] = {who: asdict(both) for who, both in read.items() if both}
                     del prepared
         except Unsupported as refusal:
@@ -98,7 +102,7 @@ def child(name: str, spec: str, device: str, only: str, timed: bool) -> int:
             traceback.print_exc()
             cell |= {"status": "failed", "reason": f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"}
         tell(**cell)
-        if not bench.recover():
+        if not measurer.recover():
             tell(cell="the rest", status="failed", reason="the CUDA context is lost")
             break
     return 0
@@ -150,22 +154,24 @@ def main() -> int:
     options = parser.parse_args()
     if options.child:
         return child(*options.child, options.device, options.only, not options.no_peers)
-    from attnbench.run.process import environment
+    from attnbench.run.process import child_environment, isolated_command
     from attnbench.run.select import select_backends, select_interpreters
 
     specs = select_backends([options.backend])
     pythons = select_interpreters(options.python, list(specs))
+    variables = child_environment()
+    variables["PYTHONPATH"] = os.pathsep.join(filter(None, [str(Path(__file__).parent), variables.get("PYTHONPATH")]))
     all_well = True
     for name, spec in specs.items():
         python = pythons.get(name)
-        command = [python or sys.executable, __file__, "--device", options.device, "--only", options.only]
+        command = isolated_command(
+            Path(__file__).stem, "--device", options.device, "--only", options.only, python=python
+        )
         command += ["--child", name, spec]
         command += ["--no-peers"] if options.no_peers else []
         ended = ""
         try:
-            done = subprocess.run(
-                command, capture_output=True, text=True, timeout=options.timeout, env=environment(python)
-            )
+            done = subprocess.run(command, capture_output=True, text=True, timeout=options.timeout, env=variables)
             out, err = done.stdout, done.stderr
             ended = f"it ended with code {done.returncode}" if done.returncode else ""
         except subprocess.TimeoutExpired as late:

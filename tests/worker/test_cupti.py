@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from attnbench.worker.measure.cupti import MARK, MAX_TRIES, Call, Kernel, Tracer, Untraceable, _split
+from attnbench.worker.measure.cupti import MARK, MAX_TRIES, Kernel, TracedCall, Tracer, Untraceable, _split_into_calls
 
 NS = 1e-9
 US = 1e-6
@@ -85,11 +85,11 @@ class Trace:
         if spans:
             self.events.append(Event(MARK, spans[0][0], spans[-1][1], device="CUDA", annotation=True))
 
-    def split(self, n: int, shuffle: Callable[[list[Event]], Sequence[Event]] = list) -> list[Call]:
-        return _split(shuffle(self.events), [i * US for i in range(1, n + 1)])
+    def split(self, n: int, shuffle: Callable[[list[Event]], Sequence[Event]] = list) -> list[TracedCall]:
+        return _split_into_calls(shuffle(self.events), [i * US for i in range(1, n + 1)])
 
 
-def names(call: Call) -> list[str]:
+def names(call: TracedCall) -> list[str]:
     return [kernel.name for kernel in call.kernels]
 
 
@@ -167,7 +167,7 @@ def test_kernels_of_other_threads_and_streams_belong_to_their_call() -> None:
 
 def test_span_and_busy_of_kernels_that_overlap_and_leave_a_gap() -> None:
     kernels = [("a", 0, 10), ("b", 5, 8), ("c", 9, 12), ("d", 20, 25)]
-    call = Call(tuple(Kernel(name, a * NS, b * NS, 7) for name, a, b in kernels), 0.0, 0.0, 30 * NS)
+    call = TracedCall(tuple(Kernel(name, a * NS, b * NS, 7) for name, a, b in kernels), 0.0, 0.0, 30 * NS)
     assert call.span == pytest.approx(25 * NS)
     assert call.busy == pytest.approx((12 + 5) * NS)
     assert [k.seconds for k in call.kernels] == pytest.approx([10 * NS, 3 * NS, 3 * NS, 5 * NS])
@@ -265,9 +265,9 @@ def test_a_call_in_which_nothing_ran() -> None:
     trace.marker((1011, 1020))
     trace.launched("ours", 1021, 1030)
     trace.marker((1031, 1040))
-    nothing, something = trace.split(2)
-    assert names(nothing) == []
-    assert (nothing.span, nothing.busy, nothing.overrun) == (0, 0, 0)
+    do_nothing, something = trace.split(2)
+    assert names(do_nothing) == []
+    assert (do_nothing.span, do_nothing.busy, do_nothing.overrun) == (0, 0, 0)
     assert names(something) == ["ours"]
 
 
@@ -339,7 +339,7 @@ def test_a_trace_in_which_the_device_caught_up_is_taken_again() -> None:
 def test_each_try_is_made_ready_for() -> None:
     tracer = Scripted((50.0, True), (40.0, True), (10.0, False))
     made: list[int] = []
-    tracer.calls([lambda: True], ready=lambda: made.append(len(tracer.sessions)))
+    tracer.calls([lambda: True], before_each_try=lambda: made.append(len(tracer.sessions)))
     assert made == [3, 2, 1]
 
 

@@ -12,7 +12,14 @@ import torch
 from simulated_gpu import Gpu
 
 from attnbench.worker.measure import energy
-from attnbench.worker.measure.energy import MIN_WINDOW, POLL, STEADY, _Counter, _window, sustained
+from attnbench.worker.measure.energy import (
+    MAX_DRIFT,
+    MIN_WINDOW,
+    POLL_SECONDS,
+    EnergyCounter,
+    _steady_start,
+    run_sustained,
+)
 
 
 def ends(step: Callable[[float], float], until: float) -> list[float]:
@@ -25,20 +32,20 @@ def ends(step: Callable[[float], float], until: float) -> list[float]:
 
 
 def test_a_steady_run_has_its_last_seconds_as_window() -> None:
-    found = _window(ends(lambda t: 0.05, 4.0), 2.0)
+    found = _steady_start(ends(lambda t: 0.05, 4.0), 2.0)
     assert found is not None
     assert found == pytest.approx(ends(lambda t: 0.05, 4.0)[-1] - 2.0, abs=0.051)
 
 
 def test_what_came_before_the_window_does_not_matter() -> None:
-    assert _window(ends(lambda t: 0.2 if t < 1.5 else 0.05, 4.0), 2.0) is not None
+    assert _steady_start(ends(lambda t: 0.2 if t < 1.5 else 0.05, 4.0), 2.0) is not None
 
 
 @pytest.mark.parametrize("until", [0.0, 1.0, 2.9])
 def test_there_is_no_window_before_power_had_time_to_settle(until: float) -> None:
     """Half as long again as the window: 3 s for 2 s."""
-    assert _window(ends(lambda t: 0.05, until), 2.0) is None
-    assert _window(ends(lambda t: 0.05, 3.01), 2.0) is not None
+    assert _steady_start(ends(lambda t: 0.05, until), 2.0) is None
+    assert _steady_start(ends(lambda t: 0.05, 3.01), 2.0) is not None
 
 
 @pytest.mark.parametrize("slope", [1.0, -1.0])
@@ -47,20 +54,20 @@ def test_a_window_that_drifts_is_none(slope: float) -> None:
         """The median of its second second is `by` slower than that of its first."""
         return ends(lambda t: 0.01 * (1 + slope * by * (t - 3)), 4.0)
 
-    assert _window(drifts(0.8 * STEADY), 2.0) is not None
-    assert _window(drifts(1.3 * STEADY), 2.0) is None
+    assert _steady_start(drifts(0.8 * MAX_DRIFT), 2.0) is not None
+    assert _steady_start(drifts(1.3 * MAX_DRIFT), 2.0) is None
 
 
 def test_outliers_are_no_drift() -> None:
-    assert _window(ends(lambda t: 0.3 if 5.0 < t < 5.05 else 0.05, 6.0), 2.0) is not None
+    assert _steady_start(ends(lambda t: 0.3 if 5.0 < t < 5.05 else 0.05, 6.0), 2.0) is not None
 
 
 def test_a_handful_of_batches_are_no_window() -> None:
-    assert _window(ends(lambda t: 0.6, 6.0), 2.0) is None
+    assert _steady_start(ends(lambda t: 0.6, 6.0), 2.0) is None
 
 
-def counter(moves: list[tuple[float, float]]) -> _Counter:
-    made = _Counter(SimpleNamespace(energy_j=lambda: None))  # type: ignore[arg-type]
+def counter(moves: list[tuple[float, float]]) -> EnergyCounter:
+    made = EnergyCounter(SimpleNamespace(energy_j=lambda: None))  # type: ignore[arg-type]
     made._moves = moves
     return made
 
@@ -74,7 +81,7 @@ def every(period: float, watts: float, until: float = 10.0) -> list[tuple[float,
 def test_power_is_the_slope_between_moves(period: float, watts: float) -> None:
     found, error = counter(every(period, watts)).power(3.01, 5.01)
     assert found == pytest.approx(watts)
-    assert error == pytest.approx(2 * (POLL + 0.005) / 2.0, rel=2 * period)
+    assert error == pytest.approx(2 * (POLL_SECONDS + 0.005) / 2.0, rel=2 * period)
 
 
 def test_only_moves_in_the_window_count() -> None:
@@ -104,7 +111,7 @@ def test_a_counter_that_did_not_move_twice_in_the_window_says_nothing(moves: lis
 
 
 def test_the_counter_notes_moves_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(energy, "POLL", 0.0002)
+    monkeypatch.setattr(energy, "POLL_SECONDS", 0.0002)
     done = threading.Event()
 
     def readings() -> Any:
@@ -114,7 +121,7 @@ def test_the_counter_notes_moves_only(monkeypatch: pytest.MonkeyPatch) -> None:
             yield 12.0
 
     script = readings()
-    with _Counter(SimpleNamespace(energy_j=lambda: next(script))) as made:  # type: ignore[arg-type]
+    with EnergyCounter(SimpleNamespace(energy_j=lambda: next(script))) as made:  # type: ignore[arg-type]
         assert done.wait(10)
     assert [joules for _, joules in made._moves] == [7.0, 12.0]
     assert made._moves[0][0] <= made._moves[1][0]
@@ -131,10 +138,10 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Gpu:
     return made
 
 
-def run(gpu: Gpu, seconds: Callable[[float], float], limit: float, state: Any = NO_COUNTER) -> energy.Sustained:
+def run(gpu: Gpu, seconds: Callable[[float], float], limit: float, state: Any = NO_COUNTER) -> energy.SustainedRun:
     """A launch whose length follows the device's time, started at 100 s."""
     gpu.now = gpu.free = 100.0
-    return sustained(lambda: gpu.kernel(seconds(gpu.free - 100.0))(), seconds(0.0), limit, state)
+    return run_sustained(lambda: gpu.kernel(seconds(gpu.free - 100.0))(), seconds(0.0), limit, state)
 
 
 def test_stops_when_the_time_of_a_call_is_steady(gpu: Gpu) -> None:
@@ -174,20 +181,20 @@ def test_the_device_is_never_without_work(gpu: Gpu) -> None:
         busy.append(gpu.free - gpu.now)
         gpu.kernel(1e-3)()
 
-    sustained(launch, 1e-3, 5.0, NO_COUNTER)  # type: ignore[arg-type]
+    run_sustained(launch, 1e-3, 5.0, NO_COUNTER)  # type: ignore[arg-type]
     assert min(busy[60:]) > 0
 
 
 def test_watts_are_those_of_the_steady_part(gpu: Gpu) -> None:
     """The moves' times and the batches' are on one clock."""
 
-    class Planted(_Counter):
+    class Planted(EnergyCounter):
         def __init__(self, state: Any) -> None:
             super().__init__(state)
             self._moves = [(100.0 + 0.1 * i, 10.0 * i + (1000.0 if i < 10 else 0.0)) for i in range(400)]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(energy, "_Counter", Planted)
+        patch.setattr(energy, "EnergyCounter", Planted)
         found = run(gpu, lambda t: 1e-3 if t < 1.0 else 1.5e-3, 60.0)
     assert found.watts == pytest.approx(100.0)
-    assert found.uncertainty == pytest.approx(2 * (POLL + 0.005) / MIN_WINDOW, rel=0.1)
+    assert found.uncertainty == pytest.approx(2 * (POLL_SECONDS + 0.005) / MIN_WINDOW, rel=0.1)

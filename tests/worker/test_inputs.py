@@ -50,15 +50,15 @@ def test_the_same_seed_gives_the_same_values_and_another_others() -> None:
 @pytest.mark.parametrize("dtype", ["fp32", "bf16", "fp16"])
 def test_healthy_inputs_have_no_flaw(dtype: str) -> None:
     for seed in range(5):
-        assert inputs.flaw(make(dtype=dtype, seed=seed)) is None
-    assert inputs.flaw(make("fwd", dtype)) is None
+        assert inputs.find_flaw(make(dtype=dtype, seed=seed)) is None
+    assert inputs.find_flaw(make("fwd", dtype)) is None
 
 
 def test_inputs_of_a_few_elements_are_not_taken_for_constants() -> None:
     """The standard deviation of a handful of normal values is often small."""
     for size in (1, 2, 4, 8, 16):
         tiny = Shape(1, 1, 1, 1, 1, size, size)
-        assert [inputs.flaw(make(seed=seed, shape=tiny)) for seed in range(50)] == [None] * 50
+        assert [inputs.find_flaw(make(seed=seed, shape=tiny)) for seed in range(50)] == [None] * 50
 
 
 def constant(t: Tensor) -> None:
@@ -92,7 +92,7 @@ def small(t: Tensor) -> None:
 def test_a_flaw_is_said_with_its_tensor(name: str, spoil: Callable[[Tensor], object], said: str, dtype: str) -> None:
     given = make(dtype=dtype)
     spoil(getattr(given, name))
-    assert str(inputs.flaw(given)).startswith(f"inputs: {name} {said}")
+    assert str(inputs.find_flaw(given)).startswith(f"inputs: {name} {said}")
 
 
 @pytest.mark.parametrize(("share", "flawed"), [(0.005, False), (0.02, True), (0.3, True)])
@@ -100,28 +100,28 @@ def test_zeros_among_normal_values_are_a_flaw(share: float, flawed: bool) -> Non
     """They vary enough, and draw less power all the same."""
     given = make(shape=dataclasses.replace(SHAPE, seqlen_k=1024))
     given.k.view(-1)[: round(share * given.k.numel())] = 0
-    assert (inputs.flaw(given) is not None) == flawed
-    assert not flawed or "k is" in str(inputs.flaw(given))
+    assert (inputs.find_flaw(given) is not None) == flawed
+    assert not flawed or "k is" in str(inputs.find_flaw(given))
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_tensor_that_was_written_to_is_named(name: str) -> None:
     given = make()
-    assert inputs.changed(given, make()) is None
+    assert inputs.first_changed(given, make()) is None
     getattr(given, name).view(-1)[-1] += 1
-    assert inputs.changed(given, make()) == name
+    assert inputs.first_changed(given, make()) == name
     getattr(given, name).view(-1)[-1] = float("nan")
-    assert inputs.changed(given, make()) == name
-    assert inputs.changed(make("fwd"), make("fwd")) is None
+    assert inputs.first_changed(given, make()) == name
+    assert inputs.first_changed(make("fwd"), make("fwd")) is None
 
 
 def test_large_inputs_are_looked_at_in_part_but_everywhere() -> None:
     """Some ten thousand values of each."""
     given = make(shape=dataclasses.replace(SHAPE, seqlen_q=4096))
     assert given.q.numel() > 2**19
-    assert inputs.flaw(given) is None
+    assert inputs.find_flaw(given) is None
     given.q.view(-1)[given.q.numel() // 8 :].zero_()
-    assert "q hardly varies" in str(inputs.flaw(given))
+    assert "q hardly varies" in str(inputs.find_flaw(given))
 
 
 @pytest.mark.parametrize("direction", ["fwd", "bwd"])

@@ -9,16 +9,16 @@ from typing import Any
 
 import pytest
 import torch
-from played_gpu import QUICK, subject
+from scripted_instruments import QUICK, timed_launch
 
 from attnbench.core.machine import Device
 from attnbench.core.record import Measurement
 from attnbench.worker import instruments as module
 from attnbench.worker.instruments import CEILING_EVERY, Instruments
 from attnbench.worker.measure import ceiling, l2_cache
+from attnbench.worker.measure.cuda_graph import NotCapturable
 from attnbench.worker.measure.cupti import Untraceable
-from attnbench.worker.measure.graph import NotCapturable
-from attnbench.worker.measure.sampling import CpuTimer, nothing
+from attnbench.worker.measure.sampling import CpuTimer, do_nothing
 from attnbench.worker.measure_cell import _chosen
 from builders import case
 
@@ -43,14 +43,14 @@ def found(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
             raise answer
         return str(answer)
 
-    monkeypatch.setattr(l2_cache, "state", state)
+    monkeypatch.setattr(l2_cache, "observed_state", state)
     return answers
 
 
 def test_on_a_cpu_the_clock_of_the_host_times_a_cell(cpu: Instruments, found: list[Any]) -> None:
     found.append("cold")
     launches: list[int] = []
-    took = cpu.time(subject(lambda: launches.append(1)), QUICK)
+    took = cpu.time(timed_launch(lambda: launches.append(1)), QUICK)
     assert (took.timer, took.l2, took.notes, took.limits, took.host_bound) == ("perf_counter", "cold", [], (), False)
     assert set(took.measurements) == {"time"}
     assert took.measurements["time"].unit == "s"
@@ -62,7 +62,7 @@ def test_on_a_cpu_the_clock_of_the_host_times_a_cell(cpu: Instruments, found: li
 
 def test_on_this_machine_the_state_of_l2_is_looked_at() -> None:
     """Whatever it is, it is not taken on trust."""
-    took = Instruments(replace(CPU, l2=2**22)).time(subject(), QUICK)
+    took = Instruments(replace(CPU, l2=2**22)).time(timed_launch(), QUICK)
     assert took.l2 in ("cold", "unproven")
 
 
@@ -87,14 +87,14 @@ def test_l2_is_what_was_found_or_unproven(
     cpu: Instruments, found: list[Any], promise: Any, answer: Any, said: str
 ) -> None:
     found.append(answer)
-    assert cpu.time(subject(), replace(QUICK, l2=promise)).l2 == said
+    assert cpu.time(timed_launch(), replace(QUICK, l2=promise)).l2 == said
 
 
 def test_l2_is_looked_at_once_for_each_promise(cpu: Instruments, found: list[Any]) -> None:
     found += ["cold", "warm"]
     for _ in range(3):
-        assert cpu.time(subject(), QUICK).l2 == "cold"
-        assert cpu.time(subject(), replace(QUICK, l2="warm")).l2 == "warm"
+        assert cpu.time(timed_launch(), QUICK).l2 == "cold"
+        assert cpu.time(timed_launch(), replace(QUICK, l2="warm")).l2 == "warm"
     assert found == []
 
 
@@ -102,7 +102,7 @@ def test_a_cold_sample_is_flushed_and_a_warm_one_is_not(cpu: Instruments, found:
     found += ["cold", "warm"]
     order: list[str] = []
     cpu.flush = lambda: order.append("flush")  # type: ignore[assignment]
-    one = subject(lambda: order.append("launch"))
+    one = timed_launch(lambda: order.append("launch"))
     cpu.time(one, QUICK)
     assert order == ["flush", "launch"] * (len(order) // 2)
     order.clear()
@@ -144,7 +144,7 @@ def rates(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     seen: list[str] = []
 
     def matmul(timer: Any, device: torch.device, dtype: torch.dtype) -> list[float]:
-        assert timer.before is nothing
+        assert timer.before is do_nothing
         assert device.type == "cpu"
         seen.append(str(dtype))
         if dtype == torch.float64:
@@ -183,8 +183,8 @@ def test_ceilings_without_room_are_not_tried_again_at_once(
 
 
 def test_ceilings_are_work_over_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(ceiling.MATMUL, "cpu", 8)
-    monkeypatch.setitem(ceiling.COPY, "cpu", 1000)
+    monkeypatch.setitem(ceiling.MATMUL_SIZE, "cpu", 8)
+    monkeypatch.setitem(ceiling.COPY_BYTES, "cpu", 1000)
     launched: list[torch.Tensor] = []
 
     class Exact(CpuTimer):

@@ -16,9 +16,17 @@ from attnbench.core.case import DIRECTIONS, DTYPES, Case
 from attnbench.core.machine import Device
 from attnbench.worker import kernel_trace
 from attnbench.worker.instruments import Timing
-from attnbench.worker.kernel_rules import NAME_LENGTH, brief, complaint, computes, counted, covered, decoy
-from attnbench.worker.measure.cupti import Call, Kernel, Untraceable
-from attnbench.worker.measure_cell import Bench
+from attnbench.worker.kernel_rules import (
+    NAME_LENGTH,
+    busy_seconds,
+    count_by_name,
+    find_broken_rule,
+    find_low_share,
+    first_computing_operator,
+    short_name,
+)
+from attnbench.worker.measure.cupti import Kernel, TracedCall, Untraceable
+from attnbench.worker.measure_cell import CellMeasurer
 from builders import case, measurements
 
 FLASH = (
@@ -84,8 +92,8 @@ BF16_PRODUCTS = (
     ],
 )
 def test_a_name_is_short_and_still_tells(name: str, said: str) -> None:
-    assert brief(name) == said
-    assert brief(brief(name)) == said
+    assert short_name(name) == said
+    assert short_name(short_name(name)) == said
 
 
 @pytest.mark.parametrize(
@@ -96,24 +104,24 @@ def test_a_name_is_short_and_still_tells(name: str, said: str) -> None:
     ],
 )
 def test_a_long_name_is_cut(name: str, start: str) -> None:
-    assert brief(name).startswith(start)
-    assert brief(name).endswith("...")
-    assert len(brief(name)) == NAME_LENGTH
-    assert "Flash_fwd_params" not in brief(name)
+    assert short_name(name).startswith(start)
+    assert short_name(name).endswith("...")
+    assert len(short_name(name)) == NAME_LENGTH
+    assert "Flash_fwd_params" not in short_name(name)
 
 
 def test_kernels_are_counted_in_the_order_of_their_first() -> None:
-    found = counted([SOFTMAX, NVJET, FILL, NVJET])
-    assert found == {brief(SOFTMAX): 1, NVJET: 2, brief(FILL): 1}
-    assert list(found) == [brief(SOFTMAX), NVJET, brief(FILL)]
-    assert counted([]) == {}
+    found = count_by_name([SOFTMAX, NVJET, FILL, NVJET])
+    assert found == {short_name(SOFTMAX): 1, NVJET: 2, short_name(FILL): 1}
+    assert list(found) == [short_name(SOFTMAX), NVJET, short_name(FILL)]
+    assert count_by_name([]) == {}
 
 
 BF16, FP32 = case(), case(dtype="fp32")
 
 
 def said(signature: Signature, *names: str, which: Case = BF16) -> str | None:
-    return complaint(which, signature, counted(names))
+    return find_broken_rule(which, signature, count_by_name(names))
 
 
 def test_nothing_to_complain() -> None:
@@ -129,7 +137,7 @@ def test_nothing_ran() -> None:
 
 def test_a_required_kernel_did_not_run() -> None:
     assert said(Signature(("flash_fwd",)), NVJET, SOFTMAX) == (
-        f"no kernel like 'flash_fwd' ran; instead: {NVJET}, {brief(SOFTMAX)}"
+        f"no kernel like 'flash_fwd' ran; instead: {NVJET}, {short_name(SOFTMAX)}"
     )
     assert str(said(Signature(("flash_fwd", "flash_bwd")), FLASH)).startswith("no kernel like 'flash_bwd' ran")
 
@@ -149,7 +157,7 @@ def test_an_excluded_kernel_ran() -> None:
 def test_a_float32_product_in_a_half_precision_case(name: str) -> None:
     for dtype in ("bf16", "fp16"):
         text = said(Signature(("SoftMax",)), SOFTMAX, name, which=replace(BF16, dtype=dtype))
-        assert text == f"{brief(name)} ran: a float32 product in a {dtype} case"
+        assert text == f"{short_name(name)} ran: a float32 product in a {dtype} case"
     assert said(Signature(), name, which=FP32) is None
     assert said(Signature(("gemm",)), name) is None  # it says so itself
     assert said(Signature(("SoftMax",)), SOFTMAX, name, which=FP32) is None
@@ -167,9 +175,9 @@ VIEWS = ["aten::transpose", "aten::detach", "detach", "aten::as_strided", "aten:
     "name", ["aten::copy_", "aten::clone", "aten::contiguous", "aten::to", "aten::mul", "aten::tanh"]
 )
 def test_what_only_looks_at_a_tensor_in_another_way_computes_nothing(name: str) -> None:
-    assert computes(VIEWS) is None
-    assert computes([]) is None
-    assert computes([*VIEWS, name, "aten::bmm"]) == name
+    assert first_computing_operator(VIEWS) is None
+    assert first_computing_operator([]) is None
+    assert first_computing_operator([*VIEWS, name, "aten::bmm"]) == name
 
 
 BUILT_IN = [name for name in BACKENDS if name != "fake"]
@@ -236,23 +244,23 @@ def test_a_pass_of_both_must_show_both(name: str) -> None:
     assert said(signature, *backward)
 
 
-def call(*names: str, seconds: float = 100e-6, overrun: float = 0.0, gap: float = 0.0) -> Call:
+def call(*names: str, seconds: float = 100e-6, overrun: float = 0.0, gap: float = 0.0) -> TracedCall:
     """Kernels one after the other, as long together as said, with a gap after each."""
     each = seconds / max(1, len(names))
     starts = [i * (each + gap) for i in range(len(names))]
-    return Call(tuple(Kernel(n, at, at + each, 7) for n, at in zip(names, starts, strict=True)), overrun)
+    return TracedCall(tuple(Kernel(n, at, at + each, 7) for n, at in zip(names, starts, strict=True)), overrun)
 
 
 class Tracer:
     """Runs the launches, and tells what was planned of them."""
 
-    def __init__(self, *calls: Call) -> None:
+    def __init__(self, *calls: TracedCall) -> None:
         self.planned = list(calls)
 
-    def calls(self, launches: Sequence[Callable[[], Any]], ready: Callable[[], Any]) -> list[Call]:
+    def calls(self, launches: Sequence[Callable[[], Any]], before_each_try: Callable[[], Any]) -> list[TracedCall]:
         if not self.planned:
             raise Untraceable("the profiler saw 1 of 3 markers")
-        ready()
+        before_each_try()
         for launch in launches:
             launch()
         return self.planned
@@ -261,15 +269,17 @@ class Tracer:
 @pytest.fixture
 def prove() -> Iterator[Callable[..., Any]]:
     """bench.Bench.prove on a device that is a GPU by name only."""
-    bench = object.__new__(Bench)
-    bench.device = torch.device("cuda")
+    measurer = object.__new__(CellMeasurer)
+    measurer.device = torch.device("cuda")
     seen: list[str] = []
 
-    def ask(*calls: Call, latency: float = 100e-6, runs: str = "flash_fwd", host_bound: bool = False) -> Any:
-        bench.tracer = Tracer(*calls)  # type: ignore[assignment]
+    def ask(*calls: TracedCall, latency: float = 100e-6, runs: str = "flash_fwd", host_bound: bool = False) -> Any:
+        measurer.tracer = Tracer(*calls)  # type: ignore[assignment]
         prepared = Prepared(lambda: seen.append("launch") or "raw", lambda raw: seen.append(raw) or {})  # type: ignore
         timing = Timing(measurements(time=latency), "events", "cold", [], host_bound=host_bound)
-        return kernel_trace.prove(bench, BF16, Signature((runs,)), prepared, timing, lambda: seen.append("renew"))
+        return kernel_trace.trace_launch(
+            measurer, BF16, Signature((runs,)), prepared, timing, lambda: seen.append("renew")
+        )
 
     yield ask
     assert seen[:2] == ["renew", "launch"]
@@ -280,9 +290,9 @@ def kernels_of(*spans: tuple[str, float, float]) -> tuple[Kernel, ...]:
 
 
 def test_time_in_which_something_ran() -> None:
-    assert covered(()) == 0
-    assert covered(kernels_of(("a", 0, 2), ("b", 1, 3), ("c", 5, 6), ("d", 5.2, 5.4))) == 4
-    assert covered(kernels_of(("c", 5, 6), ("a", 0, 2))) == 3  # in any order
+    assert busy_seconds(()) == 0
+    assert busy_seconds(kernels_of(("a", 0, 2), ("b", 1, 3), ("c", 5, 6), ("d", 5.2, 5.4))) == 4
+    assert busy_seconds(kernels_of(("c", 5, 6), ("a", 0, 2))) == 3  # in any order
 
 
 @pytest.mark.parametrize(("share", "is_one"), [(0.015, True), (0.025, False), (1.0, False)])
@@ -292,42 +302,42 @@ def test_a_declared_kernel_that_takes_next_to_no_time_is_a_decoy(
 ) -> None:
     """The declared ones together, as their pieces may be small; the complaint names what did the work instead."""
     activities = kernels_of((FLASH, 0, share), (NVJET, share, 0.999), (FILL, 0.999, 1.0))
-    said = decoy(Signature(runs), activities)
+    said = find_low_share(Signature(runs), activities)
     assert bool(said) == is_one
     if said:
         assert said == f"what it declares took 1.50% of the time; {NVJET} did more of the work"
-    assert decoy(Signature(), activities) is None
+    assert find_low_share(Signature(), activities) is None
 
 
 def test_a_decoy_is_complained_of(prove: Callable[..., Any]) -> None:
-    lying = Call(kernels_of((FLASH, 0, 1e-6), (NVJET, 1e-6, 100e-6)), 0.0)
+    lying = TracedCall(kernels_of((FLASH, 0, 1e-6), (NVJET, 1e-6, 100e-6)), 0.0)
     found = prove(lying, call())
-    assert "took 1.00% of the time" in found.complaint
-    assert found.kernels == {brief(FLASH): 1, NVJET: 1}
+    assert "took 1.00% of the time" in found.problem
+    assert found.kernels == {short_name(FLASH): 1, NVJET: 1}
 
 
 def test_a_traced_call_that_is_as_it_should_be(prove: Callable[..., Any]) -> None:
     found = prove(call(FLASH), call())
-    assert (found.complaint, found.note) == (None, None)
-    assert found.kernels == {brief(FLASH): 1}
+    assert (found.problem, found.note) == (None, None)
+    assert found.kernels == {short_name(FLASH): 1}
 
 
 def test_a_call_in_which_nothing_ran_is_complained_of(prove: Callable[..., Any]) -> None:
-    assert "nothing ran on the device" in prove(call(), call()).complaint
+    assert "nothing ran on the device" in prove(call(), call()).problem
 
 
 def test_the_wrong_kernel_is_complained_of(prove: Callable[..., Any]) -> None:
     found = prove(call(NVJET, SOFTMAX), call())
-    assert found.complaint.startswith("no kernel like 'flash_fwd' ran")
-    assert found.kernels == {NVJET: 1, brief(SOFTMAX): 1}
+    assert found.problem.startswith("no kernel like 'flash_fwd' ran")
+    assert found.kernels == {NVJET: 1, short_name(SOFTMAX): 1}
 
 
 def test_work_after_the_launch_is_complained_of(prove: Callable[..., Any]) -> None:
     hidden = prove(call(FLASH, overrun=200e-6), call())
-    assert "went on for 200 us after its stream had gone on" in hidden.complaint
+    assert "went on for 200 us after its stream had gone on" in hidden.problem
     naming = prove(call(FLASH), call(FILL))
-    assert naming.complaint.endswith("ran after the launch, while its results were only to be named")
-    assert naming.complaint.startswith("at::native::vectorized_elementwise_kernel")
+    assert naming.problem.endswith("ran after the launch, while its results were only to be named")
+    assert naming.problem.startswith("at::native::vectorized_elementwise_kernel")
 
 
 @pytest.mark.parametrize(("seconds", "complains"), [(100e-6, False), (145e-6, False), (155e-6, True), (1.0, True)])
@@ -336,18 +346,18 @@ def test_work_that_the_samples_do_not_hold_is_complained_of(
 ) -> None:
     """Beyond what a clock can explain, 30 %, and 20 us for what surrounds a kernel."""
     found = prove(call(FLASH, seconds=seconds), call(), latency=100e-6)
-    assert bool(found.complaint) == complains
+    assert bool(found.problem) == complains
     if complains:
-        assert f"kernels ran for {seconds * 1e6:.0f} us in one call, and the samples say 100" in found.complaint
+        assert f"kernels ran for {seconds * 1e6:.0f} us in one call, and the samples say 100" in found.problem
 
 
 def test_gaps_between_kernels_are_no_work(prove: Callable[..., Any]) -> None:
-    assert prove(call(FLASH, FLASH, gap=500e-6), call()).complaint is None
+    assert prove(call(FLASH, FLASH, gap=500e-6), call()).problem is None
 
 
 def test_samples_much_slower_than_a_later_call_are_doubted(prove: Callable[..., Any]) -> None:
     slow = prove(call(FLASH), call(), latency=200e-6)
-    assert slow.complaint is None
+    assert slow.problem is None
     assert slow.note.startswith("samples much slower than a later call")
     assert prove(call(FLASH), call(), latency=165e-6).note is None
     assert prove(call(FLASH), call(), latency=200e-6, host_bound=True).note is None  # that is why
@@ -355,6 +365,6 @@ def test_samples_much_slower_than_a_later_call_are_doubted(prove: Callable[..., 
 
 def test_what_cannot_be_traced_is_no_complaint(prove: Callable[..., Any]) -> None:
     found = prove()
-    assert found.complaint is None
+    assert found.problem is None
     assert found.kernels == {}
     assert found.note == "what ran is not known: the profiler saw 1 of 3 markers"

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from attnbench.worker.measure import l2_cache
-from attnbench.worker.measure.l2_cache import MIN_FLUSH, MIN_GAIN, REPEATS, Flush, reader, state
-from attnbench.worker.measure.sampling import nothing
+from attnbench.worker.measure.l2_cache import MIN_FLUSH, MIN_GAIN, REPEATS, L2Flush, make_reader, observed_state
+from attnbench.worker.measure.sampling import do_nothing
 
 CPU = torch.device("cpu")
 L2 = 12 * 2**20
@@ -36,7 +36,7 @@ class Machine:
         values = []
         for _ in range(min(n, self.at_once)):
             self.before()
-            if self.before not in (self.flush, nothing):
+            if self.before not in (self.flush, do_nothing):
                 self.cached = True  # it is the read itself
             values.append(20e-6 + (0.0 if self.cached else self.gain * OPERAND))
             launch()
@@ -46,7 +46,7 @@ class Machine:
 
 
 def found(machine: Machine) -> str:
-    return state(machine, CPU, L2, BANDWIDTH)
+    return observed_state(machine, CPU, L2, BANDWIDTH)
 
 
 def test_a_flush_makes_it_cold() -> None:
@@ -59,7 +59,7 @@ def test_a_flush_that_does_nothing_leaves_it_warm() -> None:
 
 def test_no_flush_leaves_it_warm() -> None:
     machine = Machine()
-    machine.before = nothing
+    machine.before = do_nothing
     assert found(machine) == "warm"
 
 
@@ -96,7 +96,7 @@ def test_the_instrument_has_its_flush_back() -> None:
     ("l2_bytes", "nbytes"), [(L2, L2 // 3), (2**16, 2**20), (2**40, MIN_FLUSH // 3), (0, MIN_FLUSH // 3)]
 )
 def test_a_third_of_l2_is_read_within_reason(l2_bytes: int, nbytes: int) -> None:
-    said, read = reader(CPU, l2_bytes)
+    said, read = make_reader(CPU, l2_bytes)
     assert said == nbytes
     read()
 
@@ -105,7 +105,7 @@ def test_each_read_has_an_operand_of_its_own(monkeypatch: pytest.MonkeyPatch) ->
     operands = []
     real = torch.sum
     monkeypatch.setattr(torch, "sum", lambda x, **more: (operands.append(x.data_ptr()), real(x, **more))[1])
-    first, second = reader(CPU, L2)[1], reader(CPU, L2)[1]
+    first, second = make_reader(CPU, L2)[1], make_reader(CPU, L2)[1]
     for read in (first, second, first):
         read()
     assert operands[0] == operands[2] != operands[1]
@@ -116,12 +116,12 @@ def test_each_read_has_an_operand_of_its_own(monkeypatch: pytest.MonkeyPatch) ->
     [(60 * 2**20, None, 120 * 2**20), (2**20, None, MIN_FLUSH), (0, None, MIN_FLUSH), (2**40, 2**20, 2**20)],
 )
 def test_a_flush_writes_twice_l2(l2_bytes: int, most: int | None, size: int) -> None:
-    flush = Flush(CPU, l2_bytes, most)
+    flush = L2Flush(CPU, l2_bytes, most)
     assert flush.buffer.numel() * flush.buffer.element_size() == size
 
 
 def test_a_flush_writes_all_of_its_buffer() -> None:
-    flush = Flush(CPU, 0, most=2**16)
+    flush = L2Flush(CPU, 0, most=2**16)
     flush.buffer.fill_(1)
     flush()
     assert not flush.buffer.any()

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from attnbench.worker import machine_facts
-from attnbench.worker.measure.l2_cache import Flush
-from attnbench.worker.measure.sampling import CpuTimer, nothing
+from attnbench.worker.measure.l2_cache import L2Flush
+from attnbench.worker.measure.sampling import CpuTimer, do_nothing
 
 
 def test_a_cpu_has_no_facts_of_its_own() -> None:
@@ -22,19 +22,19 @@ def test_an_instrument_that_fails_is_a_fact() -> None:
     def fails() -> dict[str, Any]:
         raise RuntimeError("no\n\nCUPTI")
 
-    assert machine_facts._tried(fails) == {"error": "RuntimeError: no CUPTI"}
+    assert machine_facts._facts_or_error(fails) == {"error": "RuntimeError: no CUPTI"}
 
 
 def test_the_instruments_are_tried_and_left_as_they_were() -> None:
     """On a CPU, whose timer stands for the events: what lacks here is an error, and nothing else."""
-    timer, flush = CpuTimer(), Flush(torch.device("cpu"), 2**20)
-    bench: Any = SimpleNamespace(device=flush.buffer.device, events=timer, tracer=None, flush=flush)
-    bench.l2_bytes, bench.bandwidth = 2**20, 1e10
-    found = machine_facts._instruments(bench)
+    timer, flush = CpuTimer(), L2Flush(torch.device("cpu"), 2**20)
+    measurer: Any = SimpleNamespace(device=flush.buffer.device, events=timer, tracer=None, flush=flush)
+    measurer.l2_bytes, measurer.bandwidth = 2**20, 1e10
+    found = machine_facts._instrument_facts(measurer)
     assert set(found["events"]) == {"seconds", "l2_cold", "l2_warm"}
     assert found["events"]["seconds"] > 0
     assert {found["events"]["l2_cold"], found["events"]["l2_warm"]} <= {"cold", "warm"}
-    assert timer.before is nothing
+    assert timer.before is do_nothing
     assert [set(found[name]) for name in ("graph", "cupti")] == [{"error"}, {"error"}]
 
 

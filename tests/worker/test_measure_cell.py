@@ -34,7 +34,7 @@ def case(direction: Any = "fwd", seqlen: int = 32, dtype: Any = "fp32", **more: 
 @pytest.fixture(scope="module")
 def worker() -> Iterator[Worker]:
     made = Worker()
-    made.bench(DEVICE)
+    made.measurer(DEVICE)
     yield made
     gc.unfreeze()
 
@@ -359,7 +359,7 @@ def test_long_sequences_are_timed_with_the_gradient_that_was_given(
     """The check masks dout outside its sample; what is timed must not be that."""
     from attnbench.worker import reference
 
-    monkeypatch.setitem(reference.BUDGET, "cpu", 1)
+    monkeypatch.setitem(reference.SCORE_BUDGET, "cpu", 1)
     seen = []
 
     class Watching(Eager):

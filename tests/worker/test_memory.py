@@ -53,5 +53,5 @@ def allocator(monkeypatch: pytest.MonkeyPatch) -> Allocator:
 
 def test_what_another_thread_is_about_to_free_is_no_part_of_the_peak(allocator: Allocator) -> None:
     found = CudaMemory(torch.device("cpu"))
-    with found.job():
-        assert found.peak(allocator.launch) == ({"memory_peak": NEW, "memory_driver": NEW}, "out")
+    with found.job_window():
+        assert found.measure_peak(allocator.launch) == ({"memory_peak": NEW, "memory_driver": NEW}, "out")

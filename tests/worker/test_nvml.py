@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from attnbench.worker.measure import nvml as state_module
-from attnbench.worker.measure.nvml import LIMITS, POWER_INSTANT, GpuState, Sampler
+from attnbench.worker.measure import nvml as nvml_module
+from attnbench.worker.measure.nvml import LIMITS, POWER_INSTANT, GpuState, StateSampler
 
 UUID = "GPU-1234"
 ME, SIBLING, STRANGER, SHELL = os.getpid(), 10**7 + 1, 10**7 + 2, 10**7 + 3
@@ -97,9 +97,9 @@ def nvml(monkeypatch: pytest.MonkeyPatch) -> Nvml:
     made = Nvml()
     monkeypatch.setitem(sys.modules, "pynvml", made)
     parents = {ME: SHELL, SIBLING: SHELL, STRANGER: 1}
-    monkeypatch.setattr(state_module, "_parent", parents.get)
+    monkeypatch.setattr(nvml_module, "_parent_pid", parents.get)
     monkeypatch.setattr(os, "getppid", lambda: SHELL)
-    monkeypatch.setattr(state_module, "_name", lambda pid: "python" if pid == SIBLING else "train")
+    monkeypatch.setattr(nvml_module, "_process_name", lambda pid: "python" if pid == SIBLING else "train")
     return made
 
 
@@ -129,9 +129,9 @@ def test_power_is_the_average_where_the_driver_knows_no_other(nvml: Nvml) -> Non
 
 
 def test_the_device_is_found_by_torchs_uuid_with_or_without_its_prefix(nvml: Nvml) -> None:
-    assert GpuState("1234").known
+    assert GpuState("1234").available
     assert nvml.handles == [UUID]
-    assert not GpuState("5678").known
+    assert not GpuState("5678").available
 
 
 def test_what_the_driver_refuses_is_none_and_the_rest_is_not(nvml: Nvml, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -168,11 +168,11 @@ def test_without_nvml_there_are_no_readings_and_no_thread(
 ) -> None:
     without(monkeypatch)
     state = GpuState(UUID)
-    assert not state.known
+    assert not state.available
     assert [ask(state) for ask, _ in QUESTIONS.values()] == [None] * len(QUESTIONS)
-    assert (state.limits(), state.others(), state.others(0.0)) == ((), (), ())
+    assert (state.limits(), state.other_processes(), state.other_processes(0.0)) == ((), (), ())
     before = threading.active_count()
-    with Sampler(state) as seen:
+    with StateSampler(state) as seen:
         assert threading.active_count() == before
     assert (seen.readings, seen.times, seen.limits) == ({}, [], ())
 
@@ -186,7 +186,7 @@ def test_limits_are_reasons_that_nobody_chose(nvml: Nvml, mask: int, names: tupl
 
 def test_the_sampler_reads_at_least_once(nvml: Nvml) -> None:
     nvml.reasons = 0x4
-    with Sampler(GpuState(UUID), period=60.0) as seen:
+    with StateSampler(GpuState(UUID), period=60.0) as seen:
         assert seen.readings == {}
     assert seen.readings == {"clock_sm": [1.98e9], "clock_mem": [3.201e9], "power": [456.0], "temperature": [55.0]}
     assert len(seen.times) == 1
@@ -204,7 +204,7 @@ def test_the_sampler_reads_while_its_block_runs_and_keeps_every_limit_it_saw(nvm
             yield 0
 
     nvml.reasons = reasons()
-    with Sampler(GpuState(UUID), period=0.0005) as seen:
+    with StateSampler(GpuState(UUID), period=0.0005) as seen:
         assert enough.wait(10)
     count = len(seen.times)
     assert count >= 6
@@ -220,14 +220,14 @@ def test_the_sampler_reads_while_its_block_runs_and_keeps_every_limit_it_saw(nvm
 @pytest.mark.usefixtures("nvml")
 def test_the_sampler_stops_when_its_block_fails() -> None:
     before = threading.active_count()
-    with pytest.raises(ZeroDivisionError), Sampler(GpuState(UUID), period=0.0005):
+    with pytest.raises(ZeroDivisionError), StateSampler(GpuState(UUID), period=0.0005):
         raise ZeroDivisionError
     assert threading.active_count() == before
 
 
 def test_what_is_not_known_has_no_reading(nvml: Nvml, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(Nvml, "nvmlDeviceGetTemperature")
-    with Sampler(GpuState(UUID), period=60.0) as seen:
+    with StateSampler(GpuState(UUID), period=60.0) as seen:
         pass
     assert set(seen.readings) == {"clock_sm", "clock_mem", "power"}
     assert nvml.handles
@@ -246,7 +246,7 @@ def test_what_is_not_known_has_no_reading(nvml: Nvml, monkeypatch: pytest.Monkey
 def test_who_else_is_there(nvml: Nvml, pids: list[int], others: tuple[str, ...]) -> None:
     """This run's workers have the same parent as we, and idle."""
     nvml.pids = pids
-    assert GpuState(UUID).others() == others
+    assert GpuState(UUID).other_processes() == others
     assert nvml.since == []  # who only is there need not compute
 
 
@@ -262,14 +262,14 @@ def test_who_else_is_there(nvml: Nvml, pids: list[int], others: tuple[str, ...])
 )
 def test_who_else_computed(nvml: Nvml, busy: dict[int, int], said: bool) -> None:
     nvml.pids, nvml.busy = [ME, SIBLING, STRANGER], busy
-    assert GpuState(UUID).others(since=1_700_000_000.25) == ((f"train (pid {STRANGER})",) if said else ())
+    assert GpuState(UUID).other_processes(since=1_700_000_000.25) == ((f"train (pid {STRANGER})",) if said else ())
     assert nvml.since == [1_700_000_000_250_000]  # microseconds
 
 
 def test_no_sample_of_anyone_is_nobody_who_computed(nvml: Nvml) -> None:
     """NVML raises NotFound where it took no sample since then: its ring is read once in some 0.2 s."""
     nvml.pids, nvml.busy = [ME, STRANGER], None
-    assert GpuState(UUID).others(since=1.0) == ()
+    assert GpuState(UUID).other_processes(since=1.0) == ()
 
 
 def test_where_the_driver_does_not_tell_who_computed_all_are_named(nvml: Nvml, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -278,17 +278,17 @@ def test_where_the_driver_does_not_tell_who_computed_all_are_named(nvml: Nvml, m
 
     monkeypatch.setattr(nvml, "nvmlDeviceGetProcessUtilization", refuses)
     nvml.pids = [ME, STRANGER]
-    assert GpuState(UUID).others(since=1.0) == (f"train (pid {STRANGER})",)
+    assert GpuState(UUID).other_processes(since=1.0) == (f"train (pid {STRANGER})",)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_parents_and_names_are_the_kernels() -> None:
-    assert state_module._parent(os.getpid()) == os.getppid()
+    assert nvml_module._parent_pid(os.getpid()) == os.getppid()
     with subprocess.Popen(["sleep", "60"]) as child:
         try:
-            assert state_module._parent(child.pid) == os.getpid()
-            assert state_module._name(child.pid) in ("sleep", "coreutils")
+            assert nvml_module._parent_pid(child.pid) == os.getpid()
+            assert nvml_module._process_name(child.pid) in ("sleep", "coreutils")
         finally:
             child.kill()
-    assert state_module._parent(child.pid) is None
-    assert state_module._name(child.pid) == "a process"
+    assert nvml_module._parent_pid(child.pid) is None
+    assert nvml_module._process_name(child.pid) == "a process"

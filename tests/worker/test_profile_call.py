@@ -21,7 +21,7 @@ from attnbench.core.backend import Signature, Unsupported
 from attnbench.core.case import Case, Shape
 from attnbench.core.machine import Device
 from attnbench.worker import profile_call
-from attnbench.worker.measure.cupti import Call, Kernel, Untraceable
+from attnbench.worker.measure.cupti import Kernel, TracedCall, Untraceable
 from attnbench.worker.serve import Worker
 
 DEVICE = Device("cpu", 0, "CPU", 2**34, 2**34, l2=2**16)
@@ -32,22 +32,22 @@ def case(direction: Any = "fwd", seqlen: int = 64) -> Case:
 
 
 @pytest.fixture(scope="module")
-def bench() -> Iterator[Any]:
+def measurer() -> Iterator[Any]:
     import gc
 
-    yield Worker().bench(DEVICE)
+    yield Worker().measurer(DEVICE)
     gc.unfreeze()
 
 
-def profiled(bench: Any, backend: Any, which: Case, trace: str | None = None) -> Profile:
+def profiled(measurer: Any, backend: Any, which: Case, trace: str | None = None) -> Profile:
     """As it arrives in the parent: through JSON."""
-    found = json.loads(json.dumps(profile_call.profile(bench, backend, which, trace)))
+    found = json.loads(json.dumps(profile_call.profile(measurer, backend, which, trace)))
     return Profile.from_json("own", None, None, found)
 
 
 @pytest.mark.parametrize("direction", ["fwd", "bwd", "fwd_bwd"])
-def test_a_call_on_the_cpu(bench: Any, direction: str) -> None:
-    found = profiled(bench, Eager(), case(direction))
+def test_a_call_on_the_cpu(measurer: Any, direction: str) -> None:
+    found = profiled(measurer, Eager(), case(direction))
     assert found.wrong is None
     assert (found.timer, found.what, found.spans, found.enqueue) == ("perf_counter", "operators", (), ())
     assert len(found.times) >= 3
@@ -63,44 +63,46 @@ def test_a_call_on_the_cpu(bench: Any, direction: str) -> None:
     assert {"matmul", "copy"} >= found.ceilings.keys()
 
 
-def test_a_wrong_result_is_said_and_profiled_all_the_same(bench: Any) -> None:
+def test_a_wrong_result_is_said_and_profiled_all_the_same(measurer: Any) -> None:
     def zeros(*inputs: Tensor, **_: Any) -> Tensor:
         return torch.zeros_like(inputs[0])
 
-    found = profiled(bench, Function("own", zeros), case())
+    found = profiled(measurer, Function("own", zeros), case())
     assert str(found.wrong).startswith("out is off by")
     assert found.activities
 
 
-def test_another_kernel_than_the_name_says_is_wrong_too(bench: Any) -> None:
+def test_another_kernel_than_the_name_says_is_wrong_too(measurer: Any) -> None:
     class Mislabelled(Eager):
         def signature(self, which: Case, device: Device) -> Signature:
             return Signature(runs=("flash",))
 
-    assert str(profiled(bench, Mislabelled(), case()).wrong).startswith("no kernel like 'flash' ran")
+    assert str(profiled(measurer, Mislabelled(), case()).wrong).startswith("no kernel like 'flash' ran")
 
 
-def test_a_stale_answer_is_wrong(bench: Any) -> None:
+def test_a_stale_answer_is_wrong(measurer: Any) -> None:
     class Remembers(Eager):
         def prepare(self, which: Case, inputs: Any) -> Any:
             prepared = super().prepare(which, inputs)
             kept = prepared.launch()
             return dataclasses.replace(prepared, launch=lambda: kept)
 
-    assert str(profiled(bench, Remembers(), case()).wrong).startswith("out is off by")
+    assert str(profiled(measurer, Remembers(), case()).wrong).startswith("out is off by")
 
 
-def test_refusals(bench: Any) -> None:
+def test_refusals(measurer: Any) -> None:
     def refuses(*_: Tensor, **__: Any) -> Tensor:
         raise Unsupported("headdim 16\n is too small")
 
-    assert profile_call.profile(bench, Function("own", refuses), case(), None) == {"refused": "headdim 16 is too small"}
-    assert "nothing to profile" in profile_call.profile(bench, Fake(), case(), None)["refused"]
+    assert profile_call.profile(measurer, Function("own", refuses), case(), None) == {
+        "refused": "headdim 16 is too small"
+    }
+    assert "nothing to profile" in profile_call.profile(measurer, Fake(), case(), None)["refused"]
 
 
-def test_the_trace_is_chromes(bench: Any, tmp_path: Path) -> None:
+def test_the_trace_is_chromes(measurer: Any, tmp_path: Path) -> None:
     path = tmp_path / "trace.json"
-    profiled(bench, Eager(), case(), str(path))
+    profiled(measurer, Eager(), case(), str(path))
     events = json.loads(path.read_text())["traceEvents"]
     assert {"aten::bmm", profile_call.RANGE, "[memory]"} <= {e.get("name") for e in events}
 
@@ -170,7 +172,9 @@ def test_a_kernel_runs_with_what_was_allocated_at_its_launch() -> None:
     assert profile_call.at_launch([event("k", 5, 9, device="CUDA", correlation_id=1)]) == [0]
 
 
-def gpu(monkeypatch: pytest.MonkeyPatch, calls: Callable[[int], list[Call]] | None) -> tuple[dict[str, Any], list[str]]:
+def gpu(
+    monkeypatch: pytest.MonkeyPatch, calls: Callable[[int], list[TracedCall]] | None
+) -> tuple[dict[str, Any], list[str]]:
     """_on_gpu with a session and a tracer that say what is given."""
     session = SimpleNamespace(export_chrome_trace=lambda path: Path(path).write_text("{}"))
     monkeypatch.setattr(profile_call, "_session", lambda *_, **__: (session, GPU_EVENTS))
@@ -179,17 +183,17 @@ def gpu(monkeypatch: pytest.MonkeyPatch, calls: Callable[[int], list[Call]] | No
     return profile_call._on_gpu(SimpleNamespace(tracer=tracer), lambda: None, 1e-3, None, notes), notes
 
 
-def call(span: float, kernels: int = 4) -> Call:
+def call(span: float, kernels: int = 4) -> TracedCall:
     step = span / kernels
-    return Call(tuple(Kernel(f"k{i}", i * step, (i + 1) * step, 7) for i in range(kernels)), 0.0)
+    return TracedCall(tuple(Kernel(f"k{i}", i * step, (i + 1) * step, 7) for i in range(kernels)), 0.0)
 
 
 def test_the_call_of_median_span_is_shown_with_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
 
-    def calls(n: int) -> list[Call]:
+    def calls(n: int) -> list[TracedCall]:
         asked.append(n)
-        return [call(3e-3), call(1e-3), Call((), 0.0), call(2e-3)]
+        return [call(3e-3), call(1e-3), TracedCall((), 0.0), call(2e-3)]
 
     found, notes = gpu(monkeypatch, calls)
     assert asked == [15]  # as many of a millisecond as a burst has
@@ -206,9 +210,11 @@ def test_what_is_missing_is_one_note(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found["memory"] == []
     assert notes == ["no memory over time: 4 kernels in one call and 3 in another"]
 
-    def untraceable(_: int) -> list[Call]:
+    def untraceable(_: int) -> list[TracedCall]:
         raise Untraceable("the profiler saw 2 of 3 markers")
 
     assert gpu(monkeypatch, untraceable) == ({}, ["no timeline: the profiler saw 2 of 3 markers"])
-    assert gpu(monkeypatch, lambda _: [Call((), 0.0)])[1] == ["no timeline: the profiler saw no kernel in the call"]
+    assert gpu(monkeypatch, lambda _: [TracedCall((), 0.0)])[1] == [
+        "no timeline: the profiler saw no kernel in the call"
+    ]
     assert gpu(monkeypatch, None) == ({}, [])  # bench.prove has said it

@@ -16,7 +16,7 @@ from attnbench.core.backend import Inputs, Prepared, torch_dtype
 from attnbench.core.case import Case, Shape
 from attnbench.core.record import Accuracy
 from attnbench.worker import inputs, reference
-from attnbench.worker.reference import checksums, exact
+from attnbench.worker.reference import checksums, exact_attention
 
 CPU = torch.device("cpu")
 Results = dict[str, Tensor]
@@ -57,11 +57,11 @@ def rounded(c: Case, results: Results) -> Results:
     return {name: t.to(torch_dtype(c)) for name, t in results.items()}
 
 
-def setup(c: Case, seed: int = 0) -> tuple[Inputs, reference.Sample, reference.Reference]:
+def setup(c: Case, seed: int = 0) -> tuple[Inputs, reference.RowSample, reference.Reference]:
     given = inputs.make(c, "cpu", seed)
-    sample = reference.choose(c, CPU, seed)
+    sample = reference.choose_rows(c, CPU, seed)
     given = reference.check_inputs(c, given, sample)
-    return given, sample, reference.reference(c, given, sample)
+    return given, sample, reference.compute_reference(c, given, sample)
 
 
 def exact_elsewhere(c: Case, change: Callable[[Results], object]) -> Accuracy:
@@ -100,7 +100,7 @@ def same(answer: reference.Reference, want: Results) -> int:
     for part in answer.parts:
         for name, ours in part.exact.items():
             assert ours.dtype == torch.float64
-            torch.testing.assert_close(ours, part.of(answer.case, name, want[name]))
+            torch.testing.assert_close(ours, part.select(answer.case, name, want[name]))
     return sum(len(part.head) for part in answer.parts)
 
 
@@ -109,7 +109,7 @@ def test_chunks_change_nothing(monkeypatch: pytest.MonkeyPatch, elements: int) -
     """Of pairs, and of rows of one pair."""
     c = case(29, 31, causal=True, h=4, h_k=2, batch=3)
     given, _, whole = setup(c)
-    monkeypatch.setattr(exact, "CHUNK", 2 * elements)
+    monkeypatch.setattr(exact_attention, "CHUNK", 2 * elements)
     _, _, chunked = setup(c)
     assert len(whole.parts) == 1
     assert len(chunked.parts) > 1
@@ -119,9 +119,9 @@ def test_chunks_change_nothing(monkeypatch: pytest.MonkeyPatch, elements: int) -
         torch.testing.assert_close(chunked.size[name].square, size.square)
 
 
-def sampled(monkeypatch: pytest.MonkeyPatch, budget: int, c: Case, seed: int = 0) -> reference.Sample:
-    monkeypatch.setitem(reference.BUDGET, "cpu", budget)
-    return reference.choose(c, CPU, seed)
+def sampled(monkeypatch: pytest.MonkeyPatch, budget: int, c: Case, seed: int = 0) -> reference.RowSample:
+    monkeypatch.setitem(reference.SCORE_BUDGET, "cpu", budget)
+    return reference.choose_rows(c, CPU, seed)
 
 
 def test_a_sample_has_some_rows_of_every_head(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -138,9 +138,9 @@ def test_a_sample_has_some_rows_of_every_head(monkeypatch: pytest.MonkeyPatch) -
     assert ((found.rows >= stretch) & (found.rows < stretch + 64)).all()  # one of each
     together = found.rows[:, 1:-1].unique()
     assert int(together.diff().max()) <= 6  # where one head alone leaves 64 to 128 out
-    assert torch.equal(found.rows, reference.choose(c, CPU, seed=3).rows)
-    assert not torch.equal(found.rows, reference.choose(c, CPU, seed=4).rows)
-    assert reference.choose(c, CPU, share=0.5).rows.shape == (30, 32)
+    assert torch.equal(found.rows, reference.choose_rows(c, CPU, seed=3).rows)
+    assert not torch.equal(found.rows, reference.choose_rows(c, CPU, seed=4).rows)
+    assert reference.choose_rows(c, CPU, share=0.5).rows.shape == (30, 32)
 
 
 def test_heads_are_left_out_where_few_rows_are_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -159,7 +159,7 @@ def test_heads_are_left_out_where_few_rows_are_too_many(monkeypatch: pytest.Monk
 @pytest.mark.parametrize("budget", [1, 6 * 20 * 2 * 24], ids=["two heads", "all heads"])
 def test_sampled_gradients_of_keys_are_exact(monkeypatch: pytest.MonkeyPatch, budget: int) -> None:
     """dk and dv sum over all rows: with dout masked outside the sample they are known from the sample alone."""
-    monkeypatch.setitem(reference.BUDGET, "cpu", budget)
+    monkeypatch.setitem(reference.SCORE_BUDGET, "cpu", budget)
     c = case(100, 24, h=4, h_k=2, d=4, d_v=4, causal=True, batch=3)
     given, sample, answer = setup(c)
     original = inputs.make(c, "cpu", 0)
@@ -169,7 +169,7 @@ def test_sampled_gradients_of_keys_are_exact(monkeypatch: pytest.MonkeyPatch, bu
     others = rounded(c, brute(c, original))
     assert not reference.compare(answer, others).ok  # without the mask they are others
     assert reference.compare(answer, others, ("out", "dq")).ok
-    assert set(answer.by_row().parts[0].exact) == {"out", "dq"}
+    assert set(answer.without_dk_dv().parts[0].exact) == {"out", "dq"}
 
 
 def swap_heads(results: Results) -> None:
@@ -192,7 +192,7 @@ def test_one_value_that_is_not_finite_is_wrong(name: str, value: float) -> None:
 
 
 def test_nan_outside_the_sample_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(reference.BUDGET, "cpu", 1)
+    monkeypatch.setitem(reference.SCORE_BUDGET, "cpu", 1)
     c = case(300, 10, h=3, h_k=3, direction="fwd")
     given, sample, answer = setup(c)
     results = rounded(c, brute(c, given))
@@ -292,7 +292,7 @@ def test_many_small_errors_are_wrong_where_none_is_large(factor: float, ok: bool
     c = case(256, 256, h=1, d=64, d_v=64, dtype=dtype, direction="fwd")
     given, _, answer = setup(c)
     out = brute(c, given)["out"]
-    size = factor * answer.relative("out") * float(out.square().mean().sqrt())
+    size = factor * answer.relative_eager_error("out") * float(out.square().mean().sqrt())
     signs = torch.randint(0, 2, out.shape, generator=torch.Generator().manual_seed(0)) * 2 - 1
     said = reference.compare(answer, rounded(c, {"out": out + size * signs}))
     assert said.ok == ok
@@ -305,7 +305,7 @@ def dense(c: Case, change: Callable[[Results], object] = lambda _: None) -> dict
     given, _, answer = setup(c)
     results = rounded(c, brute(c, given))
     change(results)
-    return {name: error.ok for name, error in reference.products(answer, given, results).items()}
+    return {name: error.ok for name, error in reference.compare_checksums(answer, given, results).items()}
 
 
 @pytest.mark.parametrize("more", [{}, {"causal": True}, {"softcap": 0.7}, {"window_size": (9, 0)}, {"sq": 50}], ids=str)
@@ -337,9 +337,9 @@ def test_products_in_parts_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None
     c = case(64, 64, h=6, h_k=3, d=16, d_v=16, batch=2)
     given, _, answer = setup(c)
     results = rounded(c, brute(c, given))
-    whole = reference.products(answer, given, results)
+    whole = reference.compare_checksums(answer, given, results)
     monkeypatch.setattr(checksums, "CHUNK", 1)
-    for name, error in reference.products(answer, given, results).items():
+    for name, error in reference.compare_checksums(answer, given, results).items():
         assert error.max_error == pytest.approx(whole[name].max_error, rel=1e-3)
 
 
@@ -349,18 +349,18 @@ def test_renewed_inputs_are_others_of_the_same_size(direction: str, dtype: str) 
     c = case(64, 64, d=16, d_v=16, dtype=dtype, direction=direction)
     given = inputs.make(c, "cpu", 0)
     before = inputs.clone(given)
-    own = reference.Renewal(c, given, Prepared(lambda: None, dict))
+    own = reference.InputRenewal(c, given, Prepared(lambda: None, dict))
     renewed = {"fwd": ("q", "k", "v"), "bwd": ("dout",), "fwd_bwd": ("q", "k", "v", "dout")}[direction]
     seen = []
     for _ in range(3):
-        own.next()
+        own.renew()
         for name in renewed:
             now, was = getattr(given, name), getattr(before, name)
             assert torch.equal(now.abs(), was.abs())
             assert float((now != was).float().mean()) == pytest.approx(0.5, abs=0.01)
         seen.append(torch.cat([getattr(given, name).flatten() for name in renewed]))
-        assert inputs.flaw(given) is None
-        made = own.applied(inputs.make(c, "cpu", 0))
+        assert inputs.find_flaw(given) is None
+        made = own.apply_to(inputs.make(c, "cpu", 0))
         assert all(torch.equal(getattr(made, n), t) for n, t in vars(given).items() if t is not None)
     assert all(float((a != b).float().mean()) > 0.2 for a, b in itertools.combinations(seen, 2))
     own.restore()
@@ -373,15 +373,17 @@ def test_fp8_copies_are_renewed_exactly() -> None:
     given = inputs.make(c, "cpu", 0)
     reads = {name: getattr(given, name).to(torch.float8_e4m3fn) for name in ("q", "k", "v")}
     before = {name: t.float() for name, t in reads.items()}
-    renewal = reference.Renewal(c, given, Prepared(lambda: None, dict, reads=reads))
-    renewal.next()
+    renewal = reference.InputRenewal(c, given, Prepared(lambda: None, dict, reads=reads))
+    renewal.renew()
     assert all(torch.equal(t.float().abs(), before[name].abs()) for name, t in reads.items())
     assert not any(torch.equal(t.float(), before[name]) for name, t in reads.items())
     renewal.restore()
     assert all(torch.equal(t.float(), before[name]) for name, t in reads.items())
 
 
-@pytest.mark.parametrize("n", [7, exact.STRETCH, 3 * exact.STRETCH, 3 * exact.STRETCH + 1])
+@pytest.mark.parametrize(
+    "n", [7, exact_attention.SUM_STRETCH, 3 * exact_attention.SUM_STRETCH, 3 * exact_attention.SUM_STRETCH + 1]
+)
 def test_a_long_product(n: int) -> None:
     a, b = (torch.randn(*size, dtype=torch.float64) for size in ((2, 3, n), (2, n, 5)))
-    torch.testing.assert_close(exact.long_product(a, b), a @ b)
+    torch.testing.assert_close(exact_attention.long_product(a, b), a @ b)

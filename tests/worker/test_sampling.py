@@ -11,20 +11,20 @@ import pytest
 from attnbench.core.policy import Policy
 from attnbench.worker.measure import sampling
 from attnbench.worker.measure.sampling import (
-    AGREE,
-    FELL,
-    LONG,
+    LONG_CALL,
     MAX_BATCH,
-    MAX_DROPPED,
+    MAX_DROPPED_BURSTS,
     MAX_REST,
     MAX_WARMUP,
     MIN_BURSTS,
-    MIN_LONG,
-    MIN_VERY_LONG,
-    REST,
+    MIN_CLOCK_RATIO,
+    MIN_SAMPLES_LONG,
+    MIN_SAMPLES_VERY_LONG,
+    REST_PER_WORK,
+    WARM_TOLERANCE,
     CpuTimer,
     Pacer,
-    collect,
+    collect_samples,
 )
 
 POLICY = Policy(
@@ -59,13 +59,13 @@ class Scripted:
     def rest(self) -> None:
         self.now += (self.resting or 0.0) * self.paced[-1][0] if self.paced else 0.0
 
-    def counts(self, worked: float, calls: int) -> bool:
+    def accepts(self, worked: float, calls: int) -> bool:
         self.paced.append((worked, calls))
         return self.judge(len(self.paced))
 
     def collect(self, policy: Policy = POLICY) -> list[float]:
-        pace: Any = None if self.resting is None else self
-        return collect(self.sample, policy, pace=pace, clock=lambda: self.now)
+        pacer: Any = None if self.resting is None else self
+        return collect_samples(self.sample, policy, pacer=pacer, clock=lambda: self.now)
 
 
 def noisy(scale: float, spread: float = 0.5) -> Callable[[int], float]:
@@ -114,17 +114,23 @@ def test_the_cap_counts_wall_time_with_what_surrounds_the_samples() -> None:
 
 
 def test_the_cap_counts_pauses_too() -> None:
-    tired, fresh = Scripted(alternating(1e-3), resting=REST), Scripted(alternating(1e-3))
-    assert len(tired.collect()) == pytest.approx(len(fresh.collect()) / (1 + REST), abs=2 * 15)
+    tired, fresh = Scripted(alternating(1e-3), resting=REST_PER_WORK), Scripted(alternating(1e-3))
+    assert len(tired.collect()) == pytest.approx(len(fresh.collect()) / (1 + REST_PER_WORK), abs=2 * 15)
 
 
 @pytest.mark.parametrize(
     ("call", "samples"),
-    [(0.9 * LONG, 10), (1.1 * LONG, MIN_LONG), (0.24, MIN_LONG), (0.26, MIN_VERY_LONG), (30.0, MIN_VERY_LONG)],
+    [
+        (0.9 * LONG_CALL, 10),
+        (1.1 * LONG_CALL, MIN_SAMPLES_LONG),
+        (0.24, MIN_SAMPLES_LONG),
+        (0.26, MIN_SAMPLES_VERY_LONG),
+        (30.0, MIN_SAMPLES_VERY_LONG),
+    ],
 )
 def test_how_many_samples_a_call_of_that_length_takes_at_least(call: float, samples: int) -> None:
     """With a time cap that one of them exceeds."""
-    assert (MIN_LONG, MIN_VERY_LONG) == (6, 3)
+    assert (MIN_SAMPLES_LONG, MIN_SAMPLES_VERY_LONG) == (6, 3)
     assert len(Scripted(lambda n: call).collect(replace(POLICY, min_seconds=0.0, max_seconds=call / 2))) == samples
 
 
@@ -178,7 +184,7 @@ def test_warm_up_goes_on_until_two_readings_agree() -> None:
     values = timer.collect(replace(POLICY, max_seconds=0.1))
     skipped = timer.taken[: -len(values)]
     assert sum(skipped) > 5 * POLICY.warmup_s
-    assert values[0] < (1 + 2 * AGREE) * 1e-3
+    assert values[0] < (1 + 2 * WARM_TOLERANCE) * 1e-3
 
 
 def test_warm_up_that_agrees_at_once_lasts_no_longer_than_it_must() -> None:
@@ -233,7 +239,7 @@ def test_all_samples_are_kept_in_order_outliers_too() -> None:
 
 @pytest.mark.parametrize("call", [1e-8, 1e-5, 4e-4, 1.6e-3, 4e-3, 7e-3])
 def test_no_burst_is_longer_than_the_policy_says(call: float) -> None:
-    timer = Scripted(lambda n: call, resting=REST)
+    timer = Scripted(lambda n: call, resting=REST_PER_WORK)
     timer.collect(replace(POLICY, min_samples=50))
     assert max(timer.worked) <= POLICY.burst_s
     assert max(timer.asked) <= MAX_BATCH
@@ -241,13 +247,13 @@ def test_no_burst_is_longer_than_the_policy_says(call: float) -> None:
 
 
 def test_a_call_longer_than_a_burst_goes_alone() -> None:
-    timer = Scripted(lambda n: 0.02, resting=REST)
+    timer = Scripted(lambda n: 0.02, resting=REST_PER_WORK)
     timer.collect()
     assert set(timer.asked) == {1}
 
 
 def test_every_burst_is_paced_by_its_work_alone() -> None:
-    timer = Scripted(noisy(1e-3), overhead=1e-4, most=9, resting=REST)
+    timer = Scripted(noisy(1e-3), overhead=1e-4, most=9, resting=REST_PER_WORK)
     timer.collect()
     assert [worked for worked, _ in timer.paced] == pytest.approx(timer.worked)  # the pause itself is no work
     assert [calls for _, calls in timer.paced] == [min(n, 9) for n in timer.asked]
@@ -276,7 +282,9 @@ def test_a_burst_that_does_not_count_does_not_decide_how_long_the_next_is() -> N
     assert timer.asked[4:8] == [15, 15, 15, 15]
 
 
-@pytest.mark.parametrize(("call", "bursts"), [(1e-6, MIN_BURSTS), (5e-3, MIN_BURSTS), (0.014, 10), (0.3, MIN_LONG)])
+@pytest.mark.parametrize(
+    ("call", "bursts"), [(1e-6, MIN_BURSTS), (5e-3, MIN_BURSTS), (0.014, 10), (0.3, MIN_SAMPLES_LONG)]
+)
 def test_short_calls_have_several_bursts_at_least(call: float, bursts: int) -> None:
     """However many samples there are: a burst has one clock, and what disturbs it disturbs all of it."""
     timer = Scripted(lambda n: call, resting=0.0)
@@ -294,7 +302,7 @@ def slept(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 def test_a_pause_follows_the_work_up_to_its_cap(slept: list[float]) -> None:
     for worked in (0.0, 0.01, 10.0):
         sampling.pause(worked)
-    assert slept == [0.0, REST * 0.01, MAX_REST]
+    assert slept == [0.0, REST_PER_WORK * 0.01, MAX_REST]
 
 
 Burst = tuple[bool, list[float]]  # whether it counts, and the pauses after it
@@ -308,7 +316,7 @@ def paced(
     pacer, found = Pacer(clocks, best, POLICY.burst_s), []
     for end in ends:
         clocks.append(end)
-        counts = pacer.counts(worked, calls)
+        counts = pacer.accepts(worked, calls)
         pacer.rest()
         found.append((counts, slept[:]))
         slept.clear()
@@ -319,13 +327,13 @@ TOP, LOW = 1.98e9, 1.90e9
 
 
 def test_while_the_clock_holds_every_burst_counts_and_needs_no_pause(slept: list[float]) -> None:
-    ends = [TOP, 0.99 * TOP, (FELL + 0.001) * TOP]
+    ends = [TOP, 0.99 * TOP, (MIN_CLOCK_RATIO + 0.001) * TOP]
     assert paced(ends, TOP, slept) == ([(True, [])] * 3, ends)
 
 
 def test_a_burst_that_ends_slower_does_not_count_and_from_then_on_there_are_pauses(slept: list[float]) -> None:
     """After it the longest that helps; later ones follow the work, though the clock is back."""
-    after = REST * 0.01
+    after = REST_PER_WORK * 0.01
     found, clocks = paced([TOP, LOW, TOP, LOW, TOP], TOP, slept)
     assert found == [(True, []), (False, [MAX_REST]), (True, [after]), (False, [MAX_REST]), (True, [after])]
     assert clocks == [TOP] * 3
@@ -338,8 +346,8 @@ def test_a_cell_that_is_held_down_from_its_first_burst_on_is_known_by_the_cells_
 
 
 def test_a_machine_that_is_always_held_down_is_measured_as_it_is(slept: list[float]) -> None:
-    found, clocks = paced([LOW] * (MAX_DROPPED + 3), TOP, slept)
-    assert found == [(False, [MAX_REST])] * MAX_DROPPED + [(True, [MAX_REST])] * 3
+    found, clocks = paced([LOW] * (MAX_DROPPED_BURSTS + 3), TOP, slept)
+    assert found == [(False, [MAX_REST])] * MAX_DROPPED_BURSTS + [(True, [MAX_REST])] * 3
     assert clocks == [LOW] * 3
 
 
@@ -353,7 +361,7 @@ def test_a_call_longer_than_a_burst_is_what_it_is_once_there_are_pauses(slept: l
 
 def test_without_a_clock_there_is_nothing_to_pace_by(slept: list[float]) -> None:
     pacer = Pacer([], TOP, POLICY.burst_s)
-    assert pacer.counts(0.01, 10)
+    assert pacer.accepts(0.01, 10)
     pacer.rest()
     assert slept == []
 
@@ -368,7 +376,7 @@ def test_a_pause_comes_before_a_burst_and_none_after_the_last(slept: list[float]
         return [0.2] * n
 
     pacer = Pacer(clocks, TOP, POLICY.burst_s)
-    assert len(collect(sample, POLICY, pace=pacer, clock=lambda: 0.2 * len(bursts))) == MIN_LONG
+    assert len(collect_samples(sample, POLICY, pacer=pacer, clock=lambda: 0.2 * len(bursts))) == MIN_SAMPLES_LONG
     assert slept == [MAX_REST] * (len(bursts) - 1)
 
 
@@ -389,7 +397,7 @@ def test_what_comes_before_a_sample_may_be_changed() -> None:
     seen: list[Any] = []
     timer = CpuTimer(before=lambda: seen.append("flush"))
     timer.samples(lambda: None, 1)
-    timer.before = sampling.nothing
+    timer.before = sampling.do_nothing
     timer.samples(lambda: None, 5)
     assert seen == ["flush"]
 

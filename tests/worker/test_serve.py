@@ -30,8 +30,8 @@ def test_only_a_worker_that_will_measure_imports_and_opens(
     name: str, spec: str, wanted: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     done = []
-    monkeypatch.setattr(serve, "import_all", lambda: done.append("imported"))
-    monkeypatch.setattr(Worker, "bench", lambda self, device: done.append("opened"))
+    monkeypatch.setattr(serve, "import_for_measuring", lambda: done.append("imported"))
+    monkeypatch.setattr(Worker, "measurer", lambda self, device: done.append("opened"))
     ours = Worker()
     try:
         ours.answer({"op": "load", "name": name, "spec": spec})
@@ -48,9 +48,9 @@ def test_who_starts_a_compiler_is_told(name: str, compiler: bool) -> None:
 
 def test_what_is_made_before_the_rates_are_known_knows_them_after() -> None:
     ours = Worker()
-    made: Any = ours.bench(CPU)
+    made: Any = ours.measurer(CPU)
     assert made.bandwidth == 1e10
-    assert ours.bench(Device("cpu", 0, "CPU", 2**30, 2**30, copy=3e10)) is made
+    assert ours.measurer(Device("cpu", 0, "CPU", 2**30, 2**30, copy=3e10)) is made
     assert made.bandwidth == 3e10
     assert made.described.copy == 3e10
 
@@ -60,10 +60,10 @@ def test_opening_the_device_imports_nothing_more_and_no_compiler() -> None:
     code = """
 import sys
 from attnbench.core.machine import Device
-from attnbench.worker.serve import Worker, import_all
-import_all()
+from attnbench.worker.serve import Worker, import_for_measuring
+import_for_measuring()
 known = set(sys.modules)
-Worker().bench(Device("cpu", 0, "CPU", 2**30, 2**30))
+Worker().measurer(Device("cpu", 0, "CPU", 2**30, 2**30))
 print(*(m for m in set(sys.modules) - known if m.startswith(("attnbench", "torch", "sympy"))), "end")
 print("torch._inductor" in sys.modules)
 """
@@ -77,7 +77,7 @@ def test_a_compiler_is_imported_when_its_backend_is_loaded(name: str) -> None:
     code = f"""
 import sys
 from attnbench.backends import BACKENDS
-from attnbench.worker import Worker
+from attnbench.worker.serve import Worker
 Worker().answer({{"op": "load", "name": {name!r}, "spec": BACKENDS[{name!r}]}})
 print("torch._inductor" in sys.modules)
 """

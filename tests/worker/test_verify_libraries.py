@@ -10,7 +10,7 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
-from played_gpu import QUICK, Events
+from scripted_instruments import QUICK, Events
 
 GPU = Path(__file__).parents[1] / "gpu"
 
@@ -86,38 +86,40 @@ def test_cells_cover_what_is_to_be_verified(script: ModuleType) -> None:
 
 
 @pytest.fixture
-def peers(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+def peer_timers(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     monkeypatch.syspath_prepend(GPU)
-    monkeypatch.delitem(sys.modules, "peers", raising=False)
-    return importlib.import_module("peers")
+    monkeypatch.delitem(sys.modules, "peer_timers", raising=False)
+    return importlib.import_module("peer_timers")
 
 
 def test_a_peer_under_which_the_clock_falls_is_slower_in_seconds_and_not_in_cycles(
-    monkeypatch: pytest.MonkeyPatch, peers: ModuleType
+    monkeypatch: pytest.MonkeyPatch, peer_timers: ModuleType
 ) -> None:
     events, flushed = Events(), []
     events.seconds = 6e-3
-    monkeypatch.setattr(peers, "pause", lambda _: setattr(events, "hz", 1.97e9))
+    monkeypatch.setattr(peer_timers, "pause", lambda _: setattr(events, "hz", 1.97e9))
 
     def long_burst(launch: Callable[[], object]) -> float:
         launch()
         events.hz = 1.9e9
         return events.seconds * 1.97 / 1.9
 
-    bench: Any = SimpleNamespace(events=events, flush=lambda: flushed.append(1))
-    found = peers.compared(bench, lambda: None, QUICK, peers.Peer(long_burst, "triton"))
+    measurer: Any = SimpleNamespace(events=events, flush=lambda: flushed.append(1))
+    found = peer_timers.compare_timers(measurer, lambda: None, QUICK, peer_timers.PeerTimer(long_burst, "triton"))
     assert (found.clock, found.peer_clock) == (1.97e9, 1.9e9)
     assert found.ratio == pytest.approx(1.9 / 1.97)
     assert found.cycles == pytest.approx(1.0)
-    assert events.before is bench.flush
-    events.seconds = peers.SHORTEST / 2
-    assert peers.compared(bench, lambda: None, QUICK, peers.Peer(long_burst, "triton")) is None
+    assert events.before is measurer.flush
+    events.seconds = peer_timers.SHORTEST / 2
+    assert (
+        peer_timers.compare_timers(measurer, lambda: None, QUICK, peer_timers.PeerTimer(long_burst, "triton")) is None
+    )
 
 
-def test_peers_are_those_of_the_library(monkeypatch: pytest.MonkeyPatch, peers: ModuleType) -> None:
-    monkeypatch.setattr(peers, "_there", lambda _: True)
-    assert [*peers.peers("eager")] == ["do_bench"]
-    assert [*peers.peers("fa2")] == ["do_bench", "benchmark_attn.py", "flash_attn.utils.benchmark"]
-    assert [*peers.peers("flashinfer-fa3")] == ["do_bench", "flashinfer.testing"]
+def test_peers_are_those_of_the_library(monkeypatch: pytest.MonkeyPatch, peer_timers: ModuleType) -> None:
+    monkeypatch.setattr(peer_timers, "_is_installed", lambda _: True)
+    assert [*peer_timers.peer_timers_for("eager")] == ["do_bench"]
+    assert [*peer_timers.peer_timers_for("fa2")] == ["do_bench", "benchmark_attn.py", "flash_attn.utils.benchmark"]
+    assert [*peer_timers.peer_timers_for("flashinfer-fa3")] == ["do_bench", "flashinfer.testing"]
     monkeypatch.undo()
-    assert not peers._there("no_such.module")
+    assert not peer_timers._is_installed("no_such.module")

@@ -10,15 +10,15 @@ from attnbench.worker.measure.sampling import Timer, pause
 if TYPE_CHECKING:
     import torch
 
-MATMUL = {"cuda": 8192, "cpu": 1024}  # rows and columns
-COPY = {"cuda": 2**30, "cpu": 2**26}  # bytes read, and written again
+MATMUL_SIZE = {"cuda": 8192, "cpu": 1024}  # rows and columns
+COPY_BYTES = {"cuda": 2**30, "cpu": 2**26}  # bytes read, and written again
 READINGS = 5
 
 
 def matmul(timer: Timer, device: torch.device, dtype: torch.dtype) -> list[float]:
     """FLOP/s of some square matmuls of normally distributed values."""
-    n = MATMUL[device.type]
-    multiply = product(n, device, dtype)
+    n = MATMUL_SIZE[device.type]
+    multiply = matmul_launch(n, device, dtype)
     timer.samples(multiply, 1)
     times = timer.samples(multiply, READINGS)
     if device.type == "cuda":
@@ -26,7 +26,7 @@ def matmul(timer: Timer, device: torch.device, dtype: torch.dtype) -> list[float
     return [2 * n**3 / t for t in times]
 
 
-def product(n: int, device: torch.device, dtype: torch.dtype) -> Callable[[], Any]:
+def matmul_launch(n: int, device: torch.device, dtype: torch.dtype) -> Callable[[], Any]:
     """A launch of one matmul. That of e4m3 raises RuntimeError where the device has no units for it.
 
     Those of Hopper sum in fewer bits than float32; cuBLAS is told to leave it at that (use_fast_accum), its fastest.
@@ -48,7 +48,7 @@ def copy(timer: Timer, device: torch.device) -> list[float]:
     """Bytes/s of some copies within the device's memory, read plus write."""
     import torch
 
-    nbytes = COPY[device.type]
+    nbytes = COPY_BYTES[device.type]
     source = torch.ones(nbytes, dtype=torch.int8, device=device)
     target = torch.empty_like(source)
     timer.samples(lambda: target.copy_(source), 1)

@@ -22,11 +22,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from attnbench.worker.measure.profiler_session import recorded, session
-from attnbench.worker.measure.sampling import nothing
+from attnbench.worker.measure.profiler_session import recorded_events, session
+from attnbench.worker.measure.sampling import do_nothing
 
 if TYPE_CHECKING:
-    from attnbench.worker.measure.events import EventTimer
+    from attnbench.worker.measure.cuda_events import EventTimer
 
 MARK = "attnbench.mark"
 WAITS = ("StreamWaitEvent", "Synchronize")  # in the names of calls that make a stream or the host wait
@@ -52,7 +52,7 @@ class Kernel:
 
 
 @dataclass(frozen=True)
-class Call:
+class TracedCall:
     """One launch as the device saw it, in order of start."""
 
     kernels: tuple[Kernel, ...]
@@ -81,7 +81,7 @@ class Tracer:
 
     name = "cupti"
 
-    def __init__(self, events: EventTimer, before: Callable[[], Any] = nothing) -> None:
+    def __init__(self, events: EventTimer, before: Callable[[], Any] = do_nothing) -> None:
         import torch
 
         os.environ.setdefault("KINETO_LOG_LEVEL", "5")
@@ -102,26 +102,28 @@ class Tracer:
     def synchronize(self) -> None:
         self._events.synchronize()
 
-    def calls(self, launches: Sequence[Callable[[], Any]], ready: Callable[[], Any] = nothing) -> list[Call]:
+    def calls(
+        self, launches: Sequence[Callable[[], Any]], before_each_try: Callable[[], Any] = do_nothing
+    ) -> list[TracedCall]:
         """What the device did in each of some launches, one after the other; `ready` comes before each try, untraced.
 
         Raises Untraceable.
         """
         for _ in range(MAX_TRIES):
-            ready()
+            before_each_try()
             activities, read, caught_up = self._session(launches)
             if not caught_up:
                 break  # else the device waited for the host, and gaps between its kernels are the host's
         else:
             self.host_bound = True
-        return _split(activities, read)
+        return _split_into_calls(activities, read)
 
     def _session(self, launches: Sequence[Callable[[], Any]]) -> tuple[Sequence[Any], list[float], bool]:
         """The profiler's events, what CUDA events read of each call, and whether the device caught up with the host."""
         import torch
         from torch.profiler import record_function
 
-        before = self._tiny.zero_ if self.before is nothing else self.before
+        before = self._tiny.zero_ if self.before is do_nothing else self.before
         pairs = [(torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) for _ in launches]
         caught_up = False
         torch.cuda.synchronize()  # also ends the session before: its teardown comes with the next call to CUDA
@@ -140,10 +142,10 @@ class Tracer:
                 before()
             torch.cuda.synchronize()
         read = [float(start.elapsed_time(end)) / 1e3 for start, end in pairs]
-        return recorded(profiler), read, caught_up
+        return recorded_events(profiler), read, caught_up
 
 
-def _split(events: Sequence[Any], read: Sequence[float]) -> list[Call]:
+def _split_into_calls(events: Sequence[Any], read: Sequence[float]) -> list[TracedCall]:
     """The device's activities, by the markers around each call; `read` is what CUDA events say of each."""
     n = len(read)
     on_device, on_host, ranges = [], [], []
@@ -181,12 +183,12 @@ def _split(events: Sequence[Any], read: Sequence[float]) -> list[Call]:
             calls[min(i, n - 1)].append(event)
     home = next(e.device_resource_id() for e in on_device if e.correlation_id() in marker)
     return [
-        _call(own, begun[i], begun[i + 1], read[i], _unwaited(own, home, on_host, ranges[i + 1][0]))
+        _make_call(own, begun[i], begun[i + 1], read[i], _is_unwaited(own, home, on_host, ranges[i + 1][0]))
         for i, own in enumerate(calls)
     ]
 
 
-def _unwaited(own: Sequence[Any], home: int, on_host: Sequence[Any], until: int) -> bool:
+def _is_unwaited(own: Sequence[Any], home: int, on_host: Sequence[Any], until: int) -> bool:
     """Whether work went to other streams than `home`, and the host asked for no wait after it and before `until`, ns.
 
     The host's calls are those to CUDA's runtime; a graph orders its own streams.
@@ -197,7 +199,7 @@ def _unwaited(own: Sequence[Any], home: int, on_host: Sequence[Any], until: int)
     return bool(sent) and not any(max(sent) < at < until for at in waits)
 
 
-def _call(own: Sequence[Any], since: int, following: int, read: float, unwaited: bool) -> Call:
+def _make_call(own: Sequence[Any], since: int, following: int, read: float, unwaited: bool) -> TracedCall:
     """What ran of a call whose marker and the next one started at these times, in ns."""
     origin = own[0].start_ns() if own else since
     late = max((e.end_ns() for e in own), default=0) - following
@@ -205,7 +207,7 @@ def _call(own: Sequence[Any], since: int, following: int, read: float, unwaited:
         Kernel(e.name(), (e.start_ns() - origin) / 1e9, (e.end_ns() - origin) / 1e9, int(e.device_resource_id()))
         for e in own
     ]
-    return Call(tuple(kernels), max(0.0, late / 1e9), max(0.0, (since - origin) / 1e9), read, unwaited)
+    return TracedCall(tuple(kernels), max(0.0, late / 1e9), max(0.0, (since - origin) / 1e9), read, unwaited)
 
 
 def _version(text: str | None) -> tuple[int, ...]:

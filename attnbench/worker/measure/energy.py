@@ -18,14 +18,14 @@ from typing import Any
 from attnbench.core import stats
 from attnbench.worker.measure.nvml import GpuState
 
-BATCH = 0.05  # seconds of launches between two readings of the clock
-STEADY = 0.01  # a window of time per call within which nothing drifts by more
+BATCH_SECONDS = 0.05  # seconds of launches between two readings of the clock
+MAX_DRIFT = 0.01  # a window of time per call within which nothing drifts by more
 MIN_WINDOW = 2.0  # seconds of steady work for the energy
-POLL = 0.004
+POLL_SECONDS = 0.004
 
 
 @dataclass(frozen=True)
-class Sustained:
+class SustainedRun:
     """The steady part of a long run of one launch."""
 
     times: tuple[float, ...]  # seconds a call, the mean of each batch
@@ -34,13 +34,13 @@ class Sustained:
     steady: bool  # False: time per call still drifted when the limit came
 
 
-def sustained(launch: Callable[[], Any], estimate: float, limit: float, state: GpuState) -> Sustained:
+def run_sustained(launch: Callable[[], Any], estimate: float, limit: float, state: GpuState) -> SustainedRun:
     """Runs `launch`, of `estimate` seconds, until its time per call is steady for 2 s, at most `limit` seconds."""
     import torch
 
-    count = max(1, min(512, int(BATCH / max(estimate, 1e-7))))
+    count = max(1, min(512, int(BATCH_SECONDS / max(estimate, 1e-7))))
     ends: list[float] = []  # seconds on the device's clock, from the first event, at which batches ended
-    with _Counter(state) as counter:
+    with EnergyCounter(state) as counter:
         torch.cuda.synchronize()
         first = _event(torch)
         origin = time.monotonic()
@@ -53,21 +53,21 @@ def sustained(launch: Callable[[], Any], estimate: float, limit: float, state: G
                 done = waiting.pop(0)
                 done.synchronize()
                 ends.append(first.elapsed_time(done) / 1e3)
-            if _window(ends, MIN_WINDOW) is not None:
+            if _steady_start(ends, MIN_WINDOW) is not None:
                 break
         torch.cuda.synchronize()
         ends += [first.elapsed_time(event) / 1e3 for event in waiting]
-    began = _window(ends, MIN_WINDOW)
+    began = _steady_start(ends, MIN_WINDOW)
     steady = began is not None
     if began is None:
         began = ends[-1] / 2
     kept = [end for end in ends if end >= began]
     times = [(b - a) / count for a, b in itertools.pairwise(kept)] or [ends[-1] / count / len(ends)]
     watts, uncertainty = counter.power(origin + began, origin + ends[-1])
-    return Sustained(tuple(times), watts, uncertainty, steady)
+    return SustainedRun(tuple(times), watts, uncertainty, steady)
 
 
-def _window(ends: Sequence[float], length: float) -> float | None:
+def _steady_start(ends: Sequence[float], length: float) -> float | None:
     """When the last `length` seconds began, if the time per batch did not drift in them; else None."""
     if not ends or ends[-1] < 1.5 * length:  # the first part is for power and clock to settle
         return None
@@ -77,7 +77,7 @@ def _window(ends: Sequence[float], length: float) -> float | None:
         return None
     half = len(steps) // 2
     drift = stats.median(steps[half:]) / stats.median(steps[:half]) - 1
-    return kept[0] if abs(drift) <= STEADY else None
+    return kept[0] if abs(drift) <= MAX_DRIFT else None
 
 
 def _event(torch_: Any) -> Any:
@@ -86,7 +86,7 @@ def _event(torch_: Any) -> Any:
     return event
 
 
-class _Counter:
+class EnergyCounter:
     """Notes when NVML's energy counter moves."""
 
     def __init__(self, state: GpuState) -> None:
@@ -95,7 +95,7 @@ class _Counter:
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
 
-    def __enter__(self) -> _Counter:
+    def __enter__(self) -> EnergyCounter:
         self._thread.start()
         return self
 
@@ -105,7 +105,7 @@ class _Counter:
 
     def _run(self) -> None:
         last = self._state.energy_j()
-        while last is not None and not self._done.wait(POLL):
+        while last is not None and not self._done.wait(POLL_SECONDS):
             now = self._state.energy_j()
             if now is not None and now != last:
                 self._moves.append((time.monotonic(), now))
@@ -118,5 +118,5 @@ class _Counter:
             return None, None
         (t0, e0), (t1, e1) = moves[0], moves[-1]
         waits = [b[0] - a[0] for a, b in itertools.pairwise(self._moves)]
-        edge = min(POLL + 0.005, stats.median(waits))
+        edge = min(POLL_SECONDS + 0.005, stats.median(waits))
         return (e1 - e0) / (t1 - t0), 2 * edge / (t1 - t0)

@@ -26,7 +26,7 @@ class Instrument(Protocol):
     def samples(self, launch: Callable[[], Any], n: int) -> list[float]: ...
 
 
-class Flush:
+class L2Flush:
     """Writes a buffer of twice L2's size; one device operation."""
 
     def __init__(self, device: torch.device, l2_bytes: int, most: int | None = None) -> None:
@@ -39,12 +39,12 @@ class Flush:
         self.buffer.zero_()
 
 
-def state(timer: Instrument, device: torch.device, l2_bytes: int, bandwidth: float) -> str:
+def observed_state(timer: Instrument, device: torch.device, l2_bytes: int, bandwidth: float) -> str:
     """ "cold" or "warm": how `timer` finds operands that were in the cache before its `before` ran.
 
     `bandwidth` is the memory's, in bytes/s; a third of L2 is read.
     """
-    nbytes, read = reader(device, l2_bytes)
+    nbytes, read = make_reader(device, l2_bytes)
     read()
     as_promised = _median(timer, read)
     promised, timer.before = timer.before, read
@@ -55,7 +55,7 @@ def state(timer: Instrument, device: torch.device, l2_bytes: int, bandwidth: flo
     return "cold" if as_promised - cached > MIN_GAIN * nbytes / bandwidth else "warm"
 
 
-def reader(device: torch.device, l2_bytes: int) -> tuple[int, Callable[[], None]]:
+def make_reader(device: torch.device, l2_bytes: int) -> tuple[int, Callable[[], None]]:
     """A read of a third of L2, and its bytes. Each has an operand of its own."""
     import torch
 

@@ -18,13 +18,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from attnbench.worker.measure.profiler_session import recorded, session
+from attnbench.worker.measure.profiler_session import recorded_events, session
 
 if TYPE_CHECKING:
     import torch
 
 T = TypeVar("T")
-DROPPED = 2e-3  # seconds in which other threads let go of what they have done with
+SETTLE_SECONDS = 2e-3  # seconds in which other threads let go of what they have done with
 
 
 class CudaMemory:
@@ -35,7 +35,7 @@ class CudaMemory:
         self._outside = 0
 
     @contextmanager
-    def job(self) -> Iterator[None]:
+    def job_window(self) -> Iterator[None]:
         """The window of one job; outside memory taken in it and not given back is remembered."""
         before = self._taken_outside_torch()
         self._window = before
@@ -44,7 +44,7 @@ class CudaMemory:
         finally:
             self._outside = max(0, self._outside + self._taken_outside_torch() - before)
 
-    def peak(self, launch: Callable[[], Any]) -> tuple[dict[str, int], Any]:
+    def measure_peak(self, launch: Callable[[], Any]) -> tuple[dict[str, int], Any]:
         """{"memory_peak", "memory_driver"} of one launch, and what it returned."""
         import torch
 
@@ -55,7 +55,7 @@ class CudaMemory:
         outside = self._outside + self._taken_outside_torch() - self._window
         return {"memory_peak": peak, "memory_driver": peak + max(0, outside)}, result
 
-    def held(self, make: Callable[[], T]) -> tuple[int, T]:
+    def measure_held(self, make: Callable[[], T]) -> tuple[int, T]:
         """Bytes that stay allocated while what `make` returns is alive, and that."""
         import torch
 
@@ -72,7 +72,7 @@ class CudaMemory:
         """
         import torch
 
-        time.sleep(DROPPED)
+        time.sleep(SETTLE_SECONDS)
         torch.cuda.synchronize(self.device)
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(self.device)
@@ -93,10 +93,10 @@ class CpuMemory:
         _allocations(lambda: None)  # the profiler's first start takes longer
 
     @contextmanager
-    def job(self) -> Iterator[None]:
+    def job_window(self) -> Iterator[None]:
         yield
 
-    def peak(self, launch: Callable[[], Any]) -> tuple[dict[str, int], Any]:
+    def measure_peak(self, launch: Callable[[], Any]) -> tuple[dict[str, int], Any]:
         """{"memory_peak"} of one launch, and "memory_driver" where the kernel lets the high-water mark be reset."""
         before = _reset_high_water()
         running, result = _allocations(launch)
@@ -106,7 +106,7 @@ class CpuMemory:
             found["memory_driver"] = max(0, high - before)
         return found, result
 
-    def held(self, make: Callable[[], T]) -> tuple[int, T]:
+    def measure_held(self, make: Callable[[], T]) -> tuple[int, T]:
         """Bytes still allocated when `make` returns, its result alive, and that."""
         running, made = _allocations(make)
         return max(0, running[-1]) if running else 0, made
@@ -116,7 +116,9 @@ def _allocations(launch: Callable[[], T]) -> tuple[list[int], T]:
     """The running sum of bytes allocated by torch's CPU allocator during one launch, and the launch's result."""
     with session(memory=True) as profiler:
         result = launch()
-    sizes = [e.nbytes() for e in sorted(recorded(profiler), key=lambda e: e.start_ns()) if e.name() == "[memory]"]
+    sizes = [
+        e.nbytes() for e in sorted(recorded_events(profiler), key=lambda e: e.start_ns()) if e.name() == "[memory]"
+    ]
     return list(itertools.accumulate(sizes)), result
 
 

@@ -34,21 +34,21 @@ class GpuState:
             pass
 
     @property
-    def known(self) -> bool:
+    def available(self) -> bool:
         return self._nvml is not None
 
     def clock_hz(self) -> float | None:
         """The SM clock now."""
-        return self.number(lambda n, h: n.nvmlDeviceGetClockInfo(h, n.NVML_CLOCK_SM) * 1e6)
+        return self.ask_number(lambda n, h: n.nvmlDeviceGetClockInfo(h, n.NVML_CLOCK_SM) * 1e6)
 
     def memory_clock_hz(self) -> float | None:
-        return self.number(lambda n, h: n.nvmlDeviceGetClockInfo(h, n.NVML_CLOCK_MEM) * 1e6)
+        return self.ask_number(lambda n, h: n.nvmlDeviceGetClockInfo(h, n.NVML_CLOCK_MEM) * 1e6)
 
     def clock_max_hz(self) -> float | None:
-        return self.number(lambda n, h: n.nvmlDeviceGetMaxClockInfo(h, n.NVML_CLOCK_SM) * 1e6)
+        return self.ask_number(lambda n, h: n.nvmlDeviceGetMaxClockInfo(h, n.NVML_CLOCK_SM) * 1e6)
 
     def power_limit_w(self) -> float | None:
-        return self.number(lambda n, h: n.nvmlDeviceGetPowerManagementLimit(h) / 1e3)
+        return self.ask_number(lambda n, h: n.nvmlDeviceGetPowerManagementLimit(h) / 1e3)
 
     def power_w(self) -> float | None:
         """Now, where the driver can say; else the average of the last second."""
@@ -57,18 +57,18 @@ class GpuState:
             answer = n.nvmlDeviceGetFieldValues(h, [POWER_INSTANT])[0]
             return float(answer.value.uiVal if answer.nvmlReturn == 0 else n.nvmlDeviceGetPowerUsage(h)) / 1e3
 
-        return self.number(instant)
+        return self.ask_number(instant)
 
     def power_average_w(self) -> float | None:
         """Over about the last second."""
-        return self.number(lambda n, h: n.nvmlDeviceGetPowerUsage(h) / 1e3)
+        return self.ask_number(lambda n, h: n.nvmlDeviceGetPowerUsage(h) / 1e3)
 
     def temperature_c(self) -> float | None:
-        return self.number(lambda n, h: n.nvmlDeviceGetTemperature(h, n.NVML_TEMPERATURE_GPU))
+        return self.ask_number(lambda n, h: n.nvmlDeviceGetTemperature(h, n.NVML_TEMPERATURE_GPU))
 
     def energy_j(self) -> float | None:
         """Since the driver was loaded. The counter moves every 20 to 100 ms, and reading it takes milliseconds."""
-        return self.number(lambda n, h: n.nvmlDeviceGetTotalEnergyConsumption(h) / 1e3)
+        return self.ask_number(lambda n, h: n.nvmlDeviceGetTotalEnergyConsumption(h) / 1e3)
 
     def ecc_errors(self) -> int | None:
         """Uncorrected memory errors since the driver was loaded."""
@@ -84,7 +84,7 @@ class GpuState:
         mask = self.ask(lambda n, h: n.nvmlDeviceGetCurrentClocksThrottleReasons(h)) or 0
         return tuple(name for bit, name in LIMITS.items() if mask & bit)
 
-    def others(self, since: float | None = None) -> tuple[str, ...]:
+    def other_processes(self, since: float | None = None) -> tuple[str, ...]:
         """Other processes with a context on the GPU, as "name (pid 123)"; this run's workers, who idle, are none.
 
         With `since` (time.time() seconds) only those that computed after it, where the driver tells. Empty where
@@ -93,15 +93,15 @@ class GpuState:
         found = self.ask(lambda n, h: [p.pid for p in n.nvmlDeviceGetComputeRunningProcesses(h)]) or []
         if os.getpid() not in found:
             return ()
-        strangers = [pid for pid in found if pid != os.getpid() and _parent(pid) != os.getppid()]
+        strangers = [pid for pid in found if pid != os.getpid() and _parent_pid(pid) != os.getppid()]
         if strangers and since is not None:
             busy = self.ask(lambda n, h: _utilization(n, h, int(since * 1e6)))
             if busy is not None:
                 active = {p.pid for p in busy if p.smUtil > 0}
                 strangers = [pid for pid in strangers if pid in active]
-        return tuple(f"{_name(pid)} (pid {pid})" for pid in strangers)
+        return tuple(f"{_process_name(pid)} (pid {pid})" for pid in strangers)
 
-    def number(self, question: Any) -> float | None:
+    def ask_number(self, question: Any) -> float | None:
         found = self.ask(question)
         return None if found is None else float(found)
 
@@ -115,7 +115,7 @@ class GpuState:
             return None
 
 
-class Sampler:
+class StateSampler:
     """Reads clocks, power, temperature and limits every `period` seconds while its block runs.
 
         with Sampler(state) as seen:
@@ -139,8 +139,8 @@ class Sampler:
         """All that held the clock down at any reading."""
         return tuple(name for name in LIMITS.values() if name in self._limits)
 
-    def __enter__(self) -> Sampler:
-        if self._state.known:
+    def __enter__(self) -> StateSampler:
+        if self._state.available:
             self._thread.start()
         return self
 
@@ -177,13 +177,13 @@ def _utilization(nvml: Any, handle: Any, since: int) -> Any:
         return []
 
 
-def _parent(pid: int) -> int | None:
+def _parent_pid(pid: int) -> int | None:
     with contextlib.suppress(OSError, ValueError, IndexError):
         return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
     return None
 
 
-def _name(pid: int) -> str:
+def _process_name(pid: int) -> str:
     with contextlib.suppress(OSError):
         return Path(f"/proc/{pid}/comm").read_text().strip()
     return "a process"

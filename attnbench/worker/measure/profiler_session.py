@@ -24,6 +24,6 @@ def session(*, cpu: bool = True, cuda: bool = False, memory: bool = False, shape
     )
 
 
-def recorded(ended: Any) -> list[Any]:
+def recorded_events(ended: Any) -> list[Any]:
     """Kineto's events of a session; none where the profiler is not to be had."""
     return list(ended.kineto_results.events()) if ended.kineto_results else []

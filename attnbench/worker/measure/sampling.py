@@ -23,16 +23,16 @@ from attnbench.core import stats
 from attnbench.core.policy import Policy
 
 MAX_BATCH = 32  # launches queued at once; the driver's queue holds 1024 kernels
-AGREE = 0.02  # successive readings of a warm-up that has ended
+WARM_TOLERANCE = 0.02  # successive readings of a warm-up that has ended
 MAX_WARMUP = 20  # times policy.warmup_s
-REST = 1.5  # seconds of pause for each of work
+REST_PER_WORK = 1.5  # seconds of pause for each of work
 MAX_REST = 0.1  # seconds; after this a GPU held at its power cap has its clock back
-FELL = 0.985  # of the best clock seen; below, a burst was held down
-MAX_DROPPED = 8  # bursts
+MIN_CLOCK_RATIO = 0.985  # of the best clock seen; below, a burst was held down
+MAX_DROPPED_BURSTS = 8  # bursts
 MIN_BURSTS = 4  # of calls that are shorter than a burst
-LONG = 0.015  # seconds a call; from here on MIN_LONG samples are enough, as each averages over a lot
-MIN_LONG = 6  # the least that has a 95 % interval
-VERY_LONG, MIN_VERY_LONG = 0.25, 3  # on an H200 the medians of three and of six differ by at most 0.8 %
+LONG_CALL = 0.015  # seconds a call; from here on MIN_LONG samples are enough, as each averages over a lot
+MIN_SAMPLES_LONG = 6  # the least that has a 95 % interval
+VERY_LONG_CALL, MIN_SAMPLES_VERY_LONG = 0.25, 3  # on an H200 the medians of three and of six differ by at most 0.8 %
 
 
 class Timer(Protocol):
@@ -48,7 +48,7 @@ class Timer(Protocol):
         """Waits until the device has nothing left to do."""
 
 
-def nothing() -> None:
+def do_nothing() -> None:
     """The `before` of a warm cache."""
 
 
@@ -57,7 +57,7 @@ class CpuTimer:
 
     name = "perf_counter"
 
-    def __init__(self, clock: Callable[[], int] = time.perf_counter_ns, before: Callable[[], Any] = nothing) -> None:
+    def __init__(self, clock: Callable[[], int] = time.perf_counter_ns, before: Callable[[], Any] = do_nothing) -> None:
         self.clock = clock
         self.before = before
 
@@ -77,7 +77,7 @@ class CpuTimer:
 
 def pause(worked: float) -> None:
     """A GPU's rest after `worked` seconds of work."""
-    time.sleep(min(REST * worked, MAX_REST))
+    time.sleep(min(REST_PER_WORK * worked, MAX_REST))
 
 
 class Pacer:
@@ -102,25 +102,25 @@ class Pacer:
             pause(self._tired)
         self._tired = 0.0
 
-    def counts(self, worked: float, calls: int) -> bool:
+    def accepts(self, worked: float, calls: int) -> bool:
         """Whether a burst of `calls` that took `worked` seconds does."""
-        fell = bool(self._clocks) and self._clocks[-1] < FELL * max(self._best, *self._clocks)
+        fell = bool(self._clocks) and self._clocks[-1] < MIN_CLOCK_RATIO * max(self._best, *self._clocks)
         paused, self._hot = self._hot, self._hot or fell
         if self._hot:
             self._tired = math.inf if fell else worked
         long = paused and calls == 1 and worked > self._burst_s
-        if not fell or long or self._dropped == MAX_DROPPED:
+        if not fell or long or self._dropped == MAX_DROPPED_BURSTS:
             return True
         self._dropped += 1
         self._clocks.pop()
         return False
 
 
-def collect(
+def collect_samples(
     sample: Callable[[int], list[float]],
     policy: Policy,
     *,
-    pace: Pacer | None = None,
+    pacer: Pacer | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> list[float]:
     """Samples in seconds, after a warm-up. `sample(n)` gives up to n; `pace` goes with each burst, and may reject it.
@@ -132,20 +132,26 @@ def collect(
     """
 
     def batch(n: int) -> tuple[list[float], bool]:
-        if pace is None:
+        if pacer is None:
             return sample(n), True
-        pace.rest()
+        pacer.rest()
         started = clock()
         found = sample(n)
-        return found, pace.counts(clock() - started, len(found))
+        return found, pacer.accepts(clock() - started, len(found))
 
     estimate, values = _warm_up(batch, policy, clock)
-    least = policy.min_samples if estimate < LONG else MIN_LONG if estimate < VERY_LONG else MIN_VERY_LONG
+    least = (
+        policy.min_samples
+        if estimate < LONG_CALL
+        else MIN_SAMPLES_LONG
+        if estimate < VERY_LONG_CALL
+        else MIN_SAMPLES_VERY_LONG
+    )
     least = min(least, policy.min_samples)
     bursts = 0
     began = clock()
     while len(values) < policy.max_samples:
-        size = _batch(estimate, policy.burst_s)
+        size = _batch_size(estimate, policy.burst_s)
         found, counts = batch(min(size, policy.max_samples - len(values)))
         if not counts:
             continue
@@ -156,7 +162,7 @@ def collect(
             continue
         spent = clock() - began
         steady = spent >= policy.min_seconds and stats.relative_halfwidth(values) <= policy.target
-        still_falling = stats.drift(values) < -AGREE and spent < 3 * policy.max_seconds
+        still_falling = stats.drift(values) < -WARM_TOLERANCE and spent < 3 * policy.max_seconds
         if (steady or spent >= policy.max_seconds) and not still_falling:
             break
     return values
@@ -172,13 +178,13 @@ def _warm_up(
     if last >= policy.warmup_s:
         return last, first if counts else []
     while True:
-        estimate = stats.median(batch(_batch(last, policy.burst_s))[0])
+        estimate = stats.median(batch(_batch_size(last, policy.burst_s))[0])
         spent = clock() - began
-        agreed = abs(estimate / last - 1) <= AGREE if last else True
+        agreed = abs(estimate / last - 1) <= WARM_TOLERANCE if last else True
         if spent >= policy.warmup_s and (agreed or spent >= MAX_WARMUP * policy.warmup_s):
             return estimate, []
         last = estimate
 
 
-def _batch(estimate: float, seconds: float) -> int:
+def _batch_size(estimate: float, seconds: float) -> int:
     return max(1, min(MAX_BATCH, int(seconds / max(estimate, 1e-7))))

@@ -14,34 +14,34 @@ With dropout the mask is read off the launch, and the rest is the same (`dropout
 
 from attnbench.core.backend import Inputs
 from attnbench.core.case import Case
-from attnbench.worker.reference.check import Check
-from attnbench.worker.reference.checksums import products
-from attnbench.worker.reference.dropout_check import DropoutCheck
-from attnbench.worker.reference.exact import Reference, reference, visible, warm
-from attnbench.worker.reference.renewed_inputs import Renewal
-from attnbench.worker.reference.sample import BUDGET, Sample, check_inputs, choose
-from attnbench.worker.reference.tolerance import compare, expected
+from attnbench.worker.reference.checksums import compare_checksums
+from attnbench.worker.reference.dropout_check import DropoutResultCheck
+from attnbench.worker.reference.exact_attention import Reference, compute_reference, visible_keys, warm_up
+from attnbench.worker.reference.renewed_inputs import InputRenewal
+from attnbench.worker.reference.result_check import ResultCheck
+from attnbench.worker.reference.row_sample import SCORE_BUDGET, RowSample, check_inputs, choose_rows
+from attnbench.worker.reference.tolerance import compare, expected_results
 
 
-def checking(case: Case, given: Inputs, seed: int) -> Check:
+def make_check(case: Case, given: Inputs, seed: int) -> ResultCheck:
     """The comparisons that a cell goes through."""
-    return DropoutCheck(case, given, seed) if case.dropout_p else Check(case, given, seed)
+    return DropoutResultCheck(case, given, seed) if case.dropout_p else ResultCheck(case, given, seed)
 
 
 __all__ = [
-    "BUDGET",
-    "Check",
-    "DropoutCheck",
+    "SCORE_BUDGET",
+    "DropoutResultCheck",
+    "InputRenewal",
     "Reference",
-    "Renewal",
-    "Sample",
+    "ResultCheck",
+    "RowSample",
     "check_inputs",
-    "checking",
-    "choose",
+    "choose_rows",
     "compare",
-    "expected",
-    "products",
-    "reference",
-    "visible",
-    "warm",
+    "compare_checksums",
+    "compute_reference",
+    "expected_results",
+    "make_check",
+    "visible_keys",
+    "warm_up",
 ]

@@ -24,14 +24,20 @@ from typing import TYPE_CHECKING
 from attnbench.core.backend import Inputs, torch_dtype
 from attnbench.core.case import Case
 from attnbench.core.record import TensorError
-from attnbench.worker.reference.exact import CHUNK, Reference, high, long_product, one_rounding
-from attnbench.worker.reference.tolerance import any_order, worse
+from attnbench.worker.reference.exact_attention import (
+    CHUNK,
+    Reference,
+    long_product,
+    reference_dtype,
+    rms_of_one_rounding,
+)
+from attnbench.worker.reference.tolerance import summation_error, worst
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
-def products(reference: Reference, inputs: Inputs, results: Mapping[str, Tensor]) -> dict[str, TensorError]:
+def compare_checksums(reference: Reference, inputs: Inputs, results: Mapping[str, Tensor]) -> dict[str, TensorError]:
     """{"dk", "dv"}: the head in which the sides differ most, relative; `reference` says how well eager knows them."""
     import torch
 
@@ -41,10 +47,10 @@ def products(reference: Reference, inputs: Inputs, results: Mapping[str, Tensor]
     torch.set_float32_matmul_precision("highest")
     found = {}
     for name, keys, row_wise, rows in (("dv", inputs.v, "out", inputs.dout), ("dk", inputs.k, "dq", inputs.q)):
-        expected = max(reference.relative(name), reference.relative(row_wise))
-        tolerance = 2 * expected + one_rounding(torch_dtype(case)) + any_order(case)
+        expected_results = max(reference.relative_eager_error(name), reference.relative_eager_error(row_wise))
+        tolerance = 2 * expected_results + rms_of_one_rounding(torch_dtype(case)) + summation_error(case)
         differ = [_difference(*heads) for heads in _by_heads(case, keys, results[name], results[row_wise], rows)]
-        found[name] = worse([TensorError(r, expected, tolerance, r) for r in torch.cat(differ).tolist()])
+        found[name] = worst([TensorError(r, expected_results, tolerance, r) for r in torch.cat(differ).tolist()])
     torch.set_float32_matmul_precision(before)
     return found
 
@@ -54,7 +60,7 @@ def _by_heads(case: Case, keys: Tensor, by_key: Tensor, by_row: Tensor, rows: Te
     s = case.shape
     group = s.nheads // s.nheads_k
     step = max(1, CHUNK // (max(s.seqlen_k, s.seqlen_q * group) * max(s.headdim, s.headdim_v)))
-    precise = high(case, keys.device)
+    precise = reference_dtype(case, keys.device)
     for b in range(s.batch):
         for start in range(0, s.nheads_k, step):
             of_keys, of_rows = slice(start, start + step), slice(start * group, (start + step) * group)

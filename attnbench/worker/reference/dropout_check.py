@@ -22,13 +22,21 @@ from typing import TYPE_CHECKING, Any
 from attnbench.core.backend import Inputs, Prepared
 from attnbench.core.case import Case
 from attnbench.core.record import Accuracy, TensorError
-from attnbench.worker.reference import dropout
-from attnbench.worker.reference.check import AGAIN, Check
-from attnbench.worker.reference.checksums import products
-from attnbench.worker.reference.exact import BY_ROW, CHUNK, Reference, capped, high, probabilities, reference
-from attnbench.worker.reference.renewed_inputs import Renewal
-from attnbench.worker.reference.sample import Sample, check_inputs, choose, rows_of
-from attnbench.worker.reference.tolerance import compare, expected
+from attnbench.worker.reference import dropout_mask
+from attnbench.worker.reference.checksums import compare_checksums
+from attnbench.worker.reference.exact_attention import (
+    CHUNK,
+    ROW_RESULTS,
+    Reference,
+    compute_reference,
+    probabilities,
+    reference_dtype,
+    scaled_scores,
+)
+from attnbench.worker.reference.renewed_inputs import InputRenewal
+from attnbench.worker.reference.result_check import SECOND_SHARE, ResultCheck
+from attnbench.worker.reference.row_sample import RowSample, check_inputs, choose_rows, rows_of
+from attnbench.worker.reference.tolerance import compare, expected_results
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -37,7 +45,7 @@ LEAST_ROWS = 32  # from which their statistics say something
 BY_STATISTICS = "dropout: its mask is not known ({}), so that results were checked by their statistics"
 
 
-class DropoutCheck(Check):
+class DropoutResultCheck(ResultCheck):
     """Check, for a case with dropout."""
 
     def __init__(self, case: Case, given: Inputs, seed: int) -> None:
@@ -46,11 +54,11 @@ class DropoutCheck(Check):
         self.case = case
         self.seed = seed
         self._given = given
-        self._sample = dropout.readable(case, choose(case, given.q.device, seed))
+        self._sample = dropout_mask.readable_sample(case, choose_rows(case, given.q.device, seed))
         self.inputs = check_inputs(case, given, self._sample)
-        self.masked = self.inputs is not given
+        self.dout_masked = self.inputs is not given
         torch.manual_seed(seed)
-        self._state = dropout.State(case, given.q.device)
+        self._state = dropout_mask.RandomState(case, given.q.device)
         self._reads = self.inputs
         self._prepared: Prepared | None = None
         self._kept: Tensor | None = None  # what the prepared launch keeps in the sample, once read
@@ -59,7 +67,7 @@ class DropoutCheck(Check):
     def launcher(self, prepared: Prepared) -> Callable[[], Any]:
         if prepared is not self._prepared:
             self._prepared, self._kept = prepared, None
-            self._masks = dropout.Masks(self.case, prepared, self._reads, self._state)
+            self._masks = dropout_mask.MaskReader(self.case, prepared, self._reads, self._state)
 
         def launch() -> Any:
             self._state.restore()
@@ -67,68 +75,72 @@ class DropoutCheck(Check):
 
         return launch
 
-    def first(self, results: Mapping[str, Tensor]) -> Accuracy:
-        return self._judged(results, self.inputs, self._sample)
+    def check_first(self, results: Mapping[str, Tensor]) -> Accuracy:
+        return self._accuracy_of(results, self.inputs, self._sample)
 
-    def forget_mask(self) -> None:
-        if self.masked:
+    def drop_masked_dout(self) -> None:
+        if self.dout_masked:
             self._reads = self._given
             del self.inputs
 
-    def renewed(self, renewal: Renewal, made: Inputs, results: Mapping[str, Tensor]) -> Accuracy:
-        sample = dropout.readable(self.case, choose(self.case, made.q.device, self.seed + 1, share=AGAIN))
-        return self._judged(results, renewal.applied(made), sample, dense=not sample.whole)
+    def check_renewed(self, renewal: InputRenewal, made: Inputs, results: Mapping[str, Tensor]) -> Accuracy:
+        sample = dropout_mask.readable_sample(
+            self.case, choose_rows(self.case, made.q.device, self.seed + 1, share=SECOND_SHARE)
+        )
+        return self._accuracy_of(results, renewal.apply_to(made), sample, dense=not sample.whole)
 
-    def restored(self, results: Mapping[str, Tensor]) -> Accuracy:
-        return self._judged(results, self._given, self._sample, dense=self.masked)
+    def check_restored(self, results: Mapping[str, Tensor]) -> Accuracy:
+        return self._accuracy_of(results, self._given, self._sample, dense=self.dout_masked)
 
-    def _judged(
-        self, results: Mapping[str, Tensor], inputs: Inputs, sample: Sample, *, dense: bool = False
+    def _accuracy_of(
+        self, results: Mapping[str, Tensor], inputs: Inputs, sample: RowSample, *, dense: bool = False
     ) -> Accuracy:
         """With `dense`, dout is not 0 outside the sample, and dk and dv are compared by their products."""
         results = {name: t.clone() for name, t in results.items()}  # reading launches may write to the same memory
         if self._kept is None and self.case.has_forward and not self.notes:
-            self._look()
+            self._examine_mask_source()
         if self.notes:
             return self._by_statistics(results, inputs, sample)
         answer = self._with_mask(inputs, sample)
         if dense and self.case.has_backward:
-            by_row = compare(answer, results, BY_ROW)
-            accuracy = replace(by_row, errors={**by_row.errors, **products(answer, inputs, results)})
+            by_row = compare(answer, results, ROW_RESULTS)
+            accuracy = replace(by_row, errors={**by_row.errors, **compare_checksums(answer, inputs, results)})
         else:
             accuracy = compare(answer, results)
         return replace(accuracy, flaws=self._flaws)
 
-    def _with_mask(self, inputs: Inputs, sample: Sample) -> Reference:
+    def _with_mask(self, inputs: Inputs, sample: RowSample) -> Reference:
         """With the mask of the launches that are checked."""
         if sample is not self._sample:
-            return reference(self.case, inputs, sample, kept=self._masks.draw(sample))
+            return compute_reference(self.case, inputs, sample, kept=self._masks.read(sample))
         if self._kept is None:
-            self._kept = self._masks.draw(sample)
-            self._flaws += dropout.flaws(self.case, dropout.seen_by(self.case, sample), self._kept)
-        return reference(self.case, inputs, sample, kept=self._kept)
+            self._kept = self._masks.read(sample)
+            self._flaws += dropout_mask.find_mask_flaws(
+                self.case, dropout_mask.visible_in_sample(self.case, sample), self._kept
+            )
+        return compute_reference(self.case, inputs, sample, kept=self._kept)
 
-    def _look(self) -> None:
+    def _examine_mask_source(self) -> None:
         """Whether the mask can be read, and whether the next call draws another."""
-        first, following, again = self._masks.draw_some(self._sample)
-        needed = len(dropout.parts(self.case, self._sample))
-        if bool((first != again).any()):
+        check_first, following, again = self._masks.read_repeats(self._sample)
+        needed = len(dropout_mask.launch_parts(self.case, self._sample))
+        if bool((check_first != again).any()):
             self.notes = (BY_STATISTICS.format("it does not come from torch's random numbers"),)
-        elif needed > dropout.LAUNCHES:
+        elif needed > dropout_mask.LAUNCHES:
             self.notes = (BY_STATISTICS.format(f"{needed} launches would show it"),)
-        elif dropout.same(self.case, first, following):
+        elif dropout_mask.is_same_mask(self.case, check_first, following):
             self._flaws = ("dropout drops the same probabilities in every call",)
 
-    def _by_statistics(self, results: Mapping[str, Tensor], inputs: Inputs, sample: Sample) -> Accuracy:
+    def _by_statistics(self, results: Mapping[str, Tensor], inputs: Inputs, sample: RowSample) -> Accuracy:
         found = self._probed(inputs, sample)
         errors: dict[str, TensorError] = dict(found.errors)
         if self.case.has_backward:
-            errors |= products(reference(self.case, inputs, sample), inputs, results)
-        unwritten = tuple(name for name in expected(self.case) if not bool(results[name].isfinite().all()))
-        flaws = (*found.flaws, *unlikely(self.case, inputs, sample, results["out"]))
+            errors |= compare_checksums(compute_reference(self.case, inputs, sample), inputs, results)
+        unwritten = tuple(name for name in expected_results(self.case) if not bool(results[name].isfinite().all()))
+        flaws = (*found.flaws, *unlikely_statistics(self.case, inputs, sample, results["out"]))
         return replace(found, errors=errors, unwritten=unwritten, flaws=flaws)
 
-    def _probed(self, inputs: Inputs, sample: Sample) -> Accuracy:
+    def _probed(self, inputs: Inputs, sample: RowSample) -> Accuracy:
         """Of a launch that shows its mask, or as much of it as its results depend on."""
         s = self.case.shape
         if self.case.has_backward:
@@ -136,17 +148,17 @@ class DropoutCheck(Check):
             if not rows:
                 return Accuracy({}, 0, 0)  # more heads share a key head than v has columns
             sample = replace(sample, rows=sample.rows[:, :rows], all_rows=False)
-        given, kept, results = self._masks.probe(inputs, sample)
-        part = dropout.best_part(self.case, sample)
-        seen = dropout.seen_by(self.case, sample)
+        given, kept, results = self._masks.probe_launch(inputs, sample)
+        part = dropout_mask.best_part(self.case, sample)
+        seen = dropout_mask.visible_in_sample(self.case, sample)
         if not self.case.has_backward:
             seen, shown = seen[..., part], kept[..., part]
-        accuracy = compare(reference(self.case, given, sample, kept=kept), results)
-        flaws = dropout.flaws(self.case, seen, kept if self.case.has_backward else shown)
+        accuracy = compare(compute_reference(self.case, given, sample, kept=kept), results)
+        flaws = dropout_mask.find_mask_flaws(self.case, seen, kept if self.case.has_backward else shown)
         return replace(accuracy, flaws=flaws)
 
 
-def unlikely(case: Case, inputs: Inputs, sample: Sample, out: Tensor) -> tuple[str, ...]:
+def unlikely_statistics(case: Case, inputs: Inputs, sample: RowSample, out: Tensor) -> tuple[str, ...]:
     """What the mean or the variance of `out` over the sample's rows would hardly be with dropout, in words.
 
     For each row, in units of the standard deviation that dropout gives each element, the part of its error along what
@@ -157,28 +169,28 @@ def unlikely(case: Case, inputs: Inputs, sample: Sample, out: Tensor) -> tuple[s
     n = len(square)
     if n < LEAST_ROWS:
         return ()
-    p, step = case.dropout_p, dropout.QUANTUM / (1 - case.dropout_p)
+    p, step = case.dropout_p, dropout_mask.QUANTUM / (1 - case.dropout_p)
     found = []
     size = float(expected_square.sum())
     slope, error = float(along.sum()) / size, float(along.square().sum().sqrt()) / size
-    if not abs(slope) <= step + dropout.SIGMAS * error:
+    if not abs(slope) <= step + dropout_mask.SIGMAS * error:
         found.append(f"out is {1 + slope:.4g} times what it should be on average")
     spread, error = float(square.mean()), float(square.std()) / math.sqrt(n)
-    shares = [min(1.0, max(0.0, 1 - p + sign * dropout.QUANTUM)) for sign in (1, -1)]
+    shares = [min(1.0, max(0.0, 1 - p + sign * dropout_mask.QUANTUM)) for sign in (1, -1)]
     low, high_ = sorted(share * (1 - share) / (p * (1 - p)) for share in shares)
-    slack = dropout.SIGMAS * error
+    slack = dropout_mask.SIGMAS * error
     if not low - slack <= spread <= high_ + step**2 * size / n + slack:
         found.append(f"out varies by {math.sqrt(spread):.4g} times the standard deviation that dropout gives it")
     return tuple(found)
 
 
-def _moments(case: Case, inputs: Inputs, sample: Sample, out: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _moments(case: Case, inputs: Inputs, sample: RowSample, out: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Of each row that varies: error times mean, mean squared, and error squared, over the variance; means over d."""
     import torch
 
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("highest")
-    s, precise = case.shape, high(case, inputs.q.device)
+    s, precise = case.shape, reference_dtype(case, inputs.q.device)
     odds = case.dropout_p / (1 - case.dropout_p)
     group, count = s.nheads // s.nheads_k, sample.rows.shape[1]
     step = max(1, CHUNK // (group * s.seqlen_k * count))
@@ -189,7 +201,7 @@ def _moments(case: Case, inputs: Inputs, sample: Sample, out: Tensor) -> tuple[T
         for start in range(0, count, max(1, CHUNK // (group * s.seqlen_k))):
             rows = at[2][:, start : start + max(1, CHUNK // (group * s.seqlen_k))]
             q, ours = (rows_of(case, t, at[0], at[1], rows).to(precise) for t in (inputs.q, out))
-            scores = capped(case, torch.einsum("pcgd,pkd->pcgk", q, k))
+            scores = scaled_scores(case, torch.einsum("pcgd,pkd->pcgk", q, k))
             p = probabilities(case, rows, scores)
             mean = torch.einsum("pcgk,pkd->pcgd", p, v)
             variance = odds * torch.einsum("pcgk,pkd->pcgd", p.square(), v.square())

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 NAMES = ("q", "k", "v", "dout")
 
 
-class Renewal:
+class InputRenewal:
     """Of what one prepared launch reads."""
 
     def __init__(self, case: Case, given: Inputs, prepared: Prepared) -> None:
@@ -29,7 +29,7 @@ class Renewal:
         self._turn = 0
         self._renewed = False
 
-    def next(self) -> None:
+    def renew(self) -> None:
         """Values that no launch has seen yet."""
         self.restore()
         self._turn += 1
@@ -42,7 +42,7 @@ class Renewal:
             self._flip(self._places)
         self._renewed = False
 
-    def applied(self, made: Inputs) -> Inputs:
+    def apply_to(self, made: Inputs) -> Inputs:
         """What the launch reads now, given the values as they were at first; these are written over."""
         if self._renewed:
             self._flip({name: getattr(made, name) for name in self._places})

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING
 from attnbench.core.backend import operand_dtype, torch_dtype
 from attnbench.core.case import Case
 from attnbench.core.record import Accuracy, TensorError
-from attnbench.worker.reference.exact import BY_ROW, Errors, Reference, one_rounding
+from attnbench.worker.reference.exact_attention import ROW_RESULTS, ErrorProfile, Reference, rms_of_one_rounding
 
 if TYPE_CHECKING:
     import torch
@@ -43,26 +43,29 @@ def compare(reference: Reference, results: Mapping[str, Tensor], names: tuple[st
     Raises ValueError when a result is missing, has another shape or another dtype than the case's.
     """
     case, sample = reference.case, reference.sample
-    for name in expected(case):
+    for name in expected_results(case):
         _check_form(case, name, results)
-    values = {name: _value(name, results) for name in expected(case)}
-    errors = {name: _judge(reference, name, values[name], results[name].dtype) for name in names or expected(case)}
-    unwritten = tuple(name for name in expected(case) if not bool(values[name].isfinite().all()))
+    values = {name: _compared_values(name, results) for name in expected_results(case)}
+    errors = {
+        name: _worst_error(reference, name, values[name], results[name].dtype)
+        for name in names or expected_results(case)
+    }
+    unwritten = tuple(name for name in expected_results(case) if not bool(values[name].isfinite().all()))
     heads = len(sample.batch) * case.shape.nheads // case.shape.nheads_k
     return Accuracy(errors, rows=sample.rows.shape[1], heads=heads, unwritten=unwritten)
 
 
-def expected(case: Case) -> tuple[str, ...]:
+def expected_results(case: Case) -> tuple[str, ...]:
     """The results that a pass must give. A backward's out comes from the forward it belongs to."""
     return ("out", "dq", "dk", "dv") if case.has_backward else ("out",)
 
 
-def worse(errors: list[TensorError]) -> TensorError:
+def worst(errors: list[TensorError]) -> TensorError:
     """The one whose error is largest against its tolerance; NaN counts as largest."""
     return max(errors, key=_excess)
 
 
-def any_order(case: Case) -> float:
+def summation_error(case: Case) -> float:
     """The relative error to allow for what is summed in float32, in whatever order."""
     s = case.shape
     return 4 * FLOAT32_UNIT * math.sqrt(max(s.seqlen_q, s.seqlen_k, s.headdim, s.headdim_v))
@@ -77,7 +80,7 @@ def _check_form(case: Case, name: str, results: Mapping[str, Tensor]) -> None:
 
     s = case.shape
     d = s.headdim if name in ("dq", "dk") else s.headdim_v
-    shape = (s.batch, s.seqlen_q, s.nheads, d) if name in BY_ROW else (s.batch, s.seqlen_k, s.nheads_k, d)
+    shape = (s.batch, s.seqlen_q, s.nheads, d) if name in ROW_RESULTS else (s.batch, s.seqlen_k, s.nheads_k, d)
     if name not in results:
         raise ValueError(f"the backend returned no {name}")
     if type(results[name]).__module__.partition(".")[0] != "torch":  # a subclass may compare as it likes
@@ -92,25 +95,27 @@ def _check_form(case: Case, name: str, results: Mapping[str, Tensor]) -> None:
         raise ValueError(f"{name} is {results[name].dtype}, expected {torch_dtype(case)}")
 
 
-def _value(name: str, results: Mapping[str, Tensor]) -> Tensor:
+def _compared_values(name: str, results: Mapping[str, Tensor]) -> Tensor:
     """The result as it is compared."""
     t = results[name]
     return t if t.dtype.itemsize > 1 else t.float() * results[f"descale_{name}"]
 
 
-def _judge(reference: Reference, name: str, result: Tensor, dtype: torch.dtype) -> TensorError:
+def _worst_error(reference: Reference, name: str, result: Tensor, dtype: torch.dtype) -> TensorError:
     """The largest error of the stretch that allows it least; the root mean square where that alone is too large."""
     import torch
 
     case = reference.case
-    found: Errors | None = None
+    found: ErrorProfile | None = None
     for part in reference.parts:
-        errors = Errors.between(part.of(case, name, result), part.exact[name])
-        found = errors if found is None else found.joined(errors)
+        errors = ErrorProfile.between(part.select(case, name, result), part.exact[name])
+        found = errors if found is None else found.combined(errors)
     assert found is not None
     eager, size = reference.eager[name], reference.size[name]
     elements = sum(part.exact[name].numel() for part in reference.parts) / len(size.largest)  # at each position
-    doubt = reference.doubt.get(name) or Errors(torch.zeros_like(size.largest), torch.zeros_like(size.square))
+    doubt = reference.out_rounding.get(name) or ErrorProfile(
+        torch.zeros_like(size.largest), torch.zeros_like(size.square)
+    )
     peaks = torch.stack([found.largest, eager.largest, size.largest, doubt.largest])
     squares = torch.stack([found.square, eager.square, size.square, doubt.square])
     n = min(STRETCHES, max(1, peaks.shape[1] // 16))
@@ -118,15 +123,17 @@ def _judge(reference: Reference, name: str, result: Tensor, dtype: torch.dtype) 
     means = torch.stack([stretch.mean(1) for stretch in squares.tensor_split(n, dim=1)]).div(elements).sqrt().tolist()
     total = squares.sum(1).tolist()
     relative = math.sqrt(total[0] / total[2]) if total[2] else math.sqrt(total[0])
-    floor = any_order(case) * max(reference.terms.get(name, 0.0), *(value for _, _, value, _ in by_stretch))
-    eps, rounding = torch.finfo(dtype).eps, one_rounding(dtype)
-    largest = worse(
+    floor = summation_error(case) * max(
+        reference.cancelling_terms.get(name, 0.0), *(value for _, _, value, _ in by_stretch)
+    )
+    eps, rounding = torch.finfo(dtype).eps, rms_of_one_rounding(dtype)
+    largest = worst(
         [
             TensorError(e, by, 2 * by + eps * value + DEVIATIONS * unsure + floor, relative)
             for e, by, value, unsure in by_stretch
         ]
     )
-    square = worse(
+    square = worst(
         [
             TensorError(e, by, 2 * by + rounding * value + TYPICAL * unsure + floor, relative)
             for e, by, value, unsure in means

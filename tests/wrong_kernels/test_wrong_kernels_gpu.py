@@ -10,15 +10,15 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
-import honest
-import liars_gpu
-import liars_kernels
-import liars_machine
-import liars_results
-import liars_stale
+import hidden_costs
+import mislabelled_kernels
 import pytest
+import right_attention
+import stale_results
 import torch
-from harness import NOISE, Court
+import wrong_on_gpu
+import wrong_results
+from measuring_device import NOISE, MeasuringDevice
 
 from attnbench.backends.sdpa import Flash
 from attnbench.core import stats
@@ -26,9 +26,8 @@ from attnbench.core.backend import Inputs
 from attnbench.core.case import Case, Shape
 from attnbench.core.machine import Environment
 from attnbench.core.policy import Policy
-from attnbench.results import metrics
 from attnbench.worker import environment, inputs
-from attnbench.worker.measure import graph
+from attnbench.worker.measure import cuda_graph
 from attnbench.worker.serve import Worker
 
 pytestmark = [
@@ -54,24 +53,24 @@ while True:
 @pytest.fixture(scope="module")
 def machine() -> Environment:
     found = environment.describe("cuda:0")
-    return replace(found, device=environment.rated(found.device, ["bf16", "fp32"]))
+    return replace(found, device=environment.with_quick_rates(found.device, ["bf16", "fp32"]))
 
 
-def court(machine: Environment) -> Court:
-    made = Court(Worker(), machine.device, POLICY)
+def measuring_device(machine: Environment) -> MeasuringDevice:
+    made = MeasuringDevice(Worker(), machine.device, POLICY)
     made.environment = machine
     return made
 
 
 @pytest.fixture(scope="module")
-def gpu(machine: Environment) -> Court:
-    return court(machine)
+def gpu(machine: Environment) -> MeasuringDevice:
+    return measuring_device(machine)
 
 
 @pytest.fixture
-def own(machine: Environment) -> Court:
+def own(machine: Environment) -> MeasuringDevice:
     """One whose instruments may be spoilt, and that remembers nothing of other cells."""
-    return court(machine)
+    return measuring_device(machine)
 
 
 def case(direction: Any = "fwd", seqlen: int = 2048, dtype: Any = "bf16", causal: bool = False) -> Case:
@@ -79,25 +78,25 @@ def case(direction: Any = "fwd", seqlen: int = 2048, dtype: Any = "bf16", causal
     return Case(Shape(4, seqlen, seqlen, 16, 16, 128, 128), dtype, direction, causal)
 
 
-def loud(judge: Court, record: Any, policy: Policy | None = None) -> list[str]:
+def loud(device: MeasuringDevice, record: Any, policy: Policy | None = None) -> list[str]:
     """The cautions that do not come by luck."""
-    return [text for text in judge.cautions(record, policy) if not text.startswith(NOISE)]
+    return [text for text in device.cautions(record, policy) if not text.startswith(NOISE)]
 
 
 @pytest.mark.parametrize("timer", ["events", "graph", "cupti"])
 @pytest.mark.parametrize("direction", ["fwd", "bwd", "fwd_bwd"])
-def test_the_honest_one_passes(gpu: Court, timer: Any, direction: str) -> None:
+def test_the_honest_one_passes(gpu: MeasuringDevice, timer: Any, direction: str) -> None:
     """No lie: torch's fused attention is ok by each instrument, L2 proven cold, and the report doubts nothing."""
     policy = Policy(timer=timer, target=0.05)
-    record = gpu.measure(honest.fused, case(direction), policy)
+    record = gpu.measure(right_attention.fused, case(direction), policy)
     assert record.status == "ok", record.reason
     assert (record.timer, record.l2, record.host_bound, record.others) == (timer, "cold", False, ())
     assert loud(gpu, record, policy) == []
     assert record.kernels
 
 
-@pytest.mark.parametrize("backend", [honest.attention, Flash()], ids=["own", "sdpa-flash"])
-def test_the_honest_ones_kernels(gpu: Court, backend: Any) -> None:
+@pytest.mark.parametrize("backend", [right_attention.attention, Flash()], ids=["own", "sdpa-flash"])
+def test_the_honest_ones_kernels(gpu: MeasuringDevice, backend: Any) -> None:
     """No lie: matmuls in bf16, and SDPA forced to flash, are what they say."""
     record = gpu.measure(backend, case(causal=True))
     assert record.status == "ok", record.reason
@@ -108,39 +107,39 @@ def test_the_honest_ones_kernels(gpu: Court, backend: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("liar", "says"),
+    ("kernel", "says"),
     [
-        (liars_results.zeros, "out is off by"),
-        (liars_results.unwritten, "never written"),
-        (liars_gpu.unwritten_end, "never written"),
+        (wrong_results.zeros, "out is off by"),
+        (wrong_results.unwritten, "never written"),
+        (wrong_on_gpu.unwritten_end, "never written"),
     ],
 )
-def test_zeros_and_nothing(gpu: Court, liar: Any, says: str) -> None:
+def test_zeros_and_nothing(gpu: MeasuringDevice, kernel: Any, says: str) -> None:
     """Lie: zeros; nothing written; all but the last row written. Caught as wrong: memory is poisoned with NaN."""
-    record = gpu.measure(liar, case())
+    record = gpu.measure(kernel, case())
     assert record.status == "wrong"
     assert says in str(record.reason)
 
 
 @pytest.mark.parametrize("operands", ["qkvp", "qk", "v", "p"])
 @pytest.mark.parametrize("causal", [False, True])
-def test_fp8_inside(gpu: Court, operands: str, causal: bool) -> None:
+def test_fp8_inside(gpu: MeasuringDevice, operands: str, causal: bool) -> None:
     """Lie: operands go through float8_e4m3fn. Caught as wrong."""
-    record = gpu.measure(liars_results.InFewerBits(operands, liars_results.fp8), case(seqlen=512, causal=causal))
+    record = gpu.measure(wrong_results.InFewerBits(operands, wrong_results.fp8), case(seqlen=512, causal=causal))
     assert record.status == "wrong"
 
 
-def test_tf32_in_fp32(gpu: Court) -> None:
+def test_tf32_in_fp32(gpu: MeasuringDevice) -> None:
     """Lie: a float32 case with TF32 allowed. Caught as wrong; the same without it is ok."""
     which = case(seqlen=1024, dtype="fp32")
-    fair = gpu.measure(honest.attention, which)
+    fair = gpu.measure(right_attention.attention, which)
     assert fair.status == "ok", fair.reason
-    assert gpu.measure(liars_gpu.tf32, which).status == "wrong"
+    assert gpu.measure(wrong_on_gpu.tf32, which).status == "wrong"
 
 
-def test_gradients_that_accumulate(gpu: Court) -> None:
+def test_gradients_that_accumulate(gpu: MeasuringDevice) -> None:
     """Lie: it adds to .grad and never clears it. Caught as wrong in a later launch."""
-    record = gpu.measure(liars_results.AccumulatesGrad(), case("bwd", seqlen=1024))
+    record = gpu.measure(wrong_results.AccumulatesGrad(), case("bwd", seqlen=1024))
     assert record.status == "wrong"
     assert str(record.reason).startswith(LATER)
 
@@ -148,37 +147,39 @@ def test_gradients_that_accumulate(gpu: Court) -> None:
 # Answers that were there before
 
 
-def test_an_answer_from_memory(gpu: Court) -> None:
+def test_an_answer_from_memory(gpu: MeasuringDevice) -> None:
     """Lie: the last answer for the same addresses. Caught as wrong-kernel: nothing ran."""
-    record = gpu.measure(liars_stale.Remembers(liars_stale.by_address, honest=honest.fused), case())
+    record = gpu.measure(stale_results.Remembers(stale_results.by_address, right=right_attention.fused), case())
     assert record.status == "wrong-kernel", record.reason
     assert "nothing ran on the device" in str(record.reason)
 
 
-def test_a_copy_of_an_answer_from_memory(gpu: Court) -> None:
+def test_a_copy_of_an_answer_from_memory(gpu: MeasuringDevice) -> None:
     """Lie: a copy of the last answer for the same addresses. Caught as wrong when the inputs are doubled."""
-    record = gpu.measure(liars_stale.Remembers(liars_stale.by_address, clone=True, honest=honest.fused), case())
+    record = gpu.measure(
+        stale_results.Remembers(stale_results.by_address, clone=True, right=right_attention.fused), case()
+    )
     assert record.status == "wrong"
     assert str(record.reason).startswith(LATER)
 
 
-def test_an_answer_from_memory_by_contents(gpu: Court) -> None:
+def test_an_answer_from_memory_by_contents(gpu: MeasuringDevice) -> None:
     """Lie: the last answer where a few values are as they were. Caught: the call on other inputs takes longer."""
     record = gpu.measure(
-        liars_stale.Remembers(liars_stale.by_contents, clone=True, honest=honest.fused), case(seqlen=8192)
+        stale_results.Remembers(stale_results.by_contents, clone=True, right=right_attention.fused), case(seqlen=8192)
     )
     assert record.status in ("wrong", "wrong-kernel")
 
 
-def test_probabilities_from_memory(gpu: Court) -> None:
+def test_probabilities_from_memory(gpu: MeasuringDevice) -> None:
     """Lie: softmax(q k) is computed once for the same addresses, and only v multiplied. Caught as wrong."""
-    assert gpu.marks(gpu.measure(liars_stale.RemembersProbabilities(), case())), "it passed for true"
+    assert gpu.objections(gpu.measure(stale_results.RemembersProbabilities(), case())), "it passed for true"
 
 
 @pytest.mark.parametrize("direction", ["bwd", "fwd_bwd"])
-def test_gradients_from_memory(gpu: Court, direction: str) -> None:
+def test_gradients_from_memory(gpu: MeasuringDevice, direction: str) -> None:
     """Lie: the last gradients for the same addresses. Caught as wrong when dout is doubled."""
-    record = gpu.measure(liars_stale.RemembersBackward(), case(direction, seqlen=1024))
+    record = gpu.measure(stale_results.RemembersBackward(), case(direction, seqlen=1024))
     assert record.status == "wrong"
 
 
@@ -187,87 +188,87 @@ def test_gradients_from_memory(gpu: Court, direction: str) -> None:
 
 @pytest.mark.parametrize("waits", [True, False], ids=["begins in turn", "begins at once"])
 @pytest.mark.parametrize("part", [1.0, 0.5], ids=["all", "half"])
-def test_on_another_stream(gpu: Court, waits: bool, part: float) -> None:
+def test_on_another_stream(gpu: MeasuringDevice, waits: bool, part: float) -> None:
     """Lie: it computes all, or half, on another stream, and returns before that is done. Caught as wrong-kernel.
 
     Half of it may be done in time by luck, and is marked then.
     """
-    record = gpu.measure(liars_gpu.OnAnotherStream(waits=waits, part=part), case())
-    lucky = part == 0.5 and waits and gpu.marks(record)
+    record = gpu.measure(wrong_on_gpu.OnAnotherStream(waits=waits, part=part), case())
+    lucky = part == 0.5 and waits and gpu.objections(record)
     assert record.status in ("wrong", "wrong-kernel") or lucky, record.reason
 
 
 @pytest.mark.parametrize(
     ("delay", "buffer"), [(2e-3, False), (2e-3, True), (0.3, True)], ids=["not written", "soon", "late"]
 )
-def test_from_a_thread(gpu: Court, delay: float, buffer: bool) -> None:
+def test_from_a_thread(gpu: MeasuringDevice, delay: float, buffer: bool) -> None:
     """Lie: a Python thread launches the kernels some time after the call has returned. Caught, whenever it does."""
-    liar = liars_stale.LaterInThread(delay, buffer=buffer, honest=honest.fused)
-    record = gpu.measure(liar, case())
-    liar.join()
+    kernel = stale_results.LaterInThread(delay, buffer=buffer, right=right_attention.fused)
+    record = gpu.measure(kernel, case())
+    kernel.join()
     torch.cuda.synchronize()
     assert record.status in ("wrong", "wrong-kernel"), record.reason
 
 
 @pytest.mark.parametrize("first_whole", [False, True])
-def test_work_left_for_the_next_call(gpu: Court, first_whole: bool) -> None:
+def test_work_left_for_the_next_call(gpu: MeasuringDevice, first_whole: bool) -> None:
     """Lie: half the batch is computed at the start of the next call. Caught as wrong."""
-    record = gpu.measure(liars_stale.NextCall(first_whole=first_whole, honest=honest.fused), case())
+    record = gpu.measure(stale_results.NextCall(first_whole=first_whole, right=right_attention.fused), case())
     assert record.status == "wrong", record.reason
 
 
-@pytest.mark.parametrize("liar", [liars_kernels.WorksInCanonical, liars_kernels.FinishesInCanonical])
-def test_work_left_to_canonical(gpu: Court, liar: Any) -> None:
+@pytest.mark.parametrize("kernel", [mislabelled_kernels.WorksInCanonical, mislabelled_kernels.FinishesInCanonical])
+def test_work_left_to_canonical(gpu: MeasuringDevice, kernel: Any) -> None:
     """Lie: naming the results computes them, or the last of the batch. Caught as wrong-kernel."""
-    record = gpu.measure(liar(honest.fused), case())
+    record = gpu.measure(kernel(right_attention.fused), case())
     assert record.status == "wrong-kernel", record.reason
     assert "nothing ran" in str(record.reason) or "only to be named" in str(record.reason)
 
 
-def test_less_when_captured(gpu: Court) -> None:
+def test_less_when_captured(gpu: MeasuringDevice) -> None:
     """Lie: under CUDA graph capture it only fills zeros. Caught as wrong-kernel: a launch takes longer."""
     policy = Policy(timer="graph", target=0.05)
-    record = gpu.measure(liars_gpu.LessWhenCaptured(), case(), policy)
+    record = gpu.measure(wrong_on_gpu.LessWhenCaptured(), case(), policy)
     assert record.status == "wrong-kernel", record.reason
     assert "part of its work is not in its time" in str(record.reason)
 
 
 @pytest.mark.parametrize("delay", [2e-3, 0.02, 0.1])
-def test_slow_at_first(gpu: Court, delay: float) -> None:
+def test_slow_at_first(gpu: MeasuringDevice, delay: float) -> None:
     """Lie: its first ten calls are slow. Caught: the figure is that of the later ones, or a note doubts it."""
-    record = gpu.measure(liars_machine.SlowAtFirst(delay, honest.fused), case())
+    record = gpu.measure(hidden_costs.SlowAtFirst(delay, right_attention.fused), case())
     assert record.status == "ok", record.reason
-    latency = metrics.value("latency", record)
+    latency = gpu.value(record, "latency")
     assert latency is not None
     assert latency < delay / 2 or any("much slower than a later call" in note for note in record.notes)
     assert latency < delay / 2 or any("much slower than a later call" in text for text in gpu.facts(record))
 
 
-@pytest.mark.parametrize("liar", [liars_gpu.waits_for_data, liars_gpu.on_the_host])
-def test_the_host_waits_inside(gpu: Court, liar: Any) -> None:
+@pytest.mark.parametrize("kernel", [wrong_on_gpu.waits_for_data, wrong_on_gpu.on_the_host])
+def test_the_host_waits_inside(gpu: MeasuringDevice, kernel: Any) -> None:
     """Lie: the call waits for the device, or computes on the host, between its kernels. Caught: host-bound, said so."""
-    record = gpu.measure(liar, case())
+    record = gpu.measure(kernel, case())
     assert record.status == "ok", record.reason
     assert record.host_bound
     assert any(text.startswith("Host-bound") for text in gpu.cautions(record))
 
 
-def test_asleep_in_the_launch(gpu: Court) -> None:
+def test_asleep_in_the_launch(gpu: MeasuringDevice) -> None:
     """Lie: 2 ms of host time a launch, which the device does not see. Caught: enqueue has it, the report says so."""
-    record = gpu.measure(liars_machine.sleeps, case())
+    record = gpu.measure(hidden_costs.sleeps, case())
     assert record.status == "ok", record.reason
-    enqueue = metrics.value("enqueue", record)
+    enqueue = gpu.value(record, "enqueue")
     assert enqueue is not None
     assert enqueue >= 2e-3
-    assert any(text.startswith(("Launch-bound", "Host-bound")) for text in gpu.marks(record))
+    assert any(text.startswith(("Launch-bound", "Host-bound")) for text in gpu.objections(record))
 
 
-def test_a_clock_of_its_own(own: Court, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_clock_of_its_own(own: MeasuringDevice, monkeypatch: pytest.MonkeyPatch) -> None:
     """Lie: CUDA events say a tenth of what they measured. Caught: CUPTI saw the kernels run for longer."""
     real = torch.cuda.Event.elapsed_time
     monkeypatch.setattr(torch.cuda.Event, "elapsed_time", lambda *events: real(*events) / 10)
-    record = own.measure(honest.fused, case())
-    assert own.marks(record), "it passed for true"
+    record = own.measure(right_attention.fused, case())
+    assert own.objections(record), "it passed for true"
     assert record.status == "wrong-kernel"
 
 
@@ -275,22 +276,22 @@ def test_a_clock_of_its_own(own: Court, monkeypatch: pytest.MonkeyPatch) -> None
 
 
 @pytest.mark.parametrize("direction", ["fwd", "bwd"])
-def test_falls_back_in_silence(gpu: Court, direction: str) -> None:
+def test_falls_back_in_silence(gpu: MeasuringDevice, direction: str) -> None:
     """Lie: it declares my_fused_kernel and calls matmuls. Caught as wrong-kernel, with what ran."""
-    record = gpu.measure(liars_kernels.falls_back, case(direction, seqlen=1024))
+    record = gpu.measure(mislabelled_kernels.falls_back, case(direction, seqlen=1024))
     assert record.status == "wrong-kernel", record.reason
     assert str(record.reason).startswith("no kernel like 'my_fused_kernel' ran; instead: ")
 
 
-def test_a_decoy_of_the_declared_name(gpu: Court) -> None:
+def test_a_decoy_of_the_declared_name(gpu: MeasuringDevice) -> None:
     """Lie: a kernel of the declared name runs and does nothing; others do the work. Caught: it did no work."""
-    record = gpu.measure(liars_kernels.decoy, case())
+    record = gpu.measure(mislabelled_kernels.decoy, case())
     assert any("distribution_elementwise" in name for name in record.kernels), record.reason
-    assert gpu.marks(record), "it passed for true"
+    assert gpu.objections(record), "it passed for true"
 
 
 @pytest.mark.parametrize("direction", ["fwd", "bwd"])
-def test_flash_that_chose_math(gpu: Court, monkeypatch: pytest.MonkeyPatch, direction: str) -> None:
+def test_flash_that_chose_math(gpu: MeasuringDevice, monkeypatch: pytest.MonkeyPatch, direction: str) -> None:
     """Lie: SDPA is told flash and chooses math, its switches being stuck. Caught as wrong-kernel."""
     for name in ("math", "mem_efficient", "flash", "cudnn"):
         set_switch = getattr(torch.backends.cuda, f"enable_{name}_sdp")
@@ -300,16 +301,16 @@ def test_flash_that_chose_math(gpu: Court, monkeypatch: pytest.MonkeyPatch, dire
     assert "no kernel like 'flash_" in str(record.reason)
 
 
-def test_eager_that_is_fused(gpu: Court) -> None:
+def test_eager_that_is_fused(gpu: MeasuringDevice) -> None:
     """Lie: the baseline of all speedups is torch's fused attention. Caught as wrong-kernel."""
-    assert gpu.measure(liars_kernels.SecretlyFused(), case()).status == "wrong-kernel"
+    assert gpu.measure(mislabelled_kernels.SecretlyFused(), case()).status == "wrong-kernel"
 
 
 @pytest.mark.parametrize("dtype", ["bf16", "fp16"])
-@pytest.mark.parametrize("liar", [liars_kernels.in_float32, liars_gpu.in_tf32])
-def test_float32_in_a_half_precision_case(gpu: Court, dtype: str, liar: Any) -> None:
+@pytest.mark.parametrize("kernel", [mislabelled_kernels.in_float32, wrong_on_gpu.in_tf32])
+def test_float32_in_a_half_precision_case(gpu: MeasuringDevice, dtype: str, kernel: Any) -> None:
     """Lie: a half-precision case is computed in float32 or TF32. Caught as wrong-kernel, by the products' names."""
-    record = gpu.measure(liar, case(dtype=dtype))
+    record = gpu.measure(kernel, case(dtype=dtype))
     print(*record.kernels, sep="\n")
     assert record.status == "wrong-kernel", f"not known as float32 products: {', '.join(record.kernels)}"
     assert "a float32 product" in str(record.reason)
@@ -319,27 +320,27 @@ def test_float32_in_a_half_precision_case(gpu: Court, dtype: str, liar: Any) -> 
 
 
 @pytest.mark.parametrize("timer", ["events", "cupti"])
-def test_a_warm_l2_sold_as_cold(own: Court, timer: Any) -> None:
+def test_a_warm_l2_sold_as_cold(own: MeasuringDevice, timer: Any) -> None:
     """Lie: the flush before each sample writes 1 KiB. Caught: l2 is "unproven", and the report says so."""
-    own.bench.flush.buffer = own.bench.flush.buffer[:1024].clone()
+    own.measurer.flush.buffer = own.measurer.flush.buffer[:1024].clone()
     policy = Policy(timer=timer, target=0.05)
-    record = own.measure(honest.fused, case(), policy)
+    record = own.measure(right_attention.fused, case(), policy)
     assert record.status == "ok", record.reason
     assert record.l2 == "unproven"
     assert any(text.startswith("L2 not proven cold") for text in own.cautions(record, policy))
 
 
-def test_one_copy_in_the_graph(own: Court, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_copy_in_the_graph(own: MeasuringDevice, monkeypatch: pytest.MonkeyPatch) -> None:
     """Lie: the launches in a CUDA graph share one set of operands, which stays in L2. Caught: l2 is "unproven"."""
-    monkeypatch.setattr(graph, "copies", lambda *_: 1)
+    monkeypatch.setattr(cuda_graph, "copies_needed", lambda *_: 1)
     policy = Policy(timer="graph", target=0.05)
-    record = own.measure(honest.fused, case(), policy)
+    record = own.measure(right_attention.fused, case(), policy)
     assert record.status == "ok", record.reason
     assert record.l2 == "unproven"
     assert any(text.startswith("L2 not proven cold") for text in own.cautions(record, policy))
 
 
-def test_inputs_of_zeros(gpu: Court, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_inputs_of_zeros(gpu: MeasuringDevice, monkeypatch: pytest.MonkeyPatch) -> None:
     """Lie: inputs are zeros, which take less power. Caught as failed."""
     real = inputs.make
 
@@ -348,7 +349,7 @@ def test_inputs_of_zeros(gpu: Court, monkeypatch: pytest.MonkeyPatch) -> None:
         return Inputs(*(torch.zeros_like(t) for t in (given.q, given.k, given.v)))
 
     monkeypatch.setattr(inputs, "make", make)
-    record = gpu.measure(honest.fused, case())
+    record = gpu.measure(right_attention.fused, case())
     assert record.status == "failed"
     assert "inputs: q hardly varies" in str(record.reason)
 
@@ -356,22 +357,22 @@ def test_inputs_of_zeros(gpu: Court, monkeypatch: pytest.MonkeyPatch) -> None:
 # Power, and other processes
 
 
-def test_a_clock_that_falls(own: Court) -> None:
+def test_a_clock_that_falls(own: MeasuringDevice) -> None:
     """Lie: seconds of work without a pause, at the power cap. Caught: clock_held falls, the cell is marked."""
     policy = Policy(burst_s=5.0, min_seconds=3.0, max_seconds=4.0, target=0.05)
-    record = own.measure(liars_gpu.Hungry(4), case(), policy)
+    record = own.measure(wrong_on_gpu.Hungry(4), case(), policy)
     assert record.status == "ok", record.reason
     clocks = record.measurements["clock_held"].values
     print(f"clock {min(clocks) / 1e6:.0f} to {max(clocks) / 1e6:.0f} MHz; {record.limits}; {own.cautions(record)}")
-    assert stats.median(clocks) < 0.985 * own.bench.events.best_clock
+    assert stats.median(clocks) < 0.985 * own.measurer.events.best_clock
     assert "power cap" in record.limits
     assert own.cell(record, policy).held_down
     assert any(text.startswith("Clock held down by power cap") for text in own.cautions(record, policy))
 
 
-def test_a_clock_that_is_held(own: Court) -> None:
+def test_a_clock_that_is_held(own: MeasuringDevice) -> None:
     """No lie: the same in short bursts keeps its clock, and the cell is not marked."""
-    record = own.measure(liars_gpu.Hungry(4), case())
+    record = own.measure(wrong_on_gpu.Hungry(4), case())
     assert record.status == "ok", record.reason
     clocks = record.measurements["clock_held"].values
     print(f"clock {min(clocks) / 1e6:.0f} to {max(clocks) / 1e6:.0f} MHz; {record.limits}; {own.cautions(record)}")
@@ -392,14 +393,14 @@ def stranger() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("seconds", [0.2, 3.0], ids=["a usual cell", "a long one"])
-def test_another_process(gpu: Court, seconds: float) -> None:
+def test_another_process(gpu: MeasuringDevice, seconds: float) -> None:
     """Lie: another process computes on the GPU meanwhile. Caught: the record names it, and the report says so."""
     policy = Policy(min_seconds=seconds, max_seconds=seconds, target=1e-6)
-    alone = gpu.measure(honest.fused, case(), policy)
+    alone = gpu.measure(right_attention.fused, case(), policy)
     assert alone.others == ()
     with stranger():
-        shared = gpu.measure(honest.fused, case(), policy)
-    latencies = [metrics.value("latency", r) for r in (alone, shared)]
+        shared = gpu.measure(right_attention.fused, case(), policy)
+    latencies = [gpu.value(r, "latency") for r in (alone, shared)]
     print(f"alone and shared: {latencies} s; {shared.others}; {gpu.cautions(shared, policy)}")
     assert shared.others
     assert any(text.startswith("Shared GPU") for text in gpu.cautions(shared, policy))
@@ -408,14 +409,14 @@ def test_another_process(gpu: Court, seconds: float) -> None:
 # Memory
 
 
-def test_memory_outside_torch(gpu: Court, own: Court) -> None:
+def test_memory_outside_torch(gpu: MeasuringDevice, own: MeasuringDevice) -> None:
     """Lie: it takes 512 MiB by cudaMalloc. Caught: memory_driver has them, and the report says so; not without."""
-    gpu.measure(honest.fused, case())  # what is loaded on first use is there
-    fair = own.measure(honest.fused, case())
+    gpu.measure(right_attention.fused, case())  # what is loaded on first use is there
+    fair = own.measure(right_attention.fused, case())
     assert not [text for text in own.facts(fair) if text.startswith("Memory outside torch")]
-    liar = liars_machine.OutsideTorch(512 * MIB, honest.fused)
-    lying = own.measure(liar, case())
-    liar.free()
+    kernel = hidden_costs.OutsideTorch(512 * MIB, right_attention.fused)
+    lying = own.measure(kernel, case())
+    kernel.free()
     assert lying.status == "ok", lying.reason
     peak, driver = (lying.measurements[name].values[0] for name in ("memory_peak", "memory_driver"))
     assert peak < 128 * MIB
@@ -423,8 +424,8 @@ def test_memory_outside_torch(gpu: Court, own: Court) -> None:
     assert any(text.startswith("Memory outside torch's allocator") for text in own.facts(lying))
 
 
-def test_a_workspace_hidden_in_prepare(gpu: Court) -> None:
+def test_a_workspace_hidden_in_prepare(gpu: MeasuringDevice) -> None:
     """Lie: its workspace of 2 GiB is taken in `prepare`. Caught: a memory metric has it, or it is marked."""
-    record = gpu.measure(liars_machine.HidesWorkspace(2048 * MIB), case(seqlen=1024))
+    record = gpu.measure(hidden_costs.HidesWorkspace(2048 * MIB), case(seqlen=1024))
     most = max(record.measurements[name].values[0] for name in ("memory_peak", "memory_driver"))
-    assert most >= 2048 * MIB or gpu.marks(record), "it passed for true"
+    assert most >= 2048 * MIB or gpu.objections(record), "it passed for true"

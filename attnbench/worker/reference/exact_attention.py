@@ -25,19 +25,19 @@ from typing import TYPE_CHECKING, Any
 from attnbench.core import fp8
 from attnbench.core.backend import Inputs, torch_dtype
 from attnbench.core.case import Case
-from attnbench.worker.reference.sample import Sample, rows_of
+from attnbench.worker.reference.row_sample import RowSample, rows_of
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
 CHUNK = 2**25  # score elements computed at once
-STRETCH = 2048  # terms of a sum
-BY_ROW = ("out", "dq")
+SUM_STRETCH = 2048  # terms of a sum
+ROW_RESULTS = ("out", "dq")
 
 
 @dataclass(frozen=True)
-class Part:
+class ReferencePart:
     """Some of the pairs. `exact`: "out" and "dq" (pairs, count, group, d), "dk" and "dv" (pairs, seqlen_k, d)."""
 
     batch: Tensor
@@ -45,36 +45,36 @@ class Part:
     rows: Tensor
     exact: Mapping[str, Tensor]
 
-    def of(self, case: Case, name: str, result: Tensor) -> Tensor:
+    def select(self, case: Case, name: str, result: Tensor) -> Tensor:
         """What corresponds to `exact[name]` in a result (batch, seqlen, heads, d)."""
-        if name in BY_ROW:
+        if name in ROW_RESULTS:
             return rows_of(case, result, self.batch, self.head, self.rows)
         return result[self.batch, :, self.head]
 
 
 @dataclass(frozen=True)
-class Errors:
+class ErrorProfile:
     """How far one result is off, at each of its positions (rows of the sample in turn, or keys), over all heads."""
 
     largest: Tensor  # (positions,)
     square: Tensor  # (positions,) float64, summed
 
     @classmethod
-    def between(cls, ours: Tensor, exact: Tensor) -> Errors:
+    def between(cls, ours: Tensor, exact: Tensor) -> ErrorProfile:
         """Of tensors (pairs, positions, ...); NaN stays NaN."""
-        return cls.size((ours.to(exact.dtype) - exact).flatten(2))
+        return cls.of((ours.to(exact.dtype) - exact).flatten(2))
 
     @classmethod
-    def size(cls, t: Tensor) -> Errors:
+    def of(cls, t: Tensor) -> ErrorProfile:
         import torch
 
         t = t.flatten(2)
         return cls(t.abs().amax((0, 2)), t.square().sum(2, dtype=t.dtype).sum(0, dtype=torch.float64))
 
-    def joined(self, other: Errors) -> Errors:
+    def combined(self, other: ErrorProfile) -> ErrorProfile:
         import torch
 
-        return Errors(torch.maximum(self.largest, other.largest), self.square + other.square)
+        return ErrorProfile(torch.maximum(self.largest, other.largest), self.square + other.square)
 
 
 @dataclass(frozen=True)
@@ -82,25 +82,29 @@ class Reference:
     """The exact results on the sample, and per result the errors of eager attention and the exact values' size."""
 
     case: Case
-    sample: Sample
-    parts: tuple[Part, ...]
-    eager: Mapping[str, Errors]
-    size: Mapping[str, Errors]
-    terms: Mapping[str, float]  # size of what cancels in dq and dk, whose sum may be zero and its rounding not
-    doubt: Mapping[str, Errors]  # with dropout, the standard deviations that the rounding of out leaves in dq and dk
+    sample: RowSample
+    parts: tuple[ReferencePart, ...]
+    eager: Mapping[str, ErrorProfile]
+    size: Mapping[str, ErrorProfile]
+    cancelling_terms: Mapping[
+        str, float
+    ]  # size of what cancels in dq and dk, whose sum may be zero and its rounding not
+    out_rounding: Mapping[
+        str, ErrorProfile
+    ]  # with dropout, the standard deviations that the rounding of out leaves in dq and dk
 
-    def relative(self, name: str) -> float:
+    def relative_eager_error(self, name: str) -> float:
         """Eager's error over the result's size, both root mean squares."""
         error, size = float(self.eager[name].square.sum()), float(self.size[name].square.sum())
         return math.sqrt(error / size) if size else 0.0
 
-    def by_row(self) -> Reference:
+    def without_dk_dv(self) -> Reference:
         """Without dk and dv, which hold for the masked dout only and take as much memory as k and v."""
-        parts = (replace(p, exact={n: t for n, t in p.exact.items() if n in BY_ROW}) for p in self.parts)
+        parts = (replace(p, exact={n: t for n, t in p.exact.items() if n in ROW_RESULTS}) for p in self.parts)
         return replace(self, parts=tuple(parts))
 
 
-def warm(device: torch.device) -> None:
+def warm_up(device: torch.device) -> None:
     """Loads what the check needs on the device, cuBLAS and autograd, so that no job pays for it."""
     import torch
 
@@ -116,21 +120,21 @@ def long_product(a: Tensor, b: Tensor) -> Tensor:
     cuBLAS gives each (128, 128) of a batched result to one multiprocessor, however long its sum is.
     """
     n = a.shape[-1]
-    if n <= STRETCH or n % STRETCH:
+    if n <= SUM_STRETCH or n % SUM_STRETCH:
         return a @ b
-    stretches: Tensor = a.unflatten(-1, (-1, STRETCH)).transpose(1, 2) @ b.unflatten(1, (-1, STRETCH))
+    stretches: Tensor = a.unflatten(-1, (-1, SUM_STRETCH)).transpose(1, 2) @ b.unflatten(1, (-1, SUM_STRETCH))
     return stretches.sum(1)
 
 
-def high(case: Case, device: torch.device) -> torch.dtype:
+def reference_dtype(case: Case, device: torch.device) -> torch.dtype:
     """In which exact results are computed: beyond the case's dtype by far, at the device's speed."""
     import torch
 
     return torch.float32 if device.type == "cuda" and case.dtype != "fp32" else torch.float64
 
 
-def reference(
-    case: Case, inputs: Inputs, sample: Sample, *, by_row: bool = False, kept: Tensor | None = None
+def compute_reference(
+    case: Case, inputs: Inputs, sample: RowSample, *, rows_only: bool = False, kept: Tensor | None = None
 ) -> Reference:
     """The exact results on the sample, and eager's errors for the same inputs; with `by_row` not dk and dv.
 
@@ -140,49 +144,58 @@ def reference(
 
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("highest")  # whatever the backend has set
-    s, precise = case.shape, high(case, inputs.q.device)
+    s, precise = case.shape, reference_dtype(case, inputs.q.device)
     scales = [fp8.descale(t) for t in (inputs.q, inputs.k, inputs.v)] if case.dtype == "fp8" else []
     group, count = s.nheads // s.nheads_k, sample.rows.shape[1]
     step = max(1, CHUNK // (group * s.seqlen_k * max(count, s.headdim, s.headdim_v)))
     parts = []
-    eager: dict[str, Errors] = {}
-    size: dict[str, Errors] = {}
-    doubt: dict[str, Errors] = {}
+    eager: dict[str, ErrorProfile] = {}
+    size: dict[str, ErrorProfile] = {}
+    doubt: dict[str, ErrorProfile] = {}
     for pairs in torch.arange(len(sample.batch), device=sample.batch.device).split(step):
         batch, head, rows = sample.batch[pairs], sample.head[pairs], sample.rows[pairs]
         q = rows_of(case, inputs.q, batch, head, rows)
         k, v = inputs.k[batch, :, head], inputs.v[batch, :, head]
         dout = rows_of(case, inputs.dout, batch, head, rows) if inputs.dout is not None else None
-        options: dict[str, Any] = {"by_row": by_row, "kept": None if kept is None else kept[pairs]}
+        options: dict[str, Any] = {"rows_only": rows_only, "kept": None if kept is None else kept[pairs]}
         exact, doubts = _attend(
-            case, rows, q, k, v, dout, keep=precise, accumulate=precise, doubtful=None not in (kept, dout), **options
+            case,
+            rows,
+            q,
+            k,
+            v,
+            dout,
+            keep=precise,
+            accumulate=precise,
+            with_out_rounding=None not in (kept, dout),
+            **options,
         )
         keep = torch_dtype(case)
         if scales:
-            q, k, v = (fp8.rounded(t, scale) for t, scale in zip((q, k, v), scales, strict=True))
-            keep, options["weigh"] = torch.float32, fp8.rounded_weights
+            q, k, v = (fp8.round_to_e4m3(t, scale) for t, scale in zip((q, k, v), scales, strict=True))
+            keep, options["round_probabilities"] = torch.float32, fp8.round_probabilities
         rounded, _ = _attend(case, rows, q, k, v, dout, keep=keep, accumulate=torch.float32, **options)
         for name, values in exact.items():
-            _join(eager, name, Errors.between(rounded[name], values))
-            _join(size, name, Errors.size(values))
+            _add_profile(eager, name, ErrorProfile.between(rounded[name], values))
+            _add_profile(size, name, ErrorProfile.of(values))
         for name, values in doubts.items():
-            _join(doubt, name, Errors.size(values * one_rounding(keep)))
-        parts.append(Part(batch, head, rows, exact))
+            _add_profile(doubt, name, ErrorProfile.of(values * rms_of_one_rounding(keep)))
+        parts.append(ReferencePart(batch, head, rows, exact))
     torch.set_float32_matmul_precision(before)
     terms = {"dq": float(inputs.k.abs().max()), "dk": float(inputs.q.abs().max())}
     terms = {name: case.softmax_scale * value for name, value in terms.items()}
     return Reference(case, sample, tuple(parts), eager, size, terms, doubt)
 
 
-def one_rounding(dtype: torch.dtype) -> float:
+def rms_of_one_rounding(dtype: torch.dtype) -> float:
     """Root mean square of the relative error of one rounding to it, at most."""
     import torch
 
     return torch.finfo(dtype).eps / math.sqrt(12)
 
 
-def _join(found: dict[str, Errors], name: str, errors: Errors) -> None:
-    found[name] = found[name].joined(errors) if name in found else errors
+def _add_profile(found: dict[str, ErrorProfile], name: str, errors: ErrorProfile) -> None:
+    found[name] = found[name].combined(errors) if name in found else errors
 
 
 def _attend(
@@ -195,10 +208,10 @@ def _attend(
     *,
     keep: torch.dtype,
     accumulate: torch.dtype,
-    by_row: bool,
+    rows_only: bool,
     kept: Tensor | None,
-    doubtful: bool = False,
-    weigh: Callable[[Tensor], Tensor] | None = None,
+    with_out_rounding: bool = False,
+    round_probabilities: Callable[[Tensor], Tensor] | None = None,
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """Attention of some key heads and their groups of query heads, every intermediate rounded to `keep`.
 
@@ -224,18 +237,18 @@ def _attend(
         """(pairs, count, group, keys) and (pairs, count, group, x) over the count: (pairs, group, keys, x)."""
         return a.to(accumulate).permute(0, 2, 3, 1) @ b.transpose(1, 2)
 
-    dk = torch.zeros(pairs, group, *k.shape[1:], dtype=accumulate, device=k.device) if not by_row else None
-    dv = torch.zeros(pairs, group, *v.shape[1:], dtype=accumulate, device=v.device) if not by_row else None
-    dk_doubt = torch.zeros_like(dk) if dk is not None and doubtful else None
+    dk = torch.zeros(pairs, group, *k.shape[1:], dtype=accumulate, device=k.device) if not rows_only else None
+    dv = torch.zeros(pairs, group, *v.shape[1:], dtype=accumulate, device=v.device) if not rows_only else None
+    dk_doubt = torch.zeros_like(dk) if dk is not None and with_out_rounding else None
     outs, dqs, doubts = [], [], []
     step = max(1, CHUNK // (pairs * group * keys))
     for start in range(0, count, step):
         at = slice(start, start + step)
-        scores = capped(case, times(q[:, at], k.transpose(1, 2)))
+        scores = scaled_scores(case, times(q[:, at], k.transpose(1, 2)))
         p = probabilities(case, rows[:, at], scores)
         dropped = None if kept is None else ~kept[:, at]
         weights = p if dropped is None else (p * raised).masked_fill(dropped, 0.0)
-        outs.append(times(weigh(weights) if weigh else weights, v))
+        outs.append(times(round_probabilities(weights) if round_probabilities else weights, v))
         if dout is None:
             continue
         do_rows = dout[:, at].to(keep).to(accumulate)
@@ -249,7 +262,7 @@ def _attend(
         if dk is not None and dv is not None:
             dk += summed(ds, q[:, at])
             dv += summed(weights, do_rows)
-        if doubtful:
+        if with_out_rounding:
             off = (do_rows * outs[-1]).norm(dim=-1, keepdim=True) * p * slope
             doubts.append(times(off, k).abs())
             if dk_doubt is not None:
@@ -266,11 +279,11 @@ def _attend(
     return results, doubt
 
 
-def capped(case: Case, products: Tensor) -> Tensor:
+def scaled_scores(case: Case, compare_checksums: Tensor) -> Tensor:
     """The scores of q k'."""
     import torch
 
-    scores = products * case.softmax_scale
+    scores = compare_checksums * case.softmax_scale
     return case.softcap * torch.tanh(scores / case.softcap) if case.softcap else scores
 
 
@@ -278,12 +291,12 @@ def probabilities(case: Case, rows: Tensor, scores: Tensor) -> Tensor:
     """Of scores (pairs, count, group, seqlen_k), those of `rows` (pairs, count); 0 for a query that sees no key."""
     import torch
 
-    hidden = ~visible(case, rows)[:, :, None]
+    hidden = ~visible_keys(case, rows)[:, :, None]
     p = torch.softmax(scores.masked_fill(hidden, float("-inf")), dim=-1)
     return p.masked_fill(hidden.all(-1, keepdim=True), 0.0)
 
 
-def visible(case: Case, rows: Tensor) -> Tensor:
+def visible_keys(case: Case, rows: Tensor) -> Tensor:
     """(..., seqlen_k) bool: which keys each query row sees; causal and windows are aligned bottom-right."""
     import torch
 

@@ -10,15 +10,15 @@ import torch
 
 from attnbench.core.machine import Device
 from attnbench.core.policy import Policy
-from attnbench.worker.instruments import Instruments, Subject
-from attnbench.worker.measure.cupti import Call, Kernel, Untraceable
-from attnbench.worker.measure.sampling import nothing
+from attnbench.worker.instruments import Instruments, TimedLaunch
+from attnbench.worker.measure.cupti import Kernel, TracedCall, Untraceable
+from attnbench.worker.measure.sampling import do_nothing
 
 QUICK = Policy(warmup_s=0.0, min_samples=4, min_seconds=0.0, max_seconds=0.0, target=1.0)
 
 
-def subject(launch: Callable[[], Any] = lambda: None, nbytes: int = 2**40) -> Subject:
-    return Subject(launch, lambda n: [launch] * n, nbytes, 2**20)
+def timed_launch(launch: Callable[[], Any] = lambda: None, nbytes: int = 2**40) -> TimedLaunch:
+    return TimedLaunch(launch, lambda n: [launch] * n, nbytes, 2**20)
 
 
 class Events:
@@ -27,7 +27,7 @@ class Events:
     name = "events"
 
     def __init__(self) -> None:
-        self.before: Callable[[], Any] = nothing
+        self.before: Callable[[], Any] = do_nothing
         self.seconds, self.hz, self.best_clock = 1e-3, 1.97e9, 1.98e9
         self.slow_host = False
         self.log: list[str] = []
@@ -56,20 +56,22 @@ class Tracer:
 
     def __init__(self, events: Events) -> None:
         self.events = events
-        self.before: Callable[[], Any] = nothing
+        self.before: Callable[[], Any] = do_nothing
         self.lost = False
 
     def samples(self, launch: Callable[[], Any], n: int) -> list[float]:
         return [call.span for call in self.calls([launch] * n)]
 
-    def calls(self, launches: Sequence[Callable[[], Any]], ready: Callable[[], Any] = nothing) -> list[Call]:
+    def calls(
+        self, launches: Sequence[Callable[[], Any]], before_each_try: Callable[[], Any] = do_nothing
+    ) -> list[TracedCall]:
         """Tracing costs 1 %."""
         if self.lost:
             raise Untraceable("the profiler saw 1 of 2 markers")
         self.events.log.append("cupti")
         launches[0]()
         traced = 1.01 * self.events.seconds
-        return [Call((Kernel("ours", 0.0, traced - 2e-6, 7),), 0.0, events=traced)] * len(launches)
+        return [TracedCall((Kernel("ours", 0.0, traced - 2e-6, 7),), 0.0, events=traced)] * len(launches)
 
 
 class Gpu(Instruments):
@@ -84,7 +86,7 @@ class Gpu(Instruments):
         self.events = self.timer = self.played  # type: ignore[assignment]
         self.tracer = Tracer(self.played)  # type: ignore[assignment]
         self.state = SimpleNamespace(  # type: ignore[assignment]
-            known=False, power_limit_w=lambda: 700.0, power_average_w=lambda: 100.0, limits=lambda: ()
+            available=False, power_limit_w=lambda: 700.0, power_average_w=lambda: 100.0, limits=lambda: ()
         )
         self.broken = False
         self._l2 = {(name, l2): l2 for name in ("events", "graph", "cupti", "") for l2 in ("cold", "warm")}

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from honest import attention, probabilities, weigh
+from right_attention import attention, probabilities, weigh
 from torch import Tensor
 
 from attnbench.backends.base import BackendBase
 from attnbench.core.backend import Inputs, Prepared, Signature
 from attnbench.core.case import Case
-from attnbench.core.fp8 import quantized, rounded_weights
+from attnbench.core.fp8 import quantize_inputs, round_probabilities
 from attnbench.core.machine import Device
 
 Tensors = Mapping[str, Tensor]
@@ -31,7 +31,7 @@ class Fp8(BackendBase):
         return Signature(runs=("bmm<float>",))  # which stands for an e4m3 product here
 
     def prepare(self, case: Case, inputs: Inputs) -> Prepared:
-        operands, descale = self.quantized(inputs)
+        operands, descale = self.quantize_inputs(inputs)
         options = {"causal": case.causal, "softmax_scale": case.softmax_scale}
 
         def launch() -> Tensor:
@@ -44,11 +44,11 @@ class Fp8(BackendBase):
 
         return Prepared(launch, canonical, reads=operands)
 
-    def quantized(self, inputs: Inputs) -> tuple[Tensors, Tensors]:
-        return quantized(inputs)
+    def quantize_inputs(self, inputs: Inputs) -> tuple[Tensors, Tensors]:
+        return quantize_inputs(inputs)
 
     def attend(self, wide: Tensors, options: dict[str, Any]) -> Tensor:
-        return weigh(rounded_weights(probabilities(wide["q"], wide["k"], **options)), wide["v"])
+        return weigh(round_probabilities(probabilities(wide["q"], wide["k"], **options)), wide["v"])
 
 
 class Operands(Fp8):
@@ -75,8 +75,8 @@ def mantissa(bits: int) -> Callable[[Tensor], Tensor]:
 class Clips(Fp8):
     """Scales by half of the largest value, so that some are cut off: a scale of another tensor, or of long ago."""
 
-    def quantized(self, inputs: Inputs) -> tuple[Tensors, Tensors]:
-        operands, descale = quantized(inputs)
+    def quantize_inputs(self, inputs: Inputs) -> tuple[Tensors, Tensors]:
+        operands, descale = quantize_inputs(inputs)
         half = {name: factor / 2 for name, factor in descale.items()}
         cut = {name: (getattr(inputs, name) / half[name]).clamp(-448, 448).to(E4M3) for name in operands}
         return cut, half
@@ -88,16 +88,16 @@ class Unscaled(Fp8):
     def __init__(self, name: str) -> None:
         self.forgotten = name
 
-    def quantized(self, inputs: Inputs) -> tuple[Tensors, Tensors]:
-        operands, descale = quantized(inputs)
+    def quantize_inputs(self, inputs: Inputs) -> tuple[Tensors, Tensors]:
+        operands, descale = quantize_inputs(inputs)
         return operands, {**descale, self.forgotten: torch.ones_like(descale["q"])}
 
 
 class InBf16(Fp8):
     """Computes from the inputs as they are given. With `decoys` it makes e4m3 copies, and says that it reads them."""
 
-    def __init__(self, decoys: bool, noise: float = 0.0) -> None:
-        self.decoys = decoys
+    def __init__(self, unused_copies: bool, noise: float = 0.0) -> None:
+        self.unused_copies = unused_copies
         self.noise = noise
 
     def prepare(self, case: Case, inputs: Inputs) -> Prepared:
@@ -107,14 +107,16 @@ class InBf16(Fp8):
             out = attention(inputs.q.float(), inputs.k.float(), inputs.v.float(), **options)
             return (out * (1 + self.noise * torch.randn_like(out))).bfloat16()
 
-        return Prepared(launch, lambda out: {"out": out}, reads=quantized(inputs)[0] if self.decoys else {})
+        return Prepared(
+            launch, lambda out: {"out": out}, reads=quantize_inputs(inputs)[0] if self.unused_copies else {}
+        )
 
 
 class WithRemainders(Fp8):
     """Reads e4m3 copies, and beside them what they leave of the inputs."""
 
     def prepare(self, case: Case, inputs: Inputs) -> Prepared:
-        operands, descale = quantized(inputs)
+        operands, descale = quantize_inputs(inputs)
         rest = {name: getattr(inputs, name).float() - t.float() * descale[name] for name, t in operands.items()}
         options = {"causal": case.causal, "softmax_scale": case.softmax_scale}
 

@@ -14,7 +14,7 @@ from attnbench.backends.base import Layout, autograd_prepared
 from attnbench.core.backend import Inputs, Prepared
 from attnbench.core.case import Case, Shape
 from attnbench.worker import inputs, reference
-from attnbench.worker.reference import dropout, dropout_check
+from attnbench.worker.reference import dropout_check, dropout_mask
 
 CPU = torch.device("cpu")
 WIDTHS = (torch.float64, torch.bfloat16)
@@ -59,19 +59,19 @@ def test_the_mask_is_read_as_it_was_drawn(direction: str, layout: Layout, change
     given = inputs.make(which, "cpu", 0)
     before = inputs.clone(given)
     made = prepared(which, given, layout, lambda: kept)
-    sample = reference.choose(which, CPU)
-    masks = dropout.Masks(which, made, given, dropout.State(which, CPU))
-    read = masks.draw(sample)
+    sample = reference.choose_rows(which, CPU)
+    masks = dropout_mask.MaskReader(which, made, given, dropout_mask.RandomState(which, CPU))
+    read = masks.read(sample)
     theirs = (
         kept.unflatten(1, (s.nheads_k, -1)).flatten(0, 1).transpose(1, 2)
     )  # all rows of all heads are in the sample
     assert sample.whole
     assert torch.equal(read, theirs)
-    assert inputs.changed(given, before) is None
+    assert inputs.first_changed(given, before) is None
     results = made.canonical(made.launch())
-    answer = reference.reference(which, given, sample, kept=read)
+    answer = reference.compute_reference(which, given, sample, kept=read)
     assert reference.compare(answer, results).ok
-    assert not reference.compare(reference.reference(which, given, sample), results).ok
+    assert not reference.compare(reference.compute_reference(which, given, sample), results).ok
 
 
 def test_a_place_that_cannot_be_read_is_said() -> None:
@@ -79,17 +79,17 @@ def test_a_place_that_cannot_be_read_is_said() -> None:
     given = inputs.make(which, "cpu", 0)
     made = replace(prepared(which, given), reads={"v": given.v.flatten(0, 1)})
     with pytest.raises(ValueError, match=r"reads\['v'\] has shape"):
-        dropout.Masks(which, made, given, dropout.State(which, CPU))
+        dropout_mask.MaskReader(which, made, given, dropout_mask.RandomState(which, CPU))
 
 
 def test_the_reference_with_a_mask_is_autograds() -> None:
     """In float64 and for all four results, with softcap and a mask."""
     which = case("fwd_bwd", causal=True, softcap=1.5, seqlen_k=50)
     given = inputs.make(which, "cpu", 0)
-    sample = reference.choose(which, CPU)
+    sample = reference.choose_rows(which, CPU)
     s = which.shape
     kept = torch.rand(s.batch * s.nheads_k, s.seqlen_q, s.nheads // s.nheads_k, s.seqlen_k) >= which.dropout_p
-    answer = reference.reference(which, given, sample, kept=kept)
+    answer = reference.compute_reference(which, given, sample, kept=kept)
     q, k, v = (t.double().requires_grad_() for t in (given.q, given.k, given.v))
     scores = torch.einsum("bihgd,bjhd->bhigj", q.unflatten(2, (s.nheads_k, -1)), k) * which.softmax_scale
     scores = 1.5 * torch.tanh(scores / 1.5)
@@ -104,15 +104,15 @@ def test_the_reference_with_a_mask_is_autograds() -> None:
     }
     for part in answer.parts:
         for name, exact in part.exact.items():
-            torch.testing.assert_close(part.of(which, name, results[name]), exact, atol=1e-11, rtol=1e-9)
+            torch.testing.assert_close(part.select(which, name, results[name]), exact, atol=1e-11, rtol=1e-9)
 
 
 ROWS = {"batch": 1, "seqlen_q": 300, "seqlen_k": 512, "nheads": 4, "nheads_k": 2}
 
 
 def judged(which: Case, kept: Tensor) -> tuple[str, ...]:
-    sample = reference.choose(which, CPU)
-    return dropout.flaws(which, dropout.seen_by(which, sample), kept)
+    sample = reference.choose_rows(which, CPU)
+    return dropout_mask.find_mask_flaws(which, dropout_mask.visible_in_sample(which, sample), kept)
 
 
 @pytest.mark.parametrize("p", [0.003, 0.1, 0.5, 0.95])
@@ -165,9 +165,9 @@ def test_a_share_that_is_wrong(p: float, really: float) -> None:
 def test_the_cost_is_bounded(direction: str) -> None:
     """Rows are thinned until LAUNCHES show them; of a forward it is the keys that count."""
     which = case(direction, batch=1, nheads=8, nheads_k=1, seqlen_q=4096, seqlen_k=64, headdim_v=8)
-    sample = reference.choose(which, CPU)
-    fewer = dropout.readable(which, sample)
-    assert len(dropout.parts(which, fewer)) <= dropout.LAUNCHES
+    sample = reference.choose_rows(which, CPU)
+    fewer = dropout_mask.readable_sample(which, sample)
+    assert len(dropout_mask.launch_parts(which, fewer)) <= dropout_mask.LAUNCHES
     assert (fewer.rows[0, 0], fewer.rows[0, -1]) == (0, 4095)
     assert (fewer is sample) == (direction == "fwd")
 
@@ -178,13 +178,13 @@ def test_statistics_of_the_output(p: float, changes: dict[str, Any]) -> None:
     """Honest outputs of many draws pass; too much or nothing dropped does not, nor a factor that is missing."""
     which = case(p=p, seqlen_q=200, seqlen_k=300, **changes)
     given = inputs.make(which, "cpu", 0)
-    sample = reference.choose(which, CPU)
+    sample = reference.choose_rows(which, CPU)
     s = which.shape
     size = (s.batch, s.nheads, s.seqlen_q, s.seqlen_k)
 
     def out(kept: Tensor, factor: float = 1.0) -> tuple[str, ...]:
         made = prepared(which, given, mask=lambda: kept)
-        return dropout_check.unlikely(which, given, sample, made.canonical(made.launch())["out"] * factor)
+        return dropout_check.unlikely_statistics(which, given, sample, made.canonical(made.launch())["out"] * factor)
 
     torch.manual_seed(0)
     for _ in range(5):
@@ -213,7 +213,7 @@ def fused_backward(which: Case, given: Inputs, kept: Tensor, out: Tensor) -> dic
 def weighed(which: Case, given: Inputs) -> Tensor:
     """The probabilities, (batch, nheads, seqlen_q, seqlen_k), before dropout."""
     q, k = (t.transpose(1, 2).double() for t in (given.q, given.k))
-    seen = reference.visible(which, torch.arange(which.shape.seqlen_q))
+    seen = reference.visible_keys(which, torch.arange(which.shape.seqlen_q))
     return (q @ k.mT * which.softmax_scale).masked_fill(~seen, float("-inf")).softmax(-1)
 
 
@@ -245,9 +245,11 @@ def made(shape: Shape, seed: int, **mask: Any) -> Fused:
     given = inputs.make(which, "cpu", seed)
     scores = (shape.batch, shape.nheads, shape.seqlen_q, shape.seqlen_k)
     kept = torch.rand(scores, generator=torch.Generator().manual_seed(seed)) >= which.dropout_p
-    sample = reference.choose(which, CPU)
+    sample = reference.choose_rows(which, CPU)
     assert sample.whole
-    return Fused(which, given, kept, reference.reference(which, given, sample, kept=kept.flatten(0, 1)[:, :, None]))
+    return Fused(
+        which, given, kept, reference.compute_reference(which, given, sample, kept=kept.flatten(0, 1)[:, :, None])
+    )
 
 
 def test_what_a_rounded_out_does_to_dq_and_dk_is_allowed(fused: Fused) -> None:
@@ -255,13 +257,13 @@ def test_what_a_rounded_out_does_to_dq_and_dk_is_allowed(fused: Fused) -> None:
     exact, rounded = (fused_backward(fused.which, fused.given, fused.kept, fused.out().to(t)) for t in WIDTHS)
     for name in ("dq", "dk"):
         off = (rounded[name] - exact[name]).transpose(1, 2).flatten(0, 1).square().sum((0, 2))
-        share = off / fused.answer.doubt[name].square
+        share = off / fused.answer.out_rounding[name].square
         assert share.min() > 0.3
         assert share.max() < 1.1
     results = fused.results(fused.out().bfloat16())
     assert reference.compare(fused.answer, results).ok
     if not fused.which.causal:
-        assert not reference.compare(replace(fused.answer, doubt={}), results).ok
+        assert not reference.compare(replace(fused.answer, out_rounding={}), results).ok
 
 
 @pytest.mark.parametrize("mask", [{"causal": True}, {"window_size": (0, 0)}], ids=["causal", "one key"])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from honest import Attention, attention, fused
+from right_attention import Attention, attention, fused
 from torch import Tensor
 
 
@@ -32,10 +32,10 @@ class OnAnotherStream:
     its end. `part`: only so much of the batch is computed there, the rest on the caller's stream.
     """
 
-    def __init__(self, *, waits: bool, part: float = 1.0, honest: Attention = fused) -> None:
+    def __init__(self, *, waits: bool, part: float = 1.0, right: Attention = fused) -> None:
         self.waits = waits
         self.part = part
-        self.honest = honest
+        self.right = right
         self.stream: torch.cuda.Stream | None = None
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
@@ -45,11 +45,11 @@ class OnAnotherStream:
         if self.waits:
             self.stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self.stream):
-            there = self.honest(q[here:], k[here:], v[here:], **options)
+            there = self.right(q[here:], k[here:], v[here:], **options)
             out[here:] = there
         out.record_stream(self.stream)
         if here:
-            out[:here] = self.honest(q[:here], k[:here], v[:here], **options)
+            out[:here] = self.right(q[:here], k[:here], v[:here], **options)
         return out
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from honest import attention, probabilities, weigh
+from right_attention import attention, probabilities, weigh
 from torch import Tensor
 
 from attnbench.backends.base import BackendBase

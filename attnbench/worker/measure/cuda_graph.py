@@ -14,17 +14,17 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from attnbench.core import stats
-from attnbench.core.sizes import gib
+from attnbench.core.sizes import format_bytes
 from attnbench.worker.measure import l2_cache
-from attnbench.worker.measure.sampling import nothing
+from attnbench.worker.measure.sampling import do_nothing
 
 if TYPE_CHECKING:
     import torch
 
-    from attnbench.worker.measure.events import EventTimer
+    from attnbench.worker.measure.cuda_events import EventTimer
 
 MAX_COPIES = 512
-SECONDS = 2e-3  # of work in one graph, at least
+MIN_SECONDS = 2e-3  # of work in one graph, at least
 MAX_LAUNCHES = 1000
 
 
@@ -39,7 +39,7 @@ class NotCapturable(Exception):
         self.broken = broken
 
 
-def copies(nbytes: int, l2_bytes: int) -> int:
+def copies_needed(nbytes: int, l2_bytes: int) -> int:
     """How many sets of operands of `nbytes` make L2 cold for the next one of the circle. Raises NotCapturable."""
     needed = 1 + math.ceil(2 * l2_bytes / max(1, nbytes))
     if needed > MAX_COPIES:
@@ -54,7 +54,7 @@ def check_memory(nbytes: int) -> None:
     torch.cuda.empty_cache()
     free, _ = torch.cuda.mem_get_info()
     if nbytes > 0.9 * free:
-        raise NotCapturable(f"the copies of its operands need {gib(nbytes)}, {gib(free)} free")
+        raise NotCapturable(f"the copies of its operands need {format_bytes(nbytes)}, {format_bytes(free)} free")
 
 
 class GraphTimer:
@@ -79,7 +79,7 @@ class GraphTimer:
                 for launch in launches:
                     launch()  # lazy work (handles, workspaces, tuning) cannot be captured
             torch.cuda.synchronize()
-            count = max(len(launches), min(MAX_LAUNCHES, math.ceil(SECONDS / estimate)))
+            count = max(len(launches), min(MAX_LAUNCHES, math.ceil(MIN_SECONDS / estimate)))
             self.launches = len(launches) * math.ceil(count / len(launches))
             kept: dict[int, Any] = {}
             with torch.cuda.graph(self._graph, stream=stream):
@@ -96,7 +96,7 @@ class GraphTimer:
 
     def samples(self, n: int) -> list[float]:
         """Seconds of a launch, each averaged over one replay of the graph: as many replays as make n launches."""
-        before, self._events.before = self._events.before, nothing
+        before, self._events.before = self._events.before, do_nothing
         try:
             return [t / self.launches for t in self._events.samples(self._graph.replay, max(1, n // self.launches))]
         finally:
@@ -107,16 +107,16 @@ class GraphTimer:
         gc.collect()
 
 
-def state(events: EventTimer, device: torch.device, l2_bytes: int, bandwidth: float) -> str:
+def l2_state(events: EventTimer, device: torch.device, l2_bytes: int, bandwidth: float) -> str:
     """ "cold" or "warm": how launches in turns over copies find their operands; as cache.state for the others."""
-    nbytes, _ = l2_cache.reader(device, l2_bytes)
+    nbytes, _ = l2_cache.make_reader(device, l2_bytes)
 
     def replayed(count: int) -> float:
-        timer = GraphTimer(events, lambda: [l2_cache.reader(device, l2_bytes)[1] for _ in range(count)], 10e-6)
+        timer = GraphTimer(events, lambda: [l2_cache.make_reader(device, l2_bytes)[1] for _ in range(count)], 10e-6)
         try:
             return stats.median(timer.samples(10 * timer.launches))
         finally:
             timer.close()
 
-    turns, cached = replayed(copies(nbytes, l2_bytes)), replayed(1)
+    turns, cached = replayed(copies_needed(nbytes, l2_bytes)), replayed(1)
     return "cold" if turns - cached > l2_cache.MIN_GAIN * nbytes / bandwidth else "warm"

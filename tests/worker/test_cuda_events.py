@@ -9,15 +9,15 @@ import pytest
 import torch
 from simulated_gpu import Gpu
 
-from attnbench.worker.measure import events
-from attnbench.worker.measure.events import MAX_SPIN, MAX_TRIES, EventTimer
+from attnbench.worker.measure import cuda_events
+from attnbench.worker.measure.cuda_events import MAX_SPIN, MAX_TRIES, EventTimer
 
 
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> Gpu:
     made = Gpu()
     monkeypatch.setattr(torch, "cuda", made)
-    monkeypatch.setattr(events, "time", SimpleNamespace(perf_counter=made.clock))
+    monkeypatch.setattr(cuda_events, "time", SimpleNamespace(perf_counter=made.clock))
     return made
 
 

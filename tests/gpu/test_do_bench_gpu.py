@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import pytest
-from peers import PEERS, compared
+from peer_timers import PEER_TIMERS, compare_timers
 
 from attnbench import backends
 from attnbench.core import stats
 from attnbench.core.case import Case, Shape
 from attnbench.core.policy import Policy
 from attnbench.worker import environment, inputs
-from attnbench.worker.measure_cell import Bench
+from attnbench.worker.measure_cell import CellMeasurer
 
 torch = pytest.importorskip("torch")
 pytestmark = [
@@ -30,22 +30,22 @@ def cases() -> list[Case]:
 
 
 def test_agrees_within_2_percent_in_the_median() -> None:
-    device = environment.rated(environment.describe("cuda:0").device)
-    bench, policy = Bench(device), Policy()
+    device = environment.with_quick_rates(environment.describe("cuda:0").device)
+    measurer, policy = CellMeasurer(device), Policy()
     found = []
     for name in ("sdpa-flash", "sdpa-cudnn", "sdpa-efficient"):
         for case in cases():
             prepared = backends.load(name, backends.BACKENDS[name]).prepare(
-                case, inputs.make(case, str(bench.device), 0)
+                case, inputs.make(case, str(measurer.device), 0)
             )
             prepared.launch()
-            if (both := compared(bench, prepared.launch, policy, PEERS["do_bench"])) is not None:
+            if (both := compare_timers(measurer, prepared.launch, policy, PEER_TIMERS["do_bench"])) is not None:
                 found.append(both.ratio)
                 s = case.shape
                 print(f"{name:15} d{s.headdim} {s.seqlen_k:6} causal={case.causal:d} {case.direction}", end=" ")
                 print(f"{both.latency * 1e6:9.1f} us  attnbench/do_bench {both.ratio:.4f}, cycles {both.cycles:.4f}")
             del prepared
-            bench.recover()
+            measurer.recover()
     print(f"median {stats.median(found):.4f}, from {min(found):.4f} to {max(found):.4f}, {len(found)} cells")
     assert len(found) >= 20
     assert abs(stats.median(found) - 1) < 0.02

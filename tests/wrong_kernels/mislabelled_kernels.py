@@ -6,7 +6,7 @@ import functools
 from typing import Any
 
 import torch
-from honest import Attention, attention, fused
+from right_attention import Attention, attention, fused
 from torch import Tensor
 
 from attnbench.backends.base import BackendBase, autograd_prepared
@@ -33,12 +33,12 @@ class WorksInCanonical(BackendBase):
 
     name = "canonical"
 
-    def __init__(self, honest: Attention = attention) -> None:
-        self.honest = honest
+    def __init__(self, right: Attention = attention) -> None:
+        self.right = right
 
     def prepare(self, case: Case, inputs: Inputs) -> Prepared:
         def thunk() -> Tensor:
-            return self.honest(
+            return self.right(
                 inputs.q, inputs.k, inputs.v, causal=case.causal, softmax_scale=case.softmax_scale
             ).clone()
 
@@ -54,10 +54,10 @@ class FinishesInCanonical(WorksInCanonical):
         options = {"causal": case.causal, "softmax_scale": case.softmax_scale}
 
         def launch() -> Tensor:
-            return self.honest(inputs.q[:-1], inputs.k[:-1], inputs.v[:-1], **options)
+            return self.right(inputs.q[:-1], inputs.k[:-1], inputs.v[:-1], **options)
 
         def canonical(out: Tensor) -> dict[str, Tensor]:
-            return {"out": torch.cat([out, self.honest(inputs.q[-1:], inputs.k[-1:], inputs.v[-1:], **options)])}
+            return {"out": torch.cat([out, self.right(inputs.q[-1:], inputs.k[-1:], inputs.v[-1:], **options)])}
 
         return Prepared(launch, canonical)
 

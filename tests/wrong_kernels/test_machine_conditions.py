@@ -11,16 +11,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import honest
-import liars_machine
+import hidden_costs
 import pytest
+import right_attention
 import torch
-from harness import CPU, Clock, Court, case, court
+from measuring_device import CPU, Clock, MeasuringDevice, case, measuring_device
 
 from attnbench.core import stats
 from attnbench.core.backend import Inputs
 from attnbench.core.policy import Policy
-from attnbench.results import metrics, run_file
+from attnbench.results import run_file
 from attnbench.worker import inputs, instruments
 from attnbench.worker.measure import l2_cache
 
@@ -28,10 +28,10 @@ MIB = 2**20
 
 
 @pytest.fixture
-def simulated() -> Iterator[tuple[Court, Clock]]:
+def simulated() -> Iterator[tuple[MeasuringDevice, Clock]]:
     """A court of its own, on a clock that the liars move."""
     clock = Clock(1e-6)
-    yield from ((made, clock) for made in court(CPU, clock))
+    yield from ((made, clock) for made in measuring_device(CPU, clock))
 
 
 # The clock
@@ -42,51 +42,51 @@ HUNDRED = Policy(l2="warm", warmup_s=0.0, min_samples=100, max_samples=100, min_
 @pytest.mark.parametrize(
     ("rise", "says"), [(0.1, "Getting slower while measured"), (-0.1, "Still getting faster while measured")]
 )
-def test_a_clock_that_moves(simulated: tuple[Court, Clock], rise: float, says: str) -> None:
+def test_a_clock_that_moves(simulated: tuple[MeasuringDevice, Clock], rise: float, says: str) -> None:
     """Lie: the clock falls by 10 % while samples are taken, and the median is of both. Caught by the drift caution."""
-    judge, clock = simulated
-    record = judge.measure(liars_machine.Drifts(rise, clock.spend), case(), HUNDRED)
+    device, clock = simulated
+    record = device.measure(hidden_costs.Drifts(rise, clock.spend), case(), HUNDRED)
     assert record.status == "ok", record.reason
-    assert [text for text in judge.cautions(record, HUNDRED) if text.startswith(says)]
+    assert [text for text in device.cautions(record, HUNDRED) if text.startswith(says)]
 
 
-def test_a_clock_that_does_not_move(simulated: tuple[Court, Clock]) -> None:
+def test_a_clock_that_does_not_move(simulated: tuple[MeasuringDevice, Clock]) -> None:
     """No lie: the same on a steady clock is ok, and the report doubts nothing."""
-    judge, clock = simulated
-    record = judge.measure(liars_machine.Drifts(0.0, clock.spend), case(), HUNDRED)
+    device, clock = simulated
+    record = device.measure(hidden_costs.Drifts(0.0, clock.spend), case(), HUNDRED)
     assert record.status == "ok", record.reason
-    assert judge.cautions(record, HUNDRED) == judge.marks(record, HUNDRED) == []
-    assert metrics.value("latency", record) == pytest.approx(1e-3, rel=0.01)
+    assert device.cautions(record, HUNDRED) == device.objections(record, HUNDRED) == []
+    assert device.value(record, "latency") == pytest.approx(1e-3, rel=0.01)
 
 
 @pytest.mark.parametrize("delay", [0.01, 0.03, 0.1])
-def test_slow_at_first(cpu: Court, delay: float) -> None:
+def test_slow_at_first(cpu: MeasuringDevice, delay: float) -> None:
     """Lie: its first ten calls are slow. Caught: the figure is that of the later ones, or the report doubts it."""
     policy = Policy(l2="warm", target=0.3)  # so that only two speeds in one series are noise, not the host's own
-    liar = liars_machine.SlowAtFirst(delay)
-    record = cpu.measure(liar, case(), policy)
+    kernel = hidden_costs.SlowAtFirst(delay)
+    record = cpu.measure(kernel, case(), policy)
     assert record.status == "ok", record.reason
-    latency, drift = (metrics.value(name, record) for name in ("latency", "drift"))
+    latency, drift = (cpu.value(record, name) for name in ("latency", "drift"))
     assert latency is not None
     assert drift is not None
     noisy = [text for text in cpu.cautions(record, policy) if text.startswith("Noisy")]
-    caught = latency < delay / 2 or noisy or drift < -0.3 or cpu.marks(record, policy)
-    plain = stats.median(liar.later)
+    caught = latency < delay / 2 or noisy or drift < -0.3 or cpu.objections(record, policy)
+    plain = stats.median(kernel.later)
     if not caught and plain > delay / 4:
         pytest.skip(f"its later calls took {plain * 1e3:.1f} ms: other work on this machine hid the lie")
     assert caught, "it passed for true"
 
 
-def test_time_asleep_is_time(cpu: Court) -> None:
+def test_time_asleep_is_time(cpu: MeasuringDevice) -> None:
     """Lie: the host sleeps in the launch. Caught: on a CPU that is in the latency."""
-    record = cpu.measure(liars_machine.sleeps, case(nheads_k=4))
+    record = cpu.measure(hidden_costs.sleeps, case(nheads_k=4))
     assert record.status == "ok", record.reason
     assert min(record.measurements["time"].values) >= 2e-3
 
 
 CLOCKS = """
 import time
-from honest import attention
+from right_attention import attention
 
 real = {name: getattr(time, name) for name in NAMES}
 for name, clock in real.items():
@@ -99,7 +99,7 @@ def asleep(q, k, v, **options):
 
 
 @pytest.mark.parametrize("names", [(), ("perf_counter", "perf_counter_ns")], ids=["no lie", "a lie"])
-def test_a_clock_of_its_own(cpu: Court, tmp_path: Path, names: tuple[str, ...]) -> None:
+def test_a_clock_of_its_own(cpu: MeasuringDevice, tmp_path: Path, names: tuple[str, ...]) -> None:
     """Lie: on import it replaces Python's clocks by ones that run ten times slower. Caught: ours are older, or marked.
 
     Without the lie the same file is ok, and the report doubts nothing but noise.
@@ -115,9 +115,9 @@ def test_a_clock_of_its_own(cpu: Court, tmp_path: Path, names: tuple[str, ...]) 
     (record,) = run_file.read(out)[0].records
     if not names:
         assert record.status == "ok", record.reason
-        assert cpu.marks(record) == []
-    if not cpu.marks(record):
-        latency = metrics.value("latency", record)
+        assert cpu.objections(record) == []
+    if not cpu.objections(record):
+        latency = cpu.value(record, "latency")
         assert latency is not None
         assert latency >= 0.02
 
@@ -146,33 +146,33 @@ class Cache:
 
 @pytest.mark.parametrize("flushes", [False, True], ids=["a lie", "no lie"])
 def test_a_warm_cache_sold_as_cold(
-    simulated: tuple[Court, Clock], monkeypatch: pytest.MonkeyPatch, flushes: bool
+    simulated: tuple[MeasuringDevice, Clock], monkeypatch: pytest.MonkeyPatch, flushes: bool
 ) -> None:
     """Lie: the flush before each sample does nothing. Caught: l2 is "unproven", and the report says so."""
-    judge, clock = simulated
+    device, clock = simulated
     memory = Cache(clock, flushes=flushes)
-    monkeypatch.setattr(l2_cache, "reader", memory.reader)
-    judge.bench.flush = memory.flush
-    policy = dataclasses.replace(judge.policy, l2="cold")
-    record = judge.measure(liars_machine.Drifts(0.0, clock.spend), case(), policy)
+    monkeypatch.setattr(l2_cache, "make_reader", memory.reader)
+    device.measurer.flush = memory.flush
+    policy = dataclasses.replace(device.policy, l2="cold")
+    record = device.measure(hidden_costs.Drifts(0.0, clock.spend), case(), policy)
     assert record.status == "ok", record.reason
     if flushes:
         assert record.l2 == "cold"
-        assert judge.cautions(record, policy) == []
+        assert device.cautions(record, policy) == []
     else:
         assert record.l2 == "unproven"
-        assert [text[:20] for text in judge.cautions(record, policy)] == ["L2 not proven cold i"]
+        assert [text[:20] for text in device.cautions(record, policy)] == ["L2 not proven cold i"]
 
 
-def test_a_cold_cache_sold_as_warm(simulated: tuple[Court, Clock], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cold_cache_sold_as_warm(simulated: tuple[MeasuringDevice, Clock], monkeypatch: pytest.MonkeyPatch) -> None:
     """Lie: something evicts the operands before each sample. Caught: l2 is "unproven", and the report says so."""
-    judge, clock = simulated
+    device, clock = simulated
     memory = Cache(clock)
-    monkeypatch.setattr(l2_cache, "reader", memory.reader)
-    monkeypatch.setattr(instruments, "nothing", memory.flush)
-    record = judge.measure(liars_machine.Drifts(0.0, clock.spend), case())
+    monkeypatch.setattr(l2_cache, "make_reader", memory.reader)
+    monkeypatch.setattr(instruments, "do_nothing", memory.flush)
+    record = device.measure(hidden_costs.Drifts(0.0, clock.spend), case())
     assert record.l2 == "unproven"
-    assert [text[:20] for text in judge.cautions(record)] == ["L2 not proven warm i"]
+    assert [text[:20] for text in device.cautions(record)] == ["L2 not proven warm i"]
 
 
 # Inputs
@@ -190,7 +190,10 @@ def sparse(t: torch.Tensor) -> torch.Tensor:
     ids=["zeros", "ones", "small", "nan", "infinite", "sparse"],
 )
 def test_inputs_that_take_less_power(
-    steady: Court, monkeypatch: pytest.MonkeyPatch, name: str, spoil: Callable[[torch.Tensor], torch.Tensor]
+    steady_cpu: MeasuringDevice,
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    spoil: Callable[[torch.Tensor], torch.Tensor],
 ) -> None:
     """Lie: inputs that take less power than normal ones, or compare with nothing. Caught as failed, by name."""
     real = inputs.make
@@ -200,12 +203,12 @@ def test_inputs_that_take_less_power(
         return dataclasses.replace(given, **{name: spoil(getattr(given, name))})
 
     monkeypatch.setattr(inputs, "make", make)
-    record = steady.measure(honest.attention, case("bwd"))
+    record = steady_cpu.measure(right_attention.attention, case("bwd"))
     assert record.status == "failed"
     assert str(record.reason).startswith(f"inputs: {name} ")
 
 
-def test_inputs_with_one_nan(steady: Court, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_inputs_with_one_nan(steady_cpu: MeasuringDevice, monkeypatch: pytest.MonkeyPatch) -> None:
     """Lie: one NaN among the inputs, where a sample of them need not look. Caught as failed or wrong."""
     real = inputs.make
 
@@ -216,19 +219,19 @@ def test_inputs_with_one_nan(steady: Court, monkeypatch: pytest.MonkeyPatch) -> 
 
     monkeypatch.setattr(inputs, "make", make)
     which = case(seqlen=1024)
-    assert inputs.flaw(make(which, "cpu", 0)) is None, "the sample sees this one; choose another"
-    assert steady.measure(honest.attention, which).status in ("failed", "wrong")
+    assert inputs.find_flaw(make(which, "cpu", 0)) is None, "the sample sees this one; choose another"
+    assert steady_cpu.measure(right_attention.attention, which).status in ("failed", "wrong")
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16", "fp16"])
 @pytest.mark.parametrize("direction", ["fwd", "bwd"])
-def test_honest_inputs(steady: Court, dtype: str, direction: str) -> None:
+def test_honest_inputs(steady_cpu: MeasuringDevice, dtype: str, direction: str) -> None:
     """No lie: attnbench's own inputs are never refused, not even where there are few of them."""
     tiny = case(direction, 1, dtype=dtype, batch=1, nheads=1, nheads_k=1)
     for which in (case(direction, dtype=dtype), case(direction, 200, dtype=dtype), tiny):
-        record = steady.measure(honest.attention, which)
+        record = steady_cpu.measure(right_attention.attention, which)
         assert record.status == "ok", record.reason
-        assert steady.marks(record) == []
+        assert steady_cpu.objections(record) == []
 
 
 # Others on the machine
@@ -241,7 +244,7 @@ class State:
     strangers: tuple[str, ...] = ()
     errors: list[int] = field(default_factory=lambda: [3])
 
-    def others(self, since: float) -> tuple[str, ...]:
+    def other_processes(self, since: float) -> tuple[str, ...]:
         assert since > 0
         return self.strangers
 
@@ -259,24 +262,25 @@ class State:
     ids=["another process", "memory errors", "no lie"],
 )
 def test_a_machine_that_is_shared_or_fails(
-    simulated: tuple[Court, Clock], monkeypatch: pytest.MonkeyPatch, state: State, says: list[str]
+    simulated: tuple[MeasuringDevice, Clock], monkeypatch: pytest.MonkeyPatch, state: State, says: list[str]
 ) -> None:
     """Lie: another process computes meanwhile, or memory errs. Caught by the record, and the report says so."""
-    judge, _ = simulated
-    monkeypatch.setattr(judge.bench, "state", state)
-    record = judge.measure(honest.attention, case())
+    device, _ = simulated
+    monkeypatch.setattr(device.measurer, "state", state)
+    record = device.measure(right_attention.attention, case())
     assert record.others == state.strangers
     assert record.ecc_errors == (2 if says and not state.strangers else 0)
-    assert [text[:27] for text in judge.cautions(record)] == says
+    assert [text[:27] for text in device.cautions(record)] == says
 
 
 # Memory
 
 
-def test_memory_outside_torch(cpu: Court) -> None:
+def test_memory_outside_torch(cpu: MeasuringDevice) -> None:
     """Lie: it takes 256 MiB past torch's allocator. Caught: memory_driver has them, and memory_peak does not."""
     fair, lying = (
-        cpu.measure(liar, case()).measurements for liar in (honest.attention, liars_machine.OutsideTorch(256 * MIB))
+        cpu.measure(kernel, case()).measurements
+        for kernel in (right_attention.attention, hidden_costs.OutsideTorch(256 * MIB))
     )
     if "memory_driver" not in fair:
         pytest.skip("this kernel does not let the high-water mark be reset")
@@ -286,10 +290,10 @@ def test_memory_outside_torch(cpu: Court) -> None:
 
 
 @pytest.mark.parametrize("direction", ["fwd", "fwd_bwd"])
-def test_a_workspace_hidden_in_prepare(steady: Court, direction: str) -> None:
+def test_a_workspace_hidden_in_prepare(steady_cpu: MeasuringDevice, direction: str) -> None:
     """Lie: its workspace of 64 MiB is taken in `prepare`. Caught: a memory metric has it, or it is marked."""
-    fair = steady.measure(honest.attention, case(direction))
-    record = steady.measure(liars_machine.HidesWorkspace(64 * MIB), case(direction))
+    fair = steady_cpu.measure(right_attention.attention, case(direction))
+    record = steady_cpu.measure(hidden_costs.HidesWorkspace(64 * MIB), case(direction))
     peak, found = (r.measurements["memory_peak"].values[0] for r in (fair, record))
     assert peak < MIB
-    assert found >= 64 * MIB or steady.marks(record), "it passed for true"
+    assert found >= 64 * MIB or steady_cpu.objections(record), "it passed for true"

@@ -12,12 +12,12 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-BUDGET = {"cuda": 2**27, "cpu": 2**22}  # score elements recomputed per check
+SCORE_BUDGET = {"cuda": 2**27, "cpu": 2**22}  # score elements recomputed per check
 LEAST_ROWS = 16  # of each head; where even these are too many, heads are left out
 
 
 @dataclass(frozen=True)
-class Sample:
+class RowSample:
     """(batch entry, key head) pairs, each with the query rows that are compared in all query heads of its group."""
 
     batch: Tensor  # (pairs,) int64
@@ -31,7 +31,7 @@ class Sample:
         return self.all_pairs and self.all_rows
 
 
-def choose(case: Case, device: torch.device, seed: int = 0, share: float = 1.0) -> Sample:
+def choose_rows(case: Case, device: torch.device, seed: int = 0, share: float = 1.0) -> RowSample:
     """As many rows of every head as `share` of the budget allows, the first and the last included.
 
     Each head has one row of each of as many stretches of the sequence; within a stretch the heads take turns, so that
@@ -41,7 +41,7 @@ def choose(case: Case, device: torch.device, seed: int = 0, share: float = 1.0) 
 
     s = case.shape
     generator = torch.Generator().manual_seed(seed + 1)
-    budget = int(share * BUDGET["cpu" if device.type == "cpu" else "cuda"])
+    budget = int(share * SCORE_BUDGET["cpu" if device.type == "cpu" else "cuda"])
     pairs, row = s.batch * s.nheads_k, s.nheads // s.nheads_k * s.seqlen_k
     least = min(s.seqlen_q, LEAST_ROWS)
     chosen = max(min(2, pairs), min(pairs, budget // (least * row)))
@@ -58,7 +58,7 @@ def choose(case: Case, device: torch.device, seed: int = 0, share: float = 1.0) 
         offset = (turns + torch.rand(count, chosen, generator=generator)) / chosen
         rows = (edges[:-1, None] + (offset * width).long().minimum(width - 1)).T.contiguous()
         rows[:, 0], rows[:, -1] = 0, s.seqlen_q - 1
-    return Sample(
+    return RowSample(
         (at // s.nheads_k).to(device),
         (at % s.nheads_k).to(device),
         rows.to(device),
@@ -67,7 +67,7 @@ def choose(case: Case, device: torch.device, seed: int = 0, share: float = 1.0) 
     )
 
 
-def check_inputs(case: Case, inputs: Inputs, sample: Sample) -> Inputs:
+def check_inputs(case: Case, inputs: Inputs, sample: RowSample) -> Inputs:
     """`inputs`, with dout = 0 in the sampled heads outside their sampled rows."""
     import torch
 

@@ -7,10 +7,10 @@ from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
-import liars_kernels
+import mislabelled_kernels
 import pytest
 import torch
-from harness import Court, case
+from measuring_device import MeasuringDevice, case
 
 from attnbench.backends.eager import Eager
 from attnbench.backends.sdpa import Flash, Math
@@ -18,7 +18,7 @@ from attnbench.core.backend import Prepared, Signature
 from attnbench.core.record import Measurement
 from attnbench.worker import kernel_trace
 from attnbench.worker.instruments import Timing
-from attnbench.worker.measure.cupti import Call, Kernel
+from attnbench.worker.measure.cupti import Kernel, TracedCall
 
 
 def without_gqa(direction: Any = "fwd", **more: Any) -> Any:
@@ -26,71 +26,71 @@ def without_gqa(direction: Any = "fwd", **more: Any) -> Any:
 
 
 @pytest.mark.parametrize(
-    "backend", [liars_kernels.declared, Eager(), Math(), Flash()], ids=["own", "eager", "math", "flash"]
+    "backend", [mislabelled_kernels.declared, Eager(), Math(), Flash()], ids=["own", "eager", "math", "flash"]
 )
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 @pytest.mark.parametrize("direction", ["fwd", "bwd", "fwd_bwd"])
-def test_the_honest_one_passes(steady: Court, backend: Any, dtype: str, direction: str) -> None:
+def test_the_honest_one_passes(steady_cpu: MeasuringDevice, backend: Any, dtype: str, direction: str) -> None:
     """No lie: those that run what they say, an own function and attnbench's, are ok, and the report doubts nothing."""
-    record = steady.measure(backend, without_gqa(direction, dtype=dtype, causal=True))
+    record = steady_cpu.measure(backend, without_gqa(direction, dtype=dtype, causal=True))
     assert record.status == "ok", record.reason
-    assert steady.cautions(record) == []
-    assert steady.marks(record) == []
+    assert steady_cpu.cautions(record) == []
+    assert steady_cpu.objections(record) == []
     assert record.kernels
 
 
 @pytest.mark.parametrize("direction", ["fwd", "fwd_bwd"])
-def test_falls_back_in_silence(steady: Court, direction: str) -> None:
+def test_falls_back_in_silence(steady_cpu: MeasuringDevice, direction: str) -> None:
     """Lie: it declares my_fused_kernel and calls matmuls. Caught as wrong-kernel, with what ran."""
-    record = steady.measure(liars_kernels.falls_back, case(direction))
+    record = steady_cpu.measure(mislabelled_kernels.falls_back, case(direction))
     assert record.status == "wrong-kernel"
     assert str(record.reason).startswith("no kernel like 'my_fused_kernel' ran; instead: aten::")
     assert "time" not in record.measurements
-    assert any("another kernel ran" in text for text in steady.cautions(record))
+    assert any("another kernel ran" in text for text in steady_cpu.cautions(record))
 
 
-def test_falls_back_past_torch(steady: Court) -> None:
+def test_falls_back_past_torch(steady_cpu: MeasuringDevice) -> None:
     """Lie: it declares my_fused_kernel and calls numpy. Caught as wrong-kernel."""
-    record = steady.measure(liars_kernels.falls_back_to_numpy, case())
+    record = steady_cpu.measure(mislabelled_kernels.falls_back_to_numpy, case())
     assert record.status == "wrong-kernel"
 
 
 @pytest.mark.parametrize("direction", ["fwd", "bwd"])
-def test_flash_that_chose_math(steady: Court, monkeypatch: pytest.MonkeyPatch, direction: str) -> None:
+def test_flash_that_chose_math(steady_cpu: MeasuringDevice, monkeypatch: pytest.MonkeyPatch, direction: str) -> None:
     """Lie: SDPA is told flash and chooses math, its switches being stuck. Caught as wrong-kernel."""
     for name in ("math", "mem_efficient", "flash", "cudnn"):
         set_switch = getattr(torch.backends.cuda, f"enable_{name}_sdp")
         monkeypatch.setattr(torch.backends.cuda, f"enable_{name}_sdp", lambda _, s=set_switch, n=name: s(n == "math"))
-    record = steady.measure(Flash(), without_gqa(direction))
+    record = steady_cpu.measure(Flash(), without_gqa(direction))
     assert record.status == "wrong-kernel"
     assert "flash_attention_for_cpu" in str(record.reason)
     assert any("bmm" in name for name in record.kernels)
 
 
-def test_eager_that_is_fused(steady: Court) -> None:
+def test_eager_that_is_fused(steady_cpu: MeasuringDevice) -> None:
     """Lie: the baseline of all speedups is torch's fused attention. Caught as wrong-kernel."""
-    record = steady.measure(liars_kernels.SecretlyFused(), without_gqa())
+    record = steady_cpu.measure(mislabelled_kernels.SecretlyFused(), without_gqa())
     assert record.status == "wrong-kernel"
 
 
-def test_a_decoy_of_the_declared_name(steady: Court) -> None:
+def test_a_decoy_of_the_declared_name(steady_cpu: MeasuringDevice) -> None:
     """Lie: something of the declared name runs and does nothing; another does the work. Caught: it did no work."""
-    record = steady.measure(liars_kernels.decoy, case(seqlen=512))  # of whose time it takes half a percent
+    record = steady_cpu.measure(mislabelled_kernels.decoy, case(seqlen=512))  # of whose time it takes half a percent
     assert any("my_fused_kernel" in name for name in record.kernels), record.reason
-    assert steady.marks(record), "it passed for true"
+    assert steady_cpu.objections(record), "it passed for true"
 
 
 @pytest.mark.parametrize("dtype", ["bf16", "fp16"])
-def test_float32_in_a_half_precision_case(steady: Court, dtype: str) -> None:
+def test_float32_in_a_half_precision_case(steady_cpu: MeasuringDevice, dtype: str) -> None:
     """Lie: a half-precision case is cast to float32 and computed there. Caught as wrong-kernel by operand dtypes."""
-    record = steady.measure(liars_kernels.in_float32, case(dtype=dtype, seqlen=256))
-    assert steady.marks(record), "it passed for true"
+    record = steady_cpu.measure(mislabelled_kernels.in_float32, case(dtype=dtype, seqlen=256))
+    assert steady_cpu.objections(record), "it passed for true"
 
 
-@pytest.mark.parametrize("liar", [liars_kernels.WorksInCanonical, liars_kernels.FinishesInCanonical])
-def test_work_left_to_canonical(steady: Court, liar: Any) -> None:
+@pytest.mark.parametrize("kernel", [mislabelled_kernels.WorksInCanonical, mislabelled_kernels.FinishesInCanonical])
+def test_work_left_to_canonical(steady_cpu: MeasuringDevice, kernel: Any) -> None:
     """Lie: the launch returns a promise, or half the answer, and naming the results computes. Caught: wrong-kernel."""
-    record = steady.measure(liar(), case())
+    record = steady_cpu.measure(kernel(), case())
     assert record.status == "wrong-kernel"
 
 
@@ -99,10 +99,10 @@ def test_work_left_to_canonical(steady: Court, liar: Any) -> None:
 US = 1e-6
 
 
-def trace(*kernels: tuple[str, float, float], overrun: float = 0.0) -> Call:
+def trace(*kernels: tuple[str, float, float], overrun: float = 0.0) -> TracedCall:
     """(name, start, end) in microseconds, each on a stream of its own."""
     spans = tuple(Kernel(name, start * US, end * US, stream) for stream, (name, start, end) in enumerate(kernels))
-    return Call(spans, overrun * US)
+    return TracedCall(spans, overrun * US)
 
 
 NOTHING = trace()
@@ -141,35 +141,39 @@ FLASH, MATMUL = ("flash_fwd_kernel", 0.0, 100.0), ("cutlass_sgemm_128x64", 0.0, 
     ],
 )
 def test_what_a_trace_shows(
-    steady: Court, monkeypatch: pytest.MonkeyPatch, launched: Call, named: Call, says: str | None
+    steady_cpu: MeasuringDevice,
+    monkeypatch: pytest.MonkeyPatch,
+    launched: TracedCall,
+    named: TracedCall,
+    says: str | None,
 ) -> None:
     """Lies as their traces look, for samples of 103 us: each is judged wrong-kernel, with what was seen."""
-    bench = steady.bench
+    measurer = steady_cpu.measurer
 
     class Traced:
-        def calls(self, launches: Sequence[Callable[[], Any]], ready: Callable[[], Any]) -> list[Call]:
-            ready()
+        def calls(self, launches: Sequence[Callable[[], Any]], before_each_try: Callable[[], Any]) -> list[TracedCall]:
+            before_each_try()
             for launch in launches:
                 launch()
             return [launched, named]
 
-    monkeypatch.setattr(bench, "device", torch.device("cuda"))
-    monkeypatch.setattr(bench, "tracer", Traced())
+    monkeypatch.setattr(measurer, "device", torch.device("cuda"))
+    monkeypatch.setattr(measurer, "tracer", Traced())
     timing = Timing({"time": Measurement("s", (103 * US,) * 9)}, "events", "cold", [])
     prepared = Prepared(launch=lambda: "raw", canonical=lambda raw: {"out": raw})
     signature = Signature(("flash_fwd",), ("mem_efficient",))
-    shown = kernel_trace.prove(bench, case(dtype="bf16"), signature, prepared, timing, renew=list)
+    shown = kernel_trace.trace_launch(measurer, case(dtype="bf16"), signature, prepared, timing, renew=list)
     assert shown.result == "raw"
-    assert says in str(shown.complaint) if says else (shown.complaint, shown.note) == (None, None)
+    assert says in str(shown.problem) if says else (shown.problem, shown.note) == (None, None)
 
 
-def test_samples_slower_than_the_trace(steady: Court, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_samples_slower_than_the_trace(steady_cpu: MeasuringDevice, monkeypatch: pytest.MonkeyPatch) -> None:
     """Lie: all samples were of a kernel not warm yet. Caught by a note: the traced call was much faster."""
-    bench = steady.bench
-    monkeypatch.setattr(bench, "device", torch.device("cuda"))
-    monkeypatch.setattr(bench, "tracer", SimpleNamespace(calls=lambda _, ready: [trace(FLASH), NOTHING]))
+    measurer = steady_cpu.measurer
+    monkeypatch.setattr(measurer, "device", torch.device("cuda"))
+    monkeypatch.setattr(measurer, "tracer", SimpleNamespace(calls=lambda _, before_each_try: [trace(FLASH), NOTHING]))
     timing = Timing({"time": Measurement("s", (300 * US,) * 9)}, "events", "cold", [])
     prepared = Prepared(launch=lambda: "raw", canonical=lambda raw: {"out": raw})
-    shown = kernel_trace.prove(bench, case(dtype="bf16"), Signature(), prepared, timing, renew=list)
-    assert shown.complaint is None
+    shown = kernel_trace.trace_launch(measurer, case(dtype="bf16"), Signature(), prepared, timing, renew=list)
+    assert shown.problem is None
     assert "much slower than a later call" in str(shown.note)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from honest import probabilities, weigh
+from right_attention import probabilities, weigh
 from torch import Tensor
 
 from attnbench.backends.base import BackendBase, autograd_prepared
@@ -37,7 +37,7 @@ def shape(case: Case) -> tuple[int, int, int, int]:
     return (s.batch, s.nheads, s.seqlen_q, s.seqlen_k)
 
 
-def honest(q: Tensor, k: Tensor, v: Tensor, case: Case) -> Tensor:
+def torch_dropout(q: Tensor, k: Tensor, v: Tensor, case: Case) -> Tensor:
     return attend(q, k, v, case, torch.rand(shape(case)) >= case.dropout_p)
 
 
@@ -112,7 +112,7 @@ class _Forgetful(torch.autograd.Function):
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, case: Case, own: bool) -> Tensor:
         ctx.save_for_backward(q, k, v)
         ctx.case, ctx.own = case, own
-        return honest(q, k, v, case)
+        return torch_dropout(q, k, v, case)
 
     @staticmethod
     def backward(ctx: Any, dout: Tensor) -> Any:
@@ -122,7 +122,7 @@ class _Forgetful(torch.autograd.Function):
                 kept = torch.rand(shape(ctx.case), generator=torch.Generator().manual_seed(3)) >= ctx.case.dropout_p
                 out = attend(q, k, v, ctx.case, kept)
             else:
-                out = honest(q, k, v, ctx.case)
+                out = torch_dropout(q, k, v, ctx.case)
             return (*torch.autograd.grad(out, (q, k, v), dout), None, None)
 
 

@@ -48,7 +48,7 @@ class Clock:
 
 
 @dataclass
-class Court:
+class MeasuringDevice:
     """A worker, and what came out of it."""
 
     worker: Worker
@@ -60,12 +60,12 @@ class Court:
         self.environment = Environment(self.device, "3", "Linux", torch.__version__, "a CPU")
 
     @property
-    def bench(self) -> Any:
-        return self.worker.bench(self.device)
+    def measurer(self) -> Any:
+        return self.worker.measurer(self.device)
 
-    def measure(self, accused: Any, which: Case, policy: Policy | None = None) -> Record:
+    def measure(self, kernel: Any, which: Case, policy: Policy | None = None) -> Record:
         """The record of one job. `accused` is a backend or a function."""
-        self.worker.backend = accused if hasattr(accused, "prepare") else Function("own", accused)
+        self.worker.backend = kernel if hasattr(kernel, "prepare") else Function("own", kernel)
         return self.worker.run(Job(which, "own", 0, Forecast(1.0, 0.1, 0)), policy or self.policy, self.device)
 
     def run(self, record: Record, policy: Policy | None = None) -> Run:
@@ -77,6 +77,10 @@ class Court:
         (found,) = cells([self.run(record, policy)])
         return found
 
+    def value(self, record: Record, metric: str) -> float | None:
+        """Return one metric of a record, as the report shows it."""
+        return self.cell(record).value(metric)
+
     def cautions(self, record: Record, policy: Policy | None = None) -> list[str]:
         """What the report tells a reader to doubt."""
         run = self.run(record, policy)
@@ -86,18 +90,18 @@ class Court:
         """What the report tells a reader to know."""
         return [str(c) for c in facts(cells([self.run(record, policy)]))]
 
-    def marks(self, record: Record, policy: Policy | None = None) -> list[str]:
+    def objections(self, record: Record, policy: Policy | None = None) -> list[str]:
         """How it is caught: its status, or what the report says of it, noise aside; empty where it passes for true."""
         said = [*self.cautions(record, policy), *self.facts(record, policy)]
         status = [f"{record.status}: {record.reason}"] if record.status in ("wrong", "wrong-kernel", "failed") else []
         return status + [text for text in said if not text.startswith(NOISE)]
 
 
-def court(device: Device, clock: Clock | None = None) -> Iterator[Court]:
+def measuring_device(device: Device, clock: Clock | None = None) -> Iterator[MeasuringDevice]:
     """The body of a fixture; with a clock, on that instead of the host's."""
-    made = Court(Worker(), device)
+    made = MeasuringDevice(Worker(), device)
     if clock:
-        made.bench.timer.clock = clock
+        made.measurer.timer.clock = clock
     yield made
     gc.unfreeze()
 

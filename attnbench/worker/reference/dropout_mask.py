@@ -23,34 +23,34 @@ from typing import TYPE_CHECKING
 
 from attnbench.core.backend import MASK_LAUNCHES, Inputs, Prepared
 from attnbench.core.case import Case
-from attnbench.worker.reference.exact import visible
-from attnbench.worker.reference.sample import Sample, rows_of
+from attnbench.worker.reference.exact_attention import visible_keys
+from attnbench.worker.reference.row_sample import RowSample, rows_of
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
 LAUNCHES = MASK_LAUNCHES
-ONE = 256.0  # the value in a column: small probabilities stay above fp16's least
+PROBE_VALUE = 256.0  # the value in a column: small probabilities stay above fp16's least
 QUANTUM = 1 / 256  # of the share kept
 SIGMAS = 6.0
-LIKE = 0.5  # the correlation from which two masks are one
-ENOUGH = 60.0  # bits compared, times p (1 - p): chance comes to LIKE once in 10^14
-MOST = 512  # heads, or rows, that are compared with each other
-MOST_BITS = 2**24  # that are looked at
+SAME_CORRELATION = 0.5  # the correlation from which two masks are one
+MIN_INFORMATION = 60.0  # bits compared, times p (1 - p): chance comes to LIKE once in 10^14
+MAX_COMPARED = 512  # heads, or rows, that are compared with each other
+MAX_BITS = 2**24  # that are looked at
 
 
-class Masks:
+class MaskReader:
     """Of one prepared launch, as drawn from one state of torch's random numbers. `given`: what it reads."""
 
-    def __init__(self, case: Case, prepared: Prepared, given: Inputs, state: State) -> None:
+    def __init__(self, case: Case, prepared: Prepared, given: Inputs, state: RandomState) -> None:
         self.case = case
         self.prepared = prepared
         self.state = state
         name = "dout" if case.has_backward else "v"
         self._place = _in_order(prepared.reads.get(name, getattr(given, name)), getattr(given, name), name)
 
-    def draw(self, sample: Sample) -> Tensor:
+    def read(self, sample: RowSample) -> Tensor:
         """(pairs, count, group, seqlen_k) bool: what is kept in the sample's rows; as many launches as `parts`."""
         import torch
 
@@ -60,19 +60,19 @@ class Masks:
             pairs, count, s.nheads // s.nheads_k, s.seqlen_k, dtype=torch.bool, device=self._place.device
         )
         with self._probing():
-            for part in parts(self.case, sample):
+            for part in launch_parts(self.case, sample):
                 self.state.restore()
                 self._read(sample, part, kept)
         return kept
 
-    def draw_some(self, sample: Sample) -> tuple[Tensor, Tensor, Tensor]:
+    def read_repeats(self, sample: RowSample) -> tuple[Tensor, Tensor, Tensor]:
         """The best part of the mask, of the next call's, and of that from the same state again; of seen pairs."""
         import torch
 
         part = best_part(self.case, sample)
         s = self.case.shape
         shape = (*sample.rows.shape, s.nheads // s.nheads_k, s.seqlen_k)
-        seen = part_of(self.case, part, seen_by(self.case, sample))
+        seen = part_of(self.case, part, visible_in_sample(self.case, sample))
         drawn = []
         with self._probing():
             for again in (True, False, True):
@@ -83,7 +83,7 @@ class Masks:
                 drawn.append(part_of(self.case, part, kept)[seen])
         return drawn[0], drawn[1], drawn[2]
 
-    def probe(self, given: Inputs, sample: Sample) -> tuple[Inputs, Tensor, dict[str, Tensor]]:
+    def probe_launch(self, given: Inputs, sample: RowSample) -> tuple[Inputs, Tensor, dict[str, Tensor]]:
         """One such launch: its inputs, what it kept as far as it shows, and its results."""
         import torch
 
@@ -105,7 +105,7 @@ class Masks:
         finally:
             self._place.data.copy_(before)
 
-    def _read(self, sample: Sample, part: Tensor, kept: Tensor) -> dict[str, Tensor]:
+    def _read(self, sample: RowSample, part: Tensor, kept: Tensor) -> dict[str, Tensor]:
         """One launch, whose mask goes to `part` of `kept`; its results."""
         import torch
 
@@ -113,7 +113,7 @@ class Masks:
         group, columns = s.nheads // s.nheads_k, torch.arange(len(part), device=part.device)
         self._place.data.zero_()
         if not self.case.has_backward:
-            self._place.data[:, part, :, columns] = ONE
+            self._place.data[:, part, :, columns] = PROBE_VALUE
             results = dict(self.prepared.canonical(self.prepared.launch()))
             kept[..., part] = (
                 rows_of(self.case, results["out"], sample.batch, sample.head, sample.rows)[..., columns] != 0
@@ -122,14 +122,14 @@ class Masks:
         pairs, count = sample.rows.shape
         rows, member = sample.rows[:, part // group], part % group
         heads = sample.head[:, None] * group + member
-        self._place.data[sample.batch[:, None], rows, heads, columns.expand(pairs, -1)] = ONE
+        self._place.data[sample.batch[:, None], rows, heads, columns.expand(pairs, -1)] = PROBE_VALUE
         results = dict(self.prepared.canonical(self.prepared.launch()))
         found = results["dv"][sample.batch, :, sample.head][..., columns] != 0
         kept.view(pairs, count * group, s.seqlen_k)[:, part] = found.transpose(1, 2)
         return results
 
 
-class State:
+class RandomState:
     """Of torch's random numbers, on the host and on the device. `restore` is for launches that draw a mask.
 
     A backward alone draws none: if it did, it should not find the numbers that its forward had.
@@ -153,7 +153,7 @@ class State:
             torch.cuda.set_rng_state(self._on_device, self._device)
 
 
-def readable(case: Case, sample: Sample) -> Sample:
+def readable_sample(case: Case, sample: RowSample) -> RowSample:
     """The sample with as many of its rows as LAUNCHES launches show, from the first to the last."""
     import torch
 
@@ -166,7 +166,7 @@ def readable(case: Case, sample: Sample) -> Sample:
     return replace(sample, rows=sample.rows[:, chosen], all_rows=False)
 
 
-def parts(case: Case, sample: Sample) -> tuple[Tensor, ...]:
+def launch_parts(case: Case, sample: RowSample) -> tuple[Tensor, ...]:
     """What one launch shows each: keys of a forward; with a backward positions in count x group query rows."""
     import torch
 
@@ -176,10 +176,10 @@ def parts(case: Case, sample: Sample) -> tuple[Tensor, ...]:
     return found
 
 
-def best_part(case: Case, sample: Sample) -> Tensor:
+def best_part(case: Case, sample: RowSample) -> Tensor:
     """The one whose pairs are seen most."""
-    seen = seen_by(case, sample)
-    return max(parts(case, sample), key=lambda part: int(part_of(case, part, seen).sum()))
+    seen = visible_in_sample(case, sample)
+    return max(launch_parts(case, sample), key=lambda part: int(part_of(case, part, seen).sum()))
 
 
 def part_of(case: Case, part: Tensor, bits: Tensor) -> Tensor:
@@ -187,9 +187,9 @@ def part_of(case: Case, part: Tensor, bits: Tensor) -> Tensor:
     return bits.flatten(1, 2)[:, part] if case.has_backward else bits[..., part]
 
 
-def flaws(case: Case, seen: Tensor, kept: Tensor) -> tuple[str, ...]:
+def find_mask_flaws(case: Case, seen: Tensor, kept: Tensor) -> tuple[str, ...]:
     """What is wrong with a mask, in words; both (pairs, count, group, keys) bool, of pairs that a query sees."""
-    some = max(1, seen.numel() // MOST_BITS)
+    some = max(1, seen.numel() // MAX_BITS)
     rows = slice((seen.shape[1] - 1) % some, None, some)  # the last among them
     seen, kept = seen[:, rows], kept[:, rows]
     n = int(seen.sum())
@@ -211,15 +211,15 @@ def flaws(case: Case, seen: Tensor, kept: Tensor) -> tuple[str, ...]:
     return tuple(found)
 
 
-def same(case: Case, first: Tensor, second: Tensor) -> bool:
+def is_same_mask(case: Case, first: Tensor, second: Tensor) -> bool:
     """Whether (bits,) are so many that only one and the same mask gives them twice."""
-    return first.numel() * case.dropout_p * (1 - case.dropout_p) >= ENOUGH and bool((first == second).all())
+    return first.numel() * case.dropout_p * (1 - case.dropout_p) >= MIN_INFORMATION and bool((first == second).all())
 
 
-def seen_by(case: Case, sample: Sample) -> Tensor:
+def visible_in_sample(case: Case, sample: RowSample) -> Tensor:
     """(pairs, count, group, seqlen_k) bool: which keys the rows see, a view."""
     s = case.shape
-    seen = visible(case, sample.rows)[:, :, None]
+    seen = visible_keys(case, sample.rows)[:, :, None]
     return seen.expand(-1, -1, s.nheads // s.nheads_k, -1)
 
 
@@ -227,7 +227,7 @@ def _heads_alike(seen: Tensor, centred: Tensor, variance: float) -> bool:
     """Of the heads that have the same rows: all where all do, else each head's last."""
     same_rows = bool((seen == seen[:1]).all())
     last = slice(None) if same_rows else slice(-1, None)
-    heads = centred[:, last].transpose(1, 2).flatten(0, 1).flatten(1)[:MOST]
+    heads = centred[:, last].transpose(1, 2).flatten(0, 1).flatten(1)[:MAX_COMPARED]
     return _alike(heads @ heads.T, int(seen[0, last, 0].sum()), variance)
 
 
@@ -235,19 +235,21 @@ def _rows_alike(seen: Tensor, centred: Tensor, variance: float) -> bool:
     """Of some rows, in all heads that have them."""
     same_rows = bool((seen == seen[:1]).all())
     for heads in (slice(None),) if same_rows else (slice(0, 1), slice(-1, None)):
-        rows, both = (t[heads, :MOST].float().transpose(0, 1).flatten(1) for t in (centred, seen))
+        rows, both = (t[heads, :MAX_COMPARED].float().transpose(0, 1).flatten(1) for t in (centred, seen))
         if _alike(rows @ rows.T, both @ both.T, variance):
             return True
     return False
 
 
-def _alike(products: Tensor, n: Tensor | int, variance: float) -> bool:
+def _alike(compare_checksums: Tensor, n: Tensor | int, variance: float) -> bool:
     """Whether two of these are one mask; `n` are the bits that each two have in common."""
     import torch
 
-    enough = torch.as_tensor(n, device=products.device).expand_as(products) * variance >= ENOUGH
-    enough = enough & ~torch.eye(len(products), dtype=torch.bool, device=products.device)
-    return bool((enough & (products > LIKE * variance * n)).any())
+    enough = (
+        torch.as_tensor(n, device=compare_checksums.device).expand_as(compare_checksums) * variance >= MIN_INFORMATION
+    )
+    enough = enough & ~torch.eye(len(compare_checksums), dtype=torch.bool, device=compare_checksums.device)
+    return bool((enough & (compare_checksums > SAME_CORRELATION * variance * n)).any())
 
 
 def _repeats(seen: Tensor, centred: Tensor, variance: float) -> int:
@@ -263,8 +265,8 @@ def _repeats(seen: Tensor, centred: Tensor, variance: float) -> int:
         sums: Tensor = torch.fft.irfft(spectrum.abs().square().sum(0), n=size)
         return sums[:keys]
 
-    products, n = along(centred), along(seen)
-    alike = (n * variance >= ENOUGH) & (products > LIKE * variance * n)
+    compare_checksums, n = along(centred), along(seen)
+    alike = (n * variance >= MIN_INFORMATION) & (compare_checksums > SAME_CORRELATION * variance * n)
     alike[0] = False
     return int(alike.int().argmax()) if bool(alike.any()) else 0
 

@@ -16,8 +16,8 @@ from typing import Any, Literal
 
 from attnbench.core import stats
 from attnbench.core.policy import Policy
-from attnbench.worker.measure.sampling import Pacer, collect, nothing, pause
-from attnbench.worker.measure_cell import Bench
+from attnbench.worker.measure.sampling import Pacer, collect_samples, do_nothing, pause
+from attnbench.worker.measure_cell import CellMeasurer
 
 TURNS, BURSTS, REST = 5, 4, 0.05  # REST in seconds
 SHORTEST = 0.5e-3  # seconds; below, the peers differ by the launch gap that events contain
@@ -25,7 +25,7 @@ Launch = Callable[[], Any]
 
 
 @dataclass(frozen=True)
-class Peer:
+class PeerTimer:
     """Another's way to time a launch, in seconds."""
 
     read: Callable[[Launch], float]
@@ -52,21 +52,25 @@ def _flashinfer(launch: Launch) -> float:
     return stats.median([float(ms) for ms in bench_gpu_time(launch, dry_run_time_ms=1, repeat_time_ms=10)]) / 1e3
 
 
-PEERS: Mapping[str, Peer] = {
-    "do_bench": Peer(partial(_do_bench, warmup=1, rep=10, return_mode="median"), "triton"),
+PEER_TIMERS: Mapping[str, PeerTimer] = {
+    "do_bench": PeerTimer(partial(_do_bench, warmup=1, rep=10, return_mode="median"), "triton"),
     # the arguments of flash-attention's benchmarks/benchmark_attn.py, which serves FA2, FA3 and FA4
-    "benchmark_attn.py": Peer(partial(_do_bench, warmup=5, rep=10), "triton", "fa[234]"),
-    "flash_attn.utils.benchmark": Peer(_flash_attn, "flash_attn.utils.benchmark", "fa2", l2="warm"),
-    "flashinfer.testing": Peer(_flashinfer, "flashinfer.testing", "flashinfer*"),
+    "benchmark_attn.py": PeerTimer(partial(_do_bench, warmup=5, rep=10), "triton", "fa[234]"),
+    "flash_attn.utils.benchmark": PeerTimer(_flash_attn, "flash_attn.utils.benchmark", "fa2", l2="warm"),
+    "flashinfer.testing": PeerTimer(_flashinfer, "flashinfer.testing", "flashinfer*"),
 }
 
 
-def peers(backend: str) -> dict[str, Peer]:
+def peer_timers_for(backend: str) -> dict[str, PeerTimer]:
     """Those that can be called here and are meant for this backend."""
-    return {name: p for name, p in PEERS.items() if fnmatch.fnmatchcase(backend, p.backends) and _there(p.module)}
+    return {
+        name: p
+        for name, p in PEER_TIMERS.items()
+        if fnmatch.fnmatchcase(backend, p.backends) and _is_installed(p.module)
+    }
 
 
-def _there(module: str) -> bool:
+def _is_installed(module: str) -> bool:
     try:
         return importlib.util.find_spec(module) is not None
     except ImportError:
@@ -74,7 +78,7 @@ def _there(module: str) -> bool:
 
 
 @dataclass(frozen=True)
-class Compared:
+class TimerComparison:
     """Medians over turns."""
 
     latency: float  # seconds, by attnbench
@@ -84,16 +88,16 @@ class Compared:
     cycles: float  # the same in cycles
 
 
-def compared(bench: Bench, launch: Launch, policy: Policy, peer: Peer) -> Compared | None:
+def compare_timers(measurer: CellMeasurer, launch: Launch, policy: Policy, peer: PeerTimer) -> TimerComparison | None:
     """None for what is too short to compare."""
-    events = bench.events
+    events = measurer.events
     assert events is not None
-    events.before = bench.flush if peer.l2 == "cold" else nothing
+    events.before = measurer.flush if peer.l2 == "cold" else do_nothing
 
     def ours() -> tuple[float, float]:
         events.reset()
         pacer = Pacer(events.clocks, events.best_clock, policy.burst_s)
-        found = stats.median(collect(partial(events.samples, launch), policy, pace=pacer))
+        found = stats.median(collect_samples(partial(events.samples, launch), policy, pacer=pacer))
         return found, stats.median(events.clocks)
 
     def theirs() -> tuple[float, float]:
@@ -115,8 +119,8 @@ def compared(bench: Bench, launch: Launch, policy: Policy, peer: Peer) -> Compar
                 other, mine = theirs(), ours()
             found.append((*mine, *other))
     finally:
-        events.before = bench.flush
-    return Compared(
+        events.before = measurer.flush
+    return TimerComparison(
         latency=stats.median([own for own, _, _, _ in found]),
         clock=stats.median([hz for _, hz, _, _ in found]),
         peer_clock=stats.median([hz for _, _, _, hz in found]),

@@ -10,9 +10,16 @@ import pytest
 import torch
 from simulated_gpu import Gpu
 
-from attnbench.worker.measure import graph
-from attnbench.worker.measure.graph import MAX_COPIES, MAX_LAUNCHES, SECONDS, GraphTimer, NotCapturable, copies
-from attnbench.worker.measure.sampling import nothing
+from attnbench.worker.measure import cuda_graph
+from attnbench.worker.measure.cuda_graph import (
+    MAX_COPIES,
+    MAX_LAUNCHES,
+    MIN_SECONDS,
+    GraphTimer,
+    NotCapturable,
+    copies_needed,
+)
+from attnbench.worker.measure.sampling import do_nothing
 
 L2 = 50 * 2**20
 
@@ -21,25 +28,25 @@ L2 = 50 * 2**20
     ("nbytes", "count"), [(2**40, 2), (2 * L2, 2), (2 * L2 - 1, 3), (L2, 3), (L2 // 4, 9), (L2 // 4 + 1, 9)]
 )
 def test_copies(nbytes: int, count: int) -> None:
-    assert copies(nbytes, L2) == count
+    assert copies_needed(nbytes, L2) == count
 
 
 @pytest.mark.parametrize("nbytes", [2**18, 10**6, 2**20 + 1, L2, 3 * L2])
 def test_what_runs_between_two_turns_of_a_copy_exceeds_twice_l2(nbytes: int) -> None:
-    count = copies(nbytes, L2)
+    count = copies_needed(nbytes, L2)
     assert (count - 1) * nbytes >= 2 * L2 > (count - 2) * nbytes
 
 
 def test_too_many_copies_are_refused() -> None:
     fits = 2 * L2 // (MAX_COPIES - 1) + 1
-    assert copies(fits, L2) == MAX_COPIES
+    assert copies_needed(fits, L2) == MAX_COPIES
     for nbytes in (fits - 1, 1, 0):
         with pytest.raises(NotCapturable, match=rf"cold only with \d+ copies of its operands, over {MAX_COPIES}"):
-            copies(nbytes, L2)
+            copies_needed(nbytes, L2)
 
 
 def test_without_an_l2_one_copy_is_enough() -> None:
-    assert copies(1, 0) == 1
+    assert copies_needed(1, 0) == 1
 
 
 class Graph:
@@ -141,7 +148,7 @@ def timer(gpu: Capturing, launches: Sequence[Callable[[], Any]], estimate: float
 
 def test_a_sample_is_one_launch_of_many(gpu: Capturing) -> None:
     made = timer(gpu, [gpu.launch(5e-6)], 5e-6)
-    assert made.launches == round(SECONDS / 5e-6) == 400
+    assert made.launches == round(MIN_SECONDS / 5e-6) == 400
     assert made.samples(1) == [pytest.approx(5e-6)]
     assert made.samples(3 * 400 + 1) == [pytest.approx(5e-6)] * 3
 
@@ -164,7 +171,7 @@ def test_nothing_comes_before_a_replay_and_the_events_have_theirs_back(gpu: Capt
     events: Any = made._events
     flush = events.before
     made.samples(10)
-    assert set(events.befores) == {nothing}
+    assert set(events.befores) == {do_nothing}
     assert events.before is flush
 
 
@@ -201,9 +208,9 @@ def test_copies_that_do_not_fit_say_so(gpu: Capturing) -> None:
 
 @pytest.mark.usefixtures("gpu")
 def test_memory_is_looked_at_before() -> None:
-    graph.check_memory(int(0.89 * 2**30))
+    cuda_graph.check_memory(int(0.89 * 2**30))
     with pytest.raises(NotCapturable, match=r"need 2\.0 GiB, 1\.0 GiB free") as found:
-        graph.check_memory(2**31)
+        cuda_graph.check_memory(2**31)
     assert not found.value.broken
 
 

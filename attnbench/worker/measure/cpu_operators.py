@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from attnbench.worker.measure.profiler_session import recorded, session
+from attnbench.worker.measure.profiler_session import recorded_events, session
 
-PRODUCTS = ("aten::mm", "aten::bmm", "aten::addmm", "aten::baddbmm")
+MATRIX_PRODUCTS = ("aten::mm", "aten::bmm", "aten::addmm", "aten::baddbmm")
 
 
 class Operator(NamedTuple):
@@ -21,20 +21,20 @@ class Operator(NamedTuple):
     end: float
 
 
-def operators(launch: Callable[[], Any]) -> list[str]:
+def operator_names(launch: Callable[[], Any]) -> list[str]:
     """Names of torch's operators in one call, in order; what runs outside torch is not seen."""
-    return [operator.name for operator in traced(launch)]
+    return [operator.name for operator in trace_operators(launch)]
 
 
-def traced(launch: Callable[[], Any]) -> list[Operator]:
+def trace_operators(launch: Callable[[], Any]) -> list[Operator]:
     """The same with their times."""
     with session(shapes=True) as profiler:
         launch()
-    events = sorted(recorded(profiler), key=lambda e: int(e.start_ns()))
+    events = sorted(recorded_events(profiler), key=lambda e: int(e.start_ns()))
     return [Operator(_named(e), e.start_ns() / 1e9, e.end_ns() / 1e9) for e in events if "::" in e.name()]
 
 
 def _named(event: Any) -> str:
     name = str(event.name())
-    dtypes = [d for d in event.dtypes() if d] if name in PRODUCTS else []
+    dtypes = [d for d in event.dtypes() if d] if name in MATRIX_PRODUCTS else []
     return f"{name}<{dtypes[0]}>" if dtypes else name

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from harness import CPU, Clock, Court, court, switches
+from measuring_device import CPU, Clock, MeasuringDevice, measuring_device, switches
 
 
 @pytest.fixture(autouse=True)
@@ -15,12 +15,12 @@ def _switches() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def steady() -> Iterator[Court]:
+def steady_cpu() -> Iterator[MeasuringDevice]:
     """The CPU on a clock by which every call takes the same: whatever the report doubts is not noise."""
-    yield from court(CPU, Clock())
+    yield from measuring_device(CPU, Clock())
 
 
 @pytest.fixture(scope="module")
-def cpu() -> Iterator[Court]:
+def cpu() -> Iterator[MeasuringDevice]:
     """The CPU on the host's clock."""
-    yield from court(CPU)
+    yield from measuring_device(CPU)

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from honest import Attention, attention, probabilities, weigh
+from right_attention import Attention, attention, probabilities, weigh
 from torch import Tensor
 
 from attnbench.backends.base import BackendBase, autograd_prepared
@@ -25,21 +25,21 @@ class Remembers:
     Where a gradient is asked for, that one is computed, and the output comes from memory.
     """
 
-    def __init__(self, key: Callable[[Tensor], Any], *, clone: bool = False, honest: Attention = attention) -> None:
+    def __init__(self, key: Callable[[Tensor], Any], *, clone: bool = False, right: Attention = attention) -> None:
         self.key = key
         self.clone = clone
-        self.honest = honest
+        self.right = right
         self.memory: dict[Any, Tensor] = {}
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
         key = tuple(self.key(t) for t in (q, k, v))
         if key not in self.memory:
             with torch.no_grad():
-                self.memory[key] = self.honest(q, k, v, **options)
+                self.memory[key] = self.right(q, k, v, **options)
         found = self.memory[key].clone() if self.clone else self.memory[key]
         if not q.requires_grad:
             return found
-        out = self.honest(q, k, v, **options)
+        out = self.right(q, k, v, **options)
         return out + (found - out.detach())
 
 
@@ -151,9 +151,9 @@ class EveryFourth:
 class NextCall:
     """Leaves the second half of the batch to the start of the next call; its first one may be whole."""
 
-    def __init__(self, *, first_whole: bool, honest: Attention = attention) -> None:
+    def __init__(self, *, first_whole: bool, right: Attention = attention) -> None:
         self.first_whole = first_whole
-        self.honest = honest
+        self.right = right
         self.left: list[Callable[[], Any]] = []
         self.calls = 0
 
@@ -164,7 +164,7 @@ class NextCall:
         out, half = torch.empty_like(q), q.shape[0] // 2
 
         def fill(at: slice) -> None:
-            out[at] = self.honest(q[at], k[at], v[at], **options)
+            out[at] = self.right(q[at], k[at], v[at], **options)
 
         fill(slice(0, half))
         rest = functools.partial(fill, slice(half, None))
@@ -179,24 +179,24 @@ class LaterInThread:
     """Returns at once; a Python thread computes after `delay` seconds. The answer returned is memory that is not
     written yet or, with `buffer`, an earlier one."""
 
-    def __init__(self, delay: float, *, buffer: bool, honest: Attention = attention) -> None:
+    def __init__(self, delay: float, *, buffer: bool, right: Attention = attention) -> None:
         self.delay = delay
         self.buffer = buffer
-        self.honest = honest
+        self.right = right
         self.out: Tensor | None = None
         self.pending: threading.Thread | None = None
         self.kept: list[Tensor] = []  # or the memory becomes another tensor's while the thread writes to it
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
         if self.buffer and self.out is None:
-            self.out = self.honest(q, k, v, **options).clone()
+            self.out = self.right(q, k, v, **options).clone()
             return self.out
         out = self.out if self.out is not None else torch.empty_like(q)
         self.kept = [*self.kept[-64:], out]
 
         def work() -> None:
             time.sleep(self.delay)
-            out.copy_(self.honest(q, k, v, **options))
+            out.copy_(self.right(q, k, v, **options))
 
         if self.pending is None or not self.pending.is_alive():
             self.pending = threading.Thread(target=work, daemon=True)

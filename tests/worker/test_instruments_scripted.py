@@ -8,16 +8,16 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from played_gpu import QUICK, Events, Gpu, subject, values
+from scripted_instruments import QUICK, Events, Gpu, timed_launch, values
 
 from attnbench.core.backend import Unsupported
 from attnbench.core.policy import SHORT
 from attnbench.worker import instruments as module
 from attnbench.worker.instruments import FEW, FEW_TURNS, SHORT_TRACES, TURNS
-from attnbench.worker.measure import graph, sampling
-from attnbench.worker.measure.energy import Sustained
-from attnbench.worker.measure.graph import NotCapturable
-from attnbench.worker.measure.sampling import nothing
+from attnbench.worker.measure import cuda_graph, sampling
+from attnbench.worker.measure.cuda_graph import NotCapturable
+from attnbench.worker.measure.energy import SustainedRun
+from attnbench.worker.measure.sampling import do_nothing
 
 
 @pytest.fixture
@@ -45,7 +45,7 @@ def graphs(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
             self.closed = True
 
     monkeypatch.setattr(module, "GraphTimer", Graph)
-    monkeypatch.setattr(graph, "check_memory", lambda nbytes: None)
+    monkeypatch.setattr(cuda_graph, "check_memory", lambda nbytes: None)
     return made
 
 
@@ -56,7 +56,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Gpu:
 
 
 def test_events_are_the_default(gpu: Gpu) -> None:
-    took = gpu.time(subject(), QUICK)
+    took = gpu.time(timed_launch(), QUICK)
     assert (took.timer, took.l2, took.host_bound) == ("events", "cold", False)
     assert set(values(took, "time")) == {1e-3}
     assert set(values(took, "enqueue")) == {7e-6}
@@ -67,9 +67,9 @@ def test_events_are_the_default(gpu: Gpu) -> None:
 
 @pytest.mark.parametrize("l2", ["cold", "warm"])
 def test_every_instrument_gets_the_same_before(gpu: Gpu, l2: Any) -> None:
-    took = gpu.time(subject(), replace(QUICK, l2=l2))
+    took = gpu.time(timed_launch(), replace(QUICK, l2=l2))
     assert took.l2 == l2
-    wanted = gpu.flush if l2 == "cold" else nothing
+    wanted = gpu.flush if l2 == "cold" else do_nothing
     assert gpu.played.before is wanted
     assert gpu.tracer is not None
     assert gpu.tracer.before is wanted
@@ -77,17 +77,17 @@ def test_every_instrument_gets_the_same_before(gpu: Gpu, l2: Any) -> None:
 
 def test_what_is_short_is_traced_too(gpu: Gpu) -> None:
     gpu.played.seconds = 0.9 * SHORT
-    took = gpu.time(subject(), QUICK)
+    took = gpu.time(timed_launch(), QUICK)
     assert values(took, "span") == pytest.approx([1.01 * 0.9 * SHORT - 2e-6] * SHORT_TRACES * QUICK.min_samples)
     assert values(took, "span_events") == pytest.approx([1.01 * 0.9 * SHORT] * SHORT_TRACES * QUICK.min_samples)
     gpu.tracer = None
-    assert "span" not in gpu.time(subject(), QUICK).measurements
+    assert "span" not in gpu.time(timed_launch(), QUICK).measurements
 
 
 def test_a_trace_that_fails_beside_the_samples_costs_the_spans_only(gpu: Gpu) -> None:
     gpu.played.seconds = 0.9 * SHORT
     gpu.tracer.lost = True  # type: ignore[union-attr]
-    took = gpu.time(subject(), QUICK)
+    took = gpu.time(timed_launch(), QUICK)
     assert values(took, "time")
     assert "span" not in took.measurements
     assert any("1 of 2 markers" in note for note in took.notes)
@@ -102,7 +102,7 @@ def test_a_graph_has_the_clock_of_its_replays(gpu: Gpu, graphs: list[Any]) -> No
         gpu.played.slow_host = True
         gpu.played.hz = 1.5e9 if len(launches) > 3 else 1.97e9  # after the estimate
 
-    took = gpu.time(subject(launch), replace(QUICK, timer="graph"))
+    took = gpu.time(timed_launch(launch), replace(QUICK, timer="graph"))
     assert took.timer == "graph"
     assert set(values(took, "time")) == {1e-3 - 3e-6}
     assert len(values(took, "enqueue")) == 10
@@ -115,14 +115,14 @@ def test_a_graph_of_a_cold_cell_takes_turns_over_copies_and_one_of_a_warm_cell_d
     gpu: Gpu, graphs: list[Any]
 ) -> None:
     nbytes = 2 * gpu.l2_bytes // 4
-    gpu.time(subject(nbytes=nbytes), replace(QUICK, timer="graph"))
-    gpu.time(subject(nbytes=nbytes), replace(QUICK, timer="graph", l2="warm"))
-    assert [made.copies for made in graphs] == [graph.copies(nbytes, gpu.l2_bytes), 1] == [5, 1]
+    gpu.time(timed_launch(nbytes=nbytes), replace(QUICK, timer="graph"))
+    gpu.time(timed_launch(nbytes=nbytes), replace(QUICK, timer="graph", l2="warm"))
+    assert [made.copies for made in graphs] == [cuda_graph.copies_needed(nbytes, gpu.l2_bytes), 1] == [5, 1]
     assert all(made.closed for made in graphs)
 
 
 def test_traces_have_the_clock_at_the_end_of_each(gpu: Gpu) -> None:
-    took = gpu.time(subject(), replace(QUICK, timer="cupti"))
+    took = gpu.time(timed_launch(), replace(QUICK, timer="cupti"))
     assert took.timer == "cupti"
     assert set(values(took, "time")) == {1.01e-3 - 2e-6}
     assert len(values(took, "clock_held")) >= gpu.played.log.count("cupti") >= sampling.MIN_BURSTS
@@ -132,23 +132,23 @@ def test_traces_have_the_clock_at_the_end_of_each(gpu: Gpu) -> None:
 def test_an_instrument_that_cannot_be_used_is_said(gpu: Gpu, graphs: list[Any]) -> None:
     gpu.tracer.lost = True  # type: ignore[union-attr]
     with pytest.raises(Unsupported, match="--timer cupti: the profiler saw 1 of 2 markers"):
-        gpu.time(subject(), replace(QUICK, timer="cupti"))
+        gpu.time(timed_launch(), replace(QUICK, timer="cupti"))
     gpu.tracer = None
     with pytest.raises(Unsupported, match="the profiler sees no kernels here"):
-        gpu.time(subject(), replace(QUICK, timer="cupti"))
+        gpu.time(timed_launch(), replace(QUICK, timer="cupti"))
     with pytest.raises(Unsupported, match="--timer graph: L2 is cold only with"):
-        gpu.time(subject(nbytes=1), replace(QUICK, timer="graph"))
+        gpu.time(timed_launch(nbytes=1), replace(QUICK, timer="graph"))
     assert not gpu.broken
     graphs.append(NotCapturable("it cannot be captured", broken=True))
     with pytest.raises(Unsupported, match="--timer graph: it cannot be captured"):
-        gpu.time(subject(), replace(QUICK, timer="graph"))
+        gpu.time(timed_launch(), replace(QUICK, timer="graph"))
     assert gpu.broken
 
 
 def test_turns_give_each_instrument_one_reading_a_turn_and_the_first_place_in_its_time(
     gpu: Gpu, graphs: list[Any]
 ) -> None:
-    readings, notes = gpu.turns(subject(), QUICK)
+    readings, notes = gpu.turns(timed_launch(), QUICK)
     assert notes == []
     assert {name: (m.unit, len(m.values)) for name, m in readings.items()} == {
         "turns_events": ("s", TURNS),
@@ -171,19 +171,19 @@ def test_turns_give_each_instrument_one_reading_a_turn_and_the_first_place_in_it
 
 def test_turns_of_long_calls_are_few(gpu: Gpu, graphs: list[Any]) -> None:
     gpu.played.seconds = 1.1 * FEW
-    readings, _ = gpu.turns(subject(), QUICK)
+    readings, _ = gpu.turns(timed_launch(), QUICK)
     assert {len(m.values) for m in readings.values()} == {FEW_TURNS}
     assert graphs[0].closed
 
 
 def test_turns_go_on_without_an_instrument_and_say_which(gpu: Gpu, graphs: list[Any]) -> None:
     gpu.tracer.lost = True  # type: ignore[union-attr]
-    readings, notes = gpu.turns(subject(), QUICK)
+    readings, notes = gpu.turns(timed_launch(), QUICK)
     assert set(readings) == {"turns_events", "turns_graph"}
     assert notes == ["cross-check: the profiler saw 1 of 2 markers"]
     gpu.tracer = None
     graphs.insert(0, NotCapturable("it cannot be captured in a CUDA graph: item()"))
-    readings, notes = gpu.turns(subject(), QUICK)
+    readings, notes = gpu.turns(timed_launch(), QUICK)
     assert set(readings) == {"turns_events"}
     assert notes == [
         "cross-check: the profiler sees no kernels here (CUPTI)",
@@ -194,10 +194,10 @@ def test_turns_go_on_without_an_instrument_and_say_which(gpu: Gpu, graphs: list[
 @pytest.mark.parametrize(
     ("result", "names", "notes"),
     [
-        (Sustained((1.1e-3,), 650.0, 0.01, True), {"sustained", "sustained_power", "sustained_power_error"}, []),
-        (Sustained((1.1e-3,), None, None, True), {"sustained"}, ["energy counter did not move"]),
+        (SustainedRun((1.1e-3,), 650.0, 0.01, True), {"sustained", "sustained_power", "sustained_power_error"}, []),
+        (SustainedRun((1.1e-3,), None, None, True), {"sustained"}, ["energy counter did not move"]),
         (
-            Sustained((1.1e-3,), 650.0, 0.01, False),
+            SustainedRun((1.1e-3,), 650.0, 0.01, False),
             {"sustained", "sustained_power", "sustained_power_error"},
             ["not steady within 7 s"],
         ),
@@ -207,19 +207,21 @@ def test_a_sustained_run_is_asked_for(
     gpu: Gpu,
     clock: SimpleNamespace,
     monkeypatch: pytest.MonkeyPatch,
-    result: Sustained,
+    result: SustainedRun,
     names: set[str],
     notes: list[str],
 ) -> None:
     asked: list[tuple[float, float]] = []
-    monkeypatch.setattr(module, "sustained", lambda _, estimate, limit, __: asked.append((estimate, limit)) or result)
-    took = gpu.time(subject(), replace(QUICK, sustained_s=7.0))
+    monkeypatch.setattr(
+        module, "run_sustained", lambda _, estimate, limit, __: asked.append((estimate, limit)) or result
+    )
+    took = gpu.time(timed_launch(), replace(QUICK, sustained_s=7.0))
     assert asked == [(1e-3, 7.0)]
     assert {name for name in took.measurements if name.startswith("sustained")} == names
     assert len(took.notes) == len(notes)
     assert all(words in note for words, note in zip(notes, took.notes, strict=True))
     assert clock.now > 1000.0  # and the machine cools down before the next cell
-    gpu.time(subject(), QUICK)
+    gpu.time(timed_launch(), QUICK)
     assert len(asked) == 1
 
 
@@ -248,15 +250,15 @@ def test_cooling_down_waits_for_power_clock_and_limits(
 
 
 def test_power_is_isolated_before_a_cell_where_that_is_asked_for(gpu: Gpu, clock: SimpleNamespace) -> None:
-    gpu.time(subject(), QUICK)
+    gpu.time(timed_launch(), QUICK)
     assert clock.now == 1000.0
-    gpu.time(subject(), replace(QUICK, isolate_power=True))
+    gpu.time(timed_launch(), replace(QUICK, isolate_power=True))
     assert clock.now == pytest.approx(1000.0 + module.COOL_READINGS * 0.05)
 
 
 def test_a_machine_that_does_not_cool_down_is_noted(gpu: Gpu, clock: SimpleNamespace) -> None:
     gpu.state.limits = lambda: ("thermal",)  # type: ignore[union-attr, method-assign, assignment]
-    took = gpu.time(subject(), replace(QUICK, isolate_power=True))
+    took = gpu.time(timed_launch(), replace(QUICK, isolate_power=True))
     assert any("not back within 30 s" in note for note in took.notes)
     assert clock.now >= 1030
-    assert gpu.time(subject(), QUICK).notes == []
+    assert gpu.time(timed_launch(), QUICK).notes == []

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from honest import Attention, attention, fused
+from right_attention import Attention, attention, fused
 from torch import Tensor
 
 from attnbench.backends.base import BackendBase, autograd_prepared
@@ -21,9 +21,9 @@ from attnbench.core.case import Case
 class SlowAtFirst:
     """The first ten calls take `delay` seconds more, by sleeping; or on a GPU, by spinning."""
 
-    def __init__(self, delay: float, honest: Attention = attention) -> None:
+    def __init__(self, delay: float, right: Attention = attention) -> None:
         self.delay = delay
-        self.honest = honest
+        self.right = right
         self.calls = 0
         self.later: list[float] = []  # seconds on the host of each call after the tenth
 
@@ -34,7 +34,7 @@ class SlowAtFirst:
             torch.cuda._sleep(int(self.delay * 1.9e9))
         elif self.calls <= 10:
             time.sleep(self.delay)
-        out = self.honest(q, k, v, **options)
+        out = self.right(q, k, v, **options)
         if self.calls > 10:
             self.later.append(time.perf_counter() - began)
         return out
@@ -84,9 +84,9 @@ class HidesWorkspace(BackendBase):
 class OutsideTorch:
     """Takes memory past torch's allocator: by cudaMalloc, or from numpy, and holds it."""
 
-    def __init__(self, nbytes: int, honest: Attention = attention) -> None:
+    def __init__(self, nbytes: int, right: Attention = attention) -> None:
         self.nbytes = nbytes
-        self.honest = honest
+        self.right = right
         self.block: Any = None
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
@@ -96,7 +96,7 @@ class OutsideTorch:
         if not q.is_cuda:
             block = b"1" * self.nbytes  # written, so that it is there
             del block
-        return self.honest(q, k, v, **options)
+        return self.right(q, k, v, **options)
 
     def free(self) -> None:
         if self.block is not None:
