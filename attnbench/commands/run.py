@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from attnbench.commands import options
-from attnbench.commands.shared import live, put
+from attnbench.commands import options, output
+from attnbench.commands.shared import live
 from attnbench.core.errors import EXIT_INTERRUPTED, EXIT_TERMINATED
 
 if TYPE_CHECKING:
@@ -85,6 +85,8 @@ def run(
     dry_run: Annotated[
         bool, files("--dry-run", metavar="", help="Show the plan and its forecast; measure and write nothing.")
     ] = False,
+    format: output.Format = None,
+    html: output.Html = None,
     json: Annotated[bool, files("--json", metavar="", help="The results (or the plan) as JSON on stdout.")] = False,
 ) -> None:
     """Measure every attention implementation that works here, over your shapes; save the figures and show them.
@@ -99,9 +101,8 @@ def run(
     Exit code 0: done; 1: nothing could be measured; 2: bad input; 130: interrupted (--resume goes on).
     """
     axes = options.axes(locals())
-    from rich.console import Console
-
-    from attnbench.report.progress.run_progress import Live
+    wanted = output.outputs(format, html, json)
+    from attnbench.report.progress.run_progress import RunProgress
     from attnbench.run import run_suite as runs
     from attnbench.run.suite import parse_options
 
@@ -127,33 +128,32 @@ def run(
         peak=tuple(peak or ()),
         argv=tuple(sys.argv[1:]),
     )
-    with live(Live, "anything was measured") as watcher:
+    with live(RunProgress, "anything was measured") as watcher:
         outcome = runs.run_suite(request, watcher)
-    console = Console(highlight=False)
     if dry_run:
         from attnbench.analysis.summary import planned
 
-        print(planned.json_text(outcome.run)) if json else planned.render(console, outcome.run)
-        return
-    if json:
-        from attnbench.report.export import flat_rows
+        raise typer.Exit(output.write(planned.document(outcome.run), wanted))
+    from rich.console import Console
 
-        put(flat_rows.json_text([outcome.run]))
-        console = Console(stderr=True, highlight=False)
-    else:
-        from attnbench.analysis.summary.contents import contents
-        from attnbench.report import terminal
+    from attnbench.analysis.summary.document import complete, document
+    from attnbench.results.cells import cells as cells_of
 
+    cells, formats = cells_of([outcome.run]), {name for name, _ in wanted}
+    printed = next(name for name, file in wanted if not file)
+    console = Console(stderr=printed != "table", highlight=False)
+    if printed == "table":
         console.print()
-        terminal.render(console, contents([outcome.run]))
+    shown = complete(document(cells, [outcome.run]), formats, cells, [outcome.run], [outcome.path or Path("run.jsonl")])
+    unwritten = output.write(shown, wanted)
     _epilogue(console, outcome)
-    raise typer.Exit(outcome.exit_code)
+    raise typer.Exit(outcome.exit_code or unwritten)
 
 
 def _epilogue(console: Console, outcome: Outcome) -> None:
     """Forecast against actual, where the files are, and how to go on."""
     from attnbench.analysis.summary.forecast import forecast_line
-    from attnbench.results.case_names import count
+    from attnbench.core.text import count
     from attnbench.results.run_file import missing
 
     console.print()
