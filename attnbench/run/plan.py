@@ -79,7 +79,7 @@ def forecast_job(case: Case, answer: CaseSupport, device: Device, policy: Policy
 
 
 def _reading(case: Case) -> int:
-    """Calls that read the mask of dropout, twice, and a few that look at how it is drawn (worker/reference/dropout_mask.py)."""
+    """Calls that read the mask of dropout, twice, and a few that look at how it is drawn (dropout_mask.py)."""
     if case.has_backward:
         return 3 + 2 * 8  # for the rows of a large case; small ones take more, and no time
     return 3 + 2 * min(MASK_LAUNCHES, math.ceil(case.shape.seqlen_k / case.shape.headdim_v))
