@@ -82,7 +82,7 @@ class Accuracy:
         """Whether nothing was found wrong."""
         return not self.unwritten and not self.flaws and all(e.ok for e in self.errors.values())
 
-    def complaint(self) -> str:
+    def problem(self) -> str:
         """Return one line that says what is wrong; empty where nothing is."""
         parts = [f"{name} has values that are not finite (NaN, or never written)" for name in self.unwritten]
         parts += [

@@ -181,7 +181,7 @@ class CellMeasurer(Instruments):
         del blocks
 
     def wrong(self, accuracy: Accuracy, when: str = "") -> dict[str, Any]:
-        return {"status": "wrong", "reason": when + accuracy.complaint(), "accuracy": accuracy}
+        return {"status": "wrong", "reason": when + accuracy.problem(), "accuracy": accuracy}
 
     def recover(self) -> bool:
         """Gives memory back after a job, failed or not; False when the CUDA context is beyond repair."""

@@ -56,10 +56,10 @@ def _profile(measurer: CellMeasurer, backend: Backend, case: Case, trace: str | 
         check = reference.make_check(case, given, policy.seed)
         prepared, results, _, first_call = measurer.first_call(backend, case, check)
         accuracy = check.check_first(results)
-        wrong = accuracy.complaint() or check.fp8_problem(prepared, accuracy) or ""
+        wrong = accuracy.problem() or check.fp8_problem(prepared, accuracy) or ""
         del results
         memory, second = measurer.memory.measure_peak(check.launcher(prepared))
-        wrong = wrong or check.check_first(prepared.canonical(second)).complaint()
+        wrong = wrong or check.check_first(prepared.canonical(second)).problem()
         del second
         if check.dout_masked:
             check.drop_masked_dout()
@@ -75,9 +75,9 @@ def _profile(measurer: CellMeasurer, backend: Backend, case: Case, trace: str | 
     shown = kernel_trace.trace_launch(measurer, case, signature, checked, timing, renewal.renew)
     wrong = wrong or shown.problem or ""
     made = inputs.make(case, str(measurer.device), policy.seed)
-    wrong = wrong or check.check_renewed(renewal, made, prepared.canonical(shown.result)).complaint()
+    wrong = wrong or check.check_renewed(renewal, made, prepared.canonical(shown.result)).problem()
     renewal.restore()
-    wrong = wrong or check.check_restored(prepared.canonical(checked.launch())).complaint()
+    wrong = wrong or check.check_restored(prepared.canonical(checked.launch())).problem()
     notes = [*check.notes, *timing.notes, *([shown.note] if shown.note else [])]
     del check, made, shown
     latency = stats.median(timing.measurements["time"].values)

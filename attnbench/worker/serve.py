@@ -166,7 +166,7 @@ def simulate(prepared: Prepared, policy: Policy) -> dict[str, Any]:
     simulation = prepared.simulation
     assert simulation is not None
     if not simulation.accuracy.ok:
-        return {"status": "wrong", "reason": simulation.accuracy.complaint(), "accuracy": simulation.accuracy}
+        return {"status": "wrong", "reason": simulation.accuracy.problem(), "accuracy": simulation.accuracy}
     began = simulation.clock()
     prepared.launch()
     first = (simulation.clock() - began) / 1e9

@@ -281,7 +281,7 @@ def test_results_follow_the_inputs(backend: Backend, case: Case) -> None:
     fresh = renewal.apply_to(inputs.make(case, DEVICE.kind, seed=0))
     exact = reference.compute_reference(case, fresh, reference.choose_rows(case, torch.device(DEVICE.kind)))
     accuracy = reference.compare(exact, results)
-    assert accuracy.ok, accuracy.complaint()
+    assert accuracy.ok, accuracy.problem()
 
 
 @pytest.mark.usefixtures("taken")
@@ -298,14 +298,14 @@ def test_dropout(backend: Backend, case: Case) -> None:
         pytest.skip(f"{backend.name}: {refusal}")
     for results in (raw, launch()):
         accuracy = check.check_first(prepared.canonical(results))
-        assert accuracy.ok, accuracy.complaint()
+        assert accuracy.ok, accuracy.problem()
     renewal = reference.InputRenewal(case, given, prepared)
     renewal.renew()
     accuracy = check.check_renewed(renewal, inputs.make(case, DEVICE.kind, seed=0), prepared.canonical(launch()))
-    assert accuracy.ok, f"on new inputs: {accuracy.complaint()}"
+    assert accuracy.ok, f"on new inputs: {accuracy.problem()}"
     renewal.restore()
     accuracy = check.check_restored(prepared.canonical(launch()))
-    assert accuracy.ok, f"on the old inputs: {accuracy.complaint()}"
+    assert accuracy.ok, f"on the old inputs: {accuracy.problem()}"
     assert check.notes == (), "its mask is not known"
     assert inputs.first_changed(given, inputs.make(case, DEVICE.kind, seed=0)) is None
 
@@ -322,12 +322,12 @@ def test_results(backend: Backend, case: Case) -> None:
     results = prepared.canonical(raw)
     assert set(results) - {"descale_out"} == set(reference.expected_results(case))
     accuracy = reference.compare(exact, results)  # shapes and dtypes too
-    assert accuracy.ok, accuracy.complaint()
+    assert accuracy.ok, accuracy.problem()
     assert reference.ResultCheck(case, given, 0).fp8_problem(prepared, accuracy) is None
     if case.has_backward:
         assert prepared.forward is not None, "how much memory the forward keeps would go unmeasured"
         prepared.forward()
     again = reference.compare(exact, prepared.canonical(prepared.launch()))
-    assert again.ok, f"second launch: {again.complaint()}"
+    assert again.ok, f"second launch: {again.problem()}"
     assert all(torch.equal(t, was) for t, was in zip(tensors, before, strict=True)), "launching changed an input"
     assert not any(t.requires_grad for t in tensors), "preparing changed an input"

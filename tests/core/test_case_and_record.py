@@ -265,12 +265,12 @@ def error(size: float) -> TensorError:
     return TensorError(size, 0.001, 0.002, size)
 
 
-def test_accuracy_and_its_complaint() -> None:
+def test_accuracy_and_its_problem() -> None:
     assert Accuracy({"out": error(0.002)}, 1, 1).ok
-    assert Accuracy({"out": error(0.002)}, 1, 1).complaint() == ""
+    assert Accuracy({"out": error(0.002)}, 1, 1).problem() == ""
     wrong = Accuracy({"out": error(0.001), "dq": error(0.5), "dk": error(float("nan"))}, 1, 1, ("dk",))
     assert not wrong.ok
-    assert wrong.complaint() == (
+    assert wrong.problem() == (
         "dk has values that are not finite (NaN, or never written); "
         "dq is off by 0.5 where 0.002 is allowed (eager: 0.001)"
     )

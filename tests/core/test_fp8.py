@@ -159,13 +159,13 @@ def test_triton_reads_e4m3_with_the_scale_of_each(monkeypatch: pytest.MonkeyPatc
     check = reference.ResultCheck(CASE, given, 0)
     prepared = Triton().prepare(CASE, given)
     accuracy = check.check_first(prepared.canonical(prepared.launch()))
-    assert accuracy.ok, accuracy.complaint()
+    assert accuracy.ok, accuracy.problem()
     assert check.fp8_problem(prepared, accuracy) is None
     renewal = reference.InputRenewal(CASE, given, prepared)
     renewal.renew()
     made = Inputs(given.q.clone(), given.k.clone(), given.v.clone())
     again = check.check_renewed(renewal, made, prepared.canonical(prepared.launch()))
-    assert again.ok, again.complaint()
+    assert again.ok, again.problem()
 
 
 def test_a_cpu_has_no_ceiling_in_e4m3() -> None:

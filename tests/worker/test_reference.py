@@ -180,7 +180,7 @@ def test_zeros_are_wrong() -> None:
     for dtype in ("fp32", "fp16", "bf16"):
         said = exact_elsewhere(case(dtype=dtype), lambda r: r["out"].zero_())
         assert not said.ok
-        assert said.complaint().startswith("out is off by")
+        assert said.problem().startswith("out is off by")
 
 
 @pytest.mark.parametrize("name", ["out", "dq", "dk", "dv"])
@@ -188,7 +188,7 @@ def test_zeros_are_wrong() -> None:
 def test_one_value_that_is_not_finite_is_wrong(name: str, value: float) -> None:
     said = exact_elsewhere(case(), lambda r: r[name].view(-1)[5:6].fill_(value))
     assert said.unwritten == (name,)
-    assert f"{name} has values that are not finite" in said.complaint()
+    assert f"{name} has values that are not finite" in said.problem()
 
 
 def test_nan_outside_the_sample_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -216,7 +216,7 @@ def test_nan_outside_the_sample_is_seen(monkeypatch: pytest.MonkeyPatch) -> None
 def test_one_wrong_tensor_is_named_alone(what: str, change: Callable[[Results], object], dtype: str) -> None:
     said = exact_elsewhere(case(40, 40, dtype=dtype), change)
     assert [name for name, e in said.errors.items() if not e.ok] == [what]
-    assert said.complaint().startswith(f"{what} is off by ")
+    assert said.problem().startswith(f"{what} is off by ")
 
 
 def test_small_errors_in_late_rows_are_seen_under_causal() -> None:
@@ -280,7 +280,7 @@ def test_an_honest_backend_passes(sizes: tuple[int, ...], dtype: str, seed: int)
         given, _, answer = setup(c, seed)
         prepared = Eager().prepare(c, given)
         said = reference.compare(answer, prepared.canonical(prepared.launch()))
-        assert said.ok, said.complaint()
+        assert said.ok, said.problem()
         assert said.rows == sq
         assert set(said.errors) == {"out", "dq", "dk", "dv"}
 
