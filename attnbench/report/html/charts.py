@@ -1,7 +1,7 @@
 """The data of a page's figures and of its interactive table: one row of JSON values for each cell.
 
-Values are in SI units (throughput in TFLOP/s), with seven digits. Cells that differ in backend and sequence length alone
-share a panel of a figure. What differs between panels is in their titles; what all panels have in common is in
+Values are in SI units (throughput in TFLOP/s), with seven digits. Cells that differ in backend and sequence length
+alone share a panel of a figure. What differs between panels is in their titles; what all panels have in common is in
 `Charts.common`.
 
 "lo" and "hi" of a row are the 95 % interval of the median latency over that median (Cell.latency_interval).
@@ -73,6 +73,7 @@ class Charts:
     common: str  # what all panels have in common: "NVIDIA H200, bf16"
     rows: tuple[Row, ...]  # one for each cell
     lines: tuple[Row, ...]  # points of the roofs and slopes behind the cells; "kind" is "roof" or "slope"
+    convention: Convention = "exact"  # by which FLOPs are counted
     note: str = ""  # how FLOPs are counted and what utilisation is a share of, in one sentence
 
     def only(self, words: str) -> Charts:
@@ -122,6 +123,7 @@ def charts(cells: Sequence[Cell], note: str = "") -> Charts:
         common=", ".join(filter(None, common)),
         rows=tuple(rows),
         lines=(*_roofs(rates, rows), *_slopes(rows)),
+        convention=cells[0].source.convention if cells else "exact",
         note=note,
     )
 
@@ -165,7 +167,9 @@ def _row(cell: Cell, slot: int | None, eager: tuple[float, float] | None) -> Row
     speedup, memory = values["speedup"], values["memory"]
     clocks = [hertz for row in cell.ok if (hertz := metrics.clock(row)) is not None]
     low, high = cell.latency_interval or (None, None)
-    speedup_low, speedup_high = _ratio_interval(eager, cell.latency_interval) if cell.backend != "eager" else (None, None)
+    speedup_low, speedup_high = (
+        _ratio_interval(eager, cell.latency_interval) if cell.backend != "eager" else (None, None)
+    )
     samples = _relative_samples(cell)
     row = {
         "case": cell.name,
@@ -204,7 +208,7 @@ def _row(cell: Cell, slot: int | None, eager: tuple[float, float] | None) -> Row
 def _ratio_interval(
     over: tuple[float, float] | None, under: tuple[float, float] | None
 ) -> tuple[float, float] | tuple[None, None]:
-    """Return the interval of a ratio: the least over the most, and the most over the least, which is wider than 95 %."""
+    """Return the interval of a ratio, from the least over the most to the most over the least: wider than 95 %."""
     if not over or not under or not all(under):
         return (None, None)
     return (over[0] / under[1], over[1] / under[0])

@@ -1,7 +1,8 @@
 "use strict";
+// Draws the figures and the table of a page from its data (report/html/interactive.py), filters and sorts them.
 (() => {
   const MOST_PANELS = 8, MOST_ROWS = 200, GAP = 20, AXIS = 70;
-  const SCREEN = { least: 235 }, PAPER = { least: 190, width: 920 }; // of a panel and of a figure, in pixels
+  const SCREEN = { least: 235 }, PAPER = { least: 190, width: 920 }; // pixels: the least of a panel, all of a figure
   const $ = (selector, within = document) => within.querySelector(selector);
   const $$ = (selector, within = document) => [...within.querySelectorAll(selector)];
   const data = JSON.parse($("#data").textContent);
@@ -12,10 +13,10 @@
     return row;
   });
   const backends = new Map(data.backends.map((b) => [b.name, b]));
-  const page = document.documentElement.dataset; // "opened" and "complete": how far it is, for tests
+  const page = document.documentElement.dataset; // tests wait for "opened" and "complete"
   const escape = (text) => String(text).replace(/[&<>"']/g, (c) => `&#${c.charCodeAt(0)};`);
 
-  // ---- How figures are written: as attnbench/metrics.py does.
+  // ---- How values are written: as attnbench/core/formats.py does.
 
   const digits = (number) => {
     if (number === 0) return "0";
@@ -103,7 +104,7 @@
   const fitted = (figure, number, { least, width }) => {
     width ||= $(".drawing", figure.section).clientWidth;
     const most = Math.max(1, Math.min(number, 4, Math.floor((width - AXIS + GAP) / (least + GAP))));
-    const columns = most > 2 && number % most && number % (most - 1) === 0 ? most - 1 : most; // full rows, if they can be
+    const columns = most > 2 && number % most && number % (most - 1) === 0 ? most - 1 : most; // full lines, if possible
     const panel = Math.min(620, Math.floor((width - AXIS - (columns - 1) * GAP) / columns));
     return { ...figure.spec, columns, spec: { ...figure.spec.spec, width: panel } };
   };
@@ -111,7 +112,7 @@
   const panelsOf = (figure) => [...new Set(visible.map((row) => row[figure.panel]))];
 
   const reserve = (figure) => {
-    // The least that it will take, so that those far below the window are not drawn as if they were near.
+    // Give a figure that is not drawn yet its least height; without one, all figures would be near the window.
     const number = Math.min(panelsOf(figure).length, MOST_PANELS), { columns, spec } = fitted(figure, number, SCREEN);
     $(".drawing", figure.section).style.minHeight = `${Math.ceil(number / columns) * spec.height}px`;
   };
@@ -154,7 +155,7 @@
       (entries) => {
         for (const entry of entries) figures.find((f) => f.section === entry.target).near = entry.isIntersecting;
         drawNear();
-        // In milliseconds since the page was asked for: all that is near the window is drawn, painted and usable.
+        // In milliseconds since the page was asked for: what is near the window is drawn and can be used.
         if (!page.opened) requestAnimationFrame(() => setTimeout(() => (page.opened ||= performance.now())));
       },
       { rootMargin: "50px" },
@@ -212,17 +213,17 @@
     const value = (row) => (order.field === "status" ? remark(row) || null : row[order.field]);
     return [...found].sort((a, b) => {
       const [x, y] = [value(a), value(b)];
-      if (x == null || y == null) return (x == null) - (y == null); // what is not known comes last, either way
+      if (x == null || y == null) return (x == null) - (y == null); // rows without a value come last in both orders
       return order.down ? compare(y, x) : compare(x, y);
     });
   };
 
-  const look = ({ field, kind }) => (kind === "text" ? field : kind === "remark" ? kind : `end ${field}`);
+  const classes = ({ field, kind }) => (kind === "text" ? field : kind === "remark" ? kind : `end ${field}`);
   const cell = (row, column) => {
-    if (column.kind === "remark") return `<td class="${look(column)}">${escape(remark(row))}</td>`;
+    if (column.kind === "remark") return `<td class="${classes(column)}">${escape(remark(row))}</td>`;
     const value = row[column.field];
     const text = value == null ? "" : escape(write[column.kind](value));
-    return `<td class="${look(column)}">${column.field === "backend" ? swatch(value, false) : ""}${text}${column.field === "tflops" && row.held ? "~" : ""}</td>`;
+    return `<td class="${classes(column)}">${column.field === "backend" ? swatch(value, false) : ""}${text}${column.field === "tflops" && row.held ? "~" : ""}</td>`;
   };
 
   const fillTable = () => {
@@ -243,7 +244,7 @@
   const sortBy = (field) => {
     if (order.field !== field) Object.assign(order, { field, down: false });
     else if (!order.down) order.down = true;
-    else order.field = null; // a third time: the order of the report
+    else order.field = null; // the third time: the order of the report
     fillTable();
   };
 
@@ -259,7 +260,7 @@
     .filter(Boolean)
     .join(" ");
   $("#cells thead").innerHTML = `<tr>${data.columns
-    .map((c) => `<th scope="col" data-field="${c.field}" class="${look(c)}" title="${escape(c.doc)}"><button type="button">${escape(c.title)}<span aria-hidden="true"></span></button></th>`)
+    .map((c) => `<th scope="col" data-field="${c.field}" class="${classes(c)}" title="${escape(c.doc)}"><button type="button">${escape(c.title)}<span aria-hidden="true"></span></button></th>`)
     .join("")}</tr>`;
   $("#cells thead").addEventListener("click", (event) => {
     const head = event.target.closest("th");

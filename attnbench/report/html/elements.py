@@ -1,0 +1,78 @@
+"""HTML elements as text. Text is escaped here and nowhere else."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from html import escape
+from importlib import resources
+from typing import Any
+
+_NO_CONTENT = {"input", "meta"}  # elements that have no closing tag
+Attribute = str | int | bool | None
+
+
+class Markup(str):
+    """Text that is HTML already. All other text is escaped when it is put into an element."""
+
+    __slots__ = ()
+
+
+@dataclass(frozen=True)
+class Part:
+    """A part of a page. One with a heading has an entry in the page's table of contents."""
+
+    content: Markup
+    id: str = ""
+    heading: str = ""
+
+
+def element(tag: str, *inside: str, **attributes: Attribute) -> Markup:
+    """Return an element, with its text and attributes escaped.
+
+    The name of an attribute ends with "_" where it is a word of Python's, and has "_" for each "-": class_, aria_label.
+    True writes an attribute without a value; False and None leave it out.
+    """
+    written = "".join(
+        f" {_name(name)}" + ("" if value is True else f'="{escape(str(value))}"')
+        for name, value in attributes.items()
+        if value is not None and value is not False
+    )
+    return Markup(f"<{tag}{written}>" + ("" if tag in _NO_CONTENT else f"{joined(*inside)}</{tag}>"))
+
+
+def _name(attribute: str) -> str:
+    return attribute.rstrip("_").replace("_", "-")
+
+
+def joined(*parts: str, by: str = "") -> Markup:
+    """Return texts and elements one after the other, the texts escaped; empty ones are left out."""
+    return Markup(by.join(part if isinstance(part, Markup) else escape(part) for part in parts if part))
+
+
+def lines(*parts: str) -> Markup:
+    """Return texts and elements, each on a line of the file."""
+    return joined(*parts, by="\n")
+
+
+def section(id: str, heading: str, *inside: str, class_: str | None = None) -> Part:
+    """Return a part of a page with a heading."""
+    title = element("h2", heading, id=f"{id}-title")
+    return Part(element("section", title, *inside, id=id, class_=class_, aria_labelledby=f"{id}-title"), id, heading)
+
+
+def items(found: Iterable[Markup]) -> Markup:
+    """Return a list of items."""
+    return element("ul", *(element("li", item) for item in found))
+
+
+def script_data(id: str, value: Any) -> Markup:
+    """Return a script element that holds data as JSON; nothing in the data can end the element."""
+    text = json.dumps(value, separators=(",", ":"), allow_nan=False, ensure_ascii=False)
+    return element("script", Markup(text.replace("<", "\\u003c")), type="application/json", id=id)
+
+
+def asset(name: str) -> Markup:
+    """Return the text of a file of assets/: a style sheet or a script, to be put into its element as it is."""
+    return Markup((resources.files("attnbench.report.html") / "assets" / name).read_text(encoding="utf-8"))

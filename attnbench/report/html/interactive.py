@@ -1,0 +1,190 @@
+"""The interactive parts of a page: filters, figures, and a table to sort and filter. assets/charts.js draws them.
+
+Figures and table are drawn in the browser from one array of rows. Vega draws a figure when it comes into view, and the
+table shows its first rows only, so that a page of 5,000 cells opens in two seconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from attnbench.report.html import figures, palette
+from attnbench.report.html.charts import Charts
+from attnbench.report.html.elements import Markup, Part, asset, element, lines, script_data, section
+from attnbench.results.metrics import METRICS
+
+PANEL = (340, 210)  # width and height in pixels, before charts.js fits panels to the width of the page
+# (field of a row, heading, how charts.js writes it, what it is)
+COLUMNS: tuple[tuple[str, str, str, str], ...] = (
+    ("device", "device", "text", "Device, with what sets it apart from others of its name"),
+    ("backend", "backend", "text", "Implementation"),
+    ("dtype", "dtype", "text", "Type of the inputs"),
+    ("headdim", "headdim", "number", "Head dimension"),
+    ("mask", "mask", "text", "Mask"),
+    ("pass", "pass", "text", "Forward, backward, or both"),
+    ("other", "other", "text", "What else differs from the default"),
+    ("seqlen", "seqlen", "length", "Length of the keys, and of the queries unless said otherwise"),
+    ("batch", "batch", "number", "Batch size"),
+    ("heads", "heads", "number", "Query heads, or query heads/key heads"),
+    ("latency", "latency", "duration", METRICS["latency"].doc),
+    ("ci", "±", "percent", METRICS["ci"].doc),
+    ("tflops", "TFLOP/s", "digits", METRICS["tflops"].doc),
+    ("utilization", "of peak", "share", METRICS["utilization"].doc),
+    ("utilization_clock", "of peak at clock", "share", METRICS["utilization_clock"].doc),
+    ("speedup", "over eager", "times", METRICS["speedup"].doc),
+    ("memory", "memory", "size", METRICS["memory_peak"].doc),
+    ("clock", "SM clock", "megahertz", METRICS["clock_held"].doc),
+    ("power", "power", "watts", METRICS["power"].doc),
+    ("temperature", "temp.", "celsius", METRICS["temperature"].doc),
+    ("samples", "samples", "number", METRICS["samples"].doc),
+    ("error", "error", "digits", METRICS["error"].doc),
+    ("first_call", "first call", "duration", METRICS["first_call"].doc),
+    ("status", "remark", "remark", "Why there is no figure, or whether the clock was held down"),
+)
+ALWAYS_SHOWN = ("backend", "seqlen", "status")  # columns that are shown even where they say the same of all cells
+FILTERS: tuple[tuple[str, str], ...] = (
+    ("device", "Device"),
+    ("dtype", "dtype"),
+    ("headdim", "Head dimension"),
+    ("mask", "Mask"),
+    ("pass", "Pass"),
+    ("other", "Other"),
+)
+
+
+def filters(charts: Charts) -> Markup:
+    """Return the form with a box to tick for each backend, which is the legend too, and each value that varies."""
+    groups = [_boxes("backend", "Backend", charts.backends)]
+    for field, title in FILTERS:
+        values = list(dict.fromkeys(row[field] for row in charts.rows))
+        if len(values) > 1:
+            groups.append(_boxes(field, title, values))
+    return element(
+        "form",
+        lines(
+            *groups,
+            element("p", element("button", "Show all", type="button", id="reset")),
+            element("p", class_="quiet", id="shown", role="status"),
+        ),
+        id="filters",
+        aria_label="Filters",
+    )
+
+
+def _boxes(field: str, title: str, values: Iterable[str]) -> Markup:
+    boxes = (
+        element(
+            "label",
+            element("input", type="checkbox", checked=True, name=field, value=value),
+            element("span", value or "none"),
+        )
+        for value in values
+    )
+    return element("fieldset", element("legend", title), *boxes, id=f"filter-{field}")
+
+
+def parts(charts: Charts) -> list[Part]:
+    """Return the figures that can be drawn, and the table."""
+    drawn = figures.drawable(charts)
+    before = lines(
+        element(
+            "noscript", element("p", "Figures and table need JavaScript. attnbench report shows the same as text.")
+        ),
+        element("p", charts.note, class_="quiet") if charts.note else "",
+        element("p", class_="key quiet", id="key"),
+        element("p", "No cell has a figure to draw.") if charts.rows and not drawn else "",
+    )
+    return [Part(before), *map(_figure, drawn), _table()]
+
+
+def _figure(figure: figures.VegaFigure) -> Part:
+    label = f"{figure.title}; the table below has the same figures"
+    return section(
+        figure.name,
+        figure.title,
+        element("p", figure.caption, class_="quiet"),
+        element("p", class_="legend", aria_hidden="true"),
+        element("div", class_="drawing", role="img", aria_label=label),
+        element("p", class_="cut", hidden=True),
+        class_="figure",
+    )
+
+
+def _table() -> Part:
+    search = element(
+        "input", type="search", id="find", placeholder="causal 16k skip", autocomplete="off", spellcheck="false"
+    )
+    count = element("span", class_="quiet", id="count", role="status")
+    table = element("table", element("thead"), element("tbody"), id="cells")
+    return section(
+        "table",
+        "Table",
+        element("p", element("label", "Find ", search), " ", count, class_="tools"),
+        element("div", table, class_="scroll limited", tabindex=0, role="region", aria_label="All cells"),
+        element("p", element("button", type="button", id="more", hidden=True)),
+    )
+
+
+def scripts(charts: Charts) -> Markup:
+    """Return the element for tips, the data, Vega, and the script that draws."""
+    vega_lite, _, _ = asset("vega-lite.min.js").partition("//# sourceMappingURL")
+    return lines(
+        element("div", id="tip", role="tooltip", hidden=True),
+        script_data("data", data(charts)),
+        element("script", asset("vega.min.js")),
+        element("script", Markup(vega_lite)),
+        element("script", asset("charts.js")),
+    )
+
+
+def data(charts: Charts) -> dict[str, Any]:
+    """Return what charts.js reads."""
+    places = palette.backend_places(charts.backends)
+    shown = [column for column in COLUMNS if column[0] in ALWAYS_SHOWN or _says_something(charts, column[0])]
+    return {
+        "number": len(charts.rows),
+        "fields": {name: _packed([row[name] for row in charts.rows]) for name in next(iter(charts.rows), ())},
+        "lines": charts.lines,
+        "panels": charts.panels,
+        "backends": [
+            {
+                "name": b,
+                "color": places[b] % len(palette.LIGHT.series),
+                "shape": palette.SHAPES[places[b] % len(palette.SHAPES)],
+            }
+            for b in charts.backends
+        ],
+        "columns": [dict(zip(("field", "title", "kind", "doc"), column, strict=True)) for column in shown],
+        "filters": [field for field, _ in FILTERS],
+        "figures": [
+            {
+                "name": figure.name,
+                "panel": figure.panel,
+                "lines": figure.lines,
+                "spec": figures.spec(figure, charts, palette.IN_PAGE, PANEL, 1, legend=False),
+            }
+            for figure in figures.drawable(charts)
+        ],
+    }
+
+
+def _packed(values: Sequence[Any]) -> dict[str, Any]:
+    """Return a field of all rows in few characters.
+
+    {"same": value} where all are equal, {"of": distinct texts, "at": the place of each row's} for texts, otherwise
+    {"each": values}.
+    """
+    distinct = list(dict.fromkeys(values))
+    if len(distinct) == 1:
+        return {"same": distinct[0]}
+    if isinstance(distinct[0], str) or isinstance(distinct[1], str):
+        at = {value: i for i, value in enumerate(distinct)}
+        return {"of": distinct, "at": [at[value] for value in values]}
+    return {"each": values}
+
+
+def _says_something(charts: Charts, field: str) -> bool:
+    """Return whether a column is worth showing: a filter's has several values, another's a value at all."""
+    values = {row[field] for row in charts.rows}
+    return len(values) > 1 if field in dict(FILTERS) else values - {None} != set()
