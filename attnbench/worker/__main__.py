@@ -1,4 +1,4 @@
-"""`python -m attnbench.worker`: what each backend's interpreter starts."""
+"""Start a worker: `python -m attnbench.worker`. The parent starts one for each backend."""
 
 from attnbench.worker.serve import main
 

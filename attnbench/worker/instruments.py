@@ -68,7 +68,7 @@ class Instruments:
     def __init__(self, device: Device) -> None:
         import torch
 
-        self.described = device
+        self.device_info = device
         self.device = torch.device(str(device))
         self.l2_bytes = device.l2 or 0
         self.events: EventTimer | None = None
@@ -93,7 +93,7 @@ class Instruments:
     @property
     def bandwidth(self) -> float:
         """Bytes/s, a quick reading."""
-        return self.described.copy or 1e10
+        return self.device_info.copy or 1e10
 
     def time(self, timed_launch: TimedLaunch, policy: Policy) -> Timing:
         """All that the policy asks of one cell. Raises Unsupported where its instrument cannot be used."""
@@ -201,7 +201,7 @@ class Instruments:
             pass
         return False
 
-    def turns(self, timed_launch: TimedLaunch, policy: Policy) -> tuple[dict[str, Measurement], list[str]]:
+    def cross_check(self, timed_launch: TimedLaunch, policy: Policy) -> tuple[dict[str, Measurement], list[str]]:
         """One reading of each instrument a turn, also of events on the traced calls; and why one is missing."""
         assert self.events is not None
         events, notes = self.events, []

@@ -23,7 +23,7 @@ UNSEEN = 1.3  # times the samples' median that the traced work may last; the clo
 AGAIN = 3.0  # times the samples' 90th percentile that a call on new inputs may last on a CPU
 SUSPICIOUS = 4  # calls more where the first on a CPU shows little of what is declared
 CLEAR = 0.1  # of the time: enough not to be a decoy, whatever else runs on the CPU
-FEW, DEAR = 10, 0.15  # samples; seconds of a call that is not made again for this
+FEW_SAMPLES, TOO_LONG_TO_REPEAT = 10, 0.15  # samples; seconds of a call that is not made again for this
 SLOW_AT_FIRST = "samples much slower than a later call: it was not warm yet, or something disturbed it"
 UNWAITED = "part of it ran on another stream, and no wait for its end was seen: its time may end before its work"
 LATER = 1.5  # times faster that a later call may be before the samples are doubted
@@ -104,7 +104,7 @@ def check_later_calls(instruments: Instruments, prepared: Prepared, timing: Timi
         took = instruments.timer.samples(prepared.launch, 1)[0]
         if took > AGAIN * stats.percentile(times, 90) + 1e-3:
             notes.append("its first call on new inputs is much slower than its samples: it may remember inputs")
-    if len(times) <= FEW and stats.median(times) < DEAR:
+    if len(times) <= FEW_SAMPLES and stats.median(times) < TOO_LONG_TO_REPEAT:
         more = 3 if stats.median(times) < LONG_CALL else 1
         few_more = [instruments.timer.samples(prepared.launch, 1)[0] for _ in range(more)]
         slack = 20e-6 if instruments.device.type == "cuda" else 1e-3
@@ -116,7 +116,7 @@ def check_later_calls(instruments: Instruments, prepared: Prepared, timing: Timi
 def _low_share_on_cpu(signature: Signature, ran: Sequence[Operator], launch: Callable[[], Any]) -> str | None:
     """proof.decoy on a CPU, whose other work is in the times of operators: of several calls where one could mislead."""
     calls = [ran]
-    if kernel_rules.declared_share(signature, ran) < CLEAR and kernel_rules.busy_seconds(ran) < DEAR:
+    if kernel_rules.declared_share(signature, ran) < CLEAR and kernel_rules.busy_seconds(ran) < TOO_LONG_TO_REPEAT:
         calls += [trace_operators(launch) for _ in range(SUSPICIOUS)]
     return kernel_rules.find_low_share(
         signature, sorted(calls, key=partial(kernel_rules.declared_share, signature))[len(calls) // 2]

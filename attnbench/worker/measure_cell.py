@@ -1,9 +1,12 @@
-"""Measures one case on one backend, inside a worker: inputs -> prepare -> verify -> memory -> time -> prove -> verify.
+"""The procedure that measures one cell, that is one case on one backend, inside a worker.
 
-The order matters. Results are checked before anything is timed, on outputs whose memory was filled with NaN. Memory has
-passes of its own, before the instruments take any. Then the launch is timed, and traced once to see what ran, on inputs
-that were written anew in place, and, unless that is dear, launched once more on the old ones: its results must follow
-each time, so that no stale answer passes.
+1. Make the inputs, prepare the backend, launch once, and check the results. The memory of the outputs was filled with
+   NaN before, so that what a kernel leaves unwritten is seen.
+2. Measure memory, in launches of their own, before the instruments allocate any. Check the second launch too.
+3. Time the launch.
+4. Change the inputs in place, trace one launch to see which kernels ran, and check its results on the new inputs.
+5. Unless a launch is long, restore the inputs, launch again, and check once more. A kernel that returns an earlier
+   result fails step 4 or 5.
 """
 
 from __future__ import annotations
@@ -30,19 +33,22 @@ if TYPE_CHECKING:
 
 
 class CellMeasurer(Instruments):
-    """The instruments for one device, and the procedure."""
+    """Measures cells on one device with its instruments."""
 
     def __init__(self, device: Device) -> None:
         import torch
 
-        torch.set_float32_matmul_precision("highest")  # fp32 means fp32; a backend may still choose otherwise
+        torch.set_float32_matmul_precision("highest")  # no TF32 in fp32 cases, unless a backend chooses it
         super().__init__(device)
-        self._settled = False
+        self._gc_frozen = False
         reference.warm_up(self.device)
         self.memory: CpuMemory | CudaMemory = CudaMemory(self.device) if self.device.type == "cuda" else CpuMemory()
 
     def measure(self, backend: Backend, case: Case, policy: Policy) -> dict[str, Any]:
-        """The fields of a Record. Raises Unsupported when the library refuses, and whatever the library raises."""
+        """Measure one cell and return the fields of its Record.
+
+        Raises Unsupported where the library refuses the case, and whatever else the library raises.
+        """
         ceilings = self.ceilings(operand_dtype(case))
         given = inputs.make(case, str(self.device), policy.seed)
         if flaw := inputs.find_flaw(given):
@@ -50,76 +56,77 @@ class CellMeasurer(Instruments):
         began, errors = time.time(), self.state.ecc_errors() if self.state else None
         with self.memory.job_window():
             check = reference.make_check(case, given, policy.seed)
-            prepared, results, held, first_call = self.first_call(backend, case, check)
+            prepared, results, held, first_call = self.prepare_and_launch(backend, case, check)
             accuracy = check.check_first(results)
             del results
             if not accuracy.ok:
-                return self.wrong(accuracy)
+                return self._wrong(accuracy)
             if problem := check.fp8_problem(prepared, accuracy):
                 return {"status": "wrong-kernel", "reason": problem, "accuracy": accuracy}
             memory, second = self.memory.measure_peak(check.launcher(prepared))
             accuracy = check.check_first(prepared.canonical(second))
             del second
             if not accuracy.ok:
-                return self.wrong(accuracy, "in the second launch: ")
+                return self._wrong(accuracy, "in the second launch: ")
             if case.has_backward and prepared.forward is not None:
                 memory["memory_saved"] = self.memory.measure_held(prepared.forward)[0]
-            kept = _kept(case, given, held, memory.get("memory_saved"))
+            kept = _kept_by_prepare(case, given, held, memory.get("memory_saved"))
             memory.update({name: memory[name] + kept for name in ("memory_peak", "memory_driver") if name in memory})
             if check.dout_masked:
                 check.drop_masked_dout()
                 del prepared
-                self.give_back()
+                self.empty_cache()
                 prepared = backend.prepare(case, given)
-            self.give_back()
-        # What lives on beside launches is made before them: in torch's cache it would split the large blocks that they
-        # leave there and need again. So nothing has to be given back, which costs standard attention half a second.
-        made = inputs.make(case, str(self.device), policy.seed)
+            self.empty_cache()
+        # Tensors that stay alive during the launches are allocated before them. Allocated later, they would split the
+        # large blocks in torch's cache that launches free and need again, and the cache would have to be emptied, which
+        # costs standard attention half a second.
+        original = inputs.make(case, str(self.device), policy.seed)
         timed_launch = self.timed_launch(
             backend, case, given, prepared, 2 * given.nbytes + memory["memory_peak"] + memory.get("memory_saved", 0)
         )
         timing = self.time(timed_launch, policy)
-        if _chosen(case, backend.name, policy.cross_check):
-            turns, notes = self.turns(timed_launch, policy)
+        if _is_cross_checked(case, backend.name, policy.cross_check):
+            turns, notes = self.cross_check(timed_launch, policy)
             timing.measurements.update(turns)
             timing.notes += notes
         del timed_launch
-        if changed := inputs.first_changed(given, made):
+        if changed := inputs.first_changed(given, original):
             return {"status": "wrong", "reason": f"it wrote to its input {changed}", "accuracy": accuracy}
         renewal = reference.InputRenewal(case, given, prepared)
         checked = replace(prepared, launch=check.launcher(prepared))
-        shown = kernel_trace.trace_launch(
-            self, case, _signature(backend, case, self.described), checked, timing, renewal.renew
+        traced = kernel_trace.trace_launch(
+            self, case, _signature(backend, case, self.device_info), checked, timing, renewal.renew
         )
         others = self.state.other_processes(began) if self.state else ()
-        if shown.problem:
-            shared = f"; others computed on this GPU meanwhile, which can look so: {', '.join(others)}"
-            reason = shown.problem + (shared if others else "")
-            fields = {"reason": reason, "kernels": shown.kernels, "accuracy": accuracy, "others": others}
+        if traced.problem:
+            shared = f"; other processes used this GPU meanwhile, which can look the same: {', '.join(others)}"
+            reason = traced.problem + (shared if others else "")
+            fields = {"reason": reason, "kernels": traced.kernels, "accuracy": accuracy, "others": others}
             return {"status": "wrong-kernel", **fields}
-        again = check.check_renewed(renewal, made, prepared.canonical(shown.result))
-        if not again.ok:
-            return self.wrong(again, "after timing, on inputs renewed in place: ")
-        shown = replace(shown, result=None)
-        if stats.median(timing.measurements["time"].values) < kernel_trace.DEAR:
+        later_accuracy = check.check_renewed(renewal, original, prepared.canonical(traced.result))
+        if not later_accuracy.ok:
+            return self._wrong(later_accuracy, "after timing, on inputs renewed in place: ")
+        traced = replace(traced, result=None)
+        if stats.median(timing.measurements["time"].values) < kernel_trace.TOO_LONG_TO_REPEAT:
             renewal.restore()
-            again = check.check_restored(prepared.canonical(checked.launch()))
-            if not again.ok:
-                return self.wrong(again, "after timing, on the old inputs again: ")
+            later_accuracy = check.check_restored(prepared.canonical(checked.launch()))
+            if not later_accuracy.ok:
+                return self._wrong(later_accuracy, "after timing, on the old inputs again: ")
             renewal.renew()
         timing.notes += kernel_trace.check_later_calls(self, prepared, timing)
         measurements = {**timing.measurements, "first_call": Measurement("s", (first_call,)), **ceilings}
         measurements.update({name: Measurement("B", (value,)) for name, value in memory.items()})
-        notes = [*check.notes, *timing.notes, *([shown.note] if shown.note else [])]
+        notes = [*check.notes, *timing.notes, *([traced.note] if traced.note else [])]
         return {
             "status": "ok",
-            "measurements": {name: _rounded(m) for name, m in measurements.items()},
+            "measurements": {name: _round_to_7_digits(m) for name, m in measurements.items()},
             "accuracy": accuracy,
             "timer": timing.timer,
             "l2": timing.l2,
             "limits": timing.limits,
             "host_bound": timing.host_bound,
-            "kernels": shown.kernels,
+            "kernels": traced.kernels,
             "others": others,
             "ecc_errors": max(0, (self.state.ecc_errors() or 0) - errors) if self.state and errors is not None else 0,
             "notes": tuple(notes),
@@ -128,41 +135,46 @@ class CellMeasurer(Instruments):
     def timed_launch(
         self, backend: Backend, case: Case, given: Inputs, prepared: Prepared, footprint: int
     ) -> TimedLaunch:
-        """The case as the instruments take it; `footprint` is the memory of one more copy, in bytes."""
+        """Return the cell's launch as the instruments take it; `footprint` is the memory of one more copy, in bytes."""
 
         def on_copies(n: int) -> Sequence[Any]:
             return [backend.prepare(case, inputs.clone(given)).launch for _ in range(n)]
 
         return TimedLaunch(prepared.launch, on_copies, flops.ideal_bytes(case), footprint)
 
-    def first_call(
+    def prepare_and_launch(
         self, backend: Backend, case: Case, check: reference.ResultCheck
     ) -> tuple[Prepared, Mapping[str, Tensor], int, float]:
-        """Prepares and launches once; results, bytes that it holds, and seconds (compilation and tuning included)."""
-        took = 0.0
+        """Prepare the backend and launch once.
+
+        Return what was prepared, the launch's results, the bytes that `prepare` keeps allocated, and the seconds that
+        both took, compilation and tuning included.
+        """
+        seconds = 0.0
 
         def prepare() -> Prepared:
-            nonlocal took
+            nonlocal seconds
             began = time.perf_counter()
-            made = backend.prepare(case, check.inputs)
+            ready = backend.prepare(case, check.inputs)
             self.timer.synchronize()
-            took = time.perf_counter() - began
-            return made
+            seconds = time.perf_counter() - began
+            return ready
 
-        self.poison(case)
+        self.fill_memory_with_nan(case)
         held, prepared = self.memory.measure_held(prepare)
         launch = check.launcher(prepared)
-        self.poison(case)
+        self.fill_memory_with_nan(case)
         began = time.perf_counter()
         raw = launch()
         self.timer.synchronize()
-        took += time.perf_counter() - began
-        return prepared, prepared.canonical(raw), held, took
+        seconds += time.perf_counter() - began
+        return prepared, prepared.canonical(raw), held, seconds
 
-    def poison(self, case: Case) -> None:
-        """Fills the memory that the results will get with NaN, so that what a kernel leaves unwritten is seen.
+    def fill_memory_with_nan(self, case: Case) -> None:
+        """Fill the memory that the results will get with NaN, so that what a kernel leaves unwritten is seen.
 
-        Works through torch's CUDA allocator, which hands freed blocks out again; on a CPU large blocks come zeroed.
+        This relies on torch's CUDA allocator, which reuses freed blocks. Nothing is done on a CPU, where the operating
+        system hands out large blocks as zeros.
         """
         import torch
 
@@ -180,34 +192,35 @@ class CellMeasurer(Instruments):
         ]
         del blocks
 
-    def wrong(self, accuracy: Accuracy, when: str = "") -> dict[str, Any]:
+    def _wrong(self, accuracy: Accuracy, when: str = "") -> dict[str, Any]:
         return {"status": "wrong", "reason": when + accuracy.problem(), "accuracy": accuracy}
 
     def recover(self) -> bool:
-        """Gives memory back after a job, failed or not; False when the CUDA context is beyond repair."""
+        """Free memory after a job, failed or not. Return False where the CUDA context or torch's state is broken."""
         gc.collect()
-        if not self._settled:
-            gc.freeze()  # what is imported stays: from here on collecting takes no time, also while a job is timed
-            self._settled = True
+        if not self._gc_frozen:
+            gc.freeze()  # imported modules stay: later collections skip them and take next to no time in a timed job
+            self._gc_frozen = True
         try:
             self.timer.synchronize()
-            self.give_back()
+            self.empty_cache()
         except Exception:
             return False
         return not self.broken
 
-    def give_back(self) -> None:
-        """Empties torch's cache of memory, whose splits would keep large blocks from being used again."""
+    def empty_cache(self) -> None:
+        """Empty torch's memory cache on a GPU, where small tensors may have split blocks that large ones need."""
         import torch
 
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
 
 
-def _kept(case: Case, given: Inputs, held: int, saved: int | None) -> int:
-    """Bytes of what `prepare` holds that are its own: beyond a copy of each input and what a timed backward goes over.
+def _kept_by_prepare(case: Case, given: Inputs, held: int, saved: int | None) -> int:
+    """Return the bytes that `prepare` keeps for itself, which count as memory of the cell.
 
-    0 where that is not known.
+    `held` is what stays allocated after `prepare`. Not counted are a copy of each input and, where only the backward is
+    timed, what its forward saved (`saved`, bytes). 0 where that is not known.
     """
     if not case.has_forward:
         if saved is None:
@@ -216,8 +229,8 @@ def _kept(case: Case, given: Inputs, held: int, saved: int | None) -> int:
     return max(0, held - given.nbytes)
 
 
-def _rounded(measurement: Measurement) -> Measurement:
-    """To seven digits, more than any instrument has: run files are half as large."""
+def _round_to_7_digits(measurement: Measurement) -> Measurement:
+    """Round samples to seven digits, more than any instrument resolves. This halves the size of run files."""
     return Measurement(measurement.unit, tuple(float(f"{v:.7g}") for v in measurement.values))
 
 
@@ -225,7 +238,7 @@ def _signature(backend: Backend, case: Case, device: Device) -> Signature:
     return backend.signature(case, device) if hasattr(backend, "signature") else Signature()
 
 
-def _chosen(case: Case, backend: str, share: float) -> bool:
-    """Whether this cell is in the sample; the same cells in every run."""
+def _is_cross_checked(case: Case, backend: str, share: float) -> bool:
+    """Whether a cell is among the `share` of cells that are cross-checked. The same cells are chosen in every run."""
     digest = hashlib.sha256(f"{case.key}/{backend}".encode()).digest()
     return int.from_bytes(digest[:4], "big") < share * 2**32

@@ -54,7 +54,7 @@ def _profile(measurer: CellMeasurer, backend: Backend, case: Case, trace: str | 
     given = inputs.make(case, str(measurer.device), policy.seed)
     with measurer.memory.job_window():
         check = reference.make_check(case, given, policy.seed)
-        prepared, results, _, first_call = measurer.first_call(backend, case, check)
+        prepared, results, _, first_call = measurer.prepare_and_launch(backend, case, check)
         accuracy = check.check_first(results)
         wrong = accuracy.problem() or check.fp8_problem(prepared, accuracy) or ""
         del results
@@ -70,7 +70,7 @@ def _profile(measurer: CellMeasurer, backend: Backend, case: Case, trace: str | 
     )  # no copies: events are the instrument
     timing = measurer.time(timed_launch, policy)
     renewal = reference.InputRenewal(case, given, prepared)
-    signature = backend.signature(case, measurer.described) if hasattr(backend, "signature") else Signature()
+    signature = backend.signature(case, measurer.device_info) if hasattr(backend, "signature") else Signature()
     checked = replace(prepared, launch=check.launcher(prepared))
     shown = kernel_trace.trace_launch(measurer, case, signature, checked, timing, renewal.renew)
     wrong = wrong or shown.problem or ""

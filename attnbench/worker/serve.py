@@ -1,17 +1,20 @@
-"""The child process that touches the device: `python -m attnbench.worker` runs `main`, one process per backend.
+"""The worker's request loop: reads one JSON request a line from stdin and writes one JSON answer a line.
 
-It speaks JSON lines: a request on stdin, one answer on what was stdout (anything else that prints goes to stderr).
-Needs the standard library, torch and the library under test, so any interpreter that has those can be a worker.
+The answers go to the stdout that the process started with. Whatever else prints goes to stderr. The requests ("op")
+and their answers:
 
-    {"op": "environment", "device": "auto"}                     -> {"environment": {...}} or {"refused": "..."}
-    {"op": "rates", "device": {...}, "dtypes": ["bf16"]}        -> {"device": {...}}, now with what it reaches
-    {"op": "load", "name": "triton", "spec": "module:object"}   -> {"probe": {...}, "compiler": bool}
-    {"op": "import"}                                            -> {}, what measuring needs imported
-    {"op": "survey", "device": {...}, "cases": [...]}     -> {"answers": [[reason or null, workspace, efficiency], ...]}
-    {"op": "ready", "device": {...}}                            -> {}, the device opened and the instruments made
+    {"op": "environment", "device": "auto"}                   -> {"environment": {...}} or {"refused": "..."}
+    {"op": "rates", "device": {...}, "dtypes": ["bf16"]}      -> {"device": {...}}, with quick rates of matmul and copy
+    {"op": "load", "name": "triton", "spec": "module:object"} -> {"probe": {...}, "compiler": bool}
+    {"op": "import"}                                          -> {}, after importing what measuring needs
+    {"op": "survey", "device": {...}, "cases": [...]}   -> {"answers": [[reason or null, workspace, efficiency], ...]}
+    {"op": "ready", "device": {...}}                          -> {}, after opening the device and its instruments
     {"op": "run", "device": {...}, "policy": {...}, "job": {...}} -> {"record": {...}, "fatal": bool}
-    {"op": "examine", "device": {...}}                          -> {"facts": {...}}, the machine's fitness (fitness.py)
-    {"op": "profile", "device": {...}, "case": {...}, "trace": path or null} -> {"profile": {...}} (profiling.py)
+    {"op": "examine", "device": {...}}                        -> {"facts": {...}} (machine_facts.py)
+    {"op": "profile", "device": {...}, "case": {...}, "trace": path or null} -> {"profile": {...}} (profile_call.py)
+
+A request that raises an exception is answered with {"error": "..."}. "fatal" means that the CUDA context is broken;
+the worker then ends after its answer.
 """
 
 from __future__ import annotations
@@ -37,31 +40,29 @@ from attnbench.core.machine import Device
 from attnbench.core.policy import Policy
 from attnbench.core.record import Job, Measurement, Record
 from attnbench.worker import environment
-from attnbench.worker.measure.sampling import (  # before any backend: none replaces the clock that they hold
+from attnbench.worker.measure.sampling import (  # imported before any backend, so that none can replace their clock
     CpuTimer,
     collect_samples,
 )
 
 
 class Worker:
-    """One backend and the instruments for one device, both made on first use."""
+    """Answers requests for one backend on one device. Both are opened at the first request that needs them."""
 
     def __init__(self) -> None:
         self.backend: Backend | None = None
         self._usable = False
         self._measurer: Any = None
-        self.fatal = False
+        self.fatal = False  # True: the CUDA context is broken, and this process must end
 
     def answer(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the answer to one request. Raises what the backend raises, ValueError for an unknown "op"."""
         match request["op"]:
             case "environment":
                 return self.environment(request["device"])
             case "rates":
-                return {
-                    "device": to_json(
-                        environment.with_quick_rates(from_json(Device, request["device"]), request["dtypes"])
-                    )
-                }
+                device = from_json(Device, request["device"])
+                return {"device": to_json(environment.with_quick_rates(device, request["dtypes"]))}
             case "load":
                 self.backend = backends.load(request["name"], request["spec"])
                 probe = self.backend.probe()
@@ -70,14 +71,14 @@ class Worker:
                 self._usable = probe.usable
                 return {"probe": to_json(probe), "compiler": bool(getattr(self.backend, "starts_compiler", False))}
             case "import":
-                if self.measures:
+                if self.will_measure:
                     import_for_measuring()
                 return {}
             case "survey":
                 device = from_json(Device, request["device"])
                 return {"answers": [self.survey(from_json(Case, c), device) for c in request["cases"]]}
             case "ready":
-                if self.measures:
+                if self.will_measure:
                     self.measurer(from_json(Device, request["device"]))
                 return {}
             case "run":
@@ -98,18 +99,23 @@ class Worker:
                 raise ValueError(f"unknown request {other!r}")
 
     @property
-    def measures(self) -> bool:
-        """Whether its jobs, if any, take instruments."""
+    def will_measure(self) -> bool:
+        """Whether jobs of this backend need instruments: it can be used here, and it is not simulated."""
         return self._usable and not getattr(self.backend, "simulated", False)
 
     def environment(self, device: str) -> dict[str, Any]:
+        """Describe this machine and a device ("auto", "cpu", "cuda:N", "fake"), or say why there is no such device."""
         try:
             return {"environment": to_json(environment.describe(environment.resolve_device(device)))}
         except environment.NoDevice as error:
             return {"refused": str(error)}
 
     def survey(self, case: Case, device: Device) -> tuple[str | None, Any, float]:
-        """Why the backend does not take the case (or None), the memory it needs, the share of a matmul's rate."""
+        """Ask the backend about one case, for the plan.
+
+        Return the reason why it does not support the case (or None), its workspace as JSON, and its expected speed as
+        a share of a matmul's rate. Raises TypeError or ValueError where the backend returns something else.
+        """
         assert self.backend is not None
         reason = self.backend.unsupported(case, device)
         if device.kind == "fake" and not getattr(self.backend, "simulated", False):
@@ -126,7 +132,7 @@ class Worker:
         return reason, to_json(workspace), efficiency
 
     def run(self, job: Job, policy: Policy, device: Device) -> Record:
-        """Measures; whatever goes wrong becomes the record's status and reason."""
+        """Measure one job and return its record. Any exception becomes the record's status and reason."""
         assert self.backend is not None
         began = time.monotonic()
         try:
@@ -138,7 +144,7 @@ class Worker:
             found = {"status": "skipped", "reason": " ".join(str(refusal).split()) or "refused without a reason"}
         except Exception as error:
             traceback.print_exc()
-            found = {"status": "oom" if _is_oom(error) else "failed", "reason": _one_line(error)}
+            found = {"status": "oom" if _is_out_of_memory(error) else "failed", "reason": _one_line(error)}
         if self._measurer is not None and not self._measurer.recover():
             self.fatal = True
         return Record(
@@ -146,23 +152,24 @@ class Worker:
         )
 
     def measurer(self, device: Device) -> Any:
+        """Return the CellMeasurer of this worker; the first call opens the device."""
         if self._measurer is None:
             from attnbench.worker.measure_cell import CellMeasurer
 
             self._measurer = CellMeasurer(device)
-        self._measurer.described = device  # whose rates were not known when the instruments were made
+        self._measurer.device_info = device  # its rates may not have been known when the instruments were made
         return self._measurer
 
 
 def import_for_measuring() -> None:
-    """What measuring needs, the device untouched. sympy too, which the first torch.autograd.grad would import."""
-    import torch.fx.experimental.symbolic_shapes  # noqa: F401
+    """Import what measuring needs, without touching the device."""
+    import torch.fx.experimental.symbolic_shapes  # noqa: F401  (sympy: else the first torch.autograd.grad imports it)
 
     import attnbench.worker.measure_cell  # noqa: F401
 
 
 def simulate(prepared: Prepared, policy: Policy) -> dict[str, Any]:
-    """A simulated backend through the same sampling loop, on its own clock."""
+    """Return the record fields of a simulated backend: the same sampling loop, on the clock that it brings."""
     simulation = prepared.simulation
     assert simulation is not None
     if not simulation.accuracy.ok:
@@ -183,27 +190,28 @@ def simulate(prepared: Prepared, policy: Policy) -> dict[str, Any]:
     }
 
 
-def _is_oom(error: Exception) -> bool:
-    """Out of memory, in the words of torch's allocators, CUDA and the libraries above it."""
+def _is_out_of_memory(error: Exception) -> bool:
+    """Whether an exception means out of memory, by the messages of torch's allocators, CUDA, cuDNN and cuBLAS."""
     text = str(error).lower()
     words = ("out of memory", "can't allocate memory", "cudnn_status_alloc_failed", "cublas_status_alloc_failed")
     return isinstance(error, MemoryError) or any(word in text for word in words)
 
 
 def _one_line(error: Exception) -> str:
+    """Return the exception's type and the first paragraph of its message in one line of at most 400 characters."""
     text = " ".join(str(error).split("\n\n")[0].split())
     text = re.sub(r"(Tried to allocate [\d.]+ \w+\.).*?of which ([\d.]+ \w+) is free.*", r"\1 \2 free", text)
     return f"{type(error).__name__}: {text}"[:400] if text else type(error).__name__
 
 
 def _die_with_parent() -> None:
-    """Linux: the kernel kills this worker when its parent dies, however it dies, even while a kernel hangs."""
+    """Ask Linux to kill this process when its parent dies, however that dies, even while a GPU kernel hangs."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
 
 
 def serve(requests: TextIO, answers: TextIO) -> None:
-    """Answers until stdin closes. An exception becomes {"error", "kind"}; after a fatal one the process ends."""
+    """Answer requests, one JSON line each, until the input ends or the CUDA context is broken."""
     worker = Worker()
     for line in requests:
         try:
@@ -219,13 +227,10 @@ def serve(requests: TextIO, answers: TextIO) -> None:
 
 
 def main() -> None:
+    """Serve requests from stdin until it closes, then end the process."""
     _die_with_parent()
     answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # a library that prints must not garble the answers
+    os.dup2(2, 1)  # what a library prints must not mix with the answers
     serve(sys.stdin, answers)
     answers.flush()
-    os._exit(0)  # without the destructors of a broken CUDA context
-
-
-if __name__ == "__main__":
-    main()
+    os._exit(0)  # skip destructors, which may crash or hang in a broken CUDA context

@@ -79,7 +79,7 @@ class Gpu(Instruments):
 
     def __init__(self) -> None:
         self.device = torch.device("cuda")
-        self.described = Device("cuda", 0, "Played GPU", 2**36, 2**36, copy=4e12)
+        self.device_info = Device("cuda", 0, "Played GPU", 2**36, 2**36, copy=4e12)
         self.l2_bytes = 50 * 2**20
         self.flush = lambda: None  # type: ignore[assignment]
         self.played = Events()

@@ -19,7 +19,7 @@ from attnbench.worker.measure import ceiling, l2_cache
 from attnbench.worker.measure.cuda_graph import NotCapturable
 from attnbench.worker.measure.cupti import Untraceable
 from attnbench.worker.measure.sampling import CpuTimer, do_nothing
-from attnbench.worker.measure_cell import _chosen
+from attnbench.worker.measure_cell import _is_cross_checked
 from builders import case
 
 CPU = Device("cpu", 0, "CPU", 2**34, 2**34, l2=2**20, copy=2e10)
@@ -116,23 +116,23 @@ CASES = [case(n, batch=b, causal=c) for n in range(64, 2064, 4) for b in (1, 2) 
 @pytest.mark.parametrize("share", [0.01, 0.05, 0.3, 0.9])
 def test_the_sample_of_a_cross_check_is_near_its_share(share: float) -> None:
     """Of 2000 cells, within four standard deviations."""
-    chosen = sum(_chosen(which, "eager", share) for which in CASES)
+    chosen = sum(_is_cross_checked(which, "eager", share) for which in CASES)
     assert abs(chosen - share * len(CASES)) < 4 * (len(CASES) * share * (1 - share)) ** 0.5
     assert chosen > 0
 
 
 def test_none_and_all_of_the_cells() -> None:
-    assert not any(_chosen(which, "eager", 0.0) for which in CASES)
-    assert all(_chosen(which, "eager", 1.0) for which in CASES)
+    assert not any(_is_cross_checked(which, "eager", 0.0) for which in CASES)
+    assert all(_is_cross_checked(which, "eager", 1.0) for which in CASES)
 
 
 def test_the_sample_is_the_same_in_every_run() -> None:
     """Two runs can be compared on it: no hash of Python's, which differs between processes."""
-    chosen = [i for i, which in enumerate(CASES) if _chosen(which, "eager", 0.01)]
+    chosen = [i for i, which in enumerate(CASES) if _is_cross_checked(which, "eager", 0.01)]
     assert chosen[:5] == FIRST_OF_1_PERCENT
-    larger = {i for i, which in enumerate(CASES) if _chosen(which, "eager", 0.3)}
+    larger = {i for i, which in enumerate(CASES) if _is_cross_checked(which, "eager", 0.3)}
     assert set(chosen) < larger  # a larger share adds cells
-    assert larger != {i for i, which in enumerate(CASES) if _chosen(which, "triton", 0.3)}
+    assert larger != {i for i, which in enumerate(CASES) if _is_cross_checked(which, "triton", 0.3)}
 
 
 FIRST_OF_1_PERCENT = [9, 17, 100, 166, 251]

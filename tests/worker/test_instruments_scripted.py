@@ -148,7 +148,7 @@ def test_an_instrument_that_cannot_be_used_is_said(gpu: Gpu, graphs: list[Any]) 
 def test_turns_give_each_instrument_one_reading_a_turn_and_the_first_place_in_its_time(
     gpu: Gpu, graphs: list[Any]
 ) -> None:
-    readings, notes = gpu.turns(timed_launch(), QUICK)
+    readings, notes = gpu.cross_check(timed_launch(), QUICK)
     assert notes == []
     assert {name: (m.unit, len(m.values)) for name, m in readings.items()} == {
         "turns_events": ("s", TURNS),
@@ -171,19 +171,19 @@ def test_turns_give_each_instrument_one_reading_a_turn_and_the_first_place_in_it
 
 def test_turns_of_long_calls_are_few(gpu: Gpu, graphs: list[Any]) -> None:
     gpu.played.seconds = 1.1 * FEW
-    readings, _ = gpu.turns(timed_launch(), QUICK)
+    readings, _ = gpu.cross_check(timed_launch(), QUICK)
     assert {len(m.values) for m in readings.values()} == {FEW_TURNS}
     assert graphs[0].closed
 
 
 def test_turns_go_on_without_an_instrument_and_say_which(gpu: Gpu, graphs: list[Any]) -> None:
     gpu.tracer.lost = True  # type: ignore[union-attr]
-    readings, notes = gpu.turns(timed_launch(), QUICK)
+    readings, notes = gpu.cross_check(timed_launch(), QUICK)
     assert set(readings) == {"turns_events", "turns_graph"}
     assert notes == ["cross-check: the profiler saw 1 of 2 markers"]
     gpu.tracer = None
     graphs.insert(0, NotCapturable("it cannot be captured in a CUDA graph: item()"))
-    readings, notes = gpu.turns(timed_launch(), QUICK)
+    readings, notes = gpu.cross_check(timed_launch(), QUICK)
     assert set(readings) == {"turns_events"}
     assert notes == [
         "cross-check: the profiler sees no kernels here (CUPTI)",

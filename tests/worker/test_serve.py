@@ -52,7 +52,7 @@ def test_what_is_made_before_the_rates_are_known_knows_them_after() -> None:
     assert made.bandwidth == 1e10
     assert ours.measurer(Device("cpu", 0, "CPU", 2**30, 2**30, copy=3e10)) is made
     assert made.bandwidth == 3e10
-    assert made.described.copy == 3e10
+    assert made.device_info.copy == 3e10
 
 
 def test_opening_the_device_imports_nothing_more_and_no_compiler() -> None:
