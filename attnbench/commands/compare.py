@@ -4,20 +4,15 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from attnbench.commands.shared import collect_no_garbage, ends_with_its_reader, one_of, put, read
-
-if TYPE_CHECKING:
-    from attnbench.analysis.compare.compare import Comparison
-
-THEN = ("scipy.special", "attnbench.analysis.compare.compare", "attnbench.analysis.compare.write_terminal")
-FORMATS = ("table", "md", "csv", "html", "json")
+from attnbench.commands.output import Format, Html, Json, option, outputs, write
+from attnbench.commands.shared import ends_with_its_reader, read
+from attnbench.core.errors import UserError
 
 what = partial(typer.Option, rich_help_panel="What to compare")
-output = partial(typer.Option, rich_help_panel="Files and output")
 
 
 def compare(
@@ -40,52 +35,49 @@ def compare(
     workload: Annotated[
         Path | None, what("--workload", metavar="FILE", help="YAML: cases with weights, for one figure in all.")
     ] = None,
-    format: Annotated[
-        str, output("--format", "-f", metavar="FORMAT", help="table, md, html; csv, json (every cell).")
-    ] = "table",
-    out: Annotated[Path | None, output("--out", "-o", metavar="FILE", help="Write it there.")] = None,
-    every: Annotated[bool, output("--all", metavar="", help="Every cell too, not the fastest backends only.")] = False,
+    format: Format = None,
+    html: Html = None,
+    json: Json = False,
+    out: Annotated[
+        Path | None, option("--out", "-o", metavar="FILE", help="Write the format there: -f md -o FILE is -f md=FILE.")
+    ] = None,
+    every: Annotated[
+        bool,
+        option("--all", metavar="", help="Every case and every cell in table and md, as html, json and csv have them."),
+    ] = False,
 ) -> None:
-    """Compare machines for who buys one: speed, power, price, what fits in memory; needs no GPU.
+    """Compare machines for a buyer: speed, power, price, what fits in memory; needs no GPU.
 
     Measure the same suite on each, best with --rounds 5. Files of one machine count as its rounds.
 
     attnbench compare h200.jsonl h100.jsonl
     attnbench compare h200.jsonl h100.jsonl --price h200=3.40/h --price h100=2.20/h
-    attnbench compare lab-*.jsonl --to h100 --workload chat.yaml -f html -o compare.html
+    attnbench compare lab-*.jsonl --to h100 --workload chat.yaml --html compare.html
     """
-    from attnbench.results.columns import COMPARE
-
-    one_of("--format", format, FORMATS)
-    collect_no_garbage()
+    formats = [*(format or ()), *(["json"] if json else ())]
+    wanted = outputs(_with_file(formats, out) if out else formats, html)
+    if out:
+        wanted = [(name, file) for name, file in wanted if file]  # nothing is printed
     ends_with_its_reader()
-    runs = [read(path, COMPARE, THEN) for path in results]
+    runs = [read(path) for path in results]
 
     from attnbench.analysis.compare.compare import Request
     from attnbench.analysis.compare.compare import compare as compared
+    from attnbench.analysis.compare.document import document
 
-    request = Request(to, tuple(name or ()), tuple(price or ()), workload)
-    _write(compared(results, runs, request), format, out, every)
+    comparison = compared(results, runs, Request(to, tuple(name or ()), tuple(price or ()), workload))
 
+    def page() -> str:
+        from attnbench.report.html import html_page
 
-def _write(comparison: Comparison, format: str, out: Path | None, every: bool) -> None:
-    if format == "table" and not out:
-        from rich.console import Console
+        return html_page.render(document(comparison, every=True))
 
-        from attnbench.analysis.compare import write_terminal
-
-        write_terminal.render(Console(highlight=False), comparison, every)
-        return
-    put(_text(comparison, format, every), out)
-    if out:
-        print(f"{format}: {out}")
+    if code := write(document(comparison, every), wanted, {"html": page}):
+        raise typer.Exit(code)
 
 
-def _text(comparison: Comparison, format: str, every: bool) -> str:
-    from attnbench.analysis.compare import write_export, write_html, write_markdown, write_terminal
-
-    if format in ("csv", "json"):
-        return write_export.csv_text(comparison) if format == "csv" else write_export.json_text(comparison)
-    if format == "html":
-        return write_html.page(comparison)
-    return write_markdown.render(comparison, every) if format == "md" else write_terminal.text(comparison, every)
+def _with_file(formats: list[str], out: Path) -> list[str]:
+    """Return the one format given (the table by default) as FORMAT=FILE."""
+    if len(formats) > 1 or "=" in "".join(formats):
+        raise UserError(f"--out takes one format, as in -f md -o {out}; for several write -f FORMAT=FILE for each")
+    return [f"{''.join(formats) or 'table'}={out}"]

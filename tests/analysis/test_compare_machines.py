@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from attnbench.analysis.compare import differences, prices
-from attnbench.analysis.compare.join import best
+from attnbench.analysis.compare import prices
 from attnbench.analysis.compare.machines import Machine, machines, matching, parse_names, reference
+from attnbench.analysis.compare.setup_differences import setup_differences
 from attnbench.core.errors import UserError
 from attnbench.core.record import Run
 from builders import CPU, H200, case, environment, ok, run
@@ -47,10 +47,10 @@ def test_names_are_short_and_say_what_differs() -> None:
 
 def test_files_of_one_machine_are_its_rounds() -> None:
     one, other = made(a_run(rounds=2), a_run(H100), a_run(rounds=3))
-    ((key, logs),) = one.logs.items()
+    ((key, logs),) = one.log_latencies.items()
     assert list(logs) == [0, 1, 2, 3, 4]
-    assert [list(file.rounds) for file in one.files] == [[0, 1], [2, 3, 4]]
-    assert other.logs.keys() == {key}
+    assert [file.path.name for file in one.files] == ["0.jsonl", "2.jsonl"]
+    assert other.log_latencies.keys() == {key}
 
 
 def test_alike_files_alone_stand_each_for_itself() -> None:
@@ -140,17 +140,17 @@ def test_every_difference_in_software_is_a_warning() -> None:
     theirs = {"torch": "2.12.0", "driver": "590.1", "packages": {"flash-attn": "2.8"}, "power_limit_w": 500.0}
     ours, other = a_run(), a_run(**theirs)  # type: ignore[arg-type]
     found = made(replace(ours, versions={"triton": "3.6"}), replace(other, versions={"triton": "3.7"}))
-    lines = list(differences.warnings(found, [best(m) for m in found], [case()]))
+    lines = [str(caution) for caution in setup_differences(found, [case()])]
     said = ["torch differs", "driver differs", "flash-attn differs: not there", "triton differs", "The power limit of"]
     assert all(line.startswith(start) for line, start in zip(lines, said, strict=True)), lines
     cpu = made(a_run(), a_run(CPU))
-    assert not list(differences.warnings(cpu, [best(m) for m in cpu], [case()])), "hardware is what is compared"
+    assert not list(setup_differences(cpu, [case()])), "hardware is what is compared"
 
 
 def test_a_clock_held_down_and_a_backend_never_tried_are_warnings() -> None:
     held = ok(case(), "triton", 500, clock_held=1.4e9, limits=("power cap",))
     found = made(run([held]), run([ok(case(), "fa4", 600)], device=H100))
-    lines = list(differences.warnings(found, [best(m) for m in found], [case()]))
+    lines = [str(caution) for caution in setup_differences(found, [case()])]
     assert [line.partition(":")[0] for line in lines] == [
         "H200 was not measured with what is fastest on another",
         "H100 80GB HBM3 was not measured with what is fastest on another",

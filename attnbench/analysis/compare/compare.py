@@ -1,29 +1,36 @@
-"""Run files -> a comparison: one value that every writer reads."""
+"""Run files -> a comparison: one value that holds all figures, as answer.py, tables.py and json_and_csv.py show it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from attnbench.analysis.compare import differences, figures, join, longest, prices, ratios
-from attnbench.analysis.compare.join import Best, Lack
+from attnbench.analysis.compare.common_cells import check_common_cases, common_cases, common_keys, kinds
+from attnbench.analysis.compare.efficiency import Power, mean_tflops, mean_utilization, power
+from attnbench.analysis.compare.longest_sequence import LongestSequence, longest_sequences
 from attnbench.analysis.compare.machines import Machine, machines, parse_names, reference
-from attnbench.analysis.compare.prices import Price
-from attnbench.analysis.compare.ratios import Ratio
+from attnbench.analysis.compare.missing_cells import MissingCells, missing_cells
+from attnbench.analysis.compare.prices import Price, prices
+from attnbench.analysis.compare.setup_differences import setup_differences
+from attnbench.analysis.compare.speed_ratio import Ratio, equal_weights, speed_ratio
+from attnbench.analysis.compare.unit_spread import UnitSpread, unit_spreads
 from attnbench.core.case import Case
 from attnbench.core.errors import UserError
 from attnbench.core.record import Run
+from attnbench.report.document import Caution
 from attnbench.results.cells import Key
 
 if TYPE_CHECKING:
-    from attnbench.analysis.compare import mix
+    from attnbench.analysis.compare.weighted_workload import WorkloadResult
 
 
 @dataclass(frozen=True)
 class Request:
+    """What the options of the command ask for, as they were given."""
+
     to: str | None = None
     names: tuple[str, ...] = ()  # FILE=LABEL
     prices: tuple[str, ...] = ()  # NAME=3.40/h
@@ -32,85 +39,80 @@ class Request:
 
 @dataclass(frozen=True)
 class Group:
-    """Ratios by machine: with the fastest backend of each, and with the same backend on both (None without cells)."""
+    """The ratios over some cases, by the machine's label."""
 
     name: str
     cases: tuple[Case, ...]
     cells: tuple[Key, ...]
-    best: tuple[Ratio, ...]
-    same: tuple[Ratio | None, ...]
+    fastest: Mapping[str, Ratio]  # over the cases, each machine with its fastest backend
+    same: Mapping[str, Ratio | None]  # over the cells, so with the same backend on both; None where there are none
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """Sequences over machines are in the order of `machines`; ratios are to `reference`, above 1 faster."""
+    """All figures of a comparison. Mappings are by the machine's label; ratios are to the reference, above 1 faster."""
 
     machines: tuple[Machine, ...]
     reference: Machine
-    bests: tuple[Best, ...]
-    cases: tuple[Case, ...]  # with a figure on all
-    cells: tuple[Key, ...]  # with a figure on all
+    cases: tuple[Case, ...]  # with a figure on all machines
+    cells: tuple[Key, ...]  # with a figure on all machines
     whole: Group
-    tflops: tuple[float, ...]
-    utilization: tuple[float | None, ...]
-    power: figures.Power | None
-    prices: Mapping[str, Price]  # by label
-    workload: mix.Answer | None
-    lacks: tuple[Lack, ...]
-    longest: tuple[longest.Line, ...]
-    units: tuple[figures.Units, ...]
-    warnings: tuple[str, ...] = ()
+    mean_tflops: Mapping[str, float]  # geometric mean over the cases
+    utilization: Mapping[str, float | None]
+    power: Power | None
+    prices: Mapping[str, Price]
+    workload: WorkloadResult | None
+    missing: tuple[MissingCells, ...]
+    longest: tuple[LongestSequence, ...]
+    spreads: tuple[UnitSpread, ...]
+    differences: tuple[Caution, ...] = ()
 
-    @cached_property
-    def home(self) -> int:
-        """The place of the reference."""
-        return self.machines.index(self.reference)
+    @property
+    def labels(self) -> tuple[str, ...]:
+        return tuple(machine.label for machine in self.machines)
+
+    @property
+    def others(self) -> tuple[Machine, ...]:
+        """All machines but the reference."""
+        return tuple(machine for machine in self.machines if machine is not self.reference)
 
     @cached_property
     def groups(self) -> list[Group]:
+        """The cases by head dimension, mask and pass."""
         keys: dict[Case, list[Key]] = {}
         for key in self.cells:
             keys.setdefault(key[0], []).append(key)
-        grouped = join.groups(self.cases)
         return [
-            _group(name, of, [key for case in of for key in keys.get(case, ())], self.machines, self.home, self.bests)
-            for name, of in grouped.items()
+            _group(name, cases, [key for case in cases for key in keys.get(case, ())], self.machines, self.reference)
+            for name, cases in kinds(self.cases).items()
         ]
 
     @property
-    def overall(self) -> tuple[Ratio | None, ...]:
-        """What answers the question: the workload where there is one, else all cases with the fastest backends."""
-        return self.workload.ratios if self.workload else self.whole.best
+    def overall(self) -> Mapping[str, Ratio | None]:
+        """The ratios that answer the question: of the workload if one was given, else over all cases."""
+        return self.workload.ratios if self.workload else self.whole.fastest
 
-    def bought(self, i: int) -> float | None:
-        """What the machine's price buys, in the price's unit; of the workload where there is one."""
-        price, rate = self.prices.get(self.machines[i].label), self.rate(i)
-        return price.buys(rate) if price and rate else None
+    @property
+    def tflops(self) -> Mapping[str, float | None]:
+        """TFLOP/s of the workload if one was given, else the geometric mean over the cases."""
+        return self.workload.tflops if self.workload else self.mean_tflops
 
-    def rate(self, i: int) -> float | None:
-        """TFLOP/s of the workload where there is one, else the geometric mean over the cases."""
-        return self.workload.tflops[i] if self.workload else self.tflops[i]
+    def bought(self, label: str) -> float | None:
+        """Return what the machine's price buys of `tflops`, in the price's unit; None without a price."""
+        price, tflops = self.prices.get(label), self.tflops[label]
+        return price.buys(tflops) if price and tflops else None
 
-    def speed(self, i: int, key: Key) -> float:
-        """TFLOP/s of a machine."""
-        return figures.tflops(self.machines[i], key)
+    def cell_ratio(self, key: Key, machine: Machine) -> Ratio:
+        """Return the ratio of a machine over one cell."""
+        return speed_ratio(self.reference, {key: 1.0}, machine)
 
-    def cell_ratio(self, key: Key, i: int) -> Ratio:
-        """Of one cell."""
-        return ratios.ratio(self.reference, {key: 1.0}, self.machines[i])
-
-    def case_ratio(self, case: Case, i: int) -> Ratio:
-        """Of one case, each with its fastest backend."""
-        ours, theirs = (case, self.bests[self.home][case]), (case, self.bests[i][case])
-        return ratios.ratio(self.reference, {ours: 1.0}, self.machines[i], {theirs: 1.0})
-
-    def others(self) -> Iterator[int]:
-        """The places of all machines but the reference."""
-        return (i for i in range(len(self.machines)) if i != self.home)
+    def case_ratio(self, case: Case, machine: Machine) -> Ratio:
+        """Return the ratio of a machine over one case, both with their fastest backend."""
+        return _fastest_ratio(self.reference, machine, [case])
 
 
 def compare(paths: Sequence[Path], runs: Sequence[Run], request: Request) -> Comparison:
-    """Raises UserError where there is nothing to compare."""
+    """Return the comparison of some run files. Raises UserError where there is nothing to compare."""
     if len(paths) < 2:
         raise UserError("give at least two run files to compare; attnbench report shows a single one")
     for path in paths:
@@ -120,52 +122,45 @@ def compare(paths: Sequence[Path], runs: Sequence[Run], request: Request) -> Com
     if len(found) < 2:
         raise UserError("--name makes one machine of all files: nothing to compare")
     home = reference(found, request.to)
-    costs = prices.prices(request.prices, found)
-    bests = [join.best(machine) for machine in found]
-    join.check(found, bests)
-    cells, cases = join.common(found), join.common_cases(bests)
+    costs = prices(request.prices, found)
+    check_common_cases(found)
+    cells, cases = common_keys(found), common_cases(machine.fastest for machine in found)
     return Comparison(
         machines=tuple(found),
         reference=home,
-        bests=tuple(bests),
         cases=tuple(cases),
         cells=tuple(cells),
-        whole=_group("all", cases, cells, found, found.index(home), bests),
-        tflops=tuple(figures.mean(m, best, cases) or 0.0 for m, best in zip(found, bests, strict=True)),
-        utilization=tuple(figures.mean(m, best, cases, "utilization") for m, best in zip(found, bests, strict=True)),
-        power=figures.power(found, bests, cases),
+        whole=_group("all", cases, cells, found, home),
+        mean_tflops={machine.label: mean_tflops(machine, cases) for machine in found},
+        utilization={machine.label: mean_utilization(machine, cases) for machine in found},
+        power=power(found, cases),
         prices=costs,
-        workload=_weighed(request.workload, found, home) if request.workload else None,
-        lacks=tuple(join.lacks(found)),
-        longest=tuple(longest.longest(found)),
-        units=tuple(figures.units(found)),
-        warnings=tuple(differences.warnings(found, bests, cases)),
+        workload=_workload(request.workload, found, home) if request.workload else None,
+        missing=tuple(missing_cells(found)),
+        longest=tuple(longest_sequences(found)),
+        spreads=tuple(unit_spreads(found)),
+        differences=tuple(setup_differences(found, cases)),
     )
 
 
-def _weighed(file: Path, found: Sequence[Machine], home: Machine) -> mix.Answer:
-    from attnbench.analysis.compare import (  # with pydantic, which takes longer to load than most comparisons
-        mix,
-        workload,
-    )
+def _workload(file: Path, found: Sequence[Machine], home: Machine) -> WorkloadResult:
+    # They load pydantic, which takes longer than most comparisons.
+    from attnbench.analysis.compare import weighted_workload, workload_file
 
-    return mix.weigh(workload.load(file), found, home)
+    return weighted_workload.weigh(workload_file.load(file), found, home)
 
 
-def _group(
-    name: str,
-    cases: Sequence[Case],
-    cells: Sequence[Key],
-    found: Sequence[Machine],
-    home: int,
-    bests: Sequence[Best],
-) -> Group:
-    keys = [ratios.alike((case, best[case]) for case in cases) for best in bests]
-    alike = ratios.alike(cells) if cells else {}
+def _group(name: str, cases: Sequence[Case], cells: Sequence[Key], found: Sequence[Machine], home: Machine) -> Group:
+    same = equal_weights(cells)
     return Group(
         name,
         tuple(cases),
         tuple(cells),
-        tuple(ratios.ratio(found[home], keys[home], m, own) for m, own in zip(found, keys, strict=True)),
-        tuple(ratios.ratio(found[home], alike, m) if alike else None for m in found),
+        fastest={machine.label: _fastest_ratio(home, machine, cases) for machine in found},
+        same={machine.label: speed_ratio(home, same, machine) if same else None for machine in found},
     )
+
+
+def _fastest_ratio(home: Machine, machine: Machine, cases: Sequence[Case]) -> Ratio:
+    ours, theirs = (equal_weights([(case, m.fastest[case]) for case in cases]) for m in (home, machine))
+    return speed_ratio(home, ours, machine, theirs)

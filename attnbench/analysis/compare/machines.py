@@ -1,9 +1,9 @@
-"""Run files -> machines: what stands side by side. Files of one machine are its rounds.
+"""Run files -> machines: what a comparison sets side by side. The files of one machine are its rounds.
 
-Two files are of one machine where nothing that Environment.differences sees sets them apart and they were measured
-alike (timer, L2), or where --name gives them one name. Several units of one GPU model, with the same power limit and
-software, are one machine too, since a buyer gets any of them; how far apart they lie is said. Where this leaves a
-single machine, every file stands for itself.
+Two files are of one machine where Environment.differences finds nothing and both were measured with the same timer and
+L2 state, or where --name gives both one label. Several units of one GPU model with the same power limit and software
+count as one machine too, because a buyer gets any of them; unit_spread.py shows how far apart they lie. Where this
+leaves a single machine, each file is a machine of its own.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import chain
 from pathlib import Path
 
 from attnbench.core.case import Case
 from attnbench.core.errors import UserError, did_you_mean
+from attnbench.core.flops import flops
+from attnbench.core.machine import Environment
 from attnbench.core.record import Job, Record, Run
-from attnbench.results import columns
-from attnbench.results.cells import Cell, Key, cells, keyed
+from attnbench.results.cells import Cell, Key, by_key, cells
 
 _BRANDS = re.compile(r"\(R\)|\(TM\)|\bNVIDIA\b|\bAMD\b|\bIntel\b|\bTesla\b|\bProcessor\b|\bCPU\b.*|\d+-Core\b|@.*")
 _CORES = re.compile(r"\s*\(\d+ cores\)$")
@@ -28,62 +28,95 @@ _CORES = re.compile(r"\s*\(\d+ cores\)$")
 
 @dataclass(frozen=True)
 class File:
+    """A run file and what it holds."""
+
     path: Path
     run: Run
-    rounds: range = range(0)  # of the machine's that are this file's
 
 
 @dataclass(frozen=True, eq=False)
 class Machine:
-    """`label` is unique. `run` holds the records of all files, whose rounds are numbered on."""
+    """What is compared. `label` is unique; `run` holds the records of all files, whose rounds are numbered on."""
 
     label: str
     files: tuple[File, ...]
     run: Run = field(repr=False)
-    known: dict[Case, Case] = field(repr=False)  # of all machines: equal cases are one object, so look-ups are quick
+
+    @property
+    def environment(self) -> Environment:
+        return self.run.environment
+
+    @property
+    def is_gpu(self) -> bool:
+        return self.environment.device.kind == "cuda"
 
     @cached_property
     def cells(self) -> Mapping[Key, Cell]:
-        """In the order of a report."""
-        return keyed(cells([self.run]), self.known)
+        """All cells, with and without a figure, in the order of a report."""
+        return by_key(cells([self.run]))
 
     @cached_property
-    def logs(self) -> Mapping[Key, Mapping[int, float]]:
-        """Of every cell with a figure, in the order of a report: round -> logarithm of the latency."""
+    def log_latencies(self) -> Mapping[Key, Mapping[int, float]]:
+        """Round -> natural logarithm of its latency in seconds, of every cell that has a figure."""
         found = {}
         for key, cell in self.cells.items():
             if cell.status == "ok":
-                each = {number: math.log(t) for number, t in cell.rounds("latency").items() if t}
-                if each:
-                    found[key] = each
+                logs = {number: math.log(seconds) for number, seconds in cell.rounds("latency").items() if seconds}
+                if logs:
+                    found[key] = logs
         return found
 
     @cached_property
-    def means(self) -> Mapping[Key, float]:
-        """The mean of the rounds' logarithms."""
-        return {key: math.fsum(each.values()) / len(each) for key, each in self.logs.items()}
+    def mean_log_latency(self) -> Mapping[Key, float]:
+        """The mean over the rounds of the logarithm of the latency, of every cell that has a figure."""
+        return {key: math.fsum(logs.values()) / len(logs) for key, logs in self.log_latencies.items()}
+
+    @cached_property
+    def fastest(self) -> Mapping[Case, str]:
+        """Case -> its fastest backend, of every case that has a figure."""
+        return self.fastest_of(self.log_latencies)
+
+    def fastest_of(self, keys: Iterable[Key]) -> dict[Case, str]:
+        """Return case -> its fastest backend among these cells, each of which has a figure."""
+        best: dict[Case, Key] = {}
+        for key in keys:
+            rival = best.setdefault(key[0], key)
+            if self.mean_log_latency[key] < self.mean_log_latency[rival]:
+                best[key[0]] = key
+        return {case: backend for case, (_, backend) in best.items()}
+
+    def latency(self, key: Key) -> float:
+        """Return seconds: the geometric mean of the rounds' medians."""
+        return math.exp(self.mean_log_latency[key])
+
+    def tflops(self, key: Key) -> float:
+        """Return TFLOP/s: the case's exact FLOPs over `latency`."""
+        return flops(key[0]) / self.latency(key) / 1e12
 
 
 def machines(paths: Sequence[Path], runs: Sequence[Run], names: Mapping[Path, str] | None = None) -> list[Machine]:
-    """In the order of their first file. `names` are labels that were asked for; files with one label are joined."""
+    """Return the machines in the order of their first file.
+
+    `names` are the labels that were asked for; files with one label are joined. Raises UserError where those are not of
+    one machine.
+    """
     names = names or {}
     files = [File(path, run) for path, run in zip(paths, runs, strict=True)]
-    groups = _groups(files, names)
+    groups = _grouped(files, names)
     if len(groups) == 1 and not names:
         groups = [[file] for file in files]
     given = [next((names[f.path] for f in group if f.path in names), None) for group in groups]
     labels = _labels([group[0].run for group in groups], given)
-    known: dict[Case, Case] = {}
-    return [_machine(label, group, known) for label, group in zip(labels, groups, strict=True)]
+    return [_joined(label, group) for label, group in zip(labels, groups, strict=True)]
 
 
-def alike(found: Iterable[Machine]) -> list[list[File]]:
-    """The files of all machines, those together that nothing known sets apart: of one unit, or of several."""
-    return _groups([file for machine in found for file in machine.files], {})
+def indistinguishable_files(machines: Iterable[Machine]) -> list[list[File]]:
+    """Return the files of all machines in groups that nothing in their files sets apart: of one unit or of several."""
+    return _grouped([file for machine in machines for file in machine.files], {})
 
 
 def parse_names(options: Iterable[str], paths: Sequence[Path]) -> dict[Path, str]:
-    """--name FILE=LABEL; FILE is a path as given, its name, or that without .jsonl."""
+    """Return path -> label of --name FILE=LABEL; FILE is a path as given, its name, or its name without .jsonl."""
     found: dict[Path, str] = {}
     for option in options:
         word, equals, label = (part.strip() for part in option.rpartition("="))
@@ -97,48 +130,48 @@ def parse_names(options: Iterable[str], paths: Sequence[Path]) -> dict[Path, str
     return found
 
 
-def reference(found: Sequence[Machine], name: str | None) -> Machine:
-    """The first, or the one that --to names: its label, or a part of it that no other has."""
+def reference(machines: Sequence[Machine], name: str | None) -> Machine:
+    """Return the machine that --to names, by its label or a part of it that no other label has; else the first."""
     if name is None:
-        return found[0]
-    fit = matching(found, name)
+        return machines[0]
+    fit = matching(machines, name)
     if len(fit) != 1:
         why = f"stands for {' and '.join(m.label for m in fit)}" if fit else "is none of the machines"
-        raise UserError(f"--to: {name!r} {why}{did_you_mean(name, [m.label for m in found])}")
+        raise UserError(f"--to: {name!r} {why}{did_you_mean(name, [m.label for m in machines])}")
     return fit[0]
 
 
-def matching(found: Sequence[Machine], name: str) -> list[Machine]:
-    """Those whose label it is, whatever its case; else those with its words in label or device name."""
+def matching(machines: Sequence[Machine], name: str) -> list[Machine]:
+    """Return the machine of that label, in any case; else those with the name as whole words in label or device."""
     word = name.casefold().strip()
-    if exact := [m for m in found if m.label.casefold() == word]:
+    if exact := [m for m in machines if m.label.casefold() == word]:
         return exact
     inside = re.compile(rf"(?<!\w){re.escape(word)}(?!\w)")
-    return [m for m in found if inside.search(f"{m.label}\n{m.run.environment.device.name}".casefold())]
+    return [m for m in machines if inside.search(f"{m.label}\n{m.environment.device.name}".casefold())]
 
 
 def short_name(run: Run) -> str:
-    """H200 of "NVIDIA H200", EPYC 9654 CPU of "AMD EPYC 9654 96-Core Processor (192 cores)"."""
+    """Return H200 for "NVIDIA H200", EPYC 9654 CPU for "AMD EPYC 9654 96-Core Processor (192 cores)"."""
     device = run.environment.device
     bare = " ".join(_BRANDS.sub(" ", _CORES.sub("", device.name)).split()) or device.name
     return f"{bare} CPU" if device.kind == "cpu" else bare
 
 
-def _alike(one: File, other: File) -> bool:
+def _indistinguishable(one: File, other: File) -> bool:
     same_policy = (one.run.policy.timer, one.run.policy.l2) == (other.run.policy.timer, other.run.policy.l2)
     return same_policy and not one.run.environment.differences(other.run.environment)
 
 
-def _groups(files: Sequence[File], names: Mapping[Path, str]) -> list[list[File]]:
+def _grouped(files: Sequence[File], names: Mapping[Path, str]) -> list[list[File]]:
     groups: list[list[File]] = []
     for file in files:
         label = names.get(file.path)
         for group in groups:
-            theirs = names.get(group[0].path)
-            if label == theirs and (label is not None or _alike(group[0], file)):
-                if not _alike(group[0], file):
-                    what = "; ".join(group[0].run.environment.differences(file.run.environment)) or "timer or L2"
-                    raise UserError(f"--name: {file.path} is not of the same machine as {group[0].path}: {what}")
+            first = group[0]
+            if label == names.get(first.path) and (label is not None or _indistinguishable(first, file)):
+                if not _indistinguishable(first, file):
+                    what = "; ".join(first.run.environment.differences(file.run.environment)) or "timer or L2"
+                    raise UserError(f"--name: {file.path} is not of the same machine as {first.path}: {what}")
                 group.append(file)
                 break
         else:
@@ -146,31 +179,24 @@ def _groups(files: Sequence[File], names: Mapping[Path, str]) -> list[list[File]
     return groups
 
 
-def _machine(label: str, files: Sequence[File], known: dict[Case, Case]) -> Machine:
-    """Joined; the rounds of each file follow those of the one before."""
-    numbered, start = [], 0
-    for file in files:
-        plan = file.run.plan if len(files) > 1 else ()
-        last = max(chain(columns.of(file.run.records).rounds, (j.round for j in plan)), default=0)
-        numbered.append(replace(file, rounds=range(start, start + last + 1)))
-        start += last + 1
+def _joined(label: str, files: Sequence[File]) -> Machine:
+    """Return the machine of some files; the rounds of each file follow those of the file before it."""
     run = files[0].run
     if len(files) > 1:
-        shifted = [_shifted(file) for file in numbered]
-        records = tuple(r for some, _ in shifted for r in some)
-        run = replace(run, records=records, plan=tuple(j for _, some in shifted for j in some))
-    return Machine(label, tuple(numbered), run, known)
-
-
-def _shifted(file: File) -> tuple[list[Record], list[Job]]:
-    """Its records and plan, with the machine's numbers of rounds."""
-    shift, run = file.rounds.start, file.run
-    records = [replace(r, round=r.round + shift) for r in run.records]
-    return records, [replace(j, round=j.round + shift) for j in run.plan]
+        records: list[Record] = []
+        plan: list[Job] = []
+        shift = 0
+        for own in (file.run for file in files):
+            records += [replace(record, round=record.round + shift) for record in own.records]
+            plan += [replace(job, round=job.round + shift) for job in own.plan]
+            rounds = [*(record.round for record in own.records), *(job.round for job in own.plan)]
+            shift += 1 + max(rounds, default=0)
+        run = replace(run, records=tuple(records), plan=tuple(plan))
+    return Machine(label, tuple(files), run)
 
 
 # What may tell machines of one name apart, in the order in which a reader would ask.
-_TELLING: tuple[Callable[[Run], str], ...] = (
+_DISTINCTIONS: tuple[Callable[[Run], str], ...] = (
     lambda run: f"{run.environment.power_limit_w:g} W" if run.environment.power_limit_w else "",
     lambda run: f"torch {run.environment.torch}" if run.environment.torch else "",
     lambda run: f"driver {run.environment.driver}" if run.environment.driver else "",
@@ -182,13 +208,14 @@ _TELLING: tuple[Callable[[Run], str], ...] = (
 
 
 def _labels(runs: Sequence[Run], given: Sequence[str | None]) -> list[str]:
+    """Return a unique label for each run: the one given, else its short name with what tells it from its namesakes."""
     labels = [name or short_name(run) for name, run in zip(given, runs, strict=True)]
     for name in dict.fromkeys(labels):
-        alike = [i for i, label in enumerate(labels) if label == name and not given[i]]
-        for telling in _TELLING:
-            texts = {i: telling(runs[i]) for i in alike}
-            if len({labels[i] for i in alike}) < len(alike) and len({*texts.values()}) > 1:
-                for i in alike:
+        namesakes = [i for i, label in enumerate(labels) if label == name and not given[i]]
+        for distinction in _DISTINCTIONS:
+            texts = {i: distinction(runs[i]) for i in namesakes}
+            if len({labels[i] for i in namesakes}) < len(namesakes) and len({*texts.values()}) > 1:
+                for i in namesakes:
                     labels[i] = f"{labels[i]} {texts[i]}".strip()
     for name in [name for name in dict.fromkeys(labels) if labels.count(name) > 1]:
         for number, i in enumerate((i for i, label in enumerate(labels) if label == name), start=1):

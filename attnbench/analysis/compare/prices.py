@@ -1,7 +1,7 @@
 """--price NAME=3.40/h (rent) or NAME=32000 (purchase), of the one device that a run measured.
 
 Rent gives PFLOP per dollar: TFLOP/s times the seconds that a dollar pays for, over 1,000. Purchase gives TFLOP/s per
-1,000 dollars. Any currency does, as long as it is one.
+1,000 dollars. Any currency will do, if all prices are in the same one.
 """
 
 from __future__ import annotations
@@ -20,26 +20,29 @@ _PRICE = re.compile(rf"\$?\s*({_AMOUNT})\s*(?:/\s*(h|hr|hour))?", re.IGNORECASE)
 
 @dataclass(frozen=True)
 class Price:
+    """What a device costs, in dollars: an hour of it, or the device itself."""
+
     amount: float
     per: Literal["hour", "purchase"]
 
     def __str__(self) -> str:
         if self.per == "hour":
             return f"${self.amount:.2f}/h"
-        little = self.amount < 100  # which was perhaps meant by the hour
-        return f"${self.amount:,.2f} to buy" if little else f"${self.amount:,.0f}"
+        doubtful = self.amount < 100  # perhaps meant by the hour
+        return f"${self.amount:,.2f} to buy" if doubtful else f"${self.amount:,.0f}"
 
     def buys(self, tflops: float) -> float:
-        """PFLOP per dollar of rent, or TFLOP/s per 1,000 dollars."""
+        """Return PFLOP per dollar of rent, or TFLOP/s per 1,000 dollars of a purchase."""
         return tflops * 3600 / self.amount / 1e3 if self.per == "hour" else tflops * 1000 / self.amount
 
     @property
     def unit(self) -> str:
+        """The unit of `buys`."""
         return "PFLOP/$" if self.per == "hour" else "TFLOP/s per $1,000"
 
 
 def parse(option: str) -> tuple[str, Price]:
-    """("h200", Price) of "h200=3.40/h"."""
+    """Return the name and the price of an option: ("h200", Price) for "h200=3.40/h"."""
     name, equals, text = (part.strip() for part in option.rpartition("="))
     match = _PRICE.fullmatch(text)
     if not equals or not name or not match:
@@ -50,20 +53,21 @@ def parse(option: str) -> tuple[str, Price]:
     return name, Price(amount, "hour" if match[2] else "purchase")
 
 
-def prices(options: Sequence[str], found: Sequence[Machine]) -> dict[str, Price]:
-    """Label -> price. A name that is a machine's label goes before one that is a part of it, as H200 of H200 500 W."""
+def prices(options: Sequence[str], machines: Sequence[Machine]) -> dict[str, Price]:
+    """Return label -> price. A name that is the whole label of a machine outweighs a name that is a part of it."""
     exact: dict[str, Price] = {}
     partial: dict[str, Price] = {}
     for option in options:
         name, price = parse(option)
-        machines = matching(found, name)
-        if not machines:
-            raise UserError(f"--price: {name!r} is none of the machines{did_you_mean(name, [m.label for m in found])}")
-        for machine in machines:
-            into = exact if machine.label.casefold() == name.casefold() else partial
-            if machine.label in into:
+        named = matching(machines, name)
+        if not named:
+            labels = [machine.label for machine in machines]
+            raise UserError(f"--price: {name!r} is none of the machines{did_you_mean(name, labels)}")
+        for machine in named:
+            found = exact if machine.label.casefold() == name.casefold() else partial
+            if machine.label in found:
                 raise UserError(f"--price: {machine.label} has two prices; name each machine in full")
-            into[machine.label] = price
+            found[machine.label] = price
     merged = {**partial, **exact}
     if len({price.per for price in merged.values()}) > 1:
         raise UserError("--price: some are by the hour and some are to buy; give all the same way")

@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
-from attnbench.analysis.compare import join, write_rows
 from attnbench.analysis.compare.compare import Comparison, Request, compare
-from attnbench.analysis.compare.longest import Fit
+from attnbench.analysis.compare.document import cautions
+from attnbench.analysis.compare.longest_sequence import Fit
+from attnbench.analysis.compare.missing_cells import NOT_PLANNED, NOT_RUN
 from attnbench.core import flops
 from attnbench.core.errors import UserError
 from attnbench.core.machine import Device
@@ -39,17 +40,17 @@ def test_cells_common_to_all_and_the_fastest_backend_of_each() -> None:
     got = compared(ours, theirs)
     assert [backend for _, backend in got.cells] == ["eager", "triton", "fa3"]
     assert got.cases == (case(),)
-    assert [best[case()] for best in got.bests] == ["fa3", "triton"]
-    assert got.whole.best[1].value == pytest.approx(400 / 600)
-    same = got.whole.same[1]
+    assert [machine.fastest[case()] for machine in got.machines] == ["fa3", "triton"]
+    assert got.whole.fastest["H100"].value == pytest.approx(400 / 600)
+    same = got.whole.same["H100"]
     assert same
     assert same.value == pytest.approx((50 / 100 * 400 / 500 * 300 / 600) ** (1 / 3))
-    assert got.tflops == pytest.approx((600, 400))
+    assert got.tflops == pytest.approx({"H200": 600, "H100": 400})
 
 
 def test_ratios_are_to_the_one_named() -> None:
     got = compared([ok(case(), "fa3", 600)], [ok(case(), "fa3", 300)], to="h100")
-    assert [r.value for r in got.whole.best] == pytest.approx([2.0, 1.0])
+    assert [r.value for r in got.whole.fastest.values()] == pytest.approx([2.0, 1.0])
 
 
 def test_groups_are_pass_mask_and_headdim() -> None:
@@ -77,15 +78,15 @@ def test_what_is_missing_is_counted_by_reason() -> None:
     ]
     plan = [job(case(32768), "eager")]
     got = compared(ours, theirs, plan=plan)
-    assert [(k.machine, k.why, len(k.cells), k.where, k.reason) for k in got.lacks] == [
+    assert [(k.machine, k.why, len(k.cells), k.where, k.reason) for k in got.missing] == [
         ("H100", "OOM", 1, "2k", "out of memory"),
         ("H100", "skip", 2, "4k, 8k", "needs 64 GiB to 128 GiB of scores; 40 GiB free"),
         ("H100", "WRONG", 1, "16k", "off by 3"),
-        ("H100", join.NOT_RUN, 1, "32k", ""),
-        ("H100", join.NOT_PLANNED, 1, "64k", ""),
+        ("H100", NOT_RUN, 1, "32k", ""),
+        ("H100", NOT_PLANNED, 1, "64k", ""),
     ]
-    assert got.lacks[0].cells[0].case == case(2048)
-    assert not compared(ours, ours).lacks
+    assert got.missing[0].cells[0].case == case(2048)
+    assert not compared(ours, ours).missing
 
 
 def test_nothing_in_common_says_where_they_part_and_what_to_measure() -> None:
@@ -114,9 +115,9 @@ def test_what_to_measure_has_windows_softcap_and_dropout() -> None:
 def test_a_cpu_and_a_gpu_compare_where_they_meet() -> None:
     ours = [ok(case(), "eager", 100), ok(case(), "triton", 500)]
     got = compared(ours, [ok(case(), "eager", 1), ok(case(2048), "eager", 1)], CPU)
-    assert got.whole.best[1].value == pytest.approx(1 / 500)
-    assert got.utilization[0] == pytest.approx(500 / 989, rel=0.01)
-    assert got.utilization[1] is None
+    assert got.whole.fastest["EPYC CPU"].value == pytest.approx(1 / 500)
+    assert got.utilization["H200"] == pytest.approx(500 / 989, rel=0.01)
+    assert got.utilization["EPYC CPU"] is None
 
 
 def test_runs_without_a_figure_and_single_runs_are_one_line() -> None:
@@ -138,15 +139,15 @@ def test_the_longest_sequence_that_fits() -> None:
     theirs += [ended(case(4096), "eager", "skipped", ROOM), ok(case(), "fa3", 100)]
     theirs += [ended(case(2048), "fa3", "failed", "crashed")]
     eager, fa3 = compared(ours, theirs).longest
-    assert eager.fits == (Fit(2048, 4096), Fit(1024, 2048))
-    assert fa3.fits == (Fit(4096, None), Fit(1024, None)), "a crash is not a want of memory"
+    assert [*eager.fits.values()] == [Fit(2048, 4096), Fit(1024, 2048)]
+    assert [*fa3.fits.values()] == [Fit(4096, None), Fit(1024, None)], "a crash is not a want of memory"
     assert (eager.limited, fa3.limited) == (True, False)
 
 
 def test_a_mask_that_fits_counts_for_the_length() -> None:
     ours = [ok(case(2048), "eager", 100), ended(case(2048, causal=True), "eager", "oom", "out of memory")]
     (line,) = compared(ours, [ok(case(2048), "eager", 100)]).longest
-    assert line.fits == (Fit(2048, None), Fit(2048, None))
+    assert [*line.fits.values()] == [Fit(2048, None), Fit(2048, None)]
 
 
 def test_power_is_that_of_work_without_pauses() -> None:
@@ -157,29 +158,27 @@ def test_power_is_that_of_work_without_pauses() -> None:
     got = compared([*ours, *more], [*theirs, *more]).power
     assert got
     assert got.cases == 1
-    assert got.watts == pytest.approx((700, 350))
-    assert got.tflops_per_watt == pytest.approx((500 / 700, 500 / 350))
-    assert "No TFLOP/s per watt" not in write_rows.warnings(compared(ours, theirs))[-1]
+    assert got.watts == pytest.approx({"H200": 700, "H100": 350})
+    assert got.tflops_per_watt == pytest.approx({"H200": 500 / 700, "H100": 500 / 350})
+    assert "No TFLOP/s per watt" not in str(cautions(compared(ours, theirs))[-1])
     assert compared(more, more).power is None
-    assert write_rows.warnings(compared(ours, [*more, ok(case(), "fa3", 600)]))[-1].startswith(
-        "No TFLOP/s per watt of H100:"
-    )
+    assert str(cautions(compared(ours, [*more, ok(case(), "fa3", 600)]))[-1]).startswith("No TFLOP/s per watt of H100:")
 
 
 def test_runs_of_one_model_are_set_against_each_other() -> None:
     runs = [run([ok(case(), "fa3", speed), ok(case(2048), "fa3", 4 * speed)]) for speed in (500, 510, 490)]
     paths = [Path(f"{i}.jsonl") for i in range(4)]
     got = compare(paths, [*runs, run([ok(case(), "fa3", 100)], device=H100)], Request())
-    (units,) = got.units
-    assert [file.path.name for file in units.files] == ["0.jsonl", "1.jsonl", "2.jsonl"]
-    assert units.range == pytest.approx((980, 1000, 1020))
-    assert units.cells == 2
-    assert units.count is None  # the files do not say
+    (spread,) = got.spreads
+    assert [file.path.name for file in spread.files] == ["0.jsonl", "1.jsonl", "2.jsonl"]
+    assert spread.range == pytest.approx((980, 1000, 1020))
+    assert spread.cells == 2
+    assert spread.units is None  # the files do not say
     assert [m.label for m in got.machines] == ["H200", "H100"]
 
 
 def test_units_are_told_apart_where_files_name_theirs() -> None:
     known = [replace(H200, uuid=uuid) for uuid in ("a", "b", "a")]
     runs = [run([ok(case(), "fa3", 500)], device=device) for device in known]
-    (units,) = compare([Path(f"{i}.jsonl") for i in range(3)], runs, Request()).units
-    assert units.count == 2
+    (spread,) = compare([Path(f"{i}.jsonl") for i in range(3)], runs, Request()).spreads
+    assert spread.units == 2

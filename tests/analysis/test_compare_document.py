@@ -1,4 +1,4 @@
-"""A comparison written: table, markdown, HTML, CSV, JSON."""
+"""A comparison as a document, in every format: table, markdown, HTML, CSV, JSON."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import io
 import json
 import re
 from dataclasses import replace
+from html import unescape
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -14,10 +15,13 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from attnbench.analysis.baseline.reduced import reduced
-from attnbench.analysis.compare import write_export, write_html, write_markdown, write_rows, write_terminal
+from attnbench.analysis.baseline.reduce_run import reduced
+from attnbench.analysis.compare.answer import answer
 from attnbench.analysis.compare.compare import Comparison, Request, compare
-from attnbench.analysis.compare.write_answer import answer
+from attnbench.analysis.compare.document import cautions, document
+from attnbench.analysis.compare.tables import tables
+from attnbench.report import data, markdown, terminal
+from attnbench.report.html import html_page
 from builders import H200, case, ended, ok, run
 
 H100 = replace(H200, name="NVIDIA H100")
@@ -46,6 +50,18 @@ def comparison() -> Comparison:
     return compare([Path("a.jsonl"), Path("b.jsonl")], [ours, theirs], request)
 
 
+def text(c: Comparison, every: bool = False) -> str:
+    return terminal.text(document(c, every))
+
+
+def json_of(c: Comparison) -> Any:
+    return json.loads(data.json_text(document(c)))
+
+
+def warnings(c: Comparison) -> list[str]:
+    return [str(caution) for caution in cautions(c)]
+
+
 def of(*factors: float, rounds: int = 3) -> str:
     """The answer for machines of these speeds."""
     runs = [a_run(replace(H200, name=f"M{i}"), factor, rounds) for i, factor in enumerate(factors)]
@@ -58,8 +74,9 @@ def test_the_answer_comes_first(comparison: Comparison) -> None:
     assert re.match(r"H100 is 0\.500x \(0\.49\d to 0\.50\d\) as fast as H200 over 4 cases", said)
     assert "Most for the money: H100, 720 PFLOP/$, 2.00x of H200." in said
     assert "per watt" not in said, "power samples hold pauses"
-    for text in (write_terminal.text(comparison), write_markdown.render(comparison), write_html.page(comparison)):
-        assert text.index("as fast as H200") < text.index("TFLOP/s")
+    for render in (terminal.text, markdown.render, html_page.render):
+        out = render(document(comparison))
+        assert out.index("as fast as H200") < out.index("TFLOP/s")
 
 
 def test_what_cannot_be_told_apart_is_said_so() -> None:
@@ -75,7 +92,7 @@ def test_what_a_better_backend_does_is_told_from_what_the_machine_does() -> None
     more = compare([Path("a"), Path("b")], [ours, replace(theirs, records=(*theirs.records, *better))], Request())
     (said,) = answer(more)
     assert re.match(r"H100 is 1\.50x .* With the same backends on both: 1\.000x", said)
-    assert "nowhere above but where one of them is the fastest of its machine" in write_terminal.text(more)
+    assert "only where its backend is the fastest of the machine that has it" in " ".join(text(more).split())
     assert "same backend" not in of(1.0, 2.0)
     slower = [r if r.backend != "eager" else ok(r.case, "eager", 60, round=r.round, n=10) for r in ours.records]
     alike = compare([Path("a"), Path("b")], [ours, replace(theirs, records=tuple(slower))], Request())
@@ -107,14 +124,14 @@ def test_of_several_machines_the_fastest_is_named() -> None:
 def test_a_baseline_of_one_round_has_no_interval_and_says_so() -> None:
     once = a_run(H200, 1.0, rounds=1)
     found = compare([Path("a"), Path("b")], [reduced(once), a_run(H100, 0.5)], Request())
-    assert found.overall[1]
-    assert found.overall[1].low is None
-    (said,) = [line for line in write_rows.warnings(found) if "interval" in line]
+    assert (ratio := found.overall["H100"])
+    assert ratio.low is None
+    (said,) = [line for line in warnings(found) if "interval" in line]
     assert said.startswith("No intervals of what a baseline with one round measured (H200)")
 
 
 def test_the_table_has_every_part(comparison: Comparison) -> None:
-    out = write_terminal.text(comparison, every=True)
+    out = text(comparison, every=True)
     titles = ["Machines", "Speed by kind of case", "The fastest backend of each case", "Cells that all machines have"]
     titles += ["Missing", "The longest sequence that fits"]
     places = [out.index(f"\n{title}\n") for title in titles]
@@ -122,14 +139,14 @@ def test_the_table_has_every_part(comparison: Comparison) -> None:
     assert "H100 lacks 1 cell that another machine has" in out
     assert re.search(r"d128 fwd +eager +at least 4k +2k \(4k\)", out)
     assert "Intervals are 95 %, from rounds." in out
-    assert "Cells that all machines have" not in write_terminal.text(comparison)
+    assert "Cells that all machines have" not in text(comparison)
 
 
 def test_machines_are_rows_where_columns_would_be_too_wide_to_read() -> None:
     def shown(width: int, machines: int) -> str:
         runs = [a_run(replace(H200, name=f"GPU{i}"), 1 - i / 10) for i in range(machines)]
         console = Console(file=io.StringIO(), width=width)
-        write_terminal.render(console, compare([Path(f"{i}") for i in range(machines)], runs, Request()))
+        terminal.render(console, document(compare([Path(f"{i}") for i in range(machines)], runs, Request())))
         return console.file.getvalue()  # type: ignore[attr-defined]
 
     wide = shown(160, 2)
@@ -148,25 +165,25 @@ def test_machines_are_rows_where_columns_would_be_too_wide_to_read() -> None:
 
 def test_where_intervals_are_from_is_said() -> None:
     single, several = a_run(H200, 1.0, rounds=1), a_run(H100, 1.0)
-    said = write_rows.warnings(compare([Path("a"), Path("b")], [single, several], Request()))[0]
+    said = warnings(compare([Path("a"), Path("b")], [single, several], Request()))[0]
     assert "from rounds, and where a cell has only one from the samples of a single round (H200)" in said
-    said = write_rows.warnings(compare([Path("a"), Path("b")], [single, a_run(H100, 1.0, rounds=1)], Request()))[0]
+    said = warnings(compare([Path("a"), Path("b")], [single, a_run(H100, 1.0, rounds=1)], Request()))[0]
     assert said.startswith("Intervals are 95 % from the samples of a single round (H200, H100)")
 
 
 def test_markdown_tables_cannot_be_broken_by_reasons(comparison: Comparison) -> None:
-    text = write_markdown.render(comparison, every=True)
-    tables = [table.splitlines() for table in re.findall(r"(?:^\|.*\n)+", text, re.MULTILINE)]
-    assert len(tables) == len(write_rows.blocks(comparison, every=True))
-    for table in tables:
+    out = markdown.render(document(comparison, every=True))
+    found = [table.splitlines() for table in re.findall(r"(?:^\|.*\n)+", out, re.MULTILINE)]
+    assert len(found) == len(tables(comparison, every=True))
+    for table in found:
         assert len({len(re.findall(r"(?<!\\)\|", line)) for line in table}) == 1, table
-    assert "<script>" not in text
+    assert "<script>" not in out
 
 
 def test_the_page_stands_alone_and_every_table_has_its_headings(comparison: Comparison) -> None:
-    text = write_html.page(comparison)
-    assert not re.search(r"<script|<link|<img|url\(|https?:", text)
-    assert "default-src 'none'" in text
+    page = html_page.render(document(comparison, every=True))
+    assert not re.search(r"<script|<link|<img|url\(|https?:", page)
+    assert "default-src 'none'" in unescape(page)
 
     class Parser(HTMLParser):
         open: list[str] = []  # noqa: RUF012
@@ -182,15 +199,17 @@ def test_the_page_stands_alone_and_every_table_has_its_headings(comparison: Comp
             assert self.open.pop() == tag
 
     parser = Parser()
-    parser.feed(text)
+    parser.feed(page)
     assert parser.open == []
-    assert parser.tags.count("table") == 1 + len(write_rows.blocks(comparison, every=True))
-    for name in re.findall(r"href='#(\w+)'", text):
-        assert f'id="{name}"' in text or f"id={name} " in text
+    assert parser.tags.count("table") == len(tables(comparison, every=True))
+    names = re.findall(r'href="#([\w-]+)"', page)
+    assert len(names) > len(tables(comparison, every=True))
+    for name in names:
+        assert f'id="{name}"' in page
 
 
 def test_csv_has_a_row_a_cell_and_machine(comparison: Comparison) -> None:
-    found = list(csv.DictReader(io.StringIO(write_export.csv_text(comparison))))
+    found = list(csv.DictReader(io.StringIO(data.csv_text(document(comparison)))))
     assert len(found) == 9 * 2
     triton = [r for r in found if (r["machine"], r["backend"], r["status"]) == ("H100", "triton", "ok")]
     assert len(triton) == 4
@@ -201,7 +220,7 @@ def test_csv_has_a_row_a_cell_and_machine(comparison: Comparison) -> None:
 
 
 def test_json_has_what_the_tables_have(comparison: Comparison) -> None:
-    said = json.loads(write_export.json_text(comparison))
+    said = json_of(comparison)
     assert [m["name"] for m in said["machines"]] == ["H200", "H100"]
     assert said["machines"][1]["ratio"] == pytest.approx(0.5)
     assert said["machines"][1]["bought"] == pytest.approx(200 * 3600 / 1 / 1000)
@@ -215,14 +234,14 @@ def test_json_has_what_the_tables_have(comparison: Comparison) -> None:
 def test_cases_of_one_name_are_told_apart_by_their_batch() -> None:
     records = [ok(case(batch=b), "triton", 100) for b in (1, 2)]
     got = compare([Path("a"), Path("b")], [run(records), run(records, device=H100)], Request())
-    (block,) = [b for b in write_rows.blocks(got) if b.name == "cases"]
+    (block,) = [b for b in tables(got) if b.name == "cases"]
     assert [row[0] for row in block.rows] == ["1k d128 full fwd b1 h16", "1k d128 full fwd b2 h16"]
 
 
 def test_cases_of_several_dtypes_name_theirs() -> None:
     records = [ok(case(), "triton", 100), ok(case(2048, dtype="fp8"), "triton", 100)]
     got = compare([Path("a"), Path("b")], [run(records), run(records, device=H100)], Request())
-    found = {b.name: [row[0] for row in b.rows] for b in write_rows.blocks(got, every=True)}
+    found = {b.name: [row[0] for row in b.rows] for b in tables(got, every=True)}
     assert found["cases"] == ["1k d128 full fwd bf16", "2k d128 full fwd fp8"]
     assert found["cells"] == ["triton 1k d128 full fwd bf16", "triton 2k d128 full fwd fp8"]
 
@@ -235,8 +254,8 @@ def test_a_workload_is_the_answer(tmp_path: Path) -> None:
     (said,) = answer(got)
     assert said.startswith("H100 is 2.00x (1.99 to 2.01) as fast as H200 on the workload 'chat'.")
     assert "TFLOP/s per $1,000" in said
-    assert re.search(r"all of chat +100% +4 +2\.00x", write_terminal.text(got))
-    assert json.loads(write_export.json_text(got))["workload"]["parts"][0]["share"] == pytest.approx(0.7)
+    assert re.search(r"all of chat +100% +4 +2\.00x", text(got))
+    assert json_of(got)["workload"]["parts"][0]["share"] == pytest.approx(0.7)
 
 
 def test_tflops_are_of_the_workload_as_the_ratio_and_the_money_are(tmp_path: Path) -> None:
@@ -245,7 +264,7 @@ def test_tflops_are_of_the_workload_as_the_ratio_and_the_money_are(tmp_path: Pat
     ours = run([ok(case(n), "triton", tflops, n=10) for n, tflops in ((1024, 400), (2048, 100))], device=H200)
     request = Request(workload=file, prices=("h200=1000", "h100=1000"))
     got = compare([Path("a"), Path("b")], [ours, a_run(H100, 2.0)], request)
-    machine = json.loads(write_export.json_text(got))["machines"][0]
+    machine = json_of(got)["machines"][0]
     assert machine["tflops"] == machine["bought"] == pytest.approx(400)
     assert machine["tflops_geomean"] == pytest.approx(200)
 
@@ -260,6 +279,6 @@ def test_machines_that_cannot_run_a_workload_are_beside_the_answer(tmp_path: Pat
     (said,) = answer(compare(paths[:2], [a_run(H200, 1.0), small], Request(workload=file)))
     assert said == "No machine but H200 can run all of the workload 'chat'."
     got = compare(paths[:2], [a_run(H200, 1.0), small], Request(workload=file))
-    assert "M has no figure for 'part 2', so none for the workload." in write_terminal.text(got)
-    assert write_html.page(got)
-    assert json.loads(write_export.json_text(got))["machines"][1]["ratio"] is None
+    assert "M has no figure for 'part 2', so none for the workload." in text(got)
+    assert html_page.render(document(got))
+    assert json_of(got)["machines"][1]["ratio"] is None

@@ -1,4 +1,4 @@
-"""A workload file: what a machine is for, as parts with weights; one figure with its parts.
+"""A workload file: what a machine is to be used for, as parts with weights.
 
     name: chat
     weights: time             # shares of the time on the reference machine (default), or of the work (FLOPs)
@@ -6,13 +6,13 @@
       - {name: prefill 8k, weight: 70%, seqlen: 8k, causal: true, pass: fwd, headdim: 128}
       - {name: training 4k, weight: 30%, seqlen: 4k, pass: [fwd, bwd], backend: "sdpa-*"}
 
-A part has the axes of a suite, and is one call of each of the cases that they leave: its time t is the sum of theirs,
-its work W the sum of their FLOPs. Each machine runs each case with its fastest backend, or with the fastest of those
-that the part's `backend` names.
+A part has the axes of a suite. It is one call of each case that fits them: its time t is the sum of their times, its
+work W the sum of their FLOPs. Each machine runs each case with its fastest backend, or with the fastest of those that
+the part's `backend` names.
 
-- **time**: the weight is the part's share s of the time that the workload takes on the reference machine. The same work
-  takes T = sum of s t / t_ref of that time on another, which so is 1 / T times as fast: the harmonic mean of the parts'
-  ratios, weighted by s.
+- **time**: the weight is the part's share s of the time that the workload takes on the reference machine. Another
+  machine takes T = sum of s t / t_ref of that time for the same work, so it is 1 / T times as fast: the harmonic mean
+  of the parts' ratios, weighted by s.
 - **work**: the weight is the part's share f of all FLOPs. A machine takes T = sum of f t / W seconds a FLOP, and the
   ratio is that of two such times. It does not depend on the reference.
 
@@ -37,10 +37,12 @@ from attnbench.run.axes import Axes, matches
 from attnbench.run.suite import Names
 
 EXAMPLE = "parts: [{name: prefill 8k, weight: 70%, seqlen: 8k, causal: true, pass: fwd}, ...]"
-_ANY = Case(Shape(1, 1, 1, 1, 1, 1, 1), "bf16", "fwd")
+_ANY_CASE = Case(Shape(1, 1, 1, 1, 1, 1, 1), "bf16", "fwd")
 
 
 class Part(Axes):
+    """A part of a workload: a name, a weight, the axes of its cases and the backends that may run them."""
+
     name: str = ""
     weight: float | str
     backend: Names | None = None
@@ -55,6 +57,7 @@ class Part(Axes):
 
     @property
     def amount(self) -> float:
+        """The number of the weight, in per cent or not."""
         return float(str(self.weight).strip().rstrip("% "))
 
     @property
@@ -74,13 +77,14 @@ class Workload(BaseModel):
 
     @property
     def shares(self) -> list[float]:
-        """Of the parts; they add up to 1."""
+        """The weights of the parts, as shares that add up to 1."""
         total = math.fsum(part.amount for part in self.parts)
         return [part.amount / total for part in self.parts]
 
 
 def load(path: Path) -> Workload:
-    """Raises UserError that says where it is wrong."""
+    """Return the workload of a file, named after the file unless it has a name. Raises UserError that says where it is
+    wrong."""
     data = yaml_file.read_yaml(path)
     if not isinstance(data, dict):
         raise UserError(f"{path}: a workload is a mapping with parts, as in {EXAMPLE}")
@@ -88,24 +92,25 @@ def load(path: Path) -> Workload:
 
 
 def parse(data: Mapping[str, Any], where: str) -> Workload:
+    """Return the workload of a mapping. Raises UserError that begins with `where` and says what is wrong."""
     try:
         found = Workload.model_validate(data)
     except ValidationError as error:
         raise UserError(f"{where}: {_explain(error)}") from None
     if not found.parts:
         raise UserError(f"{where}: parts is empty; write {EXAMPLE}")
-    some = [part.percent for part in found.parts]
+    percents = [part.percent for part in found.parts]
     total = math.fsum(part.amount for part in found.parts)
-    if any(some) and not all(some):
+    if any(percents) and not all(percents):
         raise UserError(f"{where}: some weights are in % and some are not; write all the same way")
-    if all(some) and abs(total - 100) > 0.1:
+    if all(percents) and abs(total - 100) > 0.1:
         raise UserError(f"{where}: the weights add up to {total:g}%, not 100%")
     named = [
         part if part.name else part.model_copy(update={"name": f"part {i}"}) for i, part in enumerate(found.parts, 1)
     ]
     for part in named:
         try:
-            matches(part, _ANY)
+            matches(part, _ANY_CASE)  # parses every axis
         except UserError as error:
             raise UserError(f"{where}: {part.name}: {error}") from None
     if len({part.name for part in named}) < len(named):
@@ -114,7 +119,7 @@ def parse(data: Mapping[str, Any], where: str) -> Workload:
 
 
 def _explain(error: ValidationError) -> str:
-    """The first thing wrong, with its place."""
+    """Return the first thing that is wrong, with its place."""
     first = error.errors()[0]
     place = ".".join(str(p) for p in first["loc"])
     if first["type"] == "extra_forbidden":

@@ -11,7 +11,7 @@ import pytest
 from scipy import stats as scipy_stats  # type: ignore[import-untyped]
 
 from attnbench.analysis.compare.machines import Machine, machines
-from attnbench.analysis.compare.ratios import ROUNDS, SAMPLES, Ratio, alike, ratio
+from attnbench.analysis.compare.speed_ratio import ROUNDS, SAMPLES, Ratio, equal_weights, speed_ratio
 from attnbench.core.record import Measurement, Record
 from builders import H200, case, ok, run
 
@@ -31,7 +31,7 @@ def pair(ours: list[Record], theirs: list[Record]) -> tuple[Machine, Machine]:
 
 def of(ours: list[Record], theirs: list[Record]) -> Ratio:
     one, other = pair(ours, theirs)
-    return ratio(one, alike(one.logs), other)
+    return speed_ratio(one, equal_weights(one.log_latencies), other)
 
 
 def test_rounds_of_one_cell_are_students() -> None:
@@ -68,12 +68,12 @@ def test_few_samples_are_students_and_one_says_nothing() -> None:
     assert few.high == pytest.approx(few.value * math.exp(half))
     one = of([a_record(1024, [1.0])], [a_record(1024, [1.0] * 6)])
     assert (one.value, one.low, one.high) == (1.0, None, None)
-    assert one.even
+    assert one.includes_one
 
 
 def test_a_machine_against_itself_is_one() -> None:
     one, _ = pair([a_record(1024, [1.0, 2.0])], [a_record(1024, [1.0])])
-    assert ratio(one, alike(one.logs), one) == Ratio(1.0, 1.0, 1.0, (), 1)
+    assert speed_ratio(one, equal_weights(one.log_latencies), one) == Ratio(1.0, 1.0, 1.0, ())
 
 
 def test_a_mood_that_all_cells_of_a_round_share_is_not_averaged_away() -> None:

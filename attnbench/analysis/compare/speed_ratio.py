@@ -1,0 +1,144 @@
+"""How many times as fast one machine is as another, and how sure that is.
+
+Everything here is a weighted sum of logarithms of latencies, L = sum of w log t over cells: of one cell, the geometric
+mean of many (all w alike), or a workload's time (w its share in it). Of the machines A and B the ratio is
+exp(L_A - L_B): above 1, B is the faster.
+
+**The interval of L**, 95 %, comes from rounds wherever a cell has several. A round is a fresh process, and what is
+particular to a process (memory layout, clocks) moves all cells of its round together, so rounds and not cells are the
+unit of replication. With n rounds of a cell about their mean m, round r moves L by e_r, the sum over its cells of
+w (log t - m) / n; of R rounds in all
+
+    variance of L = R / (R - 1) * sum of e_r^2,    half the interval = t(R - 1, 97.5 %) * its root,
+
+the variance of a mean of clusters (Liang and Zeger, "Longitudinal data analysis using generalized linear models",
+Biometrika 73(1), 1986, with the correction for few clusters). Of one cell it is s / sqrt(n) with Student's t.
+
+**From samples.** A cell with one round has only its samples: the interval of their median from ranks (core/stats.py),
+below 6 samples Student's t on their logarithms, none of one sample. It does not include what sets one process, run or
+unit apart from another, so it is too narrow; reports say which machines have only this. Cells are taken as independent
+there, and their intervals add in quadrature.
+
+**Two intervals make one** by the method of variance estimates recovery, which keeps their asymmetry: the lower end of
+L_A - L_B lies sqrt((L_A - low_A)^2 + (high_B - L_B)^2) below. Zou and Donner, "Construction of confidence limits about
+effect measures", Statistics in Medicine 27(10), 2008.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+
+from attnbench.analysis.compare.machines import Machine
+from attnbench.core import stats
+from attnbench.results.cells import Key
+from attnbench.results.metrics import MIN_SAMPLES_INTERVAL
+
+Weights = Mapping[Key, float]  # of the logarithms of the cells' latencies
+ROUNDS, SAMPLES = "rounds", "samples"
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """A ratio of speeds. `low` and `high` are its 95 % interval; None where nothing is known of the noise."""
+
+    value: float
+    low: float | None
+    high: float | None
+    sources: tuple[str, ...]  # what the interval is from, of ROUNDS and SAMPLES
+
+    @property
+    def includes_one(self) -> bool:
+        """Whether the interval holds 1, or there is none: no difference was shown."""
+        return self.low is None or self.high is None or self.low <= 1 <= self.high
+
+
+EXACTLY_ONE = Ratio(1.0, 1.0, 1.0, ())  # of a machine to itself
+
+
+@dataclass(frozen=True)
+class LogSum:
+    """A weighted sum of log latencies on one machine, and how far its 95 % interval reaches below and above it."""
+
+    value: float
+    below: float
+    above: float
+    sources: tuple[str, ...]  # of ROUNDS and SAMPLES
+
+
+def speed_ratio(reference: Machine, weights: Weights, other: Machine, other_weights: Weights | None = None) -> Ratio:
+    """Return how many times as fast `other` is as `reference` over weighted cells.
+
+    `other_weights` are those of the other machine's cells, where other backends count there; else they are the same.
+    """
+    if other is reference and other_weights in (None, weights):
+        return EXACTLY_ONE
+    return ratio_of(log_sum(reference, weights), log_sum(other, weights if other_weights is None else other_weights))
+
+
+def ratio_of(a: LogSum, b: LogSum) -> Ratio:
+    """Return the ratio exp(a - b) with its interval."""
+    value = a.value - b.value
+    below, above = math.hypot(a.below, b.above), math.hypot(a.above, b.below)
+    known = math.isfinite(below) and math.isfinite(above)
+    low, high = (math.exp(value - below), math.exp(value + above)) if known else (None, None)
+    return Ratio(math.exp(value), low, high, tuple(sorted({*a.sources, *b.sources})))
+
+
+def equal_weights(keys: Collection[Key]) -> Weights:
+    """Return the weights of a geometric mean."""
+    return dict.fromkeys(keys, 1 / len(keys)) if keys else {}
+
+
+def log_sum(machine: Machine, weights: Weights) -> LogSum:
+    """Return the weighted sum of log latencies of cells that all have a figure."""
+    total, moves = 0.0, defaultdict[int, float](float)  # round -> how far it moves the sum
+    below, above = 0.0, 0.0  # squares, of cells with one round
+    single_rounds = False
+    for key, weight in weights.items():
+        logs, mean = machine.log_latencies[key], machine.mean_log_latency[key]
+        total += weight * mean
+        if len(logs) > 1:
+            share = weight / len(logs)
+            for number, log in logs.items():
+                moves[number] += share * (log - mean)
+        else:
+            single_rounds = True
+            lower, upper = _interval_of_samples(machine, key)
+            below += (weight * lower) ** 2
+            above += (weight * upper) ** 2
+    half = 0.0
+    if moves:
+        n = len(moves)
+        variance = n / (n - 1) * math.fsum(move * move for move in moves.values())
+        half = _student(n - 1) * math.sqrt(variance)
+    sources = ((ROUNDS,) if moves else ()) + ((SAMPLES,) if single_rounds else ())
+    return LogSum(total, math.hypot(half, math.sqrt(below)), math.hypot(half, math.sqrt(above)), sources)
+
+
+def _interval_of_samples(machine: Machine, key: Key) -> tuple[float, float]:
+    """Return how far the interval of the only round's median reaches below and above it, as logarithms."""
+    logs = machine.log_latencies[key]
+    samples = next(row.ordered_samples for row in machine.cells[key].ok if row.record.round in logs)
+    if len(samples) >= MIN_SAMPLES_INTERVAL:
+        low, high = stats.median_interval(samples)
+        median = stats.median(samples)
+        return (math.log(median / low) if low > 0 else math.inf), math.log(high / median)
+    if len(samples) < 2 or samples[0] <= 0:
+        return math.inf, math.inf
+    logs_of_samples = [math.log(t) for t in samples]
+    mean = math.fsum(logs_of_samples) / len(samples)
+    error = math.sqrt(math.fsum((v - mean) ** 2 for v in logs_of_samples) / (len(samples) - 1) / len(samples))
+    half = _student(len(samples) - 1) * error
+    return half, half
+
+
+@lru_cache(maxsize=256)
+def _student(freedom: int) -> float:
+    """Return the 97.5 % quantile of Student's t."""
+    from scipy import special  # type: ignore[import-untyped]
+
+    return float(special.stdtrit(freedom, 0.975))
