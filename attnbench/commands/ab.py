@@ -1,4 +1,4 @@
-"""`attnbench ab`: parse, measure, judge, write. Heavy imports stay inside."""
+"""`attnbench ab`: parse, measure, judge, write. Heavy imports stay inside functions."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from attnbench.commands import options
+from attnbench.commands import options, output
 from attnbench.commands.gate import (
     Every,
     Expect,
@@ -20,7 +20,6 @@ from attnbench.commands.gate import (
     MarginsFile,
     Metric,
     Missing,
-    output,
     outputs,
     request_of,
     write,
@@ -37,11 +36,11 @@ def ab(
         builds(
             "--a",
             metavar="BUILD",
-            help="The baseline: an interpreter that has it (/venvs/main/bin/python), or code: a backend's name, "
+            help="The baseline: a Python that has it (/venvs/main/bin/python), or code: a backend's name, "
             "./file.py:function, pkg.mod:object.",
         ),
     ],
-    b: Annotated[str, builds("--b", metavar="BUILD", help="What to judge: of the same sort.")],
+    b: Annotated[str, builds("--b", metavar="BUILD", help="What to judge: a Python or code, as --a.")],
     suite: options.Suite = "default",
     backend: options.Backend = None,
     seqlen: options.Seqlen = None,
@@ -59,7 +58,7 @@ def ab(
     dropout: options.Dropout = None,
     python: Annotated[
         list[str] | None,
-        builds("--python", metavar="NAME=PATH", help="Where --a and --b are code: the interpreter of one of them."),
+        builds("--python", metavar="NAME=PATH", help="The Python of --a or --b, where they are code."),
     ] = None,
     device: options.Device = "auto",
     time_limit: Annotated[str, how(metavar="TIME", help="90s, 10m, 1h for all of it.")] = "10m",
@@ -71,14 +70,17 @@ def ab(
     inconclusive: Inconclusive = "fail",
     missing: Missing = "fail",
     format: Format = None,
+    html: output.Html = None,
+    json: output.Json = False,
     every: Every = False,
     out: Annotated[
-        Path | None, output("--out", metavar="DIR", help="For a.jsonl and b.jsonl. Two new files in results/ else.")
+        Path | None,
+        output.option("--out", metavar="DIR", help="For a.jsonl and b.jsonl; two new files in results/ by default."),
     ] = None,
 ) -> None:
-    """Measure two builds in turns, A B B A, in fresh processes, until every cell is decided; then judge as gate does.
+    """Measure two builds in turns, A B B A, in fresh processes, until every cell is settled; then judge as gate does.
 
-    What drifts is in both, and falls out. What -b names may differ; all else must be alike, or named by --expect.
+    Drift of the machine is in both and cancels. What -b names may differ; all else must be alike, or named by --expect.
 
     Exit code 0: pass; 1: regression; 2: bad input; 3: inconclusive; 4: not comparable.
 
@@ -87,19 +89,19 @@ def ab(
     attnbench ab --a sdpa-flash --b triton --causal --pass fwd --time-limit 5m
     """
     axes = options.axes(locals())
-    from attnbench.analysis.ab import measure
+    from attnbench.analysis.ab import run_ab
     from attnbench.core.sizes import parse_duration
-    from attnbench.report.progress.ab_progress import Live
+    from attnbench.report.progress.ab_progress import AbProgress
     from attnbench.run.suite import parse_options
 
     judged_by = request_of(metric, expect, margin, margins, inconclusive, missing)
-    wanted = outputs(format or ())
+    wanted = outputs(format, html, json)
     policy = {"seed": seed}
     chosen = {"axes": axes, "tokens": tokens, "backends": backend, "time_limit": time_limit, "policy": policy}
-    request = measure.Request(
+    request = run_ab.Request(
         a=a,
         b=b,
-        gate=judged_by,
+        judged_by=judged_by,
         suite=suite,
         settings=parse_options(chosen),
         device=device,
@@ -108,8 +110,8 @@ def ab(
         out=out,
         argv=tuple(sys.argv[1:]),
     )
-    with live(Live, "anything was measured") as watcher:
-        outcome = measure.ab(request, watcher)
+    with live(AbProgress, "anything was measured") as watcher:
+        outcome = run_ab.ab(request, watcher)
     code = outcome.exit_code
     if outcome.judgement:
         written = write(outcome.judgement, wanted, every)
@@ -125,6 +127,6 @@ def ab(
             "--inconclusive": [inconclusive],
             "--missing": [missing],
         }
-        words = [f"{option}={value}" for option, values in again.items() for value in values or () if value != "fail"]
-        print(f"Judge again: {shlex.join(['attnbench', 'gate', *map(str, outcome.paths), *words])}", file=sys.stderr)
+        given = [f"{option}={value}" for option, values in again.items() for value in values or () if value != "fail"]
+        print(f"Judge again: {shlex.join(['attnbench', 'gate', *map(str, outcome.paths), *given])}", file=sys.stderr)
     raise typer.Exit(code)

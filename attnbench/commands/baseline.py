@@ -1,4 +1,4 @@
-"""`attnbench baseline save|list|show`: parse, call, print. Heavy imports stay inside."""
+"""`attnbench baseline save|list|show`: parse, call, write. Heavy imports stay inside functions."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from attnbench.analysis.baseline import FOLDER, MAIN
+from attnbench.commands import output
 from attnbench.commands.shared import read
 
 app = typer.Typer(
@@ -27,47 +28,53 @@ def save(
         str, typer.Option("--name", metavar="NAME", help="What it is the baseline of: a branch, a release.")
     ] = MAIN,
     folder: Folder = FOLDER,
+    format: output.Format = None,
+    html: output.Html = None,
+    json: output.Json = False,
 ) -> None:
     """Save a run as the baseline for its GPU model, in place of the last one. To be committed.
 
     attnbench run --suite ci --rounds 5 --out main.jsonl && attnbench baseline save main.jsonl
     attnbench baseline save v2.jsonl --name v2
     """
-    from attnbench.analysis.baseline import files
-    from attnbench.analysis.baseline import write as report
+    from attnbench.analysis.baseline import baseline_files, document
 
+    wanted = output.outputs(format, html, json)
     whole = read(run)
-    for line in report.doubts(whole, run):
+    for line in document.doubts(whole, run):
         print(f"attnbench: {line}", file=sys.stderr)
-    path, before = files.save(whole, name, folder)
-    print(report.saved(path, whole, before))
+    path, before = baseline_files.save(whole, name, folder)
+    raise typer.Exit(output.write(document.saved(path, whole, before), wanted))
 
 
 @app.command("list")
-def list_(folder: Folder = FOLDER) -> None:
+def list_(
+    folder: Folder = FOLDER,
+    format: output.Format = None,
+    html: output.Html = None,
+    json: output.Json = False,
+) -> None:
     """List the baselines: GPU, suite, when and with what they were measured."""
-    from rich.console import Console
+    from attnbench.analysis.baseline import baseline_files, document
 
-    from attnbench.analysis.baseline import files
-    from attnbench.analysis.baseline import write as report
-
-    report.render_list(Console(highlight=False), files.found(folder), folder)
+    wanted = output.outputs(format, html, json)
+    raise typer.Exit(output.write(document.listed(baseline_files.found(folder), folder), wanted))
 
 
 @app.command()
 def show(
     name: Annotated[str, typer.Argument(metavar="NAME", help="A baseline's name.")] = MAIN,
     folder: Folder = FOLDER,
+    format: output.Format = None,
+    html: output.Html = None,
+    json: output.Json = False,
 ) -> None:
     """Show a baseline on every GPU it has: how it was measured, its figures, and how far its rounds differ.
 
     attnbench baseline show main
     """
-    from rich.console import Console
+    from attnbench.analysis.baseline import baseline_files, document
 
-    from attnbench.analysis.baseline import files
-    from attnbench.analysis.baseline import write as report
-
-    console = Console(highlight=False)
-    for one in files.named(name, folder):
-        report.render(console, read(one.path), one.path)
+    wanted = output.outputs(format, html, json)
+    runs = {one.path: read(one.path) for one in baseline_files.named(name, folder)}
+    raise typer.Exit(output.write(document.shown(runs), wanted))

@@ -1,28 +1,27 @@
-"""`attnbench gate`: parse, judge, write. Heavy imports stay inside."""
+"""`attnbench gate`: parse, judge, write. Heavy imports stay inside functions."""
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from attnbench.commands.shared import collect_no_garbage, ends_with_its_reader, one_of, put, read
-from attnbench.core.errors import EXIT_BAD_INPUT, UserError, did_you_mean
+from attnbench.commands import output
+from attnbench.commands.shared import ends_with_its_reader, read
+from attnbench.core.errors import EXIT_CANNOT_WRITE, UserError, did_you_mean
 
 if TYPE_CHECKING:
-    from attnbench.analysis.gate.gate import Choice, Judgement, Request
+    from attnbench.analysis.gate.judge import Choice, Judgement, Request
 
-THEN = ("scipy.special", "attnbench.analysis.gate.write_terminal")
-FORMATS = ("table", "md", "json", "junit", "github")
+FORMATS = ("table", "md", "html", "json", "junit", "github")
 
 what = partial(typer.Option, rich_help_panel="What to compare")
 matters = partial(typer.Option, rich_help_panel="What counts as a change")
-output = partial(typer.Option, rich_help_panel="Files and output")
 
 # Options of `attnbench ab` too.
 Metric = Annotated[
@@ -46,22 +45,22 @@ MarginsFile = Annotated[
     Path | None, matters(metavar="FILE", help="YAML: margins per metric, and per cell (docs/gate.md).")
 ]
 Inconclusive = Annotated[
-    str, matters(metavar="pass|fail", help="Whether what can be told neither way ends with exit code 3.")
+    str, matters(metavar="pass|fail", help="Whether inconclusive cells make the gate end with exit code 3 (fail).")
 ]
 Missing = Annotated[
-    str, matters(metavar="pass|fail", help="Whether a cell that the current run lacks is a regression.")
+    str, matters(metavar="pass|fail", help="Whether a cell that the current run lacks counts as a regression (fail).")
 ]
 Format = Annotated[
     list[str] | None,
-    output(
+    output.option(
         "--format",
         "-f",
         metavar="FORMAT[=FILE]",
-        help="table (default), md, json, junit, github (annotations and step summary; added by itself where "
+        help="table (default), md, html, json, junit, github (annotations and step summary; added by itself where "
         "GitHub runs it). Several may be given, each to a file: -f junit=gate.xml.",
     ),
 ]
-Every = Annotated[bool, output("--all", metavar="", help="List what is unchanged too.")]
+Every = Annotated[bool, output.option("--all", metavar="", help="List what is unchanged too.")]
 
 
 def gate(
@@ -79,6 +78,8 @@ def gate(
     inconclusive: Inconclusive = "fail",
     missing: Missing = "fail",
     format: Format = None,
+    html: output.Html = None,
+    json: output.Json = False,
     every: Every = False,
 ) -> None:
     """Judge a run against a baseline, cell by cell: improved, unchanged, regressed, or too noisy to tell.
@@ -89,19 +90,16 @@ def gate(
     attnbench gate baselines results/now.jsonl
     attnbench gate old.jsonl new.jsonl --expect torch --margin 5% -f md=comment.md -f junit=gate.xml
     """
-    from attnbench.analysis.baseline.files import pick
-    from attnbench.analysis.gate.gate import judge
-    from attnbench.results.batch import ahead_of
+    from attnbench.analysis.baseline.baseline_files import pick
+    from attnbench.analysis.gate.judge import judge
 
     request = request_of(metric, expect, margin, margins, inconclusive, missing)
-    wanted = outputs(format or ())
-    collect_no_garbage()
-    ahead = ahead_of(request.metrics)
-    now = read(current, ahead, THEN)
+    wanted = outputs(format, html, json)
+    now = read(current)
     chosen = pick(baseline, now)
     if chosen != baseline:
         print(f"attnbench: baseline: {chosen}", file=sys.stderr)
-    judgement = judge(read(chosen, ahead, THEN), now, request)
+    judgement = judge(read(chosen), now, request)
     raise typer.Exit(write(judgement, wanted, every))
 
 
@@ -113,7 +111,8 @@ def request_of(
     inconclusive: str,
     missing: str,
 ) -> Request:
-    from attnbench.analysis.gate.gate import Request
+    """Return what the options ask a gate for. Raises UserError for unknown names and wrong margins."""
+    from attnbench.analysis.gate.judge import Request
     from attnbench.analysis.gate.margins import DEFAULT, RULES
     from attnbench.analysis.gate.margins import margins as margins_of
 
@@ -142,75 +141,38 @@ def _choice(option: str, word: str) -> Choice:
     raise UserError(f"{option}: {word!r} is neither pass nor fail")
 
 
-def outputs(options: Sequence[str]) -> list[tuple[str, Path | None]]:
-    """(format, file or None for standard output), GitHub's added in a workflow."""
-    found: list[tuple[str, Path | None]] = []
-    for option in options:
-        name, _, file = option.partition("=")
-        one_of("--format", name, FORMATS)
-        found.append((name, Path(file) if file else None))
-        if file:
-            _check(name, Path(file), [path for _, path in found[:-1]])
-    if all(file for _, file in found):
-        found.insert(0, ("table", None))
-    printed = {name for name, file in found if not file} - {"github"}
-    if len(printed) > 1:
-        raise UserError(
-            f"--format: {' and '.join(sorted(printed))} cannot both be printed; write one to a file: md=FILE"
-        )
-    by_itself = printed == {"table"} and "github" not in {name for name, _ in found}
-    if by_itself and os.environ.get("GITHUB_ACTIONS") == "true":
-        found.append(("github", None))
-    return found
+def outputs(formats: Sequence[str] | None, html: Path | None, json: bool) -> list[tuple[str, Path | None]]:
+    """Return what is to be written, as output.outputs does; GitHub's annotations may be printed beside a table.
+
+    In a GitHub workflow they are added where a table is printed.
+    """
+    formats = list(formats or ())
+    wanted = output.outputs([text for text in formats if text != "github"], html, json, FORMATS)
+    if "github" in formats:
+        if ("table", None) in wanted and "table" not in formats:  # nobody asked for the table
+            wanted.remove(("table", None))
+        wanted.append(("github", None))
+    elif ("table", None) in wanted and "github" not in dict(wanted) and os.environ.get("GITHUB_ACTIONS") == "true":
+        wanted.append(("github", None))
+    return wanted
 
 
-def _check(name: str, file: Path, others: Sequence[Path | None]) -> None:
-    """Said at once, not after all was measured."""
-    if file.resolve() in [other.resolve() for other in others if other] and not file.is_char_device():
-        raise UserError(f"--format: {file} is given twice; one would overwrite the other")
-    there = file if file.exists() else file.parent
-    if file.is_dir() or not file.parent.is_dir() or not os.access(there, os.W_OK):
-        raise UserError(f"--format {name}={file}: cannot be written; choose another place")
+def write(judgement: Judgement, wanted: output.Wanted, every: bool) -> int:
+    """Write a judgement to where `outputs` says. Return its exit code, or that of what could not be written for 0."""
+    from attnbench.analysis.gate import github, junit
+    from attnbench.analysis.gate.document import document_of
 
-
-def write(judgement: Judgement, wanted: Sequence[tuple[str, Path | None]], every: bool) -> int:
-    """To where `outputs` says, files first. Gives the exit code: bad input's for a pass that could not be written."""
-    code = judgement.exit_code
     ends_with_its_reader()
-    for name, file in sorted(wanted, key=lambda output: output[1] is None):
+    document = document_of(judgement, every)
+    writers = {"junit": partial(junit.render, judgement), "github": partial(github.workflow_commands, judgement)}
+    unwritten = output.write(document, wanted, writers)
+    summary = os.environ.get("GITHUB_STEP_SUMMARY")
+    if summary and "github" in dict(wanted):
+        from attnbench.report import markdown
+
         try:
-            _write(judgement, name, file, every)
-            sys.stdout.flush()
-        except (UserError, OSError) as error:
-            said = error if isinstance(error, UserError) else f"cannot write: {error.strerror}"
-            print(f"attnbench: {said}", file=sys.stderr)
-            code = code or EXIT_BAD_INPUT
-    return code
-
-
-def _write(judgement: Judgement, name: str, file: Path | None, every: bool) -> None:
-    if name == "github":
-        from attnbench.analysis.gate import write_github
-
-        put(write_github.render(judgement), file)
-        if summary := os.environ.get("GITHUB_STEP_SUMMARY"):
-            write_github.summarize(judgement, Path(summary))
-    elif name == "table" and not file:
-        from rich.console import Console
-
-        from attnbench.analysis.gate import write_terminal
-
-        write_terminal.render(Console(highlight=False), judgement, every)
-    else:
-        put(_renderers(every)[name](judgement), file)
-
-
-def _renderers(every: bool) -> dict[str, Callable[[Judgement], str]]:
-    from attnbench.analysis.gate import write_export, write_junit, write_markdown, write_terminal
-
-    return {
-        "table": partial(write_terminal.text, every=every),
-        "md": partial(write_markdown.render, every=every),
-        "json": write_export.json_text,
-        "junit": write_junit.render,
-    }
+            github.append_summary(markdown.render(document_of(judgement)), Path(summary))
+        except UserError as error:
+            print(f"attnbench: {error}", file=sys.stderr)
+            unwritten = EXIT_CANNOT_WRITE
+    return judgement.exit_code or unwritten

@@ -1,9 +1,10 @@
-"""The `ab` command: two builds on one machine in turns, A B B A, until every cell is settled or the time is up.
+"""The `ab` command: it measures two builds on one machine in turns, A B B A, until every cell is settled or time is up.
 
-    sides.py       what --a and --b mean
-    schedule.py    the order of the turns, and what still fits the time
-    turns.py       the turns, and when to stop
-    measure.py     from what was asked for to two run files and their judgement
+    builds.py      what --a and --b mean: two interpreters, or two pieces of code
+    schedule.py    the order of the turns, and which cells still fit the time
+    turns.py       measures the turns, and decides when to stop
+    run_ab.py      from a request to two run files and their judgement
 
-gate/looks.py judges, as `attnbench gate A B` does with the same files; docs/ab.md has the method and its error rates.
+gate/repeated_looks.py judges, as `attnbench gate A B` does with the same files. docs/ab.md explains the method and its
+error rates.
 """

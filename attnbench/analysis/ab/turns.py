@@ -1,4 +1,4 @@
-"""Pairs of turns, A B, B A, ..., of two run files that grow together, until nothing is open."""
+"""The turns of an A/B: two run files grow together, pair by pair of turns, until all cells are settled."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Protocol
 
 from attnbench.analysis.ab.schedule import START, affordable, order, to_look, unsettled
-from attnbench.analysis.gate import gate
-from attnbench.analysis.gate.looks import LOOKS
+from attnbench.analysis.gate import judge
+from attnbench.analysis.gate.repeated_looks import LOOKS
 from attnbench.core.errors import Terminated
 from attnbench.core.record import Job, Record, Run
-from attnbench.core.sizes import duration
+from attnbench.core.sizes import format_duration
+from attnbench.core.text import count
 from attnbench.results import run_file
-from attnbench.results.case_names import count
 from attnbench.results.cells import Key
 from attnbench.run.plan import skipped_record
 from attnbench.run.workers import WorkerPool, measure_jobs
@@ -23,55 +23,62 @@ LABELS = ("A", "B")
 
 
 class Watcher(Protocol):
-    """Who is told while it goes on; report/gate/live.py shows it to a person."""
+    """What is told of an A/B while it is measured; report/progress/ab_progress.py shows it to a person."""
 
-    def say(self, text: str) -> None: ...
+    def say(self, text: str) -> None:
+        """Take note of what goes on before the first turn."""
 
-    def begun(self, a: Run, b: Run, cells: int, paths: Sequence[Path], notes: Sequence[str]) -> None: ...
+    def begun(self, a: Run, b: Run, cells: int, paths: Sequence[Path], notes: Sequence[str]) -> None:
+        """Take note of what will be measured, and where it is written."""
 
     def turn(self, number: int, side: str, jobs: int, open_cells: int, left: float) -> None:
-        """A turn begins: `left` seconds of the limit."""
+        """Take note that a turn begins, with `left` seconds of the time limit."""
 
-    def started(self, job: Job) -> None: ...
+    def started(self, job: Job) -> None:
+        """Take note that a job begins."""
 
-    def ended(self, job: Job, record: Record) -> None: ...
+    def ended(self, job: Job, record: Record) -> None:
+        """Take note of how a job ended."""
 
-    def looked(self, pairs: int, settled: int, open_cells: int) -> None: ...
+    def looked(self, pairs: int, settled: int, open_cells: int) -> None:
+        """Take note that the cells were judged after so many pairs: how many this settled, and how many are open."""
 
 
 @dataclass
 class Half:
-    """One side while it is measured."""
+    """One side of an A/B while it is measured."""
 
     run: Run  # without its records
     pool: WorkerPool
-    rounds: Mapping[int, Sequence[Job]]
+    rounds: Mapping[int, Sequence[Job]]  # round -> its jobs
     file: run_file.RunFile
     records: list[Record] = field(default_factory=list)
 
     def add(self, record: Record) -> Record:
+        """Write a record to the run file. Return it as it was written, with the version of its library."""
         record = replace(record, version=self.run.versions.get(record.backend))
         self.file.append(record)
         self.records.append(record)
         return record
 
     def so_far(self) -> Run:
+        """Return the run with the records that there are now."""
         return replace(self.run, records=tuple(self.records))
 
 
 class Turns:
-    """Pairs of turns until nothing is open, or the time is up, or a person ends it."""
+    """Measures pairs of turns until all cells are settled, the time is up, or a person ends it."""
 
     def __init__(
         self,
         halves: Sequence[Half],
-        judged_by: gate.Request,
+        judged_by: judge.Request,
         watcher: Watcher,
         time_limit: float,
         deadline: float,
         clock: Callable[[], float],
     ) -> None:
-        """`time_limit` in seconds, as it was given; `deadline` by `clock`."""
+        """`time_limit`: seconds, as it was given. `deadline`: a time of `clock`."""
         self._halves = halves
         self._judged_by = judged_by
         self._watcher = watcher
@@ -79,12 +86,12 @@ class Turns:
         self._deadline = deadline
         self._clock = clock
         self._start = START[halves[0].run.environment.device.kind]
-        self._late: set[Key] = set()  # cells that the time did not allow any more
-        self.pairs = 0  # complete ones
+        self._late: set[Key] = set()  # cells for which there was no time any more
+        self.pairs = 0  # complete pairs of turns
         self.ended = ""  # "time", "looks", "interrupted", "terminated", or "" where all is settled
 
     def measure(self, keys: Mapping[Key, float]) -> None:
-        """`keys` are the cells with the seconds that both sides may take for them, as forecast."""
+        """Measure cells until the end. `keys`: cell -> forecast seconds of both sides together."""
         try:
             self._measure(dict(keys))
         except KeyboardInterrupt:
@@ -93,10 +100,11 @@ class Turns:
             self.ended = "terminated"
 
     def _measure(self, costs: dict[Key, float]) -> None:
-        self._skip_what_neither_runs(costs)
+        self._skip_unable(costs)
         for pair in range(LOOKS[-1]):
             left = self._deadline - self._clock()
-            # Before anything was measured the forecast may be off by two, and what it drops stays out.
+            # Before the first pair the times are forecasts, which may be twice too long, and a cell that is dropped
+            # does not come back; so fewer pairs must fit.
             ahead = to_look(pair) if pair else LOOKS[0] // 2
             kept = affordable(costs, self._start, ahead, left)
             self._leave_out(pair, set(costs) - kept)
@@ -108,7 +116,7 @@ class Turns:
             self.pairs = pair + 1
             if not pair or self.pairs in LOOKS:
                 judgement = self.judged()
-                if pair:  # after the first pair it only raises what is wrong with the metrics
+                if pair:  # after the first pair, judging only raises what is wrong with the metrics
                     still = unsettled(judgement)
                     going = {key: cost for key, cost in costs.items() if key in still}
                     self._watcher.looked(self.pairs, len(costs) - len(going), len(going))
@@ -119,7 +127,7 @@ class Turns:
         self.ended = "looks"
 
     def _pair(self, pair: int, costs: Mapping[Key, float]) -> dict[Key, float]:
-        """The cells that work on both sides, with the seconds that they took."""
+        """Measure one pair of turns. Return the cells that work on both sides, with the seconds that they took."""
         taken = dict.fromkeys(costs, 0.0)
         broken: set[Key] = set()
         for turn, which in enumerate(order(pair)):
@@ -142,33 +150,35 @@ class Turns:
             self._start = max(self._start, spent) if turn else spent  # the slower of the pair
         return {key: seconds for key, seconds in taken.items() if key not in broken}
 
-    def judged(self) -> gate.Judgement:
+    def judged(self) -> judge.Judgement:
+        """Return the judgement of what is measured now. Raises UserError where nothing can be compared."""
         a, b = self._halves
-        return gate.judge(a.so_far(), b.so_far(), self._judged_by)
+        return judge.judge(a.so_far(), b.so_far(), self._judged_by)
 
-    def _skip_what_neither_runs(self, costs: Mapping[Key, float]) -> None:
-        """Their reasons belong into the files."""
+    def _skip_unable(self, costs: Mapping[Key, float]) -> None:
+        """Write the reasons of the cells that no side can run to the run files."""
         for half in self._halves:
             for job in half.rounds[0]:
                 if (job.case, job.backend) not in costs:
                     half.add(skipped_record(job))
 
     def _leave_out(self, pair: int, late: set[Key]) -> None:
+        """Give up the cells for which there is no time; those without any round get a record that says so."""
         self._late |= late
-        reason = f"no room for it within the time limit of {duration(self._time_limit)} (--time-limit)"
+        reason = f"no room for it within the time limit of {format_duration(self._time_limit)} (--time-limit)"
         for half in self._halves if not pair else ():
             for job in half.rounds[0]:
                 if (job.case, job.backend) in late:
                     half.add(skipped_record(job if job.skip else replace(job, skip=reason, resumable=True)))
 
     def notes(self, open_cells: int) -> list[str]:
-        """How it ended, where not by itself."""
+        """Return how the A/B ended, in one line; none where all cells were settled."""
         left = f"{count(open_cells, 'cell')} not settled" if open_cells else "all that was measured is settled"
-        said = {
-            "time": f"The time limit of {duration(self._time_limit)} was up after "
+        lines = {
+            "time": f"The time limit of {format_duration(self._time_limit)} was up after "
             f"{count(self.pairs, 'pair')} of turns: {left}.",
             "looks": f"{LOOKS[-1]} pairs of turns are the most: {left}.",
             "interrupted": f"Interrupted after {count(self.pairs, 'whole pair')} of turns: {left}.",
             "terminated": f"Terminated after {count(self.pairs, 'whole pair')} of turns: {left}.",
         }
-        return [said[self.ended]] if self.ended else []
+        return [lines[self.ended]] if self.ended else []

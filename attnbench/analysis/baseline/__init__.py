@@ -1,14 +1,15 @@
-"""The `baseline` command: what gates compare with, kept in git, a file per name and GPU model.
+"""The `baseline` command: the runs that gates compare with, kept in git, one file for each name and GPU model.
 
-    reduced.py   a run -> the run with what a gate reads, and nothing else
-    files.py     where they are, and which one belongs to a run
+    reduce_run.py       a run with only what a gate reads of it
+    baseline_files.py   where the files are, and which one belongs to a run
+    document.py         the documents of `baseline save`, `list` and `show`
 
-A baseline is a run file, baselines/NAME/GPU.jsonl, so whatever reads run files reads it. docs/ci.md has the guide.
+A baseline is a run file, baselines/NAME/GPU.jsonl, so all that reads run files reads it. docs/ci.md is the guide.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
 
-FOLDER = Path("baselines")  # where they are kept unless a person says otherwise
-MAIN = "main"  # the name that is meant unless a person says another
+FOLDER = Path("baselines")  # the folder of all baselines by default
+MAIN = "main"  # the name of a baseline by default

@@ -1,16 +1,18 @@
-"""The `gate` command: two runs -> are they comparable -> a finding per cell and metric -> one exit code.
+"""The `gate` command: it compares two runs, judges each metric of each cell, and ends with one exit code.
 
-    gate.py        two runs -> findings -> the verdict of the whole
-    findings.py    what became of each metric of each cell
-    endings.py     cells without a figure in one of the runs; measured.py: the metrics of all others
-    notes.py       what a reader must know of all figures together
-    comparable.py  what differs between two runs that no gate may compare
-    margins.py     how large a change must be to matter, per metric and cell
-    rounds.py      what is decided on: the rounds of a metric of a cell, and those of many by column
-    decide.py      the statistics of all cells together
-    moderate.py    the noise of one cell, helped by what the others say
-    readings.py    records -> one value a round of each metric
-    looks.py       an A/B judged again and again; turns.py: what sets its files apart from two runs
+    judge.py              from two runs to findings and the verdict on the whole
+    run_differences.py    what differs between two runs that a gate does not compare unless it is expected
+    cell_states.py        cells that are missing, failing or working where they did not before
+    metric_findings.py    the metrics of all other cells, decided together
+    round_values.py       one value a round of each metric
+    margins.py            how large a change must be to matter, per metric and cell
+    hypothesis_tests.py   the statistics: improved, unchanged, regressed or inconclusive
+    noise.py              the noise of a cell between rounds, which the other cells help to estimate
+    repeated_looks.py     the statistics of an A/B, which is judged again and again
+    ab_files.py           what is special about the two run files of an A/B
+    findings.py           a finding, and the order of findings
+    notes.py              what a reader must know of all figures together
+    document.py           the document; junit.py and github.py: the gate's own formats
 
-docs/gate.md has the method, its error rates as simulated, and the sources.
+docs/gate.md explains the method, its error rates as simulated, and the sources.
 """

@@ -5,7 +5,7 @@
     cells:
       "sdpa-efficient 64k *": {latency: 5%}
 
-The key of a cell is its name as the gate prints it, or a glob; of several that match, the last one counts.
+The key of a cell is its name as the gate prints it, or a glob; if several match, the last one counts.
 """
 
 from __future__ import annotations
@@ -23,13 +23,14 @@ from attnbench.core.errors import UserError, did_you_mean
 
 @dataclass(frozen=True)
 class Rule:
-    """How a metric is judged unless told otherwise. Lower is better in all of them."""
+    """How a metric is judged by default. Lower is better in all of these metrics."""
 
     margin: float  # relative
-    floor: float = 0.0  # in the metric's unit: a smaller reading counts as this, so what changes below it is no change
-    noisy: bool = True  # differs between rounds of the same code; else a single difference is a change
-    cached: bool = False  # moves with caches that outlive a process: rounds are compared in pairs, and what stays
-    # inconclusive does not make the gate so
+    floor: float = 0.0  # in the metric's unit: a smaller value counts as this, so that changes below it do not count
+    noisy: bool = True  # its value differs between rounds of the same code; else a single difference is a change
+    # It depends on caches that outlive a process: rounds are compared in pairs, and an inconclusive cell does not make
+    # the gate inconclusive.
+    cached: bool = False
 
 
 RULES: Mapping[str, Rule] = MappingProxyType(
@@ -37,8 +38,8 @@ RULES: Mapping[str, Rule] = MappingProxyType(
         "latency": Rule(0.03),
         "cycles": Rule(0.03),
         "memory_peak": Rule(0.01, floor=2**20, noisy=False),
-        "error": Rule(0.10, floor=0.1, noisy=False),  # of what is allowed
-        "first_call": Rule(0.50, floor=0.1, cached=True),  # nobody waits for less than 0.1 s
+        "error": Rule(0.10, floor=0.1, noisy=False),  # floor: a tenth of the allowed error
+        "first_call": Rule(0.50, floor=0.1, cached=True),  # nobody notices less than 0.1 s
         "memory_driver": Rule(0.01, floor=2**20, noisy=False),
         "memory_saved": Rule(0.01, floor=2**20, noisy=False),
         "enqueue": Rule(0.10),
@@ -51,24 +52,29 @@ DEFAULT = ("latency", "memory_peak", "error", "first_call")
 
 @dataclass(frozen=True)
 class Margins:
+    """The margins that a person gave; where none was given, that of RULES counts."""
+
     metrics: Mapping[str, float] = field(default_factory=dict)
     cells: tuple[tuple[str, Mapping[str, float]], ...] = ()  # (glob, metric -> margin)
 
     def of(self, metric: str, cell: str) -> float:
-        """The margin of a metric for the cell of this name."""
+        """Return the margin of a metric for the cell with this full name."""
         for glob, own in reversed(self.cells):
             if metric in own and fnmatch.fnmatchcase(cell, glob):
                 return own[metric]
         return self.metrics.get(metric, RULES[metric].margin)
 
     def unused(self, names: Iterable[str]) -> list[str]:
-        """The globs that fit none of these cells."""
+        """Return the globs that match none of these cells."""
         names = list(names) if self.cells else ()
         return [glob for glob, _ in self.cells if not any(fnmatch.fnmatchcase(name, glob) for name in names)]
 
 
 def margins(options: Sequence[str], file: Path | None = None) -> Margins:
-    """From the file, and over it from options such as "3%" (of latency, or cycles) and "memory_peak=1%"."""
+    """Return the margins of a YAML file, overridden by options such as "3%" (of latency and cycles) and "error=20%".
+
+    Raises UserError for what is no margin, and for a file that cannot be read.
+    """
     found = _read(file) if file else Margins()
     own = dict(found.metrics)
     for option in options:
@@ -81,7 +87,7 @@ def margins(options: Sequence[str], file: Path | None = None) -> Margins:
 
 
 def parse(amount: Any, what: str) -> float:
-    """0.03 of "3%" or 0.03."""
+    """Return 0.03 for "3%" and for 0.03. `what` names the option or field in the error."""
     match = re.fullmatch(r"(\d+(?:\.\d*)?|\.\d+)\s*(%?)", str(amount).strip())
     if not match:
         raise UserError(f"{what}: {str(amount)!r} is not a margin; write 3% or 0.03")

@@ -1,69 +1,69 @@
-"""What a reader must know of all figures of a gate together, and of the cells that it did not compare."""
+"""Notes on a gate: what a reader must know of all figures together, and of the cells that were not compared."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
 
-from attnbench.analysis.gate.endings import state
-from attnbench.analysis.gate.findings import Finding, Findings, name
-from attnbench.analysis.gate.measured import Measured
-from attnbench.analysis.gate.readings import CYCLES, signed
+from attnbench.analysis.gate.cell_states import state
+from attnbench.analysis.gate.findings import TIMED, Finding, full_name, signed
 from attnbench.core import stats
+from attnbench.core.formats import percent
 from attnbench.core.record import Run
-from attnbench.results import case_names, run_file
+from attnbench.core.text import count, some
+from attnbench.results import run_file
 from attnbench.results.cells import Cell, Key
-from attnbench.results.metrics import percent
 
-ROUNDS = 5  # a side, at which docs/gate.md states the error rates
-TIMED = ("latency", CYCLES)
-TOGETHER = 10  # cells, from which a change common to them is worth a line
+ROUNDS = 5  # a side, for which docs/gate.md states the error rates
+TOGETHER = 10  # cells, from which on a change that they have in common is worth a note
 
 
-def unmeasured(findings: Findings) -> list[str]:
-    """In a line: the findings say of each cell the same."""
-    names = [findings[i].name for i, kind in enumerate(findings.kinds) if kind.unmeasured]
+def unmeasured(findings: Sequence[Finding]) -> list[str]:
+    """Return one line that counts the cells for which an A/B had no time."""
+    names = [f.name for f in findings if f.unmeasured]
     if not names:
         return []
-    number = case_names.count(len(names), "cell")
-    return [
-        f"{number} left out for want of time, which is no pass: {case_names.some(names)}; give a longer --time-limit."
-    ]
+    number = count(len(names), "cell")
+    return [f"{number} left out for want of time, which is no pass: {some(names)}; give a longer --time-limit."]
 
 
-def timed(findings: Findings, measured: Measured, in_turns: bool, burst: float) -> list[str]:
-    """Of the latencies, or cycles. `burst`: seconds, behind which the clock was read; in a longer call it moves."""
+def timed(findings: Sequence[Finding], in_turns: bool, burst: float) -> list[str]:
+    """Return notes on the latencies, or cycles: one round, a common change, clocks that were held down.
+
+    `burst`: seconds after which the clock was measured. Within a longer call it moves, so cycles mean less there.
+    """
     notes = []
-    some = [i for i, metric in enumerate(measured.metrics) if metric in TIMED]
-    if not in_turns and 1 in (*measured.tests.n[some].tolist(), *measured.tests.m[some].tolist()):
-        notes.append(_weakness([measured[i] for i in some]))
-    changes = [measured.changes[i] for i in some]
+    judged = [f for f in findings if f.metric in TIMED and f.decision]
+    if not in_turns and any(1 in f.rounds for f in judged):
+        notes.append(_one_round(judged))
+    changes = [f.decision.change for f in judged if f.decision]
     if len(changes) >= TOGETHER:
         low, middle, high = (stats.percentile(changes, p) for p in (25, 50, 75))
-        margin = stats.median(measured.tests.margin[some].tolist())
-        metric = next(kind.metric for kind in findings.kinds if kind.metric in TIMED and kind.verdict != "missing")
-        line = f"Of {len(changes)} cells the median {metric} changed by {signed(middle)}, "
+        margin = stats.median([f.margin or 0.0 for f in judged])
+        line = f"Of {len(changes)} cells the median {judged[0].metric} changed by {signed(middle)}, "
         line += f"the middle half by {signed(low)} to {signed(high)}."
         if not in_turns and low * high > 0 and abs(middle) > margin / 3:
             line += " Nearly all moved together: that is as likely the machine as the code; measure the baseline again."
         notes.append(line)
-    held = sum(measured.held_down)
+    held = [f for f in judged if f.held_down]
     if held:
-        line = f"~ {case_names.count(held, 'cell')}: a limit held the clock below its best, so latency is the machine's too"
-        calls = (measured[i].baseline for i in some if measured.held_down[i] and measured.metrics[i] == "latency")
-        short = any(seconds is not None and seconds < burst for seconds in calls)
+        line = f"~ {count(len(held), 'cell')}: a limit held the clock below its best, so latency is the machine's too"
+        short = any(f.baseline is not None and f.baseline < burst for f in held)
         notes.append(line + ("; --metric cycles compares without the clock." if short else "."))
     return notes
 
 
-def _weakness(timed: Sequence[Finding]) -> str:
-    some = [(d.high, d.change) for f in timed if (d := f.decision) and d.high is not None and d.change > -1]
-    sides = {min(f.rounds) for f in timed if max(f.rounds) > 1}
-    if not some:
-        return f"One round a side says nothing of the noise, and the cells are too few to; run --rounds {ROUNDS}."
-    halves = [math.log1p(high) - math.log1p(change) for high, change in some]
+def _one_round(judged: Sequence[Finding]) -> str:
+    """Return how little one round on a side says."""
+    intervals = [(d.high, d.change) for f in judged if (d := f.decision) and d.high is not None and d.change > -1]
+    if not intervals:
+        return (
+            "One round a side says nothing of the noise, and there are too few cells to estimate it from; "
+            f"run --rounds {ROUNDS}."
+        )
+    halves = [math.log1p(high) - math.log1p(change) for high, change in intervals]
     known = f"the typical change is known to {percent(stats.median(halves))}"
-    if sides:
+    if any(max(f.rounds) > 1 for f in judged):
         return f"One side has one round only, so its noise is taken to be the other's; {known}. Run --rounds {ROUNDS}."
     return (
         "One round a side is weak: noise is taken from how differently the cells changed, a disturbed cell cannot be "
@@ -71,14 +71,14 @@ def _weakness(timed: Sequence[Finding]) -> str:
     )
 
 
-def beside(before: Mapping[Key, Cell], after: Mapping[Key, Cell], in_turns: bool) -> list[str]:
-    """Cells that were not compared, or not in all their rounds. An A/B compares none that failed on both sides."""
+def not_compared(before: Mapping[Key, Cell], after: Mapping[Key, Cell], in_turns: bool) -> list[str]:
+    """Return notes on the cells that were not compared, or not in all their rounds."""
     pairs = {key: (state(old), state(after.get(key))) for key, old in before.items()}
     failing = [key for key, (was, now) in pairs.items() if was in ("fails", "absent") and now == "fails"]
     flaky = [key for key, (was, now) in pairs.items() if was == now == "flaky"]
     partly = [key for key, (was, now) in pairs.items() if was in ("fails", "absent") and now == "flaky"]
     new = [key for key in after if key not in before]
-    said = (
+    groups = (
         (failing, "worked in neither run"),
         (
             flaky,
@@ -87,24 +87,24 @@ def beside(before: Mapping[Key, Cell], after: Mapping[Key, Cell], in_turns: bool
         (partly, "worked in some rounds, and not in the baseline: not compared"),
         (new, "in the current run only, not compared"),
     )
-    return [f"{case_names.count(len(keys), 'cell')} {what}: {_names(keys)}" for keys, what in said if keys]
+    return [f"{count(len(keys), 'cell')} {what}: {_names(keys)}" for keys, what in groups if keys]
 
 
 def _names(keys: Iterable[Key]) -> str:
-    return case_names.some(name(backend, case) for case, backend in keys)
+    return some(full_name(backend, case) for case, backend in keys)
 
 
 def incomplete(side: str, run: Run) -> list[str]:
-    """Of a run that was interrupted, or is not done. A baseline that was saved has no plan."""
+    """Return a note on a run that was interrupted. A saved baseline has no plan, and an A/B no further one."""
     left = run_file.missing(run)
     if not left or run.turns:
         return []
-    number = f"{len(left)} of {case_names.count(len(run.plan), 'planned job')}"
+    number = f"{len(left)} of {count(len(run.plan), 'planned job')}"
     return [f"The {side} is incomplete: {number} not measured. Finish it with attnbench run --resume, and gate again."]
 
 
 def units(baseline: Run, current: Run) -> list[str]:
-    """Of GPUs that are known to be two."""
+    """Return a note on runs of two units of one GPU model."""
     ours, theirs = baseline.environment.device.uuid, current.environment.device.uuid
     models = {run.environment.device.name for run in (baseline, current)}
     if ours is None or theirs is None or ours == theirs or len(models) > 1:

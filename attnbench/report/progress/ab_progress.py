@@ -1,4 +1,4 @@
-"""What a person sees while an A/B goes on: one line that lives; in a pipe, a plain line for each turn and look."""
+"""The progress of an A/B on stderr: one line that is drawn anew; in a pipe, a plain line for each turn and look."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ from rich.text import Text
 
 from attnbench.core.record import Job, Record, Run
 from attnbench.core.sizes import format_duration
-from attnbench.report.progress.run_progress import Line
+from attnbench.core.text import count, one_line
+from attnbench.report.progress.progress_line import ProgressLine
 from attnbench.results import case_names
 
 
-class Live(Line):
-    """Watches an A/B; see ab/turns.py's Watcher."""
+class AbProgress(ProgressLine):
+    """The Watcher of analysis/ab/turns.py that shows a person what goes on."""
 
     def __init__(self, console: Console) -> None:
         super().__init__(console)
@@ -31,7 +32,7 @@ class Live(Line):
         facts = ", ".join(filter(None, [a.environment.device.name, *_torches(a, b)]))
         self._print(Text().append("attnbench ab  ", style="bold").append(facts))
         self._several_dtypes = len({job.case.dtype for job in a.plan}) > 1
-        self._print(Text(f"suite {a.suite}: {case_names.count(cells, 'cell')} in turns A B, B A, B A, A B, ..."))
+        self._print(Text(f"suite {a.suite}: {count(cells, 'cell')} in turns A B, B A, B A, A B, ..."))
         for note in notes:
             self._print(Text(note, style="yellow"))
         self._print(Text(f"writing {', '.join(map(str, paths))}", style="dim"))
@@ -43,7 +44,7 @@ class Live(Line):
             self._live.update(self)
         else:
             rest = format_duration(max(0.0, left))
-            self._print(Text(f"{self._turn}: {case_names.count(jobs, 'job')}, {open_cells} open, {rest} left"))
+            self._print(Text(f"{self._turn}: {count(jobs, 'job')}, {open_cells} open, {rest} left"))
 
     def started(self, job: Job) -> None:
         self._running = job
@@ -52,8 +53,8 @@ class Live(Line):
         self._done += 1
         self._running = None
         if record.status in ("wrong", "wrong-kernel", "failed", "timeout", "oom"):
-            said = f"{self._turn}: {self._name(job)} {case_names.ENDINGS[record.status]}"
-            self._print(Text(case_names.one_line(f"{said}: {record.reason}"), style="red"))
+            ending = f"{self._turn}: {self._name(job)} {case_names.ENDINGS[record.status]}"
+            self._print(Text(one_line(f"{ending}: {record.reason}"), style="red"))
 
     def looked(self, pairs: int, settled: int, open_cells: int) -> None:
         self._settled += settled
@@ -62,7 +63,7 @@ class Live(Line):
             self._print(Text(f"after {pairs} pairs: {self._settled} settled, {open_cells} open"))
 
     def __rich__(self) -> Text:
-        """The living line, drawn anew several times a second."""
+        """Return the line; rich asks for it several times a second."""
         line = Text().append(f"{self._turn} ", style="bold").append(f"[{self._done}/{self._jobs}] ")
         if self._running:
             line.append(self._name(self._running), style="cyan")
@@ -72,7 +73,7 @@ class Live(Line):
         return line
 
     def _name(self, job: Job) -> str:
-        return case_names.case(job.backend, job.case, self._several_dtypes)
+        return case_names.case_name(job.backend, job.case, self._several_dtypes)
 
 
 def _torches(a: Run, b: Run) -> list[str]:

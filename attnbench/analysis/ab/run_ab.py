@@ -1,4 +1,4 @@
-"""An A/B, from what a person asked for to two finished run files and their judgement."""
+"""An A/B from the request to two finished run files and their judgement."""
 
 from __future__ import annotations
 
@@ -10,16 +10,15 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from pathlib import Path
 
+from attnbench.analysis.ab.builds import Build, builds, is_code
 from attnbench.analysis.ab.schedule import START, unsettled
-from attnbench.analysis.ab.sides import Side, is_code, sides
 from attnbench.analysis.ab.turns import LABELS, Half, Turns, Watcher
-from attnbench.analysis.gate import gate
-from attnbench.analysis.gate.looks import LOOKS
-from attnbench.analysis.gate.readings import CYCLES
+from attnbench.analysis.gate import judge
+from attnbench.analysis.gate.repeated_looks import LOOKS
 from attnbench.core.errors import EXIT_INTERRUPTED, EXIT_TERMINATED, UserError
 from attnbench.core.machine import Environment
 from attnbench.core.record import Job, Run
-from attnbench.core.sizes import duration
+from attnbench.core.sizes import format_duration
 from attnbench.results import run_file
 from attnbench.results.cells import Key
 from attnbench.run import plan as planning
@@ -32,11 +31,11 @@ from attnbench.run.workers import WorkerPool, closing_workers
 
 @dataclass(frozen=True)
 class Request:
-    """What the command line asked for."""
+    """What a person asked for."""
 
     a: str
     b: str
-    gate: gate.Request
+    judged_by: judge.Request
     suite: str = "default"
     settings: Settings = field(default_factory=Settings)
     device: str = "auto"
@@ -48,15 +47,18 @@ class Request:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How it ended. Without a judgement it ended before a pair of turns; without paths nothing was measured."""
+    """How an A/B ended: without a judgement before a pair of turns was measured, without paths before anything was."""
 
-    judgement: gate.Judgement | None
+    judgement: judge.Judgement | None
     paths: tuple[Path, ...] = ()
     exit_code: int = 0
 
 
 def ab(request: Request, watcher: Watcher, clock: Callable[[], float] = time.monotonic) -> Outcome:
-    """Measures in turns and judges. Raises UserError for what a person can mend; what was measured is in the files."""
+    """Measure two builds in turns and judge them. What was measured is in the run files, however it ends.
+
+    Raises UserError for builds, options and files that are wrong, and where no cell can be measured in both builds.
+    """
     deadline = clock() + request.time_limit
     device = parse_device(request.device)
     suite = load_suite(request.suite)
@@ -66,7 +68,7 @@ def ab(request: Request, watcher: Watcher, clock: Callable[[], float] = time.mon
         raise UserError("--backend: --a and --b name the code already; leave it out")
     simulated = device == "fake" and not request.settings.backends
     pairs_of = {
-        p.backends: sides(
+        p.backends: builds(
             request.a, request.b, ["fake"] if simulated else p.backends, request.pythons, suite.interpreters
         )
         for p in found
@@ -74,21 +76,23 @@ def ab(request: Request, watcher: Watcher, clock: Callable[[], float] = time.mon
     _check_files(request.out)
     pools = (WorkerPool({}), WorkerPool({}))
     with closing_workers(pools[0]), closing_workers(pools[1]):
-        watcher.say("looking at the device")
+        watcher.say("reading the device")
         dtypes = sorted({c.dtype for p in found for c in p.cases})
         here = _environments(device, dtypes, next(iter(pairs_of.values())))
         resolved = resolve(suite, here[0].device.kind, request.settings)
         both = pairs_of[resolved.backends]
-        if CYCLES in request.gate.metrics and here[0].device.kind != "cuda":
-            raise UserError(f"--metric {CYCLES}: only a GPU tells the clock that was held; compare latency")
+        if "cycles" in request.judged_by.metrics and here[0].device.kind != "cuda":
+            raise UserError("--metric cycles: only a GPU tells the clock that was held; compare latency")
         runs, plans = _prepare(request, resolved, both, here, pools, watcher)
-        if gate.differing(*runs, request.gate.expect)[1]:
-            refused = gate.judge(*runs, request.gate)
+        if judge.split_differences(*runs, request.judged_by.expect)[1]:
+            refused = judge.judge(*runs, request.judged_by)
             return Outcome(refused, exit_code=refused.exit_code)
         keys = _cells(runs)
         least = 2 * START[here[0].device.kind] + min(keys.values())
         if least > deadline - clock():
-            raise UserError(f"--time-limit: {duration(request.time_limit)} is short of one pair of turns; give more")
+            raise UserError(
+                f"--time-limit: {format_duration(request.time_limit)} is short of one pair of turns; give more"
+            )
         paths = _paths(request.out, runs[0])
         halves = []
         for run, plan, pool, path in zip(runs, plans, pools, paths, strict=True):
@@ -97,7 +101,7 @@ def ab(request: Request, watcher: Watcher, clock: Callable[[], float] = time.mon
                 rounds.setdefault(job.round, []).append(job)
             halves.append(Half(run, pool, rounds, run_file.RunFile.create(path, run)))
         watcher.begun(*runs, len(keys), paths, resolved.notes)
-        turns = Turns(halves, request.gate, watcher, request.time_limit, deadline, clock)
+        turns = Turns(halves, request.judged_by, watcher, request.time_limit, deadline, clock)
         try:
             turns.measure(keys)
         finally:
@@ -134,38 +138,38 @@ def _paths(out: Path | None, run: Run) -> tuple[Path, Path]:
         n += 1
 
 
-def _environments(device: str, dtypes: Sequence[str], both: Sequence[Side]) -> list[Environment]:
-    """One a side; read once where one interpreter is both."""
+def _environments(device: str, dtypes: Sequence[str], both: Sequence[Build]) -> list[Environment]:
+    """Return the environment of each build; where both have one interpreter it is read once."""
     known: dict[str | None, Environment] = {}
-    for side in both:
-        if side.python not in known:
+    for build in both:
+        if build.python not in known:
             try:
-                known[side.python] = probe_device(device, dtypes, side.python)
+                known[build.python] = probe_device(device, dtypes, build.python)
             except UserError as error:
-                raise UserError(f"{side.label}: {error}") from None
-    return [known[side.python] for side in both]
+                raise UserError(f"{build.label}: {error}") from None
+    return [known[build.python] for build in both]
 
 
 def _prepare(
     request: Request,
     resolved: Resolved,
-    both: Sequence[Side],
+    both: Sequence[Build],
     here: Sequence[Environment],
     pools: Sequence[WorkerPool],
     watcher: Watcher,
 ) -> tuple[tuple[Run, Run], list[tuple[Job, ...]]]:
-    """The two runs without records, whose plan is the first round, and all jobs that there may be."""
+    """Return the two runs without records, with the first round as their plan, and all jobs of all rounds of each."""
     runs, plans = [], []
     started, shared = datetime.now(timezone.utc).isoformat(timespec="seconds"), uuid.uuid4().hex[:12]
-    for side, environment, pool in zip(both, here, pools, strict=True):
-        pool.specs, pool.interpreters = side.specs, side.interpreters
-        watcher.say(f"importing {', '.join(side.specs)} ({side.label})")
+    for build, environment, pool in zip(both, here, pools, strict=True):
+        pool.specs, pool.interpreters = build.specs, build.interpreters
+        watcher.say(f"importing {', '.join(build.specs)} ({build.label})")
         probes = pool.probe()
         for name, probe in probes.items():
-            if not probe.usable and (is_code(request.a, request.b) or is_user_code(side.specs[name])):
-                raise UserError(f"{side.label}: {probe.why_not}")
+            if not probe.usable and (is_code(request.a, request.b) or is_user_code(build.specs[name])):
+                raise UserError(f"{build.label}: {probe.why_not}")
         answers = pool.survey(probes, resolved.cases, environment.device)
-        pool.close()  # a turn begins with fresh processes, and without those of the other side
+        pool.close()  # each turn starts processes of its own, when those of the other build are gone
         policy = resolved.policy
         plan = planning.make_plan(resolved.cases, answers, environment.device, policy, rounds=LOOKS[-1])
         plans.append(plan)
@@ -178,8 +182,8 @@ def _prepare(
                 started=started,
                 argv=request.argv,
                 versions={name: p.version for name, p in probes.items() if p.version},
-                specs=side.specs,
-                interpreters=side.interpreters,
+                specs=build.specs,
+                interpreters=build.interpreters,
                 turns=shared,
             )
         )
@@ -187,13 +191,14 @@ def _prepare(
 
 
 def _cells(runs: Sequence[Run]) -> dict[Key, float]:
-    """The cells that run on either side, with both sides' forecast in seconds. Raises UserError if none runs on both.
+    """Return the cells that run on either side, with the forecast seconds of both sides together.
 
-    What only one side can run is measured once, for the judgement to say that it is missing or new.
+    A cell that only one side can run is measured once, for the judgement to say that it is missing or new. Raises
+    UserError where no cell runs on both.
     """
     able = [{(j.case, j.backend): j.forecast.seconds for j in run.plan if not j.skip} for run in runs]
     if not able[0].keys() & able[1].keys():
         why = (next((j.skip for j in run.plan if j.skip), None) for run in runs)
-        said = "; ".join(f"{label}: {reason}" for label, reason in zip(LABELS, why, strict=True) if reason)
-        raise UserError(f"no cell can be measured in both builds ({re.sub(r'[.;]$', '', said)})")
+        reasons = "; ".join(f"{label}: {reason}" for label, reason in zip(LABELS, why, strict=True) if reason)
+        raise UserError(f"no cell can be measured in both builds ({re.sub(r'[.;]$', '', reasons)})")
     return {key: sum(side.get(key, 0.0) for side in able) for key in {**able[0], **able[1]}}

@@ -1,7 +1,7 @@
-"""What differs between two runs so that their figures say nothing of the code, unless it is what is under test.
+"""Differences between two runs, such as another driver, that make their figures incomparable unless they are expected.
 
-Every difference has names, and `--expect NAME` says that it is meant. A backend whose library is known by another name
-too (sdpa-flash is torch's, fa2 is the package flash-attn) answers to either.
+Every difference has names, and `--expect NAME` says that it is expected. A difference of a backend's library has the
+backend's name too: sdpa-flash is part of torch, fa2 is the package flash-attn.
 """
 
 from __future__ import annotations
@@ -14,12 +14,11 @@ from attnbench.core.errors import UserError, did_you_mean
 from attnbench.core.machine import Environment
 from attnbench.core.policy import Policy
 from attnbench.core.record import Run
-from attnbench.results import columns
 
-_ENVIRONMENT = {  # field -> the name to expect it by
+_ENVIRONMENT = {  # field -> the name by which to expect it
     "attnbench": "attnbench",
     "torch": "torch",
-    "cuda": "torch",  # comes with it
+    "cuda": "torch",  # CUDA comes with torch
     "driver": "driver",
     "power_limit_w": "power_limit",
     "clock_max_hz": "clock_max",
@@ -43,16 +42,19 @@ _POLICY = (
 
 @dataclass(frozen=True)
 class Difference:
-    names: tuple[str, ...]  # any of them expects it; the first is the one to show
+    """One thing that differs between two runs."""
+
+    names: tuple[str, ...]  # any of them expects it; messages show the first
     what: str  # "driver was 580.82 and is 590.10"
 
     @property
     def remedy(self) -> str:
+        """The option that says that the difference is expected."""
         return f"--expect {self.names[0]}"
 
 
 def differences(baseline: Run, current: Run) -> list[Difference]:
-    """In the order in which a person would look: the machine, its software, how it was measured."""
+    """Return what differs between two runs: first the machine, then its software, then how it was measured."""
     ours, theirs = baseline.environment, current.environment
     found = [
         Difference((expect,), _phrase(f"device {name}", getattr(ours.device, name), getattr(theirs.device, name)))
@@ -78,36 +80,36 @@ def differences(baseline: Run, current: Run) -> list[Difference]:
 
 
 def split(found: Sequence[Difference], expect: Iterable[str]) -> tuple[list[Difference], list[Difference], list[str]]:
-    """(those that are meant, those that are not, names that were expected to differ and do not)."""
+    """Return the expected differences, the others, and the names in `expect` for which nothing differs."""
     expect = list(dict.fromkeys(expect))
-    meant = [d for d in found if {*d.names} & {*expect}]
-    named = {name for d in meant for name in d.names}
-    return meant, [d for d in found if d not in meant], [name for name in expect if name not in named]
+    expected = [d for d in found if {*d.names} & {*expect}]
+    named = {name for d in expected for name in d.names}
+    return expected, [d for d in found if d not in expected], [name for name in expect if name not in named]
 
 
 def check_names(expect: Iterable[str], runs: Sequence[Run]) -> None:
-    """Raises UserError for a name that no difference of such runs could have."""
+    """Raise UserError for a name that no difference between such runs could have."""
     expect = list(expect)
     known = {*_ENVIRONMENT.values(), *_DEVICE.values(), *_POLICY}
     for run in runs if expect else ():
-        known |= {*run.environment.packages, *run.versions, *columns.of(run.records).backends}
+        known |= {*run.environment.packages, *run.versions, *(record.backend for record in run.records)}
     for name in expect:
         if name not in known:
             raise UserError(f"--expect: nothing is called {name!r}{did_you_mean(name, sorted(known))}")
 
 
 def _is_of(backend: tuple[str, str], library: tuple[str | None, str | None]) -> bool:
-    """Whether a backend's versions name the library's, before and after: "flash-attn 2.8.3" is of 2.8.3."""
+    """Return whether a backend's versions name those of a library, before and after: "flash-attn 2.8.3" names 2.8.3."""
 
-    def named(said: str, version: str | None) -> bool:
-        public = re.escape((version or "").partition("+")[0])  # torch calls itself 2.11.0 and 2.11.0+cu130
-        return bool(version and re.search(rf"(?<![\w.]){public}(?![\w.])", said))
+    def names(text: str, version: str | None) -> bool:
+        public = re.escape((version or "").partition("+")[0])  # torch is both 2.11.0 and 2.11.0+cu130
+        return bool(version and re.search(rf"(?<![\w.]){public}(?![\w.])", text))
 
-    return all(named(said, version) for said, version in zip(backend, library, strict=True))
+    return all(names(text, version) for text, version in zip(backend, library, strict=True))
 
 
 def _versions(ours: Environment, theirs: Environment) -> dict[str, tuple[str | None, str | None]]:
-    """Of the libraries that differ: name -> (before, after)."""
+    """Return library -> (version before, version after) of the libraries whose versions differ."""
     libraries = {"torch": (ours.torch, theirs.torch)}
     for name in sorted({*ours.packages} | {*theirs.packages}):
         libraries[name] = (ours.packages.get(name), theirs.packages.get(name))

@@ -1,50 +1,51 @@
-"""What sets the two files of an A/B apart from two runs: their rounds took turns, and what differs was named first."""
+"""The two run files of an A/B: rounds that were measured in turns, and builds that are meant to differ."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from attnbench.analysis.gate.comparable import Difference
-from attnbench.analysis.gate.looks import LOOKS
+from attnbench.analysis.gate.repeated_looks import LOOKS
+from attnbench.analysis.gate.run_differences import Difference
 from attnbench.core.record import Run
-from attnbench.results import case_names
+from attnbench.core.text import count, some
 from attnbench.results.cells import Cell, Key
 
 
 def in_turns(a: Run, b: Run) -> bool:
+    """Return whether two runs are the two halves of one A/B."""
     return bool(a.turns) and a.turns == b.turns
 
 
 def whole_pairs(a: Run, b: Run) -> tuple[Run, Run]:
-    """Without the records of a turn whose other half was not measured any more, as the time was up."""
+    """Return the runs without the records of a turn whose other half was not measured any more."""
     both = {r.id for r in a.records} & {r.id for r in b.records}
     first, second = (replace(run, records=tuple(r for r in run.records if r.id in both)) for run in (a, b))
     return first, second
 
 
 def left_out(before: Mapping[Key, Cell], after: Mapping[Key, Cell]) -> dict[Key, str]:
-    """The cells that neither build measured for want of time: nothing is known of them, which is no pass."""
+    """Return the cells that neither build had time to measure, with the reason: nothing is known of them."""
     return {
         key: cell.reason or ""
         for key, cell in before.items()
-        if key in after and all(i in side.columns.resumable for side in (cell, after[key]) for i in side.rows)
+        if key in after and all(row.record.resumable for side in (cell, after[key]) for row in side.rows)
     }
 
 
 def under_test(a: Run, b: Run) -> list[str]:
-    """The backends that were asked for from different code or interpreters."""
+    """Return the backends that the two runs load from different code, or run in different interpreters."""
     return [name for name in a.specs if name in b.specs and _build(a, name) != _build(b, name)]
 
 
-def meant(found: Sequence[Difference], backends: Sequence[str]) -> set[str]:
-    """The names of the differences that are what is under test: the backends, and the libraries they report."""
+def names_under_test(found: Sequence[Difference], backends: Sequence[str]) -> set[str]:
+    """Return the names of the differences that are what is under test: the backends and the libraries they report."""
     return {name for d in found if {*d.names} & {*backends} for name in d.names}
 
 
 def heading(a: Run, b: Run) -> tuple[str, ...]:
-    """What was measured in turns, for the top of every output."""
-    rounds = [case_names.count(len({r.round for r in run.records if r.status != "skipped"}), "round") for run in (a, b)]
+    """Return the lines that say how an A/B was measured, for the top of every output."""
+    rounds = [count(len({r.round for r in run.records if r.status != "skipped"}), "round") for run in (a, b)]
     lines = [
         f"A/B in turns, A B B A B A A B: {rounds[0]} of the baseline and {rounds[1]} of the current build, each in "
         f"fresh processes; {len(LOOKS)} looks at most, after {LOOKS[0]} to {LOOKS[-1]} pairs of rounds",
@@ -61,10 +62,10 @@ def _build(run: Run, name: str) -> tuple[str, str]:
 
 
 def _described(run: Run, other: Run) -> str:
-    """Its code and interpreter where the other's are not the same, with the versions of what is under test."""
+    """Return the versions of what is under test, and its code and interpreter where the other run has another."""
     names = under_test(run, other) or list(run.specs)
     parts = [run.versions.get(name, "not usable") for name in names]
     if any(run.specs[name] != other.specs.get(name) for name in names):
         parts += [run.specs[name] for name in names]
     parts += [python for name in names if (python := run.interpreters.get(name))]
-    return case_names.some(dict.fromkeys(parts), 6)
+    return some(dict.fromkeys(parts), 6)

@@ -1,4 +1,4 @@
-"""Where baselines are, and which one belongs to a run: FOLDER/NAME/GPU.jsonl."""
+"""The files of baselines, FOLDER/NAME/GPU.jsonl, and which one belongs to a run."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from attnbench.analysis.baseline import FOLDER, MAIN
-from attnbench.analysis.baseline.reduced import reduced
+from attnbench.analysis.baseline.reduce_run import reduced
 from attnbench.core.errors import UserError, did_you_mean
 from attnbench.core.record import Run
 from attnbench.results import run_file
@@ -16,17 +16,24 @@ from attnbench.results import run_file
 
 @dataclass(frozen=True)
 class Baseline:
+    """A baseline's file, of which only the first line was read."""
+
     name: str
     path: Path
     head: Run  # without its records
 
     @property
     def gpu(self) -> str:
+        """The name of the device that it was measured on."""
         return self.head.environment.device.name
 
 
 def save(run: Run, name: str, folder: Path) -> tuple[Path, Run | None]:
-    """Writes it whole or not at all; gives its path, and the head of the one that it replaces."""
+    """Write a run as a baseline, whole or not at all. Return its path, and the head of the baseline that it replaces.
+
+    Raises UserError for a name that cannot be a folder's, for a run without a measured cell, for a file that belongs to
+    another device, and where the file cannot be written.
+    """
     if not re.fullmatch(r"\w[\w.-]*", name):
         raise UserError(f"--name: {name!r} is no name for a folder; use letters, digits, dots and dashes, as in main")
     if not any(r.status == "ok" for r in run.records):
@@ -46,14 +53,14 @@ def save(run: Run, name: str, folder: Path) -> tuple[Path, Run | None]:
 
 
 def found(folder: Path) -> list[Baseline]:
-    """All baselines in a folder of names, or in the folder of one name, by name and GPU."""
+    """Return all baselines in a folder of names, or in the folder of one name, sorted by name and GPU."""
     files = [*folder.glob("*.jsonl"), *folder.glob("*/*.jsonl")]
     some = [Baseline(path.parent.name, path, run_file.head(path)) for path in sorted(files)]
     return [b for b in some if b.head.reduced]
 
 
 def named(name: str, folder: Path) -> list[Baseline]:
-    """Those of one name, a GPU model each. Raises UserError where there is none."""
+    """Return the baselines of one name, one for each GPU model. Raises UserError where there is none."""
     some = found(folder)
     if own := [b for b in some if b.name == name]:
         return own
@@ -63,9 +70,10 @@ def named(name: str, folder: Path) -> list[Baseline]:
 
 
 def pick(given: Path, current: Run) -> Path:
-    """The file that `given` means to a gate of `current`: itself, or of a folder or a name the one for its GPU.
+    """Return the baseline file that `given` means for a gate of the run `current`.
 
-    A folder of several names means the one called main. Raises UserError where none fits.
+    A file means itself; a folder, or a baseline's name, the file for the GPU of `current`. In a folder of several names
+    it is the one called main. Raises UserError where there is none.
     """
     folder = given
     if len(given.parts) == 1 and not given.suffix and not given.exists() and not FOLDER.is_dir():

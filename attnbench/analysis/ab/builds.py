@@ -1,4 +1,4 @@
-"""What --a and --b mean: two interpreters that run the same backends, or two pieces of code."""
+"""The two builds of an A/B, --a and --b: two interpreters that run the same backends, or two pieces of code."""
 
 from __future__ import annotations
 
@@ -12,25 +12,26 @@ from attnbench.run.select import available_backends, select_backends, select_int
 
 
 @dataclass(frozen=True)
-class Side:
-    """One of the two builds. Both call their backends alike, so that their cells are the same cells."""
+class Build:
+    """One of the two builds. Both have the same names for their backends, so that their cells are the same cells."""
 
     label: str  # "--a fa2", as it was given
     specs: Mapping[str, str]  # backend -> "module:object"
-    interpreters: Mapping[str, str]  # backend -> Python, where it is not this one
-    python: str | None = None  # which looks at the device and at the libraries; None for this one
+    interpreters: Mapping[str, str]  # backend -> path of its Python, where it is not this one
+    python: str | None = None  # the Python that reads the device and the libraries' versions; None for this one
 
 
-def sides(
+def builds(
     a: str, b: str, patterns: Sequence[str], pythons: Sequence[str] = (), suite: Mapping[str, str] | None = None
-) -> tuple[Side, Side]:
-    """`patterns` are the backends of two interpreters, `suite` the interpreters that a suite names for code.
+) -> tuple[Build, Build]:
+    """Return the builds that --a and --b name.
 
-    Raises UserError for what a person can mend.
+    `patterns`: the backends that two interpreters run. `pythons`: the interpreters given for code, and `suite` those
+    that the suite names. Raises UserError for what is neither an interpreter nor code, and for one of each.
     """
     if _is_code(a) != _is_code(b):
         code, option, other = (a, "--b", b) if _is_code(a) else (b, "--a", a)
-        _interpreter(option, other)  # a word that is neither is no second interpreter
+        _interpreter(option, other)  # raises if it is no interpreter either
         raise UserError(
             f"--a and --b: {code} is code and {other} is not; give two interpreters (with -b for what they run), "
             "or code on both sides"
@@ -42,26 +43,26 @@ def sides(
     specs = select_backends(patterns)
     first, second = (_interpreter(option, path) for option, path in (("--a", a), ("--b", b)))
     return (
-        Side(f"--a {a}", specs, dict.fromkeys(specs, first), first),
-        Side(f"--b {b}", specs, dict.fromkeys(specs, second), second),
+        Build(f"--a {a}", specs, dict.fromkeys(specs, first), first),
+        Build(f"--b {b}", specs, dict.fromkeys(specs, second), second),
     )
 
 
 def is_code(a: str, b: str) -> bool:
-    """Whether both are, so that no backend needs to be chosen."""
+    """Return whether both builds are code, so that no backend needs to be chosen."""
     return _is_code(a) and _is_code(b)
 
 
-def _codes(a: str, b: str, pythons: Sequence[str], suite: Mapping[str, str] | None) -> tuple[Side, Side]:
+def _codes(a: str, b: str, pythons: Sequence[str], suite: Mapping[str, str] | None) -> tuple[Build, Build]:
     chosen = [next(iter(select_backends([text]).items())) for text in (a, b)]
     names = [name for name, _ in chosen]
     own = select_interpreters(pythons, names, suite)
-    called = names[0] if names[0] == names[1] else f"{names[0]}-vs-{names[1]}"
-    made = []
+    shared = names[0] if names[0] == names[1] else f"{names[0]}-vs-{names[1]}"
+    found = []
     for option, text, (name, spec) in zip(("--a", "--b"), (a, b), chosen, strict=True):
         python = own.get(name)
-        made.append(Side(f"{option} {text}", {called: spec}, {called: python} if python else {}, python))
-    return made[0], made[1]
+        found.append(Build(f"{option} {text}", {shared: spec}, {shared: python} if python else {}, python))
+    return found[0], found[1]
 
 
 def _is_code(text: str) -> bool:
@@ -69,7 +70,10 @@ def _is_code(text: str) -> bool:
 
 
 def _interpreter(option: str, path: str) -> str:
-    """Not resolved further: the Pythons of two virtual environments may be links to one file."""
+    """Return the absolute path of an interpreter. Raises UserError where there is no such executable.
+
+    Links are not resolved: the Pythons of two virtual environments may be links to one file.
+    """
     where = shutil.which(path)
     if where is None:
         raise UserError(

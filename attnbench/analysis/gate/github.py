@@ -1,39 +1,38 @@
-"""The verdict of a gate in a GitHub workflow: annotations on standard output, and the job's step summary.
+"""A judgement in a GitHub workflow: annotations on standard output, and a summary of the step.
 
 Workflow commands and their escapes: docs.github.com, "Workflow commands for GitHub Actions". A step shows ten
-annotations of each level, so the tenth says how many are left.
+annotations of each level, so the tenth one counts the others.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from attnbench.analysis.gate import write_markdown, write_rows
-from attnbench.analysis.gate.gate import Judgement
+from attnbench.analysis.gate.document import headline, sentence
+from attnbench.analysis.gate.judge import Judgement
 from attnbench.core.errors import UserError
-from attnbench.results.case_names import count
+from attnbench.core.text import count
 
 LIMIT = 10
 
 
-def render(judgement: Judgement) -> str:
-    """One line each; empty where there is nothing to say."""
+def workflow_commands(judgement: Judgement) -> str:
+    """Return one line an annotation: errors, warnings, and the verdict as a notice."""
     errors = [("not comparable", f"{d.what}; if that is meant: {d.remedy}") for d in judgement.refused]
-    errors += [(f.name, write_rows.sentence(f)) for f in judgement.those(judgement.fails)]
-    warnings = [
-        (f.name, write_rows.sentence(f)) for f in judgement.those(lambda k: judgement.unsettles(k) and not k.unmeasured)
-    ]
-    if late := len(judgement.those(lambda k: judgement.unsettles(k) and k.unmeasured)):
+    errors += [(f.name, sentence(f)) for f in judgement.those(judgement.fails)]
+    unsettled = judgement.those(judgement.unsettles)
+    warnings = [(f.name, sentence(f)) for f in unsettled if not f.unmeasured]
+    if late := sum(f.unmeasured for f in unsettled):
         warnings.insert(0, ("not measured", f"{count(late, 'cell')} left out for want of time; see the step's summary"))
     lines = [*_level("error", errors), *_level("warning", warnings)]
-    return "\n".join([*lines, f"::notice title=attnbench gate::{_escaped(write_rows.headline(judgement))}"]) + "\n"
+    return "\n".join([*lines, f"::notice title=attnbench gate::{_escaped(headline(judgement))}"]) + "\n"
 
 
-def summarize(judgement: Judgement, file: Path) -> None:
-    """Appends to the file that GitHub shows as the step's summary."""
+def append_summary(markdown: str, file: Path) -> None:
+    """Append markdown to the file that GitHub shows as the step's summary. Raises UserError where it cannot."""
     try:
         with file.open("a", encoding="utf-8") as out:
-            out.write(write_markdown.render(judgement))
+            out.write(markdown)
     except OSError as error:
         raise UserError(f"cannot write the step summary {file}: {error.strerror}") from None
 

@@ -1,4 +1,4 @@
-"""How cells ended in two runs: missing, failing or working where they did not before, or to be compared."""
+"""What became of each cell as a whole: missing, failing or working where it did not before, or to be compared."""
 
 from __future__ import annotations
 
@@ -6,26 +6,24 @@ from collections.abc import Container, Mapping
 from typing import Literal
 
 from attnbench.analysis.gate.findings import Finding
+from attnbench.core.text import one_line
 from attnbench.results import case_names
 from attnbench.results.cells import Cell, Key
 
 State = Literal["works", "flaky", "fails", "absent"]
 
 
-def endings(
+def compare_states(
     before: Mapping[Key, Cell], after: Mapping[Key, Cell], planned: Container[Key] = ()
 ) -> tuple[list[Finding], list[tuple[Cell, Cell]]]:
-    """What can be said of cells by how they ended, and the pairs whose figures are to be compared.
+    """Return the findings on cells as a whole, and the pairs (baseline, current) whose metrics can be compared.
 
-    `planned`: the cells that the current run has not come to yet.
+    `planned`: the cells that the current run has planned and not measured yet.
     """
-    found, both = [], []
+    found, pairs = [], []
     for key, old in before.items():
         new = after.get(key)
         was, now = state(old), state(new)
-        if was == now == "works" and new:  # nearly all, so at once
-            both.append((old, new))
-            continue
         rounds = (len(old.ok), len(new.ok) if new else 0)
         if new and ((was == "works" and now in ("flaky", "fails")) or (was == "flaky" and now == "fails")):
             found.append(Finding(*key, None, "newly-failing", rounds, reason=_why(new)))
@@ -37,24 +35,27 @@ def endings(
         elif was != "works" and now == "works":
             found.append(Finding(*key, None, "newly-working", rounds, reason=f"was: {_why(old)}"))
         if measured and new and now in ("works", "flaky"):
-            both.append((old, new))
-    return found, both
+            pairs.append((old, new))
+    return found, pairs
 
 
 def state(cell: Cell | None) -> State:
-    """Flaky: measured in some rounds, and failed in others. A round that was wrong outweighs those that were not."""
+    """Return the state of a cell; None is a cell that the run does not have.
+
+    Flaky: measured in some rounds and failed in others. Absent: no round was measured, and none failed. A cell fails
+    that was wrong in any round.
+    """
     if cell is None:
         return "absent"
-    if cell.place in cell.sheet.failed:
+    if any(row.record.status not in ("ok", "skipped") for row in cell.rows):
         return "flaky" if cell.status == "ok" else "fails"
     return "works" if cell.status == "ok" else "absent"
 
 
 def _why(cell: Cell) -> str:
-    """Of the first round that was not ok: "2 of 5 rounds OOM: out of memory"."""
-    statuses, rows = cell.columns.statuses, cell.rows
-    bad = [i for i in rows if statuses[i] not in ("ok", "skipped")] or rows
-    word = case_names.ENDINGS.get(statuses[bad[0]], statuses[bad[0]])
-    share = f"{len(bad)} of {len(rows)} rounds " if len(rows) > 1 else ""
-    reason = cell.columns.reasons.get(bad[0])
-    return case_names.one_line(f"{share}{word}" + (f": {reason}" if reason else ""))
+    """Return how often a cell was not measured, and the first reason: "2 of 5 rounds OOM: out of memory"."""
+    records = [row.record for row in cell.rows]
+    bad = [record for record in records if record.status not in ("ok", "skipped")] or records
+    word = case_names.ENDINGS.get(bad[0].status, bad[0].status)
+    share = f"{len(bad)} of {len(records)} rounds " if len(records) > 1 else ""
+    return one_line(f"{share}{word}" + (f": {bad[0].reason}" if bad[0].reason else ""))

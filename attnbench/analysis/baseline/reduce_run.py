@@ -1,0 +1,79 @@
+"""A run as a baseline: what a gate reads of each job, in an order and with figures that make small diffs.
+
+A gate takes one value a round of each metric, so one value of each measurement's samples is kept: the one from which
+the metrics are derived (results/rows.py, ONE_VALUE). The spread within a round is lost; no gate reads it, and reports
+say that it is not known (the header says `reduced`). Also left out: plan, forecasts, kernels and the machine's paths.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+
+from attnbench.core.record import Accuracy, Measurement, Record, Run, TensorError
+from attnbench.results import case_names
+from attnbench.results.rows import Row, Source
+
+KEPT = frozenset(
+    (
+        *("time", "span", "enqueue", "first_call", "clock_held", "sustained", "sustained_power"),
+        *("memory_peak", "memory_driver", "memory_saved"),
+    )
+)  # the measurements from which a gate's metrics are derived
+
+
+def reduced(run: Run) -> Run:
+    """Return the run as a baseline, of each job the last record."""
+    latest = {r.id: r for r in run.records}.values()
+    ordered = sorted(latest, key=lambda r: (case_names.backend_rank(r.backend), case_names.case_rank(r.case), r.round))
+    device = replace(run.environment.device, matmul={}, copy=None)  # measured for forecasts, different in every run
+    source = Source(run)
+    return replace(
+        run,
+        environment=replace(run.environment, device=device, packages=_sorted(run.environment.packages)),
+        plan=(),
+        records=tuple(_record(Row(record, source)) for record in ordered),
+        versions=_sorted(run.versions),
+        specs={},
+        interpreters={},
+        reduced=True,
+    )
+
+
+def _record(row: Row) -> Record:
+    record = row.record
+    return Record(
+        record.case,
+        record.backend,
+        record.round,
+        record.status,
+        record.reason,
+        {
+            name: Measurement(taken.unit, (_digits(value),))
+            for name, taken in record.measurements.items()
+            if name in KEPT and (value := row.one_value(name)) is not None
+        },
+        _accuracy(record.accuracy) if record.accuracy else None,
+        record.timer,
+        record.l2,
+        limits=record.limits,
+    )
+
+
+def _accuracy(accuracy: Accuracy) -> Accuracy:
+    errors = {
+        name: TensorError(*map(_digits, (e.max_error, e.eager_error, e.tolerance, e.relative)))
+        for name, e in accuracy.errors.items()
+    }
+    return replace(accuracy, errors=errors)
+
+
+def _digits(value: float) -> float:
+    """Return a value with seven digits, more than any instrument has; whole numbers, such as bytes, do not change."""
+    whole = not math.isfinite(value) or value == int(value)
+    return value if whole else float(f"{value:.7g}")
+
+
+def _sorted(some: Mapping[str, str]) -> dict[str, str]:
+    return dict(sorted(some.items()))

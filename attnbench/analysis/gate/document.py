@@ -1,0 +1,224 @@
+"""The document of a judgement: the verdict, the findings that a reader must see, and a count of the others."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from attnbench.analysis.gate.findings import VERDICTS, Finding, signed
+from attnbench.analysis.gate.judge import Judgement
+from attnbench.analysis.gate.run_differences import Difference
+from attnbench.core.errors import EXIT_INCONCLUSIVE, EXIT_NOT_COMPARABLE, EXIT_PASS, EXIT_REGRESSION
+from attnbench.core.formats import percent
+from attnbench.core.record import Run
+from attnbench.core.text import count
+from attnbench.report.characters import HELD_DOWN
+from attnbench.report.document import (
+    Column,
+    Document,
+    Entry,
+    Level,
+    Line,
+    Machine,
+    Paragraphs,
+    Span,
+    Style,
+    Table,
+    Verdict,
+)
+from attnbench.results.metrics import METRICS
+
+# By exit code.
+WORDS = {
+    EXIT_PASS: "PASS",
+    EXIT_REGRESSION: "FAIL",
+    EXIT_INCONCLUSIVE: "INCONCLUSIVE",
+    EXIT_NOT_COMPARABLE: "NOT COMPARABLE",
+}
+LEVELS: Mapping[int, Level] = {
+    EXIT_PASS: "good",
+    EXIT_REGRESSION: "bad",
+    EXIT_INCONCLUSIVE: "warning",
+    EXIT_NOT_COMPARABLE: "bad",
+}
+STYLES: Mapping[str, Style] = {
+    "newly-failing": "bad",
+    "missing": "bad",
+    "regressed": "bad",
+    "inconclusive": "warning",
+    "improved": "good",
+    "newly-working": "good",
+    "unchanged": "quiet",
+}
+COLUMNS = (
+    Column("verdict", wrap=False),
+    Column("metric", wrap=False),
+    Column("cell", wrap=False),
+    Column("baseline", "right", wrap=False),
+    Column("current", "right", wrap=False),
+    Column("change", "right", wrap=False),
+    Column("interval", wrap=False),
+    Column("margin", "right", wrap=False),
+    Column("rounds", wrap=False),
+    Column(""),  # the reason
+)
+LISTED = 100  # rows in markdown; a comment on GitHub holds 65,536 characters
+
+
+def document_of(judgement: Judgement, every: bool = False) -> Document:
+    """Return the document of a judgement; with `every` it lists all findings, not only those that a reader must see."""
+    shown = judgement.those(lambda f: every or _is_listed(judgement, f))
+    ending = [] if every else _rest(judgement)
+    return Document(
+        command="gate",
+        title="attnbench gate",
+        machines=_machines(judgement),
+        lead=_lead(judgement),
+        blocks=(_table(shown),) if shown else (),
+        notes=(*((Span(line),) for line in ending), *((Span(note, "quiet"),) for note in judgement.notes)),
+        verdict=Verdict(headline(judgement), LEVELS[judgement.exit_code]),
+        data=_data(judgement),
+    )
+
+
+def headline(judgement: Judgement) -> str:
+    """Return the verdict and its reason in one line: "FAIL: 1 regressed, 11 unchanged"."""
+    word = WORDS[judgement.exit_code]
+    if judgement.refused:
+        return f"{word}: {count(len(judgement.refused), 'difference')} that nothing says is meant"
+    counts = [f"{number} {verdict}" for verdict in VERDICTS if (number := judgement.count(verdict))]
+    return f"{word}: {', '.join(counts)}"
+
+
+def sentence(finding: Finding) -> str:
+    """Return a finding in one line: "latency +6% (5.1% to 7%, margin 3%), 1.2 ms -> 1.27 ms", "missing: no record"."""
+    return _figures(finding) if finding.decision else f"{finding.verdict}: {finding.reason}"
+
+
+def _is_listed(judgement: Judgement, finding: Finding) -> bool:
+    """Return whether a reader must see it: what changed, and what keeps the gate from passing.
+
+    The cells for which an A/B had no time are one note of the judgement, not a row each.
+    """
+    changed = finding.verdict not in ("unchanged", "inconclusive")
+    return changed or (judgement.unsettles(finding) and not finding.unmeasured)
+
+
+def _machines(judgement: Judgement) -> tuple[Machine, ...]:
+    before, after = ((run.environment.device.name, run.started) for run in (judgement.baseline, judgement.current))
+    if before[0] == after[0]:
+        return (Machine(before[0], f"baseline of {before[1]}, current of {after[1]}"),)
+    return Machine(before[0], f"baseline of {before[1]}"), Machine(after[0], f"current of {after[1]}")
+
+
+def _lead(judgement: Judgement) -> tuple[Paragraphs, ...]:
+    """Return how an A/B was measured, and the differences between the runs."""
+    lines: list[Line] = [(Span(line, "quiet"),) for line in judgement.heading]
+    lines += [(Span(f"{d.what}; if that is what is under test: "), Span(d.remedy, "strong")) for d in judgement.refused]
+    lines += [(Span(f"as expected: {d.what}", "quiet"),) for d in judgement.expected]
+    return (Paragraphs(tuple(lines)),) if lines else ()
+
+
+def _table(findings: Sequence[Finding]) -> Table:
+    rows: list[tuple[Entry, ...]] = [(Span(f.verdict, STYLES[f.verdict]), *_entries(f)) for f in findings]
+    filled = [i for i in range(len(COLUMNS)) if any(row[i] for row in rows)]
+    lines: list[Line] = []
+    for f in findings:
+        lines += [(Span(f.verdict, STYLES[f.verdict]), Span(f"  {f.name}")), (Span(_figures(f)),)]
+    return Table(
+        name="findings",
+        columns=tuple(COLUMNS[i] for i in filled),
+        rows=tuple(tuple(row[i] for i in filled) for row in rows),
+        narrow=Paragraphs(tuple(lines), indent=4),
+        listed=LISTED,
+    )
+
+
+def _entries(finding: Finding) -> tuple[str, ...]:
+    """Return the entries of a row after the verdict; a finding on a whole cell has no figures."""
+    f, d = finding, finding.decision
+    figures: tuple[str, ...] = ("",) * 6
+    if d and f.metric and f.margin is not None:
+        change = signed(d.change) + (HELD_DOWN if f.held_down else "")
+        interval = "unknown" if d.low is None or d.high is None else f"{signed(d.low)} to {signed(d.high)}"
+        values = (_text(f.metric, value) for value in (f.baseline, f.current))
+        figures = (*values, change, interval, percent(f.margin), "+".join(map(str, f.rounds)))
+    return (f.metric or "", f.name, *figures, f.reason)
+
+
+def _figures(finding: Finding) -> str:
+    """Return the figures and the reason of a finding in one line, without its verdict."""
+    if not finding.decision:
+        return ": ".join(filter(None, (finding.metric, finding.reason)))
+    metric, _, baseline, current, change, interval, margin, _, reason = _entries(finding)
+    line = f"{metric} {change} ({interval}, margin {margin}), {baseline} -> {current}"
+    return line + (f"; {reason}" if reason else "")
+
+
+def _text(metric: str, value: float | None) -> str:
+    return "-" if value is None else METRICS[metric].format(value)
+
+
+def _rest(judgement: Judgement) -> list[str]:
+    """Return a line that counts what is not listed; none where all is."""
+    undecided = judgement.those(lambda f: f.verdict == "inconclusive" and bool(f.metric) and not judgement.unsettles(f))
+    parts = []
+    if left := judgement.count("unchanged"):
+        parts.append(f"{count(left, 'result')} shown to lie within the margin")
+    if undecided:
+        names = ", ".join(sorted({f.metric for f in undecided if f.metric}))
+        parts.append(f"{len(undecided)} of {names} inconclusive, which does not count here")
+    return ["; ".join(parts)] if parts else []
+
+
+def _data(judgement: Judgement) -> dict[str, Any]:
+    """Return the judgement for programs. Figures keep their metric's unit; changes and margins are relative."""
+    return {
+        "verdict": WORDS[judgement.exit_code].lower(),
+        "exit_code": judgement.exit_code,
+        "counts": {verdict: judgement.count(verdict) for verdict in VERDICTS},
+        "heading": list(judgement.heading),
+        "baseline": _run_data(judgement.baseline),
+        "current": _run_data(judgement.current),
+        "expected": _difference_data(judgement.expected),
+        "refused": _difference_data(judgement.refused),
+        "notes": list(judgement.notes),
+        "findings": [_finding_data(f) for f in judgement.findings],
+    }
+
+
+def _run_data(run: Run) -> dict[str, Any]:
+    here = run.environment
+    return {
+        "started": run.started,
+        "suite": run.suite,
+        "device": here.device.name,
+        "torch": here.torch,
+        "git": here.git,
+    }
+
+
+def _difference_data(found: Sequence[Difference]) -> list[dict[str, Any]]:
+    return [{"names": list(d.names), "what": d.what} for d in found]
+
+
+def _finding_data(f: Finding) -> dict[str, Any]:
+    d = f.decision
+    return {
+        "case": f.case.key,
+        "backend": f.backend,
+        "cell": f.name,
+        "metric": f.metric,
+        "verdict": f.verdict,
+        "baseline": f.baseline,
+        "current": f.current,
+        "rounds": list(f.rounds),
+        "margin": f.margin,
+        "change": d.change if d else None,
+        "low": d.low if d else None,
+        "high": d.high if d else None,
+        "noise": d.noise if d else None,
+        "more_rounds": d.more if d else None,
+        "held_down": f.held_down,
+        "reason": f.reason,
+    }

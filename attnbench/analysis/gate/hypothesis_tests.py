@@ -1,0 +1,227 @@
+"""The gate's test: improved, unchanged, regressed or inconclusive, for all cells and metrics of a gate together.
+
+**Values.** A round is a fresh process and gives one value a cell; iterations within a round are not replicates. A value
+is the logarithm of what was measured, larger is worse. The change of a cell is the difference d of the two sides'
+means, its standard error is se = s sqrt(1/n + 1/m), with s and its degrees of freedom from noise.py, so d / se has
+Student's distribution.
+
+**The margin** M = ln(1 + margin) is what a change must exceed to matter. It stands in the hypotheses:
+
+- regressed: d <= M is rejected. p = P(T > (d - M) / se), of all cells and metrics together by Benjamini and Hochberg's
+  step-up procedure at a false discovery rate of FDR = 1 %. So of the regressions reported at most 1 % are expected to
+  lie within the margin, and where nothing has worsened beyond it at most 1 % of gates report any, however large the
+  noise between rounds. Benjamini and Hochberg, JRSS B 57(1), 1995; cells that share the state of a machine depend
+  positively on each other, which it allows: Benjamini and Yekutieli, Annals of Statistics 29(4), 2001.
+- improved: the same for -d, as a family of its own.
+- unchanged: d <= -M and d >= M are both rejected at 5 % (two one-sided tests: Schuirmann, Journal of Pharmacokinetics
+  and Biopharmaceutics 15, 1987). So a cell that is slower by the margin or more is called unchanged in at most 5 % of
+  the cases. No correction for many cells: that all are unchanged is claimed only where each is shown to be, an
+  intersection-union test (Berger, Technometrics 24(4), 1982).
+- inconclusive: none of these.
+
+Rounds that differ by their place in a run (the first one may fill a cache for the others) are compared in pairs: d is
+the mean of the pairs' differences.
+
+**The interval** of a cell is the one that decided: with 5 % beyond either end where d lies within the margin, and with
+FDR R/m where it lies outside, R of m tests being rejected (R + 1 where this one is not): Benjamini and Yekutieli's
+intervals for selected parameters, JASA 100, 2005. So the interval of a regressed cell always lies wholly beyond the
+margin, that of an unchanged one wholly within it, and that of an inconclusive one crosses it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from attnbench.analysis.gate.noise import TIE, Prior, moderated, prior_from_changes, prior_from_variances
+
+if TYPE_CHECKING:
+    from attnbench.analysis.gate.noise import Floats
+
+Verdict = Literal["improved", "unchanged", "regressed", "inconclusive"]
+
+FDR = 0.01
+EQUIVALENCE = 0.05
+POWER = 0.80  # the probability with which the rounds that are asked for would decide
+MORE_ROUNDS = (*range(1, 21), 25, 30, 40, 50, 70, 100)  # numbers of additional rounds that may be asked for
+
+
+@dataclass(frozen=True)
+class Rounds:
+    """One metric of one cell: the logarithms of its rounds' values on either side. Larger is worse."""
+
+    baseline: Sequence[float]
+    current: Sequence[float]
+    margin: float  # relative: 0.03 is 3 %
+    family: str = ""  # the tests of one family estimate their noise together; "" for a metric without noise
+    paired: bool = False  # round i of one side belongs to round i of the other, and only their differences count
+
+
+@dataclass(frozen=True)
+class Decision:
+    """The verdict on one metric of one cell. Figures are relative: a change of 0.01 is 1 % worse.
+
+    Where nothing is known of the noise, `low`, `high` and `noise` are None.
+    """
+
+    verdict: Verdict
+    change: float
+    low: float | None  # the ends of the interval that decided
+    high: float | None
+    noise: float | None  # standard deviation of one round, or of the difference of one pair
+    more: int | None = None  # if inconclusive: rounds a side to add; None where even 100 would hardly decide
+    weak: bool = False  # there is only one round on a side
+
+
+def decide(tests: Sequence[Rounds], share: float = 1.0, settled: Sequence[bool] = ()) -> list[Decision]:
+    """Return one decision for each test, in order; each depends on the others.
+
+    `share` is the part of the error rates that is spent here, where this is one look of several (repeated_looks.py).
+    Tests that an earlier look has `settled` contribute to the common noise and count as hypotheses, but are not
+    rejected again. Raises ValueError where a side has no round.
+    """
+    import numpy as np
+    from scipy import special  # type: ignore[import-untyped]
+
+    if not tests:
+        return []
+    n, m = (np.array([*map(len, side)]) for side in zip(*((t.baseline, t.current) for t in tests), strict=True))
+    paired = np.array([t.paired for t in tests])
+    margin = np.log1p(np.array([t.margin for t in tests]))
+    going = ~np.array(settled or [False] * len(tests))
+    change, variance, freedom = _changes(tests, n, m, paired)
+    weight = _weight(n, m, paired)
+    exact = np.zeros(len(tests), bool)
+    families = np.array([t.family for t in tests])
+    for family in np.unique(families):
+        of = np.flatnonzero(families == family)
+        prior = _prior(change[of], variance[of], freedom[of], weight[of], paired[of]) if family else Prior()
+        variance[of], freedom[of] = moderated(variance[of], freedom[of], prior)
+        # Without noise the observed change is the true one: a metric whose rounds all tie. That is known only from
+        # several rounds, or for a metric that has no noise.
+        exact[of] = ((freedom[of] > 0) | (not family)) & (variance[of] <= TIE)
+    known = exact | (freedom > 0)
+    error = np.sqrt(variance * weight)
+    freedom = np.where(freedom > 0, freedom, 1.0)
+
+    def p_beyond(distance: Floats) -> Floats:
+        """Return the p values of the hypothesis that the true distance is not above 0."""
+        scaled = np.divide(distance, error, out=np.zeros_like(distance), where=error > 0)
+        p = np.where(exact, np.where(distance > 0, 0.0, 1.0), special.stdtr(freedom, -scaled))
+        return np.where(known & going, p, 1.0)
+
+    noisy = known & ~exact
+    regressed, tail_worse = _step_up(p_beyond(change - margin), noisy, FDR * share)
+    improved, tail_better = _step_up(p_beyond(-change - margin), noisy, FDR * share)
+    within = np.maximum(p_beyond(margin - change), p_beyond(margin + change)) <= EQUIVALENCE * share
+    unchanged = np.where(exact, np.abs(change) <= margin, within)
+    tail = np.where(change > margin, tail_worse, np.where(change < -margin, tail_better, EQUIVALENCE * share))
+    half = np.where(exact, 0.0, special.stdtrit(freedom, 1 - tail) * error)
+    verdicts = np.select([regressed, improved, unchanged], ["regressed", "improved", "unchanged"], "inconclusive")
+    low, high = np.expm1(change - half), np.expm1(np.minimum(change + half, 700.0))
+
+    undecided = np.flatnonzero((verdicts == "inconclusive") & known & going)
+    distance = np.abs(np.abs(change) - margin)
+    columns = (n, m, paired, distance, variance, freedom, tail)
+    more = dict(zip(undecided.tolist(), _more_rounds(*(column[undecided] for column in columns)), strict=True))
+    figures = (column.tolist() for column in (verdicts, np.expm1(change), low, high, np.sqrt(variance), known))
+    return [
+        Decision(
+            verdict,
+            change,
+            low if known else None,
+            high if known else None,
+            noise if known else None,
+            more=more.get(i),
+            weak=bool(min(n[i], m[i]) == 1),
+        )
+        for i, (verdict, change, low, high, noise, known) in enumerate(zip(*figures, strict=True))
+    ]
+
+
+def _changes(tests: Sequence[Rounds], n: Any, m: Any, paired: Any) -> tuple[Floats, Floats, Floats]:
+    """Return for each test the change, the variance of one round, and the degrees of freedom of that variance.
+
+    The variance is pooled over both sides; of a paired test it is that of one pair's difference.
+    """
+    import numpy as np
+
+    if not (n.all() and m.all()):
+        raise ValueError("a round is needed on either side")
+    change, variance = np.zeros((2, len(tests)))
+    freedom = _freedom(n, m, paired)
+    for of_n, of_m, in_pairs in {*zip(n.tolist(), m.tolist(), paired.tolist(), strict=True)}:
+        alike = np.flatnonzero((n == of_n) & (m == of_m) & (paired == in_pairs))
+        before, after = (
+            np.array([getattr(tests[i], side) for i in alike.tolist()]) for side in ("baseline", "current")
+        )
+        groups = (after - before,) if in_pairs else (before, after)
+        means = [group.mean(axis=1) for group in groups]
+        squares = sum(((g - mean[:, None]) ** 2).sum(axis=1) for g, mean in zip(groups, means, strict=True))
+        change[alike] = means[-1] - sum(means[:-1])
+        variance[alike] = squares / np.maximum(freedom[alike], 1)
+    return change, variance, freedom.astype(float)
+
+
+def _prior(change: Floats, variance: Floats, freedom: Floats, weight: Floats, paired: Any) -> Prior:
+    """Return the prior of one family.
+
+    From changes it is taken of unpaired tests only: what sets a pair of one round apart from other rounds may be no
+    noise.
+    """
+    if freedom.any():
+        return prior_from_variances(variance, freedom)
+    return prior_from_changes(change[~paired].tolist(), weight[~paired].tolist())
+
+
+def _step_up(p: Floats, family: Any, rate: float) -> tuple[Any, Floats]:
+    """Return which hypotheses are rejected at this false discovery rate, and the tail beyond each interval's end.
+
+    `family` marks the tests that can err; a test without noise (its p is 0 or 1) is decided by itself.
+    """
+    import numpy as np
+
+    ordered = np.sort(p[family])
+    m = len(ordered)
+    passing = np.flatnonzero(ordered * m <= rate * np.arange(1, m + 1))
+    count = int(passing[-1]) + 1 if passing.size else 0
+    passed = family & (p <= ordered[count - 1]) if count else np.zeros_like(family)
+    m = max(m, 1)
+    return passed | (~family & (p == 0)), np.where(passed, count, min(count + 1, m)) * rate / m
+
+
+def _more_rounds(
+    n: Any, m: Any, paired: Any, distance: Floats, variance: Floats, freedom: Floats, tail: Floats
+) -> list[int | None]:
+    """Return for each test the fewest of MORE_ROUNDS a side that leave the margin out of the interval with POWER.
+
+    This holds if the change stays as it is. `distance`: of the change from the margin, a logarithm. None: too many.
+    """
+    import numpy as np
+    from scipy import special
+
+    more = np.array(MORE_ROUNDS)
+    n, m, paired, distance, variance, freedom, tail = (
+        column[:, None] for column in (n, m, paired, distance, variance, freedom, tail)
+    )
+    error = np.sqrt(variance * _weight(n + more, m + more, paired))
+    freedoms = freedom + (_freedom(n + more, m + more, paired) - _freedom(n, m, paired))
+    quantiles = special.stdtrit(freedoms, 1 - tail) + special.stdtrit(freedoms, POWER)
+    enough = error * quantiles <= distance
+    return [MORE_ROUNDS[row.argmax()] if row.any() else None for row in enough]
+
+
+def _weight(n: Any, m: Any, paired: Any) -> Floats:
+    """Return the variance of a change over that of one round, or of one pair's difference."""
+    import numpy as np
+
+    found: Floats = np.where(paired, 1 / n, 1 / n + 1 / m)
+    return found
+
+
+def _freedom(n: Any, m: Any, paired: Any) -> Any:
+    """Return the degrees of freedom of the variance of one round, or of one pair's difference."""
+    import numpy as np
+
+    return np.where(paired, n - 1, n + m - 2)

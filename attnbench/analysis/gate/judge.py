@@ -1,0 +1,134 @@
+"""The judgement of a gate: from two runs to findings, one verdict on the whole, and its exit code."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from attnbench.analysis.gate import ab_files, notes, run_differences
+from attnbench.analysis.gate.cell_states import compare_states, state
+from attnbench.analysis.gate.findings import Finding, Verdict, full_name, in_order
+from attnbench.analysis.gate.margins import RULES, Margins
+from attnbench.analysis.gate.metric_findings import metric_findings
+from attnbench.analysis.gate.run_differences import Difference
+from attnbench.core.errors import (
+    EXIT_INCONCLUSIVE,
+    EXIT_NOT_COMPARABLE,
+    EXIT_PASS,
+    EXIT_REGRESSION,
+    UserError,
+)
+from attnbench.core.record import Run
+from attnbench.core.text import count
+from attnbench.results import run_file
+from attnbench.results.cells import by_key, cells
+
+Choice = Literal["pass", "fail"]
+
+
+@dataclass(frozen=True)
+class Request:
+    """What to compare, and how strictly."""
+
+    metrics: tuple[str, ...]
+    margins: Margins = field(default_factory=Margins)
+    expect: tuple[str, ...] = ()  # names of differences between the runs that are expected
+    inconclusive: Choice = "fail"
+    missing: Choice = "fail"
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """What a gate found, and its verdict as an exit code."""
+
+    baseline: Run
+    current: Run
+    request: Request
+    findings: tuple[Finding, ...] = ()  # as findings.in_order has them
+    expected: tuple[Difference, ...] = ()  # differences between the runs that are what is under test
+    refused: tuple[Difference, ...] = ()  # the other differences; if there are any, nothing was compared
+    notes: tuple[str, ...] = ()
+    heading: tuple[str, ...] = ()  # how an A/B was measured
+
+    def count(self, *verdicts: Verdict) -> int:
+        """Return how many findings have one of these verdicts."""
+        return sum(f.verdict in verdicts for f in self.findings)
+
+    def those(self, which: Callable[[Finding], bool]) -> list[Finding]:
+        """Return the findings for which a condition holds, in order."""
+        return [f for f in self.findings if which(f)]
+
+    def fails(self, finding: Finding) -> bool:
+        """Return whether this finding alone makes the gate fail."""
+        if finding.verdict == "missing":
+            return self.request.missing == "fail"
+        return finding.verdict in ("regressed", "newly-failing")
+
+    def unsettles(self, finding: Finding) -> bool:
+        """Return whether this finding alone makes the gate inconclusive."""
+        counts = finding.metric is None or not RULES[finding.metric].cached
+        return finding.verdict == "inconclusive" and counts and self.request.inconclusive == "fail"
+
+    @property
+    def exit_code(self) -> int:
+        """0: pass; 1: a regression; 3: inconclusive; 4: not comparable."""
+        if self.refused:
+            return EXIT_NOT_COMPARABLE
+        if any(map(self.fails, self.findings)):
+            return EXIT_REGRESSION
+        return EXIT_INCONCLUSIVE if any(map(self.unsettles, self.findings)) else EXIT_PASS
+
+
+def judge(baseline: Run, current: Run, request: Request) -> Judgement:
+    """Compare two runs. Raises UserError where there is nothing to compare."""
+    expected, refused, idle = split_differences(baseline, current, request.expect)
+    in_turns = ab_files.in_turns(baseline, current)
+    heading = ab_files.heading(baseline, current) if in_turns else ()
+    if refused:
+        return Judgement(baseline, current, request, expected=tuple(expected), refused=tuple(refused), heading=heading)
+    compared = ab_files.whole_pairs(baseline, current) if in_turns else (baseline, current)
+    before, after = (by_key(cells([run])) for run in compared)
+    if before.keys().isdisjoint(after):
+        raise UserError(
+            f"the two runs have no cell in common ({count(len(before), 'cell')} in the baseline, "
+            f"{len(after)} in the current run); measure the same suite in both"
+        )
+    planned = {(job.case, job.backend) for job in run_file.missing(current)}
+    of_cells, pairs = compare_states(before, after, planned)
+    if in_turns:  # an A/B does not go on with a cell that has failed, so its few rounds would stay inconclusive
+        pairs = [pair for pair in pairs if {*map(state, pair)} == {"works"}]
+    late = ab_files.left_out(before, after) if in_turns else {}
+    of_cells += [Finding(*key, None, "inconclusive", (0, 0), reason=why) for key, why in late.items()]
+    findings = in_order([*of_cells, *metric_findings(pairs, request.metrics, request.margins, in_turns)])
+    if pairs and "cycles" in request.metrics and "cycles" not in {f.metric for f in findings}:
+        raise UserError("cycles: no cell knows the clock that was held in both runs; compare --metric latency")
+    if not findings:
+        raise UserError(f"nothing in the two runs can be compared by {', '.join(request.metrics)}")
+    names = (full_name(backend, case) for side in (before, after) for case, backend in side)
+    said = [
+        *(f"--expect {name}: nothing differs there; is this the run that was meant?" for name in idle),
+        *(f"margins: no cell is called {glob!r}" for glob in request.margins.unused(names)),
+        *notes.unmeasured(findings),
+        *notes.timed(findings, in_turns, baseline.policy.burst_s),
+        *notes.not_compared(before, after, in_turns),
+        *notes.incomplete("baseline", baseline),
+        *notes.incomplete("current run", current),
+        *notes.units(baseline, current),
+    ]
+    return Judgement(baseline, current, request, findings, tuple(expected), notes=tuple(said), heading=heading)
+
+
+def split_differences(
+    baseline: Run, current: Run, expect: Sequence[str]
+) -> tuple[list[Difference], list[Difference], list[str]]:
+    """Return the expected differences between two runs, the others, and the names in `expect` that nothing has.
+
+    The builds of an A/B are expected to differ without being named. Raises UserError for an unknown name.
+    """
+    run_differences.check_names(expect, (baseline, current))
+    found = run_differences.differences(baseline, current)
+    if ab_files.in_turns(baseline, current):
+        builds = ab_files.under_test(baseline, current)
+        expect = [*expect, *ab_files.names_under_test(found, builds)]
+    return run_differences.split(found, expect)

@@ -1,0 +1,111 @@
+"""The noise of a cell between rounds: its own variance, moderated by what all cells of the metric have in common.
+
+Five rounds a side give a cell's variance 8 degrees of freedom only, two rounds give 2. The cells of one metric are
+alike enough to help each other: their variances are taken as draws from
+
+    sigma^2 ~ d0 s0^2 / chi2(d0)
+
+(a scaled inverse chi-squared distribution). d0 and s0^2 are fitted to the observed variances s^2, each with its d
+degrees of freedom, and each cell gets the mean of its own and the common variance,
+
+    (d0 s0^2 + d s^2) / (d0 + d)    with d0 + d degrees of freedom,
+
+with which its t statistic again has Student's distribution. Where cells differ much in noise d0 is small, and each cell
+counts for itself; where they are alike d0 is large. Smyth, "Linear Models and Empirical Bayes Methods for Assessing
+Differential Expression in Microarray Experiments", Statistical Applications in Genetics and Molecular Biology 3(1),
+2004, sections 3 and 6.2 (limma).
+
+With one round a side no cell has a variance. What takes its place is how differently the cells changed: the normal
+spread (1.4826 times the median absolute deviation) of their log ratios, with 3 degrees of freedom because cells differ
+in noise. On an H200, 307 cells of two runs spread by 0.21 %; the worst of 307 draws from this distribution would be
+near 1.8 %, and the worst observed was 2.1 % (docs/gate.md). Real changes widen it, so it errs on the safe side, but a
+disturbance of one cell alone cannot be told from a change of that cell.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from attnbench.core import stats
+
+if TYPE_CHECKING:
+    import numpy
+    from numpy.typing import ArrayLike, NDArray
+
+    Floats = NDArray[numpy.float64]
+
+MIN_CELLS = 20  # with fewer, a fit of the common variance means too little
+MAX_FREEDOM = 50.0  # of the prior: no sample as small as this supports more
+SPREAD_FREEDOM = 3.0  # of prior_from_changes
+TIE = 1e-20  # a variance of logarithms below this is rounding, not noise
+
+
+@dataclass(frozen=True)
+class Prior:
+    """The variance of one round's logarithm that the cells of a metric have in common, with its degrees of freedom.
+
+    0 degrees of freedom: nothing is known.
+    """
+
+    variance: float = 0.0
+    freedom: float = 0.0
+
+
+def prior_from_variances(variances: ArrayLike, freedoms: ArrayLike) -> Prior:
+    """Fit the prior to the cells' variances, each with its degrees of freedom, by the moments of their logarithms.
+
+    Variances of 0 (values that tie) have no logarithm and are left out, which makes the fit larger: the safe side.
+    Where they are the majority the metric has no noise, or a coarse clock, and the prior is empty.
+    """
+    import numpy as np
+    from scipy import special  # type: ignore[import-untyped]
+
+    variances, freedoms = np.asarray(variances, float), np.asarray(freedoms, float)
+    usable = (freedoms > 0) & (variances > TIE)
+    if usable.sum() < max(MIN_CELLS, (freedoms > 0).sum() / 2):
+        return Prior()
+    halves = freedoms[usable] / 2
+    logs = np.log(variances[usable]) - special.digamma(halves) + np.log(halves)
+    mean = float(logs.mean())
+    excess = float(logs.var(ddof=1) - special.polygamma(1, halves).mean())
+    half = min(_inverse_trigamma(excess) if excess > 0 else math.inf, MAX_FREEDOM / 2)
+    return Prior(math.exp(mean + float(special.digamma(half)) - math.log(half)), 2 * half)
+
+
+def prior_from_changes(changes: Sequence[float], weights: Sequence[float]) -> Prior:
+    """Return the prior of cells with one round a side, from the spread of their log ratios.
+
+    `weights`: for each cell 1 / n + 1 / m of its rounds.
+    """
+    if len(changes) < MIN_CELLS:
+        return Prior()
+    middle = stats.median(changes)
+    spread = 1.4826 * stats.median([abs(c - middle) / math.sqrt(w) for c, w in zip(changes, weights, strict=True)])
+    return Prior(spread**2, SPREAD_FREEDOM) if spread**2 > TIE else Prior()
+
+
+def moderated(variance: Floats, freedom: Floats, prior: Prior) -> tuple[Floats, Floats]:
+    """Return each cell's variance joined with the prior, and its degrees of freedom; 0 where nothing is known."""
+    import numpy as np
+
+    total = prior.freedom + freedom
+    joined = prior.freedom * prior.variance + freedom * variance
+    return np.divide(joined, total, out=np.zeros_like(total), where=total > 0), total
+
+
+def _inverse_trigamma(value: float) -> float:
+    """Return x > 0 with trigamma(x) = value, by Newton's method on 1 / trigamma, which is convex and nearly linear
+    (Smyth 2004, appendix)."""
+    from scipy import special
+
+    x = 0.5 + 1 / value
+    for _ in range(50):
+        trigamma = float(special.polygamma(1, x))
+        step = trigamma * (1 - trigamma / value) / float(special.polygamma(2, x))
+        x += step
+        if -step / x < 1e-8:
+            break
+    return x
