@@ -1,7 +1,7 @@
-"""Attention implementations: one file per system, and the map from a backend's name to its class.
+"""Attention implementations, one file per library, and the map from the name of a backend to its class.
 
-Nothing is imported until a worker needs it: the parent reads only this map, so a library that is missing or
-breaks at import costs its own records and nobody else's. To add one: write backends/mine.py, add a line here.
+A backend's file is imported only in the worker that runs it; the parent reads this map. So a library that is missing or
+fails at import affects its own records only. To add a backend, write backends/mine.py and add a line here.
 """
 
 from __future__ import annotations
@@ -54,11 +54,14 @@ BACKENDS: Mapping[str, str] = {
     "fake": "attnbench.backends.fake:Fake",
 }
 
-NOT_BY_DEFAULT = frozenset({"fake"})  # must be asked for by name
+NOT_BY_DEFAULT = frozenset({"fake"})  # run only where named with --backend
 
 
 def available() -> dict[str, str]:
-    """Every backend name -> "module:object": the map above, then entry points of group `attnbench.backends`."""
+    """Return every known backend as name -> "module:object".
+
+    These are the map above and the entry points of the group `attnbench.backends`; on equal names the map is used.
+    """
     found = dict(BACKENDS)
     for point in importlib.metadata.entry_points(group="attnbench.backends"):
         found.setdefault(point.name, point.value)
@@ -66,10 +69,13 @@ def available() -> dict[str, str]:
 
 
 def load(name: str, spec: str) -> Backend:
-    """The backend behind `spec`: "pkg.mod:obj" or "path/file.py:obj".
+    """Import a backend, give it this name, and return it.
 
-    obj is a class (or instance) of the Backend protocol, or a function f(q, k, v, *, causal, softmax_scale) on
-    (batch, seqlen, nheads, headdim) tensors. Raises whatever importing it raises, and TypeError for anything else.
+    `spec` is "package.module:object" or "path/file.py:object". The object is a class (or instance) of the Backend
+    protocol, or a function f(q, k, v, *, causal, softmax_scale) on (batch, seqlen, nheads, headdim) tensors.
+
+    Raises what the import raises, AttributeError where the module has no such object, and TypeError for an object that
+    is neither.
     """
     where, _, attribute = spec.rpartition(":")
     module = _load_file(Path(where)) if where.endswith(".py") else _import_module(where)
@@ -105,7 +111,7 @@ def _load_file(path: Path) -> object:
     if spec is None or spec.loader is None or not path.is_file():
         raise FileNotFoundError(f"no such file: {path}")
     module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # so that what is defined there can be found by name, as pickle and Triton do
-    sys.path.insert(0, str(path.parent.resolve()))  # its neighbours import as they do for `python file.py`
+    sys.modules[spec.name] = module  # pickle and Triton find what a module defines by the name of the module
+    sys.path.insert(0, str(path.parent.resolve()))  # it may import its neighbours, as with `python file.py`
     spec.loader.exec_module(module)
     return module

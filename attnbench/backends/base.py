@@ -1,4 +1,4 @@
-"""What backends share: defaults for the protocol, and `autograd_prepared` for anything differentiable by torch."""
+"""Shared by all backends: defaults for the protocol, and `autograd_prepared` for what torch can differentiate."""
 
 from __future__ import annotations
 
@@ -19,16 +19,18 @@ Layout = Literal["bshd", "bhsd"]
 
 
 class BackendBase:
-    """Defaults: needs torch only, supports what the subclass does not refuse, allocates nothing large."""
+    """Defaults for a backend that needs only torch, supports every case, and allocates nothing large."""
 
     name = ""
-    efficiency = 0.4  # of a matmul's rate, roughly: for the forecast of time only
-    starts_compiler = False  # for minutes, as nvcc, in a first call: its jobs have longer before they count as hung
-    verified: ClassVar[tuple[str, ...]] = ()  # the hardware, with versions, on which it gave right results
-    asks: ClassVar[str] = ""  # whose own check may refuse, in `prepare` or the first launch, what `unsupported` takes
+    efficiency = 0.4  # rough fraction of a matmul's rate, for the forecast of time only
+    starts_compiler = False  # a first call may compile for minutes (nvcc); its jobs then have a longer timeout
+    verified: ClassVar[tuple[str, ...]] = ()  # hardware and versions on which its results were right
+    # The library that checks cases itself, where it may refuse in `prepare` or the first launch a case that
+    # `unsupported` accepts; "" where there is none.
+    runtime_checker: ClassVar[str] = ""
 
     def __init_subclass__(cls) -> None:
-        """A subclass runs other kernels: `verified` is what it says itself."""
+        # `verified` must not be inherited: a subclass runs other kernels.
         super().__init_subclass__()
         cls.verified = vars(cls).get("verified", ())
 
@@ -51,8 +53,11 @@ class BackendBase:
         raise NotImplementedError
 
 
-def no_extras(case: Case, *, dropout: bool = False) -> str | None:
-    """The reason for backends that know full and causal masks only, no fp8, and perhaps dropout."""
+def basic_features_only(case: Case, *, dropout: bool = False) -> str | None:
+    """Return why a backend without fp8, windows and softcap cannot run the case, or None where it can.
+
+    `dropout` says whether the backend has dropout.
+    """
     if case.dtype == "fp8":
         return "no fp8"
     if case.window_size != (None, None):
@@ -65,11 +70,13 @@ def no_extras(case: Case, *, dropout: bool = False) -> str | None:
 def autograd_prepared(
     case: Case, inputs: Inputs, fn: Callable[[Tensor, Tensor, Tensor], Tensor], layout: Layout = "bshd"
 ) -> Prepared:
-    """The closures for a function that autograd can differentiate.
+    """Return the prepared call of a function that autograd can differentiate, or that is forward only.
 
-    `fn` takes q, k, v and returns out, all in `layout`: (batch, seqlen, nheads, headdim) or
-    (batch, nheads, seqlen, headdim), contiguous; copies into that layout are made here, not in the launch.
-    Gradients come from torch.autograd.grad, which returns new tensors: nothing accumulates, nothing is to clear.
+    `fn` takes q, k, v and returns out, all contiguous in `layout`: "bshd" is (batch, seqlen, nheads, headdim), "bhsd"
+    is (batch, nheads, seqlen, headdim). Copies into that layout are made here and are not timed. Gradients come from
+    torch.autograd.grad, which returns new tensors, so nothing accumulates and nothing must be cleared.
+
+    The launch raises Unsupported where the case has a backward and the output of `fn` has no gradient.
     """
     import torch
 
@@ -110,14 +117,15 @@ def autograd_prepared(
 
         return Prepared(both, canonical=lambda raw: named(*raw), forward=forward, reads=reads)
 
-    out = forward()  # once: the timed backward runs over this graph again and again
+    out = forward()  # every timed backward runs over this one graph
     return Prepared(lambda: grads(out, keep=True), canonical=lambda raw: named(out, *raw), forward=forward, reads=reads)
 
 
 def scores_workspace(case: Case, *, copies_fwd: float, copies_bwd: float, what: str = "scores") -> Workspace:
-    """The forecast for implementations that write the seqlen_q x seqlen_k score matrix to memory.
+    """Return the workspace of an implementation that writes the seqlen_q x seqlen_k score matrix to memory.
 
-    `copies` are how many of them are alive at the peak; each is taken to be written once and read once or twice.
+    `copies_fwd` and `copies_bwd` are how many such matrices are alive at the peak, without and with a backward. Each
+    is assumed to be written one time and read two times.
     """
     s = case.shape
     one = s.batch * s.nheads * s.seqlen_q * s.seqlen_k * ITEMSIZE[case.dtype]
@@ -125,7 +133,10 @@ def scores_workspace(case: Case, *, copies_fwd: float, copies_bwd: float, what: 
     return Workspace(nbytes=int(one * copies), what=what, passes=3.0, dense=True)
 
 
-def sees_no_key(case: Case) -> bool:
-    """Whether some query sees no key at all: the first, where there are more queries than keys to their right."""
+def has_empty_rows(case: Case) -> bool:
+    """Return whether some query sees no key at all, so that its row of probabilities is empty.
+
+    Where the right side is limited and seqlen_q > seqlen_k, the first queries stand before the first key.
+    """
     right = 0 if case.causal else case.window_size[1]
     return right is not None and case.shape.seqlen_q - case.shape.seqlen_k > right

@@ -1,8 +1,9 @@
-"""`flex`, `compile`: what torch.compile makes of attention: FlexAttention, and eager attention written plainly.
+"""`flex`, `compile`: attention compiled by torch.compile, as FlexAttention and as plain eager attention.
 
-Checked against torch 2.11 and 2.13. Each is compiled for the one shape at hand (dynamic=False) and the compile time
-is in the first call. Inductor names its Triton kernels, "triton_tem" for FlexAttention's template; an uncompiled
-FlexAttention runs none, and Inductor's rewriting of eager attention into SDPA would show as a flash kernel.
+Checked against torch 2.11 and 2.13. Both are compiled for the one shape of the case (dynamic=False); the compile time
+is in the first call. The names of Inductor's Triton kernels show what ran: FlexAttention's template is "triton_tem"; an
+uncompiled FlexAttention runs no such kernel, and if Inductor rewrote eager attention into SDPA, a flash kernel would
+run.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from attnbench.backends.base import BackendBase, autograd_prepared, scores_workspace
 from attnbench.backends.installed import Limits
-from attnbench.backends.masks import block_mask, block_mask_workspace, visible
+from attnbench.backends.masks import block_mask, block_mask_workspace, visibility_mask
 from attnbench.core.backend import Prepared, Probe, Signature, Workspace
 from attnbench.core.case import Case
 from attnbench.core.machine import Device
@@ -22,24 +23,28 @@ if TYPE_CHECKING:
     from attnbench.core.backend import Inputs
 
 
-class Compiler:
-    """Readies torch.compile for a case."""
+class TorchCompile:
+    """The state of torch.compile in this process."""
 
     def __init__(self) -> None:
         self._last: Case | None = None
 
     @staticmethod
-    def load(found: Probe) -> Probe:
-        """The same. Imports Inductor where that can be used, for a second and a half: like every library when its
-        backend is loaded, not in a call."""
+    def import_inductor(found: Probe) -> Probe:
+        """Import Inductor if torch is usable, and return `found` unchanged.
+
+        The import takes 1.5 s. It happens when the backend is loaded, as the imports of other libraries do, so that it
+        is not in a first call.
+        """
         if found.usable:
             import torch._inductor.config  # noqa: F401
         return found
 
-    def ready(self, case: Case) -> None:
-        """Forgets what was compiled for other cases: past a few of them it would compile for any shape, or no more.
+    def reset_for(self, case: Case) -> None:
+        """Discard what was compiled for other cases, and set what this case needs.
 
-        A backward that is timed again and again keeps its graph, so its buffers may not be given away.
+        After a few shapes torch.compile would compile for any shape, or stop compiling. A timed backward runs many
+        times over one graph, so the graph's buffers must not be reused.
         """
         import torch._dynamo
         import torch._functorch.config
@@ -51,27 +56,32 @@ class Compiler:
 
 
 class Compiled(BackendBase):
-    """What both have."""
+    """The parts that `flex` and `compile` share."""
 
     limits: ClassVar[Limits]
 
     def __init__(self) -> None:
-        self._compiler = Compiler()
+        self._torch_compile = TorchCompile()
 
     def probe(self) -> Probe:
-        return self._compiler.load(super().probe())
+        return self._torch_compile.import_inductor(super().probe())
 
     def unsupported(self, case: Case, device: Device) -> str | None:
-        return self.limits.refuses(case, device)
+        return self.limits.refusal(case, device)
 
 
 class Flex(Compiled):
     name = "flex"
     efficiency = 0.5
-    checked: ClassVar[tuple[str, ...]] = ("torch 2.11", "torch 2.13")
+    checked_versions: ClassVar[tuple[str, ...]] = ("torch 2.11", "torch 2.13")
     verified: ClassVar = ("NVIDIA H200, torch 2.11",)
     limits: ClassVar = Limits(
-        dtypes=("bf16", "fp16", "fp32"), headdim=(16, 256), multiple=1, headdim_v=True, window=True, softcap=True
+        dtypes=("bf16", "fp16", "fp32"),
+        headdim=(16, 256),
+        headdim_multiple=1,
+        headdim_v=True,
+        window=True,
+        softcap=True,
     )
 
     def workspace(self, case: Case) -> Workspace:
@@ -84,7 +94,7 @@ class Flex(Compiled):
         import torch
         from torch.nn.attention.flex_attention import flex_attention
 
-        self._compiler.ready(case)
+        self._torch_compile.reset_for(case)
         compiled = torch.compile(flex_attention, dynamic=False, fullgraph=True)
         options: dict[str, Any] = {
             "score_mod": _softcap(case.softcap) if case.softcap else None,
@@ -103,13 +113,13 @@ class Flex(Compiled):
 class Compile(Compiled):
     name = "compile"
     efficiency = 0.5
-    checked: ClassVar[tuple[str, ...]] = ("torch 2.11", "torch 2.13")
+    checked_versions: ClassVar[tuple[str, ...]] = ("torch 2.11", "torch 2.13")
     verified: ClassVar = ("NVIDIA H200, torch 2.11",)
     limits: ClassVar = Limits(
         dtypes=("bf16", "fp16", "fp32"),
         capability=(7, 0),
         headdim=(1, 2**20),
-        multiple=1,
+        headdim_multiple=1,
         headdim_v=True,
         window=True,
         softcap=True,
@@ -124,27 +134,31 @@ class Compile(Compiled):
     def prepare(self, case: Case, inputs: Inputs) -> Prepared:
         import torch
 
-        self._compiler.ready(case)
+        self._torch_compile.reset_for(case)
         attention = torch.compile(eager, dynamic=False, fullgraph=True)
         s = case.shape
-        seen = visible(case, inputs.q.device)
+        seen = visibility_mask(case, inputs.q.device)
         if seen is not None:
             seen = seen.repeat(s.nheads // s.nheads_k, 1)
-        blind = None if seen is None or bool(seen.any(-1).all()) else ~seen.any(-1, keepdim=True)
+        empty_rows = None if seen is None or bool(seen.any(-1).all()) else ~seen.any(-1, keepdim=True)
 
         def call(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            rows = q.view(s.batch * s.nheads_k, -1, s.headdim)  # heads that share a key head become its rows
+            rows = q.view(s.batch * s.nheads_k, -1, s.headdim)  # query heads that share a key head become rows of it
             keys, values = k.flatten(0, 1), v.flatten(0, 1)
-            out: Tensor = attention(rows, keys, values, seen, blind, case.softmax_scale, case.softcap)
+            out: Tensor = attention(rows, keys, values, seen, empty_rows, case.softmax_scale, case.softcap)
             return out.view(s.batch, s.nheads, s.seqlen_q, s.headdim_v)
 
         return autograd_prepared(case, inputs, call, layout="bhsd")
 
 
 def eager(
-    q: Tensor, k: Tensor, v: Tensor, seen: Tensor | None, blind: Tensor | None, scale: float, softcap: float
+    q: Tensor, k: Tensor, v: Tensor, seen: Tensor | None, empty_rows: Tensor | None, scale: float, softcap: float
 ) -> Tensor:
-    """softmax(q k^T * scale, masked) v of (batch * nheads_k, rows, headdim); rows in `blind` get 0."""
+    """Return softmax(scale * q k^T) v for tensors (batch * nheads_k, rows, headdim).
+
+    `seen` is (rows, keys), True where a query sees a key. `empty_rows` is (rows, 1), True where it sees none and the
+    output is 0. None where all are seen.
+    """
     import torch
 
     scores = torch.bmm(q, k.transpose(1, 2)) * scale
@@ -153,8 +167,8 @@ def eager(
     if seen is not None:
         scores = scores.masked_fill(~seen, float("-inf"))
     probabilities = torch.softmax(scores, dim=-1)
-    if blind is not None:
-        probabilities = probabilities.masked_fill(blind, 0.0)
+    if empty_rows is not None:
+        probabilities = probabilities.masked_fill(empty_rows, 0.0)
     return torch.bmm(probabilities, v)
 
 

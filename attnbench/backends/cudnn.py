@@ -1,12 +1,13 @@
 """`cudnn`, `cudnn-fp8`: cuDNN's attention as graphs of cudnn-frontend, forward and backward.
 
 Checked against nvidia-cudnn-frontend 1.32.0 and its samples (50_sdpa_forward, 51_sdpa_backward, test/python/sdpa/fp8).
-Graphs are validated, planned and built outside of what is timed, with their workspace; a launch allocates the outputs
-and executes. Tensors stay (batch, seqlen, nheads, headdim) in memory; a graph sees them as (batch, nheads, seqlen,
-headdim). Causal is aligned top-left unless told bottom-right, which wants seqlen_q <= seqlen_k.
+`prepare` validates, plans and builds the graphs and allocates their workspace; a launch allocates the outputs and
+executes. Tensors are (batch, seqlen, nheads, headdim) in memory; a graph sees them as (batch, nheads, seqlen, headdim).
+cuDNN's causal mask is aligned top-left unless bottom-right is set, which needs seqlen_q <= seqlen_k.
 
-In fp8 cuDNN writes e4m3 on Hopper, bf16 from Blackwell on (cuDNN 9.13). Each row of the output is a mean of rows of v,
-so no value exceeds v's largest: with v's own scale for the output nothing is cut off, and little is lost below.
+In fp8 cuDNN writes e4m3 on Hopper, and bf16 from Blackwell on (cuDNN 9.13). Each row of the output is a mean of rows of
+v, so no value is larger than the largest of v. With v's own scale for the output nothing is therefore clipped, and
+little precision is lost.
 """
 
 from __future__ import annotations
@@ -17,10 +18,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from attnbench.backends.base import Layout
 from attnbench.backends.installed import Library, Limits, installed_version
-from attnbench.backends.masks import band
+from attnbench.backends.masks import effective_window
 from attnbench.core.backend import Prepared, Probe, Signature, Unsupported
 from attnbench.core.case import Case
-from attnbench.core.fp8 import LARGEST, quantized
+from attnbench.core.fp8 import E4M3_MAX, quantize_inputs
 from attnbench.core.machine import Device
 
 if TYPE_CHECKING:
@@ -36,25 +37,26 @@ BLACKWELL = (10, 0)
 class Cudnn(Library):
     name = "cudnn"
     efficiency = 0.65
-    asks = "cuDNN"
+    runtime_checker = "cuDNN"
     module = "cudnn"
     distributions: ClassVar = ("nvidia-cudnn-frontend",)
     install = "pip install nvidia-cudnn-frontend"
-    oldest = "1.13"  # generate_stats
-    needs: ClassVar = ("pygraph",)
-    checked: ClassVar = ("1.32.0",)
+    min_version = "1.13"  # generate_stats
+    required_names: ClassVar = ("pygraph",)
+    checked_versions: ClassVar = ("1.32.0",)
     verified: ClassVar = ("NVIDIA H200, cudnn-frontend 1.32.0, cuDNN 9.19",)
     limits: ClassVar = Limits(headdim_v=True, window=True, empty_rows=False)
     forward_kernels = "cudnn.*(fprop|sdpa)|sdpa_?fwd|prefill"
     backward_kernels = "cudnn.*(bprop|sdpa)|sdpa_?bwd"
 
     def probe(self) -> Probe:
-        """The frontend is importable without cuDNN, which torch brings along.
+        """Return the versions of the frontend and of cuDNN, which comes with torch.
 
-        torch comes first, so that the process has one cuDNN: before it the frontend loads the system's. That was 9.14
-        on an H200's host, and all six fp8 cells were wrong; with torch's own, 9.19, they are right.
+        torch is imported first, so that its cuDNN is loaded. Without torch the frontend loads the system's, and the
+        process would have two: on the host of an H200 with cuDNN 9.14 all six fp8 cells were wrong; with torch's 9.19
+        they are right.
         """
-        if installed_version(self.distributions):  # else torch's import, of seconds, would be in vain
+        if installed_version(self.distributions):  # else importing torch would take seconds for nothing
             import torch  # noqa: F401
         found = super().probe()
         if not found.usable:
@@ -72,7 +74,7 @@ class Cudnn(Library):
         if reason := super().unsupported(case, device):
             return reason
         if case.window_size != (None, None) and case.shape.seqlen_q > case.shape.seqlen_k:
-            return "its sliding window wants seqlen_q <= seqlen_k"
+            return "its sliding window needs seqlen_q <= seqlen_k"
         return None
 
     def prepare(self, case: Case, inputs: Inputs) -> Prepared:
@@ -100,17 +102,17 @@ class Cudnn(Library):
 
 
 class CudnnFp8(Cudnn):
-    """e4m3 with one scale per tensor, forward."""
+    """cuDNN's forward in e4m3, with one scale per tensor."""
 
     name = "cudnn-fp8"
-    oldest = "1.14"  # diagonal_alignment
+    min_version = "1.14"  # diagonal_alignment
     verified: ClassVar = ("NVIDIA H200, cudnn-frontend 1.32.0, cuDNN 9.19",)
     efficiency = 1.1
     limits: ClassVar = Limits(
         dtypes=("fp8",),
         capability=(9, 0),
         headdim=(16, 256),
-        multiple=16,
+        headdim_multiple=16,
         backward=False,
         empty_rows=False,
         headdim_v=True,
@@ -131,7 +133,7 @@ class CudnnFp8(Cudnn):
     def prepare(self, case: Case, inputs: Inputs) -> Prepared:
         import torch
 
-        operands, descale = quantized(inputs)
+        operands, descale = quantize_inputs(inputs)
         if torch.cuda.get_device_capability(inputs.q.device) >= BLACKWELL:
             run = fp8_graph(case, operands, descale, torch.bfloat16)
             return Prepared(run, lambda raw: {"out": raw["out"]}, reads=operands)
@@ -140,7 +142,10 @@ class CudnnFp8(Cudnn):
 
 
 class Graph:
-    """One graph from its making to its execution, by names: `input` and `output` declare, `build` gives the launch."""
+    """One cuDNN graph whose tensors have names.
+
+    Declare inputs and outputs with `input` and `output`, then `build` returns the launch.
+    """
 
     def __init__(self, like: Tensor) -> None:
         import cudnn
@@ -158,7 +163,10 @@ class Graph:
         self.outputs: dict[str, tuple[tuple[int, ...], torch.dtype]] = {}
 
     def input(self, name: str, t: Tensor, layout: Layout = "bshd") -> Any:
-        """Declares an input like t; the graph sees (batch, nheads, seqlen, headdim)."""
+        """Declare an input with the shape, strides and dtype of t, and return cuDNN's tensor for it.
+
+        `layout` is that of t; the graph sees (batch, nheads, seqlen, headdim).
+        """
         seen = t.transpose(1, 2) if layout == "bshd" else t
         self.symbols[name] = self.graph.tensor(
             dim=list(seen.shape), stride=list(seen.stride()), data_type=_data_type(self.cudnn, t.dtype), name=name
@@ -168,7 +176,7 @@ class Graph:
     def output(
         self, name: str, symbol: Any, shape: tuple[int, int, int, int], dtype: torch.dtype, layout: Layout = "bshd"
     ) -> None:
-        """`shape` is that in memory, contiguous."""
+        """Declare an output. `shape` and `layout` are those in memory, contiguous."""
         import torch
 
         seen = torch.empty(shape, device="meta")
@@ -178,7 +186,10 @@ class Graph:
         self.symbols[name], self.outputs[name] = symbol, (shape, dtype)
 
     def build(self) -> Callable[[Tensors], dict[str, Tensor]]:
-        """Plans and builds. The launch takes the inputs by name and returns the outputs. Raises Unsupported."""
+        """Plan and build the graph, and return its launch, which takes inputs and returns outputs by name.
+
+        Raises Unsupported where cuDNN refuses the graph.
+        """
         import torch
 
         graph, cudnn, handle, device = self.graph, self.cudnn, self.handle, self.device
@@ -205,7 +216,10 @@ class Graph:
 
 
 def forward_graph(case: Case, inputs: Inputs) -> Callable[[Tensors], dict[str, Tensor]]:
-    """{"q", "k", "v"} -> {"out"}; before a backward also "stats", the log-sum-exp, (batch, nheads, seqlen_q, 1)."""
+    """Return the launch of the forward: inputs "q", "k", "v", output "out".
+
+    Where the case has a backward there is a second output, "stats": the log-sum-exp, (batch, nheads, seqlen_q, 1).
+    """
     import torch
 
     s = case.shape
@@ -217,7 +231,7 @@ def forward_graph(case: Case, inputs: Inputs) -> Callable[[Tensors], dict[str, T
         v=graph.input("v", inputs.v),
         generate_stats=case.has_backward,
         attn_scale=case.softmax_scale,
-        **_mask(case, graph.cudnn),
+        **_mask_options(case, graph.cudnn),
     )
     graph.output("out", out, (s.batch, s.seqlen_q, s.nheads, s.headdim_v), inputs.q.dtype)
     if case.has_backward:
@@ -226,7 +240,7 @@ def forward_graph(case: Case, inputs: Inputs) -> Callable[[Tensors], dict[str, T
 
 
 def backward_graph(case: Case, inputs: Inputs) -> Callable[[Tensors], dict[str, Tensor]]:
-    """{"q", "k", "v", "out", "stats", "dout"} -> {"dq", "dk", "dv"}."""
+    """Return the launch of the backward: inputs "q", "k", "v", "out", "stats", "dout", outputs "dq", "dk", "dv"."""
     import torch
 
     s, dtype = case.shape, inputs.q.dtype
@@ -242,7 +256,7 @@ def backward_graph(case: Case, inputs: Inputs) -> Callable[[Tensors], dict[str, 
         dO=graph.input("dout", inputs.dout),
         stats=graph.input("stats", stats, layout="bhsd"),
         attn_scale=case.softmax_scale,
-        **_mask(case, graph.cudnn),
+        **_mask_options(case, graph.cudnn),
     )
     graph.output("dq", dq, (s.batch, s.seqlen_q, s.nheads, s.headdim), dtype)
     graph.output("dk", dk, (s.batch, s.seqlen_k, s.nheads_k, s.headdim), dtype)
@@ -253,13 +267,16 @@ def backward_graph(case: Case, inputs: Inputs) -> Callable[[Tensors], dict[str, 
 def fp8_graph(
     case: Case, operands: Tensors, descale: Tensors, out_dtype: torch.dtype
 ) -> Callable[[], dict[str, Tensor]]:
-    """The launch. Probabilities are scaled by 448; the output as v is where it is e4m3, else not."""
+    """Return the launch of the fp8 forward, with output "out" in `out_dtype`.
+
+    Probabilities are scaled by 448. An e4m3 output has the scale of v, a bf16 output none.
+    """
     import torch
 
     s = case.shape
     one = torch.ones(1, 1, 1, 1, device=operands["q"].device)
     scales = {f"descale_{name}": factor.view(1, 1, 1, 1) for name, factor in descale.items()}
-    scales |= {"descale_s": one / LARGEST, "scale_s": one * LARGEST}
+    scales |= {"descale_s": one / E4M3_MAX, "scale_s": one * E4M3_MAX}
     scales["scale_o"] = one if out_dtype.itemsize > 1 else one / scales["descale_v"]
     graph = Graph(operands["q"])
     out, _, amax_s, amax_o = graph.graph.sdpa_fp8(
@@ -268,7 +285,7 @@ def fp8_graph(
         **{name: graph.input(name, t) for name, t in scales.items()},
         generate_stats=False,
         attn_scale=case.softmax_scale,
-        **_mask(case, graph.cudnn, prefix=""),
+        **_mask_options(case, graph.cudnn, prefix=""),
     )
     graph.output("out", out, (s.batch, s.seqlen_q, s.nheads, s.headdim_v), out_dtype)
     graph.output("amax_s", amax_s, (1, 1, 1, 1), torch.float32)
@@ -280,15 +297,15 @@ def fp8_graph(
 
 @functools.cache
 def _handle() -> Any:
-    """One for the process, whose stream is set at each launch."""
+    """Return the cuDNN handle of this process; each launch sets its stream."""
     import cudnn
 
     return cudnn.create_handle()
 
 
-def _mask(case: Case, cudnn: Any, prefix: str = "diagonal_band_") -> dict[str, Any]:
-    """The band of keys that a query sees. cuDNN's left bound counts the diagonal, ours does not."""
-    left, right = band(case)
+def _mask_options(case: Case, cudnn: Any, prefix: str = "diagonal_band_") -> dict[str, Any]:
+    """Return the mask options of an sdpa node. cuDNN's left bound counts the diagonal, window_size does not."""
+    left, right = effective_window(case)
     if left is None and right is None:
         return {}
     equal = case.shape.seqlen_q == case.shape.seqlen_k

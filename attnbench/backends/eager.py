@@ -1,16 +1,16 @@
-"""`eager`: the papers' "standard attention", matmul, mask, softmax, matmul, each a pass over the score matrix.
+"""`eager`: the "standard attention" of the papers: matmul, mask, softmax, matmul, each a pass over the score matrix.
 
-As in flash-attention's benchmarks (attention_pytorch): the scale rides on the first matmul (baddbmm's alpha) and the
-mask is built outside. Grouped heads are folded into the query rows, so K and V are not expanded. Softcap and dropout
-are torch's operators, each a pass or two more.
+As in flash-attention's benchmarks (attention_pytorch), the scale is applied by the first matmul (baddbmm's alpha) and
+the mask is built in `prepare`. Query heads that share a key head become rows of it, so K and V are not expanded.
+Softcap and dropout are torch's operators, each one or two passes more.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
-from attnbench.backends.base import BackendBase, autograd_prepared, scores_workspace, sees_no_key
-from attnbench.backends.masks import visible
+from attnbench.backends.base import BackendBase, autograd_prepared, has_empty_rows, scores_workspace
+from attnbench.backends.masks import visibility_mask
 from attnbench.core.backend import Prepared, Signature, Workspace
 from attnbench.core.case import Case
 from attnbench.core.machine import Device
@@ -22,7 +22,10 @@ if TYPE_CHECKING:
 
 
 def eager_signature(case: Case, device: Device) -> Signature:
-    """A softmax by itself, and nothing fused; on a CPU, where products have names, they are named too."""
+    """Return the kernels of eager attention: a softmax kernel of its own, and no fused attention.
+
+    On a CPU the operator of the matrix product is required too, since its name there shows the dtype.
+    """
     product = "mm<float>" if case.dtype == "fp32" else "mm<c10::"
     runs = ("(?i)softmax", product) if device.kind == "cpu" else ("(?i)softmax",)
     return Signature(runs, never=("flash|fmha|sdpa|scaled_dot_product",))
@@ -37,9 +40,9 @@ class Eager(BackendBase):
         return "no fp8" if case.dtype == "fp8" else None
 
     def workspace(self, case: Case) -> Workspace:
-        # Forward: scores and probabilities. Backward: probabilities kept, their gradient twice, that of the scores;
-        # masked_fill's backward makes one more. As measured on an H200. Softcap keeps its tanh, dropout its result and
-        # a mask of bytes; those were counted, not measured.
+        # Matrices alive at the peak, measured on an H200. Forward: scores and probabilities. Backward: the kept
+        # probabilities, their gradient twice, the gradient of the scores, and one more for masked_fill's backward.
+        # Counted, not measured: softcap keeps its tanh, dropout its result and a mask of one byte per element.
         masked = case.causal or case.window_size != (None, None)
         more = (1 if case.softcap else 0) + (1.5 if case.dropout_p else 0)
         return scores_workspace(case, copies_fwd=2 + more, copies_bwd=(5 if masked else 4) + more)
@@ -52,16 +55,16 @@ class Eager(BackendBase):
 
         s = case.shape
         group = s.nheads // s.nheads_k
-        seen = visible(case, inputs.q.device)
+        seen = visibility_mask(case, inputs.q.device)
         hidden = None if seen is None else seen.logical_not_()
-        empty_rows = hidden.all(-1, keepdim=True) if hidden is not None and sees_no_key(case) else None
+        empty_rows = hidden.all(-1, keepdim=True) if hidden is not None and has_empty_rows(case) else None
 
         def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:  # (batch, nheads, seqlen, headdim)
             q = q.reshape(s.batch * s.nheads_k, group * s.seqlen_q, s.headdim)
             k = k.reshape(s.batch * s.nheads_k, s.seqlen_k, s.headdim)
             v = v.reshape(s.batch * s.nheads_k, s.seqlen_k, s.headdim_v)
-            nothing = torch.empty((), dtype=q.dtype, device=q.device).expand(q.shape[0], q.shape[1], s.seqlen_k)
-            scores = torch.baddbmm(nothing, q, k.transpose(1, 2), beta=0, alpha=case.softmax_scale)
+            unread = torch.empty((), dtype=q.dtype, device=q.device).expand(q.shape[0], q.shape[1], s.seqlen_k)
+            scores = torch.baddbmm(unread, q, k.transpose(1, 2), beta=0, alpha=case.softmax_scale)
             if case.softcap:
                 scores = case.softcap * torch.tanh(scores / case.softcap)
             if hidden is not None:

@@ -1,8 +1,9 @@
-"""`fa1`: flash-attn 1.x (Dao-AILab/flash-attention), what Turing GPUs run. Checked against the source of 1.0.9.
+"""`fa1`: flash-attn 1.x (Dao-AILab/flash-attention), the version for Turing GPUs. Checked against the source of 1.0.9.
 
-Its interface is for variable lengths: (batch * seqlen, nheads, headdim) and cumulative lengths, views of what is given.
-Causal is aligned top-left there (bottom-right only since 2.1), no grouped heads, headdim to 128, and a backward of
-headdim above 64 only on compute capability 8.0 and 9.0 (csrc/flash_attn/fmha_api.cpp).
+Its interface takes variable lengths: tensors (batch * seqlen, nheads, headdim), which are views of the inputs here, and
+cumulative lengths. Its causal mask is aligned top-left (bottom-right since 2.1). It has no grouped heads, takes headdim
+up to 128, and has a backward for headdim above 64 on compute capability 8.0 and 9.0 only
+(csrc/flash_attn/fmha_api.cpp).
 """
 
 from __future__ import annotations
@@ -26,9 +27,9 @@ class FlashAttention1(Library):
     module = "flash_attn.flash_attn_interface"
     distributions: ClassVar = ("flash-attn",)
     install = "pip install 'flash-attn<2' --no-build-isolation"
-    before = "2"
-    needs: ClassVar = ("flash_attn_unpadded_func",)
-    checked: ClassVar = ("1.0.9",)
+    below_version = "2"
+    required_names: ClassVar = ("flash_attn_unpadded_func",)
+    checked_versions: ClassVar = ("1.0.9",)
     limits: ClassVar = Limits(
         capability=(7, 5), capability_below=(9, 1), headdim=(8, 128), gqa=False, dropout=True, unequal_causal=False
     )
@@ -50,8 +51,8 @@ class FlashAttention1(Library):
         from flash_attn.flash_attn_interface import flash_attn_unpadded_func
 
         s = case.shape
-        causal = case.causal and s.seqlen_q > 1  # top-left aligned, a lone query would see the first key only
-        ends_q, ends_k = (
+        causal = case.causal and s.seqlen_q > 1  # aligned top-left, a single query would see the first key only
+        cu_seqlens_q, cu_seqlens_k = (
             torch.arange(0, (s.batch + 1) * n, n, dtype=torch.int32, device=inputs.q.device)
             for n in (s.seqlen_q, s.seqlen_k)
         )
@@ -59,8 +60,8 @@ class FlashAttention1(Library):
         def call(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             out: Tensor = flash_attn_unpadded_func(
                 *(t.flatten(0, 1) for t in (q, k, v)),
-                ends_q,
-                ends_k,
+                cu_seqlens_q,
+                cu_seqlens_k,
                 s.seqlen_q,
                 s.seqlen_k,
                 case.dropout_p,

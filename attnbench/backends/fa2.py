@@ -1,7 +1,7 @@
 """`fa2`: flash-attn 2.x (Dao-AILab/flash-attention). Checked against the source of 2.8.3.post1.
 
-Its causal mask is aligned bottom-right (since 2.1), a query that sees no key gets 0, and softcap came with 2.6, which
-is the oldest taken here. Only its source is on PyPI; FLASH_ATTN_CUDA_ARCHS=90 builds for one architecture.
+Its causal mask is aligned bottom-right (since 2.1) and a query that sees no key gets 0. 2.6 is the oldest version
+accepted, because softcap came with it. PyPI has only its source; FLASH_ATTN_CUDA_ARCHS=90 builds for one architecture.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ class FlashAttention2(Library):
     module = "flash_attn.flash_attn_interface"
     distributions: ClassVar = ("flash-attn",)
     install = "pip install 'flash-attn>=2.6,<3' --no-build-isolation"
-    oldest, before = "2.6", "3"
-    needs: ClassVar = ("flash_attn_func",)
-    checked: ClassVar = ("2.8.3.post1",)
+    min_version, below_version = "2.6", "3"
+    required_names: ClassVar = ("flash_attn_func",)
+    checked_versions: ClassVar = ("2.8.3.post1",)
     limits: ClassVar = Limits(window=True, softcap=True, dropout=True)
     forward_kernels = "flash_fwd"
     backward_kernels = "flash_bwd"
-    other_kernels: ClassVar = ("pytorch_flash",)  # torch's copy of it
+    other_kernels: ClassVar = ("pytorch_flash",)  # torch's copy of flash-attn 2
 
     def unsupported(self, case: Case, device: Device) -> str | None:
         if case.softcap and case.dropout_p:

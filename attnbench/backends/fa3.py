@@ -1,7 +1,8 @@
 """`fa3`: flash-attn 3 for Hopper (flash-attention/hopper, module flash_attn_interface).
 
-Checked against the source at commit 0251105 (2026-08). Causal is aligned bottom-right. fp8 (e4m3) is forward only,
-takes one descale per (batch entry, key head) and writes bf16. Older builds return (out, lse), newer ones out alone.
+Checked against the source at commit 0251105 (2026-08). Its causal mask is aligned bottom-right. fp8 (e4m3) is forward
+only, takes one descale factor per (batch entry, key head) and writes bf16. Older builds return (out, lse), newer ones
+out alone.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from attnbench.backends.installed import Library, Limits
 from attnbench.backends.masks import flash_window
 from attnbench.core.backend import Prepared, Signature
 from attnbench.core.case import Case
-from attnbench.core.fp8 import quantized
+from attnbench.core.fp8 import quantize_inputs
 from attnbench.core.machine import Device
 
 if TYPE_CHECKING:
@@ -28,12 +29,12 @@ class FlashAttention3(Library):
     efficiency = 0.75
     module = "flash_attn_interface"
     distributions: ClassVar = ("flash-attn-3", "flashattn-hopper")
-    needs: ClassVar = ("flash_attn_func",)
+    required_names: ClassVar = ("flash_attn_func",)
     install = (
         "build it: git clone --recursive https://github.com/Dao-AILab/flash-attention; "
         "pip install --no-build-isolation ./flash-attention/hopper"
     )
-    checked: ClassVar = ("3.0.0 at 0251105",)
+    checked_versions: ClassVar = ("3.0.0 at 0251105",)
     limits: ClassVar = Limits(
         dtypes=("bf16", "fp16", "fp8"),
         capability=(9, 0),
@@ -47,10 +48,10 @@ class FlashAttention3(Library):
     backward_kernels = "FlashAttnBwdSm90"
 
     def unsupported(self, case: Case, device: Device) -> str | None:
-        return super().unsupported(case, device) or _headdims(case)
+        return super().unsupported(case, device) or _headdim_refusal(case)
 
     def signature(self, case: Case, device: Device) -> Signature:
-        """In fp8 the kernel is an instance for e4m3: its template's arguments say so."""
+        """Return the names of its kernels; for fp8 the template arguments in the name must say e4m3."""
         found = super().signature(case, device)
         return replace(found, runs=(f"{self.forward_kernels}.*e4m3",)) if case.dtype == "fp8" else found
 
@@ -71,14 +72,14 @@ class FlashAttention3(Library):
             return out
 
         if case.dtype == "fp8":
-            operands, descale = quantized(inputs)
+            operands, descale = quantize_inputs(inputs)
             options |= {f"{name}_descale": factor.expand(s.batch, s.nheads_k) for name, factor in descale.items()}
             return Prepared(lambda: call(**operands), lambda out: {"out": out}, reads=operands)
         return autograd_prepared(case, inputs, call)
 
 
-def _headdims(case: Case) -> str | None:
-    """As hopper/flash_api.cpp checks them."""
+def _headdim_refusal(case: Case) -> str | None:
+    """Return why the head dims are refused, by the same checks as hopper/flash_api.cpp."""
     d, d_v = case.shape.headdim, case.shape.headdim_v
     fp8 = case.dtype == "fp8"
     if fp8 and case.has_backward:

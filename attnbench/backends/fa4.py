@@ -1,7 +1,8 @@
-"""`fa4`: flash-attn-4 (flash_attn.cute), in CuTe DSL: it compiles on the first call. Checked against 4.0.0b36.
+"""`fa4`: flash-attn-4 (flash_attn.cute), written in CuTe DSL. Checked against 4.0.0b36.
 
-It shares the namespace `flash_attn` with flash-attn 2; where it alone is installed, `import xformers.ops` fails.
-Open window sides are None there as here, causal is aligned bottom-right, and the result is (out, lse).
+It compiles on the first call. It shares the namespace `flash_attn` with flash-attn 2; where it alone is installed,
+`import xformers.ops` fails. An open side of a window is None, as in attnbench, its causal mask is aligned
+bottom-right, and it returns (out, lse).
 """
 
 from __future__ import annotations
@@ -27,9 +28,9 @@ class FlashAttention4(Library):
     efficiency = 0.75
     module = "flash_attn.cute"
     distributions: ClassVar = ("flash-attn-4",)
-    needs: ClassVar = ("flash_attn_func",)
+    required_names: ClassVar = ("flash_attn_func",)
     install = "pip install --pre 'flash-attn-4[cu13]'  # without [cu13] for CUDA 12"
-    checked: ClassVar = ("4.0.0b36",)
+    checked_versions: ClassVar = ("4.0.0b36",)
     verified: ClassVar = ("NVIDIA H200, flash-attn-4 4.0.0b36",)
     limits: ClassVar = Limits(capability=(9, 0), headdim_v=True, window=True, softcap=True)
     forward_kernels = "FlashAttentionForward|flash_fwd_sm"
@@ -37,7 +38,7 @@ class FlashAttention4(Library):
     other_kernels: ClassVar = ("pytorch_flash",)
 
     def unsupported(self, case: Case, device: Device) -> str | None:
-        return super().unsupported(case, device) or _blackwell(case, device)
+        return super().unsupported(case, device) or _blackwell_refusal(case, device)
 
     def prepare(self, case: Case, inputs: Inputs) -> Prepared:
         from flash_attn.cute import flash_attn_func
@@ -58,8 +59,8 @@ class FlashAttention4(Library):
         return autograd_prepared(case, inputs, call)
 
 
-def _blackwell(case: Case, device: Device) -> str | None:
-    """What it takes less of after Hopper (interface.py, _validate_head_dims and _flash_attn_bwd)."""
+def _blackwell_refusal(case: Case, device: Device) -> str | None:
+    """Return why a GPU newer than Hopper refuses the case (interface.py, _validate_head_dims and _flash_attn_bwd)."""
     if device.capability is None or device.capability[0] == HOPPER:
         return None
     d, d_v = case.shape.headdim, case.shape.headdim_v

@@ -1,11 +1,11 @@
-"""`fake`: a simulated backend, for tests and for trying the tool without a GPU. Needs no torch.
+"""`fake`: a simulated backend, for tests and for trying attnbench without a GPU. Needs no torch.
 
 Its times follow a saturating curve with 0.3 % seeded noise, on a clock of its own, so a run takes milliseconds. The
-environment variable ATTNBENCH_FAKE scripts what goes wrong, comma-separated:
+environment variable ATTNBENCH_FAKE, separated by commas or spaces, sets what goes wrong:
 
-    error@2k crash@4k hang@8k oom@16k wrong@32k refuse@64k    at that seqlen_q
-    speed=0.98                                                 factor on its speed
-    missing                                                    cannot be used here
+    error@2k crash@4k hang@8k oom@16k wrong@32k refuse@64k    a failure of that kind at that seqlen_q
+    speed=0.98                                                 a factor on its speed
+    missing                                                    the backend cannot be used
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from attnbench.backends.base import BackendBase
-from attnbench.core.backend import Prepared, Probe, Script, Unsupported
+from attnbench.core.backend import Prepared, Probe, Simulation, Unsupported
 from attnbench.core.case import RESULT_ITEMSIZE, Case
-from attnbench.core.flops import flops, nbytes
+from attnbench.core.flops import flops, ideal_bytes
 from attnbench.core.record import Accuracy, TensorError
 from attnbench.core.sizes import parse_size
 
@@ -27,22 +27,22 @@ if TYPE_CHECKING:
     from attnbench.core.backend import Inputs
 
 FAULTS = ("error", "crash", "hang", "oom", "wrong", "refuse")
-PEAK = 600e12  # FLOP/s that its curve approaches
+PEAK = 600e12  # FLOP/s that the curve approaches
 
 
 class Fake(BackendBase):
-    """Reads its script when it is made."""
+    """The simulated backend. It reads ATTNBENCH_FAKE when it is created."""
 
     name = "fake"
     simulated = True
 
     def __init__(self) -> None:
-        self.now = 0  # ns
+        self.now = 0  # the simulated clock, in nanoseconds
         self.speed = 1.0
         self.faults: dict[int, str] = {}
         self.missing = False
-        for word in filter(None, os.environ.get("ATTNBENCH_FAKE", "").replace(" ", ",").split(",")):
-            what, _, at = word.partition("@")
+        for entry in filter(None, os.environ.get("ATTNBENCH_FAKE", "").replace(" ", ",").split(",")):
+            what, _, at = entry.partition("@")
             if at and what in FAULTS:
                 self.faults[parse_size(at)] = what
             elif what.startswith("speed="):
@@ -50,7 +50,7 @@ class Fake(BackendBase):
             elif what == "missing":
                 self.missing = True
             else:
-                raise ValueError(f"ATTNBENCH_FAKE: {word!r} is not known")
+                raise ValueError(f"ATTNBENCH_FAKE: {entry!r} is not known")
 
     def probe(self) -> Probe:
         if self.missing:
@@ -75,13 +75,13 @@ class Fake(BackendBase):
         names = ("out", "dq", "dk", "dv") if case.has_backward else ("out",)
         accuracy = Accuracy({n: TensorError(error, 1e-3, 2e-3, error) for n in names}, s.seqlen_q, s.nheads)
         out = s.batch * s.seqlen_q * s.nheads * s.headdim_v * RESULT_ITEMSIZE[case.dtype]
-        memory = {"memory_peak": nbytes(case) if case.has_backward else out}
+        memory = {"memory_peak": ideal_bytes(case) if case.has_backward else out}
         if case.has_backward:
             memory["memory_saved"] = out
-        return Prepared(launch, _nothing, script=Script(lambda: self.now, accuracy, memory))
+        return Prepared(launch, _nothing, simulation=Simulation(lambda: self.now, accuracy, memory))
 
     def fail(self, fault: str) -> None:
-        """Fails as scripted: in the process for most, the process itself for crash and hang."""
+        """Fail as ATTNBENCH_FAKE says: raise an error, or end or block the process for crash and hang."""
         if fault == "error":
             raise RuntimeError("scripted error")
         if fault == "oom":

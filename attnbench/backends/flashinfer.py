@@ -1,9 +1,10 @@
-"""`flashinfer*`: FlashInfer's prefill kernels, forward only: its own choice (`flashinfer`) and each backend forced.
+"""`flashinfer*`: FlashInfer's prefill kernels, forward only: its own choice of backend (`flashinfer`) and each backend.
 
-Checked against 0.6.13. One request runs single_prefill_with_kv_cache, several run the ragged wrapper, planned outside
-of what is timed; tensors are views, (batch * seqlen, nheads, headdim). `cudnn` and `trtllm` exist for ragged batches
-alone; `trtllm` is TensorRT-LLM's kernel of the GPU: FMHA v2 on Hopper, trtllm-gen on Blackwell, whose binaries it
-downloads. The others are compiled by nvcc on first use. Causal is aligned bottom-right, a window has a left side only.
+Checked against 0.6.13. Batch 1 runs single_prefill_with_kv_cache, larger batches run the ragged wrapper, which
+`prepare` plans. Tensors are views (batch * seqlen, nheads, headdim) of the inputs. `cudnn` and `trtllm` exist for
+ragged batches only. `trtllm` is TensorRT-LLM's kernel for the GPU: FMHA v2 on Hopper, and trtllm-gen on Blackwell,
+whose binaries FlashInfer downloads. The others are compiled by nvcc on first use. The causal mask is aligned
+bottom-right; a window has a left side only.
 """
 
 from __future__ import annotations
@@ -22,9 +23,9 @@ if TYPE_CHECKING:
 
     from attnbench.core.backend import Inputs
 
-WORKSPACE = 128 * 2**20  # bytes, what its documentation recommends
+WORKSPACE = 128 * 2**20  # bytes, as FlashInfer's documentation recommends
 HEADDIMS = ((64, 64), (128, 128), (256, 256), (192, 128))
-HOPPER = 9
+HOPPER = 9  # major compute capability
 
 
 class FlashInfer(Library):
@@ -36,10 +37,10 @@ class FlashInfer(Library):
     module = "flashinfer"
     distributions: ClassVar = ("flashinfer-python",)
     install = "pip install flashinfer-python  # compiles with nvcc; flashinfer-jit-cache has compiled kernels"
-    oldest = "0.4"
-    needs: ClassVar = ("single_prefill_with_kv_cache", "BatchPrefillWithRaggedKVCacheWrapper")
-    checked: ClassVar = ("0.6.13",)
-    limits: ClassVar = Limits(pairs=HEADDIMS, backward=False, window=True, softcap=True)
+    min_version = "0.4"
+    required_names: ClassVar = ("single_prefill_with_kv_cache", "BatchPrefillWithRaggedKVCacheWrapper")
+    checked_versions: ClassVar = ("0.6.13",)
+    limits: ClassVar = Limits(headdim_pairs=HEADDIMS, backward=False, window=True, softcap=True)
     forward_kernels = "PrefillWith\\w*KVCacheKernel"
 
     def unsupported(self, case: Case, device: Device) -> str | None:
@@ -56,7 +57,7 @@ class FlashInfer(Library):
     def prepare(self, case: Case, inputs: Inputs) -> Prepared:
         if case.shape.batch == 1:
             return self._single(case, inputs)
-        return self._ragged(case, inputs, offsets(case, inputs))
+        return self._ragged(case, inputs, _token_offsets(case, inputs))
 
     def _single(self, case: Case, inputs: Inputs) -> Prepared:
         from flashinfer import single_prefill_with_kv_cache
@@ -70,7 +71,7 @@ class FlashInfer(Library):
         return autograd_prepared(case, inputs, call)
 
     def _ragged(self, case: Case, inputs: Inputs, plan: dict[str, Any]) -> Prepared:
-        """`plan`: what the wrapper's plan() takes of the batch."""
+        """Return the call of the ragged wrapper; `plan` holds the arguments of its plan() that describe the batch."""
         import torch
         from flashinfer import BatchPrefillWithRaggedKVCacheWrapper
 
@@ -117,21 +118,21 @@ class Fa3(FlashInfer):
     efficiency = 0.75
     backend = "fa3"
     limits: ClassVar = Limits(
-        capability=(9, 0), capability_below=(9, 1), pairs=HEADDIMS, backward=False, window=True, softcap=True
+        capability=(9, 0), capability_below=(9, 1), headdim_pairs=HEADDIMS, backward=False, window=True, softcap=True
     )
     forward_kernels = r"\bPrefillWithKVCacheKernel"
 
 
 class Cudnn(FlashInfer):
-    """cuDNN through the ragged wrapper, whose offsets then count elements, not tokens."""
+    """cuDNN through the ragged wrapper. The offsets then count elements, not tokens."""
 
     name = "flashinfer-cudnn"
     verified: ClassVar = ("NVIDIA H200, flashinfer-python 0.6.13",)
     efficiency = 0.65
     starts_compiler = False
     backend = "cudnn"
-    oldest = "0.6.4"  # plan() takes v_indptr
-    limits: ClassVar = Limits(capability=(9, 0), pairs=HEADDIMS, backward=False, empty_rows=False)
+    min_version = "0.6.4"  # plan() takes v_indptr
+    limits: ClassVar = Limits(capability=(9, 0), headdim_pairs=HEADDIMS, backward=False, empty_rows=False)
     forward_kernels = "cudnn.*(fprop|sdpa)"
 
     def prepare(self, case: Case, inputs: Inputs) -> Prepared:
@@ -157,11 +158,16 @@ class Cudnn(FlashInfer):
 
 class TrtLlm(FlashInfer):
     name = "flashinfer-trtllm"
-    oldest = "0.6.7"  # trtllm_fmha_v2_prefill
+    min_version = "0.6.7"  # trtllm_fmha_v2_prefill
     verified: ClassVar = ("NVIDIA H200, flashinfer-python 0.6.13",)
     efficiency = 0.65
     limits: ClassVar = Limits(
-        capability=(9, 0), capability_below=(11, 0), pairs=HEADDIMS, backward=False, window=True, empty_rows=False
+        capability=(9, 0),
+        capability_below=(11, 0),
+        headdim_pairs=HEADDIMS,
+        backward=False,
+        window=True,
+        empty_rows=False,
     )
     forward_kernels = "fmha_v2|fmhaSm1"
 
@@ -172,7 +178,8 @@ class TrtLlm(FlashInfer):
             return "its sliding window is causal only"
         hopper = device.capability is not None and device.capability[0] == HOPPER
         if hopper and case.shape.seqlen_q != case.shape.seqlen_k:
-            return "FMHA v2 gives wrong results for unequal lengths"  # 0.6.13, H200; upstream tests equal ones only
+            # Seen with 0.6.13 on an H200. Upstream tests equal lengths only.
+            return "FMHA v2 gives wrong results for unequal lengths"
         if hopper and case.shape.headdim != case.shape.headdim_v:
             return "FMHA v2 on Hopper wants v of the headdim of q and k"
         if device.capability is not None and not hopper and case.shape.headdim == 64:
@@ -191,7 +198,7 @@ class TrtLlm(FlashInfer):
         s = case.shape
         windowed = case.window_size[0] is not None
         mask = "sliding_window" if windowed else "causal" if case.causal and s.seqlen_q > 1 else "padding"
-        options = self._batch(case, inputs) | {"mask_mode": mask}
+        options = self._batch_options(case, inputs) | {"mask_mode": mask}
 
         def call(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             qkv = (q.flatten(0, 1), k.flatten(0, 1), v.flatten(0, 1))
@@ -204,7 +211,7 @@ class TrtLlm(FlashInfer):
         from flashinfer.prefill import trtllm_ragged_attention_deepseek
 
         s = case.shape
-        options = self._batch(case, inputs) | {
+        options = self._batch_options(case, inputs) | {
             "o_sf_scale": 1.0,
             "enable_pdl": None,
             "is_causal": case.causal,
@@ -217,8 +224,8 @@ class TrtLlm(FlashInfer):
 
         return autograd_prepared(case, inputs, call)
 
-    def _batch(self, case: Case, inputs: Inputs) -> dict[str, Any]:
-        """What both functions take of the batch; the buffer must start as zeros."""
+    def _batch_options(self, case: Case, inputs: Inputs) -> dict[str, Any]:
+        """Return the arguments that both TensorRT-LLM functions take. The workspace must be zero at the start."""
         import torch
 
         s, device = case.shape, inputs.q.device
@@ -237,7 +244,10 @@ class TrtLlm(FlashInfer):
 
 
 def indptr(batch: int, each: int, device: torch.device) -> Tensor:
-    """int32 (batch + 1): where each request begins, `each` apart. Raises Unsupported beyond int32."""
+    """Return the start of each request, and the end of the last: int32, (batch + 1,), `each` apart.
+
+    Raises Unsupported where int32 cannot hold the last one.
+    """
     import torch
 
     if batch * each > torch.iinfo(torch.int32).max:
@@ -245,6 +255,6 @@ def indptr(batch: int, each: int, device: torch.device) -> Tensor:
     return torch.arange(batch + 1, dtype=torch.int32, device=device) * each
 
 
-def offsets(case: Case, inputs: Inputs) -> dict[str, Tensor]:
+def _token_offsets(case: Case, inputs: Inputs) -> dict[str, Tensor]:
     s, device = case.shape, inputs.q.device
     return {"qo_indptr": indptr(s.batch, s.seqlen_q, device), "kv_indptr": indptr(s.batch, s.seqlen_k, device)}

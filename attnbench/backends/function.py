@@ -1,4 +1,4 @@
-"""A person's own function as a backend: f(q, k, v, *, causal, softmax_scale) -> out, no ceremony."""
+"""A plain function as a backend: f(q, k, v, *, causal, softmax_scale) -> out."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from attnbench.backends.base import BackendBase, autograd_prepared, no_extras
+from attnbench.backends.base import BackendBase, autograd_prepared, basic_features_only
 from attnbench.core.backend import Prepared, Probe, Signature
 from attnbench.core.case import Case
 from attnbench.core.machine import Device
@@ -20,14 +20,21 @@ if TYPE_CHECKING:
 
 
 class Function(BackendBase):
-    """Tensors are (batch, seqlen, nheads, headdim); differentiable if it can be. Its first error is the reason."""
+    """A backend that calls a person's own function on (batch, seqlen, nheads, headdim) tensors.
+
+    A backward is measured if autograd can differentiate the function. An error that it raises is the reason in the
+    record.
+    """
 
     def __init__(self, name: str, fn: Callable[..., Any]) -> None:
         self.name = name
         self.fn = fn
 
     def probe(self) -> Probe:
-        """Its version is a hash of its source file, so that a run is not resumed with another kernel."""
+        """Return a hash of the function's source file as its version.
+
+        A run is thus not resumed with another kernel.
+        """
         try:
             source = Path(inspect.getsourcefile(self.fn) or "").read_bytes()
         except (OSError, TypeError):
@@ -35,10 +42,10 @@ class Function(BackendBase):
         return Probe(version=f"{self.name}, source {hashlib.sha256(source).hexdigest()[:8]}")
 
     def unsupported(self, case: Case, device: Device) -> str | None:
-        return no_extras(case)
+        return basic_features_only(case)
 
     def signature(self, case: Case, device: Device) -> Signature:
-        """Its attribute `kernels`, one or several regular expressions, where it has one."""
+        """Return the function's attribute `kernels`, one or several regular expressions; no rule where it has none."""
         declared = getattr(self.fn, "kernels", ())
         return Signature(runs=(declared,) if isinstance(declared, str) else tuple(declared))
 

@@ -1,8 +1,9 @@
-"""`hf-*`: Hugging Face's attention functions, so that one sees what the integration costs over the kernel.
+"""`hf-*`: the attention functions of Hugging Face's transformers, to show what the integration costs over the kernel.
 
-Called as a model's layer calls them: through ALL_ATTENTION_FUNCTIONS (eager is Llama's own), on (batch, nheads, seqlen,
-headdim) views of what the projections wrote, with the mask that the model would have made. Checked against 5.23.0.
-`hf-flash_attention_2` wants flash-attn installed, since transformers would download a kernel in its stead.
+They are called as a model's layer calls them: through ALL_ATTENTION_FUNCTIONS (eager is Llama's own function), on
+(batch, nheads, seqlen, headdim) views of what the projections wrote, with the mask that the model would have made.
+Checked against 5.23.0. `hf-flash_attention_2` needs flash-attn installed; without it transformers would download
+another kernel.
 """
 
 from __future__ import annotations
@@ -11,11 +12,11 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from attnbench.backends.base import autograd_prepared, scores_workspace
-from attnbench.backends.compiled import Compiler
+from attnbench.backends.compiled import TorchCompile
 from attnbench.backends.eager import eager_signature
 from attnbench.backends.fa2 import FlashAttention2
 from attnbench.backends.installed import Library, Limits
-from attnbench.backends.masks import band, block_mask, block_mask_workspace, visible
+from attnbench.backends.masks import block_mask, block_mask_workspace, effective_window, visibility_mask
 from attnbench.core.backend import Prepared, Probe, Signature, Workspace, torch_dtype
 from attnbench.core.case import Case
 from attnbench.core.machine import Device
@@ -26,34 +27,34 @@ if TYPE_CHECKING:
 
     from attnbench.core.backend import Inputs
 
-ALL = ("bf16", "fp16", "fp32")
-BY_TORCH = Limits(  # what torch computes by itself, on any device
-    dtypes=ALL,
+ALL_DTYPES = ("bf16", "fp16", "fp32")
+TORCH_LIMITS = Limits(  # of implementations that use torch only
+    dtypes=ALL_DTYPES,
     capability=(5, 0),
     headdim=(1, 2**20),
-    multiple=1,
+    headdim_multiple=1,
     headdim_v=True,
     window=True,
     dropout=True,
     empty_rows=False,
     on_cpu=True,
 )
-FUSED = "flash_(fwd|bwd)|fmha_cutlass|cudnn.*(fprop|bprop|sdpa)|flash_attention|_softmax"
+FUSED_KERNELS = "flash_(fwd|bwd)|fmha_cutlass|cudnn.*(fprop|bprop|sdpa)|flash_attention|_softmax"
 
 
 class HuggingFace(Library):
-    """One attn_implementation, by the name that a model's configuration has it under."""
+    """One of transformers' attention functions; `implementation` is its name in a model's configuration."""
 
     implementation = ""
     module = "transformers"
     distributions: ClassVar = ("transformers",)
     install = "pip install transformers"
-    oldest = "4.57"  # 4.48 was the first with ALL_ATTENTION_FUNCTIONS; its windows had a key more
-    checked: ClassVar = ("5.23.0",)
+    min_version = "4.57"  # ALL_ATTENTION_FUNCTIONS came with 4.48, whose windows have one key more
+    checked_versions: ClassVar = ("5.23.0",)
 
     def prepare(self, case: Case, inputs: Inputs) -> Prepared:
         attend = self._function()
-        layer = _layer(case, self.implementation)
+        layer = _layer_like(case, self.implementation)
         options: dict[str, Any] = {"scaling": case.softmax_scale, "dropout": case.dropout_p}
         options.update(self._options(case, inputs.q.device))
 
@@ -76,7 +77,7 @@ class Eager(HuggingFace):
     name = "hf-eager"
     verified: ClassVar = ("NVIDIA H200, transformers 5.17",)
     implementation = "eager"
-    limits: ClassVar = BY_TORCH
+    limits: ClassVar = TORCH_LIMITS
 
     def workspace(self, case: Case) -> Workspace:
         return scores_workspace(case, copies_fwd=5, copies_bwd=8)  # its softmax is in float32
@@ -90,10 +91,10 @@ class Eager(HuggingFace):
         return eager_attention_forward
 
     def _options(self, case: Case, device: torch.device) -> dict[str, Any]:
-        """An additive mask, as large as a value can be, not infinite."""
+        """Return an additive mask, with the lowest finite value where a key is not seen."""
         import torch
 
-        seen = visible(case, device)
+        seen = visibility_mask(case, device)
         if seen is None:
             return {"attention_mask": None}
         dtype = torch_dtype(case)
@@ -102,22 +103,25 @@ class Eager(HuggingFace):
 
 
 class Sdpa(HuggingFace):
-    """SDPA with torch's choice of its backend. Its causal flag serves equal lengths; else the model makes a mask."""
+    """SDPA with the backend that torch chooses.
+
+    The model passes SDPA's causal flag for equal lengths, and a mask otherwise.
+    """
 
     name = "hf-sdpa"
     verified: ClassVar = ("NVIDIA H200, transformers 5.17",)
     implementation = "sdpa"
-    limits: ClassVar = BY_TORCH
+    limits: ClassVar = TORCH_LIMITS
 
     def signature(self, case: Case, device: Device) -> Signature:
-        return Signature(runs=(FUSED,))
+        return Signature(runs=(FUSED_KERNELS,))
 
     def _options(self, case: Case, device: torch.device) -> dict[str, Any]:
         equal = case.shape.seqlen_q == case.shape.seqlen_k
-        if case.window_size == (None, None) and (equal or band(case) == (None, None)):
-            # transformers 4 takes the flag as it is, which hides all keys but one from a lone query
+        if case.window_size == (None, None) and (equal or effective_window(case) == (None, None)):
+            # transformers 4 passes the flag on as it is; for a single query it would hide all keys but the first
             return {"attention_mask": None, "is_causal": case.causal and case.shape.seqlen_q > 1}
-        seen = visible(case, device)
+        seen = visibility_mask(case, device)
         return {"attention_mask": None if seen is None else seen[None, None], "is_causal": False}
 
 
@@ -143,7 +147,7 @@ class Flash2(HuggingFace):
         if case.softcap and case.dropout_p:
             return "softcap and dropout exclude each other"
         if case.shape.headdim_v > case.shape.headdim:
-            return "pads v to the headdim of q and k, which is smaller"
+            return "headdim_v is above headdim, to which transformers pads v"
         if case.window_size != (None, None) and (not case.causal or case.window_size[0] is None):
             return "its sliding window is causal, with a left side"
         return None
@@ -153,7 +157,7 @@ class Flash2(HuggingFace):
         return {
             "attention_mask": None,
             "is_causal": case.causal,
-            "sliding_window": None if left is None else left + 1,  # it counts the query's own place
+            "sliding_window": None if left is None else left + 1,  # it counts the query's own position
             "softcap": case.softcap or None,
         }
 
@@ -163,13 +167,15 @@ class Flex(HuggingFace):
     verified: ClassVar = ("NVIDIA H200, transformers 5.17",)
     efficiency = 0.5
     implementation = "flex_attention"
-    limits: ClassVar = Limits(dtypes=ALL, headdim=(16, 256), multiple=1, headdim_v=True, window=True, softcap=True)
+    limits: ClassVar = Limits(
+        dtypes=ALL_DTYPES, headdim=(16, 256), headdim_multiple=1, headdim_v=True, window=True, softcap=True
+    )
 
     def __init__(self) -> None:
-        self._compiler = Compiler()
+        self._torch_compile = TorchCompile()
 
     def probe(self) -> Probe:
-        return self._compiler.load(super().probe())
+        return self._torch_compile.import_inductor(super().probe())
 
     def workspace(self, case: Case) -> Workspace:
         return block_mask_workspace(case)
@@ -178,15 +184,15 @@ class Flex(HuggingFace):
         return Signature(runs=("triton_tem",))
 
     def prepare(self, case: Case, inputs: Inputs) -> Prepared:
-        self._compiler.ready(case)
+        self._torch_compile.reset_for(case)
         return super().prepare(case, inputs)
 
     def _options(self, case: Case, device: torch.device) -> dict[str, Any]:
         return {"attention_mask": block_mask(case, device), "softcap": case.softcap or None}
 
 
-def _layer(case: Case, implementation: str) -> Any:
-    """What the functions read of the layer that calls them."""
+def _layer_like(case: Case, implementation: str) -> Any:
+    """Return a module with the attributes that the attention functions read of the layer that calls them."""
     import torch
 
     layer: Any = torch.nn.Module()

@@ -1,6 +1,6 @@
-"""What backends over an installed library share: what the library takes, said as data, and how its absence is said.
+"""Shared by backends that call an installed library: its limits as data, its version, and why it cannot be imported.
 
-A backend's file then holds what is particular to its library: names, limits, and the call.
+A backend's file then holds only what is particular to its library: names, limits, and the call.
 """
 
 from __future__ import annotations
@@ -12,42 +12,49 @@ import re
 from dataclasses import dataclass
 from typing import ClassVar
 
-from attnbench.backends.base import BackendBase, sees_no_key
+from attnbench.backends.base import BackendBase, has_empty_rows
 from attnbench.core.backend import Probe, Signature, Workspace
 from attnbench.core.case import ITEMSIZE, Case
 from attnbench.core.machine import Device
 
 Capability = tuple[int, int]
-# Options of pip install, for what is too old, and for what is of another build or not whole: torch stays as it is.
-NEWER, AGAIN = "--upgrade", "--force-reinstall --no-deps --no-cache-dir"
+# Options of pip install: for a version that is too old, and for a build that does not fit or is incomplete. Neither
+# replaces torch.
+UPGRADE, REINSTALL = "--upgrade", "--force-reinstall --no-deps --no-cache-dir"
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What a library takes; `refuses` says it of a case. Without `on_cpu` it needs a CUDA GPU."""
+    """The cases that a library takes. Without `on_cpu` it needs a CUDA GPU."""
 
     dtypes: tuple[str, ...] = ("bf16", "fp16")
     capability: Capability = (8, 0)  # the oldest compute capability
-    capability_below: Capability | None = None  # the first that is too new
-    bf16: Capability = (5, 0)  # the oldest compute capability for it
-    headdim: tuple[int, int] = (8, 256)  # of q and k, and of v
-    multiple: int = 8  # that headdim and headdim_v must be of
-    headdim_v: bool = False  # v may have another headdim than q and k
-    pairs: tuple[tuple[int, int], ...] = ()  # (headdim, headdim_v) in full, where it takes those only
+    capability_below: Capability | None = None  # the oldest compute capability that is too new
+    bf16_capability: Capability = (5, 0)  # the oldest compute capability for bf16
+    headdim: tuple[int, int] = (8, 256)  # least and most, for headdim and headdim_v
+    headdim_multiple: int = 8  # headdim and headdim_v must be multiples of this
+    headdim_v: bool = False  # headdim_v may differ from headdim
+    headdim_pairs: tuple[tuple[int, int], ...] = ()  # the only (headdim, headdim_v), if any are named
     backward: bool = True
-    gqa: bool = True
+    gqa: bool = True  # grouped heads: nheads_k < nheads
     gqa_backward: bool = True
     window: bool = False
     softcap: bool = False
     dropout: bool = False
-    unequal_causal: bool = True  # bottom-right aligned when seqlen_q != seqlen_k
+    unequal_causal: bool = True  # its causal mask is aligned bottom-right when seqlen_q != seqlen_k
     empty_rows: bool = True  # a query that sees no key gets output 0
     on_cpu: bool = False
 
-    def refuses(self, case: Case, device: Device) -> str | None:
-        return self._device(device) or self._narrow(case, device) or self._tensors(case) or self._mask(case)
+    def refusal(self, case: Case, device: Device) -> str | None:
+        """Return why the library cannot run the case on the device, or None where it can."""
+        return (
+            self._device_refusal(device)
+            or self._bf16_refusal(case, device)
+            or self._tensor_refusal(case)
+            or self._mask_refusal(case)
+        )
 
-    def _device(self, device: Device) -> str | None:
+    def _device_refusal(self, device: Device) -> str | None:
         if device.kind == "cpu":
             return None if self.on_cpu else "needs a CUDA GPU"
         if device.capability is None:
@@ -59,26 +66,27 @@ class Limits:
             return f"needs a compute capability below {_dotted(self.capability_below)}, {this}"
         return None
 
-    def _narrow(self, case: Case, device: Device) -> str | None:
-        if case.dtype == "bf16" and device.capability is not None and device.capability < self.bf16:
-            return f"no bf16 below compute capability {_dotted(self.bf16)}, this GPU has {_dotted(device.capability)}"
+    def _bf16_refusal(self, case: Case, device: Device) -> str | None:
+        if case.dtype == "bf16" and device.capability is not None and device.capability < self.bf16_capability:
+            oldest, this = _dotted(self.bf16_capability), _dotted(device.capability)
+            return f"no bf16 below compute capability {oldest}, this GPU has {this}"
         return None
 
-    def _tensors(self, case: Case) -> str | None:
+    def _tensor_refusal(self, case: Case) -> str | None:
         s = case.shape
         if case.dtype not in self.dtypes:
             return f"no {case.dtype}, only {' and '.join(self.dtypes)}"
         if case.has_backward and not self.backward:
             return "forward only"
-        if self.pairs and (s.headdim, s.headdim_v) not in self.pairs:
-            known = ", ".join(str(d) if d == d_v else f"{d}-{d_v}" for d, d_v in self.pairs)
+        if self.headdim_pairs and (s.headdim, s.headdim_v) not in self.headdim_pairs:
+            known = ", ".join(str(d) if d == d_v else f"{d}-{d_v}" for d, d_v in self.headdim_pairs)
             return f"headdim {s.headdim} with headdim_v {s.headdim_v}: only {known}"
         for name, size in (("headdim", s.headdim), ("headdim_v", s.headdim_v)):
-            if not self.pairs and not self.headdim[0] <= size <= self.headdim[1]:
+            if not self.headdim_pairs and not self.headdim[0] <= size <= self.headdim[1]:
                 return f"{name} {size} is outside {self.headdim[0]} to {self.headdim[1]}"
-            if not self.pairs and size % self.multiple:
-                return f"{name} {size} is no multiple of {self.multiple}"
-        if not self.pairs and s.headdim != s.headdim_v and not self.headdim_v:
+            if not self.headdim_pairs and size % self.headdim_multiple:
+                return f"{name} {size} is no multiple of {self.headdim_multiple}"
+        if not self.headdim_pairs and s.headdim != s.headdim_v and not self.headdim_v:
             return f"v must have the headdim of q and k ({s.headdim}), not {s.headdim_v}"
         if s.nheads != s.nheads_k and not self.gqa:
             return "no grouped heads (nheads_k must equal nheads)"
@@ -86,7 +94,7 @@ class Limits:
             return "grouped heads are forward only"
         return None
 
-    def _mask(self, case: Case) -> str | None:
+    def _mask_refusal(self, case: Case) -> str | None:
         s = case.shape
         if case.window_size != (None, None) and not self.window:
             return "no sliding window"
@@ -96,49 +104,50 @@ class Limits:
             return "no dropout"
         if case.causal and 1 < s.seqlen_q != s.seqlen_k and not self.unequal_causal:
             return "its causal mask is not bottom-right aligned when seqlen_q != seqlen_k"
-        if sees_no_key(case) and not self.empty_rows:
+        if has_empty_rows(case) and not self.empty_rows:
             return "no defined output for query rows that see no key (seqlen_q > seqlen_k)"
         return None
 
 
 class Library(BackendBase):
-    """A backend over one module of one installed distribution.
-
-    `checked` are the versions whose source its file was written against.
-    """
+    """A backend that calls one module of one installed distribution."""
 
     limits: ClassVar[Limits] = Limits()
-    module = ""  # what is imported
-    distributions: ClassVar[tuple[str, ...]] = ()  # what it may be installed as, the usual one first
+    module = ""  # the module to import
+    distributions: ClassVar[tuple[str, ...]] = ()  # names under which pip may know it, the usual one first
     install = ""  # the command that installs it
-    oldest = ""  # version, inclusive
-    before = ""  # version, exclusive
-    needs: ClassVar[tuple[str, ...]] = ()  # names that the module must have; for versions that numbers do not tell
-    checked: ClassVar[tuple[str, ...]] = ()
-    forward_kernels = ""  # regular expressions found in the names of its kernels
-    backward_kernels = ""
-    other_kernels: ClassVar[tuple[str, ...]] = ()  # in those of others that could run in its place
+    min_version = ""  # the oldest version accepted
+    below_version = ""  # the oldest version that is too new
+    required_names: ClassVar[
+        tuple[str, ...]
+    ] = ()  # names that the module must have; for versions that numbers do not tell
+    checked_versions: ClassVar[tuple[str, ...]] = ()  # the versions whose source the backend was written against
+    forward_kernels = ""  # regular expression for the names of its forward kernels
+    backward_kernels = ""  # and of its backward kernels
+    other_kernels: ClassVar[tuple[str, ...]] = ()  # and of kernels of others that might run instead
 
     def probe(self) -> Probe:
-        if importlib.util.find_spec("torch") is None:  # without which some libraries can be imported, and none can run
+        if importlib.util.find_spec("torch") is None:  # some libraries can be imported without torch
             return super().probe()
         try:
             module = importlib.import_module(self.module)
-        except Exception as error:  # a broken extension raises what it likes
-            return broken_import(self.module, error, self.install, self.distributions)
+        except Exception as error:  # a broken extension may raise any error
+            return probe_of_failed_import(self.module, error, self.install, self.distributions)
         version = installed_version(self.distributions)
-        if version and self.oldest and numbers(version) < numbers(self.oldest):
-            reason = f"{self.distributions[0]} {version} is older than {self.oldest}"
-            return Probe(reason=reason, install=_pip(self.install, NEWER))
-        if version and self.before and numbers(version) >= numbers(self.before):
-            return Probe(reason=f"{self.distributions[0]} {version} is not below {self.before}", install=self.install)
-        if lacking := [name for name in self.needs if not hasattr(module, name)]:
+        if version and self.min_version and version_numbers(version) < version_numbers(self.min_version):
+            reason = f"{self.distributions[0]} {version} is older than {self.min_version}"
+            return Probe(reason=reason, install=_with_pip_options(self.install, UPGRADE))
+        if version and self.below_version and version_numbers(version) >= version_numbers(self.below_version):
+            return Probe(
+                reason=f"{self.distributions[0]} {version} is not below {self.below_version}", install=self.install
+            )
+        if lacking := [name for name in self.required_names if not hasattr(module, name)]:
             reason = f"{self.module} {version or ''} has no {' and no '.join(lacking)}: another version is needed"
-            return Probe(reason=" ".join(reason.split()), install=_pip(self.install, NEWER))
+            return Probe(reason=" ".join(reason.split()), install=_with_pip_options(self.install, UPGRADE))
         return Probe(version=f"{self.distributions[0]} {version}" if version else "unknown")
 
     def unsupported(self, case: Case, device: Device) -> str | None:
-        return self.limits.refuses(case, device)
+        return self.limits.refusal(case, device)
 
     def signature(self, case: Case, device: Device) -> Signature:
         forward = (self.forward_kernels,) if case.has_forward else ()
@@ -149,31 +158,38 @@ class Library(BackendBase):
         return flash_workspace(case)
 
 
-def broken_import(module: str, error: Exception, install: str, distributions: tuple[str, ...]) -> Probe:
-    """`install` is the command for where it, or what it requires, is not there: else pip would find nothing to do."""
-    reason = import_problem(module, error)
+def probe_of_failed_import(module: str, error: Exception, install: str, distributions: tuple[str, ...]) -> Probe:
+    """Return the probe of a library whose import failed.
+
+    Its command is `install` where the library, or a package that it requires, is not installed. Otherwise it forces a
+    reinstallation, because pip would find nothing to do.
+    """
+    reason = reason_of_failed_import(module, error)
     if isinstance(error, ModuleNotFoundError) and error.name:
         absent = f"{module}.".startswith(f"{error.name}.")
-        if absent or _lacks_what_it_requires(distributions):
+        if absent or _requirement_missing(distributions):
             return Probe(reason=reason, install=install)
     if "NVIDIA's driver" in reason:
         return Probe(reason=reason, install="install the driver (nvidia-smi shows it), or leave the backend out")
-    return Probe(reason=reason, install=_pip(install, AGAIN))
+    return Probe(reason=reason, install=_with_pip_options(install, REINSTALL))
 
 
-def _lacks_what_it_requires(distributions: tuple[str, ...]) -> bool:
-    """In any case: a module's name is no distribution's, so what could not be imported does not tell."""
-    there = [name for name in distributions if installed_version((name,))]
-    always = [r for name in there for r in importlib.metadata.requires(name) or () if ";" not in r]
+def _requirement_missing(distributions: tuple[str, ...]) -> bool:
+    """Return whether a package that the installed distribution always requires is missing.
+
+    The name of a module that failed to import cannot tell, as it may differ from the name of its distribution.
+    """
+    present = [name for name in distributions if installed_version((name,))]
+    always = [r for name in present for r in importlib.metadata.requires(name) or () if ";" not in r]
     return any(installed_version((re.split(r"[^\w.-]", r, maxsplit=1)[0],)) is None for r in always)
 
 
-def _pip(install: str, options: str) -> str:
+def _with_pip_options(install: str, options: str) -> str:
     return install.replace("pip install ", f"pip install {options} ", 1)
 
 
-def import_problem(module: str, error: Exception) -> str:
-    """One line on why a module cannot be imported: not there, built for another CUDA or torch, or broken."""
+def reason_of_failed_import(module: str, error: Exception) -> str:
+    """Return in one line why a module cannot be imported: not installed, built for another CUDA or torch, or broken."""
     text = " ".join(str(error).split()) or type(error).__name__
     said = text if len(text) <= 200 else f"{text[:200]}..."
     if isinstance(error, ModuleNotFoundError) and error.name:
@@ -199,7 +215,7 @@ def import_problem(module: str, error: Exception) -> str:
 
 
 def installed_version(distributions: tuple[str, ...]) -> str | None:
-    """The version of the first of these that is installed."""
+    """Return the version of the first of these distributions that is installed, or None."""
     for name in distributions:
         try:
             return importlib.metadata.version(name)
@@ -208,14 +224,18 @@ def installed_version(distributions: tuple[str, ...]) -> str | None:
     return None
 
 
-def numbers(version: str) -> tuple[int, ...]:
-    """(2, 8, 3) of "2.8.3.post1+cu12"; a suffix does not count."""
+def version_numbers(version: str) -> tuple[int, ...]:
+    """Return (2, 8, 3) for "2.8.3.post1+cu12"; suffixes do not count."""
     match = re.match(r"\d+(\.\d+)*", version)
     return tuple(map(int, match[0].split("."))) if match else ()
 
 
 def flash_workspace(case: Case) -> Workspace:
-    """FlashAttention's: the log-sum-exp; backward also delta, dq in float32, and dk, dv of every query head."""
+    """Return FlashAttention's workspace.
+
+    It holds the log-sum-exp; for a backward also delta, dq in float32 and, with grouped heads, dk and dv of every query
+    head.
+    """
     s = case.shape
     rows = s.batch * s.nheads * s.seqlen_q
     nbytes = 4 * rows

@@ -1,6 +1,6 @@
-"""A case's mask in the forms that libraries ask for.
+"""The mask of a case in the forms that libraries take.
 
-Keys are seen along a band: query i sees key j where -left <= j - (i + seqlen_k - seqlen_q) <= right, None for open.
+Query i sees key j where -left <= j - (i + seqlen_k - seqlen_q) <= right; None for a side without a limit.
 """
 
 from __future__ import annotations
@@ -17,27 +17,30 @@ if TYPE_CHECKING:
     from torch.nn.attention.flex_attention import BlockMask
 
 
-def band(case: Case) -> tuple[int | None, int | None]:
-    """(left, right) with causal folded in, None for open. A lone query that sees every key has no mask."""
+def effective_window(case: Case) -> tuple[int | None, int | None]:
+    """Return (left, right) as causal and the window give it together; None for a side without a limit.
+
+    The right side of a single query is None, since it stands at the last key.
+    """
     left, right = case.window_size
     if case.causal:
         right = 0 if right is None else min(right, 0)
     if case.shape.seqlen_q == 1 and right is not None and right >= 0:
-        right = None  # there is no key after the last
+        right = None
     return left, right
 
 
 def flash_window(case: Case) -> tuple[int, int]:
-    """window_size as flash-attn takes it, -1 for open; causal is said apart."""
+    """Return the window as flash-attn takes it, -1 for open. Causal is an option of its own there."""
     left, right = case.window_size
     return (-1 if left is None else left, -1 if right is None else right)
 
 
-def visible(case: Case, device: torch.device) -> Tensor | None:
-    """(seqlen_q, seqlen_k) bool, True where a query sees a key; None where all see all."""
+def visibility_mask(case: Case, device: torch.device) -> Tensor | None:
+    """Return a bool tensor (seqlen_q, seqlen_k), True where a query sees a key; None where there is no mask."""
     import torch
 
-    left, right = band(case)
+    left, right = effective_window(case)
     if left is None and right is None:
         return None
     s = case.shape
@@ -51,18 +54,20 @@ def visible(case: Case, device: torch.device) -> Tensor | None:
 
 
 def block_mask_workspace(case: Case) -> Workspace:
-    """What `block_mask` needs, beside what a fused kernel keeps."""
-    if band(case) == (None, None):
+    """Return the workspace of `block_mask`; without a mask, that of a fused kernel."""
+    if effective_window(case) == (None, None):
         return flash_workspace(case)
-    return Workspace(nbytes=case.shape.seqlen_q * case.shape.seqlen_k, what="mask of which the block mask is made")
+    return Workspace(
+        nbytes=case.shape.seqlen_q * case.shape.seqlen_k, what="full mask from which the block mask is built"
+    )
 
 
 def block_mask(case: Case, device: torch.device) -> BlockMask | None:
-    """FlexAttention's form of it, which skips the blocks that nobody sees; None where all see all."""
+    """Return FlexAttention's mask, which skips the blocks that no query sees; None where there is no mask."""
     import torch
     from torch.nn.attention.flex_attention import create_block_mask
 
-    left, right = band(case)
+    left, right = effective_window(case)
     if left is None and right is None:
         return None
     s = case.shape

@@ -1,8 +1,8 @@
-"""`sdpa-fa3`, `sdpa-fa4`: SDPA's flash backend with FlashAttention-3 or -4 behind it (activate_flash_attention_impl).
+"""`sdpa-fa3`, `sdpa-fa4`: SDPA's flash backend with the kernels of FlashAttention-3 or FlashAttention-4.
 
-The switch came with torch 2.11 and holds for the process, as each backend has its own. Checked against torch 2.13's
-torch/nn/attention/_fa3.py and _fa4.py. That of FlashAttention-4 takes two results of the library's forward, and it has
-given four since 4.0.0b19: until torch follows, `sdpa-fa4` needs an older one than `fa4`.
+torch.nn.attention.activate_flash_attention_impl switches them on for the process; it came with torch 2.11. Checked
+against torch 2.13's torch/nn/attention/_fa3.py and _fa4.py. _fa4.py expects two results of FlashAttention-4's forward,
+which returns four since 4.0.0b19. Until torch follows, `sdpa-fa4` needs an older FlashAttention-4 than `fa4`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from attnbench.backends.fa3 import FlashAttention3
 from attnbench.backends.fa4 import FlashAttention4
-from attnbench.backends.installed import Library, flash_workspace, numbers
+from attnbench.backends.installed import Library, flash_workspace, version_numbers
 from attnbench.backends.sdpa import Flash
 from attnbench.core.backend import Prepared, Probe, Signature, Workspace
 from attnbench.core.case import Case
@@ -23,39 +23,39 @@ from attnbench.core.machine import Device
 if TYPE_CHECKING:
     from attnbench.core.backend import Inputs
 
-TAKES_TWO = (2, 13)  # the last torch that is known to
-FOR_TORCH = "attnbench env create sdpa-fa4, or pip install flash-attn-4==4.0.0b18"
+LAST_TORCH_FOR_TWO_RESULTS = (2, 13)  # the newest torch known to expect two results
+OLDER_FA4 = "attnbench env create sdpa-fa4, or pip install flash-attn-4==4.0.0b18"
 
 
-class Activated(Flash):
-    """SDPA's flash backend with the kernels of `library` behind it, by torch's name of them."""
+class SdpaFlash(Flash):
+    """SDPA's flash backend with the kernels of another library."""
 
-    implementation = ""
-    behind: Library
+    implementation = ""  # torch's name of the kernels
+    library: Library  # the backend that calls the same kernels directly
     on_cpu = False
     efficiency = 0.75
-    checked: ClassVar[tuple[str, ...]] = ("torch 2.13",)
+    checked_versions: ClassVar[tuple[str, ...]] = ("torch 2.13",)
 
     def probe(self) -> Probe:
-        behind = self.behind.probe()
-        if not behind.usable:  # which is known without torch, where it is not installed
-            return behind
+        library = self.library.probe()
+        if not library.usable:  # first, since torch may be missing too
+            return library
         attention = importlib.import_module("torch.nn.attention")
         known: list[str] = getattr(attention, "list_flash_attention_impls", list)()
         if self.implementation not in known:
             reason = f"this torch cannot put {self.implementation} behind SDPA; that came with 2.11"
             return Probe(reason=reason, install="pip install 'torch>=2.11'")
-        return Probe(version=f"{super().probe().version}, {behind.version}")
+        return Probe(version=f"{super().probe().version}, {library.version}")
 
     def unsupported(self, case: Case, device: Device) -> str | None:
         if case.dtype not in ("bf16", "fp16"):
             return f"no {case.dtype}, only bf16 and fp16"
         if device.capability is not None and device.capability[0] not in (9, 10):
             return "torch wires it up for compute capability 9 and 10 only"
-        return self.behind.unsupported(case, device) or super().unsupported(case, device)
+        return self.library.unsupported(case, device) or super().unsupported(case, device)
 
     def signature(self, case: Case, device: Device) -> Signature:
-        theirs, ours = self.behind.signature(case, device), super().signature(case, device)
+        theirs, ours = self.library.signature(case, device), super().signature(case, device)
         return Signature(theirs.runs, never=(*ours.never, "pytorch_flash"))
 
     def workspace(self, case: Case) -> Workspace:
@@ -69,27 +69,27 @@ class Activated(Flash):
         return super().prepare(case, inputs)
 
 
-class SdpaFlashAttention3(Activated):
+class SdpaFlashAttention3(SdpaFlash):
     name = "sdpa-fa3"
     implementation = "FA3"
-    behind = FlashAttention3()
+    library = FlashAttention3()
 
 
-class SdpaFlashAttention4(Activated):
+class SdpaFlashAttention4(SdpaFlash):
     name = "sdpa-fa4"
     verified: ClassVar = ("NVIDIA H200, torch 2.11, flash-attn-4 4.0.0b18",)
     implementation = "FA4"
-    behind = FlashAttention4()
+    library = FlashAttention4()
 
     def probe(self) -> Probe:
         found = super().probe()
         if not found.usable:
-            return replace(found, install=FOR_TORCH) if "flash-attn-4" in str(found.install) else found
+            return replace(found, install=OLDER_FA4) if "flash-attn-4" in str(found.install) else found
         import torch
 
         forward = getattr(importlib.import_module("flash_attn.cute.interface"), "_flash_attn_fwd", None)
         gives = len(typing.get_args(getattr(forward, "__annotations__", {}).get("return")))
-        if gives > 2 and numbers(torch.__version__)[:2] <= TAKES_TWO:
-            reason = f"this torch takes 2 results of {self.behind.probe().version}'s forward, which gives {gives}"
-            return Probe(reason=reason, install=FOR_TORCH)
+        if gives > 2 and version_numbers(torch.__version__)[:2] <= LAST_TORCH_FOR_TWO_RESULTS:
+            reason = f"this torch takes 2 results of {self.library.probe().version}'s forward, which gives {gives}"
+            return Probe(reason=reason, install=OLDER_FA4)
         return found

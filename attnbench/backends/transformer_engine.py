@@ -1,9 +1,9 @@
-"""`transformer-engine`: NVIDIA's DotProductAttention, with the backend that it chooses itself.
+"""`transformer-engine`: NVIDIA Transformer Engine's DotProductAttention, with the backend that it chooses itself.
 
 Checked against the source of 2.20.0.dev0 (commit d0067d0). It chooses among flash-attn 2, 3 and 4 where they are
-installed, cuDNN and an unfused one; the kernels in the record say which. The unfused one is not accepted: it is eager
-attention. Its "causal" is aligned top-left, "causal_bottom_right" as the name says. The output comes as (batch, seqlen,
-nheads * headdim_v).
+installed, cuDNN, and an unfused backend; the kernels in the record show which. The unfused backend is not accepted,
+since it is eager attention. Its mask "causal" is aligned top-left, "causal_bottom_right" bottom-right. It returns the
+output as (batch, seqlen, nheads * headdim_v).
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ if TYPE_CHECKING:
 class TransformerEngine(Library):
     name = "transformer-engine"
     efficiency = 0.65
-    asks = "Transformer Engine"
+    runtime_checker = "Transformer Engine"
     module = "transformer_engine.pytorch"
     distributions: ClassVar = ("transformer-engine",)
     install = "pip install --no-build-isolation 'transformer-engine[pytorch]'"
-    oldest = "2.0"
-    needs: ClassVar = ("DotProductAttention",)
-    checked: ClassVar = ("2.20.0.dev0",)
+    min_version = "2.0"
+    required_names: ClassVar = ("DotProductAttention",)
+    checked_versions: ClassVar = ("2.20.0.dev0",)
     limits: ClassVar = Limits(headdim_v=True, window=True, dropout=True, empty_rows=False)
     forward_kernels = "cudnn.*(fprop|sdpa)|flash_fwd|FlashAttnFwd|FlashAttentionForward"
     backward_kernels = "cudnn.*(bprop|sdpa)|flash_bwd|FlashAttnBwd|FlashAttentionBackward"
@@ -73,5 +73,5 @@ class TransformerEngine(Library):
 
 
 def _causal(case: Case) -> bool:
-    """Whether the mask that it is told is one: a lone query sees all."""
+    """Return whether a causal mask must be passed; a single query sees every key without one."""
     return case.causal and case.shape.seqlen_q > 1

@@ -1,9 +1,10 @@
-"""`xformers*`: memory_efficient_attention, its own choice of operator (`xformers`) and each operator forced.
+"""`xformers*`: xFormers' memory_efficient_attention, with its own choice of operator (`xformers`) and with each one.
 
-Checked against 0.0.35. `fa2` is flash-attn's where that is installed, else torch's copy of it ("fa2F@...-pt"); `fa3`
-needs the package flash_attn_3. Masks are attn_bias objects, aligned bottom-right here. Grouped heads are forward only:
-5-dimensional (batch, seqlen, nheads_k, group, headdim) with the keys expanded, not copied. What an operator refuses
-beyond this, it says itself (not_supported_reasons), and that is the reason of the skip.
+Checked against 0.0.35. Its operator `fa2` runs flash-attn 2 where that is installed, else torch's copy of it
+("fa2F@...-pt"); `fa3` needs the package flash_attn_3. Masks are attn_bias objects, aligned bottom-right here. Grouped
+heads are forward only, as 5-dimensional tensors (batch, seqlen, nheads_k, group, headdim) with the keys expanded, not
+copied. What an operator refuses beyond these limits it says itself (not_supported_reasons), and that is the reason of
+the skip.
 """
 
 from __future__ import annotations
@@ -14,8 +15,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from attnbench.backends.base import autograd_prepared
 from attnbench.backends.fa3 import FlashAttention3
-from attnbench.backends.installed import Library, Limits, broken_import
-from attnbench.backends.masks import band
+from attnbench.backends.installed import Library, Limits, probe_of_failed_import
+from attnbench.backends.masks import effective_window
 from attnbench.core.backend import Prepared, Probe, Signature, Unsupported
 from attnbench.core.case import Case
 from attnbench.core.machine import Device
@@ -33,15 +34,15 @@ class XFormers(Library):
     name = "xformers"
     verified: ClassVar = ("NVIDIA H200, xformers 0.0.35",)
     efficiency = 0.45
-    asks = "xFormers"
+    runtime_checker = "xFormers"
     operator_install = "python -m xformers.info says what is there"
-    operator = ""  # module in xformers.ops.fmha with FwOp and perhaps BwOp; "" for its own choice
+    operator = ""  # module in xformers.ops.fmha with FwOp and perhaps BwOp; "": xFormers chooses
     module = "xformers.ops"
     distributions: ClassVar = ("xformers",)
     install = "pip install xformers  # its wheel is for CUDA 12; beside a CUDA 13 torch: attnbench env create xformers"
-    oldest = "0.0.28"
-    needs: ClassVar = ("memory_efficient_attention",)
-    checked: ClassVar = ("0.0.35",)
+    min_version = "0.0.28"
+    required_names: ClassVar = ("memory_efficient_attention",)
+    checked_versions: ClassVar = ("0.0.35",)
     limits: ClassVar = Limits(
         dtypes=(*HALF, "fp32"), headdim_v=True, window=True, dropout=True, gqa_backward=False, empty_rows=False
     )
@@ -59,15 +60,15 @@ class XFormers(Library):
         if not found.usable:
             return found
         extension: Any = getattr(importlib.import_module("xformers"), "_cpp_lib", None)
-        if broken := getattr(extension, "_cpp_library_load_exception", None):  # then no operator takes anything
-            return broken_import("xformers", _root(broken), self.install, self.distributions)
+        if broken := getattr(extension, "_cpp_library_load_exception", None):  # then no operator works
+            return probe_of_failed_import("xformers", _root_cause(broken), self.install, self.distributions)
         if not self.operator:
             return found
         module = f"xformers.ops.fmha.{self.operator}"
         try:
             forward = importlib.import_module(module).FwOp
-        except Exception as error:  # it imports what it runs on
-            return broken_import(module, error, self.install, self.distributions)
+        except Exception as error:  # the operator imports the library that it runs
+            return probe_of_failed_import(module, error, self.install, self.distributions)
         if not forward.is_available():
             return Probe(reason=f"its operator {forward.NAME} is not available", install=self.operator_install)
         return Probe(version=f"{found.version}, {forward.NAME}")
@@ -89,7 +90,7 @@ class XFormers(Library):
             try:
                 out: Tensor = memory_efficient_attention(grouped(q), grouped(k), grouped(v), **options)
             except (NotImplementedError, ValueError) as error:
-                raise Unsupported(refusal(str(error))) from None
+                raise Unsupported(reason_of_refusal(str(error))) from None
             return out.flatten(2, 3) if group > 1 else out
 
         if op is not None and case.has_backward:
@@ -103,7 +104,7 @@ class XFormers(Library):
         return operator.FwOp, operator.BwOp if case.has_backward else None
 
     def _check_backward(self, backward: Any, case: Case, inputs: Inputs, bias: Any) -> None:
-        """memory_efficient_attention checks a forced forward operator only."""
+        """Raise Unsupported where the forced backward refuses; memory_efficient_attention checks only the forward."""
         from xformers.ops import fmha
 
         given = fmha.Inputs(inputs.q, inputs.k, inputs.v, attn_bias=bias, p=case.dropout_p, scale=case.softmax_scale)
@@ -120,7 +121,7 @@ class Cutlass(XFormers):
         dtypes=(*HALF, "fp32"),
         capability=(5, 0),
         capability_below=(9, 1),
-        bf16=(8, 0),
+        bf16_capability=(8, 0),
         headdim=(8, 65536),
         headdim_v=True,
         window=True,
@@ -163,18 +164,18 @@ class Fa3(XFormers):
 
 
 class SplitK(XFormers):
-    """Its decode kernel, in Triton; any number of queries runs, few of them fast."""
+    """xFormers' decode kernel, written in Triton. It takes any number of queries and is fast for few."""
 
     name = "xformers-splitk"
     verified: ClassVar = ("NVIDIA H200, xformers 0.0.35",)
     operator = "triton_splitk"
-    limits: ClassVar = Limits(pairs=SPLITK_HEADDIMS, backward=False)
+    limits: ClassVar = Limits(headdim_pairs=SPLITK_HEADDIMS, backward=False)
     forward_kernels = "splitK"
 
     def unsupported(self, case: Case, device: Device) -> str | None:
         if reason := super().unsupported(case, device):
             return reason
-        if band(case) != (None, None):
+        if effective_window(case) != (None, None):
             return "causal for a single query only (else it takes padded block-diagonal batches)"
         return None
 
@@ -182,27 +183,30 @@ class SplitK(XFormers):
         return Signature(runs=(self.forward_kernels,))
 
 
-def _root(error: Exception) -> Exception:
-    """What an error began with: which library was not found."""
+def _root_cause(error: Exception) -> Exception:
+    """Return the first error of a chain, which names the library that was not found."""
     while isinstance(error.__cause__, Exception):
         error = error.__cause__
     return error
 
 
-def refusal(message: str) -> str:
-    """The reasons in xFormers' message: "`fa2F` is not supported because:" and one a line, for each operator."""
+def reason_of_refusal(message: str) -> str:
+    """Return the reasons in a message of xFormers, in one line.
+
+    The message has "`fa2F` is not supported because:" for each operator, with one reason a line.
+    """
     found = re.findall(r"`([^`\n]+)` is not supported because:((?:\n +[^\n]*)*)", message)
     if not found:
         return f"xFormers refuses: {' '.join(message.split())[:300]}"
-    said = (f"{name}: {', '.join(map(str.strip, reasons.strip().splitlines()))}" for name, reasons in found)
-    return f"xFormers refuses; {'; '.join(said)}"
+    reasons = (f"{name}: {', '.join(map(str.strip, lines.strip().splitlines()))}" for name, lines in found)
+    return f"xFormers refuses; {'; '.join(reasons)}"
 
 
 def _bias(case: Case) -> Any:
-    """The mask as xFormers takes it; None where all queries see all keys."""
+    """Return the mask as xFormers takes it; None where every query sees every key."""
     from xformers.ops.fmha import attn_bias
 
-    left, right = band(case)
+    left, right = effective_window(case)
     if left is None and right is None:
         return None
     if left is None and right == 0:

@@ -11,10 +11,10 @@ import torch
 import torch._dynamo
 import torch._functorch.config
 
-from attnbench.backends.masks import band, flash_window, visible
+from attnbench.backends.masks import effective_window, flash_window, visibility_mask
 from attnbench.core.case import Case, Shape
 from attnbench.worker import inputs
-from attnbench.worker.reference import visible as exactly
+from attnbench.worker.reference import visible_keys as exactly
 from standins.contract import CPU, HOPPER, backend, cases, check
 
 PLAIN = Case(Shape(1, 64, 64, 2, 2, 64, 64), "bf16", "fwd")
@@ -79,14 +79,14 @@ def test_other_cases_are_forgotten_and_the_same_is_not(name: str, monkeypatch: p
     monkeypatch.setattr(torch._dynamo, "reset", lambda: resets.append(None))
     compiler = backend(name)._compiler  # type: ignore[attr-defined]
     for case, count in ((PLAIN, 1), (PLAIN, 1), (replace(PLAIN, causal=True), 2), (PLAIN, 3)):
-        compiler.ready(case)
+        compiler.reset_for(case)
         assert len(resets) == count
 
 
 @pytest.mark.usefixtures("asked")
 @pytest.mark.parametrize(("direction", "donated"), [("fwd", True), ("bwd", False), ("fwd_bwd", True)])
 def test_a_backward_that_is_repeated_keeps_its_buffers(direction: str, donated: bool) -> None:
-    backend("compile")._compiler.ready(replace(PLAIN, direction=direction))  # type: ignore[attr-defined, arg-type]
+    backend("compile")._torch_compile.reset_for(replace(PLAIN, direction=direction))  # type: ignore[attr-defined, arg-type]
     assert torch._functorch.config.donated_buffer == donated
 
 
@@ -109,7 +109,7 @@ def test_masks_are_the_references(
 ) -> None:
     case = Case(Shape(1, *lengths, 1, 1, 16, 16), "bf16", "fwd", causal, window)
     exact = exactly(case, torch.arange(lengths[0]))
-    ours = visible(case, torch.device("cpu"))
+    ours = visibility_mask(case, torch.device("cpu"))
     assert bool(exact.all()) if ours is None else torch.equal(ours, exact)
-    assert (band(case) == (None, None)) == (ours is None)
+    assert (effective_window(case) == (None, None)) == (ours is None)
     assert flash_window(case) == tuple(-1 if side is None else side for side in window)

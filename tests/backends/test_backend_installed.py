@@ -12,7 +12,14 @@ import pytest
 
 from attnbench.backends import BACKENDS
 from attnbench.backends.fa2 import FlashAttention2
-from attnbench.backends.installed import Library, Limits, broken_import, flash_workspace, import_problem, numbers
+from attnbench.backends.installed import (
+    Library,
+    Limits,
+    flash_workspace,
+    probe_of_failed_import,
+    reason_of_failed_import,
+    version_numbers,
+)
 from attnbench.core.case import Case, Shape
 from attnbench.core.machine import Device
 from standins import install
@@ -27,7 +34,7 @@ ANEW = "pip install --force-reinstall --no-deps --no-cache-dir a-kernels"
 @pytest.mark.parametrize("name", LIBRARIES)
 def test_each_says_what_it_was_checked_against_and_where_it_was_verified(name: str) -> None:
     made = backend(name)
-    assert made.checked  # type: ignore[attr-defined]
+    assert made.checked_versions  # type: ignore[attr-defined]
     assert isinstance(made.verified, tuple)  # type: ignore[attr-defined]
 
 
@@ -40,9 +47,9 @@ def test_a_library_that_is_not_here_says_so_in_one_line(name: str) -> None:
 
 
 def test_versions_compare_by_number() -> None:
-    assert numbers("2.8.3.post1+cu12torch2.8") == (2, 8, 3)
-    assert numbers("0.0.9") < numbers("0.0.10") < numbers("0.1")
-    assert numbers("unknown") == ()
+    assert version_numbers("2.8.3.post1+cu12torch2.8") == (2, 8, 3)
+    assert version_numbers("0.0.9") < version_numbers("0.0.10") < version_numbers("0.1")
+    assert version_numbers("unknown") == ()
 
 
 @pytest.mark.parametrize(
@@ -98,7 +105,7 @@ def test_versions_compare_by_number() -> None:
     ],
 )
 def test_import_problem(error: Exception, said: str) -> None:
-    assert import_problem("a.b", error) == said
+    assert reason_of_failed_import("a.b", error) == said
 
 
 OF_THEIR_OWN = [name for name in LIBRARIES if isinstance(backend(name), Library)]
@@ -158,10 +165,10 @@ def test_a_version_that_is_too_old_says_which_is_needed(name: str, monkeypatch: 
     assert not probe.usable
     assert probe.install
     assert "pip install --upgrade " in probe.install or "sdpa-fa4" in probe.install  # else pip leaves it as it is
-    if plain.oldest:
-        assert probe.reason == f"{plain.distributions[0]} 0.0.1 is older than {plain.oldest}"
+    if plain.min_version:
+        assert probe.reason == f"{plain.distributions[0]} 0.0.1 is older than {plain.min_version}"
     else:
-        assert probe.reason == f"{plain.module} 0.0.1 has no {plain.needs[0]}: another version is needed"
+        assert probe.reason == f"{plain.module} 0.0.1 has no {plain.required_names[0]}: another version is needed"
 
 
 @pytest.mark.parametrize(
@@ -177,19 +184,21 @@ def test_a_version_that_is_too_old_says_which_is_needed(name: str, monkeypatch: 
     ],
 )
 def test_what_would_help_is_not_what_pip_calls_done(error: Exception, todo: str) -> None:
-    assert broken_import("a.b", error, "pip install a-kernels", ("a-kernels",)).install == todo
+    assert probe_of_failed_import("a.b", error, "pip install a-kernels", ("a-kernels",)).install == todo
 
 
 def test_what_a_library_requires_comes_by_installing_it_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """Not by --force-reinstall, which would bring another torch."""
     error = ModuleNotFoundError("No module named 'cutlass'", name="cutlass")
-    needs = ["torch", "pytest>=8", 'rich; extra == "more"', 'none-such; python_version < "3"']
+    requirements = ["torch", "pytest>=8", 'rich; extra == "more"', 'none-such; python_version < "3"']
     there = {"a-kernels": "1", "torch": "2", "pytest": "8"}
     install(monkeypatch, {}, there)
-    monkeypatch.setattr(importlib.metadata, "requires", lambda _: needs)
-    assert broken_import("a.b", error, "pip install a-kernels", ("a-kernels",)).install == ANEW
-    needs.append("none-such-dsl[cu13]==4.8.1")
-    assert broken_import("a.b", error, "pip install a-kernels", ("a-kernels",)).install == "pip install a-kernels"
+    monkeypatch.setattr(importlib.metadata, "requires", lambda _: requirements)
+    assert probe_of_failed_import("a.b", error, "pip install a-kernels", ("a-kernels",)).install == ANEW
+    requirements.append("none-such-dsl[cu13]==4.8.1")
+    assert (
+        probe_of_failed_import("a.b", error, "pip install a-kernels", ("a-kernels",)).install == "pip install a-kernels"
+    )
 
 
 @pytest.mark.parametrize(
@@ -215,15 +224,15 @@ def test_where_torch_is_not(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
         (Limits(capability=(9, 0)), PLAIN, replace(AMPERE, capability=None), None),
         (Limits(capability_below=(9, 0)), PLAIN, HOPPER, "needs a compute capability below 9.0, this GPU has 9.0"),
         (Limits(dtypes=("fp16",)), PLAIN, HOPPER, "no bf16, only fp16"),
-        (Limits(bf16=(9, 0)), PLAIN, AMPERE, "no bf16 below compute capability 9.0, this GPU has 8.0"),
-        (Limits(bf16=(9, 0)), replace(PLAIN, dtype="fp16"), AMPERE, None),
+        (Limits(bf16_capability=(9, 0)), PLAIN, AMPERE, "no bf16 below compute capability 9.0, this GPU has 8.0"),
+        (Limits(bf16_capability=(9, 0)), replace(PLAIN, dtype="fp16"), AMPERE, None),
         (Limits(backward=False), replace(PLAIN, direction="fwd_bwd"), HOPPER, "forward only"),
         (Limits(headdim=(8, 63)), PLAIN, HOPPER, "headdim 64 is outside 8 to 63"),
-        (Limits(multiple=48), PLAIN, HOPPER, "headdim 64 is no multiple of 48"),
+        (Limits(headdim_multiple=48), PLAIN, HOPPER, "headdim 64 is no multiple of 48"),
         (Limits(), replace(PLAIN, shape=Shape(1, 8, 8, 1, 1, 64, 32)), HOPPER, "v must have the headdim"),
         (Limits(headdim_v=True), replace(PLAIN, shape=Shape(1, 8, 8, 1, 1, 64, 300)), HOPPER, "headdim_v 300 is"),
-        (Limits(pairs=((64, 32),)), PLAIN, HOPPER, "headdim 64 with headdim_v 64: only 64-32"),
-        (Limits(pairs=((64, 32),)), replace(PLAIN, shape=Shape(1, 8, 8, 1, 1, 64, 32)), HOPPER, None),
+        (Limits(headdim_pairs=((64, 32),)), PLAIN, HOPPER, "headdim 64 with headdim_v 64: only 64-32"),
+        (Limits(headdim_pairs=((64, 32),)), replace(PLAIN, shape=Shape(1, 8, 8, 1, 1, 64, 32)), HOPPER, None),
         (Limits(gqa=False), PLAIN, HOPPER, "no grouped heads (nheads_k must equal nheads)"),
         (Limits(gqa_backward=False), PLAIN, HOPPER, None),
         (Limits(gqa_backward=False), replace(PLAIN, direction="bwd"), HOPPER, "grouped heads are forward only"),
@@ -242,7 +251,7 @@ def test_where_torch_is_not(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_limits(limits: Limits, case: Case, device: Device, reason: str | None) -> None:
-    said = limits.refuses(case, device)
+    said = limits.refusal(case, device)
     assert (said is None) if reason is None else (said is not None and said.startswith(reason))
 
 

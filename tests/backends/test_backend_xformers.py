@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from attnbench.backends.xformers import refusal
+from attnbench.backends.xformers import reason_of_refusal
 from attnbench.core.backend import Unsupported
 from attnbench.core.case import Case, Shape
 from attnbench.core.machine import Device
@@ -127,8 +127,8 @@ def test_the_librarys_own_reasons_are_the_skips(name: str, direction: str, monke
 
 
 def test_refusal_reads_what_it_can() -> None:
-    assert refusal("odd\nwords") == "xFormers refuses: odd words"
+    assert reason_of_refusal("odd\nwords") == "xFormers refuses: odd words"
     message = (
         "No operator found\n`fa2F` is not supported because:\n    a\n    b\n`cutlassF` is not supported because:\n    c"
     )
-    assert refusal(message) == "xFormers refuses; fa2F: a, b; cutlassF: c"
+    assert reason_of_refusal(message) == "xFormers refuses; fa2F: a, b; cutlassF: c"

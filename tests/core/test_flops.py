@@ -10,7 +10,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from attnbench.core.case import Case, Shape
-from attnbench.core.flops import flops, nbytes, visible_pairs
+from attnbench.core.flops import flops, ideal_bytes, visible_pairs
 
 lengths = st.integers(1, 24)
 side = st.none() | st.integers(0, 30)
@@ -99,18 +99,18 @@ def test_bytes_by_hand():
     q, k, v, out = 5 * 8 * 2 * 192, 5 * 2 * 3 * 192, 5 * 2 * 3 * 128, 5 * 8 * 2 * 128
     forward = (q + k + v + out) * 2
     backward = (q + k + v + out + out + q + k + v) * 2
-    assert nbytes(c) == forward
-    assert nbytes(replace(c, direction="bwd")) == backward
-    assert nbytes(replace(c, direction="fwd_bwd")) == forward + backward
-    assert nbytes(replace(c, dtype="fp32")) == 2 * forward
-    assert nbytes(replace(c, dtype="fp16")) == forward
-    assert nbytes(replace(c, dtype="fp8")) == q + k + v + 2 * out  # which is bf16
-    assert nbytes(replace(c, causal=True)) == forward  # every key is seen by some query
+    assert ideal_bytes(c) == forward
+    assert ideal_bytes(replace(c, direction="bwd")) == backward
+    assert ideal_bytes(replace(c, direction="fwd_bwd")) == forward + backward
+    assert ideal_bytes(replace(c, dtype="fp32")) == 2 * forward
+    assert ideal_bytes(replace(c, dtype="fp16")) == forward
+    assert ideal_bytes(replace(c, dtype="fp8")) == q + k + v + 2 * out  # which is bf16
+    assert ideal_bytes(replace(c, causal=True)) == forward  # every key is seen by some query
 
 
 def test_bytes_leave_out_keys_that_no_query_sees():
     decode = case(1, 4096, nheads=4, headdim=64, headdim_v=64, causal=True, window_size=(127, 0))
-    assert nbytes(decode) == (4 * 64 + 128 * (64 + 64) + 4 * 64) * 2
+    assert ideal_bytes(decode) == (4 * 64 + 128 * (64 + 64) + 4 * 64) * 2
 
 
 @given(lengths, lengths, st.booleans(), st.tuples(side, side))
@@ -120,5 +120,5 @@ def test_bytes_match_brute_force(seqlen_q, seqlen_k, causal, window_size):
     c = case(seqlen_q, seqlen_k, nheads=2, headdim=3, headdim_v=5, causal=causal, window_size=window_size)
     forward = 2 * queries * 3 + keys * 8 + 2 * seqlen_q * 5
     backward = 2 * queries * (3 + 5 + 5) + keys * 8 + 2 * seqlen_q * 3 + seqlen_k * 8
-    assert nbytes(c) == forward * 2
-    assert nbytes(replace(c, direction="fwd_bwd")) == (forward + backward) * 2
+    assert ideal_bytes(c) == forward * 2
+    assert ideal_bytes(replace(c, direction="fwd_bwd")) == (forward + backward) * 2

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from attnbench.core.gpus import GPUS, clock, find, peak
+from attnbench.core.gpus import GPUS, clock_of_peak, find, peak
 
 MIB = 2**20
 
@@ -115,16 +115,16 @@ def test_names_are_unique():
 @pytest.mark.parametrize("gpu", GPUS, ids=lambda gpu: gpu.name)
 def test_figures_hang_together(gpu):
     assert len(gpu.source) > 40
-    assert set(gpu.matmul) <= {"bf16", "fp16", "fp32", "fp8"}
-    assert {"fp16", "fp32"} <= set(gpu.matmul)
-    assert all(1e12 < rate < 1e16 for rate in gpu.matmul.values())
+    assert set(gpu.peak_flops) <= {"bf16", "fp16", "fp32", "fp8"}
+    assert {"fp16", "fp32"} <= set(gpu.peak_flops)
+    assert all(1e12 < rate < 1e16 for rate in gpu.peak_flops.values())
     assert 1e11 < gpu.bandwidth < 1e13
     assert gpu.memory is None or 0 < gpu.memory[0] < gpu.memory[1]
-    assert 1.9 * gpu.matmul["fp32"] <= gpu.matmul["fp16"] <= 36 * gpu.matmul["fp32"]
-    if "bf16" in gpu.matmul:
-        assert gpu.matmul["bf16"] == gpu.matmul["fp16"]
-    if "fp8" in gpu.matmul:
-        assert gpu.matmul["fp8"] == pytest.approx(2 * gpu.matmul["bf16"], rel=0.015)
+    assert 1.9 * gpu.peak_flops["fp32"] <= gpu.peak_flops["fp16"] <= 36 * gpu.peak_flops["fp32"]
+    if "bf16" in gpu.peak_flops:
+        assert gpu.peak_flops["bf16"] == gpu.peak_flops["fp16"]
+    if "fp8" in gpu.peak_flops:
+        assert gpu.peak_flops["fp8"] == pytest.approx(2 * gpu.peak_flops["bf16"], rel=0.015)
 
 
 # The boost clock, in GHz, as vendors print it (B300: as the device reports it). A rate that fits it fits the units.
@@ -164,27 +164,27 @@ BELOW_BOOST = {"H100 NVL": 0.86, "H200 NVL": 0.86}  # the tensor rates of these 
 @pytest.mark.parametrize("gpu", GPUS, ids=lambda gpu: gpu.name)
 def test_peaks_hold_at_the_boost_clock(gpu):
     if gpu.name in UNSURE:
-        assert not any(clock(gpu, dtype) for dtype in gpu.matmul)
+        assert not any(clock_of_peak(gpu, dtype) for dtype in gpu.peak_flops)
         return
     boost = BOOST[gpu.name] * 1e9
-    for dtype in gpu.per_clock:
-        derived = clock(gpu, dtype)
+    for dtype in gpu.flop_per_clock:
+        derived = clock_of_peak(gpu, dtype)
         assert derived is not None
         least = 0.97 if dtype == "fp32" else BELOW_BOOST.get(gpu.name, 0.9)
         assert least * boost <= derived <= 1.01 * boost, dtype
-    assert set(gpu.per_clock) == set(gpu.matmul)
+    assert set(gpu.flop_per_clock) == set(gpu.peak_flops)
 
 
 def test_clocks_by_hand():
     """SMs x FLOP of one in a clock x clock = peak."""
     known = {gpu.name: gpu for gpu in GPUS}
-    assert clock(known["H100 SXM"], "bf16") == pytest.approx(1.830e9, rel=1e-3)
-    assert clock(known["H100 SXM"], "fp8") == pytest.approx(1.830e9, rel=1e-3)
-    assert clock(known["H100 SXM"], "fp32") == pytest.approx(1.980e9, rel=1e-3)
-    assert clock(known["A100 SXM 80GB"], "bf16") == pytest.approx(1.410e9, rel=1e-3)
-    assert clock(known["H100 NVL"], "fp16") == pytest.approx(1.545e9, rel=1e-3)
-    assert clock(known["MI300X"], "bf16") == pytest.approx(2.1e9, rel=1e-3)
-    assert clock(known["T4"], "bf16") is None
+    assert clock_of_peak(known["H100 SXM"], "bf16") == pytest.approx(1.830e9, rel=1e-3)
+    assert clock_of_peak(known["H100 SXM"], "fp8") == pytest.approx(1.830e9, rel=1e-3)
+    assert clock_of_peak(known["H100 SXM"], "fp32") == pytest.approx(1.980e9, rel=1e-3)
+    assert clock_of_peak(known["A100 SXM 80GB"], "bf16") == pytest.approx(1.410e9, rel=1e-3)
+    assert clock_of_peak(known["H100 NVL"], "fp16") == pytest.approx(1.545e9, rel=1e-3)
+    assert clock_of_peak(known["MI300X"], "bf16") == pytest.approx(2.1e9, rel=1e-3)
+    assert clock_of_peak(known["T4"], "bf16") is None
 
 
 def test_peak():

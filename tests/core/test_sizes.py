@@ -9,15 +9,15 @@ from hypothesis import strategies as st
 from attnbench.core.errors import UserError
 from attnbench.core.sizes import (
     LARGEST,
-    duration,
-    gib,
+    format_bytes,
+    format_duration,
+    format_size,
     parse_duration,
     parse_headdims,
     parse_numbers,
     parse_size,
     parse_sizes,
     parse_windows,
-    short,
 )
 
 
@@ -111,21 +111,21 @@ def test_bad_durations(text: str) -> None:
 
 @given(st.integers(1, LARGEST))
 def test_short_reads_back(n: int) -> None:
-    assert parse_size(short(n)) == n
-    assert len(short(n)) <= len(str(n))
+    assert parse_size(format_size(n)) == n
+    assert len(format_size(n)) <= len(str(n))
 
 
 def test_short() -> None:
-    assert [short(n) for n in (1, 1000, 1023, 1024, 1536, 65536, 2**20, 2**20 + 1024)] == [
+    assert [format_size(n) for n in (1, 1000, 1023, 1024, 1536, 65536, 2**20, 2**20 + 1024)] == [
         "1", "1000", "1023", "1k", "1536", "64k", "1m", "1025k",
     ]  # fmt: skip
 
 
 def test_bytes_and_durations_for_people() -> None:
-    assert [gib(n) for n in (0, 1023, 1024, 24 * 2**20, 1.5 * 2**30, 137 * 2**30)] == [
+    assert [format_bytes(n) for n in (0, 1023, 1024, 24 * 2**20, 1.5 * 2**30, 137 * 2**30)] == [
         "0 B", "1023 B", "1.0 KiB", "24 MiB", "1.5 GiB", "137 GiB",
     ]  # fmt: skip
-    assert [duration(s) for s in (0.04, 0.4, 9.94, 12.4, 59.4, 59.6, 185, 3599.6, 3720)] == [
+    assert [format_duration(s) for s in (0.04, 0.4, 9.94, 12.4, 59.4, 59.6, 185, 3599.6, 3720)] == [
         "0.0s", "0.4s", "9.9s", "12s", "59s", "1m00s", "3m05s", "1h00m", "1h02m",
     ]  # fmt: skip
 

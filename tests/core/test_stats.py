@@ -11,7 +11,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats as scipy_stats
 
-from attnbench.core.stats import cov, drift, geomean, median, median_interval, percentile, relative_halfwidth
+from attnbench.core.stats import (
+    coefficient_of_variation,
+    drift,
+    geomean,
+    median,
+    median_interval,
+    percentile,
+    relative_halfwidth,
+)
 
 samples = st.lists(st.floats(1e-7, 1e3), min_size=1, max_size=60)
 
@@ -101,13 +109,15 @@ def test_relative_halfwidth():
 
 @given(st.lists(st.floats(1e-3, 1e3), min_size=2, max_size=60))
 def test_cov_matches_scipy(values):
-    assert cov(values) == pytest.approx(float(scipy_stats.variation(values, ddof=1)), rel=1e-9, abs=1e-12)
+    assert coefficient_of_variation(values) == pytest.approx(
+        float(scipy_stats.variation(values, ddof=1)), rel=1e-9, abs=1e-12
+    )
 
 
 def test_cov_where_there_is_none():
-    assert cov([]) is None
-    assert cov([1.0]) is None
-    assert cov([-1.0, 1.0]) is None
+    assert coefficient_of_variation([]) is None
+    assert coefficient_of_variation([1.0]) is None
+    assert coefficient_of_variation([-1.0, 1.0]) is None
 
 
 @given(st.lists(st.floats(1e-3, 1e3), min_size=1, max_size=60))

@@ -7,10 +7,10 @@ import os
 from typing import TYPE_CHECKING, ClassVar
 
 from attnbench.backends.base import BackendBase, autograd_prepared
-from attnbench.backends.installed import broken_import
+from attnbench.backends.installed import probe_of_failed_import
 from attnbench.core.backend import Prepared, Probe, Signature, Workspace
 from attnbench.core.case import Case
-from attnbench.core.fp8 import quantized
+from attnbench.core.fp8 import quantize_inputs
 from attnbench.core.machine import Device
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ class Triton(BackendBase):
         try:
             import triton
         except Exception as error:  # a broken build raises what it likes
-            return broken_import("triton", error, "pip install triton", ("triton",))
+            return probe_of_failed_import("triton", error, "pip install triton", ("triton",))
         if tuple(map(int, triton.__version__.split(".")[:2])) < MIN_TRITON:
             reason = f"needs Triton 3.4 or newer, this is {triton.__version__}"
             return Probe(version=triton.__version__, reason=reason, install="pip install 'triton>=3.4'")
@@ -67,7 +67,7 @@ class Triton(BackendBase):
             softmax_scale=case.softmax_scale,
         )
         if case.dtype == "fp8":
-            operands, descale = quantized(inputs)
+            operands, descale = quantize_inputs(inputs)
             operands["v"] = operands["v"].transpose(1, 3).contiguous().transpose(1, 3)
             scaled = functools.partial(fn, **operands, descale=(descale["q"], descale["k"], descale["v"]))
             return Prepared(scaled, lambda out: {"out": out}, reads=operands)
