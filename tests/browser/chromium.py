@@ -1,4 +1,4 @@
-"""One Chromium window, driven by selenium."""
+"""A Chromium window, driven by selenium."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from typing import Any
 
 @dataclass
 class Browser:
-    """One window, and what it did since the page was opened."""
+    """A window, and what it did since its page was opened."""
 
     driver: Any
 
     def open(self, page: Path, until: str = "complete") -> None:
-        """Opens it and waits until it says that it is `opened` (usable) or `complete` (all drawn)."""
+        """Open a page with charts and wait until it is `opened` (can be used) or `complete` (all drawn)."""
         for log in ("browser", "performance"):
-            self.driver.get_log(log)  # what was before
+            self.driver.get_log(log)  # of the page before
         self.driver.get(page.as_uri())
         self.wait(f"document.documentElement.dataset.{until}")
 
@@ -26,6 +26,7 @@ class Browser:
         return self.driver.execute_script(f"return {expression}")
 
     def wait(self, expression: str, seconds: float = 60) -> None:
+        """Wait until an expression in JavaScript is true."""
         end = time.monotonic() + seconds
         while not self.js(expression):
             assert time.monotonic() < end, f"{expression} never came; console: {self.driver.get_log('browser')}"
@@ -47,14 +48,15 @@ class Browser:
         return self.driver.execute_cdp_cmd(command, parameters)
 
     def cpu(self) -> float:
-        """Seconds of the page's main thread; needs Performance.enable(timeDomain="threadTicks")."""
+        """Return CPU seconds of the page's main thread; needs Performance.enable(timeDomain="threadTicks")."""
         found = self.cdp("Performance.getMetrics")["metrics"]
         return float(next(m["value"] for m in found if m["name"] == "TaskDuration"))
 
     def requests(self) -> list[str]:
-        """The addresses asked for since the page was opened."""
+        """Return the addresses that were asked for since the page was opened."""
         events = [json.loads(entry["message"])["message"] for entry in self.driver.get_log("performance")]
         return [e["params"]["request"]["url"] for e in events if e["method"] == "Network.requestWillBeSent"]
 
     def complaints(self) -> list[str]:
+        """Return the messages on the console since the page was opened."""
         return [entry["message"] for entry in self.driver.get_log("browser")]

@@ -12,7 +12,7 @@ from attnbench.core.case import Case
 from attnbench.core.formats import digits, megahertz, percent, size
 from attnbench.core.record import Run
 from attnbench.core.text import count
-from attnbench.report.document import Pairs, Section
+from attnbench.report.document import NOTHING_MEASURED, Pairs, Section
 from attnbench.results import case_names
 from attnbench.results.cells import Cell
 from attnbench.results.metrics import METRICS
@@ -20,9 +20,11 @@ from attnbench.results.metrics import METRICS
 
 def answer(cells: Sequence[Cell], runs: Sequence[Run]) -> tuple[str, ...]:
     """Return sentences that sum the report up: how many cells ended how, and which backend is fastest how often."""
+    if not cells:
+        return (NOTHING_MEASURED,)
     endings = Counter(case_names.ENDINGS.get(cell.status, "measured") for cell in cells)
-    ended = ", ".join(f"{number} {ending}" for ending, number in endings.most_common()) or "none"
-    rounds = max((len(cell.rows) for cell in cells), default=0)
+    ended = ", ".join(f"{number} {ending}" for ending, number in endings.most_common())
+    rounds = max(len(cell.rows) for cell in cells)
     in_rounds = f" in {rounds} rounds" if rounds > 1 else ""
     from_runs = f" from {count(len(runs), 'run')}" if len(runs) > 1 else ""
     fastest = _fastest(cells)

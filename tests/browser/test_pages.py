@@ -1,4 +1,4 @@
-"""The HTML report in a real browser: it draws, filters, sorts, finds, prints, keeps quiet, and is quick."""
+"""Pages in a real browser: they draw, filter, sort, search, print, ask for nothing, and open quickly."""
 
 from __future__ import annotations
 
@@ -9,13 +9,31 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from builders import case, ended, ok, run
 from chromium import Browser
 
+from attnbench.analysis.summary import document as summary
+from attnbench.analysis.summary.document import with_page
 from attnbench.core.record import Record, Run
-from attnbench.report.html import html_page, palette
+from attnbench.report.document import (
+    Bar,
+    Caution,
+    Column,
+    Document,
+    Figure,
+    Grid,
+    Grids,
+    Machine,
+    Pairs,
+    Section,
+    Span,
+    Steps,
+    Table,
+    Verdict,
+)
+from attnbench.report.html import html_page, interactive, palette
 from attnbench.results import metrics
 from attnbench.results.cells import cells
+from builders import case, ended, ok, run
 
 BACKENDS = ("eager", "sdpa-flash", "sdpa-cudnn", "triton")
 LENGTHS = (1024, 2048, 4096, 8192)
@@ -52,7 +70,10 @@ def records(
 
 
 def write(path: Path, whole: Run) -> Path:
-    html_page.save(path, [whole], [Path("run.jsonl")])
+    """Write the page of a report."""
+    found = cells([whole])
+    document = with_page(summary.document(found, [whole]), found, [whole], [Path("run.jsonl")])
+    path.write_text(html_page.render(document), encoding="utf-8")
     return path
 
 
@@ -68,7 +89,7 @@ def page(whole: Run, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def opened(browser: Browser, page: Path) -> Browser:
-    """As it was made: what a test before this one chose is gone. Figures beyond the window may be still to come."""
+    """Open the page anew, so that no choice of an earlier test is left. Figures below the window may not be drawn."""
     browser.open(page, "opened")
     return browser
 
@@ -78,6 +99,11 @@ def rows(browser: Browser) -> list[list[str]]:
         "[...document.querySelectorAll('#cells tbody tr')].map((r) => [...r.children].map((c) => c.textContent))"
     )
     return found
+
+
+def rgb(color: str) -> str:
+    """Return a colour such as #1f2328 as computed styles have it."""
+    return f"rgb({', '.join(str(int(color[i : i + 2], 16)) for i in (1, 3, 5))})"
 
 
 def column(browser: Browser, title: str) -> list[str]:
@@ -105,7 +131,7 @@ def test_it_draws_every_figure_and_every_cell(opened: Browser) -> None:
     assert "NaN" not in opened.js("document.querySelector('main').innerHTML")
 
 
-def test_it_keeps_quiet(browser: Browser, page: Path) -> None:
+def test_it_asks_for_nothing(browser: Browser, page: Path) -> None:
     browser.open(page)
     asked = browser.requests()
     assert asked == [page.as_uri()]
@@ -138,7 +164,7 @@ def test_the_table_writes_figures_as_python_does(opened: Browser, whole: Run) ->
 @pytest.mark.parametrize("value", [0, 1e-5, 0.000123456, 0.5, 0.9996, 9.996, 99.96, 999.6, 1234.0])
 @pytest.mark.parametrize("name", ["latency", "memory_peak", "tflops", "utilization", "ci", "speedup"])
 def test_edges_of_formats(value: float, name: str, browser: Browser, page: Path) -> None:
-    kinds = {c[0]: c[2] for c in html_page.COLUMNS}
+    kinds = {c[0]: c[2] for c in interactive.COLUMNS}
     field = {"memory_peak": "memory"}.get(name, name)
     if browser.driver.current_url != page.as_uri():
         browser.open(page)
@@ -220,7 +246,7 @@ def test_the_keyboard_is_enough(opened: Browser) -> None:
             focus().send_keys(key)
 
     press(Keys.TAB)
-    assert focus().text == "Skip to the figures"
+    assert focus().text == "Skip to the results"
     assert opened.js("document.activeElement.getBoundingClientRect().left") >= 0  # seen once it has the focus
     press(Keys.TAB)
     assert focus().get_attribute("value") == "eager"
@@ -260,7 +286,7 @@ def test_a_mark_tells_what_it_is(opened: Browser) -> None:
     opened.wait("document.querySelector('#tip').hidden")
 
 
-def test_the_dark_needs_no_second_drawing(opened: Browser) -> None:
+def test_dark_mode_needs_no_second_drawing(opened: Browser) -> None:
     def colors() -> list[str]:
         ground = "getComputedStyle(document.body).backgroundColor"
         mark = "getComputedStyle(document.querySelector('#throughput .mark-symbol path')).stroke"
@@ -274,13 +300,10 @@ def test_the_dark_needs_no_second_drawing(opened: Browser) -> None:
             )
         )
 
-    def rgb(color: str) -> str:
-        return f"rgb({', '.join(str(int(color[i : i + 2], 16)) for i in (1, 3, 5))})"
-
     features = {"light": palette.LIGHT, "dark": palette.DARK}
-    for name, scheme in features.items():
+    for name, theme in features.items():
         opened.cdp("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": name}])
-        assert colors() == [rgb(scheme.paper), rgb(scheme.colors[0])], name
+        assert colors() == [rgb(theme.paper), rgb(theme.series[0])], name
         assert hollow(), name
     opened.cdp("Emulation.setEmulatedMedia", features=[])
 
@@ -346,3 +369,107 @@ def test_5000_records_open_in_two_seconds(browser: Browser, tmp_path: Path) -> N
     browser.click("#more")
     assert len(browser.all("#cells tbody tr")) == 5000
     assert browser.complaints() == []
+
+
+# ---- The page of a document without charts.
+
+LONG = "the fastest backend of this case was measured in fewer rounds than the others were " * 3
+DOCUMENT = Document(
+    command="gate",
+    title="Two runs",
+    answer=("Three cells are slower.",),
+    machines=(Machine("NVIDIA H200", "140 GiB", "CUDA events"),),
+    blocks=(
+        Table(
+            "cells",
+            (Column("cell", wrap=False), Column("change", "right"), Column("when"), Column("reason")),
+            (
+                *((f"triton {n}k", (Span("+3.1%", "bad"),), Bar(0.1 * n, 0.1 * n + 0.2), LONG) for n in range(8)),
+                ("eager 1k", Span("none", "quiet"), Steps(((0.1, 0.5), (0.6, 1.0))), ""),
+            ),
+            title="Changes",
+        ),
+        Grids(
+            "Throughput, TFLOP/s",
+            (Grid("bf16", "", "seqlen", ("eager", "triton"), (("1k", (Figure("40"), Figure("400", best=True))),)),),
+        ),
+        Pairs((("threshold", "2%", "as given"),), "Settings"),
+    ),
+    cautions=(Caution("The clock was low.", "It hides differences.", "Lock it."),),
+    verdict=Verdict("FAIL: 3 slower", "bad"),
+    appendix=(Section("reproduce", "Reproduce", code="attnbench gate " + "a-long-name-of-a-file.jsonl " * 20),),
+)
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("plain") / "gate.html"
+    path.write_text(html_page.render(DOCUMENT), encoding="utf-8")
+    return path
+
+
+def load(browser: Browser, page: Path) -> None:
+    for log in ("browser", "performance"):
+        browser.driver.get_log(log)  # of the page before
+    browser.driver.get(page.as_uri())
+
+
+@pytest.mark.parametrize("name", ["light", "dark"])
+def test_a_page_without_charts_has_no_script_and_the_colours_of_its_verdict(
+    name: str, browser: Browser, plain: Path
+) -> None:
+    theme = {"light": palette.LIGHT, "dark": palette.DARK}[name]
+    load(browser, plain)
+    browser.cdp("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": name}])
+    try:
+        assert browser.js("getComputedStyle(document.querySelector('.verdict')).color") == rgb(theme.bad)
+        assert browser.js("getComputedStyle(document.body).backgroundColor") == rgb(theme.paper)
+        assert browser.js("getComputedStyle(document.querySelector('.bar rect')).fill") == rgb(theme.series[3])
+    finally:
+        browser.cdp("Emulation.setEmulatedMedia", features=[])
+    assert browser.js("document.scripts.length") == 0
+    assert browser.requests() == [plain.as_uri()]
+    assert browser.complaints() == []
+
+
+def test_bars_and_steps_are_drawn_on_one_axis(browser: Browser, plain: Path) -> None:
+    load(browser, plain)
+    boxes = browser.js("[...document.querySelectorAll('.bar, .steps')].map((e) => e.getBoundingClientRect().toJSON())")
+    assert len(boxes) == 9
+    assert len({(box["left"], box["width"]) for box in boxes}) == 1
+    assert boxes[0]["width"] > 200
+    first = "document.querySelector('.bar rect').getBoundingClientRect().width"
+    assert browser.js(first) == pytest.approx(0.2 * boxes[0]["width"], rel=0.01)
+
+
+def test_a_page_without_charts_is_used_by_keyboard(browser: Browser, plain: Path) -> None:
+    from selenium.webdriver.common.keys import Keys
+
+    load(browser, plain)
+    seen = []
+    for _ in range(12):
+        browser.driver.switch_to.active_element.send_keys(Keys.TAB)
+        seen.append(browser.js("document.activeElement.ariaLabel || document.activeElement.textContent"))
+    assert seen[0] == "Skip to the results"
+    assert seen[1:6] == ["Warnings", "Changes", "Throughput, TFLOP/s", "Settings", "Reproduce"]
+    assert seen[6:8] == ["Changes", "Throughput, TFLOP/s"]  # the tables, to scroll them
+    browser.click("nav a[href='#table-cells']")
+    assert browser.js("location.hash") == "#table-cells"
+
+
+def test_a_page_without_charts_in_a_narrow_window_and_on_paper(browser: Browser, plain: Path) -> None:
+    browser.cdp("Emulation.setDeviceMetricsOverride", width=400, height=800, deviceScaleFactor=1, mobile=False)
+    try:
+        load(browser, plain)
+        assert browser.js("document.documentElement.scrollWidth") <= 400
+        assert browser.js("getComputedStyle(document.querySelector('nav')).display") == "block"
+    finally:
+        browser.cdp("Emulation.clearDeviceMetricsOverride")
+    browser.cdp("Emulation.setEmulatedMedia", media="print")
+    try:
+        assert browser.js("getComputedStyle(document.querySelector('aside')).display") == "none"
+        assert browser.js("getComputedStyle(document.querySelector('.scroll')).overflow") == "visible"
+    finally:
+        browser.cdp("Emulation.setEmulatedMedia", media="")
+    pdf = base64.b64decode(browser.cdp("Page.printToPDF")["data"])
+    assert 1 <= pdf.count(b"/Type /Page\n") <= 3

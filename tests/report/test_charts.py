@@ -1,0 +1,237 @@
+"""The data of figures, the figures themselves, their colours, and figures as files."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from report_pages import page, small
+
+import builders
+from attnbench.core.errors import UserError
+from attnbench.report.html import figures, image, palette
+from attnbench.report.html.charts import METRICS, Charts, charts
+from attnbench.results import metrics
+from attnbench.results.cells import cells
+from builders import case, ended, measurements, ok, run
+
+
+def small_charts() -> Charts:
+    return charts(cells([small()]))
+
+
+def test_the_convention_is_named() -> None:
+    assert "Utilisation (FLOPs: exact), share of the peak (989 for bf16)" in page(small())
+    assert "FLOPs: fa, causal counts half" in page(small(), convention="fa")
+    drawn = charts(cells([small()], "fa"))
+    titles = {f.name: image.specification(f, drawn)["title"]["subtitle"] for f in figures.drawable(drawn)}
+    assert titles["throughput"].startswith("NVIDIA H200, bf16 · FLOPs: fa, causal counts half · hollow")
+    assert "FLOPs" not in titles["memory"] + titles["latency"]
+
+
+def test_figures_of_rows_are_the_metrics_to_seven_digits() -> None:
+    found = small_charts()
+    for cell, row in zip(sorted(cells([small()]), key=lambda c: c.case.causal), found.rows, strict=True):
+        for name, metric in METRICS.items():
+            value = cell.value(metric)
+            assert row[name] == (pytest.approx(value, rel=1e-6) if value is not None else None), name
+
+
+def test_rows_of_several_runs_and_rounds() -> None:
+    """The interval is of the samples of one round, and of the rounds' medians where there are several."""
+    which = case()
+    one = charts(cells([run([ok(which, "triton", 400, n=100, spread=0.01)])])).rows[0]
+    assert 0.99 < one["lo"] < 1 < one["hi"] < 1.01
+    several = run([ok(which, "triton", 400 * (1 + 0.1 * i), round=i) for i in range(3)])
+    (row,) = charts(cells([several])).rows
+    assert (row["lo"], row["hi"]) == (pytest.approx(1.1 / 1.2, rel=1e-3), pytest.approx(1.1, rel=1e-3))
+    assert (row["p0"], row["p100"]) == (
+        pytest.approx(-0.002, rel=1e-3),
+        pytest.approx(0.002, rel=1e-3),
+    )  # each sample against its own round
+
+
+def test_speed_up_has_the_intervals_of_both_sides() -> None:
+    which = case()
+    found = charts(cells([run([ok(which, "eager", 40, spread=0.1), ok(which, "triton", 400, spread=0.05)])]))
+    eager, triton = found.rows
+    assert eager["speedup_lo"] is None
+    assert triton["speedup_lo"] == pytest.approx(10 * eager["lo"] / triton["hi"], rel=1e-4)
+    assert triton["speedup_hi"] == pytest.approx(10 * eager["hi"] / triton["lo"], rel=1e-4)
+    assert triton["speedup_lo"] < 10 < triton["speedup_hi"]
+
+
+def test_panels_hold_one_cell_a_length_and_backend() -> None:
+    """Also where heads, batches and query lengths vary, which no title names otherwise."""
+    cases = [case(s, nheads=h, batch=b) for s in (1024, 2048) for h in (8, 16) for b in (1, 2)]
+    cases += [case(s, seqlen_q=1, batch=4) for s in (1024, 2048)]
+    cases += [case(1024, softcap=30.0), case(1024, dtype="fp16", headdim_v=64)]
+    found = charts(cells([run([ok(c, "triton", 400) for c in cases])]))
+    seen = [(row["panel"], row["seqlen"], row["backend"]) for row in found.rows]
+    assert len(set(seen)) == len(cases)
+    assert "bf16 d128 full fwd 8 heads batch 1" in found.panels
+    assert "bf16 d128 full fwd seqlen_q 1" in found.panels
+    assert "bf16 d128 full fwd softcap 30" in found.panels
+    assert "fp16 d128-64 full fwd" in found.panels
+    assert found.common == "NVIDIA H200"
+
+
+def test_what_was_skipped_throughout_a_panel_is_not_marked_there() -> None:
+    records = [ok(case(), "triton", 400), ended(case(), "eager", "skipped", "too large")]
+    records += [ok(case(512), "eager", 40), ended(case(512), "sdpa-math", "oom", "too large")]
+    records += [ended(case(dtype="fp8"), b, "skipped", "no fp8") for b in ("eager", "triton")]
+    records.append(ok(case(dtype="fp8"), "cudnn-fp8", 900))
+    marked = {(r["dtype"], r["backend"]): r["slot"] for r in charts(cells([run(records)])).rows}
+    assert marked["bf16", "triton"] is None
+    assert (marked["fp8", "eager"], marked["fp8", "triton"], marked["fp8", "cudnn-fp8"]) == (None, None, None)
+    slots = [r["slot"] for r in charts(cells([run(records)])).rows if r["dtype"] == "bf16" and r["status"] != "ok"]
+    assert slots == [0, 0]
+
+
+@pytest.mark.parametrize(("dtypes", "scale"), [(("bf16", "fp16"), "shared"), (("bf16", "fp8"), "independent")])
+def test_throughputs_of_several_peaks_have_scales_of_their_own(dtypes: tuple[str, ...], scale: str) -> None:
+    found = charts(cells([run([ok(case(dtype=d), "triton", 400) for d in dtypes])]))
+    by_name = {f.name: f for f in figures.FIGURES}
+    for name, wanted in (("throughput", scale), ("utilization", "shared")):
+        spec = figures.spec(by_name[name], found, palette.LIGHT, (300, 200), 2, legend=True)
+        assert spec["resolve"] == {"scale": {"y": wanted}}
+
+
+@pytest.mark.parametrize(("backends", "abreast"), [(2, None), (20, 4)])
+def test_a_legend_is_no_wider_than_its_figure(backends: int, abreast: int | None) -> None:
+    """Else a figure of twenty backends is half empty."""
+    found = charts(cells([run([ok(case(), f"flash_attention_{i:02}", 400) for i in range(backends)])]))
+    by_name = {f.name: f for f in figures.FIGURES}
+    spec = figures.spec(by_name["throughput"], found, palette.LIGHT, (250, 200), 3, legend=True)
+    drawn = [layer.get("encoding", {}).get("stroke") for layer in spec["spec"]["layer"]]
+    legends = [stroke["legend"] for stroke in drawn if stroke]
+    assert [legend.get("columns") for legend in legends] == [abreast] * len(legends) != []
+
+
+def test_memory_runs_beside_slopes_of_one_and_two() -> None:
+    records = [ok(case(s), "eager", 40, memory_peak=s * s * 16384 // s) for s in (1024, 4096)]
+    found = charts(cells([run(records)]))
+    lines = {w: [v["y"] for v in found.lines if v["kind"] == "slope" and v["which"] == w] for w in ("∝ n", "∝ n²")}
+    rows = [row["memory_sequence"] for row in found.rows]
+    assert rows[1] / rows[0] == pytest.approx(16)  # of one sequence of the batch
+    assert lines["∝ n"][1] / lines["∝ n"][0] == pytest.approx(4)
+    assert lines["∝ n²"][1] / lines["∝ n²"][0] == pytest.approx(16)
+
+
+def test_the_roof_is_the_datasheets_and_the_one_measured() -> None:
+    which = case()
+    ceilings = measurements(ceiling_matmul=8e14, ceiling_copy=4e12)
+    record = ok(which, "triton", 400)
+    found = charts(cells([run([replace(record, measurements={**record.measurements, **ceilings})])]))
+    tops = {w: max(v["y"] for v in found.lines if v.get("which") == w) for w in ("datasheet", "measured")}
+    assert tops == {"datasheet": pytest.approx(989, rel=0.01), "measured": pytest.approx(800)}
+    ridge = sorted(v["x"] for v in found.lines if v.get("which") == "measured")[1]
+    assert ridge == pytest.approx(200)
+
+
+def test_backends_keep_colour_and_shape_whoever_is_beside_them() -> None:
+    alone, among = (
+        palette.backend_places(["triton"]),
+        palette.backend_places(["eager", "mine", "sdpa-cudnn", "triton", "yours"]),
+    )
+    assert alone["triton"] == among["triton"]
+    assert len(set(among.values())) == 5
+
+
+@pytest.mark.parametrize("theme", [palette.LIGHT, palette.DARK])
+def test_colours_stand_out_from_the_background(theme: palette.Theme) -> None:
+    def luminance(color: str) -> float:
+        parts = [int(color[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+        linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in parts]
+        return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+    def contrast(a: str, b: str) -> float:
+        low, high = sorted((luminance(a), luminance(b)))
+        return (high + 0.05) / (low + 0.05)
+
+    assert all(contrast(color, theme.paper) >= 3 for color in theme.series)
+    assert contrast(theme.ink, theme.paper) >= 7
+    assert all(contrast(color, theme.paper) >= 4.5 for color in (theme.quiet, theme.good, theme.warning, theme.bad))
+    assert len(set(theme.series)) == len(theme.series) == len(palette.IN_PAGE.series)
+
+
+def test_only_what_was_measured_is_drawn() -> None:
+    names = {f.name for f in figures.drawable(small_charts())}
+    assert names >= {"throughput", "utilization", "speedup", "memory", "roofline", "spread", "clock", "power"}
+    assert "efficiency" not in names
+    cpu = run([ok(case(dtype="fp32"), "eager", 0.1)], device=builders.CPU)
+    names = {f.name for f in figures.drawable(charts(cells([cpu])))}
+    assert names == {"throughput", "latency", "roofline", "spread", "speedup"}
+
+
+@pytest.mark.parametrize("figure", figures.FIGURES, ids=lambda f: f.name)
+def test_every_figure_can_be_drawn(figure: figures.VegaFigure, tmp_path: Path) -> None:
+    pytest.importorskip("vl_convert")
+    sustained = {"sustained": 1e-3, "sustained_power": 650.0, "temperature": 50.0}
+    records = [ok(case(s), b, 400, **sustained, memory_peak=s) for s in (1024, 2048) for b in ("eager", "triton")]
+    whole = run([*(replace(r, measurements={**r.measurements, **_state()}) for r in records)])
+    file = tmp_path / "figure.svg"
+    image.save(file, "svg", charts(cells([whole])), figure.name)
+    svg = file.read_text()
+    assert figure.title in svg
+    assert "NaN" not in svg
+    assert palette.LIGHT.series[0] in svg
+    assert palette.LIGHT.series[palette.backend_places(["triton"])["triton"]] in svg
+
+
+def _state() -> dict[str, Any]:
+    return measurements(clock_held=1.98e9, power=600.0, ceiling_matmul=8e14, ceiling_copy=4e12)
+
+
+def test_a_png_is_one(tmp_path: Path) -> None:
+    pytest.importorskip("vl_convert")
+    image.save(tmp_path / "a.png", "png", small_charts(), "speedup", "causal")
+    assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_backend_that_was_skipped_throughout_has_no_cross_and_no_box() -> None:
+    absent = [ended(case(s), "fa3", "skipped", "not installed") for s in (1024, 2048)]
+    records = [*absent, ok(case(), "triton", 400), ended(case(2048), "triton", "skipped", "no room")]
+    found = charts(cells([run(records)]))
+    assert found.backends == ("triton",)
+    assert [(row["backend"], row["status"]) for row in found.rows] == [("triton", "ok"), ("triton", "skip")]
+    assert "<strong>skip</strong> fa3 (all): not installed" in page(run(records)), "the reason stays"
+    assert charts(cells([run(absent)])).backends == ("fa3",)
+
+
+def test_a_run_without_a_record_has_nothing_to_draw(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="nothing to draw: no cell has a record"):
+        image.save(tmp_path / "a.svg", "svg", charts([]), "speedup")
+
+
+def test_a_panel_is_chosen_by_its_words() -> None:
+    found = small_charts().only("causal d128")
+    assert found.panels == ("d128 causal fwd",)
+    assert {row["panel"] for row in found.rows} == {"d128 causal fwd"}
+    assert {line.get("panel") for line in found.lines if line["kind"] == "slope"} == {"d128 causal fwd"}
+
+
+@pytest.mark.parametrize(
+    ("name", "panel", "message"),
+    [
+        ("thruput", "", "--figure: unknown 'thruput'; did you mean \"throughput\"?"),
+        ("throughput", "d64", "--panel: none has all of 'd64' in its title; there are: d128 full fwd, d128 causal fwd"),
+        ("efficiency", "", "nothing to draw for efficiency"),
+    ],
+)
+def test_what_cannot_be_drawn_is_an_error(name: str, panel: str, message: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError) as error:
+        image.save(tmp_path / "a.svg", "svg", small_charts(), name, panel)
+    assert str(error.value).startswith(message)
+
+
+def test_a_file_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
+    pytest.importorskip("vl_convert")
+    with pytest.raises(UserError, match=r"cannot write .*: No such file or directory"):
+        image.save(tmp_path / "none" / "a.svg", "svg", small_charts(), "speedup")
+
+
+def test_shown_metrics_exist() -> None:
+    assert set(METRICS.values()) <= set(metrics.METRICS)
