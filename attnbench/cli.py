@@ -1,38 +1,95 @@
-"""The command line: all the tool at a glance. Each command is a file in commands/."""
+"""The command line: one file a command in commands/, put together here."""
 
 from __future__ import annotations
 
+import contextlib
+import os
 import sys
 from importlib import import_module
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand, TyperGroup
 
 from attnbench import __version__
-from attnbench.core.errors import EXIT_BAD_INPUT, EXIT_TERMINATED, Terminated, UserError
+from attnbench.core.errors import EXIT_BAD_INPUT, EXIT_CANNOT_WRITE, EXIT_DONE, EXIT_TERMINATED, Terminated, UserError
 
 # In the order of --help. A file of that name has a function of that name, or `app`, which has several.
 COMMANDS = ("run", "report", "profile", "backends", "doctor", "suites", "gate", "ab", "compare", "baseline", "env")
 
 
+class Command(TyperCommand):
+    """A command whose help shows no type for options that take no value."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        return _without_types_of_flags(super().get_params(ctx))
+
+
+class Group(TyperGroup):
+    """Several commands; in plain text each is listed with the whole first sentence of its help."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        return _without_types_of_flags(super().get_params(ctx))
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        rows = [(name, self.commands[name].help or "") for name in self.list_commands(ctx)]
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, text.partition("\n\n")[0]) for name, text in rows])
+
+
+class CommandLine(Group):
+    """All commands, and what becomes of output that cannot be written."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run a command. If stdout cannot be written, say so in one line, and end with 2 if the command ended with 0."""
+        code = EXIT_DONE
+        try:
+            try:
+                super().invoke(ctx)
+            except typer.Exit as end:
+                code = end.exit_code
+            sys.stdout.flush()
+        except OSError as error:
+            what = f"{error.filename}: " if error.filename else "cannot write the output: "
+            print(f"attnbench: {what}{error.strerror}", file=sys.stderr)
+            code = code or EXIT_CANNOT_WRITE
+            with contextlib.suppress(OSError, ValueError):  # what is left in the buffer would fail again at the end
+                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise typer.Exit(code)
+
+
+def _without_types_of_flags(params: list[Any]) -> list[Any]:
+    for param in params:
+        if getattr(param, "is_flag", False):
+            param.metavar = ""
+    return params
+
+
 def command_line(*names: str) -> typer.Typer:
-    """With those commands, or with all."""
+    """Return the program with these commands, or with all.
+
+    With all it is written for --help: as plain text, because rich takes a tenth of a second to import.
+    """
     app = typer.Typer(
+        cls=CommandLine,
         name="attnbench",
         help="Measures attention kernels: speed, memory, and how close they come to the hardware's limit.",
-        epilog="First steps: `attnbench run --suite quick`, then `attnbench report` on the file it names. "
-        "Without a GPU too; `attnbench run --device fake` only tries the tool out.",
+        epilog="First steps: `attnbench run --suite quick`, then `attnbench report` on the file that it names; both work"
+        " without a GPU too. `attnbench run --device fake` measures nothing: it is for trying the commands.",
         no_args_is_help=True,
         pretty_exceptions_enable=False,
+        rich_markup_mode="rich" if names else None,
         context_settings={"help_option_names": ["-h", "--help"]},
     )
     app.callback()(_root)
     for name in names or COMMANDS:
         module = import_module(f"attnbench.commands.{name}")
         if hasattr(module, "app"):
-            app.add_typer(module.app, name=name)
+            for command in module.app.registered_commands:
+                command.cls = Command
+            app.add_typer(module.app, name=name, cls=Group)
         else:
-            app.command()(getattr(module, name))
+            app.command(cls=Command)(getattr(module, name))
     return app
 
 
@@ -44,16 +101,16 @@ def _version(asked: bool) -> None:
 
 def _root(
     version: Annotated[
-        bool, typer.Option("--version", metavar="", callback=_version, is_eager=True, help="Print the version.")
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
     pass
 
 
 def main() -> None:
-    """The entry point: errors a person can cause are one line and exit code 2."""
+    """Run the command line. An error that a person can cause is one line and exit code 2."""
     try:
-        asked = [name for name in sys.argv[1:2] if name in COMMANDS]  # to make all takes a tenth of a second
+        asked = [name for name in sys.argv[1:2] if name in COMMANDS]  # to build all commands takes 40 ms
         command_line(*asked)()
     except UserError as error:
         print(f"attnbench: {error}", file=sys.stderr)

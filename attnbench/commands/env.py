@@ -35,11 +35,11 @@ def create(
     attnbench env create fa4 -- --no-index --find-links wheels/
     """
     from attnbench.backends import BACKENDS
-    from attnbench.report.progress.run_progress import Line
+    from attnbench.report.progress.progress_line import ProgressLine
     from attnbench.run import venvs
     from attnbench.run.workers import WorkerPool, closing_workers
 
-    with live(Line, "the environment was made") as line:
+    with live(ProgressLine, "the environment was made") as line:
         made = venvs.create(name, path, pip or (), line.say)
         served = venvs.served(made.name)
         pool = WorkerPool({name: BACKENDS[name] for name in served}, dict.fromkeys(served, made.python))

@@ -1,6 +1,6 @@
-"""The options that choose what to measure and where, as `run` and `ab` have them.
+"""The options that choose what to measure, where and with which interpreters; `run` and `ab` share them.
 
-The names of what multiplies are those of axes.Axes.
+The options that multiply have the names of the fields of run.axes.Axes.
 """
 
 from __future__ import annotations
@@ -11,57 +11,80 @@ from typing import Annotated, Any
 
 import typer
 
-shape = partial(typer.Option, rich_help_panel="What to measure (lists multiply; each replaces the suite's)")
+shape = partial(typer.Option, rich_help_panel="What to measure (lists multiply; each option replaces the suite's)")
+how = partial(typer.Option, rich_help_panel="How to measure")
 
-Suite = Annotated[str, shape(metavar="NAME|FILE", help="A shipped suite (attnbench suites lists them) or a YAML file.")]
+Suite = Annotated[
+    str, shape(metavar="NAME|FILE", help="A shipped suite (`attnbench suites` lists them), or a YAML file of your own.")
+]
 Backend = Annotated[
     list[str] | None,
     shape(
         "--backend",
         "-b",
         metavar="NAMES",
-        help="Names, globs (sdpa-*), !name to leave one out; your own code: ./file.py:function, pkg.mod:object.",
+        help="Names, patterns such as sdpa-*, and !name to leave one out. Your own code: ./file.py:function or "
+        "pkg.mod:object. Default: every backend that works here.",
     ),
 ]
 Seqlen = Annotated[
     str | None,
-    shape(metavar="SIZES", help="1k-64k (powers of two), 1k,3000,8k (a list), 1k-8k:1k (with a step); k = 1024."),
+    shape(
+        metavar="SIZES",
+        help="Sequence lengths: 1k-64k (powers of two), 1k,3000,8k (a list), 1k-8k:1k (with a step); 1k is 1024.",
+    ),
 ]
 SeqlenQ = Annotated[
-    str | None, shape(metavar="SIZES", help="Query length where it differs: 1 for decode, others for cross attention.")
+    str | None,
+    shape(metavar="SIZES", help="Query lengths, if they differ from the key lengths: 1 is decoding."),
 ]
-Headdim = Annotated[str | None, shape(metavar="SIZES", help="64,128 or 192-128 (queries and keys 192, values 128).")]
-Dtype = Annotated[str | None, shape(metavar="NAMES", help="bf16,fp16,fp32,fp8 (forward only).")]
-Causal = Annotated[bool | None, shape("--causal/--full", metavar="", help="One mask only; both by default.")]
-Direction = Annotated[str | None, shape("--pass", metavar="NAMES", help="fwd,bwd,fwd_bwd.")]
+Headdim = Annotated[
+    str | None, shape(metavar="SIZES", help="Head dimensions: 64,128. 192-128: 192 for q and k, 128 for v.")
+]
+Dtype = Annotated[str | None, shape(metavar="NAMES", help="bf16,fp16,fp32,fp8; fp8 is forward only.")]
+Causal = Annotated[bool | None, shape("--causal/--full", help="Only one of the two masks. Default: both.")]
+Direction = Annotated[
+    str | None, shape("--pass", metavar="NAMES", help="fwd,bwd,fwd_bwd: forward, backward, or both timed as one.")
+]
 Batch = Annotated[str | None, shape(metavar="SIZES", help="Batch sizes, in place of --tokens.")]
-Tokens = Annotated[str | None, shape(metavar="SIZE", help="Batch = tokens / seqlen. 16k by default.")]
-Nheads = Annotated[str | None, shape(metavar="SIZES", help="Query heads. 2048 / headdim by default.")]
+Tokens = Annotated[
+    str | None, shape(metavar="SIZE", help="Tokens in a batch: the batch size is tokens / seqlen. Default: 16k.")
+]
+Nheads = Annotated[str | None, shape(metavar="SIZES", help="Query heads. Default: 2048 / headdim.")]
 NheadsK = Annotated[
-    str | None, shape(metavar="SIZES", help="Key and value heads: fewer than --nheads is GQA, 1 is MQA.")
+    str | None, shape(metavar="SIZES", help="Key and value heads. Fewer than query heads: GQA; 1: MQA.")
 ]
 Window = Annotated[
     str | None,
-    shape(metavar="SIZES", help="Sliding window: 1k (keys to the left; both sides if not causal), 512/0, 512/512."),
+    shape(
+        metavar="SIZES",
+        help="Sliding windows: 1k (to the left, and to both sides if not causal), 512/0 or 512/512 (left/right), none.",
+    ),
 ]
-Softcap = Annotated[str | None, shape(metavar="NUMBERS", help="Scores become 30 tanh(score / 30): none,30.")]
-Dropout = Annotated[str | None, shape(metavar="NUMBERS", help="Of the probabilities, as in training: none,0.1.")]
+Softcap = Annotated[
+    str | None, shape(metavar="NUMBERS", help="Limits of the scores: with 30, s becomes 30 tanh(s / 30); none,30.")
+]
+Dropout = Annotated[
+    str | None, shape(metavar="NUMBERS", help="The share of probabilities that are dropped, as in training: none,0.1.")
+]
 
 AXES = (
     *("seqlen", "seqlen_q", "headdim", "dtype", "causal", "direction", "batch", "nheads", "nheads_k"),
     *("window", "softcap", "dropout"),
 )
 Device = Annotated[
-    str,
-    typer.Option(
-        "--device",
-        metavar="DEVICE",
-        rich_help_panel="How",
-        help="auto, cuda:N, cpu, or fake (simulated, for a try).",
+    str, how("--device", metavar="DEVICE", help="auto, cuda:N, cpu, or fake (a simulated GPU, to try the commands).")
+]
+Python = Annotated[
+    list[str] | None,
+    how(
+        "--python",
+        metavar="NAME=PATH",
+        help="Run a backend in an interpreter of its own: fa4=/opt/fa4/bin/python.",
     ),
 ]
 
 
 def axes(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Of a command's arguments those that are axes; None where not given."""
+    """Return those of a command's arguments that are axes; None stands for one that was not given."""
     return {name: given[name] for name in AXES}

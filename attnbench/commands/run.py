@@ -1,4 +1,4 @@
-"""`attnbench run`: measures, shows, and says how to go on."""
+"""`attnbench run`: measure, show the results, and say how to go on."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from attnbench.commands import options, output
-from attnbench.commands.shared import live
-from attnbench.core.errors import EXIT_INTERRUPTED, EXIT_TERMINATED
+from attnbench.commands.shared import ends_with_its_reader, live
+from attnbench.core.errors import EXIT_INTERRUPTED, EXIT_TERMINATED, EXIT_WRONG_RESULT
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from attnbench.run.run_suite import Outcome
 
-how = partial(typer.Option, rich_help_panel="How")
+how = partial(typer.Option, rich_help_panel="How to measure")
 instruments = partial(typer.Option, rich_help_panel="Instruments")
 files = partial(typer.Option, rich_help_panel="Files and output")
 
@@ -41,53 +41,69 @@ def run(
     dropout: options.Dropout = None,
     device: options.Device = "auto",
     time_limit: Annotated[
-        str | None, how(metavar="TIME", help="90s, 10m, 1h: leaves out the dearest jobs; --resume measures them later.")
+        str | None,
+        how(
+            metavar="TIME",
+            help="Stop after this time, as in 90s, 10m or 1h. The slowest jobs are left out; --resume measures them.",
+        ),
     ] = None,
-    rounds: Annotated[int, how(metavar="N", help="The whole plan N times, each in fresh processes.")] = 1,
+    rounds: Annotated[int, how(metavar="N", help="Measure everything N times, each time in new processes.")] = 1,
+    fresh_caches: Annotated[
+        bool,
+        how("--fresh-caches", help="Measure each cell in a new process with empty compile caches: cold first calls."),
+    ] = False,
+    seed: Annotated[int | None, how(metavar="N", help="The seed of the inputs and of the order of the jobs.")] = None,
+    python: options.Python = None,
+    peak: Annotated[
+        list[str] | None,
+        how(
+            "--peak",
+            metavar="DTYPE=TFLOPS",
+            help="The datasheet peak of a GPU that attnbench does not know, as in bf16=989.",
+        ),
+    ] = None,
+    allow_wrong: Annotated[
+        bool, how("--allow-wrong", help="End with exit code 0 even if a result is wrong. It is 5 otherwise.")
+    ] = False,
     timer: Annotated[
         str | None,
-        instruments(metavar="NAME", help="events (default), graph (CUDA graph replay) or cupti (kernel spans)."),
+        instruments(
+            metavar="NAME",
+            help="events (default): CUDA events around each call. graph: replays of a CUDA graph. cupti: the time in "
+            "which kernels ran.",
+        ),
     ] = None,
     l2: Annotated[
         str | None,
-        instruments("--l2", metavar="STATE", help="Of the cache, before each sample: cold (default) or warm."),
+        instruments("--l2", metavar="STATE", help="The L2 cache before each sample: cold (default, flushed) or warm."),
     ] = None,
     cross_check: Annotated[
         bool,
-        instruments("--cross-check", metavar="", help="A quarter of the cells by all three, in turns: do they agree?"),
+        instruments("--cross-check", help="Measure a quarter of the cells with all three timers, and compare these."),
     ] = False,
     sustained: Annotated[
         str | None,
-        instruments(metavar="TIME", help="10s: also each cell without pauses, until power and clock are steady."),
+        instruments(
+            metavar="TIME",
+            help="Measure each cell also without pauses, for example for 10s, until power and clock are steady.",
+        ),
     ] = None,
     isolate_power: Annotated[
-        bool, instruments("--isolate-power", metavar="", help="Wait before each cell until clock and power are back.")
+        bool, instruments("--isolate-power", help="Wait before each cell until clock and power have recovered.")
     ] = False,
-    fresh_caches: Annotated[
-        bool,
-        how(
-            "--fresh-caches", metavar="", help="Each cell in a new process without compiled kernels: cold first calls."
-        ),
-    ] = False,
-    seed: Annotated[int | None, how(metavar="N", help="Of the inputs and the order of the jobs.")] = None,
-    python: Annotated[
-        list[str] | None,
-        how("--python", metavar="NAME=PATH", help="The interpreter of a backend's worker: each may have its own."),
+    out: Annotated[
+        Path | None, files(metavar="FILE", help="The run file to write. Default: a new file in results/.")
     ] = None,
-    peak: Annotated[
-        list[str] | None,
-        how("--peak", metavar="DTYPE=TFLOPS", help="bf16=989: the datasheet peak of a GPU that is not on file."),
-    ] = None,
-    out: Annotated[Path | None, files(metavar="FILE", help="The run file. A new one in results/ by default.")] = None,
     resume: Annotated[
-        Path | None, files(metavar="FILE", help="Measure what this run file lacks, with the options it was begun with.")
+        Path | None,
+        files(metavar="FILE", help="Measure what this run file lacks, with the options that it was started with."),
     ] = None,
     dry_run: Annotated[
-        bool, files("--dry-run", metavar="", help="Show the plan and its forecast; measure and write nothing.")
+        bool, files("--dry-run", help="Show the plan and how long it would take. Measures and writes nothing.")
     ] = False,
     format: output.Format = None,
     html: output.Html = None,
-    json: Annotated[bool, files("--json", metavar="", help="The results (or the plan) as JSON on stdout.")] = False,
+    json: output.Json = False,
 ) -> None:
     """Measure every attention implementation that works here, over your shapes; save the figures and show them.
 
@@ -98,7 +114,8 @@ def run(
     attnbench run --suite flash-paper --time-limit 5m --dry-run
     attnbench run --suite quick --cross-check --sustained 10s
 
-    Exit code 0: done; 1: nothing could be measured; 2: bad input; 130: interrupted (--resume goes on).
+    Exit code 0: done; 1: nothing could be measured; 2: bad input, or output that cannot be written; 5: a wrong result,
+    unless --allow-wrong is given; 130, 143: interrupted, terminated (--resume goes on).
     """
     axes = options.axes(locals())
     wanted = output.outputs(format, html, json)
@@ -126,10 +143,12 @@ def run(
         dry_run=dry_run,
         pythons=tuple(python or ()),
         peak=tuple(peak or ()),
+        allow_wrong=allow_wrong,
         argv=tuple(sys.argv[1:]),
     )
-    with live(RunProgress, "anything was measured") as watcher:
-        outcome = runs.run_suite(request, watcher)
+    with live(RunProgress, "anything was measured") as progress:
+        outcome = runs.run_suite(request, progress)
+    ends_with_its_reader()
     if dry_run:
         from attnbench.analysis.summary import planned
 
@@ -151,10 +170,12 @@ def run(
 
 
 def _epilogue(console: Console, outcome: Outcome) -> None:
-    """Forecast against actual, where the files are, and how to go on."""
+    """Print how good the forecast was, where the results are, how to measure what is left, and what is wrong."""
     from attnbench.analysis.summary.forecast import forecast_line
-    from attnbench.core.text import count
+    from attnbench.core.text import count, some
+    from attnbench.results.case_names import case_name
     from attnbench.results.run_file import missing
+    from attnbench.run.run_suite import wrong_records
 
     console.print()
     if line := forecast_line(outcome.run):
@@ -166,3 +187,10 @@ def _epilogue(console: Console, outcome: Outcome) -> None:
         else:
             console.print(f"{count(len(left), 'job')} did not fit the time limit. To measure what is left:")
         console.print(f"  attnbench run --resume {outcome.path}", markup=False, soft_wrap=True)
+    if wrong := wrong_records(outcome.run):
+        several = len({record.case.dtype for record in outcome.run.records}) > 1
+        names = dict.fromkeys(case_name(record.backend, record.case, several) for record in wrong)
+        what = f"WRONG: {count(len(wrong), 'result')}, {some(names)}."
+        if outcome.exit_code == EXIT_WRONG_RESULT:
+            what += f" Exit code {EXIT_WRONG_RESULT}; --allow-wrong gives 0."
+        console.print(what, markup=False, soft_wrap=True, style="red")

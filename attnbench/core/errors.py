@@ -1,8 +1,14 @@
-"""Errors that a person can cause, and the exit codes of the command line.
+"""Errors that a person can cause, and the exit codes of all commands.
 
-0: done; 1: nothing could be measured, or `doctor` found warnings; 2: bad input; 3: `doctor` found the machine unfit;
-130: interrupted; 143: terminated. The codes of `gate` and `ab` are in analysis/gate: 1 a regression, 3 inconclusive,
-4 not comparable.
+| code     | meaning                                                                |
+|----------|------------------------------------------------------------------------|
+| 0        | done; passed (doctor: fit, with or without warnings)                   |
+| 1        | a regression (gate, ab); nothing could be measured (run, profile, env) |
+| 2        | bad input, or output that cannot be written                            |
+| 3        | inconclusive (gate, ab); unfit (doctor)                                |
+| 4        | not comparable (gate, ab)                                              |
+| 5        | a wrong result (run), unless it was allowed                            |
+| 130, 143 | interrupted, terminated                                                |
 """
 
 from __future__ import annotations
@@ -10,9 +16,12 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
-EXIT_NOTHING_MEASURED = 1
-EXIT_BAD_INPUT = 2
-EXIT_UNFIT = 3
+EXIT_DONE = EXIT_PASS = 0
+EXIT_REGRESSION = EXIT_NOTHING_MEASURED = 1
+EXIT_BAD_INPUT = EXIT_CANNOT_WRITE = 2
+EXIT_INCONCLUSIVE = EXIT_UNFIT = 3
+EXIT_NOT_COMPARABLE = 4
+EXIT_WRONG_RESULT = 5
 EXIT_INTERRUPTED = 130
 EXIT_TERMINATED = 143
 

@@ -1,4 +1,4 @@
-"""`attnbench run`, from what a person asked for to a finished run file: suite -> plan -> execute -> store."""
+"""`attnbench run`: from a request to a finished run file, in the steps suite -> plan -> measure -> store."""
 
 from __future__ import annotations
 
@@ -12,7 +12,15 @@ from pathlib import Path
 from typing import Protocol
 
 from attnbench.core.case import DTYPES
-from attnbench.core.errors import EXIT_INTERRUPTED, EXIT_NOTHING_MEASURED, EXIT_TERMINATED, Terminated, UserError
+from attnbench.core.errors import (
+    EXIT_DONE,
+    EXIT_INTERRUPTED,
+    EXIT_NOTHING_MEASURED,
+    EXIT_TERMINATED,
+    EXIT_WRONG_RESULT,
+    Terminated,
+    UserError,
+)
 from attnbench.core.record import Job, Record, Run
 from attnbench.core.sizes import parse_duration
 from attnbench.results import run_file
@@ -30,9 +38,9 @@ OTHER_UNIT = "measured on another unit of this GPU model than the run began on: 
 
 @dataclass(frozen=True)
 class Request:
-    """What the command line asked for."""
+    """The options of `attnbench run`."""
 
-    suite: str = "default"
+    suite: str = "default"  # name of a shipped suite, or a YAML file
     settings: Settings = field(default_factory=Settings)
     device: str = "auto"
     rounds: int = 1
@@ -41,63 +49,89 @@ class Request:
     dry_run: bool = False
     pythons: tuple[str, ...] = ()
     peak: tuple[str, ...] = ()
+    allow_wrong: bool = False  # wrong results do not change the exit code
     argv: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """How it ended. `path` is None for a dry run."""
+    """A finished run, its file (None for a dry run) and the exit code of the command."""
 
     run: Run
     path: Path | None
-    exit_code: int = 0
+    exit_code: int = EXIT_DONE
 
 
 class RunObserver(Protocol):
-    """Who is told while a run goes on; report/live.py shows it to a person."""
+    """Receives the events of a run while it goes on; report/progress shows them to a person."""
 
     def say(self, text: str) -> None:
-        """What goes on now, of interest only for as long."""
+        """Take a text that says what goes on now. It is valid until the next event."""
 
-    def planned(self, run: Run, todo: Sequence[Job], path: Path | None, notes: Sequence[str]) -> None: ...
+    def planned(self, run: Run, todo: Sequence[Job], path: Path | None, notes: Sequence[str]) -> None:
+        """Take the run without records, the jobs to measure, the run file (None for a dry run), and notes."""
 
-    def started(self, job: Job) -> None: ...
+    def started(self, job: Job) -> None:
+        """Take a job whose measurement begins."""
 
-    def ended(self, job: Job, record: Record) -> None: ...
+    def ended(self, job: Job, record: Record) -> None:
+        """Take a job and its record, which is in the run file."""
 
 
-def run_suite(request: Request, watcher: RunObserver) -> Outcome:
-    """Measures. Raises UserError for what a person can mend; nothing measured is lost then."""
+def run_suite(request: Request, observer: RunObserver) -> Outcome:
+    """Measure a suite, or finish the run file that the request resumes, and return how it ended.
+
+    Raises UserError for what a person can correct. Records that were written before stay in the run file.
+    """
     device = parse_device(request.device)
     peak = parse_peak(request.peak)
     if request.resume:
-        return _resume(request, device, watcher)
-    wanted = _wanted(request, device, peak)
+        return _resume(request, device, observer)
+    checked = _checked(request, device, peak)
     pool = WorkerPool({})
     with closing_workers(pool), DeviceProbe(device) as device_probe:
-        planned, chosen = _planned(request, wanted, pool, device_probe, watcher)
+        planned, chosen = _planned(request, checked, pool, device_probe, observer)
         if request.dry_run:
-            watcher.planned(planned, planned.plan, None, chosen.notes)
+            observer.planned(planned, planned.plan, None, chosen.notes)
             return Outcome(planned, None)
         path = request.out or default_run_path(planned)
         file = run_file.RunFile.create(path, planned)
-        watcher.planned(planned, planned.plan, path, chosen.notes)
-        return _measure(planned, planned.plan, pool, file, watcher, chosen.time_limit)
+        observer.planned(planned, planned.plan, path, chosen.notes)
+        measured, interrupt = _measure(planned, planned.plan, pool, file, observer, chosen.time_limit)
+    return Outcome(measured, path, interrupt or exit_code(measured, request.allow_wrong))
+
+
+def exit_code(run: Run, allow_wrong: bool) -> int:
+    """Return the exit code of a run that was not interrupted."""
+    if wrong_records(run) and not allow_wrong:
+        return EXIT_WRONG_RESULT
+    return EXIT_DONE if any(r.status == "ok" for r in run.records) else EXIT_NOTHING_MEASURED
+
+
+def wrong_records(run: Run) -> list[Record]:
+    """Return the records of wrong results and of wrong kernels. Of several records of a job the last counts."""
+    last = {(r.case, r.backend, r.round): r for r in run.records}
+    return [record for record in last.values() if record.status in ("wrong", "wrong-kernel")]
 
 
 @dataclass(frozen=True)
-class _Wanted:
-    """A request whose mistakes were said, before the device is known: then one of the previews counts."""
+class _Checked:
+    """A request without mistakes, before the device is known.
+
+    It has a resolved suite for each kind of device that may be found, and specs and interpreters for the backends of
+    each.
+    """
 
     device: str
     suite: Suite
-    previews: Sequence[Resolved]
-    specs: Mapping[tuple[str, ...], dict[str, str]]  # of the backends that a preview names
+    resolved: Sequence[Resolved]
+    specs: Mapping[tuple[str, ...], dict[str, str]]  # backends as the suite names them -> name -> "module:object"
     interpreters: Mapping[tuple[str, ...], dict[str, str]]
     peak: Mapping[str, float]
 
 
-def _wanted(request: Request, device: str, peak: Mapping[str, float]) -> _Wanted:
+def _checked(request: Request, device: str, peak: Mapping[str, float]) -> _Checked:
+    """Check what can be checked before anything slow starts. Raises UserError."""
     suite = load_suite(request.suite)
     found = resolve_suite_for(suite, device, request.settings)
     simulated = device == "fake" and not request.settings.backends
@@ -111,32 +145,32 @@ def _wanted(request: Request, device: str, peak: Mapping[str, float]) -> _Wanted
         raise UserError("--batch and --tokens both set the batch size; give one of them")
     if not request.dry_run:
         check_output_path(request.out)
-    return _Wanted(device, suite, found, specs, pythons, peak)
+    return _Checked(device, suite, found, specs, pythons, peak)
 
 
 def _planned(
-    request: Request, wanted: _Wanted, pool: WorkerPool, device_probe: DeviceProbe, watcher: RunObserver
+    request: Request, checked: _Checked, pool: WorkerPool, device_probe: DeviceProbe, observer: RunObserver
 ) -> tuple[Run, Resolved]:
-    """The run that is to be, and its suite; the pool has what it needs to measure it.
+    """Return the planned run without records, and its resolved suite; the pool's backends are set and loaded.
 
-    On a machine with a GPU the workers load their libraries, and then open the device, while others do. Where a CPU may
-    be meant, nothing runs beside the look at how fast it is.
+    On a machine with a GPU all workers load their libraries, and then open the device, at the same time. If a CPU may
+    be measured, nothing else runs while its speed is probed.
     """
-    watcher.say("looking at the device")
-    together = len(wanted.specs) == 1 and wanted.device != "cpu" and has_nvidia_gpu()
+    observer.say("looking at the device")
+    together = len(checked.specs) == 1 and checked.device != "cpu" and has_nvidia_gpu()
     if together:
-        (pool.specs,), (pool.interpreters,) = wanted.specs.values(), wanted.interpreters.values()
+        (pool.specs,), (pool.interpreters,) = checked.specs.values(), checked.interpreters.values()
         pool.start_loading(import_ahead=not request.dry_run)
     environment = device_probe.describe()
-    dtypes = sorted({c.dtype for preview in wanted.previews for c in preview.cases})
+    dtypes = sorted({c.dtype for resolved in checked.resolved for c in resolved.cases})
     if not together:
         environment = device_probe.measure_rates(environment, dtypes)
-    chosen = resolve(wanted.suite, environment.device.kind, request.settings)
-    specs = pool.specs = wanted.specs[chosen.backends]
-    pool.interpreters = wanted.interpreters[chosen.backends]
+    chosen = resolve(checked.suite, environment.device.kind, request.settings)
+    specs = pool.specs = checked.specs[chosen.backends]
+    pool.interpreters = checked.interpreters[chosen.backends]
     lost = venvs.lost(name for name in specs if name not in pool.interpreters)
     chosen = replace(chosen, notes=(*chosen.notes, *lost))
-    watcher.say(f"importing {', '.join(specs)}")
+    observer.say(f"importing {', '.join(specs)}")
     probes = pool.probe()
     for name, probe in probes.items():
         if is_user_code(specs[name]) and not probe.usable:
@@ -145,10 +179,10 @@ def _planned(
     opened: list[str] = []
     if together:
         if not request.dry_run and chosen.policy.caches == "kept":
-            watcher.say("opening the device")
+            observer.say("opening the device")
             opened = [name for name, said in answers.items() if any(a.reason is None for a in said)]
             pool.open_device(opened, environment.device)
-        watcher.say("timing a matmul and a copy")
+        observer.say("timing a matmul and a copy")
         environment = device_probe.measure_rates(environment, dtypes)
     jobs = planning.make_plan(
         chosen.cases,
@@ -170,13 +204,13 @@ def _planned(
         versions={name: p.version for name, p in probes.items() if p.version},
         specs=specs,
         interpreters=pool.interpreters,
-        peak=wanted.peak,
+        peak=checked.peak,
     )
     return planned, chosen
 
 
-def _resume(request: Request, device: str, watcher: RunObserver) -> Outcome:
-    """Measures what a run file lacks, with the settings it was started with."""
+def _resume(request: Request, device: str, observer: RunObserver) -> Outcome:
+    """Measure the jobs that a run file lacks, with the settings that it was started with."""
     assert request.resume is not None
     old, problems = run_file.read(request.resume)
     if given := _not_with_resume(request):
@@ -186,7 +220,7 @@ def _resume(request: Request, device: str, watcher: RunObserver) -> Outcome:
     if old.reduced:
         raise UserError(f"{request.resume} is a baseline, which has no plan; resume the run that it was saved from")
     file = None if request.dry_run else run_file.RunFile.reopen(request.resume)
-    if file:  # ours alone from here on: what another process has added meanwhile counts
+    if file:  # it is locked from here on; read again what another process may have added
         old = run_file.read(request.resume)[0]
     todo = [replace(j, skip=None, resumable=False) if j.resumable else j for j in run_file.missing(old)]
     limit = request.settings.time_limit and parse_duration(request.settings.time_limit, "--time-limit")
@@ -200,7 +234,7 @@ def _resume(request: Request, device: str, watcher: RunObserver) -> Outcome:
         was = old.environment.device
         if device not in ("auto", str(was)):
             raise UserError(f"{request.resume} was measured on {was}, not on {device}; leave out --device")
-        watcher.say(f"looking at the device, and importing {', '.join(old.specs)}")
+        observer.say(f"looking at the device, and importing {', '.join(old.specs)}")
         now = probe_device(str(was))
         if differences := old.environment.differences(now):
             raise UserError(
@@ -211,16 +245,19 @@ def _resume(request: Request, device: str, watcher: RunObserver) -> Outcome:
         elsewhere = (OTHER_UNIT,) if was.uuid not in (None, now.device.uuid) else ()
         notes = [*problems, there if todo else "nothing is missing", *elsewhere]
         if file is None or not todo:
-            watcher.planned(old, todo, None, notes)
-            return Outcome(replace(old, plan=tuple(todo)) if request.dry_run else old, request.resume)
+            observer.planned(old, todo, None, notes)
+            if request.dry_run:
+                return Outcome(replace(old, plan=tuple(todo)), request.resume)
+            return Outcome(old, request.resume, exit_code(old, request.allow_wrong))
         for name, probe in pool.probe().items():
             if old.versions.get(name) != probe.version:
                 raise UserError(
                     f"cannot resume {request.resume}: {name} was {old.versions.get(name)} and is "
                     f"{probe.version or probe.reason}"
                 )
-        watcher.planned(old, todo, request.resume, notes)
-        return _measure(old, todo, pool, file, watcher, limit or None, elsewhere)
+        observer.planned(old, todo, request.resume, notes)
+        measured, interrupt = _measure(old, todo, pool, file, observer, limit or None, elsewhere)
+    return Outcome(measured, request.resume, interrupt or exit_code(measured, request.allow_wrong))
 
 
 def _measure(
@@ -228,38 +265,42 @@ def _measure(
     todo: Sequence[Job],
     pool: WorkerPool,
     file: run_file.RunFile,
-    watcher: RunObserver,
+    observer: RunObserver,
     limit: float | None,
     notes: tuple[str, ...] = (),
-) -> Outcome:
-    """`notes` go into every record that was measured."""
+) -> tuple[Run, int]:
+    """Measure jobs, write their records to the run file, and close it. `notes` are added to each measured record.
+
+    Returns the run with its records, and the exit code of an interrupt, else 0.
+    """
     records = list(planned.records)
     time_limit = TimeLimit(limit) if limit else None
-    exit_code = 0
+    code = EXIT_DONE
     try:
         for job, record in measure_jobs(todo, pool, planned.policy, planned.environment.device, time_limit):
             if record is None:
-                watcher.started(job)
+                observer.started(job)
                 continue
             record = replace(record, version=planned.versions.get(job.backend))
             if record.measurements:
                 record = replace(record, notes=(*record.notes, *notes))
             file.append(record)
             records.append(record)
-            watcher.ended(job, record)
+            observer.ended(job, record)
     except KeyboardInterrupt:
-        exit_code = EXIT_INTERRUPTED
+        code = EXIT_INTERRUPTED
     except Terminated:
-        exit_code = EXIT_TERMINATED
+        code = EXIT_TERMINATED
     finally:
         file.close()
-    if not exit_code and not any(r.status == "ok" for r in records):
-        exit_code = EXIT_NOTHING_MEASURED
-    return Outcome(replace(planned, records=tuple(records)), file.path, exit_code)
+    return replace(planned, records=tuple(records)), code
 
 
 def resolve_suite_for(suite: Suite, device: str, settings: Settings) -> list[Resolved]:
-    """What it may come to on the device, not looked at yet. Mistakes are said before anything starts."""
+    """Return the suite resolved for each kind of device that `device` ("auto", "cpu", ...) may turn out to be.
+
+    Raises UserError where it cannot be resolved for any.
+    """
     found, errors = [], []
     for kind in {"auto": ("cuda", "cpu"), "cpu": ("cpu",)}.get(device, ("cuda",)):
         try:
@@ -272,7 +313,7 @@ def resolve_suite_for(suite: Suite, device: str, settings: Settings) -> list[Res
 
 
 def _not_with_resume(request: Request) -> list[str]:
-    """The options given that a resumed run takes from its file."""
+    """Return the options that were given although a resumed run takes them from its file."""
     fresh, settings = Request(), request.settings
     given = {
         "--suite": request.suite != fresh.suite,
@@ -288,7 +329,7 @@ def _not_with_resume(request: Request) -> list[str]:
 
 
 def check_output_path(out: Path | None) -> None:
-    """Says at once what would else be found when the run file is made, after the slow look at the device."""
+    """Raise UserError where the run file could not be created, before the device is probed, which is slow."""
     if out and os.path.isdir(out):
         raise UserError(f"--out: {out} is a folder; give a file in it, as in {out / 'run.jsonl'}")
     if out and os.path.exists(out):
@@ -302,7 +343,7 @@ def check_output_path(out: Path | None) -> None:
 
 
 def default_run_path(run: Run) -> Path:
-    """results/DATE-TIME-SUITE-DEVICE.jsonl, a name that is not taken."""
+    """Return results/DATE-TIME-SUITE-DEVICE.jsonl, with a number where that file exists."""
     suite = re.sub(r"[^\w.]+", "-", run.suite).strip("-.")
     stem = f"{datetime.now():%Y%m%d-%H%M%S}-{suite}-{run.environment.device.slug}"
     path, n = Path("results") / f"{stem}.jsonl", 2
@@ -312,7 +353,7 @@ def default_run_path(run: Run) -> Path:
 
 
 def parse_peak(words: Sequence[str]) -> Mapping[str, float]:
-    """--peak bf16=989 or --peak 989, in TFLOP/s -> FLOP/s by dtype ("" for any)."""
+    """Return the peaks of --peak, as in bf16=989 or 989 in TFLOP/s, as FLOP/s by dtype ("" for any dtype)."""
     found = {}
     for word in (w for text in words for w in text.split(",")):
         dtype, _, number = word.rpartition("=")
