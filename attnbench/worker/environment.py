@@ -1,4 +1,4 @@
-"""What the machine is, and its quick rates: read in a worker (never in the parent, which does not touch CUDA)."""
+"""Describes the machine and its device and measures its quick rates, in a worker: the parent never uses CUDA."""
 
 from __future__ import annotations
 
@@ -24,17 +24,21 @@ PACKAGES = (
     *("triton", "flash-attn", "flash-attn-3", "flash-attn-4", "xformers", "flashinfer-python"),
     *("nvidia-cudnn-frontend", "nvidia-cutlass-dsl", "transformer-engine", "transformers"),
 )
-FAKE_MEMORY = 80 * 2**30
-FAKE_RATES = {"bf16": 800e12, "fp16": 800e12, "fp32": 50e12, "fp8": 1600e12}
-QUICK_MATMUL, QUICK_COPY = {"cuda": 4096, "cpu": 512}, {"cuda": 2**28, "cpu": 2**26}  # rows and columns; bytes
+FAKE_MEMORY = 80 * 2**30  # bytes of the simulated device
+FAKE_RATES = {"bf16": 800e12, "fp16": 800e12, "fp32": 50e12, "fp8": 1600e12}  # FLOP/s
+QUICK_MATMUL = {"cuda": 4096, "cpu": 512}  # rows and columns
+QUICK_COPY = {"cuda": 2**28, "cpu": 2**26}  # bytes
 
 
 class NoDevice(Exception):
-    """The device that was asked for is not there. The message is for the user."""
+    """Raised where the requested device does not exist. The message is for the user."""
 
 
 def resolve_device(device: str) -> str:
-    """ "auto" -> "cuda:0" or "cpu"; others checked. "cuda" is cuda:0. Raises NoDevice."""
+    """Return "cuda:N", "cpu" or "fake" for a device option: "auto" takes cuda:0 or else the CPU, "cuda" is cuda:0.
+
+    Raises NoDevice where there is no such device.
+    """
     if device in ("cpu", "fake"):
         return device
     import torch
@@ -51,7 +55,7 @@ def resolve_device(device: str) -> str:
 
 
 def describe(device: str) -> Environment:
-    """The environment of this interpreter and `device` ("cuda:N", "cpu", "fake"), without rates."""
+    """Return the environment of this interpreter and of `device` ("cuda:N", "cpu", "fake"), without rates."""
     if device == "fake":
         return _fake()
     import torch
@@ -81,7 +85,10 @@ def describe(device: str) -> Environment:
 
 
 def with_quick_rates(device: Device, dtypes: Iterable[str] = ()) -> Device:
-    """With its quick rates, of a matmul in each of `dtypes` and of a copy. Nothing else should run meanwhile."""
+    """Return the device with measured rates: a matmul in each of `dtypes` (FLOP/s) and a copy (bytes/s).
+
+    Nothing else should run on the machine meanwhile. Dtypes that the device cannot multiply are left out.
+    """
     if device.kind == "fake":
         return replace(device, matmul=FAKE_RATES, copy=4e12)
     import torch
@@ -94,7 +101,7 @@ def with_quick_rates(device: Device, dtypes: Iterable[str] = ()) -> Device:
 
 
 def open_gpu_state(device: torch.device) -> GpuState:
-    """NVML for the same physical GPU, whatever CUDA_VISIBLE_DEVICES says."""
+    """Return NVML's view of the physical GPU behind a torch device, whatever CUDA_VISIBLE_DEVICES is."""
     import torch
 
     return GpuState(_uuid(torch.cuda.get_device_properties(device)))
@@ -120,7 +127,7 @@ def _gpu(where: torch.device) -> Device:
 
 
 def _uuid(properties: Any) -> str:
-    """Of a GPU, as torch tells it; empty where it does not."""
+    """Return a GPU's UUID as torch reports it; empty where torch is too old to do so."""
     return str(getattr(properties, "uuid", ""))
 
 
@@ -145,7 +152,10 @@ def _fake() -> Environment:
 
 
 def _fastest_call(call: Callable[[], Any], where: torch.device, repeats: int) -> float:
-    """The fastest of a few calls, after two to warm up, over a fifth of a second on a host that others may load."""
+    """Return the seconds of the fastest of `repeats` calls, after two to warm up.
+
+    On a CPU it calls for 0.2 s at least, since other processes may load the host.
+    """
     import torch
 
     best = float("inf")
@@ -164,7 +174,7 @@ def _fastest_call(call: Callable[[], Any], where: torch.device, repeats: int) ->
 
 
 def _matmul_rates(where: torch.device, dtypes: Iterable[str], n: int) -> dict[str, float]:
-    """FLOP/s by dtype; without those that the device does not multiply."""
+    """Return the FLOP/s of a matmul of n x n by dtype. Leaves out fp8 where the device cannot multiply it."""
     import torch
 
     named = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32, "fp8": torch.float8_e4m3fn}
@@ -173,12 +183,13 @@ def _matmul_rates(where: torch.device, dtypes: Iterable[str], n: int) -> dict[st
         try:
             rates[name] = 2 * n**3 / _fastest_call(ceiling.matmul_launch(n, where, named[name]), where, 3)
         except (RuntimeError, ValueError):
-            if name != "fp8":  # which not every device has
+            if name != "fp8":  # not every device has units for it
                 raise
     return rates
 
 
 def _copy_rate(where: torch.device, nbytes: int) -> float:
+    """Return the bytes/s of a copy of `nbytes`, read plus written."""
     import torch
 
     a = torch.ones(nbytes, dtype=torch.int8, device=where)
@@ -187,7 +198,7 @@ def _copy_rate(where: torch.device, nbytes: int) -> float:
 
 
 def last_level_cache() -> int | None:
-    """Bytes of the largest cache that core 0 sees (Linux)."""
+    """Return the bytes of the largest cache of CPU core 0 (Linux); None where it is not known."""
     sizes = []
     for path in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size"):
         text = path.read_text().strip()
@@ -196,7 +207,7 @@ def last_level_cache() -> int | None:
 
 
 def _host_free() -> int | None:
-    """Bytes that can be had without swapping, a container's limit included (Linux)."""
+    """Return the bytes that can be allocated without swapping, within a container's limit (Linux); None if unknown."""
     try:
         lines = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
         free = int(lines["MemAvailable"].split()[0]) * 1024
@@ -206,7 +217,7 @@ def _host_free() -> int | None:
         limit = int(Path("/sys/fs/cgroup/memory.max").read_text())
         used = int(Path("/sys/fs/cgroup/memory.current").read_text())
         return min(free, limit - used)
-    except (OSError, ValueError):  # no cgroup v2, or "max"
+    except (OSError, ValueError):  # no cgroup v2, or its limit is "max"
         return free
 
 
@@ -221,6 +232,7 @@ def _cpu_name() -> str:
 
 
 def _packages() -> dict[str, str]:
+    """Return the versions of the packages in PACKAGES that are installed."""
     found = {}
     for name in PACKAGES:
         try:
@@ -231,7 +243,7 @@ def _packages() -> dict[str, str]:
 
 
 def _git() -> str | None:
-    """The commit of the working directory, "+dirty" when tracked files differ from it."""
+    """Return the commit of the working directory, with "+dirty" where tracked files differ; None outside a checkout."""
     try:
         commit = subprocess.run(["git", "rev-parse", "--short=12", "HEAD"], capture_output=True, text=True, timeout=5)
         if commit.returncode:

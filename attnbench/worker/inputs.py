@@ -1,4 +1,4 @@
-"""A case becomes seeded tensors. The same case and seed give the same values in every worker of one machine."""
+"""The inputs of a case: seeded random tensors. One case and seed give the same values in every worker of a machine."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ if TYPE_CHECKING:
 
 
 def make(case: Case, device: str, seed: int) -> Inputs:
-    """Standard normal inputs (zeros would run faster: less power). Forward and backward of a shape share q, k and v."""
+    """Return standard normal inputs of a case on `device`; dout only where the case has a backward.
+
+    Forward and backward of one shape and dtype get the same q, k and v. Zeros would draw less power and run faster.
+    """
     import torch
 
     s = case.shape
@@ -34,20 +37,21 @@ def make(case: Case, device: str, seed: int) -> Inputs:
 
 
 def clone(given: Inputs) -> Inputs:
-    """The same values elsewhere in memory."""
+    """Return a copy with the same values in other memory."""
     return Inputs(*(None if t is None else t.clone() for t in (given.q, given.k, given.v, given.dout)))  # type: ignore[arg-type]
 
 
 def first_changed(given: Inputs, fresh: Inputs) -> str | None:
-    """The first tensor that is no longer what it was made as."""
+    """Return the name of the first tensor whose values differ from those in `fresh`; None where all are equal."""
     pairs = ((name, tensor, getattr(fresh, name)) for name, tensor in vars(given).items() if tensor is not None)
-    return next((name for name, tensor, made in pairs if not bool((tensor == made).all())), None)
+    return next((name for name, tensor, expected in pairs if not bool((tensor == expected).all())), None)
 
 
 def find_flaw(given: Inputs) -> str | None:
-    """Why these are no inputs to time on, from some ten thousand values of each; None when nothing is wrong.
+    """Return why these inputs must not be timed, in one line; None where nothing is wrong.
 
-    Zeros and constants draw less power and run up to 13 % faster; what is not finite compares with nothing.
+    Looks at some ten thousand values of each tensor. Zeros and constants draw less power and run up to 13 % faster;
+    results of inputs that are not finite cannot be compared with a reference.
     """
     for name, tensor in vars(given).items():
         if tensor is None:

@@ -1,9 +1,12 @@
-"""Everything that times a cell on one device: the instruments, made once, and how they are used together.
+"""The instruments of one device, opened once, and how they are combined to time a cell.
 
-The policy's instrument gives the samples. With events, what is short is traced too, since a launch gap of some
-microseconds is a good part of its reading. A cross-check has all three instruments take turns, a reading each, because
-a clock that falls differs more than any two instruments do. Tracing slows some kernels, so spans are compared with the
-events' reading of the same calls, and what tracing costs is said apart.
+The samples come from the instrument that the policy names: CUDA events, CUDA graph replay, or kernel spans (CUPTI).
+Cells under 100 us that are timed by events are traced too, because a launch gap of some microseconds is a large part of
+the events' reading.
+
+In a cross-check all three instruments take turns, one reading each, because the clock differs more between two moments
+than any two instruments do. Tracing slows some kernels; therefore spans are compared with the events' reading of the
+same calls, and the cost of tracing is recorded separately.
 """
 
 from __future__ import annotations
@@ -33,26 +36,28 @@ if TYPE_CHECKING:
     import torch
 
 MAX_CPU_FLUSH = 64 * 2**20  # bytes; virtual machines report the last-level cache of the whole host
-SHORT_TRACES = 3  # of up to 32 calls
-TURNS, FEW_TURNS, FEW = 8, 3, 0.1  # few where a call takes this many seconds
+SHORT_TRACES = 3  # traces of a cell under 100 us, each of policy.min_samples calls
+TURNS, TURNS_OF_LONG_CALLS = 8, 3  # of a cross-check
+LONG_CALL_S = 0.1  # seconds of a call from which a cross-check takes fewer turns
 CEILING_EVERY = 20.0  # seconds
-COOL_READINGS, COOL_SECONDS = 3, 30.0
+COOL_READINGS = 3  # consecutive readings of a cool device that end a wait
+COOL_SECONDS = 30.0  # the longest wait
 UNITS = {"clock_held": "Hz", "clock_sm": "Hz", "clock_mem": "Hz", "power": "W", "temperature": "C"}
 
 
 @dataclass(frozen=True)
 class TimedLaunch:
-    """What is timed: a launch, and the same on copies of its inputs, to be prepared on the current stream."""
+    """A cell's launch, and how to make the same launch on copies of its inputs (for CUDA graphs)."""
 
     launch: Callable[[], Any]
-    on_copies: Callable[[int], Sequence[Callable[[], Any]]]
-    nbytes: int  # that one call touches
-    footprint: int  # bytes of memory that one more copy takes
+    on_copies: Callable[[int], Sequence[Callable[[], Any]]]  # n -> n launches, prepared on the current stream
+    nbytes: int  # bytes that one call reads and writes at least
+    footprint: int  # bytes of memory that one more copy needs
 
 
 @dataclass
 class Timing:
-    """Fields of a Record that come from timing."""
+    """The fields of a Record that come from timing."""
 
     measurements: dict[str, Measurement]
     timer: str
@@ -63,7 +68,7 @@ class Timing:
 
 
 class Instruments:
-    """For one device. `events`, `tracer` and `state` are None on a CPU."""
+    """The instruments of one device. `events`, `tracer` and `state` are None on a CPU, `tracer` also without CUPTI."""
 
     def __init__(self, device: Device) -> None:
         import torch
@@ -76,9 +81,9 @@ class Instruments:
         self.state: GpuState | None = None
         self.timer: Timer
         self.flush: l2_cache.L2Flush
-        self._l2: dict[tuple[str, str], str] = {}
-        self._ceiling_read = 0.0
-        self.broken = False  # a failed capture has left torch's allocator and generators in a state of their own
+        self._l2_states: dict[tuple[str, str], str] = {}
+        self._ceilings_read_at = 0.0
+        self.broken = False  # True: a failed graph capture broke torch's allocator and random generators
         if self.device.type == "cuda":
             torch.cuda.set_device(self.device)
             self.flush = l2_cache.L2Flush(self.device, self.l2_bytes)
@@ -92,11 +97,14 @@ class Instruments:
 
     @property
     def bandwidth(self) -> float:
-        """Bytes/s, a quick reading."""
+        """The memory bandwidth in bytes/s from a quick reading; 10 GB/s where there is none."""
         return self.device_info.copy or 1e10
 
-    def time(self, timed_launch: TimedLaunch, policy: Policy) -> Timing:
-        """All that the policy asks of one cell. Raises Unsupported where its instrument cannot be used."""
+    def time(self, timed: TimedLaunch, policy: Policy) -> Timing:
+        """Time one cell as the policy says.
+
+        Raises Unsupported where the policy's instrument cannot be used.
+        """
         before = self.flush if policy.l2 == "cold" else do_nothing
         self.timer.before = before
         if self.tracer:
@@ -104,48 +112,50 @@ class Instruments:
         cool = not policy.isolate_power or self.cool_down()
         if self.events is None or self.state is None:
             l2 = self.l2_state(self.timer.name, policy.l2)
-            times = collect_samples(partial(self.timer.samples, timed_launch.launch), policy)
+            times = collect_samples(partial(self.timer.samples, timed.launch), policy)
             return Timing({"time": Measurement("s", tuple(times))}, self.timer.name, l2, [])
-        found = self._on_gpu(self.events, self.state, timed_launch, policy)
+        timing = self._on_gpu(self.events, self.state, timed, policy)
         if not cool:
-            found.notes.append(f"isolate-power: power or clock were not back within {COOL_SECONDS:g} s")
-        return found
+            timing.notes.append(f"isolate-power: power or clock were not back within {COOL_SECONDS:g} s")
+        return timing
 
-    def _on_gpu(self, events: EventTimer, state: GpuState, timed_launch: TimedLaunch, policy: Policy) -> Timing:
+    def _on_gpu(self, events: EventTimer, state: GpuState, timed: TimedLaunch, policy: Policy) -> Timing:
         l2 = self.l2_state(policy.timer, policy.l2)
         events.reset()
         if self.tracer:
             self.tracer.host_bound = False
-        with self._sampling(events, timed_launch, policy) as sample, StateSampler(state) as seen:
+        with self._sampling(events, timed, policy) as sample, StateSampler(state) as sampler:
             times = collect_samples(sample, policy, pacer=Pacer(events.clocks, events.best_clock, policy.burst_s))
-        readings = {"clock_held": events.clocks, **seen.readings}
-        bound = events.host_bound or (policy.timer == "cupti" and self.tracer is not None and self.tracer.host_bound)
-        found = Timing({"time": Measurement("s", tuple(times))}, policy.timer, l2, [], seen.limits, bound)
-        if policy.timer != "events":  # replays and traces say nothing of the host
+        readings = {"clock_held": events.clocks, **sampler.readings}
+        host_bound = events.host_bound or (
+            policy.timer == "cupti" and self.tracer is not None and self.tracer.host_bound
+        )
+        timing = Timing({"time": Measurement("s", tuple(times))}, policy.timer, l2, [], sampler.limits, host_bound)
+        if policy.timer != "events":  # replays and traces do not show the host's time
             events.reset()
-            events.samples(timed_launch.launch, 10)
-        found.measurements["enqueue"] = Measurement("s", tuple(events.enqueue))
-        found.measurements.update({n: Measurement(UNITS[n], tuple(v)) for n, v in readings.items() if v})
+            events.samples(timed.launch, 10)
+        timing.measurements["enqueue"] = Measurement("s", tuple(events.enqueue))
+        timing.measurements.update({n: Measurement(UNITS[n], tuple(v)) for n, v in readings.items() if v})
         latency = stats.median(times)
         if policy.timer == "events" and latency < SHORT and self.tracer:
             try:
-                launches = [timed_launch.launch] * policy.min_samples
+                launches = [timed.launch] * policy.min_samples
                 traced = [call for _ in range(SHORT_TRACES) for call in self.tracer.calls(launches)]
-                found.measurements["span"] = Measurement("s", tuple(call.span for call in traced))
-                found.measurements["span_events"] = Measurement("s", tuple(call.events for call in traced))
+                timing.measurements["span"] = Measurement("s", tuple(call.span for call in traced))
+                timing.measurements["span_events"] = Measurement("s", tuple(call.events for call in traced))
             except Untraceable as error:
-                found.notes.append(f"no kernel spans beside the events: {error}")
+                timing.notes.append(f"no kernel spans beside the events: {error}")
         if policy.sustained_s:
-            self._sustain(found, timed_launch, policy, latency)
-        return found
+            self._measure_sustained(timing, timed, policy, latency)
+        return timing
 
     @contextlib.contextmanager
-    def _sampling(self, events: EventTimer, timed_launch: TimedLaunch, policy: Policy) -> Any:
-        """The policy's instrument as a function of the number of samples."""
+    def _sampling(self, events: EventTimer, timed: TimedLaunch, policy: Policy) -> Any:
+        """Open the policy's instrument. Yields a function that takes n samples and returns them in seconds."""
         if policy.timer == "graph":
-            estimate = stats.median(events.samples(timed_launch.launch, 3))
+            estimate = stats.median(events.samples(timed.launch, 3))
             events.reset()
-            captured = self._captured(events, timed_launch, policy, estimate)
+            captured = self._captured(events, timed, policy, estimate)
             try:
                 yield captured.samples
             finally:
@@ -153,110 +163,122 @@ class Instruments:
         elif policy.timer == "cupti":
             if self.tracer is None:
                 raise Unsupported("the profiler sees no kernels here (CUPTI); use --timer events")
-            yield self._traced(self.tracer, events, timed_launch.launch)
+            yield self._traced(self.tracer, events, timed.launch)
         else:
-            yield partial(events.samples, timed_launch.launch)
+            yield partial(events.samples, timed.launch)
 
     def _traced(self, tracer: Tracer, events: EventTimer, launch: Callable[[], Any]) -> Callable[[int], list[float]]:
-        """Spans, each batch with its clock, which a trace does not tell."""
+        """Return a function that takes n kernel spans in seconds and records the SM clock after each batch."""
 
         def sample(n: int) -> list[float]:
             try:
-                found = tracer.samples(launch, n)
+                spans = tracer.samples(launch, n)
             except Untraceable as error:
                 raise Unsupported(f"--timer cupti: {error}") from None
             events.clocks.append(events.clock_hz())
-            return found
+            return spans
 
         return sample
 
-    def _captured(self, events: EventTimer, timed_launch: TimedLaunch, policy: Policy, estimate: float) -> GraphTimer:
+    def _captured(self, events: EventTimer, timed: TimedLaunch, policy: Policy, estimate: float) -> GraphTimer:
+        """Capture the launch, on copies of its inputs where L2 is to be cold. Raises Unsupported where it cannot be."""
         try:
-            count = cuda_graph.copies_needed(timed_launch.nbytes, self.l2_bytes) if policy.l2 == "cold" else 1
-            cuda_graph.check_memory(count * timed_launch.footprint)
-            return GraphTimer(events, lambda: timed_launch.on_copies(count), estimate)
+            count = cuda_graph.copies_needed(timed.nbytes, self.l2_bytes) if policy.l2 == "cold" else 1
+            cuda_graph.check_memory(count * timed.footprint)
+            return GraphTimer(events, lambda: timed.on_copies(count), estimate)
         except NotCapturable as error:
             self.broken |= error.broken
             raise Unsupported(f"--timer graph: {error}") from None
 
-    def l2_state(self, timer: str, promise: str) -> str:
-        """The promise where a memory-bound read shows it with this instrument, else "unproven"; looked at once."""
-        key = (timer, promise)
-        if key not in self._l2:
-            self._l2[key] = promise if self._shows(timer, promise) else "unproven"
-        return self._l2[key]
+    def l2_state(self, timer: str, expected: str) -> str:
+        """Return `expected` ("cold" or "warm") where a memory-bound read shows it with this timer, else "unproven".
 
-    def _shows(self, timer: str, promise: str) -> bool:
+        The test runs once for each timer and expected state.
+        """
+        key = (timer, expected)
+        if key not in self._l2_states:
+            self._l2_states[key] = expected if self._is_observed(timer, expected) else "unproven"
+        return self._l2_states[key]
+
+    def _is_observed(self, timer: str, expected: str) -> bool:
         try:
-            if timer == "graph":  # turns over copies slower than one copy: the one is cold and the other warm
+            if timer == "graph":  # l2_state compares replays over many copies (cold) with those of one copy (warm)
                 assert self.events is not None
                 return cuda_graph.l2_state(self.events, self.device, self.l2_bytes, self.bandwidth) == "cold"
             instrument = self.tracer if timer == "cupti" else self.timer
             if instrument is None:
                 return False
-            return l2_cache.observed_state(instrument, self.device, self.l2_bytes, self.bandwidth) == promise
+            return l2_cache.observed_state(instrument, self.device, self.l2_bytes, self.bandwidth) == expected
         except NotCapturable as error:
             self.broken |= error.broken
         except Untraceable:
             pass
         return False
 
-    def cross_check(self, timed_launch: TimedLaunch, policy: Policy) -> tuple[dict[str, Measurement], list[str]]:
-        """One reading of each instrument a turn, also of events on the traced calls; and why one is missing."""
+    def cross_check(self, timed: TimedLaunch, policy: Policy) -> tuple[dict[str, Measurement], list[str]]:
+        """Let all three instruments take turns on one launch, one reading a turn.
+
+        Return measurements "turns_events", "turns_graph", "turns_cupti" and "turns_traced" (the events' reading of the
+        traced calls), and notes that say why an instrument is missing.
+        """
         assert self.events is not None
         events, notes = self.events, []
-        of_traced: list[float] = []
-        estimate = stats.median(events.samples(timed_launch.launch, 3))
+        events_of_traced: list[float] = []
+        estimate = stats.median(events.samples(timed.launch, 3))
         n = max(1, min(16, int(policy.burst_s / 2 / estimate)))
-        readings: dict[str, Callable[[], list[float]]] = {"events": lambda: events.samples(timed_launch.launch, n)}
+        readings: dict[str, Callable[[], list[float]]] = {"events": lambda: events.samples(timed.launch, n)}
         try:
             if self.tracer is None:
                 raise Untraceable("the profiler sees no kernels here (CUPTI)")
-            self.tracer.samples(timed_launch.launch, 1)
-            readings["cupti"] = partial(self._traced_turn, self.tracer, [timed_launch.launch] * n, of_traced)
+            self.tracer.samples(timed.launch, 1)
+            readings["cupti"] = partial(self._traced_turn, self.tracer, [timed.launch] * n, events_of_traced)
         except Untraceable as error:
             notes.append(f"cross-check: {error}")
         captured = None
         try:
-            captured = self._captured(events, timed_launch, policy, estimate)
+            captured = self._captured(events, timed, policy, estimate)
             readings["graph"] = partial(captured.samples, n)
         except Unsupported as error:
             notes.append(f"cross-check: {str(error).removeprefix('--timer ')}")
         order = [name for name in INSTRUMENTS if name in readings]
         values: dict[str, list[float]] = {name: [] for name in order}
-        for turn in range(TURNS if estimate < FEW else FEW_TURNS):
+        for turn in range(TURNS if estimate < LONG_CALL_S else TURNS_OF_LONG_CALLS):
             for name in order[turn % len(order) :] + order[: turn % len(order)]:
                 values[name].append(stats.median(readings[name]()))
                 pause(n * estimate)
         if captured:
             captured.close()
-        if of_traced:
-            values["traced"] = of_traced
+        if events_of_traced:
+            values["traced"] = events_of_traced
         return {f"turns_{name}": Measurement("s", tuple(v)) for name, v in values.items()}, notes
 
     def _traced_turn(
         self, tracer: Tracer, launches: Sequence[Callable[[], Any]], by_events: list[float]
     ) -> list[float]:
-        """The spans; and to `by_events` what CUDA events read of the same calls."""
+        """Return the spans of some calls; append the median that CUDA events read of the same calls to `by_events`."""
         calls = tracer.calls(launches)
         by_events.append(stats.median([call.events for call in calls]))
         return [call.span for call in calls]
 
-    def _sustain(self, found: Timing, timed_launch: TimedLaunch, policy: Policy, latency: float) -> None:
+    def _measure_sustained(self, timing: Timing, timed: TimedLaunch, policy: Policy, latency: float) -> None:
+        """Run the launch without pauses, add the sustained time and power to `timing`, and let the device cool down."""
         assert self.state is not None
-        result = run_sustained(timed_launch.launch, latency, policy.sustained_s, self.state)
-        found.measurements["sustained"] = Measurement("s", result.times)
+        result = run_sustained(timed.launch, latency, policy.sustained_s, self.state)
+        timing.measurements["sustained"] = Measurement("s", result.times)
         if not result.steady:
-            found.notes.append(f"sustained: not steady within {policy.sustained_s:g} s; give --sustained more")
+            timing.notes.append(f"sustained: not steady within {policy.sustained_s:g} s; give --sustained more")
         if result.watts is None or result.uncertainty is None:
-            found.notes.append("sustained: NVML's energy counter did not move, so no joules")
+            timing.notes.append("sustained: NVML's energy counter did not move, so no joules")
         else:
-            found.measurements["sustained_power"] = Measurement("W", (result.watts,))
-            found.measurements["sustained_power_error"] = Measurement("", (result.uncertainty,))
+            timing.measurements["sustained_power"] = Measurement("W", (result.watts,))
+            timing.measurements["sustained_power_error"] = Measurement("", (result.uncertainty,))
         self.cool_down()
 
     def cool_down(self) -> bool:
-        """Waits until nothing limits the clock, it is back at its best, and power has fallen; False after 30 s."""
+        """Wait until nothing limits the clock, it is within 1 % of its best, and power is at most half the cap.
+
+        Return False where that takes more than 30 s.
+        """
         if self.events is None or self.state is None:
             return True
         best = max(self.events.best_clock, self.events.clock_hz())
@@ -271,8 +293,12 @@ class Instruments:
         return calm >= COOL_READINGS
 
     def ceilings(self, dtype: torch.dtype) -> dict[str, Measurement]:
-        """A large matmul and a large copy, every 20 s and where there is room and a unit for them; else nothing."""
-        if self._ceiling_read and time.monotonic() - self._ceiling_read < CEILING_EVERY:
+        """Measure the device's ceilings at most every 20 s: a large matmul in `dtype` and a large copy.
+
+        Return "ceiling_matmul" (FLOP/s) and "ceiling_copy" (bytes/s), without those that do not fit in memory or that
+        the device has no units for; empty within 20 s of the last time.
+        """
+        if self._ceilings_read_at and time.monotonic() - self._ceilings_read_at < CEILING_EVERY:
             return {}
         self.timer.before = do_nothing
         found = {}
@@ -280,5 +306,5 @@ class Instruments:
             found["ceiling_matmul"] = Measurement("FLOP/s", tuple(ceiling.matmul(self.timer, self.device, dtype)))
         with contextlib.suppress(RuntimeError):
             found["ceiling_copy"] = Measurement("B/s", tuple(ceiling.copy(self.timer, self.device)))
-        self._ceiling_read = time.monotonic()
+        self._ceilings_read_at = time.monotonic()
         return found

@@ -1,14 +1,16 @@
-"""Whether what ran is what the name says: kernels as the profiler saw them, against what the backend declares.
+"""The kernel rules: whether the kernels that ran in a traced call are those that the backend declares.
 
-A number under a false name is worse than none. Libraries choose kernels by heuristics and fall back in silence: SDPA
-to another of its backends, a compiled FlexAttention to its eager form, a half-precision case to float32. So every
-measured cell is traced once, untimed, and the trace must show that
+A figure under a false name is worse than none. Libraries choose kernels by heuristics and fall back silently: SDPA to
+another of its backends, a compiled FlexAttention to its eager form, a half-precision case to float32. So every measured
+cell is traced once, untimed (kernel_trace.py). The trace must show that
 
-- something ran, within the launch: nothing in `canonical`, which only names results, and nothing that goes on after the
-  stream has passed the launch, for neither would be in the time;
-- each kernel that the backend's signature requires ran, and none that it excludes;
-- those kernels together took some of the time: else they are a decoy, and what they stand beside does the work;
+- something ran, and all of it within the launch: nothing in `canonical`, which only names the results, and nothing that
+  still runs after the stream has passed the launch, because neither would be in the measured time;
+- each kernel that the backend's signature requires ran, and none that the signature excludes;
+- the required kernels together took at least 2 % of the call's time, else other kernels do the work;
 - no float32 matrix product ran in a half-precision case, unless the signature names it.
+
+On a CPU the operators of torch's profiler take the kernels' place.
 """
 
 from __future__ import annotations
@@ -22,14 +24,13 @@ from typing import Protocol
 from attnbench.core.backend import Signature
 from attnbench.core.case import Case
 
-# cuBLAS's and CUTLASS's names for products of float32 operands: ampere_sgemm_128x64, sm80_xmma_gemm_f32f32_...;
-# and that of measure/operators.py
+# The names of matrix products of float32 operands: cuBLAS's and CUTLASS's (ampere_sgemm_128x64,
+# sm80_xmma_gemm_f32f32_...), and that of measure/cpu_operators.py (aten::bmm<float>)
 FLOAT32_PRODUCT = r"mm<float>|sgemm|gemm_f32f32_|s1688gemm(?!_(?:bf16|fp?16))|tf32"
-NAME_LENGTH = 120
-MIN_DECLARED_SHARE = (
-    0.02  # of the time; of eager's it is but the softmax that is declared, 4 % beside float32 products, more else
-)
-# operators that only look at a tensor in another way
+NAME_LENGTH = 120  # characters
+# Share of a call's busy time. Eager declares its softmax only, which takes 4 % beside float32 products, and more else.
+MIN_DECLARED_SHARE = 0.02
+# Operators that only view a tensor in another way
 VIEWS = re.compile(
     r"(aten::)?(_?unsafe_view|_reshape_alias|alias|as_strided|chunk|detach_?|expand|flatten|movedim|narrow|permute|"
     r"reshape|select|slice|split|squeeze|swapaxes|t|transpose|unbind|unflatten|unsqueeze|view|view_as)"
@@ -37,7 +38,7 @@ VIEWS = re.compile(
 
 
 class Activity(Protocol):
-    """A kernel, or an operator on a CPU. Seconds."""
+    """A kernel on a GPU or an operator on a CPU, with its start and end in seconds."""
 
     @property
     def name(self) -> str: ...
@@ -48,29 +49,32 @@ class Activity(Protocol):
 
 
 def count_by_name(names: Iterable[str]) -> dict[str, int]:
-    """Kernel names, shortened, and how often each ran, in order of their first."""
+    """Return how often each kernel ran, by its short name, in the order of first appearance."""
     return dict(Counter(short_name(name) for name in names))
 
 
 def short_name(name: str) -> str:
-    """A C++ kernel's name without return type, parameters and deep template arguments."""
+    """Return a C++ kernel's name without return type and parameters, cut to 120 characters."""
     text = re.sub(r"^void ", "", name).replace("(anonymous namespace)::", "")
     depth = 0
     for i, letter in enumerate(text):
         depth += (letter == "<") - (letter == ">")
-        if letter == "(" and not depth and i and text[i - 1] != " ":  # the parameter list; not "Memset (Device)"
+        if letter == "(" and not depth and i and text[i - 1] != " ":  # the parameter list, but not in "Memset (Device)"
             text = text[:i]
             break
     return text if len(text) <= NAME_LENGTH else text[: NAME_LENGTH - 3] + "..."
 
 
 def first_computing_operator(operators: Iterable[str]) -> str | None:
-    """The first operator that is no view; None when all are."""
+    """Return the first operator that computes something; None where all only view a tensor in another way."""
     return next((name for name in operators if not VIEWS.fullmatch(name)), None)
 
 
 def find_broken_rule(case: Case, signature: Signature, names: Iterable[str]) -> str | None:
-    """What is wrong with the kernels of one call, named in full, in one line; None when nothing is."""
+    """Return which rule the kernels of one call break, in one line; None where they break none.
+
+    `names` are the full names of the kernels. The time that they took is judged by `find_low_share`.
+    """
     kernels = list(dict.fromkeys(names))
     if not kernels:
         return "nothing ran on the device during the launch: its answer was there already, or comes from elsewhere"
@@ -89,7 +93,7 @@ def find_broken_rule(case: Case, signature: Signature, names: Iterable[str]) -> 
 
 
 def declared_share(signature: Signature, activities: Iterable[Activity]) -> float:
-    """The part of one call's time that its declared kernels took; 1 where none are declared."""
+    """Return the share of one call's busy time in which a declared kernel ran; 1 where none is declared."""
     if not signature.runs:
         return 1.0
     activities = list(activities)
@@ -97,7 +101,10 @@ def declared_share(signature: Signature, activities: Iterable[Activity]) -> floa
 
 
 def find_low_share(signature: Signature, activities: Sequence[Activity]) -> str | None:
-    """What is wrong where the declared kernels of one call took next to none of its time; None when they did."""
+    """Return what is wrong where the declared kernels took under 2 % of one call's busy time; else None.
+
+    Such kernels only carry the declared name, and others do the work.
+    """
     part = declared_share(signature, activities)
     if part >= MIN_DECLARED_SHARE:
         return None
@@ -111,7 +118,7 @@ def _declared(signature: Signature, activities: Iterable[Activity]) -> list[Acti
 
 
 def busy_seconds(activities: Iterable[Activity]) -> float:
-    """Seconds in which at least one of them ran."""
+    """Return the seconds in which at least one of the activities ran; overlapping time counts once."""
     total, until = 0.0, -math.inf
     for activity in sorted(activities, key=lambda a: a.start):
         total += max(0.0, activity.end - max(activity.start, until))

@@ -1,6 +1,6 @@
-"""What calls after the samples show of them: the kernels that ran, how long they took, and whether the samples hold.
+"""Calls after the samples that test them: a traced call that shows which kernels ran and for how long, and later ones.
 
-A call is traced on inputs that no earlier one has seen, so that what answers from memory has to compute.
+The traced call gets inputs that no earlier call has seen, so that a kernel which returned stored results must compute.
 """
 
 from __future__ import annotations
@@ -19,24 +19,25 @@ from attnbench.worker.measure.cpu_operators import Operator, operator_names, tra
 from attnbench.worker.measure.cupti import TracedCall, Untraceable
 from attnbench.worker.measure.sampling import LONG_CALL
 
-UNSEEN = 1.3  # times the samples' median that the traced work may last; the clock can explain as much
-AGAIN = 3.0  # times the samples' 90th percentile that a call on new inputs may last on a CPU
-SUSPICIOUS = 4  # calls more where the first on a CPU shows little of what is declared
-CLEAR = 0.1  # of the time: enough not to be a decoy, whatever else runs on the CPU
-FEW_SAMPLES, TOO_LONG_TO_REPEAT = 10, 0.15  # samples; seconds of a call that is not made again for this
+MAX_BUSY_OVER_LATENCY = 1.3  # traced kernel time over the samples' median; a falling clock can explain as much
+MAX_FIRST_CALL_CPU = 3.0  # a CPU's first call on new inputs, over the samples' 90th percentile
+EXTRA_CALLS = 4  # more traced calls, where the first on a CPU spent little time in what is declared
+CLEAR_SHARE = 0.1  # share of the time from which one traced call decides, whatever else runs on the CPU
+FEW_SAMPLES = 10
+TOO_LONG_TO_REPEAT = 0.15  # seconds; longer calls are not made again for these tests
 SLOW_AT_FIRST = "samples much slower than a later call: it was not warm yet, or something disturbed it"
 UNWAITED = "part of it ran on another stream, and no wait for its end was seen: its time may end before its work"
-LATER = 1.5  # times faster that a later call may be before the samples are doubted
+MAX_OVER_LATER_CALL = 1.5  # the samples' median over a later call; beyond, the samples are doubted
 
 
 @dataclass(frozen=True)
 class TraceFindings:
-    """What one traced call returned and showed."""
+    """The result of one traced call, the kernels that ran in it, and what was found about them."""
 
-    result: Any
-    kernels: Mapping[str, int]
-    problem: str | None = None
-    note: str | None = None
+    result: Any  # what the launch returned
+    kernels: Mapping[str, int]  # short name -> how often it ran
+    problem: str | None = None  # why the cell is wrong-kernel
+    note: str | None = None  # what a reader should know
 
 
 def trace_launch(
@@ -47,7 +48,11 @@ def trace_launch(
     timing: Timing,
     renew: Callable[[], Any],
 ) -> TraceFindings:
-    """Traces one call after `renew`, and judges what ran. Where tracing takes several tries each is renewed."""
+    """Trace one launch on new inputs, and judge the kernels that ran.
+
+    `renew` writes new values to the inputs; it is called before each try, as a trace may take several. Where nothing
+    can be traced, the findings hold the launch's result and a note.
+    """
     result: Any = None
 
     def launch() -> None:
@@ -59,18 +64,16 @@ def trace_launch(
         renew()
         ran = trace_operators(launch)
         names = [operator.name for operator in ran]
-        problem = (
-            (kernel_rules.find_broken_rule(case, signature, names) or _low_share_on_cpu(signature, ran, launch))
-            if ran
-            else None
-        )
+        problem = None
+        if ran:
+            problem = kernel_rules.find_broken_rule(case, signature, names) or _low_share_on_cpu(signature, ran, launch)
         if late := kernel_rules.first_computing_operator(operator_names(lambda: prepared.canonical(result))):
             problem = problem or f"{late} ran after the launch, while its results were only to be named"
         return TraceFindings(result, kernel_rules.count_by_name(names), problem)
     try:
         if instruments.tracer is None:
             raise Untraceable("the profiler sees no kernels here (CUPTI)")
-        launched, named = instruments.tracer.calls([launch, lambda: prepared.canonical(result)], before_each_try=renew)
+        launched, naming = instruments.tracer.calls([launch, lambda: prepared.canonical(result)], before_each_try=renew)
     except Untraceable as error:
         renew()
         return TraceFindings(prepared.launch(), {}, note=f"what ran is not known: {error}")
@@ -79,52 +82,60 @@ def trace_launch(
     problem = kernel_rules.find_broken_rule(case, signature, names) or kernel_rules.find_low_share(
         signature, launched.kernels
     )
-    problem = problem or _outside(launched, named)
+    problem = problem or _work_outside_launch(launched, naming)
     latency = stats.median(timing.measurements["time"].values)
-    if not problem and launched.busy > UNSEEN * latency + 20e-6:
+    if not problem and launched.busy > MAX_BUSY_OVER_LATENCY * latency + 20e-6:
         problem = (
             f"kernels ran for {launched.busy * 1e6:.0f} us in one call, and the samples say {latency * 1e6:.0f}: "
             "part of its work is not in its time"
         )
     note = UNWAITED if launched.unwaited else None
-    if not timing.host_bound and launched.span * LATER + 20e-6 < latency:
+    if not timing.host_bound and launched.span * MAX_OVER_LATER_CALL + 20e-6 < latency:
         note = SLOW_AT_FIRST
     return TraceFindings(result, kernels, problem, note)
 
 
 def check_later_calls(instruments: Instruments, prepared: Prepared, timing: Timing) -> list[str]:
-    """What calls after the samples say of them, on inputs not seen before; looked at where it costs little.
+    """Return notes on the samples from later calls on inputs not seen before, where those calls cost little.
 
-    On a GPU the trace shows a call that computes more than the samples did. Calls of more than a burst are so few
-    that a kernel which is slow in its first ten gets through: more show it, one where calls are long.
+    On a CPU a first call on new inputs that is much slower suggests stored results; on a GPU the trace shows that.
+    Cells of long calls have so few samples that a kernel which is slow in its first ten calls would pass: one to three
+    more calls reveal it.
     """
     times = timing.measurements["time"].values
     notes = []
     if instruments.device.type != "cuda":
-        took = instruments.timer.samples(prepared.launch, 1)[0]
-        if took > AGAIN * stats.percentile(times, 90) + 1e-3:
+        first_call = instruments.timer.samples(prepared.launch, 1)[0]
+        if first_call > MAX_FIRST_CALL_CPU * stats.percentile(times, 90) + 1e-3:
             notes.append("its first call on new inputs is much slower than its samples: it may remember inputs")
     if len(times) <= FEW_SAMPLES and stats.median(times) < TOO_LONG_TO_REPEAT:
-        more = 3 if stats.median(times) < LONG_CALL else 1
-        few_more = [instruments.timer.samples(prepared.launch, 1)[0] for _ in range(more)]
+        count = 3 if stats.median(times) < LONG_CALL else 1
+        later_times = [instruments.timer.samples(prepared.launch, 1)[0] for _ in range(count)]
         slack = 20e-6 if instruments.device.type == "cuda" else 1e-3
-        if stats.median(few_more) * LATER + slack < stats.median(times):
+        if stats.median(later_times) * MAX_OVER_LATER_CALL + slack < stats.median(times):
             notes.append(SLOW_AT_FIRST)
     return notes
 
 
 def _low_share_on_cpu(signature: Signature, ran: Sequence[Operator], launch: Callable[[], Any]) -> str | None:
-    """proof.decoy on a CPU, whose other work is in the times of operators: of several calls where one could mislead."""
+    """Return what `find_low_share` says on a CPU, where other work disturbs the times of operators.
+
+    `ran` are the operators of one traced call. Where that one could mislead, more calls are traced and the one of
+    median share decides.
+    """
     calls = [ran]
-    if kernel_rules.declared_share(signature, ran) < CLEAR and kernel_rules.busy_seconds(ran) < TOO_LONG_TO_REPEAT:
-        calls += [trace_operators(launch) for _ in range(SUSPICIOUS)]
-    return kernel_rules.find_low_share(
-        signature, sorted(calls, key=partial(kernel_rules.declared_share, signature))[len(calls) // 2]
-    )
+    unclear = kernel_rules.declared_share(signature, ran) < CLEAR_SHARE
+    if unclear and kernel_rules.busy_seconds(ran) < TOO_LONG_TO_REPEAT:
+        calls += [trace_operators(launch) for _ in range(EXTRA_CALLS)]
+    by_share = sorted(calls, key=partial(kernel_rules.declared_share, signature))
+    return kernel_rules.find_low_share(signature, by_share[len(calls) // 2])
 
 
-def _outside(launched: TracedCall, named: TracedCall) -> str | None:
-    """Work that the time of the launch does not hold."""
+def _work_outside_launch(launched: TracedCall, naming: TracedCall) -> str | None:
+    """Return which work of a call is not in the time of its launch, in one line; None where all is.
+
+    `launched` is the traced launch, `naming` the traced call of `canonical` after it.
+    """
     if launched.overrun:
         return (
             f"its work went on for {launched.overrun * 1e6:.0f} us after its stream had gone on: on another stream, "
@@ -135,6 +146,7 @@ def _outside(launched: TracedCall, named: TracedCall) -> str | None:
             f"its work began {launched.head_start * 1e6:.0f} us before its stream had come to it: on another stream, "
             "which waits for nothing"
         )
-    if named.kernels:
-        return f"{kernel_rules.short_name(named.kernels[0].name)} ran after the launch, while its results were only to be named"
+    if naming.kernels:
+        late = kernel_rules.short_name(naming.kernels[0].name)
+        return f"{late} ran after the launch, while its results were only to be named"
     return None

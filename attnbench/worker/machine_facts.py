@@ -1,9 +1,12 @@
-"""What tells whether a machine is fit to measure: facts only, in JSON's types and SI units; doctor.py judges them.
+"""Facts of a CUDA device that decide whether it is fit to measure, in JSON types and SI units.
 
-All is read and nothing is set, without root. What cannot be read is None. The GPU is read in a worker, in this order:
-who else computes on it, while this process lets it idle for two of NVML's averaging periods; each instrument on a
-trivial operation, and whether it finds L2 as promised (measure/cache.py); then NVML, while the clock is still up.
-The exact clock is that of a spin of known length (measure/events.py): NVML has no way to ask for locked clocks.
+The doctor (analysis/doctor) asks a worker for them and judges them. Everything is only read, nothing is set, and no
+root is needed. What cannot be read is None. Facts of the host are in run/host_facts.py. The order is:
+
+1. which other processes compute on the GPU, while this process leaves it idle for two of NVML's averaging periods;
+2. each instrument on a trivial operation, and whether it finds L2 cold or warm as set (measure/l2_cache.py);
+3. NVML, while the clock is still high. The exact clock comes from the clock gauge (measure/clock_gauge.py), since NVML
+   does not tell whether clocks are locked.
 """
 
 from __future__ import annotations
@@ -23,13 +26,13 @@ if TYPE_CHECKING:
     from attnbench.worker.measure.cuda_events import EventTimer
     from attnbench.worker.measure_cell import CellMeasurer
 
-IDLE_SECONDS = 2.0  # seconds; NVML's utilisation is an average over 1/6 to 1 s
+IDLE_SECONDS = 2.0  # NVML's utilisation is an average over 1/6 to 1 s
 SAMPLES = 20
 REASONS = {**LIMITS, 0x2: "application clocks", 0x10: "sync boost", 0x100: "display clocks"}  # nvml.h
 
 
 def examine(measurer: CellMeasurer) -> dict[str, Any]:
-    """The facts of a CUDA device; none of a CPU beyond `host`."""
+    """Return the facts of a CUDA device: "instruments" and "nvml"; an empty dict for a CPU."""
     if measurer.device.type != "cuda":
         return {}
     state = measurer.state if measurer.state and measurer.state.available else None
@@ -41,13 +44,17 @@ def examine(measurer: CellMeasurer) -> dict[str, Any]:
 
 
 def _clock_held(events: EventTimer) -> float:
-    """Hz, once a spin has woken the device: an idle one runs slower."""
+    """Return the SM clock in Hz after a spin that wakes the device, as the clock of an idle one is lower."""
     events.hide_host(0.05)
     return max(events.clock_hz() for _ in range(5))
 
 
 def _process_facts(state: GpuState) -> dict[str, Any]:
-    """Who else is on the GPU. `busy` is its utilisation while we let it idle, `computing` who it is then."""
+    """Return the facts of other processes on the GPU, after leaving it idle for IDLE_SECONDS.
+
+    "busy" is its utilisation meanwhile (0 to 1), "computing" names who caused it. "named" tells whether process numbers
+    are those of this process's namespace: in some containers they are not, and no process can be named.
+    """
     since = time.time()
     time.sleep(IDLE_SECONDS)
     busy = state.ask_number(lambda n, h: n.nvmlDeviceGetUtilizationRates(h).gpu / 100)
@@ -62,7 +69,10 @@ def _process_facts(state: GpuState) -> dict[str, Any]:
 
 
 def _instrument_facts(measurer: CellMeasurer) -> dict[str, Any]:
-    """By name: seconds of a trivial operation, and L2 as found with and without what makes it cold; or an error."""
+    """Return facts of each timer by name: the seconds of a trivial operation, and whether L2 was "cold" or "warm".
+
+    "l2_cold" is what was observed with the flush, "l2_warm" without it. A timer that fails has "error" instead.
+    """
     import torch
 
     x = torch.zeros(2**18, device=measurer.device)
@@ -94,7 +104,7 @@ def _instrument_facts(measurer: CellMeasurer) -> dict[str, Any]:
             return {"error": "the profiler sees no kernel"}
         return by_events(measurer.tracer)
 
-    # a capture that fails may leave the device in disorder, so it comes last
+    # the graph comes last, since a failed capture leaves torch's allocator in a broken state
     return {
         "events": _facts_or_error(lambda: by_events(measurer.events)),
         "cupti": _facts_or_error(by_cupti),
@@ -102,14 +112,15 @@ def _instrument_facts(measurer: CellMeasurer) -> dict[str, Any]:
     }
 
 
-def _facts_or_error(look: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+def _facts_or_error(read: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     try:
-        return look()
-    except Exception as error:  # whatever stops an instrument is a fact about it
+        return read()
+    except Exception as error:  # any failure of an instrument is a fact to report
         return {"error": " ".join(f"{type(error).__name__}: {error}".split())[:300]}
 
 
 def _nvml_facts(state: GpuState) -> dict[str, Any]:
+    """Return what NVML tells of clocks, power, temperature, settings and memory errors."""
     ask, ask_number = state.ask, state.ask_number
     reasons = ask(lambda n, h: n.nvmlDeviceGetCurrentClocksThrottleReasons(h))
     names = ("corrected", "uncorrected", "pending", "failed")
@@ -139,7 +150,10 @@ def _nvml_facts(state: GpuState) -> dict[str, Any]:
 
 
 def _temperature_margin(state: GpuState) -> float | None:
-    """Degrees left until the clock is lowered; from Hopper on the driver tells only this, before only the threshold."""
+    """Return the degrees left until the clock is lowered because of heat; None where the driver does not tell.
+
+    From Hopper on the driver reports only this margin, before Hopper only the threshold.
+    """
     margin = state.ask_number(lambda n, h: n.nvmlDeviceGetMarginTemperature(h))
     if margin is not None:
         return margin

@@ -1,9 +1,12 @@
-"""One launch for Nsight Compute, with the traffic of the whole call in view: `python -m attnbench.worker.ncu_launch`.
+"""The program that runs under Nsight Compute: one call, prepared so that all its memory traffic is counted.
 
-Between cudaProfilerStart and Stop run a read of a buffer of four times L2, a marker (torch's spin kernel), the call,
-the marker and the read again. So the call finds an L2 with nothing of its own and nothing to write back: the tool's own
-start leaves some MiB there. What the call leaves unwritten reaches memory during the last read, and is counted; ncu.py
-tells the parts apart.
+    ncu ... python -m attnbench.worker.ncu_launch '{"name": ..., "spec": ..., "case": {...}, "device": {...}}'
+
+Between cudaProfilerStart and cudaProfilerStop it runs: a read of a buffer of four times L2, a marker (torch's spin
+kernel), the call, the marker, and the read again. The first read evicts what is in L2, also the MiB that the start of
+ncu leaves there, so that the call finds none of its operands in L2 and nothing to write back. The last read evicts what
+the call wrote into L2 only, so that these bytes are counted too. analysis/profile/ncu.py separates the parts at the
+markers.
 """
 
 from __future__ import annotations
@@ -25,7 +28,7 @@ WARMUPS = 3
 
 
 def main(request: Mapping[str, Any]) -> None:
-    """`request` has name, spec, case and device."""
+    """Run one call of a backend; `request` holds its name and spec, the case and the device."""
     import torch
 
     torch.set_float32_matmul_precision("highest")

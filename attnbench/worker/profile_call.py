@@ -1,13 +1,16 @@
-"""One call of a backend seen from close: what ran and when, what it allocated, what the host paid. In a worker.
+"""Profiles one call of a backend, in a worker: which kernels ran and when, memory over time, and the host's time.
 
-The results are checked as in a run, and so are the names of what ran; what is wrong is said, and profiled all the same.
-The passes stay apart, for each would disturb the others: latency without a profiler, as in a run; some traced calls
-behind a spin with L2 cold, of which the one of median span is shown, so gaps between its kernels are the device's and
-not the host's; and one call more under the profiler with the allocations, which the Chrome trace is of.
+The results and the kernels' names are checked as in a run; a call that fails a check is profiled all the same, and the
+profile says what is wrong. The figures come from separate calls, since each way to look disturbs the others:
 
-Torch's allocators tell the profiler of each block they give out or take back, at the host's time. On a CPU that is the
-call's time. On a GPU memory is reused in the order of the stream, so a kernel runs with what was allocated when the
-host launched it: that sum is carried over, kernel by kernel, to the traced call.
+- latency without a profiler, as in a run;
+- traced calls behind a spin with L2 cold. The one of median span is shown. Behind the spin, gaps between its kernels
+  are the device's and not the host's;
+- one more call under the profiler with allocations, which the Chrome trace shows.
+
+Torch's allocators report each block that they hand out or take back to the profiler, with the host's time. On a CPU
+that is the call's time. On a GPU memory is reused in stream order, so a kernel runs with what was allocated when the
+host launched it: that sum is matched, kernel by kernel, to the traced call.
 """
 
 from __future__ import annotations
@@ -30,13 +33,16 @@ if TYPE_CHECKING:
     from attnbench.worker.measure_cell import CellMeasurer
 
 RANGE = "attnbench.call"
-CALLS = 20  # traced, at most
-SESSIONS = 3  # on a CPU
-HEAVY = 0.8  # an operator that spends this share of its time in one other is a wrapper of it
+MAX_TRACED_CALLS = 20
+CPU_SESSIONS = 3
+WRAPPER_SHARE = 0.8  # an operator that spends this share of its time in one other operator is a wrapper of it
 
 
 def profile(measurer: CellMeasurer, backend: Backend, case: Case, trace: str | None) -> dict[str, Any]:
-    """The fields of a profile.Profile, or {"refused": reason}. Seconds and bytes."""
+    """Return the fields of an analysis.profile Profile in seconds and bytes, or {"refused": reason}.
+
+    `trace` is the path for a Chrome trace, or None.
+    """
     if getattr(backend, "simulated", False):
         return {"refused": "it is simulated: nothing runs, so there is nothing to profile"}
     try:
@@ -45,7 +51,7 @@ def profile(measurer: CellMeasurer, backend: Backend, case: Case, trace: str | N
     except Unsupported as refusal:
         return {"refused": " ".join(str(refusal).split()) or "refused without a reason"}
     finally:
-        measurer.recover()  # the next backend's worker needs the memory
+        measurer.recover()  # frees the memory, which the next backend's worker needs
 
 
 def _profile(measurer: CellMeasurer, backend: Backend, case: Case, trace: str | None) -> dict[str, Any]:
@@ -65,21 +71,20 @@ def _profile(measurer: CellMeasurer, backend: Backend, case: Case, trace: str | 
             check.drop_masked_dout()
             del prepared
             prepared = backend.prepare(case, given)
-    timed_launch = measurer.timed_launch(
-        backend, case, given, prepared, footprint=0
-    )  # no copies: events are the instrument
+    # footprint 0: the instrument is events, which makes no copies
+    timed_launch = measurer.timed_launch(backend, case, given, prepared, footprint=0)
     timing = measurer.time(timed_launch, policy)
     renewal = reference.InputRenewal(case, given, prepared)
     signature = backend.signature(case, measurer.device_info) if hasattr(backend, "signature") else Signature()
     checked = replace(prepared, launch=check.launcher(prepared))
-    shown = kernel_trace.trace_launch(measurer, case, signature, checked, timing, renewal.renew)
-    wrong = wrong or shown.problem or ""
-    made = inputs.make(case, str(measurer.device), policy.seed)
-    wrong = wrong or check.check_renewed(renewal, made, prepared.canonical(shown.result)).problem()
+    traced = kernel_trace.trace_launch(measurer, case, signature, checked, timing, renewal.renew)
+    wrong = wrong or traced.problem or ""
+    original = inputs.make(case, str(measurer.device), policy.seed)
+    wrong = wrong or check.check_renewed(renewal, original, prepared.canonical(traced.result)).problem()
     renewal.restore()
     wrong = wrong or check.check_restored(prepared.canonical(checked.launch())).problem()
-    notes = [*check.notes, *timing.notes, *([shown.note] if shown.note else [])]
-    del check, made, shown
+    notes = [*check.notes, *timing.notes, *([traced.note] if traced.note else [])]
+    del check, original, traced
     latency = stats.median(timing.measurements["time"].values)
     on_cuda = measurer.device.type == "cuda"
     found = _on_gpu(measurer, prepared.launch, latency, trace, notes) if on_cuda else _on_cpu(prepared.launch, trace)
@@ -102,14 +107,18 @@ def _profile(measurer: CellMeasurer, backend: Backend, case: Case, trace: str | 
 def _on_gpu(
     measurer: CellMeasurer, launch: Callable[[], Any], latency: float, trace: str | None, notes: list[str]
 ) -> dict[str, Any]:
-    """The traced call's kernels, its length, the spans of all traced calls, and what was allocated meanwhile."""
+    """Return the fields of a GPU's timeline: the kernels of the traced call of median span, and memory at each.
+
+    Also its length, and the spans and the events' readings of all traced calls. Adds to `notes` what is missing, and
+    why.
+    """
     profiler, events = _session(launch, on_cuda=True)
     if trace:
         profiler.export_chrome_trace(trace)
     if measurer.tracer is None:
         return {}
     try:
-        n = max(1, min(CALLS, int(Policy().burst_s / latency)))
+        n = max(1, min(MAX_TRACED_CALLS, int(Policy().burst_s / latency)))
         calls = [call for call in measurer.tracer.calls([launch] * n) if call.kernels]
         if not calls:
             raise Untraceable("the profiler saw no kernel in the call")
@@ -132,9 +141,9 @@ def _on_gpu(
 
 
 def _on_cpu(launch: Callable[[], Any], trace: str | None) -> dict[str, Any]:
-    """The call's operators and allocations, from the least disturbed of a few sessions."""
+    """Return the fields of a CPU's timeline: operators and allocations of the shortest of a few profiled calls."""
     found = []
-    for _ in range(SESSIONS):
+    for _ in range(CPU_SESSIONS):
         profiler, events = _session(launch, on_cuda=False)
         (whole,) = (e for e in events if e.name() == RANGE)
         found.append((whole.end_ns() - whole.start_ns(), whole.start_ns(), profiler, events))
@@ -153,26 +162,26 @@ def _on_cpu(launch: Callable[[], Any], trace: str | None) -> dict[str, Any]:
 
 
 def _session(launch: Callable[[], Any], *, on_cuda: bool) -> tuple[Any, list[Any]]:
-    """The profiler of one call with its allocations, and its events."""
+    """Profile one call with its allocations. Return the profiler and its events."""
     import torch
     from torch.profiler import ProfilerActivity, profile, record_function
 
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_cuda else [])]
     if on_cuda:
-        torch.cuda.synchronize()  # ends the session before: its teardown comes with the next call to CUDA
+        torch.cuda.synchronize()  # the session before is torn down at the next CUDA call: let that happen now
     with profile(activities=activities, profile_memory=True, acc_events=True) as profiler:
-        with record_function("attnbench.start"):  # the first range of a session takes a millisecond
+        with record_function("attnbench.start"):  # the first range of a session costs a millisecond
             pass
         with record_function(RANGE):
             result = launch()
         if on_cuda:
             torch.cuda.synchronize()
-    del result  # its freeing is not the call's
+    del result  # freed here, so that the free is not part of the call
     return profiler, list(profiler.profiler.kineto_results.events()) if profiler.profiler else []
 
 
 def at_launch(events: Sequence[Any]) -> list[int]:
-    """Bytes allocated when the host launched each of the device's activities, in the order of these."""
+    """Return the bytes that were allocated when the host launched each kernel, in the order in which they ran."""
     times, sums = _running(events, "CUDA")
     on_host = {
         e.correlation_id(): e.start_ns()
@@ -181,14 +190,16 @@ def at_launch(events: Sequence[Any]) -> list[int]:
     }
     held, launched = [], 0
     for event in sorted((e for e in events if _ran_on_device(e)), key=lambda e: int(e.start_ns())):
-        launched = on_host.get(event.correlation_id(), launched)  # one without a host call of its own: as the last
+        launched = on_host.get(
+            event.correlation_id(), launched
+        )  # without a host call of its own: like the kernel before
         before = bisect.bisect_right(times, launched)
         held.append(sums[before - 1] if before else 0)
     return held
 
 
 def _running(events: Sequence[Any], device: str) -> tuple[list[int], list[int]]:
-    """Host times in ns at which a device's allocator was used, and the bytes allocated from then on."""
+    """Return the host times in ns at which a device's allocator was used, and the bytes allocated after each."""
     used = sorted((e for e in events if e.name() == "[memory]" and _is_on(e, device)), key=lambda e: int(e.start_ns()))
     return [e.start_ns() for e in used], list(itertools.accumulate(e.nbytes() for e in used))
 
@@ -203,7 +214,7 @@ def _is_on(event: Any, device: str) -> bool:
 
 @dataclass
 class _Node:
-    """An operator and those that it called."""
+    """One operator with its start and end in ns, and the operators that it called."""
 
     name: str
     start: int
@@ -212,7 +223,10 @@ class _Node:
 
 
 def operators(events: Sequence[Any]) -> list[tuple[str, int, int]]:
-    """(name, start, end) in ns of the operators that no other called, wrappers under the name of what they wrap."""
+    """Return (name, start, end) in ns of the operators that no other operator called.
+
+    A wrapper gets the name of the operator that it wraps.
+    """
     roots: list[_Node] = []
     open_: dict[int, list[_Node]] = {}  # by thread, outermost first
     own = (e for e in events if "::" in e.name() and not e.name().startswith("autograd::"))
@@ -227,7 +241,8 @@ def operators(events: Sequence[Any]) -> list[tuple[str, int, int]]:
 
 
 def _wrapped(node: _Node) -> str:
+    """Return the name of the innermost operator in which `node` spends most of its time."""
     longest = max(node.children, key=lambda child: child.end - child.start, default=None)
-    if longest is not None and longest.end - longest.start >= HEAVY * (node.end - node.start):
+    if longest is not None and longest.end - longest.start >= WRAPPER_SHARE * (node.end - node.start):
         return _wrapped(longest)
     return node.name

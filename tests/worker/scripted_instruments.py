@@ -89,8 +89,8 @@ class Gpu(Instruments):
             available=False, power_limit_w=lambda: 700.0, power_average_w=lambda: 100.0, limits=lambda: ()
         )
         self.broken = False
-        self._l2 = {(name, l2): l2 for name in ("events", "graph", "cupti", "") for l2 in ("cold", "warm")}
-        self._ceiling_read = 0.0
+        self._l2_states = {(name, l2): l2 for name in ("events", "graph", "cupti", "") for l2 in ("cold", "warm")}
+        self._ceilings_read_at = 0.0
 
 
 def values(took: Any, name: str) -> tuple[float, ...]:

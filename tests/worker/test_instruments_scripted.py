@@ -13,7 +13,7 @@ from scripted_instruments import QUICK, Events, Gpu, timed_launch, values
 from attnbench.core.backend import Unsupported
 from attnbench.core.policy import SHORT
 from attnbench.worker import instruments as module
-from attnbench.worker.instruments import FEW, FEW_TURNS, SHORT_TRACES, TURNS
+from attnbench.worker.instruments import LONG_CALL_S, TURNS_OF_LONG_CALLS, SHORT_TRACES, TURNS
 from attnbench.worker.measure import cuda_graph, sampling
 from attnbench.worker.measure.cuda_graph import NotCapturable
 from attnbench.worker.measure.energy import SustainedRun
@@ -170,9 +170,9 @@ def test_turns_give_each_instrument_one_reading_a_turn_and_the_first_place_in_it
 
 
 def test_turns_of_long_calls_are_few(gpu: Gpu, graphs: list[Any]) -> None:
-    gpu.played.seconds = 1.1 * FEW
+    gpu.played.seconds = 1.1 * LONG_CALL_S
     readings, _ = gpu.cross_check(timed_launch(), QUICK)
-    assert {len(m.values) for m in readings.values()} == {FEW_TURNS}
+    assert {len(m.values) for m in readings.values()} == {TURNS_OF_LONG_CALLS}
     assert graphs[0].closed
 
 
