@@ -39,7 +39,7 @@ def compare(
     html: Html = None,
     json: Json = False,
     out: Annotated[
-        Path | None, option("--out", "-o", metavar="FILE", help="Write the format there: -f md -o FILE is -f md=FILE.")
+        Path | None, option("--out", "-o", metavar="FILE", help="Write the one format to a file and print nothing.")
     ] = None,
     every: Annotated[
         bool,

@@ -76,10 +76,10 @@ def test_a_machine_against_itself_is_one() -> None:
     assert speed_ratio(one, equal_weights(one.log_latencies), one) == Ratio(1.0, 1.0, 1.0, ())
 
 
-def test_a_mood_that_all_cells_of_a_round_share_is_not_averaged_away() -> None:
-    moods = (0.98, 1.02, 1.00)
-    shared = [a_record(n, [0.001 * m], i) for i, m in enumerate(moods) for n in LENGTHS]
-    single = [a_record(1024, [0.001 * m], i) for i, m in enumerate(moods)]
+def test_noise_that_all_cells_of_a_round_share_is_not_averaged_away() -> None:
+    factors = (0.98, 1.02, 1.00)
+    shared = [a_record(n, [0.001 * m], i) for i, m in enumerate(factors) for n in LENGTHS]
+    single = [a_record(1024, [0.001 * m], i) for i, m in enumerate(factors)]
     calm = [a_record(n, [0.001], i) for i in range(3) for n in LENGTHS]
     many, one = of(shared, calm), of(single, calm[::4])
     assert many.low == pytest.approx(one.low)
@@ -93,11 +93,11 @@ def test_intervals_from_rounds_hold_the_truth_as_often_as_they_say(rounds: int, 
     for _ in range(times):
         sides = []
         for truth in (1.5, 1.0):
-            moods = [rng.gauss(0, shared) for _ in range(rounds)]
+            of_rounds = [rng.gauss(0, shared) for _ in range(rounds)]
             sides.append(
                 [
-                    a_record(n, [truth * math.exp(mood + rng.gauss(0, 0.01))], i)
-                    for i, mood in enumerate(moods)
+                    a_record(n, [truth * math.exp(noise + rng.gauss(0, 0.01))], i)
+                    for i, noise in enumerate(of_rounds)
                     for n in LENGTHS
                 ]
             )

@@ -51,11 +51,27 @@ def test_power_limits_prices_and_a_page(tool: Tool, slow: Path) -> None:
     assert "<h1>H200 500 W and H200 700 W, compared</h1>" in (tool.folder / "page.html").read_text()
 
 
+def test_several_formats_at_once(tool: Tool) -> None:
+    out = tool("compare", A, B, "--html", "page.html", "-f", "csv=cells.csv").out
+    assert out.startswith("H200 #2 and H200 #1 ")
+    assert "triton 4k d128 causal fwd" in (tool.folder / "page.html").read_text(), "a page has every cell"
+    assert len((tool.folder / "cells.csv").read_text().splitlines()) > 600
+
+
+def test_out_writes_the_one_format(tool: Tool) -> None:
+    assert not tool("compare", A, B, "-f", "json", "-o", "all.json").out
+    assert json.loads((tool.folder / "all.json").read_text())["reference"] == "H200 #1"
+    tool("compare", A, B, "-o", "all.txt")
+    assert (tool.folder / "all.txt").read_text().startswith("H200 #2 and H200 #1 ")
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [
         ((A,), "at least two run files"),
         ((A, B, "-f", "xml"), "--format: unknown 'xml'"),
+        ((A, B, "-f", "md", "-f", "csv", "-o", "x"), "--out takes one format"),
+        ((A, B, "-f", "md", "-f", "csv"), "cannot both be printed"),
         ((A, B, "--to", "H300"), "is none of the machines"),
         ((A, B, "--workload", "none.yaml"), "cannot read none.yaml"),
         ((A, "empty.jsonl"), "is not an attnbench run file"),

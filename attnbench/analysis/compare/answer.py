@@ -22,7 +22,7 @@ def answer(c: Comparison) -> list[str]:
     home = c.reference.label
     said = []
     if c.workload and not ratios:
-        said.append(f"No machine but {home} can run all of the workload {c.workload.workload.name!r}.")
+        said.append(f"No machine but {home} can run all of the workload {c.workload.name!r}.")
     elif len(ratios) == 1:
         ((ratio, label),) = ratios
         if no_difference_shown(ratio):
@@ -79,7 +79,7 @@ def _not_shown_slower(first: Ratio, other: Ratio) -> bool:
 
 def _over(c: Comparison) -> str:
     if c.workload:
-        return f"on the workload {c.workload.workload.name!r}"
+        return f"on the workload {c.workload.name!r}"
     return f"over {count(len(c.cases), 'case')}, with the fastest backends of each machine (geometric mean)"
 
 

@@ -115,7 +115,7 @@ def _workload(c: Comparison) -> dict[str, Any] | None:
     if result is None:
         return None
     return {
-        "name": result.workload.name,
+        "name": result.name,
         "weights": result.workload.weights,
         "machines": [
             {"name": label, "tflops": result.tflops[label], **_ratio(ratio)} for label, ratio in result.ratios.items()

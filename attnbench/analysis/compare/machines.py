@@ -28,7 +28,7 @@ _CORES = re.compile(r"\s*\(\d+ cores\)$")
 
 @dataclass(frozen=True)
 class File:
-    """A run file and what it holds."""
+    """A run file: where it is and what it holds."""
 
     path: Path
     run: Run
@@ -36,11 +36,11 @@ class File:
 
 @dataclass(frozen=True, eq=False)
 class Machine:
-    """What is compared. `label` is unique; `run` holds the records of all files, whose rounds are numbered on."""
+    """One of the machines that are compared, with all that was measured on it. Its label is unique."""
 
     label: str
     files: tuple[File, ...]
-    run: Run = field(repr=False)
+    run: Run = field(repr=False)  # of the first file, with the records of all; the rounds of each follow the last one's
 
     @property
     def environment(self) -> Environment:

@@ -36,47 +36,43 @@ def tables(c: Comparison, every: bool = False) -> list[Table]:
 
 
 def _machines(c: Comparison) -> Table:
-    price_unit = next((price.unit for price in c.prices.values()), None)
-    has_peaks = any(found is not None for found in c.utilization.values())
-    home = c.reference.label
-    headings = ["machine", f"speed / {home}", "TFLOP/s"]
-    headings += ["of peak"] if has_peaks else []
-    headings += ["W", "TFLOP/s/W"] if c.power else []
-    headings += ["price", price_unit, f"for the money / {home}"] if price_unit else []
-    base = c.bought(home)
-    rows = []
-    for label in c.labels:
-        row = [label, "1x" if label == home else ratio_text(c.overall[label]), _or_nothing(c.tflops[label])]
-        utilization = c.utilization[label]
-        row += [NOTHING if utilization is None else share(utilization)] if has_peaks else []
-        row += [_or_nothing(c.power.watts[label]), _or_nothing(c.power.tflops_per_watt[label])] if c.power else []
-        if price_unit:
-            bought = c.bought(label)
-            row += [str(c.prices.get(label, NOTHING)), _or_nothing(bought)]
-            row += [f"{ratio_digits(bought / base)}x" if bought and base else NOTHING]
-        rows.append(tuple(row))
+    home, power = c.reference.label, c.power
+    columns: dict[str, list[str]] = {
+        "machine": [*c.labels],
+        f"speed / {home}": ["1x" if label == home else ratio_text(c.overall[label]) for label in c.labels],
+        "TFLOP/s": [_or_nothing(c.tflops[label]) for label in c.labels],
+    }
     note = "Each machine runs each case with its fastest backend. "
-    if c.workload:
-        note += f"Speed and TFLOP/s: of the workload {c.workload.workload.name!r}; the rest: geometric means "
-    else:
-        note += "Geometric means "
-    note += f"over {count(len(c.cases), 'case')}. FLOPs: exact."
-    note += " Of peak: the datasheet's." if has_peaks else ""
-    if c.power:
-        note += f" W, TFLOP/s/W: without pauses, by the energy counter, over {count(c.power.cases, 'case')}."
-    return Table("machines", _columns(*headings), tuple(rows), "Machines", note)
+    note += f"Speed and TFLOP/s: of the workload {c.workload.name!r}; the rest: g" if c.workload else "G"
+    note += f"eometric means over {count(len(c.cases), 'case')}. FLOPs: exact."
+    shares = c.utilization.values()
+    if any(found is not None for found in shares):
+        columns["of peak"] = [NOTHING if found is None else share(found) for found in shares]
+        note += " Of peak: the datasheet's."
+    if power:
+        columns["W"] = [_or_nothing(power.watts[label]) for label in c.labels]
+        columns["TFLOP/s/W"] = [_or_nothing(power.tflops_per_watt[label]) for label in c.labels]
+        note += f" W, TFLOP/s/W: without pauses, by the energy counter, over {count(power.cases, 'case')}."
+    if c.prices:
+        bought = {label: c.bought(label) for label in c.labels}
+        base = bought[home]
+        columns["price"] = [str(c.prices.get(label, NOTHING)) for label in c.labels]
+        columns[next(iter(c.prices.values())).unit] = [_or_nothing(amount) for amount in bought.values()]
+        columns[f"for the money / {home}"] = [
+            f"{ratio_digits(amount / base)}x" if amount and base else NOTHING for amount in bought.values()
+        ]
+    rows = tuple(zip(*columns.values(), strict=True))
+    return Table("machines", _columns(*columns), rows, "Machines", note)
 
 
 def _workload(c: Comparison) -> Table:
     assert c.workload
-    name, parts = c.workload.workload.name, c.workload.parts
+    name, parts = c.workload.name, c.workload.parts
     rows = [(part.name, percent(part.share), str(len(part.cases))) for part in parts]
     rows.append((f"all of {name}", "100%", str(sum(len(part.cases) for part in parts))))
     of = f"time on {c.reference.label}" if c.workload.workload.weights == "time" else "FLOPs"
-    note = (
-        f"Weights are shares of {of}. A part is one call of each of its cases; its ratio is that of the total times, "
-    )
-    note += "and so is that of the whole."
+    note = f"Weights are shares of {of}. A part is one call of each of its cases. "
+    note += "Its ratio is that of the total times, and so is that of the whole."
     if left_out := sum(part.left_out for part in parts):
         note += f" {count(left_out, 'case')} not measured on all machines {'is' if left_out == 1 else 'are'} left out."
     backends = [{label: ", ".join(part.backends[label]) or NOTHING for label in c.labels} for part in parts]

@@ -49,6 +49,10 @@ class WorkloadResult:
     parts: tuple[PartResult, ...]
     notes: tuple[str, ...]  # which machine has no figure for which part
 
+    @property
+    def name(self) -> str:
+        return self.workload.name
+
 
 def weigh(workload: Workload, machines: Sequence[Machine], reference: Machine) -> WorkloadResult:
     """Return the ratios of a workload and its parts to the reference.
