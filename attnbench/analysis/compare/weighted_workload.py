@@ -61,18 +61,7 @@ def weigh(workload: Workload, machines: Sequence[Machine], reference: Machine) -
     """
     labels = [machine.label for machine in machines]
     fastest = [_fastest_backends(part, machines) for part in workload.parts]
-    notes = []
-    for part, by_machine in zip(workload.parts, fastest, strict=True):
-        if not by_machine[reference.label]:
-            raise UserError(
-                f"workload: {reference.label}, to which the others are compared, has no figure for {part.name!r}; "
-                "name another machine with --to"
-            )
-        notes += [
-            f"{label} has no figure for {part.name!r}, so none for the workload."
-            for label in labels
-            if not by_machine[label]
-        ]
+    notes = _without_a_figure(workload, fastest, reference)
     able = [machine for machine in machines if all(by_machine[machine.label] for by_machine in fastest)]
     shared = []
     for part, by_machine in zip(workload.parts, fastest, strict=True):
@@ -80,16 +69,11 @@ def weigh(workload: Workload, machines: Sequence[Machine], reference: Machine) -
         if not cases:
             raise UserError(f"workload: no case of {part.name!r} has a figure on all machines; widen its axes")
         shared.append(cases)
-    runs = {
-        machine.label: _WorkloadRun(
-            machine,
-            [
-                {c: by_machine[machine.label][c] for c in cases}
-                for by_machine, cases in zip(fastest, shared, strict=True)
-            ],
-        )
-        for machine in able
-    }
+    runs = {}
+    for machine in able:
+        backends = [by_machine[machine.label] for by_machine in fastest]
+        keys = [[(case, own[case]) for case in cases] for own, cases in zip(backends, shared, strict=True)]
+        runs[machine.label] = _WorkloadRun(machine, keys)
     base = runs[reference.label]
     by_time = workload.weights == "time"
     work = [float(sum(map(flops, cases))) for cases in shared]
@@ -118,24 +102,21 @@ def weigh(workload: Workload, machines: Sequence[Machine], reference: Machine) -
 
 @dataclass(frozen=True)
 class _WorkloadRun:
-    """A machine, and for each part of a workload the backend that runs each of its cases there.
-
-    `calls` is how often each part is called.
-    """
+    """A machine, and for each part of a workload its cells there. `calls` is how often each part is called."""
 
     machine: Machine
-    parts: Sequence[Mapping[Case, str]]
+    parts: Sequence[Sequence[Key]]
 
     @cached_property
     def _latencies(self) -> list[dict[Key, float]]:
-        return [{key: self.machine.latency(key) for key in part.items()} for part in self.parts]
+        return [{key: self.machine.latency(key) for key in part} for part in self.parts]
 
     def seconds(self, part: int) -> float:
         """Return the time of one call of a part."""
         return math.fsum(self._latencies[part].values())
 
     def backends(self, part: int) -> tuple[str, ...]:
-        return tuple(sorted({*self.parts[part].values()}, key=case_names.backend_rank))
+        return tuple(sorted({backend for _, backend in self.parts[part]}, key=case_names.backend_rank))
 
     def total(self, calls: Sequence[float]) -> float:
         """Return the time of the workload."""
@@ -163,6 +144,22 @@ def _ratio(base: _WorkloadRun, other: _WorkloadRun, calls: Sequence[float], by_t
     ours = theirs if by_time else base.time_shares(calls)
     value = math.log(base.total(calls) / other.total(calls))
     return ratio_of(replace(base.log_sum(ours), value=value), replace(other.log_sum(theirs), value=0.0))
+
+
+def _without_a_figure(
+    workload: Workload, fastest: Sequence[Mapping[str, Mapping[Case, str]]], reference: Machine
+) -> list[str]:
+    """Return which machine has no figure for which part. Raises UserError where the reference has none."""
+    found = []
+    for part, by_machine in zip(workload.parts, fastest, strict=True):
+        if not by_machine[reference.label]:
+            raise UserError(
+                f"workload: {reference.label}, to which the others are compared, has no figure for {part.name!r}; "
+                "name another machine with --to"
+            )
+        without = [label for label, backends in by_machine.items() if not backends]
+        found += [f"{label} has no figure for {part.name!r}, so none for the workload." for label in without]
+    return found
 
 
 def _fastest_backends(part: Part, machines: Sequence[Machine]) -> dict[str, dict[Case, str]]:
