@@ -57,7 +57,7 @@ def _here(pythons: Sequence[str]) -> None:
     from attnbench.analysis.backends import available as shown
     from attnbench.backends import BACKENDS, available
     from attnbench.backends import load as instance
-    from attnbench.report.progress.run_progress import Line
+    from attnbench.report.progress.progress_line import ProgressLine
     from attnbench.run.device_probe import DeviceProbe
     from attnbench.run.select import select_interpreters
     from attnbench.run.suite import load_suite, resolve
@@ -65,7 +65,7 @@ def _here(pythons: Sequence[str]) -> None:
 
     specs = available()
     pool = WorkerPool(specs, select_interpreters(pythons, list(specs)))
-    with live(Line, "the backends were known") as line, closing_workers(pool), DeviceProbe("auto") as device_probe:
+    with live(ProgressLine, "the backends were known") as line, closing_workers(pool), DeviceProbe("auto") as device_probe:
         line.say(f"importing {', '.join(specs)}")
         probes = pool.probe()
         device = device_probe.describe().device

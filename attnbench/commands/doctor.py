@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from attnbench.commands import output
 from attnbench.commands.shared import live
 
 
@@ -16,19 +17,20 @@ def doctor(
     quick: Annotated[
         bool, typer.Option("--quick", metavar="", help="A test of 20 s in place of two minutes, and a coarser figure.")
     ] = False,
-    json: Annotated[bool, typer.Option("--json", metavar="", help="All facts and figures as JSON on stdout.")] = False,
+    format: output.Format = None,
+    html: output.Html = None,
+    json: output.Json = False,
 ) -> None:
     """Say whether this machine is fit to measure, and the smallest difference that can be told apart on it.
 
-    Changes nothing and needs no root. Exit code 0: fit; 1: fit, with warnings; 3: unfit.
+    Changes nothing and needs no root. Exit code 0: fit, with or without warnings; 3: unfit.
     """
-    from rich.console import Console
-
-    from attnbench.analysis.doctor import write as shown
+    wanted = output.outputs(format, html, json)
     from attnbench.analysis.doctor.diagnose import diagnose
-    from attnbench.report.progress.run_progress import Line
+    from attnbench.analysis.doctor.document import document
+    from attnbench.report.progress.progress_line import ProgressLine
 
-    with live(Line, "the diagnosis was complete") as line:
+    with live(ProgressLine, "the diagnosis was complete") as line:
         diagnosis = diagnose(device, line.say, quick=quick)
-    print(shown.json_text(diagnosis)) if json else shown.render(Console(highlight=False), diagnosis)
-    raise typer.Exit(diagnosis.exit_code)
+    unwritten = output.write(document(diagnosis), wanted)
+    raise typer.Exit(diagnosis.exit_code or unwritten)

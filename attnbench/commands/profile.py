@@ -58,7 +58,7 @@ def profile(
 
     from attnbench.analysis.profile import profile as profiles
     from attnbench.analysis.profile import write as shown
-    from attnbench.report.progress.run_progress import Line
+    from attnbench.report.progress.progress_line import ProgressLine
     from attnbench.run.suite import parse_options
 
     request = profiles.Request(
@@ -68,7 +68,7 @@ def profile(
         counters=ncu,
         pythons=tuple(python or ()),
     )
-    with live(Line, "the profile was complete") as line:
+    with live(ProgressLine, "the profile was complete") as line:
         outcome = profiles.profile(request, line.say)
     print(shown.json_text(outcome)) if json else shown.render(Console(highlight=False), outcome)
     raise typer.Exit(0 if outcome.profiles else EXIT_NOTHING_MEASURED)

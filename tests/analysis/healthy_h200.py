@@ -1,4 +1,4 @@
-"""A healthy H200 as the doctor sees it, and what becomes of that where something is amiss."""
+"""The facts of a healthy H200, with changes, and what the doctor's checks find in them."""
 
 from __future__ import annotations
 
@@ -9,19 +9,20 @@ from types import SimpleNamespace
 from typing import Any, ClassVar
 from unittest import mock
 
-from attnbench.analysis.doctor.aa_test import CaseTrial, Trial, trial_cases
+from attnbench.analysis.doctor.aa_test import AATest, CaseReadings, aa_test_cases
+from attnbench.analysis.doctor.check_facts import facts_of_aa_test, facts_of_machine
 from attnbench.analysis.doctor.checks import Finding, judge
 from attnbench.worker import machine_facts
 from attnbench.worker.measure.nvml import GpuState
 from builders import H200, environment
 
-CASES = trial_cases("cuda")
+CASES = aa_test_cases("cuda")
 HOST = {"load": 0.1, "cores": 64, "cpu_limit": None, "governors": ["performance"], "nvidia_driver": True}
 WORKS = {"seconds": 3e-6, "l2_cold": "cold", "l2_warm": "warm"}
 
 
 class Nvml:
-    """NVML as pynvml gives it, of a healthy H200; `changes` are what it answers instead."""
+    """Stands in for pynvml on a healthy H200; `changes` replace its answers, None raises an error."""
 
     NVMLError = RuntimeError
     NVML_CLOCK_SM, NVML_CLOCK_GRAPHICS, NVML_TEMPERATURE_GPU, NVML_TEMPERATURE_THRESHOLD_SLOWDOWN = range(4)
@@ -66,7 +67,7 @@ def state(**changes: Any) -> GpuState:
 
 
 def facts(**changes: Any) -> dict[str, Any]:
-    """Those of a healthy H200, with NVML's answers changed."""
+    """Return the facts of a healthy H200, with some of NVML's answers changed."""
     gpu = state(**changes)
     with mock.patch.object(machine_facts, "IDLE_SECONDS", 0.0):
         nvml = {**machine_facts._nvml_facts(gpu), "clock_held": 1.98e9, "processes": machine_facts._process_facts(gpu)}
@@ -85,18 +86,23 @@ def changed(part: str, **changes: Any) -> dict[str, Any]:
 
 def judged(found: dict[str, Any], **changes: Any) -> list[Finding]:
     packages = {"triton": "3.5.0"}
-    return judge(environment(H200, **{"packages": packages, **changes}), found)
+    return judge(facts_of_machine(environment(H200, **{"packages": packages, **changes}), found))
 
 
 def complaints(findings: list[Finding]) -> list[tuple[str, str]]:
     return [(f.check, f.level) for f in findings if f.level != "ok"]
 
 
-def trial(*differences: float, **changes: Any) -> Trial:
-    """One case whose readings differ so."""
+def aa_test(*differences: float, **changes: Any) -> AATest:
+    """Return an A/A test of one case whose readings differ by these ln(b / a)."""
     a = tuple(1e-3 for _ in differences)
-    measured = CaseTrial(CASES[0], a, tuple(x * math.exp(d) for x, d in zip(a, differences, strict=True)))
-    return replace(Trial("sdpa-flash", 60.0, (measured,)), **changes)
+    measured = CaseReadings(CASES[0], a, tuple(x * math.exp(d) for x, d in zip(a, differences, strict=True)))
+    return replace(AATest("sdpa-flash", 60.0, (measured,)), **changes)
+
+
+def judged_test(test: AATest) -> list[Finding]:
+    """Return what the checks find in an A/A test."""
+    return [finding for found in facts_of_aa_test(test) for finding in judge(found)]
 
 
 QUIET = (0.001, -0.001, 0.002, -0.002, 0.0005, -0.0005, 0.001, -0.001)

@@ -7,15 +7,16 @@ import json
 from typing import Any, ClassVar
 
 import pytest
-from healthy_h200 import HOST, QUIET, facts, judged, trial
+from healthy_h200 import HOST, QUIET, aa_test, facts, judged, judged_test
 from rich.console import Console
 
 from attnbench.analysis.doctor import diagnose as module
-from attnbench.analysis.doctor.aa_test import Trial, label
-from attnbench.analysis.doctor.checks import Finding, judge_trial
+from attnbench.analysis.doctor.aa_test import AATest, case_label
+from attnbench.analysis.doctor.checks import Finding
 from attnbench.analysis.doctor.diagnose import Diagnosis, diagnose
-from attnbench.analysis.doctor.write import json_text, render
+from attnbench.analysis.doctor.document import document
 from attnbench.core.errors import UserError
+from attnbench.report import data, markdown, terminal
 from attnbench.run import host_facts
 from builders import CPU, H200, environment
 
@@ -47,8 +48,8 @@ def test_a_whole_diagnosis(monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[str] = []
     found = diagnose("auto", said.append, quick=True)
     assert (found.level, found.exit_code) == ("ok", 0)
-    assert found.trial is not None
-    assert [label(c.case) for c in found.trial.cases] == ["1k b16", "16k b1"]
+    assert found.aa_test is not None
+    assert [case_label(c.case) for c in found.aa_test.cases] == ["1k b16", "16k b1"]
     assert said[:2] == ["looking at the device", "examining the GPU"]
     assert said[3].startswith("A/A test: turn 1, ")
 
@@ -56,48 +57,54 @@ def test_a_whole_diagnosis(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("examined")
 def test_a_gpu_that_cannot_be_examined_is_unfit_and_not_tried() -> None:
     found = diagnose("auto", lambda _: None)
-    assert (found.level, found.exit_code, found.trial) == ("unfit", 3, None)
+    assert (found.level, found.exit_code, found.aa_test) == ("unfit", 3, None)
     assert ("GPU", "unfit", "the worker crashed (SIGSEGV)") in [(f.check, f.level, f.found) for f in found.findings]
 
 
-def diagnosis(*sick: Finding, tried: Trial | None = None) -> Diagnosis:
-    tried = tried or trial(*QUIET)
-    return Diagnosis(environment(H200), facts(), (*judged(facts()), *sick, *judge_trial(tried)), tried)
+def diagnosis(*more: Finding, test: AATest | None = None) -> Diagnosis:
+    """Return the diagnosis of a healthy H200 with more findings."""
+    test = test or aa_test(*QUIET)
+    return Diagnosis(environment(H200), facts(), (*judged(facts()), *more, *judged_test(test)), test)
 
 
 def rendered(found: Diagnosis, width: int = 100) -> str:
     out = io.StringIO()
-    render(Console(file=out, width=width), found)
+    terminal.render(Console(file=out, width=width), document(found))
     return out.getvalue()
 
 
 def test_every_finding_is_shown_with_what_to_do() -> None:
-    sick = Finding("MIG", "unfit", "a finding that is long " * 8 + "END", "do this")
-    found = diagnosis(sick)
+    fault = Finding("MIG", "unfit", "a finding that is long " * 8 + "END", "do this")
+    found = diagnosis(fault)
+    table, _ = document(found).blocks
+    assert table.rows[-3][1:3] == ("MIG", fault.found)  # type: ignore[union-attr]
     text = rendered(found)
+    for finding in found.findings:
+        (line,) = [ln for ln in text.splitlines() if ln.startswith(finding.level) and f" {finding.check} " in ln]
+        assert finding.found[:20] in line
     flat = " ".join(text.split())
-    for line in found.findings:
-        assert f"{line.check} {line.found}" in flat
-    assert "END; to do: do this" in flat
+    assert "do this" in flat
+    assert "END" in flat
     assert "NVIDIA H200: unfit to measure." in flat
     assert max(map(len, text.splitlines())) <= 100
+    assert "unfit to measure" in markdown.render(document(found)).splitlines()[0]
 
 
-def test_the_last_line_is_the_figure() -> None:
+def test_the_figure_stands_above_the_verdict() -> None:
     found = diagnosis()
-    assert found.trial is not None
-    worst = found.trial.worst()
+    assert found.aa_test is not None
+    worst = found.aa_test.worst()
     assert worst is not None
-    figure = f"{100 * worst[1].one:.2g}%"
-    assert (
-        rendered(found).splitlines()[-1].startswith(f"Smallest difference that can be told apart here: {figure} by one")
-    )
-    assert "1k b16" in rendered(found).splitlines()[-4]
+    figure = f"{100 * worst[1].by_one_reading:.2g}%"
+    *_, case, _, smallest, _, verdict = rendered(found).splitlines()
+    assert smallest.startswith(f"Smallest difference that can be told apart here: {figure} by one")
+    assert case.startswith("1k b16")
+    assert verdict == "NVIDIA H200: fit to measure."
 
 
 def test_json_holds_the_verdict_the_findings_and_every_reading() -> None:
     found = diagnosis(Finding("MIG", "warning", "on", "turn it off"))
-    read = json.loads(json_text(found))
+    read = json.loads(data.json_text(document(found)))
     assert (read["verdict"], read["exit_code"]) == ("warning", 0)
     assert read["smallest_difference"]["one_reading"] > read["smallest_difference"]["rounds"] > 0
     assert [f["check"] for f in read["findings"]] == [f.check for f in found.findings]
@@ -105,8 +112,9 @@ def test_json_holds_the_verdict_the_findings_and_every_reading() -> None:
     (case,) = read["trial"]["cases"]
     assert case["differences"] == pytest.approx(QUIET)
     assert case["resolution"]["differs"] is False
+    assert case["resolution"]["one"] == read["smallest_difference"]["one_reading"]
 
 
 def test_json_of_a_machine_that_was_not_tried() -> None:
-    read = json.loads(json_text(Diagnosis(environment(CPU), {}, (Finding("GPU", "unfit", "x", "y"),))))
+    read = json.loads(data.json_text(document(Diagnosis(environment(CPU), {}, (Finding("GPU", "unfit", "x", "y"),)))))
     assert (read["verdict"], read["trial"], read["smallest_difference"]) == ("unfit", None, None)

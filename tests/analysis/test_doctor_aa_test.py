@@ -7,7 +7,7 @@ from typing import Any
 
 from healthy_h200 import CASES
 
-from attnbench.analysis.doctor.aa_test import MAX_TURNS, Trial, label, try_out
+from attnbench.analysis.doctor.aa_test import MAX_TURNS, AATest, case_label, run_aa_test
 from attnbench.core.record import Job, Measurement, Record
 from builders import H200
 
@@ -25,13 +25,13 @@ class SimulatedPool:
         time = {"time": Measurement("s", (1e-3, 2e-3, 9e-3))}
         return self.script(job) or Record(job.case, job.backend, job.round, "ok", measurements=time)
 
-    def try_out(self, seconds: float) -> Trial:
-        return try_out(self, "fake", CASES, H200, seconds, lambda _: None, lambda: self.now)  # type: ignore[arg-type]
+    def aa_test(self, seconds: float) -> AATest:
+        return run_aa_test(self, "fake", CASES, H200, seconds, lambda _: None, lambda: self.now)  # type: ignore[arg-type]
 
 
 def test_turns_swap_their_order_and_keep_the_time() -> None:
     pool = SimulatedPool(1.0)
-    found = pool.try_out(120.0)
+    found = pool.aa_test(120.0)
     assert found.seconds == 120.0
     assert [len(c.a) for c in found.cases] == [20] * 3
     assert {x for c in found.cases for x in (*c.a, *c.b)} == {2e-3}
@@ -43,18 +43,18 @@ def test_turns_swap_their_order_and_keep_the_time() -> None:
 
 
 def test_there_is_an_end_to_the_turns() -> None:
-    assert [len(c.a) for c in SimulatedPool(1e-3).try_out(120.0).cases] == [MAX_TURNS] * 3
+    assert [len(c.a) for c in SimulatedPool(1e-3).aa_test(120.0).cases] == [MAX_TURNS] * 3
 
 
 def test_a_slow_machine_goes_on_with_one_case() -> None:
-    found = SimulatedPool(1.0).try_out(20.0)
+    found = SimulatedPool(1.0).aa_test(20.0)
     assert [len(c.a) for c in found.cases] == [6, 2, 2]
     assert found.seconds == 20.0
     assert [case for case, _ in found.resolutions()] == CASES[:1]
 
 
 def test_a_very_slow_machine_has_no_figure() -> None:
-    found = SimulatedPool(60.0).try_out(120.0)
+    found = SimulatedPool(60.0).aa_test(120.0)
     assert [len(c.a) for c in found.cases] == [2, 2, 2]
     assert found.worst() is None
 
@@ -65,9 +65,9 @@ def test_the_first_job_that_is_not_ok_ends_it() -> None:
         return Record(job.case, job.backend, job.round, "failed", "x") if bad else None
 
     pool = SimulatedPool(1.0, script)
-    found = pool.try_out(120.0)
+    found = pool.aa_test(120.0)
     assert found.failed is not None
-    assert (found.failed.backend, found.failed.round, label(found.failed.case)) == ("b", 1, "16k b1")
+    assert (found.failed.backend, found.failed.round, case_label(found.failed.case)) == ("b", 1, "16k b1")
     assert len(pool.jobs) == 9
 
 
@@ -76,5 +76,5 @@ def test_what_happened_meanwhile_is_kept() -> None:
         more: dict[str, Any] = {"limits": ("power cap",), "others": (f"p{job.round % 2}",), "ecc_errors": 1}
         return Record(job.case, job.backend, job.round, "ok", measurements={"time": Measurement("s", (1.0,))}, **more)
 
-    found = SimulatedPool(1.0, script).try_out(24.0)
+    found = SimulatedPool(1.0, script).aa_test(24.0)
     assert (found.limits, found.others, found.ecc_errors, found.host_bound) == (("power cap",), ("p0", "p1"), 24, False)

@@ -1,19 +1,21 @@
-"""What the doctor makes of facts and of an A/A test: each sickness is one line that says what to do."""
+"""What the doctor's checks find in the facts of a machine and in an A/A test, with what to do."""
 
 from __future__ import annotations
 
 import os
+import string
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from healthy_h200 import CASES, HOST, QUIET, WORKS, Nvml, changed, complaints, facts, judged, trial
+from healthy_h200 import CASES, HOST, QUIET, WORKS, Nvml, aa_test, changed, complaints, facts, judged, judged_test
 
-from attnbench.analysis.doctor.aa_test import Trial
-from attnbench.analysis.doctor.checks import judge, judge_trial
+from attnbench.analysis.doctor.aa_test import AATest
+from attnbench.analysis.doctor.check_facts import facts_of_aa_test, facts_of_machine
+from attnbench.analysis.doctor.checks import CHECKS, judge
 from attnbench.core.record import Record
-from builders import CPU, environment
+from builders import CPU, H200, environment
 
 
 def test_a_healthy_machine_has_nothing_but_ok() -> None:
@@ -48,7 +50,7 @@ BUSY = SimpleNamespace(gpu=60)
 
 
 @pytest.mark.parametrize(
-    ("sick", "check", "level", "says", "todo"),
+    ("fault", "check", "level", "says", "todo"),
     [
         (facts(nvmlDeviceGetPersistenceMode=0), "persistence", "warning", "off", "sudo nvidia-smi -pm 1"),
         (facts(nvmlDeviceGetApplicationsClock=1200), "SM clock", "warning", "1200 MHz, 1980 by default", "-rac"),
@@ -134,10 +136,10 @@ BUSY = SimpleNamespace(gpu=60)
         (changed("host", cpu_limit=1.0), "container limit", "warning", "1 CPUs for 2 threads", "2 CPUs"),
     ],
 )
-def test_each_sickness_is_one_line_that_says_what_to_do(
-    sick: dict[str, Any], check: str, level: str, says: str, todo: str
+def test_each_fault_is_one_finding_that_says_what_to_do(
+    fault: dict[str, Any], check: str, level: str, says: str, todo: str
 ) -> None:
-    found = judged(sick)
+    found = judged(fault)
     assert complaints(found) == [(check, level)]
     (line,) = [f for f in found if f.level != "ok"]
     assert says in line.found
@@ -172,7 +174,7 @@ def test_a_gpu_without_ecc_and_mig_is_as_good() -> None:
     ],
 )
 def test_a_machine_without_a_gpu(host: dict[str, Any], asked: str, expected: list[tuple[str, str]]) -> None:
-    found = judge(environment(CPU), {"asked": asked, "host": {**HOST, "cores": 4, **host}})
+    found = judge(facts_of_machine(environment(CPU), {"asked": asked, "host": {**HOST, "cores": 4, **host}}))
     assert complaints(found) == expected
     assert [f.check for f in found] == ["software", "GPU", "load", "CPU governor", "container limit"]
 
@@ -184,36 +186,60 @@ def test_a_shallow_governor_does_not_matter_to_a_gpu() -> None:
 @pytest.mark.parametrize(
     ("tried", "expected"),
     [
-        (trial(*QUIET), []),
-        (trial(*(d + 0.01 for d in QUIET)), [("A/A test", "warning")]),
-        (trial(*(30 * d for d in QUIET)), [("resolution", "warning")]),
-        (trial(*(200 * d for d in QUIET)), [("resolution", "unfit")]),
-        (trial(*QUIET[:3]), [("resolution", "warning")]),
-        (trial(*[0.0] * 8), []),
-        (trial(*QUIET, others=("python (pid 1)",)), [("other processes", "unfit")]),
-        (trial(*QUIET, ecc_errors=1), [("memory errors", "unfit")]),
-        (trial(*QUIET, limits=("power cap",)), []),
-        (trial(*QUIET, limits=("power cap", "thermal")), [("throttling", "warning")]),
-        (trial(*QUIET, host_bound=True), [("host", "warning")]),
+        (aa_test(*QUIET), []),
+        (aa_test(*(d + 0.01 for d in QUIET)), [("A/A test", "warning")]),
+        (aa_test(*(30 * d for d in QUIET)), [("resolution", "warning")]),
+        (aa_test(*(200 * d for d in QUIET)), [("resolution", "unfit")]),
+        (aa_test(*QUIET[:3]), [("resolution", "warning")]),
+        (aa_test(*[0.0] * 8), []),
+        (aa_test(*QUIET, others=("python (pid 1)",)), [("other processes", "unfit")]),
+        (aa_test(*QUIET, ecc_errors=1), [("memory errors", "unfit")]),
+        (aa_test(*QUIET, limits=("power cap",)), []),
+        (aa_test(*QUIET, limits=("power cap", "thermal")), [("throttling", "warning")]),
+        (aa_test(*QUIET, host_bound=True), [("host", "warning")]),
     ],
 )
-def test_what_the_trial_says(tried: Trial, expected: list[tuple[str, str]]) -> None:
-    found = judge_trial(tried)
+def test_what_the_aa_test_shows(tried: AATest, expected: list[tuple[str, str]]) -> None:
+    found = judged_test(tried)
     assert complaints(found) == expected
     assert all(bool(f.todo) == (f.level != "ok") for f in found)
 
 
 def test_a_job_that_failed_is_all_that_is_said() -> None:
     record = Record(CASES[1], "b", 0, "oom", "CUDA out of memory")
-    (line,) = judge_trial(trial(*QUIET, failed=record))
+    (line,) = judged_test(aa_test(*QUIET, failed=record))
     assert line.level == "unfit"
     assert line.found == "sdpa-flash against itself: 16k b1 ended as oom: CUDA out of memory"
 
 
 def test_the_noisiest_case_gives_the_figure() -> None:
-    quiet, noisy = trial(*QUIET).cases[0], trial(*(3 * d for d in QUIET)).cases[0]
-    both = Trial("eager", 1.0, (quiet, replace(noisy, case=CASES[1])))
+    quiet, noisy = aa_test(*QUIET).cases[0], aa_test(*(3 * d for d in QUIET)).cases[0]
+    both = AATest("eager", 1.0, (quiet, replace(noisy, case=CASES[1])))
     worst = both.worst()
     assert worst is not None
     assert worst[0] == CASES[1]
-    assert worst[1].one > 2 * both.resolutions()[0][1].one
+    assert worst[1].by_one_reading > 2 * both.resolutions()[0][1].by_one_reading
+
+
+def test_each_entry_of_the_table_is_whole() -> None:
+    """A check reads facts that some machine has, its last rule always holds, and all but ok says what to do."""
+    failed = Record(CASES[1], "b", 0, "oom", "CUDA out of memory")
+    happened: dict[str, Any] = {"others": ("x",), "ecc_errors": 1, "limits": ("thermal",), "host_bound": True}
+    apart = [d + 0.01 for d in QUIET]
+    tests = [aa_test(*apart, **happened), aa_test(*QUIET), aa_test(*QUIET[:3]), aa_test(failed=failed)]
+    broken = {"asked": "auto", "host": HOST, "broken": "x"}
+    without = changed("instruments", **{name: {"error": "x"} for name in ("events", "graph", "cupti")})
+    known = [facts_of_machine(environment(CPU), {"asked": "cpu", "host": HOST})]
+    known += [facts_of_machine(environment(H200), found) for found in (facts(), without, broken)]
+    known += [facts_of_machine(environment(replace(CPU, kind="fake")), broken)]
+    known += [found for test in tests for found in facts_of_aa_test(test)]
+    for (check, fact), rules in CHECKS.items():
+        having = [found for found in known if fact in found]
+        assert having, (check, fact)
+        for rule in rules:
+            fields = {
+                name for text in (rule.found, rule.todo) for _, name, *_ in string.Formatter().parse(text) if name
+            }
+            assert all(fields <= found.keys() for found in having), (check, fields)
+            assert bool(rule.todo) == (rule.level != "ok"), check
+        assert rules[-1].when is None or rules[-1].when(None), check

@@ -10,7 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats as scipy_stats
 
-from attnbench.analysis.doctor.resolution import MIN_TURNS, ROUNDS, freedom, noncentrality, resolve, spread
+from attnbench.analysis.doctor.resolution import (
+    MIN_TURNS,
+    ROUNDS,
+    degrees_of_freedom,
+    noncentrality,
+    resolve,
+    spread,
+)
 
 TURNS = (4, 6, 10, 16, 24)
 SD = 0.01  # of a difference
@@ -22,10 +29,10 @@ def normal(*shape: int, seed: int = 0) -> np.ndarray:
 
 
 @pytest.mark.parametrize("n", [*TURNS, 40])
-def test_the_spread_of_normal_noise_is_recovered_with_the_freedom_claimed(n: int) -> None:
+def test_the_spread_of_normal_noise_is_recovered_with_its_degrees_of_freedom(n: int) -> None:
     squares = np.array([spread(row) ** 2 for row in normal(3000, n).tolist()])
     assert squares.mean() == pytest.approx(SD**2, rel=0.05)
-    assert 2 * squares.mean() ** 2 / squares.var() == pytest.approx(freedom(n), rel=0.12)
+    assert 2 * squares.mean() ** 2 / squares.var() == pytest.approx(degrees_of_freedom(n), rel=0.12)
 
 
 @pytest.mark.parametrize("n", [8, 16, 24])
@@ -40,8 +47,8 @@ def test_a_quarter_of_the_turns_may_be_disturbed(n: int) -> None:
 @pytest.mark.parametrize("n", TURNS)
 def test_a_and_b_that_are_alike_are_told_apart_at_the_nominal_rate(n: int) -> None:
     """At least one of three cases, in 5 % of all tests."""
-    trials = normal(3000, 3, n)
-    alarms = np.mean([any(resolve(case, 3).differs for case in trial) for trial in trials.tolist()])
+    tests = normal(3000, 3, n)
+    alarms = np.mean([any(resolve(case, 3).differs for case in test) for test in tests.tolist()])
     assert 0.035 < alarms < 0.065
 
 
@@ -58,10 +65,12 @@ def test_one_reading_each_tells_the_smallest_difference_apart_in_four_of_five(n:
     """A later difference of one reading each, judged by the spread that the A/A test found."""
     rng = np.random.default_rng(n)
     spreads = np.array([spread(row) for row in normal(4000, n).tolist()])
-    threshold = scipy_stats.t.ppf(0.975, freedom(n)) * spreads
+    threshold = scipy_stats.t.ppf(0.975, degrees_of_freedom(n)) * spreads
     noise = rng.normal(0.0, SD, 4000)
     assert np.mean(np.abs(noise) > threshold) == pytest.approx(0.05, abs=0.015)
-    assert np.mean(np.abs(noise + noncentrality(freedom(n)) * SD) > threshold) == pytest.approx(0.80, abs=0.03)
+    assert np.mean(np.abs(noise + noncentrality(degrees_of_freedom(n)) * SD) > threshold) == pytest.approx(
+        0.80, abs=0.03
+    )
 
 
 def test_rounds_tell_their_smallest_difference_apart_in_four_of_five() -> None:
@@ -70,35 +79,35 @@ def test_rounds_tell_their_smallest_difference_apart_in_four_of_five() -> None:
     assert np.mean(p < 0.05) == pytest.approx(0.80, abs=0.015)
 
 
-@pytest.mark.parametrize("luck", [0.0, 3 * SD])
-def test_noise_and_luck_make_the_figure(luck: float) -> None:
+@pytest.mark.parametrize("offset", [0.0, 3 * SD])
+def test_noise_and_the_difference_of_the_processes_make_the_figure(offset: float) -> None:
     n = 16
     rng = np.random.default_rng(1)
-    lucks = rng.normal(0.0, luck, (2000, 1)) if luck else 0.0
-    found = [resolve(row) for row in (normal(2000, n) + lucks).tolist()]
-    one = np.mean([(math.log1p(r.one) / noncentrality(freedom(n))) ** 2 for r in found])
-    assert one == pytest.approx(SD**2 + luck**2, rel=0.12)
+    offsets = rng.normal(0.0, offset, (2000, 1)) if offset else 0.0
+    found = [resolve(row) for row in (normal(2000, n) + offsets).tolist()]
+    one = np.mean([(math.log1p(r.by_one_reading) / noncentrality(degrees_of_freedom(n))) ** 2 for r in found])
+    assert one == pytest.approx(SD**2 + offset**2, rel=0.12)
     assert np.mean([r.noise**2 for r in found]) == pytest.approx(SD**2 / 2, rel=0.05)
-    assert all(r.rounds < r.one for r in found)
+    assert all(r.by_rounds < r.by_one_reading for r in found)
 
 
-def test_one_disturbed_turn_is_neither_noise_nor_luck() -> None:
+def test_one_disturbed_turn_is_neither_noise_nor_a_difference_of_the_processes() -> None:
     quiet = normal(1, 16)[0].tolist()
     disturbed = resolve([*quiet[:-1], 1.0])
-    assert disturbed.one < 1.5 * resolve(quiet).one
+    assert disturbed.by_one_reading < 1.5 * resolve(quiet).by_one_reading
     assert not disturbed.differs
 
 
 def test_more_turns_tell_more() -> None:
-    assert [noncentrality(freedom(n)) for n in TURNS] == sorted(
-        (noncentrality(freedom(n)) for n in TURNS), reverse=True
+    assert [noncentrality(degrees_of_freedom(n)) for n in TURNS] == sorted(
+        (noncentrality(degrees_of_freedom(n)) for n in TURNS), reverse=True
     )
     assert noncentrality(1e6) == pytest.approx(scipy_stats.norm.ppf(0.975) + scipy_stats.norm.ppf(0.8), rel=1e-3)
 
 
 def test_readings_that_repeat_exactly_have_no_spread() -> None:
     found = resolve([0.0] * 6)
-    assert (found.noise, found.one, found.rounds, found.differs) == (0.0, 0.0, 0.0, False)
+    assert (found.noise, found.by_one_reading, found.by_rounds, found.differs) == (0.0, 0.0, 0.0, False)
     assert resolve([0.01] * 6).differs
 
 
@@ -109,8 +118,8 @@ def test_a_coarse_clock_does_not_hide_the_noise() -> None:
 @given(ANY, st.integers(1, 5))
 def test_swapping_a_and_b_mirrors_the_difference_and_keeps_the_figure(values: list[float], cases: int) -> None:
     found, swapped = resolve(values, cases), resolve([-v for v in values], cases)
-    assert swapped.one == pytest.approx(found.one)
-    assert swapped.rounds == pytest.approx(found.rounds)
+    assert swapped.by_one_reading == pytest.approx(found.by_one_reading)
+    assert swapped.by_rounds == pytest.approx(found.by_rounds)
     assert math.log1p(swapped.difference) == pytest.approx(-math.log1p(found.difference), abs=1e-12)
     assert math.log1p(swapped.low) == pytest.approx(-math.log1p(found.high), abs=1e-12)
     assert found.low <= found.difference <= found.high

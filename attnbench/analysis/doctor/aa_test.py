@@ -1,14 +1,14 @@
-"""The A/A test: two processes measure one implementation in turns, to see what is error on this machine.
+"""The A/A test: two processes measure one implementation in turns, so every difference between them is error.
 
-With the default policy and through the same pool as a run, so that whatever spoils a run spoils it too. The processes
-swap their order every turn; resolution.py says what the differences mean.
+It measures with the default policy and through the same pool of workers as a run, so whatever spoils a run spoils the
+test too. The processes swap their order every turn. resolution.py says what the differences mean.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from attnbench.analysis.doctor.resolution import MIN_TURNS, Resolution, resolve
@@ -17,17 +17,17 @@ from attnbench.core.case import Case, Shape
 from attnbench.core.machine import Device
 from attnbench.core.policy import Policy
 from attnbench.core.record import Job, Record
-from attnbench.core.sizes import duration, short
+from attnbench.core.sizes import format_duration, format_size
 from attnbench.run.plan import CaseSupport, forecast_job
 from attnbench.run.workers import WorkerPool
 
-PAIR = ("a", "b")
+PAIR = ("a", "b")  # names of the two processes
 MAX_TURNS = 24
 
 
 @dataclass(frozen=True)
-class CaseTrial:
-    """Readings of one case, in seconds: one a turn of either process."""
+class CaseReadings:
+    """The latencies of one case in seconds: one a turn of each process."""
 
     case: Case
     a: tuple[float, ...]
@@ -35,34 +35,35 @@ class CaseTrial:
 
     @property
     def differences(self) -> list[float]:
+        """ln(b / a) of each turn."""
         return [math.log(b / a) for a, b in zip(self.a, self.b, strict=True)]
 
 
 @dataclass(frozen=True)
-class Trial:
-    """The A/A test as it went."""
+class AATest:
+    """What an A/A test read, and what happened on the machine meanwhile."""
 
     backend: str
-    seconds: float
-    cases: tuple[CaseTrial, ...]
+    seconds: float  # that it took
+    cases: tuple[CaseReadings, ...]
     failed: Record | None = None  # the job that ended it
-    limits: tuple[str, ...] = ()  # what held the clock down meanwhile
-    others: tuple[str, ...] = ()  # who computed on the GPU meanwhile
+    limits: tuple[str, ...] = ()  # what held the clock down
+    others: tuple[str, ...] = ()  # other processes that computed on the GPU
     ecc_errors: int = 0
     host_bound: bool = False
 
     def resolutions(self) -> list[tuple[Case, Resolution]]:
-        """Of the cases with enough turns."""
-        told = [c for c in self.cases if len(c.a) >= MIN_TURNS]
-        return [(c.case, resolve(c.differences, len(told))) for c in told]
+        """Return the resolution of each case that has enough turns."""
+        long_enough = [c for c in self.cases if len(c.a) >= MIN_TURNS]
+        return [(c.case, resolve(c.differences, len(long_enough))) for c in long_enough]
 
     def worst(self) -> tuple[Case, Resolution] | None:
-        """The case whose smallest difference is the largest: what holds for all of them."""
-        return max(self.resolutions(), key=lambda pair: pair[1].one, default=None)
+        """Return the case with the largest smallest difference, which therefore holds for all cases."""
+        return max(self.resolutions(), key=lambda pair: pair[1].by_one_reading, default=None)
 
 
-def trial_cases(kind: str) -> list[Case]:
-    """A short one, a long one (on a GPU held by its power), and one between."""
+def aa_test_cases(kind: str) -> list[Case]:
+    """Return a short case, a long one (which a GPU's power limit slows), and one between, for a kind of device."""
     if kind == "cpu":
         sizes = [(4, 128, 4, 64), (1, 512, 4, 64), (2, 256, 4, 64)]
     else:
@@ -71,7 +72,12 @@ def trial_cases(kind: str) -> list[Case]:
     return [Case(shape, "fp32" if kind == "cpu" else "bf16", "fwd", causal=True) for shape in shapes]
 
 
-def try_out(
+def case_label(case: Case) -> str:
+    """Return what tells the cases of an A/A test from each other: "1k b16"."""
+    return f"{format_size(case.shape.seqlen_q)} b{case.shape.batch}"
+
+
+def run_aa_test(
     pool: WorkerPool,
     backend: str,
     cases: Sequence[Case],
@@ -79,26 +85,26 @@ def try_out(
     seconds: float,
     say: Callable[[str], None],
     clock: Callable[[], float] = time.monotonic,
-) -> Trial:
-    """Turns in pairs, so that going first or second cancels, while another pair fits the time.
+) -> AATest:
+    """Measure the cases in turns for about so many seconds, by the workers PAIR of the pool, which run the backend.
 
-    Where no MIN_TURNS of all cases fit, only the first one goes on.
+    Turns come in pairs, so that the effect of going first or second cancels, and another pair follows while it fits the
+    time. Where MIN_TURNS of all cases do not fit, only the first case goes on. The first job that is not ok ends the
+    test.
     """
     policy, began, turn, longest = Policy(), clock(), 0, 0.0
-    readings: dict[str, dict[str, list[float]]] = {case.key: {"a": [], "b": []} for case in cases}
     records: list[Record] = []
     going = list(cases)
     while True:
         started = clock()
         left = max(0.0, seconds - (started - began))
-        say(f"A/A test: turn {turn + 1}, {duration(left)} left at most")
+        say(f"A/A test: turn {turn + 1}, {format_duration(left)} left at most")
         for case in going:
             for name in PAIR if turn % 2 == 0 else PAIR[::-1]:
                 job = Job(case, name, turn, forecast_job(case, CaseSupport(), device, policy))
-                records.append(record := pool.measure(job, policy, device))
-                if record.status != "ok":
-                    return _trial(backend, cases, readings, records, clock() - began)
-                readings[case.key][name].append(stats.median(record.measurements["time"].values))
+                records.append(pool.measure(job, policy, device))
+                if records[-1].status != "ok":
+                    return _aa_test(backend, cases, records, clock() - began)
         turn += 1
         longest = max(longest, clock() - started)
         if turn % 2:
@@ -108,33 +114,24 @@ def try_out(
             longest /= len(going)
             going = going[:1]
         if turn >= MAX_TURNS or left < 2 * longest:
-            return _trial(backend, cases, readings, records, clock() - began)
+            return _aa_test(backend, cases, records, clock() - began)
 
 
-def _trial(
-    backend: str,
-    cases: Sequence[Case],
-    readings: Mapping[str, Mapping[str, Sequence[float]]],
-    records: Sequence[Record],
-    seconds: float,
-) -> Trial:
-    measured = []
-    for case in cases:
-        a, b = readings[case.key]["a"], readings[case.key]["b"]
-        turns = min(len(a), len(b))
-        measured.append(CaseTrial(case, tuple(a[:turns]), tuple(b[:turns])))
-    return Trial(
+def _aa_test(backend: str, cases: Sequence[Case], records: Sequence[Record], seconds: float) -> AATest:
+    """Return the test that these records, in order, come to; a turn that only one process measured is left out."""
+
+    def latencies(case: Case, name: str) -> list[float]:
+        own = (r for r in records if r.status == "ok" and (r.case, r.backend) == (case, name))
+        return [stats.median(r.measurements["time"].values) for r in own]
+
+    turns = [(case, [*zip(*(latencies(case, name) for name in PAIR), strict=False)]) for case in cases]
+    return AATest(
         backend,
         seconds,
-        tuple(measured),
+        tuple(CaseReadings(case, tuple(a for a, _ in pairs), tuple(b for _, b in pairs)) for case, pairs in turns),
         next((r for r in records if r.status != "ok"), None),
         tuple(dict.fromkeys(limit for r in records for limit in r.limits)),
         tuple(dict.fromkeys(other for r in records for other in r.others)),
         sum(r.ecc_errors for r in records),
         any(r.host_bound for r in records),
     )
-
-
-def label(case: Case) -> str:
-    """1k b16: what tells the cases of a trial apart."""
-    return f"{short(case.shape.seqlen_q)} b{case.shape.batch}"

@@ -1,45 +1,35 @@
-"""What the facts of fitness.py and an A/A test say of a machine: pure functions that give a finding for each check.
+"""The table of the doctor's checks: what makes a machine unfit to measure, or its figures doubtful.
 
-A warning is what spoils some figures, or makes them hard to repeat elsewhere. Unfit is what makes figures wrong, or
-figures of something else than what was to be measured: another process that computes, a broken memory, a clock that
-heat holds down, noise that drowns what one compares.
+To add a check, add one entry to CHECKS: its name, the fact that it reads, and its rules, of which the first that holds
+gives the finding. check_facts.py lists the facts. Texts are templates of str.format over the facts.
+
+A warning is what spoils some figures, or makes them hard to repeat on another machine. Unfit is what makes figures
+wrong, or figures of something else than what was to be measured: another process that computes, broken memory, a clock
+that heat holds down, noise that hides the differences that one looks for.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
+from types import SimpleNamespace
 from typing import Any, Literal, get_args
-
-from attnbench.analysis.doctor.aa_test import Trial, label
-from attnbench.analysis.doctor.resolution import MIN_TURNS, ROUNDS
-from attnbench.core.machine import Environment
-from attnbench.core.sizes import duration
-from attnbench.results.metrics import percent
 
 Level = Literal["ok", "warning", "unfit"]
 LEVELS: tuple[Level, ...] = get_args(Level)
 
 BUSY = 0.02  # of the GPU while attnbench lets it idle; a desktop's share is less
 SLOW_CLOCK = 0.97  # of the highest; clocks come in steps of 1 %
-HOT, TOO_HOT = 15.0, 5.0  # degrees below where the clock is lowered, while next to nothing runs
-THROTTLED = frozenset({"hardware slowdown", "thermal", "hardware thermal", "power brake"})
-LOADED, OVERLOADED = 0.25, 0.75  # of the cores, by others
-LUCK = 0.002  # a difference between two processes that no comparison minds
+HOT, TOO_HOT = 15.0, 5.0  # degrees below where the clock is lowered, while the GPU is all but idle
+THROTTLED = frozenset({"hardware slowdown", "thermal", "hardware thermal", "power brake"})  # by heat, or by the supply
+LOADED, OVERLOADED = 0.25, 0.75  # of the cores, by other processes
 COARSE, USELESS = 0.03, 0.10  # smallest difference over rounds; kernels worth comparing differ by no more
-
-END_OTHERS = "wait for its end, or choose another GPU with --device"
-REPLACE = "reset the GPU (nvidia-smi -r); have it replaced if they come back"
-LOST = {
-    "events": "nothing can be timed; look at the GPU with nvidia-smi",
-    "graph": "--timer graph is refused, and cross-checks do without it",
-    "cupti": "what ran cannot be proved; end other profilers (nsys, ncu, DCGM), and see that torch finds libcupti",
-}
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One line: what was checked, how bad it is, what was found, what to do."""
+    """What a check found: its name, how bad it is, what was found, and what to do about it (nothing where it is ok)."""
 
     check: str
     level: Level
@@ -47,280 +37,203 @@ class Finding:
     todo: str = ""
 
 
-def ok(check: str, found: str) -> Finding:
-    return Finding(check, "ok", found)
+@dataclass(frozen=True)
+class Rule:
+    """A level of a check: what was found, what to do, and when it holds.
+
+    `when` is asked with the facts as attributes. None in its place: the rule holds where the fact that the check reads
+    is None, as this machine does not tell it. No other rule is asked then.
+    """
+
+    level: Level
+    found: str
+    todo: str = ""
+    when: Callable[[Any], Any] | None = lambda _: True
+
+    def finding(self, check: str, facts: Mapping[str, Any]) -> Finding:
+        return Finding(check, self.level, self.found.format(**facts), self.todo.format(**facts))
 
 
-def warning(check: str, found: str, todo: str) -> Finding:
-    return Finding(check, "warning", found, todo)
+def judge(facts: Mapping[str, Any]) -> list[Finding]:
+    """Return the findings of all checks whose fact is there, in the order of CHECKS."""
+    attributes, findings = SimpleNamespace(**facts), []
+    for (check, fact), rules in CHECKS.items():
+        if fact in facts:
+            asked = (rule for rule in rules if (rule.when is None) == (facts[fact] is None))
+            rule = next((rule for rule in asked if rule.when is None or rule.when(attributes)), None)
+            findings += [rule.finding(check, facts)] if rule else []
+    return findings
 
 
-def unfit(check: str, found: str, todo: str) -> Finding:
-    return Finding(check, "unfit", found, todo)
+ok, warning, unfit = partial(Rule, "ok"), partial(Rule, "warning"), partial(Rule, "unfit")
+NOT_TOLD = ok("not told here", when=None)
+CLOCK = "{clock:.0f} of {clock_max:.0f} MHz while next to nothing runs"
+HEAT = "{temperature:.0f} C while next to nothing runs, {temperature_margin:.0f} below where the clock is lowered"
+LIMITS = "{limits}, while next to nothing runs"
+LOAD = "{load:.1f} on {cores} cores over the last minute"
+TOO_FEW_CPUS = "{cpu_limit:g} CPUs for {threads} threads, which are stopped again and again"
+RESOLUTION = "one reading each tells {one_reading_tells} apart, {rounds} rounds {rounds_tell} ({case})"
+END_OTHERS = "wait for its end, or choose another GPU with --device"
+REPLACE = "reset the GPU (nvidia-smi -r); have it replaced if they come back"
+COOL = "let it cool down, and look at its cooling"
+SETTINGS = "look at cooling, supply and settings: nvidia-smi -q -d PERFORMANCE"
+END_LOAD = "wait a minute, or end what runs; top shows it"
+FIND_CAUSE = "find what disturbs it, then run doctor again"
 
-
-def judge(environment: Environment, facts: Mapping[str, Any]) -> list[Finding]:
-    """What the facts of fitness.py mean, in the order in which they are shown."""
-    kind = environment.device.kind
-    if kind == "fake":
-        return [ok("device", "simulated: only the A/A test applies")]
-    found = list(_software(environment, facts))
-    if kind == "cpu":
-        found += _no_gpu(environment, facts)
-    elif "broken" in facts:
-        found.append(unfit("GPU", facts["broken"], "look at it with nvidia-smi; reset it, or restart the machine"))
-    else:
-        found += _gpu(facts["nvml"])
-        found += _instruments(facts["instruments"])
-        found += _l2(facts["instruments"])
-    return [*found, *_host(environment, facts["host"])]
-
-
-def _software(environment: Environment, facts: Mapping[str, Any]) -> Iterator[Finding]:
-    packages, built_for = environment.packages, environment.cuda
-    driver_cuda = (facts.get("nvml") or {}).get("cuda")
-    on_gpu = environment.device.kind == "cuda"
-    parts = [
-        f"driver {environment.driver}{f' (CUDA {driver_cuda})' if driver_cuda else ''}" if on_gpu else "",
-        f"torch {environment.torch}{f' (CUDA {built_for})' if on_gpu else ''}",
-        *(f"{name} {version}" for name, version in packages.items()),
-        f"Python {environment.python}",
-    ]
-    found = ", ".join(filter(None, parts))
-    if driver_cuda and built_for and _major(driver_cuda) < _major(built_for):
-        yield warning("software", f"the driver is older than torch's CUDA: {found}", "update the driver")
-    elif on_gpu and "triton" not in packages:
-        yield warning("software", f"no triton: {found}", "pip install triton, for the kernels that need it")
-    else:
-        yield ok("software", found)
-
-
-def _no_gpu(environment: Environment, facts: Mapping[str, Any]) -> Iterator[Finding]:
-    if facts["asked"] == "auto" and facts["host"]["nvidia_driver"]:
-        found = f"an NVIDIA driver is there, but torch {environment.torch} sees no GPU, so this is about the CPU"
-        yield warning("GPU", found, "install a torch with CUDA, or say --device cpu if that is meant")
-    else:
-        yield ok("GPU", "not measured, so what asks NVML, CUDA's instruments and L2 does not apply")
-
-
-def _gpu(nvml: Mapping[str, Any] | None) -> Iterator[Finding]:
-    if nvml is None:
-        found = "does not answer: clocks, power, heat, memory errors and other processes stay unseen"
-        todo = "pip install nvidia-ml-py; start a container with NVIDIA_DRIVER_CAPABILITIES=compute,utility"
-        yield warning("NVML", found, todo)
-        return
-    yield ok("NVML", "answers")
-    for rule in (_persistence, _clock, _power, _processes, _mig, _memory_errors, _heat, _throttling):
-        yield from rule(nvml)
-
-
-def _persistence(nvml: Mapping[str, Any]) -> Iterator[Finding]:
-    if nvml["persistence"] is None:
-        yield _untold("persistence")
-    elif nvml["persistence"]:
-        yield ok("persistence", "on")
-    else:
-        yield warning("persistence", "off: the driver starts anew for each run", "sudo nvidia-smi -pm 1")
-
-
-def _clock(nvml: Mapping[str, Any]) -> Iterator[Finding]:
-    now, most = nvml["clock_held"] or nvml["clock"], nvml["clock_max"]
-    chosen, usual = nvml["clock_application"], nvml["clock_default"]
-    if not now or not most:
-        yield _untold("SM clock")
-        return
-    found = f"{now / 1e6:.0f} of {most / 1e6:.0f} MHz while next to nothing runs"
-    if chosen and usual and chosen < usual:
-        found += f"; application clock lowered to {chosen / 1e6:.0f} MHz, {usual / 1e6:.0f} by default"
-        yield warning("SM clock", found, "figures are of that clock; sudo nvidia-smi -rac resets it")
-    elif now < SLOW_CLOCK * most:
-        found += f" ({', '.join(nvml['reasons'] or ()) or 'locked, as it seems'})"
-        yield warning("SM clock", found, "figures are of that clock; sudo nvidia-smi -rgc, unless it is meant")
-    else:
-        yield ok("SM clock", found)
-
-
-def _power(nvml: Mapping[str, Any]) -> Iterator[Finding]:
-    limit, usual = nvml["power_limit"], nvml["power_default"]
-    if limit is None:
-        yield _untold("power limit")
-    elif usual is None:
-        yield ok("power limit", f"{limit:.0f} W")
-    elif limit < 0.99 * usual:
-        found = f"{limit:.0f} W, lowered from {usual:.0f}: heavy cells are slower than on others of its kind"
-        yield warning("power limit", found, f"sudo nvidia-smi -pl {usual:.0f}, if it may draw that much")
-    else:
-        raised = limit > 1.01 * usual
-        yield ok("power limit", f"{limit:.0f} W, {f'raised from {usual:.0f}' if raised else 'the default'}")
-
-
-def _processes(nvml: Mapping[str, Any]) -> Iterator[Finding]:
-    seen = nvml["processes"]
-    busy, others = seen["busy"], list(seen["others"])
-    if not seen["named"] and seen["count"] and seen["count"] > 1:
-        others = [f"{seen['count'] - 1} that cannot be named here (a container)"]
-    if busy is not None and busy > BUSY:
-        who = ", ".join(seen["computing"] or others) or "not in NVML's list"
-        yield unfit("other processes", f"one computes, the GPU {percent(busy)} busy with it: {who}", END_OTHERS)
-    elif others:
-        idle = "computing nothing now" if busy is not None else "whether they compute is not told"
-        yield warning("other processes", f"{', '.join(others)}; {idle}, but holding memory", END_OTHERS)
-    elif busy is None and not seen["named"]:
-        yield _untold("other processes")
-    else:
-        yield ok("other processes", "none")
-
-
-def _mig(nvml: Mapping[str, Any]) -> Iterator[Finding]:
-    if nvml["mig"]:
-        found = "on: figures are of a slice, and other slices share its power and clock"
-        yield warning("MIG", found, "compare with the same slice only, or have an administrator turn it off")
-    else:
-        yield ok("MIG", "not on this GPU" if nvml["mig"] is None else "off")
-
-
-def _memory_errors(nvml: Mapping[str, Any]) -> Iterator[Finding]:
-    check, rows = "memory errors", nvml["rows"] or {}
-    if nvml["ecc"] is None:
-        yield ok(check, "not counted: no ECC on this GPU")
-    elif nvml["ecc_errors"]:
-        yield unfit(check, f"{nvml['ecc_errors']} uncorrected since the driver was loaded", REPLACE)
-    elif rows.get("failed"):
-        yield unfit(check, "a memory row could not be remapped", "have the GPU replaced")
-    elif rows.get("pending"):
-        yield warning(check, "a memory row waits to be remapped", "reset the GPU: nvidia-smi -r")
-    elif not nvml["ecc"]:
-        yield warning(check, "ECC is off, so none is seen", "sudo nvidia-smi -e 1, then restart the machine")
-    elif nvml["ecc_pending"] is False:
-        yield warning(check, "ECC is on, but off after the next restart", "sudo nvidia-smi -e 1")
-    else:
-        ever = f", {nvml['ecc_errors_ever']} uncorrected in its life" if nvml["ecc_errors_ever"] else ""
-        remapped = rows.get("corrected", 0) + rows.get("uncorrected", 0)
-        yield ok(check, f"none uncorrected, ECC on{ever}{f', {remapped} rows remapped' if remapped else ''}")
-
-
-def _heat(nvml: Mapping[str, Any]) -> Iterator[Finding]:
-    now, left = nvml["temperature"], nvml["temperature_margin"]
-    if now is None:
-        yield _untold("temperature")
-    elif left is None or left >= HOT:
-        yield ok(
-            "temperature", f"{now:.0f} C{'' if left is None else f', {left:.0f} below where the clock is lowered'}"
-        )
-    else:
-        level: Level = "unfit" if left < TOO_HOT else "warning"
-        found = f"{now:.0f} C while next to nothing runs, {left:.0f} below where the clock is lowered"
-        yield Finding("temperature", level, found, "let it cool down, and look at its cooling")
-
-
-def _throttling(nvml: Mapping[str, Any]) -> Iterator[Finding]:
-    reasons = nvml["reasons"]
-    if reasons is None:
-        yield _untold("throttling")
-    elif not reasons:
-        yield ok("throttling", "none")
-    else:
-        level: Level = "unfit" if THROTTLED & set(reasons) else "warning"
-        found = f"{', '.join(reasons)}, while next to nothing runs"
-        yield Finding("throttling", level, found, "look at cooling, supply and settings: nvidia-smi -q -d PERFORMANCE")
-
-
-def _instruments(instruments: Mapping[str, Any]) -> Iterator[Finding]:
-    works = [f"{f['seconds'] * 1e6:.1f} us by {name}" for name, f in instruments.items() if "error" not in f]
-    if works:
-        yield ok("instruments", f"a trivial kernel takes {', '.join(works)}")
-    for name, found in instruments.items():
-        if "error" in found:
-            level: Level = "unfit" if name == "events" else "warning"
-            yield Finding("instruments", level, f"{name} does not work: {found['error']}", LOST[name])
-
-
-def _l2(instruments: Mapping[str, Any]) -> Iterator[Finding]:
-    promises = [(name, p, f.get(f"l2_{p}")) for name, f in instruments.items() for p in ("cold", "warm")]
-    looked = [(name, promise, seen) for name, promise, seen in promises if seen is not None]
-    broken = [f"{seen} instead of {promise} by {name}" for name, promise, seen in looked if seen != promise]
-    if broken:
-        yield warning("L2", ", ".join(broken), "cells will say unproven; see that nothing else runs on the GPU")
-    elif looked:
-        yield ok("L2", "cold when it is to be, and warm when it is to be")
-
-
-def _host(environment: Environment, host: Mapping[str, Any]) -> Iterator[Finding]:
-    on_cpu, cores = environment.device.kind == "cpu", host["cores"] or 1
-    share, load = host["load"] / cores, f"{host['load']:.1f} on {cores} cores over the last minute"
-    if share > (LOADED if on_cpu else OVERLOADED):
-        level: Level = "unfit" if on_cpu and share > OVERLOADED else "warning"
-        yield Finding("load", level, load, "wait a minute, or end what runs; top shows it")
-    else:
-        yield ok("load", load)
-    governors = ", ".join(host["governors"])
-    if on_cpu and governors not in ("", "performance"):
-        yield warning("CPU governor", governors, "sudo cpupower frequency-set -g performance")
-    else:
-        yield ok("CPU governor", governors or "not told here, as in most virtual machines")
-    limit, threads = host["cpu_limit"], environment.device.threads or 2
-    if limit is not None and limit < threads:
-        found = f"{limit:g} CPUs for {threads} threads, which are stopped again and again"
-        todo = f"set OMP_NUM_THREADS={max(1, int(limit))}, or raise it" if on_cpu else "raise it to 2 CPUs or more"
-        yield warning("container limit", found, todo)
-    else:
-        yield ok("container limit", "none" if limit is None else f"{limit:g} CPUs")
-
-
-def judge_trial(trial: Trial) -> list[Finding]:
-    """What the A/A test says of the machine."""
-    if trial.failed:
-        ended = f"{label(trial.failed.case)} ended as {trial.failed.status}: {trial.failed.reason}"
-        todo = f"attnbench run -b {trial.backend} says more; mend that first"
-        return [unfit("A/A test", f"{trial.backend} against itself: {ended}", todo)]
-    return [*_meanwhile(trial), *_luck(trial), *_resolution(trial)]
-
-
-def _meanwhile(trial: Trial) -> Iterator[Finding]:
-    if trial.others:
-        yield unfit("other processes", f"computed during the A/A test: {', '.join(trial.others)}", END_OTHERS)
-    if trial.ecc_errors:
-        yield unfit("memory errors", f"{trial.ecc_errors} uncorrected during the A/A test", REPLACE)
-    if throttled := [limit for limit in trial.limits if limit in THROTTLED]:
-        yield warning("throttling", f"{', '.join(throttled)} during the A/A test", "look at cooling and supply")
-    if trial.host_bound:
-        yield warning("host", "the GPU waited for it during the A/A test", "end what else the host does")
-
-
-def _luck(trial: Trial) -> Iterator[Finding]:
-    resolutions = trial.resolutions()
-    for case, r in resolutions:
-        if r.differs and abs(r.difference) >= LUCK:
-            interval = f"{signed(r.difference)} ({signed(r.low)} to {signed(r.high)})"
-            found = f"{trial.backend} against itself, {label(case)}: two processes differ by {interval}"
-            yield warning("A/A test", found, f"trust no such difference from one round; measure with --rounds {ROUNDS}")
-    if resolutions and not any(r.differs and abs(r.difference) >= LUCK for _, r in resolutions):
-        yield ok("A/A test", f"{trial.backend} against itself: no difference of {percent(LUCK)} or more")
-
-
-def _resolution(trial: Trial) -> Iterator[Finding]:
-    worst = trial.worst()
-    if worst is None:
-        turns = min(len(c.a) for c in trial.cases)
-        found = f"not known: {turns} turns in {duration(trial.seconds)} where {MIN_TURNS} are needed"
-        yield warning("resolution", found, "run it without --quick, on an idle machine")
-        return
-    case, r = worst
-    if r.one == 0:
-        yield ok("resolution", "readings repeat exactly, so that any difference shows")
-        return
-    level: Level = "ok" if r.rounds <= COARSE else "warning" if r.rounds <= USELESS else "unfit"
-    found = f"one reading each tells {percent(r.one)} apart, {ROUNDS} rounds {percent(r.rounds)} ({label(case)})"
-    yield Finding("resolution", level, found, "" if level == "ok" else "find what disturbs it, then run doctor again")
-
-
-def signed(fraction: float) -> str:
-    return f"{'-' if fraction < 0 else '+'}{percent(abs(fraction))}"
-
-
-def _untold(check: str) -> Finding:
-    return ok(check, "not told here")
-
-
-def _major(version: str) -> int:
-    return int(version.partition(".")[0])
+# (name of the check, the fact that it reads): its rules
+CHECKS: Mapping[tuple[str, str], tuple[Rule, ...]] = {
+    ("device", "simulated"): (ok("simulated: only the A/A test applies"),),
+    ("software", "software"): (
+        warning(
+            "the driver is older than torch's CUDA: {software}", "update the driver", when=lambda f: f.driver_too_old
+        ),
+        warning(
+            "no triton: {software}", "pip install triton, for the kernels that need it", when=lambda f: f.no_triton
+        ),
+        ok("{software}"),
+    ),
+    ("GPU", "gpu_unseen"): (
+        warning(
+            "an NVIDIA driver is there, but torch {torch} sees no GPU, so this is about the CPU",
+            "install a torch with CUDA, or say --device cpu if that is meant",
+            when=lambda f: f.gpu_unseen,
+        ),
+        ok("not measured, so what asks NVML, CUDA's instruments and L2 does not apply"),
+    ),
+    ("GPU", "broken"): (unfit("{broken}", "look at it with nvidia-smi; reset it, or restart the machine"),),
+    ("NVML", "nvml"): (
+        warning(
+            "does not answer: clocks, power, heat, memory errors and other processes stay unseen",
+            "pip install nvidia-ml-py; start a container with NVIDIA_DRIVER_CAPABILITIES=compute,utility",
+            when=None,
+        ),
+        ok("answers"),
+    ),
+    ("persistence", "persistence"): (
+        NOT_TOLD,
+        ok("on", when=lambda f: f.persistence),
+        warning("off: the driver starts anew for each run", "sudo nvidia-smi -pm 1"),
+    ),
+    ("SM clock", "clock"): (
+        NOT_TOLD,
+        warning(
+            CLOCK + "; application clock lowered to {clock_application:.0f} MHz, {clock_default:.0f} by default",
+            "figures are of that clock; sudo nvidia-smi -rac resets it",
+            when=lambda f: 0 < f.clock_application < f.clock_default,
+        ),
+        ok(CLOCK, when=lambda f: f.clock >= SLOW_CLOCK * f.clock_max),
+        warning(CLOCK + " ({slow_because})", "figures are of that clock; sudo nvidia-smi -rgc, unless it is meant"),
+    ),
+    ("power limit", "power_limit"): (
+        NOT_TOLD,
+        ok("{power_limit:.0f} W", when=lambda f: f.power_default is None),
+        ok(
+            "{power_limit:.0f} W, raised from {power_default:.0f}",
+            when=lambda f: f.power_limit > 1.01 * f.power_default,
+        ),
+        ok("{power_limit:.0f} W, the default", when=lambda f: f.power_limit >= 0.99 * f.power_default),
+        warning(
+            "{power_limit:.0f} W, lowered from {power_default:.0f}: heavy cells are slower than on others of its kind",
+            "sudo nvidia-smi -pl {power_default:.0f}, if it may draw that much",
+        ),
+    ),
+    ("other processes", "others"): (
+        NOT_TOLD,
+        unfit(
+            "one computes, the GPU {busy_percent} busy with it: {who}", END_OTHERS, when=lambda f: (f.busy or 0) > BUSY
+        ),
+        ok("none", when=lambda f: not f.others),
+        warning("{others}; whether they compute is not told, but holding memory", END_OTHERS, lambda f: f.busy is None),
+        warning("{others}; computing nothing now, but holding memory", END_OTHERS),
+    ),
+    ("MIG", "mig"): (
+        ok("not on this GPU", when=None),
+        ok("off", when=lambda f: not f.mig),
+        warning(
+            "on: figures are of a slice, and other slices share its power and clock",
+            "compare with the same slice only, or have an administrator turn it off",
+        ),
+    ),
+    ("memory errors", "ecc"): (
+        ok("not counted: no ECC on this GPU", when=None),
+        unfit("{ecc_errors} uncorrected since the driver was loaded", REPLACE, lambda f: f.ecc_errors),
+        unfit("a memory row could not be remapped", "have the GPU replaced", lambda f: f.rows.get("failed")),
+        warning("a memory row waits to be remapped", "reset the GPU: nvidia-smi -r", lambda f: f.rows.get("pending")),
+        warning("ECC is off, so none is seen", "sudo nvidia-smi -e 1, then restart the machine", lambda f: not f.ecc),
+        ok("none uncorrected, ECC on{earlier_errors}", when=lambda f: f.ecc_pending is not False),
+        warning("ECC is on, but off after the next restart", "sudo nvidia-smi -e 1"),
+    ),
+    ("temperature", "temperature"): (
+        NOT_TOLD,
+        ok("{temperature:.0f} C", when=lambda f: f.temperature_margin is None),
+        unfit(HEAT, COOL, when=lambda f: f.temperature_margin < TOO_HOT),
+        warning(HEAT, COOL, when=lambda f: f.temperature_margin < HOT),
+        ok("{temperature:.0f} C, {temperature_margin:.0f} below where the clock is lowered"),
+    ),
+    ("throttling", "reasons"): (
+        NOT_TOLD,
+        ok("none", when=lambda f: not f.reasons),
+        unfit(LIMITS, SETTINGS, when=lambda f: THROTTLED & set(f.reasons)),
+        warning(LIMITS, SETTINGS),
+    ),
+    ("instruments", "trivial_kernel"): (ok("a trivial kernel takes {trivial_kernel}"),),
+    ("instruments", "events_error"): (
+        unfit("events does not work: {events_error}", "nothing can be timed; look at the GPU with nvidia-smi"),
+    ),
+    ("instruments", "cupti_error"): (
+        warning(
+            "cupti does not work: {cupti_error}",
+            "what ran cannot be proved; end other profilers (nsys, ncu, DCGM), and see that torch finds libcupti",
+        ),
+    ),
+    ("instruments", "graph_error"): (
+        warning("graph does not work: {graph_error}", "--timer graph is refused, and cross-checks do without it"),
+    ),
+    ("L2", "l2_wrong"): (
+        ok("cold when it is to be, and warm when it is to be", when=lambda f: not f.l2_wrong),
+        warning("{l2_wrong}", "cells will say unproven; see that nothing else runs on the GPU"),
+    ),
+    ("load", "load"): (
+        unfit(LOAD, END_LOAD, when=lambda f: f.on_cpu and f.load_share > OVERLOADED),
+        warning(LOAD, END_LOAD, when=lambda f: f.load_share > (LOADED if f.on_cpu else OVERLOADED)),
+        ok(LOAD),
+    ),
+    ("CPU governor", "governor"): (
+        ok("not told here, as in most virtual machines", when=None),
+        ok("{governor}", when=lambda f: not f.on_cpu or f.governor == "performance"),
+        warning("{governor}", "sudo cpupower frequency-set -g performance"),
+    ),
+    ("container limit", "cpu_limit"): (
+        ok("none", when=None),
+        ok("{cpu_limit:g} CPUs", when=lambda f: f.cpu_limit >= f.threads),
+        warning(TOO_FEW_CPUS, "set OMP_NUM_THREADS={whole_cpus}, or raise it", when=lambda f: f.on_cpu),
+        warning(TOO_FEW_CPUS, "raise it to 2 CPUs or more"),
+    ),
+    # What the A/A test shows of the machine.
+    ("A/A test", "failure"): (
+        unfit("{backend} against itself: {failure}", "attnbench run -b {backend} says more; mend that first"),
+    ),
+    ("other processes", "others_in_test"): (unfit("computed during the A/A test: {others_in_test}", END_OTHERS),),
+    ("memory errors", "errors_in_test"): (unfit("{errors_in_test} uncorrected during the A/A test", REPLACE),),
+    ("throttling", "throttled"): (warning("{throttled} during the A/A test", "look at cooling and supply"),),
+    ("host", "host_bound"): (warning("the GPU waited for it during the A/A test", "end what else the host does"),),
+    ("A/A test", "difference"): (
+        warning(
+            "{backend} against itself, {case}: two processes differ by {difference}",
+            "trust no such difference from one round; measure with --rounds {rounds}",
+        ),
+    ),
+    ("A/A test", "no_difference_of"): (ok("{backend} against itself: no difference of {no_difference_of} or more"),),
+    ("resolution", "turns_needed"): (
+        warning(
+            "not known: {turns} turns in {duration} where {turns_needed} are needed",
+            "run it without --quick, on an idle machine",
+        ),
+    ),
+    ("resolution", "by_rounds"): (
+        ok("readings repeat exactly, so that any difference shows", when=lambda f: f.by_one_reading == 0),
+        ok(RESOLUTION, when=lambda f: f.by_rounds <= COARSE),
+        warning(RESOLUTION, FIND_CAUSE, when=lambda f: f.by_rounds <= USELESS),
+        unfit(RESOLUTION, FIND_CAUSE),
+    ),
+}

@@ -1,12 +1,13 @@
 """The smallest difference between two implementations that readings tell apart, from an A/A test.
 
 Two processes, a and b, measure one implementation in n turns, one reading each a turn, the order swapped every turn.
-What is judged are the raw differences d_i = ln(b_i / a_i): a and b are the same, so each is error,
+What is judged are the raw differences d_i = ln(b_i / a_i): a and b run the same code, so each is error,
 
-    d_i = l + e_i,   e_i with the standard deviation sqrt(2) * that of a single reading,
+    d_i = p + e_i,   e_i with the standard deviation sqrt(2) * that of a single reading,
 
-where the luck l (where memory came to lie, say) stays with the pair of processes. Slow changes of the machine meet
-both readings of a turn and cancel, as they do in a run, where the backends of a case follow each other.
+where p stays with the pair of processes as long as they live (it depends on where their memory lies, for example).
+Slow changes of the machine affect both readings of a turn and cancel, as they do in a run, where the backends of a case
+follow each other.
 
 **Noise.** s = 1.0484 median |d_i - d_j| over all pairs i < j, with 1.0484 = 1 / (sqrt(2) Phi^-1(3/4)): Shamos'
 estimator; Bickel and Lehmann, "Descriptive Statistics for Nonparametric Models IV: Spread", 1979. It needs no centre,
@@ -14,12 +15,12 @@ bears up to 29 % disturbed turns, and knows the spread of normal noise as well a
 times as many values (Rousseeuw and Croux, "Alternatives to the Median Absolute Deviation", JASA 88, 1993). For few
 turns s^2 is divided by 1 + 1.5 / n + 3.6 / n^2, which makes its mean right, and it varies as a variance with
 0.84 n - 1.4 degrees of freedom does, or 2.65 for 4 turns; both were fitted to simulations of 4 to 40 turns, and
-tests/unit/test_resolution.py simulates them again. Where most pairs tie (a coarse clock) the usual standard deviation
-takes its place.
+tests/analysis/test_doctor_resolution.py simulates them again. Where most pairs tie (a coarse clock) the usual standard
+deviation takes its place.
 
-**Luck.** l^2 = mean(d)^2 less what noise explains of it, var(d) / n, and not below 0. The usual variance is meant here:
-a single disturbed turn then cancels. So one difference between two processes, one reading each, has the variance
-t^2 = s^2 + l^2.
+**Difference of the processes.** p^2 = mean(d)^2 less what noise explains of it, var(d) / n, and not below 0. The usual
+variance is meant here: a single disturbed turn then cancels. So one difference between two processes, one reading each,
+has the variance t^2 = s^2 + p^2.
 
 **The smallest difference** that a two-sided test at 95 % confidence finds with 80 % power. The difference D of two
 implementations, over its estimated standard error with f degrees of freedom, follows the noncentral t distribution;
@@ -44,19 +45,19 @@ from attnbench.core import stats
 
 CONFIDENCE, POWER = 0.95, 0.80
 ROUNDS = 5
-MIN_TURNS = 4  # below, the degrees of freedom say nothing
+MIN_TURNS = 4  # with fewer, the spread has too few degrees of freedom
 
 
 @dataclass(frozen=True)
 class Resolution:
-    """What one case of an A/A test says. All are relative: 0.01 is 1 %."""
+    """What the A/A test of one case shows. All values are relative: 0.01 is 1 %."""
 
     noise: float  # robust standard deviation of a single reading
     difference: float  # of b from a on average: 0.01 reads "b is 1 % slower"
-    low: float
-    high: float  # its interval
-    one: float  # the smallest difference that one reading each tells apart
-    rounds: float  # and ROUNDS rounds
+    low: float  # of the interval of `difference`
+    high: float
+    by_one_reading: float  # the smallest difference that one reading of each implementation tells
+    by_rounds: float  # the smallest difference that ROUNDS rounds tell
 
     @property
     def differs(self) -> bool:
@@ -65,7 +66,10 @@ class Resolution:
 
 
 def resolve(differences: Sequence[float], cases: int = 1) -> Resolution:
-    """From the d_i of one case, at least MIN_TURNS, of so many cases tested together."""
+    """Return the resolution from the d_i of one case, at least MIN_TURNS; `cases` are tested together.
+
+    Raises ValueError for fewer turns.
+    """
     from scipy import special  # type: ignore[import-untyped]
 
     n = len(differences)
@@ -82,26 +86,29 @@ def resolve(differences: Sequence[float], cases: int = 1) -> Resolution:
         difference=math.expm1(mean),
         low=math.expm1(mean - half),
         high=math.expm1(mean + half),
-        one=math.expm1(noncentrality(freedom(n)) * total),
-        rounds=math.expm1(noncentrality(ROUNDS - 1) * total / math.sqrt(ROUNDS)),
+        by_one_reading=math.expm1(noncentrality(degrees_of_freedom(n)) * total),
+        by_rounds=math.expm1(noncentrality(ROUNDS - 1) * total / math.sqrt(ROUNDS)),
     )
 
 
 def spread(values: Sequence[float]) -> float:
-    """Robust standard deviation: Shamos' estimator, its square without bias for normal values."""
+    """Return the robust standard deviation by Shamos' estimator, whose square is unbiased for normal values."""
     n = len(values)
     middle = stats.median([abs(a - b) for a, b in itertools.combinations(values, 2)])
     return 1.0484 * middle / math.sqrt(1 + 1.5 / n + 3.6 / n**2)
 
 
-def freedom(n: int) -> float:
-    """Degrees of freedom of the square of `spread` of n normal values."""
+def degrees_of_freedom(n: int) -> float:
+    """Return the degrees of freedom of the square of `spread` of n normal values."""
     return max(2.65, 0.84 * n - 1.4)
 
 
 @lru_cache(maxsize=64)
 def noncentrality(freedom: float) -> float:
-    """The true difference, in standard errors, that the test finds with POWER; the tail beyond -t is negligible."""
+    """Return the true difference, in standard errors, that the test finds with POWER; `freedom` as in Student's t.
+
+    The tail beyond -t is negligible and left out.
+    """
     from scipy import special
 
     threshold = special.stdtrit(freedom, (1 + CONFIDENCE) / 2)

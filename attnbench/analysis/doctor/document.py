@@ -1,0 +1,104 @@
+"""The document of a diagnosis: a table of findings, the table of the A/A test, the verdict, and all facts as data."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from attnbench.analysis.doctor.aa_test import AATest, case_label
+from attnbench.analysis.doctor.check_facts import difference_in_words
+from attnbench.analysis.doctor.checks import Level
+from attnbench.analysis.doctor.diagnose import Diagnosis
+from attnbench.analysis.doctor.resolution import CONFIDENCE, POWER, ROUNDS
+from attnbench.core.formats import percent
+from attnbench.core.json import to_json
+from attnbench.core.sizes import format_duration
+from attnbench.core.text import count
+from attnbench.report import document as shown
+from attnbench.report.document import Column, Document, Machine, Span, Style, Table, Verdict
+
+STYLES: Mapping[Level, Style] = {"ok": "good", "warning": "warning", "unfit": "bad"}
+VERDICTS: Mapping[Level, tuple[str, shown.Level]] = {
+    "ok": ("fit to measure", "good"),
+    "warning": ("fit to measure, with warnings", "warning"),
+    "unfit": ("unfit to measure", "bad"),
+}
+
+
+def document(diagnosis: Diagnosis) -> Document:
+    """Return the document of a diagnosis."""
+    device, test = diagnosis.environment.device, diagnosis.aa_test
+    worst = test.worst() if test else None
+    verdict, level = VERDICTS[diagnosis.level]
+    notes = []
+    if worst:
+        one, rounds = percent(worst[1].by_one_reading), percent(worst[1].by_rounds)
+        smallest = Span(f"Smallest difference that can be told apart here: {one}", "strong")
+        notes.append((smallest, Span(f" by one reading each, {rounds} by {ROUNDS} rounds.")))
+    return Document(
+        command="doctor",
+        title=device.name,
+        machines=(Machine(device.name, str(device)),),
+        blocks=(_findings(diagnosis), *([_aa_table(test)] if test and worst else [])),
+        notes=tuple(notes),
+        verdict=Verdict(f"{device.name}: {verdict}.", level),
+        data=_data(diagnosis),
+        rows=[vars(finding) for finding in diagnosis.findings],
+    )
+
+
+def _findings(diagnosis: Diagnosis) -> Table:
+    headings = [Column(heading, wrap=False) for heading in ("level", "check")]
+    rows = tuple(
+        (Span(finding.level, STYLES[finding.level]), finding.check, finding.found, Span(finding.todo, "strong"))
+        for finding in diagnosis.findings
+    )
+    return Table("findings", (*headings, Column("found"), Column("what to do")), rows)
+
+
+def _aa_table(test: AATest) -> Table:
+    turns = count(max(len(readings.a) for readings in test.cases), "turn")
+    headings = ("sd of a reading", f"b from a, {CONFIDENCE:.0%} interval", "one reading tells", f"{ROUNDS} rounds tell")
+    rows = []
+    for case, r in test.resolutions():
+        difference = Span(difference_in_words(r), "warning" if r.differs else "")
+        rows.append((case_label(case), percent(r.noise), difference, percent(r.by_one_reading), percent(r.by_rounds)))
+    return Table(
+        "aa-test",
+        (Column("case"), *(Column(heading, "right") for heading in headings)),
+        tuple(rows),
+        title="A/A test",
+        note=f"{test.backend} against itself, {turns} of two processes in {format_duration(test.seconds)}",
+    )
+
+
+def _data(diagnosis: Diagnosis) -> Any:
+    """Return the verdict, the findings, and all that they were drawn from. Seconds, bytes, hertz; 0.01 is 1 %."""
+    worst = diagnosis.aa_test.worst() if diagnosis.aa_test else None
+    smallest = None
+    if worst:
+        smallest = {"one_reading": worst[1].by_one_reading, "rounds": worst[1].by_rounds, "of_rounds": ROUNDS}
+        smallest |= {"confidence": CONFIDENCE, "power": POWER}
+    whole = {
+        "verdict": diagnosis.level,
+        "exit_code": diagnosis.exit_code,
+        "smallest_difference": smallest,
+        "findings": [vars(finding) for finding in diagnosis.findings],
+        "environment": diagnosis.environment,
+        "facts": diagnosis.facts,
+        "trial": _aa_data(diagnosis.aa_test) if diagnosis.aa_test else None,
+    }
+    return to_json(whole)
+
+
+def _aa_data(test: AATest) -> Mapping[str, Any]:
+    resolutions: dict[str, Mapping[str, Any]] = {}
+    for case, r in test.resolutions():
+        values = {"noise": r.noise, "difference": r.difference, "low": r.low, "high": r.high, "differs": r.differs}
+        resolutions[case.key] = {**values, "one": r.by_one_reading, "rounds": r.by_rounds}
+    cases = [
+        {"case": c.case, "a": c.a, "b": c.b, "differences": c.differences, "resolution": resolutions.get(c.case.key)}
+        for c in test.cases
+    ]
+    meanwhile = {name: getattr(test, name) for name in ("limits", "others", "ecc_errors", "host_bound")}
+    return {"backend": test.backend, "seconds": test.seconds, "cases": cases, "failed": test.failed, **meanwhile}
