@@ -11,14 +11,16 @@ from typing import Any
 
 import pytest
 
-from attnbench.analysis.ab import measure
-from attnbench.analysis.ab.measure import Outcome, ab
-from attnbench.analysis.gate import gate, write_export, write_markdown, write_terminal
+from attnbench.analysis.ab import run_ab
+from attnbench.analysis.ab.run_ab import Outcome, ab
+from attnbench.analysis.gate import judge
+from attnbench.analysis.gate.document import document_of
 from attnbench.analysis.gate.margins import DEFAULT
 from attnbench.analysis.summary.cautions import cautions
 from attnbench.core.errors import UserError
 from attnbench.core.json import to_json
 from attnbench.core.record import Job, Record, Run
+from attnbench.report import data, markdown, terminal
 from attnbench.results import run_file
 from attnbench.results.cells import cells
 from attnbench.run import device_probe, run_suite, workers
@@ -129,14 +131,14 @@ def here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     return tmp_path
 
 
-def request(a: str = "own.py:A", b: str = "own.py:A", *, seqlen: str = "512,1k", **changes: Any) -> measure.Request:
+def request(a: str = "own.py:A", b: str = "own.py:A", *, seqlen: str = "512,1k", **changes: Any) -> run_ab.Request:
     metrics = changes.pop("metrics", ("latency",))
     options = {
         "axes": {"seqlen": seqlen, "headdim": "128", "causal": False, "direction": "fwd"},
         "backends": changes.pop("backends", None),
     }
-    judged = gate.Request(metrics, expect=changes.pop("expect", ()))
-    return measure.Request(a, b, judged, settings=parse_options(options), **{"device": "fake", **changes})
+    judged = judge.Request(metrics, expect=changes.pop("expect", ()))
+    return run_ab.Request(a, b, judged, settings=parse_options(options), **{"device": "fake", **changes})
 
 
 def verdicts(outcome: Outcome) -> dict[int, str]:
@@ -171,8 +173,8 @@ def test_a_slower_build_is_a_regression_in_turns(here: Path) -> None:
     assert outcome.judgement
     assert outcome.judgement.heading[0].startswith("A/B in turns")
     assert "own.py:Slow" in outcome.judgement.heading[2]
-    for render in (write_terminal.text, write_markdown.render, write_export.json_text):
-        assert "A/B in turns" in render(outcome.judgement)  # type: ignore[operator]
+    for render in (terminal.text, markdown.render, data.json_text):
+        assert "A/B in turns" in render(document_of(outcome.judgement))
 
 
 def test_a_faster_build_passes() -> None:
@@ -184,7 +186,7 @@ def test_a_faster_build_passes() -> None:
 def test_gate_judges_the_two_files_alike() -> None:
     outcome = ab(request(b="own.py:Slow", seqlen="512,1k,2k", metrics=DEFAULT), Watcher())
     a, b = (run_file.read(path)[0] for path in outcome.paths)
-    again = gate.judge(a, b, gate.Request(DEFAULT))
+    again = judge.judge(a, b, judge.Request(DEFAULT))
     assert outcome.judgement
     assert again.findings == outcome.judgement.findings
     assert again.exit_code == outcome.exit_code
@@ -213,7 +215,7 @@ def test_one_build_twice_is_said_to_test_the_machine() -> None:
     )
 
 
-def fail() -> gate.Judgement:
+def fail() -> judge.Judgement:
     raise AssertionError
 
 
@@ -252,8 +254,8 @@ def test_cells_without_time_are_no_pass(monkeypatch: pytest.MonkeyPatch) -> None
     """The forecast of a long one alone exceeds the limit."""
     monkeypatch.setattr("attnbench.run.plan.OVERHEAD", {"fake": 1.0})
     forecasts = {512: 1.0, 1024: 500.0}
-    real = measure._cells
-    monkeypatch.setattr(measure, "_cells", lambda runs: {k: forecasts[k[0].shape.seqlen_q] for k in real(runs)})
+    real = run_ab._cells
+    monkeypatch.setattr(run_ab, "_cells", lambda runs: {k: forecasts[k[0].shape.seqlen_q] for k in real(runs)})
     outcome = ab(request(time_limit=60.0), Watcher())
     assert verdicts(outcome) == {512: "unchanged", 1024: "inconclusive"}
     assert outcome.exit_code == 3
@@ -307,7 +309,7 @@ def test_another_torch_is_refused_before_anything_is_measured(here: Path) -> Non
     assert outcome.judgement
     assert [d.remedy for d in outcome.judgement.refused] == ["--expect torch"]
     assert (watcher.turns, outcome.paths, list(here.glob("results/*"))) == ([], (), [])
-    assert ab(replace(asked, gate=replace(asked.gate, expect=("torch",))), Watcher()).exit_code == 0
+    assert ab(replace(asked, judged_by=replace(asked.judged_by, expect=("torch",))), Watcher()).exit_code == 0
 
 
 @pytest.mark.parametrize(
@@ -381,5 +383,5 @@ def attention(q, k, v, *, causal, softmax_scale):
     )
     assert verdicts(outcome) == {16: "regressed"}
     assert outcome.judgement
-    assert [d.names for d in outcome.judgement.meant] == [("attention",)]
+    assert [d.names for d in outcome.judgement.expected] == [("attention",)]
     assert to_json(run_file.read(outcome.paths[0])[0].specs) == {"attention": f"{here}/old.py:attention"}

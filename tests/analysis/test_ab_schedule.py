@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from attnbench.analysis.ab.builds import builds
 from attnbench.analysis.ab.schedule import affordable, order, to_look
-from attnbench.analysis.ab.sides import sides
-from attnbench.analysis.gate.looks import LOOKS
+from attnbench.analysis.gate.repeated_looks import LOOKS
 from attnbench.commands import options
 from attnbench.commands.ab import ab
 from attnbench.commands.run import run as run_command
@@ -57,16 +57,16 @@ def test_where_no_cell_fits_until_the_look_one_pair_may() -> None:
 
 
 def test_two_pieces_of_code_share_a_name() -> None:
-    a, b = sides("sdpa-flash", "triton", [])
+    a, b = builds("sdpa-flash", "triton", [])
     assert list(a.specs) == list(b.specs) == ["sdpa-flash-vs-triton"]
     assert (a.python, b.python, a.interpreters) == (None, None, {})
-    a, b = sides("old.mod:attention", "new.mod:attention", [], [f"attention={sys.executable}"])
+    a, b = builds("old.mod:attention", "new.mod:attention", [], [f"attention={sys.executable}"])
     assert (a.specs, b.specs) == ({"attention": "old.mod:attention"}, {"attention": "new.mod:attention"})
     assert a.python == b.interpreters["attention"] == sys.executable
 
 
 def test_code_of_which_one_has_its_own_interpreter() -> None:
-    a, b = sides("fa2", "fa3", [], [f"fa3={sys.executable}"])
+    a, b = builds("fa2", "fa3", [], [f"fa3={sys.executable}"])
     assert (a.python, b.python) == (None, sys.executable)
     assert b.interpreters == {"fa2-vs-fa3": sys.executable}
 
@@ -74,7 +74,7 @@ def test_code_of_which_one_has_its_own_interpreter() -> None:
 def test_interpreters_are_not_resolved_to_the_python_they_link_to(tmp_path: Path) -> None:
     for name in ("main", "pr"):
         (tmp_path / name).symlink_to(sys.executable)
-    a, b = sides(str(tmp_path / "main"), str(tmp_path / "pr"), ["fa2", "triton"])
+    a, b = builds(str(tmp_path / "main"), str(tmp_path / "pr"), ["fa2", "triton"])
     assert a.interpreters == dict.fromkeys(("fa2", "triton"), str(tmp_path / "main"))
     assert (a.specs, b.python) == (b.specs, str(tmp_path / "pr"))
 
@@ -82,18 +82,18 @@ def test_interpreters_are_not_resolved_to_the_python_they_link_to(tmp_path: Path
 def test_an_interpreter_by_its_name_on_the_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "python-pr").symlink_to(sys.executable)
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
-    assert sides("python-pr", "python-pr", ["fa2"])[0].python == str(tmp_path / "python-pr")
+    assert builds("python-pr", "python-pr", ["fa2"])[0].python == str(tmp_path / "python-pr")
 
 
 @pytest.mark.parametrize("a", ["sdpa-*", "no/such/python", "backend that is not there"])
 def test_what_is_neither_is_said(a: str) -> None:
     with pytest.raises(UserError, match="is no interpreter"):
-        sides(a, sys.executable, ["fa2"])
+        builds(a, sys.executable, ["fa2"])
 
 
 def test_it_has_all_options_with_which_run_chooses_what_to_measure_and_where() -> None:
     ours, theirs = inspect.signature(ab).parameters, inspect.signature(run_command).parameters
-    shared = [name for name, p in theirs.items() if p.annotation.startswith("options.")]
+    shared = [name for name, p in theirs.items() if p.annotation.startswith("options.") and name != "python"]
     assert {"suite", "backend", "tokens", "device", *options.AXES} == {*shared}
     for name in shared:
         assert (ours[name].annotation, ours[name].default) == (theirs[name].annotation, theirs[name].default)

@@ -11,19 +11,20 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from attnbench.analysis.baseline import files
-from attnbench.analysis.baseline import write as report
-from attnbench.analysis.baseline.reduced import KEPT, reduced
-from attnbench.analysis.gate.gate import Request, judge
+from attnbench.analysis.baseline import baseline_files, document
+from attnbench.analysis.baseline.reduce_run import KEPT, reduced
+from attnbench.analysis.gate.judge import Request, judge
 from attnbench.analysis.gate.margins import RULES
-from attnbench.analysis.gate.readings import CYCLES, Side, readings
+from attnbench.analysis.gate.round_values import round_values
 from attnbench.analysis.summary.cautions import cautions
 from attnbench.commands.baseline import app
 from attnbench.core.errors import UserError
 from attnbench.core.machine import Device
 from attnbench.core.record import Record, Run
+from attnbench.report import terminal
 from attnbench.results import metrics, run_file
 from attnbench.results.cells import cells
+from attnbench.results.rows import row_of
 from attnbench.run import run_suite as runs
 from builders import CPU, H200, case, ended, environment, job, ok, run, times
 
@@ -50,6 +51,10 @@ def records(backend: str = "triton", seqlens: Sequence[int] = (4096, 1024), **ch
     ]
 
 
+def value(metric: str, record: Record) -> float | None:
+    return metrics.value(metric, row_of(record, run([])))
+
+
 def short(which: Record) -> Record:
     """Under 100 us, so that the kernels' span is what counts."""
     return replace(which, measurements={**which.measurements, "time": times(9e-5), "span": times(8.7e-5)})
@@ -61,21 +66,18 @@ def test_a_gate_reads_what_it_read() -> None:
     assert all(len(m.values) == 1 for r in kept.records for m in r.measurements.values())
     sides = cells([whole]), cells([kept])
     for metric in RULES:
-        before, after = readings(metric, *map(Side.of, sides))
-        for side, own in zip((before, after), sides, strict=True):
-            assert side.counts.tolist() == [len(cell.rows) for cell in own], metric
-        assert (after.cells.tolist(), after.rounds.tolist()) == (before.cells.tolist(), before.rounds.tolist())
-        assert after.values.tolist() == pytest.approx(before.values.tolist(), rel=1e-6)
+        for cell, slim in zip(*sides, strict=True):
+            before, after = round_values(metric, cell, slim)
+            assert [*before] == [*after] == [*range(5)], metric
+            assert after == pytest.approx(before, rel=1e-6)
 
 
 def test_every_kept_measurement_is_read_and_reduced_as_its_metric() -> None:
-    named = {"latency": "time", CYCLES: "clock_held", "sustained_latency": "sustained", "joules": "sustained_power"}
+    named = {"latency": "time", "cycles": "clock_held", "sustained_latency": "sustained", "joules": "sustained_power"}
     assert {named.get(m, m) for m in RULES} | {"span"} == {*KEPT} | {"error"}
     one = records()[0]
-    for metric in set(RULES) - {CYCLES}:
-        assert metrics.value(metric, reduced(run([one])).records[0]) == pytest.approx(
-            metrics.value(metric, one), rel=1e-6
-        )
+    for metric in RULES:
+        assert value(metric, reduced(run([one])).records[0]) == pytest.approx(value(metric, one), rel=1e-6)
 
 
 def test_a_gate_judges_by_it_as_by_the_run() -> None:
@@ -106,12 +108,12 @@ def test_endings_and_their_reasons_stay_and_stderr_goes() -> None:
     found = reduced(run([one, ok(case(), "eager", 200), again])).records
     assert found[1] == ended(case(), "triton", "failed", "no luck")
     assert len(found) == 2  # of a job measured twice the last
-    assert metrics.value("latency", found[0]) == pytest.approx(metrics.value("latency", again))
+    assert value("latency", found[0]) == pytest.approx(value("latency", again))
 
 
 def test_it_is_a_small_run_file_without_paths_of_the_machine(tmp_path: Path) -> None:
     whole = run(records(), specs={"triton": "/home/me/a.py:f"}, interpreters={"triton": "/home/me/python"})
-    path, before = files.save(whole, "main", tmp_path)
+    path, before = baseline_files.save(whole, "main", tmp_path)
     assert before is None
     assert path == tmp_path / "main" / "nvidia-h200.jsonl"
     found, problems = run_file.read(path)
@@ -145,18 +147,18 @@ def test_it_is_not_resumed(tmp_path: Path) -> None:
     ],
 )
 def test_what_makes_it_poor_is_said(changes: dict[str, Any], said: str) -> None:
-    (doubt,) = report.doubts(replace(run(records()), **changes), Path("a.jsonl"))
+    (doubt,) = document.doubts(replace(run(records()), **changes), Path("a.jsonl"))
     assert said in doubt
 
 
 def test_a_run_without_a_figure_is_none(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="nothing was measured"):
-        files.save(run([ended(case(), "triton", "oom", "out of memory")]), "main", tmp_path)
+        baseline_files.save(run([ended(case(), "triton", "oom", "out of memory")]), "main", tmp_path)
     with pytest.raises(UserError, match="--name"):
-        files.save(run(records()), "../main", tmp_path)
+        baseline_files.save(run(records()), "../main", tmp_path)
     (tmp_path / "file").touch()
     with pytest.raises(UserError, match="--dir"):
-        files.save(run(records()), "main", tmp_path / "file")
+        baseline_files.save(run(records()), "main", tmp_path / "file")
 
 
 def on(device: Device) -> Run:
@@ -166,11 +168,11 @@ def on(device: Device) -> Run:
 def test_the_one_of_this_gpu_is_picked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UserError, match="main is neither a file nor a folder, and there is no folder baselines"):
-        files.pick(Path("main"), on(H200))
+        baseline_files.pick(Path("main"), on(H200))
     folder = Path("baselines")
     a100 = Device("cuda", 0, "NVIDIA A100-SXM4-80GB", 2**36, 2**36)
-    own = {name: files.save(on(H200), name, folder)[0] for name in ("main", "v1.0")}
-    files.save(on(a100), "main", folder)
+    own = {name: baseline_files.save(on(H200), name, folder)[0] for name in ("main", "v1.0")}
+    baseline_files.save(on(a100), "main", folder)
     run_path = Path("run.jsonl")
     run_path.write_bytes(run_file.encoded(on(H200)))
     for given, expected in (
@@ -182,26 +184,26 @@ def test_the_one_of_this_gpu_is_picked(tmp_path: Path, monkeypatch: pytest.Monke
         ("run.jsonl", run_path),
         ("none.jsonl", Path("none.jsonl")),  # for the reader to say that there is no such file
     ):
-        assert files.pick(Path(given), on(H200)) == expected
-    assert "a100" in files.pick(folder, on(a100)).name
+        assert baseline_files.pick(Path(given), on(H200)) == expected
+    assert "a100" in baseline_files.pick(folder, on(a100)).name
     with pytest.raises(
         UserError, match=r"no baseline for AMD EPYC in baselines; there are some for NVIDIA A100.*H200;"
     ):
-        files.pick(folder, on(CPU))
+        baseline_files.pick(folder, on(CPU))
     with pytest.raises(UserError, match=r"no baseline for NVIDIA H200 in \.; measure"):
-        files.pick(Path("."), on(H200))  # run files are no baselines
+        baseline_files.pick(Path("."), on(H200))  # run files are no baselines
     with pytest.raises(UserError, match="no baseline 'mian' in baselines; did you mean \"main\""):
-        files.pick(Path("mian"), on(H200))
-    files.save(on(H200), "v2", folder)
+        baseline_files.pick(Path("mian"), on(H200))
+    baseline_files.save(on(H200), "v2", folder)
     own["main"].unlink()
     with pytest.raises(UserError, match="several baselines for NVIDIA H200; name one: baselines/v1"):
-        files.pick(folder, on(H200))
+        baseline_files.pick(folder, on(H200))
 
 
 def test_another_device_of_the_same_file_name_is_not_overwritten(tmp_path: Path) -> None:
-    files.save(on(H200), "main", tmp_path)
+    baseline_files.save(on(H200), "main", tmp_path)
     with pytest.raises(UserError, match="belongs to another device"):
-        files.save(on(replace(H200, name="NVIDIA-H200")), "main", tmp_path)
+        baseline_files.save(on(replace(H200, name="NVIDIA-H200")), "main", tmp_path)
 
 
 def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -212,7 +214,7 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         CliRunner().invoke(app, command.split()) for command in ("list", "save a.jsonl", "save a.jsonl", "list", "show")
     ]
     assert [done.exit_code for done in said] == [0] * 5
-    empty, first, second, listed, shown = (done.output for done in said)
+    empty, first, second, listed, shown = (" ".join(done.output.split()) for done in said)
     assert "No baselines in baselines" in empty
     assert "(2 cells, 5 rounds, " in first
     assert "1 cell did not work and so cannot regress: triton 2k d128 full fwd bf16 b8 h16: OOM" in first
@@ -226,7 +228,7 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_cell_that_failed_in_some_rounds_is_said(tmp_path: Path) -> None:
     some = [ok(case(), "triton", 300), ended(case(), "triton", "oom", "full", round=1), ok(case(2048), "triton", 300)]
-    path, before = files.save(run(some), "main", tmp_path)
-    said = report.saved(path, run(some), before)
+    path, before = baseline_files.save(run(some), "main", tmp_path)
+    said = terminal.text(document.saved(path, run(some), before))
     assert "1 cell failed in some rounds, so to fail in some again is no regression: triton 1k" in said
-    assert "in some rounds" not in report.saved(path, run(some[:1]), before)
+    assert "in some rounds" not in terminal.text(document.saved(path, run(some[:1]), before))

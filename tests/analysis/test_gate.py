@@ -8,13 +8,14 @@ from typing import Any
 
 import pytest
 
-from attnbench.analysis.gate.findings import name
-from attnbench.analysis.gate.gate import Judgement, Request, judge
+from attnbench.analysis.gate.document import sentence
+from attnbench.analysis.gate.findings import full_name, signed
+from attnbench.analysis.gate.judge import Judgement, Request, judge
 from attnbench.analysis.gate.margins import DEFAULT, Margins
-from attnbench.analysis.gate.readings import Side, readings, signed, text
+from attnbench.analysis.gate.round_values import round_values
 from attnbench.core.errors import UserError
 from attnbench.core.record import Forecast, Job, Record, Run
-from attnbench.results.cells import cells
+from attnbench.results.cells import Cell, cells
 from builders import case, ended, environment, measurements, ok, run
 
 WOBBLE = (0.0, 0.001, -0.001, 0.0005, -0.0005)
@@ -266,7 +267,7 @@ def test_unlike_runs_are_not_compared_unless_meant() -> None:
     assert (refused.findings, refused.exit_code) == ((), 4)
     assert [d.what for d in refused.refused] == ["driver was 580.82 and is 590.10"]
     meant = judge(ours, theirs, Request(("latency",), expect=("driver", "torch")))
-    assert (meant.count("regressed"), meant.exit_code, len(meant.meant)) == (3, 1, 1)
+    assert (meant.count("regressed"), meant.exit_code, len(meant.expected)) == (3, 1, 1)
     assert any(note.startswith("--expect torch: nothing differs") for note in meant.notes)
 
 
@@ -344,12 +345,12 @@ def test_what_moves_all_cells_together_is_said() -> None:
 
 
 def test_a_kernel_at_the_length_where_spans_begin_is_read_alike_on_both_sides() -> None:
-    def at(seconds: float) -> Side:
+    def at(seconds: float) -> Cell:
         taken = measurements(time=seconds, span=seconds - 4e-6, clock_held=2e9)
-        return Side.of(cells([run([replace(ok(case(), "triton", 300), measurements=taken)])]))
+        return cells([run([replace(ok(case(), "triton", 300), measurements=taken)])])[0]
 
-    def read(metric: str, *sides: Side) -> list[float]:
-        return [value for side in readings(metric, *sides) for value in side.values.tolist()]
+    def read(metric: str, *sides: Cell) -> list[float]:
+        return [value for side in round_values(metric, *sides) for value in side.values()]
 
     below, above = at(99e-6), at(101e-6)
     assert read("latency", below, below) == pytest.approx([95e-6, 95e-6])
@@ -365,8 +366,8 @@ def test_the_last_record_of_a_job_counts() -> None:
 def test_names_tell_all_cells_apart() -> None:
     some = [case(), case(causal=True), case(dtype="fp16"), case(batch=2), case(nheads_k=4), case(softcap=30.0)]
     some += [case(dropout_p=0.1), case(window_size=(128, 0)), case(direction="bwd"), case(headdim=64), case(2048)]
-    assert len({name("triton", c) for c in some}) == len(some)
-    assert name("triton", case(causal=True)) == "triton 1k d128 causal fwd bf16 b16 h16"
+    assert len({full_name("triton", c) for c in some}) == len(some)
+    assert full_name("triton", case(causal=True)) == "triton 1k d128 causal fwd bf16 b16 h16"
 
 
 @pytest.mark.parametrize(
@@ -386,9 +387,10 @@ def test_changes_have_three_digits(change: float, said: str) -> None:
 
 
 def test_values_have_units() -> None:
-    assert text("latency", 0.00125) == "1.25 ms"
-    assert text("cycles", 2.5e6) == "2.50 Mcycles"
-    assert text("latency", None) == "-"
+    some = [replace(r, measurements=measurements(time=0.00125, clock_held=2e9)) for r in rounds(seqlens=(1024,))]
+    said = {f.metric: sentence(f) for f in gate(some, some, "latency", "cycles").findings}
+    assert said["latency"].endswith(", 1.25 ms -> 1.25 ms")
+    assert said["cycles"].endswith(", 2.50 Mcycles -> 2.50 Mcycles")
 
 
 def test_the_exit_code_is_that_of_the_worst() -> None:

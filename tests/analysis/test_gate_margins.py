@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from attnbench.analysis.gate import comparable
+from attnbench.analysis.gate import run_differences
 from attnbench.analysis.gate.margins import RULES, Margins, margins, parse
 from attnbench.core.errors import UserError
 from attnbench.core.policy import Policy
@@ -79,7 +79,7 @@ def a_run(*, versions: dict[str, str] | None = None, policy: Policy | None = Non
 
 
 def names(ours: Run, theirs: Run) -> list[str]:
-    return [d.names[0] for d in comparable.differences(ours, theirs)]
+    return [d.names[0] for d in run_differences.differences(ours, theirs)]
 
 
 @pytest.mark.parametrize(
@@ -102,9 +102,9 @@ def names(ours: Run, theirs: Run) -> list[str]:
 )
 def test_unlike_things_are_found_by_name(changes: dict[str, Any], name: str) -> None:
     assert names(a_run(), a_run(**changes)) == [name]
-    meant, refused, idle = comparable.split(comparable.differences(a_run(), a_run(**changes)), [name])
+    meant, refused, idle = run_differences.split(run_differences.differences(a_run(), a_run(**changes)), [name])
     assert (len(meant), refused, idle) == (1, [], [])
-    meant, refused, idle = comparable.split(comparable.differences(a_run(), a_run(**changes)), ["threads"])
+    meant, refused, idle = run_differences.split(run_differences.differences(a_run(), a_run(**changes)), ["threads"])
     assert (meant, len(refused), idle) == ([], 1, ["threads"])
 
 
@@ -121,7 +121,7 @@ def test_a_device_of_another_kind_differs_in_all_it_has() -> None:
 def test_backends_that_come_with_a_library_differ_with_it() -> None:
     ours = a_run(torch="2.11", versions={"eager": "2.11", "sdpa-flash": "2.11", "fa2": "2.7", "mine": "1"})
     theirs = a_run(torch="2.12", versions={"eager": "2.12", "sdpa-flash": "2.12", "fa2": "2.8", "new": "1"})
-    found = comparable.differences(ours, theirs)
+    found = run_differences.differences(ours, theirs)
     assert [d.names for d in found] == [("torch", "eager", "sdpa-flash"), ("fa2",)]
     assert found[1].what == "fa2 was 2.7 and is 2.8"
     assert found[1].remedy == "--expect fa2"
@@ -130,15 +130,15 @@ def test_backends_that_come_with_a_library_differ_with_it() -> None:
 def test_a_backend_answers_to_its_package() -> None:
     ours = a_run(versions={"fa2": "2.7"}, packages={"flash-attn": "2.7"})
     theirs = a_run(versions={"fa2": "2.8"}, packages={"flash-attn": "2.8"})
-    found = comparable.differences(ours, theirs)
+    found = run_differences.differences(ours, theirs)
     for name in ("fa2", "flash-attn"):
-        assert comparable.split(found, [name])[1] == []
+        assert run_differences.split(found, [name])[1] == []
 
 
 def test_a_name_that_nothing_has_is_refused() -> None:
-    comparable.check_names(["triton", "torch", "timer"], [a_run()])
+    run_differences.check_names(["triton", "torch", "timer"], [a_run()])
     with pytest.raises(UserError, match='did you mean "driver"'):
-        comparable.check_names(["drivr"], [a_run()])
+        run_differences.check_names(["drivr"], [a_run()])
 
 
 def test_a_backend_answers_for_the_library_that_its_version_names() -> None:
@@ -153,5 +153,5 @@ def test_a_backend_answers_for_the_library_that_its_version_names() -> None:
         packages={"flash-attn": "2.8.4", "xformers": "0.0.4"},
         versions={"fa2": "flash-attn 2.8.4", "sdpa-flash": "torch 2.12.0", "odd": "12.8.4"},
     )
-    names = {d.names for d in comparable.differences(ours, theirs)}
+    names = {d.names for d in run_differences.differences(ours, theirs)}
     assert names == {("torch", "sdpa-flash"), ("flash-attn", "fa2"), ("xformers",), ("odd",)}

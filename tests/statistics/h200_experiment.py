@@ -33,11 +33,11 @@ import numpy as np
 from planted import VARIABLE
 
 from attnbench.analysis.gate.findings import Finding
-from attnbench.analysis.gate.gate import Judgement, Request, judge
+from attnbench.analysis.gate.judge import Judgement, Request, judge
 from attnbench.analysis.gate.margins import DEFAULT, Margins
-from attnbench.analysis.gate.readings import CYCLES, Side, readings
+from attnbench.analysis.gate.round_values import round_values
 from attnbench.core import stats
-from attnbench.core.record import Record, Run
+from attnbench.core.record import Run
 from attnbench.results import metrics, run_file
 from attnbench.results.cells import cells
 
@@ -133,8 +133,7 @@ def _cycles(first: Path, share: float) -> dict[str, int]:
     """Case key -> that share of the cycles that its cell takes without a slowdown, by that run."""
     found = {}
     for cell in cells([run_file.read(first)[0]]):
-        side = Side.of([cell])
-        if cycles := readings(CYCLES, side, side)[0].values.tolist():
+        if cycles := [*round_values("cycles", cell, cell)[0].values()]:
             found[cell.case.key] = round(share * stats.median(cycles))
     return found
 
@@ -174,7 +173,7 @@ def _alike(experiment: Experiment, runs: Runs, units: Sequence[Sequence[str]]) -
         for margin in experiment.margins:
             judged = [_judge(runs[a], runs[b], margin, DEFAULT) for a, b in pairs]
             findings = [f for j in judged for f in j.findings]
-            bad = sum(any(map(j.fails, j.kinds)) for j in judged)
+            bad = sum(any(map(j.fails, j.findings)) for j in judged)
             yield from _row(f"{len(pairs)} {what}", f"{margin:.0%}", bad, len(findings), *_verdicts(findings))
 
 
@@ -184,8 +183,9 @@ def _noise(runs: Runs, units: Sequence[Sequence[str]]) -> Iterator[str]:
     for names in units:
         found: dict[str, list[list[float]]] = {}  # a case's latencies, a row a run
         for name in names:
-            for case, records in itertools.groupby(sorted(runs[name].records, key=_case), key=_case):
-                found.setdefault(case, []).append([metrics.value("latency", r) or math.nan for r in records])
+            for cell in cells([runs[name]]):
+                latencies = [metrics.value("latency", row) or math.nan for row in cell.rows]
+                found.setdefault(cell.case.key, []).append(latencies)
         for read in (np.log(rows) for rows in found.values() if len(rows) > 1):
             of_rounds.append(read.var(axis=1, ddof=1).mean())
             of_runs.append(read.mean(axis=1).var(ddof=1) - of_rounds[-1] / read.shape[1])
@@ -193,10 +193,6 @@ def _noise(runs: Runs, units: Sequence[Sequence[str]]) -> Iterator[str]:
         within, beyond = np.sqrt(np.mean(of_rounds)), np.sqrt(max(0.0, np.mean(of_runs)))
         yield "\nStandard deviations of latency, root mean squares over cells:"
         yield f"rounds of a run {within:.2%}, runs of a unit beyond that {beyond:.2%}."
-
-
-def _case(record: Record) -> str:
-    return record.case.key
 
 
 def _slowed(experiment: Experiment, runs: Runs, alike: Sequence[str]) -> Iterator[str]:

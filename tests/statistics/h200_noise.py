@@ -30,8 +30,9 @@ from typing import Literal
 import numpy as np
 
 from attnbench.core import stats
-from attnbench.core.record import Run
+from attnbench.core.record import Record, Run
 from attnbench.results import metrics, run_file
+from attnbench.results.rows import row_of
 
 RESULTS = Path(__file__).parents[2] / "results"
 FILES = ("20261121-030350-default-nvidia-h200.jsonl", "20261121-030731-default-nvidia-h200.jsonl")
@@ -89,17 +90,23 @@ def measured(files: tuple[str, ...] = FILES) -> Noise:
 
 
 def _pairs(a: Run, b: Run) -> list[tuple[dict[str, float], dict[str, float], bool, str]]:
-    """(values in a, values in b, whether a limit touched either, backend) of each cell, in the order of the run."""
+    """Return (values in a, values in b, whether a limit touched either, backend) of each cell, in the run's order."""
     later = {r.id: r for r in b.records if r.status == "ok"}
     return [
         (
-            *({n: metrics.value(n, r) or math.nan for n in ("latency", "clock_held", "first_call")} for r in (x, y)),
+            _values(x, a),
+            _values(y, b),
             bool(x.limits or y.limits),
             x.backend,
         )
         for x in a.records
         if x.status == "ok" and (y := later.get(x.id))
     ]
+
+
+def _values(record: Record, run: Run) -> dict[str, float]:
+    row = row_of(record, run)
+    return {name: metrics.value(name, row) or math.nan for name in ("latency", "clock_held", "first_call")}
 
 
 def draw(

@@ -40,7 +40,7 @@ class Planted:
     def prepare(self, case: Case, inputs: Any) -> Prepared:
         prepared: Prepared = self.base.prepare(case, inputs)
         base, launch = self.base, prepared.launch
-        if prepared.script:
+        if prepared.simulation:
 
             def slowed() -> Any:
                 began = base.now

@@ -22,10 +22,10 @@ from h200_noise import draw, draw_first_calls
 from simulate_gate import KINDS, LATENCY, simulated_run
 
 from attnbench.analysis.ab.schedule import order
-from attnbench.analysis.gate.decide import Rounds
-from attnbench.analysis.gate.gate import Request, judge
-from attnbench.analysis.gate.looks import LOOKS, decide_in_turns
+from attnbench.analysis.gate.hypothesis_tests import Rounds
+from attnbench.analysis.gate.judge import Request, judge
 from attnbench.analysis.gate.margins import DEFAULT, Margins
+from attnbench.analysis.gate.repeated_looks import LOOKS, decide_in_looks
 from attnbench.core.case import Case, Shape
 
 
@@ -59,7 +59,7 @@ Decider = Callable[[np.ndarray, np.ndarray, float, np.random.Generator], Verdict
 
 def by_values(a: np.ndarray, b: np.ndarray, margin: float, _: np.random.Generator) -> Verdicts:
     tests = [Rounds(x.tolist(), y.tolist(), margin, "latency", paired=True) for x, y in zip(a, b, strict=True)]
-    decided = decide_in_turns(tests)
+    decided = decide_in_looks(tests)
     return [d.verdict for d, _ in decided], [n for _, n in decided], False
 
 

@@ -18,8 +18,8 @@ from dataclasses import dataclass
 import numpy as np
 from h200_noise import draw, draw_first_calls
 
-from attnbench.analysis.gate import decide
-from attnbench.analysis.gate.gate import Request, judge
+from attnbench.analysis.gate.hypothesis_tests import Rounds, decide
+from attnbench.analysis.gate.judge import Request, judge
 from attnbench.analysis.gate.margins import DEFAULT, Margins
 from attnbench.core.case import Case, Shape
 from attnbench.core.machine import Device, Environment
@@ -58,8 +58,8 @@ Decider = Callable[[np.ndarray, np.ndarray, float, np.random.Generator], "tuple[
 
 def by_values(before: np.ndarray, after: np.ndarray, margin: float, _: np.random.Generator) -> tuple[list[str], bool]:
     """Verdict of each cell, and whether anything else was called a regression."""
-    rounds = [decide.Rounds(x.tolist(), y.tolist(), margin, "latency") for x, y in zip(before, after, strict=True)]
-    return [d.verdict for d in decide.decide(rounds)], False
+    rounds = [Rounds(x.tolist(), y.tolist(), margin, "latency") for x, y in zip(before, after, strict=True)]
+    return [d.verdict for d in decide(rounds)], False
 
 
 def by_records(

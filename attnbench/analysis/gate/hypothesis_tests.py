@@ -153,9 +153,8 @@ def _changes(tests: Sequence[Rounds], n: Any, m: Any, paired: Any) -> tuple[Floa
     freedom = _freedom(n, m, paired)
     for of_n, of_m, in_pairs in {*zip(n.tolist(), m.tolist(), paired.tolist(), strict=True)}:
         alike = np.flatnonzero((n == of_n) & (m == of_m) & (paired == in_pairs))
-        before, after = (
-            np.array([getattr(tests[i], side) for i in alike.tolist()]) for side in ("baseline", "current")
-        )
+        some = [tests[i] for i in alike.tolist()]
+        before, after = np.array([t.baseline for t in some]), np.array([t.current for t in some])
         groups = (after - before,) if in_pairs else (before, after)
         means = [group.mean(axis=1) for group in groups]
         squares = sum(((g - mean[:, None]) ** 2).sum(axis=1) for g, mean in zip(groups, means, strict=True))

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from attnbench.analysis.gate.decide import Rounds, decide
-from attnbench.analysis.gate.looks import LOOKS, decide_in_turns
+from attnbench.analysis.gate.hypothesis_tests import Rounds, decide
+from attnbench.analysis.gate.repeated_looks import LOOKS, decide_in_looks
 
 FIRST = LOOKS[0]
 
@@ -23,17 +23,17 @@ def cell(
 
 
 def test_what_is_clear_is_settled_at_the_first_look() -> None:
-    found = decide_in_turns([cell(), cell(0.1), cell(-0.1)])
+    found = decide_in_looks([cell(), cell(0.1), cell(-0.1)])
     assert [(d.verdict, n) for d, n in found] == [("unchanged", FIRST), ("regressed", FIRST), ("improved", FIRST)]
 
 
 def test_what_is_settled_stays_as_it_was_whatever_comes_later() -> None:
     calm, other = cell(), cell(0.03, noise=0.01, seed=1)
     early = [replace(c, baseline=c.baseline[:FIRST], current=c.current[:FIRST]) for c in (calm, other)]
-    (settled, _), (still_open, _) = decide_in_turns(early)
+    (settled, _), (still_open, _) = decide_in_looks(early)
     assert (settled.verdict, still_open.verdict) == ("unchanged", "inconclusive")
     wild = replace(calm, current=[*calm.current[:FIRST], *(v + 1 for v in calm.current[FIRST:])])
-    (found, n), (later, m) = decide_in_turns([wild, other])
+    (found, n), (later, m) = decide_in_looks([wild, other])
     assert (found, n) == (settled, FIRST)
     assert m > FIRST
     assert later.noise != still_open.noise
@@ -46,7 +46,7 @@ def test_each_look_spends_its_share_alone() -> None:
     shares = [decide([one], share)[0] for share in (1.0, 1 / len(LOOKS))]
     assert shares[0].verdict == "regressed"
     assert shares[1].verdict == "inconclusive"
-    assert decide_in_turns([one])[0][0].verdict == "inconclusive"
+    assert decide_in_looks([one])[0][0].verdict == "inconclusive"
     (low, narrow), (lower, wide) = ((d.low, d.high) for d in shares)
     assert low is not None
     assert lower is not None
@@ -70,29 +70,29 @@ def test_settled_cells_are_not_rejected_anew() -> None:
 
 
 def test_a_look_that_comes_early_takes_what_is_there() -> None:
-    assert decide_in_turns([cell(0.1, pairs=3)])[0][1] == 3
-    assert decide_in_turns([cell(0.1, pairs=3)])[0][0].verdict == "regressed"
+    assert decide_in_looks([cell(0.1, pairs=3)])[0][1] == 3
+    assert decide_in_looks([cell(0.1, pairs=3)])[0][0].verdict == "regressed"
 
 
 def test_one_pair_or_two_decide_nothing_that_is_noisy() -> None:
     for pairs in (1, 2):
-        decision, n = decide_in_turns([cell(0.5, pairs=pairs)])[0]
+        decision, n = decide_in_looks([cell(0.5, pairs=pairs)])[0]
         assert (decision.verdict, decision.noise, decision.low, n) == ("inconclusive", None, None, pairs)
     exact = Rounds([0.0], [0.5], 0.01, "", paired=True)
-    assert decide_in_turns([exact])[0][0].verdict == "regressed"
+    assert decide_in_looks([exact])[0][0].verdict == "regressed"
 
 
 def test_cells_with_few_pairs_leave_the_noise_of_the_others_alone() -> None:
     others = [cell(seed=i) for i in range(30)]
     few = [cell(seed=i, noise=0.5, pairs=2) for i in range(30, 60)]
-    beside, alone = decide_in_turns([*others, *few])[:30], decide_in_turns(others)
+    beside, alone = decide_in_looks([*others, *few])[:30], decide_in_looks(others)
     assert [d.noise for d, _ in beside] == [d.noise for d, _ in alone]
 
 
 def test_what_lies_at_the_margin_is_looked_at_to_the_end() -> None:
-    decision, n = decide_in_turns([cell(0.03, noise=0.01)])[0]
+    decision, n = decide_in_looks([cell(0.03, noise=0.01)])[0]
     assert (decision.verdict, n) == ("inconclusive", LOOKS[-1])
 
 
 def test_nothing_to_decide() -> None:
-    assert decide_in_turns([]) == []
+    assert decide_in_looks([]) == []

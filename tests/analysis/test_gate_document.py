@@ -1,4 +1,4 @@
-"""The verdict written: table, markdown, JUnit, JSON, GitHub."""
+"""The document of a judgement in every format: table, markdown, page, JSON; JUnit and GitHub's are the gate's own."""
 
 from __future__ import annotations
 
@@ -12,10 +12,13 @@ from xml.etree import ElementTree
 import pytest
 from rich.console import Console
 
-from attnbench.analysis.gate import write_export, write_github, write_junit, write_markdown, write_rows, write_terminal
-from attnbench.analysis.gate.gate import Judgement, Request, judge
+from attnbench.analysis.gate import github, junit
+from attnbench.analysis.gate.document import COLUMNS, LISTED, document_of, headline
+from attnbench.analysis.gate.judge import Judgement, Request, judge
 from attnbench.core.errors import UserError
-from attnbench.report.progress.ab_progress import Live
+from attnbench.report import data, markdown, terminal
+from attnbench.report.html import html_page
+from attnbench.report.progress.ab_progress import AbProgress
 from builders import case, ended, environment, ok, run
 
 WOBBLE = (0.0, 0.001, -0.001, 0.0005, -0.0005)
@@ -48,13 +51,13 @@ def refused() -> Judgement:
 
 def printed(judgement: Judgement, width: int = 200, every: bool = False) -> str:
     console = Console(file=io.StringIO(), width=width, highlight=False)
-    write_terminal.render(console, judgement, every)
+    terminal.render(console, document_of(judgement, every))
     assert isinstance(console.file, io.StringIO)
     return console.file.getvalue()
 
 
 def test_the_headline_counts_every_verdict(judgement: Judgement) -> None:
-    assert write_rows.headline(judgement) == (
+    assert headline(judgement) == (
         "FAIL: 1 newly-failing, 1 missing, 1 regressed, 1 inconclusive, 1 improved, 1 newly-working, 1 unchanged"
     )
 
@@ -87,7 +90,7 @@ def test_a_narrow_terminal_gets_lines_that_can_be_read(judgement: Judgement) -> 
 def test_a_long_reason_folds_beside_a_table_that_does_not(judgement: Judgement) -> None:
     long = replace(judgement.findings[0], reason="word " * 60)
     lines = printed(replace(judgement, findings=(long, *judgement.findings[1:])), 170).splitlines()
-    assert lines[0].startswith("verdict        metric   cell ")
+    assert lines[2].startswith("verdict        metric   cell ")
     assert sum("word word" in line for line in lines) > 3
     assert [line.split()[0] for line in lines if " d128 " in line][:2] == ["newly-failing", "missing"]
 
@@ -100,12 +103,12 @@ def test_cells_without_time_are_one_line_that_counts_them() -> None:
     made = [run([*cells({"calm": 1.0}), *late], turns="together") for _ in range(2)]
     judgement = judge(made[0], made[1], Request(("latency",)))
     said = "5 cells left out for want of time, which is no pass: triton 64 d128 full fwd bf16 b256 h16, "
-    for text in (printed(judgement), write_markdown.render(judgement)):
+    for text in (printed(judgement), markdown.render(document_of(judgement))):
         assert text.count("triton") == 3
         assert "no room for it" not in text
         assert said in text
         assert "and 2 more; give a longer --time-limit" in " ".join(text.split())
-    warnings = [line for line in write_github.render(judgement).splitlines() if line.startswith("::warning")]
+    warnings = [line for line in github.workflow_commands(judgement).splitlines() if line.startswith("::warning")]
     assert warnings == ["::warning title=not measured::5 cells left out for want of time; see the step's summary"]
     assert printed(judgement, every=True).count("no room for it within the time limit") == 5
     assert judgement.exit_code == 3
@@ -118,36 +121,45 @@ def test_cells_without_time_are_one_line_that_counts_them() -> None:
 def test_a_refusal_says_what_differs_and_how_to_go_on(refused: Judgement) -> None:
     for text in (
         printed(refused),
-        write_markdown.render(refused),
-        write_github.render(refused),
-        write_junit.render(refused),
+        markdown.render(document_of(refused)),
+        github.workflow_commands(refused),
+        junit.render(refused),
+        html_page.render(document_of(refused)),
     ):
         assert "driver was 580.82 and is 590.10" in text
         assert "--expect driver" in text
     assert printed(refused).splitlines()[-1].startswith("NOT COMPARABLE")
-    assert json.loads(write_export.json_text(refused))["refused"] == [
+    assert json.loads(data.json_text(document_of(refused)))["refused"] == [
         {"names": ["driver"], "what": "driver was 580.82 and is 590.10"}
     ]
 
 
 def test_markdown_is_one_table_that_reasons_cannot_break(judgement: Judgement) -> None:
-    text = write_markdown.render(judgement)
+    text = markdown.render(document_of(judgement))
     lines = [line for line in text.splitlines() if line.startswith("| ")]
     assert len(lines) == 2 + 6
-    assert {len(re.findall(r"(?<!\\)\|", line)) for line in lines} == {len(write_rows.HEADINGS) + 1}
+    assert {len(re.findall(r"(?<!\\)\|", line)) for line in lines} == {len(COLUMNS) + 1}
     assert "<script>" not in text
     assert text.startswith("### ❌ attnbench gate: FAIL")
 
 
+def test_a_page_has_the_verdict_and_the_table_and_escapes_reasons(judgement: Judgement) -> None:
+    page = html_page.render(document_of(judgement))
+    assert "FAIL: 1 newly-failing, 1 missing, 1 regressed" in page
+    assert "slow 1k d128 full fwd bf16 b16 h16" in page
+    assert "50 % <script>" not in page
+    assert "50 % &lt;script&gt;" in page
+
+
 def test_markdown_stays_small(judgement: Judgement) -> None:
     many = replace(judgement, findings=tuple(judgement.findings) * 100)
-    text = write_markdown.render(many)
-    assert sum(line.startswith("| ") for line in text.splitlines()) == 2 + write_markdown.LISTED
+    text = markdown.render(document_of(many))
+    assert sum(line.startswith("| ") for line in text.splitlines()) == 2 + LISTED
     assert "and 500 more" in text
 
 
 def test_junit_has_a_test_a_cell_and_metric(judgement: Judgement) -> None:
-    root = ElementTree.fromstring(write_junit.render(judgement))
+    root = ElementTree.fromstring(junit.render(judgement))
     suites = {s.get("name"): s for s in root.iter("testsuite")}
     assert {name: (s.get("tests"), s.get("failures")) for name, s in suites.items()} == {
         "cell": ("3", "2"),
@@ -157,13 +169,13 @@ def test_junit_has_a_test_a_cell_and_metric(judgement: Judgement) -> None:
     kinds = {backend: f.get("type") for backend, f in failed.items() if f is not None}
     assert kinds == {"dead": "newly-failing", "gone": "missing", "slow": "regressed", "open": "inconclusive"}
     lenient = replace(judgement, request=replace(judgement.request, inconclusive="pass", missing="pass"))
-    root = ElementTree.fromstring(write_junit.render(lenient))
+    root = ElementTree.fromstring(junit.render(lenient))
     assert len(list(root.iter("failure"))) == 2
     assert len(list(root.iter("skipped"))) == 2
 
 
 def test_json_holds_every_finding(judgement: Judgement) -> None:
-    found = json.loads(write_export.json_text(judgement))
+    found = json.loads(data.json_text(document_of(judgement)))
     assert (found["verdict"], found["exit_code"]) == ("fail", 1)
     assert sum(found["counts"].values()) == len(found["findings"]) == 7
     (slow,) = [f for f in found["findings"] if f["backend"] == "slow"]
@@ -174,7 +186,7 @@ def test_json_holds_every_finding(judgement: Judgement) -> None:
 
 
 def test_github_annotations_are_one_line_each_and_escaped(judgement: Judgement) -> None:
-    lines = write_github.render(judgement).splitlines()
+    lines = github.workflow_commands(judgement).splitlines()
     assert [line.split(" ")[0] for line in lines] == ["::error"] * 3 + ["::warning", "::notice"]
     assert "50 %25 <script>" in lines[0]
     assert all(line.count("::") == 2 for line in lines)
@@ -182,25 +194,25 @@ def test_github_annotations_are_one_line_each_and_escaped(judgement: Judgement) 
 
 def test_github_shows_ten_of_a_level(judgement: Judgement) -> None:
     many = replace(judgement, findings=tuple(f for f in judgement.findings if f.verdict == "regressed") * 25)
-    errors = [line for line in write_github.render(many).splitlines() if line.startswith("::error")]
+    errors = [line for line in github.workflow_commands(many).splitlines() if line.startswith("::error")]
     assert len(errors) == 10
     assert "and 16 more" in errors[-1]
 
 
-def test_the_step_summary_is_appended(judgement: Judgement, tmp_path: Path) -> None:
+def test_the_step_summary_is_appended(tmp_path: Path) -> None:
     file = tmp_path / "summary.md"
     file.write_text("before\n")
-    write_github.summarize(judgement, file)
-    assert file.read_text() == "before\n" + write_markdown.render(judgement)
+    github.append_summary("after\n", file)
+    assert file.read_text() == "before\nafter\n"
     with pytest.raises(UserError, match="step summary"):
-        write_github.summarize(judgement, tmp_path)
+        github.append_summary("after\n", tmp_path)
 
 
 def test_an_ab_of_several_dtypes_names_them_as_it_goes() -> None:
     def said(*dtypes: str) -> str:
         records = [ended(case(dtype=dtype), "triton", "failed", "no luck") for dtype in dtypes]
         made, stream = run(records), io.StringIO()
-        live = Live(Console(file=stream, width=200))
+        live = AbProgress(Console(file=stream, width=200))
         live.begun(made, made, len(dtypes), (), ())
         for job, record in zip(made.plan, records, strict=True):
             live.started(job)

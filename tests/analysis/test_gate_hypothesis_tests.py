@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats as reference
 
-from attnbench.analysis.gate.decide import EQUIVALENCE, FDR, Rounds, decide
-from attnbench.analysis.gate.moderate import MIN_CELLS, Prior, moderated, prior, stand_in
+from attnbench.analysis.gate.hypothesis_tests import EQUIVALENCE, FDR, Rounds, decide
+from attnbench.analysis.gate.noise import MIN_CELLS, Prior, moderated, prior_from_changes, prior_from_variances
 
 M = math.log1p(0.03)
 QUIET = (-0.001, 0.001, 0.0, 0.0005, -0.0005)
@@ -205,7 +205,7 @@ def test_the_prior_finds_what_the_variances_were_drawn_from(freedom: float, scal
     for _ in range(4000):
         sigma2 = scale**2 * freedom / rng.gammavariate(freedom / 2, 2)
         variances.append(sigma2 * rng.gammavariate(4, 2) / 8)
-    found = prior(variances, [8] * len(variances))
+    found = prior_from_variances(variances, [8] * len(variances))
     assert found.freedom == pytest.approx(freedom, rel=0.25)
     assert math.sqrt(found.variance) == pytest.approx(scale, rel=0.05)
 
@@ -213,17 +213,17 @@ def test_the_prior_finds_what_the_variances_were_drawn_from(freedom: float, scal
 def test_cells_alike_in_noise_are_known_by_their_mean() -> None:
     """No more spread among the variances than chance gives: the prior counts as much as it may, and no more."""
     rng = random.Random(9)
-    found = prior([rng.gammavariate(4, 2) / 8 for _ in range(500)], [8] * 500)
+    found = prior_from_variances([rng.gammavariate(4, 2) / 8 for _ in range(500)], [8] * 500)
     assert found.freedom >= 30
-    assert prior([1.0] * 100, [8] * 100).freedom == 50
+    assert prior_from_variances([1.0] * 100, [8] * 100).freedom == 50
 
 
 def test_the_prior_wants_enough_cells_that_vary() -> None:
-    assert prior([1.0] * (MIN_CELLS - 1), [8] * (MIN_CELLS - 1)) == Prior()
-    assert prior([0.0] * 30 + [1.0] * 25, [8] * 55) == Prior()  # ties are the rule
-    assert prior([1.0] * 30, [0] * 30) == Prior()
-    assert stand_in([0.1] * (MIN_CELLS - 1), [2.0] * (MIN_CELLS - 1)) == Prior()
-    assert stand_in([0.1] * 30, [2.0] * 30) == Prior()  # all the same says nothing of noise
+    assert prior_from_variances([1.0] * (MIN_CELLS - 1), [8] * (MIN_CELLS - 1)) == Prior()
+    assert prior_from_variances([0.0] * 30 + [1.0] * 25, [8] * 55) == Prior()  # ties are the rule
+    assert prior_from_variances([1.0] * 30, [0] * 30) == Prior()
+    assert prior_from_changes([0.1] * (MIN_CELLS - 1), [2.0] * (MIN_CELLS - 1)) == Prior()
+    assert prior_from_changes([0.1] * 30, [2.0] * 30) == Prior()  # all the same says nothing of noise
 
 
 def test_moderation_is_the_mean_by_degrees_of_freedom() -> None:
@@ -236,4 +236,4 @@ def test_moderation_is_the_mean_by_degrees_of_freedom() -> None:
 def test_the_stand_in_is_the_spread_of_the_changes() -> None:
     rng = random.Random(10)
     changes = [0.05 + rng.gauss(0, 0.01 * math.sqrt(2)) for _ in range(2000)]  # all moved by 5 %: no noise of theirs
-    assert math.sqrt(stand_in(changes, [2.0] * 2000).variance) == pytest.approx(0.01, rel=0.05)
+    assert math.sqrt(prior_from_changes(changes, [2.0] * 2000).variance) == pytest.approx(0.01, rel=0.05)
