@@ -41,7 +41,7 @@ class CommandLine(Group):
     """All commands, and what becomes of output that cannot be written."""
 
     def invoke(self, ctx: Any) -> Any:
-        """Run a command. If stdout cannot be written, say so in one line, and end with 2 if the command ended with 0."""
+        """Run a command. If stdout cannot be written, say so in one line, and end with 2 instead of 0."""
         code = EXIT_DONE
         try:
             try:
@@ -74,8 +74,8 @@ def command_line(*names: str) -> typer.Typer:
         cls=CommandLine,
         name="attnbench",
         help="Measures attention kernels: speed, memory, and how close they come to the hardware's limit.",
-        epilog="First steps: `attnbench run --suite quick`, then `attnbench report` on the file that it names; both work"
-        " without a GPU too. `attnbench run --device fake` measures nothing: it is for trying the commands.",
+        epilog="First steps: `attnbench run --suite quick`, then `attnbench report` on the file that it names. Both "
+        "work without a GPU too. `attnbench run --device fake` measures nothing: it is for trying the commands.",
         no_args_is_help=True,
         pretty_exceptions_enable=False,
         rich_markup_mode="rich" if names else None,

@@ -38,7 +38,7 @@ from pydantic import BaseModel, BeforeValidator, ValidationError
 from attnbench.core.case import Case
 from attnbench.core.errors import UserError, did_you_mean
 from attnbench.core.policy import INSTRUMENTS, Policy
-from attnbench.core.sizes import parse_duration, short
+from attnbench.core.sizes import format_size, parse_duration
 from attnbench.run import yaml_file
 from attnbench.run.axes import STRICT, Axes, Item, Text, expand, matches, overlay
 
@@ -243,4 +243,4 @@ def describe_suite(suite: Suite) -> str:
     """One line: sizes and number of cases, for the list of suites."""
     cases = resolve(suite, "cuda").cases
     lengths = sorted({c.shape.seqlen_k for c in cases})
-    return f"{len(cases)} cases, seqlen {short(lengths[0])} to {short(lengths[-1])}"
+    return f"{len(cases)} cases, seqlen {format_size(lengths[0])} to {format_size(lengths[-1])}"

@@ -101,7 +101,7 @@ class Row:
     plain: Case | None
     reason: str
     cells: tuple[Support, ...]
-    asks: str = ""  # whose own check of a case may still refuse what it takes here
+    runtime_checker: str = ""  # whose own check of a case may still refuse what it takes here
     verified: bool = True  # gave right results on hardware, some time
 
     @property
@@ -147,7 +147,10 @@ def _row(backend: Backend, device: Device) -> Row:
     candidates = [replace(PLAIN, dtype=dtype) for dtype in DTYPES]
     candidates += [replace(c, shape=replace(c.shape, headdim=64, headdim_v=64)) for c in candidates]
     refusals = [backend.unsupported(c, device) for c in candidates]
-    said: dict[str, Any] = {"asks": getattr(backend, "asks", ""), "verified": bool(getattr(backend, "verified", ()))}
+    said: dict[str, Any] = {
+        "runtime_checker": getattr(backend, "runtime_checker", ""),
+        "verified": bool(getattr(backend, "verified", ())),
+    }
     if None not in refusals:
         reason = str(refusals[0])
         return Row(backend.name, None, reason, (Support("no", reason),) * len(FEATURES), **said)
