@@ -13,6 +13,7 @@ from attnbench.core.case import Case
 from attnbench.core.machine import Device
 from attnbench.core.policy import Policy
 from attnbench.core.record import Job
+from attnbench.report.progress.run_progress import plan_summary
 from attnbench.run import plan
 from attnbench.run.plan import CaseSupport
 from builders import CPU, H200, case
@@ -191,8 +192,8 @@ def test_forecasts_are_positive_on_any_device(device: Device) -> None:
 
 def test_summary() -> None:
     jobs = make({"a": CaseSupport(), "b": CaseSupport("refused")}, CASES[:2])
-    text = plan.plan_summary(jobs)
+    text = plan_summary(jobs)
     assert "4 jobs" in text
     assert "2 to measure" in text
     assert "2 skipped" in text
-    assert "skipped" not in plan.plan_summary(make(cases=CASES[:2]))
+    assert "skipped" not in plan_summary(make(cases=CASES[:2]))
