@@ -38,3 +38,8 @@ def __getattr__(name: str) -> Any:
     from importlib import import_module
 
     return getattr(import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    """Name what is imported when it is asked for too, so that a notebook completes it."""
+    return sorted({*globals(), *__all__})

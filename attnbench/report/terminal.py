@@ -6,11 +6,13 @@ import io
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from rich.cells import cell_len
 from rich.console import Console
+from rich.segment import Segment, SegmentLines
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from attnbench.report.characters import BEST, HELD_DOWN, MEMORY_BOUND, NO_FIGURES, bar, heights
+from attnbench.report.characters import BEST, HELD_DOWN, MEMORY_BOUND, NO_FIGURES, bar, heights, printable
 from attnbench.report.document import (
     Bar,
     Block,
@@ -87,22 +89,28 @@ class _Writer:
         self.console = console
         self.width = max(console.width, 20)
         self.utf = console.encoding.lower().startswith("utf")
-        self._began = False
+        self._began = self._part_begins = False
 
     def line(self, *lines: Text) -> None:
+        """Print lines, after a free line where a part begins."""
+        self.begin_line()
         for text in lines:
             text.rstrip()
-        self.console.print(Text("\n").join(lines), soft_wrap=True, highlight=False)
-        self._began = True
+        shown = (Text(_no_command(text.plain)) if _is_command(text.plain) else text for text in lines)
+        self.console.print(Text("\n").join(shown), soft_wrap=True, highlight=False)
+
+    def begin_line(self) -> None:
+        if self._part_begins:
+            self.console.print()
+        self._began, self._part_begins = True, False
 
     def begin_part(self) -> None:
-        """Leave a line free, unless this is the first part."""
-        if self._began:
-            self.line(Text())
+        """Leave a line free before the next one, unless that is the first."""
+        self._part_begins = self._began
 
     def styled(self, text: str, style: str = "") -> Text:
-        """Return text without what the console's encoding lacks: a reason may quote anything."""
-        return Text(text.encode(self.console.encoding, "replace").decode(self.console.encoding), style)
+        """Return text that a terminal shows as it is, without what its encoding lacks: a reason may quote anything."""
+        return Text(printable(text).encode(self.console.encoding, "replace").decode(self.console.encoding), style)
 
     def paragraph(self, *parts: tuple[str, str], indent: int = 0) -> None:
         """Print parts of text, each with a style, wrapped between words; lines but the first are indented."""
@@ -141,7 +149,7 @@ class _Writer:
     def pairs(self, block: Pairs) -> None:
         if block.title:
             self.paragraph((block.title, "bold cyan"))
-        labels, values = (max(len(row[i]) for row in block.rows) for i in (0, 1))
+        labels, values = (max((len(row[i]) for row in block.rows), default=0) for i in (0, 1))
         aligned = any(meaning for *_, meaning in block.rows)
         for label, value, meaning in block.rows:
             start = self.styled(f"  {label.ljust(labels)}  ", "dim")
@@ -176,7 +184,7 @@ class _Writer:
         entries = [[self.entry(entry) for entry in row] for row in table.rows]
         columns = list(zip(*entries, strict=True)) if entries else [()] * len(table.columns)
         widths = [
-            max([len(column.heading), *(len(text) for text in own if isinstance(text, Text))])
+            max([cell_len(column.heading), *(text.cell_len for text in own if isinstance(text, Text))])
             for column, own in zip(table.columns, columns, strict=True)
         ]
         drawn = [any(not isinstance(text, Text) for text in own) for own in columns]
@@ -193,7 +201,8 @@ class _Writer:
         if table.note:
             self.paragraph((table.note, "dim"))
         taken = sum(width + 2 for width, bars in zip(widths, drawn, strict=True) if not bars)
-        room = max(BARS[0], min(BARS[1], self.console.width - taken))
+        each = (self.console.width - taken + 2) // max(1, sum(drawn)) - 2
+        room = max(BARS[0], min(BARS[1], each))
         rich = RichTable(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
         for column in table.columns:
             no_wrap = not column.wrap and not too_wide
@@ -202,8 +211,12 @@ class _Writer:
             )
         for row in entries:
             rich.add_row(*(text if isinstance(text, Text) else self.drawing(text, room) for text in row))
-        self.console.print(rich, highlight=False)
-        self._began = True
+        self.begin_line()
+        lines = []
+        for segments in self.console.render_lines(rich, pad=False):
+            text = "".join(segment.text for segment in segments)
+            lines.append([Segment(_no_command(text))] if _is_command(text) else segments)
+        self.console.print(SegmentLines(lines, new_lines=True), end="")
         for number, footnote in enumerate(table.footnotes, start=1):
             self.paragraph((f"{number:>3}", "dim"), (footnote, ""), indent=5)
 
@@ -315,6 +328,16 @@ class _GridColumn:
         bare = _GridColumn.fit("", entries)
         header = (first + separator.strip(), rest) if found else (name,)
         return replace(bare, header=header, width=max(bare.width, *map(len, header)))
+
+
+def _is_command(line: str) -> bool:
+    """Return whether GitHub's runner, which reads what a step prints, would take a line for a command to itself."""
+    return line.lstrip().startswith("::")
+
+
+def _no_command(line: str) -> str:
+    """Return a line that it prints."""
+    return line.replace("::", ": :", 1)
 
 
 def _figure(column: _GridColumn, entry: Figure | Ending) -> Text:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -132,7 +133,9 @@ class Cell:
             return None
         low, high = stats.median_interval(values)
         middle = stats.median(values)
-        return (low / middle, high / middle) if middle else None
+        if not middle or not all(map(math.isfinite, (low, middle, high))):
+            return None
+        return low / middle, high / middle
 
 
 def cells(runs: Sequence[Run], convention: Convention = "exact") -> list[Cell]:
@@ -182,7 +185,7 @@ def _cells_of(source: Source, keys: _Records) -> list[Cell]:
     for record in records:
         for name, readings in (("ceiling_matmul", matmuls.setdefault(record.case.dtype, [])), ("ceiling_copy", copies)):
             if measured := record.measurements.get(name):
-                readings += measured.values
+                readings += filter(math.isfinite, measured.values)
     source.matmul_ceilings = {dtype: stats.median(readings) for dtype, readings in matmuls.items() if readings}
     source.copy_ceiling = stats.median(copies) if copies else None
     clocks = (metrics.value("clock_held", row) for cell in found for row in cell.rows)

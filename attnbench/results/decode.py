@@ -19,6 +19,7 @@ from attnbench.core.json import from_json
 from attnbench.core.record import Forecast, Job, Measurement, Record, Run
 
 DAMAGE = (ValueError, KeyError, TypeError, AttributeError, RecursionError)  # raised for what is no value of ours
+MOST_EQUAL_SAMPLES = 10_000_000  # in a row; a damaged file must not ask for more memory than there is
 
 
 def record(line: bytes) -> Record | None:
@@ -26,12 +27,12 @@ def record(line: bytes) -> Record | None:
     try:
         found = _RECORD.decode(line)
         known = case(bytes(found.case))
+        measurements = {name: Measurement(m.unit, m.samples()) for name, m in found.measurements.items()}
     except (msgspec.MsgspecError, ValueError, TypeError, KeyError):
         return _record_by_core_json(line)
     if found.type != "record":
         return None
     fields = {name: getattr(found, name) for name in _PLAIN}
-    measurements = {name: Measurement(m.unit, m.values or expanded(m.runs)) for name, m in found.measurements.items()}
     return Record(case=known, measurements=measurements, **fields)
 
 
@@ -67,17 +68,26 @@ def packed(data: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def expanded(runs: Any) -> tuple[float, ...]:
-    """Return the samples of [value, times] pairs."""
+    """Return the samples of [value, times] pairs. Raises ValueError for a number of times that no run file has."""
     found: list[float] = []
     for value, times in runs:
+        if type(times) is not int or not 0 < times <= MOST_EQUAL_SAMPLES:
+            raise ValueError(f"runs: {json.dumps(times)} is no number of samples")
         found += [value] * times
     return tuple(found)
 
 
 class _Samples(msgspec.Struct):
     unit: str
-    values: tuple[float, ...] = ()
-    runs: tuple[tuple[float, int], ...] = ()
+    values: tuple[float, ...] | None = None
+    runs: tuple[tuple[float, int], ...] | None = None
+
+    def samples(self) -> tuple[float, ...]:
+        if self.values is not None:
+            return self.values
+        if self.runs is None:
+            raise ValueError("a measurement without values")
+        return expanded(self.runs)
 
 
 class _Job(msgspec.Struct):
@@ -89,19 +99,12 @@ class _Job(msgspec.Struct):
     resumable: bool = False
 
 
-_DEFAULTS = {name: getattr(Record, name, msgspec.NODEFAULT) for name in get_type_hints(Record)}
-_DEFAULTS["kernels"] = {}
-_PLAIN = [name for name in _DEFAULTS if name not in ("case", "measurements")]  # fields that msgspec decodes as they are
-_RECORD: Any = msgspec.json.Decoder(
-    msgspec.defstruct(
-        "RecordLine",
-        [
-            *[("type", str), ("case", msgspec.Raw), ("measurements", dict[str, _Samples], {})],
-            *[(name, hint, _DEFAULTS[name]) for name, hint in get_type_hints(Record).items() if name in _PLAIN],
-        ],
-        kw_only=True,
-    )
-)
+_HINTS = get_type_hints(Record)
+_DEFAULTS = {**{name: getattr(Record, name, msgspec.NODEFAULT) for name in _HINTS}, "kernels": {}}
+_PLAIN = [name for name in _HINTS if name not in ("case", "measurements")]  # fields that msgspec decodes as they are
+_LINE: list[Any] = [("type", str), ("case", msgspec.Raw), ("measurements", dict[str, _Samples], {})]
+_LINE += [(name, _HINTS[name], _DEFAULTS[name]) for name in _PLAIN]
+_RECORD: Any = msgspec.json.Decoder(msgspec.defstruct("RecordLine", _LINE, kw_only=True))
 _OBJECT: Any = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _PLAN: Any = msgspec.json.Decoder(list[_Job])
 
@@ -121,7 +124,7 @@ def _record_by_core_json(line: bytes) -> Record | None:
     if data.pop("type") != "record":
         return None
     found = data.get("measurements")
-    if found:
+    if isinstance(found, Mapping):
         data["measurements"] = {name: _unpacked(one) for name, one in found.items()}
     return from_json(Record, data)
 
@@ -139,6 +142,7 @@ def _packed(found: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _unpacked(found: Any) -> Any:
-    if not isinstance(found, Mapping) or "runs" not in found:
+    """Return a measurement's JSON with all its samples; what is no measurement is returned as it is."""
+    if not isinstance(found, Mapping) or "values" in found or "runs" not in found:
         return found
     return {**{k: v for k, v in found.items() if k != "runs"}, "values": expanded(found["runs"])}

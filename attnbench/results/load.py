@@ -42,7 +42,7 @@ class Results:
 
 
 def load(paths: str | Path | Iterable[str | Path], *, convention: Convention = "exact") -> Results:
-    """Read run files: a path, a pattern such as "results/*.jsonl", or several of these.
+    """Read run files: a path, a pattern such as "results/*.jsonl" ("**" reaches into all folders), or several of these.
 
     `convention` says how FLOPs are counted: "exact" (unmasked pairs) or "fa" (as papers print: half for causal).
     Raises UserError for a pattern that fits no file, and for a file that is no run file.
@@ -56,9 +56,9 @@ def load(paths: str | Path | Iterable[str | Path], *, convention: Convention = "
 
 
 def _files(pattern: str) -> list[Path]:
-    if not glob.has_magic(pattern):
+    if not glob.has_magic(pattern) or Path(pattern).exists():
         return [Path(pattern)]
-    found = sorted(map(Path, glob.glob(pattern)))
+    found = sorted(map(Path, glob.glob(pattern, recursive=True)))
     if not found:
         raise UserError(f"no file fits {pattern!r}; give run files, as attnbench run writes them to results/")
     return found

@@ -134,7 +134,8 @@ def turn_ratios(row: Row, instrument: str) -> tuple[float, ...]:
         return ()
     traced = row.measured("turns_traced") if instrument == "cupti" else ()
     pairs = zip(readings, traced or row.measured("turns_events"), strict=False)
-    return tuple(reading / events for reading, events in pairs if events)
+    ratios = (reading / events for reading, events in pairs if events)
+    return tuple(filter(math.isfinite, ratios))
 
 
 @metric("Latency", "s", "lower", duration, clocked=True)
@@ -194,7 +195,8 @@ def launch_gap(row: Row) -> float | None:
     """Reading of CUDA events less the kernels' span by CUPTI, same calls; taken where events read under 100 us."""
     span, both = row.measured("span"), row.measured("span_events")
     if both:
-        return stats.median([events - own for events, own in zip(both, span, strict=True)])
+        gaps = [events - own for events, own in zip(both, span, strict=False)]
+        return stats.median(gaps) if gaps else None
     time = row.measured("time")
     return stats.median(time) - stats.median(span) if time and span and row.record.timer == "events" else None
 
@@ -383,8 +385,9 @@ def tracing(row: Row) -> float | None:
     """How much longer CUDA events read a call while CUPTI traces it; median over the turns of a cross-check."""
     if not took_turns(row):
         return None
-    pairs = list(zip(row.measured("turns_traced"), row.measured("turns_events"), strict=False))
-    return stats.median([traced / plain for traced, plain in pairs]) - 1 if pairs else None
+    pairs = zip(row.measured("turns_traced"), row.measured("turns_events"), strict=False)
+    ratios = [traced / plain for traced, plain in pairs if plain]
+    return stats.median(ratios) - 1 if ratios else None
 
 
 @metric("Cycles", "cycles", "lower", megacycles)

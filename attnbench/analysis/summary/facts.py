@@ -94,7 +94,7 @@ def _launch_bound(cells: Sequence[Cell]) -> Iterator[Caution]:
 
 
 def _cross_check(cells: Sequence[Cell]) -> Iterator[Caution]:
-    for backend, group in _groups([c for c in cells if c.took_turns]):
+    for backend, group in _groups([c for c in cells if any(row.measured("turns_events") for row in c.rows)]):
         parts = []
         for instrument in INSTRUMENTS[1:]:
             compared = [(c, ratio) for c in group if (ratio := _ratio(c, instrument)) is not None]

@@ -39,7 +39,7 @@ def _against(some: Sequence[Cell], others: Sequence[Cell]) -> list[float]:
     """How far the latencies of the cells that both have lie apart, as a share of their mean."""
     first = {c.key: c.value("latency") for c in some}
     pairs = [(first.get(c.key), c.value("latency")) for c in others]
-    return [abs(a - b) / stats.median([a, b]) for a, b in pairs if a is not None and b is not None]
+    return [abs(a - b) / stats.median([a, b]) for a, b in pairs if a and b]
 
 
 def _machine(cells: Sequence[Cell]) -> str:

@@ -122,8 +122,10 @@ def github_action_benchmark(cells: Sequence[Cell]) -> str:
 
 
 def write(out: TextIO, format: str, cells: Sequence[Cell]) -> None:
-    """Write one of this module's formats to a stream. Raises UserError for Parquet on a terminal: it is not text, and for no
-    cells: there is nothing to track."""
+    """Write one of this module's formats to a stream.
+
+    Raises UserError for no cells, as there is nothing to track, and for Parquet on a terminal, as it is not text.
+    """
     if not cells:
         raise UserError("no cell has a record, so there is nothing to export; see attnbench report")
     if format != "parquet":
@@ -203,7 +205,7 @@ def _stats(samples: Sequence[float]) -> dict[str, Any]:
         "outliers": f"{far};{len(ordered) - len(inside)}",
         "ld15iqr": inside[0],
         "hd15iqr": inside[-1],
-        "ops": 1 / mean,
+        "ops": 1 / mean if mean else None,
         "total": sum(ordered),
         "data": list(samples),
         "iterations": 1,
