@@ -42,19 +42,19 @@ def render(document: Document) -> str:
     for block in (*document.lead, *document.blocks):
         parts += _block(block)
     if document.reasons:
-        parts.append(_list(f"{r.word}: {safe(r.who)}: {safe(r.reason)}" for r in document.reasons))
+        parts.append(_list(f"{safe(r.word)}: {safe(r.who)}: {safe(r.reason)}" for r in document.reasons))
     for found in (document.cautions, document.facts):
         if found:
             parts.append(_list(map(_caution, found)))
     if document.notes:
         parts.append(_list(map(_spans, document.notes)))
-    return "\n\n".join(parts) + "\n"
+    return "\n\n".join(filter(None, parts)) + "\n"
 
 
 def safe(text: str) -> str:
     """Return text that markdown shows as it is, on one line."""
     text = one_line(text)
-    for character in "\\`*_[]<>|~":
+    for character in "\\`*_[]<>|~&$":  # "&" begins an entity, "$" a formula
         text = text.replace(character, "\\" + character)
     return text
 
@@ -134,7 +134,7 @@ def _entry(entry: Entry) -> str:
 
 def _grids(block: Grids) -> list[str]:
     legend = safe(block.legend("bold:", HELD_DOWN))
-    parts = [f"### {block.heading} ({legend})" if legend else f"### {block.heading}"]
+    parts = [f"### {safe(block.heading)}" + (f" ({legend})" if legend else "")]
     parts += [_grid(grid) for grid in block.grids] or [NO_FIGURES]
     return parts + ([safe(block.more)] if block.more else [])
 
@@ -142,7 +142,7 @@ def _grids(block: Grids) -> list[str]:
 def _grid(grid: Grid) -> str:
     title = f"**{safe(grid.title)}**" + (f" {safe(grid.details)}" if grid.details else "")
     lines = [
-        row(grid.corner, *map(safe, grid.columns)),
+        row(safe(grid.corner), *map(safe, grid.columns)),
         row("---:" if grid.corner == "seqlen" else ":---", *["---:"] * len(grid.columns)),
         *(row(safe(label), *map(_figure, entries)) for label, entries in grid.rows),
     ]
@@ -151,12 +151,12 @@ def _grid(grid: Grid) -> str:
 
 def _figure(entry: Figure | Ending) -> str:
     if isinstance(entry, Ending):
-        return entry.word
-    figure = f"**{entry.digits}**" if entry.best else entry.digits
+        return safe(entry.word)
+    figure = f"**{safe(entry.digits)}**" if entry.best else safe(entry.digits)
     figure += safe(HELD_DOWN) if entry.held_down else ""
-    return f"{figure} {entry.aside}{MEMORY_BOUND if entry.memory_bound else ''}".strip()
+    return f"{figure} {safe(entry.aside)}{MEMORY_BOUND if entry.memory_bound else ''}".strip()
 
 
 def joined(blocks: Sequence[Block]) -> str:
     """Return blocks by themselves, as a part of a file that holds more."""
-    return "\n\n".join(part for block in blocks for part in _block(block)) + "\n"
+    return "\n\n".join(part for block in blocks for part in _block(block) if part) + "\n"

@@ -100,7 +100,7 @@ class _Job(msgspec.Struct):
 
 
 _HINTS = get_type_hints(Record)
-_DEFAULTS = {**{name: getattr(Record, name, msgspec.NODEFAULT) for name in _HINTS}, "kernels": {}}
+_DEFAULTS: dict[str, Any] = {**{name: getattr(Record, name, msgspec.NODEFAULT) for name in _HINTS}, "kernels": {}}
 _PLAIN = [name for name in _HINTS if name not in ("case", "measurements")]  # fields that msgspec decodes as they are
 _LINE: list[Any] = [("type", str), ("case", msgspec.Raw), ("measurements", dict[str, _Samples], {})]
 _LINE += [(name, _HINTS[name], _DEFAULTS[name]) for name in _PLAIN]

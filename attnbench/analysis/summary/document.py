@@ -12,7 +12,7 @@ from attnbench.analysis.summary.grids import LINES, grids
 from attnbench.analysis.summary.machine_summary import machines
 from attnbench.analysis.summary.reasons import reasons
 from attnbench.core.record import Run
-from attnbench.report.document import NOTHING_MEASURED, Document, Machine
+from attnbench.report.document import NOTHING_MEASURED, Document
 from attnbench.results.cells import Cell
 from attnbench.results.table import table_rows
 
@@ -30,7 +30,8 @@ def document(
     return Document(
         command="report",
         title=", ".join(dict.fromkeys(cell.device for cell in cells)) or "no records",
-        machines=tuple(machines(cells)) or (Machine(NOTHING_MEASURED, ""),),
+        answer=() if cells else (NOTHING_MEASURED,),
+        machines=tuple(machines(cells)),
         blocks=tuple(grids(cells, metrics, by, memory=memory, lines=lines)) if cells else (),
         reasons=tuple(reasons(cells)),
         cautions=tuple(cautions(cells, runs)),
@@ -55,8 +56,8 @@ def with_page(report: Document, cells: Sequence[Cell], runs: Sequence[Run], file
     return replace(
         report,
         answer=tuple(page.answer(cells, runs)),
-        page=charts(cells),
-        appendix=(*page.environments(runs, files), page.reproduce(runs, files, cells)),
+        page=charts(cells, page.note_on_figures(cells)),
+        appendix=(page.environment(runs, files), page.reproduce(runs, files, cells)),
     )
 
 
