@@ -1,4 +1,4 @@
-"""What this machine reaches today: a large matmul and a large copy, timed as the cells are and in turns with them."""
+"""The measured ceilings of a device: a large matmul and a large copy, timed as cells are and between them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ READINGS = 5
 
 
 def matmul(timer: Timer, device: torch.device, dtype: torch.dtype) -> list[float]:
-    """FLOP/s of some square matmuls of normally distributed values."""
+    """Return the FLOP/s of READINGS square matmuls of normally distributed values, timed by `timer`."""
     n = MATMUL_SIZE[device.type]
     multiply = matmul_launch(n, device, dtype)
     timer.samples(multiply, 1)
@@ -27,10 +27,11 @@ def matmul(timer: Timer, device: torch.device, dtype: torch.dtype) -> list[float
 
 
 def matmul_launch(n: int, device: torch.device, dtype: torch.dtype) -> Callable[[], Any]:
-    """A launch of one matmul. That of e4m3 raises RuntimeError where the device has no units for it.
+    """Return a launch of one n x n matmul. For e4m3 it raises RuntimeError where the device has no units for it.
 
-    Those of Hopper sum in fewer bits than float32; cuBLAS is told to leave it at that (use_fast_accum), its fastest.
-    On a CPU torch may do it by plain loops: 55 s for 1024 x 1024 x 1024 on a Xeon that takes 10 ms in bf16.
+    Hopper's e4m3 units sum in fewer bits than float32. cuBLAS is told to accept that (use_fast_accum), which is its
+    fastest mode. A CPU is refused: torch may compute e4m3 there in plain loops, 55 s for 1024 x 1024 x 1024 on a Xeon
+    that takes 10 ms in bf16.
     """
     import torch
 
@@ -40,12 +41,12 @@ def matmul_launch(n: int, device: torch.device, dtype: torch.dtype) -> Callable[
     if dtype.itemsize > 1:
         return lambda: a @ b
     one = torch.ones((), device=device)
-    columns = b.t()  # all that it takes
+    columns = b.t()  # _scaled_mm takes a column-major second operand only
     return lambda: torch._scaled_mm(a, columns, one, one, out_dtype=torch.bfloat16, use_fast_accum=True)
 
 
 def copy(timer: Timer, device: torch.device) -> list[float]:
-    """Bytes/s of some copies within the device's memory, read plus write."""
+    """Return the bytes/s (read plus written) of READINGS copies within the device's memory, timed by `timer`."""
     import torch
 
     nbytes = COPY_BYTES[device.type]

@@ -1,4 +1,4 @@
-"""The SM clock gauge: reads the clock of the multiprocessors by timing a kernel that spins for a known number of cycles.
+"""The SM clock gauge: reads the clock of the multiprocessors from a kernel that spins for a known number of cycles.
 
 The clock is the number of cycles over the time that CUDA events read, less the events' own overhead, which is found
 once with spins of two lengths. A reading takes 0.1 ms and has no lag, whereas NVML's clock lags by up to 0.1 s.

@@ -1,6 +1,6 @@
-"""What ran on a CPU: the operators that one call went through, from torch's profiler.
+"""The operators that ran in one call on a CPU, from torch's profiler. They take the place of a GPU's kernels.
 
-The dtype of a matrix product's operands is part of its name, "aten::bmm<float>", as it is of a GPU kernel's.
+The name of a matrix product gets the dtype of its operands, "aten::bmm<float>", which a GPU kernel's name has too.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ MATRIX_PRODUCTS = ("aten::mm", "aten::bmm", "aten::addmm", "aten::baddbmm")
 
 
 class Operator(NamedTuple):
-    """One operator, and what it called: its name, and when it began and ended in seconds of the profiler's clock."""
+    """One operator of torch: its name, and its start and end, callees included, in seconds of the profiler's clock."""
 
     name: str
     start: float
@@ -22,12 +22,12 @@ class Operator(NamedTuple):
 
 
 def operator_names(launch: Callable[[], Any]) -> list[str]:
-    """Names of torch's operators in one call, in order; what runs outside torch is not seen."""
+    """Return the names of torch's operators in one call, in order of start. What runs outside torch is not seen."""
     return [operator.name for operator in trace_operators(launch)]
 
 
 def trace_operators(launch: Callable[[], Any]) -> list[Operator]:
-    """The same with their times."""
+    """Return torch's operators in one call with their times, in order of start. What runs outside torch is not seen."""
     with session(shapes=True) as profiler:
         launch()
     events = sorted(recorded_events(profiler), key=lambda e: int(e.start_ns()))

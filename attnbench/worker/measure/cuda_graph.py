@@ -1,8 +1,9 @@
-"""CUDA graph replay: many launches in one graph, its time over their number.
+"""The CUDA graph timer: captures many launches in one graph and divides the time of a replay by their number.
 
-The host plays no part, and one pair of events spans all launches, so the gap between event and kernel vanishes; the gap
-between kernels stays. Nothing can be flushed between launches without being timed, so L2 is made cold another way: the
-launches take turns over copies of the inputs, as many as together exceed twice its size, and each keeps its results.
+The host takes no part in a replay, and one pair of events spans all launches, so the gap between event and kernel
+vanishes; the gap between kernels remains. A flush between the launches would be timed with them, so L2 is made cold in
+another way: the launches take turns over copies of the inputs that together exceed twice the size of L2, and each copy
+keeps its results.
 """
 
 from __future__ import annotations
@@ -24,14 +25,14 @@ if TYPE_CHECKING:
     from attnbench.worker.measure.cuda_events import EventTimer
 
 MAX_COPIES = 512
-MIN_SECONDS = 2e-3  # of work in one graph, at least
-MAX_LAUNCHES = 1000
+MIN_SECONDS = 2e-3  # of work in one graph
+MAX_LAUNCHES = 1000  # in one graph, unless there are more copies
 
 
 class NotCapturable(Exception):
-    """The launch cannot be captured, or its copies do not fit. The message says why.
+    """Raised where a launch cannot be captured, or its copies do not fit in memory. The message says why.
 
-    `broken`: torch's allocator and random generators are still in the state of a capture; only a new process helps.
+    `broken`: torch's allocator and random generators are left in the state of a capture; only a new process helps.
     """
 
     def __init__(self, reason: str, broken: bool = False) -> None:
@@ -40,7 +41,10 @@ class NotCapturable(Exception):
 
 
 def copies_needed(nbytes: int, l2_bytes: int) -> int:
-    """How many sets of operands of `nbytes` make L2 cold for the next one of the circle. Raises NotCapturable."""
+    """Return how many copies of operands of `nbytes` leave L2 cold for each copy when launches take turns over them.
+
+    Raises NotCapturable where more than MAX_COPIES are needed.
+    """
     needed = 1 + math.ceil(2 * l2_bytes / max(1, nbytes))
     if needed > MAX_COPIES:
         raise NotCapturable(f"L2 is cold only with {needed} copies of its operands, over {MAX_COPIES}")
@@ -48,7 +52,10 @@ def copies_needed(nbytes: int, l2_bytes: int) -> int:
 
 
 def check_memory(nbytes: int) -> None:
-    """Raises NotCapturable where `nbytes` are not free: a capture that runs out of memory leaves a broken allocator."""
+    """Raise NotCapturable where `nbytes` are not free on the device.
+
+    Asked before a capture, since a capture that runs out of memory leaves torch's allocator broken.
+    """
     import torch
 
     torch.cuda.empty_cache()
@@ -58,14 +65,14 @@ def check_memory(nbytes: int) -> None:
 
 
 class GraphTimer:
-    """A captured graph of launches; use `samples` while it lives, then drop it."""
+    """A captured graph of launches that is timed by its replays. Call `close` when done."""
 
     name = "graph"
 
     def __init__(self, events: EventTimer, make: Callable[[], Sequence[Callable[[], Any]]], estimate: float) -> None:
-        """`make()` gives the launches, one per copy of the inputs, prepared on the stream that is current then.
+        """Capture the launches that `make()` returns, one per copy of the inputs, prepared on the stream current then.
 
-        `estimate` is the seconds of one. Raises NotCapturable.
+        `estimate` is the seconds of one launch. Raises NotCapturable.
         """
         import torch
 
@@ -77,14 +84,14 @@ class GraphTimer:
             with torch.cuda.stream(stream):
                 launches = list(make())
                 for launch in launches:
-                    launch()  # lazy work (handles, workspaces, tuning) cannot be captured
+                    launch()  # does the lazy work (handles, workspaces, tuning), which cannot be captured
             torch.cuda.synchronize()
             count = max(len(launches), min(MAX_LAUNCHES, math.ceil(MIN_SECONDS / estimate)))
             self.launches = len(launches) * math.ceil(count / len(launches))
             kept: dict[int, Any] = {}
             with torch.cuda.graph(self._graph, stream=stream):
                 for i in itertools.islice(itertools.cycle(range(len(launches))), self.launches):
-                    kept[i] = launches[i]()  # results of a copy live until its next turn: outputs are cold too
+                    kept[i] = launches[i]()  # results live until the copy's next turn, so that outputs are cold too
             self._alive = (launches, kept)
         except torch.cuda.OutOfMemoryError:
             raise NotCapturable("the copies of its operands do not fit in memory", broken=True) from None
@@ -95,7 +102,7 @@ class GraphTimer:
         torch.cuda.synchronize()
 
     def samples(self, n: int) -> list[float]:
-        """Seconds of a launch, each averaged over one replay of the graph: as many replays as make n launches."""
+        """Return seconds per launch, one value per replay of the graph, with as many replays as n launches need."""
         before, self._events.before = self._events.before, do_nothing
         try:
             return [t / self.launches for t in self._events.samples(self._graph.replay, max(1, n // self.launches))]
@@ -103,12 +110,16 @@ class GraphTimer:
             self._events.before = before
 
     def close(self) -> None:
+        """Free the graph and what its launches keep alive."""
         del self._graph, self._alive
         gc.collect()
 
 
 def l2_state(events: EventTimer, device: torch.device, l2_bytes: int, bandwidth: float) -> str:
-    """ "cold" or "warm": how launches in turns over copies find their operands; as cache.state for the others."""
+    """Return "cold" or "warm": how launches that take turns over copies find their operands in L2.
+
+    Compares replays over many copies with replays of one copy, as l2_cache.observed_state does for the other timers.
+    """
     nbytes, _ = l2_cache.make_reader(device, l2_bytes)
 
     def replayed(count: int) -> float:
@@ -118,5 +129,5 @@ def l2_state(events: EventTimer, device: torch.device, l2_bytes: int, bandwidth:
         finally:
             timer.close()
 
-    turns, cached = replayed(copies_needed(nbytes, l2_bytes)), replayed(1)
-    return "cold" if turns - cached > l2_cache.MIN_GAIN * nbytes / bandwidth else "warm"
+    over_copies, cached = replayed(copies_needed(nbytes, l2_bytes)), replayed(1)
+    return "cold" if over_copies - cached > l2_cache.MIN_GAIN * nbytes / bandwidth else "warm"

@@ -1,15 +1,15 @@
-"""What ran on the device and when: the profiler's kernel spans (CUPTI, through torch.profiler).
+"""The kernel-span timer and the trace of what ran on the GPU, from CUPTI through torch's profiler.
 
-A trace has calls with a marker before each and one at the end: the flush, or a fill of one element where L2 shall
-stay warm. The marker's kernels are known by the host call that launched them, inside a named range of ours; a call is
-what the host launched between two markers, and where its launch is not known, what ran between them. So neither names
-nor counts of kernels are guessed, and kernels launched from other threads (autograd's) or by other ways than torch's
-operators belong to their call too. The span of a call is
-from its first kernel's start to its last one's end: no launch gap is in it.
+A trace holds some calls, with a marker before each and one at the end. The marker is the L2 flush, or a fill of one
+element where L2 is to stay warm. It is launched inside a named profiler range, so its kernels are known by the host
+call that launched them. A call is what the host launched between two markers; where the host call of a kernel is not
+known, what ran between them. So no kernel is recognised by name or count, and kernels that were launched from other
+threads (autograd's) or past torch's operators belong to their call too. The span of a call is from the start of its
+first kernel to the end of its last one; it holds no launch gap.
 
-Tracing has a toll: with CUPTI's concurrent-kernel tracing, which torch.profiler uses, some kernels take up to 5 % more
-cycles (docs/measuring.md). So each traced call is read by CUDA events too: the two instruments are compared on the same
-calls, and what the trace costs is the events' reading of traced calls against that of others.
+Tracing slows some kernels: with CUPTI's concurrent-kernel tracing, which torch.profiler uses, they take up to 5 % more
+cycles (docs/measuring.md). So CUDA events read each traced call too. The two instruments are compared on the same
+calls, and the cost of tracing is the events' reading of traced calls against that of untraced ones.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ if TYPE_CHECKING:
     from attnbench.worker.measure.cuda_events import EventTimer
 
 MARK = "attnbench.mark"
-WAITS = ("StreamWaitEvent", "Synchronize")  # in the names of calls that make a stream or the host wait
-MAX_TRIES = 4  # to keep the host ahead; its pace is learnt at each
+WAITS = ("StreamWaitEvent", "Synchronize")  # parts of the names of calls that make a stream or the host wait
+MAX_TRIES = 4  # sessions, until one in which the host keeps ahead; each try uses the pace that the last one showed
 
 
 class Untraceable(Exception):
-    """The profiler cannot be used here, or what it says cannot be told apart. The message says why."""
+    """Raised where the profiler cannot be used, or its trace cannot be split into calls. The message says why."""
 
 
 @dataclass(frozen=True)
 class Kernel:
-    """One activity of the device: a kernel, copy or fill. Seconds from the start of its call's first."""
+    """One activity of the device: a kernel, copy or fill. Times are seconds from the start of its call's first one."""
 
     name: str
     start: float
@@ -53,22 +53,22 @@ class Kernel:
 
 @dataclass(frozen=True)
 class TracedCall:
-    """One launch as the device saw it, in order of start."""
+    """The activities of one launch."""
 
-    kernels: tuple[Kernel, ...]
-    overrun: float  # seconds that its work went on after the device had gone on to what came next on the stream; else 0
-    head_start: float = 0.0  # seconds that its work began before the device had come to it on the stream; else 0
-    events: float = 0.0  # seconds that CUDA events around it read
-    unwaited: bool = False  # some ran on another stream, and the host asked nothing to wait for its end
+    kernels: tuple[Kernel, ...]  # in order of start
+    overrun: float  # seconds by which it ended after the next marker on the stream began; 0 where it did not
+    head_start: float = 0.0  # seconds by which it began before the marker ahead of it; 0 where it did not
+    events: float = 0.0  # seconds between CUDA events around it
+    unwaited: bool = False  # True: some ran on another stream, and the host made nothing wait for its end
 
     @property
     def span(self) -> float:
-        """Seconds from the first kernel's start to the last one's end; 0 where nothing ran."""
+        """The seconds from the first kernel's start to the last one's end; 0 where nothing ran."""
         return max((k.end for k in self.kernels), default=0.0)
 
     @property
     def busy(self) -> float:
-        """Seconds in which at least one of its kernels ran."""
+        """The seconds in which at least one of its kernels ran."""
         total, until = 0.0, 0.0
         for kernel in self.kernels:
             total += max(0.0, kernel.end - max(kernel.start, until))
@@ -77,7 +77,7 @@ class TracedCall:
 
 
 class Tracer:
-    """The third instrument, and the proof of what ran."""
+    """Traces launches on the current device: a timer of kernel spans, and the record of which kernels ran."""
 
     name = "cupti"
 
@@ -85,52 +85,60 @@ class Tracer:
         import torch
 
         os.environ.setdefault("KINETO_LOG_LEVEL", "5")
-        if _version(torch.version.cuda) >= (12, 6):  # before, CUDA graphs crash after it (torch/profiler/profiler.py)
-            os.environ.setdefault("TEARDOWN_CUPTI", "1")  # else every later launch costs the host 12 us more
+        if _version(torch.version.cuda) >= (12, 6):  # older CUDA: graphs crash after it (torch/profiler/profiler.py)
+            os.environ.setdefault(
+                "TEARDOWN_CUPTI", "1"
+            )  # without teardown every later launch costs the host 12 us more
         self._events = events
         self.before = before
         self._tiny = torch.zeros(1, device="cuda")
         self._host_seconds = 100e-6
-        self.host_bound = False  # gaps in some spans are the host's; who reads it resets it
+        self.host_bound = False  # True: gaps in some spans are the host's. The reader of this flag resets it
         with session(cpu=False, cuda=True):  # the first session takes seconds
             self._tiny.zero_()
 
     def samples(self, launch: Callable[[], Any], n: int) -> list[float]:
-        """Seconds from the first kernel's start to the last one's end, for each of n launches."""
+        """Return the spans of n launches in seconds."""
         return [call.span for call in self.calls([launch] * n)]
 
     def synchronize(self) -> None:
+        """Wait until the device has nothing left to do."""
         self._events.synchronize()
 
     def calls(
         self, launches: Sequence[Callable[[], Any]], before_each_try: Callable[[], Any] = do_nothing
     ) -> list[TracedCall]:
-        """What the device did in each of some launches, one after the other; `ready` comes before each try, untraced.
+        """Trace some launches, one after the other, and return what the device did in each.
 
-        Raises Untraceable.
+        Traces again where the device caught up with the host, at most MAX_TRIES times. `before_each_try` is called
+        untraced. Raises Untraceable.
         """
         for _ in range(MAX_TRIES):
             before_each_try()
-            activities, read, caught_up = self._session(launches)
+            activities, by_events, caught_up = self._session(launches)
             if not caught_up:
-                break  # else the device waited for the host, and gaps between its kernels are the host's
+                break  # where it did, the device waited for the host, and gaps between its kernels are the host's
         else:
             self.host_bound = True
-        return _split_into_calls(activities, read)
+        return _split_into_calls(activities, by_events)
 
     def _session(self, launches: Sequence[Callable[[], Any]]) -> tuple[Sequence[Any], list[float], bool]:
-        """The profiler's events, what CUDA events read of each call, and whether the device caught up with the host."""
+        """Trace the launches once.
+
+        Return the profiler's events, the seconds that CUDA events read of each call, and whether the device caught up
+        with the host.
+        """
         import torch
         from torch.profiler import record_function
 
         before = self._tiny.zero_ if self.before is do_nothing else self.before
-        pairs = [(torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) for _ in launches]
+        event_pairs = [(torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) for _ in launches]
         caught_up = False
-        torch.cuda.synchronize()  # also ends the session before: its teardown comes with the next call to CUDA
+        torch.cuda.synchronize()  # the session before is torn down at the next CUDA call: let that happen now
         with session(cuda=True) as profiler:
             self._events.hide_host(2 * len(launches) * self._host_seconds + 1e-4)
             began = time.perf_counter()
-            for launch, (start, end) in zip(launches, pairs, strict=True):
+            for launch, (start, end) in zip(launches, event_pairs, strict=True):
                 with record_function(MARK):
                     before()
                 start.record()
@@ -141,13 +149,17 @@ class Tracer:
             with record_function(MARK):
                 before()
             torch.cuda.synchronize()
-        read = [float(start.elapsed_time(end)) / 1e3 for start, end in pairs]
-        return recorded_events(profiler), read, caught_up
+        by_events = [float(start.elapsed_time(end)) / 1e3 for start, end in event_pairs]
+        return recorded_events(profiler), by_events, caught_up
 
 
-def _split_into_calls(events: Sequence[Any], read: Sequence[float]) -> list[TracedCall]:
-    """The device's activities, by the markers around each call; `read` is what CUDA events say of each."""
-    n = len(read)
+def _split_into_calls(events: Sequence[Any], by_events: Sequence[float]) -> list[TracedCall]:
+    """Assign the device's activities to calls by the markers around each call.
+
+    `events` are the profiler's events, `by_events` the seconds that CUDA events read of each call. Raises Untraceable
+    where markers are missing.
+    """
+    n = len(by_events)
     on_device, on_host, ranges = [], [], []
     for event in events:
         if str(event.device_type()) == "DeviceType.CUDA":
@@ -161,54 +173,57 @@ def _split_into_calls(events: Sequence[Any], read: Sequence[float]) -> list[Trac
         raise Untraceable("the profiler saw no kernel; CUPTI may be in use by another tool, or not permitted")
     ranges.sort()
     launched = {e.correlation_id(): e.start_ns() for e in on_host}
-    marker = {c: i for c, at in launched.items() for i, (a, b) in enumerate(ranges) if a <= at <= b}
-    starts: dict[int, int] = {}  # of each marker on the device
+    marker_of = {c: i for c, at in launched.items() for i, (a, b) in enumerate(ranges) if a <= at <= b}
+    marker_starts: dict[int, int] = {}  # marker -> its start on the device, in ns
     work = []
     for event in sorted(on_device, key=lambda e: int(e.start_ns())):
-        if event.correlation_id() in marker:
-            starts.setdefault(marker[event.correlation_id()], event.start_ns())
+        if event.correlation_id() in marker_of:
+            marker_starts.setdefault(marker_of[event.correlation_id()], event.start_ns())
         else:
             work.append(event)
-    if sorted(starts) != list(range(n + 1)):
-        raise Untraceable(f"the profiler saw {len(starts)} of {n + 1} markers")
-    begun = [starts[i] for i in range(n + 1)]
-    calls: list[list[Any]] = [[] for _ in read]
+    if sorted(marker_starts) != list(range(n + 1)):
+        raise Untraceable(f"the profiler saw {len(marker_starts)} of {n + 1} markers")
+    begins = [marker_starts[i] for i in range(n + 1)]
+    calls: list[list[Any]] = [[] for _ in by_events]
     for event in work:
         at = launched.get(event.correlation_id())
-        if at is None:  # no call of the host is known for it: by when it ran
-            i = bisect.bisect_right(begun, event.start_ns()) - 1
+        if at is None:  # its host call is not known: assign it by when it ran
+            i = bisect.bisect_right(begins, event.start_ns()) - 1
         else:
             i = bisect.bisect_right(ranges, (at, math.inf)) - 1
-        if i >= 0:  # else it is what hides the host, ahead of the first
+        if i >= 0:  # else it is the spin that hides the host, ahead of the first marker
             calls[min(i, n - 1)].append(event)
-    home = next(e.device_resource_id() for e in on_device if e.correlation_id() in marker)
-    return [
-        _make_call(own, begun[i], begun[i + 1], read[i], _is_unwaited(own, home, on_host, ranges[i + 1][0]))
-        for i, own in enumerate(calls)
-    ]
+    own_stream = next(e.device_resource_id() for e in on_device if e.correlation_id() in marker_of)
+    found = []
+    for i, activities in enumerate(calls):
+        unwaited = _is_unwaited(activities, own_stream, on_host, ranges[i + 1][0])
+        found.append(_make_call(activities, begins[i], begins[i + 1], by_events[i], unwaited))
+    return found
 
 
-def _is_unwaited(own: Sequence[Any], home: int, on_host: Sequence[Any], until: int) -> bool:
-    """Whether work went to other streams than `home`, and the host asked for no wait after it and before `until`, ns.
+def _is_unwaited(activities: Sequence[Any], own_stream: int, on_host: Sequence[Any], until: int) -> bool:
+    """Whether a call sent work to other streams than `own_stream`, and nothing was made to wait for it.
 
-    The host's calls are those to CUDA's runtime; a graph orders its own streams.
+    `on_host` are the host's calls to the CUDA runtime; a wait counts after the work was sent and before `until`, in ns.
+    Graphs are left out, as a graph orders its own streams.
     """
-    elsewhere = {e.correlation_id() for e in own if e.device_resource_id() != home}
+    elsewhere = {e.correlation_id() for e in activities if e.device_resource_id() != own_stream}
     sent = [e.start_ns() for e in on_host if e.correlation_id() in elsewhere and "Graph" not in e.name()]
     waits = (e.start_ns() for e in on_host if any(word in e.name() for word in WAITS))
     return bool(sent) and not any(max(sent) < at < until for at in waits)
 
 
-def _make_call(own: Sequence[Any], since: int, following: int, read: float, unwaited: bool) -> TracedCall:
-    """What ran of a call whose marker and the next one started at these times, in ns."""
-    origin = own[0].start_ns() if own else since
-    late = max((e.end_ns() for e in own), default=0) - following
+def _make_call(activities: Sequence[Any], since: int, following: int, by_events: float, unwaited: bool) -> TracedCall:
+    """Return the call of some activities whose own marker started at `since` and the next one at `following`, in ns."""
+    origin = activities[0].start_ns() if activities else since
+    late = max((e.end_ns() for e in activities), default=0) - following
     kernels = [
         Kernel(e.name(), (e.start_ns() - origin) / 1e9, (e.end_ns() - origin) / 1e9, int(e.device_resource_id()))
-        for e in own
+        for e in activities
     ]
-    return TracedCall(tuple(kernels), max(0.0, late / 1e9), max(0.0, (since - origin) / 1e9), read, unwaited)
+    return TracedCall(tuple(kernels), max(0.0, late / 1e9), max(0.0, (since - origin) / 1e9), by_events, unwaited)
 
 
 def _version(text: str | None) -> tuple[int, ...]:
+    """Return a version's numbers, "12.6" as (12, 6); (0,) for None."""
     return tuple(int(part) for part in (text or "0").split(".") if part.isdigit())

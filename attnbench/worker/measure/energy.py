@@ -1,9 +1,9 @@
-"""What the machine does without a pause: time, power and energy of a call once power and clock are steady.
+"""Runs a launch without pauses until its time per call is steady, and measures time, power and energy there.
 
-Launches follow each other with nothing between them, so L2 is as the last call left it. The energy counter of NVML
-moves every 20 to 100 ms only, and reading it takes milliseconds; so a thread notes when it moves, and the power of the
-steady part is the slope between its first and its last move there. An edge is known to one polling period at each end:
-the uncertainty that is reported is two periods over the window.
+Launches follow each other with nothing in between, so L2 is as the last call left it. NVML's energy counter moves only
+every 20 to 100 ms, and reading it takes milliseconds. So a thread records when it moves, and the power of the steady
+part is the slope between its first and its last move there. Each of the two moves is known to one polling period: the
+uncertainty that is reported is two periods over the length of the window.
 """
 
 from __future__ import annotations
@@ -18,28 +18,28 @@ from typing import Any
 from attnbench.core import stats
 from attnbench.worker.measure.nvml import GpuState
 
-BATCH_SECONDS = 0.05  # seconds of launches between two readings of the clock
-MAX_DRIFT = 0.01  # a window of time per call within which nothing drifts by more
-MIN_WINDOW = 2.0  # seconds of steady work for the energy
-POLL_SECONDS = 0.004
+BATCH_SECONDS = 0.05  # launches between two readings of the time
+MAX_DRIFT = 0.01  # of the time per call, from the first to the second half of a steady window
+MIN_WINDOW = 2.0  # seconds of steady work
+POLL_SECONDS = 0.004  # between two readings of the energy counter
 
 
 @dataclass(frozen=True)
 class SustainedRun:
     """The steady part of a long run of one launch."""
 
-    times: tuple[float, ...]  # seconds a call, the mean of each batch
+    times: tuple[float, ...]  # seconds per call, the mean of each batch
     watts: float | None  # None where NVML has no energy counter
     uncertainty: float | None  # of `watts`, relative
-    steady: bool  # False: time per call still drifted when the limit came
+    steady: bool  # False: the time per call still drifted when the time limit was reached
 
 
 def run_sustained(launch: Callable[[], Any], estimate: float, limit: float, state: GpuState) -> SustainedRun:
-    """Runs `launch`, of `estimate` seconds, until its time per call is steady for 2 s, at most `limit` seconds."""
+    """Run `launch`, of about `estimate` seconds, until its time per call is steady for 2 s, at most `limit` seconds."""
     import torch
 
     count = max(1, min(512, int(BATCH_SECONDS / max(estimate, 1e-7))))
-    ends: list[float] = []  # seconds on the device's clock, from the first event, at which batches ended
+    ends: list[float] = []  # when each batch ended, in seconds of the device's clock since the first event
     with EnergyCounter(state) as counter:
         torch.cuda.synchronize()
         first = _event(torch)
@@ -49,7 +49,7 @@ def run_sustained(launch: Callable[[], Any], estimate: float, limit: float, stat
             for _ in range(count):
                 launch()
             waiting.append(_event(torch))
-            if len(waiting) > 1:  # one batch is queued while the other runs
+            if len(waiting) > 1:  # one batch is queued while another runs, so that the device is never idle
                 done = waiting.pop(0)
                 done.synchronize()
                 ends.append(first.elapsed_time(done) / 1e3)
@@ -68,8 +68,8 @@ def run_sustained(launch: Callable[[], Any], estimate: float, limit: float, stat
 
 
 def _steady_start(ends: Sequence[float], length: float) -> float | None:
-    """When the last `length` seconds began, if the time per batch did not drift in them; else None."""
-    if not ends or ends[-1] < 1.5 * length:  # the first part is for power and clock to settle
+    """Return when the last `length` seconds began, if the time per batch did not drift in them; else None."""
+    if not ends or ends[-1] < 1.5 * length:  # power and clock settle in the first part
         return None
     kept = [end for end in ends if end >= ends[-1] - length]
     steps = [b - a for a, b in itertools.pairwise(kept)]
@@ -81,13 +81,14 @@ def _steady_start(ends: Sequence[float], length: float) -> float | None:
 
 
 def _event(torch_: Any) -> Any:
+    """Record a CUDA event now and return it."""
     event = torch_.cuda.Event(enable_timing=True)
     event.record()
     return event
 
 
 class EnergyCounter:
-    """Notes when NVML's energy counter moves."""
+    """Records when NVML's energy counter moves, in a thread, while its block runs."""
 
     def __init__(self, state: GpuState) -> None:
         self._state = state
@@ -112,7 +113,10 @@ class EnergyCounter:
                 last = now
 
     def power(self, began: float, ended: float) -> tuple[float | None, float | None]:
-        """Watts between the first and the last move in the window, and their relative uncertainty."""
+        """Return the watts between the counter's first and last move in a window, and their relative uncertainty.
+
+        The window is in time.monotonic() seconds. Return (None, None) where the counter moved less than twice in it.
+        """
         moves = [move for move in self._moves if began <= move[0] <= ended]
         if len(moves) < 2:
             return None, None

@@ -1,8 +1,8 @@
-"""The state of L2 before a sample: cold by overwriting it, and the proof that a promise about it holds.
+"""The L2 flush, which makes the cache cold before a sample, and the test whether L2 is in fact cold or warm.
 
-A read that fits in L2 runs at the cache's speed when its operand lies there and at the memory's when it does not. The
-instrument at hand times one as it times a cell, and once more with the operand just read: cold must be slower by what
-the memory's bandwidth says, and warm must not.
+A read that fits in L2 runs at the cache's speed where its operand is in the cache, and at the memory's where it is not.
+A timer times such a read as it times a cell, and again with the operand just read. If L2 is cold as set, the first is
+slower by a good part of the time that the memory needs for the operand; if L2 is warm, it is not.
 """
 
 from __future__ import annotations
@@ -15,19 +15,21 @@ from attnbench.core import stats
 if TYPE_CHECKING:
     import torch
 
-MIN_FLUSH = 64 * 2**20  # bytes; where the device does not say how large its L2 is
-MIN_GAIN = 0.3  # of the time that the memory needs for the operand; a cache twice as fast gives 0.5
-REPEATS = 20
+MIN_FLUSH = 64 * 2**20  # bytes; also the size where the device does not say how large its L2 is
+MIN_GAIN = 0.3  # share of the time that the memory needs for the operand; a cache twice as fast gives 0.5
+REPEATS = 20  # samples of each read
 
 
 class Instrument(Protocol):
+    """A timer with an untimed action ahead of each sample."""
+
     before: Callable[[], Any]  # runs ahead of each sample, untimed
 
     def samples(self, launch: Callable[[], Any], n: int) -> list[float]: ...
 
 
 class L2Flush:
-    """Writes a buffer of twice L2's size; one device operation."""
+    """Writes a buffer of twice the size of L2, at most `most` bytes; one device operation."""
 
     def __init__(self, device: torch.device, l2_bytes: int, most: int | None = None) -> None:
         import torch
@@ -40,23 +42,23 @@ class L2Flush:
 
 
 def observed_state(timer: Instrument, device: torch.device, l2_bytes: int, bandwidth: float) -> str:
-    """ "cold" or "warm": how `timer` finds operands that were in the cache before its `before` ran.
+    """Return "cold" or "warm": how `timer` finds operands that were in the cache before its `before` ran.
 
-    `bandwidth` is the memory's, in bytes/s; a third of L2 is read.
+    `bandwidth` is the memory's, in bytes/s. The read takes a third of L2.
     """
     nbytes, read = make_reader(device, l2_bytes)
     read()
-    as_promised = _median(timer, read)
-    promised, timer.before = timer.before, read
+    with_before = _median(timer, read)
+    before, timer.before = timer.before, read
     try:
         cached = _median(timer, read)
     finally:
-        timer.before = promised
-    return "cold" if as_promised - cached > MIN_GAIN * nbytes / bandwidth else "warm"
+        timer.before = before
+    return "cold" if with_before - cached > MIN_GAIN * nbytes / bandwidth else "warm"
 
 
 def make_reader(device: torch.device, l2_bytes: int) -> tuple[int, Callable[[], None]]:
-    """A read of a third of L2, and its bytes. Each has an operand of its own."""
+    """Return the bytes of a third of L2 and a launch that reads as many. Each launch has its own operand."""
     import torch
 
     nbytes = max(2**20, min(l2_bytes or MIN_FLUSH, MIN_FLUSH) // 3)

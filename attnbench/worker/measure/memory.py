@@ -1,11 +1,13 @@
-"""How much memory one pass adds over its inputs, what `prepare` keeps, and forward for backward; never while timing.
+"""Measures memory in bytes: the peak that one launch adds, and what `prepare` or a forward keep. Never while timing.
 
-On a GPU "peak" is torch's allocator (max_memory_allocated over what was allocated before), and "driver" the same seen
-from the driver, where workspaces that a library takes outside torch's allocator count too: what the driver has given
-away, less what torch has reserved, is outside memory. Its growth is summed over the windows in which this process
-worked, since the driver counts all processes: so what a library took in an earlier job and kept counts in later ones
-too, as does code loaded on first use, and what another process takes meanwhile is mistaken for ours.
-On a CPU "peak" is the profiler's account of torch's allocator, and "driver" the resident set's high-water mark.
+On a GPU "memory_peak" is torch's allocator: max_memory_allocated less what was allocated before. "memory_driver" adds
+what libraries take outside torch's allocator, such as workspaces: the memory in use by the driver's count, less what
+torch has reserved. The driver counts all processes, so the growth of this outside memory is summed over the windows in
+which this process worked. Therefore memory that a library took in an earlier job and kept counts in later jobs too, as
+does code loaded on first use, and what another process takes during a window is counted by mistake.
+
+On a CPU "memory_peak" is the profiler's account of torch's allocator, and "memory_driver" the high-water mark of the
+resident set.
 """
 
 from __future__ import annotations
@@ -24,11 +26,11 @@ if TYPE_CHECKING:
     import torch
 
 T = TypeVar("T")
-SETTLE_SECONDS = 2e-3  # seconds in which other threads let go of what they have done with
+SETTLE_SECONDS = 2e-3  # in which other threads free what they no longer need
 
 
 class CudaMemory:
-    """Bytes, on one CUDA device. One per worker: `outside` is carried from job to job."""
+    """Measures memory on one CUDA device. One per worker, as memory outside torch is carried from job to job."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -36,7 +38,7 @@ class CudaMemory:
 
     @contextmanager
     def job_window(self) -> Iterator[None]:
-        """The window of one job; outside memory taken in it and not given back is remembered."""
+        """Open the window of one job. Outside memory that is taken in it and not given back counts in later jobs."""
         before = self._taken_outside_torch()
         self._window = before
         try:
@@ -45,7 +47,7 @@ class CudaMemory:
             self._outside = max(0, self._outside + self._taken_outside_torch() - before)
 
     def measure_peak(self, launch: Callable[[], Any]) -> tuple[dict[str, int], Any]:
-        """{"memory_peak", "memory_driver"} of one launch, and what it returned."""
+        """Launch once. Return {"memory_peak", "memory_driver"} in bytes and what the launch returned."""
         import torch
 
         before = self._settle()
@@ -56,19 +58,19 @@ class CudaMemory:
         return {"memory_peak": peak, "memory_driver": peak + max(0, outside)}, result
 
     def measure_held(self, make: Callable[[], T]) -> tuple[int, T]:
-        """Bytes that stay allocated while what `make` returns is alive, and that."""
+        """Call `make`. Return the bytes that stay allocated while its result is alive, and the result."""
         import torch
 
         before = torch.cuda.memory_allocated(self.device)
-        made = make()
+        result = make()
         torch.cuda.synchronize(self.device)
-        return torch.cuda.memory_allocated(self.device) - before, made
+        return torch.cuda.memory_allocated(self.device) - before, result
 
     def _settle(self) -> int:
-        """What is allocated, once nothing is left to be freed during the launch, by which its peak would be too low.
+        """Wait until other threads have freed what they hold, reset the peak, and return the allocated bytes.
 
-        One of 1,000 readings on an H200 was, by the gradients of the launch before: autograd's thread for the GPU may
-        still hold them when backward returns.
+        Memory that is freed during a launch would make its peak too low. That happened to one of 1,000 readings on an
+        H200: autograd's thread for the GPU may still hold the gradients of the launch before when backward returns.
         """
         import torch
 
@@ -79,6 +81,7 @@ class CudaMemory:
         return torch.cuda.memory_allocated(self.device)
 
     def _taken_outside_torch(self) -> int:
+        """Return the bytes in use on the device, by all processes, that this process's torch has not reserved."""
         import torch
 
         torch.cuda.synchronize(self.device)
@@ -87,17 +90,21 @@ class CudaMemory:
 
 
 class CpuMemory:
-    """Bytes, on the host."""
+    """Measures memory on the host."""
 
     def __init__(self) -> None:
-        _allocations(lambda: None)  # the profiler's first start takes longer
+        _allocations(lambda: None)  # the first start of the profiler takes longer
 
     @contextmanager
     def job_window(self) -> Iterator[None]:
+        """Do nothing: on the host no memory is carried from job to job."""
         yield
 
     def measure_peak(self, launch: Callable[[], Any]) -> tuple[dict[str, int], Any]:
-        """{"memory_peak"} of one launch, and "memory_driver" where the kernel lets the high-water mark be reset."""
+        """Launch once. Return {"memory_peak"} in bytes and what the launch returned.
+
+        "memory_driver" is there too where the kernel lets the high-water mark be reset.
+        """
         before = _reset_high_water()
         running, result = _allocations(launch)
         found = {"memory_peak": max(running, default=0)}
@@ -107,13 +114,13 @@ class CpuMemory:
         return found, result
 
     def measure_held(self, make: Callable[[], T]) -> tuple[int, T]:
-        """Bytes still allocated when `make` returns, its result alive, and that."""
-        running, made = _allocations(make)
-        return max(0, running[-1]) if running else 0, made
+        """Call `make`. Return the bytes still allocated when it returns, and its result."""
+        running, result = _allocations(make)
+        return max(0, running[-1]) if running else 0, result
 
 
 def _allocations(launch: Callable[[], T]) -> tuple[list[int], T]:
-    """The running sum of bytes allocated by torch's CPU allocator during one launch, and the launch's result."""
+    """Launch once. Return the running sum of bytes that torch's CPU allocator has given out, and the result."""
     with session(memory=True) as profiler:
         result = launch()
     sizes = [
@@ -123,7 +130,7 @@ def _allocations(launch: Callable[[], T]) -> tuple[list[int], T]:
 
 
 def _reset_high_water() -> int | None:
-    """Resets the resident set's high-water mark (Linux) and returns the resident bytes now; None where it cannot."""
+    """Reset the resident set's high-water mark (Linux) and return the resident bytes now; None where that fails."""
     try:
         Path("/proc/self/clear_refs").write_text("5")
     except OSError:
@@ -132,6 +139,7 @@ def _reset_high_water() -> int | None:
 
 
 def _status_bytes(field: str) -> int | None:
+    """Return a field of /proc/self/status in bytes; None where there is none."""
     try:
         match = re.search(rf"{field}:\s+(\d+) kB", Path("/proc/self/status").read_text())
     except OSError:

@@ -1,8 +1,8 @@
-"""The GPU's state as NVML tells it: clocks, power, temperature, what limits them, who else is there.
+"""The GPU's state from NVML: clocks, power, temperature, what limits the clock, and other processes on the GPU.
 
-`Sampler` reads it in the background while samples are taken, from a thread of the worker: a reading costs some
-microseconds of a core and nothing of the device. NVML needs no root and nothing is set. Where NVML is missing or
-refuses, there are simply no readings. NVML's clock lags by up to 0.1 s; the exact one is timing.EventTimer's gauge.
+`StateSampler` reads it in a thread of the worker while samples are taken: a reading costs some microseconds of a core
+and nothing of the device. Nothing is set and no root is needed. Where NVML is missing or refuses a question, there are
+no readings of it. NVML's clock lags by up to 0.1 s; the clock gauge (clock_gauge.py) has the exact one.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ import time
 from pathlib import Path
 from typing import Any
 
-# nvml.h, nvmlClocksEventReason*; idle and settings that the owner chose are not limits
+# nvml.h, nvmlClocksEventReason*, without idle and without settings that the owner chose
 LIMITS = {0x4: "power cap", 0x8: "hardware slowdown", 0x20: "thermal", 0x40: "hardware thermal", 0x80: "power brake"}
-POWER_INSTANT = 186  # nvml.h, NVML_FI_DEV_POWER_INSTANT: mW now, where nvmlDeviceGetPowerUsage averages over a second
+POWER_INSTANT = 186  # nvml.h, NVML_FI_DEV_POWER_INSTANT: mW now; nvmlDeviceGetPowerUsage averages over a second
 
 
 class GpuState:
-    """NVML's view of one device, found by the UUID that torch reports. Every answer may be None: not known here."""
+    """NVML's view of one device, found by the UUID that torch reports. Any answer may be None: not known here."""
 
     def __init__(self, uuid: str) -> None:
         self._nvml: Any = None
@@ -30,28 +30,32 @@ class GpuState:
             pynvml.nvmlInit()
             self._handle = pynvml.nvmlDeviceGetHandleByUUID(uuid if uuid.startswith("GPU-") else f"GPU-{uuid}")
             self._nvml = pynvml
-        except Exception:  # NVML is an extra: any failure of it means no readings, never a failed job
+        except Exception:  # NVML is optional: a failure means no readings, never a failed job
             pass
 
     @property
     def available(self) -> bool:
+        """Whether NVML knows the device."""
         return self._nvml is not None
 
     def clock_hz(self) -> float | None:
-        """The SM clock now."""
+        """Return the SM clock now, with NVML's lag."""
         return self.ask_number(lambda n, h: n.nvmlDeviceGetClockInfo(h, n.NVML_CLOCK_SM) * 1e6)
 
     def memory_clock_hz(self) -> float | None:
+        """Return the memory clock now."""
         return self.ask_number(lambda n, h: n.nvmlDeviceGetClockInfo(h, n.NVML_CLOCK_MEM) * 1e6)
 
     def clock_max_hz(self) -> float | None:
+        """Return the highest SM clock of this device."""
         return self.ask_number(lambda n, h: n.nvmlDeviceGetMaxClockInfo(h, n.NVML_CLOCK_SM) * 1e6)
 
     def power_limit_w(self) -> float | None:
+        """Return the power cap that is set."""
         return self.ask_number(lambda n, h: n.nvmlDeviceGetPowerManagementLimit(h) / 1e3)
 
     def power_w(self) -> float | None:
-        """Now, where the driver can say; else the average of the last second."""
+        """Return the power now, where the driver can tell it, else the average of the last second."""
 
         def instant(n: Any, h: Any) -> float:
             answer = n.nvmlDeviceGetFieldValues(h, [POWER_INSTANT])[0]
@@ -60,35 +64,41 @@ class GpuState:
         return self.ask_number(instant)
 
     def power_average_w(self) -> float | None:
-        """Over about the last second."""
+        """Return the average power of about the last second."""
         return self.ask_number(lambda n, h: n.nvmlDeviceGetPowerUsage(h) / 1e3)
 
     def temperature_c(self) -> float | None:
+        """Return the temperature of the GPU in degrees Celsius."""
         return self.ask_number(lambda n, h: n.nvmlDeviceGetTemperature(h, n.NVML_TEMPERATURE_GPU))
 
     def energy_j(self) -> float | None:
-        """Since the driver was loaded. The counter moves every 20 to 100 ms, and reading it takes milliseconds."""
+        """Return the energy used since the driver was loaded.
+
+        The counter moves every 20 to 100 ms, and reading it takes milliseconds.
+        """
         return self.ask_number(lambda n, h: n.nvmlDeviceGetTotalEnergyConsumption(h) / 1e3)
 
     def ecc_errors(self) -> int | None:
-        """Uncorrected memory errors since the driver was loaded."""
+        """Return the number of uncorrected memory errors since the driver was loaded."""
         found = self.ask(lambda n, h: n.nvmlDeviceGetTotalEccErrors(h, n.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, 0))
         return None if found is None else int(found)
 
     def driver(self) -> str | None:
+        """Return the driver's version."""
         version = self.ask(lambda n, _: n.nvmlSystemGetDriverVersion())
         return None if version is None else str(version)
 
     def limits(self) -> tuple[str, ...]:
-        """What holds the clock down now, in NVML's reasons."""
+        """Return NVML's reasons why the clock is held down now."""
         mask = self.ask(lambda n, h: n.nvmlDeviceGetCurrentClocksThrottleReasons(h)) or 0
         return tuple(name for bit, name in LIMITS.items() if mask & bit)
 
     def other_processes(self, since: float | None = None) -> tuple[str, ...]:
-        """Other processes with a context on the GPU, as "name (pid 123)"; this run's workers, who idle, are none.
+        """Return other processes with a context on the GPU, as "name (pid 123)".
 
-        With `since` (time.time() seconds) only those that computed after it, where the driver tells. Empty where
-        process numbers cannot be told apart, as in some containers.
+        With `since` (time.time() seconds) only those that computed after it, where the driver can tell. This run's
+        other workers do not count, as they are idle. Empty where process numbers are those of another namespace, as in
+        some containers.
         """
         found = self.ask(lambda n, h: [p.pid for p in n.nvmlDeviceGetComputeRunningProcesses(h)]) or []
         if os.getpid() not in found:
@@ -102,27 +112,28 @@ class GpuState:
         return tuple(f"{_process_name(pid)} (pid {pid})" for pid in strangers)
 
     def ask_number(self, question: Any) -> float | None:
+        """Return question(pynvml, handle) as a float, or None where NVML has no answer."""
         found = self.ask(question)
         return None if found is None else float(found)
 
     def ask(self, question: Any) -> Any:
-        """question(pynvml, handle), or None where NVML has no answer."""
+        """Return question(pynvml, handle), or None where NVML has no answer."""
         if self._nvml is None:
             return None
         try:
             return question(self._nvml, self._handle)
-        except (self._nvml.NVMLError, AttributeError):  # an older pynvml lacks a function
+        except (self._nvml.NVMLError, AttributeError):  # AttributeError: an older pynvml lacks the function
             return None
 
 
 class StateSampler:
-    """Reads clocks, power, temperature and limits every `period` seconds while its block runs.
+    """Reads clocks, power, temperature and limits in a thread, every `period` seconds while its block runs.
 
-        with Sampler(state) as seen:
+        with StateSampler(state) as sampler:
             ...
-        seen.readings["clock_sm"]   # Hz; also "clock_mem" (Hz), "power" (W), "temperature" (C)
+        sampler.readings["clock_sm"]   # Hz; also "clock_mem" (Hz), "power" (W), "temperature" (C)
 
-    At least one reading is taken, at the end of the block. `times` are time.monotonic() seconds of the readings.
+    At least one reading is taken, at the end of the block. `times` are the time.monotonic() seconds of the readings.
     """
 
     def __init__(self, state: GpuState, period: float = 0.005) -> None:
@@ -136,7 +147,7 @@ class StateSampler:
 
     @property
     def limits(self) -> tuple[str, ...]:
-        """All that held the clock down at any reading."""
+        """Everything that held the clock down at any reading."""
         return tuple(name for name in LIMITS.values() if name in self._limits)
 
     def __enter__(self) -> StateSampler:
@@ -170,7 +181,7 @@ class StateSampler:
 
 
 def _utilization(nvml: Any, handle: Any, since: int) -> Any:
-    """Who computed after `since`, in us; NVML says "not found" where nobody did."""
+    """Return NVML's utilisation samples of processes after `since`, in us; none where NVML says "not found"."""
     try:
         return nvml.nvmlDeviceGetProcessUtilization(handle, since)
     except nvml.NVMLError_NotFound:
@@ -178,12 +189,14 @@ def _utilization(nvml: Any, handle: Any, since: int) -> Any:
 
 
 def _parent_pid(pid: int) -> int | None:
+    """Return the process number of a process's parent (Linux); None where it is not known."""
     with contextlib.suppress(OSError, ValueError, IndexError):
         return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
     return None
 
 
 def _process_name(pid: int) -> str:
+    """Return the name of a process (Linux); "a process" where it is not known."""
     with contextlib.suppress(OSError):
         return Path(f"/proc/{pid}/comm").read_text().strip()
     return "a process"

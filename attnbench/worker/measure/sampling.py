@@ -1,15 +1,19 @@
-"""How long one launch takes: an instrument gives samples, `collect` decides when there are enough.
+"""The sampling loop: `collect_samples` takes samples of one launch from a timer until there are enough.
 
-An instrument runs its `before` (which makes L2 cold), then the launch, and reads the launch alone. This file has the
-host clock for CPUs and simulated devices; events.py, graph.py and cupti.py have the three for GPUs.
+A timer runs its `before` (which makes L2 cold), then the launch, and times the launch alone. `CpuTimer` here is the
+host clock for CPUs and simulated devices; cuda_events.py, cuda_graph.py and cupti.py have the three timers for GPUs.
 
-Three things would spoil a figure, and each has its remedy. A kernel that is slow at first: the warm-up lasts until two
-readings agree, and samples go on while they still fall. Too few samples: they go on until the 95 % interval of the
-median is narrow. And power: a GPU at its cap lowers its clock within some 50 ms, so a figure would depend on how long
-and after what it was taken. So samples come in bursts of at most `policy.burst_s` of work. A burst that ends with a
-lower clock than it should have (the gauge of events.py) is thrown away, as nvbench does, and from then on pauses
-between the bursts give the clock back. What the machine does without pauses is a metric of its own (`--sustained`,
-energy.py). The figures behind this are in docs/measuring.md.
+Three effects would distort a figure:
+
+- A kernel that is slow at first. So the warm-up lasts until two readings agree, and sampling goes on while samples
+  still become faster.
+- Too few samples. So sampling goes on until the 95 % interval of the median is narrow.
+- Power. A GPU at its power cap lowers its clock within some 50 ms, so a figure would depend on how long sampling took
+  and on what ran before. So samples come in bursts of at most `policy.burst_s` of work. A burst that ends with a clock
+  below the best (clock_gauge.py) is discarded, as nvbench does, and from then on pauses between the bursts let the
+  clock recover. What the machine does without pauses is a metric of its own (`--sustained`, energy.py).
+
+docs/measuring.md has the measurements behind these choices.
 """
 
 from __future__ import annotations
@@ -23,37 +27,38 @@ from attnbench.core import stats
 from attnbench.core.policy import Policy
 
 MAX_BATCH = 32  # launches queued at once; the driver's queue holds 1024 kernels
-WARM_TOLERANCE = 0.02  # successive readings of a warm-up that has ended
+WARM_TOLERANCE = 0.02  # two successive readings of a warm-up that differ by less end it
 MAX_WARMUP = 20  # times policy.warmup_s
-REST_PER_WORK = 1.5  # seconds of pause for each of work
+REST_PER_WORK = 1.5  # seconds of pause per second of work
 MAX_REST = 0.1  # seconds; after this a GPU held at its power cap has its clock back
-MIN_CLOCK_RATIO = 0.985  # of the best clock seen; below, a burst was held down
-MAX_DROPPED_BURSTS = 8  # bursts
+MIN_CLOCK_RATIO = 0.985  # of the best clock seen; a burst that ends below was held down
+MAX_DROPPED_BURSTS = 8
 MIN_BURSTS = 4  # of calls that are shorter than a burst
-LONG_CALL = 0.015  # seconds a call; from here on MIN_LONG samples are enough, as each averages over a lot
-MIN_SAMPLES_LONG = 6  # the least that has a 95 % interval
-VERY_LONG_CALL, MIN_SAMPLES_VERY_LONG = 0.25, 3  # on an H200 the medians of three and of six differ by at most 0.8 %
+LONG_CALL = 0.015  # seconds; MIN_SAMPLES_LONG samples of such calls are enough, as each averages over much work
+MIN_SAMPLES_LONG = 6  # the fewest samples that have a 95 % interval
+VERY_LONG_CALL = 0.25  # seconds
+MIN_SAMPLES_VERY_LONG = 3  # on an H200 the medians of three and of six differ by at most 0.8 %
 
 
 class Timer(Protocol):
-    """An instrument."""
+    """An instrument that times launches."""
 
     name: str
     before: Callable[[], Any]  # runs ahead of each sample, untimed
 
     def samples(self, launch: Callable[[], Any], n: int) -> list[float]:
-        """Seconds of n launches, or of fewer where it can do fewer only at once."""
+        """Return the seconds of n launches, or of fewer where the timer can take fewer only at once."""
 
     def synchronize(self) -> None:
-        """Waits until the device has nothing left to do."""
+        """Wait until the device has nothing left to do."""
 
 
 def do_nothing() -> None:
-    """The `before` of a warm cache."""
+    """Do nothing: the `before` of a timer whose cache is to stay warm."""
 
 
 class CpuTimer:
-    """A host clock around the call. The clock and what comes before are injected: simulated devices bring their own."""
+    """Times calls with a host clock in ns. A simulated device passes its own clock."""
 
     name = "perf_counter"
 
@@ -68,7 +73,7 @@ class CpuTimer:
             start = self.clock()
             result = launch()
             values.append((self.clock() - start) / 1e9)
-            del result  # freeing is not the launch's work
+            del result  # freed here, outside the timed part
         return values
 
     def synchronize(self) -> None:
@@ -76,40 +81,41 @@ class CpuTimer:
 
 
 def pause(worked: float) -> None:
-    """A GPU's rest after `worked` seconds of work."""
+    """Let the GPU rest after `worked` seconds of work: 1.5 times as long, at most 0.1 s."""
     time.sleep(min(REST_PER_WORK * worked, MAX_REST))
 
 
 class Pacer:
-    """Judges the bursts of one cell by their clock, and pauses between them from the first one on that was held down.
+    """Accepts or rejects the bursts of one cell by their clock, and pauses between bursts once the clock has fallen.
 
-    `clocks` grows by the clock at the end of each burst, and loses those of bursts that do not count; `best` is the
-    highest seen before, in Hz. A call longer than `burst_s` is what it is once there are pauses, and after MAX_DROPPED
-    bursts the machine is: then all count.
+    The timer appends the clock at the end of each burst to `clocks`, in Hz; the pacer removes those of rejected bursts.
+    `best` is the highest clock seen before this cell. A burst is rejected where its clock is below 98.5 % of the best.
+    But a single call longer than `burst_s` is accepted once there are pauses, since nothing more can be done for it,
+    and after MAX_DROPPED_BURSTS rejections every burst is accepted.
     """
 
     def __init__(self, clocks: list[float], best: float, burst_s: float) -> None:
         self._clocks = clocks
         self._best = best
         self._burst_s = burst_s
-        self._hot = False
+        self._pausing = False
         self._dropped = 0
-        self._tired = 0.0  # seconds of work that the next burst has to wait for
+        self._worked = 0.0  # seconds of work to rest from before the next burst
 
     def rest(self) -> None:
-        """The pause before a burst, if one is due: after the last one nobody waits."""
-        if self._tired:
-            pause(self._tired)
-        self._tired = 0.0
+        """Pause before a burst, if a pause is due. Called before a burst, so that the last one costs no pause."""
+        if self._worked:
+            pause(self._worked)
+        self._worked = 0.0
 
     def accepts(self, worked: float, calls: int) -> bool:
-        """Whether a burst of `calls` that took `worked` seconds does."""
-        fell = bool(self._clocks) and self._clocks[-1] < MIN_CLOCK_RATIO * max(self._best, *self._clocks)
-        paused, self._hot = self._hot, self._hot or fell
-        if self._hot:
-            self._tired = math.inf if fell else worked
-        long = paused and calls == 1 and worked > self._burst_s
-        if not fell or long or self._dropped == MAX_DROPPED_BURSTS:
+        """Return whether a burst of `calls` calls that took `worked` seconds counts."""
+        clock_fell = bool(self._clocks) and self._clocks[-1] < MIN_CLOCK_RATIO * max(self._best, *self._clocks)
+        was_pausing, self._pausing = self._pausing, self._pausing or clock_fell
+        if self._pausing:
+            self._worked = math.inf if clock_fell else worked
+        is_long_call = was_pausing and calls == 1 and worked > self._burst_s
+        if not clock_fell or is_long_call or self._dropped == MAX_DROPPED_BURSTS:
             return True
         self._dropped += 1
         self._clocks.pop()
@@ -123,15 +129,17 @@ def collect_samples(
     pacer: Pacer | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> list[float]:
-    """Samples in seconds, after a warm-up. `sample(n)` gives up to n; `pace` goes with each burst, and may reject it.
+    """Return samples in seconds, taken after a warm-up.
 
-    Stops when the 95 % interval of the median lies within `policy.target` of it, or the time cap is reached; not
-    before `policy.min_seconds` and four bursts, nor with fewer than `policy.min_samples` (6 where a call takes over
-    15 ms, 3 over 250 ms), nor while samples still become faster, for which three times the cap is allowed. All
-    samples of the bursts that count are kept, outliers included.
+    `sample(n)` returns up to n samples. `pacer` rests before each burst and may reject it.
+
+    Sampling stops when the 95 % interval of the median lies within `policy.target` of it, or at the time cap
+    `policy.max_seconds`. It does not stop before `policy.min_seconds` and four bursts, nor with fewer than
+    `policy.min_samples` samples (6 where a call takes over 15 ms, 3 over 250 ms), nor while samples still become
+    faster, for which three times the cap is allowed. All samples of accepted bursts are kept, outliers included.
     """
 
-    def batch(n: int) -> tuple[list[float], bool]:
+    def take_batch(n: int) -> tuple[list[float], bool]:
         if pacer is None:
             return sample(n), True
         pacer.rest()
@@ -139,26 +147,19 @@ def collect_samples(
         found = sample(n)
         return found, pacer.accepts(clock() - started, len(found))
 
-    estimate, values = _warm_up(batch, policy, clock)
-    least = (
-        policy.min_samples
-        if estimate < LONG_CALL
-        else MIN_SAMPLES_LONG
-        if estimate < VERY_LONG_CALL
-        else MIN_SAMPLES_VERY_LONG
-    )
-    least = min(least, policy.min_samples)
+    estimate, values = _warm_up(take_batch, policy, clock)
+    min_samples = _min_samples(estimate, policy)
     bursts = 0
     began = clock()
     while len(values) < policy.max_samples:
         size = _batch_size(estimate, policy.burst_s)
-        found, counts = batch(min(size, policy.max_samples - len(values)))
-        if not counts:
+        found, accepted = take_batch(min(size, policy.max_samples - len(values)))
+        if not accepted:
             continue
         estimate = stats.median(found)
         values += found
         bursts += 1
-        if len(values) < least or (size > 1 and bursts < MIN_BURSTS):
+        if len(values) < min_samples or (size > 1 and bursts < MIN_BURSTS):
             continue
         spent = clock() - began
         steady = spent >= policy.min_seconds and stats.relative_halfwidth(values) <= policy.target
@@ -169,16 +170,19 @@ def collect_samples(
 
 
 def _warm_up(
-    batch: Callable[[int], tuple[list[float], bool]], policy: Policy, clock: Callable[[], float]
+    take_batch: Callable[[int], tuple[list[float], bool]], policy: Policy, clock: Callable[[], float]
 ) -> tuple[float, list[float]]:
-    """An estimate of a call, and samples to keep: of calls that last as long as a warm-up, for they are dear."""
+    """Warm up. Return an estimate of the seconds per call, and samples to keep.
+
+    Only a first call that lasts as long as a whole warm-up is kept, because such calls are expensive.
+    """
     began = clock()
-    first, counts = batch(1)
+    first, accepted = take_batch(1)
     last = first[0]
     if last >= policy.warmup_s:
-        return last, first if counts else []
+        return last, first if accepted else []
     while True:
-        estimate = stats.median(batch(_batch_size(last, policy.burst_s))[0])
+        estimate = stats.median(take_batch(_batch_size(last, policy.burst_s))[0])
         spent = clock() - began
         agreed = abs(estimate / last - 1) <= WARM_TOLERANCE if last else True
         if spent >= policy.warmup_s and (agreed or spent >= MAX_WARMUP * policy.warmup_s):
@@ -186,5 +190,13 @@ def _warm_up(
         last = estimate
 
 
+def _min_samples(estimate: float, policy: Policy) -> int:
+    """Return the fewest samples for calls of `estimate` seconds: fewer for long calls, never more than the policy's."""
+    if estimate < LONG_CALL:
+        return policy.min_samples
+    return min(policy.min_samples, MIN_SAMPLES_LONG if estimate < VERY_LONG_CALL else MIN_SAMPLES_VERY_LONG)
+
+
 def _batch_size(estimate: float, seconds: float) -> int:
+    """Return how many calls of `estimate` seconds fit in `seconds`, from 1 to MAX_BATCH."""
     return max(1, min(MAX_BATCH, int(seconds / max(estimate, 1e-7))))
