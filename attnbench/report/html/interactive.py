@@ -87,7 +87,8 @@ def _boxes(field: str, title: str, values: Iterable[str]) -> Markup:
 def parts(charts: Charts) -> list[Part]:
     """Return the figures that can be drawn, and the table."""
     drawn = figures.drawable(charts)
-    before = lines(
+    before = element(
+        "section",
         element(
             "noscript", element("p", "Figures and table need JavaScript. attnbench report shows the same as text.")
         ),
