@@ -156,6 +156,5 @@ def _draw(cells: Sequence[Cell], pictures: Mapping[str, Path | None], figure: st
     drawn = charts(cells)
     for kind, path in pictures.items():
         if path is not None:
-            convention = cells[0].source.convention if cells else "exact"
-            image.save(path, kind, drawn, figure, panel, convention)
+            image.save(path, kind, drawn, figure, panel)
             print(f"{kind}: {path}")

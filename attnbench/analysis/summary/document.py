@@ -6,13 +6,14 @@ from collections.abc import Container, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from attnbench.analysis.summary.answer import answer
 from attnbench.analysis.summary.cautions import cautions
 from attnbench.analysis.summary.facts import facts
 from attnbench.analysis.summary.grids import LINES, grids
 from attnbench.analysis.summary.machine_summary import machines
 from attnbench.analysis.summary.reasons import reasons
 from attnbench.core.record import Run
-from attnbench.report.document import NOTHING_MEASURED, Document
+from attnbench.report.document import Document
 from attnbench.results.cells import Cell
 from attnbench.results.table import table_rows
 
@@ -30,7 +31,7 @@ def document(
     return Document(
         command="report",
         title=", ".join(dict.fromkeys(cell.device for cell in cells)) or "no records",
-        answer=() if cells else (NOTHING_MEASURED,),
+        answer=answer(cells, runs),
         machines=tuple(machines(cells)),
         blocks=tuple(grids(cells, metrics, by, memory=memory, lines=lines)) if cells else (),
         reasons=tuple(reasons(cells)),
@@ -55,7 +56,6 @@ def with_page(report: Document, cells: Sequence[Cell], runs: Sequence[Run], file
 
     return replace(
         report,
-        answer=tuple(page.answer(cells, runs)),
         page=charts(cells, page.note_on_figures(cells)),
         appendix=(page.environment(runs, files), page.reproduce(runs, files, cells)),
     )
