@@ -77,7 +77,7 @@ def test_other_cases_are_forgotten_and_the_same_is_not(name: str, monkeypatch: p
     """Copies of a case are timed in turns: their compiled code must stay."""
     resets: list[None] = []
     monkeypatch.setattr(torch._dynamo, "reset", lambda: resets.append(None))
-    compiler = backend(name)._compiler  # type: ignore[attr-defined]
+    compiler = backend(name)._torch_compile  # type: ignore[attr-defined]
     for case, count in ((PLAIN, 1), (PLAIN, 1), (replace(PLAIN, causal=True), 2), (PLAIN, 3)):
         compiler.reset_for(case)
         assert len(resets) == count

@@ -139,7 +139,7 @@ def test_cudnn_fp8_takes_nothing_else() -> None:
     [
         ("cudnn", PLAIN, TURING, "8.0 or newer"),
         ("cudnn", replace(PLAIN, shape=Shape(1, 64, 64, 4, 2, 192, 128)), HOPPER, None),
-        ("cudnn", replace(PLAIN, shape=Shape(1, 64, 32, 2, 2, 64, 64), window_size=(8, 40)), HOPPER, "window wants"),
+        ("cudnn", replace(PLAIN, shape=Shape(1, 64, 32, 2, 2, 64, 64), window_size=(8, 40)), HOPPER, "window needs"),
         ("cudnn", replace(PLAIN, softcap=30.0), HOPPER, "no softcap"),
         ("cudnn", replace(PLAIN, dtype="fp32"), HOPPER, "no fp32"),
         ("cudnn-fp8", replace(PLAIN, dtype="fp8"), AMPERE, "9.0 or newer"),

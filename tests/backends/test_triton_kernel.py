@@ -90,7 +90,7 @@ def test_few_queries(sq: int, h: int, h_k: int, options: dict[str, object]) -> N
 
 
 def test_more_stretches_than_are_combined_at_once_and_than_there_are_keys_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(decode, "splits_for", lambda *_: 37)
+    monkeypatch.setattr(decode, "key_splits", lambda *_: 37)
     inputs = make(2, 500, 2, 1, 16, 16, torch.float32)
     with kernels(16, 16, short=True):
         check(ours(*inputs, causal=True), inputs, causal=True)

@@ -55,10 +55,10 @@ def test_a_candidate_that_fails_is_passed_over() -> None:
 
 def test_a_choice_is_kept_beside_others(tmp_path: Path) -> None:
     path = tmp_path / "new" / "triton-blocks.json"
-    assert tuned_blocks.keep(path, "one", A, {"64x64x4x2": 1e-3})
-    assert tuned_blocks.keep(path, "two", B, {})
-    assert tuned_blocks.keep(path, "one", C, {})
-    assert {key: tuple(entry["blocks"]) for key, entry in tuned_blocks.read(path).items()} == {"one": C, "two": B}
+    assert tuned_blocks.save_choice(path, "one", A, {"64x64x4x2": 1e-3})
+    assert tuned_blocks.save_choice(path, "two", B, {})
+    assert tuned_blocks.save_choice(path, "one", C, {})
+    assert {key: tuple(entry["blocks"]) for key, entry in tuned_blocks.read_choices(path).items()} == {"one": C, "two": B}
     assert [p.name for p in path.parent.iterdir()] == ["triton-blocks.json"]  # no temporary file stays
 
 
@@ -79,20 +79,20 @@ def test_a_choice_is_kept_beside_others(tmp_path: Path) -> None:
 def test_a_damaged_file_is_an_empty_one_and_is_replaced(tmp_path: Path, text: str) -> None:
     path = tmp_path / "triton-blocks.json"
     path.write_text(text)
-    assert tuned_blocks.read(path) == {}
-    assert tuned_blocks.keep(path, "k", A, {})
-    assert tuned_blocks.read(path)["k"]["blocks"] == list(A)
+    assert tuned_blocks.read_choices(path) == {}
+    assert tuned_blocks.save_choice(path, "k", A, {})
+    assert tuned_blocks.read_choices(path)["k"]["blocks"] == list(A)
 
 
 def test_bytes_that_are_no_text(tmp_path: Path) -> None:
     path = tmp_path / "triton-blocks.json"
     path.write_bytes(b"\xff\xfe\x00")
-    assert tuned_blocks.read(path) == {}
+    assert tuned_blocks.read_choices(path) == {}
 
 
 def test_a_place_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    assert not tuned_blocks.keep(tmp_path / "file" / "triton-blocks.json", "k", A, {})
+    assert not tuned_blocks.save_choice(tmp_path / "file" / "triton-blocks.json", "k", A, {})
 
 
 def test_where_it_is_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -107,7 +107,7 @@ def test_printed_and_forgotten(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("ATTNBENCH_CACHE_DIR", str(tmp_path))
-    tuned_blocks.keep(
+    tuned_blocks.save_choice(
         tuned_blocks.cache_file(), "sm_120 triton-3.6.0 fwd 128 128", B, {"128x64x8x3": 1e-3, "64x64x4x2": 2e-3}
     )
     assert tuned_blocks.main([]) == 0
@@ -134,11 +134,11 @@ def test_a_gpu_without_a_measured_row_is_searched_once(monkeypatch: pytest.Monke
         return {A: 3.0, B: 2.0, C: 1.0}[tuple(timed[-1][:4])]
 
     monkeypatch.setenv("ATTNBENCH_CACHE_DIR", str(tmp_path))
-    monkeypatch.setattr(config, "index_of", lambda _: 0)
+    monkeypatch.setattr(config, "device_index", lambda _: 0)
     monkeypatch.setattr(config, "architecture", lambda _: "sm_120")
     monkeypatch.setattr(config, "candidates", lambda *_: rows)
-    monkeypatch.setattr(launch, "_seconds", seconds)
-    monkeypatch.setattr(launch, "_found", {})
+    monkeypatch.setattr(launch, "_time_run", seconds)
+    monkeypatch.setattr(launch, "_choices", {})
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     q = torch.zeros(1, 1, 1, 64)
 
@@ -149,7 +149,7 @@ def test_a_gpu_without_a_measured_row_is_searched_once(monkeypatch: pytest.Monke
     assert call() == rows[2]
     assert timed == list(rows)
     assert call() == rows[2]
-    launch._found.clear()  # another process
+    launch._choices.clear()  # another process
     assert call() == rows[2]
     assert len(timed) == 3
     call("full")
@@ -157,7 +157,7 @@ def test_a_gpu_without_a_measured_row_is_searched_once(monkeypatch: pytest.Monke
     entry = json.loads(tuned_blocks.cache_file().read_text())["choices"]
     assert any(key.startswith("sm_120 triton-") and key.endswith("fwd 64 64 torch.float32 causal") for key in entry)
 
-    launch._found.clear()
+    launch._choices.clear()
     monkeypatch.setenv("ATTNBENCH_TUNE", "0")
     assert call() == rows[0]
     monkeypatch.delenv("ATTNBENCH_TUNE")

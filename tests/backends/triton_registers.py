@@ -44,12 +44,12 @@ ITEMSIZE = {"fp32": 4, "fp8e4nv": 1}
 
 def build(kernel: str, arch: str, headdim: int, dtype: str, features: set[str]) -> dict[str, Any]:
     fn, itemsize = KERNELS[kernel], ITEMSIZE.get(dtype, 2)
-    width = config.padded(headdim)
-    table = (config._FLOAT if itemsize == 4 else config._HALF)[kernel][max(64, width)]
+    width = config.next_power_of_two(headdim)
+    table = (config._SINGLE_PRECISION if itemsize == 4 else config._HALF_PRECISION)[kernel][max(64, width)]
     limit = SHARED[arch] * 1024
     fitting = (row for row in table if config.shared_memory(kernel, row, width, width, itemsize) <= limit)
     blocks = next(fitting, table[-1])
-    mapped = config._HOPPER.get(kernel, {}).get(max(64, width), ()) if arch == "90" and "TMA" in features else ()
+    mapped = config._HOPPER_MEASURED.get(kernel, {}).get(max(64, width), ()) if arch == "90" and "TMA" in features else ()
     for row in mapped[:1]:
         blocks = row
     for sizes in (name.split("x") for name in features if name[0].isdigit()):

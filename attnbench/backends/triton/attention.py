@@ -1,49 +1,49 @@
-"""Exact attention in Triton, forward and backward, without the seqlen_q x seqlen_k matrix ever reaching memory.
+"""Exact attention in Triton, forward and backward. The seqlen_q x seqlen_k score matrix is never written to memory.
 
     S = softmax_scale * Q K^T        P = softmax(S) over keys        O = P V
 
-**Forward** (forward.py). One program owns BLOCK_M queries of one head and walks over the keys in blocks
-(Rabe and Staats, arXiv 2112.05682; FlashAttention, arXiv 2205.14135). The softmax needs the maximum and the sum of a
-whole row, which it has not seen yet; so it keeps both for the keys so far, and when a block raises the maximum from m
-to m', it multiplies the sum and the output so far by exp(m - m'). This "online softmax" is exact, not approximate
-(Milakov and Gimelshein, arXiv 1805.02867). As in FlashAttention-2 (arXiv 2307.08691) the output is divided by the sum
-once, at the end, and only one number per row is kept for the backward: the log-sum-exp. Everything inside is in base
-2 (softmax_scale carries a factor log2(e)), because the hardware computes 2^x; `return_lse` gives natural logarithms.
+**Forward** (forward.py). One program owns BLOCK_M queries of one head and loops over the keys in blocks of BLOCK_N
+(Rabe and Staats, arXiv 2112.05682; FlashAttention, arXiv 2205.14135). The softmax needs the maximum and the sum of the
+whole row. The program keeps both for the keys so far, and when a block raises the maximum from m to m', it multiplies
+the sum and the output so far by exp(m - m'). This "online softmax" is exact (Milakov and Gimelshein, arXiv 1805.02867).
+As in FlashAttention-2 (arXiv 2307.08691) the output is divided by the sum only at the end, and one number per row is
+kept for the backward: the log-sum-exp. Inside, everything is in base 2 (softmax_scale is multiplied by log2(e)),
+because the hardware computes 2^x; `return_lse` gives natural logarithms.
 
-**Causal and windows** are aligned bottom-right: query i stands at key i + seqlen_k - seqlen_q and sees those from
-`left` before to `right` after it; causal is right = 0. For a block of queries the blocks of keys are of three sorts,
-and there are two loops:
+**Causal masks and windows** are aligned bottom-right: query i stands at key i + seqlen_k - seqlen_q and sees the keys
+from `left` before it to `right` after it; causal is right = 0. For a block of queries the blocks of keys are of three
+kinds. One loop visits the full blocks, a second the edge blocks:
 
-    full       every query sees every key: no mask
-    edge       the diagonal or the window's end cuts through; also a last block that seqlen_k does not fill
-    hidden     no query sees any key: never visited, which is where causal saves half the work
+    full       every query sees every key: no mask is needed
+    edge       some queries see some keys: at the diagonal, the end of a window, or the end of seqlen_k
+    hidden     no query sees any key: never visited, which is how causal saves half the work
 
 A query that sees no key (its row of P is empty, 0/0) has output 0, gradient 0 and log-sum-exp -inf.
 
-**Backward** (backward.py) recomputes P = exp2(S - logsumexp) block by block from Q, K and the saved
-log-sum-exp: cheaper than reading a stored P. With dP = dO V^T and delta = rowsum(dO * O), which equals
-rowsum(dP * P) and so needs no second pass over the keys:
+**Backward** (backward.py) recomputes P = exp2(S - logsumexp) block by block from Q, K and the saved log-sum-exp, which
+is cheaper than reading a stored P. With dP = dO V^T and delta = rowsum(dO * O), which equals rowsum(dP * P) and so
+needs no second pass over the keys:
 
     dV = P^T dO        dS = P * (dP - delta)        dQ = softmax_scale * dS K        dK = softmax_scale * dS^T Q
 
-Three kernels: delta; dK and dV (attention_dkdv.py), where a program owns a block of keys and walks over the queries;
-dQ (dq.py), where it owns queries and walks over keys. S is thus computed twice, 7 matmuls instead of 5, and
-in exchange no two programs write the same element: no atomics, and the result is the same bits every time. With
-grouped heads (GQA, MQA) the dK/dV program walks over all the query heads that share its key head; K and V are never
-expanded.
+There are three kernels: delta; dK and dV (dkdv.py), where a program owns a block of keys and loops over the queries;
+dQ (dq.py), where a program owns a block of queries and loops over the keys. S is thus computed two times, and there are
+7 matmuls instead of 5. In exchange no two programs write the same element: there are no atomics, and the result has the
+same bits every time. With grouped heads (GQA, MQA) the dK/dV program loops over all query heads that share its key
+head; K and V are never expanded.
 
 **Softcap** makes S = softcap * tanh(softmax_scale * Q K^T / softcap), and dS has one more factor, 1 - tanh^2.
 
-**Variable lengths**: a program reads where its sequence begins and how long it is from cu_seqlens; those that the
-longest sequence has and its own has not do nothing.
+**Variable lengths**: a program reads the start and the length of its sequence from cu_seqlens. Programs for blocks that
+the longest sequence has and their own sequence has not return without work.
 
-**Few queries** (decode.py): the length of the keys is split over programs, as in Flash-Decoding.
+**Few queries** (decode.py): the keys of one head are split over several programs, as in Flash-Decoding.
 
-**Precision**: scores, softmax and sums in fp32; P and dS are rounded to the input's dtype before they enter a matmul,
-as in FlashAttention. fp32 inputs use true fp32 arithmetic ("ieee"), not TF32. fp8 inputs (e4m3, forward only) come
-with a factor each that gives them their size back, and have a bf16 output.
+**Precision**: scores, softmax and sums are in fp32. P and dS are rounded to the input's dtype before they enter a
+matmul, as in FlashAttention. fp32 inputs use true fp32 arithmetic ("ieee"), not TF32. fp8 inputs (e4m3, forward only)
+come with one factor each by which their values must be multiplied, and have a bf16 output.
 
-Every feature is a compile-time constant: what a call does not use is not in its kernel.
+Every feature is a compile-time constant, so a kernel has no code for features that the call does not use.
 """
 
 # mypy: allow-untyped-calls
@@ -60,7 +60,7 @@ from torch.autograd.function import once_differentiable
 from attnbench.backends.triton.backward import attention_backward
 from attnbench.backends.triton.decode import attention_decode, is_short
 from attnbench.backends.triton.forward import attention_forward
-from attnbench.backends.triton.problem import Problem, Window, dense, varlen
+from attnbench.backends.triton.problem import Problem, Window, dense_problem, varlen_problem
 
 Descale = tuple[Tensor, Tensor, Tensor]
 
@@ -77,29 +77,31 @@ def attention(
     descale: Descale | None = None,
     return_lse: bool = False,
 ) -> Any:
-    """softmax(softmax_scale * q k^T) v, differentiable once in q, k and v.
+    """Return softmax(softmax_scale * q k^T) v. First derivatives by q, k and v are supported.
 
     q is (batch, seqlen_q, nheads, headdim), k (batch, seqlen_k, nheads_k, headdim), v (batch, seqlen_k, nheads_k,
-    headdim_v), of one dtype, with any strides whose last is 1. Head h of q uses head h // (nheads // nheads_k) of k
-    and v. The result is (batch, seqlen_q, nheads, headdim_v), contiguous.
+    headdim_v), all of one dtype. Strides are free, except that the last must be 1. Head h of q uses head
+    h // (nheads // nheads_k) of k and v. The result is (batch, seqlen_q, nheads, headdim_v), contiguous.
 
     `window_size` is (left, right): query i sees the keys from i + seqlen_k - seqlen_q - left to i + seqlen_k -
-    seqlen_q + right; None or -1 is open. `causal` is a window whose right is 0. `softcap` bounds the scores to
-    softcap * tanh(score / softcap), 0 for not. `softmax_scale` is headdim ** -0.5 unless given, and must be positive.
+    seqlen_q + right; None or -1 is a side without a limit. `causal` is a window whose right is 0. `softcap` makes the
+    scores softcap * tanh(score / softcap); 0 switches it off. `softmax_scale` must be positive; None is
+    headdim ** -0.5.
 
-    dtype is bf16, fp16, fp32, or float8_e4m3fn with `descale`: one float32 each on the device by which q, k and v are
-    multiplied (their values were divided by it when they were rounded). Of v, seqlen must then be contiguous, as in
-    v.transpose(1, 3).contiguous().transpose(1, 3). Such a call has no backward; its result is bf16.
+    dtype is bf16, fp16, fp32, or float8_e4m3fn with `descale`: one float32 on the device for each of q, k and v, by
+    which its values must be multiplied (they were divided by it before rounding). The seqlen dimension of v must then
+    be contiguous, as in v.transpose(1, 3).contiguous().transpose(1, 3). An fp8 call has no backward, and its result is
+    bf16.
 
-    With `return_lse` the result is (out, lse): the natural logarithm of the sum of exp(score) over the keys that a
-    query sees, (batch, nheads, seqlen_q) in fp32, -inf where it sees none; not differentiable.
+    With `return_lse` the result is (out, lse). lse is the natural logarithm of the sum of exp(score) over the keys that
+    a query sees, (batch, nheads, seqlen_q) in fp32, -inf where it sees none. It is not differentiable.
 
     Raises ValueError, with the reason, for inputs that do not fit.
     """
     options = {"softcap": softcap, "softmax_scale": softmax_scale, "descale": descale}
-    problem = dense(q, k, v, causal, window_size, **options)
+    problem = dense_problem(q, k, v, causal, window_size, **options)
     out, lse = _Attention.apply(q, k, v, problem)
-    return (out, _natural(lse)) if return_lse else out
+    return (out, _natural_lse(lse)) if return_lse else out
 
 
 def attention_varlen(
@@ -118,27 +120,28 @@ def attention_varlen(
     descale: Descale | None = None,
     return_lse: bool = False,
 ) -> Any:
-    """`attention` for sequences of different lengths that lie one behind the other, none of which sees another.
+    """Return `attention` for each sequence of a batch whose sequences differ in length, packed without padding.
 
     q is (total_q, nheads, headdim), k (total_k, nheads_k, headdim), v (total_k, nheads_k, headdim_v), out (total_q,
     nheads, headdim_v), lse (nheads, total_q). Sequence b has the queries cu_seqlens_q[b] to cu_seqlens_q[b + 1] - 1,
-    and its keys likewise: int32 of batch + 1, from 0 to the total, rising by at most max_seqlen; a sequence may be
-    empty. Their values are on the device and not checked. Rows beyond the last sequence are left as they are.
+    and its keys likewise. cu_seqlens_q and cu_seqlens_k are int32 of batch + 1 values on the device, from 0 to the
+    total, rising by at most max_seqlen; a sequence may be empty. Their values are not checked. Rows of out beyond the
+    last sequence are not written.
     """
     options = {"softcap": softcap, "softmax_scale": softmax_scale, "descale": descale}
     cu_seqlens, max_seqlens = (cu_seqlens_q, cu_seqlens_k), (max_seqlen_q, max_seqlen_k)
-    problem = varlen(q, k, v, cu_seqlens, max_seqlens, causal, window_size, **options)
+    problem = varlen_problem(q, k, v, cu_seqlens, max_seqlens, causal, window_size, **options)
     out, lse = _Attention.apply(q[None], k[None], v[None], problem)
-    return (out[0], _natural(lse[0])) if return_lse else out[0]
+    return (out[0], _natural_lse(lse[0])) if return_lse else out[0]
 
 
-def _natural(lse: Tensor) -> Tensor:
-    """The kernels' log-sum-exp, in base 2 and +inf where there is nothing, as people expect it."""
+def _natural_lse(lse: Tensor) -> Tensor:
+    """Return the log-sum-exp with base e and -inf for queries without keys; the kernels have base 2 and +inf."""
     return torch.where(lse == math.inf, -math.inf, lse * math.log(2))
 
 
 class _Attention(torch.autograd.Function):
-    """(out, lse), lse as the kernels use it."""
+    """The differentiable function (q, k, v) -> (out, lse), with lse as the kernels have it."""
 
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, problem: Problem) -> tuple[Tensor, Tensor]:
@@ -147,7 +150,9 @@ class _Attention(torch.autograd.Function):
         ctx.save_for_backward(q, k, v, out, lse)
         ctx.problem = problem
         ctx.mark_non_differentiable(lse)
-        ctx.set_materialize_grads(False)  # or autograd would fill a gradient of lse with zeros, a kernel more
+        ctx.set_materialize_grads(
+            False
+        )  # else autograd would launch one more kernel, to fill a gradient of lse with zeros
         return out, lse
 
     @staticmethod

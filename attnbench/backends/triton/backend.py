@@ -1,4 +1,4 @@
-"""`triton`: attnbench's own exact attention in Triton (attention.py beside this file), forward and backward."""
+"""The backend `triton`: what attention.py can compute on which device, and the prepared call."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from attnbench.core.machine import Device
 if TYPE_CHECKING:
     from attnbench.core.backend import Inputs
 
-MIN_TRITON = (3, 4)  # tensor descriptors made on the host
+MIN_TRITON = (3, 4)  # the first with tensor descriptors made on the host
 MIN_CAPABILITY = (8, 0)  # asynchronous copies and bf16 matmuls
 MIN_CAPABILITY_FP8 = (8, 9)
 
@@ -28,7 +28,7 @@ class Triton(BackendBase):
     def probe(self) -> Probe:
         try:
             import triton
-        except Exception as error:  # a broken build raises what it likes
+        except Exception as error:  # a broken build may raise any error
             return probe_of_failed_import("triton", error, "pip install triton", ("triton",))
         if tuple(map(int, triton.__version__.split(".")[:2])) < MIN_TRITON:
             reason = f"needs Triton 3.4 or newer, this is {triton.__version__}"
@@ -43,17 +43,21 @@ class Triton(BackendBase):
         for name in ("headdim", "headdim_v"):
             if not 16 <= (size := getattr(case.shape, name)) <= 256:
                 return f"{name} {size} is outside 16 to 256, what attnbench's Triton kernel takes"
-        return _refuses(case, device)
+        return _device_refusal(case, device)
 
     def workspace(self, case: Case) -> Workspace:
         s = case.shape
-        row = 4 * s.batch * s.nheads * s.seqlen_q  # one float32 per query; the backward copies log-sum-exp, padded
+        row = (
+            4 * s.batch * s.nheads * s.seqlen_q
+        )  # one float32 per query; a backward has a padded copy of the log-sum-exp, and delta
         return Workspace(nbytes=row * (3 if case.has_backward else 1), what="log-sum-exp and delta", passes=2.0)
 
     def signature(self, case: Case, device: Device) -> Signature:
         if device.kind == "cpu":
-            return Signature()  # the interpreter's work is no operator
-        forward = ("^_(forward|decode)$",) if case.has_forward else ()  # decode where few queries share a key head
+            return Signature()  # Triton's interpreter calls no operators of torch
+        forward = (
+            ("^_(forward|decode)$",) if case.has_forward else ()
+        )  # _decode runs where few queries share a key head
         return Signature(forward + (("^_delta$", "^_dk_dv$", "^_dq$") if case.has_backward else ()))
 
     def prepare(self, case: Case, inputs: Inputs) -> Prepared:
@@ -74,8 +78,11 @@ class Triton(BackendBase):
         return autograd_prepared(case, inputs, fn)
 
 
-def _refuses(case: Case, device: Device) -> str | None:
-    """What speaks against this device; TRITON_INTERPRET=1 is Triton's own switch for running on a CPU, in Python."""
+def _device_refusal(case: Case, device: Device) -> str | None:
+    """Return why the device cannot run the case, or None where it can.
+
+    TRITON_INTERPRET=1 is Triton's switch to run kernels on a CPU, in Python.
+    """
     interpreted = os.environ.get("TRITON_INTERPRET") == "1"
     if device.kind == "cpu":
         if not interpreted:
@@ -85,7 +92,7 @@ def _refuses(case: Case, device: Device) -> str | None:
         return "Triton's interpreter computes bf16 dot products wrongly" if case.dtype == "bf16" else None
     if interpreted:
         return "TRITON_INTERPRET=1 is set, so its kernels would not run on the GPU"
-    # An AMD GPU's capability is its gfx number, which is above this for every one that torch supports.
+    # The capability of an AMD GPU is its gfx number, which is above 8.0 for all that torch supports.
     if device.capability is not None and device.capability < MIN_CAPABILITY:
         return f"needs compute capability 8.0 or newer, this GPU has {'.'.join(map(str, device.capability))}"
     if case.dtype == "fp8" and device.name.startswith("AMD"):

@@ -1,4 +1,4 @@
-"""The backward of exact attention: delta, then dK and dV, then dQ; attention.py explains the algorithm."""
+"""The host side of the backward, and its first kernel, delta. attention.py explains the algorithm."""
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, disable-error-code="untyped-decorator"
 
@@ -11,14 +11,15 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from attnbench.backends.triton.block_sizes import Blocks, dims, heads_per_section
+from attnbench.backends.triton.block_sizes import Blocks, head_dim_constants, heads_per_section
 from attnbench.backends.triton.device_functions import load_rows
 from attnbench.backends.triton.dkdv import _dk_dv
 from attnbench.backends.triton.dq import _dq
-from attnbench.backends.triton.launch import Part, launch, launch_best, mappable, row_maps, tensor_maps
+from attnbench.backends.triton.launch import Part, can_use_tma, launch, launch_best, row_descriptors, tensor_descriptors
 from attnbench.backends.triton.problem import Problem
 
-PADDING = 128  # log-sum-exp and delta go on to a multiple of it: no block of queries needs a mask for them
+# Log-sum-exp and delta are padded to a multiple of this many queries, so that loading a block of them needs no mask.
+PADDING = 128
 
 
 def attention_backward(
@@ -33,11 +34,14 @@ def attention_backward(
     need_dq: bool = True,
     need_dkv: bool = True,
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """(dq, dk, dv), contiguous, in the dtype of q; lse as attention_forward gives it."""
+    """Return (dq, dk, dv), contiguous, in the dtype of q; None for a gradient that is not needed.
+
+    `lse` is the log-sum-exp that attention_forward returned.
+    """
     nheads, nheads_k = q.shape[2], k.shape[2]
-    if dout.stride(-1) != 1:  # a broadcast gradient, as that of out.sum()
+    if dout.stride(-1) != 1:  # a broadcast gradient, such as that of out.sum()
         dout = dout.contiguous()
-    constants = dims(q, v)
+    constants = head_dim_constants(q, v)
     padded_q = triton.cdiv(out.shape[1], PADDING) * PADDING
     lse_delta = torch.empty((2, out.shape[0], nheads, padded_q), dtype=torch.float32, device=q.device)
     lse_padded, delta = lse_delta.unbind()
@@ -56,27 +60,27 @@ def attention_backward(
     scalars = (problem.softmax_scale, *problem.scales, problem.seqlen_q, problem.seqlen_k, *problem.window)
     group, heads_k = nheads // nheads_k, problem.batch * nheads_k
     row_bytes = (q.shape[3] + v.shape[3]) * q.element_size()
-    mapped = not problem.varlen and mappable(q, k, v, dout)  # as in the forward
+    use_tma = not problem.varlen and can_use_tma(q, k, v, dout)  # the reason is given in forward.py
 
     dq: Any = torch.empty(q.shape, dtype=q.dtype, device=q.device) if need_dq else None
     dk: Any = torch.empty(k.shape, dtype=q.dtype, device=q.device) if need_dkv else None
     dv: Any = torch.empty(v.shape, dtype=q.dtype, device=q.device) if need_dkv else None
 
     def parts(blocks: Blocks) -> tuple[tuple[Part, Part], tuple[Part, Part]]:
-        """What is read by blocks of queries, and by blocks of keys."""
+        """Return the tensors that are read in blocks of queries, and those that are read in blocks of keys."""
         m, n, width, width_v = blocks.BLOCK_M, blocks.BLOCK_N, constants["BLOCK_D"], constants["BLOCK_DV"]
         return ((q, m, width), (dout, m, width_v)), ((k, n, width), (v, n, width_v))
 
     def features(blocks: Blocks) -> dict[str, Any]:
-        tma = blocks.tma and mapped
+        tma = blocks.tma and use_tma
         return {**constants, **problem.features, "TMA": tma, "AHEAD": blocks.ahead}
 
     def run_dk_dv(blocks: Blocks) -> None:
         inputs: tuple[Any, ...] = (k, v, q, dout)
         rows: tuple[Any, ...] = (lse_padded, delta)
-        if blocks.tma and mapped:
+        if blocks.tma and use_tma:
             queries, keys = parts(blocks)
-            inputs, rows = tensor_maps(keys, queries, resident=False), row_maps(rows, blocks.BLOCK_M)
+            inputs, rows = tensor_descriptors(keys, queries, resident=False), row_descriptors(rows, blocks.BLOCK_M)
         launch(
             _dk_dv,
             blocks,
@@ -90,8 +94,8 @@ def attention_backward(
 
     def run_dq(blocks: Blocks) -> None:
         inputs: tuple[Any, ...] = (q, dout, k, v)
-        if blocks.tma and mapped:
-            inputs = tensor_maps(*parts(blocks), blocks.resident)
+        if blocks.tma and use_tma:
+            inputs = tensor_descriptors(*parts(blocks), blocks.resident)
         launch(
             _dq,
             blocks,
@@ -106,9 +110,9 @@ def attention_backward(
         )
 
     if need_dkv:
-        launch_best("dkdv", q, v, problem.mask, mapped, run_dk_dv)
+        launch_best("dkdv", q, v, problem.mask_kind, use_tma, run_dk_dv)
     if need_dq:
-        launch_best("dq", q, v, problem.mask, mapped, run_dq)
+        launch_best("dq", q, v, problem.mask_kind, use_tma, run_dq)
     return dq, dk, dv
 
 
@@ -118,11 +122,12 @@ def _delta(
     stride_ob, stride_om, stride_oh, stride_gb, stride_gm, stride_gh,
     seqlen_q, padded_q, nheads,
     HEADDIM_V: tl.constexpr, BLOCK_DV: tl.constexpr, BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,  # noqa: ARG001  every kernel here is launched with both
+    BLOCK_N: tl.constexpr,  # noqa: ARG001  `launch` passes both to every kernel
 ):  # fmt: skip
-    """delta = rowsum(out * dout), (batch, nheads, padded_q), and the log-sum-exp padded alike: with +inf, delta with 0.
+    """Write delta = rowsum(out * dout), (batch, nheads, padded_q), and a copy of the log-sum-exp of the same shape.
 
-    Row by row, so sequences one behind the other are one.
+    The padding is 0 for delta and +inf for the log-sum-exp. Rows are independent, so packed sequences are treated as
+    one.
     """
     blocks = padded_q // BLOCK_M
     pid = tl.program_id(0)

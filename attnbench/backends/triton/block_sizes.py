@@ -1,24 +1,24 @@
-"""Block sizes of the attention kernels, the order of their programs, and what all of them share.
+"""Block sizes of the attention kernels: the tables, the choice for a device, and sizes that follow from them.
 
-For Hopper and inputs of 16 bits the rows are fixed: what was fastest on an H200 (docs/triton-kernel.md). On another GPU
-the few rows that fit are timed at the first call that needs them (tuned_blocks.py), which counts as its time.
+For Hopper and 16-bit inputs one row is fixed: the fastest on an H200 (docs/triton-kernel.md). On another GPU the few
+rows that fit are timed at the first call that needs them (tuned_blocks.py), and that time is part of the call.
 
-How the other tables were made. The starting point were those that PyTorch's FlexAttention found by search on an H100
-(torch/_inductor/template_heuristics/triton.py); each row was then compiled for its GPU (sm_90, sm_80, sm_86; Triton
-3.6) and changed where `ptxas -v` showed spills inside a loop.
+How the other tables were made: they started from the block sizes that PyTorch's FlexAttention found by search on an
+H100 (torch/_inductor/template_heuristics/triton.py). Each row was then compiled for its GPU (sm_90, sm_80, sm_86;
+Triton 3.6) and changed where `ptxas -v` showed spills inside a loop. The limits are:
 
-- **Registers.** A thread has 255. The accumulators live there for the whole loop: forward BLOCK_M x headdim_v, dq
-  BLOCK_M x headdim, dk and dv BLOCK_N x (headdim + headdim_v), in fp32, over 32 num_warps threads. All rows keep
-  that at 128 registers a thread or less, so that two blocks of scores fit beside it. On Hopper no kernel with tensor
-  maps spills.
-- **Shared memory.** It holds the block that a program owns and, num_stages deep, the blocks it walks over while the
-  next ones are on their way. `shared_memory` counts that, for num_stages > 1 from above: at headdim 128 on Hopper
-  Triton allocates 128 of 128 KiB forward, 161 of 192 for dk/dv and 160 of 176 for dq; less on Ampere, which keeps the
-  owned block in registers. A program may use 227 KiB on Hopper, 163 on an A100, 99 on a consumer Ampere or Ada; the
-  first row that fits is taken.
-- **fp32** runs on the ordinary cores, not the tensor cores: nothing to feed from shared memory, but each thread
-  unrolls all its multiplications and holds their operands, so blocks are small and spread over 8 warps.
-- **Decode** reads K and V as they come, so its blocks of keys are only deep enough to keep loads in flight.
+- **Registers.** A thread has 255. The accumulators stay in registers during the whole loop: forward
+  BLOCK_M x headdim_v, dq BLOCK_M x headdim, dk and dv BLOCK_N x (headdim + headdim_v), in fp32, over 32 * num_warps
+  threads. All rows keep these at 128 registers per thread or less, so that two blocks of scores fit too. On Hopper no
+  kernel with tensor descriptors spills.
+- **Shared memory.** It holds the block that a program owns and num_stages of the blocks over which it loops, so that
+  the next ones can be loaded meanwhile. `shared_memory` is an upper bound of that where num_stages > 1: at headdim 128
+  on Hopper Triton allocates 128 of 128 KiB forward, 161 of 192 for dk/dv and 160 of 176 for dq; less on Ampere, which
+  keeps the owned block in registers. A program may use 227 KiB on Hopper, 163 on an A100, 99 on a consumer Ampere or
+  Ada. The first row that fits is taken.
+- **fp32** does not use the tensor cores, so nothing needs shared memory, but each thread unrolls all its
+  multiplications and holds their operands. Blocks are therefore small and spread over 8 warps.
+- **Decode** waits for K and V, so its blocks of keys need only be large enough to keep loads in flight.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, disable-error-code="untyped-decorator"
@@ -34,27 +34,31 @@ from torch import Tensor
 
 Kernel = Literal["fwd", "dkdv", "dq", "decode"]
 
-# Programs run in sections of heads whose walked-over blocks together stay in L2 (A100 40 MB, H100 50 MB, in halves).
+# Bytes. Programs run in sections of heads whose keys and values (or queries) together stay in L2. An A100 has 40 MB of
+# it, an H100 50 MB, each in two halves.
 L2_BUDGET = 16 << 20
 
-MIN_BLOCK = 16  # the side of the smallest matmul
-MIN_SPLIT_BLOCKS = 4  # of keys, that a program of a split decode does
+MIN_BLOCK = 16  # the least side of a matmul
+MIN_SPLIT_BLOCKS = 4  # the least blocks of keys for one program of a split decode
 
 
 class Blocks(NamedTuple):
+    """Block sizes and compile options of one kernel."""
+
     BLOCK_M: int  # queries
     BLOCK_N: int  # keys
     num_warps: int
     num_stages: int
-    tma: bool = False  # tensor maps, where the device has them
-    resident: bool = False  # with tma, fwd and dq: what a program keeps (Q; Q and dO) in registers, not shared memory
-    ahead: bool = False  # matmuls before elementwise work that they do not need: see the kernels
-    warp_specialize: bool = False  # of the forward's loop over full blocks
-    max_registers: int | None = None  # a thread, so that more programs fit on a multiprocessor
+    tma: bool = False  # load through tensor descriptors (the tensor memory accelerator), where the device has it
+    resident: bool = False  # with tma, fwd and dq: keep the program's own block (Q; Q and dO) in registers
+    ahead: bool = False  # start matmuls before elementwise work on which they do not depend
+    warp_specialize: bool = False  # for the forward's loop over full blocks
+    max_registers: int | None = None  # per thread, so that more programs fit on a multiprocessor
 
 
-# By the padded headdim (the larger of headdim and headdim_v); KiB of shared memory behind each row.
-_HALF: dict[Kernel, dict[int, tuple[Blocks, ...]]] = {
+# Rows by the padded headdim (the larger of headdim and headdim_v), best first. The comment behind a list has the KiB of
+# shared memory of each row.
+_HALF_PRECISION: dict[Kernel, dict[int, tuple[Blocks, ...]]] = {
     "fwd": {
         64: (Blocks(128, 64, 4, 3), Blocks(128, 64, 4, 2)),  # 64, 48
         128: (Blocks(128, 64, 8, 3), Blocks(128, 64, 8, 2), Blocks(128, 32, 8, 2)),  # 128, 96, 64
@@ -75,13 +79,13 @@ _HALF: dict[Kernel, dict[int, tuple[Blocks, ...]]] = {
         256: (Blocks(128, 32, 8, 2), Blocks(64, 32, 8, 2), Blocks(32, 32, 8, 1), Blocks(32, 16, 8, 1)),
         # 200, 132, 66, 49
     },
-    "decode": {  # BLOCK_M is the least that holds the queries, here at its most
+    "decode": {  # BLOCK_M is the largest possible; a call uses the least that holds its queries
         64: (Blocks(64, 64, 4, 3), Blocks(64, 64, 4, 2)),  # 56, 40
         128: (Blocks(64, 64, 4, 3), Blocks(64, 64, 4, 2)),  # 112, 80
         256: (Blocks(64, 64, 8, 2), Blocks(64, 32, 4, 2), Blocks(64, 16, 4, 2)),  # 160, 96, 64
     },
 }
-_FLOAT: dict[Kernel, dict[int, tuple[Blocks, ...]]] = {
+_SINGLE_PRECISION: dict[Kernel, dict[int, tuple[Blocks, ...]]] = {
     "fwd": {64: (Blocks(32, 32, 8, 1),), 128: (Blocks(32, 32, 8, 1),), 256: (Blocks(32, 16, 8, 1),)},  # 24, 48, 64
     "dkdv": {64: (Blocks(32, 32, 8, 1),), 128: (Blocks(32, 32, 8, 1),), 256: (Blocks(16, 16, 8, 1),)},  # 40, 72, 66
     "dq": {64: (Blocks(32, 32, 8, 1),), 128: (Blocks(32, 32, 8, 1),), 256: (Blocks(16, 16, 8, 1),)},  # 36, 68, 65
@@ -89,10 +93,11 @@ _FLOAT: dict[Kernel, dict[int, tuple[Blocks, ...]]] = {
 }
 
 
-# For Hopper and 16 bits, where tensor maps can be made: the fastest of some ten to twenty on an H200, found by
-# tests/gpu/tune_triton.py. Two programs of 4 warps fit on a multiprocessor, each computing while the other waits for
-# its matmuls; at headdim 256 dk, dv and dq need the registers of 8. Of two rows the second is for calls with a mask.
-_HOPPER: dict[Kernel, dict[int, tuple[Blocks, ...]]] = {
+# For Hopper and 16-bit inputs, where tensor descriptors can be made: the fastest of 15 to 30 candidates on an H200,
+# found by tests/gpu/tune_triton.py. Two programs of 4 warps fit on a multiprocessor, and one computes while the other
+# waits for its matmuls; at headdim 256, dk, dv and dq need the registers of 8 warps. Where there are two rows, the
+# second is for calls with a mask.
+_HOPPER_MEASURED: dict[Kernel, dict[int, tuple[Blocks, ...]]] = {
     "fwd": {
         64: (Blocks(64, 128, 4, 3, tma=True, resident=True),),  # 96 KiB
         128: (Blocks(64, 64, 4, 3, tma=True, resident=True, ahead=True),),  # 112
@@ -109,56 +114,66 @@ _HOPPER: dict[Kernel, dict[int, tuple[Blocks, ...]]] = {
         256: (Blocks(128, 32, 8, 3, tma=True, ahead=True),),  # 224
     },
 }
-MEASURED = ("sm_90",)  # there the first row is taken, elsewhere the fastest
+MEASURED_ARCHITECTURES = ("sm_90",)  # the first row is taken there; elsewhere the rows are timed
 
 
-def blocks_for(kernel: Kernel, q: Tensor, v: Tensor, rows: int = 0) -> Blocks:
-    """The first block sizes for these tensors on their device; for decode, with a BLOCK_M that holds `rows` queries."""
-    chosen = candidates(kernel, *widths(q, v), q.element_size(), index_of(q), False, False)[0]
-    return chosen._replace(BLOCK_M=max(MIN_BLOCK, padded(rows))) if kernel == "decode" else chosen
+def first_candidate(kernel: Kernel, q: Tensor, v: Tensor, rows: int = 0) -> Blocks:
+    """Return the first block sizes that fit these tensors on their device, without tensor descriptors.
+
+    For decode, BLOCK_M is the least that holds `rows`.
+    """
+    chosen = candidates(kernel, *padded_head_dims(q, v), q.element_size(), device_index(q), False, False)[0]
+    return chosen._replace(BLOCK_M=max(MIN_BLOCK, next_power_of_two(rows))) if kernel == "decode" else chosen
 
 
 @functools.cache
 def candidates(
-    kernel: Kernel, block_d: int, block_dv: int, itemsize: int, device: int | None, maps: bool, masked: bool
+    kernel: Kernel, block_d: int, block_dv: int, itemsize: int, device: int | None, use_tma: bool, masked: bool
 ) -> tuple[Blocks, ...]:
-    """The rows that fit, best first; of a GPU in MEASURED only the first. `masked`: any mask, causal or a window."""
+    """Return the rows that fit, best first; only the best for an architecture in MEASURED_ARCHITECTURES.
+
+    `block_d` and `block_dv` are the padded head dims, `device` is a GPU's index or None for the interpreter. `use_tma`
+    says whether tensor descriptors can be made of the tensors, `masked` whether there is a causal mask or a window.
+    """
     width, limit = max(64, block_d, block_dv), _shared_memory_limit(device)
-    rows = (_HALF if itemsize <= 2 else _FLOAT)[kernel][width]
-    # The estimate is from above: the leanest may fit all the same.
+    rows = (_HALF_PRECISION if itemsize <= 2 else _SINGLE_PRECISION)[kernel][width]
+    # The estimate is an upper bound, so the smallest row may fit although the estimate is above the limit.
     fitting = [r for r in rows if shared_memory(kernel, r, block_d, block_dv, itemsize) <= limit] or [rows[-1]]
     known = architecture(device)
-    mapped = list(_HOPPER.get(kernel, {}).get(width, ())) if maps and itemsize == 2 and has_tma(device) else []
+    mapped = (
+        list(_HOPPER_MEASURED.get(kernel, {}).get(width, ())) if use_tma and itemsize == 2 and has_tma(device) else []
+    )
     if len(mapped) == 2:
         mapped = mapped[1:] if masked else mapped[:1]
     if known == "sm_90":
         fitting = mapped + fitting
-    elif known not in MEASURED:
+    elif known not in MEASURED_ARCHITECTURES:
         fitting += mapped
-    return tuple(fitting[:1]) if known in MEASURED else tuple(fitting)
+    return tuple(fitting[:1]) if known in MEASURED_ARCHITECTURES else tuple(fitting)
 
 
-def widths(q: Tensor, v: Tensor) -> tuple[int, int]:
-    sizes = dims(q, v)
+def padded_head_dims(q: Tensor, v: Tensor) -> tuple[int, int]:
+    """Return (BLOCK_D, BLOCK_DV), the widths of the blocks that hold headdim and headdim_v columns."""
+    sizes = head_dim_constants(q, v)
     return sizes["BLOCK_D"], sizes["BLOCK_DV"]
 
 
 def shared_memory(kernel: Kernel, blocks: Blocks, block_d: int, block_dv: int, itemsize: int) -> int:
-    """Bytes of shared memory that a program of `kernel` needs, counted from above."""
+    """Return an upper bound of the bytes of shared memory that one program of `kernel` needs."""
     m, n, stages = blocks.BLOCK_M, blocks.BLOCK_N, blocks.num_stages
     wide = block_d + block_dv
     forward = m * block_d + stages * n * wide  # Q; K and V
     elements = {
         "fwd": forward,
         "decode": forward,
-        "dkdv": n * wide + stages * m * wide + 2 * m * n,  # K and V; Q and dO; P and dS on their way to a matmul
+        "dkdv": n * wide + stages * m * wide + 2 * m * n,  # K and V; Q and dO; P and dS as operands of a matmul
         "dq": m * wide + stages * n * wide + m * n,  # Q and dO; K and V; dS
     }
     return elements[kernel] * itemsize
 
 
-def index_of(q: Tensor) -> int | None:
-    """The device's number; None on a CPU, in the interpreter."""
+def device_index(q: Tensor) -> int | None:
+    """Return the index of the GPU of a tensor; None on a CPU, where the interpreter runs."""
     if not q.is_cuda:
         return None
     return torch.cuda.current_device() if q.device.index is None else q.device.index
@@ -166,7 +181,7 @@ def index_of(q: Tensor) -> int | None:
 
 @functools.cache
 def _shared_memory_limit(device: int | None) -> float:
-    """Bytes of shared memory a block may use; no limit in the interpreter."""
+    """Return the bytes of shared memory that one program may use; infinite in the interpreter."""
     if device is None:
         return float("inf")
     return float(triton.runtime.driver.active.utils.get_device_properties(device)["max_shared_mem"])
@@ -174,7 +189,7 @@ def _shared_memory_limit(device: int | None) -> float:
 
 @functools.cache
 def architecture(device: int | None) -> str:
-    """As compilers call it: sm_90, gfx942; "interpreter" without a device."""
+    """Return the compiler's name of the architecture, such as sm_90 or gfx942; "interpreter" without a device."""
     if device is None:
         return "interpreter"
     if torch.version.hip is not None:
@@ -184,38 +199,39 @@ def architecture(device: int | None) -> str:
 
 @functools.cache
 def has_tma(device: int | None) -> bool:
-    """Whether there is a tensor memory accelerator: from Hopper on. The interpreter plays one, so that tests see it."""
+    """Return whether the device has a tensor memory accelerator (Hopper and newer); the interpreter simulates one."""
     return device is None or (torch.version.hip is None and torch.cuda.get_device_capability(device) >= (9, 0))
 
 
 @functools.cache
 def multiprocessors(device: int | None) -> int:
-    """How many programs run at once, at least."""
+    """Return the number of multiprocessors; 8 in the interpreter."""
     return 8 if device is None else torch.cuda.get_device_properties(device).multi_processor_count
 
 
-def splits_for(q: Tensor, programs: int, seqlen_k: int, block_n: int) -> int:
-    """Into how many stretches of keys `programs` are split so that two for each multiprocessor run.
+def key_splits(q: Tensor, programs: int, seqlen_k: int, block_n: int) -> int:
+    """Return into how many stretches to split the keys, so that two programs run on each multiprocessor.
 
-    A stretch of under MIN_SPLIT_BLOCKS blocks would be read faster than the results are combined.
+    `programs` is the number of programs without splitting. A stretch has at least MIN_SPLIT_BLOCKS blocks of `block_n`
+    keys: a shorter one would take less time than combining its result.
     """
-    wanted = 2 * multiprocessors(index_of(q)) // programs
+    wanted = 2 * multiprocessors(device_index(q)) // programs
     return max(1, min(wanted, seqlen_k // (MIN_SPLIT_BLOCKS * block_n)))
 
 
-def padded(headdim: int) -> int:
-    """Blocks have power-of-two sides: the width of the block that holds `headdim` columns."""
-    return 1 << (headdim - 1).bit_length()
+def next_power_of_two(n: int) -> int:
+    """Return the least power of two that is at least n. The sides of Triton's blocks are powers of two."""
+    return 1 << (n - 1).bit_length()
 
 
-def dims(q: Tensor, v: Tensor) -> dict[str, int]:
-    """The constants that name the widths of q and v and of the blocks that hold them."""
-    least = MIN_BLOCK * (2 if q.element_size() == 1 else 1)  # what one matmul instruction takes
+def head_dim_constants(q: Tensor, v: Tensor) -> dict[str, int]:
+    """Return a kernel's constants for the head dims of q and v and the widths of the blocks that hold them."""
+    least = MIN_BLOCK * (2 if q.element_size() == 1 else 1)  # the depth of one matmul instruction
     headdim, headdim_v = q.shape[-1], v.shape[-1]
-    block_d, block_dv = max(least, padded(headdim)), max(least, padded(headdim_v))
+    block_d, block_dv = max(least, next_power_of_two(headdim)), max(least, next_power_of_two(headdim_v))
     return {"HEADDIM": headdim, "HEADDIM_V": headdim_v, "BLOCK_D": block_d, "BLOCK_DV": block_dv}
 
 
 def heads_per_section(heads: int, nbytes: int) -> int:
-    """How many heads run side by side so that what they walk over, `nbytes` a head, stays in L2."""
+    """Return how many heads run at the same time, so that what they read, `nbytes` per head, stays in L2."""
     return max(1, min(heads, L2_BUDGET // nbytes))

@@ -1,14 +1,15 @@
-"""The forward for few queries: K and V read once per key head, their length split over programs, results combined.
+"""The forward for few queries: K and V are read one time per key head, by several programs, and the results combined.
 
-A decode step has one query for every head, and time goes into reading K and V. The plain forward would start one
-program per query head, too few to keep the memory busy, most of its rows empty, and the query heads that share a key
-head would each read it. So (Flash-Decoding, https://crfm.stanford.edu/2023/10/12/flashdecoding.html):
+A decode step has one query for every head, and its time is spent on reading K and V. The plain forward would start one
+program per query head: too few programs to use the memory bandwidth, with most of their rows empty, and query heads
+that share a key head would each read it. So here (Flash-Decoding,
+https://crfm.stanford.edu/2023/10/12/flashdecoding.html):
 
-- the queries of all query heads that share a key head are the rows of one block: row r is query r // group of head
-  r % group;
-- the keys are split into stretches, one program each, which gives the softmax over its stretch alone, divided, and
-  its log-sum-exp;
-- `_combine` adds the stretches' results, weighted with exp2(lse of the stretch - lse of all).
+- The queries of all query heads that share a key head are the rows of one block: row r is query r // group of head
+  r % group of that group.
+- The keys are split into stretches, with one program for each. It computes attention over its stretch alone, and the
+  log-sum-exp of the stretch.
+- `_combine` adds the results of the stretches, weighted by exp2(lse of the stretch - lse of all keys).
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, disable-error-code="untyped-decorator"
@@ -20,27 +21,33 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from attnbench.backends.triton.block_sizes import Blocks, blocks_for, dims, padded, splits_for
-from attnbench.backends.triton.device_functions import keys_seen, sequence
-from attnbench.backends.triton.forward import descaled, divided, forward_block, results, turned
+from attnbench.backends.triton.block_sizes import (
+    Blocks,
+    first_candidate,
+    head_dim_constants,
+    key_splits,
+    next_power_of_two,
+)
+from attnbench.backends.triton.device_functions import keys_seen, sequence_bounds
+from attnbench.backends.triton.forward import apply_descale, empty_results, finish_softmax, forward_block, v_as_read
 from attnbench.backends.triton.launch import launch
 from attnbench.backends.triton.problem import Problem
 
-MAX_ROWS = 64  # queries times query heads per key head; with more, the plain forward's blocks are full enough
+MAX_ROWS = 64  # seqlen_q * group; with more rows the blocks of the plain forward are full enough
 
 
 def is_short(seqlen_q: int, group: int) -> bool:
-    """Whether the queries of a key head fit one block of the decode kernel."""
+    """Return whether all queries of a key head fit one block; `group` is the number of query heads per key head."""
     return seqlen_q * group <= MAX_ROWS
 
 
 def attention_decode(q: Tensor, k: Tensor, v: Tensor, problem: Problem) -> tuple[Tensor, Tensor]:
-    """(out, lse) as attention_forward gives them, for problems that are short."""
-    out, lse = results(q, v)
+    """Return (out, lse) as attention_forward does, for problems for which `is_short` is true."""
+    out, lse = empty_results(q, v)
     nheads, nheads_k = q.shape[2], k.shape[2]
     group, heads = nheads // nheads_k, problem.batch * nheads_k
-    blocks = blocks_for("decode", q, v, rows=problem.seqlen_q * group)
-    splits = splits_for(q, heads, problem.seqlen_k, blocks.BLOCK_N)
+    blocks = first_candidate("decode", q, v, rows=problem.seqlen_q * group)
+    splits = key_splits(q, heads, problem.seqlen_k, blocks.BLOCK_N)
     part, part_lse = out[None], lse[None]
     if splits > 1:
         part = torch.empty((splits, *out.shape), dtype=torch.float32, device=q.device)
@@ -52,18 +59,18 @@ def attention_decode(q: Tensor, k: Tensor, v: Tensor, problem: Problem) -> tuple
         q,
         *(q, k, v, part, part_lse),
         *(problem.cu_seqlens_q, problem.cu_seqlens_k, *(problem.descale or (None, None, None))),
-        *(*problem.strides(q, k, turned(v)), part.stride(0), *problem.strides(part[0])),
+        *(*problem.strides(q, k, v_as_read(v)), part.stride(0), *problem.strides(part[0])),
         *(part_lse.stride(0), *problem.lse_strides(lse)),
         *(*problem.scales, problem.seqlen_q, problem.seqlen_k, *problem.window, nheads_k, group, splits),
-        **dims(q, v),
+        **head_dim_constants(q, v),
         **problem.features,
         FP8=problem.descale is not None,
     )
     if splits > 1:
-        sizes = dims(q, v)
+        sizes = head_dim_constants(q, v)
         launch(
             _combine,
-            Blocks(1, min(16, padded(splits)), 4, 1),
+            Blocks(1, min(16, next_power_of_two(splits)), 4, 1),
             lse.numel(),
             q,
             *(part, part_lse, out, lse, splits, lse.numel(), out.shape[1], nheads),
@@ -81,21 +88,21 @@ def attention_decode(q: Tensor, k: Tensor, v: Tensor, problem: Problem) -> tuple
 )
 def _decode(
     Q, K, V,
-    Out, Lse,  # of every stretch; where there is one, the results
+    Out, Lse,  # one per stretch; with a single stretch these are the results
     Cu_q, Cu_k, Descale_q, Descale_k, Descale_v,
     stride_qb, stride_qm, stride_qh, stride_kb, stride_kn, stride_kh,
-    stride_vb, stride_vn, stride_vh,  # with FP8 stride_vn is that of the headdim
+    stride_vb, stride_vn, stride_vh,  # with FP8, stride_vn is the stride of the headdim
     stride_os, stride_ob, stride_om, stride_oh, stride_ls, stride_lb, stride_lh,
     scale_tanh, scale_log2, seqlen_q, seqlen_k, left, right, nheads_k, group, splits,
     HEADDIM: tl.constexpr, HEADDIM_V: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
     LEFT: tl.constexpr, RIGHT: tl.constexpr, SOFTCAP: tl.constexpr, VARLEN: tl.constexpr, FP8: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """One stretch of the keys of one key head, for all its queries."""
+    """Compute attention over one stretch of the keys of one key head, for all queries of that head."""
     pid = tl.program_id(0)
     split, bh = pid % splits, (pid // splits).to(tl.int64)
     b, h_k = bh // nheads_k, bh % nheads_k
-    first_q, first_k, seqlen_q, seqlen_k = sequence(b, Cu_q, Cu_k, seqlen_q, seqlen_k, VARLEN)
+    first_q, first_k, seqlen_q, seqlen_k = sequence_bounds(b, Cu_q, Cu_k, seqlen_q, seqlen_k, VARLEN)
 
     rows = tl.arange(0, BLOCK_M)
     m, h = rows // group, h_k * group + rows % group
@@ -106,9 +113,9 @@ def _decode(
     q = tl.load(pointers, mask=there[:, None] & (cols[None, :] < HEADDIM), other=0.0)
     K += b * stride_kb + h_k * stride_kh + first_k * stride_kn
     V += b * stride_vb + h_k * stride_vh + (first_k if FP8 else first_k * stride_vn)
-    scale_tanh, scale_log2 = descaled(scale_tanh, scale_log2, Descale_q, Descale_k, SOFTCAP, FP8)
+    scale_tanh, scale_log2 = apply_descale(scale_tanh, scale_log2, Descale_q, Descale_k, SOFTCAP, FP8)
 
-    # This stretch of what the queries see of the keys, [low, high).
+    # The part of the visible keys that lies in this stretch, [low, high).
     stretch = tl.cdiv(tl.cdiv(seqlen_k, BLOCK_N), splits) * BLOCK_N
     low = split * stretch
     high = tl.minimum(low + stretch, seqlen_k)
@@ -142,7 +149,7 @@ def _decode(
             MASK=True,
         )  # fmt: skip
 
-    acc, lse = divided(acc, row_max, row_sum, Descale_v, FP8)
+    acc, lse = finish_softmax(acc, row_max, row_sum, Descale_v, FP8)
     split = split.to(tl.int64)
     tl.store(Lse + split * stride_ls + b * stride_lb + h * stride_lh + row, lse, mask=there)
     pointers = Out + split * stride_os + b * stride_ob + (row * stride_om + h * stride_oh)[:, None] + cols_v[None, :]
@@ -156,13 +163,18 @@ def _combine(
     count,  # batch * seqlen_q * nheads
     seqlen_q, nheads,
     HEADDIM_V: tl.constexpr, BLOCK_DV: tl.constexpr,
-    BLOCK_M: tl.constexpr,  # noqa: ARG001  every kernel here is launched with both
-    BLOCK_N: tl.constexpr,  # stretches
+    BLOCK_M: tl.constexpr,  # noqa: ARG001  `launch` passes both to every kernel
+    BLOCK_N: tl.constexpr,  # stretches per turn of the loop
 ):  # fmt: skip
-    """One query of one head: its stretches' results (splits, count, headdim_v) into one, again by an online softmax."""
-    index = tl.program_id(0).to(tl.int64)  # in (batch, seqlen_q, nheads), as out lies
+    """Combine the results of the stretches, (splits, count, headdim_v), for one query of one head.
+
+    This is an online softmax over the stretches.
+    """
+    index = tl.program_id(0).to(tl.int64)  # index in (batch, seqlen_q, nheads), the layout of out
     bm, h = index // nheads, index % nheads
-    at = (bm // seqlen_q * nheads + h) * seqlen_q + bm % seqlen_q  # in (batch, nheads, seqlen_q), as lse does
+    at = (
+        bm // seqlen_q * nheads + h
+    ) * seqlen_q + bm % seqlen_q  # index in (batch, nheads, seqlen_q), the layout of lse
     cols = tl.arange(0, BLOCK_DV)
     acc = tl.zeros((BLOCK_DV,), tl.float32)
     total = 0.0
@@ -171,7 +183,7 @@ def _combine(
         split = (start + tl.arange(0, BLOCK_N)).to(tl.int64)
         there = split < splits
         lse = tl.load(PartLse + split * count + at, mask=there, other=float("inf"))
-        lse = tl.where(lse == float("inf"), float("-inf"), lse)  # a stretch of which nothing is seen
+        lse = tl.where(lse == float("inf"), float("-inf"), lse)  # a stretch of which no key is seen
         new_top = tl.maximum(top, tl.max(lse, 0))
         base = tl.where(new_top == float("-inf"), 0.0, new_top)
         weight, alpha = tl.exp2(lse - base), tl.exp2(top - base)

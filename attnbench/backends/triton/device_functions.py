@@ -1,4 +1,4 @@
-"""What the attention kernels share on the device: the order of programs, loads and stores, masks, tanh."""
+"""Device functions of several attention kernels: the order of programs, loads and stores, masks, tanh."""
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, disable-error-code="untyped-decorator"
 
@@ -9,11 +9,12 @@ import triton.language as tl
 
 
 @triton.jit
-def place(blocks, heads, section):
-    """Which block, by rank, of which head this program does.
+def block_and_head(blocks, heads, section):
+    """Return (rank of the block, head) that this program computes.
 
-    Program ids start in order. Within a section of heads all blocks of rank 0 come first, then those of rank 1, and
-    so on: with the heaviest block at rank 0, as causal needs it, the light ones fill the gaps at the end.
+    Programs start in the order of their ids. Within a section of heads all blocks of rank 0 come first, then those of
+    rank 1, and so on. Under a causal mask the caller gives rank 0 to the block with the most work, so that short
+    programs fill the multiprocessors at the end.
     """
     pid = tl.program_id(0)
     first = pid // (section * blocks) * section
@@ -23,14 +24,14 @@ def place(blocks, heads, section):
 
 
 @triton.jit
-def sequence(b, Cu_q, Cu_k, seqlen_q, seqlen_k, VARLEN: tl.constexpr):
-    """(row of its first query, row of its first key, seqlen_q, seqlen_k) of sequence `b`."""
+def sequence_bounds(b, Cu_q, Cu_k, seqlen_q, seqlen_k, VARLEN: tl.constexpr):
+    """Return (row of the first query, row of the first key, seqlen_q, seqlen_k) of sequence b."""
     first_q = 0
     first_k = 0
     if VARLEN:
         begin_q, begin_k = tl.load(Cu_q + b), tl.load(Cu_k + b)
         seqlen_q, seqlen_k = tl.load(Cu_q + b + 1) - begin_q, tl.load(Cu_k + b + 1) - begin_k
-        first_q, first_k = begin_q.to(tl.int64), begin_k.to(tl.int64)  # rows times strides overflow 32 bits
+        first_q, first_k = begin_q.to(tl.int64), begin_k.to(tl.int64)  # 64 bits: rows times strides overflow 32
     return first_q, first_k, seqlen_q, seqlen_k
 
 
@@ -39,18 +40,19 @@ def keys_seen(
     begin_m, end_m, seqlen_q, seqlen_k, left, right, whole,
     LEFT: tl.constexpr, RIGHT: tl.constexpr, VARLEN: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """(begin, full_begin, full_end, end): what the queries [begin_m, end_m) see of the keys, in blocks of BLOCK_N.
+    """Return (begin, full_begin, full_end, end): the keys that the queries [begin_m, end_m) see, in blocks of BLOCK_N.
 
-    Every query sees all of [full_begin, full_end); of [begin, full_begin) and of [full_end, end) some queries see
-    some keys; no query sees any key outside of [begin, end). All but `end` are multiples of BLOCK_N.
+    Every query sees all keys of [full_begin, full_end). Some queries see some keys of [begin, full_begin) and of
+    [full_end, end). No query sees a key outside of [begin, end). All but `end` are multiples of BLOCK_N. `whole` is
+    seqlen_k rounded down to a multiple of BLOCK_N, or with VARLEN the longest seqlen_k.
     """
     shift = seqlen_k - seqlen_q
     begin = 0
     full_begin = 0
-    # How these bounds are written decides whether ptxas keeps the matmuls asynchronous or serialises those of the whole
-    # kernel (its warning C7515, tests/unit/test_triton_compile.py): where LLVM sees that the loop from `full_end` to
-    # `end` runs at most once it unrolls it, so `full_end` is given or bounded by something given; and a minimum must
-    # stand inside of a maximum.
+    # The form of these expressions decides whether ptxas keeps the matmuls asynchronous or serialises all of the kernel
+    # (its warning C7515; tests/backends/test_triton_compile.py). If LLVM can see that the loop from `full_end` to `end`
+    # runs at most once, it unrolls that loop, so `full_end` must be an argument or bounded by one. And a minimum must
+    # be inside of a maximum, not the other way round. docs/triton-kernel.md has the table.
     if RIGHT:
         end = tl.maximum(tl.minimum(end_m + shift + right, seqlen_k), 0)
         full_end = tl.maximum(tl.minimum(begin_m + shift + right + 1, seqlen_k), 0) // BLOCK_N * BLOCK_N
@@ -61,15 +63,15 @@ def keys_seen(
         begin = tl.maximum(begin_m + shift - left, 0) // BLOCK_N * BLOCK_N
         full_begin = tl.minimum(tl.cdiv(tl.maximum(end_m - 1 + shift - left, 0), BLOCK_N) * BLOCK_N, full_end)
     if VARLEN:
-        some = begin_m < end_m  # else the program is beyond a short sequence's end
+        some = begin_m < end_m  # else this block is beyond the end of a short sequence
         full_end = tl.where(some, full_end, 0)
         end = tl.where(some, end, 0)
     return begin, full_begin, full_end, end
 
 
 @triton.jit
-def hide(scores, keys, first, last, LEFT: tl.constexpr):
-    """Scores with -inf where a key is not from `first` to `last`, the outermost keys that its query sees."""
+def mask_scores(scores, keys, first, last, LEFT: tl.constexpr):
+    """Return the scores with -inf where a key is outside of [first, last], the keys that its query sees."""
     seen = keys <= last
     if LEFT:
         seen = seen & (keys >= first)
@@ -78,9 +80,10 @@ def hide(scores, keys, first, last, LEFT: tl.constexpr):
 
 @triton.jit
 def tanh(x, EXACT: tl.constexpr):
-    """1 - 2 / (1 + e^2x): two instructions on the special function unit. Its absolute error is fp32's rounding.
+    """Return tanh(x) as 1 - 2 / (1 + e^2x), two instructions of the special function unit.
 
-    EXACT bounds the relative error too: where the difference would cancel, |x| < 1/4, the Taylor series up to x^9.
+    The absolute error is a rounding of fp32. With EXACT the relative error is small too: for |x| < 1/4, where the
+    difference cancels, the Taylor series up to x^9 is used.
     """
     t = 1.0 - 2.0 / (1.0 + tl.exp2(x * 2.8853900817779268))  # 2 log2(e)
     if EXACT:
@@ -92,9 +95,9 @@ def tanh(x, EXACT: tl.constexpr):
 
 @triton.jit
 def load_rows(base, stride, rows, limit, D: tl.constexpr, BLOCK_D: tl.constexpr, CHECK: tl.constexpr):
-    """A block of `rows` x D at `base`, zero where it is padded beyond D columns or (with CHECK) `limit` rows.
+    """Load a block of `rows` x BLOCK_D, with zeros beyond D columns and (with CHECK) beyond `limit` rows.
 
-    `base` already points at the block's first row, so that only it needs the large offsets.
+    `base` points at the first row of the block and `rows` count from there, so that only `base` needs 64-bit offsets.
     """
     cols = tl.arange(0, BLOCK_D)
     pointers = base + rows.to(tl.int64)[:, None] * stride + cols[None, :]
@@ -110,19 +113,21 @@ def load_rows(base, stride, rows, limit, D: tl.constexpr, BLOCK_D: tl.constexpr,
 
 
 @triton.jit
-def load_map(Map, b, h, start, ROWS: tl.constexpr, BLOCK_D: tl.constexpr, BY_HEAD: tl.constexpr):
-    """A block of ROWS from `start` on through a tensor map of (batch, seqlen, nheads, headdim).
+def load_block(Descriptor, b, h, start, ROWS: tl.constexpr, BLOCK_D: tl.constexpr, BY_HEAD: tl.constexpr):
+    """Load ROWS rows from `start` on through the tensor descriptor of (batch, seqlen, nheads, headdim).
 
-    BY_HEAD: (batch, nheads, ...). Zeros beyond the tensor's end.
+    With BY_HEAD the descriptor is of (batch, nheads, seqlen, headdim). Values beyond the end of the tensor are zero.
     """
     b, h = b.to(tl.int32), h.to(tl.int32)
-    values = Map.load([b, h, start, 0]) if BY_HEAD else Map.load([b, start, h, 0])
+    values = Descriptor.load([b, h, start, 0]) if BY_HEAD else Descriptor.load([b, start, h, 0])
     return values.reshape(ROWS, BLOCK_D)
 
 
 @triton.jit
-def load_turned(base, stride, limit, D: tl.constexpr, BLOCK_D: tl.constexpr, ROWS: tl.constexpr, CHECK: tl.constexpr):
-    """What load_rows gives of ROWS x D, where the rows of a column lie side by side and columns `stride` apart."""
+def load_transposed_rows(
+    base, stride, limit, D: tl.constexpr, BLOCK_D: tl.constexpr, ROWS: tl.constexpr, CHECK: tl.constexpr
+):
+    """Load ROWS x BLOCK_D as load_rows does, from memory where rows are contiguous and columns are `stride` apart."""
     rows, cols = tl.arange(0, ROWS), tl.arange(0, BLOCK_D)
     pointers = base + cols.to(tl.int64)[:, None] * stride + rows[None, :]
     if CHECK:
@@ -135,15 +140,15 @@ def load_turned(base, stride, limit, D: tl.constexpr, BLOCK_D: tl.constexpr, ROW
 
 
 @triton.jit
-def load_turned_map(Map, b, h, start, ROWS: tl.constexpr, BLOCK_D: tl.constexpr):
-    """The same through a tensor map of (batch, headdim, nheads, seqlen)."""
-    values = Map.load([b.to(tl.int32), 0, h.to(tl.int32), start])
+def load_transposed_block(Descriptor, b, h, start, ROWS: tl.constexpr, BLOCK_D: tl.constexpr):
+    """Load ROWS x BLOCK_D through the tensor descriptor of (batch, headdim, nheads, seqlen)."""
+    values = Descriptor.load([b.to(tl.int32), 0, h.to(tl.int32), start])
     return tl.trans(values.reshape(BLOCK_D, ROWS))
 
 
 @triton.jit
 def store_rows(base, stride, rows, limit, values, D: tl.constexpr, BLOCK_D: tl.constexpr):
-    """The counterpart of load_rows, always checked."""
+    """Store a block of `rows` x D, without rows beyond `limit`. `base` and `rows` are as in load_rows."""
     cols = tl.arange(0, BLOCK_D)
     pointers = base + rows.to(tl.int64)[:, None] * stride + cols[None, :]
     tl.store(pointers, values.to(base.dtype.element_ty), mask=(rows[:, None] < limit) & (cols[None, :] < D))

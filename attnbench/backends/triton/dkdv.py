@@ -1,4 +1,4 @@
-"""dK and dV of exact attention: a program owns a block of keys and walks over the queries that see them."""
+"""The kernel of dK and dV: a program owns a block of keys and loops over the queries that see them."""
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, disable-error-code="untyped-decorator"
 
@@ -7,7 +7,15 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from attnbench.backends.triton.device_functions import hide, load_map, load_rows, place, sequence, store_rows, tanh
+from attnbench.backends.triton.device_functions import (
+    block_and_head,
+    load_block,
+    load_rows,
+    mask_scores,
+    sequence_bounds,
+    store_rows,
+    tanh,
+)
 
 
 @triton.jit(
@@ -17,8 +25,8 @@ from attnbench.backends.triton.device_functions import hide, load_map, load_rows
     ]
 )
 def _dk_dv(
-    Q, K, V, DOut,  # with TMA, their tensor maps
-    Lse, Delta,  # padded, and with TMA their tensor maps
+    Q, K, V, DOut,  # with TMA, their tensor descriptors
+    Lse, Delta,  # padded; with TMA, their tensor descriptors
     DK, DV, Cu_q, Cu_k,
     stride_qb, stride_qm, stride_qh, stride_kb, stride_kn, stride_kh, stride_vb, stride_vn, stride_vh,
     stride_gb, stride_gm, stride_gh, stride_lb, stride_lh,
@@ -30,18 +38,18 @@ def _dk_dv(
     LEFT: tl.constexpr, RIGHT: tl.constexpr, SOFTCAP: tl.constexpr, VARLEN: tl.constexpr,
     TMA: tl.constexpr, AHEAD: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """A block of keys of one key head, over all the queries of the query heads that share it."""
-    # Under causal the first keys are seen by the most queries, so the natural order starts with the heaviest.
-    rank, bh = place(tl.cdiv(seqlen_k, BLOCK_N), heads, section)
+    """Compute dK and dV of one block of keys of one key head, from the queries of all query heads that share it."""
+    # Under a causal mask the first keys are seen by the most queries, so the block with the most work is already first.
+    rank, bh = block_and_head(tl.cdiv(seqlen_k, BLOCK_N), heads, section)
     start_n = rank * BLOCK_N
     nheads_k = nheads // group
     b, h_k = bh // nheads_k, bh % nheads_k
-    first_q, first_k, seqlen_q, seqlen_k = sequence(b, Cu_q, Cu_k, seqlen_q, seqlen_k, VARLEN)
+    first_q, first_k, seqlen_q, seqlen_k = sequence_bounds(b, Cu_q, Cu_k, seqlen_q, seqlen_k, VARLEN)
     cols = tl.arange(0, BLOCK_N)
     limit_n, first_n = seqlen_k - start_n, start_n.to(tl.int64) + first_k
     if TMA:
-        k = load_map(K, b, h_k, start_n, BLOCK_N, BLOCK_D, BY_HEAD=True)
-        v = load_map(V, b, h_k, start_n, BLOCK_N, BLOCK_DV, BY_HEAD=True)
+        k = load_block(K, b, h_k, start_n, BLOCK_N, BLOCK_D, BY_HEAD=True)
+        v = load_block(V, b, h_k, start_n, BLOCK_N, BLOCK_DV, BY_HEAD=True)
     else:
         K += b * stride_kb + h_k * stride_kh + first_n * stride_kn
         V += b * stride_vb + h_k * stride_vh + first_n * stride_vn
@@ -51,8 +59,8 @@ def _dk_dv(
     begin, full_begin, full_end, end = queries_seeing(
         start_n, tl.minimum(start_n + BLOCK_N, seqlen_k), seqlen_q, seqlen_k, left, right, LEFT, RIGHT, VARLEN, BLOCK_M
     )
-    # The keys seen by the queries m are those from m - left to m + right, with m counted as a key is: compared turned
-    # round, since here the keys are this program's and the queries vary.
+    # Query m sees the keys from m - left to m + right, where keys are counted from the one with which query 0 is
+    # aligned. `keys` are the positions of this program's keys in that count.
     keys = (start_n - (seqlen_k - seqlen_q) + cols)[:, None]
     dk = tl.zeros((BLOCK_N, BLOCK_D), tl.float32)
     dv = tl.zeros((BLOCK_N, BLOCK_DV), tl.float32)
@@ -84,15 +92,16 @@ def queries_seeing(
     begin_n, end_n, seqlen_q, seqlen_k, left, right,
     LEFT: tl.constexpr, RIGHT: tl.constexpr, VARLEN: tl.constexpr, BLOCK_M: tl.constexpr,
 ):  # fmt: skip
-    """(begin, full_begin, full_end, end): which queries see the keys [begin_n, end_n), in blocks of BLOCK_M.
+    """Return (begin, full_begin, full_end, end): the queries that see the keys [begin_n, end_n), in blocks of BLOCK_M.
 
-    Those of [full_begin, full_end) see every key, those of [begin, full_begin) and [full_end, end) some, others none.
+    The queries of [full_begin, full_end) see every key, those of [begin, full_begin) and [full_end, end) see some, and
+    all others see none.
     """
     shift = seqlen_k - seqlen_q
     begin = 0
     full_begin = 0
     end = seqlen_q
-    full_end = seqlen_q  # not a whole block: queries beyond seqlen_q do no harm
+    full_end = seqlen_q  # need not be a multiple of BLOCK_M: queries beyond seqlen_q add nothing
     if RIGHT:
         begin = tl.maximum(begin_n - shift - right, 0) // BLOCK_M * BLOCK_M
         full_begin = tl.cdiv(tl.maximum(end_n - 1 - shift - right, 0), BLOCK_M) * BLOCK_M
@@ -101,7 +110,7 @@ def queries_seeing(
         full_end = tl.minimum(tl.maximum(begin_n + left - shift + 1, 0), seqlen_q) // BLOCK_M * BLOCK_M
         full_begin = tl.minimum(full_begin, full_end)
     if VARLEN:
-        some = begin_n < end_n  # else the program is beyond a short sequence's end
+        some = begin_n < end_n  # else this block is beyond the end of a short sequence
         full_begin = tl.where(some, full_begin, 0)
         full_end = tl.where(some, full_end, 0)
         end = tl.where(some, end, 0)
@@ -115,37 +124,38 @@ def _dk_dv_block(
     stride_qm, stride_gm,
     b, h,  # for TMA
     scale_tanh, scale_log2,
-    keys,  # counted from the key that query 0 is aligned with, (keys, 1)
+    keys,  # (keys, 1), counted from the key with which query 0 is aligned
     left, right,
     start_m,
-    full_begin, full_end,  # the queries from the one up to the other see all keys
+    full_begin, full_end,  # the queries [full_begin, full_end) see every key
     seqlen_q,
     HEADDIM: tl.constexpr, HEADDIM_V: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
     BLOCK_M: tl.constexpr, LEFT: tl.constexpr, RIGHT: tl.constexpr, SOFTCAP: tl.constexpr,
     VARLEN: tl.constexpr, TMA: tl.constexpr, AHEAD: tl.constexpr,
 ):  # fmt: skip
-    """One block of queries into dk and dv. Scores are transposed, keys x queries: both results are by key.
+    """Return dk and dv with the contribution of one block of queries added.
 
-    Only the window needs a mask here. A query beyond seqlen_q has lse +inf, which makes its p 0; a key beyond
-    seqlen_k spoils only its own row of dk and dv, which is not stored. With AHEAD dP is computed before P.
+    Scores are transposed (keys x queries), since both results are by key. Only a causal mask or window needs a mask: a
+    query beyond seqlen_q has lse +inf, which makes its p 0, and a key beyond seqlen_k changes only its own row of dk
+    and dv, which is not stored. With AHEAD, dP is computed before P.
     """
     rows = tl.arange(0, BLOCK_M)
     limit, offset = seqlen_q - start_m, tl.cast(start_m, tl.int64)
     if TMA:
-        q = load_map(Q, b, h, start_m, BLOCK_M, BLOCK_D, BY_HEAD=False)
-        dout = load_map(DOut, b, h, start_m, BLOCK_M, BLOCK_DV, BY_HEAD=False)
+        q = load_block(Q, b, h, start_m, BLOCK_M, BLOCK_D, BY_HEAD=False)
+        dout = load_block(DOut, b, h, start_m, BLOCK_M, BLOCK_DV, BY_HEAD=False)
         lse = Lse.load([b.to(tl.int32), h.to(tl.int32), start_m]).reshape(BLOCK_M)
         delta = Delta.load([b.to(tl.int32), h.to(tl.int32), start_m]).reshape(BLOCK_M)
     else:
         q = load_rows(Q + offset * stride_qm, stride_qm, rows, limit, HEADDIM, BLOCK_D, True)
         dout = load_rows(DOut + offset * stride_gm, stride_gm, rows, limit, HEADDIM_V, BLOCK_DV, True)
-        if VARLEN:  # behind a sequence comes the next one
+        if VARLEN:  # no padding: the next sequence follows
             lse = tl.load(Lse + offset + rows, mask=rows < limit, other=float("inf"))
             delta = tl.load(Delta + offset + rows, mask=rows < limit, other=0.0)
         else:
             lse = tl.load(Lse + offset + rows)
             delta = tl.load(Delta + offset + rows)
-    # dP - delta: a matmul that starts from -delta leaves nothing to subtract, nor to keep in registers until then.
+    # dP - delta is one matmul that starts from -delta, so delta need not stay in registers until it is subtracted.
     minus_delta = tl.broadcast_to(-delta[None, :], (k.shape[0], BLOCK_M))
     scores = tl.dot(k, tl.trans(q), input_precision="ieee")
     if AHEAD:
@@ -153,12 +163,12 @@ def _dk_dv_block(
     if SOFTCAP:
         scores = tanh(scores * scale_tanh, EXACT=q.dtype == tl.float32)
         slope = 1.0 - scores * scores
-    if LEFT or RIGHT:  # noqa: SIM102  the one at compile time, the other not
-        # A branch, not a second loop: with two, Triton keeps more of both in registers than there are.
+    if LEFT or RIGHT:  # noqa: SIM102  the outer condition is a compile-time constant
+        # A branch and not a second loop: the constants of two loops need more registers than there are.
         if (start_m < full_begin) | (start_m >= full_end):
             position = start_m + rows[None, :]
             if RIGHT:
-                scores = hide(scores, keys, position - left, position + right, LEFT)
+                scores = mask_scores(scores, keys, position - left, position + right, LEFT)
             else:
                 scores = tl.where(keys >= position - left, scores, float("-inf"))
     p = tl.exp2(scores * scale_log2 - lse[None, :])

@@ -1,4 +1,4 @@
-"""dQ of exact attention: a program owns a block of queries of one head and walks over its keys, as the forward does."""
+"""The kernel of dQ: a program owns a block of queries of one head and loops over its keys, as the forward does."""
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, disable-error-code="untyped-decorator"
 
@@ -8,12 +8,12 @@ import triton
 import triton.language as tl
 
 from attnbench.backends.triton.device_functions import (
-    hide,
+    block_and_head,
     keys_seen,
-    load_map,
+    load_block,
     load_rows,
-    place,
-    sequence,
+    mask_scores,
+    sequence_bounds,
     store_rows,
     tanh,
 )
@@ -26,29 +26,29 @@ from attnbench.backends.triton.device_functions import (
     ]
 )
 def _dq(
-    Q, K, V, DOut,  # with TMA, their tensor maps
+    Q, K, V, DOut,  # with TMA, their tensor descriptors
     Lse, Delta, DQ, Cu_q, Cu_k,
     stride_qb, stride_qm, stride_qh, stride_kb, stride_kn, stride_kh, stride_vb, stride_vn, stride_vh,
     stride_gb, stride_gm, stride_gh, stride_lb, stride_lh, stride_dqb, stride_dqm, stride_dqh,
     scale, scale_tanh, scale_log2, seqlen_q, seqlen_k, left, right, nheads, group,
     heads,  # batch * nheads
     section,
-    whole,  # seqlen_k without a last block that it does not fill; with VARLEN the longest seqlen_k
+    whole,  # seqlen_k rounded down to a multiple of BLOCK_N; with VARLEN the longest seqlen_k
     HEADDIM: tl.constexpr, HEADDIM_V: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
     LEFT: tl.constexpr, RIGHT: tl.constexpr, SOFTCAP: tl.constexpr, VARLEN: tl.constexpr,
     TMA: tl.constexpr, RESIDENT: tl.constexpr, AHEAD: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     blocks = tl.cdiv(seqlen_q, BLOCK_M)
-    rank, bh = place(blocks, heads, section)
+    rank, bh = block_and_head(blocks, heads, section)
     start_m = (blocks - 1 - rank if RIGHT else rank) * BLOCK_M
     b, h = bh // nheads, bh % nheads
     h_k = h // group
-    first_q, first_k, seqlen_q, seqlen_k = sequence(b, Cu_q, Cu_k, seqlen_q, seqlen_k, VARLEN)
+    first_q, first_k, seqlen_q, seqlen_k = sequence_bounds(b, Cu_q, Cu_k, seqlen_q, seqlen_k, VARLEN)
     rows = tl.arange(0, BLOCK_M)
     limit_m, first_m = seqlen_q - start_m, start_m.to(tl.int64) + first_q
     if TMA:
-        q = load_map(Q, b, h, start_m, BLOCK_M, BLOCK_D, BY_HEAD=not RESIDENT)
-        dout = load_map(DOut, b, h, start_m, BLOCK_M, BLOCK_DV, BY_HEAD=not RESIDENT)
+        q = load_block(Q, b, h, start_m, BLOCK_M, BLOCK_D, BY_HEAD=not RESIDENT)
+        dout = load_block(DOut, b, h, start_m, BLOCK_M, BLOCK_DV, BY_HEAD=not RESIDENT)
     else:
         Q += b * stride_qb + h * stride_qh + first_m * stride_qm
         DOut += b * stride_gb + h * stride_gh + first_m * stride_gm
@@ -74,7 +74,7 @@ def _dq(
             dq, q, dout, lse, delta, K, V, stride_kn, stride_vn, b, h_k, scale_tanh, scale_log2, first, last,
             start_n, seqlen_k, HEADDIM, HEADDIM_V, BLOCK_D, BLOCK_DV, BLOCK_N, LEFT, SOFTCAP, TMA, AHEAD, MASK=False,
         )  # fmt: skip
-    between = full_end - full_begin  # as in the forward: both masked stretches in one loop
+    between = full_end - full_begin  # one loop for both edges, as in forward.py
     for start in range(begin if LEFT else full_end, end - between if LEFT else end, BLOCK_N):
         start_n = start + tl.where(start < full_begin, 0, between) if LEFT else start
         dq = _dq_block(
@@ -95,18 +95,18 @@ def _dq_block(
     stride_kn, stride_vn,
     b, h_k,  # for TMA
     scale_tanh, scale_log2,
-    first, last,  # the outermost keys each query sees, (queries, 1)
+    first, last,  # first and last key that each query sees, (queries, 1)
     start_n, seqlen_k,
     HEADDIM: tl.constexpr, HEADDIM_V: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
     BLOCK_N: tl.constexpr, LEFT: tl.constexpr, SOFTCAP: tl.constexpr, TMA: tl.constexpr, AHEAD: tl.constexpr,
     MASK: tl.constexpr,
 ):  # fmt: skip
-    """One block of keys into dq. With AHEAD dP is computed before P and not after it."""
+    """Return dq with the contribution of one block of keys added. With AHEAD, dP is computed before P."""
     cols = tl.arange(0, BLOCK_N)
     limit, offset = seqlen_k - start_n, tl.cast(start_n, tl.int64)
     if TMA:
-        k = load_map(K, b, h_k, start_n, BLOCK_N, BLOCK_D, BY_HEAD=False)
-        v = load_map(V, b, h_k, start_n, BLOCK_N, BLOCK_DV, BY_HEAD=False)
+        k = load_block(K, b, h_k, start_n, BLOCK_N, BLOCK_D, BY_HEAD=False)
+        v = load_block(V, b, h_k, start_n, BLOCK_N, BLOCK_DV, BY_HEAD=False)
     else:
         k = load_rows(K + offset * stride_kn, stride_kn, cols, limit, HEADDIM, BLOCK_D, MASK)
         v = load_rows(V + offset * stride_vn, stride_vn, cols, limit, HEADDIM_V, BLOCK_DV, MASK)
@@ -118,7 +118,7 @@ def _dq_block(
         scores = tanh(scores * scale_tanh, EXACT=q.dtype == tl.float32)
         slope = 1.0 - scores * scores
     if MASK:
-        scores = hide(scores, start_n + cols[None, :], first, last, LEFT)
+        scores = mask_scores(scores, start_n + cols[None, :], first, last, LEFT)
     p = tl.exp2(scores * scale_log2 - lse[:, None])
     if not AHEAD:
         dp = tl.dot(dout, tl.trans(v), minus_delta, input_precision="ieee")

@@ -1,4 +1,4 @@
-"""The forward of exact attention; attention.py explains the algorithm."""
+"""The forward: its host side and its kernel. attention.py explains the algorithm."""
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, disable-error-code="untyped-decorator"
 
@@ -11,46 +11,48 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from attnbench.backends.triton.block_sizes import Blocks, dims, heads_per_section
+from attnbench.backends.triton.block_sizes import Blocks, head_dim_constants, heads_per_section
 from attnbench.backends.triton.device_functions import (
-    hide,
+    block_and_head,
     keys_seen,
-    load_map,
+    load_block,
     load_rows,
-    load_turned,
-    load_turned_map,
-    place,
-    sequence,
+    load_transposed_block,
+    load_transposed_rows,
+    mask_scores,
+    sequence_bounds,
     store_rows,
     tanh,
 )
-from attnbench.backends.triton.launch import launch, launch_best, mappable, tensor_maps
+from attnbench.backends.triton.launch import can_use_tma, launch, launch_best, tensor_descriptors
 from attnbench.backends.triton.problem import FLOAT8, Problem
 
-# P is at most 1. Times 2^8 it uses the range of e4m3 (2^-9 to 448) better: what is under 2^-17 is lost, not 2^-9.
+# fp8 multiplies P, which is at most 1, by 2^8 to use the range of e4m3 (2^-9 to 448) better: values below 2^-17 are
+# lost instead of values below 2^-9.
 FLOAT8_SHIFT = tl.constexpr(8.0)
 
 
 def attention_forward(q: Tensor, k: Tensor, v: Tensor, problem: Problem) -> tuple[Tensor, Tensor]:
-    """(out, lse): lse is the BASE-2 log-sum-exp of the scaled scores, (batch, nheads, seqlen_q) in fp32.
+    """Return (out, lse): lse is the log-sum-exp of the scaled scores in BASE 2, (batch, nheads, seqlen_q) in fp32.
 
-    A query that sees no key has lse +inf, not -inf: exp2(score - lse) is then 0 in the backward without a test.
+    A query that sees no key has lse +inf, not -inf, so that exp2(score - lse) in the backward is 0 without a test.
     """
-    out, lse = results(q, v)
+    out, lse = empty_results(q, v)
     nheads, nheads_k = q.shape[2], k.shape[2]
     group, heads = nheads // nheads_k, problem.batch * nheads
     head_bytes = problem.seqlen_k * (k.shape[3] + v.shape[3]) * q.element_size()
-    constants = dims(q, v)
+    constants = head_dim_constants(q, v)
     width, width_v = constants["BLOCK_D"], constants["BLOCK_DV"]
-    read = turned(v)
-    mapped = not problem.varlen and mappable(q, k, read)  # a map knows where a tensor ends, not where a sequence does
+    read = v_as_read(v)
+    # The kernel relies on zeros beyond the last key. A descriptor gives them at the end of a tensor, not of a sequence.
+    use_tma = not problem.varlen and can_use_tma(q, k, read)
 
     def run(blocks: Blocks) -> None:
         inputs: tuple[Any, ...] = (q, k, v)
-        if blocks.tma and mapped:
+        if blocks.tma and use_tma:
             keys = (read, blocks.BLOCK_N, width_v) if read is v else (read, width_v, blocks.BLOCK_N)
             inner = ((k, blocks.BLOCK_N, width), keys)
-            inputs = tensor_maps(((q, blocks.BLOCK_M, width),), inner, blocks.resident)
+            inputs = tensor_descriptors(((q, blocks.BLOCK_M, width),), inner, blocks.resident)
         launch(
             _forward,
             blocks,
@@ -65,30 +67,30 @@ def attention_forward(q: Tensor, k: Tensor, v: Tensor, problem: Problem) -> tupl
             **constants,
             **problem.features,
             FP8=problem.descale is not None,
-            TMA=blocks.tma and mapped,
+            TMA=blocks.tma and use_tma,
             RESIDENT=blocks.resident,
             AHEAD=blocks.ahead,
             WARP_SPECIALIZE=blocks.warp_specialize,
         )
 
-    launch_best("fwd", q, v, problem.mask, mapped, run)
+    launch_best("fwd", q, v, problem.mask_kind, use_tma, run)
     return out, lse
 
 
-def turned(v: Tensor) -> Tensor:
-    """v as the kernels walk over it: fp8's is (batch, headdim_v, nheads_k, seqlen_k), its keys side by side."""
+def v_as_read(v: Tensor) -> Tensor:
+    """Return v as the kernels read it: for fp8 as (batch, headdim_v, nheads_k, seqlen_k), where keys are contiguous."""
     return v.transpose(1, 3) if v.dtype == FLOAT8 else v
 
 
-def results(q: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-    """Where out and lse go. Out is bf16 where q is fp8."""
+def empty_results(q: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    """Return new tensors for out and lse. out is bf16 where q is fp8."""
     dtype = torch.bfloat16 if q.dtype == FLOAT8 else q.dtype
     out = torch.empty((*q.shape[:3], v.shape[3]), dtype=dtype, device=q.device)
     return out, torch.empty((q.shape[0], q.shape[2], q.shape[1]), dtype=torch.float32, device=q.device)
 
 
-# Strides are specialised on being multiples of 16 (wide loads need it). Lengths and counts are not: a new length
-# must not compile a new kernel.
+# Triton specialises arguments on being multiples of 16. Strides need it for wide loads. Lengths and counts must not be
+# specialised, or a new length would compile a new kernel.
 @triton.jit(
     do_not_specialize=[
         *("scale_tanh", "scale_log2", "seqlen_q", "seqlen_k", "left", "right"),
@@ -96,38 +98,38 @@ def results(q: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     ]
 )
 def _forward(
-    Q, K, V,  # with TMA, their tensor maps
+    Q, K, V,  # with TMA, their tensor descriptors
     Out, Lse, Cu_q, Cu_k, Descale_q, Descale_k, Descale_v,
     stride_qb, stride_qm, stride_qh, stride_kb, stride_kn, stride_kh,
-    stride_vb, stride_vn, stride_vh,  # with FP8 stride_vn is that of the headdim
+    stride_vb, stride_vn, stride_vh,  # with FP8, stride_vn is the stride of the headdim
     stride_ob, stride_om, stride_oh, stride_lb, stride_lh,
     scale_tanh, scale_log2, seqlen_q, seqlen_k, left, right, nheads, group,
     heads,  # batch * nheads
     section,
-    whole,  # seqlen_k without a last block that it does not fill; with VARLEN the longest seqlen_k
+    whole,  # seqlen_k rounded down to a multiple of BLOCK_N; with VARLEN the longest seqlen_k
     HEADDIM: tl.constexpr, HEADDIM_V: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
     LEFT: tl.constexpr, RIGHT: tl.constexpr, SOFTCAP: tl.constexpr, VARLEN: tl.constexpr, FP8: tl.constexpr,
     TMA: tl.constexpr, RESIDENT: tl.constexpr, AHEAD: tl.constexpr, WARP_SPECIALIZE: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     blocks = tl.cdiv(seqlen_q, BLOCK_M)
-    rank, bh = place(blocks, heads, section)
-    # The last queries see the most keys.
+    rank, bh = block_and_head(blocks, heads, section)
+    # Under a causal mask the last queries see the most keys, so they come first.
     start_m = (blocks - 1 - rank if RIGHT else rank) * BLOCK_M
     b, h = bh // nheads, bh % nheads
     h_k = h // group
-    first_q, first_k, seqlen_q, seqlen_k = sequence(b, Cu_q, Cu_k, seqlen_q, seqlen_k, VARLEN)
+    first_q, first_k, seqlen_q, seqlen_k = sequence_bounds(b, Cu_q, Cu_k, seqlen_q, seqlen_k, VARLEN)
     rows = tl.arange(0, BLOCK_M)
     limit_m, first_m = seqlen_q - start_m, start_m.to(tl.int64) + first_q
 
     if TMA:
-        q = load_map(Q, b, h, start_m, BLOCK_M, BLOCK_D, BY_HEAD=not RESIDENT)
+        q = load_block(Q, b, h, start_m, BLOCK_M, BLOCK_D, BY_HEAD=not RESIDENT)
     else:
         Q += b * stride_qb + h * stride_qh + first_m * stride_qm
         K += b * stride_kb + h_k * stride_kh + first_k * stride_kn
         V += b * stride_vb + h_k * stride_vh + (first_k if FP8 else first_k * stride_vn)
         q = load_rows(Q, stride_qm, rows, limit_m, HEADDIM, BLOCK_D, True)
-    scale_tanh, scale_log2 = descaled(scale_tanh, scale_log2, Descale_q, Descale_k, SOFTCAP, FP8)
+    scale_tanh, scale_log2 = apply_descale(scale_tanh, scale_log2, Descale_q, Descale_k, SOFTCAP, FP8)
 
     begin, full_begin, full_end, end = keys_seen(
         start_m, tl.minimum(start_m + BLOCK_M, seqlen_q), seqlen_q, seqlen_k, left, right, whole,
@@ -140,19 +142,19 @@ def _forward(
     acc = tl.zeros((BLOCK_M, BLOCK_DV), tl.float32)
     row_max = tl.full((BLOCK_M,), float("-inf"), tl.float32)
     row_sum = tl.zeros((BLOCK_M,), tl.float32)
-    if AHEAD:  # S of the next block before the softmax of this one: the tensor cores have work while it runs
+    if AHEAD:  # compute S of the next block before the softmax of this one, to keep the tensor cores busy meanwhile
         scores = raw_scores(q, K, stride_kn, b, h_k, full_begin, seqlen_k, HEADDIM, BLOCK_D, BLOCK_N, TMA, CHECK=True)
         for start_n in range(full_begin, full_end - BLOCK_N, BLOCK_N):
             following = raw_scores(
                 q, K, stride_kn, b, h_k, start_n + BLOCK_N, seqlen_k, HEADDIM, BLOCK_D, BLOCK_N, TMA, CHECK=False
             )
-            acc, row_max, row_sum = absorb(
+            acc, row_max, row_sum = update_softmax(
                 acc, row_max, row_sum, scores, V, stride_vn, b, h_k, scale_tanh, scale_log2, first, last,
                 start_n, seqlen_k, q.dtype, HEADDIM_V, BLOCK_DV, BLOCK_N, LEFT, SOFTCAP, FP8, TMA, MASK=False,
             )  # fmt: skip
             scores = following
         if full_begin < full_end:
-            acc, row_max, row_sum = absorb(
+            acc, row_max, row_sum = update_softmax(
                 acc, row_max, row_sum, scores, V, stride_vn, b, h_k, scale_tanh, scale_log2, first, last,
                 full_end - BLOCK_N, seqlen_k, q.dtype, HEADDIM_V, BLOCK_DV, BLOCK_N, LEFT, SOFTCAP, FP8, TMA,
                 MASK=False,
@@ -163,7 +165,7 @@ def _forward(
                 acc, row_max, row_sum, q, K, V, stride_kn, stride_vn, b, h_k, scale_tanh, scale_log2, first, last,
                 start_n, seqlen_k, HEADDIM, HEADDIM_V, BLOCK_D, BLOCK_DV, BLOCK_N, LEFT, SOFTCAP, FP8, TMA, MASK=False,
             )  # fmt: skip
-    # Both masked stretches in one loop, so that the code is there once: `between` jumps over the full blocks.
+    # One loop for both edges, which halves the code: `between` skips the full blocks.
     between = full_end - full_begin
     for start in range(begin if LEFT else full_end, end - between if LEFT else end, BLOCK_N):
         start_n = start + tl.where(start < full_begin, 0, between) if LEFT else start
@@ -172,7 +174,7 @@ def _forward(
             start_n, seqlen_k, HEADDIM, HEADDIM_V, BLOCK_D, BLOCK_DV, BLOCK_N, LEFT, SOFTCAP, FP8, TMA, MASK=True,
         )  # fmt: skip
 
-    acc, lse = divided(acc, row_max, row_sum, Descale_v, FP8)
+    acc, lse = finish_softmax(acc, row_max, row_sum, Descale_v, FP8)
     tl.store(Lse + b * stride_lb + h * stride_lh + first_m + rows, lse, mask=rows < limit_m)
     store_rows(
         Out + b * stride_ob + h * stride_oh + first_m * stride_om, stride_om, rows, limit_m, acc, HEADDIM_V, BLOCK_DV
@@ -180,8 +182,8 @@ def _forward(
 
 
 @triton.jit
-def descaled(scale_tanh, scale_log2, Descale_q, Descale_k, SOFTCAP: tl.constexpr, FP8: tl.constexpr):
-    """(scale_tanh, scale_log2), of which the first to touch q k^T takes the descale factors of q and k too."""
+def apply_descale(scale_tanh, scale_log2, Descale_q, Descale_k, SOFTCAP: tl.constexpr, FP8: tl.constexpr):
+    """Return (scale_tanh, scale_log2) with the descale factors of q and k in the one that is applied to q k^T first."""
     if FP8:
         factor = tl.load(Descale_q) * tl.load(Descale_k)
         if SOFTCAP:
@@ -196,17 +198,17 @@ def forward_block(
     acc, row_max, row_sum, q,
     K, V,
     stride_kn, stride_vn,
-    b, h_k,  # for TMA, whose map is of the whole tensor
+    b, h_k,  # for TMA, whose descriptor is of the whole tensor
     scale_tanh, scale_log2,
-    first, last,  # the outermost keys each query sees, (queries, 1)
+    first, last,  # first and last key that each query sees, (queries, 1)
     start_n, seqlen_k,
     HEADDIM: tl.constexpr, HEADDIM_V: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
     BLOCK_N: tl.constexpr, LEFT: tl.constexpr, SOFTCAP: tl.constexpr, FP8: tl.constexpr, TMA: tl.constexpr,
     MASK: tl.constexpr,
 ):  # fmt: skip
-    """One block of keys into the online softmax."""
+    """Return (acc, row_max, row_sum) of the online softmax with one block of keys added."""
     scores = raw_scores(q, K, stride_kn, b, h_k, start_n, seqlen_k, HEADDIM, BLOCK_D, BLOCK_N, TMA, MASK)
-    return absorb(
+    return update_softmax(
         acc, row_max, row_sum, scores, V, stride_vn, b, h_k, scale_tanh, scale_log2, first, last,
         start_n, seqlen_k, q.dtype, HEADDIM_V, BLOCK_DV, BLOCK_N, LEFT, SOFTCAP, FP8, TMA, MASK,
     )  # fmt: skip
@@ -217,9 +219,9 @@ def raw_scores(
     q, K, stride_kn, b, h_k, start_n, seqlen_k,
     HEADDIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr, TMA: tl.constexpr, CHECK: tl.constexpr,
 ):  # fmt: skip
-    """q k^T of one block of keys, not scaled."""
+    """Return q k^T of one block of keys, not scaled."""
     if TMA:  # zeros beyond seqlen_k and beyond the headdim
-        k = load_map(K, b, h_k, start_n, BLOCK_N, BLOCK_D, BY_HEAD=False)
+        k = load_block(K, b, h_k, start_n, BLOCK_N, BLOCK_D, BY_HEAD=False)
     else:
         offset, cols = tl.cast(start_n, tl.int64), tl.arange(0, BLOCK_N)
         k = load_rows(K + offset * stride_kn, stride_kn, cols, seqlen_k - start_n, HEADDIM, BLOCK_D, CHECK)
@@ -227,32 +229,35 @@ def raw_scores(
 
 
 @triton.jit
-def absorb(
+def update_softmax(
     acc, row_max, row_sum, scores, V, stride_vn, b, h_k, scale_tanh, scale_log2, first, last, start_n, seqlen_k,
     dtype: tl.constexpr,  # of q
     HEADDIM_V: tl.constexpr, BLOCK_DV: tl.constexpr, BLOCK_N: tl.constexpr, LEFT: tl.constexpr, SOFTCAP: tl.constexpr,
     FP8: tl.constexpr, TMA: tl.constexpr, MASK: tl.constexpr,
 ):  # fmt: skip
-    """One block's scores into the online softmax."""
+    """Return (acc, row_max, row_sum) of the online softmax with the scores of one block of keys added."""
     cols = tl.arange(0, BLOCK_N)
     if SOFTCAP:
         scores = tanh(scores * scale_tanh, EXACT=dtype == tl.float32)
     if MASK:
-        scores = hide(scores, start_n + cols[None, :], first, last, LEFT)
+        scores = mask_scores(scores, start_n + cols[None, :], first, last, LEFT)
     new_max = tl.maximum(row_max, tl.max(scores, 1) * scale_log2)
-    # A row that has seen no key yet would compute -inf - -inf; any finite maximum gives it the 0 it needs.
+    # A row that has seen no key yet would compute -inf - -inf; with any finite maximum its p is 0, as it must be.
     base = tl.where(new_max == float("-inf"), 0.0, new_max) if MASK else new_max
     p = tl.exp2(scores * scale_log2 - ((base - FLOAT8_SHIFT) if FP8 else base)[:, None])
     alpha = tl.exp2(row_max - base)
     row_sum = row_sum * alpha + tl.sum(p, 1)
-    # Tensor cores take e4m3 with the summed dimension contiguous only, here the keys; else each block would be turned.
+    # Tensor cores take e4m3 only where the summed dimension, here the keys, is contiguous. Otherwise each block of v
+    # would have to be transposed in the kernel.
     if TMA and FP8:
-        v = load_turned_map(V, b, h_k, start_n, BLOCK_N, BLOCK_DV)
+        v = load_transposed_block(V, b, h_k, start_n, BLOCK_N, BLOCK_DV)
     elif FP8:
-        offset = tl.multiple_of(tl.cast(start_n, tl.int64), 16)  # of BLOCK_N even; wide loads need to know
-        v = load_turned(V + offset, stride_vn, seqlen_k - start_n, HEADDIM_V, BLOCK_DV, BLOCK_N, MASK)
+        offset = tl.multiple_of(
+            tl.cast(start_n, tl.int64), 16
+        )  # it is a multiple of BLOCK_N; wide loads must know of 16
+        v = load_transposed_rows(V + offset, stride_vn, seqlen_k - start_n, HEADDIM_V, BLOCK_DV, BLOCK_N, MASK)
     elif TMA:
-        v = load_map(V, b, h_k, start_n, BLOCK_N, BLOCK_DV, BY_HEAD=False)
+        v = load_block(V, b, h_k, start_n, BLOCK_N, BLOCK_DV, BY_HEAD=False)
     else:
         offset = tl.cast(start_n, tl.int64)
         v = load_rows(V + offset * stride_vn, stride_vn, cols, seqlen_k - start_n, HEADDIM_V, BLOCK_DV, MASK)
@@ -261,10 +266,10 @@ def absorb(
 
 
 @triton.jit
-def divided(acc, row_max, row_sum, Descale_v, FP8: tl.constexpr):
-    """(out, lse in base 2, +inf where no key was seen) of a finished online softmax."""
+def finish_softmax(acc, row_max, row_sum, Descale_v, FP8: tl.constexpr):
+    """Return out, and lse in base 2 (+inf where no key was seen), of an online softmax over all keys."""
     empty = row_sum == 0.0
-    row_sum = tl.where(empty, 1.0, row_sum)  # such a row's acc is 0
+    row_sum = tl.where(empty, 1.0, row_sum)  # acc of such a row is 0
     out = acc / row_sum[:, None]
     lse = tl.where(empty, float("inf"), row_max + tl.log2(row_sum))
     if FP8:

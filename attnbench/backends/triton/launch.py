@@ -1,4 +1,4 @@
-"""How the attention kernels are started: with which block sizes, through which tensor maps."""
+"""Launching the attention kernels: the choice of block sizes, tensor descriptors, and the launch itself."""
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls
 
@@ -11,40 +11,46 @@ import triton
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from attnbench.backends.triton import block_sizes as config
-from attnbench.backends.triton import tuned_blocks
+from attnbench.backends.triton import block_sizes, tuned_blocks
 from attnbench.backends.triton.block_sizes import Blocks, Kernel
 
 
-def launch_best(kernel: Kernel, q: Tensor, v: Tensor, mask: str, maps: bool, run: Callable[[Blocks], None]) -> None:
-    """Run with the block sizes for these tensors, found by timing where no table has them: see tuned_blocks.py.
+def launch_best(kernel: Kernel, q: Tensor, v: Tensor, mask: str, use_tma: bool, run: Callable[[Blocks], None]) -> None:
+    """Call `run` with the best block sizes for these tensors.
 
-    `maps`: whether tensor maps can be made of all that the kernel reads.
+    They come from the table of block_sizes.py, or from timing (tuned_blocks.py) on GPUs for which none was measured.
+    `mask` is Problem.mask_kind. `use_tma` says whether tensor descriptors can be made of all that the kernel reads.
     """
-    sizes, device = config.widths(q, v), config.index_of(q)
-    rows = config.candidates(kernel, *sizes, q.element_size(), device, maps, mask != "full")
-    if len(rows) == 1 or device is None or config.architecture(device) in config.MEASURED or not tuned_blocks.wanted():
+    sizes, device = block_sizes.padded_head_dims(q, v), block_sizes.device_index(q)
+    rows = block_sizes.candidates(kernel, *sizes, q.element_size(), device, use_tma, mask != "full")
+    if (
+        len(rows) == 1
+        or device is None
+        or block_sizes.architecture(device) in block_sizes.MEASURED_ARCHITECTURES
+        or not tuned_blocks.search_enabled()
+    ):
         return run(rows[0])
-    key = f"{config.architecture(device)} triton-{triton.__version__} {kernel} {sizes[0]} {sizes[1]} {q.dtype} {mask}"
-    if key not in _found:
+    architecture = block_sizes.architecture(device)
+    key = f"{architecture} triton-{triton.__version__} {kernel} {sizes[0]} {sizes[1]} {q.dtype} {mask}"
+    if key not in _choices:
         path = tuned_blocks.cache_file()
-        known = tuned_blocks.read(path).get(key, {}).get("blocks")
+        known = tuned_blocks.read_choices(path).get(key, {}).get("blocks")
         found = next((c for c in rows if list(c) == known), None)
         if found is None:
-            if torch.cuda.is_current_stream_capturing():  # nothing can be timed now
+            if torch.cuda.is_current_stream_capturing():  # nothing can be timed during a capture
                 return run(rows[0])
-            best, seconds = tuned_blocks.search(list(rows), lambda c: _seconds(lambda: run(Blocks(*c)), q))
+            best, seconds = tuned_blocks.search(list(rows), lambda c: _time_run(lambda: run(Blocks(*c)), q))
             found = Blocks(*best)
-            tuned_blocks.keep(path, key, found, seconds)
-        _found[key] = found
-    return run(_found[key])
+            tuned_blocks.save_choice(path, key, found, seconds)
+        _choices[key] = found
+    return run(_choices[key])
 
 
-_found: dict[str, Blocks] = {}  # what tuned_blocks.py found or read in this process
+_choices: dict[str, Blocks] = {}  # choices found by timing or read from the file, in this process
 
 
-def _seconds(run: Callable[[], None], q: Tensor) -> float:
-    """Of one of three runs, after one that compiles."""
+def _time_run(run: Callable[[], None], q: Tensor) -> float:
+    """Return the mean seconds of three runs, after one run that compiles."""
     with torch.cuda.device_of(q):
         run()
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
@@ -56,12 +62,15 @@ def _seconds(run: Callable[[], None], q: Tensor) -> float:
         return float(begin.elapsed_time(end)) / 3e3
 
 
-Part = tuple[Tensor, int, int]  # a tensor, the rows of a block of it, the width of the block
+Part = tuple[Tensor, int, int]  # a tensor, and the rows and the width of a block of it
 
 
-def mappable(*tensors: Tensor) -> bool:
-    """Whether the tensor memory accelerator can find blocks in them: it takes 16-byte units, and strides of 0 are not
-    documented to work."""
+def can_use_tma(*tensors: Tensor) -> bool:
+    """Return whether tensor descriptors can be made of all tensors.
+
+    The tensor memory accelerator needs addresses and strides that are multiples of 16 bytes. Strides of 0 are not
+    documented to work.
+    """
     for x in tensors:
         unit = 16 // x.element_size()
         if x.data_ptr() % 16 or any(n % unit or n <= 0 for n in x.stride()[:-1]):
@@ -69,30 +78,30 @@ def mappable(*tensors: Tensor) -> bool:
     return True
 
 
-def tensor_maps(own: tuple[Part, ...], inner: tuple[Part, ...], resident: bool) -> tuple[TensorDescriptor, ...]:
-    """How blocks are found in (batch, seqlen, nheads, headdim) tensors: first those whose block a program keeps
-    (`own`), then those that it walks over.
+def tensor_descriptors(own: tuple[Part, ...], inner: tuple[Part, ...], resident: bool) -> tuple[TensorDescriptor, ...]:
+    """Return descriptors of (batch, seqlen, nheads, headdim) tensors: first of `own`, then of `inner`.
 
-    The order of a map's dimensions decides where Triton (3.6) keeps a block that enters a matmul on the left: with
-    seqlen before nheads it goes on to registers and its shared memory is free again, with nheads first it stays.
+    A program keeps its block of an `own` tensor and loops over blocks of the `inner` ones. The order of a descriptor's
+    dimensions decides where Triton 3.6 keeps the left operand of a matmul: with seqlen before nheads it is moved to
+    registers and its shared memory is free again (`resident`), with nheads first it stays in shared memory.
     """
-    maps = []
+    descriptors = []
     for i, (x, rows, width) in enumerate((*own, *inner)):
         by_head = i < len(own) and not resident
         order, block = ((0, 2, 1, 3), [1, 1, rows, width]) if by_head else ((0, 1, 2, 3), [1, rows, 1, width])
-        maps.append(TensorDescriptor(x, [x.shape[i] for i in order], [x.stride(i) for i in order], block))
-    return tuple(maps)
+        descriptors.append(TensorDescriptor(x, [x.shape[i] for i in order], [x.stride(i) for i in order], block))
+    return tuple(descriptors)
 
 
-def row_maps(tensors: tuple[Tensor, ...], rows: int) -> tuple[TensorDescriptor, ...]:
-    """Maps of (batch, nheads, seqlen) tensors of ours, which meet the conditions."""
+def row_descriptors(tensors: tuple[Tensor, ...], rows: int) -> tuple[TensorDescriptor, ...]:
+    """Return descriptors of (batch, nheads, seqlen) tensors in blocks of `rows`. The tensors are padded for it."""
     return tuple(TensorDescriptor(x, list(x.shape), list(x.stride()), [1, 1, rows]) for x in tensors)
 
 
 def launch(kernel, blocks: Blocks, programs: int, q: Tensor, *args, **constants) -> None:
-    """Launch on the current stream of q's device, which need not be the current device."""
+    """Launch a kernel on the current stream of q's device, which need not be the current device."""
     options = {"num_warps": blocks.num_warps, "num_stages": blocks.num_stages}
     if blocks.max_registers is not None:
-        options["maxnreg"] = blocks.max_registers  # not known on AMD
+        options["maxnreg"] = blocks.max_registers  # AMD does not have this option
     with torch.cuda.device_of(q):
         kernel[(programs,)](*args, **constants, BLOCK_M=blocks.BLOCK_M, BLOCK_N=blocks.BLOCK_N, **options)

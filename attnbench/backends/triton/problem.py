@@ -1,4 +1,4 @@
-"""What one call of the attention kernels computes, checked; and how its numbers reach a kernel."""
+"""The attention problem of one call: checks of its inputs, and the arguments that the kernels need."""
 
 from __future__ import annotations
 
@@ -20,13 +20,14 @@ Window = tuple[int | None, int | None]
 
 @dataclass(frozen=True)
 class Problem:
-    """What the kernels must know beside q, k and v, which they take as (batch, seqlen, nheads, headdim).
+    """What the kernels must know besides q, k and v, which they take as (batch, seqlen, nheads, headdim).
 
-    With `cu_seqlens_q` and `cu_seqlens_k`, int32 of batch + 1, all sequences lie one behind the other in the seqlen
-    dimension of tensors whose first dimension is 1: sequence b has the queries cu_seqlens_q[b] to
-    cu_seqlens_q[b + 1] - 1. `seqlen_q` and `seqlen_k` are then those of the longest.
+    With `cu_seqlens_q` and `cu_seqlens_k`, int32 of batch + 1 values, all sequences are packed in the seqlen dimension
+    of tensors whose first dimension is 1: sequence b has the queries cu_seqlens_q[b] to cu_seqlens_q[b + 1] - 1.
+    `seqlen_q` and `seqlen_k` are then those of the longest sequence.
 
-    Query i sees the keys from i + seqlen_k - seqlen_q - left to i + seqlen_k - seqlen_q + right, None for open.
+    Query i sees the keys from i + seqlen_k - seqlen_q - left to i + seqlen_k - seqlen_q + right; None for a side
+    without a limit.
     """
 
     batch: int
@@ -38,33 +39,38 @@ class Problem:
     softcap: float = 0.0
     cu_seqlens_q: Tensor | None = None
     cu_seqlens_k: Tensor | None = None
-    descale: tuple[Tensor, Tensor, Tensor] | None = None  # of fp8 q, k and v: one fp32 each, on the device
+    descale: tuple[Tensor, Tensor, Tensor] | None = None  # for fp8: one fp32 on the device for each of q, k and v
 
     @property
     def varlen(self) -> bool:
+        """Whether the sequences differ in length."""
         return self.cu_seqlens_q is not None
 
     @property
     def scales(self) -> tuple[float, float]:
-        """(tanh_scale, scale_log2): with softcap, scores are tanh(tanh_scale * q k^T); times scale_log2, exp2's."""
+        """(scale_tanh, scale_log2), the factors before the tanh of the softcap and before exp2.
+
+        With softcap the argument of exp2 is scale_log2 * tanh(scale_tanh * q k^T), without it scale_log2 * q k^T.
+        """
         if self.softcap:
             return self.softmax_scale / self.softcap, self.softcap * LOG2_E
         return 0.0, self.softmax_scale * LOG2_E
 
     @property
     def window(self) -> tuple[int, int]:
+        """(left, right) as kernel arguments, 0 for a side that the kernel does not read."""
         return self.left or 0, self.right or 0
 
     @property
-    def mask(self) -> str:
-        """Of which sort the mask is."""
+    def mask_kind(self) -> str:
+        """The kind of mask, by which block sizes are chosen: "full", "causal", "window" or "varlen"."""
         if self.varlen:
             return "varlen"
         return "window" if self.left is not None else "full" if self.right is None else "causal"
 
     @property
     def features(self) -> dict[str, bool]:
-        """The constants that decide which features a kernel is compiled with; all off is the fast path."""
+        """The compile-time constants of the mask and the layout. With all off a kernel is fastest."""
         return {
             "LEFT": self.left is not None,
             "RIGHT": self.right is not None,
@@ -73,23 +79,23 @@ class Problem:
         }
 
     def strides(self, *tensors: Tensor) -> tuple[int, ...]:
-        """Of each, the strides of batch, seqlen and nheads."""
+        """Return the strides of batch, seqlen and nheads of each tensor."""
         return tuple(n for t in tensors for n in (0 if self.varlen else t.stride(0), t.stride(1), t.stride(2)))
 
     def lse_strides(self, lse: Tensor) -> tuple[int, int]:
-        """Of batch and nheads in (batch, nheads, seqlen_q)."""
+        """Return the strides of batch and nheads of a (batch, nheads, seqlen_q) tensor."""
         return 0 if self.varlen else lse.stride(0), lse.stride(1)
 
 
-def dense(q: Tensor, k: Tensor, v: Tensor, causal: bool, window_size: Window, **options: Any) -> Problem:
-    """The problem for (batch, seqlen, nheads, headdim) tensors; raises ValueError for what cannot be computed."""
-    _check(q, k, v, dim=4)
+def dense_problem(q: Tensor, k: Tensor, v: Tensor, causal: bool, window_size: Window, **options: Any) -> Problem:
+    """Return the problem for (batch, seqlen, nheads, headdim) tensors. Raises ValueError for unsupported inputs."""
+    _check_tensors(q, k, v, dim=4)
     if k.shape[0] != q.shape[0]:
         raise ValueError(f"q and k must share the batch, theirs are {q.shape[0]} and {k.shape[0]}")
-    return _problem(q, (q.shape[0], q.shape[1], k.shape[1]), causal, window_size, **options)
+    return _make_problem(q, (q.shape[0], q.shape[1], k.shape[1]), causal, window_size, **options)
 
 
-def varlen(
+def varlen_problem(
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -99,9 +105,12 @@ def varlen(
     window_size: Window,
     **options: Any,
 ) -> Problem:
-    """The problem for (total, nheads, headdim) tensors. Values of cu_seqlens are not read, which would wait for the
-    device: they must rise from 0 to at most the total, by at most max_seqlen a step."""
-    _check(q, k, v, dim=3)
+    """Return the problem for packed (total, nheads, headdim) tensors. Raises ValueError for unsupported inputs.
+
+    The values of cu_seqlens must rise from 0 to at most the total, each by at most max_seqlen. They are not checked,
+    because reading them would wait for the device.
+    """
+    _check_tensors(q, k, v, dim=3)
     for name, cu in zip(("cu_seqlens_q", "cu_seqlens_k"), cu_seqlens, strict=True):
         if cu.dtype != torch.int32 or cu.dim() != 1 or cu.numel() < 2 or not cu.is_contiguous():
             raise ValueError(f"{name} must be contiguous int32 of batch + 1 numbers, got {cu.dtype} {tuple(cu.shape)}")
@@ -115,10 +124,10 @@ def varlen(
         raise ValueError(f"max_seqlen_q and max_seqlen_k must be at least 1, got {max_seqlens[0]} and {max_seqlens[1]}")
     sizes = (cu_seqlens[0].numel() - 1, *max_seqlens)
     options |= {"cu_seqlens_q": cu_seqlens[0], "cu_seqlens_k": cu_seqlens[1]}
-    return _problem(q, sizes, causal, window_size, **options)
+    return _make_problem(q, sizes, causal, window_size, **options)
 
 
-def _problem(
+def _make_problem(
     q: Tensor,
     sizes: tuple[int, int, int],
     causal: bool,
@@ -131,7 +140,7 @@ def _problem(
 ) -> Problem:
     scale = q.shape[-1] ** -0.5 if softmax_scale is None else softmax_scale
     if not scale > 0:
-        # The kernels take the maximum of a row before they scale it, which only a positive factor allows.
+        # The kernels take the maximum of a row before they scale it, which needs a positive factor.
         raise ValueError(f"softmax_scale must be positive, got {scale}")
     if not softcap >= 0:
         raise ValueError(f"softcap must be positive, or 0 for none, got {softcap}")
@@ -144,14 +153,15 @@ def _problem(
                 f"{factor.device}"
             )
     batch, seqlen_q, seqlen_k = sizes
-    left, right = _bounds(window_size, causal, seqlen_q, seqlen_k)
+    left, right = _effective_window(window_size, causal, seqlen_q, seqlen_k)
     return Problem(batch, seqlen_q, seqlen_k, scale, left, right, softcap, descale=descale, **sequences)
 
 
-def _bounds(window_size: Window, causal: bool, seqlen_q: int, seqlen_k: int) -> Window:
-    """(left, right), None where it hides no key from any query: the kernel is then compiled without that mask.
+def _effective_window(window_size: Window, causal: bool, seqlen_q: int, seqlen_k: int) -> Window:
+    """Return (left, right) with causal included, None for a side that hides no key from any query.
 
-    That also keeps the sums of positions and bounds within 32 bits.
+    The kernel is then compiled without a mask on that side. This also keeps sums of positions and limits within 32
+    bits.
     """
     left, right = (None if side == -1 else side for side in window_size)  # -1 is open in flash-attn's interface
     if (left or 0) < 0 or (right or 0) < 0:
@@ -162,8 +172,8 @@ def _bounds(window_size: Window, causal: bool, seqlen_q: int, seqlen_k: int) -> 
     return left, None if right is None or right >= seqlen_q - 1 else right
 
 
-def _check(q: Tensor, k: Tensor, v: Tensor, dim: int) -> None:
-    """What would otherwise read or write out of bounds, or silently compute something else."""
+def _check_tensors(q: Tensor, k: Tensor, v: Tensor, dim: int) -> None:
+    """Raise ValueError for inputs that would be read out of bounds, or for which the result would be wrong."""
     layout = "(batch, seqlen, nheads, headdim)" if dim == 4 else "(total, nheads, headdim)"
     for name, x in (("q", q), ("k", k), ("v", v)):
         if x.dim() != dim:
@@ -192,6 +202,7 @@ def _check(q: Tensor, k: Tensor, v: Tensor, dim: int) -> None:
 
 
 def _check_float8(q: Tensor, k: Tensor, v: Tensor) -> None:
+    """Raise ValueError where fp8 inputs need a gradient, and for a GPU without fp8 matmuls."""
     if torch.is_grad_enabled() and any(t.requires_grad for t in (q, k, v)):
         raise ValueError(f"{FLOAT8} inputs have no backward here: detach them")
     if q.is_cuda and torch.version.hip is None and (found := torch.cuda.get_device_capability(q.device)) < (8, 9):

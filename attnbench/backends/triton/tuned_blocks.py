@@ -1,14 +1,14 @@
-"""Block sizes that were found by timing on this machine: where block_sizes.py has no measured row for a GPU.
+"""Block sizes found by timing on this machine, for GPUs for which block_sizes.py has no measured row.
 
-    python -m attnbench.backends.triton.tuned_blocks            print what was found, and where it is kept
-    python -m attnbench.backends.triton.tuned_blocks --clear    forget it, as after a change of clocks or driver
+    python -m attnbench.backends.triton.tuned_blocks            print the choices, and the file that holds them
+    python -m attnbench.backends.triton.tuned_blocks --clear    delete the file, as after a change of clocks or driver
 
-A choice is made at the first call that needs it: each of a few candidates is compiled and timed on that call's own
-tensors, so the search counts as that call's time. It stops at BUDGET_S; a candidate already begun is finished, since
-a compilation cannot be interrupted. Choices are kept in a JSON file, by architecture, Triton version, kernel,
-headdims, dtype and mask. A file that cannot be read counts as empty, one that cannot be written only costs the next
-process its search. ATTNBENCH_TUNE=0 switches the search off: the first candidate is then taken, as it is by all where
-the file was not yet written.
+The first call that needs a choice makes it: a few candidates are compiled and timed on the tensors of that call, so the
+search is part of the call's time. It ends after BUDGET_S seconds, or later where a compilation is under way, which
+cannot be interrupted. Choices are kept in a JSON file, by architecture, Triton version, kernel, head dims, dtype and
+mask. A file that cannot be read counts as empty; where it cannot be written, the next process searches again.
+ATTNBENCH_TUNE=0 switches the search off; the first candidate is then taken. So it is while a CUDA graph is captured,
+where there is no choice yet.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-BUDGET_S = 20.0
-FORMAT = 2  # of the file, and of the kernels' layouts that its times are of; another one is not read
+BUDGET_S = 20.0  # seconds for one search
+FORMAT = 2  # version of the file, raised with the kernels' layouts too; a file of another version is not read
 
 Sizes = tuple[Any, ...]  # the fields of a Blocks
 
 
 def cache_file() -> Path:
-    """Where the choices of this user are kept: ATTNBENCH_CACHE_DIR, else the system's place for caches."""
+    """Return the file of this user's choices, in ATTNBENCH_CACHE_DIR or else in the user's cache folder."""
     folder = os.environ.get("ATTNBENCH_CACHE_DIR")
     if folder:
         return Path(folder) / "triton-blocks.json"
@@ -37,23 +37,24 @@ def cache_file() -> Path:
     return (Path(root) if root else Path.home() / ".cache") / "attnbench" / "triton-blocks.json"
 
 
-def wanted() -> bool:
+def search_enabled() -> bool:
+    """Return whether candidates may be timed; ATTNBENCH_TUNE=0 forbids it."""
     return os.environ.get("ATTNBENCH_TUNE", "1") != "0"
 
 
-def read(path: Path) -> dict[str, dict[str, Any]]:
-    """The choices in a file by key; none where it is missing, damaged or of another format."""
+def read_choices(path: Path) -> dict[str, dict[str, Any]]:
+    """Return the choices in a file by key; none where the file is missing, damaged or of another format."""
     try:
-        said = json.loads(path.read_text(encoding="utf-8"))
-        choices = said["choices"] if said["format"] == FORMAT else {}
+        data = json.loads(path.read_text(encoding="utf-8"))
+        choices = data["choices"] if data["format"] == FORMAT else {}
         return {key: entry for key, entry in choices.items() if isinstance(entry["blocks"], list)}
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return {}
 
 
-def keep(path: Path, key: str, blocks: Iterable[Any], seconds: dict[str, float]) -> bool:
-    """Add a choice to the file, whole or not at all; False where it cannot be written."""
-    choices = read(path) | {key: {"blocks": list(blocks), "seconds": seconds}}
+def save_choice(path: Path, key: str, blocks: Iterable[Any], seconds: dict[str, float]) -> bool:
+    """Add a choice to the file, and return whether that was possible. The file is replaced as a whole."""
+    choices = read_choices(path) | {key: {"blocks": list(blocks), "seconds": seconds}}
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name)
@@ -76,9 +77,9 @@ def search(
     budget_s: float = BUDGET_S,
     clock: Callable[[], float] = time.perf_counter,
 ) -> tuple[Sizes, dict[str, float]]:
-    """(the fastest candidate, the seconds of one run of each that was tried).
+    """Return the fastest candidate, and the seconds of one run of each that was timed, by `sizes_name`.
 
-    A candidate that fails (no memory for it, a compiler's error) is passed over; with none left it is the first.
+    A candidate that raises (out of memory, a compiler's error) is left out. If all do, the first is returned.
     """
     begin = clock()
     taken: dict[Sizes, float] = {}
@@ -90,10 +91,11 @@ def search(
         except Exception:
             continue
     best = min(taken, key=lambda c: taken[c]) if taken else candidates[0]
-    return best, {name(c): seconds for c, seconds in taken.items()}
+    return best, {sizes_name(c): seconds for c, seconds in taken.items()}
 
 
-def name(sizes: Sizes) -> str:
+def sizes_name(sizes: Sizes) -> str:
+    """Return block sizes as text, such as "64x128x4x3"."""
     return "x".join(str(int(n)) if isinstance(n, (bool, int)) else "-" for n in sizes)
 
 
@@ -101,18 +103,18 @@ def main(arguments: list[str]) -> int:
     path = cache_file()
     if arguments == ["--clear"]:
         path.unlink(missing_ok=True)
-        print(f"forgotten: {path}")
+        print(f"deleted: {path}")
         return 0
     if arguments:
         print(__doc__.split("\n\n")[1])
         return 2
-    choices = read(path)
+    choices = read_choices(path)
     print(f"{path}: {len(choices)} choices found by timing on this machine")
     for key, entry in sorted(choices.items()):
         tried = ", ".join(
             f"{c} {1e6 * s:.0f} us" for c, s in sorted(entry.get("seconds", {}).items(), key=lambda x: x[1])
         )
-        print(f"{key}: BLOCK_M x BLOCK_N x warps x stages {name(tuple(entry['blocks'][:4]))}; tried {tried}")
+        print(f"{key}: BLOCK_M x BLOCK_N x warps x stages {sizes_name(tuple(entry['blocks'][:4]))}; tried {tried}")
     return 0
 
 
