@@ -1,4 +1,4 @@
-"""`attnbench profile`: one case on one backend or several, looked into."""
+"""`attnbench profile`: the kernels, memory and traffic of one call, of one backend or several."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from attnbench.commands import options
+from attnbench.commands import options, output
 from attnbench.commands.shared import live
 from attnbench.core.errors import EXIT_NOTHING_MEASURED
 
@@ -46,18 +46,19 @@ def profile(
     trace: Annotated[
         Path | None, files(metavar="FILE", help="Also a Chrome trace of one call, for https://ui.perfetto.dev.")
     ] = None,
-    json: Annotated[bool, files("--json", metavar="", help="The profile as JSON on stdout.")] = False,
+    format: output.Format = None,
+    html: output.Html = None,
+    json: output.Json = False,
 ) -> None:
-    """Look into one call: its kernels on a timeline, its memory, how close to the roofline, what it moves through HBM.
+    """Profile one call: its kernels on a timeline, its memory, how close to the roofline, what it moves through HBM.
 
     attnbench profile -b triton --seqlen 8k --causal --trace trace.json
     attnbench profile -b eager,sdpa-flash,triton --seqlen 4k --pass bwd
     """
     axes = options.axes(locals())
-    from rich.console import Console
-
+    wanted = output.outputs(format, html, json)
     from attnbench.analysis.profile import profile as profiles
-    from attnbench.analysis.profile import write as shown
+    from attnbench.analysis.profile.document import document
     from attnbench.report.progress.progress_line import ProgressLine
     from attnbench.run.suite import parse_options
 
@@ -70,5 +71,5 @@ def profile(
     )
     with live(ProgressLine, "the profile was complete") as line:
         outcome = profiles.profile(request, line.say)
-    print(shown.json_text(outcome)) if json else shown.render(Console(highlight=False), outcome)
-    raise typer.Exit(0 if outcome.profiles else EXIT_NOTHING_MEASURED)
+    unwritten = output.write(document(outcome), wanted)
+    raise typer.Exit(unwritten if outcome.profiles else EXIT_NOTHING_MEASURED)

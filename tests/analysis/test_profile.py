@@ -95,14 +95,14 @@ def test_the_roofline_is_the_datasheets() -> None:
     gpu = gpus.find(builders.H200.name, builders.H200.memory)
     assert found is not None
     assert gpu is not None
-    assert (found.peak, found.bandwidth, found.datasheet) == (gpu.matmul["bf16"], gpu.bandwidth, True)
+    assert (found.peak, found.bandwidth, found.datasheet) == (gpu.peak_flops["bf16"], gpu.bandwidth, True)
     assert found.bound == "compute"
-    assert found.seconds == found.compute == flops.flops(case) / gpu.matmul["bf16"]
+    assert found.seconds == found.compute_seconds == flops.flops(case) / gpu.peak_flops["bf16"]
     assert found.intensity > found.ridge
     decode = profile.roofline(builders.case(8192, seqlen_q=1), builders.H200, [])
     assert decode is not None
     assert decode.bound == "memory"
-    assert decode.seconds == flops.nbytes(builders.case(8192, seqlen_q=1)) / gpu.bandwidth
+    assert decode.seconds == flops.ideal_bytes(builders.case(8192, seqlen_q=1)) / gpu.bandwidth
     assert decode.intensity < decode.ridge
 
 
@@ -172,10 +172,10 @@ def test_one_backend_that_fails_costs_its_own_profile_only(tmp_path: Path) -> No
     pool = FakePool(dict.fromkeys(answers, "x:y"))
     pool.answers = answers
     trace = tmp_path / "t.json"
-    profiles, _ = profile._ask(pool, builders.case(), builders.H200, {"good": trace}, lambda _: None)
+    profiles, _ = profile.profile_backends(pool, builders.case(), builders.H200, {"good": trace}, lambda _: None)
     assert profiles[0].trace is None  # no file came of it
     trace.write_text("{}")
-    profiles, refused = profile._ask(pool, builders.case(), builders.H200, {"good": trace}, lambda _: None)
+    profiles, refused = profile.profile_backends(pool, builders.case(), builders.H200, {"good": trace}, lambda _: None)
     assert [(p.backend, p.version, p.trace) for p in profiles] == [("good", "1", str(trace))]
     assert refused == {"dies": "the worker crashed", "says": "too large", "refuses": "not here"}
 
@@ -197,7 +197,7 @@ def count(monkeypatch: pytest.MonkeyPatch, found: str | None, answers: dict[str,
     monkeypatch.setattr(ncu, "find", lambda: found)
     monkeypatch.setattr(ncu, "measure", measure)
     pool = WorkerPool(dict.fromkeys(answers, EAGER), {"b": "/py"})
-    return profile._count([one(name) for name in answers], pool, builders.case(), builders.H200, lambda _: None)
+    return profile.add_traffic([one(name) for name in answers], pool, builders.case(), builders.H200, lambda _: None)
 
 
 def test_traffic_is_counted_for_each(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""Nsight Compute's words and CSV, as its versions print them, and a stand-in for it that is run."""
+"""Nsight Compute's messages and CSV, as its versions print them, and a stand-in for ncu that is run."""
 
 from __future__ import annotations
 
@@ -54,8 +54,8 @@ def test_the_call_is_what_ran_between_the_markers(header: str) -> None:
     text = "\n".join(["==PROF== Connected to process 4711 (/usr/bin/python3)", *progress, rows(KERNELS, header=header)])
     found = ncu.parse(text + "\n==PROF== Disconnected from process 4711\n")
     assert found.kernels == (
-        ncu.Moved("nvjet_tst_128x256_64x4", 2.0**25, 2.0**31),
-        ncu.Moved("void softmax_warp_forward<a, b>(T1 *, int)", 2.0**31, 2.0**31),
+        ncu.KernelTraffic("nvjet_tst_128x256_64x4", 2.0**25, 2.0**31),
+        ncu.KernelTraffic("void softmax_warp_forward<a, b>(T1 *, int)", 2.0**31, 2.0**31),
     )
     assert found.left == 2**20 + 64  # what the last read pushed out of L2
     assert found.read == 2**25 + 2**31
@@ -67,7 +67,7 @@ def test_the_call_is_what_ran_between_the_markers(header: str) -> None:
 def test_units_are_decimal_and_passes_are_counted() -> None:
     text = PROF.format("x", 0, "3 passes") + "\n" + rows([MARK, ("x", "1.5", "2"), MARK], unit="Mbyte")
     found = ncu.parse(text)
-    assert found.kernels == (ncu.Moved("x", 1.5e6, 2e6),)
+    assert found.kernels == (ncu.KernelTraffic("x", 1.5e6, 2e6),)
     assert found.passes == 3
 
 

@@ -1,4 +1,4 @@
-"""How a profile looks: names, bars, sparklines, figures, and what several backends come to."""
+"""The document of a profile: names of kernels, the timeline, figures, and several backends side by side."""
 
 from __future__ import annotations
 
@@ -12,10 +12,12 @@ from rich.console import Console
 
 import builders
 from attnbench.analysis.profile import timeline
-from attnbench.analysis.profile import write as shown
+from attnbench.analysis.profile.document import document
 from attnbench.analysis.profile.figures import sentences
-from attnbench.analysis.profile.ncu import Moved, Traffic
+from attnbench.analysis.profile.ncu import KernelTraffic, Traffic
 from attnbench.analysis.profile.profile import Activity, Outcome, Profile, roofline
+from attnbench.report import data, markdown, terminal
+from attnbench.report.document import Bar, Steps, Table
 
 GIB = 2.0**30
 CASE = builders.case(8192, causal=True)
@@ -47,7 +49,9 @@ EAGER = Profile(
     spans=(9.204e-3,),
     traced=(9.207e-3,),
     memory=((0.0, int(2 * GIB)), (STEPS[1].start, int(4 * GIB)), (STEPS[2].start, int(3 * GIB))),
-    traffic=Traffic((Moved("a", GIB, GIB), Moved("b", 3 * GIB, GIB), Moved("c", GIB, 0.0)), GIB),
+    traffic=Traffic(
+        (KernelTraffic("a", GIB, GIB), KernelTraffic("b", 3 * GIB, GIB), KernelTraffic("c", GIB, 0.0)), GIB
+    ),
 )
 FUSED = activities(("_attn_fwd", 0, 520))
 TRITON = replace(
@@ -59,7 +63,7 @@ TRITON = replace(
     spans=(520e-6,),
     traced=(523e-6,),
     memory=((0.0, 2**26),),
-    traffic=Traffic((Moved("a", GIB / 8, GIB / 8),), 0.0),
+    traffic=Traffic((KernelTraffic("a", GIB / 8, GIB / 8),), 0.0),
 )
 
 
@@ -69,7 +73,7 @@ def outcome(*profiles: Profile, device: Any = builders.H200, **rest: Any) -> Out
 
 def rendered(found: Outcome, width: int = 120, encoding: str = "utf-8") -> str:
     raw = io.TextIOWrapper(io.BytesIO(), encoding=encoding)
-    shown.render(Console(file=raw, width=width, highlight=False), found)
+    terminal.render(Console(file=raw, width=width, highlight=False), document(found))
     raw.flush()
     raw.seek(0)
     return raw.read()
@@ -115,40 +119,28 @@ def test_a_long_name_keeps_both_ends() -> None:
     assert len(timeline.shortened("x" * 99, 20)) == 20
 
 
-@pytest.mark.parametrize(
-    ("start", "end", "utf", "ascii_"),
-    [
-        (0.0, 1.0, "━━━━━━━━━━", "=========="),
-        (0.0, 0.5, "━━━━━     ", "=====     "),
-        (0.55, 1.0, "     ╺━━━━", "     ====="),
-        (0.0, 0.15, "━╸        ", "==        "),
-        (0.5, 0.5, "     ╸    ", "     =    "),
-        (1.0, 1.0, "         ╺", "         ="),
-    ],
-)
-def test_bars(start: float, end: float, utf: str, ascii_: str) -> None:
-    assert timeline.bar(start, end, 1.0, 10, utf=True) == utf
-    assert timeline.bar(start, end, 1.0, 10, utf=False) == ascii_
-
-
-def test_sparklines() -> None:
-    steps = [(0.2, 4), (0.5, 8), (0.55, 4), (0.8, 0)]
-    assert timeline.sparkline(steps, 1.0, 10, utf=True) == "  ▄▄▄█▄▄  "
-    assert timeline.sparkline(steps, 1.0, 10, utf=False) == "  ===#==  "
-    assert timeline.sparkline([(0.0, 1000), (0.5, 1)], 1.0, 4, utf=True) == "██▁▁"  # little is not nothing
-    assert timeline.sparkline([], 1.0, 4, utf=True) == "    "
-    assert timeline.sparkline([(0.0, 5), (1.0, 9)], 1.0, 2, utf=True) == "▄█"  # a step at the very end shows
+def test_bars_and_the_memory_share_one_axis() -> None:
+    table = document(outcome(EAGER)).blocks[1]
+    assert isinstance(table, Table)
+    length = STEPS[-1].end
+    assert table.columns[-1].heading == "0 to 9.20 ms"
+    bars = [row[-1] for row in table.rows[:-1]]
+    assert bars == [Bar(a.start / length, a.end / length, i) for i, a in enumerate(STEPS)]
+    memory = table.rows[-1][-1]
+    assert memory == Steps(((0.0, 0.5), (STEPS[1].start / length, 1.0), (STEPS[2].start / length, 0.75)))
+    assert isinstance(table.narrow, Table)
+    assert not any(isinstance(entry, Bar | Steps) for row in table.narrow.rows for entry in row)
 
 
 def test_short_kernels_share_a_row() -> None:
     many = activities(*[("long", 0, 100), *[("tiny", 0, 0.1)] * 10, ("middle", 0, 50)])
-    own, rest = timeline.selected(many, 151e-6)
+    own, rest = timeline.split_by_length(many, 151e-6)
     assert [a.name for a in own] == ["long", "middle"]
     assert len(rest) == 10
     few = activities(("long", 0, 100), ("tiny", 0, 0.1))
-    assert timeline.selected(few, 1e-4) == (list(few), [])
+    assert timeline.split_by_length(few, 1e-4) == (list(few), [])
     equal = activities(*[("same", 0, 1)] * 40)
-    assert len(timeline.selected(equal, 40e-6)[0]) == timeline.MAX_ROWS
+    assert len(timeline.split_by_length(equal, 40e-6)[0]) == timeline.MAX_ROWS
 
 
 def test_a_profile_in_full() -> None:
@@ -173,15 +165,15 @@ def test_a_profile_in_full() -> None:
         "first call     400 ms",
     ):
         assert part in text, part
-    (softmax,) = (line for line in lines if line.startswith("  softmax_kernel"))
+    (softmax,) = (line for line in lines if line.startswith("softmax_kernel"))
     assert " ".join(softmax.split()).startswith("softmax_kernel 1.70 ms 5.60 ms 61% 1.50 us 4.00 GiB ")
     bars = [line for line in lines if "━" in line]
     assert [line.split()[0] for line in bars] == ["gemm_one", "softmax_kernel", "gemm_two"]
-    (memory,) = (line for line in lines if line.startswith("  memory, to 4.00 GiB"))
+    (memory,) = (line for line in lines if line.startswith("memory, to 4.00 GiB"))
     assert memory.index("▄") == bars[0].index("━")  # one axis for all
     assert "▄" in memory
     assert memory.count("█") == pytest.approx(bars[1].count("━"), abs=2)
-    assert all(len(line) <= 120 and line == line.rstrip() for line in lines)
+    assert all(len(line) <= 120 for line in lines)
 
 
 @pytest.mark.parametrize("width", [50, 60, 80, 100, 120, 200])
@@ -189,7 +181,7 @@ def test_every_width(width: int) -> None:
     lines = rendered(outcome(EAGER, TRITON), width).splitlines()
     prose = [line for line in lines if line.startswith(("Standard", "NVIDIA"))]
     assert all(len(line) <= max(width, 66) for line in lines if line not in prose)
-    assert any(line.startswith("  softmax_kernel") or "softma" in line for line in lines)
+    assert any(line.startswith("softmax_kernel") or "softma" in line for line in lines)
     assert ("━" in "".join(lines)) == (width >= 80)
 
 
@@ -201,7 +193,8 @@ def test_without_unicode() -> None:
 
 def test_a_wrong_kernel_says_so_in_its_heading() -> None:
     text = rendered(outcome(replace(EAGER, wrong="out is off by [3]"), TRITON))
-    assert "eager  WRONG  out is off by [3]" in text.splitlines()
+    assert "eager WRONG" in text.splitlines()
+    assert "WRONG  eager: out is off by [3]" in text.splitlines()
     assert "eager WRONG" in text.split("side by side")[1]
     assert "Standard attention" not in text  # what a wrong kernel moves is no claim
 
@@ -214,7 +207,7 @@ def test_side_by_side_and_the_bytes_that_standard_attention_moves() -> None:
     assert table["kernels"] == ["3", "1"]
     assert table["HBM traffic"] == ["8.00", "GiB", "256", "MiB"]
     assert table["over the least"] == ["32.0x", "1.00x"]
-    assert lines[-1] == (
+    assert " ".join(lines[-2:]) == (
         "Standard attention (eager) moves 32.0 times the bytes of triton: 8.00 GiB against 256 MiB between HBM and the "
         "GPU, for one call."
     )
@@ -225,12 +218,12 @@ def test_side_by_side_and_the_bytes_that_standard_attention_moves() -> None:
     assert sentences(outcome(EAGER, replace(TRITON, traffic=None))) == []
 
 
-def test_the_host_that_is_slower_and_the_toll_of_tracing() -> None:
+def test_the_host_that_is_slower_and_the_overhead_of_tracing() -> None:
     slowed = replace(TRITON, enqueue=(700e-6,), spans=(600e-6,), traced=(602e-6,), limits=("power cap",))
     text = rendered(outcome(slowed))
     assert "slower than the GPU, so calls in a row wait for it" in text
     assert "launch gap    2.00 us" in text
-    assert "tracing           15%  longer than untraced: the profiler's toll, or the clock moved" in text
+    assert "tracing           15%  longer than untraced: the profiler's overhead, or the clock moved" in text
     assert "clock limited by power cap" in text
     assert "tracing" not in rendered(outcome(TRITON))
 
@@ -240,11 +233,12 @@ def test_traffic_of_several_passes_and_of_other_kernels() -> None:
     several = replace(EAGER, traffic=replace(EAGER.traffic, passes=2))
     assert "2 passes, so some reads may have hit L2" in " ".join(rendered(outcome(several)).split())
     cleared = activities(("Memset (Device)", 0, 1), ("gemm_one", 1, 99))
-    mixed = replace(EAGER, activities=cleared, length=cleared[-1].end, traffic=Traffic((Moved("a", GIB, GIB),), 0.0))
+    one = Traffic((KernelTraffic("a", GIB, GIB),), 0.0)
+    mixed = replace(EAGER, activities=cleared, length=cleared[-1].end, traffic=one)
     lines = rendered(outcome(mixed)).splitlines()
-    assert any(line.startswith("  gemm_one") and "2.00 GiB" in line for line in lines)  # ncu sees no fills
-    other = replace(EAGER, traffic=Traffic((Moved("a", GIB, GIB),), 0.0))
-    header = next(line for line in rendered(outcome(other)).splitlines() if line.startswith("  kernels"))
+    assert any(line.startswith("gemm_one") and "2.00 GiB" in line for line in lines)  # ncu sees no fills
+    other = replace(EAGER, traffic=one)
+    header = next(line for line in rendered(outcome(other)).splitlines() if line.startswith("kernels "))
     assert "HBM" not in header
 
 
@@ -253,27 +247,37 @@ def test_on_a_cpu() -> None:
     text = rendered(outcome(plain, device=builders.CPU, notes=("launch overhead: on a GPU only",)))
     assert "traced call 9.20 ms the one below, slowed by the profiler" in " ".join(text.split())
     assert "by what a matmul and a copy reach here" in " ".join(text.split())
-    assert "! launch overhead: on a GPU only" in text.splitlines()
+    assert "!  launch overhead: on a GPU only" in text.splitlines()
     for absent in ("span ", "CPU launch", "HBM"):
         assert absent not in text
 
 
 def test_nothing_but_refusals_is_one_line_each() -> None:
     text = rendered(outcome(refused={"sdpa-cudnn": "needs a GPU", "mine": "no [such] thing"}, notes=("unsaid",)))
-    assert text.splitlines() == ["sdpa-cudnn: no profile  needs a GPU", "mine: no profile  no [such] thing"]
+    assert text.splitlines() == ["!  sdpa-cudnn: no profile  needs a GPU", "!  mine: no profile  no [such] thing"]
     text = rendered(outcome(TRITON, refused={"mine": "out of memory"}))
-    assert "mine: no profile  out of memory" in text.splitlines()
+    assert "!  mine: no profile  out of memory" in text.splitlines()
 
 
 def test_json_has_raw_samples_and_what_follows() -> None:
-    data = json.loads(shown.json_text(outcome(EAGER, refused={"mine": "no"})))
-    (found,) = data["profiles"]
+    read = json.loads(data.json_text(document(outcome(EAGER, refused={"mine": "no"}))))
+    (found,) = read["profiles"]
     assert found["times"] == list(EAGER.times)
     assert found["latency"] == 9.21e-3
     assert found["roofline_fraction"] == pytest.approx(0.0603, rel=0.01)
     assert found["traffic"]["read"] == 5 * GIB
     assert found["traffic"]["written"] == 3 * GIB
     assert len(found["activities"]) == 3
-    assert data["roofline"]["bound"] == "compute"
-    assert data["refused"] == {"mine": "no"}
-    assert json.loads(shown.json_text(outcome(refused={"mine": "no"}))).get("profiles", []) == []
+    assert read["roofline"]["bound"] == "compute"
+    assert read["refused"] == {"mine": "no"}
+    assert json.loads(data.json_text(document(outcome(refused={"mine": "no"})))).get("profiles", []) == []
+
+
+def test_markdown_and_csv() -> None:
+    text = markdown.render(document(outcome(EAGER, TRITON)))
+    assert "### eager torch 2.11" in text
+    assert "| softmax\\_kernel |" in text
+    lines = data.csv_text(document(outcome(EAGER, TRITON))).splitlines()
+    assert lines[0] == "backend,activity,stream,start,seconds,gap,hbm_bytes"
+    assert len(lines) == 1 + len(STEPS) + len(FUSED)
+    assert lines[2].startswith("eager,softmax_kernel,0,0.0017")

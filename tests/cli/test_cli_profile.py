@@ -22,12 +22,12 @@ def test_two_backends_side_by_side(tool: Tool) -> None:
     out = tool(*ON_CPU, "-b", "eager,sdpa-flash", "--trace", "trace.json").out
     lines = out.splitlines()
     assert lines[1] == "256 d128 full fwd fp32, batch 4, 2 heads"
-    for part in ("  latency ", "  roofline ", "  reached ", "  peak memory ", "  operators ", "  memory, to "):
+    for part in ("  latency ", "  roofline ", "  reached ", "  peak memory ", "operators ", "memory, to "):
         assert sum(line.startswith(part) for line in lines) == 2, part
-    assert any(line.startswith("  baddbmm") and "━" in line for line in lines)
-    assert any(line.startswith("  _scaled_dot_product_flash") for line in lines)
+    assert any(line.startswith("baddbmm") and "━" in line for line in lines)
+    assert any(line.startswith("_scaled_dot_product_flash") for line in lines)
     assert any(line.startswith("side by side") for line in lines)
-    assert lines[-1].startswith("! launch overhead, gaps between kernels and HBM traffic: on a GPU only")
+    assert any(line.startswith("!  launch overhead, gaps between kernels and HBM traffic: on a GPU") for line in lines)
     for name in ("eager", "sdpa-flash"):
         trace = tool.folder / f"trace-{name}.json"
         assert str(trace) in out
@@ -47,7 +47,7 @@ def test_json(tool: Tool) -> None:
 def test_a_wrong_kernel(tool: Tool) -> None:
     tool.write("mine.py", MINE)
     lines = tool(*ON_CPU, "-b", "./mine.py:zeros").out.splitlines()
-    assert any(line.startswith("zeros  WRONG  out is off by") for line in lines)
+    assert any(line.startswith("WRONG  zeros: out is off by") for line in lines)
 
 
 @pytest.mark.parametrize(
@@ -77,7 +77,7 @@ def test_mistakes_are_one_line(tool: Tool, args: tuple[str, ...], said: str) -> 
 def test_nothing_to_profile_is_one_line(tool: Tool, backend: str, why: str) -> None:
     found = tool(*ON_CPU, "-b", backend, code=1)
     (line,) = found.out.splitlines()
-    assert line.startswith(f"{backend}: no profile")
+    assert line.startswith(f"!  {backend}: no profile")
     assert why in line
 
 

@@ -1,1 +1,1 @@
-"""The `profile` command: one case on one backend, looked into."""
+"""The `profile` command: the kernels, memory and traffic of one call of one case."""

@@ -1,4 +1,4 @@
-"""The figures of a profile in words: latency, spans, roofline, traffic; what standard attention moves over others."""
+"""The figures of a profile in words: latency, spans, roofline, traffic; how much more standard attention moves."""
 
 from __future__ import annotations
 
@@ -6,48 +6,52 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from attnbench.core import stats
-from attnbench.results import case_names, metrics
+from attnbench.core.formats import digits, duration, percent, size
+from attnbench.core.text import count
 
 if TYPE_CHECKING:
     from attnbench.analysis.profile.profile import Outcome, Profile
     from attnbench.core.flops import Roofline
 
-TOLL = 0.01  # of the latency; less is noise
+LEAST_OVERHEAD = 0.01  # of the latency, of tracing; less is noise
 STANDARD = ("eager", "sdpa-math")  # attention that writes its scores to memory
 TIMERS = {"events": "CUDA events", "cupti": "CUPTI spans", "perf_counter": "perf_counter"}
 
 
 def sentences(outcome: Outcome) -> list[str]:
-    """How many times more bytes standard attention moves than the others: what papers derive, measured."""
+    """Return how many times more bytes standard attention moves than each other backend.
+
+    Papers derive this ratio; here it is measured. Empty without standard attention, and wrong results do not count.
+    """
     counted = {p.backend: p.traffic.total for p in outcome.profiles if p.traffic and not p.wrong}
     standard = next((name for name in STANDARD if name in counted), None)
     if standard is None:
         return []
     most = counted[standard]
     return [
-        f"Standard attention ({standard}) moves {metrics.digits(most / total)} times the bytes of {name}: "
-        f"{metrics.size(most)} against {metrics.size(total)} between HBM and the GPU, for one call."
+        f"Standard attention ({standard}) moves {digits(most / total)} times the bytes of {name}: "
+        f"{size(most)} against {size(total)} between HBM and the GPU, for one call."
         for name, total in counted.items()
         if name not in STANDARD
     ]
 
 
 def figures(profile: Profile, roofline: Roofline | None) -> list[tuple[str, str, str]]:
-    """(label, value, meaning) above a timeline."""
-    found = [("latency", metrics.duration(profile.latency), _method(profile))]
+    """Return the figures of a profile as (label, value, what it means)."""
+    found = [("latency", duration(profile.latency), _method(profile))]
     if profile.spans:
         found += _spans(profile)
     elif profile.activities:
-        found.append(("traced call", metrics.duration(profile.length), "the one below, slowed by the profiler"))
+        found.append(("traced call", duration(profile.length), "the one below, slowed by the profiler"))
     if profile.enqueue:
         host = stats.median(profile.enqueue)
         slower = host > profile.latency
         meaning = "slower than the GPU, so calls in a row wait for it" if slower else "less than the GPU's time: hidden"
-        found.append(("CPU launch", metrics.duration(host), f"of the host for one call; {meaning}"))
-    found.append(("first call", metrics.duration(profile.first_call), "preparing and compiling included"))
+        found.append(("CPU launch", duration(host), f"of the host for one call; {meaning}"))
+    found.append(("first call", duration(profile.first_call), "preparing and compiling included"))
     if roofline:
         found += _rooflines(profile, roofline)
-    found.append(("peak memory", metrics.size(profile.memory_peak), "that one call adds, of torch's allocator"))
+    found.append(("peak memory", size(profile.memory_peak), "that one call adds, of torch's allocator"))
     if profile.traffic:
         found += _traffic(profile, roofline)
     return found
@@ -64,53 +68,51 @@ def _method(profile: Profile) -> str:
 
 def _spans(profile: Profile) -> Iterable[tuple[str, str, str]]:
     span = stats.median(profile.spans)
-    of = f"median of {case_names.count(len(profile.spans), 'traced call')}"
-    yield "span", metrics.duration(span), f"first kernel's start to last one's end, CUPTI, {of}"
+    of = f"median of {count(len(profile.spans), 'traced call')}"
+    yield "span", duration(span), f"first kernel's start to last one's end, CUPTI, {of}"
     gap = stats.median([events - own for events, own in zip(profile.traced, profile.spans, strict=True)])
-    yield "launch gap", metrics.duration(gap), "from the events to the kernels and back, of the same calls"
-    toll = stats.median(profile.traced) / profile.latency - 1
-    if abs(toll) >= TOLL:
-        longer = "longer" if toll > 0 else "less"
-        yield "tracing", metrics.percent(abs(toll)), f"{longer} than untraced: the profiler's toll, or the clock moved"
+    yield "launch gap", duration(gap), "from the events to the kernels and back, of the same calls"
+    overhead = stats.median(profile.traced) / profile.latency - 1
+    if abs(overhead) >= LEAST_OVERHEAD:
+        longer = "longer" if overhead > 0 else "less"
+        yield "tracing", percent(abs(overhead)), f"{longer} than untraced: the profiler's overhead, or the clock moved"
     if len(profile.activities) > 1:
         idle = sum(profile.gaps)
-        what = f"{metrics.percent(idle / profile.length)} of the span, between its {len(profile.activities)} kernels"
-        yield "gaps", metrics.duration(idle), what
+        what = f"{percent(idle / profile.length)} of the span, between its {len(profile.activities)} kernels"
+        yield "gaps", duration(idle), what
 
 
 def _rooflines(profile: Profile, roofline: Roofline) -> Iterable[tuple[str, str, str]]:
-    limit = (
-        f"{metrics.digits(roofline.intensity)} FLOP/B, and memory is the limit below {metrics.digits(roofline.ridge)}"
-    )
-    yield "roofline", metrics.duration(roofline.seconds), f"bound by {roofline.bound}: {limit}; by {roofline.source}"
+    limit = f"{digits(roofline.intensity)} FLOP/B, and memory is the limit below {digits(roofline.ridge)}"
+    yield "roofline", duration(roofline.seconds), f"bound by {roofline.bound}: {limit}; by {roofline.source}"
     work = f"{_si(roofline.flops, 'FLOP')} at {_si(roofline.peak, 'FLOP/s')}"
-    yield "  compute", metrics.duration(roofline.compute), work
-    moved = f"{metrics.size(roofline.nbytes)}, each operand once, at {_si(roofline.bandwidth, 'B/s')}"
-    yield "  bytes", metrics.duration(roofline.memory), moved
+    yield "  compute", duration(roofline.compute_seconds), work
+    moved = f"{size(roofline.nbytes)}, each operand once, at {_si(roofline.bandwidth, 'B/s')}"
+    yield "  bytes", duration(roofline.memory_seconds), moved
     reached = f"of the roofline, {_si(roofline.flops / profile.latency, 'FLOP/s')}"
     if roofline.datasheet and profile.ceilings.keys() >= {"matmul", "copy"}:
         matmul, copy = profile.ceilings["matmul"], profile.ceilings["copy"]
-        share = metrics.percent(max(roofline.flops / matmul, roofline.nbytes / copy) / profile.latency)
+        share = percent(max(roofline.flops / matmul, roofline.nbytes / copy) / profile.latency)
         reached += f"; {share} of what a matmul, {_si(matmul, 'FLOP/s')}, and a copy, {_si(copy, 'B/s')}, reach here"
-    yield "reached", metrics.percent(roofline.seconds / profile.latency), reached
+    yield "reached", percent(roofline.seconds / profile.latency), reached
 
 
 def _si(number: float, unit: str) -> str:
     factor, prefix = next((f for f in ((1e12, "T"), (1e9, "G"), (1e6, "M")) if number >= f[0]), (1.0, ""))
-    return f"{metrics.digits(number / factor)} {prefix}{unit}"
+    return f"{digits(number / factor)} {prefix}{unit}"
 
 
 def _traffic(profile: Profile, roofline: Roofline | None) -> Iterable[tuple[str, str, str]]:
     traffic = profile.traffic
     assert traffic is not None
-    parts = [f"read {metrics.size(traffic.read)}, written {metrics.size(traffic.written)}"]
+    parts = [f"read {size(traffic.read)}, written {size(traffic.written)}"]
     if roofline:
-        parts.append(f"{metrics.digits(traffic.total / roofline.nbytes)} times the least")
+        parts.append(f"{digits(traffic.total / roofline.nbytes)} times the least")
     parts.append("by ncu, L2 emptied before and after the call and not between its kernels")
     if traffic.passes > 1:
         parts.append(f"{traffic.passes} passes, so some reads may have hit L2")
-    yield "HBM traffic", metrics.size(traffic.total), "; ".join(parts)
+    yield "HBM traffic", size(traffic.total), "; ".join(parts)
     if profile.spans:
         rate = traffic.total / stats.median(profile.spans)
-        of = f", {metrics.percent(rate / roofline.bandwidth)} of the bandwidth" if roofline else ""
+        of = f", {percent(rate / roofline.bandwidth)} of the bandwidth" if roofline else ""
         yield "  rate", _si(rate, "B/s"), f"over the span{of}"

@@ -2,9 +2,10 @@
 
 What is wanted is the traffic of the whole call. ncu's default, --cache-control all, empties the caches before each
 kernel: what one kernel leaves in L2 for the next would be read from memory again, and a call of many small kernels
-charged for bytes it never moves. So the caches are left alone (--cache-control none), and once.py makes L2 cold and
-clean before the call and has what the call left dirty written back after it. Without the latter a result that fits
-in L2 never reaches memory while it is watched: half of the writes of a 32 MiB output were missing on an H200.
+would be charged for bytes it never moves. So the caches are left alone (--cache-control none). worker/ncu_launch.py
+makes L2 cold and clean before the call, and has what the call left dirty written back after it. Without the latter a
+result that fits in L2 never reaches memory while ncu counts: half of the writes of a 32 MiB output were missing on an
+H200.
 
 Two counters need one pass, so no kernel is replayed; where ncu says that it took more, that is kept beside the figure.
 ncu sees kernels: copies and fills by the driver are not counted. Clocks stay as they are (--clock-control none).
@@ -30,7 +31,7 @@ from typing import Any
 from attnbench.run.process import child_environment, isolated_command
 
 READ, WRITTEN = "dram__bytes_read.sum", "dram__bytes_write.sum"
-MARK = "spin_kernel"  # what once.py launches on both sides of the call, between it and the reads that write back
+MARK = "spin_kernel"  # that ncu_launch.py launches before and after the call, between it and the reads of a buffer
 UNITS = {"byte": 1.0, "kbyte": 1e3, "mbyte": 1e6, "gbyte": 1e9}
 TIMEOUT = 300.0  # seconds; ncu takes some 20 to start
 
@@ -44,11 +45,11 @@ REFUSALS = {
 
 
 class NoTraffic(Exception):
-    """ncu gave no figure. The message says why and what to do."""
+    """Raised where ncu gives no figure. The message says why and what to do."""
 
 
 @dataclass(frozen=True)
-class Moved:
+class KernelTraffic:
     """Bytes of device memory that one kernel read and wrote."""
 
     name: str
@@ -58,11 +59,11 @@ class Moved:
 
 @dataclass(frozen=True)
 class Traffic:
-    """What one call moved."""
+    """Bytes of device memory that one call read and wrote."""
 
-    kernels: tuple[Moved, ...]
-    left: float  # bytes that it left in L2, written back after it
-    passes: int = 1  # over 1: later ones may have found operands in L2
+    kernels: tuple[KernelTraffic, ...]
+    left: float  # bytes that the call left in L2, written back after it
+    passes: int = 1  # that ncu needed; with more than 1 the later ones may have found operands in L2
 
     @property
     def read(self) -> float:
@@ -78,11 +79,12 @@ class Traffic:
 
 
 def find() -> str | None:
-    """Where ncu is."""
+    """Return the path of ncu, None where it is not on PATH."""
     return shutil.which("ncu")
 
 
 def command(ncu: str, log: Path, python: str | None, request: Mapping[str, Any]) -> list[str]:
+    """Return the command line of ncu, which writes to `log`."""
     options = {
         "--log-file": str(log),
         "--print-units": "base",
@@ -92,13 +94,13 @@ def command(ncu: str, log: Path, python: str | None, request: Mapping[str, Any])
         "--profile-from-start": "off",
         "--target-processes": "all",
     }
-    words = [word for pair in options.items() for word in pair]
+    arguments = [argument for pair in options.items() for argument in pair]
     launch = isolated_command("attnbench.worker.ncu_launch", json.dumps(request), python=python)
-    return [ncu, "--csv", *words, *launch]
+    return [ncu, "--csv", *arguments, *launch]
 
 
 def measure(ncu: str, python: str | None, request: Mapping[str, Any]) -> Traffic:
-    """Runs once.py with `request` under ncu. Raises NoTraffic."""
+    """Run worker/ncu_launch.py with `request` in the interpreter `python` under ncu. Raises NoTraffic."""
     with tempfile.TemporaryDirectory(prefix="attnbench-") as folder:
         log = Path(folder) / "ncu.csv"
         with subprocess.Popen(
@@ -123,11 +125,14 @@ def measure(ncu: str, python: str | None, request: Mapping[str, Any]) -> Traffic
 
 
 def parse(text: str) -> Traffic:
-    """ncu's CSV, one row a kernel and metric, among its other lines. Raises NoTraffic."""
+    """Return the traffic by ncu's output: CSV with a row for each kernel and metric, among other lines.
+
+    Raises NoTraffic.
+    """
     lines = text.splitlines()
     header = next((i for i, line in enumerate(lines) if line.startswith('"ID"')), None)
     if header is None:
-        raise NoTraffic(_refusal(lines))
+        raise NoTraffic(_why_no_figures(lines))
     names: dict[str, str] = {}
     values: dict[str, dict[str, float]] = {}
     for row in csv.DictReader(line for line in lines[header:] if line.startswith('"')):
@@ -136,7 +141,7 @@ def parse(text: str) -> Traffic:
             values.setdefault(row["ID"], {})[row["Metric Name"]] = _bytes(row["Metric Value"], row["Metric Unit"])
     if any(values.get(id_, {}).keys() != {READ, WRITTEN} for id_ in names):
         raise NoTraffic(f"ncu gave no {READ} and {WRITTEN}; this GPU may not have these counters")
-    moved = [Moved(name, values[id_][READ], values[id_][WRITTEN]) for id_, name in names.items()]
+    moved = [KernelTraffic(name, values[id_][READ], values[id_][WRITTEN]) for id_, name in names.items()]
     marks = [i for i, kernel in enumerate(moved) if MARK in kernel.name]
     if len(marks) < 2:
         raise NoTraffic("ncu did not see the call to its end")
@@ -146,7 +151,7 @@ def parse(text: str) -> Traffic:
 
 
 def _bytes(value: str, unit: str) -> float:
-    """Raises NoTraffic for a value such as n/a, which ncu gives for a counter that the GPU has not."""
+    """Return a counter's value in bytes. Raises NoTraffic for n/a, which ncu gives for a counter the GPU lacks."""
     try:
         found = float(value.replace(",", "")) * UNITS[unit.lower()]
     except (ValueError, KeyError):
@@ -156,10 +161,10 @@ def _bytes(value: str, unit: str) -> float:
     return found
 
 
-def _refusal(lines: list[str]) -> str:
+def _why_no_figures(lines: list[str]) -> str:
     for line in lines:
-        for words, reason in REFUSALS.items():
-            if words in line:
+        for message, reason in REFUSALS.items():
+            if message in line:
                 return reason
     errors = [line.removeprefix("==ERROR==").strip() for line in lines if line.startswith("==ERROR==")]
     said = errors or [line.strip() for line in lines if line.strip() and not line.startswith("==")]

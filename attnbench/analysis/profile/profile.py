@@ -1,7 +1,7 @@
-"""`attnbench profile`, from what a person asked for to a profile of one case on each backend; profiling.py takes them.
+"""Profile one case on each backend that a person asked for; worker/profile_call.py takes the profile of one call.
 
 The hardware counters come last, when every worker has ended: they count the whole device, and ncu's child needs the
-memory. The roofline's rates are the datasheet's; where there is none, what a matmul and a copy reached here meanwhile.
+memory. The roofline's rates are the datasheet's; without a datasheet, what a matmul and a copy reached here meanwhile.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from attnbench.core.flops import Roofline
 from attnbench.core.json import to_json
 from attnbench.core.machine import Device, Environment
 from attnbench.core.policy import Policy
-from attnbench.core.sizes import short
+from attnbench.core.sizes import format_size
 from attnbench.run import plan
 from attnbench.run.device_probe import probe_device
 from attnbench.run.process import START_TIMEOUT
@@ -44,18 +44,18 @@ FORECASTS = 20  # a profile may last this many times what the plan expects of a 
 
 @dataclass(frozen=True)
 class Request:
-    """What the command line asked for."""
+    """What the command line asks for."""
 
     settings: Settings = field(default_factory=Settings)
     device: str = "auto"
     trace: Path | None = None
-    counters: bool = True  # HBM traffic by ncu, where it is there
+    counters: bool = True  # also the HBM traffic, by ncu, where that is installed
     pythons: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class Activity:
-    """A kernel, copy or fill of a GPU, or an operator on a CPU. Seconds from the start of the call."""
+    """A kernel, copy or fill of a GPU, or an operator on a CPU, in seconds from the start of the call."""
 
     name: str
     start: float
@@ -69,7 +69,7 @@ class Activity:
 
 @dataclass(frozen=True)
 class Profile:
-    """One call of one backend. Seconds and bytes."""
+    """The profile of one call of one backend, in seconds and bytes."""
 
     backend: str
     timer: str
@@ -82,14 +82,14 @@ class Profile:
     wrong: str | None = None  # why its results, or what ran, are not what they should be
     limits: tuple[str, ...] = ()
     host_bound: bool = False
-    enqueue: tuple[float, ...] = ()  # of the host, to launch one call
-    what: str = "kernels"  # or "operators"
+    enqueue: tuple[float, ...] = ()  # what the host takes to launch one call
+    what: str = "kernels"  # that `activities` are, or "operators"
     activities: tuple[Activity, ...] = ()
-    length: float = 0.0  # of the call that `activities` show
-    spans: tuple[float, ...] = ()  # of all traced calls, CUPTI
+    length: float = 0.0  # of the call whose `activities` these are
+    spans: tuple[float, ...] = ()  # of all traced calls, by CUPTI
     traced: tuple[float, ...] = ()  # what CUDA events read of the same calls
     memory: tuple[tuple[float, int], ...] = ()  # bytes allocated from a moment of that call on
-    trace: str | None = None  # the Chrome trace's file
+    trace: str | None = None  # the file of the Chrome trace
     traffic: ncu.Traffic | None = None
     notes: tuple[str, ...] = ()
 
@@ -99,7 +99,7 @@ class Profile:
 
     @property
     def gaps(self) -> tuple[float, ...]:
-        """Seconds before each activity in which none ran."""
+        """Seconds before each activity in which no activity ran."""
         found, until = [], 0.0
         for activity in self.activities:
             found.append(max(0.0, activity.start - until))
@@ -108,6 +108,7 @@ class Profile:
 
     @classmethod
     def from_json(cls, backend: str, version: str | None, trace: Path | None, data: Mapping[str, Any]) -> Profile:
+        """Return the profile that a worker's answer holds (worker/profile_call.py)."""
         values: dict[str, Any] = {
             name: tuple(value) if isinstance(value, list) else value for name, value in data.items()
         }
@@ -129,7 +130,10 @@ class Outcome:
 
 
 def profile(request: Request, say: Callable[[str], Any]) -> Outcome:
-    """Profiles; `say` hears what goes on. Raises UserError for what a person can mend."""
+    """Profile the case that was asked for on each backend; `say` is told what goes on.
+
+    Raises UserError, before anything starts where it can, for what a person can mend.
+    """
     device = parse_device(request.device)
     if not request.settings.backends:
         raise UserError("--backend: which one? As in attnbench profile -b triton --seqlen 8k, or -b eager,triton")
@@ -145,24 +149,27 @@ def profile(request: Request, say: Callable[[str], Any]) -> Outcome:
         environment = probe_device(device, sorted({case.dtype for case, _ in cases.values()}))
         here = environment.device
         case, notes = cases[here.kind]
-        profiles, refused = _ask(pool, case, here, traces, say)
+        profiles, refused = profile_backends(pool, case, here, traces, say)
         pool.close()
         lost = [traces[p.backend] for p in profiles if p.backend in traces and not p.trace]
         notes += tuple(f"--trace: {path} could not be written; choose another place" for path in lost)
         if here.kind == "cpu":
             notes += (CPU_NOTE,)
         elif request.counters and profiles:
-            profiles, problems = _count(profiles, pool, case, here, say)
+            profiles, problems = add_traffic(profiles, pool, case, here, say)
             notes += problems
     return Outcome(environment, case, roofline(case, here, profiles), tuple(profiles), refused, notes)
 
 
 def one_case(settings: Settings, kind: str) -> tuple[Case, tuple[str, ...]]:
-    """The one case that the options come to on a kind of device, and what was shrunk. Raises UserError for several."""
+    """Return the one case that the options come to on a kind of device, and notes on what was shrunk for it.
+
+    Raises UserError that names the option with several values.
+    """
     resolved = resolve(DEFAULTS, kind, settings)
     axes: dict[str, Callable[[Case], Any]] = {
-        "seqlen": lambda c: short(c.shape.seqlen_k),
-        "seqlen_q": lambda c: short(c.shape.seqlen_q),
+        "seqlen": lambda c: format_size(c.shape.seqlen_k),
+        "seqlen_q": lambda c: format_size(c.shape.seqlen_q),
         "headdim": lambda c: "-".join(dict.fromkeys((str(c.shape.headdim), str(c.shape.headdim_v)))),
         "dtype": lambda c: c.dtype,
         "direction": lambda c: c.direction,
@@ -182,7 +189,10 @@ def one_case(settings: Settings, kind: str) -> tuple[Case, tuple[str, ...]]:
 
 
 def trace_files(path: Path | None, names: Sequence[str]) -> dict[str, Path]:
-    """Backend -> the absolute file of its trace: the one given, with the backend's name where there are several."""
+    """Return backend -> the absolute path of its trace: `path`, with the backend's name where there are several.
+
+    Raises UserError where no file can be written there.
+    """
     if path is None:
         return {}
     if os.path.isdir(path):
@@ -197,7 +207,7 @@ def trace_files(path: Path | None, names: Sequence[str]) -> dict[str, Path]:
 
 
 def roofline(case: Case, device: Device, profiles: Sequence[Profile]) -> Roofline | None:
-    """By the datasheet, else by what was reached here; None where neither is known."""
+    """Return the roofline by the datasheet, else by what was reached here; None where neither is known."""
     gpu = gpus.find(device.name, device.memory) if device.kind == "cuda" else None
     peak = gpus.peak(gpu, case.dtype) if gpu else None
     if gpu and peak:
@@ -206,10 +216,10 @@ def roofline(case: Case, device: Device, profiles: Sequence[Profile]) -> Rooflin
     return Roofline.of(case, matmul, copy, "what a matmul and a copy reach here") if matmul and copy else None
 
 
-def _ask(
+def profile_backends(
     pool: WorkerPool, case: Case, device: Device, traces: Mapping[str, Path], say: Callable[[str], Any]
 ) -> tuple[list[Profile], dict[str, str]]:
-    """A profile of each backend, or the reason why there is none."""
+    """Return the profile of each backend of the pool, and backend -> why there is none. `traces`: where to write."""
     say(f"importing {', '.join(pool.specs)}")
     probes = pool.probe()
     jobs = plan.make_plan([case], pool.survey(probes, [case], device), device, Policy())
@@ -237,10 +247,13 @@ def _ask(
     return profiles, refused
 
 
-def _count(
+def add_traffic(
     profiles: Sequence[Profile], pool: WorkerPool, case: Case, device: Device, say: Callable[[str], Any]
 ) -> tuple[list[Profile], tuple[str, ...]]:
-    """The profiles with what ncu counted, and why not; what hinders one hinders all, and is said once."""
+    """Return the profiles with the traffic that ncu counted, and notes on why there is none.
+
+    What hinders one backend mostly hinders all, and is said once.
+    """
     tool = ncu.find()
     if tool is None:
         return list(profiles), (f"HBM traffic: {ncu.MISSING}",)

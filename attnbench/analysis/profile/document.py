@@ -1,0 +1,157 @@
+"""The document of a profile: figures and timeline of each backend, backends side by side, what is missing and why."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from attnbench.analysis.profile.figures import figures, sentences
+from attnbench.analysis.profile.profile import Outcome, Profile
+from attnbench.analysis.profile.timeline import (
+    MAX_NAME,
+    kernel_name,
+    shortened,
+    split_by_length,
+    traffic_by_activity,
+)
+from attnbench.core import stats
+from attnbench.core.case import Case
+from attnbench.core.flops import Roofline
+from attnbench.core.formats import duration, percent, share, size, times
+from attnbench.core.json import to_json
+from attnbench.report.document import (
+    Bar,
+    Block,
+    Caution,
+    Column,
+    Document,
+    Entry,
+    Machine,
+    Pairs,
+    Reason,
+    Span,
+    Steps,
+    Table,
+)
+from attnbench.results import case_names
+
+
+def document(outcome: Outcome) -> Document:
+    """Return the document of a profile. Where no backend has one, it says why and nothing else."""
+    profiles, environment = outcome.profiles, outcome.environment
+    blocks: list[Block] = []
+    for profile in profiles:
+        heading = f"{profile.backend} WRONG" if profile.wrong else f"{profile.backend}  {profile.version or ''}".strip()
+        blocks.append(Pairs(tuple(figures(profile, outcome.roofline)), heading))
+        blocks += [_timeline(profile)] if profile.activities else []
+    if len(profiles) > 1:
+        blocks.append(_side_by_side(profiles, outcome.roofline))
+    refused = tuple(Caution(f"{name}: no profile", reason) for name, reason in outcome.refused.items())
+    missing = [f"{p.backend}: {note}" for p in profiles for note in p.notes] + [*(outcome.notes if profiles else ())]
+    case = described(outcome.case)
+    driver = f", driver {environment.driver}" if environment.driver else ""
+    memory = f"{size(environment.device.memory)}{driver}, torch {environment.torch}"
+    return Document(
+        command="profile",
+        title=case,
+        machines=(Machine(environment.device.name, memory, case),) if profiles else (),
+        blocks=tuple(blocks),
+        reasons=tuple(Reason("WRONG", p.backend, p.wrong) for p in profiles if p.wrong),
+        cautions=(*refused, *map(Caution, missing)),
+        facts=tuple(
+            Caution(f"Trace of {p.backend}: {p.trace}", todo="Open it at https://ui.perfetto.dev.")
+            for p in profiles
+            if p.trace
+        ),
+        notes=tuple((Span(sentence, "strong"),) for sentence in sentences(outcome)),
+        data=_data(outcome),
+        rows=[row for profile in profiles for row in _csv_rows(profile)],
+    )
+
+
+def described(case: Case) -> str:
+    """Return the case in words: "8k d128 causal fwd bf16, batch 2, 16 heads"."""
+    name = case_names.case_name("", case, dtype=True).strip()
+    return f"{name}, batch {case.shape.batch}, {case_names.heads(case)} heads"
+
+
+def _timeline(profile: Profile) -> Table:
+    """Return a row for each long activity with its place in the call, and a row for the memory in use.
+
+    A terminal that is too narrow for the bars shows the figures alone.
+    """
+    shown, rest = split_by_length(profile.activities, profile.length)
+    gaps = dict(zip(profile.activities, profile.gaps, strict=True))
+    traffic = traffic_by_activity(profile)
+    names = {a: shortened(kernel_name(a.name), MAX_NAME) for a in shown}
+    groups = {name: i for i, name in enumerate(dict.fromkeys(names.values()))}
+    headings = ("start", "time", "share", "gap", *(("HBM",) if traffic else ()))
+    rows: list[tuple[Entry, ...]] = []
+    for a in shown:
+        figures = [
+            duration(a.start) if a.start else "0",
+            duration(a.seconds),
+            share(a.seconds / profile.length),
+            duration(gaps[a]) if gaps[a] > 0 else "-",
+            *((size(traffic[a]) if a in traffic else "-",) if traffic else ()),
+        ]
+        bar = Bar(a.start / profile.length, a.end / profile.length, groups[names[a]])
+        rows.append((names[a], *figures, bar))
+    empty = ("",) * len(headings)
+    if rest:
+        seconds = sum(a.seconds for a in rest)
+        figures = ["", duration(seconds), share(seconds / profile.length), *empty[3:]]
+        rows.append(tuple(Span(text, "quiet") for text in (f"{len(rest)} more", *figures, "")))
+    columns = (Column(profile.what), *(Column(heading, "right", wrap=False) for heading in headings))
+    without_bars = Table(f"timeline {profile.backend}", columns, tuple(row[:-1] for row in rows))
+    if profile.memory:
+        most = max(nbytes for _, nbytes in profile.memory)
+        steps = Steps(tuple((at / profile.length, nbytes / most if most else 0.0) for at, nbytes in profile.memory))
+        rows.append((Span(f"memory, to {size(most)}", "quiet"), *empty, steps))
+    columns += (Column(f"0 to {duration(profile.length)}", wrap=False),)
+    return Table(without_bars.name, columns, tuple(rows), narrow=without_bars)
+
+
+def _side_by_side(profiles: Sequence[Profile], roofline: Roofline | None) -> Table:
+    """Return a column for each backend, without the rows in which no backend has a figure."""
+    least = roofline.nbytes if roofline else None
+    rows: dict[str, list[str]] = {
+        "latency": [duration(p.latency) for p in profiles],
+        "of the roofline": [percent(roofline.seconds / p.latency) if roofline else "" for p in profiles],
+        "span": [duration(stats.median(p.spans)) if p.spans else "" for p in profiles],
+        "kernels": [str(len(p.activities)) if p.what == "kernels" and p.activities else "" for p in profiles],
+        "CPU launch": [duration(stats.median(p.enqueue)) if p.enqueue else "" for p in profiles],
+        "peak memory": [size(p.memory_peak) for p in profiles],
+        "HBM traffic": [size(p.traffic.total) if p.traffic else "" for p in profiles],
+        "over the least": [times(p.traffic.total / least) if p.traffic and least else "" for p in profiles],
+    }
+    columns = (Column(f"{p.backend} WRONG" if p.wrong else p.backend, "right") for p in profiles)
+    return Table(
+        "side by side",
+        (Column("side by side", wrap=False), *columns),
+        tuple((Span(label, "quiet"), *(cell or "-" for cell in cells)) for label, cells in rows.items() if any(cells)),
+    )
+
+
+def _data(outcome: Outcome) -> Any:
+    """Return raw samples and what is derived from them, in seconds, bytes and FLOP/s."""
+    data = to_json(outcome)
+    roofline = outcome.roofline
+    if roofline:
+        derived = {"intensity": roofline.intensity, "ridge": roofline.ridge, "seconds": roofline.seconds}
+        data["roofline"].update(derived, bound=roofline.bound)
+    for profile, found in zip(outcome.profiles, data.get("profiles", ()), strict=True):
+        found["latency"] = profile.latency
+        if roofline:
+            found["roofline_fraction"] = roofline.seconds / profile.latency
+        if profile.traffic:
+            found["traffic"].update(read=profile.traffic.read, written=profile.traffic.written)
+    return data
+
+
+def _csv_rows(profile: Profile) -> Iterator[Mapping[str, Any]]:
+    """Yield a row for each activity of the call, in seconds and bytes."""
+    traffic = traffic_by_activity(profile)
+    for a, gap in zip(profile.activities, profile.gaps, strict=True):
+        row = {"backend": profile.backend, "activity": a.name, "stream": a.stream, "start": a.start}
+        yield {**row, "seconds": a.seconds, "gap": gap, "hbm_bytes": traffic.get(a)}
