@@ -1,4 +1,4 @@
-"""Runs by hand: the H200 of the facts file in miniature, and the small pieces that tests vary."""
+"""Make runs, records and cases for tests: an H200 and a CPU machine, with values that a test can change."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ from typing import Any
 
 from attnbench.core import flops
 from attnbench.core.case import Case, Shape
+from attnbench.core.flops import Convention
 from attnbench.core.machine import Device, Environment
 from attnbench.core.policy import Policy
 from attnbench.core.record import Accuracy, Forecast, Job, Measurement, Record, Run, TensorError
+from attnbench.results.rows import Rates, Row, Source
 
 UNITS = {
     **dict.fromkeys(("time", "span", "span_events", "enqueue", "first_call", "sustained"), "s"),
@@ -30,7 +32,7 @@ CPU = Device("cpu", 0, "AMD EPYC", memory=16 * 2**30, free=12 * 2**30, threads=4
 
 
 def shape(seqlen: int = 1024, **changes: int) -> Shape:
-    """16k tokens, 16 heads of 128."""
+    """Return a shape of 16k tokens and 16 heads of headdim 128, with fields changed by their names."""
     headdim = changes.get("headdim", 128)
     nheads = changes.get("nheads", 16)
     sizes = {
@@ -46,6 +48,7 @@ def shape(seqlen: int = 1024, **changes: int) -> Shape:
 
 
 def case(seqlen: int = 1024, *, dtype: Any = "bf16", direction: Any = "fwd", causal: bool = False, **rest: Any) -> Case:
+    """Return a case of `shape`; other fields of the case and of its shape are changed by their names."""
     own = {name: rest.pop(name) for name in ("window_size", "softcap", "dropout_p") if name in rest}
     return Case(shape(seqlen, **rest), dtype, direction, causal, **own)
 
@@ -66,12 +69,12 @@ def environment(device: Device = H200, **changes: Any) -> Environment:
 
 
 def times(latency: float, n: int = 100, spread: float = 0.002) -> Measurement:
-    """n samples around a median of exactly `latency`, symmetric, from 1 - spread to 1 + spread of it."""
+    """Return n samples around a median of exactly `latency`: symmetric, from 1 - spread to 1 + spread of it."""
     return Measurement("s", tuple(latency * (1 + spread * (2 * i - (n - 1)) / max(1, n - 1)) for i in range(n)))
 
 
 def measurements(**samples: float | Sequence[float]) -> dict[str, Measurement]:
-    """By name, one value or several: measurements(span=(8e-6, 9e-6), clock_held=1.98e9)."""
+    """Return measurements by name, of one value or several each: measurements(span=(8e-6, 9e-6), clock_held=1.98e9)."""
     return {
         name: Measurement(UNITS[name], tuple(map(float, found)) if isinstance(found, Sequence) else (float(found),))
         for name, found in samples.items()
@@ -81,7 +84,10 @@ def measurements(**samples: float | Sequence[float]) -> dict[str, Measurement]:
 def ok(
     which: Case, backend: str, tflops: float, *, round: int = 0, n: int = 100, spread: float = 0.002, **changes: Any
 ) -> Record:
-    """A record whose median latency makes `tflops` TFLOP/s of exact FLOPs; other measurements by their names."""
+    """Return a record whose median latency gives `tflops` TFLOP/s of exact FLOPs.
+
+    Further measurements, and fields of the record, are given by their names.
+    """
     taken = {"time": times(flops.flops(which) / tflops / 1e12, n, spread)}
     taken.update(measurements(**{name: changes.pop(name) for name in UNITS if name in changes}))
     accuracy = Accuracy({"out": TensorError(0.001, 0.0015, 0.004, 0.002)}, rows=64, heads=4)
@@ -97,11 +103,12 @@ def ok(
 
 
 def ended(which: Case, backend: str, status: Any, reason: str | None, *, round: int = 0, **changes: Any) -> Record:
+    """Return a record without a figure."""
     return Record(which, backend, round, status, reason, **changes)
 
 
 def run(records: Iterable[Record], *, device: Device = H200, plan: Sequence[Job] | None = None, **changes: Any) -> Run:
-    """A run whose plan is its records, unless given."""
+    """Return a run; its plan has a job for each record, unless it is given."""
     records = tuple(records)
     jobs = tuple(job(r.case, r.backend, r.round) for r in records) if plan is None else tuple(plan)
     values: dict[str, Any] = {
@@ -113,12 +120,27 @@ def run(records: Iterable[Record], *, device: Device = H200, plan: Sequence[Job]
     return Run(plan=jobs, records=records, **{**values, **changes})
 
 
+def row(
+    record: Record, rates: Rates | None = None, *, eager: float | None = None, convention: Convention = "exact"
+) -> Row:
+    """Return the row of a record on a machine with these rates (none known by default), in a run where eager attention
+    took `eager` seconds on the same case and in the same round."""
+    source = Source(run([record]), convention)
+    source._rates[record.case.dtype] = rates or Rates()
+    if eager is not None:
+        source.eager = {record.case: {record.round: eager}}
+    return Row(record, source)
+
+
 def job(which: Case, backend: str, round: int = 0) -> Job:
     return Job(which, backend, round, Forecast(1.0, 1e-3, 2**30))
 
 
 def forwards(backends: tuple[str, ...] = SIX) -> Iterator[Record]:
-    """The forward of d128 on an H200, roughly: 1k and 16k, full and causal."""
+    """Yield records of the forward pass of headdim 128 about as on an H200: 1k and 16k, full and causal.
+
+    sdpa-math is skipped throughout, eager at 16k, and triton is wrong at 16k causal.
+    """
     speeds = dict(zip(SIX, (32.1, 28.0, 141.4, 245.0, 414.2, 338.8), strict=True))
     for causal in (False, True):
         for seqlen, factor in ((1024, 1.0), (16384, 1.5)):
@@ -136,5 +158,5 @@ def forwards(backends: tuple[str, ...] = SIX) -> Iterator[Record]:
 
 
 def decode(seqlen: int, backend: str, tflops: float, **changes: Any) -> Record:
-    """One query on many keys: memory bounds it."""
+    """Return a record of one query on many keys: memory bounds it."""
     return ok(case(seqlen, seqlen_q=1, batch=64, nheads=32, nheads_k=8), backend, tflops, **changes)

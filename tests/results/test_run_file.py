@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import io
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from attnbench.core.record import Record, Run
 from attnbench.results import run_file
 from builders import case, ended, job, measurements, ok, run
 
+RESULTS = sorted((Path(__file__).parents[2] / "results").glob("*.jsonl"))
 CASES = [case(n, causal=c) for n in (1024, 2048, 4096) for c in (False, True)]
 RECORDS = (
     ok(CASES[0], "triton", 300.0),
@@ -83,7 +85,7 @@ def test_a_damaged_line_is_left_out_with_its_number(path: Path, damage: bytes) -
     assert "\n" not in problems[0]
 
 
-def test_samples_that_json_has_no_word_for_are_read_back_as_numbers(path: Path) -> None:
+def test_samples_that_json_has_no_number_for_are_read_back(path: Path) -> None:
     odd = replace(RECORDS[0], measurements=measurements(time=(1e-3, float("inf"))))
     file = run_file.RunFile.reopen(path)
     file.append(odd)
@@ -97,15 +99,80 @@ def test_samples_that_json_has_no_word_for_are_read_back_as_numbers(path: Path) 
         ('"values":["five"]', 'values: "five" is no number'),
         ('"values":"123"', 'values: "123" is no list'),
         ('"values":[true]', "values: true is no number"),
-        ('"runs":[[5.0,"x"]]', ""),
+        ('"runs":[[5.0,"x"]]', 'runs: "x" is no number of samples'),
     ],
 )
-def test_a_measurement_of_another_type_is_one_line_that_says_where(path: Path, damage: str, why: str) -> None:
+def test_a_measurement_of_another_type_makes_its_line_a_damaged_one(path: Path, damage: str, why: str) -> None:
     path.write_text(path.read_text().replace('"unit":"B","values":[5.0]', f'"unit":"B",{damage}'))
-    with pytest.raises(UserError) as said:
-        run_file.read(path)[0].records[1].measurements["memory_peak"]
-    assert str(said.value).startswith(f"{path}:3: measurement 'memory_peak' cannot be read ({why}")
-    assert str(said.value).endswith("delete that line, and attnbench run --resume measures its job anew")
+    found, (problem,) = run_file.read(path)
+    assert found.records == (RECORDS[0], RECORDS[2])
+    assert problem.startswith(f"{path}:3: damaged line left out (ValueError: ")
+    assert problem.endswith(f"{why})")
+    assert [j.case for j in run_file.missing(found)] == CASES[1:2] + CASES[3:]  # --resume measures it again
+
+
+@pytest.mark.parametrize("damage", [b'"max_error":"x"', b'"max_error":null'])
+def test_a_damaged_accuracy_makes_its_line_a_damaged_one(path: Path, damage: bytes) -> None:
+    path.write_bytes(path.read_bytes().replace(b'"max_error":', damage + b',"was":', 1))
+    found, (problem,) = run_file.read(path)
+    assert found.records == RECORDS[1:]
+    assert problem.startswith(f"{path}:2: damaged line left out (ValueError: accuracy: errors: out: max_error: ")
+
+
+@pytest.fixture
+def real() -> list[bytes]:
+    """The lines of a real run file, and an empty one after its last newline."""
+    paths = (path for path in RESULTS if "default" in path.stem)
+    return min(paths, key=lambda path: path.stat().st_size).read_bytes().split(b"\n")
+
+
+def test_damage_is_reported_by_its_line_wherever_it_is(tmp_path: Path, real: list[bytes]) -> None:
+    """At the start, in the middle and at the end; beside it lines that only core.json reads, and that are no record."""
+    real[2] = b"{"
+    real[len(real) // 3] = b""
+    real[len(real) // 2] = b'{"type": "note"}'
+    odd = next(i for i, line in enumerate(real) if i > len(real) // 2 + 1 and b'"time":{"unit":"s","values":[' in line)
+    real[odd] = real[odd].replace(b'"values":[', b'"values":["inf",', 1)
+    real[-3] = b"null"
+    path = tmp_path / "damaged.jsonl"
+    path.write_bytes(b"\n".join(real)[:-200])
+    found, problems = run_file.read(path)
+    numbers = [int(problem.removeprefix(f"{path}:").partition(":")[0]) for problem in problems]
+    assert numbers == [len(real) - 1, 3, len(real) // 3 + 1, len(real) - 2]  # the truncated line is reported first
+    assert len(found.records) == len(real) - 2 - 5  # neither the header nor the empty line; five are no records
+    assert [math.inf in m.values for r in found.records for n, m in r.measurements.items()].count(True) == 1
+
+
+@pytest.mark.parametrize("glue", [b"", b" "])
+def test_two_records_in_one_line_are_none(tmp_path: Path, real: list[bytes], glue: bytes) -> None:
+    path = tmp_path / "joined.jsonl"
+    path.write_bytes(b"\n".join(real))
+    whole = run_file.read(path)[0].records
+    real[5:8] = [real[5] + glue + real[6], b"", real[7]]
+    path.write_bytes(b"\n".join(real))
+    found, problems = run_file.read(path)
+    assert [p.partition(" (")[0] for p in problems] == [f"{path}:{n}: damaged line left out" for n in (6, 7)]
+    assert found.records == (*whole[:4], *whole[6:])
+
+
+def test_a_record_in_two_lines_is_none(tmp_path: Path, real: list[bytes]) -> None:
+    path = tmp_path / "two.jsonl"
+    path.write_bytes(b"\n".join(real))
+    whole = run_file.read(path)[0].records
+    real[7:8] = real[7].replace(b'"case":', b'"case":\n', 1).split(b"\n")
+    path.write_bytes(b"\n".join(real))
+    found, problems = run_file.read(path)
+    assert [p.partition(" (")[0] for p in problems] == [f"{path}:{n}: damaged line left out" for n in (8, 9)]
+    assert found.records == (*whole[:6], *whole[7:])
+
+
+def test_a_file_of_few_records_or_none(tmp_path: Path, real: list[bytes]) -> None:
+    path = tmp_path / "short.jsonl"
+    for records in (0, 1, 2):
+        path.write_bytes(b"\n".join([*real[: records + 1], b""]))
+        found, problems = run_file.read(path)
+        assert (len(found.records), problems) == (records, [])
+        assert run_file.head(path) == replace(found, records=())
 
 
 def test_lines_of_an_unknown_type_are_passed_over(path: Path) -> None:
@@ -120,6 +187,7 @@ def test_lines_of_an_unknown_type_are_passed_over(path: Path) -> None:
         b"",
         b"\n",
         b"hello\n",
+        b"a,b,c\n" * 10_000,
         b"{}\n",
         b"[1]\n",
         b'{"type": "record"}\n',
@@ -135,6 +203,8 @@ def test_what_is_not_a_run_file_is_refused(tmp_path: Path, content: bytes) -> No
     path.write_bytes(content)
     with pytest.raises(UserError, match="is not an attnbench run file"):
         run_file.read(path)
+    with pytest.raises(UserError, match="is not an attnbench run file"):
+        run_file.head(path)
 
 
 @pytest.mark.parametrize("left", [40, -1])
@@ -258,12 +328,12 @@ def test_short_writes_are_continued(tmp_path: Path) -> None:
 def test_other_errors_of_the_disk_keep_their_words(path: Path) -> None:
     disk = FullDisk(path, "ab")
     disk.code = errno.EIO
-    with pytest.raises(UserError, match=f"cannot write {path}: "), store_file(path, disk) as file:
+    with pytest.raises(UserError, match=f"cannot write {path}: "), open_file(path, disk) as file:
         file.append(RECORDS[0])
     assert run_file.read(path) == (RUN, [])
 
 
-class store_file:  # noqa: N801
+class open_file:  # noqa: N801
     def __init__(self, path: Path, disk: io.FileIO) -> None:
         self.file = run_file.RunFile(path, disk)
 

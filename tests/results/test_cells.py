@@ -1,0 +1,183 @@
+"""Cells: rounds, several runs, the peak that counts, the clock that was held."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import replace
+
+import pytest
+
+from attnbench.results.case_names import BACKEND_ORDER
+from attnbench.results.cells import by_key, cells
+from builders import CPU, H200, case, ended, environment, forwards, measurements, ok, run
+
+
+def test_rounds_are_aggregated_by_their_median() -> None:
+    rounds = [ok(case(), "triton", t, round=i) for i, t in enumerate((300.0, 500.0, 330.0))]
+    (cell,) = cells([run(rounds)])
+    assert cell.value("tflops") == pytest.approx(330)
+    assert cell.value("utilization") == pytest.approx(330 / 989.4)
+
+
+def test_speedup_compares_within_a_round() -> None:
+    records = [ok(case(), "eager", t, round=i) for i, t in enumerate((10.0, 20.0))]
+    records += [ok(case(), "triton", t, round=i) for i, t in enumerate((30.0, 60.0))]
+    eager, triton = cells([run(records)])
+    assert eager.value("speedup") == 1.0
+    assert triton.value("speedup") == pytest.approx(3)
+
+
+def test_speedup_without_eager() -> None:
+    records = [ended(case(), "eager", "oom", "out of memory"), ok(case(), "triton", 30.0)]
+    assert [c.value("speedup") for c in cells([run(records)])] == [None, None]
+    records = [ok(case(), "eager", 10.0), ok(case(), "eager", 10.0, round=1), ok(case(), "triton", 40.0, round=7)]
+    assert cells([run(records)])[1].value("speedup") == pytest.approx(4)
+
+
+def test_the_last_record_of_a_job_wins() -> None:
+    (cell,) = cells([run([ended(case(), "triton", "timeout", "120 s"), ok(case(), "triton", 300.0)])])
+    assert cell.status == "ok"
+    assert len(cell.rows) == 1
+
+
+def test_status_of_rounds() -> None:
+    good, bad = ok(case(), "triton", 300.0), ended(case(), "triton", "wrong", "out is off", round=1)
+    (cell,) = cells([run([good, bad])])
+    assert (cell.status, cell.reason, cell.value("tflops")) == ("wrong", "out is off", None)
+    (cell,) = cells([run([good, replace(bad, status="wrong-kernel", reason="sgemm ran")])])
+    assert (cell.status, cell.reason, cell.value("tflops")) == ("wrong-kernel", "sgemm ran", None)
+    (cell,) = cells([run([bad, replace(bad, round=2, status="wrong-kernel")])])
+    assert cell.status == "wrong"
+    (cell,) = cells([run([good, replace(bad, status="oom")])])
+    assert (cell.status, cell.value("tflops")) == ("ok", pytest.approx(300))
+
+
+def test_given_peak_beats_the_datasheet() -> None:
+    records = [ok(case(), "triton", 300.0)]
+    for peak, expected in (
+        ({}, 989.4e12),
+        ({"": 1e15}, 1e15),
+        ({"": 1e15, "bf16": 6e14}, 6e14),
+        ({"fp16": 1.0}, 989.4e12),
+    ):
+        assert cells([run(records, peak=peak)])[0].rates.peak == expected
+    unknown = replace(H200, name="GPU of tomorrow")
+    assert cells([run(records, device=unknown)])[0].rates.peak is None
+    assert cells([run(records, device=unknown)])[0].value("utilization") is None
+    assert cells([run(records, device=CPU)])[0].rates.bandwidth is None
+
+
+def test_a_given_peak_has_no_clock() -> None:
+    records = [ok(case(), "triton", 300.0, clock_held=1.83e9)]
+    (cell,) = cells([run(records)])
+    assert cell.rates.clock == pytest.approx(1.83e9, rel=1e-3)
+    assert cell.value("utilization_clock") == pytest.approx(300 / 989.4, rel=1e-3)
+    (given,) = cells([run(records, peak={"bf16": 6e14})])
+    assert (given.rates.clock, given.value("utilization_clock")) == (None, None)
+    assert given.value("utilization") == pytest.approx(0.5)
+
+
+def test_ceilings_are_of_the_run_and_the_dtype() -> None:
+    records = [
+        ok(case(), "triton", 300.0, ceiling_matmul=(6e14, 8e14), ceiling_copy=4e12),
+        ended(
+            case(), "eager", "failed", "x", measurements=measurements(ceiling_matmul=7e14, ceiling_copy=(2e12, 3e12))
+        ),
+        ok(case(dtype="fp16"), "triton", 300.0, ceiling_matmul=5e14),
+    ]
+    other = run([ok(case(2048), "triton", 300.0)])
+    found = {(c.backend, c.case): c for c in cells([run(records), other])}
+    bf16, fp16 = found["triton", case()], found["triton", case(dtype="fp16")]
+    assert (bf16.rates.ceiling, bf16.rates.copy) == (7e14, 3e12)
+    assert (fp16.rates.ceiling, fp16.rates.copy) == (5e14, 3e12)
+    assert bf16.value("utilization_ceiling") == pytest.approx(3 / 7)
+    assert found["triton", case(2048)].rates.ceiling is None
+
+
+def held(*clocks: float | None, limits: tuple[str, ...] = (), **changes: object) -> list[bool]:
+    records = [
+        ok(case(1024 * 2**i), "triton", 300.0, limits=limits, **({} if hz is None else {"clock_held": hz}))
+        for i, hz in enumerate(clocks)
+    ]
+    return [c.held_down for c in cells([run(records, **changes)])]
+
+
+def test_cells_whose_clock_was_held_down() -> None:
+    """By the gauge where there is one, against the run's best; NVML's limit alone holds nothing at the full clock."""
+    assert held(None, None) == [False, False]
+    assert held(None, limits=("power cap",)) == [True]
+    assert held(1.98e9, 1.96e9, 1.94e9) == [False, False, True]
+    assert held(1.98e9, 1.94e9, limits=("power cap",)) == [False, True]
+    assert held(1.7e9, 1.7e9) == [False, False]  # a clock that someone chose
+    assert held(1.7e9, 1.7e9, limits=("thermal",)) == [True, True]
+    assert held(1.7e9, limits=("thermal",), environment=environment(clock_max_hz=None)) == [True]
+
+
+def test_runs_of_one_setting_join_and_others_stay_apart() -> None:
+    a, b = run([ok(case(), "eager", 10.0)]), run([ok(case(), "triton", 30.0)])
+    joined = cells([a, b])
+    assert {c.device for c in joined} == {"NVIDIA H200"}
+    assert joined[1].value("speedup") == pytest.approx(3)
+    again = cells([a, replace(a, started="2026-07-02")])
+    assert [c.device for c in again] == [f"NVIDIA H200 (run of {t})" for t in (a.started, "2026-07-02")]
+    newer = replace(b, environment=environment(torch="2.12.0"))
+    assert [c.device for c in cells([a, newer])] == [
+        "NVIDIA H200 (torch 2.11.0+cu130)",
+        "NVIDIA H200 (torch 2.12.0)",
+    ]
+    assert cells([a, newer])[1].value("speedup") is None
+    assert [c.device for c in cells([a, a])] == ["NVIDIA H200 (run 1)", "NVIDIA H200 (run 2)"]
+
+
+def test_cells_stand_in_the_order_of_a_report_whatever_that_of_the_records() -> None:
+    records = list(forwards())
+    found = [c.key for c in cells([run(records)])]
+    assert [c.key for c in cells([run(reversed(records))])] == found
+    assert [backend for _, backend in found[:6]] == [name for name in BACKEND_ORDER if name in {b for _, b in found}]
+    cases = [which for which, _ in itertools.groupby(key[0] for key in found)]
+    assert cases == [case(1024), case(16384), case(1024, causal=True), case(16384, causal=True)]
+
+
+def test_a_cell_names_itself_and_what_it_was_measured_on() -> None:
+    made = run([ok(case(), "triton", 300.0, round=i) for i in (2, 0, 1)])
+    (cell,) = cells([made])
+    assert (cell.name, cell.device, cell.run) == ("triton 1k d128 full fwd", "NVIDIA H200", made)
+    assert [row.record.round for row in cell.rows] == [0, 1, 2]
+    assert cell.rounds("samples") == {0: 100, 1: 100, 2: 100}
+    assert by_key([cell]) == {(case(), "triton"): cell}
+    several = cells([run([ok(case(), "triton", 300.0), ok(case(dtype="fp16"), "triton", 300.0)])])
+    assert [c.name for c in several] == ["triton 1k d128 full fwd bf16", "triton 1k d128 full fwd fp16"]
+
+
+def test_rounds_without_a_value_are_left_out() -> None:
+    rounds = [ok(case(), "triton", 300.0, clock_held=1.9e9), ok(case(), "triton", 330.0, round=1)]
+    rounds.append(ended(case(), "triton", "oom", "out of memory", round=2))
+    (cell,) = cells([run(rounds)])
+    assert cell.rounds("clock_held") == {0: 1.9e9}
+    assert cell.value("clock_held") == 1.9e9
+    assert len(cell.ok) == 2
+    assert cell.value("joules") is None
+
+
+def test_the_interval_is_of_the_samples_of_one_round_or_of_the_rounds_medians() -> None:
+    one = ok(case(), "triton", 300.0, time=[0.9, *[1.0] * 8, 1.3])
+    assert cells([run([one])])[0].latency_interval == (1.0, 1.0)
+    few = replace(one, measurements=measurements(time=[0.9, 1.0, 1.3]))
+    assert cells([run([few])])[0].latency_interval == pytest.approx((0.9, 1.3))
+    rounds = [ok(case(), "triton", 300.0, time=t, round=i) for i, t in enumerate((2.0, 4.0, 5.0))]
+    assert cells([run(rounds)])[0].latency_interval == pytest.approx((0.5, 1.25))
+    for times in ((1.0,), (0.0, 0.0), (1.0, math.inf), (math.nan, 1.0)):
+        assert cells([run([replace(one, measurements=measurements(time=times))])])[0].latency_interval is None
+
+
+def test_what_is_not_finite_is_no_value_and_no_ceiling() -> None:
+    odd = ok(case(), "triton", 300.0, clock_held=math.nan, ceiling_matmul=(math.inf, 6e14), ceiling_copy=math.nan)
+    (cell,) = cells([run([odd])])
+    assert (cell.rates.ceiling, cell.rates.copy) == (6e14, None)
+    assert (cell.value("clock_held"), cell.rounds("clock_held")) == (None, {})
+    assert not cell.held_down
+
+
+def test_no_runs_and_no_records_are_no_cells() -> None:
+    assert cells([]) == cells([run([])]) == []

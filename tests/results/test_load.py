@@ -1,0 +1,123 @@
+"""attnbench.load: run files for notebooks and scripts, and the public names of the package."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from importlib.resources import files
+from pathlib import Path
+
+import pytest
+
+import attnbench
+from attnbench.core.errors import UserError
+from attnbench.results import run_file
+from builders import case, ok, run
+
+RECORDS = [ok(case(), "eager", 30.0), ok(case(), "triton", 300.0), ok(case(causal=True), "triton", 250.0)]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """a.jsonl, b.jsonl with other cases, deep/c.jsonl and odd[1].jsonl."""
+    (tmp_path / "deep").mkdir()
+    for name, records in (("a", RECORDS[:2]), ("b", RECORDS[2:]), ("deep/c", RECORDS[:1]), ("odd[1]", RECORDS[:1])):
+        (tmp_path / f"{name}.jsonl").write_bytes(run_file.encoded(run(records)))
+    return tmp_path
+
+
+def test_a_path_as_text_or_as_a_path(folder: Path) -> None:
+    for path in (folder / "a.jsonl", str(folder / "a.jsonl")):
+        found = attnbench.load(path)
+        assert found.runs == (run(RECORDS[:2]),)
+        assert [cell.name for cell in found.cells] == ["eager 1k d128 full fwd", "triton 1k d128 full fwd"]
+        assert found.problems == ()
+
+
+def test_a_pattern_and_several_paths(folder: Path) -> None:
+    for paths in (f"{folder}/[ab].jsonl", [folder / "a.jsonl", f"{folder}/b*"], iter([f"{folder}/[ab].jsonl"])):
+        found = attnbench.load(paths)
+        assert [len(r.records) for r in found.runs] == [2, 1]
+        assert len(found.cells) == 3
+        assert {cell.device for cell in found.cells} == {"NVIDIA H200"}
+    assert len(attnbench.load(f"{folder}/**/*.jsonl").runs) == 4
+    assert attnbench.load([]) == attnbench.Results((), ())
+
+
+def test_a_file_whose_name_is_a_pattern_too(folder: Path) -> None:
+    assert len(attnbench.load(folder / "odd[1].jsonl").runs) == 1
+
+
+def test_cells_and_raw_samples(folder: Path) -> None:
+    _, triton = attnbench.load(folder / "a.jsonl").cells
+    assert triton.value("tflops") == pytest.approx(300)
+    assert triton.value("speedup") == pytest.approx(10)
+    assert triton.rows[0].samples == RECORDS[1].measurements["time"].values
+
+
+def test_the_table_is_a_frame_with_units(folder: Path) -> None:
+    found = attnbench.load(f"{folder}/[ab].jsonl")
+    frame = found.table()
+    assert len(frame) == 3
+    assert frame.set_index(["backend", "causal"])["tflops"]["triton", True] == pytest.approx(250)
+    assert frame.attrs["units"]["latency"] == "s"
+    assert frame.attrs["units"]["tflops"] == "TFLOP/s"
+    assert frame.attrs["units"]["speedup"] == ""
+
+
+def test_the_convention_of_flops(folder: Path) -> None:
+    (exact,), (papers,) = (attnbench.load(folder / "b.jsonl", convention=c).cells for c in ("exact", "fa"))
+    assert papers.value("tflops") / exact.value("tflops") == pytest.approx(1024 / 1025)
+    assert papers.source.convention == "fa"
+
+
+def test_what_cannot_be_read_is_said(folder: Path) -> None:
+    with pytest.raises(UserError, match=r"no file fits '.*/\*\.json'; give run files, as attnbench run writes them"):
+        attnbench.load(f"{folder}/*.json")
+    with pytest.raises(UserError, match=r"cannot read .*missing\.jsonl: No such file"):
+        attnbench.load([folder / "a.jsonl", folder / "missing.jsonl"])
+    (folder / "notes.txt").write_text("hello\n")
+    with pytest.raises(UserError, match=r"notes\.txt is not an attnbench run file"):
+        attnbench.load(folder / "notes.txt")
+
+
+def test_damaged_lines_are_left_out_and_reported(folder: Path) -> None:
+    with (folder / "a.jsonl").open("a") as file:
+        file.write("{\n")
+    found = attnbench.load(f"{folder}/[ab].jsonl")
+    assert len(found.cells) == 3
+    (problem,) = found.problems
+    assert problem.startswith(f"{folder}/a.jsonl:4: damaged line left out")
+
+
+def test_the_public_names() -> None:
+    assert set(attnbench.__all__) <= set(dir(attnbench))
+    for name in attnbench.__all__:
+        assert getattr(attnbench, name) is not None
+    assert attnbench.Case is type(case())
+    with pytest.raises(AttributeError, match="no attribute 'lode'"):
+        attnbench.lode  # noqa: B018
+
+
+def test_the_types_are_public() -> None:
+    assert (files("attnbench") / "py.typed").is_file()
+
+
+@pytest.mark.parametrize(
+    ("code", "lean"),
+    [
+        ("import attnbench", ("msgspec", "rich", "pandas", "numpy", "scipy", "torch")),
+        ("import attnbench; attnbench.load({path!r}).cells", ("pandas", "numpy", "scipy", "torch")),
+        (
+            "import attnbench.report.terminal, attnbench.report.markdown, attnbench.report.data, "
+            "attnbench.analysis.summary.document",
+            ("pandas", "numpy", "scipy", "pydantic", "torch"),
+        ),
+    ],
+    ids=["import", "load", "report"],
+)
+def test_no_library_is_imported_before_it_is_needed(folder: Path, code: str, lean: tuple[str, ...]) -> None:
+    """Workers import the package too, where there may be nothing but torch."""
+    code = f"import sys\n{code.format(path=str(folder / 'a.jsonl'))}\nprint([m for m in {lean!r} if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

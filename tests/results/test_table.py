@@ -1,0 +1,106 @@
+"""The table of all cells: every metric of every round, as mappings, CSV, JSON and a DataFrame."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Sequence
+from dataclasses import fields
+from typing import Any
+
+import pandas
+import pytest
+
+from attnbench.core.case import Shape
+from attnbench.core.record import Record, Run
+from attnbench.report import data
+from attnbench.report.document import Document
+from attnbench.results.cells import cells
+from attnbench.results.metrics import METRICS
+from attnbench.results.table import CASE_COLUMNS, COLUMNS, case_columns, dataframe, table_rows
+from builders import case, decode, forwards, ok, run
+
+
+def rows(*runs: Run) -> list[dict[str, Any]]:
+    return list(table_rows(cells(runs)))
+
+
+def document(found: Sequence[dict[str, Any]]) -> Document:
+    return Document("report", "", data=found, rows=found)
+
+
+def records() -> list[Record]:
+    return [
+        *forwards(),
+        ok(case(), "fa4", 300.0, n=1),
+        ok(case(), "fa4", 310.0, round=1, limits=("power cap", "thermal"), kernels={"flash_fwd": 1, "fill, 2": 2}),
+        decode(4096, "fa4", 9.0, ceiling_matmul=6e14),
+    ]
+
+
+def test_each_round_of_each_cell_is_a_row_with_the_same_columns() -> None:
+    found = rows(run(records()))
+    assert len(found) == len(records())
+    assert all(tuple(row) == COLUMNS for row in found)
+    assert set(METRICS) <= set(COLUMNS)
+    assert list(COLUMNS)[COLUMNS.index("reason") + 1 : COLUMNS.index("dtype")] == [f.name for f in fields(Shape)]
+    row = next(r for r in found if r["backend"] == "fa4" and r["round"] == 1)
+    assert (row["seqlen_k"], row["headdim"], row["causal"], row["window_left"]) == (1024, 128, False, None)
+    assert (row["tflops"], row["status"], row["limits"]) == (pytest.approx(310), "ok", "power cap; thermal")
+    assert row["speedup"] == pytest.approx(310 / 32.1)
+    assert (row["kernels"], row["bound"]) == ("flash_fwd; fill, 2", "compute")
+    assert row["utilization_ceiling"] == pytest.approx(310 / 600)
+    assert row["flops_convention"] == "exact"
+    decoded = next(r for r in found if r["seqlen_q"] == 1)
+    assert decoded["bound"] == "memory"
+    assert decoded["roofline"] == pytest.approx(decoded["bandwidth_utilization"])
+    skipped = next(r for r in found if r["backend"] == "sdpa-math")
+    assert (skipped["status"], skipped["reason"], skipped["tflops"]) == ("skipped", "needs a CUDA GPU", None)
+
+
+def test_json_is_valid_and_flat() -> None:
+    def refuse(constant: str) -> None:
+        raise AssertionError(constant)
+
+    found = rows(run(records()))
+    assert json.loads(data.json_text(document(found)), parse_constant=refuse) == found
+    assert json.loads(data.json_text(document([]))) == []
+
+
+def test_csv_reads_back() -> None:
+    found = cells([run(forwards())])
+    frame = dataframe(found)
+    again = pandas.read_csv(io.StringIO(data.csv_text(document(list(table_rows(found))))))
+    assert list(again.columns) == list(frame.columns) == list(COLUMNS)
+    assert len(again) == 24
+    assert again["tflops"].max() == pytest.approx(414.2 * 1.5)
+    assert again.loc[again["status"] == "ok", "memory_peak"].min() == 64 * 2**20
+    assert set(again["bound"]) == {"compute"}
+
+
+def test_the_frame_has_types_and_units() -> None:
+    frame = dataframe(cells([run(records())]))
+    assert str(frame["memory_peak"].dtype) == str(frame["samples"].dtype) == "Int64"
+    assert str(frame["latency"].dtype) == "float64"
+    assert frame.attrs["units"] == {name: metric.unit for name, metric in METRICS.items()}
+    assert frame.attrs["units"]["latency"] == "s"
+    assert frame.attrs["units"]["utilization"] == ""
+
+
+def test_a_run_without_records_keeps_the_columns() -> None:
+    frame = dataframe(cells([run([])]))
+    assert list(frame.columns) == list(COLUMNS)
+    assert len(frame) == 0
+    assert frame["latency"].dtype == "float64"
+
+
+def test_a_case_in_columns() -> None:
+    found = case_columns(case(causal=True, window_size=(1023, None), softcap=30.0))
+    assert tuple(found) == CASE_COLUMNS
+    assert (found["window_left"], found["window_right"], found["softcap"]) == (1023, None, 30.0)
+    assert found["case"] == case(causal=True, window_size=(1023, None), softcap=30.0).key
+
+
+def test_the_version_is_the_records_own_or_the_runs() -> None:
+    made = run([ok(case(), "fa4", 300.0), ok(case(), "fa4", 300.0, round=1, version="4.1")], versions={"fa4": "4.0"})
+    assert [row["version"] for row in rows(made)] == ["4.0", "4.1"]
