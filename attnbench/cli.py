@@ -37,27 +37,6 @@ class Group(TyperGroup):
             formatter.write_dl([(name, text.partition("\n\n")[0]) for name, text in rows])
 
 
-class CommandLine(Group):
-    """All commands, and what becomes of output that cannot be written."""
-
-    def invoke(self, ctx: Any) -> Any:
-        """Run a command. If stdout cannot be written, say so in one line, and end with 2 instead of 0."""
-        code = EXIT_DONE
-        try:
-            try:
-                super().invoke(ctx)
-            except typer.Exit as end:
-                code = end.exit_code
-            sys.stdout.flush()
-        except OSError as error:
-            what = f"{error.filename}: " if error.filename else "cannot write the output: "
-            print(f"attnbench: {what}{error.strerror}", file=sys.stderr)
-            code = code or EXIT_CANNOT_WRITE
-            with contextlib.suppress(OSError, ValueError):  # what is left in the buffer would fail again at the end
-                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        raise typer.Exit(code)
-
-
 def _without_types_of_flags(params: list[Any]) -> list[Any]:
     for param in params:
         if getattr(param, "is_flag", False):
@@ -71,7 +50,7 @@ def command_line(*names: str) -> typer.Typer:
     With all it is written for --help: as plain text, because rich takes a tenth of a second to import.
     """
     app = typer.Typer(
-        cls=CommandLine,
+        cls=Group,
         name="attnbench",
         help="Measures attention kernels: speed, memory, and how close they come to the hardware's limit.",
         epilog="First steps: `attnbench run --suite quick`, then `attnbench report` on the file that it names. Both "
@@ -108,15 +87,32 @@ def _root(
 
 
 def main() -> None:
-    """Run the command line. An error that a person can cause is one line and exit code 2."""
+    """Run the command line and exit.
+
+    An error that a person can cause is one line and exit code 2. So is output that cannot be written, where the command
+    itself ended with 0.
+    """
+    code: Any = EXIT_DONE
     try:
         asked = [name for name in sys.argv[1:2] if name in COMMANDS]  # to build all commands takes 40 ms
-        command_line(*asked)()
+        try:
+            command_line(*asked)()
+        except SystemExit as end:
+            code = end.code
+        if sys.stdout:
+            sys.stdout.flush()
     except UserError as error:
         print(f"attnbench: {error}", file=sys.stderr)
-        sys.exit(EXIT_BAD_INPUT)
+        code = EXIT_BAD_INPUT
     except Terminated:
-        sys.exit(EXIT_TERMINATED)
+        code = EXIT_TERMINATED
+    except OSError as error:
+        what = f"{error.filename}: " if error.filename else "cannot write the output: "
+        print(f"attnbench: {what}{error.strerror}", file=sys.stderr)
+        code = code or EXIT_CANNOT_WRITE
+        with contextlib.suppress(OSError, ValueError):  # the rest of the buffer would fail again when Python ends
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    sys.exit(code)
 
 
 if __name__ == "__main__":

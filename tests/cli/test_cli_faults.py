@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
 import resource
 import signal
+import subprocess
 import sys
 from typing import Any
 
 import pytest
-from tool import FAKE, SMALL, Tool, alive, children
+from tool import COMMAND, FAKE, SMALL, Tool, alive, children
 
 LENGTHS = ("--seqlen", "512-16k", *SMALL)
 OTHERS = {512: "ok", 1024: "ok", 2048: "ok", 8192: "ok", 16384: "ok"}
@@ -27,7 +29,7 @@ linux = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
     ],
 )
 def test_a_fault_costs_its_own_record_only(tool: Tool, script: str, status: str, reason: str, word: str) -> None:
-    result = tool(*FAKE, *LENGTHS, "--out", "run.jsonl", fake=script)
+    result = tool(*FAKE, *LENGTHS, "--out", "run.jsonl", fake=script, code=5 if status == "wrong" else 0)
     stored = tool.stored()
     assert stored.statuses == {**OTHERS, 4096: status}
     assert stored.at(4096)["reason"] == reason
@@ -48,10 +50,42 @@ def test_a_hang_becomes_a_timeout(tool: Tool) -> None:
 
 def test_every_fault_in_one_run(tool: Tool) -> None:
     script = "error@512,crash@1k,oom@2k,wrong@4k,refuse@8k"
-    stored = tool.fake(*LENGTHS, "--rounds", "2", script=script)
+    stored = tool.fake(*LENGTHS, "--rounds", "2", script=script, code=5)
     assert len(stored.records) == 12
     expected = {512: "failed", 1024: "failed", 2048: "oom", 4096: "wrong", 8192: "skipped", 16384: "ok"}
     assert stored.statuses == expected
+
+
+def test_a_wrong_result_is_exit_code_5_unless_it_is_allowed(tool: Tool) -> None:
+    result = tool(*FAKE, *LENGTHS, "--rounds", "2", "--out", "run.jsonl", fake="wrong@4k", code=5)
+    last = result.out.splitlines()[-1]
+    assert last == "WRONG: 2 results, fake 4k d128 full fwd. Exit code 5; --allow-wrong gives 0."
+    again = tool("run", "--resume", "run.jsonl", code=5)
+    assert again.out.splitlines()[-1] == last
+    allowed = tool("run", "--resume", "run.jsonl", "--allow-wrong")
+    assert allowed.out.splitlines()[-1] == "WRONG: 2 results, fake 4k d128 full fwd."
+
+
+def test_a_wrong_result_that_is_not_the_last_one_of_its_job_does_not_count(tool: Tool) -> None:
+    tool.fake("--seqlen", "4k", *SMALL, script="wrong@4k", code=5)
+    wrong = (tool.folder / "run.jsonl").read_text().splitlines()
+    tool(*FAKE, "--seqlen", "4k", *SMALL, "--out", "right.jsonl")
+    right = (tool.folder / "right.jsonl").read_text().splitlines()
+    tool.write("run.jsonl", "\n".join([*wrong, right[1]]) + "\n")
+    assert "WRONG" not in tool("run", "--resume", "run.jsonl").out.splitlines()[-1]
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full")
+@pytest.mark.parametrize("args", [("suites",), ("env", "list"), (*FAKE, *LENGTHS, "--out", "run.jsonl"), ("--help",)])
+def test_output_that_cannot_be_written_is_one_line_and_exit_code_2(tool: Tool, args: tuple[str, ...]) -> None:
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [*COMMAND, *args], cwd=tool.folder, env=tool.env(), stdout=full, stderr=subprocess.PIPE, text=True
+        )
+    assert done.returncode == 2
+    said = [line for line in done.stderr.splitlines() if line.startswith("attnbench: ")]
+    assert said == ["attnbench: cannot write the output: No space left on device"] or "cannot write" in said[0]
+    assert "Traceback" not in done.stderr
 
 
 def test_nothing_measured_is_exit_code_1(tool: Tool) -> None:

@@ -209,7 +209,9 @@ def test_own_code_is_measured_and_checked_like_any_backend(tool: Tool) -> None:
         "axes: {seqlen: 32, headdim: 16, nheads: 2, batch: 1, dtype: fp32, causal: [false, true], pass: [fwd, bwd]}\n"
         "policy: {l2: warm, warmup_s: 0.001, min_seconds: 0.001, max_seconds: 0.001}\n",
     )
-    result = tool("run", "--device", "cpu", "-b", ",".join(wanted), "--suite", "tiny.yaml", "--out", "run.jsonl")
+    result = tool(
+        "run", "--device", "cpu", "-b", ",".join(wanted), "--suite", "tiny.yaml", "--out", "run.jsonl", code=5
+    )
     found: dict[str, set[tuple[str, bool, str]]] = {}
     reasons = {}
     for r in tool.stored().records:

@@ -33,8 +33,8 @@ class Compiles(Fake):
         if case.shape.seqlen_q == 3:
             raise RuntimeError(f"in {kernel.parent}")
         prepared = super().prepare(case, inputs)
-        prepared.script.memory["memory_peak"] = os.getpid()
-        prepared.script.memory["memory_driver"] = int(kernel.exists())
+        prepared.simulation.memory["memory_peak"] = os.getpid()
+        prepared.simulation.memory["memory_driver"] = int(kernel.exists())
         kernel.write_text("compiled")
         return prepared
 """

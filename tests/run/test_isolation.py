@@ -66,9 +66,11 @@ def test_the_command_and_its_workers(here: Path) -> None:
     assert (here / "run.jsonl").exists()
 
 
-def test_python_m_where_no_folder_is_called_attnbench(tmp_path: Path) -> None:
+def test_python_m(tmp_path: Path) -> None:
+    """It imports attnbench/__init__.py, and typing with it, before the working directory can be removed."""
     folder = hostile(tmp_path / "checkout")
-    (folder / "attnbench").rename(folder / "another")
+    for name in ("attnbench", "typing"):
+        (folder / name).rename(folder / f"other-{name}")
     environment = {**os.environ, "PYTHONPATH": str(SOURCE)}
     command = [sys.executable, "-m", "attnbench", "suites"]
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=60)

@@ -47,7 +47,7 @@ class Own(Fake):
         if n == 4:
             raise ValueError("of the library")
         prepared = super().prepare(case, inputs)
-        prepared.script.memory["memory_peak"] = os.getpid()
+        prepared.simulation.memory["memory_peak"] = os.getpid()
         return prepared
 
 class Compiles(Own):
