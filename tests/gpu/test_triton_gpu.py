@@ -238,7 +238,7 @@ def test_a_split_decode_agrees_with_one_stretch(monkeypatch: pytest.MonkeyPatch)
     inputs = make(1, 20000, 8, 2, 128, 128, torch.bfloat16)
     with torch.no_grad():
         split = attention(*inputs[:3], causal=True)
-        monkeypatch.setattr(decode, "splits_for", lambda *_: 1)
+        monkeypatch.setattr(decode, "key_splits", lambda *_: 1)
         whole = attention(*inputs[:3], causal=True)
     exact = reference(*(t.double() for t in inputs), True)[0]
     error, allowed = ((t.double() - exact).abs().max().item() for t in (split, whole))

@@ -31,7 +31,7 @@ from attnbench.backends.triton import block_sizes as config
 from attnbench.backends.triton.backward import attention_backward
 from attnbench.backends.triton.block_sizes import Blocks
 from attnbench.backends.triton.forward import attention_forward
-from attnbench.backends.triton.problem import LOG2_E, dense
+from attnbench.backends.triton.problem import LOG2_E, dense_problem
 from attnbench.core.backend import Inputs
 from attnbench.core.case import Case, Shape
 from attnbench.core.flops import flops
@@ -133,7 +133,7 @@ def launcher(case: Case, kernels: set[str], device: str) -> Callable[[], Results
     """Runs these kernels; a backward gets the out and the log-sum-exp of `exact`."""
     given, want = exact(case, device)
     q, k, v, dout = given.q, given.k, given.v, given.dout
-    problem = dense(q, k, v, case.causal, (None, None), softcap=0.0, softmax_scale=None, descale=None)
+    problem = dense_problem(q, k, v, case.causal, (None, None), softcap=0.0, softmax_scale=None, descale=None)
     if dout is None:
         return lambda: dict(zip(("out", "lse"), attention_forward(q, k, v, problem), strict=True))
     out, lse = want["out"].to(q.dtype), want["lse"]

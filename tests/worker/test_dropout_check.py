@@ -184,7 +184,7 @@ def test_statistics_of_the_output(p: float, changes: dict[str, Any]) -> None:
 
     def out(kept: Tensor, factor: float = 1.0) -> tuple[str, ...]:
         made = prepared(which, given, mask=lambda: kept)
-        return dropout_check.unlikely_statistics(which, given, sample, made.canonical(made.launch())["out"] * factor)
+        return dropout_check.find_statistics_flaws(which, given, sample, made.canonical(made.launch())["out"] * factor)
 
     torch.manual_seed(0)
     for _ in range(5):

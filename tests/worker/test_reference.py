@@ -382,7 +382,7 @@ def test_fp8_copies_are_renewed_exactly() -> None:
 
 
 @pytest.mark.parametrize(
-    "n", [7, exact_attention.SUM_STRETCH, 3 * exact_attention.SUM_STRETCH, 3 * exact_attention.SUM_STRETCH + 1]
+    "n", [7, exact_attention.SUM_SECTION, 3 * exact_attention.SUM_SECTION, 3 * exact_attention.SUM_SECTION + 1]
 )
 def test_a_long_product(n: int) -> None:
     a, b = (torch.randn(*size, dtype=torch.float64) for size in ((2, 3, n), (2, n, 5)))

@@ -1,15 +1,17 @@
-"""The high-precision answer for a case, and the tests that a kernel's results pass.
+"""Checks a kernel's results: the exact reference of a case, the tolerance, and the order of the comparisons.
 
-Attention is recomputed exactly: in float64 (on a GPU float32 without TF32 where the case is bf16 or fp16), on a sample
-of query rows of every head (`sample`). out and dq of a row depend on that row alone. dk and dv sum over all rows, so
-for the check the rows outside the sample get dout = 0 (`check_inputs`): dk and dv are then exact for every key, at the
-cost of the sample. For the dout that is timed they must satisfy products that hold exactly (`checksums`). Every element
-of every result must be finite.
+The reference (exact_attention.py) is attention recomputed in float64, or on a GPU in float32 without TF32 where the
+case is bf16, fp16 or fp8, for a sample of query rows of every head (row_sample.py). A row of out or dq depends on that
+query row alone. dk and dv are sums over all query rows. So for the check the rows outside the sample get dout = 0
+(`check_inputs`): dk and dv are then exact for every key, at the cost of the sample. For the full dout that is timed, dk
+and dv must satisfy equations that hold exactly (checksums.py). Every element of every result must be finite.
 
-The criterion (`compare`) is flash-attention's (tests/test_flash_attn.py): the largest error is at most twice that of
-eager attention in the case's dtype, plus a floor; and the same of the root mean square.
-After timing all of it is checked once more, on inputs written anew in place (`renewal`). `check` has the order.
-With dropout the mask is read off the launch, and the rest is the same (`dropout`, `dropout_check`).
+The tolerance (tolerance.py) is flash-attention's (tests/test_flash_attn.py): the largest error may be twice that of
+eager attention in the case's dtype, plus a floor. The root mean square has a bound of the same form.
+
+result_check.py has the order: before timing, and again after timing on inputs that were changed in place
+(renewed_inputs.py). With dropout, dropout_mask.py reads from launches which probabilities were dropped, and
+dropout_check.py does the same comparisons with that mask.
 """
 
 from attnbench.core.backend import Inputs
@@ -24,7 +26,7 @@ from attnbench.worker.reference.tolerance import compare, expected_results
 
 
 def make_check(case: Case, given: Inputs, seed: int) -> ResultCheck:
-    """The comparisons that a cell goes through."""
+    """Return the check of one cell. It computes the reference, so make it before the first launch."""
     return DropoutResultCheck(case, given, seed) if case.dropout_p else ResultCheck(case, given, seed)
 
 

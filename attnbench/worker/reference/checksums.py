@@ -1,18 +1,18 @@
-"""Products of dk and dv with the inputs that hold for any dout, at a cost linear in the sequence.
+"""Checksums of dk and dv: equations with the inputs that hold for any dout, at a cost linear in the sequence length.
 
-With P the probabilities of a head and dS the gradient of its scores, scaled: out = P v, dv = P' dout, dq = dS k and
-dk = dS' q. So, sums over the sequence on both sides, P and dS drop out of
+Let P be the probabilities of a head and dS the scaled gradient of its scores. Then out = P v, dv = P' dout, dq = dS k
+and dk = dS' q. Summed over the sequence on both sides, P and dS cancel:
 
     v' dv = out' dout        k' dk = dq' q
 
-for every head, whatever the mask and softcap (a shared key head's sums run over its group). These are checksums of all
-keys with headdim random weights each (Huang and Abraham, "Algorithm-based fault tolerance for matrix operations",
-1984), and tie dk and dv to out and dq, whose rows are compared one by one.
+This holds for every head, with any mask and softcap; for a shared key head the sums run over its group of query heads.
+The equations are checksums of all keys with headdim random weights each (Huang and Abraham, "Algorithm-based fault
+tolerance for matrix operations", 1984). They tie dk and dv to out and dq, whose rows are compared one by one.
 
-Errors e of dv that do not know of v, as roundings, leave v' e, whose squares add up to the sum of |v_j|^2 |e_j|^2. So
-with a relative error r of dv and of out the sides differ by r sqrt(sum |v|^2 |dv|^2 + sum |out|^2 |dout|^2), and r is
-allowed what the root mean square of a result is: twice eager's, plus one rounding. Errors of many keys stand out
-against that, one key of many does not.
+Errors e of dv that are independent of v, as roundings are, leave a difference v' e whose squares add up to the sum of
+|v_j|^2 |e_j|^2. So with a relative error r in dv and in out the two sides differ by
+r sqrt(sum |v|^2 |dv|^2 + sum |out|^2 |dout|^2). For r the check allows what the root mean square of a result may be:
+twice eager's, plus one rounding. Errors in many keys exceed that; an error in one key of many does not.
 """
 
 from __future__ import annotations
@@ -38,7 +38,10 @@ if TYPE_CHECKING:
 
 
 def compare_checksums(reference: Reference, inputs: Inputs, results: Mapping[str, Tensor]) -> dict[str, TensorError]:
-    """{"dk", "dv"}: the head in which the sides differ most, relative; `reference` says how well eager knows them."""
+    """Return for "dk" and "dv" the error of the head in which the two sides of the equation differ most.
+
+    The errors are relative. `reference` gives eager's relative errors, from which the tolerance follows.
+    """
     import torch
 
     case = reference.case
@@ -47,16 +50,20 @@ def compare_checksums(reference: Reference, inputs: Inputs, results: Mapping[str
     torch.set_float32_matmul_precision("highest")
     found = {}
     for name, keys, row_wise, rows in (("dv", inputs.v, "out", inputs.dout), ("dk", inputs.k, "dq", inputs.q)):
-        expected_results = max(reference.relative_eager_error(name), reference.relative_eager_error(row_wise))
-        tolerance = 2 * expected_results + rms_of_one_rounding(torch_dtype(case)) + summation_error(case)
+        eager_error = max(reference.relative_eager_error(name), reference.relative_eager_error(row_wise))
+        tolerance = 2 * eager_error + rms_of_one_rounding(torch_dtype(case)) + summation_error(case)
         differ = [_difference(*heads) for heads in _by_heads(case, keys, results[name], results[row_wise], rows)]
-        found[name] = worst([TensorError(r, expected_results, tolerance, r) for r in torch.cat(differ).tolist()])
+        found[name] = worst([TensorError(r, eager_error, tolerance, r) for r in torch.cat(differ).tolist()])
     torch.set_float32_matmul_precision(before)
     return found
 
 
 def _by_heads(case: Case, keys: Tensor, by_key: Tensor, by_row: Tensor, rows: Tensor) -> Iterator[tuple[Tensor, ...]]:
-    """Some heads of one batch entry at a time: (heads, seqlen_k, d) twice, (heads, seqlen_q * group, d) twice."""
+    """Yield the four tensors of some key heads of one batch entry at a time, in the reference's dtype.
+
+    `keys` and `by_key` (k and dk, or v and dv) as (heads, seqlen_k, d); `by_row` and `rows` (dq and q, or out and dout)
+    as (heads, seqlen_q * group, d).
+    """
     s = case.shape
     group = s.nheads // s.nheads_k
     step = max(1, CHUNK // (max(s.seqlen_k, s.seqlen_q * group) * max(s.headdim, s.headdim_v)))
@@ -70,7 +77,10 @@ def _by_heads(case: Case, keys: Tensor, by_key: Tensor, by_row: Tensor, rows: Te
 
 
 def _difference(keys: Tensor, by_key: Tensor, by_row: Tensor, rows: Tensor) -> Tensor:
-    """(heads,): the norm of keys' by_key - by_row' rows, over what errors as large as the results would leave."""
+    """Return for each head (heads,) the relative difference of the two sides, keys' by_key and by_row' rows.
+
+    It is the norm of the difference over that which relative errors of 1 would leave.
+    """
     difference = (long_product(keys.mT, by_key) - long_product(by_row.mT, rows)).square().sum((1, 2)).sqrt()
     pairs = ((keys, by_key), (by_row, rows))
     size = sum((a.square().sum(2) * b.square().sum(2)).sum(1) for a, b in pairs)

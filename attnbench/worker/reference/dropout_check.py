@@ -1,15 +1,15 @@
-"""The comparisons of a cell with dropout: exact wherever its mask can be read, else by statistics.
+"""The check of a cell with dropout: exact where its mask can be read, else by statistics.
 
-Every launch that is checked starts from the same state of torch's random numbers, so it draws the mask that `Masks`
-reads. The calls that are timed go on from wherever the state is, and the mask of the next call must be another.
+Every launch that is checked starts from the same state of torch's random numbers, so it draws the mask that
+dropout_mask.py reads. The timed calls continue from the current state, and each call's mask must differ from the last.
 
-A mask cannot be read where the library draws it from elsewhere, or where a forward has more keys than LAUNCHES launches
-show. Then a launch with one value in each column is compared exactly in its place, since it shows its own mask, and the
-results themselves by what must hold of them. Over many rows out = (P * D) v has
+The mask cannot be read where a library does not draw it from torch's random numbers, or where a forward has more keys
+than LAUNCHES launches can show. Then a probing launch, which shows its own mask, is compared exactly instead, and the
+results themselves are compared by statistics. Over many rows out = (P * D) v has
 
     mean P v        variance p / (1 - p) sum_j P_ij^2 v_j^2
 
-and dk and dv agree with out and dq as they do without dropout, since both sides have the same D (`checksums`).
+and dk and dv agree with out and dq as they do without dropout, since both sides contain the same D (checksums.py).
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ from attnbench.worker.reference.tolerance import compare, expected_results
 if TYPE_CHECKING:
     from torch import Tensor
 
-LEAST_ROWS = 32  # from which their statistics say something
+MIN_ROWS = 32  # for statistics of the output
 BY_STATISTICS = "dropout: its mask is not known ({}), so that results were checked by their statistics"
 
 
 class DropoutResultCheck(ResultCheck):
-    """Check, for a case with dropout."""
+    """The check of a case with dropout. It has the comparisons of ResultCheck."""
 
     def __init__(self, case: Case, given: Inputs, seed: int) -> None:
         import torch
@@ -61,7 +61,7 @@ class DropoutResultCheck(ResultCheck):
         self._state = dropout_mask.RandomState(case, given.q.device)
         self._reads = self.inputs
         self._prepared: Prepared | None = None
-        self._kept: Tensor | None = None  # what the prepared launch keeps in the sample, once read
+        self._kept: Tensor | None = None  # the mask of the prepared launch in the sample, once it was read
         self._flaws: tuple[str, ...] = ()
 
     def launcher(self, prepared: Prepared) -> Callable[[], Any]:
@@ -83,11 +83,11 @@ class DropoutResultCheck(ResultCheck):
             self._reads = self._given
             del self.inputs
 
-    def check_renewed(self, renewal: InputRenewal, made: Inputs, results: Mapping[str, Tensor]) -> Accuracy:
+    def check_renewed(self, renewal: InputRenewal, original: Inputs, results: Mapping[str, Tensor]) -> Accuracy:
         sample = dropout_mask.readable_sample(
-            self.case, choose_rows(self.case, made.q.device, self.seed + 1, share=SECOND_SHARE)
+            self.case, choose_rows(self.case, original.q.device, self.seed + 1, share=SECOND_SHARE)
         )
-        return self._accuracy_of(results, renewal.apply_to(made), sample, dense=not sample.whole)
+        return self._accuracy_of(results, renewal.apply_to(original), sample, dense=not sample.whole)
 
     def check_restored(self, results: Mapping[str, Tensor]) -> Accuracy:
         return self._accuracy_of(results, self._given, self._sample, dense=self.dout_masked)
@@ -95,22 +95,27 @@ class DropoutResultCheck(ResultCheck):
     def _accuracy_of(
         self, results: Mapping[str, Tensor], inputs: Inputs, sample: RowSample, *, dense: bool = False
     ) -> Accuracy:
-        """With `dense`, dout is not 0 outside the sample, and dk and dv are compared by their products."""
-        results = {name: t.clone() for name, t in results.items()}  # reading launches may write to the same memory
+        """Compare the results of a launch on `inputs`.
+
+        With `dense`, dout is not 0 outside the sample, and dk and dv are compared by their checksums.
+        """
+        results = {
+            name: t.clone() for name, t in results.items()
+        }  # the launches that read the mask may write to the same memory
         if self._kept is None and self.case.has_forward and not self.notes:
-            self._examine_mask_source()
+            self._find_mask_source()
         if self.notes:
             return self._by_statistics(results, inputs, sample)
-        answer = self._with_mask(inputs, sample)
+        reference = self._with_mask(inputs, sample)
         if dense and self.case.has_backward:
-            by_row = compare(answer, results, ROW_RESULTS)
-            accuracy = replace(by_row, errors={**by_row.errors, **compare_checksums(answer, inputs, results)})
+            by_row = compare(reference, results, ROW_RESULTS)
+            accuracy = replace(by_row, errors={**by_row.errors, **compare_checksums(reference, inputs, results)})
         else:
-            accuracy = compare(answer, results)
+            accuracy = compare(reference, results)
         return replace(accuracy, flaws=self._flaws)
 
     def _with_mask(self, inputs: Inputs, sample: RowSample) -> Reference:
-        """With the mask of the launches that are checked."""
+        """Return the reference with the mask that the checked launches draw."""
         if sample is not self._sample:
             return compute_reference(self.case, inputs, sample, kept=self._masks.read(sample))
         if self._kept is None:
@@ -120,33 +125,33 @@ class DropoutResultCheck(ResultCheck):
             )
         return compute_reference(self.case, inputs, sample, kept=self._kept)
 
-    def _examine_mask_source(self) -> None:
-        """Whether the mask can be read, and whether the next call draws another."""
-        check_first, following, again = self._masks.read_repeats(self._sample)
+    def _find_mask_source(self) -> None:
+        """Find out whether the mask can be read, and whether the next call draws another one."""
+        first, following, again = self._masks.read_repeats(self._sample)
         needed = len(dropout_mask.launch_parts(self.case, self._sample))
-        if bool((check_first != again).any()):
+        if bool((first != again).any()):
             self.notes = (BY_STATISTICS.format("it does not come from torch's random numbers"),)
         elif needed > dropout_mask.LAUNCHES:
             self.notes = (BY_STATISTICS.format(f"{needed} launches would show it"),)
-        elif dropout_mask.is_same_mask(self.case, check_first, following):
+        elif dropout_mask.is_same_mask(self.case, first, following):
             self._flaws = ("dropout drops the same probabilities in every call",)
 
     def _by_statistics(self, results: Mapping[str, Tensor], inputs: Inputs, sample: RowSample) -> Accuracy:
-        found = self._probed(inputs, sample)
+        found = self._probe_accuracy(inputs, sample)
         errors: dict[str, TensorError] = dict(found.errors)
         if self.case.has_backward:
             errors |= compare_checksums(compute_reference(self.case, inputs, sample), inputs, results)
         unwritten = tuple(name for name in expected_results(self.case) if not bool(results[name].isfinite().all()))
-        flaws = (*found.flaws, *unlikely_statistics(self.case, inputs, sample, results["out"]))
+        flaws = (*found.flaws, *find_statistics_flaws(self.case, inputs, sample, results["out"]))
         return replace(found, errors=errors, unwritten=unwritten, flaws=flaws)
 
-    def _probed(self, inputs: Inputs, sample: RowSample) -> Accuracy:
-        """Of a launch that shows its mask, or as much of it as its results depend on."""
+    def _probe_accuracy(self, inputs: Inputs, sample: RowSample) -> Accuracy:
+        """Compare the results of a probing launch, which shows the part of its mask on which they depend."""
         s = self.case.shape
         if self.case.has_backward:
             rows = s.headdim_v * s.nheads_k // s.nheads
             if not rows:
-                return Accuracy({}, 0, 0)  # more heads share a key head than v has columns
+                return Accuracy({}, 0, 0)  # more query heads share a key head than v has columns
             sample = replace(sample, rows=sample.rows[:, :rows], all_rows=False)
         given, kept, results = self._masks.probe_launch(inputs, sample)
         part = dropout_mask.best_part(self.case, sample)
@@ -158,16 +163,17 @@ class DropoutResultCheck(ResultCheck):
         return replace(accuracy, flaws=flaws)
 
 
-def unlikely_statistics(case: Case, inputs: Inputs, sample: RowSample, out: Tensor) -> tuple[str, ...]:
-    """What the mean or the variance of `out` over the sample's rows would hardly be with dropout, in words.
+def find_statistics_flaws(case: Case, inputs: Inputs, sample: RowSample, out: Tensor) -> tuple[str, ...]:
+    """Return what is improbable in the mean or the variance of `out` over the sample's rows, one sentence each.
 
-    For each row, in units of the standard deviation that dropout gives each element, the part of its error along what
-    is expected, and its mean square. Both may be off by SIGMAS of their own standard errors over the rows, and by what
-    a share that is off by QUANTUM makes of them.
+    For each row, the error out - P v is taken in units of the standard deviation that dropout gives each element. Two
+    values are tested: its part along P v, which is zero for the right mean, and its mean square, which is one for the
+    right variance. Both may be off by SIGMAS standard errors over the rows, and by what a kept share that is off by
+    QUANTUM causes.
     """
-    along, expected_square, square = _moments(case, inputs, sample, out)
+    along, expected_square, square = _row_moments(case, inputs, sample, out)
     n = len(square)
-    if n < LEAST_ROWS:
+    if n < MIN_ROWS:
         return ()
     p, step = case.dropout_p, dropout_mask.QUANTUM / (1 - case.dropout_p)
     found = []
@@ -177,15 +183,18 @@ def unlikely_statistics(case: Case, inputs: Inputs, sample: RowSample, out: Tens
         found.append(f"out is {1 + slope:.4g} times what it should be on average")
     spread, error = float(square.mean()), float(square.std()) / math.sqrt(n)
     shares = [min(1.0, max(0.0, 1 - p + sign * dropout_mask.QUANTUM)) for sign in (1, -1)]
-    low, high_ = sorted(share * (1 - share) / (p * (1 - p)) for share in shares)
+    low, high = sorted(share * (1 - share) / (p * (1 - p)) for share in shares)
     slack = dropout_mask.SIGMAS * error
-    if not low - slack <= spread <= high_ + step**2 * size / n + slack:
+    if not low - slack <= spread <= high + step**2 * size / n + slack:
         found.append(f"out varies by {math.sqrt(spread):.4g} times the standard deviation that dropout gives it")
     return tuple(found)
 
 
-def _moments(case: Case, inputs: Inputs, sample: RowSample, out: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Of each row that varies: error times mean, mean squared, and error squared, over the variance; means over d."""
+def _row_moments(case: Case, inputs: Inputs, sample: RowSample, out: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return for each row with variance: error times mean, mean squared, and error squared, over the variance.
+
+    Each is averaged over headdim_v, in float64, as (rows,).
+    """
     import torch
 
     before = torch.get_float32_matmul_precision()
@@ -200,13 +209,13 @@ def _moments(case: Case, inputs: Inputs, sample: RowSample, out: Tensor) -> tupl
         k, v = (t[at[0], :, at[1]].to(precise) for t in (inputs.k, inputs.v))
         for start in range(0, count, max(1, CHUNK // (group * s.seqlen_k))):
             rows = at[2][:, start : start + max(1, CHUNK // (group * s.seqlen_k))]
-            q, ours = (rows_of(case, t, at[0], at[1], rows).to(precise) for t in (inputs.q, out))
+            q, found_out = (rows_of(case, t, at[0], at[1], rows).to(precise) for t in (inputs.q, out))
             scores = scaled_scores(case, torch.einsum("pcgd,pkd->pcgk", q, k))
             p = probabilities(case, rows, scores)
             mean = torch.einsum("pcgk,pkd->pcgd", p, v)
             variance = odds * torch.einsum("pcgk,pkd->pcgd", p.square(), v.square())
             kept = (variance > 0).all(-1)
-            mean, variance, error = mean[kept], variance[kept], (ours[kept] - mean[kept])
+            mean, variance, error = mean[kept], variance[kept], (found_out[kept] - mean[kept])
             found.append(torch.stack([(t / variance).mean(-1).double() for t in (error * mean, mean**2, error**2)]))
     torch.set_float32_matmul_precision(before)
     along, expected_square, square = torch.cat(found, dim=1)

@@ -1,16 +1,18 @@
-"""Which probabilities a launch drops, read off the launch itself.
+"""Reads the dropout mask of a kernel from launches with special inputs, and tests whether it is random.
 
-With D = kept / (1 - p), out = (P * D) v and dv = (P * D)' dout. So where v, or dout, has a single value in each column,
-a column of out, or of dv, holds single products, and is zero where dropout was:
+With D = kept / (1 - p), out = (P * D) v and dv = (P * D)' dout. So where each column of v (or of dout) has a single
+value that is not zero, each element of out (or of dv) is a single product, and is zero where dropout dropped it:
 
-- v with one of `headdim_v` keys in each column gives those keys for all queries, in one launch of the forward;
-- dout with one of `headdim_v` query rows in each column gives those rows for all keys, in one launch with a backward.
+- a v with one of `headdim_v` keys in each column shows those keys for all queries, in one launch of the forward;
+- a dout with one of `headdim_v` query rows in each column shows those rows for all keys, in one launch with a backward.
 
-A library draws its mask from torch's random numbers, so the same launch from the same state draws the same mask; of a
-backward alone it was drawn in `prepare`. What was read is put to the tests that a mask of random bits passes (`flaws`):
-the share kept, and no two heads, rows, or stretches of keys alike. Their thresholds are for errors of one in a million
-and fewer, and the share may be off by 1/256 besides: flash-attn compares random bytes (csrc/flash_attn/src/dropout.h),
-so that of p = 0.1 it keeps 230/256.
+A library draws its mask from torch's random numbers, so a launch from the same state of the generator draws the same
+mask. Where only the backward is launched, the mask was drawn in `prepare`.
+
+The mask that was read must pass tests that random bits pass (`find_mask_flaws`): the share that is kept, and no two
+heads, rows, or blocks of keys with the same mask. Their thresholds are set for false alarms of one in a million and
+fewer. In addition the share may be off by 1/256, since flash-attn compares random bytes
+(csrc/flash_attn/src/dropout.h) and for p = 0.1 keeps 230/256.
 """
 
 from __future__ import annotations
@@ -31,33 +33,40 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 LAUNCHES = MASK_LAUNCHES
-PROBE_VALUE = 256.0  # the value in a column: small probabilities stay above fp16's least
-QUANTUM = 1 / 256  # of the share kept
-SIGMAS = 6.0
-SAME_CORRELATION = 0.5  # the correlation from which two masks are one
-MIN_INFORMATION = 60.0  # bits compared, times p (1 - p): chance comes to LIKE once in 10^14
+PROBE_VALUE = 256.0  # the value in a column; large, so that products with small probabilities are not 0 in fp16
+QUANTUM = 1 / 256  # by which the share kept may be off
+SIGMAS = 6.0  # standard errors
+SAME_CORRELATION = 0.5  # correlation of two masks from which they count as the same
+# The least number of bits compared times p (1 - p): by chance random bits reach SAME_CORRELATION once in 10^14.
+MIN_INFORMATION = 60.0
 MAX_COMPARED = 512  # heads, or rows, that are compared with each other
-MAX_BITS = 2**24  # that are looked at
+MAX_BITS = 2**24  # of a mask that are tested
 
 
 class MaskReader:
-    """Of one prepared launch, as drawn from one state of torch's random numbers. `given`: what it reads."""
+    """Reads the dropout mask that one prepared launch draws from one state of torch's random numbers.
+
+    `given` are the inputs that the launch reads.
+    """
 
     def __init__(self, case: Case, prepared: Prepared, given: Inputs, state: RandomState) -> None:
         self.case = case
         self.prepared = prepared
         self.state = state
         name = "dout" if case.has_backward else "v"
-        self._place = _in_order(prepared.reads.get(name, getattr(given, name)), getattr(given, name), name)
+        self._probed = _in_input_order(prepared.reads.get(name, getattr(given, name)), getattr(given, name), name)
 
     def read(self, sample: RowSample) -> Tensor:
-        """(pairs, count, group, seqlen_k) bool: what is kept in the sample's rows; as many launches as `parts`."""
+        """Return what is kept in the sample's rows, (pairs, count, group, seqlen_k) bool.
+
+        Launches once for each of `launch_parts`, each time from the same random state.
+        """
         import torch
 
         s = self.case.shape
         pairs, count = sample.rows.shape
         kept = torch.zeros(
-            pairs, count, s.nheads // s.nheads_k, s.seqlen_k, dtype=torch.bool, device=self._place.device
+            pairs, count, s.nheads // s.nheads_k, s.seqlen_k, dtype=torch.bool, device=self._probed.device
         )
         with self._probing():
             for part in launch_parts(self.case, sample):
@@ -66,54 +75,60 @@ class MaskReader:
         return kept
 
     def read_repeats(self, sample: RowSample) -> tuple[Tensor, Tensor, Tensor]:
-        """The best part of the mask, of the next call's, and of that from the same state again; of seen pairs."""
+        """Return one part of three masks: of a call from the random state, of the next call, and from the state again.
+
+        Each holds the (query, key) pairs that are visible, as a flat bool tensor.
+        """
         import torch
 
         part = best_part(self.case, sample)
         s = self.case.shape
         shape = (*sample.rows.shape, s.nheads // s.nheads_k, s.seqlen_k)
-        seen = part_of(self.case, part, visible_in_sample(self.case, sample))
+        seen = select_part(self.case, part, visible_in_sample(self.case, sample))
         drawn = []
         with self._probing():
             for again in (True, False, True):
                 if again:
                     self.state.restore()
-                kept = torch.zeros(shape, dtype=torch.bool, device=self._place.device)
+                kept = torch.zeros(shape, dtype=torch.bool, device=self._probed.device)
                 self._read(sample, part, kept)
-                drawn.append(part_of(self.case, part, kept)[seen])
+                drawn.append(select_part(self.case, part, kept)[seen])
         return drawn[0], drawn[1], drawn[2]
 
     def probe_launch(self, given: Inputs, sample: RowSample) -> tuple[Inputs, Tensor, dict[str, Tensor]]:
-        """One such launch: its inputs, what it kept as far as it shows, and its results."""
+        """Launch once with probing values.
+
+        Return the inputs of that launch, what it kept as far as the launch shows it, and its results.
+        """
         import torch
 
         part = best_part(self.case, sample)
         s = self.case.shape
         shape = (*sample.rows.shape, s.nheads // s.nheads_k, s.seqlen_k)
-        kept = torch.zeros(shape, dtype=torch.bool, device=self._place.device)
+        kept = torch.zeros(shape, dtype=torch.bool, device=self._probed.device)
         with self._probing():
             results = {name: t.clone() for name, t in self._read(sample, part, kept).items()}
-            values = self._place.clone(memory_format=torch.contiguous_format)
+            values = self._probed.clone(memory_format=torch.contiguous_format)
         return replace(given, **{"dout" if self.case.has_backward else "v": values}), kept, results
 
     @contextmanager
     def _probing(self) -> Iterator[None]:
-        """Puts what the launch reads back in the end."""
-        before = self._place.clone()
+        """Restore at the end the tensor into which probing values are written."""
+        before = self._probed.clone()
         try:
             yield
         finally:
-            self._place.data.copy_(before)
+            self._probed.data.copy_(before)
 
     def _read(self, sample: RowSample, part: Tensor, kept: Tensor) -> dict[str, Tensor]:
-        """One launch, whose mask goes to `part` of `kept`; its results."""
+        """Launch once with probing values, write the mask that shows to `part` of `kept`, and return the results."""
         import torch
 
         s = self.case.shape
         group, columns = s.nheads // s.nheads_k, torch.arange(len(part), device=part.device)
-        self._place.data.zero_()
+        self._probed.data.zero_()
         if not self.case.has_backward:
-            self._place.data[:, part, :, columns] = PROBE_VALUE
+            self._probed.data[:, part, :, columns] = PROBE_VALUE
             results = dict(self.prepared.canonical(self.prepared.launch()))
             kept[..., part] = (
                 rows_of(self.case, results["out"], sample.batch, sample.head, sample.rows)[..., columns] != 0
@@ -122,7 +137,7 @@ class MaskReader:
         pairs, count = sample.rows.shape
         rows, member = sample.rows[:, part // group], part % group
         heads = sample.head[:, None] * group + member
-        self._place.data[sample.batch[:, None], rows, heads, columns.expand(pairs, -1)] = PROBE_VALUE
+        self._probed.data[sample.batch[:, None], rows, heads, columns.expand(pairs, -1)] = PROBE_VALUE
         results = dict(self.prepared.canonical(self.prepared.launch()))
         found = results["dv"][sample.batch, :, sample.head][..., columns] != 0
         kept.view(pairs, count * group, s.seqlen_k)[:, part] = found.transpose(1, 2)
@@ -130,9 +145,10 @@ class MaskReader:
 
 
 class RandomState:
-    """Of torch's random numbers, on the host and on the device. `restore` is for launches that draw a mask.
+    """The state of torch's random numbers on the host and on the device, when this object was made.
 
-    A backward alone draws none: if it did, it should not find the numbers that its forward had.
+    `restore` does nothing for a case of a backward alone, which must not draw a mask: if it does, it should not find
+    the numbers that its forward had.
     """
 
     def __init__(self, case: Case, device: torch.device) -> None:
@@ -144,6 +160,7 @@ class RandomState:
         self._on_device = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
 
     def restore(self) -> None:
+        """Set the random numbers to this state, where launches of the case draw a mask."""
         import torch
 
         if not self._draws:
@@ -154,7 +171,7 @@ class RandomState:
 
 
 def readable_sample(case: Case, sample: RowSample) -> RowSample:
-    """The sample with as many of its rows as LAUNCHES launches show, from the first to the last."""
+    """Return the sample with only as many of its rows as LAUNCHES launches can show, from the first to the last."""
     import torch
 
     s = case.shape
@@ -167,7 +184,7 @@ def readable_sample(case: Case, sample: RowSample) -> RowSample:
 
 
 def launch_parts(case: Case, sample: RowSample) -> tuple[Tensor, ...]:
-    """What one launch shows each: keys of a forward; with a backward positions in count x group query rows."""
+    """Return what each launch shows: keys for a forward; with a backward positions among count x group query rows."""
     import torch
 
     s = case.shape
@@ -177,20 +194,24 @@ def launch_parts(case: Case, sample: RowSample) -> tuple[Tensor, ...]:
 
 
 def best_part(case: Case, sample: RowSample) -> Tensor:
-    """The one whose pairs are seen most."""
+    """Return the part of `launch_parts` that shows most visible (query, key) pairs."""
     seen = visible_in_sample(case, sample)
-    return max(launch_parts(case, sample), key=lambda part: int(part_of(case, part, seen).sum()))
+    return max(launch_parts(case, sample), key=lambda part: int(select_part(case, part, seen).sum()))
 
 
-def part_of(case: Case, part: Tensor, bits: Tensor) -> Tensor:
-    """That part of bits (pairs, count, group, seqlen_k)."""
+def select_part(case: Case, part: Tensor, bits: Tensor) -> Tensor:
+    """Return the part of bits (pairs, count, group, seqlen_k) that one launch shows."""
     return bits.flatten(1, 2)[:, part] if case.has_backward else bits[..., part]
 
 
 def find_mask_flaws(case: Case, seen: Tensor, kept: Tensor) -> tuple[str, ...]:
-    """What is wrong with a mask, in words; both (pairs, count, group, keys) bool, of pairs that a query sees."""
-    some = max(1, seen.numel() // MAX_BITS)
-    rows = slice((seen.shape[1] - 1) % some, None, some)  # the last among them
+    """Return what is wrong with a mask, one sentence each; empty where it could be random bits.
+
+    `seen` are the visible (query, key) pairs and `kept` those that dropout keeps, both (pairs, count, group, keys)
+    bool.
+    """
+    thinning = max(1, seen.numel() // MAX_BITS)
+    rows = slice((seen.shape[1] - 1) % thinning, None, thinning)  # so that the last row is among them
     seen, kept = seen[:, rows], kept[:, rows]
     n = int(seen.sum())
     if n == 0:
@@ -202,85 +223,89 @@ def find_mask_flaws(case: Case, seen: Tensor, kept: Tensor) -> tuple[str, ...]:
         found.append(f"dropout keeps {share:.2%} of the probabilities where {1 - p:.2%} are asked for")
     centred = (kept.float() - share) * seen
     variance = share * (1 - share)
-    if _heads_alike(seen, centred, variance):
+    if _heads_share_mask(seen, centred, variance):
         found.append("dropout drops the same probabilities in several heads")
-    if _rows_alike(seen, centred, variance):
+    if _rows_share_mask(seen, centred, variance):
         found.append("dropout drops the same probabilities in several query rows")
-    if lag := _repeats(seen, centred, variance):
+    if lag := _repeat_distance(seen, centred, variance):
         found.append(f"dropout drops the same probabilities every {lag} keys")
     return tuple(found)
 
 
 def is_same_mask(case: Case, first: Tensor, second: Tensor) -> bool:
-    """Whether (bits,) are so many that only one and the same mask gives them twice."""
+    """Whether two masks (bits,) are equal, and long enough that two random masks would not be equal by chance."""
     return first.numel() * case.dropout_p * (1 - case.dropout_p) >= MIN_INFORMATION and bool((first == second).all())
 
 
 def visible_in_sample(case: Case, sample: RowSample) -> Tensor:
-    """(pairs, count, group, seqlen_k) bool: which keys the rows see, a view."""
+    """Return which keys the sample's rows see, a view (pairs, count, group, seqlen_k) bool."""
     s = case.shape
     seen = visible_keys(case, sample.rows)[:, :, None]
     return seen.expand(-1, -1, s.nheads // s.nheads_k, -1)
 
 
-def _heads_alike(seen: Tensor, centred: Tensor, variance: float) -> bool:
-    """Of the heads that have the same rows: all where all do, else each head's last."""
+def _heads_share_mask(seen: Tensor, centred: Tensor, variance: float) -> bool:
+    """Whether two heads have the same mask, in the rows that all heads have: all rows, or else the last one."""
     same_rows = bool((seen == seen[:1]).all())
     last = slice(None) if same_rows else slice(-1, None)
     heads = centred[:, last].transpose(1, 2).flatten(0, 1).flatten(1)[:MAX_COMPARED]
-    return _alike(heads @ heads.T, int(seen[0, last, 0].sum()), variance)
+    return _any_same_mask(heads @ heads.T, int(seen[0, last, 0].sum()), variance)
 
 
-def _rows_alike(seen: Tensor, centred: Tensor, variance: float) -> bool:
-    """Of some rows, in all heads that have them."""
+def _rows_share_mask(seen: Tensor, centred: Tensor, variance: float) -> bool:
+    """Whether two query rows have the same mask, in all heads together, or else in the first or the last pair alone."""
     same_rows = bool((seen == seen[:1]).all())
     for heads in (slice(None),) if same_rows else (slice(0, 1), slice(-1, None)):
         rows, both = (t[heads, :MAX_COMPARED].float().transpose(0, 1).flatten(1) for t in (centred, seen))
-        if _alike(rows @ rows.T, both @ both.T, variance):
+        if _any_same_mask(rows @ rows.T, both @ both.T, variance):
             return True
     return False
 
 
-def _alike(compare_checksums: Tensor, n: Tensor | int, variance: float) -> bool:
-    """Whether two of these are one mask; `n` are the bits that each two have in common."""
+def _any_same_mask(products: Tensor, n: Tensor | int, variance: float) -> bool:
+    """Whether two masks are the same, from their products with each other.
+
+    `products` (masks, masks) are sums over the bits that both have, `n` is the number of those bits.
+    """
     import torch
 
-    enough = (
-        torch.as_tensor(n, device=compare_checksums.device).expand_as(compare_checksums) * variance >= MIN_INFORMATION
-    )
-    enough = enough & ~torch.eye(len(compare_checksums), dtype=torch.bool, device=compare_checksums.device)
-    return bool((enough & (compare_checksums > SAME_CORRELATION * variance * n)).any())
+    enough = torch.as_tensor(n, device=products.device).expand_as(products) * variance >= MIN_INFORMATION
+    enough = enough & ~torch.eye(len(products), dtype=torch.bool, device=products.device)
+    return bool((enough & (products > SAME_CORRELATION * variance * n)).any())
 
 
-def _repeats(seen: Tensor, centred: Tensor, variance: float) -> int:
-    """The distance in keys after which masks repeat themselves; 0 where they do not."""
+def _repeat_distance(seen: Tensor, centred: Tensor, variance: float) -> int:
+    """Return the distance in keys after which a mask repeats itself; 0 where it does not."""
     import torch
 
     keys = seen.shape[-1]
     size = 2 * keys
 
     def along(t: Tensor) -> Tensor:
-        """Sums of t[j] t[j + lag] over all rows, for each lag."""
+        """Return for each lag the sum of t[j] t[j + lag] over all rows."""
         spectrum = torch.fft.rfft(t.flatten(0, 2).float(), n=size)
         sums: Tensor = torch.fft.irfft(spectrum.abs().square().sum(0), n=size)
         return sums[:keys]
 
-    compare_checksums, n = along(centred), along(seen)
-    alike = (n * variance >= MIN_INFORMATION) & (compare_checksums > SAME_CORRELATION * variance * n)
-    alike[0] = False
-    return int(alike.int().argmax()) if bool(alike.any()) else 0
+    products, n = along(centred), along(seen)
+    same_mask = (n * variance >= MIN_INFORMATION) & (products > SAME_CORRELATION * variance * n)
+    same_mask[0] = False
+    return int(same_mask.int().argmax()) if bool(same_mask.any()) else 0
 
 
-def _in_order(place: Tensor, own: Tensor, name: str) -> Tensor:
-    """What the launch reads, as (batch, seqlen, nheads, headdim); it may lie there as (batch, nheads, seqlen, headdim).
+def _in_input_order(read_tensor: Tensor, given_tensor: Tensor, name: str) -> Tensor:
+    """Return the tensor that the launch reads, viewed as (batch, seqlen, nheads, headdim).
 
-    Where the two look alike their contents tell; signs may have changed since.
+    It may lie in memory as (batch, nheads, seqlen, headdim). Where both shapes are equal, the values decide, without
+    their signs, which may have been changed. Raises ValueError where it has another shape.
     """
     import torch
 
-    turned = place.transpose(1, 2) if place.ndim == own.ndim else place
-    if place.shape == own.shape and (place.shape != turned.shape or torch.equal(place.abs(), own.abs())):
-        return place
-    if turned.shape == own.shape:
-        return turned
-    raise ValueError(f"reads[{name!r}] has shape {tuple(place.shape)}: dropout cannot be read from it")
+    transposed = read_tensor.transpose(1, 2) if read_tensor.ndim == given_tensor.ndim else read_tensor
+    if read_tensor.shape == given_tensor.shape and (
+        read_tensor.shape != transposed.shape or torch.equal(read_tensor.abs(), given_tensor.abs())
+    ):
+        return read_tensor
+    if transposed.shape == given_tensor.shape:
+        return transposed
+    raise ValueError(f"reads[{name!r}] has shape {tuple(read_tensor.shape)}: dropout cannot be read from it")

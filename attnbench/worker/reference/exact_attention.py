@@ -1,18 +1,19 @@
-"""Attention recomputed on a sample: exactly, and as eager attention computes it in the case's dtype.
+"""Computes the reference on a sample of rows: exact attention, and the errors of eager attention in the case's dtype.
 
-Eager is the textbook's, softmax(q @ k.T * scale) @ v with every result rounded and K and V repeated for grouped heads.
-Of eager only the errors are kept, by position in the sequence.
+Eager attention is the textbook's: softmax(q @ k.T * scale) @ v, with every intermediate result rounded to the case's
+dtype, and K and V repeated for grouped heads. Only its errors are kept, by position in the sequence.
 
-A fused backward knows one thing less well than eager. What softmax's gradient subtracts from each row of dP, the sum of
-P dP, it takes as dout out' (Dao et al., "FlashAttention", 2022, appendix B.2), with out as the forward rounded it. The
-row's D is then off by about rounding * |dout * out|, and dq and dk by what follows from that (`doubt`). It is largest
-for a query with one key. There out is v itself without dropout, and nothing is rounded; with dropout it is v / (1 - p),
-while eager's dq is exactly zero: so `doubt` is computed for cases with dropout, and allowed for.
+Out rounding. In one place a fused backward is less exact than eager. From each row of dP the gradient of softmax
+subtracts D, the row's sum of P dP. A fused backward computes D as dout out' instead (Dao et al., "FlashAttention",
+2022, appendix B.2), from the out that the forward has rounded. So D is off by about rounding * |dout * out|, and dq and
+dk are off by what follows from that, `Reference.out_rounding`. It is largest for a query that sees one key. Without
+dropout out is v itself there and is not rounded; with dropout it is v / (1 - p), while eager's dq is exactly zero.
+Therefore `out_rounding` is computed for cases with dropout, and the tolerance adds it.
 
-No eager attention is done in fp8. In its place stands what honest fp8 attention cannot do without: q, k and v rounded
-to e4m3 with one scale per tensor, and the probabilities as kernels round them (fp8.py); all else in float32. Of
-standard normal inputs that leaves an error of 4 to 6 % of the output, root mean square, of which q and k cause up to
-3.7 and v 2.6, as the probabilities do. The exact answer is of the inputs before they were rounded.
+fp8. There is no eager attention in fp8. Its place takes the error that no fp8 attention can avoid: q, k and v rounded
+to e4m3 with one scale per tensor, and the probabilities rounded as kernels do (core/fp8.py), with everything else in
+float32. For standard normal inputs this error is 4 to 6 % of the output in root mean square, of which q and k cause up
+to 3.7 %, v 2.6 % and the probabilities 2.6 %. The exact result is that of the inputs before rounding.
 """
 
 from __future__ import annotations
@@ -32,21 +33,21 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 CHUNK = 2**25  # score elements computed at once
-SUM_STRETCH = 2048  # terms of a sum
-ROW_RESULTS = ("out", "dq")
+SUM_SECTION = 2048  # terms of a sum that are added by one multiprocessor
+ROW_RESULTS = ("out", "dq")  # results of which a row depends on that query row alone
 
 
 @dataclass(frozen=True)
 class ReferencePart:
-    """Some of the pairs. `exact`: "out" and "dq" (pairs, count, group, d), "dk" and "dv" (pairs, seqlen_k, d)."""
+    """The exact results of some (batch entry, key head) pairs of the sample."""
 
-    batch: Tensor
-    head: Tensor
-    rows: Tensor
-    exact: Mapping[str, Tensor]
+    batch: Tensor  # (pairs,)
+    head: Tensor  # (pairs,)
+    rows: Tensor  # (pairs, count) query rows
+    exact: Mapping[str, Tensor]  # "out" and "dq": (pairs, count, group, d); "dk" and "dv": (pairs, seqlen_k, d)
 
     def select(self, case: Case, name: str, result: Tensor) -> Tensor:
-        """What corresponds to `exact[name]` in a result (batch, seqlen, heads, d)."""
+        """Return the part of a result (batch, seqlen, heads, d) that corresponds to `exact[name]`."""
         if name in ROW_RESULTS:
             return rows_of(case, result, self.batch, self.head, self.rows)
         return result[self.batch, :, self.head]
@@ -54,24 +55,29 @@ class ReferencePart:
 
 @dataclass(frozen=True)
 class ErrorProfile:
-    """How far one result is off, at each of its positions (rows of the sample in turn, or keys), over all heads."""
+    """The largest and the summed squared values at each position, over all heads.
+
+    A position is a row of the sample, in its order, or a key.
+    """
 
     largest: Tensor  # (positions,)
-    square: Tensor  # (positions,) float64, summed
+    square: Tensor  # (positions,) float64, sum of squares
 
     @classmethod
     def between(cls, ours: Tensor, exact: Tensor) -> ErrorProfile:
-        """Of tensors (pairs, positions, ...); NaN stays NaN."""
+        """Return the profile of the difference of two tensors (pairs, positions, ...). NaN stays NaN."""
         return cls.of((ours.to(exact.dtype) - exact).flatten(2))
 
     @classmethod
     def of(cls, t: Tensor) -> ErrorProfile:
+        """Return the profile of the absolute values of a tensor (pairs, positions, ...)."""
         import torch
 
         t = t.flatten(2)
         return cls(t.abs().amax((0, 2)), t.square().sum(2, dtype=t.dtype).sum(0, dtype=torch.float64))
 
     def combined(self, other: ErrorProfile) -> ErrorProfile:
+        """Return the profile of the pairs of both."""
         import torch
 
         return ErrorProfile(torch.maximum(self.largest, other.largest), self.square + other.square)
@@ -79,55 +85,52 @@ class ErrorProfile:
 
 @dataclass(frozen=True)
 class Reference:
-    """The exact results on the sample, and per result the errors of eager attention and the exact values' size."""
+    """The exact results on a sample, and what the tolerance needs: eager's errors and the size of the exact values."""
 
     case: Case
     sample: RowSample
     parts: tuple[ReferencePart, ...]
     eager: Mapping[str, ErrorProfile]
     size: Mapping[str, ErrorProfile]
-    cancelling_terms: Mapping[
-        str, float
-    ]  # size of what cancels in dq and dk, whose sum may be zero and its rounding not
-    out_rounding: Mapping[
-        str, ErrorProfile
-    ]  # with dropout, the standard deviations that the rounding of out leaves in dq and dk
+    cancelling_terms: Mapping[str, float]  # size of the terms of dq and dk; their sum may be zero, its rounding is not
+    out_rounding: Mapping[str, ErrorProfile]  # with dropout: standard deviation in dq and dk from the rounding of out
 
     def relative_eager_error(self, name: str) -> float:
-        """Eager's error over the result's size, both root mean squares."""
+        """Return eager's error over the size of the exact values, both in root mean square; 0 for a result of zeros."""
         error, size = float(self.eager[name].square.sum()), float(self.size[name].square.sum())
         return math.sqrt(error / size) if size else 0.0
 
     def without_dk_dv(self) -> Reference:
-        """Without dk and dv, which hold for the masked dout only and take as much memory as k and v."""
+        """Return the reference without dk and dv: they hold for the masked dout only, and are as large as k and v."""
         parts = (replace(p, exact={n: t for n, t in p.exact.items() if n in ROW_RESULTS}) for p in self.parts)
         return replace(self, parts=tuple(parts))
 
 
 def warm_up(device: torch.device) -> None:
-    """Loads what the check needs on the device, cuBLAS and autograd, so that no job pays for it."""
+    """Load cuBLAS and autograd on the device before the first job, whose time they would add to."""
     import torch
 
     for dtype in (torch.float32, torch.float64):
         x = torch.ones(16, 16, device=device, dtype=dtype, requires_grad=True)
         out = torch.softmax(x @ x, -1)
-        torch.autograd.grad(out, x, torch.ones_like(out))  # its first call imports sympy, for a second and a half
+        torch.autograd.grad(out, x, torch.ones_like(out))  # the first call imports sympy, which takes 1.5 s
 
 
 def long_product(a: Tensor, b: Tensor) -> Tensor:
-    """a @ b of (batch, m, n) and (batch, n, x); a long sum over n in stretches, which a GPU then computes side by side.
+    """Return a @ b for (batch, m, n) and (batch, n, x), with a long sum over n split into sections.
 
-    cuBLAS gives each (128, 128) of a batched result to one multiprocessor, however long its sum is.
+    A GPU computes the sections in parallel, whereas cuBLAS gives each (128, 128) block of a batched result to one
+    multiprocessor, however long its sum is.
     """
     n = a.shape[-1]
-    if n <= SUM_STRETCH or n % SUM_STRETCH:
+    if n <= SUM_SECTION or n % SUM_SECTION:
         return a @ b
-    stretches: Tensor = a.unflatten(-1, (-1, SUM_STRETCH)).transpose(1, 2) @ b.unflatten(1, (-1, SUM_STRETCH))
-    return stretches.sum(1)
+    sections: Tensor = a.unflatten(-1, (-1, SUM_SECTION)).transpose(1, 2) @ b.unflatten(1, (-1, SUM_SECTION))
+    return sections.sum(1)
 
 
 def reference_dtype(case: Case, device: torch.device) -> torch.dtype:
-    """In which exact results are computed: beyond the case's dtype by far, at the device's speed."""
+    """Return the dtype of exact results: float64, or float32 for bf16, fp16 and fp8 on a GPU, where float64 is slow."""
     import torch
 
     return torch.float32 if device.type == "cuda" and case.dtype != "fp32" else torch.float64
@@ -136,14 +139,15 @@ def reference_dtype(case: Case, device: torch.device) -> torch.dtype:
 def compute_reference(
     case: Case, inputs: Inputs, sample: RowSample, *, rows_only: bool = False, kept: Tensor | None = None
 ) -> Reference:
-    """The exact results on the sample, and eager's errors for the same inputs; with `by_row` not dk and dv.
+    """Compute the exact results on the sample, and eager's errors for the same inputs.
 
-    `kept`: what dropout leaves, (pairs, count, group, seqlen_k) bool; without it nothing is dropped.
+    With `rows_only` dk and dv are left out. `kept` is the dropout mask, (pairs, count, group, seqlen_k) bool, True
+    where a probability stays; without it nothing is dropped.
     """
     import torch
 
     before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("highest")  # whatever the backend has set
+    torch.set_float32_matmul_precision("highest")  # a backend may have allowed TF32
     s, precise = case.shape, reference_dtype(case, inputs.q.device)
     scales = [fp8.descale(t) for t in (inputs.q, inputs.k, inputs.v)] if case.dtype == "fp8" else []
     group, count = s.nheads // s.nheads_k, sample.rows.shape[1]
@@ -151,44 +155,44 @@ def compute_reference(
     parts = []
     eager: dict[str, ErrorProfile] = {}
     size: dict[str, ErrorProfile] = {}
-    doubt: dict[str, ErrorProfile] = {}
+    out_rounding: dict[str, ErrorProfile] = {}
     for pairs in torch.arange(len(sample.batch), device=sample.batch.device).split(step):
         batch, head, rows = sample.batch[pairs], sample.head[pairs], sample.rows[pairs]
         q = rows_of(case, inputs.q, batch, head, rows)
         k, v = inputs.k[batch, :, head], inputs.v[batch, :, head]
         dout = rows_of(case, inputs.dout, batch, head, rows) if inputs.dout is not None else None
         options: dict[str, Any] = {"rows_only": rows_only, "kept": None if kept is None else kept[pairs]}
-        exact, doubts = _attend(
+        exact, from_out_rounding = _attend(
             case,
             rows,
             q,
             k,
             v,
             dout,
-            keep=precise,
+            storage=precise,
             accumulate=precise,
             with_out_rounding=None not in (kept, dout),
             **options,
         )
-        keep = torch_dtype(case)
+        storage = torch_dtype(case)
         if scales:
             q, k, v = (fp8.round_to_e4m3(t, scale) for t, scale in zip((q, k, v), scales, strict=True))
-            keep, options["round_probabilities"] = torch.float32, fp8.round_probabilities
-        rounded, _ = _attend(case, rows, q, k, v, dout, keep=keep, accumulate=torch.float32, **options)
+            storage, options["round_probabilities"] = torch.float32, fp8.round_probabilities
+        rounded, _ = _attend(case, rows, q, k, v, dout, storage=storage, accumulate=torch.float32, **options)
         for name, values in exact.items():
             _add_profile(eager, name, ErrorProfile.between(rounded[name], values))
             _add_profile(size, name, ErrorProfile.of(values))
-        for name, values in doubts.items():
-            _add_profile(doubt, name, ErrorProfile.of(values * rms_of_one_rounding(keep)))
+        for name, values in from_out_rounding.items():
+            _add_profile(out_rounding, name, ErrorProfile.of(values * rms_of_one_rounding(storage)))
         parts.append(ReferencePart(batch, head, rows, exact))
     torch.set_float32_matmul_precision(before)
     terms = {"dq": float(inputs.k.abs().max()), "dk": float(inputs.q.abs().max())}
     terms = {name: case.softmax_scale * value for name, value in terms.items()}
-    return Reference(case, sample, tuple(parts), eager, size, terms, doubt)
+    return Reference(case, sample, tuple(parts), eager, size, terms, out_rounding)
 
 
 def rms_of_one_rounding(dtype: torch.dtype) -> float:
-    """Root mean square of the relative error of one rounding to it, at most."""
+    """Return the root mean square of the relative error of one rounding to a dtype: at most eps / sqrt(12)."""
     import torch
 
     return torch.finfo(dtype).eps / math.sqrt(12)
@@ -206,89 +210,94 @@ def _attend(
     v: Tensor,
     dout: Tensor | None,
     *,
-    keep: torch.dtype,
+    storage: torch.dtype,
     accumulate: torch.dtype,
     rows_only: bool,
     kept: Tensor | None,
     with_out_rounding: bool = False,
     round_probabilities: Callable[[Tensor], Tensor] | None = None,
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Attention of some key heads and their groups of query heads, every intermediate rounded to `keep`.
+    """Compute attention of some key heads and their groups of query heads, rounding intermediates to `storage`.
 
     q: (pairs, count, group, headdim), k: (pairs, seqlen_k, headdim), v: (pairs, seqlen_k, headdim_v),
-    dout: (pairs, count, group, headdim_v). Products are summed in `accumulate`, as tensor cores do, so keep=bf16 gives
-    what eager attention gives in bf16. `weigh` rounds the probabilities further before they multiply v.
+    dout: (pairs, count, group, headdim_v). Products are summed in `accumulate`, as tensor cores do, so storage=bf16
+    gives what eager attention gives in bf16. `round_probabilities` rounds the probabilities further before they
+    multiply v.
 
-    Beside the results, with `doubtful`, the `doubt` of dq and dk for a relative error of 1 in out.
+    Return the results ("out"; with dout also "dq", and "dk" and "dv" unless `rows_only`) and, with
+    `with_out_rounding`, the standard deviation of dq and dk for a relative error of 1 in out.
     """
     import torch
 
-    q, k, v = (t.to(keep).to(accumulate) for t in (q, k, v))
-    raised = 1 / (1 - case.dropout_p)  # what dropout leaves, so that the mean stays
+    q, k, v = (t.to(storage).to(accumulate) for t in (q, k, v))
+    dropout_scale = 1 / (1 - case.dropout_p)  # factor on the probabilities that dropout keeps
     pairs, count, group, _ = q.shape
     keys = k.shape[1]
 
     def times(a: Tensor, b: Tensor) -> Tensor:
-        """(pairs, count, group, x) by (pairs, x, y), rounded."""
-        product: Tensor = long_product(a.to(accumulate).flatten(1, 2), b).to(keep).unflatten(1, (-1, group))
+        """Return (pairs, count, group, x) times (pairs, x, y), rounded to `storage`."""
+        product: Tensor = long_product(a.to(accumulate).flatten(1, 2), b).to(storage).unflatten(1, (-1, group))
         return product
 
     def summed(a: Tensor, b: Tensor) -> Tensor:
-        """(pairs, count, group, keys) and (pairs, count, group, x) over the count: (pairs, group, keys, x)."""
+        """Sum (pairs, count, group, keys) times (pairs, count, group, x) over count: (pairs, group, keys, x)."""
         return a.to(accumulate).permute(0, 2, 3, 1) @ b.transpose(1, 2)
 
     dk = torch.zeros(pairs, group, *k.shape[1:], dtype=accumulate, device=k.device) if not rows_only else None
     dv = torch.zeros(pairs, group, *v.shape[1:], dtype=accumulate, device=v.device) if not rows_only else None
-    dk_doubt = torch.zeros_like(dk) if dk is not None and with_out_rounding else None
-    outs, dqs, doubts = [], [], []
+    dk_rounding_squares = torch.zeros_like(dk) if dk is not None and with_out_rounding else None
+    outs, dqs, dq_rounding = [], [], []
     step = max(1, CHUNK // (pairs * group * keys))
     for start in range(0, count, step):
         at = slice(start, start + step)
         scores = scaled_scores(case, times(q[:, at], k.transpose(1, 2)))
         p = probabilities(case, rows[:, at], scores)
         dropped = None if kept is None else ~kept[:, at]
-        weights = p if dropped is None else (p * raised).masked_fill(dropped, 0.0)
+        weights = p if dropped is None else (p * dropout_scale).masked_fill(dropped, 0.0)
         outs.append(times(round_probabilities(weights) if round_probabilities else weights, v))
         if dout is None:
             continue
-        do_rows = dout[:, at].to(keep).to(accumulate)
+        do_rows = dout[:, at].to(storage).to(accumulate)
         dp = times(do_rows, v.transpose(1, 2)).to(accumulate)
         if dropped is not None:
-            dp = (dp * raised).masked_fill(dropped, 0.0)
+            dp = (dp * dropout_scale).masked_fill(dropped, 0.0)
         p = p.to(accumulate)
         slope = case.softmax_scale * (1 - (scores / case.softcap) ** 2 if case.softcap else 1)
-        ds = (p * (dp - (p * dp).sum(-1, keepdim=True))).to(keep) * slope
+        ds = (p * (dp - (p * dp).sum(-1, keepdim=True))).to(storage) * slope
         dqs.append(times(ds, k))
         if dk is not None and dv is not None:
             dk += summed(ds, q[:, at])
             dv += summed(weights, do_rows)
         if with_out_rounding:
-            off = (do_rows * outs[-1]).norm(dim=-1, keepdim=True) * p * slope
-            doubts.append(times(off, k).abs())
-            if dk_doubt is not None:
-                dk_doubt += summed(off.square(), q[:, at].square())
+            row_rounding = (do_rows * outs[-1]).norm(dim=-1, keepdim=True) * p * slope
+            dq_rounding.append(times(row_rounding, k).abs())
+            if dk_rounding_squares is not None:
+                dk_rounding_squares += summed(row_rounding.square(), q[:, at].square())
     results = {"out": torch.cat(outs, dim=1)}
     if dout is not None:
         results["dq"] = torch.cat(dqs, dim=1)
         for name, each in (("dk", dk), ("dv", dv)):
-            if each is not None:  # of each query head; then summed over the group
-                results[name] = each.to(keep).to(accumulate).sum(1).to(keep)
-    doubt = {"dq": torch.cat(doubts, dim=1)} if doubts else {}
-    if dk_doubt is not None:
-        doubt["dk"] = dk_doubt.sum(1).sqrt()
-    return results, doubt
+            if each is not None:  # round for each query head, then sum over the group
+                results[name] = each.to(storage).to(accumulate).sum(1).to(storage)
+    out_rounding = {"dq": torch.cat(dq_rounding, dim=1)} if dq_rounding else {}
+    if dk_rounding_squares is not None:
+        out_rounding["dk"] = dk_rounding_squares.sum(1).sqrt()
+    return results, out_rounding
 
 
-def scaled_scores(case: Case, compare_checksums: Tensor) -> Tensor:
-    """The scores of q k'."""
+def scaled_scores(case: Case, products: Tensor) -> Tensor:
+    """Return the scores of products q k': scaled, and with the case's softcap."""
     import torch
 
-    scores = compare_checksums * case.softmax_scale
+    scores = products * case.softmax_scale
     return case.softcap * torch.tanh(scores / case.softcap) if case.softcap else scores
 
 
 def probabilities(case: Case, rows: Tensor, scores: Tensor) -> Tensor:
-    """Of scores (pairs, count, group, seqlen_k), those of `rows` (pairs, count); 0 for a query that sees no key."""
+    """Return the softmax over the keys that each query row sees; 0 for a row that sees no key.
+
+    `scores` are (pairs, count, group, seqlen_k), `rows` (pairs, count) the numbers of the query rows.
+    """
     import torch
 
     hidden = ~visible_keys(case, rows)[:, :, None]
@@ -297,7 +306,10 @@ def probabilities(case: Case, rows: Tensor, scores: Tensor) -> Tensor:
 
 
 def visible_keys(case: Case, rows: Tensor) -> Tensor:
-    """(..., seqlen_k) bool: which keys each query row sees; causal and windows are aligned bottom-right."""
+    """Return which keys each query row of `rows` (...) sees, (..., seqlen_k) bool.
+
+    Causal masks and windows are aligned bottom-right.
+    """
     import torch
 
     s = case.shape

@@ -1,9 +1,9 @@
-"""New inputs in place of the old ones, where a launch reads them: its results must follow.
+"""Changes the inputs of a prepared launch in place, so that a launch which returns earlier results is wrong.
 
-Half of the headdim's columns, drawn for each tensor, change their sign. That is exact in any dtype, keeps
-the distribution, makes all scores and sums others than they were, needs to know of a copy's layout only that headdim
-comes last, and doing it again undoes it. It goes past autograd's version counter, so a timed backward keeps its graph;
-what its forward saved belongs to the old q, k and v, so of a backward alone dout is renewed.
+Half of the columns of headdim, drawn at random for each tensor, change their sign. That is exact in any dtype, keeps
+the distribution, changes all scores and sums, and is undone by doing it again. Of a copy's layout it needs to know only
+that headdim comes last. It bypasses autograd's version counter, so a timed backward keeps its graph. What the forward
+of a timed backward saved belongs to the old q, k and v; so where only the backward is timed, only dout is changed.
 """
 
 from __future__ import annotations
@@ -20,45 +20,45 @@ NAMES = ("q", "k", "v", "dout")
 
 
 class InputRenewal:
-    """Of what one prepared launch reads."""
+    """Changes and restores the tensors that one prepared launch reads: the inputs, or the copies that it names."""
 
     def __init__(self, case: Case, given: Inputs, prepared: Prepared) -> None:
         names = NAMES if case.has_forward else ("dout",)
         read = {name: prepared.reads.get(name, getattr(given, name)) for name in names}
-        self._places: dict[str, Tensor] = {name: t for name, t in read.items() if t is not None}
-        self._turn = 0
+        self._tensors: dict[str, Tensor] = {name: t for name, t in read.items() if t is not None}
+        self._count = 0
         self._renewed = False
 
     def renew(self) -> None:
-        """Values that no launch has seen yet."""
+        """Write values that no launch has seen yet."""
         self.restore()
-        self._turn += 1
-        self._flip(self._places)
+        self._count += 1
+        self._flip(self._tensors)
         self._renewed = True
 
     def restore(self) -> None:
-        """The values as they were at first."""
+        """Write the original values again."""
         if self._renewed:
-            self._flip(self._places)
+            self._flip(self._tensors)
         self._renewed = False
 
-    def apply_to(self, made: Inputs) -> Inputs:
-        """What the launch reads now, given the values as they were at first; these are written over."""
+    def apply_to(self, original: Inputs) -> Inputs:
+        """Return the inputs that the launch reads now, written over `original`, which holds the original values."""
         if self._renewed:
-            self._flip({name: getattr(made, name) for name in self._places})
-        return made
+            self._flip({name: getattr(original, name) for name in self._tensors})
+        return original
 
     def _flip(self, tensors: dict[str, Tensor]) -> None:
         for name, t in tensors.items():
-            signs = _signs(t.shape[-1], 1000 * self._turn + NAMES.index(name), t)
-            if t.dtype.itemsize == 1:  # torch multiplies no fp8
+            signs = _signs(t.shape[-1], 1000 * self._count + NAMES.index(name), t)
+            if t.dtype.itemsize == 1:  # torch cannot multiply fp8
                 t.data.copy_((t.data.float() * signs).to(t.dtype))
             else:
                 t.data.mul_(signs.to(t.dtype))
 
 
 def _signs(n: int, seed: int, like: Tensor) -> Tensor:
-    """n times 1 or -1 in float32, half of them -1."""
+    """Return n values of 1 or -1 in float32, half of them -1 (rounded up), on the device of `like`."""
     import torch
 
     signs = torch.ones(n)

@@ -1,4 +1,9 @@
-"""All comparisons of one cell, in the order in which they are made; a run and a profile make the same."""
+"""The check of one cell's results: all comparisons, in the order in which a run and a profile make them.
+
+1. `check_first`: the first and the second launch, on inputs whose dout is masked outside the sampled rows
+2. `check_renewed`: a launch after timing, on inputs changed in place, on other rows
+3. `check_restored`: a launch on the original inputs again
+"""
 
 from __future__ import annotations
 
@@ -18,17 +23,20 @@ from attnbench.worker.reference.tolerance import compare
 if TYPE_CHECKING:
     from torch import Tensor
 
-SECOND_SHARE = 0.25  # of the budget: what may be recomputed after timing, on other rows
-MIN_FP8_ERROR = 0.25  # of the error of honest fp8: 16 bits leave a twentieth, one operand of three in e4m3 half
+SECOND_SHARE = 0.25  # of SCORE_BUDGET for the rows that are recomputed after timing
+# Share of the error that rounding to e4m3 costs. With 16-bit operands a twentieth of it is left, with one operand of
+# three in e4m3 a half.
+MIN_FP8_ERROR = 0.25
 
 
 class ResultCheck:
-    """The answers for one case. `inputs` are what its first launches read: dout is masked where rows are sampled.
+    """The reference of one case and the comparisons with it.
 
-    Made before the first launch, so that one which writes to its inputs is wrong.
+    `inputs` are what the first launches must read: dout is masked where rows are sampled. Make it before the first
+    launch, so that a launch which writes to its inputs is found wrong.
     """
 
-    notes: tuple[str, ...] = ()  # what could not be checked as usual, one line each
+    notes: tuple[str, ...] = ()  # what could not be checked as usual, one sentence each
 
     def __init__(self, case: Case, given: Inputs, seed: int) -> None:
         self.case = case
@@ -36,21 +44,21 @@ class ResultCheck:
         sample = choose_rows(case, given.q.device, seed)
         self.inputs = check_inputs(case, given, sample)
         self.dout_masked = self.inputs is not given
-        self._answer = compute_reference(case, self.inputs, sample)
+        self._reference = compute_reference(case, self.inputs, sample)
 
     def launcher(self, prepared: Prepared) -> Callable[[], Any]:
-        """The launch, for a call whose results are to be checked."""
+        """Return the launch to call where its results are to be checked."""
         return prepared.launch
 
     def check_first(self, results: Mapping[str, Tensor]) -> Accuracy:
-        """Of a launch on `inputs`."""
-        return compare(self._answer, results)
+        """Compare the results of a launch on `self.inputs`."""
+        return compare(self._reference, results)
 
     def fp8_problem(self, prepared: Prepared, accuracy: Accuracy) -> str | None:
-        """Why an fp8 cell whose launch gave this cannot be one, in one line; None where nothing says so.
+        """Return why the launch of an fp8 cell does not compute in fp8, in one line; None where nothing shows that.
 
-        Rounding to e4m3 costs what it costs, whatever the scales. The launch's own e4m3 copies are changed in place
-        after timing, and its results must follow.
+        The launch must name its e4m3 copies of q, k and v; they are changed in place after timing, and its results must
+        follow. And its error must be that of e4m3 operands, which no choice of scales avoids.
         """
         import torch
 
@@ -60,27 +68,30 @@ class ResultCheck:
             copy = prepared.reads.get(name)
             if copy is None or copy.dtype != torch.float8_e4m3fn:
                 return f"it names no e4m3 copy of {name} that its launch reads (Prepared.reads)"
-        found, honest = accuracy.errors["out"].relative, self._answer.relative_eager_error("out")
-        if found < MIN_FP8_ERROR * honest:
-            return f"out is off by {found:.2%} only, where e4m3 operands cost {honest:.2%}: it computed with others"
+        found, unavoidable = accuracy.errors["out"].relative, self._reference.relative_eager_error("out")
+        if found < MIN_FP8_ERROR * unavoidable:
+            return f"out is off by {found:.2%} only, where e4m3 operands cost {unavoidable:.2%}: it computed with other operands"
         return None
 
     def drop_masked_dout(self) -> None:
-        """From here on launches read the inputs as they were given: gives the memory of the masked dk and dv back."""
+        """Expect the given inputs from now on, with the full dout. Frees the memory of the masked dout, dk and dv."""
         if self.dout_masked:
-            self._answer = self._answer.without_dk_dv()
+            self._reference = self._reference.without_dk_dv()
             del self.inputs
 
-    def check_renewed(self, renewal: InputRenewal, made: Inputs, results: Mapping[str, Tensor]) -> Accuracy:
-        """Of a launch on what `renewal` wrote; `made` are the inputs as they were given, made again, to write over."""
-        fresh = renewal.apply_to(made)
-        sample = choose_rows(self.case, made.q.device, self.seed + 1, share=SECOND_SHARE)
-        answer = compute_reference(self.case, fresh, sample, rows_only=not sample.whole)
+    def check_renewed(self, renewal: InputRenewal, original: Inputs, results: Mapping[str, Tensor]) -> Accuracy:
+        """Compare the results of a launch on the inputs that `renewal` wrote.
+
+        `original` holds the original inputs; they are overwritten.
+        """
+        fresh = renewal.apply_to(original)
+        sample = choose_rows(self.case, original.q.device, self.seed + 1, share=SECOND_SHARE)
+        reference = compute_reference(self.case, fresh, sample, rows_only=not sample.whole)
         if sample.whole or not self.case.has_backward:
-            return compare(answer, results)
-        by_row = compare(answer, results, ROW_RESULTS)
-        return replace(by_row, errors={**by_row.errors, **compare_checksums(self._answer, fresh, results)})
+            return compare(reference, results)
+        by_row = compare(reference, results, ROW_RESULTS)
+        return replace(by_row, errors={**by_row.errors, **compare_checksums(self._reference, fresh, results)})
 
     def check_restored(self, results: Mapping[str, Tensor]) -> Accuracy:
-        """Of a launch on the inputs as they were given."""
-        return compare(self._answer, results, ROW_RESULTS if self.dout_masked else None)
+        """Compare the results of a launch on the given inputs, restored after a renewal."""
+        return compare(self._reference, results, ROW_RESULTS if self.dout_masked else None)

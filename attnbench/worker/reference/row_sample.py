@@ -1,4 +1,7 @@
-"""Which query rows of which heads are recomputed: some of every head, spread so that together they leave no gap."""
+"""Chooses the query rows for which the reference is computed: some of every head, spread over the whole sequence.
+
+Different heads get different rows, so that together they leave no gap.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 SCORE_BUDGET = {"cuda": 2**27, "cpu": 2**22}  # score elements recomputed per check
-LEAST_ROWS = 16  # of each head; where even these are too many, heads are left out
+MIN_ROWS = 16  # of each head; where even these exceed the budget, heads are left out
 
 
 @dataclass(frozen=True)
@@ -21,21 +24,22 @@ class RowSample:
     """(batch entry, key head) pairs, each with the query rows that are compared in all query heads of its group."""
 
     batch: Tensor  # (pairs,) int64
-    head: Tensor  # (pairs,) int64, of k
+    head: Tensor  # (pairs,) int64, key heads
     rows: Tensor  # (pairs, count) int64, ascending
-    all_pairs: bool
-    all_rows: bool
+    all_pairs: bool  # True: no head is left out
+    all_rows: bool  # True: no row is left out
 
     @property
     def whole(self) -> bool:
+        """Whether the sample holds every row of every head."""
         return self.all_pairs and self.all_rows
 
 
 def choose_rows(case: Case, device: torch.device, seed: int = 0, share: float = 1.0) -> RowSample:
-    """As many rows of every head as `share` of the budget allows, the first and the last included.
+    """Choose as many rows of every head as `share` of SCORE_BUDGET allows, with the first and the last row.
 
-    Each head has one row of each of as many stretches of the sequence; within a stretch the heads take turns, so that
-    a wrong tile which no row of one head meets is met by another's.
+    The sequence is split into as many sections as there are rows, and each head gets one row of each section. Within a
+    section the heads take rows at different places, so that a wrong tile that one head's rows miss is in another's.
     """
     import torch
 
@@ -43,7 +47,7 @@ def choose_rows(case: Case, device: torch.device, seed: int = 0, share: float = 
     generator = torch.Generator().manual_seed(seed + 1)
     budget = int(share * SCORE_BUDGET["cpu" if device.type == "cpu" else "cuda"])
     pairs, row = s.batch * s.nheads_k, s.nheads // s.nheads_k * s.seqlen_k
-    least = min(s.seqlen_q, LEAST_ROWS)
+    least = min(s.seqlen_q, MIN_ROWS)
     chosen = max(min(2, pairs), min(pairs, budget // (least * row)))
     count = max(least, min(s.seqlen_q, budget // (chosen * row)))
     at = torch.arange(pairs)
@@ -68,7 +72,7 @@ def choose_rows(case: Case, device: torch.device, seed: int = 0, share: float = 
 
 
 def check_inputs(case: Case, inputs: Inputs, sample: RowSample) -> Inputs:
-    """`inputs`, with dout = 0 in the sampled heads outside their sampled rows."""
+    """Return the inputs with dout = 0 outside the sampled rows of the sampled heads (see worker/reference)."""
     import torch
 
     if inputs.dout is None or sample.all_rows:
@@ -83,6 +87,9 @@ def check_inputs(case: Case, inputs: Inputs, sample: RowSample) -> Inputs:
 
 
 def rows_of(case: Case, t: Tensor, batch: Tensor, head: Tensor, rows: Tensor) -> Tensor:
-    """Those rows of a (batch, seqlen_q, nheads, d) tensor, as (pairs, count, group, d)."""
+    """Return the sampled rows of a tensor (batch, seqlen_q, nheads, d) as (pairs, count, group, d).
+
+    `batch` and `head` (key heads) are (pairs,), `rows` (pairs, count).
+    """
     by_key_head: Tensor = t.unflatten(2, (case.shape.nheads_k, -1))
     return by_key_head[batch[:, None], rows, head[:, None]]

@@ -1,20 +1,25 @@
-"""A kernel's results against the reference: what error is allowed, and where it is largest against that.
+"""The tolerance of the check: how large the error of a kernel's results may be, and the comparison itself (`compare`).
 
-Two bounds, each applied to eight stretches of the sequence apart, since a causal mask makes early rows large and would
-hide errors in late ones:
+There are two bounds. Both hold for each of eight sections of the sequence separately, because a causal mask makes the
+values of early rows large, and their tolerance would hide errors in late rows:
 
-- the largest error is at most twice eager's plus twice the rounding of the largest value (flash-attention's tests);
-- its root mean square is at most twice eager's plus that of one rounding of every value, step / sqrt(12). A largest
-  error is an outlier's, and its floor leaves room for fewer bits; of ten thousand errors the size is known well.
-  Kernels in the case's dtype round less often than eager: on an H200 in bf16 SDPA's, cuDNN's and Triton's have 0.28 to
-  0.63 of its root mean square in all four results (results/*.jsonl).
+- The largest error is at most twice eager's, plus twice the rounding of the largest value (flash-attention's tests).
+- The root mean square of the error is at most twice eager's, plus that of one rounding of every value, step / sqrt(12).
+  The largest error alone is that of one outlier, and its floor leaves room for arithmetic in fewer bits; the size of
+  ten thousand errors is known well. Kernels in the case's dtype round less often than eager: on an H200 in bf16 the
+  results of SDPA, cuDNN and Triton have 0.28 to 0.63 of eager's root mean square, in all four results
+  (results/*.jsonl).
 
-"Rounding" is that of the result's own dtype: an fp8 case has a bf16 result, or an e4m3 one with a scale (fp8.py).
+"Rounding" is that of the result's own dtype: an fp8 case has a bf16 result, or an e4m3 one with a scale (core/fp8.py).
 
-To both is added four times the error to expect of a float32 sum of n terms in any order, sqrt(n) units (Higham and
-Mary, "A new approach to probabilistic rounding error analysis", 2019), for the arithmetic inside any kernel; it matters
-for fp32 alone. With dropout, what a fused backward knows less well (`exact`): four standard deviations in the largest
-error, two in the root mean square, as a row of a head has one such error, and a stretch of one head only 16.
+Both bounds are raised by:
+
+- four times the error to expect of a float32 sum of n terms in any order, sqrt(n) units in the last place (Higham and
+  Mary, "A new approach to probabilistic rounding error analysis", 2019), for the arithmetic inside any kernel. It
+  matters for fp32 only.
+- with dropout, what the rounding of out adds to dq and dk in a fused backward (exact_attention.py): four standard
+  deviations for the largest error and two for the root mean square, because a row of a head has a single such error,
+  and a section of one head may have only 16.
 """
 
 from __future__ import annotations
@@ -32,15 +37,17 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-STRETCHES = 8
+SECTIONS = 8  # of the sequence
 FLOAT32_UNIT = 2.0**-24
-DEVIATIONS, TYPICAL = 4.0, 2.0  # of what the rounding of out leaves in dq and dk: in the largest, in the mean square
+# Standard deviations of the error from the rounding of out: allowed in the largest error, and in the root mean square
+DEVIATIONS_LARGEST, DEVIATIONS_RMS = 4.0, 2.0
 
 
 def compare(reference: Reference, results: Mapping[str, Tensor], names: tuple[str, ...] | None = None) -> Accuracy:
-    """Errors of `results`, (batch, seqlen, nheads, headdim) each, against the reference; by default of all.
+    """Compare results, (batch, seqlen, nheads, headdim) each, with the reference.
 
-    Raises ValueError when a result is missing, has another shape or another dtype than the case's.
+    `names` are the results to compare, by default all; every result must be there and finite all the same. Raises
+    ValueError where a result is missing, or has another shape or dtype than the case's.
     """
     case, sample = reference.case, reference.sample
     for name in expected_results(case):
@@ -56,26 +63,28 @@ def compare(reference: Reference, results: Mapping[str, Tensor], names: tuple[st
 
 
 def expected_results(case: Case) -> tuple[str, ...]:
-    """The results that a pass must give. A backward's out comes from the forward it belongs to."""
+    """Return the names of the results of a case. A backward too returns out, from the forward that it belongs to."""
     return ("out", "dq", "dk", "dv") if case.has_backward else ("out",)
 
 
 def worst(errors: list[TensorError]) -> TensorError:
-    """The one whose error is largest against its tolerance; NaN counts as largest."""
+    """Return the error that is largest relative to its tolerance; NaN counts as largest."""
     return max(errors, key=_excess)
 
 
 def summation_error(case: Case) -> float:
-    """The relative error to allow for what is summed in float32, in whatever order."""
+    """Return the relative error that float32 sums of the case's lengths may have, in any order of summation."""
     s = case.shape
     return 4 * FLOAT32_UNIT * math.sqrt(max(s.seqlen_q, s.seqlen_k, s.headdim, s.headdim_v))
 
 
 def _excess(error: TensorError) -> float:
+    """Return the error over its tolerance; infinite for NaN."""
     return math.inf if math.isnan(error.max_error) else error.max_error / max(error.tolerance, math.ulp(0.0))
 
 
 def _check_form(case: Case, name: str, results: Mapping[str, Tensor]) -> None:
+    """Raise ValueError where a result is missing or has another type, shape or dtype than the case's."""
     import torch
 
     s = case.shape
@@ -83,7 +92,7 @@ def _check_form(case: Case, name: str, results: Mapping[str, Tensor]) -> None:
     shape = (s.batch, s.seqlen_q, s.nheads, d) if name in ROW_RESULTS else (s.batch, s.seqlen_k, s.nheads_k, d)
     if name not in results:
         raise ValueError(f"the backend returned no {name}")
-    if type(results[name]).__module__.partition(".")[0] != "torch":  # a subclass may compare as it likes
+    if type(results[name]).__module__.partition(".")[0] != "torch":  # a subclass may redefine comparisons
         raise ValueError(f"{name} is a {type(results[name]).__name__}, expected a plain torch.Tensor")
     if tuple(results[name].shape) != shape:
         raise ValueError(f"{name} has shape {tuple(results[name].shape)}, expected {shape}")
@@ -96,13 +105,17 @@ def _check_form(case: Case, name: str, results: Mapping[str, Tensor]) -> None:
 
 
 def _compared_values(name: str, results: Mapping[str, Tensor]) -> Tensor:
-    """The result as it is compared."""
+    """Return the values of a result as they are compared: an e4m3 result is multiplied by its scale."""
     t = results[name]
     return t if t.dtype.itemsize > 1 else t.float() * results[f"descale_{name}"]
 
 
 def _worst_error(reference: Reference, name: str, result: Tensor, dtype: torch.dtype) -> TensorError:
-    """The largest error of the stretch that allows it least; the root mean square where that alone is too large."""
+    """Return the error of one result in the section where it is largest relative to its tolerance.
+
+    That is the largest error, or the root mean square where only the root mean square exceeds its bound. `dtype` is the
+    result's own, before scaling.
+    """
     import torch
 
     case = reference.case
@@ -113,30 +126,34 @@ def _worst_error(reference: Reference, name: str, result: Tensor, dtype: torch.d
     assert found is not None
     eager, size = reference.eager[name], reference.size[name]
     elements = sum(part.exact[name].numel() for part in reference.parts) / len(size.largest)  # at each position
-    doubt = reference.out_rounding.get(name) or ErrorProfile(
+    out_rounding = reference.out_rounding.get(name) or ErrorProfile(
         torch.zeros_like(size.largest), torch.zeros_like(size.square)
     )
-    peaks = torch.stack([found.largest, eager.largest, size.largest, doubt.largest])
-    squares = torch.stack([found.square, eager.square, size.square, doubt.square])
-    n = min(STRETCHES, max(1, peaks.shape[1] // 16))
-    by_stretch = torch.stack([stretch.amax(1) for stretch in peaks.tensor_split(n, dim=1)]).tolist()
-    means = torch.stack([stretch.mean(1) for stretch in squares.tensor_split(n, dim=1)]).div(elements).sqrt().tolist()
+    peaks = torch.stack([found.largest, eager.largest, size.largest, out_rounding.largest])
+    squares = torch.stack([found.square, eager.square, size.square, out_rounding.square])
+    n = min(SECTIONS, max(1, peaks.shape[1] // 16))
+    largest_by_section = torch.stack([section.amax(1) for section in peaks.tensor_split(n, dim=1)]).tolist()
+    mean_squares = torch.stack([section.mean(1) for section in squares.tensor_split(n, dim=1)]).div(elements)
+    rms_by_section = mean_squares.sqrt().tolist()
     total = squares.sum(1).tolist()
     relative = math.sqrt(total[0] / total[2]) if total[2] else math.sqrt(total[0])
-    floor = summation_error(case) * max(
-        reference.cancelling_terms.get(name, 0.0), *(value for _, _, value, _ in by_stretch)
-    )
-    eps, rounding = torch.finfo(dtype).eps, rms_of_one_rounding(dtype)
+    largest_values = (value for _, _, value, _ in largest_by_section)
+    floor: float = summation_error(case) * max(reference.cancelling_terms.get(name, 0.0), *largest_values)
+
+    def bound(eager_error: float, rounding: float, from_out_rounding: float) -> float:
+        return 2 * eager_error + rounding + from_out_rounding + floor
+
+    eps, one_rounding = torch.finfo(dtype).eps, rms_of_one_rounding(dtype)
     largest = worst(
         [
-            TensorError(e, by, 2 * by + eps * value + DEVIATIONS * unsure + floor, relative)
-            for e, by, value, unsure in by_stretch
+            TensorError(error, by_eager, bound(by_eager, eps * value, DEVIATIONS_LARGEST * deviation), relative)
+            for error, by_eager, value, deviation in largest_by_section
         ]
     )
-    square = worst(
+    root_mean_square = worst(
         [
-            TensorError(e, by, 2 * by + rounding * value + TYPICAL * unsure + floor, relative)
-            for e, by, value, unsure in means
+            TensorError(error, by_eager, bound(by_eager, one_rounding * value, DEVIATIONS_RMS * deviation), relative)
+            for error, by_eager, value, deviation in rms_by_section
         ]
     )
-    return square if largest.ok and not square.ok else largest
+    return root_mean_square if largest.ok and not root_mean_square.ok else largest
