@@ -28,18 +28,11 @@ from attnbench.report.document import (
 )
 from attnbench.results.metrics import METRICS
 
-# By exit code.
-WORDS = {
-    EXIT_PASS: "PASS",
-    EXIT_REGRESSION: "FAIL",
-    EXIT_INCONCLUSIVE: "INCONCLUSIVE",
-    EXIT_NOT_COMPARABLE: "NOT COMPARABLE",
-}
-LEVELS: Mapping[int, Level] = {
-    EXIT_PASS: "good",
-    EXIT_REGRESSION: "bad",
-    EXIT_INCONCLUSIVE: "warning",
-    EXIT_NOT_COMPARABLE: "bad",
+OUTCOMES: Mapping[int, tuple[str, Level]] = {  # by exit code
+    EXIT_PASS: ("PASS", "good"),
+    EXIT_REGRESSION: ("FAIL", "bad"),
+    EXIT_INCONCLUSIVE: ("INCONCLUSIVE", "warning"),
+    EXIT_NOT_COMPARABLE: ("NOT COMPARABLE", "bad"),
 }
 STYLES: Mapping[str, Style] = {
     "newly-failing": "bad",
@@ -51,12 +44,8 @@ STYLES: Mapping[str, Style] = {
     "unchanged": "quiet",
 }
 COLUMNS = (
-    Column("verdict", wrap=False),
-    Column("metric", wrap=False),
-    Column("cell", wrap=False),
-    Column("baseline", "right", wrap=False),
-    Column("current", "right", wrap=False),
-    Column("change", "right", wrap=False),
+    *(Column(heading, wrap=False) for heading in ("verdict", "metric", "cell")),
+    *(Column(heading, "right", wrap=False) for heading in ("baseline", "current", "change")),
     Column("interval", wrap=False),
     Column("margin", "right", wrap=False),
     Column("rounds", wrap=False),
@@ -76,14 +65,14 @@ def document_of(judgement: Judgement, every: bool = False) -> Document:
         lead=_lead(judgement),
         blocks=(_table(shown),) if shown else (),
         notes=(*((Span(line),) for line in ending), *((Span(note, "quiet"),) for note in judgement.notes)),
-        verdict=Verdict(headline(judgement), LEVELS[judgement.exit_code]),
+        verdict=Verdict(headline(judgement), OUTCOMES[judgement.exit_code][1]),
         data=_data(judgement),
     )
 
 
 def headline(judgement: Judgement) -> str:
     """Return the verdict and its reason in one line: "FAIL: 1 regressed, 11 unchanged"."""
-    word = WORDS[judgement.exit_code]
+    word = OUTCOMES[judgement.exit_code][0]
     if judgement.refused:
         return f"{word}: {count(len(judgement.refused), 'difference')} that nothing says is meant"
     counts = [f"{number} {verdict}" for verdict in VERDICTS if (number := judgement.count(verdict))]
@@ -174,7 +163,7 @@ def _rest(judgement: Judgement) -> list[str]:
 def _data(judgement: Judgement) -> dict[str, Any]:
     """Return the judgement for programs. Figures keep their metric's unit; changes and margins are relative."""
     return {
-        "verdict": WORDS[judgement.exit_code].lower(),
+        "verdict": OUTCOMES[judgement.exit_code][0].lower(),
         "exit_code": judgement.exit_code,
         "counts": {verdict: judgement.count(verdict) for verdict in VERDICTS},
         "heading": list(judgement.heading),

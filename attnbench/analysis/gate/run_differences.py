@@ -7,37 +7,30 @@ backend's name too: sdpa-flash is part of torch, fa2 is the package flash-attn.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
+from typing import Any
 
 from attnbench.core.errors import UserError, did_you_mean
-from attnbench.core.machine import Environment
-from attnbench.core.policy import Policy
 from attnbench.core.record import Run
 
-_ENVIRONMENT = {  # field -> the name by which to expect it
+# The fields that are compared, and the name by which to expect a difference in each.
+_DEVICE = {"kind": "gpu", "name": "gpu", "memory": "gpu", "threads": "threads"}
+_ENVIRONMENT = {  # beside the versions of torch and other libraries
     "attnbench": "attnbench",
-    "torch": "torch",
     "cuda": "torch",  # CUDA comes with torch
     "driver": "driver",
     "power_limit_w": "power_limit",
     "clock_max_hz": "clock_max",
     "cpu": "cpu",
 }
-_DEVICE = {"kind": "gpu", "name": "gpu", "memory": "gpu", "threads": "threads"}
-_POLICY = (
-    "timer",
-    "l2",
-    "warmup_s",
-    "burst_s",
-    "isolate_power",
-    "caches",
-    "min_samples",
-    "max_samples",
-    "target",
-    "min_seconds",
-    "max_seconds",
-)
+_POLICY = {
+    name: name
+    for name in (
+        *("timer", "l2", "warmup_s", "burst_s", "isolate_power", "caches"),
+        *("min_samples", "max_samples", "target", "min_seconds", "max_seconds"),
+    )
+}
 
 
 @dataclass(frozen=True)
@@ -56,27 +49,16 @@ class Difference:
 def differences(baseline: Run, current: Run) -> list[Difference]:
     """Return what differs between two runs: first the machine, then its software, then how it was measured."""
     ours, theirs = baseline.environment, current.environment
-    found = [
-        Difference((expect,), _phrase(f"device {name}", getattr(ours.device, name), getattr(theirs.device, name)))
-        for name, expect in _DEVICE.items()
-        if getattr(ours.device, name) != getattr(theirs.device, name)
-    ]
-    versions = _versions(ours, theirs)
-    backends = {
-        name: (baseline.versions[name], current.versions[name])
-        for name in sorted({*baseline.versions} & {*current.versions})
-        if baseline.versions[name] != current.versions[name]
-    }
-    for name, expect in _ENVIRONMENT.items():
-        before, after = getattr(ours, name), getattr(theirs, name)
-        if before != after and name not in versions:
-            found.append(Difference((expect,), _phrase(name, before, after)))
-    for library, pair in versions.items():
+    found = _of_fields(_DEVICE, ours.device, theirs.device, "device ") + _of_fields(_ENVIRONMENT, ours, theirs)
+    backends = _changed(baseline.versions, current.versions, {*baseline.versions} & {*current.versions})
+    libraries = _changed({"torch": ours.torch}, {"torch": theirs.torch}, {"torch"})
+    libraries |= _changed(ours.packages, theirs.packages, {*ours.packages} | {*theirs.packages})
+    for library, pair in libraries.items():
         users = [name for name, own in backends.items() if name != library and _is_of(own, pair)]
         found.append(Difference((library, *users), _phrase(library, *pair)))
     known = {name for d in found for name in d.names}
     found += [Difference((name,), _phrase(name, *pair)) for name, pair in backends.items() if name not in known]
-    return found + _of_policy(baseline.policy, current.policy)
+    return found + _of_fields(_POLICY, baseline.policy, current.policy)
 
 
 def split(found: Sequence[Difference], expect: Iterable[str]) -> tuple[list[Difference], list[Difference], list[str]]:
@@ -108,17 +90,19 @@ def _is_of(backend: tuple[str, str], library: tuple[str | None, str | None]) -> 
     return all(names(text, version) for text, version in zip(backend, library, strict=True))
 
 
-def _versions(ours: Environment, theirs: Environment) -> dict[str, tuple[str | None, str | None]]:
-    """Return library -> (version before, version after) of the libraries whose versions differ."""
-    libraries = {"torch": (ours.torch, theirs.torch)}
-    for name in sorted({*ours.packages} | {*theirs.packages}):
-        libraries[name] = (ours.packages.get(name), theirs.packages.get(name))
-    return {name: pair for name, pair in libraries.items() if pair[0] != pair[1]}
+def _changed(before: Mapping[str, Any], after: Mapping[str, Any], names: Set[str]) -> dict[str, tuple[Any, Any]]:
+    """Return name -> (version before, version after) of the names whose versions differ."""
+    pairs = {name: (before.get(name), after.get(name)) for name in sorted(names)}
+    return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
 
 
-def _of_policy(ours: Policy, theirs: Policy) -> list[Difference]:
-    pairs = ((name, getattr(ours, name), getattr(theirs, name)) for name in _POLICY)
-    return [Difference((name,), _phrase(name, before, after)) for name, before, after in pairs if before != after]
+def _of_fields(names: Mapping[str, str], ours: object, theirs: object, prefix: str = "") -> list[Difference]:
+    """Return the differences in some fields of two objects. `names`: field -> the name by which to expect it."""
+    return [
+        Difference((name,), _phrase(prefix + field, getattr(ours, field), getattr(theirs, field)))
+        for field, name in names.items()
+        if getattr(ours, field) != getattr(theirs, field)
+    ]
 
 
 def _phrase(what: str, before: object, after: object) -> str:
