@@ -10,6 +10,7 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
+from hostile_folder import hijacked, hostile
 from steps import Job, action, gitlab_job, use_action, use_gitlab
 from tool import Tool
 
@@ -90,6 +91,22 @@ def test_the_action_runs_its_own_code(use: Use, tmp_path: Path, monkeypatch: pyt
     monkeypatch.setenv("PYTHONPATH", str(tmp_path / "earlier"))
     job = use()
     assert job.code == 0, job.log
+
+
+def test_the_action_in_a_hostile_checkout(use: Use, repository: Tool) -> None:
+    """Its packages replace nothing; only the pull request's own kernel, in its worker, comes from the checkout."""
+    hostile(repository.folder)
+    job = use("speed=0.97", margin="error=20%,2%")
+    assert hijacked(repository.folder) == ""
+    assert (job.code, job.outputs["exit-code"]) == (1, "1"), job.log
+
+
+def test_the_action_fails_on_a_wrong_result(use: Use) -> None:
+    """Also where the gate has no verdict on it; the gate's report is there all the same."""
+    job = use("wrong@8k", artifact="wrong", missing="pass")
+    assert job.code == int(job.outputs["exit-code"]) in (1, 5), job.log
+    assert Path(job.outputs["report"]).is_file()
+    assert use("wrong@8k", artifact="measured", baseline="").code == 5
 
 
 def test_the_action_without_a_gate(use: Use) -> None:
