@@ -63,13 +63,14 @@ def test_one_round_says_that_it_is_weak_and_may_end_with_3(tool: Tool) -> None:
 
 
 def test_all_formats_at_once(runs: Tool, tmp_path: Path) -> None:
-    files = {name: tmp_path / f"gate.{name}" for name in ("md", "json", "junit", "table", "github")}
+    files = {name: tmp_path / f"gate.{name}" for name in ("md", "html", "json", "junit", "table", "github")}
     options = [word for name, file in files.items() for word in ("-f", f"{name}={file}")]
     out = runs("gate", "a.jsonl", "slow.jsonl", *options, code=1).out
     assert out.splitlines()[-1].startswith("FAIL")
     assert json.loads(files["json"].read_text())["exit_code"] == 1
     assert ElementTree.parse(files["junit"]).getroot().tag == "testsuites"
     assert files["md"].read_text().startswith("### ")
+    assert "FAIL: " in files["html"].read_text()
     assert files["github"].read_text().startswith("::error")
     assert files["table"].read_text().splitlines()[-1] == out.splitlines()[-1]
 
@@ -78,6 +79,14 @@ def test_what_is_printed_for_a_machine_is_nothing_else(runs: Tool) -> None:
     assert json.loads(runs("gate", "a.jsonl", "slow.jsonl", "-f", "json", code=1, GITHUB_ACTIONS="true").out)
     ElementTree.fromstring(runs("gate", "a.jsonl", "slow.jsonl", "-f", "junit", code=1).out)
     assert "::" not in runs("gate", "a.jsonl", "slow.jsonl", "-f", "md", code=1, GITHUB_ACTIONS="true").out
+
+
+def test_annotations_stand_alone_or_below_the_table(runs: Tool) -> None:
+    alone = runs("gate", "a.jsonl", "slow.jsonl", "-f", "github", code=1).out
+    assert alone.startswith("::error")
+    both = runs("gate", "a.jsonl", "slow.jsonl", "-f", "table", "-f", "github", code=1).out
+    assert both.endswith(alone)
+    assert len(both) > len(alone)
 
 
 def test_in_a_github_workflow_it_annotates_by_itself(runs: Tool, tmp_path: Path) -> None:

@@ -58,7 +58,7 @@ def saved(path: Path, run: Run, before: Run | None) -> Document:
     lines.append(f"Commit it, then: attnbench gate {path.parent} RUN")
     return Document(
         command="baseline save",
-        title="attnbench baseline save",
+        title=f"Saved: {path}",
         blocks=(_paragraphs(*lines),),
         data={"path": str(path), "cells": working, "rounds": _rounds(run), "bytes": nbytes},
     )
@@ -87,7 +87,7 @@ def listed(found: Sequence[Baseline], folder: Path) -> Document:
             columns=tuple(map(Column, ("name", "GPU", "suite", "measured", "torch", "driver", "size"))),
             rows=tuple((*(str(row[key] or "-") for key in keys), formats.size(row["bytes"])) for row in rows),
         )
-    return Document("baseline list", "attnbench baseline list", blocks=(block,), data=rows, rows=rows)
+    return Document("baseline list", f"Baselines in {folder}", blocks=(block,), data=rows, rows=rows)
 
 
 def shown(baselines: Mapping[Path, Run]) -> Document:
@@ -105,7 +105,8 @@ def shown(baselines: Mapping[Path, Run]) -> Document:
         blocks.append(_table(own, name=str(path)))
         rows += own
     notes = ((Span("spread: the slowest round over the fastest, less 1", "quiet"),),)
-    return Document("baseline show", "attnbench baseline show", blocks=tuple(blocks), notes=notes, data=rows, rows=rows)
+    title = f"Baseline {some(dict.fromkeys(path.parent.name for path in baselines))}"
+    return Document("baseline show", title, blocks=tuple(blocks), notes=notes, data=rows, rows=rows)
 
 
 def _cell_data(cell: Cell, path: Path) -> dict[str, Any]:

@@ -57,11 +57,12 @@ LISTED = 100  # rows in markdown; a comment on GitHub holds 65,536 characters
 def document_of(judgement: Judgement, every: bool = False) -> Document:
     """Return the document of a judgement; with `every` it lists all findings, not only those that a reader must see."""
     shown = judgement.those(lambda f: every or _is_listed(judgement, f))
+    machines = _machines(judgement)
     ending = [] if every else _rest(judgement)
     return Document(
         command="gate",
-        title="attnbench gate",
-        machines=_machines(judgement),
+        title=f"Suite {judgement.current.suite} on {' and '.join(m.label for m in machines)}",
+        machines=machines,
         lead=_lead(judgement),
         blocks=(_table(shown),) if shown else (),
         notes=(*((Span(line),) for line in ending), *((Span(note, "quiet"),) for note in judgement.notes)),
