@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 FORMATS = ("table", "md", "html", "json", "csv")
 Wanted = Sequence[tuple[str, "Path | None"]]  # (format, its file; None for standard output)
-Writers = Mapping[str, Callable[[], str]]  # formats of a command's own
+Writers = Mapping[str, "Callable[[], str | bytes]"]  # formats of a command's own
 
 option = partial(typer.Option, rich_help_panel="Files and output")
 Format = Annotated[
@@ -47,6 +47,8 @@ def outputs(
     for text in [*(formats or ()), *(["json"] if json else []), *([f"html={html}"] if html else [])]:
         name, _, file = text.partition("=")
         one_of("--format", name, known)
+        if not file and (name, None) in found:  # --json and -f json
+            continue
         found.append((name, Path(file) if file else None))
         if file:
             _check(name, Path(file), [path for _, path in found[:-1]])

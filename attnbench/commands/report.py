@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -107,27 +107,26 @@ def report(
     cells = cells_of(runs, convention)
     if png or svg:
         _draw(cells, {"png": png, "svg": svg}, figure or "throughput", panel or "")
-    if wanted and wanted[0][0] in TRACKERS:
-        _track(wanted[0][0], cells)
-    elif wanted:
-        from attnbench.analysis.summary.document import complete, document
+    if not wanted:
+        return
+    from attnbench.analysis.summary.document import complete, document
+    from attnbench.report.document import Document
 
+    shown = Document("report", "")
+    if formats - {*TRACKERS}:
         shown = document(cells, runs, metrics=names, by=columns, lines=math.inf if every else LINES)
-        if code := output.write(complete(shown, formats, cells, runs, results), wanted):
-            raise typer.Exit(code)
+        shown = complete(shown, formats, cells, runs, results)
+    if code := output.write(shown, wanted, _trackers(formats, cells)):
+        raise typer.Exit(code)
 
 
 def _wanted(
     format: Sequence[str] | None, html: Path | None, json: bool, drawn: bool
 ) -> Sequence[tuple[str, Path | None]]:
-    """Return what is written (output.outputs); where files alone were asked for, nothing is printed."""
+    """Return what is written (output.outputs). With --html, --png or --svg only what is asked for is printed."""
     found = output.outputs(format, html, json, (*output.FORMATS, *TRACKERS))
-    printed = [name for name, file in found if not file]
-    if (html or drawn) and not json and not any("=" not in text for text in format or ()):
-        return [one for one in found if one[1]]
-    if printed[0] in TRACKERS and len(found) > 1:
-        raise UserError(f"--format: {printed[0]} is written alone; leave the others out")
-    return found
+    printed = json or any("=" not in text for text in format or ())
+    return found if printed or not (html or drawn) else [one for one in found if one[1]]
 
 
 def _given(options: Mapping[str, Any]) -> str:
@@ -140,12 +139,16 @@ def _convention(word: str) -> Convention:
     return "fa" if word == "fa" else "exact"
 
 
-def _track(format: str, cells: Sequence[Cell]) -> None:
+def _trackers(formats: Set[str], cells: Sequence[Cell]) -> output.Writers:
+    """Return what writes those of the formats that are for other tools; what these would not notice goes to stderr."""
+    wanted = [format for format in TRACKERS if format in formats]
+    if not wanted:
+        return {}
     from attnbench.report.export import trackers
 
-    trackers.write(sys.stdout, format, cells)
-    for doubt in trackers.doubts(cells) if format in trackers.JSON_FORMATS else ():
+    for doubt in trackers.doubts(cells) if {*wanted} & {*trackers.JSON_FORMATS} else ():
         print(f"attnbench: {doubt}", file=sys.stderr)
+    return {format: partial(trackers.content, format, cells) for format in wanted}
 
 
 def _draw(cells: Sequence[Cell], pictures: Mapping[str, Path | None], figure: str, panel: str) -> None:

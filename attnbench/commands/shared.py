@@ -58,12 +58,20 @@ def one_of(option: str, word: str, known: Sequence[str]) -> None:
         raise UserError(f"{option}: unknown {word!r}{did_you_mean(word, known)}")
 
 
-def put(text: str, file: Path | None = None) -> None:
-    """Write a text to a file, or to stdout."""
-    if not file:
-        print(text, end="")
-        return
-    try:
-        file.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise UserError(f"cannot write {file}: {error.strerror}") from None
+def put(content: str | bytes, file: Path | None = None) -> None:
+    """Write text or bytes to a file, or to stdout; a character that the encoding lacks becomes "?".
+
+    Raises UserError for a file that cannot be written, and for bytes on a terminal.
+    """
+    if file:
+        try:
+            file.write_bytes(content if isinstance(content, bytes) else content.encode("utf-8", "replace"))
+        except OSError as error:
+            raise UserError(f"cannot write {file}: {error.strerror}") from None
+    elif isinstance(content, str):
+        encoding = sys.stdout.encoding or "utf-8"
+        print(content.encode(encoding, "replace").decode(encoding), end="")
+    elif sys.stdout.isatty():
+        raise UserError("this format is not text; write it to a file: -f FORMAT=FILE")
+    else:
+        sys.stdout.buffer.write(content)

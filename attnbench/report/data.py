@@ -27,10 +27,12 @@ def csv_text(document: Document) -> str:
 
 
 def csv_of(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Return mappings with equal keys under a line of these; nothing for no mapping."""
     return csv_lines([rows[0].keys(), *(row.values() for row in rows)]) if rows else ""
 
 
 def csv_lines(rows: Iterable[Iterable[Any]]) -> str:
+    """Return one line of CSV for each row."""
     out = io.StringIO()
     csv.writer(out, lineterminator="\n").writerows(rows)
-    return out.getvalue()
+    return out.getvalue().replace("\r", " ")  # csv leaves it unquoted, and readers take it for the end of a line

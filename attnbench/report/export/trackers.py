@@ -16,7 +16,7 @@ import io
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from math import isfinite
-from typing import Any, TextIO
+from typing import Any
 
 from attnbench import __version__
 from attnbench.core import stats
@@ -121,26 +121,18 @@ def github_action_benchmark(cells: Sequence[Cell]) -> str:
     return _text(found)
 
 
-def write(out: TextIO, format: str, cells: Sequence[Cell]) -> None:
-    """Write one of this module's formats to a stream.
-
-    Raises UserError for no cells, as there is nothing to track, and for Parquet on a terminal, as it is not text.
-    """
-    if not cells:
-        raise UserError("no cell has a record, so there is nothing to export; see attnbench report")
-    if format != "parquet":
-        out.write(JSON_FORMATS[format](cells))
-    elif out.isatty():
-        raise UserError("--format parquet is not text: attnbench report -f parquet RESULTS > FILE")
-    else:
-        out.buffer.write(parquet(cells))
-
-
 JSON_FORMATS: Mapping[str, Callable[[Sequence[Cell]], str]] = {
     "pytest-benchmark": pytest_benchmark,
     "bmf": bencher,
     "github-action-benchmark": github_action_benchmark,
 }
+
+
+def content(format: str, cells: Sequence[Cell]) -> str | bytes:
+    """Return a file of one of this module's formats. Raises UserError for no cells: there is nothing to track."""
+    if not cells:
+        raise UserError("no cell has a record, so there is nothing to export; see attnbench report")
+    return parquet(cells) if format == "parquet" else JSON_FORMATS[format](cells)
 
 
 def doubts(cells: Sequence[Cell]) -> Iterator[str]:
