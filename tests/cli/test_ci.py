@@ -10,9 +10,10 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
-from hostile_folder import hijacked, hostile
 from steps import Job, action, gitlab_job, use_action, use_gitlab
 from tool import Tool
+
+from hostile_folder import hijacked, hostile
 
 OWN = "./mine.py:attention"
 UPLOAD = "actions/upload-artifact@v4"
