@@ -5,8 +5,6 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
 
 from attnbench.core.json import to_json
 from attnbench.report.document import Document
@@ -22,17 +20,11 @@ def json_text(document: Document) -> str:
 
 
 def csv_text(document: Document) -> str:
-    """Return `document.rows` under a line of their keys, which are those of the first row; None is empty."""
-    return csv_of(document.rows)
-
-
-def csv_of(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Return mappings with equal keys under a line of these; nothing for no mapping."""
-    return csv_lines([rows[0].keys(), *(row.values() for row in rows)]) if rows else ""
-
-
-def csv_lines(rows: Iterable[Iterable[Any]]) -> str:
-    """Return one line of CSV for each row."""
+    """Return `document.rows` under a line of their keys, None as an empty field; "" where there are neither."""
+    rows = document.rows
+    keys = rows[0].keys() if rows else document.columns
+    if not keys:
+        return ""
     out = io.StringIO()
-    csv.writer(out, lineterminator="\n").writerows(rows)
+    csv.writer(out, lineterminator="\n").writerows([keys, *(row.values() for row in rows)])
     return out.getvalue().replace("\r", " ")  # csv leaves it unquoted, and readers take it for the end of a line

@@ -7,7 +7,7 @@ has room for.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -216,3 +216,4 @@ class Document:
     appendix: tuple[Section, ...] = ()
     data: Any = None  # the same for programs, as JSON has it
     rows: Sequence[Mapping[str, Any]] = field(default=(), repr=False)  # of CSV: one mapping a line, with equal keys
+    columns: Collection[str] = ()  # the keys of `rows`, needed where there may be no rows

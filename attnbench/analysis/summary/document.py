@@ -15,7 +15,7 @@ from attnbench.analysis.summary.reasons import reasons
 from attnbench.core.record import Run
 from attnbench.report.document import Document
 from attnbench.results.cells import Cell
-from attnbench.results.table import table_rows
+from attnbench.results.table import COLUMNS, table_rows
 
 
 def document(
@@ -43,7 +43,7 @@ def document(
 def with_rows(report: Document, cells: Sequence[Cell]) -> Document:
     """Return a report with every metric of every cell and round, for CSV and JSON."""
     rows = list(table_rows(cells))
-    return replace(report, data=rows, rows=rows)
+    return replace(report, data=rows, rows=rows, columns=COLUMNS)
 
 
 def with_page(report: Document, cells: Sequence[Cell], runs: Sequence[Run], files: Sequence[Path]) -> Document:
