@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from attnbench.commands.shared import live, one_of
-from attnbench.core.errors import UserError
+from attnbench.commands import output
+from attnbench.commands.shared import live
 
 if TYPE_CHECKING:
     from attnbench.core.backend import Backend
+    from attnbench.report.document import Document
 
 supports = partial(typer.Option, rich_help_panel="The support matrix")
 
@@ -31,10 +32,12 @@ def backends(
     device: Annotated[
         str | None, supports("--device", metavar="DEVICE", help="The same for a device here: auto, cuda:N.")
     ] = None,
-    format: Annotated[str, supports("--format", "-f", metavar="FORMAT", help="table, md, csv, json.")] = "table",
     into: Annotated[
         Path | None, supports(metavar="FILE", help="Renew the matrix that a markdown file holds between its marks.")
     ] = None,
+    format: output.Format = None,
+    html: output.Html = None,
+    json: output.Json = False,
 ) -> None:
     """List the attention implementations: version, or why one cannot be used here and what would install it.
 
@@ -42,21 +45,21 @@ def backends(
     attnbench backends --matrix                         # which runs on which generation of GPUs
     attnbench backends --matrix --gpu h100,rtx-4090     # dtypes, head dims, masks, ... with the reasons
     """
-    if matrix or gpu or device or into:
-        _matrix(gpu or (), device, format, into)
-    elif format != "table":
-        raise UserError("--format: the list of backends is a table only; --matrix is md, csv or json too")
-    else:
-        _here(python or ())
+    wanted = output.outputs(format, html, json)
+    if into:
+        from attnbench.analysis.backends import support_matrix
+
+        support_matrix.put_into(into)
+        print(f"{into}: the support matrix by architecture, and by feature on {support_matrix.DOCUMENTED}")
+        return
+    found = _support(gpu or (), device) if matrix or gpu or device else _here(python or ())
+    raise typer.Exit(output.write(found, wanted))
 
 
-def _here(pythons: Sequence[str]) -> None:
-    """On the device of this machine."""
-    from rich.console import Console
-
-    from attnbench.analysis.backends import available as shown
-    from attnbench.backends import BACKENDS, available
-    from attnbench.backends import load as instance
+def _here(pythons: Sequence[str]) -> Document:
+    """Return what runs on the device of this machine."""
+    from attnbench.analysis.backends.available import Row, document
+    from attnbench.backends import BACKENDS, available, load
     from attnbench.report.progress.progress_line import ProgressLine
     from attnbench.run.device_probe import DeviceProbe
     from attnbench.run.select import select_interpreters
@@ -65,7 +68,11 @@ def _here(pythons: Sequence[str]) -> None:
 
     specs = available()
     pool = WorkerPool(specs, select_interpreters(pythons, list(specs)))
-    with live(ProgressLine, "the backends were known") as line, closing_workers(pool), DeviceProbe("auto") as device_probe:
+    with (
+        live(ProgressLine, "the backends were known") as line,
+        closing_workers(pool),
+        DeviceProbe("auto") as device_probe,
+    ):
         line.say(f"importing {', '.join(specs)}")
         probes = pool.probe()
         device = device_probe.describe().device
@@ -75,39 +82,27 @@ def _here(pythons: Sequence[str]) -> None:
     for name, probe in probes.items():
         reasons = {answer.reason for answer in answers[name]}
         reason = probe.reason or (next(iter(reasons)) if len(reasons) == 1 else None)
-        where = f", in {pool.interpreters[name]}" if name in pool.interpreters else ""
-        tried = _tried(instance(name, specs[name])) if name in BACKENDS else "-"
-        rows.append(shown.Row(name, (probe.version or "-") + where, tried, reason, probe.install))
-    shown.render(Console(highlight=False), device.name, rows)
+        verified = _verified(load(name, specs[name])) if name in BACKENDS else "-"
+        rows.append(Row(name, probe.version, verified, pool.interpreters.get(name), reason, probe.install))
+    return document(device.name, rows)
 
 
-def _tried(backend: Backend) -> str:
-    """Where one of ours gave right results."""
+def _verified(backend: Backend) -> str:
+    """Return where a backend of attnbench gave right results."""
     if getattr(backend, "simulated", False):
         return "simulated"
     return "; ".join(getattr(backend, "verified", ())) or "not verified on hardware"
 
 
-def _matrix(gpus: Sequence[str], device: str | None, format: str, into: Path | None) -> None:
-    """On GPUs that need not be here."""
-    from rich.console import Console
+def _support(gpus: Sequence[str], device: str | None) -> Document:
+    """Return what each backend supports on GPUs that need not be here, and on a device that is."""
+    from attnbench.analysis.backends import support_matrix
+    from attnbench.run import support
 
-    from attnbench.analysis.backends import support_matrix as shown
-    from attnbench.run import support as pure
-
-    one_of("--format", format, shown.FORMATS)
-    if into:
-        shown.put_into(into)
-        print(f"{into}: the support matrix by architecture, and by feature on {shown.DOCUMENTED}")
-        return
-    devices = [pure.named_device(name) for text in gpus for name in text.split(",")]
+    devices = [support.named_device(name) for text in gpus for name in text.split(",")]
     if device is not None:
         from attnbench.run.device_probe import probe_device
         from attnbench.run.select import parse_device
 
         devices.append(probe_device(parse_device(device)).device)
-    found = [pure.support_matrix(d) for d in devices]
-    if format == "table":
-        shown.render(Console(highlight=False), found)
-    else:
-        print(shown.WRITERS[format](found), end="")
+    return support_matrix.document([support.support_matrix(d) for d in devices])

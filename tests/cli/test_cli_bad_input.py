@@ -171,7 +171,7 @@ def test_bad_reports(littered: Tool, inside: Callable[..., Result], options: str
         (["suites", "defalt"], "no suite 'defalt'; did you mean \"default\"?"),
         (["suites", "../secret"], "no suite '../secret'; known: "),
         (["backends", "--python", "x"], "--python: 'x' is not NAME=PATH"),
-        (["backends", "-f", "json"], "--format: the list of backends is a table only"),
+        (["backends", "-f", "tabel"], "--format: unknown 'tabel'; did you mean \"table\"?"),
     ],
 )
 def test_bad_words_for_the_other_commands(

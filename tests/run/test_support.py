@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import typer
 from rich.console import Console
 
 from attnbench.analysis.backends import support_matrix as shown
@@ -16,6 +17,7 @@ from attnbench.backends import BACKENDS, NOT_BY_DEFAULT, load
 from attnbench.commands.backends import backends
 from attnbench.core import gpus
 from attnbench.core.errors import UserError
+from attnbench.report import data, terminal
 from attnbench.run.support import FEATURES, PLAIN, Row, matrices_by_architecture, named_device, support_matrix
 
 DOCS = Path(__file__).parents[2] / "docs" / "backends.md"
@@ -151,8 +153,9 @@ def test_only_what_stands_between_the_marks_is_replaced(tmp_path: Path) -> None:
         shown.put_into(tmp_path / "gone.md")
 
 
-def test_every_mark_has_its_note_and_unverified_rows_say_so() -> None:
-    text = shown.markdown([support_matrix(named_device("a100"))])
+def test_every_mark_has_its_note_and_unverified_rows_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shown, "DOCUMENTED", "a100")
+    _, _, text = shown.documented().partition("### a100, sizes")
     used = {int(part.partition("<")[0]) for part in text.split("<sup>")[1:]}
     listed = [line for line in text.splitlines() if line.partition(". ")[0].isdigit()]
     assert used == {*range(1, len(listed) + 1)}
@@ -162,27 +165,46 @@ def test_every_mark_has_its_note_and_unverified_rows_say_so() -> None:
     assert text.count("| `fa3` ") == 1  # runs nothing there: told once
 
 
+def rendered(width: int, *names: str) -> str:
+    """Return the support on an H100 as a terminal of that width shows it."""
+    out = io.StringIO()
+    terminal.render(
+        Console(file=out, width=width), shown.document([support_matrix(named_device("h100"), names or None)])
+    )
+    return out.getvalue()
+
+
 def test_formats_say_the_same() -> None:
-    found = [support_matrix(named_device("h100"), ["fa2", "fa4"])]
-    entries = json.loads(shown.json_text(found))
-    assert list(csv.DictReader(io.StringIO(shown.csv_text(found)))) == entries
+    found = shown.document([support_matrix(named_device("h100"), ["fa2", "fa4"])])
+    entries = json.loads(data.json_text(found))
+    assert list(csv.DictReader(io.StringIO(data.csv_text(found)))) == entries
     assert len(entries) == 2 * len(FEATURES)
     assert entries[0]["capability"] == "9.0"
-    console = Console(file=io.StringIO(), width=150)
-    shown.render(console, found)
-    assert "no fp32, only bf16 and fp16" in console.file.getvalue()  # type: ignore[attr-defined]
+    assert "no fp32, only bf16 and fp16" in rendered(150, "fa2", "fa4")
 
 
 @pytest.mark.parametrize("width", [60, 80, 200])
 def test_no_column_is_squeezed_however_narrow_the_terminal(width: int) -> None:
-    console = Console(file=io.StringIO(), width=width)
-    shown.render(console, [support_matrix(named_device("h100"), ["fa2", "xformers-cutlass"])])
-    text = console.file.getvalue()  # type: ignore[attr-defined]
+    """Where the columns do not fit, each backend has a line of what it does not take; footnotes stand below both."""
+    text = rendered(width, "fa2", "xformers-cutlass")
+    flat = " ".join(text.split())
     assert "…" not in text
-    heads = [line for line in text.splitlines() if line.startswith(("h100, ", "  "))]
-    assert all(any(f" {f.name}" in line for line in heads) for f in FEATURES)
+    assert all(f" {f.name}" in flat for f in FEATURES)
+    assert all(cell.reason in flat for cell in row("fa2").cells)
+    if width == 60:
+        assert "fa2: all but fp32 (no 1); fp8 (no 2); d192-128 (no 3); d512 (no 4) xformers-cutlass" in flat
+    else:
+        assert ("\nbackend " in text) == (width == 200)
 
 
 def test_unknown_format() -> None:
     with pytest.raises(UserError, match="--format: unknown 'tabel'; did you mean \"table\""):
-        backends(matrix=True, format="tabel")
+        backends(matrix=True, format=["tabel"])
+
+
+def test_the_command_prints_markdown(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(typer.Exit):
+        backends(gpu=["h100"], format=["md"])
+    text = capsys.readouterr().out
+    assert "### h100, sizes" in text
+    assert "no fp32, only bf16 and fp16" in text

@@ -1,42 +1,60 @@
-"""What `attnbench backends` shows: which can run here, where each gave right results, and what the others lack."""
+"""The document of `attnbench backends`: which backends run here, where each gave right results, what others lack."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
+from attnbench.core.text import some
+from attnbench.report.document import Block, Column, Document, Machine, Pairs, Paragraphs, Span, Table
+
+MORE = "What each supports: --matrix; case by case: attnbench run --dry-run; one of its own: attnbench env create"
 
 
 @dataclass(frozen=True)
 class Row:
-    name: str
-    version: str
-    tried: str  # where it gave right results
+    """One backend on this machine."""
+
+    backend: str
+    version: str | None  # of its library
+    verified: str  # on what hardware it gave right results
+    interpreter: str | None = None  # in which it runs, where that is not this one
     reason: str | None = None  # why it cannot run here
-    install: str | None = None  # what would help
+    install: str | None = None  # the command that would change that
 
 
-def render(console: Console, device: str, rows: Sequence[Row]) -> None:
-    """A table, and below it a line for each reason, with what would help whole and on a line of its own."""
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for heading in ("backend", "version", "right results on"):
-        table.add_column(heading, overflow="fold")
-    for row in rows:
-        table.add_row(*map(Text, (row.name, row.version, row.tried)), style="dim" if row.reason else None)
-    console.print(f"on {device}:", markup=False)
-    console.print(table)
-    lacking: dict[tuple[str, str | None], list[str]] = {}
+def document(device: str, rows: Sequence[Row]) -> Document:
+    """Return the list of backends, with a line for each reason why some cannot run here, and how to install them."""
+    reasons: dict[str, list[str]] = {}
+    commands: dict[str, list[str]] = {}
     for row in rows:
         if row.reason:
-            lacking.setdefault((row.reason, row.install), []).append(row.name)
-    if lacking:
-        console.print("\nNot here:", style="bold")
-    for (reason, install), names in lacking.items():
-        console.print(Text(", ".join(names)) + Text(f": {reason}", "dim"), soft_wrap=True)
-        if install:
-            console.print(f"    {install}", markup=False, soft_wrap=True)
-    more = "What each supports: --matrix; case by case: attnbench run --dry-run; one of its own: attnbench env create"
-    console.print(f"\n{more}", style="dim", markup=False, soft_wrap=True)
+            reasons.setdefault(row.reason, []).append(row.backend)
+            if row.install:
+                commands.setdefault(row.install, []).append(row.backend)
+    blocks: list[Block] = [_table(rows)]
+    if reasons:
+        lines = ((Span(", ".join(names)), Span(f": {reason}", "quiet")) for reason, names in reasons.items())
+        blocks.append(Paragraphs(tuple(lines), "Not here"))
+    if commands:
+        pairs = ((some(names, 2), command, "") for command, names in commands.items())
+        blocks.append(Pairs(tuple(pairs), "To install what is missing"))
+    return Document(
+        command="backends",
+        title=f"Backends on {device}",
+        machines=(Machine(device, ""),),
+        blocks=tuple(blocks),
+        notes=((Span(MORE, "quiet"),),),
+        data=[vars(row) for row in rows],
+        rows=[vars(row) for row in rows],
+    )
+
+
+def _table(rows: Sequence[Row]) -> Table:
+    entries = []
+    for row in rows:
+        version = (row.version or "-") + (f", in {row.interpreter}" if row.interpreter else "")
+        texts = (row.backend, version, row.verified)
+        entries.append(tuple(Span(text, "quiet" if row.reason else "") for text in texts))
+    columns = (Column("backend", wrap=False), Column("version"), Column("right results on"))
+    return Table("backends", columns, tuple(entries))

@@ -1,26 +1,23 @@
-"""The support matrix as a table for the terminal, as markdown (docs/backends.md holds it), CSV and JSON.
+"""The document of `attnbench backends --matrix`: what each backend supports, and where; docs/backends.md holds it too.
 
-Reasons are footnotes, one number each.
+Reasons are footnotes: a number beside a cell stands for its reason.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
-
 from attnbench.core.errors import UserError
-from attnbench.report.files import as_csv
-from attnbench.report.markdown import row, safe
+from attnbench.report import markdown
+from attnbench.report.document import Column, Document, Entry, Line, Paragraphs, Span, Style, Table
 from attnbench.results.case_names import headdim
 from attnbench.run.support import (
     FEATURES,
     LEGEND,
     PLAIN,
+    Answer,
     Row,
     Support,
     SupportMatrix,
@@ -29,144 +26,119 @@ from attnbench.run.support import (
     support_matrix,
 )
 
-FORMATS = ("table", "md", "csv", "json")
 BEGIN, END = "<!-- matrix: made by `attnbench backends --matrix --into FILE` -->", "<!-- end of the matrix -->"
-DOCUMENTED = "Hopper"
-STYLES = {"yes": "green", "fwd": "yellow", "bwd": "yellow", "no": "dim"}
-BY_ARCHITECTURE = "Where each runs"
+DOCUMENTED = "Hopper"  # the GPU of the matrix by feature in docs/backends.md
+STYLES: dict[Answer, Style] = {"yes": "good", "fwd": "warning", "bwd": "warning", "no": "quiet"}
 UNVERIFIED = "not verified on hardware"
 MORE = "Feature by feature: attnbench backends --matrix --gpu h100 (or sm_90, ampere, ..., cpu)"
 
 
-class Notes:
-    """Footnotes: a number for each text, in the order of their first use."""
+def document(matrices: Sequence[SupportMatrix]) -> Document:
+    """Return the support feature by feature on each GPU; without any, on which GPUs each backend runs."""
+    rows = list(_csv_rows(matrices or matrices_by_architecture()))
+    tables = [table for matrix in matrices for table in by_feature(matrix)] or [by_architecture()]
+    return Document(
+        command="backends",
+        title="What each backend supports",
+        blocks=tuple(tables),
+        notes=((Span(LEGEND if matrices else MORE, "quiet"),),),
+        data=rows,
+        rows=rows,
+    )
+
+
+def by_architecture() -> Table:
+    """Return a table of the backends by generation of GPUs."""
+    matrices, footnotes = matrices_by_architecture(), _Footnotes()
+    rows = [
+        (row.backend, "" if row.verified else UNVERIFIED, [matrix.rows[i].overall for matrix in matrices])
+        for i, row in enumerate(matrices[0].rows)
+    ]
+    return footnotes.below(_table("Where each runs", [matrix.device.name for matrix in matrices], rows, footnotes))
+
+
+def by_feature(matrix: SupportMatrix) -> list[Table]:
+    """Return a table for each group of features; backends that run nothing there stand in the first alone.
+
+    All of them share the footnotes, which stand below the last.
+    """
+    tables: list[Table] = []
+    footnotes = _Footnotes()
+    for group in dict.fromkeys(f.group for f in FEATURES):
+        columns = [i for i, f in enumerate(FEATURES) if f.group == group]
+        rows = [
+            (row.backend, _remark(row), [row.cells[i] for i in columns])
+            for row in matrix.rows
+            if row.plain is not None or not tables
+        ]
+        title = f"{matrix.device.name}, {group}"
+        tables.append(_table(title, [FEATURES[i].name for i in columns], rows, footnotes))
+    return [*tables[:-1], footnotes.below(tables[-1])]
+
+
+class _Footnotes:
+    """The texts of footnotes, in the order of their first use."""
 
     def __init__(self) -> None:
-        self.numbers: dict[str, int] = {}
+        self._numbers: dict[str, int] = {}
 
     def mark(self, text: str) -> str:
-        return str(self.numbers.setdefault(text, len(self.numbers) + 1)) if text else ""
+        """Return the number of a footnote, "" for an empty text."""
+        return str(self._numbers.setdefault(text, len(self._numbers) + 1)) if text else ""
+
+    def below(self, table: Table) -> Table:
+        """Return a table with the footnotes, also where a terminal is too narrow for it."""
+        assert isinstance(table.narrow, Paragraphs)
+        lines = ((Span(f"{number:>3}  ", "quiet"), Span(text)) for text, number in self._numbers.items())
+        narrow = replace(table.narrow, lines=(*table.narrow.lines, *lines))
+        return replace(table, footnotes=tuple(self._numbers), narrow=narrow)
 
 
-Grid = tuple[str, list[str], list[tuple[tuple[str, str], list[Support]]]]  # title, columns, ((backend, remark), cells)
-
-
-def overview(matrices: Sequence[SupportMatrix]) -> Grid:
-    """Backends by device."""
-    columns = [m.device.name for m in matrices]
-    names = [(row.backend, "" if row.verified else UNVERIFIED) for row in matrices[0].rows]
-    rows = [(name, [m.rows[i].overall for m in matrices]) for i, name in enumerate(names)]
-    return BY_ARCHITECTURE, columns, rows
-
-
-def by_feature(of: SupportMatrix) -> list[Grid]:
-    """Backends by feature, a grid a group of features; those that run nothing there come in the first alone."""
-    grids: list[Grid] = []
-    for group in dict.fromkeys(f.group for f in FEATURES):
-        chosen = [i for i, f in enumerate(FEATURES) if f.group == group]
-        rows = [
-            ((row.backend, _remark(row)), [row.cells[i] for i in chosen])
-            for row in of.rows
-            if row.plain is not None or not grids
+def _table(
+    title: str, columns: Sequence[str], backends: Sequence[tuple[str, str, Sequence[Support]]], footnotes: _Footnotes
+) -> Table:
+    """Return a table of backends, each with a remark and a cell for each column; a number may follow an answer."""
+    rows: list[tuple[Entry, ...]] = []
+    lines: list[Line] = []
+    for name, remark, cells in backends:
+        marks = [footnotes.mark(cell.reason) for cell in cells]
+        backend = _entry(name, footnotes.mark(remark))
+        rows.append((backend, *(_entry(c.answer, m, STYLES[c.answer]) for c, m in zip(cells, marks, strict=True))))
+        limits = [
+            f"{column} ({cell.answer} {mark})"
+            for column, cell, mark in zip(columns, cells, marks, strict=True)
+            if cell.answer != "yes"
         ]
-        grids.append((f"{of.device.name}, {group}", [FEATURES[i].name for i in chosen], rows))
-    return grids
+        lines.append((*backend, Span(f": all but {'; '.join(limits)}" if limits else ": all")))
+    narrow = Paragraphs(((Span(f"Of {'; '.join(columns)}:", "quiet"),), *lines), title)
+    headings = (Column("backend", wrap=False), *(Column(column, wrap=False) for column in columns))
+    return Table(title, headings, tuple(rows), title=title, narrow=narrow)
+
+
+def _entry(text: str, mark: str, style: Style = "") -> tuple[Span, ...]:
+    return (Span(text, style), *((Span(f" {mark}", "quiet"),) if mark else ()))
 
 
 def _remark(row: Row) -> str:
-    """What a reader must know of the whole row."""
+    """Return what a reader must know of all cells of a backend."""
     parts = []
     if row.plain is not None and (row.plain.dtype, row.plain.shape) != (PLAIN.dtype, PLAIN.shape):
         parts.append(f"its other features in {row.plain.dtype}, headdim {headdim(row.plain)}")
-    if row.asks and row.plain is not None:
-        parts.append(f"{row.asks} may refuse more, by its version, when a case is run")
+    if row.runtime_checker and row.plain is not None:
+        parts.append(f"{row.runtime_checker} may refuse more, by its version, when a case is run")
     if not row.verified:
         parts.append(UNVERIFIED)
     return "; ".join(parts)
 
 
-def render(console: Console, gpus: Sequence[SupportMatrix]) -> None:
-    """Feature by feature on each GPU; with none given, where each backend runs."""
-    for of in gpus:
-        notes = Notes()
-        for grid in by_feature(of):
-            _render(console, grid, notes)
-        _footnotes(console, notes)
-        console.print(LEGEND, style="dim")
-    if not gpus:
-        notes = Notes()
-        _render(console, overview(matrices_by_architecture()), notes)
-        _footnotes(console, notes)
-        console.print(MORE, style="dim", markup=False)
-
-
-def _render(console: Console, grid: Grid, notes: Notes) -> None:
-    """As many tables beside the names as the width takes columns."""
-    title, columns, rows = grid
-    names = [f"{name} {notes.mark(remark)}".strip() for (name, remark), _ in rows]
-    shown = [[f"{c.answer} {notes.mark(c.reason)}".strip() for c in cells] for _, cells in rows]
-    widths = [2 + max(len(name), *(len(row[i]) for row in shown)) for i, name in enumerate(columns)]
-    corner = max(map(len, names))
-    first = 0
-    while first < len(columns):
-        last = first + 1
-        while last < len(columns) and corner + sum(widths[first : last + 1]) <= console.width:
-            last += 1
-        table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-        table.add_column(title if first == 0 else "", no_wrap=True)
-        for name in columns[first:last]:
-            table.add_column(name, no_wrap=True)
-        for name, texts, (_, cells) in zip(names, shown, rows, strict=True):
-            table.add_row(Text(name), *(Text(texts[i], STYLES[cells[i].answer]) for i in range(first, last)))
-        console.print(table)
-        console.print()
-        first = last
-
-
-def _footnotes(console: Console, notes: Notes) -> None:
-    table = Table(box=None, pad_edge=False, show_header=False)
-    table.add_column(justify="right", style="dim")
-    table.add_column(overflow="fold")
-    for text, number in notes.numbers.items():
-        table.add_row(str(number), Text(text))
-    console.print(table)
-
-
-def markdown(gpus: Sequence[SupportMatrix], level: str = "###") -> str:
-    """As `render`, in GitHub's markdown."""
-    sections = [by_feature(of) for of in gpus] or [[overview(matrices_by_architecture())]]
-    blocks = []
-    for grids in sections:
-        notes = Notes()
-        for title, columns, rows in grids:
-            lines = [
-                f"{level} {title}",
-                "",
-                row("backend", *map(safe, columns)),
-                "|---" * (len(columns) + 1) + "|",
-            ]
-            for (name, remark), cells in rows:
-                shown = [_noted(c.answer, notes.mark(c.reason)) for c in cells]
-                lines.append(row(_noted(f"`{name}`", notes.mark(remark)), *shown))
-            blocks.append("\n".join(lines))
-        blocks.append("\n".join(f"{number}. {safe(text)}" for text, number in notes.numbers.items()))
-    if gpus:
-        blocks.append(safe(LEGEND))
-    return "\n\n".join(filter(None, blocks)) + "\n"
-
-
-def _noted(text: str, mark: str) -> str:
-    return f"{text} <sup>{mark}</sup>" if mark else text
-
-
-def _flat(gpus: Sequence[SupportMatrix]) -> Iterable[dict[str, str]]:
-    """One entry a device, backend and feature."""
-    for of in gpus or matrices_by_architecture():
-        capability = ".".join(map(str, of.device.capability or ()))
-        for backend in of.rows:
+def _csv_rows(matrices: Sequence[SupportMatrix]) -> Iterator[dict[str, str]]:
+    """Yield one mapping for each device, backend and feature."""
+    for matrix in matrices:
+        capability = ".".join(map(str, matrix.device.capability or ()))
+        for backend in matrix.rows:
             for feature, cell in zip(FEATURES, backend.cells, strict=True):
                 yield {
-                    "device": of.device.name,
+                    "device": matrix.device.name,
                     "capability": capability,
                     "backend": backend.backend,
                     "feature": feature.name,
@@ -175,24 +147,11 @@ def _flat(gpus: Sequence[SupportMatrix]) -> Iterable[dict[str, str]]:
                 }
 
 
-def csv_text(gpus: Sequence[SupportMatrix]) -> str:
-    return as_csv(list(_flat(gpus)))
-
-
-def json_text(gpus: Sequence[SupportMatrix]) -> str:
-    return json.dumps(list(_flat(gpus)), indent=1) + "\n"
-
-
-WRITERS: dict[str, Callable[[Sequence[SupportMatrix]], str]] = {"md": markdown, "csv": csv_text, "json": json_text}
-
-
-def documented() -> str:
-    """What docs/backends.md holds between its marks."""
-    return f"{BEGIN}\n\n{markdown(())}\n{markdown([support_matrix(named_device(DOCUMENTED))])}\n{END}\n"
-
-
 def put_into(path: Path) -> None:
-    """Replaces what stands between the marks of a file. Raises UserError where there are none."""
+    """Replace what stands between the marks BEGIN and END of a markdown file.
+
+    Raises UserError where the file has no such marks, or cannot be read or written.
+    """
     try:
         text = path.read_text(encoding="utf-8")
     except OSError as error:
@@ -207,3 +166,25 @@ def put_into(path: Path) -> None:
         path.write_text(before + documented() + after, encoding="utf-8")
     except OSError as error:
         raise UserError(f"--into: cannot write {path}: {error.strerror}") from None
+
+
+def documented() -> str:
+    """Return what docs/backends.md holds from BEGIN to END."""
+    tables = [by_architecture(), *by_feature(support_matrix(named_device(DOCUMENTED)))]
+    parts = [BEGIN, *map(_in_docs, tables), markdown.safe(LEGEND)]
+    return "\n\n".join(parts) + f"\n\n{END}\n"
+
+
+def _in_docs(table: Table) -> str:
+    """Return a table as it stands in docs/backends.md: names as code, footnote numbers raised."""
+
+    def entry(spans: Entry, code: str = "") -> str:
+        assert isinstance(spans, tuple)
+        text, *marks = (span.text.strip() for span in spans)
+        return f"{code}{text}{code}" + "".join(f" <sup>{mark}</sup>" for mark in marks)
+
+    lines = [f"### {table.title}", "", markdown.row(*(markdown.safe(column.heading) for column in table.columns))]
+    lines.append("|---" * len(table.columns) + "|")
+    lines += (markdown.row(entry(name, "`"), *map(entry, cells)) for name, *cells in table.rows)
+    footnotes = [f"{number}. {markdown.safe(text)}" for number, text in enumerate(table.footnotes, start=1)]
+    return "\n".join([*lines, "", *footnotes] if footnotes else lines)
