@@ -1,4 +1,4 @@
-"""`attnbench env create|list|remove`: environments of their own for libraries that clash."""
+"""`attnbench env create|list|remove`: virtual environments for libraries that cannot share one."""
 
 from __future__ import annotations
 
@@ -11,28 +11,32 @@ from attnbench.commands.shared import live
 from attnbench.core.errors import EXIT_NOTHING_MEASURED
 
 app = typer.Typer(
-    help="Environments of their own for libraries that clash: made once, used by every later run.",
+    help="Create virtual environments for libraries that cannot share one; later runs use them by themselves.",
     no_args_is_help=True,
 )
 
 
 @app.command()
 def create(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="fa4, xformers, flashinfer, cudnn, hf, fa2, fa1, ...")],
+    name: Annotated[
+        str, typer.Argument(metavar="NAME", help="The library: fa1, fa2, fa4, xformers, flashinfer, cudnn, hf, ...")
+    ],
     pip: Annotated[
-        list[str] | None, typer.Argument(metavar="[-- PIP OPTIONS]", help="As they go to pip install.")
+        list[str] | None, typer.Argument(metavar="[-- PIP OPTIONS]", help="Options for pip install.")
     ] = None,
     path: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Where; ~/.local/share/attnbench/envs/NAME by default.")
+        Path | None, typer.Option(metavar="DIR", help="The folder. Default: ~/.local/share/attnbench/envs/NAME.")
     ] = None,
 ) -> None:
-    """Make a virtual environment with a library's packages, which sees the present torch, and remember it.
+    """Create a virtual environment with a library's packages, which also sees the torch that is installed here.
 
-    From then on the backends of that library run in it; --python and a suite's interpreters go before.
+    Later runs start the backends of that library in it. --python and the interpreters of a suite have priority.
 
     attnbench env create fa4
     attnbench env create flashinfer --path /opt/envs/flashinfer
     attnbench env create fa4 -- --no-index --find-links wheels/
+
+    Exit code 1: none of its backends can be used in the new environment.
     """
     from attnbench.backends import BACKENDS
     from attnbench.report.progress.progress_line import ProgressLine
@@ -41,10 +45,10 @@ def create(
 
     with live(ProgressLine, "the environment was made") as line:
         made = venvs.create(name, path, pip or (), line.say)
-        served = venvs.served(made.name)
-        pool = WorkerPool({name: BACKENDS[name] for name in served}, dict.fromkeys(served, made.python))
+        names = venvs.backends_of(made.name)
+        pool = WorkerPool({name: BACKENDS[name] for name in names}, dict.fromkeys(names, made.python))
         with closing_workers(pool):
-            line.say(f"importing {', '.join(served)}")
+            line.say(f"importing {', '.join(names)}")
             probes = pool.probe()
     print(f"{made.name}: {made.path}, with torch {made.torch}; its backends run there from now on")
     for backend, probe in probes.items():
@@ -54,7 +58,7 @@ def create(
 
 @app.command("list")
 def list_() -> None:
-    """List the environments that were made, and the backends that run in them."""
+    """List the environments that were created, and the backends that run in them."""
     from rich.console import Console
     from rich.table import Table
 
@@ -63,11 +67,11 @@ def list_() -> None:
     table = Table(box=None, pad_edge=False, header_style="bold")
     for heading in ("name", "backends", "interpreter", "made for", "packages"):
         table.add_column(heading, overflow="fold")
-    for made in venvs.known().values():
-        where = made.python if made.there else f"{made.python} (gone: env remove {made.name}, and create it again)"
+    for made in venvs.known_venvs().values():
+        where = made.python if made.exists else f"{made.python} (gone: env remove {made.name}, and create it again)"
         cells = (
             made.name,
-            ", ".join(venvs.served(made.name)),
+            ", ".join(venvs.backends_of(made.name)),
             where,
             f"torch {made.torch}",
             " ".join(made.requirements),
@@ -81,8 +85,8 @@ def list_() -> None:
 
 
 @app.command()
-def remove(name: Annotated[str, typer.Argument(metavar="NAME", help="As env list shows it.")]) -> None:
-    """Delete an environment that was made, and forget it."""
+def remove(name: Annotated[str, typer.Argument(metavar="NAME", help="A name that env list shows.")]) -> None:
+    """Delete an environment that was created here; its backends then run in the interpreter of attnbench again."""
     from attnbench.run import venvs
 
     print(f"removed: {venvs.remove(name).path}")

@@ -1,4 +1,4 @@
-"""`attnbench suites`: those that ship, or the YAML of one."""
+"""`attnbench suites`: list the suites that ship, or print the YAML of one."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from attnbench.core.errors import UserError, did_you_mean
 
 
 def suites(
-    name: Annotated[str | None, typer.Argument(metavar="NAME", help="Show this suite's YAML.")] = None,
+    name: Annotated[str | None, typer.Argument(metavar="NAME", help="Print the YAML of this suite.")] = None,
 ) -> None:
-    """List the suites that ship with attnbench, or show one: copy it, change it, run it with --suite FILE."""
+    """List the suites that ship with attnbench, or print one: a start for your own, to run with --suite FILE."""
     from attnbench.run import suite
 
     if name is None:

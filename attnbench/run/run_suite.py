@@ -168,8 +168,8 @@ def _planned(
     chosen = resolve(checked.suite, environment.device.kind, request.settings)
     specs = pool.specs = checked.specs[chosen.backends]
     pool.interpreters = checked.interpreters[chosen.backends]
-    lost = venvs.lost(name for name in specs if name not in pool.interpreters)
-    chosen = replace(chosen, notes=(*chosen.notes, *lost))
+    gone = venvs.missing_venv_notes(name for name in specs if name not in pool.interpreters)
+    chosen = replace(chosen, notes=(*chosen.notes, *gone))
     observer.say(f"importing {', '.join(specs)}")
     probes = pool.probe()
     for name, probe in probes.items():

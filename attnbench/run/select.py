@@ -84,7 +84,7 @@ def select_interpreters(
     That of `attnbench env create`; over it the suite's `interpreters`; over both --python NAME=PATH. NAME is one of the
     chosen backends, or a glob over them (the suite's may be of others), PATH an executable.
     """
-    found = venvs.remembered(names)
+    found = venvs.venv_interpreters(names)
     for name, path in (suite or {}).items():
         if not fnmatch.filter(known := [*names, *backends.available()], name):
             raise UserError(f"interpreters: no backend {name!r}{did_you_mean(name, known)}")

@@ -1,14 +1,17 @@
-"""`attnbench env`: virtual environments for libraries that cannot share one, remembered for later runs.
+"""Virtual environments for libraries that cannot share one: `attnbench env create|list|remove`.
 
-Each holds the packages of one of attnbench's extras. Through a .pth file it sees what the interpreter that made it
-sees, torch above all, after its own: pip takes that torch as installed, and a constraint keeps out any other.
+An environment holds the packages of one of attnbench's extras. It also sees, after its own packages, those of the
+interpreter that created it, torch above all, through a .pth file. pip then counts that torch as installed, and is asked
+for that version. uv is not used: it does not see packages that a .pth file adds, and would install another torch.
+
+What was created is listed in a file, so that later runs use it.
 """
 
 from __future__ import annotations
 
 import collections
-import fnmatch
 import importlib.metadata
+import importlib.util
 import json
 import os
 import re
@@ -16,71 +19,62 @@ import shutil
 import subprocess
 import sys
 import sysconfig
-import tempfile
 import venv
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from datetime import date
 from pathlib import Path
-from typing import Any
 
 from attnbench.backends import BACKENDS
 from attnbench.core.errors import UserError, did_you_mean
+from attnbench.run.process import child_environment, isolated_command
 
-SERVES: Mapping[str, tuple[str, ...]] = {  # extra -> the backends that run in its environment
-    "fa1": ("fa1",),
-    "fa2": ("fa2",),
-    "fa4": ("fa4",),
-    "sdpa-fa4": ("sdpa-fa4",),
-    "xformers": ("xformers", "xformers-*"),
-    "flashinfer": ("flashinfer", "flashinfer-*"),
-    "cudnn": ("cudnn", "cudnn-fp8"),
-    "transformer-engine": ("transformer-engine",),
-    "hf": ("hf-*",),
-}
-COMPILED = ("fa1", "fa2", "transformer-engine")  # by pip, against the torch that is there
-BUILD = ("setuptools", "wheel", "packaging", "psutil", "ninja")  # what that takes
+EXTRAS = ("fa1", "fa2", "fa4", "sdpa-fa4", "xformers", "flashinfer", "cudnn", "transformer-engine", "hf")
+COMPILED = ("fa1", "fa2", "transformer-engine")  # pip compiles them against the present torch
+BUILD_TOOLS = ("setuptools", "wheel", "packaging", "psutil", "ninja")  # what compiling needs
 PRESENT = "zz-attnbench-present.pth"
-RUNTIME = "zz-attnbench-cuda-runtime.pth"
-LOOK = """
-import importlib.metadata, importlib.util, json, pathlib, re, sys, sysconfig
-own = {sysconfig.get_path(k) for k in ("stdlib", "platstdlib")}
-own |= {p + "/lib-dynload" for p in own}
-paths = [p for p in dict.fromkeys(sys.path) if p and p not in own and pathlib.Path(p).is_dir()]
-spec = importlib.util.find_spec("torch")
-text = pathlib.Path(spec.origin).with_name("version.py").read_text() if spec and spec.origin else ""
-cuda = re.search(r"^cuda\\b.*= *['\\"]([\\d.]+)", text, re.M)
-torch = importlib.metadata.version("torch") if spec else None
-print(json.dumps({"paths": paths, "torch": torch, "cuda": cuda and cuda[1]}))
-"""
+CUDA_RUNTIME = "zz-attnbench-cuda-runtime.pth"
+REMEDIES = {  # a pattern in pip's output -> what to do
+    "ResolutionImpossible|conflicting dependencies": "it does not go with torch {made.torch}; attnbench env create "
+    "{made.name} -- --no-deps tries it all the same, or make an environment with the torch that it wants by hand and "
+    "give --python",
+    "No matching distribution|Could not find a version": "is a package index within reach? pip's own options go after "
+    "--, as in attnbench env create {made.name} -- --no-index --find-links FOLDER",
+    "subprocess-exited-with-error|metadata-generation-failed|Failed building": "it is compiled here: that takes nvcc "
+    "(CUDA_HOME) of torch's CUDA and a compiler; see docs/backends.md",
+}
 
 
 @dataclass(frozen=True)
 class Venv:
+    """A virtual environment that was created here."""
+
     name: str  # of the extra
     path: str
     requirements: tuple[str, ...]
-    torch: str  # the version it was made to see
+    torch: str  # the version that it sees
     created: str  # ISO 8601 date
 
     @property
     def python(self) -> str:
+        """The path of its interpreter."""
         return str(Path(self.path) / "bin" / "python")
 
     @property
-    def there(self) -> bool:
+    def exists(self) -> bool:
+        """Whether its interpreter can be started."""
         return os.access(self.python, os.X_OK)
 
 
-def home() -> Path:
-    """Where environments are kept and remembered: $XDG_DATA_HOME/attnbench, ~/.local/share/attnbench."""
+def data_folder() -> Path:
+    """Return the folder of the list and of the environments: $XDG_DATA_HOME/attnbench, ~/.local/share/attnbench."""
     base = os.environ.get("XDG_DATA_HOME", "")
     return (Path(base) if os.path.isabs(base) else Path.home() / ".local" / "share") / "attnbench"
 
 
-def known() -> dict[str, Venv]:
-    """The environments that were made, by name. Raises UserError where their list is damaged."""
-    path = home() / "environments.json"
+def known_venvs() -> dict[str, Venv]:
+    """Return the environments that were created, by name. Raises UserError if their list is damaged."""
+    path = data_folder() / "environments.json"
     try:
         entries = json.loads(path.read_text())
         return {e["name"]: Venv(**{**e, "requirements": tuple(e["requirements"])}) for e in entries}
@@ -92,51 +86,49 @@ def known() -> dict[str, Venv]:
         ) from None
 
 
-def remembered(names: Iterable[str]) -> dict[str, str]:
-    """Backend -> the Python of its environment, of these backends; one that is gone is passed over."""
-    return {
-        backend: made.python
-        for made in known().values()
-        if made.there
-        for backend in names
-        if backend in served(made.name)
-    }
+def venv_interpreters(backends: Iterable[str]) -> dict[str, str]:
+    """Return backend -> interpreter for those of some backends that have an environment which exists."""
+    backends = list(backends)
+    found = [made for made in known_venvs().values() if made.exists]
+    return {backend: made.python for made in found for backend in backends if backend in backends_of(made.name)}
 
 
-def lost(names: Iterable[str]) -> list[str]:
-    """Of these backends those whose environment is gone, a line for each environment."""
-    names = list(names)
+def missing_venv_notes(backends: Iterable[str]) -> list[str]:
+    """Return a line for each known environment that some of these backends need and that does not exist any more."""
+    backends = list(backends)
     return [
         f"{', '.join(own)}: the environment is gone, {made.path}; attnbench env remove {made.name}, and create it again"
-        for made in known().values()
-        if not made.there and (own := [backend for backend in names if backend in served(made.name)])
+        for made in known_venvs().values()
+        if not made.exists and (own := [backend for backend in backends if backend in backends_of(made.name)])
     ]
 
 
-def served(name: str) -> list[str]:
-    """The backends that run in the environment of an extra."""
-    return [b for b in BACKENDS if any(fnmatch.fnmatchcase(b, glob) for glob in SERVES.get(name, ()))]
+def backends_of(extra: str) -> list[str]:
+    """Return the backends that run in the environment of an extra: those that have its name, or begin with it."""
+    return [backend for backend in BACKENDS if backend == extra or backend.startswith(f"{extra}-")]
 
 
-def extra(word: str) -> str:
-    """The extra of this name, or the one that serves the backend of this name."""
-    if word in SERVES:
-        return word
-    for name in SERVES:
-        if word in served(name):
-            return name
-    if word in ("fa3", "sdpa-fa3"):
+def extra_for(name: str) -> str:
+    """Return the extra of this name, or else the one whose environment runs the backend of this name.
+
+    Raises UserError where there is none.
+    """
+    for extra in EXTRAS:
+        if name == extra or name in backends_of(extra):
+            return extra
+    if name in ("fa3", "sdpa-fa3"):
         raise UserError(
-            f"env create {word}: flash-attn 3 is built from source; make it by hand (docs/backends.md), then "
-            f"--python {word}=PATH"
+            f"env create {name}: flash-attn 3 is built from source; make it by hand (docs/backends.md), then "
+            f"--python {name}=PATH"
         )
-    raise UserError(f"env create: no environment for {word!r}{did_you_mean(word, SERVES)}")
+    raise UserError(f"env create: no environment for {name!r}{did_you_mean(name, EXTRAS)}")
 
 
-def requirements(name: str, cuda: str | None = None, declared: Sequence[str] | None = None) -> tuple[str, ...]:
-    """What attnbench's own metadata declares for an extra, and what CUDA 13 needs beside it.
+def requirements(extra: str, cuda: str | None = None, declared: Sequence[str] | None = None) -> tuple[str, ...]:
+    """Return the packages of an extra for torch's version of CUDA. `declared`: by default attnbench's own metadata.
 
-    flash-attn-4 has another set of libraries for it; xFormers' wheel is built for CUDA 12 and wants its runtime.
+    CUDA 13 changes two: flash-attn-4 has an extra of its own for it, and xFormers' wheel, which is built for CUDA 12,
+    needs that runtime. Raises UserError where the metadata does not have the extra.
     """
     if declared is None:
         try:
@@ -145,57 +137,60 @@ def requirements(name: str, cuda: str | None = None, declared: Sequence[str] | N
             raise UserError(
                 "env create: attnbench is not installed, so its extras are not known; pip install -e ."
             ) from None
-    found = [
-        text.partition(";")[0].strip()
-        for text in declared
-        if re.search(rf"""\bextra\s*==\s*['"]{re.escape(name)}['"]""", text.partition(";")[2])
-    ]
+    marker = re.compile(rf"""\bextra\s*==\s*['"]{re.escape(extra)}['"]""")
+    found = [text.partition(";")[0].strip() for text in declared if marker.search(text.partition(";")[2])]
     if not found:
-        raise UserError(f"env create: this installation of attnbench declares no extra {name!r}; install it again")
+        raise UserError(f"env create: this installation of attnbench declares no extra {extra!r}; install it again")
     if cuda and int(cuda.partition(".")[0]) >= 13:
         found = [re.sub(r"^flash-attn-4\b(?!\[)", "flash-attn-4[cu13]", text) for text in found]
-        found += ["nvidia-cuda-runtime-cu12"] if name == "xformers" else []
+        found += ["nvidia-cuda-runtime-cu12"] if extra == "xformers" else []
     return tuple(found)
 
 
-def create(word: str, path: Path | None, options: Sequence[str], say: Callable[[str], None]) -> Venv:
-    """Makes and remembers it; `options` go to pip, `say` hears what goes on. What fails half-way is removed."""
-    name = extra(word)
-    if old := known().get(name):
-        raise UserError(f"there is an environment {name} already ({old.path}); attnbench env remove {name} forgets it")
-    path = (path or home() / "envs" / name).absolute()
+def create(name: str, path: Path | None, options: Sequence[str], say: Callable[[str], None]) -> Venv:
+    """Create the environment for an extra or a backend, list it, and return it. On failure nothing is left behind.
+
+    `options` are passed to pip; `say` receives what goes on. Raises UserError.
+    """
+    extra = extra_for(name)
+    if old := known_venvs().get(extra):
+        raise UserError(
+            f"there is an environment {extra} already ({old.path}); attnbench env remove {extra} forgets it"
+        )
+    path = (path or data_folder() / "envs" / extra).absolute()
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
         raise UserError(f"{path} is there already and is not empty; choose another --path")
-    say("looking at the present torch")
-    present = _look()
-    if not present["torch"]:
-        raise UserError(f"{sys.executable} has no torch for the environment to see; install torch first")
-    wanted = requirements(name, present["cuda"])
-    made = Venv(name, str(path), wanted, present["torch"], date.today().isoformat())
+    torch, cuda = _present_torch()
+    made = Venv(extra, str(path), requirements(extra, cuda), torch, date.today().isoformat())
     try:
         say(f"making {path}")
-        venv.EnvBuilder(symlinks=True).create(path)
+        venv.EnvBuilder(symlinks=True, with_pip=importlib.util.find_spec("pip") is None).create(path)
         site = Path(sysconfig.get_path("purelib", "posix_prefix", {"base": str(path), "platbase": str(path)}))
-        (site / PRESENT).write_text("".join(f"{p}\n" for p in present["paths"]))
-        if name in COMPILED:
-            _pip(made, [*options, *BUILD], say)
-        _pip(made, [*(["--no-build-isolation"] if name in COMPILED else []), *options, *wanted], say)
-        _unhide(site, present["paths"])
-        for runtime in site.glob("nvidia/cuda_runtime/lib/libcudart.so.12"):  # so that its name is known when asked for
-            (site / RUNTIME).write_text(f"import ctypes; ctypes.CDLL({str(runtime)!r})\n")
-        _remember([*known().values(), made])
-    except OSError as error:
+        folders = _present_folders()
+        (site / PRESENT).write_text("".join(f"{folder}\n" for folder in folders))
+        if extra in COMPILED:
+            _pip_install(made, [*options, *BUILD_TOOLS], say)
+        isolation = ["--no-build-isolation"] if extra in COMPILED else []
+        _pip_install(made, [*isolation, *options, *made.requirements], say)
+        _join_namespace_packages(site, folders)
+        for runtime in site.glob("nvidia/cuda_runtime/lib/libcudart.so.12"):  # xFormers finds it once loaded
+            (site / CUDA_RUNTIME).write_text(f"import ctypes; ctypes.CDLL({str(runtime)!r})\n")
+        _write_list([*known_venvs().values(), made])
+    except BaseException as error:
         shutil.rmtree(path, ignore_errors=True)
-        raise UserError(f"cannot make {path}: {error.strerror}; choose another --path") from None
-    except BaseException:
-        shutil.rmtree(path, ignore_errors=True)
+        if isinstance(error, subprocess.CalledProcessError):
+            raise UserError(
+                f"env create {extra}: {sys.executable} has no pip, and no ensurepip; install pip for it"
+            ) from None
+        if isinstance(error, OSError):
+            raise UserError(f"cannot make {path}: {error.strerror}; choose another --path") from None
         raise
     return made
 
 
 def remove(name: str) -> Venv:
-    """Forgets an environment, and deletes its folder where it is one of those made here."""
-    found = known()
+    """Take an environment from the list, and delete its folder if it was created here. Raises UserError."""
+    found = known_venvs()
     if name not in found:
         raise UserError(
             f"env remove: no environment {name!r}{did_you_mean(name, found) if found else '; there is none'}"
@@ -203,94 +198,78 @@ def remove(name: str) -> Venv:
     gone = found.pop(name)
     if any(Path(gone.path).glob(f"lib/python*/site-packages/{PRESENT}")):
         shutil.rmtree(gone.path)
-    _remember(found.values())
+    _write_list(found.values())
     return gone
 
 
-def _remember(made: Iterable[Venv]) -> None:
-    folder = home()
+def _write_list(venvs: Iterable[Venv]) -> None:
+    folder = data_folder()
     folder.mkdir(parents=True, exist_ok=True)
     new = folder / f"environments.{os.getpid()}.new"
-    new.write_text(json.dumps([asdict(m) for m in made], indent=1))
+    new.write_text(json.dumps([asdict(made) for made in venvs], indent=1))
     new.replace(folder / "environments.json")
 
 
-def _unhide(site: Path, present: Iterable[str]) -> None:
-    """Gives a namespace package that a regular one of the present interpreter would hide an __init__ which joins both.
+def _present_torch() -> tuple[str, str | None]:
+    """Return the versions of this interpreter's torch and of its CUDA (None without), without importing torch."""
+    spec = importlib.util.find_spec("torch")
+    if not spec or not spec.origin:
+        raise UserError(f"{sys.executable} has no torch for the environment to see; install torch first")
+    text = Path(spec.origin).with_name("version.py").read_text()
+    cuda = re.search(r"^cuda\b.*= *['\"]([\d.]+)", text, re.MULTILINE)
+    return importlib.metadata.version("torch"), cuda[1] if cuda else None
 
-    So is flash-attn-4 hidden by flash-attn 2, which joins them itself since 2.8.4.
+
+def _present_folders() -> list[str]:
+    """Return the folders of sys.path that hold packages: neither the standard library nor the folder of the program."""
+    standard = {sysconfig.get_path(kind) for kind in ("stdlib", "platstdlib")}
+    others = {*standard, *(f"{folder}/lib-dynload" for folder in standard), os.path.dirname(sys.argv[0]), ""}
+    return [folder for folder in dict.fromkeys(sys.path) if folder not in others and os.path.isdir(folder)]
+
+
+def _join_namespace_packages(site: Path, folders: Iterable[str]) -> None:
+    """Give a namespace package in `site` an __init__.py where a regular package of the same name would hide it.
+
+    The __init__.py joins both. flash-attn-4 is hidden so by flash-attn 2, which joins them itself since 2.8.4.
     """
-    for folder in site.iterdir():
-        own = folder / "__init__.py"
-        if not folder.is_dir() or not folder.name.isidentifier() or own.exists():
+    for package in site.iterdir():
+        own = package / "__init__.py"
+        if not package.is_dir() or not package.name.isidentifier() or own.exists():
             continue
-        others = [path for p in present if (path := Path(p, folder.name, "__init__.py")).is_file()]
+        others = [path for folder in folders if (path := Path(folder, package.name, "__init__.py")).is_file()]
         if others and "extend_path" not in others[0].read_text(errors="replace"):
             own.write_text("from pkgutil import extend_path\n\n__path__ = extend_path(__path__, __name__)\n")
 
 
-def _look() -> dict[str, Any]:
-    """Where the present interpreter finds packages, and its torch, without importing it."""
-    done = subprocess.run([sys.executable, "-c", LOOK], capture_output=True, text=True)
-    if done.returncode:
-        raise UserError(f"cannot look at {sys.executable}: {done.stderr.strip().splitlines()[-1]}")
-    return dict(json.loads(done.stdout))
+def _pip_install(made: Venv, arguments: Sequence[str], say: Callable[[str], None]) -> None:
+    """Install into an environment, which keeps its torch. Raises UserError with pip's reason."""
+    options = ("--disable-pip-version-check", "--no-input", "--no-color", "--progress-bar", "off")
+    command = isolated_command("pip", "install", *options, *arguments, f"torch=={made.torch}", python=made.python)
+    output: collections.deque[str] = collections.deque(maxlen=200)
+    with subprocess.Popen(
+        command,
+        env=child_environment(),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+    ) as process:
+        for line in filter(None, map(str.strip, process.stdout or ())):
+            output.append(line)
+            say(f"pip: {line[:100]}")
+    if process.returncode:
+        raise UserError(f"env create {made.name}: {pip_problem(made, output)}")
 
 
-def _pip(made: Venv, arguments: Sequence[str], say: Callable[[str], None]) -> None:
-    """pip install in the environment, by the present pip where it has one. Raises UserError with pip's own reason."""
-    if subprocess.run([made.python, "-c", "import pip"], capture_output=True).returncode:
-        done = subprocess.run([made.python, "-m", "ensurepip"], capture_output=True, text=True)
-        if done.returncode:
-            raise UserError(
-                f"env create {made.name}: {sys.executable} has no pip, and no ensurepip; install pip for it"
-            )
-    with tempfile.TemporaryDirectory() as folder:
-        constraints = Path(folder) / "constraints.txt"
-        constraints.write_text(f"torch=={made.torch}\n")
-        command = [made.python, "-m", "pip", "install", "--disable-pip-version-check", "--no-input", "--no-color"]
-        command += ["--progress-bar", "off", "-c", str(constraints), *arguments]
-        tail: collections.deque[str] = collections.deque(maxlen=200)
-        with subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            errors="replace",
-        ) as process:
-            try:
-                assert process.stdout is not None
-                for line in process.stdout:
-                    if text := line.strip():
-                        tail.append(text)
-                        say(f"pip: {text[:100]}")
-                code = process.wait()
-            finally:
-                process.kill()
-    if code:
-        raise UserError(f"env create {made.name}: {pip_problem(made, tail)}")
-
-
-def pip_problem(made: Venv, lines: Iterable[str]) -> str:
-    """pip's last words in one line, and what to do."""
-    lines = list(lines)
+def pip_problem(made: Venv, output: Iterable[str]) -> str:
+    """Return one line: the errors at the end of pip's output, and what to do about them."""
+    lines = list(output)
     errors = [line.partition(":")[2].strip() for line in lines if re.match(r"(?i)error:", line)]
     causes = [line for line in lines if re.match(r"The user requested|.* depends on ", line)]
-    said = "; ".join(dict.fromkeys([*errors[-2:], *causes[:3]] or lines[-3:]))[:500] or "pip ended without a word"
+    said = "; ".join(dict.fromkeys([*errors[-2:], *causes[:3]] or lines[-3:]))[:500] or "pip ended without a message"
     everything = " ".join(lines)
-    if "ResolutionImpossible" in everything or "conflicting dependencies" in everything:
-        todo = (
-            f"it does not go with torch {made.torch}; attnbench env create {made.name} -- --no-deps tries it all the "
-            "same, or make an environment with the torch that it wants by hand and give --python"
-        )
-    elif "No matching distribution" in everything or "Could not find a version" in everything:
-        todo = (
-            "is a package index within reach? pip's own options go after --, as in "
-            f"attnbench env create {made.name} -- --no-index --find-links FOLDER"
-        )
-    elif re.search("subprocess-exited-with-error|metadata-generation-failed|Failed building", everything):
-        todo = "it is compiled here: that takes nvcc (CUDA_HOME) of torch's CUDA and a compiler; see docs/backends.md"
-    else:
-        todo = "mend that and create it again; pip's own options go after --"
-    return f"pip says: {said}; {todo}"
+    for pattern, remedy in REMEDIES.items():
+        if re.search(pattern, everything):
+            return f"pip says: {said}; {remedy.format(made=made)}"
+    return f"pip says: {said}; correct that and create it again; pip's own options go after --"

@@ -23,6 +23,7 @@ from attnbench.commands import env
 from attnbench.core.errors import UserError
 from attnbench.run import select, venvs
 from attnbench.run.venvs import Venv
+from hostile_folder import hijacked, hostile
 
 PYPROJECT = Path(__file__).parents[2] / "pyproject.toml"
 MADE = Venv("fa4", "/envs/fa4", ("flash-attn-4>=4.0.0b36",), "2.11.0", "2026-11-21")
@@ -64,8 +65,9 @@ def offline(folder: Path) -> list[str]:
 def test_it_sees_the_present_torch_and_is_remembered(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """From pip to the worker's probe, and gone again."""
-    monkeypatch.setitem(venvs.SERVES, "fa4", ("fa4",))  # type: ignore[arg-type]  (the other's probe imports torch)
+    """From pip to the worker's probe, where the working directory has a `pip` and a `torch` too; and gone again."""
+    checkout = hostile(tmp_path / "checkout")
+    monkeypatch.chdir(checkout)
     wheel(tmp_path / "wheels", "flash_attn_4", "4.0.0b40", FA4, "torch>=2", "helper")
     wheel(tmp_path / "wheels", "helper", "1.0", {"helper.py": ""})
     with pytest.raises(typer.Exit) as done:
@@ -73,8 +75,9 @@ def test_it_sees_the_present_torch_and_is_remembered(
     assert done.value.exit_code == 0
     said = capsys.readouterr().out
     assert "fa4: flash-attn-4 4.0.0b40" in said
-    made = venvs.known()["fa4"]
+    made = venvs.known_venvs()["fa4"]
     assert made.path == str(tmp_path / "env")
+    assert hijacked(checkout) == ""
     names = ("torch", "helper", "flash_attn.cute")
     look = f"from importlib.util import find_spec; print(*(find_spec(n).origin for n in {names}))"
     files = subprocess.check_output([made.python, "-c", look], text=True, cwd=tmp_path).split()
@@ -87,7 +90,7 @@ def test_it_sees_the_present_torch_and_is_remembered(
     assert f"torch {made.torch}" in capsys.readouterr().out
     env.remove("fa4")
     assert not Path(made.path).exists()
-    assert venvs.known() == {}
+    assert venvs.known_venvs() == {}
     with pytest.raises(UserError, match="no environment 'fa4'; there is none"):
         venvs.remove("fa4")
 
@@ -106,7 +109,7 @@ def test_a_torch_beside_the_present_one_is_pips_refusal_in_one_line(tmp_path: Pa
     assert "torch==1.0" in said
     assert "-- --no-deps" in said
     assert not (tmp_path / "env").exists()
-    assert venvs.known() == {}
+    assert venvs.known_venvs() == {}
 
 
 def test_a_namespace_is_not_hidden_by_the_present_interpreters_package(
@@ -124,7 +127,7 @@ def test_a_namespace_is_not_hidden_by_the_present_interpreters_package(
     (present / "atn_pkg" / "__init__.py").write_text("")
     monkeypatch.setattr(sys, "path", [str(site), str(present), *sys.path])
     assert importlib.util.find_spec("atn_pkg").origin == str(present / "atn_pkg/__init__.py")  # type: ignore[union-attr]
-    venvs._unhide(site, [str(present)])
+    venvs._join_namespace_packages(site, [str(present)])
     importlib.invalidate_caches()
     for name in ("atn_pkg.cute", "atn_pkg.two"):
         monkeypatch.setitem(sys.modules, name, None)  # so that both are taken away again
@@ -150,7 +153,7 @@ def test_a_namespace_is_not_hidden_by_the_present_interpreters_package(
             "nvcc (CUDA_HOME)",
         ),
         (["something", "went wrong"], "something; went wrong", "create it again"),
-        ([], "pip ended without a word", "create it again"),
+        ([], "pip ended without a message", "create it again"),
         (["ERROR: [Errno 28] No space left on device"], "No space left on device", "create it again"),
     ],
 )
@@ -164,15 +167,15 @@ def test_pips_last_words_and_what_to_do(lines: list[str], said: str, todo: str) 
 def test_every_library_extra_of_the_project_has_its_backends() -> None:
     tomllib = pytest.importorskip("tomllib")  # Python 3.11
     extras = tomllib.loads(PYPROJECT.read_text())["project"]["optional-dependencies"]
-    assert {*extras} - {*venvs.SERVES} == {"all", "plots", "parquet", "test"}
-    assert {*venvs.SERVES} <= {*extras}
-    served = [backend for name in venvs.SERVES for backend in venvs.served(name)]
+    assert {*extras} - {*venvs.EXTRAS} == {"all", "plots", "parquet", "test"}
+    assert {*venvs.EXTRAS} <= {*extras}
+    served = [backend for name in venvs.EXTRAS for backend in venvs.backends_of(name)]
     assert len(served) == len({*served})
     of_libraries = {
         b for b in BACKENDS if b.split("-")[0] in ("fa1", "fa2", "fa4", "xformers", "flashinfer", "cudnn", "hf")
     }
     assert {*served} == of_libraries | {"sdpa-fa4", "transformer-engine"}
-    assert all(venvs.served(name) for name in venvs.SERVES)
+    assert all(venvs.backends_of(name) for name in venvs.EXTRAS)
 
 
 def test_requirements_are_those_of_the_metadata() -> None:
@@ -200,14 +203,18 @@ def test_requirements_are_those_of_the_metadata() -> None:
 )
 def test_names_that_have_no_environment(word: str, said: str) -> None:
     with pytest.raises(UserError, match=said):
-        venvs.extra(word)
-    assert (venvs.extra("fa4"), venvs.extra("flashinfer-fa3"), venvs.extra("hf-sdpa")) == ("fa4", "flashinfer", "hf")
+        venvs.extra_for(word)
+    assert (venvs.extra_for("fa4"), venvs.extra_for("flashinfer-fa3"), venvs.extra_for("hf-sdpa")) == (
+        "fa4",
+        "flashinfer",
+        "hf",
+    )
 
 
 def test_where_they_are_kept(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert venvs.home() == data
+    assert venvs.data_folder() == data
     monkeypatch.setenv("XDG_DATA_HOME", "relative")  # the standard says to pass over it
-    assert venvs.home() == Path.home() / ".local/share/attnbench"
+    assert venvs.data_folder() == Path.home() / ".local/share/attnbench"
 
 
 def test_a_folder_that_is_in_use_is_left_alone(tmp_path: Path) -> None:
@@ -222,7 +229,7 @@ def test_a_damaged_list_is_said(data: Path) -> None:
     for text in ("{", "[1]", '[{"name": "fa4"}]'):
         (data / "environments.json").write_text(text)
         with pytest.raises(UserError, match=r"environments.json cannot be read"):
-            venvs.known()
+            venvs.known_venvs()
 
 
 def test_which_interpreter_wins(tmp_path: Path, data: Path) -> None:
@@ -238,7 +245,7 @@ def test_which_interpreter_wins(tmp_path: Path, data: Path) -> None:
     names = ["fa4", "sdpa-fa4", "hf-eager", "eager"]
     made, suite, option = map(str, folders.values())
     gone = f"hf-eager: the environment is gone, {tmp_path / 'gone'}; attnbench env remove hf, and create it again"
-    assert venvs.lost(names) == [gone]
+    assert venvs.missing_venv_notes(names) == [gone]
     assert select.select_interpreters([], names) == {"fa4": made}
     assert select.select_interpreters([], names, {"*fa4": suite, "cudnn": "/nowhere"}) == {
         "fa4": suite,
