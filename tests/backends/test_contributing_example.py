@@ -16,6 +16,7 @@ from standins.contract import CPU, HOPPER
 
 CASE = Case(Shape(1, 40, 40, 4, 2, 32, 32), "fp32", "fwd_bwd", causal=True)
 MYLIB = """
+import torch
 
 __version__ = "1.2"
 
