@@ -34,7 +34,8 @@ from attnbench.report.document import (
 
 PROSE = 110  # characters; longer lines are hard to read
 FILE_WIDTH = 160  # characters of a table that goes to a file
-LEAST_WRAPPED = 30  # characters that a table leaves for a column whose entries go on in the next line
+LEAST_WRAPPED = 30  # characters of a column whose entries go on in the next line, to be read with ease
+LEAST_FOLDED = 8  # characters of such a column, before figures too go on in the next line
 BARS = (16, 64)  # characters of a bar chart, at least and at most
 
 _STYLES = {"": "", "strong": "bold", "quiet": "dim", "good": "green", "warning": "yellow", "bad": "bold red"}
@@ -109,8 +110,11 @@ class _Writer:
         self._part_begins = self._began
 
     def styled(self, text: str, style: str = "") -> Text:
+        return Text(self.safe(text), style)
+
+    def safe(self, text: str) -> str:
         """Return text that a terminal shows as it is, without what its encoding lacks: a reason may quote anything."""
-        return Text(printable(text).encode(self.console.encoding, "replace").decode(self.console.encoding), style)
+        return printable(text).encode(self.console.encoding, "replace").decode(self.console.encoding)
 
     def paragraph(self, *parts: tuple[str, str], indent: int = 0) -> None:
         """Print parts of text, each with a style, wrapped between words; lines but the first are indented."""
@@ -188,12 +192,16 @@ class _Writer:
             for column, own in zip(table.columns, columns, strict=True)
         ]
         drawn = [any(not isinstance(text, Text) for text in own) for own in columns]
-        least = [
-            BARS[0] if bars else min(width, LEAST_WRAPPED) if column.wrap else width
-            for column, width, bars in zip(table.columns, widths, drawn, strict=True)
-        ]
-        too_wide = sum(least) + 2 * (len(least) - 1) > self.console.width
-        if too_wide and table.narrow:
+
+        def fits(wrapped: int) -> bool:
+            """Return whether the table fits where entries that may wrap have so many characters."""
+            least = (
+                BARS[0] if bars else min(width, wrapped) if column.wrap else width
+                for column, width, bars in zip(table.columns, widths, drawn, strict=True)
+            )
+            return sum(least) + 2 * (len(widths) - 1) <= self.console.width
+
+        if table.narrow and not fits(LEAST_WRAPPED):
             self.block(table.narrow)
             return
         if table.title:
@@ -204,8 +212,9 @@ class _Writer:
         each = (self.console.width - taken + 2) // max(1, sum(drawn)) - 2
         room = max(BARS[0], min(BARS[1], each))
         rich = RichTable(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-        for column in table.columns:
-            no_wrap = not column.wrap and not too_wide
+        whole_figures = fits(LEAST_FOLDED)
+        for column, bars in zip(table.columns, drawn, strict=True):
+            no_wrap = whole_figures and (bars or not column.wrap)
             rich.add_column(
                 self.styled(column.heading), justify=column.align, overflow="fold", no_wrap=no_wrap, vertical="top"
             )
@@ -247,20 +256,21 @@ class _Writer:
         if not block.grids:
             self.paragraph((NO_FIGURES, ""))
             return
+        found = list(map(self.safe_grid, block.grids))
         entries: dict[str, list[Figure | Ending]] = {}
-        for grid in block.grids:
+        for grid in found:
             for i, name in enumerate(grid.columns):
                 entries.setdefault(name, []).extend(row[i] for _, row in grid.rows)
         columns = {name: _GridColumn.fit(name, of_name) for name, of_name in entries.items()}
-        corner = max(len(text) for g in block.grids for text in (g.corner, *(label for label, _ in g.rows)))
+        corner = max(len(text) for g in found for text in (g.corner, *(label for label, _ in g.rows)))
 
         def widest(gap: int) -> int:
-            return max(_span(corner, [columns[name] for name in g.columns], gap) for g in block.grids)
+            return max(_span(corner, [columns[name] for name in g.columns], gap) for g in found)
 
         gap = 3 if widest(3) <= self.width else 2
         if widest(gap) > self.width:
             columns = {name: column.stacked(entries[name]) for name, column in columns.items()}
-        for grid in block.grids:
+        for grid in found:
             self.line(Text())
             self.titled(grid.title, "bold", grid.details, "dim")
             for i, part in enumerate(_chunks(corner, [columns[name] for name in grid.columns], gap, self.width)):
@@ -270,6 +280,10 @@ class _Writer:
         if block.more:
             self.line(Text())
             self.paragraph((block.more, "yellow"))
+
+    def safe_grid(self, grid: Grid) -> Grid:
+        rows = tuple((self.safe(label), figures) for label, figures in grid.rows)
+        return replace(grid, corner=self.safe(grid.corner), columns=tuple(map(self.safe, grid.columns)), rows=rows)
 
     def chunk(self, grid: Grid, corner: int, columns: dict[str, _GridColumn], part: slice, gap: int) -> None:
         """Print some of a grid's columns."""
