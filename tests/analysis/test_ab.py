@@ -55,7 +55,7 @@ class Refuses(A):
 
 
 class Here:
-    """A worker in this process; its interpreter's name says what is different in it."""
+    """A worker in this process; the name of its interpreter says how it differs from others."""
 
     started: list[str | None] = []  # noqa: RUF012
     torch: Mapping[str, str] = {}
@@ -96,7 +96,7 @@ class Here:
 
 
 class Watcher:
-    """Notes what it is told; a turn may be its last."""
+    """Records what it is told, and can interrupt the A/B at a turn."""
 
     def __init__(self, interrupt_at: int = 0) -> None:
         self.turns: list[tuple[str, int]] = []  # side, jobs
@@ -147,7 +147,7 @@ def verdicts(outcome: Outcome) -> dict[int, str]:
 
 
 def rounds(path: Path) -> dict[int, int]:
-    """Of each length."""
+    """Return seqlen -> number of records in a run file."""
     found, problems = run_file.read(path)
     assert not problems
     lengths = [r.case.shape.seqlen_q for r in found.records]
@@ -155,7 +155,7 @@ def rounds(path: Path) -> dict[int, int]:
 
 
 def script(name: str) -> str:
-    """An interpreter that is never run."""
+    """Make an executable file that is never run, and return its path."""
     Path(name).write_text("")
     os.chmod(name, 0o755)
     return f"./{name}"
@@ -242,7 +242,7 @@ def test_interrupted_before_a_pair_there_is_no_judgement() -> None:
 
 
 def test_when_the_time_is_up_what_is_open_stays_so() -> None:
-    """A clock that goes on by a second with each look at it."""
+    """The clock goes on by a second each time it is read."""
     now = iter(range(10_000))
     outcome = ab(request(seqlen="2k", time_limit=30.0), Watcher(), clock=lambda: float(next(now)))
     assert outcome.judgement
@@ -251,7 +251,7 @@ def test_when_the_time_is_up_what_is_open_stays_so() -> None:
 
 
 def test_cells_without_time_are_no_pass(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The forecast of a long one alone exceeds the limit."""
+    """The forecast of one long cell alone exceeds the limit."""
     monkeypatch.setattr("attnbench.run.plan.OVERHEAD", {"fake": 1.0})
     forecasts = {512: 1.0, 1024: 500.0}
     real = run_ab._cells
@@ -301,7 +301,7 @@ def test_two_interpreters_run_the_same_backends() -> None:
 
 
 def test_another_torch_is_refused_before_anything_is_measured(here: Path) -> None:
-    """It is not what -b names. Named by --expect it may differ."""
+    """torch is not what -b names; with --expect torch it may differ."""
     watcher = Watcher()
     asked = request(script("main"), script("torch-2.12"), backends=["own.py:A"])
     outcome = ab(asked, watcher)

@@ -1,4 +1,4 @@
-"""A run as a baseline: a gate reads of it what it read, the file is small and stable, and the right one is found."""
+"""Baselines: a gate reads the same of them as of the run, the files are small and stable, the right one is found."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ NOISE = (0.0, 0.002, -0.001, 0.0007, -0.002)
 
 
 def records(backend: str = "triton", seqlens: Sequence[int] = (4096, 1024), **changes: Any) -> list[Record]:
-    """With all that a gate can read and more, jobs in the order of a shuffled plan."""
+    """Return records with all measurements that a gate reads, and others, in the order of a shuffled plan."""
     taken: dict[str, Any] = {
         "clock_held": (1.9e9, 1.98e9, 1.97e9),
         "enqueue": (1e-5, 3e-5, 2e-5),
@@ -56,7 +56,7 @@ def value(metric: str, record: Record) -> float | None:
 
 
 def short(which: Record) -> Record:
-    """Under 100 us, so that the kernels' span is what counts."""
+    """Return the record with a latency under 100 us, so that the kernels' span counts."""
     return replace(which, measurements={**which.measurements, "time": times(9e-5), "span": times(8.7e-5)})
 
 

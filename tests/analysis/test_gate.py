@@ -42,7 +42,7 @@ def verdicts(judgement: Judgement) -> dict[tuple[int, str | None], str]:
 
 
 def of_one(before: Sequence[Record], after: Sequence[Record], **request: Any) -> tuple[str, str, int]:
-    """(verdict, reason, exit code) of a gate of one cell."""
+    """Return (verdict, reason, exit code) of a gate of one cell."""
     judgement = gate(before, after, **request)
     (finding,) = judgement.findings
     return finding.verdict, finding.reason, judgement.exit_code
@@ -70,7 +70,7 @@ def test_a_slower_cell_fails_and_comes_first() -> None:
 
 
 def test_the_figures_of_a_noisy_cell_tell_the_change_that_was_judged() -> None:
-    """Medians would say 100 and 100 here."""
+    """The medians here are 100 and 100; the figures shown are the geometric means, which were compared."""
     before, after = ([ok(case(), "triton", speed, round=i) for i, speed in enumerate(speeds)]
                      for speeds in ((100, 100, 400), (100, 100, 25)))  # fmt: skip
     (finding,) = gate(before, after).findings
@@ -159,7 +159,7 @@ def test_of_a_cell_that_was_wrong_in_any_round_nothing_is_compared() -> None:
 
 
 def test_in_turns_a_cell_that_failed_in_a_round_decides_nothing_by_the_others() -> None:
-    """An A/B measures it no more, so that its few rounds would stay inconclusive."""
+    """An A/B does not measure it any more, so its few rounds would stay inconclusive."""
     more = rounds(seqlens=(2048,))
     a, b = [*broken("failed", bad=4), *more], [*rounds(seqlens=(1024,)), *more]
     halves = [replace(run(records), turns="one") for records in (a, b)]
@@ -173,7 +173,7 @@ def test_in_turns_a_cell_that_failed_in_a_round_decides_nothing_by_the_others() 
 
 
 def planned(records: list[Record], done: int) -> Run:
-    """A run that was interrupted after so many jobs."""
+    """Return a run that was interrupted after so many jobs."""
     forecast = Forecast(0.1, 0.001, 1)
     jobs = tuple(Job(r.case, r.backend, r.round, forecast) for r in records)
     return replace(run(records[:done]), plan=jobs)
@@ -193,7 +193,7 @@ def test_a_run_that_is_not_done_says_so() -> None:
 
 @pytest.mark.parametrize(("seqlen", "named"), [(1024, True), (65536, False)])
 def test_cycles_are_named_where_the_clock_that_was_read_is_that_of_the_call(seqlen: int, named: bool) -> None:
-    """Under a limit it moves while a call lasts longer than a burst."""
+    """Under a limit the clock moves within a call that is longer than a burst."""
     held = rounds(seqlens=(seqlen,), clock_held=1.4e9, limits=("power cap",))
     (note,) = [note for note in gate(held, held).notes if note.startswith("~ 1 cell: a limit held the clock")]
     assert ("--metric cycles" in note) == named
@@ -217,7 +217,7 @@ def test_two_units_of_a_model_are_said() -> None:
 
 
 def test_a_cell_that_is_gone_is_missing() -> None:
-    """So that a build in which a backend cannot be imported does not pass."""
+    """A build in which a backend cannot be imported must not pass."""
     verdict, reason, code = of_one(rounds(seqlens=(1024,)), broken("skipped", reason="no module mylib"))
     assert (verdict, code) == ("missing", 1)
     assert "no module mylib" in reason
@@ -234,7 +234,7 @@ def test_a_metric_that_is_gone_is_missing() -> None:
 
 
 def test_a_timer_that_read_nothing_is_no_value() -> None:
-    """A ratio to it would be infinite, for which neither JSON nor a reader has a use."""
+    """A ratio to a latency of 0 would be infinite, which JSON cannot hold and nobody can use."""
     well, nothing = rounds(), rounds(seqlens=LENGTHS[1:])
     nothing += [replace(r, measurements=measurements(time=[0.0] * 3)) for r in rounds(seqlens=LENGTHS[:1])]
     assert verdicts(gate(well, nothing)) == {
@@ -290,7 +290,7 @@ def test_cells_that_a_limit_touched_are_marked() -> None:
 
 
 def test_first_calls_are_compared_round_by_round() -> None:
-    """The first round fills the cache in both; that is no noise. And nobody waits for what lies below the floor."""
+    """The first round fills a cache on both sides, which is no noise; and changes below the floor do not count."""
 
     def first(slower: float, quick: float = 0.2) -> list[Record]:
         return [

@@ -65,7 +65,7 @@ def test_equivalence_is_two_one_sided_tests() -> None:
 
 
 def test_many_cells_are_corrected_for() -> None:
-    """p of one cell lies under FDR alone, and above FDR / 50 beside 49 that did not change."""
+    """The p value is below FDR and above FDR / 10, so the cell is no regression beside 9 unchanged ones."""
     noisy = (-0.01, 0.01, 0.0, 0.005, -0.005)
     by = M + 0.018
     slow = Rounds(list(noisy), shifted(by, noisy), 0.03, "latency")
@@ -94,7 +94,7 @@ def test_a_metric_without_noise_that_moves_is_judged_by_its_spread() -> None:
 
 
 def test_pairs_cancel_what_a_round_has_in_common() -> None:
-    """A first round that fills a cache: apart, the sides are too noisy to tell; in pairs they differ by nothing."""
+    """The first round fills a cache: unpaired, the sides are too noisy to decide; in pairs they do not differ."""
     cached = (2.0, 0.001, 0.0, 0.002, -0.001)
     assert one(0.0, values=cached) == "inconclusive"
     assert one(0.0, values=cached, paired=True) == "unchanged"
@@ -125,7 +125,7 @@ def test_one_round_a_side_borrows_its_noise_from_the_other_cells() -> None:
 
 
 def test_more_rounds_settle_what_is_inconclusive() -> None:
-    """With the rounds asked for, taken from the same noise around the change seen, most are settled; with half, few."""
+    """With the rounds asked for, drawn with the same noise and change, most are settled; with half of them fewer."""
     rng = random.Random(7)
     settled = {1.0: 0, 0.5: 0}
     cases = 0
@@ -211,7 +211,7 @@ def test_the_prior_finds_what_the_variances_were_drawn_from(freedom: float, scal
 
 
 def test_cells_alike_in_noise_are_known_by_their_mean() -> None:
-    """No more spread among the variances than chance gives: the prior counts as much as it may, and no more."""
+    """The variances spread no more than by chance, so the prior has as many degrees of freedom as it may have."""
     rng = random.Random(9)
     found = prior_from_variances([rng.gammavariate(4, 2) / 8 for _ in range(500)], [8] * 500)
     assert found.freedom >= 30

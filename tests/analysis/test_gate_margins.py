@@ -142,7 +142,7 @@ def test_a_name_that_nothing_has_is_refused() -> None:
 
 
 def test_a_backend_answers_for_the_library_that_its_version_names() -> None:
-    """As backends say it: with the package's name, and torch without what it was built for."""
+    """Backends report the package's name with its version, and torch without the CUDA it was built for."""
     ours = a_run(
         torch="2.11.0+cu130",
         packages={"flash-attn": "2.8.3", "xformers": "0.0.3"},

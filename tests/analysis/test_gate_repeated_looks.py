@@ -1,4 +1,4 @@
-"""Decisions look by look: each spends its share, what is settled stays so, and too little decides nothing."""
+"""Decisions look by look: each spends its share, settled cells stay settled, and too few pairs decide nothing."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_what_is_settled_stays_as_it_was_whatever_comes_later() -> None:
 
 
 def test_each_look_spends_its_share_alone() -> None:
-    """A difference that one test may call regressed is not, at a seventh of the rate."""
+    """A difference that is a regression at the full error rate is none at a seventh of it."""
     values = [0.05 + 0.006 * z for z in (-1.2, -0.3, 0.4, 1.1)]
     one = Rounds([0.0] * FIRST, values, 0.03, "latency", paired=True)
     shares = [decide([one], share)[0] for share in (1.0, 1 / len(LOOKS))]
@@ -55,7 +55,7 @@ def test_each_look_spends_its_share_alone() -> None:
 
 
 def test_settled_cells_count_among_the_hypotheses() -> None:
-    """Of 50 of which 49 are settled, one must pass the threshold of one in 50."""
+    """Of 50 cells 49 are settled; the last one must pass the threshold for one in 50."""
     rest = [cell(seed=i, pairs=FIRST) for i in range(1, 50)]
     one = cell(0.045, noise=0.002, pairs=FIRST)
     (alone, *_), (among, *_) = decide([one]), decide([replace(one, family="own"), *rest], 1.0, [False] + [True] * 49)

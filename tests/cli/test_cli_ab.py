@@ -16,7 +16,7 @@ AXES = ("--device", "fake", "--seqlen", "1k", *SMALL)
 
 @pytest.fixture
 def interpreters(tool: Tool) -> Tool:
-    """A folder with ./same, ./slow and ./stuck, which are Pythons."""
+    """A folder with three Pythons: ./same, ./slow and ./stuck."""
     for name, script in (("same", ""), ("slow", "speed=0.9"), ("stuck", "hang@1k")):
         tool.write(name, f'#!/bin/sh\nATTNBENCH_FAKE={script} exec {sys.executable} "$@"\n').chmod(0o755)
     return tool

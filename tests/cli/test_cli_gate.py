@@ -1,4 +1,4 @@
-"""`attnbench gate` as a black box: exit codes, what it prints and writes, and the lines for what is wrong."""
+"""`attnbench gate` as a black box: exit codes, what it prints and writes, and its error lines."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tool import FAKE, SMALL, Tool
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Tool:
-    """A folder with a.jsonl and same.jsonl alike, slow.jsonl at half the speed, oom.jsonl; to be read only."""
+    """A folder to read only: a.jsonl and same.jsonl are alike, slow.jsonl has half the speed, oom.jsonl fails."""
     tool = Tool(tmp_path_factory.mktemp("runs"))
     for name, script in (("a", ""), ("same", ""), ("slow", "speed=0.5"), ("oom", "oom@2k")):
         tool(*FAKE, "--seqlen", "1k,2k", *SMALL, "--rounds", "5", "--out", f"{name}.jsonl", fake=script)

@@ -1,15 +1,15 @@
-"""Does `attnbench gate` keep its promises on a real GPU? Nothing changed, and slowdowns that are known.
+"""An experiment on real GPUs: the error rates of `attnbench gate` with nothing changed and with known slowdowns.
 
     python tests/statistics/h200_experiment.py DIR [--minutes 9] [--gpus 0,1,2]
 
-measures the suite ci on one backend twenty times as it is, and once for each slowdown that planted.py puts into it;
-then it judges the runs in disjoint pairs, and each slowed one against those without. DIR keeps a file a run, so it can
-be stopped at any time, and goes on where it was: call it again until it says that all is there. The tables are those of
-what is there, also in DIR/tables.md. A run more is the suite as it ships, for its time (DIR/times.jsonl). On a host of
-several GPUs each can measure a share of the runs; only runs of one unit are compared.
+It measures the suite ci on one backend twenty times as it is, and once for each slowdown that planted.py puts into it.
+Then it judges the unchanged runs in disjoint pairs, and each slowed run against the unchanged ones. DIR holds one file
+for each run, so the experiment can be stopped at any time; call it again until it says that all runs are there. The
+tables, also in DIR/tables.md, are of the runs that are there. One more run is the suite as it ships, for its time
+(DIR/times.jsonl). On a host of several GPUs each measures a share of the runs; only runs of one unit are compared.
 
-For a dry try: --device fake --base fake, or --device cpu --base sdpa-flash. On an H200 a run takes 58 to 84 s, so 24
-runs on three of them 10 minutes.
+To try it without an H200: --device fake --base fake, or --device cpu --base sdpa-flash. On an H200 a run takes 58 to
+84 s, so 24 runs on three of them take 10 minutes.
 """
 
 from __future__ import annotations
@@ -57,11 +57,14 @@ class Experiment:
     alike: int  # runs without a slowdown
     slowdowns: tuple[float, ...]  # 0.02 is 2 %
     margins: tuple[float, ...]
-    gpus: tuple[str, ...]  # as CUDA_VISIBLE_DEVICES names them; "" is what is seen anyway
+    gpus: tuple[str, ...]  # as CUDA_VISIBLE_DEVICES names them; "" leaves the variable as it is
 
     def lanes(self) -> list[list[str]]:
-        """For each GPU, in the order of measuring: a slowed run after one without, so that what is there early has all
-        kinds. Runs without come in pairs, and both of a pair go to one GPU."""
+        """Return the names of each GPU's runs in the order of measuring.
+
+        A slowed run comes after an unchanged one, so that an early stop leaves runs of all kinds. Unchanged runs come
+        in pairs, and both runs of a pair go to one GPU.
+        """
         gpus = len(self.gpus)
         slowed = [slow(s) for s in self.slowdowns]
         mixed = []
@@ -84,7 +87,7 @@ def slow(share: float) -> str:
 
 
 def measure(experiment: Experiment, minutes: float) -> list[str]:
-    """Measures what is missing, as far as the minutes go, on all GPUs at a time; gives the names of what is left."""
+    """Measure the missing runs on all GPUs at the same time, within the minutes. Return the names of those left."""
     experiment.folder.mkdir(parents=True, exist_ok=True)
     end = time.monotonic() + 60 * minutes
     with ThreadPoolExecutor(len(experiment.gpus)) as pool:
@@ -106,7 +109,7 @@ def _lane(experiment: Experiment, end: float, gpu: str, names: Sequence[str]) ->
 
 
 def _measure(experiment: Experiment, name: str, gpu: str, first: str) -> bool:
-    """One run, slowed by shares of what `first` took; whether it was there in part."""
+    """Measure one run, slowed by shares of what the run `first` took. Return whether it was resumed."""
     path, share = experiment.path(name), dict(zip(map(slow, experiment.slowdowns), experiment.slowdowns, strict=True))
     plan = experiment.folder / f"{name}.plan.json"
     resumed = path.is_file()
@@ -130,7 +133,7 @@ def _measure(experiment: Experiment, name: str, gpu: str, first: str) -> bool:
 
 
 def _cycles(first: Path, share: float) -> dict[str, int]:
-    """Case key -> that share of the cycles that its cell takes without a slowdown, by that run."""
+    """Return case key -> that share of the cycles that its cell takes without a slowdown, by the run `first`."""
     found = {}
     for cell in cells([run_file.read(first)[0]]):
         if cycles := [*round_values("cycles", cell, cell)[0].values()]:
@@ -144,7 +147,7 @@ def _whole(path: Path) -> bool:
 
 
 def tables(experiment: Experiment) -> Iterator[str]:
-    """Of the runs that are there, as markdown."""
+    """Yield the lines of the tables of the runs that are there, as markdown."""
     runs = {n: run_file.read(p)[0] for n in experiment.names() if n != SHIPPED and _whole(p := experiment.path(n))}
     alike = [name for name in runs if name.startswith("alike")]
     if len(alike) < 2:
@@ -178,7 +181,7 @@ def _alike(experiment: Experiment, runs: Runs, units: Sequence[Sequence[str]]) -
 
 
 def _noise(runs: Runs, units: Sequence[Sequence[str]]) -> Iterator[str]:
-    """What rounds of a run differ by, and runs of a unit beyond their rounds: root mean squares over cells."""
+    """Yield how much the rounds of a run differ, and the runs of a unit beyond their rounds (root mean squares)."""
     of_rounds, of_runs = [], []
     for names in units:
         found: dict[str, list[list[float]]] = {}  # a case's latencies, a row a run

@@ -1,4 +1,4 @@
-"""The noise between rounds as an H200 showed it, fitted to two run files; as a script it prints this, also of others.
+"""The noise between rounds of an H200, fitted to two run files. As a script it prints the fit, also of other files.
 
 The files are two runs in fresh processes, four minutes apart, of the same 307 cells: one round each. So what is seen is
 one difference d = ln(b / a) a cell. What happens within a round (bursts, throttled samples) reaches a gate through the
@@ -42,7 +42,7 @@ STEP = 15e6 / 1980e6
 
 @dataclass(frozen=True)
 class Noise:
-    """All in logarithms: 0.001 is 0.1 %."""
+    """The parts of the model. All figures are logarithms: 0.001 is 0.1 %."""
 
     limited: np.ndarray  # own differences of the cells that a limit touched
     free: np.ndarray  # and of the others
@@ -117,7 +117,7 @@ def draw(
     scale: float = 1.0,
     shift: float | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Logarithms of two runs of the same cells, nothing changed: (baseline, current), each cells x rounds.
+    """Draw two runs of the same cells with nothing changed: logarithms, (baseline, current), each cells x rounds.
 
     `scale` stretches all that is the machine's; `shift` replaces the standard deviation between runs.
     """
@@ -145,7 +145,10 @@ def draw(
 
 
 def draw_first_calls(rng: np.random.Generator, cells: int, rounds: int) -> tuple[np.ndarray, np.ndarray]:
-    """Seconds of first calls in two runs: each cell like a measured one, each round off by a measured difference."""
+    """Draw the seconds of first calls in two runs.
+
+    Each cell takes as long as a measured one, and each round is off by a measured difference.
+    """
     noise = measured()
     typical = rng.choice(noise.first_calls, (cells, 1))
 

@@ -1,4 +1,4 @@
-"""A backend with a known slowdown: any other one, and behind each call a spin. For h200_experiment.py.
+"""A backend with a known slowdown, for h200_experiment.py: any other backend, with a spin after each call.
 
 The file that ATTNBENCH_PLANTED names says whose calls and by how much:
 
@@ -26,7 +26,7 @@ VARIABLE = "ATTNBENCH_PLANTED"
 
 
 class Planted:
-    """All but the launch is the base's."""
+    """The backend. All but the launch is that of the backend it slows."""
 
     def __init__(self) -> None:
         said = json.loads(Path(os.environ[VARIABLE]).read_text())

@@ -43,7 +43,7 @@ class Scenario:
 
 @dataclass(frozen=True)
 class Rates:
-    """Shares of A/Bs, and of changed cells over all of them."""
+    """The results: shares of all A/Bs, and of the changed cells of all A/Bs."""
 
     false_alarms: float  # A/Bs with a regression where nothing changed
     inconclusive: float  # A/Bs that end with an open cell
@@ -64,7 +64,7 @@ def by_values(a: np.ndarray, b: np.ndarray, margin: float, _: np.random.Generato
 
 
 def by_records(a: np.ndarray, b: np.ndarray, margin: float, rng: np.random.Generator) -> Verdicts:
-    """The same through `judge`, with first calls beside the latencies, and errors and memory that do not move."""
+    """Decide as `by_values` through `judge`, with first calls too, and with errors and memory that do not change."""
     cases = [Case(Shape(1, i + 1, i + 1, 1, 1, 64, 64), "bf16", "fwd") for i in range(len(a))]
     calls = draw_first_calls(rng, *a.shape)
     runs = [
@@ -79,7 +79,7 @@ def by_records(a: np.ndarray, b: np.ndarray, margin: float, rng: np.random.Gener
 
 
 def draw_turns(rng: np.random.Generator, scenario: Scenario, kind: str) -> tuple[np.ndarray, np.ndarray]:
-    """Logarithms of the rounds of either side, cells x pairs, as they come in turns on a machine that drifts."""
+    """Draw the logarithms of the rounds of both sides, cells x pairs, measured in turns on a machine that drifts."""
     s = scenario
     sides = draw(rng, s.cells, s.pairs, kind, s.scale, 0.0)  # type: ignore[arg-type]
     level = np.cumsum(s.drift + s.walk * rng.standard_normal(2 * s.pairs))

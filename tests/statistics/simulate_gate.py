@@ -45,7 +45,7 @@ class Scenario:
 
 @dataclass(frozen=True)
 class Rates:
-    """Shares of runs, and of changed cells over all runs."""
+    """The results: shares of all gates, and of the changed cells of all gates."""
 
     false_alarms: float  # runs with a regression where nothing changed
     inconclusive: float  # runs with a cell that is
@@ -57,7 +57,7 @@ Decider = Callable[[np.ndarray, np.ndarray, float, np.random.Generator], "tuple[
 
 
 def by_values(before: np.ndarray, after: np.ndarray, margin: float, _: np.random.Generator) -> tuple[list[str], bool]:
-    """Verdict of each cell, and whether anything else was called a regression."""
+    """Return the verdict of each cell, and whether anything else was called a regression."""
     rounds = [Rounds(x.tolist(), y.tolist(), margin, "latency") for x, y in zip(before, after, strict=True)]
     return [d.verdict for d in decide(rounds)], False
 
@@ -65,7 +65,7 @@ def by_values(before: np.ndarray, after: np.ndarray, margin: float, _: np.random
 def by_records(
     before: np.ndarray, after: np.ndarray, margin: float, rng: np.random.Generator
 ) -> tuple[list[str], bool]:
-    """The same through `judge`, with first calls beside the latencies, and errors and memory that do not move."""
+    """Decide as `by_values` through `judge`, with first calls too, and with errors and memory that do not change."""
     cases = [Case(Shape(1, i + 1, i + 1, 1, 1, 64, 64), "bf16", "fwd") for i in range(len(before))]
     first = draw_first_calls(rng, *before.shape)
     runs = [

@@ -1,4 +1,4 @@
-"""What `attnbench ab` promises, with fewer runs than simulate_ab.py has; the bounds are promises, not its figures."""
+"""The error rates that `attnbench ab` promises, with fewer runs than simulate_ab.py; the bounds are the promises."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ RUNS = 40
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_nothing_changed_is_no_regression_however_often_it_is_looked_at(kind: str) -> None:
-    """Three times the noise has cells stay for many looks."""
+    """With three times the noise, cells stay open for many looks."""
     found = simulate(kind, Scenario(scale=3), 2 * RUNS)
     assert found.longest > 6
     assert found.false_alarms == 0
@@ -32,14 +32,14 @@ def test_the_margin_and_a_point_is_not_called_unchanged(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_at_the_margin_seven_looks_together_err_as_seldom_as_one_may(kind: str) -> None:
-    """800 cells; were each look to spend all of the 5 %, well over a tenth of them would be called unchanged."""
+    """Of 800 cells well over a tenth would be called unchanged if each look spent all of the 5 %."""
     found = simulate(kind, Scenario(planted=0.03, changed=20, cells=20), RUNS)
     assert found.unchanged < 0.06
     assert found.regressed < 0.02
 
 
 def test_a_machine_that_drifts_is_no_regression() -> None:
-    """16 % slower at the end than at the beginning."""
+    """The machine is 16 % slower at the end than at the beginning."""
     assert simulate("cells", Scenario(drift=0.005, walk=0.005), RUNS).false_alarms == 0
 
 

@@ -1,4 +1,4 @@
-"""What the gate promises, with fewer runs than simulate_gate.py has; the bounds are the promises, not the figures."""
+"""The error rates that `attnbench gate` promises, with fewer runs than simulate_gate.py; the bounds are promises."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ RUNS = 150
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_noise_is_as_wide_as_measured(kind: str) -> None:
-    """One round against one, as the two files were: no quieter than what was read on the H200, and not far from it."""
+    """One round against one, as the two files have: no quieter than what was measured on the H200, and close to it."""
     rng = np.random.default_rng(0)
     pairs = [draw(rng, 307, 1, kind) for _ in range(100)]  # type: ignore[arg-type]
     found = np.abs(np.concatenate([after - before for before, after in pairs]))
@@ -23,13 +23,13 @@ def test_the_noise_is_as_wide_as_measured(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_nothing_changed_is_no_regression(kind: str) -> None:
-    """Under 1 % of runs; 150 runs of a gate that is wrong in 5 % would show none with a chance of 0.05 %."""
+    """Promised: under 1 % of runs. A gate that is wrong in 5 % would show none in 150 with a chance of 0.05 %."""
     assert simulate(kind, Scenario(), RUNS).false_alarms == 0
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_twice_the_margin_is_a_regression(kind: str) -> None:
-    """Over 95 %, in 16 cells at once here, for more of them in fewer runs."""
+    """Over 95 % are found; here in 16 cells at once, which gives more of them in fewer runs."""
     found = simulate(kind, Scenario(planted=0.06, changed=16), RUNS)
     assert found.regressed > 0.95
     assert found.false_alarms < 0.02
@@ -42,7 +42,7 @@ def test_the_margin_and_a_point_is_not_called_unchanged(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_noise_as_large_as_the_margin_raises_no_alarm(kind: str) -> None:
-    """The rate of 1 % is of the method and not of a quiet machine."""
+    """The rate of 1 % is due to the method, not to a quiet machine."""
     assert simulate(kind, Scenario(scale=10, shift=0.0), RUNS).false_alarms < 0.03
 
 

@@ -1,4 +1,4 @@
-"""The experiment of the H200 on a simulated device: it plants what it says, counts it, and goes on where it was."""
+"""h200_experiment.py on a simulated device: it plants the slowdowns it names, counts them, and can be resumed."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def experiment(*gpus: str) -> h200_experiment.Experiment:
 
 
 def test_a_run_that_is_slowed_comes_after_one_that_is_not() -> None:
-    """Whose cycles it needs; and what is there early has all kinds."""
+    """It needs that run's cycles; and this way an early stop leaves runs of all kinds."""
     names = experiment("").names()
     assert names[:7] == ["alike-00", "slow-2", "alike-01", "slow-5", "alike-02", "slow-10", "alike-03"]
     assert (names[-1], len(names)) == ("shipped", 24)
@@ -96,7 +96,7 @@ def test_each_gpu_measures_whole_pairs() -> None:
 
 
 def test_gpus_measure_at_a_time_each_seeing_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And runs of two units are not compared."""
+    """Runs of two units are not compared."""
     started, meet = [], threading.Barrier(2, timeout=60)
     run = subprocess.run
 
@@ -126,7 +126,7 @@ def test_gpus_measure_at_a_time_each_seeing_its_own(tmp_path: Path, monkeypatch:
 
 
 class Base:
-    """Its launch is what the test says."""
+    """A backend to slow; a test sets its launch."""
 
     efficiency = 0.7
     launch: Callable[[], Any] = staticmethod(lambda: "out")
@@ -152,7 +152,7 @@ def on(kind: str) -> Any:
 
 
 def test_on_a_gpu_each_call_is_followed_by_its_cycles(planted: NewPlanted, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One cycle where there is nothing to plant, so that the kernel more is no difference."""
+    """One cycle where nothing is planted, so that the additional kernel is in every run."""
     done: list[Any] = []
     monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=SimpleNamespace(_sleep=done.append)))
     monkeypatch.setattr(Base, "launch", staticmethod(lambda: done.append("launch") or "out"))
