@@ -79,7 +79,6 @@ def _gpu(nvml: Mapping[str, Any]) -> dict[str, Any]:
         + (f", {remapped} rows remapped" if remapped else ""),
         "others": others if others or busy is not None or seen["named"] else None,
         "busy": busy,
-        "busy_percent": percent(busy or 0),
         "who": ", ".join(seen["computing"]) or others or "not in NVML's list",
     }
 

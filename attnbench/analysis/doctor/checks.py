@@ -84,12 +84,8 @@ FIND_CAUSE = "find what disturbs it, then run doctor again"
 CHECKS: Mapping[tuple[str, str], tuple[Rule, ...]] = {
     ("device", "simulated"): (ok("simulated: only the A/A test applies"),),
     ("software", "software"): (
-        warning(
-            "the driver is older than torch's CUDA: {software}", "update the driver", when=lambda f: f.driver_too_old
-        ),
-        warning(
-            "no triton: {software}", "pip install triton, for the kernels that need it", when=lambda f: f.no_triton
-        ),
+        warning("the driver is older than torch's CUDA: {software}", "update the driver", lambda f: f.driver_too_old),
+        warning("no triton: {software}", "pip install triton, for the kernels that need it", lambda f: f.no_triton),
         ok("{software}"),
     ),
     ("GPU", "gpu_unseen"): (
@@ -139,9 +135,7 @@ CHECKS: Mapping[tuple[str, str], tuple[Rule, ...]] = {
     ),
     ("other processes", "others"): (
         NOT_TOLD,
-        unfit(
-            "one computes, the GPU {busy_percent} busy with it: {who}", END_OTHERS, when=lambda f: (f.busy or 0) > BUSY
-        ),
+        unfit("one computes, the GPU {busy:.0%} busy with it: {who}", END_OTHERS, lambda f: (f.busy or 0) > BUSY),
         ok("none", when=lambda f: not f.others),
         warning("{others}; whether they compute is not told, but holding memory", END_OTHERS, lambda f: f.busy is None),
         warning("{others}; computing nothing now, but holding memory", END_OTHERS),
