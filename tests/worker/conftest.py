@@ -1,4 +1,4 @@
-"""What several files of unit tests share."""
+"""Fixtures that several files of these tests share."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from attnbench.worker import instruments as module
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
-    """time as the instruments see it; `sleep` passes it."""
+    """Replace `time` in the instruments by a clock that only `sleep` moves."""
     made = SimpleNamespace(now=1000.0)
     made.monotonic = lambda: made.now
     made.sleep = lambda seconds: setattr(made, "now", made.now + seconds)

@@ -1,4 +1,4 @@
-"""A GPU whose instruments are played: what each reads is set, and what was asked of them is kept."""
+"""A GPU with scripted instruments: tests set what each instrument reads, and see what was asked of it."""
 
 from __future__ import annotations
 
@@ -18,11 +18,12 @@ QUICK = Policy(warmup_s=0.0, min_samples=4, min_seconds=0.0, max_seconds=0.0, ta
 
 
 def timed_launch(launch: Callable[[], Any] = lambda: None, nbytes: int = 2**40) -> TimedLaunch:
+    """Return a TimedLaunch of `launch` whose operands by default are larger than any L2."""
     return TimedLaunch(launch, lambda n: [launch] * n, nbytes, 2**20)
 
 
 class Events:
-    """CUDA events as they would be: each sample `seconds`, each batch at the clock `hz`."""
+    """Stands in for EventTimer: each sample reads `seconds`, each batch ends at the clock `hz`."""
 
     name = "events"
 
@@ -52,6 +53,8 @@ class Events:
 
 
 class Tracer:
+    """Stands in for the Tracer of kernel spans; with `lost` it cannot split its trace into calls."""
+
     name = "cupti"
 
     def __init__(self, events: Events) -> None:
@@ -65,7 +68,7 @@ class Tracer:
     def calls(
         self, launches: Sequence[Callable[[], Any]], before_each_try: Callable[[], Any] = do_nothing
     ) -> list[TracedCall]:
-        """Tracing costs 1 %."""
+        """Return traced calls that take 1 % longer than untraced ones."""
         if self.lost:
             raise Untraceable("the profiler saw 1 of 2 markers")
         self.events.log.append("cupti")
@@ -75,16 +78,16 @@ class Tracer:
 
 
 class Gpu(Instruments):
-    """Played, with events, tracer and a captured graph."""
+    """Instruments of a GPU with scripted events and tracer, and L2 as set with every timer."""
 
     def __init__(self) -> None:
         self.device = torch.device("cuda")
         self.device_info = Device("cuda", 0, "Played GPU", 2**36, 2**36, copy=4e12)
         self.l2_bytes = 50 * 2**20
         self.flush = lambda: None  # type: ignore[assignment]
-        self.played = Events()
-        self.events = self.timer = self.played  # type: ignore[assignment]
-        self.tracer = Tracer(self.played)  # type: ignore[assignment]
+        self.scripted = Events()
+        self.events = self.timer = self.scripted  # type: ignore[assignment]
+        self.tracer = Tracer(self.scripted)  # type: ignore[assignment]
         self.state = SimpleNamespace(  # type: ignore[assignment]
             available=False, power_limit_w=lambda: 700.0, power_average_w=lambda: 100.0, limits=lambda: ()
         )
@@ -93,5 +96,6 @@ class Gpu(Instruments):
         self._ceilings_read_at = 0.0
 
 
-def values(took: Any, name: str) -> tuple[float, ...]:
-    return took.measurements[name].values if name in took.measurements else ()
+def values(timing: Any, name: str) -> tuple[float, ...]:
+    """Return the samples of one measurement; empty where it was not taken."""
+    return timing.measurements[name].values if name in timing.measurements else ()

@@ -1,14 +1,14 @@
-"""A GPU in miniature: one stream, and a host that fills it, on one simulated clock. Stands in for `torch.cuda`."""
+"""A simulated GPU that stands in for `torch.cuda`: one stream, and a host that fills it, on one simulated clock."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-SPIN_OVERHEAD = 3e-6  # seconds between two events that have nothing but a spin of no cycles between them
+SPIN_OVERHEAD = 3e-6  # seconds that two events read around a spin of no cycles
 
 
 class Event:
-    """A moment on the device: when all that was queued before it is done."""
+    """A CUDA event: reached when everything that was queued before it is done."""
 
     def __init__(self, gpu: Gpu) -> None:
         self.gpu = gpu
@@ -27,7 +27,7 @@ class Event:
         self.gpu.now = max(self.gpu.now, self.at)
 
     def elapsed_time(self, other: Event) -> float:
-        """Milliseconds. As CUDA, an error while the device has not got there."""
+        """Return milliseconds. As in CUDA, it is an error to ask before the device has reached the events."""
         assert self.at is not None
         assert other.at is not None
         assert other.query(), "asked before it was reached"
@@ -35,7 +35,10 @@ class Event:
 
 
 class Gpu:
-    """`hz` is its clock, which a spin follows; `now` the host's time; `free` when the device has nothing left."""
+    """The device:
+
+    `hz` is its clock, which a spin follows; `now` the host's time; `free` when the device becomes idle.
+    """
 
     def __init__(self, hz: float = 1.5e9) -> None:
         self.hz = hz
@@ -44,7 +47,7 @@ class Gpu:
         self.Event = lambda enable_timing=False: Event(self)
 
     def kernel(self, seconds: float, host: float = 2e-6) -> Callable[[], None]:
-        """A launch that costs the host `host` seconds and the device `seconds`."""
+        """Return a launch that takes the host `host` seconds and the device `seconds`."""
 
         def launch() -> None:
             self.now += host
@@ -60,5 +63,5 @@ class Gpu:
         self.now = max(self.now, self.free)
 
     def clock(self) -> float:
-        """The host's: time.perf_counter, time.monotonic."""
+        """Return the host's time, for time.perf_counter and time.monotonic."""
         return self.now

@@ -1,4 +1,7 @@
-"""CUDA graph replay on a GPU in miniature: how many copies make L2 cold, what a sample is, what cannot be captured."""
+"""The CUDA graph timer on a simulated GPU:
+
+how many copies make L2 cold, its samples, and launches that cannot be captured.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +35,7 @@ def test_copies(nbytes: int, count: int) -> None:
 
 
 @pytest.mark.parametrize("nbytes", [2**18, 10**6, 2**20 + 1, L2, 3 * L2])
-def test_what_runs_between_two_turns_of_a_copy_exceeds_twice_l2(nbytes: int) -> None:
+def test_operands_between_two_turns_of_a_copy_exceed_twice_l2(nbytes: int) -> None:
     count = copies_needed(nbytes, L2)
     assert (count - 1) * nbytes >= 2 * L2 > (count - 2) * nbytes
 
@@ -50,7 +53,7 @@ def test_without_an_l2_one_copy_is_enough() -> None:
 
 
 class Graph:
-    """What was launched while it was captured."""
+    """A captured graph: as long as all that was launched while it was captured."""
 
     def __init__(self, gpu: Capturing) -> None:
         self.gpu = gpu
@@ -63,7 +66,7 @@ class Graph:
 
 
 class Capturing(Gpu):
-    """A GPU in miniature that captures graphs."""
+    """A simulated GPU that captures graphs."""
 
     OutOfMemoryError = torch.OutOfMemoryError
 
@@ -90,9 +93,9 @@ class Capturing(Gpu):
         yield
 
     @contextlib.contextmanager
-    def graph(self, made: Graph, stream: Any) -> Iterator[None]:
+    def graph(self, timer_: Graph, stream: Any) -> Iterator[None]:
         assert stream is self
-        self.capturing = made
+        self.capturing = timer_
         try:
             yield
         finally:
@@ -118,7 +121,7 @@ class Capturing(Gpu):
 
 
 class Events:
-    """Exact seconds of a launch; notes what stood before it."""
+    """An event timer with exact seconds; records the `before` of each sample."""
 
     def __init__(self, gpu: Gpu) -> None:
         self.gpu = gpu
@@ -137,9 +140,9 @@ class Events:
 
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> Capturing:
-    made = Capturing()
-    monkeypatch.setattr(torch, "cuda", made)
-    return made
+    timer_ = Capturing()
+    monkeypatch.setattr(torch, "cuda", timer_)
+    return timer_
 
 
 def timer(gpu: Capturing, launches: Sequence[Callable[[], Any]], estimate: float) -> GraphTimer:
@@ -147,36 +150,34 @@ def timer(gpu: Capturing, launches: Sequence[Callable[[], Any]], estimate: float
 
 
 def test_a_sample_is_one_launch_of_many(gpu: Capturing) -> None:
-    made = timer(gpu, [gpu.launch(5e-6)], 5e-6)
-    assert made.launches == round(MIN_SECONDS / 5e-6) == 400
-    assert made.samples(1) == [pytest.approx(5e-6)]
-    assert made.samples(3 * 400 + 1) == [pytest.approx(5e-6)] * 3
+    timer_ = timer(gpu, [gpu.launch(5e-6)], 5e-6)
+    assert timer_.launches == round(MIN_SECONDS / 5e-6) == 400
+    assert timer_.samples(1) == [pytest.approx(5e-6)]
+    assert timer_.samples(3 * 400 + 1) == [pytest.approx(5e-6)] * 3
 
 
 @pytest.mark.parametrize(
     ("copies", "estimate", "launches"), [(1, 1.0, 1), (3, 1.0, 3), (3, 0.5e-3, 6), (3, 1e-9, 1002), (7, 1e-3, 7)]
 )
-def test_every_copy_has_as_many_turns_as_the_others(
-    gpu: Capturing, copies: int, estimate: float, launches: int
-) -> None:
+def test_every_copy_has_equally_many_turns(gpu: Capturing, copies: int, estimate: float, launches: int) -> None:
     order: list[str] = []
-    made = timer(gpu, [gpu.launch(1e-6, order, str(i)) for i in range(copies)], estimate)
-    assert made.launches == launches == len(order)
+    timer_ = timer(gpu, [gpu.launch(1e-6, order, str(i)) for i in range(copies)], estimate)
+    assert timer_.launches == launches == len(order)
     assert order == [str(i) for i in range(copies)] * (launches // copies)
     assert launches <= MAX_LAUNCHES + copies
 
 
-def test_nothing_comes_before_a_replay_and_the_events_have_theirs_back(gpu: Capturing) -> None:
-    made = timer(gpu, [gpu.launch(1e-3)], 1e-3)
-    events: Any = made._events
+def test_a_replay_is_not_flushed_and_the_events_get_their_flush_back(gpu: Capturing) -> None:
+    timer_ = timer(gpu, [gpu.launch(1e-3)], 1e-3)
+    events: Any = timer_._events
     flush = events.before
-    made.samples(10)
+    timer_.samples(10)
     assert set(events.befores) == {do_nothing}
     assert events.before is flush
 
 
-def test_launches_are_made_and_run_once_before_the_capture(gpu: Capturing) -> None:
-    """Handles, workspaces and tuning are made then, and cannot be captured."""
+def test_launches_run_once_before_the_capture(gpu: Capturing) -> None:
+    """The first run makes handles and workspaces and tunes, which cannot be captured."""
     runs: list[bool] = []
     timer(gpu, [lambda: runs.append(gpu.capturing is None)] * 2, 1.0)
     assert runs == [True, True, False, False]
@@ -191,29 +192,29 @@ def raises(error: Exception, gpu: Capturing, *, captured: bool) -> Callable[[], 
 
 
 @pytest.mark.parametrize("captured", [False, True])
-def test_what_cannot_be_captured_says_why_in_one_line(gpu: Capturing, captured: bool) -> None:
+def test_a_failed_capture_gives_its_reason_in_one_line(gpu: Capturing, captured: bool) -> None:
     error = RuntimeError("operation not permitted when stream is capturing\nCompile with ...\n")
     with pytest.raises(NotCapturable) as found:
         timer(gpu, [raises(error, gpu, captured=captured)], 1.0)
     said = "it cannot be captured in a CUDA graph: operation not permitted when stream is capturing"
     assert str(found.value) == said
-    assert found.value.broken  # torch's allocator: only a new process helps
+    assert found.value.broken  # torch's allocator is broken; only a new process helps
 
 
-def test_copies_that_do_not_fit_say_so(gpu: Capturing) -> None:
+def test_copies_that_do_not_fit_in_memory_are_refused(gpu: Capturing) -> None:
     with pytest.raises(NotCapturable, match="the copies of its operands do not fit in memory") as found:
         timer(gpu, [raises(torch.OutOfMemoryError("CUDA out of memory"), gpu, captured=False)], 1.0)
     assert found.value.broken
 
 
 @pytest.mark.usefixtures("gpu")
-def test_memory_is_looked_at_before() -> None:
+def test_free_memory_is_checked_before_a_capture() -> None:
     cuda_graph.check_memory(int(0.89 * 2**30))
     with pytest.raises(NotCapturable, match=r"need 2\.0 GiB, 1\.0 GiB free") as found:
         cuda_graph.check_memory(2**31)
     assert not found.value.broken
 
 
-def test_a_kernel_error_of_another_kind_is_not_swallowed(gpu: Capturing) -> None:
+def test_other_errors_of_a_launch_are_raised(gpu: Capturing) -> None:
     with pytest.raises(KeyError):
         timer(gpu, [raises(KeyError("bug"), gpu, captured=False)], 1.0)

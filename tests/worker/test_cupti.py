@@ -1,4 +1,4 @@
-"""Calls cut out of a profiler's trace by their markers, on traces by hand, and how often a trace is taken."""
+"""Traces are split into calls by their markers, on traces written by hand, and taken again where the host was slow."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ US = 1e-6
 
 @dataclass
 class Event:
-    """As torch.profiler's kineto events: microseconds here, nanoseconds there."""
+    """Stands in for a kineto event of torch.profiler. Times are microseconds here, nanoseconds in the event."""
 
     text: str
     start: float
@@ -61,7 +61,7 @@ class _DeviceType(SimpleNamespace):
 
 
 class Trace:
-    """The host enqueues from 0 us on, the device runs from 1000 us on."""
+    """A trace in which the host enqueues from 0 us on and the device runs from 1000 us on."""
 
     def __init__(self) -> None:
         self.events: list[Event] = []
@@ -69,14 +69,14 @@ class Trace:
         self._id = 0
 
     def launched(self, name: str, start: float, end: float, **more: Any) -> None:
-        """A kernel, and the host call that launched it."""
+        """Add a kernel and the host call that launched it."""
         self._id += 1
         self.host += 10
         self.events.append(Event("cudaLaunchKernel", self.host, self.host + 5, self._id))
         self.events.append(Event(name, start, end, self._id, "CUDA", **more))
 
     def marker(self, *spans: tuple[float, float]) -> None:
-        """A range of ours with the kernels that it launched."""
+        """Add a marker: a named range and the kernels that were launched in it."""
         began = self.host
         for start, end in spans:
             self.launched("FillFunctor", start, end)
@@ -94,9 +94,9 @@ def names(call: TracedCall) -> list[str]:
 
 
 @pytest.mark.parametrize("shuffle", [list, lambda events: events[::-1]], ids=["in order", "backwards"])
-def test_calls_are_what_ran_between_two_markers(shuffle: Any) -> None:
+def test_a_call_is_what_ran_between_two_markers(shuffle: Any) -> None:
     trace = Trace()
-    trace.launched("spin", 900, 1000)  # hides the host, and belongs to nobody
+    trace.launched("spin", 900, 1000)  # hides the host, and belongs to no call
     trace.marker((1000, 1010))
     trace.launched("first", 1011, 1020)
     trace.launched("second", 1022, 1030)
@@ -107,15 +107,15 @@ def test_calls_are_what_ran_between_two_markers(shuffle: Any) -> None:
     assert names(one) == ["first", "second"]
     assert names(two) == ["third"]
     assert [(k.start, k.end) for k in one.kernels] == [(0.0, pytest.approx(9e-6)), (11e-6, pytest.approx(19e-6))]
-    assert one.span == pytest.approx(19e-6)  # the gap between them is in it, those to the markers are not
+    assert one.span == pytest.approx(19e-6)  # with the gap between its kernels, without the gaps to the markers
     assert one.busy == pytest.approx(17e-6)
     assert (one.overrun, two.overrun) == (0, 0)
     assert (one.events, two.events) == (1 * US, 2 * US)
     assert two.span == two.busy == pytest.approx(4e-6)
 
 
-def test_markers_are_told_by_who_launched_them_and_not_by_name() -> None:
-    """A backend may fill memory too, with the same kernel."""
+def test_markers_are_recognised_by_their_host_call_and_not_by_name() -> None:
+    """A backend may fill memory too, with the same kernel as the marker."""
     trace = Trace()
     trace.marker((1000, 1010))
     trace.launched("FillFunctor", 1011, 1020)
@@ -125,8 +125,8 @@ def test_markers_are_told_by_who_launched_them_and_not_by_name() -> None:
     assert names(call) == ["FillFunctor"] * 2
 
 
-def test_numbers_of_other_things_on_the_host_make_no_marker() -> None:
-    """Operators are numbered too, and their numbers may be those of kernels."""
+def test_correlation_numbers_of_operators_make_no_marker() -> None:
+    """Operators have correlation numbers too, which may equal those of kernels."""
     trace = Trace()
     trace.marker((1000, 1010))
     trace.launched("ours", 1011, 1020)
@@ -147,11 +147,11 @@ def test_a_marker_of_two_kernels_is_one_marker() -> None:
     trace.marker((1041, 1050), (1051, 1055))
     one, two = trace.split(2)
     assert (names(one), names(two)) == (["ours"], ["ours too"])
-    assert (one.overrun, two.overrun) == (0, pytest.approx(3e-6))  # it begins with its first
+    assert (one.overrun, two.overrun) == (0, pytest.approx(3e-6))  # the marker begins with its first kernel
 
 
 def test_kernels_of_other_threads_and_streams_belong_to_their_call() -> None:
-    """Autograd launches from a thread of its own, and what CUPTI has no host call of may run all the same."""
+    """Autograd launches from its own thread, and CUPTI may know no host call of a kernel."""
     trace = Trace()
     trace.marker((1000, 1010))
     trace.launched("forward", 1011, 1020)
@@ -161,7 +161,7 @@ def test_kernels_of_other_threads_and_streams_belong_to_their_call() -> None:
     (call,) = trace.split(1)
     assert [(k.name, k.stream) for k in call.kernels] == [("forward", 7), ("elsewhere", 13), ("backward", 7)]
     assert call.span == pytest.approx(19e-6)
-    assert call.busy == pytest.approx(19e-6)  # they overlap, and no time counts twice
+    assert call.busy == pytest.approx(19e-6)  # overlapping time counts once
     assert call.overrun == 0
 
 
@@ -173,8 +173,8 @@ def test_span_and_busy_of_kernels_that_overlap_and_leave_a_gap() -> None:
     assert [k.seconds for k in call.kernels] == pytest.approx([10 * NS, 3 * NS, 3 * NS, 5 * NS])
 
 
-def test_work_that_goes_on_after_its_stream_has_passed_is_an_overrun() -> None:
-    """On another stream, and nothing waits for it: the next marker runs beside it."""
+def test_work_that_outlasts_the_next_marker_is_an_overrun() -> None:
+    """Here work runs on another stream and nothing waits for it, so that the next marker runs beside it."""
     trace = Trace()
     trace.marker((1000, 1010))
     trace.launched("ours", 1011, 1020)
@@ -188,7 +188,7 @@ def test_work_that_goes_on_after_its_stream_has_passed_is_an_overrun() -> None:
     assert (names(two), two.overrun) == (["ours"], 0)
 
 
-def test_what_comes_after_the_last_marker_is_the_last_calls() -> None:
+def test_work_after_the_last_marker_belongs_to_the_last_call() -> None:
     trace = Trace()
     trace.marker((1000, 1010))
     trace.launched("ours", 1011, 1020)
@@ -199,8 +199,8 @@ def test_what_comes_after_the_last_marker_is_the_last_calls() -> None:
     assert call.overrun == pytest.approx((1600 - 1021) * 1e-6)
 
 
-def test_work_that_begins_before_its_stream_has_come_there_has_a_head_start() -> None:
-    """On another stream that waits for nothing: it runs while the caller's is busy, here with what hides the host."""
+def test_work_that_begins_before_its_marker_has_a_head_start() -> None:
+    """Here work runs on another stream that waits for nothing, during the spin that hides the host."""
     trace = Trace()
     trace.launched("spin", 900, 1000)
     trace.marker((1000, 1010))
@@ -218,12 +218,14 @@ def test_work_that_begins_before_its_stream_has_come_there_has_a_head_start() ->
     ("then", "unwaited"),
     [("cudaStreamWaitEvent", False), ("cudaDeviceSynchronize", False), ("cudaEventRecordWithFlags", True)],
 )
-def test_work_on_another_stream_for_which_nothing_is_asked_to_wait(then: str, unwaited: bool) -> None:
-    """It may have ended in time by luck: as here, before its call's own work did."""
+def test_work_on_another_stream_is_unwaited_unless_the_host_asked_to_wait(then: str, unwaited: bool) -> None:
+    """Such work may still end in time by luck, as here."""
     trace = Trace()
     trace.marker((1000, 1010))
     trace.host += 10
-    trace.events.append(Event("cudaStreamWaitEvent", trace.host, trace.host + 1, 998))  # the other one for ours
+    trace.events.append(
+        Event("cudaStreamWaitEvent", trace.host, trace.host + 1, 998)
+    )  # the other stream waits for ours
     trace.launched("half", 1011, 1018, stream=13)
     trace.launched("other half", 1011, 1020)
     trace.host += 10
@@ -265,13 +267,13 @@ def test_a_call_in_which_nothing_ran() -> None:
     trace.marker((1011, 1020))
     trace.launched("ours", 1021, 1030)
     trace.marker((1031, 1040))
-    do_nothing, something = trace.split(2)
-    assert names(do_nothing) == []
-    assert (do_nothing.span, do_nothing.busy, do_nothing.overrun) == (0, 0, 0)
+    empty, something = trace.split(2)
+    assert names(empty) == []
+    assert (empty.span, empty.busy, empty.overrun) == (0, 0, 0)
     assert names(something) == ["ours"]
 
 
-def test_ranges_and_what_takes_no_time_are_no_work() -> None:
+def test_ranges_and_events_of_no_duration_are_no_work() -> None:
     trace = Trace()
     trace.marker((1000, 1010))
     trace.events.append(Event("torch.nn.Module: range", 1005, 1030, device="CUDA", annotation=True))
@@ -282,7 +284,7 @@ def test_ranges_and_what_takes_no_time_are_no_work() -> None:
     assert names(call) == ["ours"]
 
 
-def test_a_trace_without_kernels_says_what_may_be_wrong() -> None:
+def test_a_trace_without_kernels_raises_with_the_likely_cause() -> None:
     trace = Trace()
     trace.marker()
     trace.marker()
@@ -291,7 +293,7 @@ def test_a_trace_without_kernels_says_what_may_be_wrong() -> None:
 
 
 @pytest.mark.parametrize("lost", [0, 1, 2])
-def test_a_marker_that_the_profiler_lost_is_not_guessed(lost: int) -> None:
+def test_a_lost_marker_makes_the_trace_untraceable(lost: int) -> None:
     trace = Trace()
     for i in range(3):
         at = 1000 + 20 * i
@@ -302,7 +304,7 @@ def test_a_marker_that_the_profiler_lost_is_not_guessed(lost: int) -> None:
 
 
 def test_a_range_without_its_host_call_is_no_marker() -> None:
-    """Without correlation there is nothing to know a marker by."""
+    """Without a correlation number a marker cannot be recognised."""
     trace = Trace()
     trace.marker((1000, 1010))
     trace.launched("ours", 1011, 1020)
@@ -313,7 +315,10 @@ def test_a_range_without_its_host_call_is_no_marker() -> None:
 
 
 class Scripted(Tracer):
-    """Its sessions are planned: how long each call's kernel takes in us, and whether the device caught up."""
+    """A Tracer whose sessions are scripted:
+
+    a call's kernel takes so many us, and the device did or did not catch up.
+    """
 
     def __init__(self, *sessions: tuple[float, bool]) -> None:
         self.sessions = list(sessions)
@@ -336,19 +341,19 @@ def test_a_trace_in_which_the_device_caught_up_is_taken_again() -> None:
     assert len(tracer.sessions) == 1
 
 
-def test_each_try_is_made_ready_for() -> None:
+def test_before_each_try_is_called_before_every_session() -> None:
     tracer = Scripted((50.0, True), (40.0, True), (10.0, False))
     made: list[int] = []
     tracer.calls([lambda: True], before_each_try=lambda: made.append(len(tracer.sessions)))
     assert made == [3, 2, 1]
 
 
-def test_a_host_that_never_keeps_ahead_is_not_waited_for() -> None:
+def test_tries_end_where_the_host_never_keeps_ahead() -> None:
     tracer = Scripted(*[(50.0, True)] * (MAX_TRIES + 1))
     assert tracer.samples(lambda: True, 2) == pytest.approx([50e-6] * 2)
     assert len(tracer.sessions) == 1
 
 
 def test_a_launch_that_runs_nothing_takes_no_time() -> None:
-    """A sample for each call all the same: who waits for some must not wait for ever."""
+    """There is a sample for each call all the same, or the sampling loop would wait for ever."""
     assert Scripted((10.0, False)).samples(lambda: False, 3) == [0.0] * 3

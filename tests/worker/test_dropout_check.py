@@ -1,4 +1,7 @@
-"""Reading the mask of a launch, and telling random bits from others; the whole check is in tests/lies."""
+"""The mask that is read from launches, the tests whether it is random, and the reference with dropout.
+
+The whole check of a cell with dropout is tested in tests/wrong_kernels.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +30,7 @@ def case(direction: Any = "fwd", p: float = 0.1, dtype: Any = "fp32", **changes:
 
 
 def prepared(which: Case, given: Inputs, layout: Layout = "bshd", mask: Callable[[], Tensor] | None = None) -> Prepared:
-    """Attention by its definition, in float64, on the mask that is given, else a new one each call."""
+    """Return attention by its definition in float64, with the mask that is given, else with a new one each call."""
     s = which.shape
     size = (s.batch, s.nheads, s.seqlen_q, s.seqlen_k)
 
@@ -52,7 +55,7 @@ def prepared(which: Case, given: Inputs, layout: Layout = "bshd", mask: Callable
     "changes", [{}, {"seqlen_q": 4, "nheads": 4, "nheads_k": 4, "seqlen_k": 4}, {"nheads": 40, "nheads_k": 1}], ids=str
 )
 def test_the_mask_is_read_as_it_was_drawn(direction: str, layout: Layout, changes: dict[str, int]) -> None:
-    """Also where heads and lengths are as many, and where more heads share a key head than v has columns."""
+    """Also where heads and lengths are equally many, and where more heads share a key head than v has columns."""
     which = case(direction, **changes)
     s = which.shape
     kept = torch.rand(s.batch, s.nheads, s.seqlen_q, s.seqlen_k) >= 0.3
@@ -74,7 +77,7 @@ def test_the_mask_is_read_as_it_was_drawn(direction: str, layout: Layout, change
     assert not reference.compare(reference.compute_reference(which, given, sample), results).ok
 
 
-def test_a_place_that_cannot_be_read_is_said() -> None:
+def test_a_tensor_of_unknown_layout_is_refused() -> None:
     which = case()
     given = inputs.make(which, "cpu", 0)
     made = replace(prepared(which, given), reads={"v": given.v.flatten(0, 1)})
@@ -83,7 +86,7 @@ def test_a_place_that_cannot_be_read_is_said() -> None:
 
 
 def test_the_reference_with_a_mask_is_autograds() -> None:
-    """In float64 and for all four results, with softcap and a mask."""
+    """Compared in float64 for all four results, with softcap and a causal mask."""
     which = case("fwd_bwd", causal=True, softcap=1.5, seqlen_k=50)
     given = inputs.make(which, "cpu", 0)
     sample = reference.choose_rows(which, CPU)
@@ -110,7 +113,7 @@ def test_the_reference_with_a_mask_is_autograds() -> None:
 ROWS = {"batch": 1, "seqlen_q": 300, "seqlen_k": 512, "nheads": 4, "nheads_k": 2}
 
 
-def judged(which: Case, kept: Tensor) -> tuple[str, ...]:
+def flaws_of(which: Case, kept: Tensor) -> tuple[str, ...]:
     sample = reference.choose_rows(which, CPU)
     return dropout_mask.find_mask_flaws(which, dropout_mask.visible_in_sample(which, sample), kept)
 
@@ -122,14 +125,14 @@ def judged(which: Case, kept: Tensor) -> tuple[str, ...]:
     ids=str,
 )
 def test_random_bits_have_no_flaw(p: float, changes: dict[str, Any]) -> None:
-    """Nor bytes compared as flash-attn does, whose share is off by up to 1/256."""
+    """Nor have bytes that are compared as flash-attn does, whose kept share is off by up to 1/256."""
     which = case(p=p, **{**ROWS, **changes})
     s = which.shape
     torch.manual_seed(0)
     for _ in range(4):
         size = (2, s.seqlen_q, 2, s.seqlen_k)
-        assert judged(which, torch.rand(size) >= p) == ()
-        assert judged(which, torch.randint(256, size) <= int((1 - p) * 255)) == ()
+        assert flaws_of(which, torch.rand(size) >= p) == ()
+        assert flaws_of(which, torch.randint(256, size) <= int((1 - p) * 255)) == ()
 
 
 @pytest.mark.parametrize("p", [0.1, 0.5])
@@ -146,24 +149,24 @@ def test_random_bits_have_no_flaw(p: float, changes: dict[str, Any]) -> None:
         ((2, 300, 2, 1), (1, 1, 1, 512), "every 1 keys"),
     ],
 )
-def test_bits_that_are_alike(p: float, causal: bool, size: Any, repeat: Any, says: str) -> None:
+def test_masks_that_repeat_are_found(p: float, causal: bool, size: Any, repeat: Any, says: str) -> None:
     which = case(p=p, causal=causal, **{**ROWS, "seqlen_k": 512})
     kept = (torch.rand(size, generator=torch.Generator().manual_seed(1)) >= p).repeat(repeat)
-    assert any(says in flaw for flaw in judged(which, kept))
+    assert any(says in flaw for flaw in flaws_of(which, kept))
 
 
 @pytest.mark.parametrize(
-    ("p", "really"), [(0.1, 0.0), (0.1, 0.09), (0.1, 0.11), (0.5, 0.49), (0.9, 0.1), (0.005, 0.01)]
+    ("p", "actual"), [(0.1, 0.0), (0.1, 0.09), (0.1, 0.11), (0.5, 0.49), (0.9, 0.1), (0.005, 0.01)]
 )
-def test_a_share_that_is_wrong(p: float, really: float) -> None:
-    kept = torch.rand((2, 300, 2, 512), generator=torch.Generator().manual_seed(1)) >= really
-    (flaw,) = judged(case(p=p, **ROWS), kept)
+def test_a_wrong_share_is_found(p: float, actual: float) -> None:
+    kept = torch.rand((2, 300, 2, 512), generator=torch.Generator().manual_seed(1)) >= actual
+    (flaw,) = flaws_of(case(p=p, **ROWS), kept)
     assert "of the probabilities where" in flaw
 
 
 @pytest.mark.parametrize("direction", ["fwd", "bwd"])
 def test_the_cost_is_bounded(direction: str) -> None:
-    """Rows are thinned until LAUNCHES show them; of a forward it is the keys that count."""
+    """Rows are thinned until LAUNCHES launches show them; for a forward the number of keys counts."""
     which = case(direction, batch=1, nheads=8, nheads_k=1, seqlen_q=4096, seqlen_k=64, headdim_v=8)
     sample = reference.choose_rows(which, CPU)
     fewer = dropout_mask.readable_sample(which, sample)
@@ -174,8 +177,8 @@ def test_the_cost_is_bounded(direction: str) -> None:
 
 @pytest.mark.parametrize("p", [0.02, 0.1, 0.5, 0.9])
 @pytest.mark.parametrize("changes", [{}, {"causal": True}], ids=str)
-def test_statistics_of_the_output(p: float, changes: dict[str, Any]) -> None:
-    """Honest outputs of many draws pass; too much or nothing dropped does not, nor a factor that is missing."""
+def test_statistics_of_the_output_tell_wrong_dropout(p: float, changes: dict[str, Any]) -> None:
+    """Right outputs of many masks pass; dropping too much or nothing, or a missing factor, does not."""
     which = case(p=p, seqlen_q=200, seqlen_k=300, **changes)
     given = inputs.make(which, "cpu", 0)
     sample = reference.choose_rows(which, CPU)
@@ -183,6 +186,7 @@ def test_statistics_of_the_output(p: float, changes: dict[str, Any]) -> None:
     size = (s.batch, s.nheads, s.seqlen_q, s.seqlen_k)
 
     def out(kept: Tensor, factor: float = 1.0) -> tuple[str, ...]:
+        """Return the output in float64; with p = 0 the output without dropout."""
         made = prepared(which, given, mask=lambda: kept)
         return dropout_check.find_statistics_flaws(which, given, sample, made.canonical(made.launch())["out"] * factor)
 
@@ -197,21 +201,21 @@ def test_statistics_of_the_output(p: float, changes: dict[str, Any]) -> None:
 
 
 def fused_backward(which: Case, given: Inputs, kept: Tensor, out: Tensor) -> dict[str, Tensor]:
-    """As fused kernels do it, in float64: the sum that is subtracted from a row of dP is dout out', of this `out`.
+    """Return the results of a fused backward in float64, which subtracts dout out' of this `out` from each row of dP.
 
-    `kept` and `out` as (batch, nheads, seqlen_q, ...); the results as (batch, seqlen, nheads, headdim).
+    `kept` and `out` are (batch, nheads, seqlen_q, ...), the results (batch, seqlen, nheads, headdim).
     """
     assert given.dout is not None
     q, k, v, dout = (t.transpose(1, 2).double() for t in (given.q, given.k, given.v, given.dout))
-    p, weights = weighed(which, given), kept / (1 - which.dropout_p)
+    p, weights = probabilities_of(which, given), kept / (1 - which.dropout_p)
     d = (dout * out.double()).sum(-1, keepdim=True)
     ds = p * (dout @ v.mT * weights - d) * which.softmax_scale
     results = {"out": (p * weights) @ v, "dq": ds @ k, "dk": ds.mT @ q, "dv": (p * weights).mT @ dout}
     return {name: t.transpose(1, 2) for name, t in results.items()}
 
 
-def weighed(which: Case, given: Inputs) -> Tensor:
-    """The probabilities, (batch, nheads, seqlen_q, seqlen_k), before dropout."""
+def probabilities_of(which: Case, given: Inputs) -> Tensor:
+    """Return the probabilities before dropout, (batch, nheads, seqlen_q, seqlen_k)."""
     q, k = (t.transpose(1, 2).double() for t in (given.q, given.k))
     seen = reference.visible_keys(which, torch.arange(which.shape.seqlen_q))
     return (q @ k.mT * which.softmax_scale).masked_fill(~seen, float("-inf")).softmax(-1)
@@ -219,6 +223,8 @@ def weighed(which: Case, given: Inputs) -> Tensor:
 
 @dataclass(frozen=True)
 class Fused:
+    """A case with its inputs, its dropout mask and its reference."""
+
     which: Case
     given: Inputs
     kept: Tensor
@@ -227,7 +233,7 @@ class Fused:
     def out(self, p: float = 0.1) -> Tensor:
         """In float64; with p = 0 as it is without dropout."""
         weights = self.kept / (1 - p) if p else torch.ones_like(self.kept)
-        return (weighed(self.which, self.given) * weights) @ self.given.v.transpose(1, 2).double()
+        return (probabilities_of(self.which, self.given) * weights) @ self.given.v.transpose(1, 2).double()
 
     def results(self, out: Tensor) -> dict[str, Tensor]:
         made = fused_backward(self.which, self.given, self.kept, out)
@@ -236,7 +242,7 @@ class Fused:
 
 @pytest.fixture(params=[{"causal": True}, {"window_size": (0, 0)}], ids=["causal", "one key"])
 def fused(request: Any) -> Fused:
-    """Of 128 heads; where each query sees one key, eager's dq is exactly zero."""
+    """A case of 128 heads. Where each query sees one key, eager's dq is exactly zero."""
     return made(Shape(4, 32, 32, 32, 32, 64, 64), 0, **request.param)
 
 
@@ -252,8 +258,8 @@ def made(shape: Shape, seed: int, **mask: Any) -> Fused:
     )
 
 
-def test_what_a_rounded_out_does_to_dq_and_dk_is_allowed(fused: Fused) -> None:
-    """And is of the size computed, in every position."""
+def test_the_error_of_a_rounded_out_in_dq_and_dk_is_allowed(fused: Fused) -> None:
+    """The error is also of the computed size, in every position."""
     exact, rounded = (fused_backward(fused.which, fused.given, fused.kept, fused.out().to(t)) for t in WIDTHS)
     for name in ("dq", "dk"):
         off = (rounded[name] - exact[name]).transpose(1, 2).flatten(0, 1).square().sum((0, 2))
@@ -267,14 +273,14 @@ def test_what_a_rounded_out_does_to_dq_and_dk_is_allowed(fused: Fused) -> None:
 
 
 @pytest.mark.parametrize("mask", [{"causal": True}, {"window_size": (0, 0)}], ids=["causal", "one key"])
-def test_it_is_allowed_of_a_single_head_too(mask: dict[str, Any]) -> None:
-    """Whose row has one such error, so that those of a stretch may all be large."""
+def test_the_error_of_a_rounded_out_is_allowed_for_a_single_head(mask: dict[str, Any]) -> None:
+    """A row of one head has a single such error, so those of a section may all be large."""
     for seed in range(20):
         one = made(Shape(1, 128, 128, 1, 1, 64, 64), seed, **mask)
         found = reference.compare(one.answer, one.results(one.out().bfloat16()))
         assert found.ok, (seed, found.errors)
 
 
-def test_a_row_sum_without_its_dropout_is_wrong(fused: Fused) -> None:
+def test_a_row_sum_without_dropout_is_wrong(fused: Fused) -> None:
     found = reference.compare(fused.answer, fused.results(fused.out(p=0.0)))
     assert [name for name, error in found.errors.items() if not error.ok] == ["dq", "dk"]

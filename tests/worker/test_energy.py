@@ -1,4 +1,4 @@
-"""The steady part of a long run, the counter's slope and its uncertainty; a run on a GPU in miniature."""
+"""The steady part of a run without pauses, and power as the slope of the energy counter; on a simulated GPU."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from attnbench.worker.measure.energy import (
 
 
 def ends(step: Callable[[float], float], until: float) -> list[float]:
-    """When batches end, of which one that begins at t lasts step(t) seconds."""
+    """Return when batches end, where a batch that begins at t lasts step(t) seconds."""
     at, found = 0.0, []
     while at < until:
         at += step(at)
@@ -31,27 +31,27 @@ def ends(step: Callable[[float], float], until: float) -> list[float]:
     return found
 
 
-def test_a_steady_run_has_its_last_seconds_as_window() -> None:
+def test_the_window_of_a_steady_run_is_its_last_seconds() -> None:
     found = _steady_start(ends(lambda t: 0.05, 4.0), 2.0)
     assert found is not None
     assert found == pytest.approx(ends(lambda t: 0.05, 4.0)[-1] - 2.0, abs=0.051)
 
 
-def test_what_came_before_the_window_does_not_matter() -> None:
+def test_drift_before_the_window_does_not_matter() -> None:
     assert _steady_start(ends(lambda t: 0.2 if t < 1.5 else 0.05, 4.0), 2.0) is not None
 
 
 @pytest.mark.parametrize("until", [0.0, 1.0, 2.9])
 def test_there_is_no_window_before_power_had_time_to_settle(until: float) -> None:
-    """Half as long again as the window: 3 s for 2 s."""
+    """That takes half as long again as the window: 3 s for a window of 2 s."""
     assert _steady_start(ends(lambda t: 0.05, until), 2.0) is None
     assert _steady_start(ends(lambda t: 0.05, 3.01), 2.0) is not None
 
 
 @pytest.mark.parametrize("slope", [1.0, -1.0])
-def test_a_window_that_drifts_is_none(slope: float) -> None:
+def test_there_is_no_window_while_the_time_per_call_drifts(slope: float) -> None:
     def drifts(by: float) -> list[float]:
-        """The median of its second second is `by` slower than that of its first."""
+        """Return batches of which the median in the second half of the window is `by` slower than in the first."""
         return ends(lambda t: 0.01 * (1 + slope * by * (t - 3)), 4.0)
 
     assert _steady_start(drifts(0.8 * MAX_DRIFT), 2.0) is not None
@@ -62,7 +62,7 @@ def test_outliers_are_no_drift() -> None:
     assert _steady_start(ends(lambda t: 0.3 if 5.0 < t < 5.05 else 0.05, 6.0), 2.0) is not None
 
 
-def test_a_handful_of_batches_are_no_window() -> None:
+def test_there_is_no_window_of_a_few_batches() -> None:
     assert _steady_start(ends(lambda t: 0.6, 6.0), 2.0) is None
 
 
@@ -85,7 +85,7 @@ def test_power_is_the_slope_between_moves(period: float, watts: float) -> None:
 
 
 def test_only_moves_in_the_window_count() -> None:
-    """100 W before and after, 500 W within."""
+    """Power is 100 W before and after the window, and 500 W within it."""
     moves, joules = [], 0.0
     for i in range(1, 101):
         joules += 0.1 * (500 if 4.0 <= 0.1 * (i - 1) < 6.0 else 100)
@@ -94,7 +94,7 @@ def test_only_moves_in_the_window_count() -> None:
     assert counter(moves).power(0.0, 3.05)[0] == pytest.approx(100)
 
 
-def test_a_counter_that_moves_fast_is_known_as_well_as_it_moves() -> None:
+def test_the_uncertainty_of_a_fast_counter_is_its_period() -> None:
     _, error = counter(every(0.002, 300.0)).power(1.0, 3.0)
     assert error == pytest.approx(2 * 0.002 / 2.0, rel=1e-2)
 
@@ -106,11 +106,11 @@ def test_uncertainty_falls_with_the_window() -> None:
 
 
 @pytest.mark.parametrize("moves", [[], every(0.1, 300.0)[:20], [(4.0, 7.0)]])
-def test_a_counter_that_did_not_move_twice_in_the_window_says_nothing(moves: list[tuple[float, float]]) -> None:
+def test_there_is_no_power_where_the_counter_moved_less_than_twice(moves: list[tuple[float, float]]) -> None:
     assert counter(moves).power(3.05, 5.0) == (None, None)
 
 
-def test_the_counter_notes_moves_only(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_moves_of_the_counter_are_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(energy, "POLL_SECONDS", 0.0002)
     done = threading.Event()
 
@@ -139,7 +139,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Gpu:
 
 
 def run(gpu: Gpu, seconds: Callable[[float], float], limit: float, state: Any = NO_COUNTER) -> energy.SustainedRun:
-    """A launch whose length follows the device's time, started at 100 s."""
+    """Run a launch whose length follows the device's time, started at 100 s."""
     gpu.now = gpu.free = 100.0
     return run_sustained(lambda: gpu.kernel(seconds(gpu.free - 100.0))(), seconds(0.0), limit, state)
 
@@ -153,15 +153,15 @@ def test_stops_when_the_time_of_a_call_is_steady(gpu: Gpu) -> None:
     assert (found.watts, found.uncertainty) == (None, None)
 
 
-def test_what_is_never_steady_ends_at_the_limit_and_says_so(gpu: Gpu) -> None:
+def test_a_run_that_is_never_steady_ends_at_the_limit_and_says_so(gpu: Gpu) -> None:
     found = run(gpu, lambda t: 1e-3 * (1 + 0.05 * t), 8.0)
     assert not found.steady
     assert 8.0 <= gpu.free - 100.0 < 8.3
-    assert min(found.times) > 1.15e-3  # of the second half
+    assert min(found.times) > 1.15e-3  # only batches of the second half count
     assert max(found.times) == pytest.approx(1.4e-3, rel=0.02)
 
 
-def test_a_limit_shorter_than_a_window_gives_what_there_was(gpu: Gpu) -> None:
+def test_a_limit_shorter_than_a_window_gives_all_batches(gpu: Gpu) -> None:
     found = run(gpu, lambda t: 1e-3, 0.3)
     assert not found.steady
     assert found.times == pytest.approx([1e-3] * len(found.times))
@@ -174,7 +174,7 @@ def test_one_call_longer_than_the_limit(gpu: Gpu) -> None:
 
 
 def test_the_device_is_never_without_work(gpu: Gpu) -> None:
-    """One batch waits while the other runs, so no pause lets the clock rise."""
+    """One batch is queued while another runs, so that no pause lets the clock rise."""
     busy: list[float] = []
 
     def launch() -> None:
@@ -186,7 +186,7 @@ def test_the_device_is_never_without_work(gpu: Gpu) -> None:
 
 
 def test_watts_are_those_of_the_steady_part(gpu: Gpu) -> None:
-    """The moves' times and the batches' are on one clock."""
+    """The times of the counter's moves and those of the batches are on one clock."""
 
     class Planted(EnergyCounter):
         def __init__(self, state: Any) -> None:

@@ -1,4 +1,4 @@
-"""Inputs: seeded, alike for every pass of a shape, and not of a kind that would run faster than real ones."""
+"""Inputs are seeded, the same for every direction of a shape, and refused where they would run too fast."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_sizes() -> None:
     assert make("fwd").dout is None
 
 
-def test_the_same_seed_gives_the_same_values_and_another_others() -> None:
+def test_equal_seeds_give_equal_values_and_different_seeds_do_not() -> None:
     assert same(make(), make())
     assert not same(make(), make(seed=1))
     forward, backward = make("fwd"), make("bwd")
@@ -48,14 +48,14 @@ def test_the_same_seed_gives_the_same_values_and_another_others() -> None:
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16", "fp16"])
-def test_healthy_inputs_have_no_flaw(dtype: str) -> None:
+def test_own_inputs_have_no_flaw(dtype: str) -> None:
     for seed in range(5):
         assert inputs.find_flaw(make(dtype=dtype, seed=seed)) is None
     assert inputs.find_flaw(make("fwd", dtype)) is None
 
 
 def test_inputs_of_a_few_elements_are_not_taken_for_constants() -> None:
-    """The standard deviation of a handful of normal values is often small."""
+    """The standard deviation of a few normal values is often small."""
     for size in (1, 2, 4, 8, 16):
         tiny = Shape(1, 1, 1, 1, 1, size, size)
         assert [inputs.find_flaw(make(seed=seed, shape=tiny)) for seed in range(50)] == [None] * 50
@@ -89,7 +89,7 @@ def small(t: Tensor) -> None:
     ],
 )
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
-def test_a_flaw_is_said_with_its_tensor(name: str, spoil: Callable[[Tensor], object], said: str, dtype: str) -> None:
+def test_a_flaw_names_its_tensor(name: str, spoil: Callable[[Tensor], object], said: str, dtype: str) -> None:
     given = make(dtype=dtype)
     spoil(getattr(given, name))
     assert str(inputs.find_flaw(given)).startswith(f"inputs: {name} {said}")
@@ -97,7 +97,7 @@ def test_a_flaw_is_said_with_its_tensor(name: str, spoil: Callable[[Tensor], obj
 
 @pytest.mark.parametrize(("share", "flawed"), [(0.005, False), (0.02, True), (0.3, True)])
 def test_zeros_among_normal_values_are_a_flaw(share: float, flawed: bool) -> None:
-    """They vary enough, and draw less power all the same."""
+    """They vary enough, but draw less power."""
     given = make(shape=dataclasses.replace(SHAPE, seqlen_k=1024))
     given.k.view(-1)[: round(share * given.k.numel())] = 0
     assert (inputs.find_flaw(given) is not None) == flawed
@@ -115,8 +115,8 @@ def test_a_tensor_that_was_written_to_is_named(name: str) -> None:
     assert inputs.first_changed(make("fwd"), make("fwd")) is None
 
 
-def test_large_inputs_are_looked_at_in_part_but_everywhere() -> None:
-    """Some ten thousand values of each."""
+def test_large_inputs_are_tested_by_values_from_everywhere() -> None:
+    """Some ten thousand values of each tensor are tested."""
     given = make(shape=dataclasses.replace(SHAPE, seqlen_q=4096))
     assert given.q.numel() > 2**19
     assert inputs.find_flaw(given) is None
@@ -125,7 +125,7 @@ def test_large_inputs_are_looked_at_in_part_but_everywhere() -> None:
 
 
 @pytest.mark.parametrize("direction", ["fwd", "bwd"])
-def test_a_clone_is_equal_and_elsewhere(direction: str) -> None:
+def test_a_clone_is_equal_and_in_other_memory(direction: str) -> None:
     given = make(direction)
     cloned = inputs.clone(given)
     assert same(given, cloned)

@@ -1,4 +1,4 @@
-"""How a cell is timed on this CPU, which cells are cross-checked, and when the ceilings are read."""
+"""How a cell is timed on this CPU, which cells are cross-checked, and when the ceilings are measured."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ CPU = Device("cpu", 0, "CPU", 2**34, 2**34, l2=2**20, copy=2e10)
 
 @pytest.fixture
 def cpu(monkeypatch: pytest.MonkeyPatch) -> Instruments:
-    monkeypatch.setattr(module, "MAX_CPU_FLUSH", 2**16)  # else the tests write gigabytes
+    monkeypatch.setattr(module, "MAX_CPU_FLUSH", 2**16)  # otherwise the tests write gigabytes
     return Instruments(CPU)
 
 
 @pytest.fixture
 def found(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """What L2's state turns out to be each time that it is looked at."""
+    """Script the state of L2 that is observed each time it is tested."""
     answers: list[Any] = []
 
     def state(timer: Any, device: torch.device, l2_bytes: int, bandwidth: float) -> str:
@@ -47,33 +47,39 @@ def found(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     return answers
 
 
-def test_on_a_cpu_the_clock_of_the_host_times_a_cell(cpu: Instruments, found: list[Any]) -> None:
+def test_a_cpu_cell_is_timed_by_the_hosts_clock(cpu: Instruments, found: list[Any]) -> None:
     found.append("cold")
     launches: list[int] = []
-    took = cpu.time(timed_launch(lambda: launches.append(1)), QUICK)
-    assert (took.timer, took.l2, took.notes, took.limits, took.host_bound) == ("perf_counter", "cold", [], (), False)
-    assert set(took.measurements) == {"time"}
-    assert took.measurements["time"].unit == "s"
-    assert 4 <= len(took.measurements["time"].values) <= len(launches)
-    assert all(0 < t < 1 for t in took.measurements["time"].values)
+    timing = cpu.time(timed_launch(lambda: launches.append(1)), QUICK)
+    assert (timing.timer, timing.l2, timing.notes, timing.limits, timing.host_bound) == (
+        "perf_counter",
+        "cold",
+        [],
+        (),
+        False,
+    )
+    assert set(timing.measurements) == {"time"}
+    assert timing.measurements["time"].unit == "s"
+    assert 4 <= len(timing.measurements["time"].values) <= len(launches)
+    assert all(0 < t < 1 for t in timing.measurements["time"].values)
     assert (cpu.events, cpu.tracer, cpu.state) == (None, None, None)
     assert cpu.cool_down()
 
 
-def test_on_this_machine_the_state_of_l2_is_looked_at() -> None:
-    """Whatever it is, it is not taken on trust."""
-    took = Instruments(replace(CPU, l2=2**22)).time(timed_launch(), QUICK)
-    assert took.l2 in ("cold", "unproven")
+def test_the_state_of_l2_is_tested_on_this_machine() -> None:
+    """Whatever it is, it is tested and not assumed."""
+    timing = Instruments(replace(CPU, l2=2**22)).time(timed_launch(), QUICK)
+    assert timing.l2 in ("cold", "unproven")
 
 
-def test_the_cache_that_a_virtual_machine_reports_is_its_hosts() -> None:
-    """Flushing all of that would take seconds a sample."""
+def test_the_flush_of_a_cpu_is_limited() -> None:
+    """To flush all of the host's cache would take seconds a sample."""
     flush = Instruments(replace(CPU, l2=2**42)).flush
     assert flush.buffer.numel() == module.MAX_CPU_FLUSH == 2**26
 
 
 @pytest.mark.parametrize(
-    ("promise", "answer", "said"),
+    ("expected", "answer", "said"),
     [
         ("cold", "cold", "cold"),
         ("cold", "warm", "unproven"),
@@ -83,14 +89,12 @@ def test_the_cache_that_a_virtual_machine_reports_is_its_hosts() -> None:
         ("cold", NotCapturable("no"), "unproven"),
     ],
 )
-def test_l2_is_what_was_found_or_unproven(
-    cpu: Instruments, found: list[Any], promise: Any, answer: Any, said: str
-) -> None:
+def test_l2_is_as_set_or_unproven(cpu: Instruments, found: list[Any], expected: Any, answer: Any, said: str) -> None:
     found.append(answer)
-    assert cpu.time(timed_launch(), replace(QUICK, l2=promise)).l2 == said
+    assert cpu.time(timed_launch(), replace(QUICK, l2=expected)).l2 == said
 
 
-def test_l2_is_looked_at_once_for_each_promise(cpu: Instruments, found: list[Any]) -> None:
+def test_l2_is_tested_once_for_each_state(cpu: Instruments, found: list[Any]) -> None:
     found += ["cold", "warm"]
     for _ in range(3):
         assert cpu.time(timed_launch(), QUICK).l2 == "cold"
@@ -114,20 +118,20 @@ CASES = [case(n, batch=b, causal=c) for n in range(64, 2064, 4) for b in (1, 2) 
 
 
 @pytest.mark.parametrize("share", [0.01, 0.05, 0.3, 0.9])
-def test_the_sample_of_a_cross_check_is_near_its_share(share: float) -> None:
-    """Of 2000 cells, within four standard deviations."""
+def test_the_cells_of_a_cross_check_are_near_its_share(share: float) -> None:
+    """The share of 2000 cells is met within four standard deviations."""
     chosen = sum(_is_cross_checked(which, "eager", share) for which in CASES)
     assert abs(chosen - share * len(CASES)) < 4 * (len(CASES) * share * (1 - share)) ** 0.5
     assert chosen > 0
 
 
-def test_none_and_all_of_the_cells() -> None:
+def test_a_cross_check_of_no_cells_and_of_all() -> None:
     assert not any(_is_cross_checked(which, "eager", 0.0) for which in CASES)
     assert all(_is_cross_checked(which, "eager", 1.0) for which in CASES)
 
 
-def test_the_sample_is_the_same_in_every_run() -> None:
-    """Two runs can be compared on it: no hash of Python's, which differs between processes."""
+def test_the_cells_of_a_cross_check_are_the_same_in_every_run() -> None:
+    """Python's own hash differs between processes and would give each run other cells."""
     chosen = [i for i, which in enumerate(CASES) if _is_cross_checked(which, "eager", 0.01)]
     assert chosen[:5] == FIRST_OF_1_PERCENT
     larger = {i for i, which in enumerate(CASES) if _is_cross_checked(which, "eager", 0.3)}
@@ -140,7 +144,7 @@ FIRST_OF_1_PERCENT = [9, 17, 100, 166, 251]
 
 @pytest.fixture
 def rates(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What the ceilings are read of, in turns."""
+    """Script the ceilings, and record what is measured in which order."""
     seen: list[str] = []
 
     def matmul(timer: Any, device: torch.device, dtype: torch.dtype) -> list[float]:
@@ -160,7 +164,9 @@ def rates(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return seen
 
 
-def test_ceilings_are_read_every_20_seconds_only(cpu: Instruments, clock: SimpleNamespace, rates: list[str]) -> None:
+def test_ceilings_are_measured_every_20_seconds_only(
+    cpu: Instruments, clock: SimpleNamespace, rates: list[str]
+) -> None:
     expected = {"ceiling_matmul": Measurement("FLOP/s", (1e12, 2e12)), "ceiling_copy": Measurement("B/s", (3e10,))}
     assert cpu.ceilings(torch.float32) == expected
     clock.now += CEILING_EVERY - 0.1
@@ -172,7 +178,7 @@ def test_ceilings_are_read_every_20_seconds_only(cpu: Instruments, clock: Simple
     assert CEILING_EVERY == 20
 
 
-def test_ceilings_without_room_are_not_tried_again_at_once(
+def test_a_ceiling_that_does_not_fit_is_not_tried_again_at_once(
     cpu: Instruments, clock: SimpleNamespace, rates: list[str]
 ) -> None:
     assert cpu.ceilings(torch.float64) == {"ceiling_copy": Measurement("B/s", (3e10,))}
@@ -195,5 +201,5 @@ def test_ceilings_are_work_over_time(monkeypatch: pytest.MonkeyPatch) -> None:
     where = torch.device("cpu")
     assert ceiling.matmul(Exact(), where, torch.float64) == [2 * 8**3 / 0.5] * ceiling.READINGS
     assert (launched[0].shape, launched[0].dtype) == ((8, 8), torch.float64)
-    assert ceiling.copy(Exact(), where) == [2 * 1000 / 0.5] * ceiling.READINGS  # read and written
+    assert ceiling.copy(Exact(), where) == [2 * 1000 / 0.5] * ceiling.READINGS  # read plus written
     assert launched[-1].numel() * launched[-1].element_size() == 1000

@@ -1,4 +1,7 @@
-"""How a cell is timed on a GPU whose instruments are played: events, graphs, traces, turns, without pauses, cool."""
+"""How a cell is timed on a GPU, with scripted instruments:
+
+events, graphs, traces, cross-check, sustained run, cooling down.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ from scripted_instruments import QUICK, Events, Gpu, timed_launch, values
 from attnbench.core.backend import Unsupported
 from attnbench.core.policy import SHORT
 from attnbench.worker import instruments as module
-from attnbench.worker.instruments import LONG_CALL_S, TURNS_OF_LONG_CALLS, SHORT_TRACES, TURNS
+from attnbench.worker.instruments import LONG_CALL_S, SHORT_TRACES, TURNS, TURNS_OF_LONG_CALLS
 from attnbench.worker.measure import cuda_graph, sampling
 from attnbench.worker.measure.cuda_graph import NotCapturable
 from attnbench.worker.measure.energy import SustainedRun
@@ -22,7 +25,7 @@ from attnbench.worker.measure.sampling import do_nothing
 
 @pytest.fixture
 def graphs(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """The graphs that were captured; what stands here before is why not."""
+    """Record the graphs that are captured; an exception that a test puts here is raised instead."""
     made: list[Any] = []
 
     class Graph:
@@ -56,64 +59,66 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Gpu:
 
 
 def test_events_are_the_default(gpu: Gpu) -> None:
-    took = gpu.time(timed_launch(), QUICK)
-    assert (took.timer, took.l2, took.host_bound) == ("events", "cold", False)
-    assert set(values(took, "time")) == {1e-3}
-    assert set(values(took, "enqueue")) == {7e-6}
-    assert set(values(took, "clock_held")) == {1.97e9}
-    assert "span" not in took.measurements
-    assert {name: m.unit for name, m in took.measurements.items()} == {"time": "s", "enqueue": "s", "clock_held": "Hz"}
+    timing = gpu.time(timed_launch(), QUICK)
+    assert (timing.timer, timing.l2, timing.host_bound) == ("events", "cold", False)
+    assert set(values(timing, "time")) == {1e-3}
+    assert set(values(timing, "enqueue")) == {7e-6}
+    assert set(values(timing, "clock_held")) == {1.97e9}
+    assert "span" not in timing.measurements
+    assert {name: m.unit for name, m in timing.measurements.items()} == {
+        "time": "s",
+        "enqueue": "s",
+        "clock_held": "Hz",
+    }
 
 
 @pytest.mark.parametrize("l2", ["cold", "warm"])
-def test_every_instrument_gets_the_same_before(gpu: Gpu, l2: Any) -> None:
-    took = gpu.time(timed_launch(), replace(QUICK, l2=l2))
-    assert took.l2 == l2
+def test_every_instrument_gets_the_same_flush(gpu: Gpu, l2: Any) -> None:
+    timing = gpu.time(timed_launch(), replace(QUICK, l2=l2))
+    assert timing.l2 == l2
     wanted = gpu.flush if l2 == "cold" else do_nothing
-    assert gpu.played.before is wanted
+    assert gpu.scripted.before is wanted
     assert gpu.tracer is not None
     assert gpu.tracer.before is wanted
 
 
-def test_what_is_short_is_traced_too(gpu: Gpu) -> None:
-    gpu.played.seconds = 0.9 * SHORT
-    took = gpu.time(timed_launch(), QUICK)
-    assert values(took, "span") == pytest.approx([1.01 * 0.9 * SHORT - 2e-6] * SHORT_TRACES * QUICK.min_samples)
-    assert values(took, "span_events") == pytest.approx([1.01 * 0.9 * SHORT] * SHORT_TRACES * QUICK.min_samples)
+def test_short_calls_are_traced_too(gpu: Gpu) -> None:
+    gpu.scripted.seconds = 0.9 * SHORT
+    timing = gpu.time(timed_launch(), QUICK)
+    assert values(timing, "span") == pytest.approx([1.01 * 0.9 * SHORT - 2e-6] * SHORT_TRACES * QUICK.min_samples)
+    assert values(timing, "span_events") == pytest.approx([1.01 * 0.9 * SHORT] * SHORT_TRACES * QUICK.min_samples)
     gpu.tracer = None
     assert "span" not in gpu.time(timed_launch(), QUICK).measurements
 
 
-def test_a_trace_that_fails_beside_the_samples_costs_the_spans_only(gpu: Gpu) -> None:
-    gpu.played.seconds = 0.9 * SHORT
+def test_a_failed_trace_of_short_calls_costs_the_spans_only(gpu: Gpu) -> None:
+    gpu.scripted.seconds = 0.9 * SHORT
     gpu.tracer.lost = True  # type: ignore[union-attr]
-    took = gpu.time(timed_launch(), QUICK)
-    assert values(took, "time")
-    assert "span" not in took.measurements
-    assert any("1 of 2 markers" in note for note in took.notes)
+    timing = gpu.time(timed_launch(), QUICK)
+    assert values(timing, "time")
+    assert "span" not in timing.measurements
+    assert any("1 of 2 markers" in note for note in timing.notes)
 
 
 def test_a_graph_has_the_clock_of_its_replays(gpu: Gpu, graphs: list[Any]) -> None:
-    """What the host pays is looked at apart, at whatever clock, and its slowness is not in a replay."""
+    """The host's time is measured separately, at any clock, and is not in a replay."""
     launches: list[int] = []
 
     def launch() -> None:
         launches.append(1)
-        gpu.played.slow_host = True
-        gpu.played.hz = 1.5e9 if len(launches) > 3 else 1.97e9  # after the estimate
+        gpu.scripted.slow_host = True
+        gpu.scripted.hz = 1.5e9 if len(launches) > 3 else 1.97e9  # after the estimate
 
-    took = gpu.time(timed_launch(launch), replace(QUICK, timer="graph"))
-    assert took.timer == "graph"
-    assert set(values(took, "time")) == {1e-3 - 3e-6}
-    assert len(values(took, "enqueue")) == 10
-    assert not took.host_bound
-    assert set(values(took, "clock_held")) == {1.97e9}
+    timing = gpu.time(timed_launch(launch), replace(QUICK, timer="graph"))
+    assert timing.timer == "graph"
+    assert set(values(timing, "time")) == {1e-3 - 3e-6}
+    assert len(values(timing, "enqueue")) == 10
+    assert not timing.host_bound
+    assert set(values(timing, "clock_held")) == {1.97e9}
     assert graphs[0].closed
 
 
-def test_a_graph_of_a_cold_cell_takes_turns_over_copies_and_one_of_a_warm_cell_does_not(
-    gpu: Gpu, graphs: list[Any]
-) -> None:
+def test_a_graph_uses_copies_where_l2_is_cold_only(gpu: Gpu, graphs: list[Any]) -> None:
     nbytes = 2 * gpu.l2_bytes // 4
     gpu.time(timed_launch(nbytes=nbytes), replace(QUICK, timer="graph"))
     gpu.time(timed_launch(nbytes=nbytes), replace(QUICK, timer="graph", l2="warm"))
@@ -121,15 +126,15 @@ def test_a_graph_of_a_cold_cell_takes_turns_over_copies_and_one_of_a_warm_cell_d
     assert all(made.closed for made in graphs)
 
 
-def test_traces_have_the_clock_at_the_end_of_each(gpu: Gpu) -> None:
-    took = gpu.time(timed_launch(), replace(QUICK, timer="cupti"))
-    assert took.timer == "cupti"
-    assert set(values(took, "time")) == {1.01e-3 - 2e-6}
-    assert len(values(took, "clock_held")) >= gpu.played.log.count("cupti") >= sampling.MIN_BURSTS
-    assert len(values(took, "enqueue")) == 10
+def test_each_trace_ends_with_a_reading_of_the_clock(gpu: Gpu) -> None:
+    timing = gpu.time(timed_launch(), replace(QUICK, timer="cupti"))
+    assert timing.timer == "cupti"
+    assert set(values(timing, "time")) == {1.01e-3 - 2e-6}
+    assert len(values(timing, "clock_held")) >= gpu.scripted.log.count("cupti") >= sampling.MIN_BURSTS
+    assert len(values(timing, "enqueue")) == 10
 
 
-def test_an_instrument_that_cannot_be_used_is_said(gpu: Gpu, graphs: list[Any]) -> None:
+def test_an_instrument_that_cannot_be_used_makes_the_cell_unsupported(gpu: Gpu, graphs: list[Any]) -> None:
     gpu.tracer.lost = True  # type: ignore[union-attr]
     with pytest.raises(Unsupported, match="--timer cupti: the profiler saw 1 of 2 markers"):
         gpu.time(timed_launch(), replace(QUICK, timer="cupti"))
@@ -145,9 +150,7 @@ def test_an_instrument_that_cannot_be_used_is_said(gpu: Gpu, graphs: list[Any]) 
     assert gpu.broken
 
 
-def test_turns_give_each_instrument_one_reading_a_turn_and_the_first_place_in_its_time(
-    gpu: Gpu, graphs: list[Any]
-) -> None:
+def test_instruments_take_turns_in_rotating_order(gpu: Gpu, graphs: list[Any]) -> None:
     readings, notes = gpu.cross_check(timed_launch(), QUICK)
     assert notes == []
     assert {name: (m.unit, len(m.values)) for name, m in readings.items()} == {
@@ -159,7 +162,7 @@ def test_turns_give_each_instrument_one_reading_a_turn_and_the_first_place_in_it
     assert [set(readings[f"turns_{name}"].values) for name in ("events", "graph", "cupti", "traced")] == [
         {1e-3}, {1e-3 - 3e-6}, {1.01e-3 - 2e-6}, {1.01e-3}
     ]  # fmt: skip
-    log = gpu.played.log[-3 * TURNS :]
+    log = gpu.scripted.log[-3 * TURNS :]
     assert [log[3 * i : 3 * i + 3] for i in range(4)] == [
         ["events", "graph", "cupti"],
         ["graph", "cupti", "events"],
@@ -170,13 +173,13 @@ def test_turns_give_each_instrument_one_reading_a_turn_and_the_first_place_in_it
 
 
 def test_turns_of_long_calls_are_few(gpu: Gpu, graphs: list[Any]) -> None:
-    gpu.played.seconds = 1.1 * LONG_CALL_S
+    gpu.scripted.seconds = 1.1 * LONG_CALL_S
     readings, _ = gpu.cross_check(timed_launch(), QUICK)
     assert {len(m.values) for m in readings.values()} == {TURNS_OF_LONG_CALLS}
     assert graphs[0].closed
 
 
-def test_turns_go_on_without_an_instrument_and_say_which(gpu: Gpu, graphs: list[Any]) -> None:
+def test_a_cross_check_goes_on_without_an_instrument_and_says_why(gpu: Gpu, graphs: list[Any]) -> None:
     gpu.tracer.lost = True  # type: ignore[union-attr]
     readings, notes = gpu.cross_check(timed_launch(), QUICK)
     assert set(readings) == {"turns_events", "turns_graph"}
@@ -203,7 +206,7 @@ def test_turns_go_on_without_an_instrument_and_say_which(gpu: Gpu, graphs: list[
         ),
     ],
 )
-def test_a_sustained_run_is_asked_for(
+def test_a_sustained_run_is_recorded_where_it_is_asked_for(
     gpu: Gpu,
     clock: SimpleNamespace,
     monkeypatch: pytest.MonkeyPatch,
@@ -215,12 +218,12 @@ def test_a_sustained_run_is_asked_for(
     monkeypatch.setattr(
         module, "run_sustained", lambda _, estimate, limit, __: asked.append((estimate, limit)) or result
     )
-    took = gpu.time(timed_launch(), replace(QUICK, sustained_s=7.0))
+    timing = gpu.time(timed_launch(), replace(QUICK, sustained_s=7.0))
     assert asked == [(1e-3, 7.0)]
-    assert {name for name in took.measurements if name.startswith("sustained")} == names
-    assert len(took.notes) == len(notes)
-    assert all(words in note for words, note in zip(notes, took.notes, strict=True))
-    assert clock.now > 1000.0  # and the machine cools down before the next cell
+    assert {name for name in timing.measurements if name.startswith("sustained")} == names
+    assert len(timing.notes) == len(notes)
+    assert all(words in note for words, note in zip(notes, timing.notes, strict=True))
+    assert clock.now > 1000.0  # the device cools down before the next cell
     gpu.time(timed_launch(), QUICK)
     assert len(asked) == 1
 
@@ -244,12 +247,12 @@ def test_cooling_down_waits_for_power_clock_and_limits(
         power_average_w=lambda: watts(clock.now - 1000.0),
         limits=lambda: limits(clock.now - 1000.0),
     )
-    gpu.played.clock_hz = lambda: hz(clock.now - 1000.0)  # type: ignore[method-assign]
+    gpu.scripted.clock_hz = lambda: hz(clock.now - 1000.0)  # type: ignore[method-assign]
     assert gpu.cool_down() == (cools is not None)
     assert clock.now - 1000.0 == pytest.approx(cools or module.COOL_SECONDS, abs=0.11)
 
 
-def test_power_is_isolated_before_a_cell_where_that_is_asked_for(gpu: Gpu, clock: SimpleNamespace) -> None:
+def test_isolate_power_waits_before_the_cell(gpu: Gpu, clock: SimpleNamespace) -> None:
     gpu.time(timed_launch(), QUICK)
     assert clock.now == 1000.0
     gpu.time(timed_launch(), replace(QUICK, isolate_power=True))
@@ -258,7 +261,7 @@ def test_power_is_isolated_before_a_cell_where_that_is_asked_for(gpu: Gpu, clock
 
 def test_a_machine_that_does_not_cool_down_is_noted(gpu: Gpu, clock: SimpleNamespace) -> None:
     gpu.state.limits = lambda: ("thermal",)  # type: ignore[union-attr, method-assign, assignment]
-    took = gpu.time(timed_launch(), replace(QUICK, isolate_power=True))
-    assert any("not back within 30 s" in note for note in took.notes)
+    timing = gpu.time(timed_launch(), replace(QUICK, isolate_power=True))
+    assert any("not back within 30 s" in note for note in timing.notes)
     assert clock.now >= 1030
     assert gpu.time(timed_launch(), QUICK).notes == []

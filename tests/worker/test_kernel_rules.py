@@ -1,4 +1,4 @@
-"""What ran, by its names as a profiler gives them, against what a backend says of itself."""
+"""The kernel rules, on kernel names as a profiler gives them, and the judgement of a traced launch."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ BF16_PRODUCTS = (
 
 
 @pytest.mark.parametrize(
-    ("name", "said"),
+    ("name", "expected"),
     [
         ("Memset (Device)", "Memset (Device)"),
         ("Memcpy DtoD (Device -> Device)", "Memcpy DtoD (Device -> Device)"),
@@ -91,9 +91,9 @@ BF16_PRODUCTS = (
         ("void f<void (*)(int), g(3)>(int)", "f<void (*)(int), g(3)>"),
     ],
 )
-def test_a_name_is_short_and_still_tells(name: str, said: str) -> None:
-    assert short_name(name) == said
-    assert short_name(short_name(name)) == said
+def test_a_short_name_keeps_the_template_arguments(name: str, expected: str) -> None:
+    assert short_name(name) == expected
+    assert short_name(short_name(name)) == expected
 
 
 @pytest.mark.parametrize(
@@ -110,7 +110,7 @@ def test_a_long_name_is_cut(name: str, start: str) -> None:
     assert "Flash_fwd_params" not in short_name(name)
 
 
-def test_kernels_are_counted_in_the_order_of_their_first() -> None:
+def test_kernels_are_counted_in_the_order_of_first_appearance() -> None:
     found = count_by_name([SOFTMAX, NVJET, FILL, NVJET])
     assert found == {short_name(SOFTMAX): 1, NVJET: 2, short_name(FILL): 1}
     assert list(found) == [short_name(SOFTMAX), NVJET, short_name(FILL)]
@@ -120,52 +120,52 @@ def test_kernels_are_counted_in_the_order_of_their_first() -> None:
 BF16, FP32 = case(), case(dtype="fp32")
 
 
-def said(signature: Signature, *names: str, which: Case = BF16) -> str | None:
+def broken_rule(signature: Signature, *names: str, which: Case = BF16) -> str | None:
     return find_broken_rule(which, signature, count_by_name(names))
 
 
-def test_nothing_to_complain() -> None:
-    assert said(Signature(), FLASH) is None
-    assert said(Signature(("flash_fwd",), ("cudnn",)), FILL, FLASH) is None
-    assert said(Signature(("flash_fwd", "flash_bwd")), FLASH, FLASH_BACKWARD) is None
+def test_declared_kernels_break_no_rule() -> None:
+    assert broken_rule(Signature(), FLASH) is None
+    assert broken_rule(Signature(("flash_fwd",), ("cudnn",)), FILL, FLASH) is None
+    assert broken_rule(Signature(("flash_fwd", "flash_bwd")), FLASH, FLASH_BACKWARD) is None
 
 
-def test_nothing_ran() -> None:
+def test_a_call_without_kernels_breaks_a_rule() -> None:
     for signature in (Signature(), Signature(("flash_fwd",))):
-        assert str(said(signature)).startswith("nothing ran on the device during the launch")
+        assert str(broken_rule(signature)).startswith("nothing ran on the device during the launch")
 
 
 def test_a_required_kernel_did_not_run() -> None:
-    assert said(Signature(("flash_fwd",)), NVJET, SOFTMAX) == (
+    assert broken_rule(Signature(("flash_fwd",)), NVJET, SOFTMAX) == (
         f"no kernel like 'flash_fwd' ran; instead: {NVJET}, {short_name(SOFTMAX)}"
     )
-    assert str(said(Signature(("flash_fwd", "flash_bwd")), FLASH)).startswith("no kernel like 'flash_bwd' ran")
+    assert str(broken_rule(Signature(("flash_fwd", "flash_bwd")), FLASH)).startswith("no kernel like 'flash_bwd' ran")
 
 
 def test_of_many_kernels_four_are_named() -> None:
-    text = str(said(Signature(("flash_fwd",)), *(f"kernel_{i}" for i in range(9))))
+    text = str(broken_rule(Signature(("flash_fwd",)), *(f"kernel_{i}" for i in range(9))))
     assert text.endswith("instead: kernel_0, kernel_1, kernel_2, kernel_3 and 5 more")
-    assert str(said(Signature(("flash_fwd",)), *"abcd")).endswith("instead: a, b, c, d")
+    assert str(broken_rule(Signature(("flash_fwd",)), *"abcd")).endswith("instead: a, b, c, d")
 
 
 def test_an_excluded_kernel_ran() -> None:
-    text = said(Signature(("SoftMax",), ("flash|fmha",)), SOFTMAX, EFFICIENT)
+    text = broken_rule(Signature(("SoftMax",), ("flash|fmha",)), SOFTMAX, EFFICIENT)
     assert text == "fmha_cutlassF_bf16_aligned_64x128_rf_sm80 ran, which is another implementation's"
 
 
 @pytest.mark.parametrize("name", [F32_XMMA, F32_SGEMM, TF32_XMMA, TF32_OLDER, TF32_CUTLASS])
 def test_a_float32_product_in_a_half_precision_case(name: str) -> None:
     for dtype in ("bf16", "fp16"):
-        text = said(Signature(("SoftMax",)), SOFTMAX, name, which=replace(BF16, dtype=dtype))
+        text = broken_rule(Signature(("SoftMax",)), SOFTMAX, name, which=replace(BF16, dtype=dtype))
         assert text == f"{short_name(name)} ran: a float32 product in a {dtype} case"
-    assert said(Signature(), name, which=FP32) is None
-    assert said(Signature(("gemm",)), name) is None  # it says so itself
-    assert said(Signature(("SoftMax",)), SOFTMAX, name, which=FP32) is None
+    assert broken_rule(Signature(), name, which=FP32) is None
+    assert broken_rule(Signature(("gemm",)), name) is None  # the signature declares it
+    assert broken_rule(Signature(("SoftMax",)), SOFTMAX, name, which=FP32) is None
 
 
 @pytest.mark.parametrize("name", BF16_PRODUCTS)
-def test_a_half_precision_product_is_none(name: str) -> None:
-    assert said(Signature(), name) is None
+def test_a_half_precision_product_breaks_no_rule(name: str) -> None:
+    assert broken_rule(Signature(), name) is None
 
 
 VIEWS = ["aten::transpose", "aten::detach", "detach", "aten::as_strided", "aten::view", "aten::_unsafe_view", "aten::t"]
@@ -174,7 +174,7 @@ VIEWS = ["aten::transpose", "aten::detach", "detach", "aten::as_strided", "aten:
 @pytest.mark.parametrize(
     "name", ["aten::copy_", "aten::clone", "aten::contiguous", "aten::to", "aten::mul", "aten::tanh"]
 )
-def test_what_only_looks_at_a_tensor_in_another_way_computes_nothing(name: str) -> None:
+def test_views_compute_nothing(name: str) -> None:
     assert first_computing_operator(VIEWS) is None
     assert first_computing_operator([]) is None
     assert first_computing_operator([*VIEWS, name, "aten::bmm"]) == name
@@ -190,7 +190,7 @@ def backend(name: str) -> Backend:
 
 @pytest.mark.parametrize("name", BUILT_IN)
 def test_signatures_are_regular_expressions(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """For every case that it takes, on every kind of device."""
+    """For every case that the backend takes, on every kind of device."""
     asked = 0
     for device in DEVICES:
         monkeypatch.setenv("TRITON_INTERPRET", "1" if device.kind == "cpu" else "0")
@@ -225,34 +225,34 @@ def kernels(name: str, direction: str) -> list[str]:
 
 @pytest.mark.parametrize("direction", DIRECTIONS)
 @pytest.mark.parametrize("name", HALVES)
-def test_a_signature_knows_its_own_kernels_and_no_others(name: str, direction: Any) -> None:
+def test_a_signature_accepts_its_own_kernels_and_no_others(name: str, direction: Any) -> None:
     which = case(direction=direction)
     signature = backend(name).signature(which, DEVICES[1])
-    assert said(signature, FILL, *kernels(name, direction)) is None
+    assert broken_rule(signature, FILL, *kernels(name, direction)) is None
     for other in set(HALVES) - {name}:
         if {name, other} == {"eager", "sdpa-math"}:
-            continue  # matmuls and a softmax both
-        assert said(signature, FILL, *kernels(other, direction)), f"{other} would pass for {name}"
+            continue  # both are matmuls and a softmax
+        assert broken_rule(signature, FILL, *kernels(other, direction)), f"{other} would pass for {name}"
 
 
 @pytest.mark.parametrize("name", ["sdpa-efficient", "sdpa-flash", "sdpa-cudnn", "triton"])
-def test_a_pass_of_both_must_show_both(name: str) -> None:
+def test_a_forward_and_backward_must_show_the_kernels_of_both(name: str) -> None:
     which = case(direction="fwd_bwd")
     forward, backward = HALVES[name]
     signature = backend(name).signature(which, DEVICES[1])
-    assert said(signature, *forward)
-    assert said(signature, *backward)
+    assert broken_rule(signature, *forward)
+    assert broken_rule(signature, *backward)
 
 
 def call(*names: str, seconds: float = 100e-6, overrun: float = 0.0, gap: float = 0.0) -> TracedCall:
-    """Kernels one after the other, as long together as said, with a gap after each."""
+    """Return a call of kernels one after the other, of `seconds` in all, with a gap after each."""
     each = seconds / max(1, len(names))
     starts = [i * (each + gap) for i in range(len(names))]
     return TracedCall(tuple(Kernel(n, at, at + each, 7) for n, at in zip(names, starts, strict=True)), overrun)
 
 
 class Tracer:
-    """Runs the launches, and tells what was planned of them."""
+    """A tracer that runs the launches and returns scripted calls; without any the trace is lost."""
 
     def __init__(self, *calls: TracedCall) -> None:
         self.planned = list(calls)
@@ -267,8 +267,8 @@ class Tracer:
 
 
 @pytest.fixture
-def prove() -> Iterator[Callable[..., Any]]:
-    """bench.Bench.prove on a device that is a GPU by name only."""
+def trace_launch() -> Iterator[Callable[..., Any]]:
+    """Trace a launch by scripted calls, on a device that is a GPU by name only."""
     measurer = object.__new__(CellMeasurer)
     measurer.device = torch.device("cuda")
     seen: list[str] = []
@@ -285,86 +285,86 @@ def prove() -> Iterator[Callable[..., Any]]:
     assert seen[:2] == ["renew", "launch"]
 
 
-def kernels_of(*spans: tuple[str, float, float]) -> tuple[Kernel, ...]:
+def kernels_at(*spans: tuple[str, float, float]) -> tuple[Kernel, ...]:
     return tuple(Kernel(name, start, end, 7) for name, start, end in spans)
 
 
-def test_time_in_which_something_ran() -> None:
+def test_busy_time_counts_overlaps_once() -> None:
     assert busy_seconds(()) == 0
-    assert busy_seconds(kernels_of(("a", 0, 2), ("b", 1, 3), ("c", 5, 6), ("d", 5.2, 5.4))) == 4
-    assert busy_seconds(kernels_of(("c", 5, 6), ("a", 0, 2))) == 3  # in any order
+    assert busy_seconds(kernels_at(("a", 0, 2), ("b", 1, 3), ("c", 5, 6), ("d", 5.2, 5.4))) == 4
+    assert busy_seconds(kernels_at(("c", 5, 6), ("a", 0, 2))) == 3  # in any order
 
 
-@pytest.mark.parametrize(("share", "is_one"), [(0.015, True), (0.025, False), (1.0, False)])
+@pytest.mark.parametrize(("share", "is_problem"), [(0.015, True), (0.025, False), (1.0, False)])
 @pytest.mark.parametrize("runs", [("flash_fwd",), ("flash_fwd", "SoftMax")])
-def test_a_declared_kernel_that_takes_next_to_no_time_is_a_decoy(
-    share: float, is_one: bool, runs: tuple[str, ...]
+def test_declared_kernels_must_take_2_percent_of_the_time(
+    share: float, is_problem: bool, runs: tuple[str, ...]
 ) -> None:
-    """The declared ones together, as their pieces may be small; the complaint names what did the work instead."""
-    activities = kernels_of((FLASH, 0, share), (NVJET, share, 0.999), (FILL, 0.999, 1.0))
-    said = find_low_share(Signature(runs), activities)
-    assert bool(said) == is_one
-    if said:
-        assert said == f"what it declares took 1.50% of the time; {NVJET} did more of the work"
+    """The declared kernels count together, as parts may be small. The problem names the kernel that did more."""
+    activities = kernels_at((FLASH, 0, share), (NVJET, share, 0.999), (FILL, 0.999, 1.0))
+    problem = find_low_share(Signature(runs), activities)
+    assert bool(problem) == is_problem
+    if problem:
+        assert problem == f"what it declares took 1.50% of the time; {NVJET} did more of the work"
     assert find_low_share(Signature(), activities) is None
 
 
-def test_a_decoy_is_complained_of(prove: Callable[..., Any]) -> None:
-    lying = TracedCall(kernels_of((FLASH, 0, 1e-6), (NVJET, 1e-6, 100e-6)), 0.0)
-    found = prove(lying, call())
+def test_a_declared_kernel_of_little_time_is_a_problem(trace_launch: Callable[..., Any]) -> None:
+    mislabelled = TracedCall(kernels_at((FLASH, 0, 1e-6), (NVJET, 1e-6, 100e-6)), 0.0)
+    found = trace_launch(mislabelled, call())
     assert "took 1.00% of the time" in found.problem
     assert found.kernels == {short_name(FLASH): 1, NVJET: 1}
 
 
-def test_a_traced_call_that_is_as_it_should_be(prove: Callable[..., Any]) -> None:
-    found = prove(call(FLASH), call())
+def test_a_right_call_is_no_problem(trace_launch: Callable[..., Any]) -> None:
+    found = trace_launch(call(FLASH), call())
     assert (found.problem, found.note) == (None, None)
     assert found.kernels == {short_name(FLASH): 1}
 
 
-def test_a_call_in_which_nothing_ran_is_complained_of(prove: Callable[..., Any]) -> None:
-    assert "nothing ran on the device" in prove(call(), call()).problem
+def test_a_call_in_which_nothing_ran_is_a_problem(trace_launch: Callable[..., Any]) -> None:
+    assert "nothing ran on the device" in trace_launch(call(), call()).problem
 
 
-def test_the_wrong_kernel_is_complained_of(prove: Callable[..., Any]) -> None:
-    found = prove(call(NVJET, SOFTMAX), call())
+def test_another_kernel_is_a_problem(trace_launch: Callable[..., Any]) -> None:
+    found = trace_launch(call(NVJET, SOFTMAX), call())
     assert found.problem.startswith("no kernel like 'flash_fwd' ran")
     assert found.kernels == {NVJET: 1, short_name(SOFTMAX): 1}
 
 
-def test_work_after_the_launch_is_complained_of(prove: Callable[..., Any]) -> None:
-    hidden = prove(call(FLASH, overrun=200e-6), call())
+def test_work_after_the_launch_is_a_problem(trace_launch: Callable[..., Any]) -> None:
+    hidden = trace_launch(call(FLASH, overrun=200e-6), call())
     assert "went on for 200 us after its stream had gone on" in hidden.problem
-    naming = prove(call(FLASH), call(FILL))
+    naming = trace_launch(call(FLASH), call(FILL))
     assert naming.problem.endswith("ran after the launch, while its results were only to be named")
     assert naming.problem.startswith("at::native::vectorized_elementwise_kernel")
 
 
-@pytest.mark.parametrize(("seconds", "complains"), [(100e-6, False), (145e-6, False), (155e-6, True), (1.0, True)])
-def test_work_that_the_samples_do_not_hold_is_complained_of(
-    prove: Callable[..., Any], seconds: float, complains: bool
+@pytest.mark.parametrize(("seconds", "is_problem"), [(100e-6, False), (145e-6, False), (155e-6, True), (1.0, True)])
+def test_work_that_is_not_in_the_samples_is_a_problem(
+    trace_launch: Callable[..., Any], seconds: float, is_problem: bool
 ) -> None:
-    """Beyond what a clock can explain, 30 %, and 20 us for what surrounds a kernel."""
-    found = prove(call(FLASH, seconds=seconds), call(), latency=100e-6)
-    assert bool(found.problem) == complains
-    if complains:
+    """Allowed are 30 %, which a falling clock can explain, and 20 us for what surrounds a kernel."""
+    found = trace_launch(call(FLASH, seconds=seconds), call(), latency=100e-6)
+    assert bool(found.problem) == is_problem
+    if is_problem:
         assert f"kernels ran for {seconds * 1e6:.0f} us in one call, and the samples say 100" in found.problem
 
 
-def test_gaps_between_kernels_are_no_work(prove: Callable[..., Any]) -> None:
-    assert prove(call(FLASH, FLASH, gap=500e-6), call()).problem is None
+def test_gaps_between_kernels_are_no_work(trace_launch: Callable[..., Any]) -> None:
+    assert trace_launch(call(FLASH, FLASH, gap=500e-6), call()).problem is None
 
 
-def test_samples_much_slower_than_a_later_call_are_doubted(prove: Callable[..., Any]) -> None:
-    slow = prove(call(FLASH), call(), latency=200e-6)
+def test_samples_much_slower_than_a_later_call_get_a_note(trace_launch: Callable[..., Any]) -> None:
+    slow = trace_launch(call(FLASH), call(), latency=200e-6)
     assert slow.problem is None
     assert slow.note.startswith("samples much slower than a later call")
-    assert prove(call(FLASH), call(), latency=165e-6).note is None
-    assert prove(call(FLASH), call(), latency=200e-6, host_bound=True).note is None  # that is why
+    assert trace_launch(call(FLASH), call(), latency=165e-6).note is None
+    assert trace_launch(call(FLASH), call(), latency=200e-6, host_bound=True).note is None  # the host explains it
 
 
-def test_what_cannot_be_traced_is_no_complaint(prove: Callable[..., Any]) -> None:
-    found = prove()
+def test_a_launch_that_cannot_be_traced_gets_a_note(trace_launch: Callable[..., Any]) -> None:
+    found = trace_launch()
     assert found.problem is None
     assert found.kernels == {}
     assert found.note == "what ran is not known: the profiler saw 1 of 3 markers"

@@ -1,4 +1,4 @@
-"""Whether L2 is as promised, judged with simulated instruments; the flush and the read on the CPU."""
+"""Whether L2 is found cold or warm, with simulated timers; the flush and the read on the CPU."""
 
 from __future__ import annotations
 
@@ -15,11 +15,14 @@ from attnbench.worker.measure.sampling import do_nothing
 CPU = torch.device("cpu")
 L2 = 12 * 2**20
 BANDWIDTH = 4e12
-OPERAND = L2 // 3 / BANDWIDTH  # seconds that memory takes for what is read
+OPERAND = L2 // 3 / BANDWIDTH  # seconds that the memory needs for the operand
 
 
 class Machine:
-    """An instrument on a machine with a cache: a read from memory takes `gain` operand times longer."""
+    """A timer on a machine with a cache:
+
+    a read from memory takes `gain` operand times longer than one from the cache.
+    """
 
     def __init__(self, *, flushes: bool = True, gain: float = 0.5, at_once: int = REPEATS) -> None:
         self.cached = False
@@ -37,7 +40,7 @@ class Machine:
         for _ in range(min(n, self.at_once)):
             self.before()
             if self.before not in (self.flush, do_nothing):
-                self.cached = True  # it is the read itself
+                self.cached = True  # `before` is the read itself
             values.append(20e-6 + (0.0 if self.cached else self.gain * OPERAND))
             launch()
             self.cached = True
@@ -64,18 +67,18 @@ def test_no_flush_leaves_it_warm() -> None:
 
 
 @pytest.mark.parametrize(("gain", "said"), [(MIN_GAIN - 0.02, "warm"), (MIN_GAIN + 0.02, "cold"), (1.0, "cold")])
-def test_cold_must_cost_what_the_memorys_bandwidth_says(gain: float, said: str) -> None:
-    """A difference of some other cause, as a launch that follows another, is no proof."""
+def test_cold_must_cost_a_good_part_of_the_memorys_time(gain: float, said: str) -> None:
+    """A small difference may have another cause, such as the order of the launches."""
     assert found(Machine(gain=gain)) == said
 
 
-def test_an_instrument_that_gives_few_at_once_is_asked_again() -> None:
+def test_a_timer_that_gives_few_samples_is_asked_again() -> None:
     machine = Machine(at_once=3)
     assert found(machine) == "cold"
     assert machine.taken == 2 * REPEATS
 
 
-def test_the_instrument_has_its_flush_back() -> None:
+def test_the_timer_gets_its_flush_back() -> None:
     machine = Machine()
     found(machine)
     assert machine.before == machine.flush
@@ -95,7 +98,7 @@ def test_the_instrument_has_its_flush_back() -> None:
 @pytest.mark.parametrize(
     ("l2_bytes", "nbytes"), [(L2, L2 // 3), (2**16, 2**20), (2**40, MIN_FLUSH // 3), (0, MIN_FLUSH // 3)]
 )
-def test_a_third_of_l2_is_read_within_reason(l2_bytes: int, nbytes: int) -> None:
+def test_a_third_of_l2_is_read_within_limits(l2_bytes: int, nbytes: int) -> None:
     said, read = make_reader(CPU, l2_bytes)
     assert said == nbytes
     read()
@@ -127,7 +130,7 @@ def test_a_flush_writes_all_of_its_buffer() -> None:
     assert not flush.buffer.any()
 
 
-def test_median_of_what_is_taken() -> None:
+def test_the_state_follows_from_medians() -> None:
     """One disturbed sample does not decide."""
 
     class Disturbed(Machine):

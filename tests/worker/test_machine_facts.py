@@ -1,4 +1,4 @@
-"""The facts that the doctor reads: of the host, of the instruments, and that nothing is ever set."""
+"""The facts of a device that the doctor reads: of its timers, and that nothing is ever set."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from attnbench.worker.measure.l2_cache import L2Flush
 from attnbench.worker.measure.sampling import CpuTimer, do_nothing
 
 
-def test_a_cpu_has_no_facts_of_its_own() -> None:
+def test_a_cpu_has_no_device_facts() -> None:
     assert machine_facts.examine(SimpleNamespace(device=SimpleNamespace(type="cpu"))) == {}  # type: ignore[arg-type]
 
 
-def test_an_instrument_that_fails_is_a_fact() -> None:
+def test_the_failure_of_an_instrument_is_a_fact() -> None:
     def fails() -> dict[str, Any]:
         raise RuntimeError("no\n\nCUPTI")
 
     assert machine_facts._facts_or_error(fails) == {"error": "RuntimeError: no CUPTI"}
 
 
-def test_the_instruments_are_tried_and_left_as_they_were() -> None:
-    """On a CPU, whose timer stands for the events: what lacks here is an error, and nothing else."""
+def test_timers_are_tried_and_left_as_they_were() -> None:
+    """The CPU's timer stands in for events; the timers that a CPU lacks give an error and nothing else."""
     timer, flush = CpuTimer(), L2Flush(torch.device("cpu"), 2**20)
     measurer: Any = SimpleNamespace(device=flush.buffer.device, events=timer, tracer=None, flush=flush)
     measurer.l2_bytes, measurer.bandwidth = 2**20, 1e10

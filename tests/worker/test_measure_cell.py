@@ -1,4 +1,4 @@
-"""The procedure for one case, on the CPU: what is measured, and how everything that can go wrong is recorded."""
+"""The procedure of one cell on the CPU: what is measured, and how everything that can go wrong is recorded."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def attention(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, softmax_scale: f
 
 @pytest.mark.parametrize("direction", ["fwd", "bwd", "fwd_bwd"])
 @pytest.mark.parametrize("causal", [False, True])
-def test_a_good_function_is_measured(worker: Worker, direction: str, causal: bool) -> None:
+def test_a_right_function_is_measured(worker: Worker, direction: str, causal: bool) -> None:
     record = measure(worker, attention, case(direction, causal=causal), replace(POLICY, l2="cold"))
     assert record.status == "ok", record.reason
     assert record.reason is None
@@ -108,7 +108,7 @@ def raises(error: Exception) -> Callable[..., Tensor]:
         (lambda q, k, v: v, "fwd", "failed", "unexpected keyword argument"),
     ],
 )
-def test_how_it_ends_otherwise(
+def test_every_failure_has_its_status_and_reason(
     worker: Worker,
     capfd: pytest.CaptureFixture[str],
     function: Callable[..., Any],
@@ -123,10 +123,10 @@ def test_how_it_ends_otherwise(
     assert "time" not in record.measurements
     assert (record.accuracy is not None) == (status == "wrong")
     assert ("Traceback" in capfd.readouterr().err) == (status in ("failed", "oom"))
-    assert measure(worker, attention, case()).status == "ok"  # nothing of it is left behind
+    assert measure(worker, attention, case()).status == "ok"  # the failure leaves nothing behind
 
 
-def test_wrong_says_which_and_by_how_much(worker: Worker) -> None:
+def test_a_wrong_result_is_named_with_its_error(worker: Worker) -> None:
     def halved_gradient(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
         return attention(q, k, v / 2 + v.detach() / 2, **options)
 
@@ -138,7 +138,7 @@ def test_wrong_says_which_and_by_how_much(worker: Worker) -> None:
 
 
 def test_a_result_that_changes_after_the_first_launch_is_wrong(worker: Worker) -> None:
-    """The outputs of the timed closure are checked too: caching the first answer is caught, and so is drift."""
+    """The outputs of the timed launch are checked too, so that a cached first answer and a drift are found."""
     calls = []
 
     def drifts(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
@@ -151,7 +151,7 @@ def test_a_result_that_changes_after_the_first_launch_is_wrong(worker: Worker) -
 
 
 def test_a_launch_that_writes_to_its_inputs_is_wrong(worker: Worker) -> None:
-    """Else zeroing them and returning zeros would be right, and a kernel that writes out of bounds might be."""
+    """Otherwise a kernel could zero its inputs and return zeros, or write out of bounds unseen."""
 
     def zeroes(*inputs: Tensor, **_: Any) -> Tensor:
         return torch.zeros_like(inputs[2].zero_())
@@ -164,12 +164,12 @@ def test_a_launch_that_writes_to_its_inputs_is_wrong(worker: Worker) -> None:
 
 
 class Copies(BackendBase):
-    """Reads copies of its inputs that it made, and says so or does not."""
+    """Reads copies of its inputs, and names those given by `says` as what it reads."""
 
     name = "copies"
 
-    def __init__(self, *says: str) -> None:
-        self.says = says
+    def __init__(self, *named: str) -> None:
+        self.named = named
 
     def prepare(self, which: Case, given: Any) -> Prepared:
         own = inputs.clone(given)
@@ -178,11 +178,11 @@ class Copies(BackendBase):
             return attention(q, k, v, causal=which.causal, softmax_scale=which.softmax_scale)
 
         made = autograd_prepared(which, own, function)
-        return replace(made, reads={name: t for name, t in made.reads.items() if name in self.says})
+        return replace(made, reads={name: t for name, t in made.reads.items() if name in self.named})
 
 
 @pytest.mark.parametrize(
-    ("direction", "says", "wrong"),
+    ("direction", "named", "wrong"),
     [
         ("fwd", ("q", "k", "v"), ""),
         ("bwd", ("dout",), ""),
@@ -196,16 +196,16 @@ class Copies(BackendBase):
         ("fwd_bwd", ("dout",), "out"),
     ],
 )
-def test_copies_that_are_not_said_are_a_stale_answer(
-    worker: Worker, direction: str, says: tuple[str, ...], wrong: str
+def test_copies_that_are_not_named_make_the_result_stale(
+    worker: Worker, direction: str, named: tuple[str, ...], wrong: str
 ) -> None:
-    """The inputs are written anew in place, and the results must follow."""
-    record = measure(worker, Copies(*says), case(direction))
+    """The inputs are changed in place, and the results must follow."""
+    record = measure(worker, Copies(*named), case(direction))
     assert record.status == ("wrong" if wrong else "ok"), record.reason
     assert not wrong or str(record.reason).startswith(f"after timing, on inputs renewed in place: {wrong} is off by")
 
 
-def test_remembered_probabilities_of_copies_are_wrong(worker: Worker) -> None:
+def test_stored_probabilities_of_copies_are_wrong(worker: Worker) -> None:
     class Remembering(Copies):
         def prepare(self, which: Case, given: Any) -> Prepared:
             own = inputs.clone(given)
@@ -224,8 +224,8 @@ def test_remembered_probabilities_of_copies_are_wrong(worker: Worker) -> None:
     assert record.status == "wrong", record.reason
 
 
-def test_an_answer_of_every_second_call_is_wrong(worker: Worker) -> None:
-    """Whichever call is checked, the next is checked too, on other inputs."""
+def test_computing_in_every_second_call_only_is_wrong(worker: Worker) -> None:
+    """Whichever call is checked, the next one is checked too, on other inputs."""
     for phase in (0, 1):
         last: list[Tensor] = []
         calls = []
@@ -253,10 +253,10 @@ def test_memory_that_prepare_keeps_counts(worker: Worker) -> None:
             measure(worker, b, case(direction)).measurements["memory_peak"].values[0] for b in (Eager(), Keeps())
         )
         assert fat - lean == BIG
-        assert lean < 2**16  # copies of the inputs in another layout are none of it, nor what a backward goes over
+        assert lean < 2**16  # without copies of the inputs in another layout, and what a forward saved
 
 
-def test_what_ran_is_compared_with_what_was_declared(worker: Worker) -> None:
+def test_kernels_are_compared_with_the_declared_ones(worker: Worker) -> None:
     def declares(kernels: Any) -> Callable[..., Tensor]:
         def function(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
             return attention(q, k, v, **options)
@@ -272,7 +272,7 @@ def test_what_ran_is_compared_with_what_was_declared(worker: Worker) -> None:
     assert any(name.startswith("aten::bmm") for name in record.kernels)
     assert "time" not in record.measurements
     assert record.accuracy is not None
-    assert record.accuracy.ok  # its results are right all the same
+    assert record.accuracy.ok  # its results are right
 
 
 def test_flawed_inputs_are_not_timed(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -353,10 +353,8 @@ def test_first_call_includes_preparation_and_samples_do_not(worker: Worker) -> N
     assert max(found["time"].values) < 0.3
 
 
-def test_long_sequences_are_timed_with_the_gradient_that_was_given(
-    worker: Worker, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The check masks dout outside its sample; what is timed must not be that."""
+def test_long_sequences_are_timed_with_the_full_dout(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The check masks dout outside its sample; the timed launch must not have that dout."""
     from attnbench.worker import reference
 
     monkeypatch.setitem(reference.SCORE_BUDGET, "cpu", 1)

@@ -1,4 +1,4 @@
-"""Peak memory on a GPU, on a simulated allocator."""
+"""Peak memory of a launch on a GPU, with a simulated allocator."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ HELD, NEW = 192, 196  # bytes
 
 
 class Allocator:
-    """Of which another thread still holds some, until this one sleeps or the next launch has begun."""
+    """An allocator of which another thread holds some memory until this thread sleeps or launches again."""
 
     def __init__(self) -> None:
         self.allocated = self.most = HELD
@@ -51,7 +51,7 @@ def allocator(monkeypatch: pytest.MonkeyPatch) -> Allocator:
     return found
 
 
-def test_what_another_thread_is_about_to_free_is_no_part_of_the_peak(allocator: Allocator) -> None:
+def test_memory_that_another_thread_is_about_to_free_does_not_lower_the_peak(allocator: Allocator) -> None:
     found = CudaMemory(torch.device("cpu"))
     with found.job_window():
         assert found.measure_peak(allocator.launch) == ({"memory_peak": NEW, "memory_driver": NEW}, "out")

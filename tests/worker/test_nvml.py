@@ -1,4 +1,4 @@
-"""NVML's view of a GPU and the sampler that reads it, with an NVML by hand."""
+"""NVML's view of a GPU and the sampler that reads it, with a scripted NVML."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ME, SIBLING, STRANGER, SHELL = os.getpid(), 10**7 + 1, 10**7 + 2, 10**7 + 3
 
 
 class Nvml(ModuleType):
-    """pynvml, as far as it is used; a function that raises `Refused` is one the driver does not support."""
+    """Stands in for pynvml, with the functions that are used."""
 
     NVML_CLOCK_SM, NVML_CLOCK_MEM, NVML_TEMPERATURE_GPU, NVML_MEMORY_ERROR_TYPE_UNCORRECTED = 1, 2, 0, 1
 
@@ -35,7 +35,7 @@ class Nvml(ModuleType):
         self.handles: list[str] = []
         self.reasons: Iterator[int] | int = 0
         self.pids: list[int] = []
-        self.busy: dict[int, int] | None = {}  # pid -> share of the SMs, in percent; None: there is no sample
+        self.busy: dict[int, int] | None = {}  # pid -> percent of the SMs; None: no sample
         self.since: list[int] = []
         self.instant_works = True
 
@@ -123,7 +123,7 @@ def test_answers_are_in_si_units(nvml: Nvml, ask: Callable[[GpuState], Any], ans
     assert nvml.handles == [UUID]
 
 
-def test_power_is_the_average_where_the_driver_knows_no_other(nvml: Nvml) -> None:
+def test_power_is_the_average_where_the_driver_has_no_instant_power(nvml: Nvml) -> None:
     nvml.instant_works = False
     assert GpuState(UUID).power_w() == 321.0
 
@@ -134,7 +134,9 @@ def test_the_device_is_found_by_torchs_uuid_with_or_without_its_prefix(nvml: Nvm
     assert not GpuState("5678").available
 
 
-def test_what_the_driver_refuses_is_none_and_the_rest_is_not(nvml: Nvml, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unsupported_question_gives_none_and_others_are_answered(
+    nvml: Nvml, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def refuses(*_: Any) -> Any:
         raise nvml.NVMLError("Not Supported")
 
@@ -172,29 +174,29 @@ def test_without_nvml_there_are_no_readings_and_no_thread(
     assert [ask(state) for ask, _ in QUESTIONS.values()] == [None] * len(QUESTIONS)
     assert (state.limits(), state.other_processes(), state.other_processes(0.0)) == ((), (), ())
     before = threading.active_count()
-    with StateSampler(state) as seen:
+    with StateSampler(state) as sampler:
         assert threading.active_count() == before
-    assert (seen.readings, seen.times, seen.limits) == ({}, [], ())
+    assert (sampler.readings, sampler.times, sampler.limits) == ({}, [], ())
 
 
 @pytest.mark.parametrize(("mask", "names"), [(0, ()), (0x1 | 0x2 | 0x10, ()), (0x4 | 0x20, ("power cap", "thermal"))])
-def test_limits_are_reasons_that_nobody_chose(nvml: Nvml, mask: int, names: tuple[str, ...]) -> None:
-    """Idle, application clocks and sync boost are none."""
+def test_settings_of_the_owner_are_no_limits(nvml: Nvml, mask: int, names: tuple[str, ...]) -> None:
+    """Idle, application clocks and sync boost do not count."""
     nvml.reasons = mask
     assert GpuState(UUID).limits() == names
 
 
 def test_the_sampler_reads_at_least_once(nvml: Nvml) -> None:
     nvml.reasons = 0x4
-    with StateSampler(GpuState(UUID), period=60.0) as seen:
-        assert seen.readings == {}
-    assert seen.readings == {"clock_sm": [1.98e9], "clock_mem": [3.201e9], "power": [456.0], "temperature": [55.0]}
-    assert len(seen.times) == 1
-    assert seen.limits == ("power cap",)
+    with StateSampler(GpuState(UUID), period=60.0) as sampler:
+        assert sampler.readings == {}
+    assert sampler.readings == {"clock_sm": [1.98e9], "clock_mem": [3.201e9], "power": [456.0], "temperature": [55.0]}
+    assert len(sampler.times) == 1
+    assert sampler.limits == ("power cap",)
 
 
 def test_the_sampler_reads_while_its_block_runs_and_keeps_every_limit_it_saw(nvml: Nvml) -> None:
-    """Each limit at one reading only; named once, in NVML's order."""
+    """Each limit appears at one reading only, and is named once, in NVML's order."""
     enough = threading.Event()
 
     def reasons() -> Iterator[int]:
@@ -204,17 +206,17 @@ def test_the_sampler_reads_while_its_block_runs_and_keeps_every_limit_it_saw(nvm
             yield 0
 
     nvml.reasons = reasons()
-    with StateSampler(GpuState(UUID), period=0.0005) as seen:
+    with StateSampler(GpuState(UUID), period=0.0005) as sampler:
         assert enough.wait(10)
-    count = len(seen.times)
+    count = len(sampler.times)
     assert count >= 6
-    assert {name: len(values) for name, values in seen.readings.items()} == dict.fromkeys(
+    assert {name: len(values) for name, values in sampler.readings.items()} == dict.fromkeys(
         ("clock_sm", "clock_mem", "power", "temperature"), count
     )
-    assert seen.times == sorted(seen.times)
-    assert seen.limits == ("power cap", "thermal")
-    assert set(seen.limits) < set(LIMITS.values())
-    assert len(seen.times) == count  # and it has stopped
+    assert sampler.times == sorted(sampler.times)
+    assert sampler.limits == ("power cap", "thermal")
+    assert set(sampler.limits) < set(LIMITS.values())
+    assert len(sampler.times) == count  # it has stopped
 
 
 @pytest.mark.usefixtures("nvml")
@@ -225,11 +227,11 @@ def test_the_sampler_stops_when_its_block_fails() -> None:
     assert threading.active_count() == before
 
 
-def test_what_is_not_known_has_no_reading(nvml: Nvml, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unsupported_question_gives_no_reading(nvml: Nvml, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(Nvml, "nvmlDeviceGetTemperature")
-    with StateSampler(GpuState(UUID), period=60.0) as seen:
+    with StateSampler(GpuState(UUID), period=60.0) as sampler:
         pass
-    assert set(seen.readings) == {"clock_sm", "clock_mem", "power"}
+    assert set(sampler.readings) == {"clock_sm", "clock_mem", "power"}
     assert nvml.handles
 
 
@@ -240,14 +242,14 @@ def test_what_is_not_known_has_no_reading(nvml: Nvml, monkeypatch: pytest.Monkey
         ([ME], ()),
         ([ME, SIBLING], ()),
         ([ME, SIBLING, STRANGER], (f"train (pid {STRANGER})",)),
-        ([STRANGER, SIBLING], ()),  # we are not among them: these are numbers of another namespace
+        ([STRANGER, SIBLING], ()),  # we are not among them: process numbers of another namespace
     ],
 )
-def test_who_else_is_there(nvml: Nvml, pids: list[int], others: tuple[str, ...]) -> None:
-    """This run's workers have the same parent as we, and idle."""
+def test_other_processes_with_a_context(nvml: Nvml, pids: list[int], others: tuple[str, ...]) -> None:
+    """This run's other workers have the same parent and are idle; they do not count."""
     nvml.pids = pids
     assert GpuState(UUID).other_processes() == others
-    assert nvml.since == []  # who only is there need not compute
+    assert nvml.since == []  # only a context is asked for
 
 
 @pytest.mark.parametrize(
@@ -260,19 +262,21 @@ def test_who_else_is_there(nvml: Nvml, pids: list[int], others: tuple[str, ...])
         ({}, False),
     ],
 )
-def test_who_else_computed(nvml: Nvml, busy: dict[int, int], said: bool) -> None:
+def test_other_processes_that_computed(nvml: Nvml, busy: dict[int, int], said: bool) -> None:
     nvml.pids, nvml.busy = [ME, SIBLING, STRANGER], busy
     assert GpuState(UUID).other_processes(since=1_700_000_000.25) == ((f"train (pid {STRANGER})",) if said else ())
     assert nvml.since == [1_700_000_000_250_000]  # microseconds
 
 
-def test_no_sample_of_anyone_is_nobody_who_computed(nvml: Nvml) -> None:
-    """NVML raises NotFound where it took no sample since then: its ring is read once in some 0.2 s."""
+def test_no_utilisation_sample_means_that_nobody_computed(nvml: Nvml) -> None:
+    """NVML raises NotFound where it took no sample since then; it samples about every 0.2 s."""
     nvml.pids, nvml.busy = [ME, STRANGER], None
     assert GpuState(UUID).other_processes(since=1.0) == ()
 
 
-def test_where_the_driver_does_not_tell_who_computed_all_are_named(nvml: Nvml, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_processes_are_named_where_the_driver_does_not_tell_who_computed(
+    nvml: Nvml, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def refuses(*_: Any) -> Any:
         raise nvml.NVMLError("Insufficient Permissions")
 
@@ -282,7 +286,7 @@ def test_where_the_driver_does_not_tell_who_computed_all_are_named(nvml: Nvml, m
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-def test_parents_and_names_are_the_kernels() -> None:
+def test_parents_and_names_come_from_proc() -> None:
     assert nvml_module._parent_pid(os.getpid()) == os.getppid()
     with subprocess.Popen(["sleep", "60"]) as child:
         try:

@@ -1,4 +1,4 @@
-"""The worker's side of a profile: on the CPU for real, and what the profiler says on a GPU by hand."""
+"""The profile of one call: real on the CPU, and on a GPU from scripted events of the profiler."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def measurer() -> Iterator[Any]:
 
 
 def profiled(measurer: Any, backend: Any, which: Case, trace: str | None = None) -> Profile:
-    """As it arrives in the parent: through JSON."""
+    """Return a profile as it arrives in the parent, through JSON."""
     found = json.loads(json.dumps(profile_call.profile(measurer, backend, which, trace)))
     return Profile.from_json("own", None, None, found)
 
@@ -63,7 +63,7 @@ def test_a_call_on_the_cpu(measurer: Any, direction: str) -> None:
     assert {"matmul", "copy"} >= found.ceilings.keys()
 
 
-def test_a_wrong_result_is_said_and_profiled_all_the_same(measurer: Any) -> None:
+def test_a_wrong_result_is_profiled_and_reported(measurer: Any) -> None:
     def zeros(*inputs: Tensor, **_: Any) -> Tensor:
         return torch.zeros_like(inputs[0])
 
@@ -72,7 +72,7 @@ def test_a_wrong_result_is_said_and_profiled_all_the_same(measurer: Any) -> None
     assert found.activities
 
 
-def test_another_kernel_than_the_name_says_is_wrong_too(measurer: Any) -> None:
+def test_a_mislabelled_kernel_is_reported(measurer: Any) -> None:
     class Mislabelled(Eager):
         def signature(self, which: Case, device: Device) -> Signature:
             return Signature(runs=("flash",))
@@ -80,7 +80,7 @@ def test_another_kernel_than_the_name_says_is_wrong_too(measurer: Any) -> None:
     assert str(profiled(measurer, Mislabelled(), case()).wrong).startswith("no kernel like 'flash' ran")
 
 
-def test_a_stale_answer_is_wrong(measurer: Any) -> None:
+def test_a_stale_result_is_reported(measurer: Any) -> None:
     class Remembers(Eager):
         def prepare(self, which: Case, inputs: Any) -> Any:
             prepared = super().prepare(which, inputs)
@@ -90,7 +90,7 @@ def test_a_stale_answer_is_wrong(measurer: Any) -> None:
     assert str(profiled(measurer, Remembers(), case()).wrong).startswith("out is off by")
 
 
-def test_refusals(measurer: Any) -> None:
+def test_a_refused_or_simulated_case_has_no_profile(measurer: Any) -> None:
     def refuses(*_: Tensor, **__: Any) -> Tensor:
         raise Unsupported("headdim 16\n is too small")
 
@@ -100,7 +100,7 @@ def test_refusals(measurer: Any) -> None:
     assert "nothing to profile" in profile_call.profile(measurer, Fake(), case(), None)["refused"]
 
 
-def test_the_trace_is_chromes(measurer: Any, tmp_path: Path) -> None:
+def test_the_trace_has_chromes_format(measurer: Any, tmp_path: Path) -> None:
     path = tmp_path / "trace.json"
     profiled(measurer, Eager(), case(), str(path))
     events = json.loads(path.read_text())["traceEvents"]
@@ -108,7 +108,7 @@ def test_the_trace_is_chromes(measurer: Any, tmp_path: Path) -> None:
 
 
 def event(name: str, start: int, end: int | None = None, *, device: str = "CPU", **rest: int) -> Any:
-    """A stand-in for torch's _KinetoEvent."""
+    """Return a stand-in for torch's _KinetoEvent."""
     end = start if end is None else end
     values: dict[str, Any] = {
         "name": name,
@@ -125,7 +125,7 @@ def event(name: str, start: int, end: int | None = None, *, device: str = "CPU",
     return SimpleNamespace(**{key: (lambda value=value: value) for key, value in values.items()})
 
 
-def test_operators_are_the_outermost_named_after_what_they_wrap() -> None:
+def test_operators_are_the_outermost_and_wrappers_get_the_name_of_what_they_wrap() -> None:
     events = [
         event("attnbench.call", 0, 1000),
         event("autograd::engine::evaluate_function: BmmBackward0", 5, 300),
@@ -137,7 +137,7 @@ def test_operators_are_the_outermost_named_after_what_they_wrap() -> None:
         event("aten::sdpa", 400, 900),
         event("aten::transpose", 410, 600),
         event("aten::bmm", 600, 890),
-        event("aten::mul", 405, 500, start_thread_id=2),  # beside it, on another thread
+        event("aten::mul", 405, 500, start_thread_id=2),  # at the same time on another thread
         event("[memory]", 12),
     ]
     assert profile_call.operators(list(reversed(events))) == [
@@ -152,9 +152,9 @@ GPU_EVENTS = [
     event("cudaLaunchKernel", 100, 105, correlation_id=1),
     event("cuLaunchKernelEx", 200, 205, correlation_id=2, start_thread_id=9),  # autograd's thread
     event("cudaMemsetAsync", 300, 305, correlation_id=3),
-    event("aten::bmm", 90, 110, correlation_id=2),  # operators count on their own
+    event("aten::bmm", 90, 110, correlation_id=2),  # operators have correlation numbers of their own
     event("[memory]", 95, device="CUDA", nbytes=1000),
-    event("[memory]", 96, nbytes=7),  # the host's
+    event("[memory]", 96, nbytes=7),  # on the host
     event("[memory]", 150, device="CUDA", nbytes=500),
     event("[memory]", 210, device="CUDA", nbytes=-1000),
     event("[memory]", 310, device="CUDA", nbytes=-500),
@@ -162,7 +162,7 @@ GPU_EVENTS = [
     event("k2", 2000, 2500, device="CUDA", correlation_id=2),
     event("k1", 1000, 1900, device="CUDA", correlation_id=1),
     event("Memset (Device)", 2600, 2700, device="CUDA", correlation_id=3),
-    event("k4", 2800, 2900, device="CUDA", correlation_id=77),  # launched by what the profiler does not see
+    event("k4", 2800, 2900, device="CUDA", correlation_id=77),  # its host call is not in the trace
 ]
 
 
@@ -175,7 +175,7 @@ def test_a_kernel_runs_with_what_was_allocated_at_its_launch() -> None:
 def gpu(
     monkeypatch: pytest.MonkeyPatch, calls: Callable[[int], list[TracedCall]] | None
 ) -> tuple[dict[str, Any], list[str]]:
-    """_on_gpu with a session and a tracer that say what is given."""
+    """Return the fields and notes of `_on_gpu` with a scripted profiler and tracer."""
     session = SimpleNamespace(export_chrome_trace=lambda path: Path(path).write_text("{}"))
     monkeypatch.setattr(profile_call, "_session", lambda *_, **__: (session, GPU_EVENTS))
     tracer = calls and SimpleNamespace(calls=lambda launches: calls(len(launches)))
@@ -196,7 +196,7 @@ def test_the_call_of_median_span_is_shown_with_its_memory(monkeypatch: pytest.Mo
         return [call(3e-3), call(1e-3), TracedCall((), 0.0), call(2e-3)]
 
     found, notes = gpu(monkeypatch, calls)
-    assert asked == [15]  # as many of a millisecond as a burst has
+    assert asked == [15]  # as many calls of 1 ms as a burst holds
     assert notes == []
     assert found["length"] == 2e-3
     assert found["spans"] == [3e-3, 1e-3, 2e-3]
@@ -205,7 +205,7 @@ def test_the_call_of_median_span_is_shown_with_its_memory(monkeypatch: pytest.Mo
     assert [at for at, _ in found["memory"]] == [a["start"] for a in found["activities"]]
 
 
-def test_what_is_missing_is_one_note(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_missing_part_is_one_note(monkeypatch: pytest.MonkeyPatch) -> None:
     found, notes = gpu(monkeypatch, lambda _: [call(1e-3, kernels=3)])
     assert found["memory"] == []
     assert notes == ["no memory over time: 4 kernels in one call and 3 in another"]
@@ -217,4 +217,4 @@ def test_what_is_missing_is_one_note(monkeypatch: pytest.MonkeyPatch) -> None:
     assert gpu(monkeypatch, lambda _: [TracedCall((), 0.0)])[1] == [
         "no timeline: the profiler saw no kernel in the call"
     ]
-    assert gpu(monkeypatch, None) == ({}, [])  # bench.prove has said it
+    assert gpu(monkeypatch, None) == ({}, [])  # trace_launch has a note on it

@@ -1,4 +1,4 @@
-"""The reference against float64 brute force, and the comparison against everything that must not pass it."""
+"""The reference against brute force in float64, and the comparison against results that must not pass it."""
 
 from __future__ import annotations
 
@@ -26,8 +26,11 @@ def case(sq=20, sk=20, h=2, h_k=1, d=8, d_v=8, batch=1, dtype="fp32", direction=
     return Case(Shape(batch, sq, sk, h, h_k, d, d_v), dtype, direction, causal, **more)
 
 
-def brute(c: Case, given: Inputs, offset: int | None = None) -> Results:
-    """Attention row by row from its definition, in float64; gradients by autograd. A row that sees nothing is 0."""
+def brute_force(c: Case, given: Inputs, offset: int | None = None) -> Results:
+    """Return attention row by row from its definition, in float64, gradients by autograd.
+
+    A row that sees no key is 0.
+    """
     q, k, v = (t.double().requires_grad_() for t in (given.q, given.k, given.v))
     s, (left, right) = c.shape, c.window_size
     offset = s.seqlen_k - s.seqlen_q if offset is None else offset
@@ -64,11 +67,11 @@ def setup(c: Case, seed: int = 0) -> tuple[Inputs, reference.RowSample, referenc
     return given, sample, reference.compute_reference(c, given, sample)
 
 
-def exact_elsewhere(c: Case, change: Callable[[Results], object]) -> Accuracy:
-    """What compare says of the true results in the case's dtype, changed in one way."""
+def accuracy_after(c: Case, change: Callable[[Results], object]) -> Accuracy:
+    """Return what `compare` finds for the true results in the case's dtype after one change."""
     given, _, answer = setup(c)
-    results = rounded(c, brute(c, given))
-    assert reference.compare(answer, results).ok  # or the change proves nothing
+    results = rounded(c, brute_force(c, given))
+    assert reference.compare(answer, results).ok  # otherwise the change shows nothing
     change(results)
     return reference.compare(answer, results)
 
@@ -92,11 +95,11 @@ def exact_elsewhere(c: Case, change: Callable[[Results], object]) -> Accuracy:
 def test_matches_brute_force(c: Case) -> None:
     given, sample, answer = setup(c)
     assert sample.whole
-    assert same(answer, brute(c, given)) == c.shape.batch * c.shape.nheads_k
+    assert same(answer, brute_force(c, given)) == c.shape.batch * c.shape.nheads_k
 
 
 def same(answer: reference.Reference, want: Results) -> int:
-    """Asserts that the exact results are those, in float64; how many heads there are."""
+    """Assert that the exact results equal `want` in float64; return the number of heads."""
     for part in answer.parts:
         for name, ours in part.exact.items():
             assert ours.dtype == torch.float64
@@ -106,14 +109,14 @@ def same(answer: reference.Reference, want: Results) -> int:
 
 @pytest.mark.parametrize("elements", [3 * 31 * 29, 31 * 5], ids=["pairs", "rows"])
 def test_chunks_change_nothing(monkeypatch: pytest.MonkeyPatch, elements: int) -> None:
-    """Of pairs, and of rows of one pair."""
+    """Chunks of pairs, and of rows of one pair."""
     c = case(29, 31, causal=True, h=4, h_k=2, batch=3)
     given, _, whole = setup(c)
     monkeypatch.setattr(exact_attention, "CHUNK", 2 * elements)
     _, _, chunked = setup(c)
     assert len(whole.parts) == 1
     assert len(chunked.parts) > 1
-    assert same(chunked, brute(c, given)) == 6
+    assert same(chunked, brute_force(c, given)) == 6
     for name, size in whole.size.items():
         torch.testing.assert_close(chunked.size[name].largest, size.largest)
         torch.testing.assert_close(chunked.size[name].square, size.square)
@@ -134,10 +137,10 @@ def test_a_sample_has_some_rows_of_every_head(monkeypatch: pytest.MonkeyPatch) -
     assert found.rows.shape == (30, 64)
     assert (found.rows[:, 0] == 0).all()
     assert (found.rows[:, -1] == 4095).all()
-    stretch = torch.arange(64) * 64
-    assert ((found.rows >= stretch) & (found.rows < stretch + 64)).all()  # one of each
+    section = torch.arange(64) * 64
+    assert ((found.rows >= section) & (found.rows < section + 64)).all()  # one row of each section
     together = found.rows[:, 1:-1].unique()
-    assert int(together.diff().max()) <= 6  # where one head alone leaves 64 to 128 out
+    assert int(together.diff().max()) <= 6  # one head alone leaves gaps of 64 to 128
     assert torch.equal(found.rows, reference.choose_rows(c, CPU, seed=3).rows)
     assert not torch.equal(found.rows, reference.choose_rows(c, CPU, seed=4).rows)
     assert reference.choose_rows(c, CPU, share=0.5).rows.shape == (30, 32)
@@ -158,16 +161,16 @@ def test_heads_are_left_out_where_few_rows_are_too_many(monkeypatch: pytest.Monk
 
 @pytest.mark.parametrize("budget", [1, 6 * 20 * 2 * 24], ids=["two heads", "all heads"])
 def test_sampled_gradients_of_keys_are_exact(monkeypatch: pytest.MonkeyPatch, budget: int) -> None:
-    """dk and dv sum over all rows: with dout masked outside the sample they are known from the sample alone."""
+    """dk and dv are sums over all rows: with dout masked outside the sample, the sample gives them exactly."""
     monkeypatch.setitem(reference.SCORE_BUDGET, "cpu", budget)
     c = case(100, 24, h=4, h_k=2, d=4, d_v=4, causal=True, batch=3)
     given, sample, answer = setup(c)
     original = inputs.make(c, "cpu", 0)
-    want = brute(c, given)  # all rows, with the masked dout
+    want = brute_force(c, given)  # all rows, with the masked dout
     assert same(answer, want) == len(sample.batch) == (2 if budget == 1 else 6)
     assert reference.compare(answer, rounded(c, want)).ok
-    others = rounded(c, brute(c, original))
-    assert not reference.compare(answer, others).ok  # without the mask they are others
+    others = rounded(c, brute_force(c, original))
+    assert not reference.compare(answer, others).ok  # without the mask they differ
     assert reference.compare(answer, others, ("out", "dq")).ok
     assert set(answer.without_dk_dv().parts[0].exact) == {"out", "dq"}
 
@@ -178,24 +181,24 @@ def swap_heads(results: Results) -> None:
 
 def test_zeros_are_wrong() -> None:
     for dtype in ("fp32", "fp16", "bf16"):
-        said = exact_elsewhere(case(dtype=dtype), lambda r: r["out"].zero_())
-        assert not said.ok
-        assert said.problem().startswith("out is off by")
+        accuracy = accuracy_after(case(dtype=dtype), lambda r: r["out"].zero_())
+        assert not accuracy.ok
+        assert accuracy.problem().startswith("out is off by")
 
 
 @pytest.mark.parametrize("name", ["out", "dq", "dk", "dv"])
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 def test_one_value_that_is_not_finite_is_wrong(name: str, value: float) -> None:
-    said = exact_elsewhere(case(), lambda r: r[name].view(-1)[5:6].fill_(value))
-    assert said.unwritten == (name,)
-    assert f"{name} has values that are not finite" in said.problem()
+    accuracy = accuracy_after(case(), lambda r: r[name].view(-1)[5:6].fill_(value))
+    assert accuracy.unwritten == (name,)
+    assert f"{name} has values that are not finite" in accuracy.problem()
 
 
-def test_nan_outside_the_sample_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nan_outside_the_sample_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(reference.SCORE_BUDGET, "cpu", 1)
     c = case(300, 10, h=3, h_k=3, direction="fwd")
     given, sample, answer = setup(c)
-    results = rounded(c, brute(c, given))
+    results = rounded(c, brute_force(c, given))
     row = next(i for i in range(300) if i not in sample.rows.flatten().tolist())
     results["out"][0, row, 1] = math.nan
     assert reference.compare(answer, results).unwritten == ("out",)
@@ -207,23 +210,23 @@ def test_nan_outside_the_sample_is_seen(monkeypatch: pytest.MonkeyPatch) -> None
         ("out", swap_heads),
         ("out", lambda r: r["out"][:, :, -1].mul_(1.05)),
         ("out", lambda r: r["out"][:, -1].mul_(0.5)),  # the last row only
-        ("dk", lambda r: r["dk"].mul_(2)),  # a scale that went in twice, or gradients that accumulate
+        ("dk", lambda r: r["dk"].mul_(2)),  # a scale applied twice, or gradients that accumulate
         ("dv", lambda r: r["dv"][:, 0].zero_()),
         ("dq", lambda r: r["dq"].neg_()),
     ],
 )
 @pytest.mark.parametrize("dtype", ["fp32", "fp16", "bf16"])
 def test_one_wrong_tensor_is_named_alone(what: str, change: Callable[[Results], object], dtype: str) -> None:
-    said = exact_elsewhere(case(40, 40, dtype=dtype), change)
-    assert [name for name, e in said.errors.items() if not e.ok] == [what]
-    assert said.problem().startswith(f"{what} is off by ")
+    accuracy = accuracy_after(case(40, 40, dtype=dtype), change)
+    assert [name for name, e in accuracy.errors.items() if not e.ok] == [what]
+    assert accuracy.problem().startswith(f"{what} is off by ")
 
 
-def test_small_errors_in_late_rows_are_seen_under_causal() -> None:
-    """Early rows average few values and are large; an error below their tolerance is large for late rows."""
+def test_small_errors_in_late_rows_are_found_under_causal() -> None:
+    """Early rows average few values and are large, so an error within their tolerance is large for late rows."""
     c = case(512, 512, h=1, causal=True, dtype="bf16", direction="fwd")
     given, _, answer = setup(c)
-    out = brute(c, given)["out"]
+    out = brute_force(c, given)["out"]
     late = out.clone()
     late[:, -64:] += 0.012
     early = out.clone()
@@ -233,12 +236,12 @@ def test_small_errors_in_late_rows_are_seen_under_causal() -> None:
     assert not reference.compare(answer, rounded(c, {"out": late})).ok
 
 
-def test_the_wrong_corner_of_causal_is_wrong() -> None:
+def test_causal_aligned_top_left_is_wrong() -> None:
     for sq, sk in ((24, 40), (40, 24)):
         c = case(sq, sk, causal=True, dtype="bf16", direction="fwd")
         given, _, answer = setup(c)
-        assert reference.compare(answer, rounded(c, brute(c, given))).ok
-        assert not reference.compare(answer, rounded(c, brute(c, given, offset=0))).ok
+        assert reference.compare(answer, rounded(c, brute_force(c, given))).ok
+        assert not reference.compare(answer, rounded(c, brute_force(c, given, offset=0))).ok
 
 
 @pytest.mark.parametrize("bits", [8, 11], ids=["bf16", "tf32"])
@@ -252,8 +255,8 @@ def test_lower_precision_than_fp32_is_wrong(bits: int, causal: bool) -> None:
         return torch.ldexp(torch.round(fraction * 2**bits) / 2**bits, exponent)
 
     coarse = replace(given, q=cut(given.q), k=cut(given.k), v=cut(given.v), dout=cut(given.dout))
-    said = reference.compare(answer, rounded(c, brute(c, coarse)))
-    assert not any(e.ok for e in said.errors.values())
+    accuracy = reference.compare(answer, rounded(c, brute_force(c, coarse)))
+    assert not any(e.ok for e in accuracy.errors.values())
 
 
 @pytest.mark.parametrize(
@@ -265,54 +268,54 @@ def test_lower_precision_than_fp32_is_wrong(bits: int, causal: bool) -> None:
         (lambda r: r.pop("dq"), "returned no dq"),
     ],
 )
-def test_results_of_another_form_are_refused(change: Callable[[Results], object], message: str) -> None:
+def test_results_of_another_shape_or_dtype_are_refused(change: Callable[[Results], object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        exact_elsewhere(case(), change)
+        accuracy_after(case(), change)
 
 
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("dtype", ["fp32", "fp16", "bf16"])
 @pytest.mark.parametrize("sizes", [(64, 64, 2, 2), (48, 80, 4, 1), (1, 200, 8, 2)])
-def test_an_honest_backend_passes(sizes: tuple[int, ...], dtype: str, seed: int) -> None:
+def test_a_right_backend_passes(sizes: tuple[int, ...], dtype: str, seed: int) -> None:
     sq, sk, h, h_k = sizes
     for causal in (False, True):
         c = case(sq, sk, h, h_k, d=32, d_v=32, dtype=dtype, causal=causal)
         given, _, answer = setup(c, seed)
         prepared = Eager().prepare(c, given)
-        said = reference.compare(answer, prepared.canonical(prepared.launch()))
-        assert said.ok, said.problem()
-        assert said.rows == sq
-        assert set(said.errors) == {"out", "dq", "dk", "dv"}
+        accuracy = reference.compare(answer, prepared.canonical(prepared.launch()))
+        assert accuracy.ok, accuracy.problem()
+        assert accuracy.rows == sq
+        assert set(accuracy.errors) == {"out", "dq", "dk", "dv"}
 
 
 @pytest.mark.parametrize(("factor", "ok"), [(1.0, True), (1.6, True), (4.0, False)])
 @pytest.mark.parametrize("dtype", ["fp16", "bf16"])
 def test_many_small_errors_are_wrong_where_none_is_large(factor: float, ok: bool, dtype: str) -> None:
-    """The root mean square may be twice eager's and one rounding; errors of one size leave the largest as it may be."""
+    """Errors of one size stay within the bound of the largest error, but exceed that of the root mean square."""
     c = case(256, 256, h=1, d=64, d_v=64, dtype=dtype, direction="fwd")
     given, _, answer = setup(c)
-    out = brute(c, given)["out"]
+    out = brute_force(c, given)["out"]
     size = factor * answer.relative_eager_error("out") * float(out.square().mean().sqrt())
     signs = torch.randint(0, 2, out.shape, generator=torch.Generator().manual_seed(0)) * 2 - 1
-    said = reference.compare(answer, rounded(c, {"out": out + size * signs}))
-    assert said.ok == ok
+    accuracy = reference.compare(answer, rounded(c, {"out": out + size * signs}))
+    assert accuracy.ok == ok
     if not ok:
-        assert said.errors["out"].max_error == pytest.approx(size, rel=0.2)  # which is what it complains of
+        assert accuracy.errors["out"].max_error == pytest.approx(size, rel=0.2)  # the root mean square is reported
 
 
-def dense(c: Case, change: Callable[[Results], object] = lambda _: None) -> dict[str, bool]:
-    """Whether dk and dv are right by their products: the true ones in the case's dtype, changed in one way."""
+def checksums_hold(c: Case, change: Callable[[Results], object] = lambda _: None) -> dict[str, bool]:
+    """Return whether the checksums of dk and dv hold for the true results in the case's dtype after one change."""
     given, _, answer = setup(c)
-    results = rounded(c, brute(c, given))
+    results = rounded(c, brute_force(c, given))
     change(results)
     return {name: error.ok for name, error in reference.compare_checksums(answer, given, results).items()}
 
 
 @pytest.mark.parametrize("more", [{}, {"causal": True}, {"softcap": 0.7}, {"window_size": (9, 0)}, {"sq": 50}], ids=str)
 @pytest.mark.parametrize("dtype", ["fp32", "fp16", "bf16"])
-def test_products_hold_for_true_gradients(dtype: str, more: dict[str, object]) -> None:
+def test_checksums_hold_for_true_gradients(dtype: str, more: dict[str, object]) -> None:
     c = case(**{"sq": 96, "sk": 96, "h": 4, "h_k": 2, "d": 16, "d_v": 8, "batch": 2, "dtype": dtype, **more})
-    assert dense(c) == {"dk": True, "dv": True}
+    assert checksums_hold(c) == {"dk": True, "dv": True}
 
 
 @pytest.mark.parametrize("name", ["dk", "dv"])
@@ -322,21 +325,21 @@ def test_products_hold_for_true_gradients(dtype: str, more: dict[str, object]) -
         lambda t: t.mul_(0.9),
         lambda t: t[-1, :, -1].mul_(0.5),  # of one head
         lambda t: t[0, 64:80, 0].zero_(),  # of a tile in one head
-        lambda t: t[0, :, 0].copy_(t[0, :, 1].clone()),  # the other head's
+        lambda t: t[0, :, 0].copy_(t[0, :, 1].clone()),  # of the other head
         lambda t: t.fill_(math.nan),
     ],
     ids=["all", "a head", "a tile", "another's", "nan"],
 )
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
-def test_products_tell_wrong_gradients(name: str, change: Callable[[Tensor], object], dtype: str) -> None:
+def test_checksums_find_wrong_gradients(name: str, change: Callable[[Tensor], object], dtype: str) -> None:
     c = case(96, 96, h=4, h_k=2, d=16, d_v=16, batch=2, dtype=dtype, causal=True)
-    assert dense(c, lambda results: change(results[name])) == {"dk": name != "dk", "dv": name != "dv"}
+    assert checksums_hold(c, lambda results: change(results[name])) == {"dk": name != "dk", "dv": name != "dv"}
 
 
-def test_products_in_parts_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_checksums_do_not_depend_on_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     c = case(64, 64, h=6, h_k=3, d=16, d_v=16, batch=2)
     given, _, answer = setup(c)
-    results = rounded(c, brute(c, given))
+    results = rounded(c, brute_force(c, given))
     whole = reference.compare_checksums(answer, given, results)
     monkeypatch.setattr(checksums, "CHUNK", 1)
     for name, error in reference.compare_checksums(answer, given, results).items():
@@ -345,7 +348,7 @@ def test_products_in_parts_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None
 
 @pytest.mark.parametrize("dtype", ["fp32", "fp16", "bf16"])
 @pytest.mark.parametrize("direction", ["fwd", "bwd", "fwd_bwd"])
-def test_renewed_inputs_are_others_of_the_same_size(direction: str, dtype: str) -> None:
+def test_renewed_inputs_have_other_signs_only(direction: str, dtype: str) -> None:
     c = case(64, 64, d=16, d_v=16, dtype=dtype, direction=direction)
     given = inputs.make(c, "cpu", 0)
     before = inputs.clone(given)

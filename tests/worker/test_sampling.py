@@ -1,4 +1,4 @@
-"""When sampling stops and how it rests, with a scripted instrument on a scripted clock."""
+"""The sampling loop and its pacer, with a scripted timer on a simulated clock."""
 
 from __future__ import annotations
 
@@ -34,18 +34,23 @@ POLICY = Policy(
 
 @dataclass
 class Scripted:
-    """An instrument whose n-th sample is script(n) seconds, on a clock that passes `overhead` more for each."""
+    """A timer whose n-th sample is script(n) seconds, on a clock that passes `overhead` more seconds for each.
+
+    It is its own pacer.
+    """
 
     script: Callable[[int], float]
     overhead: float = 0.0
-    most: int = MAX_BATCH  # that it gives at once
-    resting: float | None = None  # seconds of pause for each of work; None: nobody paces it
-    judge: Callable[[int], bool] = lambda n: True  # whether the n-th burst counts
+    most: int = MAX_BATCH  # samples that it gives at once
+    resting: float | None = None  # seconds of pause per second of work; None: no pacer
+    accept_burst: Callable[[int], bool] = lambda n: True  # whether the n-th burst is accepted
     now: float = 0.0
     taken: list[float] = field(default_factory=list)
     asked: list[int] = field(default_factory=list)
-    worked: list[float] = field(default_factory=list)  # of each batch, by the clock
-    paced: list[tuple[float, int]] = field(default_factory=list)  # seconds and samples of each burst, as told
+    worked: list[float] = field(default_factory=list)  # seconds of each batch, by the clock
+    paced: list[tuple[float, int]] = field(
+        default_factory=list
+    )  # seconds and samples of each burst, as the pacer gets them
 
     def sample(self, n: int) -> list[float]:
         assert n >= 1
@@ -61,7 +66,7 @@ class Scripted:
 
     def accepts(self, worked: float, calls: int) -> bool:
         self.paced.append((worked, calls))
-        return self.judge(len(self.paced))
+        return self.accept_burst(len(self.paced))
 
     def collect(self, policy: Policy = POLICY) -> list[float]:
         pacer: Any = None if self.resting is None else self
@@ -69,27 +74,27 @@ class Scripted:
 
 
 def noisy(scale: float, spread: float = 0.5) -> Callable[[int], float]:
-    """Never steady: evenly between (1 - spread) and (1 + spread) of `scale`."""
+    """Return a script that is never steady: values between (1 - spread) and (1 + spread) of `scale`."""
     return lambda n: scale * (1 + spread * (2 * ((n * 7) % 101) / 100 - 1))
 
 
 def alternating(scale: float) -> Callable[[int], float]:
-    """Two modes, between which the interval of the median never closes."""
+    """Return a script of two modes, between which the interval of the median never becomes narrow."""
     return lambda n: scale * (0.9 if n % 2 else 1.1)
 
 
-def test_stops_when_the_median_is_sure_and_min_seconds_have_passed() -> None:
+def test_stops_when_the_interval_is_narrow_and_min_seconds_have_passed() -> None:
     values = Scripted(lambda n: 1e-3).collect()
     assert POLICY.min_seconds <= sum(values) <= POLICY.min_seconds + POLICY.burst_s + 1e-3
 
 
-def test_min_seconds_hold_although_the_median_is_sure_at_once() -> None:
+def test_min_seconds_hold_where_the_interval_is_narrow_at_once() -> None:
     short, long = (Scripted(lambda n: 1e-3).collect(replace(POLICY, min_seconds=s)) for s in (0.01, 0.15))
     assert len(short) < 70 < 150 <= len(long)
 
 
 def test_goes_on_until_the_target_is_met() -> None:
-    """Noisy samples, then steady ones: the interval of the median narrows only with some of those."""
+    """The samples are noisy, then steady: the interval of the median becomes narrow with some of the steady ones."""
 
     def script(n: int) -> float:
         return noisy(1e-3)(n) if n < 300 else 1e-3
@@ -101,19 +106,19 @@ def test_goes_on_until_the_target_is_met() -> None:
     assert len(loose.taken) < 200
 
 
-def test_what_never_settles_is_capped_by_time() -> None:
+def test_samples_that_never_settle_end_at_the_time_cap() -> None:
     values = Scripted(alternating(1e-3)).collect()
     assert POLICY.max_seconds <= sum(values) <= POLICY.max_seconds + POLICY.burst_s + 2e-3
 
 
-def test_the_cap_counts_wall_time_with_what_surrounds_the_samples() -> None:
-    timer = Scripted(alternating(1e-4), overhead=9e-4)  # the flush of the cache costs more than the call
+def test_the_time_cap_includes_the_flush() -> None:
+    timer = Scripted(alternating(1e-4), overhead=9e-4)  # the flush takes longer than the call
     values = timer.collect()
     assert 0.2 <= 1e-3 * len(values) < 0.2 + MAX_BATCH * 1e-3
     assert sum(values) < 0.03
 
 
-def test_the_cap_counts_pauses_too() -> None:
+def test_the_time_cap_includes_pauses() -> None:
     tired, fresh = Scripted(alternating(1e-3), resting=REST_PER_WORK), Scripted(alternating(1e-3))
     assert len(tired.collect()) == pytest.approx(len(fresh.collect()) / (1 + REST_PER_WORK), abs=2 * 15)
 
@@ -128,15 +133,15 @@ def test_the_cap_counts_pauses_too() -> None:
         (30.0, MIN_SAMPLES_VERY_LONG),
     ],
 )
-def test_how_many_samples_a_call_of_that_length_takes_at_least(call: float, samples: int) -> None:
-    """With a time cap that one of them exceeds."""
+def test_long_calls_need_fewer_samples(call: float, samples: int) -> None:
+    """The time cap is shorter than one of these calls."""
     assert (MIN_SAMPLES_LONG, MIN_SAMPLES_VERY_LONG) == (6, 3)
     assert len(Scripted(lambda n: call).collect(replace(POLICY, min_seconds=0.0, max_seconds=call / 2))) == samples
 
 
 @pytest.mark.parametrize("call", [0.026, 0.3, 30.0])
 def test_a_call_as_long_as_the_warm_up_is_kept(call: float) -> None:
-    """It is dear, and what it warms up is warm at its end."""
+    """It is expensive, and it has warmed the device up when it ends."""
     timer = Scripted(lambda n: call + n / 1e6)
     values = timer.collect()
     assert values == timer.taken
@@ -171,7 +176,7 @@ def test_an_instrument_may_give_fewer_than_asked() -> None:
 
 def test_warm_up_lasts_its_time_and_is_not_kept() -> None:
     """The first 20 ms run at half speed, as while the clock rises."""
-    timer = Scripted(lambda n: (2e-3 if n < 10 else 1e-3) * (1 + n * 1e-6))  # no two alike
+    timer = Scripted(lambda n: (2e-3 if n < 10 else 1e-3) * (1 + n * 1e-6))  # no two samples are equal
     values = timer.collect()
     assert values == timer.taken[-len(values) :]
     assert max(values) < 1.5e-3
@@ -179,7 +184,7 @@ def test_warm_up_lasts_its_time_and_is_not_kept() -> None:
 
 
 def test_warm_up_goes_on_until_two_readings_agree() -> None:
-    """Each batch 5 % faster than the last, for many times warmup_s; then steady."""
+    """Each batch is 5 % faster than the last, for many times warmup_s; then it is steady."""
     timer = Scripted(lambda n: 1e-3 * max(1.0, 3 * 0.995**n))
     values = timer.collect(replace(POLICY, max_seconds=0.1))
     skipped = timer.taken[: -len(values)]
@@ -201,7 +206,7 @@ def test_readings_that_never_agree_do_not_warm_up_for_ever() -> None:
 
 
 def test_samples_that_still_fall_go_on_beyond_the_cap() -> None:
-    """15 % slower at first, too slowly for the warm-up to see, and steady after 116 calls."""
+    """They are 15 % slower at first, too slowly for the warm-up to notice, and steady after 116 calls."""
     policy = replace(POLICY, target=1.0)
     calm = Scripted(lambda n: 1e-3).collect(policy)
     falling = Scripted(lambda n: 1e-3 * max(1.0, 1.15 * 0.9988**n)).collect(policy)
@@ -215,14 +220,16 @@ def test_falling_for_ever_ends_at_three_times_the_cap() -> None:
     assert 3 * POLICY.max_seconds <= sum(values) <= 3 * POLICY.max_seconds + 2 * POLICY.burst_s
 
 
-def test_what_becomes_slower_is_not_waited_for() -> None:
-    """A clock that falls under load would fall for as long as it is watched."""
+def test_samples_that_become_slower_do_not_prolong_sampling() -> None:
+    """A clock that falls under load would fall for as long as sampling went on."""
     values = Scripted(lambda n: 1e-3 * 1.002**n).collect()
     assert sum(values) <= POLICY.max_seconds + 2 * POLICY.burst_s
 
 
-def test_a_slow_first_call_does_not_decide_how_long_the_rest_is() -> None:
-    """The first sample may be 20 ms (caches, clocks) for a call of 10 us: batches must follow the later ones."""
+def test_a_slow_first_call_does_not_set_the_batch_size() -> None:
+    """The first sample may be 20 ms (caches, clocks) for a call of 10 us; the size of batches must follow the later
+    ones.
+    """
     timer = Scripted(lambda n: 0.02 if n == 0 else 1e-5)
     values = timer.collect()
     assert 0.02 not in values
@@ -243,7 +250,7 @@ def test_no_burst_is_longer_than_the_policy_says(call: float) -> None:
     timer.collect(replace(POLICY, min_samples=50))
     assert max(timer.worked) <= POLICY.burst_s
     assert max(timer.asked) <= MAX_BATCH
-    assert max(timer.worked) > POLICY.burst_s / 2 or max(timer.asked) == MAX_BATCH  # nor needlessly short
+    assert max(timer.worked) > POLICY.burst_s / 2 or max(timer.asked) == MAX_BATCH  # and no burst is needlessly short
 
 
 def test_a_call_longer_than_a_burst_goes_alone() -> None:
@@ -252,17 +259,17 @@ def test_a_call_longer_than_a_burst_goes_alone() -> None:
     assert set(timer.asked) == {1}
 
 
-def test_every_burst_is_paced_by_its_work_alone() -> None:
+def test_the_pacer_gets_the_work_of_each_burst() -> None:
     timer = Scripted(noisy(1e-3), overhead=1e-4, most=9, resting=REST_PER_WORK)
     timer.collect()
-    assert [worked for worked, _ in timer.paced] == pytest.approx(timer.worked)  # the pause itself is no work
+    assert [worked for worked, _ in timer.paced] == pytest.approx(timer.worked)  # without the pause
     assert [calls for _, calls in timer.paced] == [min(n, 9) for n in timer.asked]
     assert len(timer.paced) > 5
 
 
-def test_a_burst_that_does_not_count_leaves_no_sample() -> None:
-    """Every third is held down: slower, and known to be."""
-    timer = Scripted(lambda n: 1e-3, resting=0.0, judge=lambda n: n % 3 > 0)
+def test_a_rejected_burst_leaves_no_sample() -> None:
+    """Every third burst is held down: it is slower, and the pacer rejects it."""
+    timer = Scripted(lambda n: 1e-3, resting=0.0, accept_burst=lambda n: n % 3 > 0)
     timer.script = lambda n: 1e-3 if (len(timer.paced) + 1) % 3 else 2e-3
     values = timer.collect()
     assert 2e-3 in timer.taken
@@ -270,13 +277,13 @@ def test_a_burst_that_does_not_count_leaves_no_sample() -> None:
     assert sum(values) >= 0.5 * POLICY.min_seconds
 
 
-def test_a_long_first_call_that_does_not_count_is_not_kept() -> None:
-    timer = Scripted(lambda n: 0.3 + n / 100, resting=0.0, judge=lambda n: n > 1)
+def test_a_rejected_long_first_call_is_not_kept() -> None:
+    timer = Scripted(lambda n: 0.3 + n / 100, resting=0.0, accept_burst=lambda n: n > 1)
     assert timer.collect() == timer.taken[1:]
 
 
-def test_a_burst_that_does_not_count_does_not_decide_how_long_the_next_is() -> None:
-    timer = Scripted(lambda n: 1e-3, resting=0.0, judge=lambda n: n != 6)
+def test_a_rejected_burst_does_not_set_the_size_of_the_next() -> None:
+    timer = Scripted(lambda n: 1e-3, resting=0.0, accept_burst=lambda n: n != 6)
     timer.script = lambda n: 5e-3 if len(timer.paced) == 5 else 1e-3
     timer.collect()
     assert timer.asked[4:8] == [15, 15, 15, 15]
@@ -286,7 +293,7 @@ def test_a_burst_that_does_not_count_does_not_decide_how_long_the_next_is() -> N
     ("call", "bursts"), [(1e-6, MIN_BURSTS), (5e-3, MIN_BURSTS), (0.014, 10), (0.3, MIN_SAMPLES_LONG)]
 )
 def test_short_calls_have_several_bursts_at_least(call: float, bursts: int) -> None:
-    """However many samples there are: a burst has one clock, and what disturbs it disturbs all of it."""
+    """A burst has one clock, and a disturbance affects all of it, however many samples it has."""
     timer = Scripted(lambda n: call, resting=0.0)
     values = timer.collect(replace(POLICY, min_seconds=0.0, max_seconds=0.0, target=1.0))
     assert len(values) == sum(calls for _, calls in timer.paced[-bursts:])
@@ -305,13 +312,15 @@ def test_a_pause_follows_the_work_up_to_its_cap(slept: list[float]) -> None:
     assert slept == [0.0, REST_PER_WORK * 0.01, MAX_REST]
 
 
-Burst = tuple[bool, list[float]]  # whether it counts, and the pauses after it
+Burst = tuple[bool, list[float]]  # whether it is accepted, and the pauses after it
 
 
 def paced(
     ends: list[float], best: float, slept: list[float], *, worked: float = 0.01, calls: int = 10
 ) -> tuple[list[Burst], list[float]]:
-    """What becomes of bursts of which the n-th ends with the clock ends[n], and the clocks that are kept."""
+    """Return what the pacer does with bursts of which the n-th ends with the clock ends[n], and the clocks that it
+    keeps.
+    """
     clocks: list[float] = []
     pacer, found = Pacer(clocks, best, POLICY.burst_s), []
     for end in ends:
@@ -326,40 +335,40 @@ def paced(
 TOP, LOW = 1.98e9, 1.90e9
 
 
-def test_while_the_clock_holds_every_burst_counts_and_needs_no_pause(slept: list[float]) -> None:
+def test_bursts_are_accepted_without_pauses_while_the_clock_holds(slept: list[float]) -> None:
     ends = [TOP, 0.99 * TOP, (MIN_CLOCK_RATIO + 0.001) * TOP]
     assert paced(ends, TOP, slept) == ([(True, [])] * 3, ends)
 
 
-def test_a_burst_that_ends_slower_does_not_count_and_from_then_on_there_are_pauses(slept: list[float]) -> None:
-    """After it the longest that helps; later ones follow the work, though the clock is back."""
+def test_a_burst_that_ends_slower_is_rejected_and_pauses_follow(slept: list[float]) -> None:
+    """After a rejected burst the pause is the longest; later pauses follow the work, though the clock has recovered."""
     after = REST_PER_WORK * 0.01
     found, clocks = paced([TOP, LOW, TOP, LOW, TOP], TOP, slept)
     assert found == [(True, []), (False, [MAX_REST]), (True, [after]), (False, [MAX_REST]), (True, [after])]
     assert clocks == [TOP] * 3
 
 
-def test_a_cell_that_is_held_down_from_its_first_burst_on_is_known_by_the_cells_before(slept: list[float]) -> None:
+def test_a_first_burst_is_judged_by_the_clock_of_earlier_cells(slept: list[float]) -> None:
     assert paced([LOW], TOP, slept)[0] == [(False, [MAX_REST])]
     assert paced([LOW, LOW], LOW, slept)[0] == [(True, [])] * 2
-    assert paced([TOP, LOW], 0.0, slept)[0] == [(True, []), (False, [MAX_REST])]  # or by its own bursts
+    assert paced([TOP, LOW], 0.0, slept)[0] == [(True, []), (False, [MAX_REST])]  # or by its own earlier bursts
 
 
-def test_a_machine_that_is_always_held_down_is_measured_as_it_is(slept: list[float]) -> None:
+def test_after_eight_rejections_every_burst_is_accepted(slept: list[float]) -> None:
     found, clocks = paced([LOW] * (MAX_DROPPED_BURSTS + 3), TOP, slept)
     assert found == [(False, [MAX_REST])] * MAX_DROPPED_BURSTS + [(True, [MAX_REST])] * 3
     assert clocks == [LOW] * 3
 
 
-def test_a_call_longer_than_a_burst_is_what_it_is_once_there_are_pauses(slept: list[float]) -> None:
-    """It lowers the clock by itself, and would do so again; the first one may have found it low."""
+def test_a_call_longer_than_a_burst_is_accepted_after_a_pause(slept: list[float]) -> None:
+    """It lowers the clock by itself and would do so again. The first one may have found the clock low."""
     dropped, kept = (False, [MAX_REST]), (True, [MAX_REST])
     assert paced([LOW] * 3, TOP, slept, worked=0.02, calls=1) == ([dropped, kept, kept], [LOW, LOW])
     assert paced([LOW] * 3, TOP, slept, worked=0.02, calls=2)[0] == [dropped] * 3
     assert paced([LOW] * 3, TOP, slept, worked=0.01, calls=1)[0] == [dropped] * 3
 
 
-def test_without_a_clock_there_is_nothing_to_pace_by(slept: list[float]) -> None:
+def test_without_a_clock_every_burst_is_accepted(slept: list[float]) -> None:
     pacer = Pacer([], TOP, POLICY.burst_s)
     assert pacer.accepts(0.01, 10)
     pacer.rest()
@@ -381,7 +390,7 @@ def test_a_pause_comes_before_a_burst_and_none_after_the_last(slept: list[float]
 
 
 def test_cpu_timer_times_the_launch_alone() -> None:
-    ticks: Iterator[int] = iter(range(0, 10**12, 1_000_000))  # every look at the clock is 1 ms later
+    ticks: Iterator[int] = iter(range(0, 10**12, 1_000_000))  # every reading of the clock is 1 ms later
     order: list[str] = []
 
     def clock() -> int:
@@ -393,7 +402,7 @@ def test_cpu_timer_times_the_launch_alone() -> None:
     assert order == ["before", "clock", "launch", "clock"] * 3
 
 
-def test_what_comes_before_a_sample_may_be_changed() -> None:
+def test_the_action_before_a_sample_may_be_changed() -> None:
     seen: list[Any] = []
     timer = CpuTimer(before=lambda: seen.append("flush"))
     timer.samples(lambda: None, 1)

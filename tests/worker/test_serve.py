@@ -1,4 +1,4 @@
-"""What a worker does ahead of its first job, and for whom."""
+"""What a worker does before its first job: which workers import and open the device, and what that loads."""
 
 from __future__ import annotations
 
@@ -32,31 +32,31 @@ def test_only_a_worker_that_will_measure_imports_and_opens(
     done = []
     monkeypatch.setattr(serve, "import_for_measuring", lambda: done.append("imported"))
     monkeypatch.setattr(Worker, "measurer", lambda self, device: done.append("opened"))
-    ours = Worker()
+    worker = Worker()
     try:
-        ours.answer({"op": "load", "name": name, "spec": spec})
+        worker.answer({"op": "load", "name": name, "spec": spec})
     except ModuleNotFoundError:
         assert name == "none"
-    assert ours.answer({"op": "import"}) == ours.answer({"op": "ready", "device": to_json(CPU)}) == {}
+    assert worker.answer({"op": "import"}) == worker.answer({"op": "ready", "device": to_json(CPU)}) == {}
     assert done == wanted
 
 
 @pytest.mark.parametrize(("name", "compiler"), [("flashinfer-fa3", True), ("flashinfer-cudnn", False), ("fake", False)])
-def test_who_starts_a_compiler_is_told(name: str, compiler: bool) -> None:
+def test_load_tells_whether_the_backend_starts_a_compiler(name: str, compiler: bool) -> None:
     assert Worker().answer({"op": "load", "name": name, "spec": BACKENDS[name]})["compiler"] is compiler
 
 
-def test_what_is_made_before_the_rates_are_known_knows_them_after() -> None:
-    ours = Worker()
-    made: Any = ours.measurer(CPU)
-    assert made.bandwidth == 1e10
-    assert ours.measurer(Device("cpu", 0, "CPU", 2**30, 2**30, copy=3e10)) is made
-    assert made.bandwidth == 3e10
-    assert made.device_info.copy == 3e10
+def test_instruments_opened_before_the_rates_get_them_later() -> None:
+    worker = Worker()
+    measurer: Any = worker.measurer(CPU)
+    assert measurer.bandwidth == 1e10
+    assert worker.measurer(Device("cpu", 0, "CPU", 2**30, 2**30, copy=3e10)) is measurer
+    assert measurer.bandwidth == 3e10
+    assert measurer.device_info.copy == 3e10
 
 
 def test_opening_the_device_imports_nothing_more_and_no_compiler() -> None:
-    """torch.profiler would import torch._inductor, for a second and more."""
+    """torch.profiler would import torch._inductor, which takes more than a second."""
     code = """
 import sys
 from attnbench.core.machine import Device
@@ -73,7 +73,7 @@ print("torch._inductor" in sys.modules)
 
 @pytest.mark.parametrize("name", ["flex", "compile"])
 def test_a_compiler_is_imported_when_its_backend_is_loaded(name: str) -> None:
-    """Else it would be in the time of the first call."""
+    """Otherwise its import would be in the time of the first call."""
     code = f"""
 import sys
 from attnbench.backends import BACKENDS

@@ -1,4 +1,4 @@
-"""What tests/gpu/verify_libraries.py makes of its results, without a GPU; that it runs at all is seen on a CPU."""
+"""How tests/gpu/verify_libraries.py judges its results, on scripted results without a GPU."""
 
 from __future__ import annotations
 
@@ -35,23 +35,23 @@ def cell(status: str = "ok", **more: Any) -> dict[str, Any]:
 
 
 def by_do_bench(ratio: float, hz: float = 1.9e9) -> dict[str, Any]:
-    """What a cell has where do_bench's clock was that, and attnbench's 1.9 GHz."""
+    """Return a cell of this ratio to do_bench, whose clock was `hz` where attnbench's was 1.9 GHz."""
     both = {"latency": 6e-3, "clock": 1.9e9, "peer_clock": hz, "ratio": ratio, "cycles": ratio * 1.9e9 / hz}
     return cell(peers={"do_bench": both})
 
 
-def test_all_is_well(script: ModuleType) -> None:
+def test_right_cells_pass(script: ModuleType) -> None:
     cells = [*map(by_do_bench, (0.985, 1.01, 1.015)), cell("skipped", reason="no fp32", kernels={})]
-    line, below, well = script.judge([PROBE, *cells])
+    line, details, passed = script.judge([PROBE, *cells])
     assert line == "flash-attn 2.8.3: 3 ok, 1 skipped"
-    assert well
-    assert "ran: flash_fwd_kernel<...>  declared as flash_fwd" in below
-    assert "ran: fill  (not declared)" in below
-    assert "attnbench / do_bench: 1.0100, 0.9850 to 1.0150, 3 cells" in below
+    assert passed
+    assert "ran: flash_fwd_kernel<...>  declared as flash_fwd" in details
+    assert "ran: fill  (not declared)" in details
+    assert "attnbench / do_bench: 1.0100, 0.9850 to 1.0150, 3 cells" in details
 
 
 @pytest.mark.parametrize(
-    ("cells", "said"),
+    ("cells", "expected"),
     [
         ([cell(), cell("wrong-kernel", reason="no kernel like 'flash_fwd' ran")], "no kernel like 'flash_fwd' ran"),
         ([by_do_bench(1.03)], "1.0300"),
@@ -60,13 +60,13 @@ def test_all_is_well(script: ModuleType) -> None:
         ([cell("skipped", reason="refused")], ""),
     ],
 )
-def test_what_needs_a_look(script: ModuleType, cells: list[dict[str, Any]], said: str) -> None:
-    _, below, well = script.judge([PROBE, *cells])
-    assert not well
-    assert said in " ".join(below)
+def test_wrong_cells_fail_with_details(script: ModuleType, cells: list[dict[str, Any]], expected: str) -> None:
+    _, details, passed = script.judge([PROBE, *cells])
+    assert not passed
+    assert expected in " ".join(details)
 
 
-def test_a_library_that_is_not_there_is_no_failure(script: ModuleType) -> None:
+def test_a_missing_library_is_no_failure(script: ModuleType) -> None:
     probe = {"version": None, "reason": "flash_attn is not installed", "install": "pip install flash-attn"}
     assert script.judge([probe]) == (
         "not usable: flash_attn is not installed",
@@ -116,7 +116,7 @@ def test_a_peer_under_which_the_clock_falls_is_slower_in_seconds_and_not_in_cycl
     )
 
 
-def test_peers_are_those_of_the_library(monkeypatch: pytest.MonkeyPatch, peer_timers: ModuleType) -> None:
+def test_peer_timers_are_those_of_the_library(monkeypatch: pytest.MonkeyPatch, peer_timers: ModuleType) -> None:
     monkeypatch.setattr(peer_timers, "_is_installed", lambda _: True)
     assert [*peer_timers.peer_timers_for("eager")] == ["do_bench"]
     assert [*peer_timers.peer_timers_for("fa2")] == ["do_bench", "benchmark_attn.py", "flash_attn.utils.benchmark"]

@@ -70,7 +70,8 @@ class ResultCheck:
                 return f"it names no e4m3 copy of {name} that its launch reads (Prepared.reads)"
         found, unavoidable = accuracy.errors["out"].relative, self._reference.relative_eager_error("out")
         if found < MIN_FP8_ERROR * unavoidable:
-            return f"out is off by {found:.2%} only, where e4m3 operands cost {unavoidable:.2%}: it computed with other operands"
+            expected = f"where e4m3 operands cost {unavoidable:.2%}"
+            return f"out is off by {found:.2%} only, {expected}: it computed with other operands"
         return None
 
     def drop_masked_dout(self) -> None:
