@@ -78,7 +78,7 @@ class Turns:
         deadline: float,
         clock: Callable[[], float],
     ) -> None:
-        """`time_limit`: seconds, as it was given. `deadline`: a time of `clock`."""
+        """`time_limit`: seconds, as it was given, for messages. `deadline`: the time of `clock` when it is up."""
         self._halves = halves
         self._judged_by = judged_by
         self._watcher = watcher
