@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 from attnbench.core.text import one_line
 from attnbench.report.characters import HELD_DOWN, MEMORY_BOUND, NO_FIGURES, bar, heights
@@ -155,8 +155,3 @@ def _figure(entry: Figure | Ending) -> str:
     figure = f"**{safe(entry.digits)}**" if entry.best else safe(entry.digits)
     figure += safe(HELD_DOWN) if entry.held_down else ""
     return f"{figure} {safe(entry.aside)}{MEMORY_BOUND if entry.memory_bound else ''}".strip()
-
-
-def joined(blocks: Sequence[Block]) -> str:
-    """Return blocks by themselves, as a part of a file that holds more."""
-    return "\n\n".join(part for block in blocks for part in _block(block) if part) + "\n"

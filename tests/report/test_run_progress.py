@@ -1,42 +1,98 @@
-"""What a run says of each cell as it goes."""
+"""The progress of a run: a plain line for each job in a pipe, one line drawn anew on a terminal."""
 
 from __future__ import annotations
 
 import io
+import math
+from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
 from rich.console import Console
 
-from attnbench.report.progress.run_progress import Live
-from builders import case, decode, ended, ok, run
+from attnbench.core.record import Job, Run
+from attnbench.report.progress.run_progress import RunProgress, plan_summary
+from builders import CPU, case, decode, ended, job, ok, run
 
 
-def test_what_a_run_says_as_it_goes() -> None:
+def printed(made: Run, todo: Sequence[Job] | None = None, notes: Sequence[str] = (), path: Path | None = None) -> str:
+    """What a pipe gets of a run whose jobs end as its records say."""
+    stream = io.StringIO()
+    progress = RunProgress(Console(file=stream, width=200))
+    jobs = {(job.case, job.backend, job.round): job for job in made.plan}
+    progress.planned(replace(made, records=()), made.plan if todo is None else todo, path, notes)
+    for record in made.records:
+        job = jobs[record.case, record.backend, record.round]
+        if record.status != "skipped":
+            progress.started(job)
+        progress.ended(job, record)
+    progress.close()
+    return stream.getvalue()
+
+
+def test_a_pipe_gets_a_line_for_each_job() -> None:
     records = [
         ok(case(16384), "triton", 300.0),
         decode(16384, "triton", 12.0),
-        ended(case(16384), "fa4", "wrong-kernel", "sgemm ran", seconds=1.0),
+        ended(case(16384), "fa4", "wrong-kernel", "sgemm\n\x1b[31mran", seconds=1.0),
     ]
-    made = run(records)
-    stream = io.StringIO()
-    live = Live(Console(file=stream, width=200))
-    live.planned(replace(made, records=()), made.plan, None, ())
-    for job, record in zip(made.plan, records, strict=True):
-        live.ended(job, record)
-    live.close()
-    said = stream.getvalue()
-    assert "triton 16k d128 full fwd  300 TFLOP/s 30%\n" in said
-    assert "triton 1x16k d128 full fwd  12.0 TFLOP/s 63%m\n" in said
-    assert "fa4 16k d128 full fwd  KERNEL! sgemm ran\n" in said
+    said = printed(run(records), notes=["a note"], path=Path("run.jsonl"))
+    assert said.splitlines() == [
+        "attnbench  NVIDIA H200, 140 GiB, 700 W, torch 2.11.0+cu130",
+        "suite quick: 3 jobs: 3 to measure; forecast 3.0s",
+        "a note",
+        "writing run.jsonl",
+        "[1/3] triton 16k d128 full fwd  300 TFLOP/s 30%",
+        "[2/3] triton 1x16k d128 full fwd  12.0 TFLOP/s 63%m",
+        "[3/3] fa4 16k d128 full fwd  KERNEL! sgemm ran",
+    ]
 
 
 def test_a_run_of_several_dtypes_names_them_as_it_goes() -> None:
-    records = [ok(case(dtype=dtype), "triton", 300.0) for dtype in ("bf16", "fp8")]
-    made, stream = run(records), io.StringIO()
-    live = Live(Console(file=stream, width=200))
-    live.planned(replace(made, records=()), made.plan, None, ())
-    for job, record in zip(made.plan, records, strict=True):
-        live.ended(job, record)
-    live.close()
-    assert "triton 1k d128 full fwd bf16  300" in stream.getvalue()
-    assert "triton 1k d128 full fwd fp8  300" in stream.getvalue()
+    said = printed(run([ok(case(dtype=dtype), "triton", 300.0) for dtype in ("bf16", "fp8")]))
+    assert "triton 1k d128 full fwd bf16  300" in said
+    assert "triton 1k d128 full fwd fp8  300" in said
+
+
+def test_a_cpu_has_no_share_of_a_peak() -> None:
+    said = printed(run([ok(case(dtype="fp32"), "eager", 0.1)], device=CPU))
+    assert "attnbench  AMD EPYC, 16.0 GiB, 4 threads, torch 2.11.0+cu130\n" in said
+    assert "eager 1k d128 full fwd  0.100 TFLOP/s\n" in said
+
+
+def test_what_the_plan_skips_is_no_job() -> None:
+    skipped = replace(job(case(2048), "eager"), skip="too large")
+    records = [ok(case(), "eager", 30.0), ended(case(2048), "eager", "skipped", "too large")]
+    said = printed(run(records, plan=[job(case(), "eager"), skipped]))
+    assert "suite quick: 2 jobs: 1 to measure, 1 skipped; forecast 1.0s" in said
+    assert [text[:5] for text in said.splitlines() if text.startswith("[")] == ["[1/1]"]
+    assert plan_summary([skipped]) == "1 job: 0 to measure, 1 skipped; forecast 0.0s"
+
+
+def test_a_skip_for_want_of_time_that_is_measured_after_all_counts() -> None:
+    late = replace(job(case(2048), "eager"), skip="no time", resumable=True)
+    said = printed(run([ok(case(2048), "eager", 30.0), ok(case(), "eager", 30.0)], plan=[late, job(case(), "eager")]))
+    assert [text[:5] for text in said.splitlines() if text.startswith("[")] == ["[1/2]", "[2/2]"]
+
+
+def test_a_record_that_is_not_finite_is_shown_all_the_same() -> None:
+    odd = ok(case(), "eager", 30.0, time=[math.nan] * 3)
+    assert "[1/1] eager 1k d128 full fwd  0 TFLOP/s" in printed(run([odd]))
+
+
+def test_a_terminal_gets_one_line_that_never_wraps() -> None:
+    records = [ok(case(16384), "triton", 300.0), ended(case(16384), "fa4", "failed", "x" * 200)]
+    made = run(records)
+    stream = io.StringIO()
+    progress = RunProgress(Console(file=stream, width=60, force_terminal=True, color_system=None))
+    progress.planned(replace(made, records=()), made.plan, None, ())
+    for planned, record in zip(made.plan, records, strict=True):
+        progress.started(planned)
+        assert len(progress.__rich__().plain) < 60
+        assert planned.backend in progress.__rich__().plain
+        progress.ended(planned, record)
+        assert "last: " in progress.__rich__().plain
+    assert progress.__rich__().plain.startswith("[2/2] ")
+    progress.close()
+    assert "fa4 16k d128 full fwd  FAIL" in stream.getvalue()
+    assert "triton 16k d128 full fwd  300 TFLOP/s" not in stream.getvalue()  # no line a job

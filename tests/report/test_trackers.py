@@ -1,9 +1,10 @@
-"""What other tools read, held against what they ask for."""
+"""Files for other tools, compared with what these tools document."""
 
 from __future__ import annotations
 
 import io
 import json
+import math
 import re
 import statistics
 import subprocess
@@ -16,9 +17,9 @@ import pytest
 
 from attnbench.core.errors import UserError
 from attnbench.core.record import Measurement, Run
-from attnbench.report.export import flat_rows, trackers
-from attnbench.results import derive
+from attnbench.report.export import trackers
 from attnbench.results.cells import cells
+from attnbench.results.table import table_rows
 from builders import case, ended, ok, run
 
 
@@ -29,7 +30,7 @@ def small() -> Run:
 
 
 def parsed(format: str, *runs: Run) -> Any:
-    return json.loads(trackers.JSON_FORMATS[format](runs, "exact"))
+    return json.loads(trackers.content(format, cells(runs)))
 
 
 def test_a_name_tells_cases_apart_and_stays_the_same() -> None:
@@ -76,7 +77,7 @@ def test_pytest_benchmark() -> None:
     found = parsed("pytest-benchmark", small())
     assert set(found) == {"machine_info", "commit_info", "benchmarks", "datetime", "version"}
     first = found["benchmarks"][0]
-    samples = derive.samples(small().records[0])
+    samples = small().records[0].measurements["time"].values
     stats = first["stats"]
     assert (first["group"], first["name"]) == ("1k d128 full fwd bf16", "triton/bf16-d128-full-fwd-1k-b16-h16")
     assert stats["data"] == list(samples)
@@ -106,7 +107,7 @@ def test_a_sample_that_is_not_finite_costs_no_file() -> None:
 
 
 def test_pytest_benchmark_itself_compares_it(tmp_path: Path) -> None:
-    (tmp_path / "run.json").write_text(trackers.JSON_FORMATS["pytest-benchmark"]([small()], "exact"))
+    (tmp_path / "run.json").write_text(trackers.pytest_benchmark(cells([small()])))
     command = [sys.executable, "-m", "pytest_benchmark", "compare", str(tmp_path / "run.json")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
@@ -118,8 +119,10 @@ def test_parquet_has_the_rows_of_the_csv() -> None:
     pytest.importorskip("pyarrow")
     import pandas
 
-    read = pandas.read_parquet(io.BytesIO(trackers.parquet([small()])))
-    rows = list(flat_rows.rows([small()]))
+    found = trackers.content("parquet", cells([small()]))
+    assert isinstance(found, bytes)
+    read = pandas.read_parquet(io.BytesIO(found))
+    rows = list(table_rows(cells([small()])))
     assert list(read.columns) == list(rows[0])
     assert read["latency"].tolist()[0] == rows[0]["latency"]
     assert read["memory_peak"].tolist()[0] == 2**30
@@ -131,16 +134,7 @@ def test_parquet_without_its_library_is_one_line(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
     monkeypatch.setitem(sys.modules, "fastparquet", None)
     with pytest.raises(UserError, match=r"needs pyarrow: pip install 'attnbench\[parquet\]'"):
-        trackers.parquet([small()])
-
-
-def test_parquet_is_not_poured_on_a_terminal() -> None:
-    class Terminal(io.StringIO):
-        def isatty(self) -> bool:
-            return True
-
-    with pytest.raises(UserError, match="is not text"):
-        trackers.write(Terminal(), "parquet", [small()])
+        trackers.parquet(cells([small()]))
 
 
 def test_two_devices_do_not_share_names() -> None:
@@ -148,9 +142,9 @@ def test_two_devices_do_not_share_names() -> None:
     names = list(parsed("bmf", small(), other))
     assert len(names) == 5
     assert all(name.startswith("NVIDIA H200 (run of 2026-07-0") for name in names)
-    (doubt,) = trackers.doubts([small(), other])
+    (doubt,) = trackers.doubts(cells([small(), other]))
     assert "one file at a time" in doubt
-    assert not [*trackers.doubts([small()])]
+    assert not [*trackers.doubts(cells([small()]))]
 
 
 def test_clock_held_down_is_said() -> None:
@@ -166,5 +160,23 @@ def test_nothing_measured_is_an_empty_file_of_the_format(format: str) -> None:
     nothing = run([ended(case(), "eager", "failed", "no")])
     found = parsed(format, nothing)
     assert not (found["benchmarks"] if format == "pytest-benchmark" else found)
-    (doubt,) = trackers.doubts([nothing])
+    (doubt,) = trackers.doubts(cells([nothing]))
     assert doubt.startswith("no cell has a figure")
+
+
+@pytest.mark.parametrize("format", [*trackers.JSON_FORMATS, "parquet"])
+def test_a_run_without_records_is_one_line(format: str) -> None:
+    with pytest.raises(UserError, match=r"^no cell has a record, so there is nothing to export; see attnbench report$"):
+        trackers.content(format, cells([run([])]))
+
+
+@pytest.mark.parametrize("format", trackers.JSON_FORMATS)
+def test_latencies_of_0_and_wide_intervals_cost_no_file(format: str) -> None:
+    odd = [ok(case(), "triton", 400, time=[0.0] * 9), ok(case(2048), "triton", 400, time=[0.0, 1e-3, math.inf])]
+    assert parsed(format, run(odd))
+
+
+def test_the_convention_counts_the_flops() -> None:
+    (name,) = json.loads(trackers.bencher(cells([run([ok(case(causal=True), "triton", 400)])], "fa")))
+    found = json.loads(trackers.bencher(cells([run([ok(case(causal=True), "triton", 400)])], "fa")))[name]
+    assert found["tflops"]["value"] == pytest.approx(400 * 1024 / 1025)

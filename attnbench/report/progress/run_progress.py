@@ -12,7 +12,7 @@ from rich.text import Text
 from attnbench.core.formats import digits, share, size
 from attnbench.core.record import Job, Record, Run
 from attnbench.core.sizes import format_duration
-from attnbench.core.text import count
+from attnbench.core.text import count, one_line
 from attnbench.report.characters import MEMORY_BOUND
 from attnbench.report.progress.progress_line import ProgressLine
 from attnbench.results import case_names, metrics
@@ -101,7 +101,7 @@ class RunProgress(ProgressLine):
 
     def _result(self, record: Record) -> Text:
         text = Text(self._name(record) + "  ").append_text(self._outcome(record))
-        return text.append(f" {record.reason}", style="dim") if record.status != "ok" else text
+        return text.append(f" {one_line(record.reason or '')}", style="dim") if record.status != "ok" else text
 
     def _name(self, which: Job | Record) -> str:
         return case_names.case_name(which.backend, which.case, self._several_dtypes)

@@ -1,0 +1,221 @@
+"""Documents made by hand as GitHub-flavoured markdown, and that a browser's markdown shows names as they are."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from attnbench.report import markdown
+from attnbench.report.document import (
+    Bar,
+    Block,
+    Caution,
+    Column,
+    Document,
+    Ending,
+    Figure,
+    Grid,
+    Grids,
+    Level,
+    Machine,
+    Pairs,
+    Paragraphs,
+    Reason,
+    Span,
+    Steps,
+    Table,
+    Verdict,
+)
+
+
+def line(text: str) -> tuple[Span, ...]:
+    return (Span(text),)
+
+
+def blocks(*found: Block) -> str:
+    return markdown.render(Document("test", "", blocks=found))
+
+
+def test_the_parts_of_a_document_with_the_verdict_first() -> None:
+    document = Document(
+        command="gate",
+        title="The title is of a page",
+        answer=("All is well.",),
+        machines=(Machine("H200", "140 GiB, 700 W", "latency = median of 9 samples"), Machine("B200", "180 GiB")),
+        lead=(Paragraphs((line("Measured by hand."),)),),
+        blocks=(Pairs((("cells", "12", "of 14"), ("rounds", "3", "")), "Counts"),),
+        reasons=(Reason("OOM", "eager (2 cases: 16k)", "needs 137 GiB"),),
+        cautions=(Caution("The clock fell.", "Figures are low.", "Run again."),),
+        facts=(Caution("Two runs."),),
+        notes=(line("Nothing was written."),),
+        verdict=Verdict("PASS: 12 unchanged", "good"),
+    )
+    assert markdown.render(document).split("\n\n") == [
+        "### ✅ attnbench gate: PASS: 12 unchanged",
+        "**All is well.**",
+        "**H200** 140 GiB, 700 W  \nlatency = median of 9 samples",
+        "**B200** 180 GiB",
+        "- Measured by hand.",
+        "### Counts",
+        "- **cells** 12: of 14\n- **rounds** 3",
+        "- OOM: eager (2 cases: 16k): needs 137 GiB",
+        "- **The clock fell.** Figures are low. Run again.",
+        "- **Two runs.**",
+        "- Nothing was written.\n",
+    ]
+
+
+def test_parts_that_are_not_there_leave_no_free_lines() -> None:
+    assert markdown.render(Document("test", "title")) == "\n"
+    assert markdown.render(Document("test", "", answer=("Nothing was measured.",))) == "**Nothing was measured.**\n"
+    assert blocks(Paragraphs(()), Pairs(()), Paragraphs((line("here"),))) == "- here\n"
+
+
+@pytest.mark.parametrize(("level", "sign"), markdown.SIGNS.items())
+def test_a_verdict_has_the_sign_of_its_level(level: Level, sign: str) -> None:
+    found = markdown.render(Document("gate", "", verdict=Verdict("the verdict", level)))
+    assert found == f"### {sign} attnbench gate: the verdict\n"
+
+
+def test_a_table_with_its_notes() -> None:
+    table = Table(
+        "t",
+        (Column("case"), Column("speed", "right", wrap=False)),
+        (("triton 1k", "1.00x"), ("eager 1k", Span("0.90x", "bad")), ((Span("a "), Span("b ", "strong")), "2.00x")),
+        "Speeds",
+        "of two builds",
+        ("one round", "another"),
+    )
+    assert blocks(table) == (
+        "### Speeds\n\n"
+        "of two builds\n\n"
+        "| case | speed |\n| :--- | ---: |\n"
+        "| triton 1k | 1.00x |\n| eager 1k | **0.90x** |\n| a **b**  | 2.00x |\n\n"
+        "1. one round\n2. another\n"
+    )
+
+
+def test_a_long_table_ends_where_a_comment_would_be_too_long() -> None:
+    rows = tuple((str(i),) for i in range(9))
+    found = blocks(Table("t", (Column("case"),), rows, listed=4))
+    assert "| 3 |" in found
+    assert "| 4 |" not in found
+    assert found.endswith("\n\nand 5 more\n")
+    assert "more" not in blocks(Table("t", (Column("case"),), rows, listed=9))
+    assert "more" not in blocks(Table("t", (Column("case"),), rows))
+
+
+def test_a_table_without_rows_is_its_headings() -> None:
+    assert blocks(Table("t", (Column("case"),), ())) == "| case |\n| :--- |\n"
+
+
+def test_a_table_is_never_narrow() -> None:
+    table = Table("t", (Column("x" * 500),), (("1",),), narrow=Paragraphs((line("narrow"),)))
+    assert "narrow" not in blocks(table)
+
+
+def test_bars_and_steps_are_characters_of_one_width() -> None:
+    rows = ((Bar(0.0, 0.5), Steps(((0.5, 1.0),))),)
+    found = blocks(Table("t", (Column("bar"), Column("steps")), rows))
+    half = markdown.BAR // 2
+    assert f"| `{'━' * half}{' ' * half}` | `{' ' * half}{'█' * half}` |" in found
+
+
+def test_lines_by_pairs_are_one_item() -> None:
+    found = blocks(
+        Paragraphs((line("triton 1k"), line("faster"), line("eager 2k"), line("slower")), "Changes", indent=4)
+    )
+    assert found == "### Changes\n\n- triton 1k: faster\n- eager 2k: slower\n"
+
+
+def test_styles_never_touch_a_space() -> None:
+    spans = (Span("so ", ""), Span(" very ", "strong"), Span("fast", "good"), Span(" ", "bad"), Span("!", "quiet"))
+    assert blocks(Paragraphs((spans,))) == "- so  **very** fast !\n"
+
+
+def test_grids() -> None:
+    grid = Grid(
+        "bf16, fwd",
+        "16 heads",
+        "seqlen",
+        ("eager", "triton"),
+        (
+            ("1k", (Figure("32.1", "3%"), Figure("300", "30%", best=True, held_down=True))),
+            ("16k", (Ending("KERNEL!"), Figure("12.0", "63%", memory_bound=True))),
+            ("64k", (Ending(), Ending("-"))),
+        ),
+    )
+    assert blocks(Grids("Throughput", (grid,), more="2 more tables")) == (
+        "### Throughput (bold: best of its row, \\~ clock held down)\n\n"
+        "**bf16, fwd** 16 heads\n\n"
+        "| seqlen | eager | triton |\n| ---: | ---: | ---: |\n"
+        "| 1k | 32.1 3% | **300**\\~ 30% |\n"
+        "| 16k | KERNEL! | 12.0 63%m |\n"
+        "| 64k |  | - |\n\n"
+        "2 more tables\n"
+    )
+    assert blocks(Grids("Speedup", ())) == "### Speedup\n\nNo cell has a figure for this.\n"
+    rows = Grid("bf16", "", "backend", ("1k",), (("eager", (Figure("1"),)),))
+    assert blocks(Grids("Throughput", (rows,), "column")).startswith(
+        "### Throughput\n\n**bf16**\n\n| backend | 1k |\n| :---"
+    )
+
+
+HOSTILE = "a|b `c` *d* _e_ [f](g) <b>~~h~~</b> \\| &lt; $x$\n\n# i\n| j |\r::error::k\x1b[31ml\x07"
+
+
+def everywhere(name: str) -> Document:
+    """A document that has a name in every place."""
+    return Document(
+        "test",
+        name,
+        answer=(name,),
+        machines=(Machine(name, name, name),),
+        lead=(Paragraphs((line(name), line(name)), name, indent=2),),
+        blocks=(
+            Table(
+                name,
+                (Column(name), Column(name)),
+                ((name, Span(name, "bad")), ((Span(name),), name)),
+                name,
+                name,
+                (name,),
+            ),
+            Grids(
+                name,
+                (Grid(name, name, name, (name,), ((name, (Figure("1", "2%"),)), (name, (Ending(name),)))),),
+                more=name,
+            ),
+            Pairs(((name, name, name),), name),
+        ),
+        reasons=(Reason(name, name, name),),
+        cautions=(Caution(name, name, name),),
+        facts=(Caution(name),),
+        notes=(line(name),),
+        verdict=Verdict(name, "bad"),
+    )
+
+
+def unescaped(text: str) -> str:
+    """What is left for markdown to read: neither escaped characters nor the words between them."""
+    return re.sub(r"\\.", "", text)
+
+
+def test_a_name_is_no_markdown() -> None:
+    """What is left once escaped characters are taken away is the document of a plain name."""
+    left = unescaped(markdown.safe(HOSTILE))
+    assert not set("`*_[]<>|~&$\x1b\x07\r\n") & set(left)
+    assert unescaped(markdown.render(everywhere(HOSTILE))).replace(left, "n") == markdown.render(everywhere("n"))
+
+
+def test_every_column_of_a_table_stays_one() -> None:
+    found = markdown.render(everywhere(HOSTILE)).split("\n\n")
+    (table,) = [part for part in found if part.startswith("| a\\|b") and ":---" in part and "---:" not in part]
+    assert {unescaped(row).count("|") for row in table.splitlines()} == {3}
+
+
+def test_a_name_reads_as_it_is() -> None:
+    assert markdown.safe("sdpa-flash 16k d128 (causal) 50%") == "sdpa-flash 16k d128 (causal) 50%"
+    assert markdown.safe("flash_fwd<128, 64>") == "flash\\_fwd\\<128, 64\\>"
+    assert markdown.row("a", "b") == "| a | b |"
