@@ -112,7 +112,8 @@ def _table(
         lines.append((*backend, Span(f": all but {'; '.join(limits)}" if limits else ": all")))
     narrow = Paragraphs(((Span(f"Of {'; '.join(columns)}:", "quiet"),), *lines), title)
     headings = (Column("backend", wrap=False), *(Column(column, wrap=False) for column in columns))
-    return Table(title, headings, tuple(rows), title=title, narrow=narrow)
+    name = title.lower().replace(",", "").replace(" ", "-")
+    return Table(name, headings, tuple(rows), title=title, narrow=narrow)
 
 
 def _entry(text: str, mark: str, style: Style = "") -> tuple[Span, ...]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 from attnbench.analysis.doctor.aa_test import AATest, case_label
 from attnbench.analysis.doctor.check_facts import difference_in_words
@@ -14,14 +14,14 @@ from attnbench.core.formats import percent
 from attnbench.core.json import to_json
 from attnbench.core.sizes import format_duration
 from attnbench.core.text import count
-from attnbench.report import document as shown
-from attnbench.report.document import Column, Document, Machine, Span, Style, Table, Verdict
+from attnbench.report.document import Column, Document, Machine, Span, Table, Verdict
 
-STYLES: Mapping[Level, Style] = {"ok": "good", "warning": "warning", "unfit": "bad"}
-VERDICTS: Mapping[Level, tuple[str, shown.Level]] = {
-    "ok": ("fit to measure", "good"),
-    "warning": ("fit to measure, with warnings", "warning"),
-    "unfit": ("unfit to measure", "bad"),
+Mark = Literal["good", "warning", "bad"]  # of a Span, and of a Verdict
+MARKS: Mapping[Level, Mark] = {"ok": "good", "warning": "warning", "unfit": "bad"}
+VERDICTS: Mapping[Level, str] = {
+    "ok": "fit to measure",
+    "warning": "fit to measure, with warnings",
+    "unfit": "unfit to measure",
 }
 
 
@@ -29,7 +29,6 @@ def document(diagnosis: Diagnosis) -> Document:
     """Return the document of a diagnosis."""
     device, test = diagnosis.environment.device, diagnosis.aa_test
     worst = test.worst() if test else None
-    verdict, level = VERDICTS[diagnosis.level]
     notes = []
     if worst:
         one, rounds = percent(worst[1].by_one_reading), percent(worst[1].by_rounds)
@@ -41,7 +40,7 @@ def document(diagnosis: Diagnosis) -> Document:
         machines=(Machine(device.name, str(device)),),
         blocks=(_findings(diagnosis), *([_aa_table(test)] if test and worst else [])),
         notes=tuple(notes),
-        verdict=Verdict(f"{device.name}: {verdict}.", level),
+        verdict=Verdict(f"{device.name}: {VERDICTS[diagnosis.level]}.", MARKS[diagnosis.level]),
         data=_data(diagnosis),
         rows=[vars(finding) for finding in diagnosis.findings],
     )
@@ -50,7 +49,7 @@ def document(diagnosis: Diagnosis) -> Document:
 def _findings(diagnosis: Diagnosis) -> Table:
     headings = [Column(heading, wrap=False) for heading in ("level", "check")]
     rows = tuple(
-        (Span(finding.level, STYLES[finding.level]), finding.check, finding.found, Span(finding.todo, "strong"))
+        (Span(finding.level, MARKS[finding.level]), finding.check, finding.found, Span(finding.todo, "strong"))
         for finding in diagnosis.findings
     )
     return Table("findings", (*headings, Column("found"), Column("what to do")), rows)

@@ -103,7 +103,7 @@ def _timeline(profile: Profile) -> Table:
         figures = ["", duration(seconds), share(seconds / profile.length), *empty[3:]]
         rows.append(tuple(Span(text, "quiet") for text in (f"{len(rest)} more", *figures, "")))
     columns = (Column(profile.what), *(Column(heading, "right", wrap=False) for heading in headings))
-    without_bars = Table(f"timeline {profile.backend}", columns, tuple(row[:-1] for row in rows))
+    without_bars = Table(f"timeline-{profile.backend}", columns, tuple(row[:-1] for row in rows))
     if profile.memory:
         most = max(nbytes for _, nbytes in profile.memory)
         steps = Steps(tuple((at / profile.length, nbytes / most if most else 0.0) for at, nbytes in profile.memory))
@@ -127,7 +127,7 @@ def _side_by_side(profiles: Sequence[Profile], roofline: Roofline | None) -> Tab
     }
     columns = (Column(f"{p.backend} WRONG" if p.wrong else p.backend, "right") for p in profiles)
     return Table(
-        "side by side",
+        "side-by-side",
         (Column("side by side", wrap=False), *columns),
         tuple((Span(label, "quiet"), *(cell or "-" for cell in cells)) for label, cells in rows.items() if any(cells)),
     )
