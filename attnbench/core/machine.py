@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
 
 @dataclass(frozen=True)
@@ -54,27 +54,3 @@ class Environment:
     attnbench: str = ""
     git: str | None = None  # commit of the working directory, followed by "+dirty" where it has changes
     packages: Mapping[str, str] = field(default_factory=dict)  # attention library -> version
-
-    def differences(self, other: Environment) -> list[str]:
-        """Return what makes figures of `other` not comparable with these, one phrase each; empty if nothing does.
-
-        A phrase reads "NAME was VALUE HERE and is VALUE IN OTHER". Free memory, quick readings and the unit of the
-        device (`uuid`) do not count.
-        """
-        found = []
-        for name in ("attnbench", "torch", "driver", "cuda", "power_limit_w", "packages", "cpu"):
-            ours, theirs = getattr(self, name), getattr(other, name)
-            if ours != theirs:
-                found.append(f"{name} was {_differing_part(ours, theirs)} and is {_differing_part(theirs, ours)}")
-        for name in ("kind", "name", "memory", "threads"):
-            ours, theirs = getattr(self.device, name), getattr(other.device, name)
-            if ours != theirs:
-                found.append(f"device {name} was {ours} and is {theirs}")
-        return found
-
-
-def _differing_part(value: Any, other: Any) -> str:
-    """Return `value` as text; of two mappings only the entries of `value` that differ from those of `other`."""
-    if isinstance(value, Mapping) and isinstance(other, Mapping):
-        return str({k: value.get(k) for k in {*value, *other} if value.get(k) != other.get(k)})
-    return str(value)

@@ -15,6 +15,7 @@ from attnbench.core.record import STATUSES, Run, Status
 from attnbench.results import metrics
 from attnbench.results.case_names import backend_rank, case_name, case_rank
 from attnbench.results.rows import Rates, Row, Source
+from attnbench.results.run_setup import differences, label_parts, unique_labels
 
 CLOCK_HELD = 0.985  # of the best clock; what is missing up to it is the gauge's and the boost's own play
 # A wrong result or kernel outweighs a measured one; then what happened weighs more than what was not tried.
@@ -198,35 +199,13 @@ def _groups(joined: Sequence[tuple[Source, _Records]]) -> list[tuple[str, list[t
     groups: list[tuple[list[tuple[Source, _Records]], set[Key]]] = []
     for source, keys in joined:
         for members, taken in groups:
-            if _comparable(members[0][0].run, source.run) and not keys.keys() & taken:
+            if not differences(members[0][0].run, source.run) and not keys.keys() & taken:
                 members.append((source, keys))
                 taken |= keys.keys()
                 break
         else:
             groups.append(([(source, keys)], set(keys)))
-    together = [members for members, _ in groups]
-    return list(zip(_labels([members[0][0].run for members in together]), together, strict=True))
-
-
-def _comparable(a: Run, b: Run) -> bool:
-    same_policy = (a.policy.timer, a.policy.l2) == (b.policy.timer, b.policy.l2)
-    return same_policy and not a.environment.differences(b.environment)
-
-
-def _labels(runs: Sequence[Run]) -> list[str]:
-    """Return the device names; where two are alike, with the first of torch, power limit, start or place that tells
-    them apart."""
+    runs = [members[0][0].run for members, _ in groups]
     names = [run.environment.device.name for run in runs]
-    labels = list(names)
-    for name in {n for n in names if names.count(n) > 1}:
-        alike = [i for i, n in enumerate(names) if n == name]
-        telling = (
-            [f"torch {runs[i].environment.torch}" for i in alike],
-            [f"{runs[i].environment.power_limit_w or 0:g} W" for i in alike],
-            [f"run of {runs[i].started}" for i in alike],
-            [f"run {i + 1}" for i in alike],
-        )
-        extras = next(extra for extra in telling if len(set(extra)) == len(alike))
-        for i, extra in zip(alike, extras, strict=True):
-            labels[i] = f"{name} ({extra})"
-    return labels
+    labels = unique_labels(names, [[*label_parts(run), f"run of {run.started}"] for run in runs], "{} ({})")
+    return [(label, members) for label, (members, _) in zip(labels, groups, strict=True)]

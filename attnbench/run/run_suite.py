@@ -24,6 +24,7 @@ from attnbench.core.errors import (
 from attnbench.core.record import Job, Record, Run
 from attnbench.core.sizes import parse_duration
 from attnbench.results import run_file
+from attnbench.results.run_setup import differences
 from attnbench.run import plan as planning
 from attnbench.run import venvs
 from attnbench.run.axes import Axes
@@ -236,9 +237,9 @@ def _resume(request: Request, device: str, observer: RunObserver) -> Outcome:
             raise UserError(f"{request.resume} was measured on {was}, not on {device}; leave out --device")
         observer.say(f"looking at the device, and importing {', '.join(old.specs)}")
         now = probe_device(str(was))
-        if differences := old.environment.differences(now):
+        if found := differences(old, replace(old, environment=now)):
             raise UserError(
-                f"cannot resume {request.resume} in another environment: {'; '.join(differences)}; "
+                f"cannot resume {request.resume} in another environment: {'; '.join(found)}; "
                 "start a new run, or go back to the old environment"
             )
         there = f"resuming: {len(old.plan) - len(todo)} of {len(old.plan)} jobs are there"

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from attnbench.analysis.compare import prices
-from attnbench.analysis.compare.machines import Machine, machines, matching, parse_names, reference
+from attnbench.analysis.compare.machines import Machine, machines, named, parse_names, reference
 from attnbench.analysis.compare.setup_differences import setup_differences
 from attnbench.core.errors import UserError
 from attnbench.core.record import Run
@@ -91,7 +91,7 @@ def test_the_reference_is_the_first_or_the_one_named() -> None:
 
 def test_a_part_of_a_name_is_whole_words() -> None:
     found = made(a_run(), a_run(H100), a_run(replace(H200, name="NVIDIA GH200 480GB")))
-    assert [m.label for m in matching(found, "h200")] == ["H200"]
+    assert [m.label for m in named(found, "h200", "--to")] == ["H200"]
 
 
 def test_prices() -> None:

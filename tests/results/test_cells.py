@@ -127,7 +127,7 @@ def test_runs_of_one_setting_join_and_others_stay_apart() -> None:
         "NVIDIA H200 (torch 2.12.0)",
     ]
     assert cells([a, newer])[1].value("speedup") is None
-    assert [c.device for c in cells([a, a])] == ["NVIDIA H200 (run 1)", "NVIDIA H200 (run 2)"]
+    assert [c.device for c in cells([a, a])] == ["NVIDIA H200 (#1)", "NVIDIA H200 (#2)"]
 
 
 def test_cells_stand_in_the_order_of_a_report_whatever_that_of_the_records() -> None:

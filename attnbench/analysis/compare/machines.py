@@ -1,16 +1,16 @@
 """Run files -> machines: what a comparison sets side by side. The files of one machine are its rounds.
 
-Two files are of one machine where Environment.differences finds nothing and both were measured with the same timer and
-L2 state, or where --name gives both one label. Several units of one GPU model with the same power limit and software
-count as one machine too, because a buyer gets any of them; unit_spread.py shows how far apart they lie. Where this
-leaves a single machine, each file is a machine of its own.
+Two files are of one machine where nothing differs between their setups (results/run_setup.py) and --name gives both one
+label or none. Several units of one GPU model with the same power limit and software count as one machine, because a
+buyer gets any of them; efficiency.py shows how far apart they lie. Where this leaves a single machine, each file is a
+machine of its own.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -19,8 +19,9 @@ from attnbench.core.case import Case
 from attnbench.core.errors import UserError, did_you_mean
 from attnbench.core.flops import flops
 from attnbench.core.machine import Environment
-from attnbench.core.record import Job, Record, Run
+from attnbench.core.record import Record, Run
 from attnbench.results.cells import Cell, Key, by_key, cells
+from attnbench.results.run_setup import differences, label_parts, unique_labels
 
 _BRANDS = re.compile(r"\(R\)|\(TM\)|\bNVIDIA\b|\bAMD\b|\bIntel\b|\bTesla\b|\bProcessor\b|\bCPU\b.*|\d+-Core\b|@.*")
 _CORES = re.compile(r"\s*\(\d+ cores\)$")
@@ -94,25 +95,43 @@ class Machine:
         return flops(key[0]) / self.latency(key) / 1e12
 
 
-def machines(paths: Sequence[Path], runs: Sequence[Run], names: Mapping[Path, str] | None = None) -> list[Machine]:
+def machines(paths: Sequence[Path], runs: Sequence[Run], labels: Mapping[Path, str] | None = None) -> list[Machine]:
     """Return the machines in the order of their first file.
 
-    `names` are the labels that were asked for; files with one label are joined. Raises UserError where those are not of
-    one machine.
+    `labels` are those that were asked for. Raises UserError where one label is given to files of different machines.
     """
-    names = names or {}
+    labels = labels or {}
     files = [File(path, run) for path, run in zip(paths, runs, strict=True)]
-    groups = _grouped(files, names)
-    if len(groups) == 1 and not names:
+    groups = files_by_setup(files, labels)
+    if len(groups) == 1 and not labels:
         groups = [[file] for file in files]
-    given = [next((names[f.path] for f in group if f.path in names), None) for group in groups]
-    labels = _labels([group[0].run for group in groups], given)
-    return [_joined(label, group) for label, group in zip(labels, groups, strict=True)]
+    names = [labels.get(group[0].path) or short_name(group[0].run) for group in groups]
+    unique = unique_labels(names, [label_parts(group[0].run) for group in groups])
+    return [_machine(label, group) for label, group in zip(unique, groups, strict=True)]
 
 
-def indistinguishable_files(machines: Iterable[Machine]) -> list[list[File]]:
-    """Return the files of all machines in groups that nothing in their files sets apart: of one unit or of several."""
-    return _grouped([file for machine in machines for file in machine.files], {})
+def files_by_setup(files: Iterable[File], labels: Mapping[Path, str] | None = None) -> list[list[File]]:
+    """Return the files in groups of one setup and one given label, or none.
+
+    Raises UserError where the setups of files with one label differ.
+    """
+    labels = labels or {}
+    groups: list[list[File]] = []
+    for file in files:
+        label = labels.get(file.path)
+        for group in groups:
+            first = group[0]
+            if labels.get(first.path) != label:
+                continue
+            found = differences(first.run, file.run)
+            if found and label:
+                raise UserError(f"--name: {file.path} is not of the same machine as {first.path}: {'; '.join(found)}")
+            if not found:
+                group.append(file)
+                break
+        else:
+            groups.append([file])
+    return groups
 
 
 def parse_names(options: Iterable[str], paths: Sequence[Path]) -> dict[Path, str]:
@@ -131,23 +150,30 @@ def parse_names(options: Iterable[str], paths: Sequence[Path]) -> dict[Path, str
 
 
 def reference(machines: Sequence[Machine], name: str | None) -> Machine:
-    """Return the machine that --to names, by its label or a part of it that no other label has; else the first."""
+    """Return the machine that --to names; else the first. Raises UserError for a name of several machines or none."""
     if name is None:
         return machines[0]
-    fit = matching(machines, name)
-    if len(fit) != 1:
-        why = f"stands for {' and '.join(m.label for m in fit)}" if fit else "is none of the machines"
-        raise UserError(f"--to: {name!r} {why}{did_you_mean(name, [m.label for m in machines])}")
+    fit = named(machines, name, "--to")
+    if len(fit) > 1:
+        labels = [machine.label for machine in machines]
+        several = " and ".join(machine.label for machine in fit)
+        raise UserError(f"--to: {name!r} stands for {several}{did_you_mean(name, labels)}")
     return fit[0]
 
 
-def matching(machines: Sequence[Machine], name: str) -> list[Machine]:
-    """Return the machine of that label, in any case; else those with the name as whole words in label or device."""
+def named(machines: Sequence[Machine], name: str, option: str) -> list[Machine]:
+    """Return the machine of that label, in any case; else those with the name as whole words in label or device.
+
+    Raises UserError, which begins with the option, where there is none.
+    """
     word = name.casefold().strip()
     if exact := [m for m in machines if m.label.casefold() == word]:
         return exact
     inside = re.compile(rf"(?<!\w){re.escape(word)}(?!\w)")
-    return [m for m in machines if inside.search(f"{m.label}\n{m.environment.device.name}".casefold())]
+    found = [m for m in machines if inside.search(f"{m.label}\n{m.environment.device.name}".casefold())]
+    if not found:
+        raise UserError(f"{option}: {name!r} is none of the machines{did_you_mean(name, [m.label for m in machines])}")
+    return found
 
 
 def short_name(run: Run) -> str:
@@ -157,67 +183,11 @@ def short_name(run: Run) -> str:
     return f"{bare} CPU" if device.kind == "cpu" else bare
 
 
-def _indistinguishable(one: File, other: File) -> bool:
-    same_policy = (one.run.policy.timer, one.run.policy.l2) == (other.run.policy.timer, other.run.policy.l2)
-    return same_policy and not one.run.environment.differences(other.run.environment)
-
-
-def _grouped(files: Sequence[File], names: Mapping[Path, str]) -> list[list[File]]:
-    groups: list[list[File]] = []
-    for file in files:
-        label = names.get(file.path)
-        for group in groups:
-            first = group[0]
-            if label == names.get(first.path) and (label is not None or _indistinguishable(first, file)):
-                if not _indistinguishable(first, file):
-                    what = "; ".join(first.run.environment.differences(file.run.environment)) or "timer or L2"
-                    raise UserError(f"--name: {file.path} is not of the same machine as {first.path}: {what}")
-                group.append(file)
-                break
-        else:
-            groups.append([file])
-    return groups
-
-
-def _joined(label: str, files: Sequence[File]) -> Machine:
+def _machine(label: str, files: Sequence[File]) -> Machine:
     """Return the machine of some files; the rounds of each file follow those of the file before it."""
-    run = files[0].run
-    if len(files) > 1:
-        records: list[Record] = []
-        plan: list[Job] = []
-        shift = 0
-        for own in (file.run for file in files):
-            records += [replace(record, round=record.round + shift) for record in own.records]
-            plan += [replace(job, round=job.round + shift) for job in own.plan]
-            rounds = [*(record.round for record in own.records), *(job.round for job in own.plan)]
-            shift += 1 + max(rounds, default=0)
-        run = replace(run, records=tuple(records), plan=tuple(plan))
-    return Machine(label, tuple(files), run)
-
-
-# What may tell machines of one name apart, in the order in which a reader would ask.
-_DISTINCTIONS: tuple[Callable[[Run], str], ...] = (
-    lambda run: f"{run.environment.power_limit_w:g} W" if run.environment.power_limit_w else "",
-    lambda run: f"torch {run.environment.torch}" if run.environment.torch else "",
-    lambda run: f"driver {run.environment.driver}" if run.environment.driver else "",
-    lambda run: f"{run.environment.device.threads} threads" if run.environment.device.threads else "",
-    lambda run: f"{run.environment.device.memory / 2**30:.0f} GiB",
-    lambda run: f"{run.policy.timer} L2 {run.policy.l2}",
-    lambda run: f"attnbench {run.environment.attnbench}",
-)
-
-
-def _labels(runs: Sequence[Run], given: Sequence[str | None]) -> list[str]:
-    """Return a unique label for each run: the one given, else its short name with what tells it from its namesakes."""
-    labels = [name or short_name(run) for name, run in zip(given, runs, strict=True)]
-    for name in dict.fromkeys(labels):
-        namesakes = [i for i, label in enumerate(labels) if label == name and not given[i]]
-        for distinction in _DISTINCTIONS:
-            texts = {i: distinction(runs[i]) for i in namesakes}
-            if len({labels[i] for i in namesakes}) < len(namesakes) and len({*texts.values()}) > 1:
-                for i in namesakes:
-                    labels[i] = f"{labels[i]} {texts[i]}".strip()
-    for name in [name for name in dict.fromkeys(labels) if labels.count(name) > 1]:
-        for number, i in enumerate((i for i, label in enumerate(labels) if label == name), start=1):
-            labels[i] = f"{name} #{number}"
-    return labels
+    records: list[Record] = []
+    for file in files:
+        before = 1 + max((record.round for record in records), default=-1)
+        records += [replace(record, round=record.round + before) for record in file.run.records]
+    plan = tuple(job for file in files for job in file.run.plan)
+    return Machine(label, tuple(files), replace(files[0].run, records=tuple(records), plan=plan))

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from attnbench.analysis.compare.machines import Machine, matching
-from attnbench.core.errors import UserError, did_you_mean
+from attnbench.analysis.compare.machines import Machine, named
+from attnbench.core.errors import UserError
 
 _AMOUNT = r"\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d[\d_]*(?:\.\d+)?|\.\d+"
 _PRICE = re.compile(rf"\$?\s*({_AMOUNT})\s*(?:/\s*(h|hr|hour))?", re.IGNORECASE)
@@ -59,11 +59,7 @@ def prices(options: Sequence[str], machines: Sequence[Machine]) -> dict[str, Pri
     partial: dict[str, Price] = {}
     for option in options:
         name, price = parse(option)
-        named = matching(machines, name)
-        if not named:
-            labels = [machine.label for machine in machines]
-            raise UserError(f"--price: {name!r} is none of the machines{did_you_mean(name, labels)}")
-        for machine in named:
+        for machine in named(machines, name, "--price"):
             found = exact if machine.label.casefold() == name.casefold() else partial
             if machine.label in found:
                 raise UserError(f"--price: {machine.label} has two prices; name each machine in full")

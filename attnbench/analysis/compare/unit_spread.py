@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from attnbench.analysis.compare.common_cells import common_keys
-from attnbench.analysis.compare.machines import File, Machine, indistinguishable_files
+from attnbench.analysis.compare.machines import File, Machine, files_by_setup
 from attnbench.core import stats
 
 
@@ -30,7 +30,7 @@ def unit_spreads(machines: Sequence[Machine]) -> list[UnitSpread]:
     """Return the spread of every model that several files with common cells measured."""
     of_one_file = {machine.files[0].path: machine for machine in machines if len(machine.files) == 1}
     found = []
-    for files in indistinguishable_files(machines):
+    for files in files_by_setup(file for machine in machines for file in machine.files):
         each = [of_one_file.get(file.path) or Machine(file.path.name, (file,), file.run) for file in files]
         keys = common_keys(each) if len(files) > 1 else []
         if not keys:

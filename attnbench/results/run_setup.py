@@ -1,0 +1,85 @@
+"""The setup of a run: its device, software and how it was measured; what differs between two, and labels by it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from attnbench.core.record import Run
+
+
+def setup(run: Run) -> dict[str, Any]:
+    """Return what must be equal in two runs for their figures to stand in one table, by name; None where not known.
+
+    Free memory, quick readings and the unit of the device (`uuid`) do not count. An attention library has its own name.
+    """
+    environment, device = run.environment, run.environment.device
+    return {
+        "device kind": device.kind,
+        "device name": device.name,
+        "device memory": device.memory,
+        "device threads": device.threads,
+        "power_limit_w": environment.power_limit_w,
+        "attnbench": environment.attnbench or None,
+        "torch": environment.torch,
+        "cuda": environment.cuda,
+        "driver": environment.driver,
+        "cpu": environment.cpu,
+        **environment.packages,
+        "timer": run.policy.timer,
+        "l2": run.policy.l2,
+    }
+
+
+def differing(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+    """Return name -> (our value, their value) of all that differs; None stands for what one of them lacks."""
+    pairs = {name: (ours.get(name), theirs.get(name)) for name in (*ours, *theirs)}
+    return {name: (our, their) for name, (our, their) in pairs.items() if our != their}
+
+
+def differences(one: Run, other: Run) -> list[str]:
+    """Return what differs between the setups of two runs, a phrase each: "driver was 580.82 and is 590.10"."""
+    return [phrase(name, *values) for name, values in differing(setup(one), setup(other)).items()]
+
+
+def phrase(name: str, before: Any, after: Any) -> str:
+    """Return a difference as messages say it."""
+    was, now = ("not there" if value in (None, "") else value for value in (before, after))
+    return f"{name} was {was} and is {now}"
+
+
+# How a part of the setup reads in a label, in the order in which a reader would ask for it.
+_IN_LABELS: Mapping[str, Callable[[Any], str]] = {
+    "power_limit_w": "{:g} W".format,
+    "torch": "torch {}".format,
+    "driver": "driver {}".format,
+    "device threads": "{} threads".format,
+    "device memory": lambda nbytes: f"{nbytes / 2**30:.0f} GiB",
+    "timer": "timer {}".format,
+    "l2": "L2 {}".format,
+    "attnbench": "attnbench {}".format,
+}
+
+
+def label_parts(run: Run) -> list[str]:
+    """Return what may tell a run from others on devices of one name, such as "500 W"; "" for what is not known."""
+    found = setup(run)
+    return [text(found[name]) if found[name] else "" for name, text in _IN_LABELS.items()]
+
+
+def unique_labels(names: Sequence[str], parts: Sequence[Sequence[str]], form: str = "{} {}") -> list[str]:
+    """Return each name, with those of its `parts` behind it that tell it from its namesakes; the rest is numbered.
+
+    `parts` has for each name equally many texts, the most telling first. `form` joins a label and a text.
+    """
+    labels = list(names)
+    for name in dict.fromkeys(names):
+        namesakes = [i for i, other in enumerate(names) if other == name]
+        for texts in zip(*(parts[i] for i in namesakes), strict=True):
+            if len({labels[i] for i in namesakes}) < len(namesakes) and len({*texts}) > 1:
+                for i, text in zip(namesakes, texts, strict=True):
+                    labels[i] = form.format(labels[i], text) if text else labels[i]
+    for label in [label for label in dict.fromkeys(labels) if labels.count(label) > 1]:
+        for number, i in enumerate((i for i, other in enumerate(labels) if other == label), start=1):
+            labels[i] = form.format(label, f"#{number}")
+    return labels
