@@ -1,6 +1,6 @@
-"""The axes of a suite, as people write them -> cases.
+"""The axes of a suite, as people write them, and the cases that they stand for.
 
-A size, a list or a range each; what is left out has one value. They multiply.
+An axis is a value, a list or a range. The axes multiply; one that is left out has a single default value.
 """
 
 from __future__ import annotations
@@ -23,29 +23,30 @@ MAX_CASES = 10_000
 STRICT = ConfigDict(extra="forbid", frozen=True, populate_by_name=True)
 
 
-def _listed(value: Any, pair: str = "") -> str:
-    """A scalar or a list, as one comma-separated text: what the command line gives anyway.
+def _to_text(value: Any, pair: str = "") -> str:
+    """Return a scalar or a list from YAML as comma-separated text, which is what the command line gives.
 
-    ValueError for a list in it: a pair, if anything, and `pair` is what stands between its sides.
+    Raises ValueError for a list in a list. Where an axis has values of two parts, `pair` is what separates these, for
+    the message.
     """
     for inner in value if isinstance(value, list) else ():
         if isinstance(inner, list):
             given = yaml.safe_dump(inner, default_flow_style=True).strip()
             if not pair or len(inner) != 2 or any(isinstance(side, list | dict) for side in inner):
                 raise ValueError(f"{given} is a list in a list; give single values, as in [A, B]")
-            said = pair.join(_OPEN.get(side, str(side)) for side in inner)
-            raise ValueError(f"{given} is a list in a list; a pair is written {said}, several [{said}, ...]")
+            text = pair.join(_OPEN.get(side, str(side)) for side in inner)
+            raise ValueError(f"{given} is a list in a list; a pair is written {text}, several [{text}, ...]")
     return ",".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
-_OPEN = {None: "open", -1: "open", "none": "open"}  # sides of a window, as they are written elsewhere
-Text = Annotated[str, BeforeValidator(_listed)]
-Windows = Annotated[str, BeforeValidator(partial(_listed, pair="/"))]
-Headdims = Annotated[str, BeforeValidator(partial(_listed, pair="-"))]
+_OPEN = {None: "open", -1: "open", "none": "open"}  # an unlimited side of a window, as other tools write it
+Text = Annotated[str, BeforeValidator(_to_text)]
+Windows = Annotated[str, BeforeValidator(partial(_to_text, pair="/"))]
+Headdims = Annotated[str, BeforeValidator(partial(_to_text, pair="-"))]
 
 
 class Axes(BaseModel):
-    """Values per axis as people write them; None where an axis is not given."""
+    """The values of each axis as people write them; None for an axis that is not given."""
 
     model_config = STRICT
 
@@ -64,18 +65,23 @@ class Axes(BaseModel):
 
 
 def overlay(below: Axes, above: Axes) -> Axes:
+    """Return the axes of `below`, replaced by those that `above` gives."""
     return below.model_copy(update={n: v for n in Axes.model_fields if (v := getattr(above, n)) is not None})
 
 
 def expand(axes: Axes, tokens: Item | None, hidden: Item | None) -> list[Case]:
-    """`tokens` and `hidden` set the batch and the query heads of axes that have none."""
+    """Return the product of the axes as cases.
+
+    Where the axes have no batch, it is tokens / seqlen; where they have no query heads, there are hidden / headdim.
+    Raises UserError.
+    """
     if axes.seqlen is None:
         raise UserError("axes: seqlen is missing")
     seqlens = parse_sizes(axes.seqlen, "seqlen")
     seqlens_q = parse_sizes(axes.seqlen_q, "seqlen-q") if axes.seqlen_q else (None,)
     headdims = parse_headdims(axes.headdim or "128")
-    dtypes = _words(axes.dtype or "bf16", DTYPES, "dtype")
-    directions = _words(axes.direction or "fwd", DIRECTIONS, "pass")
+    dtypes = _parse_names(axes.dtype or "bf16", DTYPES, "dtype")
+    directions = _parse_names(axes.direction or "fwd", DIRECTIONS, "pass")
     causal = axes.causal if isinstance(axes.causal, list) else [bool(axes.causal)]
     batches = parse_sizes(axes.batch, "batch") if axes.batch else (None,)
     nheads = parse_sizes(axes.nheads, "nheads") if axes.nheads else (None,)
@@ -107,7 +113,10 @@ def expand(axes: Axes, tokens: Item | None, hidden: Item | None) -> list[Case]:
 
 
 def _mask(causal: bool, window: Window | None) -> tuple[bool, Window]:
-    """One way to say each mask: with 0 on the right it is causal, and causal without a left side has no window."""
+    """Return causal and window in the one form that each mask has.
+
+    A window with 0 to the right is causal, and a causal mask that is not limited to the left has no window.
+    """
     left, right = window or (None, None)
     if causal or right == 0:
         return True, ((left, 0) if left is not None else (None, None))
@@ -115,14 +124,14 @@ def _mask(causal: bool, window: Window | None) -> tuple[bool, Window]:
 
 
 def matches(axes: Axes, case: Case) -> bool:
-    """Whether a case has one of the values of every axis given."""
+    """Whether a case has one of the values of every axis that is given."""
     s = case.shape
     values: list[tuple[Any, Any]] = [
         (axes.seqlen and parse_sizes(axes.seqlen), s.seqlen_k),
         (axes.seqlen_q and parse_sizes(axes.seqlen_q), s.seqlen_q),
         (axes.headdim and parse_headdims(axes.headdim), (s.headdim, s.headdim_v)),
-        (axes.dtype and _words(axes.dtype, DTYPES, "dtype"), case.dtype),
-        (axes.direction and _words(axes.direction, DIRECTIONS, "pass"), case.direction),
+        (axes.dtype and _parse_names(axes.dtype, DTYPES, "dtype"), case.dtype),
+        (axes.direction and _parse_names(axes.direction, DIRECTIONS, "pass"), case.direction),
         (axes.batch and parse_sizes(axes.batch), s.batch),
         (axes.nheads and parse_sizes(axes.nheads), s.nheads),
         (axes.nheads_k and parse_sizes(axes.nheads_k), s.nheads_k),
@@ -134,7 +143,7 @@ def matches(axes: Axes, case: Case) -> bool:
     return all(value in allowed for allowed, value in values if allowed)
 
 
-_ELSEWHERE = {  # what torch and flash-attn call them
+_OTHER_NAMES = {  # names of torch and flash-attn -> names here
     "bfloat16": "bf16",
     "float16": "fp16",
     "half": "fp16",
@@ -147,11 +156,12 @@ _ELSEWHERE = {  # what torch and flash-attn call them
 }
 
 
-def _words(text: str, known: Sequence[str], what: str) -> tuple[str, ...]:
-    found = tuple(dict.fromkeys(w.strip() for w in text.split(",")))
-    for word in found:
-        if word not in known:
-            meant = _ELSEWHERE.get(word.lower().removeprefix("torch."))
-            hint = f'; here it is "{meant}"' if meant in known else did_you_mean(word, known)
-            raise UserError(f"{what}: unknown {what} {word!r}{hint}")
-    return found
+def _parse_names(text: str, known: Sequence[str], what: str) -> tuple[str, ...]:
+    """Return the names in a comma-separated text. Raises UserError for one that is not known."""
+    names = tuple(dict.fromkeys(name.strip() for name in text.split(",")))
+    for name in names:
+        if name not in known:
+            meant = _OTHER_NAMES.get(name.lower().removeprefix("torch."))
+            hint = f'; here it is "{meant}"' if meant in known else did_you_mean(name, known)
+            raise UserError(f"{what}: unknown {what} {name!r}{hint}")
+    return names

@@ -1,9 +1,12 @@
-"""Fresh caches: the environment variables under which a worker finds no kernel that was compiled before.
+"""Empty compile caches (--fresh-caches): with them a worker finds no kernel that was compiled before.
 
-So a first call is the cold one. Each folder is empty, its own, and gone afterwards. What was downloaded is no compiled
-kernel and stays: FlashInfer's binaries are linked in. Names as read in Triton 3.9, torch 2.13, FlashInfer (commit
-fb28d72), flash-attn-4 4.0.0b36, nvidia-cutlass-dsl 4.8.1 (without the variable it uses TMPDIR, as older ones do),
-quack-kernels 0.6.5, apache-tvm-ffi 0.1.15 and CUDA's guide. What is shipped compiled (cuDNN) is no cache.
+So its first call is cold. Each cache is a new empty folder, which an environment variable names and which is deleted
+afterwards. Downloads are not compiled kernels and stay: FlashInfer's binaries are linked into its folder. Libraries
+that are shipped compiled (cuDNN) have no cache.
+
+The variables were read in the sources of Triton 3.9, torch 2.13, FlashInfer (commit fb28d72), flash-attn-4 4.0.0b36,
+nvidia-cutlass-dsl 4.8.1 (without its variable it uses TMPDIR, as older versions do), quack-kernels 0.6.5 and
+apache-tvm-ffi 0.1.15, and in CUDA's guide.
 """
 
 from __future__ import annotations
@@ -24,7 +27,7 @@ VARIABLES: Mapping[str, str] = {
     "QUACK_CACHE_DIR": "quack",
     "TVM_FFI_CACHE_DIR": "tvm",
     "CUDA_CACHE_PATH": "cuda",
-    "ATTNBENCH_CACHE_DIR": "attnbench",  # block sizes that backends/triton/tuned_blocks.py found
+    "ATTNBENCH_CACHE_DIR": "attnbench",  # block sizes of backends/triton/tuned_blocks.py
     "TMPDIR": "tmp",
 }
 DOWNLOADS = ".cache/flashinfer/cubins"  # under FLASHINFER_WORKSPACE_BASE
@@ -32,15 +35,15 @@ DOWNLOADS = ".cache/flashinfer/cubins"  # under FLASHINFER_WORKSPACE_BASE
 
 @contextmanager
 def fresh_caches() -> Iterator[dict[str, str]]:
-    """The variables, for as long as their folders live."""
+    """Give the environment variables of new empty caches; at the end of the block the folders are deleted."""
     with tempfile.TemporaryDirectory(prefix="attnbench-", ignore_cleanup_errors=True) as folder:
-        found = {}
+        variables = {}
         for name, below in VARIABLES.items():
             (Path(folder) / below).mkdir()
-            found[name] = f"{folder}/{below}"
-        usual = Path(os.environ.get("FLASHINFER_WORKSPACE_BASE") or Path.home(), DOWNLOADS)
-        if usual.is_dir():
-            link = Path(found["FLASHINFER_WORKSPACE_BASE"], DOWNLOADS)
+            variables[name] = f"{folder}/{below}"
+        downloads = Path(os.environ.get("FLASHINFER_WORKSPACE_BASE") or Path.home(), DOWNLOADS)
+        if downloads.is_dir():
+            link = Path(variables["FLASHINFER_WORKSPACE_BASE"], DOWNLOADS)
             link.parent.mkdir(parents=True)
-            link.symlink_to(usual)
-        yield found
+            link.symlink_to(downloads)
+        yield variables

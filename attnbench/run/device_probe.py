@@ -1,4 +1,7 @@
-"""The parent's look at the device: what it is, then how fast. In a worker, as the parent never touches the device."""
+"""The probe of the device: what it is, and then how fast it is.
+
+It runs in a worker, because the parent never loads torch or opens the device.
+"""
 
 from __future__ import annotations
 
@@ -13,13 +16,16 @@ from attnbench.run.process import START_TIMEOUT, WorkerDied, WorkerHung, WorkerP
 
 
 class DeviceProbe:
-    """A worker that looks, from now on; to be closed.
+    """A worker that describes the device and measures its rates. It starts to work at once; close it, or use `with`.
 
-    It stays between its two looks: where persistence is off, the driver goes with the last process that uses the GPU.
+    It lives until both are done: without persistence mode the driver unloads with the last process that uses the GPU.
     """
 
     def __init__(self, device: str, python: str | None = None) -> None:
-        """At `device`: "auto", "cpu", "cuda:N" or "fake". `python`: whose software counts, else this one's."""
+        """Start describing `device`: "auto", "cpu", "cuda:N" or "fake".
+
+        `python` is the interpreter whose software is described (default: this one).
+        """
         self._worker: WorkerProcess | None = WorkerProcess(python)
         self._worker.send({"op": "environment", "device": device})
 
@@ -30,16 +36,16 @@ class DeviceProbe:
         self.close()
 
     def describe(self) -> Environment:
-        """The device without its rates, and its software; once. Raises UserError."""
+        """Return the device without its rates, and the software. Can be called one time. Raises UserError."""
         answer = self._answer()
         if "refused" in answer:
             raise UserError(answer["refused"])
         return from_json(Environment, answer["environment"])
 
     def measure_rates(self, known: Environment, dtypes: Iterable[str]) -> Environment:
-        """With what a matmul in each of `dtypes` and a copy reach; the last look, to be taken while nothing else runs.
+        """Measure the rates of a matmul in each dtype and of a copy; return the environment with them, and close.
 
-        Raises UserError.
+        Call it while nothing else runs on the machine. Raises UserError.
         """
         assert self._worker is not None
         self._worker.send({"op": "rates", "device": to_json(known.device), "dtypes": list(dtypes)})
@@ -48,6 +54,7 @@ class DeviceProbe:
         return replace(known, device=from_json(Device, answer["device"]))
 
     def close(self) -> None:
+        """Kill the worker, if it still runs."""
         if self._worker:
             self._worker.kill()
             self._worker = None
@@ -57,15 +64,15 @@ class DeviceProbe:
         try:
             answer = self._worker.receive(START_TIMEOUT)
         except (WorkerDied, WorkerHung) as error:
-            said = (self._worker.stderr_tail() or "").splitlines()
-            raise UserError(": ".join(["cannot look at the device", str(error) or "no answer", *said[-1:]])) from None
+            lines = (self._worker.stderr_tail() or "").splitlines()
+            raise UserError(": ".join(["cannot look at the device", str(error) or "no answer", *lines[-1:]])) from None
         if "error" in answer:
             raise UserError(f"cannot look at the device: {answer['error']}")
         return answer
 
 
 def probe_device(device: str, dtypes: Iterable[str] = (), python: str | None = None) -> Environment:
-    """The device, with its rates where `dtypes` are asked for, and its software. Raises UserError."""
+    """Return the device and its software, with the rates of `dtypes` if any are given. Raises UserError."""
     with DeviceProbe(device, python) as probe:
         known, dtypes = probe.describe(), list(dtypes)
         return probe.measure_rates(known, dtypes) if dtypes else known

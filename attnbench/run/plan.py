@@ -1,7 +1,8 @@
-"""Cases x backends x device -> jobs, each with a forecast of its time and memory, or the reason why it is skipped.
+"""The plan of a run: a job for each case, backend and round, with a forecast or the reason why it is skipped.
 
-The forecast of one call is its FLOPs at a fraction of the matmul rate read at the start, plus the traffic of what the
-backend writes to memory and reads again (scores). It need only be right enough to skip what cannot be measured.
+The forecast time of a call is its FLOPs at a fraction of the measured matmul rate, plus its memory traffic at the
+measured rate of a copy. The traffic includes what the backend writes and reads again, such as scores. The forecast need
+only be good enough to skip what cannot be measured.
 """
 
 from __future__ import annotations
@@ -19,18 +20,18 @@ from attnbench.core.policy import Policy
 from attnbench.core.record import Forecast, Job, Record
 from attnbench.core.sizes import format_bytes, format_duration
 
-OVERHEAD = {"cuda": 0.15, "cpu": 0.35, "fake": 0.001}  # seconds a job costs beside its calls: inputs, check, memory
-LAUNCH = {"cuda": 20e-6, "cpu": 50e-6, "fake": 5e-6}
-CONTEXT = 6 * 2**28  # bytes that one worker's CUDA context, libraries, profiler and flush take
+OVERHEAD = {"cuda": 0.15, "cpu": 0.35, "fake": 0.001}  # seconds of a job beside its calls: inputs, check, memory
+LAUNCH = {"cuda": 20e-6, "cpu": 50e-6, "fake": 5e-6}  # seconds of a launch
+CONTEXT = 6 * 2**28  # bytes of a worker's CUDA context, libraries, profiler and buffer to flush L2
 
 
 @dataclass(frozen=True)
 class CaseSupport:
-    """What a backend says of one case: why not, or what memory it needs and how close to a matmul it may come."""
+    """A backend's answer for one case: why it cannot run it, or what a forecast needs to know."""
 
-    reason: str | None = None
-    workspace: Workspace = field(default_factory=Workspace)
-    efficiency: float = 0.4
+    reason: str | None = None  # why it cannot
+    workspace: Workspace = field(default_factory=Workspace)  # memory beside inputs and outputs
+    efficiency: float = 0.4  # speed over that of a matmul
 
 
 def make_plan(
@@ -42,7 +43,11 @@ def make_plan(
     time_limit: float | None = None,
     rounds: int = 1,
 ) -> tuple[Job, ...]:
-    """Every case on every backend, `rounds` times; in each round cases are shuffled, and the backends of each case."""
+    """Return a job for every case, backend and round; `answers` has one answer of each backend for each case.
+
+    In each round the cases are in another random order, and so are the backends of each case. Jobs whose memory does
+    not fit are skipped, and with `time_limit` (seconds) also the slowest jobs.
+    """
     jobs = []
     free = device.free - CONTEXT * len(answers) if device.kind == "cuda" else device.free
     for round_ in range(rounds):
@@ -61,7 +66,7 @@ def make_plan(
 
 
 def forecast_job(case: Case, answer: CaseSupport, device: Device, policy: Policy) -> Forecast:
-    """Seconds of the job and of one call, and bytes at the peak."""
+    """Return the forecast of a job: its seconds, the seconds of one call, and the bytes at the peak."""
     rate = device.matmul.get(case.dtype) or 1e11
     copy = device.copy or 1e10
     traffic = ideal_bytes(case) + answer.workspace.nbytes * answer.workspace.passes
@@ -69,24 +74,24 @@ def forecast_job(case: Case, answer: CaseSupport, device: Device, policy: Policy
     call = LAUNCH[device.kind] + work / (rate * answer.efficiency) + traffic / copy
     least = policy.min_samples if call < 0.015 else min(6 if call < 1 else 3, policy.min_samples)
     sampling = max(least * call, min(policy.max_seconds, 100 * call))
-    calls = 3 + (2 if case.has_backward else 0)  # checked, for memory, traced; forwards for a backward
+    calls = 3 + (2 if case.has_backward else 0)  # to check, for memory, to trace; and the forwards of a backward
     if case.dropout_p:
-        calls += _reading(case)
+        calls += _calls_to_read_dropout(case)
     seconds = OVERHEAD[device.kind] + calls * call + sampling + min(policy.warmup_s, 100 * call) + policy.sustained_s
     if device.kind == "cuda":
         seconds += policy.cross_check * 24 * max(2.5 * call, 0.04)
-    return Forecast(seconds, call, _tensors(case) + int(answer.workspace.nbytes))
+    return Forecast(seconds, call, _tensor_bytes(case) + int(answer.workspace.nbytes))
 
 
-def _reading(case: Case) -> int:
-    """Calls that read the mask of dropout, twice, and a few that look at how it is drawn (dropout_mask.py)."""
+def _calls_to_read_dropout(case: Case) -> int:
+    """Return the calls that read dropout's mask two times and check how it is drawn (worker/reference)."""
     if case.has_backward:
-        return 3 + 2 * 8  # for the rows of a large case; small ones take more, and no time
+        return 3 + 2 * 8  # for the rows of a large case; small cases need more calls, which take no time
     return 3 + 2 * min(MASK_LAUNCHES, math.ceil(case.shape.seqlen_k / case.shape.headdim_v))
 
 
-def _tensors(case: Case) -> int:
-    """Bytes of inputs, outputs and gradients, once as given and once in the library's own layout.
+def _tensor_bytes(case: Case) -> int:
+    """Return the bytes of inputs, outputs and gradients, both as given and as a copy in the library's own layout.
 
     The inputs of an fp8 case are given in bf16.
     """
@@ -105,7 +110,7 @@ def _too_large(forecast: Forecast, workspace: Workspace, free: int) -> str | Non
 
 
 def _within(jobs: list[Job], limit: float) -> list[Job]:
-    """Skips the dearest jobs, as few as needed, so that the forecast keeps the limit."""
+    """Skip the slowest jobs, as few as necessary, so that the forecast of the rest is within the limit."""
     left, kept = limit, set()
     for index in sorted((i for i, j in enumerate(jobs) if not j.skip), key=lambda i: jobs[i].forecast.seconds):
         if jobs[index].forecast.seconds <= left:
@@ -115,6 +120,7 @@ def _within(jobs: list[Job], limit: float) -> list[Job]:
 
 
 def skip_over_limit(job: Job, limit: float) -> Job:
+    """Return a job as skipped because of the time limit (seconds); --resume measures it."""
     reason = (
         f"forecast {format_duration(job.forecast.seconds)}; no room for it beside cheaper jobs "
         f"within the time limit of {format_duration(limit)} (--time-limit)"
@@ -123,5 +129,5 @@ def skip_over_limit(job: Job, limit: float) -> Job:
 
 
 def skipped_record(job: Job) -> Record:
-    """How a job ends that will not run."""
+    """Return the record of a job that is skipped."""
     return Record(job.case, job.backend, job.round, "skipped", job.skip, forecast=job.forecast, resumable=job.resumable)

@@ -1,5 +1,8 @@
-"""What a person means by --backend (names, globs, !names, own code as pkg.mod:obj or ./file.py:function), --python
-and --device."""
+"""What --backend, --python and --device select.
+
+--backend takes names, patterns (sdpa-*), names to leave out (!sdpa-math) and a person's own code, as pkg.mod:object or
+./file.py:function.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ from attnbench import backends
 from attnbench.core.errors import UserError, did_you_mean
 from attnbench.run import venvs
 
-_LIBRARIES = {
+_LIBRARIES = {  # names of libraries that people try -> backends
     **dict.fromkeys(("flash", "flash-attn", "flash-attention", "flashattention", "flash-attn-2"), "fa2"),
     **dict.fromkeys(("torch", "pytorch", "scaled-dot-product-attention"), "sdpa-*"),
     "te": "transformer-engine",
@@ -22,9 +25,10 @@ _LIBRARIES = {
 
 
 def select_backends(patterns: Sequence[str]) -> dict[str, str]:
-    """Backend name -> "module:object", in the order asked for. Raises UserError for what matches nothing.
+    """Return the selected backends in the order of the patterns: name -> "module:object".
 
-    "*" and "!name" alone start from every backend but the simulated ones.
+    Patterns match all backends except simulated ones, which must be named. If all patterns leave something out, they
+    leave it out of these. Raises UserError for a pattern that matches nothing.
     """
     known = backends.available()
     usual = [name for name in known if name not in backends.NOT_BY_DEFAULT]
@@ -72,17 +76,17 @@ def backend_spec(name: str) -> str:
 
 
 def is_user_code(spec: str) -> bool:
-    """Whether the spec is a person's own code and not one of attnbench's or a package's."""
+    """Whether a "module:object" is neither a backend that ships with attnbench nor one of an installed package."""
     return spec not in backends.BACKENDS.values() and spec not in backends.available().values()
 
 
 def select_interpreters(
     pairs: Sequence[str], names: Sequence[str], suite: Mapping[str, str] | None = None
 ) -> dict[str, str]:
-    """The Python of each backend that has one of its own.
+    """Return backend -> interpreter for those of the backends `names` that do not run in this interpreter.
 
-    That of `attnbench env create`; over it the suite's `interpreters`; over both --python NAME=PATH. NAME is one of the
-    chosen backends, or a glob over them (the suite's may be of others), PATH an executable.
+    In order of priority: `pairs` of --python NAME=PATH, the suite's `interpreters`, those of `attnbench env create`.
+    NAME is one of the backends or a pattern over them; a suite may also name other backends. Raises UserError.
     """
     found = venvs.venv_interpreters(names)
     for name, path in (suite or {}).items():
@@ -109,14 +113,14 @@ def _executable(path: str, option: str) -> str:
 
 
 def parse_device(text: str) -> str:
-    """--device as it was given; raises UserError for what names none."""
+    """Return the text of --device if it names a device. Raises UserError."""
     if not re.fullmatch(r"auto|cpu|fake|cuda(:\d+)?", text):
         raise UserError(f"--device: {text!r} is not auto, cpu, cuda, cuda:N or fake")
     return text
 
 
 def _own_name(pattern: str, taken: dict[str, str], spec: str) -> str:
-    """Its last word, or all of it where that is the name of something else."""
+    """Return the name of own code: what follows the colon, or the whole text if another backend has that name."""
     name = pattern.rpartition(":")[2]
     return name if taken.get(name, spec) == spec else pattern
 

@@ -1,8 +1,8 @@
-"""A suite: what to measure. YAML -> Suite -> cases, with command-line options on top.
+"""Suites: what to measure and how. A YAML file, with the command line's options over it, gives the cases of a run.
 
 name: mine
 description: one line
-axes:                       # they multiply
+axes:                       # the product of all axes is measured
   seqlen: 1k-16k            # also 1k,3000,8k and 1k-8k:1k; seqlen_k, and seqlen_q unless that is given
   headdim: [64, 192-128]    # qk-v where they differ
   dtype: bf16               # fp16, fp32, fp8 (forward only)
@@ -15,12 +15,12 @@ axes:                       # they multiply
 tokens: 16k                 # batch = max(1, tokens / seqlen), unless axes have batch
 hidden: 2k                  # nheads = hidden / headdim, unless axes have nheads
 exclude: [{headdim: 256, pass: bwd}]
-cases: [{seqlen: 8k, seqlen_q: 1, batch: 32}]     # besides the axes; what is left out comes from them
+cases: [{seqlen: 8k, seqlen_q: 1, batch: 32}]     # more cases; an axis that is left out is as above
 backends: ["sdpa-*", "!sdpa-math"]
 policy: {max_seconds: 1.0}
 time_limit: 8m
-interpreters: {fa4: ~/envs/fa4/bin/python}        # the Python of a backend's worker, or of several: "flashinfer-*"
-on_cpu: {tokens: 2k}        # replaces what stands above where there is no GPU
+interpreters: {fa4: ~/envs/fa4/bin/python}        # the Python of a backend, or of several: "flashinfer-*"
+on_cpu: {tokens: 2k}        # replaces the settings above if there is no GPU
 """
 
 from __future__ import annotations
@@ -42,19 +42,19 @@ from attnbench.core.sizes import format_size, parse_duration
 from attnbench.run import yaml_file
 from attnbench.run.axes import STRICT, Axes, Item, Text, expand, matches, overlay
 
-GPU_ONLY = ("timer", "cross_check", "sustained_s", "isolate_power")  # of a policy
-CHOICES: Mapping[str, Sequence[str]] = {
+GPU_ONLY = ("timer", "cross_check", "sustained_s", "isolate_power")  # fields of a policy
+CHOICES: Mapping[str, Sequence[str]] = {  # fields of a policy and their values
     "timer": INSTRUMENTS,
     "l2": ("cold", "warm"),
     "caches": ("kept", "fresh"),
-}  # of a policy
+}
 PACKAGE = Path(__file__).parents[1]
 SUITES = (PACKAGE / "suites", PACKAGE.parent / "suites")  # in a wheel, in a checkout
 Names = Annotated[list[str], BeforeValidator(lambda v: v.split(",") if isinstance(v, str) else v)]
 
 
 class Settings(BaseModel):
-    """All of a suite that options and `on_cpu` may replace."""
+    """The part of a suite that options and `on_cpu` may replace."""
 
     model_config = STRICT
 
@@ -79,7 +79,7 @@ class Suite(Settings):
 
 @dataclass(frozen=True)
 class Resolved:
-    """A suite for one kind of device: what is measured and how, and what was shrunk for it."""
+    """A suite for one kind of device: the cases, the backends and the policy; notes say what differs for the device."""
 
     name: str
     cases: tuple[Case, ...]
@@ -90,7 +90,7 @@ class Resolved:
 
 
 def shipped_suites() -> dict[str, Path]:
-    """The suites that ship with attnbench."""
+    """Return the suites that ship with attnbench: name -> file."""
     for folder in SUITES:
         if folder.is_dir():
             return {path.stem: path for path in sorted(folder.glob("*.yaml"))}
@@ -98,7 +98,7 @@ def shipped_suites() -> dict[str, Path]:
 
 
 def load_suite(name: str) -> Suite:
-    """A shipped suite by name, or a YAML file. Raises UserError that says where it is wrong."""
+    """Read a shipped suite by name, or a YAML file. Raises UserError that says what is wrong and where."""
     path = shipped_suites().get(name)
     if path is None:
         path = Path(name)
@@ -112,7 +112,7 @@ def load_suite(name: str) -> Suite:
 
 
 def parse_suite(data: Mapping[str, Any], where: str) -> Suite:
-    """Validates; errors name the place and what may have been meant."""
+    """Return the suite of some data. Raises UserError with the place of a mistake, after `where`, and a suggestion."""
     try:
         suite = Suite.model_validate(data)
     except ValidationError as error:
@@ -130,7 +130,7 @@ def parse_suite(data: Mapping[str, Any], where: str) -> Suite:
 
 
 def parse_options(options: Mapping[str, Any]) -> Settings:
-    """Command-line options as settings; None and {} are not given."""
+    """Return command-line options as settings; None and {} stand for options that are not given."""
     axes = {k: v for k, v in options.get("axes", {}).items() if v is not None}
     policy = {k: v for k, v in options.get("policy", {}).items() if v is not None}
     if "sustained_s" in policy:
@@ -140,7 +140,10 @@ def parse_options(options: Mapping[str, Any]) -> Settings:
 
 
 def resolve(suite: Suite, kind: str, given: Settings | None = None) -> Resolved:
-    """The cases of `suite` on a device of `kind`, with `given` (command-line options) over everything."""
+    """Return the suite for a device of this kind; `given`, from the command line, has priority over the file.
+
+    Raises UserError if no case is left.
+    """
     given = given or Settings()
     layers: list[Settings] = [suite]
     notes: tuple[str, ...] = ()
@@ -174,22 +177,23 @@ def resolve(suite: Suite, kind: str, given: Settings | None = None) -> Resolved:
 
 
 def _merge(layers: Sequence[Settings]) -> Settings:
+    """Return the settings of all layers; a later layer replaces what it gives."""
     merged = Settings()
     for layer in layers:
-        said = {n: getattr(layer, n) for n in Settings.model_fields if getattr(layer, n) not in (None, {}, Axes())}
+        given = {n: getattr(layer, n) for n in Settings.model_fields if getattr(layer, n) not in (None, {}, Axes())}
         axes = overlay(merged.axes, layer.axes)
-        for axis, rule in (("batch", "tokens"), ("nheads", "hidden")):  # each pair says one thing; the last layer wins
+        for axis, rule in (("batch", "tokens"), ("nheads", "hidden")):  # both set one size; the last layer wins
             if getattr(layer.axes, axis) and not getattr(layer, rule):
-                said[rule] = None
+                given[rule] = None
             if getattr(layer, rule) and not getattr(layer.axes, axis):
                 axes = axes.model_copy(update={axis: None})
-        said["policy"] = {**merged.policy, **layer.policy}
-        merged = merged.model_copy(update={**said, "axes": axes})
+        given["policy"] = {**merged.policy, **layer.policy}
+        merged = merged.model_copy(update={**given, "axes": axes})
     return merged
 
 
 def _shrunk(on_cpu: Settings, given: Settings) -> tuple[str, ...]:
-    """What the CPU section changed and no option overrode, for the header."""
+    """Return a note of what `on_cpu` changes and no option replaces."""
     changed = [
         f"{'pass' if name == 'direction' else name} {getattr(on_cpu.axes, name)}"
         for name in Axes.model_fields
@@ -204,9 +208,10 @@ def _shrunk(on_cpu: Settings, given: Settings) -> tuple[str, ...]:
     return (f"on a CPU: defaults shrunk to {', '.join(changed)}",) if changed else ()
 
 
-def _policy(said: Mapping[str, Any]) -> Policy:
+def _policy(settings: Mapping[str, Any]) -> Policy:
+    """Return the policy of some fields. Raises UserError for an unknown field or value."""
     types = {f.name: f for f in dataclasses.fields(Policy)}
-    for name, value in said.items():
+    for name, value in settings.items():
         if name not in types:
             raise UserError(f"policy: unknown key {name!r}{did_you_mean(name, types)}")
         default = types[name].default
@@ -220,11 +225,11 @@ def _policy(said: Mapping[str, Any]) -> Policy:
             raise UserError(f"policy: {name}: {value!r} is not a number of at least 0")
         elif isinstance(default, int) and (isinstance(value, float) or (value < 1 and name != "seed")):
             raise UserError(f"policy: {name}: {value!r} is not a whole number of at least 1")
-    return Policy(**said)
+    return Policy(**settings)
 
 
 def _explain(error: ValidationError) -> str:
-    """The first thing wrong, with its place."""
+    """Return the first mistake with its place."""
     first = error.errors()[0]
     place = ".".join(str(p) for p in first["loc"])
     if first["type"] != "extra_forbidden":
@@ -240,7 +245,7 @@ def _explain(error: ValidationError) -> str:
 
 
 def describe_suite(suite: Suite) -> str:
-    """One line: sizes and number of cases, for the list of suites."""
+    """Return the number of cases and their lengths, in a few words."""
     cases = resolve(suite, "cuda").cases
     lengths = sorted({c.shape.seqlen_k for c in cases})
     return f"{len(cases)} cases, seqlen {format_size(lengths[0])} to {format_size(lengths[-1])}"

@@ -1,7 +1,8 @@
-"""What each backend supports on a GPU that need not be there: its pure `unsupported`, asked feature by feature.
+"""The support matrix: what each backend supports on a device that need not be present.
 
-A feature is one change to a plain case (bf16, headdim 128, full mask; what a backend does not take at all, such as bf16
-on Turing, gives way to the next). It is asked forward and backward. Nothing is measured and no library is imported.
+It asks `unsupported` of every backend, a pure function. A feature is one change to a plain case, forward and backward.
+The plain case is bf16 with headdim 128 and a full mask; for a backend that cannot run it (bf16 on Turing), the next
+dtype or headdim that it can run. Nothing is measured and no library is imported.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from attnbench.core.case import DTYPES, Case, Shape
 from attnbench.core.errors import UserError, did_you_mean
 from attnbench.core.machine import Device
 
-Answer = Literal["yes", "fwd", "bwd", "no"]  # both passes, one of them, none
+Answer = Literal["yes", "fwd", "bwd", "no"]  # both passes, one pass, none
 
 PLAIN = Case(Shape(2, 1024, 1024, 16, 16, 128, 128), "bf16", "fwd")
 HEADDIMS = ((32, 32), (64, 64), (96, 96), (128, 128), (192, 128), (256, 256), (512, 512))
@@ -45,13 +46,14 @@ CPU = Device("cpu", 0, "a CPU", 2**36, 2**36)
 
 @dataclass(frozen=True)
 class Feature:
-    """One column: its name, and the fields of a case that it changes."""
+    """A column of the matrix: its name, and the fields of a case that it changes."""
 
     name: str
     group: str
     change: Mapping[str, Any] = field(default_factory=dict)
 
     def of(self, plain: Case) -> Case:
+        """Return the plain case with this feature."""
         sizes = {k: v for k, v in self.change.items() if hasattr(plain.shape, k)}
         rest = {k: v for k, v in self.change.items() if k not in sizes}
         return replace(plain, shape=replace(plain.shape, **sizes), **rest)
@@ -87,7 +89,7 @@ LEGEND = (
 
 @dataclass(frozen=True)
 class Support:
-    """One cell: what is taken, and why the rest is not."""
+    """A cell of the matrix: which passes are supported, and why the others are not."""
 
     answer: Answer
     reason: str = ""
@@ -95,36 +97,41 @@ class Support:
 
 @dataclass(frozen=True)
 class Row:
-    """One backend on one device. Without `plain` it runs nothing there, for `reason`."""
+    """A backend on a device. If it runs nothing there, `plain` is None and `reason` says why."""
 
     backend: str
     plain: Case | None
     reason: str
     cells: tuple[Support, ...]
-    runtime_checker: str = ""  # whose own check of a case may still refuse what it takes here
-    verified: bool = True  # gave right results on hardware, some time
+    runtime_checker: str = ""  # the library whose own check may refuse a case that is supported here
+    verified: bool = True  # it has given right results on hardware
 
     @property
     def overall(self) -> Support:
-        """Of the plain case: both passes, forward alone, or none."""
+        """Support for the plain case: both passes, forward alone, or none."""
         forward, backward = self.cells[0], self.cells[1]
         return Support("fwd", backward.reason) if forward.answer == "yes" != backward.answer else forward
 
 
 @dataclass(frozen=True)
 class SupportMatrix:
+    """The support of several backends on one device."""
+
     device: Device
     rows: tuple[Row, ...]
 
 
 def support_matrix(device: Device, names: Sequence[str] | None = None) -> SupportMatrix:
-    """Every backend that ships (or those named) on a device."""
+    """Return the support matrix of a device for the backends that ship, or for those named."""
     wanted = [name for name in BACKENDS if name not in NOT_BY_DEFAULT] if names is None else names
     return SupportMatrix(device, tuple(_row(load(name, BACKENDS[name]), device) for name in wanted))
 
 
 def named_device(gpu: str) -> Device:
-    """ "h100", "hopper", "sm_90", "9.0", "cpu" -> a device of that kind, for the backends' pure functions alone."""
+    """Return the device of a name: "h100", "hopper", "sm_90", "9.0" or "cpu". Raises UserError for another name.
+
+    It serves only to ask backends what they support; its memory is invented.
+    """
     word = re.sub(r"[\s_-]+", " ", gpu.strip().lower())
     if word == "cpu":
         return CPU
@@ -138,7 +145,7 @@ def named_device(gpu: str) -> Device:
 
 
 def matrices_by_architecture() -> tuple[SupportMatrix, ...]:
-    """One matrix for each generation of GPUs, and one for a CPU."""
+    """Return a matrix for each generation of GPUs, and one for a CPU."""
     named = {name: Device("cuda", 0, name, 2**37, 2**37, capability) for name, capability in ARCHITECTURES.items()}
     return tuple(support_matrix(d) for d in (*named.values(), replace(CPU, name="CPU")))
 
@@ -160,7 +167,7 @@ def _row(backend: Backend, device: Device) -> Row:
 
 
 def _cell(backend: Backend, device: Device, feature: Feature, plain: Case, backward: bool) -> Support:
-    """`backward`: whether the backend has one; where not, the forward speaks for the feature."""
+    """Return the support for a feature. For a backend without backward the forward alone decides."""
     case = feature.of(plain)
     if feature.name in ("fwd", "bwd"):
         reason = backend.unsupported(case, device)

@@ -1,7 +1,7 @@
-"""The parent's side of measuring: one worker process per backend, jobs in the plan's order, a record for each.
+"""The pool of workers: one process per backend, which measures jobs in the order of the plan.
 
-A crash, a hang, an out-of-memory or a library that breaks at import costs exactly its records: the worker is
-replaced, and the rest goes on. The parent never touches the device.
+Every job ends as one record. A crash, a hang, a lack of memory or a library that breaks at import costs the record of
+its job only: the worker is replaced, and the next job runs. The parent never opens the device.
 """
 
 from __future__ import annotations
@@ -27,48 +27,49 @@ from attnbench.run.plan import CaseSupport, skip_over_limit, skipped_record
 from attnbench.run.process import START_TIMEOUT, WorkerDied, WorkerHung, WorkerProcess
 
 COLD_TIMEOUT = 900.0  # seconds for a job that may have all its kernels to compile; FlashInfer's take minutes
-MAX_STARTS_IN_VAIN = 3
+MAX_FAILED_STARTS = 3  # of a backend's worker; then its other jobs fail at once
 
 
 @dataclass
 class WorkerPool:
-    """The workers of a run, by backend. Started when first needed, replaced when they die."""
+    """The workers of a run, by backend. A worker is started when it is needed, and replaced when it has died."""
 
     specs: Mapping[str, str]  # backend -> "module:object"
     interpreters: Mapping[str, str] = field(default_factory=dict)  # backend -> Python to run it with
     _workers: dict[str, WorkerProcess] = field(default_factory=dict)
-    _in_vain: dict[str, int] = field(default_factory=dict)
+    _failed_starts: dict[str, int] = field(default_factory=dict)
     _compilers: set[str] = field(default_factory=set)  # backends that start a compiler
-    _begun: bool = False  # to load, and not yet asked how that went
-    _ahead: bool = False  # then to import what measuring needs
-    _opened: set[str] = field(default_factory=set)  # whose workers were told to open the device
-    _variables: Mapping[str, str] = field(default_factory=dict)  # of the environment of workers that are started
+    _loading: bool = False  # all workers load, and their answers were not received yet
+    _importing: bool = False  # and then import what measuring needs
+    _opened: set[str] = field(default_factory=set)  # backends whose workers were told to open the device
+    _variables: Mapping[str, str] = field(default_factory=dict)  # environment variables of new workers
 
     def start_loading(self, *, import_ahead: bool = False) -> None:
-        """Has all workers import their libraries, which takes seconds; `probe` takes their answers.
+        """Start all workers and let them import their libraries, which takes seconds. `probe` receives the answers.
 
-        With `import_ahead` also what measuring needs, which takes as long; a failure of that shows at the first job.
+        With `import_ahead` they also import what measuring needs, which takes as long. A failure of that is reported by
+        the first job.
         """
         for name, spec in self.specs.items():
             worker = self._worker(name)
             worker.send({"op": "load", "name": name, "spec": spec})
             if import_ahead:
                 worker.send({"op": "import"})
-        self._begun, self._ahead = True, import_ahead
+        self._loading, self._importing = True, import_ahead
 
     def probe(self) -> dict[str, Probe]:
-        """Each backend's version, or why it cannot be used. All are asked at once, and have done what begin() asked."""
-        if not self._begun:
+        """Return each backend's version, or why it cannot be used, when all have done what start_loading() asked."""
+        if not self._loading:
             self.start_loading()
-        found = {name: self._probed(name) for name in self.specs}
-        for worker in self._workers.values() if self._ahead else ():
+        found = {name: self._receive_probe(name) for name in self.specs}
+        for worker in self._workers.values() if self._importing else ():
             with contextlib.suppress(WorkerDied, WorkerHung):
                 if worker.alive:
                     worker.receive(START_TIMEOUT)
-        self._begun = self._ahead = False
+        self._loading = self._importing = False
         return found
 
-    def _probed(self, name: str) -> Probe:
+    def _receive_probe(self, name: str) -> Probe:
         python = self.interpreters.get(name)
         there = f" in {python}" if python else ""
         try:
@@ -82,9 +83,9 @@ class WorkerPool:
             return Probe(reason=f"importing it{there}: {death}", install=todo)
         if "probe" not in answer:
             return Probe(reason=f"cannot be imported{there}: {answer['error']}")
-        self._told(name, answer)
+        self._note_compiler(name, answer)
         probe = Probe(**answer["probe"])
-        if probe.install and python:  # pip would install into another
+        if probe.install and python:  # pip alone would install into another interpreter
             probe = replace(
                 probe, install=probe.install.replace("pip install", f"{shlex.quote(python)} -m pip install", 1)
             )
@@ -93,7 +94,7 @@ class WorkerPool:
     def survey(
         self, probes: Mapping[str, Probe], cases: Iterable[Case], device: Device
     ) -> dict[str, list[CaseSupport]]:
-        """What every backend says of every case."""
+        """Return the answers of each backend for all cases: what it supports, and what a forecast needs."""
         cases = list(cases)
         request = {"op": "survey", "device": to_json(device), "cases": [to_json(c) for c in cases]}
         answers = {}
@@ -114,17 +115,17 @@ class WorkerPool:
         return answers
 
     def open_device(self, names: Iterable[str], device: Device) -> None:
-        """Lets all workers import and open the device at once, so that no job pays for it.
+        """Let these workers import and open the device, all at the same time, so that no job takes longer for it.
 
-        Each once: a failure shows at the first job.
+        A worker that was asked before is not asked again. A failure is reported by its first job.
         """
         waiting = []
         new_names = [name for name in names if name not in self._opened]
         self._opened.update(new_names)
-        for name, new in [(name, self._begin(name)) for name in new_names]:
+        for name, new in [(name, self._start(name)) for name in new_names]:
             with contextlib.suppress(WorkerDied, WorkerHung):
                 if new:
-                    self._finish(name)
+                    self._receive_loaded(name)
                 waiting.append(self._workers[name])
                 waiting[-1].send({"op": "ready", "device": to_json(device)})
         for worker in waiting:
@@ -132,7 +133,10 @@ class WorkerPool:
                 worker.receive(START_TIMEOUT)
 
     def measure(self, job: Job, policy: Policy, device: Device) -> Record:
-        """One job to its record, whatever happens to the worker. With fresh caches it has a worker of its own."""
+        """Measure a job and return its record, whatever happens to the worker.
+
+        With fresh caches the job has a worker of its own.
+        """
         if policy.caches == "kept":
             return self._measure(job, policy, device)
         with compile_caches.fresh_caches() as variables:
@@ -146,14 +150,14 @@ class WorkerPool:
 
     def _measure(self, job: Job, policy: Policy, device: Device) -> Record:
         base = Record(job.case, job.backend, job.round, "failed", forecast=job.forecast)
-        if self._in_vain.get(job.backend, 0) >= MAX_STARTS_IN_VAIN:
-            return replace(base, reason=f"its worker died {MAX_STARTS_IN_VAIN} times while starting; given up")
+        if self._failed_starts.get(job.backend, 0) >= MAX_FAILED_STARTS:
+            return replace(base, reason=f"its worker died {MAX_FAILED_STARTS} times while starting; given up")
         request = {"op": "run", "device": to_json(device), "policy": to_json(policy), "job": to_json(job)}
         began = time.monotonic()
         try:
             worker = self._loaded(job.backend)
         except (WorkerDied, WorkerHung) as error:
-            self._in_vain[job.backend] = self._in_vain.get(job.backend, 0) + 1
+            self._failed_starts[job.backend] = self._failed_starts.get(job.backend, 0) + 1
             return replace(base, reason=f"its worker would not start: {error or 'no answer'}")
         timeout = max(policy.timeout_s, 5 * job.forecast.seconds)
         if policy.caches == "fresh" or job.backend in self._compilers:
@@ -162,18 +166,18 @@ class WorkerPool:
             answer = worker.ask(request, timeout)
         except WorkerHung:
             reason = f"no answer within {timeout:.0f} s; its worker was killed (policy timeout_s)"
-            return self._ended(replace(base, status="timeout", reason=reason), worker, began)
+            return self._failed(replace(base, status="timeout", reason=reason), worker, began)
         except WorkerDied as death:
-            return self._ended(replace(base, reason=str(death)), worker, began)
+            return self._failed(replace(base, reason=str(death)), worker, began)
         if "record" not in answer:
-            return self._ended(replace(base, reason=answer["error"]), worker, began)
+            return self._failed(replace(base, reason=answer["error"]), worker, began)
         record = from_json(Record, answer["record"])
         if answer.get("fatal"):
             worker.kill()
         return record if record.status in ("ok", "skipped") else replace(record, stderr=worker.stderr_tail())
 
     def ask(self, name: str, request: Mapping[str, Any], timeout: float) -> dict[str, Any]:
-        """A backend's worker's answer to a request of worker.py. Raises UserError with the reason when it has none."""
+        """Return the answer of a backend's worker to a request of worker/serve.py. Raises UserError with the reason."""
         try:
             answer = self._loaded(name).ask(request, timeout)
         except (WorkerDied, WorkerHung) as error:
@@ -183,21 +187,22 @@ class WorkerPool:
         return answer
 
     def close(self) -> None:
-        """Ends all workers. The next job starts fresh ones."""
+        """Kill all workers. The next job starts new ones."""
         for worker in self._workers.values():
-            worker.send_kill()  # all at once: the driver takes a while over each that has opened a GPU
+            worker.send_kill()  # first to all: the driver needs a while for each process that has opened a GPU
         for worker in self._workers.values():
             worker.kill()
         self._workers.clear()
         self._opened.clear()
 
     def close_worker(self, name: str) -> None:
-        """Ends a backend's worker, if it has one."""
+        """Kill the worker of a backend, if it has one."""
         self._opened.discard(name)
         if worker := self._workers.pop(name, None):
             worker.kill()
 
     def _worker(self, name: str) -> WorkerProcess:
+        """Return a backend's worker; a new one if there is none that runs."""
         worker = self._workers.get(name)
         if worker is None or not worker.alive:
             if worker is not None:
@@ -206,47 +211,48 @@ class WorkerPool:
         return worker
 
     def _loaded(self, name: str) -> WorkerProcess:
-        """A worker that has loaded its backend; a new one where the last has died."""
-        if self._begin(name):
-            self._finish(name)
+        """Return a worker that has loaded its backend; a new one if the last has died."""
+        if self._start(name):
+            self._receive_loaded(name)
         return self._workers[name]
 
-    def _begin(self, name: str) -> bool:
-        """Whether its worker is a new one, which has begun to load."""
+    def _start(self, name: str) -> bool:
+        """Let a new worker load the backend, if none runs; return whether there is a new one."""
         old = self._workers.get(name)
         worker = self._worker(name)
         if worker is not old:
             worker.send({"op": "load", "name": name, "spec": self.specs[name]})
         return worker is not old
 
-    def _finish(self, name: str) -> None:
-        """Waits for a new worker that loads."""
+    def _receive_loaded(self, name: str) -> None:
+        """Wait until a new worker has loaded its backend. Raises WorkerDied or WorkerHung."""
         worker = self._workers[name]
         answer = worker.receive(START_TIMEOUT)
         if "probe" not in answer:
             worker.kill()
             raise WorkerDied(answer["error"])
-        self._told(name, answer)
+        self._note_compiler(name, answer)
 
-    def _told(self, name: str, answer: Mapping[str, Any]) -> None:
-        """What a worker says of its backend once that is loaded, beside the probe."""
+    def _note_compiler(self, name: str, answer: Mapping[str, Any]) -> None:
+        """Remember from the answer to "load" whether the backend starts a compiler."""
         if answer["compiler"]:
             self._compilers.add(name)
 
-    def _ended(self, record: Record, worker: WorkerProcess, began: float) -> Record:
+    def _failed(self, record: Record, worker: WorkerProcess, began: float) -> Record:
+        """Kill a worker that gave no record; return one with the end of its stderr."""
         tail = worker.stderr_tail()
         worker.kill()
         return replace(record, stderr=tail, seconds=time.monotonic() - began)
 
 
 def has_nvidia_gpu() -> bool:
-    """By its driver on Linux: nothing is asked of it here."""
+    """Whether the NVIDIA driver of Linux is loaded. Does not open the device."""
     return Path("/dev/nvidiactl").exists()
 
 
 @contextlib.contextmanager
 def closing_workers(pool: WorkerPool) -> Iterator[None]:
-    """SIGTERM ends a run as Ctrl-C does; the workers never outlive it."""
+    """At the end of the block, however it ends, kill the workers. SIGTERM ends it with Terminated."""
 
     def terminate(*_: object) -> None:
         raise Terminated
@@ -260,33 +266,33 @@ def closing_workers(pool: WorkerPool) -> Iterator[None]:
 
 
 class TimeLimit:
-    """What a run may still take, by the forecast and by how the forecast has done so far."""
+    """Decides which jobs still fit a time limit, by their forecasts and by how good the forecasts were so far."""
 
     def __init__(self, seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
         self.seconds = seconds
         self._clock = clock
         self._deadline = clock() + seconds
-        self._forecast = self._actual = 10.0  # seconds; so that the first few jobs do not decide alone
+        self._forecast = self._actual = 10.0  # seconds, so that the first few jobs do not decide the ratio alone
 
     def add_measured(self, job: Job, seconds: float) -> None:
-        """Learns from a job how the forecast does."""
+        """Add a job that was measured, with the seconds that it took."""
         self._forecast += job.forecast.seconds
         self._actual += seconds
 
     def allows(self, job: Job, ahead: Sequence[Job] = ()) -> bool:
-        """Whether the job fits beside all jobs ahead that are as cheap or cheaper."""
-        as_cheap = sum(j.forecast.seconds for j in ahead if not j.skip and j.forecast.seconds <= job.forecast.seconds)
-        return self._clock() + self._actual / self._forecast * (as_cheap + job.forecast.seconds) <= self._deadline
+        """Whether the job fits beside all jobs ahead that are not slower than it."""
+        others = sum(j.forecast.seconds for j in ahead if not j.skip and j.forecast.seconds <= job.forecast.seconds)
+        return self._clock() + self._actual / self._forecast * (others + job.forecast.seconds) <= self._deadline
 
 
 def measure_jobs(
     jobs: Sequence[Job], pool: WorkerPool, policy: Policy, device: Device, limit: TimeLimit | None = None
 ) -> Iterator[tuple[Job, Record | None]]:
-    """(job, None) when a job starts, then (job, its record). A new round gets fresh processes.
+    """Measure jobs in their order; yield (job, None) when one starts, then (job, its record).
 
-    Jobs that `limit` does not allow wait until the end; what then still fits is measured, cheapest first, and the
-    rest become skips that --resume measures. So a forecast that was too low costs the dearest jobs alone, and one
-    that was too high costs nothing.
+    A new round has new workers. Jobs that `limit` does not allow are kept until the end. What then fits is measured,
+    fastest first; the rest are skipped, and --resume measures them. So a forecast that was too low costs the slowest
+    jobs only, and one that was too high costs nothing.
     """
     round_: int | None = None
     waiting: list[Job] = []
@@ -297,7 +303,7 @@ def measure_jobs(
             if round_ is not None:
                 pool.close()
             round_ = job.round
-            if policy.caches == "kept":  # else each job gets a worker of its own
+            if policy.caches == "kept":  # with fresh caches each job has a worker of its own
                 pool.open_device(dict.fromkeys(j.backend for j in jobs if j.round == round_ and not j.skip), device)
         yield job, None
         began = time.monotonic()

@@ -1,4 +1,4 @@
-"""Reads the YAML files that a person writes: suites, workloads, margins."""
+"""Reading of the YAML files that people write: suites, workloads, margins."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from attnbench.core.errors import UserError
 
 
 def read_yaml(path: Path) -> Any:
-    """What the file says. Raises UserError, with the line, where it is no YAML or gives a key twice."""
+    """Return the content of a YAML file. Raises UserError with the line if it is not YAML or has a key twice."""
     try:
         return yaml.load(path.read_text(encoding="utf-8"), _Loader)
     except OSError as error:
@@ -29,7 +29,7 @@ def read_yaml(path: Path) -> Any:
 
 class _Loader(yaml.SafeLoader):
     def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
-        """Refuses a key that is there twice: YAML forbids it, and PyYAML would keep the last without a word."""
+        """Refuse a key that is there twice. YAML forbids it, but PyYAML would silently keep the last."""
         node = super().compose_mapping_node(anchor)
         seen = set()
         for key, _ in node.value:
@@ -40,7 +40,7 @@ class _Loader(yaml.SafeLoader):
         return node
 
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
-        """PyYAML's own lets the ValueError pass of a date or number that is none."""
+        """Construct a value. For an invalid date or number raise ConstructorError, where PyYAML raises ValueError."""
         try:
             return super().construct_object(node, deep)
         except ValueError as error:

@@ -316,7 +316,7 @@ def test_survey(new_pool: NewPool) -> None:
 
 def test_a_backend_that_will_not_start_is_given_up(new_pool: NewPool) -> None:
     pool = new_pool({**FAKE, "gone": "no_such_module_of_ours:f"})
-    tries = workers.MAX_STARTS_IN_VAIN
+    tries = workers.MAX_FAILED_STARTS
     jobs = [job(n, "gone") for n in range(1, tries + 2)]
     records = [pool.measure(j, POLICY, DEVICE) for j in jobs]
     assert {r.status for r in records} == {"failed"}
