@@ -1,6 +1,5 @@
-"""The CUDA graph timer on a simulated GPU:
-
-how many copies make L2 cold, its samples, and launches that cannot be captured.
+"""The CUDA graph timer on a simulated GPU: how many copies make L2 cold, its samples, and launches that cannot be
+captured.
 """
 
 from __future__ import annotations

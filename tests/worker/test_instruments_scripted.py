@@ -1,6 +1,5 @@
-"""How a cell is timed on a GPU, with scripted instruments:
-
-events, graphs, traces, cross-check, sustained run, cooling down.
+"""How a cell is timed on a GPU, with scripted instruments: events, graphs, traces, cross-check, sustained run, cooling
+down.
 """
 
 from __future__ import annotations

@@ -1,22 +1,23 @@
-"""Courts for the lies: on the CPU, on a simulated clock, and on the GPU."""
+"""Fixtures for the tests of wrong kernels: the CPU on a simulated clock and on the host's clock."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 import pytest
-from measuring_device import CPU, Clock, MeasuringDevice, measuring_device, switches
+from measuring_device import CPU, Clock, MeasuringDevice, measuring_device, restored_torch_settings
 
 
 @pytest.fixture(autouse=True)
-def _switches() -> Iterator[None]:
-    with switches():
+def _restored_torch_settings() -> Iterator[None]:
+    """Restore torch's settings after each test."""
+    with restored_torch_settings():
         yield
 
 
 @pytest.fixture(scope="module")
 def steady_cpu() -> Iterator[MeasuringDevice]:
-    """The CPU on a clock by which every call takes the same: whatever the report doubts is not noise."""
+    """The CPU on a simulated clock by which every call takes the same time, so that the report sees no noise."""
     yield from measuring_device(CPU, Clock())
 
 

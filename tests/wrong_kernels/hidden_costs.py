@@ -1,4 +1,4 @@
-"""The liars about the machine: clocks, what a call costs, memory."""
+"""Right kernels whose time or memory is hard to measure: slow first calls, changing speed, sleep, hidden memory."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from attnbench.backends.base import BackendBase, autograd_prepared
 from attnbench.core.backend import Inputs, Prepared
 from attnbench.core.case import Case
 
-# Work that is not in its time
+# Time
 
 
 class SlowAtFirst:
-    """The first ten calls take `delay` seconds more, by sleeping; or on a GPU, by spinning."""
+    """Takes `delay` seconds more in its first ten calls, by sleeping, or by spinning on a GPU."""
 
     def __init__(self, delay: float, right: Attention = attention) -> None:
         self.delay = delay
@@ -40,8 +40,8 @@ class SlowAtFirst:
         return out
 
 
-class Drifts:
-    """Each call takes longer than the one before, by `rise` in all over 120 calls, as by a clock that falls."""
+class ChangesSpeed:
+    """Takes longer with each call, by the share `rise` in all over 120 calls, as if the clock fell."""
 
     def __init__(self, rise: float, spend: Callable[[float], Any]) -> None:
         self.rise = rise
@@ -54,8 +54,8 @@ class Drifts:
         return attention(q, k, v, **options)
 
 
-def sleeps(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
-    """2 ms of Python in the launch, of which the device sees nothing."""
+def sleeps_in_launch(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
+    """Sleeps 2 ms in the launch, which the device does not see."""
     time.sleep(2e-3)
     return fused(q, k, v, **options)
 
@@ -64,7 +64,7 @@ def sleeps(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
 
 
 class HidesWorkspace(BackendBase):
-    """Takes its workspace in `prepare`, where one call's peak does not see it."""
+    """Allocates its workspace in `prepare`, where it is not in the peak of a call."""
 
     name = "hides-workspace"
 
@@ -82,7 +82,7 @@ class HidesWorkspace(BackendBase):
 
 
 class OutsideTorch:
-    """Takes memory past torch's allocator: by cudaMalloc, or from numpy, and holds it."""
+    """Takes memory outside torch's allocator and holds it: by cudaMalloc, or as bytes on a CPU."""
 
     def __init__(self, nbytes: int, right: Attention = attention) -> None:
         self.nbytes = nbytes
@@ -94,7 +94,7 @@ class OutsideTorch:
             self.block = ctypes.c_void_p()
             assert _runtime().cudaMalloc(ctypes.byref(self.block), ctypes.c_size_t(self.nbytes)) == 0
         if not q.is_cuda:
-            block = b"1" * self.nbytes  # written, so that it is there
+            block = b"1" * self.nbytes  # written, so that it is resident
             del block
         return self.right(q, k, v, **options)
 
@@ -104,5 +104,6 @@ class OutsideTorch:
 
 
 def _runtime() -> Any:
+    """Return the CUDA runtime library of this process."""
     with open("/proc/self/maps") as maps:
         return ctypes.CDLL(next(line.split()[-1] for line in maps if "libcudart" in line))

@@ -1,4 +1,9 @@
-"""How a lie is put to attnbench: through a worker, as a job is, and then through the report, as a reader sees it."""
+"""Measures a wrong kernel as a run does, through a worker, and reads the record as a report does.
+
+The files wrong_results.py, stale_results.py, wrong_dropout.py, wrong_fp8.py, mislabelled_kernels.py, hidden_costs.py
+and wrong_on_gpu.py hold kernels that are wrong in one way each; right_attention.py holds right ones. Each test says
+which fault a kernel or the machine has, and what finds it.
+"""
 
 from __future__ import annotations
 
@@ -22,18 +27,18 @@ from attnbench.worker.serve import Worker
 
 CPU = Device("cpu", 0, "CPU", 2**34, 2**34, l2=2**16)
 POLICY = Policy(l2="warm", warmup_s=0.0, min_samples=8, min_seconds=0.0, max_seconds=0.05, target=1.0)
-NOISE = ("Noisy", "Getting slower", "Still getting faster", "Few samples", "L2 not proven")  # may come by luck
+NOISE = ("Noisy", "Getting slower", "Still getting faster", "Few samples", "L2 not proven")  # may appear by chance
 SDP = ("math", "mem_efficient", "flash", "cudnn")
 
 
 def case(direction: Any = "fwd", seqlen: int = 64, dtype: Any = "fp32", causal: bool = False, **sizes: int) -> Case:
-    """Small, with grouped heads; more keys than queries with seqlen_k=..."""
+    """Return a small case with grouped heads; seqlen_k=... gives it more keys than queries."""
     known = {"batch": 2, "seqlen_q": seqlen, "seqlen_k": seqlen, "nheads": 4, "nheads_k": 2}
     return Case(Shape(**{**known, "headdim": 16, "headdim_v": 16, **sizes}), dtype, direction, causal)
 
 
 class Clock:
-    """A simulated clock in ns: each reading takes 1 ms, so that each sample is 1 ms and what is spent in it."""
+    """A simulated clock in ns. Each reading takes `step` seconds, so a sample lasts `step` and what is spent in it."""
 
     def __init__(self, step: float = 1e-3) -> None:
         self.now = 0
@@ -49,7 +54,7 @@ class Clock:
 
 @dataclass
 class MeasuringDevice:
-    """A worker, and what came out of it."""
+    """A worker on one device that measures kernels, and what the report says of their records."""
 
     worker: Worker
     device: Device
@@ -61,19 +66,22 @@ class MeasuringDevice:
 
     @property
     def measurer(self) -> Any:
+        """The worker's CellMeasurer."""
         return self.worker.measurer(self.device)
 
     def measure(self, kernel: Any, which: Case, policy: Policy | None = None) -> Record:
-        """The record of one job. `accused` is a backend or a function."""
+        """Measure one job and return its record. `kernel` is a backend or an attention function."""
         self.worker.backend = kernel if hasattr(kernel, "prepare") else Function("own", kernel)
         return self.worker.run(Job(which, "own", 0, Forecast(1.0, 0.1, 0)), policy or self.policy, self.device)
 
     def run(self, record: Record, policy: Policy | None = None) -> Run:
+        """Return a run of that record alone."""
         job = Job(record.case, record.backend, record.round, Forecast(1.0, 0.1, 0))
-        peak = {"": 989e12}  # known, or the report says that it is not
-        return Run(self.environment, "lies", policy or self.policy, (job,), (record,), peak=peak)
+        peak = {"": 989e12}  # otherwise the report says that the peak is not known
+        return Run(self.environment, "wrong kernels", policy or self.policy, (job,), (record,), peak=peak)
 
     def cell(self, record: Record, policy: Policy | None = None) -> Cell:
+        """Return the cell of that record alone."""
         (found,) = cells([self.run(record, policy)])
         return found
 
@@ -82,23 +90,27 @@ class MeasuringDevice:
         return self.cell(record).value(metric)
 
     def cautions(self, record: Record, policy: Policy | None = None) -> list[str]:
-        """What the report tells a reader to doubt."""
+        """Return what the report tells a reader to doubt."""
         run = self.run(record, policy)
         return [str(c) for c in cautions(cells([run]), [run])]
 
     def facts(self, record: Record, policy: Policy | None = None) -> list[str]:
-        """What the report tells a reader to know."""
+        """Return what the report tells a reader to know."""
         return [str(c) for c in facts(cells([self.run(record, policy)]))]
 
     def objections(self, record: Record, policy: Policy | None = None) -> list[str]:
-        """How it is caught: its status, or what the report says of it, noise aside; empty where it passes for true."""
+        """Return what marks the record as wrong or doubtful: its status, and the report's cautions and facts except
+        noise.
+
+        Empty where the record passes as right.
+        """
         said = [*self.cautions(record, policy), *self.facts(record, policy)]
         status = [f"{record.status}: {record.reason}"] if record.status in ("wrong", "wrong-kernel", "failed") else []
         return status + [text for text in said if not text.startswith(NOISE)]
 
 
 def measuring_device(device: Device, clock: Clock | None = None) -> Iterator[MeasuringDevice]:
-    """The body of a fixture; with a clock, on that instead of the host's."""
+    """Yield a MeasuringDevice, on a simulated clock if one is given. The body of a fixture."""
     made = MeasuringDevice(Worker(), device)
     if clock:
         made.measurer.timer.clock = clock
@@ -107,8 +119,8 @@ def measuring_device(device: Device, clock: Clock | None = None) -> Iterator[Mea
 
 
 @contextmanager
-def switches() -> Iterator[None]:
-    """Puts back what a worker sets in torch for good: here it shares a process with other tests."""
+def restored_torch_settings() -> Iterator[None]:
+    """Restore torch's settings at the end: a worker changes them for good, and here it shares a process with tests."""
     chosen = {name: getattr(torch.backends.cuda, f"{name}_sdp_enabled")() for name in SDP}
     precision = torch.get_float32_matmul_precision()
     yield

@@ -1,4 +1,4 @@
-"""The liars about what ran: another kernel than the name says, another precision, work outside the launch."""
+"""Kernels that are not what their backend's name or declaration says, or that work outside the launch."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from attnbench.backends.eager import Eager
 from attnbench.core.backend import Inputs, Prepared
 from attnbench.core.case import Case
 
-# The honest
+# A right one
 
 
-def declared(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
-    """Says what runs, on a CPU, and runs it."""
+def right_and_declared(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
+    """Right: declares what runs on a CPU, and runs it."""
     return attention(q, k, v, **options)
 
 
-declared.kernels = ("aten::bmm", "softmax")
+right_and_declared.kernels = ("aten::bmm", "softmax")
 
 
-# Work that is not in its time
+# Work outside the launch
 
 
 class WorksInCanonical(BackendBase):
-    """Its launch returns a promise, which `canonical` makes true."""
+    """Its launch returns a function, and `canonical` calls it."""
 
     name = "canonical"
 
@@ -46,7 +46,7 @@ class WorksInCanonical(BackendBase):
 
 
 class FinishesInCanonical(WorksInCanonical):
-    """Its launch computes, and leaves the last row of the batch to `canonical`."""
+    """Its launch leaves the last entry of the batch to `canonical`."""
 
     name = "finishes-in-canonical"
 
@@ -66,7 +66,7 @@ class FinishesInCanonical(WorksInCanonical):
 
 
 def falls_back(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
-    """Declares a fused kernel and computes with another library's, as where a build is missing."""
+    """Declares a fused kernel and computes with matmuls, as where a build is missing."""
     return attention(q, k, v, **options)
 
 
@@ -74,7 +74,7 @@ falls_back.kernels = "my_fused_kernel"
 
 
 def falls_back_to_numpy(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, softmax_scale: float) -> Tensor:
-    """On a CPU: the same past torch, where no operator is seen."""
+    """Declares a fused kernel and computes with numpy, on a CPU, where no operator of torch is seen."""
     assert not causal
     group = q.shape[2] // k.shape[2]
     a, b, c = (t.numpy().transpose(0, 2, 1, 3) for t in (q, k, v))
@@ -93,8 +93,8 @@ def _exp(x: Any) -> Any:
     return numpy.exp(x)
 
 
-def decoy(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
-    """Runs something of the declared name that does nothing, beside what does the work."""
+def declared_kernel_does_nothing(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
+    """Runs something of the declared name that does nothing, and other kernels that do the work."""
     if q.is_cuda:
         torch.zeros(1, device=q.device).random_(0, 2)
     else:
@@ -103,7 +103,7 @@ def decoy(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
     return attention(q, k, v, **options)
 
 
-decoy.kernels = "my_fused_kernel|distribution_elementwise"
+declared_kernel_does_nothing.kernels = "my_fused_kernel|distribution_elementwise"
 
 
 def in_float32(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
@@ -111,7 +111,7 @@ def in_float32(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
     return attention(q.float(), k.float(), v.float(), **options).to(q.dtype)
 
 
-class SecretlyFused(Eager):
+class FusedCalledEager(Eager):
     """Is called eager and is torch's fused attention."""
 
     def prepare(self, case: Case, inputs: Inputs) -> Prepared:

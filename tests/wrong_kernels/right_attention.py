@@ -1,4 +1,7 @@
-"""The honest implementations beside which the liars are judged, as a person hands them in; on any device."""
+"""Right attention functions, as a person would pass them to attnbench, on any device.
+
+Wrong kernels are built on them.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,10 @@ Attention = Callable[..., Tensor]
 
 
 def probabilities(q: Tensor, k: Tensor, causal: bool, softmax_scale: float, diagonal: int | None = None) -> Tensor:
-    """(batch, nheads, seqlen_q, seqlen_k); causal is aligned bottom-right unless `diagonal` says otherwise."""
+    """Return the probabilities, (batch, nheads, seqlen_q, seqlen_k).
+
+    Causal is aligned bottom-right unless `diagonal` says otherwise.
+    """
     scores = torch.einsum("bihd,bjhd->bhij", q, k.repeat_interleave(q.shape[2] // k.shape[2], dim=2)) * softmax_scale
     if causal:
         diagonal = k.shape[1] - q.shape[1] if diagonal is None else diagonal
@@ -21,16 +27,17 @@ def probabilities(q: Tensor, k: Tensor, causal: bool, softmax_scale: float, diag
 
 
 def weigh(p: Tensor, v: Tensor) -> Tensor:
+    """Return the probabilities times v, (batch, seqlen_q, nheads, headdim_v)."""
     return torch.einsum("bhij,bjhd->bihd", p, v.repeat_interleave(p.shape[1] // v.shape[2], dim=2))
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, softmax_scale: float) -> Tensor:
-    """By its definition."""
+    """Return attention by its definition."""
     return weigh(probabilities(q, k, causal, softmax_scale), v)
 
 
 def fused(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, softmax_scale: float) -> Tensor:
-    """Whatever torch thinks fastest; seqlen_q == seqlen_k."""
+    """Return attention by torch's own choice of a fused kernel; needs seqlen_q == seqlen_k."""
     q, k, v = (t.transpose(1, 2) for t in (q, k, v))
     grouped = q.shape[1] != k.shape[1]
     out = scaled_dot_product_attention(q, k, v, is_causal=causal, scale=softmax_scale, enable_gqa=grouped)

@@ -1,4 +1,4 @@
-"""The liars whose results were not computed now, or not from the inputs that were given, on any device."""
+"""Kernels whose results were not computed in the call, or not from the inputs that were given, on any device."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from attnbench.backends.base import BackendBase, autograd_prepared
 from attnbench.core.backend import Inputs, Prepared
 from attnbench.core.case import Case
 
-# Answers that were there before
+# Stored results
 
 
-class Remembers:
-    """Answers from memory where it has seen the same inputs before. `key` says what "the same" is.
+class CachesOutput:
+    """Returns a stored output where it has seen the same inputs before. `key` says which inputs are the same.
 
-    Where a gradient is asked for, that one is computed, and the output comes from memory.
+    Where a gradient is asked for, the gradient is computed, and the output is the stored one.
     """
 
     def __init__(self, key: Callable[[Tensor], Any], *, clone: bool = False, right: Attention = attention) -> None:
@@ -44,20 +44,21 @@ class Remembers:
 
 
 def by_address(t: Tensor) -> Any:
+    """Inputs are the same at the same address."""
     return t.data_ptr()
 
 
 def by_version(t: Tensor) -> Any:
-    """As a careful cache would: autograd's counter of writes too."""
+    """Inputs are the same at the same address with the same count of writes by autograd, as in a careful cache."""
     return t.data_ptr(), t._version
 
 
 def by_contents(t: Tensor) -> Any:
-    """A few of its values."""
+    """Inputs are the same where a few of their values are."""
     return tuple(t.flatten()[:: max(1, t.numel() // 4)].tolist())
 
 
-class _RemembersBackward(torch.autograd.Function):
+class _CachesGradients(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, options: dict[str, Any], memory: dict[Any, Any]) -> Tensor:
         ctx.save_for_backward(q, k, v)
@@ -75,18 +76,18 @@ class _RemembersBackward(torch.autograd.Function):
         return (*(t.clone() for t in ctx.memory[key]), None, None)
 
 
-class RemembersBackward:
+class CachesGradients:
     """Computes the forward each time, and the gradients once for each address of q, k, v and dout."""
 
     def __init__(self) -> None:
         self.memory: dict[Any, Any] = {}
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
-        return _RemembersBackward.apply(q, k, v, options, self.memory)
+        return _CachesGradients.apply(q, k, v, options, self.memory)
 
 
-class _RemembersInContext(torch.autograd.Function):
-    """Identity; the gradient of its first backward is the gradient of all."""
+class _CachesInContext(torch.autograd.Function):
+    """Identity; returns the gradient of its first backward in all later ones."""
 
     @staticmethod
     def forward(ctx: Any, t: Tensor) -> Tensor:
@@ -100,12 +101,12 @@ class _RemembersInContext(torch.autograd.Function):
         return ctx.first.clone()
 
 
-def remembers_in_context(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
-    """Keeps its gradients in autograd's context, where the timed backward finds them again and again."""
-    return attention(*(_RemembersInContext.apply(t) for t in (q, k, v)), **options)
+def caches_gradients_in_context(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
+    """Keeps its gradients in autograd's context, where the timed backward finds them each time."""
+    return attention(*(_CachesInContext.apply(t) for t in (q, k, v)), **options)
 
 
-class RemembersProbabilities:
+class CachesProbabilities:
     """Computes softmax(q k) once for each address of q and k, and multiplies v only: half the work."""
 
     def __init__(self) -> None:
@@ -118,8 +119,8 @@ class RemembersProbabilities:
         return weigh(self.memory[key], v)
 
 
-class ReadsItsAnswer(BackendBase):
-    """Computes in `prepare`; says that the v it reads is its answer, so that doubling the one doubles the other."""
+class NamesItsOutputAsInput(BackendBase):
+    """Computes in `prepare`, and names its output as the v that it reads, so that changing v changes the output."""
 
     name = "reads-its-answer"
 
@@ -128,8 +129,8 @@ class ReadsItsAnswer(BackendBase):
         return Prepared(lambda: out.clone(), canonical=lambda found: {"out": found}, reads={"v": out})
 
 
-class EveryFourth:
-    """Computes in one call of four, from the `phase`-th on, and else repeats itself; `spend` is told of the time."""
+class ComputesEveryFourthCall:
+    """Computes in one call of four, the `phase`-th, and returns that output in the others; `spend` moves the clock."""
 
     def __init__(self, phase: int, spend: Callable[[float], Any]) -> None:
         self.calls = -1
@@ -145,11 +146,11 @@ class EveryFourth:
         return self.out.clone()
 
 
-# Work that is not in its time
+# Work after the launch
 
 
-class NextCall:
-    """Leaves the second half of the batch to the start of the next call; its first one may be whole."""
+class LeavesWorkToNextCall:
+    """Leaves the second half of the batch to the start of the next call; its first call may be whole."""
 
     def __init__(self, *, first_whole: bool, right: Attention = attention) -> None:
         self.first_whole = first_whole
@@ -175,9 +176,11 @@ class NextCall:
         return out
 
 
-class LaterInThread:
-    """Returns at once; a Python thread computes after `delay` seconds. The answer returned is memory that is not
-    written yet or, with `buffer`, an earlier one."""
+class ComputesLaterInThread:
+    """Returns at once; a Python thread computes after `delay` seconds.
+
+    What it returns is memory that is not written yet or, with `buffer`, an earlier output.
+    """
 
     def __init__(self, delay: float, *, buffer: bool, right: Attention = attention) -> None:
         self.delay = delay
@@ -185,7 +188,7 @@ class LaterInThread:
         self.right = right
         self.out: Tensor | None = None
         self.pending: threading.Thread | None = None
-        self.kept: list[Tensor] = []  # or the memory becomes another tensor's while the thread writes to it
+        self.kept: list[Tensor] = []  # otherwise the memory becomes another tensor's while the thread writes to it
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
         if self.buffer and self.out is None:
@@ -204,6 +207,7 @@ class LaterInThread:
         return out
 
     def join(self) -> None:
+        """Wait for the thread."""
         if self.pending:
             self.pending.join()
 
@@ -212,7 +216,7 @@ class LaterInThread:
 
 
 class ZeroesItsInputs(BackendBase):
-    """Zeroes what it is given in `prepare`, the n-th time: zeros take less power, and a shortcut."""
+    """Zeroes q in its n-th `prepare`: zeros draw less power."""
 
     name = "zeroes"
 
@@ -228,7 +232,7 @@ class ZeroesItsInputs(BackendBase):
 
 
 class ZeroesUncheckedGradients(BackendBase):
-    """Where the check gave it a dout with rows of zeros, zeroes the same rows of the dout that it is timed with."""
+    """Zeroes the rows of the timed dout that were zero in the dout of the check."""
 
     name = "zeroes-unchecked"
 
@@ -246,10 +250,10 @@ class ZeroesUncheckedGradients(BackendBase):
 
 
 def scales_in_place(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, softmax_scale: float) -> Tensor:
-    """Scales q in place, so that the next call gets another one."""
+    """Scales q in place, so that the next call gets another q."""
     return attention(q.mul_(softmax_scale), k, v, causal=causal, softmax_scale=1.0)
 
 
-def answers_into_q(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
-    """Writes its output over q: no memory of its own, and right only once."""
+def writes_output_to_q(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
+    """Writes its output over q, so that only the first call is right."""
     return q.copy_(attention(q, k, v, **options))

@@ -1,5 +1,7 @@
-"""Lies of the machine and about it: clocks, the cache, inputs, other processes, memory. Here on a CPU, where the
-machine is simulated or on the host's clock; test_lies_gpu.py has what needs a GPU."""
+"""Faults of the machine: clocks, the cache, inputs, other processes, hidden memory.
+
+Here they are tested on a CPU, simulated or on the host's clock; test_wrong_kernels_gpu.py has those that need a GPU.
+"""
 
 from __future__ import annotations
 
@@ -28,8 +30,8 @@ MIB = 2**20
 
 
 @pytest.fixture
-def simulated() -> Iterator[tuple[MeasuringDevice, Clock]]:
-    """A court of its own, on a clock that the liars move."""
+def simulated_cpu() -> Iterator[tuple[MeasuringDevice, Clock]]:
+    """A fresh device on a simulated clock that kernels can move."""
     clock = Clock(1e-6)
     yield from ((made, clock) for made in measuring_device(CPU, clock))
 
@@ -40,20 +42,22 @@ HUNDRED = Policy(l2="warm", warmup_s=0.0, min_samples=100, max_samples=100, min_
 
 
 @pytest.mark.parametrize(
-    ("rise", "says"), [(0.1, "Getting slower while measured"), (-0.1, "Still getting faster while measured")]
+    ("rise", "expected"), [(0.1, "Getting slower while measured"), (-0.1, "Still getting faster while measured")]
 )
-def test_a_clock_that_moves(simulated: tuple[MeasuringDevice, Clock], rise: float, says: str) -> None:
-    """Lie: the clock falls by 10 % while samples are taken, and the median is of both. Caught by the drift caution."""
-    device, clock = simulated
-    record = device.measure(hidden_costs.Drifts(rise, clock.spend), case(), HUNDRED)
+def test_a_clock_that_moves(simulated_cpu: tuple[MeasuringDevice, Clock], rise: float, expected: str) -> None:
+    """Fault: the clock falls by 10 % during sampling, so that the median mixes two speeds. Found: a caution about
+    drift.
+    """
+    device, clock = simulated_cpu
+    record = device.measure(hidden_costs.ChangesSpeed(rise, clock.spend), case(), HUNDRED)
     assert record.status == "ok", record.reason
-    assert [text for text in device.cautions(record, HUNDRED) if text.startswith(says)]
+    assert [text for text in device.cautions(record, HUNDRED) if text.startswith(expected)]
 
 
-def test_a_clock_that_does_not_move(simulated: tuple[MeasuringDevice, Clock]) -> None:
-    """No lie: the same on a steady clock is ok, and the report doubts nothing."""
-    device, clock = simulated
-    record = device.measure(hidden_costs.Drifts(0.0, clock.spend), case(), HUNDRED)
+def test_a_steady_clock(simulated_cpu: tuple[MeasuringDevice, Clock]) -> None:
+    """No fault: the same kernel on a steady clock is ok, and the report has no caution."""
+    device, clock = simulated_cpu
+    record = device.measure(hidden_costs.ChangesSpeed(0.0, clock.spend), case(), HUNDRED)
     assert record.status == "ok", record.reason
     assert device.cautions(record, HUNDRED) == device.objections(record, HUNDRED) == []
     assert device.value(record, "latency") == pytest.approx(1e-3, rel=0.01)
@@ -61,8 +65,8 @@ def test_a_clock_that_does_not_move(simulated: tuple[MeasuringDevice, Clock]) ->
 
 @pytest.mark.parametrize("delay", [0.01, 0.03, 0.1])
 def test_slow_at_first(cpu: MeasuringDevice, delay: float) -> None:
-    """Lie: its first ten calls are slow. Caught: the figure is that of the later ones, or the report doubts it."""
-    policy = Policy(l2="warm", target=0.3)  # so that only two speeds in one series are noise, not the host's own
+    """Fault: the first ten calls are slow. Found: the latency is that of later calls, or the report doubts it."""
+    policy = Policy(l2="warm", target=0.3)  # wide, so that only two speeds in one series count as noise
     kernel = hidden_costs.SlowAtFirst(delay)
     record = cpu.measure(kernel, case(), policy)
     assert record.status == "ok", record.reason
@@ -70,16 +74,16 @@ def test_slow_at_first(cpu: MeasuringDevice, delay: float) -> None:
     assert latency is not None
     assert drift is not None
     noisy = [text for text in cpu.cautions(record, policy) if text.startswith("Noisy")]
-    caught = latency < delay / 2 or noisy or drift < -0.3 or cpu.objections(record, policy)
+    found = latency < delay / 2 or noisy or drift < -0.3 or cpu.objections(record, policy)
     plain = stats.median(kernel.later)
-    if not caught and plain > delay / 4:
-        pytest.skip(f"its later calls took {plain * 1e3:.1f} ms: other work on this machine hid the lie")
-    assert caught, "it passed for true"
+    if not found and plain > delay / 4:
+        pytest.skip(f"its later calls took {plain * 1e3:.1f} ms: other work on this machine hid the fault")
+    assert found, "it passed as right"
 
 
-def test_time_asleep_is_time(cpu: MeasuringDevice) -> None:
-    """Lie: the host sleeps in the launch. Caught: on a CPU that is in the latency."""
-    record = cpu.measure(hidden_costs.sleeps, case(nheads_k=4))
+def test_sleep_in_the_launch_is_in_the_latency(cpu: MeasuringDevice) -> None:
+    """Fault: the host sleeps in the launch. Found: on a CPU the sleep is in the latency."""
+    record = cpu.measure(hidden_costs.sleeps_in_launch, case(nheads_k=4))
     assert record.status == "ok", record.reason
     assert min(record.measurements["time"].values) >= 2e-3
 
@@ -98,11 +102,12 @@ def asleep(q, k, v, **options):
 """
 
 
-@pytest.mark.parametrize("names", [(), ("perf_counter", "perf_counter_ns")], ids=["no lie", "a lie"])
-def test_a_clock_of_its_own(cpu: MeasuringDevice, tmp_path: Path, names: tuple[str, ...]) -> None:
-    """Lie: on import it replaces Python's clocks by ones that run ten times slower. Caught: ours are older, or marked.
+@pytest.mark.parametrize("names", [(), ("perf_counter", "perf_counter_ns")], ids=["no fault", "fault"])
+def test_replaced_clocks_of_python(cpu: MeasuringDevice, tmp_path: Path, names: tuple[str, ...]) -> None:
+    """Fault: on import it replaces Python's clocks by ones that run ten times slower.
 
-    Without the lie the same file is ok, and the report doubts nothing but noise.
+    Found: attnbench's clock was imported earlier, or the record is marked. Without the fault the same file is ok, and
+    the report has no caution but noise.
     """
     (tmp_path / "own.py").write_text(f"NAMES = {names}\n" + CLOCKS)
     out = tmp_path / "run.jsonl"
@@ -127,7 +132,7 @@ def test_a_clock_of_its_own(cpu: MeasuringDevice, tmp_path: Path, names: tuple[s
 
 @dataclass
 class Cache:
-    """A simulated cache: a read takes 0.4 ms where its operand lies there, and else 1.7 ms."""
+    """A simulated cache: a read takes 0.4 ms where its operand is in the cache, and 1.7 ms otherwise."""
 
     clock: Clock
     cached: bool = False
@@ -144,17 +149,17 @@ class Cache:
         return 2**24, read
 
 
-@pytest.mark.parametrize("flushes", [False, True], ids=["a lie", "no lie"])
-def test_a_warm_cache_sold_as_cold(
-    simulated: tuple[MeasuringDevice, Clock], monkeypatch: pytest.MonkeyPatch, flushes: bool
+@pytest.mark.parametrize("flushes", [False, True], ids=["fault", "no fault"])
+def test_a_flush_that_does_nothing(
+    simulated_cpu: tuple[MeasuringDevice, Clock], monkeypatch: pytest.MonkeyPatch, flushes: bool
 ) -> None:
-    """Lie: the flush before each sample does nothing. Caught: l2 is "unproven", and the report says so."""
-    device, clock = simulated
+    """Fault: the flush before each sample does nothing. Found: l2 is "unproven", and the report says so."""
+    device, clock = simulated_cpu
     memory = Cache(clock, flushes=flushes)
     monkeypatch.setattr(l2_cache, "make_reader", memory.reader)
     device.measurer.flush = memory.flush
     policy = dataclasses.replace(device.policy, l2="cold")
-    record = device.measure(hidden_costs.Drifts(0.0, clock.spend), case(), policy)
+    record = device.measure(hidden_costs.ChangesSpeed(0.0, clock.spend), case(), policy)
     assert record.status == "ok", record.reason
     if flushes:
         assert record.l2 == "cold"
@@ -164,13 +169,15 @@ def test_a_warm_cache_sold_as_cold(
         assert [text[:20] for text in device.cautions(record, policy)] == ["L2 not proven cold i"]
 
 
-def test_a_cold_cache_sold_as_warm(simulated: tuple[MeasuringDevice, Clock], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Lie: something evicts the operands before each sample. Caught: l2 is "unproven", and the report says so."""
-    device, clock = simulated
+def test_a_warm_cache_that_is_cold(
+    simulated_cpu: tuple[MeasuringDevice, Clock], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fault: something evicts the operands before each sample. Found: l2 is "unproven", and the report says so."""
+    device, clock = simulated_cpu
     memory = Cache(clock)
     monkeypatch.setattr(l2_cache, "make_reader", memory.reader)
     monkeypatch.setattr(instruments, "do_nothing", memory.flush)
-    record = device.measure(hidden_costs.Drifts(0.0, clock.spend), case())
+    record = device.measure(hidden_costs.ChangesSpeed(0.0, clock.spend), case())
     assert record.l2 == "unproven"
     assert [text[:20] for text in device.cautions(record)] == ["L2 not proven warm i"]
 
@@ -179,13 +186,13 @@ def test_a_cold_cache_sold_as_warm(simulated: tuple[MeasuringDevice, Clock], mon
 
 
 def sparse(t: torch.Tensor) -> torch.Tensor:
-    """Nine of ten values are zero, and the variance is 1 all the same."""
+    """Return t with nine of ten values set to zero, at a variance of 1."""
     return torch.where(torch.arange(t.numel()).view(t.shape) % 10 == 0, t * 10**0.5, torch.zeros_like(t))
 
 
 @pytest.mark.parametrize("name", ["q", "k", "v", "dout"])
 @pytest.mark.parametrize(
-    "spoil",
+    "change",
     [torch.zeros_like, torch.ones_like, lambda t: t / 4, lambda t: t * float("nan"), lambda t: t / 0, sparse],
     ids=["zeros", "ones", "small", "nan", "infinite", "sparse"],
 )
@@ -193,14 +200,14 @@ def test_inputs_that_take_less_power(
     steady_cpu: MeasuringDevice,
     monkeypatch: pytest.MonkeyPatch,
     name: str,
-    spoil: Callable[[torch.Tensor], torch.Tensor],
+    change: Callable[[torch.Tensor], torch.Tensor],
 ) -> None:
-    """Lie: inputs that take less power than normal ones, or compare with nothing. Caught as failed, by name."""
+    """Fault: inputs draw less power than normal ones, or are not finite. Found: failed, with the tensor's name."""
     real = inputs.make
 
     def make(*args: Any) -> Inputs:
         given = real(*args)
-        return dataclasses.replace(given, **{name: spoil(getattr(given, name))})
+        return dataclasses.replace(given, **{name: change(getattr(given, name))})
 
     monkeypatch.setattr(inputs, "make", make)
     record = steady_cpu.measure(right_attention.attention, case("bwd"))
@@ -209,7 +216,7 @@ def test_inputs_that_take_less_power(
 
 
 def test_inputs_with_one_nan(steady_cpu: MeasuringDevice, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Lie: one NaN among the inputs, where a sample of them need not look. Caught as failed or wrong."""
+    """Fault: one NaN among the inputs, at a place that the test of the inputs skips. Found: failed or wrong."""
     real = inputs.make
 
     def make(*args: Any) -> Inputs:
@@ -225,8 +232,8 @@ def test_inputs_with_one_nan(steady_cpu: MeasuringDevice, monkeypatch: pytest.Mo
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16", "fp16"])
 @pytest.mark.parametrize("direction", ["fwd", "bwd"])
-def test_honest_inputs(steady_cpu: MeasuringDevice, dtype: str, direction: str) -> None:
-    """No lie: attnbench's own inputs are never refused, not even where there are few of them."""
+def test_own_inputs_pass(steady_cpu: MeasuringDevice, dtype: str, direction: str) -> None:
+    """No fault: attnbench's own inputs are never refused, not even where there are few values."""
     tiny = case(direction, 1, dtype=dtype, batch=1, nheads=1, nheads_k=1)
     for which in (case(direction, dtype=dtype), case(direction, 200, dtype=dtype), tiny):
         record = steady_cpu.measure(right_attention.attention, which)
@@ -239,61 +246,63 @@ def test_honest_inputs(steady_cpu: MeasuringDevice, dtype: str, direction: str) 
 
 @dataclass
 class State:
-    """NVML as it would tell of a GPU: who computes there, and how many memory errors at each question."""
+    """Scripted NVML: which processes compute on the GPU, and the count of memory errors at each question."""
 
-    strangers: tuple[str, ...] = ()
+    others: tuple[str, ...] = ()
     errors: list[int] = field(default_factory=lambda: [3])
 
     def other_processes(self, since: float) -> tuple[str, ...]:
         assert since > 0
-        return self.strangers
+        return self.others
 
     def ecc_errors(self) -> int:
         return self.errors.pop(0) if len(self.errors) > 1 else self.errors[0]
 
 
 @pytest.mark.parametrize(
-    ("state", "says"),
+    ("state", "expected"),
     [
-        (State(strangers=("python (pid 123)",)), ["Shared GPU: others computed"]),
+        (State(others=("python (pid 123)",)), ["Shared GPU: others computed"]),
         (State(errors=[3, 5]), ["The GPU counted 2 uncorrect"]),
         (State(), []),
     ],
-    ids=["another process", "memory errors", "no lie"],
+    ids=["another process", "memory errors", "no fault"],
 )
 def test_a_machine_that_is_shared_or_fails(
-    simulated: tuple[MeasuringDevice, Clock], monkeypatch: pytest.MonkeyPatch, state: State, says: list[str]
+    simulated_cpu: tuple[MeasuringDevice, Clock], monkeypatch: pytest.MonkeyPatch, state: State, expected: list[str]
 ) -> None:
-    """Lie: another process computes meanwhile, or memory errs. Caught by the record, and the report says so."""
-    device, _ = simulated
+    """Fault: another process computes meanwhile, or memory has errors. Found: the record and the report say so."""
+    device, _ = simulated_cpu
     monkeypatch.setattr(device.measurer, "state", state)
     record = device.measure(right_attention.attention, case())
-    assert record.others == state.strangers
-    assert record.ecc_errors == (2 if says and not state.strangers else 0)
-    assert [text[:27] for text in device.cautions(record)] == says
+    assert record.others == state.others
+    assert record.ecc_errors == (2 if expected and not state.others else 0)
+    assert [text[:27] for text in device.cautions(record)] == expected
 
 
 # Memory
 
 
 def test_memory_outside_torch(cpu: MeasuringDevice) -> None:
-    """Lie: it takes 256 MiB past torch's allocator. Caught: memory_driver has them, and memory_peak does not."""
-    fair, lying = (
+    """Fault: it takes 256 MiB outside torch's allocator. Found: they are in memory_driver, and not in memory_peak."""
+    right_record, wrong_record = (
         cpu.measure(kernel, case()).measurements
         for kernel in (right_attention.attention, hidden_costs.OutsideTorch(256 * MIB))
     )
-    if "memory_driver" not in fair:
+    if "memory_driver" not in right_record:
         pytest.skip("this kernel does not let the high-water mark be reset")
-    assert fair["memory_driver"].values[0] < 64 * MIB
-    assert lying["memory_driver"].values[0] >= 192 * MIB
-    assert lying["memory_peak"].values == fair["memory_peak"].values
+    assert right_record["memory_driver"].values[0] < 64 * MIB
+    assert wrong_record["memory_driver"].values[0] >= 192 * MIB
+    assert wrong_record["memory_peak"].values == right_record["memory_peak"].values
 
 
 @pytest.mark.parametrize("direction", ["fwd", "fwd_bwd"])
 def test_a_workspace_hidden_in_prepare(steady_cpu: MeasuringDevice, direction: str) -> None:
-    """Lie: its workspace of 64 MiB is taken in `prepare`. Caught: a memory metric has it, or it is marked."""
-    fair = steady_cpu.measure(right_attention.attention, case(direction))
+    """Fault: it allocates 64 MiB of workspace in `prepare`. Found: a memory metric contains them, or the record is
+    marked.
+    """
+    right_record = steady_cpu.measure(right_attention.attention, case(direction))
     record = steady_cpu.measure(hidden_costs.HidesWorkspace(64 * MIB), case(direction))
-    peak, found = (r.measurements["memory_peak"].values[0] for r in (fair, record))
+    peak, found = (r.measurements["memory_peak"].values[0] for r in (right_record, record))
     assert peak < MIB
-    assert found >= 64 * MIB or steady_cpu.objections(record), "it passed for true"
+    assert found >= 64 * MIB or steady_cpu.objections(record), "it passed as right"

@@ -1,5 +1,8 @@
-"""Lies about what ran: another kernel than the name says, another precision, work outside the launch. On a CPU
-torch's operators are seen; test_lies_gpu.py has the same where kernels are."""
+"""Faults in what ran: another kernel than the name says, another precision, work outside the launch.
+
+Here torch's operators on a CPU are judged, and traces written by hand; test_wrong_kernels_gpu.py has the same with real
+kernels.
+"""
 
 from __future__ import annotations
 
@@ -26,12 +29,12 @@ def without_gqa(direction: Any = "fwd", **more: Any) -> Any:
 
 
 @pytest.mark.parametrize(
-    "backend", [mislabelled_kernels.declared, Eager(), Math(), Flash()], ids=["own", "eager", "math", "flash"]
+    "backend", [mislabelled_kernels.right_and_declared, Eager(), Math(), Flash()], ids=["own", "eager", "math", "flash"]
 )
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 @pytest.mark.parametrize("direction", ["fwd", "bwd", "fwd_bwd"])
-def test_the_honest_one_passes(steady_cpu: MeasuringDevice, backend: Any, dtype: str, direction: str) -> None:
-    """No lie: those that run what they say, an own function and attnbench's, are ok, and the report doubts nothing."""
+def test_right_kernels_pass(steady_cpu: MeasuringDevice, backend: Any, dtype: str, direction: str) -> None:
+    """No fault: a person's function and attnbench's backends run what they declare, and the report has no caution."""
     record = steady_cpu.measure(backend, without_gqa(direction, dtype=dtype, causal=True))
     assert record.status == "ok", record.reason
     assert steady_cpu.cautions(record) == []
@@ -40,8 +43,8 @@ def test_the_honest_one_passes(steady_cpu: MeasuringDevice, backend: Any, dtype:
 
 
 @pytest.mark.parametrize("direction", ["fwd", "fwd_bwd"])
-def test_falls_back_in_silence(steady_cpu: MeasuringDevice, direction: str) -> None:
-    """Lie: it declares my_fused_kernel and calls matmuls. Caught as wrong-kernel, with what ran."""
+def test_a_silent_fallback(steady_cpu: MeasuringDevice, direction: str) -> None:
+    """Fault: it declares my_fused_kernel and calls matmuls. Found: wrong-kernel, with the kernels that ran."""
     record = steady_cpu.measure(mislabelled_kernels.falls_back, case(direction))
     assert record.status == "wrong-kernel"
     assert str(record.reason).startswith("no kernel like 'my_fused_kernel' ran; instead: aten::")
@@ -49,15 +52,15 @@ def test_falls_back_in_silence(steady_cpu: MeasuringDevice, direction: str) -> N
     assert any("another kernel ran" in text for text in steady_cpu.cautions(record))
 
 
-def test_falls_back_past_torch(steady_cpu: MeasuringDevice) -> None:
-    """Lie: it declares my_fused_kernel and calls numpy. Caught as wrong-kernel."""
+def test_a_fallback_outside_torch(steady_cpu: MeasuringDevice) -> None:
+    """Fault: it declares my_fused_kernel and calls numpy. Found: wrong-kernel."""
     record = steady_cpu.measure(mislabelled_kernels.falls_back_to_numpy, case())
     assert record.status == "wrong-kernel"
 
 
 @pytest.mark.parametrize("direction", ["fwd", "bwd"])
 def test_flash_that_chose_math(steady_cpu: MeasuringDevice, monkeypatch: pytest.MonkeyPatch, direction: str) -> None:
-    """Lie: SDPA is told flash and chooses math, its switches being stuck. Caught as wrong-kernel."""
+    """Fault: SDPA is told flash and chooses math, because its switches do not work. Found: wrong-kernel."""
     for name in ("math", "mem_efficient", "flash", "cudnn"):
         set_switch = getattr(torch.backends.cuda, f"enable_{name}_sdp")
         monkeypatch.setattr(torch.backends.cuda, f"enable_{name}_sdp", lambda _, s=set_switch, n=name: s(n == "math"))
@@ -68,39 +71,43 @@ def test_flash_that_chose_math(steady_cpu: MeasuringDevice, monkeypatch: pytest.
 
 
 def test_eager_that_is_fused(steady_cpu: MeasuringDevice) -> None:
-    """Lie: the baseline of all speedups is torch's fused attention. Caught as wrong-kernel."""
-    record = steady_cpu.measure(mislabelled_kernels.SecretlyFused(), without_gqa())
+    """Fault: the baseline of all speedups is torch's fused attention. Found: wrong-kernel."""
+    record = steady_cpu.measure(mislabelled_kernels.FusedCalledEager(), without_gqa())
     assert record.status == "wrong-kernel"
 
 
-def test_a_decoy_of_the_declared_name(steady_cpu: MeasuringDevice) -> None:
-    """Lie: something of the declared name runs and does nothing; another does the work. Caught: it did no work."""
-    record = steady_cpu.measure(mislabelled_kernels.decoy, case(seqlen=512))  # of whose time it takes half a percent
+def test_a_declared_kernel_that_does_nothing(steady_cpu: MeasuringDevice) -> None:
+    """Fault: something of the declared name runs and does nothing, and others do the work. Found: it took too little
+    time.
+    """
+    record = steady_cpu.measure(
+        mislabelled_kernels.declared_kernel_does_nothing, case(seqlen=512)
+    )  # of whose time it takes half a percent
     assert any("my_fused_kernel" in name for name in record.kernels), record.reason
-    assert steady_cpu.objections(record), "it passed for true"
+    assert steady_cpu.objections(record), "it passed as right"
 
 
 @pytest.mark.parametrize("dtype", ["bf16", "fp16"])
 def test_float32_in_a_half_precision_case(steady_cpu: MeasuringDevice, dtype: str) -> None:
-    """Lie: a half-precision case is cast to float32 and computed there. Caught as wrong-kernel by operand dtypes."""
+    """Fault: a half-precision case is computed in float32. Found: wrong-kernel, by the dtypes of operands."""
     record = steady_cpu.measure(mislabelled_kernels.in_float32, case(dtype=dtype, seqlen=256))
-    assert steady_cpu.objections(record), "it passed for true"
+    assert steady_cpu.objections(record), "it passed as right"
 
 
 @pytest.mark.parametrize("kernel", [mislabelled_kernels.WorksInCanonical, mislabelled_kernels.FinishesInCanonical])
 def test_work_left_to_canonical(steady_cpu: MeasuringDevice, kernel: Any) -> None:
-    """Lie: the launch returns a promise, or half the answer, and naming the results computes. Caught: wrong-kernel."""
+    """Fault: the launch returns a function, or half the result, and `canonical` computes. Found: wrong-kernel."""
     record = steady_cpu.measure(kernel(), case())
     assert record.status == "wrong-kernel"
 
 
-# What a trace of the device would show, told to the judge
+# Traces of a GPU, written by hand
 
 US = 1e-6
 
 
 def trace(*kernels: tuple[str, float, float], overrun: float = 0.0) -> TracedCall:
-    """(name, start, end) in microseconds, each on a stream of its own."""
+    """Return a traced call of (name, start, end) in microseconds, each kernel on a stream of its own."""
     spans = tuple(Kernel(name, start * US, end * US, stream) for stream, (name, start, end) in enumerate(kernels))
     return TracedCall(spans, overrun * US)
 
@@ -110,7 +117,7 @@ FLASH, MATMUL = ("flash_fwd_kernel", 0.0, 100.0), ("cutlass_sgemm_128x64", 0.0, 
 
 
 @pytest.mark.parametrize(
-    ("launched", "named", "says"),
+    ("launched", "named", "expected"),
     [
         (trace(FLASH), NOTHING, None),
         (trace(FLASH, ("flash_fwd_kernel", 0.0, 101.0)), NOTHING, None),
@@ -126,10 +133,10 @@ FLASH, MATMUL = ("flash_fwd_kernel", 0.0, 100.0), ("cutlass_sgemm_128x64", 0.0, 
         (trace(("flash_fwd_kernel", 0.0, 1.0), ("another_kernel", 1.0, 100.0)), NOTHING, "another_kernel did more"),
     ],
     ids=[
-        "no lie",
-        "no lie, on two streams",
-        "no lie, waited for",
-        "an answer from memory",
+        "no fault",
+        "no fault, on two streams",
+        "no fault, waited for",
+        "a stored result",
         "work in canonical",
         "on another stream",
         "the rest in canonical",
@@ -137,17 +144,17 @@ FLASH, MATMUL = ("flash_fwd_kernel", 0.0, 100.0), ("cutlass_sgemm_128x64", 0.0, 
         "falls back",
         "float32",
         "the other one as well",
-        "a decoy",
+        "little time",
     ],
 )
-def test_what_a_trace_shows(
+def test_traces_of_faults(
     steady_cpu: MeasuringDevice,
     monkeypatch: pytest.MonkeyPatch,
     launched: TracedCall,
     named: TracedCall,
-    says: str | None,
+    expected: str | None,
 ) -> None:
-    """Lies as their traces look, for samples of 103 us: each is judged wrong-kernel, with what was seen."""
+    """Faults as their traces look, for samples of 103 us. Found: each is wrong-kernel, with what the trace shows."""
     measurer = steady_cpu.measurer
 
     class Traced:
@@ -164,11 +171,13 @@ def test_what_a_trace_shows(
     signature = Signature(("flash_fwd",), ("mem_efficient",))
     shown = kernel_trace.trace_launch(measurer, case(dtype="bf16"), signature, prepared, timing, renew=list)
     assert shown.result == "raw"
-    assert says in str(shown.problem) if says else (shown.problem, shown.note) == (None, None)
+    assert expected in str(shown.problem) if expected else (shown.problem, shown.note) == (None, None)
 
 
 def test_samples_slower_than_the_trace(steady_cpu: MeasuringDevice, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Lie: all samples were of a kernel not warm yet. Caught by a note: the traced call was much faster."""
+    """Fault: all samples are of a kernel that was not warm yet. Found: a note says that the traced call was much
+    faster.
+    """
     measurer = steady_cpu.measurer
     monkeypatch.setattr(measurer, "device", torch.device("cuda"))
     monkeypatch.setattr(measurer, "tracer", SimpleNamespace(calls=lambda _, before_each_try: [trace(FLASH), NOTHING]))

@@ -1,4 +1,4 @@
-"""Lies about dropout. Caught by the mask that is read off the launches, and by the exact answer for that mask."""
+"""Faults in dropout. They are found by the mask that is read from launches, and by the exact result for that mask."""
 
 from __future__ import annotations
 
@@ -21,100 +21,114 @@ BUDGETS = pytest.mark.parametrize("budget", [2**23, SAMPLED], ids=["all rows", "
 DIRECTIONS = pytest.mark.parametrize("direction", ["fwd", "bwd", "fwd_bwd"])
 
 
-def dropping(direction: str = "fwd", p: float = 0.5, **sizes: Any) -> Case:
+def dropout_case(direction: str = "fwd", p: float = 0.5, **sizes: Any) -> Case:
+    """Return a small case with dropout."""
     return replace(case(direction, **{"seqlen": 128, "batch": 1, **sizes}), dropout_p=p)
 
 
 @pytest.fixture
-def limit(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+def set_budget(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+    """Return a function that sets how many score elements the check may recompute."""
     return lambda budget: monkeypatch.setitem(reference.SCORE_BUDGET, "cpu", budget)
 
 
-def judged(steady_cpu: MeasuringDevice, attention: wrong_dropout.Attention, which: Case) -> Any:
-    return steady_cpu.measure(wrong_dropout.Dropping(attention), which, QUICK)
+def measured(steady_cpu: MeasuringDevice, attention: wrong_dropout.Attention, which: Case) -> Any:
+    return steady_cpu.measure(wrong_dropout.DropoutBackend(attention), which, QUICK)
 
 
 @BUDGETS
 @DIRECTIONS
-@pytest.mark.parametrize("how", [wrong_dropout.torch_dropout, wrong_dropout.in_bytes])
-def test_the_honest_one_passes(steady_cpu: MeasuringDevice, limit: Any, budget: int, direction: str, how: Any) -> None:
-    """No lie: torch's random numbers, or bytes of them as flash-attn has them; exact, and nothing to say."""
-    limit(budget)
-    record = judged(steady_cpu, how, dropping(direction, p=0.1, causal=True, dtype="bf16"))
+@pytest.mark.parametrize("how", [wrong_dropout.torch_dropout, wrong_dropout.byte_dropout])
+def test_right_kernels_pass(
+    steady_cpu: MeasuringDevice, set_budget: Any, budget: int, direction: str, how: Any
+) -> None:
+    """No fault: a mask from torch's random numbers, or from bytes as in flash-attn, is checked exactly and without a
+    note.
+    """
+    set_budget(budget)
+    record = measured(steady_cpu, how, dropout_case(direction, p=0.1, causal=True, dtype="bf16"))
     assert record.status == "ok", record.reason
     assert not any("dropout" in note for note in record.notes)
 
 
 @DIRECTIONS
-def test_numbers_of_its_own(steady_cpu: MeasuringDevice, direction: str) -> None:
-    """No lie: a mask that cannot be drawn again. Right by its statistics, which is said; a backward alone is exact."""
-    record = judged(steady_cpu, wrong_dropout.OwnNumbers(), dropping(direction, p=0.1))
+def test_random_numbers_of_its_own(steady_cpu: MeasuringDevice, direction: str) -> None:
+    """No fault: a mask that cannot be drawn again is checked by statistics, with a note; a backward alone is exact."""
+    record = measured(steady_cpu, wrong_dropout.OwnRandomNumbers(), dropout_case(direction, p=0.1))
     assert record.status == "ok", record.reason
     assert any("checked by their statistics" in note for note in record.notes) == (direction != "bwd")
 
 
 @pytest.mark.parametrize(
-    ("kernel", "says"),
+    ("kernel", "expected"),
     [
-        (wrong_dropout.ignored, "keeps 100.00% of the probabilities where 50.00% are asked for"),
+        (wrong_dropout.drops_nothing, "keeps 100.00% of the probabilities where 50.00% are asked for"),
         (wrong_dropout.wrong_p, "where 50.00% are asked for"),
         (wrong_dropout.wrong_share, "where 50.00% are asked for"),
         (wrong_dropout.no_rescale, "out is off by"),
         (wrong_dropout.before_softmax, "out is off by"),
         (wrong_dropout.on_output, "out is off by"),
-        (wrong_dropout.one_for_all_heads, "the same probabilities in several heads"),
-        (wrong_dropout.one_for_all_rows, "the same probabilities in several query rows"),
-        (wrong_dropout.one_for_all_tiles, "the same probabilities every 64 keys"),
-        (wrong_dropout.one_for_all_calls, "the same probabilities in every call"),
+        (wrong_dropout.same_mask_in_all_heads, "the same probabilities in several heads"),
+        (wrong_dropout.same_mask_in_all_rows, "the same probabilities in several query rows"),
+        (wrong_dropout.same_mask_in_all_tiles, "the same probabilities every 64 keys"),
+        (wrong_dropout.same_mask_in_all_calls, "the same probabilities in every call"),
     ],
 )
-def test_another_dropout(steady_cpu: MeasuringDevice, kernel: Any, says: str) -> None:
-    """Lie: it drops nothing, too many, other things, or the same again and again. Caught as wrong, with the reason."""
-    record = judged(steady_cpu, kernel, dropping(seqlen=256, nheads=2, nheads_k=2))
+def test_wrong_dropout(steady_cpu: MeasuringDevice, kernel: Any, expected: str) -> None:
+    """Fault: it drops nothing, too many, other things, or the same each time. Found: wrong, with the reason."""
+    record = measured(steady_cpu, kernel, dropout_case(seqlen=256, nheads=2, nheads_k=2))
     assert record.status == "wrong"
-    assert says in str(record.reason)
+    assert expected in str(record.reason)
 
 
 @BUDGETS
 @pytest.mark.parametrize("own", [False, True], ids=["drawn anew", "always one"])
 @pytest.mark.parametrize("direction", ["bwd", "fwd_bwd"])
 def test_a_backward_with_another_mask(
-    steady_cpu: MeasuringDevice, limit: Any, budget: int, own: bool, direction: str
+    steady_cpu: MeasuringDevice, set_budget: Any, budget: int, own: bool, direction: str
 ) -> None:
-    """Lie: the forward drops some probabilities, the backward others. Caught as wrong: out is not dv's."""
-    limit(budget)
-    record = judged(steady_cpu, wrong_dropout.AnotherBackward(own=own), dropping(direction))
+    """Fault: the forward drops some probabilities and the backward others. Found: wrong, since out has another mask
+    than dv.
+    """
+    set_budget(budget)
+    record = measured(steady_cpu, wrong_dropout.OtherMaskInBackward(own=own), dropout_case(direction))
     assert record.status == "wrong"
     assert "out is off by" in str(record.reason)
 
 
-@pytest.mark.parametrize("kernel", [wrong_dropout.ignored, wrong_dropout.no_rescale, wrong_dropout.wrong_share])
-def test_another_dropout_in_a_backward(steady_cpu: MeasuringDevice, kernel: Any) -> None:
-    """Lie: as above, in the gradients too. Caught as wrong."""
-    assert judged(steady_cpu, kernel, dropping("bwd")).status == "wrong"
+@pytest.mark.parametrize("kernel", [wrong_dropout.drops_nothing, wrong_dropout.no_rescale, wrong_dropout.wrong_share])
+def test_wrong_dropout_in_a_backward(steady_cpu: MeasuringDevice, kernel: Any) -> None:
+    """Fault: dropout is wrong in the gradients too. Found: wrong."""
+    assert measured(steady_cpu, kernel, dropout_case("bwd")).status == "wrong"
 
 
 @pytest.mark.parametrize("direction", ["fwd", "fwd_bwd"])
 @pytest.mark.parametrize(
-    ("kernel", "says"),
+    ("kernel", "expected"),
     [
         ({"rescale": 1.0}, "is off by"),
         ({"wrong_p": 0.15}, "where 90.00% are asked for"),
     ],
     ids=str,
 )
-def test_numbers_of_its_own_that_are_wrong(steady_cpu: MeasuringDevice, kernel: Any, says: str, direction: str) -> None:
-    """Lie: the same, where the mask cannot be drawn again. Caught as wrong: one launch shows its own mask."""
-    record = judged(steady_cpu, wrong_dropout.OwnNumbers(**kernel), dropping(direction, p=0.1))
+def test_wrong_dropout_with_random_numbers_of_its_own(
+    steady_cpu: MeasuringDevice, kernel: Any, expected: str, direction: str
+) -> None:
+    """Fault: the mask cannot be drawn again, and its use is wrong. Found: wrong, as one launch shows its own mask."""
+    record = measured(steady_cpu, wrong_dropout.OwnRandomNumbers(**kernel), dropout_case(direction, p=0.1))
     assert record.status == "wrong"
-    assert says in str(record.reason)
+    assert expected in str(record.reason)
 
 
 def test_more_keys_than_launches_show(steady_cpu: MeasuringDevice, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No lie, and a lie about the keys that no launch shows: right, and wrong by the variance of its output."""
+    """A forward has more keys than launches can show.
+
+    No fault: ok, with a note. Fault: the keys that no launch shows are not dropped. Found: wrong, by the variance of
+    the output.
+    """
     monkeypatch.setattr("attnbench.worker.reference.dropout_mask.LAUNCHES", 4)
-    which = dropping(p=0.1)
-    record = judged(steady_cpu, wrong_dropout.torch_dropout, which)
+    which = dropout_case(p=0.1)
+    record = measured(steady_cpu, wrong_dropout.torch_dropout, which)
     assert record.status == "ok", record.reason
     assert any("8 launches would show it" in note for note in record.notes)
 
@@ -124,6 +138,6 @@ def test_more_keys_than_launches_show(steady_cpu: MeasuringDevice, monkeypatch: 
         factor[..., 16:] = 1.0
         return wrong_dropout.attend(q, k, v, given, factor, rescale=1.0)
 
-    record = judged(steady_cpu, only_the_first, which)
+    record = measured(steady_cpu, only_the_first, which)
     assert record.status == "wrong"
     assert "times the standard deviation that dropout gives it" in str(record.reason)

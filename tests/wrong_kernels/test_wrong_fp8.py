@@ -1,4 +1,4 @@
-"""Lies about fp8: coarser than e4m3 makes it, and finer."""
+"""Faults in fp8: arithmetic that is coarser than e4m3, or finer."""
 
 from __future__ import annotations
 
@@ -7,7 +7,16 @@ from typing import Any
 import pytest
 import torch
 from measuring_device import MeasuringDevice, case
-from wrong_fp8 import Clips, Fp8, InBf16, Operands, ScalesLater, Unscaled, WithRemainders, mantissa
+from wrong_fp8 import (
+    AddsRemainders,
+    ClippedOperands,
+    ComputesInBf16,
+    Fp8Backend,
+    MissingScale,
+    NarrowerOperands,
+    ScalesInCanonical,
+    mantissa,
+)
 
 SIZES = {"batch": 1, "dtype": "fp8"}
 
@@ -17,9 +26,9 @@ SIZES = {"batch": 1, "dtype": "fp8"}
     [(False, {}), (True, {"seqlen_k": 100, "causal": True}), (True, {"seqlen_q": 1, "seqlen_k": 200})],
     ids=["bf16 out", "e4m3 out", "e4m3 out of one query"],
 )
-def test_the_honest_one_passes(steady_cpu: MeasuringDevice, narrow_out: bool, sizes: dict[str, Any]) -> None:
-    """No lie: e4m3 operands and probabilities. Its error is some 5 %, which the report says."""
-    record = steady_cpu.measure(Fp8(narrow_out), case(**{**SIZES, **sizes}))
+def test_right_kernels_pass(steady_cpu: MeasuringDevice, narrow_out: bool, sizes: dict[str, Any]) -> None:
+    """No fault: e4m3 operands and probabilities. The error is about 5 %, which the report shows."""
+    record = steady_cpu.measure(Fp8Backend(narrow_out), case(**{**SIZES, **sizes}))
     assert record.status == "ok", record.reason
     assert steady_cpu.cautions(record) == []
     error = steady_cpu.cell(record).value("relative_error")
@@ -29,58 +38,68 @@ def test_the_honest_one_passes(steady_cpu: MeasuringDevice, narrow_out: bool, si
 
 @pytest.mark.parametrize("causal", [False, True])
 def test_fewer_bits_than_fp8(steady_cpu: MeasuringDevice, causal: bool) -> None:
-    """Lie: what it reads as e4m3 is rounded to one bit of mantissa, as fp4 (e2m1) has. Caught as wrong."""
-    record = steady_cpu.measure(Operands("qkv", mantissa(1)), case(**SIZES, causal=causal))
+    """Fault: it rounds its e4m3 operands to one bit of mantissa, as fp4 (e2m1) has. Found: wrong."""
+    record = steady_cpu.measure(NarrowerOperands("qkv", mantissa(1)), case(**SIZES, causal=causal))
     assert record.status == "wrong"
     assert "out is off by" in str(record.reason)
 
 
-def test_e5m2_inside_is_not_caught_but_seen(steady_cpu: MeasuringDevice) -> None:
-    """Lie: v is rounded to the two bits of mantissa of e5m2. Twice the error of honest fp8 is allowed, and this makes
-    it half as large again: it is not caught, and stands beside the speed."""
-    fp8_cell, coarse = (steady_cpu.measure(kernel, case(**SIZES)) for kernel in (Fp8(), Operands("v", mantissa(2))))
+def test_e5m2_operands_are_not_found_but_shown(steady_cpu: MeasuringDevice) -> None:
+    """Fault: v is rounded to the two bits of mantissa of e5m2. Not found.
+
+    Twice the unavoidable error of fp8 is allowed, and this is half as large again. The report shows it beside the
+    speed.
+    """
+    fp8_cell, coarse = (
+        steady_cpu.measure(kernel, case(**SIZES)) for kernel in (Fp8Backend(), NarrowerOperands("v", mantissa(2)))
+    )
     assert (fp8_cell.status, coarse.status) == ("ok", "ok")
     assert steady_cpu.cell(coarse).value("relative_error") > 1.3 * steady_cpu.cell(fp8_cell).value("relative_error")  # type: ignore[operator]
 
 
 @pytest.mark.parametrize("causal", [False, True])
-def test_clipped(steady_cpu: MeasuringDevice, causal: bool) -> None:
-    """Lie: the scales are those of smaller tensors, so that large values are cut off. Caught as wrong."""
-    assert steady_cpu.measure(Clips(), case(**SIZES, causal=causal)).status == "wrong"
+def test_clipped_operands(steady_cpu: MeasuringDevice, causal: bool) -> None:
+    """Fault: its scales are those of smaller tensors, so that large values are cut off. Found: wrong."""
+    assert steady_cpu.measure(ClippedOperands(), case(**SIZES, causal=causal)).status == "wrong"
 
 
 @pytest.mark.parametrize("name", ["q", "k", "v"])
-def test_a_scale_left_out(steady_cpu: MeasuringDevice, name: str) -> None:
-    """Lie: one operand is not multiplied by its scale. Caught as wrong."""
-    assert steady_cpu.measure(Unscaled(name), case(**SIZES)).status == "wrong"
+def test_a_missing_scale(steady_cpu: MeasuringDevice, name: str) -> None:
+    """Fault: one operand is not multiplied by its scale. Found: wrong."""
+    assert steady_cpu.measure(MissingScale(name), case(**SIZES)).status == "wrong"
 
 
 def test_no_fp8_at_all(steady_cpu: MeasuringDevice) -> None:
-    """Lie: it computes in more bits from the inputs as they are. Caught as wrong-kernel: it names no e4m3 copies."""
-    record = steady_cpu.measure(InBf16(unused_copies=False), case(**SIZES))
+    """Fault: it computes in more bits from the inputs. Found: wrong-kernel, as it names no e4m3 copies."""
+    record = steady_cpu.measure(ComputesInBf16(unused_copies=False), case(**SIZES))
     assert record.status == "wrong-kernel"
     assert "no e4m3 copy of q" in str(record.reason)
 
 
-@pytest.mark.parametrize("kernel", [InBf16(unused_copies=True), WithRemainders()], ids=["decoys", "remainders"])
+@pytest.mark.parametrize(
+    "kernel", [ComputesInBf16(unused_copies=True), AddsRemainders()], ids=["unused copies", "remainders"]
+)
 @pytest.mark.parametrize("causal", [False, True])
-def test_too_good_for_fp8(steady_cpu: MeasuringDevice, kernel: Fp8, causal: bool) -> None:
-    """Lie: it names e4m3 copies and computes with more bits. Caught as wrong-kernel: rounding costs what it costs."""
+def test_an_error_too_small_for_fp8(steady_cpu: MeasuringDevice, kernel: Fp8Backend, causal: bool) -> None:
+    """Fault: it names e4m3 copies and computes with more bits. Found: wrong-kernel, as its error is too small for e4m3.
+    """
     record = steady_cpu.measure(kernel, case(**SIZES, causal=causal))
     assert record.status == "wrong-kernel"
     assert "it computed with other operands" in str(record.reason)
 
 
-def test_more_bits_made_to_look_like_fp8(steady_cpu: MeasuringDevice) -> None:
-    """Lie: as before, with noise that fp8 might make. Caught as wrong: its copies change, and its results do not."""
+def test_more_bits_with_the_noise_of_fp8(steady_cpu: MeasuringDevice) -> None:
+    """Fault: as before, with noise of the size of fp8's error. Found: wrong, as its copies are changed and its results
+    do not follow.
+    """
     torch.manual_seed(0)
-    record = steady_cpu.measure(InBf16(unused_copies=True, noise=0.02), case(**SIZES))
+    record = steady_cpu.measure(ComputesInBf16(unused_copies=True, noise=0.02), case(**SIZES))
     assert record.status == "wrong"
     assert "renewed in place" in str(record.reason)
 
 
-def test_scaled_after_the_time(steady_cpu: MeasuringDevice) -> None:
-    """Lie: the output is scaled while it is only to be named. Caught as wrong-kernel."""
-    record = steady_cpu.measure(ScalesLater(), case(**SIZES))
+def test_scaling_in_canonical(steady_cpu: MeasuringDevice) -> None:
+    """Fault: `canonical` scales the output. Found: wrong-kernel."""
+    record = steady_cpu.measure(ScalesInCanonical(), case(**SIZES))
     assert record.status == "wrong-kernel"
     assert "ran after the launch" in str(record.reason)

@@ -1,4 +1,4 @@
-"""The lies that need a GPU: streams, kernels, power, L2, the driver's memory, other processes."""
+"""Faults that need a GPU: streams, kernels, power, L2, memory outside torch, other processes."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ pytestmark = [
 ]
 
 POLICY = Policy(target=0.05)
-LATER = ("in the second launch: ", "after timing")
+IN_A_LATER_LAUNCH = ("in the second launch: ", "after timing")
 MIB = 2**20
-STRANGER = """
+OTHER_PROCESS = """
 import torch
 a = torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16)
 print("ready", flush=True)
@@ -68,130 +68,132 @@ def gpu(machine: Environment) -> MeasuringDevice:
 
 
 @pytest.fixture
-def own(machine: Environment) -> MeasuringDevice:
-    """One whose instruments may be spoilt, and that remembers nothing of other cells."""
+def fresh_gpu(machine: Environment) -> MeasuringDevice:
+    """A device of its own for one test, whose instruments may be changed."""
     return measuring_device(machine)
 
 
 def case(direction: Any = "fwd", seqlen: int = 2048, dtype: Any = "bf16", causal: bool = False) -> Case:
-    """Of some 0.3 ms in bf16, so that a launch gap is nothing beside it."""
+    """Return a case of some 0.3 ms in bf16, beside which a launch gap does not matter."""
     return Case(Shape(4, seqlen, seqlen, 16, 16, 128, 128), dtype, direction, causal)
 
 
-def loud(device: MeasuringDevice, record: Any, policy: Policy | None = None) -> list[str]:
-    """The cautions that do not come by luck."""
+def unexpected_cautions(device: MeasuringDevice, record: Any, policy: Policy | None = None) -> list[str]:
+    """Return the cautions that do not appear by chance."""
     return [text for text in device.cautions(record, policy) if not text.startswith(NOISE)]
 
 
 @pytest.mark.parametrize("timer", ["events", "graph", "cupti"])
 @pytest.mark.parametrize("direction", ["fwd", "bwd", "fwd_bwd"])
-def test_the_honest_one_passes(gpu: MeasuringDevice, timer: Any, direction: str) -> None:
-    """No lie: torch's fused attention is ok by each instrument, L2 proven cold, and the report doubts nothing."""
+def test_right_kernels_pass(gpu: MeasuringDevice, timer: Any, direction: str) -> None:
+    """No fault: torch's fused attention is ok with each timer, with L2 cold, and the report has no caution."""
     policy = Policy(timer=timer, target=0.05)
     record = gpu.measure(right_attention.fused, case(direction), policy)
     assert record.status == "ok", record.reason
     assert (record.timer, record.l2, record.host_bound, record.others) == (timer, "cold", False, ())
-    assert loud(gpu, record, policy) == []
+    assert unexpected_cautions(gpu, record, policy) == []
     assert record.kernels
 
 
 @pytest.mark.parametrize("backend", [right_attention.attention, Flash()], ids=["own", "sdpa-flash"])
-def test_the_honest_ones_kernels(gpu: MeasuringDevice, backend: Any) -> None:
-    """No lie: matmuls in bf16, and SDPA forced to flash, are what they say."""
+def test_right_kernels_run_what_they_declare(gpu: MeasuringDevice, backend: Any) -> None:
+    """No fault: matmuls in bf16, and SDPA forced to flash, run what they declare."""
     record = gpu.measure(backend, case(causal=True))
     assert record.status == "ok", record.reason
-    assert loud(gpu, record) == []
+    assert unexpected_cautions(gpu, record) == []
 
 
 # Results
 
 
 @pytest.mark.parametrize(
-    ("kernel", "says"),
+    ("kernel", "expected"),
     [
         (wrong_results.zeros, "out is off by"),
         (wrong_results.unwritten, "never written"),
         (wrong_on_gpu.unwritten_end, "never written"),
     ],
 )
-def test_zeros_and_nothing(gpu: MeasuringDevice, kernel: Any, says: str) -> None:
-    """Lie: zeros; nothing written; all but the last row written. Caught as wrong: memory is poisoned with NaN."""
+def test_zeros_and_unwritten_results(gpu: MeasuringDevice, kernel: Any, expected: str) -> None:
+    """Fault: zeros; nothing written; all but the last row written. Found: wrong, as memory was filled with NaN."""
     record = gpu.measure(kernel, case())
     assert record.status == "wrong"
-    assert says in str(record.reason)
+    assert expected in str(record.reason)
 
 
 @pytest.mark.parametrize("operands", ["qkvp", "qk", "v", "p"])
 @pytest.mark.parametrize("causal", [False, True])
 def test_fp8_inside(gpu: MeasuringDevice, operands: str, causal: bool) -> None:
-    """Lie: operands go through float8_e4m3fn. Caught as wrong."""
+    """Fault: operands are rounded to float8_e4m3fn. Found: wrong."""
     record = gpu.measure(wrong_results.InFewerBits(operands, wrong_results.fp8), case(seqlen=512, causal=causal))
     assert record.status == "wrong"
 
 
 def test_tf32_in_fp32(gpu: MeasuringDevice) -> None:
-    """Lie: a float32 case with TF32 allowed. Caught as wrong; the same without it is ok."""
+    """Fault: TF32 in a float32 case. Found: wrong; the same without TF32 is ok."""
     which = case(seqlen=1024, dtype="fp32")
-    fair = gpu.measure(right_attention.attention, which)
-    assert fair.status == "ok", fair.reason
+    right_record = gpu.measure(right_attention.attention, which)
+    assert right_record.status == "ok", right_record.reason
     assert gpu.measure(wrong_on_gpu.tf32, which).status == "wrong"
 
 
 def test_gradients_that_accumulate(gpu: MeasuringDevice) -> None:
-    """Lie: it adds to .grad and never clears it. Caught as wrong in a later launch."""
+    """Fault: it adds to .grad and never clears it. Found: wrong in a later launch."""
     record = gpu.measure(wrong_results.AccumulatesGrad(), case("bwd", seqlen=1024))
     assert record.status == "wrong"
-    assert str(record.reason).startswith(LATER)
+    assert str(record.reason).startswith(IN_A_LATER_LAUNCH)
 
 
-# Answers that were there before
+# Stored results
 
 
-def test_an_answer_from_memory(gpu: MeasuringDevice) -> None:
-    """Lie: the last answer for the same addresses. Caught as wrong-kernel: nothing ran."""
-    record = gpu.measure(stale_results.Remembers(stale_results.by_address, right=right_attention.fused), case())
+def test_a_stored_output(gpu: MeasuringDevice) -> None:
+    """Fault: it returns the last output for the same addresses. Found: wrong-kernel, as nothing ran."""
+    record = gpu.measure(stale_results.CachesOutput(stale_results.by_address, right=right_attention.fused), case())
     assert record.status == "wrong-kernel", record.reason
     assert "nothing ran on the device" in str(record.reason)
 
 
-def test_a_copy_of_an_answer_from_memory(gpu: MeasuringDevice) -> None:
-    """Lie: a copy of the last answer for the same addresses. Caught as wrong when the inputs are doubled."""
+def test_a_copy_of_a_stored_output(gpu: MeasuringDevice) -> None:
+    """Fault: it returns a copy of the last output for the same addresses. Found: wrong after the inputs are changed."""
     record = gpu.measure(
-        stale_results.Remembers(stale_results.by_address, clone=True, right=right_attention.fused), case()
+        stale_results.CachesOutput(stale_results.by_address, clone=True, right=right_attention.fused), case()
     )
     assert record.status == "wrong"
-    assert str(record.reason).startswith(LATER)
+    assert str(record.reason).startswith(IN_A_LATER_LAUNCH)
 
 
-def test_an_answer_from_memory_by_contents(gpu: MeasuringDevice) -> None:
-    """Lie: the last answer where a few values are as they were. Caught: the call on other inputs takes longer."""
+def test_a_stored_output_by_contents(gpu: MeasuringDevice) -> None:
+    """Fault: it returns the last output where a few values are the same. Found: a call on other inputs takes longer."""
     record = gpu.measure(
-        stale_results.Remembers(stale_results.by_contents, clone=True, right=right_attention.fused), case(seqlen=8192)
+        stale_results.CachesOutput(stale_results.by_contents, clone=True, right=right_attention.fused),
+        case(seqlen=8192),
     )
     assert record.status in ("wrong", "wrong-kernel")
 
 
-def test_probabilities_from_memory(gpu: MeasuringDevice) -> None:
-    """Lie: softmax(q k) is computed once for the same addresses, and only v multiplied. Caught as wrong."""
-    assert gpu.objections(gpu.measure(stale_results.RemembersProbabilities(), case())), "it passed for true"
+def test_stored_probabilities(gpu: MeasuringDevice) -> None:
+    """Fault: softmax(q k) is computed once for the same addresses. Found: wrong."""
+    assert gpu.objections(gpu.measure(stale_results.CachesProbabilities(), case())), "it passed as right"
 
 
 @pytest.mark.parametrize("direction", ["bwd", "fwd_bwd"])
-def test_gradients_from_memory(gpu: MeasuringDevice, direction: str) -> None:
-    """Lie: the last gradients for the same addresses. Caught as wrong when dout is doubled."""
-    record = gpu.measure(stale_results.RemembersBackward(), case(direction, seqlen=1024))
+def test_stored_gradients(gpu: MeasuringDevice, direction: str) -> None:
+    """Fault: it returns the last gradients for the same addresses. Found: wrong after dout is changed."""
+    record = gpu.measure(stale_results.CachesGradients(), case(direction, seqlen=1024))
     assert record.status == "wrong"
 
 
-# Work that is not in its time
+# Work outside the measured time
 
 
 @pytest.mark.parametrize("waits", [True, False], ids=["begins in turn", "begins at once"])
 @pytest.mark.parametrize("part", [1.0, 0.5], ids=["all", "half"])
 def test_on_another_stream(gpu: MeasuringDevice, waits: bool, part: float) -> None:
-    """Lie: it computes all, or half, on another stream, and returns before that is done. Caught as wrong-kernel.
+    """Fault: it computes all, or half, on another stream, and returns before that is done. Found: wrong or
+    wrong-kernel.
 
-    Half of it may be done in time by luck, and is marked then.
+    Half of it may be done in time by chance, and is marked then.
     """
     record = gpu.measure(wrong_on_gpu.OnAnotherStream(waits=waits, part=part), case())
     lucky = part == 0.5 and waits and gpu.objections(record)
@@ -201,9 +203,9 @@ def test_on_another_stream(gpu: MeasuringDevice, waits: bool, part: float) -> No
 @pytest.mark.parametrize(
     ("delay", "buffer"), [(2e-3, False), (2e-3, True), (0.3, True)], ids=["not written", "soon", "late"]
 )
-def test_from_a_thread(gpu: MeasuringDevice, delay: float, buffer: bool) -> None:
-    """Lie: a Python thread launches the kernels some time after the call has returned. Caught, whenever it does."""
-    kernel = stale_results.LaterInThread(delay, buffer=buffer, right=right_attention.fused)
+def test_work_left_to_a_thread(gpu: MeasuringDevice, delay: float, buffer: bool) -> None:
+    """Fault: a Python thread launches the kernels after the call has returned. Found: wrong or wrong-kernel."""
+    kernel = stale_results.ComputesLaterInThread(delay, buffer=buffer, right=right_attention.fused)
     record = gpu.measure(kernel, case())
     kernel.join()
     torch.cuda.synchronize()
@@ -212,21 +214,23 @@ def test_from_a_thread(gpu: MeasuringDevice, delay: float, buffer: bool) -> None
 
 @pytest.mark.parametrize("first_whole", [False, True])
 def test_work_left_for_the_next_call(gpu: MeasuringDevice, first_whole: bool) -> None:
-    """Lie: half the batch is computed at the start of the next call. Caught as wrong."""
-    record = gpu.measure(stale_results.NextCall(first_whole=first_whole, right=right_attention.fused), case())
+    """Fault: half the batch is computed at the start of the next call. Found: wrong."""
+    record = gpu.measure(
+        stale_results.LeavesWorkToNextCall(first_whole=first_whole, right=right_attention.fused), case()
+    )
     assert record.status == "wrong", record.reason
 
 
 @pytest.mark.parametrize("kernel", [mislabelled_kernels.WorksInCanonical, mislabelled_kernels.FinishesInCanonical])
 def test_work_left_to_canonical(gpu: MeasuringDevice, kernel: Any) -> None:
-    """Lie: naming the results computes them, or the last of the batch. Caught as wrong-kernel."""
+    """Fault: `canonical` computes the results, or the last of the batch. Found: wrong-kernel."""
     record = gpu.measure(kernel(right_attention.fused), case())
     assert record.status == "wrong-kernel", record.reason
     assert "nothing ran" in str(record.reason) or "only to be named" in str(record.reason)
 
 
 def test_less_when_captured(gpu: MeasuringDevice) -> None:
-    """Lie: under CUDA graph capture it only fills zeros. Caught as wrong-kernel: a launch takes longer."""
+    """Fault: under CUDA graph capture it only fills zeros. Found: wrong-kernel, as a launch takes longer."""
     policy = Policy(timer="graph", target=0.05)
     record = gpu.measure(wrong_on_gpu.LessWhenCaptured(), case(), policy)
     assert record.status == "wrong-kernel", record.reason
@@ -235,7 +239,7 @@ def test_less_when_captured(gpu: MeasuringDevice) -> None:
 
 @pytest.mark.parametrize("delay", [2e-3, 0.02, 0.1])
 def test_slow_at_first(gpu: MeasuringDevice, delay: float) -> None:
-    """Lie: its first ten calls are slow. Caught: the figure is that of the later ones, or a note doubts it."""
+    """Fault: its first ten calls are slow. Found: the latency is that of later calls, or a note doubts it."""
     record = gpu.measure(hidden_costs.SlowAtFirst(delay, right_attention.fused), case())
     assert record.status == "ok", record.reason
     latency = gpu.value(record, "latency")
@@ -246,16 +250,19 @@ def test_slow_at_first(gpu: MeasuringDevice, delay: float) -> None:
 
 @pytest.mark.parametrize("kernel", [wrong_on_gpu.waits_for_data, wrong_on_gpu.on_the_host])
 def test_the_host_waits_inside(gpu: MeasuringDevice, kernel: Any) -> None:
-    """Lie: the call waits for the device, or computes on the host, between its kernels. Caught: host-bound, said so."""
+    """Fault: the call waits for the device, or computes on the host, between its kernels. Found: host-bound, in the
+    report too.
+    """
     record = gpu.measure(kernel, case())
     assert record.status == "ok", record.reason
     assert record.host_bound
     assert any(text.startswith("Host-bound") for text in gpu.cautions(record))
 
 
-def test_asleep_in_the_launch(gpu: MeasuringDevice) -> None:
-    """Lie: 2 ms of host time a launch, which the device does not see. Caught: enqueue has it, the report says so."""
-    record = gpu.measure(hidden_costs.sleeps, case())
+def test_sleep_in_the_launch(gpu: MeasuringDevice) -> None:
+    """Fault: 2 ms of host time in a launch, which the device does not see. Found: in enqueue, and the report says so.
+    """
+    record = gpu.measure(hidden_costs.sleeps_in_launch, case())
     assert record.status == "ok", record.reason
     enqueue = gpu.value(record, "enqueue")
     assert enqueue is not None
@@ -263,12 +270,12 @@ def test_asleep_in_the_launch(gpu: MeasuringDevice) -> None:
     assert any(text.startswith(("Launch-bound", "Host-bound")) for text in gpu.objections(record))
 
 
-def test_a_clock_of_its_own(own: MeasuringDevice, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Lie: CUDA events say a tenth of what they measured. Caught: CUPTI saw the kernels run for longer."""
+def test_events_that_report_too_little(fresh_gpu: MeasuringDevice, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fault: CUDA events report a tenth of what they measured. Found: CUPTI saw the kernels run for longer."""
     real = torch.cuda.Event.elapsed_time
     monkeypatch.setattr(torch.cuda.Event, "elapsed_time", lambda *events: real(*events) / 10)
-    record = own.measure(right_attention.fused, case())
-    assert own.objections(record), "it passed for true"
+    record = fresh_gpu.measure(right_attention.fused, case())
+    assert fresh_gpu.objections(record), "it passed as right"
     assert record.status == "wrong-kernel"
 
 
@@ -276,23 +283,25 @@ def test_a_clock_of_its_own(own: MeasuringDevice, monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.parametrize("direction", ["fwd", "bwd"])
-def test_falls_back_in_silence(gpu: MeasuringDevice, direction: str) -> None:
-    """Lie: it declares my_fused_kernel and calls matmuls. Caught as wrong-kernel, with what ran."""
+def test_a_silent_fallback(gpu: MeasuringDevice, direction: str) -> None:
+    """Fault: it declares my_fused_kernel and calls matmuls. Found: wrong-kernel, with the kernels that ran."""
     record = gpu.measure(mislabelled_kernels.falls_back, case(direction, seqlen=1024))
     assert record.status == "wrong-kernel", record.reason
     assert str(record.reason).startswith("no kernel like 'my_fused_kernel' ran; instead: ")
 
 
-def test_a_decoy_of_the_declared_name(gpu: MeasuringDevice) -> None:
-    """Lie: a kernel of the declared name runs and does nothing; others do the work. Caught: it did no work."""
-    record = gpu.measure(mislabelled_kernels.decoy, case())
+def test_a_declared_kernel_that_does_nothing(gpu: MeasuringDevice) -> None:
+    """Fault: a kernel of the declared name runs and does nothing, and others do the work. Found: it took too little
+    time.
+    """
+    record = gpu.measure(mislabelled_kernels.declared_kernel_does_nothing, case())
     assert any("distribution_elementwise" in name for name in record.kernels), record.reason
-    assert gpu.objections(record), "it passed for true"
+    assert gpu.objections(record), "it passed as right"
 
 
 @pytest.mark.parametrize("direction", ["fwd", "bwd"])
 def test_flash_that_chose_math(gpu: MeasuringDevice, monkeypatch: pytest.MonkeyPatch, direction: str) -> None:
-    """Lie: SDPA is told flash and chooses math, its switches being stuck. Caught as wrong-kernel."""
+    """Fault: SDPA is told flash and chooses math, because its switches do not work. Found: wrong-kernel."""
     for name in ("math", "mem_efficient", "flash", "cudnn"):
         set_switch = getattr(torch.backends.cuda, f"enable_{name}_sdp")
         monkeypatch.setattr(torch.backends.cuda, f"enable_{name}_sdp", lambda _, s=set_switch, n=name: s(n == "math"))
@@ -302,14 +311,15 @@ def test_flash_that_chose_math(gpu: MeasuringDevice, monkeypatch: pytest.MonkeyP
 
 
 def test_eager_that_is_fused(gpu: MeasuringDevice) -> None:
-    """Lie: the baseline of all speedups is torch's fused attention. Caught as wrong-kernel."""
-    assert gpu.measure(mislabelled_kernels.SecretlyFused(), case()).status == "wrong-kernel"
+    """Fault: the baseline of all speedups is torch's fused attention. Found: wrong-kernel."""
+    assert gpu.measure(mislabelled_kernels.FusedCalledEager(), case()).status == "wrong-kernel"
 
 
 @pytest.mark.parametrize("dtype", ["bf16", "fp16"])
 @pytest.mark.parametrize("kernel", [mislabelled_kernels.in_float32, wrong_on_gpu.in_tf32])
 def test_float32_in_a_half_precision_case(gpu: MeasuringDevice, dtype: str, kernel: Any) -> None:
-    """Lie: a half-precision case is computed in float32 or TF32. Caught as wrong-kernel, by the products' names."""
+    """Fault: a half-precision case is computed in float32 or TF32. Found: wrong-kernel, by the names of the products.
+    """
     record = gpu.measure(kernel, case(dtype=dtype))
     print(*record.kernels, sep="\n")
     assert record.status == "wrong-kernel", f"not known as float32 products: {', '.join(record.kernels)}"
@@ -320,28 +330,28 @@ def test_float32_in_a_half_precision_case(gpu: MeasuringDevice, dtype: str, kern
 
 
 @pytest.mark.parametrize("timer", ["events", "cupti"])
-def test_a_warm_l2_sold_as_cold(own: MeasuringDevice, timer: Any) -> None:
-    """Lie: the flush before each sample writes 1 KiB. Caught: l2 is "unproven", and the report says so."""
-    own.measurer.flush.buffer = own.measurer.flush.buffer[:1024].clone()
+def test_a_flush_that_is_too_small(fresh_gpu: MeasuringDevice, timer: Any) -> None:
+    """Fault: the flush before each sample writes 1 KiB. Found: l2 is "unproven", and the report says so."""
+    fresh_gpu.measurer.flush.buffer = fresh_gpu.measurer.flush.buffer[:1024].clone()
     policy = Policy(timer=timer, target=0.05)
-    record = own.measure(right_attention.fused, case(), policy)
+    record = fresh_gpu.measure(right_attention.fused, case(), policy)
     assert record.status == "ok", record.reason
     assert record.l2 == "unproven"
-    assert any(text.startswith("L2 not proven cold") for text in own.cautions(record, policy))
+    assert any(text.startswith("L2 not proven cold") for text in fresh_gpu.cautions(record, policy))
 
 
-def test_one_copy_in_the_graph(own: MeasuringDevice, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Lie: the launches in a CUDA graph share one set of operands, which stays in L2. Caught: l2 is "unproven"."""
+def test_one_copy_in_the_graph(fresh_gpu: MeasuringDevice, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fault: the launches in a CUDA graph share one set of operands, which stays in L2. Found: l2 is "unproven"."""
     monkeypatch.setattr(cuda_graph, "copies_needed", lambda *_: 1)
     policy = Policy(timer="graph", target=0.05)
-    record = own.measure(right_attention.fused, case(), policy)
+    record = fresh_gpu.measure(right_attention.fused, case(), policy)
     assert record.status == "ok", record.reason
     assert record.l2 == "unproven"
-    assert any(text.startswith("L2 not proven cold") for text in own.cautions(record, policy))
+    assert any(text.startswith("L2 not proven cold") for text in fresh_gpu.cautions(record, policy))
 
 
 def test_inputs_of_zeros(gpu: MeasuringDevice, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Lie: inputs are zeros, which take less power. Caught as failed."""
+    """Fault: inputs are zeros, which draw less power. Found: failed."""
     real = inputs.make
 
     def make(*args: Any) -> Inputs:
@@ -357,36 +367,40 @@ def test_inputs_of_zeros(gpu: MeasuringDevice, monkeypatch: pytest.MonkeyPatch) 
 # Power, and other processes
 
 
-def test_a_clock_that_falls(own: MeasuringDevice) -> None:
-    """Lie: seconds of work without a pause, at the power cap. Caught: clock_held falls, the cell is marked."""
+def test_a_clock_that_falls(fresh_gpu: MeasuringDevice) -> None:
+    """Fault: seconds of work without a pause, at the power cap. Found: clock_held falls, and the cell is marked."""
     policy = Policy(burst_s=5.0, min_seconds=3.0, max_seconds=4.0, target=0.05)
-    record = own.measure(wrong_on_gpu.Hungry(4), case(), policy)
+    record = fresh_gpu.measure(wrong_on_gpu.PowerHungry(4), case(), policy)
     assert record.status == "ok", record.reason
     clocks = record.measurements["clock_held"].values
-    print(f"clock {min(clocks) / 1e6:.0f} to {max(clocks) / 1e6:.0f} MHz; {record.limits}; {own.cautions(record)}")
-    assert stats.median(clocks) < 0.985 * own.measurer.events.best_clock
+    print(
+        f"clock {min(clocks) / 1e6:.0f} to {max(clocks) / 1e6:.0f} MHz; {record.limits}; {fresh_gpu.cautions(record)}"
+    )
+    assert stats.median(clocks) < 0.985 * fresh_gpu.measurer.events.best_clock
     assert "power cap" in record.limits
-    assert own.cell(record, policy).held_down
-    assert any(text.startswith("Clock held down by power cap") for text in own.cautions(record, policy))
+    assert fresh_gpu.cell(record, policy).held_down
+    assert any(text.startswith("Clock held down by power cap") for text in fresh_gpu.cautions(record, policy))
 
 
-def test_a_clock_that_is_held(own: MeasuringDevice) -> None:
-    """No lie: the same in short bursts keeps its clock, and the cell is not marked."""
-    record = own.measure(wrong_on_gpu.Hungry(4), case())
+def test_a_clock_that_is_held(fresh_gpu: MeasuringDevice) -> None:
+    """No fault: the same work in short bursts keeps its clock, and the cell is not marked."""
+    record = fresh_gpu.measure(wrong_on_gpu.PowerHungry(4), case())
     assert record.status == "ok", record.reason
     clocks = record.measurements["clock_held"].values
-    print(f"clock {min(clocks) / 1e6:.0f} to {max(clocks) / 1e6:.0f} MHz; {record.limits}; {own.cautions(record)}")
-    assert not own.cell(record).held_down
+    print(
+        f"clock {min(clocks) / 1e6:.0f} to {max(clocks) / 1e6:.0f} MHz; {record.limits}; {fresh_gpu.cautions(record)}"
+    )
+    assert not fresh_gpu.cell(record).held_down
 
 
 @contextmanager
-def stranger() -> Iterator[None]:
-    """Another process that keeps the GPU busy."""
-    with subprocess.Popen([sys.executable, "-c", STRANGER], stdout=subprocess.PIPE, text=True) as process:
+def other_process() -> Iterator[None]:
+    """Run another process that keeps the GPU busy."""
+    with subprocess.Popen([sys.executable, "-c", OTHER_PROCESS], stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None
             assert process.stdout.readline() == "ready\n"
-            time.sleep(2)  # until NVML has seen it
+            time.sleep(2)  # until NVML lists it
             yield
         finally:
             process.kill()
@@ -394,11 +408,11 @@ def stranger() -> Iterator[None]:
 
 @pytest.mark.parametrize("seconds", [0.2, 3.0], ids=["a usual cell", "a long one"])
 def test_another_process(gpu: MeasuringDevice, seconds: float) -> None:
-    """Lie: another process computes on the GPU meanwhile. Caught: the record names it, and the report says so."""
+    """Fault: another process computes on the GPU meanwhile. Found: the record names it, and the report says so."""
     policy = Policy(min_seconds=seconds, max_seconds=seconds, target=1e-6)
     alone = gpu.measure(right_attention.fused, case(), policy)
     assert alone.others == ()
-    with stranger():
+    with other_process():
         shared = gpu.measure(right_attention.fused, case(), policy)
     latencies = [gpu.value(r, "latency") for r in (alone, shared)]
     print(f"alone and shared: {latencies} s; {shared.others}; {gpu.cautions(shared, policy)}")
@@ -409,23 +423,25 @@ def test_another_process(gpu: MeasuringDevice, seconds: float) -> None:
 # Memory
 
 
-def test_memory_outside_torch(gpu: MeasuringDevice, own: MeasuringDevice) -> None:
-    """Lie: it takes 512 MiB by cudaMalloc. Caught: memory_driver has them, and the report says so; not without."""
-    gpu.measure(right_attention.fused, case())  # what is loaded on first use is there
-    fair = own.measure(right_attention.fused, case())
-    assert not [text for text in own.facts(fair) if text.startswith("Memory outside torch")]
+def test_memory_outside_torch(gpu: MeasuringDevice, fresh_gpu: MeasuringDevice) -> None:
+    """Fault: it takes 512 MiB by cudaMalloc. Found: they are in memory_driver, and the report says so."""
+    gpu.measure(right_attention.fused, case())  # loads what is loaded on first use
+    right_record = fresh_gpu.measure(right_attention.fused, case())
+    assert not [text for text in fresh_gpu.facts(right_record) if text.startswith("Memory outside torch")]
     kernel = hidden_costs.OutsideTorch(512 * MIB, right_attention.fused)
-    lying = own.measure(kernel, case())
+    wrong_record = fresh_gpu.measure(kernel, case())
     kernel.free()
-    assert lying.status == "ok", lying.reason
-    peak, driver = (lying.measurements[name].values[0] for name in ("memory_peak", "memory_driver"))
+    assert wrong_record.status == "ok", wrong_record.reason
+    peak, driver = (wrong_record.measurements[name].values[0] for name in ("memory_peak", "memory_driver"))
     assert peak < 128 * MIB
     assert driver - peak >= 512 * MIB
-    assert any(text.startswith("Memory outside torch's allocator") for text in own.facts(lying))
+    assert any(text.startswith("Memory outside torch's allocator") for text in fresh_gpu.facts(wrong_record))
 
 
 def test_a_workspace_hidden_in_prepare(gpu: MeasuringDevice) -> None:
-    """Lie: its workspace of 2 GiB is taken in `prepare`. Caught: a memory metric has it, or it is marked."""
+    """Fault: it allocates 2 GiB of workspace in `prepare`. Found: a memory metric contains them, or the record is
+    marked.
+    """
     record = gpu.measure(hidden_costs.HidesWorkspace(2048 * MIB), case(seqlen=1024))
     most = max(record.measurements[name].values[0] for name in ("memory_peak", "memory_driver"))
-    assert most >= 2048 * MIB or gpu.objections(record), "it passed for true"
+    assert most >= 2048 * MIB or gpu.objections(record), "it passed as right"

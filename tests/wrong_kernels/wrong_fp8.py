@@ -1,4 +1,4 @@
-"""fp8: the honest backend, as a library over e4m3 kernels does it, and those that lie about it. On any device."""
+"""fp8 backends on any device: a right one, as a library with e4m3 kernels does it, and wrong ones."""
 
 from __future__ import annotations
 
@@ -21,14 +21,16 @@ E4M3 = torch.float8_e4m3fn
 
 
 @dataclass
-class Fp8(BackendBase):
-    """Honest: e4m3 operands and probabilities, sums in float32; out in bf16, or in e4m3 with v's scale as cuDNN's."""
+class Fp8Backend(BackendBase):
+    """Right: e4m3 operands and probabilities, sums in float32; out in bf16, or in e4m3 with v's scale as cuDNN returns
+    it.
+    """
 
     narrow_out: bool = False
     name = "fp8"
 
     def signature(self, case: Case, device: Device) -> Signature:
-        return Signature(runs=("bmm<float>",))  # which stands for an e4m3 product here
+        return Signature(runs=("bmm<float>",))  # stands for an e4m3 product here
 
     def prepare(self, case: Case, inputs: Inputs) -> Prepared:
         operands, descale = self.quantize_inputs(inputs)
@@ -51,8 +53,8 @@ class Fp8(BackendBase):
         return weigh(round_probabilities(probabilities(wide["q"], wide["k"], **options)), wide["v"])
 
 
-class Operands(Fp8):
-    """Rounds its operands further, or in another way, once they are read."""
+class NarrowerOperands(Fp8Backend):
+    """Rounds the operands in `names` further, or in another way, after reading them."""
 
     def __init__(self, names: str, narrow: Callable[[Tensor], Tensor]) -> None:
         self.names = names
@@ -63,7 +65,7 @@ class Operands(Fp8):
 
 
 def mantissa(bits: int) -> Callable[[Tensor], Tensor]:
-    """Rounds to so many bits, of any exponent."""
+    """Return a function that rounds to so many bits of mantissa, with any exponent."""
 
     def narrow(t: Tensor) -> Tensor:
         fraction, exponent = torch.frexp(t)
@@ -72,8 +74,8 @@ def mantissa(bits: int) -> Callable[[Tensor], Tensor]:
     return narrow
 
 
-class Clips(Fp8):
-    """Scales by half of the largest value, so that some are cut off: a scale of another tensor, or of long ago."""
+class ClippedOperands(Fp8Backend):
+    """Scales by half of the largest value, so that some are cut off, as with the scale of another tensor."""
 
     def quantize_inputs(self, inputs: Inputs) -> tuple[Tensors, Tensors]:
         operands, descale = quantize_inputs(inputs)
@@ -82,7 +84,7 @@ class Clips(Fp8):
         return cut, half
 
 
-class Unscaled(Fp8):
+class MissingScale(Fp8Backend):
     """Leaves out the scale of one operand."""
 
     def __init__(self, name: str) -> None:
@@ -93,8 +95,8 @@ class Unscaled(Fp8):
         return operands, {**descale, self.forgotten: torch.ones_like(descale["q"])}
 
 
-class InBf16(Fp8):
-    """Computes from the inputs as they are given. With `decoys` it makes e4m3 copies, and says that it reads them."""
+class ComputesInBf16(Fp8Backend):
+    """Computes from the inputs in bf16. With `unused_copies` it makes e4m3 copies and claims to read them."""
 
     def __init__(self, unused_copies: bool, noise: float = 0.0) -> None:
         self.unused_copies = unused_copies
@@ -112,8 +114,8 @@ class InBf16(Fp8):
         )
 
 
-class WithRemainders(Fp8):
-    """Reads e4m3 copies, and beside them what they leave of the inputs."""
+class AddsRemainders(Fp8Backend):
+    """Reads e4m3 copies, and adds the difference to the inputs to them."""
 
     def prepare(self, case: Case, inputs: Inputs) -> Prepared:
         operands, descale = quantize_inputs(inputs)
@@ -126,8 +128,8 @@ class WithRemainders(Fp8):
         return Prepared(launch, lambda out: {"out": out}, reads=operands)
 
 
-class ScalesLater(Fp8):
-    """Leaves the output's scale to the naming of the results, which is not timed."""
+class ScalesInCanonical(Fp8Backend):
+    """Scales the output in `canonical`, which is not timed."""
 
     def prepare(self, case: Case, inputs: Inputs) -> Prepared:
         prepared = super().prepare(case, inputs)

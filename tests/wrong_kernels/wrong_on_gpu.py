@@ -1,4 +1,4 @@
-"""The liars that need a GPU."""
+"""Wrong kernels that need a GPU."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def unwritten_end(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
 
 
 def tf32(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
-    """On a GPU: allows TF32 in a float32 case."""
+    """Allows TF32 in a float32 case."""
     torch.set_float32_matmul_precision("high")
     try:
         return attention(q, k, v, **options)
@@ -26,10 +26,10 @@ def tf32(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
 
 
 class OnAnotherStream:
-    """On a GPU: computes on a stream of its own, which nothing waits for.
+    """Computes on a stream of its own, whose end nothing waits for.
 
-    `waits`: it begins only when the caller's stream has come there, as a correct one would; but nothing waits for
-    its end. `part`: only so much of the batch is computed there, the rest on the caller's stream.
+    With `waits` it begins only when the caller's stream has come there, as a right kernel would. Only the share `part`
+    of the batch is computed there, the rest on the caller's stream.
     """
 
     def __init__(self, *, waits: bool, part: float = 1.0, right: Attention = fused) -> None:
@@ -54,7 +54,7 @@ class OnAnotherStream:
 
 
 class LessWhenCaptured:
-    """On a GPU: does next to nothing while it is captured into a CUDA graph."""
+    """Only fills zeros while it is captured into a CUDA graph."""
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
         if torch.cuda.is_current_stream_capturing():
@@ -63,12 +63,12 @@ class LessWhenCaptured:
 
 
 def waits_for_data(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
-    """Asks the device for a value in the middle, so that the host cannot go on before it is there."""
+    """Reads a value from the device in the middle, so that the host cannot go on before the device is there."""
     return fused(q, k, v, **options) * (1.0 if float(q.flatten()[0]) < 1e9 else 2.0)
 
 
 def on_the_host(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
-    """On a GPU: has the CPU compute 256 rows of it, without a mask, and copies the answer back."""
+    """Has the CPU compute 256 rows, without a mask, and copies the result back."""
     out = fused(q, k, v, **options)
     part = attention(*(t.float().cpu() for t in (q[:1, :256, :1], k[:1, :, :1], v[:1, :, :1])), **options)
     out[:1, :256, :1] = part.to(q.device, q.dtype)
@@ -76,12 +76,12 @@ def on_the_host(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
 
 
 def in_tf32(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
-    """On a GPU: computes a half-precision case in TF32."""
+    """Computes a half-precision case in TF32."""
     return tf32(q.float(), k.float(), v.float(), **options).to(q.dtype)
 
 
-class Hungry:
-    """On a GPU: right, and takes all the power that there is, by large matmuls of normal values beside the work."""
+class PowerHungry:
+    """Right, and runs large matmuls of normal values besides, so that it draws all the power there is."""
 
     def __init__(self, matmuls: int) -> None:
         self.matmuls = matmuls

@@ -1,4 +1,4 @@
-"""The liars whose results are wrong, on any device."""
+"""Kernels whose results are wrong, on any device."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from attnbench.core.case import Case
 
 
 def zeros(q: Tensor, k: Tensor, v: Tensor, **_: Any) -> Tensor:
-    """Does nothing but make zeros."""
+    """Returns zeros."""
     del k, v
     return torch.zeros_like(q)
 
@@ -29,12 +29,12 @@ def unwritten(q: Tensor, k: Tensor, v: Tensor, **_: Any) -> Tensor:
 
 
 def not_finite(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
-    """Every comparison with NaN is false, `error > tolerance` too."""
+    """Returns NaN, for which every comparison is false, `error > tolerance` too."""
     return attention(q, k, v, **options) * float("nan")
 
 
 class OneNan:
-    """A single NaN, in the last batch entry and head."""
+    """Returns a single NaN, in the last batch entry and head."""
 
     def __init__(self, row: int) -> None:
         self.row = row
@@ -45,8 +45,8 @@ class OneNan:
         return out
 
 
-class Agreeable(Tensor):
-    """A tensor of NaN that answers every question about its values with yes, and every difference with 0."""
+class AlwaysEqual(Tensor):
+    """A tensor that is finite and equal to anything by its own account, and whose differences are 0."""
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -57,14 +57,14 @@ class Agreeable(Tensor):
         return torch.zeros_like(found.as_subclass(Tensor)) if name in ("sub", "__sub__", "rsub") else found
 
 
-def agreeable(q: Tensor, k: Tensor, v: Tensor, **_: Any) -> Tensor:
-    """Returns a tensor subclass that compares equal to anything."""
+def always_equal(q: Tensor, k: Tensor, v: Tensor, **_: Any) -> Tensor:
+    """Returns NaN as a tensor subclass that compares equal to anything."""
     del k, v
-    return torch.full_like(q, float("nan")).as_subclass(Agreeable)
+    return torch.full_like(q, float("nan")).as_subclass(AlwaysEqual)
 
 
 def even_lengths_only(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
-    """Right where seqlen is a multiple of 128; else the last tile's queries see no more than whole tiles of keys."""
+    """Right where seqlen is a multiple of 128; otherwise the last tile's queries see whole tiles of keys only."""
     whole = q.shape[1] // 128 * 128
     if whole == q.shape[1]:
         return attention(q, k, v, **options)
@@ -73,17 +73,17 @@ def even_lengths_only(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor
 
 
 def causal_top_left(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, softmax_scale: float) -> Tensor:
-    """Causal, aligned to the first key and not to the last: the same only where seqlen_q == seqlen_k."""
+    """Aligns a causal mask top-left, which is the same only where seqlen_q == seqlen_k."""
     return weigh(probabilities(q, k, causal, softmax_scale, diagonal=0), v)
 
 
 def ignores_causal(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, softmax_scale: float) -> Tensor:
-    """Twice the work for a full mask, sold as causal; or half the accuracy for none."""
+    """Computes a full mask where causal was asked for, and causal where full was."""
     return attention(q, k, v, causal=not causal, softmax_scale=softmax_scale)
 
 
 class WrongInOneHead:
-    """Right but for one (batch entry, head), as with a grid that is too small."""
+    """Returns zeros for one (batch entry, head), as with a grid that is too small."""
 
     def __init__(self, batch: int, head: int) -> None:
         self.at = (batch, slice(None), head)
@@ -108,33 +108,34 @@ class InFewerBits:
 
 
 def fp8(t: Tensor) -> Tensor:
-    """To float8 and back, scaled to its range as quantised kernels do."""
+    """Return t rounded to float8_e4m3fn and back, scaled to its range as quantised kernels do."""
     scale = t.abs().amax().clamp(min=1e-12) / torch.finfo(torch.float8_e4m3fn).max
     return ((t / scale).to(torch.float8_e4m3fn).to(t.dtype)) * scale
 
 
 def int8(t: Tensor) -> Tensor:
-    """To int8 and back, with a scale for each row."""
+    """Return t rounded to int8 and back, with a scale for each row."""
     scale = t.float().abs().amax(dim=-1, keepdim=True).clamp(min=1e-12) / 127
     return ((t.float() / scale).round() * scale).to(t.dtype)
 
 
 def int8_scores(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
-    """q and k go through int8, a scale for each row, and nothing else is rounded, as a fused kernel may do."""
+    """Rounds q and k to int8 with a scale for each row, and nothing else, as a fused kernel may do."""
     return attention(int8(q).double(), int8(k).double(), v.double(), **options).to(q.dtype)
 
 
 def tf32_bits(t: Tensor) -> Tensor:
-    """The 10 bits of mantissa that TF32 keeps, on any device."""
+    """Return t with the 10 bits of mantissa that TF32 keeps, on any device."""
     return (t.contiguous().view(torch.int32) & ~0x1FFF).view(torch.float32)
 
 
 def bf16_bits(t: Tensor) -> Tensor:
+    """Return t rounded to bf16 and back."""
     return t.bfloat16().to(t.dtype)
 
 
 def another_dtype(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
-    """Leaves it to the caller to round the result."""
+    """Returns float64, so that the caller must round the result."""
     return attention(q, k, v, **options).double()
 
 
@@ -144,7 +145,7 @@ def another_shape(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
 
 
 def another_layout(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
-    """(batch, nheads, seqlen, headdim), which the caller is to transpose."""
+    """Returns (batch, nheads, seqlen, headdim), so that the caller must transpose."""
     return attention(q, k, v, **options).transpose(1, 2).contiguous()
 
 
@@ -152,6 +153,8 @@ def another_layout(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
 
 
 class _Skewed(torch.autograd.Function):
+    """Identity; in the backward the gradient times `factor`."""
+
     @staticmethod
     def forward(ctx: Any, t: Tensor, factor: float) -> Tensor:
         ctx.factor = factor
@@ -163,12 +166,12 @@ class _Skewed(torch.autograd.Function):
 
 
 def wrong_dk(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
-    """Right on the output; dk is 5 % too large."""
+    """Returns a right output, and a dk that is 5 % too large."""
     return attention(q, _Skewed.apply(k, 1.05), v, **options)
 
 
 class _WrongWhereDense(torch.autograd.Function):
-    """Identity; in the backward, half the gradient unless most of dout is zero."""
+    """Identity; in the backward half the gradient, unless most of dout is zero."""
 
     @staticmethod
     def forward(ctx: Any, t: Tensor, seen: dict[str, Tensor]) -> Tensor:
@@ -181,8 +184,8 @@ class _WrongWhereDense(torch.autograd.Function):
         return (gradient if sparse else gradient / 2), None
 
 
-class _Sees(torch.autograd.Function):
-    """Identity; notes the gradient that comes by."""
+class _RecordsGradient(torch.autograd.Function):
+    """Identity; records the gradient that passes."""
 
     @staticmethod
     def forward(ctx: Any, t: Tensor, seen: dict[str, Tensor]) -> Tensor:
@@ -196,14 +199,16 @@ class _Sees(torch.autograd.Function):
 
 
 def wrong_where_dense(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
-    """dk and dv are right while dout is mostly zeros, as in the check of a long sequence, and half else."""
+    """Returns right dk and dv where dout is mostly zeros, as in the check of a long sequence, and half of them
+    otherwise.
+    """
     seen: dict[str, Tensor] = {}
     k, v = (_WrongWhereDense.apply(t, seen) for t in (k, v))
-    return _Sees.apply(attention(q, k, v, **options), seen)
+    return _RecordsGradient.apply(attention(q, k, v, **options), seen)
 
 
 class AccumulatesGrad(BackendBase):
-    """Calls out.backward, which adds to .grad, and never clears it."""
+    """Calls out.backward, which adds to .grad, and never clears .grad."""
 
     name = "accumulates"
 
