@@ -1,0 +1,35 @@
+"""Reports of runs as text, for tests."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from typing import Any
+
+from rich.console import Console
+
+from attnbench.analysis.summary.document import document
+from attnbench.core.flops import Convention
+from attnbench.core.record import Run
+from attnbench.report import markdown, terminal
+from attnbench.report.document import Document
+from attnbench.results.cells import cells
+
+
+def report(runs: Sequence[Run], convention: Convention = "exact", **options: Any) -> Document:
+    """The document of a report on runs; the options are those of summary.document."""
+    return document(cells(runs, convention), runs, **options)
+
+
+def shown(runs: Sequence[Run], width: int = 100, encoding: str = "utf-8", **options: Any) -> str:
+    """What a report prints to a pipe."""
+    raw = io.BytesIO()
+    stream = io.TextIOWrapper(raw, encoding=encoding)
+    terminal.render(Console(file=stream, width=width), report(runs, **options))
+    stream.flush()
+    return raw.getvalue().decode(encoding)
+
+
+def marked(runs: Sequence[Run], **options: Any) -> str:
+    """A report as markdown."""
+    return markdown.render(report(runs, **options))

@@ -1,0 +1,37 @@
+"""The first lines of a report: how many cells ended how, and who is fastest."""
+
+from __future__ import annotations
+
+from attnbench.analysis.summary.answer import answer
+from attnbench.core.record import Run
+from attnbench.results.cells import cells
+from builders import case, ended, forwards, ok, run
+
+
+def answered(*runs: Run) -> tuple[str, ...]:
+    return answer(cells(runs), runs)
+
+
+def test_cells_by_their_ending_and_the_fastest_backends() -> None:
+    assert answered(run(forwards())) == (
+        "24 cells: 17 measured, 6 skip, 1 WRONG.",
+        "Fastest of 4 cases: sdpa-cudnn in 4.",
+    )
+
+
+def test_backends_are_ranked_by_their_wins() -> None:
+    speeds = {1024: (300.0, 200.0), 2048: (200.0, 300.0), 4096: (200.0, 300.0)}
+    records = [ok(case(n), b, s) for n, both in speeds.items() for b, s in zip(("fa4", "eager"), both, strict=True)]
+    records.append(ok(case(8192), "fa4", 300.0))  # without a rival
+    assert answered(run(records))[1] == "Fastest of 3 cases: eager in 2, fa4 in 1."
+
+
+def test_rounds_and_runs_are_counted() -> None:
+    rounds = run([ok(case(), "triton", 300.0, round=i) for i in range(3)])
+    assert answered(rounds) == ("1 cell in 3 rounds: 1 measured.",)
+    other = run([ended(case(2048), "triton", "oom", "out of memory")])
+    assert answered(rounds, other) == ("2 cells in 3 rounds from 2 runs: 1 measured, 1 OOM.",)
+
+
+def test_nothing_measured() -> None:
+    assert answered(run([])) == answered() == ("Nothing was measured: there are no records.",)

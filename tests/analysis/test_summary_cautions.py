@@ -1,0 +1,165 @@
+"""What to doubt about the figures of a report."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from attnbench.analysis.summary.cautions import cautions
+from attnbench.core.case import Case
+from attnbench.core.flops import Convention
+from attnbench.core.record import Measurement, Record
+from attnbench.results.cells import cells
+from builders import CPU, H200, case, ended, job, ok, run
+
+
+def warned(*records: Record, **changes: Any) -> str:
+    made = run(records, **changes)
+    return "\n".join(map(str, cautions(cells([made]), [made])))
+
+
+def test_cautions() -> None:
+    good = ok(case(), "eager", 30.0)
+    assert warned(good) == ""
+    noisy = ok(case(2048), "triton", 300.0, spread=0.1)
+    assert "Noisy: 1 of 2 cells not known to 0.5%, the worst to 2.1%: triton 2k d128 full fwd." in warned(good, noisy)
+    held = replace(good, limits=("power cap",))
+    assert "Clock held down by power cap in 1 of 1 cell." in warned(held)
+    few = ok(case(2048), "triton", 300.0, n=4)
+    assert "Few samples in 1 cell, the fewest 4: triton 2k d128 full fwd." in warned(good, few)
+    assert "below 6 no 95 % interval" in warned(few)
+    assert "Few" not in warned(ok(case(2048), "triton", 300.0, n=6))  # enough for calls that take long
+    unknown = warned(good, device=replace(H200, name="GPU of tomorrow"))
+    assert "no bf16 peak is on file for GPU of tomorrow" in unknown
+    assert "--peak bf16=..." in unknown
+    wrong = ended(case(2048), "triton", "wrong", "out is off")
+    assert "1 result wrong: triton 2k d128 full fwd." in warned(good, wrong)
+    half = ended(case(), "eager", "timeout", "took 120 s", round=1)
+    assert "1 cell measured in some rounds only: eager 1k d128 full fwd (TIMEOUT: took 120 s)." in warned(good, half)
+
+
+def test_on_a_cpu_nobody_is_sent_to_options_of_a_gpu() -> None:
+    slower = replace(ok(case(), "eager", 30.0), measurements={"time": Measurement("s", (1e-3,) * 40 + (2e-3,) * 40)})
+    assert "by 100% at most: eager 1k d128 full fwd. The clock fell" in warned(slower)
+    assert "--isolate-power" in warned(slower)
+    assert "--isolate-power" not in warned(slower, device=CPU)
+
+
+def test_a_clock_held_down_by_the_gauge() -> None:
+    records = [ok(case(), "eager", 30.0, clock_held=1.98e9), ok(case(2048), "triton", 300.0, clock_held=1.7e9)]
+    text = warned(*records)
+    assert "Clock held down in 1 of 2 cells, SM clock 1700 of 1980 MHz." in text
+    assert "--isolate-power" in text
+    capped = warned(records[0], replace(records[1], limits=("power cap",)))
+    assert "Clock held down by power cap in 1 of 2 cells" in capped
+    assert warned(replace(records[0], limits=("power cap",))) == ""  # NVML says so, but the clock was there
+
+
+def test_drift() -> None:
+    def drifting(which: Any, backend: str, *thirds: float) -> Record:
+        return ok(which, backend, 300.0, time=[t for third in thirds for t in [third] * 10])
+
+    steady = drifting(case(), "eager", 1e-3, 1.02e-3, 1.01e-3)
+    assert "while measured" not in warned(steady)
+    text = warned(
+        steady, drifting(case(2048), "triton", 1.05e-3, 1e-3, 1e-3), drifting(case(), "fa4", 2e-3, 1e-3, 1e-3)
+    )
+    assert "Still getting faster while measured: 2 cells, by 50% at most: fa4 1k d128 full fwd." in text
+    assert "warmup_s" in text
+    text = warned(steady, drifting(case(2048), "triton", 1e-3, 1e-3, 1.1e-3))
+    assert "Getting slower while measured: 1 cell, by 10% at most: triton 2k d128 full fwd." in text
+    assert "faster" not in text
+
+
+def test_the_state_of_the_machine() -> None:
+    good = ok(case(), "eager", 30.0)
+    shared = replace(ok(case(2048), "triton", 300.0), others=("python (pid 12)", "blender (pid 9)"))
+    text = warned(good, shared)
+    assert "Shared GPU: others computed on it during 1 of 2 cells: blender (pid 9), python (pid 12)." in text
+    assert "--device cuda:N" in text
+    mistaken = ended(case(2048), "triton", "wrong-kernel", "kernels ran for longer", others=shared.others)
+    assert "Shared GPU: others computed on it during 1 of 2 cells" in warned(good, mistaken)
+    failing = replace(shared, others=(), ecc_errors=2)
+    text = warned(good, failing)
+    assert "The GPU counted 2 uncorrected memory errors during triton 2k d128 full fwd." in text
+    text = warned(good, replace(good, backend="triton", l2="unproven"))
+    assert "L2 not proven cold in 1 of 2 cells" in text
+    assert "--timer cupti" in text
+    assert "exceeds the cache" in warned(replace(good, l2="unproven"), device=CPU)
+
+
+def test_an_incomplete_run_says_how_to_finish_it() -> None:
+    plan = [job(case(), "eager"), job(case(2048), "eager"), replace(job(case(4096), "eager"), skip="too large")]
+    text = warned(ok(case(), "eager", 30.0), plan=plan)
+    assert '1 of 3 planned jobs of suite "quick" have no record.' in text
+    assert "attnbench run --resume FILE" in text
+    late = ended(case(), "eager", "skipped", "no time left", resumable=True)
+    assert "1 job skipped for want of time" in warned(late)
+
+
+def test_cells_of_several_dtypes_name_theirs() -> None:
+    records = [
+        ok(case(), "triton", 300.0, spread=0.1),
+        ended(case(dtype="fp16"), "triton", "wrong", "off by 3"),
+        ended(case(2048, dtype="fp8"), "triton", "failed", "no such type"),
+    ]
+    assert "1 result wrong: triton 1k d128 full fwd fp16." in warned(*records)
+    assert "the worst to 2.1%: triton 1k d128 full fwd bf16." in warned(*records)
+
+
+def test_another_kernel_than_the_backends() -> None:
+    text = warned(ended(case(), "fa4", "wrong-kernel", "sgemm ran"))
+    assert "1 cell where another kernel ran than the backend's: fa4 1k d128 full fwd." in text
+    assert "leave those cases out, or choose the backend whose kernel it is." in text
+
+
+def test_latencies_that_hold_the_hosts_time() -> None:
+    text = warned(ok(case(), "eager", 30.0, host_bound=True), ok(case(2048), "eager", 30.0))
+    assert "Host-bound: 1 cell where the device waited for the host: eager 1k d128 full fwd." in text
+    assert "capture them in a CUDA graph" in text
+
+
+def test_instruments_that_disagree_on_long_calls() -> None:
+    def compared(seqlen: int, events: float, cupti: float) -> Record:
+        return ok(case(seqlen), "triton", 300.0, turns_events=(events,) * 8, turns_cupti=(cupti,) * 8)
+
+    good = compared(1024, 1e-3, 0.99e-3)
+    text = warned(good, compared(2048, 1e-3, 0.9e-3), compared(4096, 1e-3, 0.95e-3))
+    assert "Instruments disagree: by more than 2% in 2 cells of 100 us and more, by 10% in the worst: triton 2k" in text
+    assert "Instruments disagree" not in warned(good, compared(2048, 50e-6, 40e-6))  # the launch gap is expected
+
+
+def test_a_baseline_says_what_it_keeps() -> None:
+    text = warned(ok(case(), "eager", 30.0, n=1), reduced=True)
+    assert "1 baseline among these: a baseline keeps one value a round." in text
+    assert "Few samples" not in text
+
+
+def test_windows_by_the_papers_convention() -> None:
+    def said(which: Case, convention: Convention) -> bool:
+        made = run([ok(which, "triton", 300.0)])
+        return any("ignores windows" in str(c) for c in cautions(cells([made], convention), [made]))
+
+    window = case(causal=True, window_size=(255, 0))
+    assert said(window, "fa")
+    assert not said(window, "exact")
+    assert not said(case(causal=True), "fa")
+
+
+def test_an_incomplete_half_of_an_ab() -> None:
+    plan = [job(case(), "eager"), job(case(2048), "eager")]
+    text = warned(ok(case(), "eager", 30.0), plan=plan, turns="3f2a")
+    assert "1 cell of 2 of this half of an A/B have no record: it ended early." in text
+    assert "--resume" not in text
+    late = ended(case(), "eager", "skipped", "no time left", resumable=True)
+    assert "A longer --time-limit of attnbench ab measures them." in warned(late, turns="3f2a")
+
+
+def test_the_most_serious_come_first() -> None:
+    records = [
+        ok(case(), "eager", 30.0, spread=0.1, limits=("power cap",)),
+        ended(case(), "triton", "wrong", "off by 3"),
+        ended(case(2048), "triton", "wrong-kernel", "sgemm ran"),
+    ]
+    starts = [text.split()[:2] for text in warned(*records).splitlines()]
+    assert starts == [["1", "result"], ["1", "cell"], ["Clock", "held"], ["Noisy:", "1"]]

@@ -1,0 +1,219 @@
+"""Cells laid out as grids: rows, columns, titles, marks, and what a grid leaves out."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+from report_text import marked, shown
+
+from attnbench.analysis.summary.grids import ABREAST, FRAME, LINES, grids
+from attnbench.core.errors import UserError
+from attnbench.report.document import Ending, Figure
+from attnbench.results.cells import cells
+from builders import H200, SIX, case, decode, ended, forwards, ok, run
+
+
+@pytest.fixture(autouse=True)
+def _plain_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("NO_COLOR", "FORCE_COLOR", "COLUMNS", "TTY_COMPATIBLE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("TERM", "xterm-256color")
+
+
+def test_ties_share_the_star_and_a_star_on_most_is_none() -> None:
+    def row(*speeds: float) -> str:
+        records = [ok(case(), name, t) for name, t in zip(SIX, speeds, strict=False)]
+        return next(line for line in shown([run(records)]).splitlines() if line.startswith("    1k"))
+
+    assert row(300.2, 300.1, 200.0, 100.0).count("*") == 2
+    assert row(300.2, 300.1, 200.0).count("*") == 0
+    assert row(300.0).count("*") == 0
+
+
+def test_columns_by_another_axis() -> None:
+    records = [
+        ok(case(s, headdim=d, nheads=2048 // d), b, t)
+        for s in (1024, 2048)
+        for d in (64, 128)
+        for b, t in (("triton", 300.0), ("sdpa-flash", 200.0))
+    ]
+    text = shown([run(records)], by="headdim")
+    assert "bf16, full, fwd, triton  batch x seqlen = 16k\nseqlen   d64 h32   d128 h16\n" in text
+    assert "*" not in text
+    text = shown([run(records)], by="seqlen", metrics=("speedup", "latency"), memory=False)
+    assert "No cell has a figure for this." in text
+    assert "Latency  * best of its column" in text
+    assert "backend" in text
+    assert "triton" in text
+
+
+@pytest.mark.parametrize(("backends", "corner"), [(9, "seqlen"), (10, "backend")])
+def test_many_backends_are_rows(backends: int, corner: str) -> None:
+    """Skipped ones do not count; --by backend has them side by side all the same."""
+    names = [f"mine-{i}" for i in range(backends)]
+    records = [ok(case(s), name, 300.0) for s in (1024, 2048) for name in names]
+    records.append(ended(case(), "triton", "skipped", "no dropout"))
+    text = shown([run(records)], metrics=("tflops", "latency"), memory=False)
+    assert [line.split()[0] for line in text.splitlines() if line.startswith(("seqlen", "backend"))] == [corner] * 2
+    assert "seqlen" in shown([run(records)], by="backend")
+
+
+def test_unknown_names_are_user_errors() -> None:
+    with pytest.raises(UserError, match='no metric "tflop"; did you mean "tflops"'):
+        shown([run(forwards())], metrics=("tflop",))
+    with pytest.raises(UserError, match='no columns "head"'):
+        shown([run(forwards())], by="head")
+
+
+def test_what_row_and_column_do_not_tell_makes_tables() -> None:
+    two_batches = [ok(case(batch=b), "triton", 300.0) for b in (1, 2)]
+    text = shown([run(two_batches)])
+    assert "16 heads, batch 1" in text
+    assert "16 heads, batch 2" in text
+    decode = [ok(case(s, seqlen_q=1, batch=8, nheads=32, nheads_k=8), "triton", 1.0) for s in (1024, 3000)]
+    text = shown([run(decode)])
+    assert "32 heads, 8 key heads, batch 8, seqlen_q 1\n" in text
+    assert "  3000 " in text
+    odd = [ok(case(s, batch=b), "triton", 1.0) for s, b in ((1024, 3), (2048, 5))]
+    assert "1k b3" in shown([run(odd)])
+    window = [ok(case(causal=True, window_size=(1023, None), softcap=30.0), "triton", 1.0)]
+    assert "bf16, headdim 128, causal window (1023, open), softcap 30, fwd" in shown([run(window)])
+
+
+def test_memory_is_shown_once_for_all_masks() -> None:
+    text = shown([run(forwards())])
+    assert text.count("1.00 GiB") == 1
+    assert "Peak memory" not in shown([run(forwards())], memory=False)
+    assert shown([run(forwards())], metrics=("memory_peak",)).count("1.00 GiB") == 2
+
+
+def test_several_devices() -> None:
+    b200 = replace(H200, name="NVIDIA B200", memory=192 * 10**9)
+    runs = [run(forwards(("triton",))), run([ok(case(), "triton", 500.0)], device=b200)]
+    text = shown(runs)
+    assert "NVIDIA H200, bf16, headdim 128, full, fwd" in text
+    assert "(989 for bf16 on NVIDIA H200, 2250 for bf16 on NVIDIA B200)" in text.replace("\n", " ")
+
+
+def test_where_memory_bounds_the_share_is_of_the_roofline() -> None:
+    records = [
+        ok(case(16384), "sdpa-flash", 300.0),
+        ok(case(16384), "triton", 350.0),
+        decode(16384, "sdpa-flash", 9.0),
+        decode(16384, "triton", 12.0),
+    ]
+    heading = "and share of the peak (989 for bf16); m: of the roofline, where memory bounds (4.80 TB/s)"
+    text = shown([run(records)], 140)
+    assert heading in " ".join(text.split())
+    # 4 FLOPs a byte with 4 query heads a key head: 12 TFLOP/s move 3 TB/s
+    assert "   16k     9.00 47%m    *12.0 63%m\n" in text
+    assert "   16k   300    30%    *350   35%\n" in text
+    text = marked([run(records)])
+    assert heading in text
+    assert "| 16k | 9.00 47%m | **12.0** 63%m |" in text
+    assert "roofline" not in shown([run(records[:2])])
+    assert "roofline" not in shown([run(records)], metrics=("utilization",), memory=False)
+    unknown = shown([run(records, device=replace(H200, name="GPU of tomorrow"))])
+    assert "roofline" not in unknown
+
+
+def test_cells_whose_clock_was_held_down_are_marked() -> None:
+    records = [
+        ok(case(1024), "eager", 32.1, clock_held=1.98e9, memory_peak=2**20),
+        ok(case(1024), "triton", 300.0, clock_held=1.6e9, memory_peak=2**20),
+        ok(case(2048), "eager", 32.15, clock_held=1.7e9, memory_peak=2**20),
+        ok(case(2048), "triton", 301.0, clock_held=1.97e9, memory_peak=2**20),
+    ]
+    text = shown([run(records)], 120)
+    assert "* best of its row, ~ clock held down" in text
+    assert "    1k   32.1  3%   *300~ 30%\n    2k   32.1~ 3%   *301  30%\n" in text
+    assert "1.00 MiB~" not in text
+    assert "Clock held down in 2 of 4 cells, SM clock 1600-1700 of 1980 MHz." in text
+    latency = shown([run(records)], metrics=("latency", "utilization_clock"), memory=False)
+    assert "ms" in latency
+    assert latency.count("~ clock held down") == 1
+    text = marked([run(records)])
+    assert "(bold: best of its row, \\~ clock held down)" in text
+    assert "| 1k | 32.1 3% | **300**\\~ 30% |" in text
+
+
+def test_units_and_marks_stand_in_line() -> None:
+    records = [ok(case(1024), "triton", 300.0, clock_held=1.98e9), ok(case(65536), "triton", 300.0, clock_held=1.5e9)]
+    lines = shown([run(records)], metrics=("latency",), memory=False).splitlines()
+    assert [line for line in lines if line.startswith(("1k", "64k"))] == ["1k b16   458  us", "64k b1   117~ ms"]
+
+
+def test_tables_end_where_nobody_would_read_on() -> None:
+    """After so many lines of one metric's grids; the first grid is shown in any case."""
+    records = [ok(case(batch=batch), "triton", 300.0) for batch in range(1, 41)]
+    found = cells([run(records)])
+    (every,) = grids(found)
+    assert len(every.grids) == 40
+    assert every.more == ""
+    (some,) = grids(found, lines=10 * (1 + FRAME))
+    assert some.grids == every.grids[:10]
+    assert some.more.startswith("30 more tables not shown: attnbench report --all shows every one")
+    (first,) = grids(found, lines=1)
+    assert len(first.grids) == 1
+    assert LINES > 100
+    short, long = (marked([run(records)], lines=lines, memory=False) for lines in (60, math.inf))
+    assert "30 more tables not shown" in short
+    assert "not shown" not in long
+
+
+def test_a_grid_is_of_figures_and_endings() -> None:
+    (speed, memory) = grids(cells([run(forwards())]), memory=True)
+    assert speed.heading == "Throughput, TFLOP/s (FLOPs: exact), and share of the peak (989 for bf16)"
+    assert memory.heading == "Peak memory added by one call"
+    full, causal = speed.grids
+    assert (full.title, full.details, full.corner) == (
+        "bf16, headdim 128, full, fwd",
+        "16 heads, batch x seqlen = 16k",
+        "seqlen",
+    )
+    assert full.columns == ("eager", "sdpa-efficient", "sdpa-flash", "sdpa-cudnn", "triton")  # not what is skipped
+    assert dict(full.rows)["1k"][0] == Figure("32.1", "3%")
+    assert dict(full.rows)["1k"][3] == Figure("414", "42%", best=True)
+    assert dict(causal.rows)["16k"] == (
+        Ending("skip"),
+        Figure("212", "21%"),
+        Figure("368", "37%"),
+        Figure("621", "63%", best=True),
+        Ending("WRONG"),
+    )
+
+
+def test_a_metric_that_no_cell_has_is_shown_only_where_it_was_asked_for() -> None:
+    found = cells([run([ok(case(), "triton", 300.0)])])
+    assert [g.heading.partition(",")[0] for g in grids(found, memory=True)] == ["Throughput"]
+    (asked,) = grids(found, ("memory_peak",))
+    assert (asked.heading, asked.grids) == ("Peak memory added by one call", ())
+
+
+def test_a_hole_in_a_grid_is_empty_and_a_metric_that_is_missing_a_dash() -> None:
+    records = [ok(case(), "eager", 30.0, clock_sm=1.7e9), ok(case(2048), "triton", 300.0)]
+    (found,) = grids(cells([run(records)]), ("clock_sm",))
+    assert found.grids[0].rows == (
+        ("1k", (Figure("1755" if False else "1700", "MHz"), Ending())),
+        ("2k", (Ending(), Ending("-"))),
+    )
+
+
+def test_compiling_is_said_above_first_calls() -> None:
+    kept = run([ok(case(), "triton", 300.0, first_call=2.0)])
+    fresh = replace(kept, policy=replace(kept.policy, caches="fresh"))
+    (found,) = grids(cells([fresh]), ("first_call",))
+    assert found.heading == "First call (each in a new process, no kernel compiled before)"
+    (found,) = grids(cells([fresh, replace(kept, started="2026-07-02")]), ("first_call",))
+    assert "in other runs kernels that were compiled before may be reused" in found.heading
+
+
+def test_the_convention_is_said_above_the_figures() -> None:
+    assert "Throughput, TFLOP/s (FLOPs: exact)" in shown([run(forwards())])
+    assert "FLOPs: fa, causal counts half" in marked([run(forwards())], convention="fa")
+
+
+def test_backends_abreast() -> None:
+    assert ABREAST == 9
