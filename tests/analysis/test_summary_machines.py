@@ -14,7 +14,8 @@ from builders import CPU, H200, case, environment, ok, run
 
 def test_how_it_was_measured() -> None:
     def method(*records: Record) -> str:
-        return " ".join(shown([run(records)], 200).split("\n\n")[0].splitlines()[1:])
+        (found,) = machines(cells([run(records)]))
+        return found.method
 
     assert method(ok(case(), "triton", 300.0, timer="graph", l2="warm")) == (
         "latency = median of 100 samples, CUDA graph replay, L2 warm"

@@ -45,6 +45,5 @@ def test_the_jobs_for_programs() -> None:
 
 def test_an_empty_plan_and_markdown() -> None:
     assert planned().startswith("backend  to measure  skipped")
-    assert "| eager | 1 | 0 | 1.0s | 1 ms | 1.0 GiB |" in markdown.render(
-        document(run([], plan=[job(case(), "eager")]))
-    )
+    text = markdown.render(document(run([], plan=[job(case(), "eager")])))
+    assert "| eager | 1 | 0 | 1.0s | 1 ms | 1.0 GiB |" in text
