@@ -1,4 +1,4 @@
-"""`flex` and `compile`, uncompiled: what is compiled is right, and how the compiler is readied."""
+"""`flex` and `compile` with torch.compile replaced: their functions are right, and how torch.compile is prepared."""
 
 from __future__ import annotations
 
@@ -21,8 +21,11 @@ PLAIN = Case(Shape(1, 64, 64, 2, 2, 64, 64), "bf16", "fwd")
 
 
 @pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[dict[str, Any]]]:
-    """The options of every torch.compile, which compiles nothing; FlexAttention computes a CPU's backward too."""
+def compile_calls(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[dict[str, Any]]]:
+    """Replace torch.compile by one that compiles nothing, and return the options of each call of it.
+
+    FlexAttention is replaced too, since it has no backward on a CPU.
+    """
     from torch.nn.attention import flex_attention
 
     found: list[dict[str, Any]] = []
@@ -51,7 +54,7 @@ def _flex(
     assert enable_gqa or query.shape[1] == key.shape[1]
     cap = None
     if score_mod is not None:
-        # tanh saturates: a large score comes out as the cap
+        # tanh saturates: a large score becomes the cap
         cap = float(score_mod(torch.tensor(1e9), 0, 0, 0, 0))
         score = torch.tensor([-3.0, 0.1, 1.0])
         torch.testing.assert_close(score_mod(score, 0, 0, 0, 0), cap * torch.tanh(score / cap))
@@ -59,22 +62,22 @@ def _flex(
     return out.transpose(1, 2)
 
 
-@pytest.mark.usefixtures("asked")
+@pytest.mark.usefixtures("compile_calls")
 @cases("flex", "compile")
 def test_contract(name: str, case: Case) -> None:
     check(backend(name), case)
 
 
 @pytest.mark.parametrize("name", ["flex", "compile"])
-def test_compiled_for_the_one_shape(name: str, asked: list[dict[str, Any]]) -> None:
+def test_compiled_for_one_shape(name: str, compile_calls: list[dict[str, Any]]) -> None:
     backend(name).prepare(PLAIN, inputs.make(PLAIN, "cpu", seed=0))
-    assert asked == [{"dynamic": False, "fullgraph": True}]
+    assert compile_calls == [{"dynamic": False, "fullgraph": True}]
 
 
-@pytest.mark.usefixtures("asked")
+@pytest.mark.usefixtures("compile_calls")
 @pytest.mark.parametrize("name", ["flex", "compile", "hf-flex_attention"])
-def test_other_cases_are_forgotten_and_the_same_is_not(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Copies of a case are timed in turns: their compiled code must stay."""
+def test_compiled_code_of_other_cases_is_discarded(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """That of the same case must stay: copies of one case are timed in turns."""
     resets: list[None] = []
     monkeypatch.setattr(torch._dynamo, "reset", lambda: resets.append(None))
     compiler = backend(name)._torch_compile  # type: ignore[attr-defined]
@@ -83,9 +86,9 @@ def test_other_cases_are_forgotten_and_the_same_is_not(name: str, monkeypatch: p
         assert len(resets) == count
 
 
-@pytest.mark.usefixtures("asked")
+@pytest.mark.usefixtures("compile_calls")
 @pytest.mark.parametrize(("direction", "donated"), [("fwd", True), ("bwd", False), ("fwd_bwd", True)])
-def test_a_backward_that_is_repeated_keeps_its_buffers(direction: str, donated: bool) -> None:
+def test_the_graph_of_a_timed_backward_keeps_its_buffers(direction: str, donated: bool) -> None:
     backend("compile")._torch_compile.reset_for(replace(PLAIN, direction=direction))  # type: ignore[attr-defined, arg-type]
     assert torch._functorch.config.donated_buffer == donated
 
@@ -104,7 +107,7 @@ def test_what_they_refuse() -> None:
 @pytest.mark.parametrize("lengths", [(1, 9), (7, 7), (5, 9), (9, 5)])
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("window", [(None, None), (2, None), (None, 1), (2, 1), (0, 0)])
-def test_masks_are_the_references(
+def test_masks_are_those_of_the_reference(
     lengths: tuple[int, int], causal: bool, window: tuple[int | None, int | None]
 ) -> None:
     case = Case(Shape(1, *lengths, 1, 1, 16, 16), "bf16", "fwd", causal, window)

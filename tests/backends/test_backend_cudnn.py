@@ -26,7 +26,7 @@ PLAIN = Case(Shape(1, 64, 64, 2, 2, 128, 128), "bf16", "fwd")
 
 
 @pytest.fixture
-def there(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def stand_in(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     install(monkeypatch, cudnn.version_1_32(), cudnn.VERSIONS)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda _: SimpleNamespace(cuda_stream=7))
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (10, 0))
@@ -35,13 +35,13 @@ def there(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     ours._handle.cache_clear()
 
 
-@pytest.mark.usefixtures("there")
+@pytest.mark.usefixtures("stand_in")
 @cases("cudnn")
 def test_contract(name: str, case: Case) -> None:
     check(backend(name), case)
 
 
-@pytest.mark.usefixtures("there")
+@pytest.mark.usefixtures("stand_in")
 def test_probe_names_both_libraries(monkeypatch: pytest.MonkeyPatch) -> None:
     assert backend("cudnn").probe().version == "nvidia-cudnn-frontend 1.32.0, cuDNN 9.19.0"
 
@@ -56,7 +56,7 @@ def test_probe_names_both_libraries(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def imported(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Names, as they are asked for."""
+    """The names of the modules imported, in order."""
     seen: list[str] = []
     usual, module = builtins.__import__, importlib.import_module
 
@@ -73,37 +73,37 @@ def imported(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return seen
 
 
-@pytest.mark.usefixtures("there")
-def test_torch_is_loaded_first_with_its_cudnn(imported: list[str]) -> None:
+@pytest.mark.usefixtures("stand_in")
+def test_torch_is_imported_before_cudnn_frontend(imported: list[str]) -> None:
     assert backend("cudnn").probe().usable
     assert [name for name in imported if name in ("torch", "cudnn")][:2] == ["torch", "cudnn"]
 
 
-def test_torch_is_not_loaded_in_vain(monkeypatch: pytest.MonkeyPatch, imported: list[str]) -> None:
+def test_torch_is_not_imported_without_cudnn_frontend(monkeypatch: pytest.MonkeyPatch, imported: list[str]) -> None:
     install(monkeypatch, {"cudnn": None}, {})
     assert "is not installed" in (backend("cudnn").probe().reason or "")
     assert "torch" not in imported
 
 
-@pytest.mark.usefixtures("there")
+@pytest.mark.usefixtures("stand_in")
 def test_a_launch_runs_on_torchs_current_stream(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Graphs are captured on another one."""
+    """CUDA graphs are captured on another stream."""
     prepared = backend("cudnn").prepare(PLAIN, inputs.make(PLAIN, "cpu", seed=0))
     monkeypatch.setattr(torch.cuda, "current_stream", lambda _: SimpleNamespace(cuda_stream=11))
     prepared.launch()
     assert ours._handle().stream == 11
 
 
-@pytest.mark.usefixtures("there")
-def test_what_cudnn_refuses_is_a_skip() -> None:
+@pytest.mark.usefixtures("stand_in")
+def test_a_graph_that_cudnn_refuses_is_a_skip() -> None:
     case = replace(PLAIN, shape=Shape(1, 64, 32, 2, 2, 128, 128), causal=True)
-    assert backend("cudnn").unsupported(case, HOPPER) is not None  # so that it is not asked
+    assert backend("cudnn").unsupported(case, HOPPER) is not None  # the plan skips it before cuDNN is called
     with pytest.raises(Unsupported, match="cuDNN refuses: Bottom right causal mask does not support") as refused:
         backend("cudnn").prepare(case, inputs.make(case, "cpu", seed=0))
     assert "\n" not in str(refused.value)
 
 
-@pytest.mark.usefixtures("there")
+@pytest.mark.usefixtures("stand_in")
 @pytest.mark.parametrize("capability", [(9, 0), (10, 0)])
 @cases("cudnn-fp8")
 def test_fp8_contract(monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], name: str, case: Case) -> None:
@@ -111,9 +111,9 @@ def test_fp8_contract(monkeypatch: pytest.MonkeyPatch, capability: tuple[int, in
     check(backend(name), case)
 
 
-@pytest.mark.usefixtures("there")
+@pytest.mark.usefixtures("stand_in")
 def test_fp8_out_is_bf16_on_blackwell_and_has_the_scale_of_v_on_hopper(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of so many keys that with scale 1 the mean of their values would be under e4m3's smallest steps."""
+    """There are so many keys that with scale 1 the means of v would be below the smallest step of e4m3."""
     fp8 = Case(Shape(1, 8, 4096, 2, 2, 32, 32), "fp8", "fwd")
     given = inputs.make(fp8, "cpu", seed=0)
     given.v.mul_(2**-9)
@@ -130,7 +130,7 @@ def test_fp8_out_is_bf16_on_blackwell_and_has_the_scale_of_v_on_hopper(monkeypat
     assert 0.01 < apart.norm() / wide["out"].float().norm() < 0.04  # one rounding to 3 bits
 
 
-def test_cudnn_fp8_takes_nothing_else() -> None:
+def test_cudnn_fp8_takes_fp8_only() -> None:
     assert backend("cudnn-fp8").unsupported(PLAIN, HOPPER) == "no bf16, only fp8"
 
 
@@ -154,7 +154,7 @@ def test_what_it_refuses(name: str, case: Case, device: Device, reason: str | No
     assert (said is None) if reason is None else (said is not None and reason in said)
 
 
-def test_kernels_are_known_by_name() -> None:
+def test_signatures_match_the_names_of_kernels() -> None:
     forward = "cudnn_generated_fort_native_sdpa_sm90_flash_fprop_wgmma_f16_knob_7_128x128x128_4x1x1_cga1x1x1_kernel0_0"
     signature = backend("cudnn").signature(replace(PLAIN, direction="fwd_bwd"), HOPPER)
     assert re.search(signature.runs[0], forward)

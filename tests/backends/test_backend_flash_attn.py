@@ -14,7 +14,7 @@ from attnbench.worker import inputs
 from standins import flash_attn, install
 from standins.contract import ADA, AMPERE, BLACKWELL, CASES, CPU, HOPPER, RTX, TURING, backend, cases, check
 
-MADE = {
+STAND_INS = {
     "fa1": (flash_attn.version_1, flash_attn.VERSIONS_1),
     "fa2": (flash_attn.version_2, flash_attn.VERSIONS_2),
     "fa3": (flash_attn.version_3, flash_attn.VERSIONS_3),
@@ -24,25 +24,25 @@ PLAIN = Case(Shape(1, 64, 64, 2, 2, 64, 64), "bf16", "fwd")
 
 
 @pytest.fixture
-def there(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    """The library, or what stands in for it."""
-    modules, versions = MADE[name]
+def stand_in(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """The backend's library, or its stand-in."""
+    modules, versions = STAND_INS[name]
     install(monkeypatch, modules(), versions)
 
 
-@pytest.mark.usefixtures("there")
-@cases(*MADE)
+@pytest.mark.usefixtures("stand_in")
+@cases(*STAND_INS)
 def test_contract(name: str, case: Case) -> None:
     check(backend(name), case)
 
 
-@pytest.mark.usefixtures("there")
-@pytest.mark.parametrize("name", MADE)
+@pytest.mark.usefixtures("stand_in")
+@pytest.mark.parametrize("name", STAND_INS)
 def test_probe_names_the_version(name: str) -> None:
-    assert backend(name).probe().version == " ".join(*MADE[name][1].items())
+    assert backend(name).probe().version == " ".join(*STAND_INS[name][1].items())
 
 
-@pytest.mark.parametrize("name", MADE)
+@pytest.mark.parametrize("name", STAND_INS)
 def test_not_on_a_cpu(name: str) -> None:
     assert backend(name).unsupported(PLAIN, CPU) == "needs a CUDA GPU"
 
@@ -93,15 +93,17 @@ def test_what_it_refuses(name: str, case: Case, device: Device, reason: str | No
         ("fa2", {"flash-attn": "2.5.9.post1"}, "flash-attn 2.5.9.post1 is older than 2.6"),
     ],
 )
-def test_another_version(monkeypatch: pytest.MonkeyPatch, name: str, versions: dict[str, str], reason: str) -> None:
-    install(monkeypatch, MADE[name][0](), versions)
+def test_another_version_is_refused(
+    monkeypatch: pytest.MonkeyPatch, name: str, versions: dict[str, str], reason: str
+) -> None:
+    install(monkeypatch, STAND_INS[name][0](), versions)
     probe = backend(name).probe()
     assert probe.reason == reason
     assert probe.install
 
 
-def test_fa3_of_before_and_after_returns_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Older builds return (out, lse)."""
+def test_older_builds_of_fa3_give_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They return (out, lse) and not out alone."""
     modules = flash_attn.version_3()
     install(monkeypatch, modules, flash_attn.VERSIONS_3)
     interface = modules["flash_attn_interface"]
@@ -111,7 +113,7 @@ def test_fa3_of_before_and_after_returns_the_same(monkeypatch: pytest.MonkeyPatc
 
 
 def test_fa3_fp8(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Beside the contract: bf16 out, and its kernel is an instance for e4m3."""
+    """In addition to the contract: out is bf16, and the name of its kernel must say e4m3."""
     install(monkeypatch, flash_attn.version_3(), flash_attn.VERSIONS_3)
     fp8 = Case(Shape(2, 40, 48, 4, 2, 64, 64), "fp8", "fwd")
     made = backend("fa3")
@@ -150,7 +152,7 @@ def test_fa3_fp8(monkeypatch: pytest.MonkeyPatch) -> None:
         ),
     ],
 )
-def test_kernels_are_known_by_name(name: str, forward: str, backward: str, others: tuple[str, ...]) -> None:
+def test_signatures_match_the_names_of_kernels(name: str, forward: str, backward: str, others: tuple[str, ...]) -> None:
     signature = backend(name).signature(replace(PLAIN, direction="fwd_bwd"), HOPPER)
     assert [bool(re.search(pattern, forward)) for pattern in signature.runs] == [True, False]
     assert [bool(re.search(pattern, backward)) for pattern in signature.runs] == [False, True]

@@ -20,27 +20,27 @@ PLAIN = Case(Shape(1, 64, 64, 2, 2, 128, 128), "bf16", "fwd")
 
 
 @pytest.fixture
-def there(monkeypatch: pytest.MonkeyPatch) -> None:
+def stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
     install(monkeypatch, flashinfer.version_0_6_13(), flashinfer.VERSIONS)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
 
 
-@pytest.mark.usefixtures("there")
+@pytest.mark.usefixtures("stand_in")
 @cases(*NAMES)
 def test_contract(name: str, case: Case) -> None:
     check(backend(name), case)
 
 
-@pytest.mark.usefixtures("there")
+@pytest.mark.usefixtures("stand_in")
 @cases("flashinfer-trtllm", device=BLACKWELL)
 def test_contract_of_trtllm_gen(name: str, case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (10, 0))
     check(backend(name), case)
 
 
-@pytest.mark.usefixtures("there")
+@pytest.mark.usefixtures("stand_in")
 @pytest.mark.parametrize("name", NAMES)
-def test_the_backend_is_the_one_of_the_name(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_name_decides_the_backend_of_flashinfer(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
     wrapper = flashinfer.BatchPrefillWithRaggedKVCacheWrapper
     single = flashinfer.single_prefill_with_kv_cache
@@ -99,7 +99,7 @@ def test_offsets_beyond_int32_are_refused() -> None:
         ("fmhaSm100aKernel_QkvBfloat16OBfloat16H128SeparateQkvCausalVarSeqQ128Kv128", "flashinfer-trtllm"),
     ],
 )
-def test_kernels_are_known_by_name(kernel: str, of: str) -> None:
+def test_signatures_match_the_names_of_kernels(kernel: str, of: str) -> None:
     for name in NAMES[1:]:
         (pattern,) = backend(name).signature(PLAIN, HOPPER).runs
         assert bool(re.search(pattern, kernel)) == (name == of)

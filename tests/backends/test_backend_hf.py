@@ -16,24 +16,24 @@ PLAIN = Case(Shape(1, 64, 64, 2, 2, 64, 64), "bf16", "fwd")
 
 
 @pytest.fixture
-def there(monkeypatch: pytest.MonkeyPatch) -> None:
+def stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
     install(monkeypatch, transformers.version_5_23() | flash_attn.version_2(), transformers.VERSIONS)
 
 
-@pytest.mark.usefixtures("there")
+@pytest.mark.usefixtures("stand_in")
 @cases(*NAMES)
 def test_contract(name: str, case: Case) -> None:
     check(backend(name), case)
 
 
-@pytest.mark.usefixtures("there")
+@pytest.mark.usefixtures("stand_in")
 def test_probe_names_transformers_and_the_kernel() -> None:
     assert backend("hf-sdpa").probe().version == "transformers 5.23.0"
     both = "transformers 5.23.0, flash-attn 2.8.3.post1"
     assert backend("hf-flash_attention_2").probe().version == both
 
 
-def test_flash_attention_2_is_not_downloaded_in_its_stead(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_flash_attn_2_no_other_kernel_is_downloaded(monkeypatch: pytest.MonkeyPatch) -> None:
     missing = dict.fromkeys(flash_attn.version_2())
     install(monkeypatch, transformers.version_5_23() | missing, {"transformers": "5.23.0"})
     probe = backend("hf-flash_attention_2").probe()
@@ -41,13 +41,13 @@ def test_flash_attention_2_is_not_downloaded_in_its_stead(monkeypatch: pytest.Mo
     assert backend("hf-sdpa").probe().usable
 
 
-def test_a_transformers_of_before(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_older_transformers_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     install(monkeypatch, transformers.version_5_23(), {"transformers": "4.47.1"})
     assert backend("hf-sdpa").probe().reason == "transformers 4.47.1 is older than 4.57"
 
 
-def test_a_lone_query_is_not_called_causal() -> None:
-    """transformers 4 hands the flag to SDPA as it is, where the query then sees the first key alone."""
+def test_a_single_query_is_not_causal() -> None:
+    """transformers 4 passes the flag to SDPA as it is, and the query would see the first key only."""
     lone = replace(PLAIN, shape=Shape(1, 1, 64, 2, 2, 64, 64), causal=True)
     options = backend("hf-sdpa")._options(lone, "cpu")  # type: ignore[attr-defined]
     assert options == {"attention_mask": None, "is_causal": False}

@@ -1,4 +1,4 @@
-"""What backends over libraries share: versions, import errors, limits, and that each says where it was checked."""
+"""Backends that call an installed library: versions, import errors, limits, and where each was checked."""
 
 from __future__ import annotations
 
@@ -25,21 +25,21 @@ from attnbench.core.machine import Device
 from standins import install
 from standins.contract import AMPERE, CPU, HOPPER, backend
 
-OURS = {"eager", "sdpa-math", "sdpa-efficient", "sdpa-flash", "sdpa-cudnn", "triton", "fake"}
-LIBRARIES = [name for name in BACKENDS if name not in OURS]
+OF_ATTNBENCH_OR_TORCH = {"eager", "sdpa-math", "sdpa-efficient", "sdpa-flash", "sdpa-cudnn", "triton", "fake"}
+LIBRARIES = [name for name in BACKENDS if name not in OF_ATTNBENCH_OR_TORCH]
 PLAIN = Case(Shape(2, 32, 64, 4, 2, 64, 64), "bf16", "fwd")
-ANEW = "pip install --force-reinstall --no-deps --no-cache-dir a-kernels"
+REINSTALL = "pip install --force-reinstall --no-deps --no-cache-dir a-kernels"
 
 
 @pytest.mark.parametrize("name", LIBRARIES)
-def test_each_says_what_it_was_checked_against_and_where_it_was_verified(name: str) -> None:
+def test_each_has_checked_versions_and_verified_hardware(name: str) -> None:
     made = backend(name)
     assert made.checked_versions  # type: ignore[attr-defined]
     assert isinstance(made.verified, tuple)  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("name", LIBRARIES)
-def test_a_library_that_is_not_here_says_so_in_one_line(name: str) -> None:
+def test_the_reason_of_a_missing_library_is_one_line(name: str) -> None:
     probe = backend(name).probe()
     if not probe.usable:
         assert "\n" not in str(probe.reason)
@@ -104,11 +104,11 @@ def test_versions_compare_by_number() -> None:
         (RuntimeError(""), "a.b fails at import: RuntimeError: RuntimeError"),
     ],
 )
-def test_import_problem(error: Exception, said: str) -> None:
+def test_reasons_of_failed_imports(error: Exception, said: str) -> None:
     assert reason_of_failed_import("a.b", error) == said
 
 
-OF_THEIR_OWN = [name for name in LIBRARIES if isinstance(backend(name), Library)]
+WITH_OWN_LIBRARY = [name for name in LIBRARIES if isinstance(backend(name), Library)]
 BROKEN = {
     "missing": (lambda m: ModuleNotFoundError(f"No module named {m!r}", name=m), "is not installed"),
     "a dependency missing": (lambda _: ModuleNotFoundError("No module named 'einops'", name="einops"), "needs einops"),
@@ -121,13 +121,13 @@ BROKEN = {
 }
 
 
-def test_most_are_over_a_library_of_their_own() -> None:
-    assert {*LIBRARIES} - {*OF_THEIR_OWN} == {"flex", "compile", "sdpa-fa3", "sdpa-fa4"}
+def test_most_have_a_library_of_their_own() -> None:
+    assert {*LIBRARIES} - {*WITH_OWN_LIBRARY} == {"flex", "compile", "sdpa-fa3", "sdpa-fa4"}
 
 
 @pytest.mark.parametrize("how", BROKEN)
-@pytest.mark.parametrize("name", OF_THEIR_OWN)
-def test_whatever_breaks_at_import_is_one_line_with_what_to_do(
+@pytest.mark.parametrize("name", WITH_OWN_LIBRARY)
+def test_every_error_at_import_becomes_one_line_and_a_command(
     name: str, how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = backend(name)
@@ -151,9 +151,9 @@ def test_whatever_breaks_at_import_is_one_line_with_what_to_do(
     assert "\n" not in probe.install
 
 
-@pytest.mark.parametrize("name", OF_THEIR_OWN)
-def test_a_version_that_is_too_old_says_which_is_needed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By its number, or by what its module lacks."""
+@pytest.mark.parametrize("name", WITH_OWN_LIBRARY)
+def test_a_version_that_is_too_old_is_refused(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is found by its number, or by a name that its module lacks."""
     made = backend(name)
     plain = FlashAttention2() if name == "hf-flash_attention_2" else made
     assert isinstance(plain, Library)
@@ -164,7 +164,9 @@ def test_a_version_that_is_too_old_says_which_is_needed(name: str, monkeypatch: 
     probe = made.probe()
     assert not probe.usable
     assert probe.install
-    assert "pip install --upgrade " in probe.install or "sdpa-fa4" in probe.install  # else pip leaves it as it is
+    assert (
+        "pip install --upgrade " in probe.install or "sdpa-fa4" in probe.install
+    )  # without --upgrade pip would keep it
     if plain.min_version:
         assert probe.reason == f"{plain.distributions[0]} 0.0.1 is older than {plain.min_version}"
     else:
@@ -175,26 +177,26 @@ def test_a_version_that_is_too_old_says_which_is_needed(name: str, monkeypatch: 
     ("error", "todo"),
     [
         (ModuleNotFoundError("No module named 'a'", name="a"), "pip install a-kernels"),
-        (ModuleNotFoundError("No module named 'a_2_cuda'", name="a_2_cuda"), ANEW),
-        (ImportError("/x.so: undefined symbol: _ZN3c10"), ANEW),
+        (ModuleNotFoundError("No module named 'a_2_cuda'", name="a_2_cuda"), REINSTALL),
+        (ImportError("/x.so: undefined symbol: _ZN3c10"), REINSTALL),
         (
             ImportError("libcuda.so.1: cannot open shared object file"),
             "install the driver (nvidia-smi shows it), or leave the backend out",
         ),
     ],
 )
-def test_what_would_help_is_not_what_pip_calls_done(error: Exception, todo: str) -> None:
+def test_the_command_makes_pip_do_something(error: Exception, todo: str) -> None:
     assert probe_of_failed_import("a.b", error, "pip install a-kernels", ("a-kernels",)).install == todo
 
 
-def test_what_a_library_requires_comes_by_installing_it_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not by --force-reinstall, which would bring another torch."""
+def test_a_missing_requirement_is_installed_with_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    """--force-reinstall would replace torch."""
     error = ModuleNotFoundError("No module named 'cutlass'", name="cutlass")
     requirements = ["torch", "pytest>=8", 'rich; extra == "more"', 'none-such; python_version < "3"']
-    there = {"a-kernels": "1", "torch": "2", "pytest": "8"}
-    install(monkeypatch, {}, there)
+    present = {"a-kernels": "1", "torch": "2", "pytest": "8"}
+    install(monkeypatch, {}, present)
     monkeypatch.setattr(importlib.metadata, "requires", lambda _: requirements)
-    assert probe_of_failed_import("a.b", error, "pip install a-kernels", ("a-kernels",)).install == ANEW
+    assert probe_of_failed_import("a.b", error, "pip install a-kernels", ("a-kernels",)).install == REINSTALL
     requirements.append("none-such-dsl[cu13]==4.8.1")
     assert (
         probe_of_failed_import("a.b", error, "pip install a-kernels", ("a-kernels",)).install == "pip install a-kernels"
@@ -204,7 +206,7 @@ def test_what_a_library_requires_comes_by_installing_it_again(monkeypatch: pytes
 @pytest.mark.parametrize(
     "name", ["eager", "flex", "compile", "fa2", "sdpa-fa4", "xformers", "flashinfer", "hf-eager", "hf-flex_attention"]
 )
-def test_where_torch_is_not(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_torch(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def version(distribution: str) -> str:
         raise importlib.metadata.PackageNotFoundError(distribution)
 
@@ -255,7 +257,7 @@ def test_limits(limits: Limits, case: Case, device: Device, reason: str | None) 
     assert (said is None) if reason is None else (said is not None and said.startswith(reason))
 
 
-def test_flash_workspace_counts_what_a_backward_adds() -> None:
+def test_flash_workspace_of_a_backward() -> None:
     rows = 2 * 4 * 32
     assert flash_workspace(PLAIN).nbytes == 4 * rows
     grouped = 2 * 2 * 4 * 64 * (64 + 64)

@@ -1,4 +1,4 @@
-"""`sdpa-fa3` and `sdpa-fa4`: the switch is torch's own, the library behind it stands in."""
+"""`sdpa-fa3` and `sdpa-fa4`, with torch's own switch and stand-ins for the libraries."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ NAMES = ("sdpa-fa3", "sdpa-fa4")
 
 @pytest.fixture
 def active(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What was activated, in order; torch's switch asks for a GPU's kernels."""
+    """Replace torch's switch, which needs a GPU, and return the names activated, in order."""
     done: list[str] = []
     monkeypatch.setattr(torch.nn.attention, "activate_flash_attention_impl", done.append, raising=False)
     monkeypatch.setattr(
@@ -31,7 +31,7 @@ def active(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return done
 
 
-def there(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+def stand_in(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     modules, versions = {
         "sdpa-fa3": (flash_attn.version_3(), flash_attn.VERSIONS_3),
         "sdpa-fa4": (flash_attn.version_4(results=2), {"flash-attn-4": "4.0.0b18"}),
@@ -42,9 +42,9 @@ def there(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
 @pytest.mark.usefixtures("active")
 @cases(*NAMES)
 def test_contract(name: str, case: Case) -> None:
-    """On a CPU torch's own flash kernel answers, for what it takes of these."""
+    """On a CPU torch's own flash kernel computes the cases that it supports."""
     if case.shape.headdim != case.shape.headdim_v or (case.causal and case.shape.seqlen_q != case.shape.seqlen_k):
-        return  # not on a CPU
+        return  # it does not run on a CPU
     check(backend(name), case)
 
 
@@ -56,11 +56,11 @@ def test_activated_once_in_a_process(name: str, active: list[str]) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_probe_wants_torchs_switch_and_the_library(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_probe_needs_torchs_switch_and_the_library(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     wanted = name[-3:].upper()
     attention: Any = torch.nn.attention
     monkeypatch.setattr(attention, "list_flash_attention_impls", lambda: ["FA3", "FA4"], raising=False)
-    there(monkeypatch, name)
+    stand_in(monkeypatch, name)
     version = backend(name).probe().version
     assert version is not None
     assert re.fullmatch(r"torch 2.13.0, flash-attn-\d \S+", version)
@@ -75,7 +75,7 @@ def test_probe_wants_torchs_switch_and_the_library(name: str, monkeypatch: pytes
 
 
 @pytest.mark.parametrize(("torch_version", "usable"), [("2.11.0+cu130", False), ("2.13.1", False), ("2.14.0", True)])
-def test_a_library_that_torch_does_not_understand(
+def test_a_library_with_more_results_than_torch_expects(
     torch_version: str, usable: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.nn.attention, "list_flash_attention_impls", lambda: ["FA4"], raising=False)

@@ -15,11 +15,11 @@ PLAIN = Case(Shape(1, 64, 64, 2, 2, 64, 64), "bf16", "fwd")
 
 
 @pytest.fixture
-def there(monkeypatch: pytest.MonkeyPatch) -> None:
+def stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
     install(monkeypatch, transformer_engine.version_2_20(), transformer_engine.VERSIONS)
 
 
-@pytest.mark.usefixtures("there")
+@pytest.mark.usefixtures("stand_in")
 @cases("transformer-engine")
 def test_contract(name: str, case: Case) -> None:
     check(backend(name), case)
@@ -52,7 +52,7 @@ def test_what_it_refuses() -> None:
         ),
     ],
 )
-def test_what_breaks_at_import_is_one_line(monkeypatch: pytest.MonkeyPatch, error: Exception, reason: str) -> None:
+def test_an_error_at_import_becomes_one_line(monkeypatch: pytest.MonkeyPatch, error: Exception, reason: str) -> None:
     class Finder:
         def find_spec(self, name: str, path: object = None, target: object = None) -> None:
             if name == "transformer_engine":
@@ -73,7 +73,7 @@ def test_what_breaks_at_import_is_one_line(monkeypatch: pytest.MonkeyPatch, erro
     ("causal", "window", "taken"),
     [(False, (8, 8), True), (False, (8, None), False), (False, (None, 8), False), (True, (8, None), True)],
 )
-def test_a_window_that_is_not_causal_has_both_sides(
+def test_a_window_without_causal_must_have_both_sides(
     causal: bool, window: tuple[int | None, int | None], taken: bool
 ) -> None:
     case = replace(PLAIN, causal=causal, window_size=window)

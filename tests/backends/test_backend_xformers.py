@@ -23,23 +23,23 @@ GROUPED = Shape(1, 64, 64, 4, 2, 64, 64)
 
 
 @pytest.fixture
-def there(monkeypatch: pytest.MonkeyPatch) -> None:
+def stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
     install(monkeypatch, xformers.version_0_0_35(), xformers.VERSIONS)
 
 
-@pytest.mark.usefixtures("there")
+@pytest.mark.usefixtures("stand_in")
 @cases(*NAMES)
 def test_contract(name: str, case: Case) -> None:
     check(backend(name), case)
 
 
-@pytest.mark.usefixtures("there")
+@pytest.mark.usefixtures("stand_in")
 def test_probe_names_the_operator() -> None:
     assert backend("xformers").probe().version == "xformers 0.0.35"
     assert backend("xformers-fa2").probe().version == "xformers 0.0.35, fa2F@2.5.7-pt"
 
 
-@pytest.mark.usefixtures("there")
+@pytest.mark.usefixtures("stand_in")
 def test_an_operator_that_was_not_built(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(xformers.Flash3FwOp, "is_available", classmethod(lambda _: False))
     probe = backend("xformers-fa3").probe()
@@ -48,10 +48,10 @@ def test_an_operator_that_was_not_built(monkeypatch: pytest.MonkeyPatch) -> None
     assert backend("xformers-fa2").probe().usable
 
 
-@pytest.mark.usefixtures("there")
+@pytest.mark.usefixtures("stand_in")
 @pytest.mark.parametrize("name", NAMES)
 def test_a_wheel_for_another_cuda(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Then it imports, warns, and no operator takes anything."""
+    """It can be imported, warns, and has no operator that works."""
     failure = Exception("xFormers can't load C++/CUDA extensions. xFormers was built for:\nPyTorch 2.10")
     failure.__cause__ = OSError("Could not load this library: _C.so")
     failure.__cause__.__cause__ = OSError("libcudart.so.12: cannot open shared object file: No such file or directory")
@@ -62,8 +62,8 @@ def test_a_wheel_for_another_cuda(name: str, monkeypatch: pytest.MonkeyPatch) ->
     assert "attnbench env create xformers" in str(probe.install)
 
 
-def test_beside_flash_attn_4_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its import then dies with a name that helps nobody."""
+def test_with_flash_attn_4_but_without_flash_attn_2(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its import then fails, and the error names only flash_attn_interface."""
 
     class Finder:
         def find_spec(self, name: str, path: object = None, target: object = None) -> None:
@@ -112,11 +112,11 @@ def test_what_it_refuses(name: str, case: Case, device: Device, reason: str | No
     assert (said is None) if reason is None else (said is not None and reason in said)
 
 
-@pytest.mark.usefixtures("there")
+@pytest.mark.usefixtures("stand_in")
 @pytest.mark.parametrize("name", ["xformers", "xformers-fa2"])
 @pytest.mark.parametrize("direction", ["fwd", "bwd"])
-def test_the_librarys_own_reasons_are_the_skips(name: str, direction: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of forward and backward operators, in one line."""
+def test_reasons_of_skips_are_those_of_the_library(name: str, direction: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are in one line, for forward and backward operators."""
     which = "FlashBwOp" if direction == "bwd" else "FlashFwOp"
     for operator in (which, which.replace("Flash", "Cutlass")):
         monkeypatch.setattr(getattr(xformers, operator), "DTYPES", {torch.float64})
@@ -126,7 +126,7 @@ def test_the_librarys_own_reasons_are_the_skips(name: str, direction: str, monke
     assert "\n" not in str(refused.value)
 
 
-def test_refusal_reads_what_it_can() -> None:
+def test_reason_of_refusal() -> None:
     assert reason_of_refusal("odd\nwords") == "xFormers refuses: odd words"
     message = (
         "No operator found\n`fa2F` is not supported because:\n    a\n    b\n`cutlassF` is not supported because:\n    c"

@@ -47,6 +47,6 @@ def test_the_example_is_a_backend(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     given = inputs.make(CASE, "cpu", seed=0)
     prepared = mine.prepare(CASE, given)
     accuracy = reference.make_check(CASE, given, seed=0).check_first(prepared.canonical(prepared.launch()))
-    assert accuracy.ok, accuracy.complaint()
+    assert accuracy.ok, accuracy.problem()
     assert {*accuracy.errors} == {"out", "dq", "dk", "dv"}
     monkeypatch.delitem(sys.modules, "mylib")

@@ -1,4 +1,4 @@
-"""The backend `triton`: what it refuses and how it says so."""
+"""The backend `triton`: what it refuses, and its probe."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_what_the_backend_refuses(c: Case, d: Device, reason: str | None, monkey
     assert said is None if reason is None else reason in str(said)
 
 
-def test_the_interpreter_makes_a_cpu_do(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_interpreter_runs_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     backend = Triton()
     assert backend.unsupported(case("fp32"), device("cpu")) is None

@@ -1,7 +1,7 @@
-"""attnbench's Triton kernels compile for GPUs that are not here, and ptxas keeps Hopper's matmuls asynchronous.
+"""attnbench's Triton kernels compile for GPUs that are not present, and ptxas keeps Hopper's matmuls asynchronous.
 
-In a process of their own: here they are imported for the interpreter. One of each kind of the many that there are;
-tests/backends/triton_registers.py compiles any.
+They are compiled in a process of its own, since the tests import them for the interpreter. There is one case of each
+kind; tests/backends/triton_registers.py compiles any.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-# not imported here, where it would decide that kernels are not interpreted: triton_attention.py
+# Triton is not imported here: without TRITON_INTERPRET that would disable the interpreter for triton_attention.py.
 pytestmark = pytest.mark.skipif(not find_spec("triton"), reason="triton is not installed")
 
 in_ci = pytest.mark.skipif(not os.environ.get("CI"), reason="slow: set CI=1 to compile for the other GPUs too")

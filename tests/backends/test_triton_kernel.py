@@ -1,4 +1,4 @@
-"""attnbench's Triton attention against float64: in Triton's interpreter, or natively where a GPU is."""
+"""attnbench's Triton attention against float64, in Triton's interpreter or on a GPU where there is one."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from triton_attention import (
         (1, 130, 4, 1, 64, 64, torch.float16),  # a decode step
         (17, 17, 2, 2, 16, 16, torch.float32),
         (17, 100, 4, 2, 16, 64, torch.float32),
-        (64, 64, 2, 2, 64, 64, torch.float16),  # exactly the blocks
+        (64, 64, 2, 2, 64, 64, torch.float16),  # lengths are multiples of the blocks
         (100, 100, 2, 1, 80, 80, torch.float16),  # a width that is not a power of two
         (100, 130, 4, 2, 64, 16, torch.float32),
         (130, 130, 2, 2, 16, 16, torch.float32),
@@ -73,7 +73,7 @@ def test_windows_and_softcap(sq: int, sk: int, block_m: int, block_n: int, optio
 
 
 def test_a_small_score_keeps_its_precision_under_a_softcap() -> None:
-    """1 - 2 / (1 + e^2x) alone has an absolute error; dq and dk are tiny here and out hides nothing."""
+    """1 - 2 / (1 + e^2x) has an absolute error; with tiny dq and dk it would show."""
     q, k, v, dout = make(70, 70, 1, 1, 16, 16, torch.float32)
     inputs = (q * 1e-2, k * 1e-2, v, dout)
     check(ours(*inputs, softcap=50.0), inputs, softcap=50.0)
@@ -89,7 +89,7 @@ def test_few_queries(sq: int, h: int, h_k: int, options: dict[str, object]) -> N
     check(result, inputs, **options)
 
 
-def test_more_stretches_than_are_combined_at_once_and_than_there_are_keys_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_more_stretches_than_fit_one_turn_and_stretches_without_keys(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(decode, "key_splits", lambda *_: 37)
     inputs = make(2, 500, 2, 1, 16, 16, torch.float32)
     with kernels(16, 16, short=True):
@@ -101,8 +101,8 @@ def test_more_stretches_than_are_combined_at_once_and_than_there_are_keys_for(mo
     [({}, 90), ({"tma": True}, 96), ({"short": True}, 90)],
     ids=["forward", "tensor-maps", "decode"],
 )
-def test_float8_where_its_rounding_does_not_matter(options: dict[str, bool], keys: int) -> None:
-    """The interpreter rounds to e4m3 wrongly (Triton 3.9): scores only, and a weight of 1; tests/gpu does the rest."""
+def test_float8_with_values_that_need_no_rounding(options: dict[str, bool], keys: int) -> None:
+    """The interpreter rounds to e4m3 wrongly (Triton 3.9), so only this is tested here; tests/gpu has the rest."""
     q, k, v, dout = make(70, keys, 2, 1, 32, 24, torch.float32, batch=2)
     descale = tuple((t.abs().max() / 448).reshape(1) for t in (q, k, v))
     rounded = to_float8(q, k, v, descale)
@@ -113,7 +113,7 @@ def test_float8_where_its_rounding_does_not_matter(options: dict[str, bool], key
         exact, exact_lse, *_ = plain(q, k, v, dout.double(), **features)
         torch.testing.assert_close(lse.double(), exact_lse, rtol=0, atol=1e-5)
     assert out.dtype == torch.bfloat16
-    torch.testing.assert_close(out.double(), exact, rtol=2**-7, atol=0)  # the interpreter cuts bf16 off
+    torch.testing.assert_close(out.double(), exact, rtol=2**-7, atol=0)  # the interpreter truncates to bf16
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=["fp32", "fp16"])
@@ -135,8 +135,8 @@ def test_softmax_scale_and_large_scores() -> None:
 
 
 @pytest.mark.parametrize("tma", [False, True], ids=["pointers", "tma"])
-def test_tensor_maps_only_where_they_can_be(tma: bool) -> None:
-    """Rows of 23 elements have no 16-byte strides: pointers then, whatever was asked for."""
+def test_descriptors_only_where_they_can_be_made(tma: bool) -> None:
+    """Strides of rows of 23 elements are not multiples of 16 bytes, so pointers are used."""
     q, k, v, dout = make(40, 50, 2, 2, 16, 24, torch.float32, batch=2)
     for inputs in ((q, k, v, dout), (q, normal(2, 50, 2, 23, dtype=torch.float32)[..., 3:19], v, dout)):
         with kernels(32, 16, tma=tma):
@@ -187,7 +187,7 @@ def test_every_element_is_written(sizes: tuple[int, ...]) -> None:
     assert all(torch.equal(a, b) for a, b in zip(result, wanted, strict=True))
 
 
-def test_gradients_that_nobody_asked_for_are_not_made() -> None:
+def test_gradients_that_are_not_needed_are_not_computed() -> None:
     q, k, v, dout = make(20, 20, 1, 1, 16, 16, torch.float32)
     _, _, dq, dk, dv = ours(q, k, v, dout)
     for wanted, at in ((dq, 0), (dk, 1), (dv, 2)):
@@ -258,6 +258,6 @@ def test_bad_sequences_are_refused(cu_q: Tensor, cu_k: Tensor, longest: tuple[in
         attention_varlen(q, k, v, cu_q.to(DEVICE), cu_k.to(DEVICE), *longest)
 
 
-def test_minus_one_is_an_open_window() -> None:
+def test_minus_one_is_a_side_without_a_limit() -> None:
     q, k, v, _ = make(70, 90, 1, 1, 16, 16, torch.float32)
     assert torch.equal(attention(q, k, v, window_size=(9, -1)), attention(q, k, v, window_size=(9, None)))

@@ -18,7 +18,7 @@ from triton_attention import (
     poisoned,
 )
 
-# Without shrinking, which takes minutes in the interpreter; sizes are small anyway.
+# No shrinking: it takes minutes in the interpreter, and sizes are small anyway.
 quick = settings(max_examples=12, deadline=None, derandomize=True, phases=[Phase.explicit, Phase.generate])
 side = st.none() | st.integers(0, 60)
 options = st.fixed_dictionaries(
@@ -69,7 +69,7 @@ def test_sequences_of_different_lengths(lengths, heads, d, dtype, options, block
         dq, dk, dv = torch.autograd.grad(out, (q, k, v), inputs[3])
     out = out.detach()
     for (q0, q1), (k0, k1) in zip(itertools.pairwise(cu_q), itertools.pairwise(cu_k), strict=True):
-        if k0 == k1:  # nothing to see
+        if k0 == k1:  # no keys
             assert torch.all(out[q0:q1] == 0)
             assert torch.all(dq[q0:q1] == 0)
             assert torch.all(lse[:, q0:q1] == -torch.inf)

@@ -1,4 +1,4 @@
-"""Block sizes found by timing: the search is bounded, its choice outlives the process, a bad cache costs no more."""
+"""Block sizes found by timing: the search is bounded, choices are kept in a file, a damaged file is replaced."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_the_search_stops_at_its_budget_but_tries_one() -> None:
 
     def slow(_: tuned_blocks.Sizes) -> float:
         clock.now += 12.0  # a compilation
-        return 1.0 - clock.now / 1000  # each faster than the one before
+        return 1.0 - clock.now / 1000  # each is faster than the one before
 
     best, seconds = tuned_blocks.search([A, B, C], slow, budget_s=20.0, clock=clock)
     assert best == B
@@ -43,7 +43,7 @@ def test_the_search_stops_at_its_budget_but_tries_one() -> None:
     assert len(seconds) == 1
 
 
-def test_a_candidate_that_fails_is_passed_over() -> None:
+def test_a_candidate_that_fails_is_left_out() -> None:
     def time_one(sizes: tuned_blocks.Sizes) -> float:
         if sizes != C:
             raise RuntimeError("out of shared memory")
@@ -53,12 +53,15 @@ def test_a_candidate_that_fails_is_passed_over() -> None:
     assert tuned_blocks.search([A, B], time_one) == (A, {})
 
 
-def test_a_choice_is_kept_beside_others(tmp_path: Path) -> None:
+def test_a_choice_is_added_to_the_others(tmp_path: Path) -> None:
     path = tmp_path / "new" / "triton-blocks.json"
     assert tuned_blocks.save_choice(path, "one", A, {"64x64x4x2": 1e-3})
     assert tuned_blocks.save_choice(path, "two", B, {})
     assert tuned_blocks.save_choice(path, "one", C, {})
-    assert {key: tuple(entry["blocks"]) for key, entry in tuned_blocks.read_choices(path).items()} == {"one": C, "two": B}
+    assert {key: tuple(entry["blocks"]) for key, entry in tuned_blocks.read_choices(path).items()} == {
+        "one": C,
+        "two": B,
+    }
     assert [p.name for p in path.parent.iterdir()] == ["triton-blocks.json"]  # no temporary file stays
 
 
@@ -76,7 +79,7 @@ def test_a_choice_is_kept_beside_others(tmp_path: Path) -> None:
         '{"format": 1, "choices": 7}',
     ],
 )
-def test_a_damaged_file_is_an_empty_one_and_is_replaced(tmp_path: Path, text: str) -> None:
+def test_a_damaged_file_counts_as_empty_and_is_replaced(tmp_path: Path, text: str) -> None:
     path = tmp_path / "triton-blocks.json"
     path.write_text(text)
     assert tuned_blocks.read_choices(path) == {}
@@ -84,18 +87,18 @@ def test_a_damaged_file_is_an_empty_one_and_is_replaced(tmp_path: Path, text: st
     assert tuned_blocks.read_choices(path)["k"]["blocks"] == list(A)
 
 
-def test_bytes_that_are_no_text(tmp_path: Path) -> None:
+def test_a_file_that_is_not_text(tmp_path: Path) -> None:
     path = tmp_path / "triton-blocks.json"
     path.write_bytes(b"\xff\xfe\x00")
     assert tuned_blocks.read_choices(path) == {}
 
 
-def test_a_place_that_cannot_be_written(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     assert not tuned_blocks.save_choice(tmp_path / "file" / "triton-blocks.json", "k", A, {})
 
 
-def test_where_it_is_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_folder_of_the_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "x"))
     monkeypatch.delenv("ATTNBENCH_CACHE_DIR", raising=False)
     assert tuned_blocks.cache_file() == tmp_path / "x" / "attnbench" / "triton-blocks.json"
@@ -103,9 +106,7 @@ def test_where_it_is_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> No
     assert tuned_blocks.cache_file() == tmp_path / "y" / "triton-blocks.json"
 
 
-def test_printed_and_forgotten(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_print_and_clear(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setenv("ATTNBENCH_CACHE_DIR", str(tmp_path))
     tuned_blocks.save_choice(
         tuned_blocks.cache_file(), "sm_120 triton-3.6.0 fwd 128 128", B, {"128x64x8x3": 1e-3, "64x64x4x2": 2e-3}
@@ -120,7 +121,7 @@ def test_printed_and_forgotten(
     assert tuned_blocks.main(["--what"]) == 2
 
 
-def test_a_gpu_without_a_measured_row_is_searched_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_gpu_without_a_measured_row_is_timed_only_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     pytest.importorskip("triton")
     from attnbench.backends.triton import block_sizes as config
     from attnbench.backends.triton import launch as launch

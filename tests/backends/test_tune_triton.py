@@ -1,4 +1,4 @@
-"""tests/gpu/tune_triton.py without a GPU: a row of it dry, its judgment, and what it makes of crashes and hangs."""
+"""tests/gpu/tune_triton.py without a GPU: a dry run of a row, wrong results, and processes that crash or hang."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_a_backward_is_checked_and_timed(candidate: ModuleType, kernels: tuple[s
 
 
 @dry
-def test_it_runs_what_it_is_asked_for(candidate: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_candidate_named_is_run(candidate: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     from attnbench.backends.triton import forward
 
     ran = []
@@ -84,7 +84,7 @@ def one_sum(out: Tensor, lse: Tensor) -> tuple[Tensor, Tensor]:
 
 @dry
 @pytest.mark.parametrize("spoil", [one_row, nothing_written, one_sum, lambda out, lse: (out * 1.01, lse)])
-def test_what_is_wrong_is_named(
+def test_wrong_results_are_named(
     candidate: ModuleType, monkeypatch: pytest.MonkeyPatch, spoil: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 ) -> None:
     forward = candidate.attention_forward
@@ -94,7 +94,7 @@ def test_what_is_wrong_is_named(
     assert "seconds" not in answer
 
 
-def test_candidates_are_what_they_say_and_hold_the_tables_rows(script: ModuleType, candidate: ModuleType) -> None:
+def test_candidates_parse_and_include_the_rows_of_the_table(script: ModuleType, candidate: ModuleType) -> None:
     made = candidate.blocks_of("64x128x4x3-tra-max168")
     assert made == block_sizes.Blocks(64, 128, 4, 3, True, True, True, max_registers=168)
     known = {key: list(map(candidate.blocks_of, texts.split())) for key, texts in script.CANDIDATES.items()}
@@ -117,7 +117,7 @@ for line in sys.stdin:
 """
 
 
-def test_a_crash_and_a_hang_are_answers_and_the_next_process_goes_on(script: ModuleType, tmp_path: Path) -> None:
+def test_after_a_crash_or_a_hang_a_new_process_continues(script: ModuleType, tmp_path: Path) -> None:
     (tmp_path / "child.py").write_text(CHILD)
     with script.Asker(dry=True) as asker:
         asker._program = (str(tmp_path / "child.py"),)
@@ -131,8 +131,8 @@ def test_a_crash_and_a_hang_are_answers_and_the_next_process_goes_on(script: Mod
     assert len(set(pids)) == 4
 
 
-class Played:
-    """An asker whose candidates take so many seconds, or else answer what is said."""
+class ScriptedAsker:
+    """Replaces the processes: each candidate takes the seconds given, or has the answer given."""
 
     def __init__(self, takes: dict[str, Any]) -> None:
         self.dry, self.takes, self.asked = True, takes, []
@@ -149,8 +149,8 @@ class Played:
         yield from map(self.ask, questions)
 
 
-def played(script: ModuleType, monkeypatch: pytest.MonkeyPatch, takes: dict[str, Any], kinds: list[str]) -> Any:
-    asker = Played(takes)
+def scripted(script: ModuleType, monkeypatch: pytest.MonkeyPatch, takes: dict[str, Any], kinds: list[str]) -> Any:
+    asker = ScriptedAsker(takes)
     monkeypatch.setattr(script, "ask_all", asker.all)
     rows = ["d64 16k causal bwd", "d128 16k full bwd"]
     found = script.tune(rows, kinds, {"dkdv d64 causal": "a", "dq d64 causal": "x"}, 1, asker)
@@ -162,7 +162,7 @@ def test_the_best_of_both_kernels_are_timed_together(
 ) -> None:
     monkeypatch.setattr(script, "CANDIDATES", {"dkdv d64": "a b c", "dq d64": "x y"})
     takes = {"a": 0.6, "b": 0.5, "c": {"wrong": "off by inf at 1 x 1"}, "x": 0.1, "y": {"failed": "out of registers"}}
-    asker, _, lines, well = played(script, monkeypatch, takes, ["bwd"])
+    asker, _, lines, well = scripted(script, monkeypatch, takes, ["bwd"])
     assert lines == ["d64 16k causal bwd   bwd    667 of 370 reached  dkdv b, dq x"]
     assert well
     assert len([1 for _, check in asker.asked if not check]) == 4  # a, b, x, both
@@ -174,6 +174,6 @@ def test_the_best_of_both_kernels_are_timed_together(
         "dq y FAILED: out of registers",
         "dkdv b, dq x 600.000 ms 667 TFLOP/s",
     ]
-    _, _, lines, well = played(script, monkeypatch, {**takes, "a": {"failed": "it crashed"}, "b": 3.0}, ["bwd"])
+    _, _, lines, well = scripted(script, monkeypatch, {**takes, "a": {"failed": "it crashed"}, "b": 3.0}, ["bwd"])
     assert lines == ["d64 16k causal bwd   bwd    129 of 370 -65%     dkdv b, dq x"]
-    assert not well  # what the table has failed
+    assert not well  # the row of the table failed

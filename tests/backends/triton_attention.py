@@ -1,8 +1,8 @@
-"""What the tests of attnbench's Triton attention share: its import, a plain reference, and when a result is right.
+"""Shared by the tests of attnbench's Triton attention: its import, a plain reference, and the check of a result.
 
-Triton decides at decoration time, so TRITON_INTERPRET must be set while the kernels are imported (and while they
-run: Triton imports parts of itself at a first launch; the fixture `interpreter`). Outside of that it is not: other
-tests ask what a backend says without it.
+Triton reads TRITON_INTERPRET when a kernel is decorated, so it is set while the kernels are imported. It is also set
+while they run (the fixture `interpreter`), as Triton imports parts of itself at a first launch. It is not set
+otherwise, because other tests need a backend without it.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def normal(*size: int, dtype: torch.dtype) -> Tensor:
 
 
 def to_float8(q: Tensor, k: Tensor, v: Tensor, descale: tuple[Any, ...]) -> Tensors:
-    """Each over its factor in e4m3, the keys of v side by side."""
+    """Return q, k and v divided by their factors, in e4m3, with contiguous keys of v."""
     q, k, v = ((t / s).to(torch.float8_e4m3fn) for t, s in zip((q, k, v), descale, strict=True))
     return q, k, v.transpose(1, 3).contiguous().transpose(1, 3)
 
@@ -55,7 +55,7 @@ def to_float8(q: Tensor, k: Tensor, v: Tensor, descale: tuple[Any, ...]) -> Tens
 def make(
     sq: int, sk: int, h: int, h_k: int, d: int, d_v: int, dtype: torch.dtype, batch: int = 1, seed: int = 0
 ) -> Tensors:
-    """q, k, v and dout."""
+    """Return random q, k, v and dout."""
     torch.manual_seed(seed)
     sizes = ((sq, h, d), (sk, h_k, d), (sk, h_k, d_v), (sq, h, d_v))
     return tuple(normal(batch, *size, dtype=dtype) for size in sizes)
@@ -72,7 +72,7 @@ def plain(
     softcap: float = 0.0,
     softmax_scale: float | None = None,
 ) -> Tensors:
-    """(out, lse, dq, dk, dv) of textbook attention in the dtype of its inputs."""
+    """Return (out, lse, dq, dk, dv) of textbook attention in the dtype of its inputs."""
     q, k, v = (t.detach().requires_grad_() for t in (q, k, v))
     group = q.shape[2] // k.shape[2]
     kk, vv = (t.repeat_interleave(group, dim=2) for t in (k, v))
@@ -88,7 +88,7 @@ def plain(
     if right is not None or causal:
         seen &= distance <= (0 if causal else right)
     some = seen.any(-1, keepdim=True)
-    # A row that sees nothing is computed over all keys and then zeroed, gradient included.
+    # A row that sees no key is computed over all keys and then zeroed, with its gradient.
     p = torch.softmax(scores.masked_fill(~seen & some, -math.inf), dim=-1) * some
     out = torch.einsum("bhij,bjhd->bihd", p, vv)
     lse = scores.detach().masked_fill(~seen, -math.inf).logsumexp(-1)
@@ -102,13 +102,16 @@ def ours(q: Tensor, k: Tensor, v: Tensor, dout: Tensor, **options: Any) -> Tenso
 
 
 def check(result: Tensors, inputs: Tensors, **options: Any) -> None:
-    """As attnbench judges: at most twice the error of plain attention in that dtype, plus one rounding of the largest
-    value and what float32 sums in another order may differ by."""
+    """Assert that a result is right by attnbench's tolerance.
+
+    It is twice the error of plain attention in that dtype, plus one rounding of the largest value and the difference
+    that float32 sums in another order may have.
+    """
     q, k, v, _ = inputs
     want = plain(*(t.double() for t in inputs), **options)
     eager = plain(*inputs, **options)
     scale = options.get("softmax_scale") or q.shape[-1] ** -0.5
-    # What cancels in dq and dk, whose sum may be zero and its rounding not.
+    # The size of the terms of dq and dk: they may cancel to zero while their rounding does not.
     cancels = {"dq": scale * k.abs().max().item(), "dk": scale * q.abs().max().item()}
     terms = math.sqrt(max(q.shape[1], k.shape[1], q.shape[3], v.shape[3]))
     for name, got, exact, rough in zip(NAMES, result, want, eager, strict=True):
@@ -127,7 +130,7 @@ def check(result: Tensors, inputs: Tensors, **options: Any) -> None:
 
 @contextmanager
 def poisoned() -> Iterator[list[Tensor]]:
-    """Every tensor that torch.empty makes is full of NaN: what is not written, or read before, stays NaN."""
+    """Fill every tensor that torch.empty makes with NaN, so that elements never written, or read before, show."""
     fresh: list[Tensor] = []
 
     def filled(make_tensor: Any) -> Any:
@@ -153,7 +156,7 @@ def kernels(
     ahead: bool = False,
     short: bool = False,
 ) -> Iterator[None]:
-    """These block sizes for every kernel, and the decode kernel where it can be used (`short`) or never."""
+    """Use these block sizes in every kernel, and the decode kernel wherever possible (`short`) or never."""
     blocks = block_sizes.Blocks(block_m, block_n, 4, 1, tma=tma, resident=resident, ahead=ahead)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(block_sizes, "candidates", lambda *_: (blocks,))

@@ -1,12 +1,12 @@
-"""Compiles attnbench's Triton kernels for a GPU that need not be here, and prints what ptxas says.
+"""Compile attnbench's Triton kernels for a GPU that need not be present, and print what ptxas reports.
 
     python tests/backends/triton_registers.py KERNEL,ARCH,HEADDIM,DTYPE[,FEATURE...] ...
 
 KERNEL is fwd, dkdv, dq or decode; ARCH a compute capability (80, 90, 100) or an AMD one (gfx942); DTYPE as
 Triton writes it (bf16, fp32, fp8e4nv); FEATURE one of LEFT, RIGHT, SOFTCAP, VARLEN, FP8, TMA, RESIDENT, AHEAD and
-WARP_SPECIALIZE, or max168 for at most 168 registers. It takes the first row of the table whose shared memory fits
-(with TMA that for tensor maps, and what goes with it), or the block sizes that a FEATURE such as 64x128x4x3 names
-(BLOCK_M, BLOCK_N, num_warps, num_stages). Prints one JSON line each; on AMD only what Triton itself says.
+WARP_SPECIALIZE, or max168 for at most 168 registers. Block sizes are the first row of the table whose shared memory
+fits (with TMA the row measured on Hopper, with its options), or those that a FEATURE such as 64x128x4x3 names (BLOCK_M,
+BLOCK_N, num_warps, num_stages). Prints one JSON line for each; on AMD only what Triton itself reports.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")  # the default so far; Triton 3.9 warns where it is not said
+os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")  # the default; Triton 3.9 warns where it is not set
 
 import triton
 from triton.backends.compiler import GPUTarget
@@ -36,9 +36,9 @@ from attnbench.backends.triton.forward import _forward
 
 KERNELS = {"fwd": _forward, "dkdv": _dk_dv, "dq": _dq, "decode": _decode}
 FEATURES = ("LEFT", "RIGHT", "SOFTCAP", "VARLEN", "FP8", "TMA", "RESIDENT", "AHEAD", "WARP_SPECIALIZE")
-MAPPED = {"Q": "BLOCK_M", "K": "BLOCK_N", "V": "BLOCK_N", "DOut": "BLOCK_M"}  # with TMA
-OWN = {"fwd": ("Q",), "dkdv": ("K", "V"), "dq": ("Q", "DOut")}
-SHARED = {"80": 163, "86": 99, "89": 99, "90": 227, "100": 227, "gfx942": 64}  # KiB that a block may use
+DESCRIPTOR_ROWS = {"Q": "BLOCK_M", "K": "BLOCK_N", "V": "BLOCK_N", "DOut": "BLOCK_M"}  # with TMA
+OWN_BLOCKS = {"fwd": ("Q",), "dkdv": ("K", "V"), "dq": ("Q", "DOut")}
+SHARED = {"80": 163, "86": 99, "89": 99, "90": 227, "100": 227, "gfx942": 64}  # KiB that a program may use
 ITEMSIZE = {"fp32": 4, "fp8e4nv": 1}
 
 
@@ -49,9 +49,8 @@ def build(kernel: str, arch: str, headdim: int, dtype: str, features: set[str]) 
     limit = SHARED[arch] * 1024
     fitting = (row for row in table if config.shared_memory(kernel, row, width, width, itemsize) <= limit)
     blocks = next(fitting, table[-1])
-    mapped = config._HOPPER_MEASURED.get(kernel, {}).get(max(64, width), ()) if arch == "90" and "TMA" in features else ()
-    for row in mapped[:1]:
-        blocks = row
+    if arch == "90" and "TMA" in features:
+        blocks = next(iter(config._HOPPER_MEASURED.get(kernel, {}).get(max(64, width), ())), blocks)
     for sizes in (name.split("x") for name in features if name[0].isdigit()):
         blocks = config.Blocks(*map(int, sizes), resident="RESIDENT" in features, ahead="AHEAD" in features)
     features = features | {name.upper() for name in ("resident", "ahead") if getattr(blocks, name)}
@@ -66,8 +65,11 @@ def build(kernel: str, arch: str, headdim: int, dtype: str, features: set[str]) 
     for i, name in enumerate(fn.arg_names):
         if name in constants:
             signature[name] = "constexpr"
-        elif name in MAPPED and "TMA" in features:
-            rows, by_head = getattr(blocks, MAPPED[name]), name in OWN[kernel] and "RESIDENT" not in features
+        elif name in DESCRIPTOR_ROWS and "TMA" in features:
+            rows, by_head = (
+                getattr(blocks, DESCRIPTOR_ROWS[name]),
+                name in OWN_BLOCKS[kernel] and "RESIDENT" not in features,
+            )
             block = f"1, 1, {rows}, {width}" if by_head else f"1, {rows}, 1, {width}"
             if name == "V" and "FP8" in features:
                 block = f"1, {width}, 1, {rows}"
@@ -84,8 +86,8 @@ def build(kernel: str, arch: str, headdim: int, dtype: str, features: set[str]) 
         if name.startswith("max"):
             options["maxnreg"] = int(name[3:])
     compiled = triton.compile(ASTSource(fn, signature, constants, attributes), target=target, options=options)
-    said = {"blocks": list(blocks[:4]), "shared": compiled.metadata.shared}
-    return said | (_ptxas(compiled.asm["ptx"], arch) if "ptx" in compiled.asm else {})
+    report = {"blocks": list(blocks[:4]), "shared": compiled.metadata.shared}
+    return report | (_ptxas(compiled.asm["ptx"], arch) if "ptx" in compiled.asm else {})
 
 
 def _type(name: str, dtype: str) -> str:

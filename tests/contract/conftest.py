@@ -1,7 +1,7 @@
-"""Where backends are checked: on a GPU where there is one, else on the CPU with Triton's interpreter.
+"""The contract is tested on a GPU where there is one, else on the CPU with Triton's interpreter.
 
-Triton decides when it is imported and when a kernel is decorated, so TRITON_INTERPRET is set for the import here and
-while each test of this folder runs, and at no other time: tests elsewhere ask what a backend says without it.
+Triton reads TRITON_INTERPRET when it is imported and when a kernel is decorated, so it is set for the import here and
+while each test of this folder runs. It is not set at other times, because other tests need a backend without it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if INTERPRET:
 
 @pytest.fixture(autouse=True)
 def _as_in_a_worker(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Each backend has a process of its own, and may set switches of torch there; here they are put back."""
+    """Reset torch's switches after each test: a backend may set them, as in a worker it has its own process."""
     if INTERPRET:
         monkeypatch.setenv("TRITON_INTERPRET", "1")
     switches = {name: getattr(torch.backends.cuda, f"{name}_sdp_enabled")() for name in SDP}

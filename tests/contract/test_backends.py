@@ -1,7 +1,7 @@
-"""What every backend owes: one body of tests over the whole map, so that a new line there is a tested backend.
+"""The contract of backends: the same tests for each backend of the map, so a new line there is tested without more.
 
 A backend that cannot run here is skipped with its own reason. ATTNBENCH_REQUIRE=eager,triton makes that a failure, so
-that a machine which is meant to test a backend cannot quietly stop doing so.
+that a machine that must test a backend does not silently stop doing so.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ DROPOUT["dropout-softcap"] = Case(SHAPES["square"], "bf16", "fwd_bwd", softcap=2
 
 
 def broad() -> list[Case]:
-    """Cases that a backend may be asked about, whether or not anything can run them."""
+    """Return cases of every kind, whether or not a backend can run them."""
     shapes = [
         Shape(batch, sq, sk, h, h_k, d, d_v)
         for batch, sq, sk in ((1, 1, 1), (64, 1, 2**17), (3, 17, 100), (3, 100, 17), (1, 2**20, 2**20))
@@ -134,7 +134,7 @@ def backend(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Backe
 
 
 def why_not(backend: Backend) -> str | None:
-    """Why it runs nothing here, or None."""
+    """Return why a backend can run no case here, or None."""
     if getattr(backend, "simulated", False):
         return "it is simulated and computes nothing"
     probe = backend.probe()
@@ -159,7 +159,7 @@ def test_runs_here(backend: Backend) -> None:
         pytest.skip(f"{backend.name}: {reason}")
 
 
-def test_name_is_the_maps(name: str) -> None:
+def test_name_is_that_of_the_map(name: str) -> None:
     if name == OWN:
         pytest.skip("named by whoever gives it")
     module, _, attribute = BACKENDS[name].partition(":")
@@ -173,7 +173,7 @@ def test_probe_gives_a_version_or_a_reason(backend: Backend) -> None:
 
 
 def test_answers_are_pure(backend: Backend) -> None:
-    """`unsupported` and `workspace` take any case on any device, and say the same when asked again."""
+    """`unsupported` and `workspace` accept any case on any device, and return the same when called again."""
     for device, case in itertools.product(DEVICES, broad()):
         reason = backend.unsupported(case, device)
         assert reason is None or is_one_line(reason), f"{reason!r} for {case} on {device.name}"
@@ -186,8 +186,8 @@ def test_answers_are_pure(backend: Backend) -> None:
         assert is_one_line(workspace.what)
 
 
-def test_nothing_heavy_is_imported_to_ask(name: str) -> None:
-    """Neither torch nor the library: another one's broken install must not matter before it is probed."""
+def test_pure_functions_import_nothing_heavy(name: str) -> None:
+    """They import neither torch nor the library: a broken installation must not matter before the probe."""
     if name == OWN:
         pytest.skip("a person's own file imports what it likes")
     code = f"""
@@ -210,11 +210,13 @@ print(*sorted(loaded - set(sys.stdlib_module_names) - {{"attnbench"}}))
 
 
 def test_signatures_are_regular_expressions(backend: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of every case that it takes on any device: what must run and what must not, as names are searched for it."""
+    """The patterns of every case that the backend takes, on any device, compile."""
     if getattr(backend, "simulated", False):
         pytest.skip("it is simulated: nothing runs")
     for device, case in itertools.product(DEVICES, [*CASES.values(), *broad()]):
-        monkeypatch.setenv("TRITON_INTERPRET", "1" if device.kind == "cpu" else "0")  # each where it may run
+        monkeypatch.setenv(
+            "TRITON_INTERPRET", "1" if device.kind == "cpu" else "0"
+        )  # so that each device is one on which it may run
         if backend.unsupported(case, device) is not None:
             continue
         signature = backend.signature(case, device)
@@ -228,13 +230,13 @@ def test_signatures_are_regular_expressions(backend: Backend, monkeypatch: pytes
 
 @pytest.fixture
 def taken(backend: Backend, case: Case) -> None:
-    """Skips what the backend refuses before it is asked to prepare anything."""
+    """Skip the case if the backend refuses it."""
     if reason := why_not(backend) or backend.unsupported(case, DEVICE):
         pytest.skip(f"{backend.name}: {reason}")
 
 
 def prepared_or_skip(backend: Backend, case: Case, given: Inputs) -> tuple[Prepared, Any]:
-    """The case made ready, and the raw results of a first launch."""
+    """Return the prepared case and the raw results of a first launch; skip it where the library refuses."""
     try:
         prepared = backend.prepare(case, given)
         return prepared, prepared.launch()
@@ -246,8 +248,8 @@ def prepared_or_skip(backend: Backend, case: Case, given: Inputs) -> tuple[Prepa
 
 @pytest.mark.usefixtures("taken")
 @pytest.mark.parametrize("case", ONE_OF_EACH.values(), ids=ONE_OF_EACH.keys())
-def test_what_runs_is_what_it_says_and_naming_runs_nothing(backend: Backend, case: Case) -> None:
-    """`canonical` gives views: what it computed would be in nobody's time."""
+def test_declared_kernels_run_and_canonical_runs_nothing(backend: Backend, case: Case) -> None:
+    """`canonical` gives views only: what it computed would not be timed."""
     given = inputs.make(case, DEVICE.kind, seed=0)
     prepared, raw = prepared_or_skip(backend, case, given)
     assert kernel_rules.first_computing_operator(operator_names(lambda: prepared.canonical(raw))) is None
@@ -261,9 +263,9 @@ def test_what_runs_is_what_it_says_and_naming_runs_nothing(backend: Backend, cas
 @pytest.mark.usefixtures("taken")
 @pytest.mark.parametrize("case", ONE_OF_EACH.values(), ids=ONE_OF_EACH.keys())
 def test_results_follow_the_inputs(backend: Backend, case: Case) -> None:
-    """They are changed in place, in the inputs or in what `reads` names instead.
+    """Change the inputs in place, or what `reads` names instead: the results must follow.
 
-    So a backend that copies them in `prepare` has to say where it put them, and one that keeps an answer is found out.
+    A backend that copies inputs in `prepare` must therefore name the copies, and one that returns stored results fails.
     """
     given = inputs.make(case, DEVICE.kind, seed=0)
     prepared, raw = prepared_or_skip(backend, case, given)
@@ -277,7 +279,7 @@ def test_results_follow_the_inputs(backend: Backend, case: Case) -> None:
     renewal.renew()
     results = prepared.canonical(prepared.launch())
     for name in set(reference.expected_results(case)) - ({"out"} if case.direction == "bwd" else set()):
-        assert not torch.equal(results[name].float(), before[name]), f"{name} is the old one"
+        assert not torch.equal(results[name].float(), before[name]), f"{name} did not change with the inputs"
     fresh = renewal.apply_to(inputs.make(case, DEVICE.kind, seed=0))
     exact = reference.compute_reference(case, fresh, reference.choose_rows(case, torch.device(DEVICE.kind)))
     accuracy = reference.compare(exact, results)
@@ -287,7 +289,7 @@ def test_results_follow_the_inputs(backend: Backend, case: Case) -> None:
 @pytest.mark.usefixtures("taken")
 @pytest.mark.parametrize("case", DROPOUT.values(), ids=DROPOUT.keys())
 def test_dropout(backend: Backend, case: Case) -> None:
-    """It drops what it should and computes the rest, launch after launch and on other inputs; exactly."""
+    """Dropout keeps the right fraction, and results are exact for its mask in each launch and on other inputs."""
     given = inputs.make(case, DEVICE.kind, seed=0)
     check = reference.make_check(case, given, seed=0)
     try:
@@ -313,7 +315,7 @@ def test_dropout(backend: Backend, case: Case) -> None:
 @pytest.mark.usefixtures("taken")
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
 def test_results(backend: Backend, case: Case) -> None:
-    """What it takes, it computes: right names, shapes, dtypes and values, again and again, inputs untouched."""
+    """Every case that a backend takes has right names, shapes, dtypes and values; no input changes."""
     given = inputs.make(case, DEVICE.kind, seed=0)
     tensors = [t for t in (given.q, given.k, given.v, given.dout) if t is not None]
     before = [t.clone() for t in tensors]
@@ -325,7 +327,7 @@ def test_results(backend: Backend, case: Case) -> None:
     assert accuracy.ok, accuracy.problem()
     assert reference.ResultCheck(case, given, 0).fp8_problem(prepared, accuracy) is None
     if case.has_backward:
-        assert prepared.forward is not None, "how much memory the forward keeps would go unmeasured"
+        assert prepared.forward is not None, "without it the memory that the forward keeps is not measured"
         prepared.forward()
     again = reference.compare(exact, prepared.canonical(prepared.launch()))
     assert again.ok, f"second launch: {again.problem()}"

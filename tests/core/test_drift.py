@@ -1,4 +1,4 @@
-"""What is right once and wrong later: results that drift from call to call, files that two processes write."""
+"""Failures that come after a right first result: gradients that accumulate, and a run file with two writers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ torch = pytest.importorskip("torch")
 
 
 class Accumulates(torch.autograd.Function):  # type: ignore[misc]
-    """Right on the first call; dk grows with every further one, as with a buffer that is zeroed once."""
+    """Attention whose dk is right in the first call and grows with each further one, as in a buffer never cleared."""
 
     calls = 0
 
@@ -54,7 +54,7 @@ def test_gradients_that_accumulate_are_wrong(monkeypatch: pytest.MonkeyPatch, bu
     assert found["reason"].startswith("in the second launch")
 
 
-def test_one_writer_at_a_time(tmp_path: Path) -> None:
+def test_a_run_file_has_one_writer_at_a_time(tmp_path: Path) -> None:
     case = Case(Shape(1, 8, 8, 1, 1, 16, 16), "fp32", "fwd")
     device = Device("cpu", 0, "cpu", 1, 1)
     plan = (Job(case, "eager", 0, Forecast(1.0, 1.0, 1)),)
@@ -67,7 +67,7 @@ def test_one_writer_at_a_time(tmp_path: Path) -> None:
 
 
 def test_a_single_key_is_right() -> None:
-    """dq and dk are exactly 0 there, and a kernel's rounding is not."""
+    """With one key dq and dk are exactly 0, and the rounding of a kernel that computes them is not."""
     from attnbench.backends.function import Function
     from attnbench.worker.measure_cell import CellMeasurer
 

@@ -1,4 +1,4 @@
-"""The exact work of a case against brute force and against counts made by hand."""
+"""FLOPs, pairs and ideal bytes against brute force and against counts made by hand."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ side = st.none() | st.integers(0, 30)
 
 
 def mask(seqlen_q, seqlen_k, causal, window_size):
-    """The pairs that the mask leaves, from its definition in flash-attn's documentation."""
+    """Return the pairs that the mask leaves, by its definition in flash-attn's documentation."""
     offset = seqlen_k - seqlen_q
     left, right = window_size
     return {
@@ -35,9 +35,9 @@ def case(seqlen_q=4, seqlen_k=4, direction="fwd", batch=1, nheads=1, nheads_k=1,
 
 
 @given(lengths, lengths, st.booleans(), st.tuples(side, side))
-@example(5, 2, True, (None, None))  # the first three queries see nothing
+@example(5, 2, True, (None, None))  # the first three queries see no key
 @example(9, 3, False, (1, 0))
-@example(3, 9, True, (2, 5))  # causal closes the right side
+@example(3, 9, True, (2, 5))  # causal limits the right side to 0
 @example(1, 24, True, (None, None))  # a decode step sees every key
 def test_pairs_match_brute_force(seqlen_q, seqlen_k, causal, window_size):
     assert visible_pairs(seqlen_q, seqlen_k, causal, window_size) == len(mask(seqlen_q, seqlen_k, causal, window_size))
@@ -54,11 +54,11 @@ def test_pairs_of_a_million_tokens():
     assert visible_pairs(n, n, False) == n * n
     assert visible_pairs(n, n, True) == n * (n + 1) // 2
     assert visible_pairs(1, n, True) == n
-    w = 4095  # 4096 keys a query, fewer for the first 4095 queries
+    w = 4095  # 4096 keys per query, fewer for the first 4095 queries
     assert visible_pairs(n, n, True, (w, None)) == n * (w + 1) - w * (w + 1) // 2
 
 
-def test_flops_of_a_square_case_are_the_papers():
+def test_flops_of_a_square_case_are_those_of_the_papers():
     c = case(1024, 1024, batch=2, nheads=16, headdim=128, headdim_v=128)
     forward = 4 * 1024**2 * 128 * 16 * 2
     assert flops(c) == forward
@@ -104,7 +104,7 @@ def test_bytes_by_hand():
     assert ideal_bytes(replace(c, direction="fwd_bwd")) == forward + backward
     assert ideal_bytes(replace(c, dtype="fp32")) == 2 * forward
     assert ideal_bytes(replace(c, dtype="fp16")) == forward
-    assert ideal_bytes(replace(c, dtype="fp8")) == q + k + v + 2 * out  # which is bf16
+    assert ideal_bytes(replace(c, dtype="fp8")) == q + k + v + 2 * out  # out is bf16
     assert ideal_bytes(replace(c, causal=True)) == forward  # every key is seen by some query
 
 

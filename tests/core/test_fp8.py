@@ -1,4 +1,4 @@
-"""fp8: the rounding, what it costs, the form of its results, and who takes it."""
+"""fp8: the rounding and its error, the form of results, and which backends support it."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_quantize_uses_the_whole_range() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_rounding_costs_what_three_bits_of_mantissa_cost(dtype: torch.dtype) -> None:
-    """Half a step of 1/8 to 1/16 of the value, evenly spread: 2.6 % root mean square of normal values."""
+    """The error is uniform within half a step, and a step is 1/8 to 1/16 of the value: 2.6 % root mean square."""
     t = torch.randn(10_000, generator=torch.Generator().manual_seed(0)).to(dtype)
     before = t.clone()
     small, descale = fp8.quantize(t)
@@ -48,7 +48,7 @@ def test_rounding_costs_what_three_bits_of_mantissa_cost(dtype: torch.dtype) -> 
     assert norm(small.float() * descale - t) / norm(t) == pytest.approx(0.026, abs=0.001)
 
 
-def test_weights_are_rounded_over_the_largest_of_their_row() -> None:
+def test_probabilities_are_rounded_relative_to_the_largest_of_their_row() -> None:
     p = torch.softmax(torch.randn(4, 2000, generator=torch.Generator().manual_seed(0)), -1)
     p[3] = 0.0  # a row that sees no key
     rounded = fp8.round_probabilities(p)
@@ -56,7 +56,7 @@ def test_weights_are_rounded_over_the_largest_of_their_row() -> None:
     torch.testing.assert_close(rounded[:3].amax(-1), p[:3].amax(-1))
     assert norm(rounded - p) / norm(p) == pytest.approx(0.026, abs=0.002)
     tiny = fp8.round_probabilities(torch.tensor([[1.0, 2.0**-18, 2.0**-16]]))
-    assert tiny.tolist() == [[1.0, 0.0, 2.0**-16]]  # what is under 2^-9 of 2^-8 is lost
+    assert tiny.tolist() == [[1.0, 0.0, 2.0**-16]]  # values below 2^-17 are lost
 
 
 @pytest.fixture
@@ -81,8 +81,8 @@ def test_the_error_is_against_the_inputs_before_they_were_rounded(given: Inputs)
     assert 0.03 < found.errors["out"].relative < 0.06
 
 
-def test_not_fp8(given: Inputs) -> None:
-    """The names and dtypes of what is read, and the error, are each a sign."""
+def test_a_backend_that_does_not_compute_in_fp8_is_found(given: Inputs) -> None:
+    """It is found by the names and dtypes of the tensors that it reads, and by its error."""
     check = reference.ResultCheck(CASE, given, 0)
     operands, _ = fp8.quantize_inputs(given)
     rough = check.check_first({"out": (1.05 * out_of(given)).bfloat16()})
@@ -116,8 +116,8 @@ def test_an_e4m3_result_needs_its_scale(given: Inputs) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(set(BACKENDS) - TAKE_IT))
-def test_others_say_no(name: str) -> None:
-    """None computes in bf16 what was asked for in fp8."""
+def test_other_backends_refuse_fp8(name: str) -> None:
+    """No backend computes an fp8 case in bf16."""
     reason = load(name, BACKENDS[name]).unsupported(replace(CASE, causal=False), HOPPER)
     assert reason is not None
     assert "no fp8" in reason
@@ -134,7 +134,9 @@ def test_others_say_no(name: str) -> None:
         (CPU, "fwd", "Triton kernels need a GPU"),
     ],
 )
-def test_where_triton_takes_it(monkeypatch: pytest.MonkeyPatch, device: Device, direction: Any, reason: Any) -> None:
+def test_where_triton_supports_fp8(
+    monkeypatch: pytest.MonkeyPatch, device: Device, direction: Any, reason: Any
+) -> None:
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     said = Triton().unsupported(replace(CASE, direction=direction), device)
     assert said is None if reason is None else reason in str(said)
@@ -142,7 +144,7 @@ def test_where_triton_takes_it(monkeypatch: pytest.MonkeyPatch, device: Device, 
     assert "rounds to e4m3 wrongly" in str(Triton().unsupported(CASE, CPU))
 
 
-def test_triton_reads_e4m3_with_the_scale_of_each(monkeypatch: pytest.MonkeyPatch, given: Inputs) -> None:
+def test_triton_reads_e4m3_with_a_scale_per_tensor(monkeypatch: pytest.MonkeyPatch, given: Inputs) -> None:
     """The kernel itself is tested in test_triton_kernel.py, and on a GPU."""
     pytest.importorskip("triton")
     from attnbench.backends.triton import attention as kernel
@@ -154,7 +156,7 @@ def test_triton_reads_e4m3_with_the_scale_of_each(monkeypatch: pytest.MonkeyPatc
         return attend(q, k, v, scale=softmax_scale, right=0, dtype=torch.bfloat16)[0]
 
     monkeypatch.setattr(kernel, "attention", stand_in)
-    given.k.mul_(3)  # so that each has a scale of its own
+    given.k.mul_(3)  # so that the scales differ
     given.v.mul_(5)
     check = reference.ResultCheck(CASE, given, 0)
     prepared = Triton().prepare(CASE, given)
@@ -169,13 +171,13 @@ def test_triton_reads_e4m3_with_the_scale_of_each(monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_cpu_has_no_ceiling_in_e4m3() -> None:
-    """By plain loops, as torch may do it on one that knows bf16, a reading would take minutes."""
+    """torch may multiply e4m3 by plain loops on a CPU, and a reading would take minutes."""
     with pytest.raises(RuntimeError, match="no CPU has units for e4m3"):
         ceiling.matmul_launch(1024, torch.device("cpu"), torch.float8_e4m3fn)
     assert environment._matmul_rates(torch.device("cpu"), ["fp8"], 1024) == {}
 
 
-def test_a_device_that_multiplies_no_e4m3_has_no_rate_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_device_without_e4m3_matmul_has_no_rate_for_fp8(monkeypatch: pytest.MonkeyPatch) -> None:
     real = ceiling.matmul_launch
 
     def refuses(n: int, device: torch.device, dtype: torch.dtype) -> Any:

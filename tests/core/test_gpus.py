@@ -1,4 +1,4 @@
-"""The table of peak rates: which entry each real driver name finds, and that its figures hang together."""
+"""The table of peak rates: the entry for each name that drivers report, and that its figures are consistent."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ NAMES = [
 
 UNKNOWN = [
     ("NVIDIA A100-SXM4-40GB MIG 1g.5gb", 4864),
-    ("NVIDIA A100-SXM4-40GB", 4864),  # a slice that hides behind the name of the whole
+    ("NVIDIA A100-SXM4-40GB", 4864),  # a MIG slice that reports the name of the whole GPU
     ("NVIDIA H100 80GB HBM3 MIG 3g.40gb", 40448),
     ("NVIDIA H200 MIG 7g.141gb", 143771),
     ("NVIDIA GeForce RTX 4090 D", 24564),
@@ -113,7 +113,7 @@ def test_names_are_unique():
 
 
 @pytest.mark.parametrize("gpu", GPUS, ids=lambda gpu: gpu.name)
-def test_figures_hang_together(gpu):
+def test_figures_are_consistent(gpu):
     assert len(gpu.source) > 40
     assert set(gpu.peak_flops) <= {"bf16", "fp16", "fp32", "fp8"}
     assert {"fp16", "fp32"} <= set(gpu.peak_flops)
@@ -127,7 +127,8 @@ def test_figures_hang_together(gpu):
         assert gpu.peak_flops["fp8"] == pytest.approx(2 * gpu.peak_flops["bf16"], rel=0.015)
 
 
-# The boost clock, in GHz, as vendors print it (B300: as the device reports it). A rate that fits it fits the units.
+# The boost clock, in GHz, as vendors print it (B300: as the device reports it). A peak that gives this clock has the
+# right units.
 BOOST = {
     "T4": 1.59,
     "V100 SXM2": 1.53,
@@ -176,7 +177,7 @@ def test_peaks_hold_at_the_boost_clock(gpu):
 
 
 def test_clocks_by_hand():
-    """SMs x FLOP of one in a clock x clock = peak."""
+    """Peak = multiprocessors * FLOP per multiprocessor and cycle * clock."""
     known = {gpu.name: gpu for gpu in GPUS}
     assert clock_of_peak(known["H100 SXM"], "bf16") == pytest.approx(1.830e9, rel=1e-3)
     assert clock_of_peak(known["H100 SXM"], "fp8") == pytest.approx(1.830e9, rel=1e-3)

@@ -1,4 +1,4 @@
-"""Sizes, head dims and durations as people write them, and what is said of a slip."""
+"""Sizes, head dims, windows and durations: parsing, error lines, and formatting."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from attnbench.core.sizes import (
 @pytest.mark.parametrize(
     ("text", "value"), [("1", 1), ("4096", 4096), ("4k", 4096), ("3K", 3072), ("1m", 2**20), (" 8k ", 8192), (64, 64)]
 )
-def test_size(text: str, value: int) -> None:
+def test_parse_size(text: str, value: int) -> None:
     assert parse_size(text) == value
 
 
 @pytest.mark.parametrize("text", ["", "x", "8x", "8kk", "k", "1.5k", "8 k", "0x10", "8e3", "-"])
-def test_not_a_size(text: str) -> None:
+def test_text_that_is_no_size(text: str) -> None:
     with pytest.raises(UserError, match=r"seqlen: .* is not a size"):
         parse_size(text, "seqlen")
 
@@ -40,7 +40,7 @@ def test_sizes_start_at_one(text: str) -> None:
         parse_size(text)
 
 
-def test_sizes_end_where_nothing_can_be_measured() -> None:
+def test_the_largest_size() -> None:
     assert parse_size(str(LARGEST)) == parse_size("128m") == LARGEST
     with pytest.raises(UserError, match="largest: 128m"):
         parse_size(str(LARGEST + 1))
@@ -81,7 +81,7 @@ def test_lists_and_ranges(text: str, values: tuple[int, ...]) -> None:
         ("1k:4k", "is not a size"),
     ],
 )
-def test_bad_lists_say_why(text: str, said: str) -> None:
+def test_errors_in_lists_and_ranges(text: str, said: str) -> None:
     with pytest.raises(UserError) as error:
         parse_sizes(text, "seqlen")
     assert str(error.value).startswith("seqlen: ")
@@ -110,18 +110,18 @@ def test_bad_durations(text: str) -> None:
 
 
 @given(st.integers(1, LARGEST))
-def test_short_reads_back(n: int) -> None:
+def test_format_size_can_be_parsed(n: int) -> None:
     assert parse_size(format_size(n)) == n
     assert len(format_size(n)) <= len(str(n))
 
 
-def test_short() -> None:
+def test_format_size() -> None:
     assert [format_size(n) for n in (1, 1000, 1023, 1024, 1536, 65536, 2**20, 2**20 + 1024)] == [
         "1", "1000", "1023", "1k", "1536", "64k", "1m", "1025k",
     ]  # fmt: skip
 
 
-def test_bytes_and_durations_for_people() -> None:
+def test_format_bytes_and_durations() -> None:
     assert [format_bytes(n) for n in (0, 1023, 1024, 24 * 2**20, 1.5 * 2**30, 137 * 2**30)] == [
         "0 B", "1023 B", "1.0 KiB", "24 MiB", "1.5 GiB", "137 GiB",
     ]  # fmt: skip
@@ -144,7 +144,7 @@ def test_windows(text: str, found: object) -> None:
 
 
 @pytest.mark.parametrize("text", ["1024:0", "1/2/3", "open", "-1", "1k/", "/0", "", "0", "1.5", "none/0"])
-def test_no_window(text: str) -> None:
+def test_text_that_is_no_window(text: str) -> None:
     with pytest.raises(UserError, match=r"is not a window; write 1024"):
         parse_windows(text)
 

@@ -1,4 +1,4 @@
-"""Statistics against numpy and scipy, and the coverage that the interval of the median claims."""
+"""Statistics against numpy and scipy, and the coverage of the interval of the median."""
 
 from __future__ import annotations
 
@@ -55,17 +55,17 @@ def test_interval_uses_the_ranks_of_the_binomial(confidence):
             assert (lo, hi) == (1, n)
         else:
             assert miss(lo) <= allowed
-            assert lo + 1 > n / 2 or miss(lo + 1) > allowed  # no shorter interval will do
+            assert lo + 1 > n / 2 or miss(lo + 1) > allowed  # a shorter interval misses too often
 
 
 def test_interval_of_small_samples_by_hand():
-    # Tables of this interval at 95 %: n = 6 to 8 the range, 9 to 11 the second value, 12 to 14 the third.
+    # From tables of this interval at 95 %: n = 6 to 8 the range, 9 to 11 the second value, 12 to 14 the third.
     for n, k in [(6, 1), (8, 1), (9, 2), (11, 2), (12, 3), (14, 3), (15, 4), (17, 5), (20, 6)]:
         assert median_interval(range(1, n + 1)) == (k, n + 1 - k), n
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 4, 5])
-def test_interval_is_the_range_where_none_exists(n):
+def test_the_interval_of_few_samples_is_their_range(n):
     assert median_interval(range(n)) == (0, n - 1)
 
 
@@ -75,9 +75,9 @@ def test_interval_ignores_order():
 
 @pytest.mark.parametrize("n", [6, 10, 31, 100])
 def test_interval_covers_the_true_median(n):
-    """On a skewed distribution, at least 95 % of intervals hold the median, and as many as its ranks promise."""
+    """On a skewed distribution at least 95 % of the intervals hold the median, as many as their ranks predict."""
     rng = np.random.default_rng(n)
-    true = math.log(2)  # of the exponential distribution
+    true = math.log(2)  # the median of the exponential distribution
     trials = 4000
     hits = 0
     for row in rng.exponential(size=(trials, n)).tolist():
@@ -108,13 +108,13 @@ def test_relative_halfwidth():
 
 
 @given(st.lists(st.floats(1e-3, 1e3), min_size=2, max_size=60))
-def test_cov_matches_scipy(values):
+def test_coefficient_of_variation_matches_scipy(values):
     assert coefficient_of_variation(values) == pytest.approx(
         float(scipy_stats.variation(values, ddof=1)), rel=1e-9, abs=1e-12
     )
 
 
-def test_cov_where_there_is_none():
+def test_coefficient_of_variation_where_it_is_undefined():
     assert coefficient_of_variation([]) is None
     assert coefficient_of_variation([1.0]) is None
     assert coefficient_of_variation([-1.0, 1.0]) is None
@@ -152,13 +152,15 @@ def test_drift_is_the_move_from_the_first_third_to_the_last():
     falling = [2.0] * 10 + [1.5] * 10 + [1.0] * 10
     assert drift(falling) == pytest.approx(-0.5)
     assert drift(falling[::-1]) == pytest.approx(1.0)
-    assert drift([*falling, 1.0]) == pytest.approx(-0.5)  # a rest of the division belongs to the middle
+    assert drift([*falling, 1.0]) == pytest.approx(-0.5)  # a remainder of the division belongs to the middle third
 
 
 def test_no_drift_where_noise_explains_it():
     noisy = [1.0, 1.2] * 15
     assert drift(noisy) == 0
     assert drift([1.0, 1.2] * 5 + [1.1] * 10 + [1.01, 1.21] * 5) == 0  # the intervals overlap
-    assert drift([3.0, 2.0, 1.0, 1.0, 1.0]) == 0  # too few to tell
-    assert drift([3.0, 3.0, 2.0, 2.0, 1.0, 1.0]) == pytest.approx(-2 / 3)  # ranges, under 6 a third
-    assert drift([0.0] * 6 + [1.0] * 6) == 0  # nothing to relate it to
+    assert drift([3.0, 2.0, 1.0, 1.0, 1.0]) == 0  # too few values
+    assert drift([3.0, 3.0, 2.0, 2.0, 1.0, 1.0]) == pytest.approx(
+        -2 / 3
+    )  # ranges are compared where a third has fewer than 6 values
+    assert drift([0.0] * 6 + [1.0] * 6) == 0  # the first median is 0

@@ -1,6 +1,6 @@
-"""Modules that stand in for attention libraries: their interfaces by name and parameter, computed with torch on a CPU.
+"""Stand-ins for attention libraries: modules with the same functions and parameters, computed by torch on a CPU.
 
-They check their arguments as the libraries do, so that a backend which passes what its library would refuse fails here.
+They check their arguments as the libraries do, so a backend that passes what its library would refuse fails here.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ def module(name: str, **contents: Any) -> ModuleType:
 def install(
     monkeypatch: pytest.MonkeyPatch, modules: Mapping[str, ModuleType | None], versions: Mapping[str, str]
 ) -> None:
-    """Puts modules in place by their full names (None: cannot be imported), and distributions at their versions.
+    """Install modules by their full names (None: cannot be imported), and distributions with their versions.
 
-    These require nothing.
+    The distributions have no requirements.
     """
     for name, what in modules.items():
         monkeypatch.setitem(sys.modules, name, what)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""Attention of stand-ins: differentiable, in float32, the mask as a band around a diagonal."""
+"""Attention for stand-ins: differentiable, in float32, with a mask that is a band of diagonals."""
 
 from __future__ import annotations
 
@@ -22,9 +22,10 @@ def attend(
     dropout_p: float = 0.0,
     dtype: torch.dtype | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """(out, lse) of (batch, seqlen, nheads, headdim) tensors, out in `dtype` or q's; lse (batch, nheads, seqlen_q).
+    """Return (out, lse) for tensors (batch, seqlen, nheads, headdim); lse is (batch, nheads, seqlen_q).
 
-    Query i sees key j where -left <= j - i - shift <= right, shift being seqlen_k - seqlen_q or 0. No key: out is 0.
+    out has `dtype`, or that of q. Query i sees key j where -left <= j - i - shift <= right; shift is
+    seqlen_k - seqlen_q with `bottom_right`, else 0. A query that sees no key has out 0.
     """
     out_dtype = dtype or q.dtype
     group = q.shape[2] // k.shape[2]
@@ -48,13 +49,13 @@ def attend(
 
 
 def opened(window: tuple[int, int]) -> tuple[int | None, int | None]:
-    """flash-attn's -1 for an open side as None."""
+    """Return a window of flash-attn with None instead of -1 for a side without a limit."""
     left, right = window
     return (None if left < 0 else left, None if right < 0 else right)
 
 
 def check(condition: bool, message: str) -> None:
-    """As TORCH_CHECK: a RuntimeError."""
+    """Raise RuntimeError unless the condition holds, as TORCH_CHECK does."""
     if not condition:
         raise RuntimeError(message)
 

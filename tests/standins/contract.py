@@ -1,6 +1,6 @@
-"""The shared contract, run through a stand-in: on a CPU, with the cases that a backend takes on a GPU.
+"""The shared contract, run with a stand-in on a CPU, for the cases that a backend takes on a GPU.
 
-What needs the real kernels, that they are what the backend declares, is left to a GPU.
+Whether the real kernels have the declared names can only be tested on a GPU.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def _load() -> Any:
 shared = _load()
 
 CASES: dict[str, Case] = dict(shared.CASES)
-# larger head dims, for libraries that have few; and masks of unequal lengths
+# Larger head dims, for libraries that have few of them, and masks with unequal lengths.
 CASES |= {
     f"{name}-{direction}": Case(shape, "bf16", direction, causal, window)  # type: ignore[arg-type]
     for name, shape, causal, window in (
@@ -82,7 +82,7 @@ def backend(name: str) -> Backend:
 
 
 def cases(*names: str, device: Device = HOPPER) -> Any:
-    """Parametrizes (name, case) with what those backends take on the device. One that takes nearly nothing is wrong."""
+    """Parametrize (name, case) with the cases that those backends take on the device; each must take two or more."""
     found = []
     for name in names:
         made = backend(name)
@@ -93,9 +93,9 @@ def cases(*names: str, device: Device = HOPPER) -> Any:
 
 
 def check(made: Backend, case: Case) -> None:
-    """Right results, and for one case of each pass and dtype that they follow the inputs, none made by naming them.
+    """Check that the results are right; with dropout, for the mask that was drawn.
 
-    With dropout those of the mask that it drew.
+    For the cases of SOME, check also that the results follow the inputs and that `canonical` computes nothing.
     """
     if case.dropout_p:
         shared.test_dropout(made, case)

@@ -1,4 +1,4 @@
-"""cudnn-frontend 1.32.0: graphs of one attention node, planned, built and executed in that order."""
+"""Stand-in for cudnn-frontend 1.32.0: graphs of one attention node, planned, built and executed in that order."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def set_stream(handle: Handle, stream: int) -> None:
 
 
 class Symbol:
-    """A tensor of a graph: what is known of it before there is one."""
+    """A tensor of a graph, known by its shape and strides before memory is bound to it."""
 
     def __init__(self, dim: list[int] | None = None, stride: list[int] | None = None, dtype: Any = None) -> None:
         self.dim, self.stride, self.dtype, self.is_output = dim, stride, dtype, False
@@ -69,7 +69,7 @@ class Symbol:
         return self
 
     def of(self, t: Tensor) -> Tensor:
-        """The bound memory as the graph sees it."""
+        """Return the bound memory with the shape and strides that the graph declared."""
         assert self.dim is not None
         assert self.stride is not None
         assert DTYPES[self.dtype.name] == t.dtype
@@ -219,7 +219,7 @@ class pygraph:  # noqa: N801
                 symbol.of(tensor_dict[symbol]).copy_(value)
 
     def _backward(self, q: Tensor, k: Tensor, v: Tensor, rest: list[Tensor], options: dict[str, Any]) -> list[Tensor]:
-        """Checks that out and stats are those of the forward, and differentiates it."""
+        """Check that out and stats are those of the forward, and return its gradients."""
         out, dout, stats = rest
         q, k, v = (t.detach().clone().requires_grad_() for t in (q, k, v))
         again, lse = attend(q, k, v, **options)

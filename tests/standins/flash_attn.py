@@ -1,4 +1,4 @@
-"""flash-attn 1.0.9, 2.8.3, 3 (hopper, commit 0251105) and 4.0.0b36, as their Python interfaces take arguments."""
+"""Stand-ins for flash-attn 1.0.9, 2.8.3, 3 (hopper, commit 0251105) and 4.0.0b36, with their Python interfaces."""
 
 from __future__ import annotations
 
@@ -161,7 +161,7 @@ def version_3() -> dict[str, Any]:
 
 
 def version_4(*, results: int = 5) -> dict[str, Any]:
-    """`results` of its forward: 5 in 4.0.0b36, 2 until 4.0.0b18."""
+    """Return the modules of flash-attn 4; its forward has 5 results in 4.0.0b36, and 2 until 4.0.0b18."""
 
     def forward() -> None: ...
 

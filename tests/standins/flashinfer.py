@@ -1,4 +1,4 @@
-"""FlashInfer 0.6.13: single prefill, the ragged wrapper, and the two functions of TensorRT-LLM's kernels."""
+"""Stand-in for FlashInfer 0.6.13: single prefill, the ragged wrapper, and the functions of TensorRT-LLM's kernels."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ class BatchPrefillWithRaggedKVCacheWrapper:
         self.heads = ((num_qo_heads, d), (num_kv_heads, d), (num_kv_heads, d_v))
         self.starts = [t.tolist() for t in (qo_indptr, kv_indptr)]
         self.last = self.starts[0][-1]
-        if self.backend == "cudnn":  # its offsets are of elements
+        if self.backend == "cudnn":  # its offsets count elements
             assert v_indptr is not None
             assert o_indptr is not None
             assert seq_lens is not None

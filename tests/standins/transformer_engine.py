@@ -1,4 +1,4 @@
-"""Transformer Engine 2.20: DotProductAttention, whose output has heads and headdim folded."""
+"""Stand-in for Transformer Engine 2.20: DotProductAttention, whose output is (batch, seqlen, nheads * headdim_v)."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class DotProductAttention(torch.nn.Module):
         else:  # check_set_window_size
             assert window_size == (-1, -1) or min(window_size) >= 0, "window_size should be (-1, -1) or (>=0, >=0)"
         self.left, self.right = opened(window_size)
-        # a causal mask without the suffix, and its window, hang on the top left corner
+        # A causal mask without the suffix, and its window, are aligned top-left.
         self.bottom_right = attn_mask_type != "causal"
         self.scale, self.heads, self.groups = softmax_scale, num_attention_heads, num_gqa_groups
         self.channels, self.dropout = kv_channels, attention_dropout

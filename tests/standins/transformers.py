@@ -1,4 +1,7 @@
-"""transformers 5.23: ALL_ATTENTION_FUNCTIONS and Llama's eager attention, on (batch, nheads, seqlen, headdim)."""
+"""Stand-in for transformers 5.23: ALL_ATTENTION_FUNCTIONS and Llama's eager attention.
+
+Tensors are (batch, nheads, seqlen, headdim).
+"""
 
 from __future__ import annotations
 
@@ -44,7 +47,7 @@ def _sdpa(
     cache: Any = None,
     **kwargs: Any,
 ) -> Result:
-    """Without a mask its causal form drops the keys past seqlen_q."""
+    """Compute SDPA; without a mask its causal form ignores keys beyond seqlen_q."""
     assert scaling is not None
     if kwargs.get("softcap") is not None:
         raise ValueError("`sdpa` attention does not support `softcap`.")
@@ -97,7 +100,7 @@ def _flex(
     position_bias: Tensor | None = None,
     **kwargs: Any,
 ) -> Result:
-    """With the mask function of the block mask that it is given, and only where its blocks are visited."""
+    """Compute attention with the mask function of the block mask, for the blocks that it visits."""
     assert scaling is not None
     assert not kwargs.get("dropout")
     bias = None

@@ -1,4 +1,4 @@
-"""xFormers 0.0.35: memory_efficient_attention, its attn_bias objects and the operators that are forced."""
+"""Stand-in for xFormers 0.0.35: memory_efficient_attention, its attn_bias objects and its operators."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def memory_efficient_attention(
     op: tuple[Any, Any] | None = None,
     output_dtype: torch.dtype | None = None,
 ) -> Tensor:
-    """As the library: a forced forward operator is checked, a forced backward one is not."""
+    """Compute attention; as in the library, a forced forward operator is checked, a forced backward one is not."""
     assert scale is not None
     given = Inputs(query, key, value, attn_bias, p, scale)
     needs_gradient = any(t.requires_grad for t in (query, key, value))
