@@ -119,7 +119,7 @@ for line in sys.stdin:
 
 def test_after_a_crash_or_a_hang_a_new_process_continues(script: ModuleType, tmp_path: Path) -> None:
     (tmp_path / "child.py").write_text(CHILD)
-    with script.Asker(dry=True) as asker:
+    with script.CandidateProcess(dry=True) as asker:
         asker._program = (str(tmp_path / "child.py"),)
         pids = [asker.ask({"do": "well"}, 30)["pid"] for _ in range(2)]
         assert asker.ask({"do": "crash"}, 30)["failed"] == "the worker ended with exit code 3: out of luck"

@@ -1,8 +1,8 @@
-"""attnbench's timer against the peers', on one closure, in turns: do_bench, and what libraries publish to time theirs.
+"""Compares attnbench's timer with other timers on one launch, in turns: do_bench, and those that libraries publish.
 
-A peer reads in bursts with pauses, since do_bench's default of 100 ms runs into the power cap, where the clock falls.
-Even so each of its calls comes behind some ten others without a pause, and attnbench gives a GPU at its cap pauses: so
-both are compared in cycles too, by the clock that their bursts ended with.
+The other timers run in short bursts with pauses, since do_bench's default of 100 ms reaches the power cap, where the
+clock falls. Even so each of their calls follows some ten others without a pause, while attnbench pauses where a GPU is
+at its cap. Therefore both are compared in cycles too, by the clock at the end of their bursts.
 """
 
 from __future__ import annotations
@@ -19,18 +19,19 @@ from attnbench.core.policy import Policy
 from attnbench.worker.measure.sampling import Pacer, collect_samples, do_nothing, pause
 from attnbench.worker.measure_cell import CellMeasurer
 
-TURNS, BURSTS, REST = 5, 4, 0.05  # REST in seconds
-SHORTEST = 0.5e-3  # seconds; below, the peers differ by the launch gap that events contain
+TURNS, BURSTS = 5, 4
+REST = 0.05  # seconds between bursts
+SHORTEST = 0.5e-3  # seconds; below, the timers differ by the launch gap that events contain
 Launch = Callable[[], Any]
 
 
 @dataclass(frozen=True)
 class PeerTimer:
-    """Another's way to time a launch, in seconds."""
+    """Another timer of a launch."""
 
-    read: Callable[[Launch], float]
-    module: str  # that must be there
-    backends: str = "*"  # glob: whose library publishes it
+    read: Callable[[Launch], float]  # the seconds of a launch
+    module: str  # that must be installed
+    backends: str = "*"  # glob of the backends whose library publishes it
     l2: Literal["cold", "warm"] = "cold"
 
 
@@ -62,7 +63,7 @@ PEER_TIMERS: Mapping[str, PeerTimer] = {
 
 
 def peer_timers_for(backend: str) -> dict[str, PeerTimer]:
-    """Those that can be called here and are meant for this backend."""
+    """Return the timers that are installed here and meant for a backend, by name."""
     return {
         name: p
         for name, p in PEER_TIMERS.items()
@@ -71,6 +72,7 @@ def peer_timers_for(backend: str) -> dict[str, PeerTimer]:
 
 
 def _is_installed(module: str) -> bool:
+    """Return whether a module can be imported, without importing it."""
     try:
         return importlib.util.find_spec(module) is not None
     except ImportError:
@@ -79,28 +81,28 @@ def _is_installed(module: str) -> bool:
 
 @dataclass(frozen=True)
 class TimerComparison:
-    """Medians over turns."""
+    """A comparison of attnbench's timer with another one: medians over turns."""
 
     latency: float  # seconds, by attnbench
-    clock: float  # Hz of the multiprocessors as attnbench's bursts ended
+    clock: float  # Hz, SM clock at the end of attnbench's bursts
     peer_clock: float
     ratio: float  # attnbench / peer, in seconds
-    cycles: float  # the same in cycles
+    cycles: float  # attnbench / peer, in cycles
 
 
 def compare_timers(measurer: CellMeasurer, launch: Launch, policy: Policy, peer: PeerTimer) -> TimerComparison | None:
-    """None for what is too short to compare."""
+    """Compare attnbench's timer with another one on a launch. Return None where the launch is too short to compare."""
     events = measurer.events
     assert events is not None
     events.before = measurer.flush if peer.l2 == "cold" else do_nothing
 
-    def ours() -> tuple[float, float]:
+    def time_ours() -> tuple[float, float]:
         events.reset()
         pacer = Pacer(events.clocks, events.best_clock, policy.burst_s)
         found = stats.median(collect_samples(partial(events.samples, launch), policy, pacer=pacer))
         return found, stats.median(events.clocks)
 
-    def theirs() -> tuple[float, float]:
+    def time_theirs() -> tuple[float, float]:
         bursts, clocks = [], []
         for _ in range(BURSTS):
             bursts.append(peer.read(launch))
@@ -109,15 +111,15 @@ def compare_timers(measurer: CellMeasurer, launch: Launch, policy: Policy, peer:
         return stats.median(bursts), stats.median(clocks)
 
     try:
-        if ours()[0] < SHORTEST:
+        if time_ours()[0] < SHORTEST:
             return None
         found = []
         for turn in range(TURNS):
             if turn % 2:
-                mine, other = ours(), theirs()
+                own, other = time_ours(), time_theirs()
             else:
-                other, mine = theirs(), ours()
-            found.append((*mine, *other))
+                other, own = time_theirs(), time_ours()
+            found.append((*own, *other))
     finally:
         events.before = measurer.flush
     return TimerComparison(

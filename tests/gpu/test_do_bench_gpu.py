@@ -1,4 +1,4 @@
-"""attnbench's timer against triton.testing.do_bench: the same closures, in turns, in one process (peers.py)."""
+"""attnbench's timer against triton.testing.do_bench: the same launches, in turns, in one process (peer_timers.py)."""
 
 from __future__ import annotations
 

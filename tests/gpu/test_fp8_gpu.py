@@ -1,4 +1,4 @@
-"""fp8 on a GPU that has it: the whole tool as a user runs it, and its ceiling."""
+"""fp8 on a GPU that has units for it: `attnbench run` as a user runs it, and the fp8 ceiling."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The instruments against each other and against what was planted, on a GPU. `pytest -s` prints the figures."""
+"""The timers on a GPU, against each other and against kernels of known length. `pytest -s` prints the figures."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def instruments() -> Instruments:
 
 
 def spin(seconds: float, hz: float) -> Callable[[], None]:
-    """A kernel of known length."""
+    """Return a launch of a kernel that spins for `seconds` at the clock `hz`."""
     return partial(torch.cuda._sleep, int(seconds * hz))
 
 
@@ -46,7 +46,9 @@ def test_events_and_spans_read_a_kernel_of_known_length(instruments: Instruments
     assert events is not None
     assert tracer is not None
     events.calibrate()
-    calls = tracer.calls([spin(seconds, events.gauge.spin_hz)] * 20)  # by both: one step of the clock is 15 us of 2 ms
+    calls = tracer.calls(
+        [spin(seconds, events.gauge.spin_hz)] * 20
+    )  # read by both timers on the same calls: one step of the clock is 15 us of 2 ms
     by_events, by_cupti = (stats.median(read) for read in ([c.events for c in calls], [c.span for c in calls]))
     print(f"{seconds * 1e6:.0f} us: events {by_events * 1e6:.2f}, CUPTI {by_cupti * 1e6:.2f}")
     assert by_cupti == pytest.approx(seconds, rel=0.01, abs=1.5e-6)
@@ -74,7 +76,10 @@ def test_a_graph_of_copies_reads_what_the_spans_say(instruments: Instruments) ->
 
 @pytest.mark.parametrize("backend", ["eager", "triton"])
 def test_events_and_spans_agree_on_the_same_calls(instruments: Instruments, backend: str) -> None:
-    """Also where tracing slows the kernel: both see that. Prints what tracing costs, with turns."""
+    """Also where tracing slows the kernel, as both timers contain that.
+
+    Prints what tracing costs, measured in turns.
+    """
     events, tracer = instruments.events, instruments.tracer
     assert events is not None
     assert tracer is not None
@@ -82,21 +87,21 @@ def test_events_and_spans_agree_on_the_same_calls(instruments: Instruments, back
     case = Case(Shape(2, 8192, 8192, 16, 16, 128, 128), "bf16", "fwd")
     prepared = backends.load(backend, backends.BACKENDS[backend]).prepare(case, inputs.make(case, "cuda:0", 0))
     prepared.launch()
-    ratios, tolls = [], []
+    ratios, tracing_costs = [], []
     for _ in range(8):
         plain = stats.median(events.samples(prepared.launch, 2))
         pause(0.05)
         calls = tracer.calls([prepared.launch] * 2)
         pause(0.05)
         ratios += [call.span / call.events for call in calls]
-        tolls.append(stats.median([call.events for call in calls]) / plain - 1)
-    print(f"{backend}: CUPTI / events {stats.median(ratios):.4f}, tracing costs {stats.median(tolls):.4f}")
+        tracing_costs.append(stats.median([call.events for call in calls]) / plain - 1)
+    print(f"{backend}: CUPTI / events {stats.median(ratios):.4f}, tracing costs {stats.median(tracing_costs):.4f}")
     assert max(ratios) < 1
     assert min(ratios) > 0.995
-    assert (stats.median(tolls) > 0.005) == (backend == "eager")
+    assert (stats.median(tracing_costs) > 0.005) == (backend == "eager")
 
 
-TOLL = """
+CONCURRENT_TRACING = """
 import ctypes, glob, sys
 import torch
 from attnbench.core import stats
@@ -145,9 +150,12 @@ print(stats.median(serialized) / stats.median(off), stats.median(concurrent) / s
 """
 
 
-def test_the_toll_of_tracing_is_cuptis_concurrent_mode(tmp_path: Path) -> None:
-    """By CUDA events alone: the mode that torch.profiler uses slows a softmax, the serialised one does not."""
-    (tmp_path / "toll.py").write_text(TOLL)
+def test_cuptis_concurrent_mode_slows_kernels(tmp_path: Path) -> None:
+    """Measured by CUDA events alone:
+
+    the mode that torch.profiler uses slows a softmax, the serialised mode does not.
+    """
+    (tmp_path / "toll.py").write_text(CONCURRENT_TRACING)
     done = subprocess.run([sys.executable, str(tmp_path / "toll.py")], capture_output=True, text=True)
     if "StopIteration" in done.stderr:
         pytest.skip("no libcupti in torch's packages")
@@ -159,17 +167,19 @@ def test_the_toll_of_tracing_is_cuptis_concurrent_mode(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["events", "cupti"])
-def test_cold_and_warm_are_what_they_say(instruments: Instruments, name: str) -> None:
+def test_l2_is_cold_or_warm_as_set(instruments: Instruments, name: str) -> None:
     timer: Any = instruments.events if name == "events" else instruments.tracer
     found = {}
-    for promise, before in (("cold", instruments.flush), ("warm", do_nothing)):
+    for expected_state, before in (("cold", instruments.flush), ("warm", do_nothing)):
         timer.before = before
-        found[promise] = l2_cache.observed_state(timer, instruments.device, instruments.l2_bytes, instruments.bandwidth)
+        found[expected_state] = l2_cache.observed_state(
+            timer, instruments.device, instruments.l2_bytes, instruments.bandwidth
+        )
     timer.before = instruments.flush
     assert found == {"cold": "cold", "warm": "warm"}
 
 
-def test_a_graph_is_cold_by_turns(instruments: Instruments) -> None:
+def test_a_graph_over_copies_is_cold(instruments: Instruments) -> None:
     assert instruments.events is not None
     found = cuda_graph.l2_state(instruments.events, instruments.device, instruments.l2_bytes, instruments.bandwidth)
     assert found == "cold"
@@ -184,14 +194,14 @@ def test_the_sampler_costs_a_short_kernel_under_0_3_percent(instruments: Instrum
     ratios = []
     for turn in range(60):
         means = {}
-        for watched in (True, False) if turn % 2 else (False, True):
-            if watched:
+        for sampled in (True, False) if turn % 2 else (False, True):
+            if sampled:
                 with StateSampler(state) as seen:
                     values = [v for _ in range(4) for v in events.samples(launch, 32)]
                 assert seen.readings["clock_sm"]
             else:
                 values = [v for _ in range(4) for v in events.samples(launch, 32)]
-            means[watched] = math.fsum(values) / len(values)
+            means[sampled] = math.fsum(values) / len(values)
         ratios.append(means[True] / means[False])
     low, high = stats.median_interval(ratios)
     print(f"with the sampler / without: {stats.median(ratios):.5f}, 95 % interval {low:.5f} to {high:.5f}")
@@ -222,11 +232,11 @@ def slower(q, k, v, *, causal, softmax_scale):
     torch.cuda._sleep(CYCLES)
     return out
 """
-CYCLES = 68_000  # at 1.98 GHz 34 us: 2 % of cuDNN's forward at 16k on an H200, which the power cap holds down
+CYCLES = 68_000  # 34 us at 1.98 GHz: 2 % of cuDNN's forward at 16k on an H200, which is limited by the power cap
 
 
-def test_a_planted_slowdown_of_2_percent_reads_2_percent(tmp_path: Path) -> None:
-    """In a cell that power limits, over five rounds of fresh processes."""
+def test_a_slowdown_of_2_percent_is_measured_as_2_percent(tmp_path: Path) -> None:
+    """The cell is limited by power. It is measured in five rounds of fresh processes."""
     (tmp_path / "twins.py").write_text(TWINS.replace("CYCLES", str(CYCLES)))
     out = tmp_path / "run.jsonl"
     command = [sys.executable, "-m", "attnbench", "run", "-b", f"{tmp_path}/twins.py:base"]
@@ -240,15 +250,15 @@ def test_a_planted_slowdown_of_2_percent_reads_2_percent(tmp_path: Path) -> None
         by.setdefault(record.backend, []).append(record)
     latency = {name: [metrics.value("latency", row_of(r, run)) or 0.0 for r in rs] for name, rs in by.items()}
     held = stats.median([v for r in by["base"] for v in r.measurements["clock_held"].values])
-    planted = CYCLES / held / stats.median(latency["base"])
+    expected = CYCLES / held / stats.median(latency["base"])
     read = [s / b - 1 for b, s in zip(latency["base"], latency["slower"], strict=True)]
     spread = max(latency["base"]) / min(latency["base"]) - 1
     each = ", ".join(f"{r:.4f}" for r in read)
-    print(f"planted {planted:.4f}, read {stats.median(read):.4f} ({each}), A/A {spread:.4f}")
-    assert stats.median(read) == pytest.approx(planted, abs=0.003)
+    print(f"planted {expected:.4f}, read {stats.median(read):.4f} ({each}), A/A {spread:.4f}")
+    assert stats.median(read) == pytest.approx(expected, abs=0.003)
 
 
-def test_a_call_that_cannot_be_captured_is_a_skip_and_costs_nothing_else(tmp_path: Path) -> None:
+def test_a_call_that_cannot_be_captured_is_skipped_and_others_are_measured(tmp_path: Path) -> None:
     (tmp_path / "waits.py").write_text(WAITS)
     out = tmp_path / "run.jsonl"
     command = [sys.executable, "-m", "attnbench", "run", "-b", f"{tmp_path}/waits.py:waits", "--seqlen", "1k,2k"]
@@ -273,9 +283,10 @@ def waits(q, k, v, *, causal, softmax_scale):
 
 
 def test_bursts_are_repeatable_where_power_limits(instruments: Instruments) -> None:
-    """The same cell after a pause and after a heavy load, in turns: within 0.5 %.
+    """The same cell after a pause and after a heavy load, in turns, agrees within 0.5 %.
 
-    Of medians, since a GPU that grows warm loses a step of its clock meanwhile, 0.8 % on an H200, after either.
+    Medians are compared, since a GPU that becomes warm loses a step of its clock meanwhile (0.8 % on an H200), after a
+    pause as after a load.
     """
     from torch.nn.functional import scaled_dot_product_attention as sdpa
 

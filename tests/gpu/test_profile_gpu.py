@@ -1,4 +1,4 @@
-"""`attnbench profile` on a GPU: the timeline, memory in step with it, and ncu's bytes where they are known."""
+"""`attnbench profile` on a GPU: the timeline, memory at each kernel, and ncu's bytes of kernels with known traffic."""
 
 from __future__ import annotations
 
@@ -42,6 +42,7 @@ small, large, chain = Chain(16, 1), Chain(512, 1), Chain(8, 2)
 
 
 def profile(folder: Path, *args: str) -> dict[str, Any]:
+    """Return the JSON output of `attnbench profile` with the options given."""
     command = [sys.executable, "-m", "attnbench", "profile", "--seqlen", "2k", "--causal", "--json", *args]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
@@ -73,6 +74,7 @@ def test_the_timeline_its_memory_and_the_trace(tmp_path: Path, direction: str) -
 
 
 def traffic(folder: Path, name: str) -> ncu.Traffic:
+    """Return the traffic that ncu measures of one of the backends in OWN; skips where ncu cannot be used."""
     tool = ncu.find()
     if tool is None:
         pytest.skip(ncu.MISSING)
@@ -93,7 +95,7 @@ def traffic(folder: Path, name: str) -> ncu.Traffic:
 
 @pytest.mark.parametrize(("name", "mib"), [("small", 16), ("large", 512)])
 def test_a_kernel_moves_what_it_reads_and_writes(tmp_path: Path, name: str, mib: int) -> None:
-    """Also where the result fits in L2: what is left there is written back and counted."""
+    """Also where the result fits in L2: what stays there is written back and counted."""
     found = traffic(tmp_path, name)
     assert len(found.kernels) == 1
     assert found.passes == 1
@@ -101,7 +103,7 @@ def test_a_kernel_moves_what_it_reads_and_writes(tmp_path: Path, name: str, mib:
     assert found.written == pytest.approx(mib * MIB, rel=0.1)
 
 
-def test_what_one_kernel_leaves_in_l2_for_the_next_is_not_read_again(tmp_path: Path) -> None:
+def test_data_that_one_kernel_leaves_in_l2_is_not_read_again_by_the_next(tmp_path: Path) -> None:
     found = traffic(tmp_path, "chain")
     assert len(found.kernels) == 2
     assert found.read == pytest.approx(8 * MIB, rel=0.25)

@@ -1,4 +1,4 @@
-"""The whole tool on a GPU, as a user runs it: right cells, every way to fail, memory outside torch's allocator."""
+"""`attnbench run` on a GPU, as a user runs it: right cells, every way to fail, memory outside torch's allocator."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_quick_suite_takes_under_20_seconds_and_every_cell_is_right(tmp_path: Pa
 
 
 @pytest.mark.parametrize("direction", ["fwd", "bwd", "fwd_bwd"])
-def test_an_own_function_is_measured(tmp_path: Path, direction: str) -> None:
+def test_a_persons_function_is_measured(tmp_path: Path, direction: str) -> None:
     records = measure(tmp_path, "right", "--pass", direction)
     assert [r.status for r in records] == ["ok", "ok"]
     assert all(r.timer == "events" and len(r.measurements["time"].values) >= 10 for r in records)
@@ -113,7 +113,7 @@ def test_out_of_memory_is_a_record(tmp_path: Path) -> None:
     assert all("Tried to allocate" in (r.reason or "") for r in records)
 
 
-def test_a_hang_ends_as_a_timeout(tmp_path: Path) -> None:
+def test_a_hang_is_a_timeout(tmp_path: Path) -> None:
     records = measure(tmp_path, "hangs", "--seqlen", "1k")
     assert [r.status for r in records] == ["timeout"]
 

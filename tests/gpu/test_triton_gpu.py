@@ -1,4 +1,4 @@
-"""attnbench's Triton attention compiled for a GPU, at the sizes people measure; tests/backends runs it interpreted."""
+"""attnbench's Triton attention compiled for a GPU, at common sizes. tests/backends runs it in Triton's interpreter."""
 
 from __future__ import annotations
 
@@ -22,13 +22,14 @@ NAMES = ("out", "dq", "dk", "dv")
 
 
 def make(sq: int, sk: int, h: int, h_k: int, d: int, d_v: int, dtype: torch.dtype, batch: int = 1) -> Tensors:
+    """Return q, k, v and dout, seeded."""
     torch.manual_seed(0)
     sizes = ((sq, h, d), (sk, h_k, d), (sk, h_k, d_v), (sq, h, d_v))
     return tuple(torch.randn(batch, *size, device="cuda", dtype=dtype) for size in sizes)
 
 
 def reference(q: Tensor, k: Tensor, v: Tensor, dout: Tensor, causal: bool) -> Tensors:
-    """(out, dq, dk, dv) of plain attention in the dtype of its inputs."""
+    """Return (out, dq, dk, dv) of plain attention in the dtype of its inputs."""
     q, k, v = (t.detach().requires_grad_() for t in (q, k, v))
     group = q.shape[2] // k.shape[2]
     kk, vv = (t.repeat_interleave(group, dim=2) for t in (k, v))
@@ -43,13 +44,16 @@ def reference(q: Tensor, k: Tensor, v: Tensor, dout: Tensor, causal: bool) -> Te
 
 
 def ours(q: Tensor, k: Tensor, v: Tensor, dout: Tensor, causal: bool) -> Tensors:
+    """Return (out, dq, dk, dv) of the Triton attention."""
     q, k, v = (t.detach().requires_grad_() for t in (q, k, v))
     out = attention(q, k, v, causal=causal)
     return (out.detach(), *torch.autograd.grad(out, (q, k, v), dout))
 
 
 def check(result: Tensors, inputs: Tensors, causal: bool) -> None:
-    """At most twice what plain attention in that dtype is off by; fp32 to rounding, which TF32 would not pass."""
+    """Assert that errors are at most twice those of plain attention in the dtype; for fp32 within rounding, which TF32
+    exceeds.
+    """
     want = reference(*(t.double() for t in inputs), causal)
     plain = reference(*inputs, causal)
     for name, got, exact, eager in zip(NAMES, result, want, plain, strict=True):
@@ -97,7 +101,7 @@ def test_backward_is_deterministic() -> None:
 
 
 def test_every_element_is_written() -> None:
-    """In torch's deterministic mode fresh tensors are full of NaN."""
+    """In torch's deterministic mode new tensors are filled with NaN."""
     inputs = make(1000, 700, 4, 2, 128, 64, torch.bfloat16)
     torch.use_deterministic_algorithms(True)
     try:
@@ -124,7 +128,7 @@ def test_packed_qkv_is_not_copied() -> None:
 
 
 def test_offsets_beyond_32_bits() -> None:
-    """Rows of one sequence that lie 2^31 elements and more apart."""
+    """Rows of one sequence are 2^31 elements and more apart."""
     wide, rows = 1 << 23, 300
     if torch.cuda.mem_get_info()[0] < 2 * wide * rows + (4 << 30):
         pytest.skip("needs 9 GiB of free memory")
@@ -144,8 +148,8 @@ FEATURES = {
 }
 
 
-def masked(q: Tensor, k: Tensor, v: Tensor, dout: Tensor, options: dict) -> Tensors:
-    """(out, dq, dk, dv) of plain attention in the dtype of its inputs, with windows and softcap."""
+def plain_attention_with(q: Tensor, k: Tensor, v: Tensor, dout: Tensor, options: dict) -> Tensors:
+    """Return (out, dq, dk, dv) of plain attention with windows and softcap, in the dtype of its inputs."""
     q, k, v = (t.detach().requires_grad_() for t in (q, k, v))
     scores = torch.einsum("bihd,bjhd->bhij", q, k) * q.shape[-1] ** -0.5
     if options.get("softcap"):
@@ -170,7 +174,7 @@ def test_windows_and_softcap(d: int, options: dict) -> None:
     q, k, v = (t.detach().requires_grad_() for t in inputs[:3])
     out = attention(q, k, v, **options)
     result = (out.detach(), *torch.autograd.grad(out, (q, k, v), inputs[3]))
-    want, plain = (masked(*given, options) for given in ([t.double() for t in inputs], inputs))
+    want, plain = (plain_attention_with(*given, options) for given in ([t.double() for t in inputs], inputs))
     for name, got, exact, eager in zip(NAMES, result, want, plain, strict=True):
         error, allowed = ((t.double() - exact).abs().max().item() for t in (got, eager))
         allowed = 2 * allowed + torch.finfo(got.dtype).eps * exact.abs().max().item()
@@ -186,7 +190,7 @@ def test_sequences_of_different_lengths_are_each_right_alone(causal: bool) -> No
     out = attention_varlen(q, k, v, ends, ends, max(lengths), max(lengths), causal=causal)
     grads = torch.autograd.grad(out, (q, k, v), dout)
     for begin, end in zip(ends.tolist(), ends.tolist()[1:], strict=False):
-        if end - begin < 100:  # none, or few enough for the decode kernel
+        if end - begin < 100:  # empty, or short enough for the decode kernel
             continue
         own = tuple(t.detach()[None, begin:end] for t in (q, k, v, dout))
         check(tuple(t.detach()[None, begin:end] for t in (out, *grads)), own, causal)
@@ -195,8 +199,11 @@ def test_sequences_of_different_lengths_are_each_right_alone(causal: bool) -> No
 @pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
 @pytest.mark.parametrize("d", [64, 128, 256])
 def test_errors_are_no_larger_than_flash_attentions(d: int, causal: bool) -> None:
-    """SDPA's flash backend is FlashAttention-2. Root mean square over a million values and more, since the
-    largest error of either is luck; what is left of luck is under 2 %."""
+    """SDPA's flash backend is FlashAttention-2.
+
+    The root mean square over a million values and more is compared, since the largest error is a matter of chance; of
+    the root mean square chance is under 2 %.
+    """
     inputs = make(2048, 2048, 4, 4, d, d, torch.bfloat16, batch=2)
     want = reference(*(t.double() for t in inputs), causal)
     q, k, v = (t.detach().transpose(1, 2).requires_grad_() for t in inputs[:3])
@@ -215,7 +222,9 @@ def test_errors_are_no_larger_than_flash_attentions(d: int, causal: bool) -> Non
 @pytest.mark.parametrize("d", [64, 128, 256])
 @pytest.mark.parametrize("sq", [1, 1000], ids=["decode", "forward"])
 def test_float8_is_no_worse_than_rounding_the_weights_to_float8(sq: int, d: int) -> None:
-    """Root mean square, against plain attention on the same inputs whose weights, unscaled, are rounded to e4m3."""
+    """The root mean square is compared with plain attention on the same inputs, whose unscaled weights are rounded to
+    e4m3.
+    """
     q, k, v, _ = make(sq, 1000, 4, 4, d, d, torch.float32)
     descale = tuple((t.abs().max() / 448).reshape(1) for t in (q, k, v))
     rounded = [(t / s).to(torch.float8_e4m3fn) for t, s in zip((q, k, v), descale, strict=True)]
@@ -232,7 +241,7 @@ def test_float8_is_no_worse_than_rounding_the_weights_to_float8(sq: int, d: int)
     assert error <= allowed
 
 
-def test_a_split_decode_agrees_with_one_stretch(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_split_decode_agrees_with_an_unsplit_one(monkeypatch: pytest.MonkeyPatch) -> None:
     from attnbench.backends.triton import decode
 
     inputs = make(1, 20000, 8, 2, 128, 128, torch.bfloat16)

@@ -1,14 +1,14 @@
-"""A process of tune_triton.py: compiles, checks and times candidates, a line of JSON for each line of JSON it is asked.
+"""A child process of tune_triton.py: compiles, checks and times candidates. It answers each line of JSON with another.
 
     {"row": "d64 16k causal bwd", "blocks": {"dkdv": "64x64x4x3-t"}, "check": true}
 
-"check" is for the odd lengths; without it the row itself is checked and timed. The answer has "failed" (why), "wrong"
-(how), or neither of both and then "error", "seconds" and "rate" (FLOP/s, as tune_triton.py counts them).
+"check" asks for a check on odd lengths only; without it the row itself is checked and timed. The answer has "failed"
+(why) or "wrong" (how), or else "error", "seconds" and "rate" (FLOP/s, as tune_triton.py counts them).
 
     {"candidates": {"dkdv d64": ["64x128x8x3", "64x64x4x3-t"]}}
 
-asks what machine this is, and which of these are what block_sizes.py has for it. With the argument --dry all is
-tiny, on a CPU, for which TRITON_INTERPRET=1 must be set.
+This asks what machine this is, and which of the candidates block_sizes.py has for it. With the argument --dry
+everything is tiny and runs on a CPU, for which TRITON_INTERPRET=1 must be set.
 """
 
 from __future__ import annotations
@@ -40,18 +40,19 @@ from attnbench.core.stats import median
 from attnbench.worker import environment, inputs, serve
 from attnbench.worker.instruments import Instruments, TimedLaunch
 
-# Rounding to bf16 what the kernels round (P, dS, results), in textbook attention of 4096 tokens on a CPU, changes up to
-# 2.6e-3 of the whole and 8e-3 of the row that suffers most. This is 3 times the one, and a tenth of 10 times the other.
+# Measured with textbook attention of 4096 tokens on a CPU: rounding to bf16 what the kernels round (P, dS, results)
+# changes the whole by up to 2.6e-3 and the worst row by 8e-3. The tolerance is 3 times the first, and a tenth
+# (error_of) of 10 times the second.
 TOLERANCE = 8e-3
-CHUNK = 4096  # queries whose scores are in memory at once
-SHARE: dict[tuple[str, ...], float] = {("dkdv",): 4 / 5, ("dq",): 3 / 5}  # of the matmuls that a backward counts
+CHUNK = 4096  # queries whose scores are held in memory at once
+SHARE: dict[tuple[str, ...], float] = {("dkdv",): 4 / 5, ("dq",): 3 / 5}  # of the matmuls that count for a backward
 SHORT = Policy(max_seconds=0.1)
 ONCE = Policy(warmup_s=0.0, min_samples=1, max_samples=1)
 Results = dict[str, Tensor]
 
 
 def case_of(row: str, dry: bool) -> Case:
-    """What is timed: 16k tokens in all, and nheads x headdim = 2048."""
+    """Return the case of a row, which is timed: 16k tokens in all, and nheads x headdim = 2048."""
     width, length, mask, direction = row.split()
     d, n = int(width[1:]), int(length[:-1])
     tokens, heads = (6 * n, 2) if dry else (1024 * n, 2048 // d)
@@ -59,11 +60,11 @@ def case_of(row: str, dry: bool) -> Case:
     return Case(shape, "fp16" if dry else "bf16", direction, mask == "causal")  # type: ignore[arg-type]
 
 
-def odd(case: Case, dry: bool) -> list[Case]:
-    """What is checked first: a last block that is not full, grouped heads.
+def odd_lengths(case: Case, dry: bool) -> list[Case]:
+    """Return the cases that are checked first, with a last block that is not full and grouped heads.
 
-    Triton compiles a forward for log-sum-exps of lengths that 16 divides apart: so the second has the row's kernel
-    ready.
+    Triton compiles a forward separately for log-sum-exps whose length is a multiple of 16. The second case has such a
+    length, so that the kernel of the row is compiled too.
     """
     d = case.shape.headdim
     shapes = [Shape(1, 70, 90, 2, 1, d, d)] if dry else [Shape(2, *n, 4, 2, d, d) for n in ((1000, 1300), (1040, 1040))]
@@ -71,7 +72,7 @@ def odd(case: Case, dry: bool) -> list[Case]:
 
 
 def blocks_of(text: str) -> Blocks:
-    """64x128x4x3-tra-max168, as tune_triton.py explains it."""
+    """Parse block sizes such as 64x128x4x3-tra-max168 (tune_triton.py explains the format)."""
     sizes, *options = text.split("-")
     fields: dict[str, Any] = {}
     for option in options:
@@ -84,14 +85,14 @@ def blocks_of(text: str) -> Blocks:
 
 
 @functools.lru_cache(maxsize=2)
-def exact(case: Case, device: str) -> tuple[Inputs, Results]:
-    """The inputs; and out, log-sum-exp in base 2 and, of a backward, dq, dk and dv, in float32 all through."""
+def float32_reference(case: Case, device: str) -> tuple[Inputs, Results]:
+    """Return the inputs, and out, the log-sum-exp in base 2 and, for a backward, dq, dk and dv, computed in float32."""
     torch.set_float32_matmul_precision("highest")
     given, s = inputs.make(case, device, 0), case.shape
     q, k, v, dout = given.q, given.k, given.v, given.dout
     want = {name: torch.zeros(t.shape, device=device) for name, t in (("out", q), ("dq", q), ("dk", k), ("dv", v))}
     want["lse"] = torch.zeros(s.batch, s.nheads, s.seqlen_q, device=device)
-    place = torch.arange(s.seqlen_k, device=device)
+    key_positions = torch.arange(s.seqlen_k, device=device)
     for b, h in ((b, h) for b in range(s.batch) for h in range(s.nheads)):
         h_k = h * s.nheads_k // s.nheads
         keys, values = k[b, :, h_k].float(), v[b, :, h_k].float()
@@ -100,7 +101,7 @@ def exact(case: Case, device: str) -> tuple[Inputs, Results]:
             scores = queries @ keys.T * case.softmax_scale
             if case.causal:
                 last = torch.arange(s.seqlen_q, device=device)[rows] + s.seqlen_k - s.seqlen_q
-                scores.masked_fill_(place > last[:, None], float("-inf"))
+                scores.masked_fill_(key_positions > last[:, None], float("-inf"))
             lse = scores.logsumexp(1, keepdim=True)
             p = (scores - lse).exp()
             out = p @ values
@@ -115,9 +116,10 @@ def exact(case: Case, device: str) -> tuple[Inputs, Results]:
 
 
 def error_of(name: str, got: Tensor, want: Tensor) -> float:
-    """Relative: of the whole, or a tenth of the worst row's where that is more; a row is one token of one head.
+    """Return the relative error of a result: of the whole, or a tenth of the worst row's where that is larger.
 
-    A log-sum-exp's is the largest difference, about the relative error of what was summed.
+    A row is one token of one head. For the log-sum-exp it is the largest difference, which is about the relative error
+    of the sum.
     """
     difference = got.float() - want
     if not difference.isfinite().all():
@@ -125,13 +127,13 @@ def error_of(name: str, got: Tensor, want: Tensor) -> float:
     if name == "lse":
         return float(difference.abs().max())
     norms = want.norm(dim=-1)
-    rows = difference.norm(dim=-1) / (norms + norms.mean())  # a row may be zero, and its rounding not
+    rows = difference.norm(dim=-1) / (norms + norms.mean())  # a row may be zero while its rounding is not
     return max(float(rows.max()) / 10, float(difference.norm() / want.norm()))
 
 
 def launcher(case: Case, kernels: set[str], device: str) -> Callable[[], Results]:
-    """Runs these kernels; a backward gets the out and the log-sum-exp of `exact`."""
-    given, want = exact(case, device)
+    """Return a launch of these kernels. A backward gets the out and the log-sum-exp of the float32 reference."""
+    given, want = float32_reference(case, device)
     q, k, v, dout = given.q, given.k, given.v, given.dout
     problem = dense_problem(q, k, v, case.causal, (None, None), softcap=0.0, softmax_scale=None, descale=None)
     if dout is None:
@@ -148,28 +150,29 @@ def launcher(case: Case, kernels: set[str], device: str) -> Callable[[], Results
 
 @functools.lru_cache(maxsize=1)
 def instruments(device: str) -> Instruments:
+    """Return the instruments of the device, opened once."""
     return Instruments(environment.with_quick_rates(environment.describe(device).device))
 
 
 def judge(row: str, blocks: dict[str, str], check: bool, dry: bool) -> dict[str, Any]:
-    """The answer for one candidate; raises what its compilation or launch raises."""
+    """Return the answer for one candidate. Raises what its compilation or launch raises."""
     device, case = "cpu" if dry else "cuda:0", case_of(row, dry)
     chosen = {kernel: blocks_of(text) for kernel, text in blocks.items()}
     empty = torch.empty
     answer: dict[str, Any] = {"error": 0.0}
 
-    def poisoned(*args: Any, **options: Any) -> Tensor:
+    def empty_filled_with_nan(*args: Any, **options: Any) -> Tensor:
         return empty(*args, **options).fill_(float("nan"))
 
     with patch.object(config, "candidates", lambda kernel, *_: (chosen[kernel],)):
-        for each in odd(case, dry) if check else [case]:
-            launch, want = launcher(each, set(chosen), device), exact(each, device)[1]
-            with patch.object(torch, "empty", poisoned):
+        for checked_case in odd_lengths(case, dry) if check else [case]:
+            launch, want = launcher(checked_case, set(chosen), device), float32_reference(checked_case, device)[1]
+            with patch.object(torch, "empty", empty_filled_with_nan):
                 results = launch()
             error = max(error_of(name, got, want[name]) for name, got in results.items())
             answer["error"] = max(error, answer["error"])
             if not error <= TOLERANCE:
-                return {"wrong": f"off by {error:.1e} at {each.shape.seqlen_q} x {each.shape.seqlen_k}"}
+                return {"wrong": f"off by {error:.1e} at {checked_case.shape.seqlen_q} x {checked_case.shape.seqlen_k}"}
         if not check:
             del results
             timing = instruments(device).time(TimedLaunch(launch, lambda _: [], 0, 0), ONCE if dry else SHORT)
@@ -179,7 +182,10 @@ def judge(row: str, blocks: dict[str, str], check: bool, dry: bool) -> dict[str,
 
 
 def machine(candidates: dict[str, list[str]], dry: bool) -> dict[str, Any]:
-    """What this runs on, and the table's own among the candidates; raises where there is no GPU."""
+    """Return what this process runs on, and which of the candidates block_sizes.py has.
+
+    Raises where there is no GPU.
+    """
     device, index, table = "cpu, interpreted" if dry else torch.cuda.get_device_name(0), None if dry else 0, {}
     for key, texts in candidates.items():
         kernel, d = key.split(" d")
@@ -191,10 +197,11 @@ def machine(candidates: dict[str, list[str]], dry: bool) -> dict[str, Any]:
 
 
 def main() -> None:
+    """Answer questions, one line of JSON each, until stdin ends."""
     dry = "--dry" in sys.argv
     serve._die_with_parent()
     answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what a library prints must not garble the answers
+    os.dup2(2, 1)  # what a library prints must not mix with the answers
     for line in sys.stdin:
         try:
             question = json.loads(line)
@@ -205,10 +212,10 @@ def main() -> None:
             try:
                 if not dry:
                     torch.cuda.synchronize()
-            except RuntimeError:  # the CUDA context is lost: this process can run no other candidate
+            except RuntimeError:  # the CUDA context is broken: this process cannot run another candidate
                 answer["ends"] = True
         print(json.dumps(answer), file=answers, flush=True)
-    os._exit(0)  # without the destructors of a broken CUDA context
+    os._exit(0)  # skip destructors, which may crash or hang in a broken CUDA context
 
 
 if __name__ == "__main__":

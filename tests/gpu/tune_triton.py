@@ -1,26 +1,27 @@
-"""How a row of backends/triton/block_sizes.py is found: each candidate is compiled, checked and timed on a GPU.
+"""Finds block sizes for a row of backends/triton/block_sizes.py: compiles, checks and times candidates on a GPU.
+
+Run it from the repository's root:
 
     python tests/gpu/tune_triton.py                               all rows; a minute on an H200 with 16 cores
     python tests/gpu/tune_triton.py --only d128 bwd --out f.json  rows whose name has both words; all figures to a file
     python tests/gpu/tune_triton.py --dry --only d64 fwd          tiny, in Triton's interpreter, to try this script
 
-From the repository's root.
-
-A candidate is written BLOCK_MxBLOCK_NxWARPSxSTAGES and its options (see `Blocks`): t for tensor maps, r for resident, a
-for ahead, max168 for at most that many registers a thread. Its way (tune_candidate.py):
+A candidate is written BLOCK_MxBLOCK_NxWARPSxSTAGES with options (see `Blocks`): t for tensor maps, r for resident, a
+for ahead, max168 for at most 168 registers a thread. Each candidate goes through these steps (tune_candidate.py):
 
 1. One of --jobs processes compiles it and runs it on lengths that fill no block, with grouped heads. Where that crashes
-   or hangs, this candidate failed, and a new process goes on with the next. Compiled kernels stay in Triton's cache.
+   or hangs, the candidate has failed, and a new process continues with the next. Compiled kernels stay in Triton's
+   cache.
 2. A process that has the GPU to itself runs it on the row: bf16, 16k tokens in all, nheads x headdim = 2048.
-3. Both times all of its results are compared with float32, so a wrong block is seen wherever it is. They start as NaN,
-   so that what is not written is seen. A backward gets its out and log-sum-exp from float32 too.
-4. If right, it is timed as attnbench times: CUDA events, L2 cold, bursts with pauses, the median.
+3. In both steps all of its results are compared with float32, so that a wrong block is found wherever it is. Results
+   start as NaN, so that what is not written is found. A backward gets its out and log-sum-exp from float32 too.
+4. If it is right, it is timed as attnbench times: CUDA events, L2 cold, bursts with pauses, the median.
 
-dk/dv and dq are timed apart, each by the matmuls that it does (4 and 3, though both together count as 5), then the best
-of both together. "table" marks what block_sizes.py has now. Candidates are chosen for Hopper, from registers and
-spills (`python tests/backends/triton_registers.py`); what another GPU cannot do fails there.
+dk/dv and dq are timed separately, each by the matmuls that it does (4 and 3, though both together count as 5), and then
+the best of both together. "table" marks what block_sizes.py has now. Candidates are chosen for Hopper, from registers
+and spills (`python tests/backends/triton_registers.py`); what another GPU cannot do fails there.
 
-Exit code 1 where a row got no figure, or what the table has is wrong or failed; 2 without a GPU.
+Exit code 1 where a row got no figure, or where the candidate in block_sizes.py is wrong or failed; 2 without a GPU.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, os.getcwd())  # attnbench need not be installed
+sys.path.insert(0, os.getcwd())  # so that attnbench need not be installed
 
 from attnbench.run.process import WorkerDied, WorkerHung, WorkerProcess
 
@@ -69,15 +70,15 @@ CANDIDATES = {  # by kernel and headdim; the first has no tensor maps
         128x64x8x4-tr""",
     "dq d256": "128x32x8x2 128x32x8x3-ta 128x32x8x3-t 128x32x8x3-a 128x16x8x4-ta 64x32x4x4-t 64x32x4x3-tr 64x64x8x2-ta",
 }
-KERNELS = {"fwd": ("fwd",), "bwd": ("dkdv", "dq")}  # of --kernel
-LIMIT = 150.0  # seconds for an answer, after which its process is killed
-EVERY = 10.0  # seconds between two signs of life
+KERNELS = {"fwd": ("fwd",), "bwd": ("dkdv", "dq")}  # option --kernel -> kernels
+ANSWER_LIMIT = 150.0  # seconds for an answer; then the process is killed
+PROGRESS_EVERY = 10.0  # seconds between two lines of progress
 
-Found = dict[str, Any]  # a candidate or two, and the answer to it: see tune_candidate.py
+Found = dict[str, Any]  # a candidate, or two together, and its answer: see tune_candidate.py
 
 
-class Asker:
-    """A process that tries candidates. Where it crashed or was too slow, the next question goes to a new one."""
+class CandidateProcess:
+    """A child process that tries candidates. After a crash or a timeout the next question goes to a new process."""
 
     def __init__(self, dry: bool) -> None:
         self.dry = dry
@@ -85,7 +86,7 @@ class Asker:
         self._variables = {"TRITON_INTERPRET": str(int(dry)), "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
         self._worker: WorkerProcess | None = None
 
-    def __enter__(self) -> Asker:
+    def __enter__(self) -> CandidateProcess:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -94,56 +95,58 @@ class Asker:
         self._worker = None
 
     def ask(self, question: dict[str, Any], limit: float) -> Found:
-        """The answer; a crash or a hang is one too."""
+        """Return the answer to a question. A crash or a timeout is an answer with "failed"."""
         worker = self._worker = self._worker or WorkerProcess(variables=self._variables, program=self._program)
         try:
             answer = worker.ask(question, limit)
         except WorkerHung:
             answer = {"failed": f"no answer within {limit:g} s", "ends": True}
         except WorkerDied as died:
-            said = (worker.stderr_tail() or "").splitlines()[-1:]
-            answer = {"failed": ": ".join([str(died), *said])[:160], "ends": True}
+            last_line = (worker.stderr_tail() or "").splitlines()[-1:]
+            answer = {"failed": ": ".join([str(died), *last_line])[:160], "ends": True}
         if answer.pop("ends", False):
             self.__exit__()
         return answer
 
 
 def ask_all(questions: list[dict[str, Any]], jobs: int, dry: bool) -> Iterator[Found]:
-    """The answers in the order of the questions, by `jobs` processes."""
-    idle: queue.SimpleQueue[Asker] = queue.SimpleQueue()
+    """Yield the answers in the order of the questions, from `jobs` processes."""
+    idle: queue.SimpleQueue[CandidateProcess] = queue.SimpleQueue()
 
     def one(question: dict[str, Any]) -> Found:
         asker = idle.get()
         try:
-            return asker.ask(question, LIMIT)
+            return asker.ask(question, ANSWER_LIMIT)
         finally:
             idle.put(asker)
 
     jobs = max(1, min(jobs, len(questions)))
     with ThreadPoolExecutor(jobs) as pool, ExitStack() as stack:
         for _ in range(jobs):
-            idle.put(stack.enter_context(Asker(dry)))
-        stack.callback(pool.shutdown, wait=False, cancel_futures=True)  # at Ctrl-C, before the processes are killed
+            idle.put(stack.enter_context(CandidateProcess(dry)))
+        stack.callback(
+            pool.shutdown, wait=False, cancel_futures=True
+        )  # at Ctrl-C it runs before the processes are killed
         yield from pool.map(one, questions)
 
 
 def check(found: list[Found], jobs: int, dry: bool) -> None:
-    """Adds to each candidate what its results on odd lengths are worth."""
-    began = said = time.monotonic()
+    """Add to each candidate the result of its check on odd lengths."""
+    began = last_progress = time.monotonic()
     questions = [{"row": f["row"], "blocks": f["blocks"], "check": True} for f in found]
     for n, (f, answer) in enumerate(zip(found, ask_all(questions, jobs, dry), strict=True), 1):
         f |= answer
-        if time.monotonic() - said > EVERY:
-            said = time.monotonic()
-            print(f"compiled and checked {n} of {len(found)}, {said - began:.0f} s", flush=True)
+        if time.monotonic() - last_progress > PROGRESS_EVERY:
+            last_progress = time.monotonic()
+            print(f"compiled and checked {n} of {len(found)}, {last_progress - began:.0f} s", flush=True)
 
 
-def measure(found: list[Found], asker: Asker) -> None:
-    """Adds to each right candidate of a row what it is worth there; and the best dk/dv and the best dq together."""
+def measure(found: list[Found], asker: CandidateProcess) -> None:
+    """Time each right candidate of a row, then the best dk/dv and the best dq together, and add the figures."""
 
     def add(f: Found) -> None:
         if right(f):
-            f |= asker.ask({"row": f["row"], "blocks": f["blocks"], "check": False}, LIMIT)
+            f |= asker.ask({"row": f["row"], "blocks": f["blocks"], "check": False}, ANSWER_LIMIT)
 
     for f in found:
         add(f)
@@ -153,8 +156,10 @@ def measure(found: list[Found], asker: Asker) -> None:
         add(found[-1])
 
 
-def tune(rows: list[str], kinds: list[str], table: dict[str, str | None], jobs: int, asker: Asker) -> list[Found]:
-    """Every candidate of these rows, and what it is worth; `asker` does the timing. Prints a table a row."""
+def tune(
+    rows: list[str], kinds: list[str], table: dict[str, str | None], jobs: int, asker: CandidateProcess
+) -> list[Found]:
+    """Return every candidate of these rows with its figures; `asker` does the timing. Prints a table for each row."""
     found: list[Found] = [
         {"row": row, "blocks": {kernel: text}, "table": table.get(f"{key} {row.split()[2]}") == text}
         for row in rows
@@ -180,12 +185,12 @@ def right(f: Found) -> bool:
 
 
 def fastest(found: list[Found], *kernels: str) -> Found | None:
-    """Of the right ones that are exactly these kernels."""
+    """Return the fastest right candidate of exactly these kernels; None where there is none."""
     return min((f for f in found if right(f) and tuple(f["blocks"]) == kernels), key=seconds, default=None)
 
 
 def seconds(f: Found) -> float:
-    """For sorting; what has none comes last."""
+    """Return the time of a candidate to sort by; candidates without one come last."""
     return float(f["seconds"]) if right(f) else float("inf")
 
 
@@ -194,18 +199,21 @@ def names(f: Found) -> str:
 
 
 def lines_of(found: list[Found]) -> list[str]:
-    """A row's candidates, kernel by kernel, the fastest first, wrong and failed ones last."""
+    """Return the table of a row: its candidates by kernel, the fastest first, wrong and failed ones last."""
     lines = []
     for kernels in dict.fromkeys(tuple(f["blocks"]) for f in found):
         for f in sorted((f for f in found if tuple(f["blocks"]) == kernels), key=seconds):
-            said = f"WRONG: {f['wrong']}" if "wrong" in f else f"FAILED: {f['failed']}" if "failed" in f else ""
-            said = said or f"{f['seconds'] * 1e3:8.3f} ms {f['rate'] / 1e12:6.0f} TFLOP/s"
-            lines.append(f"   {names(f):28} {said}{'  table' if f['table'] else ''}")
+            outcome = f"WRONG: {f['wrong']}" if "wrong" in f else f"FAILED: {f['failed']}" if "failed" in f else ""
+            outcome = outcome or f"{f['seconds'] * 1e3:8.3f} ms {f['rate'] / 1e12:6.0f} TFLOP/s"
+            lines.append(f"   {names(f):28} {outcome}{'  table' if f['table'] else ''}")
     return lines
 
 
 def summary(rows: list[str], kinds: list[str], found: list[Found]) -> tuple[list[str], bool]:
-    """A line for each row and kind, and whether all is well."""
+    """Return a line for each row and kind, and whether all is well:
+
+    every row has a figure, and the table's own is right.
+    """
     lines, well = [], all(right(f) for f in found if f["table"])
     for row, kind in ((row, kind) for row in rows for kind in kinds):
         mine = [f for f in found if f["row"] == row and set(f["blocks"]) <= set(KERNELS[kind])]
@@ -233,16 +241,16 @@ def main(arguments: list[str] | None = None) -> int:
     if not rows:
         parser.error(f"no row has all of {', '.join(options.only)}; rows are: {', '.join(ROWS)}")
     kinds = [kind for kind in KERNELS if kind in options.kernel]
-    with Asker(dry) as asker:
-        machine = asker.ask({"candidates": {key: texts.split() for key, texts in CANDIDATES.items()}}, LIMIT)
+    with CandidateProcess(dry) as asker:
+        machine = asker.ask({"candidates": {key: texts.split() for key, texts in CANDIDATES.items()}}, ANSWER_LIMIT)
         if "failed" in machine:
             print(f"cannot start: {machine['failed']}; --dry tries this script on a CPU", file=sys.stderr)
             return 2
         print(f"{machine['device']}, torch {machine['torch']}, Triton {machine['triton']}", flush=True)
         found = tune(rows, kinds, machine["table"], options.jobs, asker)
     if options.out:
-        said = {**machine, "dry": dry, "targets": ROWS, "found": found}
-        options.out.write_text(json.dumps(said, indent=1), encoding="utf-8")
+        figures = {**machine, "dry": dry, "targets": ROWS, "found": found}
+        options.out.write_text(json.dumps(figures, indent=1), encoding="utf-8")
     lines, well = summary(rows, kinds, found)
     print(f"summary, after {time.monotonic() - began:.0f} s", *lines, sep="\n")
     return 0 if well else 1

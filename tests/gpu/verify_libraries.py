@@ -1,14 +1,15 @@
-"""Every backend on this machine's GPU: right results, the kernels that ran, and its speed as its library times it.
+"""Verifies every backend on this machine's GPU: right results, the kernels that ran, and agreement with other timers.
 
     python tests/gpu/verify_libraries.py                                   all backends; a minute each
     python tests/gpu/verify_libraries.py --no-peers                        right results and kernels only, sooner
     python tests/gpu/verify_libraries.py -b 'fa4,xformers*' --python fa4=/opt/envs/fa4/bin/python --out verified.jsonl
     python tests/gpu/verify_libraries.py -b sdpa-cudnn --only 'd128 full bwd'    cells whose names hold this
 
-Each has a process of its own, in its own interpreter (`attnbench env`, --python), which needs torch and the library
-only. A cell is measured as a run measures it: compared with the reference, traced, judged by the declared signature. So
-a signature that was guessed shows as wrong-kernel, with the names that it should have. Exit code 1 where a cell that a
-backend takes did not end well, or its ratio to a peer is further from 1 than 2 %.
+Each backend runs in a process of its own, in its own interpreter (`attnbench env`, --python), which needs torch and the
+library only. A cell is measured as in a run: compared with the reference, traced, and judged by the declared signature.
+So a signature that was guessed shows as wrong-kernel, with the kernel names that it should have. Peer timers are
+do_bench and the timers that libraries publish (peer_timers.py). Exit code 1 where a cell that a backend supports is not
+ok, or where attnbench's time differs from a peer timer's by more than 2 %.
 """
 
 from __future__ import annotations
@@ -25,13 +26,16 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-FIRST = "result: "  # what a line of results begins with; libraries print others
-AGREES = 0.02
+RESULT_PREFIX = "result: "  # starts each line of results; libraries print other lines
+MAX_DISAGREEMENT = 0.02
 UNUSABLE = "not usable"
 
 
 def cases(device: str) -> Iterator[Any]:
-    """headdim 64, 128 and 256, both masks, grouped heads, unequal lengths, fp8; large, to be compared with peers."""
+    """Yield the cases:
+
+    headdim 64, 128 and 256, both masks, grouped heads, unequal lengths, fp8; large enough for peer timers.
+    """
     from attnbench.core.case import Case, Shape
 
     batch, n, dtype = (8, 4096, "bf16") if device != "cpu" else (2, 64, "fp32")
@@ -49,7 +53,7 @@ def cases(device: str) -> Iterator[Any]:
 
 
 def child(name: str, spec: str, device: str, only: str, timed: bool) -> int:
-    """One backend in this process: a line of JSON for its probe and for each cell."""
+    """Measure one backend in this process. Prints a line of JSON for its probe and one for each cell."""
     from peer_timers import compare_timers, peer_timers_for
 
     from attnbench import backends
@@ -59,17 +63,17 @@ def child(name: str, spec: str, device: str, only: str, timed: bool) -> int:
     from attnbench.worker import environment, inputs
     from attnbench.worker.measure_cell import CellMeasurer
 
-    def tell(**fields: Any) -> None:
-        print(f"{FIRST}{json.dumps({'backend': name, **fields})}", flush=True)
+    def print_result(**fields: Any) -> None:
+        print(f"{RESULT_PREFIX}{json.dumps({'backend': name, **fields})}", flush=True)
 
     backend = backends.load(name, spec)
     probe = backend.probe()
-    tell(version=probe.version, reason=probe.reason, install=probe.install)
+    print_result(version=probe.version, reason=probe.reason, install=probe.install)
     if not probe.usable:
         return 0
-    described = environment.with_quick_rates(environment.describe(environment.resolve_device(device)).device)
-    measurer, policy = CellMeasurer(described), Policy(max_seconds=0.1)
-    for case in cases(described.kind):
+    device_info = environment.with_quick_rates(environment.describe(environment.resolve_device(device)).device)
+    measurer, policy = CellMeasurer(device_info), Policy(max_seconds=0.1)
+    for case in cases(device_info.kind):
         s = case.shape
         lengths = f"{s.seqlen_q}x{s.seqlen_k} {s.nheads}/{s.nheads_k}"
         label = f"{case.dtype} {lengths} d{s.headdim} {'causal' if case.causal else 'full'} {case.direction}"
@@ -77,10 +81,10 @@ def child(name: str, spec: str, device: str, only: str, timed: bool) -> int:
             continue
         cell: dict[str, Any] = {
             "cell": label,
-            "declares": list(backend.signature(case, described).runs),
+            "declares": list(backend.signature(case, device_info).runs),
         }
         try:
-            if refusal := backend.unsupported(case, described):
+            if refusal := backend.unsupported(case, device_info):
                 raise Unsupported(refusal)
             found = measurer.measure(backend, case, policy)
             cell |= {"status": found["status"], "reason": found.get("reason"), "kernels": found.get("kernels", {})}
@@ -94,54 +98,57 @@ def child(name: str, spec: str, device: str, only: str, timed: bool) -> int:
                         who: compare_timers(measurer, prepared.launch, policy, peer)
                         for who, peer in peer_timers_for(name).items()
                     }
-                    cell["peers"] = {who: asdict(both) for who, both in read.items() if both}
+                    cell["peers"] = {who: asdict(comparison) for who, comparison in read.items() if comparison}
                     del prepared
         except Unsupported as refusal:
             cell |= {"status": "skipped", "reason": " ".join(str(refusal).split())}
         except Exception as error:
             traceback.print_exc()
             cell |= {"status": "failed", "reason": f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"}
-        tell(**cell)
+        print_result(**cell)
         if not measurer.recover():
-            tell(cell="the rest", status="failed", reason="the CUDA context is lost")
+            print_result(cell="the rest", status="failed", reason="the CUDA context is lost")
             break
     return 0
 
 
 def judge(found: list[dict[str, Any]]) -> tuple[str, list[str], bool]:
-    """Of one backend: a line, what to look at below it, and whether all is well."""
+    """Return a summary line for one backend, the details below it, and whether all its cells are right."""
     probe, cells = found[0], found[1:]
     if probe["reason"]:
-        return f"{UNUSABLE}: {probe['reason']}", [f"to mend: {probe['install']}"] if probe["install"] else [], True
+        return f"{UNUSABLE}: {probe['reason']}", [f"install with: {probe['install']}"] if probe["install"] else [], True
     counts = {status: sum(c["status"] == status for c in cells) for status in dict.fromkeys(c["status"] for c in cells)}
     line = f"{probe['version']}: {', '.join(f'{n} {status}' for status, n in counts.items())}"
-    below = [f"{c['status']}: {c['cell']}: {c['reason']}" for c in cells if c["status"] not in ("ok", "skipped")]
-    well = not below and counts.get("ok", 0) > 0
+    details = [f"{c['status']}: {c['cell']}: {c['reason']}" for c in cells if c["status"] not in ("ok", "skipped")]
+    passed = not details and counts.get("ok", 0) > 0
     kernels: dict[str, None] = {}
     for cell in cells:
         kernels.update(dict.fromkeys(cell.get("kernels", {})))
     declared = list(dict.fromkeys(pattern for c in cells if c["status"] == "ok" for pattern in c["declares"]))
     for kernel in kernels:
         by = [pattern for pattern in declared if re.search(pattern, kernel)]
-        below.append(f"ran: {kernel}  {'declared as ' + ', '.join(by) if by else '(not declared)'}")
+        details.append(f"ran: {kernel}  {'declared as ' + ', '.join(by) if by else '(not declared)'}")
     for who in dict.fromkeys(who for c in cells for who in c.get("peers", {})):
         read = [(c["cell"], c["peers"][who]) for c in cells if who in c.get("peers", {})]
         for unit, words in (("ratio", ""), ("cycles", ", in cycles")):
-            ratios = sorted(both[unit] for _, both in read)
+            ratios = sorted(comparison[unit] for _, comparison in read)
             median, low, high = ratios[len(ratios) // 2], ratios[0], ratios[-1]
-            below.append(f"attnbench / {who}{words}: {median:.4f}, {low:.4f} to {high:.4f}, {len(ratios)} cells")
-        far = [(name, both) for name, both in read if abs(both["ratio"] - 1) > AGREES]
-        for name, both in far:
-            said = f"{both['ratio']:.4f}, {both['cycles']:.4f} in cycles"
-            clocks = f"{both['clock'] / 1e6:.0f} MHz, {who} {both['peer_clock'] / 1e6:.0f} MHz"
-            below.append(f"further than {AGREES:.0%} from {who}: {name}: {said}; {clocks}")
-        well = well and not far
-    if colds := [c["first_call"] for c in cells if "first_call" in c]:
-        below.append(f"first calls: {min(colds):.2f} to {max(colds):.2f} s, with the caches that were there")
-    return line, below, well
+            details.append(f"attnbench / {who}{words}: {median:.4f}, {low:.4f} to {high:.4f}, {len(ratios)} cells")
+        far = [(name, comparison) for name, comparison in read if abs(comparison["ratio"] - 1) > MAX_DISAGREEMENT]
+        for name, comparison in far:
+            said = f"{comparison['ratio']:.4f}, {comparison['cycles']:.4f} in cycles"
+            clocks = f"{comparison['clock'] / 1e6:.0f} MHz, {who} {comparison['peer_clock'] / 1e6:.0f} MHz"
+            details.append(f"further than {MAX_DISAGREEMENT:.0%} from {who}: {name}: {said}; {clocks}")
+        passed = passed and not far
+    if first_calls := [c["first_call"] for c in cells if "first_call" in c]:
+        details.append(
+            f"first calls: {min(first_calls):.2f} to {max(first_calls):.2f} s, with the compile caches as they were"
+        )
+    return line, details, passed
 
 
 def main() -> int:
+    """Verify the backends, each in a child process, and print what was found. Return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("-b", "--backend", default="*", help="names and globs, as for attnbench run")
     parser.add_argument("--python", action="append", default=[], metavar="NAME=PATH")
@@ -161,7 +168,7 @@ def main() -> int:
     pythons = select_interpreters(options.python, list(specs))
     variables = child_environment()
     variables["PYTHONPATH"] = os.pathsep.join(filter(None, [str(Path(__file__).parent), variables.get("PYTHONPATH")]))
-    all_well = True
+    all_passed = True
     for name, spec in specs.items():
         python = pythons.get(name)
         command = isolated_command(
@@ -179,17 +186,19 @@ def main() -> int:
                 t.decode(errors="replace") if isinstance(t, bytes) else t or "" for t in (late.stdout, late.stderr)
             )
             ended = f"not done within {options.timeout:g} s"
-        lines = [line.removeprefix(FIRST) for line in out.splitlines() if line.startswith(FIRST)]
+        lines = [line.removeprefix(RESULT_PREFIX) for line in out.splitlines() if line.startswith(RESULT_PREFIX)]
         if options.out and lines:
             with options.out.open("a") as file:
                 file.write("\n".join(lines) + "\n")
-        line, below, well = judge([json.loads(text) for text in lines]) if lines else ("said nothing", [], False)
+        line, details, passed = (
+            judge([json.loads(text) for text in lines]) if lines else ("it printed no result", [], False)
+        )
         if ended:
-            below += [ended, *err.strip().splitlines()[-3:]]
-        all_well = all_well and well and not ended
-        word = "LOOK" if ended or not well else "none" if line.startswith(UNUSABLE) else "well"
-        print(f"{word} {name}: {line}", *below, sep="\n     ", flush=True)
-    return 0 if all_well else 1
+            details += [ended, *err.strip().splitlines()[-3:]]
+        all_passed = all_passed and passed and not ended
+        word = "FAILED" if ended or not passed else "none" if line.startswith(UNUSABLE) else "ok"
+        print(f"{word} {name}: {line}", *details, sep="\n     ", flush=True)
+    return 0 if all_passed else 1
 
 
 if __name__ == "__main__":

@@ -70,7 +70,7 @@ def test_a_missing_library_is_no_failure(script: ModuleType) -> None:
     probe = {"version": None, "reason": "flash_attn is not installed", "install": "pip install flash-attn"}
     assert script.judge([probe]) == (
         "not usable: flash_attn is not installed",
-        ["to mend: pip install flash-attn"],
+        ["install with: pip install flash-attn"],
         True,
     )
 
