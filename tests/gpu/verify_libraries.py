@@ -32,9 +32,8 @@ UNUSABLE = "not usable"
 
 
 def cases(device: str) -> Iterator[Any]:
-    """Yield the cases:
-
-    headdim 64, 128 and 256, both masks, grouped heads, unequal lengths, fp8; large enough for peer timers.
+    """Yield the cases: headdim 64, 128 and 256, both masks, grouped heads, unequal lengths, fp8; large enough for peer
+    timers.
     """
     from attnbench.core.case import Case, Shape
 

@@ -315,7 +315,7 @@ def test_a_range_without_its_host_call_is_no_marker() -> None:
 
 
 class Scripted(Tracer):
-    """A Tracer whose sessions are scripted: a call's kernel takes so many us, and the device did or did not catch up."""
+    """A Tracer whose sessions are scripted: the length of each call's kernel in us, and whether the device caught up."""
 
     def __init__(self, *sessions: tuple[float, bool]) -> None:
         self.sessions = list(sessions)

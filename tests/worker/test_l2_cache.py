@@ -19,7 +19,7 @@ OPERAND = L2 // 3 / BANDWIDTH  # seconds that the memory needs for the operand
 
 
 class Machine:
-    """A timer on a machine with a cache: a read from memory takes `gain` operand times longer than one from the cache."""
+    """A timer on a machine with a cache: a read from memory takes `gain` operand times longer than a cached one."""
 
     def __init__(self, *, flushes: bool = True, gain: float = 0.5, at_once: int = REPEATS) -> None:
         self.cached = False
