@@ -1,4 +1,4 @@
-"""`attnbench report` and what a person sees: formats, widths, colours, and how fast it is there."""
+"""`attnbench report` and what a person sees: formats, files, widths, colours, and how fast it starts."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ import resource
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from tool import COMMAND, FAKE, SMALL, Tool
 
-from attnbench.analysis.summary.tables import BY, BY_OPTION
+from attnbench.analysis.summary.grids import BY, BY_OPTION
 
 ESCAPE = "\x1b"
 
@@ -23,7 +24,7 @@ ESCAPE = "\x1b"
 def measured(tmp_path_factory: pytest.TempPathFactory) -> Tool:
     """A folder with run.jsonl, to be read only: two lengths, two headdims, both masks, one length wrong."""
     tool = Tool(tmp_path_factory.mktemp("measured"))
-    tool.fake("--seqlen", "1k,4k", "--pass", "fwd", script="wrong@1k")
+    tool.fake("--seqlen", "1k,4k", "--pass", "fwd", script="wrong@1k", code=5)
     return tool
 
 
@@ -61,6 +62,112 @@ def test_csv_and_json_have_a_row_a_cell(measured: Tool) -> None:
         assert (row["latency"] == "") == (twin["latency"] is None) == (row["status"] == "wrong")
         if row["latency"]:
             assert float(row["latency"]) == pytest.approx(twin["latency"])
+
+
+def test_one_call_writes_several_formats_to_files(measured: Tool, tmp_path: Path) -> None:
+    formats = ("md", "csv", "json", "html", "table", "bmf", "github-action-benchmark", "pytest-benchmark", "parquet")
+    wanted = [word for name in formats for word in ("-f", f"{name}={tmp_path / name}")]
+    done = measured("report", *wanted, "run.jsonl")
+    assert done.out == measured("report", "run.jsonl").out  # the table, as nothing else is printed
+    assert sorted(done.err.split("\n")[:-1]) == sorted(f"{name}: {tmp_path / name}" for name in formats)
+    for name in ("md", "csv", "json", "bmf"):
+        assert (tmp_path / name).read_text() == measured("report", "-f", name, "run.jsonl").out
+    assert "4k" in (tmp_path / "table").read_text()
+    assert ESCAPE not in (tmp_path / "table").read_text()
+    assert (tmp_path / "html").read_text().startswith("<!doctype html>")
+    assert (tmp_path / "parquet").read_bytes()[:4] == b"PAR1"
+    assert len(json.loads((tmp_path / "pytest-benchmark").read_text())["benchmarks"]) == 4
+
+
+def test_one_format_is_printed_and_others_go_to_files(measured: Tool, tmp_path: Path) -> None:
+    done = measured("report", "-f", "csv", "-f", f"md={tmp_path / 'report.md'}", "run.jsonl")
+    assert done.out == measured("report", "-f", "csv", "run.jsonl").out
+    assert (tmp_path / "report.md").read_text() == measured("report", "-f", "md", "run.jsonl").out
+    assert done.err == f"md: {tmp_path / 'report.md'}\n"
+
+
+def test_json_and_html_are_formats_too(measured: Tool, tmp_path: Path) -> None:
+    rows = measured("report", "-f", "json", "run.jsonl").out
+    page = tmp_path / "page.html"
+    assert measured("report", "--json", "run.jsonl").out == rows
+    assert measured("report", "--json", "-f", "json", "run.jsonl").out == rows
+    done = measured("report", "--html", str(page), "run.jsonl")
+    assert (done.out, done.err) == ("", f"html: {page}\n")
+    assert page.read_text() == measured("report", "-f", "html", "run.jsonl").out
+    assert measured("report", "--html", str(page), "--json", "run.jsonl").out == rows
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("-f", "mdd"), "--format: unknown 'mdd'; did you mean \"md\"?"),
+        (("-f", "md", "-f", "csv"), "--format: csv and md cannot both be printed; write one to a file: md=FILE"),
+        (("--json", "-f", "bmf"), "--format: bmf and json cannot both be printed"),
+        (("-f", "md=none/report.md"), "--format md=none/report.md: cannot be written; choose another place"),
+        (("--html", "."), "--format html=.: cannot be written; choose another place"),
+        (("-f", "md=same", "-f", "csv=same"), "--format: same is given twice; one would overwrite the other"),
+        (("-f", "csv", "-m", "latency"), "--metric: of the tables only (--format table, md)"),
+        (("--html", "page.html", "--all"), "--all: of the tables only"),
+        (("--panel", "causal"), "--panel: only --png and --svg draw a single figure"),
+        (("--by", "heads"), "--by: unknown 'heads'; did you mean \"nheads\"?"),
+        (("-m", "latencyy"), "--metric: unknown 'latencyy'; did you mean \"latency\"?"),
+        (("--flops-convention", "half"), "--flops-convention: unknown 'half'"),
+    ],
+)
+def test_what_a_person_gets_wrong_is_one_line(measured: Tool, options: tuple[str, ...], said: str) -> None:
+    done = measured("report", *options, "run.jsonl", code=2)
+    assert done.out == ""
+    (line,) = done.err.splitlines()
+    assert line.startswith(f"attnbench: {said}")
+    assert not (measured.folder / "same").exists()
+
+
+def test_no_file_at_all_is_one_line(tool: Tool) -> None:
+    assert tool("report", code=2).err == (
+        "attnbench: give run files to report on, as in attnbench report results/*.jsonl\n"
+    )
+
+
+def test_a_file_that_cannot_be_written_costs_no_other(measured: Tool, tmp_path: Path) -> None:
+    done = measured("report", "-f", "md=/dev/full", "-f", f"csv={tmp_path / 'run.csv'}", "run.jsonl", code=2)
+    assert "attnbench: cannot write /dev/full: No space left on device" in done.err
+    assert (tmp_path / "run.csv").read_text() == measured("report", "-f", "csv", "run.jsonl").out
+    assert "4k" in done.out
+
+
+def test_bytes_go_to_a_pipe_and_not_on_a_terminal(measured: Tool) -> None:
+    done = subprocess.run(
+        [*COMMAND, "report", "-f", "parquet", "run.jsonl"], cwd=measured.folder, env=measured.env(), capture_output=True
+    )
+    assert (done.returncode, done.stdout[:4]) == (0, b"PAR1")
+    code, said = measured.terminal("report", "-f", "parquet", "run.jsonl")
+    assert code == 2
+    assert "this format is not text; write it to a file: -f FORMAT=FILE" in said
+
+
+def test_figures_are_drawn_as_pictures(measured: Tool, tmp_path: Path) -> None:
+    pytest.importorskip("vl_convert")
+    picture = tmp_path / "latency.svg"
+    done = measured("report", "--svg", str(picture), "--figure", "latency", "--panel", "d64 causal", "run.jsonl")
+    assert done.out == f"svg: {picture}\n"
+    assert picture.read_text().startswith("<svg")
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "ascii"])
+@pytest.mark.parametrize("format", ["table", "md", "csv", "json", "html"])
+def test_a_reason_of_odd_characters_ends_no_format(tool: Tool, format: str, encoding: str) -> None:
+    """A lone surrogate, which no encoding has, an escape sequence and a command to GitHub's runner."""
+    tool.fake("--seqlen", "1k", *SMALL, script="error@1k", code=1)
+    header, record = (tool.folder / "run.jsonl").read_text().splitlines()
+    record = json.dumps({**json.loads(record), "reason": "5 µs\n::error::x \ud800 \x1b[31m|`<b>"})
+    tool.write("run.jsonl", f"{header}\n{record}\n")
+    done = tool("report", "-f", format, "run.jsonl", PYTHONIOENCODING=encoding)
+    assert "FAIL" in done.out or '"failed"' in done.out or ",failed," in done.out
+    if format in ("table", "md", "html"):
+        assert ESCAPE not in done.out
+        assert not [line for line in done.out.splitlines() if line.lstrip().startswith("::")]
+    tool("report", "-f", f"{format}=out", "run.jsonl", PYTHONIOENCODING=encoding)
+    assert (tool.folder / "out").stat().st_size > 100
 
 
 def test_several_files_stand_side_by_side(tool: Tool) -> None:
