@@ -35,7 +35,7 @@ class Event:
 
 
 class Gpu:
-    """The device. `hz` is its clock, which a spin follows, `now` the host's time, `free` when the device becomes idle."""
+    """The device. `hz` is its clock, which a spin follows, `now` the host's time, `free` when it becomes idle."""
 
     def __init__(self, hz: float = 1.5e9) -> None:
         self.hz = hz

@@ -315,7 +315,7 @@ def test_a_range_without_its_host_call_is_no_marker() -> None:
 
 
 class Scripted(Tracer):
-    """A Tracer whose sessions are scripted: the length of each call's kernel in us, and whether the device caught up."""
+    """A Tracer with scripted sessions: the length of each call's kernel in us, and whether the device caught up."""
 
     def __init__(self, *sessions: tuple[float, bool]) -> None:
         self.sessions = list(sessions)
