@@ -1,4 +1,4 @@
-"""action.yml and the GitLab snippet of docs/ci.md, step by step in bash, as far as that goes without their runners."""
+"""Run action.yml and the GitLab snippet of docs/ci.md in bash, step by step, as far as that goes without a runner."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ EXPRESSION = re.compile(r"\$\{\{\s*([\w.-]+)\s*\}\}")
 
 @dataclass
 class Job:
-    """What a workflow's job would see of the action."""
+    """The results of the action that a job of a workflow would see."""
 
     code: int = 0
     log: str = ""
@@ -36,7 +36,7 @@ def action() -> dict[str, Any]:
 
 
 def use_action(tool: Tool, fake: str = "", **given: str) -> Job:
-    """Every step whose condition holds; `inputs`, `steps` and `if` as far as action.yml needs them."""
+    """Run every step whose condition holds. `inputs`, `steps` and `if` work as far as action.yml needs them."""
     spec, job = action(), Job()
     assert {name.replace("_", "-") for name in given} <= {*spec["inputs"]}
     known = {f"inputs.{name}": str(said.get("default", "")) for name, said in spec["inputs"].items()}
@@ -46,16 +46,16 @@ def use_action(tool: Tool, fake: str = "", **given: str) -> Job:
             continue
         job.ran.append(step["name"])
         if "uses" in step:
-            job.used[step["uses"]] = {name: _said(value, known) for name, value in step["with"].items()}
+            job.used[step["uses"]] = {name: _substitute(value, known) for name, value in step["with"].items()}
             continue
         assert step["shell"] == "bash"
         assert "${{" not in step["run"], "an input that is pasted into a script runs as code"
-        own = {name: _said(value, known) for name, value in step["env"].items()}
+        own = {name: _substitute(value, known) for name, value in step["env"].items()}
         code, log, outputs = _github_step(tool, step["run"], fake, own, job)
         known |= {f"steps.{step.get('id')}.outputs.{name}": value for name, value in outputs.items()}
         job.log += log
         job.code = job.code or code
-    job.outputs = {name: _said(said["value"], known) for name, said in spec["outputs"].items()}
+    job.outputs = {name: _substitute(said["value"], known) for name, said in spec["outputs"].items()}
     return job
 
 
@@ -76,7 +76,7 @@ def _github_step(tool: Tool, script: str, fake: str, own: dict[str, str], job: J
 
 
 def _holds(condition: str, known: dict[str, str], *, failed: bool) -> bool:
-    """A condition of `always()` and `name != ''`, joined by &&."""
+    """Return the value of a condition: `always()` and `name != ''`, joined by &&."""
     parts = [part.strip() for part in condition.split("&&") if part.strip()]
     if failed and "always()" not in parts:
         return False
@@ -89,13 +89,13 @@ def _holds(condition: str, known: dict[str, str], *, failed: bool) -> bool:
     return True
 
 
-def _said(text: str, known: dict[str, str]) -> str:
-    """An input that is not declared fails the test; an output that a step did not write is empty, as on GitHub."""
+def _substitute(text: str, known: dict[str, str]) -> str:
+    """Replace the expressions in a text. An undeclared input fails the test; an output that no step wrote is empty."""
     return EXPRESSION.sub(lambda m: known[m[1]] if m[1].startswith("inputs.") else known.get(m[1], ""), text)
 
 
 def gitlab_job() -> dict[str, Any]:
-    """The job of the snippet in docs/ci.md."""
+    """Return the job of the snippet in docs/ci.md."""
     after = (ROOT / "docs" / "ci.md").read_text().partition("### GitLab")[2]
     found: dict[str, Any] = yaml.safe_load(after.partition("```yaml\n")[2].partition("```")[0])
     (job,) = found.values()
@@ -103,7 +103,7 @@ def gitlab_job() -> dict[str, Any]:
 
 
 def use_gitlab(tool: Tool, fake: str = "", **variables: str) -> subprocess.CompletedProcess[str]:
-    """Its script in one shell, as a runner does, with an `attnbench` on PATH that measures on the simulated device."""
+    """Run its script in one shell, as a runner does. The `attnbench` on PATH measures on the simulated device."""
     job = gitlab_job()
     (tool.folder / "bin").mkdir(exist_ok=True)
     shim = tool.write("bin/attnbench", f'#!/bin/bash\n[ "$1" = run ] && set -- "$@" --device fake\n'

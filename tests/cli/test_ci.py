@@ -1,4 +1,4 @@
-"""What a CI sees: baselines in a repository, the GitHub action and the GitLab snippet, each shell step in bash."""
+"""Continuous integration: baselines in a repository, the GitHub action and the GitLab snippet, run in bash."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Use = Callable[..., Job]
 
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """mine.py, main.jsonl of its attention, and its baseline for the simulated GPU."""
+    """A folder with mine.py, the run main.jsonl of its attention, and a baseline of that for the simulated GPU."""
     tool = Tool(tmp_path_factory.mktemp("measured"))
     tool.write("mine.py", "from attnbench.backends.fake import Fake as attention\n")
     tool("run", "--device", "fake", "-b", OWN, "--suite", "ci", "--rounds", "2", "--out", "main.jsonl")
@@ -86,7 +86,7 @@ def test_the_action_judges_what_it_is_told_to(use: Use, repository: Tool) -> Non
 
 
 def test_the_action_runs_its_own_code(use: Use, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever an earlier version of it has left in the runner's Python."""
+    """An earlier version that is installed in the runner's Python is not used."""
     (tmp_path / "earlier" / "attnbench").mkdir(parents=True)
     (tmp_path / "earlier" / "attnbench" / "__init__.py").write_text("")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path / "earlier"))
@@ -95,7 +95,7 @@ def test_the_action_runs_its_own_code(use: Use, tmp_path: Path, monkeypatch: pyt
 
 
 def test_the_action_in_a_hostile_checkout(use: Use, repository: Tool) -> None:
-    """Its packages replace nothing; only the pull request's own kernel, in its worker, comes from the checkout."""
+    """The checkout's packages replace nothing. Only the pull request's own kernel is loaded from it, in a worker."""
     hostile(repository.folder)
     job = use("speed=0.97", margin="error=20%,2%")
     assert hijacked(repository.folder) == ""
@@ -103,7 +103,7 @@ def test_the_action_in_a_hostile_checkout(use: Use, repository: Tool) -> None:
 
 
 def test_the_action_fails_on_a_wrong_result(use: Use) -> None:
-    """Also where the gate has no verdict on it; the gate's report is there all the same."""
+    """It does so even if the gate passes, and the gate's report is written."""
     job = use("wrong@8k", artifact="wrong", missing="pass")
     assert job.code == int(job.outputs["exit-code"]) in (1, 5), job.log
     assert Path(job.outputs["report"]).is_file()

@@ -83,7 +83,7 @@ def littered(tool: Tool) -> Tool:
 
 @pytest.fixture
 def inside(tool: Tool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., Result]:
-    """The command in the process of the tests: dozens of mistakes are not worth dozens of start-ups."""
+    """Run the command in the process of the tests, because dozens of mistakes would start dozens of processes."""
     monkeypatch.chdir(tool.folder)
     monkeypatch.delenv("ATTNBENCH_FAKE", raising=False)
 
@@ -146,12 +146,12 @@ BAD_REPORTS = {
     "nope.jsonl": "cannot read nope.jsonl: No such file or directory",
     "occupied": "occupied is not an attnbench run file",
     ".": "cannot read .: Is a directory",
-    "run.jsonl --format=pdf": "--format: unknown 'pdf'; known: table, md, csv, json",
+    "run.jsonl --format=pdf": "--format: unknown 'pdf'; known: table, md, html, json, csv",
     "run.jsonl --metric=tflop": "--metric: unknown 'tflop'; did you mean \"tflops\"?",
     "run.jsonl --metric=latency,nix": "--metric: unknown 'nix'; known: ",
     "run.jsonl --by=bakend": "--by: unknown 'bakend'; did you mean \"backend\"?",
     "run.jsonl --by=nix --format=csv": "--by: unknown 'nix'",
-    "run.jsonl --format=csv --html=page.html": "--format csv: --html, --png and --svg write nothing else",
+    "run.jsonl --format=csv --format=md": "--format: csv and md cannot both be printed; write one to a file: md=FILE",
     "run.jsonl --panel=d128": "--panel: only --png and --svg draw a single figure; add --svg FILE or --png FILE",
     "run.jsonl --figure=speedup --panel= --html=page.html": "--figure and --panel: only --png and --svg draw a single",
     "run.jsonl --all --by=dtype --format=json": "--by and --all: of the tables only (--format table, md)",
@@ -190,7 +190,7 @@ def test_a_newer_run_file(tool: Tool) -> None:
 
 
 def test_a_read_only_folder(tool: Tool) -> None:
-    """Where permissions bind nobody (root), /proc stands in for a folder that takes no files."""
+    """Root may write anywhere; for root the test uses /proc, where no file can be created."""
     check(tool, *FAKE, "--out", "/proc/run.jsonl", says="cannot write /proc/run.jsonl: ")
 
 

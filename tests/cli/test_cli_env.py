@@ -1,4 +1,4 @@
-"""Environments, interpreters, caches and the support matrix, through the command."""
+"""Environments, interpreters, caches and the support matrix on the command line."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_the_matrix_needs_no_gpu_and_no_library(tool: Tool) -> None:
 
 
 def test_pips_refusal_is_one_line(tool: Tool) -> None:
-    """With no index and no wheels nothing can be found."""
+    """Without an index and without wheels pip finds nothing."""
     (tool.folder / "none").mkdir()
     data = str(tool.folder / "data")
     options = ("--no-index", "--find-links", "none")

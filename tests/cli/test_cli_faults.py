@@ -1,4 +1,4 @@
-"""What goes wrong costs exactly its records; what was measured before is kept, and resumed."""
+"""A fault costs the record of its job only. What was measured before is kept, and --resume measures the rest."""
 
 from __future__ import annotations
 
@@ -163,14 +163,14 @@ def test_a_killed_parent_leaves_no_worker(tool: Tool) -> None:
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The text of a run file that lacks nothing."""
+    """The text of a complete run file."""
     tool = Tool(tmp_path_factory.mktemp("finished"))
     tool.fake(*LENGTHS)
     return (tool.folder / "run.jsonl").read_text()
 
 
 def shorten(tool: Tool, records: int, rest: str = "") -> list[str]:
-    """Leaves the first records of run.jsonl, then `rest`; gives the lines that stay."""
+    """Cut run.jsonl after its first records, append `rest`, and return the lines that were kept."""
     lines = (tool.folder / "run.jsonl").read_text().splitlines(keepends=True)[: records + 1]
     tool.write("run.jsonl", "".join(lines) + rest)
     return lines
@@ -225,7 +225,7 @@ def test_resume_refuses_another_environment(tool: Tool, finished: str, field: st
     change_header(tool, lambda header: header["environment"].update({field: "0.0"}))
     before = (tool.folder / "run.jsonl").read_text()
     result = tool("run", "--resume", "run.jsonl", code=2)
-    assert f"{field} was 0.0 and is None" in result.err
+    assert f"{field} was 0.0 and is not there" in result.err
     assert (tool.folder / "run.jsonl").read_text() == before
 
 

@@ -1,4 +1,4 @@
-"""`attnbench run`: what it measures, what it writes and what it leaves alone."""
+"""`attnbench run`: what it measures and writes, and which files it does not touch."""
 
 from __future__ import annotations
 

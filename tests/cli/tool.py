@@ -33,7 +33,7 @@ class Result:
 
 @dataclass(frozen=True)
 class Stored:
-    """A run file, parsed here and not by attnbench."""
+    """The content of a run file, parsed here and not by attnbench."""
 
     header: dict[str, Any]
     records: list[dict[str, Any]]
@@ -51,8 +51,8 @@ class Stored:
         return record
 
 
-def _heed_ctrl_c() -> None:
-    """A shell that starts the tests in the background has them ignore SIGINT, and children inherit that."""
+def _handle_sigint() -> None:
+    """Let SIGINT end this process; children of a shell's background job ignore it otherwise."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
@@ -66,7 +66,7 @@ class Tool:
         return {**kept, "COLUMNS": "120", **({"ATTNBENCH_FAKE": fake} if fake else {}), **more}
 
     def __call__(self, *args: str | Path, code: int | None = 0, fake: str = "", **env: str) -> Result:
-        """Runs it to its end and checks the exit code (None: any)."""
+        """Run the command to its end, check the exit code (None: any), and return what it printed."""
         with self.start(*args, fake=fake, **env) as process:
             out, err = process.communicate(timeout=120)
         assert "Traceback" not in err, err
@@ -77,7 +77,7 @@ class Tool:
     def start(
         self, *args: str | Path, fake: str = "", preexec_fn: Any = None, **env: str
     ) -> Iterator[subprocess.Popen[str]]:
-        """The running process; killed at the end of the block if it still runs, as in a test that failed."""
+        """Give the running process. If it still runs at the end of the block, it is killed."""
         process = subprocess.Popen(
             [*COMMAND, *map(str, args)],
             cwd=self.folder,
@@ -86,7 +86,7 @@ class Tool:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            preexec_fn=preexec_fn or _heed_ctrl_c,
+            preexec_fn=preexec_fn or _handle_sigint,
         )
         with process:
             try:
@@ -95,7 +95,7 @@ class Tool:
                 process.kill()
 
     def fake(self, *args: str | Path, script: str = "", code: int | None = 0, **env: str) -> Stored:
-        """`run` on the simulated device to run.jsonl, and what that holds."""
+        """Run `attnbench run` on the simulated device, and return the content of run.jsonl."""
         self(*FAKE, "--out", "run.jsonl", *args, fake=script, code=code, **env)
         return self.stored()
 
@@ -109,7 +109,7 @@ class Tool:
         return self.folder / name
 
     def wait_until_stuck(self, process: subprocess.Popen[str], path: str = "run.jsonl") -> list[int]:
-        """Waits for a scripted hang: some records are there and no more come. Gives the workers' process ids."""
+        """Wait for a scripted hang, when no more records are written. Return the process ids of the workers."""
         file, size, since, end = self.folder / path, 0, time.monotonic(), time.monotonic() + 60
         while time.monotonic() < end:
             assert process.poll() is None, process.communicate()
@@ -122,7 +122,7 @@ class Tool:
         raise AssertionError("the run never began")
 
     def terminal(self, *args: str, columns: int = 80, fake: str = "", **env: str) -> tuple[int, str]:
-        """Runs it on a pseudo-terminal: exit code and everything that was written there."""
+        """Run the command on a pseudo-terminal; return the exit code and everything that was written there."""
         parent, child = pty.openpty()
         fcntl.ioctl(child, termios.TIOCSWINSZ, struct.pack("HHHH", 40, columns, 0, 0))
         environment = {**self.env(fake, TERM="xterm-256color", **env)}
@@ -143,7 +143,7 @@ class Tool:
 
 
 def children(pid: int) -> list[int]:
-    """Process ids of the direct children (Linux)."""
+    """Return the process ids of the direct children of a process (Linux)."""
     found = []
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):
@@ -154,7 +154,7 @@ def children(pid: int) -> list[int]:
 
 
 def alive(pids: list[int], wait: float = 5.0) -> list[int]:
-    """Those that still run after at most `wait` seconds (zombies do not)."""
+    """Return those of the processes that still run after at most `wait` seconds; zombies do not run."""
     end = time.monotonic() + wait
     while True:
         left = []

@@ -1,4 +1,4 @@
-"""A cold first call: its worker finds no kernel that was compiled before, and leaves nothing behind."""
+"""Fresh caches: the worker of a cold first call finds no compiled kernel and leaves none behind."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from attnbench.analysis.summary.machine_summary import heading
+from attnbench.analysis.summary.grids import heading
 from attnbench.core.machine import Device
 from attnbench.core.policy import Policy
 from attnbench.core.record import Forecast, Job, Record
@@ -92,7 +92,7 @@ def test_folders_are_empty_and_gone_afterwards(tmp_path: Path, monkeypatch: pyte
 
 
 def test_what_was_downloaded_is_no_compiled_kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And ending does not delete it."""
+    """It is found in a fresh cache, and still there afterwards."""
     usual = tmp_path / ".cache/flashinfer/cubins"
     usual.mkdir(parents=True)
     (usual / "binary").write_text("downloaded")

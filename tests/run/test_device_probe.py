@@ -1,4 +1,4 @@
-"""What a run does until its first job: it looks at the device, opens it, and reads its rates while all is idle."""
+"""What a run does before its first job: describe the device, open it in the workers, measure its rates when idle."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from attnbench.run.suite import parse_options
 from builders import CPU, H200, environment
 
 RATES: dict[str, Any] = {"matmul": {"bf16": 7e14, "fp32": 5e13}, "copy": 4e12}
-LOOKER = "probe"
+PROBE = "probe"
 
 
-class Played:
-    """A worker, played: `log` has who was started, sent what, gave its answer, and ended."""
+class SimulatedWorker:
+    """A worker process without a process. `log` has each request, each answer and each end, with the worker's name."""
 
     log: list[tuple[str, str]]
-    devices: dict[tuple[str, str], Device]  # (who, operation) -> what it was told of the device
+    devices: dict[tuple[str, str], Device]  # (worker, operation) -> the device of the request
     here: Device
-    stops: tuple[str, str] | None  # whose answer never comes: the person presses Ctrl-C
+    stops: tuple[str, str] | None  # (worker, operation) that Ctrl-C interrupts
 
     def __init__(self, python: str | None = None, _: Mapping[str, str] | None = None) -> None:
         self.name, self.alive = "", True
@@ -41,7 +41,7 @@ class Played:
         return self.receive(timeout)
 
     def send(self, request: Mapping[str, Any]) -> None:
-        self.name = self.name or request.get("name", LOOKER)
+        self.name = self.name or request.get("name", PROBE)
         self.log.append((self.name, request["op"]))
         self._asked.append(request)
 
@@ -73,7 +73,7 @@ class Played:
 
     def _run(self, request: Mapping[str, Any]) -> dict[str, Any]:
         job = from_json(Job, request["job"])
-        return {"record": to_json(Record(job.case, job.backend, job.round, "failed", "played"))}
+        return {"record": to_json(Record(job.case, job.backend, job.round, "failed", "simulated"))}
 
     def stderr_tail(self) -> None:
         return None
@@ -86,14 +86,14 @@ class Played:
         self.alive = False
 
 
-class Watcher:
-    """Who hears what goes on, in the workers' log."""
+class RecordingObserver:
+    """An observer of a run that adds its events to the workers' log."""
 
     def say(self, text: str) -> None:
-        Played.log.append(("says", text.partition(" ")[0]))
+        SimulatedWorker.log.append(("says", text.partition(" ")[0]))
 
     def planned(self, *_: Any) -> None:
-        Played.log.append(("says", "planned"))
+        SimulatedWorker.log.append(("says", "planned"))
 
     def started(self, *_: Any) -> None: ...
 
@@ -101,98 +101,98 @@ class Watcher:
 
 
 @pytest.fixture(autouse=True)
-def played(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """On a machine with an H200."""
-    Played.log, Played.devices, Played.here, Played.stops = [], {}, H200, None
+def simulated_workers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Replace the worker processes by simulated ones on a machine with an H200."""
+    SimulatedWorker.log, SimulatedWorker.devices, SimulatedWorker.here, SimulatedWorker.stops = [], {}, H200, None
     for module in (workers, device_probe):
-        monkeypatch.setattr(module, "WorkerProcess", Played)
+        monkeypatch.setattr(module, "WorkerProcess", SimulatedWorker)
     monkeypatch.setattr(run_suite, "has_nvidia_gpu", lambda: True)
     monkeypatch.chdir(tmp_path)
 
 
 def measured(backends: str = "eager,sdpa-math,fa2,triton", **changes: Any) -> list[tuple[str, str]]:
-    """The log of a run."""
+    """Return the log of a run."""
     policy = changes.pop("policy", {})
     chosen = parse_options({"backends": [backends], "axes": {"seqlen": "1k", "headdim": "64"}, "policy": policy})
-    run_suite.run_suite(Request(settings=chosen, out=Path("run.jsonl"), **changes), Watcher())
-    return Played.log
+    run_suite.run_suite(Request(settings=chosen, out=Path("run.jsonl"), **changes), RecordingObserver())
+    return SimulatedWorker.log
 
 
 def at(who: str, operation: str) -> int:
-    return Played.log.index((who, operation))
+    return SimulatedWorker.log.index((who, operation))
 
 
 def test_on_a_gpu_the_rates_are_read_when_all_workers_are_open_and_idle() -> None:
     log = measured()
-    assert at("triton", "import") < at(LOOKER, "environment done") < at("eager", "load done")
-    opened = [who for who, what in log[: at(LOOKER, "rates")] if what == "ready done"]
+    assert at("triton", "import") < at(PROBE, "environment done") < at("eager", "load done")
+    opened = [who for who, what in log[: at(PROBE, "rates")] if what == "ready done"]
     assert opened == ["eager", "triton"]  # not what is not installed, nor what takes no case
     asked = {(who, what) for who, what in log if what in ("load", "import", "survey", "ready")}
-    assert {(who, f"{what} done") for who, what in asked} <= {*log[: at(LOOKER, "rates")]}, "not idle"
-    assert at(LOOKER, "rates done") < at(LOOKER, "ended") < at("says", "planned") < at("eager", "run")
+    assert {(who, f"{what} done") for who, what in asked} <= {*log[: at(PROBE, "rates")]}, "not idle"
+    assert at(PROBE, "rates done") < at(PROBE, "ended") < at("says", "planned") < at("eager", "run")
     words = [what for who, what in log if who == "says"]
     assert words == ["looking", "importing", "opening", "timing", "planned"]
 
 
 def test_no_worker_opens_the_device_before_its_free_memory_has_been_read() -> None:
     measured()
-    first = min(i for i, (_, what) in enumerate(Played.log) if what == "ready")
-    assert at(LOOKER, "environment done") < first
+    first = min(i for i, (_, what) in enumerate(SimulatedWorker.log) if what == "ready")
+    assert at(PROBE, "environment done") < first
 
 
 def test_plan_and_workers_know_the_rates_in_the_end() -> None:
     measured()
     planned, _ = run_file.read(Path("run.jsonl"))
     assert planned.environment.device == replace(H200, **RATES)
-    assert Played.devices["eager", "survey"].copy is None
-    assert Played.devices["eager", "run"] == planned.environment.device
+    assert SimulatedWorker.devices["eager", "survey"].copy is None
+    assert SimulatedWorker.devices["eager", "run"] == planned.environment.device
     assert planned.plan[0].forecast.call > 20e-6
 
 
 def test_a_dry_run_opens_nothing() -> None:
     log = measured(dry_run=True)
     assert not [entry for entry in log if entry[1] in ("import", "ready", "run")]
-    assert at(LOOKER, "rates done") < at("says", "planned")
+    assert at(PROBE, "rates done") < at("says", "planned")
     assert "opening" not in [what for _, what in log]
 
 
 def test_fresh_caches_open_nothing_ahead() -> None:
-    """Each job has a worker of its own then."""
+    """With fresh caches each job has a worker of its own."""
     log = measured(policy={"caches": "fresh"})
     assert not [entry for entry in log if entry[1] == "ready"]
-    assert at("eager", "survey done") < at(LOOKER, "rates")
+    assert at("eager", "survey done") < at(PROBE, "rates")
 
 
 @pytest.mark.parametrize("changes", [{"device": "cpu"}, {}])
 def test_a_cpu_is_timed_before_any_worker_starts(changes: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
-    Played.here = CPU
+    SimulatedWorker.here = CPU
     if not changes:
         monkeypatch.setattr(run_suite, "has_nvidia_gpu", lambda: False)
     log = measured(**changes)
-    assert log[:2] == [(LOOKER, "environment"), ("says", "looking")]
-    assert log[2:6] == [(LOOKER, what) for what in ("environment done", "rates", "rates done", "ended")]
+    assert log[:2] == [(PROBE, "environment"), ("says", "looking")]
+    assert log[2:6] == [(PROBE, what) for what in ("environment done", "rates", "rates done", "ended")]
     assert log[6] == ("says", "importing")
     assert not [entry for entry in log if entry[1] == "import"]
 
 
 @pytest.mark.parametrize(
-    "stops", [(LOOKER, "environment"), ("eager", "load"), ("eager", "import"), ("triton", "ready"), (LOOKER, "rates")]
+    "stops", [(PROBE, "environment"), ("eager", "load"), ("eager", "import"), ("triton", "ready"), (PROBE, "rates")]
 )
 def test_ctrl_c_ends_all_workers(stops: tuple[str, str]) -> None:
-    Played.stops = stops
+    SimulatedWorker.stops = stops
     with pytest.raises(KeyboardInterrupt):
         measured()
-    started = {who for who, _ in Played.log} - {"says"}
-    assert started == {LOOKER, "eager", "sdpa-math", "fa2", "triton"}
-    assert {who for who, what in Played.log if what == "ended"} == started
+    started = {who for who, _ in SimulatedWorker.log} - {"says"}
+    assert started == {PROBE, "eager", "sdpa-math", "fa2", "triton"}
+    assert {who for who, what in SimulatedWorker.log if what == "ended"} == started
     assert not Path("run.jsonl").exists()
 
 
 class TestReal:
-    """With workers that are processes."""
+    """With real worker processes."""
 
     @pytest.fixture(autouse=True)
-    def real(self, played: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    def real(self, simulated_workers: None, monkeypatch: pytest.MonkeyPatch) -> None:
         for module in (workers, device_probe):
             monkeypatch.setattr(module, "WorkerProcess", WorkerProcess)
 
@@ -223,7 +223,7 @@ def test_each_worker_is_told_once_to_open_and_again_after_a_round() -> None:
 
 
 def test_a_worker_whose_jobs_are_all_skipped_does_not_hold_the_device() -> None:
-    Played.here = replace(H200, free=2**33)
+    SimulatedWorker.here = replace(H200, free=2**33)
     log = measured("eager,triton")
     assert at("eager", "ready done") < at("eager", "ended") < at("says", "planned") < at("triton", "run")
     assert ("eager", "run") not in log

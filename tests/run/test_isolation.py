@@ -41,7 +41,7 @@ def attention(q, k, v, *, causal, softmax_scale):
 
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """The hostile working directory, which PYTHONPATH names too, in the ways that nobody means."""
+    """The hostile working directory, which PYTHONPATH also names, as an empty entry and as "."."""
     folder = hostile(tmp_path / "checkout")
     monkeypatch.chdir(folder)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(["", ".", str(tmp_path / "named"), "./"]))
@@ -67,7 +67,7 @@ def test_the_command_and_its_workers(here: Path) -> None:
 
 
 def test_python_m(tmp_path: Path) -> None:
-    """It imports attnbench/__init__.py, and typing with it, before the working directory can be removed."""
+    """Python imports attnbench/__init__.py, which imports typing, before __main__.py removes the working directory."""
     folder = hostile(tmp_path / "checkout")
     for name in ("attnbench", "typing"):
         (folder / name).rename(folder / f"other-{name}")
@@ -86,7 +86,7 @@ def test_the_device_probe_imports_the_real_torch() -> None:
 
 @pytest.mark.usefixtures("here")
 def test_a_worker_in_an_interpreter_without_attnbench(tmp_path: Path) -> None:
-    """It runs the attnbench of the parent, and a folder that a person names in PYTHONPATH counts there too."""
+    """It runs the attnbench of the parent, and a folder that a person names in PYTHONPATH is searched."""
     venv.EnvBuilder(symlinks=True).create(tmp_path / "env")
     (tmp_path / "named").mkdir()
     (tmp_path / "named" / "own_backend.py").write_text("from attnbench.backends.fake import Fake\n")
@@ -102,7 +102,7 @@ def test_a_worker_in_an_interpreter_without_attnbench(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("here")
 def test_the_launch_for_nsight_compute(tmp_path: Path) -> None:
-    """As far as a machine without a GPU goes: the real torch says that it has no CUDA."""
+    """On a machine without a GPU it fails with the message of the real torch, that there is no CUDA."""
     torch = pytest.importorskip("torch")
     if torch.cuda.is_available():
         pytest.skip("the launch would succeed")

@@ -13,7 +13,7 @@ from attnbench.cli import command_line
 
 
 def options(of: typer.Typer) -> Iterator[tuple[str, str, OptionInfo]]:
-    """(command, parameter, its option)"""
+    """Yield (command, parameter, option) of all commands."""
     for group in of.registered_groups:
         assert group.typer_instance is not None
         yield from options(group.typer_instance)
@@ -26,7 +26,7 @@ def options(of: typer.Typer) -> Iterator[tuple[str, str, OptionInfo]]:
 
 
 def test_an_option_whose_metavar_is_its_name_names_its_flag() -> None:
-    """typer 0.27 takes the flag's spelling from such a metavar: --DEVICE."""
+    """typer 0.27 would spell the flag like such a metavar: --DEVICE."""
     found = list(options(command_line()))
     assert ("run", "device") in [(command, name) for command, name, _ in found]
     bare = [

@@ -1,4 +1,4 @@
-"""The plan: complete, shuffled with a seed, and honest about what will not run."""
+"""The plan: complete, shuffled by a seed, with a reason for every job that will not run."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_order_is_shuffled_by_the_seed() -> None:
 
 
 def test_answers_stay_with_their_case() -> None:
-    """The cases are shuffled; the answers come in the order of the cases."""
+    """The answers are in the order of the cases, which the plan shuffles."""
     answers = [CaseSupport(reason=f"no {c.key}") if c.causal else CaseSupport() for c in CASES]
     for job in plan.make_plan(CASES, {"a": answers}, H200_READ, Policy()):
         assert job.skip == (f"no {job.case.key}" if job.case.causal else None)
@@ -93,7 +93,7 @@ def test_the_backends_own_reason_comes_first() -> None:
 
 
 def test_workers_contexts_are_counted_on_a_gpu() -> None:
-    """What fits with one worker on the device may not fit beside nine others' CUDA contexts."""
+    """A case that fits with one worker may not fit beside the CUDA contexts of nine others."""
     big = CaseSupport(workspace=Workspace(H200.free - 3 * 2**30, "scores"))
     assert [j.skip for j in make({"a": big}, CASES[:1])] == [None]
     many = make({f"b{i}": big for i in range(10)}, CASES[:1])
@@ -102,7 +102,7 @@ def test_workers_contexts_are_counted_on_a_gpu() -> None:
     assert not any(j.skip for j in make({f"b{i}": big for i in range(10)}, CASES[:1], on_cpu))
 
 
-def test_a_time_limit_drops_the_dearest() -> None:
+def test_a_time_limit_drops_the_slowest() -> None:
     long = tuple(case(2**n, batch=1) for n in range(14, 20))
     free = make({"a": CaseSupport(efficiency=0.001)}, long)
     total = sum(j.forecast.seconds for j in free)

@@ -1,4 +1,4 @@
-"""Which backends a person means."""
+"""The backends, interpreters and devices that options select."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_own_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_own_code_of_one_name_from_two_files_are_two_backends(tmp_path: Path) -> None:
-    """That is how two versions of a kernel are compared."""
+    """So two versions of a kernel can be compared."""
     for name in ("a", "b"):
         (tmp_path / f"{name}.py").write_text("")
     chosen = select.select_backends([f"{tmp_path}/a.py:mine,{tmp_path}/b.py:mine"])

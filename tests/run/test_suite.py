@@ -1,4 +1,4 @@
-"""From YAML and options to cases: what wins over what, what is left out, and where a mistake is said to be."""
+"""From YAML and options to cases: priorities, exclusions, and the place that an error names."""
 
 from __future__ import annotations
 
@@ -355,7 +355,7 @@ def test_windows_softcaps_and_dropouts_multiply() -> None:
 
 
 def test_a_mask_has_one_name() -> None:
-    """Under a causal mask the right side says nothing, so these are one case."""
+    """Under a causal mask the right side of a window has no effect, so these are one case."""
     axes = {**AXES, "causal": True, "window": ["1k", "1k/0", "1024/512", "1k/open"]}
     (found,) = cases({"axes": axes})
     assert found.window_size == (1024, 0)

@@ -1,4 +1,4 @@
-"""What each backend supports, asked without a GPU; the table in the docs is the command's."""
+"""The support matrix without a GPU; the table in the documents is what the command prints."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_cells(backend: str, feature: str, gpu: str, answer: str, reason: str) -
 
 
 def test_every_cell_is_what_a_run_would_hear() -> None:
-    """Asked again, each pass by itself, on the case that the column means."""
+    """Each cell agrees with `unsupported` for the column's case, asked for each pass."""
     for of in (
         support_matrix(named_device("h100")),
         support_matrix(named_device("turing")),

@@ -1,4 +1,4 @@
-"""`attnbench env`: environments that see the present torch, made from a wheel that the test writes; no network."""
+"""`attnbench env`: environments that see the present torch, with wheels that the tests write; no network."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def wheel(folder: Path, name: str, version: str, files: dict[str, str], *needs: str) -> None:
-    """A pure Python wheel, as pip takes it."""
+    """Write a pure Python wheel that pip can install."""
     info = f"{name}-{version}.dist-info"
     needed = "".join(f"Requires-Dist: {need}\n" for need in needs)
     contents = {
@@ -65,7 +65,7 @@ def offline(folder: Path) -> list[str]:
 def test_it_sees_the_present_torch_and_is_remembered(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """From pip to the worker's probe, where the working directory has a `pip` and a `torch` too; and gone again."""
+    """Create, probe and remove one, in a working directory that has a `pip` and a `torch` of its own."""
     checkout = hostile(tmp_path / "checkout")
     monkeypatch.chdir(checkout)
     wheel(tmp_path / "wheels", "flash_attn_4", "4.0.0b40", FA4, "torch>=2", "helper")
@@ -96,7 +96,7 @@ def test_it_sees_the_present_torch_and_is_remembered(
 
 
 def test_a_torch_beside_the_present_one_is_pips_refusal_in_one_line(tmp_path: Path) -> None:
-    """Nothing is left behind, so that it can be tried again."""
+    """Nothing is left behind, so that it can be created again."""
     wheel(tmp_path / "wheels", "flash_attn_4", "4.0.0b40", FA4, "torch==1.0")
     wheel(tmp_path / "wheels", "torch", "1.0", {"torch/__init__.py": ""})
     with pytest.raises(UserError) as error:
@@ -115,7 +115,7 @@ def test_a_torch_beside_the_present_one_is_pips_refusal_in_one_line(tmp_path: Pa
 def test_a_namespace_is_not_hidden_by_the_present_interpreters_package(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """flash_attn.cute beside a flash-attn 2 that does not look further than its own folder."""
+    """So flash_attn.cute is found beside a flash-attn 2 whose __init__.py does not extend its path."""
     site, present = tmp_path / "site", tmp_path / "present"
     for path, text in (
         ("site/atn_pkg/cute/__init__.py", ""),
@@ -157,7 +157,7 @@ def test_a_namespace_is_not_hidden_by_the_present_interpreters_package(
         (["ERROR: [Errno 28] No space left on device"], "No space left on device", "create it again"),
     ],
 )
-def test_pips_last_words_and_what_to_do(lines: list[str], said: str, todo: str) -> None:
+def test_pips_errors_and_what_to_do(lines: list[str], said: str, todo: str) -> None:
     text = venvs.pip_problem(MADE, lines)
     assert said in text
     assert todo in text
@@ -233,7 +233,7 @@ def test_a_damaged_list_is_said(data: Path) -> None:
 
 
 def test_which_interpreter_wins(tmp_path: Path, data: Path) -> None:
-    """--python over the suite's, over the one that was made; one that is gone is passed over."""
+    """--python has priority over the suite's, and that over a created one; one that is gone is not used."""
     folders = {}
     for name in ("made", "suite", "option"):
         folders[name] = tmp_path / name / "bin" / "python"

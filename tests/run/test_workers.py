@@ -1,4 +1,4 @@
-"""The parent's side of measuring: whatever becomes of a worker, every job ends as one record and the next one runs."""
+"""The pool of workers: whatever happens to a worker, every job ends as one record, and the next job runs."""
 
 from __future__ import annotations
 
@@ -88,7 +88,10 @@ def new_pool(tmp_path: Path) -> Iterator[NewPool]:
 
 
 def run(pool: WorkerPool, *jobs: Job, policy: Policy = POLICY, limit: TimeLimit | None = None) -> list[Record]:
-    """The records, after checking that each job is announced, unless skipped, and ends once; without limit in order."""
+    """Measure jobs and return their records.
+
+    Each job that is not skipped must be announced, each must end one time, and without a limit their order is kept.
+    """
     ends, announced = [], None
     for at, record in workers.measure_jobs(jobs, pool, policy, DEVICE, limit):
         if record is None:
@@ -192,7 +195,7 @@ def test_a_new_round_gets_fresh_processes(new_pool: NewPool) -> None:
 
 
 def test_the_workers_of_a_round_import_at_once(tmp_path: Path) -> None:
-    """Each import waits until the other has begun; one after the other the first would wait in vain."""
+    """Each import waits until the other has begun, so importing one after the other would never end."""
     for own, other in ("ab", "ba"):
         (tmp_path / f"{own}.py").write_text(f"""
 import pathlib, time
@@ -301,7 +304,7 @@ def attention(q, k, v, *, causal, softmax_scale):
 
 
 def test_survey(new_pool: NewPool) -> None:
-    """A backend that cannot be used, or cannot say, refuses every case with its reason; the others are not harmed."""
+    """A backend that cannot be used, or whose answer fails, refuses every case with a reason; the others do not."""
     specs = {**FAKE, "gone": "no_such_module_of_ours:f", "eager": BACKENDS["eager"]}
     pool = new_pool(specs, unsure="Unsure")
     answers = pool.survey(pool.probe(), (c for c in (case(8), case(9))), DEVICE)
@@ -346,14 +349,14 @@ def test_past_the_limit_jobs_become_skips_that_resume_measures(new_pool: NewPool
 
 
 def test_a_forecast_that_was_too_high_costs_nothing(new_pool: NewPool) -> None:
-    """A job without room beside the rest waits, and runs at the end if the rest took less than was thought."""
+    """A job that would exceed the limit waits, and runs at the end if the others took less time than forecast."""
     dear, cheap = (job(n, forecast=Forecast(s, 0.1, 1)) for n, s in ((8, 60.0), (9, 50.0)))
     records = run(new_pool(FAKE), dear, cheap, limit=TimeLimit(100.0, clock=lambda: 0.0))
     assert [(r.case, r.status, r.resumable) for r in records] == [(cheap.case, "ok", False), (dear.case, "ok", False)]
 
 
-def test_the_dearest_go_first_where_the_forecast_was_too_low() -> None:
-    """Half of the time is gone on a tenth of the forecast: what is cheap is still measured, what is dear is not."""
+def test_the_slowest_jobs_are_skipped_where_the_forecast_was_too_low() -> None:
+    """A tenth of the forecast took half of the time: fast jobs are still measured, slow ones are not."""
     now = [0.0]
     limit = TimeLimit(100.0, clock=lambda: now[0])
     cheap, dear = (job(8, forecast=Forecast(s, 0.1, 1)) for s in (1.0, 40.0))
@@ -367,7 +370,7 @@ def test_the_dearest_go_first_where_the_forecast_was_too_low() -> None:
 
 
 def test_the_parent_stays_without_torch(tmp_path: Path) -> None:
-    """It runs jobs, and never has torch in its own process."""
+    """The parent runs jobs without loading torch."""
     import subprocess
 
     code = f"""

@@ -1,4 +1,4 @@
-"""Reading a person's YAML."""
+"""Reading of YAML files that people write."""
 
 from __future__ import annotations
 
