@@ -127,7 +127,7 @@ def _gpu(where: torch.device) -> Device:
 
 
 def _uuid(properties: Any) -> str:
-    """Return a GPU's UUID as torch reports it; empty where torch is too old to do so."""
+    """Return a GPU's UUID as torch reports it; empty where it reports none."""
     return str(getattr(properties, "uuid", ""))
 
 

@@ -190,9 +190,8 @@ def at_launch(events: Sequence[Any]) -> list[int]:
     }
     held, launched = [], 0
     for event in sorted((e for e in events if _ran_on_device(e)), key=lambda e: int(e.start_ns())):
-        launched = on_host.get(
-            event.correlation_id(), launched
-        )  # without a host call of its own: like the kernel before
+        # a kernel without a host call of its own counts as launched with the kernel before it
+        launched = on_host.get(event.correlation_id(), launched)
         before = bisect.bisect_right(times, launched)
         held.append(sums[before - 1] if before else 0)
     return held

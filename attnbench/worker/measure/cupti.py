@@ -86,9 +86,8 @@ class Tracer:
 
         os.environ.setdefault("KINETO_LOG_LEVEL", "5")
         if _version(torch.version.cuda) >= (12, 6):  # older CUDA: graphs crash after it (torch/profiler/profiler.py)
-            os.environ.setdefault(
-                "TEARDOWN_CUPTI", "1"
-            )  # without teardown every later launch costs the host 12 us more
+            # without a teardown every later launch costs the host 12 us more
+            os.environ.setdefault("TEARDOWN_CUPTI", "1")
         self._events = events
         self.before = before
         self._tiny = torch.zeros(1, device="cuda")
