@@ -17,6 +17,7 @@ from attnbench.report.document import (
     Bar,
     Block,
     Caution,
+    Column,
     Document,
     Ending,
     Entry,
@@ -185,49 +186,51 @@ class _Writer:
     # Tables of text, laid out by rich.
 
     def table(self, table: Table) -> None:
+        """Print a table, or what it has for a narrow terminal; one that is too wide goes on below, column by column."""
         entries = [[self.entry(entry) for entry in row] for row in table.rows]
-        columns = list(zip(*entries, strict=True)) if entries else [()] * len(table.columns)
-        widths = [
-            max([cell_len(column.heading), *(text.cell_len for text in own if isinstance(text, Text))])
-            for column, own in zip(table.columns, columns, strict=True)
-        ]
+        columns = [[self.styled(column.heading), *own] for column, *own in zip(table.columns, *entries, strict=True)]
         drawn = [any(not isinstance(text, Text) for text in own) for own in columns]
+        widths = [max(text.cell_len for text in own if isinstance(text, Text)) for own in columns]
 
-        def fits(wrapped: int) -> bool:
-            """Return whether the table fits where entries that may wrap have so many characters."""
-            least = (
-                BARS[0] if bars else min(width, wrapped) if column.wrap else width
-                for column, width, bars in zip(table.columns, widths, drawn, strict=True)
-            )
-            return sum(least) + 2 * (len(widths) - 1) <= self.console.width
+        def least(wrapped: int) -> list[int]:
+            """Return the characters that each column needs, if entries that may wrap have so many."""
+            each = zip(table.columns, widths, drawn, strict=True)
+            return [BARS[0] if bars else min(width, wrapped) if column.wrap else width for column, width, bars in each]
 
-        if table.narrow and not fits(LEAST_WRAPPED):
+        if table.narrow and sum(least(LEAST_WRAPPED)) + 2 * (len(widths) - 1) > self.console.width:
             self.block(table.narrow)
-            return
-        if table.title:
-            self.paragraph((table.title, "bold cyan"))
-        if table.note:
-            self.paragraph((table.note, "dim"))
-        taken = sum(width + 2 for width, bars in zip(widths, drawn, strict=True) if not bars)
-        each = (self.console.width - taken + 2) // max(1, sum(drawn)) - 2
-        room = max(BARS[0], min(BARS[1], each))
+        else:
+            if table.title:
+                self.paragraph((table.title, "bold cyan"))
+            if table.note:
+                self.paragraph((table.note, "dim"))
+            taken = sum(width + 2 for width, bars in zip(widths, drawn, strict=True) if not bars)
+            room = max(BARS[0], min(BARS[1], (self.console.width - taken + 2) // max(1, sum(drawn)) - 2))
+            for i, part in enumerate(_column_parts(least(LEAST_FOLDED), self.console.width)):
+                if i:
+                    self.line(Text())
+                self.columns([table.columns[j] for j in part], [[row[j] for j in part] for row in entries], room)
+        for number, footnote in enumerate(table.footnotes, start=1):
+            self.paragraph((f"{number:>3}", "dim"), (footnote, ""), indent=5)
+
+    def columns(self, columns: Sequence[Column], rows: Sequence[Sequence[Text | Bar | Steps]], room: int) -> None:
+        """Print some columns of a table; bars have `room` characters."""
         rich = RichTable(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-        whole_figures = fits(LEAST_FOLDED)
-        for column, bars in zip(table.columns, drawn, strict=True):
-            no_wrap = whole_figures and (bars or not column.wrap)
-            rich.add_column(
-                self.styled(column.heading), justify=column.align, overflow="fold", no_wrap=no_wrap, vertical="top"
-            )
-        for row in entries:
+        for column in columns:
+            rich.add_column(self.styled(column.heading), justify=column.align, overflow="fold", no_wrap=not column.wrap)
+        for row in rows:
             rich.add_row(*(text if isinstance(text, Text) else self.drawing(text, room) for text in row))
+        endless = self.console.options.update(width=10_000)
+        if self.console.measure(rich, options=endless).minimum > self.console.width:
+            for own in rich.columns:
+                own.no_wrap = False  # so that entries go on in the next line, and none is cut
         self.begin_line()
         lines = []
         for segments in self.console.render_lines(rich, pad=False):
-            text = "".join(segment.text for segment in segments)
-            lines.append([Segment(_no_command(text))] if _is_command(text) else segments)
+            text = "".join(segment.text for segment in segments).rstrip()
+            kept = Segment.split_and_crop_lines(segments, cell_len(text), pad=False, include_new_lines=False)
+            lines.append([Segment(_no_command(text))] if _is_command(text) else next(iter(kept), []))
         self.console.print(SegmentLines(lines, new_lines=True), end="")
-        for number, footnote in enumerate(table.footnotes, start=1):
-            self.paragraph((f"{number:>3}", "dim"), (footnote, ""), indent=5)
 
     def entry(self, entry: Entry) -> Text | Bar | Steps:
         if isinstance(entry, Bar | Steps):
@@ -366,6 +369,17 @@ def _figure(column: _GridColumn, entry: Figure | Ending) -> Text:
     if column.memory_bound:
         text.append(MEMORY_BOUND if entry.memory_bound else " ", "dim")
     return Text(" " * (column.width - len(text))) + text
+
+
+def _column_parts(widths: Sequence[int], width: int) -> list[list[int]]:
+    """Return places of columns in parts that fit a width, the first column in each; one that fits nowhere is alone."""
+    parts = [[0]]
+    for place in range(1, len(widths)):
+        taken = sum(widths[i] + 2 for i in parts[-1])
+        if taken + widths[place] > width and len(parts[-1]) > 1:
+            parts.append([0])
+        parts[-1].append(place)
+    return parts
 
 
 def _span(corner: int, columns: Sequence[_GridColumn], gap: int) -> int:

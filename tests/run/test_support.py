@@ -185,16 +185,14 @@ def test_formats_say_the_same() -> None:
 
 @pytest.mark.parametrize("width", [60, 80, 200])
 def test_no_column_is_squeezed_however_narrow_the_terminal(width: int) -> None:
-    """Where the columns do not fit, each backend has a line of what it does not take; footnotes stand below both."""
+    """Where the columns do not fit, the table goes on below with the others; no name is cut."""
     text = rendered(width, "fa2", "xformers-cutlass")
     flat = " ".join(text.split())
     assert "…" not in text
-    assert all(f" {f.name}" in flat for f in FEATURES)
+    heads = [line for line in text.splitlines() if line.startswith("backend ")]
+    assert all(any(f" {f.name}" in line for line in heads) for f in FEATURES)
     assert all(cell.reason in flat for cell in row("fa2").cells)
-    if width == 60:
-        assert "fa2: all but fp32 (no 1); fp8 (no 2); d192-128 (no 3); d512 (no 4) xformers-cutlass" in flat
-    else:
-        assert ("\nbackend " in text) == (width == 200)
+    assert (len(heads) > 2) == (width < 200)
 
 
 def test_unknown_format() -> None:

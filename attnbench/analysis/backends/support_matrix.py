@@ -11,7 +11,7 @@ from pathlib import Path
 
 from attnbench.core.errors import UserError
 from attnbench.report import markdown
-from attnbench.report.document import Column, Document, Entry, Line, Paragraphs, Span, Style, Table
+from attnbench.report.document import Column, Document, Entry, Span, Style, Table
 from attnbench.results.case_names import headdim
 from attnbench.run.support import (
     FEATURES,
@@ -54,7 +54,8 @@ def by_architecture() -> Table:
         (row.backend, "" if row.verified else UNVERIFIED, [matrix.rows[i].overall for matrix in matrices])
         for i, row in enumerate(matrices[0].rows)
     ]
-    return footnotes.below(_table("Where each runs", [matrix.device.name for matrix in matrices], rows, footnotes))
+    table = _table("Where each runs", [matrix.device.name for matrix in matrices], rows, footnotes)
+    return replace(table, footnotes=footnotes.texts)
 
 
 def by_feature(matrix: SupportMatrix) -> list[Table]:
@@ -73,7 +74,7 @@ def by_feature(matrix: SupportMatrix) -> list[Table]:
         ]
         title = f"{matrix.device.name}, {group}"
         tables.append(_table(title, [FEATURES[i].name for i in columns], rows, footnotes))
-    return [*tables[:-1], footnotes.below(tables[-1])]
+    return [*tables[:-1], replace(tables[-1], footnotes=footnotes.texts)]
 
 
 class _Footnotes:
@@ -86,12 +87,9 @@ class _Footnotes:
         """Return the number of a footnote, "" for an empty text."""
         return str(self._numbers.setdefault(text, len(self._numbers) + 1)) if text else ""
 
-    def below(self, table: Table) -> Table:
-        """Return a table with the footnotes, also where a terminal is too narrow for it."""
-        assert isinstance(table.narrow, Paragraphs)
-        lines = ((Span(f"{number:>3}  ", "quiet"), Span(text)) for text, number in self._numbers.items())
-        narrow = replace(table.narrow, lines=(*table.narrow.lines, *lines))
-        return replace(table, footnotes=tuple(self._numbers), narrow=narrow)
+    @property
+    def texts(self) -> tuple[str, ...]:
+        return tuple(self._numbers)
 
 
 def _table(
@@ -99,21 +97,12 @@ def _table(
 ) -> Table:
     """Return a table of backends, each with a remark and a cell for each column; a number may follow an answer."""
     rows: list[tuple[Entry, ...]] = []
-    lines: list[Line] = []
     for name, remark, cells in backends:
-        marks = [footnotes.mark(cell.reason) for cell in cells]
-        backend = _entry(name, footnotes.mark(remark))
-        rows.append((backend, *(_entry(c.answer, m, STYLES[c.answer]) for c, m in zip(cells, marks, strict=True))))
-        limits = [
-            f"{column} ({cell.answer} {mark})"
-            for column, cell, mark in zip(columns, cells, marks, strict=True)
-            if cell.answer != "yes"
-        ]
-        lines.append((*backend, Span(f": all but {'; '.join(limits)}" if limits else ": all")))
-    narrow = Paragraphs(((Span(f"Of {'; '.join(columns)}:", "quiet"),), *lines), title)
+        answers = [_entry(cell.answer, footnotes.mark(cell.reason), STYLES[cell.answer]) for cell in cells]
+        rows.append((_entry(name, footnotes.mark(remark)), *answers))
     headings = (Column("backend", wrap=False), *(Column(column, wrap=False) for column in columns))
     name = title.lower().replace(",", "").replace(" ", "-")
-    return Table(name, headings, tuple(rows), title=title, narrow=narrow)
+    return Table(name, headings, tuple(rows), title=title)
 
 
 def _entry(text: str, mark: str, style: Style = "") -> tuple[Span, ...]:
