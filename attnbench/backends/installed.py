@@ -191,7 +191,7 @@ def _with_pip_options(install: str, options: str) -> str:
 def reason_of_failed_import(module: str, error: Exception) -> str:
     """Return in one line why a module cannot be imported: not installed, built for another CUDA or torch, or broken."""
     text = " ".join(str(error).split()) or type(error).__name__
-    said = text if len(text) <= 200 else f"{text[:200]}..."
+    message = text if len(text) <= 200 else f"{text[:200]}..."
     if isinstance(error, ModuleNotFoundError) and error.name:
         if f"{module}.".startswith(f"{error.name}."):
             return f"{module} is not installed"
@@ -206,12 +206,12 @@ def reason_of_failed_import(module: str, error: Exception) -> str:
             return f"{module} is built for another CUDA: {library} is not found; install a build for torch's CUDA"
     if symbol := re.search(r"undefined symbol: (\S+)", text):
         what = "torch" if re.match(r"_Z\S*(3c10|2at|5torch)", symbol[1]) else "CUDA"
-        return f"{module} is built for another {what} ({said}); install a build for this one"
+        return f"{module} is built for another {what} ({message}); install a build for this one"
     if re.search(r"version `?(GLIBC|GLIBCXX|CXXABI)_", text):
-        return f"{module} is built for a newer system ({said}); build it here from source"
+        return f"{module} is built for a newer system ({message}); build it here from source"
     if isinstance(error, ImportError) and "cannot import name" in text and re.search(r"'torch[.\w]*'", text):
-        return f"{module} does not go with this torch ({said}); install a version for it"
-    return f"{module} fails at import: {type(error).__name__}: {said}"
+        return f"{module} does not go with this torch ({message}); install a version for it"
+    return f"{module} fails at import: {type(error).__name__}: {message}"
 
 
 def installed_version(distributions: tuple[str, ...]) -> str | None:

@@ -95,10 +95,10 @@ class Sdpa(BackendBase):
             except RuntimeError as error:
                 if not any(message in str(error) for message in REFUSAL_MESSAGES):
                     raise
-                with warnings.catch_warnings(record=True) as said, contextlib.suppress(RuntimeError):
+                with warnings.catch_warnings(record=True) as caught, contextlib.suppress(RuntimeError):
                     warnings.simplefilter("always")
                     sdpa(q, k, v, **options)  # again, to collect the warnings
-                messages = [str(w.message) for w in said] + self._objections(inputs, options)
+                messages = [str(w.message) for w in caught] + self._objections(inputs, options)
                 raise Unsupported(_reason(messages, self.switch) or f"torch refuses: {error}") from None
 
         return autograd_prepared(case, inputs, attention, layout="bhsd")

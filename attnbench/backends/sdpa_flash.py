@@ -55,8 +55,8 @@ class SdpaFlash(Flash):
         return self.library.unsupported(case, device) or super().unsupported(case, device)
 
     def signature(self, case: Case, device: Device) -> Signature:
-        theirs, ours = self.library.signature(case, device), super().signature(case, device)
-        return Signature(theirs.runs, never=(*ours.never, "pytorch_flash"))
+        runs = self.library.signature(case, device).runs
+        return Signature(runs, never=(*super().signature(case, device).never, "pytorch_flash"))
 
     def workspace(self, case: Case) -> Workspace:
         return flash_workspace(case)

@@ -1,4 +1,4 @@
-"""The device and the environment in which a run was measured, and what makes two environments different."""
+"""The device and the environment in which a run was measured."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class Device:
     """A device as a worker describes it for the plan.
 
     The rates `matmul` and `copy` are quick readings, made for forecasts of time; they are not the measured ceilings.
-    They may be missing when backends are asked what they support.
+    They may be missing where the device is described only to list what backends support.
     """
 
     kind: Literal["cuda", "cpu", "fake"]  # "cuda" also for ROCm, as in torch; "fake" for the simulated backend

@@ -150,7 +150,7 @@ class Run:
     suite: str  # name of the suite, or of the command that made the cases
     policy: Policy
     plan: Sequence[Job]
-    records: Sequence[Record] = ()  # in the order in which they ended; of a file, they may be decoded when asked for
+    records: Sequence[Record] = ()  # in the order in which the jobs ended
     started: str = ""  # ISO 8601, UTC
     argv: tuple[str, ...] = ()  # the command line
     versions: Mapping[str, str] = field(default_factory=dict)  # backend -> version of its library
