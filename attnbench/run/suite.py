@@ -248,4 +248,5 @@ def describe_suite(suite: Suite) -> str:
     """Return the number of cases and their lengths, in a few words."""
     cases = resolve(suite, "cuda").cases
     lengths = sorted({c.shape.seqlen_k for c in cases})
-    return f"{len(cases)} cases, seqlen {format_size(lengths[0])} to {format_size(lengths[-1])}"
+    span = dict.fromkeys(format_size(length) for length in (lengths[0], lengths[-1]))
+    return f"{len(cases)} cases, seqlen {' to '.join(span)}"
