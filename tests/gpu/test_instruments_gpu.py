@@ -46,9 +46,8 @@ def test_events_and_spans_read_a_kernel_of_known_length(instruments: Instruments
     assert events is not None
     assert tracer is not None
     events.calibrate()
-    calls = tracer.calls(
-        [spin(seconds, events.gauge.spin_hz)] * 20
-    )  # read by both timers on the same calls: one step of the clock is 15 us of 2 ms
+    # both timers read the same calls, since one step of the clock is 15 us of 2 ms
+    calls = tracer.calls([spin(seconds, events.gauge.spin_hz)] * 20)
     by_events, by_cupti = (stats.median(read) for read in ([c.events for c in calls], [c.span for c in calls]))
     print(f"{seconds * 1e6:.0f} us: events {by_events * 1e6:.2f}, CUPTI {by_cupti * 1e6:.2f}")
     assert by_cupti == pytest.approx(seconds, rel=0.01, abs=1.5e-6)
@@ -151,8 +150,7 @@ print(stats.median(serialized) / stats.median(off), stats.median(concurrent) / s
 
 
 def test_cuptis_concurrent_mode_slows_kernels(tmp_path: Path) -> None:
-    """Measured by CUDA events alone: the mode that torch.profiler uses slows a softmax, the serialised mode does not.
-    """
+    """Measured by CUDA events alone: the mode that torch.profiler uses slows a softmax, the serialised mode does not."""
     (tmp_path / "toll.py").write_text(CONCURRENT_TRACING)
     done = subprocess.run([sys.executable, str(tmp_path / "toll.py")], capture_output=True, text=True)
     if "StopIteration" in done.stderr:

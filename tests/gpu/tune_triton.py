@@ -124,9 +124,8 @@ def ask_all(questions: list[dict[str, Any]], jobs: int, dry: bool) -> Iterator[F
     with ThreadPoolExecutor(jobs) as pool, ExitStack() as stack:
         for _ in range(jobs):
             idle.put(stack.enter_context(CandidateProcess(dry)))
-        stack.callback(
-            pool.shutdown, wait=False, cancel_futures=True
-        )  # at Ctrl-C it runs before the processes are killed
+        # at Ctrl-C this runs before the processes are killed
+        stack.callback(pool.shutdown, wait=False, cancel_futures=True)
         yield from pool.map(one, questions)
 
 
@@ -210,8 +209,7 @@ def lines_of(found: list[Found]) -> list[str]:
 
 
 def summary(rows: list[str], kinds: list[str], found: list[Found]) -> tuple[list[str], bool]:
-    """Return a line for each row and kind, and whether all rows have a figure and the table's own candidates are right.
-    """
+    """Return a line for each row and kind, and whether all rows have a figure and the table's own candidates are right."""
     lines, well = [], all(right(f) for f in found if f["table"])
     for row, kind in ((row, kind) for row in rows for kind in kinds):
         mine = [f for f in found if f["row"] == row and set(f["blocks"]) <= set(KERNELS[kind])]

@@ -223,9 +223,8 @@ def test_work_on_another_stream_is_unwaited_unless_the_host_asked_to_wait(then: 
     trace = Trace()
     trace.marker((1000, 1010))
     trace.host += 10
-    trace.events.append(
-        Event("cudaStreamWaitEvent", trace.host, trace.host + 1, 998)
-    )  # the other stream waits for ours
+    # the other stream waits for ours
+    trace.events.append(Event("cudaStreamWaitEvent", trace.host, trace.host + 1, 998))
     trace.launched("half", 1011, 1018, stream=13)
     trace.launched("other half", 1011, 1020)
     trace.host += 10

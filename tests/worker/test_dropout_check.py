@@ -65,9 +65,7 @@ def test_the_mask_is_read_as_it_was_drawn(direction: str, layout: Layout, change
     sample = reference.choose_rows(which, CPU)
     masks = dropout_mask.MaskReader(which, made, given, dropout_mask.RandomState(which, CPU))
     read = masks.read(sample)
-    theirs = (
-        kept.unflatten(1, (s.nheads_k, -1)).flatten(0, 1).transpose(1, 2)
-    )  # all rows of all heads are in the sample
+    theirs = kept.unflatten(1, (s.nheads_k, -1)).flatten(0, 1).transpose(1, 2)  # the sample holds all rows of all heads
     assert sample.whole
     assert torch.equal(read, theirs)
     assert inputs.first_changed(given, before) is None

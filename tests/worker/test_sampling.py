@@ -48,9 +48,7 @@ class Scripted:
     taken: list[float] = field(default_factory=list)
     asked: list[int] = field(default_factory=list)
     worked: list[float] = field(default_factory=list)  # seconds of each batch, by the clock
-    paced: list[tuple[float, int]] = field(
-        default_factory=list
-    )  # seconds and samples of each burst, as the pacer gets them
+    paced: list[tuple[float, int]] = field(default_factory=list)  # what the pacer gets: seconds and samples of a burst
 
     def sample(self, n: int) -> list[float]:
         assert n >= 1
