@@ -31,10 +31,9 @@ class Group(TyperGroup):
     def get_params(self, ctx: Any) -> list[Any]:
         return _without_types_of_flags(super().get_params(ctx))
 
-    def format_commands(self, ctx: Any, formatter: Any) -> None:
-        rows = [(name, self.commands[name].help or "") for name in self.list_commands(ctx)]
+    def format_commands(self, _: Any, formatter: Any) -> None:
         with formatter.section("Commands"):
-            formatter.write_dl([(name, text.partition("\n\n")[0]) for name, text in rows])
+            formatter.write_dl([(name, (c.help or "").partition("\n\n")[0]) for name, c in self.commands.items()])
 
 
 def _without_types_of_flags(params: list[Any]) -> list[Any]:
