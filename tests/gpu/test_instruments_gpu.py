@@ -150,7 +150,7 @@ print(stats.median(serialized) / stats.median(off), stats.median(concurrent) / s
 
 
 def test_cuptis_concurrent_mode_slows_kernels(tmp_path: Path) -> None:
-    """Measured by CUDA events alone: the mode that torch.profiler uses slows a softmax, the serialised mode does not."""
+    """Measured by CUDA events: the mode that torch.profiler uses slows a softmax, the serialised mode does not."""
     (tmp_path / "toll.py").write_text(CONCURRENT_TRACING)
     done = subprocess.run([sys.executable, str(tmp_path / "toll.py")], capture_output=True, text=True)
     if "StopIteration" in done.stderr:

@@ -209,7 +209,7 @@ def lines_of(found: list[Found]) -> list[str]:
 
 
 def summary(rows: list[str], kinds: list[str], found: list[Found]) -> tuple[list[str], bool]:
-    """Return a line for each row and kind, and whether all rows have a figure and the table's own candidates are right."""
+    """Return a line for each row and kind, and whether all rows have a figure and the table's candidates are right."""
     lines, well = [], all(right(f) for f in found if f["table"])
     for row, kind in ((row, kind) for row in rows for kind in kinds):
         mine = [f for f in found if f["row"] == row and set(f["blocks"]) <= set(KERNELS[kind])]

@@ -81,7 +81,7 @@ def test_no_fp8_at_all(steady_cpu: MeasuringDevice) -> None:
 )
 @pytest.mark.parametrize("causal", [False, True])
 def test_an_error_too_small_for_fp8(steady_cpu: MeasuringDevice, kernel: Fp8Backend, causal: bool) -> None:
-    """Fault: it names e4m3 copies and computes with more bits. Found: wrong-kernel, as its error is too small for e4m3."""
+    """Fault: it names e4m3 copies and computes with more bits. Found: wrong-kernel, as its error is too small."""
     record = steady_cpu.measure(kernel, case(**SIZES, causal=causal))
     assert record.status == "wrong-kernel"
     assert "it computed with other operands" in str(record.reason)

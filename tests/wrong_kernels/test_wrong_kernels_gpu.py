@@ -260,7 +260,7 @@ def test_the_host_waits_inside(gpu: MeasuringDevice, kernel: Any) -> None:
 
 
 def test_sleep_in_the_launch(gpu: MeasuringDevice) -> None:
-    """Fault: 2 ms of host time in a launch, which the device does not see. Found: in enqueue, and the report says so."""
+    """Fault: 2 ms of host time in a launch, unseen by the device. Found: in enqueue, and the report says so."""
     record = gpu.measure(hidden_costs.sleeps_in_launch, case())
     assert record.status == "ok", record.reason
     enqueue = gpu.value(record, "enqueue")
@@ -317,7 +317,7 @@ def test_eager_that_is_fused(gpu: MeasuringDevice) -> None:
 @pytest.mark.parametrize("dtype", ["bf16", "fp16"])
 @pytest.mark.parametrize("kernel", [mislabelled_kernels.in_float32, wrong_on_gpu.in_tf32])
 def test_float32_in_a_half_precision_case(gpu: MeasuringDevice, dtype: str, kernel: Any) -> None:
-    """Fault: a half-precision case is computed in float32 or TF32. Found: wrong-kernel, by the names of the products."""
+    """Fault: a half-precision case is computed in float32 or TF32. Found: wrong-kernel, by the products' names."""
     record = gpu.measure(kernel, case(dtype=dtype))
     print(*record.kernels, sep="\n")
     assert record.status == "wrong-kernel", f"not known as float32 products: {', '.join(record.kernels)}"

@@ -151,7 +151,7 @@ def test_int8_inside(steady_cpu: MeasuringDevice, dtype: str, operands: str) -> 
 
 @pytest.mark.xfail(strict=True, reason="not found: int8 scores, nothing else rounded, are within twice eager's in bf16")
 def test_int8_scores_alone(steady_cpu: MeasuringDevice) -> None:
-    """Fault: only q and k are rounded to int8, and nothing is rounded where eager rounds three times. Should be wrong."""
+    """Fault: only q and k are rounded to int8, nothing else where eager rounds three times. Should be wrong."""
     which = case(dtype="bf16", seqlen=512, nheads=2, headdim=64, headdim_v=64, batch=1)
     assert steady_cpu.measure(wrong_results.int8_scores, which).status == "wrong"
 
@@ -279,7 +279,7 @@ def test_stored_gradients(steady_cpu: MeasuringDevice, set_budget: Any, budget: 
 
 @BUDGETS
 def test_gradients_stored_in_autograds_context(steady_cpu: MeasuringDevice, set_budget: Any, budget: int) -> None:
-    """Fault: it keeps the first gradients of the timed graph in autograd's context. Found: wrong after dout is changed."""
+    """Fault: it keeps the first gradients of the graph in autograd's context. Found: wrong after dout is changed."""
     set_budget(budget)
     record = steady_cpu.measure(stale_results.caches_gradients_in_context, case("bwd"))
     assert record.status == "wrong"
