@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import re
+from pathlib import Path
 
 import pytest
 
+from attnbench.core import gpus
 from attnbench.core.gpus import GPUS, clock_of_peak, find, peak
 
 MIB = 2**20
@@ -110,6 +113,18 @@ def test_surrounding_space_in_a_name_is_ignored():
 
 def test_names_are_unique():
     assert len({gpu.name for gpu in GPUS}) == len(GPUS)
+
+
+def test_the_file_has_known_fields_and_no_source_that_nothing_cites():
+    table = json.loads(Path(gpus.__file__).with_name("gpus.json").read_text(encoding="utf-8"))
+    fields = {"name": str, "pattern": str, "tflops": dict, "bandwidth": int, "source": str}
+    optional = {"memory": int, "multiprocessors": int, "flop_per_clock": dict}
+    for entry in table["gpus"]:
+        assert set(fields) <= set(entry) <= {*fields, *optional}, entry["name"]
+        assert all(isinstance(value, {**fields, **optional}[name]) for name, value in entry.items()), entry["name"]
+    assert set(table) == {"sources", "gpus"}
+    cited = {name for entry in table["gpus"] for name in re.findall(r"{(.*?)}", entry["source"])}
+    assert cited == set(table["sources"])
 
 
 @pytest.mark.parametrize("gpu", GPUS, ids=lambda gpu: gpu.name)
