@@ -119,7 +119,8 @@ class Cell:
 
     def value(self, metric: str) -> float | None:
         """Return the median of a metric over the rounds; None unless the cell is ok and a round has a value."""
-        found = list(self.rounds(metric).values()) if self.status == "ok" else []
+        rows = self.ok if self.status == "ok" else ()
+        found = [value for row in rows if (value := metrics.value(metric, row)) is not None]
         return stats.median(found) if found else None
 
     @cached_property

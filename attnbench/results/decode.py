@@ -32,8 +32,8 @@ def record(line: bytes) -> Record | None:
         return _record_by_core_json(line)
     if found.type != "record":
         return None
-    fields = {name: getattr(found, name) for name in _PLAIN}
-    return Record(case=known, measurements=measurements, **fields)
+    values = dict(zip(_HINTS, msgspec.structs.astuple(found), strict=False))
+    return Record(**{**values, "case": known, "measurements": measurements})
 
 
 def fields(line: bytes) -> dict[str, bytes]:
@@ -77,7 +77,7 @@ def expanded(runs: Any) -> tuple[float, ...]:
     return tuple(found)
 
 
-class _Samples(msgspec.Struct):
+class _Samples(msgspec.Struct, gc=False):  # it holds no reference to itself, so the collector need not look at it
     unit: str
     values: tuple[float, ...] | None = None
     runs: tuple[tuple[float, int], ...] | None = None
@@ -100,11 +100,13 @@ class _Job(msgspec.Struct):
 
 
 _HINTS = get_type_hints(Record)
-_DEFAULTS: dict[str, Any] = {**{name: getattr(Record, name, msgspec.NODEFAULT) for name in _HINTS}, "kernels": {}}
-_PLAIN = [name for name in _HINTS if name not in ("case", "measurements")]  # fields that msgspec decodes as they are
-_LINE: list[Any] = [("type", str), ("case", msgspec.Raw), ("measurements", dict[str, _Samples], {})]
-_LINE += [(name, _HINTS[name], _DEFAULTS[name]) for name in _PLAIN]
-_RECORD: Any = msgspec.json.Decoder(msgspec.defstruct("RecordLine", _LINE, kw_only=True))
+_TYPES: dict[str, Any] = {**_HINTS, "case": msgspec.Raw, "measurements": dict[str, _Samples]}
+_DEFAULTS: dict[str, Any] = {"measurements": {}, "kernels": {}}
+_LINE: list[Any] = [
+    *((name, hint, getattr(Record, name, _DEFAULTS.get(name, msgspec.NODEFAULT))) for name, hint in _TYPES.items()),
+    ("type", str),  # last, so that the others stand as the fields of Record do
+]
+_RECORD: Any = msgspec.json.Decoder(msgspec.defstruct("RecordLine", _LINE, kw_only=True, gc=False))
 _OBJECT: Any = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _PLAN: Any = msgspec.json.Decoder(list[_Job])
 

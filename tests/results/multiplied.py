@@ -1,8 +1,7 @@
-"""Run files of any size, for tests of speed: the records of a real H200 run, multiplied over cases and rounds.
+"""Run files of any size, for measurements of speed: the records of a real H200 run, multiplied or measured again.
 
 A multiplied record keeps all that its original holds; its case gets another dtype, batch, number of key heads or
-window, and its times are scaled by the noise between rounds of an H200 (h200_noise.py has more of it), in the same
-digits.
+window, and its times are scaled by the noise between rounds of an H200 (tests/statistics/h200_noise.py has more of it).
 
     python tests/results/multiplied.py results/20261121-141425-default-nvidia-h200.jsonl out.jsonl 100000
 """
@@ -13,7 +12,7 @@ import itertools
 import json
 import random
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,19 +21,36 @@ BATCHES = (1, 2, 4)
 GROUPS = (1, 2, 4, 8)  # query heads to a key head
 WINDOWS = (None, (1023, 0), (255, 0))
 ROUNDS = 5
-NOISE = 0.002  # of a round, relative
+NOISE = 0.002  # relative standard deviation of a round
 
 
 def multiply(source: Path, target: Path, records: int, *, rounds: int = ROUNDS, seed: int = 0) -> None:
-    """Writes a run file with so many records, a plan that fits them, and the source's environment.
+    """Write a run file with so many records, a plan that fits them, and the environment of the source.
 
-    The source has no windows or grouped heads of its own.
+    The source must have neither windows nor grouped heads, as cases would come twice.
     """
-    header, *originals = (json.loads(line) for line in source.read_bytes().splitlines())
+    header, originals = _lines(source)
     made = list(itertools.islice(_records(originals, rounds, seed), records))
     header["plan"] = [{k: r[k] for k in ("case", "backend", "round", "forecast") if k in r} for r in made]
+    _write(target, header, made)
+
+
+def measure_again(source: Path, target: Path, *, seed: int = 0) -> None:
+    """Write the run file of the same run with other noise: each record's times are scaled by a factor of its own."""
+    header, originals = _lines(source)
+    noise = random.Random(seed)
+    again = [{**record, **_scaled(record, noise.gauss(1, NOISE))} for record in originals]
+    _write(target, {**header, "started": "2026-11-30T12:00:00+00:00"}, again)
+
+
+def _lines(source: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    header, *records = (json.loads(line) for line in source.read_bytes().splitlines())
+    return header, records
+
+
+def _write(target: Path, header: dict[str, Any], records: Iterable[dict[str, Any]]) -> None:
     with target.open("w") as file:
-        for line in (header, *made):
+        for line in (header, *records):
             file.write(json.dumps(line, separators=(",", ":")) + "\n")
 
 
@@ -51,17 +67,22 @@ def _records(originals: list[dict[str, Any]], rounds: int, seed: int) -> Iterato
                 if window:
                     other["window_size"] = window
                 factor = noise.gauss(1, NOISE)
-                yield {**original, "case": {**case, **other}, "round": i, **_times(original, factor)}
+                yield {**original, "case": {**case, **other}, "round": i, **_scaled(original, factor)}
 
 
-def _times(record: dict[str, Any], factor: float) -> dict[str, Any]:
+def _scaled(record: dict[str, Any], factor: float) -> dict[str, Any]:
+    """Return a record's measurements with all times scaled, in nanoseconds as CUDA events give them."""
     if "measurements" not in record:
         return {}
     measurements = dict(record["measurements"])
     for name in ("time", "span", "span_events"):
         if name in measurements:
-            found = measurements[name]
-            measurements[name] = {**found, "values": [round(v * factor, 9) for v in found["values"]]}
+            found = dict(measurements[name])
+            if "values" in found:
+                found["values"] = [round(value * factor, 9) for value in found["values"]]
+            else:
+                found["runs"] = [[round(value * factor, 9), times] for value, times in found["runs"]]
+            measurements[name] = found
     return {"measurements": measurements}
 
 

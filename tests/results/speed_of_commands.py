@@ -1,9 +1,9 @@
-"""What `gate`, `compare` and `report` take for 100,000 records: wall and CPU seconds of each command, whole processes,
-the median of seven and the least and the most.
+"""Print how long commands take: wall and CPU seconds of whole processes, each the median of five, the least beside it.
 
-On a machine with nothing else to do; `taskset -c 0,1` before it leaves them two cores:
+On a machine with nothing else to do; `taskset -c 0,1` before it leaves the commands two cores:
 
-    python tests/results/speed_of_commands.py results/20261121-141425-default-nvidia-h200.jsonl
+    python tests/results/speed_of_commands.py
+    python tests/results/speed_of_commands.py --large    # 100,000 records too, for which no time is promised
 """
 
 from __future__ import annotations
@@ -17,39 +17,48 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from multiplied import multiply
+from multiplied import measure_again, multiply
 
-RECORDS, TIMES = 100_000, 7
-COMMANDS = ("gate A B", "compare A B", "report C", "report -f md C", "report -f csv C", "report -f json C")
-READING = """
-import mmap, sys, msgspec
-with open(sys.argv[1], "rb") as file:
-    lines = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-    skip = msgspec.json.Decoder(type("Nothing", (msgspec.Struct,), {})).decode
-    while line := lines.readline():
-        skip(line)
-"""
+TIMES = 5
+RESULTS = Path(__file__).parents[2] / "results"
+DEFAULT = RESULTS / "20261121-141425-default-nvidia-h200.jsonl"
+LIBRARIES = RESULTS / "20261121-174520-libraries-nvidia-h200.jsonl"  # 720 cells
+# (what it is, the command, seconds that it should take at most on two quiet cores)
+COMMANDS = (
+    ("python -c pass", None, None),
+    ("attnbench --help", "--help", 0.25),
+    ("report of 720 cells", "report LIBRARIES", 0.6),
+    ("report of 10,000 records", "report TEN_THOUSAND", 2.0),
+    ("gate of two runs of 720 cells", "gate LIBRARIES AGAIN", 1.5),
+    ("compare of two runs of 720 cells", "compare LIBRARIES AGAIN", None),
+    ("report --html of 720 cells", "report --html PAGE LIBRARIES", None),
+    ("report -f csv of 10,000 records", "report -f csv TEN_THOUSAND", None),
+)
+LARGE = (("report of 100,000 records", "report HUNDRED_THOUSAND", None),)
 
 
-def main(source: Path, records: int) -> None:
+def main(large: bool) -> None:
     with tempfile.TemporaryDirectory() as folder:
-        files = {name: str(Path(folder) / f"{name}.jsonl") for name in "ABC"}
-        for name, share, seed in (("A", 2, 1), ("B", 2, 2), ("C", 1, 1)):
-            multiply(source, Path(files[name]), records // share, seed=seed)
-        print(f"{records} records, {Path(files['C']).stat().st_size >> 20} MiB; {len(os.sched_getaffinity(0))} cores")
-        _show("reading the JSON alone", ["-c", READING, files["C"]])
-        for command in COMMANDS:
-            _show(command, ["-m", "attnbench", *(files.get(word, word) for word in command.split())])
+        files = {"LIBRARIES": LIBRARIES, "PAGE": Path(folder) / "page.html"}
+        files |= {name: Path(folder) / f"{name}.jsonl" for name in ("AGAIN", "TEN_THOUSAND", "HUNDRED_THOUSAND")}
+        measure_again(LIBRARIES, files["AGAIN"], seed=1)
+        multiply(DEFAULT, files["TEN_THOUSAND"], 10_000)
+        if large:
+            multiply(DEFAULT, files["HUNDRED_THOUSAND"], 100_000)
+        print(f"{len(os.sched_getaffinity(0))} cores, load {os.getloadavg()[0]:.1f}; wall seconds, CPU seconds")
+        for name, command, target in (*COMMANDS, *(LARGE if large else ())):
+            words = ["-c", "pass"] if command is None else ["-m", "attnbench", *command.split()]
+            _show(name, [str(files.get(word, word)) for word in words], target)
 
 
-def _show(name: str, arguments: Sequence[str]) -> None:
+def _show(name: str, arguments: Sequence[str], target: float | None) -> None:
     found = [_seconds(arguments) for _ in range(TIMES)]
-    walls, cpus = ([*each] for each in zip(*found, strict=True))
-    wall = f"{statistics.median(walls):.2f} s ({min(walls):.2f} to {max(walls):.2f})"
-    print(f"{name:24} {wall}, {statistics.median(cpus):.2f} s of CPU", flush=True)
+    wall, cpu = (f"{statistics.median(each):.2f} ({min(each):.2f})" for each in zip(*found, strict=True))
+    print(f"{name:34} {wall:16} {cpu:16} {f'at most {target:.2f}' if target else ''}".rstrip(), flush=True)
 
 
 def _seconds(arguments: Sequence[str]) -> tuple[float, float]:
+    """Return the wall and CPU seconds of a Python process that must not fail."""
     before, start = os.times(), time.perf_counter()
     done = subprocess.run(
         [sys.executable, *arguments], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, check=False
@@ -61,4 +70,4 @@ def _seconds(arguments: Sequence[str]) -> tuple[float, float]:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]) if sys.argv[2:] else RECORDS)
+    main("--large" in sys.argv[1:])
