@@ -165,10 +165,9 @@ def test_the_table_writes_figures_as_python_does(opened: Browser, whole: Run) ->
 @pytest.mark.parametrize("name", ["latency", "memory_peak", "tflops", "utilization", "ci", "speedup"])
 def test_edges_of_formats(value: float, name: str, browser: Browser, page: Path) -> None:
     kinds = {c[0]: c[2] for c in interactive.COLUMNS}
-    field = {"memory_peak": "memory"}.get(name, name)
     if browser.driver.current_url != page.as_uri():
         browser.open(page)
-    written = browser.js(f"attnbench.write.{kinds[field]}({value!r})")
+    written = browser.js(f"attnbench.write.{kinds[name]}({value!r})")
     assert written == metrics.METRICS[name].format(value)
 
 
@@ -303,7 +302,7 @@ def test_dark_mode_needs_no_second_drawing(opened: Browser) -> None:
     features = {"light": palette.LIGHT, "dark": palette.DARK}
     for name, theme in features.items():
         opened.cdp("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": name}])
-        assert colors() == [rgb(theme.paper), rgb(theme.series[0])], name
+        assert colors() == [rgb(theme["paper"]), rgb(theme["c0"])], name
         assert hollow(), name
     opened.cdp("Emulation.setEmulatedMedia", features=[])
 
@@ -422,9 +421,9 @@ def test_a_page_without_charts_has_no_script_and_the_colours_of_its_verdict(
     load(browser, plain)
     browser.cdp("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": name}])
     try:
-        assert browser.js("getComputedStyle(document.querySelector('.verdict')).color") == rgb(theme.bad)
-        assert browser.js("getComputedStyle(document.body).backgroundColor") == rgb(theme.paper)
-        assert browser.js("getComputedStyle(document.querySelector('.bar rect')).fill") == rgb(theme.series[3])
+        assert browser.js("getComputedStyle(document.querySelector('.verdict')).color") == rgb(theme["bad"])
+        assert browser.js("getComputedStyle(document.body).backgroundColor") == rgb(theme["paper"])
+        assert browser.js("getComputedStyle(document.querySelector('.bar rect')).fill") == rgb(theme["c3"])
     finally:
         browser.cdp("Emulation.setEmulatedMedia", features=[])
     assert browser.js("document.scripts.length") == 0

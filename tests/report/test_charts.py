@@ -11,7 +11,7 @@ from report_pages import page, small
 
 import builders
 from attnbench.core.errors import UserError
-from attnbench.report.html import figures, image, palette
+from attnbench.report.html import figures, image, palette, vega_spec
 from attnbench.report.html.charts import METRICS, Charts, charts
 from attnbench.results import metrics
 from attnbench.results.cells import cells
@@ -34,8 +34,8 @@ def test_the_convention_is_named() -> None:
 def test_figures_of_rows_are_the_metrics_to_seven_digits() -> None:
     found = small_charts()
     for cell, row in zip(sorted(cells([small()]), key=lambda c: c.case.causal), found.rows, strict=True):
-        for name, metric in METRICS.items():
-            value = cell.value(metric)
+        for name in METRICS:
+            value = cell.value(name)
             assert row[name] == (pytest.approx(value, rel=1e-6) if value is not None else None), name
 
 
@@ -95,7 +95,7 @@ def test_throughputs_of_several_peaks_have_scales_of_their_own(dtypes: tuple[str
     found = charts(cells([run([ok(case(dtype=d), "triton", 400) for d in dtypes])]))
     by_name = {f.name: f for f in figures.FIGURES}
     for name, wanted in (("throughput", scale), ("utilization", "shared")):
-        spec = figures.spec(by_name[name], found, palette.LIGHT, (300, 200), 2, legend=True)
+        spec = vega_spec.spec(by_name[name], found, palette.LIGHT, (300, 200), 2, legend=True)
         assert spec["resolve"] == {"scale": {"y": wanted}}
 
 
@@ -104,7 +104,7 @@ def test_a_legend_is_no_wider_than_its_figure(backends: int, abreast: int | None
     """Else a figure of twenty backends is half empty."""
     found = charts(cells([run([ok(case(), f"flash_attention_{i:02}", 400) for i in range(backends)])]))
     by_name = {f.name: f for f in figures.FIGURES}
-    spec = figures.spec(by_name["throughput"], found, palette.LIGHT, (250, 200), 3, legend=True)
+    spec = vega_spec.spec(by_name["throughput"], found, palette.LIGHT, (250, 200), 3, legend=True)
     drawn = [layer.get("encoding", {}).get("stroke") for layer in spec["spec"]["layer"]]
     legends = [stroke["legend"] for stroke in drawn if stroke]
     assert [legend.get("columns") for legend in legends] == [abreast] * len(legends) != []
@@ -133,8 +133,8 @@ def test_the_roof_is_the_datasheets_and_the_one_measured() -> None:
 
 def test_backends_keep_colour_and_shape_whoever_is_beside_them() -> None:
     alone, among = (
-        palette.backend_places(["triton"]),
-        palette.backend_places(["eager", "mine", "sdpa-cudnn", "triton", "yours"]),
+        palette.backend_marks(["triton"]),
+        palette.backend_marks(["eager", "mine", "sdpa-cudnn", "triton", "yours"]),
     )
     assert alone["triton"] == among["triton"]
     assert len(set(among.values())) == 5
@@ -151,10 +151,12 @@ def test_colours_stand_out_from_the_background(theme: palette.Theme) -> None:
         low, high = sorted((luminance(a), luminance(b)))
         return (high + 0.05) / (low + 0.05)
 
-    assert all(contrast(color, theme.paper) >= 3 for color in theme.series)
-    assert contrast(theme.ink, theme.paper) >= 7
-    assert all(contrast(color, theme.paper) >= 4.5 for color in (theme.quiet, theme.good, theme.warning, theme.bad))
-    assert len(set(theme.series)) == len(theme.series) == len(palette.IN_PAGE.series)
+    series = [theme[f"c{i}"] for i in range(palette.SERIES)]
+    assert all(contrast(color, theme["paper"]) >= 3 for color in series)
+    assert contrast(theme["ink"], theme["paper"]) >= 7
+    assert all(contrast(theme[name], theme["paper"]) >= 4.5 for name in ("quiet", "good", "warning", "bad"))
+    assert len(set(series)) == palette.SERIES
+    assert theme.keys() == palette.IN_PAGE.keys()
 
 
 def test_only_what_was_measured_is_drawn() -> None:
@@ -177,8 +179,9 @@ def test_every_figure_can_be_drawn(figure: figures.VegaFigure, tmp_path: Path) -
     svg = file.read_text()
     assert figure.title in svg
     assert "NaN" not in svg
-    assert palette.LIGHT.series[0] in svg
-    assert palette.LIGHT.series[palette.backend_places(["triton"])["triton"]] in svg
+    assert palette.LIGHT["c0"] in svg
+    (color, _) = palette.backend_marks(["triton"])["triton"]
+    assert palette.LIGHT[f"c{color}"] in svg
 
 
 def _state() -> dict[str, Any]:
@@ -234,4 +237,4 @@ def test_a_file_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
 
 
 def test_shown_metrics_exist() -> None:
-    assert set(METRICS.values()) <= set(metrics.METRICS)
+    assert set(METRICS) <= set(metrics.METRICS)

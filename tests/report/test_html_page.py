@@ -313,7 +313,7 @@ def test_no_records_make_a_page() -> None:
 
 def test_columns_and_fields_that_say_nothing_are_left_out() -> None:
     shown = {column["field"] for column in data(page(small()))["columns"]}
-    assert {"backend", "mask", "seqlen", "latency", "tflops", "memory", "status"} <= shown
+    assert {"backend", "mask", "seqlen", "latency", "tflops", "memory_peak", "status"} <= shown
     assert not shown & {"device", "dtype", "pass", "headdim", "other", "temperature"}
 
 

@@ -22,19 +22,19 @@ from attnbench.report.document import (
     Steps,
     Table,
 )
-from attnbench.report.html.elements import Markup, Part, element, joined, lines, section
-from attnbench.report.html.palette import LIGHT
+from attnbench.report.html.elements import Markup, Part, element, filled, items, joined, lines, row, scrolling, section
+from attnbench.report.html.palette import SERIES
 
-SERIES_OF_BARS = 3  # the place in Theme.series of the bars of group 0: blue
+SERIES_OF_BARS = 3  # the number of the colour of the bars of group 0: blue
 _LEAST_BAR = 0.004  # of the axis, so that a bar can be seen however short it is
 _ENDINGS = {"WRONG": "bad", "KERNEL!": "bad", "FAIL": "bad", "OOM": "warning", "TIMEOUT": "warning"}
 
 
-def block(found: Block, number: int) -> Part:
+def block_part(found: Block, number: int) -> Part:
     """Return a block as a part of a page; `number` tells it from other blocks of the page."""
     heading = found.heading if isinstance(found, Grids) else found.title
     id = f"table-{found.name}" if isinstance(found, Table) else f"block-{number}"
-    return section(id, heading, content(found)) if heading else Part(element("section", content(found), id=id))
+    return section(id, heading, content(found))
 
 
 def content(found: Block) -> Markup:
@@ -52,29 +52,22 @@ def spans(line: Line) -> Markup:
 
 
 def _span(span: Span) -> str:
-    if span.style == "":
-        return span.text
-    return element("strong" if span.style == "strong" else "span", span.text, class_=span.style)
+    tag = "strong" if span.style == "strong" else "span"
+    return element(tag, span.text, class_=span.style) if span.style else span.text
 
 
 def _paragraphs(found: Paragraphs) -> Markup:
-    indented = [bool(found.indent and i % 2) for i in range(len(found.lines))]
     return joined(
         *(
-            element("p", spans(line), class_="indented" if inner else None)
-            for line, inner in zip(found.lines, indented, strict=True)
+            element("p", spans(line), class_="indented" if found.indent and i % 2 else None)
+            for i, line in enumerate(found.lines)
         )
     )
 
 
 def _pairs(found: Pairs) -> Markup:
     rows = (
-        element(
-            "tr",
-            element("th", label, scope="row"),
-            element("td", value),
-            element("td", meaning, class_="quiet") if meaning else "",
-        )
+        row(element("th", label, scope="row"), element("td", value), filled("td", meaning, class_="quiet"))
         for label, value, meaning in found.rows
     )
     return element("table", element("tbody", *rows), class_="pairs")
@@ -86,57 +79,43 @@ def _pairs(found: Pairs) -> Markup:
 def _table(table: Table) -> Markup:
     headings = (element("th", column.heading, scope="col", class_=_classes(column)) for column in table.columns)
     rows = (
-        element(
-            "tr", *(_entry(entry, column, i) for i, (entry, column) in enumerate(zip(row, table.columns, strict=True)))
-        )
-        for row in table.rows
+        row(*(_entry(entry, column, i) for i, (entry, column) in enumerate(zip(entries, table.columns, strict=True))))
+        for entries in table.rows
     )
-    content = element(
-        "table", element("thead", element("tr", *headings)), element("tbody", lines(*rows)), class_="text"
-    )
-    footnotes = element("ol", *(element("li", text) for text in table.footnotes), class_="quiet")
+    content = element("table", element("thead", row(*headings)), element("tbody", lines(*rows)), class_="text")
     return joined(
-        element("p", table.note, class_="quiet") if table.note else "",
-        _scrolling(content, table.title or table.name),
-        footnotes if table.footnotes else "",
+        filled("p", table.note, class_="quiet"),
+        scrolling(content, table.title or table.name),
+        items(table.footnotes, "ol", class_="quiet"),
     )
-
-
-def _scrolling(table: Markup, label: str) -> Markup:
-    """Return a table that scrolls to the sides where the page is too narrow for it, by keyboard too."""
-    return element("div", table, class_="scroll", tabindex=0, role="region", aria_label=label)
 
 
 def _classes(column: Column) -> str | None:
-    names = [*(["end"] if column.align == "right" else []), *([] if column.wrap else ["whole"])]
-    return " ".join(names) or None
+    names = {"end": column.align == "right", "whole": not column.wrap}
+    return " ".join(name for name, given in names.items() if given) or None
 
 
 def _entry(entry: Entry, column: Column, place: int) -> Markup:
     """Return an entry of a table; text in the first column is the heading of its row."""
-    if isinstance(entry, Bar):
-        content: str = _bar(entry)
-    elif isinstance(entry, Steps):
-        content = _steps(entry)
-    else:
-        content = entry if isinstance(entry, str) else spans([entry] if isinstance(entry, Span) else entry)
-        if place == 0 and content:
-            return element("th", content, scope="row", class_=_classes(column))
-    return element("td", content, class_=_classes(column))
+    if isinstance(entry, Bar | Steps):
+        return element("td", _bar(entry) if isinstance(entry, Bar) else _steps(entry), class_=_classes(column))
+    text = entry if isinstance(entry, str) else spans([entry] if isinstance(entry, Span) else entry)
+    heads = place == 0 and text
+    return element("th" if heads else "td", text, scope="row" if heads else None, class_=_classes(column))
 
 
 def _bar(bar: Bar) -> Markup:
     """Return a bar as a drawing of a fixed width, the whole axis; not by CSS, as browsers do not print backgrounds."""
     width = max(bar.end - bar.start, _LEAST_BAR)
     start = min(bar.start, 1 - width)
-    color = f"var(--c{(SERIES_OF_BARS + bar.group) % len(LIGHT.series)})"
+    color = f"var(--c{(SERIES_OF_BARS + bar.group) % SERIES})"
     shape = element("rect", x=_thousandths(start), y=0, width=_thousandths(width), height=10, fill=color)
     return _drawing(shape, "0 0 1000 10", "bar", f"{percent(bar.start)} to {percent(bar.end)} of the axis")
 
 
 def _steps(found: Steps) -> Markup:
     """Return a step function as an area above the axis; what is above 0 can be seen however low it is."""
-    path, height = "M0 100", 0.0
+    path = "M0 100"
     for start, height in found.steps:
         path += f"H{_thousandths(start)}V{100 - 100 * (max(height, 0.02) if height > 0 else 0):.4g}"
     shape = element("path", d=f"{path}H1000V100Z", fill=f"var(--c{SERIES_OF_BARS})")
@@ -156,45 +135,36 @@ def _drawing(shape: Markup, box: str, class_: str, label: str) -> Markup:
 
 
 def _grids(found: Grids) -> Markup:
-    legend = found.legend("green and bold:", HELD_DOWN)
     names = list(dict.fromkeys(name for grid in found.grids for name in grid.columns))
     content = element("table", *(_grid(grid, names) for grid in found.grids), class_="grids")
     return joined(
-        element("p", legend, class_="quiet") if legend else "",
-        _scrolling(content, found.heading) if found.grids else element("p", NO_FIGURES),
-        element("p", found.more) if found.more else "",
+        filled("p", found.legend("green and bold:", HELD_DOWN), class_="quiet"),
+        scrolling(content, found.heading) if found.grids else element("p", NO_FIGURES),
+        filled("p", found.more),
     )
 
 
 def _grid(grid: Grid, names: Sequence[str]) -> Markup:
     """Return a grid as a group of rows; `names` are the columns of all grids in the table."""
-    details = joined(" ", element("span", grid.details, class_="quiet")) if grid.details else ""
-    title = element("th", grid.title, details, scope="rowgroup", colspan=len(names) + 1, class_="title")
-    places = [grid.columns.index(name) if name in grid.columns else None for name in names]
-    headings = (
-        element("th", name if place is not None else "", scope="col", class_="end")
-        for name, place in zip(names, places, strict=True)
-    )
-    rows = (
-        element(
-            "tr",
-            element("th", label, scope="row"),
-            *(element("td") if place is None else _figure(entries[place]) for place in places),
-        )
-        for label, entries in grid.rows
-    )
+    title = element("th", grid.title, _aside(grid.details), scope="rowgroup", colspan=len(names) + 1, class_="title")
+    headings = (element("th", name if name in grid.columns else "", scope="col", class_="end") for name in names)
+    rows = []
+    for label, entries in grid.rows:
+        by_name = dict(zip(grid.columns, entries, strict=True))
+        cells = (_figure(by_name[name]) if name in by_name else element("td") for name in names)
+        rows.append(row(element("th", label, scope="row"), *cells))
     corner = element("th", grid.corner, scope="col", class_="quiet")
-    return element("tbody", lines(element("tr", title), element("tr", corner, *headings), *rows))
+    return element("tbody", lines(row(title), row(corner, *headings), *rows))
 
 
 def _figure(entry: Figure | Ending) -> Markup:
     if isinstance(entry, Ending):
         return element("td", element("span", entry.word, class_=_ENDINGS.get(entry.word, "quiet")), class_="end")
     digits = entry.digits + (HELD_DOWN if entry.held_down else "")
-    aside = entry.aside + (MEMORY_BOUND if entry.memory_bound else "")
-    return element(
-        "td",
-        element("strong", digits, class_="good") if entry.best else digits,
-        joined(" ", element("span", aside, class_="quiet")) if aside else "",
-        class_="end",
-    )
+    shown = element("strong", digits, class_="good") if entry.best else digits
+    return element("td", shown, _aside(entry.aside + (MEMORY_BOUND if entry.memory_bound else "")), class_="end")
+
+
+def _aside(text: str) -> Markup:
+    """Return text that stands less prominently after other text."""
+    return joined(" ", element("span", text, class_="quiet")) if text else Markup()

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -27,24 +27,12 @@ from attnbench.results.rows import Rates
 Row = dict[str, Any]
 
 CONVENTIONS: Mapping[Convention, str] = {"exact": "FLOPs: exact", "fa": "FLOPs: fa, causal counts half"}
-# Field of a row -> metric: what the table, the tips and the figures show of it.
-METRICS: Mapping[str, str] = {
-    "latency": "latency",
-    "ci": "ci",
-    "tflops": "tflops",
-    "utilization": "utilization",
-    "utilization_clock": "utilization_clock",
-    "utilization_ceiling": "utilization_ceiling",
-    "speedup": "speedup",
-    "memory": "memory_peak",
-    "power": "power",
-    "temperature": "temperature",
-    "efficiency": "tflops_per_watt",
-    "samples": "samples",
-    "error": "error",
-    "first_call": "first_call",
-}
-QUANTILES = (0, 10, 25, 75, 90, 100)
+# The metrics that the table, the tips and the figures show, each a field of a row.
+METRICS = (
+    *("latency", "ci", "tflops", "utilization", "utilization_clock", "speedup", "memory_peak", "power"),
+    *("temperature", "tflops_per_watt", "samples", "error", "first_call"),
+)
+QUANTILES = (0, 10, 90, 100)  # of the samples, each a field such as "p10"
 
 # What the title of a panel may say of its cells.
 _TITLE_PARTS: Mapping[str, Callable[[Cell], str]] = {
@@ -122,7 +110,7 @@ def charts(cells: Sequence[Cell], note: str = "") -> Charts:
         panels=tuple(panels),
         common=", ".join(filter(None, common)),
         rows=tuple(rows),
-        lines=(*_roofs(rates, rows), *_slopes(rows)),
+        lines=(*_roofs(rates, rows), *_slopes(panels, rows)),
         convention=cells[0].source.convention if cells else "exact",
         note=note,
     )
@@ -133,43 +121,42 @@ def _queries(case: Case) -> str:
     return "" if s.seqlen_q == s.seqlen_k else f"seqlen_q {format_size(s.seqlen_q)}"
 
 
-def _panels(cells: Iterable[Cell], title_parts: Sequence[str]) -> dict[str, list[Cell]]:
-    """Return panel title -> its cells, in the order of the report."""
-    groups: dict[str, list[Cell]] = {}
-    for cell in cells:
-        groups.setdefault(_title(cell, title_parts), []).append(cell)
-    return {
-        title: group for name, members in groups.items() for title, group in _split(name, members, _FURTHER_TITLE_PARTS)
-    }
-
-
 def _title(cell: Cell, title_parts: Sequence[str]) -> str:
     return " ".join(filter(None, (_TITLE_PARTS[name](cell) for name in title_parts)))
 
 
-def _split(title: str, cells: list[Cell], by: Sequence[Callable[[Cell], str]]) -> Iterable[tuple[str, list[Cell]]]:
+def _panels(cells: Iterable[Cell], title_parts: Sequence[str]) -> dict[str, list[Cell]]:
+    """Return panel title -> its cells, in the order of the report."""
+    panels = _grouped(cells, lambda cell: _title(cell, title_parts))
+    return {part: found for title, members in panels.items() for part, found in _split(title, members).items()}
+
+
+def _split(
+    title: str, cells: list[Cell], by: Sequence[Callable[[Cell], str]] = _FURTHER_TITLE_PARTS
+) -> dict[str, list[Cell]]:
     """Split a panel by further parts of a title, until a backend has one cell at each length."""
     if not by or len({(c.backend, c.case.shape.seqlen_k) for c in cells}) == len(cells):
-        return [(title, cells)]
+        return {title: cells}
+    groups = _grouped(cells, by[0])
+    named = {f"{title} {name}" if len(groups) > 1 else title: found for name, found in groups.items()}
+    return {part: of_part for name, found in named.items() for part, of_part in _split(name, found, by[1:]).items()}
+
+
+def _grouped(cells: Iterable[Cell], key: Callable[[Cell], str]) -> dict[str, list[Cell]]:
     groups: dict[str, list[Cell]] = {}
     for cell in cells:
-        groups.setdefault(by[0](cell), []).append(cell)
-    if len(groups) == 1:
-        return _split(title, cells, by[1:])
-    return [part for name, group in groups.items() for part in _split(f"{title} {name}", group, by[1:])]
+        groups.setdefault(key(cell), []).append(cell)
+    return groups
 
 
 def _row(cell: Cell, slot: int | None, eager: tuple[float, float] | None) -> Row:
     """Return the row of a cell. `slot` counts crosses of one panel and length; `eager` is eager's latency interval."""
     case, shape, env = cell.case, cell.case.shape, cell.run.environment
     ok = cell.status == "ok"
-    values = {field: cell.value(metric) for field, metric in METRICS.items()}
-    speedup, memory = values["speedup"], values["memory"]
+    values = {name: cell.value(name) for name in METRICS}
+    memory = values["memory_peak"]
     clocks = [hertz for row in cell.ok if (hertz := metrics.clock(row)) is not None]
     low, high = cell.latency_interval or (None, None)
-    speedup_low, speedup_high = (
-        _ratio_interval(eager, cell.latency_interval) if cell.backend != "eager" else (None, None)
-    )
     samples = _relative_samples(cell)
     row = {
         "case": cell.name,
@@ -190,8 +177,7 @@ def _row(cell: Cell, slot: int | None, eager: tuple[float, float] | None) -> Row
         **values,
         "lo": low,
         "hi": high,
-        "speedup_lo": speedup * speedup_low if speedup and speedup_low else None,
-        "speedup_hi": speedup * speedup_high if speedup and speedup_high else None,
+        **_speedup_interval(cell, eager),
         "memory_sequence": memory / shape.batch if memory else None,
         "clock": stats.median(clocks) if clocks else None,
         "clock_top": env.clock_max_hz,
@@ -199,19 +185,17 @@ def _row(cell: Cell, slot: int | None, eager: tuple[float, float] | None) -> Row
         "peak": _tera(cell.rates.peak),
         "ceiling": _tera(cell.rates.ceiling),
         "intensity": flops.flops(case, cell.source.convention) / flops.ideal_bytes(case) if ok else None,
-        "bound": cell.bound,
         **{f"p{p}": stats.percentile(samples, p) if samples else None for p in QUANTILES},
     }
     return {name: _seven_digits(value) for name, value in row.items()}
 
 
-def _ratio_interval(
-    over: tuple[float, float] | None, under: tuple[float, float] | None
-) -> tuple[float, float] | tuple[None, None]:
-    """Return the interval of a ratio, from the least over the most to the most over the least: wider than 95 %."""
-    if not over or not under or not all(under):
-        return (None, None)
-    return (over[0] / under[1], over[1] / under[0])
+def _speedup_interval(cell: Cell, eager: tuple[float, float] | None) -> Row:
+    """Return both ends of the speed-up: the least over the most, the most over the least. It is wider than 95 %."""
+    speedup, own = cell.value("speedup"), cell.latency_interval
+    if cell.backend == "eager" or not (speedup and own and eager and all((*own, *eager))):
+        return {"speedup_lo": None, "speedup_hi": None}
+    return {"speedup_lo": speedup * (eager[0] / own[1]), "speedup_hi": speedup * (eager[1] / own[0])}
 
 
 def _relative_samples(cell: Cell) -> list[float]:
@@ -220,18 +204,12 @@ def _relative_samples(cell: Cell) -> list[float]:
     return [v / middle - 1 for samples in rounds if samples and (middle := stats.median(samples)) for v in samples]
 
 
-def _roofs(rates: Mapping[str, Rates], rows: Sequence[Row]) -> Iterable[Row]:
+def _roofs(rates: Mapping[str, Rates], rows: Sequence[Row]) -> Iterator[Row]:
     """Yield the three corners of each roof over the intensities that occur: by the datasheet, and as measured."""
-    intensities: dict[str, list[float]] = {}
-    for row in rows:
-        if row["intensity"]:
-            intensities.setdefault(row["roof"], []).append(row["intensity"])
-    for roof, found in intensities.items():
-        known = rates[roof]
-        for which, peak, bandwidth in (
-            ("datasheet", known.peak, known.bandwidth),
-            ("measured", known.ceiling, known.copy),
-        ):
+    for roof, known in rates.items():
+        found = [row["intensity"] for row in rows if row["roof"] == roof and row["intensity"]]
+        limits = {"datasheet": (known.peak, known.bandwidth), "measured": (known.ceiling, known.copy)}
+        for which, (peak, bandwidth) in limits.items() if found else ():
             if peak and bandwidth:
                 ridge = peak / bandwidth
                 for x in (min(*found, ridge) / 2, ridge, max(*found, ridge) * 2):
@@ -239,20 +217,17 @@ def _roofs(rates: Mapping[str, Rates], rows: Sequence[Row]) -> Iterable[Row]:
                     yield {"kind": "roof", "roof": roof, "which": which, "x": _seven_digits(x), "y": _seven_digits(y)}
 
 
-def _slopes(rows: Sequence[Row]) -> Iterable[Row]:
+def _slopes(panels: Iterable[str], rows: Sequence[Row]) -> Iterator[Row]:
     """Yield the ends of two lines in each panel: memory linear and quadratic in the length.
 
     Both start at the shortest length, at half the least and half the most memory there.
     """
-    panels: dict[str, list[Row]] = {}
-    for row in rows:
-        if row["memory_sequence"]:
-            panels.setdefault(row["panel"], []).append(row)
-    for panel, members in panels.items():
-        first, last = min(r["seqlen"] for r in members), max(r["seqlen"] for r in members)
-        start = [r["memory_sequence"] for r in members if r["seqlen"] == first]
+    for panel in panels:
+        found = [(r["seqlen"], r["memory_sequence"]) for r in rows if r["panel"] == panel and r["memory_sequence"]]
+        first, last = min(found, default=(0, 0))[0], max(found, default=(0, 0))[0]
         if first == last:
             continue
+        start = [memory for length, memory in found if length == first]
         for which, begin, power in (("∝ n²", max(start), 2), ("∝ n", min(start), 1)):
             for length in (first, last):
                 y = begin / 2 * (length / first) ** power

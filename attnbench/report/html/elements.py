@@ -24,8 +24,8 @@ class Part:
     """A part of a page. One with a heading has an entry in the page's table of contents."""
 
     content: Markup
-    id: str = ""
-    heading: str = ""
+    id: str
+    heading: str
 
 
 def element(tag: str, *inside: str, **attributes: Attribute) -> Markup:
@@ -34,16 +34,16 @@ def element(tag: str, *inside: str, **attributes: Attribute) -> Markup:
     The name of an attribute ends with "_" where it is a word of Python's, and has "_" for each "-": class_, aria_label.
     True writes an attribute without a value; False and None leave it out.
     """
-    written = "".join(
-        f" {_name(name)}" + ("" if value is True else f'="{escape(str(value))}"')
-        for name, value in attributes.items()
-        if value is not None and value is not False
-    )
+    written = ""
+    for name, value in attributes.items():
+        if value is not None and value is not False:
+            written += f" {name.rstrip('_').replace('_', '-')}" + ("" if value is True else f'="{escape(str(value))}"')
     return Markup(f"<{tag}{written}>" + ("" if tag in _NO_CONTENT else f"{joined(*inside)}</{tag}>"))
 
 
-def _name(attribute: str) -> str:
-    return attribute.rstrip("_").replace("_", "-")
+def filled(tag: str, *inside: str, **attributes: Attribute) -> Markup:
+    """Return an element, or nothing where nothing would be in it."""
+    return element(tag, *inside, **attributes) if any(inside) else Markup()
 
 
 def joined(*parts: str, by: str = "") -> Markup:
@@ -57,14 +57,25 @@ def lines(*parts: str) -> Markup:
 
 
 def section(id: str, heading: str, *inside: str, class_: str | None = None) -> Part:
-    """Return a part of a page with a heading."""
-    title = element("h2", heading, id=f"{id}-title")
-    return Part(element("section", title, *inside, id=id, class_=class_, aria_labelledby=f"{id}-title"), id, heading)
+    """Return a part of a page, below its heading if that has any text."""
+    title = filled("h2", heading, id=f"{id}-title")
+    named = f"{id}-title" if heading else None
+    return Part(element("section", title, *inside, id=id, class_=class_, aria_labelledby=named), id, heading)
 
 
-def items(found: Iterable[Markup]) -> Markup:
-    """Return a list of items."""
-    return element("ul", *(element("li", item) for item in found))
+def row(*cells: Markup) -> Markup:
+    """Return a row of a table."""
+    return element("tr", *cells)
+
+
+def items(found: Iterable[str], tag: str = "ul", class_: str | None = None) -> Markup:
+    """Return a list of items, or nothing where there are none; `tag` "ol" numbers them."""
+    return filled(tag, *(element("li", item) for item in found), class_=class_)
+
+
+def scrolling(table: Markup, label: str, class_: str = "scroll") -> Markup:
+    """Return a table that scrolls to the sides where the page is too narrow for it, by keyboard too."""
+    return element("div", table, class_=class_, tabindex=0, role="region", aria_label=label)
 
 
 def script_data(id: str, value: Any) -> Markup:

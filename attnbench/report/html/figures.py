@@ -1,151 +1,122 @@
-"""The figures: each is one Vega-Lite specification, which pages and the files of --png and --svg share.
-
-Why Vega-Lite (Satyanarayan et al., "Vega-Lite: A Grammar of Interactive Graphics", IEEE TVCG 23(1), 2017): a
-specification is plain JSON, so Python needs no library to write it. Vega draws it in the page; vl-convert, which embeds
-the same Vega, draws it to PNG and SVG, so that no figure is written twice. In the page it is SVG, which prints sharply
-and takes its colours from the style sheet, so that dark mode needs no second drawing. The alternatives: Plotly (its
-smallest bundle has 1.2 MB against 0.77 MB, and files need a browser), Bokeh (draws on a canvas, so that it prints as
-pixels), matplotlib (tips, filters and dark mode would have to be written by hand), uPlot (50 kB, but neither panels nor
-shapes nor vector output).
-"""
+"""The figures of a page, of --png and of --svg: what each one shows. vega_spec.py draws them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from attnbench.report.html import vega_layers
-from attnbench.report.html.charts import Charts, Row
-from attnbench.report.html.palette import FONT, Theme
+from attnbench.report.html.charts import Charts
+
+Spec = dict[str, Any]  # a part of a Vega-Lite specification
+
+LOG_TICKS = tuple(m * 10.0**n for n in range(-3, 10) for m in (1, 2, 5))  # so that there are ticks within a decade too
+SPREAD_TICKS = (-0.5, -0.05, -0.005, 0, 0.005, 0.05, 0.5, 5)
+# Vega expressions that write the labels of axes.
+BYTES = (
+    "datum.value >= 1099511627776 ? format(datum.value / 1099511627776, '.3~g') + ' TiB' : "
+    "datum.value >= 1073741824 ? format(datum.value / 1073741824, '.3~g') + ' GiB' : "
+    "datum.value >= 1048576 ? format(datum.value / 1048576, '.3~g') + ' MiB' : "
+    "format(datum.value / 1024, '.3~g') + ' KiB'"
+)
+SECONDS = (
+    "datum.value >= 1 ? format(datum.value, '.3~g') + ' s' : "
+    "datum.value >= 1e-3 ? format(datum.value * 1e3, '.3~g') + ' ms' : format(datum.value * 1e6, '.3~g') + ' us'"
+)
+SPREAD = "datum.value == 0 ? 'median' : format(datum.value, '+~%')"
+# Scales of the y axis.
+FROM_ZERO: Spec = {"zero": True}
+LOG: Spec = {"type": "log"}
+LOG2: Spec = {"type": "log", "base": 2}
+# Vega expressions of the ends of the interval of {y}; lo and hi are those of the latency over its median.
+INTERVAL_OF_TIME = ("{y} * datum.lo", "{y} * datum.hi")
+INTERVAL_OF_RATE = ("{y} / datum.hi", "{y} / datum.lo")
+INTERVAL_IN_ROWS = ("{y}_lo", "{y}_hi")
+
+
+def y_axis(field: str, title: str, scale: Spec, **axis: Any) -> Spec:
+    """Return the encoding of a figure's y axis. `axis` are properties of a Vega-Lite axis."""
+    own = axis if "values" in axis else {"tickCount": 5, **axis}  # a count would drop some of the values given
+    return {"field": field, "type": "quantitative", "scale": scale, "axis": own, "title": title}
 
 
 @dataclass(frozen=True)
 class VegaFigure:
-    """A figure: its name, what it shows, and how its panels are drawn."""
+    """A figure of a value of each cell: over sequence length, unless vega_spec.py has a function for its name."""
 
     name: str  # as --figure takes it
     title: str
     caption: str
-    needs: str  # the field of rows without which there is nothing to draw
-    layers: Callable[[vega_layers.PanelStyle], list[vega_layers.Spec]]  # of a panel
+    y: Spec
+    interval: Sequence[str] = ()  # its ends, as Vega expressions of {y}
+    limits: tuple[tuple[str, str], ...] = ()  # lines across the panel: (field of rows, label)
+    joined: bool = True  # whether a line joins the marks of a backend
     panel: str = "panel"  # the field of rows that says to which panel a cell belongs
-    lines: str = ""  # the "kind" of lines that it draws behind the cells
+    lines: str = ""  # the "kind" of Charts.lines that it draws behind the cells
     crosses: bool = True  # whether it marks cells that have no figure
     hollow: bool = True  # whether it marks cells whose clock was held down
 
     @property
+    def field(self) -> str:
+        """The field of rows without which there is nothing to draw."""
+        return str(self.y["field"])
+
+    @property
     def counts_flops(self) -> bool:
         """Whether its values depend on the convention by which FLOPs are counted."""
-        return self.needs in ("tflops", "utilization", "utilization_clock", "intensity", "efficiency")
-
-
-def spec(
-    figure: VegaFigure, charts: Charts, theme: Theme, size: tuple[int, int], columns: int, *, legend: bool
-) -> vega_layers.Spec:
-    """Return the Vega-Lite specification of a figure, without data.
-
-    `size` is the width and height of a panel in pixels, `columns` the number of panels in a line.
-    """
-    style = vega_layers.panel_style(charts, theme, size[1], columns * size[0] if legend else 0)
-    panels = list(dict.fromkeys(row[figure.panel] for row in charts.rows))
-    header = {
-        "title": None,
-        "labelFontSize": 13,
-        "labelFontWeight": 600,
-        "labelColor": theme.ink,
-        "labelAnchor": "start",
-        "labelPadding": 6,
-    }
-    own_scales = figure.needs == "tflops" and _has_several_peaks(charts)
-    return {
-        "data": {"name": "rows"},
-        "facet": {"field": figure.panel, "type": "nominal", "sort": panels, "header": header},
-        "columns": columns,
-        "resolve": {"scale": {"y": "independent" if own_scales else "shared"}},
-        "spacing": {"row": 22, "column": 20},
-        "spec": {"width": size[0], "height": size[1], "layer": figure.layers(style)},
-        "config": _config(theme),
-    }
-
-
-def data(figure: VegaFigure, charts: Charts) -> list[Row]:
-    """Return the data that a figure is drawn from: all cells, and the lines behind them."""
-    return [*charts.rows, *(line for line in charts.lines if line["kind"] == figure.lines)]
+        return self.field in ("tflops", "utilization", "utilization_clock", "tflops_per_watt")
 
 
 def drawable(charts: Charts) -> list[VegaFigure]:
     """Return the figures for which at least one cell has a value."""
-    return [f for f in FIGURES if any(row[f.needs] is not None for row in charts.rows)]
-
-
-def _has_several_peaks(charts: Charts) -> bool:
-    """Return whether cells have different peaks, as bf16 and fp8 do; the axis of each panel reaches up to its peak."""
-    return len({row["peak"] for row in charts.rows}) > 1
-
-
-def _config(theme: Theme) -> vega_layers.Spec:
-    return {
-        "background": None,
-        "font": FONT,
-        "view": {"stroke": theme.grid},
-        "axis": {
-            "domain": False,
-            "ticks": False,
-            "gridColor": theme.grid,
-            "labelColor": theme.quiet,
-            "titleColor": theme.quiet,
-            "titleFontWeight": "normal",
-            "labelFontSize": 11,
-            "titleFontSize": 11,
-            "labelPadding": 6,
-        },
-        "legend": {"labelColor": theme.ink, "labelFontSize": 12, "symbolSize": 70, "columnPadding": 16},
-        "title": {
-            "color": theme.ink,
-            "subtitleColor": theme.quiet,
-            "fontSize": 16,
-            "subtitleFontSize": 12,
-            "anchor": "start",
-            "subtitlePadding": 4,
-            "offset": 12,
-        },
-        "aria": False,
-    }
+    return [f for f in FIGURES if any(row[f.field] is not None for row in charts.rows)]
 
 
 _BARS = "Bars behind the marks: 95 % interval of the median."
 FIGURES: tuple[VegaFigure, ...] = (
-    VegaFigure("throughput", "Throughput", f"TFLOP/s over sequence length. {_BARS}", "tflops", vega_layers.throughput),
+    VegaFigure(
+        "throughput",
+        "Throughput",
+        f"TFLOP/s over sequence length. {_BARS}",
+        y_axis("tflops", "TFLOP/s", FROM_ZERO),
+        INTERVAL_OF_RATE,
+        limits=(("peak", "datasheet peak"), ("ceiling", "matmul measured")),
+    ),
     VegaFigure(
         "utilization",
         "Utilisation",
         f"Throughput as a share of the datasheet's peak. {_BARS}",
-        "utilization",
-        vega_layers.utilization("utilization"),
+        y_axis("utilization", "utilisation", FROM_ZERO, format="%"),
+        INTERVAL_OF_RATE,
     ),
     VegaFigure(
         "utilization_clock",
         "Utilisation at the clock held",
         "Throughput as a share of the datasheet's peak at the clock that was held, so that a power limit does not "
         f"count against the kernel. {_BARS}",
-        "utilization_clock",
-        vega_layers.utilization("utilization_clock"),
+        y_axis("utilization_clock", "utilisation", FROM_ZERO, format="%"),
+        INTERVAL_OF_RATE,
     ),
     VegaFigure(
         "speedup",
         "Speed-up over eager",
         "Latency of eager attention over the latency, on the same case. Bars: the intervals of both, combined.",
-        "speedup",
-        vega_layers.speedup,
+        y_axis("speedup", "times as fast as eager", LOG2, labelExpr="datum.value + 'x'"),
+        INTERVAL_IN_ROWS,
     ),
-    VegaFigure("latency", "Latency", f"Median time of one call, log-log. {_BARS}", "latency", vega_layers.latency),
+    VegaFigure(
+        "latency",
+        "Latency",
+        f"Median time of one call, log-log. {_BARS}",
+        y_axis("latency", "latency of one call", LOG, labelExpr=SECONDS, tickCount=4),
+        INTERVAL_OF_TIME,
+    ),
     VegaFigure(
         "memory",
         "Memory",
         "Peak memory that one call adds, per sequence of the batch, log-log. Memory that is quadratic in the length "
         "runs parallel to ∝ n², linear memory parallel to ∝ n.",
-        "memory_sequence",
-        vega_layers.memory,
+        y_axis("memory_sequence", "peak memory a sequence", LOG2, labelExpr=BYTES),
         lines="slope",
     ),
     VegaFigure(
@@ -153,8 +124,7 @@ FIGURES: tuple[VegaFigure, ...] = (
         "Roofline",
         "Throughput over arithmetic intensity, with a line for each backend and mask. The solid roof is the "
         "datasheet's; the dashed one is what a large matmul and a large copy reached in the same run.",
-        "intensity",
-        vega_layers.roofline,
+        y_axis("tflops", "TFLOP/s", {**LOG, "nice": False, "padding": 12}, values=list(LOG_TICKS), format="~s"),
         panel="roof",
         lines="roof",
         crosses=False,
@@ -164,8 +134,14 @@ FIGURES: tuple[VegaFigure, ...] = (
         "Spread of the samples",
         "Every sample relative to the median of its round: the thick bar holds 80 % of them, the thin line all. The "
         "scale is logarithmic beyond 0.2 %.",
-        "p0",
-        vega_layers.spread,
+        # A symmetric logarithm, because deviations of 0.1 % and of 50 % of the median both matter.
+        y_axis(
+            "p0",
+            "sample over median",
+            {"type": "symlog", "constant": 0.002},
+            labelExpr=SPREAD,
+            values=list(SPREAD_TICKS),
+        ),
         crosses=False,
         hollow=False,
     ),
@@ -174,22 +150,22 @@ FIGURES: tuple[VegaFigure, ...] = (
         "SM clock",
         "Median clock of the multiprocessors while each cell was timed. The dashed line is the highest clock that the "
         "device allows.",
-        "clock",
-        vega_layers.clock,
+        y_axis("clock", "SM clock, MHz", {"zero": False}, labelExpr="datum.value / 1e6"),
+        limits=(("clock_top", ""),),
     ),
     VegaFigure(
         "power",
         "Power",
         "Median power while each cell was timed, as NVML reports it: averaged over about a second, so that the figure "
         "of a short cell also holds the pauses and the cells beside it.",
-        "power",
-        vega_layers.power,
+        y_axis("power", "W", FROM_ZERO),
+        limits=(("power_limit", "power limit"),),
+        joined=False,  # because NVML's power lags behind the cell measured
     ),
     VegaFigure(
         "efficiency",
         "Efficiency",
         "TFLOP/s per watt, measured in a long run without pauses.",
-        "efficiency",
-        vega_layers.efficiency,
+        y_axis("tflops_per_watt", "TFLOP/s/W", FROM_ZERO),
     ),
 )

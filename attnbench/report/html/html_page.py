@@ -7,13 +7,12 @@ with charts (`Document.page`) has scripts: see interactive.py.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from attnbench import __version__
 from attnbench.core.errors import UserError
-from attnbench.report.document import Block, Caution, Document, Grids, Machine, Reason, Section
-from attnbench.report.html import blocks, interactive, palette
-from attnbench.report.html.elements import Markup, Part, asset, element, items, joined, lines, section
+from attnbench.report.document import Caution, Document, Grids, Machine, Reason, Section
+from attnbench.report.html import interactive, palette
+from attnbench.report.html.blocks import block_part, content, spans
+from attnbench.report.html.elements import Markup, Part, asset, element, filled, items, joined, lines, section
 
 MOST_CELLS = 10_000  # with more a browser takes too long to open the page, and a filter to act
 POLICY = "default-src 'none'; style-src 'unsafe-inline'"
@@ -29,6 +28,7 @@ def render(document: Document) -> str:
             "run files, or take the figures from -f csv"
         )
     parts = _parts(document)
+    links = (element("a", part.heading, href=f"#{part.id}") for part in parts if part.heading)
     body = lines(
         element("a", "Skip to the results", class_="skip", href="#main"),
         element(
@@ -36,7 +36,7 @@ def render(document: Document) -> str:
             lines(
                 element("p", f"attnbench {document.command}", class_="brand"),
                 interactive.filters(charts) if charts else "",
-                _contents(parts),
+                element("nav", items(links, "ol"), aria_label="Contents"),
             ),
         ),
         element("main", lines(_header(document), *(part.content for part in parts), _footer()), id="main", tabindex=-1),
@@ -60,11 +60,6 @@ def _head(document: Document) -> Markup:
     )
 
 
-def _contents(parts: Sequence[Part]) -> Markup:
-    links = (element("li", element("a", part.heading, href=f"#{part.id}")) for part in parts if part.heading)
-    return element("nav", element("ol", *links), aria_label="Contents")
-
-
 def _header(document: Document) -> Markup:
     verdict = document.verdict
     return element(
@@ -73,7 +68,7 @@ def _header(document: Document) -> Markup:
             element("h1", document.title),
             element("p", verdict.text, class_=f"verdict {verdict.level}") if verdict else "",
             *(element("p", sentence, class_="answer") for sentence in document.answer),
-            element("dl", *map(_machine, document.machines), class_="machines") if document.machines else "",
+            filled("dl", *map(_machine, document.machines), class_="machines"),
         ),
     )
 
@@ -81,39 +76,33 @@ def _header(document: Document) -> Markup:
 def _machine(machine: Machine) -> Markup:
     return joined(
         element("dt", machine.label),
-        element("dd", machine.description) if machine.description else "",
-        element("dd", machine.method, class_="quiet") if machine.method else "",
+        filled("dd", machine.description),
+        filled("dd", machine.method, class_="quiet"),
     )
 
 
 def _parts(document: Document) -> list[Part]:
     """Return the parts of the page below its header, in their order."""
     charts = document.page
-    cautions = items(map(_caution, document.cautions)) if document.cautions else element("p", "None.")
-    found = [section("warnings", "Warnings", cautions), *_blocks(document.lead)]
-    if charts:
-        found += interactive.parts(charts)
     # The figures of grids are in the interactive table.
-    found += _blocks([b for b in document.blocks if not (charts and isinstance(b, Grids))], len(document.lead))
-    if document.reasons:
-        found.append(section("missing", "Without a figure", items(map(_reason, document.reasons))))
-    elif charts:
-        found.append(section("missing", "Without a figure", element("p", "Every cell has one.")))
+    after = [block for block in document.blocks if not (charts and isinstance(block, Grids))]
+    blocks = [block_part(block, number) for number, block in enumerate((*document.lead, *after))]
+    found = [section("warnings", "Warnings", items(map(_caution, document.cautions)) or element("p", "None."))]
+    found += blocks[: len(document.lead)]
+    found += interactive.parts(charts) if charts else []
+    found += blocks[len(document.lead) :]
+    if document.reasons or charts:
+        reasons = items(map(_reason, document.reasons)) or element("p", "Every cell has one.")
+        found.append(section("missing", "Without a figure", reasons))
     if document.facts:
         found.append(section("facts", "To know", items(map(_caution, document.facts))))
     if document.notes:
-        notes = (element("p", blocks.spans(line)) for line in document.notes)
-        found.append(Part(element("section", *notes, id="notes")))
+        found.append(section("notes", "", *(element("p", spans(line)) for line in document.notes)))
     return found + [_section(one) for one in document.appendix]
 
 
-def _blocks(found: Sequence[Block], first: int = 0) -> list[Part]:
-    return [blocks.block(one, number) for number, one in enumerate(found, first)]
-
-
 def _caution(caution: Caution) -> Markup:
-    todo = element("em", caution.todo) if caution.todo else ""
-    return joined(element("strong", caution.what), caution.why, todo, by=" ")
+    return joined(element("strong", caution.what), caution.why, filled("em", caution.todo), by=" ")
 
 
 def _reason(reason: Reason) -> Markup:
@@ -121,9 +110,9 @@ def _reason(reason: Reason) -> Markup:
 
 
 def _section(found: Section) -> Part:
-    titled = (joined(element("h3", b.title) if b.title else "", blocks.content(b)) for b in found.blocks)
+    blocks = (joined(filled("h3", block.title), content(block)) for block in found.blocks)
     code = element("pre", element("code", found.code), tabindex=0) if found.code else ""
-    return section(found.name, found.title, *titled, code)
+    return section(found.name, found.title, *blocks, code)
 
 
 def _footer() -> Markup:

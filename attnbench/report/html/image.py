@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 from attnbench.core.errors import UserError, did_you_mean
-from attnbench.report.html import figures, palette
+from attnbench.report.html import palette, vega_spec
 from attnbench.report.html.charts import CONVENTIONS, Charts
-
-if TYPE_CHECKING:
-    from types import ModuleType
+from attnbench.report.html.figures import FIGURES, Spec, VegaFigure, drawable
 
 VEGA_LITE = "6.4"  # as in assets/
 SCALE = 2.5  # pixels of a PNG for one pixel of the figure
@@ -26,27 +23,26 @@ def save(path: Path, kind: str, charts: Charts, name: str, panel: str = "") -> N
     Raises UserError where there is no such figure or panel, nothing to draw, no vl-convert, or the file cannot be
     written.
     """
-    known = [figure.name for figure in figures.FIGURES]
+    known = {figure.name: figure for figure in FIGURES}
     if name not in known:
         raise UserError(f"--figure: unknown {name!r}{did_you_mean(name, known)}")
-    figure = next(f for f in figures.FIGURES if f.name == name)
     if not charts.panels:
         raise UserError("nothing to draw: no cell has a record; see attnbench report")
     chosen = charts.only(panel)
     if not chosen.panels:
         raise UserError(f"--panel: none has all of {panel!r} in its title; there are: {', '.join(charts.panels)}")
-    if figure not in figures.drawable(chosen):
+    if known[name] not in drawable(chosen):
         raise UserError(f"nothing to draw for {name}: no cell has a figure for it; see attnbench report")
     if len(chosen.panels) > MOST_PANELS:
         raise UserError(f"{len(chosen.panels)} panels are too many for one figure; choose with --panel 'd128 causal'")
-    content = _drawn(kind, specification(figure, chosen))
+    content = _drawn(kind, specification(known[name], chosen))
     try:
         path.write_bytes(content)
     except OSError as error:
         raise UserError(f"cannot write {path}: {error.strerror}") from None
 
 
-def specification(figure: figures.VegaFigure, charts: Charts) -> dict[str, Any]:
+def specification(figure: VegaFigure, charts: Charts) -> Spec:
     """Return the whole Vega-Lite specification of a figure in the light theme, with its data, title and legend."""
     number = len({row[figure.panel] for row in charts.rows})
     columns = number if number <= 4 else math.ceil(number / math.ceil(number / 4))
@@ -54,28 +50,21 @@ def specification(figure: figures.VegaFigure, charts: Charts) -> dict[str, Any]:
     notes = [CONVENTIONS[charts.convention]] if figure.counts_flops else []
     notes += ["hollow: clock held down"] if figure.hollow and any(row["held"] for row in charts.rows) else []
     notes += ["✕: no figure"] if figure.crosses and any(row["slot"] is not None for row in charts.rows) else []
-    spec = figures.spec(figure, charts, palette.LIGHT, size, columns, legend=True)
+    spec = vega_spec.spec(figure, charts, palette.LIGHT, size, columns, legend=True)
     return {
         **spec,
-        "data": {"values": figures.data(figure, charts)},
-        "background": palette.LIGHT.paper,
+        "data": {"values": vega_spec.data(figure, charts)},
+        "background": palette.LIGHT["paper"],
         "padding": 12,
         "title": {"text": figure.title, "subtitle": " · ".join(filter(None, (charts.common, *notes)))},
     }
 
 
-def _drawn(kind: str, spec: dict[str, Any]) -> bytes:
-    vega = _vl_convert()
-    if kind == "png":
-        png: bytes = vega.vegalite_to_png(spec, vl_version=VEGA_LITE, scale=SCALE)
-        return png
-    svg: str = vega.vegalite_to_svg(spec, vl_version=VEGA_LITE)
-    return svg.encode()
-
-
-def _vl_convert() -> ModuleType:
+def _drawn(kind: str, spec: Spec) -> bytes:
     try:
         import vl_convert
     except ImportError as error:
         raise UserError(f"--png and --svg need vl-convert ({error}): pip install 'attnbench[plots]'") from None
-    return vl_convert
+    if kind == "svg":
+        return str(vl_convert.vegalite_to_svg(spec, vl_version=VEGA_LITE)).encode()
+    return bytes(vl_convert.vegalite_to_png(spec, vl_version=VEGA_LITE, scale=SCALE))

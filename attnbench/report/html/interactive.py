@@ -6,12 +6,13 @@ table shows its first rows only, so that a page of 5,000 cells opens in two seco
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
-from attnbench.report.html import figures, palette
+from attnbench.report.html import palette, vega_spec
 from attnbench.report.html.charts import Charts
-from attnbench.report.html.elements import Markup, Part, asset, element, lines, script_data, section
+from attnbench.report.html.elements import Markup, Part, asset, element, filled, lines, script_data, scrolling, section
+from attnbench.report.html.figures import VegaFigure, drawable
 from attnbench.results.metrics import METRICS
 
 PANEL = (340, 210)  # width and height in pixels, before charts.js fits panels to the width of the page
@@ -33,7 +34,7 @@ COLUMNS: tuple[tuple[str, str, str, str], ...] = (
     ("utilization", "of peak", "share", METRICS["utilization"].doc),
     ("utilization_clock", "of peak at clock", "share", METRICS["utilization_clock"].doc),
     ("speedup", "over eager", "times", METRICS["speedup"].doc),
-    ("memory", "memory", "size", METRICS["memory_peak"].doc),
+    ("memory_peak", "memory", "size", METRICS["memory_peak"].doc),
     ("clock", "SM clock", "megahertz", METRICS["clock_held"].doc),
     ("power", "power", "watts", METRICS["power"].doc),
     ("temperature", "temp.", "celsius", METRICS["temperature"].doc),
@@ -43,63 +44,52 @@ COLUMNS: tuple[tuple[str, str, str, str], ...] = (
     ("status", "remark", "remark", "Why there is no figure, or whether the clock was held down"),
 )
 ALWAYS_SHOWN = ("backend", "seqlen", "status")  # columns that are shown even where they say the same of all cells
-FILTERS: tuple[tuple[str, str], ...] = (
-    ("device", "Device"),
-    ("dtype", "dtype"),
-    ("headdim", "Head dimension"),
-    ("mask", "Mask"),
-    ("pass", "Pass"),
-    ("other", "Other"),
-)
+FILTERS: Mapping[str, str] = {  # field of a row -> the title of its boxes
+    "device": "Device",
+    "dtype": "dtype",
+    "headdim": "Head dimension",
+    "mask": "Mask",
+    "pass": "Pass",
+    "other": "Other",
+}
 
 
 def filters(charts: Charts) -> Markup:
     """Return the form with a box to tick for each backend, which is the legend too, and each value that varies."""
     groups = [_boxes("backend", "Backend", charts.backends)]
-    for field, title in FILTERS:
+    for field, title in FILTERS.items():
         values = list(dict.fromkeys(row[field] for row in charts.rows))
         if len(values) > 1:
             groups.append(_boxes(field, title, values))
-    return element(
-        "form",
-        lines(
-            *groups,
-            element("p", element("button", "Show all", type="button", id="reset")),
-            element("p", class_="quiet", id="shown", role="status"),
-        ),
-        id="filters",
-        aria_label="Filters",
-    )
+    reset = element("p", element("button", "Show all", type="button", id="reset"))
+    shown = element("p", class_="quiet", id="shown", role="status")
+    return element("form", lines(*groups, reset, shown), id="filters", aria_label="Filters")
 
 
 def _boxes(field: str, title: str, values: Iterable[str]) -> Markup:
-    boxes = (
-        element(
-            "label",
-            element("input", type="checkbox", checked=True, name=field, value=value),
-            element("span", value or "none"),
-        )
-        for value in values
-    )
+    boxes = []
+    for value in values:
+        box = element("input", type="checkbox", checked=True, name=field, value=value)
+        boxes.append(element("label", box, element("span", value or "none")))
     return element("fieldset", element("legend", title), *boxes, id=f"filter-{field}")
 
 
 def parts(charts: Charts) -> list[Part]:
     """Return the figures that can be drawn, and the table."""
-    drawn = figures.drawable(charts)
-    before = element(
-        "section",
-        element(
-            "noscript", element("p", "Figures and table need JavaScript. attnbench report shows the same as text.")
-        ),
-        element("p", charts.note, class_="quiet") if charts.note else "",
+    drawn = drawable(charts)
+    without_scripts = "Figures and table need JavaScript. attnbench report shows the same as text."
+    before = section(
+        "figures",
+        "",
+        element("noscript", element("p", without_scripts)),
+        filled("p", charts.note, class_="quiet"),
         element("p", class_="key quiet", id="key"),
         element("p", "No cell has a figure to draw.") if charts.rows and not drawn else "",
     )
-    return [Part(before), *map(_figure, drawn), _table()]
+    return [before, *map(_figure, drawn), _table()]
 
 
-def _figure(figure: figures.VegaFigure) -> Part:
+def _figure(figure: VegaFigure) -> Part:
     label = f"{figure.title}; the table below has the same figures"
     return section(
         figure.name,
@@ -113,16 +103,15 @@ def _figure(figure: figures.VegaFigure) -> Part:
 
 
 def _table() -> Part:
-    search = element(
-        "input", type="search", id="find", placeholder="causal 16k skip", autocomplete="off", spellcheck="false"
-    )
+    off: Mapping[str, str] = {"autocomplete": "off", "spellcheck": "false"}
+    search = element("input", type="search", id="find", placeholder="causal 16k skip", **off)
     count = element("span", class_="quiet", id="count", role="status")
     table = element("table", element("thead"), element("tbody"), id="cells")
     return section(
         "table",
         "Table",
         element("p", element("label", "Find ", search), " ", count, class_="tools"),
-        element("div", table, class_="scroll limited", tabindex=0, role="region", aria_label="All cells"),
+        scrolling(table, "All cells", "scroll limited"),
         element("p", element("button", type="button", id="more", hidden=True)),
     )
 
@@ -141,31 +130,28 @@ def scripts(charts: Charts) -> Markup:
 
 def data(charts: Charts) -> dict[str, Any]:
     """Return what charts.js reads."""
-    places = palette.backend_places(charts.backends)
-    shown = [column for column in COLUMNS if column[0] in ALWAYS_SHOWN or _says_something(charts, column[0])]
+    fields = {name: [row[name] for row in charts.rows] for name in next(iter(charts.rows), ())}
+    marks = palette.backend_marks(charts.backends)
     return {
         "number": len(charts.rows),
-        "fields": {name: _packed([row[name] for row in charts.rows]) for name in next(iter(charts.rows), ())},
+        "fields": {name: _packed(values) for name, values in fields.items()},
         "lines": charts.lines,
         "panels": charts.panels,
-        "backends": [
-            {
-                "name": b,
-                "color": places[b] % len(palette.LIGHT.series),
-                "shape": palette.SHAPES[places[b] % len(palette.SHAPES)],
-            }
-            for b in charts.backends
+        "backends": [{"name": name, "color": color, "shape": shape} for name, (color, shape) in marks.items()],
+        "columns": [
+            dict(zip(("field", "title", "kind", "doc"), column, strict=True))
+            for column in COLUMNS
+            if column[0] in ALWAYS_SHOWN or _says_something(column[0], {*fields.get(column[0], ())})
         ],
-        "columns": [dict(zip(("field", "title", "kind", "doc"), column, strict=True)) for column in shown],
-        "filters": [field for field, _ in FILTERS],
+        "filters": list(FILTERS),
         "figures": [
             {
                 "name": figure.name,
                 "panel": figure.panel,
                 "lines": figure.lines,
-                "spec": figures.spec(figure, charts, palette.IN_PAGE, PANEL, 1, legend=False),
+                "spec": vega_spec.spec(figure, charts, palette.IN_PAGE, PANEL, 1, legend=False),
             }
-            for figure in figures.drawable(charts)
+            for figure in drawable(charts)
         ],
     }
 
@@ -179,13 +165,12 @@ def _packed(values: Sequence[Any]) -> dict[str, Any]:
     distinct = list(dict.fromkeys(values))
     if len(distinct) == 1:
         return {"same": distinct[0]}
-    if isinstance(distinct[0], str) or isinstance(distinct[1], str):
+    if any(isinstance(value, str) for value in distinct):
         at = {value: i for i, value in enumerate(distinct)}
         return {"of": distinct, "at": [at[value] for value in values]}
     return {"each": values}
 
 
-def _says_something(charts: Charts, field: str) -> bool:
+def _says_something(field: str, values: Collection[Any]) -> bool:
     """Return whether a column is worth showing: a filter's has several values, another's a value at all."""
-    values = {row[field] for row in charts.rows}
-    return len(values) > 1 if field in dict(FILTERS) else values - {None} != set()
+    return len(values) > 1 if field in FILTERS else any(value is not None for value in values)

@@ -7,96 +7,53 @@ background (WCAG 2.2, 1.4.11). Each backend also has a shape of its own, and kee
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 
 from attnbench.results import case_names
 
 SHAPES = ("circle", "square", "triangle-up", "diamond", "triangle-down", "cross", "triangle-right", "triangle-left")
 FONT = "system-ui, 'Segoe UI', 'Helvetica Neue', Arial, 'DejaVu Sans', sans-serif"
+SERIES = 10  # number of colours for backends and for groups of bars: "c0" to "c9"
 
+Theme = Mapping[str, str]  # name of a colour -> the colour, as CSS writes it
 
-@dataclass(frozen=True)
-class Theme:
-    """Colours, each as CSS writes them."""
-
-    ink: str  # text
-    quiet: str  # axes, captions
-    grid: str  # lines of grids and tables
-    paper: str  # the background
-    good: str  # a verdict that all is well
-    warning: str  # a verdict that leaves something to be checked
-    bad: str  # a verdict that something is wrong
-    series: tuple[str, ...]  # of backends and of groups of bars
-
-    def custom_properties(self) -> str:
-        """Return the colours as CSS declarations, `--ink: #1f2328; ...; --c0: #6e7781; ...`; IN_PAGE refers to them."""
-        names = ("ink", "quiet", "grid", "paper", "good", "warning", "bad")
-        named = {name: getattr(self, name) for name in names}
-        named |= {f"c{i}": color for i, color in enumerate(self.series)}
-        return "; ".join(f"--{name}: {value}" for name, value in named.items())
-
-
-LIGHT = Theme(
-    ink="#1f2328",
-    quiet="#59636e",
-    grid="#e3e7eb",
-    paper="#ffffff",
-    good="#1a7f37",
-    warning="#9a6700",
-    bad="#cf222e",
-    series=(
-        "#6e7781",
-        "#b0508a",
-        "#b87400",
-        "#0072b2",
-        "#008763",
-        "#d24d00",
-        "#6a3fc0",
-        "#7d7a00",
-        "#008a9e",
-        "#8a1538",
-    ),
-)
-DARK = Theme(
-    ink="#e6edf3",
-    quiet="#9aa4af",
-    grid="#262c35",
-    paper="#0d1117",
-    good="#3fb950",
-    warning="#d29922",
-    bad="#f85149",
-    series=(
-        "#9aa4af",
-        "#e88cc4",
-        "#eaa92e",
-        "#58a9ea",
-        "#2cc295",
-        "#ff7f45",
-        "#b39bff",
-        "#cfc642",
-        "#4fd3e3",
-        "#ff7d9c",
-    ),
-)
+_COLOURS = {  # name -> the colour on light screens and on paper, the colour on dark screens
+    "ink": ("#1f2328", "#e6edf3"),  # text
+    "quiet": ("#59636e", "#9aa4af"),  # axes, captions
+    "grid": ("#e3e7eb", "#262c35"),  # lines of grids and tables
+    "paper": ("#ffffff", "#0d1117"),  # the background
+    "good": ("#1a7f37", "#3fb950"),  # a verdict that all is well
+    "warning": ("#9a6700", "#d29922"),  # a verdict that leaves something to be checked
+    "bad": ("#cf222e", "#f85149"),  # a verdict that something is wrong
+    "c0": ("#6e7781", "#9aa4af"),
+    "c1": ("#b0508a", "#e88cc4"),
+    "c2": ("#b87400", "#eaa92e"),
+    "c3": ("#0072b2", "#58a9ea"),
+    "c4": ("#008763", "#2cc295"),
+    "c5": ("#d24d00", "#ff7f45"),
+    "c6": ("#6a3fc0", "#b39bff"),
+    "c7": ("#7d7a00", "#cfc642"),
+    "c8": ("#008a9e", "#4fd3e3"),
+    "c9": ("#8a1538", "#ff7d9c"),
+}
+LIGHT: Theme = {name: light for name, (light, _) in _COLOURS.items()}
+DARK: Theme = {name: dark for name, (_, dark) in _COLOURS.items()}
 # For figures in a page: the page's style sheet says what each colour is, so that dark mode needs no second drawing.
-IN_PAGE = Theme(
-    **{name: f"var(--{name})" for name in ("ink", "quiet", "grid", "paper", "good", "warning", "bad")},
-    series=tuple(f"var(--c{i})" for i in range(len(LIGHT.series))),
-)
+IN_PAGE: Theme = {name: f"var(--{name})" for name in _COLOURS}
 
 
 def style_sheet() -> str:
     """Return the style sheet that sets the colours of a page: light on screen and on paper, dark where asked for."""
-    dark = f"@media screen and (prefers-color-scheme: dark) {{:root {{{DARK.custom_properties()}}}}}"
-    return f":root {{{LIGHT.custom_properties()}}}\n{dark}"
+    light, dark = ("; ".join(f"--{name}: {color}" for name, color in theme.items()) for theme in (LIGHT, DARK))
+    return f":root {{{light}}}\n@media screen and (prefers-color-scheme: dark) {{:root {{{dark}}}}}"
 
 
-def backend_places(backends: Sequence[str]) -> dict[str, int]:
-    """Return backend -> its place in Theme.series and SHAPES, both taken modulo their length.
+def backend_marks(backends: Sequence[str]) -> dict[str, tuple[int, str]]:
+    """Return backend -> the number of its colour (3 for "c3") and its shape.
 
-    attnbench's own backends have the same place in every report; others follow, in the order given.
+    attnbench's own backends have the same mark in every report; others follow, in the order given.
     """
     known = len(case_names.BACKEND_ORDER)
     others = [b for b in backends if case_names.backend_rank(b)[0] == known]
-    return {b: known + others.index(b) if b in others else case_names.backend_rank(b)[0] for b in backends}
+    places = {b: known + others.index(b) if b in others else case_names.backend_rank(b)[0] for b in backends}
+    return {backend: (place % SERIES, SHAPES[place % len(SHAPES)]) for backend, place in places.items()}
