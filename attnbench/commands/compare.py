@@ -61,11 +61,10 @@ def compare(
     ends_with_its_reader()
     runs = [read(path) for path in results]
 
-    from attnbench.analysis.compare.compare import Request
     from attnbench.analysis.compare.compare import compare as compared
     from attnbench.analysis.compare.document import document
 
-    comparison = compared(results, runs, Request(to, tuple(name or ()), tuple(price or ()), workload))
+    comparison = compared(results, runs, to, name or (), price or (), workload)
 
     def page() -> str:
         from attnbench.report.html import html_page

@@ -15,7 +15,7 @@ from attnbench.core.record import STATUSES, Run, Status
 from attnbench.results import metrics
 from attnbench.results.case_names import backend_rank, case_name, case_rank
 from attnbench.results.rows import Rates, Row, Source
-from attnbench.results.run_setup import differences, label_parts, unique_labels
+from attnbench.results.run_setup import differences, setup_texts, unique_labels
 
 CLOCK_HELD = 0.985  # of the best clock; what is missing up to it is the gauge's and the boost's own play
 # A wrong result or kernel outweighs a measured one; then what happened weighs more than what was not tried.
@@ -208,5 +208,6 @@ def _groups(joined: Sequence[tuple[Source, _Records]]) -> list[tuple[str, list[t
             groups.append(([(source, keys)], set(keys)))
     runs = [members[0][0].run for members, _ in groups]
     names = [run.environment.device.name for run in runs]
-    labels = unique_labels(names, [[*label_parts(run), f"run of {run.started}"] for run in runs], "{} ({})")
+    texts = [[*setup_texts(run).values(), f"run of {run.started}"] for run in runs]
+    labels = unique_labels(names, texts, "{} ({})")
     return [(label, members) for label, (members, _) in zip(labels, groups, strict=True)]

@@ -48,8 +48,8 @@ def phrase(name: str, before: Any, after: Any) -> str:
     return f"{name} was {was} and is {now}"
 
 
-# How a part of the setup reads in a label, in the order in which a reader would ask for it.
-_IN_LABELS: Mapping[str, Callable[[Any], str]] = {
+# How a part of the setup reads in a line of text or a label, in the order in which a reader would ask for it.
+_TEXTS: Mapping[str, Callable[[Any], str]] = {
     "power_limit_w": "{:g} W".format,
     "torch": "torch {}".format,
     "driver": "driver {}".format,
@@ -61,10 +61,10 @@ _IN_LABELS: Mapping[str, Callable[[Any], str]] = {
 }
 
 
-def label_parts(run: Run) -> list[str]:
-    """Return what may tell a run from others on devices of one name, such as "500 W"; "" for what is not known."""
+def setup_texts(run: Run) -> dict[str, str]:
+    """Return parts of the setup as text, such as "500 W" for power_limit_w; "" for what is not known."""
     found = setup(run)
-    return [text(found[name]) if found[name] else "" for name, text in _IN_LABELS.items()]
+    return {name: text(found[name]) if found[name] else "" for name, text in _TEXTS.items()}
 
 
 def unique_labels(names: Sequence[str], parts: Sequence[Sequence[str]], form: str = "{} {}") -> list[str]:

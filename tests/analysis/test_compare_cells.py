@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from attnbench.analysis.compare.compare import Comparison, Request, compare
-from attnbench.analysis.compare.document import cautions
+from attnbench.analysis.compare.cautions import cautions
+from attnbench.analysis.compare.common_cells import NOT_PLANNED, NOT_RUN
+from attnbench.analysis.compare.compare import Comparison, compare
 from attnbench.analysis.compare.longest_sequence import Fit
-from attnbench.analysis.compare.missing_cells import NOT_PLANNED, NOT_RUN
 from attnbench.core import flops
 from attnbench.core.errors import UserError
 from attnbench.core.machine import Device
@@ -31,7 +31,7 @@ def compared(
     **ask: Any,
 ) -> Comparison:
     paths = [Path("a.jsonl"), Path("b.jsonl")]
-    return compare(paths, [run(ours), run(theirs, device=device, plan=plan)], Request(**ask))
+    return compare(paths, [run(ours), run(theirs, device=device, plan=plan)], **ask)
 
 
 def test_cells_common_to_all_and_the_fastest_backend_of_each() -> None:
@@ -40,7 +40,7 @@ def test_cells_common_to_all_and_the_fastest_backend_of_each() -> None:
     got = compared(ours, theirs)
     assert [backend for _, backend in got.cells] == ["eager", "triton", "fa3"]
     assert got.cases == (case(),)
-    assert [machine.fastest[case()] for machine in got.machines] == ["fa3", "triton"]
+    assert [machine.fastest[case()][1] for machine in got.machines] == ["fa3", "triton"]
     assert got.whole.fastest["H100"].value == pytest.approx(400 / 600)
     same = got.whole.same["H100"]
     assert same
@@ -78,14 +78,13 @@ def test_what_is_missing_is_counted_by_reason() -> None:
     ]
     plan = [job(case(32768), "eager")]
     got = compared(ours, theirs, plan=plan)
-    assert [(k.machine, k.why, len(k.cells), k.where, k.reason) for k in got.missing] == [
+    assert [(k.machine, k.why, k.cells, k.where, k.reason) for k in got.missing] == [
         ("H100", "OOM", 1, "2k", "out of memory"),
         ("H100", "skip", 2, "4k, 8k", "needs 64 GiB to 128 GiB of scores; 40 GiB free"),
         ("H100", "WRONG", 1, "16k", "off by 3"),
         ("H100", NOT_RUN, 1, "32k", ""),
         ("H100", NOT_PLANNED, 1, "64k", ""),
     ]
-    assert got.missing[0].cells[0].case == case(2048)
     assert not compared(ours, ours).missing
 
 
@@ -116,8 +115,8 @@ def test_a_cpu_and_a_gpu_compare_where_they_meet() -> None:
     ours = [ok(case(), "eager", 100), ok(case(), "triton", 500)]
     got = compared(ours, [ok(case(), "eager", 1), ok(case(2048), "eager", 1)], CPU)
     assert got.whole.fastest["EPYC CPU"].value == pytest.approx(1 / 500)
-    assert got.utilization["H200"] == pytest.approx(500 / 989, rel=0.01)
-    assert got.utilization["EPYC CPU"] is None
+    assert got.efficiency["H200"].utilization == pytest.approx(500 / 989, rel=0.01)
+    assert got.efficiency["EPYC CPU"].utilization is None
 
 
 def test_runs_without_a_figure_and_single_runs_are_one_line() -> None:
@@ -125,11 +124,11 @@ def test_runs_without_a_figure_and_single_runs_are_one_line() -> None:
     with pytest.raises(UserError, match=r"H100 \(b.jsonl\) has no figure"):
         compared(some, [ended(case(), "eager", "oom", "out of memory")])
     with pytest.raises(UserError, match="at least two"):
-        compare([Path("a")], [run(some)], Request())
+        compare([Path("a")], [run(some)])
     with pytest.raises(UserError, match="given twice"):
-        compare([Path("a"), Path("./a")], [run(some), run(some)], Request())
+        compare([Path("a"), Path("./a")], [run(some), run(some)])
     with pytest.raises(UserError, match="one machine of all"):
-        compare([Path("a"), Path("b")], [run(some), run(some)], Request(names=("a=x", "b=x")))
+        compare([Path("a"), Path("b")], [run(some), run(some)], names=("a=x", "b=x"))
 
 
 def test_the_longest_sequence_that_fits() -> None:
@@ -155,23 +154,24 @@ def test_power_is_that_of_work_without_pauses() -> None:
     ours = [ok(case(), "fa3", 600, power=300, sustained=work / 500e12, sustained_power=700.0)]
     theirs = [ok(case(), "fa3", 600, power=300, sustained=work / 500e12, sustained_power=350.0)]
     more = [ok(case(2048), "fa3", 600, power=300)]
-    got = compared([*ours, *more], [*theirs, *more]).power
-    assert got
-    assert got.cases == 1
-    assert got.watts == pytest.approx({"H200": 700, "H100": 350})
-    assert got.tflops_per_watt == pytest.approx({"H200": 500 / 700, "H100": 500 / 350})
+    got = compared([*ours, *more], [*theirs, *more])
+    assert got.cases_with_power == 1
+    assert [found.watts for found in got.efficiency.values()] == pytest.approx([700, 350])
+    assert [found.tflops_per_watt for found in got.efficiency.values()] == pytest.approx([500 / 700, 500 / 350])
     assert "No TFLOP/s per watt" not in str(cautions(compared(ours, theirs))[-1])
-    assert compared(more, more).power is None
+    without = compared(more, more)
+    assert without.cases_with_power == 0
+    assert without.efficiency["H200"].watts is None
     assert str(cautions(compared(ours, [*more, ok(case(), "fa3", 600)]))[-1]).startswith("No TFLOP/s per watt of H100:")
 
 
 def test_runs_of_one_model_are_set_against_each_other() -> None:
     runs = [run([ok(case(), "fa3", speed), ok(case(2048), "fa3", 4 * speed)]) for speed in (500, 510, 490)]
     paths = [Path(f"{i}.jsonl") for i in range(4)]
-    got = compare(paths, [*runs, run([ok(case(), "fa3", 100)], device=H100)], Request())
+    got = compare(paths, [*runs, run([ok(case(), "fa3", 100)], device=H100)])
     (spread,) = got.spreads
-    assert [file.path.name for file in spread.files] == ["0.jsonl", "1.jsonl", "2.jsonl"]
-    assert spread.range == pytest.approx((980, 1000, 1020))
+    assert spread.files == ("0.jsonl", "1.jsonl", "2.jsonl")
+    assert spread.tflops == pytest.approx((1000, 1020, 980))
     assert spread.cells == 2
     assert spread.units is None  # the files do not say
     assert [m.label for m in got.machines] == ["H200", "H100"]
@@ -180,5 +180,5 @@ def test_runs_of_one_model_are_set_against_each_other() -> None:
 def test_units_are_told_apart_where_files_name_theirs() -> None:
     known = [replace(H200, uuid=uuid) for uuid in ("a", "b", "a")]
     runs = [run([ok(case(), "fa3", 500)], device=device) for device in known]
-    (spread,) = compare([Path(f"{i}.jsonl") for i in range(3)], runs, Request()).spreads
+    (spread,) = compare([Path(f"{i}.jsonl") for i in range(3)], runs).spreads
     assert spread.units == 2

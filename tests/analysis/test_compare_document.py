@@ -17,8 +17,9 @@ from rich.console import Console
 
 from attnbench.analysis.baseline.reduce_run import reduced
 from attnbench.analysis.compare.answer import answer
-from attnbench.analysis.compare.compare import Comparison, Request, compare
-from attnbench.analysis.compare.document import cautions, document
+from attnbench.analysis.compare.cautions import cautions
+from attnbench.analysis.compare.compare import Comparison, compare
+from attnbench.analysis.compare.document import document
 from attnbench.analysis.compare.tables import tables
 from attnbench.report import data, markdown, terminal
 from attnbench.report.html import html_page
@@ -46,8 +47,7 @@ def comparison() -> Comparison:
     lost = ended(case(4096), "eager", "oom", REASON)
     ours = replace(ours, records=(*ours.records, ok(case(4096), "eager", 100)))
     theirs = replace(theirs, records=(*theirs.records, lost))
-    request = Request(prices=("h200=4/h", "h100=1/h"))
-    return compare([Path("a.jsonl"), Path("b.jsonl")], [ours, theirs], request)
+    return compare([Path("a.jsonl"), Path("b.jsonl")], [ours, theirs], prices=("h200=4/h", "h100=1/h"))
 
 
 def text(c: Comparison, every: bool = False) -> str:
@@ -65,7 +65,7 @@ def warnings(c: Comparison) -> list[str]:
 def of(*factors: float, rounds: int = 3) -> str:
     """The answer for machines of these speeds."""
     runs = [a_run(replace(H200, name=f"M{i}"), factor, rounds) for i, factor in enumerate(factors)]
-    (said,) = answer(compare([Path(f"{i}") for i in range(len(runs))], runs, Request()))
+    (said,) = answer(compare([Path(f"{i}") for i in range(len(runs))], runs))
     return said
 
 
@@ -89,13 +89,13 @@ def test_what_cannot_be_told_apart_is_said_so() -> None:
 def test_what_a_better_backend_does_is_told_from_what_the_machine_does() -> None:
     ours, theirs = a_run(H200, 1.0), a_run(H100, 1.0)
     better = [ok(r.case, "fa4", 600, round=r.round) for r in theirs.records if r.backend == "eager"]
-    more = compare([Path("a"), Path("b")], [ours, replace(theirs, records=(*theirs.records, *better))], Request())
+    more = compare([Path("a"), Path("b")], [ours, replace(theirs, records=(*theirs.records, *better))])
     (said,) = answer(more)
     assert re.match(r"H100 is 1\.50x .* With the same backends on both: 1\.000x", said)
     assert "only where its backend is the fastest of the machine that has it" in " ".join(text(more).split())
     assert "same backend" not in of(1.0, 2.0)
     slower = [r if r.backend != "eager" else ok(r.case, "eager", 60, round=r.round, n=10) for r in ours.records]
-    alike = compare([Path("a"), Path("b")], [ours, replace(theirs, records=tuple(slower))], Request())
+    alike = compare([Path("a"), Path("b")], [ours, replace(theirs, records=tuple(slower))])
     assert "same backend" not in answer(alike)[0], "each ran triton: that eager differs is not told here"
 
 
@@ -104,7 +104,7 @@ def test_machines_alike_per_watt_have_no_winner() -> None:
         one = [ok(case(), "fa3", 600, sustained=1e-3, sustained_power=w) for w in watts]
         machines = [replace(H200, name=f"M{i}") for i in range(len(watts))]
         runs = [run([record], device=device) for record, device in zip(one, machines, strict=True)]
-        (said,) = answer(compare([Path(f"{i}") for i in range(len(runs))], runs, Request()))
+        (said,) = answer(compare([Path(f"{i}") for i in range(len(runs))], runs))
         return said
 
     assert "Per watt M1 and M0 are alike" in of_power(700.0, 700.0)
@@ -123,7 +123,7 @@ def test_of_several_machines_the_fastest_is_named() -> None:
 
 def test_a_baseline_of_one_round_has_no_interval_and_says_so() -> None:
     once = a_run(H200, 1.0, rounds=1)
-    found = compare([Path("a"), Path("b")], [reduced(once), a_run(H100, 0.5)], Request())
+    found = compare([Path("a"), Path("b")], [reduced(once), a_run(H100, 0.5)])
     assert (ratio := found.overall["H100"])
     assert ratio.low is None
     (said,) = [line for line in warnings(found) if "interval" in line]
@@ -146,7 +146,7 @@ def test_machines_are_rows_where_columns_would_be_too_wide_to_read() -> None:
     def shown(width: int, machines: int) -> str:
         runs = [a_run(replace(H200, name=f"GPU{i}"), 1 - i / 10) for i in range(machines)]
         console = Console(file=io.StringIO(), width=width)
-        terminal.render(console, document(compare([Path(f"{i}") for i in range(machines)], runs, Request())))
+        terminal.render(console, document(compare([Path(f"{i}") for i in range(machines)], runs)))
         return console.file.getvalue()  # type: ignore[attr-defined]
 
     wide = shown(160, 2)
@@ -165,9 +165,9 @@ def test_machines_are_rows_where_columns_would_be_too_wide_to_read() -> None:
 
 def test_where_intervals_are_from_is_said() -> None:
     single, several = a_run(H200, 1.0, rounds=1), a_run(H100, 1.0)
-    said = warnings(compare([Path("a"), Path("b")], [single, several], Request()))[0]
+    said = warnings(compare([Path("a"), Path("b")], [single, several]))[0]
     assert "from rounds, and where a cell has only one from the samples of a single round (H200)" in said
-    said = warnings(compare([Path("a"), Path("b")], [single, a_run(H100, 1.0, rounds=1)], Request()))[0]
+    said = warnings(compare([Path("a"), Path("b")], [single, a_run(H100, 1.0, rounds=1)]))[0]
     assert said.startswith("Intervals are 95 % from the samples of a single round (H200, H100)")
 
 
@@ -233,14 +233,14 @@ def test_json_has_what_the_tables_have(comparison: Comparison) -> None:
 
 def test_cases_of_one_name_are_told_apart_by_their_batch() -> None:
     records = [ok(case(batch=b), "triton", 100) for b in (1, 2)]
-    got = compare([Path("a"), Path("b")], [run(records), run(records, device=H100)], Request())
+    got = compare([Path("a"), Path("b")], [run(records), run(records, device=H100)])
     (block,) = [b for b in tables(got) if b.name == "cases"]
     assert [row[0] for row in block.rows] == ["1k d128 full fwd b1 h16", "1k d128 full fwd b2 h16"]
 
 
 def test_cases_of_several_dtypes_name_theirs() -> None:
     records = [ok(case(), "triton", 100), ok(case(2048, dtype="fp8"), "triton", 100)]
-    got = compare([Path("a"), Path("b")], [run(records), run(records, device=H100)], Request())
+    got = compare([Path("a"), Path("b")], [run(records), run(records, device=H100)])
     found = {b.name: [row[0] for row in b.rows] for b in tables(got, every=True)}
     assert found["cases"] == ["1k d128 full fwd bf16", "2k d128 full fwd fp8"]
     assert found["cells"] == ["triton 1k d128 full fwd bf16", "triton 2k d128 full fwd fp8"]
@@ -250,7 +250,7 @@ def test_a_workload_is_the_answer(tmp_path: Path) -> None:
     file = tmp_path / "w.yaml"
     file.write_text("name: chat\nparts: [{weight: 70%, seqlen: 1k}, {weight: 30%, seqlen: 2k}]")
     paths, runs = [Path("a"), Path("b")], [a_run(H200, 1.0), a_run(H100, 2.0)]
-    got = compare(paths, runs, Request(workload=file, prices=("h200=1000", "h100=1000")))
+    got = compare(paths, runs, workload=file, prices=("h200=1000", "h100=1000"))
     (said,) = answer(got)
     assert said.startswith("H100 is 2.00x (1.99 to 2.01) as fast as H200 on the workload 'chat'.")
     assert "TFLOP/s per $1,000" in said
@@ -262,8 +262,8 @@ def test_tflops_are_of_the_workload_as_the_ratio_and_the_money_are(tmp_path: Pat
     file = tmp_path / "w.yaml"
     file.write_text("name: short\nparts: [{weight: 100%, seqlen: 1k}]")
     ours = run([ok(case(n), "triton", tflops, n=10) for n, tflops in ((1024, 400), (2048, 100))], device=H200)
-    request = Request(workload=file, prices=("h200=1000", "h100=1000"))
-    got = compare([Path("a"), Path("b")], [ours, a_run(H100, 2.0)], request)
+    prices = ("h200=1000", "h100=1000")
+    got = compare([Path("a"), Path("b")], [ours, a_run(H100, 2.0)], workload=file, prices=prices)
     machine = json_of(got)["machines"][0]
     assert machine["tflops"] == machine["bought"] == pytest.approx(400)
     assert machine["tflops_geomean"] == pytest.approx(200)
@@ -274,11 +274,11 @@ def test_machines_that_cannot_run_a_workload_are_beside_the_answer(tmp_path: Pat
     file.write_text("name: chat\nparts: [{weight: 70%, seqlen: 1k}, {weight: 30%, seqlen: 2k}]")
     small = run([ok(case(), "triton", 300)], device=replace(H200, name="M"))
     paths = [Path("a"), Path("b"), Path("c")]
-    (said,) = answer(compare(paths, [a_run(H200, 1.0), a_run(H100, 2.0), small], Request(workload=file)))
+    (said,) = answer(compare(paths, [a_run(H200, 1.0), a_run(H100, 2.0), small], workload=file))
     assert said.startswith("H100 is 2.00x")
-    (said,) = answer(compare(paths[:2], [a_run(H200, 1.0), small], Request(workload=file)))
+    (said,) = answer(compare(paths[:2], [a_run(H200, 1.0), small], workload=file))
     assert said == "No machine but H200 can run all of the workload 'chat'."
-    got = compare(paths[:2], [a_run(H200, 1.0), small], Request(workload=file))
+    got = compare(paths[:2], [a_run(H200, 1.0), small], workload=file)
     assert "M has no figure for 'part 2', so none for the workload." in text(got)
     assert html_page.render(document(got))
     assert json_of(got)["machines"][1]["ratio"] is None

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from attnbench.analysis.compare import prices
+from attnbench.analysis.compare.cautions import cautions
+from attnbench.analysis.compare.compare import compare
 from attnbench.analysis.compare.machines import Machine, machines, named, parse_names, reference
-from attnbench.analysis.compare.setup_differences import setup_differences
 from attnbench.core.errors import UserError
 from attnbench.core.record import Run
 from builders import CPU, H200, case, environment, ok, run
@@ -96,20 +97,20 @@ def test_a_part_of_a_name_is_whole_words() -> None:
 
 def test_prices() -> None:
     found = made(a_run(), a_run(H100))
-    by_hour = prices.prices(["h200=3.40/h", "H100 = $2/hr"], found)
+    by_hour = prices.parse_prices(["h200=3.40/h", "H100 = $2/hr"], found)
     assert {label: (p.amount, p.per) for label, p in by_hour.items()} == {
         "H200": (3.40, "hour"),
         "H100 80GB HBM3": (2.0, "hour"),
     }
     assert by_hour["H200"].buys(500) == pytest.approx(500 * 3600 / 3.40 / 1000)
-    assert prices.parse("x=32,000")[1].buys(500) == pytest.approx(500 / 32)
-    assert prices.parse("x=$1,032,000.50")[1].amount == 1032000.5
-    assert str(prices.parse("x=3.40")[1]) == "$3.40 to buy"
+    assert prices.parse_price("x=32,000")[1].buys(500) == pytest.approx(500 / 32)
+    assert prices.parse_price("x=$1,032,000.50")[1].amount == 1032000.5
+    assert str(prices.parse_price("x=3.40")[1]) == "$3.40 to buy"
 
 
 def test_a_whole_name_goes_before_a_part_of_it() -> None:
     found = made(a_run(), a_run(power_limit_w=500.0))
-    got = prices.prices(["h200=3/h", "h200 500 W=2/h"], found)
+    got = prices.parse_prices(["h200=3/h", "h200 500 W=2/h"], found)
     assert {label: price.amount for label, price in got.items()} == {"H200 700 W": 3.0, "H200 500 W": 2.0}
 
 
@@ -130,27 +131,30 @@ def test_a_whole_name_goes_before_a_part_of_it() -> None:
 def test_prices_that_cannot_be_are_one_line(options: list[str], said: str | None) -> None:
     found = made(a_run(), a_run(H100))
     if said is None:
-        assert prices.prices(options, found)["H200"].amount == 300
+        assert prices.parse_prices(options, found)["H200"].amount == 300
         return
     with pytest.raises(UserError, match=said):
-        prices.prices(options, found)
+        prices.parse_prices(options, found)
+
+
+def warnings(*runs: Run) -> list[str]:
+    """Return what is doubted beside intervals and the lack of power readings, which are the first and the last."""
+    _, *found, _ = cautions(compare([Path(f"{i}.jsonl") for i in range(len(runs))], runs))
+    return [str(caution) for caution in found]
 
 
 def test_every_difference_in_software_is_a_warning() -> None:
     theirs = {"torch": "2.12.0", "driver": "590.1", "packages": {"flash-attn": "2.8"}, "power_limit_w": 500.0}
     ours, other = a_run(), a_run(**theirs)  # type: ignore[arg-type]
-    found = made(replace(ours, versions={"triton": "3.6"}), replace(other, versions={"triton": "3.7"}))
-    lines = [str(caution) for caution in setup_differences(found, [case()])]
+    lines = warnings(replace(ours, versions={"triton": "3.6"}), replace(other, versions={"triton": "3.7"}))
     said = ["torch differs", "driver differs", "flash-attn differs: not there", "triton differs", "The power limit of"]
     assert all(line.startswith(start) for line, start in zip(lines, said, strict=True)), lines
-    cpu = made(a_run(), a_run(CPU))
-    assert not list(setup_differences(cpu, [case()])), "hardware is what is compared"
+    assert not warnings(a_run(), a_run(CPU)), "hardware is what is compared"
 
 
 def test_a_clock_held_down_and_a_backend_never_tried_are_warnings() -> None:
     held = ok(case(), "triton", 500, clock_held=1.4e9, limits=("power cap",))
-    found = made(run([held]), run([ok(case(), "fa4", 600)], device=H100))
-    lines = [str(caution) for caution in setup_differences(found, [case()])]
+    lines = warnings(run([held]), run([ok(case(), "fa4", 600)], device=H100))
     assert [line.partition(":")[0] for line in lines] == [
         "H200 was not measured with what is fastest on another",
         "H100 80GB HBM3 was not measured with what is fastest on another",

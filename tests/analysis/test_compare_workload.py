@@ -9,9 +9,8 @@ from typing import Any
 
 import pytest
 
-from attnbench.analysis.compare.compare import Comparison, Request, compare
-from attnbench.analysis.compare.weighted_workload import WorkloadResult
-from attnbench.analysis.compare.workload_file import load
+from attnbench.analysis.compare.compare import Comparison, compare
+from attnbench.analysis.compare.workload import MeasuredPart, MeasuredWorkload, load
 from attnbench.core import flops
 from attnbench.core.errors import UserError
 from attnbench.core.record import Record
@@ -32,77 +31,81 @@ def records(prefill: float, forward: float, backward: float, **rest: Any) -> lis
     return [ok(c, "fa3", tflops, **rest) for c, tflops in pairs] + [ok(case(1024), "fa3", 1)]
 
 
-def weighed(path: Path, text: str, *runs: Sequence[Record], to: str | None = None) -> tuple[Comparison, WorkloadResult]:
+def weighed(
+    path: Path, text: str, *runs: Sequence[Record], to: str | None = None
+) -> tuple[Comparison, MeasuredWorkload]:
     file = path / "chat.yaml"
     file.write_text(text)
     devices = (H200, H100, replace(H200, name="NVIDIA B200"))
     made = [run(r, device=d) for r, d in zip(runs, devices, strict=False)]
-    got = compare([Path(f"{i}") for i in range(len(runs))], made, Request(to=to, workload=file))
+    got = compare([Path(f"{i}") for i in range(len(runs))], made, to=to, workload=file)
     assert got.workload
     return got, got.workload
 
 
+def value(got: Comparison, label: str = "H100", part: MeasuredPart | None = None) -> float:
+    """Return the ratio of a machine, in a part or in all of the workload."""
+    assert got.workload
+    (machine,) = [machine for machine in got.machines if machine.label == label]
+    ratio = got.workload.ratio(machine, part)
+    assert ratio
+    return ratio.value
+
+
 def test_shares_of_time_give_the_weighted_harmonic_mean(tmp_path: Path) -> None:
-    _, answer = weighed(tmp_path, CHAT, records(500, 400, 300), records(1000, 400, 300))
-    prefill, training = answer.parts
-    assert [p.ratios["H100"].value for p in (prefill, training) if p.ratios["H100"]] == pytest.approx([2.0, 1.0])
-    assert answer.ratios["H100"]
-    assert answer.ratios["H100"].value == pytest.approx(1 / (0.7 / 2 + 0.3 / 1))
-    assert answer.ratios["H200"]
-    assert answer.ratios["H200"].value == 1.0
-    assert answer.tflops["H100"] == pytest.approx((answer.tflops["H200"] or 0) * answer.ratios["H100"].value)
+    got, answer = weighed(tmp_path, CHAT, records(500, 400, 300), records(1000, 400, 300))
+    assert [value(got, part=part) for part in answer.parts] == pytest.approx([2.0, 1.0])
+    assert value(got) == pytest.approx(1 / (0.7 / 2 + 0.3 / 1))
+    assert value(got, "H200") == 1.0
+    assert got.tflops["H100"] == pytest.approx((got.tflops["H200"] or 0) * value(got))
 
 
 def test_a_part_is_one_call_of_each_of_its_cases(tmp_path: Path) -> None:
-    _, answer = weighed(tmp_path, CHAT, records(500, 400, 300), records(500, 800, 300))
+    got, answer = weighed(tmp_path, CHAT, records(500, 400, 300), records(500, 800, 300))
     work = [flops.flops(c) for c in (FWD, BWD)]
     before, after = work[0] / 400 + work[1] / 300, work[0] / 800 + work[1] / 300
     training = answer.parts[1]
     assert len(training.cases) == 2
-    assert training.ratios["H100"]
-    assert training.ratios["H100"].value == pytest.approx(before / after)
+    assert value(got, part=training) == pytest.approx(before / after)
 
 
 def test_shares_of_work_do_not_depend_on_the_reference(tmp_path: Path) -> None:
     text = CHAT.replace("name: chat", "weights: work")
     runs = records(500, 400, 400), records(1000, 200, 200)
-    _, answer = weighed(tmp_path, text, *runs)
-    assert answer.ratios["H100"]
-    assert answer.ratios["H100"].value == pytest.approx((0.7 / 500 + 0.3 / 400) / (0.7 / 1000 + 0.3 / 200))
-    assert answer.tflops == pytest.approx({"H200": 1 / (0.7 / 500 + 0.3 / 400), "H100": 1 / (0.7 / 1000 + 0.3 / 200)})
-    _, other = weighed(tmp_path, text, *runs, to="H100")
-    assert other.ratios["H200"]
-    assert other.ratios["H200"].value == pytest.approx(1 / answer.ratios["H100"].value)
-    assert other.tflops == pytest.approx(answer.tflops)
-    assert answer.workload.name == "chat", "a file without a name is called as it is"
+    got, answer = weighed(tmp_path, text, *runs)
+    assert value(got) == pytest.approx((0.7 / 500 + 0.3 / 400) / (0.7 / 1000 + 0.3 / 200))
+    assert got.tflops == pytest.approx({"H200": 1 / (0.7 / 500 + 0.3 / 400), "H100": 1 / (0.7 / 1000 + 0.3 / 200)})
+    other, _ = weighed(tmp_path, text, *runs, to="H100")
+    assert value(other, "H200") == pytest.approx(1 / value(got))
+    assert other.tflops == pytest.approx(got.tflops)
+    assert answer.name == "chat", "a file without a name is called as it is"
 
 
 @pytest.mark.parametrize("weights", ["time", "work"])
 def test_the_interval_of_one_case_is_that_of_its_ratio(tmp_path: Path, weights: str) -> None:
     text = f"weights: {weights}\nparts: [{{weight: 1, seqlen: 8k}}]"
-    got, answer = weighed(tmp_path, text, records(500, 1, 1, spread=0.02), records(600, 1, 1, spread=0.05))
-    assert answer.ratios["H100"]
-    alone = got.case_ratio(PREFILL, got.machines[1])
-    assert (answer.ratios["H100"].low, answer.ratios["H100"].high) == pytest.approx((alone.low, alone.high))
+    got, _ = weighed(tmp_path, text, records(500, 1, 1, spread=0.02), records(600, 1, 1, spread=0.05))
+    ratio, alone = got.overall["H100"], got.fastest_ratio(got.machines[1], [PREFILL])
+    assert ratio
+    assert (ratio.low, ratio.high) == pytest.approx((alone.low, alone.high))
 
 
 def test_the_fastest_backend_of_each_machine_or_of_those_named(tmp_path: Path) -> None:
     ours = [*records(500, 400, 300), ok(PREFILL, "sdpa-cudnn", 550), ok(PREFILL, "sdpa-flash", 450)]
     theirs = [*records(700, 400, 300), ok(PREFILL, "sdpa-cudnn", 600)]
-    _, free = weighed(tmp_path, CHAT, ours, theirs)
-    assert free.parts[0].backends == {"H200": ("sdpa-cudnn",), "H100": ("fa3",)}
-    _, bound = weighed(tmp_path, CHAT.replace("pass: fwd", 'pass: fwd, backend: "sdpa-*"'), ours, theirs)
-    assert bound.parts[0].backends == dict.fromkeys(("H200", "H100"), ("sdpa-cudnn",))
-    assert bound.parts[0].ratios["H100"]
-    assert bound.parts[0].ratios["H100"].value == pytest.approx(600 / 550)
+    got, free = weighed(tmp_path, CHAT, ours, theirs)
+    assert [free.parts[0].backends(machine) for machine in got.machines] == [["sdpa-cudnn"], ["fa3"]]
+    got, bound = weighed(tmp_path, CHAT.replace("pass: fwd", 'pass: fwd, backend: "sdpa-*"'), ours, theirs)
+    assert [bound.parts[0].backends(machine) for machine in got.machines] == [["sdpa-cudnn"], ["sdpa-cudnn"]]
+    assert value(got, part=bound.parts[0]) == pytest.approx(600 / 550)
 
 
 def test_a_machine_that_cannot_run_a_part_has_no_figure(tmp_path: Path) -> None:
     small = [ok(FWD, "fa3", 100), ended(PREFILL, "fa3", "oom", "out of memory")]
     got, answer = weighed(tmp_path, CHAT, records(500, 400, 300), small, records(600, 400, 300))
-    assert answer.ratios["H100"] is None
-    assert answer.ratios["B200"]
-    assert answer.tflops["H100"] is None
+    assert got.overall["H100"] is None
+    assert got.overall["B200"]
+    assert got.tflops["H100"] is None
     assert answer.notes == ("H100 has no figure for 'prefill', so none for the workload.",)
     assert got.bought("H100") is None
     with pytest.raises(UserError, match=r"H100, to which .* has no figure for 'prefill'"):

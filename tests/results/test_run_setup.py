@@ -9,7 +9,7 @@ import pytest
 
 from attnbench.core.policy import Policy
 from attnbench.core.record import Run
-from attnbench.results.run_setup import differences, label_parts, unique_labels
+from attnbench.results.run_setup import differences, setup_texts, unique_labels
 from builders import H200, environment, run
 
 
@@ -48,7 +48,7 @@ def test_each_library_is_a_difference_of_its_own() -> None:
 
 
 def labels(*runs: Run) -> list[str]:
-    return unique_labels(["H200"] * len(runs), [label_parts(run) for run in runs])
+    return unique_labels(["H200"] * len(runs), [[*setup_texts(run).values()] for run in runs])
 
 
 def test_labels_say_only_what_tells_runs_apart() -> None:

@@ -25,7 +25,7 @@ def answer(c: Comparison) -> list[str]:
         said.append(f"No machine but {home} can run all of the workload {c.workload.name!r}.")
     elif len(ratios) == 1:
         ((ratio, label),) = ratios
-        if no_difference_shown(ratio):
+        if _no_difference_shown(ratio):
             alike = "cannot be told apart" if ratio.includes_one else "are alike as far as a single round tells"
             said.append(f"{label} and {home} {alike}: {ratio_text(ratio)} {_over(c)}.")
         else:
@@ -35,12 +35,18 @@ def answer(c: Comparison) -> list[str]:
     else:
         others = ", ".join(f"{label} {ratio_text(ratio)}" for ratio, label in ratios)
         said.append(f"{_fastest(ratios, home)} {_over(c)}. As fast as {home}: {others}.")
-    return [" ".join(filter(None, [*said, _for_the_money(c), _per_watt(c)]))]
+    unit = next((price.unit for price in c.prices.values()), "")
+    said.append(_best("for the money", {label: c.bought(label) for label in c.labels}, unit))
+    said.append(_best("per watt", {label: of.tflops_per_watt for label, of in c.efficiency.items()}, "TFLOP/s/W"))
+    return [" ".join(filter(None, said))]
 
 
-def no_difference_shown(ratio: Ratio) -> bool:
-    """Return whether the interval holds 1, or a small difference is from the samples of single rounds alone."""
-    return ratio.includes_one or (SAMPLES in ratio.sources and abs(ratio.value - 1) < ONE_ROUND)
+def _no_difference_shown(one: Ratio, other: Ratio = EXACTLY_ONE) -> bool:
+    """Return whether the intervals overlap, or a small difference is from the samples of single rounds alone."""
+    if one.low is None or one.high is None or other.low is None or other.high is None:
+        return True
+    small = abs(one.value / other.value - 1) < ONE_ROUND
+    return (one.low <= other.high and other.low <= one.high) or (small and SAMPLES in one.sources + other.sources)
 
 
 def ratio_text(ratio: Ratio | None) -> str:
@@ -61,20 +67,13 @@ def _fastest(ratios: Sequence[tuple[Ratio, str]], home: str) -> str:
     """Return who is fastest, with those that were not shown to be slower."""
     everyone = sorted([*ratios, (EXACTLY_ONE, home)], key=lambda pair: -pair[0].value)
     first, label = everyone[0]
-    level = [label for ratio, label in everyone if _not_shown_slower(first, ratio)]
+    level = [label for ratio, label in everyone if _no_difference_shown(first, ratio)]
     if len(level) == len(everyone):
         return "None of the machines was shown to be faster than another"
     if len(level) > 1:
         named = " and ".join(level) if len(level) < 4 else some(level)
         return f"Fastest are {named}, not shown to differ,"
     return f"Fastest is {label}"
-
-
-def _not_shown_slower(first: Ratio, other: Ratio) -> bool:
-    """Return whether the intervals overlap, or a small difference is from the samples of single rounds alone."""
-    if first.low is None or other.high is None or other.high >= first.low:
-        return True
-    return SAMPLES in first.sources + other.sources and first.value / other.value < 1 + ONE_ROUND
 
 
 def _over(c: Comparison) -> str:
@@ -88,7 +87,7 @@ def _same_backends(c: Comparison, other: Machine) -> str:
     home = c.reference
     fastest, same = c.whole.fastest[other.label], c.whole.same[other.label]
     lacking = any(
-        (case, one.fastest[case]) not in another.log_latencies
+        one.fastest[case] not in another.log_latencies
         for one, another in ((other, home), (home, other))
         for case in c.cases
     )
@@ -100,19 +99,10 @@ def _same_backends(c: Comparison, other: Machine) -> str:
 def _extremes(groups: Sequence[Group], label: str) -> str:
     """Return the groups of cases in which a machine gains least and most."""
     ranked = sorted((group.fastest[label].value, group.name) for group in groups)
-    if len(ranked) < 2 or all(no_difference_shown(group.fastest[label]) for group in groups):
+    if len(ranked) < 2 or all(_no_difference_shown(group.fastest[label]) for group in groups):
         return ""
     (low, least), (high, most) = ranked[0], ranked[-1]
     return f"From {ratio_digits(low)}x ({least}) to {ratio_digits(high)}x ({most})."
-
-
-def _for_the_money(c: Comparison) -> str:
-    unit = next((price.unit for price in c.prices.values()), "")
-    return _best("for the money", {label: c.bought(label) for label in c.labels}, unit)
-
-
-def _per_watt(c: Comparison) -> str:
-    return _best("per watt", c.power.tflops_per_watt if c.power else {}, "TFLOP/s/W")
 
 
 def _best(what: str, amounts: Mapping[str, float | None], unit: str) -> str:

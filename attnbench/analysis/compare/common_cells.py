@@ -1,28 +1,30 @@
-"""The cells and cases that all machines measured, and a helpful error where there are none."""
+"""The cells and cases that all machines measured, and what each machine lacks and why."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
 
 from attnbench.analysis.compare.machines import Machine
 from attnbench.core.case import DTYPES, Case
 from attnbench.core.errors import UserError
 from attnbench.core.sizes import format_size
-from attnbench.core.text import count, some
+from attnbench.core.text import count, merged, one_line, some, template
 from attnbench.results import case_names
-from attnbench.results.cells import Key
+from attnbench.results.cells import Cell
+
+T = TypeVar("T")
+
+NOT_PLANNED = "not planned"
+NOT_RUN = "not run yet"
+NO_TIME = "no figure"
 
 
-def common_keys(machines: Sequence[Machine]) -> list[Key]:
-    """Return the cells with a figure on all machines, in the order of a report."""
-    first, *rest = machines
-    return [key for key in first.log_latencies if all(key in machine.log_latencies for machine in rest)]
-
-
-def common_cases(fastest: Iterable[Mapping[Case, str]]) -> list[Case]:
-    """Return the cases that have a fastest backend on every machine; one mapping a machine."""
-    first, *rest = fastest
-    return [case for case in first if all(case in backends for backends in rest)]
+def common(mappings: Iterable[Mapping[T, object]]) -> list[T]:
+    """Return the keys that all mappings have, such as cells or cases of machines, in the order of the first."""
+    first, *rest = mappings
+    return [key for key in first if all(key in other for other in rest)]
 
 
 def kinds(cases: Iterable[Case]) -> dict[str, list[Case]]:
@@ -38,7 +40,7 @@ def kinds(cases: Iterable[Case]) -> dict[str, list[Case]]:
 
 def check_common_cases(machines: Sequence[Machine]) -> None:
     """Raise UserError where no case is common to all machines; it says where they differ and what to measure."""
-    if common_cases(machine.fastest for machine in machines):
+    if common(machine.fastest for machine in machines):
         return
     for machine in machines:
         if not machine.fastest:
@@ -58,63 +60,94 @@ def check_common_cases(machines: Sequence[Machine]) -> None:
     )
 
 
-def _differing_axes(first: Machine, other: Machine) -> str:
-    """Return the axes on which no value is common: "dtype bf16 on H200, fp32 on EPYC CPU"."""
-    parts = []
-    theirs = _axis_values(other.fastest)
-    for name, values in _axis_values(first.fastest).items():
-        if not values & theirs[name]:
-            parts.append(f"{name} {_few(values)} on {first.label}, {_few(theirs[name])} on {other.label}")
-    return "; ".join(parts) or "no combination of their axes meets"
+@dataclass(frozen=True)
+class MissingCells:
+    """Cells of one backend that a machine lacks for one reason, though another machine has a figure of them."""
+
+    machine: str
+    cells: int
+    why: str  # of case_names.ENDINGS, or NOT_PLANNED, NOT_RUN, NO_TIME
+    backend: str
+    where: str  # "64k; d128"; "" where all cells of the backend are missing
+    reason: str  # "" where `why` says it all
 
 
-def _axis_values(cases: Iterable[Case]) -> dict[str, set[str]]:
-    found: dict[str, set[str]] = {}
-    for case in cases:
-        s = case.shape
-        for name, value in (
-            ("dtype", case.dtype),
-            ("seqlen", case_names.lengths(case)),
-            ("tokens", format_size(s.batch * s.seqlen_k)),
-            ("heads", case_names.heads(case)),
-            ("headdim", case_names.headdim(case)),
-            ("mask", case_names.mask(case)),
-            ("pass", case.direction),
-            ("softcap", f"{case.softcap:g}"),
-            ("dropout", f"{case.dropout_p:g}"),
-        ):
-            found.setdefault(name, set()).add(value)
+def missing_cells(machines: Sequence[Machine]) -> list[MissingCells]:
+    """Return what each machine lacks, gathered by backend and reason."""
+    measured = list(dict.fromkeys(key for machine in machines for key in machine.log_latencies))
+    found = []
+    for machine in machines:
+        planned = {(job.case, job.backend) for job in machine.run.plan}
+        alike: dict[tuple[str, str, str], list[tuple[Case, str]]] = {}
+        for case, backend in measured:
+            if (case, backend) not in machine.log_latencies:
+                why, reason = _why_missing(machine.cells.get((case, backend)), (case, backend) in planned)
+                alike.setdefault((backend, why, template(reason)), []).append((case, reason))
+        for (backend, why, _), members in alike.items():
+            cases = [case for case, _ in members]
+            where = case_names.where(cases, [case for case, other in measured if other == backend])
+            reason = merged([reason for _, reason in members])
+            found.append(MissingCells(machine.label, len(cases), why, backend, where, reason))
     return found
 
 
+def _why_missing(cell: Cell | None, planned: bool) -> tuple[str, str]:
+    """Return the word and the reason for a cell without a figure."""
+    if cell is None:
+        return (NOT_RUN if planned else NOT_PLANNED), ""
+    if cell.status == "ok":
+        return NO_TIME, "no sample of its time"
+    return case_names.ENDINGS[cell.status], one_line(cell.reason or "no reason given")
+
+
+def _differing_axes(first: Machine, other: Machine) -> str:
+    """Return the axes on which no value is common: "dtype bf16 on H200, fp32 on EPYC CPU"."""
+    parts = []
+    for name, read in _AXES.items():
+        ours, theirs = ({read(case) for case in machine.fastest} for machine in (first, other))
+        if not ours & theirs:
+            parts.append(f"{name} {_few(ours)} on {first.label}, {_few(theirs)} on {other.label}")
+    return "; ".join(parts) or "no combination of their axes meets"
+
+
+_AXES: Mapping[str, Callable[[Case], str]] = {
+    "dtype": lambda case: case.dtype,
+    "seqlen": case_names.lengths,
+    "tokens": lambda case: format_size(case.shape.batch * case.shape.seqlen_k),
+    "heads": case_names.heads,
+    "headdim": case_names.headdim,
+    "mask": case_names.mask,
+    "pass": lambda case: case.direction,
+    "softcap": lambda case: f"{case.softcap:g}",
+    "dropout": lambda case: f"{case.dropout_p:g}",
+}
+
+
 def _few(values: Iterable[str]) -> str:
-    return some(sorted(values, key=lambda v: (len(v), v)), 4)
+    return some(sorted(values, key=lambda value: (len(value), value)), 4)
 
 
-def _run_command(cases: Iterable[Case]) -> str:
+def _run_command(cases: Collection[Case]) -> str:
     """Return the `attnbench run` that measures such cases on any device."""
-    cases = list(cases)
     shapes = [case.shape for case in cases]
-    dtypes = sorted({case.dtype for case in cases}, key=DTYPES.index)
     tokens = {s.batch * s.seqlen_k for s in shapes}
     batches = sorted({s.batch for s in shapes})
-    lengths = sorted({s.seqlen_k for s in shapes})
-    headdims = sorted({(s.headdim, s.headdim_v) for s in shapes})
-    dims = [f"{d}" if d == dv else f"{d}-{dv}" for d, dv in headdims]
-    size = f"--tokens {format_size(tokens.pop())}" if len(tokens) == 1 else f"--batch {','.join(map(str, batches))}"
-    heads = ",".join(str(n) for n in sorted({s.nheads for s in shapes}))
-    options = [
-        f"attnbench run --dtype {','.join(dtypes)} --seqlen {','.join(map(format_size, lengths))} {size} "
-        f"--nheads {heads} --headdim {','.join(dims)}"
-    ]
+    size = {"tokens": [format_size(*tokens)]} if len(tokens) == 1 else {"batch": batches}
+    options: dict[str, Iterable[object]] = {
+        "dtype": sorted({case.dtype for case in cases}, key=DTYPES.index),
+        "seqlen": map(format_size, sorted({s.seqlen_k for s in shapes})),
+        **size,
+        "nheads": sorted({s.nheads for s in shapes}),
+        "headdim": [f"{d}" if d == dv else f"{d}-{dv}" for d, dv in sorted({(s.headdim, s.headdim_v) for s in shapes})],
+    }
     for name, values, usual in (
         ("window", {_window(case) for case in cases}, "none"),
         ("softcap", {f"{case.softcap:g}" for case in cases}, "0"),
         ("dropout", {f"{case.dropout_p:g}" for case in cases}, "0"),
     ):
         if values != {usual}:
-            options.append(f"--{name} {','.join(sorted(values))}")
-    return " ".join(options)
+            options[name] = sorted(values)
+    return "attnbench run " + " ".join(f"--{name} {','.join(map(str, values))}" for name, values in options.items())
 
 
 def _window(case: Case) -> str:

@@ -8,33 +8,19 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from attnbench.analysis.compare.common_cells import check_common_cases, common_cases, common_keys, kinds
-from attnbench.analysis.compare.efficiency import Power, mean_tflops, mean_utilization, power
+from attnbench.analysis.compare.common_cells import MissingCells, check_common_cases, common, kinds, missing_cells
+from attnbench.analysis.compare.efficiency import Efficiency, UnitSpread, cases_with_power, efficiency, unit_spreads
 from attnbench.analysis.compare.longest_sequence import LongestSequence, longest_sequences
 from attnbench.analysis.compare.machines import Machine, machines, parse_names, reference
-from attnbench.analysis.compare.missing_cells import MissingCells, missing_cells
-from attnbench.analysis.compare.prices import Price, prices
-from attnbench.analysis.compare.setup_differences import setup_differences
+from attnbench.analysis.compare.prices import Price, parse_prices
 from attnbench.analysis.compare.speed_ratio import Ratio, equal_weights, speed_ratio
-from attnbench.analysis.compare.unit_spread import UnitSpread, unit_spreads
 from attnbench.core.case import Case
 from attnbench.core.errors import UserError
 from attnbench.core.record import Run
-from attnbench.report.document import Caution
 from attnbench.results.cells import Key
 
 if TYPE_CHECKING:
-    from attnbench.analysis.compare.weighted_workload import WorkloadResult
-
-
-@dataclass(frozen=True)
-class Request:
-    """What the options of the command ask for, as they were given."""
-
-    to: str | None = None
-    names: tuple[str, ...] = ()  # FILE=LABEL
-    prices: tuple[str, ...] = ()  # NAME=3.40/h
-    workload: Path | None = None
+    from attnbench.analysis.compare.workload import MeasuredWorkload
 
 
 @dataclass(frozen=True)
@@ -56,16 +42,13 @@ class Comparison:
     reference: Machine
     cases: tuple[Case, ...]  # with a figure on all machines
     cells: tuple[Key, ...]  # with a figure on all machines
-    whole: Group
-    mean_tflops: Mapping[str, float]  # geometric mean over the cases
-    utilization: Mapping[str, float | None]
-    power: Power | None
+    efficiency: Mapping[str, Efficiency]
+    cases_with_power: int  # how many, on every machine that has any
     prices: Mapping[str, Price]
-    workload: WorkloadResult | None
+    workload: MeasuredWorkload | None
     missing: tuple[MissingCells, ...]
     longest: tuple[LongestSequence, ...]
     spreads: tuple[UnitSpread, ...]
-    differences: tuple[Caution, ...] = ()
 
     @property
     def labels(self) -> tuple[str, ...]:
@@ -77,90 +60,94 @@ class Comparison:
         return tuple(machine for machine in self.machines if machine is not self.reference)
 
     @cached_property
+    def whole(self) -> Group:
+        """All cases and cells."""
+        return self._group("all", self.cases, self.cells)
+
+    @cached_property
     def groups(self) -> list[Group]:
         """The cases by head dimension, mask and pass."""
-        keys: dict[Case, list[Key]] = {}
-        for key in self.cells:
-            keys.setdefault(key[0], []).append(key)
-        return [
-            _group(name, cases, [key for case in cases for key in keys.get(case, ())], self.machines, self.reference)
-            for name, cases in kinds(self.cases).items()
-        ]
+        found = []
+        for name, cases in kinds(self.cases).items():
+            members = {*cases}
+            found.append(self._group(name, cases, [key for key in self.cells if key[0] in members]))
+        return found
 
-    @property
+    def _group(self, name: str, cases: Sequence[Case], cells: Sequence[Key]) -> Group:
+        fastest = {machine.label: self.fastest_ratio(machine, cases) for machine in self.machines}
+        same = {machine.label: self.same_ratio(machine, cells) if cells else None for machine in self.machines}
+        return Group(name, tuple(cases), tuple(cells), fastest, same)
+
+    def fastest_ratio(self, machine: Machine, cases: Sequence[Case]) -> Ratio:
+        """Return the ratio of a machine over some cases, both with their fastest backends."""
+        ours, theirs = (equal_weights([m.fastest[case] for case in cases]) for m in (self.reference, machine))
+        return speed_ratio(self.reference, ours, machine, theirs)
+
+    def same_ratio(self, machine: Machine, cells: Sequence[Key]) -> Ratio:
+        """Return the ratio of a machine over some cells, so with the same backends on both."""
+        return speed_ratio(self.reference, equal_weights(cells), machine)
+
+    @cached_property
     def overall(self) -> Mapping[str, Ratio | None]:
         """The ratios that answer the question: of the workload if one was given, else over all cases."""
-        return self.workload.ratios if self.workload else self.whole.fastest
+        if self.workload:
+            return {machine.label: self.workload.ratio(machine) for machine in self.machines}
+        return self.whole.fastest
 
-    @property
+    @cached_property
     def tflops(self) -> Mapping[str, float | None]:
         """TFLOP/s of the workload if one was given, else the geometric mean over the cases."""
-        return self.workload.tflops if self.workload else self.mean_tflops
+        if self.workload:
+            return {machine.label: self.workload.tflops(machine) for machine in self.machines}
+        return {label: found.tflops_geomean for label, found in self.efficiency.items()}
 
     def bought(self, label: str) -> float | None:
         """Return what the machine's price buys of `tflops`, in the price's unit; None without a price."""
         price, tflops = self.prices.get(label), self.tflops[label]
         return price.buys(tflops) if price and tflops else None
 
-    def cell_ratio(self, key: Key, machine: Machine) -> Ratio:
-        """Return the ratio of a machine over one cell."""
-        return speed_ratio(self.reference, {key: 1.0}, machine)
 
-    def case_ratio(self, case: Case, machine: Machine) -> Ratio:
-        """Return the ratio of a machine over one case, both with their fastest backend."""
-        return _fastest_ratio(self.reference, machine, [case])
+def compare(
+    paths: Sequence[Path],
+    runs: Sequence[Run],
+    to: str | None = None,
+    names: Sequence[str] = (),
+    prices: Sequence[str] = (),
+    workload: Path | None = None,
+) -> Comparison:
+    """Return the comparison of some run files; the rest are the options of the command, as they were given.
 
-
-def compare(paths: Sequence[Path], runs: Sequence[Run], request: Request) -> Comparison:
-    """Return the comparison of some run files. Raises UserError where there is nothing to compare."""
+    Raises UserError where there is nothing to compare.
+    """
     if len(paths) < 2:
         raise UserError("give at least two run files to compare; attnbench report shows a single one")
     for path in paths:
         if [p.resolve() for p in paths].count(path.resolve()) > 1:
             raise UserError(f"{path} is given twice")
-    found = machines(paths, runs, parse_names(request.names, paths))
+    found = machines(paths, runs, parse_names(names, paths))
     if len(found) < 2:
         raise UserError("--name makes one machine of all files: nothing to compare")
-    home = reference(found, request.to)
-    costs = prices(request.prices, found)
+    home = reference(found, to)
+    costs = parse_prices(prices, found)
     check_common_cases(found)
-    cells, cases = common_keys(found), common_cases(machine.fastest for machine in found)
+    cases = common(machine.fastest for machine in found)
+    with_power = cases_with_power(found, cases)
     return Comparison(
         machines=tuple(found),
         reference=home,
         cases=tuple(cases),
-        cells=tuple(cells),
-        whole=_group("all", cases, cells, found, home),
-        mean_tflops={machine.label: mean_tflops(machine, cases) for machine in found},
-        utilization={machine.label: mean_utilization(machine, cases) for machine in found},
-        power=power(found, cases),
+        cells=tuple(common(machine.log_latencies for machine in found)),
+        efficiency={machine.label: efficiency(machine, cases, with_power) for machine in found},
+        cases_with_power=len(with_power),
         prices=costs,
-        workload=_workload(request.workload, found, home) if request.workload else None,
+        workload=_workload(workload, found, home) if workload else None,
         missing=tuple(missing_cells(found)),
         longest=tuple(longest_sequences(found)),
         spreads=tuple(unit_spreads(found)),
-        differences=tuple(setup_differences(found, cases)),
     )
 
 
-def _workload(file: Path, found: Sequence[Machine], home: Machine) -> WorkloadResult:
-    # They load pydantic, which takes longer than most comparisons.
-    from attnbench.analysis.compare import weighted_workload, workload_file
+def _workload(file: Path, found: Sequence[Machine], home: Machine) -> MeasuredWorkload:
+    from attnbench.analysis.compare import workload  # it loads pydantic, which takes longer than most comparisons
 
-    return weighted_workload.weigh(workload_file.load(file), found, home)
-
-
-def _group(name: str, cases: Sequence[Case], cells: Sequence[Key], found: Sequence[Machine], home: Machine) -> Group:
-    same = equal_weights(cells)
-    return Group(
-        name,
-        tuple(cases),
-        tuple(cells),
-        fastest={machine.label: _fastest_ratio(home, machine, cases) for machine in found},
-        same={machine.label: speed_ratio(home, same, machine) if same else None for machine in found},
-    )
-
-
-def _fastest_ratio(home: Machine, machine: Machine, cases: Sequence[Case]) -> Ratio:
-    ours, theirs = (equal_weights([(case, m.fastest[case]) for case in cases]) for m in (home, machine))
-    return speed_ratio(home, ours, machine, theirs)
+    return workload.measured_workload(workload.load(file), found, home)

@@ -1,26 +1,42 @@
-"""A comparison as a document: the answer, the machines, the tables, and what to doubt."""
+"""A comparison as a document: the answer, the machines, the tables, what to doubt, and the same for other programs.
+
+CSV has a row for each cell and machine, JSON the same rows and all that is derived. Seconds, watts and fractions are
+not scaled; tflops is TFLOP/s. `ratio` is how many times as fast the machine is as the reference in the same cell, with
+the ends of its 95 % interval and what that is from. What is not known is None.
+"""
 
 from __future__ import annotations
 
-from attnbench.analysis.compare.answer import ONE_ROUND, answer
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from attnbench.analysis.compare.answer import answer
+from attnbench.analysis.compare.cautions import FROM_ROUNDS, cautions
+from attnbench.analysis.compare.common_cells import NOT_PLANNED
 from attnbench.analysis.compare.compare import Comparison
-from attnbench.analysis.compare.json_and_csv import cell_rows, data
 from attnbench.analysis.compare.machines import Machine
-from attnbench.analysis.compare.speed_ratio import ROUNDS, SAMPLES
+from attnbench.analysis.compare.speed_ratio import Ratio
 from attnbench.analysis.compare.tables import tables
-from attnbench.core.formats import percent, size
+from attnbench.core.formats import size
 from attnbench.core.text import count, one_line
 from attnbench.report import document as report
-from attnbench.report.document import Caution, Document, Span
+from attnbench.report.document import Document, Span
+from attnbench.results.run_setup import setup_texts
+from attnbench.results.table import case_columns
 
 MORE = "What to doubt in the figures of one run: attnbench report FILE. What the figures are: docs/compare.md."
-FROM_ROUNDS = Caution("Intervals are 95 %, from rounds.")  # nothing to doubt
+_METRICS = {  # column -> metric
+    "utilization": "utilization",
+    "power": "power",
+    "sustained_tflops_per_watt": "tflops_per_watt",
+    "memory_peak": "memory_peak",
+}
 
 
 def document(c: Comparison, every: bool = False) -> Document:
     """Return the document of a comparison. `every`: with all cases, and with each cell that all machines have."""
     found = cautions(c)
-    rows = list(cell_rows(c))
+    rows = list(_cell_rows(c))
     return Document(
         command="compare",
         title=f"{' and '.join(c.labels)}, compared",
@@ -30,71 +46,120 @@ def document(c: Comparison, every: bool = False) -> Document:
         cautions=tuple(caution for caution in found if caution != FROM_ROUNDS),
         facts=tuple(caution for caution in found if caution == FROM_ROUNDS),
         notes=((Span(MORE, "quiet"),),),
-        data=data(c, [one_line(str(caution)) for caution in found], rows),
+        data=_data(c, [one_line(str(caution)) for caution in found], rows),
         rows=rows,
     )
 
 
-def cautions(c: Comparison) -> list[Caution]:
-    """Return what to doubt: the intervals first, then what the workload lacks, differences, and power."""
-    lacking = [Caution(note) for note in c.workload.notes] if c.workload else []
-    return [*_intervals(c), *lacking, *c.differences, *_no_power(c)]
-
-
-def _intervals(c: Comparison) -> list[Caution]:
-    """Return what the intervals are from, and so what they leave out."""
-    ratios = (*c.overall.values(), *c.whole.fastest.values(), *c.whole.same.values())
-    sources = {source for ratio in ratios if ratio for source in ratio.sources}
-    single = [m for m in c.machines if any(len(rounds) == 1 for rounds in m.log_latencies.values())]
-    reduced = [machine.label for machine in single if any(file.run.reduced for file in machine.files)]
-    if SAMPLES in sources and reduced:
-        return [
-            Caution(
-                f"No intervals of what a baseline with one round measured ({', '.join(reduced)}):",
-                "it keeps one value a round, and so nothing of its noise.",
-                "Compare the run files, or run --rounds 5.",
-            )
-        ]
-    if SAMPLES not in sources:
-        return [FROM_ROUNDS] if sources else []
-    rounds = ", from rounds, and where a cell has only one" if ROUNDS in sources else ""
-    return [
-        Caution(
-            f"Intervals are 95 %{rounds} from the samples of a single round ({', '.join(m.label for m in single)}):",
-            "they know nothing of what sets one process, run or unit apart from the next. Two runs of one H200 differ "
-            f"by up to {percent(ONE_ROUND)} in a cell;",
-            "run --rounds 5.",
-        )
-    ]
-
-
-def _no_power(c: Comparison) -> list[Caution]:
-    """Return which GPUs have no figure of their power."""
-    without = [m.label for m in c.machines if m.is_gpu and not (c.power and c.power.watts[m.label])]
-    if not without:
-        return []
-    return [
-        Caution(
-            f"No TFLOP/s per watt of {', '.join(without)}:",
-            "power samples of a run hold the pauses between its bursts.",
-            "Measure all with run --sustained 10s.",
-        )
-    ]
-
-
 def _description(machine: Machine) -> str:
-    environment = machine.environment
-    device = environment.device
+    device, texts = machine.environment.device, setup_texts(machine.run)
     rounds = max((len(logs) for logs in machine.log_latencies.values()), default=0)
     parts = [
         device.name,
         size(device.memory),
-        f"{environment.power_limit_w:g} W" if environment.power_limit_w else "",
-        f"{device.threads} threads" if device.threads else "",
-        f"torch {environment.torch}" if environment.torch else "",
-        f"driver {environment.driver}" if environment.driver else "",
+        *(texts[name] for name in ("power_limit_w", "device threads", "torch", "driver")),
         count(len(machine.log_latencies), "cell"),
         count(rounds, "round"),
         ", ".join(file.path.name for file in machine.files),
     ]
     return ", ".join(filter(None, parts))
+
+
+def _cell_rows(c: Comparison) -> Iterator[dict[str, Any]]:
+    """Yield a mapping for every cell that any machine has, and for every machine, all with the same keys."""
+    for key in dict.fromkeys(key for machine in c.machines for key in machine.cells):
+        case, backend = key
+        for machine in c.machines:
+            cell = machine.cells.get(key)
+            measured = cell if key in machine.log_latencies else None
+            yield {
+                "machine": machine.label,
+                "backend": backend,
+                **case_columns(case),
+                "status": cell.status if cell else NOT_PLANNED,
+                "reason": cell and cell.reason,
+                "fastest": machine.fastest.get(case) == key,
+                "rounds": len(machine.log_latencies.get(key, ())),
+                "latency": machine.latency(key) if measured else None,
+                "tflops": machine.tflops(key) if measured else None,
+                **{column: measured and measured.value(metric) for column, metric in _METRICS.items()},
+                **_ratio(c.same_ratio(machine, [key]) if measured and key in c.reference.log_latencies else None),
+            }
+
+
+def _data(c: Comparison, warnings: Sequence[str], cells: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the whole comparison for JSON; `cells` are those of `_cell_rows`."""
+    return {
+        "answer": answer(c),
+        "reference": c.reference.label,
+        "machines": [_machine(c, machine) for machine in c.machines],
+        "groups": [
+            {
+                "name": group.name,
+                "cases": len(group.cases),
+                "cells": len(group.cells),
+                "fastest_backends": _ratios(group.fastest),
+                "same_backend": _ratios(group.same),
+            }
+            for group in (*c.groups, c.whole)
+        ],
+        "workload": _workload(c),
+        "missing": c.missing,
+        "longest": [{"cases": of.cases, "backend": of.backend, "machines": [*of.fits.values()]} for of in c.longest],
+        "units": c.spreads,
+        "warnings": warnings,
+        "cells": cells,
+    }
+
+
+def _machine(c: Comparison, machine: Machine) -> dict[str, Any]:
+    label, environment, price = machine.label, machine.environment, c.prices.get(machine.label)
+    return {
+        "name": label,
+        "device": environment.device.name,
+        "power_limit_w": environment.power_limit_w,
+        "torch": environment.torch,
+        "driver": environment.driver,
+        "files": [file.path.name for file in machine.files],
+        "tflops": c.tflops[label],
+        **vars(c.efficiency[label]),
+        "price": price and price.amount,
+        "price_per": price and price.per,
+        "bought": c.bought(label),
+        "bought_unit": price and price.unit,
+        **_ratio(c.overall[label]),
+    }
+
+
+def _workload(c: Comparison) -> dict[str, Any] | None:
+    found = c.workload
+    if found is None:
+        return None
+    return {
+        "name": found.name,
+        "weights": found.weights,
+        "machines": [{"name": label, "tflops": c.tflops[label], **_ratio(c.overall[label])} for label in c.labels],
+        "parts": [
+            {
+                "name": part.name,
+                "share": part.share,
+                "cases": [case.key for case in part.cases],
+                "left_out": part.left_out,
+                "machines": _ratios({machine.label: found.ratio(machine, part) for machine in c.machines}),
+            }
+            for part in found.parts
+        ],
+    }
+
+
+def _ratios(ratios: Mapping[str, Ratio | None]) -> dict[str, dict[str, Any]]:
+    return {label: _ratio(ratio) for label, ratio in ratios.items()}
+
+
+def _ratio(ratio: Ratio | None) -> dict[str, Any]:
+    return {
+        "ratio": ratio.value if ratio else None,
+        "ratio_low": ratio.low if ratio else None,
+        "ratio_high": ratio.high if ratio else None,
+        "interval_from": " and ".join(ratio.sources) if ratio else None,
+    }

@@ -9,7 +9,7 @@ from typing import Any
 
 from attnbench.analysis.compare.machines import Machine
 from attnbench.core.case import DIRECTIONS, DTYPES
-from attnbench.results import case_names
+from attnbench.results.case_names import backend_rank, headdim
 from attnbench.results.cells import Cell
 
 _NO_ROOM = re.compile(r"needs .+; .+ free")  # the reason that run/plan.py gives for a skip for want of memory
@@ -27,7 +27,7 @@ class Fit:
 class LongestSequence:
     """What fits of one backend, head dimension and pass, by the machine's label; None where it has no such cell."""
 
-    name: str  # "d128 fwd"
+    cases: str  # "d128 fwd"
     backend: str
     fits: Mapping[str, Fit | None]
 
@@ -40,36 +40,31 @@ class LongestSequence:
 def longest_sequences(machines: Sequence[Machine]) -> list[LongestSequence]:
     """Return them in the order of a report. A length fits if it fits with any mask, number of heads or batch."""
     several_dtypes = len({case.dtype for machine in machines for case, _ in machine.cells}) > 1
-    kinds: dict[tuple[Any, ...], dict[str, dict[int, list[Cell]]]] = {}  # kind -> label -> seqlen_k -> cells
+    kinds: dict[tuple[Any, ...], dict[str, list[Cell]]] = {}  # rank of backend, head dimension and pass -> label
     for machine in machines:
         for (case, backend), cell in machine.cells.items():
-            s = case.shape
-            kind = (case.dtype, s.headdim, s.headdim_v, case.direction, backend)
-            kinds.setdefault(kind, {}).setdefault(machine.label, {}).setdefault(s.seqlen_k, []).append(cell)
+            headdims = case.shape.headdim, case.shape.headdim_v
+            rank = (DTYPES.index(case.dtype), headdims, DIRECTIONS.index(case.direction), backend_rank(backend))
+            kinds.setdefault(rank, {}).setdefault(machine.label, []).append(cell)
     found = []
-    for kind in sorted(kinds, key=_rank):
-        dtype, headdim, headdim_v, direction, backend = kind
-        fits = {machine.label: _fit(kinds[kind].get(machine.label, {})) for machine in machines}
+    for _, cells in sorted(kinds.items()):
+        case, backend = next(iter(cells.values()))[0].key
+        name = f"{case.dtype} " if several_dtypes else ""
+        name += f"d{headdim(case)} {case.direction}"
+        fits = {machine.label: _fit(cells.get(machine.label, [])) for machine in machines}
         if any(fits.values()):
-            name = f"d{headdim} {direction}" if headdim == headdim_v else f"d{headdim}-{headdim_v} {direction}"
-            found.append(LongestSequence(f"{dtype} {name}" if several_dtypes else name, backend, fits))
+            found.append(LongestSequence(name, backend, fits))
     return found
 
 
-def _rank(kind: tuple[Any, ...]) -> tuple[Any, ...]:
-    dtype, headdim, headdim_v, direction, backend = kind
-    return DTYPES.index(dtype), headdim, headdim_v, DIRECTIONS.index(direction), case_names.backend_rank(backend)
-
-
-def _fit(cells: Mapping[int, Sequence[Cell]]) -> Fit | None:
-    """Return what fits of the cells by seqlen_k; None where no cell was measured and memory refused none."""
-    measured = [n for n, of_length in cells.items() if any(cell.status == "ok" for cell in of_length)]
-    longest = max(measured, default=0)
-    refused = [n for n, of_length in cells.items() if n > longest and any(map(_refused_by_memory, of_length))]
-    return Fit(longest or None, min(refused, default=None)) if measured or refused else None
+def _fit(cells: Sequence[Cell]) -> Fit | None:
+    """Return what fits of the cells; None where no cell was measured and memory refused none."""
+    longest = max((cell.case.shape.seqlen_k for cell in cells if cell.status == "ok"), default=0)
+    lengths = [cell.case.shape.seqlen_k for cell in cells if _refused_by_memory(cell)]
+    refused = min((length for length in lengths if length > longest), default=None)
+    return Fit(longest or None, refused) if longest or refused else None
 
 
 def _refused_by_memory(cell: Cell) -> bool:
-    if cell.status == "oom":
-        return True
-    return cell.status == "skipped" and bool(_NO_ROOM.fullmatch(cell.reason or ""))
+    no_room = cell.status == "skipped" and _NO_ROOM.fullmatch(cell.reason or "")
+    return cell.status == "oom" or bool(no_room)

@@ -21,7 +21,7 @@ from attnbench.core.flops import flops
 from attnbench.core.machine import Environment
 from attnbench.core.record import Record, Run
 from attnbench.results.cells import Cell, Key, by_key, cells
-from attnbench.results.run_setup import differences, label_parts, unique_labels
+from attnbench.results.run_setup import differences, setup_texts, unique_labels
 
 _BRANDS = re.compile(r"\(R\)|\(TM\)|\bNVIDIA\b|\bAMD\b|\bIntel\b|\bTesla\b|\bProcessor\b|\bCPU\b.*|\d+-Core\b|@.*")
 _CORES = re.compile(r"\s*\(\d+ cores\)$")
@@ -59,13 +59,9 @@ class Machine:
     @cached_property
     def log_latencies(self) -> Mapping[Key, Mapping[int, float]]:
         """Round -> natural logarithm of its latency in seconds, of every cell that has a figure."""
-        found = {}
-        for key, cell in self.cells.items():
-            if cell.status == "ok":
-                logs = {number: math.log(seconds) for number, seconds in cell.rounds("latency").items() if seconds}
-                if logs:
-                    found[key] = logs
-        return found
+        rounds = {key: cell.rounds("latency") for key, cell in self.cells.items() if cell.status == "ok"}
+        logs = {key: {n: math.log(seconds) for n, seconds in found.items() if seconds} for key, found in rounds.items()}
+        return {key: found for key, found in logs.items() if found}
 
     @cached_property
     def mean_log_latency(self) -> Mapping[Key, float]:
@@ -73,18 +69,18 @@ class Machine:
         return {key: math.fsum(logs.values()) / len(logs) for key, logs in self.log_latencies.items()}
 
     @cached_property
-    def fastest(self) -> Mapping[Case, str]:
-        """Case -> its fastest backend, of every case that has a figure."""
+    def fastest(self) -> Mapping[Case, Key]:
+        """Case -> its cell with the fastest backend, of every case that has a figure."""
         return self.fastest_of(self.log_latencies)
 
-    def fastest_of(self, keys: Iterable[Key]) -> dict[Case, str]:
-        """Return case -> its fastest backend among these cells, each of which has a figure."""
+    def fastest_of(self, keys: Iterable[Key]) -> dict[Case, Key]:
+        """Return case -> the fastest of these cells, each of which has a figure."""
         best: dict[Case, Key] = {}
         for key in keys:
             rival = best.setdefault(key[0], key)
             if self.mean_log_latency[key] < self.mean_log_latency[rival]:
                 best[key[0]] = key
-        return {case: backend for case, (_, backend) in best.items()}
+        return best
 
     def latency(self, key: Key) -> float:
         """Return seconds: the geometric mean of the rounds' medians."""
@@ -106,8 +102,8 @@ def machines(paths: Sequence[Path], runs: Sequence[Run], labels: Mapping[Path, s
     if len(groups) == 1 and not labels:
         groups = [[file] for file in files]
     names = [labels.get(group[0].path) or short_name(group[0].run) for group in groups]
-    unique = unique_labels(names, [label_parts(group[0].run) for group in groups])
-    return [_machine(label, group) for label, group in zip(unique, groups, strict=True)]
+    unique = unique_labels(names, [[*setup_texts(group[0].run).values()] for group in groups])
+    return [machine_of(label, group) for label, group in zip(unique, groups, strict=True)]
 
 
 def files_by_setup(files: Iterable[File], labels: Mapping[Path, str] | None = None) -> list[list[File]]:
@@ -183,7 +179,7 @@ def short_name(run: Run) -> str:
     return f"{bare} CPU" if device.kind == "cpu" else bare
 
 
-def _machine(label: str, files: Sequence[File]) -> Machine:
+def machine_of(label: str, files: Sequence[File]) -> Machine:
     """Return the machine of some files; the rounds of each file follow those of the file before it."""
     records: list[Record] = []
     for file in files:

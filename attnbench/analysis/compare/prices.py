@@ -41,7 +41,7 @@ class Price:
         return "PFLOP/$" if self.per == "hour" else "TFLOP/s per $1,000"
 
 
-def parse(option: str) -> tuple[str, Price]:
+def parse_price(option: str) -> tuple[str, Price]:
     """Return the name and the price of an option: ("h200", Price) for "h200=3.40/h"."""
     name, equals, text = (part.strip() for part in option.rpartition("="))
     match = _PRICE.fullmatch(text)
@@ -53,12 +53,12 @@ def parse(option: str) -> tuple[str, Price]:
     return name, Price(amount, "hour" if match[2] else "purchase")
 
 
-def prices(options: Sequence[str], machines: Sequence[Machine]) -> dict[str, Price]:
+def parse_prices(options: Sequence[str], machines: Sequence[Machine]) -> dict[str, Price]:
     """Return label -> price. A name that is the whole label of a machine outweighs a name that is a part of it."""
     exact: dict[str, Price] = {}
     partial: dict[str, Price] = {}
     for option in options:
-        name, price = parse(option)
+        name, price = parse_price(option)
         for machine in named(machines, name, "--price"):
             found = exact if machine.label.casefold() == name.casefold() else partial
             if machine.label in found:

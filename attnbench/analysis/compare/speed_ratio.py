@@ -31,6 +31,7 @@ from collections import defaultdict
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import NamedTuple
 
 from attnbench.analysis.compare.machines import Machine
 from attnbench.core import stats
@@ -59,33 +60,27 @@ class Ratio:
 EXACTLY_ONE = Ratio(1.0, 1.0, 1.0, ())  # of a machine to itself
 
 
-@dataclass(frozen=True)
-class LogSum:
-    """A weighted sum of log latencies on one machine, and how far its 95 % interval reaches below and above it."""
-
-    value: float
-    below: float
-    above: float
-    sources: tuple[str, ...]  # of ROUNDS and SAMPLES
-
-
-def speed_ratio(reference: Machine, weights: Weights, other: Machine, other_weights: Weights | None = None) -> Ratio:
+def speed_ratio(
+    reference: Machine,
+    weights: Weights,
+    other: Machine,
+    other_weights: Weights | None = None,
+    value: float | None = None,
+) -> Ratio:
     """Return how many times as fast `other` is as `reference` over weighted cells.
 
     `other_weights` are those of the other machine's cells, where other backends count there; else they are the same.
+    `value` is the ratio itself where it is not exp(L_A - L_B); the weights then give its interval alone.
     """
-    if other is reference and other_weights in (None, weights):
+    if other is reference:
         return EXACTLY_ONE
-    return ratio_of(log_sum(reference, weights), log_sum(other, weights if other_weights is None else other_weights))
-
-
-def ratio_of(a: LogSum, b: LogSum) -> Ratio:
-    """Return the ratio exp(a - b) with its interval."""
-    value = a.value - b.value
-    below, above = math.hypot(a.below, b.above), math.hypot(a.above, b.below)
+    ours = _log_sum(reference, weights)
+    theirs = _log_sum(other, weights if other_weights is None else other_weights)
+    log = ours.value - theirs.value if value is None else math.log(value)
+    below, above = math.hypot(ours.below, theirs.above), math.hypot(ours.above, theirs.below)
     known = math.isfinite(below) and math.isfinite(above)
-    low, high = (math.exp(value - below), math.exp(value + above)) if known else (None, None)
-    return Ratio(math.exp(value), low, high, tuple(sorted({*a.sources, *b.sources})))
+    low, high = (math.exp(log - below), math.exp(log + above)) if known else (None, None)
+    return Ratio(math.exp(log), low, high, tuple(sorted({*ours.sources, *theirs.sources})))
 
 
 def equal_weights(keys: Collection[Key]) -> Weights:
@@ -93,30 +88,34 @@ def equal_weights(keys: Collection[Key]) -> Weights:
     return dict.fromkeys(keys, 1 / len(keys)) if keys else {}
 
 
-def log_sum(machine: Machine, weights: Weights) -> LogSum:
+class _LogSum(NamedTuple):
+    """A weighted sum of log latencies on one machine, and how far its 95 % interval reaches below and above it."""
+
+    value: float
+    below: float
+    above: float
+    sources: set[str]  # of ROUNDS and SAMPLES
+
+
+def _log_sum(machine: Machine, weights: Weights) -> _LogSum:
     """Return the weighted sum of log latencies of cells that all have a figure."""
-    total, moves = 0.0, defaultdict[int, float](float)  # round -> how far it moves the sum
-    below, above = 0.0, 0.0  # squares, of cells with one round
-    single_rounds = False
+    moves = defaultdict[int, float](float)  # round -> how far it moves the sum
+    below, above = [0.0], [0.0]  # how far the interval of each cell with one round reaches
+    sources = set()
     for key, weight in weights.items():
         logs, mean = machine.log_latencies[key], machine.mean_log_latency[key]
-        total += weight * mean
         if len(logs) > 1:
-            share = weight / len(logs)
+            sources.add(ROUNDS)
             for number, log in logs.items():
-                moves[number] += share * (log - mean)
+                moves[number] += weight * (log - mean) / len(logs)
         else:
-            single_rounds = True
+            sources.add(SAMPLES)
             lower, upper = _interval_of_samples(machine, key)
-            below += (weight * lower) ** 2
-            above += (weight * upper) ** 2
-    half = 0.0
-    if moves:
-        n = len(moves)
-        variance = n / (n - 1) * math.fsum(move * move for move in moves.values())
-        half = _student(n - 1) * math.sqrt(variance)
-    sources = ((ROUNDS,) if moves else ()) + ((SAMPLES,) if single_rounds else ())
-    return LogSum(total, math.hypot(half, math.sqrt(below)), math.hypot(half, math.sqrt(above)), sources)
+            below.append(weight * lower)
+            above.append(weight * upper)
+    half = _half_interval(moves.values()) if moves else 0.0
+    value = math.fsum(weight * machine.mean_log_latency[key] for key, weight in weights.items())
+    return _LogSum(value, math.hypot(half, *below), math.hypot(half, *above), sources)
 
 
 def _interval_of_samples(machine: Machine, key: Key) -> tuple[float, float]:
@@ -129,11 +128,15 @@ def _interval_of_samples(machine: Machine, key: Key) -> tuple[float, float]:
         return (math.log(median / low) if low > 0 else math.inf), math.log(high / median)
     if len(samples) < 2 or samples[0] <= 0:
         return math.inf, math.inf
-    logs_of_samples = [math.log(t) for t in samples]
-    mean = math.fsum(logs_of_samples) / len(samples)
-    error = math.sqrt(math.fsum((v - mean) ** 2 for v in logs_of_samples) / (len(samples) - 1) / len(samples))
-    half = _student(len(samples) - 1) * error
+    mean = math.log(stats.geomean(samples))
+    half = _half_interval([(math.log(t) - mean) / len(samples) for t in samples])
     return half, half
+
+
+def _half_interval(moves: Collection[float]) -> float:
+    """Return half the 95 % interval of a sum or mean that each of n rounds or samples moves so far from its centre."""
+    n = len(moves)
+    return _student(n - 1) * math.sqrt(n / (n - 1) * math.fsum(move * move for move in moves))
 
 
 @lru_cache(maxsize=256)

@@ -1,30 +1,40 @@
-"""The tables of a comparison."""
+"""The tables of a comparison. Machines are columns or, where that is too wide to read, rows."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from attnbench.analysis.compare.answer import ratio_digits, ratio_text
 from attnbench.analysis.compare.compare import Comparison
 from attnbench.analysis.compare.longest_sequence import Fit
-from attnbench.analysis.compare.machine_columns import MachineColumn, by_machine
+from attnbench.analysis.compare.machines import Machine
 from attnbench.analysis.compare.speed_ratio import Ratio
+from attnbench.core import stats
 from attnbench.core.case import Case
 from attnbench.core.formats import digits, percent, share
 from attnbench.core.sizes import format_size
 from attnbench.core.text import count
-from attnbench.report.document import Column, Table
+from attnbench.report.document import Column, Entry, Table
 from attnbench.results import case_names
+from attnbench.results.case_names import NOTHING
 
-NOTHING = case_names.NOTHING
+if TYPE_CHECKING:
+    from attnbench.analysis.compare.workload import MeasuredPart, MeasuredWorkload
+
 MOST_CASES = 500  # listed unless --all was given
+MOST_COLUMNS = 4  # machines as columns; with more, no page is wide enough
+_TEXT = {"machine", "part", "case", "cases of", "cell", "model", "backend", "backends", "why", "where", "reason"}
+_LONG_TEXT = {"where", "reason"}
 
 
 def tables(c: Comparison, every: bool = False) -> list[Table]:
     """Return the tables in the order of a report, without empty ones. `every`: with all cases, and with each cell."""
     found = [
         _machines(c),
-        *([_workload(c)] if c.workload else []),
+        *([_workload(c, c.workload)] if c.workload else []),
         _groups(c),
         _cases(c, every),
         *([_cells(c)] if every else []),
@@ -36,128 +46,92 @@ def tables(c: Comparison, every: bool = False) -> list[Table]:
 
 
 def _machines(c: Comparison) -> Table:
-    home, power = c.reference.label, c.power
-    columns: dict[str, list[str]] = {
-        "machine": [*c.labels],
-        f"speed / {home}": ["1x" if label == home else ratio_text(c.overall[label]) for label in c.labels],
-        "TFLOP/s": [_or_nothing(c.tflops[label]) for label in c.labels],
-    }
+    home = c.reference.label
+    with_peak = any(found.utilization is not None for found in c.efficiency.values())
+    rows = []
+    for label in c.labels:
+        found, bought, base = c.efficiency[label], c.bought(label), c.bought(home)
+        row = {
+            "machine": label,
+            f"speed / {home}": "1x" if label == home else ratio_text(c.overall[label]),
+            "TFLOP/s": _or_nothing(c.tflops[label]),
+        }
+        if with_peak:
+            row["of peak"] = _or_nothing(found.utilization, share)
+        if c.cases_with_power:
+            row |= {"W": _or_nothing(found.watts), "TFLOP/s/W": _or_nothing(found.tflops_per_watt)}
+        if c.prices:
+            row["price"] = str(c.prices.get(label, NOTHING))
+            row[next(iter(c.prices.values())).unit] = _or_nothing(bought)
+            row[f"for the money / {home}"] = f"{ratio_digits(bought / base)}x" if bought and base else NOTHING
+        rows.append(row)
     note = "Each machine runs each case with its fastest backend. "
     note += f"Speed and TFLOP/s: of the workload {c.workload.name!r}; the rest: g" if c.workload else "G"
     note += f"eometric means over {count(len(c.cases), 'case')}. FLOPs: exact."
-    shares = c.utilization.values()
-    if any(found is not None for found in shares):
-        columns["of peak"] = [NOTHING if found is None else share(found) for found in shares]
+    if with_peak:
         note += " Of peak: the datasheet's."
-    if power:
-        columns["W"] = [_or_nothing(power.watts[label]) for label in c.labels]
-        columns["TFLOP/s/W"] = [_or_nothing(power.tflops_per_watt[label]) for label in c.labels]
-        note += f" W, TFLOP/s/W: without pauses, by the energy counter, over {count(power.cases, 'case')}."
-    if c.prices:
-        bought = {label: c.bought(label) for label in c.labels}
-        base = bought[home]
-        columns["price"] = [str(c.prices.get(label, NOTHING)) for label in c.labels]
-        columns[next(iter(c.prices.values())).unit] = [_or_nothing(amount) for amount in bought.values()]
-        columns[f"for the money / {home}"] = [
-            f"{ratio_digits(amount / base)}x" if amount and base else NOTHING for amount in bought.values()
-        ]
-    rows = tuple(zip(*columns.values(), strict=True))
-    return Table("machines", _columns(*columns), rows, "Machines", note)
+    if c.cases_with_power:
+        note += f" W, TFLOP/s/W: without pauses, by the energy counter, over {count(c.cases_with_power, 'case')}."
+    return _table("machines", "Machines", rows, note)
 
 
-def _workload(c: Comparison) -> Table:
-    assert c.workload
-    name, parts = c.workload.name, c.workload.parts
-    rows = [(part.name, percent(part.share), str(len(part.cases))) for part in parts]
-    rows.append((f"all of {name}", "100%", str(sum(len(part.cases) for part in parts))))
-    of = f"time on {c.reference.label}" if c.workload.workload.weights == "time" else "FLOPs"
+def _workload(c: Comparison, workload: MeasuredWorkload) -> Table:
+    parts = workload.parts
+    rows = [{"part": p.name, "weight": percent(p.share), "cases": str(len(p.cases))} for p in parts]
+    cases = str(sum(len(part.cases) for part in parts))
+    rows.append({"part": f"all of {workload.name}", "weight": "100%", "cases": cases})
+    of = f"time on {c.reference.label}" if workload.weights == "time" else "FLOPs"
     note = f"Weights are shares of {of}. A part is one call of each of its cases. "
     note += "Its ratio is that of the total times, and so is that of the whole."
     if left_out := sum(part.left_out for part in parts):
         note += f" {count(left_out, 'case')} not measured on all machines {'is' if left_out == 1 else 'are'} left out."
-    backends = [{label: ", ".join(part.backends[label]) or NOTHING for label in c.labels} for part in parts]
-    table = Table("workload", _columns("part", "weight", "cases"), tuple(rows), f"Workload {name}", note)
-    return by_machine(
-        table,
-        c.labels,
-        [_speed_column(c, [*(part.ratios for part in parts), c.workload.ratios])],
-        [MachineColumn("backends", _headings(c, "on {}"), [*backends, dict.fromkeys(c.labels, "")], "left")],
-    )
+
+    def backends(part: MeasuredPart | None, machine: Machine) -> str:
+        return ", ".join(part.backends(machine)) or NOTHING if part else ""
+
+    table = _table("workload", f"Workload {workload.name}", rows, note)
+    speed = _speed(c, lambda part, machine: workload.ratio(machine, part))
+    return _by_machine(c, table, [*parts, None], [speed], [_MachineColumn("backends", "on {}", backends)])
 
 
 def _groups(c: Comparison) -> Table:
     groups = [*c.groups, *([c.whole] if len(c.groups) > 1 else [])]
-    table = Table(
-        "groups",
-        _columns("cases of", "cases", "cells"),
-        tuple((group.name, str(len(group.cases)), str(len(group.cells))) for group in groups),
-        "Speed by kind of case",
-        "Geometric means. Fastest backends: each machine runs each case with the backend that is fastest on it. "
-        "Same backend: every cell that all machines have, the slow backends as much as the fast.",
-    )
-    fastest = _speed_column(c, [group.fastest for group in groups], "fastest backends")
-    same = _speed_column(c, [group.same for group in groups], "same backend")
-    return by_machine(table, c.labels, [fastest], [same])
+    rows = [{"cases of": g.name, "cases": str(len(g.cases)), "cells": str(len(g.cells))} for g in groups]
+    note = "Geometric means. Fastest backends: each machine runs each case with the backend that is fastest on it. "
+    note += "Same backend: every cell that all machines have, the slow backends as much as the fast."
+    table = _table("groups", "Speed by kind of case", rows, note)
+    fastest = _speed(c, lambda group, machine: group.fastest[machine.label], "fastest backends")
+    same = _speed(c, lambda group, machine: group.same[machine.label], "same backend")
+    return _by_machine(c, table, groups, [fastest], [same])
 
 
 def _cases(c: Comparison, every: bool) -> Table:
-    shown = c.cases[: None if every else MOST_CASES]
-    names = _names([("", case) for case in c.cases])
+    shown = c.cases if every else c.cases[:MOST_CASES]
     left = len(c.cases) - len(shown)
-    table = Table(
-        "cases",
-        _columns("case"),
-        tuple((name,) for name in names[: len(shown)]),
-        "The fastest backend of each case",
-        f"{count(left, 'more case')} not shown: attnbench compare --all shows every one." if left else "",
-    )
-    backends = [{m.label: m.fastest[case] for m in c.machines} for case in shown]
-    tflops = [{m.label: digits(m.tflops((case, m.fastest[case]))) for m in c.machines} for case in shown]
-    ratios = [{machine.label: c.case_ratio(case, machine) for machine in c.others} for case in shown]
-    return by_machine(
-        table,
-        c.labels,
-        [
-            MachineColumn("backend", _headings(c, "{}"), backends, "left"),
-            MachineColumn("TFLOP/s", _headings(c, "TFLOP/s"), tflops),
-        ],
-        [_speed_column(c, ratios)],
-    )
+    note = f"{count(left, 'more case')} not shown: attnbench compare --all shows every one." if left else ""
+    rows = [{"case": name} for name in _names([("", case) for case in c.cases])[: len(shown)]]
+    table = _table("cases", "The fastest backend of each case", rows, note)
+    backend = _MachineColumn("backend", "{}", lambda case, machine: machine.fastest[case][1])
+    tflops = _MachineColumn("TFLOP/s", "TFLOP/s", lambda case, machine: digits(machine.tflops(machine.fastest[case])))
+    speed = _speed(c, lambda case, machine: c.fastest_ratio(machine, [case]))
+    return _by_machine(c, table, shown, [backend, tflops], [speed])
 
 
 def _cells(c: Comparison) -> Table:
-    names = _names([(backend, case) for case, backend in c.cells])
-    table = Table("cells", _columns("cell"), tuple((name,) for name in names), "Cells that all machines have")
-    tflops = [{machine.label: digits(machine.tflops(key)) for machine in c.machines} for key in c.cells]
-    ratios = [{machine.label: c.cell_ratio(key, machine) for machine in c.others} for key in c.cells]
-    return by_machine(
-        table,
-        c.labels,
-        [MachineColumn("TFLOP/s", _headings(c, "{}, TFLOP/s"), tflops)],
-        [_speed_column(c, ratios)],
-    )
+    rows = [{"cell": name} for name in _names([(backend, case) for case, backend in c.cells])]
+    table = _table("cells", "Cells that all machines have", rows)
+    tflops = _MachineColumn("TFLOP/s", "{}, TFLOP/s", lambda key, machine: digits(machine.tflops(key)))
+    return _by_machine(c, table, c.cells, [tflops], [_speed(c, lambda key, machine: c.same_ratio(machine, [key]))])
 
 
 def _missing(c: Comparison) -> Table:
-    numbers: dict[str, int] = {}
+    rows = [{**vars(missing), "cells": str(missing.cells), "where": missing.where or "all"} for missing in c.missing]
+    numbers = Counter[str]()
     for missing in c.missing:
-        numbers[missing.machine] = numbers.get(missing.machine, 0) + len(missing.cells)
+        numbers[missing.machine] += missing.cells
     note = "; ".join(f"{label} lacks {count(n, 'cell')} that another machine has" for label, n in numbers.items())
-    columns = (
-        Column("machine", wrap=False),
-        Column("cells", "right", wrap=False),
-        Column("why", wrap=False),
-        Column("backend", wrap=False),
-        Column("where"),
-        Column("reason"),
-    )
-    return Table(
-        "missing",
-        columns,
-        tuple((m.machine, str(len(m.cells)), m.why, m.backend, m.where or "all", m.reason) for m in c.missing),
-        "Missing",
-        f"{note}. Such a cell counts above only where its backend is the fastest of the machine that has it.",
-    )
+    note += ". Such a cell counts above only where its backend is the fastest of the machine that has it."
+    return _table("missing", "Missing", rows, note)
 
 
 def _longest(c: Comparison) -> Table:
@@ -165,15 +139,10 @@ def _longest(c: Comparison) -> Table:
     note = "The longest that was measured, of any mask; in brackets the next, which memory refused."
     if free := len(c.longest) - len(limited):
         note += f" {count(free, 'other')} fitted all that was tried."
-    table = Table(
-        "longest",
-        _columns("cases of", "backend", left=2),
-        tuple((longest.name, longest.backend) for longest in limited),
-        "The longest sequence that fits",
-        note,
-    )
-    fits = [{label: _fit(fit) for label, fit in longest.fits.items()} for longest in limited]
-    return by_machine(table, c.labels, [MachineColumn("longest", _headings(c, "{}"), fits)])
+    rows = [{"cases of": longest.cases, "backend": longest.backend} for longest in limited]
+    table = _table("longest", "The longest sequence that fits", rows, note)
+    fits = _MachineColumn("longest", "{}", lambda longest, machine: _fit(longest.fits[machine.label]))
+    return _by_machine(c, table, limited, [fits])
 
 
 def _fit(fit: Fit | None) -> str:
@@ -186,39 +155,84 @@ def _fit(fit: Fit | None) -> str:
 def _spreads(c: Comparison) -> Table:
     rows = []
     for spread in c.spreads:
-        least, median, most = spread.range
-        units = NOTHING if spread.units is None else str(spread.units)
-        figures = (digits(least), digits(median), digits(most), percent((most - least) / median))
-        rows.append((spread.name, str(len(spread.files)), units, str(spread.cells), *figures))
+        least, median, most = min(spread.tflops), stats.median(spread.tflops), max(spread.tflops)
+        rows.append(
+            {
+                "model": spread.model,
+                "files": str(len(spread.files)),
+                "units": _or_nothing(spread.units, str),
+                "cells": str(spread.cells),
+                "least TFLOP/s": digits(least),
+                "median": digits(median),
+                "most": digits(most),
+                "apart": percent((most - least) / median),
+            }
+        )
     note = "Run files of one model, power limit and software against each other, over the same cells."
     if any(spread.units is None for spread in c.spreads):
         note += " Some do not name the unit that measured them: these may be several units, or runs of one."
-    columns = _columns("model", "files", "units", "cells", "least TFLOP/s", "median", "most", "apart")
-    return Table("units", columns, tuple(rows), "Spread between runs of one model", note)
+    return _table("units", "Spread between runs of one model", rows, note)
 
 
-def _columns(*headings: str, left: int = 1) -> tuple[Column, ...]:
-    """Return columns of which so many first ones hold text, and the others figures."""
-    return tuple(Column(heading, "left" if i < left else "right", wrap=False) for i, heading in enumerate(headings))
+def _table(name: str, title: str, rows: Sequence[Mapping[str, str]], note: str = "") -> Table:
+    """Return the table of rows that each have heading -> entry."""
+    columns = tuple(_column(heading, heading) for heading in (rows[0] if rows else ()))
+    return Table(name, columns, tuple(tuple(row.values()) for row in rows), title, note)
 
 
-def _headings(c: Comparison, heading: str) -> dict[str, str]:
-    """Return the heading of each machine's column, with its label in place of {}."""
-    return {label: heading.format(label) for label in c.labels}
+def _column(heading: str, holds: str) -> Column:
+    """Return a column; what it holds says on which side its entries stand and whether they may break."""
+    return Column(heading, "left" if holds in _TEXT else "right", wrap=holds in _LONG_TEXT)
 
 
-def _or_nothing(value: float | None) -> str:
-    return digits(value) if value else NOTHING
+class _MachineColumn(NamedTuple):
+    """What a table says of each machine: a column for each machine, or one column where machines are rows."""
+
+    heading: str  # of the one column
+    own: str  # heading of a machine's own column, with {} for its label
+    text: Callable[[Any, Machine], str]  # of what a row compares, and a machine
 
 
-def _speed_column(c: Comparison, ratios: Sequence[Mapping[str, Ratio | None]], what: str = "") -> MachineColumn:
-    """Return the ratio of each machine but the reference in each row; `what` says with which backends."""
-    home, others = c.reference.label, [machine.label for machine in c.others]
-    headings = {label: f"{what}{': ' if what else ''}{label} / {home}" for label in others}
-    if len(others) == 1:
-        headings = {others[0]: what or "speed"}
-    rows = [{label: ratio_text(row[label]) for label in others} for row in ratios]
-    return MachineColumn(f"{what or 'speed'} / {home}", headings, rows)
+def _by_machine(c: Comparison, table: Table, compared: Sequence[Any], *groups: Sequence[_MachineColumn]) -> Table:
+    """Return a table with columns added for the machines: each group machine by machine, without empty columns.
+
+    `compared` is what each row compares. `narrow` of the result has a row for each machine instead; with more than
+    MOST_COLUMNS machines that is the result.
+    """
+    columns = [column for group in groups for column in group]
+    own = [(machine, column) for group in groups for machine in c.machines for column in group]
+    texts = [{(machine.label, column): column.text(of, machine) for machine, column in own} for of in compared]
+    own = [(machine, column) for machine, column in own if any(row[machine.label, column] for row in texts)]
+    narrow: list[tuple[Entry, ...]] = []
+    for row, found in zip(table.rows, texts, strict=True):
+        compared_texts = row
+        for label in c.labels:
+            entries = [found[label, column] for column in columns]
+            if any(entries):
+                narrow.append((*compared_texts, label, *entries))
+                compared_texts = ("",) * len(row)
+    added = [_column("machine", "machine"), *(_column(column.heading, column.heading) for column in columns)]
+    by_row = replace(table, columns=(*table.columns, *added), rows=tuple(narrow))
+    if len(c.machines) > MOST_COLUMNS:
+        return by_row
+    added = [_column(column.own.replace("{}", machine.label), column.heading) for machine, column in own]
+    rows = [(*row, *(found[m.label, col] for m, col in own)) for row, found in zip(table.rows, texts, strict=True)]
+    return replace(table, columns=(*table.columns, *added), rows=tuple(rows), narrow=by_row)
+
+
+def _speed(c: Comparison, ratio: Callable[[Any, Machine], Ratio | None], what: str = "") -> _MachineColumn:
+    """Return the column of the ratios of all machines but the reference; `what` says with which backends."""
+    home = c.reference.label
+    own = (what or "speed") if len(c.others) == 1 else f"{what}{': ' if what else ''}{{}} / {home}"
+
+    def text(compared: Any, machine: Machine) -> str:
+        return "" if machine is c.reference else ratio_text(ratio(compared, machine))
+
+    return _MachineColumn(f"{what or 'speed'} / {home}", own, text)
+
+
+def _or_nothing(value: float | None, form: Callable[[float], str] = digits) -> str:
+    return form(value) if value else NOTHING
 
 
 def _names(cells: Iterable[tuple[str, Case]]) -> list[str]:

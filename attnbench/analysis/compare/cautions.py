@@ -1,0 +1,154 @@
+"""What to doubt in a comparison: what its intervals leave out, and what sets machines apart beside the hardware."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+
+from attnbench.analysis.compare.answer import ONE_ROUND
+from attnbench.analysis.compare.compare import Comparison
+from attnbench.analysis.compare.machines import Machine
+from attnbench.analysis.compare.speed_ratio import ROUNDS, SAMPLES
+from attnbench.core.formats import percent
+from attnbench.core.text import count
+from attnbench.report.document import Caution
+from attnbench.results import case_names
+from attnbench.results.run_setup import setup, setup_texts
+
+FROM_ROUNDS = Caution("Intervals are 95 %, from rounds.")  # nothing to doubt
+NOT_INSTALLED = "not there"
+
+
+def cautions(c: Comparison) -> list[Caution]:
+    """Return what to doubt, the most serious first."""
+    return [
+        *_intervals(c),
+        *(Caution(note) for note in (c.workload.notes if c.workload else ())),
+        *_setups(c.machines),
+        *_fastest_backend_not_measured(c),
+        *_clocks_held_down(c),
+        *_spans_and_events(c),
+        *_no_power(c),
+    ]
+
+
+def _intervals(c: Comparison) -> list[Caution]:
+    """Return what the intervals are from, and so what they leave out."""
+    ratios = (*c.overall.values(), *c.whole.fastest.values(), *c.whole.same.values())
+    sources = {source for ratio in ratios if ratio for source in ratio.sources}
+    single = [m for m in c.machines if any(len(rounds) == 1 for rounds in m.log_latencies.values())]
+    reduced = [machine.label for machine in single if any(file.run.reduced for file in machine.files)]
+    if SAMPLES in sources and reduced:
+        return [
+            Caution(
+                f"No intervals of what a baseline with one round measured ({', '.join(reduced)}):",
+                "it keeps one value a round, and so nothing of its noise.",
+                "Compare the run files, or run --rounds 5.",
+            )
+        ]
+    if SAMPLES not in sources:
+        return [FROM_ROUNDS] if sources else []
+    rounds = ", from rounds, and where a cell has only one" if ROUNDS in sources else ""
+    return [
+        Caution(
+            f"Intervals are 95 %{rounds} from the samples of a single round ({', '.join(m.label for m in single)}):",
+            "they know nothing of what sets one process, run or unit apart from the next. Two runs of one H200 differ "
+            f"by up to {percent(ONE_ROUND)} in a cell;",
+            "run --rounds 5.",
+        )
+    ]
+
+
+def _setups(machines: Sequence[Machine]) -> Iterator[Caution]:
+    """Yield each difference in software, power limits and how machines were measured; hardware is what is compared."""
+    gpus = [machine for machine in machines if machine.is_gpu]
+    setups = {machine.label: setup(machine.run) for machine in machines}
+
+    def values(name: str, among: Sequence[Machine] = machines) -> dict[str, str | None]:
+        return {machine.label: setups[machine.label].get(name) for machine in among}
+
+    packages = sorted({name for machine in machines for name in machine.environment.packages})
+    software = {
+        "torch": values("torch"),
+        "CUDA": values("cuda", gpus),
+        "driver": values("driver", gpus),
+        "attnbench": values("attnbench"),
+        **{name: values(name) for name in packages},
+    }
+    yield from _differing(software, "It may explain a part of the ratio.")
+    backends = sorted({backend for m in machines for _, backend in m.log_latencies}, key=case_names.backend_rank)
+    versions = {
+        name: {m.label: v for m in machines if (v := m.run.versions.get(name)) is not None} for name in backends
+    }
+    named = [tuple(found.values()) for found in software.values()]  # a library is named once, by its package
+    others = {name: found for name, found in versions.items() if tuple(found.values()) not in named}
+    yield from _differing(others, "It may explain a part of its ratio.")
+    yield from _differing({"The host's CPU": values("cpu", gpus)}, "Short calls may wait for it.")
+    limits: dict[str, dict[str, str | None]] = {}
+    for machine in machines:
+        of_model = limits.setdefault(f"The power limit of {machine.environment.device.name}", {})
+        of_model[machine.label] = setup_texts(machine.run)["power_limit_w"]
+    yield from _differing(limits)
+    method = {"The timer": values("timer", gpus), "L2 before each sample": values("l2", gpus)}
+    yield from _differing(method, "It changes the latency of short calls.")
+    if {"fake"} < {machine.environment.device.kind for machine in machines}:
+        yield Caution("A simulated device is among them:", "its figures mean nothing.")
+
+
+def _differing(found: Mapping[str, Mapping[str, str | None]], why: str = "") -> Iterator[Caution]:
+    """Yield "torch differs: 2.11.0 on H200 and H200 500 W, 2.12.0 on H100." of name -> label -> value."""
+    for name, values in found.items():
+        labels: dict[str, list[str]] = {}
+        for label, value in values.items():
+            labels.setdefault(value or NOT_INSTALLED, []).append(label)
+        if len(labels) > 1:
+            each = ", ".join(f"{value} on {' and '.join(having)}" for value, having in labels.items())
+            yield Caution(f"{name} differs: {each}.", why)
+
+
+def _fastest_backend_not_measured(c: Comparison) -> Iterator[Caution]:
+    for machine in c.machines:
+        missing = Counter[str]()
+        for case in c.cases:
+            for key in dict.fromkeys(other.fastest[case] for other in c.machines):
+                cell = machine.cells.get(key)
+                if cell is None or all(row.record.resumable for row in cell.rows):
+                    missing[key[1]] += 1
+        if missing:
+            each = ", ".join(f"{backend} in {count(n, 'case')}" for backend, n in missing.items())
+            yield Caution(
+                f"{machine.label} was not measured with what is fastest on another: {each}.",
+                "It may be faster than it seems here.",
+            )
+
+
+def _clocks_held_down(c: Comparison) -> Iterator[Caution]:
+    held = {m.label: sum(m.cells[m.fastest[case]].held_down for case in c.cases) for m in c.machines}
+    if any(held.values()):
+        each = ", ".join(f"{label} in {n}" for label, n in held.items() if n)
+        yield Caution(
+            f"A limit held the clock below its best: {each} of {count(len(c.cases), 'case')}.",
+            "The speed there is what power and cooling sustain, and moves by some percent from run to run.",
+        )
+
+
+def _spans_and_events(c: Comparison) -> Iterator[Caution]:
+    """Yield how many cases have the kernels' span as latency on one GPU, and on another what CUDA events read."""
+    gpus = [machine for machine in c.machines if machine.is_gpu]
+    mixed = sum(len({m.cells[m.fastest[case]].uses_span for m in gpus}) > 1 for case in c.cases)
+    if mixed:
+        yield Caution(
+            f"{count(mixed, 'case')}: one GPU's latency is the kernels' span, another's is what CUDA events read,",
+            "which includes a launch gap of 1 to 4 us; so does the ratio.",
+        )
+
+
+def _no_power(c: Comparison) -> Iterator[Caution]:
+    """Yield which GPUs have no figure of their power."""
+    without = [machine.label for machine in c.machines if machine.is_gpu and not c.efficiency[machine.label].watts]
+    if without:
+        yield Caution(
+            f"No TFLOP/s per watt of {', '.join(without)}:",
+            "power samples of a run hold the pauses between its bursts.",
+            "Measure all with run --sustained 10s.",
+        )

@@ -1,0 +1,276 @@
+"""A weighted workload: what a machine is to be used for, as parts with weights.
+
+    name: chat
+    weights: time             # shares of the time on the reference machine (default), or of the work (FLOPs)
+    parts:
+      - {name: prefill 8k, weight: 70%, seqlen: 8k, causal: true, pass: fwd, headdim: 128}
+      - {name: training 4k, weight: 30%, seqlen: 4k, pass: [fwd, bwd], backend: "sdpa-*"}
+
+A part has the axes of a suite. It is one call of each case that fits them: its time t is the sum of their times, its
+work W the sum of their FLOPs. Each machine runs each case with its fastest backend, or with the fastest of those that
+the part's `backend` names.
+
+- **time**: the weight is the part's share s of the time that the workload takes on the reference machine. Another
+  machine takes T = sum of s t / t_ref of that time for the same work, so it is 1 / T times as fast: the harmonic mean
+  of the parts' ratios, weighted by s.
+- **work**: the weight is the part's share f of all FLOPs. A machine takes T = sum of f t / W seconds a FLOP, and the
+  ratio is that of two such times. It does not depend on the reference.
+
+Either is a ratio of total times for one mix of work, which is what is waited and paid for; a geometric mean of ratios
+is no ratio of times. Smith, "Characterizing Computer Performance with a Single Number", CACM 31(10), 1988.
+
+**The interval of the ratio**: with n, how often each part is called (its share over its time on the reference, or over
+its FLOPs), a machine takes T = sum of n t. The logarithm of T changes with those of its cells' latencies in proportion
+to their shares of T; these are their weights in speed_ratio.py. By time, n contains the reference's own times: T_ref is
+1, and the reference's cells have the weights that the parts have on the other machine.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import math
+import re
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
+
+from attnbench.analysis.compare.common_cells import common
+from attnbench.analysis.compare.machines import Machine
+from attnbench.analysis.compare.speed_ratio import Ratio, Weights, speed_ratio
+from attnbench.core.case import Case, Shape
+from attnbench.core.errors import UserError, did_you_mean
+from attnbench.core.flops import flops
+from attnbench.core.sizes import format_size
+from attnbench.results import case_names
+from attnbench.results.cells import Key
+from attnbench.run import yaml_file
+from attnbench.run.axes import Axes, matches
+from attnbench.run.suite import Names
+
+EXAMPLE = "parts: [{name: prefill 8k, weight: 70%, seqlen: 8k, causal: true, pass: fwd}, ...]"
+_ANY_CASE = Case(Shape(1, 1, 1, 1, 1, 1, 1), "bf16", "fwd")
+
+
+class Part(Axes):
+    """A part of a workload: a name, a weight, the axes of its cases and the backends that may run them."""
+
+    name: str = ""
+    weight: str  # "70%" or "0.7"
+    backend: Names | None = None
+
+    @field_validator("weight", mode="before")
+    @classmethod
+    def _positive(cls, weight: object) -> str:
+        match = re.fullmatch(r"(\d+(?:\.\d*)?|\.\d+)\s*%?", str(weight).strip())
+        if not match or not 0 < float(match[1]) < math.inf:
+            raise ValueError(f"{weight!r} is not a weight above 0; write 70% or 0.7")
+        return match[0]
+
+    @property
+    def amount(self) -> float:
+        """The number of the weight, in per cent or not."""
+        return float(self.weight.rstrip("% "))
+
+
+class Workload(BaseModel):
+    """A workload file, validated."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    name: str = ""
+    description: str = ""
+    weights: Literal["time", "work"] = "time"
+    parts: list[Part]
+
+    @property
+    def shares(self) -> list[float]:
+        """The weights of the parts, as shares that add up to 1."""
+        total = math.fsum(part.amount for part in self.parts)
+        return [part.amount / total for part in self.parts]
+
+
+def load(path: Path) -> Workload:
+    """Return the workload of a file; what has no name is named after the file, or by its place.
+
+    Raises UserError that begins with the file and says what is wrong.
+    """
+    data = yaml_file.read_yaml(path)
+    if not isinstance(data, dict):
+        raise UserError(f"{path}: a workload is a mapping with parts, as in {EXAMPLE}")
+    try:
+        found = Workload.model_validate({"name": path.stem, **data})
+    except ValidationError as error:
+        raise UserError(f"{path}: {_explain(error)}") from None
+    parts = [part.model_copy(update={"name": part.name or f"part {i}"}) for i, part in enumerate(found.parts, 1)]
+    if problem := _problem(parts):
+        raise UserError(f"{path}: {problem}")
+    return found.model_copy(update={"parts": parts})
+
+
+def _problem(parts: Sequence[Part]) -> str:
+    """Return what is wrong with valid parts, or with their weights together; "" if nothing is."""
+    percents = {part.weight.endswith("%") for part in parts}
+    total = math.fsum(part.amount for part in parts)
+    if not parts:
+        return f"parts is empty; write {EXAMPLE}"
+    if len(percents) > 1:
+        return "some weights are in % and some are not; write all the same way"
+    if percents == {True} and abs(total - 100) > 0.1:
+        return f"the weights add up to {total:g}%, not 100%"
+    for part in parts:
+        try:
+            matches(part, _ANY_CASE)  # parses every axis
+        except UserError as error:
+            return f"{part.name}: {error}"
+    return "two parts have one name" if len({part.name for part in parts}) < len(parts) else ""
+
+
+def _explain(error: ValidationError) -> str:
+    """Return the first thing that is wrong, with its place."""
+    first = error.errors()[0]
+    place = ".".join(str(p) for p in first["loc"])
+    if first["type"] == "extra_forbidden":
+        model: type[BaseModel] = Part if "parts" in first["loc"] else Workload
+        known = {f.alias or n for n, f in model.model_fields.items()}
+        return f"{place}: unknown key{did_you_mean(str(first['loc'][-1]), sorted(known))}"
+    if first["type"] == "missing":
+        return f"{place} is missing; write {EXAMPLE}"
+    return f"{place}: {first['msg'].removeprefix('Value error, ')}"
+
+
+@dataclass(frozen=True)
+class MeasuredPart:
+    """A part of a workload, as it was measured on the machines that can run every part of it."""
+
+    name: str
+    share: float  # of the whole: its weight
+    calls: float  # how often it is called
+    cases: tuple[Case, ...]
+    left_out: int  # cases that not every machine has a figure of
+    cells: Mapping[Machine, Sequence[Key]]  # those that run its cases on each machine
+
+    def seconds(self, machine: Machine) -> float:
+        """Return the time that the part takes in the workload."""
+        return self.calls * math.fsum(map(machine.latency, self.cells[machine]))
+
+    def backends(self, machine: Machine) -> list[str]:
+        """Return those that run its cases; none on a machine that cannot run every part."""
+        return sorted({backend for _, backend in self.cells.get(machine, ())}, key=case_names.backend_rank)
+
+
+@dataclass(frozen=True)
+class MeasuredWorkload:
+    """A workload on all machines. A machine that cannot run every part has no figure: None."""
+
+    name: str
+    weights: str  # "time" or "work"
+    reference: Machine
+    parts: tuple[MeasuredPart, ...]
+    notes: tuple[str, ...]  # which machine has no figure for which part
+
+    def ratio(self, machine: Machine, part: MeasuredPart | None = None) -> Ratio | None:
+        """Return how many times as fast as the reference a machine is, in a part or in all of the workload."""
+        parts = [part] if part else self.parts
+        if machine not in parts[0].cells:
+            return None
+        home = self.reference
+        value = _seconds(parts, home) / _seconds(parts, machine)
+        our_weights = _cell_weights(parts, home, machine if self.weights == "time" else home)
+        return speed_ratio(home, our_weights, machine, _cell_weights(parts, machine, machine), value)
+
+    def tflops(self, machine: Machine) -> float | None:
+        if machine not in self.parts[0].cells:
+            return None
+        work = math.fsum(part.calls * sum(map(flops, part.cases)) for part in self.parts)
+        return work / _seconds(self.parts, machine) / 1e12
+
+
+def _seconds(parts: Sequence[MeasuredPart], machine: Machine) -> float:
+    return math.fsum(part.seconds(machine) for part in parts)
+
+
+def _cell_weights(parts: Sequence[MeasuredPart], machine: Machine, weighing: Machine) -> Weights:
+    """Return the weights of a machine's cells: shares in the time of their part, which counts as on `weighing`."""
+    weights = defaultdict[Key, float](float)
+    total = _seconds(parts, weighing)
+    for part in parts:
+        weight = part.calls / part.seconds(machine) * part.seconds(weighing) / total  # of a second
+        for key in part.cells[machine]:
+            weights[key] += weight * machine.latency(key)
+    return weights
+
+
+def measured_workload(workload: Workload, machines: Sequence[Machine], reference: Machine) -> MeasuredWorkload:
+    """Return a workload as the machines measured it.
+
+    Raises UserError where a part has no figure on the reference, or none that the machines share.
+    """
+    fastest = [_fastest_cells(part, machines, reference) for part in workload.parts]
+    able = [machine for machine in machines if all(of_part[machine.label] for of_part in fastest)]
+    parts, notes = [], []
+    for part, share, of_part in zip(workload.parts, workload.shares, fastest, strict=True):
+        cases = common(of_part[machine.label] for machine in able)
+        if not cases:
+            raise UserError(f"workload: no case of {part.name!r} has a figure on all machines; widen its axes")
+        cells = {machine: [of_part[machine.label][case] for case in cases] for machine in able}
+        by_time = workload.weights == "time"
+        amount = sum(map(reference.latency, cells[reference]) if by_time else map(flops, cases))
+        left_out = len({case for machine in able for case in of_part[machine.label]}) - len(cases)
+        parts.append(MeasuredPart(part.name, share, share / amount, tuple(cases), left_out, cells))
+        without = [label for label, found in of_part.items() if not found]
+        notes += [f"{label} has no figure for {part.name!r}, so none for the workload." for label in without]
+    return MeasuredWorkload(workload.name, workload.weights, reference, tuple(parts), tuple(notes))
+
+
+def _fastest_cells(part: Part, machines: Sequence[Machine], reference: Machine) -> dict[str, dict[Case, Key]]:
+    """Return by label the part's cases and the fastest cell of each.
+
+    Raises UserError where no case or no backend fits, with the axis that is to blame, and where the reference has none.
+    """
+    cases = {case for machine in machines for case, _ in machine.log_latencies}
+    wanted = {case for case in cases if matches(part, case)}
+    if not wanted:
+        raise UserError(f"workload: {part.name!r} fits no case that was measured{_unmeasured_axis(part, cases)}")
+    names = sorted({backend for machine in machines for _, backend in machine.log_latencies})
+    allowed = {*names} if part.backend is None else {n for glob in part.backend for n in fnmatch.filter(names, glob)}
+    if not allowed:
+        word = ",".join(part.backend or ())
+        raise UserError(f"workload: {part.name!r}: no backend {word!r} was measured{did_you_mean(word, names)}")
+    found = {
+        machine.label: machine.fastest_of(
+            (case, backend) for case, backend in machine.log_latencies if case in wanted and backend in allowed
+        )
+        for machine in machines
+    }
+    if not found[reference.label]:
+        raise UserError(
+            f"workload: {reference.label}, to which the others are compared, has no figure for {part.name!r}; "
+            "name another machine with --to"
+        )
+    return found
+
+
+def _unmeasured_axis(part: Part, cases: Iterable[Case]) -> str:
+    """Return the first axis of a part none of whose values was measured, and the values that were."""
+    known: dict[str, Callable[[Case], str]] = {
+        "seqlen": lambda c: format_size(c.shape.seqlen_k),
+        "seqlen_q": lambda c: format_size(c.shape.seqlen_q),
+        "headdim": case_names.headdim,
+        "dtype": lambda c: c.dtype,
+        "causal": lambda c: str(c.causal).lower(),
+        "direction": lambda c: c.direction,
+        "batch": lambda c: str(c.shape.batch),
+        "nheads": lambda c: str(c.shape.nheads),
+        "nheads_k": lambda c: str(c.shape.nheads_k),
+    }
+    for axis, word in known.items():
+        value = getattr(part, axis)
+        if value is not None and not any(matches(Axes().model_copy(update={axis: value}), case) for case in cases):
+            values = sorted({word(case) for case in cases}, key=lambda v: (len(v), v))
+            name = "pass" if axis == "direction" else axis
+            return f": {name} {value} was not; {name} {', '.join(values)} were"
+    return ": each of its axes was, but not together"
