@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
+from attnbench.analysis.summary.machine_summary import clock_range
 from attnbench.core import stats
 from attnbench.core.formats import duration, percent
 from attnbench.core.policy import SHORT
@@ -11,7 +12,7 @@ from attnbench.core.record import Run
 from attnbench.core.text import count, one_line, some
 from attnbench.report.characters import HELD_DOWN
 from attnbench.report.document import Caution
-from attnbench.results import case_names, metrics, run_file
+from attnbench.results import case_names, run_file
 from attnbench.results.cells import Cell
 from attnbench.results.metrics import MIN_SAMPLES_INTERVAL
 
@@ -22,68 +23,82 @@ DISAGREE = 0.02
 def cautions(cells: Sequence[Cell], runs: Sequence[Run]) -> list[Caution]:
     """Return everything that should make a reader careful, most serious first."""
     measured = [c for c in cells if c.status == "ok"]
-    found = [*_wrong(cells), *_wrong_kernel(cells), *_incomplete(runs), *_half_ok(measured), *_ecc(measured)]
-    found += _reduced(runs)
-    found += [
-        *_others([c for c in cells if c.status in ("ok", "wrong-kernel")]),
-        *_disagree(measured),
-        *_host_bound(measured),
-        *_held_down(measured),
-    ]
-    found += [*_drifting(measured), *_few(measured), *_noisy(measured), *_unproven(measured), *_no_peak(measured)]
-    if any(c.source.convention == "fa" and c.case.window_size != (None, None) and c.case.causal for c in measured):
-        found.append(
-            Caution(
-                "The fa convention ignores windows.",
-                "TFLOP/s of causal sliding windows are far too high.",
-                "Use --flops-convention exact.",
-            )
-        )
-    return found
-
-
-def _wrong(cells: Iterable[Cell]) -> Iterator[Caution]:
-    wrong = [c for c in cells if c.status == "wrong"]
-    if wrong:
-        yield Caution(
-            f"{count(len(wrong), 'result')} wrong: {_named(wrong)}.",
+    return [
+        *about(
+            [c for c in cells if c.status == "wrong"],
+            "{results} wrong: {names}.",
             "The speed of a wrong answer says nothing, so none is shown.",
             "See above by how much; report it to the backend's authors.",
-        )
-
-
-def _wrong_kernel(cells: Iterable[Cell]) -> Iterator[Caution]:
-    other = [c for c in cells if c.status == "wrong-kernel"]
-    if other:
-        yield Caution(
-            f"{count(len(other), 'cell')} where another kernel ran than the backend's: {_named(other)}.",
+        ),
+        *about(
+            [c for c in cells if c.status == "wrong-kernel"],
+            "{cells} where another kernel ran than the backend's: {names}.",
             "Its speed under this name would mislead, so none is shown.",
             "See above what ran; leave those cases out, or choose the backend whose kernel it is.",
-        )
+        ),
+        *_incomplete(runs),
+        *_half_ok(measured),
+        *_ecc(measured),
+        *_reduced(runs),
+        *_others([c for c in cells if c.status in ("ok", "wrong-kernel")]),
+        *_disagree(measured),
+        *about(
+            [c for c in measured if any(row.record.host_bound for row in c.rows)],
+            "Host-bound: {cells} where the device waited for the host: {names}.",
+            "Their latency holds the time that Python takes to launch, not the kernels' alone.",
+            "Launch fewer kernels, or capture them in a CUDA graph.",
+        ),
+        *_held_down(measured),
+        *_drifting(measured),
+        *_few(measured),
+        *_noisy(measured),
+        *_unproven(measured),
+        *_no_peak(measured),
+        *about(
+            [
+                c
+                for c in measured
+                if c.source.convention == "fa" and c.case.window_size != (None, None) and c.case.causal
+            ],
+            "The fa convention ignores windows.",
+            "TFLOP/s of causal sliding windows are far too high.",
+            "Use --flops-convention exact.",
+        ),
+    ]
+
+
+def about(cells: Sequence[Cell], what: str, why: str, todo: str) -> list[Caution]:
+    """Return a caution about some cells, none where there are none.
+
+    In `what`, {cells} stands for how many cells there are, {results} for the same as results, {names} for their names.
+    """
+    if not cells:
+        return []
+    names, number = some(c.name for c in cells), len(cells)
+    return [Caution(what.format(cells=count(number, "cell"), results=count(number, "result"), names=names), why, todo)]
 
 
 def _incomplete(runs: Iterable[Run]) -> Iterator[Caution]:
     for run in runs:
         missing = run_file.unfinished(run)
-        open_ = [job for job, ended in missing if job.skip is None and not ended]
-        later = [job for job, ended in missing if ended]
+        open_ = sum(job.skip is None and not ended for job, ended in missing)
+        later = sum(ended for _, ended in missing)
         if open_ and run.turns:
             yield Caution(
-                f"Incomplete: {count(len(open_), 'cell')} of {len(run.plan)} of this half of an A/B have no "
+                f"Incomplete: {count(open_, 'cell')} of {len(run.plan)} of this half of an A/B have no "
                 "record: it ended early.",
                 "",
                 "attnbench gate A B says what that means for the comparison; an A/B is not resumed.",
             )
         elif open_:
             yield Caution(
-                f"Incomplete: {len(open_)} of {count(len(run.plan), 'planned job')} of suite "
-                f'"{run.suite}" have no record.',
+                f'Incomplete: {open_} of {count(len(run.plan), "planned job")} of suite "{run.suite}" have no record.',
                 "What is missing may change who is fastest.",
                 "Finish with: attnbench run --resume FILE",
             )
         elif later:
             yield Caution(
-                f"Incomplete: {count(len(later), 'job')} skipped for want of time.",
+                f"Incomplete: {count(later, 'job')} skipped for want of time.",
                 "",
                 "A longer --time-limit of attnbench ab measures them."
                 if run.turns
@@ -105,7 +120,7 @@ def _half_ok(cells: Sequence[Cell]) -> Iterator[Caution]:
     if odd:
         other = next(row.record for row in odd[0].rows if not row.ok)
         yield Caution(
-            f"{count(len(odd), 'cell')} measured in some rounds only: {_named(odd)} "
+            f"{count(len(odd), 'cell')} measured in some rounds only: {some(c.name for c in odd)} "
             f"({case_names.ENDINGS[other.status]}: {one_line(other.reason or 'no reason given')}).",
             "Their figures are of the rounds that worked.",
             "Read them as unstable.",
@@ -117,7 +132,7 @@ def _ecc(cells: Sequence[Cell]) -> Iterator[Caution]:
     if struck:
         number = sum(row.record.ecc_errors for c in struck for row in c.rows)
         yield Caution(
-            f"The GPU counted {count(number, 'uncorrected memory error')} during {_named(struck)}.",
+            f"The GPU counted {count(number, 'uncorrected memory error')} during {some(c.name for c in struck)}.",
             "The card is failing, and what it computes may be wrong.",
             "Look at nvidia-smi -q -d ECC, and measure on another.",
         )
@@ -152,27 +167,14 @@ def _long_turns(cell: Cell) -> bool:
     return bool(readings) and stats.median(readings) >= SHORT
 
 
-def _host_bound(cells: Sequence[Cell]) -> Iterator[Caution]:
-    bound = [c for c in cells if any(row.record.host_bound for row in c.rows)]
-    if bound:
-        yield Caution(
-            f"Host-bound: {count(len(bound), 'cell')} where the device waited for the host: {_named(bound)}.",
-            "Their latency holds the time that Python takes to launch, not the kernels' alone.",
-            "Launch fewer kernels, or capture them in a CUDA graph.",
-        )
-
-
 def _held_down(cells: Sequence[Cell]) -> Iterator[Caution]:
     held = [c for c in cells if c.held_down]
     if held:
         limits = sorted({limit for c in held for row in c.rows for limit in row.record.limits})
-        clocks = [hz for c in held for row in c.ok if (hz := metrics.clock(row)) is not None]
-        seen = f", SM clock {_range(clocks)}" if clocks else ""
-        top = held[0].run.environment.clock_max_hz
-        most = f" of {top / 1e6:.0f} MHz" if top and clocks else " MHz" if clocks else ""
+        clock = clock_range(held)
         yield Caution(
             f"Clock held down{' by ' if limits else ''}{', '.join(limits)} in {len(held)} of "
-            f"{count(len(cells), 'cell')}{seen}{most}.",
+            f"{count(len(cells), 'cell')}{f', {clock}' if clock else ''}.",
             f"Marked {HELD_DOWN}: their speed is what the machine sustains, not what the kernel could do, and moves by "
             "some percent from run to run.",
             "Compare them by -m utilization_clock, or within one run over several --rounds; run --isolate-power lets "
@@ -257,12 +259,3 @@ def _no_peak(cells: Iterable[Cell]) -> Iterator[Caution]:
             "TFLOP/s are not affected.",
             f"Give the datasheet's dense TFLOP/s: {' '.join(f'--peak {n}=...' for n in names)}",
         )
-
-
-def _named(cells: Iterable[Cell]) -> str:
-    return some(c.name for c in cells)
-
-
-def _range(hertz: Sequence[float]) -> str:
-    low, high = f"{min(hertz) / 1e6:.0f}", f"{max(hertz) / 1e6:.0f}"
-    return low if low == high else f"{low}-{high}"

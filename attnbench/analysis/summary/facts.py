@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
+from attnbench.analysis.summary.cautions import about
 from attnbench.core import stats
 from attnbench.core.formats import duration, percent, size
 from attnbench.core.policy import INSTRUMENTS, SHORT
-from attnbench.core.text import count, merged, one_line, some, template
+from attnbench.core.text import count, merged, one_line, template
 from attnbench.report.document import Caution
 from attnbench.results import case_names, metrics
 from attnbench.results.cells import Cell
@@ -21,26 +22,32 @@ NAMES = {"graph": "CUDA graph replay", "cupti": "CUPTI"}
 def facts(cells: Sequence[Cell]) -> list[Caution]:
     """Return what a reader wants to know of the figures of some cells."""
     measured = [c for c in cells if c.status == "ok"]
-    found = [
-        *_fp8(measured),
+    return [
+        *about(
+            [c for c in measured if c.case.dtype == "fp8"],
+            "fp8 is e4m3 with one scale per tensor, in {cells}.",
+            "q, k and v are rounded before the time begins; the error is against exact attention of what they were.",
+            "docs/backends.md has the tolerance.",
+        ),
         *_spans(measured),
-        *_traced(measured),
+        *about(
+            [c for c in measured if c.uses_span and any(map(_slowed, c.rows))],
+            "Tracing slows {cells} whose latency is a span: {names}.",
+            f"CUDA events read more than {percent(SLOWED)} more there while CUPTI traces.",
+            "They are faster than shown, by as much.",
+        ),
+        *about(
+            [c for c in measured if any(row.record.timer == "cupti" for row in c.rows)],
+            "Latency is of traced calls.",
+            "Tracing with CUPTI slows some kernels by a few percent (docs/measuring.md).",
+            "run --cross-check tells which.",
+        ),
         *_launch_bound(measured),
         *_cross_check(measured),
         *_outside(measured),
         *_interpreters(measured),
+        *_said(cells),
     ]
-    return [*found, *_said(cells)]
-
-
-def _fp8(cells: Iterable[Cell]) -> Iterator[Caution]:
-    narrow = [c for c in cells if c.case.dtype == "fp8"]
-    if narrow:
-        yield Caution(
-            f"fp8 is e4m3 with one scale per tensor, in {count(len(narrow), 'cell')}.",
-            "q, k and v are rounded before the time begins; the error is against exact attention of what they were.",
-            "docs/backends.md has the tolerance.",
-        )
 
 
 def _spans(cells: Iterable[Cell]) -> Iterator[Caution]:
@@ -56,25 +63,8 @@ def _spans(cells: Iterable[Cell]) -> Iterator[Caution]:
         )
 
 
-def _traced(cells: Sequence[Cell]) -> Iterator[Caution]:
-    """Tell where tracing slowed kernels: spans are read while the profiler traces."""
-    slowed = [c for c in cells if c.uses_span and any(map(_slowed, c.rows))]
-    if slowed:
-        yield Caution(
-            f"Tracing slows {count(len(slowed), 'cell')} whose latency is a span: {some(c.name for c in slowed)}.",
-            f"CUDA events read more than {percent(SLOWED)} more there while CUPTI traces.",
-            "They are faster than shown, by as much.",
-        )
-    if any(row.record.timer == "cupti" for c in cells for row in c.rows):
-        yield Caution(
-            "Latency is of traced calls.",
-            "Tracing with CUPTI slows some kernels by a few percent (docs/measuring.md).",
-            "run --cross-check tells which.",
-        )
-
-
 def _slowed(row: Row) -> bool:
-    """Return whether tracing lengthened a call whose latency is the span."""
+    """Return whether tracing lengthened a call whose latency is the span, which is read while the profiler traces."""
     traced, plain = row.one_value("span_events"), row.one_value("time")
     if traced is None or plain is None or not row.uses_span or row.record.host_bound:
         return False
@@ -117,7 +107,7 @@ def _cross_check(cells: Sequence[Cell]) -> Iterator[Caution]:
         if tolls:
             parts.append(f"tracing costs {percent(stats.median(tolls))}, {percent(max(tolls))} at most")
         if parts:
-            yield Caution(f"Cross-check of {backend}:", "; ".join(parts) + ".", "")
+            yield Caution(f"Cross-check of {backend}:", "; ".join(parts) + ".")
 
 
 def _ratio(cell: Cell, instrument: str) -> float | None:
@@ -133,10 +123,7 @@ def _events(cell: Cell) -> float:
 def _outside(cells: Sequence[Cell]) -> Iterator[Caution]:
     found = _by_backend(cells, _outside_of)
     if found:
-        each = ", ".join(
-            f"{backend} {size(stats.median(extras))} (median of {count(len(extras), 'cell')})"
-            for backend, extras in found
-        )
+        each = ", ".join(f"{name} {size(stats.median(of))} (median of {count(len(of), 'cell')})" for name, of in found)
         yield Caution(
             f"Memory outside torch's allocator: {each}.",
             "memory_peak leaves it out.",
@@ -159,7 +146,7 @@ def _interpreters(cells: Iterable[Cell]) -> Iterator[Caution]:
         if python := cell.run.interpreters.get(cell.backend):
             found.setdefault(python, {})[cell.backend] = None
     for python, backends in found.items():
-        yield Caution(f"{', '.join(sorted(backends, key=case_names.backend_rank))} ran in {python}.", "", "")
+        yield Caution(f"{', '.join(sorted(backends, key=case_names.backend_rank))} ran in {python}.")
 
 
 def _said(cells: Sequence[Cell]) -> Iterator[Caution]:
@@ -171,7 +158,7 @@ def _said(cells: Sequence[Cell]) -> Iterator[Caution]:
     for group in groups.values():
         backends = ", ".join(sorted({c.backend for _, c in group}, key=case_names.backend_rank))
         number = count(len({id(c) for _, c in group}), "cell")
-        yield Caution(merged([text for text, _ in group]), f"({number}: {backends})", "")
+        yield Caution(merged([text for text, _ in group]), f"({number}: {backends})")
 
 
 def _groups(cells: Sequence[Cell]) -> list[tuple[str, list[Cell]]]:

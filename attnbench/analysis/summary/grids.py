@@ -13,7 +13,6 @@ from functools import cache
 from typing import Any
 
 from attnbench.core.case import DIRECTIONS, DTYPES, Case
-from attnbench.core.errors import UserError, did_you_mean
 from attnbench.core.formats import digits, share
 from attnbench.core.sizes import format_size
 from attnbench.core.text import count
@@ -30,43 +29,32 @@ COMPILED = {
 CONVENTIONS = {"exact": "FLOPs: exact", "fa": "FLOPs: fa, causal counts half"}
 LINES = 500  # of the grids of a metric, after which a reader is better served otherwise
 FRAME = 5  # lines of a grid but its rows
+ALL_SHOWN = "attnbench report --all shows every one, -f csv and -f json have every cell, fewer run files make fewer."
 ABREAST = 9  # backends that are columns; more are rows
 
 
 @dataclass(frozen=True)
 class _Axis:
     value: Callable[[Cell], Any]  # sorts
-    label: Callable[[Cell], str]  # as a title says it
-    short: Callable[[Cell], str]  # as a column or row says it
+    label: Callable[[Cell], str]  # in a title; "" where a title does not need it
+    short: Callable[[Cell], str] | None = None  # in a column or row, where that is not the label
 
 
 _ROW = "seqlen"
 # In the order of titles, and of tables.
 _AXES: dict[str, _Axis] = {
-    "device": _Axis(lambda c: 0, lambda c: c.device, lambda c: c.device),
-    "dtype": _Axis(lambda c: DTYPES.index(c.case.dtype), lambda c: c.case.dtype, lambda c: c.case.dtype),
+    "device": _Axis(lambda c: 0, lambda c: c.device),
+    "dtype": _Axis(lambda c: DTYPES.index(c.case.dtype), lambda c: c.case.dtype),
     "headdim": _Axis(
         lambda c: (c.case.shape.headdim, c.case.shape.headdim_v),
         lambda c: f"headdim {case_names.headdim(c.case)}",
         lambda c: f"d{case_names.headdim(c.case)}",
     ),
-    "causal": _Axis(
-        lambda c: case_names.mask_rank(c.case), lambda c: case_names.mask(c.case), lambda c: case_names.mask(c.case)
-    ),
-    "softcap": _Axis(
-        lambda c: c.case.softcap,
-        lambda c: f"softcap {c.case.softcap:g}" if c.case.softcap else "",
-        lambda c: f"softcap {c.case.softcap:g}" if c.case.softcap else "no softcap",
-    ),
-    "dropout": _Axis(
-        lambda c: c.case.dropout_p,
-        lambda c: f"dropout {c.case.dropout_p:g}" if c.case.dropout_p else "",
-        lambda c: f"dropout {c.case.dropout_p:g}" if c.case.dropout_p else "no dropout",
-    ),
-    "direction": _Axis(
-        lambda c: DIRECTIONS.index(c.case.direction), lambda c: c.case.direction, lambda c: c.case.direction
-    ),
-    "backend": _Axis(lambda c: case_names.backend_rank(c.backend), lambda c: c.backend, lambda c: c.backend),
+    "causal": _Axis(lambda c: case_names.mask_rank(c.case), lambda c: case_names.mask(c.case)),
+    "softcap": _Axis(lambda c: c.case.softcap, lambda c: f"softcap {c.case.softcap:g}" if c.case.softcap else ""),
+    "dropout": _Axis(lambda c: c.case.dropout_p, lambda c: f"dropout {c.case.dropout_p:g}" if c.case.dropout_p else ""),
+    "direction": _Axis(lambda c: DIRECTIONS.index(c.case.direction), lambda c: c.case.direction),
+    "backend": _Axis(lambda c: case_names.backend_rank(c.backend), lambda c: c.backend),
     "nheads": _Axis(
         lambda c: (c.case.shape.nheads, c.case.shape.nheads_k),
         lambda c: _heads(c.case),
@@ -76,8 +64,8 @@ _AXES: dict[str, _Axis] = {
         lambda c: c.case.shape.batch, lambda c: f"batch {c.case.shape.batch}", lambda c: f"b{c.case.shape.batch}"
     ),
     "seqlen_q": _Axis(
-        lambda c: 0 if c.case.shape.seqlen_q == c.case.shape.seqlen_k else c.case.shape.seqlen_q,
-        lambda c: "" if c.case.shape.seqlen_q == c.case.shape.seqlen_k else f"seqlen_q {c.case.shape.seqlen_q}",
+        lambda c: c.case.shape.seqlen_q if _cross_lengths(c.case) else 0,
+        lambda c: f"seqlen_q {c.case.shape.seqlen_q}" if _cross_lengths(c.case) else "",
         lambda c: f"q{format_size(c.case.shape.seqlen_q)}",
     ),
     _ROW: _Axis(
@@ -102,16 +90,10 @@ def grids(
     """Return the grids of each metric, the error of fp8 cells, then with `memory` peak memory, condensed.
 
     `by` is what the columns are: the backends where it is None, or, of many backends, the sequence lengths. A metric
-    that no cell has gives no grids. After so many `lines` a metric's grids end. Raises UserError for an unknown metric
-    or axis.
+    that no cell has gives no grids. After so many `lines` a metric's grids end.
     """
     if by is None:
         by = _ROW if len({c.backend for c in cells if c.status != "skipped"}) > ABREAST else "backend"
-    if by not in BY:
-        raise UserError(f'no columns "{by}"{did_you_mean(by, BY)}')
-    for name in names:
-        if name not in METRICS:
-            raise UserError(f'no metric "{name}"{did_you_mean(name, METRICS)}')
     wanted = [(name, cells) for name in names]
     if "relative_error" not in names and (narrow := [c for c in cells if c.case.dtype == "fp8"]):
         wanted.append(("relative_error", narrow))  # a speed in fp8 says nothing without it
@@ -123,17 +105,9 @@ def grids(
         made, left = _grids(chosen, metric, by, lines)
         if made or chosen is cells:
             competing: Any = "column" if made and made[0].corner == "backend" else "row"
-            found.append(Grids(heading(metric, cells), tuple(made), competing, _more(left)))
+            more = f"{count(left, 'more table')} not shown: {ALL_SHOWN}" if left else ""
+            found.append(Grids(heading(metric, cells), tuple(made), competing, more))
     return found
-
-
-def _more(left: int) -> str:
-    if not left:
-        return ""
-    return (
-        f"{count(left, 'more table')} not shown: attnbench report --all shows every one, "
-        "-f csv and -f json have every cell, fewer run files make fewer."
-    )
 
 
 def heading(metric: Metric, cells: Sequence[Cell]) -> str:
@@ -189,8 +163,7 @@ def _grids(cells: Sequence[Cell], metric: Metric, by: str, lines: float) -> tupl
             if lines <= 0:
                 left += any(c.status != "skipped" for c in part)
                 continue
-            made = _grid(part, several, metric, (row, column))
-            if made is not None:
+            if made := _grid(part, several, metric, (row, column)):
                 found.append(made)
                 lines -= len(made.rows) + FRAME
     return found, left
@@ -227,68 +200,65 @@ def _tells(known: str, axis: str, cells: Sequence[Cell]) -> bool:
 
 
 def _grid(cells: Sequence[Cell], several: bool, metric: Metric, axes: tuple[str, str]) -> Grid | None:
+    """Return the grid of some cells, None where it would hold no figure and no ending but skips.
+
+    several: whether the report has cells of other devices. axes: of the rows and of the columns.
+    """
     row, column = axes
     at = {(_AXES[row].value(c), _AXES[column].value(c)): c for c in cells}
     tried = [key for key, cell in at.items() if cell.status != "skipped"]
+    values = {key: value for key, cell in at.items() if (value := cell.value(metric.name)) is not None}
+    if not tried or (not values and any(at[key].status == "ok" for key in tried)):
+        return None
     columns = sorted({c for _, c in tried})  # what was skipped throughout is told below the grids
     rows = sorted({r for r, c in (tried if row == "backend" else at) if c in columns})
-    if not tried:
-        return None
-    values = {key: cell.value(metric.name) for key, cell in at.items()}
-    if any(at[key].status == "ok" for key in tried) and not any(v is not None for v in values.values()):
-        return None
 
-    rivals: dict[Any, list[float]] = {}  # only backends compete, on one case
+    case = 0 if column == "backend" else 1  # the place in a key that names the case on which backends compete
+    rivals: dict[Any, list[float]] = {}
     for key, value in values.items() if "backend" in axes else ():
-        if value is not None:
-            rivals.setdefault(key[0 if column == "backend" else 1], []).append(value)
+        rivals.setdefault(key[case], []).append(value)
     best = {place: _best(metric, found) for place, found in rivals.items()}
-
-    def entry(r: Any, c: Any) -> Figure | Ending:
-        return _entry(at.get((r, c)), metric, best.get(r if column == "backend" else c, set()))
 
     details, row_extra, column_extra = _details(cells, row, column)
     of_row, of_column = {r: cell for (r, _), cell in at.items()}, {c: cell for (_, c), cell in at.items()}
+    figures = {key: _entry(cell, metric, best.get(key[case], "")) for key, cell in at.items()}
     return Grid(
         title=_title(cells[0], several, axes),
         details=details,
         corner="backend" if row == "backend" else "seqlen",
         columns=tuple(_label(of_column[c], column, column_extra) for c in columns),
-        rows=tuple((_label(of_row[r], row, row_extra), tuple(entry(r, c) for c in columns)) for r in rows),
+        rows=tuple(
+            (_label(of_row[r], row, row_extra), tuple(figures.get((r, c), Ending()) for c in columns)) for r in rows
+        ),
     )
 
 
-def _entry(cell: Cell | None, metric: Metric, best: set[str]) -> Figure | Ending:
-    if cell is None:
-        return Ending()
-    if cell.status != "ok":
-        return Ending(case_names.ENDINGS[cell.status])
+def _entry(cell: Cell, metric: Metric, best: str) -> Figure | Ending:
     value = cell.value(metric.name)
     if value is None:
-        return Ending(case_names.NOTHING)
+        return Ending(case_names.ENDINGS.get(cell.status, case_names.NOTHING))
     text = metric.format(value)
     number, _, aside = text.partition(" ")
     memory = metric.name == "tflops" and cell.bound == "memory"
     if metric.name == "tflops":
         used = cell.value("roofline" if memory else "utilization")
         aside = "" if used is None else share(used)
-    return Figure(number, aside, text in best, held_down=metric.clocked and cell.held_down, memory_bound=memory)
+    return Figure(number, aside, text == best, held_down=metric.clocked and cell.held_down, memory_bound=memory)
 
 
-def _best(metric: Metric, rivals: Sequence[float]) -> set[str]:
-    """The best figure as written, so that a tie at the digits shown is a tie; none if more than half are that good."""
-    if metric.better is None or not rivals:
-        return set()
-    texts = [metric.format(v) for v in rivals]
-    champion = metric.format(max(rivals) if metric.better == "higher" else min(rivals))
-    return {champion} if 2 * texts.count(champion) <= len(texts) else set()
+def _best(metric: Metric, rivals: Sequence[float]) -> str:
+    """Return the best figure as it is written, so that a tie at the digits shown is a tie.
+
+    Returns "" where there is none: no value is better, or more than half are that good.
+    """
+    if metric.better is None:
+        return ""
+    best = metric.format(max(rivals) if metric.better == "higher" else min(rivals))
+    return best if 2 * sum(metric.format(v) == best for v in rivals) <= len(rivals) else ""
 
 
 def _title(cell: Cell, several: bool, axes: tuple[str, str]) -> str:
-    """`several`: whether there are other devices."""
-    names = [a for a in _AXES if a not in (*axes, *_IMPLIED)]
-    if not several:
-        names.remove("device")
+    names = [a for a in _AXES if a not in (*axes, *_IMPLIED) and (several or a != "device")]
     return ", ".join(filter(None, (_AXES[a].label(cell) for a in names)))
 
 
@@ -309,7 +279,13 @@ def _details(cells: Sequence[Cell], row: str, column: str) -> tuple[str, list[st
 
 
 def _label(cell: Cell, axis: str, extra: Sequence[str]) -> str:
-    return " ".join([_AXES[axis].short(cell), *(_AXES[a].short(cell) for a in extra)])
+    """Return the label of a row or column: what it is of an axis, and of the implied axes that it has to name."""
+    names = [(_AXES[a].short or _AXES[a].label)(cell) or f"no {a}" for a in (axis, *extra)]
+    return " ".join(names)
+
+
+def _cross_lengths(case: Case) -> bool:
+    return case.shape.seqlen_q != case.shape.seqlen_k
 
 
 def _heads(case: Case) -> str:
@@ -322,4 +298,4 @@ def _but_mask(case: Case) -> tuple[Any, ...]:
     """All that sets tables of memory apart on a device."""
     s = case.shape
     kind = case.dtype, s.headdim, s.headdim_v, case.direction, case_names.extras(case)
-    return *kind, s.nheads, s.nheads_k, s.seqlen_q == s.seqlen_k
+    return *kind, s.nheads, s.nheads_k, _cross_lengths(case)

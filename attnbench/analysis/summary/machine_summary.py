@@ -61,7 +61,6 @@ def _method(cells: Sequence[Cell]) -> str:
     rounds = max((len(c.rows) for c in cells), default=1)
     ok = [row for c in cells for row in c.ok]
     counts = {n for row in ok if (n := len(row.samples))}
-    clocks = [hz for row in ok if (hz := metrics.clock(row)) is not None]
     latencies = [list(c.rounds("latency").values()) for c in cells]
     spreads = [(max(f) - min(f)) / middle for f in latencies if len(f) > 1 and (middle := stats.median(f))]
     parts = []
@@ -74,13 +73,20 @@ def _method(cells: Sequence[Cell]) -> str:
     if any(c.uses_span for c in cells):
         parts.append(f"{TIMERS['cupti']} under {duration(SHORT)}")
     parts += [f"L2 {state}" for state in sorted({r.record.l2 for r in ok if r.record.l2})]
-    if clocks:
-        low, high = f"{min(clocks) / 1e6:.0f}", f"{max(clocks) / 1e6:.0f}"
-        top = cells[0].run.environment.clock_max_hz
-        parts.append(f"SM clock {low if low == high else f'{low}-{high}'}{f' of {top / 1e6:.0f}' if top else ''} MHz")
+    parts.append(clock_range(cells))
     if agreement := _agreement(spreads):
         parts.append(f"rounds agree within {agreement}")
-    return ", ".join(parts) + _ceilings(cells)
+    return ", ".join(filter(None, parts)) + _ceilings(cells)
+
+
+def clock_range(cells: Sequence[Cell]) -> str:
+    """Return the clocks that the cells were measured at, and the highest: "SM clock 1600-1700 of 1980 MHz"; or ""."""
+    clocks = [hz for c in cells for row in c.ok if (hz := metrics.clock(row)) is not None]
+    if not clocks:
+        return ""
+    top = cells[0].run.environment.clock_max_hz
+    ends = dict.fromkeys(f"{hz / 1e6:.0f}" for hz in (min(clocks), max(clocks)))
+    return f"SM clock {'-'.join(ends)}{f' of {top / 1e6:.0f}' if top else ''} MHz"
 
 
 def _agreement(spreads: Sequence[float]) -> str:
