@@ -37,6 +37,7 @@ from attnbench.analysis.gate.judge import Judgement, Request, judge
 from attnbench.analysis.gate.margins import DEFAULT, Margins
 from attnbench.analysis.gate.round_values import round_values
 from attnbench.core import stats
+from attnbench.core.errors import EXIT_REGRESSION
 from attnbench.core.record import Run
 from attnbench.results import metrics, run_file
 from attnbench.results.cells import cells
@@ -176,7 +177,7 @@ def _alike(experiment: Experiment, runs: Runs, units: Sequence[Sequence[str]]) -
         for margin in experiment.margins:
             judged = [_judge(runs[a], runs[b], margin, DEFAULT) for a, b in pairs]
             findings = [f for j in judged for f in j.findings]
-            bad = sum(any(map(j.fails, j.findings)) for j in judged)
+            bad = sum(j.exit_code == EXIT_REGRESSION for j in judged)
             yield from _row(f"{len(pairs)} {what}", f"{margin:.0%}", bad, len(findings), *_verdicts(findings))
 
 

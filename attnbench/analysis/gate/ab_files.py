@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from attnbench.analysis.gate.findings import Finding
 from attnbench.analysis.gate.repeated_looks import LOOKS
 from attnbench.analysis.gate.run_differences import Difference
 from attnbench.core.record import Run
@@ -24,13 +25,13 @@ def whole_pairs(a: Run, b: Run) -> tuple[Run, Run]:
     return first, second
 
 
-def left_out(before: Mapping[Key, Cell], after: Mapping[Key, Cell]) -> dict[Key, str]:
-    """Return the cells that neither build had time to measure, with the reason: nothing is known of them."""
-    return {
-        key: cell.reason or ""
+def left_out(before: Mapping[Key, Cell], after: Mapping[Key, Cell]) -> list[Finding]:
+    """Return a finding for each cell that neither build had time to measure: nothing is known of it."""
+    return [
+        Finding(*key, None, "inconclusive", (0, 0), reason=cell.reason or "")
         for key, cell in before.items()
         if key in after and all(row.record.resumable for side in (cell, after[key]) for row in side.rows)
-    }
+    ]
 
 
 def under_test(a: Run, b: Run) -> list[str]:

@@ -5,38 +5,65 @@ from __future__ import annotations
 from collections.abc import Container, Mapping
 from typing import Literal
 
-from attnbench.analysis.gate.findings import Finding
-from attnbench.core.text import one_line
+from attnbench.analysis.gate.findings import Finding, Verdict, full_name
+from attnbench.core.text import count, one_line, some
 from attnbench.results import case_names
 from attnbench.results.cells import Cell, Key
 
 State = Literal["works", "flaky", "fails", "absent"]
+Change = tuple[State, State]  # the state of a cell in the baseline and in the current run
+
+VERDICTS: Mapping[Change, Verdict] = {
+    ("works", "flaky"): "newly-failing",
+    ("works", "fails"): "newly-failing",
+    ("flaky", "fails"): "newly-failing",
+    ("works", "absent"): "missing",
+    ("flaky", "absent"): "missing",
+    ("flaky", "works"): "newly-working",
+    ("fails", "works"): "newly-working",
+    ("absent", "works"): "newly-working",
+}
+COMPARED: set[Change] = {("works", "works"), ("flaky", "works"), ("flaky", "flaky")}
+NOTES: Mapping[Change, str] = {  # in the order of a report
+    ("fails", "fails"): "worked in neither run",
+    ("absent", "fails"): "worked in neither run",
+    ("flaky", "flaky"): "failed in some rounds of both runs, of which those that worked count",
+    ("fails", "flaky"): "worked in some rounds, and not in the baseline: not compared",
+    ("absent", "flaky"): "worked in some rounds, and not in the baseline: not compared",
+}
+NEW = "in the current run only, not compared"
+
+# An A/B does not go on with a cell that has failed, so its few rounds would stay inconclusive.
+COMPARED_IN_TURNS: set[Change] = {("works", "works")}
+NOTES_IN_TURNS = {**NOTES, ("flaky", "flaky"): "failed in some rounds of both runs, not compared"}
 
 
 def compare_states(
-    before: Mapping[Key, Cell], after: Mapping[Key, Cell], planned: Container[Key] = ()
-) -> tuple[list[Finding], list[tuple[Cell, Cell]]]:
-    """Return the findings on cells as a whole, and the pairs (baseline, current) whose metrics can be compared.
+    before: Mapping[Key, Cell], after: Mapping[Key, Cell], planned: Container[Key] = (), in_turns: bool = False
+) -> tuple[list[Finding], list[tuple[Cell, Cell]], list[str]]:
+    """Return the findings on cells as a whole, the pairs (baseline, current) to compare, and notes on all other cells.
 
-    `planned`: the cells that the current run has planned and not measured yet.
+    `planned`: the cells that the current run has planned and not measured yet. `in_turns`: the runs are an A/B.
     """
     found, pairs = [], []
+    compared, notes = (COMPARED_IN_TURNS, NOTES_IN_TURNS) if in_turns else (COMPARED, NOTES)
+    noted: dict[str, list[str]] = {text: [] for text in (*notes.values(), NEW)}
     for key, old in before.items():
         new = after.get(key)
-        was, now = state(old), state(new)
-        rounds = (len(old.ok), len(new.ok) if new else 0)
-        if new and ((was == "works" and now in ("flaky", "fails")) or (was == "flaky" and now == "fails")):
-            found.append(Finding(*key, None, "newly-failing", rounds, reason=_why(new)))
-            continue
-        measured = was in ("works", "flaky")
-        if measured and now == "absent":
-            nothing = "planned, and not measured yet" if key in planned else "no record of it"
-            found.append(Finding(*key, None, "missing", rounds, reason=_why(new) if new else nothing))
-        elif was != "works" and now == "works":
-            found.append(Finding(*key, None, "newly-working", rounds, reason=f"was: {_why(old)}"))
-        if measured and new and now in ("works", "flaky"):
+        change = state(old), state(new)
+        if verdict := VERDICTS.get(change):
+            rounds = (len(old.ok), len(new.ok) if new else 0)
+            found.append(Finding(*key, None, verdict, rounds, reason=_reason(verdict, old, new, key in planned)))
+        if new and change in compared:
             pairs.append((old, new))
-    return found, pairs
+        if change in notes:
+            noted[notes[change]].append(full_name(old.backend, old.case))
+    noted[NEW] = [full_name(backend, case) for case, backend in after if (case, backend) not in before]
+    return (
+        found,
+        pairs,
+        [f"{count(len(names), 'cell')} {text}: {some(names)}" for text, names in noted.items() if names],
+    )
 
 
 def state(cell: Cell | None) -> State:
@@ -50,6 +77,14 @@ def state(cell: Cell | None) -> State:
     if any(row.record.status not in ("ok", "skipped") for row in cell.rows):
         return "flaky" if cell.status == "ok" else "fails"
     return "works" if cell.status == "ok" else "absent"
+
+
+def _reason(verdict: Verdict, old: Cell, new: Cell | None, planned: bool) -> str:
+    if verdict == "newly-working":
+        return f"was: {_why(old)}"
+    if new:
+        return _why(new)
+    return "planned, and not measured yet" if planned else "no record of it"
 
 
 def _why(cell: Cell) -> str:

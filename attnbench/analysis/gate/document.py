@@ -13,19 +13,8 @@ from attnbench.core.formats import percent
 from attnbench.core.record import Run
 from attnbench.core.text import count
 from attnbench.report.characters import HELD_DOWN
-from attnbench.report.document import (
-    Column,
-    Document,
-    Entry,
-    Level,
-    Line,
-    Machine,
-    Paragraphs,
-    Span,
-    Style,
-    Table,
-    Verdict,
-)
+from attnbench.report.document import Column, Document, Entry, Level, Line, Machine, Paragraphs, Span, Style, Table
+from attnbench.report.document import Verdict as LastLine
 from attnbench.results.metrics import METRICS
 
 OUTCOMES: Mapping[int, tuple[str, Level]] = {  # by exit code
@@ -56,7 +45,7 @@ LISTED = 100  # rows in markdown; a comment on GitHub holds 65,536 characters
 
 def document_of(judgement: Judgement, every: bool = False) -> Document:
     """Return the document of a judgement; with `every` it lists all findings, not only those that a reader must see."""
-    shown = judgement.those(lambda f: every or _is_listed(judgement, f))
+    shown = [f for f in judgement.findings if every or _is_listed(judgement, f)]
     machines = _machines(judgement)
     ending = [] if every else _rest(judgement)
     return Document(
@@ -66,7 +55,7 @@ def document_of(judgement: Judgement, every: bool = False) -> Document:
         lead=_lead(judgement),
         blocks=(_table(shown),) if shown else (),
         notes=(*((Span(line),) for line in ending), *((Span(note, "quiet"),) for note in judgement.notes)),
-        verdict=Verdict(headline(judgement), OUTCOMES[judgement.exit_code][1]),
+        verdict=LastLine(headline(judgement), OUTCOMES[judgement.exit_code][1]),
         data=_data(judgement),
     )
 
@@ -91,7 +80,7 @@ def _is_listed(judgement: Judgement, finding: Finding) -> bool:
     The cells for which an A/B had no time are one note of the judgement, not a row each.
     """
     changed = finding.verdict not in ("unchanged", "inconclusive")
-    return changed or (judgement.unsettles(finding) and not finding.unmeasured)
+    return changed or (judgement.exit_code_of(finding) != EXIT_PASS and not finding.unmeasured)
 
 
 def _machines(judgement: Judgement) -> tuple[Machine, ...]:
@@ -151,12 +140,16 @@ def _text(metric: str, value: float | None) -> str:
 
 def _rest(judgement: Judgement) -> list[str]:
     """Return a line that counts what is not listed; none where all is."""
-    undecided = judgement.those(lambda f: f.verdict == "inconclusive" and bool(f.metric) and not judgement.unsettles(f))
+    undecided = [
+        f.metric
+        for f in judgement.findings
+        if f.verdict == "inconclusive" and f.metric and judgement.exit_code_of(f) == EXIT_PASS
+    ]
     parts = []
     if left := judgement.count("unchanged"):
         parts.append(f"{count(left, 'result')} shown to lie within the margin")
     if undecided:
-        names = ", ".join(sorted({f.metric for f in undecided if f.metric}))
+        names = ", ".join(sorted({*undecided}))
         parts.append(f"{len(undecided)} of {names} inconclusive, which does not count here")
     return ["; ".join(parts)] if parts else []
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from attnbench.analysis.gate.document import headline, sentence
 from attnbench.analysis.gate.judge import Judgement
-from attnbench.core.errors import UserError
+from attnbench.core.errors import EXIT_INCONCLUSIVE, EXIT_REGRESSION, UserError
 from attnbench.core.text import count
 
 LIMIT = 10
@@ -19,10 +19,10 @@ LIMIT = 10
 def workflow_commands(judgement: Judgement) -> str:
     """Return one line an annotation: errors, warnings, and the verdict as a notice."""
     errors = [("not comparable", f"{d.what}; if that is meant: {d.remedy}") for d in judgement.refused]
-    errors += [(f.name, sentence(f)) for f in judgement.those(judgement.fails)]
-    unsettled = judgement.those(judgement.unsettles)
+    errors += [(f.name, sentence(f)) for f in judgement.findings if judgement.exit_code_of(f) == EXIT_REGRESSION]
+    unsettled = [f for f in judgement.findings if judgement.exit_code_of(f) == EXIT_INCONCLUSIVE]
     warnings = [(f.name, sentence(f)) for f in unsettled if not f.unmeasured]
-    if late := sum(f.unmeasured for f in unsettled):
+    if late := len(unsettled) - len(warnings):
         warnings.insert(0, ("not measured", f"{count(late, 'cell')} left out for want of time; see the step's summary"))
     lines = [*_level("error", errors), *_level("warning", warnings)]
     return "\n".join([*lines, f"::notice title=attnbench gate::{_escaped(headline(judgement))}"]) + "\n"

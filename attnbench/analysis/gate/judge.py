@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
 from attnbench.analysis.gate import ab_files, notes, run_differences
-from attnbench.analysis.gate.cell_states import compare_states, state
+from attnbench.analysis.gate.cell_states import compare_states
 from attnbench.analysis.gate.findings import Finding, Verdict, full_name, in_order
 from attnbench.analysis.gate.margins import RULES, Margins
 from attnbench.analysis.gate.metric_findings import metric_findings
 from attnbench.analysis.gate.run_differences import Difference
-from attnbench.core.errors import (
-    EXIT_INCONCLUSIVE,
-    EXIT_NOT_COMPARABLE,
-    EXIT_PASS,
-    EXIT_REGRESSION,
-    UserError,
-)
+from attnbench.core.errors import EXIT_INCONCLUSIVE, EXIT_NOT_COMPARABLE, EXIT_PASS, EXIT_REGRESSION, UserError
 from attnbench.core.record import Run
 from attnbench.core.text import count
 from attnbench.results import run_file
@@ -51,33 +45,27 @@ class Judgement:
     notes: tuple[str, ...] = ()
     heading: tuple[str, ...] = ()  # how an A/B was measured
 
-    def count(self, *verdicts: Verdict) -> int:
-        """Return how many findings have one of these verdicts."""
-        return sum(f.verdict in verdicts for f in self.findings)
+    def count(self, verdict: Verdict) -> int:
+        """Return how many findings have a verdict."""
+        return sum(f.verdict == verdict for f in self.findings)
 
-    def those(self, which: Callable[[Finding], bool]) -> list[Finding]:
-        """Return the findings for which a condition holds, in order."""
-        return [f for f in self.findings if which(f)]
-
-    def fails(self, finding: Finding) -> bool:
-        """Return whether this finding alone makes the gate fail."""
-        if finding.verdict == "missing":
-            return self.request.missing == "fail"
-        return finding.verdict in ("regressed", "newly-failing")
-
-    def unsettles(self, finding: Finding) -> bool:
-        """Return whether this finding alone makes the gate inconclusive."""
-        counts = finding.metric is None or not RULES[finding.metric].cached
-        return finding.verdict == "inconclusive" and counts and self.request.inconclusive == "fail"
+    def exit_code_of(self, finding: Finding) -> int:
+        """Return the exit code that the gate would have with this finding alone."""
+        if finding.verdict in ("regressed", "newly-failing"):
+            return EXIT_REGRESSION
+        if finding.verdict == "missing" and self.request.missing == "fail":
+            return EXIT_REGRESSION
+        if finding.verdict == "inconclusive" and self.request.inconclusive == "fail":
+            return EXIT_PASS if finding.metric and RULES[finding.metric].cached else EXIT_INCONCLUSIVE
+        return EXIT_PASS
 
     @property
     def exit_code(self) -> int:
         """0: pass; 1: a regression; 3: inconclusive; 4: not comparable."""
         if self.refused:
             return EXIT_NOT_COMPARABLE
-        if any(map(self.fails, self.findings)):
-            return EXIT_REGRESSION
-        return EXIT_INCONCLUSIVE if any(map(self.unsettles, self.findings)) else EXIT_PASS
+        codes = {self.exit_code_of(finding) for finding in self.findings}
+        return next((code for code in (EXIT_REGRESSION, EXIT_INCONCLUSIVE) if code in codes), EXIT_PASS)
 
 
 def judge(baseline: Run, current: Run, request: Request) -> Judgement:
@@ -95,11 +83,9 @@ def judge(baseline: Run, current: Run, request: Request) -> Judgement:
             f"{len(after)} in the current run); measure the same suite in both"
         )
     planned = {(job.case, job.backend) for job in run_file.missing(current)}
-    of_cells, pairs = compare_states(before, after, planned)
-    if in_turns:  # an A/B does not go on with a cell that has failed, so its few rounds would stay inconclusive
-        pairs = [pair for pair in pairs if {*map(state, pair)} == {"works"}]
-    late = ab_files.left_out(before, after) if in_turns else {}
-    of_cells += [Finding(*key, None, "inconclusive", (0, 0), reason=why) for key, why in late.items()]
+    of_cells, pairs, not_compared = compare_states(before, after, planned, in_turns)
+    if in_turns:
+        of_cells += ab_files.left_out(before, after)
     findings = in_order([*of_cells, *metric_findings(pairs, request.metrics, request.margins, in_turns)])
     if pairs and "cycles" in request.metrics and "cycles" not in {f.metric for f in findings}:
         raise UserError("cycles: no cell knows the clock that was held in both runs; compare --metric latency")
@@ -111,7 +97,7 @@ def judge(baseline: Run, current: Run, request: Request) -> Judgement:
         *(f"margins: no cell is called {glob!r}" for glob in request.margins.unused(names)),
         *notes.unmeasured(findings),
         *notes.timed(findings, in_turns, baseline.policy.burst_s),
-        *notes.not_compared(before, after, in_turns),
+        *not_compared,
         *notes.incomplete("baseline", baseline),
         *notes.incomplete("current run", current),
         *notes.units(baseline, current),

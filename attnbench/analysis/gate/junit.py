@@ -5,43 +5,38 @@ from __future__ import annotations
 from xml.etree import ElementTree
 
 from attnbench.analysis.gate.document import sentence
-from attnbench.analysis.gate.findings import Finding
 from attnbench.analysis.gate.judge import Judgement
+from attnbench.core.errors import EXIT_PASS
 
 
 def render(judgement: Judgement) -> str:
     """Return the XML. What keeps the gate from passing is a failure; what else is open is skipped."""
-
-    def fails(finding: Finding) -> bool:
-        return judgement.fails(finding) or judgement.unsettles(finding)
-
+    suites: dict[str, list[ElementTree.Element]] = {}
+    for f in judgement.findings:
+        test = _test(suites, f.metric or "cell", f.name)
+        if judgement.exit_code_of(f) != EXIT_PASS:
+            _failure(test, sentence(f), f.verdict)
+        elif f.verdict in ("inconclusive", "missing"):
+            ElementTree.SubElement(test, "skipped", message=sentence(f))
+    for d in judgement.refused:
+        text = f"{d.what}; if that is what is under test: {d.remedy}"
+        _failure(_test(suites, "comparable", d.names[0]), text, "unlike")
     root = ElementTree.Element("testsuites", name="attnbench gate")
-    suites: dict[str, list[Finding]] = {}
-    for finding in judgement.findings:
-        suites.setdefault(finding.metric or "cell", []).append(finding)
-    for name, findings in suites.items():
-        failing = sum(map(fails, findings))
-        skipped = sum(f.verdict in ("inconclusive", "missing") and not fails(f) for f in findings)
-        suite = _suite(root, name, len(findings), failing, skipped)
-        for finding in findings:
-            case = ElementTree.SubElement(suite, "testcase", classname=f"attnbench.{name}", name=finding.name)
-            if fails(finding):
-                _failure(case, sentence(finding), finding.verdict)
-            elif finding.verdict in ("inconclusive", "missing"):
-                ElementTree.SubElement(case, "skipped", message=sentence(finding))
-    if judgement.refused:
-        suite = _suite(root, "comparable", len(judgement.refused), len(judgement.refused), 0)
-        for difference in judgement.refused:
-            case = ElementTree.SubElement(suite, "testcase", classname="attnbench.comparable", name=difference.names[0])
-            _failure(case, f"{difference.what}; if that is what is under test: {difference.remedy}", "unlike")
+    for name, tests in suites.items():
+        failures, skipped = (sum(test.find(tag) is not None for test in tests) for tag in ("failure", "skipped"))
+        counts = {"tests": len(tests), "failures": failures, "errors": 0, "skipped": skipped}
+        suite = ElementTree.SubElement(root, "testsuite", name=name, attrib={k: str(v) for k, v in counts.items()})
+        suite.extend(tests)
     ElementTree.indent(root)
     return ElementTree.tostring(root, encoding="unicode", xml_declaration=True) + "\n"
 
 
-def _suite(root: ElementTree.Element, name: str, tests: int, failures: int, skipped: int) -> ElementTree.Element:
-    counts = {"tests": tests, "failures": failures, "errors": 0, "skipped": skipped}
-    return ElementTree.SubElement(root, "testsuite", name=name, attrib={k: str(v) for k, v in counts.items()})
+def _test(suites: dict[str, list[ElementTree.Element]], suite: str, name: str) -> ElementTree.Element:
+    """Add a test to a suite, and return it."""
+    test = ElementTree.Element("testcase", classname=f"attnbench.{suite}", name=name)
+    suites.setdefault(suite, []).append(test)
+    return test
 
 
-def _failure(case: ElementTree.Element, text: str, kind: str) -> None:
-    ElementTree.SubElement(case, "failure", message=text, type=kind).text = text
+def _failure(test: ElementTree.Element, text: str, kind: str) -> None:
+    ElementTree.SubElement(test, "failure", message=text, type=kind).text = text

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 
 from attnbench.analysis.gate.findings import Finding, full_name
 from attnbench.analysis.gate.hypothesis_tests import MORE_ROUNDS, Decision, Rounds, decide
@@ -15,44 +15,6 @@ from attnbench.core.text import count
 from attnbench.results.cells import Cell
 
 
-@dataclass(frozen=True)
-class _Compared:
-    """One metric of a cell that has values on both sides."""
-
-    metric: str
-    baseline: Cell
-    current: Cell
-    values: tuple[list[float], list[float]]  # of the rounds, in the metric's unit
-    margin: float
-    paired: bool
-
-    @property
-    def test(self) -> Rounds:
-        """The logarithms of the values. What both sides have at or below the metric's floor has no noise."""
-        rule = RULES[self.metric]
-        least = rule.floor or math.ulp(0.0)
-        before, after = ([math.log(max(value, least)) for value in side] for side in self.values)
-        hidden = all(value <= rule.floor for side in self.values for value in side)
-        family = self.metric if rule.noisy and not hidden else ""
-        return Rounds(before, after, self.margin, family, self.paired)
-
-    def finding(self, decision: Decision, rounds: tuple[int, int]) -> Finding:
-        """Return the finding of a decision that rests on so many rounds of either side."""
-        before, after = (side[:number] for side, number in zip(self.values, rounds, strict=True))
-        return Finding(
-            case=self.current.case,
-            backend=self.current.backend,
-            metric=self.metric,
-            verdict=decision.verdict,
-            rounds=rounds,
-            values=(before, after),
-            margin=self.margin,
-            decision=decision,
-            reason=_remedy(decision) if decision.verdict == "inconclusive" else "",
-            held_down=self.metric == "latency" and (self.baseline.held_down or self.current.held_down),
-        )
-
-
 def metric_findings(
     pairs: Sequence[tuple[Cell, Cell]], metrics: Collection[str], margins: Margins, in_turns: bool
 ) -> list[Finding]:
@@ -60,27 +22,48 @@ def metric_findings(
 
     With `in_turns` the rounds were measured in turns: they are compared in pairs, look by look.
     """
-    missing, compared = [], []
-    names = [full_name(new.backend, new.case) for _, new in pairs]
+    missing, compared, tests = [], [], []
     for metric in metrics:
-        for name, (old, new) in zip(names, pairs, strict=True):
+        for old, new in pairs:
             before, after = round_values(metric, old, new)
             if before and not after:
                 rounds = len(old.ok), 0
-                missing.append(Finding(new.case, new.backend, metric, "missing", rounds, reason="no value any more"))
+                missing.append(Finding(*new.key, metric, "missing", rounds, reason="no value any more"))
             paired = in_turns or RULES[metric].cached
             if paired:  # round i with round i
                 before, after = ({n: side[n] for n in side if n in before and n in after} for side in (before, after))
             if before and after:
                 values = [*before.values()], [*after.values()]
-                compared.append(_Compared(metric, old, new, values, margins.of(metric, name), paired))
-    tests = [one.test for one in compared]
-    if in_turns:
-        decided = [(decision, (seen, seen)) for decision, seen in decide_in_looks(tests)]
-    else:
-        rounds_of = [(len(test.baseline), len(test.current)) for test in tests]
-        decided = [*zip(decide(tests), rounds_of, strict=True)]
-    return missing + [one.finding(*decision) for one, decision in zip(compared, decided, strict=True)]
+                margin = margins.of(metric, full_name(new.backend, new.case))
+                held_down = metric == "latency" and (old.held_down or new.held_down)
+                rounds = len(before), len(after)
+                compared.append(Finding(*new.key, metric, "inconclusive", rounds, values, margin, held_down=held_down))
+                tests.append(_test(metric, values, margin, paired))
+    if not in_turns:
+        return missing + [_decided(f, decision) for f, decision in zip(compared, decide(tests), strict=True)]
+    return missing + [_decided(f, *seen) for f, seen in zip(compared, decide_in_looks(tests), strict=True)]
+
+
+def _test(metric: str, values: tuple[list[float], list[float]], margin: float, paired: bool) -> Rounds:
+    """Return the logarithms of a metric's values. What both sides have at or below its floor has no noise."""
+    rule = RULES[metric]
+    least = rule.floor or math.ulp(0.0)
+    before, after = ([math.log(max(value, least)) for value in side] for side in values)
+    hidden = all(value <= rule.floor for side in values for value in side)
+    return Rounds(before, after, margin, metric if rule.noisy and not hidden else "", paired)
+
+
+def _decided(finding: Finding, decision: Decision, pairs: int | None = None) -> Finding:
+    """Return a finding with its decision, which rests on the first pairs of rounds of an A/B, or on all rounds."""
+    before, after = (side[:pairs] for side in finding.values)
+    return replace(
+        finding,
+        verdict=decision.verdict,
+        rounds=(len(before), len(after)),
+        values=(before, after),
+        decision=decision,
+        reason=_remedy(decision) if decision.verdict == "inconclusive" else "",
+    )
 
 
 def _remedy(decision: Decision) -> str:

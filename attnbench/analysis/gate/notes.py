@@ -1,18 +1,16 @@
-"""Notes on a gate: what a reader must know of all figures together, and of the cells that were not compared."""
+"""Notes on a gate: what a reader must know of all figures together, and of the runs."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 
-from attnbench.analysis.gate.cell_states import state
-from attnbench.analysis.gate.findings import TIMED, Finding, full_name, signed
+from attnbench.analysis.gate.findings import TIMED, Finding, signed
 from attnbench.core import stats
 from attnbench.core.formats import percent
 from attnbench.core.record import Run
 from attnbench.core.text import count, some
 from attnbench.results import run_file
-from attnbench.results.cells import Cell, Key
 
 ROUNDS = 5  # a side, for which docs/gate.md states the error rates
 TOGETHER = 10  # cells, from which on a change that they have in common is worth a note
@@ -69,29 +67,6 @@ def _one_round(judged: Sequence[Finding]) -> str:
         "One round a side is weak: noise is taken from how differently the cells changed, a disturbed cell cannot be "
         f"told from a changed one, and {known}. Run both with --rounds {ROUNDS}."
     )
-
-
-def not_compared(before: Mapping[Key, Cell], after: Mapping[Key, Cell], in_turns: bool) -> list[str]:
-    """Return notes on the cells that were not compared, or not in all their rounds."""
-    pairs = {key: (state(old), state(after.get(key))) for key, old in before.items()}
-    failing = [key for key, (was, now) in pairs.items() if was in ("fails", "absent") and now == "fails"]
-    flaky = [key for key, (was, now) in pairs.items() if was == now == "flaky"]
-    partly = [key for key, (was, now) in pairs.items() if was in ("fails", "absent") and now == "flaky"]
-    new = [key for key in after if key not in before]
-    groups = (
-        (failing, "worked in neither run"),
-        (
-            flaky,
-            f"failed in some rounds of both runs, {'not compared' if in_turns else 'of which those that worked count'}",
-        ),
-        (partly, "worked in some rounds, and not in the baseline: not compared"),
-        (new, "in the current run only, not compared"),
-    )
-    return [f"{count(len(keys), 'cell')} {what}: {_names(keys)}" for keys, what in groups if keys]
-
-
-def _names(keys: Iterable[Key]) -> str:
-    return some(full_name(backend, case) for case, backend in keys)
 
 
 def incomplete(side: str, run: Run) -> list[str]:
