@@ -112,10 +112,10 @@ def report(
     from attnbench.analysis.summary.document import complete, document
     from attnbench.report.document import Document
 
-    shown = Document("report", "")
-    if formats - {*TRACKERS}:
+    shown = Document("report", "")  # of rows and of other tools' formats alone: they need no tables
+    if formats & {"table", "md", "html"}:
         shown = document(cells, runs, metrics=names, by=columns, lines=math.inf if every else LINES)
-        shown = complete(shown, formats, cells, runs, results)
+    shown = complete(shown, formats, cells, runs, results)
     if code := output.write(shown, wanted, _trackers(formats, cells)):
         raise typer.Exit(code)
 
