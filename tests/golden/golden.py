@@ -1,11 +1,13 @@
 """What `report`, `gate`, `compare` and `baseline` print for the run files in results/, kept in expected/.
 
-Tables and markdown are kept as they are. CSV, JSON and the data of a page are large, so of those a digest is kept for
-each column or field; numbers are rounded to nine digits first, since libraries differ in the last ones.
+Tables, markdown, XML and the text of a page are kept as they are. CSV, JSON and the data of a page are large, so a
+digest is kept for each column or field; numbers are rounded to nine digits first, since libraries differ in the last
+ones.
 
-After an intended change, write the expected outputs anew and read their diff:
+After an intended change, write all expected outputs again, or those with some names, and read the difference:
 
     python tests/golden/golden.py
+    python tests/golden/golden.py 'report-*.txt' compare.md
 """
 
 from __future__ import annotations
@@ -16,11 +18,11 @@ import io
 import json
 import os
 import re
-import shutil
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -41,7 +43,7 @@ def _file(name: str) -> str:
 
 
 def _commands() -> dict[str, tuple[str, ...]]:
-    """Name of an expected output -> arguments of attnbench. The format is the name's ending."""
+    """Return name of an expected output -> arguments of attnbench. The ending of the name tells how it is kept."""
     found: dict[str, tuple[str, ...]] = {}
     for run in RUNS:
         short = re.sub(r"^(\d+)-(\d+)-(.+)-nvidia-h200$", r"\3-\2", run)
@@ -96,8 +98,11 @@ COMMANDS = _commands()
 
 
 def output(name: str) -> str:
-    """What attnbench prints or writes for the arguments of that name, as it is kept in expected/."""
-    with tempfile.TemporaryDirectory() as folder, _here():
+    """Return what attnbench prints, or writes to a page, for COMMANDS[name], as it is kept in expected/.
+
+    " ; " stands between commands that run one after the other; the last one's output counts.
+    """
+    with tempfile.TemporaryDirectory() as folder, _in_the_root():
         printed = ""
         for arguments in " ".join(COMMANDS[name]).split(" ; "):
             printed = _run([word.replace("{tmp}", folder) for word in arguments.split()])
@@ -109,7 +114,7 @@ def output(name: str) -> str:
 
 
 def kept(text: str, ending: str) -> str:
-    """The text itself, or digests of the columns or fields of what is large."""
+    """Return the text, or for a format that is large the digests of its columns or fields."""
     if ending == ".csv":
         rows = list(csv.DictReader(io.StringIO(text)))
         return _digests({column: [row[column] for row in rows] for column in rows[0]})
@@ -123,7 +128,7 @@ def kept(text: str, ending: str) -> str:
 
 
 def _fields(value: Any) -> Mapping[str, Any]:
-    """A mapping's fields; of a list of mappings the column of each key."""
+    """Return the fields of a mapping by name, or for a list of mappings the values of each key."""
     if isinstance(value, list):
         keys = dict.fromkeys(key for row in value for key in row)
         return {key: [row.get(key) for row in value] for key in keys}
@@ -136,6 +141,7 @@ def _fields(value: Any) -> Mapping[str, Any]:
 
 
 def _digests(fields: Mapping[str, Any]) -> str:
+    """Return a line for each field: its name, and 16 hexadecimal digits of the SHA-256 of its values."""
     lines = (
         f"{name}: {hashlib.sha256(json.dumps(_rounded(of)).encode()).hexdigest()[:16]}" for name, of in fields.items()
     )
@@ -143,6 +149,7 @@ def _digests(fields: Mapping[str, Any]) -> str:
 
 
 def _rounded(value: Any) -> Any:
+    """Return a JSON value whose numbers, also those in text, have nine significant digits."""
     if isinstance(value, str):
         return re.sub(r"-?\d+\.\d+(e[+-]?\d+)?", lambda number: f"{float(number[0]):.9g}", value)
     if isinstance(value, float):
@@ -155,6 +162,7 @@ def _rounded(value: Any) -> Any:
 
 
 def _run(arguments: list[str]) -> str:
+    """Return what attnbench prints to stdout. Raises AssertionError with its stderr for an exit code of an error."""
     from attnbench import cli
 
     out = io.TextIOWrapper(io.BytesIO(), encoding="utf-8")
@@ -173,8 +181,8 @@ def _run(arguments: list[str]) -> str:
 
 
 @contextmanager
-def _here() -> Iterator[None]:
-    """In the root of the project, so that no path of a machine is printed."""
+def _in_the_root() -> Iterator[None]:
+    """Work in the root of the project, so that no path of a machine is printed, with a terminal of WIDTH."""
     before = Path.cwd()
     os.chdir(ROOT)
     try:
@@ -186,12 +194,18 @@ def _here() -> Iterator[None]:
         os.chdir(before)
 
 
-def main() -> None:
-    shutil.rmtree(EXPECTED, ignore_errors=True)
-    EXPECTED.mkdir()
-    for name in COMMANDS:
-        (EXPECTED / name).write_text(output(name), encoding="utf-8")
+def main(patterns: list[str]) -> None:
+    """Write the expected outputs whose names fit a pattern, or all; files that belong to no command are removed."""
+    names = [name for name in COMMANDS if any(fnmatch(name, pattern) for pattern in patterns or ["*"])]
+    found = {name: output(name) for name in names}  # all of them first, so that an error loses none
+    EXPECTED.mkdir(exist_ok=True)
+    for path in EXPECTED.iterdir():
+        if path.name not in COMMANDS:
+            path.unlink()
+    for name, text in found.items():
+        (EXPECTED / name).write_text(text, encoding="utf-8")
+    print(f"{len(found)} of {len(COMMANDS)} expected outputs written")
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])
