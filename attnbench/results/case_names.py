@@ -29,30 +29,30 @@ ENDINGS: Mapping[Status, str] = {
 }
 NOTHING = "-"  # measured, but this metric has no value
 
-_PLACED = {"shape", "dtype", "direction", "causal", "window_size"}  # fields that a name says in a way of their own
+_PLACED = {"shape", "dtype", "direction", "causal", "window_size"}  # fields that other parts of a name tell
 _USUAL = {f.name: f.default for f in dataclasses.fields(Case) if f.name not in _PLACED}
 
 
 def backend_rank(name: str) -> tuple[int, str]:
-    """From plain to clever, then by name: the same column order in every report."""
+    """Return a sort key of backends: in the order of BACKEND_ORDER, then unknown ones by name."""
     return (BACKEND_ORDER.index(name) if name in BACKEND_ORDER else len(BACKEND_ORDER), name)
 
 
 def headdim(case: Case) -> str:
-    """128, or 192-128 where values have their own."""
+    """Return "128", or "192-128" where values have another headdim than queries and keys."""
     s = case.shape
     return str(s.headdim) if s.headdim == s.headdim_v else f"{s.headdim}-{s.headdim_v}"
 
 
 def heads(case: Case) -> str:
-    """16, or 32/8 where keys have their own."""
+    """Return "16", or "32/8" where there are fewer key heads than query heads."""
     s = case.shape
     return str(s.nheads) if s.nheads == s.nheads_k else f"{s.nheads}/{s.nheads_k}"
 
 
 @cache
 def mask(case: Case) -> str:
-    """full, causal, window (1023, 0), causal window (1023, open)."""
+    """Return "full", "causal", "window (1023, 0)" or "causal window (1023, open)"."""
     if case.window_size == (None, None):
         return "causal" if case.causal else "full"
     left, right = ("open" if side is None else str(side) for side in case.window_size)
@@ -61,7 +61,7 @@ def mask(case: Case) -> str:
 
 @cache
 def extras(case: Case) -> tuple[str, ...]:
-    """What else is not as usual: ("softcap 30", "dropout 0.1"). A field that this file does not know is named too."""
+    """Return the fields at another value than their default that no other name tells: ("softcap 30", "dropout 0.1")."""
     each = [(name, getattr(case, name), usual) for name, usual in _USUAL.items()]
     return tuple(_extra(name, value) for name, value, usual in each if value != usual)
 
@@ -72,18 +72,19 @@ def _extra(field: str, value: object) -> str:
 
 @cache
 def mask_rank(case: Case) -> tuple[bool, bool, str]:
+    """Return the sort key of masks: full, causal, then windows."""
     return (case.window_size != (None, None), case.causal, mask(case))
 
 
 def case_rank(case: Case) -> tuple[Any, ...]:
-    """The order of cases in every report: dtype, headdim, mask, pass, then lengths."""
+    """Return the sort key of cases in every report: dtype, headdim, mask, direction, then lengths."""
     s = case.shape
     kind = (DTYPES.index(case.dtype), s.headdim, s.headdim_v, mask_rank(case), DIRECTIONS.index(case.direction))
     return (*kind, s.seqlen_k, s.seqlen_q, s.batch, s.nheads, s.nheads_k, case.softcap, case.dropout_p, case.key)
 
 
 def lengths(case: Case) -> str:
-    """16k, or 1x16k for one query on 16k keys."""
+    """Return "16k", or "1x16k" for one query on 16k keys."""
     s = case.shape
     return (
         format_size(s.seqlen_k) if s.seqlen_q == s.seqlen_k else f"{format_size(s.seqlen_q)}x{format_size(s.seqlen_k)}"
@@ -97,7 +98,7 @@ def case_name(backend: str, case: Case, dtype: bool = False) -> str:
 
 
 def span(values: Sequence[int], known: Sequence[int]) -> str:
-    """Lengths, compressed: 1k, or 1k, 4k, or 1k-64k where all of the known ones between are meant."""
+    """Return lengths in short: "1k", "1k, 4k", or "1k-64k" where all known lengths between are among them."""
     values, known = sorted(set(values)), sorted(set(known))
     runs: list[list[int]] = []
     for v in values:
@@ -115,7 +116,7 @@ def span(values: Sequence[int], known: Sequence[int]) -> str:
 
 
 def where(ours: Sequence[Case], every: Sequence[Case]) -> str:
-    """What sets some cells apart from all: the axes on which they have not every value; "" where they are all."""
+    """Return what sets some cases apart from all: the axes on which they lack a value; "" where they lack none."""
     parts = []
     queries = [c.shape.seqlen_k for c in ours]
     known = [c.shape.seqlen_k for c in every]

@@ -148,19 +148,19 @@ def latency(row: Row) -> float | None:
 
 @metric("Latency, 10th percentile", "s", "lower", duration, clocked=True)
 def latency_p10(row: Row) -> float | None:
-    """A tenth is faster."""
+    """A tenth of the calls takes less."""
     return stats.percentile(row.ordered_samples, 10) if row.samples else None
 
 
 @metric("Latency, 90th percentile", "s", "lower", duration, clocked=True)
 def latency_p90(row: Row) -> float | None:
-    """A tenth is slower."""
+    """A tenth of the calls takes more."""
     return stats.percentile(row.ordered_samples, 90) if row.samples else None
 
 
 @metric("Latency, 99th percentile", "s", "lower", duration, clocked=True)
 def latency_p99(row: Row) -> float | None:
-    """One call in a hundred is slower; needs 100 samples."""
+    """One call in a hundred takes more; needs 100 samples."""
     return stats.percentile(row.ordered_samples, 99) if len(row.samples) >= MIN_SAMPLES_P99 else None
 
 
@@ -173,7 +173,7 @@ def ci(row: Row) -> float | None:
 
 @metric("Variation of the latency", "", "lower", percent)
 def cov(row: Row) -> float | None:
-    """Standard deviation over mean."""
+    """Standard deviation of the samples over their mean."""
     return stats.coefficient_of_variation(row.samples) if row.samples else None
 
 
@@ -275,7 +275,7 @@ def memory_peak(row: Row) -> float | None:
 
 @metric("Peak memory added by one call, as the driver sees it", "B", "lower", size, whole=True)
 def memory_driver(row: Row) -> float | None:
-    """The same as the driver sees it: what libraries take past torch counts too."""
+    """The most that one call takes from the driver, over its inputs: what libraries take past torch counts too."""
     return row.one_value("memory_driver")
 
 
@@ -367,7 +367,7 @@ def tflops_per_watt(row: Row) -> float | None:
 
 @metric("Uncertainty of the power without pauses", "", "lower", percent)
 def power_error(row: Row) -> float | None:
-    """Of the energy counter's edges, over the window; joules and tflops_per_watt have it too."""
+    """Uncertainty of the times at which the energy counter was read, over the time between; that of joules too."""
     return row.one_value("sustained_power_error")
 
 
@@ -392,7 +392,7 @@ def tracing(row: Row) -> float | None:
 
 @metric("Cycles", "cycles", "lower", megacycles)
 def cycles(row: Row) -> float | None:
-    """Latency times the SM clock held: what a kernel takes where the clock is not its doing."""
+    """Latency times the SM clock held: what a kernel takes whatever clock power and heat allowed."""
     seconds, held = latency(row), clock_held(row)
     return seconds * held if seconds is not None and held is not None else None
 

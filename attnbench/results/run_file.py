@@ -3,7 +3,7 @@
 So an interrupted run is a shorter run. A truncated last line, as a crash leaves it, is dropped; a damaged line
 elsewhere is reported with its number and the rest is read.
 
-Schema 1 (attnbench 0.1): {"type": "run", "schema": 1, ...types.Run without records}, {"type": "record", ...}.
+Schema 1 (attnbench 0.1): {"type": "run", "schema": 1, ...the fields of Run but its records}, {"type": "record", ...}.
 Schema 2: a measurement may have "runs", [value, times] each, in place of "values". A file of schema 1 is read as it
 stands and stays one when it is resumed, so that what wrote it can read it still.
 """
@@ -39,7 +39,7 @@ class RunFile:
 
     @classmethod
     def create(cls, path: Path, run: Run) -> RunFile:
-        """Writes the first line. Raises UserError where it cannot, or where something is there already."""
+        """Create a run file and write its first line. Raises UserError where it cannot, or where there is a file already."""
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             file = path.open("xb", buffering=0)
@@ -62,7 +62,7 @@ class RunFile:
 
     @classmethod
     def reopen(cls, path: Path) -> RunFile:
-        """To append to, a truncated last line cut off first."""
+        """Open a run file for appending, and cut off a truncated last line. Raises UserError where it is no run file."""
         try:
             file = path.open("r+b", buffering=0)
         except OSError as error:
@@ -82,13 +82,14 @@ class RunFile:
         return cls(path, file, schema)
 
     def append(self, record: Record) -> None:
+        """Append a record; it is on disk when this returns."""
         self._write(_record(record, self._schema))
 
     def close(self) -> None:
         self._file.close()
 
     def _write(self, line: bytes) -> None:
-        """One line, all or nothing. A full disk is said at once; the file keeps its whole lines."""
+        """Append one line, or nothing. Raises UserError where the disk is full; the file then keeps its whole lines."""
         start = self._file.tell()
         try:
             while line:
@@ -104,7 +105,7 @@ class RunFile:
 
 
 def encoded(run: Run) -> bytes:
-    """A run as a whole file."""
+    """Return a run as the content of a run file."""
     return b"".join([_head(run), *map(_record, run.records)])
 
 
@@ -122,7 +123,7 @@ def _line(value: Mapping[str, Any]) -> bytes:
 
 
 def _lock(path: Path, file: IO[bytes]) -> None:
-    """One writer at a time; the lock goes with the process."""
+    """Lock a file for one writer; the lock ends with the process. Raises UserError where another process has it."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -155,7 +156,7 @@ def read(path: Path) -> tuple[Run, list[str]]:
 
 
 def head(path: Path) -> Run:
-    """How a run file was made, without its records. Raises UserError as `read` does."""
+    """Return the run of a file without its records. Raises UserError as `read` does."""
     try:
         with path.open("rb") as file:
             return _header(path, file.readline())
@@ -197,7 +198,7 @@ def _not_ours(path: Path, why: str = "its first line does not say so") -> UserEr
 
 
 def _cut_off(path: Path, content: bytes) -> UserError:
-    """Of a file without a whole line."""
+    """Return the error for a file without a whole line."""
     if content[: len(_FIRST)] == _FIRST:
         return UserError(f"{path} is cut off in its first line: there is no result in it; delete it and run again")
     return _not_ours(path) if content else _not_ours(path, "it is empty")
