@@ -102,7 +102,7 @@ def aa_test(*differences: float, **changes: Any) -> AATest:
 
 def judged_test(test: AATest) -> list[Finding]:
     """Return what the checks find in an A/A test."""
-    return [finding for found in facts_of_aa_test(test) for finding in judge(found)]
+    return judge(facts_of_aa_test(test))
 
 
 QUIET = (0.001, -0.001, 0.002, -0.002, 0.0005, -0.0005, 0.001, -0.001)

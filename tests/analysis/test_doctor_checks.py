@@ -232,7 +232,7 @@ def test_each_entry_of_the_table_is_whole() -> None:
     known = [facts_of_machine(environment(CPU), {"asked": "cpu", "host": HOST})]
     known += [facts_of_machine(environment(H200), found) for found in (facts(), without, broken)]
     known += [facts_of_machine(environment(replace(CPU, kind="fake")), broken)]
-    known += [found for test in tests for found in facts_of_aa_test(test)]
+    known += map(facts_of_aa_test, tests)
     for (check, fact), rules in CHECKS.items():
         having = [found for found in known if fact in found]
         assert having, (check, fact)

@@ -9,9 +9,10 @@ import pytest
 
 import builders
 from attnbench.analysis.profile import ncu, profile
-from attnbench.analysis.profile.profile import Activity, Profile, Request
+from attnbench.analysis.profile.profile import Activity, Profile
 from attnbench.core import flops, gpus
 from attnbench.core.errors import UserError
+from attnbench.core.json import from_json
 from attnbench.core.machine import Device
 from attnbench.run.suite import parse_options
 from attnbench.run.workers import WorkerPool
@@ -52,25 +53,25 @@ def test_an_axis_with_several_values_is_named(axes: dict[str, str], said: str) -
 
 
 @pytest.mark.parametrize(
-    ("request_", "said"),
+    ("options", "more", "said"),
     [
-        (Request(), "--backend: which one?"),
-        (Request(parse_options({"backends": ["eager"]}), device="tpu"), "--device: 'tpu'"),
-        (Request(parse_options({"backends": ["fake"]}), device="fake"), "nothing to profile"),
-        (Request(parse_options({"backends": ["eagre"]})), 'did you mean "eager"?'),
-        (Request(parse_options({"backends": ["eager"], "axes": {"seqlen": "1k,2k"}})), "--seqlen has 2 values"),
-        (Request(parse_options({"backends": ["eager"]}), pythons=("triton=python",)), "--python: 'triton'"),
+        ({}, {}, "--backend: which one?"),
+        ({"backends": ["eager"]}, {"device": "tpu"}, "--device: 'tpu'"),
+        ({"backends": ["fake"]}, {"device": "fake"}, "nothing to profile"),
+        ({"backends": ["eagre"]}, {}, 'did you mean "eager"?'),
+        ({"backends": ["eager"], "axes": {"seqlen": "1k,2k"}}, {}, "--seqlen has 2 values"),
+        ({"backends": ["eager"]}, {"pythons": ("triton=python",)}, "--python: 'triton'"),
     ],
 )
 def test_mistakes_are_said_before_anything_starts(
-    request_: Request, said: str, monkeypatch: pytest.MonkeyPatch
+    options: dict[str, Any], more: dict[str, Any], said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def start(*_: Any) -> None:
         raise AssertionError("a worker was started")
 
     monkeypatch.setattr(profile, "probe_device", start)
     with pytest.raises(UserError) as error:
-        profile.profile(request_, lambda _: None)
+        profile.profile(parse_options(options), lambda _: None, **more)
     assert said in str(error.value)
     assert "\n" not in str(error.value)
 
@@ -136,7 +137,7 @@ def test_a_profile_from_its_json() -> None:
         "traced": [2.002e-3],
         "notes": [],
     }
-    found = Profile.from_json("triton", "3.6", Path("/t.json"), data)
+    found = from_json(Profile, {**data, "backend": "triton", "version": "3.6", "trace": "/t.json"})
     assert (found.backend, found.version, found.trace, found.latency) == ("triton", "3.6", "/t.json", 2e-3)
     assert found.activities[1] == Activity("b", 0.5e-3, 0.8e-3, 8)
     assert found.memory == ((0.0, 5), (1e-3, 7))

@@ -160,7 +160,9 @@ def test_a_profile_in_full() -> None:
         "bytes       55.9 us  256 MiB, each operand once, at 4.80 TB/s",
         "reached            6%  of the roofline, 59.7 TFLOP/s; 7.7% of what a matmul, 780 TFLOP/s",
         "peak memory  4.00 GiB",
-        "HBM traffic  8.00 GiB  read 5.00 GiB, written 3.00 GiB; 32.0 times the least; by ncu",
+        "HBM traffic  8.00 GiB  read 5.00 GiB, written 3.00 GiB; by ncu",
+        "ratio         32.0x  over the least",
+        "kernels             3  in one call",
         "rate       933 GB/s  over the span, 19% of the bandwidth",
         "first call     400 ms",
     ):

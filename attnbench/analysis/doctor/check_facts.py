@@ -7,7 +7,7 @@ run/host_facts.py read it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from attnbench.analysis.doctor.aa_test import AATest, case_label
@@ -97,35 +97,28 @@ def _instruments(instruments: Mapping[str, Any]) -> dict[str, Any]:
     return facts
 
 
-def facts_of_aa_test(test: AATest) -> Iterator[dict[str, Any]]:
-    """Yield the facts of an A/A test: what happened meanwhile, each case whose processes differ, what it can tell."""
-    backend, rounds = {"backend": test.backend}, {"rounds": ROUNDS}
+def facts_of_aa_test(test: AATest) -> dict[str, Any]:
+    """Return the facts of an A/A test: what happened meanwhile, where its processes differ, and what it can tell."""
+    facts: dict[str, Any] = {"backend": test.backend, "rounds": ROUNDS}
     if test.failed:
-        ended = f"{case_label(test.failed.case)} ended as {test.failed.status}: {test.failed.reason}"
-        yield {**backend, "failure": ended}
-        return
+        failure = f"{case_label(test.failed.case)} ended as {test.failed.status}: {test.failed.reason}"
+        return {**facts, "failure": failure}
     throttled = ", ".join(limit for limit in test.limits if limit in THROTTLED)
     meanwhile = {"others_in_test": ", ".join(test.others), "errors_in_test": test.ecc_errors, "throttled": throttled}
-    yield {name: fact for name, fact in {**meanwhile, "host_bound": test.host_bound}.items() if fact}
-    resolutions = test.resolutions()
-    differing = [(case, r) for case, r in resolutions if r.differs and abs(r.difference) >= NEGLIGIBLE]
-    for case, r in differing:
-        yield {**backend, **rounds, "case": case_label(case), "difference": difference_in_words(r)}
-    if resolutions and not differing:
-        yield {**backend, "no_difference_of": percent(NEGLIGIBLE)}
-    if worst := test.worst():
-        case, r = worst
-        words = {"one_reading_tells": percent(r.by_one_reading), "rounds_tell": percent(r.by_rounds)}
-        yield {
-            "by_one_reading": r.by_one_reading,
-            "by_rounds": r.by_rounds,
-            **words,
-            **rounds,
-            "case": case_label(case),
-        }
-    else:
+    facts |= {name: fact for name, fact in {**meanwhile, "host_bound": test.host_bound}.items() if fact}
+    worst = test.worst()
+    if worst is None:
         turns = min(len(c.a) for c in test.cases)
-        yield {"turns": turns, "duration": format_duration(test.seconds), "turns_needed": MIN_TURNS}
+        return {**facts, "turns": turns, "duration": format_duration(test.seconds), "turns_needed": MIN_TURNS}
+    case, r = worst
+    differing = (
+        f"{case_label(case)} by {difference_in_words(r)}"
+        for case, r in test.resolutions()
+        if r.differs and abs(r.difference) >= NEGLIGIBLE
+    )
+    facts |= {"differing": ", ".join(differing), "negligible": percent(NEGLIGIBLE), "case": case_label(case)}
+    facts |= {"by_one_reading": r.by_one_reading, "by_rounds": r.by_rounds}
+    return {**facts, "one_reading_tells": percent(r.by_one_reading), "rounds_tell": percent(r.by_rounds)}
 
 
 def difference_in_words(resolution: Resolution) -> str:

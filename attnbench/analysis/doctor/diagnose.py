@@ -71,8 +71,7 @@ def diagnose(asked: str, say: Callable[[str], None], *, quick: bool = False) -> 
         pool.open_device(PAIR, device)
         seconds = QUICK_SECONDS if quick else SECONDS
         test = run_aa_test(pool, backend, cases[: 2 if quick else None], device, seconds, say)
-        findings += [finding for found in facts_of_aa_test(test) for finding in judge(found)]
-        return Diagnosis(environment, facts, tuple(findings), test)
+        return Diagnosis(environment, facts, (*findings, *judge(facts_of_aa_test(test))), test)
 
 
 def _load_implementation(pool: WorkerPool, device: Device, cases: Sequence[Case]) -> tuple[str, str | None]:

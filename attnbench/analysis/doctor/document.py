@@ -14,7 +14,7 @@ from attnbench.core.formats import percent
 from attnbench.core.json import to_json
 from attnbench.core.sizes import format_duration
 from attnbench.core.text import count
-from attnbench.report.document import Column, Document, Machine, Span, Table, Verdict
+from attnbench.report.document import Column, Document, Line, Machine, Span, Table, Verdict
 
 Mark = Literal["good", "warning", "bad"]  # of a Span, and of a Verdict
 MARKS: Mapping[Level, Mark] = {"ok": "good", "warning": "warning", "unfit": "bad"}
@@ -29,17 +29,17 @@ def document(diagnosis: Diagnosis) -> Document:
     """Return the document of a diagnosis."""
     device, test = diagnosis.environment.device, diagnosis.aa_test
     worst = test.worst() if test else None
-    notes = []
+    notes: tuple[Line, ...] = ()
     if worst:
         one, rounds = percent(worst[1].by_one_reading), percent(worst[1].by_rounds)
         smallest = Span(f"Smallest difference that can be told apart here: {one}", "strong")
-        notes.append((smallest, Span(f" by one reading each, {rounds} by {ROUNDS} rounds.")))
+        notes = ((smallest, Span(f" by one reading each, {rounds} by {ROUNDS} rounds.")),)
     return Document(
         command="doctor",
         title=device.name,
         machines=(Machine(device.name, str(device)),),
         blocks=(_findings(diagnosis), *([_aa_table(test)] if test and worst else [])),
-        notes=tuple(notes),
+        notes=notes,
         verdict=Verdict(f"{device.name}: {VERDICTS[diagnosis.level]}.", MARKS[diagnosis.level]),
         data=_data(diagnosis),
         rows=[vars(finding) for finding in diagnosis.findings],
@@ -91,13 +91,16 @@ def _data(diagnosis: Diagnosis) -> Any:
 
 
 def _aa_data(test: AATest) -> Mapping[str, Any]:
-    resolutions: dict[str, Mapping[str, Any]] = {}
-    for case, r in test.resolutions():
-        values = {"noise": r.noise, "difference": r.difference, "low": r.low, "high": r.high, "differs": r.differs}
-        resolutions[case.key] = {**values, "one": r.by_one_reading, "rounds": r.by_rounds}
+    resolutions = {
+        case: {
+            **{name: getattr(r, name) for name in ("noise", "difference", "low", "high", "differs")},
+            "one": r.by_one_reading,
+            "rounds": r.by_rounds,
+        }
+        for case, r in test.resolutions()
+    }
     cases = [
-        {"case": c.case, "a": c.a, "b": c.b, "differences": c.differences, "resolution": resolutions.get(c.case.key)}
-        for c in test.cases
+        {**vars(readings), "differences": readings.differences, "resolution": resolutions.get(readings.case)}
+        for readings in test.cases
     ]
-    meanwhile = {name: getattr(test, name) for name in ("limits", "others", "ecc_errors", "host_bound")}
-    return {"backend": test.backend, "seconds": test.seconds, "cases": cases, "failed": test.failed, **meanwhile}
+    return {**vars(test), "cases": cases}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from attnbench.analysis.profile.figures import figures, sentences
+from attnbench.analysis.profile.figures import COMPARED, figures, sentences
 from attnbench.analysis.profile.profile import Outcome, Profile
 from attnbench.analysis.profile.timeline import (
     MAX_NAME,
@@ -14,10 +14,9 @@ from attnbench.analysis.profile.timeline import (
     split_by_length,
     traffic_by_activity,
 )
-from attnbench.core import stats
 from attnbench.core.case import Case
 from attnbench.core.flops import Roofline
-from attnbench.core.formats import duration, percent, share, size, times
+from attnbench.core.formats import duration, share, size
 from attnbench.core.json import to_json
 from attnbench.report.document import (
     Bar,
@@ -113,24 +112,15 @@ def _timeline(profile: Profile) -> Table:
 
 
 def _side_by_side(profiles: Sequence[Profile], roofline: Roofline | None) -> Table:
-    """Return a column for each backend, without the rows in which no backend has a figure."""
-    least = roofline.nbytes if roofline else None
-    rows: dict[str, list[str]] = {
-        "latency": [duration(p.latency) for p in profiles],
-        "of the roofline": [percent(roofline.seconds / p.latency) if roofline else "" for p in profiles],
-        "span": [duration(stats.median(p.spans)) if p.spans else "" for p in profiles],
-        "kernels": [str(len(p.activities)) if p.what == "kernels" and p.activities else "" for p in profiles],
-        "CPU launch": [duration(stats.median(p.enqueue)) if p.enqueue else "" for p in profiles],
-        "peak memory": [size(p.memory_peak) for p in profiles],
-        "HBM traffic": [size(p.traffic.total) if p.traffic else "" for p in profiles],
-        "over the least": [times(p.traffic.total / least) if p.traffic and least else "" for p in profiles],
-    }
+    """Return the figures in COMPARED, a column for each backend, without those that no backend has."""
+    found = [{label: value for label, value, _ in figures(profile, roofline)} for profile in profiles]
     columns = (Column(f"{p.backend} WRONG" if p.wrong else p.backend, "right") for p in profiles)
-    return Table(
-        "side-by-side",
-        (Column("side by side", wrap=False), *columns),
-        tuple((Span(label, "quiet"), *(cell or "-" for cell in cells)) for label, cells in rows.items() if any(cells)),
-    )
+    rows: list[tuple[Entry, ...]] = [
+        (Span(heading, "quiet"), *(values.get(label, "-") for values in found))
+        for label, heading in COMPARED.items()
+        if any(label in values for values in found)
+    ]
+    return Table("side-by-side", (Column("side by side", wrap=False), *columns), tuple(rows))
 
 
 def _data(outcome: Outcome) -> Any:

@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
+from attnbench.analysis.profile.ncu import Traffic
+from attnbench.analysis.profile.profile import Outcome, Profile
 from attnbench.core import stats
-from attnbench.core.formats import digits, duration, percent, size
+from attnbench.core.flops import Roofline
+from attnbench.core.formats import digits, duration, percent, size, times
 from attnbench.core.text import count
 
-if TYPE_CHECKING:
-    from attnbench.analysis.profile.profile import Outcome, Profile
-    from attnbench.core.flops import Roofline
-
+Figure = tuple[str, str, str]  # label, value, what it means
 LEAST_OVERHEAD = 0.01  # of the latency, of tracing; less is noise
 STANDARD = ("eager", "sdpa-math")  # attention that writes its scores to memory
+COMPARED = {  # labels of the figures that backends are compared by, and what a comparison calls them
+    "latency": "latency",
+    "reached": "of the roofline",
+    "span": "span",
+    "kernels": "kernels",
+    "CPU launch": "CPU launch",
+    "peak memory": "peak memory",
+    "HBM traffic": "HBM traffic",
+    "  ratio": "over the least",
+}
 TIMERS = {"events": "CUDA events", "cupti": "CUPTI spans", "perf_counter": "perf_counter"}
 
 
@@ -36,25 +45,26 @@ def sentences(outcome: Outcome) -> list[str]:
     ]
 
 
-def figures(profile: Profile, roofline: Roofline | None) -> list[tuple[str, str, str]]:
-    """Return the figures of a profile as (label, value, what it means)."""
-    found = [("latency", duration(profile.latency), _method(profile))]
+def figures(profile: Profile, roofline: Roofline | None) -> Iterator[Figure]:
+    """Yield the figures of a profile, those that are known."""
+    yield "latency", duration(profile.latency), _method(profile)
     if profile.spans:
-        found += _spans(profile)
+        yield from _spans(profile)
     elif profile.activities:
-        found.append(("traced call", duration(profile.length), "the one below, slowed by the profiler"))
+        yield "traced call", duration(profile.length), "the one below, slowed by the profiler"
+    if profile.activities and profile.what == "kernels":
+        yield "kernels", str(len(profile.activities)), "in one call"
     if profile.enqueue:
         host = stats.median(profile.enqueue)
         slower = host > profile.latency
         meaning = "slower than the GPU, so calls in a row wait for it" if slower else "less than the GPU's time: hidden"
-        found.append(("CPU launch", duration(host), f"of the host for one call; {meaning}"))
-    found.append(("first call", duration(profile.first_call), "preparing and compiling included"))
+        yield "CPU launch", duration(host), f"of the host for one call; {meaning}"
+    yield "first call", duration(profile.first_call), "preparing and compiling included"
     if roofline:
-        found += _rooflines(profile, roofline)
-    found.append(("peak memory", size(profile.memory_peak), "that one call adds, of torch's allocator"))
+        yield from _rooflines(profile, roofline)
+    yield "peak memory", size(profile.memory_peak), "that one call adds, of torch's allocator"
     if profile.traffic:
-        found += _traffic(profile, roofline)
-    return found
+        yield from _traffic(profile, profile.traffic, roofline)
 
 
 def _method(profile: Profile) -> str:
@@ -66,7 +76,7 @@ def _method(profile: Profile) -> str:
     return ", ".join(parts)
 
 
-def _spans(profile: Profile) -> Iterable[tuple[str, str, str]]:
+def _spans(profile: Profile) -> Iterator[Figure]:
     span = stats.median(profile.spans)
     of = f"median of {count(len(profile.spans), 'traced call')}"
     yield "span", duration(span), f"first kernel's start to last one's end, CUPTI, {of}"
@@ -82,7 +92,7 @@ def _spans(profile: Profile) -> Iterable[tuple[str, str, str]]:
         yield "gaps", duration(idle), what
 
 
-def _rooflines(profile: Profile, roofline: Roofline) -> Iterable[tuple[str, str, str]]:
+def _rooflines(profile: Profile, roofline: Roofline) -> Iterator[Figure]:
     limit = f"{digits(roofline.intensity)} FLOP/B, and memory is the limit below {digits(roofline.ridge)}"
     yield "roofline", duration(roofline.seconds), f"bound by {roofline.bound}: {limit}; by {roofline.source}"
     work = f"{_si(roofline.flops, 'FLOP')} at {_si(roofline.peak, 'FLOP/s')}"
@@ -102,16 +112,14 @@ def _si(number: float, unit: str) -> str:
     return f"{digits(number / factor)} {prefix}{unit}"
 
 
-def _traffic(profile: Profile, roofline: Roofline | None) -> Iterable[tuple[str, str, str]]:
-    traffic = profile.traffic
-    assert traffic is not None
+def _traffic(profile: Profile, traffic: Traffic, roofline: Roofline | None) -> Iterator[Figure]:
     parts = [f"read {size(traffic.read)}, written {size(traffic.written)}"]
-    if roofline:
-        parts.append(f"{digits(traffic.total / roofline.nbytes)} times the least")
     parts.append("by ncu, L2 emptied before and after the call and not between its kernels")
     if traffic.passes > 1:
         parts.append(f"{traffic.passes} passes, so some reads may have hit L2")
     yield "HBM traffic", size(traffic.total), "; ".join(parts)
+    if roofline:
+        yield "  ratio", times(traffic.total / roofline.nbytes), "over the least, each operand once"
     if profile.spans:
         rate = traffic.total / stats.median(profile.spans)
         of = f", {percent(rate / roofline.bandwidth)} of the bandwidth" if roofline else ""

@@ -17,7 +17,7 @@ from attnbench.core import gpus, stats
 from attnbench.core.case import Case
 from attnbench.core.errors import UserError
 from attnbench.core.flops import Roofline
-from attnbench.core.json import to_json
+from attnbench.core.json import from_json, to_json
 from attnbench.core.machine import Device, Environment
 from attnbench.core.policy import Policy
 from attnbench.core.sizes import format_size
@@ -43,17 +43,6 @@ FORECASTS = 20  # a profile may last this many times what the plan expects of a 
 
 
 @dataclass(frozen=True)
-class Request:
-    """What the command line asks for."""
-
-    settings: Settings = field(default_factory=Settings)
-    device: str = "auto"
-    trace: Path | None = None
-    counters: bool = True  # also the HBM traffic, by ncu, where that is installed
-    pythons: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
 class Activity:
     """A kernel, copy or fill of a GPU, or an operator on a CPU, in seconds from the start of the call."""
 
@@ -69,7 +58,10 @@ class Activity:
 
 @dataclass(frozen=True)
 class Profile:
-    """The profile of one call of one backend, in seconds and bytes."""
+    """The profile of one call of one backend, in seconds and bytes, as a worker gives it (worker/profile_call.py).
+
+    The parent adds backend, version, trace and traffic.
+    """
 
     backend: str
     timer: str
@@ -88,7 +80,7 @@ class Profile:
     length: float = 0.0  # of the call whose `activities` these are
     spans: tuple[float, ...] = ()  # of all traced calls, by CUPTI
     traced: tuple[float, ...] = ()  # what CUDA events read of the same calls
-    memory: tuple[tuple[float, int], ...] = ()  # bytes allocated from a moment of that call on
+    memory: tuple[tuple[float, float], ...] = ()  # (seconds into that call, bytes allocated from then on)
     trace: str | None = None  # the file of the Chrome trace
     traffic: ncu.Traffic | None = None
     notes: tuple[str, ...] = ()
@@ -106,16 +98,6 @@ class Profile:
             until = max(until, activity.end)
         return tuple(found)
 
-    @classmethod
-    def from_json(cls, backend: str, version: str | None, trace: Path | None, data: Mapping[str, Any]) -> Profile:
-        """Return the profile that a worker's answer holds (worker/profile_call.py)."""
-        values: dict[str, Any] = {
-            name: tuple(value) if isinstance(value, list) else value for name, value in data.items()
-        }
-        values["activities"] = tuple(Activity(**a) for a in data.get("activities", ()))
-        values["memory"] = tuple((at, nbytes) for at, nbytes in data.get("memory", ()))
-        return cls(backend=backend, version=version, trace=str(trace) if trace else None, **values)
-
 
 @dataclass(frozen=True)
 class Outcome:
@@ -129,21 +111,31 @@ class Outcome:
     notes: tuple[str, ...] = ()
 
 
-def profile(request: Request, say: Callable[[str], Any]) -> Outcome:
+def profile(
+    settings: Settings,
+    say: Callable[[str], Any],
+    *,
+    device: str = "auto",
+    trace: Path | None = None,
+    counters: bool = True,
+    pythons: Sequence[str] = (),
+) -> Outcome:
     """Profile the case that was asked for on each backend; `say` is told what goes on.
 
-    Raises UserError, before anything starts where it can, for what a person can mend.
+    trace: the file of a Chrome trace. counters: whether to count the HBM traffic too, by ncu, where that is installed.
+    pythons: NAME=PATH, the interpreters of backends. Raises UserError, before anything starts where it can, for what a
+    person can mend.
     """
-    device = parse_device(request.device)
-    if not request.settings.backends:
+    device = parse_device(device)
+    if not settings.backends:
         raise UserError("--backend: which one? As in attnbench profile -b triton --seqlen 8k, or -b eager,triton")
-    specs = select_backends(request.settings.backends)
+    specs = select_backends(settings.backends)
     kinds = {"auto": ("cuda", "cpu"), "cpu": ("cpu",)}.get(device, ("cuda",))
-    cases = {kind: one_case(request.settings, kind) for kind in kinds}
+    cases = {kind: one_case(settings, kind) for kind in kinds}
     if device == "fake":
         raise UserError("--device fake: nothing runs on a simulated device, so there is nothing to profile; use cpu")
-    traces = trace_files(request.trace, list(specs))
-    pool = WorkerPool(specs, select_interpreters(request.pythons, list(specs)))
+    traces = trace_files(trace, list(specs))
+    pool = WorkerPool(specs, select_interpreters(pythons, list(specs)))
     with closing_workers(pool):
         say("looking at the device")
         environment = probe_device(device, sorted({case.dtype for case, _ in cases.values()}))
@@ -155,7 +147,7 @@ def profile(request: Request, say: Callable[[str], Any]) -> Outcome:
         notes += tuple(f"--trace: {path} could not be written; choose another place" for path in lost)
         if here.kind == "cpu":
             notes += (CPU_NOTE,)
-        elif request.counters and profiles:
+        elif counters and profiles:
             profiles, problems = add_traffic(profiles, pool, case, here, say)
             notes += problems
     return Outcome(environment, case, roofline(case, here, profiles), tuple(profiles), refused, notes)
@@ -242,8 +234,9 @@ def profile_backends(
         if "refused" in found:
             refused[name] = found["refused"]
         else:
-            written = trace if trace and trace.is_file() else None  # the profiler says nothing where it cannot
-            profiles.append(Profile.from_json(name, probes[name].version, written, found))
+            written = str(trace) if trace and trace.is_file() else None  # the profiler says nothing where it cannot
+            own = {"backend": name, "version": probes[name].version, "trace": written}
+            profiles.append(from_json(Profile, {**found, **own}))
     return profiles, refused
 
 
