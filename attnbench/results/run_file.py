@@ -39,7 +39,7 @@ class RunFile:
 
     @classmethod
     def create(cls, path: Path, run: Run) -> RunFile:
-        """Create a run file and write its first line. Raises UserError where it cannot, or where there is a file already."""
+        """Create a run file and write its first line. Raises UserError where it cannot, or where a file is already."""
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             file = path.open("xb", buffering=0)
@@ -62,7 +62,7 @@ class RunFile:
 
     @classmethod
     def reopen(cls, path: Path) -> RunFile:
-        """Open a run file for appending, and cut off a truncated last line. Raises UserError where it is no run file."""
+        """Open a run file for appending; a truncated last line is cut off. Raises UserError where it is no run file."""
         try:
             file = path.open("r+b", buffering=0)
         except OSError as error:
@@ -82,7 +82,7 @@ class RunFile:
         return cls(path, file, schema)
 
     def append(self, record: Record) -> None:
-        """Append a record; it is on disk when this returns."""
+        """Append a record; the file has it when this returns. Raises UserError where the disk is full."""
         self._write(_record(record, self._schema))
 
     def close(self) -> None:
