@@ -107,7 +107,7 @@ def test_a_sample_that_is_not_finite_costs_no_file() -> None:
 
 
 def test_pytest_benchmark_itself_compares_it(tmp_path: Path) -> None:
-    (tmp_path / "run.json").write_text(trackers.pytest_benchmark(cells([small()])))
+    (tmp_path / "run.json").write_text(json.dumps(trackers.pytest_benchmark(cells([small()]))))
     command = [sys.executable, "-m", "pytest_benchmark", "compare", str(tmp_path / "run.json")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
@@ -177,6 +177,6 @@ def test_latencies_of_0_and_wide_intervals_cost_no_file(format: str) -> None:
 
 
 def test_the_convention_counts_the_flops() -> None:
-    (name,) = json.loads(trackers.bencher(cells([run([ok(case(causal=True), "triton", 400)])], "fa")))
-    found = json.loads(trackers.bencher(cells([run([ok(case(causal=True), "triton", 400)])], "fa")))[name]
+    (name,) = trackers.bencher(cells([run([ok(case(causal=True), "triton", 400)])], "fa"))
+    found = trackers.bencher(cells([run([ok(case(causal=True), "triton", 400)])], "fa"))[name]
     assert found["tflops"]["value"] == pytest.approx(400 * 1024 / 1025)

@@ -28,46 +28,39 @@ from attnbench.results.cells import Cell
 from attnbench.results.table import dataframe
 
 
+def content(format: str, cells: Sequence[Cell]) -> str | bytes:
+    """Return a file of one of this module's formats. Raises UserError for no cells: there is nothing to track."""
+    if not cells:
+        raise UserError("no cell has a record, so there is nothing to export; see attnbench report")
+    if format == "parquet":
+        return parquet(cells)
+    return json.dumps(JSON_FORMATS[format](cells), indent=1, allow_nan=False) + "\n"
+
+
+def doubts(cells: Sequence[Cell]) -> Iterator[str]:
+    """Yield what a tool that tracks the JSON formats would not notice, a line each."""
+    measured = [cell for _, cell in _named(cells)]
+    if not measured:
+        yield "no cell has a figure, so there is nothing in it; attnbench report without --format says why"
+    if any(c.run.started in c.device for c in measured):
+        yield "the runs measured the same cells on one device, so names hold their start; export one file at a time"
+
+
 def parquet(cells: Sequence[Cell]) -> bytes:
     """Return the table as Parquet. Raises UserError where no library writes it."""
-    frame = dataframe(cells)
     buffer = io.BytesIO()
     try:
-        frame.to_parquet(buffer, index=False)
+        dataframe(cells).to_parquet(buffer, index=False)
     except ImportError:
         raise UserError("--format parquet needs pyarrow: pip install 'attnbench[parquet]'; csv has the same") from None
     return buffer.getvalue()
 
 
-def pytest_benchmark(cells: Sequence[Cell]) -> str:
+def pytest_benchmark(cells: Sequence[Cell]) -> dict[str, Any]:
     """Return what pytest-benchmark would have stored; at least one cell is needed."""
     run = cells[0].run
     env = run.environment
-    benchmarks = []
-    for name, cell in _named(cells):
-        samples = [v for row in cell.ok for v in row.samples if isfinite(v)]
-        benchmarks.append(
-            {
-                "group": case_names.case_name("", cell.case, dtype=True).strip(),
-                "name": name,
-                "fullname": f"attnbench::{name}",
-                "params": None,
-                "param": None,
-                "extra_info": {
-                    "device": cell.device,
-                    "backend": cell.backend,
-                    "version": cell.run.versions.get(cell.backend),
-                    "case": cell.case.key,
-                    "flops": flops(cell.case, cell.source.convention),
-                    "tflops": cell.value("tflops"),
-                    "memory_peak": cell.value("memory_peak"),
-                    "clock_held_down": cell.held_down,
-                },
-                "options": {"timer": cell.run.policy.timer, "warmup": True},
-                "stats": _stats(samples),
-            }
-        )
-    found = {
+    return {
         "machine_info": {
             "node": env.device.name,
             "machine": env.platform,
@@ -83,94 +76,33 @@ def pytest_benchmark(cells: Sequence[Cell]) -> str:
             "dirty": (env.git or "").endswith("+dirty"),
             "time": run.started,
         },
-        "benchmarks": benchmarks,
+        "benchmarks": [_benchmark(name, cell) for name, cell in _named(cells)],
         "datetime": run.started,
         "version": f"attnbench {__version__}",
     }
-    return _text(found)
 
 
-def bencher(cells: Sequence[Cell]) -> str:
-    found = {}
-    for name, cell in _named(cells):
-        low, high = cell.latency_interval or (None, None)
-        latency, tflops, memory = (cell.value(m) for m in ("latency", "tflops", "memory_peak"))
-        measures = {
-            "latency": _measure(latency and latency * 1e9, low, high),
-            "tflops": _measure(tflops, high and 1 / high, low and 1 / low),
-            "peak-memory": _measure(memory, None, None),
-        }
-        found[name] = {slug: measure for slug, measure in measures.items() if measure}
-    return _text(found)
-
-
-def github_action_benchmark(cells: Sequence[Cell]) -> str:
-    found = []
-    for name, cell in _named(cells):
-        low, high = cell.latency_interval or (None, None)
-        tflops = cell.value("tflops")
-        extra = [cell.device, f"{digits(tflops)} TFLOP/s" if tflops else ""]
-        extra += ["clock held down" if cell.held_down else ""]
-        bounds = f"{percent(low - 1)} to +{percent(high - 1)}" if low and high else None
-        for what, unit, factor, spread in (("latency", "us", 1e6, bounds), ("memory_peak", "MiB", 2.0**-20, None)):
-            value = cell.value(what)
-            if value is not None:
-                entry = {"name": f"{name} {what}", "unit": unit, "value": value * factor}
-                entry |= {"range": spread} if spread else {}
-                found.append({**entry, "extra": "\n".join(filter(None, extra))})
-    return _text(found)
-
-
-JSON_FORMATS: Mapping[str, Callable[[Sequence[Cell]], str]] = {
-    "pytest-benchmark": pytest_benchmark,
-    "bmf": bencher,
-    "github-action-benchmark": github_action_benchmark,
-}
-
-
-def content(format: str, cells: Sequence[Cell]) -> str | bytes:
-    """Return a file of one of this module's formats. Raises UserError for no cells: there is nothing to track."""
-    if not cells:
-        raise UserError("no cell has a record, so there is nothing to export; see attnbench report")
-    return parquet(cells) if format == "parquet" else JSON_FORMATS[format](cells)
-
-
-def doubts(cells: Sequence[Cell]) -> Iterator[str]:
-    """Yield what a tool that tracks the JSON formats would not notice, a line each."""
-    measured = [c for c in cells if c.value("latency") is not None]
-    if not measured:
-        yield "no cell has a figure, so there is nothing in it; attnbench report without --format says why"
-    if any(c.run.started in c.device for c in measured):
-        yield "the runs measured the same cells on one device, so names hold their start; export one file at a time"
-
-
-def name(cell: Cell) -> str:
-    """Return a name that is the same in every run of the case: triton/bf16-d128-causal-fwd-16k-b1-h16."""
-    case = cell.case
-    parts = [
-        case.dtype,
-        f"d{case_names.headdim(case)}",
-        case_names.mask(case),
-        case.direction,
-        case_names.lengths(case),
-    ]
-    parts += [f"b{case.shape.batch}", f"h{case_names.heads(case)}", ", ".join(case_names.extras(case))]
-    return f"{cell.backend}/{'-'.join(filter(None, parts))}"
-
-
-def _named(cells: Iterable[Cell]) -> Iterable[tuple[str, Cell]]:
-    """Return the measured cells with their names, which name the device where there are several."""
-    measured = [c for c in cells if c.value("latency") is not None]
-    several = len({c.device for c in measured}) > 1
-    return [(f"{c.device}: {name(c)}" if several else name(c), c) for c in measured]
-
-
-def _measure(value: float | None, low: float | None, high: float | None) -> dict[str, float]:
-    """Return a value and its bounds, which are given as shares of it."""
-    if value is None:
-        return {}
-    bounds = {} if low is None or high is None else {"lower_value": value * low, "upper_value": value * high}
-    return {"value": value, **bounds}
+def _benchmark(name: str, cell: Cell) -> dict[str, Any]:
+    """Return the entry of a cell in pytest-benchmark's list."""
+    return {
+        "group": case_names.case_name("", cell.case, dtype=True).strip(),
+        "name": name,
+        "fullname": f"attnbench::{name}",
+        "params": None,
+        "param": None,
+        "extra_info": {
+            "device": cell.device,
+            "backend": cell.backend,
+            "version": cell.run.versions.get(cell.backend),
+            "case": cell.case.key,
+            "flops": flops(cell.case, cell.source.convention),
+            "tflops": cell.value("tflops"),
+            "memory_peak": cell.value("memory_peak"),
+            "clock_held_down": cell.held_down,
+        },
+        "options": {"timer": cell.run.policy.timer, "warmup": True},
+        "stats": _stats([v for row in cell.ok for v in row.samples if isfinite(v)]),
+    }
 
 
 def _stats(samples: Sequence[float]) -> dict[str, Any]:
@@ -179,9 +111,8 @@ def _stats(samples: Sequence[float]) -> dict[str, Any]:
     mean = sum(ordered) / len(ordered)
     deviation = (stats.coefficient_of_variation(ordered) or 0.0) * mean
     q1, median, q3 = (stats.percentile(ordered, p) for p in (25, 50, 75))
-    low, high = q1 - 1.5 * (q3 - q1), q3 + 1.5 * (q3 - q1)
-    inside = [v for v in ordered if low <= v <= high]
-    far = sum(abs(v - mean) > deviation for v in ordered)
+    inside = [v for v in ordered if q1 - 1.5 * (q3 - q1) <= v <= q3 + 1.5 * (q3 - q1)]
+    outside, far = len(ordered) - len(inside), sum(abs(v - mean) > deviation for v in ordered)
     return {
         "min": ordered[0],
         "max": ordered[-1],
@@ -192,9 +123,9 @@ def _stats(samples: Sequence[float]) -> dict[str, Any]:
         "iqr": q3 - q1,
         "q1": q1,
         "q3": q3,
-        "iqr_outliers": len(ordered) - len(inside),
+        "iqr_outliers": outside,
         "stddev_outliers": far,
-        "outliers": f"{far};{len(ordered) - len(inside)}",
+        "outliers": f"{far};{outside}",
         "ld15iqr": inside[0],
         "hd15iqr": inside[-1],
         "ops": 1 / mean if mean else None,
@@ -204,5 +135,64 @@ def _stats(samples: Sequence[float]) -> dict[str, Any]:
     }
 
 
-def _text(found: Any) -> str:
-    return json.dumps(found, indent=1, allow_nan=False) + "\n"
+def bencher(cells: Sequence[Cell]) -> dict[str, Any]:
+    """Return Bencher's Metric Format: name -> measure -> value and bounds."""
+    found = {}
+    for name, cell in _named(cells):
+        low, high = cell.latency_interval or (None, None)
+        measures = {
+            "latency": _measure(cell, "latency", 1e9, low, high),
+            "tflops": _measure(cell, "tflops", 1.0, high and 1 / high, low and 1 / low),
+            "peak-memory": _measure(cell, "memory_peak"),
+        }
+        found[name] = {slug: measure for slug, measure in measures.items() if measure}
+    return found
+
+
+def _measure(
+    cell: Cell, metric: str, factor: float = 1.0, low: float | None = None, high: float | None = None
+) -> dict[str, float]:
+    """Return the value of a metric times a factor, and its bounds, which are given as shares of it."""
+    value = cell.value(metric)
+    if value is None:
+        return {}
+    bounds = {} if low is None or high is None else {"lower_value": value * low, "upper_value": value * high}
+    return {name: factor * of for name, of in {"value": value, **bounds}.items()}
+
+
+def github_action_benchmark(cells: Sequence[Cell]) -> list[dict[str, Any]]:
+    """Return the list of github-action-benchmark: an entry for the latency of each cell, one for its memory."""
+    found: list[dict[str, Any]] = []
+    for name, cell in _named(cells):
+        low, high = cell.latency_interval or (None, None)
+        tflops = cell.value("tflops")
+        facts = (cell.device, tflops and f"{digits(tflops)} TFLOP/s", cell.held_down and "clock held down")
+        ends = {"range": f"{percent(low - 1)} to +{percent(high - 1)}"} if low and high else {}
+        for metric, unit, factor, spread in (("latency", "us", 1e6, ends), ("memory_peak", "MiB", 2.0**-20, {})):
+            value = cell.value(metric)
+            if value is not None:
+                entry = {"name": f"{name} {metric}", "unit": unit, "value": value * factor, **spread}
+                found.append({**entry, "extra": "\n".join(fact for fact in facts if fact)})
+    return found
+
+
+JSON_FORMATS: Mapping[str, Callable[[Sequence[Cell]], Any]] = {
+    "pytest-benchmark": pytest_benchmark,
+    "bmf": bencher,
+    "github-action-benchmark": github_action_benchmark,
+}
+
+
+def name(cell: Cell) -> str:
+    """Return a name that is the same in every run of the case: triton/bf16-d128-causal-fwd-16k-b1-h16."""
+    case = cell.case
+    parts = [case.dtype, f"d{case_names.headdim(case)}", case_names.mask(case), case.direction]
+    parts += [case_names.lengths(case), f"b{case.shape.batch}", f"h{case_names.heads(case)}"]
+    return f"{cell.backend}/{'-'.join(filter(None, [*parts, ', '.join(case_names.extras(case))]))}"
+
+
+def _named(cells: Iterable[Cell]) -> list[tuple[str, Cell]]:
+    """Return the measured cells with their names, which name the device where there are several."""
+    measured = [c for c in cells if c.value("latency") is not None]
+    several = len({c.device for c in measured}) > 1
+    return [(f"{c.device}: {name(c)}" if several else name(c), c) for c in measured]

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
 from rich.console import Console
 from rich.live import Live
 from rich.text import Text
+
+from attnbench.core.record import Job, Record
+from attnbench.results import case_names
 
 
 class ProgressLine:
@@ -27,3 +33,33 @@ class ProgressLine:
 
     def _print(self, text: Text) -> None:
         self._console.print(text, soft_wrap=not self._console.is_terminal, highlight=False)
+
+
+class JobProgress(ProgressLine):
+    """A header, then a line that counts jobs and names the one that is measured."""
+
+    def __init__(self, console: Console) -> None:
+        super().__init__(console)
+        self._several_dtypes = False  # names of cases then have the dtype
+        self._running: Job | None = None
+        self._done = self._total = 0  # jobs
+
+    def started(self, job: Job) -> None:
+        self._running = job
+
+    def _header(self, command: str, facts: Iterable[str], suite: str, notes: Sequence[str], *paths: Path) -> None:
+        """Print the machine, what is measured, notes, and which files are written."""
+        self._print(Text().append(f"{command}  ", style="bold").append(", ".join(filter(None, facts))))
+        self._print(Text(f"suite {suite}"))
+        for note in notes:
+            self._print(Text(note, style="yellow"))
+        if paths:
+            self._print(Text(f"writing {', '.join(map(str, paths))}", style="dim"))
+
+    def _name(self, which: Job | Record) -> str:
+        return case_names.case_name(which.backend, which.case, self._several_dtypes)
+
+    def _fitted(self, line: Text) -> Text:
+        """Return the line cut to the width of the terminal."""
+        line.truncate(self._console.width - 1, overflow="ellipsis")
+        return line

@@ -14,51 +14,40 @@ from attnbench.core.record import Job, Record, Run
 from attnbench.core.sizes import format_duration
 from attnbench.core.text import count, one_line
 from attnbench.report.characters import MEMORY_BOUND
-from attnbench.report.progress.progress_line import ProgressLine
+from attnbench.report.progress.progress_line import JobProgress
 from attnbench.results import case_names, metrics
 from attnbench.results.rows import Row, Source
 
 
-class RunProgress(ProgressLine):
+class RunProgress(JobProgress):
     """The progress of a run, as run_suite.RunObserver hears of it."""
 
     def __init__(self, console: Console) -> None:
         super().__init__(console)
         self._source: Source | None = None
-        self._several_dtypes = False
-        self._total = self._done = 0
         self._ahead: dict[str, float] = {}  # the jobs still to come -> seconds forecast; skips of the plan are no jobs
         self._forecast_done = self._actual_done = 0.0  # seconds
-        self._running: Job | None = None
         self._began = 0.0
         self._last: Record | None = None
 
     def planned(self, run: Run, todo: Sequence[Job], path: Path | None, notes: Sequence[str]) -> None:
-        device = run.environment.device
+        env, device = run.environment, run.environment.device
         facts = [device.name, size(device.memory)]
-        if run.environment.power_limit_w:
-            facts.append(f"{run.environment.power_limit_w:g} W")
-        if device.threads:
-            facts.append(f"{device.threads} threads")
-        facts += [f"torch {run.environment.torch}"] if run.environment.torch else []
-        self._print(Text().append("attnbench  ", style="bold").append(", ".join(facts)))
-        self._print(Text(f"suite {run.suite}: {plan_summary(todo)}"))
-        for note in notes:
-            self._print(Text(note, style="yellow"))
-        if path:
-            self._print(Text(f"writing {path}", style="dim"))
+        facts += [f"{env.power_limit_w:g} W"] if env.power_limit_w else []
+        facts += [f"{device.threads} threads"] if device.threads else []
+        facts += [f"torch {env.torch}"] if env.torch else []
+        self._header("attnbench", facts, f"{run.suite}: {plan_summary(todo)}", notes, *([path] if path else []))
         self._source = Source(run)
         self._several_dtypes = len({j.case.dtype for j in todo}) > 1
         self._ahead = {j.id: j.forecast.seconds for j in todo if not j.skip}
         self._total = len(self._ahead)
-        if self._live:
-            self._live.update(Text("starting the workers", style="dim"))
+        self.say("starting the workers")
 
     def started(self, job: Job) -> None:
         if job.id not in self._ahead:  # left out by the plan for want of time, and now there is time
             self._ahead[job.id] = job.forecast.seconds
             self._total += 1
-        self._running = job
+        super().started(job)
         self._began = time.monotonic()
         if self._live:
             self._live.update(self)
@@ -74,8 +63,8 @@ class RunProgress(ProgressLine):
             self._actual_done += record.seconds
         self._last = record
         if not self._live:
-            line = Text(f"[{self._done:>{len(str(self._total))}}/{self._total}] ").append_text(self._result(record))
-            self._console.print(line, soft_wrap=True, highlight=False)
+            count = f"[{self._done:>{len(str(self._total))}}/{self._total}] "
+            self._print(Text(count).append_text(self._result(record)))
         elif record.status in ("wrong", "wrong-kernel", "failed", "timeout"):
             self._print(self._result(record))
 
@@ -90,8 +79,7 @@ class RunProgress(ProgressLine):
         if self._last:
             line.append("  last: ", style="dim").append_text(self._outcome(self._last))
             line.append(f" {self._name(self._last)}", style="dim")
-        line.truncate(self._console.width - 1, overflow="ellipsis")
-        return line
+        return self._fitted(line)
 
     def _left(self) -> float:
         """Return the seconds forecast for what is ahead, scaled by how the forecast has done so far."""
@@ -102,9 +90,6 @@ class RunProgress(ProgressLine):
     def _result(self, record: Record) -> Text:
         text = Text(self._name(record) + "  ").append_text(self._outcome(record))
         return text.append(f" {one_line(record.reason or '')}", style="dim") if record.status != "ok" else text
-
-    def _name(self, which: Job | Record) -> str:
-        return case_names.case_name(which.backend, which.case, self._several_dtypes)
 
     def _outcome(self, record: Record) -> Text:
         """Return a record's speed, or the word for why there is none."""
