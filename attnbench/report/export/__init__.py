@@ -1,1 +1,1 @@
-"""Rows and formats for other programs."""
+"""Formats of the tools that others track benchmarks with."""
