@@ -25,12 +25,6 @@ from attnbench.results.run_setup import setup_texts
 from attnbench.results.table import case_columns
 
 MORE = "What to doubt in the figures of one run: attnbench report FILE. What the figures are: docs/compare.md."
-_METRICS = {  # column -> metric
-    "utilization": "utilization",
-    "power": "power",
-    "sustained_tflops_per_watt": "tflops_per_watt",
-    "memory_peak": "memory_peak",
-}
 
 
 def document(c: Comparison, every: bool = False) -> Document:
@@ -82,7 +76,10 @@ def _cell_rows(c: Comparison) -> Iterator[dict[str, Any]]:
                 "rounds": len(machine.log_latencies.get(key, ())),
                 "latency": machine.latency(key) if measured else None,
                 "tflops": machine.tflops(key) if measured else None,
-                **{column: measured and measured.value(metric) for column, metric in _METRICS.items()},
+                "utilization": measured and measured.value("utilization"),
+                "power": measured and measured.value("power"),
+                "sustained_tflops_per_watt": measured and measured.value("tflops_per_watt"),
+                "memory_peak": measured and measured.value("memory_peak"),
                 **_ratio(c.same_ratio(machine, [key]) if measured and key in c.reference.log_latencies else None),
             }
 

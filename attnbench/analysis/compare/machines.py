@@ -184,6 +184,6 @@ def machine_of(label: str, files: Sequence[File]) -> Machine:
     records: list[Record] = []
     for file in files:
         before = 1 + max((record.round for record in records), default=-1)
-        records += [replace(record, round=record.round + before) for record in file.run.records]
+        records += [replace(r, round=r.round + before) for r in file.run.records] if before else file.run.records
     plan = tuple(job for file in files for job in file.run.plan)
     return Machine(label, tuple(files), replace(files[0].run, records=tuple(records), plan=plan))

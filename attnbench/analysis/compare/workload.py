@@ -210,24 +210,24 @@ def measured_workload(workload: Workload, machines: Sequence[Machine], reference
     Raises UserError where a part has no figure on the reference, or none that the machines share.
     """
     fastest = [_fastest_cells(part, machines, reference) for part in workload.parts]
-    able = [machine for machine in machines if all(of_part[machine.label] for of_part in fastest)]
+    able = [machine for machine in machines if all(of_part[machine] for of_part in fastest)]
+    by_time = workload.weights == "time"
     parts, notes = [], []
     for part, share, of_part in zip(workload.parts, workload.shares, fastest, strict=True):
-        cases = common(of_part[machine.label] for machine in able)
+        cases = common(of_part[machine] for machine in able)
         if not cases:
             raise UserError(f"workload: no case of {part.name!r} has a figure on all machines; widen its axes")
-        cells = {machine: [of_part[machine.label][case] for case in cases] for machine in able}
-        by_time = workload.weights == "time"
+        cells = {machine: [of_part[machine][case] for case in cases] for machine in able}
         amount = sum(map(reference.latency, cells[reference]) if by_time else map(flops, cases))
-        left_out = len({case for machine in able for case in of_part[machine.label]}) - len(cases)
+        left_out = len({case for machine in able for case in of_part[machine]}) - len(cases)
         parts.append(MeasuredPart(part.name, share, share / amount, tuple(cases), left_out, cells))
-        without = [label for label, found in of_part.items() if not found]
-        notes += [f"{label} has no figure for {part.name!r}, so none for the workload." for label in without]
+        without = [machine for machine, found in of_part.items() if not found]
+        notes += [f"{machine.label} has no figure for {part.name!r}, so none for the workload." for machine in without]
     return MeasuredWorkload(workload.name, workload.weights, reference, tuple(parts), tuple(notes))
 
 
-def _fastest_cells(part: Part, machines: Sequence[Machine], reference: Machine) -> dict[str, dict[Case, Key]]:
-    """Return by label the part's cases and the fastest cell of each.
+def _fastest_cells(part: Part, machines: Sequence[Machine], reference: Machine) -> dict[Machine, dict[Case, Key]]:
+    """Return the part's cases on each machine, and the fastest cell of each.
 
     Raises UserError where no case or no backend fits, with the axis that is to blame, and where the reference has none.
     """
@@ -241,12 +241,10 @@ def _fastest_cells(part: Part, machines: Sequence[Machine], reference: Machine) 
         word = ",".join(part.backend or ())
         raise UserError(f"workload: {part.name!r}: no backend {word!r} was measured{did_you_mean(word, names)}")
     found = {
-        machine.label: machine.fastest_of(
-            (case, backend) for case, backend in machine.log_latencies if case in wanted and backend in allowed
-        )
+        machine: machine.fastest_of(key for key in machine.log_latencies if key[0] in wanted and key[1] in allowed)
         for machine in machines
     }
-    if not found[reference.label]:
+    if not found[reference]:
         raise UserError(
             f"workload: {reference.label}, to which the others are compared, has no figure for {part.name!r}; "
             "name another machine with --to"
