@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import Any
 
@@ -47,7 +47,7 @@ def headdim(case: Case) -> str:
 def heads(case: Case) -> str:
     """Return "16", or "32/8" where there are fewer key heads than query heads."""
     s = case.shape
-    return str(s.nheads) if s.nheads == s.nheads_k else f"{s.nheads}/{s.nheads_k}"
+    return f"{s.nheads}/{s.nheads_k}" if grouped(case) else str(s.nheads)
 
 
 @cache
@@ -83,12 +83,20 @@ def case_rank(case: Case) -> tuple[Any, ...]:
     return (*kind, s.seqlen_k, s.seqlen_q, s.batch, s.nheads, s.nheads_k, case.softcap, case.dropout_p, case.key)
 
 
+def grouped(case: Case) -> bool:
+    """Return whether query heads share key and value heads."""
+    return case.shape.nheads != case.shape.nheads_k
+
+
+def lengths_differ(case: Case) -> bool:
+    """Return whether there are more keys than queries, or fewer."""
+    return case.shape.seqlen_q != case.shape.seqlen_k
+
+
 def lengths(case: Case) -> str:
-    """Return "16k", or "1x16k" for one query on 16k keys."""
-    s = case.shape
-    return (
-        format_size(s.seqlen_k) if s.seqlen_q == s.seqlen_k else f"{format_size(s.seqlen_q)}x{format_size(s.seqlen_k)}"
-    )
+    """16k, or 1x16k for one query on 16k keys."""
+    keys = format_size(case.shape.seqlen_k)
+    return f"{format_size(case.shape.seqlen_q)}x{keys}" if lengths_differ(case) else keys
 
 
 def case_name(backend: str, case: Case, dtype: bool = False) -> str:
@@ -117,34 +125,20 @@ def span(values: Sequence[int], known: Sequence[int]) -> str:
 
 def where(ours: Sequence[Case], every: Sequence[Case]) -> str:
     """Return what sets some cases apart from all: the axes on which they lack a value; "" where they lack none."""
-    parts = []
-    queries = [c.shape.seqlen_k for c in ours]
-    known = [c.shape.seqlen_k for c in every]
-    if set(queries) != set(known):
-        parts.append(span(queries, known))
-    dtypes = {c.dtype for c in ours}
-    if dtypes != {c.dtype for c in every}:
-        parts.append(", ".join(sorted(dtypes, key=DTYPES.index)))
-    dims = {(c.shape.headdim, c.shape.headdim_v): f"d{headdim(c)}" for c in ours}
-    if dims.keys() != {(c.shape.headdim, c.shape.headdim_v) for c in every}:
-        parts.append(", ".join(dims[key] for key in sorted(dims)))
-    groups = {c.shape.nheads // c.shape.nheads_k != 1 for c in ours}
-    if groups == {True} != {c.shape.nheads // c.shape.nheads_k != 1 for c in every}:
-        parts.append("grouped heads")
-    if (
-        {c.shape.seqlen_q == c.shape.seqlen_k for c in ours}
-        == {False}
-        != {c.shape.seqlen_q == c.shape.seqlen_k for c in every}
-    ):
-        parts.append("seqlen_q != seqlen_k")
-    masks = {mask(c): mask_rank(c) for c in ours}
-    if masks.keys() != {mask(c) for c in every}:
-        parts.append(", ".join(sorted(masks, key=lambda m: masks[m])))
-    others = {extras(c) for c in ours}
-    if others != {extras(c) for c in every}:
-        told = sorted({text.split()[0] for c in every for text in extras(c)})
-        parts.append(", ".join(" ".join(found) or f"without {' or '.join(told)}" for found in sorted(others)))
-    directions = {c.direction for c in ours}
-    if directions != {c.direction for c in every}:
-        parts.append(", ".join(sorted(directions, key=DIRECTIONS.index)))
-    return "; ".join(parts)
+    told = " or ".join(sorted({text.split()[0] for case in every for text in extras(case)}))
+    axes: tuple[tuple[Callable[[Case], Any], Callable[[Case], str]], ...] = (  # what sorts, and its name
+        (lambda c: DTYPES.index(c.dtype), lambda c: c.dtype),
+        (lambda c: (c.shape.headdim, c.shape.headdim_v), lambda c: f"d{headdim(c)}"),
+        (grouped, lambda c: "grouped heads" if grouped(c) else ""),
+        (lengths_differ, lambda c: "seqlen_q != seqlen_k" if lengths_differ(c) else ""),
+        (mask_rank, mask),
+        (extras, lambda c: " ".join(extras(c)) or f"without {told}"),
+        (lambda c: DIRECTIONS.index(c.direction), lambda c: c.direction),
+    )
+    lengths_k, known = ({c.shape.seqlen_k for c in cases} for cases in (ours, every))
+    parts = [span([*lengths_k], [*known])] if lengths_k != known else []
+    for value, name in axes:
+        found = {value(c): c for c in ours}
+        if found.keys() != {value(c) for c in every}:
+            parts.append(", ".join(name(found[key]) for key in sorted(found)))
+    return "; ".join(filter(None, parts))

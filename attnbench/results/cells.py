@@ -18,17 +18,10 @@ from attnbench.results.rows import Rates, Row, Source
 from attnbench.results.run_setup import differences, setup_texts, unique_labels
 
 CLOCK_HELD = 0.985  # of the best clock; what is missing up to it is the gauge's and the boost's own play
-# A wrong result or kernel outweighs a measured one; then what happened weighs more than what was not tried.
-_WEIGHT: Mapping[Status, int] = {
-    "wrong": 0,
-    "wrong-kernel": 1,
-    "ok": 2,
-    "failed": 3,
-    "timeout": 4,
-    "oom": 5,
-    "skipped": 6,
-}
-assert set(_WEIGHT) == set(STATUSES)
+# Where rounds ended differently, a wrong result or kernel outweighs a measured one; then what happened weighs more than
+# what was not tried.
+_HEAVIEST_FIRST: Sequence[Status] = ("wrong", "wrong-kernel", "ok", "failed", "timeout", "oom", "skipped")
+assert {*_HEAVIEST_FIRST} == {*STATUSES}
 
 Key = tuple[Case, str]  # what names a cell among those of a device: its case and backend
 
@@ -67,7 +60,7 @@ class Cell:
     @cached_property
     def status(self) -> Status:
         """The status of the cell as a whole: wrong or wrong-kernel if any round was, else ok if any round was."""
-        return min((row.record.status for row in self.rows), key=_WEIGHT.__getitem__)
+        return min((row.record.status for row in self.rows), key=_HEAVIEST_FIRST.index)
 
     @cached_property
     def ok(self) -> list[Row]:

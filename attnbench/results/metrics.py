@@ -24,21 +24,9 @@ from functools import cache
 from types import MappingProxyType
 from typing import Literal
 
-from attnbench.core import stats
+from attnbench.core import formats, stats
 from attnbench.core.case import Case
 from attnbench.core.flops import Roofline, flops, ideal_bytes
-from attnbench.core.formats import (
-    digits,
-    duration,
-    energy,
-    megacycles,
-    megahertz,
-    percent,
-    share,
-    size,
-    times,
-    whole_number,
-)
 from attnbench.core.policy import INSTRUMENTS
 from attnbench.results.rows import Rates, Row
 
@@ -138,7 +126,7 @@ def turn_ratios(row: Row, instrument: str) -> tuple[float, ...]:
     return tuple(filter(math.isfinite, ratios))
 
 
-@metric("Latency", "s", "lower", duration, clocked=True)
+@metric("Latency", "s", "lower", formats.duration, clocked=True)
 def latency(row: Row) -> float | None:
     """Median time of one call on the device, by the run's instrument; where CUDA events read under 100 us, the
     kernels' span by CUPTI if it was taken, as theirs holds a launch gap.
@@ -146,51 +134,51 @@ def latency(row: Row) -> float | None:
     return stats.median(row.ordered_samples) if row.samples else None
 
 
-@metric("Latency, 10th percentile", "s", "lower", duration, clocked=True)
+@metric("Latency, 10th percentile", "s", "lower", formats.duration, clocked=True)
 def latency_p10(row: Row) -> float | None:
     """A tenth of the calls takes less."""
     return stats.percentile(row.ordered_samples, 10) if row.samples else None
 
 
-@metric("Latency, 90th percentile", "s", "lower", duration, clocked=True)
+@metric("Latency, 90th percentile", "s", "lower", formats.duration, clocked=True)
 def latency_p90(row: Row) -> float | None:
     """A tenth of the calls takes more."""
     return stats.percentile(row.ordered_samples, 90) if row.samples else None
 
 
-@metric("Latency, 99th percentile", "s", "lower", duration, clocked=True)
+@metric("Latency, 99th percentile", "s", "lower", formats.duration, clocked=True)
 def latency_p99(row: Row) -> float | None:
     """One call in a hundred takes more; needs 100 samples."""
     return stats.percentile(row.ordered_samples, 99) if len(row.samples) >= MIN_SAMPLES_P99 else None
 
 
-@metric("Uncertainty of the latency", "", "lower", percent)
+@metric("Uncertainty of the latency", "", "lower", formats.percent)
 def ci(row: Row) -> float | None:
     """Half the 95 % interval of the median, over the median; needs 6 samples."""
     enough = len(row.samples) >= MIN_SAMPLES_INTERVAL
     return stats.relative_halfwidth(row.ordered_samples) if enough else None
 
 
-@metric("Variation of the latency", "", "lower", percent)
+@metric("Variation of the latency", "", "lower", formats.percent)
 def cov(row: Row) -> float | None:
     """Standard deviation of the samples over their mean."""
     return stats.coefficient_of_variation(row.samples) if row.samples else None
 
 
-@metric("Drift of the latency", "", None, percent)
+@metric("Drift of the latency", "", None, formats.percent)
 def drift(row: Row) -> float | None:
     """How far the samples' median moved from the first third to the last; 0 where noise explains it."""
     time = row.measured("time")  # the instrument's own samples: there are more of them than spans, in order of time
     return stats.drift(time) if time else None
 
 
-@metric("Samples", "", None, whole_number, whole=True)
+@metric("Samples", "", None, formats.whole_number, whole=True)
 def samples(row: Row) -> float | None:
     """Timed calls that the latency is the median of."""
     return float(len(row.samples))
 
 
-@metric("Launch gap", "s", "lower", duration)
+@metric("Launch gap", "s", "lower", formats.duration)
 def launch_gap(row: Row) -> float | None:
     """Reading of CUDA events less the kernels' span by CUPTI, same calls; taken where events read under 100 us."""
     span, both = row.measured("span"), row.measured("span_events")
@@ -201,25 +189,25 @@ def launch_gap(row: Row) -> float | None:
     return stats.median(time) - stats.median(span) if time and span and row.record.timer == "events" else None
 
 
-@metric("CPU launch overhead", "s", "lower", duration)
+@metric("CPU launch overhead", "s", "lower", formats.duration)
 def enqueue(row: Row) -> float | None:
     """Median time that the host takes to launch one call; where it exceeds the latency, users feel the host."""
     return row.one_value("enqueue")
 
 
-@metric("Throughput", "TFLOP/s", "higher", digits, clocked=True)
+@metric("Throughput", "TFLOP/s", "higher", formats.digits, clocked=True)
 def tflops(row: Row) -> float | None:
     """FLOPs of the case over the latency."""
     return _over(_throughput(row), 1e12)
 
 
-@metric("Utilisation", "", "higher", share, clocked=True)
+@metric("Utilisation", "", "higher", formats.share, clocked=True)
 def utilization(row: Row) -> float | None:
     """Throughput as a share of the datasheet peak of the dtype; none where the peak is unknown."""
     return _over(_throughput(row), row.rates.peak)
 
 
-@metric("Utilisation at the clock held", "", "higher", share)
+@metric("Utilisation at the clock held", "", "higher", formats.share)
 def utilization_clock(row: Row) -> float | None:
     """Throughput as a share of the datasheet peak scaled to the clock held (clock_held, else clock_sm)."""
     held, rates = clock(row), row.rates
@@ -228,38 +216,38 @@ def utilization_clock(row: Row) -> float | None:
     return _over(_throughput(row), rates.peak * held / rates.clock)
 
 
-@metric("Utilisation of the measured matmul", "", "higher", share, clocked=True)
+@metric("Utilisation of the measured matmul", "", "higher", formats.share, clocked=True)
 def utilization_ceiling(row: Row) -> float | None:
     """Throughput as a share of the median that a large matmul of the dtype reached in the same run."""
     return _over(_throughput(row), row.rates.ceiling)
 
 
-@metric("Bandwidth", "GB/s", "higher", digits, clocked=True)
+@metric("Bandwidth", "GB/s", "higher", formats.digits, clocked=True)
 def gbps(row: Row) -> float | None:
     """Ideal traffic (each operand once) over the latency: a lower bound of what was moved."""
     return _over(_traffic(row), 1e9)
 
 
-@metric("Bandwidth utilisation", "", "higher", share, clocked=True)
+@metric("Bandwidth utilisation", "", "higher", formats.share, clocked=True)
 def bandwidth_utilization(row: Row) -> float | None:
     """Ideal traffic over the latency, as a share of the datasheet's memory bandwidth."""
     return _over(_traffic(row), row.rates.bandwidth)
 
 
-@metric("Bandwidth utilisation of the measured copy", "", "higher", share, clocked=True)
+@metric("Bandwidth utilisation of the measured copy", "", "higher", formats.share, clocked=True)
 def bandwidth_ceiling(row: Row) -> float | None:
     """Ideal traffic over the latency, as a share of the median that a large copy reached in the same run."""
     return _over(_traffic(row), row.rates.copy)
 
 
-@metric("Share of the roofline", "", "higher", share, clocked=True)
+@metric("Share of the roofline", "", "higher", formats.share, clocked=True)
 def roofline(row: Row) -> float | None:
     """The larger of exact FLOPs over peak and ideal traffic over bandwidth, by the datasheet, over the latency."""
     least = _roofline_of(row.case, row.rates)
     return None if least is None else _over(least.seconds, latency(row))
 
 
-@metric("Speedup over eager", "", "higher", times, clocked=True)
+@metric("Speedup over eager", "", "higher", formats.times, clocked=True)
 def speedup(row: Row) -> float | None:
     """Latency of eager over the latency, in the same round where both were measured in it."""
     if row.record.backend == "eager":
@@ -267,31 +255,31 @@ def speedup(row: Row) -> float | None:
     return _over(row.source.eager_seconds(row.case, row.record.round), latency(row))
 
 
-@metric("Peak memory added by one call", "B", "lower", size, whole=True)
+@metric("Peak memory added by one call", "B", "lower", formats.size, whole=True)
 def memory_peak(row: Row) -> float | None:
     """The most that one call takes from torch's allocator, over its inputs."""
     return row.one_value("memory_peak")
 
 
-@metric("Peak memory added by one call, as the driver sees it", "B", "lower", size, whole=True)
+@metric("Peak memory added by one call, as the driver sees it", "B", "lower", formats.size, whole=True)
 def memory_driver(row: Row) -> float | None:
     """The most that one call takes from the driver, over its inputs: what libraries take past torch counts too."""
     return row.one_value("memory_driver")
 
 
-@metric("Memory kept for backward", "B", "lower", size, whole=True)
+@metric("Memory kept for backward", "B", "lower", formats.size, whole=True)
 def memory_saved(row: Row) -> float | None:
     """What the forward pass leaves allocated: its output and what it keeps for backward."""
     return row.one_value("memory_saved")
 
 
-@metric("First call", "s", "lower", duration)
+@metric("First call", "s", "lower", formats.duration)
 def first_call(row: Row) -> float | None:
     """Preparing and the first launch by the host's clock, with what it compiles or tunes: all, with --fresh-caches."""
     return row.one_value("first_call")
 
 
-@metric("Error", "", "lower", digits)
+@metric("Error", "", "lower", formats.digits)
 def error(row: Row) -> float | None:
     """Largest error over what is allowed, of all results; above 1 is wrong."""
     errors = row.record.accuracy.errors.values() if row.record.accuracy else ()
@@ -299,7 +287,7 @@ def error(row: Row) -> float | None:
     return max(shares, default=None)
 
 
-@metric("Relative error", "", "lower", percent)
+@metric("Relative error", "", "lower", formats.percent)
 def relative_error(row: Row) -> float | None:
     """Norm of the error against the high-precision reference over the reference's, of the result where it is
     largest; in fp8 the reference is of the inputs before they were rounded.
@@ -308,37 +296,37 @@ def relative_error(row: Row) -> float | None:
     return max((e.relative for e in errors), default=None)
 
 
-@metric("SM clock held", "Hz", None, megahertz)
+@metric("SM clock held", "Hz", None, formats.megahertz)
 def clock_held(row: Row) -> float | None:
     """Median clock of the multiprocessors at the ends of the batches, exact, by a spin of known cycles."""
     return row.one_value("clock_held")
 
 
-@metric("SM clock", "Hz", None, megahertz)
+@metric("SM clock", "Hz", None, formats.megahertz)
 def clock_sm(row: Row) -> float | None:
     """Median clock of the multiprocessors while measuring, as NVML saw it: up to 0.1 s late."""
     return row.one_value("clock_sm")
 
 
-@metric("Memory clock", "Hz", None, megahertz)
+@metric("Memory clock", "Hz", None, formats.megahertz)
 def clock_mem(row: Row) -> float | None:
     """Median clock of the memory while measuring, as NVML saw it."""
     return row.one_value("clock_mem")
 
 
-@metric("Power", "W", "lower", digits)
+@metric("Power", "W", "lower", formats.digits)
 def power(row: Row) -> float | None:
     """Median power while measuring, as NVML saw it, pauses included; sustained figures have the power of the work."""
     return row.one_value("power")
 
 
-@metric("Temperature", "C", "lower", whole_number)
+@metric("Temperature", "C", "lower", formats.whole_number)
 def temperature(row: Row) -> float | None:
     """Median temperature of the GPU while measuring, as NVML saw it."""
     return row.one_value("temperature")
 
 
-@metric("Latency without pauses", "s", "lower", duration)
+@metric("Latency without pauses", "s", "lower", formats.duration)
 def sustained_latency(row: Row) -> float | None:
     """Mean time of one call in a long run without pauses, once power and clock are steady; L2 is as the last call
     left it.
@@ -346,32 +334,32 @@ def sustained_latency(row: Row) -> float | None:
     return row.one_value("sustained")
 
 
-@metric("Throughput without pauses", "TFLOP/s", "higher", digits)
+@metric("Throughput without pauses", "TFLOP/s", "higher", formats.digits)
 def sustained_tflops(row: Row) -> float | None:
     """FLOPs of the case over the latency without pauses."""
     return _over(flops(row.case, row.source.convention) / 1e12, sustained_latency(row))
 
 
-@metric("Energy of one call", "J", "lower", energy)
+@metric("Energy of one call", "J", "lower", formats.energy)
 def joules(row: Row) -> float | None:
     """Power by NVML's energy counter times the latency without pauses: the whole board's."""
     watts, seconds = row.one_value("sustained_power"), sustained_latency(row)
     return watts * seconds if watts is not None and seconds is not None else None
 
 
-@metric("Efficiency", "TFLOP/s/W", "higher", digits)
+@metric("Efficiency", "TFLOP/s/W", "higher", formats.digits)
 def tflops_per_watt(row: Row) -> float | None:
     """FLOPs of the case over the energy of one call."""
     return _over(flops(row.case, row.source.convention) / 1e12, joules(row))
 
 
-@metric("Uncertainty of the power without pauses", "", "lower", percent)
+@metric("Uncertainty of the power without pauses", "", "lower", formats.percent)
 def power_error(row: Row) -> float | None:
     """Uncertainty of the times at which the energy counter was read, over the time between; that of joules too."""
     return row.one_value("sustained_power_error")
 
 
-@metric("Disagreement of the instruments", "", "lower", percent)
+@metric("Disagreement of the instruments", "", "lower", formats.percent)
 def disagreement(row: Row) -> float | None:
     """Largest |ratio - 1| of the readings of CUPTI or CUDA graph to those of events; median over turns."""
     if not took_turns(row):
@@ -380,7 +368,7 @@ def disagreement(row: Row) -> float | None:
     return max(apart, default=None)
 
 
-@metric("Toll of tracing", "", "lower", percent)
+@metric("Toll of tracing", "", "lower", formats.percent)
 def tracing(row: Row) -> float | None:
     """How much longer CUDA events read a call while CUPTI traces it; median over the turns of a cross-check."""
     if not took_turns(row):
@@ -390,7 +378,7 @@ def tracing(row: Row) -> float | None:
     return stats.median(ratios) - 1 if ratios else None
 
 
-@metric("Cycles", "cycles", "lower", megacycles)
+@metric("Cycles", "cycles", "lower", formats.megacycles)
 def cycles(row: Row) -> float | None:
     """Latency times the SM clock held: what a kernel takes whatever clock power and heat allowed."""
     seconds, held = latency(row), clock_held(row)

@@ -49,13 +49,14 @@ def document(matrices: Sequence[SupportMatrix]) -> Document:
 
 def by_architecture() -> Table:
     """Return a table of the backends by generation of GPUs."""
-    matrices, footnotes = matrices_by_architecture(), _Footnotes()
+    matrices = matrices_by_architecture()
+    footnotes: dict[str, int] = {}
     rows = [
         (row.backend, "" if row.verified else UNVERIFIED, [matrix.rows[i].overall for matrix in matrices])
         for i, row in enumerate(matrices[0].rows)
     ]
     table = _table("Where each runs", [matrix.device.name for matrix in matrices], rows, footnotes)
-    return replace(table, footnotes=footnotes.texts)
+    return replace(table, footnotes=tuple(footnotes))
 
 
 def by_feature(matrix: SupportMatrix) -> list[Table]:
@@ -64,7 +65,7 @@ def by_feature(matrix: SupportMatrix) -> list[Table]:
     All of them share the footnotes, which stand below the last.
     """
     tables: list[Table] = []
-    footnotes = _Footnotes()
+    footnotes: dict[str, int] = {}
     for group in dict.fromkeys(f.group for f in FEATURES):
         columns = [i for i, f in enumerate(FEATURES) if f.group == group]
         rows = [
@@ -74,39 +75,33 @@ def by_feature(matrix: SupportMatrix) -> list[Table]:
         ]
         title = f"{matrix.device.name}, {group}"
         tables.append(_table(title, [FEATURES[i].name for i in columns], rows, footnotes))
-    return [*tables[:-1], replace(tables[-1], footnotes=footnotes.texts)]
-
-
-class _Footnotes:
-    """The texts of footnotes, in the order of their first use."""
-
-    def __init__(self) -> None:
-        self._numbers: dict[str, int] = {}
-
-    def mark(self, text: str) -> str:
-        """Return the number of a footnote, "" for an empty text."""
-        return str(self._numbers.setdefault(text, len(self._numbers) + 1)) if text else ""
-
-    @property
-    def texts(self) -> tuple[str, ...]:
-        return tuple(self._numbers)
+    return [*tables[:-1], replace(tables[-1], footnotes=tuple(footnotes))]
 
 
 def _table(
-    title: str, columns: Sequence[str], backends: Sequence[tuple[str, str, Sequence[Support]]], footnotes: _Footnotes
+    title: str,
+    columns: Sequence[str],
+    backends: Sequence[tuple[str, str, Sequence[Support]]],
+    footnotes: dict[str, int],
 ) -> Table:
-    """Return a table of backends, each with a remark and a cell for each column; a number may follow an answer."""
+    """Return a table of backends, each with a remark and a cell for each column.
+
+    A number after an entry stands for its reason: footnotes maps the text of each, in the order of their use, to its
+    number, and takes in those of this table.
+    """
+
+    def entry(text: str, footnote: str, style: Style = "") -> tuple[Span, ...]:
+        if not footnote:
+            return (Span(text, style),)
+        return Span(text, style), Span(f" {footnotes.setdefault(footnote, len(footnotes) + 1)}", "quiet")
+
     rows: list[tuple[Entry, ...]] = []
     for name, remark, cells in backends:
-        answers = [_entry(cell.answer, footnotes.mark(cell.reason), STYLES[cell.answer]) for cell in cells]
-        rows.append((_entry(name, footnotes.mark(remark)), *answers))
-    headings = (Column("backend", wrap=False), *(Column(column, wrap=False) for column in columns))
+        answers = [entry(cell.answer, cell.reason, STYLES[cell.answer]) for cell in cells]
+        rows.append((entry(name, remark), *answers))
+    headings = [Column(column, wrap=False) for column in ("backend", *columns)]
     name = title.lower().replace(",", "").replace(" ", "-")
-    return Table(name, headings, tuple(rows), title=title)
-
-
-def _entry(text: str, mark: str, style: Style = "") -> tuple[Span, ...]:
-    return (Span(text, style), *((Span(f" {mark}", "quiet"),) if mark else ()))
+    return Table(name, tuple(headings), tuple(rows), title=title)
 
 
 def _remark(row: Row) -> str:

@@ -64,8 +64,8 @@ _AXES: dict[str, _Axis] = {
         lambda c: c.case.shape.batch, lambda c: f"batch {c.case.shape.batch}", lambda c: f"b{c.case.shape.batch}"
     ),
     "seqlen_q": _Axis(
-        lambda c: c.case.shape.seqlen_q if _cross_lengths(c.case) else 0,
-        lambda c: f"seqlen_q {c.case.shape.seqlen_q}" if _cross_lengths(c.case) else "",
+        lambda c: c.case.shape.seqlen_q if case_names.lengths_differ(c.case) else 0,
+        lambda c: f"seqlen_q {c.case.shape.seqlen_q}" if case_names.lengths_differ(c.case) else "",
         lambda c: f"q{format_size(c.case.shape.seqlen_q)}",
     ),
     _ROW: _Axis(
@@ -284,13 +284,9 @@ def _label(cell: Cell, axis: str, extra: Sequence[str]) -> str:
     return " ".join(names)
 
 
-def _cross_lengths(case: Case) -> bool:
-    return case.shape.seqlen_q != case.shape.seqlen_k
-
-
 def _heads(case: Case) -> str:
     s = case.shape
-    return f"{s.nheads} heads" + (f", {s.nheads_k} key heads" if s.nheads_k != s.nheads else "")
+    return f"{s.nheads} heads" + (f", {s.nheads_k} key heads" if case_names.grouped(case) else "")
 
 
 @cache
@@ -298,4 +294,4 @@ def _but_mask(case: Case) -> tuple[Any, ...]:
     """All that sets tables of memory apart on a device."""
     s = case.shape
     kind = case.dtype, s.headdim, s.headdim_v, case.direction, case_names.extras(case)
-    return *kind, s.nheads, s.nheads_k, _cross_lengths(case)
+    return *kind, s.nheads, s.nheads_k, case_names.lengths_differ(case)
