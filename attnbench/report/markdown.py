@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from attnbench.core.text import one_line
 from attnbench.report.characters import HELD_DOWN, MEMORY_BOUND, NO_FIGURES, bar, heights
@@ -77,18 +77,11 @@ def _spans(line: Line) -> str:
 
 
 def _span(span: Span) -> str:
-    """Return a span in its style; markup must not stand beside a space."""
-    mark, inner = _MARKUP.get(span.style, ""), span.text.strip()
-    if not mark or not inner:
-        return _kept_spaces(span.text)
-    before, after = span.text[: len(span.text) - len(span.text.lstrip())], span.text[len(span.text.rstrip()) :]
-    return f"{before}{mark}{safe(inner)}{mark}{after}"
-
-
-def _kept_spaces(text: str) -> str:
-    """Return safe text with a space at either end, where it had one."""
-    inner = safe(text)
-    return f"{' ' if text[:1] == ' ' else ''}{inner}{' ' if inner and text[-1:] == ' ' else ''}"
+    """Return a span in its style, with a space at either end where it had one; markup must not stand beside a space."""
+    inner = safe(span.text)
+    mark = _MARKUP.get(span.style, "") if inner else ""
+    before, after = (" " if end == " " else "" for end in (span.text[:1], span.text[-1:] if inner else ""))
+    return f"{before}{mark}{inner}{mark}{after}"
 
 
 def _block(block: Block) -> list[str]:
@@ -109,12 +102,8 @@ def _block(block: Block) -> list[str]:
 def _table(table: Table) -> list[str]:
     parts = [safe(table.note)] if table.note else []
     shown = table.rows[: table.listed]
-    lines = [
-        row(*(safe(column.heading) for column in table.columns)),
-        row(*("---:" if column.align == "right" else ":---" for column in table.columns)),
-        *(row(*map(_entry, entries)) for entries in shown),
-    ]
-    parts.append("\n".join(lines))
+    columns = [(column.heading, column.align == "right") for column in table.columns]
+    parts.append(_lines(columns, (map(_entry, entries) for entries in shown)))
     if left := len(table.rows) - len(shown):
         parts.append(f"and {left} more")
     if table.footnotes:
@@ -141,12 +130,15 @@ def _grids(block: Grids) -> list[str]:
 
 def _grid(grid: Grid) -> str:
     title = f"**{safe(grid.title)}**" + (f" {safe(grid.details)}" if grid.details else "")
-    lines = [
-        row(safe(grid.corner), *map(safe, grid.columns)),
-        row("---:" if grid.corner == "seqlen" else ":---", *["---:"] * len(grid.columns)),
-        *(row(safe(label), *map(_figure, entries)) for label, entries in grid.rows),
-    ]
-    return f"{title}\n\n" + "\n".join(lines)
+    columns = [(grid.corner, grid.corner == "seqlen"), *((name, True) for name in grid.columns)]
+    return f"{title}\n\n" + _lines(columns, ((safe(label), *map(_figure, entries)) for label, entries in grid.rows))
+
+
+def _lines(columns: Sequence[tuple[str, bool]], rows: Iterable[Iterable[str]]) -> str:
+    """Return a table. A column is its heading, and whether its entries stand at the right."""
+    headings = row(*(safe(heading) for heading, _ in columns))
+    sides = row(*("---:" if right else ":---" for _, right in columns))
+    return "\n".join([headings, sides, *(row(*entries) for entries in rows)])
 
 
 def _figure(entry: Figure | Ending) -> str:

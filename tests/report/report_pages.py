@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from attnbench.analysis.summary.document import document, with_page
+from attnbench.analysis.summary.document import complete, document
 from attnbench.core.flops import Convention
 from attnbench.core.record import Run
 from attnbench.report.html import html_page
@@ -34,7 +34,7 @@ def page(*runs: Run, convention: Convention = "exact") -> str:
     """Return the page of a report of runs, whose files are run0.jsonl, run1.jsonl and so on."""
     found = cells(runs, convention)
     files = [Path(f"/somewhere/run{i}.jsonl") for i in range(len(runs))]
-    return html_page.render(with_page(document(found, runs), found, runs, files))
+    return html_page.render(complete(document(found, runs), {"html"}, found, runs, files))
 
 
 def data(text: str) -> Any:

@@ -95,7 +95,7 @@ def test_throughputs_of_several_peaks_have_scales_of_their_own(dtypes: tuple[str
     found = charts(cells([run([ok(case(dtype=d), "triton", 400) for d in dtypes])]))
     by_name = {f.name: f for f in figures.FIGURES}
     for name, wanted in (("throughput", scale), ("utilization", "shared")):
-        spec = vega_spec.spec(by_name[name], found, palette.LIGHT, (300, 200), 2, legend=True)
+        spec = vega_spec.spec(by_name[name], found, (300, 200), 2, legend=True)
         assert spec["resolve"] == {"scale": {"y": wanted}}
 
 
@@ -104,7 +104,7 @@ def test_a_legend_is_no_wider_than_its_figure(backends: int, abreast: int | None
     """Else a figure of twenty backends is half empty."""
     found = charts(cells([run([ok(case(), f"flash_attention_{i:02}", 400) for i in range(backends)])]))
     by_name = {f.name: f for f in figures.FIGURES}
-    spec = vega_spec.spec(by_name["throughput"], found, palette.LIGHT, (250, 200), 3, legend=True)
+    spec = vega_spec.spec(by_name["throughput"], found, (250, 200), 3, legend=True)
     drawn = [layer.get("encoding", {}).get("stroke") for layer in spec["spec"]["layer"]]
     legends = [stroke["legend"] for stroke in drawn if stroke]
     assert [legend.get("columns") for legend in legends] == [abreast] * len(legends) != []
@@ -156,7 +156,7 @@ def test_colours_stand_out_from_the_background(theme: palette.Theme) -> None:
     assert contrast(theme["ink"], theme["paper"]) >= 7
     assert all(contrast(theme[name], theme["paper"]) >= 4.5 for name in ("quiet", "good", "warning", "bad"))
     assert len(set(series)) == palette.SERIES
-    assert theme.keys() == palette.IN_PAGE.keys()
+    assert palette.LIGHT.keys() == palette.DARK.keys()
 
 
 def test_only_what_was_measured_is_drawn() -> None:

@@ -23,7 +23,7 @@ from attnbench.report.document import (
     Table,
 )
 from attnbench.report.html.elements import Markup, Part, element, filled, items, joined, lines, row, scrolling, section
-from attnbench.report.html.palette import SERIES
+from attnbench.report.html.palette import SERIES, color
 
 SERIES_OF_BARS = 3  # the number of the colour of the bars of group 0: blue
 _LEAST_BAR = 0.004  # of the axis, so that a bar can be seen however short it is
@@ -108,8 +108,7 @@ def _bar(bar: Bar) -> Markup:
     """Return a bar as a drawing of a fixed width, the whole axis; not by CSS, as browsers do not print backgrounds."""
     width = max(bar.end - bar.start, _LEAST_BAR)
     start = min(bar.start, 1 - width)
-    color = f"var(--c{(SERIES_OF_BARS + bar.group) % SERIES})"
-    shape = element("rect", x=_thousandths(start), y=0, width=_thousandths(width), height=10, fill=color)
+    shape = element("rect", x=_thousandths(start), y=0, width=_thousandths(width), height=10, fill=_color(bar.group))
     return _drawing(shape, "0 0 1000 10", "bar", f"{percent(bar.start)} to {percent(bar.end)} of the axis")
 
 
@@ -118,9 +117,13 @@ def _steps(found: Steps) -> Markup:
     path = "M0 100"
     for start, height in found.steps:
         path += f"H{_thousandths(start)}V{100 - 100 * (max(height, 0.02) if height > 0 else 0):.4g}"
-    shape = element("path", d=f"{path}H1000V100Z", fill=f"var(--c{SERIES_OF_BARS})")
+    shape = element("path", d=f"{path}H1000V100Z", fill=_color())
     most = max((height for _, height in found.steps), default=0.0)
     return _drawing(shape, "0 0 1000 100", "steps", f"at most {percent(most)} of the height")
+
+
+def _color(group: int = 0) -> str:
+    return color(f"c{(SERIES_OF_BARS + group) % SERIES}")
 
 
 def _thousandths(share: float) -> str:

@@ -50,7 +50,7 @@ def specification(figure: VegaFigure, charts: Charts) -> Spec:
     notes = [CONVENTIONS[charts.convention]] if figure.counts_flops else []
     notes += ["hollow: clock held down"] if figure.hollow and any(row["held"] for row in charts.rows) else []
     notes += ["✕: no figure"] if figure.crosses and any(row["slot"] is not None for row in charts.rows) else []
-    spec = vega_spec.spec(figure, charts, palette.LIGHT, size, columns, legend=True)
+    spec = palette.in_the_light(vega_spec.spec(figure, charts, size, columns, legend=True))
     return {
         **spec,
         "data": {"values": vega_spec.data(figure, charts)},

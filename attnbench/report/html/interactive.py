@@ -149,7 +149,7 @@ def data(charts: Charts) -> dict[str, Any]:
                 "name": figure.name,
                 "panel": figure.panel,
                 "lines": figure.lines,
-                "spec": vega_spec.spec(figure, charts, palette.IN_PAGE, PANEL, 1, legend=False),
+                "spec": vega_spec.spec(figure, charts, PANEL, 1, legend=False),
             }
             for figure in drawable(charts)
         ],

@@ -7,12 +7,14 @@ background (WCAG 2.2, 1.4.11). Each backend also has a shape of its own, and kee
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from attnbench.results import case_names
 
 SHAPES = ("circle", "square", "triangle-up", "diamond", "triangle-down", "cross", "triangle-right", "triangle-left")
-FONT = "system-ui, 'Segoe UI', 'Helvetica Neue', Arial, 'DejaVu Sans', sans-serif"
 SERIES = 10  # number of colours for backends and for groups of bars: "c0" to "c9"
 
 Theme = Mapping[str, str]  # name of a colour -> the colour, as CSS writes it
@@ -38,8 +40,16 @@ _COLOURS = {  # name -> the colour on light screens and on paper, the colour on 
 }
 LIGHT: Theme = {name: light for name, (light, _) in _COLOURS.items()}
 DARK: Theme = {name: dark for name, (_, dark) in _COLOURS.items()}
-# For figures in a page: the page's style sheet says what each colour is, so that dark mode needs no second drawing.
-IN_PAGE: Theme = {name: f"var(--{name})" for name in _COLOURS}
+
+
+def color(name: str) -> str:
+    """Return a colour as a page refers to it. The style sheet says what it is, dark mode included."""
+    return f"var(--{name})"
+
+
+def in_the_light(spec: Any) -> Any:
+    """Return a figure with the colours of LIGHT in place of what `color` gave, for a file without a style sheet."""
+    return json.loads(re.sub(r"var\(--(\w+)\)", lambda found: LIGHT[found[1]], json.dumps(spec)))
 
 
 def style_sheet() -> str:

@@ -11,13 +11,15 @@ shapes nor vector output).
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from attnbench.report.html.charts import Charts, Row
+from attnbench.report.html.elements import asset
 from attnbench.report.html.figures import LOG_TICKS, Spec, VegaFigure
-from attnbench.report.html.palette import FONT, Theme, backend_marks
+from attnbench.report.html.palette import backend_marks, color
 
 _LEGEND_MARK, _LEGEND_LETTER = 45, 7  # pixels, about: of an entry's mark with the gap, and of a letter of its name
 _LENGTH = (  # a Vega expression that writes a label of the axis
@@ -28,34 +30,24 @@ _CELLS: Spec = {"filter": "isValid(datum.backend)"}  # the cells among the data;
 _TIP: Spec = {"content": "data"}  # the tip that describes the cell
 
 
-def spec(
-    figure: VegaFigure, charts: Charts, theme: Theme, size: tuple[int, int], columns: int, *, legend: bool
-) -> Spec:
+def spec(figure: VegaFigure, charts: Charts, size: tuple[int, int], columns: int, *, legend: bool) -> Spec:
     """Return the Vega-Lite specification of a figure, without data.
 
     `size` is the width and height of a panel in pixels, `columns` the number of panels in a line.
     """
     panels = list(dict.fromkeys(row[figure.panel] for row in charts.rows))
-    style = _panel_style(charts, theme, size[1], columns * size[0] if legend else 0)
+    style = _panel_style(charts, size[1], columns * size[0] if legend else 0)
     layers = {"roofline": _roofline, "spread": _spread}.get(figure.name, _over_length)(figure, style)
-    header = {
-        "title": None,
-        "labelFontSize": 13,
-        "labelFontWeight": 600,
-        "labelColor": theme["ink"],
-        "labelAnchor": "start",
-        "labelPadding": 6,
-    }
     # bf16 and fp8 have different peaks; the axis of each panel then reaches up to its own.
     own_scales = figure.name == "throughput" and len({row["peak"] for row in charts.rows}) > 1
     return {
         "data": {"name": "rows"},
-        "facet": {"field": figure.panel, "type": "nominal", "sort": panels, "header": header},
+        "facet": {"field": figure.panel, "type": "nominal", "sort": panels, "header": {"title": None}},
         "columns": columns,
         "resolve": {"scale": {"y": "independent" if own_scales else "shared"}},
         "spacing": {"row": 22, "column": 20},
         "spec": {"width": size[0], "height": size[1], "layer": layers},
-        "config": _config(theme),
+        "config": json.loads(asset("figures.json")),
     }
 
 
@@ -64,41 +56,10 @@ def data(figure: VegaFigure, charts: Charts) -> list[Row]:
     return [*charts.rows, *(line for line in charts.lines if line["kind"] == figure.lines)]
 
 
-def _config(theme: Theme) -> Spec:
-    return {
-        "background": None,
-        "font": FONT,
-        "view": {"stroke": theme["grid"]},
-        "axis": {
-            "domain": False,
-            "ticks": False,
-            "gridColor": theme["grid"],
-            "labelColor": theme["quiet"],
-            "titleColor": theme["quiet"],
-            "titleFontWeight": "normal",
-            "labelFontSize": 11,
-            "titleFontSize": 11,
-            "labelPadding": 6,
-        },
-        "legend": {"labelColor": theme["ink"], "labelFontSize": 12, "symbolSize": 70, "columnPadding": 16},
-        "title": {
-            "color": theme["ink"],
-            "subtitleColor": theme["quiet"],
-            "fontSize": 16,
-            "subtitleFontSize": 12,
-            "anchor": "start",
-            "subtitlePadding": 4,
-            "offset": 12,
-        },
-        "aria": False,
-    }
-
-
 @dataclass(frozen=True)
 class _PanelStyle:
     """What the layers of all panels of a figure share."""
 
-    theme: Theme
     stroke: Spec  # encoding: the colour of the backend
     fill: Spec  # encoding: that colour too, but the background's where the clock was held down
     shape: Spec  # encoding: the shape of the backend
@@ -107,7 +68,7 @@ class _PanelStyle:
     height: int  # of a panel, in pixels
 
 
-def _panel_style(charts: Charts, theme: Theme, height: int, legend_width: int) -> _PanelStyle:
+def _panel_style(charts: Charts, height: int, legend_width: int) -> _PanelStyle:
     """Return what the panels of a figure share. `legend_width` is in pixels; with 0 there is no legend."""
     marks = backend_marks(charts.backends)
     names = list(marks)
@@ -121,11 +82,10 @@ def _panel_style(charts: Charts, theme: Theme, height: int, legend_width: int) -
     def by_backend(values: list[str]) -> Spec:
         return {"field": "backend", "type": "nominal", "scale": {"domain": names, "range": values}}
 
-    color = by_backend([theme[f"c{number}"] for number, _ in marks.values()])
+    colors = by_backend([color(f"c{number}") for number, _ in marks.values()])
     return _PanelStyle(
-        theme=theme,
-        stroke={**color, "legend": legend},
-        fill={"condition": {"test": "datum.held", "value": theme["paper"]}, **color, "legend": None},
+        stroke={**colors, "legend": legend},
+        fill={"condition": {"test": "datum.held", "value": color("paper")}, **colors, "legend": None},
         shape={**by_backend([shape for _, shape in marks.values()]), "legend": legend},
         lengths=sorted({row["seqlen"] for row in charts.rows}),
         backends=names,
@@ -153,7 +113,7 @@ def _over_length(figure: VegaFigure, style: _PanelStyle) -> Sequence[Spec]:
     }
     y = figure.y
     layers = _slopes(style, x, y) if figure.lines == "slope" else []
-    layers += [_limit(style, y, field, label) for field, label in figure.limits]
+    layers += [_limit(y, field, label) for field, label in figure.limits]
     if figure.interval:
         low, high = (end.format(y=f"datum.{figure.field}") for end in figure.interval)
         layers.append(
@@ -177,31 +137,31 @@ def _slopes(style: _PanelStyle, x: Spec, y: Spec) -> list[Spec]:
     """Return the lines of memory that is linear or quadratic in the length, each with its name at the end."""
     slopes = {"filter": "datum.kind == 'slope'"}
     last = {"filter": f"datum.seqlen == {style.lengths[-1]}"}
-    line = {"type": "line", "stroke": style.theme["quiet"], "strokeDash": [2, 3], "strokeWidth": 1}
+    line = {"type": "line", "stroke": color("quiet"), "strokeDash": [2, 3], "strokeWidth": 1}
     at = {"x": x, "y": {**y, "field": "y"}}
     return [
         {"transform": [slopes], "mark": line, "encoding": {**at, "detail": {"field": "which"}}},
         {
             "transform": [slopes, last],
-            "mark": _label(style, align="right", dx=-4, dy=12),
+            "mark": _label(align="right", dx=-4, dy=12),
             "encoding": {**at, "text": {"field": "which"}},
         },
     ]
 
 
-def _limit(style: _PanelStyle, y: Spec, field: str, label: str) -> Spec:
+def _limit(y: Spec, field: str, label: str) -> Spec:
     """Return a dashed line across the panel, with its label at the left if it has one."""
     at = {"y": {**y, "field": field, "aggregate": "max"}}
-    rule = {"type": "rule", "strokeDash": [5, 4], "stroke": style.theme["quiet"], "strokeWidth": 1}
+    rule = {"type": "rule", "strokeDash": [5, 4], "stroke": color("quiet"), "strokeWidth": 1}
     layers: list[Spec] = [{"mark": rule, "encoding": at}]
     if label:
-        text = _label(style, align="left", dx=4, dy=9, text=label)
+        text = _label(align="left", dx=4, dy=9, text=label)
         layers.append({"mark": text, "encoding": {**at, "x": {"value": 0}}})
     return {"transform": [{"filter": f"isValid(datum.{field})"}], "layer": layers}
 
 
-def _label(style: _PanelStyle, **mark: Any) -> Spec:
-    return {"type": "text", "fontSize": 10, "color": style.theme["quiet"], **mark}
+def _label(**mark: Any) -> Spec:
+    return {"type": "text", "fontSize": 10, "color": color("quiet"), **mark}
 
 
 def _marks(style: _PanelStyle, x: Spec, y: Spec) -> Spec:
@@ -235,7 +195,7 @@ def _roofline(figure: VegaFigure, style: _PanelStyle) -> Sequence[Spec]:
     }
     dashes = {"domain": ["datasheet", "measured"], "range": [[1, 0], [5, 4]]}
     dash = {"field": "which", "type": "nominal", "legend": None, "scale": dashes}
-    roof = {"type": "line", "stroke": style.theme["ink"], "strokeWidth": 1.25}
+    roof = {"type": "line", "stroke": color("ink"), "strokeWidth": 1.25}
     along = {"x": {**x, "field": "x"}, "y": {**figure.y, "field": "y"}, "strokeDash": dash}
     path = {"type": "line", "strokeWidth": 1, "opacity": 0.4}
     cells = {"x": x, "y": figure.y, "stroke": style.stroke, "detail": {"field": "panel"}, "order": {"field": "seqlen"}}
@@ -255,7 +215,7 @@ def _spread(figure: VegaFigure, style: _PanelStyle) -> Sequence[Spec]:
         "title": "sequence length",
     }
     offset = {"field": "backend", "type": "nominal", "scale": {"domain": style.backends}}
-    median = {"type": "rule", "stroke": style.theme["quiet"], "strokeWidth": 1}
+    median = {"type": "rule", "stroke": color("quiet"), "strokeWidth": 1}
     layers = [{"data": {"values": [{"y": 0}]}, "mark": median, "encoding": {"y": {**figure.y, "field": "y"}}}]
     for low, high, width in (("p0", "p100", 1), ("p10", "p90", 4)):
         ends = {"y": {**figure.y, "field": low}, "y2": {"field": high}}
