@@ -11,26 +11,16 @@ from typing import Annotated
 import typer
 
 from attnbench.commands import options, output
-from attnbench.commands.gate import (
-    Every,
-    Expect,
-    Format,
-    Inconclusive,
-    Margin,
-    MarginsFile,
-    Metric,
-    Missing,
-    outputs,
-    request_of,
-    write,
-)
+from attnbench.commands.gate import GateOutput, HowToJudge, write
 from attnbench.commands.shared import live
 
 builds = partial(typer.Option, rich_help_panel="The two builds")
-how = partial(typer.Option, rich_help_panel="How")
+how = partial(typer.Option, rich_help_panel="How to measure")
 
 
+@options.grouped
 def ab(
+    *,
     a: Annotated[
         str,
         builds(
@@ -41,21 +31,7 @@ def ab(
         ),
     ],
     b: Annotated[str, builds("--b", metavar="BUILD", help="What to judge: a Python or code, as --a.")],
-    suite: options.Suite = "default",
-    backend: options.Backend = None,
-    seqlen: options.Seqlen = None,
-    seqlen_q: options.SeqlenQ = None,
-    headdim: options.Headdim = None,
-    dtype: options.Dtype = None,
-    causal: options.Causal = None,
-    direction: options.Direction = None,
-    batch: options.Batch = None,
-    tokens: options.Tokens = None,
-    nheads: options.Nheads = None,
-    nheads_k: options.NheadsK = None,
-    window: options.Window = None,
-    softcap: options.Softcap = None,
-    dropout: options.Dropout = None,
+    what: options.WhatToMeasure,
     python: Annotated[
         list[str] | None,
         builds("--python", metavar="NAME=PATH", help="The Python of --a or --b, where they are code."),
@@ -63,16 +39,8 @@ def ab(
     device: options.Device = "auto",
     time_limit: Annotated[str, how(metavar="TIME", help="90s, 10m, 1h for all of it.")] = "10m",
     seed: Annotated[int | None, how(metavar="N", help="Of the inputs and the order of the cells.")] = None,
-    metric: Metric = None,
-    expect: Expect = None,
-    margin: Margin = None,
-    margins: MarginsFile = None,
-    inconclusive: Inconclusive = "fail",
-    missing: Missing = "fail",
-    format: Format = None,
-    html: output.Html = None,
-    json: output.Json = False,
-    every: Every = False,
+    judging: HowToJudge,
+    output_to: GateOutput,
     out: Annotated[
         Path | None,
         output.option("--out", metavar="DIR", help="For a.jsonl and b.jsonl; two new files in results/ by default."),
@@ -88,22 +56,19 @@ def ab(
     attnbench ab --a old.py:attention --b new.py:attention --suite quick --margin 2%
     attnbench ab --a sdpa-flash --b triton --causal --pass fwd --time-limit 5m
     """
-    axes = options.axes(locals())
     from attnbench.analysis.ab import run_ab
     from attnbench.core.sizes import parse_duration
     from attnbench.report.progress.ab_progress import AbProgress
     from attnbench.run.suite import parse_options
 
-    judged_by = request_of(metric, expect, margin, margins, inconclusive, missing)
-    wanted = outputs(format, html, json)
-    policy = {"seed": seed}
-    chosen = {"axes": axes, "tokens": tokens, "backends": backend, "time_limit": time_limit, "policy": policy}
+    judged_by = judging.request()
+    wanted = output_to.wanted()
     request = run_ab.Request(
         a=a,
         b=b,
         judged_by=judged_by,
-        suite=suite,
-        settings=parse_options(chosen),
+        suite=what.suite,
+        settings=parse_options({**what.settings, "time_limit": time_limit, "policy": {"seed": seed}}),
         device=device,
         time_limit=parse_duration(time_limit, "--time-limit"),
         pythons=tuple(python or ()),
@@ -114,19 +79,11 @@ def ab(
         outcome = run_ab.ab(request, watcher)
     code = outcome.exit_code
     if outcome.judgement:
-        written = write(outcome.judgement, wanted, every)
+        written = write(outcome.judgement, wanted, output_to.every)
         code = code or written
     else:
         print("attnbench: interrupted before a pair of turns was measured", file=sys.stderr)
     if outcome.paths and outcome.judgement:
-        again = {
-            "--metric": metric,
-            "--expect": expect,
-            "--margin": margin,
-            "--margins": [margins] if margins else None,
-            "--inconclusive": [inconclusive],
-            "--missing": [missing],
-        }
-        given = [f"{option}={value}" for option, values in again.items() for value in values or () if value != "fail"]
-        print(f"Judge again: {shlex.join(['attnbench', 'gate', *map(str, outcome.paths), *given])}", file=sys.stderr)
+        again = ["attnbench", "gate", *map(str, outcome.paths), *judging.given()]
+        print(f"Judge again: {shlex.join(again)}", file=sys.stderr)
     raise typer.Exit(code)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from attnbench.commands import output
+from attnbench.commands import options, output
 from attnbench.commands.shared import live
 
 if TYPE_CHECKING:
@@ -19,7 +19,9 @@ if TYPE_CHECKING:
 supports = partial(typer.Option, rich_help_panel="The support matrix")
 
 
+@options.grouped
 def backends(
+    *,
     python: Annotated[
         list[str] | None, typer.Option("--python", metavar="NAME=PATH", help="The interpreter of a backend's worker.")
     ] = None,
@@ -35,9 +37,7 @@ def backends(
     into: Annotated[
         Path | None, supports(metavar="FILE", help="Renew the matrix that a markdown file holds between its marks.")
     ] = None,
-    format: output.Format = None,
-    html: output.Html = None,
-    json: output.Json = False,
+    output_to: output.Output,
 ) -> None:
     """List the attention implementations: version, or why one cannot be used here and what would install it.
 
@@ -45,7 +45,7 @@ def backends(
     attnbench backends --matrix                         # which runs on which generation of GPUs
     attnbench backends --matrix --gpu h100,rtx-4090     # dtypes, head dims, masks, ... with the reasons
     """
-    wanted = output.outputs(format, html, json)
+    wanted = output_to.wanted()
     if into:
         from attnbench.analysis.backends import support_matrix
 

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from attnbench.analysis.baseline import FOLDER, MAIN
-from attnbench.commands import output
+from attnbench.commands import options, output
 from attnbench.commands.shared import read
 
 app = typer.Typer(
@@ -22,15 +22,15 @@ Folder = Annotated[Path, typer.Option("--dir", metavar="DIR", help="Where baseli
 
 
 @app.command()
+@options.grouped
 def save(
+    *,
     run: Annotated[Path, typer.Argument(metavar="RUN", help="The run file, of attnbench run --rounds 5.")],
     name: Annotated[
         str, typer.Option("--name", metavar="NAME", help="What it is the baseline of: a branch, a release.")
     ] = MAIN,
     folder: Folder = FOLDER,
-    format: output.Format = None,
-    html: output.Html = None,
-    json: output.Json = False,
+    output_to: output.Output,
 ) -> None:
     """Save a run as the baseline for its GPU model, in place of the last one. To be committed.
 
@@ -39,7 +39,7 @@ def save(
     """
     from attnbench.analysis.baseline import baseline_files, document
 
-    wanted = output.outputs(format, html, json)
+    wanted = output_to.wanted()
     whole = read(run)
     for line in document.doubts(whole, run):
         print(f"attnbench: {line}", file=sys.stderr)
@@ -48,26 +48,26 @@ def save(
 
 
 @app.command("list")
+@options.grouped
 def list_(
+    *,
     folder: Folder = FOLDER,
-    format: output.Format = None,
-    html: output.Html = None,
-    json: output.Json = False,
+    output_to: output.Output,
 ) -> None:
     """List the baselines: GPU, suite, when and with what they were measured."""
     from attnbench.analysis.baseline import baseline_files, document
 
-    wanted = output.outputs(format, html, json)
+    wanted = output_to.wanted()
     raise typer.Exit(output.write(document.listed(baseline_files.found(folder), folder), wanted))
 
 
 @app.command()
+@options.grouped
 def show(
+    *,
     name: Annotated[str, typer.Argument(metavar="NAME", help="A baseline's name.")] = MAIN,
     folder: Folder = FOLDER,
-    format: output.Format = None,
-    html: output.Html = None,
-    json: output.Json = False,
+    output_to: output.Output,
 ) -> None:
     """Show a baseline on every GPU it has: how it was measured, its figures, and how far its rounds differ.
 
@@ -75,6 +75,6 @@ def show(
     """
     from attnbench.analysis.baseline import baseline_files, document
 
-    wanted = output.outputs(format, html, json)
+    wanted = output_to.wanted()
     runs = {one.path: read(one.path) for one in baseline_files.named(name, folder)}
     raise typer.Exit(output.write(document.shown(runs), wanted))

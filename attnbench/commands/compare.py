@@ -8,14 +8,17 @@ from typing import Annotated
 
 import typer
 
-from attnbench.commands.output import Format, Html, Json, option, outputs, write
+from attnbench.commands import options
+from attnbench.commands.output import Output, option, outputs, write
 from attnbench.commands.shared import ends_with_its_reader, read
 from attnbench.core.errors import UserError
 
 what = partial(typer.Option, rich_help_panel="What to compare")
 
 
+@options.grouped
 def compare(
+    *,
     results: Annotated[list[Path], typer.Argument(metavar="RUN", help="Run files, two or more.")],
     to: Annotated[
         str | None, what("--to", metavar="NAME", help="The machine that the others are compared with; else the first.")
@@ -35,9 +38,7 @@ def compare(
     workload: Annotated[
         Path | None, what("--workload", metavar="FILE", help="YAML: cases with weights, for one figure in all.")
     ] = None,
-    format: Format = None,
-    html: Html = None,
-    json: Json = False,
+    output_to: Output,
     out: Annotated[
         Path | None, option("--out", "-o", metavar="FILE", help="Write the one format to a file and print nothing.")
     ] = None,
@@ -54,8 +55,7 @@ def compare(
     attnbench compare h200.jsonl h100.jsonl --price h200=3.40/h --price h100=2.20/h
     attnbench compare lab-*.jsonl --to h100 --workload chat.yaml --html compare.html
     """
-    formats = [*(format or ()), *(["json"] if json else ())]
-    wanted = outputs(_with_file(formats, out) if out else formats, html)
+    wanted = outputs(_with_file(output_to, out), output_to.html) if out else output_to.wanted()
     if out:
         wanted = [(name, file) for name, file in wanted if file]  # nothing is printed
     ends_with_its_reader()
@@ -75,8 +75,9 @@ def compare(
         raise typer.Exit(code)
 
 
-def _with_file(formats: list[str], out: Path) -> list[str]:
+def _with_file(output_to: Output, out: Path) -> list[str]:
     """Return the one format given (the table by default) as FORMAT=FILE."""
+    formats = [*(output_to.format or ()), *(["json"] if output_to.json else ())]
     if len(formats) > 1 or "=" in "".join(formats):
         raise UserError(f"--out takes one format, as in -f md -o {out}; for several write -f FORMAT=FILE for each")
     return [f"{''.join(formats) or 'table'}={out}"]

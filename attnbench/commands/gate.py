@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from attnbench.commands import output
+from attnbench.commands import options, output
 from attnbench.commands.shared import ends_with_its_reader, read
 from attnbench.core.errors import EXIT_CANNOT_WRITE, UserError, did_you_mean
 
@@ -23,47 +24,101 @@ FORMATS = ("table", "md", "html", "json", "junit", "github")
 what = partial(typer.Option, rich_help_panel="What to compare")
 matters = partial(typer.Option, rich_help_panel="What counts as a change")
 
-# Options of `attnbench ab` too.
-Metric = Annotated[
-    list[str] | None,
-    what(
-        "--metric",
-        "-m",
-        metavar="NAMES",
-        help="latency,memory_peak,error,first_call by default; cycles (latency times clock) is free of the clock.",
-    ),
-]
-Expect = Annotated[
-    list[str] | None,
-    what(metavar="NAMES", help="What is meant to differ: torch, driver, gpu, a backend or library (fa2, triton)."),
-]
-Margin = Annotated[
-    list[str] | None,
-    matters(metavar="[METRIC=]MARGIN", help="The change that matters: 3% (of latency, the default), error=20%."),
-]
-MarginsFile = Annotated[
-    Path | None, matters(metavar="FILE", help="YAML: margins per metric, and per cell (docs/gate.md).")
-]
-Inconclusive = Annotated[
-    str, matters(metavar="pass|fail", help="Whether inconclusive cells make the gate end with exit code 3 (fail).")
-]
-Missing = Annotated[
-    str, matters(metavar="pass|fail", help="Whether a cell that the current run lacks counts as a regression (fail).")
-]
-Format = Annotated[
-    list[str] | None,
-    output.option(
-        "--format",
-        "-f",
-        metavar="FORMAT[=FILE]",
-        help="table (default), md, html, json, junit, github (annotations and step summary; added by itself where "
-        "GitHub runs it). Several may be given, each to a file: -f junit=gate.xml.",
-    ),
-]
-Every = Annotated[bool, output.option("--all", metavar="", help="List what is unchanged too.")]
+
+@dataclass(frozen=True)
+class HowToJudge:
+    """The options of `attnbench gate` and `attnbench ab` that say what to compare, and what counts as a change."""
+
+    metric: Annotated[
+        list[str] | None,
+        what(
+            "--metric",
+            "-m",
+            metavar="NAMES",
+            help="latency,memory_peak,error,first_call by default; cycles (latency times clock) is free of the clock.",
+        ),
+    ] = None
+    expect: Annotated[
+        list[str] | None,
+        what(metavar="NAMES", help="What is meant to differ: torch, driver, gpu, a backend or library (fa2, triton)."),
+    ] = None
+    margin: Annotated[
+        list[str] | None,
+        matters(metavar="[METRIC=]MARGIN", help="The change that matters: 3% (of latency, the default), error=20%."),
+    ] = None
+    margins: Annotated[
+        Path | None, matters(metavar="FILE", help="YAML: margins per metric, and per cell (docs/gate.md).")
+    ] = None
+    inconclusive: Annotated[
+        str, matters(metavar="pass|fail", help="Whether inconclusive cells make the gate end with exit code 3 (fail).")
+    ] = "fail"
+    missing: Annotated[
+        str,
+        matters(metavar="pass|fail", help="Whether a cell that the current run lacks counts as a regression (fail)."),
+    ] = "fail"
+
+    def request(self) -> Request:
+        """Return what the options ask a gate for. Raises UserError for unknown names and wrong margins."""
+        from attnbench.analysis.gate.judge import Request
+        from attnbench.analysis.gate.margins import DEFAULT, RULES, margins
+
+        names = tuple(dict.fromkeys(_split(self.metric))) or DEFAULT
+        for name in names:
+            if name not in RULES:
+                raise UserError(f"--metric: no metric {name!r} to gate{did_you_mean(name, RULES)}")
+        return Request(
+            names,
+            margins(self.margin or (), self.margins),
+            tuple(_split(self.expect)),
+            _choice("--inconclusive", self.inconclusive),
+            _choice("--missing", self.missing),
+        )
+
+    def given(self) -> list[str]:
+        """Return the options that were given, for a command line."""
+        found = []
+        for option in fields(self):
+            value = getattr(self, option.name)
+            if value != option.default:
+                found += [f"--{option.name}={one}" for one in (value if isinstance(value, list) else [value])]
+        return found
 
 
+@dataclass(frozen=True)
+class GateOutput(output.Output):
+    """Where the judgement is written, also as JUnit XML and GitHub's annotations."""
+
+    format: Annotated[
+        list[str] | None,
+        output.option(
+            "--format",
+            "-f",
+            metavar="FORMAT[=FILE]",
+            help="table (default), md, html, json, junit, github (annotations and step summary; added by itself where "
+            "GitHub runs it). Several may be given, each to a file: -f junit=gate.xml.",
+        ),
+    ] = None
+    every: Annotated[bool, output.option("--all", metavar="", help="List what is unchanged too.")] = False
+
+    def wanted(self, known: Sequence[str] = FORMATS) -> list[tuple[str, Path | None]]:
+        """Return what is to be written, as Output.wanted does; GitHub's annotations may be printed beside a table.
+
+        In a GitHub workflow they are added where a table is printed.
+        """
+        formats = self.format or []
+        wanted = output.outputs([text for text in formats if text != "github"], self.html, self.json, known)
+        if "github" in formats:
+            if ("table", None) in wanted and "table" not in formats:  # nobody asked for the table
+                wanted.remove(("table", None))
+            wanted.append(("github", None))
+        elif ("table", None) in wanted and "github" not in dict(wanted) and os.environ.get("GITHUB_ACTIONS") == "true":
+            wanted.append(("github", None))
+        return wanted
+
+
+@options.grouped
 def gate(
+    *,
     baseline: Annotated[
         Path,
         typer.Argument(
@@ -71,16 +126,8 @@ def gate(
         ),
     ],
     current: Annotated[Path, typer.Argument(metavar="CURRENT", help="The run file to judge.")],
-    metric: Metric = None,
-    expect: Expect = None,
-    margin: Margin = None,
-    margins: MarginsFile = None,
-    inconclusive: Inconclusive = "fail",
-    missing: Missing = "fail",
-    format: Format = None,
-    html: output.Html = None,
-    json: output.Json = False,
-    every: Every = False,
+    judging: HowToJudge,
+    output_to: GateOutput,
 ) -> None:
     """Judge a run against a baseline, cell by cell: improved, unchanged, regressed, or too noisy to tell.
 
@@ -93,40 +140,14 @@ def gate(
     from attnbench.analysis.baseline.baseline_files import pick
     from attnbench.analysis.gate.judge import judge
 
-    request = request_of(metric, expect, margin, margins, inconclusive, missing)
-    wanted = outputs(format, html, json)
+    request = judging.request()
+    wanted = output_to.wanted()
     now = read(current)
     chosen = pick(baseline, now)
     if chosen != baseline:
         print(f"attnbench: baseline: {chosen}", file=sys.stderr)
     judgement = judge(read(chosen), now, request)
-    raise typer.Exit(write(judgement, wanted, every))
-
-
-def request_of(
-    metric: Sequence[str] | None,
-    expect: Sequence[str] | None,
-    margin: Sequence[str] | None,
-    margins: Path | None,
-    inconclusive: str,
-    missing: str,
-) -> Request:
-    """Return what the options ask a gate for. Raises UserError for unknown names and wrong margins."""
-    from attnbench.analysis.gate.judge import Request
-    from attnbench.analysis.gate.margins import DEFAULT, RULES
-    from attnbench.analysis.gate.margins import margins as margins_of
-
-    names = tuple(dict.fromkeys(_split(metric))) or DEFAULT
-    for name in names:
-        if name not in RULES:
-            raise UserError(f"--metric: no metric {name!r} to gate{did_you_mean(name, RULES)}")
-    return Request(
-        names,
-        margins_of(margin or (), margins),
-        tuple(_split(expect)),
-        _choice("--inconclusive", inconclusive),
-        _choice("--missing", missing),
-    )
+    raise typer.Exit(write(judgement, wanted, output_to.every))
 
 
 def _split(texts: Sequence[str] | None) -> list[str]:
@@ -139,22 +160,6 @@ def _choice(option: str, word: str) -> Choice:
     if word == "fail":
         return "fail"
     raise UserError(f"{option}: {word!r} is neither pass nor fail")
-
-
-def outputs(formats: Sequence[str] | None, html: Path | None, json: bool) -> list[tuple[str, Path | None]]:
-    """Return what is to be written, as output.outputs does; GitHub's annotations may be printed beside a table.
-
-    In a GitHub workflow they are added where a table is printed.
-    """
-    formats = list(formats or ())
-    wanted = output.outputs([text for text in formats if text != "github"], html, json, FORMATS)
-    if "github" in formats:
-        if ("table", None) in wanted and "table" not in formats:  # nobody asked for the table
-            wanted.remove(("table", None))
-        wanted.append(("github", None))
-    elif ("table", None) in wanted and "github" not in dict(wanted) and os.environ.get("GITHUB_ACTIONS") == "true":
-        wanted.append(("github", None))
-    return wanted
 
 
 def write(judgement: Judgement, wanted: output.Wanted, every: bool) -> int:

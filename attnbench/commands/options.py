@@ -1,77 +1,120 @@
-"""The options that choose what to measure, where and with which interpreters; `run` and `ab` share them.
+"""Groups of options: a group is a dataclass, and `grouped` makes it options of a command.
 
-The options that multiply have the names of the fields of run.axes.Axes.
+The axes of WhatToMeasure have the names of the fields of run.axes.Axes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import dataclasses
+import inspect
+from collections.abc import Callable
 from functools import partial
-from typing import Annotated, Any
+from typing import Annotated, Any, get_type_hints
 
 import typer
 
 shape = partial(typer.Option, rich_help_panel="What to measure (lists multiply; each option replaces the suite's)")
 how = partial(typer.Option, rich_help_panel="How to measure")
 
-Suite = Annotated[
-    str, shape(metavar="NAME|FILE", help="A shipped suite (`attnbench suites` lists them), or a YAML file of your own.")
-]
-Backend = Annotated[
-    list[str] | None,
-    shape(
-        "--backend",
-        "-b",
-        metavar="NAMES",
-        help="Names, patterns such as sdpa-*, and !name to leave one out. Your own code: ./file.py:function or "
-        "pkg.mod:object. Default: every backend that works here.",
-    ),
-]
-Seqlen = Annotated[
-    str | None,
-    shape(
-        metavar="SIZES",
-        help="Sequence lengths: 1k-64k (powers of two), 1k,3000,8k (a list), 1k-8k:1k (with a step); 1k is 1024.",
-    ),
-]
-SeqlenQ = Annotated[
-    str | None,
-    shape(metavar="SIZES", help="Query lengths, if they differ from the key lengths: 1 is decoding."),
-]
-Headdim = Annotated[
-    str | None, shape(metavar="SIZES", help="Head dimensions: 64,128. 192-128: 192 for q and k, 128 for v.")
-]
-Dtype = Annotated[str | None, shape(metavar="NAMES", help="bf16,fp16,fp32,fp8; fp8 is forward only.")]
-Causal = Annotated[bool | None, shape("--causal/--full", help="Only one of the two masks. Default: both.")]
-Direction = Annotated[
-    str | None, shape("--pass", metavar="NAMES", help="fwd,bwd,fwd_bwd: forward, backward, or both timed as one.")
-]
-Batch = Annotated[str | None, shape(metavar="SIZES", help="Batch sizes, in place of --tokens.")]
-Tokens = Annotated[
-    str | None, shape(metavar="SIZE", help="Tokens in a batch: the batch size is tokens / seqlen. Default: 16k.")
-]
-Nheads = Annotated[str | None, shape(metavar="SIZES", help="Query heads. Default: 2048 / headdim.")]
-NheadsK = Annotated[
-    str | None, shape(metavar="SIZES", help="Key and value heads. Fewer than query heads: GQA; 1: MQA.")
-]
-Window = Annotated[
-    str | None,
-    shape(
-        metavar="SIZES",
-        help="Sliding windows: 1k (to the left, and to both sides if not causal), 512/0 or 512/512 (left/right), none.",
-    ),
-]
-Softcap = Annotated[
-    str | None, shape(metavar="NUMBERS", help="Limits of the scores: with 30, s becomes 30 tanh(s / 30); none,30.")
-]
-Dropout = Annotated[
-    str | None, shape(metavar="NUMBERS", help="The share of probabilities that are dropped, as in training: none,0.1.")
-]
 
-AXES = (
-    *("seqlen", "seqlen_q", "headdim", "dtype", "causal", "direction", "batch", "nheads", "nheads_k"),
-    *("window", "softcap", "dropout"),
-)
+def grouped(command: Callable[..., None]) -> Callable[..., None]:
+    """Return a command for typer in which each parameter that is a group of options is replaced by the group's fields.
+
+    The command itself gets the group with the values that were given. A group is a dataclass with options for fields.
+    """
+    hints = get_type_hints(command, include_extras=True)
+    groups: dict[str, Any] = {name: hint for name, hint in hints.items() if dataclasses.is_dataclass(hint)}
+    parameters = []
+    for name, parameter in inspect.signature(command).parameters.items():
+        if name in groups:
+            types = get_type_hints(groups[name], include_extras=True)
+            fields = [(field.name, field.default, types[field.name]) for field in dataclasses.fields(groups[name])]
+        else:
+            fields = [(name, parameter.default, hints[name])]
+        for option, default, hint in fields:
+            kind = inspect.Parameter.KEYWORD_ONLY
+            parameters.append(inspect.Parameter(option, kind, default=default, annotation=hint))
+
+    def with_groups(**given: Any) -> None:
+        for name, group in groups.items():
+            given[name] = group(**{field.name: given.pop(field.name) for field in dataclasses.fields(group)})
+        command(**given)
+
+    with_groups.__name__, with_groups.__doc__ = command.__name__, command.__doc__
+    with_groups.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    with_groups.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    return with_groups
+
+
+@dataclasses.dataclass(frozen=True)
+class WhatToMeasure:
+    """The options that choose what to measure."""
+
+    suite: Annotated[
+        str,
+        shape(metavar="NAME|FILE", help="A shipped suite (`attnbench suites` lists them), or a YAML file of your own."),
+    ] = "default"
+    backend: Annotated[
+        list[str] | None,
+        shape(
+            "--backend",
+            "-b",
+            metavar="NAMES",
+            help="Names, patterns such as sdpa-*, and !name to leave one out. Your own code: ./file.py:function or "
+            "pkg.mod:object. Default: every backend that works here.",
+        ),
+    ] = None
+    seqlen: Annotated[
+        str | None,
+        shape(
+            metavar="SIZES",
+            help="Sequence lengths: 1k-64k (powers of two), 1k,3000,8k (a list), 1k-8k:1k (with a step); 1k is 1024.",
+        ),
+    ] = None
+    seqlen_q: Annotated[
+        str | None,
+        shape(metavar="SIZES", help="Query lengths, if they differ from the key lengths: 1 is decoding."),
+    ] = None
+    headdim: Annotated[
+        str | None, shape(metavar="SIZES", help="Head dimensions: 64,128. 192-128: 192 for q and k, 128 for v.")
+    ] = None
+    dtype: Annotated[str | None, shape(metavar="NAMES", help="bf16,fp16,fp32,fp8; fp8 is forward only.")] = None
+    causal: Annotated[bool | None, shape("--causal/--full", help="Only one of the two masks. Default: both.")] = None
+    direction: Annotated[
+        str | None, shape("--pass", metavar="NAMES", help="fwd,bwd,fwd_bwd: forward, backward, or both timed as one.")
+    ] = None
+    batch: Annotated[str | None, shape(metavar="SIZES", help="Batch sizes, in place of --tokens.")] = None
+    tokens: Annotated[
+        str | None, shape(metavar="SIZE", help="Tokens in a batch: the batch size is tokens / seqlen. Default: 16k.")
+    ] = None
+    nheads: Annotated[str | None, shape(metavar="SIZES", help="Query heads. Default: 2048 / headdim.")] = None
+    nheads_k: Annotated[
+        str | None, shape(metavar="SIZES", help="Key and value heads. Fewer than query heads: GQA; 1: MQA.")
+    ] = None
+    window: Annotated[
+        str | None,
+        shape(
+            metavar="SIZES",
+            help="Sliding windows: 1k (to the left, and to both sides if not causal), 512/0 or 512/512 (left/right), "
+            "none.",
+        ),
+    ] = None
+    softcap: Annotated[
+        str | None, shape(metavar="NUMBERS", help="Limits of the scores: with 30, s becomes 30 tanh(s / 30); none,30.")
+    ] = None
+    dropout: Annotated[
+        str | None,
+        shape(metavar="NUMBERS", help="The share of probabilities that are dropped, as in training: none,0.1."),
+    ] = None
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The part of a suite that these options replace, for run.suite.parse_options."""
+        axes = dataclasses.asdict(self)
+        del axes["suite"]
+        return {"backends": axes.pop("backend"), "tokens": axes.pop("tokens"), "axes": axes}
+
+
 Device = Annotated[
     str, how("--device", metavar="DEVICE", help="auto, cuda:N, cpu, or fake (a simulated GPU, to try the commands).")
 ]
@@ -83,8 +126,3 @@ Python = Annotated[
         help="Run a backend in an interpreter of its own: fa4=/opt/fa4/bin/python.",
     ),
 ]
-
-
-def axes(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return those of a command's arguments that are axes; None stands for one that was not given."""
-    return {name: given[name] for name in AXES}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -22,17 +23,31 @@ Wanted = Sequence[tuple[str, "Path | None"]]  # (format, its file; None for stan
 Writers = Mapping[str, "Callable[[], str | bytes]"]  # formats of a command's own
 
 option = partial(typer.Option, rich_help_panel="Files and output")
-Format = Annotated[
-    list[str] | None,
-    option(
-        "--format",
-        "-f",
-        metavar="FORMAT[=FILE]",
-        help="table (default), md, html, json, csv. Several may be given, all but one to a file: -f md=report.md.",
-    ),
-]
-Html = Annotated[Path | None, option("--html", metavar="FILE", help="Short for -f html=FILE: a page of its own.")]
-Json = Annotated[bool, option("--json", metavar="", help="Short for -f json: everything, for programs, on stdout.")]
+
+
+@dataclass(frozen=True)
+class Output:
+    """The options that say in which formats and where a command writes its document."""
+
+    format: Annotated[
+        list[str] | None,
+        option(
+            "--format",
+            "-f",
+            metavar="FORMAT[=FILE]",
+            help="table (default), md, html, json, csv. Several may be given, all but one to a file: -f md=report.md.",
+        ),
+    ] = None
+    html: Annotated[
+        Path | None, option("--html", metavar="FILE", help="Short for -f html=FILE: a page of its own.")
+    ] = None
+    json: Annotated[
+        bool, option("--json", metavar="", help="Short for -f json: everything, for programs, on stdout.")
+    ] = False
+
+    def wanted(self, known: Sequence[str] = FORMATS) -> list[tuple[str, Path | None]]:
+        """Return what is to be written, as `outputs` does."""
+        return outputs(self.format, self.html, self.json, known)
 
 
 def outputs(

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -17,24 +18,37 @@ how = partial(typer.Option, rich_help_panel="How")
 files = partial(typer.Option, rich_help_panel="Files and output")
 
 
-def profile(
+@dataclass(frozen=True)
+class OneCase:
+    """The options that choose the case and the backends."""
+
     backend: Annotated[
         list[str] | None, one("--backend", "-b", metavar="NAMES", help="One, or several side by side: eager,triton.")
-    ] = None,
-    seqlen: Annotated[str | None, one(metavar="SIZE", help="8k by default; k = 1024.")] = None,
-    seqlen_q: Annotated[str | None, one(metavar="SIZE", help="Query length where it differs.")] = None,
-    headdim: Annotated[str | None, one(metavar="SIZE", help="128 by default.")] = None,
-    dtype: Annotated[str | None, one(metavar="NAME", help="bf16 (default), fp16, fp32 or fp8.")] = None,
-    causal: Annotated[bool | None, one("--causal/--full", metavar="", help="The mask; full by default.")] = None,
-    direction: Annotated[str | None, one("--pass", metavar="NAME", help="fwd (default), bwd or fwd_bwd.")] = None,
-    batch: Annotated[str | None, one(metavar="SIZE", help="16k / seqlen by default.")] = None,
-    nheads: Annotated[str | None, one(metavar="SIZE", help="Query heads. 2048 / headdim by default.")] = None,
-    nheads_k: Annotated[
-        str | None, one(metavar="SIZE", help="Key and value heads: fewer than --nheads is GQA.")
-    ] = None,
-    window: Annotated[str | None, one(metavar="SIZE", help="Sliding window: 1k, or left/right: 512/0.")] = None,
-    softcap: Annotated[str | None, one(metavar="NUMBER", help="Scores become 30 tanh(score / 30): 30.")] = None,
-    dropout: Annotated[str | None, one(metavar="NUMBER", help="Of the probabilities, as in training: 0.1.")] = None,
+    ] = None
+    seqlen: Annotated[str | None, one(metavar="SIZE", help="8k by default; k = 1024.")] = None
+    seqlen_q: Annotated[str | None, one(metavar="SIZE", help="Query length where it differs.")] = None
+    headdim: Annotated[str | None, one(metavar="SIZE", help="128 by default.")] = None
+    dtype: Annotated[str | None, one(metavar="NAME", help="bf16 (default), fp16, fp32 or fp8.")] = None
+    causal: Annotated[bool | None, one("--causal/--full", metavar="", help="The mask; full by default.")] = None
+    direction: Annotated[str | None, one("--pass", metavar="NAME", help="fwd (default), bwd or fwd_bwd.")] = None
+    batch: Annotated[str | None, one(metavar="SIZE", help="16k / seqlen by default.")] = None
+    nheads: Annotated[str | None, one(metavar="SIZE", help="Query heads. 2048 / headdim by default.")] = None
+    nheads_k: Annotated[str | None, one(metavar="SIZE", help="Key and value heads: fewer than --nheads is GQA.")] = None
+    window: Annotated[str | None, one(metavar="SIZE", help="Sliding window: 1k, or left/right: 512/0.")] = None
+    softcap: Annotated[str | None, one(metavar="NUMBER", help="Scores become 30 tanh(score / 30): 30.")] = None
+    dropout: Annotated[str | None, one(metavar="NUMBER", help="Of the probabilities, as in training: 0.1.")] = None
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The part of a suite that these options replace, for run.suite.parse_options."""
+        axes = asdict(self)
+        return {"backends": axes.pop("backend"), "axes": axes}
+
+
+@options.grouped
+def profile(
+    *,
+    case: OneCase,
     device: Annotated[str, how("--device", metavar="DEVICE", help="auto, cuda:N or cpu.")] = "auto",
     ncu: Annotated[
         bool,
@@ -46,30 +60,21 @@ def profile(
     trace: Annotated[
         Path | None, files(metavar="FILE", help="Also a Chrome trace of one call, for https://ui.perfetto.dev.")
     ] = None,
-    format: output.Format = None,
-    html: output.Html = None,
-    json: output.Json = False,
+    output_to: output.Output,
 ) -> None:
     """Profile one call: its kernels on a timeline, its memory, how close to the roofline, what it moves through HBM.
 
     attnbench profile -b triton --seqlen 8k --causal --trace trace.json
     attnbench profile -b eager,sdpa-flash,triton --seqlen 4k --pass bwd
     """
-    axes = options.axes(locals())
-    wanted = output.outputs(format, html, json)
+    wanted = output_to.wanted()
     from attnbench.analysis.profile import profile as profiles
     from attnbench.analysis.profile.document import document
     from attnbench.report.progress.progress_line import ProgressLine
     from attnbench.run.suite import parse_options
 
-    request = profiles.Request(
-        settings=parse_options({"axes": axes, "backends": backend}),
-        device=device,
-        trace=trace,
-        counters=ncu,
-        pythons=tuple(python or ()),
-    )
+    settings = parse_options(case.settings)
     with live(ProgressLine, "the profile was complete") as line:
-        outcome = profiles.profile(request, line.say)
+        outcome = profiles.profile(settings, line.say, device=device, trace=trace, counters=ncu, pythons=python or ())
     unwritten = output.write(document(outcome), wanted)
     raise typer.Exit(unwritten if outcome.profiles else EXIT_NOTHING_MEASURED)

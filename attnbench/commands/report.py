@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Mapping, Sequence, Set
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from attnbench.commands import output
+from attnbench.commands import options, output
 from attnbench.commands.shared import ends_with_its_reader, one_of, read
 from attnbench.core.errors import UserError
 
@@ -24,7 +25,28 @@ TRACKERS = ("parquet", "pytest-benchmark", "bmf", "github-action-benchmark")  # 
 files = partial(typer.Option, rich_help_panel="Files and output")
 
 
+@dataclass(frozen=True)
+class ReportOutput(output.Output):
+    """Where a report is written, also in the formats of other tools."""
+
+    format: Annotated[
+        list[str] | None,
+        files(
+            "--format",
+            "-f",
+            metavar="FORMAT[=FILE]",
+            help="table (default), md, html; csv, json, parquet (one row a cell and round); pytest-benchmark, bmf "
+            "(Bencher), github-action-benchmark. Several may be given, all but one to a file: -f md=report.md.",
+        ),
+    ] = None
+    html: Annotated[
+        Path | None, files("--html", metavar="FILE", help="Figures, a table to filter and every warning on one page.")
+    ] = None
+
+
+@options.grouped
 def report(
+    *,
     results: Annotated[list[Path] | None, typer.Argument(metavar="RESULTS", help="Run files.")] = None,
     metric: Annotated[
         list[str] | None,
@@ -41,20 +63,7 @@ def report(
         str, typer.Option(metavar="NAME", help="exact (unmasked pairs) or fa (as papers print: half for causal).")
     ] = "exact",
     every: Annotated[bool, typer.Option("--all", metavar="", help="Every table, however many there are.")] = False,
-    format: Annotated[
-        list[str] | None,
-        files(
-            "--format",
-            "-f",
-            metavar="FORMAT[=FILE]",
-            help="table (default), md, html; csv, json, parquet (one row a cell and round); pytest-benchmark, bmf "
-            "(Bencher), github-action-benchmark. Several may be given, all but one to a file: -f md=report.md.",
-        ),
-    ] = None,
-    html: Annotated[
-        Path | None, files("--html", metavar="FILE", help="Figures, a table to filter and every warning on one page.")
-    ] = None,
-    json: output.Json = False,
+    output_to: ReportOutput,
     png: Annotated[Path | None, files("--png", metavar="FILE", help="One figure, for slides.")] = None,
     svg: Annotated[Path | None, files("--svg", metavar="FILE", help="One figure, for papers.")] = None,
     figure: Annotated[
@@ -91,7 +100,7 @@ def report(
     columns = BY_OPTION.get(by, by) if by else None
     if columns:
         one_of("--by", columns, BY)
-    wanted = _wanted(format, html, json, bool(png or svg))
+    wanted = _wanted(output_to, bool(png or svg))
     formats = {name for name, _ in wanted}
     if not (png or svg) and (given := _given({"--figure": figure, "--panel": panel})):
         raise UserError(f"{given}: only --png and --svg draw a single figure; add --svg FILE or --png FILE")
@@ -120,13 +129,11 @@ def report(
         raise typer.Exit(code)
 
 
-def _wanted(
-    format: Sequence[str] | None, html: Path | None, json: bool, drawn: bool
-) -> Sequence[tuple[str, Path | None]]:
+def _wanted(output_to: ReportOutput, drawn: bool) -> Sequence[tuple[str, Path | None]]:
     """Return what is written (output.outputs). With --html, --png or --svg only what is asked for is printed."""
-    found = output.outputs(format, html, json, (*output.FORMATS, *TRACKERS))
-    printed = json or any("=" not in text for text in format or ())
-    return found if printed or not (html or drawn) else [one for one in found if one[1]]
+    found = output_to.wanted((*output.FORMATS, *TRACKERS))
+    printed = output_to.json or any("=" not in text for text in output_to.format or ())
+    return found if printed or not (output_to.html or drawn) else [one for one in found if one[1]]
 
 
 def _given(options: Mapping[str, Any]) -> str:

@@ -23,22 +23,10 @@ instruments = partial(typer.Option, rich_help_panel="Instruments")
 files = partial(typer.Option, rich_help_panel="Files and output")
 
 
+@options.grouped
 def run(
-    suite: options.Suite = "default",
-    backend: options.Backend = None,
-    seqlen: options.Seqlen = None,
-    seqlen_q: options.SeqlenQ = None,
-    headdim: options.Headdim = None,
-    dtype: options.Dtype = None,
-    causal: options.Causal = None,
-    direction: options.Direction = None,
-    batch: options.Batch = None,
-    tokens: options.Tokens = None,
-    nheads: options.Nheads = None,
-    nheads_k: options.NheadsK = None,
-    window: options.Window = None,
-    softcap: options.Softcap = None,
-    dropout: options.Dropout = None,
+    *,
+    what: options.WhatToMeasure,
     device: options.Device = "auto",
     time_limit: Annotated[
         str | None,
@@ -101,9 +89,7 @@ def run(
     dry_run: Annotated[
         bool, files("--dry-run", help="Show the plan and how long it would take. Measures and writes nothing.")
     ] = False,
-    format: output.Format = None,
-    html: output.Html = None,
-    json: output.Json = False,
+    output_to: output.Output,
 ) -> None:
     """Measure every attention implementation that works here, over your shapes; save the figures and show them.
 
@@ -117,8 +103,7 @@ def run(
     Exit code 0: done; 1: nothing could be measured; 2: bad input, or output that cannot be written; 5: a wrong result,
     unless --allow-wrong is given; 130, 143: interrupted, terminated (--resume goes on).
     """
-    axes = options.axes(locals())
-    wanted = output.outputs(format, html, json)
+    wanted = output_to.wanted()
     from attnbench.report.progress.run_progress import RunProgress
     from attnbench.run import run_suite as runs
     from attnbench.run.suite import parse_options
@@ -132,10 +117,9 @@ def run(
         "isolate_power": isolate_power or None,
         "caches": "fresh" if fresh_caches else None,
     }
-    chosen = {"axes": axes, "tokens": tokens, "backends": backend, "time_limit": time_limit, "policy": policy}
     request = runs.Request(
-        suite=suite,
-        settings=parse_options(chosen),
+        suite=what.suite,
+        settings=parse_options({**what.settings, "time_limit": time_limit, "policy": policy}),
         device=device,
         rounds=rounds,
         out=out,

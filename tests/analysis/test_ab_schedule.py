@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,6 +16,7 @@ from attnbench.analysis.ab.schedule import affordable, order, to_look
 from attnbench.analysis.gate.repeated_looks import LOOKS
 from attnbench.commands import options
 from attnbench.commands.ab import ab
+from attnbench.commands.profile import OneCase
 from attnbench.commands.run import run as run_command
 from attnbench.core.errors import UserError
 from attnbench.run.axes import Axes
@@ -91,13 +94,33 @@ def test_what_is_neither_is_said(a: str) -> None:
         builds(a, sys.executable, ["fa2"])
 
 
+def _option(parameter: inspect.Parameter) -> tuple[Any, dict[str, Any]]:
+    """Return the type of an option, and the settings that typer has of it: names, help, panel."""
+    annotation = parameter.annotation
+    return annotation.__origin__, vars(annotation.__metadata__[0])
+
+
 def test_it_has_all_options_with_which_run_chooses_what_to_measure_and_where() -> None:
     ours, theirs = inspect.signature(ab).parameters, inspect.signature(run_command).parameters
-    shared = [name for name, p in theirs.items() if p.annotation.startswith("options.") and name != "python"]
-    assert {"suite", "backend", "tokens", "device", *options.AXES} == {*shared}
+    shared = {field.name for field in dataclasses.fields(options.WhatToMeasure)} | {"device"}
     for name in shared:
-        assert (ours[name].annotation, ours[name].default) == (theirs[name].annotation, theirs[name].default)
+        assert ours[name].default == theirs[name].default
+        assert _option(ours[name]) == _option(theirs[name])
 
 
-def test_the_axes_are_those_of_a_suite() -> None:
-    assert set(options.AXES) == set(Axes.model_fields)
+@pytest.mark.parametrize(
+    "given", [options.WhatToMeasure(), OneCase(backend=["eager"])], ids=lambda given: type(given).__name__
+)
+def test_the_axes_are_those_of_a_suite(given: options.WhatToMeasure | OneCase) -> None:
+    assert set(given.settings["axes"]) == set(Axes.model_fields)
+
+
+def test_a_group_of_options_reaches_the_command_as_one_value() -> None:
+    @options.grouped
+    def command(*, what: options.WhatToMeasure, n: int = 1) -> None:
+        found.append((what, n))
+
+    found: list[tuple[options.WhatToMeasure, int]] = []
+    given = {name: p.default for name, p in inspect.signature(command).parameters.items()}
+    command(**{**given, "seqlen": "1k", "n": 2})
+    assert found == [(options.WhatToMeasure(seqlen="1k"), 2)]
