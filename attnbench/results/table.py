@@ -30,17 +30,9 @@ _WHOLE = ("window_left", "window_right", *(name for name, metric in METRICS.item
 
 def case_columns(case: Case) -> dict[str, Any]:
     """Return a case's fields by the names of CASE_COLUMNS. A window's open side is None; "case" is the key."""
-    return {
-        **vars(case.shape),
-        "dtype": case.dtype,
-        "direction": case.direction,
-        "causal": case.causal,
-        "window_left": case.window_size[0],
-        "window_right": case.window_size[1],
-        "softcap": case.softcap,
-        "dropout_p": case.dropout_p,
-        "case": case.key,
-    }
+    left, right = case.window_size
+    fields = {**vars(case.shape), **vars(case), "window_left": left, "window_right": right, "case": case.key}
+    return {name: fields[name] for name in CASE_COLUMNS}
 
 
 def table_rows(cells: Iterable[Cell]) -> Iterator[dict[str, Any]]:
@@ -65,7 +57,7 @@ def table_rows(cells: Iterable[Cell]) -> Iterator[dict[str, Any]]:
                 "kernels": "; ".join(record.kernels),
                 "bound": cell.bound,
                 "flops_convention": cell.source.convention,
-                **{name: _whole(name, metrics.value(name, row)) for name in METRICS},
+                **{name: _whole_number(name, metrics.value(name, row)) for name in METRICS},
             }
 
 
@@ -80,5 +72,5 @@ def dataframe(cells: Iterable[Cell]) -> pandas.DataFrame:
     return typed
 
 
-def _whole(name: str, value: float | None) -> float | int | None:
+def _whole_number(name: str, value: float | None) -> float | int | None:
     return int(value) if value is not None and METRICS[name].whole else value

@@ -14,7 +14,7 @@ import pytest
 from report_text import marked, report, shown
 from rich.console import Console
 
-from attnbench.analysis.summary.document import complete, with_rows
+from attnbench.analysis.summary.document import complete
 from attnbench.core.record import STATUSES, Accuracy, Forecast, Measurement, Record, TensorError
 from attnbench.report import data, markdown, terminal
 from attnbench.report.export import trackers
@@ -169,7 +169,7 @@ def test_an_empty_run() -> None:
     assert shown([run([])]) == "Nothing was measured: there are no records.\n"
     assert marked([run([])]) == "**Nothing was measured: there are no records.**\n"
     assert shown([]) == shown([run([])])
-    empty = with_rows(report([run([])]), [])
+    empty = complete(report([run([])]), {"csv"}, [], [], [])
     assert json.loads(data.json_text(empty)) == []
     assert data.csv_text(empty) == ",".join(COLUMNS) + "\n"
 
@@ -256,7 +256,7 @@ def test_no_measurement_however_odd_costs_a_report(seed: int) -> None:
         assert shown(runs, width, metrics=tuple(METRICS))
     assert terminal.text(document)
     assert markdown.render(document)
-    rows = with_rows(document, found)
+    rows = complete(document, {"csv"}, found, [], [])
     assert len(json.loads(data.json_text(rows))) == len(rows.rows) == sum(len(cell.rows) for cell in found)
     assert data.csv_text(rows)
     for format in trackers.JSON_FORMATS:

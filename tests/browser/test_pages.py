@@ -12,7 +12,7 @@ import pytest
 from chromium import Browser
 
 from attnbench.analysis.summary import document as summary
-from attnbench.analysis.summary.document import with_page
+from attnbench.analysis.summary.document import complete
 from attnbench.core.record import Record, Run
 from attnbench.report.document import (
     Bar,
@@ -72,7 +72,7 @@ def records(
 def write(path: Path, whole: Run) -> Path:
     """Write the page of a report."""
     found = cells([whole])
-    document = with_page(summary.document(found, [whole]), found, [whole], [Path("run.jsonl")])
+    document = complete(summary.document(found, [whole]), {"html"}, found, [whole], [Path("run.jsonl")])
     path.write_text(html_page.render(document), encoding="utf-8")
     return path
 

@@ -79,31 +79,23 @@ def about(cells: Sequence[Cell], what: str, why: str, todo: str) -> list[Caution
 
 
 def _incomplete(runs: Iterable[Run]) -> Iterator[Caution]:
+    """Tell where planned jobs have no final record; run.turns are those of an A/B, which cannot be resumed."""
     for run in runs:
         missing = run_file.unfinished(run)
-        open_ = sum(job.skip is None and not ended for job, ended in missing)
-        later = sum(ended for _, ended in missing)
-        if open_ and run.turns:
-            yield Caution(
-                f"Incomplete: {count(open_, 'cell')} of {len(run.plan)} of this half of an A/B have no "
-                "record: it ended early.",
-                "",
-                "attnbench gate A B says what that means for the comparison; an A/B is not resumed.",
-            )
-        elif open_:
-            yield Caution(
-                f'Incomplete: {open_} of {count(len(run.plan), "planned job")} of suite "{run.suite}" have no record.',
-                "What is missing may change who is fastest.",
-                "Finish with: attnbench run --resume FILE",
-            )
-        elif later:
-            yield Caution(
-                f"Incomplete: {count(later, 'job')} skipped for want of time.",
-                "",
-                "A longer --time-limit of attnbench ab measures them."
-                if run.turns
-                else "Measure them with: attnbench run --resume FILE",
-            )
+        unrecorded = sum(job.skip is None and not ended for job, ended in missing)
+        if unrecorded and run.turns:
+            what = f"{count(unrecorded, 'cell')} of {len(run.plan)} of this half of an A/B have no record"
+            todo = "attnbench gate A B says what that means for the comparison; an A/B is not resumed."
+            yield Caution(f"Incomplete: {what}: it ended early.", "", todo)
+        elif unrecorded:
+            what = f'{unrecorded} of {count(len(run.plan), "planned job")} of suite "{run.suite}" have no record'
+            todo = "Finish with: attnbench run --resume FILE"
+            yield Caution(f"Incomplete: {what}.", "What is missing may change who is fastest.", todo)
+        elif later := sum(ended for _, ended in missing):
+            todo = "Measure them with: attnbench run --resume FILE"
+            if run.turns:
+                todo = "A longer --time-limit of attnbench ab measures them."
+            yield Caution(f"Incomplete: {count(later, 'job')} skipped for want of time.", "", todo)
 
 
 def _reduced(runs: Iterable[Run]) -> Iterator[Caution]:

@@ -40,31 +40,21 @@ def document(
     )
 
 
-def with_rows(report: Document, cells: Sequence[Cell]) -> Document:
-    """Return a report with every metric of every cell and round, for CSV and JSON."""
-    rows = list(table_rows(cells))
-    return replace(report, data=rows, rows=rows, columns=COLUMNS)
-
-
-def with_page(report: Document, cells: Sequence[Cell], runs: Sequence[Run], files: Sequence[Path]) -> Document:
-    """Return a report with what only a page shows: figures, a table to filter, environments, how to do it again.
-
-    `files` are the run files, as the reader would name them.
-    """
-    from attnbench.analysis.summary import page
-    from attnbench.report.html.charts import charts
-
-    return replace(
-        report,
-        page=charts(cells, page.note_on_figures(cells)),
-        appendix=(page.environment(runs, files), page.reproduce(runs, files, cells)),
-    )
-
-
 def complete(
     report: Document, formats: Container[str], cells: Sequence[Cell], runs: Sequence[Run], files: Sequence[Path]
 ) -> Document:
-    """Return a report with what these formats need beyond what a terminal shows."""
+    """Return a report with what some formats need beyond what a terminal shows.
+
+    CSV and JSON: every metric of every cell and round. html: figures, a table to filter, environments, how to measure
+    again. `files` are the run files, as the reader would name them.
+    """
     if "csv" in formats or "json" in formats:
-        report = with_rows(report, cells)
-    return with_page(report, cells, runs, files) if "html" in formats else report
+        rows = list(table_rows(cells))
+        report = replace(report, data=rows, rows=rows, columns=COLUMNS)
+    if "html" in formats:
+        from attnbench.analysis.summary import page
+        from attnbench.report.html.charts import charts
+
+        appendix = page.environment(runs, files), page.reproduce(runs, files, cells)
+        report = replace(report, page=charts(cells, page.note_on_figures(cells)), appendix=appendix)
+    return report
