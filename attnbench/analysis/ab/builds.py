@@ -29,14 +29,14 @@ def builds(
     `patterns`: the backends that two interpreters run. `pythons`: the interpreters given for code, and `suite` those
     that the suite names. Raises UserError for what is neither an interpreter nor code, and for one of each.
     """
-    if _is_code(a) != _is_code(b):
-        code, option, other = (a, "--b", b) if _is_code(a) else (b, "--a", a)
+    if is_code(a) != is_code(b):
+        code, option, other = (a, "--b", b) if is_code(a) else (b, "--a", a)
         _interpreter(option, other)  # raises if it is no interpreter either
         raise UserError(
             f"--a and --b: {code} is code and {other} is not; give two interpreters (with -b for what they run), "
             "or code on both sides"
         )
-    if _is_code(a):
+    if is_code(a):
         return _codes(a, b, pythons, suite)
     if pythons:
         raise UserError("--python: --a and --b are the interpreters already; leave it out")
@@ -48,25 +48,21 @@ def builds(
     )
 
 
-def is_code(a: str, b: str) -> bool:
-    """Return whether both builds are code, so that no backend needs to be chosen."""
-    return _is_code(a) and _is_code(b)
+def is_code(build: str) -> bool:
+    """Return whether --a or --b names code, so that no backend needs to be chosen, and not an interpreter."""
+    return ":" in build or build.endswith(".py") or build in available_backends()
 
 
 def _codes(a: str, b: str, pythons: Sequence[str], suite: Mapping[str, str] | None) -> tuple[Build, Build]:
-    chosen = [next(iter(select_backends([text]).items())) for text in (a, b)]
-    names = [name for name, _ in chosen]
-    own = select_interpreters(pythons, names, suite)
-    shared = names[0] if names[0] == names[1] else f"{names[0]}-vs-{names[1]}"
-    found = []
-    for option, text, (name, spec) in zip(("--a", "--b"), (a, b), chosen, strict=True):
+    (first, _), (second, _) = chosen = [next(iter(select_backends([text]).items())) for text in (a, b)]
+    own = select_interpreters(pythons, [first, second], suite)
+    shared = first if first == second else f"{first}-vs-{second}"
+
+    def build(label: str, name: str, spec: str) -> Build:
         python = own.get(name)
-        found.append(Build(f"{option} {text}", {shared: spec}, {shared: python} if python else {}, python))
-    return found[0], found[1]
+        return Build(label, {shared: spec}, {shared: python} if python else {}, python)
 
-
-def _is_code(text: str) -> bool:
-    return ":" in text or text.endswith(".py") or text in available_backends()
+    return build(f"--a {a}", *chosen[0]), build(f"--b {b}", *chosen[1])
 
 
 def _interpreter(option: str, path: str) -> str:

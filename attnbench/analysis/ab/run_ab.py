@@ -63,8 +63,7 @@ def ab(request: Request, watcher: Watcher, clock: Callable[[], float] = time.mon
     device = parse_device(request.device)
     suite = load_suite(request.suite)
     found = resolve_suite_for(suite, device, request.settings)
-    code = is_code(request.a, request.b)
-    if code and request.settings.backends:
+    if request.settings.backends and is_code(request.a) and is_code(request.b):
         raise UserError("--backend: --a and --b name the code already; leave it out")
     simulated = device == "fake" and not request.settings.backends
     pairs_of = {
@@ -94,12 +93,10 @@ def ab(request: Request, watcher: Watcher, clock: Callable[[], float] = time.mon
                 f"--time-limit: {format_duration(request.time_limit)} is short of one pair of turns; give more"
             )
         paths = _paths(request.out, runs[0])
-        halves = []
-        for run, plan, pool, path in zip(runs, plans, pools, paths, strict=True):
-            rounds: dict[int, list[Job]] = {}
-            for job in plan:
-                rounds.setdefault(job.round, []).append(job)
-            halves.append(Half(run, pool, rounds, run_file.RunFile.create(path, run)))
+        halves = [
+            Half(run, pool, jobs, run_file.RunFile.create(path, run))
+            for run, jobs, pool, path in zip(runs, plans, pools, paths, strict=True)
+        ]
         watcher.begun(*runs, len(keys), paths, resolved.notes)
         turns = Turns(halves, request.judged_by, watcher, request.time_limit, deadline, clock)
         try:
@@ -166,18 +163,17 @@ def _prepare(
         watcher.say(f"importing {', '.join(build.specs)} ({build.label})")
         probes = pool.probe()
         for name, probe in probes.items():
-            if not probe.usable and (is_code(request.a, request.b) or is_user_code(build.specs[name])):
+            if not probe.usable and (is_code(request.a) or is_user_code(build.specs[name])):
                 raise UserError(f"{build.label}: {probe.why_not}")
         answers = pool.survey(probes, resolved.cases, environment.device)
         pool.close()  # each turn starts processes of its own, when those of the other build are gone
-        policy = resolved.policy
-        plan = planning.make_plan(resolved.cases, answers, environment.device, policy, rounds=LOOKS[-1])
+        plan = planning.make_plan(resolved.cases, answers, environment.device, resolved.policy, rounds=LOOKS[-1])
         plans.append(plan)
         runs.append(
             Run(
                 environment=environment,
                 suite=resolved.name,
-                policy=policy,
+                policy=resolved.policy,
                 plan=tuple(job for job in plan if not job.round),
                 started=started,
                 argv=request.argv,

@@ -50,7 +50,7 @@ class Half:
 
     run: Run  # without its records
     pool: WorkerPool
-    rounds: Mapping[int, Sequence[Job]]  # round -> its jobs
+    jobs: Sequence[Job]  # of all rounds; the run's plan has those of the first
     file: run_file.RunFile
     records: list[Record] = field(default_factory=list)
 
@@ -66,29 +66,22 @@ class Half:
         return replace(self.run, records=tuple(self.records))
 
 
+@dataclass
 class Turns:
     """Measures pairs of turns until all cells are settled, the time is up, or a person ends it."""
 
-    def __init__(
-        self,
-        halves: Sequence[Half],
-        judged_by: judge.Request,
-        watcher: Watcher,
-        time_limit: float,
-        deadline: float,
-        clock: Callable[[], float],
-    ) -> None:
-        """`time_limit`: seconds, as it was given, for messages. `deadline`: the time of `clock` when it is up."""
-        self._halves = halves
-        self._judged_by = judged_by
-        self._watcher = watcher
-        self._time_limit = time_limit
-        self._deadline = deadline
-        self._clock = clock
-        self._start = START[halves[0].run.environment.device.kind]
-        self._late: set[Key] = set()  # cells for which there was no time any more
-        self.pairs = 0  # complete pairs of turns
-        self.ended = ""  # "time", "looks", "interrupted", "terminated", or "" where all is settled
+    halves: Sequence[Half]
+    judged_by: judge.Request
+    watcher: Watcher
+    time_limit: float  # seconds, as it was given, for messages
+    deadline: float  # the time of `clock` when it is up
+    clock: Callable[[], float]
+    pairs: int = 0  # complete pairs of turns
+    ended: str = ""  # "time", "looks", "interrupted", "terminated", or "" where all is settled
+    late: set[Key] = field(default_factory=set)  # cells for which there was no time any more
+
+    def __post_init__(self) -> None:
+        self._start = START[self.halves[0].run.environment.device.kind]
 
     def measure(self, keys: Mapping[Key, float]) -> None:
         """Measure cells until the end. `keys`: cell -> forecast seconds of both sides together."""
@@ -102,7 +95,7 @@ class Turns:
     def _measure(self, costs: dict[Key, float]) -> None:
         self._skip_unable(costs)
         for pair in range(LOOKS[-1]):
-            left = self._deadline - self._clock()
+            left = self.deadline - self.clock()
             # Before the first pair the times are forecasts, which may be twice too long, and a cell that is dropped
             # does not come back; so fewer pairs must fit.
             ahead = to_look(pair) if pair else LOOKS[0] // 2
@@ -119,10 +112,10 @@ class Turns:
                 if pair:  # after the first pair, judging only raises what is wrong with the metrics
                     still = unsettled(judgement)
                     going = {key: cost for key, cost in costs.items() if key in still}
-                    self._watcher.looked(self.pairs, len(costs) - len(going), len(going))
+                    self.watcher.looked(self.pairs, len(costs) - len(going), len(going))
                     costs = going
             if not costs:
-                self.ended = "time" if self._late else ""
+                self.ended = "time" if self.late else ""
                 return
         self.ended = "looks"
 
@@ -131,43 +124,43 @@ class Turns:
         taken = dict.fromkeys(costs, 0.0)
         broken: set[Key] = set()
         for turn, which in enumerate(order(pair)):
-            half, began, measuring = self._halves[which], self._clock(), 0.0
-            jobs = [j for j in half.rounds[pair] if (j.case, j.backend) in costs]
-            self._watcher.turn(2 * pair + turn + 1, LABELS[which], len(jobs), len(costs), self._deadline - began)
+            half, began, measuring = self.halves[which], self.clock(), 0.0
+            jobs = [j for j in half.jobs if j.round == pair and (j.case, j.backend) in costs]
+            self.watcher.turn(2 * pair + turn + 1, LABELS[which], len(jobs), len(costs), self.deadline - began)
             for job, record in measure_jobs(jobs, half.pool, half.run.policy, half.run.environment.device):
                 if record is None:
-                    self._watcher.started(job)
+                    self.watcher.started(job)
                     continue
                 record = half.add(record)
-                self._watcher.ended(job, record)
+                self.watcher.ended(job, record)
                 key, seconds = (job.case, job.backend), record.seconds or 0.0
                 measuring += seconds
                 taken[key] += seconds
                 if record.status != "ok":
                     broken.add(key)
             half.pool.close()
-            spent = max(0.0, self._clock() - began - measuring)
+            spent = max(0.0, self.clock() - began - measuring)
             self._start = max(self._start, spent) if turn else spent  # the slower of the pair
         return {key: seconds for key, seconds in taken.items() if key not in broken}
 
     def judged(self) -> judge.Judgement:
         """Return the judgement of what is measured now. Raises UserError where nothing can be compared."""
-        a, b = self._halves
-        return judge.judge(a.so_far(), b.so_far(), self._judged_by)
+        a, b = self.halves
+        return judge.judge(a.so_far(), b.so_far(), self.judged_by)
 
     def _skip_unable(self, costs: Mapping[Key, float]) -> None:
         """Write the reasons of the cells that no side can run to the run files."""
-        for half in self._halves:
-            for job in half.rounds[0]:
+        for half in self.halves:
+            for job in half.run.plan:
                 if (job.case, job.backend) not in costs:
                     half.add(skipped_record(job))
 
     def _leave_out(self, pair: int, late: set[Key]) -> None:
         """Give up the cells for which there is no time; those without any round get a record that says so."""
-        self._late |= late
-        reason = f"no room for it within the time limit of {format_duration(self._time_limit)} (--time-limit)"
-        for half in self._halves if not pair else ():
-            for job in half.rounds[0]:
+        self.late |= late
+        reason = f"no room for it within the time limit of {format_duration(self.time_limit)} (--time-limit)"
+        for half in self.halves if not pair else ():
+            for job in half.run.plan:
                 if (job.case, job.backend) in late:
                     half.add(skipped_record(job if job.skip else replace(job, skip=reason, resumable=True)))
 
@@ -175,7 +168,7 @@ class Turns:
         """Return how the A/B ended, in one line; none where all cells were settled."""
         left = f"{count(open_cells, 'cell')} not settled" if open_cells else "all that was measured is settled"
         lines = {
-            "time": f"The time limit of {format_duration(self._time_limit)} was up after "
+            "time": f"The time limit of {format_duration(self.time_limit)} was up after "
             f"{count(self.pairs, 'pair')} of turns: {left}.",
             "looks": f"{LOOKS[-1]} pairs of turns are the most: {left}.",
             "interrupted": f"Interrupted after {count(self.pairs, 'whole pair')} of turns: {left}.",
