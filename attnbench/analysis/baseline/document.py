@@ -92,6 +92,8 @@ def listed(found: Sequence[Baseline], folder: Path) -> Document:
 
 def shown(baselines: Mapping[Path, Run]) -> Document:
     """Return the document of `show`: for each baseline how it was measured, and the figures of its cells."""
+    headings = ("rounds", "latency", "spread", *SHOWN.values())
+    columns = (Column("cell"), *(Column(heading, "right") for heading in headings))
     blocks: list[Block] = []
     rows: list[dict[str, Any]] = []
     for path, run in baselines.items():
@@ -102,7 +104,7 @@ def shown(baselines: Mapping[Path, Run]) -> Document:
             lines.append((Span(f"attnbench {shlex.join(run.argv)}", "quiet"),))
         blocks.append(Paragraphs(tuple(lines), f"{path}: {here.device.name}, suite {run.suite}, {run.started}"))
         own = [_cell_data(cell, path) for cell in cells([run])]
-        blocks.append(_table(own, name=str(path)))
+        blocks.append(Table(str(path), columns, tuple(map(_entries, own))))
         rows += own
     notes = ((Span("spread: the slowest round over the fastest, less 1", "quiet"),),)
     title = f"Baseline {some(dict.fromkeys(path.parent.name for path in baselines))}"
@@ -125,26 +127,14 @@ def _cell_data(cell: Cell, path: Path) -> dict[str, Any]:
     }
 
 
-def _table(rows: Sequence[Mapping[str, Any]], name: str) -> Table:
-    headings = ("rounds", "latency", "spread", *SHOWN.values())
-    return Table(
-        name=name,
-        columns=(Column("cell"), *(Column(heading, "right") for heading in headings)),
-        rows=tuple(map(_entries, rows)),
-    )
-
-
 def _entries(row: Mapping[str, Any]) -> tuple[str, ...]:
     start = (row["cell"], str(row["rounds"]))
     if row["latency"] is None:
         return (*start, case_names.ENDINGS.get(row["status"], case_names.NOTHING), *[""] * (1 + len(SHOWN)))
-    writers = {"spread": formats.percent, **{name: metrics.METRICS[name].format for name in SHOWN}}
+    writers = {"latency": formats.duration, "spread": formats.percent}
+    writers |= {name: metrics.METRICS[name].format for name in SHOWN}
     figures = ((write, row[name]) for name, write in writers.items())
-    return (
-        *start,
-        formats.duration(row["latency"]),
-        *(case_names.NOTHING if value is None else write(value) for write, value in figures),
-    )
+    return (*start, *(case_names.NOTHING if value is None else write(value) for write, value in figures))
 
 
 def _paragraphs(*lines: str) -> Paragraphs:

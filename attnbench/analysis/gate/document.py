@@ -13,8 +13,19 @@ from attnbench.core.formats import percent
 from attnbench.core.record import Run
 from attnbench.core.text import count
 from attnbench.report.characters import HELD_DOWN
-from attnbench.report.document import Column, Document, Entry, Level, Line, Machine, Paragraphs, Span, Style, Table
-from attnbench.report.document import Verdict as LastLine
+from attnbench.report.document import (
+    Column,
+    Document,
+    Entry,
+    Level,
+    Line,
+    Machine,
+    Paragraphs,
+    Span,
+    Style,
+    Table,
+    Verdict,
+)
 from attnbench.results.metrics import METRICS
 
 OUTCOMES: Mapping[int, tuple[str, Level]] = {  # by exit code
@@ -55,7 +66,7 @@ def document_of(judgement: Judgement, every: bool = False) -> Document:
         lead=_lead(judgement),
         blocks=(_table(shown),) if shown else (),
         notes=(*((Span(line),) for line in ending), *((Span(note, "quiet"),) for note in judgement.notes)),
-        verdict=LastLine(headline(judgement), OUTCOMES[judgement.exit_code][1]),
+        verdict=Verdict(headline(judgement), OUTCOMES[judgement.exit_code][1]),
         data=_data(judgement),
     )
 
@@ -120,7 +131,7 @@ def _entries(finding: Finding) -> tuple[str, ...]:
     if d and f.metric and f.margin is not None:
         change = signed(d.change) + (HELD_DOWN if f.held_down else "")
         interval = "unknown" if d.low is None or d.high is None else f"{signed(d.low)} to {signed(d.high)}"
-        values = (_text(f.metric, value) for value in (f.baseline, f.current))
+        values = ("-" if value is None else METRICS[f.metric].format(value) for value in (f.baseline, f.current))
         figures = (*values, change, interval, percent(f.margin), "+".join(map(str, f.rounds)))
     return (f.metric or "", f.name, *figures, f.reason)
 
@@ -132,10 +143,6 @@ def _figures(finding: Finding) -> str:
     metric, _, baseline, current, change, interval, margin, _, reason = _entries(finding)
     line = f"{metric} {change} ({interval}, margin {margin}), {baseline} -> {current}"
     return line + (f"; {reason}" if reason else "")
-
-
-def _text(metric: str, value: float | None) -> str:
-    return "-" if value is None else METRICS[metric].format(value)
 
 
 def _rest(judgement: Judgement) -> list[str]:
@@ -186,7 +193,7 @@ def _difference_data(found: Sequence[Difference]) -> list[dict[str, Any]]:
 
 
 def _finding_data(f: Finding) -> dict[str, Any]:
-    d = f.decision
+    figures = {"change": "change", "low": "low", "high": "high", "noise": "noise", "more_rounds": "more"}
     return {
         "case": f.case.key,
         "backend": f.backend,
@@ -197,11 +204,7 @@ def _finding_data(f: Finding) -> dict[str, Any]:
         "current": f.current,
         "rounds": list(f.rounds),
         "margin": f.margin,
-        "change": d.change if d else None,
-        "low": d.low if d else None,
-        "high": d.high if d else None,
-        "noise": d.noise if d else None,
-        "more_rounds": d.more if d else None,
+        **{name: getattr(f.decision, field, None) for name, field in figures.items()},
         "held_down": f.held_down,
         "reason": f.reason,
     }

@@ -7,7 +7,7 @@ backend's name too: sdpa-flash is part of torch, fa2 is the package flash-attn.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -50,9 +50,9 @@ def differences(baseline: Run, current: Run) -> list[Difference]:
     """Return what differs between two runs: first the machine, then its software, then how it was measured."""
     ours, theirs = baseline.environment, current.environment
     found = _of_fields(_DEVICE, ours.device, theirs.device, "device ") + _of_fields(_ENVIRONMENT, ours, theirs)
-    backends = _changed(baseline.versions, current.versions, {*baseline.versions} & {*current.versions})
-    libraries = _changed({"torch": ours.torch}, {"torch": theirs.torch}, {"torch"})
-    libraries |= _changed(ours.packages, theirs.packages, {*ours.packages} | {*theirs.packages})
+    both = {*baseline.versions} & {*current.versions}
+    backends = _changed(*({name: run.versions[name] for name in both} for run in (baseline, current)))
+    libraries = _changed({"torch": ours.torch}, {"torch": theirs.torch}) | _changed(ours.packages, theirs.packages)
     for library, pair in libraries.items():
         users = [name for name, own in backends.items() if name != library and _is_of(own, pair)]
         found.append(Difference((library, *users), _phrase(library, *pair)))
@@ -61,17 +61,15 @@ def differences(baseline: Run, current: Run) -> list[Difference]:
     return found + _of_fields(_POLICY, baseline.policy, current.policy)
 
 
-def split(found: Sequence[Difference], expect: Iterable[str]) -> tuple[list[Difference], list[Difference], list[str]]:
+def split(found: Sequence[Difference], expect: Sequence[str]) -> tuple[list[Difference], list[Difference], list[str]]:
     """Return the expected differences, the others, and the names in `expect` for which nothing differs."""
-    expect = list(dict.fromkeys(expect))
     expected = [d for d in found if {*d.names} & {*expect}]
-    named = {name for d in expected for name in d.names}
-    return expected, [d for d in found if d not in expected], [name for name in expect if name not in named]
+    idle = [name for name in dict.fromkeys(expect) if not any(name in d.names for d in found)]
+    return expected, [d for d in found if d not in expected], idle
 
 
-def check_names(expect: Iterable[str], runs: Sequence[Run]) -> None:
+def check_names(expect: Sequence[str], runs: Sequence[Run]) -> None:
     """Raise UserError for a name that no difference between such runs could have."""
-    expect = list(expect)
     known = {*_ENVIRONMENT.values(), *_DEVICE.values(), *_POLICY}
     for run in runs if expect else ():
         known |= {*run.environment.packages, *run.versions, *(record.backend for record in run.records)}
@@ -90,9 +88,9 @@ def _is_of(backend: tuple[str, str], library: tuple[str | None, str | None]) -> 
     return all(names(text, version) for text, version in zip(backend, library, strict=True))
 
 
-def _changed(before: Mapping[str, Any], after: Mapping[str, Any], names: Set[str]) -> dict[str, tuple[Any, Any]]:
-    """Return name -> (version before, version after) of the names whose versions differ."""
-    pairs = {name: (before.get(name), after.get(name)) for name in sorted(names)}
+def _changed(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+    """Return name -> (version before, version after) of the names whose versions differ; None: not there."""
+    pairs = {name: (before.get(name), after.get(name)) for name in sorted({*before, *after})}
     return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
 
 
