@@ -1,1 +1,1 @@
-"""Documents and their renderers, one a format; formats of other tools in export/; progress while something is measured."""
+"""Documents and their renderers, one a format; export/ has the formats of other tools, progress/ shows what goes on."""

@@ -193,7 +193,10 @@ class _Writer:
                 if i:
                     self.line(Text())
                 places = [0, *range(1, len(widths))[part]]
-                self.columns([table.columns[j] for j in places], [[row[j] for j in places] for row in entries], room)
+                shown = [table.columns[j] for j in places]
+                if _span(first, others[part], 2) > self.console.width:
+                    shown = [replace(column, wrap=True) for column in shown]  # so that no entry is cut
+                self.columns(shown, [[row[j] for j in places] for row in entries], room)
         for number, footnote in enumerate(table.footnotes, start=1):
             self.paragraph((f"{number:>3}", "dim"), (footnote, ""), indent=5)
 
@@ -204,10 +207,6 @@ class _Writer:
             rich.add_column(self.styled(column.heading), justify=column.align, overflow="fold", no_wrap=not column.wrap)
         for row in rows:
             rich.add_row(*(text if isinstance(text, Text) else self.drawing(text, room) for text in row))
-        endless = self.console.options.update(width=10_000)
-        if self.console.measure(rich, options=endless).minimum > self.console.width:
-            for own in rich.columns:
-                own.no_wrap = False  # so that entries go on in the next line, and none is cut
         lines = self.console.render_lines(rich, pad=False)
         self.line(*(Text.assemble(*((part.text, part.style or "") for part in line)) for line in lines))
 

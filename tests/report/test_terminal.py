@@ -249,6 +249,15 @@ def test_a_table_too_wide_for_the_terminal_loses_no_character(width: int) -> Non
     assert sorted(re.sub(r"\s", "", found)) == sorted(re.sub(r"\s", "", expected))
 
 
+@pytest.mark.parametrize("width", [24, 30, 33])
+def test_a_heading_longer_than_its_figures_cuts_none(width: int) -> None:
+    columns = (Column("machine", wrap=False), Column("for the money / H200 #1", "right", wrap=False))
+    found = blocks(Table("t", columns, (("H200 #1", "1.000x"), ("H200 #2", "1.15x"))), width=width)
+    assert max(map(len, found.splitlines())) <= width
+    expected = "machineforthemoney/H200#1H200#11.000xH200#21.15x"
+    assert sorted(re.sub(r"\s", "", found)) == sorted(expected)
+
+
 def test_wide_characters_count_as_the_two_columns_that_they_take() -> None:
     table = Table(
         "t", (Column("名前", wrap=False), Column("figure", "right", wrap=False)), (("注意カーネル", "1.00x"),)
