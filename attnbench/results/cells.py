@@ -77,11 +77,6 @@ class Cell:
         """Whether the latency of a round is the kernels' span (Row.uses_span)."""
         return any(row.uses_span for row in self.ok)
 
-    @property
-    def took_turns(self) -> bool:
-        """Whether the instruments were compared in a round."""
-        return any(map(metrics.took_turns, self.rows))
-
     @cached_property
     def held_down(self) -> bool:
         """Whether something kept the clock below its best in a measured round.

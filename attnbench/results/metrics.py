@@ -32,7 +32,6 @@ from attnbench.results.rows import Rates, Row
 
 MIN_SAMPLES_P99 = 100
 MIN_SAMPLES_INTERVAL = 6  # below, not even the whole range is a 95 % interval of the median
-TURNS = ("turns_events", "turns_traced")  # a record whose instruments took turns has one of these measurements
 
 Formula = Callable[[Row], "float | None"]
 
@@ -110,16 +109,9 @@ def bound(case: Case, rates: Rates) -> Literal["compute", "memory"] | None:
     return least.bound if least else None
 
 
-def took_turns(row: Row) -> bool:
-    """Return whether the instruments took turns on this row, as --cross-check has them do."""
-    return any(name in row.record.measurements for name in TURNS)
-
-
 def turn_ratios(row: Row, instrument: str) -> tuple[float, ...]:
     """Return an instrument's readings over those of the events, turn by turn, where it can be of the same calls."""
     readings = row.measured(f"turns_{instrument}")
-    if not readings:
-        return ()
     traced = row.measured("turns_traced") if instrument == "cupti" else ()
     pairs = zip(readings, traced or row.measured("turns_events"), strict=False)
     ratios = (reading / events for reading, events in pairs if events)
@@ -362,8 +354,6 @@ def power_error(row: Row) -> float | None:
 @metric("Disagreement of the instruments", "", "lower", formats.percent)
 def disagreement(row: Row) -> float | None:
     """Largest |ratio - 1| of the readings of CUPTI or CUDA graph to those of events; median over turns."""
-    if not took_turns(row):
-        return None
     apart = [abs(stats.median(found) - 1) for name in INSTRUMENTS[1:] if (found := turn_ratios(row, name))]
     return max(apart, default=None)
 
@@ -371,8 +361,6 @@ def disagreement(row: Row) -> float | None:
 @metric("Toll of tracing", "", "lower", formats.percent)
 def tracing(row: Row) -> float | None:
     """How much longer CUDA events read a call while CUPTI traces it; median over the turns of a cross-check."""
-    if not took_turns(row):
-        return None
     pairs = zip(row.measured("turns_traced"), row.measured("turns_events"), strict=False)
     ratios = [traced / plain for traced, plain in pairs if plain]
     return stats.median(ratios) - 1 if ratios else None

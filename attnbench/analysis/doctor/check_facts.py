@@ -112,9 +112,9 @@ def facts_of_aa_test(test: AATest) -> dict[str, Any]:
         return {**facts, "turns": turns, "duration": format_duration(test.seconds), "turns_needed": MIN_TURNS}
     case, r = worst
     differing = (
-        f"{case_label(case)} by {difference_in_words(r)}"
-        for case, r in test.resolutions()
-        if r.differs and abs(r.difference) >= NEGLIGIBLE
+        f"{case_label(one)} by {difference_in_words(found)}"
+        for one, found in test.resolutions()
+        if found.differs and abs(found.difference) >= NEGLIGIBLE
     )
     facts |= {"differing": ", ".join(differing), "negligible": percent(NEGLIGIBLE), "case": case_label(case)}
     facts |= {"by_one_reading": r.by_one_reading, "by_rounds": r.by_rounds}

@@ -42,7 +42,7 @@ class Rule:
     """A level of a check: what was found, what to do, and when it holds.
 
     `when` is asked with the facts as attributes. None in its place: the rule holds where the fact that the check reads
-    is None, as this machine does not tell it. No other rule is asked then.
+    is None, as this machine does not tell it. No other rule is asked then; a check without such a rule says NOT_TOLD.
     """
 
     level: Level
@@ -56,17 +56,14 @@ def judge(facts: Mapping[str, Any]) -> list[Finding]:
     attributes, findings = SimpleNamespace(**facts), []
     for (check, fact), rules in CHECKS.items():
         if fact in facts:
-            asked = (rule for rule in rules if (rule.when is None) == (facts[fact] is None))
-            for rule in asked:
-                if rule.when is None or rule.when(attributes):
-                    found, todo = rule.found.format(**facts), rule.todo.format(**facts)
-                    findings.append(Finding(check, rule.level, found, todo))
-                    break
+            asked = [rule for rule in rules if (rule.when is None) == (facts[fact] is None)] or [NOT_TOLD]
+            rule = next(rule for rule in asked if rule.when is None or rule.when(attributes))
+            findings.append(Finding(check, rule.level, rule.found.format(**facts), rule.todo.format(**facts)))
     return findings
 
 
 ok, warning, unfit = partial(Rule, "ok"), partial(Rule, "warning"), partial(Rule, "unfit")
-NOT_TOLD = ok("not told here", when=None)
+NOT_TOLD = ok("not told here", when=None)  # of a fact that is None, where a check has no rule for that
 CLOCK = "{clock:.0f} of {clock_max:.0f} MHz while next to nothing runs"
 HEAT = "{temperature:.0f} C while next to nothing runs, {temperature_margin:.0f} below where the clock is lowered"
 LIMITS = "{limits}, while next to nothing runs"
@@ -106,12 +103,10 @@ CHECKS: Mapping[tuple[str, str], tuple[Rule, ...]] = {
         ok("answers"),
     ),
     ("persistence", "persistence"): (
-        NOT_TOLD,
         ok("on", when=lambda f: f.persistence),
         warning("off: the driver starts anew for each run", "sudo nvidia-smi -pm 1"),
     ),
     ("SM clock", "clock"): (
-        NOT_TOLD,
         warning(
             CLOCK + "; application clock lowered to {clock_application:.0f} MHz, {clock_default:.0f} by default",
             "figures are of that clock; sudo nvidia-smi -rac resets it",
@@ -121,7 +116,6 @@ CHECKS: Mapping[tuple[str, str], tuple[Rule, ...]] = {
         warning(CLOCK + " ({slow_because})", "figures are of that clock; sudo nvidia-smi -rgc, unless it is meant"),
     ),
     ("power limit", "power_limit"): (
-        NOT_TOLD,
         ok("{power_limit:.0f} W", when=lambda f: f.power_default is None),
         ok(
             "{power_limit:.0f} W, raised from {power_default:.0f}",
@@ -134,7 +128,6 @@ CHECKS: Mapping[tuple[str, str], tuple[Rule, ...]] = {
         ),
     ),
     ("other processes", "others"): (
-        NOT_TOLD,
         unfit("one computes, the GPU {busy:.0%} busy with it: {who}", END_OTHERS, lambda f: (f.busy or 0) > BUSY),
         ok("none", when=lambda f: not f.others),
         warning("{others}; whether they compute is not told, but holding memory", END_OTHERS, lambda f: f.busy is None),
@@ -158,14 +151,12 @@ CHECKS: Mapping[tuple[str, str], tuple[Rule, ...]] = {
         warning("ECC is on, but off after the next restart", "sudo nvidia-smi -e 1"),
     ),
     ("temperature", "temperature"): (
-        NOT_TOLD,
         ok("{temperature:.0f} C", when=lambda f: f.temperature_margin is None),
         unfit(HEAT, COOL, when=lambda f: f.temperature_margin < TOO_HOT),
         warning(HEAT, COOL, when=lambda f: f.temperature_margin < HOT),
         ok("{temperature:.0f} C, {temperature_margin:.0f} below where the clock is lowered"),
     ),
     ("throttling", "reasons"): (
-        NOT_TOLD,
         ok("none", when=lambda f: not f.reasons),
         unfit(LIMITS, SETTINGS, when=lambda f: THROTTLED & set(f.reasons)),
         warning(LIMITS, SETTINGS),

@@ -252,17 +252,14 @@ def add_traffic(
         return list(profiles), (f"HBM traffic: {ncu.MISSING}",)
     counted: list[Profile] = []
     problems: dict[str, str] = {}  # reason -> the first backend that it hindered
-    request = {"case": to_json(case), "device": to_json(device)}
     for one in profiles:
         name = one.backend
         say(f"counting the bytes that {name} moves (ncu)")
+        request = {"name": name, "spec": pool.specs[name], "case": to_json(case), "device": to_json(device)}
         try:
-            own = {**request, "name": name, "spec": pool.specs[name]}
-            traffic = ncu.measure(tool, pool.interpreters.get(name), own)
+            counted.append(replace(one, traffic=ncu.measure(tool, pool.interpreters.get(name), request)))
         except ncu.NoTraffic as error:
             problems.setdefault(str(error), name)
             counted.append(one)
-        else:
-            counted.append(replace(one, traffic=traffic))
     who = "" if len(problems) == 1 and not any(one.traffic for one in counted) else " of {}"
     return counted, tuple(f"HBM traffic{who.format(name)}: {reason}" for reason, name in problems.items())

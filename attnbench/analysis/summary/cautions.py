@@ -142,8 +142,8 @@ def _others(cells: Sequence[Cell]) -> Iterator[Caution]:
 
 
 def _disagree(cells: Iterable[Cell]) -> Iterator[Caution]:
-    turns = [c for c in cells if c.took_turns]  # of long calls: in short ones the launch gap is expected
-    apart = [(d, c) for c in turns if (d := c.value("disagreement")) is not None and d > DISAGREE and _long_turns(c)]
+    # of long calls: in short ones the launch gap is expected
+    apart = [(d, c) for c in cells if (d := c.value("disagreement")) is not None and d > DISAGREE and _long_turns(c)]
     if apart:
         worst, cell = max(apart, key=lambda pair: pair[0])
         yield Caution(
