@@ -22,18 +22,19 @@ def grouped(command: Callable[..., None]) -> Callable[..., None]:
 
     The command itself gets the group with the values that were given. A group is a dataclass with options for fields.
     """
-    hints = get_type_hints(command, include_extras=True)
-    groups: dict[str, Any] = {name: hint for name, hint in hints.items() if dataclasses.is_dataclass(hint)}
+    groups: dict[str, Any] = {}
     parameters = []
-    for name, parameter in inspect.signature(command).parameters.items():
-        if name in groups:
+    for name, parameter in inspect.signature(command, eval_str=True).parameters.items():
+        if dataclasses.is_dataclass(parameter.annotation):
+            groups[name] = parameter.annotation
             types = get_type_hints(groups[name], include_extras=True)
-            fields = [(field.name, field.default, types[field.name]) for field in dataclasses.fields(groups[name])]
+            for field in dataclasses.fields(groups[name]):
+                option = inspect.Parameter(
+                    field.name, parameter.kind, default=field.default, annotation=types[field.name]
+                )
+                parameters.append(option)
         else:
-            fields = [(name, parameter.default, hints[name])]
-        for option, default, hint in fields:
-            kind = inspect.Parameter.KEYWORD_ONLY
-            parameters.append(inspect.Parameter(option, kind, default=default, annotation=hint))
+            parameters.append(parameter)
 
     def with_groups(**given: Any) -> None:
         for name, group in groups.items():
