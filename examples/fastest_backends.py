@@ -20,13 +20,14 @@ def main(paths: list[str]) -> None:
     print(f"{len(results.runs)} runs, {len(results.cells)} cells, {len(measured)} measured rounds")
     print(f"latency is in {frame.attrs['units']['latency']}, tflops in {frame.attrs['units']['tflops']}")
 
-    axes = ["device", "dtype", "headdim", "causal", "direction", "seqlen_k"]
-    median = measured.groupby([*axes, "backend"])["tflops"].median().reset_index()
-    for case, group in median.groupby(axes):
+    # "case" tells apart what these axes do not, such as heads. The value of a cell is the median of its rounds.
+    case = ["device", "dtype", "headdim", "causal", "direction", "seqlen_k", "case"]
+    cells = measured.groupby([*case, "backend"])["tflops"].median().reset_index()
+    for (*shown, _), group in cells.groupby(case):
         ranked = group.sort_values("tflops", ascending=False)
         first = ranked.iloc[0]
         lead = f", {first.tflops / ranked.iloc[1].tflops:.2f}x of {ranked.iloc[1].backend}" if len(ranked) > 1 else ""
-        print(*case, f"{first.backend} {first.tflops:.0f} TFLOP/s{lead}")
+        print(*shown, f"{first.backend} {first.tflops:.0f} TFLOP/s{lead}")
 
 
 if __name__ == "__main__":
