@@ -47,10 +47,10 @@ def backends(
     """
     wanted = output_to.wanted()
     if into:
-        from attnbench.analysis.backends import support_matrix
+        from attnbench.analysis.backends import support_document
 
-        support_matrix.put_into(into)
-        print(f"{into}: the support matrix by architecture, and by feature on {support_matrix.DOCUMENTED}")
+        support_document.put_into(into)
+        print(f"{into}: the support matrix by architecture, and by feature on {support_document.DOCUMENTED}")
         return
     found = _support(gpu or (), device) if matrix or gpu or device else _here(python or ())
     raise typer.Exit(output.write(found, wanted))
@@ -96,13 +96,13 @@ def _verified(backend: Backend) -> str:
 
 def _support(gpus: Sequence[str], device: str | None) -> Document:
     """Return what each backend supports on GPUs that need not be here, and on a device that is."""
-    from attnbench.analysis.backends import support_matrix
-    from attnbench.run import support
+    from attnbench.analysis.backends import support_document
+    from attnbench.run.support_matrix import named_device, support_matrix
 
-    devices = [support.named_device(name) for text in gpus for name in text.split(",")]
+    devices = [named_device(name) for text in gpus for name in text.split(",")]
     if device is not None:
         from attnbench.run.device_probe import probe_device
         from attnbench.run.select import parse_device
 
         devices.append(probe_device(parse_device(device)).device)
-    return support_matrix.document([support.support_matrix(d) for d in devices])
+    return support_document.document([support_matrix(d) for d in devices])

@@ -38,7 +38,8 @@ def grouped(command: Callable[..., None]) -> Callable[..., None]:
 
     def with_groups(**given: Any) -> None:
         for name, group in groups.items():
-            given[name] = group(**{field.name: given.pop(field.name) for field in dataclasses.fields(group)})
+            fields = [field.name for field in dataclasses.fields(group) if field.name in given]
+            given[name] = group(**{field: given.pop(field) for field in fields})
         command(**given)
 
     with_groups.__name__, with_groups.__doc__ = command.__name__, command.__doc__

@@ -132,6 +132,6 @@ def _text(document: Document, name: str) -> str:
         from attnbench.report import terminal
 
         return terminal.text(document)
-    from attnbench.report import data
+    from attnbench.report import json_and_csv
 
-    return data.csv_text(document) if name == "csv" else data.json_text(document)
+    return json_and_csv.csv_text(document) if name == "csv" else json_and_csv.json_text(document)

@@ -1,8 +1,8 @@
 """A document: what a command shows, whatever the format. Each question builds one; each format has one renderer.
 
 Everything in it is plain text and typed marks. Escaping, wrapping, colours and signs are the renderers' (terminal.py,
-markdown.py, html/, data.py); nothing here is written for one format alone but `page` and `appendix`, which only a page
-has room for.
+markdown.py, html/, json_and_csv.py); nothing here is written for one format alone but `page` and `appendix`, which
+only a page has room for.
 """
 
 from __future__ import annotations

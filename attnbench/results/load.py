@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from attnbench.core.errors import UserError
 from attnbench.core.flops import Convention
 from attnbench.core.record import Run
-from attnbench.results import run_file, table
+from attnbench.results import export_rows, run_file
 from attnbench.results.cells import Cell
 from attnbench.results.cells import cells as cells_of
 
@@ -38,7 +38,7 @@ class Results:
 
         `table().attrs["units"]` maps each metric to its unit, "" for a ratio. `attnbench report -m help` explains them.
         """
-        return table.dataframe(self.cells)
+        return export_rows.dataframe(self.cells)
 
 
 def load(paths: str | Path | Iterable[str | Path], *, convention: Convention = "exact") -> Results:

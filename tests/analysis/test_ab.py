@@ -20,7 +20,7 @@ from attnbench.analysis.summary.cautions import cautions
 from attnbench.core.errors import UserError
 from attnbench.core.json import to_json
 from attnbench.core.record import Job, Record, Run
-from attnbench.report import data, markdown, terminal
+from attnbench.report import json_and_csv, markdown, terminal
 from attnbench.results import run_file
 from attnbench.results.cells import cells
 from attnbench.run import device_probe, run_suite, workers
@@ -173,7 +173,7 @@ def test_a_slower_build_is_a_regression_in_turns(here: Path) -> None:
     assert outcome.judgement
     assert outcome.judgement.heading[0].startswith("A/B in turns")
     assert "own.py:Slow" in outcome.judgement.heading[2]
-    for render in (terminal.text, markdown.render, data.json_text):
+    for render in (terminal.text, markdown.render, json_and_csv.json_text):
         assert "A/B in turns" in render(document_of(outcome.judgement))
 
 

@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from attnbench.analysis.backends.available import Row, document
-from attnbench.report import data, markdown, terminal
+from attnbench.report import json_and_csv, markdown, terminal
 
 FA2 = "pip install 'attnbench[fa2]'"
 INSTALL = "pip install --no-build-isolation 'transformer-engine[pytorch]>=2.0'"
@@ -45,7 +45,7 @@ def test_a_line_a_reason_and_each_command_whole(columns: int) -> None:
 
 def test_other_formats() -> None:
     found = document("a CPU", [*ROWS[:-1], replace(ROWS[-1], interpreter="/opt/python")])
-    read = json.loads(data.json_text(found))
+    read = json.loads(json_and_csv.json_text(found))
     assert [row["backend"] for row in read] == [row.backend for row in ROWS]
     assert read[4] == {
         "backend": "sdpa-cudnn",
@@ -55,7 +55,7 @@ def test_other_formats() -> None:
         "reason": "needs a CUDA GPU",
         "install": None,
     }
-    assert data.csv_text(found).splitlines()[1] == "eager,torch 2.13.0,NVIDIA H200,,,"
+    assert json_and_csv.csv_text(found).splitlines()[1] == "eager,torch 2.13.0,NVIDIA H200,,,"
     assert "- sdpa-cudnn: needs a CUDA GPU" in markdown.render(found)
     assert "| sdpa-cudnn | torch 2.13.0, in /opt/python | NVIDIA H200 |" in markdown.render(found)
 

@@ -21,7 +21,7 @@ from attnbench.analysis.compare.cautions import cautions
 from attnbench.analysis.compare.compare import Comparison, compare
 from attnbench.analysis.compare.document import document
 from attnbench.analysis.compare.tables import tables
-from attnbench.report import data, markdown, terminal
+from attnbench.report import json_and_csv, markdown, terminal
 from attnbench.report.html import html_page
 from builders import H200, case, ended, ok, run
 
@@ -55,7 +55,7 @@ def text(c: Comparison, every: bool = False) -> str:
 
 
 def json_of(c: Comparison) -> Any:
-    return json.loads(data.json_text(document(c)))
+    return json.loads(json_and_csv.json_text(document(c)))
 
 
 def warnings(c: Comparison) -> list[str]:
@@ -209,7 +209,7 @@ def test_the_page_stands_alone_and_every_table_has_its_headings(comparison: Comp
 
 
 def test_csv_has_a_row_a_cell_and_machine(comparison: Comparison) -> None:
-    found = list(csv.DictReader(io.StringIO(data.csv_text(document(comparison)))))
+    found = list(csv.DictReader(io.StringIO(json_and_csv.csv_text(document(comparison)))))
     assert len(found) == 9 * 2
     triton = [r for r in found if (r["machine"], r["backend"], r["status"]) == ("H100", "triton", "ok")]
     assert len(triton) == 4

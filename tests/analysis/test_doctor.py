@@ -16,7 +16,7 @@ from attnbench.analysis.doctor.checks import Finding
 from attnbench.analysis.doctor.diagnose import Diagnosis, diagnose
 from attnbench.analysis.doctor.document import document
 from attnbench.core.errors import UserError
-from attnbench.report import data, markdown, terminal
+from attnbench.report import json_and_csv, markdown, terminal
 from attnbench.run import host_facts
 from builders import CPU, H200, environment
 
@@ -104,7 +104,7 @@ def test_the_figure_stands_above_the_verdict() -> None:
 
 def test_json_holds_the_verdict_the_findings_and_every_reading() -> None:
     found = diagnosis(Finding("MIG", "warning", "on", "turn it off"))
-    read = json.loads(data.json_text(document(found)))
+    read = json.loads(json_and_csv.json_text(document(found)))
     assert (read["verdict"], read["exit_code"]) == ("warning", 0)
     assert read["smallest_difference"]["one_reading"] > read["smallest_difference"]["rounds"] > 0
     assert [f["check"] for f in read["findings"]] == [f.check for f in found.findings]
@@ -116,5 +116,7 @@ def test_json_holds_the_verdict_the_findings_and_every_reading() -> None:
 
 
 def test_json_of_a_machine_that_was_not_tried() -> None:
-    read = json.loads(data.json_text(document(Diagnosis(environment(CPU), {}, (Finding("GPU", "unfit", "x", "y"),)))))
+    read = json.loads(
+        json_and_csv.json_text(document(Diagnosis(environment(CPU), {}, (Finding("GPU", "unfit", "x", "y"),))))
+    )
     assert (read["verdict"], read["trial"], read["smallest_difference"]) == ("unfit", None, None)

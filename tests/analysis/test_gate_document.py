@@ -16,7 +16,7 @@ from attnbench.analysis.gate import github, junit
 from attnbench.analysis.gate.document import COLUMNS, LISTED, document_of, headline
 from attnbench.analysis.gate.judge import Judgement, Request, judge
 from attnbench.core.errors import UserError
-from attnbench.report import data, markdown, terminal
+from attnbench.report import json_and_csv, markdown, terminal
 from attnbench.report.html import html_page
 from attnbench.report.progress.ab_progress import AbProgress
 from builders import case, ended, environment, ok, run
@@ -129,7 +129,7 @@ def test_a_refusal_says_what_differs_and_how_to_go_on(refused: Judgement) -> Non
         assert "driver was 580.82 and is 590.10" in text
         assert "--expect driver" in text
     assert printed(refused).splitlines()[-1].startswith("NOT COMPARABLE")
-    assert json.loads(data.json_text(document_of(refused)))["refused"] == [
+    assert json.loads(json_and_csv.json_text(document_of(refused)))["refused"] == [
         {"names": ["driver"], "what": "driver was 580.82 and is 590.10"}
     ]
 
@@ -175,7 +175,7 @@ def test_junit_has_a_test_a_cell_and_metric(judgement: Judgement) -> None:
 
 
 def test_json_holds_every_finding(judgement: Judgement) -> None:
-    found = json.loads(data.json_text(document_of(judgement)))
+    found = json.loads(json_and_csv.json_text(document_of(judgement)))
     assert (found["verdict"], found["exit_code"]) == ("fail", 1)
     assert sum(found["counts"].values()) == len(found["findings"]) == 7
     (slow,) = [f for f in found["findings"] if f["backend"] == "slow"]

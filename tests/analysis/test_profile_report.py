@@ -16,7 +16,7 @@ from attnbench.analysis.profile.document import document
 from attnbench.analysis.profile.figures import sentences
 from attnbench.analysis.profile.ncu import KernelTraffic, Traffic
 from attnbench.analysis.profile.profile import Activity, Outcome, Profile, roofline
-from attnbench.report import data, markdown, terminal
+from attnbench.report import json_and_csv, markdown, terminal
 from attnbench.report.document import Bar, Steps, Table
 
 GIB = 2.0**30
@@ -262,7 +262,7 @@ def test_nothing_but_refusals_is_one_line_each() -> None:
 
 
 def test_json_has_raw_samples_and_what_follows() -> None:
-    read = json.loads(data.json_text(document(outcome(EAGER, refused={"mine": "no"}))))
+    read = json.loads(json_and_csv.json_text(document(outcome(EAGER, refused={"mine": "no"}))))
     (found,) = read["profiles"]
     assert found["times"] == list(EAGER.times)
     assert found["latency"] == 9.21e-3
@@ -272,14 +272,14 @@ def test_json_has_raw_samples_and_what_follows() -> None:
     assert len(found["activities"]) == 3
     assert read["roofline"]["bound"] == "compute"
     assert read["refused"] == {"mine": "no"}
-    assert json.loads(data.json_text(document(outcome(refused={"mine": "no"})))).get("profiles", []) == []
+    assert json.loads(json_and_csv.json_text(document(outcome(refused={"mine": "no"})))).get("profiles", []) == []
 
 
 def test_markdown_and_csv() -> None:
     text = markdown.render(document(outcome(EAGER, TRITON)))
     assert "### eager torch 2.11" in text
     assert "| softmax\\_kernel |" in text
-    lines = data.csv_text(document(outcome(EAGER, TRITON))).splitlines()
+    lines = json_and_csv.csv_text(document(outcome(EAGER, TRITON))).splitlines()
     assert lines[0] == "backend,activity,stream,start,seconds,gap,hbm_bytes"
     assert len(lines) == 1 + len(STEPS) + len(FUSED)
     assert lines[2].startswith("eager,softmax_kernel,0,0.0017")

@@ -16,12 +16,12 @@ from rich.console import Console
 
 from attnbench.analysis.summary.document import complete
 from attnbench.core.record import STATUSES, Accuracy, Forecast, Measurement, Record, TensorError
-from attnbench.report import data, markdown, terminal
+from attnbench.report import json_and_csv, markdown, terminal
 from attnbench.report.export import trackers
 from attnbench.report.html.charts import charts
 from attnbench.results.cells import cells
+from attnbench.results.export_rows import COLUMNS
 from attnbench.results.metrics import METRICS
-from attnbench.results.table import COLUMNS
 from builders import CPU, UNITS, case, decode, ended, forwards, measurements, ok, run
 
 
@@ -170,8 +170,8 @@ def test_an_empty_run() -> None:
     assert marked([run([])]) == "**Nothing was measured: there are no records.**\n"
     assert shown([]) == shown([run([])])
     empty = complete(report([run([])]), {"csv"}, [], [], [])
-    assert json.loads(data.json_text(empty)) == []
-    assert data.csv_text(empty) == ",".join(COLUMNS) + "\n"
+    assert json.loads(json_and_csv.json_text(empty)) == []
+    assert json_and_csv.csv_text(empty) == ",".join(COLUMNS) + "\n"
 
 
 def test_markdown() -> None:
@@ -257,8 +257,8 @@ def test_no_measurement_however_odd_costs_a_report(seed: int) -> None:
     assert terminal.text(document)
     assert markdown.render(document)
     rows = complete(document, {"csv"}, found, [], [])
-    assert len(json.loads(data.json_text(rows))) == len(rows.rows) == sum(len(cell.rows) for cell in found)
-    assert data.csv_text(rows)
+    assert len(json.loads(json_and_csv.json_text(rows))) == len(rows.rows) == sum(len(cell.rows) for cell in found)
+    assert json_and_csv.csv_text(rows)
     for format in trackers.JSON_FORMATS:
         assert json.loads(trackers.content(format, found))
     assert charts(found).rows

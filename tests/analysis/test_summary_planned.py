@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from attnbench.analysis.summary.planned import document
 from attnbench.core.record import Forecast, Job
-from attnbench.report import data, markdown, terminal
+from attnbench.report import json_and_csv, markdown, terminal
 from builders import case, job, run
 
 
@@ -38,7 +38,7 @@ def test_a_line_a_backend_and_the_reasons_of_the_skips() -> None:
 
 def test_the_jobs_for_programs() -> None:
     jobs = [job(case(), "eager"), replace(job(case(2048), "eager"), skip="too large")]
-    found = json.loads(data.json_text(document(run([], plan=jobs))))
+    found = json.loads(json_and_csv.json_text(document(run([], plan=jobs))))
     assert [(one["backend"], one.get("skip")) for one in found] == [("eager", None), ("eager", "too large")]
     assert found[0]["forecast"] == {"seconds": 1.0, "call": 1e-3, "nbytes": 2**30}
 

@@ -19,7 +19,7 @@ from attnbench.core.errors import UserError
 from attnbench.core.record import Measurement, Run
 from attnbench.report.export import trackers
 from attnbench.results.cells import cells
-from attnbench.results.table import table_rows
+from attnbench.results.export_rows import table_rows
 from builders import case, ended, ok, run
 
 

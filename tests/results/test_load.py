@@ -109,7 +109,7 @@ def test_the_types_are_public() -> None:
         ("import attnbench", ("msgspec", "rich", "pandas", "numpy", "scipy", "torch")),
         ("import attnbench; attnbench.load({path!r}).cells", ("pandas", "numpy", "scipy", "torch")),
         (
-            "import attnbench.report.terminal, attnbench.report.markdown, attnbench.report.data, "
+            "import attnbench.report.terminal, attnbench.report.markdown, attnbench.report.json_and_csv, "
             "attnbench.analysis.summary.document",
             ("pandas", "numpy", "scipy", "pydantic", "torch"),
         ),

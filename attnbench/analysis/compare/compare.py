@@ -1,4 +1,4 @@
-"""Run files -> a comparison: one value that holds all figures, as answer.py, tables.py and json_and_csv.py show it."""
+"""Run files -> a comparison: one value that holds all figures, as answer.py, tables.py and document.py show it."""
 
 from __future__ import annotations
 

@@ -21,8 +21,8 @@ from attnbench.core.formats import size
 from attnbench.core.text import count, one_line
 from attnbench.report import document as report
 from attnbench.report.document import Document, Span
+from attnbench.results.export_rows import case_columns
 from attnbench.results.run_setup import setup_texts
-from attnbench.results.table import case_columns
 
 MORE = "What to doubt in the figures of one run: attnbench report FILE. What the figures are: docs/compare.md."
 

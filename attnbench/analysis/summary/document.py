@@ -15,7 +15,7 @@ from attnbench.analysis.summary.reasons import reasons
 from attnbench.core.record import Run
 from attnbench.report.document import Document
 from attnbench.results.cells import Cell
-from attnbench.results.table import COLUMNS, table_rows
+from attnbench.results.export_rows import COLUMNS, table_rows
 
 
 def document(

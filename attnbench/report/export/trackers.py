@@ -3,7 +3,7 @@
 Cells that ended without a figure are left out: none of the three JSON formats has a place for them. A name holds all
 that tells a case apart and nothing that changes from run to run, so that a tool finds its history again.
 
-- Parquet has the rows of results/table.py.
+- Parquet has the rows of results/export_rows.py.
 - pytest-benchmark's JSON (its storage format, `pytest-benchmark compare FILE`): seconds; all rounds' samples together.
 - Bencher's Metric Format (bencher.dev/docs/reference/bencher-metric-format): latency in nanoseconds, as its built-in
   measure wants, tflops, and peak-memory in bytes; the bounds are the 95 % interval of the median.
@@ -25,7 +25,7 @@ from attnbench.core.flops import flops
 from attnbench.core.formats import digits, percent
 from attnbench.results import case_names
 from attnbench.results.cells import Cell
-from attnbench.results.table import dataframe
+from attnbench.results.export_rows import dataframe
 
 
 def content(format: str, cells: Sequence[Cell]) -> str | bytes:

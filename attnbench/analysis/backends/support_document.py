@@ -13,7 +13,7 @@ from attnbench.core.errors import UserError
 from attnbench.report import markdown
 from attnbench.report.document import Column, Document, Entry, Span, Style, Table
 from attnbench.results.case_names import headdim
-from attnbench.run.support import (
+from attnbench.run.support_matrix import (
     FEATURES,
     LEGEND,
     PLAIN,

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from attnbench.report import data
+from attnbench.report import json_and_csv
 from attnbench.report.document import Document
 
 
@@ -22,35 +22,37 @@ class Finding:
 
 def test_json_is_of_all_the_data() -> None:
     found = Document("gate", "", data={"verdict": "pass", "findings": [Finding("a", 1.0), Finding("b", 2.0, "x")]})
-    assert json.loads(data.json_text(found)) == {
+    assert json.loads(json_and_csv.json_text(found)) == {
         "verdict": "pass",
         "findings": [{"name": "a", "value": 1.0}, {"name": "b", "value": 2.0, "note": "x"}],
     }
-    assert data.json_text(found).endswith("\n}\n")
+    assert json_and_csv.json_text(found).endswith("\n}\n")
 
 
 def test_json_of_rows_has_one_a_line() -> None:
     rows = [{"a": 1, "b": None}, {"a": 2, "b": "x"}]
-    assert data.json_text(Document("report", "", data=rows)) == '[\n{"a": 1, "b": null},\n{"a": 2, "b": "x"}\n]\n'
-    assert data.json_text(Document("report", "", data=[])) == "[]\n"
+    assert (
+        json_and_csv.json_text(Document("report", "", data=rows)) == '[\n{"a": 1, "b": null},\n{"a": 2, "b": "x"}\n]\n'
+    )
+    assert json_and_csv.json_text(Document("report", "", data=[])) == "[]\n"
 
 
 @pytest.mark.parametrize("number", [float("nan"), float("inf"), float("-inf")])
 def test_json_has_no_number_that_json_lacks(number: float) -> None:
-    found = json.loads(data.json_text(Document("report", "", data=[{"a": number}])))
+    found = json.loads(json_and_csv.json_text(Document("report", "", data=[{"a": number}])))
     assert found == [{"a": str(number)}]
 
 
 def test_a_document_without_data() -> None:
-    assert data.json_text(Document("test", "")) == "null\n"
-    assert data.csv_text(Document("test", "")) == ""
-    assert data.csv_text(Document("test", "", columns=("a", "b"))) == "a,b\n"
+    assert json_and_csv.json_text(Document("test", "")) == "null\n"
+    assert json_and_csv.csv_text(Document("test", "")) == ""
+    assert json_and_csv.csv_text(Document("test", "", columns=("a", "b"))) == "a,b\n"
 
 
 def test_csv_reads_back_whatever_a_name_holds() -> None:
     names = ('comma, quote " and\nnewline', "x\r\ny", "a\rb", "ü µ \x1b[31m", "=1+1")
     rows = [{"name": name, "value": i, "none": None} for i, name in enumerate(names)]
-    text = data.csv_text(Document("report", "", rows=rows))
+    text = json_and_csv.csv_text(Document("report", "", rows=rows))
     assert text.startswith("name,value,none\n")
     found = list(csv.DictReader(io.StringIO(text, newline="")))
     assert [row["name"] for row in found] == [name.replace("\r", " ") for name in names]

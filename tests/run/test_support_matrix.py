@@ -12,13 +12,13 @@ import pytest
 import typer
 from rich.console import Console
 
-from attnbench.analysis.backends import support_matrix as shown
+from attnbench.analysis.backends import support_document as shown
 from attnbench.backends import BACKENDS, NOT_BY_DEFAULT, load
 from attnbench.commands.backends import backends
 from attnbench.core import gpus
 from attnbench.core.errors import UserError
-from attnbench.report import data, terminal
-from attnbench.run.support import FEATURES, PLAIN, Row, matrices_by_architecture, named_device, support_matrix
+from attnbench.report import json_and_csv, terminal
+from attnbench.run.support_matrix import FEATURES, PLAIN, Row, matrices_by_architecture, named_device, support_matrix
 
 DOCS = Path(__file__).parents[2] / "docs" / "backends.md"
 
@@ -176,8 +176,8 @@ def rendered(width: int, *names: str) -> str:
 
 def test_formats_say_the_same() -> None:
     found = shown.document([support_matrix(named_device("h100"), ["fa2", "fa4"])])
-    entries = json.loads(data.json_text(found))
-    assert list(csv.DictReader(io.StringIO(data.csv_text(found)))) == entries
+    entries = json.loads(json_and_csv.json_text(found))
+    assert list(csv.DictReader(io.StringIO(json_and_csv.csv_text(found)))) == entries
     assert len(entries) == 2 * len(FEATURES)
     assert entries[0]["capability"] == "9.0"
     assert "no fp32, only bf16 and fp16" in rendered(150, "fa2", "fa4")

@@ -13,11 +13,11 @@ import pytest
 
 from attnbench.core.case import Shape
 from attnbench.core.record import Record, Run
-from attnbench.report import data
+from attnbench.report import json_and_csv
 from attnbench.report.document import Document
 from attnbench.results.cells import cells
+from attnbench.results.export_rows import CASE_COLUMNS, COLUMNS, case_columns, dataframe, table_rows
 from attnbench.results.metrics import METRICS
-from attnbench.results.table import CASE_COLUMNS, COLUMNS, case_columns, dataframe, table_rows
 from builders import case, decode, forwards, ok, run
 
 
@@ -63,14 +63,14 @@ def test_json_is_valid_and_flat() -> None:
         raise AssertionError(constant)
 
     found = rows(run(records()))
-    assert json.loads(data.json_text(document(found)), parse_constant=refuse) == found
-    assert json.loads(data.json_text(document([]))) == []
+    assert json.loads(json_and_csv.json_text(document(found)), parse_constant=refuse) == found
+    assert json.loads(json_and_csv.json_text(document([]))) == []
 
 
 def test_csv_reads_back() -> None:
     found = cells([run(forwards())])
     frame = dataframe(found)
-    again = pandas.read_csv(io.StringIO(data.csv_text(document(list(table_rows(found))))))
+    again = pandas.read_csv(io.StringIO(json_and_csv.csv_text(document(list(table_rows(found))))))
     assert list(again.columns) == list(frame.columns) == list(COLUMNS)
     assert len(again) == 24
     assert again["tflops"].max() == pytest.approx(414.2 * 1.5)
