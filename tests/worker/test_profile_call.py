@@ -19,6 +19,7 @@ from attnbench.backends.fake import Fake
 from attnbench.backends.function import Function
 from attnbench.core.backend import Signature, Unsupported
 from attnbench.core.case import Case, Shape
+from attnbench.core.json import from_json
 from attnbench.core.machine import Device
 from attnbench.worker import profile_call
 from attnbench.worker.measure.cupti import Kernel, TracedCall, Untraceable
@@ -42,7 +43,7 @@ def measurer() -> Iterator[Any]:
 def profiled(measurer: Any, backend: Any, which: Case, trace: str | None = None) -> Profile:
     """Return a profile as it arrives in the parent, through JSON."""
     found = json.loads(json.dumps(profile_call.profile(measurer, backend, which, trace)))
-    return Profile.from_json("own", None, None, found)
+    return from_json(Profile, {**found, "backend": "own", "version": None, "trace": None})
 
 
 @pytest.mark.parametrize("direction", ["fwd", "bwd", "fwd_bwd"])

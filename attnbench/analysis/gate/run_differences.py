@@ -9,10 +9,10 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from attnbench.core.errors import UserError, did_you_mean
 from attnbench.core.record import Run
+from attnbench.results.run_setup import differing, phrase
 
 # The fields that are compared, and the name by which to expect a difference in each.
 _DEVICE = {"kind": "gpu", "name": "gpu", "memory": "gpu", "threads": "threads"}
@@ -51,13 +51,13 @@ def differences(baseline: Run, current: Run) -> list[Difference]:
     ours, theirs = baseline.environment, current.environment
     found = _of_fields(_DEVICE, ours.device, theirs.device, "device ") + _of_fields(_ENVIRONMENT, ours, theirs)
     both = {*baseline.versions} & {*current.versions}
-    backends = _changed(*({name: run.versions[name] for name in both} for run in (baseline, current)))
-    libraries = _changed({"torch": ours.torch}, {"torch": theirs.torch}) | _changed(ours.packages, theirs.packages)
+    backends = differing(*({name: run.versions[name] for name in sorted(both)} for run in (baseline, current)))
+    libraries = differing(*({"torch": on.torch, **dict(sorted(on.packages.items()))} for on in (ours, theirs)))
     for library, pair in libraries.items():
         users = [name for name, own in backends.items() if name != library and _is_of(own, pair)]
-        found.append(Difference((library, *users), _phrase(library, *pair)))
+        found.append(Difference((library, *users), phrase(library, *pair)))
     known = {name for d in found for name in d.names}
-    found += [Difference((name,), _phrase(name, *pair)) for name, pair in backends.items() if name not in known]
+    found += [Difference((name,), phrase(name, *pair)) for name, pair in backends.items() if name not in known]
     return found + _of_fields(_POLICY, baseline.policy, current.policy)
 
 
@@ -88,21 +88,10 @@ def _is_of(backend: tuple[str, str], library: tuple[str | None, str | None]) -> 
     return all(names(text, version) for text, version in zip(backend, library, strict=True))
 
 
-def _changed(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
-    """Return name -> (version before, version after) of the names whose versions differ; None: not there."""
-    pairs = {name: (before.get(name), after.get(name)) for name in sorted({*before, *after})}
-    return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
-
-
 def _of_fields(names: Mapping[str, str], ours: object, theirs: object, prefix: str = "") -> list[Difference]:
     """Return the differences in some fields of two objects. `names`: field -> the name by which to expect it."""
     return [
-        Difference((name,), _phrase(prefix + field, getattr(ours, field), getattr(theirs, field)))
+        Difference((name,), phrase(prefix + field, getattr(ours, field), getattr(theirs, field)))
         for field, name in names.items()
         if getattr(ours, field) != getattr(theirs, field)
     ]
-
-
-def _phrase(what: str, before: object, after: object) -> str:
-    was, now = ("not there" if value in (None, "") else f"{value}" for value in (before, after))
-    return f"{what} was {was} and is {now}"
