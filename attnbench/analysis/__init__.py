@@ -1,1 +1,1 @@
-"""One folder a question about results: each computes an answer and says it."""
+"""The analyses behind the commands, one folder each: it computes the answer and builds its document."""

@@ -1,5 +1,5 @@
-"""One file a command: its options, one call, what it prints. Heavy imports stay inside, so that each starts at once.
+"""One file for each command: its options, one call, what it prints. Heavy imports stay inside: each starts fast.
 
 options.py   the options that choose what to measure, which `run` and `ab` share
-shared.py    what several do: read run files, tell what goes on, write a text
+shared.py    what several share: read run files, tell what goes on, write a text
 """

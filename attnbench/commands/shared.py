@@ -1,4 +1,4 @@
-"""What several commands do: read run files, tell what goes on, check a word, write a text."""
+"""What several commands share: read run files, tell what goes on, check a word, write a text."""
 
 from __future__ import annotations
 

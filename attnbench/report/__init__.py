@@ -1,1 +1,1 @@
-"""Documents and their renderers, one a format; export/ has the formats of other tools, progress/ shows what goes on."""
+"""Documents and their renderers, one for each format; export/ has other tools' formats, progress/ shows progress."""

@@ -1,4 +1,4 @@
-"""What text has in place of a drawing: marks beside figures, bars and step functions as rows of characters."""
+"""Drawings made of characters, for terminal and markdown: marks beside figures, bars, and step functions."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def printable(text: str) -> str:
 
 
 def bar(entry: Bar, width: int, *, utf: bool) -> str:
-    """Return a bar on an axis of `width` characters, in halves of one, at least a half long."""
+    """Return a bar on an axis of `width` characters. Its ends are exact to half a character, or to one in ASCII."""
     first = min(2 * width - 1, round(2 * width * entry.start))
     last = max(first + 1, min(2 * width, round(2 * width * entry.end)))
     if not utf:
@@ -32,7 +32,7 @@ def bar(entry: Bar, width: int, *, utf: bool) -> str:
 
 
 def heights(entry: Steps, width: int, *, utf: bool) -> str:
-    """Return the largest height of each of `width` parts of a step function; what is above 0 is never nothing."""
+    """Return a character for each of `width` parts of a step function, by the largest height in it; only 0 is blank."""
     levels = _UTF_HEIGHTS if utf else _ASCII_HEIGHTS
     text = ""
     for column in range(width):

@@ -38,7 +38,7 @@ class Figure:
 
     digits: str
     aside: str = ""
-    best: bool = False  # of its competitors
+    best: bool = False  # whether it is the best of those that it competes with
     held_down: bool = False  # the clock was below its best
     memory_bound: bool = False  # the aside is the share of the roofline
 
@@ -201,9 +201,9 @@ class Section:
 class Document:
     """What a command shows, in the order in which it is read; a terminal shows the verdict last, others first."""
 
-    command: str  # "report": who made it
+    command: str  # the command that made it, such as "report"
     title: str  # of a page, and of a comment
-    answer: tuple[str, ...] = ()  # sentences that say it all
+    answer: tuple[str, ...] = ()  # the result in a few sentences
     machines: tuple[Machine, ...] = ()
     lead: tuple[Block, ...] = ()  # before the tables: how it was measured, what was refused
     blocks: tuple[Block, ...] = ()
@@ -215,5 +215,5 @@ class Document:
     page: Charts | None = None  # figures, and a table to sort and filter, for a page
     appendix: tuple[Section, ...] = ()
     data: Any = None  # the same for programs, as JSON has it
-    rows: Sequence[Mapping[str, Any]] = field(default=(), repr=False)  # of CSV: one mapping a line, with equal keys
+    rows: Sequence[Mapping[str, Any]] = field(default=(), repr=False)  # of CSV: mappings with equal keys
     columns: Collection[str] = ()  # the keys of `rows`, needed where there may be no rows

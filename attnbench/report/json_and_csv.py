@@ -11,7 +11,7 @@ from attnbench.report.document import Document
 
 
 def json_text(document: Document) -> str:
-    """Return `document.data` as JSON; of a list of mappings one a line. What is not known is null."""
+    """Return `document.data` as JSON; a list has one mapping on each line. What is not known is null."""
     data = to_json(document.data)
     if isinstance(data, list):
         lines = ",\n".join(json.dumps(row, allow_nan=False) for row in data)

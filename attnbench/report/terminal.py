@@ -117,7 +117,7 @@ class _Writer:
         return Text().join(self.styled(span.text, _STYLES[span.style]) for span in line)
 
     def wrapped(self, text: Text, indent: int = 0, start: Text | None = None) -> None:
-        """Print text between words; `start` stands before the first line, and spaces before the others."""
+        """Print text wrapped between words; `start` stands before the first line, and spaces before the others."""
         start = start or Text()
         indent += len(start)
         for i, line in enumerate(text.wrap(self.console, max(20, min(self.width, PROSE) - indent))):
@@ -225,7 +225,7 @@ class _Writer:
     # Grids of figures, whose columns stand in line over all grids of a metric.
 
     def titled(self, title: str, style: str, details: str, details_style: str) -> None:
-        """Print both side by side where they fit, else below each other."""
+        """Print a title and its details on one line where they fit, else below each other."""
         parts = [(title, style), (details, details_style)]
         for line in [parts] if len(title) + 2 + len(details) <= self.width else [[part] for part in parts]:
             self.paragraph(*line)

@@ -1,1 +1,1 @@
-"""Run files, and what is derived of them: records, metrics, cells."""
+"""Run files, and what is derived from them: records, metrics, cells."""

@@ -94,7 +94,7 @@ def lengths_differ(case: Case) -> bool:
 
 
 def lengths(case: Case) -> str:
-    """16k, or 1x16k for one query on 16k keys."""
+    """Return the length as "16k", or as "1x16k" for one query on 16k keys."""
     keys = format_size(case.shape.seqlen_k)
     return f"{format_size(case.shape.seqlen_q)}x{keys}" if lengths_differ(case) else keys
 

@@ -115,7 +115,8 @@ class Cell:
     def latency_interval(self) -> tuple[float, float] | None:
         """The 95 % interval of the median latency over that median, as (low, high); None where there is none.
 
-        Of the samples of one round, or of the rounds' medians where there are several (stats.median_interval).
+        It is computed from the samples of one round, or from the rounds' medians where there are several
+        (stats.median_interval).
         """
         rounds = [row.ordered_samples for row in self.ok if row.samples]
         values = [stats.median(found) for found in rounds] if len(rounds) > 1 else rounds[0] if rounds else ()

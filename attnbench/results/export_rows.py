@@ -1,4 +1,4 @@
-"""Cells as a table for other programs: a row a cell and round, the case's fields in columns, every metric in its unit.
+"""Cells as a table for other programs: one row for each cell and round; columns are the case's fields and all metrics.
 
 Seconds, bytes, hertz, watts, joules and fractions are not scaled; tflops is TFLOP/s and gbps GB/s. What is not known is
 None.
@@ -36,7 +36,7 @@ def case_columns(case: Case) -> dict[str, Any]:
 
 
 def table_rows(cells: Iterable[Cell]) -> Iterator[dict[str, Any]]:
-    """Yield one mapping a cell and round, each with the keys of COLUMNS, in their order."""
+    """Yield one mapping for each cell and round, each with the keys of COLUMNS, in their order."""
     for cell in cells:
         shared = case_columns(cell.case)
         for row in cell.rows:

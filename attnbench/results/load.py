@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 class Results:
     """What some run files hold.
 
-    runs: one a file, each with its records and their raw samples, in seconds, bytes and hertz.
+    runs: one for each file, with its records and their raw samples, in seconds, bytes and hertz.
     cells: each case on each backend and device, with all its rounds; `cell.value("tflops")` is a metric's median over
         the rounds, `cell.rows[0].samples` are seconds of single calls.
     problems: what is wrong with single lines of the files, which were left out.
@@ -34,7 +34,7 @@ class Results:
     problems: tuple[str, ...] = ()
 
     def table(self) -> pandas.DataFrame:
-        """Return a row a cell and round: the case's fields, how it ended, and every metric in its unit.
+        """Return one row for each cell and round: the case's fields, how it ended, and every metric in its unit.
 
         `table().attrs["units"]` maps each metric to its unit, "" for a ratio. `attnbench report -m help` explains them.
         """

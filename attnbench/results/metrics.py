@@ -47,8 +47,8 @@ class Metric:
     doc: str
     formula: Formula
     format: Callable[[float], str]  # 3 significant digits; with a unit of its own where the prefix adapts
-    clocked: bool = False  # moves with the GPU's clock
-    whole: bool = False  # counts something: a whole number
+    clocked: bool = False  # whether it depends on the GPU's clock
+    whole: bool = False  # whether it is a count, so a whole number
 
     @property
     def heading(self) -> str:

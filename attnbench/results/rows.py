@@ -55,8 +55,10 @@ class Source:
         return self._rates[dtype]
 
     def eager_seconds(self, case: Case, number: int) -> float | None:
-        """Return eager's latency on a case: of that round, so that a clock that drifted between rounds cancels, else
-        the median of all rounds."""
+        """Return eager's latency on a case in round `number`, else the median of all rounds; None without any.
+
+        Within one round, a clock that drifted between rounds cancels.
+        """
         rounds = self.eager.get(case)
         return rounds.get(number, stats.median([*rounds.values()])) if rounds else None
 
@@ -65,7 +67,7 @@ def mean(values: Sequence[float]) -> float:
     return math.fsum(values) / len(values)
 
 
-# How the samples of a measurement become one value; the median of all others.
+# How the samples of a measurement become one value. A measurement that is not named here gives their median.
 ONE_VALUE: Mapping[str, Callable[[Sequence[float]], float]] = {
     "memory_peak": max,
     "memory_driver": max,
@@ -106,8 +108,11 @@ class Row:
 
     @cached_property
     def uses_span(self) -> bool:
-        """Whether the kernels' span stands in place of the events' reading: where that is under 100 us and CUPTI saw
-        the same launches, as events hold a launch gap of 1 to 4 us that is none of the kernels' work."""
+        """Whether the latency is the kernels' span instead of the events' reading.
+
+        It is where events read under 100 us and CUPTI saw the same launches: events include a launch gap of 1 to 4 us,
+        which is no work of the kernels.
+        """
         if self.record.timer != "events" or not self.measured("span"):
             return False
         time = self.one_value("time")

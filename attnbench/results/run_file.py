@@ -1,4 +1,4 @@
-"""Run files: results/*.jsonl, one line for the run, then one line a record, flushed as it is made.
+"""Run files: results/*.jsonl, one line for the run, then one for each record, flushed as it is made.
 
 So an interrupted run is a shorter run. A truncated last line, as a crash leaves it, is dropped; a damaged line
 elsewhere is reported with its number and the rest is read.
@@ -134,7 +134,10 @@ def _lock(path: Path, file: IO[bytes]) -> None:
 
 
 def read(path: Path) -> tuple[Run, list[str]]:
-    """Return a run and what is wrong with its file, one phrase a line. Raises UserError when it is no run file."""
+    """Return a run and what is wrong with its file, one phrase for each damaged line.
+
+    Raises UserError when it is no run file.
+    """
     try:
         content = path.read_bytes()
     except OSError as error:

@@ -38,7 +38,7 @@ def differing(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> dict[str, t
 
 
 def differences(one: Run, other: Run) -> list[str]:
-    """Return what differs between the setups of two runs, a phrase each: "driver was 580.82 and is 590.10"."""
+    """Return what differs between the setups of two runs, each as a phrase: "driver was 580.82 and is 590.10"."""
     return [phrase(name, *values) for name, values in differing(setup(one), setup(other)).items()]
 
 

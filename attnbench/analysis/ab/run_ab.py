@@ -31,7 +31,7 @@ from attnbench.run.workers import WorkerPool, closing_workers
 
 @dataclass(frozen=True)
 class Request:
-    """What a person asked for."""
+    """The options of `attnbench ab`."""
 
     a: str
     b: str
@@ -47,7 +47,11 @@ class Request:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How an A/B ended: without a judgement before a pair of turns was measured, without paths before anything was."""
+    """How an A/B ended.
+
+    `judgement` is None where it was stopped before anything could be judged. `paths` is empty where the builds differ
+    in more than what is under test, so that nothing was measured.
+    """
 
     judgement: judge.Judgement | None
     paths: tuple[Path, ...] = ()

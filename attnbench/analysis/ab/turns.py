@@ -23,7 +23,7 @@ LABELS = ("A", "B")
 
 
 class Watcher(Protocol):
-    """What is told of an A/B while it is measured; report/progress/ab_progress.py shows it to a person."""
+    """Receives the events of an A/B while it is measured; report/progress/ab_progress.py shows it to a person."""
 
     def say(self, text: str) -> None:
         """Take note of what goes on before the first turn."""

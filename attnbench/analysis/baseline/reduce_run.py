@@ -24,7 +24,7 @@ KEPT = frozenset(
 
 
 def reduced(run: Run) -> Run:
-    """Return the run as a baseline, of each job the last record."""
+    """Return the run as a baseline, with the last record of each job."""
     latest = {r.id: r for r in run.records}.values()
     ordered = sorted(latest, key=lambda r: (case_names.backend_rank(r.backend), case_names.case_rank(r.case), r.round))
     device = replace(run.environment.device, matmul={}, copy=None)  # measured for forecasts, different in every run

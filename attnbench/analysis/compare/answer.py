@@ -59,12 +59,12 @@ def ratio_text(ratio: Ratio | None) -> str:
 
 
 def ratio_digits(value: float) -> str:
-    """Return three decimals near 1, else three significant digits."""
+    """Return a ratio as text: with three decimals near 1, else with three significant digits."""
     return f"{value:.3f}" if 0.9 <= value < 1.1 else digits(value)
 
 
 def _fastest(ratios: Sequence[tuple[Ratio, str]], home: str) -> str:
-    """Return who is fastest, with those that were not shown to be slower."""
+    """Return the beginning of a sentence that names the fastest machine, and those not shown to be slower than it."""
     everyone = sorted([*ratios, (EXACTLY_ONE, home)], key=lambda pair: -pair[0].value)
     first, label = everyone[0]
     level = [label for ratio, label in everyone if _no_difference_shown(first, ratio)]
@@ -83,7 +83,10 @@ def _over(c: Comparison) -> str:
 
 
 def _same_backends(c: Comparison, other: Machine) -> str:
-    """Return the ratio with the same backends, where a machine's fastest is not on the other and so counts too."""
+    """Return a sentence with the ratio for the same backends on both machines.
+
+    It is "" unless a fastest backend of one machine is missing on the other, and this changes the ratio noticeably.
+    """
     home = c.reference
     fastest, same = c.whole.fastest[other.label], c.whole.same[other.label]
     lacking = any(
@@ -97,7 +100,7 @@ def _same_backends(c: Comparison, other: Machine) -> str:
 
 
 def _extremes(groups: Sequence[Group], label: str) -> str:
-    """Return the groups of cases in which a machine gains least and most."""
+    """Return a sentence on the groups of cases in which a machine gains least and most; "" where none differs."""
     ranked = sorted((group.fastest[label].value, group.name) for group in groups)
     if len(ranked) < 2 or all(_no_difference_shown(group.fastest[label]) for group in groups):
         return ""
@@ -106,7 +109,7 @@ def _extremes(groups: Sequence[Group], label: str) -> str:
 
 
 def _best(what: str, amounts: Mapping[str, float | None], unit: str) -> str:
-    """Return which machine gives most of something, if two have a figure of it."""
+    """Return a sentence on the machine that gives most of `what`; "" unless two machines have a figure of it."""
     ranked = sorted(((amount, label) for label, amount in amounts.items() if amount), reverse=True)
     if len(ranked) < 2:
         return ""

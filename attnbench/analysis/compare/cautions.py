@@ -33,7 +33,7 @@ def cautions(c: Comparison) -> list[Caution]:
 
 
 def _intervals(c: Comparison) -> list[Caution]:
-    """Return what the intervals are from, and so what they leave out."""
+    """Return a caution that says what the intervals are computed from, and what they therefore leave out."""
     ratios = (*c.overall.values(), *c.whole.fastest.values(), *c.whole.same.values())
     sources = {source for ratio in ratios if ratio for source in ratio.sources}
     single = [m for m in c.machines if any(len(rounds) == 1 for rounds in m.log_latencies.values())]
@@ -133,7 +133,7 @@ def _clocks_held_down(c: Comparison) -> Iterator[Caution]:
 
 
 def _spans_and_events(c: Comparison) -> Iterator[Caution]:
-    """Yield how many cases have the kernels' span as latency on one GPU, and on another what CUDA events read."""
+    """Yield a caution that counts the cases whose latency is the kernels' span on one GPU, by events on another."""
     gpus = [machine for machine in c.machines if machine.is_gpu]
     mixed = sum(len({m.cells[m.fastest[case]].uses_span for m in gpus}) > 1 for case in c.cases)
     if mixed:
@@ -144,7 +144,7 @@ def _spans_and_events(c: Comparison) -> Iterator[Caution]:
 
 
 def _no_power(c: Comparison) -> Iterator[Caution]:
-    """Yield which GPUs have no figure of their power."""
+    """Yield a caution that names the GPUs without a figure of their power."""
     without = [machine.label for machine in c.machines if machine.is_gpu and not c.efficiency[machine.label].watts]
     if without:
         yield Caution(

@@ -20,7 +20,7 @@ from attnbench.results.run_setup import setup_texts
 
 @dataclass(frozen=True)
 class Efficiency:
-    """What one machine gives over the cases that all machines have; None where it is not known."""
+    """The efficiency of one machine over the cases that all machines have; None stands for what is not known."""
 
     tflops_geomean: float
     utilization: float | None  # share of the datasheet's peak
@@ -29,7 +29,7 @@ class Efficiency:
 
 
 def efficiency(machine: Machine, cases: Sequence[Case], with_power: Sequence[Case]) -> Efficiency:
-    """Return the geometric means over the cases; those of power are over `with_power` (cases_with_power)."""
+    """Return the geometric means over the cases; those of power are over `with_power`, from cases_with_power()."""
     shares = [machine.cells[machine.fastest[case]].value("utilization") for case in cases]
     readings = [found for case in with_power if (found := _sustained(machine, case))]
     return Efficiency(

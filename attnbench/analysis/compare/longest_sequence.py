@@ -38,9 +38,12 @@ class LongestSequence:
 
 
 def longest_sequences(machines: Sequence[Machine]) -> list[LongestSequence]:
-    """Return them in the order of a report. A length fits if it fits with any mask, number of heads or batch."""
+    """Return the longest sequences in the order of a report.
+
+    A length fits if it fits with any mask, number of heads or batch.
+    """
     several_dtypes = len({case.dtype for machine in machines for case, _ in machine.cells}) > 1
-    kinds: dict[tuple[Any, ...], dict[str, list[Cell]]] = {}  # rank of backend, head dimension and pass -> label
+    kinds: dict[tuple[Any, ...], dict[str, list[Cell]]] = {}  # rank of a row -> label -> cells
     for machine in machines:
         for (case, backend), cell in machine.cells.items():
             headdims = case.shape.headdim, case.shape.headdim_v

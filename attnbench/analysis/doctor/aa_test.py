@@ -44,9 +44,9 @@ class AATest:
     """What an A/A test read, and what happened on the machine meanwhile."""
 
     backend: str
-    seconds: float  # that it took
+    seconds: float  # how long the test took
     cases: tuple[CaseReadings, ...]
-    failed: Record | None = None  # the job that ended it
+    failed: Record | None = None  # the job whose failure ended the test
     limits: tuple[str, ...] = ()  # what held the clock down
     others: tuple[str, ...] = ()  # other processes that computed on the GPU
     ecc_errors: int = 0
@@ -86,7 +86,7 @@ def run_aa_test(
     say: Callable[[str], None],
     clock: Callable[[], float] = time.monotonic,
 ) -> AATest:
-    """Measure the cases in turns for about so many seconds, by the workers PAIR of the pool, which run the backend.
+    """Measure the cases in turns for about so many seconds, by the pool's two workers PAIR, which both run the backend.
 
     Turns come in pairs, so that the effect of going first or second cancels, and another pair follows while it fits the
     time. Where MIN_TURNS of all cases do not fit, only the first case goes on. The first job that is not ok ends the

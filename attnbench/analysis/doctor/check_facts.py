@@ -98,7 +98,7 @@ def _instruments(instruments: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def facts_of_aa_test(test: AATest) -> dict[str, Any]:
-    """Return the facts of an A/A test: what happened meanwhile, where its processes differ, and what it can tell."""
+    """Return the facts of an A/A test: what happened meanwhile, how its processes differ, and what it can resolve."""
     facts: dict[str, Any] = {"backend": test.backend, "rounds": ROUNDS}
     if test.failed:
         failure = f"{case_label(test.failed.case)} ended as {test.failed.status}: {test.failed.reason}"

@@ -63,7 +63,7 @@ def judge(facts: Mapping[str, Any]) -> list[Finding]:
 
 
 ok, warning, unfit = partial(Rule, "ok"), partial(Rule, "warning"), partial(Rule, "unfit")
-NOT_TOLD = ok("not told here", when=None)  # of a fact that is None, where a check has no rule for that
+NOT_TOLD = ok("not told here", when=None)  # for a fact that is None, where the check has no rule for it
 CLOCK = "{clock:.0f} of {clock_max:.0f} MHz while next to nothing runs"
 HEAT = "{temperature:.0f} C while next to nothing runs, {temperature_margin:.0f} below where the clock is lowered"
 LIMITS = "{limits}, while next to nothing runs"

@@ -86,7 +86,7 @@ def sentence(finding: Finding) -> str:
 
 
 def _is_listed(judgement: Judgement, finding: Finding) -> bool:
-    """Return whether a reader must see it: what changed, and what keeps the gate from passing.
+    """Return whether a reader must see a finding: what changed, and what keeps the gate from passing.
 
     The cells for which an A/B had no time are one note of the judgement, not a row each.
     """

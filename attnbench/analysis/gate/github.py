@@ -17,7 +17,7 @@ LIMIT = 10
 
 
 def workflow_commands(judgement: Judgement) -> str:
-    """Return one line an annotation: errors, warnings, and the verdict as a notice."""
+    """Return one line for each annotation: errors, warnings, and the verdict as a notice."""
     errors = [("not comparable", f"{d.what}; if that is meant: {d.remedy}") for d in judgement.refused]
     errors += [(f.name, sentence(f)) for f in judgement.findings if judgement.exit_code_of(f) == EXIT_REGRESSION]
     unsettled = [f for f in judgement.findings if judgement.exit_code_of(f) == EXIT_INCONCLUSIVE]

@@ -1,4 +1,4 @@
-"""One value a round of each metric that a gate compares, measured in the same way on both sides."""
+"""One value for each round and metric that a gate compares, measured in the same way on both sides."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from attnbench.core.formats import digits, duration, percent, size, times
 from attnbench.core.text import count
 
 Figure = tuple[str, str, str]  # label, value, what it means
-LEAST_OVERHEAD = 0.01  # of the latency, of tracing; less is noise
+LEAST_OVERHEAD = 0.01  # of tracing, as a share of the latency; less is noise
 STANDARD = ("eager", "sdpa-math")  # attention that writes its scores to memory
 COMPARED = {  # labels of the figures that backends are compared by, and what a comparison calls them
     "latency": "latency",
@@ -46,7 +46,7 @@ def sentences(outcome: Outcome) -> list[str]:
 
 
 def figures(profile: Profile, roofline: Roofline | None) -> Iterator[Figure]:
-    """Yield the figures of a profile, those that are known."""
+    """Yield those figures of a profile that are known."""
     yield "latency", duration(profile.latency), _method(profile)
     if profile.spans:
         yield from _spans(profile)

@@ -31,7 +31,7 @@ from typing import Any
 from attnbench.run.process import child_environment, isolated_command
 
 READ, WRITTEN = "dram__bytes_read.sum", "dram__bytes_write.sum"
-MARK = "spin_kernel"  # that ncu_launch.py launches before and after the call, between it and the reads of a buffer
+MARK = "spin_kernel"  # ncu_launch.py launches it before and after the call, to tell the kernels of the call from others
 UNITS = {"byte": 1.0, "kbyte": 1e3, "mbyte": 1e6, "gbyte": 1e9}
 TIMEOUT = 300.0  # seconds; ncu takes some 20 to start
 
@@ -63,7 +63,7 @@ class Traffic:
 
     kernels: tuple[KernelTraffic, ...]
     left: float  # bytes that the call left in L2, written back after it
-    passes: int = 1  # that ncu needed; with more than 1 the later ones may have found operands in L2
+    passes: int = 1  # how many ncu needed; with more than 1 the later ones may have found operands in L2
 
     @property
     def read(self) -> float:

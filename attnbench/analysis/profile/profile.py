@@ -68,16 +68,16 @@ class Profile:
     l2: str
     times: tuple[float, ...]
     first_call: float
-    memory_peak: int  # that one call adds
+    memory_peak: int  # bytes that one call adds
     ceilings: Mapping[str, float] = field(default_factory=dict)  # "matmul" in FLOP/s and "copy" in bytes/s, just before
     version: str | None = None
     wrong: str | None = None  # why its results, or what ran, are not what they should be
     limits: tuple[str, ...] = ()
     host_bound: bool = False
     enqueue: tuple[float, ...] = ()  # what the host takes to launch one call
-    what: str = "kernels"  # that `activities` are, or "operators"
+    what: str = "kernels"  # what `activities` are: "kernels" or "operators"
     activities: tuple[Activity, ...] = ()
-    length: float = 0.0  # of the call whose `activities` these are
+    length: float = 0.0  # seconds of the call that `activities` belong to
     spans: tuple[float, ...] = ()  # of all traced calls, by CUPTI
     traced: tuple[float, ...] = ()  # what CUDA events read of the same calls
     memory: tuple[tuple[float, float], ...] = ()  # (seconds into that call, bytes allocated from then on)

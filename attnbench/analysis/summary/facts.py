@@ -15,7 +15,7 @@ from attnbench.results.cells import Cell
 from attnbench.results.rows import Row
 
 OUTSIDE, OUTSIDE_SHARE = 64 * 2**20, 0.05  # bytes, and of the peak: less may be code that was loaded
-SLOWED, GAP_GROWS = 0.02, 0.3e-6  # by tracing: a share of the call, and seconds that the launch gap may grow
+SLOWED, GAP_GROWS = 0.02, 0.3e-6  # what tracing may add: a share of the call, and seconds of its launch gap
 NAMES = {"graph": "CUDA graph replay", "cupti": "CUPTI"}
 
 
@@ -116,7 +116,7 @@ def _ratio(cell: Cell, instrument: str) -> float | None:
 
 
 def _events(cell: Cell) -> float:
-    """Return the seconds that events read where the instruments took turns."""
+    """Return the median of what CUDA events read in a cross-check, in which the instruments take turns; in seconds."""
     return stats.median([v for row in cell.rows for v in row.measured("turns_events")])
 
 
@@ -132,7 +132,7 @@ def _outside(cells: Sequence[Cell]) -> Iterator[Caution]:
 
 
 def _outside_of(cell: Cell) -> float | None:
-    """Return the bytes that the driver saw over torch's peak, where that is more than code that was loaded."""
+    """Return the bytes that the driver saw beyond torch's peak; None where loaded code may explain them."""
     driver, peak = cell.value("memory_driver"), cell.value("memory_peak")
     if driver is None or peak is None or cell.run.environment.device.kind != "cuda":
         return None
@@ -140,7 +140,7 @@ def _outside_of(cell: Cell) -> float | None:
 
 
 def _interpreters(cells: Iterable[Cell]) -> Iterator[Caution]:
-    """Which Python ran a backend, where it was not attnbench's own."""
+    """Yield a line for each Python, other than attnbench's own, that ran backends."""
     found: dict[str, dict[str, None]] = {}
     for cell in cells:
         if python := cell.run.interpreters.get(cell.backend):
@@ -162,7 +162,7 @@ def _said(cells: Sequence[Cell]) -> Iterator[Caution]:
 
 
 def _groups(cells: Sequence[Cell]) -> list[tuple[str, list[Cell]]]:
-    """Cells by backend, and by device where there are several."""
+    """Return (label, cells) by backend, and by device where there are several."""
     several = len({c.device for c in cells}) > 1
     groups: dict[tuple[str, str], list[Cell]] = {}
     for cell in cells:
@@ -172,7 +172,7 @@ def _groups(cells: Sequence[Cell]) -> list[tuple[str, list[Cell]]]:
 
 
 def _by_backend(cells: Sequence[Cell], value: Callable[[Cell], float | None]) -> list[tuple[str, list[float]]]:
-    """The values of each backend's cells, where there are any."""
+    """Return (label, values) of the groups of _groups() in which a cell has a value."""
     found = [(label, [v for c in group if (v := value(c)) is not None]) for label, group in _groups(cells)]
     return [(label, values) for label, values in found if values]
 

@@ -10,7 +10,7 @@ from attnbench.results.case_names import case_name
 
 
 def forecast_line(run: Run) -> str | None:
-    """Return forecast against actual seconds of the jobs that ran, in one line; None where no job tells."""
+    """Return one line that compares forecast and actual seconds of the jobs that ran; None where no job has both."""
     if run.environment.device.kind == "fake":  # simulated seconds take no time
         return None
     jobs = [

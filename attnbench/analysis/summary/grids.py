@@ -28,14 +28,14 @@ COMPILED = {
 }
 CONVENTIONS = {"exact": "FLOPs: exact", "fa": "FLOPs: fa, causal counts half"}
 LINES = 500  # of the grids of a metric, after which a reader is better served otherwise
-FRAME = 5  # lines of a grid but its rows
+FRAME = 5  # lines of a grid beside its rows
 ALL_SHOWN = "attnbench report --all shows every one, -f csv and -f json have every cell, fewer run files make fewer."
-ABREAST = 9  # backends that are columns; more are rows
+ABREAST = 9  # with more backends than this they are rows instead of columns
 
 
 @dataclass(frozen=True)
 class _Axis:
-    value: Callable[[Cell], Any]  # sorts
+    value: Callable[[Cell], Any]  # the value of a cell on this axis, by which cells are sorted
     label: Callable[[Cell], str]  # in a title; "" where a title does not need it
     short: Callable[[Cell], str] | None = None  # in a column or row, where that is not the label
 
@@ -87,10 +87,11 @@ def grids(
     memory: bool = False,
     lines: float = math.inf,
 ) -> list[Grids]:
-    """Return the grids of each metric, the error of fp8 cells, then with `memory` peak memory, condensed.
+    """Return the grids of each metric, then the error of fp8 cells, then with `memory` the peak memory.
 
     `by` is what the columns are: the backends where it is None, or, of many backends, the sequence lengths. A metric
-    that no cell has gives no grids. After so many `lines` a metric's grids end.
+    that no cell has gives no grids. A metric's grids end after about `lines` lines. The peak memory is that of the
+    plainest mask alone.
     """
     if by is None:
         by = _ROW if len({c.backend for c in cells if c.status != "skipped"}) > ABREAST else "backend"
@@ -151,7 +152,7 @@ def _with_plainest_mask(cells: Sequence[Cell]) -> list[Cell]:
 
 
 def _grids(cells: Sequence[Cell], metric: Metric, by: str, lines: float) -> tuple[list[Grid], int]:
-    """Return the grids that fit into so many lines, the first in any case; and how many do not fit."""
+    """Return grids until they have `lines` lines together, and the number of those that are left out."""
     row, column = ("backend", _ROW) if by == _ROW else (_ROW, by)
     titles = [axis for axis in _AXES if axis not in (row, column, *_IMPLIED)]
     implied = [axis for axis in _IMPLIED if axis != column]
@@ -180,7 +181,7 @@ def _split(cells: Sequence[Cell], axes: Sequence[str]) -> list[list[Cell]]:
 
 
 def _split_implied(cells: list[Cell], row: str, column: str, axes: Sequence[str]) -> list[list[Cell]]:
-    """Split cells by those of the axes that neither the row alone nor the column alone tells."""
+    """Split cells by each of the axes whose value follows neither from the row alone nor from the column alone."""
     for i, axis in enumerate(axes):
         if not (_tells(row, axis, cells) or _tells(column, axis, cells)):
             rest = axes[i + 1 :]
@@ -189,7 +190,7 @@ def _split_implied(cells: list[Cell], row: str, column: str, axes: Sequence[str]
 
 
 def _tells(known: str, axis: str, cells: Sequence[Cell]) -> bool:
-    """Whether cells alike in one axis are alike in the other."""
+    """Return whether all cells with the same value on the axis `known` have the same value on `axis`."""
     seen: dict[Any, Any] = {}
     key_of, value_of = _AXES[known].value, _AXES[axis].value
     for cell in cells:
@@ -263,7 +264,7 @@ def _title(cell: Cell, several: bool, axes: tuple[str, str]) -> str:
 
 
 def _details(cells: Sequence[Cell], row: str, column: str) -> tuple[str, list[str], list[str]]:
-    """What the title says of the implied axes, and which of them row and column labels have to name."""
+    """Return what the title says of the implied axes, and those that the labels of rows and of columns have to name."""
     told: list[str] = []
     row_extra: list[str] = []
     column_extra: list[str] = []
@@ -279,7 +280,7 @@ def _details(cells: Sequence[Cell], row: str, column: str) -> tuple[str, list[st
 
 
 def _label(cell: Cell, axis: str, extra: Sequence[str]) -> str:
-    """Return the label of a row or column: what it is of an axis, and of the implied axes that it has to name."""
+    """Return the label of a row or column: its value on `axis`, then on the implied axes that it has to name."""
     names = [(_AXES[a].short or _AXES[a].label)(cell) or f"no {a}" for a in (axis, *extra)]
     return " ".join(names)
 
@@ -291,7 +292,7 @@ def _heads(case: Case) -> str:
 
 @cache
 def _but_mask(case: Case) -> tuple[Any, ...]:
-    """All that sets tables of memory apart on a device."""
+    """Return what sets grids of memory on a device apart: all of a case but its mask, batch and lengths."""
     s = case.shape
     kind = case.dtype, s.headdim, s.headdim_v, case.direction, case_names.extras(case)
     return *kind, s.nheads, s.nheads_k, case_names.lengths_differ(case)

@@ -30,13 +30,13 @@ def machines(cells: Sequence[Cell]) -> list[Machine]:
 
 
 def _same_machine(a: Cell, b: Cell) -> bool:
-    """Whether figures of both can be compared at all; attnbench's version may differ."""
+    """Return whether two cells were measured on devices of one name, with one torch and one power limit."""
     env, other = a.run.environment, b.run.environment
     return (env.device.name, env.torch, env.power_limit_w) == (other.device.name, other.torch, other.power_limit_w)
 
 
 def _against(some: Sequence[Cell], others: Sequence[Cell]) -> list[float]:
-    """How far the latencies of the cells that both have lie apart, as a share of their mean."""
+    """Return the difference in latency of each cell that both have, as a share of the mean of the two."""
     first = {c.key: c.value("latency") for c in some}
     pairs = [(first.get(c.key), c.value("latency")) for c in others]
     return [abs(a - b) / stats.median([a, b]) for a, b in pairs if a and b]
@@ -90,7 +90,10 @@ def clock_range(cells: Sequence[Cell]) -> str:
 
 
 def _agreement(spreads: Sequence[float]) -> str:
-    """How far repeated latencies of a cell lie apart, as a share of their median: what a repetition is worth here."""
+    """Return the median, 95th percentile and maximum of spreads as text; "" for none.
+
+    A spread is how far repeated latencies of one cell lie apart, as a share of their median.
+    """
     if not spreads:
         return ""
     typical, most, worst = (percent(stats.percentile(spreads, p)) for p in (50, 95, 100))
@@ -98,7 +101,7 @@ def _agreement(spreads: Sequence[float]) -> str:
 
 
 def _ceilings(cells: Sequence[Cell]) -> str:
-    """Return what a large matmul and a large copy reached meanwhile; of several runs the median."""
+    """Return as text what a large matmul and a large copy reached during the runs; of several runs the median."""
     matmuls: dict[str, set[float]] = {}
     for cell in cells:
         if cell.rates.ceiling:

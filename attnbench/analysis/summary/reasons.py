@@ -1,4 +1,4 @@
-"""Why cells have no figure, their reasons brought together."""
+"""Why cells have no figure: the reasons of all cells, with equal ones merged."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from attnbench.results.cells import Cell
 
 
 def reasons(cells: Sequence[Cell]) -> list[Reason]:
-    """Return one reason per ending, text (numbers aside) and set of cells; backends that share all three share it."""
+    """Return one reason for each ending, text (numbers aside) and set of cases; backends alike in these share one."""
     groups: dict[tuple[str, str, str, str], list[Cell]] = {}
     every: dict[tuple[str, str], list[Cell]] = {}
     for cell in cells:

@@ -58,7 +58,7 @@ class VegaFigure:
 
     @property
     def field(self) -> str:
-        """The field of rows without which there is nothing to draw."""
+        """The field of rows that the y axis shows; a figure is drawn only if a row has it."""
         return str(self.y["field"])
 
     @property
