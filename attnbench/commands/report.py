@@ -106,7 +106,7 @@ def report(
         raise UserError(f"{given}: only --png and --svg draw a single figure; add --svg FILE or --png FILE")
     tables = {"--metric": metric, "--by": by, "--all": every or None}
     if not formats & {"table", "md"} and (given := _given(tables)):
-        raise UserError(f"{given}: of the tables only (--format table, md); everything else has every metric and cell")
+        raise UserError(f"{given}: for tables only (--format table, md); everything else has every metric and cell")
     if not results:
         raise UserError("give run files to report on, as in attnbench report results/*.jsonl")
     runs = [read(path) for path in results]

@@ -120,8 +120,8 @@ def turn_ratios(row: Row, instrument: str) -> tuple[float, ...]:
 
 @metric("Latency", "s", "lower", formats.duration, clocked=True)
 def latency(row: Row) -> float | None:
-    """Median time of one call on the device, by the run's instrument; where CUDA events read under 100 us, the
-    kernels' span by CUPTI if it was taken, as theirs holds a launch gap.
+    """Median time of one call on the device, by the run's instrument. Where CUDA events read under 100 us: the
+    kernels' span by CUPTI, if it was taken, because events include a launch gap.
     """
     return stats.median(row.ordered_samples) if row.samples else None
 
@@ -183,7 +183,7 @@ def launch_gap(row: Row) -> float | None:
 
 @metric("CPU launch overhead", "s", "lower", formats.duration)
 def enqueue(row: Row) -> float | None:
-    """Median time that the host takes to launch one call; where it exceeds the latency, users feel the host."""
+    """Median time that the host takes to launch one call; where it exceeds the latency, the host limits the speed."""
     return row.one_value("enqueue")
 
 
@@ -267,7 +267,7 @@ def memory_saved(row: Row) -> float | None:
 
 @metric("First call", "s", "lower", formats.duration)
 def first_call(row: Row) -> float | None:
-    """Preparing and the first launch by the host's clock, with what it compiles or tunes: all, with --fresh-caches."""
+    """Time of preparation and first launch, with compiling and tuning; --fresh-caches makes it compile everything."""
     return row.one_value("first_call")
 
 
@@ -368,7 +368,7 @@ def tracing(row: Row) -> float | None:
 
 @metric("Cycles", "cycles", "lower", formats.megacycles)
 def cycles(row: Row) -> float | None:
-    """Latency times the SM clock held: what a kernel takes whatever clock power and heat allowed."""
+    """Latency times the SM clock held: independent of what power and heat did to the clock."""
     seconds, held = latency(row), clock_held(row)
     return seconds * held if seconds is not None and held is not None else None
 

@@ -215,7 +215,7 @@ def _resume(request: Request, device: str, observer: RunObserver) -> Outcome:
     assert request.resume is not None
     old, problems = run_file.read(request.resume)
     if given := _not_with_resume(request):
-        raise UserError(f"--resume goes on as {request.resume} was begun; leave out {', '.join(given)}")
+        raise UserError(f"--resume uses the settings of {request.resume}; leave out {', '.join(given)}")
     if old.turns:
         raise UserError(f"{request.resume} is one half of an A/B in turns, which goes on with both only; start it anew")
     if old.reduced:

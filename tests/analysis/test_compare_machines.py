@@ -84,7 +84,7 @@ def test_the_reference_is_the_first_or_the_one_named() -> None:
     found = made(a_run(), a_run(H100), a_run(power_limit_w=500.0))
     assert reference(found, None) is found[0]
     assert reference(found, "h100") is found[1]
-    with pytest.raises(UserError, match="stands for H200 700 W and H200 500 W"):
+    with pytest.raises(UserError, match="fits several machines: H200 700 W and H200 500 W"):
         reference(found, "H200")
     with pytest.raises(UserError, match='did you mean "H200 500 W"'):
         reference(found, "H200 550 W")

@@ -55,7 +55,7 @@ def test_an_axis_with_several_values_is_named(axes: dict[str, str], said: str) -
 @pytest.mark.parametrize(
     ("options", "more", "said"),
     [
-        ({}, {}, "--backend: which one?"),
+        ({}, {}, "--backend is missing"),
         ({"backends": ["eager"]}, {"device": "tpu"}, "--device: 'tpu'"),
         ({"backends": ["fake"]}, {"device": "fake"}, "nothing to profile"),
         ({"backends": ["eagre"]}, {}, 'did you mean "eager"?'),

@@ -14,7 +14,7 @@ def answered(*runs: Run) -> tuple[str, ...]:
 
 def test_cells_by_their_ending_and_the_fastest_backends() -> None:
     assert answered(run(forwards())) == (
-        "24 cells: 17 measured, 6 skip, 1 WRONG.",
+        "24 cells: 17 measured, 6 skipped, 1 wrong.",
         "Fastest of 4 cases: sdpa-cudnn in 4.",
     )
 
@@ -30,7 +30,7 @@ def test_rounds_and_runs_are_counted() -> None:
     rounds = run([ok(case(), "triton", 300.0, round=i) for i in range(3)])
     assert answered(rounds) == ("1 cell in 3 rounds: 1 measured.",)
     other = run([ended(case(2048), "triton", "oom", "out of memory")])
-    assert answered(rounds, other) == ("2 cells in 3 rounds from 2 runs: 1 measured, 1 OOM.",)
+    assert answered(rounds, other) == ("2 cells in 3 rounds from 2 runs: 1 measured, 1 oom.",)
 
 
 def test_nothing_measured() -> None:

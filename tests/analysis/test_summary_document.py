@@ -33,7 +33,7 @@ def _plain_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 WIDE = """\
-24 cells: 17 measured, 6 skip, 1 WRONG.
+24 cells: 17 measured, 6 skipped, 1 wrong.
 Fastest of 4 cases: sdpa-cudnn in 4.
 
 NVIDIA H200  140 GiB, 700 W, driver 580.82, torch 2.11.0+cu130, CUDA 13.0, suite quick, 2026-07-01
@@ -70,7 +70,7 @@ skip   sdpa-math (all): needs a CUDA GPU
 """
 
 NARROW = """\
-24 cells: 17 measured, 6 skip, 1 WRONG.
+24 cells: 17 measured, 6 skipped, 1 wrong.
 Fastest of 4 cases: sdpa-cudnn in 4.
 
 NVIDIA H200  140 GiB, 700 W, driver 580.82, torch

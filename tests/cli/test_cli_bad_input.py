@@ -154,8 +154,8 @@ BAD_REPORTS = {
     "run.jsonl --format=csv --format=md": "--format: csv and md cannot both be printed; write one to a file: md=FILE",
     "run.jsonl --panel=d128": "--panel: only --png and --svg draw a single figure; add --svg FILE or --png FILE",
     "run.jsonl --figure=speedup --panel= --html=page.html": "--figure and --panel: only --png and --svg draw a single",
-    "run.jsonl --all --by=dtype --format=json": "--by and --all: of the tables only (--format table, md)",
-    "run.jsonl --metric=latency --svg=x.svg": "--metric: of the tables only (--format table, md); everything else has",
+    "run.jsonl --all --by=dtype --format=json": "--by and --all: for tables only (--format table, md)",
+    "run.jsonl --metric=latency --svg=x.svg": "--metric: for tables only (--format table, md); everything else has",
     "run.jsonl --flops-convention=half": "--flops-convention: unknown 'half'; known: exact, fa",
 }
 

@@ -254,7 +254,7 @@ def test_resume_refuses_another_version_of_a_backend(tool: Tool, finished: str) 
 def test_resume_refuses_options_that_it_would_not_follow(tool: Tool, finished: str, options: tuple[str, ...]) -> None:
     tool.write("run.jsonl", finished)
     result = tool("run", "--resume", "run.jsonl", *options, code=2)
-    assert result.err.startswith("attnbench: --resume goes on as run.jsonl was begun; leave out ")
+    assert result.err.startswith("attnbench: --resume uses the settings of run.jsonl; leave out ")
 
 
 @linux

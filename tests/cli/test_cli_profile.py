@@ -54,7 +54,7 @@ def test_a_wrong_kernel(tool: Tool) -> None:
     ("args", "said"),
     [
         (("-b", "fake", "--device", "fake"), "--device fake: nothing runs on a simulated device"),
-        ((), "--backend: which one?"),
+        ((), "--backend is missing"),
         (("-b", "eager", "--seqlen", "1k,2k"), "--seqlen has 2 values (1k, 2k); a profile is of one case"),
         (("-b", "eager", "--pass", "fwd,bwd"), "--pass has 2 values"),
         (

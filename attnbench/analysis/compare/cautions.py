@@ -52,7 +52,7 @@ def _intervals(c: Comparison) -> list[Caution]:
     return [
         Caution(
             f"Intervals are 95 %{rounds} from the samples of a single round ({', '.join(m.label for m in single)}):",
-            "they know nothing of what sets one process, run or unit apart from the next. Two runs of one H200 differ "
+            "they do not include differences between processes, runs and units. Two runs of one H200 differ "
             f"by up to {percent(ONE_ROUND)} in a cell;",
             "run --rounds 5.",
         )

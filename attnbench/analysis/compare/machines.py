@@ -153,7 +153,7 @@ def reference(machines: Sequence[Machine], name: str | None) -> Machine:
     if len(fit) > 1:
         labels = [machine.label for machine in machines]
         several = " and ".join(machine.label for machine in fit)
-        raise UserError(f"--to: {name!r} stands for {several}{did_you_mean(name, labels)}")
+        raise UserError(f"--to: {name!r} fits several machines: {several}{did_you_mean(name, labels)}")
     return fit[0]
 
 

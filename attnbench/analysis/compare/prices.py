@@ -66,5 +66,5 @@ def parse_prices(options: Sequence[str], machines: Sequence[Machine]) -> dict[st
             found[machine.label] = price
     merged = {**partial, **exact}
     if len({price.per for price in merged.values()}) > 1:
-        raise UserError("--price: some are by the hour and some are to buy; give all the same way")
+        raise UserError("--price: some are by the hour and some are purchase prices; give all the same way")
     return merged

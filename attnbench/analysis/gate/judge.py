@@ -88,7 +88,7 @@ def judge(baseline: Run, current: Run, request: Request) -> Judgement:
         of_cells += ab_files.left_out(before, after)
     findings = in_order([*of_cells, *metric_findings(pairs, request.metrics, request.margins, in_turns)])
     if pairs and "cycles" in request.metrics and "cycles" not in {f.metric for f in findings}:
-        raise UserError("cycles: no cell knows the clock that was held in both runs; compare --metric latency")
+        raise UserError("cycles: no cell has a reading of the held clock in both runs; compare --metric latency")
     if not findings:
         raise UserError(f"nothing in the two runs can be compared by {', '.join(request.metrics)}")
     names = (full_name(backend, case) for side in (before, after) for case, backend in side)

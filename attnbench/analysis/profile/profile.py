@@ -128,7 +128,7 @@ def profile(
     """
     device = parse_device(device)
     if not settings.backends:
-        raise UserError("--backend: which one? As in attnbench profile -b triton --seqlen 8k, or -b eager,triton")
+        raise UserError("--backend is missing, as in attnbench profile -b triton --seqlen 8k, or -b eager,triton")
     specs = select_backends(settings.backends)
     kinds = {"auto": ("cuda", "cpu"), "cpu": ("cpu",)}.get(device, ("cuda",))
     cases = {kind: one_case(settings, kind) for kind in kinds}

@@ -17,7 +17,7 @@ def answer(cells: Sequence[Cell], runs: Sequence[Run]) -> tuple[str, ...]:
     """Return sentences that sum the report up: how many cells ended how, and which backend is fastest how often."""
     if not cells:
         return (NOTHING_MEASURED,)
-    endings = Counter(case_names.ENDINGS.get(cell.status, "measured") for cell in cells)
+    endings = Counter(cell.status if cell.status in case_names.ENDINGS else "measured" for cell in cells)
     ended = ", ".join(f"{number} {ending}" for ending, number in endings.most_common())
     rounds = max(len(cell.rows) for cell in cells)
     in_rounds = f" in {rounds} rounds" if rounds > 1 else ""

@@ -78,7 +78,7 @@ def _launch_bound(cells: Sequence[Cell]) -> Iterator[Caution]:
         yield Caution(
             f"Launch-bound: {count(len(bound), 'cell')} where the host takes longer to launch a call "
             f"than the GPU to run it ({each}).",
-            "Unless calls are captured in a CUDA graph, users feel the host there, not the kernel.",
+            "Unless calls are captured in a CUDA graph, the host limits the speed there, not the kernel.",
             "-m enqueue has the host's time by cell.",
         )
 
