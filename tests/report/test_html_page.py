@@ -294,7 +294,7 @@ def test_every_warning_and_reason_is_there() -> None:
     text = page(small())
     assert "<strong>Clock held down in 1 of 6 cells" in text
     assert "needs 512 GiB of &lt;scores&gt; &amp; more" in text
-    assert "8 cells: 6 measured, 2 skip." in text
+    assert "8 cells: 6 measured, 2 skipped." in text
     assert "Fastest of 2 cases: triton in 2." in text
 
 
