@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from attnbench.backends.base import BackendBase, autograd_prepared, scores_workspace
-from attnbench.backends.library import Limits
+from attnbench.backends.libraries import Limits
 from attnbench.backends.masks import block_mask, block_mask_workspace, visibility_mask
 from attnbench.core.backend import Prepared, Probe, Signature, Workspace
 from attnbench.core.case import Case

@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from attnbench.backends.base import Layout
-from attnbench.backends.library import Library, Limits, installed_version
+from attnbench.backends.libraries import Library, Limits, installed_version
 from attnbench.backends.masks import effective_window
 from attnbench.core.backend import Prepared, Probe, Signature, Unsupported
 from attnbench.core.case import Case

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from attnbench.backends.base import autograd_prepared
-from attnbench.backends.library import Library, Limits
+from attnbench.backends.libraries import Library, Limits
 from attnbench.backends.masks import flash_window
 from attnbench.core.backend import Prepared, Signature
 from attnbench.core.case import Case

@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from attnbench.backends.base import autograd_prepared
-from attnbench.backends.library import Library, Limits
+from attnbench.backends.libraries import Library, Limits
 from attnbench.core.backend import Prepared, Signature, Unsupported, Workspace
 from attnbench.core.case import Case
 from attnbench.core.machine import Device

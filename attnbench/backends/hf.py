@@ -15,7 +15,7 @@ from attnbench.backends.base import autograd_prepared, scores_workspace
 from attnbench.backends.compiled import TorchCompile
 from attnbench.backends.eager import eager_signature
 from attnbench.backends.fa2 import FlashAttention2
-from attnbench.backends.library import Library, Limits
+from attnbench.backends.libraries import Library, Limits
 from attnbench.backends.masks import block_mask, block_mask_workspace, effective_window, visibility_mask
 from attnbench.core.backend import Prepared, Probe, Signature, Workspace, torch_dtype
 from attnbench.core.case import Case

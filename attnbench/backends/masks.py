@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from attnbench.backends.library import flash_workspace
+from attnbench.backends.libraries import flash_workspace
 from attnbench.core.backend import Workspace
 from attnbench.core.case import Case
 

@@ -29,7 +29,7 @@ from attnbench.backends.base import (
     has_empty_rows,
     scores_workspace,
 )
-from attnbench.backends.library import Limits
+from attnbench.backends.libraries import Limits
 from attnbench.core.backend import Prepared, Signature, Unsupported, Workspace
 from attnbench.core.case import Case
 from attnbench.core.machine import Device

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from attnbench.backends.fa3 import FlashAttention3
 from attnbench.backends.fa4 import FlashAttention4
-from attnbench.backends.library import Library, flash_workspace, version_numbers
+from attnbench.backends.libraries import Library, flash_workspace, version_numbers
 from attnbench.backends.sdpa import Flash
 from attnbench.core.backend import Prepared, Probe, Signature, Workspace
 from attnbench.core.case import Case

@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, ClassVar
 
 from attnbench.backends.base import autograd_prepared
-from attnbench.backends.library import Library, Limits
+from attnbench.backends.libraries import Library, Limits
 from attnbench.backends.masks import flash_window
 from attnbench.core.backend import Prepared
 from attnbench.core.case import Case

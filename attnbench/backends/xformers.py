@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from attnbench.backends.base import autograd_prepared
 from attnbench.backends.fa3 import FlashAttention3
-from attnbench.backends.library import Library, Limits, probe_of_failed_import
+from attnbench.backends.libraries import Library, Limits, probe_of_failed_import
 from attnbench.backends.masks import effective_window
 from attnbench.core.backend import Prepared, Probe, Signature, Unsupported
 from attnbench.core.case import Case

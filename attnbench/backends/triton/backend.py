@@ -7,7 +7,7 @@ import os
 from typing import TYPE_CHECKING, ClassVar
 
 from attnbench.backends.base import BackendBase, autograd_prepared
-from attnbench.backends.library import probe_of_failed_import
+from attnbench.backends.libraries import probe_of_failed_import
 from attnbench.core.backend import Prepared, Probe, Signature, Workspace
 from attnbench.core.case import Case
 from attnbench.core.fp8 import quantize_inputs

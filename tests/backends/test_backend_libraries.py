@@ -12,7 +12,7 @@ import pytest
 
 from attnbench.backends import BACKENDS
 from attnbench.backends.fa2 import FlashAttention2
-from attnbench.backends.library import (
+from attnbench.backends.libraries import (
     Library,
     Limits,
     flash_workspace,
