@@ -7,6 +7,7 @@ one another take the cores from the other tests, and all of it lasts twice as lo
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Iterator
 
 import pytest
@@ -20,3 +21,11 @@ def _no_environments(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_DATA_HOME", str(tmp_path_factory.mktemp("data")))
         yield
+
+
+@pytest.fixture(autouse=True)
+def sigpipe_as_before() -> Iterator[None]:
+    """Restore SIGPIPE: a command that runs in this process lets a closed pipe end it, and later tests write to some."""
+    before = signal.getsignal(signal.SIGPIPE)
+    yield
+    signal.signal(signal.SIGPIPE, before)
