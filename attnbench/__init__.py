@@ -5,7 +5,7 @@ In a notebook or a script:
     import attnbench
 
     results = attnbench.load("results/*.jsonl")
-    results.table()          # a pandas DataFrame: a row a cell and round, every metric in its unit
+    results.table()          # a pandas DataFrame: a row per cell and round, every metric in its unit
     results.cells[0].value("tflops")
 
 `load` and the classes are imported when they are asked for: workers import this package too, where only torch is.

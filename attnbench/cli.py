@@ -1,4 +1,4 @@
-"""The command line: one file a command in commands/, put together here."""
+"""The command line: one file per command in commands/, put together here."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Its place puts tests/ on the path, where tests of backends find their stand-ins.
 
-Tests run one process a core. Each of them, and what it starts, computes with one thread: else threads that wait for
+Tests run one process per core. Each of them, and what it starts, computes with one thread: else threads that wait for
 one another take the cores from the other tests, and all of it lasts twice as long.
 """
 

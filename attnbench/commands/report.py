@@ -35,7 +35,7 @@ class ReportOutput(output.Output):
             "--format",
             "-f",
             metavar="FORMAT[=FILE]",
-            help="table (default), md, html; csv, json, parquet (one row a cell and round); pytest-benchmark, bmf "
+            help="table (default), md, html; csv, json, parquet (one row per cell and round); pytest-benchmark, bmf "
             "(Bencher), github-action-benchmark. Several may be given, all but one to a file: -f md=report.md.",
         ),
     ] = None

@@ -127,7 +127,7 @@ def test_it_is_a_small_run_file_without_paths_of_the_machine(tmp_path: Path) -> 
 def test_a_report_of_it_says_what_it_lacks() -> None:
     slim = reduced(run(records()))
     texts = [str(c) for c in cautions(cells([slim]), [slim])]
-    assert [t for t in texts if "a baseline keeps one value a round" in t]
+    assert [t for t in texts if "a baseline keeps one value per round" in t]
     assert not [t for t in texts if t.startswith("Few samples")]
 
 

@@ -131,7 +131,7 @@ def test_instruments_that_disagree_on_long_calls() -> None:
 
 def test_a_baseline_says_what_it_keeps() -> None:
     text = warned(ok(case(), "eager", 30.0, n=1), reduced=True)
-    assert "1 baseline among these: a baseline keeps one value a round." in text
+    assert "1 baseline among these: a baseline keeps one value per round." in text
     assert "Few samples" not in text
 
 

@@ -185,7 +185,7 @@ def _noise(runs: Runs, units: Sequence[Sequence[str]]) -> Iterator[str]:
     """Yield how much the rounds of a run differ, and the runs of a unit beyond their rounds (root mean squares)."""
     of_rounds, of_runs = [], []
     for names in units:
-        found: dict[str, list[list[float]]] = {}  # a case's latencies, a row a run
+        found: dict[str, list[list[float]]] = {}  # a case's latencies, a row per run
         for name in names:
             for cell in cells([runs[name]]):
                 latencies = [metrics.value("latency", row) or math.nan for row in cell.rows]

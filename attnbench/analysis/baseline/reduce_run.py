@@ -1,6 +1,6 @@
 """A run as a baseline: what a gate reads of each job, in an order and with figures that make small diffs.
 
-A gate takes one value a round of each metric, so one value of each measurement's samples is kept: the one from which
+A gate takes one value per round of each metric, so one value of each measurement's samples is kept: the one from which
 the metrics are derived (results/rows.py, ONE_VALUE). The spread within a round is lost; no gate reads it, and reports
 say that it is not known (the header says `reduced`). Also left out: plan, forecasts, kernels and the machine's paths.
 """

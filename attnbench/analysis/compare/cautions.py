@@ -42,7 +42,7 @@ def _intervals(c: Comparison) -> list[Caution]:
         return [
             Caution(
                 f"No intervals of what a baseline with one round measured ({', '.join(reduced)}):",
-                "it keeps one value a round, and so nothing of its noise.",
+                "it keeps one value per round, and so nothing of its noise.",
                 "Compare the run files, or run --rounds 5.",
             )
         ]

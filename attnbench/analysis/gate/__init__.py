@@ -4,7 +4,7 @@
     run_differences.py    what differs between two runs that a gate does not compare unless it is expected
     cell_states.py        cells that are missing, failing or working where they did not before
     metric_findings.py    the metrics of all other cells, decided together
-    round_values.py       one value a round of each metric
+    round_values.py       one value per round of each metric
     margins.py            how large a change must be to matter, per metric and cell
     hypothesis_tests.py   the statistics: improved, unchanged, regressed or inconclusive
     noise.py              the noise of a cell between rounds, which the other cells help to estimate

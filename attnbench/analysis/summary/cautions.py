@@ -101,7 +101,7 @@ def _incomplete(runs: Iterable[Run]) -> Iterator[Caution]:
 def _reduced(runs: Iterable[Run]) -> Iterator[Caution]:
     if baselines := [run for run in runs if run.reduced]:
         yield Caution(
-            f"{count(len(baselines), 'baseline')} among these: a baseline keeps one value a round.",
+            f"{count(len(baselines), 'baseline')} among these: a baseline keeps one value per round.",
             "Percentiles of the latency are that value, and spread within a round is not known.",
             "The run file that was saved has the samples.",
         )

@@ -17,7 +17,7 @@ COLUMNS = ("to measure", "skipped", "forecast", "longest call", "peak memory")
 
 
 def document(run: Run) -> Document:
-    """Return a line a backend and the reasons of the skips; for programs the planned jobs with their forecasts."""
+    """Return a line per backend and the reasons of the skips; for programs the planned jobs with their forecasts."""
     by_backend: dict[str, list[Job]] = {}
     for job in run.plan:
         by_backend.setdefault(job.backend, []).append(job)
