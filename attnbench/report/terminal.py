@@ -240,7 +240,7 @@ class _Writer:
         for grid in found:
             for i, name in enumerate(grid.columns):
                 entries.setdefault(name, []).extend(row[i] for _, row in grid.rows)
-        columns = {name: _GridColumn((name,), _aligned(of_name)) for name, of_name in entries.items()}
+        columns = {name: _GridColumn((name,), self.aligned(of_name)) for name, of_name in entries.items()}
         corner = max(len(text) for g in found for text in (g.corner, *(label for label, _ in g.rows)))
 
         def widest(gap: int) -> int:
@@ -264,6 +264,28 @@ class _Writer:
     def safe_grid(self, grid: Grid) -> Grid:
         rows = tuple((self.safe(label), figures) for label, figures in grid.rows)
         return replace(grid, corner=self.safe(grid.corner), columns=tuple(map(self.safe, grid.columns)), rows=rows)
+
+    def aligned(self, entries: Sequence[Figure | Ending]) -> dict[Figure | Ending, Text]:
+        """Return each entry of a column as text whose point, unit and marks are in line where its end is."""
+        figures = [entry for entry in entries if isinstance(entry, Figure)]
+        units = any(f.aside and not f.aside.endswith("%") for f in figures)  # points do not line up across units
+        fractions = {f: 0 if units else len(f.digits) - len(f.digits.partition(".")[0]) for f in figures}
+        fraction, aside = max(fractions.values(), default=0), max((len(f.aside) for f in figures), default=0)
+        held_down, memory_bound = any(f.held_down for f in figures), any(f.memory_bound for f in figures)
+        texts: dict[Figure | Ending, Text] = {}
+        for entry in entries:
+            if isinstance(entry, Ending):
+                texts[entry] = self.styled(entry.word, _ENDINGS.get(entry.word, "dim"))
+        for figure, own in fractions.items():
+            text = Text((BEST if figure.best else "") + figure.digits, "bold green" if figure.best else "")
+            text.append(HELD_DOWN if figure.held_down else "")
+            text.append(" " * (fraction - own + held_down - figure.held_down))
+            if aside:
+                text.append(" " + figure.aside.rjust(aside), "not bold green" if figure.best else "dim")
+            if memory_bound:
+                text.append(MEMORY_BOUND if figure.memory_bound else " ", "dim")
+            texts[figure] = text
+        return texts
 
     def grid_part(self, grid: Grid, part: slice, corner: int, columns: Sequence[_GridColumn], gap: str) -> None:
         """Print some of a grid's columns: their headings, a line, and the rows."""
@@ -302,29 +324,6 @@ class _GridColumn:
         separator = " " if " " in self.heading[0] else "-"
         first, found, rest = self.heading[0].partition(separator)
         return replace(self, heading=(first + separator.strip(), rest)) if found else self
-
-
-def _aligned(entries: Sequence[Figure | Ending]) -> dict[Figure | Ending, Text]:
-    """Return each entry of a column as text whose point, unit and marks are in line where its end is."""
-    figures = [entry for entry in entries if isinstance(entry, Figure)]
-    units = any(f.aside and not f.aside.endswith("%") for f in figures)  # points do not line up across units
-    fractions = {f: 0 if units else len(f.digits) - len(f.digits.partition(".")[0]) for f in figures}
-    fraction, aside = max(fractions.values(), default=0), max((len(f.aside) for f in figures), default=0)
-    held_down, memory_bound = any(f.held_down for f in figures), any(f.memory_bound for f in figures)
-    texts: dict[Figure | Ending, Text] = {}
-    for entry in entries:
-        if isinstance(entry, Ending):
-            texts[entry] = Text(entry.word, _ENDINGS.get(entry.word, "dim"))
-    for figure, own in fractions.items():
-        text = Text((BEST if figure.best else "") + figure.digits, "bold green" if figure.best else "")
-        text.append(HELD_DOWN if figure.held_down else "")
-        text.append(" " * (fraction - own + held_down - figure.held_down))
-        if aside:
-            text.append(" " + figure.aside.rjust(aside), "not bold green" if figure.best else "dim")
-        if memory_bound:
-            text.append(MEMORY_BOUND if figure.memory_bound else " ", "dim")
-        texts[figure] = text
-    return texts
 
 
 def _no_command(line: Text) -> Text:

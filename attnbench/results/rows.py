@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 
 from attnbench.core import gpus, stats
@@ -126,8 +126,3 @@ class Row:
     @cached_property
     def ordered_samples(self) -> list[float]:
         return sorted(self.samples)
-
-
-def row_of(record: Record, run: Run) -> Row:
-    """Return the row of one record by itself, without the ceilings that other records of its run measured."""
-    return Row(record, Source(replace(run, records=())))

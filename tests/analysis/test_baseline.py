@@ -24,7 +24,7 @@ from attnbench.core.record import Record, Run
 from attnbench.report import terminal
 from attnbench.results import metrics, run_file
 from attnbench.results.cells import cells
-from attnbench.results.rows import row_of
+from attnbench.results.rows import Row, Source
 from attnbench.run import run_suite as runs
 from builders import CPU, H200, case, ended, environment, job, ok, run, times
 
@@ -52,7 +52,7 @@ def records(backend: str = "triton", seqlens: Sequence[int] = (4096, 1024), **ch
 
 
 def value(metric: str, record: Record) -> float | None:
-    return metrics.value(metric, row_of(record, run([])))
+    return metrics.value(metric, Row(record, Source(run([]))))
 
 
 def short(which: Record) -> Record:

@@ -18,7 +18,7 @@ from attnbench.core.case import Case, Shape
 from attnbench.core.policy import Policy
 from attnbench.core.record import Record
 from attnbench.results import metrics, run_file
-from attnbench.results.rows import row_of
+from attnbench.results.rows import Row, Source
 from attnbench.worker import environment, inputs
 from attnbench.worker.instruments import Instruments
 from attnbench.worker.measure import cuda_graph, l2_cache
@@ -241,10 +241,11 @@ def test_a_slowdown_of_2_percent_is_measured_as_2_percent(tmp_path: Path) -> Non
     assert done.returncode == 0, done.stderr
     by: dict[str, list[Record]] = {}
     run, _ = run_file.read(out)
+    source = Source(run)
     for record in run.records:
         assert record.status == "ok", record.reason
         by.setdefault(record.backend, []).append(record)
-    latency = {name: [metrics.value("latency", row_of(r, run)) or 0.0 for r in rs] for name, rs in by.items()}
+    latency = {name: [metrics.value("latency", Row(r, source)) or 0.0 for r in rs] for name, rs in by.items()}
     held = stats.median([v for r in by["base"] for v in r.measurements["clock_held"].values])
     expected = CYCLES / held / stats.median(latency["base"])
     read = [s / b - 1 for b, s in zip(latency["base"], latency["slower"], strict=True)]

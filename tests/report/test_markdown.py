@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
+from hand_made import everywhere, line
 
 from attnbench.report import markdown
 from attnbench.report.document import (
@@ -27,10 +28,6 @@ from attnbench.report.document import (
     Table,
     Verdict,
 )
-
-
-def line(text: str) -> tuple[Span, ...]:
-    return (Span(text),)
 
 
 def blocks(*found: Block) -> str:
@@ -163,38 +160,6 @@ def test_grids() -> None:
 
 
 HOSTILE = "a|b `c` *d* _e_ [f](g) <b>~~h~~</b> \\| &lt; $x$\n\n# i\n| j |\r::error::k\x1b[31ml\x07"
-
-
-def everywhere(name: str) -> Document:
-    """A document that has a name in every place."""
-    return Document(
-        "test",
-        name,
-        answer=(name,),
-        machines=(Machine(name, name, name),),
-        lead=(Paragraphs((line(name), line(name)), name, indent=2),),
-        blocks=(
-            Table(
-                name,
-                (Column(name), Column(name)),
-                ((name, Span(name, "bad")), ((Span(name),), name)),
-                name,
-                name,
-                (name,),
-            ),
-            Grids(
-                name,
-                (Grid(name, name, name, (name,), ((name, (Figure("1", "2%"),)), (name, (Ending(name),)))),),
-                more=name,
-            ),
-            Pairs(((name, name, name),), name),
-        ),
-        reasons=(Reason(name, name, name),),
-        cautions=(Caution(name, name, name),),
-        facts=(Caution(name),),
-        notes=(line(name),),
-        verdict=Verdict(name, "bad"),
-    )
 
 
 def unescaped(text: str) -> str:

@@ -6,6 +6,7 @@ import io
 import re
 
 import pytest
+from hand_made import everywhere, line
 from rich.console import Console
 
 from attnbench.report import terminal
@@ -58,10 +59,6 @@ def coloured(document: Document, width: int = 80) -> str:
 
 def blocks(*found: Block, width: int = 80, encoding: str = "utf-8") -> str:
     return shown(Document("test", "", blocks=found), width, encoding)
-
-
-def line(text: str) -> tuple[Span, ...]:
-    return (Span(text),)
 
 
 WHOLE = Document(
@@ -367,34 +364,6 @@ def test_a_column_that_fits_nowhere_stands_alone_and_whole() -> None:
 
 HOSTILE = "a|b `c` *d* [red]e[/red] <b>\n::error title=x::boom\r\x1b[31mf\x07\x1b]0;g\x07 \ud800 _h_"
 SHOWN = "a|b `c` *d* [red]e[/red] <b> ::error title=x::boom f"
-
-
-def everywhere(name: str) -> Document:
-    """A document that has a name in every place."""
-    return Document(
-        "test",
-        name,
-        answer=(name,),
-        machines=(Machine(name, name, name),),
-        lead=(Paragraphs((line(name), line(name)), name, indent=2),),
-        blocks=(
-            Table(
-                name,
-                (Column(name), Column(name)),
-                ((name, Span(name, "bad")), ((Span(name),), name)),
-                name,
-                name,
-                (name,),
-            ),
-            Grids(name, (Grid(name, name, name, (name,), ((name, (Figure("1", "2%", best=True),)),)),), more=name),
-            Pairs(((name, name, name),), name),
-        ),
-        reasons=(Reason(name, name, name),),
-        cautions=(Caution(name, name, name),),
-        facts=(Caution(name),),
-        notes=(line(name),),
-        verdict=Verdict(name, "bad"),
-    )
 
 
 @pytest.mark.parametrize("width", [20, 60, 200])

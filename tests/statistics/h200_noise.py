@@ -32,7 +32,7 @@ import numpy as np
 from attnbench.core import stats
 from attnbench.core.record import Record, Run
 from attnbench.results import metrics, run_file
-from attnbench.results.rows import row_of
+from attnbench.results.rows import Row, Source
 
 RESULTS = Path(__file__).parents[2] / "results"
 FILES = ("20261121-030350-default-nvidia-h200.jsonl", "20261121-030731-default-nvidia-h200.jsonl")
@@ -105,7 +105,7 @@ def _pairs(a: Run, b: Run) -> list[tuple[dict[str, float], dict[str, float], boo
 
 
 def _values(record: Record, run: Run) -> dict[str, float]:
-    row = row_of(record, run)
+    row = Row(record, Source(run))
     return {name: metrics.value(name, row) or math.nan for name in ("latency", "clock_held", "first_call")}
 
 
