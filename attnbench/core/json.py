@@ -11,12 +11,12 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
-from functools import cache, partial
-from typing import Any, Literal, TypeVar, cast, get_args, get_origin, get_type_hints
+from collections.abc import Mapping, Sequence
+from functools import cache
+from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 T = TypeVar("T")
-Reader = Callable[[Any], Any]  # returns the field's value for a JSON value, or raises ValueError
+PLAIN: Mapping[Any, str] = {float: "no number", int: "no whole number", str: "no text", bool: "neither true nor false"}
 
 
 def to_json(value: Any) -> Any:
@@ -45,17 +45,11 @@ def from_json(cls: type[T], data: Mapping[str, Any]) -> T:
     """
     if not isinstance(data, Mapping):
         raise ValueError(f"{_shortened(data)} is no {cls.__name__.lower()}")
-    readers = _field_readers(cls)  # type: ignore[arg-type]
-    if getattr(cls, "strict", False) and not data.keys() <= readers.keys():
-        unknown = ", ".join(sorted(data.keys() - readers.keys()))
+    hints = _hints(cls)  # type: ignore[arg-type]
+    if getattr(cls, "strict", False) and not data.keys() <= hints.keys():
+        unknown = ", ".join(sorted(data.keys() - hints.keys()))
         raise ValueError(f"a newer attnbench's {cls.__name__.lower()}, with {unknown}")
-    values = {}
-    for name, value in data.items():
-        if name in readers:
-            try:
-                values[name] = readers[name](value)
-            except ValueError as error:
-                raise ValueError(f"{name}: {error}") from None
+    values = {name: _read_at(name, hints[name], value) for name, value in data.items() if name in hints}
     try:
         return cls(**values)
     except TypeError:
@@ -65,99 +59,58 @@ def from_json(cls: type[T], data: Mapping[str, Any]) -> T:
         raise ValueError(f"a {cls.__name__.lower()} without {', '.join(lacking)}") from None
 
 
+@cache
+def _hints(cls: Any) -> Mapping[str, Any]:
+    hints = get_type_hints(cls)
+    return {f.name: hints[f.name] for f in dataclasses.fields(cls)}
+
+
 def _required_fields(cls: Any) -> list[str]:
     without = dataclasses.MISSING
     return [f.name for f in dataclasses.fields(cls) if f.default is without and f.default_factory is without]
 
 
-@cache
-def _field_readers(cls: Any) -> Mapping[str, Reader]:
-    hints = get_type_hints(cls)
-    return {f.name: _reader_for(hints[f.name]) for f in dataclasses.fields(cls)}
+def _read_at(place: str, hint: Any, value: Any) -> Any:
+    """Read a value as `_read` does, and name its place in an error."""
+    try:
+        return _read(hint, value)
+    except ValueError as error:
+        raise ValueError(f"{place}: {error}") from None
 
 
-def _reader_for(hint: Any) -> Reader:
-    """Return the reader for a type: a dataclass, Literal, tuple, Sequence, Mapping, a plain type, or one with None."""
-    kinds = get_args(hint)
+def _read(hint: Any, value: Any) -> Any:
+    """Return a JSON value as its type: a dataclass, Literal, tuple, Sequence, Mapping, plain type, or one with None."""
+    if hint in PLAIN:
+        return _read_plain(hint, value)
+    origin, kinds = get_origin(hint), get_args(hint)
     if dataclasses.is_dataclass(hint):
-        return partial(from_json, cast("type[Any]", hint))
-    if get_origin(hint) is Literal:
-        return partial(_read_literal, kinds)
+        return from_json(hint, value)  # type: ignore[arg-type]
     if type(None) in kinds:
         (kind,) = (kind for kind in kinds if kind is not type(None))
-        read = _reader_for(kind)
-        return lambda value: None if value is None else read(value)
-    if get_origin(hint) is Sequence:
-        return partial(_read_tuple, _reader_for(kinds[0]), None)
-    if get_origin(hint) is tuple:
-        length = None if kinds[-1] is Ellipsis else len(kinds)
-        return _read_floats if kinds[0] is float else partial(_read_tuple, _reader_for(kinds[0]), length)
-    if get_origin(hint) is Mapping:
-        return partial(_read_mapping, _reader_for(kinds[1]))
-    return _PLAIN_READERS[hint]
-
-
-def _read_float(value: Any) -> float:
-    if type(value) in (float, int) or value in ("nan", "inf", "-inf"):
-        return float(value)
-    raise ValueError(f"{_shortened(value)} is no number")
-
-
-def _read_floats(value: Any) -> tuple[float, ...]:
-    """Return a tuple of floats; samples are many, so the usual list of floats is not read one by one."""
-    _require_list(value)
-    return tuple(value) if set(map(type, value)) <= {float} else tuple(map(_read_float, value))
-
-
-def _read_int(value: Any) -> int:
-    if type(value) is int or (type(value) is float and value.is_integer()):
-        return int(value)
-    raise ValueError(f"{_shortened(value)} is no whole number")
-
-
-def _read_str(value: Any) -> str:
-    if isinstance(value, str):
+        return None if value is None else _read(kind, value)
+    if origin is Literal:
+        if value not in kinds:
+            raise ValueError(f"{_shortened(value)} is none of {', '.join(kinds)}")
         return value
-    raise ValueError(f"{_shortened(value)} is no text")
-
-
-def _read_bool(value: Any) -> bool:
-    if isinstance(value, bool):
-        return value
-    raise ValueError(f"{_shortened(value)} is neither true nor false")
-
-
-_PLAIN_READERS: Mapping[Any, Reader] = {float: _read_float, int: _read_int, str: _read_str, bool: _read_bool}
-
-
-def _read_literal(known: tuple[str, ...], value: Any) -> str:
-    if isinstance(value, str) and value in known:
-        return value
-    raise ValueError(f"{_shortened(value)} is none of {', '.join(known)}")
-
-
-def _read_tuple(read: Reader, length: int | None, value: Any) -> tuple[Any, ...]:
-    _require_list(value)
-    if length not in (None, len(value)):
-        raise ValueError(f"{_shortened(value)} is no list of {length}")
-    return tuple(map(read, value))
-
-
-def _require_list(value: Any) -> None:
+    if origin is Mapping:
+        if not isinstance(value, Mapping):
+            raise ValueError(f"{_shortened(value)} is no object with names")
+        return {name: _read_at(name, kinds[1], item) for name, item in value.items()}
     if not isinstance(value, list | tuple):
         raise ValueError(f"{_shortened(value)} is no list")
+    if origin is tuple and kinds[-1] is not Ellipsis and len(value) != len(kinds):
+        raise ValueError(f"{_shortened(value)} is no list of {len(kinds)}")
+    return tuple(_read(kinds[0], item) for item in value)
 
 
-def _read_mapping(read: Reader, value: Any) -> dict[str, Any]:
-    if not isinstance(value, Mapping):
-        raise ValueError(f"{_shortened(value)} is no object with names")
-    found = {}
-    for key, item in value.items():
-        try:
-            found[key] = read(item)
-        except ValueError as error:
-            raise ValueError(f"{key}: {error}") from None
-    return found
+def _read_plain(hint: Any, value: Any) -> Any:
+    if hint is float and (type(value) in (float, int) or value in ("nan", "inf", "-inf")):
+        return float(value)
+    if hint is int and type(value) is float and value.is_integer():
+        return int(value)
+    if type(value) is not hint:
+        raise ValueError(f"{_shortened(value)} is {PLAIN[hint]}")
+    return value
 
 
 def _shortened(value: Any) -> str:
