@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -159,6 +161,30 @@ def test_a_run_without_a_figure_is_none(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(UserError, match="--dir"):
         baseline_files.save(run(records()), "main", tmp_path / "file")
+
+
+def test_a_baseline_that_cannot_be_written_leaves_nothing_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(path: Path, _: bytes) -> None:
+        path.open("wb").close()
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    path, _ = baseline_files.save(run(records()), "main", tmp_path)
+    before = path.read_bytes()
+    monkeypatch.setattr(Path, "write_bytes", full)
+    with pytest.raises(UserError, match=r"cannot write .*nvidia-h200\.jsonl: No space left.*--dir"):
+        baseline_files.save(run(records("eager")), "main", tmp_path)
+    assert [*path.parent.iterdir()] == [path]
+    assert path.read_bytes() == before
+
+
+def test_a_damaged_baseline_is_not_replaced_and_what_to_do_is_said(tmp_path: Path) -> None:
+    path, _ = baseline_files.save(run(records()), "main", tmp_path)
+    path.write_text("not a run file\n")
+    with pytest.raises(UserError, match=r"nvidia-h200\.jsonl, cannot be read; delete it, or .*--name"):
+        baseline_files.save(run(records()), "main", tmp_path)
+    assert path.read_text() == "not a run file\n"
 
 
 def on(device: Device) -> Run:

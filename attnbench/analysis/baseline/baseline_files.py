@@ -39,14 +39,22 @@ def save(run: Run, name: str, folder: Path) -> tuple[Path, Run | None]:
     if not any(r.status == "ok" for r in run.records):
         raise UserError("nothing was measured in that run, so there is nothing to compare with; choose another")
     path = folder / name / f"{run.environment.device.slug or 'device'}.jsonl"
-    before = run_file.head(path) if path.is_file() else None
+    try:
+        before = run_file.head(path) if path.is_file() else None
+    except UserError as error:
+        raise UserError(
+            f"the baseline to replace, {path}, cannot be read; delete it, or choose another --name: {error}"
+        ) from None
     if before and _device(before) != _device(run):
         raise UserError(f"{path} belongs to another device, {before.environment.device.name}; choose another --name")
     fresh = path.with_suffix(".new")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        fresh.write_bytes(run_file.encoded(reduced(run)))
-        os.replace(fresh, path)
+        try:
+            fresh.write_bytes(run_file.encoded(reduced(run)))
+            os.replace(fresh, path)
+        finally:
+            fresh.unlink(missing_ok=True)
     except OSError as error:
         raise UserError(f"cannot write {path}: {error.strerror}; choose another place with --dir") from None
     return path, before
