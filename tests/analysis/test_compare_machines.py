@@ -152,6 +152,17 @@ def test_every_difference_in_software_is_a_warning() -> None:
     assert not warnings(a_run(), a_run(CPU)), "hardware is what is compared"
 
 
+def test_a_library_that_one_machine_lacks_is_named_once() -> None:
+    without = a_run(replace(H200, name="A"))
+    others = [
+        replace(a_run(replace(H200, name=name), packages={"triton": version}), versions={"triton": version})
+        for name, version in (("B", "2.7"), ("C", "2.8"))
+    ]
+    assert warnings(without, *others) == [
+        "triton differs: not there on A, 2.7 on B, 2.8 on C. It may explain a part of the ratio."
+    ]
+
+
 def test_a_clock_held_down_and_a_backend_never_tried_are_warnings() -> None:
     held = ok(case(), "triton", 500, clock_held=1.4e9, limits=("power cap",))
     lines = warnings(run([held]), run([ok(case(), "fa4", 600)], device=H100))

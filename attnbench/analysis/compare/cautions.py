@@ -80,8 +80,8 @@ def _setups(machines: Sequence[Machine]) -> Iterator[Caution]:
     versions = {
         name: {m.label: v for m in machines if (v := m.run.versions.get(name)) is not None} for name in backends
     }
-    named = [tuple(found.values()) for found in software.values()]  # a library is named once, by its package
-    others = {name: found for name, found in versions.items() if tuple(found.values()) not in named}
+    named = [{label: v for label, v in found.items() if v is not None} for found in software.values()]
+    others = {name: found for name, found in versions.items() if found not in named}  # a library is named once
     yield from _differing(others, "It may explain a part of its ratio.")
     yield from _differing({"The host's CPU": values("cpu", gpus)}, "Short calls may wait for it.")
     limits: dict[str, dict[str, str | None]] = {}
