@@ -77,6 +77,14 @@ class Suite(Settings):
     on_cpu: Settings = Settings()
 
 
+# key of a mapping in a suite file -> its model
+MODELS: Mapping[str, type[BaseModel]] = {
+    "": Suite,
+    "on_cpu": Settings,
+    **dict.fromkeys(("axes", "exclude", "cases"), Axes),
+}
+
+
 @dataclass(frozen=True)
 class Resolved:
     """A suite for one kind of device: the cases, the backends and the policy; notes say what differs for the device."""
@@ -116,7 +124,7 @@ def parse_suite(data: Mapping[str, Any], where: str) -> Suite:
     try:
         suite = Suite.model_validate(data)
     except ValidationError as error:
-        raise UserError(f"{where}: {_explain(error)}") from None
+        raise UserError(f"{where}: {yaml_file.first_mistake(error, MODELS)}") from None
     try:
         _policy(suite.policy)
         _policy(suite.on_cpu.policy)
@@ -226,22 +234,6 @@ def _policy(settings: Mapping[str, Any]) -> Policy:
         elif isinstance(default, int) and (isinstance(value, float) or (value < 1 and name != "seed")):
             raise UserError(f"policy: {name}: {value!r} is not a whole number of at least 1")
     return Policy(**settings)
-
-
-def _explain(error: ValidationError) -> str:
-    """Return the first mistake with its place."""
-    first = error.errors()[0]
-    place = ".".join(str(p) for p in first["loc"])
-    if first["type"] != "extra_forbidden":
-        return f"{place}: {first['msg'].removeprefix('Value error, ')}"
-    model: Any = Suite
-    inside = [p for p in first["loc"][:-1] if isinstance(p, str)]
-    if inside and inside[-1] in ("axes", "exclude", "cases"):
-        model = Axes
-    elif inside and inside[-1] == "on_cpu":
-        model = Settings
-    known = {f.alias or n for n, f in model.model_fields.items()}
-    return f"{place}: unknown key{did_you_mean(str(first['loc'][-1]), sorted(known))}"
 
 
 def describe_suite(suite: Suite) -> str:

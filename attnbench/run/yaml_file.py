@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import yaml
 from yaml.constructor import ConstructorError
 
-from attnbench.core.errors import UserError
+from attnbench.core.errors import UserError, did_you_mean
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel, ValidationError
 
 
 def read_yaml(path: Path) -> Any:
@@ -25,6 +29,23 @@ def read_yaml(path: Path) -> Any:
         raise UserError(f"{where}: not readable as YAML: {error.problem}") from None
     except yaml.YAMLError as error:
         raise UserError(f"{path}: not readable as YAML: {' '.join(str(error).split())}") from None
+
+
+def first_mistake(error: ValidationError, models: Mapping[str, type[BaseModel]]) -> str:
+    """Return the first mistake in a file with its place: "axes.seqln: unknown key; did you mean "seqlen"?".
+
+    `models`: the key of a mapping in the file -> its model; "" for all other mappings.
+    """
+    first = error.errors()[0]
+    place = ".".join(map(str, first["loc"]))
+    if first["type"] == "missing":
+        return f"{place} is missing"
+    if first["type"] != "extra_forbidden":
+        return f"{place}: {first['msg'].removeprefix('Value error, ')}"
+    *_, within = ("", *(part for part in first["loc"][:-1] if isinstance(part, str)))
+    fields = models.get(within, models[""]).model_fields
+    known = sorted({field.alias or name for name, field in fields.items()})
+    return f"{place}: unknown key{did_you_mean(str(first['loc'][-1]), known)}"
 
 
 class _Loader(yaml.SafeLoader):

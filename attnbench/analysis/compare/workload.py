@@ -104,7 +104,9 @@ def load(path: Path) -> Workload:
     try:
         found = Workload.model_validate({"name": path.stem, **data})
     except ValidationError as error:
-        raise UserError(f"{path}: {_explain(error)}") from None
+        advice = f"; write {EXAMPLE}" if error.errors()[0]["type"] == "missing" else ""
+        mistake = yaml_file.first_mistake(error, {"": Workload, "parts": Part})
+        raise UserError(f"{path}: {mistake}{advice}") from None
     parts = [part.model_copy(update={"name": part.name or f"part {i}"}) for i, part in enumerate(found.parts, 1)]
     if problem := _problem(parts):
         raise UserError(f"{path}: {problem}")
@@ -127,19 +129,6 @@ def _problem(parts: Sequence[Part]) -> str:
         except UserError as error:
             return f"{part.name}: {error}"
     return "two parts have one name" if len({part.name for part in parts}) < len(parts) else ""
-
-
-def _explain(error: ValidationError) -> str:
-    """Return the first thing that is wrong, with its place."""
-    first = error.errors()[0]
-    place = ".".join(str(p) for p in first["loc"])
-    if first["type"] == "extra_forbidden":
-        model: type[BaseModel] = Part if "parts" in first["loc"] else Workload
-        known = {f.alias or n for n, f in model.model_fields.items()}
-        return f"{place}: unknown key{did_you_mean(str(first['loc'][-1]), sorted(known))}"
-    if first["type"] == "missing":
-        return f"{place} is missing; write {EXAMPLE}"
-    return f"{place}: {first['msg'].removeprefix('Value error, ')}"
 
 
 @dataclass(frozen=True)
