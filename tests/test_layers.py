@@ -27,6 +27,7 @@ MAY_IMPORT: dict[str, set[str]] = {  # folder -> the folders of ours that it may
     "analysis": {"core", "results", "report", "run"},
     "commands": {"core", "results", "report", "run", "analysis", "backends"},
 }
+KNOW_BACKENDS = ("backends", "worker")  # all others may import the map in attnbench/backends/__init__.py alone
 ON_TOP = {"__init__", "__main__", "cli"}
 NO_TORCH = ("results", "run", "report", "analysis", "commands")
 WORKER_SIDE = ("core", "backends", "worker")
@@ -63,6 +64,9 @@ def test_a_file_imports_only_what_its_folder_may(path: Path) -> None:
         assert path.stem in ON_TOP
         return
     folder = folder_of(parts)
+    if parts[0] not in KNOW_BACKENDS:
+        found = {name.split(".")[2] for name in imports(path) if name.startswith("attnbench.backends.")}
+        assert not found & {module.stem for module in (PACKAGE / "backends").iterdir()}, "more than the map of backends"
     assert ours(path) <= MAY_IMPORT[folder] | {folder}
     libraries = {name.partition(".")[0] for name in imports(path)}
     if folder in NO_TORCH:
