@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from attnbench.commands import options, output
-from attnbench.commands.shared import ends_with_its_reader, read
-from attnbench.core.errors import EXIT_CANNOT_WRITE, UserError, did_you_mean
+from attnbench.commands.shared import ends_with_its_reader, one_of, read
+from attnbench.core.errors import EXIT_CANNOT_WRITE, UserError
 
 if TYPE_CHECKING:
-    from attnbench.analysis.gate.judge import Choice, Judgement, Request
+    from attnbench.analysis.gate.judge import Judgement, Request
 
 FORMATS = ("table", "md", "html", "json", "junit", "github")
 
@@ -59,19 +59,16 @@ class HowToJudge:
 
     def request(self) -> Request:
         """Return what the options ask a gate for. Raises UserError for unknown names and wrong margins."""
-        from attnbench.analysis.gate.judge import Request
-        from attnbench.analysis.gate.margins import DEFAULT, RULES, margins
+        from attnbench.analysis.gate.judge import CHOICES, Request
+        from attnbench.analysis.gate.margins import DEFAULT, gated, margins
 
-        names = tuple(dict.fromkeys(_split(self.metric))) or DEFAULT
-        for name in names:
-            if name not in RULES:
-                raise UserError(f"--metric: no metric {name!r} to gate{did_you_mean(name, RULES)}")
+        names = tuple(gated(name, "--metric") for name in dict.fromkeys(_split(self.metric)))
         return Request(
-            names,
+            names or DEFAULT,
             margins(self.margin or (), self.margins),
             tuple(_split(self.expect)),
-            _choice("--inconclusive", self.inconclusive),
-            _choice("--missing", self.missing),
+            one_of("--inconclusive", self.inconclusive, CHOICES),
+            one_of("--missing", self.missing, CHOICES),
         )
 
     def given(self) -> list[str]:
@@ -152,14 +149,6 @@ def gate(
 
 def _split(texts: Sequence[str] | None) -> list[str]:
     return [name.strip() for text in texts or () for name in text.split(",") if name.strip()]
-
-
-def _choice(option: str, word: str) -> Choice:
-    if word == "pass":
-        return "pass"
-    if word == "fail":
-        return "fail"
-    raise UserError(f"{option}: {word!r} is neither pass nor fail")
 
 
 def write(judgement: Judgement, wanted: output.Wanted, every: bool) -> int:

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
 
@@ -17,7 +17,6 @@ from attnbench.commands.shared import ends_with_its_reader, one_of, read
 from attnbench.core.errors import UserError
 
 if TYPE_CHECKING:
-    from attnbench.core.flops import Convention
     from attnbench.results.cells import Cell
 
 TRACKERS = ("parquet", "pytest-benchmark", "bmf", "github-action-benchmark")  # report/export/trackers.py
@@ -85,7 +84,9 @@ def report(
     attnbench report --html run.html run.jsonl
     attnbench report --svg speedup.svg --figure speedup --panel 'd128 causal' run.jsonl
     """
-    convention = _convention(flops_convention)
+    from attnbench.core.flops import Convention
+
+    convention: Convention = one_of("--flops-convention", flops_convention, get_args(Convention))
     names = [name for text in metric or ["tflops"] for name in text.split(",")]
     from attnbench.results.metrics import METRICS
 
@@ -139,11 +140,6 @@ def _wanted(output_to: ReportOutput, drawn: bool) -> Sequence[tuple[str, Path | 
 def _given(options: Mapping[str, Any]) -> str:
     """Return the names of the options that were given, for an error line."""
     return " and ".join(name for name, value in options.items() if value is not None)
-
-
-def _convention(word: str) -> Convention:
-    one_of("--flops-convention", word, ("exact", "fa"))
-    return "fa" if word == "fa" else "exact"
 
 
 def _trackers(formats: Set[str], cells: Sequence[Cell]) -> output.Writers:

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from attnbench.report.progress.progress_line import ProgressLine
 
 L = TypeVar("L", bound="ProgressLine")
+W = TypeVar("W", bound=str)
 
 
 def read(path: Path) -> Run:
@@ -53,9 +54,12 @@ def live(kind: type[L], goal: str) -> Iterator[L]:
         line.close()
 
 
-def one_of(option: str, word: str, known: Sequence[str]) -> None:
-    if word not in known:
-        raise UserError(f"{option}: unknown {word!r}{did_you_mean(word, known)}")
+def one_of(option: str, word: str, known: Sequence[W]) -> W:
+    """Return the one of the known words that an option was given. Raises UserError for any other word."""
+    for one in known:
+        if one == word:
+            return one
+    raise UserError(f"{option}: unknown {word!r}{did_you_mean(word, known)}")
 
 
 def put(content: str | bytes, file: Path | None = None) -> None:

@@ -108,7 +108,7 @@ def test_in_a_github_workflow_it_annotates_by_itself(runs: Tool, tmp_path: Path)
         (["a.jsonl", "same.jsonl", "--margin", "3"], "300 %"),
         (["a.jsonl", "same.jsonl", "--margins", "none.yaml"], "cannot read none.yaml"),
         (["a.jsonl", "same.jsonl", "--expect", "torhc"], 'did you mean "torch"'),
-        (["a.jsonl", "same.jsonl", "--inconclusive", "maybe"], "neither pass nor fail"),
+        (["a.jsonl", "same.jsonl", "--inconclusive", "maybe"], "--inconclusive: unknown 'maybe'; known: pass, fail"),
         (["a.jsonl", "same.jsonl", "-f", "xml"], "--format"),
         (["a.jsonl", "same.jsonl", "-f", "md", "-f", "json"], "cannot both be printed"),
         (["a.jsonl", "same.jsonl", "-f", "md=none/gate.md"], "md=none/gate.md: cannot be written"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, get_args
 
 from attnbench.analysis.gate import ab_files, notes, run_differences
 from attnbench.analysis.gate.cell_states import compare_states
@@ -19,6 +19,7 @@ from attnbench.results import run_file
 from attnbench.results.cells import by_key, cells
 
 Choice = Literal["pass", "fail"]
+CHOICES: tuple[Choice, ...] = get_args(Choice)
 
 
 @dataclass(frozen=True)

@@ -80,7 +80,7 @@ def margins(options: Sequence[str], file: Path | None = None) -> Margins:
     for option in options:
         metric, _, amount = option.rpartition("=")
         if metric:
-            own[_metric(metric.strip(), "--margin")] = parse(amount, f"--margin {metric.strip()}")
+            own[gated(metric.strip(), "--margin")] = parse(amount, f"--margin {metric.strip()}")
         else:
             own["latency"] = own["cycles"] = parse(amount, "--margin")
     return Margins(own, found.cells)
@@ -114,10 +114,11 @@ def _mapping(data: Any, what: str) -> dict[str, Any]:
 
 
 def _amounts(data: Mapping[str, Any], what: str) -> dict[str, float]:
-    return {_metric(str(name), what): parse(amount, f"{what}: {name}") for name, amount in data.items()}
+    return {gated(str(name), what): parse(amount, f"{what}: {name}") for name, amount in data.items()}
 
 
-def _metric(name: str, what: str) -> str:
+def gated(name: str, what: str) -> str:
+    """Return the name of a metric that a gate compares. Raises UserError, which begins with `what`, for another."""
     if name not in RULES:
         raise UserError(f"{what}: no metric {name!r} to gate{did_you_mean(name, RULES)}")
     return name
