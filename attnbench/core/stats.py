@@ -23,21 +23,17 @@ interval computed from one such series shows.
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Sequence
 from functools import lru_cache
 
 
-def median(values: Sequence[float]) -> float:
-    """Return the middle value, or the mean of the two middle values."""
-    ordered = _ordered(values)
-    middle = len(ordered) // 2
-    return ordered[middle] if len(ordered) % 2 else (ordered[middle - 1] + ordered[middle]) / 2
+median = statistics.median
+geomean = statistics.geometric_mean  # for ratios such as speedups, which must be above 0
 
 
 def percentile(values: Sequence[float], p: float) -> float:
     """Return the p-th percentile, p from 0 to 100, by linear interpolation (type 7)."""
-    if not 0 <= p <= 100:
-        raise ValueError(f"p must lie between 0 and 100, got {p}")
     ordered = _ordered(values)
     rank = (len(ordered) - 1) * p / 100
     below = int(rank)
@@ -51,20 +47,18 @@ def median_interval(values: Sequence[float], confidence: float = 0.95) -> tuple[
     With n samples even (min, max) misses the median with probability 2 * 2**-n, so below 6 samples there is no interval
     of 95 %. (min, max) is returned then; its confidence is 94 % for 5 samples, 50 % for 2 and 0 for 1.
     """
-    if not 0 < confidence < 1:
-        raise ValueError(f"confidence must lie between 0 and 1, got {confidence}")
     ordered = _ordered(values)
     k = max(_interval_rank(len(ordered), confidence), 1)
     return ordered[k - 1], ordered[-k]
 
 
-def relative_halfwidth(values: Sequence[float], confidence: float = 0.95) -> float:
-    """Return half the width of `median_interval` divided by the median: 0.01 means "within 1 %".
+def relative_halfwidth(values: Sequence[float]) -> float:
+    """Return half the width of the 95 % `median_interval` divided by the median: 0.01 means "within 1 %".
 
     Values must not be negative. Infinite where the median is 0 and the interval is wider than 0. One sample gives 0,
     as it shows no spread, so a caller must require a minimum of samples as well.
     """
-    lo, hi = median_interval(values, confidence)
+    lo, hi = median_interval(values)
     if lo == hi:
         return 0.0
     middle = median(values)
@@ -98,18 +92,6 @@ def drift(values: Sequence[float]) -> float:
     (lo_a, hi_a), (lo_b, hi_b) = median_interval(first), median_interval(last)
     disjoint = hi_a < lo_b or hi_b < lo_a
     return median(last) / median(first) - 1 if disjoint and median(first) else 0.0
-
-
-def geomean(values: Sequence[float]) -> float:
-    """Return the geometric mean, for ratios such as speedups.
-
-    Raises ValueError for no values, and for values that are not above 0.
-    """
-    if not values:
-        raise ValueError("no values")
-    if min(values) <= 0:
-        raise ValueError("a geometric mean needs values above 0")
-    return math.exp(math.fsum(math.log(v) for v in values) / len(values))
 
 
 def _ordered(values: Sequence[float]) -> list[float]:

@@ -134,17 +134,14 @@ def test_geomean_of_inverse_ratios_is_the_inverse():
     [
         lambda: median([]),
         lambda: percentile([], 50),
-        lambda: percentile([1.0], 101),
-        lambda: percentile([1.0], -1),
         lambda: median_interval([]),
-        lambda: median_interval([1.0], 1.0),
         lambda: relative_halfwidth([]),
         lambda: geomean([]),
-        lambda: geomean([1.0, 0.0]),
+        lambda: geomean([1.0, -1.0]),
     ],
 )
 def test_bad_input_is_refused(call):
-    with pytest.raises(ValueError, match=r"no values|must lie|above 0"):
+    with pytest.raises(ValueError, match=r"no values|no median|geometric mean"):
         call()
 
 
