@@ -27,7 +27,6 @@ import statistics
 from collections.abc import Sequence
 from functools import lru_cache
 
-
 median = statistics.median
 geomean = statistics.geometric_mean  # for ratios such as speedups, which must be above 0
 
