@@ -38,6 +38,19 @@ from attnbench.core.case import ITEMSIZE, RESULT_ITEMSIZE, Case
 Convention = Literal["exact", "fa"]
 
 
+def diagonals(
+    seqlen_q: int, seqlen_k: int, causal: bool, window_size: tuple[int | None, int | None]
+) -> tuple[int, int]:
+    """Return the first and last diagonal j - i that the mask leaves; an open side ends at the corner of the matrix."""
+    offset = seqlen_k - seqlen_q
+    left, right = window_size
+    if causal:
+        right = 0 if right is None else min(right, 0)
+    lo = 1 - seqlen_q if left is None else offset - left
+    hi = seqlen_k - 1 if right is None else offset + right
+    return lo, hi
+
+
 def visible_pairs(
     seqlen_q: int, seqlen_k: int, causal: bool, window_size: tuple[int | None, int | None] = (None, None)
 ) -> int:
@@ -48,7 +61,7 @@ def visible_pairs(
     consecutive x is a difference of triangular numbers, four triangular numbers give that sum. The band holds the pairs
     up to its last diagonal, without those before its first.
     """
-    lo, hi = _diagonals(seqlen_q, seqlen_k, causal, window_size)
+    lo, hi = diagonals(seqlen_q, seqlen_k, causal, window_size)
     return 0 if lo > hi else _pairs_up_to(hi, seqlen_q, seqlen_k) - _pairs_up_to(lo - 1, seqlen_q, seqlen_k)
 
 
@@ -88,7 +101,7 @@ def ideal_bytes(case: Case) -> int:
     byte per element and out two.
     """
     s = case.shape
-    lo, hi = _diagonals(s.seqlen_q, s.seqlen_k, case.causal, case.window_size)
+    lo, hi = diagonals(s.seqlen_q, s.seqlen_k, case.causal, case.window_size)
     rows_q = s.batch * s.nheads
     rows_k = s.batch * s.nheads_k
     seen_q = rows_q * _columns_touched(-hi, -lo, s.seqlen_k, s.seqlen_q)  # queries that see a key
@@ -151,19 +164,6 @@ class Roofline:
     def bound(self) -> Literal["compute", "memory"]:
         """Which of the two limits the call."""
         return "compute" if self.compute_seconds >= self.memory_seconds else "memory"
-
-
-def _diagonals(
-    seqlen_q: int, seqlen_k: int, causal: bool, window_size: tuple[int | None, int | None]
-) -> tuple[int, int]:
-    """Return the first and last diagonal j - i that the mask leaves; an open side ends at the corner of the matrix."""
-    offset = seqlen_k - seqlen_q
-    left, right = window_size
-    if causal:
-        right = 0 if right is None else min(right, 0)
-    lo = 1 - seqlen_q if left is None else offset - left
-    hi = seqlen_k - 1 if right is None else offset + right
-    return lo, hi
 
 
 def _pairs_up_to(c: int, seqlen_q: int, seqlen_k: int) -> int:

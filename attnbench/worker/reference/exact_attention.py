@@ -23,7 +23,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from attnbench.core import fp8
+from attnbench.core import flops, fp8
 from attnbench.core.backend import Inputs, torch_dtype
 from attnbench.core.case import Case
 from attnbench.worker.reference.row_sample import RowSample, rows_of
@@ -313,14 +313,6 @@ def visible_keys(case: Case, rows: Tensor) -> Tensor:
     import torch
 
     s = case.shape
+    first, last = flops.diagonals(s.seqlen_q, s.seqlen_k, case.causal, case.window_size)
     keys = torch.arange(s.seqlen_k, device=rows.device)
-    middle = rows[..., None] + (s.seqlen_k - s.seqlen_q)
-    left, right = case.window_size
-    if case.causal:
-        right = 0 if right is None else min(right, 0)
-    seen = torch.ones(*rows.shape, s.seqlen_k, dtype=torch.bool, device=rows.device)
-    if right is not None:
-        seen &= keys <= middle + right
-    if left is not None:
-        seen &= keys >= middle - left
-    return seen
+    return (keys >= rows[..., None] + first) & (keys <= rows[..., None] + last)
