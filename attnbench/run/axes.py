@@ -7,16 +7,24 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from attnbench.core.case import DIRECTIONS, DTYPES, Case, Shape
 from attnbench.core.errors import UserError, did_you_mean
-from attnbench.core.sizes import Window, parse_headdims, parse_numbers, parse_size, parse_sizes, parse_windows
+from attnbench.core.sizes import (
+    Window,
+    format_size,
+    parse_headdims,
+    parse_numbers,
+    parse_size,
+    parse_sizes,
+    parse_windows,
+)
 
 Item = str | int
 MAX_CASES = 10_000
@@ -69,80 +77,6 @@ def overlay(below: Axes, above: Axes) -> Axes:
     return below.model_copy(update={n: v for n in Axes.model_fields if (v := getattr(above, n)) is not None})
 
 
-def expand(axes: Axes, tokens: Item | None, hidden: Item | None) -> list[Case]:
-    """Return the product of the axes as cases.
-
-    Where the axes have no batch, it is tokens / seqlen; where they have no query heads, there are hidden / headdim.
-    Raises UserError.
-    """
-    if axes.seqlen is None:
-        raise UserError("axes: seqlen is missing")
-    seqlens = parse_sizes(axes.seqlen, "seqlen")
-    seqlens_q = parse_sizes(axes.seqlen_q, "seqlen-q") if axes.seqlen_q else (None,)
-    headdims = parse_headdims(axes.headdim or "128")
-    dtypes = _parse_names(axes.dtype or "bf16", DTYPES, "dtype")
-    directions = _parse_names(axes.direction or "fwd", DIRECTIONS, "pass")
-    causal = axes.causal if isinstance(axes.causal, list) else [bool(axes.causal)]
-    batches = parse_sizes(axes.batch, "batch") if axes.batch else (None,)
-    nheads = parse_sizes(axes.nheads, "nheads") if axes.nheads else (None,)
-    nheads_k = parse_sizes(axes.nheads_k, "nheads-k") if axes.nheads_k else (None,)
-    windows = parse_windows(axes.window) if axes.window else (None,)
-    softcaps = parse_numbers(axes.softcap, "softcap") if axes.softcap else (0.0,)
-    dropouts = parse_numbers(axes.dropout, "dropout", below=1) if axes.dropout else (0.0,)
-    total = parse_size(str(tokens), "tokens") if tokens is not None else 16384
-    width = parse_size(str(hidden), "hidden") if hidden is not None else 2048
-    masks = list(dict.fromkeys(_mask(mask, window) for mask in causal for window in windows))
-    options = list(itertools.product(masks, softcaps, dropouts))
-    count = math.prod(map(len, (dtypes, headdims, options, directions, nheads, nheads_k, seqlens, seqlens_q, batches)))
-    if count > MAX_CASES:
-        raise UserError(f"that is {count} cases, more than the {MAX_CASES} that a run may have; give fewer sizes")
-    cases = []
-    for dtype, (d, dv), ((mask, window), softcap, dropout_p), direction, n, nk, sk, sq, b in itertools.product(
-        dtypes, headdims, options, directions, nheads, nheads_k, seqlens, seqlens_q, batches
-    ):
-        heads = n or max(1, width // d)
-        heads_k = nk or heads
-        if heads % heads_k:
-            raise UserError(
-                f"nheads-k: {heads} query heads (headdim {d}) are not a multiple of {heads_k} key heads; "
-                "choose a divisor, or give --nheads too"
-            )
-        shape = Shape(b or max(1, total // sk), sq or sk, sk, heads, heads_k, d, dv)
-        cases.append(Case(shape, dtype, direction, mask, window, softcap, dropout_p))  # type: ignore[arg-type]
-    return cases
-
-
-def _mask(causal: bool, window: Window | None) -> tuple[bool, Window]:
-    """Return causal and window in the one form that each mask has.
-
-    A window with 0 to the right is causal, and a causal mask that is not limited to the left has no window.
-    """
-    left, right = window or (None, None)
-    if causal or right == 0:
-        return True, ((left, 0) if left is not None else (None, None))
-    return False, (left, right)
-
-
-def matches(axes: Axes, case: Case) -> bool:
-    """Whether a case has one of the values of every axis that is given."""
-    s = case.shape
-    values: list[tuple[Any, Any]] = [
-        (axes.seqlen and parse_sizes(axes.seqlen), s.seqlen_k),
-        (axes.seqlen_q and parse_sizes(axes.seqlen_q), s.seqlen_q),
-        (axes.headdim and parse_headdims(axes.headdim), (s.headdim, s.headdim_v)),
-        (axes.dtype and _parse_names(axes.dtype, DTYPES, "dtype"), case.dtype),
-        (axes.direction and _parse_names(axes.direction, DIRECTIONS, "pass"), case.direction),
-        (axes.batch and parse_sizes(axes.batch), s.batch),
-        (axes.nheads and parse_sizes(axes.nheads), s.nheads),
-        (axes.nheads_k and parse_sizes(axes.nheads_k), s.nheads_k),
-        (axes.window and [_mask(case.causal, w)[1] for w in parse_windows(axes.window)], case.window_size),
-        (axes.softcap and parse_numbers(axes.softcap, "softcap"), case.softcap),
-        (axes.dropout and parse_numbers(axes.dropout, "dropout"), case.dropout_p),
-        (axes.causal if isinstance(axes.causal, list) else axes.causal is not None and [axes.causal], case.causal),
-    ]
-    return all(value in allowed for allowed, value in values if allowed)
-
-
 _OTHER_NAMES = {  # names of torch and flash-attn -> names here
     "bfloat16": "bf16",
     "float16": "fp16",
@@ -165,3 +99,100 @@ def _parse_names(text: str, known: Sequence[str], what: str) -> tuple[str, ...]:
             hint = f'; here it is "{meant}"' if meant in known else did_you_mean(name, known)
             raise UserError(f"{what}: unknown {what} {name!r}{hint}")
     return names
+
+
+def _headdim_text(headdims: tuple[int, int]) -> str:
+    return "-".join(map(str, dict.fromkeys(headdims)))
+
+
+def _listed(causal: bool | list[bool]) -> list[bool]:
+    return causal if isinstance(causal, list) else [causal]
+
+
+def _window_text(window: Window | None) -> str:
+    """Return a window as --window reads it, whatever the mask."""
+    left, right = window or (None, None)
+    if left is None and right is None:
+        return "none"
+    return "/".join("open" if side is None else str(side) for side in (left, right))
+
+
+class Axis(NamedTuple):
+    """One axis: how its values are parsed, which one a case has, how one is written, and which counts if none is."""
+
+    parse: Callable[[Any], Sequence[Any]]
+    of: Callable[[Case], Any]
+    text: Callable[[Any], str] = str
+    usual: Any = None  # None where other axes decide
+
+
+AXES: Mapping[str, Axis] = {  # by the fields of Axes
+    "seqlen": Axis(partial(parse_sizes, what="seqlen"), lambda c: c.shape.seqlen_k, format_size),
+    "seqlen_q": Axis(partial(parse_sizes, what="seqlen-q"), lambda c: c.shape.seqlen_q, format_size),
+    "headdim": Axis(parse_headdims, lambda c: (c.shape.headdim, c.shape.headdim_v), _headdim_text, (128, 128)),
+    "dtype": Axis(partial(_parse_names, known=DTYPES, what="dtype"), lambda c: c.dtype, usual="bf16"),
+    "causal": Axis(_listed, lambda c: c.causal, lambda causal: str(causal).lower(), False),
+    "direction": Axis(partial(_parse_names, known=DIRECTIONS, what="pass"), lambda c: c.direction, usual="fwd"),
+    "batch": Axis(partial(parse_sizes, what="batch"), lambda c: c.shape.batch),
+    "nheads": Axis(partial(parse_sizes, what="nheads"), lambda c: c.shape.nheads),
+    "nheads_k": Axis(partial(parse_sizes, what="nheads-k"), lambda c: c.shape.nheads_k),
+    "window": Axis(parse_windows, lambda c: c.window_size, _window_text),
+    "softcap": Axis(partial(parse_numbers, what="softcap"), lambda c: c.softcap, "{:g}".format, 0.0),
+    "dropout": Axis(partial(parse_numbers, what="dropout", below=1), lambda c: c.dropout_p, "{:g}".format, 0.0),
+}
+
+
+def parsed(axes: Axes) -> dict[str, Sequence[Any]]:
+    """Return axis -> its values, of every axis that is given. Raises UserError."""
+    given = ((name, getattr(axes, name)) for name in AXES)
+    return {name: AXES[name].parse(value) for name, value in given if value is not None}
+
+
+def expand(axes: Axes, tokens: Item | None, hidden: Item | None) -> list[Case]:
+    """Return the product of the axes as cases.
+
+    Where the axes have no batch, it is tokens / seqlen; where they have no query heads, there are hidden / headdim.
+    Raises UserError.
+    """
+    if axes.seqlen is None:
+        raise UserError("axes: seqlen is missing")
+    values = {name: (axis.usual,) for name, axis in AXES.items()} | parsed(axes)
+    total = parse_size(str(tokens), "tokens") if tokens is not None else 16384
+    width = parse_size(str(hidden), "hidden") if hidden is not None else 2048
+    masks = list(dict.fromkeys(_mask(causal, window) for causal in values["causal"] for window in values["window"]))
+    rest = ("softcap", "dropout", "direction", "nheads", "nheads_k", "seqlen", "seqlen_q", "batch")
+    product = [values["dtype"], values["headdim"], masks, *(values[name] for name in rest)]
+    count = math.prod(map(len, product))
+    if count > MAX_CASES:
+        raise UserError(f"that is {count} cases, more than the {MAX_CASES} that a run may have; give fewer sizes")
+    cases = []
+    for dtype, (d, dv), (mask, window), softcap, dropout_p, direction, n, nk, sk, sq, b in itertools.product(*product):
+        heads = n or max(1, width // d)
+        heads_k = nk or heads
+        if heads % heads_k:
+            raise UserError(
+                f"nheads-k: {heads} query heads (headdim {d}) are not a multiple of {heads_k} key heads; "
+                "choose a divisor, or give --nheads too"
+            )
+        shape = Shape(b or max(1, total // sk), sq or sk, sk, heads, heads_k, d, dv)
+        cases.append(Case(shape, dtype, direction, mask, window, softcap, dropout_p))
+    return cases
+
+
+def _mask(causal: bool, window: Window | None) -> tuple[bool, Window]:
+    """Return causal and window in the one form that each mask has.
+
+    A window with 0 to the right is causal, and a causal mask that is not limited to the left has no window.
+    """
+    left, right = window or (None, None)
+    if causal or right == 0:
+        return True, ((left, 0) if left is not None else (None, None))
+    return False, (left, right)
+
+
+def matches(axes: Axes, case: Case) -> bool:
+    """Whether a case has one of the values of every axis that is given."""
+    wanted = parsed(axes)
+    if "window" in wanted:
+        wanted["window"] = [_mask(case.causal, window)[1] for window in wanted["window"]]
+    return all(AXES[name].of(case) in values for name, values in wanted.items())

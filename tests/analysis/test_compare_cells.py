@@ -97,6 +97,12 @@ def test_nothing_in_common_says_where_they_part_and_what_to_measure() -> None:
     assert "attnbench run --dtype fp32 --seqlen 256 --tokens 1k --nheads 2 --headdim 128" in said
 
 
+def test_what_to_measure_has_query_lengths_and_key_heads_where_they_differ() -> None:
+    decode = [ok(case(4096, seqlen_q=1, nheads_k=4), "eager", 1)]
+    with pytest.raises(UserError, match="--nheads 16 --headdim 128 --seqlen-q 1 --nheads-k 4$"):
+        compared([ok(case(n), "eager", 100) for n in (1024, 2048)], decode)
+
+
 def test_what_to_measure_has_windows_softcap_and_dropout() -> None:
     ours = [
         ok(case(causal=True, window_size=(255, 0)), "eager", 100),

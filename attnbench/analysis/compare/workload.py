@@ -31,7 +31,7 @@ import fnmatch
 import math
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -41,18 +41,16 @@ from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
 from attnbench.analysis.compare.common_cells import common
 from attnbench.analysis.compare.machines import Machine
 from attnbench.analysis.compare.speed_ratio import Ratio, Weights, speed_ratio
-from attnbench.core.case import Case, Shape
+from attnbench.core.case import Case
 from attnbench.core.errors import UserError, did_you_mean
 from attnbench.core.flops import flops
-from attnbench.core.sizes import format_size
 from attnbench.results import case_names
 from attnbench.results.cells import Key
 from attnbench.run import yaml_file
-from attnbench.run.axes import Axes, matches
+from attnbench.run.axes import AXES, Axes, matches, parsed
 from attnbench.run.suite import Names
 
 EXAMPLE = "parts: [{name: prefill 8k, weight: 70%, seqlen: 8k, causal: true, pass: fwd}, ...]"
-_ANY_CASE = Case(Shape(1, 1, 1, 1, 1, 1, 1), "bf16", "fwd")
 
 
 class Part(Axes):
@@ -125,7 +123,7 @@ def _problem(parts: Sequence[Part]) -> str:
         return f"the weights add up to {total:g}%, not 100%"
     for part in parts:
         try:
-            matches(part, _ANY_CASE)  # parses every axis
+            parsed(part)
         except UserError as error:
             return f"{part.name}: {error}"
     return "two parts have one name" if len({part.name for part in parts}) < len(parts) else ""
@@ -243,21 +241,10 @@ def _fastest_cells(part: Part, machines: Sequence[Machine], reference: Machine) 
 
 def _unmeasured_axis(part: Part, cases: Iterable[Case]) -> str:
     """Return the first axis of a part none of whose values was measured, and the values that were."""
-    known: dict[str, Callable[[Case], str]] = {
-        "seqlen": lambda c: format_size(c.shape.seqlen_k),
-        "seqlen_q": lambda c: format_size(c.shape.seqlen_q),
-        "headdim": case_names.headdim,
-        "dtype": lambda c: c.dtype,
-        "causal": lambda c: str(c.causal).lower(),
-        "direction": lambda c: c.direction,
-        "batch": lambda c: str(c.shape.batch),
-        "nheads": lambda c: str(c.shape.nheads),
-        "nheads_k": lambda c: str(c.shape.nheads_k),
-    }
-    for axis, word in known.items():
-        value = getattr(part, axis)
-        if value is not None and not any(matches(Axes().model_copy(update={axis: value}), case) for case in cases):
-            values = sorted({word(case) for case in cases}, key=lambda v: (len(v), v))
-            name = "pass" if axis == "direction" else axis
-            return f": {name} {value} was not; {name} {', '.join(values)} were"
+    for name, axis in AXES.items():
+        value = getattr(part, name)
+        if value is not None and not any(matches(Axes().model_copy(update={name: value}), case) for case in cases):
+            values = sorted({axis.text(axis.of(case)) for case in cases}, key=lambda v: (len(v), v))
+            option = "pass" if name == "direction" else name
+            return f": {option} {value} was not; {option} {', '.join(values)} were"
     return ": each of its axes was, but not together"

@@ -20,8 +20,8 @@ from attnbench.core.flops import Roofline
 from attnbench.core.json import from_json, to_json
 from attnbench.core.machine import Device, Environment
 from attnbench.core.policy import Policy
-from attnbench.core.sizes import format_size
 from attnbench.run import plan
+from attnbench.run.axes import AXES
 from attnbench.run.device_probe import probe_device
 from attnbench.run.process import START_TIMEOUT
 from attnbench.run.select import parse_device, select_backends, select_interpreters
@@ -159,21 +159,8 @@ def one_case(settings: Settings, kind: str) -> tuple[Case, tuple[str, ...]]:
     Raises UserError that names the option with several values.
     """
     resolved = resolve(DEFAULTS, kind, settings)
-    axes: dict[str, Callable[[Case], Any]] = {
-        "seqlen": lambda c: format_size(c.shape.seqlen_k),
-        "seqlen_q": lambda c: format_size(c.shape.seqlen_q),
-        "headdim": lambda c: "-".join(dict.fromkeys((str(c.shape.headdim), str(c.shape.headdim_v)))),
-        "dtype": lambda c: c.dtype,
-        "direction": lambda c: c.direction,
-        "batch": lambda c: c.shape.batch,
-        "nheads": lambda c: c.shape.nheads,
-        "nheads_k": lambda c: c.shape.nheads_k,
-        "window": lambda c: c.window_size,
-        "softcap": lambda c: c.softcap,
-        "dropout": lambda c: c.dropout_p,
-    }
-    for name, read in axes.items():
-        values = dict.fromkeys(str(read(c)) for c in resolved.cases)
+    for name, axis in AXES.items():
+        values = dict.fromkeys(axis.text(axis.of(case)) for case in resolved.cases)
         if getattr(settings.axes, name) and len(values) > 1:
             option = "pass" if name == "direction" else name.replace("_", "-")
             raise UserError(f"--{option} has {len(values)} values ({', '.join(values)}); a profile is of one case")
