@@ -1,7 +1,7 @@
 """The gate's test: improved, unchanged, regressed or inconclusive, for all cells and metrics of a gate together.
 
-**Values.** A round is a fresh process and gives one value per cell; iterations within a round are not replicates. A value
-is the logarithm of what was measured, larger is worse. The change of a cell is the difference d of the two sides'
+**Values.** A round is a fresh process and gives one value per cell; iterations within a round are not replicates. A
+value is the logarithm of what was measured, larger is worse. The change of a cell is the difference d of the two sides'
 means, its standard error is se = s sqrt(1/n + 1/m), with s and its degrees of freedom from noise.py, so d / se has
 Student's distribution.
 
