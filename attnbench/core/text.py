@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from functools import lru_cache
 
 _SECONDS_OR_BYTES = {"h": 3600.0, "m": 60.0, "s": 1.0, "B": 1.0, "KiB": 2.0**10, "MiB": 2.0**20, "GiB": 2.0**30}
+_ESCAPE_SEQUENCE = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 _QUANTITY = re.compile(
     r"(?<![\w.])(?:\d+h\d+m|\d+m\d+s|\d+(?:\.\d+)?s|"  # as core.sizes writes durations
     r"-?\d+(?:\.\d+)?(?:e[+-]?\d+)?(?: (?:[KMG]i)?B)?)(?!\w|\.\d)"
@@ -25,11 +26,16 @@ def some(names: Iterable[str], limit: int = 3) -> str:
     return ", ".join(names[:limit]) + (f" and {more} more" if more > 0 else "")
 
 
+def printable(text: str) -> str:
+    """Return text without escape sequences, and with a space for each other character that is no printable one."""
+    text = _ESCAPE_SEQUENCE.sub("", text)
+    return text if text.isprintable() else "".join(c if c.isprintable() else " " for c in text)
+
+
 @lru_cache(maxsize=10_000)  # many records have the same reason
 def one_line(text: str) -> str:
     """Return text without line breaks and escape sequences; reasons quote libraries, which have both."""
-    text = re.sub(r"\x1b\[[0-9;]*[A-Za-z]", "", text)
-    return " ".join("".join(c if c.isprintable() else " " for c in text).split())
+    return " ".join(printable(text).split())
 
 
 @lru_cache(maxsize=10_000)

@@ -3,22 +3,12 @@
 from __future__ import annotations
 
 import math
-import re
 
 from attnbench.report.document import Bar, Steps
 
 BEST, HELD_DOWN, MEMORY_BOUND = "*", "~", "m"  # marks of figures
 NO_FIGURES = "No cell has a figure for this."
 _UTF_HEIGHTS, _ASCII_HEIGHTS = " ▁▂▃▄▅▆▇█", " .:-=+*#"
-
-
-_ESCAPE_SEQUENCE = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
-
-
-def printable(text: str) -> str:
-    """Return text without escape sequences, and with a space for each other character that is no printable one."""
-    text = _ESCAPE_SEQUENCE.sub("", text)
-    return text if text.isprintable() else "".join(c if c.isprintable() else " " for c in text)
 
 
 def bar(entry: Bar, width: int, *, utf: bool) -> str:

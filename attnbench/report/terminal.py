@@ -10,7 +10,8 @@ from rich.console import Console
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from attnbench.report.characters import BEST, HELD_DOWN, MEMORY_BOUND, NO_FIGURES, bar, heights, printable
+from attnbench.core.text import printable
+from attnbench.report.characters import BEST, HELD_DOWN, MEMORY_BOUND, NO_FIGURES, bar, heights
 from attnbench.report.document import (
     Bar,
     Block,

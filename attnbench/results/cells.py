@@ -11,7 +11,7 @@ from typing import Literal
 from attnbench.core import stats
 from attnbench.core.case import Case
 from attnbench.core.flops import Convention
-from attnbench.core.record import STATUSES, Run, Status
+from attnbench.core.record import STATUSES, Record, Run, Status
 from attnbench.results import metrics
 from attnbench.results.case_names import backend_rank, case_name, case_rank
 from attnbench.results.rows import Rates, Row, Source
@@ -135,7 +135,7 @@ def cells(runs: Sequence[Run], convention: Convention = "exact") -> list[Cell]:
     Runs share a device label when their figures can stand in one table: nothing in the environment, the timer or the
     cache state differs, and they measured no cell twice. Otherwise each gets a label of its own.
     """
-    joined = [(Source(run, convention), _rows_by_key(run)) for run in runs]
+    joined = [(Source(run, convention), _records_by_key(run)) for run in runs]
     several = len({case.dtype for _, keys in joined for case, _ in keys}) > 1
     found: list[Cell] = []
     for label, group in _groups(joined):
@@ -154,26 +154,25 @@ def by_key(cells: Iterable[Cell]) -> dict[Key, Cell]:
     return {cell.key: cell for cell in cells}
 
 
-_Records = Mapping[Key, Mapping[int, int]]  # cell -> round -> place of its last record
+_Records = Mapping[Key, Mapping[int, Record]]  # cell -> round -> its last record
 
 
-def _rows_by_key(run: Run) -> dict[Key, dict[int, int]]:
-    found: dict[Key, dict[int, int]] = {}
-    for place, record in enumerate(run.records):
-        found.setdefault((record.case, record.backend), {})[record.round] = place
+def _records_by_key(run: Run) -> dict[Key, dict[int, Record]]:
+    found: dict[Key, dict[int, Record]] = {}
+    for record in run.records:
+        found.setdefault((record.case, record.backend), {})[record.round] = record
     return found
 
 
 def _cells_of(source: Source, keys: _Records) -> list[Cell]:
     """Return the cells of one run, and give their source what they tell together: ceilings and the best clock."""
-    records = source.run.records
     found = [
-        Cell(case, backend, tuple(Row(records[rounds[n]], source) for n in sorted(rounds)), source)
+        Cell(case, backend, tuple(Row(rounds[n], source) for n in sorted(rounds)), source)
         for (case, backend), rounds in keys.items()
     ]
     matmuls: dict[str, list[float]] = {}
     copies: list[float] = []
-    for record in records:
+    for record in source.run.records:
         for name, readings in (("ceiling_matmul", matmuls.setdefault(record.case.dtype, [])), ("ceiling_copy", copies)):
             if measured := record.measurements.get(name):
                 readings += filter(math.isfinite, measured.values)

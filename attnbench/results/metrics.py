@@ -18,10 +18,9 @@ itself slows some kernels; by how much is the events' reading of traced calls ov
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
-from types import MappingProxyType
 from typing import Literal
 
 from attnbench.core import formats, stats
@@ -56,8 +55,7 @@ class Metric:
         return self.title if self.unit in ("", "s", "B", "Hz", "J") else f"{self.title}, {self.unit}"
 
 
-_declared: dict[str, Metric] = {}
-METRICS: Mapping[str, Metric] = MappingProxyType(_declared)
+METRICS: dict[str, Metric] = {}
 
 
 def metric(
@@ -83,7 +81,7 @@ def metric(
             return row.values[name]
 
         doc = " ".join((formula.__doc__ or "").split())
-        _declared[name] = Metric(name, title, unit, better, doc, kept, format, clocked, whole)
+        METRICS[name] = Metric(name, title, unit, better, doc, kept, format, clocked, whole)
         return kept
 
     return declare
@@ -383,11 +381,9 @@ def _traffic(row: Row) -> float | None:
     return _over(float(ideal_bytes(row.case)), latency(row))
 
 
+@cache
 def _roofline_of(case: Case, rates: Rates) -> Roofline | None:
-    return _least(case, rates.peak, rates.bandwidth) if rates.peak and rates.bandwidth else None
-
-
-_least = cache(Roofline.of)
+    return Roofline.of(case, rates.peak, rates.bandwidth) if rates.peak and rates.bandwidth else None
 
 
 def _over(part: float | None, whole: float | None) -> float | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -63,16 +63,12 @@ class Source:
         return rounds.get(number, stats.median([*rounds.values()])) if rounds else None
 
 
-def mean(values: Sequence[float]) -> float:
-    return math.fsum(values) / len(values)
-
-
 # How the samples of a measurement become one value. A measurement that is not named here gives their median.
 ONE_VALUE: Mapping[str, Callable[[Sequence[float]], float]] = {
     "memory_peak": max,
     "memory_driver": max,
     "memory_saved": max,
-    "sustained": mean,
+    "sustained": statistics.fmean,
 }
 
 
