@@ -57,11 +57,11 @@ def _process_facts(state: GpuState) -> dict[str, Any]:
     """
     since = time.time()
     time.sleep(IDLE_SECONDS)
-    busy = state.ask_number(lambda n, h: n.nvmlDeviceGetUtilizationRates(h).gpu / 100)
+    busy = state.ask(lambda n, h: n.nvmlDeviceGetUtilizationRates(h).gpu / 100)
     pids = state.ask(lambda n, h: [p.pid for p in n.nvmlDeviceGetComputeRunningProcesses(h)])
     return {
         "count": None if pids is None else len(pids),
-        "named": bool(pids) and os.getpid() in pids,
+        "named": os.getpid() in (pids or ()),
         "others": list(state.other_processes()),
         "busy": busy,
         "computing": list(state.other_processes(since)) if busy else [],
@@ -121,21 +121,19 @@ def _facts_or_error(read: Callable[[], dict[str, Any]]) -> dict[str, Any]:
 
 def _nvml_facts(state: GpuState) -> dict[str, Any]:
     """Return what NVML tells of clocks, power, temperature, settings and memory errors."""
-    ask, ask_number = state.ask, state.ask_number
+    ask = state.ask
     reasons = ask(lambda n, h: n.nvmlDeviceGetCurrentClocksThrottleReasons(h))
     names = ("corrected", "uncorrected", "pending", "failed")
     cuda = ask(lambda n, _: n.nvmlSystemGetCudaDriverVersion_v2())
     return {
         "clock": state.clock_hz(),
         "clock_max": state.clock_max_hz(),
-        "clock_application": ask_number(lambda n, h: n.nvmlDeviceGetApplicationsClock(h, n.NVML_CLOCK_GRAPHICS) * 1e6),
-        "clock_default": ask_number(
-            lambda n, h: n.nvmlDeviceGetDefaultApplicationsClock(h, n.NVML_CLOCK_GRAPHICS) * 1e6
-        ),
+        "clock_application": ask(lambda n, h: n.nvmlDeviceGetApplicationsClock(h, n.NVML_CLOCK_GRAPHICS) * 1e6),
+        "clock_default": ask(lambda n, h: n.nvmlDeviceGetDefaultApplicationsClock(h, n.NVML_CLOCK_GRAPHICS) * 1e6),
         "reasons": None if reasons is None else [name for bit, name in REASONS.items() if reasons & bit],
         "power": state.power_w(),
-        "power_limit": ask_number(lambda n, h: n.nvmlDeviceGetEnforcedPowerLimit(h) / 1e3),
-        "power_default": ask_number(lambda n, h: n.nvmlDeviceGetPowerManagementDefaultLimit(h) / 1e3),
+        "power_limit": ask(lambda n, h: n.nvmlDeviceGetEnforcedPowerLimit(h) / 1e3),
+        "power_default": ask(lambda n, h: n.nvmlDeviceGetPowerManagementDefaultLimit(h) / 1e3),
         "temperature": state.temperature_c(),
         "temperature_margin": _temperature_margin(state),
         "persistence": ask(lambda n, h: bool(n.nvmlDeviceGetPersistenceMode(h))),
@@ -154,11 +152,9 @@ def _temperature_margin(state: GpuState) -> float | None:
 
     From Hopper on the driver reports only this margin, before Hopper only the threshold.
     """
-    margin = state.ask_number(lambda n, h: n.nvmlDeviceGetMarginTemperature(h))
+    margin = state.ask(lambda n, h: float(n.nvmlDeviceGetMarginTemperature(h)))
     if margin is not None:
         return margin
-    slowdown = state.ask_number(
-        lambda n, h: n.nvmlDeviceGetTemperatureThreshold(h, n.NVML_TEMPERATURE_THRESHOLD_SLOWDOWN)
-    )
+    slowdown = state.ask(lambda n, h: n.nvmlDeviceGetTemperatureThreshold(h, n.NVML_TEMPERATURE_THRESHOLD_SLOWDOWN))
     now = state.temperature_c()
     return slowdown - now if slowdown and now is not None else None

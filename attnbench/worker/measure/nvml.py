@@ -10,9 +10,11 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+
+T = TypeVar("T")
 
 # nvml.h, nvmlClocksEventReason*, without idle and without settings that the owner chose
 LIMITS = {0x4: "power cap", 0x8: "hardware slowdown", 0x20: "thermal", 0x40: "hardware thermal", 0x80: "power brake"}
@@ -40,19 +42,19 @@ class GpuState:
 
     def clock_hz(self) -> float | None:
         """Return the SM clock now, with NVML's lag."""
-        return self.ask_number(lambda n, h: n.nvmlDeviceGetClockInfo(h, n.NVML_CLOCK_SM) * 1e6)
+        return self.ask(lambda n, h: n.nvmlDeviceGetClockInfo(h, n.NVML_CLOCK_SM) * 1e6)
 
     def memory_clock_hz(self) -> float | None:
         """Return the memory clock now."""
-        return self.ask_number(lambda n, h: n.nvmlDeviceGetClockInfo(h, n.NVML_CLOCK_MEM) * 1e6)
+        return self.ask(lambda n, h: n.nvmlDeviceGetClockInfo(h, n.NVML_CLOCK_MEM) * 1e6)
 
     def clock_max_hz(self) -> float | None:
         """Return the highest SM clock of this device."""
-        return self.ask_number(lambda n, h: n.nvmlDeviceGetMaxClockInfo(h, n.NVML_CLOCK_SM) * 1e6)
+        return self.ask(lambda n, h: n.nvmlDeviceGetMaxClockInfo(h, n.NVML_CLOCK_SM) * 1e6)
 
     def power_limit_w(self) -> float | None:
         """Return the power cap that is set."""
-        return self.ask_number(lambda n, h: n.nvmlDeviceGetPowerManagementLimit(h) / 1e3)
+        return self.ask(lambda n, h: n.nvmlDeviceGetPowerManagementLimit(h) / 1e3)
 
     def power_w(self) -> float | None:
         """Return the power now, where the driver can tell it, else the average of the last second."""
@@ -61,32 +63,30 @@ class GpuState:
             answer = n.nvmlDeviceGetFieldValues(h, [POWER_INSTANT])[0]
             return float(answer.value.uiVal if answer.nvmlReturn == 0 else n.nvmlDeviceGetPowerUsage(h)) / 1e3
 
-        return self.ask_number(instant)
+        return self.ask(instant)
 
     def power_average_w(self) -> float | None:
         """Return the average power of about the last second."""
-        return self.ask_number(lambda n, h: n.nvmlDeviceGetPowerUsage(h) / 1e3)
+        return self.ask(lambda n, h: n.nvmlDeviceGetPowerUsage(h) / 1e3)
 
     def temperature_c(self) -> float | None:
         """Return the temperature of the GPU in degrees Celsius."""
-        return self.ask_number(lambda n, h: n.nvmlDeviceGetTemperature(h, n.NVML_TEMPERATURE_GPU))
+        return self.ask(lambda n, h: float(n.nvmlDeviceGetTemperature(h, n.NVML_TEMPERATURE_GPU)))
 
     def energy_j(self) -> float | None:
         """Return the energy used since the driver was loaded.
 
         The counter moves every 20 to 100 ms, and reading it takes milliseconds.
         """
-        return self.ask_number(lambda n, h: n.nvmlDeviceGetTotalEnergyConsumption(h) / 1e3)
+        return self.ask(lambda n, h: n.nvmlDeviceGetTotalEnergyConsumption(h) / 1e3)
 
     def ecc_errors(self) -> int | None:
         """Return the number of uncorrected memory errors since the driver was loaded."""
-        found = self.ask(lambda n, h: n.nvmlDeviceGetTotalEccErrors(h, n.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, 0))
-        return None if found is None else int(found)
+        return self.ask(lambda n, h: n.nvmlDeviceGetTotalEccErrors(h, n.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, 0))
 
     def driver(self) -> str | None:
         """Return the driver's version."""
-        version = self.ask(lambda n, _: n.nvmlSystemGetDriverVersion())
-        return None if version is None else str(version)
+        return self.ask(lambda n, _: n.nvmlSystemGetDriverVersion())
 
     def limits(self) -> tuple[str, ...]:
         """Return NVML's reasons why the clock is held down now."""
@@ -111,12 +111,7 @@ class GpuState:
                 strangers = [pid for pid in strangers if pid in active]
         return tuple(f"{_process_name(pid)} (pid {pid})" for pid in strangers)
 
-    def ask_number(self, question: Any) -> float | None:
-        """Return question(pynvml, handle) as a float, or None where NVML has no answer."""
-        found = self.ask(question)
-        return None if found is None else float(found)
-
-    def ask(self, question: Any) -> Any:
+    def ask(self, question: Callable[[Any, Any], T]) -> T | None:
         """Return question(pynvml, handle), or None where NVML has no answer."""
         if self._nvml is None:
             return None
@@ -133,12 +128,11 @@ class StateSampler:
             ...
         sampler.readings["clock_sm"]   # Hz; also "clock_mem" (Hz), "power" (W), "temperature" (C)
 
-    At least one reading is taken, at the end of the block. `times` are the time.monotonic() seconds of the readings.
+    At least one reading is taken, at the end of the block.
     """
 
     def __init__(self, state: GpuState, period: float = 0.005) -> None:
         self.readings: dict[str, list[float]] = {}
-        self.times: list[float] = []
         self._limits: set[str] = set()
         self._state = state
         self._period = period
@@ -167,7 +161,6 @@ class StateSampler:
 
     def _read(self) -> None:
         state = self._state
-        self.times.append(time.monotonic())
         self._limits.update(state.limits())
         readings = {
             "clock_sm": state.clock_hz(),
