@@ -29,6 +29,7 @@ the bytes need not cross the bus.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Literal
@@ -36,6 +37,7 @@ from typing import Literal
 from attnbench.core.case import ITEMSIZE, RESULT_ITEMSIZE, Case
 
 Convention = Literal["exact", "fa"]
+CONVENTIONS: Mapping[Convention, str] = {"exact": "FLOPs: exact", "fa": "FLOPs: fa, causal counts half"}
 
 
 def diagonals(

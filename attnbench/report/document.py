@@ -54,6 +54,16 @@ class Ending:
 
     word: str = ""
 
+    @property
+    def style(self) -> Style:
+        return _ENDING_STYLES.get(self.word, "quiet")
+
+
+_ENDING_STYLES: Mapping[str, Style] = {
+    **dict.fromkeys(("WRONG", "KERNEL!", "FAIL"), "bad"),
+    **dict.fromkeys(("OOM", "TIMEOUT"), "warning"),
+}
+
 
 @dataclass(frozen=True)
 class Bar:
@@ -135,7 +145,7 @@ class Paragraphs:
 
     lines: tuple[Line, ...]
     title: str = ""
-    indent: int = 0  # characters by which every second line stands further in, where lines belong together by pairs
+    indent: int = 0  # characters by which a terminal shows every second line further in
 
 
 @dataclass(frozen=True)

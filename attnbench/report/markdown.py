@@ -18,7 +18,6 @@ from attnbench.report.document import (
     Grids,
     Line,
     Pairs,
-    Paragraphs,
     Span,
     Steps,
     Table,
@@ -93,9 +92,6 @@ def _block(block: Block) -> list[str]:
     if isinstance(block, Pairs):
         rows = (f"**{safe(label)}** {safe(value)}" + (f": {safe(m)}" if m else "") for label, value, m in block.rows)
         return [*title, _list(rows)]
-    if isinstance(block, Paragraphs) and block.indent:
-        pairs = zip(block.lines[::2], block.lines[1::2], strict=True)
-        return [*title, _list(f"{_spans(first)}: {_spans(second)}" for first, second in pairs)]
     return [*title, _list(map(_spans, block.lines))]
 
 

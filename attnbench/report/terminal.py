@@ -40,14 +40,6 @@ BARS = (16, 64)  # characters of a bar chart, at least and at most
 
 _STYLES = {"": "", "strong": "bold", "quiet": "dim", "good": "green", "warning": "yellow", "bad": "bold red"}
 _VERDICTS = {"good": "bold green", "info": "bold", "warning": "bold yellow", "bad": "bold red"}
-_ENDINGS = {
-    "skip": "dim",
-    "WRONG": "bold red",
-    "KERNEL!": "bold red",
-    "FAIL": "red",
-    "OOM": "yellow",
-    "TIMEOUT": "yellow",
-}
 _BAR_COLOURS = ("cyan", "magenta", "yellow", "green", "blue", "red")
 
 
@@ -160,7 +152,7 @@ class _Writer:
         word = max((len(reason.word) for reason in found), default=0)
         for reason in found:
             text = (f"{reason.who}: {reason.reason}", "")
-            self.paragraph((reason.word.ljust(word), _ENDINGS.get(reason.word, "")), text, indent=word + 2)
+            self.paragraph((reason.word.ljust(word), _STYLES[Ending(reason.word).style]), text, indent=word + 2)
 
     def cautions(self, found: Sequence[Caution], sign: str, style: str) -> None:
         self.begin_part()
@@ -276,7 +268,7 @@ class _Writer:
         texts: dict[Figure | Ending, Text] = {}
         for entry in entries:
             if isinstance(entry, Ending):
-                texts[entry] = self.styled(entry.word, _ENDINGS.get(entry.word, "dim"))
+                texts[entry] = self.styled(entry.word, _STYLES[entry.style])
         for figure, own in fractions.items():
             text = Text((BEST if figure.best else "") + figure.digits, "bold green" if figure.best else "")
             text.append(HELD_DOWN if figure.held_down else "")

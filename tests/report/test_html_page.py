@@ -83,7 +83,7 @@ DOCUMENT = Document(
     blocks=(
         TABLE,
         GRIDS,
-        Paragraphs(((Span("first"),), (Span("second", "good"),)), "Ends", indent=2),
+        Paragraphs(((Span("first"),), (Span("second", "good"),)), "Ends"),
         Pairs((("threshold", "2%", "as given"), ("metric", "latency", "")), "Settings"),
     ),
     reasons=(Reason("skip", "eager (all)", "needs 512 GiB"),),

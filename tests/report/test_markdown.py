@@ -119,13 +119,6 @@ def test_bars_and_steps_are_characters_of_one_width() -> None:
     assert f"| `{'━' * half}{' ' * half}` | `{' ' * half}{'█' * half}` |" in found
 
 
-def test_lines_by_pairs_are_one_item() -> None:
-    found = blocks(
-        Paragraphs((line("triton 1k"), line("faster"), line("eager 2k"), line("slower")), "Changes", indent=4)
-    )
-    assert found == "### Changes\n\n- triton 1k: faster\n- eager 2k: slower\n"
-
-
 def test_styles_never_touch_a_space() -> None:
     spans = (Span("so ", ""), Span(" very ", "strong"), Span("fast", "good"), Span(" ", "bad"), Span("!", "quiet"))
     assert blocks(Paragraphs((spans,))) == "- so  **very** fast !\n"

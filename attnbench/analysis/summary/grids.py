@@ -13,6 +13,7 @@ from functools import cache
 from typing import Any
 
 from attnbench.core.case import DIRECTIONS, DTYPES, Case
+from attnbench.core.flops import CONVENTIONS
 from attnbench.core.formats import digits, share
 from attnbench.core.sizes import format_size
 from attnbench.core.text import count
@@ -26,7 +27,6 @@ COMPILED = {
     "fresh": "each in a new process, no kernel compiled before",
     "kept": "kernels that were compiled before may be reused",
 }
-CONVENTIONS = {"exact": "FLOPs: exact", "fa": "FLOPs: fa, causal counts half"}
 LINES = 500  # of the grids of a metric, after which a reader is better served otherwise
 FRAME = 5  # lines of a grid beside its rows
 ALL_SHOWN = "attnbench report --all shows every one, -f csv and -f json have every cell, fewer run files make fewer."

@@ -27,7 +27,6 @@ from attnbench.report.html.palette import SERIES, color
 
 SERIES_OF_BARS = 3  # the number of the colour of the bars of group 0: blue
 _LEAST_BAR = 0.004  # of the axis, so that a bar can be seen however short it is
-_ENDINGS = {"WRONG": "bad", "KERNEL!": "bad", "FAIL": "bad", "OOM": "warning", "TIMEOUT": "warning"}
 
 
 def block_part(found: Block, number: int) -> Part:
@@ -57,12 +56,7 @@ def _span(span: Span) -> str:
 
 
 def _paragraphs(found: Paragraphs) -> Markup:
-    return joined(
-        *(
-            element("p", spans(line), class_="indented" if found.indent and i % 2 else None)
-            for i, line in enumerate(found.lines)
-        )
-    )
+    return joined(*(element("p", spans(line)) for line in found.lines))
 
 
 def _pairs(found: Pairs) -> Markup:
@@ -162,7 +156,7 @@ def _grid(grid: Grid, names: Sequence[str]) -> Markup:
 
 def _figure(entry: Figure | Ending) -> Markup:
     if isinstance(entry, Ending):
-        return element("td", element("span", entry.word, class_=_ENDINGS.get(entry.word, "quiet")), class_="end")
+        return element("td", element("span", entry.word, class_=entry.style), class_="end")
     digits = entry.digits + (HELD_DOWN if entry.held_down else "")
     shown = element("strong", digits, class_="good") if entry.best else digits
     return element("td", shown, _aside(entry.aside + (MEMORY_BOUND if entry.memory_bound else "")), class_="end")

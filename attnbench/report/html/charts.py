@@ -26,7 +26,6 @@ from attnbench.results.rows import Rates
 
 Row = dict[str, Any]
 
-CONVENTIONS: Mapping[Convention, str] = {"exact": "FLOPs: exact", "fa": "FLOPs: fa, causal counts half"}
 # The metrics that the table, the tips and the figures show, each a field of a row.
 METRICS = (
     *("latency", "ci", "tflops", "utilization", "utilization_clock", "speedup", "memory_peak", "power"),

@@ -53,8 +53,6 @@ class VegaFigure:
     joined: bool = True  # whether a line joins the marks of a backend
     panel: str = "panel"  # the field of rows that says to which panel a cell belongs
     lines: str = ""  # the "kind" of Charts.lines that it draws behind the cells
-    crosses: bool = True  # whether it marks cells that have no figure
-    hollow: bool = True  # whether it marks cells whose clock was held down
 
     @property
     def field(self) -> str:
@@ -127,7 +125,6 @@ FIGURES: tuple[VegaFigure, ...] = (
         y_axis("tflops", "TFLOP/s", {**LOG, "nice": False, "padding": 12}, values=list(LOG_TICKS), format="~s"),
         panel="roof",
         lines="roof",
-        crosses=False,
     ),
     VegaFigure(
         "spread",
@@ -142,8 +139,6 @@ FIGURES: tuple[VegaFigure, ...] = (
             labelExpr=SPREAD,
             values=list(SPREAD_TICKS),
         ),
-        crosses=False,
-        hollow=False,
     ),
     VegaFigure(
         "clock",

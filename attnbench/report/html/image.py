@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import math
 from pathlib import Path
 
 from attnbench.core.errors import UserError, did_you_mean
+from attnbench.core.flops import CONVENTIONS
 from attnbench.report.html import palette, vega_spec
-from attnbench.report.html.charts import CONVENTIONS, Charts
+from attnbench.report.html.charts import Charts
 from attnbench.report.html.figures import FIGURES, Spec, VegaFigure, drawable
 
 VEGA_LITE = "6.4"  # as in assets/
@@ -47,10 +49,11 @@ def specification(figure: VegaFigure, charts: Charts) -> Spec:
     number = len({row[figure.panel] for row in charts.rows})
     columns = number if number <= 4 else math.ceil(number / math.ceil(number / 4))
     size = _SINGLE_PANEL if number == 1 else _PANEL
-    notes = [CONVENTIONS[charts.convention]] if figure.counts_flops else []
-    notes += ["hollow: clock held down"] if figure.hollow and any(row["held"] for row in charts.rows) else []
-    notes += ["✕: no figure"] if figure.crosses and any(row["slot"] is not None for row in charts.rows) else []
     spec = palette.in_the_light(vega_spec.spec(figure, charts, size, columns, legend=True))
+    drawn = json.dumps(spec)  # what it marks, it names
+    notes = [CONVENTIONS[charts.convention]] if figure.counts_flops else []
+    notes += ["hollow: clock held down"] if "datum.held" in drawn and any(row["held"] for row in charts.rows) else []
+    notes += ["✕: no figure"] if "datum.slot" in drawn and any(row["slot"] is not None for row in charts.rows) else []
     return {
         **spec,
         "data": {"values": vega_spec.data(figure, charts)},

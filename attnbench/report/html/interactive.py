@@ -6,7 +6,7 @@ table shows its first rows only, so that a page of 5,000 cells opens in two seco
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from attnbench.report.html import palette, vega_spec
@@ -134,7 +134,7 @@ def data(charts: Charts) -> dict[str, Any]:
     marks = palette.backend_marks(charts.backends)
     return {
         "number": len(charts.rows),
-        "fields": {name: _packed(values) for name, values in fields.items()},
+        "fields": fields,
         "lines": charts.lines,
         "panels": charts.panels,
         "backends": [{"name": name, "color": color, "shape": shape} for name, (color, shape) in marks.items()],
@@ -154,21 +154,6 @@ def data(charts: Charts) -> dict[str, Any]:
             for figure in drawable(charts)
         ],
     }
-
-
-def _packed(values: Sequence[Any]) -> dict[str, Any]:
-    """Return a field of all rows in few characters.
-
-    {"same": value} where all are equal, {"of": distinct texts, "at": the place of each row's} for texts, otherwise
-    {"each": values}.
-    """
-    distinct = list(dict.fromkeys(values))
-    if len(distinct) == 1:
-        return {"same": distinct[0]}
-    if any(isinstance(value, str) for value in distinct):
-        at = {value: i for i, value in enumerate(distinct)}
-        return {"of": distinct, "at": [at[value] for value in values]}
-    return {"each": values}
 
 
 def _says_something(field: str, values: Collection[Any]) -> bool:

@@ -6,10 +6,10 @@
   const $ = (selector, within = document) => within.querySelector(selector);
   const $$ = (selector, within = document) => [...within.querySelectorAll(selector)];
   const data = JSON.parse($("#data").textContent);
-  const fields = Object.entries(data.fields);
+  const fields = Object.keys(data.fields);
   const rows = Array.from({ length: data.number }, (_, index) => {
     const row = { index };
-    for (const [name, { same, of, at, each }] of fields) row[name] = of ? of[at[index]] : each ? each[index] : same;
+    for (const name of fields) row[name] = data.fields[name][index];
     return row;
   });
   const backends = new Map(data.backends.map((b) => [b.name, b]));
@@ -92,7 +92,7 @@
 
   const figures = data.figures.map((figure) => {
     const text = JSON.stringify(figure.spec);
-    const used = fields.map(([name]) => name).filter((name) => new RegExp(`\\b${name}\\b`).test(text));
+    const used = fields.filter((name) => new RegExp(`\\b${name}\\b`).test(text));
     return { ...figure, fields: ["index", ...used], section: document.getElementById(figure.name), stale: true, near: false };
   });
   const picked = (row, fields) => {
