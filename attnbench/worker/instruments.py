@@ -35,7 +35,6 @@ from attnbench.worker.measure.sampling import CpuTimer, Pacer, Timer, collect_sa
 if TYPE_CHECKING:
     import torch
 
-MAX_CPU_FLUSH = 64 * 2**20  # bytes; virtual machines report the last-level cache of the whole host
 SHORT_TRACES = 3  # traces of a cell under 100 us, each of policy.min_samples calls
 TURNS, TURNS_OF_LONG_CALLS = 8, 3  # of a cross-check
 LONG_CALL_S = 0.1  # seconds of a call from which a cross-check takes fewer turns
@@ -92,13 +91,21 @@ class Instruments:
                 self.tracer = Tracer(self.events, self.flush)
             self.state = environment.open_gpu_state(self.device)
         else:
-            self.flush = l2_cache.L2Flush(self.device, self.l2_bytes, most=MAX_CPU_FLUSH)
+            # of the least size, as virtual machines report the last-level cache of the whole host
+            self.flush = l2_cache.L2Flush(self.device, 0)
             self.timer = CpuTimer(before=self.flush)
 
     @property
     def bandwidth(self) -> float:
         """The memory bandwidth in bytes/s from a quick reading; 10 GB/s where there is none."""
         return self.device_info.copy or 1e10
+
+    def synchronize(self) -> None:
+        """Wait until the device has nothing left to do."""
+        import torch
+
+        if self.device.type == "cuda":
+            torch.cuda.synchronize()
 
     def time(self, timed: TimedLaunch, policy: Policy) -> Timing:
         """Time one cell as the policy says.
@@ -111,9 +118,9 @@ class Instruments:
             self.tracer.before = before
         cool = not policy.isolate_power or self.cool_down()
         if self.events is None or self.state is None:
-            l2 = self.l2_state(self.timer.name, policy.l2)
+            l2 = self.l2_state("perf_counter", policy.l2)
             times = collect_samples(partial(self.timer.samples, timed.launch), policy)
-            return Timing({"time": Measurement("s", tuple(times))}, self.timer.name, l2, [])
+            return Timing({"time": Measurement("s", tuple(times))}, "perf_counter", l2, [])
         timing = self._on_gpu(self.events, self.state, timed, policy)
         if not cool:
             timing.notes.append(f"isolate-power: power or clock were not back within {COOL_SECONDS:g} s")

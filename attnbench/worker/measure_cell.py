@@ -156,7 +156,7 @@ class CellMeasurer(Instruments):
             nonlocal seconds
             began = time.perf_counter()
             ready = backend.prepare(case, check.inputs)
-            self.timer.synchronize()
+            self.synchronize()
             seconds = time.perf_counter() - began
             return ready
 
@@ -166,7 +166,7 @@ class CellMeasurer(Instruments):
         self.fill_memory_with_nan(case)
         began = time.perf_counter()
         raw = launch()
-        self.timer.synchronize()
+        self.synchronize()
         seconds += time.perf_counter() - began
         return prepared, prepared.canonical(raw), held, seconds
 
@@ -202,7 +202,7 @@ class CellMeasurer(Instruments):
             gc.freeze()  # imported modules stay: later collections skip them and take next to no time in a timed job
             self._gc_frozen = True
         try:
-            self.timer.synchronize()
+            self.synchronize()
             self.empty_cache()
         except Exception:
             return False

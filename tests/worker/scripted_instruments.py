@@ -25,8 +25,6 @@ def timed_launch(launch: Callable[[], Any] = lambda: None, nbytes: int = 2**40) 
 class Events:
     """Stands in for EventTimer: each sample reads `seconds`, each batch ends at the clock `hz`."""
 
-    name = "events"
-
     def __init__(self) -> None:
         self.before: Callable[[], Any] = do_nothing
         self.seconds, self.hz, self.best_clock = 1e-3, 1.97e9, 1.98e9
@@ -54,8 +52,6 @@ class Events:
 
 class Tracer:
     """Stands in for the Tracer of kernel spans; with `lost` it cannot split its trace into calls."""
-
-    name = "cupti"
 
     def __init__(self, events: Events) -> None:
         self.events = events

@@ -145,10 +145,3 @@ def test_the_hosts_time_of_each_launch_is_recorded(gpu: Gpu) -> None:
     assert timer_.enqueue == [exactly(30e-6)] * 4 + [exactly(10e-6)] * 2
     timer_.reset()
     assert timer_.enqueue == []
-
-
-def test_synchronize_waits_for_the_device(gpu: Gpu) -> None:
-    timer_ = timer()
-    gpu.kernel(0.25)()
-    timer_.synchronize()
-    assert gpu.now == gpu.free

@@ -28,7 +28,6 @@ def graphs(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     made: list[Any] = []
 
     class Graph:
-        name = "graph"
         launches = 10
 
         def __init__(self, events: Events, make: Callable[[], Any], estimate: float) -> None:

@@ -28,8 +28,6 @@ MAX_TRIES = 8  # batches, until one in which the host keeps ahead; each try uses
 class EventTimer:
     """Time launches with CUDA events on the current device and stream."""
 
-    name = "events"
-
     def __init__(self, device: torch.device, before: Callable[[], Any] = do_nothing) -> None:
         import torch
 
@@ -81,10 +79,6 @@ class EventTimer:
         """Return the SM clock in Hz after all queued work; waits for the device."""
         self.calibrate()
         return self.gauge.clock_hz()
-
-    def synchronize(self) -> None:
-        """Wait until the device has nothing left to do."""
-        self._cuda.synchronize()
 
     def _batch(self, launch: Callable[[], Any], n: int) -> tuple[list[float], bool, float]:
         """Time n launches behind one spin.

@@ -67,8 +67,6 @@ def check_memory(nbytes: int) -> None:
 class GraphTimer:
     """A captured graph of launches that is timed by its replays. Call `close` when done."""
 
-    name = "graph"
-
     def __init__(self, events: EventTimer, make: Callable[[], Sequence[Callable[[], Any]]], estimate: float) -> None:
         """Capture the launches that `make()` returns, one per copy of the inputs, prepared on the stream current then.
 

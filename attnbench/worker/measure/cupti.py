@@ -79,8 +79,6 @@ class TracedCall:
 class Tracer:
     """Traces launches on the current device: a timer of kernel spans, and the record of which kernels ran."""
 
-    name = "cupti"
-
     def __init__(self, events: EventTimer, before: Callable[[], Any] = do_nothing) -> None:
         import torch
 
@@ -99,10 +97,6 @@ class Tracer:
     def samples(self, launch: Callable[[], Any], n: int) -> list[float]:
         """Return the spans of n launches in seconds."""
         return [call.span for call in self.calls([launch] * n)]
-
-    def synchronize(self) -> None:
-        """Wait until the device has nothing left to do."""
-        self._events.synchronize()
 
     def calls(
         self, launches: Sequence[Callable[[], Any]], before_each_try: Callable[[], Any] = do_nothing

@@ -8,9 +8,10 @@ slower by a good part of the time that the memory needs for the operand; if L2 i
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from attnbench.core import stats
+from attnbench.worker.measure.sampling import Timer
 
 if TYPE_CHECKING:
     import torch
@@ -20,28 +21,19 @@ MIN_GAIN = 0.3  # share of the time that the memory needs for the operand; a cac
 REPEATS = 20  # samples of each read
 
 
-class Instrument(Protocol):
-    """A timer with an untimed action ahead of each sample."""
-
-    before: Callable[[], Any]  # runs ahead of each sample, untimed
-
-    def samples(self, launch: Callable[[], Any], n: int) -> list[float]: ...
-
-
 class L2Flush:
-    """Writes a buffer of twice the size of L2, at most `most` bytes; one device operation."""
+    """Writes a buffer of twice the size of L2, and of 64 MiB at least; one device operation."""
 
-    def __init__(self, device: torch.device, l2_bytes: int, most: int | None = None) -> None:
+    def __init__(self, device: torch.device, l2_bytes: int) -> None:
         import torch
 
-        size = max(2 * l2_bytes, MIN_FLUSH)
-        self.buffer = torch.empty(min(size, most or size), dtype=torch.int8, device=device)
+        self.buffer = torch.empty(max(2 * l2_bytes, MIN_FLUSH), dtype=torch.int8, device=device)
 
     def __call__(self) -> None:
         self.buffer.zero_()
 
 
-def observed_state(timer: Instrument, device: torch.device, l2_bytes: int, bandwidth: float) -> str:
+def observed_state(timer: Timer, device: torch.device, l2_bytes: int, bandwidth: float) -> str:
     """Return "cold" or "warm": how `timer` finds operands that were in the cache before its `before` ran.
 
     `bandwidth` is the memory's, in bytes/s. The read takes a third of L2.
@@ -71,7 +63,7 @@ def make_reader(device: torch.device, l2_bytes: int) -> tuple[int, Callable[[], 
     return nbytes, read
 
 
-def _median(timer: Instrument, launch: Callable[[], Any]) -> float:
+def _median(timer: Timer, launch: Callable[[], Any]) -> float:
     values: list[float] = []
     while len(values) < REPEATS:
         values += timer.samples(launch, REPEATS - len(values))

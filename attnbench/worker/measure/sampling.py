@@ -43,14 +43,10 @@ MIN_SAMPLES_VERY_LONG = 3  # on an H200 the medians of three and of six differ b
 class Timer(Protocol):
     """An instrument that times launches."""
 
-    name: str
     before: Callable[[], Any]  # runs ahead of each sample, untimed
 
     def samples(self, launch: Callable[[], Any], n: int) -> list[float]:
         """Return the seconds of n launches, or of fewer where the timer can take fewer only at once."""
-
-    def synchronize(self) -> None:
-        """Wait until the device has nothing left to do."""
 
 
 def do_nothing() -> None:
@@ -59,8 +55,6 @@ def do_nothing() -> None:
 
 class CpuTimer:
     """Times calls with a host clock in ns. A simulated device passes its own clock."""
-
-    name = "perf_counter"
 
     def __init__(self, clock: Callable[[], int] = time.perf_counter_ns, before: Callable[[], Any] = do_nothing) -> None:
         self.clock = clock
@@ -75,9 +69,6 @@ class CpuTimer:
             values.append((self.clock() - start) / 1e9)
             del result  # freed here, outside the timed part
         return values
-
-    def synchronize(self) -> None:
-        pass
 
 
 def pause(worked: float) -> None:
