@@ -72,7 +72,7 @@ def describe(device: str) -> Environment:
         device=found,
         python=platform.python_version(),
         platform=platform.platform(),
-        torch=torch.__version__,
+        torch=str(torch.__version__),  # a TorchVersion, which JSON would make a plain str
         cpu=_cpu_name(),
         driver=driver,
         cuda=torch.version.cuda or getattr(torch.version, "hip", None),
