@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from attnbench.core.formats import size
 from attnbench.core.record import Run
 
 
@@ -54,7 +55,7 @@ _TEXTS: Mapping[str, Callable[[Any], str]] = {
     "torch": "torch {}".format,
     "driver": "driver {}".format,
     "device threads": "{} threads".format,
-    "device memory": lambda nbytes: f"{nbytes / 2**30:.0f} GiB",
+    "device memory": size,
     "timer": "timer {}".format,
     "l2": "L2 {}".format,
     "attnbench": "attnbench {}".format,

@@ -6,11 +6,12 @@ from collections.abc import Sequence
 
 from attnbench.analysis.summary.grids import bandwidth
 from attnbench.core import stats
-from attnbench.core.formats import digits, duration, percent, size
+from attnbench.core.formats import digits, duration, percent
 from attnbench.core.policy import SHORT
 from attnbench.report.document import Machine
 from attnbench.results import metrics
 from attnbench.results.cells import Cell
+from attnbench.results.run_setup import setup_texts
 
 TIMERS = {"events": "CUDA events", "graph": "CUDA graph replay", "cupti": "CUPTI kernel spans"}
 
@@ -43,13 +44,9 @@ def _against(some: Sequence[Cell], others: Sequence[Cell]) -> list[float]:
 
 
 def _machine(cells: Sequence[Cell]) -> str:
-    env = cells[0].run.environment
+    env, texts = cells[0].run.environment, setup_texts(cells[0].run)
     parts = [
-        size(env.device.memory) if env.device.memory else "",
-        f"{env.power_limit_w:g} W" if env.power_limit_w else "",
-        f"{env.device.threads} threads" if env.device.threads else "",
-        f"driver {env.driver}" if env.driver else "",
-        f"torch {env.torch}" if env.torch else "",
+        *(texts[name] for name in ("device memory", "power_limit_w", "device threads", "driver", "torch")),
         f"CUDA {env.cuda}" if env.cuda and env.device.kind == "cuda" else "",
         f"suite {', '.join(dict.fromkeys(c.run.suite for c in cells))}",
         cells[0].run.started[:10],

@@ -9,7 +9,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
-from attnbench.core.formats import digits, share, size
+from attnbench.core.formats import digits, share
 from attnbench.core.record import Job, Record, Run
 from attnbench.core.sizes import format_duration
 from attnbench.core.text import count, one_line
@@ -17,6 +17,7 @@ from attnbench.report.characters import MEMORY_BOUND
 from attnbench.report.progress.progress_line import JobProgress
 from attnbench.results import case_names, metrics
 from attnbench.results.rows import Row, Source
+from attnbench.results.run_setup import setup_texts
 
 
 class RunProgress(JobProgress):
@@ -31,11 +32,9 @@ class RunProgress(JobProgress):
         self._last: Record | None = None
 
     def planned(self, run: Run, todo: Sequence[Job], path: Path | None, notes: Sequence[str]) -> None:
-        env, device = run.environment, run.environment.device
-        facts = [device.name, size(device.memory)]
-        facts += [f"{env.power_limit_w:g} W"] if env.power_limit_w else []
-        facts += [f"{device.threads} threads"] if device.threads else []
-        facts += [f"torch {env.torch}"] if env.torch else []
+        texts = setup_texts(run)
+        known = (texts[name] for name in ("device memory", "power_limit_w", "device threads", "torch"))
+        facts = (run.environment.device.name, *known)
         self._header("attnbench", facts, f"{run.suite}: {plan_summary(todo)}", notes, *([path] if path else []))
         self._source = Source(run)
         self._several_dtypes = len({j.case.dtype for j in todo}) > 1
