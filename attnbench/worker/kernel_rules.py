@@ -19,10 +19,10 @@ import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from typing import Protocol
 
 from attnbench.core.backend import Signature
 from attnbench.core.case import Case
+from attnbench.worker.measure.profiler_session import Activity
 
 # The names of matrix products of float32 operands: cuBLAS's and CUTLASS's (ampere_sgemm_128x64,
 # sm80_xmma_gemm_f32f32_...), and that of measure/cpu_operators.py (aten::bmm<float>)
@@ -35,17 +35,6 @@ VIEWS = re.compile(
     r"(aten::)?(_?unsafe_view|_reshape_alias|alias|as_strided|chunk|detach_?|expand|flatten|movedim|narrow|permute|"
     r"reshape|select|slice|split|squeeze|swapaxes|t|transpose|unbind|unflatten|unsqueeze|view|view_as)"
 )
-
-
-class Activity(Protocol):
-    """A kernel on a GPU or an operator on a CPU, with its start and end in seconds."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def start(self) -> float: ...
-    @property
-    def end(self) -> float: ...
 
 
 def count_by_name(names: Iterable[str]) -> dict[str, int]:

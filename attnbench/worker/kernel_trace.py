@@ -15,8 +15,9 @@ from attnbench.core.backend import Prepared, Signature
 from attnbench.core.case import Case
 from attnbench.worker import kernel_rules
 from attnbench.worker.instruments import Instruments, Timing
-from attnbench.worker.measure.cpu_operators import Operator, operator_names, trace_operators
+from attnbench.worker.measure.cpu_operators import operator_names, trace_operators
 from attnbench.worker.measure.cupti import TracedCall, Untraceable
+from attnbench.worker.measure.profiler_session import Activity
 from attnbench.worker.measure.sampling import LONG_CALL
 
 MAX_BUSY_OVER_LATENCY = 1.3  # traced kernel time over the samples' median; a falling clock can explain as much
@@ -84,9 +85,10 @@ def trace_launch(
     )
     problem = problem or _work_outside_launch(launched, naming)
     latency = stats.median(timing.measurements["time"].values)
-    if not problem and launched.busy > MAX_BUSY_OVER_LATENCY * latency + 20e-6:
+    busy = kernel_rules.busy_seconds(launched.kernels)
+    if not problem and busy > MAX_BUSY_OVER_LATENCY * latency + 20e-6:
         problem = (
-            f"kernels ran for {launched.busy * 1e6:.0f} us in one call, and the samples say {latency * 1e6:.0f}: "
+            f"kernels ran for {busy * 1e6:.0f} us in one call, and the samples say {latency * 1e6:.0f}: "
             "part of its work is not in its time"
         )
     note = UNWAITED if launched.unwaited else None
@@ -117,7 +119,7 @@ def check_later_calls(instruments: Instruments, prepared: Prepared, timing: Timi
     return notes
 
 
-def _low_share_on_cpu(signature: Signature, ran: Sequence[Operator], launch: Callable[[], Any]) -> str | None:
+def _low_share_on_cpu(signature: Signature, ran: Sequence[Activity], launch: Callable[[], Any]) -> str | None:
     """Return what `find_low_share` says on a CPU, where other work disturbs the times of operators.
 
     `ran` are the operators of one traced call. Where that one could mislead, more calls are traced and the one of

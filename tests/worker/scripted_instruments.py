@@ -11,7 +11,8 @@ import torch
 from attnbench.core.machine import Device
 from attnbench.core.policy import Policy
 from attnbench.worker.instruments import Instruments, TimedLaunch
-from attnbench.worker.measure.cupti import Kernel, TracedCall, Untraceable
+from attnbench.worker.measure.cupti import TracedCall, Untraceable
+from attnbench.worker.measure.profiler_session import Activity
 from attnbench.worker.measure.sampling import do_nothing
 
 QUICK = Policy(warmup_s=0.0, min_samples=4, min_seconds=0.0, max_seconds=0.0, target=1.0)
@@ -70,7 +71,7 @@ class Tracer:
         self.events.log.append("cupti")
         launches[0]()
         traced = 1.01 * self.events.seconds
-        return [TracedCall((Kernel("ours", 0.0, traced - 2e-6, 7),), 0.0, events=traced)] * len(launches)
+        return [TracedCall((Activity("ours", 0.0, traced - 2e-6, 7),), 0.0, events=traced)] * len(launches)
 
 
 class Gpu(Instruments):

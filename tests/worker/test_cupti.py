@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 
-from attnbench.worker.measure.cupti import MARK, MAX_TRIES, Kernel, TracedCall, Tracer, Untraceable, _split_into_calls
+from attnbench.worker.kernel_rules import busy_seconds
+from attnbench.worker.measure.cupti import MARK, MAX_TRIES, TracedCall, Tracer, Untraceable, _split_into_calls
+from attnbench.worker.measure.profiler_session import Activity
 
 NS = 1e-9
 US = 1e-6
@@ -108,10 +110,10 @@ def test_a_call_is_what_ran_between_two_markers(shuffle: Any) -> None:
     assert names(two) == ["third"]
     assert [(k.start, k.end) for k in one.kernels] == [(0.0, pytest.approx(9e-6)), (11e-6, pytest.approx(19e-6))]
     assert one.span == pytest.approx(19e-6)  # with the gap between its kernels, without the gaps to the markers
-    assert one.busy == pytest.approx(17e-6)
+    assert busy_seconds(one.kernels) == pytest.approx(17e-6)
     assert (one.overrun, two.overrun) == (0, 0)
     assert (one.events, two.events) == (1 * US, 2 * US)
-    assert two.span == two.busy == pytest.approx(4e-6)
+    assert two.span == busy_seconds(two.kernels) == pytest.approx(4e-6)
 
 
 def test_markers_are_recognised_by_their_host_call_and_not_by_name() -> None:
@@ -161,16 +163,15 @@ def test_kernels_of_other_threads_and_streams_belong_to_their_call() -> None:
     (call,) = trace.split(1)
     assert [(k.name, k.stream) for k in call.kernels] == [("forward", 7), ("elsewhere", 13), ("backward", 7)]
     assert call.span == pytest.approx(19e-6)
-    assert call.busy == pytest.approx(19e-6)  # overlapping time counts once
+    assert busy_seconds(call.kernels) == pytest.approx(19e-6)  # overlapping time counts once
     assert call.overrun == 0
 
 
 def test_span_and_busy_of_kernels_that_overlap_and_leave_a_gap() -> None:
     kernels = [("a", 0, 10), ("b", 5, 8), ("c", 9, 12), ("d", 20, 25)]
-    call = TracedCall(tuple(Kernel(name, a * NS, b * NS, 7) for name, a, b in kernels), 0.0, 0.0, 30 * NS)
+    call = TracedCall(tuple(Activity(name, a * NS, b * NS, 7) for name, a, b in kernels), 0.0, 0.0, 30 * NS)
     assert call.span == pytest.approx(25 * NS)
-    assert call.busy == pytest.approx((12 + 5) * NS)
-    assert [k.seconds for k in call.kernels] == pytest.approx([10 * NS, 3 * NS, 3 * NS, 5 * NS])
+    assert busy_seconds(call.kernels) == pytest.approx((12 + 5) * NS)
 
 
 def test_work_that_outlasts_the_next_marker_is_an_overrun() -> None:
@@ -268,7 +269,7 @@ def test_a_call_in_which_nothing_ran() -> None:
     trace.marker((1031, 1040))
     empty, something = trace.split(2)
     assert names(empty) == []
-    assert (empty.span, empty.busy, empty.overrun) == (0, 0, 0)
+    assert (empty.span, empty.kernels, empty.overrun) == (0, (), 0)
     assert names(something) == ["ours"]
 
 

@@ -25,7 +25,8 @@ from attnbench.worker.kernel_rules import (
     first_computing_operator,
     short_name,
 )
-from attnbench.worker.measure.cupti import Kernel, TracedCall, Untraceable
+from attnbench.worker.measure.cupti import TracedCall, Untraceable
+from attnbench.worker.measure.profiler_session import Activity
 from attnbench.worker.measure_cell import CellMeasurer
 from builders import case, measurements
 
@@ -248,7 +249,7 @@ def call(*names: str, seconds: float = 100e-6, overrun: float = 0.0, gap: float 
     """Return a call of kernels one after the other, of `seconds` in all, with a gap after each."""
     each = seconds / max(1, len(names))
     starts = [i * (each + gap) for i in range(len(names))]
-    return TracedCall(tuple(Kernel(n, at, at + each, 7) for n, at in zip(names, starts, strict=True)), overrun)
+    return TracedCall(tuple(Activity(n, at, at + each, 7) for n, at in zip(names, starts, strict=True)), overrun)
 
 
 class Tracer:
@@ -285,8 +286,8 @@ def trace_launch() -> Iterator[Callable[..., Any]]:
     assert seen[:2] == ["renew", "launch"]
 
 
-def kernels_at(*spans: tuple[str, float, float]) -> tuple[Kernel, ...]:
-    return tuple(Kernel(name, start, end, 7) for name, start, end in spans)
+def kernels_at(*spans: tuple[str, float, float]) -> tuple[Activity, ...]:
+    return tuple(Activity(name, start, end, 7) for name, start, end in spans)
 
 
 def test_busy_time_counts_overlaps_once() -> None:

@@ -22,7 +22,8 @@ from attnbench.core.case import Case, Shape
 from attnbench.core.json import from_json
 from attnbench.core.machine import Device
 from attnbench.worker import profile_call
-from attnbench.worker.measure.cupti import Kernel, TracedCall, Untraceable
+from attnbench.worker.measure.cupti import TracedCall, Untraceable
+from attnbench.worker.measure.profiler_session import Activity
 from attnbench.worker.serve import Worker
 
 DEVICE = Device("cpu", 0, "CPU", 2**34, 2**34, l2=2**16)
@@ -186,7 +187,7 @@ def gpu(
 
 def call(span: float, kernels: int = 4) -> TracedCall:
     step = span / kernels
-    return TracedCall(tuple(Kernel(f"k{i}", i * step, (i + 1) * step, 7) for i in range(kernels)), 0.0)
+    return TracedCall(tuple(Activity(f"k{i}", i * step, (i + 1) * step, 7) for i in range(kernels)), 0.0)
 
 
 def test_the_call_of_median_span_is_shown_with_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:

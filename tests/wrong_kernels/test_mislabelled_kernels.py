@@ -21,7 +21,8 @@ from attnbench.core.backend import Prepared, Signature
 from attnbench.core.record import Measurement
 from attnbench.worker import kernel_trace
 from attnbench.worker.instruments import Timing
-from attnbench.worker.measure.cupti import Kernel, TracedCall
+from attnbench.worker.measure.cupti import TracedCall
+from attnbench.worker.measure.profiler_session import Activity
 
 
 def without_gqa(direction: Any = "fwd", **more: Any) -> Any:
@@ -107,7 +108,7 @@ US = 1e-6
 
 def trace(*kernels: tuple[str, float, float], overrun: float = 0.0) -> TracedCall:
     """Return a traced call of (name, start, end) in microseconds, each kernel on a stream of its own."""
-    spans = tuple(Kernel(name, start * US, end * US, stream) for stream, (name, start, end) in enumerate(kernels))
+    spans = tuple(Activity(name, start * US, end * US, stream) for stream, (name, start, end) in enumerate(kernels))
     return TracedCall(spans, overrun * US)
 
 

@@ -6,19 +6,11 @@ The name of a matrix product gets the dtype of its operands, "aten::bmm<float>",
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
-from attnbench.worker.measure.profiler_session import recorded_events, session
+from attnbench.worker.measure.profiler_session import Activity, recorded_events, session
 
 MATRIX_PRODUCTS = ("aten::mm", "aten::bmm", "aten::addmm", "aten::baddbmm")
-
-
-class Operator(NamedTuple):
-    """One operator of torch: its name, and its start and end, callees included, in seconds of the profiler's clock."""
-
-    name: str
-    start: float
-    end: float
 
 
 def operator_names(launch: Callable[[], Any]) -> list[str]:
@@ -26,12 +18,12 @@ def operator_names(launch: Callable[[], Any]) -> list[str]:
     return [operator.name for operator in trace_operators(launch)]
 
 
-def trace_operators(launch: Callable[[], Any]) -> list[Operator]:
-    """Return torch's operators in one call with their times, in order of start. What runs outside torch is not seen."""
+def trace_operators(launch: Callable[[], Any]) -> list[Activity]:
+    """Return torch's operators in one call, in order of start; their times are the profiler's, callees included."""
     with session(shapes=True) as profiler:
         launch()
     events = sorted(recorded_events(profiler), key=lambda e: int(e.start_ns()))
-    return [Operator(_named(e), e.start_ns() / 1e9, e.end_ns() / 1e9) for e in events if "::" in e.name()]
+    return [Activity(_named(e), e.start_ns() / 1e9, e.end_ns() / 1e9) for e in events if "::" in e.name()]
 
 
 def _named(event: Any) -> str:

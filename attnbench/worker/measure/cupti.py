@@ -22,7 +22,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from attnbench.worker.measure.profiler_session import recorded_events, session
+from attnbench.worker.measure.profiler_session import Activity, recorded_events, session
 from attnbench.worker.measure.sampling import do_nothing
 
 if TYPE_CHECKING:
@@ -38,24 +38,10 @@ class Untraceable(Exception):
 
 
 @dataclass(frozen=True)
-class Kernel:
-    """One activity of the device: a kernel, copy or fill. Times are seconds from the start of its call's first one."""
-
-    name: str
-    start: float
-    end: float
-    stream: int
-
-    @property
-    def seconds(self) -> float:
-        return self.end - self.start
-
-
-@dataclass(frozen=True)
 class TracedCall:
     """The activities of one launch."""
 
-    kernels: tuple[Kernel, ...]  # in order of start
+    kernels: tuple[Activity, ...]  # in order of start; their times count from the start of the first
     overrun: float  # seconds by which it ended after the next marker on the stream began; 0 where it did not
     head_start: float = 0.0  # seconds by which it began before the marker ahead of it; 0 where it did not
     events: float = 0.0  # seconds between CUDA events around it
@@ -65,15 +51,6 @@ class TracedCall:
     def span(self) -> float:
         """The seconds from the first kernel's start to the last one's end; 0 where nothing ran."""
         return max((k.end for k in self.kernels), default=0.0)
-
-    @property
-    def busy(self) -> float:
-        """The seconds in which at least one of its kernels ran."""
-        total, until = 0.0, 0.0
-        for kernel in self.kernels:
-            total += max(0.0, kernel.end - max(kernel.start, until))
-            until = max(until, kernel.end)
-        return total
 
 
 class Tracer:
@@ -211,7 +188,7 @@ def _make_call(activities: Sequence[Any], since: int, following: int, by_events:
     origin = activities[0].start_ns() if activities else since
     late = max((e.end_ns() for e in activities), default=0) - following
     kernels = [
-        Kernel(e.name(), (e.start_ns() - origin) / 1e9, (e.end_ns() - origin) / 1e9, int(e.device_resource_id()))
+        Activity(e.name(), (e.start_ns() - origin) / 1e9, (e.end_ns() - origin) / 1e9, int(e.device_resource_id()))
         for e in activities
     ]
     return TracedCall(tuple(kernels), max(0.0, late / 1e9), max(0.0, (since - origin) / 1e9), by_events, unwaited)
