@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
 import re
@@ -29,7 +30,7 @@ from attnbench.run import plan as planning
 from attnbench.run import venvs
 from attnbench.run.axes import Axes
 from attnbench.run.device_probe import DeviceProbe, probe_device
-from attnbench.run.select import is_user_code, parse_device, select_backends, select_interpreters
+from attnbench.run.select import is_user_code, parse_device, possible_kinds, select_backends, select_interpreters
 from attnbench.run.suite import Resolved, Settings, Suite, load_suite, resolve
 from attnbench.run.workers import TimeLimit, WorkerPool, closing_workers, has_nvidia_gpu, measure_jobs
 
@@ -85,17 +86,15 @@ def run_suite(request: Request, observer: RunObserver) -> Outcome:
     Raises UserError for what a person can correct. Records that were written before stay in the run file.
     """
     device = parse_device(request.device)
-    peak = parse_peak(request.peak)
     if request.resume:
         return _resume(request, device, observer)
-    checked = _checked(request, device, peak)
-    pool = WorkerPool({})
-    with closing_workers(pool), DeviceProbe(device) as device_probe:
-        planned, chosen = _planned(request, checked, pool, device_probe, observer)
+    checked = _checked(request, device)
+    with closing_workers(*checked.pools.values()), DeviceProbe(device) as device_probe:
+        planned, chosen, pool = _planned(request, checked, device_probe, observer)
         if request.dry_run:
             observer.planned(planned, planned.plan, None, chosen.notes)
             return Outcome(planned, None)
-        path = request.out or default_run_path(planned)
+        path = request.out or new_run_paths(planned)[0]
         file = run_file.RunFile.create(path, planned)
         observer.planned(planned, planned.plan, path, chosen.notes)
         measured, interrupt = _measure(planned, planned.plan, pool, file, observer, chosen.time_limit)
@@ -119,26 +118,25 @@ def wrong_records(run: Run) -> list[Record]:
 class _Checked:
     """A request without mistakes, before the device is known.
 
-    It has a resolved suite for each kind of device that may be found, and specs and interpreters for the backends of
-    each.
+    It has a resolved suite for each kind of device that may be found, and a pool for the backends of each, without
+    workers.
     """
 
     device: str
     suite: Suite
     resolved: Sequence[Resolved]
-    specs: Mapping[tuple[str, ...], dict[str, str]]  # backends as the suite names them -> name -> "module:object"
-    interpreters: Mapping[tuple[str, ...], dict[str, str]]
+    pools: Mapping[tuple[str, ...], WorkerPool]  # by backends as the suite names them
     peak: Mapping[str, float]
 
 
-def _checked(request: Request, device: str, peak: Mapping[str, float]) -> _Checked:
+def _checked(request: Request, device: str) -> _Checked:
     """Check what can be checked before anything slow starts. Raises UserError."""
     suite = load_suite(request.suite)
     found = resolve_suite_for(suite, device, request.settings)
-    simulated = device == "fake" and not request.settings.backends
-    specs = {p.backends: select_backends(["fake"] if simulated else p.backends) for p in found}
-    pythons = {
-        names: select_interpreters(request.pythons, list(own), suite.interpreters) for names, own in specs.items()
+    specs = {p.backends: select_backends(p.backends) for p in found}
+    pools = {
+        names: WorkerPool(own, select_interpreters(request.pythons, list(own), suite.interpreters))
+        for names, own in specs.items()
     }
     if not 1 <= request.rounds <= MAX_ROUNDS:
         raise UserError(f"--rounds: {request.rounds} is not from 1 to {MAX_ROUNDS}")
@@ -146,35 +144,34 @@ def _checked(request: Request, device: str, peak: Mapping[str, float]) -> _Check
         raise UserError("--batch and --tokens both set the batch size; give one of them")
     if not request.dry_run:
         check_output_path(request.out)
-    return _Checked(device, suite, found, specs, pythons, peak)
+    return _Checked(device, suite, found, pools, parse_peak(request.peak))
 
 
 def _planned(
-    request: Request, checked: _Checked, pool: WorkerPool, device_probe: DeviceProbe, observer: RunObserver
-) -> tuple[Run, Resolved]:
-    """Return the planned run without records, and its resolved suite; the pool's backends are set and loaded.
+    request: Request, checked: _Checked, device_probe: DeviceProbe, observer: RunObserver
+) -> tuple[Run, Resolved, WorkerPool]:
+    """Return the planned run without records, its resolved suite, and its pool, whose backends are loaded.
 
     On a machine with a GPU all workers load their libraries, and then open the device, at the same time. If a CPU may
     be measured, nothing else runs while its speed is probed.
     """
     observer.say("looking at the device")
-    together = len(checked.specs) == 1 and checked.device != "cpu" and has_nvidia_gpu()
+    together = len(checked.pools) == 1 and checked.device != "cpu" and has_nvidia_gpu()
     if together:
-        (pool.specs,), (pool.interpreters,) = checked.specs.values(), checked.interpreters.values()
+        (pool,) = checked.pools.values()
         pool.start_loading(import_ahead=not request.dry_run)
     environment = device_probe.describe()
     dtypes = sorted({c.dtype for resolved in checked.resolved for c in resolved.cases})
     if not together:
         environment = device_probe.measure_rates(environment, dtypes)
     chosen = resolve(checked.suite, environment.device.kind, request.settings)
-    specs = pool.specs = checked.specs[chosen.backends]
-    pool.interpreters = checked.interpreters[chosen.backends]
-    gone = venvs.missing_venv_notes(name for name in specs if name not in pool.interpreters)
+    pool = checked.pools[chosen.backends]
+    gone = venvs.missing_venv_notes(name for name in pool.specs if name not in pool.interpreters)
     chosen = replace(chosen, notes=(*chosen.notes, *gone))
-    observer.say(f"importing {', '.join(specs)}")
+    observer.say(f"importing {', '.join(pool.specs)}")
     probes = pool.probe()
     for name, probe in probes.items():
-        if is_user_code(specs[name]) and not probe.usable:
+        if is_user_code(pool.specs[name]) and not probe.usable:
             raise UserError(f"--backend {name}: {probe.why_not}")
     answers = pool.survey(probes, chosen.cases, environment.device)
     opened: list[str] = []
@@ -203,11 +200,11 @@ def _planned(
         started=datetime.now(timezone.utc).isoformat(timespec="seconds"),
         argv=request.argv,
         versions={name: p.version for name, p in probes.items() if p.version},
-        specs=specs,
+        specs=pool.specs,
         interpreters=pool.interpreters,
         peak=checked.peak,
     )
-    return planned, chosen
+    return planned, chosen, pool
 
 
 def _resume(request: Request, device: str, observer: RunObserver) -> Outcome:
@@ -303,7 +300,7 @@ def resolve_suite_for(suite: Suite, device: str, settings: Settings) -> list[Res
     Raises UserError where it cannot be resolved for any.
     """
     found, errors = [], []
-    for kind in {"auto": ("cuda", "cpu"), "cpu": ("cpu",)}.get(device, ("cuda",)):
+    for kind in possible_kinds(device):
         try:
             found.append(resolve(suite, kind, settings))
         except UserError as error:
@@ -343,14 +340,16 @@ def check_output_path(out: Path | None) -> None:
         raise UserError(f"cannot write {path}: no permission to write in {above}; choose another place with --out")
 
 
-def default_run_path(run: Run) -> Path:
-    """Return results/DATE-TIME-SUITE-DEVICE.jsonl, with a number where that file exists."""
+def new_run_paths(run: Run, endings: Sequence[str] = ("",)) -> list[Path]:
+    """Return results/DATE-TIME-SUITE-DEVICE.jsonl, with a number where that is there; one path for each ending."""
     suite = re.sub(r"[^\w.]+", "-", run.suite).strip("-.")
     stem = f"{datetime.now():%Y%m%d-%H%M%S}-{suite}-{run.environment.device.slug}"
-    path, n = Path("results") / f"{stem}.jsonl", 2
-    while path.exists():
-        path, n = Path("results") / f"{stem}-{n}.jsonl", n + 1
-    return path
+    for number in itertools.count(1):
+        own = stem if number == 1 else f"{stem}-{number}"
+        paths = [Path("results") / f"{own}{ending}.jsonl" for ending in endings]
+        if not any(path.exists() for path in paths):
+            break
+    return paths
 
 
 def parse_peak(words: Sequence[str]) -> Mapping[str, float]:

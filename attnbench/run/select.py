@@ -119,6 +119,12 @@ def parse_device(text: str) -> str:
     return text
 
 
+def possible_kinds(device: str) -> tuple[str, ...]:
+    """Return the kinds of device that a checked text of --device may turn out to be, the likeliest first."""
+    kinds: Mapping[str, tuple[str, ...]] = {"auto": ("cuda", "cpu"), "cpu": ("cpu",), "fake": ("fake",)}
+    return kinds.get(device, ("cuda",))
+
+
 def _own_name(pattern: str, taken: dict[str, str], spec: str) -> str:
     """Return the name of own code: what follows the colon, or the whole text if another backend has that name."""
     name = pattern.rpartition(":")[2]

@@ -153,13 +153,11 @@ def resolve(suite: Suite, kind: str, given: Settings | None = None) -> Resolved:
     Raises UserError if no case is left.
     """
     given = given or Settings()
-    layers: list[Settings] = [suite]
     notes: tuple[str, ...] = ()
-    if kind == "cpu" and suite.on_cpu != Settings():
-        layers.append(suite.on_cpu)
-        notes = _shrunk(suite.on_cpu, given)
-    layers.append(given)
-    merged = _merge(layers)
+    merged = _merge([suite, given])
+    if kind == "cpu":
+        usual, merged = merged, _merge([suite, suite.on_cpu, given])
+        notes = _shrunk(usual, merged)
     blocks = [merged.axes]
     blocks += [overlay(overlay(merged.axes, case), given.axes) for case in suite.cases]
     if suite.cases and suite.axes == Axes():
@@ -181,7 +179,10 @@ def resolve(suite: Suite, kind: str, given: Settings | None = None) -> Resolved:
         where, why = ("a CPU", "; the one instrument is perf_counter") if kind == "cpu" else ("a simulated device", "")
         notes += (f"on {where}: {', '.join(idle)} does not apply{why}",)
         policy = dataclasses.replace(policy, **{name: getattr(Policy, name) for name in idle})
-    return Resolved(suite.name, forward, tuple(merged.backends or ["*"]), policy, limit, notes)
+    backends = merged.backends or ["*"]
+    if kind == "fake" and not given.backends:
+        backends = ["fake"]
+    return Resolved(suite.name, forward, tuple(backends), policy, limit, notes)
 
 
 def _merge(layers: Sequence[Settings]) -> Settings:
@@ -200,19 +201,14 @@ def _merge(layers: Sequence[Settings]) -> Settings:
     return merged
 
 
-def _shrunk(on_cpu: Settings, given: Settings) -> tuple[str, ...]:
-    """Return a note of what `on_cpu` changes and no option replaces."""
-    changed = [
-        f"{'pass' if name == 'direction' else name} {getattr(on_cpu.axes, name)}"
-        for name in Axes.model_fields
-        if getattr(on_cpu.axes, name) is not None and getattr(given.axes, name) is None
-    ]
-    changed += [
-        f"{name} {getattr(on_cpu, name)}"
-        for name in ("tokens", "hidden", "time_limit")
-        if getattr(on_cpu, name) is not None and getattr(given, name) is None
-        if not getattr(given.axes, {"tokens": "batch", "hidden": "nheads"}.get(name, ""), None)
-    ]
+def _shrunk(usual: Settings, merged: Settings) -> tuple[str, ...]:
+    """Return a note of what `on_cpu` changes: where the settings with it differ from the usual ones."""
+    axes = {
+        field.alias or name: (getattr(usual.axes, name), getattr(merged.axes, name))
+        for name, field in Axes.model_fields.items()
+    }
+    rest = {name: (getattr(usual, name), getattr(merged, name)) for name in ("tokens", "hidden", "time_limit")}
+    changed = [f"{name} {now}" for name, (was, now) in {**axes, **rest}.items() if now not in (None, was)]
     return (f"on a CPU: defaults shrunk to {', '.join(changed)}",) if changed else ()
 
 

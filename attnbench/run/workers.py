@@ -251,8 +251,8 @@ def has_nvidia_gpu() -> bool:
 
 
 @contextlib.contextmanager
-def closing_workers(pool: WorkerPool) -> Iterator[None]:
-    """At the end of the block, however it ends, kill the workers. SIGTERM ends it with Terminated."""
+def closing_workers(*pools: WorkerPool) -> Iterator[None]:
+    """At the end of the block, however it ends, kill the workers of all pools. SIGTERM ends it with Terminated."""
 
     def terminate(*_: object) -> None:
         raise Terminated
@@ -261,7 +261,8 @@ def closing_workers(pool: WorkerPool) -> Iterator[None]:
     try:
         yield
     finally:
-        pool.close()
+        for pool in pools:
+            pool.close()
         signal.signal(signal.SIGTERM, before)
 
 

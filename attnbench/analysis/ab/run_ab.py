@@ -9,10 +9,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from attnbench.analysis.ab.builds import Build, builds, is_code
 from attnbench.analysis.ab.schedule import START, unsettled
-from attnbench.analysis.ab.turns import LABELS, Half, Turns, Watcher
+from attnbench.analysis.ab.turns import LABELS, Half, Turns
 from attnbench.analysis.gate import judge
 from attnbench.analysis.gate.repeated_looks import LOOKS
 from attnbench.core.errors import EXIT_INTERRUPTED, EXIT_TERMINATED, UserError
@@ -23,10 +24,15 @@ from attnbench.results import run_file
 from attnbench.results.cells import Key
 from attnbench.run import plan as planning
 from attnbench.run.device_probe import probe_device
-from attnbench.run.run_suite import check_output_path, default_run_path, resolve_suite_for
+from attnbench.run.run_suite import check_output_path, new_run_paths, resolve_suite_for
 from attnbench.run.select import is_user_code, parse_device
 from attnbench.run.suite import Resolved, Settings, load_suite, resolve
 from attnbench.run.workers import WorkerPool, closing_workers
+
+if TYPE_CHECKING:
+    from attnbench.report.progress.ab_progress import AbProgress
+
+FILES = ("a.jsonl", "b.jsonl")  # in the folder of --out
 
 
 @dataclass(frozen=True)
@@ -58,7 +64,7 @@ class Outcome:
     exit_code: int = 0
 
 
-def ab(request: Request, watcher: Watcher, clock: Callable[[], float] = time.monotonic) -> Outcome:
+def ab(request: Request, watcher: AbProgress, clock: Callable[[], float] = time.monotonic) -> Outcome:
     """Measure two builds in turns and judge them. What was measured is in the run files, however it ends.
 
     Raises UserError for builds, options and files that are wrong, and where no cell can be measured in both builds.
@@ -69,16 +75,12 @@ def ab(request: Request, watcher: Watcher, clock: Callable[[], float] = time.mon
     found = resolve_suite_for(suite, device, request.settings)
     if request.settings.backends and is_code(request.a) and is_code(request.b):
         raise UserError("--backend: --a and --b name the code already; leave it out")
-    simulated = device == "fake" and not request.settings.backends
     pairs_of = {
-        p.backends: builds(
-            request.a, request.b, ["fake"] if simulated else p.backends, request.pythons, suite.interpreters
-        )
-        for p in found
+        p.backends: builds(request.a, request.b, p.backends, request.pythons, suite.interpreters) for p in found
     }
     _check_files(request.out)
     pools = (WorkerPool({}), WorkerPool({}))
-    with closing_workers(pools[0]), closing_workers(pools[1]):
+    with closing_workers(*pools):
         watcher.say("reading the device")
         dtypes = sorted({c.dtype for p in found for c in p.cases})
         here = _environments(device, dtypes, next(iter(pairs_of.values())))
@@ -96,7 +98,7 @@ def ab(request: Request, watcher: Watcher, clock: Callable[[], float] = time.mon
             raise UserError(
                 f"--time-limit: {format_duration(request.time_limit)} is short of one pair of turns; give more"
             )
-        paths = _paths(request.out, runs[0])
+        paths = [request.out / file for file in FILES] if request.out else new_run_paths(runs[0], ("-a", "-b"))
         halves = [
             Half(run, pool, jobs, run_file.RunFile.create(path, run))
             for run, jobs, pool, path in zip(runs, plans, pools, paths, strict=True)
@@ -113,30 +115,19 @@ def ab(request: Request, watcher: Watcher, clock: Callable[[], float] = time.mon
         judgement = turns.judged()
     except UserError:
         if exit_code:
-            return Outcome(None, paths, exit_code)
+            return Outcome(None, tuple(paths), exit_code)
         raise
     judgement = replace(judgement, notes=(*judgement.notes, *turns.notes(len(unsettled(judgement)))))
-    return Outcome(judgement, paths, EXIT_TERMINATED if turns.ended == "terminated" else judgement.exit_code)
+    return Outcome(judgement, tuple(paths), EXIT_TERMINATED if turns.ended == "terminated" else judgement.exit_code)
 
 
 def _check_files(out: Path | None) -> None:
     if out and out.exists() and not out.is_dir():
         raise UserError(f"--out: {out} is a file; give a folder, for a.jsonl and b.jsonl")
-    for name in ("a.jsonl", "b.jsonl"):
+    for name in FILES:
         if out and (out / name).exists():
             raise UserError(f"{out / name} is there already and is not overwritten; choose another --out")
         check_output_path(out / name if out else None)
-
-
-def _paths(out: Path | None, run: Run) -> tuple[Path, Path]:
-    if out:
-        return out / "a.jsonl", out / "b.jsonl"
-    stem, n = default_run_path(run).with_suffix(""), 1
-    while True:
-        a, b = (stem.with_name(f"{stem.name}-{label}{'' if n == 1 else n}.jsonl") for label in "ab")
-        if not a.exists() and not b.exists():
-            return a, b
-        n += 1
 
 
 def _environments(device: str, dtypes: Sequence[str], both: Sequence[Build]) -> list[Environment]:
@@ -157,7 +148,7 @@ def _prepare(
     both: Sequence[Build],
     here: Sequence[Environment],
     pools: Sequence[WorkerPool],
-    watcher: Watcher,
+    watcher: AbProgress,
 ) -> tuple[tuple[Run, Run], list[tuple[Job, ...]]]:
     """Return the two runs without records, with the first round as their plan, and all jobs of all rounds of each."""
     runs, plans = [], []

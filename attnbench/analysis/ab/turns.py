@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from attnbench.analysis.ab.schedule import START, affordable, order, to_look, unsettled
 from attnbench.analysis.gate import judge
@@ -19,29 +18,10 @@ from attnbench.results.cells import Key
 from attnbench.run.plan import skipped_record
 from attnbench.run.workers import WorkerPool, measure_jobs
 
+if TYPE_CHECKING:
+    from attnbench.report.progress.ab_progress import AbProgress
+
 LABELS = ("A", "B")
-
-
-class Watcher(Protocol):
-    """Receives the events of an A/B while it is measured; report/progress/ab_progress.py shows it to a person."""
-
-    def say(self, text: str) -> None:
-        """Take note of what goes on before the first turn."""
-
-    def begun(self, a: Run, b: Run, cells: int, paths: Sequence[Path], notes: Sequence[str]) -> None:
-        """Take note of what will be measured, and where it is written."""
-
-    def turn(self, number: int, side: str, jobs: int, open_cells: int, left: float) -> None:
-        """Take note that a turn begins, with `left` seconds of the time limit."""
-
-    def started(self, job: Job) -> None:
-        """Take note that a job begins."""
-
-    def ended(self, job: Job, record: Record) -> None:
-        """Take note of how a job ended."""
-
-    def looked(self, pairs: int, settled: int, open_cells: int) -> None:
-        """Take note that the cells were judged after so many pairs: how many this settled, and how many are open."""
 
 
 @dataclass
@@ -72,7 +52,7 @@ class Turns:
 
     halves: Sequence[Half]
     judged_by: judge.Request
-    watcher: Watcher
+    watcher: AbProgress  # is told what goes on
     time_limit: float  # seconds, as it was given, for messages
     deadline: float  # the time of `clock` when it is up
     clock: Callable[[], float]

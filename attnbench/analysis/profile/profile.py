@@ -24,7 +24,7 @@ from attnbench.run import plan
 from attnbench.run.axes import AXES
 from attnbench.run.device_probe import probe_device
 from attnbench.run.process import START_TIMEOUT
-from attnbench.run.select import parse_device, select_backends, select_interpreters
+from attnbench.run.select import parse_device, possible_kinds, select_backends, select_interpreters
 from attnbench.run.suite import Settings, parse_suite, resolve
 from attnbench.run.workers import WorkerPool, closing_workers
 
@@ -130,8 +130,7 @@ def profile(
     if not settings.backends:
         raise UserError("--backend is missing, as in attnbench profile -b triton --seqlen 8k, or -b eager,triton")
     specs = select_backends(settings.backends)
-    kinds = {"auto": ("cuda", "cpu"), "cpu": ("cpu",)}.get(device, ("cuda",))
-    cases = {kind: one_case(settings, kind) for kind in kinds}
+    cases = {kind: one_case(settings, kind) for kind in possible_kinds(device)}
     if device == "fake":
         raise UserError("--device fake: nothing runs on a simulated device, so there is nothing to profile; use cpu")
     traces = trace_files(trace, list(specs))
