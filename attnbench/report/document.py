@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 if TYPE_CHECKING:
     from attnbench.report.html.charts import Charts
 
-Level = Literal["good", "info", "warning", "bad"]
+Level = Literal["good", "warning", "bad"]
 Style = Literal["", "strong", "quiet", "good", "warning", "bad"]
 Align = Literal["left", "right"]
 

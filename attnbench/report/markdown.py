@@ -23,7 +23,7 @@ from attnbench.report.document import (
     Table,
 )
 
-SIGNS = {"good": "✅", "info": "", "warning": "❔", "bad": "❌"}
+SIGNS = {"good": "✅", "warning": "❔", "bad": "❌"}
 BAR = 32  # characters
 _MARKUP = {"strong": "**", "bad": "**"}
 

@@ -39,7 +39,6 @@ LEAST_FOLDED = 8  # characters of such a column, before figures too go on in the
 BARS = (16, 64)  # characters of a bar chart, at least and at most
 
 _STYLES = {"": "", "strong": "bold", "quiet": "dim", "good": "green", "warning": "yellow", "bad": "bold red"}
-_VERDICTS = {"good": "bold green", "info": "bold", "warning": "bold yellow", "bad": "bold red"}
 _BAR_COLOURS = ("cyan", "magenta", "yellow", "green", "blue", "red")
 
 
@@ -63,7 +62,7 @@ def render(console: Console, document: Document) -> None:
         out.wrapped(out.joined(line))
     if document.verdict:
         out.begin_part()
-        out.paragraph((document.verdict.text, _VERDICTS[document.verdict.level]))
+        out.paragraph((document.verdict.text, f"bold {_STYLES[document.verdict.level]}"))
 
 
 def text(document: Document) -> str:

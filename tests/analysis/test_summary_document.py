@@ -104,7 +104,7 @@ def test_golden_at_60_columns() -> None:
 
 
 def test_narrower_still() -> None:
-    text = shown([run(forwards())], 40, memory=False)
+    text = shown([run(forwards())], 40)
     tables = text[: text.index("WRONG  ")]
     for figure in ("32.1 3%", "141 14%", "245 25%", "*414 42%", "339 34%", "*621 63%"):
         assert tables.count(figure) == 2
@@ -130,7 +130,7 @@ def test_no_color_keeps_the_figures_and_the_star(monkeypatch: pytest.MonkeyPatch
 def test_colour_marks_best_and_wrong() -> None:
     stream = io.StringIO()
     console = Console(file=stream, width=100, force_terminal=True, color_system="standard")
-    terminal.render(console, report([run(forwards())], memory=False))
+    terminal.render(console, report([run(forwards())]))
     assert "\x1b[1;32m*414\x1b[0m" in stream.getvalue()
     assert "\x1b[1;31mWRONG\x1b[0m" in stream.getvalue()
 

@@ -41,7 +41,7 @@ def test_columns_by_another_axis() -> None:
     text = shown([run(records)], by="headdim")
     assert "bf16, full, fwd, triton  batch x seqlen = 16k\nseqlen   d64 h32   d128 h16\n" in text
     assert "*" not in text
-    text = shown([run(records)], by="seqlen", metrics=("speedup", "latency"), memory=False)
+    text = shown([run(records)], by="seqlen", metrics=("speedup", "latency"))
     assert "No cell has a figure for this." in text
     assert "Latency  * best of its column" in text
     assert "backend" in text
@@ -54,7 +54,7 @@ def test_many_backends_are_rows(backends: int, corner: str) -> None:
     names = [f"mine-{i}" for i in range(backends)]
     records = [ok(case(s), name, 300.0) for s in (1024, 2048) for name in names]
     records.append(ended(case(), "triton", "skipped", "no dropout"))
-    text = shown([run(records)], metrics=("tflops", "latency"), memory=False)
+    text = shown([run(records)], metrics=("tflops", "latency"))
     assert [line.split()[0] for line in text.splitlines() if line.startswith(("seqlen", "backend"))] == [corner] * 2
     assert "seqlen" in shown([run(records)], by="backend")
 
@@ -77,7 +77,6 @@ def test_what_row_and_column_do_not_tell_makes_tables() -> None:
 def test_memory_is_shown_once_for_all_masks() -> None:
     text = shown([run(forwards())])
     assert text.count("1.00 GiB") == 1
-    assert "Peak memory" not in shown([run(forwards())], memory=False)
     assert shown([run(forwards())], metrics=("memory_peak",)).count("1.00 GiB") == 2
 
 
@@ -106,7 +105,7 @@ def test_where_memory_bounds_the_share_is_of_the_roofline() -> None:
     assert heading in text
     assert "| 16k | 9.00 47%m | **12.0** 63%m |" in text
     assert "roofline" not in shown([run(records[:2])])
-    assert "roofline" not in shown([run(records)], metrics=("utilization",), memory=False)
+    assert "roofline" not in shown([run(records)], metrics=("utilization",))
     unknown = shown([run(records, device=replace(H200, name="GPU of tomorrow"))])
     assert "roofline" not in unknown
 
@@ -123,7 +122,7 @@ def test_cells_whose_clock_was_held_down_are_marked() -> None:
     assert "    1k   32.1  3%   *300~ 30%\n    2k   32.1~ 3%   *301  30%\n" in text
     assert "1.00 MiB~" not in text
     assert "Clock held down in 2 of 4 cells, SM clock 1600-1700 of 1980 MHz." in text
-    latency = shown([run(records)], metrics=("latency", "utilization_clock"), memory=False)
+    latency = shown([run(records)], metrics=("latency", "utilization_clock"))
     assert "ms" in latency
     assert latency.count("~ clock held down") == 1
     text = marked([run(records)])
@@ -133,7 +132,7 @@ def test_cells_whose_clock_was_held_down_are_marked() -> None:
 
 def test_units_and_marks_stand_in_line() -> None:
     records = [ok(case(1024), "triton", 300.0, clock_held=1.98e9), ok(case(65536), "triton", 300.0, clock_held=1.5e9)]
-    lines = shown([run(records)], metrics=("latency",), memory=False).splitlines()
+    lines = shown([run(records)], metrics=("latency",)).splitlines()
     assert [line for line in lines if line.startswith(("1k", "64k"))] == ["1k b16   458  us", "64k b1   117~ ms"]
 
 
@@ -150,13 +149,13 @@ def test_tables_end_where_nobody_would_read_on() -> None:
     (first,) = grids(found, lines=1)
     assert len(first.grids) == 1
     assert LINES > 100
-    short, long = (marked([run(records)], lines=lines, memory=False) for lines in (60, math.inf))
+    short, long = (marked([run(records)], lines=lines) for lines in (60, math.inf))
     assert "30 more tables not shown" in short
     assert "not shown" not in long
 
 
 def test_a_grid_is_of_figures_and_endings() -> None:
-    (speed, memory) = grids(cells([run(forwards())]), memory=True)
+    (speed, memory) = grids(cells([run(forwards())]))
     assert speed.heading == "Throughput, TFLOP/s (FLOPs: exact), and share of the peak (989 for bf16)"
     assert memory.heading == "Peak memory added by one call"
     full, causal = speed.grids
@@ -179,7 +178,7 @@ def test_a_grid_is_of_figures_and_endings() -> None:
 
 def test_a_metric_that_no_cell_has_is_shown_only_where_it_was_asked_for() -> None:
     found = cells([run([ok(case(), "triton", 300.0)])])
-    assert [g.heading.partition(",")[0] for g in grids(found, memory=True)] == ["Throughput"]
+    assert [g.heading.partition(",")[0] for g in grids(found)] == ["Throughput"]
     (asked,) = grids(found, ("memory_peak",))
     assert (asked.heading, asked.grids) == ("Peak memory added by one call", ())
 

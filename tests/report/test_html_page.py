@@ -152,7 +152,7 @@ def test_parts_come_in_the_order_in_which_they_are_read(document: Document) -> N
 
 
 def test_the_verdict_has_the_colour_of_its_level() -> None:
-    for level in ("good", "info", "warning", "bad"):
+    for level in ("good", "warning", "bad"):
         text = html_page.render(Document("gate", "x", verdict=Verdict("the end", level)))
         assert f'<p class="verdict {level}">the end</p>' in text
 

@@ -24,7 +24,6 @@ def document(
     *,
     metrics: Sequence[str] = ("tflops",),
     by: str | None = None,
-    memory: bool = True,
     lines: float = LINES,
 ) -> Document:
     """Return the report of the cells of some runs; grids.grids explains the options and what is raised."""
@@ -33,7 +32,7 @@ def document(
         title=", ".join(dict.fromkeys(cell.device for cell in cells)) or "no records",
         answer=answer(cells, runs),
         machines=tuple(machines(cells)),
-        blocks=tuple(grids(cells, metrics, by, memory=memory, lines=lines)) if cells else (),
+        blocks=tuple(grids(cells, metrics, by, lines=lines)) if cells else (),
         reasons=tuple(reasons(cells)),
         cautions=tuple(cautions(cells, runs)),
         facts=tuple(facts(cells)),

@@ -84,10 +84,9 @@ def grids(
     names: Sequence[str] = ("tflops",),
     by: str | None = None,
     *,
-    memory: bool = False,
     lines: float = math.inf,
 ) -> list[Grids]:
-    """Return the grids of each metric, then the error of fp8 cells, then with `memory` the peak memory.
+    """Return the grids of each metric, then the error of fp8 cells, then the peak memory.
 
     `by` is what the columns are: the backends where it is None, or, of many backends, the sequence lengths. A metric
     that no cell has gives no grids. A metric's grids end after about `lines` lines. The peak memory is that of the
@@ -98,7 +97,7 @@ def grids(
     wanted = [(name, cells) for name in names]
     if "relative_error" not in names and (narrow := [c for c in cells if c.case.dtype == "fp8"]):
         wanted.append(("relative_error", narrow))  # a speed in fp8 says nothing without it
-    if memory and "memory_peak" not in names:
+    if "memory_peak" not in names:
         wanted.append(("memory_peak", _with_plainest_mask(cells)))
     found = []
     for name, chosen in wanted:
