@@ -151,8 +151,8 @@ def _fake() -> Environment:
     return Environment(device, platform.python_version(), platform.platform(), None, _cpu_name(), attnbench=__version__)
 
 
-def _fastest_call(call: Callable[[], Any], where: torch.device, repeats: int) -> float:
-    """Return the seconds of the fastest of `repeats` calls, after two to warm up.
+def _fastest_call(call: Callable[[], Any], where: torch.device) -> float:
+    """Return the seconds of the fastest of three calls, after two to warm up.
 
     On a CPU it calls for 0.2 s at least, since other processes may load the host.
     """
@@ -160,7 +160,7 @@ def _fastest_call(call: Callable[[], Any], where: torch.device, repeats: int) ->
 
     best = float("inf")
     i, enough = 0, time.perf_counter() + (0.2 if where.type == "cpu" else 0.0)
-    while i < repeats + 2 or time.perf_counter() < enough:
+    while i < 5 or time.perf_counter() < enough:
         if where.type == "cuda":
             torch.cuda.synchronize(where)
         began = time.perf_counter()
@@ -181,7 +181,7 @@ def _matmul_rates(where: torch.device, dtypes: Iterable[str], n: int) -> dict[st
     rates = {}
     for name in dtypes:
         try:
-            rates[name] = 2 * n**3 / _fastest_call(ceiling.matmul_launch(n, where, named[name]), where, 3)
+            rates[name] = 2 * n**3 / _fastest_call(ceiling.matmul_launch(n, where, named[name]), where)
         except (RuntimeError, ValueError):
             if name != "fp8":  # not every device has units for it
                 raise
@@ -194,7 +194,7 @@ def _copy_rate(where: torch.device, nbytes: int) -> float:
 
     a = torch.ones(nbytes, dtype=torch.int8, device=where)
     b = torch.empty_like(a)
-    return 2 * nbytes / _fastest_call(lambda: b.copy_(a), where, 3)
+    return 2 * nbytes / _fastest_call(lambda: b.copy_(a), where)
 
 
 def last_level_cache() -> int | None:
@@ -244,11 +244,9 @@ def _packages() -> dict[str, str]:
 
 def _git() -> str | None:
     """Return the commit of the working directory, with "+dirty" where tracked files differ; None outside a checkout."""
+    command = ["git", "describe", "--always", "--exclude=*", "--abbrev=12", "--dirty=+dirty"]
     try:
-        commit = subprocess.run(["git", "rev-parse", "--short=12", "HEAD"], capture_output=True, text=True, timeout=5)
-        if commit.returncode:
-            return None
-        dirty = subprocess.run(["git", "diff", "--quiet", "HEAD"], capture_output=True, timeout=5).returncode
+        found = subprocess.run(command, capture_output=True, text=True, timeout=5)
     except (OSError, subprocess.TimeoutExpired):
         return None
-    return commit.stdout.strip() + ("+dirty" if dirty else "")
+    return found.stdout.strip() or None

@@ -67,7 +67,7 @@ class Timing:
 
 
 class Instruments:
-    """The instruments of one device. `events`, `tracer` and `state` are None on a CPU, `tracer` also without CUPTI."""
+    """The instruments of one device. `events` and `tracer` are None on a CPU, `tracer` also without CUPTI."""
 
     def __init__(self, device: Device) -> None:
         import torch
@@ -77,7 +77,6 @@ class Instruments:
         self.l2_bytes = device.l2 or 0
         self.events: EventTimer | None = None
         self.tracer: Tracer | None = None
-        self.state: GpuState | None = None
         self.timer: Timer
         self.flush: l2_cache.L2Flush
         self._l2_states: dict[tuple[str, str], str] = {}
@@ -93,6 +92,7 @@ class Instruments:
         else:
             # of the least size, as virtual machines report the last-level cache of the whole host
             self.flush = l2_cache.L2Flush(self.device, 0)
+            self.state = GpuState(None)
             self.timer = CpuTimer(before=self.flush)
 
     @property
@@ -117,21 +117,21 @@ class Instruments:
         if self.tracer:
             self.tracer.before = before
         cool = not policy.isolate_power or self.cool_down()
-        if self.events is None or self.state is None:
+        if self.events is None:
             l2 = self.l2_state("perf_counter", policy.l2)
             times = collect_samples(partial(self.timer.samples, timed.launch), policy)
             return Timing({"time": Measurement("s", tuple(times))}, "perf_counter", l2, [])
-        timing = self._on_gpu(self.events, self.state, timed, policy)
+        timing = self._on_gpu(self.events, timed, policy)
         if not cool:
             timing.notes.append(f"isolate-power: power or clock were not back within {COOL_SECONDS:g} s")
         return timing
 
-    def _on_gpu(self, events: EventTimer, state: GpuState, timed: TimedLaunch, policy: Policy) -> Timing:
+    def _on_gpu(self, events: EventTimer, timed: TimedLaunch, policy: Policy) -> Timing:
         l2 = self.l2_state(policy.timer, policy.l2)
         events.reset()
         if self.tracer:
             self.tracer.host_bound = False
-        with self._sampling(events, timed, policy) as sample, StateSampler(state) as sampler:
+        with self._sampling(events, timed, policy) as sample, StateSampler(self.state) as sampler:
             times = collect_samples(sample, policy, pacer=Pacer(events.clocks, events.best_clock, policy.burst_s))
         readings = {"clock_held": events.clocks, **sampler.readings}
         host_bound = events.host_bound or (
@@ -269,7 +269,6 @@ class Instruments:
 
     def _measure_sustained(self, timing: Timing, timed: TimedLaunch, policy: Policy, latency: float) -> None:
         """Run the launch without pauses, add the sustained time and power to `timing`, and let the device cool down."""
-        assert self.state is not None
         result = run_sustained(timed.launch, latency, policy.sustained_s, self.state)
         timing.measurements["sustained"] = Measurement("s", result.times)
         if not result.steady:
@@ -286,7 +285,7 @@ class Instruments:
 
         Return False where that takes more than 30 s.
         """
-        if self.events is None or self.state is None:
+        if self.events is None:
             return True
         best = max(self.events.best_clock, self.events.clock_hz())
         calm, deadline = 0, time.monotonic() + COOL_SECONDS

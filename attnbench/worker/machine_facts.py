@@ -35,7 +35,7 @@ def examine(measurer: CellMeasurer) -> dict[str, Any]:
     """Return the facts of a CUDA device: "instruments" and "nvml"; an empty dict for a CPU."""
     if measurer.device.type != "cuda":
         return {}
-    state = measurer.state if measurer.state and measurer.state.available else None
+    state = measurer.state if measurer.state.available else None
     processes = _process_facts(state) if state else None
     found: dict[str, Any] = {"instruments": _instrument_facts(measurer)}
     held = _clock_held(measurer.events) if measurer.events else None

@@ -53,7 +53,7 @@ class CellMeasurer(Instruments):
         given = inputs.make(case, str(self.device), policy.seed)
         if flaw := inputs.find_flaw(given):
             return {"status": "failed", "reason": flaw}
-        began, errors = time.time(), self.state.ecc_errors() if self.state else None
+        began, errors = time.time(), self.state.ecc_errors()
         with self.memory.job_window():
             check = reference.make_check(case, given, policy.seed)
             prepared, results, held, first_call = self.prepare_and_launch(backend, case, check)
@@ -96,9 +96,9 @@ class CellMeasurer(Instruments):
         renewal = reference.InputRenewal(case, given, prepared)
         checked = replace(prepared, launch=check.launcher(prepared))
         traced = kernel_trace.trace_launch(
-            self, case, _signature(backend, case, self.device_info), checked, timing, renewal.renew
+            self, case, signature(backend, case, self.device_info), checked, timing, renewal.renew
         )
-        others = self.state.other_processes(began) if self.state else ()
+        others = self.state.other_processes(began)
         if traced.problem:
             shared = f"; other processes used this GPU meanwhile, which can look the same: {', '.join(others)}"
             reason = traced.problem + (shared if others else "")
@@ -128,7 +128,7 @@ class CellMeasurer(Instruments):
             "host_bound": timing.host_bound,
             "kernels": traced.kernels,
             "others": others,
-            "ecc_errors": max(0, (self.state.ecc_errors() or 0) - errors) if self.state and errors is not None else 0,
+            "ecc_errors": max(0, (self.state.ecc_errors() or 0) - errors) if errors is not None else 0,
             "notes": tuple(notes),
         }
 
@@ -234,7 +234,8 @@ def _round_to_7_digits(measurement: Measurement) -> Measurement:
     return Measurement(measurement.unit, tuple(float(f"{v:.7g}") for v in measurement.values))
 
 
-def _signature(backend: Backend, case: Case, device: Device) -> Signature:
+def signature(backend: Backend, case: Case, device: Device) -> Signature:
+    """Return the backend's signature of a case; one that allows any kernel where the backend has none."""
     return backend.signature(case, device) if hasattr(backend, "signature") else Signature()
 
 

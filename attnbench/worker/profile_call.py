@@ -19,18 +19,16 @@ import bisect
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from attnbench.core import stats
-from attnbench.core.backend import Backend, Signature, Unsupported, operand_dtype
+from attnbench.core.backend import Backend, Unsupported, operand_dtype
 from attnbench.core.case import Case
 from attnbench.core.json import to_json
 from attnbench.core.policy import Policy
 from attnbench.worker import inputs, kernel_trace, reference
 from attnbench.worker.measure.cupti import Untraceable
-
-if TYPE_CHECKING:
-    from attnbench.worker.measure_cell import CellMeasurer
+from attnbench.worker.measure_cell import CellMeasurer, signature
 
 RANGE = "attnbench.call"
 MAX_TRACED_CALLS = 20
@@ -75,9 +73,9 @@ def _profile(measurer: CellMeasurer, backend: Backend, case: Case, trace: str | 
     timed_launch = measurer.timed_launch(backend, case, given, prepared, footprint=0)
     timing = measurer.time(timed_launch, policy)
     renewal = reference.InputRenewal(case, given, prepared)
-    signature = backend.signature(case, measurer.device_info) if hasattr(backend, "signature") else Signature()
     checked = replace(prepared, launch=check.launcher(prepared))
-    traced = kernel_trace.trace_launch(measurer, case, signature, checked, timing, renewal.renew)
+    declared = signature(backend, case, measurer.device_info)
+    traced = kernel_trace.trace_launch(measurer, case, declared, checked, timing, renewal.renew)
     wrong = wrong or traced.problem or ""
     original = inputs.make(case, str(measurer.device), policy.seed)
     wrong = wrong or check.check_renewed(renewal, original, prepared.canonical(traced.result)).problem()

@@ -60,7 +60,10 @@ class Tracer:
         import torch
 
         os.environ.setdefault("KINETO_LOG_LEVEL", "5")
-        if _version(torch.version.cuda) >= (12, 6):  # older CUDA: graphs crash after it (torch/profiler/profiler.py)
+        if tuple(map(int, (torch.version.cuda or "0").split("."))) >= (
+            12,
+            6,
+        ):  # older CUDA: graphs crash after it (torch/profiler/profiler.py)
             # without a teardown every later launch costs the host 12 us more
             os.environ.setdefault("TEARDOWN_CUPTI", "1")
         self._events = events
@@ -192,8 +195,3 @@ def _make_call(activities: Sequence[Any], since: int, following: int, by_events:
         for e in activities
     ]
     return TracedCall(tuple(kernels), max(0.0, late / 1e9), max(0.0, (since - origin) / 1e9), by_events, unwaited)
-
-
-def _version(text: str | None) -> tuple[int, ...]:
-    """Return a version's numbers, "12.6" as (12, 6); (0,) for None."""
-    return tuple(int(part) for part in (text or "0").split(".") if part.isdigit())

@@ -24,8 +24,10 @@ POWER_INSTANT = 186  # nvml.h, NVML_FI_DEV_POWER_INSTANT: mW now; nvmlDeviceGetP
 class GpuState:
     """NVML's view of one device, found by the UUID that torch reports. Any answer may be None: not known here."""
 
-    def __init__(self, uuid: str) -> None:
+    def __init__(self, uuid: str | None) -> None:
         self._nvml: Any = None
+        if uuid is None:  # a CPU
+            return
         try:
             import pynvml
 

@@ -63,11 +63,7 @@ class MaskReader:
         """
         import torch
 
-        s = self.case.shape
-        pairs, count = sample.rows.shape
-        kept = torch.zeros(
-            pairs, count, s.nheads // s.nheads_k, s.seqlen_k, dtype=torch.bool, device=self._probed.device
-        )
+        kept = torch.zeros_like(visible_in_sample(self.case, sample))
         with self._probing():
             for part in launch_parts(self.case, sample):
                 self.state.restore()
@@ -82,15 +78,14 @@ class MaskReader:
         import torch
 
         part = best_part(self.case, sample)
-        s = self.case.shape
-        shape = (*sample.rows.shape, s.nheads // s.nheads_k, s.seqlen_k)
-        seen = select_part(self.case, part, visible_in_sample(self.case, sample))
+        visible = visible_in_sample(self.case, sample)
+        seen = select_part(self.case, part, visible)
         drawn = []
         with self._probing():
             for again in (True, False, True):
                 if again:
                     self.state.restore()
-                kept = torch.zeros(shape, dtype=torch.bool, device=self._probed.device)
+                kept = torch.zeros_like(visible)
                 self._read(sample, part, kept)
                 drawn.append(select_part(self.case, part, kept)[seen])
         return drawn[0], drawn[1], drawn[2]
@@ -103,9 +98,7 @@ class MaskReader:
         import torch
 
         part = best_part(self.case, sample)
-        s = self.case.shape
-        shape = (*sample.rows.shape, s.nheads // s.nheads_k, s.seqlen_k)
-        kept = torch.zeros(shape, dtype=torch.bool, device=self._probed.device)
+        kept = torch.zeros_like(visible_in_sample(self.case, sample))
         with self._probing():
             results = {name: t.clone() for name, t in self._read(sample, part, kept).items()}
             values = self._probed.clone(memory_format=torch.contiguous_format)
