@@ -6,6 +6,7 @@ import importlib.metadata
 from collections.abc import Callable
 from typing import TYPE_CHECKING, ClassVar, Literal
 
+from attnbench.backends.limits import Limits
 from attnbench.core.backend import Prepared, Probe, Signature, Unsupported, Workspace
 from attnbench.core.case import ITEMSIZE, Case
 from attnbench.core.machine import Device
@@ -15,13 +16,19 @@ if TYPE_CHECKING:
 
     from attnbench.core.backend import Inputs
 
-Layout = Literal["bshd", "bhsd"]
+Layout = Literal["bshd", "bhsd", "packed"]
 
 
 class BackendBase:
-    """Defaults for a backend that needs only torch, supports every case, and allocates nothing large."""
+    """Defaults for a backend that needs only torch and allocates nothing large."""
 
     name = ""
+    limits: ClassVar[Limits | None] = None  # the cases that it takes; None for all
+    # Regular expressions for the names of the kernels that it runs (on a CPU, of the operators), and of others' kernels
+    # that might run instead.
+    forward_kernels: ClassVar[str] = ""
+    backward_kernels: ClassVar[str] = ""
+    other_kernels: ClassVar[tuple[str, ...]] = ()
     efficiency = 0.4  # rough fraction of a matmul's rate, for the forecast of time only
     starts_compiler = False  # a first call may compile for minutes (nvcc); its jobs then have a longer timeout
     verified: ClassVar[tuple[str, ...]] = ()  # hardware and versions on which its results were right
@@ -41,30 +48,18 @@ class BackendBase:
             return Probe(reason="torch is not installed", install="pip install torch")
 
     def unsupported(self, case: Case, device: Device) -> str | None:
-        return None
+        return self.limits.refusal(case, device) if self.limits else None
 
     def workspace(self, case: Case) -> Workspace:
         return Workspace()
 
     def signature(self, case: Case, device: Device) -> Signature:
-        return Signature()
+        forward = self.forward_kernels if case.has_forward else ""
+        backward = self.backward_kernels if case.has_backward else ""
+        return Signature(tuple(filter(None, dict.fromkeys((forward, backward)))), never=self.other_kernels)
 
     def prepare(self, case: Case, inputs: Inputs) -> Prepared:
         raise NotImplementedError
-
-
-def basic_features_only(case: Case, *, dropout: bool = False) -> str | None:
-    """Return why a backend without fp8, windows and softcap cannot run the case, or None where it can.
-
-    `dropout` says whether the backend has dropout.
-    """
-    if case.dtype == "fp8":
-        return "no fp8"
-    if case.window_size != (None, None):
-        return "no sliding window"
-    if case.softcap:
-        return "no softcap"
-    return "no dropout" if case.dropout_p and not dropout else None
 
 
 def autograd_prepared(
@@ -73,31 +68,37 @@ def autograd_prepared(
     """Return the prepared call of a function that autograd can differentiate, or that is forward only.
 
     `fn` takes q, k, v and returns out, all contiguous in `layout`: "bshd" is (batch, seqlen, nheads, headdim), "bhsd"
-    is (batch, nheads, seqlen, headdim). Copies into that layout are made here and are not timed. Gradients come from
-    torch.autograd.grad, which returns new tensors, so nothing accumulates and nothing must be cleared.
+    is (batch, nheads, seqlen, headdim), "packed" is (batch * seqlen, nheads, headdim). Copies into that layout are made
+    here and are not timed. Gradients come from torch.autograd.grad, which returns new tensors, so nothing accumulates
+    and nothing must be cleared.
 
     The launch raises Unsupported where the case has a backward and the output of `fn` has no gradient.
     """
     import torch
 
     def arrange(t: Tensor) -> Tensor:
-        return t if layout == "bshd" else t.transpose(1, 2).contiguous()
+        if layout == "packed":
+            return t.flatten(0, 1)
+        return t.transpose(1, 2).contiguous() if layout == "bhsd" else t
 
     def view(t: Tensor) -> Tensor:
-        return t if layout == "bshd" else t.transpose(1, 2)
+        if layout == "packed":
+            return t.view(case.shape.batch, -1, *t.shape[1:])
+        return t.transpose(1, 2) if layout == "bhsd" else t
 
     q, k, v = (arrange(t).detach() for t in (inputs.q, inputs.k, inputs.v))
+    reads = {"q": view(q), "k": view(k), "v": view(v)}
 
     def forward() -> Tensor:
         return fn(q, k, v)
 
     if not case.has_backward:
-        return Prepared(launch=forward, canonical=lambda out: {"out": view(out)}, reads={"q": q, "k": k, "v": v})
+        return Prepared(launch=forward, canonical=lambda out: {"out": view(out)}, reads=reads)
 
     if inputs.dout is None:
         raise ValueError("a backward needs inputs.dout")
     dout = arrange(inputs.dout)
-    reads = {"q": q, "k": k, "v": v, "dout": dout}
+    reads["dout"] = view(dout)
     for t in (q, k, v):
         t.requires_grad_()
 
@@ -121,7 +122,7 @@ def autograd_prepared(
     return Prepared(lambda: grads(out, keep=True), canonical=lambda raw: named(out, *raw), forward=forward, reads=reads)
 
 
-def scores_workspace(case: Case, *, copies_fwd: float, copies_bwd: float, what: str = "scores") -> Workspace:
+def scores_workspace(case: Case, *, copies_fwd: float, copies_bwd: float) -> Workspace:
     """Return the workspace of an implementation that writes the seqlen_q x seqlen_k score matrix to memory.
 
     `copies_fwd` and `copies_bwd` are how many such matrices are alive at the peak, without and with a backward. Each
@@ -130,13 +131,4 @@ def scores_workspace(case: Case, *, copies_fwd: float, copies_bwd: float, what: 
     s = case.shape
     one = s.batch * s.nheads * s.seqlen_q * s.seqlen_k * ITEMSIZE[case.dtype]
     copies = copies_bwd if case.has_backward else copies_fwd
-    return Workspace(nbytes=int(one * copies), what=what, passes=3.0, dense=True)
-
-
-def has_empty_rows(case: Case) -> bool:
-    """Return whether some query sees no key at all, so that its row of probabilities is empty.
-
-    Where the right side is limited and seqlen_q > seqlen_k, the first queries stand before the first key.
-    """
-    right = 0 if case.causal else case.window_size[1]
-    return right is not None and case.shape.seqlen_q - case.shape.seqlen_k > right
+    return Workspace(nbytes=int(one * copies), what="scores", passes=3.0, dense=True)

@@ -8,14 +8,14 @@ run.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from attnbench.backends.base import BackendBase, autograd_prepared, scores_workspace
-from attnbench.backends.libraries import Limits
+from attnbench.backends.limits import TORCH_LIMITS, Limits, has_empty_rows
 from attnbench.backends.masks import block_mask, block_mask_workspace, visibility_mask
-from attnbench.core.backend import Prepared, Probe, Signature, Workspace
+from attnbench.core.backend import Prepared, Probe, Workspace
 from attnbench.core.case import Case
-from attnbench.core.machine import Device
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -23,19 +23,14 @@ if TYPE_CHECKING:
     from attnbench.core.backend import Inputs
 
 
-class TorchCompile:
-    """The state of torch.compile in this process."""
+class Compiled(BackendBase):
+    """A backend that torch.compile compiles."""
 
-    def __init__(self) -> None:
-        self._last: Case | None = None
+    _last: Case | None = None
 
-    @staticmethod
-    def import_inductor(found: Probe) -> Probe:
-        """Import Inductor if torch is usable, and return `found` unchanged.
-
-        The import takes 1.5 s. It happens when the backend is loaded, as the imports of other libraries do, so that it
-        is not in a first call.
-        """
+    def probe(self) -> Probe:
+        """Import Inductor too, which takes 1.5 s, so that this is not in a first call."""
+        found = super().probe()
         if found.usable:
             import torch._inductor.config  # noqa: F401
         return found
@@ -55,25 +50,9 @@ class TorchCompile:
         torch._functorch.config.donated_buffer = case.direction != "bwd"
 
 
-class Compiled(BackendBase):
-    """The parts that `flex` and `compile` share."""
-
-    limits: ClassVar[Limits]
-
-    def __init__(self) -> None:
-        self._torch_compile = TorchCompile()
-
-    def probe(self) -> Probe:
-        return self._torch_compile.import_inductor(super().probe())
-
-    def unsupported(self, case: Case, device: Device) -> str | None:
-        return self.limits.refusal(case, device)
-
-
 class Flex(Compiled):
     name = "flex"
     efficiency = 0.5
-    checked_versions: ClassVar[tuple[str, ...]] = ("torch 2.11", "torch 2.13")
     verified: ClassVar = ("NVIDIA H200, torch 2.11",)
     limits: ClassVar = Limits(
         dtypes=("bf16", "fp16", "fp32"),
@@ -83,18 +62,16 @@ class Flex(Compiled):
         window=True,
         softcap=True,
     )
+    forward_kernels = backward_kernels = "triton_tem"
 
     def workspace(self, case: Case) -> Workspace:
         return block_mask_workspace(case)
-
-    def signature(self, case: Case, device: Device) -> Signature:
-        return Signature(runs=("triton_tem",))
 
     def prepare(self, case: Case, inputs: Inputs) -> Prepared:
         import torch
         from torch.nn.attention.flex_attention import flex_attention
 
-        self._torch_compile.reset_for(case)
+        self.reset_for(case)
         compiled = torch.compile(flex_attention, dynamic=False, fullgraph=True)
         options: dict[str, Any] = {
             "score_mod": _softcap(case.softcap) if case.softcap else None,
@@ -113,34 +90,24 @@ class Flex(Compiled):
 class Compile(Compiled):
     name = "compile"
     efficiency = 0.5
-    checked_versions: ClassVar[tuple[str, ...]] = ("torch 2.11", "torch 2.13")
     verified: ClassVar = ("NVIDIA H200, torch 2.11",)
-    limits: ClassVar = Limits(
-        dtypes=("bf16", "fp16", "fp32"),
-        capability=(7, 0),
-        headdim=(1, 2**20),
-        headdim_multiple=1,
-        headdim_v=True,
-        window=True,
-        softcap=True,
-    )
+    limits: ClassVar = replace(TORCH_LIMITS, capability=(7, 0), window=True, softcap=True, on_cpu=False)
+    forward_kernels = backward_kernels = "triton_(per|red|poi)_fused"
+    other_kernels: ClassVar = ("flash|fmha|sdpa|scaled_dot_product",)
 
     def workspace(self, case: Case) -> Workspace:
         return scores_workspace(case, copies_fwd=2, copies_bwd=4)
 
-    def signature(self, case: Case, device: Device) -> Signature:
-        return Signature(runs=("triton_(per|red|poi)_fused",), never=("flash|fmha|sdpa|scaled_dot_product",))
-
     def prepare(self, case: Case, inputs: Inputs) -> Prepared:
         import torch
 
-        self._torch_compile.reset_for(case)
+        self.reset_for(case)
         attention = torch.compile(eager, dynamic=False, fullgraph=True)
         s = case.shape
         seen = visibility_mask(case, inputs.q.device)
         if seen is not None:
             seen = seen.repeat(s.nheads // s.nheads_k, 1)
-        empty_rows = None if seen is None or bool(seen.any(-1).all()) else ~seen.any(-1, keepdim=True)
+        empty_rows = ~seen.any(-1, keepdim=True) if seen is not None and has_empty_rows(case) else None
 
         def call(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             rows = q.view(s.batch * s.nheads_k, -1, s.headdim)  # query heads that share a key head become rows of it

@@ -16,10 +16,10 @@ import functools
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from attnbench.backends.base import Layout
-from attnbench.backends.libraries import Library, Limits, installed_version
+from attnbench.backends.libraries import Library, installed_version
+from attnbench.backends.limits import Limits
 from attnbench.backends.masks import effective_window
-from attnbench.core.backend import Prepared, Probe, Signature, Unsupported
+from attnbench.core.backend import Prepared, Probe, Unsupported
 from attnbench.core.case import Case
 from attnbench.core.fp8 import E4M3_MAX, quantize_inputs
 from attnbench.core.machine import Device
@@ -42,8 +42,6 @@ class Cudnn(Library):
     distributions: ClassVar = ("nvidia-cudnn-frontend",)
     install = "pip install nvidia-cudnn-frontend"
     min_version = "1.13"  # generate_stats
-    required_names: ClassVar = ("pygraph",)
-    checked_versions: ClassVar = ("1.32.0",)
     verified: ClassVar = ("NVIDIA H200, cudnn-frontend 1.32.0, cuDNN 9.19",)
     limits: ClassVar = Limits(headdim_v=True, window=True, empty_rows=False)
     forward_kernels = "cudnn.*(fprop|sdpa)|sdpa_?fwd|prefill"
@@ -127,9 +125,6 @@ class CudnnFp8(Cudnn):
             return f"headdim {d} with headdim_v {d_v}: on Blackwell to 128, or 192-128"
         return None
 
-    def signature(self, case: Case, device: Device) -> Signature:
-        return Signature(runs=(self.forward_kernels,))
-
     def prepare(self, case: Case, inputs: Inputs) -> Prepared:
         import torch
 
@@ -162,25 +157,25 @@ class Graph:
         self.symbols: dict[str, Any] = {}
         self.outputs: dict[str, tuple[tuple[int, ...], torch.dtype]] = {}
 
-    def input(self, name: str, t: Tensor, layout: Layout = "bshd") -> Any:
+    def input(self, name: str, t: Tensor, *, by_head: bool = False) -> Any:
         """Declare an input with the shape, strides and dtype of t, and return cuDNN's tensor for it.
 
-        `layout` is that of t; the graph sees (batch, nheads, seqlen, headdim).
+        t is (batch, seqlen, nheads, headdim), or (batch, nheads, seqlen, headdim) with `by_head`, as the graph sees it.
         """
-        seen = t.transpose(1, 2) if layout == "bshd" else t
+        seen = t if by_head else t.transpose(1, 2)
         self.symbols[name] = self.graph.tensor(
             dim=list(seen.shape), stride=list(seen.stride()), data_type=_data_type(self.cudnn, t.dtype), name=name
         )
         return self.symbols[name]
 
     def output(
-        self, name: str, symbol: Any, shape: tuple[int, int, int, int], dtype: torch.dtype, layout: Layout = "bshd"
+        self, name: str, symbol: Any, shape: tuple[int, int, int, int], dtype: torch.dtype, *, by_head: bool = False
     ) -> None:
-        """Declare an output. `shape` and `layout` are those in memory, contiguous."""
+        """Declare an output. `shape` is that in memory, contiguous; `by_head` is as in `input`."""
         import torch
 
         seen = torch.empty(shape, device="meta")
-        seen = seen.transpose(1, 2) if layout == "bshd" else seen
+        seen = seen if by_head else seen.transpose(1, 2)
         symbol.set_output(True).set_dim(list(seen.shape)).set_stride(list(seen.stride()))
         symbol.set_data_type(_data_type(self.cudnn, dtype))
         self.symbols[name], self.outputs[name] = symbol, (shape, dtype)
@@ -235,7 +230,7 @@ def forward_graph(case: Case, inputs: Inputs) -> Callable[[Tensors], dict[str, T
     )
     graph.output("out", out, (s.batch, s.seqlen_q, s.nheads, s.headdim_v), inputs.q.dtype)
     if case.has_backward:
-        graph.output("stats", stats, (s.batch, s.nheads, s.seqlen_q, 1), torch.float32, layout="bhsd")
+        graph.output("stats", stats, (s.batch, s.nheads, s.seqlen_q, 1), torch.float32, by_head=True)
     return graph.build()
 
 
@@ -254,7 +249,7 @@ def backward_graph(case: Case, inputs: Inputs) -> Callable[[Tensors], dict[str, 
         v=graph.input("v", inputs.v),
         o=graph.input("out", inputs.dout),
         dO=graph.input("dout", inputs.dout),
-        stats=graph.input("stats", stats, layout="bhsd"),
+        stats=graph.input("stats", stats, by_head=True),
         attn_scale=case.softmax_scale,
         **_mask_options(case, graph.cudnn),
     )

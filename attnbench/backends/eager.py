@@ -7,9 +7,11 @@ Softcap and dropout are torch's operators, each one or two passes more.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar
 
-from attnbench.backends.base import BackendBase, autograd_prepared, has_empty_rows, scores_workspace
+from attnbench.backends.base import BackendBase, autograd_prepared, scores_workspace
+from attnbench.backends.limits import TORCH_LIMITS, has_empty_rows
 from attnbench.backends.masks import visibility_mask
 from attnbench.core.backend import Prepared, Signature, Workspace
 from attnbench.core.case import Case
@@ -35,9 +37,7 @@ class Eager(BackendBase):
     name = "eager"
     efficiency = 0.5
     verified: ClassVar = ("NVIDIA H200, torch 2.11",)
-
-    def unsupported(self, case: Case, device: Device) -> str | None:
-        return "no fp8" if case.dtype == "fp8" else None
+    limits: ClassVar = replace(TORCH_LIMITS, window=True, softcap=True, dropout=True)
 
     def workspace(self, case: Case) -> Workspace:
         # Matrices alive at the peak, measured on an H200. Forward: scores and probabilities. Backward: the kept

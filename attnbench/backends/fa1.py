@@ -11,7 +11,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, ClassVar
 
 from attnbench.backends.base import autograd_prepared
-from attnbench.backends.libraries import Library, Limits
+from attnbench.backends.libraries import Library
+from attnbench.backends.limits import Limits
 from attnbench.core.backend import Prepared
 from attnbench.core.case import Case
 from attnbench.core.machine import Device
@@ -28,10 +29,15 @@ class FlashAttention1(Library):
     distributions: ClassVar = ("flash-attn",)
     install = "pip install 'flash-attn<2' --no-build-isolation"
     below_version = "2"
-    required_names: ClassVar = ("flash_attn_unpadded_func",)
-    checked_versions: ClassVar = ("1.0.9",)
+    required_name = "flash_attn_unpadded_func"
     limits: ClassVar = Limits(
-        capability=(7, 5), capability_below=(9, 1), headdim=(8, 128), gqa=False, dropout=True, unequal_causal=False
+        capability=(7, 5),
+        capability_below=(9, 1),
+        bf16_capability=(8, 0),
+        headdim=(8, 128),
+        gqa=False,
+        dropout=True,
+        unequal_causal=False,
     )
     forward_kernels = "fmha_fwd_loop_kernel"
     backward_kernels = "fmha_bwd_.*loop"
@@ -39,8 +45,6 @@ class FlashAttention1(Library):
     def unsupported(self, case: Case, device: Device) -> str | None:
         if reason := super().unsupported(case, device):
             return reason
-        if case.dtype == "bf16" and device.capability is not None and device.capability < (8, 0):
-            return "bf16 needs compute capability 8.0 or newer"
         large = case.has_backward and case.shape.headdim > 64
         if large and device.capability not in (None, (8, 0), (9, 0)):
             return "its backward of headdim above 64 needs compute capability 8.0 or 9.0 (shared memory)"
@@ -59,7 +63,9 @@ class FlashAttention1(Library):
 
         def call(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             out: Tensor = flash_attn_unpadded_func(
-                *(t.flatten(0, 1) for t in (q, k, v)),
+                q,
+                k,
+                v,
                 cu_seqlens_q,
                 cu_seqlens_k,
                 s.seqlen_q,
@@ -68,6 +74,6 @@ class FlashAttention1(Library):
                 softmax_scale=case.softmax_scale,
                 causal=causal,
             )
-            return out.view(s.batch, s.seqlen_q, s.nheads, s.headdim_v)
+            return out
 
-        return autograd_prepared(case, inputs, call)
+        return autograd_prepared(case, inputs, call, layout="packed")

@@ -9,7 +9,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, ClassVar
 
 from attnbench.backends.base import autograd_prepared
-from attnbench.backends.libraries import Library, Limits
+from attnbench.backends.libraries import Library
+from attnbench.backends.limits import Limits
 from attnbench.backends.masks import flash_window
 from attnbench.core.backend import Prepared
 from attnbench.core.case import Case
@@ -29,8 +30,6 @@ class FlashAttention2(Library):
     distributions: ClassVar = ("flash-attn",)
     install = "pip install 'flash-attn>=2.6,<3' --no-build-isolation"
     min_version, below_version = "2.6", "3"
-    required_names: ClassVar = ("flash_attn_func",)
-    checked_versions: ClassVar = ("2.8.3.post1",)
     limits: ClassVar = Limits(window=True, softcap=True, dropout=True)
     forward_kernels = "flash_fwd"
     backward_kernels = "flash_bwd"

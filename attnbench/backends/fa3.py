@@ -11,7 +11,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from attnbench.backends.base import autograd_prepared
-from attnbench.backends.libraries import Library, Limits
+from attnbench.backends.libraries import Library
+from attnbench.backends.limits import Limits
 from attnbench.backends.masks import flash_window
 from attnbench.core.backend import Prepared, Signature
 from attnbench.core.case import Case
@@ -29,12 +30,11 @@ class FlashAttention3(Library):
     efficiency = 0.75
     module = "flash_attn_interface"
     distributions: ClassVar = ("flash-attn-3", "flashattn-hopper")
-    required_names: ClassVar = ("flash_attn_func",)
+    required_name = "flash_attn_func"
     install = (
         "build it: git clone --recursive https://github.com/Dao-AILab/flash-attention; "
         "pip install --no-build-isolation ./flash-attention/hopper"
     )
-    checked_versions: ClassVar = ("3.0.0 at 0251105",)
     limits: ClassVar = Limits(
         dtypes=("bf16", "fp16", "fp8"),
         capability=(9, 0),

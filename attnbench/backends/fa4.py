@@ -10,7 +10,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, ClassVar
 
 from attnbench.backends.base import autograd_prepared
-from attnbench.backends.libraries import Library, Limits
+from attnbench.backends.libraries import Library
+from attnbench.backends.limits import Limits
 from attnbench.core.backend import Prepared
 from attnbench.core.case import Case
 from attnbench.core.machine import Device
@@ -28,9 +29,8 @@ class FlashAttention4(Library):
     efficiency = 0.75
     module = "flash_attn.cute"
     distributions: ClassVar = ("flash-attn-4",)
-    required_names: ClassVar = ("flash_attn_func",)
+    required_name = "flash_attn_func"
     install = "pip install --pre 'flash-attn-4[cu13]'  # without [cu13] for CUDA 12"
-    checked_versions: ClassVar = ("4.0.0b36",)
     verified: ClassVar = ("NVIDIA H200, flash-attn-4 4.0.0b36",)
     limits: ClassVar = Limits(capability=(9, 0), headdim_v=True, window=True, softcap=True)
     forward_kernels = "FlashAttentionForward|flash_fwd_sm"

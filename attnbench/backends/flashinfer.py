@@ -12,8 +12,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from attnbench.backends.base import autograd_prepared
-from attnbench.backends.libraries import Library, Limits
-from attnbench.core.backend import Prepared, Signature, Unsupported, Workspace
+from attnbench.backends.libraries import Library
+from attnbench.backends.limits import Limits
+from attnbench.core.backend import Prepared, Unsupported, Workspace
 from attnbench.core.case import Case
 from attnbench.core.machine import Device
 
@@ -38,8 +39,6 @@ class FlashInfer(Library):
     distributions: ClassVar = ("flashinfer-python",)
     install = "pip install flashinfer-python  # compiles with nvcc; flashinfer-jit-cache has compiled kernels"
     min_version = "0.4"
-    required_names: ClassVar = ("single_prefill_with_kv_cache", "BatchPrefillWithRaggedKVCacheWrapper")
-    checked_versions: ClassVar = ("0.6.13",)
     limits: ClassVar = Limits(headdim_pairs=HEADDIMS, backward=False, window=True, softcap=True)
     forward_kernels = "PrefillWith\\w*KVCacheKernel"
 
@@ -50,9 +49,6 @@ class FlashInfer(Library):
 
     def workspace(self, case: Case) -> Workspace:
         return Workspace(nbytes=WORKSPACE, what="split-k buffer")
-
-    def signature(self, case: Case, device: Device) -> Signature:
-        return Signature(runs=(self.forward_kernels,), never=self.other_kernels)
 
     def prepare(self, case: Case, inputs: Inputs) -> Prepared:
         if case.shape.batch == 1:
@@ -65,10 +61,10 @@ class FlashInfer(Library):
         options = self._options(case)
 
         def call(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            out: Tensor = single_prefill_with_kv_cache(q[0], k[0], v[0], backend=self.backend, **options)
-            return out.unsqueeze(0)
+            out: Tensor = single_prefill_with_kv_cache(q, k, v, backend=self.backend, **options)
+            return out
 
-        return autograd_prepared(case, inputs, call)
+        return autograd_prepared(case, inputs, call, layout="packed")
 
     def _ragged(self, case: Case, inputs: Inputs, plan: dict[str, Any]) -> Prepared:
         """Return the call of the ragged wrapper; `plan` holds the arguments of its plan() that describe the batch."""
@@ -89,11 +85,7 @@ class FlashInfer(Library):
             **self._options(case),
         )
 
-        def call(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            out: Tensor = wrapper.run(q.flatten(0, 1), k.flatten(0, 1), v.flatten(0, 1))
-            return out.view(s.batch, s.seqlen_q, s.nheads, s.headdim_v)
-
-        return autograd_prepared(case, inputs, call)
+        return autograd_prepared(case, inputs, wrapper.run, layout="packed")
 
     def _options(self, case: Case) -> dict[str, Any]:
         return {
@@ -201,16 +193,14 @@ class TrtLlm(FlashInfer):
         options = self._batch_options(case, inputs) | {"mask_mode": mask}
 
         def call(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            qkv = (q.flatten(0, 1), k.flatten(0, 1), v.flatten(0, 1))
-            out: Tensor = trtllm_fmha_v2_prefill(qkv, "SEPARATE_Q_K_V", **options)
-            return out.view(s.batch, s.seqlen_q, s.nheads, s.headdim_v)
+            out: Tensor = trtllm_fmha_v2_prefill((q, k, v), "SEPARATE_Q_K_V", **options)
+            return out
 
-        return autograd_prepared(case, inputs, call)
+        return autograd_prepared(case, inputs, call, layout="packed")
 
     def _trtllm_gen(self, case: Case, inputs: Inputs) -> Prepared:
         from flashinfer.prefill import trtllm_ragged_attention_deepseek
 
-        s = case.shape
         options = self._batch_options(case, inputs) | {
             "o_sf_scale": 1.0,
             "enable_pdl": None,
@@ -219,10 +209,10 @@ class TrtLlm(FlashInfer):
         }
 
         def call(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            out: Tensor = trtllm_ragged_attention_deepseek(q.flatten(0, 1), k.flatten(0, 1), v.flatten(0, 1), **options)
-            return out.view(s.batch, s.seqlen_q, s.nheads, s.headdim_v)
+            out: Tensor = trtllm_ragged_attention_deepseek(q, k, v, **options)
+            return out
 
-        return autograd_prepared(case, inputs, call)
+        return autograd_prepared(case, inputs, call, layout="packed")
 
     def _batch_options(self, case: Case, inputs: Inputs) -> dict[str, Any]:
         """Return the arguments that both TensorRT-LLM functions take. The workspace must be zero at the start."""

@@ -8,7 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from attnbench.backends.base import BackendBase, autograd_prepared, basic_features_only
+from attnbench.backends.base import BackendBase, autograd_prepared
+from attnbench.backends.limits import TORCH_LIMITS
 from attnbench.core.backend import Prepared, Probe, Signature
 from attnbench.core.case import Case
 from attnbench.core.machine import Device
@@ -26,6 +27,8 @@ class Function(BackendBase):
     record.
     """
 
+    limits = TORCH_LIMITS
+
     def __init__(self, name: str, fn: Callable[..., Any]) -> None:
         self.name = name
         self.fn = fn
@@ -40,9 +43,6 @@ class Function(BackendBase):
         except (OSError, TypeError):
             return Probe(version=f"{self.name}, source unknown")
         return Probe(version=f"{self.name}, source {hashlib.sha256(source).hexdigest()[:8]}")
-
-    def unsupported(self, case: Case, device: Device) -> str | None:
-        return basic_features_only(case)
 
     def signature(self, case: Case, device: Device) -> Signature:
         """Return the function's attribute `kernels`, one or several regular expressions; no rule where it has none."""

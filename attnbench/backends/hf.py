@@ -8,15 +8,17 @@ another kernel.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from attnbench.backends import compiled
 from attnbench.backends.base import autograd_prepared, scores_workspace
-from attnbench.backends.compiled import TorchCompile
 from attnbench.backends.eager import eager_signature
 from attnbench.backends.fa2 import FlashAttention2
-from attnbench.backends.libraries import Library, Limits
-from attnbench.backends.masks import block_mask, block_mask_workspace, effective_window, visibility_mask
+from attnbench.backends.libraries import Library
+from attnbench.backends.limits import TORCH_LIMITS, Limits
+from attnbench.backends.masks import block_mask, visibility_mask
 from attnbench.core.backend import Prepared, Probe, Signature, Workspace, torch_dtype
 from attnbench.core.case import Case
 from attnbench.core.machine import Device
@@ -27,19 +29,7 @@ if TYPE_CHECKING:
 
     from attnbench.core.backend import Inputs
 
-ALL_DTYPES = ("bf16", "fp16", "fp32")
-TORCH_LIMITS = Limits(  # of implementations that use torch only
-    dtypes=ALL_DTYPES,
-    capability=(5, 0),
-    headdim=(1, 2**20),
-    headdim_multiple=1,
-    headdim_v=True,
-    window=True,
-    dropout=True,
-    empty_rows=False,
-    on_cpu=True,
-)
-FUSED_KERNELS = "flash_(fwd|bwd)|fmha_cutlass|cudnn.*(fprop|bprop|sdpa)|flash_attention|_softmax"
+EAGER_AND_SDPA_LIMITS = replace(TORCH_LIMITS, window=True, dropout=True, empty_rows=False)
 
 
 class HuggingFace(Library):
@@ -50,7 +40,6 @@ class HuggingFace(Library):
     distributions: ClassVar = ("transformers",)
     install = "pip install transformers"
     min_version = "4.57"  # ALL_ATTENTION_FUNCTIONS came with 4.48, whose windows have one key more
-    checked_versions: ClassVar = ("5.23.0",)
 
     def prepare(self, case: Case, inputs: Inputs) -> Prepared:
         attend = self._function()
@@ -77,7 +66,7 @@ class Eager(HuggingFace):
     name = "hf-eager"
     verified: ClassVar = ("NVIDIA H200, transformers 5.17",)
     implementation = "eager"
-    limits: ClassVar = TORCH_LIMITS
+    limits: ClassVar = EAGER_AND_SDPA_LIMITS
 
     def workspace(self, case: Case) -> Workspace:
         return scores_workspace(case, copies_fwd=5, copies_bwd=8)  # its softmax is in float32
@@ -111,14 +100,13 @@ class Sdpa(HuggingFace):
     name = "hf-sdpa"
     verified: ClassVar = ("NVIDIA H200, transformers 5.17",)
     implementation = "sdpa"
-    limits: ClassVar = TORCH_LIMITS
-
-    def signature(self, case: Case, device: Device) -> Signature:
-        return Signature(runs=(FUSED_KERNELS,))
+    limits: ClassVar = EAGER_AND_SDPA_LIMITS
+    forward_kernels = backward_kernels = (
+        "flash_(fwd|bwd)|fmha_cutlass|cudnn.*(fprop|bprop|sdpa)|flash_attention|_softmax"
+    )
 
     def _options(self, case: Case, device: torch.device) -> dict[str, Any]:
-        equal = case.shape.seqlen_q == case.shape.seqlen_k
-        if case.window_size == (None, None) and (equal or effective_window(case) == (None, None)):
+        if case.window_size == (None, None) and case.shape.seqlen_q == case.shape.seqlen_k:
             # transformers 4 passes the flag on as it is; for a single query it would hide all keys but the first
             return {"attention_mask": None, "is_causal": case.causal and case.shape.seqlen_q > 1}
         seen = visibility_mask(case, device)
@@ -162,30 +150,14 @@ class Flash2(HuggingFace):
         }
 
 
-class Flex(HuggingFace):
+class Flex(compiled.Flex, HuggingFace):
     name = "hf-flex_attention"
     verified: ClassVar = ("NVIDIA H200, transformers 5.17",)
-    efficiency = 0.5
     implementation = "flex_attention"
-    limits: ClassVar = Limits(
-        dtypes=ALL_DTYPES, headdim=(16, 256), headdim_multiple=1, headdim_v=True, window=True, softcap=True
-    )
-
-    def __init__(self) -> None:
-        self._torch_compile = TorchCompile()
-
-    def probe(self) -> Probe:
-        return self._torch_compile.import_inductor(super().probe())
-
-    def workspace(self, case: Case) -> Workspace:
-        return block_mask_workspace(case)
-
-    def signature(self, case: Case, device: Device) -> Signature:
-        return Signature(runs=("triton_tem",))
 
     def prepare(self, case: Case, inputs: Inputs) -> Prepared:
-        self._torch_compile.reset_for(case)
-        return super().prepare(case, inputs)
+        self.reset_for(case)
+        return HuggingFace.prepare(self, case, inputs)
 
     def _options(self, case: Case, device: torch.device) -> dict[str, Any]:
         return {"attention_mask": block_mask(case, device), "softcap": case.softcap or None}

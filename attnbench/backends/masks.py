@@ -23,11 +23,9 @@ def effective_window(case: Case) -> tuple[int | None, int | None]:
     The right side of a single query is None, since it stands at the last key.
     """
     left, right = case.window_size
-    if case.causal:
-        right = 0 if right is None else min(right, 0)
-    if case.shape.seqlen_q == 1 and right is not None and right >= 0:
-        right = None
-    return left, right
+    if case.shape.seqlen_q == 1:
+        return left, None
+    return left, 0 if case.causal else right
 
 
 def flash_window(case: Case) -> tuple[int, int]:

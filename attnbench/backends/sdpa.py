@@ -19,18 +19,13 @@ import os
 import re
 import tempfile
 import warnings
-from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from attnbench.backends.base import (
-    BackendBase,
-    autograd_prepared,
-    basic_features_only,
-    has_empty_rows,
-    scores_workspace,
-)
-from attnbench.backends.libraries import Limits
-from attnbench.core.backend import Prepared, Signature, Unsupported, Workspace
+from attnbench.backends.base import BackendBase, autograd_prepared, scores_workspace
+from attnbench.backends.limits import TORCH_LIMITS, Limits
+from attnbench.backends.masks import effective_window, visibility_mask
+from attnbench.core.backend import Prepared, Unsupported, Workspace
 from attnbench.core.case import Case
 from attnbench.core.machine import Device
 
@@ -41,10 +36,8 @@ if TYPE_CHECKING:
 
 # torch's messages where the forced backend refuses, by version.
 REFUSAL_MESSAGES = ("No available kernel", "No viable backend", "Invalid backend")
-# switch -> NAME in torch.backends.cuda.can_use_NAME_attention
-CHECK_NAMES = {"mem_efficient": "efficient", "flash": "flash", "cudnn": "cudnn"}
-# switch -> pattern for the kernels of that backend
-KERNELS_OF = {"flash": "pytorch_flash", "mem_efficient": "fmha_cutlass", "cudnn": "cudnn.*sdpa"}
+# Patterns for the kernels of each fused backend
+FLASH_KERNELS, EFFICIENT_KERNELS, CUDNN_KERNELS = "pytorch_flash", "fmha_cutlass", "cudnn.*sdpa"
 # NAME in torch.backends.cuda.enable_NAME_sdp
 SWITCHES = ("math", "mem_efficient", "flash", "cudnn")
 
@@ -53,28 +46,12 @@ class Sdpa(BackendBase):
     """SDPA with one backend forced."""
 
     switch = ""  # torch's name of the backend
-    unequal_causal = "mask"  # how causal with seqlen_q != seqlen_k is passed: as "mask", as "bias", or "": not at all
-    on_cpu = False
-    cuda_limits: ClassVar[Limits | None] = None  # of dtype, headdim and GPU; `unsupported` checks masks itself
-    kernels: ClassVar[Mapping[str, tuple[str, str]]] = {}  # device kind -> patterns for forward and backward kernels
-
-    def signature(self, case: Case, device: Device) -> Signature:
-        forward, backward = self.kernels[device.kind]
-        runs = ((forward,) if case.has_forward else ()) + ((backward,) if case.has_backward else ())
-        return Signature(tuple(dict.fromkeys(runs)), never=tuple(KERNELS_OF[n] for n in KERNELS_OF if n != self.switch))
+    cpu_limits: ClassVar[Limits | None] = None  # where its kernel on a CPU has other limits
 
     def unsupported(self, case: Case, device: Device) -> str | None:
-        if device.kind == "cpu" and not self.on_cpu:
-            return "needs a CUDA GPU"
-        if device.kind == "cuda" and self.cuda_limits and (reason := self.cuda_limits.refusal(case, device)):
-            return reason
-        if reason := basic_features_only(case, dropout=device.kind != "cpu" or self.switch == "math"):
-            return reason
-        if case.causal and case.shape.seqlen_q > case.shape.seqlen_k and self.unequal_causal != "bias":
-            return "no defined output for query rows that see no key (seqlen_q > seqlen_k)"
-        if _is_unequal_causal(case) and not self.unequal_causal:
-            return "its causal mask is top-left aligned when seqlen_q != seqlen_k"
-        return None
+        if device.kind == "cpu" and self.cpu_limits:
+            return self.cpu_limits.refusal(case, device)
+        return super().unsupported(case, device)
 
     def prepare(self, case: Case, inputs: Inputs) -> Prepared:
         import torch
@@ -110,7 +87,7 @@ class Sdpa(BackendBase):
         """
         import torch
 
-        check = getattr(torch.backends.cuda, f"can_use_{CHECK_NAMES.get(self.switch)}_attention", None)
+        check = getattr(torch.backends.cuda, f"can_use_{self.switch.removeprefix('mem_')}_attention", None)
         if check is None or inputs.q.device.type != "cuda":
             return []
         q, k, v = (t.transpose(1, 2) for t in (inputs.q, inputs.k, inputs.v))
@@ -128,19 +105,16 @@ class Sdpa(BackendBase):
             return re.findall(r"Warning: (.*)", file.read().decode(errors="replace"))
 
     def _mask(self, case: Case, inputs: Inputs) -> dict[str, Any]:
-        import torch
-
         s = case.shape
-        if not case.causal or s.seqlen_q == 1:
+        if effective_window(case) == (None, None):
             return {}
-        if not _is_unequal_causal(case):
+        if s.seqlen_q == s.seqlen_k:
             return {"is_causal": True}
-        if self.unequal_causal == "bias":
+        if self.switch == "flash":
             from torch.nn.attention.bias import causal_lower_right
 
             return {"attn_mask": causal_lower_right(s.seqlen_q, s.seqlen_k)}
-        ones = torch.ones(s.seqlen_q, s.seqlen_k, dtype=torch.bool, device=inputs.q.device)
-        return {"attn_mask": ones.tril_(s.seqlen_k - s.seqlen_q)}
+        return {"attn_mask": visibility_mask(case, inputs.q.device)}
 
 
 class Math(Sdpa):
@@ -150,8 +124,9 @@ class Math(Sdpa):
     verified: ClassVar = ("NVIDIA H200, torch 2.11",)
     switch = "math"
     efficiency = 0.2
-    on_cpu = True
-    kernels: ClassVar = {"cuda": (r"gem[mv]|nvjet|cutlass",) * 2, "cpu": ("aten::bmm",) * 2}  # float32 ones too
+    limits: ClassVar = replace(TORCH_LIMITS, dropout=True, empty_rows=False)
+    forward_kernels = backward_kernels = "gem[mv]|nvjet|cutlass|aten::bmm"  # float32 ones too
+    other_kernels: ClassVar = (FLASH_KERNELS, EFFICIENT_KERNELS, CUDNN_KERNELS)
 
     def workspace(self, case: Case) -> Workspace:
         widen = 1 if case.dtype == "fp32" else 2  # scores are float32 whatever the inputs
@@ -164,7 +139,7 @@ class Efficient(Sdpa):
     switch = "mem_efficient"
     efficiency = 0.18
     runtime_checker = "torch"
-    cuda_limits: ClassVar = Limits(
+    limits: ClassVar = Limits(
         dtypes=("bf16", "fp16", "fp32"),
         capability=(5, 0),
         bf16_capability=(8, 0),
@@ -172,34 +147,26 @@ class Efficient(Sdpa):
         headdim=(4, 65536),
         headdim_multiple=4,
         headdim_v=True,
-        window=True,
-        softcap=True,
         dropout=True,
+        empty_rows=False,
     )
-    kernels: ClassVar = {"cuda": ("fmha_cutlassF|AttentionKernel", "fmha_cutlassB|AttentionBackwardKernel")}
+    forward_kernels = "fmha_cutlassF|AttentionKernel"
+    backward_kernels = "fmha_cutlassB|AttentionBackwardKernel"
+    other_kernels: ClassVar = (FLASH_KERNELS, CUDNN_KERNELS)
 
 
 class Flash(Sdpa):
     name = "sdpa-flash"
     verified: ClassVar = ("NVIDIA H200, torch 2.11",)
     switch = "flash"
-    unequal_causal = "bias"
-    on_cpu = True
     runtime_checker = "torch"
-    cuda_limits: ClassVar = Limits(
-        capability_below=(12, 2), headdim=(1, 256), headdim_multiple=1, window=True, softcap=True, dropout=True
+    limits: ClassVar = Limits(  # causal_lower_right gives NaN for query rows that see no key
+        capability_below=(12, 2), headdim=(1, 256), headdim_multiple=1, dropout=True, empty_rows=False
     )
-    kernels: ClassVar = {
-        "cuda": ("flash_fwd", "flash_bwd"),
-        "cpu": ("flash_attention_for_cpu", "flash_attention_for_cpu_backward"),
-    }
-
-    def unsupported(self, case: Case, device: Device) -> str | None:
-        if device.kind == "cpu" and _is_unequal_causal(case):
-            return "its CPU kernel has no bottom-right causal mask when seqlen_q != seqlen_k"
-        if has_empty_rows(case):
-            return "causal_lower_right gives NaN for query rows that see no key (seqlen_q > seqlen_k)"
-        return super().unsupported(case, device)
+    cpu_limits: ClassVar[Limits | None] = replace(TORCH_LIMITS, unequal_causal=False)
+    forward_kernels = "flash_fwd|flash_attention_for_cpu"
+    backward_kernels = "flash_bwd|flash_attention_for_cpu_backward"
+    other_kernels: ClassVar = (EFFICIENT_KERNELS, CUDNN_KERNELS)
 
 
 class Cudnn(Sdpa):
@@ -209,13 +176,10 @@ class Cudnn(Sdpa):
     efficiency = 0.6
     runtime_checker = "torch"
     # Above headdim 128 support depends on the version of cuDNN.
-    cuda_limits: ClassVar = Limits(capability_below=(12, 2), headdim_v=True, window=True, softcap=True, dropout=True)
-    unequal_causal = ""
-    kernels: ClassVar = {"cuda": ("cudnn.*fprop", "cudnn.*bprop")}
-
-
-def _is_unequal_causal(case: Case) -> bool:
-    return case.causal and case.shape.seqlen_q != case.shape.seqlen_k and case.shape.seqlen_q > 1
+    limits: ClassVar = Limits(capability_below=(12, 2), headdim_v=True, dropout=True, unequal_causal=False)
+    forward_kernels = "cudnn.*fprop"
+    backward_kernels = "cudnn.*bprop"
+    other_kernels: ClassVar = (FLASH_KERNELS, EFFICIENT_KERNELS)
 
 
 def _reason(messages: list[str], switch: str) -> str:

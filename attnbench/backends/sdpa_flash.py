@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, ClassVar
 from attnbench.backends.fa3 import FlashAttention3
 from attnbench.backends.fa4 import FlashAttention4
 from attnbench.backends.libraries import Library, flash_workspace, version_numbers
-from attnbench.backends.sdpa import Flash
+from attnbench.backends.sdpa import CUDNN_KERNELS, EFFICIENT_KERNELS, FLASH_KERNELS, Flash
 from attnbench.core.backend import Prepared, Probe, Signature, Workspace
 from attnbench.core.case import Case
 from attnbench.core.machine import Device
@@ -32,9 +32,8 @@ class SdpaFlash(Flash):
 
     implementation = ""  # torch's name of the kernels
     library: Library  # the backend that calls the same kernels directly
-    on_cpu = False
+    cpu_limits = None
     efficiency = 0.75
-    checked_versions: ClassVar[tuple[str, ...]] = ("torch 2.13",)
 
     def probe(self) -> Probe:
         library = self.library.probe()
@@ -48,15 +47,12 @@ class SdpaFlash(Flash):
         return Probe(version=f"{super().probe().version}, {library.version}")
 
     def unsupported(self, case: Case, device: Device) -> str | None:
-        if case.dtype not in ("bf16", "fp16"):
-            return f"no {case.dtype}, only bf16 and fp16"
         if device.capability is not None and device.capability[0] not in (9, 10):
             return "torch wires it up for compute capability 9 and 10 only"
-        return self.library.unsupported(case, device) or super().unsupported(case, device)
+        return super().unsupported(case, device) or self.library.unsupported(case, device)
 
     def signature(self, case: Case, device: Device) -> Signature:
-        runs = self.library.signature(case, device).runs
-        return Signature(runs, never=(*super().signature(case, device).never, "pytorch_flash"))
+        return replace(self.library.signature(case, device), never=(FLASH_KERNELS, EFFICIENT_KERNELS, CUDNN_KERNELS))
 
     def workspace(self, case: Case) -> Workspace:
         return flash_workspace(case)

@@ -11,7 +11,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, ClassVar
 
 from attnbench.backends.base import autograd_prepared
-from attnbench.backends.libraries import Library, Limits
+from attnbench.backends.libraries import Library
+from attnbench.backends.limits import Limits
 from attnbench.backends.masks import flash_window
 from attnbench.core.backend import Prepared
 from attnbench.core.case import Case
@@ -31,8 +32,6 @@ class TransformerEngine(Library):
     distributions: ClassVar = ("transformer-engine",)
     install = "pip install --no-build-isolation 'transformer-engine[pytorch]'"
     min_version = "2.0"
-    required_names: ClassVar = ("DotProductAttention",)
-    checked_versions: ClassVar = ("2.20.0.dev0",)
     limits: ClassVar = Limits(headdim_v=True, window=True, dropout=True, empty_rows=False)
     forward_kernels = "cudnn.*(fprop|sdpa)|flash_fwd|FlashAttnFwd|FlashAttentionForward"
     backward_kernels = "cudnn.*(bprop|sdpa)|flash_bwd|FlashAttnBwd|FlashAttentionBackward"

@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from attnbench.backends.base import autograd_prepared
 from attnbench.backends.fa3 import FlashAttention3
-from attnbench.backends.libraries import Library, Limits, probe_of_failed_import
+from attnbench.backends.libraries import Library, probe_of_failed_import
+from attnbench.backends.limits import Limits
 from attnbench.backends.masks import effective_window
-from attnbench.core.backend import Prepared, Probe, Signature, Unsupported
+from attnbench.core.backend import Prepared, Probe, Unsupported
 from attnbench.core.case import Case
 from attnbench.core.machine import Device
 
@@ -41,8 +42,6 @@ class XFormers(Library):
     distributions: ClassVar = ("xformers",)
     install = "pip install xformers  # its wheel is for CUDA 12; beside a CUDA 13 torch: attnbench env create xformers"
     min_version = "0.0.28"
-    required_names: ClassVar = ("memory_efficient_attention",)
-    checked_versions: ClassVar = ("0.0.35",)
     limits: ClassVar = Limits(
         dtypes=(*HALF, "fp32"), headdim_v=True, window=True, dropout=True, gqa_backward=False, empty_rows=False
     )
@@ -178,9 +177,6 @@ class SplitK(XFormers):
         if effective_window(case) != (None, None):
             return "causal for a single query only (else it takes padded block-diagonal batches)"
         return None
-
-    def signature(self, case: Case, device: Device) -> Signature:
-        return Signature(runs=(self.forward_kernels,))
 
 
 def _root_cause(error: Exception) -> Exception:

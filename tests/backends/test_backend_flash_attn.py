@@ -50,7 +50,7 @@ def test_not_on_a_cpu(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "case", "device", "reason"),
     [
-        ("fa1", replace(PLAIN, dtype="bf16"), TURING, "bf16 needs compute capability 8.0"),
+        ("fa1", replace(PLAIN, dtype="bf16"), TURING, "no bf16 below compute capability 8.0"),
         ("fa1", replace(PLAIN, dtype="fp16"), TURING, None),
         ("fa1", replace(PLAIN, shape=Shape(1, 64, 64, 4, 2, 64, 64)), AMPERE, "no grouped heads"),
         ("fa1", replace(PLAIN, shape=Shape(1, 64, 64, 2, 2, 128, 128), direction="bwd"), ADA, "backward of headdim"),

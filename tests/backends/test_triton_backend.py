@@ -25,7 +25,7 @@ def device(kind: str = "cuda", capability: tuple[int, int] | None = (9, 0)) -> D
         (case(dtype="fp32", headdim=256, headdim_v=16), device(capability=None), None),
         (case(window_size=(128, 0)), device(), None),
         (case(softcap=30.0), device(), None),
-        (case(dropout_p=0.1), device(), "not implemented in attnbench's Triton kernel"),
+        (case(dropout_p=0.1), device(), "no dropout"),
         (case(headdim=257), device(), "headdim 257 is outside 16 to 256"),
         (case(headdim_v=8), device(), "headdim_v 8 is outside 16 to 256"),
         (case(), device(capability=(7, 5)), "7.5"),

@@ -7,9 +7,10 @@ import os
 from typing import TYPE_CHECKING, ClassVar
 
 from attnbench.backends.base import BackendBase, autograd_prepared
-from attnbench.backends.libraries import probe_of_failed_import
+from attnbench.backends.libraries import probe_of_failed_import, version_numbers
+from attnbench.backends.limits import Limits
 from attnbench.core.backend import Prepared, Probe, Signature, Workspace
-from attnbench.core.case import Case
+from attnbench.core.case import DTYPES, Case
 from attnbench.core.fp8 import quantize_inputs
 from attnbench.core.machine import Device
 
@@ -17,47 +18,49 @@ if TYPE_CHECKING:
     from attnbench.core.backend import Inputs
 
 MIN_TRITON = (3, 4)  # the first with tensor descriptors made on the host
-MIN_CAPABILITY = (8, 0)  # asynchronous copies and bf16 matmuls
 MIN_CAPABILITY_FP8 = (8, 9)
 
 
 class Triton(BackendBase):
     name = "triton"
     verified: ClassVar = ("NVIDIA H200, torch 2.11, Triton 3.6",)
+    # Compute capability 8.0 has asynchronous copies and bf16 matmuls. That of an AMD GPU is its gfx number, which is
+    # above 8.0 for all that torch supports.
+    limits: ClassVar = Limits(
+        dtypes=DTYPES,
+        capability=(8, 0),
+        headdim=(16, 256),
+        headdim_multiple=1,
+        headdim_v=True,
+        window=True,
+        softcap=True,
+        on_cpu=True,
+    )
 
     def probe(self) -> Probe:
         try:
             import triton
         except Exception as error:  # a broken build may raise any error
             return probe_of_failed_import("triton", error, "pip install triton", ("triton",))
-        if tuple(map(int, triton.__version__.split(".")[:2])) < MIN_TRITON:
+        if version_numbers(triton.__version__) < MIN_TRITON:
             reason = f"needs Triton 3.4 or newer, this is {triton.__version__}"
             return Probe(version=triton.__version__, reason=reason, install="pip install 'triton>=3.4'")
         return Probe(version=triton.__version__)
 
     def unsupported(self, case: Case, device: Device) -> str | None:
-        if case.dtype == "fp8" and case.has_backward:
-            return "fp8 is forward only"
-        if case.dropout_p:
-            return "dropout is not implemented in attnbench's Triton kernel"
-        for name in ("headdim", "headdim_v"):
-            if not 16 <= (size := getattr(case.shape, name)) <= 256:
-                return f"{name} {size} is outside 16 to 256, what attnbench's Triton kernel takes"
-        return _device_refusal(case, device)
+        reason = _interpreter_refusal(case, device) or super().unsupported(case, device)
+        return _fp8_refusal(case, device) if reason is None and case.dtype == "fp8" else reason
 
     def workspace(self, case: Case) -> Workspace:
         s = case.shape
-        row = (
-            4 * s.batch * s.nheads * s.seqlen_q
-        )  # one float32 per query; a backward has a padded copy of the log-sum-exp, and delta
+        row = 4 * s.batch * s.nheads * s.seqlen_q  # one float32 per query
+        # A backward has a padded copy of the log-sum-exp, and delta.
         return Workspace(nbytes=row * (3 if case.has_backward else 1), what="log-sum-exp and delta", passes=2.0)
 
     def signature(self, case: Case, device: Device) -> Signature:
         if device.kind == "cpu":
             return Signature()  # Triton's interpreter calls no operators of torch
-        forward = (
-            ("^_(forward|decode)$",) if case.has_forward else ()
-        )  # _decode runs where few queries share a key head
+        forward = ("^_(forward|decode)$",) if case.has_forward else ()  # _decode where few queries share a key head
         return Signature(forward + (("^_delta$", "^_dk_dv$", "^_dq$") if case.has_backward else ()))
 
     def prepare(self, case: Case, inputs: Inputs) -> Prepared:
@@ -78,25 +81,23 @@ class Triton(BackendBase):
         return autograd_prepared(case, inputs, fn)
 
 
-def _device_refusal(case: Case, device: Device) -> str | None:
-    """Return why the device cannot run the case, or None where it can.
-
-    TRITON_INTERPRET=1 is Triton's switch to run kernels on a CPU, in Python.
-    """
+def _interpreter_refusal(case: Case, device: Device) -> str | None:
+    """Return why TRITON_INTERPRET=1, Triton's switch to run kernels on a CPU in Python, and the device exclude this."""
     interpreted = os.environ.get("TRITON_INTERPRET") == "1"
-    if device.kind == "cpu":
-        if not interpreted:
-            return "Triton kernels need a GPU; the interpreter is for tests"
-        if case.dtype == "fp8":
-            return "Triton's interpreter rounds to e4m3 wrongly"
-        return "Triton's interpreter computes bf16 dot products wrongly" if case.dtype == "bf16" else None
-    if interpreted:
-        return "TRITON_INTERPRET=1 is set, so its kernels would not run on the GPU"
-    # The capability of an AMD GPU is its gfx number, which is above 8.0 for all that torch supports.
-    if device.capability is not None and device.capability < MIN_CAPABILITY:
-        return f"needs compute capability 8.0 or newer, this GPU has {'.'.join(map(str, device.capability))}"
-    if case.dtype == "fp8" and device.name.startswith("AMD"):
+    if device.kind != "cpu":
+        return "TRITON_INTERPRET=1 is set, so its kernels would not run on the GPU" if interpreted else None
+    if not interpreted:
+        return "Triton kernels need a GPU; the interpreter is for tests"
+    if case.dtype == "fp8":
+        return "Triton's interpreter rounds to e4m3 wrongly"
+    return "Triton's interpreter computes bf16 dot products wrongly" if case.dtype == "bf16" else None
+
+
+def _fp8_refusal(case: Case, device: Device) -> str | None:
+    if case.has_backward:
+        return "fp8 is forward only"
+    if device.name.startswith("AMD"):
         return "no fp8 on AMD GPUs: the e4m3 of CDNA3 is another format (fnuz), and newer ones were not tried"
-    if case.dtype == "fp8" and device.capability is not None and device.capability < MIN_CAPABILITY_FP8:
+    if device.capability is not None and device.capability < MIN_CAPABILITY_FP8:
         return f"fp8 needs compute capability 8.9 or newer, this GPU has {'.'.join(map(str, device.capability))}"
     return None

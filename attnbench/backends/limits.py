@@ -1,0 +1,127 @@
+"""The cases that an implementation takes, as data: dtypes, GPUs, head dims, masks, features."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from attnbench.core.case import Case
+from attnbench.core.machine import Device
+
+Capability = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Limits:
+    """The cases that a library takes. Without `on_cpu` it needs a CUDA GPU."""
+
+    dtypes: tuple[str, ...] = ("bf16", "fp16")
+    capability: Capability = (8, 0)  # the oldest compute capability
+    capability_below: Capability | None = None  # the oldest compute capability that is too new
+    bf16_capability: Capability = (5, 0)  # the oldest compute capability for bf16
+    headdim: tuple[int, int] = (8, 256)  # least and most, for headdim and headdim_v
+    headdim_multiple: int = 8  # headdim and headdim_v must be multiples of this
+    headdim_v: bool = False  # headdim_v may differ from headdim
+    headdim_pairs: tuple[tuple[int, int], ...] = ()  # the only (headdim, headdim_v), if any are named
+    backward: bool = True
+    gqa: bool = True  # grouped heads: nheads_k < nheads
+    gqa_backward: bool = True
+    window: bool = False
+    softcap: bool = False
+    dropout: bool = False
+    unequal_causal: bool = True  # its causal mask is aligned bottom-right when seqlen_q != seqlen_k
+    empty_rows: bool = True  # a query that sees no key gets output 0
+    on_cpu: bool = False
+
+    def refusal(self, case: Case, device: Device) -> str | None:
+        """Return why the library cannot run the case on the device, or None where it can."""
+        return (
+            self._device_refusal(device)
+            or self._bf16_refusal(case, device)
+            or self._tensor_refusal(case)
+            or self._mask_refusal(case)
+        )
+
+    def _device_refusal(self, device: Device) -> str | None:
+        if device.kind == "cpu":
+            return None if self.on_cpu else "needs a CUDA GPU"
+        if device.capability is None:
+            return None
+        this = f"this GPU has {_dotted(device.capability)}"
+        if device.capability < self.capability:
+            return f"needs compute capability {_dotted(self.capability)} or newer, {this}"
+        if self.capability_below is not None and device.capability >= self.capability_below:
+            return f"needs a compute capability below {_dotted(self.capability_below)}, {this}"
+        return None
+
+    def _bf16_refusal(self, case: Case, device: Device) -> str | None:
+        if case.dtype == "bf16" and device.capability is not None and device.capability < self.bf16_capability:
+            oldest, this = _dotted(self.bf16_capability), _dotted(device.capability)
+            return f"no bf16 below compute capability {oldest}, this GPU has {this}"
+        return None
+
+    def _tensor_refusal(self, case: Case) -> str | None:
+        s = case.shape
+        if case.dtype not in self.dtypes:
+            return f"no {case.dtype}, only {' and '.join(self.dtypes)}"
+        if case.has_backward and not self.backward:
+            return "forward only"
+        if reason := self._headdim_refusal(s.headdim, s.headdim_v):
+            return reason
+        if s.nheads != s.nheads_k and not self.gqa:
+            return "no grouped heads (nheads_k must equal nheads)"
+        if s.nheads != s.nheads_k and case.has_backward and not self.gqa_backward:
+            return "grouped heads are forward only"
+        return None
+
+    def _headdim_refusal(self, headdim: int, headdim_v: int) -> str | None:
+        if self.headdim_pairs:
+            if (headdim, headdim_v) in self.headdim_pairs:
+                return None
+            known = ", ".join(str(d) if d == d_v else f"{d}-{d_v}" for d, d_v in self.headdim_pairs)
+            return f"headdim {headdim} with headdim_v {headdim_v}: only {known}"
+        for name, size in (("headdim", headdim), ("headdim_v", headdim_v)):
+            if not self.headdim[0] <= size <= self.headdim[1]:
+                return f"{name} {size} is outside {self.headdim[0]} to {self.headdim[1]}"
+            if size % self.headdim_multiple:
+                return f"{name} {size} is no multiple of {self.headdim_multiple}"
+        if headdim != headdim_v and not self.headdim_v:
+            return f"v must have the headdim of q and k ({headdim}), not {headdim_v}"
+        return None
+
+    def _mask_refusal(self, case: Case) -> str | None:
+        s = case.shape
+        if case.window_size != (None, None) and not self.window:
+            return "no sliding window"
+        if case.softcap and not self.softcap:
+            return "no softcap"
+        if case.dropout_p and not self.dropout:
+            return "no dropout"
+        if case.causal and 1 < s.seqlen_q != s.seqlen_k and not self.unequal_causal:
+            return "its causal mask is not bottom-right aligned when seqlen_q != seqlen_k"
+        if has_empty_rows(case) and not self.empty_rows:
+            return "no defined output for query rows that see no key (seqlen_q > seqlen_k)"
+        return None
+
+
+# Of an implementation that calls torch's operators only, and has no window, softcap or dropout.
+TORCH_LIMITS = Limits(
+    dtypes=("bf16", "fp16", "fp32"),
+    capability=(5, 0),
+    headdim=(1, 2**20),
+    headdim_multiple=1,
+    headdim_v=True,
+    on_cpu=True,
+)
+
+
+def has_empty_rows(case: Case) -> bool:
+    """Return whether some query sees no key at all, so that its row of probabilities is empty.
+
+    Where the right side is limited and seqlen_q > seqlen_k, the first queries stand before the first key.
+    """
+    right = 0 if case.causal else case.window_size[1]
+    return right is not None and case.shape.seqlen_q - case.shape.seqlen_k > right
+
+
+def _dotted(capability: Capability) -> str:
+    return ".".join(map(str, capability))
