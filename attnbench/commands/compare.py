@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from attnbench.commands import options
-from attnbench.commands.output import Output, option, outputs, write
+from attnbench.commands.output import Output, option, write
 from attnbench.commands.shared import ends_with_its_reader, read
 from attnbench.core.errors import UserError
 
@@ -55,9 +55,9 @@ def compare(
     attnbench compare h200.jsonl h100.jsonl --price h200=3.40/h --price h100=2.20/h
     attnbench compare lab-*.jsonl --to h100 --workload chat.yaml --html compare.html
     """
-    wanted = outputs(_with_file(output_to, out), output_to.html) if out else output_to.wanted()
     if out:
-        wanted = [(name, file) for name, file in wanted if file]  # nothing is printed
+        output_to = Output(_with_file(output_to, out), output_to.html)
+    wanted = [(name, file) for name, file in output_to.wanted() if file or not out]  # with --out nothing is printed
     ends_with_its_reader()
     runs = [read(path) for path in results]
 

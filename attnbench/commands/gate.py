@@ -103,7 +103,8 @@ class GateOutput(output.Output):
         In a GitHub workflow they are added where a table is printed.
         """
         formats = self.format or []
-        wanted = output.outputs([text for text in formats if text != "github"], self.html, self.json, known)
+        others = output.Output([text for text in formats if text != "github"], self.html, self.json)
+        wanted = others.wanted(known)
         if "github" in formats:
             if ("table", None) in wanted and "table" not in formats:  # nobody asked for the table
                 wanted.remove(("table", None))
@@ -152,7 +153,7 @@ def _split(texts: Sequence[str] | None) -> list[str]:
 
 
 def write(judgement: Judgement, wanted: output.Wanted, every: bool) -> int:
-    """Write a judgement to where `outputs` says. Return its exit code, or that of what could not be written for 0."""
+    """Write a judgement in the formats `wanted`. Return its exit code, or that of what could not be written for 0."""
     from attnbench.analysis.gate import github, junit
     from attnbench.analysis.gate.document import document_of
 

@@ -46,35 +46,29 @@ class Output:
     ] = False
 
     def wanted(self, known: Sequence[str] = FORMATS) -> list[tuple[str, Path | None]]:
-        """Return what is to be written, as `outputs` does."""
-        return outputs(self.format, self.html, self.json, known)
+        """Return what is to be written: (format, file, or None for standard output), one of them to standard output.
 
-
-def outputs(
-    formats: Sequence[str] | None, html: Path | None = None, json: bool = False, known: Sequence[str] = FORMATS
-) -> list[tuple[str, Path | None]]:
-    """Return what is to be written: (format, file, or None for standard output), one of them to standard output.
-
-    Where only files were asked for, the table is printed too. Raises UserError for an unknown format, for a file that
-    cannot be written, and for two formats that would both be printed: said before anything is measured.
-    """
-    found: list[tuple[str, Path | None]] = []
-    for text in [*(formats or ()), *(["json"] if json else []), *([f"html={html}"] if html else [])]:
-        name, _, file = text.partition("=")
-        one_of("--format", name, known)
-        if not file and (name, None) in found:  # --json and -f json
-            continue
-        found.append((name, Path(file) if file else None))
-        if file:
-            _check(name, Path(file), [path for _, path in found[:-1]])
-    if all(file for _, file in found):
-        found.insert(0, ("table", None))
-    printed = {name for name, file in found if not file}
-    if len(printed) > 1:
-        raise UserError(
-            f"--format: {' and '.join(sorted(printed))} cannot both be printed; write one to a file: md=FILE"
-        )
-    return found
+        Where only files were asked for, the table is printed too. Raises UserError for an unknown format, for a file
+        that cannot be written, and for two formats that would both be printed: said before anything is measured.
+        """
+        found: list[tuple[str, Path | None]] = []
+        short = [*(["json"] if self.json else []), *([f"html={self.html}"] if self.html else [])]
+        for text in [*(self.format or ()), *short]:
+            name, _, file = text.partition("=")
+            one_of("--format", name, known)
+            if not file and (name, None) in found:  # --json and -f json
+                continue
+            found.append((name, Path(file) if file else None))
+            if file:
+                _check(name, Path(file), [path for _, path in found[:-1]])
+        if all(file for _, file in found):
+            found.insert(0, ("table", None))
+        printed = {name for name, file in found if not file}
+        if len(printed) > 1:
+            raise UserError(
+                f"--format: {' and '.join(sorted(printed))} cannot both be printed; write one to a file: md=FILE"
+            )
+        return found
 
 
 def _check(name: str, file: Path, others: Sequence[Path | None]) -> None:
@@ -86,7 +80,7 @@ def _check(name: str, file: Path, others: Sequence[Path | None]) -> None:
 
 
 def write(document: Document, wanted: Wanted, writers: Writers | None = None) -> int:
-    """Write a document to where `outputs` says, files first; `writers` make formats of the command's own.
+    """Write a document to where `Output.wanted` says, files first; `writers` make formats of the command's own.
 
     Returns the exit code for what could not be written, which is said on stderr: 2, or 0 where all was.
     """

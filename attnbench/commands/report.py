@@ -131,7 +131,7 @@ def report(
 
 
 def _wanted(output_to: ReportOutput, drawn: bool) -> Sequence[tuple[str, Path | None]]:
-    """Return what is written (output.outputs). With --html, --png or --svg only what is asked for is printed."""
+    """Return what is written (Output.wanted). With --html, --png or --svg only what is asked for is printed."""
     found = output_to.wanted((*output.FORMATS, *TRACKERS))
     printed = output_to.json or any("=" not in text for text in output_to.format or ())
     return found if printed or not (output_to.html or drawn) else [one for one in found if one[1]]

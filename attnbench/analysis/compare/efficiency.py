@@ -67,10 +67,9 @@ class UnitSpread:
 
 def unit_spreads(machines: Sequence[Machine]) -> list[UnitSpread]:
     """Return the spread of every model that several files with common cells measured: units differ, and so do runs."""
-    of_one_file = {machine.files[0].path: machine for machine in machines if len(machine.files) == 1}
     found = []
     for files in files_by_setup(file for machine in machines for file in machine.files):
-        each = [of_one_file.get(file.path) or machine_of(file.path.name, [file]) for file in files]
+        each = [machine_of(file.path.name, [file]) for file in files]
         keys = common(machine.log_latencies for machine in each) if len(files) > 1 else []
         if keys:
             uuids = {machine.environment.device.uuid for machine in each}
