@@ -60,10 +60,8 @@ class Tracer:
         import torch
 
         os.environ.setdefault("KINETO_LOG_LEVEL", "5")
-        if tuple(map(int, (torch.version.cuda or "0").split("."))) >= (
-            12,
-            6,
-        ):  # older CUDA: graphs crash after it (torch/profiler/profiler.py)
+        version = tuple(map(int, (torch.version.cuda or "0").split(".")))
+        if version >= (12, 6):  # older CUDA: graphs crash after it (torch/profiler/profiler.py)
             # without a teardown every later launch costs the host 12 us more
             os.environ.setdefault("TEARDOWN_CUPTI", "1")
         self._events = events
