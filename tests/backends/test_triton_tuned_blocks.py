@@ -55,9 +55,9 @@ def test_a_candidate_that_fails_is_left_out() -> None:
 
 def test_a_choice_is_added_to_the_others(tmp_path: Path) -> None:
     path = tmp_path / "new" / "triton-blocks.json"
-    assert tuned_blocks.save_choice(path, "one", A, {"64x64x4x2": 1e-3})
-    assert tuned_blocks.save_choice(path, "two", B, {})
-    assert tuned_blocks.save_choice(path, "one", C, {})
+    tuned_blocks.save_choice(path, "one", A, {"64x64x4x2": 1e-3})
+    tuned_blocks.save_choice(path, "two", B, {})
+    tuned_blocks.save_choice(path, "one", C, {})
     assert {key: tuple(entry["blocks"]) for key, entry in tuned_blocks.read_choices(path).items()} == {
         "one": C,
         "two": B,
@@ -83,7 +83,7 @@ def test_a_damaged_file_counts_as_empty_and_is_replaced(tmp_path: Path, text: st
     path = tmp_path / "triton-blocks.json"
     path.write_text(text)
     assert tuned_blocks.read_choices(path) == {}
-    assert tuned_blocks.save_choice(path, "k", A, {})
+    tuned_blocks.save_choice(path, "k", A, {})
     assert tuned_blocks.read_choices(path)["k"]["blocks"] == list(A)
 
 
@@ -95,7 +95,8 @@ def test_a_file_that_is_not_text(tmp_path: Path) -> None:
 
 def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    assert not tuned_blocks.save_choice(tmp_path / "file" / "triton-blocks.json", "k", A, {})
+    tuned_blocks.save_choice(tmp_path / "file" / "triton-blocks.json", "k", A, {})
+    assert (tmp_path / "file").read_text() == ""
 
 
 def test_the_folder_of_the_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -162,6 +163,23 @@ def test_a_gpu_without_a_measured_row_is_timed_only_once(monkeypatch: pytest.Mon
     monkeypatch.setenv("ATTNBENCH_TUNE", "0")
     assert call() == rows[0]
     monkeypatch.delenv("ATTNBENCH_TUNE")
-    monkeypatch.setattr(config, "architecture", lambda _: "sm_90")
+    monkeypatch.setattr(config, "candidates", lambda *_: rows[:1])  # as for Hopper
     assert call() == rows[0]
     assert len(timed) == 6
+
+
+@pytest.mark.parametrize(("architecture", "few"), [("sm_90", True), ("sm_100", False), ("sm_80", False)])
+def test_hopper_has_one_candidate(architecture: str, few: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Elsewhere the row measured on Hopper is one to be timed, where the GPU has tensor descriptors."""
+    pytest.importorskip("triton")
+    from attnbench.backends.triton import block_sizes as config
+
+    monkeypatch.setattr(config, "architecture", lambda _: architecture)
+    monkeypatch.setattr(config, "has_tma", lambda _: architecture != "sm_80")
+    monkeypatch.setattr(config, "_shared_memory_limit", lambda _: 227 * 1024.0)
+    found = config.candidates.__wrapped__("dkdv", 128, 128, 2, 0, True, True)
+    measured = config._HOPPER_MEASURED["dkdv"][128][1]
+    plain = config._HALF_PRECISION["dkdv"][128]
+    assert found == ((measured,) if few else plain if architecture == "sm_80" else (*plain, measured))
+    without = config.candidates.__wrapped__("dkdv", 128, 128, 2, 0, False, True)
+    assert without == (plain[:1] if few else plain)

@@ -3,8 +3,8 @@
     python tests/backends/triton_registers.py KERNEL,ARCH,HEADDIM,DTYPE[,FEATURE...] ...
 
 KERNEL is fwd, dkdv, dq or decode; ARCH a compute capability (80, 90, 100) or an AMD one (gfx942); DTYPE as
-Triton writes it (bf16, fp32, fp8e4nv); FEATURE one of LEFT, RIGHT, SOFTCAP, VARLEN, FP8, TMA, RESIDENT, AHEAD and
-WARP_SPECIALIZE, or max168 for at most 168 registers. Block sizes are the first row of the table whose shared memory
+Triton writes it (bf16, fp32, fp8e4nv); FEATURE one of LEFT, RIGHT, SOFTCAP, VARLEN, FP8, TMA, RESIDENT and AHEAD.
+Block sizes are the first row of the table whose shared memory
 fits (with TMA the row measured on Hopper, with its options), or those that a FEATURE such as 64x128x4x3 names (BLOCK_M,
 BLOCK_N, num_warps, num_stages). Prints one JSON line for each; on AMD only what Triton itself reports.
 """
@@ -35,7 +35,7 @@ from attnbench.backends.triton.dq import _dq
 from attnbench.backends.triton.forward import _forward
 
 KERNELS = {"fwd": _forward, "dkdv": _dk_dv, "dq": _dq, "decode": _decode}
-FEATURES = ("LEFT", "RIGHT", "SOFTCAP", "VARLEN", "FP8", "TMA", "RESIDENT", "AHEAD", "WARP_SPECIALIZE")
+FEATURES = ("LEFT", "RIGHT", "SOFTCAP", "VARLEN", "FP8", "TMA", "RESIDENT", "AHEAD")
 DESCRIPTOR_ROWS = {"Q": "BLOCK_M", "K": "BLOCK_N", "V": "BLOCK_N", "DOut": "BLOCK_M"}  # with TMA
 OWN_BLOCKS = {"fwd": ("Q",), "dkdv": ("K", "V"), "dq": ("Q", "DOut")}
 SHARED = {"80": 163, "86": 99, "89": 99, "90": 227, "100": 227, "gfx942": 64}  # KiB that a program may use
@@ -44,7 +44,7 @@ ITEMSIZE = {"fp32": 4, "fp8e4nv": 1}
 
 def build(kernel: str, arch: str, headdim: int, dtype: str, features: set[str]) -> dict[str, Any]:
     fn, itemsize = KERNELS[kernel], ITEMSIZE.get(dtype, 2)
-    width = config.next_power_of_two(headdim)
+    width = triton.next_power_of_2(headdim)
     table = (config._SINGLE_PRECISION if itemsize == 4 else config._HALF_PRECISION)[kernel][max(64, width)]
     limit = SHARED[arch] * 1024
     fitting = (row for row in table if config.shared_memory(kernel, row, width, width, itemsize) <= limit)
@@ -82,9 +82,6 @@ def build(kernel: str, arch: str, headdim: int, dtype: str, features: set[str]) 
                 attributes[(i,)] = [["tt.divisibility", 16]]
     target = GPUTarget("hip", arch, 64) if arch.startswith("gfx") else GPUTarget("cuda", int(arch), 32)
     options = {"num_warps": blocks.num_warps, "num_stages": blocks.num_stages}
-    for name in features:
-        if name.startswith("max"):
-            options["maxnreg"] = int(name[3:])
     compiled = triton.compile(ASTSource(fn, signature, constants, attributes), target=target, options=options)
     report = {"blocks": list(blocks[:4]), "shared": compiled.metadata.shared}
     return report | (_ptxas(compiled.asm["ptx"], arch) if "ptx" in compiled.asm else {})

@@ -72,16 +72,10 @@ def odd_lengths(case: Case, dry: bool) -> list[Case]:
 
 
 def blocks_of(text: str) -> Blocks:
-    """Parse block sizes such as 64x128x4x3-tra-max168 (tune_triton.py explains the format)."""
-    sizes, *options = text.split("-")
-    fields: dict[str, Any] = {}
-    for option in options:
-        if option.startswith("max"):
-            fields["max_registers"] = int(option[3:])
-        else:
-            fields.update({{"t": "tma", "r": "resident", "a": "ahead"}[letter]: True for letter in option})
+    """Parse block sizes such as 64x128x4x3-tra (tune_triton.py explains the format)."""
+    sizes, _, options = text.partition("-")
     m, n, warps, stages = map(int, sizes.split("x"))
-    return Blocks(m, n, warps, stages, **fields)
+    return Blocks(m, n, warps, stages, tma="t" in options, resident="r" in options, ahead="a" in options)
 
 
 @functools.lru_cache(maxsize=2)

@@ -7,7 +7,7 @@ Run it from the repository's root:
     python tests/gpu/tune_triton.py --dry --only d64 fwd          tiny, in Triton's interpreter, to try this script
 
 A candidate is written BLOCK_MxBLOCK_NxWARPSxSTAGES with options (see `Blocks`): t for tensor maps, r for resident, a
-for ahead, max168 for at most 168 registers a thread. Each candidate goes through these steps (tune_candidate.py):
+for ahead. Each candidate goes through these steps (tune_candidate.py):
 
 1. One of --jobs processes compiles it and runs it on lengths that fill no block, with grouped heads. Where that crashes
    or hangs, the candidate has failed, and a new process continues with the next. Compiled kernels stay in Triton's
@@ -59,7 +59,7 @@ CANDIDATES = {  # by kernel and headdim; the first has no tensor maps
         128x128x8x2-tra 64x128x4x2-tr""",
     "fwd d256": """128x64x8x2 64x32x4x3-tra 64x32x4x3-tr 64x32x4x4-tra 64x16x4x4-tra 64x64x4x2-tra 128x32x8x3-tra
         128x32x8x4-tra 128x64x8x2-t""",
-    "dkdv d64": """64x64x4x4 64x64x4x3-t 64x64x4x3-t-max168 64x64x4x2-t 64x64x4x3-ta 64x128x8x3 64x128x8x3-ta
+    "dkdv d64": """64x64x4x4 64x64x4x3-t 64x64x4x2-t 64x64x4x3-ta 64x128x8x3 64x128x8x3-ta
         128x64x4x2-t 32x64x4x4-t 64x64x4x3""",
     "dkdv d128": """64x128x8x3 64x128x8x3-a 64x128x8x3-ta 64x128x8x4 64x128x8x4-ta 64x64x4x2-ta 64x64x4x2-t 32x64x4x4-ta
         32x128x8x3-ta 128x128x8x2-ta""",

@@ -52,8 +52,6 @@ class Blocks(NamedTuple):
     tma: bool = False  # load through tensor descriptors (the tensor memory accelerator), where the device has it
     resident: bool = False  # with tma, fwd and dq: keep the program's own block (Q; Q and dO) in registers
     ahead: bool = False  # start matmuls before elementwise work on which they do not depend
-    warp_specialize: bool = False  # for the forward's loop over full blocks
-    max_registers: int | None = None  # per thread, so that more programs fit on a multiprocessor
 
 
 # Rows by the padded headdim (the larger of headdim and headdim_v), best first. The comment behind a list has the KiB of
@@ -114,23 +112,19 @@ _HOPPER_MEASURED: dict[Kernel, dict[int, tuple[Blocks, ...]]] = {
         256: (Blocks(128, 32, 8, 3, tma=True, ahead=True),),  # 224
     },
 }
-MEASURED_ARCHITECTURES = ("sm_90",)  # the first row is taken there; elsewhere the rows are timed
 
 
-def first_candidate(kernel: Kernel, q: Tensor, v: Tensor, rows: int = 0) -> Blocks:
-    """Return the first block sizes that fit these tensors on their device, without tensor descriptors.
-
-    For decode, BLOCK_M is the least that holds `rows`.
-    """
-    chosen = candidates(kernel, *padded_head_dims(q, v), q.element_size(), device_index(q), False, False)[0]
-    return chosen._replace(BLOCK_M=max(MIN_BLOCK, next_power_of_two(rows))) if kernel == "decode" else chosen
+def decode_blocks(q: Tensor, v: Tensor, rows: int) -> Blocks:
+    """Return the block sizes of the decode kernel: the first that fit; BLOCK_M is the least that holds `rows`."""
+    chosen = candidates("decode", *padded_head_dims(q, v), q.element_size(), device_index(q), False, False)[0]
+    return chosen._replace(BLOCK_M=max(MIN_BLOCK, triton.next_power_of_2(rows)))
 
 
 @functools.cache
 def candidates(
     kernel: Kernel, block_d: int, block_dv: int, itemsize: int, device: int | None, use_tma: bool, masked: bool
 ) -> tuple[Blocks, ...]:
-    """Return the rows that fit, best first; only the best for an architecture in MEASURED_ARCHITECTURES.
+    """Return the rows that fit, best first; for Hopper only the best.
 
     `block_d` and `block_dv` are the padded head dims, `device` is a GPU's index or None for the interpreter. `use_tma`
     says whether tensor descriptors can be made of the tensors, `masked` whether there is a causal mask or a window.
@@ -138,18 +132,13 @@ def candidates(
     width, limit = max(64, block_d, block_dv), _shared_memory_limit(device)
     rows = (_HALF_PRECISION if itemsize <= 2 else _SINGLE_PRECISION)[kernel][width]
     # The estimate is an upper bound, so the smallest row may fit although the estimate is above the limit.
-    fitting = [r for r in rows if shared_memory(kernel, r, block_d, block_dv, itemsize) <= limit] or [rows[-1]]
-    known = architecture(device)
-    mapped = (
-        list(_HOPPER_MEASURED.get(kernel, {}).get(width, ())) if use_tma and itemsize == 2 and has_tma(device) else []
-    )
-    if len(mapped) == 2:
-        mapped = mapped[1:] if masked else mapped[:1]
-    if known == "sm_90":
-        fitting = mapped + fitting
-    elif known not in MEASURED_ARCHITECTURES:
-        fitting += mapped
-    return tuple(fitting[:1]) if known in MEASURED_ARCHITECTURES else tuple(fitting)
+    fitting = tuple(r for r in rows if shared_memory(kernel, r, block_d, block_dv, itemsize) <= limit) or rows[-1:]
+    measured: tuple[Blocks, ...] = ()
+    if use_tma and itemsize == 2 and has_tma(device):
+        measured = _HOPPER_MEASURED.get(kernel, {}).get(width, ())
+    if len(measured) == 2:
+        measured = measured[1:] if masked else measured[:1]
+    return (measured or fitting)[:1] if architecture(device) == "sm_90" else fitting + measured
 
 
 def padded_head_dims(q: Tensor, v: Tensor) -> tuple[int, int]:
@@ -219,16 +208,11 @@ def key_splits(q: Tensor, programs: int, seqlen_k: int, block_n: int) -> int:
     return max(1, min(wanted, seqlen_k // (MIN_SPLIT_BLOCKS * block_n)))
 
 
-def next_power_of_two(n: int) -> int:
-    """Return the least power of two that is at least n. The sides of Triton's blocks are powers of two."""
-    return 1 << (n - 1).bit_length()
-
-
 def head_dim_constants(q: Tensor, v: Tensor) -> dict[str, int]:
     """Return a kernel's constants for the head dims of q and v and the widths of the blocks that hold them."""
     least = MIN_BLOCK * (2 if q.element_size() == 1 else 1)  # the depth of one matmul instruction
     headdim, headdim_v = q.shape[-1], v.shape[-1]
-    block_d, block_dv = max(least, next_power_of_two(headdim)), max(least, next_power_of_two(headdim_v))
+    block_d, block_dv = (max(least, triton.next_power_of_2(n)) for n in (headdim, headdim_v))
     return {"HEADDIM": headdim, "HEADDIM_V": headdim_v, "BLOCK_D": block_d, "BLOCK_DV": block_dv}
 
 

@@ -21,13 +21,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from attnbench.backends.triton.block_sizes import (
-    Blocks,
-    first_candidate,
-    head_dim_constants,
-    key_splits,
-    next_power_of_two,
-)
+from attnbench.backends.triton.block_sizes import Blocks, decode_blocks, head_dim_constants, key_splits
 from attnbench.backends.triton.device_functions import keys_seen, sequence_bounds
 from attnbench.backends.triton.forward import apply_descale, empty_results, finish_softmax, forward_block, v_as_read
 from attnbench.backends.triton.launch import launch
@@ -46,7 +40,8 @@ def attention_decode(q: Tensor, k: Tensor, v: Tensor, problem: Problem) -> tuple
     out, lse = empty_results(q, v)
     nheads, nheads_k = q.shape[2], k.shape[2]
     group, heads = nheads // nheads_k, problem.batch * nheads_k
-    blocks = first_candidate("decode", q, v, rows=problem.seqlen_q * group)
+    constants = head_dim_constants(q, v)
+    blocks = decode_blocks(q, v, rows=problem.seqlen_q * group)
     splits = key_splits(q, heads, problem.seqlen_k, blocks.BLOCK_N)
     part, part_lse = out[None], lse[None]
     if splits > 1:
@@ -62,20 +57,19 @@ def attention_decode(q: Tensor, k: Tensor, v: Tensor, problem: Problem) -> tuple
         *(*problem.strides(q, k, v_as_read(v)), part.stride(0), *problem.strides(part[0])),
         *(part_lse.stride(0), *problem.lse_strides(lse)),
         *(*problem.scales, problem.seqlen_q, problem.seqlen_k, *problem.window, nheads_k, group, splits),
-        **head_dim_constants(q, v),
+        **constants,
         **problem.features,
         FP8=problem.descale is not None,
     )
     if splits > 1:
-        sizes = head_dim_constants(q, v)
         launch(
             _combine,
-            Blocks(1, min(16, next_power_of_two(splits)), 4, 1),
+            Blocks(1, min(16, triton.next_power_of_2(splits)), 4, 1),
             lse.numel(),
             q,
             *(part, part_lse, out, lse, splits, lse.numel(), out.shape[1], nheads),
-            HEADDIM_V=sizes["HEADDIM_V"],
-            BLOCK_DV=sizes["BLOCK_DV"],
+            HEADDIM_V=constants["HEADDIM_V"],
+            BLOCK_DV=constants["BLOCK_DV"],
         )
     return out, lse
 

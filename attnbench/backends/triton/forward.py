@@ -70,7 +70,6 @@ def attention_forward(q: Tensor, k: Tensor, v: Tensor, problem: Problem) -> tupl
             TMA=blocks.tma and use_tma,
             RESIDENT=blocks.resident,
             AHEAD=blocks.ahead,
-            WARP_SPECIALIZE=blocks.warp_specialize,
         )
 
     launch_best("fwd", q, v, problem.mask_kind, use_tma, run)
@@ -109,7 +108,7 @@ def _forward(
     whole,  # seqlen_k rounded down to a multiple of BLOCK_N; with VARLEN the longest seqlen_k
     HEADDIM: tl.constexpr, HEADDIM_V: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
     LEFT: tl.constexpr, RIGHT: tl.constexpr, SOFTCAP: tl.constexpr, VARLEN: tl.constexpr, FP8: tl.constexpr,
-    TMA: tl.constexpr, RESIDENT: tl.constexpr, AHEAD: tl.constexpr, WARP_SPECIALIZE: tl.constexpr,
+    TMA: tl.constexpr, RESIDENT: tl.constexpr, AHEAD: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     blocks = tl.cdiv(seqlen_q, BLOCK_M)
@@ -160,7 +159,7 @@ def _forward(
                 MASK=False,
             )  # fmt: skip
     else:
-        for start_n in tl.range(full_begin, full_end, BLOCK_N, warp_specialize=WARP_SPECIALIZE):
+        for start_n in range(full_begin, full_end, BLOCK_N):
             acc, row_max, row_sum = forward_block(
                 acc, row_max, row_sum, q, K, V, stride_kn, stride_vn, b, h_k, scale_tanh, scale_log2, first, last,
                 start_n, seqlen_k, HEADDIM, HEADDIM_V, BLOCK_D, BLOCK_DV, BLOCK_N, LEFT, SOFTCAP, FP8, TMA, MASK=False,

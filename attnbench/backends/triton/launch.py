@@ -23,12 +23,7 @@ def launch_best(kernel: Kernel, q: Tensor, v: Tensor, mask: str, use_tma: bool, 
     """
     sizes, device = block_sizes.padded_head_dims(q, v), block_sizes.device_index(q)
     rows = block_sizes.candidates(kernel, *sizes, q.element_size(), device, use_tma, mask != "full")
-    if (
-        len(rows) == 1
-        or device is None
-        or block_sizes.architecture(device) in block_sizes.MEASURED_ARCHITECTURES
-        or not tuned_blocks.search_enabled()
-    ):
+    if len(rows) == 1 or device is None or not tuned_blocks.search_enabled():
         return run(rows[0])
     architecture = block_sizes.architecture(device)
     key = f"{architecture} triton-{triton.__version__} {kernel} {sizes[0]} {sizes[1]} {q.dtype} {mask}"
@@ -39,8 +34,7 @@ def launch_best(kernel: Kernel, q: Tensor, v: Tensor, mask: str, use_tma: bool, 
         if found is None:
             if torch.cuda.is_current_stream_capturing():  # nothing can be timed during a capture
                 return run(rows[0])
-            best, seconds = tuned_blocks.search(list(rows), lambda c: _time_run(lambda: run(Blocks(*c)), q))
-            found = Blocks(*best)
+            found, seconds = tuned_blocks.search(rows, lambda c: _time_run(lambda: run(c), q))
             tuned_blocks.save_choice(path, key, found, seconds)
         _choices[key] = found
     return run(_choices[key])
@@ -88,20 +82,18 @@ def tensor_descriptors(own: tuple[Part, ...], inner: tuple[Part, ...], resident:
     descriptors = []
     for i, (x, rows, width) in enumerate((*own, *inner)):
         by_head = i < len(own) and not resident
-        order, block = ((0, 2, 1, 3), [1, 1, rows, width]) if by_head else ((0, 1, 2, 3), [1, rows, 1, width])
-        descriptors.append(TensorDescriptor(x, [x.shape[i] for i in order], [x.stride(i) for i in order], block))
+        seen, block = (x.transpose(1, 2), [1, 1, rows, width]) if by_head else (x, [1, rows, 1, width])
+        descriptors.append(TensorDescriptor.from_tensor(seen, block))
     return tuple(descriptors)
 
 
 def row_descriptors(tensors: tuple[Tensor, ...], rows: int) -> tuple[TensorDescriptor, ...]:
     """Return descriptors of (batch, nheads, seqlen) tensors in blocks of `rows`. The tensors are padded for it."""
-    return tuple(TensorDescriptor(x, list(x.shape), list(x.stride()), [1, 1, rows]) for x in tensors)
+    return tuple(TensorDescriptor.from_tensor(x, [1, 1, rows]) for x in tensors)
 
 
 def launch(kernel, blocks: Blocks, programs: int, q: Tensor, *args, **constants) -> None:
     """Launch a kernel on the current stream of q's device, which need not be the current device."""
     options = {"num_warps": blocks.num_warps, "num_stages": blocks.num_stages}
-    if blocks.max_registers is not None:
-        options["maxnreg"] = blocks.max_registers  # AMD does not have this option
     with torch.cuda.device_of(q):
         kernel[(programs,)](*args, **constants, BLOCK_M=blocks.BLOCK_M, BLOCK_N=blocks.BLOCK_N, **options)

@@ -13,19 +13,20 @@ where there is no choice yet.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 BUDGET_S = 20.0  # seconds for one search
 FORMAT = 2  # version of the file, raised with the kernels' layouts too; a file of another version is not read
 
-Sizes = tuple[Any, ...]  # the fields of a Blocks
+Sizes = TypeVar("Sizes", bound=tuple[Any, ...])  # a Blocks
 
 
 def cache_file() -> Path:
@@ -52,10 +53,10 @@ def read_choices(path: Path) -> dict[str, dict[str, Any]]:
         return {}
 
 
-def save_choice(path: Path, key: str, blocks: Iterable[Any], seconds: dict[str, float]) -> bool:
-    """Add a choice to the file, and return whether that was possible. The file is replaced as a whole."""
+def save_choice(path: Path, key: str, blocks: Iterable[Any], seconds: dict[str, float]) -> None:
+    """Add a choice to the file, where it can be written. The file is replaced as a whole."""
     choices = read_choices(path) | {key: {"blocks": list(blocks), "seconds": seconds}}
-    try:
+    with contextlib.suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
         handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name)
         try:
@@ -65,13 +66,10 @@ def save_choice(path: Path, key: str, blocks: Iterable[Any], seconds: dict[str, 
         except OSError:
             os.unlink(temporary)
             raise
-    except OSError:
-        return False
-    return True
 
 
 def search(
-    candidates: list[Sizes],
+    candidates: Sequence[Sizes],
     time_one: Callable[[Sizes], float],
     *,
     budget_s: float = BUDGET_S,
@@ -94,9 +92,9 @@ def search(
     return best, {sizes_name(c): seconds for c, seconds in taken.items()}
 
 
-def sizes_name(sizes: Sizes) -> str:
+def sizes_name(sizes: Iterable[int]) -> str:
     """Return block sizes as text, such as "64x128x4x3"."""
-    return "x".join(str(int(n)) if isinstance(n, (bool, int)) else "-" for n in sizes)
+    return "x".join(str(int(n)) for n in sizes)
 
 
 def main(arguments: list[str]) -> int:
