@@ -97,11 +97,10 @@ class Support:
 
 @dataclass(frozen=True)
 class Row:
-    """A backend on a device. If it runs nothing there, `plain` is None and `reason` says why."""
+    """A backend on a device. If it runs nothing there, `plain` is None and its cells say why."""
 
     backend: str
     plain: Case | None
-    reason: str
     cells: tuple[Support, ...]
     runtime_checker: str = ""  # the library whose own check may refuse a case that is supported here
     verified: bool = True  # it has given right results on hardware
@@ -146,8 +145,8 @@ def named_device(gpu: str) -> Device:
 
 def matrices_by_architecture() -> tuple[SupportMatrix, ...]:
     """Return a matrix for each generation of GPUs, and one for a CPU."""
-    named = {name: Device("cuda", 0, name, 2**37, 2**37, capability) for name, capability in ARCHITECTURES.items()}
-    return tuple(support_matrix(d) for d in (*named.values(), replace(CPU, name="CPU")))
+    devices = (*map(named_device, ARCHITECTURES), replace(CPU, name="CPU"))
+    return tuple(map(support_matrix, devices))
 
 
 def _row(backend: Backend, device: Device) -> Row:
@@ -159,11 +158,10 @@ def _row(backend: Backend, device: Device) -> Row:
         "verified": bool(getattr(backend, "verified", ())),
     }
     if None not in refusals:
-        reason = str(refusals[0])
-        return Row(backend.name, None, reason, (Support("no", reason),) * len(FEATURES), **said)
+        return Row(backend.name, None, (Support("no", str(refusals[0])),) * len(FEATURES), **said)
     plain = candidates[refusals.index(None)]
     backward = backend.unsupported(replace(plain, direction="bwd"), device) is None
-    return Row(backend.name, plain, "", tuple(_cell(backend, device, f, plain, backward) for f in FEATURES), **said)
+    return Row(backend.name, plain, tuple(_cell(backend, device, f, plain, backward) for f in FEATURES), **said)
 
 
 def _cell(backend: Backend, device: Device, feature: Feature, plain: Case, backward: bool) -> Support:

@@ -97,7 +97,7 @@ def test_a_backend_is_judged_in_what_it_takes() -> None:
     assert row("fa1", "t4").overall.answer == "fwd"
     assert row("fa3", "a100").plain is None
     assert row("fa3", "a100").overall.answer == "no"
-    assert row("fa3", "a100").reason == "needs compute capability 9.0 or newer, this GPU has 8.0"
+    assert row("fa3", "a100").overall.reason == "needs compute capability 9.0 or newer, this GPU has 8.0"
 
 
 def test_gpus_by_name_architecture_and_capability() -> None:

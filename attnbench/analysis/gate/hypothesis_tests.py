@@ -71,7 +71,6 @@ class Decision:
     high: float | None
     noise: float | None  # standard deviation of one round, or of the difference of one pair
     more: int | None = None  # if inconclusive: rounds a side to add; None where even 100 would hardly decide
-    weak: bool = False  # there is only one round on a side
 
 
 def decide(tests: Sequence[Rounds], share: float = 1.0, settled: Sequence[bool] = ()) -> list[Decision]:
@@ -134,7 +133,6 @@ def decide(tests: Sequence[Rounds], share: float = 1.0, settled: Sequence[bool] 
             high if known else None,
             noise if known else None,
             more=more.get(i),
-            weak=bool(min(n[i], m[i]) == 1),
         )
         for i, (verdict, change, low, high, noise, known) in enumerate(zip(*figures, strict=True))
     ]
