@@ -99,7 +99,7 @@ def test_nothing_in_common_says_where_they_part_and_what_to_measure() -> None:
 
 def test_what_to_measure_has_query_lengths_and_key_heads_where_they_differ() -> None:
     decode = [ok(case(4096, seqlen_q=1, nheads_k=4), "eager", 1)]
-    with pytest.raises(UserError, match="--nheads 16 --headdim 128 --seqlen-q 1 --nheads-k 4$"):
+    with pytest.raises(UserError, match=r"--nheads 16 --headdim 128 --seqlen-q 1 --nheads-k 4$"):
         compared([ok(case(n), "eager", 100) for n in (1024, 2048)], decode)
 
 

@@ -7,12 +7,13 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from attnbench.analysis.compare.machines import Machine
-from attnbench.core.case import DTYPES, Case
+from attnbench.core.case import Case
 from attnbench.core.errors import UserError
 from attnbench.core.sizes import format_size
 from attnbench.core.text import count, merged, one_line, some, template
 from attnbench.results import case_names
 from attnbench.results.cells import Cell
+from attnbench.run.axes import AXES
 
 T = TypeVar("T")
 
@@ -131,27 +132,13 @@ def _run_command(cases: Collection[Case]) -> str:
     """Return the `attnbench run` that measures such cases on any device."""
     shapes = [case.shape for case in cases]
     tokens = {s.batch * s.seqlen_k for s in shapes}
-    batches = sorted({s.batch for s in shapes})
-    size = {"tokens": [format_size(*tokens)]} if len(tokens) == 1 else {"batch": batches}
-    options: dict[str, Iterable[object]] = {
-        "dtype": sorted({case.dtype for case in cases}, key=DTYPES.index),
-        "seqlen": map(format_size, sorted({s.seqlen_k for s in shapes})),
-        **size,
-        "nheads": sorted({s.nheads for s in shapes}),
-        "headdim": [f"{d}" if d == dv else f"{d}-{dv}" for d, dv in sorted({(s.headdim, s.headdim_v) for s in shapes})],
-    }
-    for name, values, usual in (
-        ("window", {_window(case) for case in cases}, "none"),
-        ("softcap", {f"{case.softcap:g}" for case in cases}, "0"),
-        ("dropout", {f"{case.dropout_p:g}" for case in cases}, "0"),
-    ):
-        if values != {usual}:
-            options[name] = sorted(values)
-    return "attnbench run " + " ".join(f"--{name} {','.join(map(str, values))}" for name, values in options.items())
-
-
-def _window(case: Case) -> str:
-    """Return the window as --window reads it, whatever the mask."""
-    if case.window_size == (None, None):
-        return "none"
-    return "/".join("open" if side is None else str(side) for side in case.window_size)
+    written = {"tokens": [format_size(n) for n in tokens]}
+    for name, axis in AXES.items():
+        values = sorted({axis.of(case) for case in cases}, key=str if name == "window" else None)
+        written[name] = [axis.text(value) for value in values]
+    names = ["dtype", "seqlen", "tokens" if len(tokens) == 1 else "batch", "nheads", "headdim"]
+    names += ["seqlen_q"] if any(s.seqlen_q != s.seqlen_k for s in shapes) else []
+    names += ["nheads_k"] if any(s.nheads_k != s.nheads for s in shapes) else []
+    names += [name for name in ("window", "softcap", "dropout") if written[name] not in (["none"], ["0"])]
+    options = (f"--{name.replace('_', '-')} {','.join(written[name])}" for name in names)
+    return f"attnbench run {' '.join(options)}"
