@@ -8,6 +8,7 @@ run.
 
 from __future__ import annotations
 
+import functools
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -73,18 +74,14 @@ class Flex(Compiled):
 
         self.reset_for(case)
         compiled = torch.compile(flex_attention, dynamic=False, fullgraph=True)
-        options: dict[str, Any] = {
-            "score_mod": _softcap(case.softcap) if case.softcap else None,
-            "block_mask": block_mask(case, inputs.q.device),
-            "scale": case.softmax_scale,
-            "enable_gqa": case.shape.nheads != case.shape.nheads_k,
-        }
-
-        def call(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            out: Tensor = compiled(q, k, v, **options)
-            return out
-
-        return autograd_prepared(case, inputs, call, layout="bhsd")
+        attention = functools.partial(
+            compiled,
+            score_mod=_softcap(case.softcap) if case.softcap else None,
+            block_mask=block_mask(case, inputs.q.device),
+            scale=case.softmax_scale,
+            enable_gqa=case.shape.nheads != case.shape.nheads_k,
+        )
+        return autograd_prepared(case, inputs, attention, layout="bhsd")
 
 
 class Compile(Compiled):

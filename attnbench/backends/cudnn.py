@@ -76,19 +76,18 @@ class Cudnn(Library):
         return None
 
     def prepare(self, case: Case, inputs: Inputs) -> Prepared:
+        given = {name: t for name, t in vars(inputs).items() if t is not None}
         run_forward = forward_graph(case, inputs)
-        q, k, v, dout = inputs.q, inputs.k, inputs.v, inputs.dout
-        if not case.has_backward:
-            return Prepared(lambda: run_forward({"q": q, "k": k, "v": v}), lambda raw: {"out": raw["out"]})
-        if dout is None:
-            raise ValueError("a backward needs inputs.dout")
-        run_backward = backward_graph(case, inputs)
 
         def forward() -> Tensors:
-            return run_forward({"q": q, "k": k, "v": v})
+            return run_forward(given)
+
+        if not case.has_backward:
+            return Prepared(forward, lambda raw: {"out": raw["out"]})
+        run_backward = backward_graph(case, inputs)
 
         def backward(kept: Tensors) -> Tensors:
-            return {**kept, **run_backward({"q": q, "k": k, "v": v, "dout": dout, **kept})}
+            return {**kept, **run_backward({**given, **kept})}
 
         def named(raw: Tensors) -> Tensors:
             return {name: raw[name] for name in ("out", "dq", "dk", "dv")}
@@ -182,6 +181,8 @@ class Graph:
 
     def build(self) -> Callable[[Tensors], dict[str, Tensor]]:
         """Plan and build the graph, and return its launch, which takes inputs and returns outputs by name.
+
+        What the graph has not declared is left out of the inputs.
 
         Raises Unsupported where cuDNN refuses the graph.
         """

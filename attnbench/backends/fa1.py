@@ -8,6 +8,7 @@ up to 128, and has a backward for headdim above 64 on compute capability 8.0 and
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, ClassVar
 
 from attnbench.backends.base import autograd_prepared
@@ -18,8 +19,6 @@ from attnbench.core.case import Case
 from attnbench.core.machine import Device
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from attnbench.core.backend import Inputs
 
 
@@ -61,19 +60,14 @@ class FlashAttention1(Library):
             for n in (s.seqlen_q, s.seqlen_k)
         )
 
-        def call(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            out: Tensor = flash_attn_unpadded_func(
-                q,
-                k,
-                v,
-                cu_seqlens_q,
-                cu_seqlens_k,
-                s.seqlen_q,
-                s.seqlen_k,
-                case.dropout_p,
-                softmax_scale=case.softmax_scale,
-                causal=causal,
-            )
-            return out
-
-        return autograd_prepared(case, inputs, call, layout="packed")
+        attention = functools.partial(
+            flash_attn_unpadded_func,
+            cu_seqlens_q=cu_seqlens_q,
+            cu_seqlens_k=cu_seqlens_k,
+            max_seqlen_q=s.seqlen_q,
+            max_seqlen_k=s.seqlen_k,
+            dropout_p=case.dropout_p,
+            softmax_scale=case.softmax_scale,
+            causal=causal,
+        )
+        return autograd_prepared(case, inputs, attention, layout="packed")

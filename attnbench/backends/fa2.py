@@ -6,6 +6,7 @@ accepted, because softcap came with it. PyPI has only its source; FLASH_ATTN_CUD
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, ClassVar
 
 from attnbench.backends.base import autograd_prepared
@@ -17,8 +18,6 @@ from attnbench.core.case import Case
 from attnbench.core.machine import Device
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from attnbench.core.backend import Inputs
 
 
@@ -43,19 +42,12 @@ class FlashAttention2(Library):
     def prepare(self, case: Case, inputs: Inputs) -> Prepared:
         from flash_attn import flash_attn_func
 
-        window = flash_window(case)
-
-        def call(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            out: Tensor = flash_attn_func(
-                q,
-                k,
-                v,
-                dropout_p=case.dropout_p,
-                softmax_scale=case.softmax_scale,
-                causal=case.causal,
-                window_size=window,
-                softcap=case.softcap,
-            )
-            return out
-
-        return autograd_prepared(case, inputs, call)
+        attention = functools.partial(
+            flash_attn_func,
+            dropout_p=case.dropout_p,
+            softmax_scale=case.softmax_scale,
+            causal=case.causal,
+            window_size=flash_window(case),
+            softcap=case.softcap,
+        )
+        return autograd_prepared(case, inputs, attention)

@@ -9,11 +9,13 @@ bottom-right; a window has a left side only.
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from attnbench.backends.base import autograd_prepared
 from attnbench.backends.libraries import Library
 from attnbench.backends.limits import Limits
+from attnbench.backends.masks import flash_window
 from attnbench.core.backend import Prepared, Unsupported, Workspace
 from attnbench.core.case import Case
 from attnbench.core.machine import Device
@@ -53,18 +55,15 @@ class FlashInfer(Library):
     def prepare(self, case: Case, inputs: Inputs) -> Prepared:
         if case.shape.batch == 1:
             return self._single(case, inputs)
-        return self._ragged(case, inputs, _token_offsets(case, inputs))
+        s, device = case.shape, inputs.q.device
+        plan = {"qo_indptr": indptr(s.batch, s.seqlen_q, device), "kv_indptr": indptr(s.batch, s.seqlen_k, device)}
+        return self._ragged(case, inputs, plan)
 
     def _single(self, case: Case, inputs: Inputs) -> Prepared:
         from flashinfer import single_prefill_with_kv_cache
 
-        options = self._options(case)
-
-        def call(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            out: Tensor = single_prefill_with_kv_cache(q, k, v, backend=self.backend, **options)
-            return out
-
-        return autograd_prepared(case, inputs, call, layout="packed")
+        attention = functools.partial(single_prefill_with_kv_cache, backend=self.backend, **self._options(case))
+        return autograd_prepared(case, inputs, attention, layout="packed")
 
     def _ragged(self, case: Case, inputs: Inputs, plan: dict[str, Any]) -> Prepared:
         """Return the call of the ragged wrapper; `plan` holds the arguments of its plan() that describe the batch."""
@@ -84,14 +83,13 @@ class FlashInfer(Library):
             **plan,
             **self._options(case),
         )
-
         return autograd_prepared(case, inputs, wrapper.run, layout="packed")
 
     def _options(self, case: Case) -> dict[str, Any]:
         return {
             "causal": case.causal,
             "sm_scale": case.softmax_scale,
-            "window_left": -1 if case.window_size[0] is None else case.window_size[0],
+            "window_left": flash_window(case)[0],
             "logits_soft_cap": case.softcap or None,
         }
 
@@ -207,12 +205,8 @@ class TrtLlm(FlashInfer):
             "is_causal": case.causal,
             "return_lse": False,
         }
-
-        def call(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            out: Tensor = trtllm_ragged_attention_deepseek(q, k, v, **options)
-            return out
-
-        return autograd_prepared(case, inputs, call, layout="packed")
+        attention = functools.partial(trtllm_ragged_attention_deepseek, **options)
+        return autograd_prepared(case, inputs, attention, layout="packed")
 
     def _batch_options(self, case: Case, inputs: Inputs) -> dict[str, Any]:
         """Return the arguments that both TensorRT-LLM functions take. The workspace must be zero at the start."""
@@ -227,7 +221,7 @@ class TrtLlm(FlashInfer):
             "bmm1_scale": case.softmax_scale,
             "bmm2_scale": 1.0,
             "batch_size": s.batch,
-            "window_left": -1 if case.window_size[0] is None else case.window_size[0],
+            "window_left": flash_window(case)[0],
             "cum_seq_lens_q": indptr(s.batch, s.seqlen_q, device),
             "cum_seq_lens_kv": indptr(s.batch, s.seqlen_k, device),
         }
@@ -243,8 +237,3 @@ def indptr(batch: int, each: int, device: torch.device) -> Tensor:
     if batch * each > torch.iinfo(torch.int32).max:
         raise Unsupported("its int32 offsets do not reach this far")
     return torch.arange(batch + 1, dtype=torch.int32, device=device) * each
-
-
-def _token_offsets(case: Case, inputs: Inputs) -> dict[str, Tensor]:
-    s, device = case.shape, inputs.q.device
-    return {"qo_indptr": indptr(s.batch, s.seqlen_q, device), "kv_indptr": indptr(s.batch, s.seqlen_k, device)}
