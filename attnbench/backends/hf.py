@@ -17,7 +17,7 @@ from attnbench.backends.base import autograd_prepared, scores_workspace
 from attnbench.backends.eager import eager_signature
 from attnbench.backends.fa2 import FlashAttention2
 from attnbench.backends.libraries import Library
-from attnbench.backends.limits import TORCH_LIMITS, Limits
+from attnbench.backends.limits import TORCH_LIMITS
 from attnbench.backends.masks import block_mask, visibility_mask
 from attnbench.core.backend import Prepared, Probe, Signature, Workspace, torch_dtype
 from attnbench.core.case import Case
@@ -118,10 +118,10 @@ class Flash2(HuggingFace):
     verified: ClassVar = ("NVIDIA H200, transformers 5.17, flash-attn 2.8.3",)
     efficiency = 0.45
     implementation = "flash_attention_2"
-    limits: ClassVar = Limits(headdim_v=True, window=True, softcap=True, dropout=True)
-    forward_kernels = "flash_fwd"
-    backward_kernels = "flash_bwd"
-    other_kernels: ClassVar = ("pytorch_flash",)
+    limits: ClassVar = replace(FlashAttention2.limits, headdim_v=True)
+    forward_kernels = FlashAttention2.forward_kernels
+    backward_kernels = FlashAttention2.backward_kernels
+    other_kernels = FlashAttention2.other_kernels
 
     def probe(self) -> Probe:
         kernel, found = FlashAttention2().probe(), super().probe()
