@@ -1,7 +1,8 @@
 """Run files: results/*.jsonl, one line for the run, then one for each record, flushed as it is made.
 
 So an interrupted run is a shorter run. A truncated last line, as a crash leaves it, is dropped; a damaged line
-elsewhere is reported with its number and the rest is read.
+elsewhere is reported with its number and the rest is read. A gzipped file, known by its first bytes and not by its
+name, is read as the file in it; a run is written plain, since gzip cannot be appended and flushed record by record.
 
 Schema 1 (attnbench 0.1): {"type": "run", "schema": 1, ...the fields of Run but its records}, {"type": "record", ...}.
 Schema 2: a measurement may have "runs", [value, times] each, in place of "values". A file of schema 1 is read as it
@@ -13,8 +14,11 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import gzip
+import io
 import json
 import os
+import zlib
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -27,6 +31,7 @@ from attnbench.results import decode
 
 SCHEMA = 2
 _FIRST = b'{"type":"run",'  # what each begins with
+_GZIP = b"\x1f\x8b"  # what a gzip file begins with
 
 
 class RunFile:
@@ -71,6 +76,8 @@ class RunFile:
         content = file.read()
         first, whole, _ = content.partition(b"\n")
         try:
+            if content.startswith(_GZIP):
+                raise UserError(f"{path} is gzipped, and a run is written plain; gunzip {path}, then resume that file")
             if not whole:
                 raise _cut_off(path, content)
             schema = _schema(path, _fields(path, first))
@@ -138,15 +145,12 @@ def read(path: Path) -> tuple[Run, list[str]]:
 
     Raises UserError when it is no run file.
     """
-    try:
-        content = path.read_bytes()
-    except OSError as error:
-        raise UserError(f"cannot read {path}: {error.strerror}") from None
+    content, problems = unpacked(path)
     first, *lines = content.split(b"\n")
     if not lines:
         raise _cut_off(path, content)
-    run, records, problems = _header(path, first), [], []
-    if lines.pop():  # no newline at the end: the last write did not finish
+    run, records = _header(path, first), []
+    if lines.pop() and not problems:  # no newline at the end: the last write did not finish
         problems.append(f"{path}:{len(lines) + 2}: truncated last line dropped (an interrupted write)")
     for number, line in enumerate(lines, start=2):
         try:
@@ -160,11 +164,36 @@ def read(path: Path) -> tuple[Run, list[str]]:
 
 def head(path: Path) -> Run:
     """Return the run of a file without its records. Raises UserError as `read` does."""
+    return _header(path, unpacked(path)[0].partition(b"\n")[0])
+
+
+def unpacked(path: Path) -> tuple[bytes, list[str]]:
+    """Return the content of a file, unpacked if it is gzipped, and a phrase where a gzip file is cut off.
+
+    Raises UserError for a file that cannot be read, and for a damaged gzip file: what it unpacks to cannot be trusted.
+    """
     try:
-        with path.open("rb") as file:
-            return _header(path, file.readline())
+        content = path.read_bytes()
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror}") from None
+    if not content.startswith(_GZIP):
+        return content, []
+    pieces = []
+    try:
+        with gzip.GzipFile(fileobj=io.BytesIO(content)) as file:
+            while piece := file.read1():  # piece by piece, so that a file that is cut off gives what it has
+                pieces.append(piece)
+    except EOFError:
+        content = b"".join(pieces) or _FIRST  # nothing came of a file that is cut in gzip's header
+        return content, [f"{path}: the gzip file is cut off; the whole lines before the cut were read"]
+    except (gzip.BadGzipFile, zlib.error) as error:
+        raise UserError(f"{path} is a damaged gzip file ({error}); restore it, its figures cannot be trusted") from None
+    return b"".join(pieces), []
+
+
+def name(path: Path) -> str:
+    """Return the name of a run file without its ending, which a plain and a gzipped file share."""
+    return path.name.removesuffix(".gz").removesuffix(".jsonl")
 
 
 def _header(path: Path, line: bytes) -> Run:

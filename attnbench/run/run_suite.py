@@ -333,6 +333,10 @@ def check_output_path(out: Path | None) -> None:
     if out and os.path.exists(out):
         raise UserError(f"{out} is there already and is not overwritten; choose another --out, or --resume {out}")
     path = out or Path("results/new.jsonl")
+    if path.suffix == ".gz":
+        raise UserError(
+            f"--out: {path}: a run is written plain; name it {path.with_suffix('')}, and gzip it when it is done"
+        )
     above = next(folder for folder in path.absolute().parents if folder.exists())
     if not above.is_dir():
         raise UserError(f"cannot write {path}: {above} is not a folder; choose another place with --out")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import gzip
 import json
 import os
 from collections.abc import Sequence
@@ -224,6 +225,17 @@ def test_the_one_of_this_gpu_is_picked(tmp_path: Path, monkeypatch: pytest.Monke
     own["main"].unlink()
     with pytest.raises(UserError, match="several baselines for NVIDIA H200; name one: baselines/v1"):
         baseline_files.pick(folder, on(H200))
+
+
+def test_a_gzipped_baseline_is_found_picked_and_replaced(tmp_path: Path) -> None:
+    path, _ = baseline_files.save(run(records()), "main", tmp_path)
+    packed = path.with_name(f"{path.name}.gz")
+    packed.write_bytes(gzip.compress(path.read_bytes()))
+    path.unlink()
+    assert [(b.name, b.path) for b in baseline_files.found(tmp_path)] == [("main", packed)]
+    assert baseline_files.pick(tmp_path, run(records())) == packed
+    again, before = baseline_files.save(run(records()), "main", tmp_path)
+    assert (again, before is not None, [*path.parent.iterdir()]) == (path, True, [path])
 
 
 def test_another_device_of_the_same_file_name_is_not_overwritten(tmp_path: Path) -> None:

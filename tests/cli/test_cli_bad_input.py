@@ -52,6 +52,7 @@ BAD_OPTIONS = {
     "--python=fake=/no/such/python": "--python: /no/such/python is not an executable file",
     "--python=flash=python3": "--python: 'flash' is not among the backends of this run",
     "--out=.": "--out: . is a folder; give a file in it",
+    "--out=run.jsonl.gz": "--out: run.jsonl.gz: a run is written plain; name it run.jsonl, and gzip it when it is done",
     "--out=occupied": "occupied is there already and is not overwritten; choose another --out",
     "--out=occupied/run.jsonl": "/occupied is not a folder",
     # own code
@@ -67,6 +68,7 @@ BAD_OPTIONS = {
     # resume
     "--resume=nope.jsonl": "cannot read nope.jsonl: No such file or directory",
     "--resume=occupied": "occupied is not an attnbench run file",
+    "--resume=packed.jsonl.gz": "packed.jsonl.gz is a damaged gzip file",
     "--resume=.": "cannot read .: Is a directory",
 }
 
@@ -74,6 +76,7 @@ BAD_OPTIONS = {
 @pytest.fixture
 def littered(tool: Tool) -> Tool:
     tool.write("occupied", "not a run file\n")
+    (tool.folder / "packed.jsonl.gz").write_bytes(b"\x1f\x8b damaged")
     tool.write("own.py", "number = 5\n")
     tool.write("syntax.py", "def f(:\n")
     tool.write("needs.py", "import no_such_lib\n")

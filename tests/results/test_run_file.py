@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import gzip
 import io
 import json
 import math
@@ -227,6 +228,62 @@ def test_an_empty_file_is_called_empty(path: Path) -> None:
     path.write_bytes(b"")
     with pytest.raises(UserError, match=r"is not an attnbench run file \(it is empty\)"):
         run_file.read(path)
+
+
+def gzipped(path: Path) -> Path:
+    packed = path.with_name(f"{path.name}.gz")
+    packed.write_bytes(gzip.compress(path.read_bytes(), mtime=0))
+    return packed
+
+
+def test_a_gzipped_file_is_read_whatever_its_name(path: Path) -> None:
+    packed = gzipped(path)
+    odd = packed.with_name("odd.jsonl")
+    odd.write_bytes(packed.read_bytes() + gzip.compress(b"{\n"))  # two gzip files in one, as gzip appends
+    assert run_file.read(packed) == (RUN, [])
+    assert run_file.head(packed) == run_file.head(path)
+    found, problems = run_file.read(odd)
+    assert found == RUN
+    assert [problem.partition("(")[0] for problem in problems] == [f"{odd}:5: damaged line left out "]
+    assert run_file.name(packed) == run_file.name(path) == "run"
+
+
+def test_of_a_gzipped_file_that_is_cut_off_the_whole_lines_are_read(path: Path, real: list[bytes]) -> None:
+    path.write_bytes(b"\n".join(real))
+    packed = gzipped(path)
+    whole, content = run_file.read(path)[0], packed.read_bytes()
+    said = [f"{packed}: the gzip file is cut off; the whole lines before the cut were read"]
+    counts = []
+    for left in (len(content) // 2, len(content) - 20, len(content) - 3):  # the last lacks a part of the checksum alone
+        packed.write_bytes(content[:left])
+        found, problems = run_file.read(packed)
+        assert (found, problems) == (replace(whole, records=whole.records[: len(found.records)]), said)
+        counts.append(len(found.records))
+    assert 0 < counts[0] < counts[1] <= counts[2] == len(whole.records)
+    for left in (2, 40):
+        packed.write_bytes(content[:left])
+        with pytest.raises(UserError, match="cut off in its first line: there is no result in it"):
+            run_file.read(packed)
+
+
+@pytest.mark.parametrize("place", [2, 0.5, -6])
+def test_a_damaged_gzipped_file_is_one_line(path: Path, place: float) -> None:
+    packed = gzipped(path)
+    content = bytearray(packed.read_bytes())
+    content[place if isinstance(place, int) else int(len(content) * place)] ^= 4
+    packed.write_bytes(content)
+    for open_ in (run_file.read, run_file.head):
+        with pytest.raises(UserError, match=r"run.jsonl.gz is a damaged gzip file \(.*\); restore it") as error:
+            open_(packed)
+        assert "\n" not in str(error.value)
+
+
+def test_a_gzipped_file_is_not_appended_to(path: Path) -> None:
+    packed = gzipped(path)
+    before = packed.read_bytes()
+    with pytest.raises(UserError, match=r"run.jsonl.gz is gzipped, and a run is written plain; gunzip .*run.jsonl.gz"):
+        run_file.RunFile.reopen(packed)
+    assert packed.read_bytes() == before
 
 
 def change_header(path: Path, **changes: object) -> None:

@@ -1,4 +1,4 @@
-"""The files of baselines, FOLDER/NAME/GPU.jsonl, and which one belongs to a run."""
+"""The files of baselines, FOLDER/NAME/GPU.jsonl or the same gzipped, and which one belongs to a run."""
 
 from __future__ import annotations
 
@@ -39,20 +39,23 @@ def save(run: Run, name: str, folder: Path) -> tuple[Path, Run | None]:
     if not any(r.status == "ok" for r in run.records):
         raise UserError("nothing was measured in that run, so there is nothing to compare with; choose another")
     path = folder / name / f"{run.environment.device.slug or 'device'}.jsonl"
+    gzipped = path.with_name(f"{path.name}.gz")
+    old = next((file for file in (path, gzipped) if file.is_file()), None)
     try:
-        before = run_file.head(path) if path.is_file() else None
+        before = run_file.head(old) if old else None
     except UserError as error:
         raise UserError(
-            f"the baseline to replace, {path}, cannot be read; delete it, or choose another --name: {error}"
+            f"the baseline to replace, {old}, cannot be read; delete it, or choose another --name: {error}"
         ) from None
     if before and _device(before) != _device(run):
-        raise UserError(f"{path} belongs to another device, {before.environment.device.name}; choose another --name")
+        raise UserError(f"{old} belongs to another device, {before.environment.device.name}; choose another --name")
     fresh = path.with_suffix(".new")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
             fresh.write_bytes(run_file.encoded(reduced(run)))
             os.replace(fresh, path)
+            gzipped.unlink(missing_ok=True)
         finally:
             fresh.unlink(missing_ok=True)
     except OSError as error:
@@ -62,7 +65,8 @@ def save(run: Run, name: str, folder: Path) -> tuple[Path, Run | None]:
 
 def found(folder: Path) -> list[Baseline]:
     """Return all baselines in a folder of names, or in the folder of one name, sorted by name and GPU."""
-    files = [*folder.glob("*.jsonl"), *folder.glob("*/*.jsonl")]
+    patterns = ("*.jsonl", "*.jsonl.gz", "*/*.jsonl", "*/*.jsonl.gz")
+    files = [file for pattern in patterns for file in folder.glob(pattern)]
     some = [Baseline(path.parent.name, path, run_file.head(path)) for path in sorted(files)]
     return [b for b in some if b.head.reduced]
 

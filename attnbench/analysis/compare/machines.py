@@ -20,6 +20,7 @@ from attnbench.core.errors import UserError, did_you_mean
 from attnbench.core.flops import flops
 from attnbench.core.machine import Environment
 from attnbench.core.record import Record, Run
+from attnbench.results import run_file
 from attnbench.results.cells import Cell, Key, by_key, cells
 from attnbench.results.run_setup import differences, setup_texts, unique_labels
 
@@ -131,13 +132,13 @@ def files_by_setup(files: Iterable[File], labels: Mapping[Path, str] | None = No
 
 
 def parse_names(options: Iterable[str], paths: Sequence[Path]) -> dict[Path, str]:
-    """Return path -> label of --name FILE=LABEL; FILE is a path as given, its name, or its name without .jsonl."""
+    """Return path -> label of --name FILE=LABEL; FILE is a path as given, its name, or that without its ending."""
     found: dict[Path, str] = {}
     for option in options:
         word, equals, label = (part.strip() for part in option.rpartition("="))
         if not equals or not word or not label:
             raise UserError(f"--name: {option!r} is not FILE=LABEL, as in --name lab.jsonl=lab")
-        fit = [p for p in paths if word in (str(p), p.name, p.stem)]
+        fit = [p for p in paths if word in (str(p), p.name, run_file.name(p))]
         if len(fit) != 1:
             why = "stands for several files" if fit else f"is none of the files{did_you_mean(word, map(str, paths))}"
             raise UserError(f"--name: {word!r} {why}")
