@@ -11,7 +11,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
-RUN = "results/20261121-055556-instruments-nvidia-h200.jsonl"
+RUN = "results/20261121-055556-instruments-nvidia-h200.jsonl.gz"
 
 
 def run_example(path: Path, *arguments: str) -> str:

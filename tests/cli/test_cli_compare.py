@@ -10,14 +10,16 @@ from pathlib import Path
 import pytest
 from tool import Tool
 
+from attnbench.results import run_file
+
 RESULTS = Path(__file__).parents[2] / "results"
-A, B = (RESULTS / f"20261121-{time}-default-nvidia-h200.jsonl" for time in ("141028", "141425"))
+A, B = (RESULTS / f"20261121-{time}-default-nvidia-h200.jsonl.gz" for time in ("141028", "141425"))
 
 
 @pytest.fixture(scope="module")
 def slow(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The first run as if at 500 W and half the speed."""
-    header, *lines = A.read_text().splitlines()
+    header, *lines = run_file.unpacked(A)[0].splitlines()
     run = json.loads(header)
     run["environment"]["power_limit_w"] = 500.0
     records = [json.loads(line) for line in lines]

@@ -27,10 +27,13 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+from attnbench.results import run_file
+
 ROOT = Path(__file__).parents[2]
 EXPECTED = Path(__file__).parent / "expected"
 WIDTH = "140"  # characters of the terminal
-RUNS = sorted(path.stem for path in (ROOT / "results").glob("*.jsonl"))
+FILES = {run_file.name(path): path.relative_to(ROOT).as_posix() for path in (ROOT / "results").glob("*.jsonl*")}
+RUNS = sorted(FILES)
 DEFAULT, AGAIN, LIBRARIES = (
     "20261121-141028-default-nvidia-h200",
     "20261121-141425-default-nvidia-h200",
@@ -39,7 +42,7 @@ DEFAULT, AGAIN, LIBRARIES = (
 
 
 def _file(name: str) -> str:
-    return f"results/{name}.jsonl"
+    return FILES[name]
 
 
 def _commands() -> dict[str, tuple[str, ...]]:

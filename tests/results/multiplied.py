@@ -3,7 +3,7 @@
 A multiplied record keeps all that its original holds; its case gets another dtype, batch, number of key heads or
 window, and its times are scaled by the noise between rounds of an H200 (tests/statistics/h200_noise.py has more of it).
 
-    python tests/results/multiplied.py results/20261121-141425-default-nvidia-h200.jsonl out.jsonl 100000
+    python tests/results/multiplied.py results/20261121-141425-default-nvidia-h200.jsonl.gz out.jsonl 100000
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
+
+from attnbench.results import run_file
 
 DTYPES = ("bf16", "fp16")
 BATCHES = (1, 2, 4)
@@ -44,7 +46,7 @@ def measure_again(source: Path, target: Path, *, seed: int = 0) -> None:
 
 
 def _lines(source: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    header, *records = (json.loads(line) for line in source.read_bytes().splitlines())
+    header, *records = (json.loads(line) for line in run_file.unpacked(source)[0].splitlines())
     return header, records
 
 

@@ -21,8 +21,8 @@ from multiplied import measure_again, multiply
 
 TIMES = 5
 RESULTS = Path(__file__).parents[2] / "results"
-DEFAULT = RESULTS / "20261121-141425-default-nvidia-h200.jsonl"
-LIBRARIES = RESULTS / "20261121-174520-libraries-nvidia-h200.jsonl"  # 720 cells
+DEFAULT = RESULTS / "20261121-141425-default-nvidia-h200.jsonl.gz"
+LIBRARIES = RESULTS / "20261121-174520-libraries-nvidia-h200.jsonl.gz"  # 720 cells
 # (what it is, the command, seconds that it should take at most on two quiet cores)
 COMMANDS = (
     ("python -c pass", None, None),

@@ -17,7 +17,7 @@ from attnbench.core.record import Record, Run
 from attnbench.results import run_file
 from builders import case, ended, job, measurements, ok, run
 
-RESULTS = sorted((Path(__file__).parents[2] / "results").glob("*.jsonl"))
+RESULTS = sorted((Path(__file__).parents[2] / "results").glob("*.jsonl*"))
 CASES = [case(n, causal=c) for n in (1024, 2048, 4096) for c in (False, True)]
 RECORDS = (
     ok(CASES[0], "triton", 300.0),
@@ -124,7 +124,7 @@ def test_a_damaged_accuracy_makes_its_line_a_damaged_one(path: Path, damage: byt
 def real() -> list[bytes]:
     """The lines of a real run file, and an empty one after its last newline."""
     paths = (path for path in RESULTS if "default" in path.stem)
-    return min(paths, key=lambda path: path.stat().st_size).read_bytes().split(b"\n")
+    return run_file.unpacked(min(paths, key=lambda path: path.stat().st_size))[0].split(b"\n")
 
 
 def test_damage_is_reported_by_its_line_wherever_it_is(tmp_path: Path, real: list[bytes]) -> None:

@@ -35,7 +35,7 @@ from attnbench.results import metrics, run_file
 from attnbench.results.rows import Row, Source
 
 RESULTS = Path(__file__).parents[2] / "results"
-FILES = ("20261121-030350-default-nvidia-h200.jsonl", "20261121-030731-default-nvidia-h200.jsonl")
+FILES = ("20261121-030350-default-nvidia-h200.jsonl.gz", "20261121-030731-default-nvidia-h200.jsonl.gz")
 BLOCK = 30  # cells
 STEP = 15e6 / 1980e6
 
