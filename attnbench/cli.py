@@ -14,32 +14,42 @@ from typer.core import TyperCommand, TyperGroup
 from attnbench import __version__
 from attnbench.core.errors import EXIT_BAD_INPUT, EXIT_CANNOT_WRITE, EXIT_DONE, EXIT_TERMINATED, Terminated, UserError
 
+COMPLETION = "_ATTNBENCH_COMPLETE"  # set by what --install-completion gives a shell
 # In the order of --help. A file of that name has a function of that name, or `app`, which has several.
 COMMANDS = ("run", "report", "profile", "backends", "doctor", "suites", "gate", "ab", "compare", "baseline", "env")
 
 
 class Command(TyperCommand):
-    """A command whose help shows no type for options that take no value."""
+    """A command whose help shows no types, and whose completion converts no values."""
 
     def get_params(self, ctx: Any) -> list[Any]:
-        return _without_types_of_flags(super().get_params(ctx))
+        return _adapted(super().get_params(ctx), ctx)
 
 
 class Group(TyperGroup):
     """Several commands; in plain text each is listed with the whole first sentence of its help."""
 
     def get_params(self, ctx: Any) -> list[Any]:
-        return _without_types_of_flags(super().get_params(ctx))
+        return _adapted(super().get_params(ctx), ctx)
 
     def format_commands(self, _: Any, formatter: Any) -> None:
         with formatter.section("Commands"):
             formatter.write_dl([(name, (c.help or "").partition("\n\n")[0]) for name, c in self.commands.items()])
 
 
-def _without_types_of_flags(params: list[Any]) -> list[Any]:
+def _adapted(params: list[Any], ctx: Any) -> list[Any]:
+    """Return the parameters of a command, without what typer would add to them.
+
+    A flag has no type, and an argument's name says what it is: no `<bool>`, no `<list[Path]>`. To convert values typer
+    imports pydantic, which takes longer than the rest of a completion.
+    """
     for param in params:
         if getattr(param, "is_flag", False):
             param.metavar = ""
+        if param.param_type_name == "argument":
+            param.display_type_rich = lambda ctx: None
+        if ctx.resilient_parsing:
+            param.process_value = lambda ctx, value: value
     return params
 
 
@@ -85,6 +95,17 @@ def _root(
     pass
 
 
+def _words_to_complete() -> list[str]:
+    """Prepare for a Tab of a shell, and return the words of its command line after the program's name."""
+    sys.modules["rich"] = None  # type: ignore[assignment]  # typer would import it for the texts beside options
+    if "COMP_WORDS" in os.environ:  # bash splits --suite=quick into three words, which typer takes for values
+        words, position = os.environ["COMP_WORDS"].split("\n"), int(os.environ["COMP_CWORD"])
+        signs = [i for i, word in enumerate(words[:position]) if word == "="]
+        os.environ["COMP_WORDS"] = "\n".join(word for i, word in enumerate(words) if i not in signs)
+        os.environ["COMP_CWORD"] = str(position - len(signs))
+    return os.environ.get("COMP_WORDS", os.environ.get("_TYPER_COMPLETE_ARGS", "")).split()[1:]
+
+
 def main() -> None:
     """Run the command line and exit.
 
@@ -93,9 +114,10 @@ def main() -> None:
     """
     code: Any = EXIT_DONE
     try:
-        asked = [name for name in sys.argv[1:2] if name in COMMANDS]  # to build all commands takes 40 ms
+        words = _words_to_complete() if COMPLETION in os.environ else sys.argv[1:]
+        asked = [name for name in words[:1] if name in COMMANDS]  # to build all commands takes 40 ms
         try:
-            command_line(*asked)()
+            command_line(*asked)(complete_var=COMPLETION)
         except SystemExit as end:
             code = end.code
         if sys.stdout:

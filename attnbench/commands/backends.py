@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from attnbench.commands import options, output
+from attnbench.commands import complete, options, output
 from attnbench.commands.shared import live
 
 if TYPE_CHECKING:
@@ -29,7 +29,12 @@ def backends(
         bool, supports("--matrix", metavar="", help="What each supports, on GPUs that need not be here.")
     ] = False,
     gpu: Annotated[
-        list[str] | None, supports(metavar="NAMES", help="h100, a100, hopper, sm_90, cpu: feature by feature there.")
+        list[str] | None,
+        supports(
+            metavar="NAMES",
+            help="h100, a100, hopper, sm_90, cpu: feature by feature there.",
+            autocompletion=complete.several(complete.gpus),
+        ),
     ] = None,
     device: Annotated[
         str | None, supports("--device", metavar="DEVICE", help="The same for a device here: auto, cuda:N.")

@@ -21,9 +21,7 @@ def create(
     name: Annotated[
         str, typer.Argument(metavar="NAME", help="The library: fa1, fa2, fa4, xformers, flashinfer, cudnn, hf, ...")
     ],
-    pip: Annotated[
-        list[str] | None, typer.Argument(metavar="[-- PIP OPTIONS]", help="Options for pip install.")
-    ] = None,
+    pip: Annotated[list[str] | None, typer.Argument(metavar="-- PIP OPTIONS", help="Options for pip install.")] = None,
     path: Annotated[
         Path | None, typer.Option(metavar="DIR", help="The folder. Default: ~/.local/share/attnbench/envs/NAME.")
     ] = None,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
@@ -25,17 +25,23 @@ what = partial(typer.Option, rich_help_panel="What to compare")
 matters = partial(typer.Option, rich_help_panel="What counts as a change")
 
 
+def _metrics() -> Iterable[str]:
+    from attnbench.analysis.gate.margins import RULES
+
+    return RULES
+
+
 @dataclass(frozen=True)
 class HowToJudge:
     """The options of `attnbench gate` and `attnbench ab` that say what to compare, and what counts as a change."""
 
     metric: Annotated[
         list[str] | None,
-        what(
-            "--metric",
-            "-m",
-            metavar="NAMES",
-            help="latency,memory_peak,error,first_call by default; cycles (latency times clock) is free of the clock.",
+        options.metric_option(
+            _metrics,
+            rich_help_panel="What to compare",
+            help="latency,memory_peak,error,first_call by default; cycles (latency times clock) is free of the clock; "
+            "-m help lists them all.",
         ),
     ] = None
     expect: Annotated[
@@ -60,11 +66,10 @@ class HowToJudge:
     def request(self) -> Request:
         """Return what the options ask a gate for. Raises UserError for unknown names and wrong margins."""
         from attnbench.analysis.gate.judge import CHOICES, Request
-        from attnbench.analysis.gate.margins import DEFAULT, gated, margins
+        from attnbench.analysis.gate.margins import DEFAULT, margins
 
-        names = tuple(gated(name, "--metric") for name in dict.fromkeys(_split(self.metric)))
         return Request(
-            names or DEFAULT,
+            tuple(self.metric or DEFAULT),
             margins(self.margin or (), self.margins),
             tuple(_split(self.expect)),
             one_of("--inconclusive", self.inconclusive, CHOICES),
@@ -76,7 +81,7 @@ class HowToJudge:
         found = []
         for option in fields(self):
             value = getattr(self, option.name)
-            if value != option.default:
+            if value not in (option.default, []):
                 found += [f"--{option.name}={one}" for one in (value if isinstance(value, list) else [value])]
         return found
 

@@ -7,11 +7,15 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Annotated, Any, get_type_hints
 
 import typer
+
+from attnbench.commands import complete
+from attnbench.commands.shared import one_of
+from attnbench.core.case import DIRECTIONS, DTYPES
 
 shape = partial(typer.Option, rich_help_panel="What to measure (lists multiply; each option replaces the suite's)")
 how = partial(typer.Option, rich_help_panel="How to measure")
@@ -48,13 +52,45 @@ def grouped(command: Callable[..., None]) -> Callable[..., None]:
     return with_groups
 
 
+def metric_option(known: Callable[[], Iterable[str]], **settings: Any) -> Any:
+    """Return the option --metric of a command that takes the metrics `known`; its value is a list of their names.
+
+    With `-m help` it lists them and ends the command, whatever else is given.
+    """
+
+    def names(given: list[str] | None) -> list[str]:
+        from attnbench.results.metrics import METRICS
+
+        metrics = {name: METRICS[name] for name in known()}
+        asked = [name.strip() for text in given or () for name in text.split(",")]
+        if "help" in asked:
+            for metric in metrics.values():
+                print(f"{metric.name:22} {metric.doc}")
+            raise typer.Exit
+        return [one_of("--metric", name, tuple(metrics)) for name in dict.fromkeys(asked)]
+
+    return typer.Option(
+        "--metric",
+        "-m",
+        metavar="NAMES",
+        callback=names,
+        is_eager=True,  # before a missing argument is said
+        autocompletion=complete.several(lambda: (*known(), "help")),
+        **settings,
+    )
+
+
 @dataclasses.dataclass(frozen=True)
 class WhatToMeasure:
     """The options that choose what to measure."""
 
     suite: Annotated[
         str,
-        shape(metavar="NAME|FILE", help="A shipped suite (`attnbench suites` lists them), or a YAML file of your own."),
+        shape(
+            metavar="NAME|FILE",
+            help="A shipped suite (`attnbench suites` lists them), or a YAML file of your own.",
+            autocompletion=complete.one(complete.suites),
+        ),
     ] = "default"
     backend: Annotated[
         list[str] | None,
@@ -64,6 +100,7 @@ class WhatToMeasure:
             metavar="NAMES",
             help="Names, patterns such as sdpa-*, and !name to leave one out. Your own code: ./file.py:function or "
             "pkg.mod:object. Default: every backend that works here.",
+            autocompletion=complete.several(complete.backends),
         ),
     ] = None
     seqlen: Annotated[
@@ -80,10 +117,23 @@ class WhatToMeasure:
     headdim: Annotated[
         str | None, shape(metavar="SIZES", help="Head dimensions: 64,128. 192-128: 192 for q and k, 128 for v.")
     ] = None
-    dtype: Annotated[str | None, shape(metavar="NAMES", help="bf16,fp16,fp32,fp8; fp8 is forward only.")] = None
+    dtype: Annotated[
+        str | None,
+        shape(
+            metavar="NAMES",
+            help="bf16,fp16,fp32,fp8; fp8 is forward only.",
+            autocompletion=complete.several(DTYPES),
+        ),
+    ] = None
     causal: Annotated[bool | None, shape("--causal/--full", help="Only one of the two masks. Default: both.")] = None
     direction: Annotated[
-        str | None, shape("--pass", metavar="NAMES", help="fwd,bwd,fwd_bwd: forward, backward, or both timed as one.")
+        str | None,
+        shape(
+            "--pass",
+            metavar="NAMES",
+            help="fwd,bwd,fwd_bwd: forward, backward, or both timed as one.",
+            autocompletion=complete.several(DIRECTIONS),
+        ),
     ] = None
     batch: Annotated[str | None, shape(metavar="SIZES", help="Batch sizes, in place of --tokens.")] = None
     tokens: Annotated[
@@ -118,7 +168,13 @@ class WhatToMeasure:
 
 
 Device = Annotated[
-    str, how("--device", metavar="DEVICE", help="auto, cuda:N, cpu, or fake (a simulated GPU, to try the commands).")
+    str,
+    how(
+        "--device",
+        metavar="DEVICE",
+        help="auto, cuda:N, cpu, or fake (a simulated GPU, to try the commands).",
+        autocompletion=complete.one(("auto", "cpu", "cuda", "fake")),
+    ),
 ]
 Python = Annotated[
     list[str] | None,

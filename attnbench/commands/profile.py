@@ -9,8 +9,9 @@ from typing import Annotated, Any
 
 import typer
 
-from attnbench.commands import options, output
+from attnbench.commands import complete, options, output
 from attnbench.commands.shared import live
+from attnbench.core.case import DIRECTIONS, DTYPES
 from attnbench.core.errors import EXIT_NOTHING_MEASURED
 
 one = partial(typer.Option, rich_help_panel="The case (one value each)")
@@ -23,14 +24,27 @@ class OneCase:
     """The options that choose the case and the backends."""
 
     backend: Annotated[
-        list[str] | None, one("--backend", "-b", metavar="NAMES", help="One, or several side by side: eager,triton.")
+        list[str] | None,
+        one(
+            "--backend",
+            "-b",
+            metavar="NAMES",
+            help="One, or several side by side: eager,triton.",
+            autocompletion=complete.several(complete.backends),
+        ),
     ] = None
     seqlen: Annotated[str | None, one(metavar="SIZE", help="8k by default; k = 1024.")] = None
     seqlen_q: Annotated[str | None, one(metavar="SIZE", help="Query length where it differs.")] = None
     headdim: Annotated[str | None, one(metavar="SIZE", help="128 by default.")] = None
-    dtype: Annotated[str | None, one(metavar="NAME", help="bf16 (default), fp16, fp32 or fp8.")] = None
+    dtype: Annotated[
+        str | None,
+        one(metavar="NAME", help="bf16 (default), fp16, fp32 or fp8.", autocompletion=complete.one(DTYPES)),
+    ] = None
     causal: Annotated[bool | None, one("--causal/--full", metavar="", help="The mask; full by default.")] = None
-    direction: Annotated[str | None, one("--pass", metavar="NAME", help="fwd (default), bwd or fwd_bwd.")] = None
+    direction: Annotated[
+        str | None,
+        one("--pass", metavar="NAME", help="fwd (default), bwd or fwd_bwd.", autocompletion=complete.one(DIRECTIONS)),
+    ] = None
     batch: Annotated[str | None, one(metavar="SIZE", help="16k / seqlen by default.")] = None
     nheads: Annotated[str | None, one(metavar="SIZE", help="Query heads. 2048 / headdim by default.")] = None
     nheads_k: Annotated[str | None, one(metavar="SIZE", help="Key and value heads: fewer than --nheads is GQA.")] = None

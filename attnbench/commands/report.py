@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -22,6 +22,12 @@ if TYPE_CHECKING:
 TRACKERS = ("parquet", "pytest-benchmark", "bmf", "github-action-benchmark")  # report/export/trackers.py
 
 files = partial(typer.Option, rich_help_panel="Files and output")
+
+
+def _metrics() -> Iterable[str]:
+    from attnbench.results.metrics import METRICS
+
+    return METRICS
 
 
 @dataclass(frozen=True)
@@ -48,8 +54,7 @@ def report(
     *,
     results: Annotated[list[Path] | None, typer.Argument(metavar="RESULTS", help="Run files.")] = None,
     metric: Annotated[
-        list[str] | None,
-        typer.Option("--metric", "-m", metavar="NAMES", help="tflops, latency, ...; -m help lists them all."),
+        list[str] | None, options.metric_option(_metrics, help="tflops, latency, ...; -m help lists them all.")
     ] = None,
     by: Annotated[
         str | None,
@@ -87,15 +92,6 @@ def report(
     from attnbench.core.flops import Convention
 
     convention: Convention = one_of("--flops-convention", flops_convention, get_args(Convention))
-    names = [name for text in metric or ["tflops"] for name in text.split(",")]
-    from attnbench.results.metrics import METRICS
-
-    if names == ["help"]:
-        for m in METRICS.values():
-            print(f"{m.name:22} {m.doc}")
-        return
-    for name in names:
-        one_of("--metric", name, tuple(METRICS))
     from attnbench.analysis.summary.grids import BY, BY_OPTION, LINES
 
     columns = BY_OPTION.get(by, by) if by else None
@@ -105,7 +101,7 @@ def report(
     formats = {name for name, _ in wanted}
     if not (png or svg) and (given := _given({"--figure": figure, "--panel": panel})):
         raise UserError(f"{given}: only --png and --svg draw a single figure; add --svg FILE or --png FILE")
-    tables = {"--metric": metric, "--by": by, "--all": every or None}
+    tables = {"--metric": metric or None, "--by": by, "--all": every or None}
     if not formats & {"table", "md"} and (given := _given(tables)):
         raise UserError(f"{given}: for tables only (--format table, md); everything else has every metric and cell")
     if not results:
@@ -124,7 +120,7 @@ def report(
 
     shown = Document("report", "")  # of rows and of other tools' formats alone: they need no tables
     if formats & {"table", "md", "html"}:
-        shown = document(cells, runs, metrics=names, by=columns, lines=math.inf if every else LINES)
+        shown = document(cells, runs, metrics=metric or ["tflops"], by=columns, lines=math.inf if every else LINES)
     shown = complete(shown, formats, cells, runs, results)
     if code := output.write(shown, wanted, _trackers(formats, cells)):
         raise typer.Exit(code)

@@ -41,6 +41,7 @@ from attnbench.core.policy import INSTRUMENTS, Policy
 from attnbench.core.sizes import format_size, parse_duration
 from attnbench.run import yaml_file
 from attnbench.run.axes import STRICT, Axes, Item, Text, expand, matches, overlay
+from attnbench.run.shipped_suites import shipped_suites
 
 GPU_ONLY = ("timer", "cross_check", "sustained_s", "isolate_power")  # fields of a policy
 CHOICES: Mapping[str, Sequence[str]] = {  # fields of a policy and their values
@@ -48,8 +49,6 @@ CHOICES: Mapping[str, Sequence[str]] = {  # fields of a policy and their values
     "l2": ("cold", "warm"),
     "caches": ("kept", "fresh"),
 }
-PACKAGE = Path(__file__).parents[1]
-SUITES = (PACKAGE / "suites", PACKAGE.parent / "suites")  # in a wheel, in a checkout
 Names = Annotated[list[str], BeforeValidator(lambda v: v.split(",") if isinstance(v, str) else v)]
 
 
@@ -95,14 +94,6 @@ class Resolved:
     policy: Policy
     time_limit: float | None
     notes: tuple[str, ...] = ()
-
-
-def shipped_suites() -> dict[str, Path]:
-    """Return the suites that ship with attnbench: name -> file."""
-    for folder in SUITES:
-        if folder.is_dir():
-            return {path.stem: path for path in sorted(folder.glob("*.yaml"))}
-    return {}
 
 
 def load_suite(name: str) -> Suite:

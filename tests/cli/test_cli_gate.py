@@ -104,7 +104,7 @@ def test_in_a_github_workflow_it_annotates_by_itself(runs: Tool, tmp_path: Path)
         (["a.jsonl", "none.jsonl"], "cannot read none.jsonl"),
         (["a.jsonl", "."], "cannot read ."),
         (["a.jsonl", "same.jsonl", "-m", "latencx"], 'did you mean "latency"'),
-        (["a.jsonl", "same.jsonl", "-m", "tflops"], "no metric 'tflops' to gate"),
+        (["a.jsonl", "same.jsonl", "-m", "tflops"], "--metric: unknown 'tflops'; known: latency, "),
         (["a.jsonl", "same.jsonl", "--margin", "3"], "300 %"),
         (["a.jsonl", "same.jsonl", "--margins", "none.yaml"], "cannot read none.yaml"),
         (["a.jsonl", "same.jsonl", "--expect", "torhc"], 'did you mean "torch"'),

@@ -1,14 +1,19 @@
-"""`--help`: it is there at once, lists every command, and shows no type for options that take no value."""
+"""`--help`: it is there at once, lists every command, and shows no types. `-m help` is the same in all commands."""
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
+from typing import Any
 
 import pytest
+import typer
 from tool import Tool
 
-from attnbench.cli import COMMANDS
+from attnbench.analysis.gate.margins import RULES
+from attnbench.cli import COMMANDS, command_line
+from attnbench.results.metrics import METRICS
 
 
 def test_the_help_of_the_program_lists_every_command_with_its_whole_first_sentence(tool: Tool) -> None:
@@ -19,11 +24,32 @@ def test_the_help_of_the_program_lists_every_command_with_its_whole_first_senten
     assert "..." not in after
 
 
-@pytest.mark.parametrize("command", COMMANDS)
-def test_the_help_of_a_command_shows_no_type_for_a_flag(tool: Tool, command: str) -> None:
-    shown = tool(command, "--help").out
-    assert f"attnbench {command}" in shown
-    assert "bool" not in shown.lower()
+def every_command() -> list[tuple[str, ...]]:
+    """Return the words of each command and of each command within a command."""
+    program: Any = typer.main.get_command(command_line())
+    found: list[tuple[str, ...]] = []
+    for name, command in program.commands.items():
+        found += [(name,), *((name, inner) for inner in getattr(command, "commands", ()))]
+    return found
+
+
+@pytest.mark.parametrize("command", every_command(), ids=" ".join)
+def test_the_help_of_a_command_shows_no_type(tool: Tool, command: tuple[str, ...]) -> None:
+    shown = tool(*command, "--help").out
+    assert f"attnbench {' '.join(command)}" in shown
+    assert not re.findall(r"<[\w\[\], |]+>|(?i:\bbool)", shown)
+
+
+def test_the_metrics_are_listed_and_refused_alike_in_all_commands(tool: Tool) -> None:
+    report = tool("report", "-m", "help").out.splitlines()
+    assert [line.split()[0] for line in report] == [*METRICS]
+    gate = tool("gate", "-m", "help").out.splitlines()
+    assert gate == tool("ab", "-m", "latency,help").out.splitlines()
+    assert [line.split()[0] for line in gate] == [*RULES]
+    assert {*gate} <= {*report}
+    refused = [tool(command, "-m", "latncy", code=2).err for command in ("report", "gate", "ab")]
+    assert refused == ["attnbench: --metric: unknown 'latncy'; did you mean \"latency\"?\n"] * 3
+    assert "unknown 'tflops'; known: latency, cycles, " in tool("gate", "-m", "tflops", code=2).err
 
 
 def test_the_help_of_the_program_imports_neither_rich_nor_a_library_for_data() -> None:

@@ -1,0 +1,16 @@
+"""The suites that ship with attnbench, found without reading any: a shell completes their names."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+PACKAGE = Path(__file__).parents[1]
+SUITES = (PACKAGE / "suites", PACKAGE.parent / "suites")  # in a wheel, in a checkout
+
+
+def shipped_suites() -> dict[str, Path]:
+    """Return the suites that ship with attnbench: name -> file."""
+    for folder in SUITES:
+        if folder.is_dir():
+            return {path.stem: path for path in sorted(folder.glob("*.yaml"))}
+    return {}
