@@ -7,6 +7,7 @@ only be good enough to skip what cannot be measured.
 
 from __future__ import annotations
 
+import itertools
 import math
 import random
 from collections.abc import Mapping, Sequence
@@ -46,9 +47,10 @@ def make_plan(
     """Return a job for every case, backend and round; `answers` has one answer of each backend for each case.
 
     In each round the cases are in another random order, and so are the backends of each case. Jobs whose memory does
-    not fit are skipped, and with `time_limit` (seconds) also the slowest jobs.
+    not fit are skipped, and with `time_limit` (seconds) also the slowest jobs. On a CPU, where the longest sequences
+    take hours, the limit first leaves out the longest sequence lengths: these have no jobs.
     """
-    jobs = []
+    jobs: list[Job] = []
     free = device.free - CONTEXT * len(answers) if device.kind == "cuda" else device.free
     for round_ in range(rounds):
         order = random.Random(f"{policy.seed}/{round_}")
@@ -62,7 +64,9 @@ def make_plan(
                 forecast = forecast_job(case, answer, device, policy)
                 skip = answer.reason or _too_large(forecast, answer.workspace, free)
                 jobs.append(Job(case, name, round_, forecast, skip))
-    return tuple(_within(jobs, time_limit) if time_limit else jobs)
+    if not time_limit:
+        return tuple(jobs)
+    return tuple(_within(_without_longest(jobs, time_limit) if device.kind == "cpu" else jobs, time_limit))
 
 
 def forecast_job(case: Case, answer: CaseSupport, device: Device, policy: Policy) -> Forecast:
@@ -107,6 +111,23 @@ def _too_large(forecast: Forecast, workspace: Workspace, free: int) -> str | Non
     if workspace.nbytes > forecast.nbytes / 2:
         return f"needs {format_bytes(workspace.nbytes)} of {workspace.what}; {format_bytes(free)} free"
     return f"needs {format_bytes(forecast.nbytes)}; {format_bytes(free)} free"
+
+
+def _without_longest(jobs: list[Job], limit: float) -> list[Job]:
+    """Return the jobs up to the longest sequence length to which all fit the limit; the shortest length always stays."""
+    by_length: dict[int, float] = {}
+    for job in jobs:
+        length = longest_sequence(job.case)
+        by_length[length] = by_length.get(length, 0.0) + (0.0 if job.skip else job.forecast.seconds)
+    lengths = sorted(by_length)
+    totals = dict(zip(lengths, itertools.accumulate(by_length[length] for length in lengths), strict=True))
+    kept = [length for length in lengths if totals[length] <= limit] or lengths[:1]
+    return [job for job in jobs if longest_sequence(job.case) <= kept[-1]]
+
+
+def longest_sequence(case: Case) -> int:
+    """Return the longer of a case's two sequence lengths."""
+    return max(case.shape.seqlen_q, case.shape.seqlen_k)
 
 
 def _within(jobs: list[Job], limit: float) -> list[Job]:

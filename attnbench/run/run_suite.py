@@ -23,7 +23,7 @@ from attnbench.core.errors import (
     UserError,
 )
 from attnbench.core.record import Job, Record, Run
-from attnbench.core.sizes import parse_duration
+from attnbench.core.sizes import format_duration, format_size, parse_duration
 from attnbench.results import run_file
 from attnbench.results.run_setup import differences
 from attnbench.run import plan as planning
@@ -190,6 +190,8 @@ def _planned(
         time_limit=chosen.time_limit,
         rounds=request.rounds,
     )
+    if capped := _cap_note(chosen, jobs):
+        chosen = replace(chosen, notes=(*chosen.notes, capped))
     for name in {*opened} - {job.backend for job in jobs if not job.skip}:
         pool.close_worker(name)  # it need not hold the device
     planned = Run(
@@ -205,6 +207,19 @@ def _planned(
         peak=checked.peak,
     )
     return planned, chosen, pool
+
+
+def _cap_note(chosen: Resolved, jobs: Sequence[Job]) -> str | None:
+    """Return a note of the sequence lengths that the plan left out for want of time, and how to measure them."""
+    asked = max(map(planning.longest_sequence, chosen.cases))
+    kept = max(planning.longest_sequence(job.case) for job in jobs)
+    if kept == asked or chosen.time_limit is None:
+        return None
+    longer = format_duration(5 * chosen.time_limit)
+    return (
+        f"on a CPU: seqlen up to {format_size(kept)} of {format_size(asked)}, for which "
+        f"{format_duration(chosen.time_limit)} suffice; --time-limit {longer} goes further"
+    )
 
 
 def _resume(request: Request, device: str, observer: RunObserver) -> Outcome:

@@ -28,7 +28,7 @@ def test_a_line_a_backend_and_the_reasons_of_the_skips() -> None:
         ["backend", "to", "measure", "skipped", "forecast", "longest", "call", "peak", "memory"],
         ["eager", "2", "1", "2m00s", "2.5s", "3.0", "GiB"],
         ["triton", "1", "0", "0.5s", "1.23", "ms", "1.0", "MiB"],
-        ["fa3", "0", "2", "-", "-", "-"],
+        [],
     ]
     text = planned(*jobs)
     assert "skip  eager 4k d128 full fwd: needs 137 GiB of scores\n" in text

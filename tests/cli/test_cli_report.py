@@ -289,7 +289,8 @@ def test_it_is_there_at_once(measured: Tool, args: list[str]) -> None:
 
 def test_what_the_plan_skips_is_counted_and_not_told_line_by_line(tool: Tool) -> None:
     result = tool("run", "--device", "fake", "-b", "fake,eager", "--seqlen", "1k,2k", *SMALL)
-    assert "4 jobs: 2 to measure, 2 skipped" in result.err
+    assert "2 jobs to measure, forecast" in result.err
+    assert "1 backend cannot run them" in result.err
     assert [line[:5] for line in result.err.splitlines() if line.startswith("[")] == ["[1/2]", "[2/2]"]
     assert "skip  eager (all): the simulated device runs only simulated backends" in result.out
 

@@ -39,7 +39,7 @@ def test_a_pipe_gets_a_line_for_each_job() -> None:
     said = printed(run(records), notes=["a note"], path=Path("run.jsonl"))
     assert said.splitlines() == [
         "attnbench  NVIDIA H200, 140 GiB, 700 W, torch 2.11.0+cu130",
-        "suite quick: 3 jobs: 3 to measure; forecast 3.0s",
+        "suite quick: 3 jobs to measure, forecast 3.0s",
         "a note",
         "writing run.jsonl",
         "[1/3] triton 16k d128 full fwd  300 TFLOP/s 30%",
@@ -64,15 +64,17 @@ def test_what_the_plan_skips_is_no_job() -> None:
     skipped = replace(job(case(2048), "eager"), skip="too large")
     records = [ok(case(), "eager", 30.0), ended(case(2048), "eager", "skipped", "too large")]
     said = printed(run(records, plan=[job(case(), "eager"), skipped]))
-    assert "suite quick: 2 jobs: 1 to measure, 1 skipped; forecast 1.0s" in said
+    assert "suite quick: 1 job to measure, forecast 1.0s; 1 skipped\n" in said
     assert [text[:5] for text in said.splitlines() if text.startswith("[")] == ["[1/1]"]
-    assert plan_summary([skipped]) == "1 job: 0 to measure, 1 skipped; forecast 0.0s"
+    assert plan_summary([skipped]) == "0 jobs to measure, forecast 0.0s; 1 backend cannot run any"
+    absent = [replace(job(case(n), "fa2"), skip="flash_attn is not installed") for n in (1024, 2048)]
+    assert plan_summary([job(case(), "eager"), *absent]).endswith("forecast 1.0s; 1 backend cannot run them")
 
 
 def test_a_skip_for_want_of_time_that_is_measured_after_all_counts() -> None:
     late = replace(job(case(2048), "eager"), skip="no time", resumable=True)
-    said = printed(run([ok(case(2048), "eager", 30.0), ok(case(), "eager", 30.0)], plan=[late, job(case(), "eager")]))
-    assert [text[:5] for text in said.splitlines() if text.startswith("[")] == ["[1/2]", "[2/2]"]
+    said = printed(run([ok(case(), "eager", 30.0), ok(case(2048), "eager", 30.0)], plan=[late, job(case(), "eager")]))
+    assert [text.split("]")[0] for text in said.splitlines() if text.startswith("[")] == ["[1/1", "[1/1, 1 more"]
 
 
 def test_a_record_that_is_not_finite_is_shown_all_the_same() -> None:

@@ -193,7 +193,19 @@ def test_forecasts_are_positive_on_any_device(device: Device) -> None:
 def test_summary() -> None:
     jobs = make({"a": CaseSupport(), "b": CaseSupport("refused")}, CASES[:2])
     text = plan_summary(jobs)
-    assert "4 jobs" in text
-    assert "2 to measure" in text
-    assert "2 skipped" in text
+    assert text.startswith("2 jobs to measure, forecast ")
+    assert text.endswith("; 1 backend cannot run them")
     assert "skipped" not in plan_summary(make(cases=CASES[:2]))
+
+
+def test_on_a_cpu_a_time_limit_leaves_out_the_longest_sequences() -> None:
+    cases = [case(n, dtype="fp32", direction=d) for n in (512, 1024, 2048) for d in ("fwd", "bwd")]
+    free = make(cases=cases, device=CPU)
+    short = sum(job.forecast.seconds for job in free if job.case.shape.seqlen_k <= 1024)
+    capped = make(cases=cases, device=CPU, time_limit=short * 1.01)
+    assert {job.case.shape.seqlen_k for job in capped} == {512, 1024}
+    assert not any(job.skip for job in capped)
+    shortest = make(cases=cases, device=CPU, time_limit=1e-3)
+    assert {job.case.shape.seqlen_k for job in shortest} == {512}
+    assert all(job.skip and job.resumable for job in shortest)
+    assert len(make(cases=cases, time_limit=1e-3)) == len(free)

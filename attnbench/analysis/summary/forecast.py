@@ -10,13 +10,17 @@ from attnbench.results.case_names import case_name
 
 
 def forecast_line(run: Run) -> str | None:
-    """Return one line that compares forecast and actual seconds of the jobs that ran; None where no job has both."""
+    """Return one line that compares forecast and actual seconds of the jobs that the plan meant to measure and that ran.
+
+    None where there is no such job.
+    """
     if run.environment.device.kind == "fake":  # simulated seconds take no time
         return None
+    planned = {(job.case, job.backend, job.round) for job in run.plan if not job.skip}
     jobs = [
         (r, r.forecast.seconds, r.seconds)
-        for r in {(r.case, r.backend, r.round): r for r in run.records}.values()
-        if r.status != "skipped" and r.forecast and r.forecast.seconds > 0 and r.seconds
+        for key, r in {(r.case, r.backend, r.round): r for r in run.records}.items()
+        if key in planned and r.status != "skipped" and r.forecast and r.forecast.seconds > 0 and r.seconds
     ]
     if not jobs:
         return None

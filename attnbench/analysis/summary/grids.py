@@ -210,8 +210,7 @@ def _grid(cells: Sequence[Cell], several: bool, metric: Metric, axes: tuple[str,
     values = {key: value for key, cell in at.items() if (value := cell.value(metric.name)) is not None}
     if not tried or (not values and any(at[key].status == "ok" for key in tried)):
         return None
-    columns = sorted({c for _, c in tried})  # what was skipped throughout is told below the grids
-    rows = sorted({r for r, c in (tried if row == "backend" else at) if c in columns})
+    rows, columns = (sorted(set(keys)) for keys in zip(*tried, strict=True))  # what was skipped throughout has no place
 
     case = 0 if column == "backend" else 1  # the place in a key that names the case on which backends compete
     rivals: dict[Any, list[float]] = {}

@@ -10,6 +10,7 @@ from attnbench.core.json import to_json
 from attnbench.core.record import Job, Record, Run
 from attnbench.core.sizes import format_bytes, format_duration
 from attnbench.report.document import Column, Document, Span, Table
+from attnbench.results.case_names import backend_rank
 from attnbench.results.cells import cells
 from attnbench.run.plan import skipped_record
 
@@ -17,16 +18,20 @@ COLUMNS = ("to measure", "skipped", "forecast", "longest call", "peak memory")
 
 
 def document(run: Run) -> Document:
-    """Return a line per backend and the reasons of the skips; for programs the planned jobs with their forecasts."""
+    """Return a line per backend that has something to measure, and the reasons of the skips.
+
+    For programs: the planned jobs with their forecasts.
+    """
     by_backend: dict[str, list[Job]] = {}
-    for job in run.plan:
+    for job in sorted(run.plan, key=lambda job: backend_rank(job.backend)):
         by_backend.setdefault(job.backend, []).append(job)
+    busy = {name: jobs for name, jobs in by_backend.items() if any(not job.skip for job in jobs)}
     records = tuple(skipped_record(j) if j.skip else Record(j.case, j.backend, j.round, "ok") for j in run.plan)
     columns = (Column("backend"), *(Column(heading, "right", wrap=False) for heading in COLUMNS))
     return Document(
         command="run",
         title="The plan",
-        blocks=(Table("plan", columns, tuple((name, *_figures(jobs)) for name, jobs in by_backend.items())),),
+        blocks=(Table("plan", columns, tuple((name, *_figures(jobs)) for name, jobs in busy.items())),),
         reasons=tuple(reasons(cells([replace(run, records=records)]))),
         notes=((Span("Nothing was measured or written. Job by job: --dry-run --json", "quiet"),),),
         data=[to_json(job) for job in run.plan],
@@ -35,11 +40,9 @@ def document(run: Run) -> Document:
 
 def _figures(jobs: Sequence[Job]) -> tuple[str, ...]:
     todo = [job for job in jobs if not job.skip]
-    counts = str(len(todo)), str(len(jobs) - len(todo))
-    if not todo:
-        return (*counts, "-", "-", "-")
     return (
-        *counts,
+        str(len(todo)),
+        str(len(jobs) - len(todo)),
         format_duration(sum(job.forecast.seconds for job in todo)),
         _call(max(job.forecast.call for job in todo)),
         format_bytes(max(job.forecast.nbytes for job in todo)),

@@ -9,9 +9,16 @@ from attnbench.report.document import Reason
 from attnbench.results import case_names
 from attnbench.results.cells import Cell
 
+NOT_INSTALLED = "is not installed"  # in the reasons of backends whose library is not here
+FEW = 3  # libraries that are not installed have a line each where they are fewer
+ABSENT = "not installed; `attnbench backends` says how to install each"
+
 
 def reasons(cells: Sequence[Cell]) -> list[Reason]:
-    """Return one reason for each ending, text (numbers aside) and set of cases; backends alike in these share one."""
+    """Return one reason for each ending, text (numbers aside) and set of cases; backends alike in these share one.
+
+    Where several libraries are not installed, one line names them and the command that tells more.
+    """
     groups: dict[tuple[str, str, str, str], list[Cell]] = {}
     every: dict[tuple[str, str], list[Cell]] = {}
     for cell in cells:
@@ -20,18 +27,21 @@ def reasons(cells: Sequence[Cell]) -> list[Reason]:
             reason = one_line(cell.reason or "no reason given")
             groups.setdefault((cell.device, cell.backend, cell.status, template(reason)), []).append(cell)
     several_devices = len({device for device, _ in every}) > 1
+    absent = {text for *_, text in groups if NOT_INSTALLED in text}
     lines: dict[tuple[str, ...], list[list[Cell]]] = {}
     for (device, backend, _, alike_text), group in groups.items():
         of_backend = every[device, backend]
         place = case_names.where([c.case for c in group], [c.case for c in of_backend])
         scope = "all" if len(group) == len(of_backend) else count(len(group), "case")
+        if len(absent) >= FEW and alike_text in absent:
+            alike_text = ABSENT
         lines.setdefault((case_names.ENDINGS[group[0].status], alike_text, device, scope, place), []).append(group)
     found = []
     order = list(case_names.ENDINGS.values())
     ranked = sorted(
         lines.items(), key=lambda line: (order.index(line[0][0]), case_names.backend_rank(line[1][0][0].backend))
     )
-    for (word, _, device, scope, place), alike in ranked:
+    for (word, text, device, scope, place), alike in ranked:
         members = [c for group in alike for c in group]
         who = ", ".join(sorted({c.backend for c in members}, key=case_names.backend_rank))
         each = " each" if len(alike) > 1 and scope != "all" else ""
@@ -40,5 +50,5 @@ def reasons(cells: Sequence[Cell]) -> list[Reason]:
             detail = members[0].name
         on = f" on {device}" if several_devices else ""
         texts = [one_line(c.reason or "no reason given") for c in members]
-        found.append(Reason(word, detail + on, merged(texts)))
+        found.append(Reason(word, detail + on, text if text == ABSENT else merged(texts)))
     return found

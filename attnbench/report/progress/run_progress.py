@@ -27,6 +27,7 @@ class RunProgress(JobProgress):
         super().__init__(console)
         self._source: Source | None = None
         self._ahead: dict[str, float] = {}  # the jobs still to come -> seconds forecast; skips of the plan are no jobs
+        self._more = 0  # jobs that the plan had left out for want of time, and that are measured after all
         self._forecast_done = self._actual_done = 0.0  # seconds
         self._began = 0.0
         self._last: Record | None = None
@@ -43,9 +44,9 @@ class RunProgress(JobProgress):
         self.say("starting the workers")
 
     def started(self, job: Job) -> None:
-        if job.id not in self._ahead:  # left out by the plan for want of time, and now there is time
+        if job.id not in self._ahead:
             self._ahead[job.id] = job.forecast.seconds
-            self._total += 1
+            self._more += 1
         super().started(job)
         self._began = time.monotonic()
         if self._live:
@@ -62,23 +63,29 @@ class RunProgress(JobProgress):
             self._actual_done += record.seconds
         self._last = record
         if not self._live:
-            count = f"[{self._done:>{len(str(self._total))}}/{self._total}] "
-            self._print(Text(count).append_text(self._result(record)))
+            self._print(Text(f"{self._count()} ").append_text(self._result(record)))
         elif record.status in ("wrong", "wrong-kernel", "failed", "timeout"):
             self._print(self._result(record))
 
     def __rich__(self) -> Text:
         """Return the line as it is now; rich asks for it several times a second."""
-        line = Text().append(f"[{self._done}/{self._total}] ", style="bold")
+        line = Text().append(f"{self._count()} ", style="bold")
         if self._running:
             line.append(self._name(self._running), style="cyan")
             if (waited := time.monotonic() - self._began) >= 2:
                 line.append(f" {_seconds(waited)}", style="dim")
-        line.append(f"  {_seconds(self._left())} left", style="dim")
+        if not self._more:
+            line.append(f"  {_seconds(self._left())} left", style="dim")
         if self._last:
             line.append("  last: ", style="dim").append_text(self._outcome(self._last))
             line.append(f" {self._name(self._last)}", style="dim")
         return self._fitted(line)
+
+    def _count(self) -> str:
+        """Return how many of the planned jobs are done: "[ 7/60]"; then of those that still fit: "[60/60, 2 more]"."""
+        planned = min(self._done, self._total)
+        more = f", {self._done - planned} more" if self._done > planned else ""
+        return f"[{planned:>{len(str(self._total))}}/{self._total}{more}]"
 
     def _left(self) -> float:
         """Return the seconds forecast for what is ahead, scaled by how the forecast has done so far."""
@@ -103,11 +110,15 @@ class RunProgress(JobProgress):
 
 
 def plan_summary(jobs: Sequence[Job]) -> str:
-    """Return how much there is to do, in one line."""
-    todo = [j for j in jobs if not j.skip]
-    seconds = sum(j.forecast.seconds for j in todo)
-    skips = f", {len(jobs) - len(todo)} skipped" if len(todo) < len(jobs) else ""
-    return f"{count(len(jobs), 'job')}: {len(todo)} to measure{skips}; forecast {format_duration(seconds)}"
+    """Return how much there is to do, in one line: "60 jobs to measure, forecast 1m40s; 14 skipped; 22 backends cannot run them"."""
+    todo = [job for job in jobs if not job.skip]
+    at_work = {job.backend for job in todo}
+    idle = len({job.backend for job in jobs} - at_work)
+    skipped = sum(job.backend in at_work and job.skip is not None for job in jobs)
+    parts = [f"{count(len(todo), 'job')} to measure, forecast {format_duration(sum(job.forecast.seconds for job in todo))}"]
+    parts += [f"{skipped} skipped"] if skipped else []
+    parts += [f"{count(idle, 'backend')} cannot run {'them' if todo else 'any'}"] if idle else []
+    return "; ".join(parts)
 
 
 def _seconds(seconds: float) -> str:
