@@ -154,6 +154,7 @@ def by_key(cells: Iterable[Cell]) -> dict[Key, Cell]:
     return {cell.key: cell for cell in cells}
 
 
+START = "run of "  # in the label of a device, before the start of the run that tells it from its namesakes
 _Records = Mapping[Key, Mapping[int, Record]]  # cell -> round -> its last record
 
 
@@ -196,6 +197,8 @@ def _groups(joined: Sequence[tuple[Source, _Records]]) -> list[tuple[str, list[t
             groups.append(([(source, keys)], set(keys)))
     runs = [members[0][0].run for members, _ in groups]
     names = [run.environment.device.name for run in runs]
-    texts = [[*setup_texts(run).values(), f"run of {run.started}"] for run in runs]
+    starts = [run.started.replace("T", " ") for run in runs]  # to the minute, or where that is the same to the second
+    told = [[f"{START}{start[:16]}", f"{START}{start[:19]}"] for start in starts]
+    texts = [[*setup_texts(run).values(), *own] for run, own in zip(runs, told, strict=True)]
     labels = unique_labels(names, texts, "{} ({})")
     return [(label, members) for label, (members, _) in zip(labels, groups, strict=True)]

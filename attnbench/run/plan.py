@@ -114,7 +114,7 @@ def _too_large(forecast: Forecast, workspace: Workspace, free: int) -> str | Non
 
 
 def _without_longest(jobs: list[Job], limit: float) -> list[Job]:
-    """Return the jobs up to the longest sequence length to which all fit the limit; the shortest length always stays."""
+    """Return the jobs up to the longest sequence length to which all fit the limit, at least the shortest length."""
     by_length: dict[int, float] = {}
     for job in jobs:
         length = longest_sequence(job.case)

@@ -8,6 +8,7 @@ from report_text import shown
 
 from attnbench.analysis.summary.machine_summary import machines
 from attnbench.core.record import Record
+from attnbench.report.document import Machine
 from attnbench.results.cells import cells
 from builders import CPU, H200, case, environment, ok, run
 
@@ -63,9 +64,11 @@ def test_runs_of_the_same_machine_say_how_well_they_agree() -> None:
     first = run([ok(case(), "triton", 300.0), ok(case(2048), "triton", 300.0, time=[0.0] * 9)])
     second = replace(first, records=(ok(case(), "triton", 306.0), first.records[1]), started="2026-07-02")
     _, again = machines(cells([first, second]))
-    assert again.method.endswith(
-        f"; agrees with NVIDIA H200 (run of {first.started}) within 2% in the median cell, 2% in the 95th percentile "
-        "and 2% in the worst"
+    assert again == Machine(
+        "NVIDIA H200 (run of 2026-07-02)",
+        "2026-07-02",
+        "agrees with NVIDIA H200 (run of 2026-07-01 10:00) within 2% in the median cell, 2% in the 95th percentile "
+        "and 2% in the worst",
     )
     other = replace(second, environment=environment(torch="2.12.0"))
     assert all("agrees with" not in found.method for found in machines(cells([first, other])))

@@ -70,3 +70,16 @@ def test_devices_are_named_where_there_are_several() -> None:
     b200 = H200.__class__(**{**vars(H200), "name": "NVIDIA B200"})
     runs = [run([ended(case(), "fa4", "failed", "x")]), run([ok(case(), "fa4", 500.0)], device=b200)]
     assert [n.who for n in reasons(cells(runs))] == ["fa4 1k d128 full fwd on NVIDIA H200"]
+
+
+def test_several_libraries_that_are_not_installed_are_one_line() -> None:
+    absent = [
+        ended(case(), backend, "skipped", f"{module} is not installed; pip install {module}")
+        for backend, module in (("fa2", "flash_attn"), ("xformers", "xformers"), ("cudnn", "cudnn"))
+    ]
+    found = reasons(cells([run([ok(case(), "eager", 30.0), *absent])]))
+    assert [(n.who, n.reason) for n in found] == [
+        ("fa2, xformers, cudnn (all)", "not installed; `attnbench backends` says how to install each")
+    ]
+    two = reasons(cells([run([ok(case(), "eager", 30.0), *absent[:2]])]))
+    assert [n.reason for n in two] == [str(record.reason) for record in absent[:2]]

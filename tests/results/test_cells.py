@@ -119,8 +119,10 @@ def test_runs_of_one_setting_join_and_others_stay_apart() -> None:
     joined = cells([a, b])
     assert {c.device for c in joined} == {"NVIDIA H200"}
     assert joined[1].value("speedup") == pytest.approx(3)
-    again = cells([a, replace(a, started="2026-07-02")])
-    assert [c.device for c in again] == [f"NVIDIA H200 (run of {t})" for t in (a.started, "2026-07-02")]
+    for later, told in (("2026-07-02T10:00:00+00:00", 16), ("2026-07-01T10:00:09+00:00", 19)):
+        again = cells([a, replace(a, started=later)])
+        starts = [start.replace("T", " ")[:told] for start in (a.started, later)]
+        assert [c.device for c in again] == [f"NVIDIA H200 (run of {start})" for start in starts]
     newer = replace(b, environment=environment(torch="2.12.0"))
     assert [c.device for c in cells([a, newer])] == [
         "NVIDIA H200 (torch 2.11.0+cu130)",

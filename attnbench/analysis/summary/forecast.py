@@ -10,9 +10,9 @@ from attnbench.results.case_names import case_name
 
 
 def forecast_line(run: Run) -> str | None:
-    """Return one line that compares forecast and actual seconds of the jobs that the plan meant to measure and that ran.
+    """Return one line that compares forecast and actual seconds of the planned jobs that ran; None where there is none.
 
-    None where there is no such job.
+    Jobs that the plan had left out for want of time do not count: the forecast at the start is without them.
     """
     if run.environment.device.kind == "fake":  # simulated seconds take no time
         return None

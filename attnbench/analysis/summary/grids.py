@@ -27,7 +27,8 @@ COMPILED = {
     "fresh": "each in a new process, no kernel compiled before",
     "kept": "kernels that were compiled before may be reused",
 }
-LINES = 500  # of the grids of a metric, after which a reader is better served otherwise
+LINES = 700  # of the grids of a metric, after which a reader is better served otherwise; fewer of several runs
+FEWEST_LINES = 200
 FRAME = 5  # lines of a grid beside its rows
 ALL_SHOWN = "attnbench report --all shows every one, -f csv and -f json have every cell, fewer run files make fewer."
 ABREAST = 9  # with more backends than this they are rows instead of columns
@@ -89,8 +90,9 @@ def grids(
     """Return the grids of each metric, then the error of fp8 cells, then the peak memory.
 
     `by` is what the columns are: the backends where it is None, or, of many backends, the sequence lengths. A metric
-    that no cell has gives no grids. A metric's grids end after about `lines` lines. The peak memory is that of the
-    plainest mask alone.
+    that no cell has gives no grids. A metric's grids end after about `lines` lines, divided by the number of devices
+    but at least FEWEST_LINES; those of a metric that is not in `names` after what the longest has left of them. The
+    peak memory is that of the plainest mask alone.
     """
     if by is None:
         by = _ROW if len({c.backend for c in cells if c.status != "skipped"}) > ABREAST else "backend"
@@ -99,11 +101,14 @@ def grids(
         wanted.append(("relative_error", narrow))  # a speed in fp8 says nothing without it
     if "memory_peak" not in names:
         wanted.append(("memory_peak", _with_plainest_mask(cells)))
+    lines = max(min(FEWEST_LINES, lines), lines / len({c.device for c in cells}))
+    longest = 0
     found = []
     for name, chosen in wanted:
         metric = METRICS[name]
-        made, left = _grids(chosen, metric, by, lines)
-        if made or chosen is cells:
+        made, left = _grids(chosen, metric, by, lines if name in names else lines - longest)
+        longest = max(longest, sum(len(grid.rows) + FRAME for grid in made))
+        if made or left or chosen is cells:
             competing: Any = "column" if made and made[0].corner == "backend" else "row"
             more = f"{count(left, 'more table')} not shown: {ALL_SHOWN}" if left else ""
             found.append(Grids(heading(metric, cells), tuple(made), competing, more))
@@ -123,10 +128,12 @@ def heading(metric: Metric, cells: Sequence[Cell]) -> str:
     known = {(c.device, c.case.dtype): c.rates.peak for c in measured if c.rates.peak}
     if not known:
         return counted
-    several = len({device for device, _ in known}) > 1
+    differ = len({(dtype, peak) for (_, dtype), peak in known.items()}) > len({dtype for _, dtype in known})
     peaks = ", ".join(
-        f"{digits(peak / 1e12)} for {dtype}{f' on {device}' if several else ''}"
-        for (device, dtype), peak in known.items()
+        dict.fromkeys(
+            f"{digits(peak / 1e12)} for {dtype}{f' on {device}' if differ else ''}"
+            for (device, dtype), peak in known.items()
+        )
     )
     if metric.name == "utilization":
         return f"{counted}, share of the peak ({peaks})"

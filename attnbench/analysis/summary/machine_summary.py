@@ -17,16 +17,26 @@ TIMERS = {"events": "CUDA events", "graph": "CUDA graph replay", "cupti": "CUPTI
 
 
 def machines(cells: Sequence[Cell]) -> list[Machine]:
-    """Return the machines of some cells, by device label."""
+    """Return the machines of some cells, by device label; of one that is there already only what differs."""
     by_device: dict[str, list[Cell]] = {}
     for cell in cells:
         by_device.setdefault(cell.device, []).append(cell)
     found: list[Machine] = []
     for device, group in by_device.items():
         alike = next((d for d in list(by_device)[: len(found)] if _same_machine(by_device[d][0], group[0])), None)
-        against = _agreement(_against(by_device[alike], group)) if alike else ""
-        method = _method(group) + (f"; agrees with {alike} within {against}" if against else "")
-        found.append(Machine(device, _machine(group), method))
+        if alike is None:
+            latency, ceilings = _latency(group), _ceilings(group)
+            method = ", ".join(filter(None, [latency, *_instruments(group)]))
+            found.append(Machine(device, ", ".join(_machine(group)), "; ".join(filter(None, [method, ceilings]))))
+            continue
+        first = by_device[alike]
+        told = {*_machine(first), *_instruments(first)}
+        machine, method = (
+            ", ".join(text for text in texts if text not in told) for texts in (_machine(group), _instruments(group))
+        )
+        against = _agreement(_against(first, group))
+        agrees = f"agrees with {alike} within {against}" if against else ""
+        found.append(Machine(device, machine, "; ".join(filter(None, [method, agrees]))))
     return found
 
 
@@ -43,7 +53,7 @@ def _against(some: Sequence[Cell], others: Sequence[Cell]) -> list[float]:
     return [abs(a - b) / stats.median([a, b]) for a, b in pairs if a and b]
 
 
-def _machine(cells: Sequence[Cell]) -> str:
+def _machine(cells: Sequence[Cell]) -> list[str]:
     env, texts = cells[0].run.environment, setup_texts(cells[0].run)
     parts = [
         *(texts[name] for name in ("device memory", "power_limit_w", "device threads", "driver", "torch")),
@@ -51,29 +61,34 @@ def _machine(cells: Sequence[Cell]) -> str:
         f"suite {', '.join(dict.fromkeys(c.run.suite for c in cells))}",
         cells[0].run.started[:10],
     ]
-    return ", ".join(filter(None, parts))
+    return [part for part in parts if part]
 
 
-def _method(cells: Sequence[Cell]) -> str:
-    rounds = max((len(c.rows) for c in cells), default=1)
+def _latency(cells: Sequence[Cell]) -> str:
+    """Return of how many samples the latencies are medians; "" where nothing was measured."""
+    counts = {n for c in cells for row in c.ok if (n := len(row.samples))}
+    if not counts:
+        return ""
+    fewest, most = min(counts), max(counts)
+    number = str(fewest) if fewest == most else f"{fewest} to {most}"
+    rounds = max(len(c.rows) for c in cells)
+    again = f", then over {rounds} rounds" if rounds > 1 else ""
+    return f"latency = median of {number} {'sample' if number == '1' else 'samples'}{again}"
+
+
+def _instruments(cells: Sequence[Cell]) -> list[str]:
+    """Return the timers, the state of L2, the clocks, and how well rounds agree."""
     ok = [row for c in cells for row in c.ok]
-    counts = {n for row in ok if (n := len(row.samples))}
     latencies = [list(c.rounds("latency").values()) for c in cells]
     spreads = [(max(f) - min(f)) / middle for f in latencies if len(f) > 1 and (middle := stats.median(f))]
-    parts = []
-    if counts:
-        fewest, most = min(counts), max(counts)
-        number = str(fewest) if fewest == most else f"{fewest} to {most}"
-        again = f", then over {rounds} rounds" if rounds > 1 else ""
-        parts.append(f"latency = median of {number} {'sample' if number == '1' else 'samples'}{again}")
-    parts += [TIMERS.get(timer, timer) for timer in sorted({r.record.timer for r in ok if r.record.timer})]
+    parts = [TIMERS.get(timer, timer) for timer in sorted({r.record.timer for r in ok if r.record.timer})]
     if any(c.uses_span for c in cells):
         parts.append(f"{TIMERS['cupti']} under {duration(SHORT)}")
     parts += [f"L2 {state}" for state in sorted({r.record.l2 for r in ok if r.record.l2})]
     parts.append(clock_range(cells))
     if agreement := _agreement(spreads):
         parts.append(f"rounds agree within {agreement}")
-    return ", ".join(filter(None, parts)) + _ceilings(cells)
+    return [part for part in parts if part]
 
 
 def clock_range(cells: Sequence[Cell]) -> str:
@@ -107,4 +122,4 @@ def _ceilings(cells: Sequence[Cell]) -> str:
     parts = [f"{digits(stats.median([*found]) / 1e12)} TFLOP/s {dtype}" for dtype, found in matmuls.items()]
     parts = [f"matmul {', '.join(parts)}"] if parts else []
     parts += [f"copy {bandwidth(stats.median([*copies]))}"] if copies else []
-    return f"; ceilings here: {', '.join(parts)}" if parts else ""
+    return f"ceilings here: {', '.join(parts)}" if parts else ""

@@ -110,12 +110,17 @@ class RunProgress(JobProgress):
 
 
 def plan_summary(jobs: Sequence[Job]) -> str:
-    """Return how much there is to do, in one line: "60 jobs to measure, forecast 1m40s; 14 skipped; 22 backends cannot run them"."""
+    """Return how much there is to do, in one line.
+
+    "60 jobs to measure, forecast 1m40s; 14 skipped; 22 backends cannot run them"
+    """
     todo = [job for job in jobs if not job.skip]
     at_work = {job.backend for job in todo}
     idle = len({job.backend for job in jobs} - at_work)
     skipped = sum(job.backend in at_work and job.skip is not None for job in jobs)
-    parts = [f"{count(len(todo), 'job')} to measure, forecast {format_duration(sum(job.forecast.seconds for job in todo))}"]
+    parts = [
+        f"{count(len(todo), 'job')} to measure, forecast {format_duration(sum(job.forecast.seconds for job in todo))}"
+    ]
     parts += [f"{skipped} skipped"] if skipped else []
     parts += [f"{count(idle, 'backend')} cannot run {'them' if todo else 'any'}"] if idle else []
     return "; ".join(parts)
