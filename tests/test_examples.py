@@ -1,20 +1,216 @@
-"""The scripts of examples/, run as a person would in a checkout."""
+"""What a person may copy: each example of the documents and docstrings, and the scripts of examples/.
+
+An example that shows results runs, on run files of results/. One that measures is resolved for a GPU: what it would
+measure there is kept in examples_measure.txt, to be read beside the example's comment; then it runs in short on a
+CPU or the simulated device. After a change of an example, a suite or a default write that file again and read it:
+
+    python tests/test_examples.py
+"""
 
 from __future__ import annotations
 
+import contextlib
+import glob
+import gzip
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
+from unittest.mock import patch
 
 import pytest
+import typer
+from typer.testing import CliRunner
+
+from attnbench.analysis.ab import run_ab
+from attnbench.analysis.profile import profile as profiles
+from attnbench.cli import COMMANDS, command_line
+from attnbench.core.sizes import format_duration
+from attnbench.run import run_suite
+from attnbench.run.axes import AXES
+from attnbench.run.suite import load_suite, resolve
+from examples import Example, examples, mentions
 
 ROOT = Path(__file__).parents[1]
-EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+SCRIPTS = sorted((ROOT / "examples").glob("*.py"))
 RUN = "results/20261121-055556-instruments-nvidia-h200.jsonl.gz"
+MEASURES = Path(__file__).parent / "examples_measure.txt"
+MEASURING = ("run", "ab", "profile")
+PARSED_ONLY = ("doctor", "env")  # what they do takes minutes, or a network
+ALIKE = ROOT / "results" / "ci-experiment"
+KERNEL = """
+import torch
+
+def attention(q, k, v, *, causal, softmax_scale):
+    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+    out = torch.nn.functional.scaled_dot_product_attention(
+        q, k, v, is_causal=causal, scale=softmax_scale, enable_gqa=True)
+    return out.transpose(1, 2)
+
+my_attention = attention
+"""
+WORKLOAD = "name: chat\nparts: [{weight: 100%, seqlen: 4k, headdim: 128, causal: true, pass: fwd}]\n"
+ALL = examples()
+ONCE = {one.arguments: one for one in reversed(ALL)}.values()
+SHOWING = [one for one in ONCE if one.arguments[0] not in (*MEASURING, *PARSED_ONLY)]
+RUNS = [one for one in ONCE if one.arguments[0] == "run"]
 
 
-def run_example(path: Path, *arguments: str) -> str:
+class Asked(Exception):
+    """Raised in place of measuring, with what would be measured."""
+
+
+def invoke(arguments: tuple[str, ...]) -> Any:
+    return CliRunner().invoke(command_line(arguments[0]), arguments)
+
+
+def measures(example: Example) -> str:
+    """Return what an example would measure on a GPU, in words."""
+
+    def asked(request: Any, *_: Any, **__: Any) -> None:
+        raise Asked(request)
+
+    with contextlib.ExitStack() as stack:
+        for module, name in ((run_suite, "run_suite"), (run_ab, "ab"), (profiles, "profile")):
+            stack.enter_context(patch.object(module, name, asked))
+        found = invoke(example.arguments).exception
+    assert isinstance(found, Asked), f"{example.id}: {found!r}"
+    (request,) = found.args
+    if example.arguments[0] == "profile":
+        cases, backends, more = (profiles.one_case(request, "cuda")[0],), request.backends, []
+    else:
+        resolved = resolve(load_suite(request.suite), "cuda", request.settings)
+        cases, backends = resolved.cases, resolved.backends
+        more = [f"{rounds} rounds"] if (rounds := getattr(request, "rounds", 1)) > 1 else []
+        more += [f"at most {format_duration(resolved.time_limit)}"] if resolved.time_limit else []
+    axes = {name: list(dict.fromkeys(map(axis.text, map(axis.of, cases)))) for name, axis in AXES.items()}
+    if axes["seqlen_q"] == axes["seqlen"]:
+        del axes["seqlen_q"]
+    if axes["nheads_k"] == axes["nheads"]:
+        del axes["nheads_k"]
+    words = [f"{name} {' '.join(values)}" for name, values in axes.items() if values not in (["none"], ["0"])]
+    return "; ".join([f"{len(cases)} cases", *words, f"backends {' '.join(backends or ['all'])}", *more])
+
+
+def measured() -> str:
+    """Return what examples_measure.txt should hold."""
+    said = {" ".join(one.arguments): measures(one) for one in ALL if one.arguments[0] in MEASURING}
+    return "".join(f"attnbench {example}\n    {what}\n" for example, what in sorted(said.items()))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with all files that the examples name."""
+    made = tmp_path_factory.mktemp("examples")
+    (made / "results").mkdir()
+    for path in (ROOT / "results").glob("*.jsonl*"):
+        (made / "results" / path.name).symlink_to(path)
+    for name in ("mine.py", "my_kernel.py", "old.py", "new.py"):
+        (made / name).write_text(KERNEL)
+    (made / "chat.yaml").write_text(WORKLOAD)
+    names = {"alike-00": ("baseline", "old", "main", "v2"), "alike-01": ("current", "new", "results/now")}
+    for run, copies in names.items():
+        content = (ALIKE / f"{run}.jsonl").read_bytes().replace(b"Planted", b"attention")  # as docs/ci.md has it
+        for name in copies:
+            (made / f"{name}.jsonl").write_bytes(content)
+    h200 = gzip.decompress((ROOT / "results" / "20261121-141425-default-nvidia-h200.jsonl.gz").read_bytes())
+    for name in ("h200", "lab-1", "run"):
+        (made / f"{name}.jsonl").write_bytes(h200)
+    for name in ("h100", "lab-2"):
+        (made / f"{name}.jsonl").write_bytes(h200.replace(b"NVIDIA H200", b"NVIDIA H100 80GB HBM3"))
+    (made / "first.jsonl").symlink_to(ROOT / "results" / "20261121-175359-first-call-nvidia-h200.jsonl")
+    with inside(made):
+        assert invoke(("baseline", "save", "main.jsonl")).exit_code == 0
+    return made
+
+
+@contextlib.contextmanager
+def inside(folder: Path) -> Iterator[None]:
+    before = Path.cwd()
+    os.chdir(folder)
+    try:
+        yield
+    finally:
+        os.chdir(before)
+
+
+def expanded(arguments: tuple[str, ...]) -> tuple[str, ...]:
+    """Return arguments with patterns of files replaced by the files, as a shell does it."""
+    return tuple(word for argument in arguments for word in (sorted(glob.glob(argument)) or [argument]))
+
+
+def test_there_are_examples_everywhere() -> None:
+    files = {one.file for one in ALL}
+    assert {"README.md", "CONTRIBUTING.md", "docs/ci.md", "attnbench/commands/run.py"} <= files
+    assert len(ALL) > 60
+
+
+def test_what_examples_measure_is_what_was_read() -> None:
+    """A difference here is for a person: does each example still measure what its comment says?"""
+    assert measured() == MEASURES.read_text(), "python tests/test_examples.py writes it; read the difference"
+
+
+def test_an_example_of_decoding_is_a_decode_step() -> None:
+    decode = [one for one in RUNS if "--seqlen-q" in one.arguments]
+    assert decode
+    for one in decode:
+        said = measures(one)
+        assert all(words in said for words in ("; seqlen_q 1; headdim 128;", "; causal true; direction fwd;")), said
+
+
+@pytest.mark.parametrize("example", SHOWING, ids=lambda one: one.id)
+def test_an_example_that_shows_something_runs(folder: Path, example: Example) -> None:
+    with inside(folder):
+        done = invoke(expanded(example.arguments))
+    assert done.exit_code in ((0, 3) if example.arguments[0] == "gate" else (0,)), f"{done.output}\n{done.exception!r}"
+    assert done.output.strip()
+
+
+@pytest.mark.parametrize("example", RUNS, ids=lambda one: one.id)
+def test_an_example_that_measures_runs_in_short(folder: Path, example: Example, tmp_path: Path) -> None:
+    """On the simulated device, with its backend in place of others; the one of the README with own code on a CPU."""
+    options = _options(example.arguments)
+    if example.file == "README.md" and any(".py:" in word for word in example.arguments):
+        options += _options(("--device", "cpu", "--dtype", "fp32", "--headdim", "16", "--batch", "1", "--pass", "fwd"))
+        options.append(["--seqlen", "64"])
+    else:
+        options = [option for option in options if option[0] not in ("-b", "--backend")]
+        options += _options(("--device", "fake", "-b", "fake", "--seqlen", "256"))
+    if "--dry-run" not in example.arguments:
+        options.append(["--out", str(tmp_path / "run.jsonl")])
+    with inside(folder):
+        done = invoke(tuple(word for option in options for word in option))
+    assert done.exit_code == 0, f"{done.output}\n{done.exception!r}"
+
+
+def _options(arguments: tuple[str, ...]) -> list[list[str]]:
+    """Return the command, and each option with its value."""
+    found: list[list[str]] = []
+    for word in arguments:
+        if found and not word.startswith("-") and found[-1][0].startswith("-"):
+            found[-1].append(word)
+        else:
+            found.append([word])
+    return found
+
+
+@pytest.mark.parametrize("example", [*ALL, *mentions()], ids=lambda one: one.id)
+def test_every_option_of_an_example_is_known(example: Example) -> None:
+    """Also of those in running text, whose words may be placeholders."""
+    name, *words = example.arguments
+    assert name in COMMANDS
+    command: Any = typer.main.get_command(command_line(name))
+    context = typer.Context(command, info_name="attnbench")
+    command = command.commands[name]
+    if hasattr(command, "commands") and words:
+        command = command.commands[words.pop(0)]
+    parser = command.make_parser(typer.Context(command, parent=context, info_name=name))
+    parser.parse_args(words)
+
+
+def run_script(path: Path, *arguments: str) -> str:
     done = subprocess.run(
         [sys.executable, "-W", "error", str(path.relative_to(ROOT)), *arguments],
         cwd=ROOT,
@@ -28,14 +224,18 @@ def run_example(path: Path, *arguments: str) -> str:
     return done.stdout
 
 
-@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
-def test_an_example_prints_something_for_a_run_file(path: Path) -> None:
-    assert run_example(path, RUN).strip()
+@pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.stem)
+def test_a_script_prints_something_for_a_run_file(path: Path) -> None:
+    assert run_script(path, RUN).strip()
 
 
 def test_the_fastest_backends() -> None:
-    lines = run_example(ROOT / "examples" / "fastest_backends.py", RUN).splitlines()
+    lines = run_script(ROOT / "examples" / "fastest_backends.py", RUN).splitlines()
     assert lines[0].startswith("1 runs, ")
     assert lines[1] == "latency is in s, tflops in TFLOP/s"
     assert all("TFLOP/s" in line for line in lines[2:])
     assert len(lines) > 2
+
+
+if __name__ == "__main__":
+    MEASURES.write_text(measured())

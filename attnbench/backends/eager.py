@@ -36,7 +36,7 @@ def eager_signature(case: Case, device: Device) -> Signature:
 class Eager(BackendBase):
     name = "eager"
     efficiency = 0.5
-    verified: ClassVar = ("NVIDIA H200, torch 2.11",)
+    verified: ClassVar = ("NVIDIA H200, torch 2.11", "x86 CPU, torch 2.13")
     limits: ClassVar = replace(TORCH_LIMITS, window=True, softcap=True, dropout=True)
 
     def workspace(self, case: Case) -> Workspace:

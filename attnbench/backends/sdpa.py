@@ -121,7 +121,7 @@ class Math(Sdpa):
     """SDPA's math backend: matmuls and a softmax, in float32 for inputs of half precision."""
 
     name = "sdpa-math"
-    verified: ClassVar = ("NVIDIA H200, torch 2.11",)
+    verified: ClassVar = ("NVIDIA H200, torch 2.11", "x86 CPU, torch 2.13")
     switch = "math"
     efficiency = 0.2
     limits: ClassVar = replace(TORCH_LIMITS, dropout=True, empty_rows=False)
@@ -157,7 +157,7 @@ class Efficient(Sdpa):
 
 class Flash(Sdpa):
     name = "sdpa-flash"
-    verified: ClassVar = ("NVIDIA H200, torch 2.11",)
+    verified: ClassVar[tuple[str, ...]] = ("NVIDIA H200, torch 2.11", "x86 CPU, torch 2.13")
     switch = "flash"
     runtime_checker = "torch"
     limits: ClassVar = Limits(  # causal_lower_right gives NaN for query rows that see no key

@@ -1,0 +1,53 @@
+"""What the documents say of where each backend was tried is what the backends say, and what is possible there."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from attnbench.backends import BACKENDS
+from attnbench.run.support_matrix import CPU, support_matrix
+from standins.contract import backend
+
+DOCS = Path(__file__).parents[2] / "docs"
+VERIFIED = {
+    name: " ".join(made.verified) for name in BACKENDS if not getattr(made := backend(name), "simulated", False)
+}
+UNVERIFIED = {name for name, where in VERIFIED.items() if not where}
+
+
+def named(text: str) -> set[str]:
+    return set(re.findall(r"`([^`]+)`", text)) & {*BACKENDS}
+
+
+def tried(start: str) -> str:
+    """Return the item of "Where it has been tried" that begins so."""
+    section = (DOCS / "results.md").read_text().partition("## Where it has been tried\n")[2]
+    (found,) = [item for item in section.split("\n- ") if item.lstrip("- \n").startswith(start)]
+    return " ".join(found.split())
+
+
+def test_the_gpu_that_it_was_tried_on() -> None:
+    words = ("none", "one", "two", "three", "four", "five", "six", "seven", "eight")
+    assert f"every backend but the {words[len(UNVERIFIED)]} below;" in tried("**An NVIDIA H200**")
+    assert {name for name, where in VERIFIED.items() if "NVIDIA H200" in where} == {*VERIFIED} - UNVERIFIED
+
+
+def test_no_backend_is_said_to_run_on_a_cpu_that_needs_a_gpu() -> None:
+    cpu = support_matrix(CPU)
+    can_run = {row.backend for row in cpu.rows if row.overall.answer != "no"} & {*VERIFIED}
+    right = {name for name, where in VERIFIED.items() if "CPU" in where}
+    claimed, _, rest = tried("**x86 CPUs**").partition(". Every other backend needs a GPU, but for ")
+    assert named(claimed) == right <= can_run
+    assert named(rest.partition(", which were not tried")[0]) == can_run - right
+
+
+@pytest.mark.parametrize("name", ["results.md", "backends.md"])
+def test_what_was_tried_with_stand_ins_only(name: str) -> None:
+    if name == "results.md":
+        said = tried("**Against stand-ins")
+    else:
+        said = (DOCS / name).read_text().partition("**Not verified on hardware** are ")[2].partition(". ")[0]
+    assert named(said) == UNVERIFIED
