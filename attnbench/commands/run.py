@@ -32,7 +32,8 @@ def run(
         str | None,
         how(
             metavar="TIME",
-            help="Stop after this time, as in 90s, 10m or 1h. The slowest jobs are left out; --resume measures them.",
+            help="Stop after this time, as in 90s, 10m or 1h. The slowest jobs are left out, and --resume measures "
+            "them; on a CPU the longest sequences are left out.",
         ),
     ] = None,
     rounds: Annotated[int, how(metavar="N", help="Measure everything N times, each time in new processes.")] = 1,

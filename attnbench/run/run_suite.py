@@ -215,10 +215,10 @@ def _cap_note(chosen: Resolved, jobs: Sequence[Job]) -> str | None:
     kept = max(planning.longest_sequence(job.case) for job in jobs)
     if kept == asked or chosen.time_limit is None:
         return None
-    longer = format_duration(5 * chosen.time_limit)
+    minutes = max(1, round(5 * chosen.time_limit / 60))
     return (
-        f"on a CPU: seqlen up to {format_size(kept)} of {format_size(asked)}, for which "
-        f"{format_duration(chosen.time_limit)} suffice; --time-limit {longer} goes further"
+        f"on a CPU: seqlen up to {format_size(kept)} of {format_size(asked)}, what the time limit of "
+        f"{format_duration(chosen.time_limit)} allows; --time-limit {minutes}m goes further"
     )
 
 

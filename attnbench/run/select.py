@@ -27,12 +27,13 @@ _LIBRARIES = {  # names of libraries that people try -> backends
 def select_backends(patterns: Sequence[str]) -> dict[str, str]:
     """Return the selected backends in the order of the patterns: name -> "module:object".
 
-    Patterns match all backends except simulated ones, which must be named. If all patterns leave something out, they
-    leave it out of these. Raises UserError for a pattern that matches nothing.
+    Patterns, and the word "all", match all backends except simulated ones, which must be named. If all patterns leave
+    something out, they leave it out of these. Raises UserError for a pattern that matches nothing.
     """
     known = backends.available()
     usual = [name for name in known if name not in backends.NOT_BY_DEFAULT]
-    wanted = [p.strip() for pattern in patterns for p in pattern.split(",") if p.strip()]
+    named = [p.strip() for pattern in patterns for p in pattern.split(",") if p.strip()]
+    wanted = ["*" if p == "all" else p for p in named]
     chosen: dict[str, str] = {}
     if patterns and not wanted:
         raise UserError("--backend: no name is given; leave it out for every backend that works here")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -65,6 +66,16 @@ def test_a_dry_run_shows_the_plan_and_writes_nothing(tool: Tool) -> None:
     assert "eager" not in lines
     assert "skip  eager (all): the simulated device runs only simulated backends" in result.out
     assert list(tool.folder.iterdir()) == []
+
+
+def test_on_a_cpu_the_time_limit_caps_the_sequence_lengths_and_says_so(tool: Tool) -> None:
+    pytest.importorskip("torch")
+    options = ("--device", "cpu", "-b", "eager", "--seqlen", "64-64k", "--time-limit", "20s", "--dry-run")
+    result = tool("run", *options)
+    assert re.search(
+        r"on a CPU: seqlen up to \S+ of 64k, what the time limit of 20s allows; --time-limit 2m goes", result.err
+    )
+    assert "skip" not in result.out.replace("skipped", "")
 
 
 def test_a_dry_run_as_json_is_the_jobs(tool: Tool) -> None:

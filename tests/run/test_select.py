@@ -26,6 +26,7 @@ def _nothing_else_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     ("patterns", "names"),
     [
         (["*"], USUAL),
+        (["all", "!eager"], [n for n in USUAL if n != "eager"]),
         (["eager"], ["eager"]),
         (["triton", "eager"], ["triton", "eager"]),  # the order asked for
         (["triton,eager", " eager "], ["triton", "eager"]),
