@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import worker_here
 
 from attnbench.analysis.ab import run_ab
 from attnbench.analysis.ab.run_ab import Outcome, ab
@@ -25,9 +26,7 @@ from attnbench.results import run_file
 from attnbench.results.cells import cells
 from attnbench.run import device_probe, run_suite, workers
 from attnbench.run.plan import skipped_record
-from attnbench.run.process import WorkerDied
 from attnbench.run.suite import parse_options
-from attnbench.worker.serve import Worker
 
 OWN = """
 import random
@@ -54,45 +53,18 @@ class Refuses(A):
 """
 
 
-class Here:
+class Here(worker_here.Here):
     """A worker in this process; the name of its interpreter says how it differs from others."""
 
     started: list[str | None] = []  # noqa: RUF012
-    torch: Mapping[str, str] = {}
 
-    def __init__(self, python: str | None = None, _: Mapping[str, str] | None = None) -> None:
-        self.python = python
-        self.alive = True
-        self._worker = Worker()
-        self._answers: list[dict[str, Any]] = []
-
-    def ask(self, request: Mapping[str, Any], timeout: float) -> dict[str, Any]:
-        self.send(request)
-        return self.receive(timeout)
-
-    def send(self, request: Mapping[str, Any]) -> None:
+    def answer(self, request: Mapping[str, Any]) -> dict[str, Any]:
         if request["op"] == "run" and len(self.started) < 10_000:
             self.started.append(self.python)
-        try:
-            answer = self._worker.answer(request)
-        except Exception as error:
-            answer = {"error": f"{type(error).__name__}: {error}"}
+        answer = super().answer(request)
         if request["op"] == "environment" and self.python and "torch" in self.python:
             answer["environment"] = {**answer["environment"], "torch": self.python}
-        self._answers.append(answer)
-
-    def receive(self, timeout: float) -> dict[str, Any]:
-        if not self._answers:
-            raise WorkerDied("nothing was asked")
-        return self._answers.pop(0)
-
-    def stderr_tail(self) -> None:
-        return None
-
-    def send_kill(self) -> None: ...
-
-    def kill(self) -> None:
-        self.alive = False
+        return answer
 
 
 class Watcher:
