@@ -104,10 +104,12 @@ def _read(hint: Any, value: Any) -> Any:
 
 
 def _read_plain(hint: Any, value: Any) -> Any:
+    if hint is int and type(value) is float and value.is_integer():
+        value = int(value)
+    if type(value) is int and abs(value) >= 2**63:
+        raise ValueError(f"{_shortened(value)} is beyond 64 bits")
     if hint is float and (type(value) in (float, int) or value in ("nan", "inf", "-inf")):
         return float(value)
-    if hint is int and type(value) is float and value.is_integer():
-        return int(value)
     if type(value) is not hint:
         raise ValueError(f"{_shortened(value)} is {PLAIN[hint]}")
     return value

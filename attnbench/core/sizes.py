@@ -28,6 +28,8 @@ def parse_size(text: str, what: str = "size") -> int:
     match = re.fullmatch(r"([+-]?\d+)([kKmM]?)", str(text).strip())
     if not match:
         raise UserError(f"{what}: {str(text)!r} is not a size; write 4096, 4k or 1m (k = 1024)")
+    if len(match[1]) > 20:  # Python makes no number of 5000 digits
+        raise UserError(f"{what}: {text[:20]}... is beyond anything that can be measured (largest: 128m)")
     value = int(match[1]) * SUFFIX[match[2].lower()]
     if value < 1:
         raise UserError(f"{what}: {text} is not at least 1")

@@ -173,6 +173,8 @@ def unpacked(path: Path) -> tuple[bytes, list[str]]:
     Raises UserError for a file that cannot be read, and for a damaged gzip file: what it unpacks to cannot be trusted.
     """
     try:
+        if path.is_char_device():  # /dev/zero has no end
+            raise _not_ours(path, "it is a device")
         content = path.read_bytes()
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror}") from None
@@ -216,7 +218,7 @@ def _schema(path: Path, header: Mapping[str, bytes]) -> int:
     """Return the schema that a first line names. Raises UserError where it is newer than what is read here."""
     try:
         kind, schema = json.loads(header["type"]), int(json.loads(header["schema"]))
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, OverflowError):
         raise _not_ours(path) from None
     if kind != "run" or schema < 1:
         raise _not_ours(path)

@@ -35,6 +35,7 @@ from attnbench.run.suite import Resolved, Settings, Suite, load_suite, resolve
 from attnbench.run.workers import TimeLimit, WorkerPool, closing_workers, has_nvidia_gpu, measure_jobs
 
 MAX_ROUNDS = 1000
+MAX_JOBS = 50_000  # to plan and store them takes five seconds
 OTHER_UNIT = "measured on another unit of this GPU model than the run began on: units differ by some percent"
 
 
@@ -166,6 +167,11 @@ def _planned(
         environment = device_probe.measure_rates(environment, dtypes)
     chosen = resolve(checked.suite, environment.device.kind, request.settings)
     pool = checked.pools[chosen.backends]
+    if (count := len(chosen.cases) * len(pool.specs) * request.rounds) > MAX_JOBS:
+        raise UserError(
+            f"that is {count} jobs (cases x backends x rounds), more than the {MAX_JOBS} that a run may have; "
+            "give fewer sizes, backends or --rounds"
+        )
     gone = venvs.missing_venv_notes(name for name in pool.specs if name not in pool.interpreters)
     chosen = replace(chosen, notes=(*chosen.notes, *gone))
     observer.say(f"importing {', '.join(pool.specs)}")

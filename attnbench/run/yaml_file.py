@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 def read_yaml(path: Path) -> Any:
     """Return the content of a YAML file. Raises UserError with the line if it is not YAML or has a key twice."""
     try:
+        if path.is_char_device():  # /dev/zero has no end
+            raise UserError(f"{path}: not readable as YAML: it is a device")
         return yaml.load(path.read_text(encoding="utf-8"), _Loader)
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror}") from None

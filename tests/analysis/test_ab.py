@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import worker_here
 
+import worker_here
 from attnbench.analysis.ab import run_ab
 from attnbench.analysis.ab.run_ab import Outcome, ab
 from attnbench.analysis.gate import judge

@@ -12,6 +12,7 @@ import io
 import json
 import os
 import random
+import resource
 import shlex
 import shutil
 import signal
@@ -26,16 +27,18 @@ from typing import Any
 from unittest import mock
 
 import typer
-import worker_here
 import yaml
 
+import worker_here
 from attnbench import cli
+from attnbench.backends import BACKENDS
 from attnbench.core.json import to_json
 from attnbench.core.machine import Device, Environment
 from attnbench.run import device_probe, venvs, workers
 from attnbench.run.suite import shipped_suites
 
 SECONDS = 5.0
+MEMORY = 2**31  # bytes that a command may take
 KINDS = ("command-line", "suite", "run-file")
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "results"
@@ -111,15 +114,15 @@ def call(args: Sequence[str], encoding: str = "utf-8") -> Ending:
     err.reconfigure(errors="backslashreplace")  # as Python does
     code, trouble = None, ""
     began = time.process_time()
-    with mock.patch.multiple(sys, argv=["attnbench", *args], stdout=out, stderr=err), time_limit():
+    with mock.patch.multiple(sys, argv=["attnbench", *args], stdout=out, stderr=err), limits():
         try:
             cli.main()
         except SystemExit as end:
             code = end.code or 0
         except TooLong:
-            trouble = f"takes more than {SECONDS:.0f} s of CPU time: {traceback.format_exc(-3)}"
+            trouble = f"takes more than {SECONDS:.0f} s of CPU time: {traceback.format_exc(-4)}"
         except BaseException:
-            trouble = traceback.format_exc()
+            trouble = traceback.format_exc(-4)
     seconds = time.process_time() - began
     texts = [stream.buffer.getvalue().decode(encoding, "replace") for stream in (out, err)]  # type: ignore[attr-defined]
     return Ending(tuple(args), code, *texts, seconds, trouble or problem(args, code, *texts))
@@ -133,25 +136,29 @@ def problem(args: Sequence[str], code: Any, out: str, err: str) -> str:
     command = next((word for word in args if word in CODES), "")
     if code not in (0, 2, *CODES.get(command, ())):
         return f"exit code {code!r} is not documented for {command or 'this command'}"
-    if code == 2 and not err.strip():
-        return "exit code 2 without a word on stderr"
+    if code == 2 and not (err.strip() or out.startswith("Usage:") or "Usage: attnbench" in out):
+        return "exit code 2 without a word"
     if leaked := [word for word in LEAKS if word in err]:
         return f"stderr has {leaked[0]!r}, which is not for people"
     return ""
 
 
 @contextlib.contextmanager
-def time_limit() -> Iterator[None]:
-    """Raise TooLong after SECONDS of CPU time, which other processes on the machine do not change."""
+def limits() -> Iterator[None]:
+    """Raise TooLong after SECONDS of CPU time, which other processes do not change, and MemoryError beyond MEMORY."""
 
     def late(_: int, __: FrameType | None) -> None:
         raise TooLong
 
     before = signal.signal(signal.SIGPROF, late)
     signal.setitimer(signal.ITIMER_PROF, SECONDS, 1.0)  # again each second, where code swallowed it
+    own, most = resource.getrlimit(resource.RLIMIT_DATA)
+    in_use = int(Path("/proc/self/statm").read_text().split()[5]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_DATA, (in_use + MEMORY, most))
     try:
         yield
     finally:
+        resource.setrlimit(resource.RLIMIT_DATA, (own, most))
         signal.setitimer(signal.ITIMER_PROF, 0)
         signal.signal(signal.SIGPROF, before)
 
@@ -193,13 +200,14 @@ class NoTorch(worker_here.Here):
             return {"environment": to_json(Environment(CPU, "3.12.0", "Linux", "2.9.0", "a CPU"))}
         if op == "rates" and device != "fake" and device["kind"] == "cpu":  # type: ignore[index]
             return {"device": {**device, "matmul": {"fp32": 1e11, "bf16": 1e10}, "copy": 1e10}}  # type: ignore[dict-item]
-        if op == "load" and request["spec"].startswith("attnbench.") and request["name"] != "fake":
+        if op == "load" and request["spec"] in LIBRARIES:
             return {"probe": {"reason": "not in this test"}, "compiler": False}
         if op in ("profile", "examine"):
             raise RuntimeError("not in this test")
         return super().answer(request)
 
 
+LIBRARIES = {spec for name, spec in BACKENDS.items() if name != "fake"}
 CPU = Device("cpu", 0, "a CPU", memory=2**34, free=2**33, threads=4)
 
 
@@ -236,6 +244,11 @@ backends: [fake]
 
 # --- command lines -------------------------------------------------------------------------------------------------
 
+
+def _words(text: str) -> list[str]:
+    return text.split(" ")
+
+
 FILES = (
     *("run.jsonl", "rounds.jsonl", "sustained.jsonl", "fp8.jsonl", "ci-experiment.jsonl", "ünï 🙂.jsonl"),
     *("empty.jsonl", "text.txt", "mine.yaml", "workload.yaml", "margins.yaml", "own.py", "folder", "missing.jsonl"),
@@ -243,15 +256,25 @@ FILES = (
     *("baselines", "baselines/main", "/proc/self/nope", "\udcff.jsonl", "run.jsonl/x", "folder/", "~", "run.jsonl "),
 )
 HOSTILE = (
-    *("", " ", "0", "-1", "-0", "+5", "1e308", "1e999", "nan", "inf", "-inf", "NaN%", "1_000", "0x10", "1.5", "007"),
-    *("9" * 25, "9" * 5000, "٣", "１２", "½", "²", "🙂", "\udcff", "a\nb", "\x1b[31m", "[red]", "[/red]", "%s", "{}"),
-    *("*", "?", "[", "[!]", "!", "!*", ",", ",,", "=", "==", "=x", "x=", ":", "::", "-", "--", "none", "None", "true"),
-    *("1,1", "1k-", "-1k", "1k-1k", "8k-1k", "1-128m:1", "1k-64k:0", "1-128m", "12:30", "64-128", "1/1", "0/0", "a" * 3000),
-    *("auto", "cpu", "cuda", "cuda:0", "cuda:99", "fake", "\u202e", "a,b,c", "\t", "'", '"', "\\", "bf16=1e308", "fake=x"),
+    *_words(
+        "0 -1 -0 +5 1e308 1e999 nan inf -inf NaN% 1_000 0x10 1.5 007 ٣ １２ ½ ² 🙂 \udcff \x1b[31m [red] [/red] %s"
+    ),
+    *_words("* ? [ [!] ! !* , ,, = == =x x= : :: - -- none None true 1,1 1k- -1k 1k-1k 8k-1k 1-128m:1 1k-64k:0"),
+    *_words("1-128m 12:30 64-128 1/1 0/0 auto cpu cuda cuda:0 cuda:99 fake \u202e a,b,c ' \" \\ bf16=1e308 fake=x"),
+    *("", " ", "\t", "a\nb", "9" * 25, "9" * 5000, "a" * 3000),
 )
 VALUES: Mapping[str, Sequence[str]] = {
     "--suite": ("quick", "default", "ci", "features", "mine.yaml", "nope"),
-    "--backend": ("fake", "fake,fake", "sdpa-*", "!sdpa-math", "eager,triton", "./own.py:Mine", "own.py:number", "hf-*"),
+    "--backend": (
+        "fake",
+        "fake,fake",
+        "sdpa-*",
+        "!sdpa-math",
+        "eager,triton",
+        "./own.py:Mine",
+        "own.py:number",
+        "hf-*",
+    ),
     "--seqlen": ("1k", "512,1k", "1k-64k", "1k-8k:1k", "3000", "1"),
     "--seqlen-q": ("1", "1k", "1,512"),
     "--headdim": ("64", "64,128", "192-128", "576-512"),
@@ -267,13 +290,24 @@ VALUES: Mapping[str, Sequence[str]] = {
     "--device": ("fake", "fake", "fake", "cpu", "auto", "cuda:0"),
     "--time-limit": ("10m", "1s", "0.001"),
     "--sustained": ("10s", "0.1"),
-    "--rounds": ("2", "3", "1000"),
+    "--rounds": ("2", "3", "5"),
     "--seed": ("0", "7", "99999999999999999999"),
     "--python": ("fake=python3", "fake=/bin/true", "*=python3"),
     "--peak": ("bf16=989", "fp8=1", "=5"),
     "--timer": ("events", "graph", "cupti"),
     "--l2": ("cold", "warm"),
-    "--format": ("table", "md", "html", "json", "csv", "md=new.md", "html=new.html", "parquet=new.parquet", "bmf", "junit"),
+    "--format": (
+        "table",
+        "md",
+        "html",
+        "json",
+        "csv",
+        "md=new.md",
+        "html=new.html",
+        "parquet=new.parquet",
+        "bmf",
+        "junit",
+    ),
     "--metric": ("latency", "tflops,latency", "memory_peak", "help", "error,first_call", "cycles", "joules"),
     "--by": ("backend", "seqlen", "headdim", "dtype", "pass", "mask"),
     "--flops-convention": ("exact", "fa"),
@@ -319,7 +353,7 @@ def commands() -> dict[tuple[str, ...], Any]:
 COMMANDS = commands()
 
 
-def command_line(rng: random.Random, folder: Path) -> Iterator[list[str]]:
+def command_line(rng: random.Random, _: Path) -> Iterator[list[str]]:
     """Yield the arguments of one command line."""
     words = rng.choice([*COMMANDS, *([("run",), ("report",), ("gate",), ("compare",)] * 3)])
     params = COMMANDS[words].params
@@ -328,10 +362,10 @@ def command_line(rng: random.Random, folder: Path) -> Iterator[list[str]]:
     for option in rng.choices(options, k=rng.choice((0, 1, 1, 2, 2, 3, 4, 6))) if options else ():
         args += _option(rng, option)
     for argument in (p for p in params if p.param_type_name == "argument"):
-        count = rng.choice((0, 1, 2, 2, 3)) if argument.nargs == -1 else rng.choice((0, 1, 1, 1, 1, 1, 2))
+        count = rng.choice((0, 1, 1, 2, 2, 2, 2, 3)) if argument.nargs == -1 else rng.choice((*[1] * 20, 0, 2))
         for _ in range(count):
             place = rng.randint(0, len(args)) if rng.random() < 0.1 else len(args)
-            args.insert(place, _argument(rng, words, argument))
+            args.insert(place, _argument(rng, words))
     line = [*words, *args]
     while rng.random() < 0.15:
         _disturb(rng, line)
@@ -346,13 +380,13 @@ def _option(rng: random.Random, option: Any) -> list[str]:
     return [f"{name}={value}"] if name.startswith("--") and rng.random() < 0.5 else [name, value]
 
 
-def _argument(rng: random.Random, words: tuple[str, ...], argument: Any) -> str:
+def _argument(rng: random.Random, words: tuple[str, ...]) -> str:
     known = {"suites": [*shipped_suites()], "show": ["main"], "create": ["nope"], "remove": ["fa4"]}.get(words[-1])
-    return _value(rng, known or [*FILES[:6]] * 3 + [*FILES])
+    return _value(rng, known or [*FILES[:6]] * 8 + [*FILES])
 
 
 def _value(rng: random.Random, plausible: Sequence[str]) -> str:
-    value = rng.choice((*plausible, *plausible)) if rng.random() < 0.75 else rng.choice((*HOSTILE, *FILES))
+    value = rng.choice((*plausible, *plausible)) if rng.random() < 0.85 else rng.choice((*HOSTILE, *FILES))
     if rng.random() < 0.05:
         value = f"{value}{rng.choice((',', '=', ':', ' ', '-'))}{rng.choice((*HOSTILE, *plausible))}"
     return value
@@ -378,11 +412,11 @@ def _disturb(rng: random.Random, line: list[str]) -> None:
 # --- values of files ------------------------------------------------------------------------------------------------
 
 SCALARS: Sequence[Any] = (
-    *(None, True, False, 0, -1, 1, 2, 3, 1.5, -0.0, 1e308, -1e308, 5e-324, 1e-300, 2**31, 2**63, 2**64, 10**30, 10**400),
-    *(float("nan"), float("inf"), float("-inf"), "", " ", "x", "nan", "inf", "1k", "🙂", "\x1b[31m", "[red]", "\ud800", "a\nb"),
-    *("none", "null", "1e999", "9" * 5000, "-1", "<b>&", "x" * 5000, "%s", "*", "!*", "12:30", "bf16", "fwd", "\u202e|`"),
+    *(None, True, False, 0, -1, 1, 2, 3, 1.5, -0.0, 1e308, -1e308, 5e-324, 1e-300, 2**31, 2**63, 2**64, 10**30),
+    *(10**400, float("nan"), float("inf"), float("-inf"), "", " ", "a\nb", "9" * 5000, "x" * 5000),
+    *_words("x nan inf 1k 🙂 \x1b[31m [red] \ud800 none null 1e999 -1 <b>& %s * !* 12:30 bf16 fwd \u202e|`"),
 )
-NAMES = ("seqlen", "name", "type", "schema", "", "🙂", "case", "values", "runs", "round", "backend", "status", "axes", "on_cpu")
+NAMES = _words("seqlen name type schema 🙂 case values runs round backend status axes on_cpu")
 
 
 def mutate_tree(rng: random.Random, tree: Any) -> Any:
@@ -391,7 +425,7 @@ def mutate_tree(rng: random.Random, tree: Any) -> Any:
     if not places:
         return rng.choice(SCALARS)
     holder, key = rng.choice(places)
-    match rng.randrange(9):
+    match rng.randrange(12):
         case 0:
             del holder[key]
         case 1 if isinstance(holder, list):
@@ -409,10 +443,13 @@ def mutate_tree(rng: random.Random, tree: Any) -> Any:
             for _ in range(rng.choice((3, 20, 150))):
                 nested = [nested] if rng.random() < 0.5 else {"a": nested}
             holder[key] = nested
-        case 5 if isinstance(holder[key], (int, float)) and not isinstance(holder[key], bool):
-            holder[key] *= rng.choice((-1, 0, 2, 0.5, 1e3, 1e-9, 1e15, 1e300))
-        case _:
-            holder[key] = rng.choice(SCALARS)
+        case 5 | 6 if type(holder[key]) is int:
+            holder[key] = rng.choice((-holder[key], 0, 1, 2, holder[key] * 1000, 2**31, 2**62, 2**63, 10**30, 10**400))
+        case 5 | 6 if type(holder[key]) is float:
+            holder[key] *= rng.choice((-1, 0, 2, 0.5, 1e3, 1e-9, 1e15, 1e300, float("inf"), float("nan")))
+        case _:  # mostly of the same type, so that it is read
+            alike = [value for value in SCALARS if type(value) is type(holder[key])]
+            holder[key] = rng.choice(alike if alike and rng.random() < 0.7 else SCALARS)
     return tree
 
 
@@ -458,10 +495,10 @@ def mutate_bytes(rng: random.Random, content: bytes, tokens: Sequence[bytes]) ->
 
 YAML_TOKENS = (
     *(b"!!python/object/apply:os.system [true]", b"!!binary x", b"!!timestamp 1", b"!!int x", b"!!set {a, b}", b"!x "),
-    *(b"&a ", b"*a", b"<<: *a", b"? ", b"---\n", b"...\n", b"12:30", b"0x1F", b"0b1", b"1e999", b".nan", b"-.inf", b"~"),
-    *(b"2001-01-01", b"2001-99-99", b"[", b"{", b"]", b"}", b": ", b"- ", b"|\n", b">\n", b"\t", b"#", b"%YAML 9\n", b"\x00"),
-    *(b"\xff", b"\xef\xbb\xbf", b"&a [*a]", b"&a {a: *a}", b"[" * 300, b"{a: " * 300, b"- " * 300, b"9" * 5000, b"\r", b"\n"),
-    *(b"!!omap [a: 1]", b"!!pairs [a: 1]", b"1_000", b"1k-128m:1", b"? [a]\n: b\n", b"{[a]: b}", b"yes", b"'", b'"\\x"', b"\x85"),
+    *(b"!!omap [a: 1]", b"!!pairs [a: 1]", b"&a ", b"*a", b"&a [*a]", b"&a {a: *a}", b"<<: *a", b"{[a]: b}"),
+    *b"--- ... 12:30 0x1F 0b1 1e999 .nan -.inf ~ 2001-01-01 2001-99-99 1_000 1k-128m:1 yes ' [ { ] } #".split(b" "),
+    *(b"\xff", b"\x85", b"\x00", b"\xef\xbb\xbf", b"? ", b": ", b"- ", b"|\n", b">\n", b"\t", b"\r", b"\n", b'"\\x"'),
+    *(b"%YAML 9\n", b"[" * 300, b"{a: " * 300, b"- " * 300, b"9" * 5000),
 )
 
 
@@ -492,9 +529,9 @@ def suite(rng: random.Random, folder: Path) -> Iterator[list[str]]:
 # --- run files --------------------------------------------------------------------------------------------------------
 
 JSON_TOKENS = (
-    *(b"NaN", b"Infinity", b"-Infinity", b"1e999", b"-0", b"1E400", b"null", b"true", b"{}", b"[]", b'""', b",", b":", b'"'),
-    *(b"[" * 500, b'{"a":' * 500, b"9" * 5000, b"\x00", b"\xff", b"\xef\xbb\xbf", b"\n", b"\r\n", b"\\", b"\\ud800", b"\\u0000"),
-    *(b'"type":"run",', b'"type":"record",', b'{"type":"run","schema":2}\n', b'{"type":"record"}\n', b'"schema":1e400,', b"\x1f\x8b"),
+    *b'NaN Infinity -Infinity 1e999 -0 1E400 null true {} [] "" , : " \\ \\ud800 \\u0000 \x00 \xff'.split(b" "),
+    *(b"\n", b"\x1f\x8b", b"\xef\xbb\xbf", b"[" * 500, b'{"a":' * 500, b"9" * 5000, b'{"type":"record"}\n'),
+    *(b'{"type":"run","schema":2}\n', b'"type":"run",', b'"schema":1e400,'),
 )
 
 
@@ -504,25 +541,37 @@ def run_file(rng: random.Random, folder: Path) -> Iterator[list[str]]:
     name = rng.choice(names)
     file = "mutated.jsonl"
     content = (folder / name).read_bytes()
-    if rng.random() < 0.7:
+    if rng.random() < 0.85:
         lines = [json.loads(line) for line in content.splitlines()]
         for _ in range(rng.choice((1, 1, 2, 4))):
-            at = rng.choice((0, rng.randrange(len(lines))))
+            at = 0 if rng.random() < 0.3 else rng.randrange(len(lines))
             lines[at] = mutate_tree(rng, lines[at])
         if rng.random() < 0.3:  # in each record the same, as another version of attnbench would write it
             again = rng.random()
-            lines[1:] = [mutate_tree(random.Random(again), line) for line in lines[1:]]
+            lines[1:] = [mutate_tree(random.Random(again), line) for line in lines[1:] if line]
         content = "".join(f"{json.dumps(line)}\n" for line in lines).encode()
-    for _ in range(rng.choice((1, 2, 3)) if rng.random() < 0.4 else 0):
+    for _ in range(rng.choice((1, 2, 3)) if rng.random() < 0.25 else 0):
         content = mutate_bytes(rng, content, JSON_TOKENS)
     (folder / file).write_bytes(content)
-    reports = [["report", file, "-f", form] for form in ("table", "md", "csv", "json", "html", "bmf", "pytest-benchmark")]
+    reports = [
+        ["report", file, "-f", form] for form in ("table", "md", "csv", "json", "html", "bmf", "pytest-benchmark")
+    ]
     others = [
         ["report", file, name, "-f", rng.choice(("table", "html")), "-f", "parquet=new.parquet"],
         ["report", file, "--all", "-m", "latency,memory_peak,error,joules,clock_held", "--by", "seqlen"],
         ["gate", file, name],
         ["gate", name, file, "-f", rng.choice(("table", "md", "html", "json", "junit", "github"))],
-        ["compare", file, name, "--name", f"{file}=A", "--name", f"{name}=B", "-f", rng.choice(("table", "html", "csv"))],
+        [
+            "compare",
+            file,
+            name,
+            "--name",
+            f"{file}=A",
+            "--name",
+            f"{name}=B",
+            "-f",
+            rng.choice(("table", "html", "csv")),
+        ],
         ["compare", name, file, "--price", "h200=3.40/h", "--all"],
         ["run", "--resume", file, "--dry-run"],
     ]

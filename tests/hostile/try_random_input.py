@@ -1,7 +1,7 @@
 """Try random command lines, and mutated suites and run files; print what failed and how to repeat it.
 
-    python tests/hostile/try_random_input.py --count 2000 --seed 1
-    python tests/hostile/try_random_input.py --kind suite --seed 1 --number 317 --keep /tmp/317
+python tests/hostile/try_random_input.py --count 2000 --seed 1
+python tests/hostile/try_random_input.py --kind suite --seed 1 --number 317 --keep /tmp/317
 """
 
 from __future__ import annotations
@@ -47,7 +47,9 @@ def main() -> int:
                 if not asked.keep:
                     shutil.rmtree(folder)
             counted = ", ".join(f"{code}: {n}" for code, n in sorted(codes.items(), key=str))
-            print(f"{kind}: {len(numbers)} tried, seed {asked.seed}; exit codes {counted}; slowest {slowest:.1f} s of CPU")
+            print(
+                f"{kind}: {len(numbers)} tried, seed {asked.seed}; exit codes {counted}; slowest {slowest:.1f} s of CPU"
+            )
     print(f"{failed} failed")
     return 1 if failed else 0
 

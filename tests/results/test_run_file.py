@@ -195,6 +195,7 @@ def test_lines_of_an_unknown_type_are_passed_over(path: Path) -> None:
         b'{"type": "run"}\n',
         b'{"type": "run", "schema": 0}\n',
         b'{"type": "run", "schema": "two"}\n',
+        b'{"type": "run", "schema": 1e400}\n',
         b"\x89PNG\r\n\x1a\n",
         b"{",
     ],
