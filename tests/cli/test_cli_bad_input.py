@@ -43,7 +43,6 @@ BAD_OPTIONS = {
     # the rest
     "--rounds=0": "--rounds: 0 is not from 1 to",
     "--suite=default --rounds=1000 --seqlen=1-64:1": "that is 512000 jobs (cases x backends x rounds), more than the",
-    "--suite=/dev/zero": "/dev/zero: not readable as YAML: it is a device",
     "--rounds=1000000": "--rounds: 1000000 is not from 1 to",
     "--seed=-1": "seed: -1 is not",
     "--time-limit=soon": "'soon' is not a duration; write 90s, 10m or 1h",
@@ -177,6 +176,7 @@ def test_bad_reports(littered: Tool, inside: Callable[..., Result], options: str
     [
         (["suites", "defalt"], "no suite 'defalt'; did you mean \"default\"?"),
         (["suites", "../secret"], "no suite '../secret'; known: "),
+        (["gate", "a", "b", "--margins", "/dev/zero"], "/dev/zero: not readable as YAML: it is a device"),
         (["backends", "--python", "x"], "--python: 'x' is not NAME=PATH"),
         (["backends", "-f", "tabel"], "--format: unknown 'tabel'; did you mean \"table\"?"),
     ],

@@ -142,7 +142,7 @@ def test_nan_and_infinity_through_json() -> None:
         ("backend", 5, "backend: 5 is no text"),
         ("round", "2", 'round: "2" is no whole number'),
         ("round", 1.5, "round: 1.5 is no whole number"),
-        ("round", 1e308, "round: 1000000000000000052504760255204420248704... is beyond 64 bits"),
+        ("round", 1e308, "round: 1000000000000000010979063629440455417404... is beyond 64 bits"),
         ("seconds", 10**400, "seconds: 1000000000000000000000000000000000000000... is beyond 64 bits"),
         ("status", "great", 'status: "great" is none of ok, skipped'),
         ("resumable", 1, "resumable: 1 is neither true nor false"),

@@ -1,7 +1,7 @@
 """Try random command lines, and mutated suites and run files; print what failed and how to repeat it.
 
 python tests/hostile/try_random_input.py --count 2000 --seed 1
-python tests/hostile/try_random_input.py --kind suite --seed 1 --number 317 --keep /tmp/317
+python tests/hostile/try_random_input.py --kind suite --seed 1 --number 317 --keep FOLDER
 """
 
 from __future__ import annotations
