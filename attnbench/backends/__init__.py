@@ -1,7 +1,8 @@
 """Attention implementations, one file per library, and the map from the name of a backend to its class.
 
-A backend's file is imported only in the worker that runs it; the parent reads this map. So a library that is missing or
-fails at import affects its own records only. To add a backend, write backends/mine.py and add a line here.
+A library is imported only in the worker that runs its backend, so one that is missing or fails at import affects its
+own records only. The files here import none: for lists and dry runs the parent imports them too. To add a backend,
+write backends/mine.py and add a line here.
 """
 
 from __future__ import annotations

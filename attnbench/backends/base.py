@@ -32,6 +32,7 @@ class BackendBase:
     efficiency = 0.4  # rough fraction of a matmul's rate, for the forecast of time only
     starts_compiler = False  # a first call may compile for minutes (nvcc); its jobs then have a longer timeout
     verified: ClassVar[tuple[str, ...]] = ()  # hardware and versions on which its results were right
+    probe_imports = False  # whether `probe` finds more than `installed`, by importing the library
     # The library that checks cases itself, where it may refuse in `prepare` or the first launch a case that
     # `unsupported` accepts; "" where there is none.
     runtime_checker: ClassVar[str] = ""
@@ -46,6 +47,13 @@ class BackendBase:
             return Probe(version=f"torch {importlib.metadata.version('torch')}")
         except importlib.metadata.PackageNotFoundError:
             return Probe(reason="torch is not installed", install="pip install torch")
+
+    def installed(self) -> Probe | None:
+        """Return what is known without importing the library; None where only `probe` can tell.
+
+        What is usable by that may still fail at import, where `probe_imports`.
+        """
+        return self.probe() if type(self).probe is BackendBase.probe else None
 
     def unsupported(self, case: Case, device: Device) -> str | None:
         return self.limits.refusal(case, device) if self.limits else None

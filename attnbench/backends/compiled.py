@@ -36,6 +36,9 @@ class Compiled(BackendBase):
             import torch._inductor.config  # noqa: F401
         return found
 
+    def installed(self) -> Probe | None:
+        return BackendBase.probe(self)
+
     def reset_for(self, case: Case) -> None:
         """Discard what was compiled for other cases, and set what this case needs.
 

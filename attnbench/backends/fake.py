@@ -53,6 +53,9 @@ class Fake(BackendBase):
                 raise ValueError(f"ATTNBENCH_FAKE: {entry!r} is not known")
 
     def probe(self) -> Probe:
+        return self.installed()
+
+    def installed(self) -> Probe:
         if self.missing:
             return Probe(reason="ATTNBENCH_FAKE says it is missing", install="unset ATTNBENCH_FAKE")
         return Probe(version="simulated")

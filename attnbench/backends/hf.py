@@ -124,10 +124,11 @@ class Flash2(HuggingFace):
     other_kernels = FlashAttention2.other_kernels
 
     def probe(self) -> Probe:
-        kernel, found = FlashAttention2().probe(), super().probe()
-        if not kernel.usable or not found.usable:
-            return found if kernel.usable else kernel
-        return Probe(version=f"{found.version}, {kernel.version}")
+        return _both(FlashAttention2().probe(), super().probe())
+
+    def installed(self) -> Probe | None:
+        kernel, found = FlashAttention2().installed(), super().installed()
+        return _both(kernel, found) if kernel and found else None
 
     def unsupported(self, case: Case, device: Device) -> str | None:
         if reason := super().unsupported(case, device):
@@ -155,12 +156,22 @@ class Flex(compiled.Flex, HuggingFace):
     verified: ClassVar = ("NVIDIA H200, transformers 5.17",)
     implementation = "flex_attention"
 
+    def installed(self) -> Probe | None:
+        return HuggingFace.installed(self)
+
     def prepare(self, case: Case, inputs: Inputs) -> Prepared:
         self.reset_for(case)
         return HuggingFace.prepare(self, case, inputs)
 
     def _options(self, case: Case, device: torch.device) -> dict[str, Any]:
         return {"attention_mask": block_mask(case, device), "softcap": case.softcap or None}
+
+
+def _both(kernel: Probe, found: Probe) -> Probe:
+    """Return the probe of transformers with the library whose kernel it calls."""
+    if not kernel.usable or not found.usable:
+        return found if kernel.usable else kernel
+    return Probe(version=f"{found.version}, {kernel.version}")
 
 
 def _layer_like(case: Case, implementation: str) -> Any:

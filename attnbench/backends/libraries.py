@@ -28,6 +28,7 @@ class Library(BackendBase):
     install = ""  # the command that installs it
     min_version = ""  # the oldest version accepted
     below_version = ""  # the oldest version that is too new
+    probe_imports = True
     required_name = ""  # a name that the module must have, for versions that numbers do not tell
 
     def probe(self) -> Probe:
@@ -38,6 +39,23 @@ class Library(BackendBase):
         except Exception as error:  # a broken extension may raise any error
             return probe_of_failed_import(self.module, error, self.install, self.distributions)
         version = installed_version(self.distributions)
+        found = self._judged(version)
+        if found.usable and self.required_name and not hasattr(module, self.required_name):
+            named = f"{self.module} {version}" if version else self.module
+            reason = f"{named} has no {self.required_name}: another version is needed"
+            return Probe(reason=reason, install=_with_pip_options(self.install, UPGRADE))
+        return found
+
+    def installed(self) -> Probe | None:
+        if importlib.util.find_spec("torch") is None:
+            return super().probe()
+        if importlib.util.find_spec(self.module.partition(".")[0]) is None:
+            return probe_of_failed_import(self.module, missing(self.module), self.install, self.distributions)
+        version = installed_version(self.distributions)
+        return self._judged(version) if version else None
+
+    def _judged(self, version: str | None) -> Probe:
+        """Return the probe of an installed version, which may be too old or too new."""
         if version and self.min_version and version_numbers(version) < version_numbers(self.min_version):
             reason = f"{self.distributions[0]} {version} is older than {self.min_version}"
             return Probe(reason=reason, install=_with_pip_options(self.install, UPGRADE))
@@ -45,14 +63,15 @@ class Library(BackendBase):
             return Probe(
                 reason=f"{self.distributions[0]} {version} is not below {self.below_version}", install=self.install
             )
-        if self.required_name and not hasattr(module, self.required_name):
-            found = f"{self.module} {version}" if version else self.module
-            reason = f"{found} has no {self.required_name}: another version is needed"
-            return Probe(reason=reason, install=_with_pip_options(self.install, UPGRADE))
         return Probe(version=f"{self.distributions[0]} {version}" if version else "unknown")
 
     def workspace(self, case: Case) -> Workspace:
         return flash_workspace(case)
+
+
+def missing(module: str) -> ModuleNotFoundError:
+    """Return the error of importing a module that is not installed."""
+    return ModuleNotFoundError(f"No module named {module!r}", name=module)
 
 
 def probe_of_failed_import(module: str, error: Exception, install: str, distributions: tuple[str, ...]) -> Probe:

@@ -33,6 +33,7 @@ class SdpaFlash(Flash):
     implementation = ""  # torch's name of the kernels
     library: Library  # the backend that calls the same kernels directly
     cpu_limits = None
+    probe_imports = True
     efficiency = 0.75
 
     def probe(self) -> Probe:
@@ -44,6 +45,12 @@ class SdpaFlash(Flash):
         if self.implementation not in known:
             reason = f"this torch cannot put {self.implementation} behind SDPA; that came with 2.11"
             return Probe(reason=reason, install="pip install 'torch>=2.11'")
+        return Probe(version=f"{super().probe().version}, {library.version}")
+
+    def installed(self) -> Probe | None:
+        library = self.library.installed()
+        if not library or not library.usable:
+            return library
         return Probe(version=f"{super().probe().version}, {library.version}")
 
     def unsupported(self, case: Case, device: Device) -> str | None:
@@ -80,7 +87,7 @@ class SdpaFlashAttention4(SdpaFlash):
     def probe(self) -> Probe:
         found = super().probe()
         if not found.usable:
-            return replace(found, install=OLDER_FA4) if "flash-attn-4" in str(found.install) else found
+            return _with_older(found)
         import torch
 
         forward = getattr(importlib.import_module("flash_attn.cute.interface"), "_flash_attn_fwd", None)
@@ -89,3 +96,11 @@ class SdpaFlashAttention4(SdpaFlash):
             reason = f"this torch takes 2 results of {self.library.probe().version}'s forward, which gives {gives}"
             return Probe(reason=reason, install=OLDER_FA4)
         return found
+
+    def installed(self) -> Probe | None:
+        found = super().installed()
+        return _with_older(found) if found else None
+
+
+def _with_older(found: Probe) -> Probe:
+    return replace(found, install=OLDER_FA4) if "flash-attn-4" in str(found.install) else found

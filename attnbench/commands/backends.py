@@ -67,22 +67,24 @@ def _here(pythons: Sequence[str]) -> Document:
     from attnbench.backends import BACKENDS, available, load
     from attnbench.report.progress.progress_line import ProgressLine
     from attnbench.run.device_probe import DeviceProbe
+    from attnbench.run.first_look import first_look
     from attnbench.run.select import select_interpreters
     from attnbench.run.suite import load_suite, resolve
-    from attnbench.run.workers import WorkerPool, closing_workers
+    from attnbench.run.workers import WorkerPool, closing_workers, has_nvidia_gpu
 
     specs = available()
     pool = WorkerPool(specs, select_interpreters(pythons, list(specs)))
     with (
         live(ProgressLine, "the backends were known") as line,
         closing_workers(pool),
-        DeviceProbe("auto") as device_probe,
+        DeviceProbe("auto", with_torch=False) as device_probe,
     ):
-        line.say(f"importing {', '.join(specs)}")
-        probes = pool.probe()
+        line.say("looking at the device")
+        if has_nvidia_gpu():  # most can then be used, and import their libraries meanwhile
+            pool.start_loading()
         device = device_probe.describe().device
-        line.say("asking each what it supports here")
-        answers = pool.survey(probes, resolve(load_suite("default"), device.kind).cases, device)
+        line.say("asking each backend what it supports here")
+        probes, answers = first_look(pool, resolve(load_suite("default"), device.kind).cases, device)
     rows = []
     for name, probe in probes.items():
         reasons = {answer.reason for answer in answers[name]}

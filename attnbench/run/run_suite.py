@@ -26,10 +26,11 @@ from attnbench.core.record import Job, Record, Run
 from attnbench.core.sizes import format_duration, format_size, parse_duration
 from attnbench.results import run_file
 from attnbench.results.run_setup import differences
+from attnbench.run import numpy_rates, venvs
 from attnbench.run import plan as planning
-from attnbench.run import venvs
 from attnbench.run.axes import Axes
 from attnbench.run.device_probe import DeviceProbe, probe_device
+from attnbench.run.first_look import first_look
 from attnbench.run.select import is_user_code, parse_device, possible_kinds, select_backends, select_interpreters
 from attnbench.run.suite import Resolved, Settings, Suite, load_suite, resolve
 from attnbench.run.workers import TimeLimit, WorkerPool, closing_workers, has_nvidia_gpu, measure_jobs
@@ -90,7 +91,7 @@ def run_suite(request: Request, observer: RunObserver) -> Outcome:
     if request.resume:
         return _resume(request, device, observer)
     checked = _checked(request, device)
-    with closing_workers(*checked.pools.values()), DeviceProbe(device) as device_probe:
+    with closing_workers(*checked.pools.values()), DeviceProbe(device, with_torch=not request.dry_run) as device_probe:
         planned, chosen, pool = _planned(request, checked, device_probe, observer)
         if request.dry_run:
             observer.planned(planned, planned.plan, None, chosen.notes)
@@ -163,9 +164,12 @@ def _planned(
         pool.start_loading(import_ahead=not request.dry_run)
     environment = device_probe.describe()
     dtypes = sorted({c.dtype for resolved in checked.resolved for c in resolved.cases})
-    if not together:
-        environment = device_probe.measure_rates(environment, dtypes)
     chosen = resolve(checked.suite, environment.device.kind, request.settings)
+    if request.dry_run and not together and numpy_rates.suffice(environment.device, chosen.cases):
+        environment = replace(environment, device=numpy_rates.with_numpy_rates(environment.device))
+        chosen = replace(chosen, notes=(*chosen.notes, numpy_rates.NOTE))
+    elif not together:
+        environment = device_probe.measure_rates(environment, dtypes)
     pool = checked.pools[chosen.backends]
     if (count := len(chosen.cases) * len(pool.specs) * request.rounds) > MAX_JOBS:
         raise UserError(
@@ -174,12 +178,16 @@ def _planned(
         )
     gone = venvs.missing_venv_notes(name for name in pool.specs if name not in pool.interpreters)
     chosen = replace(chosen, notes=(*chosen.notes, *gone))
-    observer.say(f"importing {', '.join(pool.specs)}")
-    probes = pool.probe()
+    if request.dry_run and not together:
+        observer.say("asking each backend what it supports here")
+        probes, answers = first_look(pool, chosen.cases, environment.device)
+    else:
+        observer.say(f"importing {', '.join(pool.specs)}")
+        probes = pool.probe()
+        answers = pool.survey(probes, chosen.cases, environment.device)
     for name, probe in probes.items():
         if is_user_code(pool.specs[name]) and not probe.usable:
             raise UserError(f"--backend {name}: {probe.why_not}")
-    answers = pool.survey(probes, chosen.cases, environment.device)
     opened: list[str] = []
     if together:
         if not request.dry_run and chosen.policy.caches == "kept":

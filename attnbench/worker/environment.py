@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
 import importlib.metadata
 import os
 import platform
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import replace
@@ -13,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from attnbench import __version__
+from attnbench.backends.libraries import installed_version
 from attnbench.core.machine import Device, Environment
 from attnbench.worker.measure import ceiling
 from attnbench.worker.measure.nvml import GpuState
@@ -41,6 +44,10 @@ def resolve_device(device: str) -> str:
     """
     if device in ("cpu", "fake"):
         return device
+    if no_gpu_here():
+        if device == "auto":
+            return "cpu"
+        raise NoDevice("no GPU's driver is installed here, so there is no CUDA device; use --device cpu")
     import torch
 
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
@@ -54,30 +61,48 @@ def resolve_device(device: str) -> str:
     return f"cuda:{index}"
 
 
-def describe(device: str) -> Environment:
-    """Return the environment of this interpreter and of `device` ("cuda:N", "cpu", "fake"), without rates."""
+def no_gpu_here() -> bool:
+    """Return whether it is certain that torch would find no GPU: Linux with neither NVIDIA's nor AMD's driver.
+
+    To ask torch takes seconds for its import.
+    """
+    if sys.platform != "linux" or Path("/dev/kfd").exists():
+        return False
+    try:
+        ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return True
+    return False
+
+
+def describe(device: str, *, with_torch: bool = True) -> Environment:
+    """Return the environment of this interpreter and of `device` ("cuda:N", "cpu", "fake"), without rates.
+
+    Without torch it leaves out what torch alone knows of a CPU: its threads, and the CUDA for which it is built.
+    """
     if device == "fake":
         return _fake()
+    if device == "cpu" and not with_torch and (version := installed_version(("torch",))):
+        return _environment(_host(None), version)
     import torch
 
     where = torch.device(device)
-    driver = power_limit = clock_max = None
-    if where.type == "cuda":
-        found = _gpu(where)
-        state = open_gpu_state(where)
-        driver, power_limit, clock_max = state.driver(), state.power_limit_w(), state.clock_max_hz()
-    else:
-        found = _host()
+    found = _gpu(where) if where.type == "cuda" else _host(torch.get_num_threads())
+    version = str(torch.__version__)  # a TorchVersion, which JSON would make a plain str
+    known = replace(_environment(found, version), cuda=torch.version.cuda or getattr(torch.version, "hip", None))
+    if where.type == "cpu":
+        return known
+    state = open_gpu_state(where)
+    return replace(known, driver=state.driver(), power_limit_w=state.power_limit_w(), clock_max_hz=state.clock_max_hz())
+
+
+def _environment(device: Device, torch: str) -> Environment:
     return Environment(
-        device=found,
+        device=device,
         python=platform.python_version(),
         platform=platform.platform(),
-        torch=str(torch.__version__),  # a TorchVersion, which JSON would make a plain str
+        torch=torch,
         cpu=_cpu_name(),
-        driver=driver,
-        cuda=torch.version.cuda or getattr(torch.version, "hip", None),
-        power_limit_w=power_limit,
-        clock_max_hz=clock_max,
         attnbench=__version__,
         git=_git(),
         packages=_packages(),
@@ -131,9 +156,7 @@ def _uuid(properties: Any) -> str:
     return str(getattr(properties, "uuid", ""))
 
 
-def _host() -> Device:
-    import torch
-
+def _host(threads: int | None) -> Device:
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return Device(
         kind="cpu",
@@ -142,7 +165,7 @@ def _host() -> Device:
         memory=total,
         free=_host_free() or total,
         l2=last_level_cache(),
-        threads=torch.get_num_threads(),
+        threads=threads,
     )
 
 

@@ -4,6 +4,7 @@ The answers go to the stdout that the process started with. Whatever else prints
 and their answers:
 
     {"op": "environment", "device": "auto"}                   -> {"environment": {...}} or {"refused": "..."}
+       with "with_torch": false without what only torch knows of a CPU
     {"op": "rates", "device": {...}, "dtypes": ["bf16"]}      -> {"device": {...}}, with quick rates of matmul and copy
     {"op": "load", "name": "triton", "spec": "module:object"} -> {"probe": {...}, "compiler": bool}
     {"op": "import"}                                          -> {}, after importing what measuring needs
@@ -59,7 +60,7 @@ class Worker:
         """Return the answer to one request. Raises what the backend raises, ValueError for an unknown "op"."""
         match request["op"]:
             case "environment":
-                return self.environment(request["device"])
+                return self.environment(request["device"], with_torch=request.get("with_torch", True))
             case "rates":
                 device = from_json(Device, request["device"])
                 return {"device": to_json(environment.with_quick_rates(device, request["dtypes"]))}
@@ -103,10 +104,11 @@ class Worker:
         """Whether jobs of this backend need instruments: it can be used here, and it is not simulated."""
         return self._usable and not getattr(self.backend, "simulated", False)
 
-    def environment(self, device: str) -> dict[str, Any]:
+    def environment(self, device: str, *, with_torch: bool = True) -> dict[str, Any]:
         """Describe this machine and a device ("auto", "cpu", "cuda:N", "fake"), or say why there is no such device."""
         try:
-            return {"environment": to_json(environment.describe(environment.resolve_device(device)))}
+            where = environment.resolve_device(device)
+            return {"environment": to_json(environment.describe(where, with_torch=with_torch))}
         except environment.NoDevice as error:
             return {"refused": str(error)}
 

@@ -175,6 +175,19 @@ def test_a_cpu_is_timed_before_any_worker_starts(changes: dict[str, str], monkey
     assert not [entry for entry in log if entry[1] == "import"]
 
 
+@pytest.mark.parametrize(("dtype", "timed"), [("fp32", False), ("bf16", True)])
+def test_a_dry_run_on_a_cpu_asks_torch_only_for_what_numpy_lacks(
+    dtype: str, timed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    SimulatedWorker.here = CPU
+    monkeypatch.setattr(run_suite, "has_nvidia_gpu", lambda: False)
+    settings = parse_options({"backends": ["eager,flex"], "axes": {"seqlen": "1k", "headdim": "64", "dtype": dtype}})
+    outcome = run_suite.run_suite(Request(settings=settings, dry_run=True), RecordingObserver())
+    assert ((PROBE, "rates") in SimulatedWorker.log) is timed
+    assert outcome.run.environment.device.matmul[dtype] != 1e11
+    assert {who for who, _ in SimulatedWorker.log} == {PROBE, "says"}  # no worker of a backend
+
+
 @pytest.mark.parametrize(
     "stops", [(PROBE, "environment"), ("eager", "load"), ("eager", "import"), ("triton", "ready"), (PROBE, "rates")]
 )

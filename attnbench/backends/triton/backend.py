@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import functools
+import importlib.util
 import os
 from typing import TYPE_CHECKING, ClassVar
 
 from attnbench.backends.base import BackendBase, autograd_prepared
-from attnbench.backends.libraries import probe_of_failed_import, version_numbers
+from attnbench.backends.libraries import installed_version, missing, probe_of_failed_import, version_numbers
 from attnbench.backends.limits import Limits
 from attnbench.core.backend import Prepared, Probe, Signature, Workspace
 from attnbench.core.case import DTYPES, Case
@@ -37,15 +38,20 @@ class Triton(BackendBase):
         on_cpu=True,
     )
 
+    probe_imports = True
+
     def probe(self) -> Probe:
         try:
             import triton
         except Exception as error:  # a broken build may raise any error
             return probe_of_failed_import("triton", error, "pip install triton", ("triton",))
-        if version_numbers(triton.__version__) < MIN_TRITON:
-            reason = f"needs Triton 3.4 or newer, this is {triton.__version__}"
-            return Probe(version=triton.__version__, reason=reason, install="pip install 'triton>=3.4'")
-        return Probe(version=triton.__version__)
+        return _judged(triton.__version__)
+
+    def installed(self) -> Probe | None:
+        if importlib.util.find_spec("triton") is None:
+            return probe_of_failed_import("triton", missing("triton"), "pip install triton", ("triton",))
+        version = installed_version(("triton",))
+        return _judged(version) if version else None
 
     def unsupported(self, case: Case, device: Device) -> str | None:
         reason = _interpreter_refusal(case, device) or super().unsupported(case, device)
@@ -101,3 +107,11 @@ def _fp8_refusal(case: Case, device: Device) -> str | None:
     if device.capability is not None and device.capability < MIN_CAPABILITY_FP8:
         return f"fp8 needs compute capability 8.9 or newer, this GPU has {'.'.join(map(str, device.capability))}"
     return None
+
+
+def _judged(version: str) -> Probe:
+    """Return the probe of a version of Triton, which may be too old."""
+    if version_numbers(version) < MIN_TRITON:
+        reason = f"needs Triton 3.4 or newer, this is {version}"
+        return Probe(version=version, reason=reason, install="pip install 'triton>=3.4'")
+    return Probe(version=version)

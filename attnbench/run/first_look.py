@@ -1,0 +1,44 @@
+"""Which backends can be used here and what they support, with as few imports as possible: for lists and dry runs.
+
+That a library is not installed, or that its backend refuses every case on this device, is known without importing it:
+the backend's class is asked in this process, as for the support matrix. Only what may run here, in other interpreters
+and from other packages is asked in workers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from attnbench.backends import BACKENDS, load
+from attnbench.core.backend import Probe
+from attnbench.core.case import Case
+from attnbench.core.machine import Device
+from attnbench.run.plan import CaseSupport
+from attnbench.run.workers import WorkerPool
+
+
+def first_look(
+    pool: WorkerPool, cases: Sequence[Case], device: Device
+) -> tuple[Mapping[str, Probe], Mapping[str, Sequence[CaseSupport]]]:
+    """Return what WorkerPool.probe and .survey return; a worker is started only for what cannot be known without."""
+    known: dict[str, tuple[Probe, Sequence[CaseSupport]]] = {}
+    for name, spec in pool.specs.items():
+        if name in pool.interpreters or BACKENDS.get(name) != spec or device.kind == "fake":
+            continue
+        backend: Any = load(name, spec)
+        found: Probe | None = backend.installed()
+        if found is None:
+            continue
+        if not found.usable:
+            known[name] = found, [CaseSupport(reason=found.why_not)] * len(cases)
+            continue
+        answers = [CaseSupport(backend.unsupported(c, device), backend.workspace(c), backend.efficiency) for c in cases]
+        if not backend.probe_imports or all(answer.reason for answer in answers):
+            known[name] = found, answers
+    rest = replace(pool, specs={name: spec for name, spec in pool.specs.items() if name not in known})
+    probes = rest.probe()
+    answered = rest.survey(probes, cases, device)
+    known |= {name: (probes[name], answered[name]) for name in probes}
+    return {name: known[name][0] for name in pool.specs}, {name: known[name][1] for name in pool.specs}
