@@ -47,7 +47,8 @@ def resolve_device(device: str) -> str:
     if no_gpu_here():
         if device == "auto":
             return "cpu"
-        raise NoDevice("no GPU's driver is installed here, so there is no CUDA device; use --device cpu")
+        version = installed_version(("torch",)) or ""
+        raise NoDevice(f"torch {version} sees no CUDA device here: no GPU's driver is installed; use --device cpu")
     import torch
 
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
@@ -64,9 +65,10 @@ def resolve_device(device: str) -> str:
 def no_gpu_here() -> bool:
     """Return whether it is certain that torch would find no GPU: Linux with neither NVIDIA's nor AMD's driver.
 
-    To ask torch takes seconds for its import.
+    To ask torch takes seconds for its import. NVIDIA's library decides only where there is no device file, because its
+    installer may leave making that to the first program that opens the GPU.
     """
-    if sys.platform != "linux" or Path("/dev/kfd").exists():
+    if sys.platform != "linux" or any(Path(f"/dev/{name}").exists() for name in ("nvidiactl", "kfd")):
         return False
     try:
         ctypes.CDLL("libcuda.so.1")
