@@ -170,7 +170,8 @@ def head(path: Path) -> Run:
 def unpacked(path: Path) -> tuple[bytes, list[str]]:
     """Return the content of a file, unpacked if it is gzipped, and a phrase where a gzip file is cut off.
 
-    Raises UserError for a file that cannot be read, and for a damaged gzip file: what it unpacks to cannot be trusted.
+    Raises UserError for a file that cannot be read, for a gzip file of something else, and for a damaged one: what it
+    unpacks to cannot be trusted.
     """
     try:
         if path.is_char_device():  # /dev/zero has no end
@@ -185,6 +186,8 @@ def unpacked(path: Path) -> tuple[bytes, list[str]]:
         with gzip.GzipFile(fileobj=io.BytesIO(content)) as file:
             while piece := file.read1():  # piece by piece, so that a file that is cut off gives what it has
                 pieces.append(piece)
+                if not pieces[0].lstrip(b"\xef\xbb\xbf").startswith(b"{"):
+                    raise _not_ours(path)  # before it fills the memory: it may unpack to anything
     except EOFError:
         content = b"".join(pieces) or _FIRST  # nothing came of a file that is cut in gzip's header
         return content, [f"{path}: the gzip file is cut off; the whole lines before the cut were read"]

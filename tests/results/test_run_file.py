@@ -279,6 +279,14 @@ def test_a_damaged_gzipped_file_is_one_line(path: Path, place: float) -> None:
         assert "\n" not in str(error.value)
 
 
+def test_a_gzipped_file_of_something_else_is_not_unpacked_whole(tmp_path: Path) -> None:
+    packed = tmp_path / "log.jsonl.gz"
+    packed.write_bytes(gzip.compress(bytes(10**7))[:5000])  # its end, which is cut off, is not reached
+    for open_ in (run_file.read, run_file.head):
+        with pytest.raises(UserError, match=r"log.jsonl.gz is not an attnbench run file"):
+            open_(packed)
+
+
 def test_a_gzipped_file_is_not_appended_to(path: Path) -> None:
     packed = gzipped(path)
     before = packed.read_bytes()
