@@ -16,7 +16,20 @@ from attnbench.core.errors import EXIT_BAD_INPUT, EXIT_CANNOT_WRITE, EXIT_DONE, 
 
 COMPLETION = "_ATTNBENCH_COMPLETE"  # set by what --install-completion gives a shell
 # In the order of --help. A file of that name has a function of that name, or `app`, which has several.
-COMMANDS = ("run", "report", "profile", "backends", "doctor", "suites", "gate", "ab", "compare", "baseline", "env")
+COMMANDS = (
+    "run",
+    "report",
+    "check",
+    "profile",
+    "backends",
+    "doctor",
+    "suites",
+    "gate",
+    "ab",
+    "compare",
+    "baseline",
+    "env",
+)
 
 
 class Command(TyperCommand):

@@ -80,7 +80,8 @@ def autograd_prepared(
     here and are not timed. Gradients come from torch.autograd.grad, which returns new tensors, so nothing accumulates
     and nothing must be cleared.
 
-    The launch raises Unsupported where the case has a backward and the output of `fn` has no gradient.
+    The launch raises Unsupported where the case has a backward and the output of `fn` has no gradient, or its backward
+    is not implemented.
     """
     import torch
 
@@ -113,7 +114,10 @@ def autograd_prepared(
     def grads(out: Tensor, *, keep: bool) -> tuple[Tensor, ...]:
         if not out.requires_grad:
             raise Unsupported("not differentiable: its output has no gradient")
-        return torch.autograd.grad(out, (q, k, v), dout, retain_graph=keep)
+        try:
+            return torch.autograd.grad(out, (q, k, v), dout, retain_graph=keep)
+        except NotImplementedError as refusal:
+            raise Unsupported(f"no backward: {str(refusal).partition(chr(10))[0]}") from None
 
     def named(out: Tensor, dq: Tensor, dk: Tensor, dv: Tensor) -> dict[str, Tensor]:
         return {"out": view(out.detach()), "dq": view(dq), "dk": view(dk), "dv": view(dv)}

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from attnbench.backends.base import BackendBase, autograd_prepared
 from attnbench.backends.limits import TORCH_LIMITS
-from attnbench.core.backend import Prepared, Probe, Signature
+from attnbench.core.backend import Prepared, Probe, Signature, Unsupported
 from attnbench.core.case import Case
 from attnbench.core.machine import Device
 
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 class Function(BackendBase):
     """A backend that calls a person's own function on (batch, seqlen, nheads, headdim) tensors.
 
-    A backward is measured if autograd can differentiate the function. An error that it raises is the reason in the
-    record.
+    A backward is measured if autograd can differentiate the function. A case for which it raises NotImplementedError is
+    skipped, with the error's text as the reason; any other error is a failure.
     """
 
     limits = TORCH_LIMITS
@@ -51,7 +51,10 @@ class Function(BackendBase):
 
     def prepare(self, case: Case, inputs: Inputs) -> Prepared:
         def call(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            out = self.fn(q, k, v, causal=case.causal, softmax_scale=case.softmax_scale)
+            try:
+                out = self.fn(q, k, v, causal=case.causal, softmax_scale=case.softmax_scale)
+            except NotImplementedError as refusal:
+                raise Unsupported(str(refusal).partition("\n")[0] or "not implemented") from None
             if type(out) is tuple:
                 raise TypeError(f"{self.name} returned a tuple; return the output tensor alone")
             return out  # type: ignore[no-any-return]

@@ -63,6 +63,13 @@ def report(
             help="What the columns are: backend (default for up to nine), seqlen, headdim, dtype, pass, ...",
         ),
     ] = None,
+    cell: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="Single cells in full, by a part of the name, words of it, or a glob: 'triton 16k d128 causal fwd'.",
+        ),
+    ] = None,
     flops_convention: Annotated[
         str, typer.Option(metavar="NAME", help="exact (unmasked pairs) or fa (as papers print: half for causal).")
     ] = "exact",
@@ -85,6 +92,7 @@ def report(
 
     attnbench report results/*.jsonl
     attnbench report -m latency,memory_peak --by dtype run.jsonl
+    attnbench report run.jsonl --cell 'mine 4k d64 causal bwd'    # samples, errors, traceback, kernels
     attnbench report -f csv run.jsonl > run.csv
     attnbench report --html run.html run.jsonl
     attnbench report --svg speedup.svg --figure speedup --panel 'd128 causal' run.jsonl
@@ -102,6 +110,9 @@ def report(
     if not (png or svg) and (given := _given({"--figure": figure, "--panel": panel})):
         raise UserError(f"{given}: only --png and --svg draw a single figure; add --svg FILE or --png FILE")
     tables = {"--metric": metric or None, "--by": by, "--all": every or None}
+    pictures = {"--png": png, "--svg": svg}
+    if cell and (given := _given({**tables, **pictures, **{f"-f {name}": name for name in formats & {*TRACKERS}}})):
+        raise UserError(f"{given}: not with --cell, which shows single cells in full; leave one of them out")
     if not formats & {"table", "md"} and (given := _given(tables)):
         raise UserError(f"{given}: for tables only (--format table, md); everything else has every metric and cell")
     if not results:
@@ -111,6 +122,10 @@ def report(
     from attnbench.results.cells import cells as cells_of
 
     cells = cells_of(runs, convention)
+    if cell:
+        from attnbench.analysis.summary import one_cell
+
+        raise typer.Exit(output.write(one_cell.document(one_cell.select(cells, cell)), wanted))
     if png or svg:
         _draw(cells, {"png": png, "svg": svg}, figure or "throughput", panel or "")
     if not wanted:

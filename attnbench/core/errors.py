@@ -1,14 +1,15 @@
 """Errors that a person can cause, and the exit codes of all commands.
 
-| code     | meaning                                                                |
-|----------|------------------------------------------------------------------------|
-| 0        | done; passed (doctor: fit, with or without warnings)                   |
-| 1        | a regression (gate, ab); nothing could be measured (run, profile, env) |
-| 2        | bad input, or output that cannot be written                            |
-| 3        | inconclusive (gate, ab); unfit (doctor)                                |
-| 4        | not comparable (gate, ab)                                              |
-| 5        | a wrong result (run), unless it was allowed                            |
-| 130, 143 | interrupted, terminated                                                |
+| code     | meaning                                                                                      |
+|----------|----------------------------------------------------------------------------------------------|
+| 0        | done; passed (check: right; doctor: fit, with or without warnings)                           |
+| 1        | a regression (gate, ab); nothing could be measured (run, profile, env) or checked, or a case |
+|          | failed (check)                                                                               |
+| 2        | bad input, or output that cannot be written                                                  |
+| 3        | inconclusive (gate, ab); unfit (doctor)                                                      |
+| 4        | not comparable (gate, ab)                                                                    |
+| 5        | a wrong result (run, check), unless it was allowed                                           |
+| 130, 143 | interrupted, terminated                                                                      |
 """
 
 from __future__ import annotations

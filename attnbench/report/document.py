@@ -156,7 +156,15 @@ class Pairs:
     title: str = ""
 
 
-Block = Table | Grids | Paragraphs | Pairs
+@dataclass(frozen=True)
+class Code:
+    """Lines that are shown as they are, such as a traceback."""
+
+    text: str
+    title: str = ""
+
+
+Block = Table | Grids | Paragraphs | Pairs | Code
 
 
 @dataclass(frozen=True)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from attnbench.core.text import one_line
+from attnbench.core.text import one_line, printable
 from attnbench.report.characters import HELD_DOWN, MEMORY_BOUND, NO_FIGURES, bar, heights
 from attnbench.report.document import (
     Bar,
     Block,
     Caution,
+    Code,
     Document,
     Ending,
     Entry,
@@ -92,7 +93,18 @@ def _block(block: Block) -> list[str]:
     if isinstance(block, Pairs):
         rows = (f"**{safe(label)}** {safe(value)}" + (f": {safe(m)}" if m else "") for label, value, m in block.rows)
         return [*title, _list(rows)]
+    if isinstance(block, Code):
+        return [*title, _code(block.text)]
     return [*title, _list(map(_spans, block.lines))]
+
+
+def _code(text: str) -> str:
+    """Return lines between fences that are longer than any run of backticks in them."""
+    lines = "\n".join(map(printable, text.splitlines()))
+    fence = "```"
+    while fence in lines:
+        fence += "`"
+    return f"{fence}\n{lines}\n{fence}"
 
 
 def _table(table: Table) -> list[str]:

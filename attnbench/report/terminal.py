@@ -16,6 +16,7 @@ from attnbench.report.document import (
     Bar,
     Block,
     Caution,
+    Code,
     Column,
     Document,
     Ending,
@@ -124,6 +125,8 @@ class _Writer:
             self.paragraph((block.title, "bold cyan"))
             if isinstance(block, Pairs):
                 self.pairs(block)
+            elif isinstance(block, Code):
+                self.line(*(self.styled(f"  {line}", "dim") for line in block.text.splitlines()))
             else:
                 self.paragraphs(block)
 

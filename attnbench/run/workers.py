@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from attnbench.core.backend import Probe, Workspace
 from attnbench.core.case import Case
@@ -132,6 +132,14 @@ class WorkerPool:
             with contextlib.suppress(WorkerDied, WorkerHung):
                 worker.receive(START_TIMEOUT)
 
+    def check(self, job: Job, policy: Policy, device: Device) -> Record:
+        """Check a job's results as `measure` does, time nothing, and return its record."""
+        return self._measure(job, policy, device, "check")
+
+    def lost(self, name: str) -> bool:
+        """Whether the worker of a backend has ended, as after a crash or a hang."""
+        return name not in self._workers or not self._workers[name].alive
+
     def measure(self, job: Job, policy: Policy, device: Device) -> Record:
         """Measure a job and return its record, whatever happens to the worker.
 
@@ -148,11 +156,11 @@ class WorkerPool:
                 self._variables = {}
                 self.close_worker(job.backend)
 
-    def _measure(self, job: Job, policy: Policy, device: Device) -> Record:
+    def _measure(self, job: Job, policy: Policy, device: Device, op: Literal["run", "check"] = "run") -> Record:
         base = Record(job.case, job.backend, job.round, "failed", forecast=job.forecast)
         if self._failed_starts.get(job.backend, 0) >= MAX_FAILED_STARTS:
             return replace(base, reason=f"its worker died {MAX_FAILED_STARTS} times while starting; given up")
-        request = {"op": "run", "device": to_json(device), "policy": to_json(policy), "job": to_json(job)}
+        request = {"op": op, "device": to_json(device), "policy": to_json(policy), "job": to_json(job)}
         began = time.monotonic()
         try:
             worker = self._loaded(job.backend)

@@ -46,10 +46,10 @@ def trace_launch(
     case: Case,
     signature: Signature,
     prepared: Prepared,
-    timing: Timing,
+    timing: Timing | None,
     renew: Callable[[], Any],
 ) -> TraceFindings:
-    """Trace one launch on new inputs, and judge the kernels that ran.
+    """Trace one launch on new inputs, and judge the kernels that ran; with `timing`, also whether it covers them.
 
     `renew` writes new values to the inputs; it is called before each try, as a trace may take several. Where nothing
     can be traced, the findings hold the launch's result and a note.
@@ -84,6 +84,9 @@ def trace_launch(
         signature, launched.kernels
     )
     problem = problem or _work_outside_launch(launched, naming)
+    note = UNWAITED if launched.unwaited else None
+    if timing is None:
+        return TraceFindings(result, kernels, problem, note)
     latency = stats.median(timing.measurements["time"].values)
     busy = kernel_rules.busy_seconds(launched.kernels)
     if not problem and busy > MAX_BUSY_OVER_LATENCY * latency + 20e-6:
@@ -91,7 +94,6 @@ def trace_launch(
             f"kernels ran for {busy * 1e6:.0f} us in one call, and the samples say {latency * 1e6:.0f}: "
             "part of its work is not in its time"
         )
-    note = UNWAITED if launched.unwaited else None
     if not timing.host_bound and launched.span * MAX_OVER_LATER_CALL + 20e-6 < latency:
         note = SLOW_AT_FIRST
     return TraceFindings(result, kernels, problem, note)

@@ -44,12 +44,12 @@ class CellMeasurer(Instruments):
         reference.warm_up(self.device)
         self.memory: CpuMemory | CudaMemory = CudaMemory(self.device) if self.device.type == "cuda" else CpuMemory()
 
-    def measure(self, backend: Backend, case: Case, policy: Policy) -> dict[str, Any]:
-        """Measure one cell and return the fields of its Record.
+    def measure(self, backend: Backend, case: Case, policy: Policy, *, timed: bool = True) -> dict[str, Any]:
+        """Measure one cell and return the fields of its Record; without `timed` make the same checks and time nothing.
 
         Raises Unsupported where the library refuses the case, and whatever else the library raises.
         """
-        ceilings = self.ceilings(operand_dtype(case))
+        ceilings = self.ceilings(operand_dtype(case)) if timed else {}
         given = inputs.make(case, str(self.device), policy.seed)
         if flaw := inputs.find_flaw(given):
             return {"status": "failed", "reason": flaw}
@@ -82,17 +82,19 @@ class CellMeasurer(Instruments):
         # large blocks in torch's cache that launches free and need again, and the cache would have to be emptied, which
         # costs standard attention half a second.
         original = inputs.make(case, str(self.device), policy.seed)
-        timed_launch = self.timed_launch(
-            backend, case, given, prepared, 2 * given.nbytes + memory["memory_peak"] + memory.get("memory_saved", 0)
-        )
-        timing = self.time(timed_launch, policy)
-        if _is_cross_checked(case, backend.name, policy.cross_check):
-            turns, notes = self.cross_check(timed_launch, policy)
-            timing.measurements.update(turns)
-            timing.notes += notes
-        del timed_launch
+        timing = None
+        if timed:
+            footprint = 2 * given.nbytes + memory["memory_peak"] + memory.get("memory_saved", 0)
+            timed_launch = self.timed_launch(backend, case, given, prepared, footprint)
+            timing = self.time(timed_launch, policy)
+            if _is_cross_checked(case, backend.name, policy.cross_check):
+                turns, notes = self.cross_check(timed_launch, policy)
+                timing.measurements.update(turns)
+                timing.notes += notes
+            del timed_launch
         if changed := inputs.first_changed(given, original):
             return {"status": "wrong", "reason": f"it wrote to its input {changed}", "accuracy": accuracy}
+        later = "after timing, " if timed else ""
         renewal = reference.InputRenewal(case, given, prepared)
         checked = replace(prepared, launch=check.launcher(prepared))
         traced = kernel_trace.trace_launch(
@@ -106,14 +108,16 @@ class CellMeasurer(Instruments):
             return {"status": "wrong-kernel", **fields}
         later_accuracy = check.check_renewed(renewal, original, prepared.canonical(traced.result))
         if not later_accuracy.ok:
-            return self._wrong(later_accuracy, "after timing, on inputs renewed in place: ")
+            return self._wrong(later_accuracy, f"{later}on inputs renewed in place: ")
         traced = replace(traced, result=None)
-        if stats.median(timing.measurements["time"].values) < kernel_trace.TOO_LONG_TO_REPEAT:
+        if timing is None or stats.median(timing.measurements["time"].values) < kernel_trace.TOO_LONG_TO_REPEAT:
             renewal.restore()
             later_accuracy = check.check_restored(prepared.canonical(checked.launch()))
             if not later_accuracy.ok:
-                return self._wrong(later_accuracy, "after timing, on the old inputs again: ")
+                return self._wrong(later_accuracy, f"{later}on the old inputs again: ")
             renewal.renew()
+        if timing is None:
+            return {"status": "ok", "accuracy": accuracy, "kernels": traced.kernels, "notes": tuple(check.notes)}
         timing.notes += kernel_trace.check_later_calls(self, prepared, timing)
         measurements = {**timing.measurements, "first_call": Measurement("s", (first_call,)), **ceilings}
         measurements.update({name: Measurement("B", (value,)) for name, value in memory.items()})

@@ -11,6 +11,7 @@ and their answers:
     {"op": "survey", "device": {...}, "cases": [...]}   -> {"answers": [[reason or null, workspace, efficiency], ...]}
     {"op": "ready", "device": {...}}                          -> {}, after opening the device and its instruments
     {"op": "run", "device": {...}, "policy": {...}, "job": {...}} -> {"record": {...}, "fatal": bool}
+    {"op": "check", ... as "run"}        -> the same, where the record has all checks and no measurement
     {"op": "examine", "device": {...}}                        -> {"facts": {...}} (machine_facts.py)
     {"op": "profile", "device": {...}, "case": {...}, "trace": path or null} -> {"profile": {...}} (profile_call.py)
 
@@ -82,9 +83,9 @@ class Worker:
                 if self.will_measure:
                     self.measurer(from_json(Device, request["device"]))
                 return {}
-            case "run":
+            case "run" | "check" as op:
                 job, policy = from_json(Job, request["job"]), Policy(**request["policy"])
-                record = self.run(job, policy, from_json(Device, request["device"]))
+                record = self.run(job, policy, from_json(Device, request["device"]), timed=op == "run")
                 return {"record": to_json(record), "fatal": self.fatal}
             case "examine":
                 from attnbench.worker.machine_facts import examine
@@ -133,15 +134,18 @@ class Worker:
             raise ValueError(f"{name}.efficiency is {efficiency!r}, not a share of a matmul's rate")
         return reason, to_json(workspace), efficiency
 
-    def run(self, job: Job, policy: Policy, device: Device) -> Record:
-        """Measure one job and return its record. Any exception becomes the record's status and reason."""
+    def run(self, job: Job, policy: Policy, device: Device, *, timed: bool = True) -> Record:
+        """Measure one job, or without `timed` only check it, and return its record.
+
+        Any exception becomes the record's status and reason.
+        """
         assert self.backend is not None
         began = time.monotonic()
         try:
             if getattr(self.backend, "simulated", False):
-                found = simulate(self.backend.prepare(job.case, None), policy)  # type: ignore[arg-type]
+                found = simulate(self.backend.prepare(job.case, None), policy, timed=timed)  # type: ignore[arg-type]
             else:
-                found = self.measurer(device).measure(self.backend, job.case, policy)
+                found = self.measurer(device).measure(self.backend, job.case, policy, timed=timed)
         except Unsupported as refusal:
             found = {"status": "skipped", "reason": " ".join(str(refusal).split()) or "refused without a reason"}
         except Exception as error:
@@ -170,12 +174,14 @@ def import_for_measuring() -> None:
     import attnbench.worker.measure_cell  # noqa: F401
 
 
-def simulate(prepared: Prepared, policy: Policy) -> dict[str, Any]:
+def simulate(prepared: Prepared, policy: Policy, *, timed: bool = True) -> dict[str, Any]:
     """Return the record fields of a simulated backend: the same sampling loop, on the clock that it brings."""
     simulation = prepared.simulation
     assert simulation is not None
     if not simulation.accuracy.ok:
         return {"status": "wrong", "reason": simulation.accuracy.problem(), "accuracy": simulation.accuracy}
+    if not timed:
+        return {"status": "ok", "accuracy": simulation.accuracy}
     began = simulation.clock()
     prepared.launch()
     first = (simulation.clock() - began) / 1e9

@@ -9,6 +9,7 @@ from attnbench.report.characters import HELD_DOWN, MEMORY_BOUND, NO_FIGURES
 from attnbench.report.document import (
     Bar,
     Block,
+    Code,
     Column,
     Ending,
     Entry,
@@ -42,6 +43,8 @@ def content(found: Block) -> Markup:
         return _table(found)
     if isinstance(found, Grids):
         return _grids(found)
+    if isinstance(found, Code):
+        return element("pre", element("code", found.text), tabindex=0)
     return _pairs(found) if isinstance(found, Pairs) else _paragraphs(found)
 
 

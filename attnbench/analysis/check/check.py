@@ -1,0 +1,118 @@
+"""Check backends over a few small shapes, each with the reference, tolerance and tests of a run, and time nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from datetime import datetime, timezone
+
+from attnbench.core.case import Case
+from attnbench.core.errors import EXIT_DONE, EXIT_NOTHING_MEASURED, EXIT_WRONG_RESULT, UserError
+from attnbench.core.policy import Policy
+from attnbench.core.record import Forecast, Job, Record, Run
+from attnbench.run.device_probe import DeviceProbe
+from attnbench.run.plan import CaseSupport, skipped_record
+from attnbench.run.run_suite import resolve_suite_for, wrong_records
+from attnbench.run.select import is_user_code, parse_device, select_backends, select_interpreters
+from attnbench.run.suite import Settings, parse_suite, resolve
+from attnbench.run.workers import WorkerPool, closing_workers
+
+SUITE = parse_suite(
+    {
+        "name": "check",
+        "axes": {
+            "seqlen": 256,
+            "headdim": [64, 128],
+            "dtype": ["bf16", "fp16"],
+            "causal": [False, True],
+            "pass": ["fwd", "bwd"],
+            "batch": 2,
+            "nheads": 4,
+        },
+        "cases": [
+            {"seqlen": 203, "headdim": 64},  # no multiple of any block: what lies beyond the end must not count
+            {"seqlen_q": 80, "headdim": 64},  # bottom-right alignment, and q and k mixed up
+            {"nheads_k": 2, "headdim": 64, "causal": True},
+            {"seqlen_q": 1, "headdim": 64, "causal": True, "pass": "fwd"},  # decoding
+        ],
+        "on_cpu": {"axes": {"dtype": ["fp32", "bf16"]}},
+    },
+    "check",
+)
+MAX_LOST = 3  # workers of a backend that crashed or hung; then its other cases are not tried
+NO_FORECAST = Forecast(0.0, 0.0, 0)
+FAILED = ("failed", "oom", "timeout")
+
+
+def check(
+    patterns: Sequence[str],
+    settings: Settings,
+    say: Callable[[str], object],
+    *,
+    device: str = "auto",
+    timeout: float = Policy.timeout_s,
+    pythons: Sequence[str] = (),
+) -> Run:
+    """Return a run whose records have the checks of each case on each backend, and no measurements.
+
+    `settings` narrow the cases, `timeout` is of one case in seconds, `say` is told what goes on. Raises UserError for
+    what a person can mend.
+    """
+    device = parse_device(device)
+    if not patterns:
+        raise UserError("what is to be checked? Give a function or backends: attnbench check ./mine.py:attention")
+    specs = select_backends(patterns)
+    resolve_suite_for(SUITE, device, settings)
+    pool = WorkerPool(specs, select_interpreters(pythons, list(specs)))
+    with closing_workers(pool), DeviceProbe(device) as device_probe:
+        say(f"importing {', '.join(specs)}")
+        pool.start_loading(import_ahead=True)
+        environment = device_probe.describe()
+        device_probe.close()
+        probes = pool.probe()
+        for name, probe in probes.items():
+            if is_user_code(specs[name]) and not probe.usable:
+                raise UserError(f"{name}: {probe.why_not}")
+        cases = resolve(SUITE, environment.device.kind, settings).cases
+        jobs = _jobs(cases, pool.survey(probes, cases, environment.device))
+        policy = Policy(timeout_s=timeout)
+        records: list[Record] = []
+        lost = dict.fromkeys(specs, 0)
+        for number, job in enumerate(jobs, start=1):
+            say(f"checking {job.backend}, {number} of {len(jobs)}")
+            if job.skip is None and lost[job.backend] >= MAX_LOST:
+                given_up = f"not tried: {MAX_LOST} cases before ended its process"
+                records.append(skipped_record(replace(job, skip=given_up)))
+            elif job.skip:
+                records.append(skipped_record(job))
+            else:
+                records.append(pool.check(job, policy, environment.device))
+                lost[job.backend] += pool.lost(job.backend)
+    return Run(
+        environment=environment,
+        suite=SUITE.name,
+        policy=policy,
+        plan=jobs,
+        records=tuple(records),
+        started=datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        versions={name: p.version for name, p in probes.items() if p.version},
+        specs=specs,
+        interpreters=pool.interpreters,
+    )
+
+
+def _jobs(cases: Sequence[Case], answers: Mapping[str, Sequence[CaseSupport]]) -> tuple[Job, ...]:
+    """Return a job for each backend and case, in the order of the cases."""
+    return tuple(
+        Job(case, name, 0, NO_FORECAST, answer.reason)
+        for name, own in answers.items()
+        for case, answer in zip(cases, own, strict=True)
+    )
+
+
+def exit_code(run: Run) -> int:
+    """Return 5 where a result is wrong, 1 where a case failed or none could be checked, else 0."""
+    if wrong_records(run):
+        return EXIT_WRONG_RESULT
+    statuses = {record.status for record in run.records}
+    return EXIT_DONE if "ok" in statuses and not statuses & {*FAILED} else EXIT_NOTHING_MEASURED

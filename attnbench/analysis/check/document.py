@@ -1,0 +1,169 @@
+"""The document of a check: a table for each backend, why cases are not right, and where the first failures are."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from attnbench.analysis.check.check import FAILED, exit_code
+from attnbench.analysis.summary.reasons import reasons
+from attnbench.core.case import DIRECTIONS, Case
+from attnbench.core.errors import EXIT_DONE, EXIT_WRONG_RESULT
+from attnbench.core.formats import digits
+from attnbench.core.json import to_json
+from attnbench.core.record import Record, Run, TensorError
+from attnbench.core.text import count, template
+from attnbench.report.document import (
+    Code,
+    Column,
+    Document,
+    Ending,
+    Entry,
+    Level,
+    Machine,
+    Span,
+    Table,
+    Verdict,
+)
+from attnbench.results import case_names
+from attnbench.results.cells import cells
+from attnbench.results.export_rows import case_columns
+
+RIGHT = "right"
+NOTE = "Beside each result: its largest error as a share of the error allowed."
+MAX_TRACEBACKS = 2
+_OUR_FRAME = re.compile(r'  File ".*[/\\]attnbench[/\\](worker|backends)[/\\]')
+LEVELS: Mapping[int, Level] = {EXIT_DONE: "good", EXIT_WRONG_RESULT: "bad"}
+
+
+def document(run: Run) -> Document:
+    """Return what a check found."""
+    device = run.environment.device
+    names = list(dict.fromkeys(record.backend for record in run.records))
+    rows = list(_rows(run))
+    return Document(
+        command="check",
+        title=f"{', '.join(names)} on {device.name}",
+        machines=(Machine(device.name, f"torch {run.environment.torch}" if run.environment.torch else ""),),
+        blocks=(*(_table(run, name) for name in names), *_tracebacks(run.records)),
+        reasons=tuple(reasons(cells([run]))),
+        verdict=Verdict(_verdict(run, names), LEVELS.get(exit_code(run), "warning")),
+        data=[to_json(record) for record in run.records],
+        rows=rows,
+    )
+
+
+def worst_error(record: Record) -> tuple[str, TensorError] | None:
+    """Return the result whose error is the largest share of what is allowed, and that error; None without any."""
+    errors = record.accuracy.errors.items() if record.accuracy else ()
+    return max(errors, key=lambda item: _share(item[1]), default=None)
+
+
+def _share(error: TensorError) -> float:
+    """Return the error over its tolerance; infinite where it is not finite."""
+    share = error.max_error / error.tolerance if error.tolerance else math.copysign(math.inf, error.max_error or -1)
+    return math.inf if math.isnan(share) else max(share, 0.0)
+
+
+def _table(run: Run, name: str) -> Table:
+    """Return a row for each shape and mask, a column for each dtype and pass."""
+    records = {record.case: record for record in run.records if record.backend == name}
+    kinds = sorted(
+        {(case.dtype, case.direction) for case in records},
+        key=lambda kind: ([c.dtype for c in records].index(kind[0]), DIRECTIONS.index(kind[1])),
+    )
+    shapes = dict.fromkeys(_shape(case) for case in records)
+    entries = [
+        (_shape_name(shape), *(_entry(records.get(replace(shape, dtype=d, direction=p))) for d, p in kinds))
+        for shape in shapes
+    ]
+    columns = (Column("case", wrap=False), *(Column(f"{dtype} {direction}") for dtype, direction in kinds))
+    version = run.versions.get(name, "").removeprefix(f"{name}, ")
+    return Table(f"check-{name}", columns, tuple(entries), title=f"{name}  {version}".strip(), note=NOTE)
+
+
+def _shape(case: Case) -> Case:
+    return replace(case, dtype="bf16", direction="fwd")
+
+
+def _shape_name(case: Case) -> str:
+    """Return a case without dtype and pass: "80x256 d64 causal"."""
+    heads = f", heads {case_names.heads(case)}" if case_names.grouped(case) else ""
+    name = f"{case_names.lengths(case)} d{case_names.headdim(case)} {case_names.mask(case)}"
+    return " ".join((name, *case_names.extras(case))) + heads
+
+
+def _entry(record: Record | None) -> Entry:
+    if record is None:
+        return ""
+    error = worst_error(record)
+    aside = f" {_percent(_share(error[1]))}" if error else ""
+    if record.status == "ok":
+        return (Span(RIGHT, "good"), Span(aside, "quiet"))
+    word = case_names.ENDINGS[record.status]
+    return (Span(word, Ending(word).style), Span(aside, "quiet"))
+
+
+def _percent(share: float) -> str:
+    if math.isinf(share):
+        return "NaN"
+    return f"{100 * share:.0f}%" if share < 10 else f"{digits(share)}x" if share < 1000 else ">1000x"
+
+
+def _tracebacks(records: Sequence[Record]) -> Iterator[Code]:
+    """Yield what the worker wrote in the first cases that failed, one for each kind of reason."""
+    first: dict[tuple[str, str], Record] = {}
+    for record in records:
+        if record.status in FAILED and record.stderr:
+            first.setdefault((record.backend, template(record.reason or "")), record)
+    for record in list(first.values())[:MAX_TRACEBACKS]:
+        assert record.stderr is not None
+        case = f"{_shape_name(record.case)}, {record.case.dtype} {record.case.direction}"
+        yield Code(_own_frames(record.stderr), f"{record.backend}: {case}")
+
+
+def _own_frames(stderr: str) -> str:
+    """Return the end of a traceback: the frames after attnbench's own; all of it where there are none."""
+    lines = stderr.splitlines()
+    frames = [i for i, line in enumerate(lines) if line.startswith('  File "')]
+    ours = [i for i in frames if _OUR_FRAME.match(lines[i])]
+    later = [i for i in frames if ours and i > ours[-1]]
+    return "\n".join(lines[later[0] :]) if later else stderr
+
+
+def _verdict(run: Run, names: Sequence[str]) -> str:
+    return "; ".join(_verdict_of(name, [r.status for r in run.records if r.backend == name]) for name in names)
+
+
+def _verdict_of(name: str, statuses: Sequence[str]) -> str:
+    """Return the verdict on one backend: "mine is RIGHT in 38 cases", or how many are not."""
+    wrong = sum(status in ("wrong", "wrong-kernel") for status in statuses)
+    failed = sum(status in FAILED for status in statuses)
+    tried = sum(status != "skipped" for status in statuses)
+    if not tried:
+        return f"{name}: nothing could be checked"
+    if not wrong and not failed:
+        skipped = f", {len(statuses) - tried} not supported" if tried < len(statuses) else ""
+        return f"{name} is RIGHT in {count(tried, 'case')}{skipped}"
+    parts = [f"is WRONG in {wrong}"] if wrong else []
+    parts += [f"FAILS in {failed}"] if failed else []
+    return f"{name} {' and '.join(parts)} of {count(tried, 'case')}"
+
+
+def _rows(run: Run) -> Iterator[Mapping[str, Any]]:
+    """Yield a row of CSV for each case."""
+    for record in run.records:
+        result, error = worst_error(record) or (None, None)
+        yield {
+            "backend": record.backend,
+            "version": run.versions.get(record.backend),
+            "status": record.status,
+            "reason": record.reason,
+            "result": result,
+            "error": error.max_error if error else None,
+            "tolerance": error.tolerance if error else None,
+            **case_columns(record.case),
+        }

@@ -1,0 +1,94 @@
+"""`attnbench check`: whether results are right, in seconds, without timing."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Annotated
+
+import typer
+
+from attnbench.commands import complete, options, output
+from attnbench.commands.shared import live
+from attnbench.core.case import DIRECTIONS, DTYPES
+
+cases = partial(typer.Option, rich_help_panel="The cases (each option leaves some out)")
+how = partial(typer.Option, rich_help_panel="How")
+
+
+@options.grouped
+def check(
+    *,
+    what: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="BACKENDS",
+            help="Your own code, ./file.py:function or pkg.mod:object; names, patterns.",
+            autocompletion=complete.several(complete.backends),
+        ),
+    ] = None,
+    backend: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--backend",
+            "-b",
+            metavar="NAMES",
+            help="The same.",
+            autocompletion=complete.several(complete.backends),
+        ),
+    ] = None,
+    dtype: Annotated[
+        str | None,
+        cases(
+            metavar="NAMES",
+            help="bf16,fp16 by default; on a CPU fp32,bf16.",
+            autocompletion=complete.several(DTYPES),
+        ),
+    ] = None,
+    direction: Annotated[
+        str | None,
+        cases(
+            "--pass",
+            metavar="NAMES",
+            help="fwd,bwd by default; also fwd_bwd.",
+            autocompletion=complete.several(DIRECTIONS),
+        ),
+    ] = None,
+    headdim: Annotated[str | None, cases(metavar="SIZES", help="64,128 by default.")] = None,
+    causal: Annotated[bool | None, cases("--causal/--full", metavar="", help="Only one of the two masks.")] = None,
+    device: Annotated[str, how("--device", metavar="DEVICE", help="auto, cuda:N, cpu or fake.")] = "auto",
+    timeout: Annotated[str, how(metavar="TIME", help="Of one case: 30s, 5m; its process is then killed.")] = "60s",
+    python: Annotated[
+        list[str] | None, how("--python", metavar="NAME=PATH", help="The interpreter of a backend's worker.")
+    ] = None,
+    output_to: output.Output,
+) -> None:
+    """Say whether a kernel is right: small shapes that tell, against the reference and tolerance of `run`, no timing.
+
+    attnbench check ./mine.py:attention
+    attnbench check ./mine.py:attention --headdim 64 --pass fwd --dtype bf16
+    attnbench check 'sdpa-*' triton
+
+    Exit code 0: right; 5: wrong; 1: a case failed, or nothing could be checked. A function says that it does not
+    support a case by raising NotImplementedError.
+    """
+    wanted = output_to.wanted()
+    from attnbench.analysis.check.check import check as checked
+    from attnbench.analysis.check.check import exit_code
+    from attnbench.analysis.check.document import document
+    from attnbench.core.sizes import parse_duration
+    from attnbench.report.progress.progress_line import ProgressLine
+    from attnbench.run.suite import parse_options
+
+    axes = {"dtype": dtype, "direction": direction, "headdim": headdim, "causal": causal}
+    seconds = parse_duration(timeout, "--timeout")
+    with live(ProgressLine, "the check was complete") as line:
+        run = checked(
+            [*(what or ()), *(backend or ())],
+            parse_options({"axes": axes}),
+            line.say,
+            device=device,
+            timeout=seconds,
+            pythons=python or (),
+        )
+    unwritten = output.write(document(run), wanted)
+    raise typer.Exit(exit_code(run) or unwritten)

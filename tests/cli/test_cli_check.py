@@ -1,0 +1,177 @@
+"""`attnbench check` as a person uses it: own functions on the CPU, and every ending on the simulated device."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+
+import pytest
+from tool import Tool
+
+FAKE = ("check", "--device", "fake", "fake")
+MINE = """
+import torch
+
+def attend(q, k, v, causal, scale, diagonal):
+    group = q.shape[2] // k.shape[2]
+    k, v = (t.repeat_interleave(group, dim=2) for t in (k, v))
+    scores = torch.einsum("bqhd,bkhd->bhqk", q, k) * scale
+    if causal:
+        keep = torch.ones(q.shape[1], k.shape[1], dtype=torch.bool).tril(diagonal)
+        scores = scores.masked_fill(~keep, float("-inf"))
+    return torch.einsum("bhqk,bkhd->bqhd", scores.softmax(-1), v)
+
+def right(q, k, v, *, causal, softmax_scale):
+    return attend(q, k, v, causal, softmax_scale, k.shape[1] - q.shape[1])
+
+def top_left(q, k, v, *, causal, softmax_scale):
+    return attend(q, k, v, causal, softmax_scale, 0)
+
+def picky(q, k, v, *, causal, softmax_scale):
+    if q.shape[-1] != 64:
+        raise NotImplementedError("headdim 64 only")
+    if q.shape[2] != k.shape[2]:
+        raise NotImplementedError
+    return right(q, k, v, causal=causal, softmax_scale=softmax_scale).detach()
+
+def broken(q, k, v, *, causal, softmax_scale):
+    return q @ k
+
+def fragile(q, k, v, *, causal, softmax_scale):
+    import os, time
+    if q.shape[1] == 203:
+        os.abort()
+    if q.shape[1] == 1:
+        time.sleep(60)
+    return right(q, k, v, causal=causal, softmax_scale=softmax_scale)
+"""
+
+
+@pytest.fixture
+def mine(tool: Tool) -> Tool:
+    pytest.importorskip("torch")
+    tool.write("mine.py", MINE)
+    return tool
+
+
+def entries(out: str) -> dict[str, str]:
+    """Return the rows of the table: the case, its entries."""
+    lines = out.splitlines()
+    (start,) = [i for i, line in enumerate(lines) if line.startswith("case ")]
+    width = lines[start].index("fp32")
+    return {row[:width].strip(): row[width:].strip() for row in lines[start + 1 : lines.index("", start)]}
+
+
+def check(tool: Tool, function: str, *more: str, code: int) -> str:
+    return tool("check", f"./mine.py:{function}", "--device", "cpu", *more, code=code).out
+
+
+def test_a_right_function(mine: Tool) -> None:
+    out = check(mine, "right", code=0)
+    found = entries(out)
+    assert len(found) == 10
+    assert all(entry.startswith("right ") for entry in found.values())
+    assert {entry.count("right") for entry in found.values()} == {2, 4}  # one query: forward only
+    assert out.splitlines()[-1] == "right is RIGHT in 38 cases"
+
+
+def test_a_wrong_function_and_in_which_cases(mine: Tool) -> None:
+    """A mask aligned top-left is right where there are as many queries as keys, so a usual run does not see it."""
+    out = check(mine, "top_left", "--pass", "fwd", code=5)
+    wrong = {case for case, entry in entries(out).items() if "WRONG" in entry}
+    assert wrong == {"80x256 d64 causal", "1x256 d64 causal"}
+    assert "WRONG top_left (4 cases: 256; d64; seqlen_q != seqlen_k; causal): out is off by" in " ".join(out.split())
+    assert out.splitlines()[-1] == "top_left is WRONG in 4 of 20 cases"
+
+
+def test_what_a_function_does_not_implement_is_skipped_with_its_reason(mine: Tool) -> None:
+    out = check(mine, "picky", "--dtype", "fp32", code=0)
+    found = entries(out)
+    assert found["256 d128 full"].split() == found["256 d64 causal, heads 4/2"].split() == ["skip", "skip"]
+    for reason in ("headdim 64 only", "not implemented", "not differentiable: its output has no gradient"):
+        assert reason in out
+    assert out.splitlines()[-1] == "picky is RIGHT in 7 cases, 12 not supported"
+
+
+def test_a_failure_shows_its_place(mine: Tool) -> None:
+    out = check(mine, "broken", "--dtype", "fp32", "--pass", "fwd", "--headdim", "64", code=1)
+    line = MINE.splitlines().index("    return q @ k") + 1
+    assert f'  File "{mine.folder}/mine.py", line {line}, in broken' in out
+    assert "return q @ k" in out
+    assert "worker" not in out  # no frames of attnbench's own
+    assert "broken FAILS in 8 of 8 cases" in out
+
+
+def test_a_crash_and_a_hang_cost_one_row_each(mine: Tool) -> None:
+    options = ("--dtype", "fp32", "--pass", "fwd", "--headdim", "64", "--causal", "--timeout", "8s")
+    out = check(mine, "fragile", *options, code=1)
+    found = entries(out)
+    assert {case: entry.split()[0] for case, entry in found.items()} == {
+        "256 d64 causal": "right",
+        "203 d64 causal": "FAIL",
+        "80x256 d64 causal": "right",
+        "256 d64 causal, heads 4/2": "right",
+        "1x256 d64 causal": "TIMEOUT",
+    }
+    assert "the worker crashed (SIGABRT)" in out
+
+
+@pytest.mark.parametrize(
+    ("script", "code", "verdict"),
+    [
+        ("", 0, "fake is RIGHT in 38 cases"),
+        ("wrong@203", 5, "fake is WRONG in 8 of 38 cases"),
+        ("error@203", 1, "fake FAILS in 8 of 38 cases"),
+        ("refuse@203", 0, "fake is RIGHT in 30 cases, 8 not supported"),
+        ("wrong@203 error@80", 5, "fake is WRONG in 8 and FAILS in 8 of 38 cases"),
+        ("missing", 1, "fake: nothing could be checked"),
+        ("crash@256", 1, "fake FAILS in 3 of 3 cases"),
+    ],
+)
+def test_exit_codes(tool: Tool, script: str, code: int, verdict: str) -> None:
+    out = tool(*FAKE, fake=script, code=code).out
+    assert out.splitlines()[-1] == verdict
+
+
+def test_a_backend_that_keeps_crashing_is_given_up(tool: Tool) -> None:
+    out = tool(*FAKE, fake="crash@256", code=1).out
+    assert "(3 cases" in out
+    assert "not tried: 3 cases before ended its process" in out
+
+
+def test_csv_and_json_have_a_row_a_case(tool: Tool) -> None:
+    rows = list(csv.DictReader(io.StringIO(tool(*FAKE, "-f", "csv", fake="wrong@203", code=5).out)))
+    records = json.loads(tool(*FAKE, "--json", fake="wrong@203", code=5).out)
+    assert len(rows) == len(records) == 38
+    assert [row["status"] for row in rows] == [record["status"] for record in records]
+    assert {(row["status"], row["error"], row["tolerance"]) for row in rows} == {
+        ("ok", "0.001", "0.002"),
+        ("wrong", "1.0", "0.002"),
+    }
+
+
+@pytest.mark.parametrize("format", ["md", "html"])
+def test_other_formats(tool: Tool, format: str) -> None:
+    out = tool(*FAKE, "-f", format, fake="wrong@203", code=5).out
+    assert "fake is WRONG in 8 of 38 cases" in out
+    assert "80x256 d64 causal" in out
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        ((), "what is to be checked? Give a function or backends: attnbench check ./mine.py:attention"),
+        (("./none.py:f",), "no such file: ./none.py"),
+        (("triotn",), 'did you mean "triton"?'),
+        (("fake", "--device", "fake", "--dtype", "bf61"), "dtype: unknown dtype 'bf61'"),
+        (("fake", "--device", "fake", "--timeout", "soon"), "--timeout: 'soon' is not a duration"),
+        (("./bad.py:f", "--device", "cpu"), "f: cannot be imported: NameError"),
+    ],
+)
+def test_mistakes_are_one_line(tool: Tool, args: tuple[str, ...], said: str) -> None:
+    tool.write("bad.py", "no_such_name\n")
+    found = tool("check", *args, code=2)
+    assert found.out == ""
+    (line,) = found.err.splitlines()
+    assert line.startswith(f"attnbench: {said}") or said in line
