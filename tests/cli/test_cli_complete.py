@@ -35,7 +35,7 @@ def test_suites(tool: Tool, command: str) -> None:
     assert tab(tool, "suites", "qui") == ["quick"]
 
 
-@pytest.mark.parametrize("command", ["run", "profile", "ab"])
+@pytest.mark.parametrize("command", ["run", "profile", "ab", "check"])
 def test_backends_in_lists_and_left_out(tool: Tool, command: str) -> None:
     assert tab(tool, command, "-b", "") == [*BACKENDS]
     assert tab(tool, command, "--backend", "eager,tri") == ["eager,triton"]

@@ -109,6 +109,9 @@ def test_json_and_html_are_formats_too(measured: Tool, tmp_path: Path) -> None:
         (("-f", "csv", "-m", "latency"), "--metric: for tables only (--format table, md)"),
         (("--html", "page.html", "--all"), "--all: for tables only"),
         (("--panel", "causal"), "--panel: only --png and --svg draw a single figure"),
+        (("--cell", "fake 2k"), "--cell: no cell 'fake 2k'; the nearest is \"fake"),
+        (("--cell", "fake", "-m", "latency"), "--metric: not with --cell"),
+        (("--cell", "fake", "-f", "bmf"), "-f bmf: not with --cell"),
         (("--by", "heads"), "--by: unknown 'heads'; did you mean \"nheads\"?"),
         (("-m", "latencyy"), "--metric: unknown 'latencyy'; did you mean \"latency\"?"),
         (("--flops-convention", "half"), "--flops-convention: unknown 'half'"),
@@ -202,6 +205,28 @@ def test_the_help_on_metrics_needs_no_file(tool: Tool) -> None:
         "joules",
     }
     assert "CUPTI" in said["latency"]  # which instrument a figure comes from
+
+
+def test_one_cell_in_full(measured: Tool) -> None:
+    out = measured("report", "run.jsonl", "--cell", "fake 1k d64 causal fwd").out
+    assert "WRONG: out is off by 1 where 0.002 is allowed" in out
+    assert "4k" not in out
+    (found,) = json.loads(measured("report", "run.jsonl", "--cell", "4k d64 causal", "--json").out)
+    assert found["name"] == "fake 4k d64 causal fwd"
+    assert len(found["records"][0]["measurements"]["time"]["values"]) == found["metrics"]["samples"]
+
+
+@pytest.mark.parametrize("format", ["md", "html", "csv"])
+def test_a_failing_cell_in_every_format(tool: Tool, format: str) -> None:
+    """With the traceback, whose markup does no harm."""
+    tool.fake("--seqlen", "1k", *SMALL, script="error@1k", code=1)
+    out = tool("report", "run.jsonl", "--cell", "fake", "-f", format).out
+    assert "RuntimeError: scripted error" in out
+    if format != "csv":
+        assert "Traceback (most recent call last):" in out
+    if format == "md":
+        fenced = out.partition("```\n")[2].partition("```")[0]
+        assert "fake.py" in fenced
 
 
 def test_any_axis_can_be_the_columns(measured: Tool) -> None:

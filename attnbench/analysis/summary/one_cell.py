@@ -48,7 +48,7 @@ _FORMATS: Mapping[str, Callable[[float], str]] = {  # by unit
 
 
 def select(cells: Sequence[Cell], pattern: str) -> list[Cell]:
-    """Return the cells that a pattern names: a whole name, else a part of one, a glob, or some of its words.
+    """Return the cells that a pattern names: a whole name, else some of its words, else any part of it, or a glob.
 
     Names are those of tables and lines, with or without the dtype. Raises UserError for none and for more than MOST.
     """
@@ -56,8 +56,8 @@ def select(cells: Sequence[Cell], pattern: str) -> list[Cell]:
     words = {*pattern.split()}
     tests: tuple[Callable[[str], bool], ...] = (
         lambda name: name == pattern,
-        lambda name: pattern in name or fnmatch.fnmatchcase(name, pattern),
         lambda name: words <= {*name.split()},
+        lambda name: pattern in name or fnmatch.fnmatchcase(name, pattern),
     )
     for test in tests if words else ():
         if found := [cell for cell, names in named if any(map(test, names))]:
