@@ -38,7 +38,7 @@ SCRIPTS = sorted((ROOT / "examples").glob("*.py"))
 RUN = "results/20261121-055556-instruments-nvidia-h200.jsonl.gz"
 MEASURES = Path(__file__).parent / "examples_measure.txt"
 MEASURING = ("run", "ab", "profile")
-PARSED_ONLY = ("doctor", "env")  # what they do takes minutes, or a network
+PARSED_ONLY = ("doctor", "env", "check")  # what they do takes minutes, or a network; of check: tests/cli
 ALIKE = ROOT / "results" / "ci-experiment"
 KERNEL = """
 import torch
@@ -118,6 +118,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     h200 = gzip.decompress((ROOT / "results" / "20261121-141425-default-nvidia-h200.jsonl.gz").read_bytes())
     for name in ("h200", "lab-1", "run"):
         (made / f"{name}.jsonl").write_bytes(h200)
+    (made / "mine.jsonl").write_bytes(h200.replace(b'"triton"', b'"attention"'))
     for name in ("h100", "lab-2"):
         (made / f"{name}.jsonl").write_bytes(h200.replace(b"NVIDIA H200", b"NVIDIA H100 80GB HBM3"))
     (made / "first.jsonl").symlink_to(ROOT / "results" / "20261121-175359-first-call-nvidia-h200.jsonl")

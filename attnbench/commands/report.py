@@ -92,7 +92,7 @@ def report(
 
     attnbench report results/*.jsonl
     attnbench report -m latency,memory_peak --by dtype run.jsonl
-    attnbench report run.jsonl --cell 'mine 4k d64 causal bwd'    # samples, errors, traceback, kernels
+    attnbench report run.jsonl --cell 'triton 4k d64 causal bwd'    # samples, errors, traceback, kernels
     attnbench report -f csv run.jsonl > run.csv
     attnbench report --html run.html run.jsonl
     attnbench report --svg speedup.svg --figure speedup --panel 'd128 causal' run.jsonl
