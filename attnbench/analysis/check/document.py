@@ -140,17 +140,19 @@ def _verdict(run: Run, names: Sequence[str]) -> str:
 
 def _verdict_of(name: str, statuses: Sequence[str]) -> str:
     """Return the verdict on one backend: "mine is RIGHT in 38 cases", or how many are not."""
-    wrong = sum(status in ("wrong", "wrong-kernel") for status in statuses)
+    wrong, other_kernel = (statuses.count(status) for status in ("wrong", "wrong-kernel"))
     failed = sum(status in FAILED for status in statuses)
     tried = sum(status != "skipped" for status in statuses)
     if not tried:
         return f"{name}: nothing could be checked"
-    if not wrong and not failed:
+    if not wrong and not other_kernel and not failed:
         skipped = f", {len(statuses) - tried} not supported" if tried < len(statuses) else ""
         return f"{name} is RIGHT in {count(tried, 'case')}{skipped}"
     parts = [f"is WRONG in {wrong}"] if wrong else []
+    parts += [f"runs WRONG KERNELS in {other_kernel}"] if other_kernel else []
     parts += [f"FAILS in {failed}"] if failed else []
-    return f"{name} {' and '.join(parts)} of {count(tried, 'case')}"
+    *first, last = parts
+    return f"{name} {' and '.join(filter(None, (', '.join(first), last)))} of {count(tried, 'case')}"
 
 
 def _rows(run: Run) -> Iterator[Mapping[str, Any]]:

@@ -1,0 +1,56 @@
+"""The document of a check: its verdict, and the error beside each result."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from attnbench.analysis.check import check
+from attnbench.analysis.check.document import document, worst_error
+from attnbench.core.record import Accuracy, TensorError
+from attnbench.report import terminal
+from builders import case, ended, ok, run
+
+
+@pytest.mark.parametrize(
+    ("statuses", "verdict", "code"),
+    [
+        (["ok", "ok"], "mine is RIGHT in 2 cases", 0),
+        (["ok", "skipped"], "mine is RIGHT in 1 case, 1 not supported", 0),
+        (["ok", "wrong"], "mine is WRONG in 1 of 2 cases", 5),
+        (["ok", "wrong-kernel"], "mine runs WRONG KERNELS in 1 of 2 cases", 5),
+        (["oom", "timeout", "ok"], "mine FAILS in 2 of 3 cases", 1),
+        (
+            ["wrong", "wrong-kernel", "failed", "skipped"],
+            "mine is WRONG in 1, runs WRONG KERNELS in 1 and FAILS in 1 of 3 cases",
+            5,
+        ),
+        (["skipped"], "mine: nothing could be checked", 1),
+    ],
+)
+def test_verdicts_and_exit_codes(statuses: list[str], verdict: str, code: int) -> None:
+    records = [
+        ok(case(2**i), "mine", 1.0) if status == "ok" else ended(case(2**i), "mine", status, "why")
+        for i, status in enumerate(statuses)
+    ]
+    checked = run(records)
+    shown = document(checked).verdict
+    assert shown is not None
+    assert shown.text == verdict
+    assert check.exit_code(checked) == code
+
+
+def test_the_worst_error_is_the_largest_share_of_what_is_allowed() -> None:
+    errors = {
+        "out": TensorError(0.5, 0.1, 1.0, 0.1),
+        "dq": TensorError(0.03, 0.01, 0.02, 0.1),
+        "dk": TensorError(0.0, 0.0, 0.0, 0.0),
+    }
+    record = replace(ended(case(), "mine", "wrong", "why"), accuracy=Accuracy(errors, 1, 1))
+    found = worst_error(record)
+    assert found is not None
+    assert found[0] == "dq"
+    assert "WRONG 150%" in terminal.text(document(run([record])))
+    errors["out"] = TensorError(float("nan"), 0.1, 1.0, float("nan"))
+    assert "WRONG NaN" in terminal.text(document(run([replace(record, accuracy=Accuracy(errors, 1, 1))])))
