@@ -15,6 +15,8 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
+from attnbench.core.text import shortened
+
 T = TypeVar("T")
 PLAIN: Mapping[Any, str] = {float: "no number", int: "no whole number", str: "no text", bool: "neither true nor false"}
 
@@ -117,5 +119,4 @@ def _read_plain(hint: Any, value: Any) -> Any:
 
 def _shortened(value: Any) -> str:
     """Return a value as JSON text of at most 43 characters, for an error line."""
-    text = json.dumps(value)
-    return text if len(text) <= 40 else f"{text[:40]}..."
+    return shortened(json.dumps(value))

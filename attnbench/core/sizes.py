@@ -13,6 +13,7 @@ import math
 import re
 
 from attnbench.core.errors import UserError
+from attnbench.core.text import shortened
 
 LARGEST = 2**27
 MAX_SIZES = 1000  # in one range
@@ -29,7 +30,7 @@ def parse_size(text: str, what: str = "size") -> int:
     if not match:
         raise UserError(f"{what}: {str(text)!r} is not a size; write 4096, 4k or 1m (k = 1024)")
     if len(match[1]) > 20:  # Python makes no number of 5000 digits
-        raise UserError(f"{what}: {text[:20]}... is beyond anything that can be measured (largest: 128m)")
+        raise UserError(f"{what}: {shortened(text)} is beyond anything that can be measured (largest: 128m)")
     value = int(match[1]) * SUFFIX[match[2].lower()]
     if value < 1:
         raise UserError(f"{what}: {text} is not at least 1")

@@ -26,6 +26,11 @@ def some(names: Iterable[str], limit: int = 3) -> str:
     return ", ".join(names[:limit]) + (f" and {more} more" if more > 0 else "")
 
 
+def shortened(text: str) -> str:
+    """Return text of at most 43 characters, for an error line."""
+    return text if len(text) <= 40 else f"{text[:40]}..."
+
+
 def printable(text: str) -> str:
     """Return text without escape sequences, and with a space for each other character that is no printable one."""
     text = _ESCAPE_SEQUENCE.sub("", text)

@@ -19,7 +19,7 @@ from attnbench.core.json import from_json
 from attnbench.core.record import Forecast, Job, Measurement, Record, Run
 
 DAMAGE = (ValueError, KeyError, TypeError, AttributeError, RecursionError)  # raised for what is no value of ours
-MOST_EQUAL_SAMPLES = 10_000_000  # in a row; a damaged file must not ask for more memory than there is
+MOST_SAMPLES = 10_000_000  # of a measurement; a damaged file must not ask for more memory than there is
 
 
 def record(line: bytes) -> Record | None:
@@ -68,10 +68,14 @@ def packed(data: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def expanded(runs: Any) -> tuple[float, ...]:
-    """Return the samples of [value, times] pairs. Raises ValueError for a number of times that no run file has."""
+    """Return the samples of [value, times] pairs. Raises ValueError for anything else, and for too many."""
     found: list[float] = []
+    if not isinstance(runs, list | tuple) or not all(
+        isinstance(pair, list | tuple) and len(pair) == 2 for pair in runs
+    ):
+        raise ValueError("runs: no list of [value, times]")
     for value, times in runs:
-        if type(times) is not int or not 0 < times <= MOST_EQUAL_SAMPLES:
+        if type(times) is not int or not 0 < times <= MOST_SAMPLES - len(found):
             raise ValueError(f"runs: {json.dumps(times)} is no number of samples")
         found += [value] * times
     return tuple(found)

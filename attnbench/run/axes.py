@@ -25,6 +25,7 @@ from attnbench.core.sizes import (
     parse_sizes,
     parse_windows,
 )
+from attnbench.core.text import shortened
 
 Item = str | int
 MAX_CASES = 10_000
@@ -39,7 +40,7 @@ def _to_text(value: Any, pair: str = "") -> str:
     """
     for inner in value if isinstance(value, list) else ():
         if isinstance(inner, list):
-            given = yaml.safe_dump(inner, default_flow_style=True).strip()
+            given = shortened(yaml.safe_dump(inner, default_flow_style=True, width=math.inf).strip())
             if not pair or len(inner) != 2 or any(isinstance(side, list | dict) for side in inner):
                 raise ValueError(f"{given} is a list in a list; give single values, as in [A, B]")
             text = pair.join(_OPEN.get(side, str(side)) for side in inner)

@@ -123,6 +123,10 @@ MEASUREMENT = {
     '"runs":[[5.0,0]]': "runs: 0 is no number of samples",
     '"runs":[[5.0,-1]]': "runs: -1 is no number of samples",
     '"runs":[[5.0,100000000000]]': "runs: 100000000000 is no number of samples",
+    '"runs":[[5.0,9000000],[6.0,9000000]]': "runs: 9000000 is no number of samples",
+    '"runs":5': "runs: no list of [value, times]",
+    '"runs":[5.0]': "runs: no list of [value, times]",
+    '"runs":[[5.0]]': "runs: no list of [value, times]",
     '"runs":[["x",2]]': 'measurements: time: values: "x" is no number',
 }
 

@@ -389,6 +389,7 @@ def test_excluding_and_adding_by_window_softcap_and_dropout() -> None:
         ({"window": "256/-1"}, r"'256/-1' is not a window; .* \(flash-attn's -1 is open\)"),
         ({"headdim": [[192, 128]]}, "axes.headdim: .* a pair is written 192-128"),
         ({"seqlen": [[1024, 2048]]}, r"axes.seqlen: .* is a list in a list; give single values, as in \[A, B\]"),
+        ({"seqlen": [[*range(1024, 2048)]]}, r"seqlen: \[1024, .*\.\.\. is a list in a list; give single values"),
         ({"window": [[[1], 2]]}, "is a list in a list; give single values"),
         ({"dtype": "torch.float16"}, "dtype: unknown dtype 'torch.float16'; here it is \"fp16\""),
         ({"pass": "backward"}, "pass: unknown pass 'backward'; here it is \"bwd\""),

@@ -151,6 +151,8 @@ def test_only_what_stands_between_the_marks_is_replaced(tmp_path: Path) -> None:
         shown.put_into(file)
     with pytest.raises(UserError, match="cannot read"):
         shown.put_into(tmp_path / "gone.md")
+    with pytest.raises(UserError, match="--into: /dev/zero has no place for the matrix"):
+        shown.put_into(Path("/dev/zero"))
 
 
 def test_every_mark_has_its_note_and_unverified_rows_say_so(monkeypatch: pytest.MonkeyPatch) -> None:

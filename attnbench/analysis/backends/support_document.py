@@ -138,7 +138,7 @@ def put_into(path: Path) -> None:
     Raises UserError where the file has no such marks, or cannot be read or written.
     """
     try:
-        text = path.read_text(encoding="utf-8")
+        text = "" if path.is_char_device() else path.read_text(encoding="utf-8")  # /dev/zero has no end
     except OSError as error:
         raise UserError(f"--into: cannot read {path}: {error.strerror}") from None
     except UnicodeDecodeError as error:
