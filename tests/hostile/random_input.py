@@ -334,6 +334,7 @@ BEGIN: Mapping[str, Sequence[str]] = {  # so that most command lines come far
     "ab": ("--a", "fake", "--b", "own.py:Mine", "--device", "fake", "--headdim", "64", "--full", "--pass", "fwd"),
     "doctor": ("--device", "fake", "--quick"),
     "profile": ("-b", "fake", "--device", "fake"),
+    "check": ("fake", "--device", "fake"),
 }
 
 

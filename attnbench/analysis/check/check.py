@@ -64,7 +64,7 @@ def check(
     specs = select_backends(patterns)
     resolve_suite_for(SUITE, device, settings)
     pool = WorkerPool(specs, select_interpreters(pythons, list(specs)))
-    with closing_workers(pool), DeviceProbe(device) as device_probe:
+    with closing_workers(pool), DeviceProbe(device, with_torch=False) as device_probe:
         say(f"importing {', '.join(specs)}")
         pool.start_loading(import_ahead=True)
         environment = device_probe.describe()
