@@ -190,13 +190,13 @@ def _histogram(ordered: Sequence[float], name: str) -> Table:
         counts[min(BINS - 1, int((value - low) / width))] += 1
     while len(counts) > 1 and not counts[-1]:
         counts.pop()
-    most = max(counts)
+    most, middle = max(counts), stats.median(ordered) or 1.0
     rows = tuple(
-        (f"{formats.duration(low + i * width)}", str(n) if n else "", Bar(0.0, n / most) if n else "")
+        (f"{(low + i * width) / middle:.2%}", str(n) if n else "", Bar(0.0, n / most) if n else "")
         for i, n in enumerate(counts)
     )
     columns = (
-        Column("latency from", "right", wrap=False),
+        Column("latency from, of the median", "right", wrap=False),
         Column("samples", "right", wrap=False),
         Column("", wrap=False),
     )
