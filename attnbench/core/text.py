@@ -7,7 +7,9 @@ from collections.abc import Iterable, Sequence
 from functools import lru_cache
 
 _SECONDS_OR_BYTES = {"h": 3600.0, "m": 60.0, "s": 1.0, "B": 1.0, "KiB": 2.0**10, "MiB": 2.0**20, "GiB": 2.0**30}
-_ESCAPE_SEQUENCE = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
+_ESCAPE_SEQUENCE = re.compile(  # colours and cursor, then titles and links, then two characters
+    r"(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]|(?:\x1b\]|\x9d)[^\x07\x1b\x9c\n]*(?:\x07|\x1b\\|\x9c)|\x1b[ -/]*[0-~]"
+)
 _QUANTITY = re.compile(
     r"(?<![\w.])(?:\d+h\d+m|\d+m\d+s|\d+(?:\.\d+)?s|"  # as core.sizes writes durations
     r"-?\d+(?:\.\d+)?(?:e[+-]?\d+)?(?: (?:[KMG]i)?B)?)(?!\w|\.\d)"

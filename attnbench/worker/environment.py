@@ -165,7 +165,7 @@ def _host(threads: int | None) -> Device:
         index=0,
         name=_cpu_name(),
         memory=total,
-        free=_host_free() or total,
+        free=host_free() or total,
         l2=last_level_cache(),
         threads=threads,
     )
@@ -231,7 +231,7 @@ def last_level_cache() -> int | None:
     return max(sizes, default=None)
 
 
-def _host_free() -> int | None:
+def host_free() -> int | None:
     """Return the bytes that can be allocated without swapping, within a container's limit (Linux); None if unknown."""
     try:
         lines = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())

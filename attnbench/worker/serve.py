@@ -25,13 +25,13 @@ import contextlib
 import ctypes
 import json
 import os
-import re
 import signal
 import sys
 import time
 import traceback
 from collections.abc import Mapping
 from functools import partial
+from pathlib import Path
 from typing import Any, TextIO
 
 from attnbench import backends
@@ -41,7 +41,8 @@ from attnbench.core.json import from_json, to_json
 from attnbench.core.machine import Device
 from attnbench.core.policy import Policy
 from attnbench.core.record import Job, Measurement, Record
-from attnbench.worker import environment
+from attnbench.core.sizes import format_bytes
+from attnbench.worker import environment, failures, memory_cap
 from attnbench.worker.measure.sampling import (  # imported before any backend, so that none can replace their clock
     CpuTimer,
     collect_samples,
@@ -53,6 +54,7 @@ class Worker:
 
     def __init__(self) -> None:
         self.backend: Backend | None = None
+        self.spec = ""  # where it was loaded from
         self._usable = False
         self._measurer: Any = None
         self.fatal = False  # True: the CUDA context is broken, and this process must end
@@ -66,7 +68,8 @@ class Worker:
                 device = from_json(Device, request["device"])
                 return {"device": to_json(environment.with_quick_rates(device, request["dtypes"]))}
             case "load":
-                self.backend = backends.load(request["name"], request["spec"])
+                self.spec = request["spec"]
+                self.backend = backends.load(request["name"], self.spec)
                 probe = self.backend.probe()
                 if not isinstance(probe, Probe):
                     raise TypeError(f"{request['name']}.probe() returned {probe!r}, not a Probe")
@@ -141,16 +144,24 @@ class Worker:
         """
         assert self.backend is not None
         began = time.monotonic()
+        most = memory_cap.most_bytes(job) if device.kind == "cpu" else None
         try:
             if getattr(self.backend, "simulated", False):
                 found = simulate(self.backend.prepare(job.case, None), policy, timed=timed)  # type: ignore[arg-type]
             else:
-                found = self.measurer(device).measure(self.backend, job.case, policy, timed=timed)
+                measurer = self.measurer(device)
+                with memory_cap.capped(most):
+                    found = measurer.measure(self.backend, job.case, policy, timed=timed)
         except Unsupported as refusal:
             found = {"status": "skipped", "reason": " ".join(str(refusal).split()) or "refused without a reason"}
-        except Exception as error:
+        except BaseException as error:  # SystemExit and KeyboardInterrupt too: a kernel's own, and no end of the worker
             traceback.print_exc()
-            found = {"status": "oom" if _is_out_of_memory(error) else "failed", "reason": _one_line(error)}
+            found = {"status": "failed", "reason": failures.reason(error, self.spec)}
+            if failures.is_out_of_memory(error):
+                found["status"] = "oom"
+                if most is not None:
+                    sizes = format_bytes(most), format_bytes(job.forecast.nbytes)
+                    found["reason"] = "took more than {}; the plan forecast {}: {}".format(*sizes, found["reason"])
         if self._measurer is not None and not self._measurer.recover():
             self.fatal = True
         return Record(
@@ -198,18 +209,10 @@ def simulate(prepared: Prepared, policy: Policy, *, timed: bool = True) -> dict[
     }
 
 
-def _is_out_of_memory(error: Exception) -> bool:
-    """Whether an exception means out of memory, by the messages of torch's allocators, CUDA, cuDNN and cuBLAS."""
-    text = str(error).lower()
-    words = ("out of memory", "can't allocate memory", "cudnn_status_alloc_failed", "cublas_status_alloc_failed")
-    return isinstance(error, MemoryError) or any(word in text for word in words)
-
-
-def _one_line(error: Exception) -> str:
-    """Return the exception's type and the first paragraph of its message in one line of at most 400 characters."""
-    text = " ".join(str(error).split("\n\n")[0].split())
-    text = re.sub(r"(Tried to allocate [\d.]+ \w+\.).*?of which ([\d.]+ \w+) is free.*", r"\1 \2 free", text)
-    return f"{type(error).__name__}: {text}"[:400] if text else type(error).__name__
+def _first_to_be_killed() -> None:
+    """Let Linux kill this process, and not another, where all memory is taken."""
+    with contextlib.suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text("1000")
 
 
 def _die_with_parent() -> None:
@@ -224,9 +227,9 @@ def serve(requests: TextIO, answers: TextIO) -> None:
     for line in requests:
         try:
             answer = worker.answer(json.loads(line))
-        except Exception as error:
+        except BaseException as error:  # a library may raise SystemExit at import
             traceback.print_exc()
-            answer = {"error": _one_line(error)}
+            answer = {"error": failures.reason(error, worker.spec)}
         sys.stderr.flush()
         answers.write(json.dumps(answer) + "\n")
         answers.flush()
@@ -237,6 +240,7 @@ def serve(requests: TextIO, answers: TextIO) -> None:
 def main() -> None:
     """Serve requests from stdin until it closes, then end the process."""
     _die_with_parent()
+    _first_to_be_killed()
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what a library prints must not mix with the answers
     serve(sys.stdin, answers)

@@ -46,6 +46,8 @@ class Own(Fake):
             sys.exit("an exit")
         if n == 4:
             raise ValueError("of the library")
+        if n == 5:
+            raise KeyboardInterrupt("a wish")
         prepared = super().prepare(case, inputs)
         prepared.simulation.memory["memory_peak"] = os.getpid()
         return prepared
@@ -57,6 +59,10 @@ class Crashes:
     def __init__(self):
         print("last words", file=sys.stderr, flush=True)
         os.abort()
+
+class Leaves:
+    def __init__(self):
+        sys.exit("without this library")
 
 class Unsure(Own):
     def unsupported(self, case, device):
@@ -159,13 +165,23 @@ def test_one_that_starts_a_compiler_is_given_as_long_as_that_takes(
     assert hung.seconds >= 1.0
 
 
-@pytest.mark.parametrize(("seqlen", "said"), [(2, "exit code 3"), (3, "exit code 1")])
-def test_a_library_that_ends_the_process(new_pool: NewPool, seqlen: int, said: str) -> None:
-    dead, after = run(new_pool(own="Own"), job(seqlen, "own"), job(9, "own"))
-    assert dead.status == "failed"
-    assert said in str(dead.reason)
-    assert f"stderr of {seqlen}" in str(dead.stderr)
+def test_a_library_that_ends_the_process(new_pool: NewPool) -> None:
+    dead, after = run(new_pool(own="Own"), job(2, "own"), job(9, "own"))
+    assert (dead.status, dead.reason) == ("failed", "the worker ended with exit code 3")
+    assert "stderr of 2" in str(dead.stderr)
     assert after.status == "ok"
+
+
+@pytest.mark.parametrize(
+    ("seqlen", "said"),
+    [(3, "SystemExit: an exit (own_simulated.py:"), (5, "KeyboardInterrupt: a wish (")],
+)
+def test_a_library_that_asks_for_the_end_keeps_its_worker(new_pool: NewPool, seqlen: int, said: str) -> None:
+    before, ended, after = run(new_pool(own="Own"), job(8, "own"), job(seqlen, "own"), job(9, "own"))
+    assert ended.status == "failed"
+    assert str(ended.reason).startswith(said)
+    assert f"stderr of {seqlen}" in str(ended.stderr)
+    assert pid(before) == pid(after)
 
 
 def test_the_tail_of_stderr_is_of_the_job_that_failed(new_pool: NewPool) -> None:
@@ -241,10 +257,11 @@ def test_close_waits_for_no_worker_before_all_are_told(new_pool: NewPool, monkey
 def test_probes(new_pool: NewPool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ATTNBENCH_FAKE", "missing")
     specs = {**FAKE, "gone": "no_such_module_of_ours:f", "none": "attnbench.backends.fake:Nothing"}
-    probes = new_pool(specs, dies="Crashes", own="Own").probe()
+    probes = new_pool(specs, dies="Crashes", leaves="Leaves", own="Own").probe()
     assert probes["fake"] == Probe(reason="ATTNBENCH_FAKE says it is missing", install="unset ATTNBENCH_FAKE")
     assert "ModuleNotFoundError: No module named 'no_such_module_of_ours'" in str(probes["gone"].reason)
     assert "has no 'Nothing'" in str(probes["none"].reason)
+    assert "SystemExit: without this library (own_simulated.py:" in str(probes["leaves"].reason)
     assert "SIGABRT" in str(probes["dies"].reason)
     assert "install it again" in str(probes["dies"].install)
     assert not any(p.usable for name, p in probes.items() if name in ("fake", "gone", "none", "dies"))
@@ -277,7 +294,10 @@ def test_what_has_begun_to_load_is_asked_once(new_pool: NewPool, monkeypatch: py
 @pytest.mark.parametrize("ahead", [False, True])
 @pytest.mark.parametrize(
     ("when_torch_is_imported", "reason"),
-    [("os.abort()", "the worker crashed (SIGABRT)"), ("raise ImportError('broken')", "ImportError: broken")],
+    [
+        ("os.abort()", "the worker crashed (SIGABRT)"),
+        ("raise ImportError('broken')", "ImportError: broken (own.py:6 in find_spec)"),
+    ],
 )
 def test_what_fails_ahead_is_said_by_the_first_job(
     when_torch_is_imported: str, reason: str, ahead: bool, tmp_path: Path

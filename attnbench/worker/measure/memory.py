@@ -108,7 +108,7 @@ class CpuMemory:
         before = _reset_high_water()
         running, result = _allocations(launch)
         found = {"memory_peak": max(running, default=0)}
-        high = _status_bytes("VmHWM")
+        high = status_bytes("VmHWM")
         if before is not None and high is not None:
             found["memory_driver"] = max(0, high - before)
         return found, result
@@ -135,10 +135,10 @@ def _reset_high_water() -> int | None:
         Path("/proc/self/clear_refs").write_text("5")
     except OSError:
         return None
-    return _status_bytes("VmRSS")
+    return status_bytes("VmRSS")
 
 
-def _status_bytes(field: str) -> int | None:
+def status_bytes(field: str) -> int | None:
     """Return a field of /proc/self/status in bytes; None where there is none."""
     try:
         match = re.search(rf"{field}:\s+(\d+) kB", Path("/proc/self/status").read_text())

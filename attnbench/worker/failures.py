@@ -1,0 +1,77 @@
+"""What a record says of an exception: whether memory ran out, its text in one line, its place in a person's code."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import traceback
+from pathlib import Path
+
+from attnbench.backends import BACKENDS
+from attnbench.core.sizes import format_bytes
+from attnbench.core.text import one_line, printable
+
+LONGEST = 400  # characters of a message
+ATTNBENCH = Path(__file__).resolve().parents[1]
+NOT_OWN = ("site-packages", "dist-packages", "torchinductor_")  # how such folders begin, within a person's folder too
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an exception means out of memory, by the messages of torch's allocators, CUDA, cuDNN and cuBLAS."""
+    text = _text(error).lower()
+    words = ("out of memory", "can't allocate memory", "cudnn_status_alloc_failed", "cublas_status_alloc_failed")
+    return isinstance(error, MemoryError) or any(word in text for word in words)
+
+
+def reason(error: BaseException, spec: str) -> str:
+    """Return an exception's type, the first paragraph of its message, and its place in the code of `spec`, in a line.
+
+    `spec` is the backend's "module:object" or "file.py:object".
+    """
+    text = one_line(_text(error).split("\n\n")[0])
+    text = re.sub(r"(Tried to allocate [\d.]+ \w+\.).*?of which ([\d.]+ \w+) is free.*", r"\1 \2 free", text)
+    text = re.sub(r".*DefaultCPUAllocator: .*?tried to allocate (\d+) bytes.*", _no_memory, text)
+    kind = type(error).__name__
+    return (f"{kind}: {text}"[:LONGEST] if text else kind) + place(error, spec)
+
+
+def place(error: BaseException, spec: str) -> str:
+    """Return " (mine.py:12 in attention)": the last frame in the person's file or package; "" where there is none."""
+    own = _own_code(spec)
+    if own is None:
+        return ""
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        file = Path(frame.filename).resolve()
+        if not file.is_file() or not file.is_relative_to(own) or file.is_relative_to(ATTNBENCH):
+            continue
+        if not any(part.startswith(NOT_OWN) for part in file.relative_to(own).parts):
+            where = "" if frame.name == "<module>" else f" in {frame.name}"
+            return printable(f" ({file.name}:{frame.lineno}{where})")
+    return ""
+
+
+def _own_code(spec: str) -> Path | None:
+    """Return the folder of a person's file or package, or their one module; None for a backend of attnbench."""
+    where = spec.rpartition(":")[0]
+    if spec in BACKENDS.values() or not where:
+        return None
+    if where.endswith(".py"):
+        return Path(where).resolve().parent
+    try:
+        found = importlib.util.find_spec(where.partition(".")[0])
+    except ValueError:  # a module without a spec
+        return None
+    folders = list(found.submodule_search_locations or ()) if found else []
+    file = folders[0] if folders else found and found.origin
+    return Path(file).resolve() if file else None
+
+
+def _no_memory(match: re.Match[str]) -> str:
+    return f"no memory for {format_bytes(int(match[1]))}"
+
+
+def _text(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception:
+        return "its text cannot be read"

@@ -1,0 +1,139 @@
+"""What a record says of an exception: one safe line, with the place in a person's own code."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from attnbench import backends
+from attnbench.worker import failures
+
+MINE = """
+import sys
+
+def inner():
+    raise ValueError("no")
+
+def deep():
+    inner()
+
+def of_the_library():
+    import json
+    json.loads("{")
+
+def escapes():
+    raise ValueError("\\x1b[31mred\\x1b[0m \\x1b]0;title\\x07 \\x9b1mbold\\nnext line\\n\\nnext paragraph")
+
+def long():
+    raise ValueError("x" * 1000)
+
+def leaves():
+    sys.exit("a last word")
+
+def leaves_with_a_number():
+    sys.exit(3)
+
+def interrupts():
+    raise KeyboardInterrupt
+
+class Silent(Exception):
+    def __str__(self):
+        raise RuntimeError
+
+def silent():
+    raise Silent
+"""
+
+
+def raised_by(name: str, folder: Path) -> str:
+    """The reason of what a function of a person's file raises."""
+    path = folder / "mine.py"
+    path.write_text(MINE)
+    spec = f"{path}:{name}"
+    function = backends.load("own", spec).fn  # type: ignore[attr-defined]
+    with pytest.raises(BaseException) as caught:  # noqa: PT011
+        function()
+    return failures.reason(caught.value, spec)
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("deep", "ValueError: no (mine.py:5 in inner)"),
+        (
+            "of_the_library",
+            "JSONDecodeError: Expecting property name enclosed in double quotes: line 1 column 2 (char 1) "
+            "(mine.py:12 in of_the_library)",
+        ),
+        ("escapes", "ValueError: red bold next line (mine.py:15 in escapes)"),
+        ("long", f"ValueError: {'x' * 388} (mine.py:18 in long)"),
+        ("leaves", "SystemExit: a last word (mine.py:21 in leaves)"),
+        ("leaves_with_a_number", "SystemExit: 3 (mine.py:24 in leaves_with_a_number)"),
+        ("interrupts", "KeyboardInterrupt (mine.py:27 in interrupts)"),
+        ("silent", "Silent: its text cannot be read (mine.py:34 in silent)"),
+    ],
+)
+def test_the_place_is_the_last_in_the_persons_file(name: str, said: str, tmp_path: Path) -> None:
+    assert raised_by(name, tmp_path) == said
+
+
+@pytest.mark.parametrize(
+    ("helper", "place"),
+    [
+        ("helper.py", "helper.py:2 in fails"),
+        ("deep/below/helper.py", "helper.py:2 in fails"),
+        ("venv/lib/site-packages/helper.py", "mine.py:5 in calls"),  # a library, though it lies in their folder
+    ],
+)
+def test_a_neighbour_is_own_code_and_a_virtual_environment_is_not(helper: str, place: str, tmp_path: Path) -> None:
+    (tmp_path / helper).parent.mkdir(parents=True, exist_ok=True)
+    (tmp_path / helper).write_text("def fails():\n    raise ValueError('no')\n")
+    (tmp_path / "mine.py").write_text(
+        f"import runpy\nfails = runpy.run_path({str(tmp_path / helper)!r})['fails']\n\ndef calls():\n    fails()\n"
+    )
+    spec = f"{tmp_path}/mine.py:calls"
+    with pytest.raises(ValueError, match="no") as caught:
+        backends.load("own", spec).fn()  # type: ignore[attr-defined]
+    assert failures.place(caught.value, spec) == f" ({place})"
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("import sys\nsys.exit('not here')\n", "SystemExit: not here (mine.py:2)"),
+        ("def f():\n  import no_such_module_of_ours\nf()\n", "(mine.py:2 in f)"),
+        ("def f(:\n", "(mine.py, line 1)"),  # as Python says it
+    ],
+)
+def test_what_fails_at_import(text: str, said: str, tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(text)
+    spec = f"{tmp_path}/mine.py:f"
+    with pytest.raises(BaseException) as caught:  # noqa: PT011
+        backends.load("own", spec)
+    assert failures.reason(caught.value, spec).endswith(said)
+
+
+def test_a_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    package = tmp_path / "site-packages" / "package_of_ours"  # installed, and yet their own
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text("")
+    (package / "kernels.py").write_text("import json\n\ndef attention():\n    json.loads('{')\n")
+    monkeypatch.syspath_prepend(package.parent)
+    spec = "package_of_ours.kernels:attention"
+    with pytest.raises(ValueError, match="Expecting") as caught:
+        backends.load("own", spec).fn()  # type: ignore[attr-defined]
+    assert failures.place(caught.value, spec) == " (kernels.py:4 in attention)"
+    assert failures.place(caught.value, "no_such_module_of_ours:f") == ""
+    assert failures.place(caught.value, backends.BACKENDS["eager"]) == ""
+
+
+def test_out_of_memory() -> None:
+    allocator = RuntimeError(
+        "[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory: you tried to "
+        "allocate 67108864 bytes. Error code 12 (Cannot allocate memory)"
+    )
+    assert failures.is_out_of_memory(allocator)
+    assert failures.reason(allocator, "") == "RuntimeError: no memory for 64 MiB"
+    assert failures.is_out_of_memory(MemoryError())
+    assert not failures.is_out_of_memory(ValueError("memory"))
