@@ -13,6 +13,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from attnbench import __version__
 from attnbench.core.errors import EXIT_BAD_INPUT, EXIT_CANNOT_WRITE, EXIT_DONE, EXIT_TERMINATED, Terminated, UserError
+from attnbench.core.text import printable
 
 COMPLETION = "_ATTNBENCH_COMPLETE"  # set by what --install-completion gives a shell
 # In the order of --help. A file of that name has a function of that name, or `app`, which has several.
@@ -136,7 +137,7 @@ def main() -> None:
         if sys.stdout:
             sys.stdout.flush()
     except UserError as error:
-        print(f"attnbench: {error}", file=sys.stderr)
+        print(f"attnbench: {printable(str(error))}", file=sys.stderr)
         code = EXIT_BAD_INPUT
     except Terminated:
         code = EXIT_TERMINATED

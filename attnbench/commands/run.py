@@ -36,6 +36,10 @@ def run(
             "them; on a CPU the longest sequences are left out.",
         ),
     ] = None,
+    timeout: Annotated[
+        str | None,
+        how(metavar="TIME", help="Stop a job that takes longer, and 5 times its forecast. Default: 2m."),
+    ] = None,
     rounds: Annotated[int, how(metavar="N", help="Measure everything N times, each time in new processes.")] = 1,
     fresh_caches: Annotated[
         bool,
@@ -115,6 +119,7 @@ def run(
         "l2": l2,
         "cross_check": 0.25 if cross_check else None,
         "sustained_s": sustained,
+        "timeout_s": timeout,
         "isolate_power": isolate_power or None,
         "caches": "fresh" if fresh_caches else None,
     }

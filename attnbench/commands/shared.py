@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from attnbench.core.errors import EXIT_INTERRUPTED, EXIT_TERMINATED, Terminated, UserError, did_you_mean
+from attnbench.core.text import printable
 
 if TYPE_CHECKING:
     from attnbench.core.record import Run
@@ -25,7 +26,7 @@ def read(path: Path) -> Run:
 
     run, problems = run_file.read(path)
     for problem in problems:
-        print(f"attnbench: {problem}", file=sys.stderr)
+        print(f"attnbench: {printable(problem)}", file=sys.stderr)
     return run
 
 

@@ -23,6 +23,10 @@ class WorkerDied(Exception):
     """The worker ended instead of answering. The message says how it ended."""
 
 
+class WorkerOutOfMemory(WorkerDied):
+    """The worker ended for lack of memory."""
+
+
 class WorkerHung(Exception):
     """The worker did not answer within the time allowed, and was killed."""
 
@@ -45,6 +49,7 @@ class WorkerProcess:
         """
         self._stderr = tempfile.TemporaryFile()  # noqa: SIM115  (lives as long as the process)
         self._mark = 0  # where the stderr of the latest request begins
+        self._killed_for_memory = 0  # processes that Linux had killed for lack of memory before the latest request
         self._tail: str | None = None  # the end of its stderr, kept when it has been killed
         self._buffer = b""
         command = (
@@ -73,12 +78,26 @@ class WorkerProcess:
     def send(self, request: Mapping[str, Any]) -> None:
         """Write a request. `receive` returns the answers in the same order."""
         self._mark = self._stderr.seek(0, os.SEEK_END)
+        self._killed_for_memory = _killed_for_memory()
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):  # receive says why
             self._process.stdin.write((json.dumps(request) + "\n").encode())
 
     def receive(self, timeout: float) -> dict[str, Any]:
         """Return the next answer, waiting at most `timeout` seconds. Raises WorkerDied or WorkerHung."""
+        if not self.answered(timeout):
+            self.kill()
+            raise WorkerHung
+        line, _, self._buffer = self._buffer.partition(b"\n")
+        try:
+            answer: dict[str, Any] = json.loads(line)
+        except ValueError:
+            self.kill()
+            raise WorkerDied(f"it printed {line[:80].decode(errors='replace')!r} instead of an answer") from None
+        return answer
+
+    def answered(self, timeout: float) -> bool:
+        """Wait at most `timeout` seconds for the next answer; return whether it is there. Raises WorkerDied."""
         assert self._process.stdout is not None
         deadline = time.monotonic() + timeout
         with selectors.DefaultSelector() as selector:
@@ -87,22 +106,15 @@ class WorkerProcess:
                 left = deadline - time.monotonic()
                 if not selector.select(min(1.0, max(0.0, left))):
                     if not self.alive:  # a child of it may hold the pipe open
-                        raise WorkerDied(self._how_it_ended())
+                        raise self._death()
                     if left <= 0:
-                        self.kill()
-                        raise WorkerHung
+                        return False
                     continue
                 chunk = os.read(self._process.stdout.fileno(), 2**16)
                 if not chunk:
-                    raise WorkerDied(self._how_it_ended())
+                    raise self._death()
                 self._buffer += chunk
-        line, _, self._buffer = self._buffer.partition(b"\n")
-        try:
-            answer: dict[str, Any] = json.loads(line)
-        except ValueError:
-            self.kill()
-            raise WorkerDied(f"it printed {line[:80].decode(errors='replace')!r} instead of an answer") from None
-        return answer
+        return True
 
     def stderr_tail(self) -> str | None:
         """Return the end of what the worker wrote to stderr since the latest request, None for nothing."""
@@ -128,13 +140,26 @@ class WorkerProcess:
         self._tail = self.stderr_tail()
         self._stderr.close()
 
-    def _how_it_ended(self) -> str:
+    def _death(self) -> WorkerDied:
+        """Return how it ended."""
         code = self._process.wait()
         if code == -signal.SIGKILL:
-            return "the worker was killed (SIGKILL; often the system ran out of memory)"
+            if _killed_for_memory() > self._killed_for_memory:
+                return WorkerOutOfMemory("the system had no memory left and killed the worker")
+            return WorkerDied("the worker was killed (SIGKILL; often the system ran out of memory)")
+        if code == -signal.SIGABRT and "bad_alloc" in (self.stderr_tail() or ""):
+            return WorkerOutOfMemory("the worker crashed (SIGABRT): std::bad_alloc, no memory left")
         if code < 0:
-            return f"the worker crashed ({signal.Signals(-code).name})"
-        return f"the worker ended with exit code {code}"
+            return WorkerDied(f"the worker crashed ({signal.Signals(-code).name})")
+        return WorkerDied(f"the worker ended with exit code {code}")
+
+
+def _killed_for_memory() -> int:
+    """Return how many processes Linux has killed for lack of memory since it started; 0 where that is not known."""
+    try:
+        return int(dict(line.split() for line in Path("/proc/vmstat").read_text().splitlines()).get("oom_kill", 0))
+    except (OSError, ValueError):
+        return 0
 
 
 def isolated_command(module: str, *arguments: str, python: str | None = None) -> list[str]:

@@ -9,6 +9,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -69,7 +70,7 @@ class Outcome:
 class RunObserver(Protocol):
     """Receives the events of a run while it goes on; report/progress shows them to a person."""
 
-    def say(self, text: str) -> None:
+    def say(self, text: str, *, also_in_a_pipe: bool = False) -> None:
         """Take a text that says what goes on now. It is valid until the next event."""
 
     def planned(self, run: Run, todo: Sequence[Job], path: Path | None, notes: Sequence[str]) -> None:
@@ -183,7 +184,7 @@ def _planned(
         probes, answers = first_look(pool, chosen.cases, environment.device)
     else:
         observer.say(f"importing {', '.join(pool.specs)}")
-        probes = pool.probe()
+        probes = pool.probe(partial(observer.say, also_in_a_pipe=True))
         answers = pool.survey(probes, chosen.cases, environment.device)
     for name, probe in probes.items():
         if is_user_code(pool.specs[name]) and not probe.usable:
@@ -276,7 +277,7 @@ def _resume(request: Request, device: str, observer: RunObserver) -> Outcome:
             if request.dry_run:
                 return Outcome(replace(old, plan=tuple(todo)), request.resume)
             return Outcome(old, request.resume, exit_code(old, request.allow_wrong))
-        for name, probe in pool.probe().items():
+        for name, probe in pool.probe(partial(observer.say, also_in_a_pipe=True)).items():
             if old.versions.get(name) != probe.version:
                 raise UserError(
                     f"cannot resume {request.resume}: {name} was {old.versions.get(name)} and is "

@@ -132,8 +132,9 @@ def parse_options(options: Mapping[str, Any]) -> Settings:
     """Return command-line options as settings; None and {} stand for options that are not given."""
     axes = {k: v for k, v in options.get("axes", {}).items() if v is not None}
     policy = {k: v for k, v in options.get("policy", {}).items() if v is not None}
-    if "sustained_s" in policy:
-        policy["sustained_s"] = parse_duration(policy["sustained_s"], "--sustained")
+    for name, option in (("sustained_s", "--sustained"), ("timeout_s", "--timeout")):
+        if name in policy:
+            policy[name] = parse_duration(policy[name], option)
     given = {k: v for k, v in options.items() if v is not None}
     return Settings.model_validate({**given, "axes": axes, "policy": policy})
 

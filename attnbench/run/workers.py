@@ -21,11 +21,14 @@ from attnbench.core.errors import Terminated, UserError
 from attnbench.core.json import from_json, to_json
 from attnbench.core.machine import Device
 from attnbench.core.policy import Policy
-from attnbench.core.record import Job, Record
+from attnbench.core.record import Job, Record, Status
+from attnbench.core.sizes import format_duration
+from attnbench.core.text import some
 from attnbench.run import compile_caches
 from attnbench.run.plan import CaseSupport, skip_over_limit, skipped_record
-from attnbench.run.process import START_TIMEOUT, WorkerDied, WorkerHung, WorkerProcess
+from attnbench.run.process import START_TIMEOUT, WorkerDied, WorkerHung, WorkerOutOfMemory, WorkerProcess
 
+SLOW_START = 10.0  # seconds of importing, after which a person is told which backends have not finished
 COLD_TIMEOUT = 900.0  # seconds for a job that may have all its kernels to compile; FlashInfer's take minutes
 MAX_FAILED_STARTS = 3  # of a backend's worker; then its other jobs fail at once
 
@@ -57,10 +60,18 @@ class WorkerPool:
                 worker.send({"op": "import"})
         self._loading, self._importing = True, import_ahead
 
-    def probe(self) -> dict[str, Probe]:
-        """Return each backend's version, or why it cannot be used, when all have done what start_loading() asked."""
+    def probe(self, tell: Callable[[str], None] | None = None) -> dict[str, Probe]:
+        """Return each backend's version, or why it cannot be used, when all have done what start_loading() asked.
+
+        `tell` is told one time of those that take long.
+        """
         if not self._loading:
             self.start_loading()
+        if tell and (slow := self._still_loading(time.monotonic() + SLOW_START)):
+            tell(
+                f"{some(slow)} {'is' if len(slow) == 1 else 'are'} still importing after {SLOW_START:.0f} s "
+                f"(given up after {format_duration(START_TIMEOUT)}; Ctrl-C stops)"
+            )
         found = {name: self._receive_probe(name) for name in self.specs}
         for worker in self._workers.values() if self._importing else ():
             with contextlib.suppress(WorkerDied, WorkerHung):
@@ -68,6 +79,15 @@ class WorkerPool:
                     worker.receive(START_TIMEOUT)
         self._loading = self._importing = False
         return found
+
+    def _still_loading(self, deadline: float) -> list[str]:
+        """Wait until all workers have answered, or until a time of the monotonic clock; return who has not."""
+        slow = []
+        for name in self.specs:
+            with contextlib.suppress(WorkerDied):
+                if not self._workers[name].answered(max(0.0, deadline - time.monotonic())):
+                    slow.append(name)
+        return slow
 
     def _receive_probe(self, name: str) -> Probe:
         python = self.interpreters.get(name)
@@ -167,16 +187,18 @@ class WorkerPool:
         except (WorkerDied, WorkerHung) as error:
             self._failed_starts[job.backend] = self._failed_starts.get(job.backend, 0) + 1
             return replace(base, reason=f"its worker would not start: {error or 'no answer'}")
-        timeout = max(policy.timeout_s, 5 * job.forecast.seconds)
+        limits = {5 * job.forecast.seconds: "5 times its forecast", policy.timeout_s: "--timeout, policy timeout_s"}
         if policy.caches == "fresh" or job.backend in self._compilers:
-            timeout = max(timeout, COLD_TIMEOUT)
+            limits[COLD_TIMEOUT] = "it may have had kernels to compile"
+        timeout = max(limits)
         try:
             answer = worker.ask(request, timeout)
         except WorkerHung:
-            reason = f"no answer within {timeout:.0f} s; its worker was killed (policy timeout_s)"
+            reason = f"no answer within {format_duration(timeout)}; its worker was killed ({limits[timeout]})"
             return self._failed(replace(base, status="timeout", reason=reason), worker, began)
         except WorkerDied as death:
-            return self._failed(replace(base, reason=str(death)), worker, began)
+            status: Status = "oom" if isinstance(death, WorkerOutOfMemory) else "failed"
+            return self._failed(replace(base, status=status, reason=str(death)), worker, began)
         if "record" not in answer:
             return self._failed(replace(base, reason=answer["error"]), worker, began)
         record = from_json(Record, answer["record"])

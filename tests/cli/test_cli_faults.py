@@ -44,8 +44,23 @@ def test_a_hang_becomes_a_timeout(tool: Tool) -> None:
     tool.write("mine.yaml", "axes: {seqlen: 512-16k, headdim: 128}\npolicy: {timeout_s: 1}\n")
     stored = tool.fake("--suite", "mine.yaml", script="hang@4k")
     assert stored.statuses == {**OTHERS, 4096: "timeout"}
-    assert "no answer within 1 s" in stored.at(4096)["reason"]
+    assert "no answer within 1.0s" in stored.at(4096)["reason"]
     assert stored.at(4096)["seconds"] >= 1
+
+
+def test_a_timeout_as_an_option(tool: Tool) -> None:
+    stored = tool.fake(*LENGTHS, "--timeout", "0.7s", script="hang@4k")
+    assert stored.statuses == {**OTHERS, 4096: "timeout"}
+    assert stored.at(4096)["reason"] == "no answer within 0.7s; its worker was killed (--timeout, policy timeout_s)"
+    assert "--timeout: 'soon' is not a duration" in tool("run", "--timeout", "soon", code=2).err
+
+
+def test_no_escape_sequence_reaches_a_pipe(tool: Tool) -> None:
+    tool.write("mine.py", "raise ValueError('\\x1b[31mred \\x1b]0;title\\x07\\x9b1m')\n")
+    said = tool("run", "--device", "fake", "-b", "./mine.py:f", code=2).err
+    assert said == "attnbench: --backend f: cannot be imported: ValueError: red (mine.py:1)\n"
+    hostile = tool.write("\x1b[31mmine.yaml", "axes: 3")
+    assert "\x1b" not in tool("run", "--suite", hostile.name, code=2).err
 
 
 def test_every_fault_in_one_run(tool: Tool) -> None:

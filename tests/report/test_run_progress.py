@@ -98,3 +98,11 @@ def test_a_terminal_gets_one_line_that_never_wraps() -> None:
     progress.close()
     assert "fa4 16k d128 full fwd  FAIL" in stream.getvalue()
     assert "triton 16k d128 full fwd  300 TFLOP/s" not in stream.getvalue()  # no line a job
+
+
+def test_what_a_pipe_gets_of_what_goes_on() -> None:
+    stream = io.StringIO()
+    progress = RunProgress(Console(file=stream, width=80))
+    progress.say("importing mine")
+    progress.say("\x1b[31mmine is still importing", also_in_a_pipe=True)
+    assert stream.getvalue() == "mine is still importing\n"

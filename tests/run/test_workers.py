@@ -17,7 +17,7 @@ from attnbench.core.case import Case, Shape
 from attnbench.core.machine import Device
 from attnbench.core.policy import Policy
 from attnbench.core.record import Forecast, Job, Record
-from attnbench.run import workers
+from attnbench.run import process, workers
 from attnbench.run.process import WorkerProcess
 from attnbench.run.workers import TimeLimit, WorkerPool
 
@@ -48,12 +48,22 @@ class Own(Fake):
             raise ValueError("of the library")
         if n == 5:
             raise KeyboardInterrupt("a wish")
+        if n == 6:
+            os.kill(os.getpid(), 9)
+        if n == 7:
+            print("terminate called after throwing an instance of 'std::bad_alloc'", file=sys.stderr, flush=True)
+            os.abort()
         prepared = super().prepare(case, inputs)
         prepared.simulation.memory["memory_peak"] = os.getpid()
         return prepared
 
 class Compiles(Own):
     starts_compiler = True
+
+class Slow(Own):
+    def __init__(self):
+        time.sleep(1)
+        super().__init__()
 
 class Crashes:
     def __init__(self):
@@ -141,7 +151,7 @@ def test_a_hang_is_a_timeout_and_the_next_job_works(new_pool: NewPool, monkeypat
     began = time.monotonic()
     hung, after = run(new_pool(FAKE), job(1024), job(2048), policy=Policy(timeout_s=0.6))
     assert (hung.status, after.status) == ("timeout", "ok")
-    assert "timeout_s" in str(hung.reason)
+    assert hung.reason == "no answer within 0.6s; its worker was killed (--timeout, policy timeout_s)"
     assert hung.seconds is not None
     assert 0.6 <= hung.seconds <= time.monotonic() - began < 30
 
@@ -152,6 +162,7 @@ def test_a_job_that_is_forecast_to_be_long_is_given_longer(new_pool: NewPool, mo
     assert hung.status == "timeout"
     assert hung.seconds is not None
     assert hung.seconds >= 5 * 0.25
+    assert hung.reason == "no answer within 1.2s; its worker was killed (5 times its forecast)"
 
 
 def test_one_that_starts_a_compiler_is_given_as_long_as_that_takes(
@@ -182,6 +193,35 @@ def test_a_library_that_asks_for_the_end_keeps_its_worker(new_pool: NewPool, seq
     assert str(ended.reason).startswith(said)
     assert f"stderr of {seqlen}" in str(ended.stderr)
     assert pid(before) == pid(after)
+
+
+def test_what_the_system_killed_for_lack_of_memory_is_oom(new_pool: NewPool, monkeypatch: pytest.MonkeyPatch) -> None:
+    killed, kills = (iter((7, 8, 8)), "the worker was killed (SIGKILL; often the system ran out of memory)")
+    pool = new_pool(own="Own")
+    monkeypatch.setattr(process, "_killed_for_memory", lambda: 7)
+    (other,) = run(pool, job(6, "own"))
+    assert (other.status, other.reason) == ("failed", kills)
+    pool.probe()
+    monkeypatch.setattr(process, "_killed_for_memory", lambda: next(killed))
+    (dead,) = run(pool, job(6, "own"))
+    assert (dead.status, dead.reason) == ("oom", "the system had no memory left and killed the worker")
+
+
+def test_memory_that_cpp_does_not_get_is_oom(new_pool: NewPool) -> None:
+    dead, after = run(new_pool(own="Own"), job(7, "own"), job(9, "own"))
+    assert (dead.status, dead.reason) == ("oom", "the worker crashed (SIGABRT): std::bad_alloc, no memory left")
+    assert after.status == "ok"
+
+
+def test_a_slow_import_is_told_once(new_pool: NewPool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(workers, "SLOW_START", 0.0)
+    told: list[str] = []
+    probes = new_pool(FAKE, own="Slow").probe(told.append)
+    assert all(probe.usable for probe in probes.values())
+    assert told == ["fake, own are still importing after 0 s (given up after 5m00s; Ctrl-C stops)"]
+    monkeypatch.setattr(workers, "SLOW_START", 60.0)
+    new_pool(FAKE, dies="Crashes").probe(told.append)
+    assert len(told) == 1
 
 
 def test_the_tail_of_stderr_is_of_the_job_that_failed(new_pool: NewPool) -> None:

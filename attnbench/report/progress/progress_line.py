@@ -10,6 +10,7 @@ from rich.live import Live
 from rich.text import Text
 
 from attnbench.core.record import Job, Record
+from attnbench.core.text import printable
 from attnbench.results import case_names
 
 
@@ -22,16 +23,21 @@ class ProgressLine:
         if self._live:
             self._live.start()
 
-    def say(self, text: str) -> None:
-        """Show what goes on now, until the next call. In a pipe it would only be noise, so nothing is printed."""
+    def say(self, text: str, *, also_in_a_pipe: bool = False) -> None:
+        """Show what goes on now, until the next call. Most of it would only be noise in a pipe, and is not printed."""
         if self._live:
-            self._live.update(Text(text, style="dim"), refresh=True)
+            self._live.update(Text(printable(text), style="dim"), refresh=True)
+        elif also_in_a_pipe:
+            self._print(Text(text))
 
     def close(self) -> None:
         if self._live:
             self._live.stop()
 
     def _print(self, text: Text) -> None:
+        """Print a line, without the escape sequences that a name or a message may quote."""
+        if not text.plain.isprintable():
+            text = Text(printable(text.plain), style=text.style)
         self._console.print(text, soft_wrap=not self._console.is_terminal, highlight=False)
 
 
