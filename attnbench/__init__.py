@@ -13,9 +13,10 @@ In a notebook or a script:
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
+TYPE_CHECKING = False  # the module typing takes longer to import than all else of a command's start
 if TYPE_CHECKING:
+    from typing import Any
+
     from attnbench.core.case import Case
     from attnbench.core.record import Record, Run
     from attnbench.results.load import Results, load

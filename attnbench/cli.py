@@ -1,112 +1,126 @@
-"""The command line: one file per command in commands/, put together here."""
+"""What starts the command line, and turns whatever ends a command into an exit code.
+
+It imports next to nothing before it handles signals: the commands take a tenth of a second to import.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import sys
-from importlib import import_module
-from typing import Annotated, Any
+import time
 
-import typer
-from typer.core import TyperCommand, TyperGroup
+from attnbench.core.errors import EXIT_BAD_INPUT, EXIT_CANNOT_WRITE, EXIT_DONE, Interrupted, UserError
 
-from attnbench import __version__
-from attnbench.core.errors import EXIT_BAD_INPUT, EXIT_CANNOT_WRITE, EXIT_DONE, EXIT_TERMINATED, Terminated, UserError
-from attnbench.core.text import printable
+TYPE_CHECKING = False  # the module typing takes a third of the time until signals are handled
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from typing import Any, TextIO
 
 COMPLETION = "_ATTNBENCH_COMPLETE"  # set by what --install-completion gives a shell
-# In the order of --help. A file of that name has a function of that name, or `app`, which has several.
-COMMANDS = (
-    "run",
-    "report",
-    "check",
-    "profile",
-    "backends",
-    "doctor",
-    "suites",
-    "gate",
-    "ab",
-    "compare",
-    "baseline",
-    "env",
-)
+SIGNALS = ("SIGINT", "SIGTERM", "SIGHUP")
+IMPATIENCE = 2.0  # seconds in which another Ctrl-C says nothing new
+COLUMNS = range(20, 1001)  # what a table or a text can be fitted to
 
 
-class Command(TyperCommand):
-    """A command whose help shows no types, and whose completion converts no values."""
+def main() -> None:
+    """Run the command line and exit.
 
-    def get_params(self, ctx: Any) -> list[Any]:
-        return _adapted(super().get_params(ctx), ctx)
-
-
-class Group(TyperGroup):
-    """Several commands; in plain text each is listed with the whole first sentence of its help."""
-
-    def get_params(self, ctx: Any) -> list[Any]:
-        return _adapted(super().get_params(ctx), ctx)
-
-    def format_commands(self, _: Any, formatter: Any) -> None:
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, (c.help or "").partition("\n\n")[0]) for name, c in self.commands.items()])
-
-
-def _adapted(params: list[Any], ctx: Any) -> list[Any]:
-    """Return the parameters of a command, without what typer would add to them.
-
-    A flag has no type, and an argument's name says what it is: no `<bool>`, no `<list[Path]>`. To convert values typer
-    imports pydantic, which takes longer than the rest of a completion.
+    An error that a person can cause is one line and exit code 2. So is output that cannot be written, where the command
+    itself ended with 0.
     """
-    for param in params:
-        if getattr(param, "is_flag", False):
-            param.metavar = ""
-        if param.param_type_name == "argument":
-            param.display_type_rich = lambda ctx: None
-        if ctx.resilient_parsing:
-            param.process_value = lambda ctx, value: value
-    return params
+    _prepare_streams()
+    code: Any = EXIT_DONE
+    try:
+        with _interruptible():
+            from attnbench.commands.command_line import COMMANDS, command_line
+
+            words = _words_to_complete() if COMPLETION in os.environ else sys.argv[1:]
+            asked = [name for name in words[:1] if name in COMMANDS]  # to build all commands takes 40 ms
+            try:
+                command_line(*asked)(complete_var=COMPLETION)
+            except SystemExit as end:
+                code = end.code
+            sys.stdout.flush()
+    except UserError as error:
+        _say(str(error))
+        code = EXIT_BAD_INPUT
+    except Interrupted as end:
+        _say("interrupted")
+        code = end.exit_code
+    except OSError as error:
+        what = f"{error.filename}: " if error.filename else "cannot write the output: "
+        if not code:  # else the command has said what is wrong
+            _say(f"{what}{error.strerror}")
+        code = code or EXIT_CANNOT_WRITE
+        _drop_rest(sys.stdout)
+    sys.exit(code)
 
 
-def command_line(*names: str) -> typer.Typer:
-    """Return the program with these commands, or with all.
+def _say(error: str) -> None:
+    """Print an error, if that can be."""
+    from attnbench.core.text import printable
 
-    With all it is written for --help: as plain text, because rich takes a tenth of a second to import.
+    try:
+        print(f"attnbench: {printable(error)}", file=sys.stderr, flush=True)
+    except OSError:
+        _drop_rest(sys.stderr)
+
+
+def _drop_rest(stream: TextIO) -> None:
+    """Let what a stream still holds go nowhere; writing it would fail again when Python ends."""
+    with contextlib.suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
+
+def _prepare_streams() -> None:
+    """Let every text be printed, whatever the encoding, the width, and the streams that this process was given.
+
+    A standard output that is closed (`>&-`) fails when it is written to, as a full disk does. Without it no file of
+    ours may have its number, where a library would print into it.
     """
-    app = typer.Typer(
-        cls=Group,
-        name="attnbench",
-        help="Measures attention kernels: speed, memory, and how close they come to the hardware's limit.",
-        epilog="First steps: `attnbench run --suite quick`, then `attnbench report` on the file that it names. Both "
-        "work without a GPU too. `attnbench run --device fake` measures nothing: it is for trying the commands.",
-        no_args_is_help=True,
-        pretty_exceptions_enable=False,
-        rich_markup_mode="rich" if names else None,
-        context_settings={"help_option_names": ["-h", "--help"]},
-    )
-    app.callback()(_root)
-    for name in names or COMMANDS:
-        module = import_module(f"attnbench.commands.{name}")
-        if hasattr(module, "app"):
-            for command in module.app.registered_commands:
-                command.cls = Command
-            app.add_typer(module.app, name=name, cls=Group)
-        else:
-            app.command(cls=Command)(getattr(module, name))
-    return app
+    while (number := os.open(os.devnull, os.O_RDONLY)) <= 2:
+        pass
+    os.close(number)
+    sys.stdout = sys.stdout or open(1, "w", closefd=False)  # noqa: SIM115
+    sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: SIM115
+    sys.stdout.reconfigure(errors="replace")  # type: ignore[attr-defined, union-attr, unused-ignore]
+    for name in ("COLUMNS", "LINES"):
+        text = os.environ.get(name, "")
+        if not (text.isascii() and text.isdigit() and len(text) < 5 and int(text) in COLUMNS):
+            os.environ.pop(name, None)
 
 
-def _version(asked: bool) -> None:
-    if asked:
-        print(f"attnbench {__version__}")
-        raise typer.Exit
+@contextlib.contextmanager
+def _interruptible() -> Iterator[None]:
+    """In the block let signals raise Interrupted, but those that are ignored (nohup).
 
+    Those that follow at once are ignored, so that what the first has begun to tidy up and to show comes to its end.
+    """
+    latest = -IMPATIENCE
 
-def _root(
-    version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
-    ] = False,
-) -> None:
-    pass
+    def interrupt(number: int, _: object) -> None:
+        nonlocal latest
+        now = time.monotonic()
+        if now - latest >= IMPATIENCE:
+            latest = now
+            raise Interrupted(number)
+
+    there = [getattr(signal, name) for name in SIGNALS if hasattr(signal, name)]
+    before = {number: signal.getsignal(number) for number in there}
+    handled = [number for number, handler in before.items() if handler not in (signal.SIG_IGN, None)]
+    try:
+        for number in handled:
+            signal.signal(number, interrupt)
+        yield
+    except Exception as error:
+        if isinstance(error.__cause__, Interrupted):  # Python to 3.11 wraps what is raised while a class is made
+            raise error.__cause__ from None
+        raise
+    finally:
+        for number in handled:
+            signal.signal(number, before[number])
 
 
 def _words_to_complete() -> list[str]:
@@ -118,36 +132,6 @@ def _words_to_complete() -> list[str]:
         os.environ["COMP_WORDS"] = "\n".join(word for i, word in enumerate(words) if i not in signs)
         os.environ["COMP_CWORD"] = str(position - len(signs))
     return os.environ.get("COMP_WORDS", os.environ.get("_TYPER_COMPLETE_ARGS", "")).split()[1:]
-
-
-def main() -> None:
-    """Run the command line and exit.
-
-    An error that a person can cause is one line and exit code 2. So is output that cannot be written, where the command
-    itself ended with 0.
-    """
-    code: Any = EXIT_DONE
-    try:
-        words = _words_to_complete() if COMPLETION in os.environ else sys.argv[1:]
-        asked = [name for name in words[:1] if name in COMMANDS]  # to build all commands takes 40 ms
-        try:
-            command_line(*asked)(complete_var=COMPLETION)
-        except SystemExit as end:
-            code = end.code
-        if sys.stdout:
-            sys.stdout.flush()
-    except UserError as error:
-        print(f"attnbench: {printable(str(error))}", file=sys.stderr)
-        code = EXIT_BAD_INPUT
-    except Terminated:
-        code = EXIT_TERMINATED
-    except OSError as error:
-        what = f"{error.filename}: " if error.filename else "cannot write the output: "
-        print(f"attnbench: {what}{error.strerror}", file=sys.stderr)
-        code = code or EXIT_CANNOT_WRITE
-        with contextlib.suppress(OSError, ValueError):  # the rest of the buffer would fail again when Python ends
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    sys.exit(code)
 
 
 if __name__ == "__main__":

@@ -26,7 +26,7 @@ from typer.testing import CliRunner
 
 from attnbench.analysis.ab import run_ab
 from attnbench.analysis.profile import profile as profiles
-from attnbench.cli import COMMANDS, command_line
+from attnbench.commands.command_line import COMMANDS, command_line
 from attnbench.core.sizes import format_duration
 from attnbench.run import run_suite
 from attnbench.run.axes import AXES

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import attnbench
-from attnbench import cli
+from attnbench.commands.command_line import COMMANDS
 
 PACKAGE = Path(attnbench.__file__).parent
 MAY_IMPORT: dict[str, set[str]] = {  # folder -> the folders of ours that it may import, beside itself
@@ -135,9 +135,9 @@ for module in {modules!r}:
     loaded_by(code)
 
 
-@pytest.mark.parametrize("command", cli.COMMANDS)
+@pytest.mark.parametrize("command", COMMANDS)
 def test_a_command_starts_without_what_it_may_need_later(command: str) -> None:
-    loaded = loaded_by(f"import attnbench.cli\nattnbench.cli.command_line({command!r})")
+    loaded = loaded_by(f"from attnbench.commands.command_line import command_line\ncommand_line({command!r})")
     assert loaded & HEAVY <= {"rich", "pydantic"}  # typer's own
 
 
@@ -170,4 +170,4 @@ assert worker.answer(request)["record"]["status"] == "ok"
 
 def test_each_file_of_commands_is_a_command_or_what_commands_share() -> None:
     files = {path.stem for path in (PACKAGE / "commands").glob("*.py")}
-    assert files - {"__init__", "shared", "options", "output", "complete"} == {*cli.COMMANDS}
+    assert files - {"__init__", "command_line", "shared", "options", "output", "complete"} == {*COMMANDS}

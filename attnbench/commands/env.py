@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from attnbench.commands.shared import live
+from attnbench.commands.shared import ends_with_its_reader, live
 from attnbench.core.errors import EXIT_NOTHING_MEASURED
 
 app = typer.Typer(
@@ -62,6 +62,7 @@ def list_() -> None:
 
     from attnbench.run import venvs
 
+    ends_with_its_reader()
     table = Table(box=None, pad_edge=False, header_style="bold")
     for heading in ("name", "backends", "interpreter", "made for", "packages"):
         table.add_column(heading, overflow="fold")

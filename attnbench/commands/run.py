@@ -11,7 +11,7 @@ import typer
 
 from attnbench.commands import options, output
 from attnbench.commands.shared import ends_with_its_reader, live
-from attnbench.core.errors import EXIT_INTERRUPTED, EXIT_TERMINATED, EXIT_WRONG_RESULT
+from attnbench.core.errors import EXIT_BY_SIGNAL, EXIT_WRONG_RESULT
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -106,7 +106,7 @@ def run(
     attnbench run --suite quick --cross-check --sustained 10s
 
     Exit code 0: done; 1: nothing could be measured; 2: bad input, or output that cannot be written; 5: a wrong result,
-    unless --allow-wrong is given; 130, 143: interrupted, terminated (--resume goes on).
+    unless --allow-wrong is given; 129, 130, 143: hung up, interrupted, terminated (--resume goes on).
     """
     wanted = output_to.wanted()
     from attnbench.report.progress.run_progress import RunProgress
@@ -172,7 +172,7 @@ def _epilogue(console: Console, outcome: Outcome) -> None:
         console.print(line, markup=False, style="dim")
     console.print(f"Results: {outcome.path}", markup=False, soft_wrap=True)
     if left := [job for job in missing(outcome.run) if job.skip is None or job.resumable]:
-        if outcome.exit_code in (EXIT_INTERRUPTED, EXIT_TERMINATED):
+        if outcome.exit_code in EXIT_BY_SIGNAL:
             console.print(f"Interrupted; what was measured is kept. Go on with the {count(len(left), 'job')} left:")
         else:
             console.print(f"{count(len(left), 'job')} did not fit the time limit. To measure what is left:")

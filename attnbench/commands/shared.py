@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from attnbench.core.errors import EXIT_INTERRUPTED, EXIT_TERMINATED, Terminated, UserError, did_you_mean
+from attnbench.core.errors import Interrupted, UserError, did_you_mean
 from attnbench.core.text import printable
 
 if TYPE_CHECKING:
@@ -41,16 +41,18 @@ def ends_with_its_reader() -> None:
 
 @contextmanager
 def live(kind: type[L], goal: str) -> Iterator[L]:
-    """Give a line on stderr that says what goes on. Interrupted before `goal`, say so and end with the exit code."""
+    """Give a line on stderr that says what goes on. Interrupted, say what was kept and end with the exit code."""
     from rich.console import Console
 
     line = kind(Console(stderr=True, highlight=False))
     try:
         yield line
-    except (KeyboardInterrupt, Terminated) as end:
+    except Interrupted as end:
         line.close()
-        print(f"attnbench: interrupted before {goal}", file=sys.stderr)
-        sys.exit(EXIT_TERMINATED if isinstance(end, Terminated) else EXIT_INTERRUPTED)
+        kept = ", ".join(map(str, line.files))
+        where = f"; what was measured is in {kept}" if kept else f" before {goal}"
+        print(f"attnbench: interrupted{where}", file=sys.stderr)
+        sys.exit(end.exit_code)
     finally:
         line.close()
 
@@ -64,7 +66,7 @@ def one_of(option: str, word: str, known: Sequence[W]) -> W:
 
 
 def put(content: str | bytes, file: Path | None = None) -> None:
-    """Write text or bytes to a file, or to stdout; a character that the encoding lacks becomes "?".
+    """Write text or bytes to a file, or to stdout.
 
     Raises UserError for a file that cannot be written, and for bytes on a terminal.
     """
@@ -74,8 +76,7 @@ def put(content: str | bytes, file: Path | None = None) -> None:
         except OSError as error:
             raise UserError(f"cannot write {file}: {error.strerror}") from None
     elif isinstance(content, str):
-        encoding = sys.stdout.encoding or "utf-8"
-        print(content.encode(encoding, "replace").decode(encoding), end="")
+        print(content, end="")
     elif sys.stdout.isatty():
         raise UserError("this format is not text; write it to a file: -f FORMAT=FILE")
     else:

@@ -9,13 +9,15 @@
 | 3        | inconclusive (gate, ab); unfit (doctor)                                                      |
 | 4        | not comparable (gate, ab)                                                                    |
 | 5        | a wrong result (run, check), unless it was allowed                                           |
-| 130, 143 | interrupted, terminated                                                                      |
+| 129      | hung up (SIGHUP: the terminal is gone)                                                       |
+| 130, 143 | interrupted (Ctrl-C), terminated (SIGTERM)                                                   |
 """
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Iterable
+TYPE_CHECKING = False  # to import typing takes longer than all else here
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 EXIT_DONE = EXIT_PASS = 0
 EXIT_REGRESSION = EXIT_NOTHING_MEASURED = 1
@@ -23,8 +25,10 @@ EXIT_BAD_INPUT = EXIT_CANNOT_WRITE = 2
 EXIT_INCONCLUSIVE = EXIT_UNFIT = 3
 EXIT_NOT_COMPARABLE = 4
 EXIT_WRONG_RESULT = 5
+EXIT_HUNG_UP = 129
 EXIT_INTERRUPTED = 130
 EXIT_TERMINATED = 143
+EXIT_BY_SIGNAL = (EXIT_HUNG_UP, EXIT_INTERRUPTED, EXIT_TERMINATED)
 
 
 class UserError(Exception):
@@ -36,12 +40,18 @@ class UserError(Exception):
     exit_code = EXIT_BAD_INPUT
 
 
-class Terminated(BaseException):
-    """Raised when SIGTERM arrives; handled like KeyboardInterrupt."""
+class Interrupted(BaseException):
+    """Raised in place of KeyboardInterrupt when SIGINT, SIGTERM or SIGHUP arrives; what was measured is kept."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.exit_code = 128 + number
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """Return the end of an error line: '; did you mean "x"?' if a known word is close, else the list of known words."""
+    import difflib
+
     known = list(known)
     close = difflib.get_close_matches(word, known, 1) or difflib.get_close_matches(word.lower(), known, 1)
     return f'; did you mean "{close[0]}"?' if close else f"; known: {', '.join(known)}"

@@ -10,6 +10,8 @@ def digits(number: float) -> str:
     """Return a number with three significant digits, whole from 100 on, with an exponent below 1e-4 only."""
     if number == 0:
         return "0"
+    if not math.isfinite(number):
+        return str(number)
     if abs(number) < 1000:
         number = float(f"{number:.3g}")
     if abs(number) < 1e-4:
@@ -34,7 +36,8 @@ def energy(joules: float) -> str:
 
 def percent(fraction: float) -> str:
     """Return a fraction as per cent with two significant digits: 62%, 2.7%, 0.42%."""
-    return f"{float(f'{100 * fraction:.2g}') if abs(fraction) < 1 else round(100 * fraction):g}%"
+    rounded = float(f"{100 * fraction:.2g}") if abs(fraction) < 1 else float(f"{100 * fraction:.0f}")
+    return f"{rounded:g}%"
 
 
 def share(fraction: float) -> str:

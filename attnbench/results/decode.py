@@ -7,6 +7,7 @@ type) is left to core.json, which reads it or says what is wrong with it.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache
@@ -21,6 +22,8 @@ from attnbench.core.record import Forecast, Job, Measurement, Record, Run
 DAMAGE = (ValueError, KeyError, TypeError, AttributeError, RecursionError)  # raised for what is no value of ours
 MOST_SAMPLES = 10_000_000  # of a measurement; a damaged file must not ask for more memory than there is
 
+LARGEST, SHORTEST = 1e30, 1e-15  # of any unit; seconds: no clock tells less, and figures beyond overflow formulas
+
 
 def record(line: bytes) -> Record | None:
     """Return the record of a line, or None for a line of another type. Raises one of DAMAGE for a damaged line."""
@@ -29,11 +32,24 @@ def record(line: bytes) -> Record | None:
         known = case(bytes(found.case))
         measurements = {name: Measurement(m.unit, m.samples()) for name, m in found.measurements.items()}
     except (msgspec.MsgspecError, ValueError, TypeError, KeyError):
-        return _record_by_core_json(line)
+        found_by_json = _record_by_core_json(line)
+        if found_by_json:
+            _check(found_by_json.measurements)
+        return found_by_json
     if found.type != "record":
         return None
+    _check(measurements)
     values = dict(zip(_HINTS, msgspec.structs.astuple(found), strict=False))
     return Record(**{**values, "case": known, "measurements": measurements})
+
+
+def _check(measurements: Mapping[str, Measurement]) -> None:
+    """Raise ValueError for a sample that nothing can have measured."""
+    for name, found in measurements.items():
+        low, high = min(found.values, default=0.0), max(found.values, default=0.0)
+        for value in (low, high):
+            if LARGEST < abs(value) < math.inf or (found.unit == "s" and (value < 0 or 0 < value < SHORTEST)):
+                raise ValueError(f"{name}: {value:g} {found.unit} is nothing that can be measured")
 
 
 def fields(line: bytes) -> dict[str, bytes]:

@@ -11,6 +11,7 @@ stands and stays one when it is resumed, so that what wrote it can read it still
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import errno
 import fcntl
@@ -74,7 +75,7 @@ class RunFile:
             raise UserError(f"cannot append to {path}: {error.strerror}") from None
         _lock(path, file)
         content = file.read()
-        first, whole, _ = content.partition(b"\n")
+        first, whole, _ = content.removeprefix(codecs.BOM_UTF8).partition(b"\n")
         try:
             if content.startswith(_GZIP):
                 raise UserError(f"{path} is gzipped, and a run is written plain; gunzip {path}, then resume that file")
@@ -180,7 +181,7 @@ def unpacked(path: Path) -> tuple[bytes, list[str]]:
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror}") from None
     if not content.startswith(_GZIP):
-        return content, []
+        return content.removeprefix(codecs.BOM_UTF8), []
     pieces = []
     try:
         with gzip.GzipFile(fileobj=io.BytesIO(content)) as file:
@@ -193,7 +194,7 @@ def unpacked(path: Path) -> tuple[bytes, list[str]]:
         return content, [f"{path}: the gzip file is cut off; the whole lines before the cut were read"]
     except (gzip.BadGzipFile, zlib.error) as error:
         raise UserError(f"{path} is a damaged gzip file ({error}); restore it, its figures cannot be trusted") from None
-    return b"".join(pieces), []
+    return b"".join(pieces).removeprefix(codecs.BOM_UTF8), []
 
 
 def name(path: Path) -> str:
@@ -221,7 +222,7 @@ def _schema(path: Path, header: Mapping[str, bytes]) -> int:
     """Return the schema that a first line names. Raises UserError where it is newer than what is read here."""
     try:
         kind, schema = json.loads(header["type"]), int(json.loads(header["schema"]))
-    except (ValueError, KeyError, TypeError, OverflowError):
+    except (*decode.DAMAGE, OverflowError):
         raise _not_ours(path) from None
     if kind != "run" or schema < 1:
         raise _not_ours(path)

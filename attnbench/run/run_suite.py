@@ -16,11 +16,9 @@ from typing import Protocol
 from attnbench.core.case import DTYPES
 from attnbench.core.errors import (
     EXIT_DONE,
-    EXIT_INTERRUPTED,
     EXIT_NOTHING_MEASURED,
-    EXIT_TERMINATED,
     EXIT_WRONG_RESULT,
-    Terminated,
+    Interrupted,
     UserError,
 )
 from attnbench.core.record import Job, Record, Run
@@ -315,10 +313,8 @@ def _measure(
             file.append(record)
             records.append(record)
             observer.ended(job, record)
-    except KeyboardInterrupt:
-        code = EXIT_INTERRUPTED
-    except Terminated:
-        code = EXIT_TERMINATED
+    except Interrupted as end:
+        code = end.exit_code
     finally:
         file.close()
     return replace(planned, records=tuple(records)), code

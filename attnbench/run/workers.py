@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import shlex
-import signal
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -17,7 +16,7 @@ from typing import Any, Literal
 
 from attnbench.core.backend import Probe, Workspace
 from attnbench.core.case import Case
-from attnbench.core.errors import Terminated, UserError
+from attnbench.core.errors import UserError
 from attnbench.core.json import from_json, to_json
 from attnbench.core.machine import Device
 from attnbench.core.policy import Policy
@@ -282,18 +281,12 @@ def has_nvidia_gpu() -> bool:
 
 @contextlib.contextmanager
 def closing_workers(*pools: WorkerPool) -> Iterator[None]:
-    """At the end of the block, however it ends, kill the workers of all pools. SIGTERM ends it with Terminated."""
-
-    def terminate(*_: object) -> None:
-        raise Terminated
-
-    before = signal.signal(signal.SIGTERM, terminate)
+    """At the end of the block, however it ends, kill the workers of all pools."""
     try:
         yield
     finally:
         for pool in pools:
             pool.close()
-        signal.signal(signal.SIGTERM, before)
 
 
 class TimeLimit:

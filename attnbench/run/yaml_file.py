@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import reprlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,16 +17,35 @@ if TYPE_CHECKING:
     from pydantic import BaseModel, ValidationError
 
 
+INT, FLOAT = "tag:yaml.org,2002:int", "tag:yaml.org,2002:float"
+LARGEST = 256 * 2**10  # bytes; PyYAML reads them in a second
+WANTED = {  # what begins the type of a mistake that pydantic finds -> what is wanted
+    "bool": "true or false",
+    "int": "a whole number",
+    "float": "a number",
+    "string": "text",
+    "list": "a list",
+    "dict": "a mapping (name: value)",
+    "model": "a mapping (name: value)",
+}
+
+
 def read_yaml(path: Path) -> Any:
-    """Return the content of a YAML file. Raises UserError with the line if it is not YAML or has a key twice."""
+    """Return the content of a YAML file. Raises UserError where it is too large, is not YAML, or has a key twice."""
     try:
         if path.is_char_device():  # /dev/zero has no end
             raise UserError(f"{path}: not readable as YAML: it is a device")
-        return yaml.load(path.read_text(encoding="utf-8"), _Loader)
+        with path.open("rb") as file:
+            content = file.read(LARGEST + 1)
+        if len(content) > LARGEST:
+            raise UserError(f"{path}: larger than {LARGEST // 2**10} KiB; write lists and ranges, not single cases")
+        return yaml.load(content.decode("utf-8-sig"), _Loader)
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror}") from None
     except UnicodeDecodeError:
         raise UserError(f"{path}: not readable as YAML: it is not text") from None
+    except RecursionError:
+        raise UserError(f"{path}: not readable as YAML: it is nested too deeply") from None
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark
         where = f"{path}:{mark.line + 1}" if mark else f"{path}"
@@ -38,19 +59,33 @@ def first_mistake(error: ValidationError, models: Mapping[str, type[BaseModel]])
 
     `models`: the key of a mapping in the file -> its model; "" for all other mappings.
     """
-    first = error.errors()[0]
-    place = ".".join(map(str, first["loc"]))
+    first, *others = error.errors()
+    place = _place(first["loc"])
     if first["type"] == "missing":
         return f"{place} is missing"
     if first["type"] != "extra_forbidden":
-        return f"{place}: {first['msg'].removeprefix('Value error, ')}"
+        alike = (first, *(other for other in others if _place(other["loc"]) == place))  # one for each type it may have
+        wanted = [WANTED[kind] for found in alike if (kind := found["type"].partition("_")[0]) in WANTED]
+        if first["type"].partition("_")[0] not in WANTED:
+            return f"{place}: {first['msg'].removeprefix('Value error, ')}"
+        return f"{place}: {reprlib.repr(first['input'])} is not {' or '.join(dict.fromkeys(wanted))}"
     *_, within = ("", *(part for part in first["loc"][:-1] if isinstance(part, str)))
     fields = models.get(within, models[""]).model_fields
     known = sorted({field.alias or name for name, field in fields.items()})
     return f"{place}: unknown key{did_you_mean(str(first['loc'][-1]), known)}"
 
 
+def _place(loc: tuple[int | str, ...]) -> str:
+    """Return the place of a mistake as keys with dots, without the types that pydantic tried there."""
+    return ".".join(str(part) for part in loc if part not in WANTED and part != "str" and "[" not in str(part))
+
+
 class _Loader(yaml.SafeLoader):
+    """PyYAML's loader with the numbers of YAML 1.2: 12:30 is no 750 and 010 no 8.
+
+    The loader of libyaml is faster, but ends the process where a file is nested deeply.
+    """
+
     def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
         """Refuse a key that is there twice. YAML forbids it, but PyYAML would silently keep the last."""
         node = super().compose_mapping_node(anchor)
@@ -68,3 +103,17 @@ class _Loader(yaml.SafeLoader):
             return super().construct_object(node, deep)
         except ValueError as error:
             raise ConstructorError(problem=str(error), problem_mark=node.start_mark) from None
+
+
+_Loader.yaml_implicit_resolvers = {
+    first: [(tag, pattern) for tag, pattern in found if tag not in (INT, FLOAT)]
+    for first, found in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+_EXPONENT = r"[eE][-+]?[0-9]+"
+_POINT = r"(\.[0-9]+|[0-9]+\.[0-9]*)"
+_Loader.add_implicit_resolver(INT, re.compile(r"[-+]?(0|[1-9][0-9]*)$"), [*"-+0123456789"])
+_Loader.add_implicit_resolver(
+    FLOAT,
+    re.compile(rf"[-+]?({_POINT}({_EXPONENT})?|[0-9]+{_EXPONENT}|\.(inf|Inf|INF))$|\.(nan|NaN|NAN)$"),
+    [*"-+.0123456789"],
+)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +19,7 @@ from attnbench.analysis.gate import judge
 from attnbench.analysis.gate.document import document_of
 from attnbench.analysis.gate.margins import DEFAULT
 from attnbench.analysis.summary.cautions import cautions
-from attnbench.core.errors import UserError
+from attnbench.core.errors import Interrupted, UserError
 from attnbench.core.json import to_json
 from attnbench.core.record import Job, Record, Run
 from attnbench.report import json_and_csv, markdown, terminal
@@ -30,6 +31,7 @@ from attnbench.run.suite import parse_options
 
 OWN = """
 import random
+import signal
 from attnbench.backends.fake import Fake
 
 class A(Fake):
@@ -82,7 +84,7 @@ class Watcher:
     def turn(self, number: int, side: str, jobs: int, open_cells: int, left: float) -> None:
         self.turns.append((side, jobs))
         if number == self.interrupt_at:
-            raise KeyboardInterrupt
+            raise Interrupted(signal.SIGINT)
 
     def started(self, job: Job) -> None: ...
 

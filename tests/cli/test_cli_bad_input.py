@@ -125,9 +125,20 @@ BAD_SUITES = {
     "axes: {seqlen: 1k}\npolicy: {timeout: 5}": "policy: unknown key 'timeout'; did you mean \"timeout_s\"?",
     "axes: {seqlen: 1k}\npolicy: {timeout_s: soon}": "policy: timeout_s: 'soon' is not",
     "axes: {seqlen: 1k}\npolicy: {max_seconds: -1}": "policy: max_seconds: -1 is not",
-    "axes: {seqlen: 1k}\nbackends: 5": "backends: ",
-    "axes: {seqlen: 1k, causal: maybe}": "axes.causal",
-    "axes: [1k]": "axes: ",
+    "axes: {seqlen: 1k}\nbackends: 5": "backends: 5 is not a list",
+    "axes: {seqlen: 1k, causal: maybe}": "axes.causal: 'maybe' is not true or false or a list",
+    "axes: [1k]": "axes: ['1k'] is not a mapping (name: value)",
+    "axes: {seqlen: 1k}\npolicy: {seed: [1]}": "policy.seed: [1] is not true or false or a whole number or",
+    "axes: {seqlen: 1k}\ncases: [5]": "cases.0: 5 is not a mapping (name: value)",
+    "axes: {seqlen: 1k}\ntokens: [1]": "tokens: [1] is not text or a whole number",
+    "axes: {seqlen: 1k}\ninterpreters: {1: 2}": "interpreters.1: 1 is not text",
+    "axes: {seqlen: 12:30}": "seqlen: '12:30' is not a size; write 4k",
+    "axes: {seqlen: 0x10}": "seqlen: '0x10' is not a size; write 4",
+    "axes: {seqlen: 1k}\npolicy: {timeout_s: 1:30}": "policy: timeout_s: '1:30' is not a number",
+    "axes: " + "[" * 100_000: "not readable as YAML: it is nested too deeply",
+    "axes: " + "{a: " * 20_000: "not readable as YAML: it is nested too deeply",
+    "axes: {seqlen: 1k}\n" + "- " * 20_000: "not readable as YAML: ",
+    "axes: {seqlen: 1k}\ncases:\n" + "- {seqlen: 8k}\n" * 20_000: "larger than 256 KiB; write lists and ranges",
     "axes: {seqlen: [1k": "not readable as YAML: ",
     "\x07": "not readable as YAML: ",
     "just words": "a suite is a mapping with axes",
@@ -140,7 +151,7 @@ BAD_SUITES = {
 }
 
 
-@pytest.mark.parametrize(("text", "says"), BAD_SUITES.items())
+@pytest.mark.parametrize(("text", "says"), BAD_SUITES.items(), ids=[text[:40] for text in BAD_SUITES])
 def test_bad_suites(tool: Tool, inside: Callable[..., Result], text: str, says: str) -> None:
     tool.write("mine.yaml", text)
     check(tool, *FAKE, "--suite", "mine.yaml", says=says, run=inside)

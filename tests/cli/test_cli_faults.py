@@ -124,7 +124,7 @@ def test_a_worker_whose_interpreter_does_not_work_costs_its_backend_only(tool: T
 
 
 @linux
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
 def test_an_interrupted_run_is_a_shorter_run(tool: Tool, number: int, code: int) -> None:
     with tool.start(*FAKE, *LENGTHS, "--out", "run.jsonl", fake="hang@1k") as process:
         workers = tool.wait_until_stuck(process)
@@ -147,7 +147,7 @@ def test_an_interrupted_run_is_a_shorter_run(tool: Tool, number: int, code: int)
 
 
 @linux
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
 def test_interrupted_before_the_first_job(tool: Tool, number: int, code: int) -> None:
     tool.write("slow.py", "import time\ntime.sleep(60)\n")
     with tool.start("run", "--device", "fake", "-b", "./slow.py:f", "--out", "run.jsonl") as process:

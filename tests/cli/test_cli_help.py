@@ -12,7 +12,7 @@ import typer
 from tool import Tool
 
 from attnbench.analysis.gate.margins import RULES
-from attnbench.cli import COMMANDS, command_line
+from attnbench.commands.command_line import COMMANDS, command_line
 from attnbench.results.metrics import METRICS
 
 

@@ -32,6 +32,7 @@ import yaml
 import worker_here
 from attnbench import cli
 from attnbench.backends import BACKENDS
+from attnbench.commands import command_line as program
 from attnbench.core.json import to_json
 from attnbench.core.machine import Device, Environment
 from attnbench.run import device_probe, venvs, workers
@@ -349,7 +350,7 @@ def commands() -> dict[tuple[str, ...], Any]:
         for name, one in (inner or {}).items():
             walk((*words, name), one)
 
-    walk((), typer.main.get_command(cli.command_line()))
+    walk((), typer.main.get_command(program.command_line()))
     return found
 
 

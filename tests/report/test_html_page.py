@@ -325,7 +325,7 @@ def test_the_command_writes_it_without_anything_heavy(tmp_path: Path) -> None:
         stored.append(record)
     stored.close()
     code = (
-        "import sys; from attnbench.cli import command_line\n"
+        "import sys; from attnbench.commands.command_line import command_line\n"
         f"try: command_line()(['report', {str(file)!r}, '--html', {str(tmp_path / 'a.html')!r}])\n"
         "except SystemExit as end: assert not end.code, end.code\n"
         "print(*sorted({'torch', 'pandas', 'numpy', 'vl_convert', 'yaml'} & set(sys.modules)))"

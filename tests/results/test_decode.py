@@ -30,12 +30,14 @@ def lines(path: Path) -> Iterator[bytes]:
 
 
 def plainly(line: bytes) -> Record:
-    """The record of a line, by core.json."""
+    """The record of a line, by core.json, with what no reader takes left out."""
     data = json.loads(line)
     assert data.pop("type") == "record"
     if isinstance(data.get("measurements"), dict):
         data["measurements"] = {name: decode._unpacked(found) for name, found in data["measurements"].items()}
-    return from_json(Record, data)
+    found = from_json(Record, data)
+    decode._check(found.measurements)
+    return found
 
 
 @pytest.mark.parametrize("path", RESULTS, ids=run_file.name)

@@ -73,7 +73,14 @@ def test_reopening_cuts_the_truncated_line_off(path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "damage", [b"{", b"\xff\xfe\x00", b"", b"[]", b"null", b'{"case": 3}', b'{"type": "record", "case": {"shape": 1}}']
+    "damage",
+    [
+        *(b"{", b"\xff\xfe\x00", b"", b"[]", b"null", b'{"case": 3}', b'{"type": "record", "case": {"shape": 1}}'),
+        b"[" * 200_000 + b"]" * 200_000,
+        b'{"type":"record","case":' + b'{"a":' * 200_000 + b"1" + b"}" * 200_001,
+        b'{"type":"record","x":' + b"[" * 900 + b"]" * 900 + b"}",
+    ],
+    ids=range(10),
 )
 def test_a_damaged_line_is_left_out_with_its_number(path: Path, damage: bytes) -> None:
     lines = path.read_bytes().split(b"\n")
@@ -110,6 +117,43 @@ def test_a_measurement_of_another_type_makes_its_line_a_damaged_one(path: Path, 
     assert problem.startswith(f"{path}:3: damaged line left out (ValueError: ")
     assert problem.endswith(f"{why})")
     assert [j.case for j in run_file.missing(found)] == CASES[1:2] + CASES[3:]  # --resume measures it again
+
+
+@pytest.mark.parametrize("sample", [1e308, -1e308, 5e-324, -1.0])
+@pytest.mark.parametrize("name", ["time", "first_call"])
+def test_a_sample_that_nothing_can_have_measured_makes_its_line_a_damaged_one(
+    path: Path, name: str, sample: float
+) -> None:
+    """The formulas of metrics would overflow."""
+    odd = replace(RECORDS[1], measurements=measurements(**{"time": (1e-3,), name: (1e-3, sample)}))
+    path.write_bytes(run_file.encoded(replace(RUN, records=(RECORDS[0], odd))))
+    found, (problem,) = run_file.read(path)
+    assert found.records == RECORDS[:1]
+    why = f"{name}: {sample:g} s is nothing that can be measured"
+    assert problem == f"{path}:3: damaged line left out (ValueError: {why})"
+
+
+@pytest.mark.parametrize("depth", [900, 100_000])
+@pytest.mark.parametrize("field", ["type", "schema", "plan", "environment", "policy", "suite"])
+def test_a_first_line_that_is_nested_deeply(path: Path, field: str, depth: int) -> None:
+    first = {"type": '"run"', "schema": "2", "plan": "[]", field: "[" * depth + "]" * depth}
+    path.write_text("{" + ",".join(f'"{name}":{value}' for name, value in first.items()) + "}\n")
+    for read in (run_file.read, run_file.head, run_file.RunFile.reopen):
+        if read != run_file.RunFile.reopen or field in ("type", "schema"):
+            with pytest.raises(UserError, match=r"damaged first line|is not an attnbench run file"):
+                read(path)
+
+
+def test_a_byte_order_mark_is_no_damage(path: Path) -> None:
+    """Windows' editors put one at the start of a text."""
+    marked = b"\xef\xbb\xbf" + path.read_bytes()
+    path.write_bytes(marked)
+    assert run_file.read(path) == (RUN, [])
+    file = run_file.RunFile.reopen(path)
+    file.append(RECORDS[0])
+    file.close()
+    assert path.read_bytes().startswith(marked)
+    assert run_file.read(path)[0].records == (*RECORDS, RECORDS[0])
 
 
 @pytest.mark.parametrize("damage", [b'"max_error":"x"', b'"max_error":null'])

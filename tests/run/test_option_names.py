@@ -9,7 +9,7 @@ from typing import Annotated, Any, get_args, get_origin, get_type_hints
 import typer
 from typer.models import OptionInfo
 
-from attnbench.cli import command_line
+from attnbench.commands.command_line import command_line
 
 
 def options(of: typer.Typer) -> Iterator[tuple[str, str, OptionInfo]]:

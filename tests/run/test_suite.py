@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 from attnbench.core.case import Case, Shape
 from attnbench.core.errors import UserError
 from attnbench.core.policy import Policy
-from attnbench.run import suite
+from attnbench.run import suite, yaml_file
 
 AXES = {"seqlen": "1k", "headdim": 64}
 
@@ -404,3 +405,18 @@ def test_excluding_and_adding_by_window_softcap_and_dropout() -> None:
 def test_what_is_no_window_softcap_or_dropout(axes: dict[str, Any], says: str) -> None:
     with pytest.raises(UserError, match=says):
         cases({"axes": {**AXES, **axes}})
+
+
+def test_numbers_are_those_of_yaml_1_2(tmp_path: Path) -> None:
+    """YAML 1.1, which PyYAML reads, takes 12:30 for 750, 010 for 8 and 1e3 for text."""
+    file = tmp_path / "mine.yaml"
+    file.write_text("a: [12:30, 010, 0x10, 0b1, 1_000, 1e3, 1.5e-3, -2, +3, 0, .5, 7., -.inf, 1k, 190:20:30.15]\n")
+    expected = ["12:30", "010", "0x10", "0b1", "1_000", 1000.0, 0.0015, -2, 3, 0, 0.5, 7.0, -math.inf, "1k"]
+    assert yaml_file.read_yaml(file)["a"] == [*expected, "190:20:30.15"]
+    assert [type(value) for value in yaml_file.read_yaml(file)["a"][7:10]] == [int] * 3
+
+
+def test_a_suite_may_begin_with_a_byte_order_mark(tmp_path: Path) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_bytes(b"\xef\xbb\xbfaxes: {seqlen: 1k}\n")
+    assert suite.load_suite(str(file)).axes.seqlen == "1k"

@@ -16,7 +16,7 @@ from attnbench.analysis.ab.schedule import START, unsettled
 from attnbench.analysis.ab.turns import LABELS, Half, Turns
 from attnbench.analysis.gate import judge
 from attnbench.analysis.gate.repeated_looks import LOOKS
-from attnbench.core.errors import EXIT_INTERRUPTED, EXIT_TERMINATED, UserError
+from attnbench.core.errors import EXIT_INTERRUPTED, UserError
 from attnbench.core.machine import Environment
 from attnbench.core.record import Job, Run
 from attnbench.core.sizes import format_duration
@@ -110,15 +110,15 @@ def ab(request: Request, watcher: AbProgress, clock: Callable[[], float] = time.
         finally:
             for half in halves:
                 half.file.close()
-    exit_code = {"interrupted": EXIT_INTERRUPTED, "terminated": EXIT_TERMINATED}.get(turns.ended, 0)
     try:
         judgement = turns.judged()
     except UserError:
-        if exit_code:
-            return Outcome(None, tuple(paths), exit_code)
+        if turns.interrupt:
+            return Outcome(None, tuple(paths), turns.interrupt)
         raise
     judgement = replace(judgement, notes=(*judgement.notes, *turns.notes(len(unsettled(judgement)))))
-    return Outcome(judgement, tuple(paths), EXIT_TERMINATED if turns.ended == "terminated" else judgement.exit_code)
+    by_person = turns.interrupt in (0, EXIT_INTERRUPTED)  # who then wants to know what there is
+    return Outcome(judgement, tuple(paths), judgement.exit_code if by_person else turns.interrupt)
 
 
 def _check_files(out: Path | None) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from attnbench.analysis.ab.schedule import START, affordable, order, to_look, unsettled
 from attnbench.analysis.gate import judge
 from attnbench.analysis.gate.repeated_looks import LOOKS
-from attnbench.core.errors import Terminated
+from attnbench.core.errors import Interrupted
 from attnbench.core.record import Job, Record, Run
 from attnbench.core.sizes import format_duration
 from attnbench.core.text import count
@@ -57,7 +57,8 @@ class Turns:
     deadline: float  # the time of `clock` when it is up
     clock: Callable[[], float]
     pairs: int = 0  # complete pairs of turns
-    ended: str = ""  # "time", "looks", "interrupted", "terminated", or "" where all is settled
+    ended: str = ""  # "time", "looks", "interrupted", or "" where all is settled
+    interrupt: int = 0  # the exit code of the signal that interrupted it
     late: set[Key] = field(default_factory=set)  # cells for which there was no time any more
 
     def __post_init__(self) -> None:
@@ -67,10 +68,8 @@ class Turns:
         """Measure cells until the end. `keys`: cell -> forecast seconds of both sides together."""
         try:
             self._measure(dict(keys))
-        except KeyboardInterrupt:
-            self.ended = "interrupted"
-        except Terminated:
-            self.ended = "terminated"
+        except Interrupted as end:
+            self.ended, self.interrupt = "interrupted", end.exit_code
 
     def _measure(self, costs: dict[Key, float]) -> None:
         self._skip_unable(costs)
@@ -152,6 +151,5 @@ class Turns:
             f"{count(self.pairs, 'pair')} of turns: {left}.",
             "looks": f"{LOOKS[-1]} pairs of turns are the most: {left}.",
             "interrupted": f"Interrupted after {count(self.pairs, 'whole pair')} of turns: {left}.",
-            "terminated": f"Terminated after {count(self.pairs, 'whole pair')} of turns: {left}.",
         }
         return [lines[self.ended]] if self.ended else []

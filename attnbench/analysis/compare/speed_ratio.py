@@ -78,7 +78,7 @@ def speed_ratio(
     theirs = _log_sum(other, weights if other_weights is None else other_weights)
     log = ours.value - theirs.value if value is None else math.log(value)
     below, above = math.hypot(ours.below, theirs.above), math.hypot(ours.above, theirs.below)
-    known = math.isfinite(below) and math.isfinite(above)
+    known = abs(log - below) < 700 and abs(log + above) < 700  # finite, and so that exp has a number for it
     low, high = (math.exp(log - below), math.exp(log + above)) if known else (None, None)
     return Ratio(math.exp(log), low, high, tuple(sorted({*ours.sources, *theirs.sources})))
 

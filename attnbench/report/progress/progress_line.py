@@ -17,6 +17,8 @@ from attnbench.results import case_names
 class ProgressLine:
     """A line on a terminal that says what goes on now. Close it before printing anything else."""
 
+    files: Sequence[Path] = ()  # to which is written what is measured
+
     def __init__(self, console: Console) -> None:
         self._console = console
         self._live = Live(console=console, transient=True, refresh_per_second=8) if console.is_terminal else None
@@ -55,6 +57,7 @@ class JobProgress(ProgressLine):
 
     def _header(self, command: str, facts: Iterable[str], suite: str, notes: Sequence[str], *paths: Path) -> None:
         """Print the machine, what is measured, notes, and which files are written."""
+        self.files = paths
         self._print(Text().append(f"{command}  ", style="bold").append(", ".join(filter(None, facts))))
         self._print(Text(f"suite {suite}"))
         for note in notes:

@@ -1,0 +1,112 @@
+"""The program: its commands, one file each, put together."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+
+from attnbench import __version__
+from attnbench.commands.shared import ends_with_its_reader
+
+# In the order of --help. A file of that name has a function of that name, or `app`, which has several.
+COMMANDS = (
+    "run",
+    "report",
+    "check",
+    "profile",
+    "backends",
+    "doctor",
+    "suites",
+    "gate",
+    "ab",
+    "compare",
+    "baseline",
+    "env",
+)
+
+
+class Command(TyperCommand):
+    """A command whose help shows no types, and whose completion converts no values."""
+
+    def get_help(self, ctx: Any) -> str:
+        ends_with_its_reader()
+        return super().get_help(ctx)
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        return _adapted(super().get_params(ctx), ctx)
+
+
+class Group(TyperGroup):
+    """Several commands; in plain text each is listed with the whole first sentence of its help."""
+
+    def get_help(self, ctx: Any) -> str:
+        ends_with_its_reader()
+        return super().get_help(ctx)
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        return _adapted(super().get_params(ctx), ctx)
+
+    def format_commands(self, _: Any, formatter: Any) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, (c.help or "").partition("\n\n")[0]) for name, c in self.commands.items()])
+
+
+def _adapted(params: list[Any], ctx: Any) -> list[Any]:
+    """Return the parameters of a command, without what typer would add to them.
+
+    A flag has no type, and an argument's name says what it is: no `<bool>`, no `<list[Path]>`. To convert values typer
+    imports pydantic, which takes longer than the rest of a completion.
+    """
+    for param in params:
+        if getattr(param, "is_flag", False):
+            param.metavar = ""
+        if param.param_type_name == "argument":
+            param.display_type_rich = lambda ctx: None
+        if ctx.resilient_parsing:
+            param.process_value = lambda ctx, value: value
+    return params
+
+
+def command_line(*names: str) -> typer.Typer:
+    """Return the program with these commands, or with all.
+
+    With all it is written for --help: as plain text, because rich takes a tenth of a second to import.
+    """
+    app = typer.Typer(
+        cls=Group,
+        name="attnbench",
+        help="Measures attention kernels: speed, memory, and how close they come to the hardware's limit.",
+        epilog="First steps: `attnbench run --suite quick`, then `attnbench report` on the file that it names. Both "
+        "work without a GPU too. `attnbench run --device fake` measures nothing: it is for trying the commands.",
+        no_args_is_help=True,
+        pretty_exceptions_enable=False,
+        rich_markup_mode="rich" if names else None,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    app.callback()(_root)
+    for name in names or COMMANDS:
+        module = import_module(f"attnbench.commands.{name}")
+        if hasattr(module, "app"):
+            for command in module.app.registered_commands:
+                command.cls = Command
+            app.add_typer(module.app, name=name, cls=Group)
+        else:
+            app.command(cls=Command)(getattr(module, name))
+    return app
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        print(f"attnbench {__version__}")
+        raise typer.Exit
+
+
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    pass

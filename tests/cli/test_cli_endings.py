@@ -1,0 +1,221 @@
+"""How a command ends: signals at any time, and standard streams that are closed, full or of another encoding."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+
+import pytest
+from tool import COMMAND, FAKE, SMALL, Tool, alive
+
+from attnbench import cli
+from attnbench.commands import suites
+from attnbench.core.errors import Interrupted
+
+ONE = (*FAKE, "--seqlen", "1k", *SMALL, "--out", "run.jsonl")
+posix = pytest.mark.skipif(sys.platform != "linux", reason="signals and /dev")
+
+
+def in_shell(tool: Tool, line: str, **env: str) -> tuple[int, str, str]:
+    """Run a line of bash in which $A is the command; return the exit code, standard output and error."""
+    text = line.replace("$A", shlex.join(COMMAND))
+    done = subprocess.run(
+        ["bash", "-c", text], cwd=tool.folder, env={**tool.env(), **env}, capture_output=True, text=True, timeout=120
+    )
+    assert "Traceback" not in done.stderr, done.stderr
+    return done.returncode, done.stdout, done.stderr
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory: pytest.TempPathFactory) -> Tool:
+    tool = Tool(tmp_path_factory.mktemp("measured"))
+    tool(*ONE)
+    tool.write("other.jsonl", (tool.folder / "run.jsonl").read_text())
+    return tool
+
+
+CANNOT = {">&-": "Bad file descriptor", "> /dev/full": "No space left on device"}
+
+
+@posix
+@pytest.mark.parametrize("where", CANNOT)
+@pytest.mark.parametrize(
+    "command",
+    ["report run.jsonl", "report run.jsonl -f md", "compare run.jsonl other.jsonl", "run --help", "--version"],
+)
+def test_a_standard_output_that_takes_nothing_is_exit_code_2(measured: Tool, command: str, where: str) -> None:
+    code, _, err = in_shell(measured, f"$A {command} {where}")
+    assert code == 2
+    assert err.startswith("attnbench: cannot write")
+    assert err.endswith(f": {CANNOT[where]}\n")
+    assert err.count("\n") == 1
+
+
+@posix
+@pytest.mark.parametrize("where", CANNOT)
+def test_a_run_whose_output_cannot_be_written_is_kept(tool: Tool, where: str) -> None:
+    code, _, err = in_shell(tool, f"$A {shlex.join(ONE)} {where}")
+    assert code == 2
+    assert f"attnbench: cannot write the output: {CANNOT[where]}\n" in err
+    assert tool.stored().statuses == {1024: "ok"}
+
+
+@posix
+@pytest.mark.parametrize("where", ["2>&-", "2> /dev/full"])
+def test_a_standard_error_that_takes_nothing_is_no_other_exit_code(measured: Tool, where: str) -> None:
+    assert in_shell(measured, f"$A report nope.jsonl {where}")[:2] == (2, "")
+    assert in_shell(measured, f"$A run --bogus {where}")[:2] == (2, "")
+    assert in_shell(measured, f"$A report run.jsonl {where}")[0] == 0
+
+
+@posix
+def test_all_streams_closed_harm_no_file(tool: Tool) -> None:
+    assert in_shell(tool, f"$A {shlex.join(ONE)} <&- >&- 2>&-")[0] == 2
+    assert tool.stored().statuses == {1024: "ok"}
+
+
+@posix
+@pytest.mark.parametrize("command", ["report run.jsonl -f json", "--help", "run --help", "suites", "suites default"])
+def test_a_reader_that_has_seen_enough_ends_a_command_by_sigpipe(measured: Tool, command: str) -> None:
+    assert in_shell(measured, f"$A {command} | true; exit ${{PIPESTATUS[0]}}")[0] == 141
+
+
+@pytest.mark.parametrize("encoding", ["cp1252", "ascii"])
+@pytest.mark.parametrize("form", ["md", "table", "json"])
+def test_characters_that_an_encoding_lacks_are_question_marks(measured: Tool, encoding: str, form: str) -> None:
+    """The markdown of a gate begins with an emoji."""
+    shown = measured("gate", "run.jsonl", "run.jsonl", "-f", form, code=None, PYTHONIOENCODING=encoding)
+    assert shown.code == measured("gate", "run.jsonl", "run.jsonl", "-f", form, code=None).code
+    assert shown.out
+    assert not shown.err
+
+
+@pytest.mark.parametrize("columns", ["0", "1", "-3", "wide", "²", "100000", "9" * 30, "9" * 5000])
+@pytest.mark.parametrize("command", ["report run.jsonl", "run --help"])
+def test_an_absurd_width_is_no_width(measured: Tool, command: str, columns: str) -> None:
+    usual = measured(*command.split(), COLUMNS="")
+    assert usual.out
+    assert measured(*command.split(), COLUMNS=columns, LINES=columns) == usual
+
+
+@posix
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)], ids=["INT", "TERM", "HUP"]
+)
+def test_a_signal_that_comes_while_modules_are_imported(tool: Tool, number: int, code: int) -> None:
+    """Python itself needs some time before the first line of ours, so this test begins there."""
+    program = tool.write(
+        "program.py",
+        "import os, sys\n"
+        "class Sent:\n"
+        "    def find_spec(self, name, *_):\n"
+        "        if name == 'typer':\n"
+        f"            os.kill(os.getpid(), {int(number)})\n"
+        "from attnbench.cli import main\n"
+        "sys.meta_path.insert(0, Sent())\n"
+        "main()\n",
+    )
+    done = subprocess.run([sys.executable, program, "suites"], capture_output=True, text=True, env=tool.env())
+    assert (done.returncode, done.stdout, done.stderr) == (code, "", "attnbench: interrupted\n")
+
+
+def test_nothing_that_takes_long_is_imported_before_signals_are_handled() -> None:
+    code = "import sys; import attnbench.cli; print(*sorted({'typing', 're', 'typer', 'difflib'} & {*sys.modules}))"
+    done = subprocess.run([sys.executable, "-S", "-E", "-c", code], capture_output=True, text=True, cwd=cli_folder())
+    assert (done.stdout, done.stderr) == ("\n", "")
+
+
+def cli_folder() -> str:
+    return os.path.dirname(os.path.dirname(os.path.abspath(cli.__file__)))
+
+
+@posix
+@pytest.mark.parametrize("second", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP], ids=["INT", "TERM", "HUP"])
+def test_an_impatient_second_signal_changes_nothing(tool: Tool, second: int) -> None:
+    with tool.start(*FAKE, "--seqlen", "512-16k", *SMALL, "--out", "run.jsonl", fake="hang@1k") as process:
+        workers = tool.wait_until_stuck(process)
+        process.send_signal(signal.SIGINT)
+        time.sleep(0.05)
+        process.send_signal(second)
+        out, err = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert "before anything was measured" not in err
+    assert "Interrupted; what was measured is kept." in out
+    assert "  attnbench run --resume run.jsonl\n" in out
+    assert not alive(workers)
+    assert tool.stored().records
+
+
+@posix
+def test_nohup_is_respected(tool: Tool) -> None:
+    def ignore() -> None:
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+
+    with tool.start(*FAKE, "--seqlen", "512-16k", *SMALL, "--out", "run.jsonl", preexec_fn=ignore) as p:
+        p.send_signal(signal.SIGHUP)
+        p.communicate(timeout=60)
+    assert p.returncode == 0
+
+
+@pytest.fixture
+def command(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], None]], int]:
+    """Run main() with a function as its only command; return the exit code."""
+
+    def run(what: Callable[[], None]) -> int:
+        monkeypatch.setattr(sys, "argv", ["attnbench", "suites"])
+
+        def only() -> None:
+            what()
+
+        only.__name__ = "suites"
+        monkeypatch.setattr(suites, "suites", only)
+        with pytest.raises(SystemExit) as end:
+            cli.main()
+        return int(end.value.code or 0)
+
+    return run
+
+
+@posix
+def test_main_leaves_the_handlers_of_signals_as_they_were(command: Callable[[Callable[[], None]], int]) -> None:
+    before = signal.getsignal(signal.SIGINT)
+    assert command(lambda: os.kill(os.getpid(), signal.SIGINT)) == 130
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+@posix
+def test_a_signal_while_a_class_is_made(
+    command: Callable[[Callable[[], None]], int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Field:
+        def __set_name__(self, *_: object) -> None:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    assert command(lambda: print(type("Made", (), {"field": Field()}))) == 143
+    assert capsys.readouterr().err == "attnbench: interrupted\n"
+
+
+@posix
+def test_a_later_signal_ends_what_the_first_began_to_tidy_up(
+    command: Callable[[Callable[[], None]], int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cli, "IMPATIENCE", 0.2)
+    ended = []
+
+    def tidies_up() -> None:
+        try:
+            os.kill(os.getpid(), signal.SIGINT)
+        except Interrupted:
+            os.kill(os.getpid(), signal.SIGINT)
+            ended.append("the second")
+            time.sleep(0.3)
+            os.kill(os.getpid(), signal.SIGTERM)
+            ended.append("the third")
+
+    assert command(tidies_up) == 143
+    assert ended == ["the second"]
