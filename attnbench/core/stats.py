@@ -72,10 +72,10 @@ def coefficient_of_variation(values: Sequence[float]) -> float | None:
     n = len(values)
     if n < 2:
         return None
-    mean = math.fsum(values) / n
+    mean = math.fsum(v / n for v in values)  # divided first: the sum of damaged values may be no float
     if mean == 0:
         return None
-    return math.sqrt(math.fsum((v - mean) ** 2 for v in values) / (n - 1)) / mean
+    return math.hypot(*(v - mean for v in values)) / math.sqrt(n - 1) / mean
 
 
 def drift(values: Sequence[float]) -> float:

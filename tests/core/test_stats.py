@@ -114,6 +114,12 @@ def test_coefficient_of_variation_matches_scipy(values):
     )
 
 
+def test_coefficient_of_variation_of_numbers_near_the_largest():
+    assert coefficient_of_variation([1e308, 1.5e308, 1.7e308]) == pytest.approx(
+        coefficient_of_variation([1.0, 1.5, 1.7])
+    )
+
+
 def test_coefficient_of_variation_where_it_is_undefined():
     assert coefficient_of_variation([]) is None
     assert coefficient_of_variation([1.0]) is None
