@@ -96,7 +96,8 @@ def _prepare_streams() -> None:
 def _interruptible() -> Iterator[None]:
     """In the block let signals raise Interrupted, but those that are ignored (nohup).
 
-    Those that follow at once are ignored, so that what the first has begun to tidy up and to show comes to its end.
+    Those that follow at once are ignored, so that what the first has begun to tidy up and to show comes to its end; and
+    all after the block, when nothing is left but the end of the process.
     """
     latest = -IMPATIENCE
 
@@ -120,7 +121,8 @@ def _interruptible() -> Iterator[None]:
         raise
     finally:
         for number in handled:
-            signal.signal(number, before[number])
+            interrupted = latest >= 0
+            signal.signal(number, signal.SIG_IGN if interrupted else before[number])
 
 
 def _words_to_complete() -> list[str]:

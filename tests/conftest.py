@@ -13,6 +13,7 @@ from collections.abc import Iterator
 import pytest
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before anything imports torch
+SIGNALS = (signal.SIGPIPE, signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -24,8 +25,11 @@ def _no_environments(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]
 
 
 @pytest.fixture(autouse=True)
-def sigpipe_as_before() -> Iterator[None]:
-    """Restore SIGPIPE: a command that runs in this process lets a closed pipe end it, and later tests write to some."""
-    before = signal.getsignal(signal.SIGPIPE)
+def signals_as_before() -> Iterator[None]:
+    """Restore what signals do: a command that runs in this process lets a closed pipe end it, and, once interrupted,
+    ignores what interrupts it.
+    """
+    before = {number: signal.getsignal(number) for number in SIGNALS}
     yield
-    signal.signal(signal.SIGPIPE, before)
+    for number, handler in before.items():
+        signal.signal(number, handler)

@@ -95,9 +95,10 @@ def test_what_is_neither_is_said(a: str) -> None:
 
 
 def _option(parameter: inspect.Parameter) -> tuple[Any, dict[str, Any]]:
-    """Return the type of an option, and the settings that typer has of it: names, help, panel."""
+    """Return the type of an option, and the settings that typer has of it: names, help, panel, whether it completes."""
     annotation = parameter.annotation
-    return annotation.__origin__, vars(annotation.__metadata__[0])
+    settings = vars(annotation.__metadata__[0])
+    return annotation.__origin__, {**settings, "autocompletion": bool(settings["autocompletion"])}
 
 
 def test_it_has_all_options_with_which_run_chooses_what_to_measure_and_where() -> None:
