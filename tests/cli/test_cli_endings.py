@@ -182,10 +182,14 @@ def command(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], None]], i
 
 
 @posix
-def test_main_leaves_the_handlers_of_signals_as_they_were(command: Callable[[Callable[[], None]], int]) -> None:
+def test_main_leaves_the_handlers_of_signals_as_they_were_unless_it_was_interrupted(
+    command: Callable[[Callable[[], None]], int],
+) -> None:
     before = signal.getsignal(signal.SIGINT)
-    assert command(lambda: os.kill(os.getpid(), signal.SIGINT)) == 130
+    assert command(lambda: None) == 0
     assert signal.getsignal(signal.SIGINT) is before
+    assert command(lambda: os.kill(os.getpid(), signal.SIGINT)) == 130
+    assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
 
 
 @posix
