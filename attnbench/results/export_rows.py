@@ -73,4 +73,7 @@ def dataframe(cells: Iterable[Cell]) -> pandas.DataFrame:
 
 
 def _whole_number(name: str, value: float | None) -> float | int | None:
-    return int(value) if value is not None and METRICS[name].whole else value
+    """Return the value of a metric, as an int where it is whole; None beyond 64 bits, which no table holds."""
+    if value is None or not METRICS[name].whole:
+        return value
+    return int(value) if abs(value) < 2**63 else None

@@ -129,7 +129,7 @@ def call(args: Sequence[str], encoding: str = "utf-8") -> Ending:
     return Ending(tuple(args), code, *texts, seconds, trouble or problem(args, code, *texts))
 
 
-LEAKS = ("Traceback (most", "validation error", "pydantic", "msgspec", " object at 0x", "<class '")
+LEAKS = ("Traceback (most", "Input should be", "validation error", "pydantic", "msgspec", " object at 0x", "<class '")
 
 
 def problem(args: Sequence[str], code: Any, out: str, err: str) -> str:

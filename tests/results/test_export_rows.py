@@ -104,3 +104,9 @@ def test_a_case_in_columns() -> None:
 def test_the_version_is_the_records_own_or_the_runs() -> None:
     made = run([ok(case(), "fa4", 300.0), ok(case(), "fa4", 300.0, round=1, version="4.1")], versions={"fa4": "4.0"})
     assert [row["version"] for row in rows(made)] == ["4.0", "4.1"]
+
+
+def test_whole_numbers_beyond_64_bits_are_left_out() -> None:
+    (row,) = rows(run([ok(case(), "eager", 10.0, memory_peak=1e25)]))
+    assert row["memory_peak"] is None
+    assert dataframe(cells([run([ok(case(), "eager", 10.0, memory_peak=1e25)])]))["memory_peak"].isna().all()
