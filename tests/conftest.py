@@ -13,7 +13,6 @@ from collections.abc import Iterator
 import pytest
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before anything imports torch
-SIGNALS = (signal.SIGPIPE, signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -25,11 +24,19 @@ def _no_environments(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]
 
 
 @pytest.fixture(autouse=True)
-def signals_as_before() -> Iterator[None]:
-    """Restore what signals do: a command that runs in this process lets a closed pipe end it, and, once interrupted,
-    ignores what interrupts it.
+def usual_signals() -> Iterator[None]:
+    """Let signals do what they usually do, and restore what they did.
+
+    A process in the background of a script ignores SIGINT, and one of nohup SIGHUP, as do their children. A command
+    that runs in this process lets a closed pipe end it, and, once interrupted, ignores what interrupts it.
     """
-    before = {number: signal.getsignal(number) for number in SIGNALS}
+    usual = {
+        signal.SIGPIPE: signal.getsignal(signal.SIGPIPE),
+        signal.SIGINT: signal.default_int_handler,
+        signal.SIGTERM: signal.SIG_DFL,
+        signal.SIGHUP: signal.SIG_DFL,
+    }
+    before = {number: signal.signal(number, handler) for number, handler in usual.items()}
     yield
     for number, handler in before.items():
         signal.signal(number, handler)

@@ -65,7 +65,7 @@ BAD_OPTIONS = {
     "--backend=./own.py:number": "is neither a function of (q, k, v) nor a class with a prepare method",
     "--backend=./syntax.py:f": "--backend f: cannot be imported: SyntaxError: ",
     "--backend=./needs.py:f": "--backend f: cannot be imported: ModuleNotFoundError: No module named 'no_such_lib'",
-    "--backend=./leaves.py:f": "--backend f: importing it: the worker ended with exit code 3",
+    "--backend=./leaves.py:f": "--backend f: cannot be imported: SystemExit: 3 (leaves.py:1)",
     "--backend=no_such_package.mod:f": "No module named 'no_such_package'",
     # resume
     "--resume=nope.jsonl": "cannot read nope.jsonl: No such file or directory",

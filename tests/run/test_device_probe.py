@@ -45,6 +45,9 @@ class SimulatedWorker:
         self.log.append((self.name, request["op"]))
         self._asked.append(request)
 
+    def answered(self, timeout: float) -> bool:
+        return True
+
     def receive(self, timeout: float) -> dict[str, Any]:
         assert self.alive
         request = self._asked.pop(0)
