@@ -31,13 +31,13 @@ class SdpaFlash(Flash):
     """SDPA's flash backend with the kernels of another library."""
 
     implementation = ""  # torch's name of the kernels
-    library: Library  # the backend that calls the same kernels directly
+    direct: Library  # the backend that calls the same kernels without SDPA
     cpu_limits = None
     probe_imports = True
     efficiency = 0.75
 
     def probe(self) -> Probe:
-        library = self.library.probe()
+        library = self.direct.probe()
         if not library.usable:  # first, since torch may be missing too
             return library
         attention = importlib.import_module("torch.nn.attention")
@@ -48,7 +48,7 @@ class SdpaFlash(Flash):
         return Probe(version=f"{super().probe().version}, {library.version}")
 
     def installed(self) -> Probe | None:
-        library = self.library.installed()
+        library = self.direct.installed()
         if not library or not library.usable:
             return library
         return Probe(version=f"{super().probe().version}, {library.version}")
@@ -56,10 +56,10 @@ class SdpaFlash(Flash):
     def unsupported(self, case: Case, device: Device) -> str | None:
         if device.capability is not None and device.capability[0] not in (9, 10):
             return "torch wires it up for compute capability 9 and 10 only"
-        return super().unsupported(case, device) or self.library.unsupported(case, device)
+        return super().unsupported(case, device) or self.direct.unsupported(case, device)
 
     def signature(self, case: Case, device: Device) -> Signature:
-        return replace(self.library.signature(case, device), never=(FLASH_KERNELS, EFFICIENT_KERNELS, CUDNN_KERNELS))
+        return replace(self.direct.signature(case, device), never=(FLASH_KERNELS, EFFICIENT_KERNELS, CUDNN_KERNELS))
 
     def workspace(self, case: Case) -> Workspace:
         return flash_workspace(case)
@@ -75,14 +75,14 @@ class SdpaFlash(Flash):
 class SdpaFlashAttention3(SdpaFlash):
     name = "sdpa-fa3"
     implementation = "FA3"
-    library = FlashAttention3()
+    direct = FlashAttention3()
 
 
 class SdpaFlashAttention4(SdpaFlash):
     name = "sdpa-fa4"
     verified: ClassVar = ("NVIDIA H200, torch 2.11, flash-attn-4 4.0.0b18",)
     implementation = "FA4"
-    library = FlashAttention4()
+    direct = FlashAttention4()
 
     def probe(self) -> Probe:
         found = super().probe()
@@ -93,7 +93,7 @@ class SdpaFlashAttention4(SdpaFlash):
         forward = getattr(importlib.import_module("flash_attn.cute.interface"), "_flash_attn_fwd", None)
         gives = len(typing.get_args(getattr(forward, "__annotations__", {}).get("return")))
         if gives > 2 and version_numbers(torch.__version__)[:2] <= LAST_TORCH_FOR_TWO_RESULTS:
-            reason = f"this torch takes 2 results of {self.library.probe().version}'s forward, which gives {gives}"
+            reason = f"this torch takes 2 results of {self.direct.probe().version}'s forward, which gives {gives}"
             return Probe(reason=reason, install=OLDER_FA4)
         return found
 

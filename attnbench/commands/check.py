@@ -12,7 +12,6 @@ from attnbench.commands.shared import live
 from attnbench.core.case import DIRECTIONS, DTYPES
 
 cases = partial(typer.Option, rich_help_panel="The cases (each option leaves some out)")
-how = partial(typer.Option, rich_help_panel="How")
 
 
 @options.grouped
@@ -55,11 +54,11 @@ def check(
     ] = None,
     headdim: Annotated[str | None, cases(metavar="SIZES", help="64,128 by default.")] = None,
     causal: Annotated[bool | None, cases("--causal/--full", metavar="", help="Only one of the two masks.")] = None,
-    device: Annotated[str, how("--device", metavar="DEVICE", help="auto, cuda:N, cpu or fake.")] = "auto",
-    timeout: Annotated[str, how(metavar="TIME", help="Of one case: 30s, 5m; its process is then killed.")] = "60s",
-    python: Annotated[
-        list[str] | None, how("--python", metavar="NAME=PATH", help="The interpreter of a backend's worker.")
-    ] = None,
+    device: options.Device = "auto",
+    timeout: Annotated[
+        str, options.how(metavar="TIME", help="Of one case: 30s, 5m; its process is then killed.")
+    ] = "60s",
+    python: options.Python = None,
     output_to: output.Output,
 ) -> None:
     """Say whether a kernel is right: small shapes that tell, against the reference and tolerance of `run`, no timing.

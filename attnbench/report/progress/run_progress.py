@@ -27,7 +27,6 @@ class RunProgress(JobProgress):
         super().__init__(console)
         self._source: Source | None = None
         self._ahead: dict[str, float] = {}  # the jobs still to come -> seconds forecast; skips of the plan are no jobs
-        self._more = 0  # jobs that the plan had left out for want of time, and that are measured after all
         self._forecast_done = self._actual_done = 0.0  # seconds
         self._began = 0.0
         self._last: Record | None = None
@@ -44,9 +43,7 @@ class RunProgress(JobProgress):
         self.say("starting the workers")
 
     def started(self, job: Job) -> None:
-        if job.id not in self._ahead:
-            self._ahead[job.id] = job.forecast.seconds
-            self._more += 1
+        self._ahead.setdefault(job.id, job.forecast.seconds)  # the plan had left it out for want of time, if it is new
         super().started(job)
         self._began = time.monotonic()
         if self._live:
@@ -74,7 +71,7 @@ class RunProgress(JobProgress):
             line.append(self._name(self._running), style="cyan")
             if (waited := time.monotonic() - self._began) >= 2:
                 line.append(f" {_seconds(waited)}", style="dim")
-        if not self._more:
+        if self._done < self._total:  # how many more jobs will fit is not known
             line.append(f"  {_seconds(self._left())} left", style="dim")
         if self._last:
             line.append("  last: ", style="dim").append_text(self._outcome(self._last))
