@@ -63,6 +63,8 @@ def first_mistake(error: ValidationError, models: Mapping[str, type[BaseModel]])
     place = _place(first["loc"])
     if first["type"] == "missing":
         return f"{place} is missing"
+    if first["type"] == "literal_error":
+        return f"{place}: {reprlib.repr(first['input'])} is not {first['ctx']['expected']}"
     if first["type"] != "extra_forbidden":
         alike = (first, *(other for other in others if _place(other["loc"]) == place))  # one for each type it may have
         wanted = [WANTED[kind] for found in alike if (kind := found["type"].partition("_")[0]) in WANTED]

@@ -126,6 +126,7 @@ def test_cases_that_one_lacks_are_left_out_and_counted(tmp_path: Path) -> None:
         ("parts: [{seqlen: 8k}]", "parts.0.weight is missing"),
         ("parts: [{weight: 1, seqln: 8k}]", 'unknown key; did you mean "seqlen"'),
         ("part: []\nparts: [{weight: 1}]", 'unknown key; did you mean "parts"'),
+        ("weights: tme\nparts: [{weight: 1}]", "weights: .tme. is not .time. or .work."),
         ("parts: [{weight: much}]", "'much' is not a weight"),
         ("parts: [{weight: 0}]", "is not a weight above 0"),
         ("parts: [{weight: 70%}, {weight: 20%}]", "add up to 90%"),
