@@ -11,7 +11,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache
-from typing import Any, get_type_hints
+from typing import Annotated, Any, get_type_hints
 
 import msgspec
 
@@ -110,17 +110,24 @@ class _Samples(msgspec.Struct, gc=False):  # it holds no reference to itself, so
         return expanded(self.runs)
 
 
+_Whole = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]  # what tables hold; core.json says what is wrong
+
+
 class _Job(msgspec.Struct):
     case: msgspec.Raw
     backend: str
-    round: int
+    round: _Whole
     forecast: Forecast
     skip: str | None = None
     resumable: bool = False
 
 
 _HINTS = get_type_hints(Record)
-_TYPES: dict[str, Any] = {**_HINTS, "case": msgspec.Raw, "measurements": dict[str, _Samples]}
+_TYPES: dict[str, Any] = {
+    **{name: _Whole if hint is int else hint for name, hint in _HINTS.items()},
+    "case": msgspec.Raw,
+    "measurements": dict[str, _Samples],
+}
 _DEFAULTS: dict[str, Any] = {"measurements": {}, "kernels": {}}
 _LINE: list[Any] = [
     *((name, hint, getattr(Record, name, _DEFAULTS.get(name, msgspec.NODEFAULT))) for name, hint in _TYPES.items()),

@@ -92,6 +92,13 @@ def test_a_field_of_the_case_that_is_not_known_makes_it_another() -> None:
     assert decode.record(b'{"type":"note","text":"of a newer attnbench"}') is None
 
 
+@pytest.mark.parametrize("number", [2**63, 2**64, -(2**63) - 1])
+def test_a_number_beyond_64_bits_makes_a_line_a_damaged_one(number: int) -> None:
+    data = json.loads(next(lines(RESULTS[-1])))
+    with pytest.raises(ValueError, match=r"round: -?[0-9]+ is beyond 64 bits"):
+        decode.record(text({**data, "round": number}))
+
+
 def test_both_readers_refuse_the_same_damaged_lines() -> None:
     """Bytes of real lines are changed at random: each reader returns the same record, or raises one of DAMAGE."""
     chance = random.Random(0)
