@@ -3,15 +3,20 @@
 A rate is dense (no 2:4 sparsity), with fp32 accumulation, at the vendor's boost clock, which a real kernel seldom
 holds. Some vendors' figures had to be converted: NVIDIA's pages for Hopper, Blackwell, L4 and L40S give tensor rates
 with sparsity, twice the dense ones; GeForce cards run fp16 with fp32 accumulation at half the rate of fp16
-accumulation.
+accumulation. On GeForce cards of the 50 series, block-scaled fp8 instructions run at twice the rate that NVIDIA prints
+for fp8 with fp32 accumulation, so a share of that peak may exceed 100 %.
 
 "bf16", "fp16" and "fp8" are rates of the tensor (matrix) units. "fp32" is what an fp32 matmul can reach without TF32:
-the rate of the CUDA cores on NVIDIA, the fp32 matrix rate on AMD. A GPU has no unit for a dtype that is absent.
+the rate of the CUDA cores on NVIDIA, the fp32 matrix rate on AMD. A dtype is absent where the GPU has no unit for it,
+and where no source was found for its rate (GB10).
 Bandwidth is that of device memory.
 
 Vendors' PDFs were read through copies and quotations found by search, and compared with independent tables. `source`
 names the vendor's document, what confirmed it ("checked:"), and figures that differ. "Not cross-checked" marks figures
-that nothing independent confirmed. Where figures conflict, the vendor's datasheet is used.
+that nothing independent confirmed. Where figures conflict, the vendor's datasheet is used. Where a vendor prints no
+tensor rate for a card, as for most GeForce cards, it is the architecture's rate per multiprocessor and cycle times the
+multiprocessors and the boost clock that the vendor prints. Of the 20 series, laptops report the names of desktop cards
+and run at lower clocks.
 
 A peak holds at one clock, and a GPU at its power cap runs below that clock. `clock_of_peak` derives the clock: peak /
 (multiprocessors * FLOP per multiprocessor and clock cycle). It is the boost clock, except for the tensor rates of
@@ -22,7 +27,7 @@ devices report in public code. FLOP per cycle is the whitepapers' too, with fp8 
 clock is unknown for H20, whose multiprocessors do less per cycle, and for GB200 and GB300, which report 152
 multiprocessors while their peaks follow from 148 at 2.062 GHz.
 
-The table is gpus.json. "gpus" has one object a product, and find() takes the first that matches:
+The table is gpus.json. "gpus" has one object a product:
 
     name             the product
     pattern          regular expression for the whole name that the driver reports; in "GH200 480GB" the size is that of
@@ -59,15 +64,20 @@ class Gpu:
     flop_per_clock: Mapping[str, int]  # dtype -> FLOP of one multiprocessor in one cycle
 
 
-def find(name: str, memory: int) -> Gpu | None:
+def find(name: str, memory: int, multiprocessors: int | None = None) -> Gpu | None:
     """Return the GPU with this name, as the driver reports it, and this total memory in bytes.
 
-    None for a GPU that is not in the table, and for a MIG slice of one.
+    Where several products report one name and memory, their multiprocessors tell which it is. None for a GPU that is
+    not in the table, for a MIG slice of one, and where it could be several.
     """
-    for gpu in GPUS:
-        if re.fullmatch(gpu.pattern, name.strip()) and (gpu.memory is None or gpu.memory[0] <= memory <= gpu.memory[1]):
-            return gpu
-    return None
+    found = [
+        gpu
+        for gpu in GPUS
+        if re.fullmatch(gpu.pattern, name.strip()) and (gpu.memory is None or gpu.memory[0] <= memory <= gpu.memory[1])
+    ]
+    if len(found) > 1:
+        found = [gpu for gpu in found if gpu.multiprocessors == multiprocessors]
+    return found[0] if found else None
 
 
 def peak(gpu: Gpu, dtype: str) -> float | None:

@@ -43,7 +43,7 @@ class Source:
         """Return what the datasheet and the run's own ceilings say for a dtype."""
         if dtype not in self._rates:
             device = self.run.environment.device
-            gpu = gpus.find(device.name, device.memory)
+            gpu = gpus.find(device.name, device.memory, device.multiprocessors)
             given = self.run.peak.get(dtype, self.run.peak.get(""))
             self._rates[dtype] = Rates(
                 peak=given if given is not None else gpus.peak(gpu, dtype) if gpu else None,

@@ -186,7 +186,7 @@ def trace_files(path: Path | None, names: Sequence[str]) -> dict[str, Path]:
 
 def roofline(case: Case, device: Device, profiles: Sequence[Profile]) -> Roofline | None:
     """Return the roofline by the datasheet, else by what was reached here; None where neither is known."""
-    gpu = gpus.find(device.name, device.memory) if device.kind == "cuda" else None
+    gpu = gpus.find(device.name, device.memory, device.multiprocessors) if device.kind == "cuda" else None
     peak = gpus.peak(gpu, case.dtype) if gpu else None
     if gpu and peak:
         return Roofline.of(case, peak, gpu.bandwidth, f"the datasheet of the {gpu.name}", datasheet=True)
