@@ -84,19 +84,19 @@ def write(document: Document, wanted: Wanted, writers: Writers | None = None) ->
 
     Returns the exit code for what could not be written, which is said on stderr: 2, or 0 where all was.
     """
-    code = 0
+    failed = []
     for name, file in sorted(wanted, key=lambda output: output[1] is None):
         try:
             _write(document, name, file, writers or {})
             sys.stdout.flush()
         except (UserError, OSError) as error:
-            said = error if isinstance(error, UserError) else f"cannot write: {error.strerror}"
-            print(f"attnbench: {said}", file=sys.stderr)
-            code = EXIT_BAD_INPUT
+            failed.append(error if isinstance(error, UserError) else f"cannot write: {error.strerror}")
         else:
             if file and not file.is_char_device():
                 print(f"{name}: {file}", file=sys.stderr)
-    return code
+    for what in failed:
+        print(f"attnbench: {what}", file=sys.stderr)
+    return EXIT_BAD_INPUT if failed else 0
 
 
 def _write(document: Document, name: str, file: Path | None, writers: Writers) -> None:

@@ -8,9 +8,15 @@ from typing import Literal, get_args
 Instrument = Literal["events", "graph", "cupti"]
 INSTRUMENTS: tuple[Instrument, ...] = get_args(Instrument)
 
+# The number of the measuring method, raised when a change of gauge, flush, timer or sampling changes what a figure
+# means: 1 until November 2026; 2 counts the SM clock during the calls, and flushes L2 by reads, so that no call waits
+# for the flush to be written back.
+METHOD = 2
+
 # Seconds. Where CUDA events read less than this, the gap between launches is a large part of the reading, so the
 # kernels' own span is measured too.
 SHORT = 100e-6
+SPAN_LIMIT = 1e-3  # seconds by events, up to which the span is measured, so that all backends of a case can have it
 
 
 @dataclass(frozen=True)

@@ -101,15 +101,17 @@ class Record:
     `measurements` may hold, by name:
 
     - "time" (s): the samples of the policy's instrument, each the duration of one call
-    - "span", "span_events" (s): for a short kernel timed with CUDA events, the same traced calls as CUPTI and as
-      events read them
+    - "span", "span_events" (s): for a call timed with CUDA events that takes under SPAN_LIMIT (core/policy.py), the
+      same traced calls as CUPTI and as events read them
     - "enqueue" (s): the host's time to launch one call
     - "first_call" (s): preparation and first launch, with compilation and tuning
     - "turns_events", "turns_graph", "turns_cupti" (s): where the instruments were compared, one reading per turn;
       "turns_traced": what events read of the calls that CUPTI traced
     - "memory_peak", "memory_driver" (B): the most memory in use beyond the inputs, by torch's allocator and by the
       driver; "memory_saved" (B): what a forward keeps for its backward
-    - "clock_held" (Hz): the SM clock, measured at the end of each batch
+    - "clock_held" (Hz): the SM clock while the calls of each batch ran; "clock_before", "clock_after" (Hz): while next
+      to nothing ran, before and after them; "clock_best" (Hz): the highest of "clock_held", rejected batches included.
+      By method 1 "clock_held" was the clock after each batch, and there were no others
     - "clock_sm", "clock_mem" (Hz), "power" (W), "temperature" (C): NVML's readings while sampling
     - "sustained" (s): one call without pauses; "sustained_power" (W) and "sustained_power_error" (a ratio)
     - "ceiling_matmul" (FLOP/s, in the case's dtype), "ceiling_copy" (B/s): the machine's own limits, read in some jobs
@@ -127,6 +129,7 @@ class Record:
     forecast: Forecast | None = None
     version: str | None = None  # of the backend's library
     seconds: float | None = None  # wall time of the whole job
+    phases: Mapping[str, float] = field(default_factory=dict)  # phase of the job -> its wall seconds
     resumable: bool = False  # skipped for lack of time only, so --resume may run it
     limits: tuple[str, ...] = ()  # what limited the clock while sampling, in NVML's names
     host_bound: bool = False  # the host launched too slowly, so its latency is part of the samples
@@ -158,4 +161,5 @@ class Run:
     interpreters: Mapping[str, str] = field(default_factory=dict)  # backend -> path of its Python, where one was chosen
     peak: Mapping[str, float] = field(default_factory=dict)  # dtype -> FLOP/s given by --peak; "" for every dtype
     reduced: bool = False  # a baseline: each measurement holds one value, the one that the gate reads
+    method: int = 1  # of measuring (core/policy.py); figures of unlike methods are not comparable
     turns: str = ""  # identity of an A/B whose two runs took turns by round; their plans hold the first round only

@@ -79,21 +79,8 @@ class Cell:
 
     @cached_property
     def held_down(self) -> bool:
-        """Whether something kept the clock below its best in a measured round.
-
-        The exact gauge tells where there is one: well below the run's best clock, or below the device's while NVML
-        names a limit. Else NVML's limits do.
-        """
-        top = self.run.environment.clock_max_hz
-
-        def below(row: Row) -> bool:
-            held = metrics.value("clock_held", row)
-            if held is None:
-                return bool(row.record.limits)
-            short = top is None or held < CLOCK_HELD * top
-            return held < CLOCK_HELD * self.source.best_clock or (bool(row.record.limits) and short)
-
-        return any(map(below, self.ok))
+        """Whether power or heat kept the clock below its best in a measured round."""
+        return any(_held_down(row) for row in self.ok)
 
     @property
     def bound(self) -> Literal["compute", "memory"] | None:
@@ -127,6 +114,26 @@ class Cell:
         if not middle or not all(map(math.isfinite, (low, middle, high))):
             return None
         return low / middle, high / middle
+
+
+def _held_down(row: Row) -> bool:
+    """Whether the clock of a row was below its best by more than CLOCK_HELD allows.
+
+    While next to nothing runs, the clock shows what the power controller allows, and is compared with the run's best:
+    before the calls, and after them where a call is longer than a burst, so that no pause within it helps. While the
+    calls run, it is lower by what the kernel draws, and is compared with the cell's own best. Without a gauge NVML's
+    limits tell.
+    """
+    before, held, after, best = (row.one_value(f"clock_{name}") for name in ("before", "held", "after", "best"))
+    top = row.source.run.environment.clock_max_hz
+    if held is None:
+        return bool(row.record.limits)
+    if before is None or after is None or best is None:  # by method 1, where `held` is the clock after the calls
+        short = top is None or held < CLOCK_HELD * top
+        return held < CLOCK_HELD * row.source.best_clock or (bool(row.record.limits) and short)
+    allowed = CLOCK_HELD * min(row.source.best_clock, top or math.inf)
+    is_long = (row.one_value("time") or 0.0) > row.source.run.policy.burst_s
+    return before < allowed or held < CLOCK_HELD * best or (is_long and after < allowed)
 
 
 def cells(runs: Sequence[Run], convention: Convention = "exact") -> list[Cell]:
@@ -179,7 +186,8 @@ def _cells_of(source: Source, keys: _Records) -> list[Cell]:
                 readings += filter(math.isfinite, measured.values)
     source.matmul_ceilings = {dtype: stats.median(readings) for dtype, readings in matmuls.items() if readings}
     source.copy_ceiling = stats.median(copies) if copies else None
-    clocks = (metrics.value("clock_held", row) for cell in found for row in cell.rows)
+    name = "clock_before" if source.run.method > 1 else "clock_held"
+    clocks = (row.one_value(name) for cell in found for row in cell.ok)
     source.best_clock = max(filter(None, clocks), default=0.0)
     return found
 

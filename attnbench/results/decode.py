@@ -128,7 +128,7 @@ _TYPES: dict[str, Any] = {
     "case": msgspec.Raw,
     "measurements": dict[str, _Samples],
 }
-_DEFAULTS: dict[str, Any] = {"measurements": {}, "kernels": {}}
+_DEFAULTS: dict[str, Any] = {"measurements": {}, "kernels": {}, "phases": {}}
 _LINE: list[Any] = [
     *((name, hint, getattr(Record, name, _DEFAULTS.get(name, msgspec.NODEFAULT))) for name, hint in _TYPES.items()),
     ("type", str),  # last, so that the others stand as the fields of Record do

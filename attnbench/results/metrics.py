@@ -288,7 +288,9 @@ def relative_error(row: Row) -> float | None:
 
 @metric("SM clock held", "Hz", None, formats.megahertz)
 def clock_held(row: Row) -> float | None:
-    """Median clock of the multiprocessors at the ends of the batches, exact, by a spin of known cycles."""
+    """Median clock of the multiprocessors while calls ran, from the cycles that they count themselves; in runs by
+    method 1, right after each batch of calls.
+    """
     return row.one_value("clock_held")
 
 

@@ -35,7 +35,7 @@ class Source:
     several_dtypes: bool = False  # not all cells that are reported together have one dtype
     matmul_ceilings: Mapping[str, float] = field(default_factory=dict)  # dtype -> FLOP/s, median over the run
     copy_ceiling: float | None = None  # bytes/s, median over the run
-    best_clock: float = 0.0  # Hz, the highest that was held for a cell
+    best_clock: float = 0.0  # Hz, the highest before a cell's calls; by method 1 after them
     eager: Mapping[Case, Mapping[int, float]] = field(default_factory=dict)  # case -> round -> seconds of eager
     _rates: dict[str, Rates] = field(default_factory=dict)
 

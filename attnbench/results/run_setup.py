@@ -29,6 +29,7 @@ def setup(run: Run) -> dict[str, Any]:
         **environment.packages,
         "timer": run.policy.timer,
         "l2": run.policy.l2,
+        "method": run.method,
     }
 
 
@@ -59,6 +60,7 @@ _TEXTS: Mapping[str, Callable[[Any], str]] = {
     "timer": "timer {}".format,
     "l2": "L2 {}".format,
     "attnbench": "attnbench {}".format,
+    "method": "method {}".format,
 }
 
 

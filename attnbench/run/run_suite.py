@@ -21,6 +21,7 @@ from attnbench.core.errors import (
     Interrupted,
     UserError,
 )
+from attnbench.core.policy import METHOD
 from attnbench.core.record import Job, Record, Run
 from attnbench.core.sizes import format_duration, format_size, parse_duration
 from attnbench.results import run_file
@@ -218,6 +219,7 @@ def _planned(
         specs=pool.specs,
         interpreters=pool.interpreters,
         peak=checked.peak,
+        method=METHOD,
     )
     return planned, chosen, pool
 
@@ -262,7 +264,7 @@ def _resume(request: Request, device: str, observer: RunObserver) -> Outcome:
             raise UserError(f"{request.resume} was measured on {was}, not on {device}; leave out --device")
         observer.say(f"looking at the device, and importing {', '.join(old.specs)}")
         now = probe_device(str(was))
-        if found := differences(old, replace(old, environment=now)):
+        if found := differences(old, replace(old, environment=now, method=METHOD)):
             raise UserError(
                 f"cannot resume {request.resume} in another environment: {'; '.join(found)}; "
                 "start a new run, or go back to the old environment"

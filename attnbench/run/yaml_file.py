@@ -100,11 +100,12 @@ class _Loader(yaml.SafeLoader):
         return node
 
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
-        """Construct a value. For an invalid date or number raise ConstructorError, where PyYAML raises ValueError."""
+        """Construct a value. Raise ConstructorError for one that its tag cannot have, where PyYAML's own code fails."""
         try:
             return super().construct_object(node, deep)
-        except ValueError as error:
-            raise ConstructorError(problem=str(error), problem_mark=node.start_mark) from None
+        except (ValueError, TypeError, AttributeError, LookupError):
+            what = f"{reprlib.repr(node.value)} is no {node.tag.rpartition(':')[2]}"
+            raise ConstructorError(problem=what, problem_mark=node.start_mark) from None
 
 
 _Loader.yaml_implicit_resolvers = {

@@ -1,8 +1,8 @@
 """The instruments of one device, opened once, and how they are combined to time a cell.
 
 The samples come from the instrument that the policy names: CUDA events, CUDA graph replay, or kernel spans (CUPTI).
-Cells under 100 us that are timed by events are traced too, because a launch gap of some microseconds is a large part of
-the events' reading.
+Cells under 1 ms that are timed by events are traced too. Under 100 us a launch gap of some microseconds is a large part
+of the events' reading, and all backends of a case need one method.
 
 In a cross-check all three instruments take turns, one reading each, because the clock differs more between two moments
 than any two instruments do. Tracing slows some kernels; therefore spans are compared with the events' reading of the
@@ -21,27 +21,27 @@ from typing import TYPE_CHECKING, Any
 from attnbench.core import stats
 from attnbench.core.backend import Unsupported
 from attnbench.core.machine import Device
-from attnbench.core.policy import INSTRUMENTS, SHORT, Policy
+from attnbench.core.policy import INSTRUMENTS, SHORT, SPAN_LIMIT, Policy
 from attnbench.core.record import Measurement
 from attnbench.worker import environment
 from attnbench.worker.measure import ceiling, cuda_graph, l2_cache
+from attnbench.worker.measure.clock_gauge import ClockGauge
 from attnbench.worker.measure.cuda_events import EventTimer
 from attnbench.worker.measure.cuda_graph import GraphTimer, NotCapturable
 from attnbench.worker.measure.cupti import Tracer, Untraceable
 from attnbench.worker.measure.energy import run_sustained
 from attnbench.worker.measure.nvml import GpuState, StateSampler
-from attnbench.worker.measure.sampling import CpuTimer, Pacer, Timer, collect_samples, do_nothing, pause
+from attnbench.worker.measure.sampling import BatchClock, CpuTimer, Pacer, Timer, collect_samples, do_nothing, pause
 
 if TYPE_CHECKING:
     import torch
 
-SHORT_TRACES = 3  # traces of a cell under 100 us, each of policy.min_samples calls
+SHORT_TRACES = 3  # traces of a cell under 100 us, each of policy.min_samples calls; of one under 1 ms a single trace
 TURNS, TURNS_OF_LONG_CALLS = 8, 3  # of a cross-check
 LONG_CALL_S = 0.1  # seconds of a call from which a cross-check takes fewer turns
 CEILING_EVERY = 20.0  # seconds
 COOL_READINGS = 3  # consecutive readings of a cool device that end a wait
 COOL_SECONDS = 30.0  # the longest wait
-UNITS = {"clock_held": "Hz", "clock_sm": "Hz", "clock_mem": "Hz", "power": "W", "temperature": "C"}
 
 
 @dataclass(frozen=True)
@@ -85,10 +85,10 @@ class Instruments:
         if self.device.type == "cuda":
             torch.cuda.set_device(self.device)
             self.flush = l2_cache.L2Flush(self.device, self.l2_bytes)
-            self.events = self.timer = EventTimer(self.device, self.flush)
+            self.state = environment.open_gpu_state(self.device)
+            self.events = self.timer = EventTimer(ClockGauge(self.state.clock_max_hz()), self.flush)
             with contextlib.suppress(Untraceable):
                 self.tracer = Tracer(self.events, self.flush)
-            self.state = environment.open_gpu_state(self.device)
         else:
             # of the least size, as virtual machines report the last-level cache of the whole host
             self.flush = l2_cache.L2Flush(self.device, 0)
@@ -131,23 +131,29 @@ class Instruments:
         events.reset()
         if self.tracer:
             self.tracer.host_bound = False
+        events.calibrate()
+        pacer = Pacer(events.clocks, events.best_clock, policy.burst_s)
         with self._sampling(events, timed, policy) as sample, StateSampler(self.state) as sampler:
-            times = collect_samples(sample, policy, pacer=Pacer(events.clocks, events.best_clock, policy.burst_s))
-        readings = {"clock_held": events.clocks, **sampler.readings}
+            times = collect_samples(sample, policy, pacer=pacer)
+        readings = {f"clock_{name}": [getattr(c, name) for c in events.clocks] for name in BatchClock._fields}
+        readings = {**readings, "clock_best": [pacer.best_held] if events.clocks else [], **sampler.readings}
         host_bound = events.host_bound or (
             policy.timer == "cupti" and self.tracer is not None and self.tracer.host_bound
         )
-        timing = Timing({"time": Measurement("s", tuple(times))}, policy.timer, l2, [], sampler.limits, host_bound)
+        notes = [f"no SM clock but NVML's: {events.gauge.fault}"] if events.gauge.fault else []
+        timing = Timing({"time": Measurement("s", tuple(times))}, policy.timer, l2, notes, sampler.limits, host_bound)
         if policy.timer != "events":  # replays and traces do not show the host's time
             events.reset()
             events.samples(timed.launch, 10)
         timing.measurements["enqueue"] = Measurement("s", tuple(events.enqueue))
-        timing.measurements.update({n: Measurement(UNITS[n], tuple(v)) for n, v in readings.items() if v})
+        units = {"power": "W", "temperature": "C"}  # the rest are clocks
+        timing.measurements.update({n: Measurement(units.get(n, "Hz"), tuple(v)) for n, v in readings.items() if v})
         latency = stats.median(times)
-        if policy.timer == "events" and latency < SHORT and self.tracer:
+        if policy.timer == "events" and latency < SPAN_LIMIT and self.tracer:
             try:
                 launches = [timed.launch] * policy.min_samples
-                traced = [call for _ in range(SHORT_TRACES) for call in self.tracer.calls(launches)]
+                traces = SHORT_TRACES if latency < SHORT else 1
+                traced = [call for _ in range(traces) for call in self.tracer.calls(launches)]
                 timing.measurements["span"] = Measurement("s", tuple(call.span for call in traced))
                 timing.measurements["span_events"] = Measurement("s", tuple(call.events for call in traced))
             except Untraceable as error:
@@ -175,14 +181,14 @@ class Instruments:
             yield partial(events.samples, timed.launch)
 
     def _traced(self, tracer: Tracer, events: EventTimer, launch: Callable[[], Any]) -> Callable[[int], list[float]]:
-        """Return a function that takes n kernel spans in seconds and records the SM clock after each batch."""
+        """Return a function that takes n kernel spans in seconds and records the SM clock of each batch."""
 
         def sample(n: int) -> list[float]:
             try:
                 spans = tracer.samples(launch, n)
             except Untraceable as error:
                 raise Unsupported(f"--timer cupti: {error}") from None
-            events.clocks.append(events.clock_hz())
+            events.read_clock()
             return spans
 
         return sample
@@ -287,15 +293,14 @@ class Instruments:
         """
         if self.events is None:
             return True
-        best = max(self.events.best_clock, self.events.clock_hz())
-        calm, deadline = 0, time.monotonic() + COOL_SECONDS
+        events, calm, deadline = self.events, 0, time.monotonic() + COOL_SECONDS
+        events.calibrate()
         cap = self.state.power_limit_w()
         while calm < COOL_READINGS and time.monotonic() < deadline:
             time.sleep(0.05)
-            clock, power = self.events.clock_hz(), self.state.power_average_w()
-            best = max(best, clock)
+            clock, power = events.gauge.now_hz() or self.state.clock_hz() or 0.0, self.state.power_average_w()
             warm = cap is not None and power is not None and power > cap / 2
-            calm = 0 if warm or self.state.limits() or clock < 0.99 * best else calm + 1
+            calm = 0 if warm or self.state.limits() or clock < 0.99 * events.best_clock else calm + 1
         return calm >= COOL_READINGS
 
     def ceilings(self, dtype: torch.dtype) -> dict[str, Measurement]:

@@ -23,7 +23,7 @@ from attnbench.worker.measure.nvml import LIMITS, GpuState
 from attnbench.worker.measure.sampling import do_nothing
 
 if TYPE_CHECKING:
-    from attnbench.worker.measure.cuda_events import EventTimer
+    from attnbench.worker.measure.clock_gauge import ClockGauge
     from attnbench.worker.measure_cell import CellMeasurer
 
 IDLE_SECONDS = 2.0  # NVML's utilisation is an average over 1/6 to 1 s
@@ -38,15 +38,15 @@ def examine(measurer: CellMeasurer) -> dict[str, Any]:
     state = measurer.state if measurer.state.available else None
     processes = _process_facts(state) if state else None
     found: dict[str, Any] = {"instruments": _instrument_facts(measurer)}
-    held = _clock_held(measurer.events) if measurer.events else None
+    held = _clock_held(measurer.events.gauge) if measurer.events else None
     found["nvml"] = {**_nvml_facts(state), "clock_held": held, "processes": processes} if state else None
     return found
 
 
-def _clock_held(events: EventTimer) -> float:
-    """Return the SM clock in Hz after a spin that wakes the device, as the clock of an idle one is lower."""
-    events.hide_host(0.05)
-    return max(events.clock_hz() for _ in range(5))
+def _clock_held(gauge: ClockGauge) -> float | None:
+    """Return the SM clock in Hz while next to nothing runs on the awakened device; None where there is no gauge."""
+    gauge.wake()
+    return gauge.spun_hz()
 
 
 def _process_facts(state: GpuState) -> dict[str, Any]:

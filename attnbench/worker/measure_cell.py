@@ -32,6 +32,20 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
+class Laps:
+    """The wall time of the phases of a job: `seconds` by phase, which may come more than once."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+        self._since = time.monotonic()
+
+    def end(self, phase: str) -> None:
+        """Add the time since the last end to a phase."""
+        now = time.monotonic()
+        self.seconds[phase] = self.seconds.get(phase, 0.0) + now - self._since
+        self._since = now
+
+
 class CellMeasurer(Instruments):
     """Measures cells on one device with its instruments."""
 
@@ -49,23 +63,32 @@ class CellMeasurer(Instruments):
 
         Raises Unsupported where the library refuses the case, and whatever else the library raises.
         """
+        laps = Laps()
         ceilings = self.ceilings(operand_dtype(case)) if timed else {}
+        laps.end("ceilings")
         given = inputs.make(case, str(self.device), policy.seed)
+        laps.end("inputs")
         if flaw := inputs.find_flaw(given):
             return {"status": "failed", "reason": flaw}
         began, errors = time.time(), self.state.ecc_errors()
         with self.memory.job_window():
             check = reference.make_check(case, given, policy.seed)
+            self.synchronize()
+            laps.end("reference")
             prepared, results, held, first_call = self.prepare_and_launch(backend, case, check)
+            laps.end("first call")
             accuracy = check.check_first(results)
             del results
+            laps.end("check")
             if not accuracy.ok:
                 return self._wrong(accuracy)
             if problem := check.fp8_problem(prepared, accuracy):
                 return {"status": "wrong-kernel", "reason": problem, "accuracy": accuracy}
             memory, second = self.memory.measure_peak(check.launcher(prepared))
+            laps.end("memory")
             accuracy = check.check_first(prepared.canonical(second))
             del second
+            laps.end("check")
             if not accuracy.ok:
                 return self._wrong(accuracy, "in the second launch: ")
             if case.has_backward and prepared.forward is not None:
@@ -78,10 +101,12 @@ class CellMeasurer(Instruments):
                 self.empty_cache()
                 prepared = backend.prepare(case, given)
             self.empty_cache()
+            laps.end("memory")
         # Tensors that stay alive during the launches are allocated before them. Allocated later, they would split the
         # large blocks in torch's cache that launches free and need again, and the cache would have to be emptied, which
         # costs standard attention half a second.
         original = inputs.make(case, str(self.device), policy.seed)
+        laps.end("inputs")
         timing = None
         if timed:
             footprint = 2 * given.nbytes + memory["memory_peak"] + memory.get("memory_saved", 0)
@@ -92,6 +117,7 @@ class CellMeasurer(Instruments):
                 timing.measurements.update(turns)
                 timing.notes += notes
             del timed_launch
+            laps.end("timing")
         if changed := inputs.first_changed(given, original):
             return {"status": "wrong", "reason": f"it wrote to its input {changed}", "accuracy": accuracy}
         later = "after timing, " if timed else ""
@@ -100,6 +126,7 @@ class CellMeasurer(Instruments):
         traced = kernel_trace.trace_launch(
             self, case, signature(backend, case, self.device_info), checked, timing, renewal.renew
         )
+        laps.end("trace")
         others = self.state.other_processes(began)
         if traced.problem:
             shared = f"; other processes used this GPU meanwhile, which can look the same: {', '.join(others)}"
@@ -116,6 +143,7 @@ class CellMeasurer(Instruments):
             if not later_accuracy.ok:
                 return self._wrong(later_accuracy, f"{later}on the old inputs again: ")
             renewal.renew()
+        laps.end("check")
         if timing is None:
             return {"status": "ok", "accuracy": accuracy, "kernels": traced.kernels, "notes": tuple(check.notes)}
         timing.notes += kernel_trace.check_later_calls(self, prepared, timing)
@@ -134,6 +162,7 @@ class CellMeasurer(Instruments):
             "others": others,
             "ecc_errors": max(0, (self.state.ecc_errors() or 0) - errors) if errors is not None else 0,
             "notes": tuple(notes),
+            "phases": laps.seconds,
         }
 
     def timed_launch(
@@ -234,7 +263,12 @@ def _kept_by_prepare(case: Case, given: Inputs, held: int, saved: int | None) ->
 
 
 def _round_to_7_digits(measurement: Measurement) -> Measurement:
-    """Round samples to seven digits, more than any instrument resolves. This halves the size of run files."""
+    """Round samples to seven digits, more than any instrument resolves. This halves the size of run files.
+
+    Bytes are counted, not measured, and stay exact.
+    """
+    if measurement.unit == "B":
+        return measurement
     return Measurement(measurement.unit, tuple(float(f"{v:.7g}") for v in measurement.values))
 
 

@@ -84,8 +84,8 @@ class TimerComparison:
     """A comparison of attnbench's timer with another one: medians over turns."""
 
     latency: float  # seconds, by attnbench
-    clock: float  # Hz, SM clock at the end of attnbench's bursts
-    peer_clock: float
+    clock: float  # Hz, SM clock during attnbench's calls
+    peer_clock: float  # during the peer's bursts
     ratio: float  # attnbench / peer, in seconds
     cycles: float  # attnbench / peer, in cycles
 
@@ -100,13 +100,15 @@ def compare_timers(measurer: CellMeasurer, launch: Launch, policy: Policy, peer:
         events.reset()
         pacer = Pacer(events.clocks, events.best_clock, policy.burst_s)
         found = stats.median(collect_samples(partial(events.samples, launch), policy, pacer=pacer))
-        return found, stats.median(events.clocks)
+        return found, stats.median([clock.held for clock in events.clocks])
 
     def time_theirs() -> tuple[float, float]:
         bursts, clocks = [], []
         for _ in range(BURSTS):
+            events.gauge.begin()
             bursts.append(peer.read(launch))
-            clocks.append(events.clock_hz())
+            events.gauge.end()
+            clocks.append(events.gauge.held_hz())
             pause(REST)
         return stats.median(bursts), stats.median(clocks)
 

@@ -8,6 +8,8 @@ from dataclasses import replace
 
 import pytest
 
+from attnbench.core.case import Case
+from attnbench.core.record import Measurement, Record
 from attnbench.results.case_names import BACKEND_ORDER
 from attnbench.results.cells import by_key, cells
 from builders import CPU, H200, case, ended, environment, forwards, measurements, ok, run
@@ -112,6 +114,31 @@ def test_cells_whose_clock_was_held_down() -> None:
     assert held(1.7e9, 1.7e9) == [False, False]  # a clock that someone chose
     assert held(1.7e9, 1.7e9, limits=("thermal",)) == [True, True]
     assert held(1.7e9, limits=("thermal",), environment=environment(clock_max_hz=None)) == [True]
+
+
+@pytest.mark.parametrize(
+    ("before", "under_load", "best", "after", "seconds", "held_down"),
+    [
+        (1.98e9, 1.73e9, 1.73e9, 1.96e9, 1e-3, False),  # cuDNN on an H100: the clock under load is no limit's doing
+        (1.94e9, 1.73e9, 1.73e9, 1.94e9, 1e-3, True),  # the device had not recovered from what ran before
+        (1.98e9, 1.70e9, 1.73e9, 1.96e9, 1e-3, True),  # it fell during the cell
+        (1.98e9, 1.73e9, 1.73e9, 1.80e9, 1e-3, False),  # it fell after a burst, and the pause gave it back
+        (1.98e9, 1.73e9, 1.73e9, 1.80e9, 50e-3, True),  # it fell within a call that is longer than a burst
+        (1.96e9, 1.73e9, 1.73e9, 1.96e9, 1e-3, False),
+    ],
+)
+def test_what_holds_the_clock_down_by_method_2(
+    before: float, under_load: float, best: float, after: float, seconds: float, held_down: bool
+) -> None:
+    def record(which: Case, *hz: float, seconds: float = 1e-3) -> Record:
+        clocks = dict(zip(("before", "held", "best", "after"), hz, strict=True))
+        values = {f"clock_{name}": Measurement("Hz", (clock,)) for name, clock in clocks.items()}
+        made = ok(which, "triton", 300.0, limits=("power cap",))
+        return replace(made, measurements={**values, "time": Measurement("s", (seconds,) * 10)})
+
+    cold = record(case(1024), 2.01e9, 1.9e9, 1.9e9, 2.01e9)  # above the device's highest, which counts instead
+    measured = record(case(2048), before, under_load, best, after, seconds=seconds)
+    assert [c.held_down for c in cells([run([cold, measured], method=2)])] == [False, held_down]
 
 
 def test_runs_of_one_setting_join_and_others_stay_apart() -> None:

@@ -27,7 +27,9 @@ def test_what_it_says(tmp_path: Path) -> None:
         ("a: [1\n", "{}:2: not readable as YAML: expected ',' or ']'"),
         ("a: 1\n? [1]\n: 2\n", "{}:2: not readable as YAML: found unhashable key"),
         ("\x07", "{}: not readable as YAML: unacceptable character #x0007"),
-        ("b: 1\na: 2026-02-30\n", "{}:2: not readable as YAML: day is out of range for month"),
+        ("b: 1\na: 2026-02-30\n", "{}:2: not readable as YAML: '2026-02-30' is no timestamp"),
+        ("a: !!timestamp x\n", "{}:1: not readable as YAML: 'x' is no timestamp"),
+        ("a: !!int ''\n", "{}:1: not readable as YAML: '' is no int"),
     ],
 )
 def test_mistakes_are_one_line_with_their_place(tmp_path: Path, text: str, said: str) -> None:

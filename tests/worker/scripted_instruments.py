@@ -13,7 +13,7 @@ from attnbench.core.policy import Policy
 from attnbench.worker.instruments import Instruments, TimedLaunch
 from attnbench.worker.measure.cupti import TracedCall, Untraceable
 from attnbench.worker.measure.profiler_session import Activity
-from attnbench.worker.measure.sampling import do_nothing
+from attnbench.worker.measure.sampling import BatchClock, do_nothing
 
 QUICK = Policy(warmup_s=0.0, min_samples=4, min_seconds=0.0, max_seconds=0.0, target=1.0)
 
@@ -30,24 +30,33 @@ class Events:
         self.before: Callable[[], Any] = do_nothing
         self.seconds, self.hz, self.best_clock = 1e-3, 1.97e9, 1.98e9
         self.slow_host = False
+        self.gauge = SimpleNamespace(
+            fault="", now_hz=lambda: self.now_hz(), begin=do_nothing, end=do_nothing, held_hz=lambda: self.hz
+        )
         self.log: list[str] = []
         self.reset()
 
     def reset(self) -> None:
         self.host_bound = False
         self.enqueue: list[float] = []
-        self.clocks: list[float] = []
+        self.clocks: list[BatchClock] = []
+
+    def calibrate(self) -> None:
+        """Do nothing."""
+
+    def read_clock(self) -> None:
+        self.clocks.append(BatchClock(self.best_clock, self.hz, self.hz))
 
     def samples(self, launch: Callable[[], Any], n: int) -> list[float]:
         self.log.append("events")
         for _ in range(n):
             launch()
         self.enqueue += [7e-6] * n
-        self.clocks.append(self.hz)
+        self.read_clock()
         self.host_bound |= self.slow_host
         return [self.seconds] * n
 
-    def clock_hz(self) -> float:
+    def now_hz(self) -> float:
         return self.hz
 
 

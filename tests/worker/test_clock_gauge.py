@@ -1,48 +1,65 @@
-"""The SM clock gauge on a simulated GPU: the clock that it reads, and the length of its spins."""
+"""The SM clock gauge on a simulated GPU: the clocks that it reads, its faults, and the length of its spins."""
 
 from __future__ import annotations
 
 import pytest
-import torch
 from simulated_gpu import Gpu
 
-from attnbench.worker.measure.clock_gauge import ClockGauge
+from attnbench.worker.measure.clock_gauge import OVERSHOOT, ClockGauge
 
 
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> Gpu:
     """A simulated GPU in the place of torch.cuda."""
     simulated = Gpu()
-    monkeypatch.setattr(torch, "cuda", simulated)
+    simulated.use(monkeypatch)
     return simulated
 
 
 @pytest.fixture
-def gauge(gpu: Gpu) -> ClockGauge:
-    """A gauge that was calibrated at 1.5 GHz."""
-    calibrated = ClockGauge()
-    calibrated.calibrate()
-    assert gpu.hz == 1.5e9
-    return calibrated
+def gauge(gpu: Gpu) -> ClockGauge:  # noqa: ARG001  (it must be there)
+    opened = ClockGauge(top_hz=1.98e9)
+    opened.open()
+    return opened
 
 
 @pytest.mark.parametrize("hz", [0.6e9, 1.5e9, 1.98e9])
-def test_reads_the_clock_of_the_device(gpu: Gpu, gauge: ClockGauge, hz: float) -> None:
-    """The reading excludes the gap between events, which was learnt at another clock."""
-    gpu.hz = hz
+def test_the_clock_now_is_that_while_next_to_nothing_runs(gpu: Gpu, gauge: ClockGauge, hz: float) -> None:
+    gpu.hz, gpu.under_load = hz, 0.8
     gpu.kernel(1e-3)()
-    assert gauge.clock_hz() == pytest.approx(hz, rel=1e-9)
+    assert gauge.now_hz() == pytest.approx(hz, rel=1e-6)
 
 
-def test_the_reading_of_an_idle_device_contains_no_host_time(gpu: Gpu, gauge: ClockGauge) -> None:
-    gpu.synchronize()
-    assert gauge.clock_hz() == pytest.approx(1.5e9, rel=1e-9)
+def test_the_clock_held_is_that_of_the_launches_between_begin_and_end(gpu: Gpu, gauge: ClockGauge) -> None:
+    gpu.kernel(5e-3)()
+    gpu.under_load = 0.8
+    for _ in range(3):
+        gauge.begin()
+        gpu.kernel(1e-3)()
+        gauge.end()
+    gpu.kernel(5e-3)()
+    assert gauge.held_hz() == pytest.approx(0.8 * 1.5e9, rel=0.01)  # the gauge's own kernel is a part of each window
+    assert gauge.held_hz() is None  # nothing since
+
+
+@pytest.mark.parametrize(("share", "is_fault"), [(1.0, False), (OVERSHOOT - 0.001, False), (OVERSHOOT + 0.001, True)])
+def test_a_reading_above_what_the_device_can_do_is_a_fault(
+    gpu: Gpu, gauge: ClockGauge, share: float, is_fault: bool
+) -> None:
+    gpu.hz = share * 1.98e9
+    gauge.wake()
+    assert ("MHz, the device's highest is 1980" in gauge.fault) == is_fault
+    gpu.hz = 1.9e9
+    gauge.wake()
+    assert (gauge.now_hz() is None) == is_fault  # it is not trusted again
+
+
+def test_a_short_reading_above_it_is_none(gpu: Gpu, gauge: ClockGauge) -> None:
+    gpu.hz = 2.04e9  # as an H100 of 1980 MHz reads right after a load
+    assert gauge.now_hz() == pytest.approx(2.04e9, rel=1e-6)
+    assert not gauge.fault
 
 
 def test_a_spin_lasts_as_long_as_asked_for(gpu: Gpu, gauge: ClockGauge) -> None:
     gauge.spin(1e-3)
     assert gpu.spins[-1] == pytest.approx(1e-3, rel=1e-6)
-
-
-def test_seconds_are_those_of_the_launch_though_the_host_is_slower(gpu: Gpu, gauge: ClockGauge) -> None:
-    assert gauge.seconds(gpu.kernel(7e-6, 50e-6)) == pytest.approx(7e-6)

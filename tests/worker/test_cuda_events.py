@@ -6,10 +6,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
 from simulated_gpu import Gpu
 
-from attnbench.worker.measure import cuda_events
+from attnbench.worker.measure import cuda_events, device_kernels
+from attnbench.worker.measure.clock_gauge import ClockGauge
 from attnbench.worker.measure.cuda_events import MAX_SPIN, MAX_TRIES, EventTimer
 
 
@@ -17,13 +17,13 @@ from attnbench.worker.measure.cuda_events import MAX_SPIN, MAX_TRIES, EventTimer
 def gpu(monkeypatch: pytest.MonkeyPatch) -> Gpu:
     """A simulated GPU in the place of torch.cuda, with its clock as the host's."""
     timer_ = Gpu()
-    monkeypatch.setattr(torch, "cuda", timer_)
+    timer_.use(monkeypatch)
     monkeypatch.setattr(cuda_events, "time", SimpleNamespace(perf_counter=timer_.clock))
     return timer_
 
 
 def timer(before: Any = None) -> EventTimer:
-    return EventTimer(torch.device("cpu"), *([before] if before else []))
+    return EventTimer(ClockGauge(), *([before] if before else []))
 
 
 def exactly(seconds: float) -> Any:
@@ -118,14 +118,28 @@ def test_hiding_the_host_takes_as_long_as_asked(gpu: Gpu) -> None:
     assert gpu.spins[-1] == pytest.approx(1e-3, rel=1e-6)
 
 
-def test_every_batch_ends_with_a_reading_of_the_clock(gpu: Gpu) -> None:
-    timer_ = timer()
-    for hz in (1.9e9, 1.7e9, 1.2e9):
+def test_every_batch_knows_its_clock_before_during_and_after(gpu: Gpu) -> None:
+    timer_ = timer(gpu.kernel(40e-6))  # the flush is not in the windows
+    gpu.under_load = 0.9
+    for hz in (1.2e9, 1.9e9, 1.7e9):
         gpu.hz = hz
         timer_.samples(gpu.kernel(5e-6), 8)
-    assert timer_.clocks == pytest.approx([1.9e9, 1.7e9, 1.2e9], rel=1e-3)  # the gauge was calibrated at the first
+    expected = [(hz, 0.9 * hz, hz) for hz in (1.2e9, 1.9e9, 1.7e9)]
+    assert [tuple(clock) for clock in timer_.clocks] == [pytest.approx(clock, rel=1e-4) for clock in expected]
+    assert timer_.best_clock == pytest.approx(1.9e9, rel=1e-4)
     timer_.reset()
     assert timer_.clocks == []
+
+
+def test_no_clock_where_its_kernels_cannot_be_compiled(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(_name: str) -> None:
+        raise RuntimeError("torch 2.5 cannot compile a CUDA kernel")
+
+    monkeypatch.setattr(device_kernels, "compiled", fails)
+    timer_ = timer()
+    assert timer_.samples(gpu.kernel(5e-6, 20e-6), 8) == [exactly(5e-6)] * 8  # torch's own spin hides the host
+    assert timer_.clocks == []
+    assert "torch 2.5 cannot compile a CUDA kernel" in timer_.gauge.fault
 
 
 def test_calibrates_once_and_not_before_it_is_used(gpu: Gpu) -> None:

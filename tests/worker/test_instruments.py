@@ -74,7 +74,7 @@ def test_the_state_of_l2_is_tested_on_this_machine() -> None:
 def test_the_flush_of_a_cpu_is_limited() -> None:
     """To flush all of the host's cache would take seconds a sample."""
     flush = Instruments(replace(CPU, l2=2**42)).flush
-    assert flush.buffer.numel() == 2**26
+    assert flush.buffer.nbytes == 2**26
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,7 @@ from attnbench.worker.measure.sampling import (
     MIN_SAMPLES_VERY_LONG,
     REST_PER_WORK,
     WARM_TOLERANCE,
+    BatchClock,
     CpuTimer,
     Pacer,
     collect_samples,
@@ -313,16 +314,21 @@ def test_a_pause_follows_the_work_up_to_its_cap(slept: list[float]) -> None:
 Burst = tuple[bool, list[float]]  # whether it is accepted, and the pauses after it
 
 
+def clock_of(before: float, under_load: float = 0.9) -> BatchClock:
+    return BatchClock(before, under_load * before, before)
+
+
 def paced(
-    ends: list[float], best: float, slept: list[float], *, worked: float = 0.01, calls: int = 10
-) -> tuple[list[Burst], list[float]]:
-    """Return what the pacer does with bursts of which the n-th ends with the clock ends[n], and the clocks that it
-    keeps.
+    bursts: list[float] | list[BatchClock], best: float, slept: list[float], *, worked: float = 0.01, calls: int = 10
+) -> tuple[list[Burst], list[BatchClock]]:
+    """Return what the pacer does with bursts of these clocks, and the clocks that it keeps.
+
+    A single number is the clock before a burst, 0.9 of which it holds.
     """
-    clocks: list[float] = []
+    clocks: list[BatchClock] = []
     pacer, found = Pacer(clocks, best, POLICY.burst_s), []
-    for end in ends:
-        clocks.append(end)
+    for burst in bursts:
+        clocks.append(burst if isinstance(burst, BatchClock) else clock_of(burst))
         counts = pacer.accepts(worked, calls)
         pacer.rest()
         found.append((counts, slept[:]))
@@ -334,51 +340,67 @@ TOP, LOW = 1.98e9, 1.90e9
 
 
 def test_bursts_are_accepted_without_pauses_while_the_clock_holds(slept: list[float]) -> None:
-    ends = [TOP, 0.99 * TOP, (MIN_CLOCK_RATIO + 0.001) * TOP]
-    assert paced(ends, TOP, slept) == ([(True, [])] * 3, ends)
+    clocks = [clock_of(share * TOP) for share in (1.0, 0.99, MIN_CLOCK_RATIO + 0.001)]
+    assert paced(clocks, TOP, slept) == ([(True, [])] * 3, clocks)
 
 
-def test_a_burst_that_ends_slower_is_rejected_and_pauses_follow(slept: list[float]) -> None:
+def test_a_kernel_under_which_the_clock_is_always_low_is_not_held_down(slept: list[float]) -> None:
+    """As on an H100, where cuDNN's forward runs at 1730 MHz between spins at 1980."""
+    clocks = [clock_of(TOP, under_load=0.87)] * 3
+    assert paced(clocks, TOP, slept) == ([(True, [])] * 3, clocks)
+
+
+def test_a_burst_below_the_cells_best_is_rejected_though_it_began_at_the_best_clock(slept: list[float]) -> None:
+    clocks = [clock_of(TOP, under_load) for under_load in (0.87, 0.85, 0.87, 0.86)]
+    assert [accepted for accepted, _ in paced(clocks, TOP, slept)[0]] == [True, False, True, True]
+
+
+def test_the_clock_after_a_burst_rejects_nothing(slept: list[float]) -> None:
+    clocks = [BatchClock(TOP, 0.9 * TOP, 0.8 * TOP)] * 2
+    assert paced(clocks, TOP, slept) == ([(True, [])] * 2, clocks)
+
+
+def test_a_burst_that_begins_slower_is_rejected_and_pauses_follow(slept: list[float]) -> None:
     """After a rejected burst the pause is the longest; later pauses follow the work, though the clock has recovered."""
     after = REST_PER_WORK * 0.01
     found, clocks = paced([TOP, LOW, TOP, LOW, TOP], TOP, slept)
     assert found == [(True, []), (False, [MAX_REST]), (True, [after]), (False, [MAX_REST]), (True, [after])]
-    assert clocks == [TOP] * 3
+    assert clocks == [clock_of(TOP)] * 3
 
 
 def test_a_first_burst_is_judged_by_the_clock_of_earlier_cells(slept: list[float]) -> None:
     assert paced([LOW], TOP, slept)[0] == [(False, [MAX_REST])]
     assert paced([LOW, LOW], LOW, slept)[0] == [(True, [])] * 2
-    assert paced([TOP, LOW], 0.0, slept)[0] == [(True, []), (False, [MAX_REST])]  # or by its own earlier bursts
+    assert paced([TOP, LOW], 0.0, slept)[0] == [(True, []), (False, [MAX_REST])]  # by its own earlier bursts
 
 
 def test_after_eight_rejections_every_burst_is_accepted(slept: list[float]) -> None:
     found, clocks = paced([LOW] * (MAX_DROPPED_BURSTS + 3), TOP, slept)
     assert found == [(False, [MAX_REST])] * MAX_DROPPED_BURSTS + [(True, [MAX_REST])] * 3
-    assert clocks == [LOW] * 3
+    assert clocks == [clock_of(LOW)] * 3
 
 
 def test_a_call_longer_than_a_burst_is_accepted_after_a_pause(slept: list[float]) -> None:
     """It lowers the clock by itself and would do so again. The first one may have found the clock low."""
     dropped, kept = (False, [MAX_REST]), (True, [MAX_REST])
-    assert paced([LOW] * 3, TOP, slept, worked=0.02, calls=1) == ([dropped, kept, kept], [LOW, LOW])
+    assert paced([LOW] * 3, TOP, slept, worked=0.02, calls=1) == ([dropped, kept, kept], [clock_of(LOW)] * 2)
     assert paced([LOW] * 3, TOP, slept, worked=0.02, calls=2)[0] == [dropped] * 3
     assert paced([LOW] * 3, TOP, slept, worked=0.01, calls=1)[0] == [dropped] * 3
 
 
-def test_without_a_clock_every_burst_is_accepted(slept: list[float]) -> None:
+def test_without_a_gauge_every_burst_is_accepted_and_pauses_follow(slept: list[float]) -> None:
     pacer = Pacer([], TOP, POLICY.burst_s)
     assert pacer.accepts(0.01, 10)
     pacer.rest()
-    assert slept == []
+    assert slept == [REST_PER_WORK * 0.01]
 
 
 def test_a_pause_comes_before_a_burst_and_none_after_the_last(slept: list[float]) -> None:
-    clocks: list[float] = []
+    clocks: list[BatchClock] = []
     bursts: list[int] = []
 
     def sample(n: int) -> list[float]:
-        clocks.append(LOW)
+        clocks.append(clock_of(LOW))
         bursts.append(n)
         return [0.2] * n
 

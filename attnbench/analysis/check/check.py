@@ -8,7 +8,7 @@ from datetime import datetime, timezone
 
 from attnbench.core.case import Case
 from attnbench.core.errors import EXIT_DONE, EXIT_NOTHING_MEASURED, EXIT_WRONG_RESULT, UserError
-from attnbench.core.policy import Policy
+from attnbench.core.policy import METHOD, Policy
 from attnbench.core.record import Forecast, Job, Record, Run
 from attnbench.run.device_probe import DeviceProbe
 from attnbench.run.plan import CaseSupport, skipped_record
@@ -98,6 +98,7 @@ def check(
         versions={name: p.version for name, p in probes.items() if p.version},
         specs=specs,
         interpreters=pool.interpreters,
+        method=METHOD,
     )
 
 

@@ -31,6 +31,7 @@ _POLICY = {
         *("min_samples", "max_samples", "target", "min_seconds", "max_seconds"),
     )
 }
+METHOD = "method"
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,11 @@ def differences(baseline: Run, current: Run) -> list[Difference]:
         found.append(Difference((library, *users), phrase(library, *pair)))
     known = {name for d in found for name in d.names}
     found += [Difference((name,), phrase(name, *pair)) for name, pair in backends.items() if name not in known]
-    return found + _of_fields(_POLICY, baseline.policy, current.policy)
+    found += _of_fields(_POLICY, baseline.policy, current.policy)
+    if baseline.method != current.method:  # the same kernel reads another figure
+        what = f"{phrase('measuring method', baseline.method, current.method)} (measure the baseline again)"
+        found.append(Difference((METHOD,), what))
+    return found
 
 
 def split(found: Sequence[Difference], expect: Sequence[str]) -> tuple[list[Difference], list[Difference], list[str]]:
@@ -70,7 +75,7 @@ def split(found: Sequence[Difference], expect: Sequence[str]) -> tuple[list[Diff
 
 def check_names(expect: Sequence[str], runs: Sequence[Run]) -> None:
     """Raise UserError for a name that no difference between such runs could have."""
-    known = {*_ENVIRONMENT.values(), *_DEVICE.values(), *_POLICY}
+    known = {*_ENVIRONMENT.values(), *_DEVICE.values(), *_POLICY, METHOD}
     for run in runs if expect else ():
         known |= {*run.environment.packages, *run.versions, *(record.backend for record in run.records)}
     for name in expect:

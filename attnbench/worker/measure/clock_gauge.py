@@ -1,56 +1,100 @@
-"""The SM clock gauge: reads the clock of the multiprocessors from a kernel that spins for a known number of cycles.
+"""The SM clock gauge: counts the cycles of the multiprocessors against the time, inside kernels.
 
-The clock is the number of cycles over the time that CUDA events read, less the events' own overhead, which is found
-once with spins of two lengths. A reading takes 0.1 ms and has no lag, whereas NVML's clock lags by up to 0.1 s.
-The same spin hides the host's latency from the samples (cuda_events.py).
+- `begin` and `end` queue one small kernel each, around a launch. Each multiprocessor counts its cycles between the two:
+  `held_hz` is the clock at which the launch ran.
+- `spin` is a kernel that lasts a given time and counts its own cycles: `spun_hz` is the clock while next to nothing
+  ran, which shows what the power controller allows.
+
+The two differ. While tensor cores work, the clock falls within microseconds, without the power cap's doing: on an
+H100, cuDNN's forward at 16k runs at 1730 MHz between spins at 1980 (docs/measuring.md). NVML's clock under steady load
+is the first, 0.1 s late.
+
+The gauge needs no calibration, and a reading of 0.1 ms repeats to 1 MHz. Some 0.1 ms after a load the clock overshoots
+what NVML names as the highest: an H100 of 1980 MHz then spins at up to 2040, and at 1995 for long while it is cold. So
+only a long reading above the highest is a fault of the gauge. With a fault, or where the kernels cannot be compiled,
+there are no readings, `fault` says why, and NVML's clock has to do.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from attnbench.core import stats
+from attnbench.worker.measure import device_kernels
 
-WAKE_CYCLES = 50_000_000  # after a pause of seconds the clock is low, and rises while something runs
-GAUGE_CYCLES = 200_000  # 0.1 ms; the events' own overhead, known to 0.2 us, then matters by 0.2 %
+SPIN_SECONDS = 2e-4  # of a reading of the clock; exact to 1 MHz where `globaltimer` ticks every 32 ns
+FALLBACK_HZ = 2e9  # cycles of torch's own spin kernel in a second, where the clock is not known
+WAKE_SECONDS = 0.025  # after a pause of seconds the clock is low, and rises while something runs
+OVERSHOOT = 1.02  # of the highest clock by NVML, over WAKE_SECONDS
 
 
 class ClockGauge:
-    """Spins of a known number of cycles on the current CUDA device and stream. Call `calibrate` before the rest."""
+    """Counts cycles on the current CUDA device and stream. `top_hz` is the device's highest clock, if it is known."""
 
-    def __init__(self) -> None:
+    def __init__(self, top_hz: float | None = None) -> None:
         import torch
 
-        self._cuda = torch.cuda
-        self.spin_hz = 0.0  # cycles per second of a spin at calibration; 0 until then
-        self._spin_overhead = 0.0  # seconds that events read beyond the spin's own time
+        self._torch = torch
+        self.top_hz = top_hz
+        self._opened = False
+        self.fault = ""  # why there are no readings
 
-    def calibrate(self) -> None:
-        """Learn the spin's rate and the events' overhead from spins of two lengths. Wakes the device first."""
-        self.spin_hz = 1e9
-        self._cuda._sleep(WAKE_CYCLES)
-        for _ in range(2):  # the first pass warms up
-            short, long = (min(self._spin_seconds(n) for _ in range(7)) for n in (GAUGE_CYCLES, 11 * GAUGE_CYCLES))
-        self.spin_hz = 10 * GAUGE_CYCLES / (long - short)
-        self._spin_overhead = short - GAUGE_CYCLES / self.spin_hz
+    def open(self) -> None:
+        """Compile the kernels, at the first call: half a second."""
+        if self._opened:
+            return
+        self._opened = True
+        torch = self._torch
+        try:
+            self._spin, self._count = (device_kernels.compiled(name) for name in ("spin", "count"))
+            self._blocks = torch.cuda.get_device_properties(torch.cuda.current_device()).multi_processor_count
+            self._spun = torch.zeros(2, dtype=torch.int64, device="cuda")
+            self._counted = torch.zeros(device_kernels.MAX_MULTIPROCESSORS, 4, dtype=torch.int64, device="cuda")
+        except Exception as error:  # any failure of the compiler is one of the gauge, never of a job
+            self.fault = f"the cycles of the multiprocessors cannot be counted: {' '.join(str(error).split())}"[:300]
 
-    def clock_hz(self) -> float:
-        """Return the SM clock in Hz after all queued work, from a spin of 0.1 ms. Waits for the device."""
-        return GAUGE_CYCLES / (self.seconds(lambda: self._cuda._sleep(GAUGE_CYCLES)) - self._spin_overhead)
+    def wake(self) -> None:
+        """Let the device raise its clock, and find out whether readings can be trusted."""
+        self.spin(WAKE_SECONDS)
+        found = self.spun_hz()
+        if found and self.top_hz and found > OVERSHOOT * self.top_hz:
+            self.fault = f"the gauge reads {found / 1e6:.0f} MHz, the device's highest is {self.top_hz / 1e6:.0f}"
 
     def spin(self, seconds: float) -> None:
-        """Queue a spin that lasts `seconds` at the clock of the calibration."""
-        self._cuda._sleep(int(seconds * self.spin_hz))
+        """Queue a kernel that does nothing for `seconds`."""
+        self.open()
+        if self.fault:
+            self._torch.cuda._sleep(int(seconds * FALLBACK_HZ))
+        else:
+            self._spin((1, 1, 1), (1, 1, 1), [int(seconds * 1e9), self._spun])
 
-    def seconds(self, launch: Callable[[], Any]) -> float:
-        """Return the device time in seconds of one launch, by CUDA events behind a short spin that hides the host."""
-        start, end = self._cuda.Event(enable_timing=True), self._cuda.Event(enable_timing=True)
-        self._cuda._sleep(GAUGE_CYCLES)
-        start.record()
-        launch()
-        end.record()
-        self._cuda.synchronize()
-        return float(start.elapsed_time(end)) / 1e3
+    def begin(self) -> None:
+        """Queue the start of a window in which cycles are counted."""
+        if not self.fault:
+            self._count((self._blocks, 1, 1), (1, 1, 1), [0, self._counted])
 
-    def _spin_seconds(self, cycles: int) -> float:
-        self._cuda.synchronize()
-        return self.seconds(lambda: self._cuda._sleep(cycles))
+    def end(self) -> None:
+        """Queue the end of the window."""
+        if not self.fault:
+            self._count((self._blocks, 1, 1), (1, 1, 1), [1, self._counted])
+
+    def held_hz(self) -> float | None:
+        """Return the clock in Hz over all windows since the last call, the median of the multiprocessors.
+
+        Waits for the device. None where there is none.
+        """
+        if self.fault:
+            return None
+        counted = [(cycles, ns) for cycles, ns, *_ in self._counted.tolist() if ns]
+        self._counted.zero_()
+        return stats.median([1e9 * cycles / ns for cycles, ns in counted]) if counted else None
+
+    def spun_hz(self) -> float | None:
+        """Return the clock in Hz during the last spin; waits for the device. None where there is none."""
+        if self.fault:
+            return None
+        cycles, ns = self._spun.tolist()
+        return 1e9 * cycles / ns if ns else None
+
+    def now_hz(self) -> float | None:
+        """Return the clock in Hz after all queued work, while next to nothing runs; waits for the device."""
+        self.spin(SPIN_SECONDS)
+        return self.spun_hz()

@@ -5,22 +5,21 @@ spinning kernel is queued before each batch of samples, long enough that the hos
 (nvbench's blocking kernel: nvbench/detail/measure_cold.cuh). The gap between event and kernel, 1 to 3 microseconds
 that belong to the launch, is in the samples.
 
-Each batch ends with a reading of the SM clock (clock_gauge.py), so every batch knows the clock that it ended with.
+Every batch knows its SM clock (clock_gauge.py): before it, during its launches, and after it.
 """
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from attnbench.core import stats
 from attnbench.worker.measure.clock_gauge import ClockGauge
-from attnbench.worker.measure.sampling import do_nothing
+from attnbench.worker.measure.sampling import BatchClock, do_nothing
 
-if TYPE_CHECKING:
-    import torch
-
+HIDING_SECONDS = 2e-4  # of a spin that hides the host from one launch
 MAX_SPIN = 0.05  # seconds
 MAX_TRIES = 8  # batches, until one in which the host keeps ahead; each try uses the pace that the last one showed
 
@@ -28,46 +27,47 @@ MAX_TRIES = 8  # batches, until one in which the host keeps ahead; each try uses
 class EventTimer:
     """Time launches with CUDA events on the current device and stream."""
 
-    def __init__(self, device: torch.device, before: Callable[[], Any] = do_nothing) -> None:
+    def __init__(self, gauge: ClockGauge, before: Callable[[], Any] = do_nothing) -> None:
         import torch
 
         self._cuda = torch.cuda
-        self.gauge = ClockGauge()
+        self.gauge = gauge
         self.before = before
         self._sample_seconds = 0.0
         self._host_seconds = 100e-6  # time of the host to enqueue one sample; updated by each batch
         self._before_seconds = 0.0
-        self.best_clock = 0.0  # Hz, the highest of all cells so far
+        self._calibrated = False
+        self.best_clock = 0.0  # Hz, the highest while next to nothing ran
         self.reset()
 
     def calibrate(self) -> None:
-        """Calibrate the clock gauge and time `before`, at the first use, when no other worker uses the device."""
-        if self.gauge.spin_hz:
+        """Wake the device and time `before`, at the first use, when no other worker uses the device."""
+        if self._calibrated:
             return
-        self.gauge.calibrate()
+        self._calibrated = True
+        self.gauge.wake()
         self.before()
-        self._before_seconds = self.gauge.seconds(self.before)
-        self.best_clock = self.clock_hz()
+        self._before_seconds = self.seconds(self.before)
+        self._note_clock(self.gauge.now_hz())
 
     def reset(self) -> None:
         """Forget what the last cell recorded about the host and the clock."""
         self.host_bound = False  # True: some samples contain the host's latency, because the device waited for it
         self.enqueue: list[float] = []  # seconds that the host took to enqueue each launch
-        self.clocks: list[float] = []  # Hz, the SM clock at the end of each batch
+        self.clocks: list[BatchClock] = []  # of each batch; empty where the gauge has a fault
 
     def samples(self, launch: Callable[[], Any], n: int) -> list[float]:
         """Return the seconds of n launches, or of fewer where a spin can keep the host ahead of fewer only."""
         self.calibrate()
         n = max(1, min(n, int(MAX_SPIN / (1.5 * self._host_seconds))))
         for _ in range(MAX_TRIES):
-            values, caught_up, clock = self._batch(launch, n)
+            values, caught_up = self._batch(launch, n)
             if not caught_up:
                 break
             n = max(1, n // 2)  # the device waited for the host: these samples contain its latency and are not used
         else:
             self.host_bound = True
-        self.clocks.append(clock)
-        self.best_clock = max(self.best_clock, clock)
+        self.read_clock()
         return values
 
     def hide_host(self, seconds: float) -> None:
@@ -75,36 +75,52 @@ class EventTimer:
         self.calibrate()
         self.gauge.spin(min(seconds, MAX_SPIN))
 
-    def clock_hz(self) -> float:
-        """Return the SM clock in Hz after all queued work; waits for the device."""
-        self.calibrate()
-        return self.gauge.clock_hz()
+    def read_clock(self) -> None:
+        """Append the clock of the batch that has ended to `clocks`; waits for the device."""
+        before, held, after = self.gauge.spun_hz(), self.gauge.held_hz(), self.gauge.now_hz()
+        if before and held and after:
+            self.clocks.append(BatchClock(before, held, after))
+            self._note_clock(before)
 
-    def _batch(self, launch: Callable[[], Any], n: int) -> tuple[list[float], bool, float]:
-        """Time n launches behind one spin.
+    def _note_clock(self, found: float | None) -> None:
+        """Raise the best clock to one that was found, but not above what the device is said to hold."""
+        self.best_clock = max(self.best_clock, min(found or 0.0, self.gauge.top_hz or math.inf))
 
-        Return their seconds, whether the device caught up with the host, and the SM clock after them in Hz.
-        """
-        cuda, clock, before = self._cuda, time.perf_counter, self.before
+    def seconds(self, launch: Callable[[], Any]) -> float:
+        """Return the device time in seconds of one launch behind a short spin that hides the host."""
+        start, end = self._cuda.Event(enable_timing=True), self._cuda.Event(enable_timing=True)
+        self.gauge.spin(HIDING_SECONDS)
+        start.record()
+        launch()
+        end.record()
+        self._cuda.synchronize()
+        return float(start.elapsed_time(end)) / 1e3
+
+    def _batch(self, launch: Callable[[], Any], n: int) -> tuple[list[float], bool]:
+        """Time n launches behind one spin. Return their seconds, and whether the device caught up with the host."""
+        cuda, clock, before, gauge = self._cuda, time.perf_counter, self.before, self.gauge
         pairs = [(cuda.Event(enable_timing=True), cuda.Event(enable_timing=True)) for _ in range(n)]
         # seconds by which the host may fall behind the device with each sample, at worst
         behind = 1.5 * self._host_seconds - 0.8 * (self._before_seconds + self._sample_seconds)
         enqueue = []
+        gauge.held_hz()  # forgets what an earlier batch counted
         cuda.synchronize()
         self.hide_host(4 * self._host_seconds + n * max(0.0, behind))
         caught_up = False
         began = clock()
         for start, end in pairs:
             before()
+            gauge.begin()
             start.record()
             enter = clock()
             launch()
             enqueue.append(clock() - enter)
             end.record()
             caught_up = caught_up or bool(start.query())
+            gauge.end()
         self._host_seconds = (clock() - began) / n
-        held = self.clock_hz()
+        cuda.synchronize()
         self.enqueue += enqueue
         values = [float(start.elapsed_time(end)) / 1e3 for start, end in pairs]
         self._sample_seconds = stats.median(values)
-        return values, caught_up, held
+        return values, caught_up

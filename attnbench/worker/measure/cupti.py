@@ -1,11 +1,11 @@
 """The kernel-span timer and the trace of what ran on the GPU, from CUPTI through torch's profiler.
 
 A trace holds some calls, with a marker before each and one at the end. The marker is the L2 flush, or a fill of one
-element where L2 is to stay warm. It is launched inside a named profiler range, so its kernels are known by the host
-call that launched them. A call is what the host launched between two markers; where the host call of a kernel is not
-known, what ran between them. So no kernel is recognised by name or count, and kernels that were launched from other
-threads (autograd's) or past torch's operators belong to their call too. The span of a call is from the start of its
-first kernel to the end of its last one; it holds no launch gap.
+element where L2 is to stay warm, between kernels of the clock gauge. It is launched inside a named profiler range, so
+its kernels are known by the host call that launched them. A call is what the host launched between two markers; where
+the host call of a kernel is not known, what ran between them. So no kernel is recognised by name or count, and kernels
+that were launched from other threads (autograd's) or past torch's operators belong to their call too. The span of a
+call is from the start of its first kernel to the end of its last one; it holds no launch gap.
 
 Tracing slows some kernels: with CUPTI's concurrent-kernel tracing, which torch.profiler uses, they take up to 5 % more
 cycles (docs/measuring.md). So CUDA events read each traced call too. The two instruments are compared on the same
@@ -104,20 +104,24 @@ class Tracer:
 
         before = self._tiny.zero_ if self.before is do_nothing else self.before
         event_pairs = [(torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) for _ in launches]
-        caught_up = False
+        caught_up, gauge = False, self._events.gauge
+        gauge.held_hz()  # forgets what an earlier session counted
         torch.cuda.synchronize()  # the session before is torn down at the next CUDA call: let that happen now
         with session(cuda=True) as profiler:
             self._events.hide_host(2 * len(launches) * self._host_seconds + 1e-4)
             began = time.perf_counter()
             for launch, (start, end) in zip(launches, event_pairs, strict=True):
                 with record_function(MARK):
+                    gauge.end()
                     before()
+                    gauge.begin()
                 start.record()
                 launch()
                 end.record()
                 caught_up = caught_up or bool(start.query())
             self._host_seconds = (time.perf_counter() - began) / len(launches)
             with record_function(MARK):
+                gauge.end()
                 before()
             torch.cuda.synchronize()
         by_events = [float(start.elapsed_time(end)) / 1e3 for start, end in event_pairs]

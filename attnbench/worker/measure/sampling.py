@@ -9,9 +9,9 @@ Three effects would distort a figure:
   still become faster.
 - Too few samples. So sampling goes on until the 95 % interval of the median is narrow.
 - Power. A GPU at its power cap lowers its clock within some 50 ms, so a figure would depend on how long sampling took
-  and on what ran before. So samples come in bursts of at most `policy.burst_s` of work. A burst that ends with a clock
-  below the best (clock_gauge.py) is discarded, as nvbench does, and from then on pauses between the bursts let the
-  clock recover. What the machine does without pauses is a metric of its own (`--sustained`, energy.py).
+  and on what ran before. So samples come in bursts of at most `policy.burst_s` of work. A burst at a clock below the
+  best (clock_gauge.py) is discarded, as nvbench does, and from then on pauses between the bursts let the clock
+  recover. What the machine does without pauses is a metric of its own (`--sustained`, energy.py).
 
 docs/measuring.md has the measurements behind these choices.
 """
@@ -21,7 +21,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from attnbench.core import stats
 from attnbench.core.policy import Policy
@@ -31,7 +31,7 @@ WARM_TOLERANCE = 0.02  # two successive readings of a warm-up that differ by les
 MAX_WARMUP = 20  # times policy.warmup_s
 REST_PER_WORK = 1.5  # seconds of pause per second of work
 MAX_REST = 0.1  # seconds; after this a GPU held at its power cap has its clock back
-MIN_CLOCK_RATIO = 0.985  # of the best clock seen; a burst that ends below was held down
+MIN_CLOCK_RATIO = 0.985  # of the best clock; a burst below was held down
 MAX_DROPPED_BURSTS = 8
 MIN_BURSTS = 4  # of calls that are shorter than a burst
 LONG_CALL = 0.015  # seconds; MIN_SAMPLES_LONG samples of such calls are enough, as each averages over much work
@@ -76,22 +76,34 @@ def pause(worked: float) -> None:
     time.sleep(min(REST_PER_WORK * worked, MAX_REST))
 
 
+class BatchClock(NamedTuple):
+    """The SM clock of one batch of samples, in Hz."""
+
+    before: float  # while next to nothing ran, before the first launch
+    held: float  # during the launches
+    after: float  # while next to nothing ran, after the last launch
+
+
 class Pacer:
     """Accepts or rejects the bursts of one cell by their clock, and pauses between bursts once the clock has fallen.
 
-    The timer appends the clock at the end of each burst to `clocks`, in Hz; the pacer removes those of rejected bursts.
-    `best` is the highest clock seen before this cell. A burst is rejected where its clock is below 98.5 % of the best.
+    The timer appends the clock of each burst to `clocks`; the pacer removes those of rejected bursts. `best` is the
+    highest clock of the device while next to nothing ran, in Hz. A burst is rejected where it began below 98.5 % of
+    that, since the device had not recovered from what ran before, and where its launches ran below 98.5 % of the cell's
+    best burst.
     But a single call longer than `burst_s` is accepted once there are pauses, since nothing more can be done for it,
-    and after MAX_DROPPED_BURSTS rejections every burst is accepted.
+    and after MAX_DROPPED_BURSTS rejections every burst is accepted. Where `clocks` stays empty, because the device has
+    no gauge, every burst is accepted and there are pauses from the first.
     """
 
-    def __init__(self, clocks: list[float], best: float, burst_s: float) -> None:
+    def __init__(self, clocks: list[BatchClock], best: float, burst_s: float) -> None:
         self._clocks = clocks
         self._best = best
         self._burst_s = burst_s
         self._pausing = False
         self._dropped = 0
         self._worked = 0.0  # seconds of work to rest from before the next burst
+        self.best_held = 0.0  # Hz, of the bursts of this cell, those that were rejected too
 
     def rest(self) -> None:
         """Pause before a burst, if a pause is due. Called before a burst, so that the last one costs no pause."""
@@ -101,8 +113,8 @@ class Pacer:
 
     def accepts(self, worked: float, calls: int) -> bool:
         """Return whether a burst of `calls` calls that took `worked` seconds counts."""
-        clock_fell = bool(self._clocks) and self._clocks[-1] < MIN_CLOCK_RATIO * max(self._best, *self._clocks)
-        was_pausing, self._pausing = self._pausing, self._pausing or clock_fell
+        clock_fell = bool(self._clocks) and self._is_low(self._clocks[-1])
+        was_pausing, self._pausing = self._pausing, self._pausing or clock_fell or not self._clocks
         if self._pausing:
             self._worked = math.inf if clock_fell else worked
         is_long_call = was_pausing and calls == 1 and worked > self._burst_s
@@ -111,6 +123,10 @@ class Pacer:
         self._dropped += 1
         self._clocks.pop()
         return False
+
+    def _is_low(self, clock: BatchClock) -> bool:
+        self.best_held = max(self.best_held, clock.held)
+        return clock.before < MIN_CLOCK_RATIO * self._best or clock.held < MIN_CLOCK_RATIO * self.best_held
 
 
 def collect_samples(

@@ -1,0 +1,71 @@
+"""The small CUDA kernels that measure, compiled by the NVRTC that torch carries: a worker may lack nvcc and Triton.
+
+`globaltimer` counts nanoseconds in ticks of 32 ns on Hopper and of 1 us on some GPUs, at a rate that no clock of the
+GPU changes. `clock64` counts the cycles of one multiprocessor. Source: NVIDIA, PTX ISA, special registers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+MAX_MULTIPROCESSORS = 256  # whose cycles are counted; more than any GPU has
+
+SOURCE = f"""
+#define MULTIPROCESSORS {MAX_MULTIPROCESSORS}
+typedef unsigned long long u64;
+
+__device__ u64 nanoseconds() {{
+    u64 now;
+    asm volatile("mov.u64 %0, %globaltimer;" : "=l"(now));
+    return now;
+}}
+
+/* Returns the time at which a new tick began. */
+__device__ u64 next_tick() {{
+    u64 before = nanoseconds(), now;
+    do now = nanoseconds(); while (now == before);
+    return now;
+}}
+
+/* Spins for `length` ns, from tick to tick, and writes its cycles and ns to spun[0] and spun[1]. One thread. */
+extern "C" __global__ void spin(int length, u64* spun) {{
+    u64 began = next_tick(), cycles = clock64(), now;
+    do now = nanoseconds(); while (now - began < (u64) length);
+    spun[0] = clock64() - cycles;
+    spun[1] = now - began;
+}}
+
+/* Starts (`is_end` 0) or ends a window in each multiprocessor: counted[i] holds the cycles and the ns of all windows
+   of multiprocessor i that have ended, and the cycle and the time at which its open window began. One thread a block,
+   as many blocks as multiprocessors; one that gets no block at either end of a window does not count it. */
+extern "C" __global__ void count(int is_end, u64 (*counted)[4]) {{
+    unsigned i;
+    asm volatile("mov.u32 %0, %smid;" : "=r"(i));
+    if (i >= MULTIPROCESSORS) return;
+    u64 now = next_tick(), cycle = clock64();
+    if (is_end) {{
+        u64 began = atomicExch(&counted[i][3], 0);
+        if (began) {{
+            counted[i][0] += cycle - counted[i][2];
+            counted[i][1] += now - began;
+        }}
+    }} else {{
+        counted[i][2] = cycle;
+        counted[i][3] = now;
+    }}
+}}
+"""
+
+
+def compiled(name: str) -> Callable[..., Any]:
+    """Return one of the kernels, to be called with grid, block and arguments, compiled for the current CUDA device.
+
+    Raises RuntimeError where this torch cannot: before 2.9, without NVRTC, or on a device that is not NVIDIA's.
+    """
+    import torch
+
+    if torch.version.cuda is None or not hasattr(torch.cuda, "_compile_kernel"):
+        raise RuntimeError(f"torch {torch.__version__} cannot compile a CUDA kernel")
+    kernel: Callable[..., Any] = torch.cuda._compile_kernel(SOURCE, name)
+    return kernel
