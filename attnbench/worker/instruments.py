@@ -40,6 +40,7 @@ SHORT_TRACES = 3  # traces of a cell under 100 us, each of policy.min_samples ca
 TURNS, TURNS_OF_LONG_CALLS = 8, 3  # of a cross-check
 LONG_CALL_S = 0.1  # seconds of a call from which a cross-check takes fewer turns
 CEILING_EVERY = 20.0  # seconds
+CEILING = Policy(warmup_s=0.01, min_samples=5, min_seconds=0.02, max_seconds=0.1)
 COOL_READINGS = 3  # consecutive readings of a cool device that end a wait
 COOL_SECONDS = 30.0  # the longest wait
 
@@ -311,11 +312,22 @@ class Instruments:
         """
         if self._ceilings_read_at and time.monotonic() - self._ceilings_read_at < CEILING_EVERY:
             return {}
-        self.timer.before = do_nothing
         found = {}
         with contextlib.suppress(RuntimeError):
-            found["ceiling_matmul"] = Measurement("FLOP/s", tuple(ceiling.matmul(self.timer, self.device, dtype)))
+            found["ceiling_matmul"] = Measurement("FLOP/s", tuple(ceiling.matmul(self._collect, self.device, dtype)))
         with contextlib.suppress(RuntimeError):
-            found["ceiling_copy"] = Measurement("B/s", tuple(ceiling.copy(self.timer, self.device)))
+            found["ceiling_copy"] = Measurement("B/s", tuple(ceiling.copy(self._collect, self.device)))
         self._ceilings_read_at = time.monotonic()
         return found
+
+    def _collect(self, launch: Callable[[], Any]) -> list[float]:
+        """Return the seconds of some calls of a launch, in bursts at the best clock, as those of a cell."""
+        self.timer.before = do_nothing
+        sample = partial(self.timer.samples, launch)
+        if self.events is None:
+            sample(1)
+            return sample(CEILING.min_samples)
+        self.events.reset()
+        self.events.calibrate()
+        pacer = Pacer(self.events.clocks, self.events.best_clock, CEILING.burst_s)
+        return collect_samples(sample, CEILING, pacer=pacer)

@@ -3,7 +3,7 @@
 1. Make the inputs, prepare the backend, launch once, and check the results. The memory of the outputs was filled with
    NaN before, so that what a kernel leaves unwritten is seen.
 2. Measure memory, in launches of their own, before the instruments allocate any. Check the second launch too.
-3. Time the launch.
+3. Time the launch, and compare the results of calls that follow each other as the timed ones did.
 4. Change the inputs in place, trace one launch to see which kernels ran, and check its results on the new inputs.
 5. Unless a launch is long, restore the inputs, launch again, and check once more. A kernel that returns an earlier
    result fails step 4 or 5.
@@ -24,12 +24,15 @@ from attnbench.core.case import Case
 from attnbench.core.machine import Device
 from attnbench.core.policy import Policy
 from attnbench.core.record import Accuracy, Measurement
-from attnbench.worker import inputs, kernel_trace, reference
+from attnbench.worker import inputs, kernel_trace, reference, repeated_calls
 from attnbench.worker.instruments import Instruments, TimedLaunch
 from attnbench.worker.measure.memory import CpuMemory, CudaMemory
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+
+ALLOCATED = 512  # bytes, of which torch's CUDA allocator gives out multiples
 
 
 class Laps:
@@ -93,7 +96,7 @@ class CellMeasurer(Instruments):
                 return self._wrong(accuracy, "in the second launch: ")
             if case.has_backward and prepared.forward is not None:
                 memory["memory_saved"] = self.memory.measure_held(prepared.forward)[0]
-            kept = _kept_by_prepare(case, given, held, memory.get("memory_saved"))
+            kept = _kept(case, given, held, memory.get("memory_saved"))
             memory.update({name: memory[name] + kept for name in ("memory_peak", "memory_driver") if name in memory})
             if check.dout_masked:
                 check.drop_masked_dout()
@@ -121,6 +124,10 @@ class CellMeasurer(Instruments):
         if changed := inputs.first_changed(given, original):
             return {"status": "wrong", "reason": f"it wrote to its input {changed}", "accuracy": accuracy}
         later = "after timing, " if timed else ""
+        latency = stats.median(timing.measurements["time"].values) if timing else None
+        if wrong := repeated_calls.find_wrong_call(self, check, prepared, latency, memory["memory_peak"]):
+            return self._wrong(*wrong)
+        laps.end("repeats")
         renewal = reference.InputRenewal(case, given, prepared)
         checked = replace(prepared, launch=check.launcher(prepared))
         traced = kernel_trace.trace_launch(
@@ -180,8 +187,8 @@ class CellMeasurer(Instruments):
     ) -> tuple[Prepared, Mapping[str, Tensor], int, float]:
         """Prepare the backend and launch once.
 
-        Return what was prepared, the launch's results, the bytes that `prepare` keeps allocated, and the seconds that
-        both took, compilation and tuning included.
+        Return what was prepared, the launch's results, the bytes that both keep allocated besides these, and the
+        seconds that both took, compilation and tuning included.
         """
         seconds = 0.0
 
@@ -198,10 +205,9 @@ class CellMeasurer(Instruments):
         launch = check.launcher(prepared)
         self.fill_memory_with_nan(case)
         began = time.perf_counter()
-        raw = launch()
-        self.synchronize()
+        kept, raw = self.memory.measure_held(launch)
         seconds += time.perf_counter() - began
-        return prepared, prepared.canonical(raw), held, seconds
+        return prepared, prepared.canonical(raw), held + max(0, kept - _bytes_of_tensors(raw)), seconds
 
     def fill_memory_with_nan(self, case: Case) -> None:
         """Fill the memory that the results will get with NaN, so that what a kernel leaves unwritten is seen.
@@ -249,11 +255,29 @@ class CellMeasurer(Instruments):
             torch.cuda.empty_cache()
 
 
-def _kept_by_prepare(case: Case, given: Inputs, held: int, saved: int | None) -> int:
-    """Return the bytes that `prepare` keeps for itself, which count as memory of the cell.
+def _bytes_of_tensors(raw: Any) -> int:
+    """Return the bytes that the tensors in a launch's raw results occupy, each storage once."""
+    import torch
 
-    `held` is what stays allocated after `prepare`. Not counted are a copy of each input and, where only the backward is
-    timed, what its forward saved (`saved`, bytes). 0 where that is not known.
+    storages: dict[int, int] = {}
+
+    def visit(value: Any) -> None:
+        if isinstance(value, torch.Tensor):
+            storage = value.untyped_storage()
+            storages[storage.data_ptr()] = -(-storage.nbytes() // ALLOCATED) * ALLOCATED
+        for inner in value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else ():
+            visit(inner)
+
+    visit(raw)
+    return sum(storages.values())
+
+
+def _kept(case: Case, given: Inputs, held: int, saved: int | None) -> int:
+    """Return the bytes that a backend keeps for itself, which count as memory of the cell.
+
+    `held` is what stays allocated after `prepare` and the first launch, beside its results. Not counted are a copy of
+    each input and, where only the backward is timed, what its forward saved (`saved`, bytes); 0 where that is not
+    known.
     """
     if not case.has_forward:
         if saved is None:

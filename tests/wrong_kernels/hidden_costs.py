@@ -107,3 +107,17 @@ def _runtime() -> Any:
     """Return the CUDA runtime library of this process."""
     with open("/proc/self/maps") as maps:
         return ctypes.CDLL(next(line.split()[-1] for line in maps if "libcudart" in line))
+
+
+class KeepsWorkspace:
+    """Allocates a workspace in its first call and keeps it, as a cache does."""
+
+    def __init__(self, nbytes: int, right: Attention = attention) -> None:
+        self.nbytes = nbytes
+        self.right = right
+        self.workspace: Tensor | None = None
+
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
+        if self.workspace is None:
+            self.workspace = torch.ones(self.nbytes // 4, device=q.device)
+        return self.right(q, k, v, **options) * self.workspace[:1].to(q.dtype)

@@ -297,6 +297,18 @@ def test_memory_outside_torch(cpu: MeasuringDevice) -> None:
 
 
 @pytest.mark.parametrize("direction", ["fwd", "fwd_bwd"])
+def test_a_workspace_kept_from_the_first_call(steady_cpu: MeasuringDevice, direction: str) -> None:
+    """Fault: it allocates 64 MiB in its first call and keeps them, so that no later call does. Found: memory_peak
+    contains them.
+    """
+    right_record = steady_cpu.measure(right_attention.attention, case(direction))
+    record = steady_cpu.measure(hidden_costs.KeepsWorkspace(64 * MIB), case(direction))
+    peak, found = (r.measurements["memory_peak"].values[0] for r in (right_record, record))
+    assert peak < MIB
+    assert 64 * MIB <= found < 66 * MIB
+
+
+@pytest.mark.parametrize("direction", ["fwd", "fwd_bwd"])
 def test_a_workspace_hidden_in_prepare(steady_cpu: MeasuringDevice, direction: str) -> None:
     """Fault: it allocates 64 MiB of workspace in `prepare`. Found: a memory metric contains them, or the record is
     marked.

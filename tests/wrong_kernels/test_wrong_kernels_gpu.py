@@ -17,6 +17,7 @@ import right_attention
 import stale_results
 import torch
 import wrong_on_gpu
+import wrong_repeats
 import wrong_results
 from measuring_device import NOISE, MeasuringDevice
 
@@ -434,6 +435,48 @@ def test_memory_outside_torch(gpu: MeasuringDevice, fresh_gpu: MeasuringDevice) 
     assert peak < 128 * MIB
     assert driver - peak >= 512 * MIB
     assert any(text.startswith("Memory outside torch's allocator") for text in fresh_gpu.facts(wrong_record))
+
+
+def test_a_workspace_kept_from_the_first_call(gpu: MeasuringDevice) -> None:
+    """Fault: it allocates 256 MiB in its first call and keeps them. Found: they are in both memory metrics."""
+    right_record = gpu.measure(right_attention.fused, case())
+    record = gpu.measure(hidden_costs.KeepsWorkspace(256 * MIB, right_attention.fused), case())
+    for name in ("memory_peak", "memory_driver"):
+        before, found = (r.measurements[name].values[0] for r in (right_record, record))
+        assert found - before >= 256 * MIB
+
+
+@pytest.mark.parametrize("every", [5, 10])
+def test_wrong_in_one_call_of_some(gpu: MeasuringDevice, every: int) -> None:
+    """Fault: each tenth call is wrong. Found: wrong."""
+    record = gpu.measure(wrong_repeats.WrongNowAndThen(every, right_attention.fused), case())
+    assert record.status == "wrong"
+
+
+class OnOneBuffer:
+    """Sums to a buffer that a fill on another stream should have cleared, and does not wait for that fill."""
+
+    def __init__(self) -> None:
+        self.side = torch.cuda.Stream()
+        self.buffer: torch.Tensor | None = None
+
+    def __call__(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **options: Any) -> torch.Tensor:
+        out = right_attention.fused(q, k, v, **options)
+        if self.buffer is None:
+            self.buffer = torch.zeros_like(out)
+            torch.cuda.synchronize()
+        result = self.buffer + out
+        self.buffer.copy_(out)  # as a partial sum of this call
+        with torch.cuda.stream(self.side):
+            torch.cuda._sleep(100_000)  # 50 us, in which the next call may begin
+            self.buffer.zero_()
+        return result
+
+
+def test_a_missing_wait(gpu: MeasuringDevice) -> None:
+    """Fault: a buffer is cleared on a stream that the next call does not wait for. Found: the record is marked."""
+    record = gpu.measure(OnOneBuffer(), case())
+    assert record.status != "ok" or gpu.objections(record), "it passed as right"
 
 
 def test_a_workspace_hidden_in_prepare(gpu: MeasuringDevice) -> None:

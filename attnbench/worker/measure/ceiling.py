@@ -2,28 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
-
-from attnbench.worker.measure.sampling import Timer, pause
 
 if TYPE_CHECKING:
     import torch
 
 MATMUL_SIZE = {"cuda": 8192, "cpu": 1024}  # rows and columns
 COPY_BYTES = {"cuda": 2**30, "cpu": 2**26}  # bytes read, and written again
-READINGS = 5
+
+Collect = Callable[[Callable[[], Any]], Sequence[float]]  # a launch -> the seconds of some calls
 
 
-def matmul(timer: Timer, device: torch.device, dtype: torch.dtype) -> list[float]:
-    """Return the FLOP/s of READINGS square matmuls of normally distributed values, timed by `timer`."""
+def matmul(collect: Collect, device: torch.device, dtype: torch.dtype) -> list[float]:
+    """Return the FLOP/s of square matmuls of normally distributed values."""
     n = MATMUL_SIZE[device.type]
-    multiply = matmul_launch(n, device, dtype)
-    timer.samples(multiply, 1)
-    times = timer.samples(multiply, READINGS)
-    if device.type == "cuda":
-        pause(sum(times))
-    return [2 * n**3 / t for t in times]
+    return [2 * n**3 / t for t in collect(matmul_launch(n, device, dtype))]
 
 
 def matmul_launch(n: int, device: torch.device, dtype: torch.dtype) -> Callable[[], Any]:
@@ -45,12 +39,11 @@ def matmul_launch(n: int, device: torch.device, dtype: torch.dtype) -> Callable[
     return lambda: torch._scaled_mm(a, columns, one, one, out_dtype=torch.bfloat16, use_fast_accum=True)
 
 
-def copy(timer: Timer, device: torch.device) -> list[float]:
-    """Return the bytes/s (read plus written) of READINGS copies within the device's memory, timed by `timer`."""
+def copy(collect: Collect, device: torch.device) -> list[float]:
+    """Return the bytes/s (read plus written) of copies within the device's memory."""
     import torch
 
     nbytes = COPY_BYTES[device.type]
     source = torch.ones(nbytes, dtype=torch.int8, device=device)
     target = torch.empty_like(source)
-    timer.samples(lambda: target.copy_(source), 1)
-    return [2 * nbytes / t for t in timer.samples(lambda: target.copy_(source), READINGS)]
+    return [2 * nbytes / t for t in collect(lambda: target.copy_(source))]

@@ -1,0 +1,53 @@
+"""Kernels that are wrong in some of many calls (wrong_repeats.py), on a CPU."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from measuring_device import MeasuringDevice, case
+from wrong_repeats import SumsInAnyOrder, WritesToOnePlace, WrongNowAndThen, WrongWithoutPause
+
+from attnbench.worker import repeated_calls
+
+
+@pytest.mark.parametrize("every", [5, 10])
+def test_wrong_in_one_call_of_some(steady_cpu: MeasuringDevice, every: int) -> None:
+    """Fault: each tenth call is wrong. Found: wrong, in a call of the bursts whose results are kept."""
+    record = steady_cpu.measure(WrongNowAndThen(every), case())
+    assert record.status == "wrong"
+    assert "in call " in str(record.reason)
+    assert f"of {repeated_calls.CALLS}, " in str(record.reason)
+
+
+def test_wrong_where_calls_follow_each_other(cpu: MeasuringDevice, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fault: it is wrong where it is called within 20 ms of its last call. Found: wrong, without the flush between.
+
+    Before that it is right, as if all calls until then came after a pause.
+    """
+    kernel = WrongWithoutPause(0.0)
+    original = repeated_calls._kept_results
+
+    def with_short_pauses(*given: Any) -> Any:
+        kernel.pause = 0.02
+        return original(*given)
+
+    monkeypatch.setattr(repeated_calls, "_kept_results", with_short_pauses)
+    record = cpu.measure(kernel, case())
+    assert record.status == "wrong"
+    assert "one after the other: out is off by" in str(record.reason)
+
+
+@pytest.mark.parametrize("kernel", [SumsInAnyOrder(), WritesToOnePlace(wrong=False)])
+@pytest.mark.parametrize("direction", ["fwd", "bwd"])
+def test_right_kernels_pass(steady_cpu: MeasuringDevice, kernel: Any, direction: str) -> None:
+    """No fault: it rounds differently in each call, or returns each result in the same memory."""
+    if direction == "bwd" and isinstance(kernel, WritesToOnePlace):
+        pytest.skip("autograd cannot differentiate it")
+    record = steady_cpu.measure(kernel, case(direction))
+    assert record.status == "ok", record.reason
+
+
+def test_a_wrong_result_that_the_next_one_overwrites(steady_cpu: MeasuringDevice) -> None:
+    """Fault: every second call is wrong, and all return the same memory. Found: wrong."""
+    assert steady_cpu.measure(WritesToOnePlace(wrong=True), case()).status == "wrong"
