@@ -142,13 +142,14 @@ FIRST_OF_1_PERCENT = [9, 17, 100, 166, 251]
 
 
 @pytest.fixture
-def rates(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def rates(cpu: Instruments, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Script the ceilings, and record what is measured in which order."""
     seen: list[str] = []
 
-    def matmul(timer: Any, device: torch.device, dtype: torch.dtype) -> list[float]:
-        assert timer.before is do_nothing
+    def matmul(collect: Any, device: torch.device, dtype: torch.dtype) -> list[float]:
         assert device.type == "cpu"
+        assert all(seconds > 0 for seconds in collect(lambda: None))
+        assert cpu.timer.before is do_nothing
         seen.append(str(dtype))
         if dtype == torch.float64:
             raise torch.OutOfMemoryError("no room")
@@ -192,13 +193,12 @@ def test_ceilings_are_work_over_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(ceiling.COPY_BYTES, "cpu", 1000)
     launched: list[torch.Tensor] = []
 
-    class Exact(CpuTimer):
-        def samples(self, launch: Callable[[], Any], n: int) -> list[float]:
-            launched.append(launch())
-            return [0.5] * n
+    def collect(launch: Callable[[], Any]) -> list[float]:
+        launched.append(launch())
+        return [0.5, 0.25]
 
     where = torch.device("cpu")
-    assert ceiling.matmul(Exact(), where, torch.float64) == [2 * 8**3 / 0.5] * ceiling.READINGS
+    assert ceiling.matmul(collect, where, torch.float64) == [2 * 8**3 / 0.5, 2 * 8**3 / 0.25]
     assert (launched[0].shape, launched[0].dtype) == ((8, 8), torch.float64)
-    assert ceiling.copy(Exact(), where) == [2 * 1000 / 0.5] * ceiling.READINGS  # read plus written
+    assert ceiling.copy(collect, where) == [2 * 1000 / 0.5, 2 * 1000 / 0.25]  # read plus written
     assert launched[-1].numel() * launched[-1].element_size() == 1000
