@@ -76,6 +76,7 @@ class Accuracy:
     heads: int  # (batch entry, query head) pairs compared
     unwritten: tuple[str, ...] = ()  # names of results that hold a value that is not finite, at any place
     flaws: tuple[str, ...] = ()  # other findings, one sentence each
+    seed: int | None = None  # from which the rows were drawn, by the operating system; None where all were compared
 
     @property
     def ok(self) -> bool:

@@ -81,6 +81,20 @@ def test_wrong_dropout(steady_cpu: MeasuringDevice, kernel: Any, expected: str) 
     assert expected in str(record.reason)
 
 
+@DIRECTIONS
+@pytest.mark.parametrize(("seqlen", "budget"), [(128, 2**23), (128, SAMPLED), (512, SAMPLED)])
+@pytest.mark.parametrize("causal", [False, True])
+def test_one_mask_in_adjacent_rows(
+    steady_cpu: MeasuringDevice, set_budget: Any, budget: int, direction: str, seqlen: int, causal: bool
+) -> None:
+    """Fault: four of eight adjacent rows have one mask. Found: wrong, with the distance, at each length."""
+    set_budget(budget)
+    which = dropout_case(direction, p=0.1, seqlen=seqlen, causal=causal, nheads=8)
+    record = measured(steady_cpu, wrong_dropout.same_mask_in_every_second_row, which)
+    assert record.status == "wrong"
+    assert "dropout drops the same probabilities in several query rows (2 apart, as rows " in str(record.reason)
+
+
 @BUDGETS
 @pytest.mark.parametrize("own", [False, True], ids=["drawn anew", "always one"])
 @pytest.mark.parametrize("direction", ["bwd", "fwd_bwd"])

@@ -68,9 +68,12 @@ def test_nan(steady_cpu: MeasuringDevice) -> None:
     assert "out has values that are not finite" in str(record.reason)
 
 
-def test_one_nan_outside_the_sample(steady_cpu: MeasuringDevice, set_budget: Any) -> None:
+def test_one_nan_outside_the_sample(
+    steady_cpu: MeasuringDevice, set_budget: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Fault: one NaN in a row that is not compared. Found: wrong, as every element must be finite."""
     set_budget(SAMPLED)
+    monkeypatch.setattr("attnbench.worker.reference.result_check.draw_seed", lambda: 0)
     which = case(seqlen=512)
     compared = reference.choose_rows(which, torch.device("cpu")).rows.flatten().tolist()
     row = next(row for row in range(512) if row not in compared)
@@ -119,6 +122,20 @@ def test_wrong_in_one_head(steady_cpu: MeasuringDevice, set_budget: Any, budget:
     which = case(nheads=8, nheads_k=8)
     heads = [(batch, head) for batch in range(2) for head in range(8)]
     passed = [at for at in heads if steady_cpu.measure(wrong_results.WrongInOneHead(*at), which).status != "wrong"]
+    assert passed == []
+
+
+def test_a_wrong_tile_in_all_heads(
+    steady_cpu: MeasuringDevice, set_budget: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fault: 64 of 1024 rows are wrong in all 8 query heads of a key head, of which 6 rows each are compared. Found:
+    wrong, as the heads have other rows. In the same rows of all heads 4 tiles of 16 would be found.
+    """
+    set_budget(6 * 8 * 1024)
+    monkeypatch.setattr("attnbench.worker.reference.row_sample.MIN_ROWS", 4)
+    which = case(seqlen=1024, batch=1, nheads=8, nheads_k=1)
+    tiles = range(0, 1024, 64)
+    passed = [row for row in tiles if steady_cpu.measure(wrong_results.WrongTile(row), which).status != "wrong"]
     assert passed == []
 
 

@@ -94,6 +94,18 @@ class WrongInOneHead:
         return out
 
 
+class WrongTile:
+    """Returns zeros in 64 query rows of some query heads, as where one tile is left out."""
+
+    def __init__(self, row: int, heads: slice = slice(None)) -> None:
+        self.at = (slice(None), slice(row, row + 64), heads)
+
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
+        out = attention(q, k, v, **options).clone()
+        out[self.at] = 0
+        return out
+
+
 class InFewerBits:
     """Rounds some of its operands to a narrower type: "q", "k", "v", or "p" for the probabilities."""
 

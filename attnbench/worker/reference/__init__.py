@@ -1,10 +1,10 @@
 """Checks a kernel's results: the exact reference of a case, the tolerance, and the order of the comparisons.
 
 The reference (exact_attention.py) is attention recomputed in float64, or on a GPU in float32 without TF32 where the
-case is bf16, fp16 or fp8, for a sample of query rows of every head (row_sample.py). A row of out or dq depends on that
-query row alone. dk and dv are sums over all query rows. So for the check the rows outside the sample get dout = 0
-(`check_inputs`): dk and dv are then exact for every key, at the cost of the sample. For the full dout that is timed, dk
-and dv must satisfy equations that hold exactly (checksums.py). Every element of every result must be finite.
+case is bf16, fp16 or fp8, for all query rows or for a sample of them (row_sample.py). A row of out or dq depends on
+that query row alone. dk and dv are sums over all query rows. So for the check the rows outside the sample get
+dout = 0 (`check_inputs`): dk and dv are then exact for every key, at the cost of the sample. For the full dout that is
+timed, dk and dv must satisfy equations that hold exactly (checksums.py). Every element of every result must be finite.
 
 The tolerance (tolerance.py) is flash-attention's (tests/test_flash_attn.py): the largest error may be twice that of
 eager attention in the case's dtype, plus a floor. The root mean square has a bound of the same form.

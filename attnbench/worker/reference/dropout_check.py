@@ -35,7 +35,7 @@ from attnbench.worker.reference.exact_attention import (
 )
 from attnbench.worker.reference.renewed_inputs import InputRenewal
 from attnbench.worker.reference.result_check import SECOND_SHARE, ResultCheck
-from attnbench.worker.reference.row_sample import RowSample, check_inputs, choose_rows, rows_of
+from attnbench.worker.reference.row_sample import RowSample, check_inputs, draw_seed, rows_of
 from attnbench.worker.reference.tolerance import compare, expected_results
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ class DropoutResultCheck(ResultCheck):
         self.case = case
         self.seed = seed
         self._given = given
-        self._sample = dropout_mask.readable_sample(case, choose_rows(case, given.q.device, seed))
+        self._sample = dropout_mask.readable_sample(case, given.q.device, draw_seed())
         self.inputs = check_inputs(case, given, self._sample)
         self.dout_masked = self.inputs is not given
         torch.manual_seed(seed)
@@ -84,9 +84,7 @@ class DropoutResultCheck(ResultCheck):
             del self.inputs
 
     def check_renewed(self, renewal: InputRenewal, original: Inputs, results: Mapping[str, Tensor]) -> Accuracy:
-        sample = dropout_mask.readable_sample(
-            self.case, choose_rows(self.case, original.q.device, self.seed + 1, share=SECOND_SHARE)
-        )
+        sample = dropout_mask.readable_sample(self.case, original.q.device, draw_seed(), share=SECOND_SHARE)
         return self._accuracy_of(results, renewal.apply_to(original), sample, dense=not sample.whole)
 
     def check_restored(self, results: Mapping[str, Tensor]) -> Accuracy:
@@ -121,7 +119,7 @@ class DropoutResultCheck(ResultCheck):
         if self._kept is None:
             self._kept = self._masks.read(sample)
             self._flaws += dropout_mask.find_mask_flaws(
-                self.case, dropout_mask.visible_in_sample(self.case, sample), self._kept
+                self.case, sample.rows, dropout_mask.visible_in_sample(self.case, sample), self._kept
             )
         return compute_reference(self.case, inputs, sample, kept=self._kept)
 
@@ -152,14 +150,14 @@ class DropoutResultCheck(ResultCheck):
             rows = s.headdim_v * s.nheads_k // s.nheads
             if not rows:
                 return Accuracy({}, 0, 0)  # more query heads share a key head than v has columns
-            sample = replace(sample, rows=sample.rows[:, :rows], all_rows=False)
+            sample = replace(sample, rows=sample.rows[:, -rows:], all_rows=False)
         given, kept, results = self._masks.probe_launch(inputs, sample)
         part = dropout_mask.best_part(self.case, sample)
         seen = dropout_mask.visible_in_sample(self.case, sample)
         if not self.case.has_backward:
             seen, shown = seen[..., part], kept[..., part]
         accuracy = compare(compute_reference(self.case, given, sample, kept=kept), results)
-        flaws = dropout_mask.find_mask_flaws(self.case, seen, kept if self.case.has_backward else shown)
+        flaws = dropout_mask.find_mask_flaws(self.case, sample.rows, seen, kept if self.case.has_backward else shown)
         return replace(accuracy, flaws=flaws)
 
 

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING
 from attnbench.core.backend import MASK_LAUNCHES, Inputs, Prepared
 from attnbench.core.case import Case
 from attnbench.worker.reference.exact_attention import visible_keys
-from attnbench.worker.reference.row_sample import RowSample, rows_of
+from attnbench.worker.reference.row_sample import RUN, RowSample, choose_rows, rows_of
 
 if TYPE_CHECKING:
     import torch
@@ -127,8 +127,8 @@ class MaskReader:
                 rows_of(self.case, results["out"], sample.batch, sample.head, sample.rows)[..., columns] != 0
             )
             return results
-        pairs, count = sample.rows.shape
-        rows, member = sample.rows[:, part // group], part % group
+        pairs, count, _ = sample.rows.shape
+        rows, member = sample.rows.flatten(1)[:, part], part % group
         heads = sample.head[:, None] * group + member
         self._probed.data[sample.batch[:, None], rows, heads, columns.expand(pairs, -1)] = PROBE_VALUE
         results = dict(self.prepared.canonical(self.prepared.launch()))
@@ -163,17 +163,15 @@ class RandomState:
             torch.cuda.set_rng_state(self._on_device, self._device)
 
 
-def readable_sample(case: Case, sample: RowSample) -> RowSample:
-    """Return the sample with only as many of its rows as LAUNCHES launches can show, from the first to the last."""
-    import torch
+def readable_sample(case: Case, device: torch.device, seed: int, share: float = 1.0) -> RowSample:
+    """Choose rows of which LAUNCHES launches can show the mask, the last RUN rows of all heads among them.
 
+    Adjacent rows are the likeliest to have one mask. cuDNN 9.19 on an H200 gives one mask to the rows i, i + 2, i + 4
+    and i + 6 of each 8.
+    """
     s = case.shape
-    count = sample.rows.shape[1]
-    most = max(1, LAUNCHES * s.headdim_v * s.nheads_k // s.nheads)
-    if not case.has_backward or count <= most:
-        return sample
-    chosen = torch.linspace(0, count - 1, most, device=sample.rows.device).round().long()
-    return replace(sample, rows=sample.rows[:, chosen], all_rows=False)
+    most = max(1, LAUNCHES * s.headdim_v * s.nheads_k // s.nheads) if case.has_backward else None
+    return choose_rows(case, device, seed, share, most=most, run=RUN)
 
 
 def launch_parts(case: Case, sample: RowSample) -> tuple[Tensor, ...]:
@@ -197,15 +195,14 @@ def select_part(case: Case, part: Tensor, bits: Tensor) -> Tensor:
     return bits.flatten(1, 2)[:, part] if case.has_backward else bits[..., part]
 
 
-def find_mask_flaws(case: Case, seen: Tensor, kept: Tensor) -> tuple[str, ...]:
+def find_mask_flaws(case: Case, rows: Tensor, seen: Tensor, kept: Tensor) -> tuple[str, ...]:
     """Return what is wrong with a mask, one sentence each; empty where it could be random bits.
 
-    `seen` are the visible (query, key) pairs and `kept` those that dropout keeps, both (pairs, count, group, keys)
-    bool.
+    `rows` (pairs, count, group) are the numbers of the query rows. `seen` are the visible (query, key) pairs and `kept`
+    those that dropout keeps, both (pairs, count, group, keys) bool.
     """
-    thinning = max(1, seen.numel() // MAX_BITS)
-    rows = slice((seen.shape[1] - 1) % thinning, None, thinning)  # so that the last row is among them
-    seen, kept = seen[:, rows], kept[:, rows]
+    chosen = _thinned(seen, rows.device)
+    rows, seen, kept = rows[:, chosen], seen[:, chosen], kept[:, chosen]
     n = int(seen.sum())
     if n == 0:
         return ()
@@ -216,13 +213,26 @@ def find_mask_flaws(case: Case, seen: Tensor, kept: Tensor) -> tuple[str, ...]:
         found.append(f"dropout keeps {share:.2%} of the probabilities where {1 - p:.2%} are asked for")
     centred = (kept.float() - share) * seen
     variance = share * (1 - share)
-    if _heads_share_mask(seen, centred, variance):
+    if _heads_share_mask(rows, seen, centred, variance):
         found.append("dropout drops the same probabilities in several heads")
-    if _rows_share_mask(seen, centred, variance):
-        found.append("dropout drops the same probabilities in several query rows")
+    if alike := _rows_that_share_mask(rows, seen, centred, variance):
+        distance = f"{alike[1] - alike[0]} apart, as rows {alike[0]} and {alike[1]}"
+        found.append(f"dropout drops the same probabilities in several query rows ({distance})")
     if lag := _repeat_distance(seen, centred, variance):
         found.append(f"dropout drops the same probabilities every {lag} keys")
     return tuple(found)
+
+
+def _thinned(seen: Tensor, device: torch.device) -> Tensor:
+    """Return the positions of so many rows that at most about MAX_BITS are tested, the last RUN among them."""
+    import torch
+
+    count = seen.shape[1]
+    step = max(1, seen.numel() // MAX_BITS)
+    kept = torch.zeros(count, dtype=torch.bool, device=device)
+    kept[(count - 1) % step :: step] = True
+    kept[-RUN:] = True
+    return kept.nonzero().squeeze(1)
 
 
 def is_same_mask(case: Case, first: Tensor, second: Tensor) -> bool:
@@ -231,32 +241,45 @@ def is_same_mask(case: Case, first: Tensor, second: Tensor) -> bool:
 
 
 def visible_in_sample(case: Case, sample: RowSample) -> Tensor:
-    """Return which keys the sample's rows see, a view (pairs, count, group, seqlen_k) bool."""
-    s = case.shape
-    seen = visible_keys(case, sample.rows)[:, :, None]
-    return seen.expand(-1, -1, s.nheads // s.nheads_k, -1)
+    """Return which keys the sample's rows see, (pairs, count, group, seqlen_k) bool."""
+    return visible_keys(case, sample.rows)
 
 
-def _heads_share_mask(seen: Tensor, centred: Tensor, variance: float) -> bool:
-    """Whether two heads have the same mask, in the rows that all heads have: all rows, or else the last one."""
-    same_rows = bool((seen == seen[:1]).all())
-    last = slice(None) if same_rows else slice(-1, None)
-    heads = centred[:, last].transpose(1, 2).flatten(0, 1).flatten(1)[:MAX_COMPARED]
-    return _any_same_mask(heads @ heads.T, int(seen[0, last, 0].sum()), variance)
+def _common_positions(rows: Tensor) -> Tensor:
+    """Return the positions at which all heads have the same row."""
+    return (rows == rows[:1, :, :1]).all(2).all(0).nonzero().squeeze(1)
 
 
-def _rows_share_mask(seen: Tensor, centred: Tensor, variance: float) -> bool:
-    """Whether two query rows have the same mask, in all heads together, or else in the first or the last pair alone."""
-    same_rows = bool((seen == seen[:1]).all())
-    for heads in (slice(None),) if same_rows else (slice(0, 1), slice(-1, None)):
-        rows, both = (t[heads, :MAX_COMPARED].float().transpose(0, 1).flatten(1) for t in (centred, seen))
-        if _any_same_mask(rows @ rows.T, both @ both.T, variance):
-            return True
-    return False
+def _heads_share_mask(rows: Tensor, seen: Tensor, centred: Tensor, variance: float) -> bool:
+    """Whether two heads have the same mask, in the rows that all heads have."""
+    common = _common_positions(rows)
+    heads = centred[:, common].transpose(1, 2).flatten(0, 1).flatten(1)[:MAX_COMPARED]
+    return bool(_same_masks(heads @ heads.T, int(seen[0, common, 0].sum()), variance).any())
 
 
-def _any_same_mask(products: Tensor, n: Tensor | int, variance: float) -> bool:
-    """Whether two masks are the same, from their products with each other.
+def _rows_that_share_mask(rows: Tensor, seen: Tensor, centred: Tensor, variance: float) -> tuple[int, int] | None:
+    """Return the closest two query rows that have the same mask; None where no two have.
+
+    The rows that all heads have are compared in all heads together, the others in the first and in the last head.
+    """
+    import torch
+
+    common = _common_positions(rows)
+    everywhere = (slice(None), common, slice(None))
+    for at in (everywhere, (slice(0, 1), slice(None), slice(0, 1)), (slice(-1, None), slice(None), slice(-1, None))):
+        bits, both = (t[at].float().transpose(0, 1).flatten(1)[-MAX_COMPARED:] for t in (centred, seen))
+        numbers = rows[at][0, -MAX_COMPARED:, 0]
+        same = _same_masks(bits @ bits.T, both @ both.T, variance)
+        if bool(same.any()):
+            distance = (numbers[:, None] - numbers).abs().masked_fill(~same, torch.iinfo(numbers.dtype).max)
+            pair = divmod(int(distance.argmin()), len(numbers))
+            first, second = sorted(int(numbers[i]) for i in pair)
+            return first, second
+    return None
+
+
+def _same_masks(products: Tensor, n: Tensor | int, variance: float) -> Tensor:
+    """Return which masks are the same (masks, masks) bool, from their products with each other.
 
     `products` (masks, masks) are sums over the bits that both have, `n` is the number of those bits.
     """
@@ -264,7 +287,7 @@ def _any_same_mask(products: Tensor, n: Tensor | int, variance: float) -> bool:
 
     enough = torch.as_tensor(n, device=products.device).expand_as(products) * variance >= MIN_INFORMATION
     enough = enough & ~torch.eye(len(products), dtype=torch.bool, device=products.device)
-    return bool((enough & (products > SAME_CORRELATION * variance * n)).any())
+    return enough & (products > SAME_CORRELATION * variance * n)
 
 
 def _repeat_distance(seen: Tensor, centred: Tensor, variance: float) -> int:

@@ -43,7 +43,7 @@ class ReferencePart:
 
     batch: Tensor  # (pairs,)
     head: Tensor  # (pairs,)
-    rows: Tensor  # (pairs, count) query rows
+    rows: Tensor  # (pairs, count, group) query rows
     exact: Mapping[str, Tensor]  # "out" and "dq": (pairs, count, group, d); "dk" and "dv": (pairs, seqlen_k, d)
 
     def select(self, case: Case, name: str, result: Tensor) -> Tensor:
@@ -296,11 +296,11 @@ def scaled_scores(case: Case, products: Tensor) -> Tensor:
 def probabilities(case: Case, rows: Tensor, scores: Tensor) -> Tensor:
     """Return the softmax over the keys that each query row sees; 0 for a row that sees no key.
 
-    `scores` are (pairs, count, group, seqlen_k), `rows` (pairs, count) the numbers of the query rows.
+    `scores` are (pairs, count, group, seqlen_k), `rows` (pairs, count, group) the numbers of the query rows.
     """
     import torch
 
-    hidden = ~visible_keys(case, rows)[:, :, None]
+    hidden = ~visible_keys(case, rows)
     p = torch.softmax(scores.masked_fill(hidden, float("-inf")), dim=-1)
     return p.masked_fill(hidden.all(-1, keepdim=True), 0.0)
 

@@ -17,7 +17,7 @@ from attnbench.core.record import Accuracy
 from attnbench.worker.reference.checksums import compare_checksums
 from attnbench.worker.reference.exact_attention import ROW_RESULTS, compute_reference
 from attnbench.worker.reference.renewed_inputs import InputRenewal
-from attnbench.worker.reference.row_sample import check_inputs, choose_rows
+from attnbench.worker.reference.row_sample import FULL_FLOPS, check_inputs, choose_rows, draw_seed
 from attnbench.worker.reference.tolerance import compare
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ class ResultCheck:
     def __init__(self, case: Case, given: Inputs, seed: int) -> None:
         self.case = case
         self.seed = seed
-        sample = choose_rows(case, given.q.device, seed)
+        sample = choose_rows(case, given.q.device, draw_seed(), full_flops=FULL_FLOPS[given.q.device.type])
         self.inputs = check_inputs(case, given, sample)
         self.dout_masked = self.inputs is not given
         self._reference = compute_reference(case, self.inputs, sample)
@@ -86,7 +86,7 @@ class ResultCheck:
         `original` holds the original inputs; they are overwritten.
         """
         fresh = renewal.apply_to(original)
-        sample = choose_rows(self.case, original.q.device, self.seed + 1, share=SECOND_SHARE)
+        sample = choose_rows(self.case, original.q.device, draw_seed(), share=SECOND_SHARE)
         reference = compute_reference(self.case, fresh, sample, rows_only=not sample.whole)
         if sample.whole or not self.case.has_backward:
             return compare(reference, results)

@@ -1,10 +1,20 @@
-"""Chooses the query rows for which the reference is computed: some of every head, spread over the whole sequence.
+"""Chooses the query rows for which the reference is computed: all where that is cheap, else some of every query head.
 
-Different heads get different rows, so that together they leave no gap.
+Each head gets the first row, the last, and one row of each section, of which there are as many as rows are left. Within
+a section all (batch entry, query head) pairs take rows at different places. So a wrong tile of 64 rows is seen
+with these probabilities, where W is the width of a section in rows:
+
+- in one head: 64 / W
+- in all heads: 1 where 64 * (batch * nheads) >= W, else 64 * (batch * nheads) / W
+
+On a GPU with batch 1, 64k tokens and 16 query heads on one key head there are 128 rows of each head, and W is 512: 12 %
+and 100 %. Where one row served all query heads of a key head, it was 12 % for all of them. Two samples are drawn, the
+second with a quarter of the rows, by seeds of the operating system (`draw_seed`).
 """
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -16,59 +26,105 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 SCORE_BUDGET = {"cuda": 2**27, "cpu": 2**22}  # score elements recomputed per check
+# FLOPs of a reference up to which all rows are compared; an H200 does some 18e12 in float32 in a second.
+FULL_FLOPS = {"cuda": 2e12, "cpu": 0.0}
 MIN_ROWS = 16  # of each head; where even these exceed the budget, heads are left out
+RUN = 8  # the last rows of the sequence, which are in the sample with dropout
 
 
 @dataclass(frozen=True)
 class RowSample:
-    """(batch entry, key head) pairs, each with the query rows that are compared in all query heads of its group."""
+    """(batch entry, key head) pairs, each with the query rows that are compared in the query heads of its group."""
 
     batch: Tensor  # (pairs,) int64
     head: Tensor  # (pairs,) int64, key heads
-    rows: Tensor  # (pairs, count) int64, ascending
+    rows: Tensor  # (pairs, count, group) int64, ascending in each head
     all_pairs: bool  # True: no head is left out
     all_rows: bool  # True: no row is left out
+    seed: int | None = None  # from which the rows were drawn; None where nothing was drawn
 
     @property
     def whole(self) -> bool:
         """Whether the sample holds every row of every head."""
         return self.all_pairs and self.all_rows
 
+    @property
+    def heads(self) -> int:
+        """The number of (batch entry, query head) pairs."""
+        return self.rows.shape[0] * self.rows.shape[2]
 
-def choose_rows(case: Case, device: torch.device, seed: int = 0, share: float = 1.0) -> RowSample:
-    """Choose as many rows of every head as `share` of SCORE_BUDGET allows, with the first and the last row.
 
-    The sequence is split into as many sections as there are rows, and each head gets one row of each section. Within a
-    section the heads take rows at different places, so that a wrong tile that one head's rows miss is in another's.
+def draw_seed() -> int:
+    """Return a seed from the operating system, which code in this process cannot foresee."""
+    return int.from_bytes(os.urandom(4), "big")
+
+
+def reference_flops(case: Case) -> float:
+    """Return the FLOPs of a reference of all rows: exact results and eager's, masked pairs too."""
+    s = case.shape
+    products = 6 * (s.headdim + s.headdim_v) if case.has_backward else 2 * (s.headdim + s.headdim_v)
+    return 2.0 * products * s.batch * s.nheads * s.seqlen_q * s.seqlen_k
+
+
+def choose_rows(
+    case: Case,
+    device: torch.device,
+    seed: int = 0,
+    share: float = 1.0,
+    *,
+    full_flops: float = 0.0,
+    most: int | None = None,
+    run: int = 0,
+) -> RowSample:
+    """Choose all rows where a reference costs at most `full_flops`; else as many as `share` of SCORE_BUDGET allows.
+
+    At most `most` rows of each head are chosen. The first and the last row of every head are among them, with `run` the
+    last `run` rows.
     """
     import torch
 
     s = case.shape
     generator = torch.Generator().manual_seed(seed + 1)
     budget = int(share * SCORE_BUDGET["cpu" if device.type == "cpu" else "cuda"])
-    pairs, row = s.batch * s.nheads_k, s.nheads // s.nheads_k * s.seqlen_k
+    group = s.nheads // s.nheads_k
+    pairs, row = s.batch * s.nheads_k, group * s.seqlen_k
+    if reference_flops(case) <= full_flops:
+        budget = pairs * row * s.seqlen_q
     least = min(s.seqlen_q, MIN_ROWS)
     chosen = max(min(2, pairs), min(pairs, budget // (least * row)))
-    count = max(least, min(s.seqlen_q, budget // (chosen * row)))
+    count = max(least, min(s.seqlen_q, budget // (chosen * row), most or s.seqlen_q))
     at = torch.arange(pairs)
     if chosen < pairs:
         inner = torch.randperm(pairs - 2, generator=generator)[: chosen - 2] + 1
         at = torch.cat([at[:1], inner.sort().values, at[-1:]])
-    rows = torch.arange(s.seqlen_q).expand(chosen, -1)
+    rows = torch.arange(s.seqlen_q)[None, :, None].expand(chosen, -1, group)
     if count < s.seqlen_q:
-        edges = torch.arange(count + 1) * s.seqlen_q // count
-        width = edges.diff()[:, None]
-        turns = torch.rand(count, chosen, generator=generator).argsort(1)
-        offset = (turns + torch.rand(count, chosen, generator=generator)) / chosen
-        rows = (edges[:-1, None] + (offset * width).long().minimum(width - 1)).T.contiguous()
-        rows[:, 0], rows[:, -1] = 0, s.seqlen_q - 1
+        last = max(1, min(run, count // 2))
+        first_and_last = torch.cat([torch.zeros(1, dtype=torch.int64), torch.arange(s.seqlen_q - last, s.seqlen_q)])
+        ends = first_and_last[:, None].expand(-1, chosen * group)
+        drawn = 1 + _one_of_each_section(s.seqlen_q - 1 - last, count - 1 - last, chosen * group, generator)
+        rows = torch.cat([ends[:1], drawn, ends[1:]]).unflatten(1, (chosen, group)).transpose(0, 1).contiguous()
+    everything = chosen == pairs and count == s.seqlen_q
     return RowSample(
         (at // s.nheads_k).to(device),
         (at % s.nheads_k).to(device),
         rows.to(device),
         all_pairs=chosen == pairs,
         all_rows=count == s.seqlen_q,
+        seed=None if everything else seed,
     )
+
+
+def _one_of_each_section(rows: int, count: int, heads: int, generator: torch.Generator) -> Tensor:
+    """Return for each of `count` sections of `rows` one row of each head, (count, heads), at different places."""
+    import torch
+
+    edges = torch.arange(count + 1) * rows // count
+    width = edges.diff()[:, None]
+    turns = torch.rand(count, heads, generator=generator).argsort(1)
+    offset = (turns + torch.rand(count, heads, generator=generator)) / heads
+    drawn: Tensor = edges[:-1, None] + (offset * width).long().minimum(width - 1)
+    return drawn
 
 
 def check_inputs(case: Case, inputs: Inputs, sample: RowSample) -> Inputs:
@@ -78,18 +134,24 @@ def check_inputs(case: Case, inputs: Inputs, sample: RowSample) -> Inputs:
     if inputs.dout is None or sample.all_rows:
         return inputs
     s = case.shape
-    hidden = torch.zeros(s.batch, s.seqlen_q, s.nheads_k, dtype=torch.bool, device=inputs.dout.device)
+    group = s.nheads // s.nheads_k
+    hidden = torch.zeros(s.batch, s.seqlen_q, s.nheads_k, group, dtype=torch.bool, device=inputs.dout.device)
     hidden[sample.batch, :, sample.head] = True
-    hidden[sample.batch[:, None], sample.rows, sample.head[:, None]] = False
-    return replace(
-        inputs, dout=inputs.dout.masked_fill(hidden.repeat_interleave(s.nheads // s.nheads_k, 2)[..., None], 0)
-    )
+    hidden[_places(sample.batch, sample.head, sample.rows)] = False
+    return replace(inputs, dout=inputs.dout.masked_fill(hidden.flatten(2)[..., None], 0))
 
 
 def rows_of(case: Case, t: Tensor, batch: Tensor, head: Tensor, rows: Tensor) -> Tensor:
     """Return the sampled rows of a tensor (batch, seqlen_q, nheads, d) as (pairs, count, group, d).
 
-    `batch` and `head` (key heads) are (pairs,), `rows` (pairs, count).
+    `batch` and `head` (key heads) are (pairs,), `rows` (pairs, count, group).
     """
     by_key_head: Tensor = t.unflatten(2, (case.shape.nheads_k, -1))
-    return by_key_head[batch[:, None], rows, head[:, None]]
+    return by_key_head[_places(batch, head, rows)]
+
+
+def _places(batch: Tensor, head: Tensor, rows: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return the indices of the rows in a tensor (batch, seqlen_q, nheads_k, group, ...)."""
+    import torch
+
+    return batch[:, None, None], rows, head[:, None, None], torch.arange(rows.shape[2], device=rows.device)
