@@ -29,6 +29,7 @@ from attnbench.run.process import START_TIMEOUT, WorkerDied, WorkerHung, WorkerO
 
 SLOW_START = 10.0  # seconds of importing, after which a person is told which backends have not finished
 COLD_TIMEOUT = 900.0  # seconds for a job that may have all its kernels to compile; FlashInfer's take minutes
+CEILINGS_EVERY = 60.0  # seconds between two readings of the device's ceilings for a dtype, by any worker
 MAX_FAILED_STARTS = 3  # of a backend's worker; then its other jobs fail at once
 
 
@@ -40,6 +41,7 @@ class WorkerPool:
     interpreters: Mapping[str, str] = field(default_factory=dict)  # backend -> Python to run it with
     _workers: dict[str, WorkerProcess] = field(default_factory=dict)
     _failed_starts: dict[str, int] = field(default_factory=dict)
+    _ceilings_due: dict[str, float] = field(default_factory=dict)  # dtype -> time.monotonic() of its next reading
     _compilers: set[str] = field(default_factory=set)  # backends that start a compiler
     _loading: bool = False  # all workers load, and their answers were not received yet
     _importing: bool = False  # and then import what measuring needs
@@ -181,6 +183,9 @@ class WorkerPool:
             return replace(base, reason=f"its worker died {MAX_FAILED_STARTS} times while starting; given up")
         request = {"op": op, "device": to_json(device), "policy": to_json(policy), "job": to_json(job)}
         began = time.monotonic()
+        if op == "run" and began >= self._ceilings_due.get(job.case.dtype, 0.0):
+            request["ceilings"] = True
+            self._ceilings_due[job.case.dtype] = began + CEILINGS_EVERY
         try:
             worker = self._loaded(job.backend)
         except (WorkerDied, WorkerHung) as error:

@@ -39,7 +39,6 @@ if TYPE_CHECKING:
 SHORT_TRACES = 3  # traces of a cell under 100 us, each of policy.min_samples calls; of one under 1 ms a single trace
 TURNS, TURNS_OF_LONG_CALLS = 8, 3  # of a cross-check
 LONG_CALL_S = 0.1  # seconds of a call from which a cross-check takes fewer turns
-CEILING_EVERY = 20.0  # seconds
 CEILING = Policy(warmup_s=0.01, min_samples=5, min_seconds=0.02, max_seconds=0.1)
 COOL_READINGS = 3  # consecutive readings of a cool device that end a wait
 COOL_SECONDS = 30.0  # the longest wait
@@ -81,7 +80,6 @@ class Instruments:
         self.timer: Timer
         self.flush: l2_cache.L2Flush
         self._l2_states: dict[tuple[str, str], str] = {}
-        self._ceilings_read_at = 0.0
         self.broken = False  # True: a failed graph capture broke torch's allocator and random generators
         if self.device.type == "cuda":
             torch.cuda.set_device(self.device)
@@ -305,19 +303,16 @@ class Instruments:
         return calm >= COOL_READINGS
 
     def ceilings(self, dtype: torch.dtype) -> dict[str, Measurement]:
-        """Measure the device's ceilings at most every 20 s: a large matmul in `dtype` and a large copy.
+        """Measure the device's ceilings: a large matmul in `dtype` and a large copy.
 
         Return "ceiling_matmul" (FLOP/s) and "ceiling_copy" (bytes/s), without those that do not fit in memory or that
-        the device has no units for; empty within 20 s of the last time.
+        the device has no units for.
         """
-        if self._ceilings_read_at and time.monotonic() - self._ceilings_read_at < CEILING_EVERY:
-            return {}
         found = {}
         with contextlib.suppress(RuntimeError):
             found["ceiling_matmul"] = Measurement("FLOP/s", tuple(ceiling.matmul(self._collect, self.device, dtype)))
         with contextlib.suppress(RuntimeError):
             found["ceiling_copy"] = Measurement("B/s", tuple(ceiling.copy(self._collect, self.device)))
-        self._ceilings_read_at = time.monotonic()
         return found
 
     def _collect(self, launch: Callable[[], Any]) -> list[float]:

@@ -61,13 +61,17 @@ class CellMeasurer(Instruments):
         reference.warm_up(self.device)
         self.memory: CpuMemory | CudaMemory = CudaMemory(self.device) if self.device.type == "cuda" else CpuMemory()
 
-    def measure(self, backend: Backend, case: Case, policy: Policy, *, timed: bool = True) -> dict[str, Any]:
+    def measure(
+        self, backend: Backend, case: Case, policy: Policy, *, timed: bool = True, ceilings: bool = False
+    ) -> dict[str, Any]:
         """Measure one cell and return the fields of its Record; without `timed` make the same checks and time nothing.
+
+        With `ceilings` the device's ceilings are measured first, and are in the record too.
 
         Raises Unsupported where the library refuses the case, and whatever else the library raises.
         """
         laps = Laps()
-        ceilings = self.ceilings(operand_dtype(case)) if timed else {}
+        limits = self.ceilings(operand_dtype(case)) if ceilings else {}
         laps.end("ceilings")
         given = inputs.make(case, str(self.device), policy.seed)
         laps.end("inputs")
@@ -78,7 +82,7 @@ class CellMeasurer(Instruments):
             check = reference.make_check(case, given, policy.seed)
             self.synchronize()
             laps.end("reference")
-            prepared, results, held, first_call = self.prepare_and_launch(backend, case, check)
+            prepared, results, held, kept_by_call, first_call = self.prepare_and_launch(backend, case, check)
             laps.end("first call")
             accuracy = check.check_first(results)
             del results
@@ -96,7 +100,7 @@ class CellMeasurer(Instruments):
                 return self._wrong(accuracy, "in the second launch: ")
             if case.has_backward and prepared.forward is not None:
                 memory["memory_saved"] = self.memory.measure_held(prepared.forward)[0]
-            kept = _kept(case, given, held, memory.get("memory_saved"))
+            kept = _kept_by_prepare(case, given, held, memory.get("memory_saved")) + kept_by_call
             memory.update({name: memory[name] + kept for name in ("memory_peak", "memory_driver") if name in memory})
             if check.dout_masked:
                 check.drop_masked_dout()
@@ -154,7 +158,7 @@ class CellMeasurer(Instruments):
         if timing is None:
             return {"status": "ok", "accuracy": accuracy, "kernels": traced.kernels, "notes": tuple(check.notes)}
         timing.notes += kernel_trace.check_later_calls(self, prepared, timing)
-        measurements = {**timing.measurements, "first_call": Measurement("s", (first_call,)), **ceilings}
+        measurements = {**timing.measurements, "first_call": Measurement("s", (first_call,)), **limits}
         measurements.update({name: Measurement("B", (value,)) for name, value in memory.items()})
         notes = [*check.notes, *timing.notes, *([traced.note] if traced.note else [])]
         return {
@@ -184,11 +188,11 @@ class CellMeasurer(Instruments):
 
     def prepare_and_launch(
         self, backend: Backend, case: Case, check: reference.ResultCheck
-    ) -> tuple[Prepared, Mapping[str, Tensor], int, float]:
+    ) -> tuple[Prepared, Mapping[str, Tensor], int, int, float]:
         """Prepare the backend and launch once.
 
-        Return what was prepared, the launch's results, the bytes that both keep allocated besides these, and the
-        seconds that both took, compilation and tuning included.
+        Return what was prepared, the launch's results, the bytes that `prepare` keeps allocated, those that the launch
+        keeps besides its results, and the seconds that both took, compilation and tuning included.
         """
         seconds = 0.0
 
@@ -207,7 +211,7 @@ class CellMeasurer(Instruments):
         began = time.perf_counter()
         kept, raw = self.memory.measure_held(launch)
         seconds += time.perf_counter() - began
-        return prepared, prepared.canonical(raw), held + max(0, kept - _bytes_of_tensors(raw)), seconds
+        return prepared, prepared.canonical(raw), held, max(0, kept - _bytes_of_tensors(raw)), seconds
 
     def fill_memory_with_nan(self, case: Case) -> None:
         """Fill the memory that the results will get with NaN, so that what a kernel leaves unwritten is seen.
@@ -272,12 +276,11 @@ def _bytes_of_tensors(raw: Any) -> int:
     return sum(storages.values())
 
 
-def _kept(case: Case, given: Inputs, held: int, saved: int | None) -> int:
-    """Return the bytes that a backend keeps for itself, which count as memory of the cell.
+def _kept_by_prepare(case: Case, given: Inputs, held: int, saved: int | None) -> int:
+    """Return the bytes that `prepare` keeps for itself, which count as memory of the cell.
 
-    `held` is what stays allocated after `prepare` and the first launch, beside its results. Not counted are a copy of
-    each input and, where only the backward is timed, what its forward saved (`saved`, bytes); 0 where that is not
-    known.
+    `held` is what stays allocated after `prepare`. Not counted are a copy of each input and, where only the backward is
+    timed, what its forward saved (`saved`, bytes). 0 where that is not known.
     """
     if not case.has_forward:
         if saved is None:

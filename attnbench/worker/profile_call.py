@@ -58,7 +58,7 @@ def _profile(measurer: CellMeasurer, backend: Backend, case: Case, trace: str | 
     given = inputs.make(case, str(measurer.device), policy.seed)
     with measurer.memory.job_window():
         check = reference.make_check(case, given, policy.seed)
-        prepared, results, _, first_call = measurer.prepare_and_launch(backend, case, check)
+        prepared, results, _, _, first_call = measurer.prepare_and_launch(backend, case, check)
         accuracy = check.check_first(results)
         wrong = accuracy.problem() or check.fp8_problem(prepared, accuracy) or ""
         del results

@@ -11,6 +11,7 @@ and their answers:
     {"op": "survey", "device": {...}, "cases": [...]}   -> {"answers": [[reason or null, workspace, efficiency], ...]}
     {"op": "ready", "device": {...}}                          -> {}, after opening the device and its instruments
     {"op": "run", "device": {...}, "policy": {...}, "job": {...}} -> {"record": {...}, "fatal": bool}
+       with "ceilings": true after measuring the device's ceilings, which the record then has too
     {"op": "check", ... as "run"}        -> the same, where the record has all checks and no measurement
     {"op": "examine", "device": {...}}                        -> {"facts": {...}} (machine_facts.py)
     {"op": "profile", "device": {...}, "case": {...}, "trace": path or null} -> {"profile": {...}} (profile_call.py)
@@ -88,7 +89,8 @@ class Worker:
                 return {}
             case "run" | "check" as op:
                 job, policy = from_json(Job, request["job"]), Policy(**request["policy"])
-                record = self.run(job, policy, from_json(Device, request["device"]), timed=op == "run")
+                device, ceilings = from_json(Device, request["device"]), request.get("ceilings", False)
+                record = self.run(job, policy, device, timed=op == "run", ceilings=ceilings)
                 return {"record": to_json(record), "fatal": self.fatal}
             case "examine":
                 from attnbench.worker.machine_facts import examine
@@ -137,7 +139,7 @@ class Worker:
             raise ValueError(f"{name}.efficiency is {efficiency!r}, not a share of a matmul's rate")
         return reason, to_json(workspace), efficiency
 
-    def run(self, job: Job, policy: Policy, device: Device, *, timed: bool = True) -> Record:
+    def run(self, job: Job, policy: Policy, device: Device, *, timed: bool = True, ceilings: bool = False) -> Record:
         """Measure one job, or without `timed` only check it, and return its record.
 
         Any exception becomes the record's status and reason.
@@ -151,7 +153,7 @@ class Worker:
             else:
                 measurer = self.measurer(device)
                 with memory_cap.capped(most):
-                    found = measurer.measure(self.backend, job.case, policy, timed=timed)
+                    found = measurer.measure(self.backend, job.case, policy, timed=timed, ceilings=ceilings)
         except Unsupported as refusal:
             found = {"status": "skipped", "reason": " ".join(str(refusal).split()) or "refused without a reason"}
         except BaseException as error:  # SystemExit and KeyboardInterrupt too: a kernel's own, and no end of the worker

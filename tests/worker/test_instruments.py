@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,7 +12,7 @@ from scripted_instruments import QUICK, timed_launch
 
 from attnbench.core.machine import Device
 from attnbench.core.record import Measurement
-from attnbench.worker.instruments import CEILING_EVERY, Instruments
+from attnbench.worker.instruments import Instruments
 from attnbench.worker.measure import ceiling, l2_cache
 from attnbench.worker.measure.cuda_graph import NotCapturable
 from attnbench.worker.measure.cupti import Untraceable
@@ -164,28 +163,11 @@ def rates(cpu: Instruments, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return seen
 
 
-def test_ceilings_are_measured_every_20_seconds_only(
-    cpu: Instruments, clock: SimpleNamespace, rates: list[str]
-) -> None:
+def test_a_ceiling_that_does_not_fit_is_left_out(cpu: Instruments, rates: list[str]) -> None:
     expected = {"ceiling_matmul": Measurement("FLOP/s", (1e12, 2e12)), "ceiling_copy": Measurement("B/s", (3e10,))}
     assert cpu.ceilings(torch.float32) == expected
-    clock.now += CEILING_EVERY - 0.1
-    assert cpu.ceilings(torch.float32) == {}
-    clock.now += 0.2
-    assert cpu.ceilings(torch.bfloat16) == expected
-    assert cpu.ceilings(torch.float32) == {}
-    assert rates == ["torch.float32", "copy", "torch.bfloat16", "copy"]
-    assert CEILING_EVERY == 20
-
-
-def test_a_ceiling_that_does_not_fit_is_not_tried_again_at_once(
-    cpu: Instruments, clock: SimpleNamespace, rates: list[str]
-) -> None:
     assert cpu.ceilings(torch.float64) == {"ceiling_copy": Measurement("B/s", (3e10,))}
-    assert cpu.ceilings(torch.float32) == {}
-    assert rates == ["torch.float64", "copy"]
-    clock.now += CEILING_EVERY + 1
-    assert cpu.ceilings(torch.float32)
+    assert rates == ["torch.float32", "copy", "torch.float64", "copy"]
 
 
 def test_ceilings_are_work_over_time(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -90,10 +90,10 @@ class Pacer:
     The timer appends the clock of each burst to `clocks`; the pacer removes those of rejected bursts. `best` is the
     highest clock of the device while next to nothing ran, in Hz. A burst is rejected where it began below 98.5 % of
     that, since the device had not recovered from what ran before, and where its launches ran below 98.5 % of the cell's
-    best burst.
-    But a single call longer than `burst_s` is accepted once there are pauses, since nothing more can be done for it,
-    and after MAX_DROPPED_BURSTS rejections every burst is accepted. Where `clocks` stays empty, because the device has
-    no gauge, every burst is accepted and there are pauses from the first.
+    best whole burst; in a shorter one the clock has not yet come down to what the kernel draws. But a single call
+    longer than `burst_s` is accepted once there are pauses, since nothing more can be done for it, and after
+    MAX_DROPPED_BURSTS rejections every burst is accepted. Where `clocks` stays empty, because the device has no gauge,
+    every burst is accepted and there are pauses from the first.
     """
 
     def __init__(self, clocks: list[BatchClock], best: float, burst_s: float) -> None:
@@ -103,7 +103,7 @@ class Pacer:
         self._pausing = False
         self._dropped = 0
         self._worked = 0.0  # seconds of work to rest from before the next burst
-        self.best_held = 0.0  # Hz, of the bursts of this cell, those that were rejected too
+        self.best_held = 0.0  # Hz, of the whole bursts of this cell, those that were rejected too
 
     def rest(self) -> None:
         """Pause before a burst, if a pause is due. Called before a burst, so that the last one costs no pause."""
@@ -113,6 +113,8 @@ class Pacer:
 
     def accepts(self, worked: float, calls: int) -> bool:
         """Return whether a burst of `calls` calls that took `worked` seconds counts."""
+        if self._clocks and (worked >= self._burst_s / 2 or calls >= MAX_BATCH):
+            self.best_held = max(self.best_held, self._clocks[-1].held)
         clock_fell = bool(self._clocks) and self._is_low(self._clocks[-1])
         was_pausing, self._pausing = self._pausing, self._pausing or clock_fell or not self._clocks
         if self._pausing:
@@ -125,7 +127,6 @@ class Pacer:
         return False
 
     def _is_low(self, clock: BatchClock) -> bool:
-        self.best_held = max(self.best_held, clock.held)
         return clock.before < MIN_CLOCK_RATIO * self._best or clock.held < MIN_CLOCK_RATIO * self.best_held
 
 
