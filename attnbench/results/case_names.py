@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import re
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import Any
@@ -34,8 +36,29 @@ _USUAL = {f.name: f.default for f in dataclasses.fields(Case) if f.name not in _
 
 
 def backend_rank(name: str) -> tuple[int, str]:
-    """Return a sort key of backends: in the order of BACKEND_ORDER, then unknown ones by name."""
-    return (BACKEND_ORDER.index(name) if name in BACKEND_ORDER else len(BACKEND_ORDER), name)
+    """Return a sort key of backends, or of their names from `with_versions`: as in BACKEND_ORDER, then by name."""
+    plain = name.partition(" ")[0]
+    return (BACKEND_ORDER.index(plain) if plain in BACKEND_ORDER else len(BACKEND_ORDER), name)
+
+
+def with_versions(versions: Mapping[str, str]) -> dict[str, str]:
+    """Return backend -> its name in a table: with a library's version where others of the run have another of it.
+
+    `versions` is what each backend says of itself: "torch 2.11.0, flash-attn-4 4.0.0b18". The version that most of a
+    library's backends have is not named. So what differs in a version is not read as what a backend adds: "sdpa-fa4
+    (4.0.0b18)" beside "fa4 (4.0.0b36)".
+    """
+    of_library: dict[str, dict[str, str]] = {}  # library -> backend -> version
+    for backend, said in versions.items():
+        for library, version in re.findall(r"(\S+) (\d+\.[^\s,]+)", said):
+            of_library.setdefault(library, {})[backend] = version
+    named: dict[str, list[str]] = {backend: [] for backend in versions}
+    for found in of_library.values():
+        usual = [version for version, n in Counter(found.values()).items() if 2 * n > len(found)]
+        for backend, version in found.items():
+            if version not in usual:
+                named[backend].append(version)
+    return {backend: f"{backend} ({', '.join(of)})" if of else backend for backend, of in named.items()}
 
 
 def headdim(case: Case) -> str:

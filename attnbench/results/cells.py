@@ -45,6 +45,11 @@ class Cell:
         return case_name(self.backend, self.case, self.source.several_dtypes)
 
     @property
+    def backend_name(self) -> str:
+        """The backend as tables name it: "sdpa-fa4 (4.0.0b18)" where another of the run has another version."""
+        return self.source.backend_names.get(self.backend, self.backend)
+
+    @property
     def device(self) -> str:
         """The label of the device that it was measured on."""
         return self.source.device

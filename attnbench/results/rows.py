@@ -12,6 +12,7 @@ from attnbench.core.case import Case
 from attnbench.core.flops import Convention
 from attnbench.core.policy import SHORT
 from attnbench.core.record import Record, Run
+from attnbench.results.case_names import with_versions
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,11 @@ class Source:
     best_clock: float = 0.0  # Hz, the highest before a cell's calls; by method 1 after them
     eager: Mapping[Case, Mapping[int, float]] = field(default_factory=dict)  # case -> round -> seconds of eager
     _rates: dict[str, Rates] = field(default_factory=dict)
+
+    @cached_property
+    def backend_names(self) -> Mapping[str, str]:
+        """Backend -> its name in a table, with a version where it is not that of others (case_names.with_versions)."""
+        return with_versions(self.run.versions)
 
     def rates(self, dtype: str) -> Rates:
         """Return what the datasheet and the run's own ceilings say for a dtype."""

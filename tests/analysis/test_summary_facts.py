@@ -34,6 +34,16 @@ def test_which_interpreter_ran_a_backend_where_it_was_not_the_usual_one() -> Non
     assert " ran in " not in told(*records)
 
 
+def test_the_share_of_the_peak_is_told_beside_the_share_at_the_clock_held() -> None:
+    """989.4 TFLOP/s hold at 1830 MHz: at 1980 MHz the units could do 1070.5."""
+    records = [ok(case(), "sdpa-flash", 300.0), ok(case(), "fa4", 700.0, clock_held=(1980e6,))]
+    assert (
+        "The peak of bf16 holds at 1830 MHz. fa4 1k d128 full fwd has 71% of it, and 65% of the peak at the clock it "
+        "held. -m utilization_clock has the latter by cell."
+    ) in told(*records)
+    assert "holds at" not in told(*records, peak={"": 900e12})  # of a peak that was given the clock is not known
+
+
 def test_the_cross_check() -> None:
     records = [
         turns("triton", 1000e-6, 1000e-6, 999e-6),

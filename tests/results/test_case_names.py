@@ -49,6 +49,25 @@ def test_backends_stand_in_one_order_and_unknown_ones_last() -> None:
     assert sorted(names, key=case_names.backend_rank) == ["eager", "sdpa-flash", "fa4", "mine", "zeta"]
 
 
+def test_a_backends_version_is_named_where_others_have_another_one_of_the_library() -> None:
+    versions = {
+        "sdpa-flash": "torch 2.11.0",
+        "sdpa-cudnn": "torch 2.11.0",
+        "sdpa-fa4": "torch 2.13.0, flash-attn-4 4.0.0b18",
+        "fa4": "flash-attn-4 4.0.0b36",
+        "fa2": "flash-attn 2.8.3",
+        "triton": "3.6.0",
+        "mine": "mine, source 12345678",
+        "yours": "yours, source 87654321",
+    }
+    named = case_names.with_versions(versions)
+    assert {backend: name for backend, name in named.items() if name != backend} == {
+        "sdpa-fa4": "sdpa-fa4 (2.13.0, 4.0.0b18)",  # most have torch 2.11, so those are not named
+        "fa4": "fa4 (4.0.0b36)",
+    }
+    assert case_names.backend_rank("fa4 (4.0.0b36)")[0] == case_names.backend_rank("fa4")[0]
+
+
 def test_cases_stand_in_the_order_of_dtype_headdim_mask_direction_and_length() -> None:
     ordered = [
         case(dtype="bf16", headdim=64),

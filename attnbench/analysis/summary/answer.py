@@ -31,7 +31,7 @@ def _fastest(cells: Sequence[Cell]) -> str:
     latencies: dict[tuple[str, Case], dict[str, float]] = {}
     for cell in cells:
         if (latency := cell.value("latency")) is not None:
-            latencies.setdefault((cell.device, cell.case), {})[cell.backend] = latency
+            latencies.setdefault((cell.device, cell.case), {})[cell.backend_name] = latency
     contested = [of_backend for of_backend in latencies.values() if len(of_backend) > 1]
     if not contested:
         return ""

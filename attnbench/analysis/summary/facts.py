@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from attnbench.analysis.summary.cautions import about
 from attnbench.core import stats
-from attnbench.core.formats import duration, percent, size
+from attnbench.core.formats import duration, megahertz, percent, share, size
 from attnbench.core.policy import INSTRUMENTS, SHORT
 from attnbench.core.text import count, merged, one_line, template
 from attnbench.report.document import Caution
@@ -29,6 +29,7 @@ def facts(cells: Sequence[Cell]) -> list[Caution]:
             "q, k and v are rounded before the time begins; the error is against exact attention of what they were.",
             "docs/backends.md has the tolerance.",
         ),
+        *_clock_of_peak(measured),
         *_spans(measured),
         *about(
             [c for c in measured if c.uses_span and any(map(_slowed, c.rows))],
@@ -48,6 +49,23 @@ def facts(cells: Sequence[Cell]) -> list[Caution]:
         *_interpreters(measured),
         *_said(cells),
     ]
+
+
+def _clock_of_peak(cells: Sequence[Cell]) -> Iterator[Caution]:
+    """Yield for each device and dtype at which clock its peak holds, and both shares of the cell nearest to it."""
+    groups: dict[tuple[str, str], list[Cell]] = {}
+    for cell in cells:
+        if cell.value("utilization") and cell.value("utilization_clock"):
+            groups.setdefault((cell.device, cell.case.dtype), []).append(cell)
+    several = len({device for device, _ in groups}) > 1
+    for (device, dtype), group in groups.items():
+        top = max(group, key=lambda cell: cell.value("utilization") or 0.0)
+        of_peak, at_clock = top.value("utilization") or 0.0, top.value("utilization_clock") or 0.0
+        yield Caution(
+            f"The peak of {dtype}{f' on {device}' if several else ''} holds at {megahertz(top.rates.clock or 0.0)}.",
+            f"{top.name} has {share(of_peak)} of it, and {share(at_clock)} of the peak at the clock it held.",
+            "-m utilization_clock has the latter by cell.",
+        )
 
 
 def _spans(cells: Iterable[Cell]) -> Iterator[Caution]:

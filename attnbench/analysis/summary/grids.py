@@ -55,7 +55,7 @@ _AXES: dict[str, _Axis] = {
     "softcap": _Axis(lambda c: c.case.softcap, lambda c: f"softcap {c.case.softcap:g}" if c.case.softcap else ""),
     "dropout": _Axis(lambda c: c.case.dropout_p, lambda c: f"dropout {c.case.dropout_p:g}" if c.case.dropout_p else ""),
     "direction": _Axis(lambda c: DIRECTIONS.index(c.case.direction), lambda c: c.case.direction),
-    "backend": _Axis(lambda c: case_names.backend_rank(c.backend), lambda c: c.backend),
+    "backend": _Axis(lambda c: case_names.backend_rank(c.backend), lambda c: c.backend_name),
     "nheads": _Axis(
         lambda c: (c.case.shape.nheads, c.case.shape.nheads_k),
         lambda c: _heads(c.case),

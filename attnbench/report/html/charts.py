@@ -105,7 +105,7 @@ def charts(cells: Sequence[Cell], note: str = "") -> Charts:
     common = [part(cells[0]) for name, part in _TITLE_PARTS.items() if name not in title_parts] if cells else []
     rates = {_title(c, roof_parts): c.rates for c in cells}
     return Charts(
-        backends=tuple(sorted({c.backend for c in cells}, key=case_names.backend_rank)),
+        backends=tuple(sorted({c.backend_name for c in cells}, key=case_names.backend_rank)),
         panels=tuple(panels),
         common=", ".join(filter(None, common)),
         rows=tuple(rows),
@@ -160,7 +160,7 @@ def _row(cell: Cell, slot: int | None, eager: tuple[float, float] | None) -> Row
     row = {
         "case": cell.name,
         "device": cell.device,
-        "backend": cell.backend,
+        "backend": cell.backend_name,
         "dtype": case.dtype,
         "headdim": case_names.headdim(case),
         "mask": case_names.mask(case),
