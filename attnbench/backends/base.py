@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import importlib.metadata
 from collections.abc import Callable
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal, cast
 
 from attnbench.backends.limits import Limits
 from attnbench.core.backend import Prepared, Probe, Signature, Unsupported, Workspace
 from attnbench.core.case import ITEMSIZE, Case
+from attnbench.core.layouts import find_packed, lay_out, parts_of_packed, split_packed
 from attnbench.core.machine import Device
 
 if TYPE_CHECKING:
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 
     from attnbench.core.backend import Inputs
 
-Layout = Literal["bshd", "bhsd", "packed"]
+Order = Literal["bshd", "bhsd", "thd"]
 
 
 class BackendBase:
@@ -71,56 +72,81 @@ class BackendBase:
 
 
 def autograd_prepared(
-    case: Case, inputs: Inputs, fn: Callable[[Tensor, Tensor, Tensor], Tensor], layout: Layout = "bshd"
+    case: Case,
+    inputs: Inputs,
+    fn: Callable[[Tensor, Tensor, Tensor], Tensor],
+    order: Order = "bshd",
+    *,
+    strided: bool = False,
 ) -> Prepared:
     """Return the prepared call of a function that autograd can differentiate, or that is forward only.
 
-    `fn` takes q, k, v and returns out, all contiguous in `layout`: "bshd" is (batch, seqlen, nheads, headdim), "bhsd"
-    is (batch, nheads, seqlen, headdim), "packed" is (batch * seqlen, nheads, headdim). Copies into that layout are made
-    here and are not timed. Gradients come from torch.autograd.grad, which returns new tensors, so nothing accumulates
-    and nothing must be cleared.
+    `fn` takes q, k, v and returns out, all with their dimensions in this `order`: "bshd" is (batch, seqlen, nheads,
+    headdim), "bhsd" is (batch, nheads, seqlen, headdim), "thd" is (batch * seqlen, nheads, headdim). They are
+    contiguous, unless the function takes any strides of which the last is 1 (`strided`).
+
+    In the layout "native" what must be copied for that is copied here and is not timed. In others the launch gets the
+    inputs as they are and copies itself. Gradients come from torch.autograd.grad, which returns new tensors, so nothing
+    accumulates and nothing must be cleared.
 
     The launch raises Unsupported where the case has a backward and the output of `fn` has no gradient, or its backward
     is not implemented.
     """
     import torch
 
-    def arrange(t: Tensor) -> Tensor:
-        if layout == "packed":
-            return t.flatten(0, 1)
-        return t.transpose(1, 2).contiguous() if layout == "bhsd" else t
+    s = case.shape
+    native, packed = case.layout == "native", case.layout == "packed"
+
+    def accept(t: Tensor) -> Tensor:
+        t = t.transpose(1, 2) if order == "bhsd" else t.flatten(0, 1) if order == "thd" else t
+        return t if strided and not native else t.contiguous()
 
     def view(t: Tensor) -> Tensor:
-        if layout == "packed":
-            return t.view(case.shape.batch, -1, *t.shape[1:])
-        return t.transpose(1, 2) if layout == "bhsd" else t
+        if order == "thd":
+            return t.view(s.batch, -1, *t.shape[1:])
+        return t.transpose(1, 2) if order == "bhsd" else t
 
-    q, k, v = (arrange(t).detach() for t in (inputs.q, inputs.k, inputs.v))
-    reads = {"q": view(q), "k": view(k), "v": view(v)}
+    reads: dict[str, Tensor] = {}
+    if native:
+        leaves = tuple(accept(t).detach() for t in (inputs.q, inputs.k, inputs.v))
+        reads.update(zip("qkv", map(view, leaves), strict=True))
+    elif packed:
+        qkv = find_packed(inputs)
+        if qkv is None:
+            qkv = cast("Tensor", find_packed(lay_out("packed", inputs)))
+            reads.update(zip("qkv", parts_of_packed(qkv, s.nheads_k), strict=True))
+        leaves = (qkv.detach(),)
+    else:
+        leaves = tuple(t.detach() for t in (inputs.q, inputs.k, inputs.v))
 
     def forward() -> Tensor:
-        return fn(q, k, v)
+        if native:
+            return fn(*leaves)
+        return fn(*map(accept, split_packed(leaves[0], s.nheads_k) if packed else leaves))
 
     if not case.has_backward:
         return Prepared(launch=forward, canonical=lambda out: {"out": view(out)}, reads=reads)
 
     if inputs.dout is None:
         raise ValueError("a backward needs inputs.dout")
-    dout = arrange(inputs.dout)
-    reads["dout"] = view(dout)
-    for t in (q, k, v):
+    dout = inputs.dout
+    if native:
+        dout = accept(dout)
+        reads["dout"] = view(dout)
+    for t in leaves:
         t.requires_grad_()
 
     def grads(out: Tensor, *, keep: bool) -> tuple[Tensor, ...]:
         if not out.requires_grad:
             raise Unsupported("not differentiable: its output has no gradient")
         try:
-            return torch.autograd.grad(out, (q, k, v), dout, retain_graph=keep)
+            return torch.autograd.grad(out, leaves, dout if native else accept(dout), retain_graph=keep)
         except NotImplementedError as refusal:
             raise Unsupported(f"no backward: {str(refusal).partition(chr(10))[0]}") from None
 
-    def named(out: Tensor, dq: Tensor, dk: Tensor, dv: Tensor) -> dict[str, Tensor]:
-        return {"out": view(out.detach()), "dq": view(dq), "dk": view(dk), "dv": view(dv)}
+    def named(out: Tensor, *found: Tensor) -> dict[str, Tensor]:
+        dq, dk, dv = map(view, found) if native else parts_of_packed(found[0], s.nheads_k) if packed else found
+        return {"out": view(out.detach()), "dq": dq, "dk": dk, "dv": dv}
 
     if case.direction == "fwd_bwd":
 

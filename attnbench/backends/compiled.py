@@ -84,7 +84,7 @@ class Flex(Compiled):
             scale=case.softmax_scale,
             enable_gqa=case.shape.nheads != case.shape.nheads_k,
         )
-        return autograd_prepared(case, inputs, attention, layout="bhsd")
+        return autograd_prepared(case, inputs, attention, "bhsd", strided=True)
 
 
 class Compile(Compiled):
@@ -110,12 +110,12 @@ class Compile(Compiled):
         empty_rows = ~seen.any(-1, keepdim=True) if seen is not None and has_empty_rows(case) else None
 
         def call(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            rows = q.view(s.batch * s.nheads_k, -1, s.headdim)  # query heads that share a key head become rows of it
+            rows = q.reshape(s.batch * s.nheads_k, -1, s.headdim)  # query heads that share a key head become rows of it
             keys, values = k.flatten(0, 1), v.flatten(0, 1)
             out: Tensor = attention(rows, keys, values, seen, empty_rows, case.softmax_scale, case.softcap)
             return out.view(s.batch, s.nheads, s.seqlen_q, s.headdim_v)
 
-        return autograd_prepared(case, inputs, call, layout="bhsd")
+        return autograd_prepared(case, inputs, call, "bhsd", strided=True)
 
 
 def eager(

@@ -73,6 +73,8 @@ class Cudnn(Library):
             return reason
         if case.window_size != (None, None) and case.shape.seqlen_q > case.shape.seqlen_k:
             return "its sliding window needs seqlen_q <= seqlen_k"
+        if case.layout == "packed" and case.has_backward:
+            return "its gradients are three tensors here, not the one of packed inputs"
         return None
 
     def prepare(self, case: Case, inputs: Inputs) -> Prepared:
@@ -243,12 +245,13 @@ def backward_graph(case: Case, inputs: Inputs) -> Callable[[Tensors], dict[str, 
     graph = Graph(inputs.q)
     assert inputs.dout is not None
     stats = torch.empty(s.batch, s.nheads, s.seqlen_q, 1, device="meta")
+    out = torch.empty(s.batch, s.seqlen_q, s.nheads, s.headdim_v, device="meta", dtype=dtype)
     dq, dk, dv = graph.graph.sdpa_backward(
         name="sdpa_backward",
         q=graph.input("q", inputs.q),
         k=graph.input("k", inputs.k),
         v=graph.input("v", inputs.v),
-        o=graph.input("out", inputs.dout),
+        o=graph.input("out", out),
         dO=graph.input("dout", inputs.dout),
         stats=graph.input("stats", stats, by_head=True),
         attn_scale=case.softmax_scale,

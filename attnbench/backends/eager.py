@@ -77,4 +77,4 @@ class Eager(BackendBase):
                 probabilities = torch.nn.functional.dropout(probabilities, case.dropout_p)
             return torch.bmm(probabilities, v).view(s.batch, s.nheads, s.seqlen_q, s.headdim_v)
 
-        return autograd_prepared(case, inputs, attention, layout="bhsd")
+        return autograd_prepared(case, inputs, attention, "bhsd", strided=True)

@@ -70,4 +70,4 @@ class FlashAttention1(Library):
             softmax_scale=case.softmax_scale,
             causal=causal,
         )
-        return autograd_prepared(case, inputs, attention, layout="packed")
+        return autograd_prepared(case, inputs, attention, "thd", strided=True)

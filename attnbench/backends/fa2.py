@@ -50,4 +50,4 @@ class FlashAttention2(Library):
             window_size=flash_window(case),
             softcap=case.softcap,
         )
-        return autograd_prepared(case, inputs, attention)
+        return autograd_prepared(case, inputs, attention, strided=True)

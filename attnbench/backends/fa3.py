@@ -75,7 +75,7 @@ class FlashAttention3(Library):
             operands, descale = quantize_inputs(inputs)
             options |= {f"{name}_descale": factor.expand(s.batch, s.nheads_k) for name, factor in descale.items()}
             return Prepared(lambda: call(**operands), lambda out: {"out": out}, reads=operands)
-        return autograd_prepared(case, inputs, call)
+        return autograd_prepared(case, inputs, call, strided=True)
 
 
 def _headdim_refusal(case: Case) -> str | None:

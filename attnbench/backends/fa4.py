@@ -56,7 +56,7 @@ class FlashAttention4(Library):
             )
             return out
 
-        return autograd_prepared(case, inputs, call)
+        return autograd_prepared(case, inputs, call, strided=True)
 
 
 def _blackwell_refusal(case: Case, device: Device) -> str | None:

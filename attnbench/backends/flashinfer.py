@@ -63,7 +63,7 @@ class FlashInfer(Library):
         from flashinfer import single_prefill_with_kv_cache
 
         attention = functools.partial(single_prefill_with_kv_cache, backend=self.backend, **self._options(case))
-        return autograd_prepared(case, inputs, attention, layout="packed")
+        return autograd_prepared(case, inputs, attention, "thd")
 
     def _ragged(self, case: Case, inputs: Inputs, plan: dict[str, Any]) -> Prepared:
         """Return the call of the ragged wrapper; `plan` holds the arguments of its plan() that describe the batch."""
@@ -83,7 +83,7 @@ class FlashInfer(Library):
             **plan,
             **self._options(case),
         )
-        return autograd_prepared(case, inputs, wrapper.run, layout="packed")
+        return autograd_prepared(case, inputs, wrapper.run, "thd")
 
     def _options(self, case: Case) -> dict[str, Any]:
         return {
@@ -194,7 +194,7 @@ class TrtLlm(FlashInfer):
             out: Tensor = trtllm_fmha_v2_prefill((q, k, v), "SEPARATE_Q_K_V", **options)
             return out
 
-        return autograd_prepared(case, inputs, call, layout="packed")
+        return autograd_prepared(case, inputs, call, "thd")
 
     def _trtllm_gen(self, case: Case, inputs: Inputs) -> Prepared:
         from flashinfer.prefill import trtllm_ragged_attention_deepseek
@@ -206,7 +206,7 @@ class TrtLlm(FlashInfer):
             "return_lse": False,
         }
         attention = functools.partial(trtllm_ragged_attention_deepseek, **options)
-        return autograd_prepared(case, inputs, attention, layout="packed")
+        return autograd_prepared(case, inputs, attention, "thd")
 
     def _batch_options(self, case: Case, inputs: Inputs) -> dict[str, Any]:
         """Return the arguments that both TensorRT-LLM functions take. The workspace must be zero at the start."""

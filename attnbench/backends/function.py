@@ -59,4 +59,4 @@ class Function(BackendBase):
                 raise TypeError(f"{self.name} returned a tuple; return the output tensor alone")
             return out  # type: ignore[no-any-return]
 
-        return autograd_prepared(case, inputs, call)
+        return autograd_prepared(case, inputs, call, strided=True)

@@ -51,7 +51,7 @@ class HuggingFace(Library):
             out: Tensor = attend(layer, q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), **options)[0]
             return out
 
-        return autograd_prepared(case, inputs, call)
+        return autograd_prepared(case, inputs, call, strided=True)
 
     def _function(self) -> Any:
         from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS

@@ -78,7 +78,7 @@ class Sdpa(BackendBase):
                 messages = [str(w.message) for w in caught] + self._objections(inputs, options)
                 raise Unsupported(_reason(messages, self.switch) or f"torch refuses: {error}") from None
 
-        return autograd_prepared(case, inputs, attention, layout="bhsd")
+        return autograd_prepared(case, inputs, attention, "bhsd", strided=True)
 
     def _objections(self, inputs: Inputs, options: dict[str, Any]) -> list[str]:
         """Return what torch's own check of a fused CUDA kernel objects to.

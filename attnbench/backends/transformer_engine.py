@@ -68,7 +68,7 @@ class TransformerEngine(Library):
             out: Tensor = attention(q, k, v)
             return out.view(s.batch, s.seqlen_q, s.nheads, s.headdim_v)
 
-        return autograd_prepared(case, inputs, call)
+        return autograd_prepared(case, inputs, call, strided=True)
 
 
 def _causal(case: Case) -> bool:

@@ -94,7 +94,7 @@ class XFormers(Library):
 
         if op is not None and case.has_backward:
             self._check_backward(op[1], case, inputs, bias)
-        return autograd_prepared(case, inputs, call)
+        return autograd_prepared(case, inputs, call, strided=True)
 
     def _op(self, case: Case) -> tuple[Any, Any] | None:
         if not self.operator:

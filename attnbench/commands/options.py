@@ -15,7 +15,7 @@ import typer
 
 from attnbench.commands import complete
 from attnbench.commands.shared import one_of
-from attnbench.core.case import DIRECTIONS, DTYPES
+from attnbench.core.case import DIRECTIONS, DTYPES, LAYOUTS
 
 shape = partial(typer.Option, rich_help_panel="What to measure (lists multiply; each option replaces the suite's)")
 how = partial(typer.Option, rich_help_panel="How to measure")
@@ -157,6 +157,15 @@ class WhatToMeasure:
     dropout: Annotated[
         str | None,
         shape(metavar="NUMBERS", help="The share of probabilities that are dropped, as in training: none,0.1."),
+    ] = None
+    layout: Annotated[
+        str | None,
+        shape(
+            metavar="NAMES",
+            help="How q, k and v lie in memory: native (as each backend likes them, copies untimed), bshd, bhsd, "
+            "packed (views of one tensor). But for native, what a backend copies is timed.",
+            autocompletion=complete.several(LAYOUTS),
+        ),
     ] = None
 
     @property

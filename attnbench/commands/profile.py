@@ -11,7 +11,7 @@ import typer
 
 from attnbench.commands import complete, options, output
 from attnbench.commands.shared import live
-from attnbench.core.case import DIRECTIONS, DTYPES
+from attnbench.core.case import DIRECTIONS, DTYPES, LAYOUTS
 from attnbench.core.errors import EXIT_NOTHING_MEASURED
 
 one = partial(typer.Option, rich_help_panel="The case (one value each)")
@@ -51,6 +51,10 @@ class OneCase:
     window: Annotated[str | None, one(metavar="SIZE", help="Sliding window: 1k, or left/right: 512/0.")] = None
     softcap: Annotated[str | None, one(metavar="NUMBER", help="Scores become 30 tanh(score / 30): 30.")] = None
     dropout: Annotated[str | None, one(metavar="NUMBER", help="Of the probabilities, as in training: 0.1.")] = None
+    layout: Annotated[
+        str | None,
+        one(metavar="NAME", help="native (default), bshd, bhsd or packed.", autocompletion=complete.one(LAYOUTS)),
+    ] = None
 
     @property
     def settings(self) -> dict[str, Any]:

@@ -47,7 +47,9 @@ class Backend(Protocol):
         """Return the names of the kernels that the case must run; other kernels make the record `wrong-kernel`."""
 
     def prepare(self, case: Case, inputs: Inputs) -> Prepared:
-        """Do everything that is not part of the timed call (layouts, masks, compilation, plans) and return the call.
+        """Do everything that is not part of the timed call (masks, compilation, plans) and return the call.
+
+        Copies and transposes of the inputs belong here where the case's layout is "native", else to the call.
 
         Raises Unsupported where only the library itself knows that it cannot run the case.
         """
@@ -62,7 +64,7 @@ class Unsupported(Exception):
 
 @dataclass(frozen=True)
 class Inputs:
-    """The input tensors of one case, contiguous.
+    """The input tensors of one case, in its layout (core/layouts.py): contiguous where that is native.
 
     q is (batch, seqlen_q, nheads, headdim), k (batch, seqlen_k, nheads_k, headdim), v (batch, seqlen_k, nheads_k,
     headdim_v). dout, the gradient of the output, is (batch, seqlen_q, nheads, headdim_v); None without a backward.

@@ -17,6 +17,9 @@ DTYPES: tuple[Dtype, ...] = get_args(Dtype)
 Direction = Literal["fwd", "bwd", "fwd_bwd"]
 DIRECTIONS: tuple[Direction, ...] = get_args(Direction)
 
+Layout = Literal["native", "bshd", "bhsd", "packed"]
+LAYOUTS: tuple[Layout, ...] = get_args(Layout)
+
 # Bytes of one element of q, k and v, by dtype.
 ITEMSIZE: Mapping[str, int] = {"bf16": 2, "fp16": 2, "fp32": 4, "fp8": 1}
 # Bytes of one element of out and of the gradients, by dtype. A result of an fp8 case is bf16.
@@ -70,6 +73,7 @@ class Case:
     window_size: tuple[int | None, int | None] = (None, None)  # keys to the left and right; None: no limit
     softcap: float = 0.0  # scores become softcap * tanh(score / softcap); 0: off
     dropout_p: float = 0.0  # probability that an attention weight is dropped; 0: off
+    layout: Layout = "native"  # how q, k and v lie in memory: core/layouts.py
 
     @cached_property
     def key(self) -> str:

@@ -15,10 +15,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from attnbench.core.backend import Inputs
+from attnbench.core.layouts import find_packed, lay_out
+
 if TYPE_CHECKING:
     from torch import Tensor
-
-    from attnbench.core.backend import Inputs
 
 E4M3_MAX = 448.0
 PROBABILITY_SCALE = 2.0**8  # the factor by which kernels multiply probabilities before they round them
@@ -38,9 +39,13 @@ def quantize(t: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def quantize_inputs(inputs: Inputs) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Return q, k and v in e4m3 by name, and the descale factor of each by name."""
+    """Return q, k and v in e4m3 by name, in the layout of the inputs, and the descale factor of each by name."""
     pairs = {name: quantize(getattr(inputs, name)) for name in ("q", "k", "v")}
-    return {name: t for name, (t, _) in pairs.items()}, {name: factor for name, (_, factor) in pairs.items()}
+    operands = {name: t for name, (t, _) in pairs.items()}
+    if find_packed(inputs) is not None:
+        packed = lay_out("packed", Inputs(**operands))
+        operands = {"q": packed.q, "k": packed.k, "v": packed.v}
+    return operands, {name: factor for name, (_, factor) in pairs.items()}
 
 
 def round_to_e4m3(t: Tensor, factor: Tensor) -> Tensor:

@@ -12,6 +12,7 @@ axes:                       # the product of all axes is measured
   window: [none, 1k]        # 1k, or left/right: 1k/0, 512/512, 512/open
   softcap: [none, 30]
   dropout: 0.1
+  layout: [native, packed]  # how q, k and v lie in memory: native (as each backend likes them), bshd, bhsd, packed
 tokens: 16k                 # batch = max(1, tokens / seqlen), unless axes have batch
 hidden: 2k                  # nheads = hidden / headdim, unless axes have nheads
 exclude: [{headdim: 256, pass: bwd}]
@@ -37,8 +38,10 @@ from pydantic import BaseModel, BeforeValidator, ValidationError
 
 from attnbench.core.case import Case
 from attnbench.core.errors import UserError, did_you_mean
+from attnbench.core.layouts import packable
 from attnbench.core.policy import INSTRUMENTS, Policy
 from attnbench.core.sizes import format_size, parse_duration
+from attnbench.core.text import count
 from attnbench.run import yaml_file
 from attnbench.run.axes import STRICT, Axes, Item, Text, expand, matches, overlay
 from attnbench.run.shipped_suites import shipped_suites
@@ -165,6 +168,11 @@ def resolve(suite: Suite, kind: str, given: Settings | None = None) -> Resolved:
         raise UserError("pass: fp8 is forward only; give --pass fwd")
     if left_out := len(kept) - len(forward):
         notes += (f"fp8 is forward only: {left_out} {'case' if left_out == 1 else 'cases'} with a backward left out",)
+    laid = tuple(c for c in forward if c.layout != "packed" or packable(c.shape))
+    if not laid:
+        raise UserError("layout: packed needs q, k and v of one length and one headdim; give another layout")
+    if left_out := len(forward) - len(laid):
+        notes += (f"packed inputs have one length and one headdim: {count(left_out, 'other case')} left out",)
     limit = parse_duration(merged.time_limit, "time_limit") if merged.time_limit else None
     policy = _policy(merged.policy)
     if kind != "cuda" and (idle := [name for name in GPU_ONLY if getattr(policy, name) != getattr(Policy, name)]):
@@ -174,7 +182,7 @@ def resolve(suite: Suite, kind: str, given: Settings | None = None) -> Resolved:
     backends = merged.backends or ["*"]
     if kind == "fake" and not given.backends:
         backends = ["fake"]
-    return Resolved(suite.name, forward, tuple(backends), policy, limit, notes)
+    return Resolved(suite.name, laid, tuple(backends), policy, limit, notes)
 
 
 def _merge(layers: Sequence[Settings]) -> Settings:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from attnbench.core.backend import Inputs, torch_dtype
 from attnbench.core.case import Case
+from attnbench.core.layouts import find_packed, lay_out
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -17,7 +18,8 @@ if TYPE_CHECKING:
 def make(case: Case, device: str, seed: int) -> Inputs:
     """Return standard normal inputs of a case on `device`; dout only where the case has a backward.
 
-    Forward and backward of one shape and dtype get the same q, k and v. Zeros would draw less power and run faster.
+    Forward and backward of one shape and dtype get the same q, k and v, in whatever layout. Zeros would draw less power
+    and run faster.
     """
     import torch
 
@@ -28,17 +30,19 @@ def make(case: Case, device: str, seed: int) -> Inputs:
     def normal(*size: int) -> Tensor:
         return torch.randn(size, generator=generator, device=device, dtype=torch_dtype(case))
 
-    return Inputs(
+    given = Inputs(
         q=normal(s.batch, s.seqlen_q, s.nheads, s.headdim),
         k=normal(s.batch, s.seqlen_k, s.nheads_k, s.headdim),
         v=normal(s.batch, s.seqlen_k, s.nheads_k, s.headdim_v),
         dout=normal(s.batch, s.seqlen_q, s.nheads, s.headdim_v) if case.has_backward else None,
     )
+    return lay_out(case.layout, given)
 
 
 def clone(given: Inputs) -> Inputs:
-    """Return a copy with the same values in other memory."""
-    return Inputs(*(None if t is None else t.clone() for t in (given.q, given.k, given.v, given.dout)))  # type: ignore[arg-type]
+    """Return a copy with the same values and strides in other memory."""
+    copy = Inputs(*(None if t is None else t.clone() for t in (given.q, given.k, given.v, given.dout)))  # type: ignore[arg-type]
+    return copy if find_packed(given) is None else lay_out("packed", copy)
 
 
 def first_changed(given: Inputs, fresh: Inputs) -> str | None:

@@ -12,6 +12,7 @@ import os
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ import torch
 from attnbench.backends import BACKENDS, load
 from attnbench.core.backend import Backend, Inputs, Prepared, Signature, Unsupported
 from attnbench.core.case import Case, Shape
+from attnbench.core.layouts import packable
 from attnbench.core.machine import Device
 from attnbench.worker import inputs, kernel_rules, reference
 from attnbench.worker.measure.cpu_operators import operator_names
@@ -76,6 +78,25 @@ ONE_OF_EACH = {
     f"{dtype}-{direction}": Case(SHAPES[name], dtype, direction, causal)
     for (dtype, direction), (name, causal) in zip(KINDS, [("gqa", True), ("decode", False)] * 2, strict=True)
 } | {"square-fp32-fwd_bwd": Case(SHAPES["square"], "fp32", "fwd_bwd", True), "fp8-fwd": FP8["fp8-gqa-full"]}
+LAYOUTS = {
+    f"{layout}-{name}-{'causal' if causal else 'full'}-{dtype}-{direction}": Case(
+        SHAPES[name], dtype, direction, causal, layout=layout
+    )
+    for layout in ("bshd", "bhsd", "packed")
+    for name, causal, dtype, direction in (
+        ("square", True, "fp32", "fwd_bwd"),
+        ("square", False, "bf16", "bwd"),
+        ("gqa", True, "fp32", "bwd"),
+        ("gqa", False, "fp16", "fwd_bwd"),
+        ("gqa", False, "fp8", "fwd"),
+        ("more-keys", True, "fp32", "fwd_bwd"),
+        ("decode", True, "bf16", "fwd"),
+        ("mqa-headdim-v", False, "fp32", "bwd"),
+    )
+    if layout != "packed" or packable(SHAPES[name])
+}
+CASES |= LAYOUTS
+ONE_OF_EACH |= {name: case for name, case in LAYOUTS.items() if "gqa" in name or name.startswith("bhsd-square")}
 CASES["window"] = Case(SHAPES["square"], "fp32", "fwd_bwd", True, window_size=(16, 0))
 CASES["softcap"] = Case(SHAPES["square"], "fp32", "fwd_bwd", softcap=2.0)
 CASES["window-more-keys"] = Case(SHAPES["more-keys"], "fp32", "bwd", window_size=(9, 5))
@@ -96,6 +117,9 @@ DROPOUT = {
         ("decode", True, "bf16", "fwd", 0.5),
     )
 }
+DROPOUT["dropout-bhsd"] = Case(SHAPES["gqa"], "fp32", "fwd_bwd", True, dropout_p=0.1, layout="bhsd")
+DROPOUT["dropout-packed"] = Case(SHAPES["gqa"], "fp32", "fwd", dropout_p=0.1, layout="packed")
+DROPOUT["dropout-packed-bwd"] = Case(SHAPES["square"], "fp32", "fwd_bwd", True, dropout_p=0.1, layout="packed")
 DROPOUT["dropout-window"] = Case(SHAPES["square"], "fp16", "fwd_bwd", True, window_size=(16, 0), dropout_p=0.1)
 DROPOUT["dropout-softcap"] = Case(SHAPES["square"], "bf16", "fwd_bwd", softcap=2.0, dropout_p=0.1)
 
@@ -195,6 +219,7 @@ import sys
 before = set(sys.modules)
 from attnbench.backends import load
 from attnbench.core.case import Case, Shape
+from attnbench.core.layouts import packable
 from attnbench.core.machine import Device
 backend = load({name!r}, {BACKENDS[name]!r})
 case = Case(Shape(1, 64, 64, 2, 2, 64, 64), "fp16", "bwd", causal=True)
@@ -258,6 +283,30 @@ def test_declared_kernels_run_and_canonical_runs_nothing(backend: Backend, case:
             kernel_rules.find_broken_rule(case, backend.signature(case, DEVICE), kernel_rules.count_by_name(ran))
             is None
         )
+
+
+@pytest.mark.skipif(ON_GPU, reason="operators are seen on a CPU")
+@pytest.mark.parametrize("direction", ["fwd", "bwd"])
+def test_what_a_backend_copies_for_a_layout_is_in_its_launch(direction: str) -> None:
+    """Eager attention multiplies matrices of one head: heads that are not contiguous are copied first."""
+
+    def copies(layout: str) -> int:
+        case = Case(SHAPES["gqa"], "fp32", direction, layout=layout)
+        prepared = load("eager", BACKENDS["eager"]).prepare(case, inputs.make(case, "cpu", seed=0))
+        return sum(bool(re.search("aten::(clone|copy_|cat)", name)) for name in operator_names(prepared.launch))
+
+    assert copies("native") == copies("bhsd")  # of scalars alone
+    assert copies("bshd") > copies("native")
+    assert copies("packed") > copies("native")
+
+
+def test_inputs_that_are_not_views_of_one_tensor_are_packed_and_named() -> None:
+    """As those of a check with other values of v: the results must follow what the launch reads."""
+    case = Case(SHAPES["gqa"], "fp32", "fwd_bwd", layout="packed")
+    given = inputs.make(replace(case, layout="native"), "cpu", seed=0)
+    prepared = load("eager", BACKENDS["eager"]).prepare(case, given)
+    prepared.reads["v"].zero_()
+    assert not prepared.canonical(prepared.launch())["out"].any()
 
 
 @pytest.mark.usefixtures("taken")

@@ -369,6 +369,18 @@ def test_a_mask_has_one_name() -> None:
     assert len(cases({"axes": {**axes, "causal": [False, True]}})) == 4  # what is causal in both is one
 
 
+def test_layouts_are_an_axis_and_packed_has_one_length_and_one_headdim() -> None:
+    axes = {**AXES, "seqlen_q": ["1k", "2k"], "layout": ["native", "packed"]}
+    found = suite.resolve(suite.parse_suite({"axes": axes}, "mine.yaml"), "cuda")
+    packed = [c for c in found.cases if c.layout == "packed"]
+    assert packed
+    assert all(c.shape.seqlen_q == c.shape.seqlen_k for c in packed)
+    assert any("packed inputs have one length and one headdim: " in note for note in found.notes)
+    assert {c.layout for c in cases({"axes": {**AXES, "layout": "bshd"}})} == {"bshd"}
+    with pytest.raises(UserError, match="packed needs q, k and v of one length and one headdim"):
+        cases({"axes": {**AXES, "headdim": "192-128", "layout": "packed"}})
+
+
 def test_excluding_and_adding_by_window_softcap_and_dropout() -> None:
     axes = {**AXES, "causal": True, "window": ["none", "1k"], "softcap": ["none", 30], "dropout": ["none", 0.1]}
     found = cases({"axes": axes, "exclude": [{"window": "1k", "dropout": 0.1}, {"softcap": 30, "window": "none"}]})

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from attnbench.core.backend import Inputs
-from attnbench.core.case import Case, Shape
+from attnbench.core.case import LAYOUTS, Case, Layout, Shape
+from attnbench.core.layouts import find_packed, parts_of_packed
 from attnbench.worker import inputs
 
 SHAPE = Shape(2, 64, 96, 4, 2, 32, 16)
@@ -45,6 +46,32 @@ def test_equal_seeds_give_equal_values_and_different_seeds_do_not() -> None:
     assert torch.equal(forward.v, backward.v)
     larger = make(shape=dataclasses.replace(SHAPE, batch=3))
     assert not torch.equal(larger.q[:2], make().q)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_layouts_have_equal_values_and_strides_of_their_own(layout: Layout) -> None:
+    """A copy (of the instruments, say) has these strides too."""
+    shape = Shape(2, 64, 64, 4, 2, 32, 32)
+    given = inputs.make(Case(shape, "fp32", "bwd", layout=layout), "cpu", 0)
+    assert same(given, inputs.make(Case(shape, "fp32", "bwd"), "cpu", 0))
+    token, row = {"native": (4 * 32, 32), "bshd": (4 * 32, 32), "bhsd": (32, 64 * 32), "packed": (8 * 32, 32)}[layout]
+    copy = inputs.clone(given)
+    assert same(given, copy)
+    for made in (given, copy):
+        assert made.q.stride() == (token * 64 if layout != "bhsd" else 4 * 64 * 32, token, row, 1)
+        assert [t.stride() for t in tensors(made)] == [t.stride() for t in tensors(given)]
+        assert (find_packed(made) is not None) == (layout == "packed")
+    assert copy.q.data_ptr() != given.q.data_ptr()
+
+
+def test_the_packed_tensor_is_found_by_address_and_strides() -> None:
+    given = inputs.make(Case(Shape(1, 8, 8, 4, 2, 16, 16), "fp32", "fwd", layout="packed"), "cpu", 0)
+    qkv = find_packed(given)
+    assert qkv is not None
+    assert qkv.shape == (1, 8, 8, 16)
+    assert all(torch.equal(a, b) for a, b in zip(parts_of_packed(qkv, 2), (given.q, given.k, given.v), strict=True))
+    assert find_packed(dataclasses.replace(given, v=given.v.clone())) is None
+    assert find_packed(dataclasses.replace(given, k=given.v, v=given.k)) is None
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16", "fp16"])

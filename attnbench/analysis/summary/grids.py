@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from attnbench.core.case import DIRECTIONS, DTYPES, Case
+from attnbench.core.case import DIRECTIONS, DTYPES, LAYOUTS, Case
 from attnbench.core.flops import CONVENTIONS
 from attnbench.core.formats import digits, share
 from attnbench.core.sizes import format_size
@@ -54,6 +54,9 @@ _AXES: dict[str, _Axis] = {
     "causal": _Axis(lambda c: case_names.mask_rank(c.case), lambda c: case_names.mask(c.case)),
     "softcap": _Axis(lambda c: c.case.softcap, lambda c: f"softcap {c.case.softcap:g}" if c.case.softcap else ""),
     "dropout": _Axis(lambda c: c.case.dropout_p, lambda c: f"dropout {c.case.dropout_p:g}" if c.case.dropout_p else ""),
+    "layout": _Axis(
+        lambda c: LAYOUTS.index(c.case.layout), lambda c: "" if c.case.layout == "native" else f"layout {c.case.layout}"
+    ),
     "direction": _Axis(lambda c: DIRECTIONS.index(c.case.direction), lambda c: c.case.direction),
     "backend": _Axis(lambda c: case_names.backend_rank(c.backend), lambda c: c.backend_name),
     "nheads": _Axis(

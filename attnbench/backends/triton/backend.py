@@ -16,6 +16,8 @@ from attnbench.core.fp8 import quantize_inputs
 from attnbench.core.machine import Device
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from attnbench.core.backend import Inputs
 
 MIN_TRITON = (3, 4)  # the first with tensor descriptors made on the host
@@ -81,10 +83,22 @@ class Triton(BackendBase):
         )
         if case.dtype == "fp8":
             operands, descale = quantize_inputs(inputs)
-            operands["v"] = operands["v"].transpose(1, 3).contiguous().transpose(1, 3)
-            scaled = functools.partial(fn, **operands, descale=(descale["q"], descale["k"], descale["v"]))
-            return Prepared(scaled, lambda out: {"out": out}, reads=operands)
-        return autograd_prepared(case, inputs, fn)
+            if case.layout == "native":
+                operands["v"] = _by_keys(operands["v"])
+            scaled = functools.partial(fn, descale=(descale["q"], descale["k"], descale["v"]))
+
+            def launch() -> Tensor:
+                v = operands["v"] if case.layout == "native" else _by_keys(operands["v"])
+                out: Tensor = scaled(operands["q"], operands["k"], v)
+                return out
+
+            return Prepared(launch, lambda out: {"out": out}, reads=operands)
+        return autograd_prepared(case, inputs, fn, strided=True)
+
+
+def _by_keys(v: Tensor) -> Tensor:
+    """Return v with its keys contiguous, as tensor cores take e4m3."""
+    return v.transpose(1, 3).contiguous().transpose(1, 3)
 
 
 def _interpreter_refusal(case: Case, device: Device) -> str | None:

@@ -1,0 +1,67 @@
+"""How the inputs of a case lie in memory: `Case.layout`.
+
+    native   as each backend likes them: what it must copy or transpose for that is done before the time begins
+    bshd     (batch, seqlen, nheads, headdim), contiguous: flash-attn's
+    bhsd     (batch, nheads, seqlen, headdim), contiguous: SDPA's
+    packed   q, k and v are views of one tensor (batch, seqlen, nheads + 2 nheads_k, headdim), as a fused projection
+             writes it; dout is as in bshd
+
+Tensors are indexed as (batch, seqlen, nheads, headdim) in every layout: it sets their strides only. In a layout other
+than native a launch gets these views, so that what a backend copies is in its time, forward and backward. Results have
+the strides that they come with; the gradient of packed inputs is that of the one tensor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from attnbench.core.backend import Inputs
+from attnbench.core.case import Layout, Shape
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+def packable(shape: Shape) -> bool:
+    """Return whether q, k and v of this shape can be parts of one tensor: they have one length and one headdim."""
+    return shape.seqlen_q == shape.seqlen_k and shape.headdim == shape.headdim_v
+
+
+def lay_out(layout: Layout, given: Inputs) -> Inputs:
+    """Return the inputs, contiguous in (batch, seqlen, nheads, headdim), with the same values in another layout."""
+    if layout == "bhsd":
+        swapped = (None if t is None else t.transpose(1, 2).contiguous().transpose(1, 2) for t in vars(given).values())
+        return Inputs(*swapped)  # type: ignore[arg-type]
+    if layout == "packed":
+        import torch
+
+        q, k, v = split_packed(torch.cat([given.q, given.k, given.v], dim=2), given.k.shape[2])
+        return replace(given, q=q, k=k, v=v)
+    return given
+
+
+def split_packed(qkv: Tensor, nheads_k: int) -> Sequence[Tensor]:
+    """Return q, k and v as views of a packed tensor. Its gradient is written once, from theirs."""
+    parts: Sequence[Tensor] = qkv.split([qkv.shape[2] - 2 * nheads_k, nheads_k, nheads_k], dim=2)
+    return parts
+
+
+def parts_of_packed(qkv: Tensor, nheads_k: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the parts of a packed tensor that belong to q, k and v, by indexing alone."""
+    return qkv[:, :, : -2 * nheads_k], qkv[:, :, -2 * nheads_k : -nheads_k], qkv[:, :, -nheads_k:]
+
+
+def find_packed(given: Inputs) -> Tensor | None:
+    """Return the packed tensor of which q, k and v are views; None where they are not views of one."""
+    q, k, v = given.q, given.k, given.v
+    batch, seqlen, nheads, headdim = q.shape
+    width = nheads + k.shape[2] + v.shape[2]
+    strides = (seqlen * width * headdim, width * headdim, headdim, 1)
+    unit = headdim * q.element_size()
+    starts = (0, nheads * unit, (nheads + k.shape[2]) * unit)
+    alike = all(t.stride() == strides for t in (q, k, v))
+    if not alike or any(t.data_ptr() != q.data_ptr() + start for t, start in zip((q, k, v), starts, strict=True)):
+        return None
+    return q.as_strided((batch, seqlen, width, headdim), strides)
