@@ -26,8 +26,8 @@ def facts(cells: Sequence[Cell]) -> list[Caution]:
         *about(
             [c for c in measured if c.case.dtype == "fp8"],
             "fp8 is e4m3 with one scale per tensor, in {cells}.",
-            "q, k and v are rounded before the time begins, and so is triton's v transposed, but with --layout bshd; the "
-            "error is against exact attention of what they were.",
+            "q, k and v are rounded, and triton's v is transposed, before the time begins (--layout bshd times the "
+            "transpose); the error is against exact attention of what they were.",
             "docs/backends.md has the tolerance.",
         ),
         *_clock_of_peak(measured),
