@@ -141,7 +141,7 @@ def test_facts_stand_apart_for_several_devices() -> None:
 
 def test_fp8_says_how_it_is_scaled() -> None:
     records = [ok(case(dtype="fp8"), "cudnn-fp8", 900.0), ok(case(), "cudnn", 500.0)]
-    assert told(*records).startswith("fp8 is e4m3 with one scale per tensor, in 1 cell. q, k and v are rounded before")
+    assert told(*records).startswith("fp8 is e4m3 with one scale per tensor, in 1 cell. q, k and v are rounded, and")
     assert "fp8" not in told(records[1])
 
 
