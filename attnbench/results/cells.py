@@ -16,6 +16,8 @@ from attnbench.results import metrics
 from attnbench.results.case_names import backend_rank, case_name, case_rank
 from attnbench.results.rows import Rates, Row, Source
 from attnbench.results.run_setup import differences, setup_texts, unique_labels
+from attnbench.results.timing_method import timed_by_span
+from attnbench.results.uncertainty import Uncertainty, apart, of_sustained, uncertainty
 
 CLOCK_HELD = 0.985  # of the best clock; what is missing up to it is the gauge's and the boost's own play
 # Where rounds ended differently, a wrong result or kernel outweighs a measured one; then what happened weighs more than
@@ -79,7 +81,7 @@ class Cell:
 
     @property
     def uses_span(self) -> bool:
-        """Whether the latency of a round is the kernels' span (Row.uses_span)."""
+        """Whether its latency is the kernels' span (timing_method.py)."""
         return any(row.uses_span for row in self.ok)
 
     @cached_property
@@ -98,27 +100,45 @@ class Cell:
         return {number: value for number, value in found if value is not None}
 
     def value(self, metric: str) -> float | None:
-        """Return the median of a metric over the rounds; None unless the cell is ok and a round has a value."""
+        """Return the median of a metric over the rounds; None unless the cell is ok and a round has a value.
+
+        That of `ci` is the uncertainty of the latency's median over the rounds.
+        """
+        if metric == "ci":
+            return self.uncertainty.total if self.status == "ok" and self.uncertainty else None
         rows = self.ok if self.status == "ok" else ()
         found = [value for row in rows if (value := metrics.value(metric, row)) is not None]
         return stats.median(found) if found else None
 
     @cached_property
-    def latency_interval(self) -> tuple[float, float] | None:
-        """The 95 % interval of the median latency over that median, as (low, high); None where there is none.
-
-        It is computed from the samples of one round, or from the rounds' medians where there are several
-        (stats.median_interval).
-        """
+    def uncertainty(self) -> Uncertainty | None:
+        """The uncertainty of the latency; None where nothing can be said of it."""
         rounds = [row.ordered_samples for row in self.ok if row.samples]
-        values = [stats.median(found) for found in rounds] if len(rounds) > 1 else rounds[0] if rounds else ()
-        if len(values) < 2:
-            return None
-        low, high = stats.median_interval(values)
-        middle = stats.median(values)
-        if not middle or not all(map(math.isfinite, (low, middle, high))):
-            return None
-        return low / middle, high / middle
+        return uncertainty(rounds, self.source.spread, self.source.prior if len(rounds) > 1 else None)
+
+    @cached_property
+    def sustained_uncertainty(self) -> Uncertainty | None:
+        """The uncertainty of the latency without pauses; None where that was not measured."""
+        rounds = [*self.rounds("sustained_latency").values()]
+        return of_sustained(rounds, self.source.spread, self.source.prior if len(rounds) > 1 else None)
+
+    def half_interval(self, metric: str) -> float | None:
+        """Return the uncertainty of `latency` or `sustained_latency`; None where nothing can be said of it."""
+        known = self.sustained_uncertainty if metric == "sustained_latency" else self.uncertainty
+        return known.total if known else None
+
+    def alike(self, other: Cell, metric: str = "latency") -> bool:
+        """Return whether the latencies of two measured cells differ by no more than their uncertainties explain."""
+        ours, theirs = self.value(metric), other.value(metric)
+        if not ours or not theirs:
+            return False
+        return not apart(ours, theirs, self.half_interval(metric), other.half_interval(metric))
+
+    @property
+    def latency_interval(self) -> tuple[float, float] | None:
+        """The 95 % interval of the latency over the latency, as (low, high), for other processes on this card."""
+        half = self.uncertainty.total if self.uncertainty else math.inf
+        return (math.exp(-half), math.exp(half)) if half < 700 else None
 
 
 def _held_down(row: Row) -> bool:
@@ -141,19 +161,22 @@ def _held_down(row: Row) -> bool:
     return before < allowed or held < CLOCK_HELD * best or (is_long and after < allowed)
 
 
-def cells(runs: Sequence[Run], convention: Convention = "exact") -> list[Cell]:
+def cells(runs: Sequence[Run], convention: Convention = "exact", *, beside: Iterable[Run] = ()) -> list[Cell]:
     """Return the cells of several runs, in the order of a report; the last record of a job wins within a run.
+
+    `beside` are the runs that they will be compared with, so that one case has one timing method everywhere.
 
     Runs share a device label when their figures can stand in one table: nothing in the environment, the timer or the
     cache state differs, and they measured no cell twice. Otherwise each gets a label of its own.
     """
     joined = [(Source(run, convention), _records_by_key(run)) for run in runs]
+    by_span = timed_by_span([*runs, *beside])
     several = len({case.dtype for _, keys in joined for case, _ in keys}) > 1
     found: list[Cell] = []
     for label, group in _groups(joined):
         own = []
         for source, keys in group:
-            source.device, source.several_dtypes = label, several
+            source.device, source.several_dtypes, source.by_span = label, several, by_span
             own += _cells_of(source, keys)
         eager = {cell.case: cell.rounds("latency") for cell in own if cell.backend == "eager" and cell.status == "ok"}
         for source, _ in group:
@@ -189,6 +212,7 @@ def _cells_of(source: Source, keys: _Records) -> list[Cell]:
         for name, readings in (("ceiling_matmul", matmuls.setdefault(record.case.dtype, [])), ("ceiling_copy", copies)):
             if measured := record.measurements.get(name):
                 readings += filter(math.isfinite, measured.values)
+    source.rows = [cell.rows for cell in found]
     source.matmul_ceilings = {dtype: stats.median(readings) for dtype, readings in matmuls.items() if readings}
     source.copy_ceiling = stats.median(copies) if copies else None
     name = "clock_before" if source.run.method > 1 else "clock_held"

@@ -28,9 +28,9 @@ from attnbench.core.case import Case
 from attnbench.core.flops import Roofline, flops, ideal_bytes
 from attnbench.core.policy import INSTRUMENTS
 from attnbench.results.rows import Rates, Row
+from attnbench.results.uncertainty import uncertainty, within_process
 
 MIN_SAMPLES_P99 = 100
-MIN_SAMPLES_INTERVAL = 6  # below, not even the whole range is a 95 % interval of the median
 
 Formula = Callable[[Row], "float | None"]
 
@@ -47,6 +47,7 @@ class Metric:
     formula: Formula
     format: Callable[[float], str]  # 3 significant digits; with a unit of its own where the prefix adapts
     clocked: bool = False  # whether it depends on the GPU's clock
+    timed: bool = False  # whether it is a latency times or over a constant, so that its uncertainty is the latency's
     whole: bool = False  # whether it is a count, so a whole number
 
     @property
@@ -65,6 +66,7 @@ def metric(
     format: Callable[[float], str],
     *,
     clocked: bool = False,
+    timed: bool = False,
     whole: bool = False,
 ) -> Callable[[Formula], Formula]:
     """Declare the decorated function a metric of its name; its docstring is the line of help.
@@ -81,7 +83,7 @@ def metric(
             return row.values[name]
 
         doc = " ".join((formula.__doc__ or "").split())
-        METRICS[name] = Metric(name, title, unit, better, doc, kept, format, clocked, whole)
+        METRICS[name] = Metric(name, title, unit, better, doc, kept, format, clocked, timed, whole)
         return kept
 
     return declare
@@ -116,10 +118,10 @@ def turn_ratios(row: Row, instrument: str) -> tuple[float, ...]:
     return tuple(filter(math.isfinite, ratios))
 
 
-@metric("Latency", "s", "lower", formats.duration, clocked=True)
+@metric("Latency", "s", "lower", formats.duration, clocked=True, timed=True)
 def latency(row: Row) -> float | None:
-    """Median time of one call on the device, by the run's instrument. Where CUDA events read under 100 us: the
-    kernels' span by CUPTI, if it was taken, because events include a launch gap.
+    """Median time of one call on the device, by the run's instrument. In a case whose fastest cell takes under 100 us
+    by CUDA events, which include a launch gap: the kernels' span by CUPTI, if all its cells have it.
     """
     return stats.median(row.ordered_samples) if row.samples else None
 
@@ -144,9 +146,17 @@ def latency_p99(row: Row) -> float | None:
 
 @metric("Uncertainty of the latency", "", "lower", formats.percent)
 def ci(row: Row) -> float | None:
-    """Half the 95 % interval of the median, over the median; needs 6 samples."""
-    enough = len(row.samples) >= MIN_SAMPLES_INTERVAL
-    return stats.relative_halfwidth(row.ordered_samples) if enough else None
+    """Half the 95 % interval of the latency for other processes on this card, over the latency: from rounds, else
+    within this process and what sets processes apart by a table (docs/measuring.md).
+    """
+    found = uncertainty([row.ordered_samples], row.source.spread)
+    return found.total if found else None
+
+
+@metric("Uncertainty within the process", "", "lower", formats.percent)
+def ci_within(row: Row) -> float | None:
+    """Half the 95 % interval of the median of the samples, over the median."""
+    return within_process(row.ordered_samples)
 
 
 @metric("Variation of the latency", "", "lower", formats.percent)
@@ -185,19 +195,19 @@ def enqueue(row: Row) -> float | None:
     return row.one_value("enqueue")
 
 
-@metric("Throughput", "TFLOP/s", "higher", formats.digits, clocked=True)
+@metric("Throughput", "TFLOP/s", "higher", formats.digits, clocked=True, timed=True)
 def tflops(row: Row) -> float | None:
     """FLOPs of the case over the latency."""
     return _over(_throughput(row), 1e12)
 
 
-@metric("Utilisation", "", "higher", formats.share, clocked=True)
+@metric("Utilisation", "", "higher", formats.share, clocked=True, timed=True)
 def utilization(row: Row) -> float | None:
     """Throughput as a share of the datasheet peak of the dtype; none where the peak is unknown."""
     return _over(_throughput(row), row.rates.peak)
 
 
-@metric("Utilisation at the clock held", "", "higher", formats.share)
+@metric("Utilisation at the clock held", "", "higher", formats.share, timed=True)
 def utilization_clock(row: Row) -> float | None:
     """Throughput as a share of the datasheet peak scaled to the clock held (clock_held, else clock_sm)."""
     held, rates = clock(row), row.rates
@@ -206,38 +216,38 @@ def utilization_clock(row: Row) -> float | None:
     return _over(_throughput(row), rates.peak * held / rates.clock)
 
 
-@metric("Utilisation of the measured matmul", "", "higher", formats.share, clocked=True)
+@metric("Utilisation of the measured matmul", "", "higher", formats.share, clocked=True, timed=True)
 def utilization_ceiling(row: Row) -> float | None:
     """Throughput as a share of the median that a large matmul of the dtype reached in the same run."""
     return _over(_throughput(row), row.rates.ceiling)
 
 
-@metric("Bandwidth", "GB/s", "higher", formats.digits, clocked=True)
+@metric("Bandwidth", "GB/s", "higher", formats.digits, clocked=True, timed=True)
 def gbps(row: Row) -> float | None:
     """Ideal traffic (each operand once) over the latency: a lower bound of what was moved."""
     return _over(_traffic(row), 1e9)
 
 
-@metric("Bandwidth utilisation", "", "higher", formats.share, clocked=True)
+@metric("Bandwidth utilisation", "", "higher", formats.share, clocked=True, timed=True)
 def bandwidth_utilization(row: Row) -> float | None:
     """Ideal traffic over the latency, as a share of the datasheet's memory bandwidth."""
     return _over(_traffic(row), row.rates.bandwidth)
 
 
-@metric("Bandwidth utilisation of the measured copy", "", "higher", formats.share, clocked=True)
+@metric("Bandwidth utilisation of the measured copy", "", "higher", formats.share, clocked=True, timed=True)
 def bandwidth_ceiling(row: Row) -> float | None:
     """Ideal traffic over the latency, as a share of the median that a large copy reached in the same run."""
     return _over(_traffic(row), row.rates.copy)
 
 
-@metric("Share of the roofline", "", "higher", formats.share, clocked=True)
+@metric("Share of the roofline", "", "higher", formats.share, clocked=True, timed=True)
 def roofline(row: Row) -> float | None:
     """The larger of exact FLOPs over peak and ideal traffic over bandwidth, by the datasheet, over the latency."""
     least = _roofline_of(row.case, row.rates)
     return None if least is None else _over(least.seconds, latency(row))
 
 
-@metric("Speedup over eager", "", "higher", formats.times, clocked=True)
+@metric("Speedup over eager", "", "higher", formats.times, clocked=True, timed=True)
 def speedup(row: Row) -> float | None:
     """Latency of eager over the latency, in the same round where both were measured in it."""
     if row.record.backend == "eager":
@@ -318,7 +328,7 @@ def temperature(row: Row) -> float | None:
     return row.one_value("temperature")
 
 
-@metric("Latency without pauses", "s", "lower", formats.duration)
+@metric("Latency without pauses", "s", "lower", formats.duration, timed=True)
 def sustained_latency(row: Row) -> float | None:
     """Mean time of one call in a long run without pauses, once power and clock are steady; L2 is as the last call
     left it.
@@ -326,7 +336,7 @@ def sustained_latency(row: Row) -> float | None:
     return row.one_value("sustained")
 
 
-@metric("Throughput without pauses", "TFLOP/s", "higher", formats.digits)
+@metric("Throughput without pauses", "TFLOP/s", "higher", formats.digits, timed=True)
 def sustained_tflops(row: Row) -> float | None:
     """FLOPs of the case over the latency without pauses."""
     return _over(flops(row.case, row.source.convention) / 1e12, sustained_latency(row))
@@ -366,7 +376,7 @@ def tracing(row: Row) -> float | None:
     return stats.median(ratios) - 1 if ratios else None
 
 
-@metric("Cycles", "cycles", "lower", formats.megacycles)
+@metric("Cycles", "cycles", "lower", formats.megacycles, timed=True)
 def cycles(row: Row) -> float | None:
     """Latency times the SM clock held: independent of what power and heat did to the clock."""
     seconds, held = latency(row), clock_held(row)

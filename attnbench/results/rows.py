@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,7 +13,11 @@ from attnbench.core.case import Case
 from attnbench.core.flops import Convention
 from attnbench.core.policy import SHORT
 from attnbench.core.record import Record, Run
+from attnbench.results import uncertainty
 from attnbench.results.case_names import with_versions
+from attnbench.results.noise import Prior, prior_from_variances
+from attnbench.results.timing_method import TimedBySpan, has_span
+from attnbench.results.uncertainty import Spread
 
 
 @dataclass(frozen=True)
@@ -37,6 +42,8 @@ class Source:
     matmul_ceilings: Mapping[str, float] = field(default_factory=dict)  # dtype -> FLOP/s, median over the run
     copy_ceiling: float | None = None  # bytes/s, median over the run
     best_clock: float = 0.0  # Hz, the highest before a cell's calls; by method 1 after them
+    rows: Sequence[Sequence[Row]] = ()  # the rounds of each cell
+    by_span: TimedBySpan | None = None  # the cells whose latency is a span; None for a record that stands alone
     eager: Mapping[Case, Mapping[int, float]] = field(default_factory=dict)  # case -> round -> seconds of eager
     _rates: dict[str, Rates] = field(default_factory=dict)
 
@@ -59,6 +66,19 @@ class Source:
                 copy=self.copy_ceiling,
             )
         return self._rates[dtype]
+
+    @cached_property
+    def spread(self) -> Spread:
+        """What sets processes and cards of its device apart."""
+        return uncertainty.spread(self.run.environment.device)
+
+    @cached_property
+    def prior(self) -> Prior:
+        """What the latencies of its cells have in common between rounds; the table's where there are too few cells."""
+        rounds = ([stats.median(row.ordered_samples) for row in rows if row.ok and row.samples] for rows in self.rows)
+        logs = [[*map(math.log, seconds)] for seconds in rounds if len(seconds) > 1 and min(seconds) > 0]
+        found = prior_from_variances([*map(statistics.variance, logs)], [len(of) - 1 for of in logs]) if logs else None
+        return found if found and found.freedom else self.spread.prior
 
     def eager_seconds(self, case: Case, number: int) -> float | None:
         """Return eager's latency on a case in round `number`, else the median of all rounds; None without any.
@@ -108,21 +128,23 @@ class Row:
         found = self.measured(name)
         return found[0] if len(found) == 1 else ONE_VALUE.get(name, stats.median)(found) if found else None
 
+    @property
+    def events(self) -> float | None:
+        """Seconds of the call as CUDA events read it; None where another instrument timed it."""
+        return self.one_value("time") if self.record.timer == "events" else None
+
     @cached_property
     def uses_span(self) -> bool:
-        """Whether the latency is the kernels' span instead of the events' reading.
-
-        It is where events read under 100 us and CUPTI saw the same launches: events include a launch gap of 1 to 4 us,
-        which is no work of the kernels.
-        """
-        if self.record.timer != "events" or not self.measured("span"):
+        """Whether the latency is the kernels' span instead of the events' reading (timing_method.py)."""
+        if not has_span(self.record):
             return False
-        time = self.one_value("time")
-        return time is not None and time < SHORT
+        if self.source.by_span is None:
+            return 0 < (self.events or 0) < SHORT
+        return (self.case, self.record.backend) in self.source.by_span
 
     @property
     def samples(self) -> tuple[float, ...]:
-        """Seconds of each timed call: as the run's instrument read them, or the spans of a kernel too short for it."""
+        """Seconds of each timed call: as the run's instrument read them, or the kernels' spans in a short case."""
         return self.measured("span" if self.uses_span else "time")
 
     @cached_property

@@ -70,7 +70,7 @@ def test_a_gate_reads_what_it_read() -> None:
     sides = cells([whole]), cells([kept])
     for metric in RULES:
         for cell, slim in zip(*sides, strict=True):
-            before, after = round_values(metric, cell, slim)
+            before, after = round_values(metric, cell), round_values(metric, slim)
             assert [*before] == [*after] == [*range(5)], metric
             assert after == pytest.approx(before, rel=1e-6)
 

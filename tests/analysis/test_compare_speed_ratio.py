@@ -11,8 +11,10 @@ import pytest
 from scipy import stats as scipy_stats  # type: ignore[import-untyped]
 
 from attnbench.analysis.compare.machines import Machine, machines
-from attnbench.analysis.compare.speed_ratio import ROUNDS, SAMPLES, Ratio, equal_weights, speed_ratio
+from attnbench.analysis.compare.speed_ratio import ROUNDS, TABLE, Ratio, equal_weights, speed_ratio
 from attnbench.core.record import Measurement, Record
+from attnbench.results import uncertainty
+from attnbench.results.uncertainty import NORMAL, Spread
 from builders import H200, case, ok, run
 
 H100 = replace(H200, name="NVIDIA H100")
@@ -34,6 +36,17 @@ def of(ours: list[Record], theirs: list[Record]) -> Ratio:
     return speed_ratio(one, equal_weights(one.log_latencies), other)
 
 
+@pytest.fixture(autouse=True)
+def no_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing sets processes and units apart, but where a test says so."""
+    table(monkeypatch, 0.0, 0.0)
+
+
+def table(monkeypatch: pytest.MonkeyPatch, processes: float, units: float) -> None:
+    monkeypatch.setattr(uncertainty, "MEASURED", {})
+    monkeypatch.setattr(uncertainty, "ASSUMED", {"cuda": Spread("a GPU", processes, units, "a test", False)})
+
+
 def test_rounds_of_one_cell_are_students() -> None:
     ours, theirs = [1.00, 1.02, 1.01, 1.03], [2.00, 2.05, 2.10]
     got = of(*([a_record(1024, [t], i) for i, t in enumerate(side)] for side in (ours, theirs)))
@@ -47,19 +60,42 @@ def test_rounds_of_one_cell_are_students() -> None:
 
 
 def test_samples_of_one_round_are_the_medians_interval() -> None:
-    ours = [1.0, 1.1, 1.2, 1.3, 1.4, 1.5]  # 6: the range
+    ours = [1.0, 1.1, 1.2, 1.3, 1.4, 1.5]  # 6: the range, 0.25 of 1.25 to either side
     got = of([a_record(1024, ours)], [a_record(1024, [0.5] * 6)])
-    assert got.sources == (SAMPLES,)
-    assert (got.value, got.low, got.high) == pytest.approx((2.5, 2.0, 3.0))
+    assert got.sources == (TABLE,)
+    assert (got.value, got.low, got.high) == pytest.approx((2.5, 2.5 * math.exp(-0.2), 2.5 * math.exp(0.2)))
 
 
-def test_the_interval_keeps_its_sides() -> None:
-    """Slow samples of the other widen it downwards, of ours upwards."""
-    calm, tail = [1.0] * 6, [1.0, 1.0, 1.0, 1.0, 1.0, 2.0]
-    theirs = of([a_record(1024, calm)], [a_record(1024, tail)])
-    ours = of([a_record(1024, tail)], [a_record(1024, calm)])
-    assert (theirs.low, theirs.high) == pytest.approx((0.5, 1.0))
-    assert (ours.low, ours.high) == pytest.approx((1.0, 2.0))
+def half_of(ours: list[Record], theirs: list[Record]) -> float:
+    got = of(ours, theirs)
+    assert got.low is not None
+    assert got.high is not None
+    assert got.high / got.value == pytest.approx(got.value / got.low)
+    return math.log(got.high / got.value)
+
+
+def test_what_sets_processes_apart_adds_for_each_cell(monkeypatch: pytest.MonkeyPatch) -> None:
+    table(monkeypatch, 0.01, 0.0)
+    one, four = ([a_record(n, [0.001] * 6) for n in lengths] for lengths in (LENGTHS[:1], LENGTHS))
+    assert half_of(one, one) == pytest.approx(NORMAL * 0.01 * math.sqrt(2))
+    assert half_of(four, four) == pytest.approx(NORMAL * 0.01 * math.sqrt(2) / math.sqrt(4))
+
+
+def test_what_sets_units_apart_is_common_to_the_cells_of_a_backend(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It halves with four units of each, and is none on one card."""
+    table(monkeypatch, 0.0, 0.01)
+    ours = [a_record(n, [0.001] * 6) for n in LENGTHS]
+    assert half_of(ours, ours) == pytest.approx(NORMAL * 0.01 * math.sqrt(2))
+    both = [*ours, *(replace(record, backend="sdpa-flash") for record in ours)]
+    assert half_of(both, both) == pytest.approx(NORMAL * 0.01)
+    four = [run(ours, device=replace(H200, uuid=f"card {i}")) for i in range(4)]
+    others = [run(ours, device=replace(H100, uuid=f"card {i}")) for i in range(4, 8)]
+    one, other = machines([Path(f"{i}") for i in range(8)], [*four, *others])
+    ratio = speed_ratio(one, equal_weights(one.log_latencies), other)
+    assert ratio.high == pytest.approx(math.exp(NORMAL * 0.01 * math.sqrt(2 / 4)))
+    card = replace(H200, uuid="card")
+    one, other = machines([Path("a"), Path("b")], [run(ours, device=card), run(ours, device=card)])
+    assert speed_ratio(one, equal_weights(one.log_latencies), other) == Ratio(1.0, 1.0, 1.0, (TABLE,))
 
 
 def test_few_samples_are_students_and_one_says_nothing() -> None:

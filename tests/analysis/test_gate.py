@@ -15,7 +15,7 @@ from attnbench.analysis.gate.margins import DEFAULT, Margins
 from attnbench.analysis.gate.round_values import round_values
 from attnbench.core.errors import UserError
 from attnbench.core.record import Forecast, Job, Record, Run
-from attnbench.results.cells import Cell, cells
+from attnbench.results.cells import cells
 from builders import case, ended, environment, measurements, ok, run
 
 WOBBLE = (0.0, 0.001, -0.001, 0.0005, -0.0005)
@@ -345,17 +345,20 @@ def test_what_moves_all_cells_together_is_said() -> None:
 
 
 def test_a_kernel_at_the_length_where_spans_begin_is_read_alike_on_both_sides() -> None:
-    def at(seconds: float) -> Cell:
-        taken = measurements(time=seconds, span=seconds - 4e-6, clock_held=2e9)
-        return cells([run([replace(ok(case(), "triton", 300), measurements=taken)])])[0]
+    def at(seconds: float, span: bool = True) -> Run:
+        taken = measurements(time=seconds, clock_held=2e9, **({"span": seconds - 4e-6} if span else {}))
+        return run([replace(ok(case(), "triton", 300), measurements=taken)])
 
-    def read(metric: str, *sides: Cell) -> list[float]:
-        return [value for side in round_values(metric, *sides) for value in side.values()]
+    def read(metric: str, *sides: Run) -> list[float]:
+        return [value for side in sides for value in round_values(metric, cells([side], beside=sides)[0]).values()]
 
     below, above = at(99e-6), at(101e-6)
-    assert read("latency", below, below) == pytest.approx([95e-6, 95e-6])
-    assert read("latency", below, above) == [99e-6, 101e-6]
-    assert read("cycles", below, above) == pytest.approx([198e3, 202e3])
+    assert read("latency", below, above) == pytest.approx([95e-6, 97e-6])
+    assert read("cycles", above, below) == pytest.approx([194e3, 190e3])
+    assert read("latency", above, above) == pytest.approx([101e-6, 101e-6])
+    assert read("latency", below, at(101e-6, span=False)) == pytest.approx([99e-6, 101e-6])
+    (finding,) = judge(below, above, Request(("latency",))).findings
+    assert finding.values == (pytest.approx([95e-6]), pytest.approx([97e-6]))
 
 
 def test_the_last_record_of_a_job_counts() -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from scipy import stats as reference
 
 from attnbench.analysis.gate.hypothesis_tests import EQUIVALENCE, FDR, Rounds, decide
-from attnbench.analysis.gate.noise import MIN_CELLS, Prior, moderated, prior_from_changes, prior_from_variances
+from attnbench.results.noise import MIN_CELLS, Prior, moderated, prior_from_changes, prior_from_variances
 
 M = math.log1p(0.03)
 QUIET = (-0.001, 0.001, 0.0, 0.0005, -0.0005)

@@ -22,7 +22,10 @@ def test_cautions() -> None:
     good = ok(case(), "eager", 30.0)
     assert warned(good) == ""
     noisy = ok(case(2048), "triton", 300.0, spread=0.1)
-    assert "Noisy: 1 of 2 cells not known to 0.5%, the worst to 2.1%: triton 2k d128 full fwd." in warned(good, noisy)
+    assert (
+        "Noisy: 1 of 2 cells not known to 0.5% within their process, the worst to 2.1%: triton 2k d128 full fwd."
+        in warned(good, noisy)
+    )
     held = replace(good, limits=("power cap",))
     assert "Clock held down by power cap in 1 of 1 cell." in warned(held)
     few = ok(case(2048), "triton", 300.0, n=4)

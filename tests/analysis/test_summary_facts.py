@@ -13,7 +13,27 @@ from builders import CPU, H200, case, ok, run
 
 
 def told(*records: Record, **changes: Any) -> str:
-    return "\n".join(map(str, facts(cells([run(records, **changes)]))))
+    """Return the facts, without the first, of the uncertainty, which every report has."""
+    found = facts(cells([run(records, **changes)]))
+    return "\n".join(map(str, found[found[0].what.startswith("Uncertainty") :] if found else ()))
+
+
+def test_how_sure_latencies_are_and_where_that_is_known_from() -> None:
+    def said(*records: Record, **changes: Any) -> str:
+        return str(next(iter(facts(cells([run(records, **changes)]))), ""))
+
+    calm, noisy = ok(case(), "triton", 300.0), ok(case(2048), "triton", 300.0, spread=0.5)
+    text = said(calm, calm, noisy)
+    assert text.startswith("Uncertainty of the latency: 5.6% in the median of 2 cells, 11% at most; 95 %, for other")
+    assert "Between processes: H200 SXM, measured: four runs on two cards" in text
+    unknown = replace(H200, name="NVIDIA H300")
+    assert "Between processes: not measured on this device; GPUs, assumed: twice the H200's." in said(
+        calm, device=unknown
+    )
+    rounds = [ok(case(), "triton", 300.0 + i, round=i) for i in range(3)]
+    assert said(*rounds).endswith("From 3 rounds.")
+    simulated = said(calm, device=replace(H200, kind="fake", name="fake"))
+    assert simulated.endswith("Between processes: the simulated device: all its processes are alike.")
 
 
 def turns(
@@ -88,12 +108,21 @@ def test_short_kernels_and_their_launch_gaps() -> None:
 
     records = [short("triton", 1024, 1.2e-6), short("triton", 2048, 2.3e-6), short("eager", 1024, 4e-6)]
     assert told(*records) == (
-        "Latency is the kernels' own span (CUPTI) in 3 cells. CUDA events read under 100 us there, launch gap "
-        "included: eager 4.0 us, triton 1.2 to 2.3 us. -m launch_gap has it by cell."
+        "Latency is the kernels' own span (CUPTI) in 3 cells, of cases whose fastest takes under 100 us. CUDA events "
+        "include a launch gap: eager 4.0 us, triton 1.2 to 2.3 us. -m launch_gap has it by cell."
     )
     bound = short("eager", 1024, 40e-6, host_bound=True)
-    assert "launch gap included." in told(bound)  # its readings hold the host's time too
+    assert "include a launch gap. -m" in told(bound)  # its readings hold the host's time too
     assert told(ok(case(), "eager", 30.0)) == ""
+
+
+def test_short_cells_that_are_timed_by_events_since_another_has_no_span_are_told() -> None:
+    short = ok(case(), "triton", 300.0, time=(50e-6,) * 30, span=(47e-6,) * 30)
+    slow = ok(case(), "eager", 300.0, time=(200e-6,) * 30)
+    assert told(short, slow) == (
+        "Latency is what CUDA events read in 1 cell under 100 us, a launch gap of 1 to 4 us included. Not every cell "
+        "of their 1 case has a span, and one case has one method. Measured again, all have one."
+    )
 
 
 def test_what_the_host_launches_more_slowly_than_the_gpu_runs() -> None:
@@ -132,7 +161,7 @@ def test_what_records_say_is_said_once() -> None:
 def test_facts_stand_apart_for_several_devices() -> None:
     b200 = replace(H200, name="NVIDIA B200", memory=192 * 10**9)
     runs = [run([turns("triton", 1e-3, 1e-3, 1e-3)]), run([turns("triton", 1e-3, 1e-3, 1e-3)], device=b200)]
-    found = [str(f) for f in facts(cells(runs))]
+    found = [str(f) for f in facts(cells(runs))][2:]  # without the uncertainty of either
     assert [text.partition(":")[0] for text in found] == [
         "Cross-check of triton on NVIDIA H200",
         "Cross-check of triton on NVIDIA B200",

@@ -29,7 +29,7 @@ def test_how_it_was_measured() -> None:
     bf16 = ok(case(), "triton", 300.0, clock_sm=1.6e9, ceiling_matmul=7.95e14, ceiling_copy=4.2e12)
     fp16 = ok(case(dtype="fp16"), "triton", 300.0, ceiling_matmul=8e14)
     assert method(spans, bf16, fp16) == (
-        "latency = median of 30 to 100 samples, CUDA events, CUPTI kernel spans under 100 us, L2 cold, "
+        "latency = median of 30 to 100 samples, CUDA events, CUPTI kernel spans in cases under 100 us, L2 cold, "
         "SM clock 1600-1970 of 1980 MHz; ceilings here: matmul 795 TFLOP/s bf16, 800 TFLOP/s fp16, copy 4.20 TB/s"
     )
     slow = ok(case(dtype="fp32"), "eager", 0.1, ceiling_copy=43.1e9)

@@ -189,13 +189,12 @@ def test_rounds_without_a_value_are_left_out() -> None:
     assert cell.value("joules") is None
 
 
-def test_the_interval_is_of_the_samples_of_one_round_or_of_the_rounds_medians() -> None:
+def test_the_interval_is_that_of_the_uncertainty() -> None:
     one = ok(case(), "triton", 300.0, time=[0.9, *[1.0] * 8, 1.3])
-    assert cells([run([one])])[0].latency_interval == (1.0, 1.0)
-    few = replace(one, measurements=measurements(time=[0.9, 1.0, 1.3]))
-    assert cells([run([few])])[0].latency_interval == pytest.approx((0.9, 1.3))
-    rounds = [ok(case(), "triton", 300.0, time=t, round=i) for i, t in enumerate((2.0, 4.0, 5.0))]
-    assert cells([run(rounds)])[0].latency_interval == pytest.approx((0.5, 1.25))
+    (cell,) = cells([run([one])])
+    half = cell.value("ci")
+    assert half == pytest.approx(1.96 * 0.0034)
+    assert cell.latency_interval == pytest.approx((math.exp(-half), math.exp(half)))
     for times in ((1.0,), (0.0, 0.0), (1.0, math.inf), (math.nan, 1.0)):
         assert cells([run([replace(one, measurements=measurements(time=times))])])[0].latency_interval is None
 

@@ -137,7 +137,7 @@ def _cycles(first: Path, share: float) -> dict[str, int]:
     """Return case key -> that share of the cycles that its cell takes without a slowdown, by the run `first`."""
     found = {}
     for cell in cells([run_file.read(first)[0]]):
-        if cycles := [*round_values("cycles", cell, cell)[0].values()]:
+        if cycles := [*round_values("cycles", cell).values()]:
             found[cell.case.key] = round(share * stats.median(cycles))
     return found
 

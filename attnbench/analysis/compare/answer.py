@@ -6,13 +6,12 @@ from collections.abc import Mapping, Sequence
 
 from attnbench.analysis.compare.compare import Comparison, Group
 from attnbench.analysis.compare.machines import Machine
-from attnbench.analysis.compare.speed_ratio import EXACTLY_ONE, SAMPLES, Ratio
+from attnbench.analysis.compare.speed_ratio import EXACTLY_ONE, Ratio
 from attnbench.core.formats import digits
 from attnbench.core.text import count, some
 from attnbench.results import case_names
 
-# Two rounds of one H200 lie as far apart in the worst cell, and intervals from samples do not show it: docs/gate.md.
-ONE_ROUND = 0.02
+NOTICEABLE = 0.02  # a smaller difference is not worth a sentence of its own
 
 
 def answer(c: Comparison) -> list[str]:
@@ -26,12 +25,12 @@ def answer(c: Comparison) -> list[str]:
     elif len(ratios) == 1:
         ((ratio, label),) = ratios
         if _no_difference_shown(ratio):
-            alike = "cannot be told apart" if ratio.includes_one else "are alike as far as a single round tells"
-            said.append(f"{label} and {home} {alike}: {ratio_text(ratio)} {_over(c)}.")
+            said.append(f"{label} and {home} cannot be told apart: {ratio_text(ratio)} {_over(c)}.")
         else:
             said.append(f"{label} is {ratio_text(ratio)} as fast as {home} {_over(c)}.")
         if not c.workload:
             said += [_same_backends(c, c.others[0]), _extremes(c.groups, label)]
+        said.append(_without_pauses(c, c.others[0]))
     else:
         others = ", ".join(f"{label} {ratio_text(ratio)}" for ratio, label in ratios)
         said.append(f"{_fastest(ratios, home)} {_over(c)}. As fast as {home}: {others}.")
@@ -42,11 +41,10 @@ def answer(c: Comparison) -> list[str]:
 
 
 def _no_difference_shown(one: Ratio, other: Ratio = EXACTLY_ONE) -> bool:
-    """Return whether the intervals overlap, or a small difference is from the samples of single rounds alone."""
+    """Return whether the intervals overlap, or one is not known."""
     if one.low is None or one.high is None or other.low is None or other.high is None:
         return True
-    small = abs(one.value / other.value - 1) < ONE_ROUND
-    return (one.low <= other.high and other.low <= one.high) or (small and SAMPLES in one.sources + other.sources)
+    return one.low <= other.high and other.low <= one.high
 
 
 def ratio_text(ratio: Ratio | None) -> str:
@@ -94,9 +92,15 @@ def _same_backends(c: Comparison, other: Machine) -> str:
         for one, another in ((other, home), (home, other))
         for case in c.cases
     )
-    if not lacking or same is None or abs(fastest.value / same.value - 1) < ONE_ROUND:
+    if not lacking or same is None or abs(fastest.value / same.value - 1) < NOTICEABLE:
         return ""
     return f"With the same backends on both: {ratio_text(same)}."
+
+
+def _without_pauses(c: Comparison, other: Machine) -> str:
+    """Return a sentence with the ratio without pauses; "" where that was not measured on both machines."""
+    ratio = c.sustained_ratio(other)
+    return f"Without pauses: {ratio_text(ratio)} ({count(len(c.sustained_cases), 'case')})." if ratio else ""
 
 
 def _extremes(groups: Sequence[Group], label: str) -> str:
@@ -114,7 +118,7 @@ def _best(what: str, amounts: Mapping[str, float | None], unit: str) -> str:
     if len(ranked) < 2:
         return ""
     (most, best), (next_, second) = ranked[:2]
-    if most / next_ < 1 + ONE_ROUND:
+    if most / next_ < 1 + NOTICEABLE:
         start = what[0].upper() + what[1:]
         return f"{start} {best} and {second} are alike: {digits(most)} and {digits(next_)} {unit}."
     return f"Most {what}: {best}, {digits(most)} {unit}, {ratio_digits(most / next_)}x of {second}."

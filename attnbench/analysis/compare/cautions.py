@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
-from attnbench.analysis.compare.answer import ONE_ROUND
 from attnbench.analysis.compare.compare import Comparison
 from attnbench.analysis.compare.machines import Machine
-from attnbench.analysis.compare.speed_ratio import ROUNDS, SAMPLES
+from attnbench.analysis.compare.speed_ratio import ROUNDS, TABLE
+from attnbench.analysis.summary.cautions import rank_change
 from attnbench.core.formats import percent
 from attnbench.core.text import count
 from attnbench.report.document import Caution
 from attnbench.results import case_names
 from attnbench.results.run_setup import setup, setup_texts
+from attnbench.results.uncertainty import NORMAL, Spread, spread
 
 FROM_ROUNDS = Caution("Intervals are 95 %, from rounds.")  # nothing to doubt
 NOT_INSTALLED = "not there"
@@ -27,7 +29,7 @@ def cautions(c: Comparison) -> list[Caution]:
         *_setups(c.machines),
         *_fastest_backend_not_measured(c),
         *_clocks_held_down(c),
-        *_spans_and_events(c),
+        *(caution for machine in c.machines for caution in rank_change(machine.cells.values(), machine.label)),
         *_no_power(c),
     ]
 
@@ -38,7 +40,7 @@ def _intervals(c: Comparison) -> list[Caution]:
     sources = {source for ratio in ratios if ratio for source in ratio.sources}
     single = [m for m in c.machines if any(len(rounds) == 1 for rounds in m.log_latencies.values())]
     reduced = [machine.label for machine in single if any(file.run.reduced for file in machine.files)]
-    if SAMPLES in sources and reduced:
+    if TABLE in sources and reduced:
         return [
             Caution(
                 f"No intervals of what a baseline with one round measured ({', '.join(reduced)}):",
@@ -46,17 +48,37 @@ def _intervals(c: Comparison) -> list[Caution]:
                 "Compare the run files, or run --rounds 5.",
             )
         ]
-    if SAMPLES not in sources:
+    if TABLE not in sources:
         return [FROM_ROUNDS] if sources else []
     rounds = ", from rounds, and where a cell has only one" if ROUNDS in sources else ""
+    spreads = dict.fromkeys(str(spread(m.environment.device)) for m in single)
     return [
         Caution(
-            f"Intervals are 95 %{rounds} from the samples of a single round ({', '.join(m.label for m in single)}):",
-            "they do not include differences between processes, runs and units. Two runs of one H200 differ "
-            f"by up to {percent(ONE_ROUND)} in a cell;",
-            "run --rounds 5.",
+            f"Intervals are 95 %{rounds} from the samples of a single round ({', '.join(m.label for m in single)}) and "
+            f"a table of what sets processes apart ({'; '.join(spreads)}).",
+            "",
+            "run --rounds 5 measures it instead.",
         )
     ]
+
+
+def units(c: Comparison) -> Iterator[Caution]:
+    """Yield what cards of a model differ by, where the machines are not of one card."""
+    if all(machine.same_card(c.reference) for machine in c.others):
+        return
+    measured: dict[Spread, list[Machine]] = {}
+    for machine in c.machines:
+        measured.setdefault(spread(machine.environment.device), []).append(machine)
+    for known, of_it in measured.items():
+        if known.units:
+            each = ", ".join(f"{count(len(m.cards), 'unit')} of {m.label}" for m in of_it)
+            apart = NORMAL * math.sqrt(2) * math.hypot(known.processes, known.units)
+            yield Caution(
+                f"Measured on {each}.",
+                f"The same cell differs between two units of one model by up to {percent(apart)}, in 95 % of cells "
+                f"({known}); the intervals hold that.",
+                "More units of a model tell more.",
+            )
 
 
 def _setups(machines: Sequence[Machine]) -> Iterator[Caution]:
@@ -129,17 +151,6 @@ def _clocks_held_down(c: Comparison) -> Iterator[Caution]:
         yield Caution(
             f"A limit held the clock below its best: {each} of {count(len(c.cases), 'case')}.",
             "The speed there is what power and cooling sustain, and moves by some percent from run to run.",
-        )
-
-
-def _spans_and_events(c: Comparison) -> Iterator[Caution]:
-    """Yield a caution that counts the cases whose latency is the kernels' span on one GPU, by events on another."""
-    gpus = [machine for machine in c.machines if machine.is_gpu]
-    mixed = sum(len({m.cells[m.fastest[case]].uses_span for m in gpus}) > 1 for case in c.cases)
-    if mixed:
-        yield Caution(
-            f"{count(mixed, 'case')}: one GPU's latency is the kernels' span, another's is what CUDA events read,",
-            "which includes a launch gap of 1 to 4 us; so does the ratio.",
         )
 
 

@@ -13,7 +13,8 @@ from attnbench.analysis.compare.efficiency import Efficiency, UnitSpread, cases_
 from attnbench.analysis.compare.longest_sequence import LongestSequence, longest_sequences
 from attnbench.analysis.compare.machines import Machine, machines, parse_names, reference
 from attnbench.analysis.compare.prices import Price, parse_prices
-from attnbench.analysis.compare.speed_ratio import Ratio, equal_weights, speed_ratio
+from attnbench.analysis.compare.speed_ratio import EXACTLY_ONE, Ratio, equal_weights, speed_ratio
+from attnbench.core import stats
 from attnbench.core.case import Case
 from attnbench.core.errors import UserError
 from attnbench.core.record import Run
@@ -86,6 +87,24 @@ class Comparison:
     def same_ratio(self, machine: Machine, cells: Sequence[Key]) -> Ratio:
         """Return the ratio of a machine over some cells, so with the same backends on both."""
         return speed_ratio(self.reference, equal_weights(cells), machine)
+
+    @cached_property
+    def sustained_cases(self) -> tuple[Case, ...]:
+        """The cases that all machines have a figure of without pauses."""
+        return tuple(common(machine.sustained.fastest for machine in self.machines))
+
+    def sustained_ratio(self, machine: Machine) -> Ratio | None:
+        """Return the ratio of a machine over `sustained_cases` without pauses, both with what is fastest so."""
+        if not self.sustained_cases:
+            return None
+        home, other = self.reference.sustained, machine.sustained
+        ours, theirs = (equal_weights([m.fastest[case] for case in self.sustained_cases]) for m in (home, other))
+        return EXACTLY_ONE if machine is self.reference else speed_ratio(home, ours, other, theirs)
+
+    def sustained_tflops(self, machine: Machine) -> float | None:
+        """Return the geometric mean of TFLOP/s without pauses over `sustained_cases`."""
+        found = [machine.sustained.tflops(machine.sustained.fastest[case]) for case in self.sustained_cases]
+        return stats.geomean(found) if found else None
 
     @cached_property
     def overall(self) -> Mapping[str, Ratio | None]:

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from attnbench.analysis.compare.answer import answer
-from attnbench.analysis.compare.cautions import FROM_ROUNDS, cautions
+from attnbench.analysis.compare.cautions import FROM_ROUNDS, cautions, units
 from attnbench.analysis.compare.common_cells import NOT_PLANNED
 from attnbench.analysis.compare.compare import Comparison
 from attnbench.analysis.compare.machines import Machine
@@ -38,7 +38,7 @@ def document(c: Comparison, every: bool = False) -> Document:
         machines=tuple(report.Machine(machine.label, _description(machine)) for machine in c.machines),
         blocks=tuple(tables(c, every)),
         cautions=tuple(caution for caution in found if caution != FROM_ROUNDS),
-        facts=tuple(caution for caution in found if caution == FROM_ROUNDS),
+        facts=(*(caution for caution in found if caution == FROM_ROUNDS), *units(c)),
         notes=((Span(MORE, "quiet"),),),
         data=_data(c, [one_line(str(caution)) for caution in found], rows),
         rows=rows,
@@ -78,6 +78,7 @@ def _cell_rows(c: Comparison) -> Iterator[dict[str, Any]]:
                 "tflops": machine.tflops(key) if measured else None,
                 "utilization": measured and measured.value("utilization"),
                 "power": measured and measured.value("power"),
+                "sustained_tflops": measured and measured.value("sustained_tflops"),
                 "sustained_tflops_per_watt": measured and measured.value("tflops_per_watt"),
                 "memory_peak": measured and measured.value("memory_peak"),
                 **_ratio(c.same_ratio(machine, [key]) if measured and key in c.reference.log_latencies else None),
@@ -119,6 +120,8 @@ def _machine(c: Comparison, machine: Machine) -> dict[str, Any]:
         "driver": environment.driver,
         "files": [file.path.name for file in machine.files],
         "tflops": c.tflops[label],
+        "sustained_tflops": c.sustained_tflops(machine),
+        "sustained_ratio": (found := c.sustained_ratio(machine)) and found.value,
         **vars(c.efficiency[label]),
         "price": price and price.amount,
         "price_per": price and price.per,

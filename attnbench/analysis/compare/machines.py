@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
+from typing import Literal
 
 from attnbench.core.case import Case
 from attnbench.core.errors import UserError, did_you_mean
@@ -43,6 +44,8 @@ class Machine:
     label: str
     files: tuple[File, ...]
     run: Run = field(repr=False)  # of the first file, with the records of all; the rounds of each follow the last one's
+    beside: tuple[Run, ...] = field(default=(), repr=False)  # the runs of all machines that it is compared with
+    metric: Literal["latency", "sustained_latency"] = "latency"  # what its figures are of
 
     @property
     def environment(self) -> Environment:
@@ -53,16 +56,32 @@ class Machine:
         return self.environment.device.kind == "cuda"
 
     @cached_property
+    def cards(self) -> frozenset[str | None]:
+        """The cards that measured it; None for one that is not named."""
+        return frozenset(file.run.environment.device.uuid for file in self.files)
+
+    def same_card(self, other: Machine) -> bool:
+        """Return whether both were measured on one card, as far as the files tell."""
+        if self.environment.device.name != other.environment.device.name:
+            return False
+        return None in self.cards | other.cards or bool(self.cards & other.cards)
+
+    @cached_property
     def cells(self) -> Mapping[Key, Cell]:
         """All cells, with and without a figure, in the order of a report."""
-        return by_key(cells([self.run]))
+        return by_key(cells([self.run], beside=self.beside))
 
     @cached_property
     def log_latencies(self) -> Mapping[Key, Mapping[int, float]]:
         """Round -> natural logarithm of its latency in seconds, of every cell that has a figure."""
-        rounds = {key: cell.rounds("latency") for key, cell in self.cells.items() if cell.status == "ok"}
+        rounds = {key: cell.rounds(self.metric) for key, cell in self.cells.items() if cell.status == "ok"}
         logs = {key: {n: math.log(seconds) for n, seconds in found.items() if seconds} for key, found in rounds.items()}
         return {key: found for key, found in logs.items() if found}
+
+    @cached_property
+    def sustained(self) -> Machine:
+        """The same machine without pauses; it has only the cells that were measured so."""
+        return replace(self, metric="sustained_latency")
 
     @cached_property
     def mean_log_latency(self) -> Mapping[Key, float]:
@@ -104,7 +123,7 @@ def machines(paths: Sequence[Path], runs: Sequence[Run], labels: Mapping[Path, s
         groups = [[file] for file in files]
     names = [labels.get(group[0].path) or short_name(group[0].run) for group in groups]
     unique = unique_labels(names, [[*setup_texts(group[0].run).values()] for group in groups])
-    return [machine_of(label, group) for label, group in zip(unique, groups, strict=True)]
+    return [machine_of(label, group, runs) for label, group in zip(unique, groups, strict=True)]
 
 
 def files_by_setup(files: Iterable[File], labels: Mapping[Path, str] | None = None) -> list[list[File]]:
@@ -180,11 +199,14 @@ def short_name(run: Run) -> str:
     return f"{bare} CPU" if device.kind == "cpu" else bare
 
 
-def machine_of(label: str, files: Sequence[File]) -> Machine:
-    """Return the machine of some files; the rounds of each file follow those of the file before it."""
+def machine_of(label: str, files: Sequence[File], beside: Iterable[Run] = ()) -> Machine:
+    """Return the machine of some files; the rounds of each file follow those of the file before it.
+
+    `beside`: all runs that are compared.
+    """
     records: list[Record] = []
     for file in files:
         before = 1 + max((record.round for record in records), default=-1)
         records += [replace(r, round=r.round + before) for r in file.run.records] if before else file.run.records
     plan = tuple(job for file in files for job in file.run.plan)
-    return Machine(label, tuple(files), replace(files[0].run, records=tuple(records), plan=plan))
+    return Machine(label, tuple(files), replace(files[0].run, records=tuple(records), plan=plan), tuple(beside))

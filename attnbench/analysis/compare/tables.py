@@ -56,6 +56,10 @@ def _machines(c: Comparison) -> Table:
             f"speed / {home}": "1x" if label == home else ratio_text(c.overall[label]),
             "TFLOP/s": _or_nothing(c.tflops[label]),
         }
+        if c.sustained_cases:
+            (machine,) = (m for m in c.machines if m.label == label)
+            row["without pauses"] = "1x" if label == home else ratio_text(c.sustained_ratio(machine))
+            row["TFLOP/s so"] = _or_nothing(c.sustained_tflops(machine))
         if with_peak:
             row["of peak"] = _or_nothing(found.utilization, share)
         if c.cases_with_power:
@@ -70,6 +74,8 @@ def _machines(c: Comparison) -> Table:
     note += f"eometric means over {count(len(c.cases), 'case')}. FLOPs: exact."
     if with_peak:
         note += " Of peak: the datasheet's."
+    if c.sustained_cases:
+        note += f" Without pauses: over {count(len(c.sustained_cases), 'case')}, with what is fastest so."
     if c.cases_with_power:
         note += f" W, TFLOP/s/W: without pauses, by the energy counter, over {count(c.cases_with_power, 'case')}."
     return _table("machines", "Machines", rows, note)
@@ -113,8 +119,17 @@ def _cases(c: Comparison, every: bool) -> Table:
     table = _table("cases", "The fastest backend of each case", rows, note)
     backend = _MachineColumn("backend", "{}", lambda case, machine: machine.fastest[case][1])
     tflops = _MachineColumn("TFLOP/s", "TFLOP/s", lambda case, machine: digits(machine.tflops(machine.fastest[case])))
+    sustained = _MachineColumn("without pauses", "without pauses", _without_pauses)
     speed = _speed(c, lambda case, machine: c.fastest_ratio(machine, [case]))
-    return _by_machine(c, table, shown, [backend, tflops], [speed])
+    return _by_machine(c, table, shown, [backend, tflops, sustained], [speed])
+
+
+def _without_pauses(case: Case, machine: Machine) -> str:
+    """Return the TFLOP/s without pauses of the backend that is fastest so, named where it is not so in bursts."""
+    key = machine.sustained.fastest.get(case)
+    if key is None:
+        return ""
+    return digits(machine.sustained.tflops(key)) + ("" if key == machine.fastest[case] else f" {key[1]}")
 
 
 def _cells(c: Comparison) -> Table:

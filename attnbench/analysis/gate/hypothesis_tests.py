@@ -34,10 +34,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from attnbench.analysis.gate.noise import TIE, Prior, moderated, prior_from_changes, prior_from_variances
+from attnbench.results.noise import TIE, Prior, moderated, prior_from_changes, prior_from_variances
 
 if TYPE_CHECKING:
-    from attnbench.analysis.gate.noise import Floats
+    from attnbench.results.noise import Floats
 
 Verdict = Literal["improved", "unchanged", "regressed", "inconclusive"]
 

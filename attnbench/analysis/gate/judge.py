@@ -77,7 +77,7 @@ def judge(baseline: Run, current: Run, request: Request) -> Judgement:
     if refused:
         return Judgement(baseline, current, request, expected=tuple(expected), refused=tuple(refused), heading=heading)
     compared = ab_files.whole_pairs(baseline, current) if in_turns else (baseline, current)
-    before, after = (by_key(cells([run])) for run in compared)
+    before, after = (by_key(cells([run], beside=compared)) for run in compared)
     if before.keys().isdisjoint(after):
         raise UserError(
             f"the two runs have no cell in common ({count(len(before), 'cell')} in the baseline, "

@@ -25,7 +25,7 @@ def metric_findings(
     missing, compared, tests = [], [], []
     for metric in metrics:
         for old, new in pairs:
-            before, after = round_values(metric, old, new)
+            before, after = round_values(metric, old), round_values(metric, new)
             if before and not after:
                 rounds = len(old.ok), 0
                 missing.append(Finding(*new.key, metric, "missing", rounds, reason="no value any more"))

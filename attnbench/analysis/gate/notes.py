@@ -10,7 +10,7 @@ from attnbench.core import stats
 from attnbench.core.formats import percent
 from attnbench.core.record import Run
 from attnbench.core.text import count, some
-from attnbench.results import run_file
+from attnbench.results import run_file, uncertainty
 
 ROUNDS = 5  # a side, for which docs/gate.md states the error rates
 TOGETHER = 10  # cells, from which on a change that they have in common is worth a note
@@ -84,6 +84,9 @@ def units(baseline: Run, current: Run) -> list[str]:
     models = {run.environment.device.name for run in (baseline, current)}
     if ours is None or theirs is None or ours == theirs or len(models) > 1:
         return []
+    known = uncertainty.spread(current.environment.device)
+    apart = uncertainty.NORMAL * math.sqrt(2) * math.hypot(known.processes, known.units)
     return [
-        "The runs are of two units of this GPU model. Units differ by some percent, and no round shows by how much."
+        "The runs are of two units of this GPU model, which no round shows: a cell differs between two by up to "
+        f"{percent(apart)}, in 95 % of cells ({known})."
     ]

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from attnbench.core.case import Case
+from attnbench.core.formats import percent
 from attnbench.core.record import Run
 from attnbench.core.text import count
 from attnbench.report.document import NOTHING_MEASURED
@@ -27,15 +28,25 @@ def answer(cells: Sequence[Cell], runs: Sequence[Run]) -> tuple[str, ...]:
 
 
 def _fastest(cells: Sequence[Cell]) -> str:
-    """Return how many cases each backend is fastest of, among the cases that several backends were measured on."""
-    latencies: dict[tuple[str, Case], dict[str, float]] = {}
+    """Return how many cases each backend is fastest of, among the cases that several backends were measured on.
+
+    Where the second is alike within the uncertainty, none is.
+    """
+    rivals: dict[tuple[str, Case], list[Cell]] = {}
     for cell in cells:
-        if (latency := cell.value("latency")) is not None:
-            latencies.setdefault((cell.device, cell.case), {})[cell.backend_name] = latency
-    contested = [of_backend for of_backend in latencies.values() if len(of_backend) > 1]
+        if cell.value("latency") is not None:
+            rivals.setdefault((cell.device, cell.case), []).append(cell)
+    contested = [sorted(of_case, key=_latency)[:2] for of_case in rivals.values() if len(of_case) > 1]
     if not contested:
         return ""
-    wins = Counter(min(of_backend, key=lambda backend: of_backend[backend]) for of_backend in contested)
+    wins = Counter(first.backend_name for first, second in contested if not first.alike(second))
     ranked = sorted(wins, key=lambda backend: (-wins[backend], case_names.backend_rank(backend)))
-    each = ", ".join(f"{backend} in {wins[backend]}" for backend in ranked)
-    return f"Fastest of {count(len(contested), 'case')}: {each}."
+    said = [f"{backend} in {wins[backend]}" for backend in ranked]
+    if ties := [(first, second) for first, second in contested if first.alike(second)]:
+        most = max(_latency(second) / _latency(first) - 1 for first, second in ties)
+        said.append(f"alike within {percent(most)}, so none, in {len(ties)}")
+    return f"Fastest of {count(len(contested), 'case')}: {', '.join(said)}."
+
+
+def _latency(cell: Cell) -> float:
+    return cell.value("latency") or 0.0

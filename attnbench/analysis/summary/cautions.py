@@ -14,7 +14,8 @@ from attnbench.report.characters import HELD_DOWN
 from attnbench.report.document import Caution
 from attnbench.results import case_names, run_file
 from attnbench.results.cells import Cell
-from attnbench.results.metrics import MIN_SAMPLES_INTERVAL
+from attnbench.results.sustained import rank_changes
+from attnbench.results.uncertainty import MIN_SAMPLES_INTERVAL
 
 DRIFT = 0.02
 DISAGREE = 0.02
@@ -49,9 +50,11 @@ def cautions(cells: Sequence[Cell], runs: Sequence[Run]) -> list[Caution]:
             "Launch fewer kernels, or capture them in a CUDA graph.",
         ),
         *_held_down(measured),
+        *rank_change(measured),
         *_drifting(measured),
         *_few(measured),
         *_noisy(measured),
+        *_assumed(measured),
         *_unproven(measured),
         *_no_peak(measured),
         *about(
@@ -174,6 +177,20 @@ def _held_down(cells: Sequence[Cell]) -> Iterator[Caution]:
         )
 
 
+def rank_change(cells: Iterable[Cell], machine: str = "") -> Iterator[Caution]:
+    """Tell where bursts and runs without pauses rank two backends differently, on a machine if it is named."""
+    if found := rank_changes(cells):
+        most = found[0]
+        yield Caution(
+            f"Bursts and runs without pauses rank backends differently{f' on {machine}' if machine else ''} in "
+            f"{count(len(found), 'pair')} of cells: "
+            f"{most.in_bursts.name} is faster than {most.sustained.backend_name} by {percent(most.lead_in_bursts)} in "
+            f"bursts, slower by {percent(most.lead_sustained)} without pauses.",
+            "Without pauses power lowers the clock, most for the kernel that draws most.",
+            "-m tflops,sustained_tflops has both.",
+        )
+
+
 def _drifting(cells: Sequence[Cell]) -> Iterator[Caution]:
     drifts = [(d, c) for c in cells if (d := c.value("drift")) and abs(d) > DRIFT]
     faster = [(d, c) for d, c in drifts if d < 0]
@@ -213,17 +230,30 @@ def _few(cells: Sequence[Cell]) -> Iterator[Caution]:
 
 
 def _noisy(cells: Sequence[Cell]) -> Iterator[Caution]:
-    noisy = [(ci, c) for c in cells if (ci := c.value("ci")) is not None and ci > c.run.policy.target]
+    noisy = [(ci, c) for c in cells if (ci := c.value("ci_within")) is not None and ci > c.run.policy.target]
     if noisy:
         worst, cell = max(noisy, key=lambda pair: pair[0])
         target = percent(cell.run.policy.target)
         yield Caution(
-            f"Noisy: {len(noisy)} of {count(len(cells), 'cell')} not known to {target}, the worst to "
-            f"{percent(worst)}: {cell.name}.",
-            "Smaller differences than that are not real.",
+            f"Noisy: {len(noisy)} of {count(len(cells), 'cell')} not known to {target} within their process, the worst "
+            f"to {percent(worst)}: {cell.name}.",
+            "Their uncertainty holds it (-m ci).",
             "Leave the machine alone meanwhile, or raise max_seconds in the suite "
             f"({cell.run.policy.max_seconds:g} s a cell).",
         )
+
+
+def _assumed(cells: Iterable[Cell]) -> Iterator[Caution]:
+    """Tell where nobody measured what sets processes of a device apart."""
+    found = {c.device: known for c in cells if (known := c.uncertainty) and known.rounds == 1 and known.processes}
+    for device, known in found.items():
+        if not known.spread.measured:
+            yield Caution(
+                f"How far processes differ on {device} was not measured: {percent(known.processes)} is assumed "
+                f"({known.spread.source}).",
+                "The uncertainty of the latencies rests on it.",
+                "run --rounds 5 measures it for these cells.",
+            )
 
 
 def _unproven(cells: Sequence[Cell]) -> Iterator[Caution]:

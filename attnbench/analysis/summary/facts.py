@@ -23,6 +23,7 @@ def facts(cells: Sequence[Cell]) -> list[Caution]:
     """Return what a reader wants to know of the figures of some cells."""
     measured = [c for c in cells if c.status == "ok"]
     return [
+        *_uncertainty(measured),
         *about(
             [c for c in measured if c.case.dtype == "fp8"],
             "fp8 is e4m3 with one scale per tensor, in {cells}.",
@@ -69,6 +70,22 @@ def _clock_of_peak(cells: Sequence[Cell]) -> Iterator[Caution]:
         )
 
 
+def _uncertainty(cells: Sequence[Cell]) -> Iterator[Caution]:
+    """Yield what the latencies are sure to, by where that is known from."""
+    found: dict[str, list[float]] = {}
+    for cell in cells:
+        known = cell.uncertainty
+        if known and known.total:
+            found.setdefault(str(known), []).append(known.total)
+    for how, halves in found.items():
+        yield Caution(
+            f"Uncertainty of the latency: {percent(stats.median(halves))} in the median of "
+            f"{count(len(halves), 'cell')}, {percent(max(halves))} at most; 95 %, for other processes on this card.",
+            "Two latencies that differ by less than both uncertainties, added in quadrature, are alike.",
+            f"{how[0].upper()}{how[1:]}.",
+        )
+
+
 def _spans(cells: Iterable[Cell]) -> Iterator[Caution]:
     short = [c for c in cells if c.uses_span]
     if short:
@@ -76,10 +93,24 @@ def _spans(cells: Iterable[Cell]) -> Iterator[Caution]:
         gaps = _by_backend(fast_enough, lambda c: c.value("launch_gap"))
         each = ", ".join(f"{backend} {_microseconds(found)}" for backend, found in gaps)
         yield Caution(
-            f"Latency is the kernels' own span (CUPTI) in {count(len(short), 'cell')}.",
-            f"CUDA events read under {duration(SHORT)} there, launch gap included" + (f": {each}." if each else "."),
+            f"Latency is the kernels' own span (CUPTI) in {count(len(short), 'cell')}, of cases whose fastest takes "
+            f"under {duration(SHORT)}.",
+            "CUDA events include a launch gap" + (f": {each}." if each else "."),
             "-m launch_gap has it by cell.",
         )
+    by_events = [c for c in cells if not c.uses_span and any((row.events or SHORT) < SHORT for row in c.ok)]
+    if by_events:
+        cases = len({c.case for c in by_events})
+        yield Caution(
+            f"Latency is what CUDA events read in {count(len(by_events), 'cell')} under {duration(SHORT)}, a launch "
+            "gap of 1 to 4 us included.",
+            f"Not every cell of their {count(cases, 'case')} has a span, and one case has one method.",
+            "Measured again, all have one." if any(map(_has_span, by_events)) else "",
+        )
+
+
+def _has_span(cell: Cell) -> bool:
+    return any(row.measured("span") for row in cell.ok)
 
 
 def _slowed(row: Row) -> bool:

@@ -223,14 +223,14 @@ def _grid(cells: Sequence[Cell], several: bool, metric: Metric, axes: tuple[str,
     rows, columns = (sorted(set(keys)) for keys in zip(*tried, strict=True))  # what was skipped throughout has no place
 
     case = 0 if column == "backend" else 1  # the place in a key that names the case on which backends compete
-    rivals: dict[Any, list[float]] = {}
-    for key, value in values.items() if "backend" in axes else ():
-        rivals.setdefault(key[case], []).append(value)
-    best = {place: _best(metric, found) for place, found in rivals.items()}
+    rivals: dict[Any, list[Cell]] = {}
+    for key in values if "backend" in axes else ():
+        rivals.setdefault(key[case], []).append(at[key])
+    best = {id(cell) for found in rivals.values() for cell in _best(metric, found)}
 
     details, row_extra, column_extra = _details(cells, row, column)
     of_row, of_column = {r: cell for (r, _), cell in at.items()}, {c: cell for (_, c), cell in at.items()}
-    figures = {key: _entry(cell, metric, best.get(key[case], "")) for key, cell in at.items()}
+    figures = {key: _entry(cell, metric, id(cell) in best) for key, cell in at.items()}
     return Grid(
         title=_title(cells[0], several, axes),
         details=details,
@@ -242,7 +242,7 @@ def _grid(cells: Sequence[Cell], several: bool, metric: Metric, axes: tuple[str,
     )
 
 
-def _entry(cell: Cell, metric: Metric, best: str) -> Figure | Ending:
+def _entry(cell: Cell, metric: Metric, best: bool) -> Figure | Ending:
     value = cell.value(metric.name)
     if value is None:
         return Ending(case_names.ENDINGS.get(cell.status, case_names.NOTHING))
@@ -252,18 +252,28 @@ def _entry(cell: Cell, metric: Metric, best: str) -> Figure | Ending:
     if metric.name == "tflops":
         used = cell.value("roofline" if memory else "utilization")
         aside = "" if used is None else share(used)
-    return Figure(number, aside, text == best, held_down=metric.clocked and cell.held_down, memory_bound=memory)
+    return Figure(number, aside, best, held_down=metric.clocked and cell.held_down, memory_bound=memory)
 
 
-def _best(metric: Metric, rivals: Sequence[float]) -> str:
-    """Return the best figure as it is written, so that a tie at the digits shown is a tie.
+def _best(metric: Metric, rivals: Sequence[Cell]) -> Sequence[Cell]:
+    """Return the cells with the best figure and those that tie with it; none where no value is better.
 
-    Returns "" where there is none: no value is better, or more than half are that good.
+    Latencies, and what follows from them, tie within their uncertainty (Cell.alike); other figures at the digits shown,
+    and where more than half are that good there is no best.
     """
-    if metric.better is None:
-        return ""
-    best = metric.format(max(rivals) if metric.better == "higher" else min(rivals))
-    return best if 2 * sum(metric.format(v) == best for v in rivals) <= len(rivals) else ""
+    if metric.better is None or len(rivals) < 2:
+        return ()
+    first = (max if metric.better == "higher" else min)(rivals, key=lambda cell: cell.value(metric.name) or 0.0)
+    if metric.timed:
+        timing = "sustained_latency" if metric.name.startswith("sustained") else "latency"
+        return [cell for cell in rivals if cell is first or cell.alike(first, timing)]
+    texts = [metric.format(cell.value(metric.name) or 0.0) for cell in rivals]
+    best = metric.format(first.value(metric.name) or 0.0)
+    return (
+        [c for c, text in zip(rivals, texts, strict=True) if text == best]
+        if 2 * texts.count(best) <= len(texts)
+        else ()
+    )
 
 
 def _title(cell: Cell, several: bool, axes: tuple[str, str]) -> str:

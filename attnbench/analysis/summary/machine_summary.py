@@ -83,7 +83,7 @@ def _instruments(cells: Sequence[Cell]) -> list[str]:
     spreads = [(max(f) - min(f)) / middle for f in latencies if len(f) > 1 and (middle := stats.median(f))]
     parts = [TIMERS.get(timer, timer) for timer in sorted({r.record.timer for r in ok if r.record.timer})]
     if any(c.uses_span for c in cells):
-        parts.append(f"{TIMERS['cupti']} under {duration(SHORT)}")
+        parts.append(f"{TIMERS['cupti']} in cases under {duration(SHORT)}")
     parts += [f"L2 {state}" for state in sorted({r.record.l2 for r in ok if r.record.l2})]
     parts.append(clock_range(cells))
     if agreement := _agreement(spreads):

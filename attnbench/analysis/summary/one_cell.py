@@ -133,6 +133,10 @@ def _facts(cell: Cell) -> Iterator[tuple[str, str, str]]:
     yield "backend", ", ".join(filter(None, (cell.backend, version, cell.run.specs.get(cell.backend)))), ""
     if python := cell.run.interpreters.get(cell.backend):
         yield "interpreter", python, ""
+    if known := cell.uncertainty:
+        within = f"within the process {formats.percent(known.within)}, " if known.within is not None else ""
+        units = f"; between units of a model {formats.percent(known.units)} more" if known.units else ""
+        yield "uncertainty", f"{formats.percent(known.total)}, with 95 %: {within}{known}{units}", ""
     for row in cell.rows:
         record = row.record
         of = f" {record.round}" if len(cell.rows) > 1 else ""

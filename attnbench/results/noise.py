@@ -1,5 +1,7 @@
 """The noise of a cell between rounds: its own variance, moderated by what all cells of the metric have in common.
 
+The gate's tests and the uncertainty of a figure (uncertainty.py) use it.
+
 Five rounds a side give a cell's variance 8 degrees of freedom only, two rounds give 2. The cells of one metric are
 alike enough to help each other: their variances are taken as draws from
 
@@ -27,7 +29,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from attnbench.core import stats
 
@@ -87,13 +89,16 @@ def prior_from_changes(changes: Sequence[float], weights: Sequence[float]) -> Pr
     return Prior(spread**2, SPREAD_FREEDOM) if spread**2 > TIE else Prior()
 
 
-def moderated(variance: Floats, freedom: Floats, prior: Prior) -> tuple[Floats, Floats]:
-    """Return each cell's variance joined with the prior, and its degrees of freedom; 0 where nothing is known."""
-    import numpy as np
+N = TypeVar("N", float, "Floats")
 
+
+def moderated(variance: N, freedom: N, prior: Prior) -> tuple[N, N]:
+    """Return a cell's variance joined with the prior, and its degrees of freedom; 0 where nothing is known.
+
+    Both may be arrays, of one cell each.
+    """
     total = prior.freedom + freedom
-    joined = prior.freedom * prior.variance + freedom * variance
-    return np.divide(joined, total, out=np.zeros_like(total), where=total > 0), total
+    return (prior.freedom * prior.variance + freedom * variance) / (total + (total == 0)), total
 
 
 def _inverse_trigamma(value: float) -> float:

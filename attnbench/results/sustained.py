@@ -1,0 +1,46 @@
+"""Where bursts and runs without pauses rank two backends differently.
+
+A burst is short enough that the power cap does not act; without pauses it does, and the kernel that draws less power
+keeps the higher clock. So the two are two figures, and so is who is fastest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import combinations
+
+from attnbench.core.case import Case
+from attnbench.results.cells import Cell
+
+
+@dataclass(frozen=True)
+class RankChange:
+    """Two cells of a case: one is faster in bursts, the other without pauses, both beyond the uncertainty."""
+
+    in_bursts: Cell
+    sustained: Cell
+    lead_in_bursts: float  # by how much the first is faster in bursts: 0.02 is 2 %
+    lead_sustained: float  # by how much the second is faster without pauses
+
+
+def rank_changes(cells: Iterable[Cell]) -> list[RankChange]:
+    """Return all pairs of cells of one case and device that change their rank, the largest changes first."""
+    rivals: dict[tuple[str, Case], list[Cell]] = {}
+    for cell in cells:
+        if cell.value("latency") and cell.value("sustained_latency"):
+            rivals.setdefault((cell.device, cell.case), []).append(cell)
+    found = []
+    for of_case in rivals.values():
+        for pair in combinations(of_case, 2):
+            first, second = sorted(pair, key=lambda cell: cell.value("latency") or 0.0)
+            bursts = _lead(first, second, "latency")
+            sustained = _lead(second, first, "sustained_latency")
+            if min(bursts, sustained) > 0 and not first.alike(second) and not first.alike(second, "sustained_latency"):
+                found.append(RankChange(first, second, bursts, sustained))
+    return sorted(found, key=lambda change: -min(change.lead_in_bursts, change.lead_sustained))
+
+
+def _lead(first: Cell, second: Cell, metric: str) -> float:
+    """Return by how much the first is faster than the second; below 0 it is slower."""
+    return (second.value(metric) or 0.0) / (first.value(metric) or 1.0) - 1

@@ -1,0 +1,177 @@
+"""How sure a latency is: within a process, between processes, between cards of one model. All else asks this file.
+
+What is stated is half a 95 % interval, relative to the figure (strictly, of its logarithm): the cell's latency, as many
+fresh processes on this card would find it, lies within that of the figure. Two figures of one card differ with 95 %
+confidence where they are further apart than both together, in quadrature (`apart`): where both are equally sure, 1.4
+times as far as either.
+
+**One round** shows what happened within one process: the interval of the median of its samples, from ranks (core/
+stats.py), below 6 samples Student's t on their logarithms. What sets processes apart (memory layout, clocks, heat) it
+cannot show, and that is four times as much on an H200. So there is a table by device, spreads.json: the standard
+deviation `processes` of a latency's logarithm between fresh processes of one card. It is measured where tests/
+statistics/spreads.py has run files of the device, and an assumption, which is named, where not. Both parts are added in
+quadrature; the table's holds what is typical within a process too, so the sum is rather too large.
+
+**Several rounds**, each a fresh process, show it themselves. With s^2 their variance, moderated by a prior as in the
+gate (noise.py), with d degrees of freedom together, a mean of n is known to
+
+    t(d, 97.5 %) s / sqrt(n).
+
+The prior is fitted to the run's own cells where there are enough, else it is the table's: FREEDOM degrees of freedom,
+and a variance such that for one round, without a variance of its own, the interval is 1.96 `processes`: t(4) sqrt(1/2).
+A median of more than two rounds is less sure than their mean, by at most sqrt(pi / 2) for normal values.
+
+**Units.** The table has the standard deviation between cards of one model as well. It counts where figures of two cards
+are compared to choose between models, and one card of each was measured: no number of rounds shows it.
+
+A standard deviation of all cells, times 1.96, covers about 95 % of them also where cells differ in noise: a mixture of
+normal distributions has about as much within twice its standard deviation as one of them. Over all pairs of fresh runs
+in results/ that is a test (tests/statistics/test_spreads.py).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from pathlib import Path
+
+from attnbench.core import gpus, stats
+from attnbench.core.machine import Device
+from attnbench.results.noise import Prior, moderated
+
+MIN_SAMPLES_INTERVAL = 6  # below, not even the whole range is a 95 % interval of the median
+NORMAL = 1.96  # 97.5 % quantile of the normal distribution
+FREEDOM = 4.0  # of the table's prior; from it follows the variance
+MEDIAN = math.sqrt(math.pi / 2)
+STEADY = 0.005  # of a time without pauses: its halves differ by at most twice that (worker/measure/energy.py)
+
+
+@dataclass(frozen=True)
+class Spread:
+    """What sets processes and cards of one device apart: standard deviations of the logarithm of a latency."""
+
+    device: str
+    processes: float  # between processes of one card
+    units: float  # between cards of one model, beyond that
+    source: str
+    measured: bool
+
+    @cached_property
+    def prior(self) -> Prior:
+        """The variance of one round, such that t(FREEDOM) times its root is NORMAL times `processes`; empty for 0."""
+        return Prior() if not self.processes else Prior((NORMAL * self.processes / student(FREEDOM)) ** 2, FREEDOM)
+
+    def __str__(self) -> str:
+        if not self.processes:
+            return f"{self.device}: {self.source}"
+        how = f"{self.device}, measured" if self.measured else f"not measured on this device; {self.device}, assumed"
+        return f"{how}: {self.source}"
+
+
+@dataclass(frozen=True)
+class Uncertainty:
+    """The parts of the uncertainty of a latency: half of 95 % intervals, relative to it."""
+
+    within: float | None  # of one process's samples; None of several rounds, whose scatter holds it
+    processes: float  # what other processes on this card would find beyond that
+    units: float  # what another card of the model adds to that
+    rounds: int
+    spread: Spread
+
+    @property
+    def total(self) -> float:
+        """The uncertainty of the figure for other processes on this card."""
+        return math.hypot(self.within or 0.0, self.processes)
+
+    def __str__(self) -> str:
+        if self.rounds > 1:
+            return f"from {self.rounds} rounds"
+        return f"between processes: {self.spread}"
+
+
+def spread(device: Device) -> Spread:
+    """Return what is known, or else assumed, of a device."""
+    gpu = gpus.find(device.name, device.memory, device.multiprocessors)
+    return MEASURED.get(gpu.name if gpu else device.name) or ASSUMED[device.kind]
+
+
+def uncertainty(rounds: Sequence[Sequence[float]], of: Spread, prior: Prior | None = None) -> Uncertainty | None:
+    """Return the uncertainty of a latency, the median over rounds of the medians of these samples, in seconds.
+
+    `prior` is that of several rounds, where it is not the table's. None where nothing can be said: a single sample, or
+    a latency of 0.
+    """
+    medians = [stats.median(samples) for samples in rounds if samples]
+    if not medians or not all(0 < median < math.inf for median in medians):
+        return None
+    units = NORMAL * of.units
+    if len(medians) == 1:
+        within = within_process(next(filter(None, rounds)))
+        return None if within is None else Uncertainty(within, NORMAL * of.processes, units, 1, of)
+    logs = [math.log(median) for median in medians]
+    half = half_interval(statistics.variance(logs) / len(logs), len(logs) - 1, 1 / len(logs), prior or of.prior)
+    return Uncertainty(None, half * (MEDIAN if len(logs) > 2 else 1.0), units, len(logs), of)
+
+
+def of_sustained(rounds: Sequence[float], of: Spread, prior: Prior | None = None) -> Uncertainty | None:
+    """Return the uncertainty of a latency without pauses, from the mean of each round, in seconds.
+
+    That of one round within its process is STEADY. What sets processes apart is taken to be that of bursts.
+    """
+    if len(rounds) > 1:
+        return uncertainty([[seconds] for seconds in rounds], of, prior)
+    return Uncertainty(STEADY, NORMAL * of.processes, NORMAL * of.units, 1, of) if rounds else None
+
+
+def half_interval(variance: float, freedom: float, weight: float, prior: Prior) -> float:
+    """Return half the 95 % interval of a mean or sum of logarithms over rounds.
+
+    `variance` is the sum's, with `freedom` degrees of freedom; `weight` is what it would be if that of one round were
+    1. Both say how much the prior counts.
+    """
+    joined, total = moderated(variance, freedom, Prior(prior.variance * weight, prior.freedom))
+    return student(total) * math.sqrt(joined) if joined > 0 else 0.0
+
+
+def within_process(samples: Sequence[float]) -> float | None:
+    """Return half the 95 % interval of the median of samples over that median; None of one sample."""
+    if len(samples) >= MIN_SAMPLES_INTERVAL:
+        half = stats.relative_halfwidth(samples)
+        return half if math.isfinite(half) else None
+    if len(samples) < 2 or not all(0 < seconds < math.inf for seconds in samples):
+        return None
+    logs = [math.log(seconds) for seconds in samples]
+    return half_interval(statistics.variance(logs) / len(logs), len(logs) - 1, 1.0, Prior())
+
+
+def apart(one: float, other: float, of_one: float | None, of_other: float | None) -> bool:
+    """Return whether two figures above 0 differ by more than their uncertainties, in quadrature, explain.
+
+    They do where an uncertainty is not known, so that nothing is called alike without a reason.
+    """
+    if of_one is None or of_other is None or one <= 0 or other <= 0:
+        return one != other
+    return abs(math.log(one / other)) > math.hypot(of_one, of_other)
+
+
+@lru_cache(maxsize=256)
+def student(freedom: float) -> float:
+    """Return the 97.5 % quantile of Student's t; for the freedom that every report asks for, without loading scipy."""
+    if freedom == FREEDOM:
+        return 2.7764451051977987
+    from scipy import special  # type: ignore[import-untyped]
+
+    return float(special.stdtrit(freedom, 0.975))
+
+
+def _read(file: Path) -> tuple[Mapping[str, Spread], Mapping[str, Spread]]:
+    table = json.loads(file.read_text(encoding="utf-8"))
+    measured = {entry["device"]: Spread(**entry, measured=True) for entry in table["measured"]}
+    return measured, {kind: Spread(**entry, measured=False) for kind, entry in table["assumed"].items()}
+
+
+MEASURED, ASSUMED = _read(Path(__file__).with_name("spreads.json"))

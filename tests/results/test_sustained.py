@@ -1,0 +1,54 @@
+"""Bursts and runs without pauses that rank two backends differently."""
+
+from __future__ import annotations
+
+import pytest
+
+from attnbench.analysis.summary.cautions import cautions
+from attnbench.core.record import Record
+from attnbench.results.cells import cells
+from attnbench.results.sustained import rank_changes
+from attnbench.results.uncertainty import NORMAL, STEADY
+from builders import case, ok, run
+
+
+def a_cell(backend: str, bursts: float, sustained: float, round: int = 0) -> Record:
+    """Milliseconds of a call."""
+    return ok(case(), backend, 300, round=round, time=(bursts * 1e-3,) * 10, sustained=(sustained * 1e-3,) * 10)
+
+
+def test_a_rank_that_changes_beyond_the_uncertainty_is_told() -> None:
+    made = run([a_cell("fa4", 1.0, 1.3), a_cell("sdpa-cudnn", 1.02, 1.25), a_cell("triton", 2.0, 2.1)])
+    (found,) = rank_changes(cells([made]))
+    assert (found.in_bursts.backend, found.sustained.backend) == ("fa4", "sdpa-cudnn")
+    assert (found.lead_in_bursts, found.lead_sustained) == pytest.approx((0.02, 0.04))
+    (said,) = [c for c in cautions(cells([made]), [made]) if "without pauses" in c.what]
+    assert said.what == (
+        "Bursts and runs without pauses rank backends differently in 1 pair of cells: fa4 1k d128 full fwd is faster "
+        "than sdpa-cudnn by 2% in bursts, slower by 4% without pauses."
+    )
+
+
+@pytest.mark.parametrize(
+    ("bursts", "sustained"),
+    [
+        ((1.0, 1.02), (1.3, 1.35)),  # the same rank
+        ((1.0, 1.005), (1.3, 1.25)),  # alike in bursts
+        ((1.0, 1.02), (1.26, 1.25)),  # alike without pauses
+    ],
+)
+def test_ranks_that_are_alike_are_not(bursts: tuple[float, float], sustained: tuple[float, float]) -> None:
+    records = [
+        a_cell(name, *of) for name, of in zip(("fa4", "eager"), zip(bursts, sustained, strict=True), strict=True)
+    ]
+    assert rank_changes(cells([run(records)])) == []
+    assert rank_changes(cells([run([ok(case(), "fa4", 300), records[1]])])) == []
+
+
+def test_the_uncertainty_without_pauses() -> None:
+    (cell,) = cells([run([a_cell("fa4", 1.0, 1.3)])])
+    assert cell.half_interval("sustained_latency") == pytest.approx(((NORMAL * 0.0034) ** 2 + STEADY**2) ** 0.5)
+    (cell,) = cells([run([a_cell("fa4", 1.0, 1.3, i) for i in range(3)])])
+    known = cell.sustained_uncertainty
+    assert known
+    assert (known.rounds, known.within) == (3, None)
