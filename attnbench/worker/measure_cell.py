@@ -7,6 +7,7 @@
 4. Change the inputs in place, trace one launch to see which kernels ran, and check its results on the new inputs.
 5. Unless a launch is long, restore the inputs, launch again, and check once more. A kernel that returns an earlier
    result fails step 4 or 5.
+6. Prepare and launch once on hard inputs, and check the results.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import hashlib
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from attnbench.core import flops, stats
@@ -155,9 +157,16 @@ class CellMeasurer(Instruments):
                 return self._wrong(later_accuracy, f"{later}on the old inputs again: ")
             renewal.renew()
         laps.end("check")
+        if timing is not None:
+            timing.notes += kernel_trace.check_later_calls(self, prepared, timing)
+        del prepared, checked, renewal, original
+        if not case.dropout_p:
+            hard = reference.check_hard_inputs(case, self.device, partial(backend.prepare, case))
+            if not hard.ok:
+                return self._wrong(hard, "on hard inputs: ")
+        laps.end("hard inputs")
         if timing is None:
             return {"status": "ok", "accuracy": accuracy, "kernels": traced.kernels, "notes": tuple(check.notes)}
-        timing.notes += kernel_trace.check_later_calls(self, prepared, timing)
         measurements = {**timing.measurements, "first_call": Measurement("s", (first_call,)), **limits}
         measurements.update({name: Measurement("B", (value,)) for name, value in memory.items()})
         notes = [*check.notes, *timing.notes, *([traced.note] if traced.note else [])]

@@ -369,6 +369,6 @@ def test_long_sequences_are_timed_with_the_full_dout(worker: Worker, monkeypatch
     assert record.status == "ok", record.reason
     assert record.accuracy is not None
     assert record.accuracy.rows < 100
-    assert len(seen) == 2
+    assert len(seen) == 3  # the last for hard inputs, which are checked with a masked dout
     assert seen[0] > 0.5
     assert seen[1] < 0.01

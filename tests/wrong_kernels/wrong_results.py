@@ -136,6 +136,64 @@ def int8_scores(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
     return attention(int8(q).double(), int8(k).double(), v.double(), **options).to(q.dtype)
 
 
+def no_maximum(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, softmax_scale: float) -> Tensor:
+    """Does not subtract the largest score of a row before the exponential, which it takes in float32."""
+    p = scores(q, k, causal, softmax_scale).float().exp()
+    return weigh((p / p.sum(-1, keepdim=True)).to(q.dtype), v)
+
+
+def stale_maximum(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, softmax_scale: float) -> Tensor:
+    """Takes keys in blocks of 16, and does not rescale the sums where the largest score rises by more than 10."""
+    found = scores(q.double(), k.double(), causal, softmax_scale)
+    highest = torch.full_like(found[..., :1], -1e4)
+    total, summed = torch.zeros_like(highest), torch.zeros_like(q, dtype=torch.float64).transpose(1, 2)
+    for block, values in zip(found.split(16, -1), v.double().split(16, 1), strict=True):
+        higher = torch.maximum(highest, block.amax(-1, keepdim=True))
+        rise = higher - highest
+        factor = torch.where((rise > 10) & (total > 0), torch.ones_like(rise), (-rise).exp())
+        p = (block - higher).exp()
+        total = total * factor + p.sum(-1, keepdim=True)
+        summed = summed * factor + weigh(p, values).transpose(1, 2)
+        highest = higher
+    return (summed / total).transpose(1, 2).to(q.dtype)
+
+
+def scores(q: Tensor, k: Tensor, causal: bool, softmax_scale: float) -> Tensor:
+    """Return the masked scores, (batch, nheads, seqlen_q, seqlen_k)."""
+    found = torch.einsum("bihd,bjhd->bhij", q, k.repeat_interleave(q.shape[2] // k.shape[2], dim=2)) * softmax_scale
+    visible = torch.ones_like(found, dtype=torch.bool).tril(k.shape[1] - q.shape[1])
+    return found.masked_fill(~visible, float("-inf")) if causal else found
+
+
+class Softcapped:
+    """Caps scores at `cap`, whatever the case's softcap is; does not cap them where it is 0."""
+
+    def __init__(self, cap: float) -> None:
+        self.cap = cap
+
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor, *, causal: bool, softmax_scale: float) -> Tensor:
+        found = scores(q.double(), k.double(), False, softmax_scale)
+        found = self.cap * torch.tanh(found / self.cap) if self.cap else found
+        if causal:
+            found = found.masked_fill(~torch.ones_like(found, dtype=torch.bool).tril(), float("-inf"))
+        return weigh(found.softmax(-1), v.double()).to(q.dtype)
+
+
+class SumsInFewBits:
+    """Adds the products with v in the dtype after each `block` of keys; rounds the probabilities to the dtype."""
+
+    def __init__(self, block: int) -> None:
+        self.block = block
+
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor, *, causal: bool, softmax_scale: float) -> Tensor:
+        found = scores(q.double(), k.double(), causal, softmax_scale)
+        p = (found - found.amax(-1, keepdim=True)).exp()
+        summed = torch.zeros_like(q)
+        for some, values in zip(p.split(self.block, -1), v.split(self.block, 1), strict=True):
+            summed = (summed.double() + weigh(some.to(q.dtype).double(), values.double())).to(q.dtype)
+        return (summed.double() / p.sum(-1).transpose(1, 2)[..., None]).to(q.dtype)
+
+
 def tf32_bits(t: Tensor) -> Tensor:
     """Return t with the 10 bits of mantissa that TF32 keeps, on any device."""
     return (t.contiguous().view(torch.int32) & ~0x1FFF).view(torch.float32)

@@ -8,7 +8,7 @@ subtracts D, the row's sum of P dP. A fused backward computes D as dout out' ins
 2022, appendix B.2), from the out that the forward has rounded. So D is off by about rounding * |dout * out|, and dq and
 dk are off by what follows from that, `Reference.out_rounding`. It is largest for a query that sees one key. Without
 dropout out is v itself there and is not rounded; with dropout it is v / (1 - p), while eager's dq is exactly zero.
-Therefore `out_rounding` is computed for cases with dropout, and the tolerance adds it.
+Therefore `out_rounding` is computed for cases with dropout and for hard inputs, and the tolerance adds it.
 
 fp8. There is no eager attention in fp8. Its place takes the error that no fp8 attention can avoid: q, k and v rounded
 to e4m3 with one scale per tensor, and the probabilities rounded as kernels do (core/fp8.py), with everything else in
@@ -62,25 +62,27 @@ class ErrorProfile:
 
     largest: Tensor  # (positions,)
     square: Tensor  # (positions,) float64, sum of squares
+    fourth: Tensor  # (positions,) float64, the squares of each row of headdim elements, squared and summed
 
     @classmethod
     def between(cls, ours: Tensor, exact: Tensor) -> ErrorProfile:
         """Return the profile of the difference of two tensors (pairs, positions, ...). NaN stays NaN."""
-        return cls.of((ours.to(exact.dtype) - exact).flatten(2))
+        return cls.of(ours.to(exact.dtype) - exact)
 
     @classmethod
     def of(cls, t: Tensor) -> ErrorProfile:
-        """Return the profile of the absolute values of a tensor (pairs, positions, ...)."""
+        """Return the profile of the absolute values of a tensor (pairs, positions, ..., headdim)."""
         import torch
 
-        t = t.flatten(2)
-        return cls(t.abs().amax((0, 2)), t.square().sum(2, dtype=t.dtype).sum(0, dtype=torch.float64))
+        rows = t.square().sum(-1, keepdim=True).flatten(2).to(torch.float64)
+        return cls(t.abs().flatten(2).amax((0, 2)), rows.sum((0, 2)), rows.square().sum((0, 2)))
 
     def combined(self, other: ErrorProfile) -> ErrorProfile:
         """Return the profile of the pairs of both."""
         import torch
 
-        return ErrorProfile(torch.maximum(self.largest, other.largest), self.square + other.square)
+        largest = torch.maximum(self.largest, other.largest)
+        return ErrorProfile(largest, self.square + other.square, self.fourth + other.fourth)
 
 
 @dataclass(frozen=True)
@@ -137,12 +139,19 @@ def reference_dtype(case: Case, device: torch.device) -> torch.dtype:
 
 
 def compute_reference(
-    case: Case, inputs: Inputs, sample: RowSample, *, rows_only: bool = False, kept: Tensor | None = None
+    case: Case,
+    inputs: Inputs,
+    sample: RowSample,
+    *,
+    rows_only: bool = False,
+    kept: Tensor | None = None,
+    with_out_rounding: bool = False,
 ) -> Reference:
     """Compute the exact results on the sample, and eager's errors for the same inputs.
 
     With `rows_only` dk and dv are left out. `kept` is the dropout mask, (pairs, count, group, seqlen_k) bool, True
-    where a probability stays; without it nothing is dropped.
+    where a probability stays; without it nothing is dropped. `out_rounding` is computed with dropout, and with
+    `with_out_rounding`.
     """
     import torch
 
@@ -171,7 +180,7 @@ def compute_reference(
             dout,
             storage=precise,
             accumulate=precise,
-            with_out_rounding=None not in (kept, dout),
+            with_out_rounding=dout is not None and (with_out_rounding or kept is not None),
             **options,
         )
         storage = torch_dtype(case)

@@ -1,0 +1,99 @@
+"""Makes inputs on which kernels fail that are right on standard normal ones, and checks a launch on them.
+
+Standard normal inputs have scores of a few units and results of about zero mean. A softmax that does not subtract its
+maximum is right on them, one that ignores a softcap of 50 nearly so; and sums in few bits lose little, as their terms
+have both signs. Here, in addition to standard normal values:
+
+- Column 0 of k is the same in all keys, 28, as in the outlier channels of trained models' keys (Hooper et al.,
+  "KVQuant", 2024, section 3.1; Liu et al., "KIVI", 2024, section 3.1).
+- Seven keys, key 0 first, have more there, in steps up to 56. They take all attention of some queries, as the sinks of
+  trained models do (Xiao et al., "Efficient streaming language models with attention sinks", 2023; Sun et al., "Massive
+  activations in large language models", 2024). Since they grow along the sequence, a running maximum must be renewed.
+- Column 0 of q is 0, positive or negative, by sections of the sequence. All scores of a query are then shifted by 0, by
+  SHIFT and more, or by -SHIFT, or by what makes a softcap's tanh flat. exp(SHIFT) is beyond float32, exp(-SHIFT) is 0.
+- v has a mean of V_MEAN, so that sums along the keys grow.
+
+The values of column 0 of k are exact in every dtype: in bf16, fp16, and in e4m3 with one scale for the tensor. Where q
+is not shifted, and where one key takes all attention, eager attention is nearly as exact as on other data, so that its
+error still tells; each of eight sections of the sequence has its own tolerance (tolerance.py).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from attnbench.core.backend import Inputs, Prepared, torch_dtype
+from attnbench.core.case import Case
+from attnbench.core.record import Accuracy
+from attnbench.worker.reference.exact_attention import compute_reference
+from attnbench.worker.reference.row_sample import check_inputs, choose_rows, draw_seed
+from attnbench.worker.reference.tolerance import SECTIONS, compare, expected_results
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+SHIFT = 112.0  # exp(88.8) is infinite in float32, exp(-103.9) is 0
+KEY_LEVEL, KEY_STEP = 28.0, 4.0
+SINKS = 7
+V_MEAN = 1.0
+LARGEST_PRODUCT = 15000.0  # of q and k before scaling, which eager attention keeps in the dtype; fp16 ends at 65504
+SHARE = 0.25  # of SCORE_BUDGET
+
+
+def check_hard_inputs(case: Case, device: torch.device, prepare: Callable[[Inputs], Prepared]) -> Accuracy:
+    """Launch once on hard inputs, and compare the results. Call it where nothing is timed any more."""
+    seed = draw_seed()
+    sample = choose_rows(case, device, seed, share=SHARE)
+    given = check_inputs(case, make_hard(case, device, seed), sample)
+    reference = compute_reference(case, given, sample, with_out_rounding=case.has_backward)
+    prepared = prepare(given)
+    return compare(reference, prepared.canonical(prepared.launch()), wide=_wide(case))
+
+
+def _wide(case: Case) -> dict[str, float]:
+    """Return the results whose errors may be larger beside eager's than usual, and how many times eager's they may be.
+
+    Gradients have terms that cancel. In fp32 the products of q and k have the dtype's own rounding: once where column 0
+    is added last, and headdim times where it is added first, in a random walk sqrt(headdim) times as large.
+    """
+    if case.dtype == "fp32":
+        return dict.fromkeys(expected_results(case), 2 * math.sqrt(case.shape.headdim))
+    return dict.fromkeys(("dq", "dk", "dv"), 2.0)
+
+
+def make_hard(case: Case, device: torch.device, seed: int) -> Inputs:
+    """Return hard inputs of a case on a device, from a seed; dout is standard normal."""
+    import torch
+
+    s, dtype = case.shape, torch_dtype(case)
+    generator = torch.Generator(device).manual_seed(seed)
+
+    def normal(*size: int) -> Tensor:
+        return torch.randn(size, generator=generator, device=device, dtype=dtype)
+
+    q, k = normal(s.batch, s.seqlen_q, s.nheads, s.headdim), normal(s.batch, s.seqlen_k, s.nheads_k, s.headdim)
+    v = normal(s.batch, s.seqlen_k, s.nheads_k, s.headdim_v) + V_MEAN
+    dout = normal(s.batch, s.seqlen_q, s.nheads, s.headdim_v) if case.has_backward else None
+    shift = min(max(SHIFT, 2.5 * case.softcap), LARGEST_PRODUCT * case.softmax_scale)
+    q[..., 0] = _signs(case, device) * (shift / (KEY_LEVEL * case.softmax_scale))
+    k[..., 0] = KEY_LEVEL
+    count = min(SINKS, s.seqlen_k)
+    sinks = torch.arange(count, device=device) * s.seqlen_k // count
+    k[:, sinks, :, 0] = (KEY_LEVEL + KEY_STEP * torch.arange(1, count + 1, device=device))[:, None].to(dtype)
+    return Inputs(q, k, v, dout)
+
+
+def _signs(case: Case, device: torch.device) -> Tensor:
+    """Return by which sign each query is shifted, (seqlen_q, nheads): 0, 1 or -1, all three in the last section."""
+    import torch
+
+    s = case.shape
+    row = torch.arange(s.seqlen_q, device=device)[:, None]
+    head = torch.arange(s.nheads, device=device)
+    section = row * SECTIONS // s.seqlen_q
+    mixed = (section == SECTIONS - 1) | torch.tensor(s.seqlen_q < 16 * SECTIONS, device=device)
+    kind = torch.where(mixed, row + head, section) % 3
+    return torch.where(kind == 2, -1, kind).to(torch.float32)
