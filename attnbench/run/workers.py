@@ -205,7 +205,7 @@ class WorkerPool:
             return self._failed(replace(base, status=status, reason=str(death)), worker, began)
         if "record" not in answer:
             return self._failed(replace(base, reason=answer["error"]), worker, began)
-        record = from_json(Record, answer["record"])
+        record = judged(from_json(Record, answer["record"]))
         if answer.get("fatal"):
             worker.kill()
         return record if record.status in ("ok", "skipped") else replace(record, stderr=worker.stderr_tail())
@@ -277,6 +277,21 @@ class WorkerPool:
         tail = worker.stderr_tail()
         worker.kill()
         return replace(record, stderr=tail, seconds=time.monotonic() - began)
+
+
+def judged(record: Record) -> Record:
+    """Return the record with status `wrong` where it says `ok` and its own errors say otherwise, or it has none.
+
+    The worker's verdict was made in the process of the kernel that it is about.
+    """
+    if record.status != "ok":
+        return record
+    if record.accuracy is None or not record.accuracy.errors:
+        return replace(record, status="wrong", reason="its worker says ok, and the record has no errors to show it")
+    if not record.accuracy.ok:
+        reason = f"its worker says ok, and the errors in the record do not: {record.accuracy.problem()}"
+        return replace(record, status="wrong", reason=reason)
+    return record
 
 
 def has_nvidia_gpu() -> bool:

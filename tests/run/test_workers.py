@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import importlib.util
+import math
 import os
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,7 +18,7 @@ from attnbench.core.backend import Probe
 from attnbench.core.case import Case, Shape
 from attnbench.core.machine import Device
 from attnbench.core.policy import Policy
-from attnbench.core.record import Forecast, Job, Record
+from attnbench.core.record import Accuracy, Forecast, Job, Record, TensorError
 from attnbench.run import process, workers
 from attnbench.run.process import WorkerProcess
 from attnbench.run.workers import TimeLimit, WorkerPool
@@ -427,6 +429,31 @@ def test_the_slowest_jobs_are_skipped_where_the_forecast_was_too_low() -> None:
     assert not limit.allows(dear, ahead)
     assert limit.allows(cheap, [dear, *ahead])
     assert not limit.allows(cheap, [cheap] * 40)
+
+
+RIGHT = TensorError(1e-3, 1e-3, 2e-3, 1e-3)
+
+
+@pytest.mark.parametrize(
+    ("accuracy", "said"),
+    [
+        (Accuracy({"out": replace(RIGHT, max_error=0.3)}, 1, 1), "out is off by 0.3 where 0.002 is allowed"),
+        (Accuracy({"out": replace(RIGHT, max_error=math.nan)}, 1, 1), "out is off by nan"),
+        (Accuracy({"out": RIGHT}, 1, 1, unwritten=("out",)), "out has values that are not finite"),
+        (Accuracy({}, 1, 1), "no errors to show it"),
+        (None, "no errors to show it"),
+    ],
+    ids=str,
+)
+def test_a_record_that_contradicts_its_errors_is_wrong(accuracy: Accuracy | None, said: str) -> None:
+    """Fault: the worker's process says ok. Found: wrong, as the parent judges the errors in the record."""
+    record = Record(case(8), "own", 0, "ok", accuracy=accuracy)
+    found = workers.judged(record)
+    assert found.status == "wrong"
+    assert said in str(found.reason)
+    right = replace(record, accuracy=Accuracy({"out": RIGHT}, 1, 1))
+    assert workers.judged(right) is right
+    assert workers.judged(replace(record, status="oom")).status == "oom"
 
 
 def test_the_parent_stays_without_torch(tmp_path: Path) -> None:

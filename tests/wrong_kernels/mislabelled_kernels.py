@@ -87,6 +87,11 @@ def falls_back_to_numpy(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, softma
 falls_back_to_numpy.kernels = "my_fused_kernel"
 
 
+def uses_numpy(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, softmax_scale: float) -> Tensor:
+    """Declares nothing, and computes with numpy."""
+    return falls_back_to_numpy(q, k, v, causal=causal, softmax_scale=softmax_scale)
+
+
 def _exp(x: Any) -> Any:
     import numpy
 

@@ -54,7 +54,12 @@ def test_a_silent_fallback(steady_cpu: MeasuringDevice, direction: str) -> None:
 
 
 def test_a_fallback_outside_torch(steady_cpu: MeasuringDevice) -> None:
-    """Fault: it declares my_fused_kernel and calls numpy. Found: wrong-kernel."""
+    """Fault: it declares my_fused_kernel and calls numpy. Found: wrong-kernel. Where it declares nothing, the report
+    says that no operator ran.
+    """
+    record = steady_cpu.measure(mislabelled_kernels.uses_numpy, case())
+    assert record.status == "ok", record.reason
+    assert any("no operator of torch ran" in text for text in steady_cpu.facts(record))
     record = steady_cpu.measure(mislabelled_kernels.falls_back_to_numpy, case())
     assert record.status == "wrong-kernel"
 

@@ -91,10 +91,14 @@ def test_one_nan_outside_the_sample(
     assert all(error.ok for error in record.accuracy.errors.values())
 
 
-def test_nan_that_compares_equal(steady_cpu: MeasuringDevice) -> None:
-    """Fault: it returns a tensor subclass of NaN that compares equal to anything. Found: wrong or failed."""
-    record = steady_cpu.measure(wrong_results.always_equal, case())
-    assert record.status in ("wrong", "failed")
+@pytest.mark.parametrize("kernel", [wrong_results.always_equal, wrong_results.always_equal_from_torch])
+def test_nan_that_compares_equal(steady_cpu: MeasuringDevice, kernel: Any) -> None:
+    """Fault: it returns a tensor subclass of NaN that compares equal to anything. Found: failed, as it is no plain
+    tensor.
+    """
+    record = steady_cpu.measure(kernel, case())
+    assert record.status == "failed"
+    assert "expected a plain torch.Tensor" in str(record.reason)
 
 
 def test_right_at_multiples_of_128_only(steady_cpu: MeasuringDevice) -> None:

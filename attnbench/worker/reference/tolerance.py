@@ -12,7 +12,8 @@ values of early rows large, and their tolerance would hide errors in late rows:
 - Both root mean squares are estimates from the compared values. The errors of one row share the roundings of a few
   probabilities, so each row counts as one value, whose square then has a relative variance of at most 2, the difference
   of two means over n rows one of 4 / n. DEVIATIONS_MEAN standard deviations are allowed: with 1024 rows a root mean
-  square of 1.37 times eager's, with 64 of 1.73. Where rows differ in size, n is less (_effective_counts). Below FEW, where eager's own error may be small by chance, it is twice eager's, plus one rounding.
+  square of 1.37 times eager's, with 64 of 1.73. Where rows differ in size, n is less (_effective_counts). Below
+  FEW, where eager's own error may be small by chance, it is twice eager's, plus one rounding.
 
 Where eager's place is taken by another estimate (fp8) the root mean square may be twice that, plus one rounding.
 hard_inputs.py widens both bounds for gradients, and in fp32.
