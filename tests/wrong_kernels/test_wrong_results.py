@@ -23,7 +23,7 @@ from attnbench.worker import reference
 
 AFTER_TIMING = "after timing"
 QUICK = Policy(l2="warm", warmup_s=0.0, min_samples=3, max_samples=3, min_seconds=0.0)
-IN_A_LATER_LAUNCH = ("in the second launch: ", AFTER_TIMING)
+IN_A_LATER_LAUNCH = ("in the second launch: ", "in call ", AFTER_TIMING)
 SAMPLED = 2**8  # score elements that the check may recompute: so few that it takes a sample of the rows
 BUDGETS = pytest.mark.parametrize("budget", [2**23, SAMPLED], ids=["all rows", "sampled"])
 
@@ -181,12 +181,13 @@ def test_int8_inside(steady_cpu: MeasuringDevice, dtype: str, operands: str) -> 
 @pytest.mark.parametrize("causal", [False, True])
 def test_int8_scores_alone(steady_cpu: MeasuringDevice, seqlen: int, causal: bool) -> None:
     """Fault: only q and k are rounded to int8, nothing else where eager rounds four times. Found: wrong, by the root
-    mean square.
+    mean square; at 128 keys on hard inputs, if not before.
     """
     which = case(dtype="bf16", seqlen=seqlen, causal=causal, nheads=2, headdim=64, headdim_v=64, batch=1)
     record = steady_cpu.measure(wrong_results.int8_scores, which)
     assert record.status == "wrong"
-    assert str(record.reason).startswith("out is off by")
+    if seqlen == 512:
+        assert str(record.reason).startswith("out is off by")
 
 
 # On hard inputs

@@ -50,7 +50,8 @@ def check_hard_inputs(case: Case, device: torch.device, prepare: Callable[[Input
     given = check_inputs(case, make_hard(case, device, seed), sample)
     reference = compute_reference(case, given, sample, with_out_rounding=case.has_backward)
     prepared = prepare(given)
-    return compare(reference, prepared.canonical(prepared.launch()), wide=_wide(case))
+    results = prepared.canonical(prepared.launch())
+    return compare(reference, results, wide=_wide(case), largest_score=2 * _shift(case))
 
 
 def _wide(case: Case) -> dict[str, float]:
@@ -77,13 +78,17 @@ def make_hard(case: Case, device: torch.device, seed: int) -> Inputs:
     q, k = normal(s.batch, s.seqlen_q, s.nheads, s.headdim), normal(s.batch, s.seqlen_k, s.nheads_k, s.headdim)
     v = normal(s.batch, s.seqlen_k, s.nheads_k, s.headdim_v) + V_MEAN
     dout = normal(s.batch, s.seqlen_q, s.nheads, s.headdim_v) if case.has_backward else None
-    shift = min(max(SHIFT, 2.5 * case.softcap), LARGEST_PRODUCT * case.softmax_scale)
-    q[..., 0] = _signs(case, device) * (shift / (KEY_LEVEL * case.softmax_scale))
+    q[..., 0] = _signs(case, device) * (_shift(case) / (KEY_LEVEL * case.softmax_scale))
     k[..., 0] = KEY_LEVEL
     count = min(SINKS, s.seqlen_k)
     sinks = torch.arange(count, device=device) * s.seqlen_k // count
     k[:, sinks, :, 0] = (KEY_LEVEL + KEY_STEP * torch.arange(1, count + 1, device=device))[:, None].to(dtype)
     return Inputs(q, k, v, dout)
+
+
+def _shift(case: Case) -> float:
+    """Return by how much the scores of a query are shifted."""
+    return min(max(SHIFT, 2.5 * case.softcap), LARGEST_PRODUCT * case.softmax_scale)
 
 
 def _signs(case: Case, device: torch.device) -> Tensor:

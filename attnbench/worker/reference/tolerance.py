@@ -58,11 +58,14 @@ def compare(
     names: tuple[str, ...] | None = None,
     *,
     wide: Mapping[str, float] | None = None,
+    largest_score: float = 0.0,
 ) -> Accuracy:
     """Compare results, (batch, seqlen, nheads, headdim) each, with the reference.
 
     `names` are the results to compare, by default all; every result must be there and finite all the same. For those in
-    `wide` both errors may be that many times eager's, plus one rounding. Raises ValueError where a result is missing,
+    `wide` both errors may be that many times eager's, plus one rounding. `largest_score` is that of inputs made to have
+    large ones: its rounding in float32 is an error of all probabilities of a row, as where a fused backward computes
+    them from the row's log-sum-exp. Raises ValueError where a result is missing,
     or has another shape or dtype than the case's.
     """
     case, sample = reference.case, reference.sample
@@ -70,7 +73,7 @@ def compare(
         _check_form(case, name, results)
     values = {name: _compared_values(name, results) for name in expected_results(case)}
     errors = {
-        name: _worst_error(reference, name, values[name], results[name].dtype, (wide or {}).get(name))
+        name: _worst_error(reference, name, values[name], results[name].dtype, (wide or {}).get(name), largest_score)
         for name in names or expected_results(case)
     }
     unwritten = tuple(name for name in expected_results(case) if not bool(values[name].isfinite().all()))
@@ -137,7 +140,7 @@ def _compared_values(name: str, results: Mapping[str, Tensor]) -> Tensor:
 
 
 def _worst_error(
-    reference: Reference, name: str, result: Tensor, dtype: torch.dtype, wide: float | None
+    reference: Reference, name: str, result: Tensor, dtype: torch.dtype, wide: float | None, largest_score: float
 ) -> TensorError:
     """Return the error of one result in the section where it is largest relative to its tolerance.
 
@@ -167,7 +170,8 @@ def _worst_error(
     total = squares.sum(1).tolist()
     relative = math.sqrt(total[0] / total[2]) if total[2] else math.sqrt(total[0])
     largest_values = (value for _, _, value, _ in largest_by_section)
-    floor: float = summation_error(case) * max(reference.cancelling_terms.get(name, 0.0), *largest_values)
+    rounding = summation_error(case) + 4 * FLOAT32_UNIT * largest_score
+    floor: float = rounding * max(reference.cancelling_terms.get(name, 0.0), *largest_values)
 
     eps, one_rounding = torch.finfo(dtype).eps, rms_of_one_rounding(dtype)
     slacks = [math.sqrt(1 + DEVIATIONS_MEAN * math.sqrt(4 / count)) for count in counts]
