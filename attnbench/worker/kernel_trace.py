@@ -28,6 +28,7 @@ FEW_SAMPLES = 10
 TOO_LONG_TO_REPEAT = 0.15  # seconds; longer calls are not made again for these tests
 SLOW_AT_FIRST = "samples much slower than a later call: it was not warm yet, or something disturbed it"
 UNWAITED = "part of it ran on another stream, and no wait for its end was seen: its time may end before its work"
+HAND_OVER = ("aten::to", "aten::resolve_conj", "aten::resolve_neg", "aten::lift_fresh")  # a cast runs _to_copy too
 UNSEEN = "no operator of torch ran in a call: what computed its results is not known"
 MAX_OVER_LATER_CALL = 1.5  # the samples' median over a later call; beyond, the samples are doubted
 
@@ -71,7 +72,7 @@ def trace_launch(
             problem = kernel_rules.find_broken_rule(case, signature, names) or _low_share_on_cpu(signature, ran, launch)
         if late := kernel_rules.first_computing_operator(operator_names(lambda: prepared.canonical(result))):
             problem = problem or f"{late} ran after the launch, while its results were only to be named"
-        return TraceFindings(result, kernel_rules.count_by_name(names), problem, None if ran else UNSEEN)
+        return TraceFindings(result, kernel_rules.count_by_name(names), problem, None if _computes(names) else UNSEEN)
     try:
         if instruments.tracer is None:
             raise Untraceable("the profiler sees no kernels here (CUPTI)")
@@ -98,6 +99,11 @@ def trace_launch(
     if not timing.host_bound and launched.span * MAX_OVER_LATER_CALL + 20e-6 < latency:
         note = SLOW_AT_FIRST
     return TraceFindings(result, kernels, problem, note)
+
+
+def _computes(names: Sequence[str]) -> bool:
+    """Whether one of these operators computes something; tensors that go to numpy and come back do not."""
+    return kernel_rules.first_computing_operator(name for name in names if name not in HAND_OVER) is not None
 
 
 def check_later_calls(instruments: Instruments, prepared: Prepared, timing: Timing) -> list[str]:
