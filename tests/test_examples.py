@@ -90,7 +90,9 @@ def measures(example: Example) -> str:
         del axes["seqlen_q"]
     if axes["nheads_k"] == axes["nheads"]:
         del axes["nheads_k"]
-    words = [f"{name} {' '.join(values)}" for name, values in axes.items() if values not in (["none"], ["0"])]
+    words = [
+        f"{name} {' '.join(values)}" for name, values in axes.items() if values not in (["none"], ["0"], ["native"])
+    ]
     return "; ".join([f"{len(cases)} cases", *words, f"backends {' '.join(backends or ['all'])}", *more])
 
 
