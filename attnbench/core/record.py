@@ -111,8 +111,9 @@ class Record:
     - "memory_peak", "memory_driver" (B): the most memory in use beyond the inputs, by torch's allocator and by the
       driver; "memory_saved" (B): what a forward keeps for its backward
     - "clock_held" (Hz): the SM clock while the calls of each batch ran; "clock_before", "clock_after" (Hz): while next
-      to nothing ran, before and after them; "clock_best" (Hz): the highest of "clock_held", rejected batches included.
-      By method 1 "clock_held" was the clock after each batch, and there were no others
+      to nothing ran, before and after them; "clock_best" (Hz): the highest of "clock_held", rejected batches included;
+      "clock_idle" (Hz): the highest of "clock_before" that this worker has read, in all its cells. By method 1
+      "clock_held" was the clock after each batch, and there were no others
     - "clock_sm", "clock_mem" (Hz), "power" (W), "temperature" (C): NVML's readings while sampling
     - "sustained" (s): one call without pauses; "sustained_power" (W) and "sustained_power_error" (a ratio)
     - "ceiling_matmul" (FLOP/s, in the case's dtype), "ceiling_copy" (B/s): the machine's own limits, read in some jobs

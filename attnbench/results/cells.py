@@ -144,21 +144,23 @@ class Cell:
 def _held_down(row: Row) -> bool:
     """Whether the clock of a row was below its best by more than CLOCK_HELD allows.
 
-    While next to nothing runs, the clock shows what the power controller allows, and is compared with the run's best:
-    before the calls, and after them where a call is longer than a burst, so that no pause within it helps. While the
-    calls run, it is lower by what the kernel draws, and is compared with the cell's own best. Without a gauge NVML's
-    limits tell.
+    While next to nothing runs, the clock shows what the power controller allows, and is compared with the best that the
+    worker has read: before the calls, and after them where a call is longer than a burst, so that no pause within it
+    helps. While the calls run, it is lower by what the kernel draws, and is compared with the cell's own best. Without
+    a gauge NVML's limits tell.
     """
-    before, held, after, best = (row.one_value(f"clock_{name}") for name in ("before", "held", "after", "best"))
-    top = row.source.run.environment.clock_max_hz
+    held = row.one_value("clock_held")
     if held is None:
         return bool(row.record.limits)
-    if before is None or after is None or best is None:  # by method 1, where `held` is the clock after the calls
+    if row.source.run.method == 1:  # where `held` is the clock after the calls
+        top = row.source.run.environment.clock_max_hz
         short = top is None or held < CLOCK_HELD * top
         return held < CLOCK_HELD * row.source.best_clock or (bool(row.record.limits) and short)
-    allowed = CLOCK_HELD * min(row.source.best_clock, top or math.inf)
-    is_long = (row.one_value("time") or 0.0) > row.source.run.policy.burst_s
-    return before < allowed or held < CLOCK_HELD * best or (is_long and after < allowed)
+    idle = [row.one_value("clock_before")]
+    if (row.one_value("time") or 0.0) > row.source.run.policy.burst_s:
+        idle.append(row.one_value("clock_after"))
+    pairs = [(held, row.one_value("clock_best")), *((clock, row.one_value("clock_idle")) for clock in idle)]
+    return any(clock is not None and best is not None and clock < CLOCK_HELD * best for clock, best in pairs)
 
 
 def cells(runs: Sequence[Run], convention: Convention = "exact", *, beside: Iterable[Run] = ()) -> list[Cell]:
@@ -215,8 +217,7 @@ def _cells_of(source: Source, keys: _Records) -> list[Cell]:
     source.rows = [cell.rows for cell in found]
     source.matmul_ceilings = {dtype: stats.median(readings) for dtype, readings in matmuls.items() if readings}
     source.copy_ceiling = stats.median(copies) if copies else None
-    name = "clock_before" if source.run.method > 1 else "clock_held"
-    clocks = (row.one_value(name) for cell in found for row in cell.ok)
+    clocks = (metrics.value("clock_held", row) for cell in found for row in cell.rows)
     source.best_clock = max(filter(None, clocks), default=0.0)
     return found
 

@@ -41,7 +41,7 @@ class Source:
     several_dtypes: bool = False  # not all cells that are reported together have one dtype
     matmul_ceilings: Mapping[str, float] = field(default_factory=dict)  # dtype -> FLOP/s, median over the run
     copy_ceiling: float | None = None  # bytes/s, median over the run
-    best_clock: float = 0.0  # Hz, the highest before a cell's calls; by method 1 after them
+    best_clock: float = 0.0  # Hz, the highest that was held for a cell
     rows: Sequence[Sequence[Row]] = ()  # the rounds of each cell
     by_span: TimedBySpan | None = None  # the cells whose latency is a span; None for a record that stands alone
     eager: Mapping[Case, Mapping[int, float]] = field(default_factory=dict)  # case -> round -> seconds of eager

@@ -135,7 +135,7 @@ class Instruments:
         with self._sampling(events, timed, policy) as sample, StateSampler(self.state) as sampler:
             times = collect_samples(sample, policy, pacer=pacer)
         readings = {f"clock_{name}": [getattr(c, name) for c in events.clocks] for name in BatchClock._fields}
-        readings = {**readings, "clock_best": [pacer.best_held] if events.clocks else [], **sampler.readings}
+        readings = {**readings, **_best_clocks(events, pacer), **sampler.readings}
         host_bound = events.host_bound or (
             policy.timer == "cupti" and self.tracer is not None and self.tracer.host_bound
         )
@@ -326,3 +326,8 @@ class Instruments:
         self.events.calibrate()
         pacer = Pacer(self.events.clocks, self.events.best_clock, CEILING.burst_s)
         return collect_samples(sample, CEILING, pacer=pacer)
+
+
+def _best_clocks(events: EventTimer, pacer: Pacer) -> dict[str, list[float]]:
+    """Return the highest clocks that a cell is compared with: of the idle device, and of the cell's own bursts."""
+    return {"clock_idle": [events.best_clock], "clock_best": [pacer.best_held]} if events.clocks else {}

@@ -131,7 +131,7 @@ class CellMeasurer(Instruments):
             return {"status": "wrong", "reason": f"it wrote to its input {changed}", "accuracy": accuracy}
         later = "after timing, " if timed else ""
         latency = stats.median(timing.measurements["time"].values) if timing else None
-        if wrong := repeated_calls.find_wrong_call(self, check, prepared, latency, memory["memory_peak"]):
+        if wrong := repeated_calls.find_wrong_call(self, check, prepared, latency, _bytes_of_results(given)):
             return self._wrong(*wrong)
         laps.end("repeats")
         renewal = reference.InputRenewal(case, given, prepared)
@@ -284,6 +284,11 @@ def _bytes_of_tensors(raw: Any) -> int:
 
     visit(raw)
     return sum(storages.values())
+
+
+def _bytes_of_results(given: Inputs) -> int:
+    """Return about as many bytes as the results of a call have: those of q, and with a backward of all inputs."""
+    return int(given.q.nbytes) if given.dout is None else given.nbytes
 
 
 def _kept_by_prepare(case: Case, given: Inputs, held: int, saved: int | None) -> int:

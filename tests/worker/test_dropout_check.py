@@ -13,9 +13,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from attnbench.backends.base import Layout, autograd_prepared
+from attnbench.backends.base import autograd_prepared
 from attnbench.core.backend import Inputs, Prepared
-from attnbench.core.case import Case, Shape
+from attnbench.core.case import Case, Layout, Shape
 from attnbench.worker import inputs, reference
 from attnbench.worker.reference import dropout_check, dropout_mask
 

@@ -66,7 +66,7 @@ def test_events_are_the_default(gpu: Gpu) -> None:
     assert {name: m.unit for name, m in timing.measurements.items()} == {
         "time": "s",
         "enqueue": "s",
-        **dict.fromkeys(("clock_before", "clock_held", "clock_after", "clock_best"), "Hz"),
+        **dict.fromkeys(("clock_before", "clock_held", "clock_after", "clock_best", "clock_idle"), "Hz"),
     }
 
 

@@ -19,23 +19,24 @@ from attnbench.core.case import Case
 
 
 class SlowAtFirst:
-    """Takes `delay` seconds more in its first ten calls, by sleeping, or by spinning on a GPU."""
+    """Takes `delay` seconds more in its first `slow_calls` calls, by sleeping, or by spinning on a GPU."""
 
-    def __init__(self, delay: float, right: Attention = attention) -> None:
+    def __init__(self, delay: float, right: Attention = attention, slow_calls: int = 10) -> None:
         self.delay = delay
+        self.slow_calls = slow_calls
         self.right = right
         self.calls = 0
-        self.later: list[float] = []  # seconds on the host of each call after the tenth
+        self.later: list[float] = []  # seconds on the host of each later call
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
         self.calls += 1
         began = time.perf_counter()
-        if self.calls <= 10 and q.is_cuda:
+        if self.calls <= self.slow_calls and q.is_cuda:
             torch.cuda._sleep(int(self.delay * 1.9e9))
-        elif self.calls <= 10:
+        elif self.calls <= self.slow_calls:
             time.sleep(self.delay)
         out = self.right(q, k, v, **options)
-        if self.calls > 10:
+        if self.calls > self.slow_calls:
             self.later.append(time.perf_counter() - began)
         return out
 

@@ -21,7 +21,7 @@ def test_wrong_in_one_call_of_some(steady_cpu: MeasuringDevice, every: int) -> N
 
 
 def test_wrong_where_calls_follow_each_other(cpu: MeasuringDevice, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fault: it is wrong where it is called within 20 ms of its last call. Found: wrong, without the flush between.
+    """Fault: it is wrong where it is called within 20 ms of its last call. Found: wrong, in calls without a pause.
 
     Before that it is right, as if all calls until then came after a pause.
     """
