@@ -279,6 +279,12 @@ def first_call(row: Row) -> float | None:
     return row.one_value("first_call")
 
 
+@metric("Time to measure", "s", None, formats.duration)
+def seconds(row: Row) -> float | None:
+    """Wall time of the whole job: checks, memory, samples and trace. A report of it adds where the time went."""
+    return row.record.seconds
+
+
 @metric("Error", "", "lower", formats.digits)
 def error(row: Row) -> float | None:
     """Largest error over what is allowed, of all results; above 1 is wrong."""

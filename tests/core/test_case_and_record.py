@@ -93,7 +93,7 @@ def rich_record() -> Record:
         version="3.6.0", limits=("thermal",), span=(8e-6, 9e-6), enqueue=4e-6, turns_graph=(7e-6, 8e-6),
         sustained_power_error=0.01, ceiling_matmul=7e14, ceiling_copy=4e12, l2="unproven", timer="cupti",
         kernels={"_forward": 1, "Memset (Device)": 2}, others=("train (pid 12)",), ecc_errors=3, host_bound=True,
-        notes=("cross-check: graph: no", "sustained: not steady within 7 s"),
+        notes=("cross-check: graph: no", "sustained: not steady within 7 s"), phases={"timing": 0.3, "check": 0.1},
     )  # fmt: skip
 
 

@@ -247,6 +247,24 @@ def test_readings_of_the_gauge_repeat(instruments: Instruments) -> None:
     assert short == [pytest.approx(gauge.spun_hz(), rel=0.005)] * 20
 
 
+def test_a_writing_flush_slows_the_next_launch(instruments: Instruments) -> None:
+    """A decode step after a flush that writes waits until L2 is written back; after one that reads it does not."""
+    events, flush = instruments.events, instruments.flush
+    assert events is not None
+    q = torch.randn(1, 32, 1, 128, device="cuda", dtype=torch.bfloat16)
+    k, v = (torch.randn(1, 32, 16384, 128, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+    launch = partial(torch.nn.functional.scaled_dot_product_attention, q, k, v)
+    found: dict[str, list[float]] = {"writes": [], "reads": []}
+    for _ in range(8):
+        for name, before in (("writes", flush.buffer.zero_), ("reads", flush)):
+            events.before = before
+            found[name].append(stats.median(events.samples(launch, 24)))
+    events.before = flush
+    writes, reads = (stats.median(found[name]) * 1e6 for name in found)
+    print(f"after a flush that writes {writes:.1f} us, that reads {reads:.1f} us")
+    assert reads < writes
+
+
 TWINS = """
 import torch
 import torch.nn.functional as F

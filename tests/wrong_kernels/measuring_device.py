@@ -28,6 +28,7 @@ from attnbench.worker.serve import Worker
 CPU = Device("cpu", 0, "CPU", 2**34, 2**34, l2=2**16)
 POLICY = Policy(l2="warm", warmup_s=0.0, min_samples=8, min_seconds=0.0, max_seconds=0.05, target=1.0)
 NOISE = ("Noisy", "Getting slower", "Still getting faster", "Few samples", "L2 not proven")  # may appear by chance
+OF_ANY_RECORD = ("How far processes differ", "Uncertainty of the latency")  # what a report says of any figure here
 SDP = ("math", "mem_efficient", "flash", "cudnn")
 
 
@@ -90,13 +91,15 @@ class MeasuringDevice:
         return self.cell(record).value(metric)
 
     def cautions(self, record: Record, policy: Policy | None = None) -> list[str]:
-        """Return what the report tells a reader to doubt."""
+        """Return what the report tells a reader to doubt of the record."""
         run = self.run(record, policy)
-        return [str(c) for c in cautions(cells([run]), [run])]
+        said = [str(c) for c in cautions(cells([run]), [run])]
+        return [text for text in said if not text.startswith(OF_ANY_RECORD)]
 
     def facts(self, record: Record, policy: Policy | None = None) -> list[str]:
-        """Return what the report tells a reader to know."""
-        return [str(c) for c in facts(cells([self.run(record, policy)]))]
+        """Return what the report tells a reader to know of the record."""
+        said = [str(c) for c in facts(cells([self.run(record, policy)]))]
+        return [text for text in said if not text.startswith(OF_ANY_RECORD)]
 
     def objections(self, record: Record, policy: Policy | None = None) -> list[str]:
         """Return what marks the record as wrong or doubtful: its status, and the report's cautions and facts except

@@ -11,6 +11,7 @@ from attnbench.analysis.summary.cautions import cautions
 from attnbench.analysis.summary.facts import facts
 from attnbench.analysis.summary.grids import LINES, grids
 from attnbench.analysis.summary.machine_summary import machines
+from attnbench.analysis.summary.phases import phases
 from attnbench.analysis.summary.reasons import reasons
 from attnbench.core.record import Run
 from attnbench.report.document import Document
@@ -32,7 +33,10 @@ def document(
         title=", ".join(dict.fromkeys(cell.device for cell in cells)) or "no records",
         answer=answer(cells, runs),
         machines=tuple(machines(cells)),
-        blocks=tuple(grids(cells, metrics, by, lines=lines)) if cells else (),
+        blocks=(
+            *(grids(cells, metrics, by, lines=lines) if cells else ()),
+            *(phases(cells) if "seconds" in metrics else ()),
+        ),
         reasons=tuple(reasons(cells)),
         cautions=tuple(cautions(cells, runs)),
         facts=tuple(facts(cells)),

@@ -18,14 +18,15 @@ if TYPE_CHECKING:
 
 MIN_FLUSH = 64 * 2**20  # bytes; also the size where the device does not say how large its L2 is
 MIN_GAIN = 0.3  # share of the time that the memory needs for the operand; a cache twice as fast gives 0.5
-REPEATS = 20  # samples of each read
+TURNS = 4
+REPEATS = 10  # samples of each read in a turn
 
 
 class L2Flush:
     """Reads a buffer of twice the size of L2, and of 64 MiB at least.
 
-    A flush that writes leaves L2 full of lines that the next launch must have written back: on an H100, a decode step
-    of 97 us then takes 108 us, and cuDNN's forward of 61.3 us takes 62.8 (docs/measuring.md).
+    A flush that writes leaves L2 full of lines that the next launch must have written back
+    (test_a_writing_flush_slows_the_next_launch).
     """
 
     def __init__(self, device: torch.device, l2_bytes: int) -> None:
@@ -46,12 +47,16 @@ def observed_state(timer: Timer, device: torch.device, l2_bytes: int, bandwidth:
     """
     nbytes, read = make_reader(device, l2_bytes)
     read()
-    with_before = _median(timer, read)
-    before, timer.before = timer.before, read
+    before = timer.before
+    found: tuple[list[float], list[float]] = [], []
     try:
-        cached = _median(timer, read)
+        for _ in range(TURNS):  # in turns, since the clock moves from one moment to the next
+            for ahead, values in zip((before, read), found, strict=True):
+                timer.before = ahead
+                values += _samples(timer, read)
     finally:
         timer.before = before
+    with_before, cached = map(stats.median, found)
     return "cold" if with_before - cached > MIN_GAIN * nbytes / bandwidth else "warm"
 
 
@@ -69,8 +74,8 @@ def make_reader(device: torch.device, l2_bytes: int) -> tuple[int, Callable[[], 
     return nbytes, read
 
 
-def _median(timer: Timer, launch: Callable[[], Any]) -> float:
+def _samples(timer: Timer, launch: Callable[[], Any]) -> list[float]:
     values: list[float] = []
     while len(values) < REPEATS:
         values += timer.samples(launch, REPEATS - len(values))
-    return stats.median(values)
+    return values
