@@ -11,6 +11,7 @@ root is needed. What cannot be read is None. Facts of the host are in run/host_f
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections.abc import Callable
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 
 IDLE_SECONDS = 2.0  # NVML's utilisation is an average over 1/6 to 1 s
 SAMPLES = 20
+SPINS, SPIN_SECONDS = 20, 0.05  # in which the gauge and NVML read the clock
 REASONS = {**LIMITS, 0x2: "application clocks", 0x10: "sync boost", 0x100: "display clocks"}  # nvml.h
 
 
@@ -38,15 +40,37 @@ def examine(measurer: CellMeasurer) -> dict[str, Any]:
     state = measurer.state if measurer.state.available else None
     processes = _process_facts(state) if state else None
     found: dict[str, Any] = {"instruments": _instrument_facts(measurer)}
-    held = _clock_held(measurer.events.gauge) if measurer.events else None
-    found["nvml"] = {**_nvml_facts(state), "clock_held": held, "processes": processes} if state else None
+    found["nvml"] = None
+    if state and measurer.events:
+        clock = _clock_facts(measurer.events.gauge, state)
+        found["nvml"] = {**_nvml_facts(state), **clock, "processes": processes}
     return found
 
 
-def _clock_held(gauge: ClockGauge) -> float | None:
-    """Return the SM clock in Hz while next to nothing runs on the awakened device; None where there is no gauge."""
+def _clock_facts(gauge: ClockGauge, state: GpuState) -> dict[str, Any]:
+    """Return the SM clock over a second of spinning, in Hz, by the gauge and by NVML, and the fault of the gauge.
+
+    "clock_held" is by the gauge, "clock_told" by NVML over the second half, as it lags by up to 0.1 s. Either is None
+    where there is none.
+    """
     gauge.wake()
-    return gauge.spun_hz()
+    if gauge.fault:
+        return {"clock_held": None, "clock_told": None, "gauge_fault": gauge.fault}
+    gauge.held_hz()  # forgets what was counted before
+    gauge.begin()
+    for _ in range(SPINS):
+        gauge.spin(SPIN_SECONDS)
+    gauge.end()
+    readings, ends = [], time.monotonic() + 0.9 * SPINS * SPIN_SECONDS
+    while time.monotonic() < ends:
+        time.sleep(SPIN_SECONDS)
+        readings.append(state.clock_hz())
+    told = [clock for clock in readings[len(readings) // 2 :] if clock]
+    return {
+        "clock_held": gauge.held_hz(),
+        "clock_told": math.fsum(told) / len(told) if told else None,
+        "gauge_fault": "",
+    }
 
 
 def _process_facts(state: GpuState) -> dict[str, Any]:

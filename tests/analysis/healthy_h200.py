@@ -70,7 +70,8 @@ def facts(**changes: Any) -> dict[str, Any]:
     """Return the facts of a healthy H200, with some of NVML's answers changed."""
     gpu = state(**changes)
     with mock.patch.object(machine_facts, "IDLE_SECONDS", 0.0):
-        nvml = {**machine_facts._nvml_facts(gpu), "clock_held": 1.98e9, "processes": machine_facts._process_facts(gpu)}
+        clock = {"clock_held": 1.98e9, "clock_told": 1.98e9, "gauge_fault": ""}
+        nvml = {**machine_facts._nvml_facts(gpu), **clock, "processes": machine_facts._process_facts(gpu)}
     return {
         "asked": "auto",
         "host": HOST,

@@ -21,9 +21,7 @@ from builders import CPU, H200, environment
 def test_a_healthy_machine_has_nothing_but_ok() -> None:
     found = judged(facts())
     assert complaints(found) == []
-    of_gpu = (
-        "NVML|persistence|SM clock|power limit|other processes|MIG|memory errors|temperature|throttling|instruments|L2"
-    )
+    of_gpu = "NVML|persistence|SM clock|clock gauge|power limit|other processes|MIG|memory errors|temperature|throttling|instruments|L2"
     assert [f.check for f in found] == ["software", *of_gpu.split("|"), "load", "CPU governor", "container limit"]
     assert not any(f.todo for f in found)
     text = " ".join(f.found for f in found)
@@ -54,7 +52,15 @@ BUSY = SimpleNamespace(gpu=60)
     [
         (facts(nvmlDeviceGetPersistenceMode=0), "persistence", "warning", "off", "sudo nvidia-smi -pm 1"),
         (facts(nvmlDeviceGetApplicationsClock=1200), "SM clock", "warning", "1200 MHz, 1980 by default", "-rac"),
-        (changed("nvml", clock_held=1.5e9), "SM clock", "warning", "1500 of 1980 MHz", "-rgc"),
+        (changed("nvml", clock_held=1.5e9, clock_told=1.5e9), "SM clock", "warning", "1500 of 1980 MHz", "-rgc"),
+        (
+            changed("nvml", clock_held=2.078e9),
+            "clock gauge",
+            "warning",
+            "counts 2078 MHz over a second (NVML: 1980)",
+            "wrong",
+        ),
+        (changed("nvml", clock_held=None, gauge_fault="torch 2.5 cannot"), "clock gauge", "warning", "2.5", "2.9"),
         (
             facts(nvmlDeviceGetEnforcedPowerLimit=450_000),
             "power limit",

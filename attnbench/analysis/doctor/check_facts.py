@@ -60,7 +60,7 @@ def _software(environment: Environment, driver_cuda: str | None) -> dict[str, An
 
 def _gpu(nvml: Mapping[str, Any]) -> dict[str, Any]:
     """Return NVML's facts. `others`: the other processes on the GPU; `busy`: its use by them; `who` computes."""
-    names = ("clock", "clock_held", "clock_max", "clock_application", "clock_default")
+    names = ("clock", "clock_held", "clock_told", "clock_max", "clock_application", "clock_default")
     clocks = {name: (nvml[name] or 0) / 1e6 for name in names}
     limits, rows, errors_ever = ", ".join(nvml["reasons"] or ()), nvml["rows"] or {}, nvml["ecc_errors_ever"]
     remapped = rows.get("corrected", 0) + rows.get("uncorrected", 0)

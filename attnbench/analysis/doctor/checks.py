@@ -21,6 +21,7 @@ LEVELS: tuple[Level, ...] = get_args(Level)
 
 BUSY = 0.02  # of the GPU while attnbench lets it idle; a desktop's share is less
 SLOW_CLOCK = 0.97  # of the highest; clocks come in steps of 1 %
+SAME_CLOCK = 0.015  # of each other; a cold H100 runs at 1995 MHz where NVML says 1980
 HOT, TOO_HOT = 15.0, 5.0  # degrees below where the clock is lowered, while the GPU is all but idle
 THROTTLED = frozenset({"hardware slowdown", "thermal", "hardware thermal", "power brake"})  # by heat, or by the supply
 LOADED, OVERLOADED = 0.25, 0.75  # of the cores, by other processes
@@ -65,6 +66,7 @@ def judge(facts: Mapping[str, Any]) -> list[Finding]:
 ok, warning, unfit = partial(Rule, "ok"), partial(Rule, "warning"), partial(Rule, "unfit")
 NOT_TOLD = ok("not told here", when=None)  # for a fact that is None, where the check has no rule for it
 CLOCK = "{clock:.0f} of {clock_max:.0f} MHz while next to nothing runs"
+GAUGE = "counts {clock_held:.0f} MHz over a second (NVML: {clock_told:.0f})"
 HEAT = "{temperature:.0f} C while next to nothing runs, {temperature_margin:.0f} below where the clock is lowered"
 LIMITS = "{limits}, while next to nothing runs"
 LOAD = "{load:.1f} on {cores} cores over the last minute"
@@ -114,6 +116,16 @@ CHECKS: Mapping[tuple[str, str], tuple[Rule, ...]] = {
         ),
         ok(CLOCK, when=lambda f: f.clock >= SLOW_CLOCK * f.clock_max),
         warning(CLOCK + " ({slow_because})", "figures are of that clock; sudo nvidia-smi -rgc, unless it is meant"),
+    ),
+    ("clock gauge", "gauge_fault"): (
+        warning(
+            "{gauge_fault}",
+            "NVML's clock counts, which lags, and every burst is followed by a pause; torch 2.9 can compile the gauge",
+            when=lambda f: f.gauge_fault,
+        ),
+        ok("counts {clock_held:.0f} MHz over a second", when=lambda f: not f.clock_told),
+        ok(GAUGE, when=lambda f: abs(f.clock_held / f.clock_told - 1) <= SAME_CLOCK),
+        warning(GAUGE, "one of the two is wrong: do not trust -m clock_held, cycles, and what marks cells ~"),
     ),
     ("power limit", "power_limit"): (
         ok("{power_limit:.0f} W", when=lambda f: f.power_default is None),
