@@ -49,7 +49,7 @@ def shape(seqlen: int = 1024, **changes: int) -> Shape:
 
 def case(seqlen: int = 1024, *, dtype: Any = "bf16", direction: Any = "fwd", causal: bool = False, **rest: Any) -> Case:
     """Return a case of `shape`; other fields of the case and of its shape are changed by their names."""
-    own = {name: rest.pop(name) for name in ("window_size", "softcap", "dropout_p", "layout") if name in rest}
+    own = {name: rest.pop(name) for name in ("window_size", "softcap", "dropout_p", "layout", "data") if name in rest}
     return Case(shape(seqlen, **rest), dtype, direction, causal, **own)
 
 

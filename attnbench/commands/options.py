@@ -15,7 +15,7 @@ import typer
 
 from attnbench.commands import complete
 from attnbench.commands.shared import one_of
-from attnbench.core.case import DIRECTIONS, DTYPES, LAYOUTS
+from attnbench.core.case import DATA, DIRECTIONS, DTYPES, LAYOUTS
 
 shape = partial(typer.Option, rich_help_panel="What to measure (lists multiply; each option replaces the suite's)")
 how = partial(typer.Option, rich_help_panel="How to measure")
@@ -165,6 +165,15 @@ class WhatToMeasure:
             help="How q, k and v lie in memory: native (as each backend likes them, copies untimed), bshd, bhsd, "
             "packed (views of one tensor). But for native, what a backend copies is timed.",
             autocompletion=complete.several(LAYOUTS),
+        ),
+    ] = None
+    data: Annotated[
+        str | None,
+        shape(
+            metavar="NAMES",
+            help="The values of the inputs: normal, outliers (a large channel, and keys that take much of the "
+            "attention), uniform, zeros. The time depends on them.",
+            autocompletion=complete.several(DATA),
         ),
     ] = None
 

@@ -11,7 +11,7 @@ import typer
 
 from attnbench.commands import complete, options, output
 from attnbench.commands.shared import live
-from attnbench.core.case import DIRECTIONS, DTYPES, LAYOUTS
+from attnbench.core.case import DATA, DIRECTIONS, DTYPES, LAYOUTS
 from attnbench.core.errors import EXIT_NOTHING_MEASURED
 
 one = partial(typer.Option, rich_help_panel="The case (one value each)")
@@ -54,6 +54,10 @@ class OneCase:
     layout: Annotated[
         str | None,
         one(metavar="NAME", help="native (default), bshd, bhsd or packed.", autocompletion=complete.one(LAYOUTS)),
+    ] = None
+    data: Annotated[
+        str | None,
+        one(metavar="NAME", help="normal (default), outliers, uniform or zeros.", autocompletion=complete.one(DATA)),
     ] = None
 
     @property

@@ -20,6 +20,9 @@ DIRECTIONS: tuple[Direction, ...] = get_args(Direction)
 Layout = Literal["native", "bshd", "bhsd", "packed"]
 LAYOUTS: tuple[Layout, ...] = get_args(Layout)
 
+Data = Literal["normal", "outliers", "uniform", "zeros"]
+DATA: tuple[Data, ...] = get_args(Data)
+
 # Bytes of one element of q, k and v, by dtype.
 ITEMSIZE: Mapping[str, int] = {"bf16": 2, "fp16": 2, "fp32": 4, "fp8": 1}
 # Bytes of one element of out and of the gradients, by dtype. A result of an fp8 case is bf16.
@@ -74,6 +77,7 @@ class Case:
     softcap: float = 0.0  # scores become softcap * tanh(score / softcap); 0: off
     dropout_p: float = 0.0  # probability that an attention weight is dropped; 0: off
     layout: Layout = "native"  # how q, k and v lie in memory: core/layouts.py
+    data: Data = "normal"  # the values of q, k, v and dout: worker/inputs.py
 
     @cached_property
     def key(self) -> str:

@@ -14,7 +14,7 @@ from typing import Annotated, Any, NamedTuple
 import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
-from attnbench.core.case import DIRECTIONS, DTYPES, LAYOUTS, Case, Shape
+from attnbench.core.case import DATA, DIRECTIONS, DTYPES, LAYOUTS, Case, Shape
 from attnbench.core.errors import UserError, did_you_mean
 from attnbench.core.sizes import (
     Window,
@@ -72,6 +72,7 @@ class Axes(BaseModel):
     softcap: Text | None = None
     dropout: Text | None = None
     layout: Text | None = None
+    data: Text | None = None
 
 
 def overlay(below: Axes, above: Axes) -> Axes:
@@ -142,6 +143,7 @@ AXES: Mapping[str, Axis] = {  # by the fields of Axes
     "softcap": Axis(partial(parse_numbers, what="softcap"), lambda c: c.softcap, "{:g}".format, 0.0),
     "dropout": Axis(partial(parse_numbers, what="dropout", below=1), lambda c: c.dropout_p, "{:g}".format, 0.0),
     "layout": Axis(partial(_parse_names, known=LAYOUTS, what="layout"), lambda c: c.layout, usual="native"),
+    "data": Axis(partial(_parse_names, known=DATA, what="data"), lambda c: c.data, usual="normal"),
 }
 
 
@@ -163,13 +165,14 @@ def expand(axes: Axes, tokens: Item | None, hidden: Item | None) -> list[Case]:
     total = parse_size(str(tokens), "tokens") if tokens is not None else 16384
     width = parse_size(str(hidden), "hidden") if hidden is not None else 2048
     masks = list(dict.fromkeys(_mask(causal, window) for causal in values["causal"] for window in values["window"]))
-    rest = ("softcap", "dropout", "layout", "direction", "nheads", "nheads_k", "seqlen", "seqlen_q", "batch")
+    rest = ("softcap", "dropout", "layout", "data", "direction", "nheads", "nheads_k", "seqlen", "seqlen_q", "batch")
     product = [values["dtype"], values["headdim"], masks, *(values[name] for name in rest)]
     count = math.prod(map(len, product))
     if count > MAX_CASES:
         raise UserError(f"that is {count} cases, more than the {MAX_CASES} that a run may have; give fewer sizes")
     cases = []
-    for dtype, (d, dv), (mask, window), cap, drop, layout, direction, n, nk, sk, sq, b in itertools.product(*product):
+    for dtype, (d, dv), (mask, window), cap, drop, layout, data, *rest_of_it in itertools.product(*product):
+        direction, n, nk, sk, sq, b = rest_of_it
         heads = n or max(1, width // d)
         heads_k = nk or heads
         if heads % heads_k:
@@ -178,7 +181,7 @@ def expand(axes: Axes, tokens: Item | None, hidden: Item | None) -> list[Case]:
                 "choose a divisor, or give --nheads too"
             )
         shape = Shape(b or max(1, total // sk), sq or sk, sk, heads, heads_k, d, dv)
-        cases.append(Case(shape, dtype, direction, mask, window, cap, drop, layout))
+        cases.append(Case(shape, dtype, direction, mask, window, cap, drop, layout, data))
     return cases
 
 

@@ -1,25 +1,39 @@
-"""The inputs of a case: seeded random tensors. One case and seed give the same values in every worker of a machine."""
+"""The inputs of a case: seeded random tensors. One case and seed give the same values in every worker of a machine.
+
+By `Case.data` they are:
+
+- normal: standard normal.
+- uniform: between -sqrt(3) and sqrt(3), of standard deviation 1 too, without large values.
+- outliers: standard normal, but for column 0 of q and k, which is the same in all tokens, and larger in the first seven
+  keys, key 0 most. Trained models have such channels (Dettmers et al., "LLM.int8()", arXiv 2208.07339; Sun et al.,
+  "Massive activations in large language models", arXiv 2402.17762), and their first tokens take much of the attention
+  as sinks (Xiao et al., "Efficient streaming language models with attention sinks", arXiv 2309.17453).
+- zeros: all zeros, dout too.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import hashlib
 import json
+import math
 from typing import TYPE_CHECKING
 
 from attnbench.core.backend import Inputs, torch_dtype
-from attnbench.core.case import Case
+from attnbench.core.case import Case, Data
 from attnbench.core.layouts import find_packed, lay_out
+from attnbench.worker.reference.hard_inputs import set_sinks
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+UNIFORM = math.sqrt(3)
+
 
 def make(case: Case, device: str, seed: int) -> Inputs:
-    """Return standard normal inputs of a case on `device`; dout only where the case has a backward.
+    """Return the inputs of a case on `device`, with its data; dout only where the case has a backward.
 
-    Forward and backward of one shape and dtype get the same q, k and v, in whatever layout. Zeros would draw less power
-    and run faster.
+    Forward and backward of one shape and dtype get the same q, k and v, in whatever layout.
     """
     import torch
 
@@ -27,15 +41,22 @@ def make(case: Case, device: str, seed: int) -> Inputs:
     text = json.dumps([dataclasses.asdict(s), case.dtype, seed], sort_keys=True)
     generator = torch.Generator(device).manual_seed(int.from_bytes(hashlib.sha256(text.encode()).digest()[:7], "big"))
 
-    def normal(*size: int) -> Tensor:
-        return torch.randn(size, generator=generator, device=device, dtype=torch_dtype(case))
+    def values(*size: int) -> Tensor:
+        t = torch.empty(size, device=device, dtype=torch_dtype(case))
+        if case.data == "zeros":
+            return t.zero_()
+        if case.data == "uniform":
+            return t.uniform_(-UNIFORM, UNIFORM, generator=generator)
+        return t.normal_(generator=generator)
 
     given = Inputs(
-        q=normal(s.batch, s.seqlen_q, s.nheads, s.headdim),
-        k=normal(s.batch, s.seqlen_k, s.nheads_k, s.headdim),
-        v=normal(s.batch, s.seqlen_k, s.nheads_k, s.headdim_v),
-        dout=normal(s.batch, s.seqlen_q, s.nheads, s.headdim_v) if case.has_backward else None,
+        q=values(s.batch, s.seqlen_q, s.nheads, s.headdim),
+        k=values(s.batch, s.seqlen_k, s.nheads_k, s.headdim),
+        v=values(s.batch, s.seqlen_k, s.nheads_k, s.headdim_v),
+        dout=values(s.batch, s.seqlen_q, s.nheads, s.headdim_v) if case.has_backward else None,
     )
+    if case.data == "outliers":
+        set_sinks(case, given)
     return lay_out(case.layout, given)
 
 
@@ -51,18 +72,23 @@ def first_changed(given: Inputs, fresh: Inputs) -> str | None:
     return next((name for name, tensor, expected in pairs if not bool((tensor == expected).all())), None)
 
 
-def find_flaw(given: Inputs) -> str | None:
-    """Return why these inputs must not be timed, in one line; None where nothing is wrong.
+def find_flaw(given: Inputs, data: Data = "normal") -> str | None:
+    """Return why these inputs must not be timed as `data`, in one line; None where nothing is wrong.
 
-    Looks at some ten thousand values of each tensor. Zeros and constants draw less power and run up to 13 % faster;
-    results of inputs that are not finite cannot be compared with a reference.
+    Looks at some ten thousand values of each tensor. Zeros and constants draw less power and run up to 13 % faster, so
+    only who asks for zeros gets them; results of inputs that are not finite cannot be compared with a reference.
     """
     for name, tensor in vars(given).items():
         if tensor is None:
             continue
-        some = tensor.flatten()[:: max(1, tensor.numel() // 2**14)].float()
+        step = max(1, tensor.numel() // 2**14) | 1  # odd: of every column, where headdim is a power of two
+        some = tensor.flatten()[::step].float()
         if not bool(some.isfinite().all()):
             return f"inputs: {name} has values that are not finite"
+        if data == "zeros":
+            if bool(some.any()):
+                return f"inputs: {name} is not all zeros"
+            continue
         if some.numel() > 16 and float(some.std()) < 0.5:
             return f"inputs: {name} hardly varies (standard deviation {float(some.std()):.2g}, 1 expected)"
         if (zeros := float((some == 0).float().mean())) > 0.01:

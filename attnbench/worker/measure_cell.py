@@ -77,7 +77,7 @@ class CellMeasurer(Instruments):
         laps.end("ceilings")
         given = inputs.make(case, str(self.device), policy.seed)
         laps.end("inputs")
-        if flaw := inputs.find_flaw(given):
+        if flaw := inputs.find_flaw(given, case.data):
             return {"status": "failed", "reason": flaw}
         began, errors = time.time(), self.state.ecc_errors()
         with self.memory.job_window():
@@ -161,11 +161,13 @@ class CellMeasurer(Instruments):
             timing.notes += kernel_trace.check_later_calls(self, prepared, timing)
         del prepared, checked, renewal, original
         long_on_cpu = self.device.type == "cpu" and latency is not None and latency > kernel_trace.TOO_LONG_TO_REPEAT
-        if not case.dropout_p and not long_on_cpu:
+        is_hard_checked = not case.dropout_p and not long_on_cpu
+        if is_hard_checked:
             hard = reference.check_hard_inputs(case, self.device, partial(backend.prepare, case))
             if not hard.ok:
                 return self._wrong(hard, "on hard inputs: ")
         laps.end("hard inputs")
+        check.notes += notes_on_data(case, is_hard_checked)
         if timing is None:
             return {"status": "ok", "accuracy": accuracy, "kernels": traced.kernels, "notes": tuple(check.notes)}
         measurements = {**timing.measurements, "first_call": Measurement("s", (first_call,)), **limits}
@@ -267,6 +269,14 @@ class CellMeasurer(Instruments):
 
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
+
+
+def notes_on_data(case: Case, is_hard_checked: bool) -> tuple[str, ...]:
+    """Return the notes on what the check of a case with such data tells, as sentences."""
+    if case.data != "zeros":
+        return ()
+    only = "only the launch on hard inputs" if is_hard_checked else "nothing"
+    return (f"data zeros: every right result is 0, so that {only} tells a kernel that writes zeros",)
 
 
 def _bytes_of_tensors(raw: Any) -> int:

@@ -28,7 +28,7 @@ from attnbench.core.json import to_json
 from attnbench.core.policy import Policy
 from attnbench.worker import inputs, kernel_trace, reference
 from attnbench.worker.measure.cupti import Untraceable
-from attnbench.worker.measure_cell import CellMeasurer, signature
+from attnbench.worker.measure_cell import CellMeasurer, notes_on_data, signature
 
 RANGE = "attnbench.call"
 MAX_TRACED_CALLS = 20
@@ -81,7 +81,12 @@ def _profile(measurer: CellMeasurer, backend: Backend, case: Case, trace: str | 
     wrong = wrong or check.check_renewed(renewal, original, prepared.canonical(traced.result)).problem()
     renewal.restore()
     wrong = wrong or check.check_restored(prepared.canonical(checked.launch())).problem()
-    notes = [*check.notes, *timing.notes, *([traced.note] if traced.note else [])]
+    notes = [
+        *check.notes,
+        *notes_on_data(case, is_hard_checked=False),
+        *timing.notes,
+        *([traced.note] if traced.note else []),
+    ]
     del check, original, traced
     latency = stats.median(timing.measurements["time"].values)
     on_cuda = measurer.device.type == "cuda"

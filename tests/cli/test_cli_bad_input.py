@@ -29,6 +29,7 @@ BAD_OPTIONS = {
     "--batch=0": "batch: 0 is not at least 1",
     "--tokens=lots": "tokens: 'lots' is not a size",
     "--softcap=hot": "softcap: 'hot' is not a number; write 30, or none",
+    "--data=zero": "data: unknown data 'zero'; did you mean \"zeros\"?",
     "--layout=sbhd": "layout: unknown layout 'sbhd'; did you mean \"bshd\"?",
     "--dropout=lots": "dropout: 'lots' is not a number; write 0.1, or none",
     "--tokens=4k --batch=2": "--batch and --tokens both set the batch size",

@@ -52,6 +52,7 @@ def test_every_field_is_in_the_key() -> None:
         {"softcap": 1.0},
         {"dropout_p": 0.1},
         {"layout": "packed"},
+        {"data": "zeros"},
         *({"shape": replace(PLAIN.shape, **{f.name: 32})} for f in dataclasses.fields(Shape) if f.name != "nheads_k"),
         {"shape": replace(PLAIN.shape, nheads_k=8)},
     ]

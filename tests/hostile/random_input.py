@@ -291,6 +291,7 @@ VALUES: Mapping[str, Sequence[str]] = {
     "--window": ("none,1k", "512/0", "512/open", "open/0"),
     "--softcap": ("none,30", "30", "0.5"),
     "--dropout": ("none,0.1", "0.1", "0.999999"),
+    "--data": ("normal", "normal,outliers", "uniform,zeros"),
     "--layout": ("native", "bshd,bhsd", "packed"),
     "--device": ("fake", "fake", "fake", "cpu", "auto", "cuda:0"),
     "--time-limit": ("10m", "1s", "0.001"),

@@ -381,6 +381,12 @@ def test_layouts_are_an_axis_and_packed_has_one_length_and_one_headdim() -> None
         cases({"axes": {**AXES, "headdim": "192-128", "layout": "packed"}})
 
 
+def test_data_are_an_axis_and_other_cases_keep_their_keys() -> None:
+    found = cases({"axes": {**AXES, "data": ["normal", "zeros"]}})
+    assert {c.data for c in found} == {"normal", "zeros"}
+    assert {c.key for c in found if c.data == "normal"} == {c.key for c in cases({"axes": AXES})}
+
+
 def test_excluding_and_adding_by_window_softcap_and_dropout() -> None:
     axes = {**AXES, "causal": True, "window": ["none", "1k"], "softcap": ["none", 30], "dropout": ["none", 0.1]}
     found = cases({"axes": axes, "exclude": [{"window": "1k", "dropout": 0.1}, {"softcap": 30, "window": "none"}]})

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from attnbench.core.backend import Inputs
-from attnbench.core.case import LAYOUTS, Case, Layout, Shape
+from attnbench.core.case import DATA, LAYOUTS, Case, Data, Layout, Shape
 from attnbench.core.layouts import find_packed, parts_of_packed
 from attnbench.worker import inputs
 
@@ -72,6 +72,35 @@ def test_the_packed_tensor_is_found_by_address_and_strides() -> None:
     assert all(torch.equal(a, b) for a, b in zip(parts_of_packed(qkv, 2), (given.q, given.k, given.v), strict=True))
     assert find_packed(dataclasses.replace(given, v=given.v.clone())) is None
     assert find_packed(dataclasses.replace(given, k=given.v, v=given.k)) is None
+
+
+@pytest.mark.parametrize("data", DATA)
+@pytest.mark.parametrize("dtype", ["fp32", "bf16", "fp16", "fp8"])
+def test_data_are_what_was_asked_for(data: Data, dtype: str) -> None:
+    """Own inputs have no flaw, the inputs of zeros are refused for all other data, and those of others for zeros."""
+    shape = dataclasses.replace(SHAPE, seqlen_q=2048, seqlen_k=2**14)  # so long that not every value is looked at
+    direction = "fwd" if dtype == "fp8" else "bwd"
+    given = inputs.make(Case(shape, dtype, direction, data=data), "cpu", 0)  # type: ignore[arg-type]
+    assert inputs.find_flaw(given, data) is None
+    for other in set(DATA) - {data}:
+        if "zeros" in (data, other):
+            assert "q " in str(inputs.find_flaw(given, other))
+    spread = {"normal": 1.0, "uniform": 1.0, "zeros": 0.0}
+    for t in tensors(given):
+        if data in spread:
+            assert float(t.float().std()) == pytest.approx(spread[data], abs=0.01)
+    largest = {"normal": 3.5, "uniform": 1.732, "zeros": 0.0, "outliers": 56.0}[data]
+    assert float(given.k.abs().max()) == pytest.approx(largest, rel=0.6 if data == "normal" else 0.02)
+
+
+def test_outliers_are_a_channel_and_the_first_keys_are_sinks() -> None:
+    """One query on 16k keys, as a decode: key 0 takes about half of the attention."""
+    case = Case(Shape(1, 64, 2**14, 1, 1, 128, 128), "fp32", "fwd", data="outliers")
+    given = inputs.make(case, "cpu", 0)
+    assert bool((given.k[:, 7:, :, 0] == 28).all())
+    p = torch.softmax(given.q[0, :, 0] @ given.k[0, :, 0].T * case.softmax_scale, -1).mean(0)
+    assert 0.25 < float(p[0]) < 0.75
+    assert p[:7].argsort(descending=True).tolist()[:2] == [0, 1]
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16", "fp16"])

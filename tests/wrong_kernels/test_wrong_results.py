@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
@@ -16,7 +17,7 @@ from measuring_device import CPU, Clock, MeasuringDevice, case, measuring_device
 
 from attnbench.backends.function import Function
 from attnbench.backends.limits import TORCH_LIMITS
-from attnbench.core.case import Case
+from attnbench.core.case import DATA, Case
 from attnbench.core.policy import Policy
 from attnbench.core.record import Accuracy
 from attnbench.worker import reference
@@ -462,3 +463,46 @@ def test_changes_its_inputs(steady_cpu: MeasuringDevice, kernel: Any) -> None:
     record = steady_cpu.measure(kernel, case())
     assert record.status == "wrong"
     assert str(record.reason).startswith(IN_A_LATER_LAUNCH)
+
+
+# Other data than standard normal
+
+
+@pytest.mark.parametrize("data", DATA)
+@pytest.mark.parametrize(("direction", "causal"), [("fwd", False), ("bwd", False), ("bwd", True)])
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+@BUDGETS
+def test_right_kernels_pass_on_all_data(
+    steady_cpu: MeasuringDevice, set_budget: Any, budget: int, causal: bool, dtype: str, direction: str, data: str
+) -> None:
+    """No fault: attention by its definition and torch's fused one. ok on all data, with a note on zeros alone."""
+    set_budget(budget)
+    sizes = {"nheads": 2, "nheads_k": 2}
+    which = replace(case(direction, 256, dtype, causal, **sizes), data=data)
+    for attention in (right_attention.attention, right_attention.fused):
+        record = steady_cpu.measure(attention, which, QUICK)
+        assert record.status == "ok", record.reason
+        assert any(note.startswith("data zeros: ") for note in record.notes) == (data == "zeros")
+        assert record.accuracy is not None
+        assert all(math.isfinite(error.relative) for error in record.accuracy.errors.values())
+
+
+@pytest.mark.parametrize("direction", ["fwd", "bwd"])
+def test_a_kernel_of_zeros_on_zeros(steady_cpu: MeasuringDevice, direction: str) -> None:
+    """Fault: it returns zeros, which are right where all inputs are. Found: wrong, by the launch on hard inputs."""
+
+    def zeros(*given: torch.Tensor, **options: Any) -> torch.Tensor:
+        return 0 * right_attention.attention(*given, **options)  # with gradients, which are zeros too
+
+    record = steady_cpu.measure(zeros, replace(case(direction), data="zeros"), QUICK)
+    assert record.status == "wrong"
+    assert str(record.reason).startswith("on hard inputs: "), record.reason
+
+
+@pytest.mark.parametrize("data", ["outliers", "uniform"])
+@pytest.mark.parametrize("wrong", [wrong_results.zeros, wrong_results.ignores_causal])
+def test_wrong_kernels_on_other_data(steady_cpu: MeasuringDevice, wrong: Any, data: str) -> None:
+    """Fault: wrong results. Found: wrong at the first launch, whatever the data."""
+    record = steady_cpu.measure(wrong, replace(case(), data=data), QUICK)
+    assert record.status == "wrong"
+    assert str(record.reason).startswith("out is off by")

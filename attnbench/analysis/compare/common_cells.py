@@ -122,6 +122,7 @@ _AXES: Mapping[str, Callable[[Case], str]] = {
     "softcap": lambda case: f"{case.softcap:g}",
     "dropout": lambda case: f"{case.dropout_p:g}",
     "layout": lambda case: case.layout,
+    "data": lambda case: case.data,
 }
 
 
@@ -140,7 +141,7 @@ def _run_command(cases: Collection[Case]) -> str:
     names = ["dtype", "seqlen", "tokens" if len(tokens) == 1 else "batch", "nheads", "headdim"]
     names += ["seqlen_q"] if any(s.seqlen_q != s.seqlen_k for s in shapes) else []
     names += ["nheads_k"] if any(s.nheads_k != s.nheads for s in shapes) else []
-    usual = (["none"], ["0"], ["native"])
-    names += [name for name in ("window", "softcap", "dropout", "layout") if written[name] not in usual]
+    usual = (["none"], ["0"], ["native"], ["normal"])
+    names += [name for name in ("window", "softcap", "dropout", "layout", "data") if written[name] not in usual]
     options = (f"--{name.replace('_', '-')} {','.join(written[name])}" for name in names)
     return f"attnbench run {' '.join(options)}"

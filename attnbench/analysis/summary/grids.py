@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from attnbench.core.case import DIRECTIONS, DTYPES, LAYOUTS, Case
+from attnbench.core.case import DATA, DIRECTIONS, DTYPES, LAYOUTS, Case
 from attnbench.core.flops import CONVENTIONS
 from attnbench.core.formats import digits, share
 from attnbench.core.sizes import format_size
@@ -56,6 +56,9 @@ _AXES: dict[str, _Axis] = {
     "dropout": _Axis(lambda c: c.case.dropout_p, lambda c: f"dropout {c.case.dropout_p:g}" if c.case.dropout_p else ""),
     "layout": _Axis(
         lambda c: LAYOUTS.index(c.case.layout), lambda c: "" if c.case.layout == "native" else f"layout {c.case.layout}"
+    ),
+    "data": _Axis(
+        lambda c: DATA.index(c.case.data), lambda c: "" if c.case.data == "normal" else f"data {c.case.data}"
     ),
     "direction": _Axis(lambda c: DIRECTIONS.index(c.case.direction), lambda c: c.case.direction),
     "backend": _Axis(lambda c: case_names.backend_rank(c.backend), lambda c: c.backend_name),

@@ -17,7 +17,6 @@ twice eager's, plus one rounding. Errors in many keys exceed that; an error in o
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
@@ -81,8 +80,10 @@ def _difference(keys: Tensor, by_key: Tensor, by_row: Tensor, rows: Tensor) -> T
 
     It is the norm of the difference over that which relative errors of 1 would leave.
     """
+    import torch
+
     difference = (long_product(keys.mT, by_key) - long_product(by_row.mT, rows)).square().sum((1, 2)).sqrt()
     pairs = ((keys, by_key), (by_row, rows))
     size = sum((a.square().sum(2) * b.square().sum(2)).sum(1) for a, b in pairs)
     assert not isinstance(size, int)
-    return difference / size.sqrt().clamp(min=math.ulp(0.0))
+    return difference / size.sqrt().clamp(min=torch.finfo(size.dtype).tiny)

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from attnbench.core.backend import Inputs, Prepared, torch_dtype
 from attnbench.core.case import Case
@@ -36,9 +36,10 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 SHIFT = 112.0  # exp(88.8) is infinite in float32, exp(-103.9) is 0
-KEY_LEVEL, KEY_STEP = 28.0, 4.0
-SINKS = 7
 V_MEAN = 1.0
+KEY_LEVEL, KEY_STEP = 28.0, 4.0  # of column 0 in keys; by how much each sink has more than the last
+SINKS = 7
+OUTLIER_SCORE = 10.0  # what column 0 adds to scores in a case of outliers; as much again for key 0
 LARGEST_PRODUCT = 15000.0  # of q and k before scaling, which eager attention keeps in the dtype; fp16 ends at 65504
 SHARE = 0.25  # of SCORE_BUDGET
 
@@ -78,12 +79,36 @@ def make_hard(case: Case, device: torch.device, seed: int) -> Inputs:
     q, k = normal(s.batch, s.seqlen_q, s.nheads, s.headdim), normal(s.batch, s.seqlen_k, s.nheads_k, s.headdim)
     v = normal(s.batch, s.seqlen_k, s.nheads_k, s.headdim_v) + V_MEAN
     dout = normal(s.batch, s.seqlen_q, s.nheads, s.headdim_v) if case.has_backward else None
-    q[..., 0] = _signs(case, device) * (_shift(case) / (KEY_LEVEL * case.softmax_scale))
-    k[..., 0] = KEY_LEVEL
-    count = min(SINKS, s.seqlen_k)
-    sinks = torch.arange(count, device=device) * s.seqlen_k // count
-    k[:, sinks, :, 0] = (KEY_LEVEL + KEY_STEP * torch.arange(1, count + 1, device=device))[:, None].to(dtype)
-    return Inputs(q, k, v, dout)
+    given, count = Inputs(q, k, v, dout), min(SINKS, s.seqlen_k)
+    sinks = torch.arange(count) * s.seqlen_k // count
+    set_outliers(given, _signs(case, device) * (_shift(case) / (KEY_LEVEL * case.softmax_scale)), sinks)
+    return given
+
+
+def set_outliers(given: Inputs, in_q: float | Tensor, sinks: Tensor) -> None:
+    """Set the outlier channel, column 0: `in_q` in q, KEY_LEVEL in k, and more in each of the keys `sinks`, in steps.
+
+    The values in k are exact in every dtype: in bf16, fp16, and in e4m3 with one scale for the tensor.
+    """
+    import torch
+
+    levels = KEY_LEVEL + KEY_STEP * torch.arange(1, len(sinks) + 1)
+    given.q[..., 0] = in_q
+    given.k[..., 0] = KEY_LEVEL
+    given.k[:, sinks.to(given.k.device), :, 0] = levels.to(given.k)[:, None]
+
+
+def set_sinks(case: Case, given: Inputs) -> None:
+    """Make inputs of `Case.data` "outliers" from standard normal ones: one channel, and sinks in the first keys."""
+    import torch
+
+    sinks = torch.arange(min(SINKS, case.shape.seqlen_k)).flip(0)
+    set_outliers(given, OUTLIER_SCORE / (KEY_LEVEL * case.softmax_scale), sinks)
+
+
+def bounds_of_data(case: Case) -> dict[str, Any]:
+    """Return what `compare` is given for a case's own inputs: with outliers, as for hard inputs."""
+    return {"wide": _wide(case), "largest_score": 2 * OUTLIER_SCORE} if case.data == "outliers" else {}
 
 
 def _shift(case: Case) -> float:

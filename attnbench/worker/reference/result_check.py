@@ -15,9 +15,10 @@ from attnbench.core.backend import Inputs, Prepared
 from attnbench.core.case import Case
 from attnbench.core.record import Accuracy
 from attnbench.worker.reference.checksums import compare_checksums
-from attnbench.worker.reference.exact_attention import ROW_RESULTS, compute_reference
+from attnbench.worker.reference.exact_attention import ROW_RESULTS, Reference, compute_reference
+from attnbench.worker.reference.hard_inputs import bounds_of_data
 from attnbench.worker.reference.renewed_inputs import InputRenewal
-from attnbench.worker.reference.row_sample import FULL_FLOPS, check_inputs, choose_rows, draw_seed
+from attnbench.worker.reference.row_sample import FULL_FLOPS, RowSample, check_inputs, choose_rows, draw_seed
 from attnbench.worker.reference.tolerance import compare
 
 if TYPE_CHECKING:
@@ -44,7 +45,11 @@ class ResultCheck:
         sample = choose_rows(case, given.q.device, draw_seed(), full_flops=FULL_FLOPS[given.q.device.type])
         self.inputs = check_inputs(case, given, sample)
         self.dout_masked = self.inputs is not given
-        self._reference = compute_reference(case, self.inputs, sample)
+        self._reference = self._compute(self.inputs, sample)
+
+    def _compute(self, given: Inputs, sample: RowSample, *, rows_only: bool = False) -> Reference:
+        outliers = self.case.data == "outliers"
+        return compute_reference(self.case, given, sample, rows_only=rows_only, with_out_rounding=outliers)
 
     def launcher(self, prepared: Prepared) -> Callable[[], Any]:
         """Return the launch to call where its results are to be checked."""
@@ -52,7 +57,7 @@ class ResultCheck:
 
     def check_first(self, results: Mapping[str, Tensor]) -> Accuracy:
         """Compare the results of a launch on `self.inputs`."""
-        return compare(self._reference, results)
+        return compare(self._reference, results, **bounds_of_data(self.case))
 
     def fp8_problem(self, prepared: Prepared, accuracy: Accuracy) -> str | None:
         """Return why the launch of an fp8 cell does not compute in fp8, in one line; None where nothing shows that.
@@ -87,12 +92,13 @@ class ResultCheck:
         """
         fresh = renewal.apply_to(original)
         sample = choose_rows(self.case, original.q.device, draw_seed(), share=SECOND_SHARE)
-        reference = compute_reference(self.case, fresh, sample, rows_only=not sample.whole)
+        reference = self._compute(fresh, sample, rows_only=not sample.whole)
         if sample.whole or not self.case.has_backward:
-            return compare(reference, results)
-        by_row = compare(reference, results, ROW_RESULTS)
+            return compare(reference, results, **bounds_of_data(self.case))
+        by_row = compare(reference, results, ROW_RESULTS, **bounds_of_data(self.case))
         return replace(by_row, errors={**by_row.errors, **compare_checksums(self._reference, fresh, results)})
 
     def check_restored(self, results: Mapping[str, Tensor]) -> Accuracy:
         """Compare the results of a launch on the given inputs, restored after a renewal."""
-        return compare(self._reference, results, ROW_RESULTS if self.dout_masked else None)
+        names = ROW_RESULTS if self.dout_masked else None
+        return compare(self._reference, results, names, **bounds_of_data(self.case))
