@@ -223,7 +223,7 @@ def test_inputs_with_one_nan(steady_cpu: MeasuringDevice, monkeypatch: pytest.Mo
 
     def make(*args: Any) -> Inputs:
         given = real(*args)
-        given.v.view(-1)[12345] = float("nan")
+        given.v.view(-1)[12346] = float("nan")
         return given
 
     monkeypatch.setattr(inputs, "make", make)
