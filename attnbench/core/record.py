@@ -60,6 +60,7 @@ class TensorError:
     eager_error: float  # max_error of eager attention in the case's dtype; for fp8 see worker/reference
     tolerance: float  # the largest accepted max_error: 2 * eager_error + rounding; see worker/reference/tolerance.py
     relative: float  # ||result - reference|| / ||reference||
+    where: str = ""  # the rows or keys whose errors are larger than the tolerance, as in "from query row 128 on"
 
     @property
     def ok(self) -> bool:
@@ -88,6 +89,7 @@ class Accuracy:
         parts = [f"{name} has values that are not finite (NaN, or never written)" for name in self.unwritten]
         parts += [
             f"{name} is off by {e.max_error:.3g} where {e.tolerance:.3g} is allowed (eager: {e.eager_error:.3g})"
+            + (f", {e.where}" if e.where else "")
             for name, e in self.errors.items()
             if not e.ok and name not in self.unwritten
         ]

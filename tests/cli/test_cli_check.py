@@ -70,19 +70,21 @@ def check(tool: Tool, function: str, *more: str, code: int) -> str:
 def test_a_right_function(mine: Tool) -> None:
     out = check(mine, "right", code=0)
     found = entries(out)
-    assert len(found) == 10
+    assert len(found) == 11
     assert all(entry.startswith("right ") for entry in found.values())
     assert {entry.count("right") for entry in found.values()} == {2, 4}  # one query: forward only
-    assert out.splitlines()[-1] == "right is RIGHT in 38 cases"
+    assert out.splitlines()[-1] == "right is RIGHT in 40 cases"
 
 
 def test_a_wrong_function_and_in_which_cases(mine: Tool) -> None:
     """A mask aligned top-left is right where there are as many queries as keys, so a usual run does not see it."""
     out = check(mine, "top_left", "--pass", "fwd", code=5)
     wrong = {case for case, entry in entries(out).items() if "WRONG" in entry}
-    assert wrong == {"80x256 d64 causal", "1x256 d64 causal"}
-    assert "WRONG top_left (4 cases: 256; d64; seqlen_q != seqlen_k; causal): out is off by" in " ".join(out.split())
-    assert out.splitlines()[-1] == "top_left is WRONG in 4 of 20 cases"
+    assert wrong == {"80x256 d64 causal", "1x256 d64 causal", "48x4k d64 causal"}
+    assert "WRONG top_left (6 cases: 256, 4k; d64; seqlen_q != seqlen_k; causal): out is off by" in " ".join(
+        out.split()
+    )
+    assert out.splitlines()[-1] == "top_left is WRONG in 6 of 22 cases"
 
 
 def test_what_a_function_does_not_implement_is_skipped_with_its_reason(mine: Tool) -> None:
@@ -91,7 +93,7 @@ def test_what_a_function_does_not_implement_is_skipped_with_its_reason(mine: Too
     assert found["256 d128 full"].split() == found["256 d64 causal, heads 4/2"].split() == ["skip", "skip"]
     for reason in ("headdim 64 only", "not implemented", "not differentiable: its output has no gradient"):
         assert reason in out
-    assert out.splitlines()[-1] == "picky is RIGHT in 7 cases, 12 not supported"
+    assert out.splitlines()[-1] == "picky is RIGHT in 8 cases, 12 not supported"
 
 
 def test_a_failure_shows_its_place(mine: Tool) -> None:
@@ -100,7 +102,7 @@ def test_a_failure_shows_its_place(mine: Tool) -> None:
     assert f'  File "{mine.folder}/mine.py", line {line}, in broken' in out
     assert "return q @ k" in out
     assert "worker" not in out  # no frames of attnbench's own
-    assert "broken FAILS in 8 of 8 cases" in out
+    assert "broken FAILS in 9 of 9 cases" in out
 
 
 def test_a_crash_and_a_hang_cost_one_row_each(mine: Tool) -> None:
@@ -113,6 +115,7 @@ def test_a_crash_and_a_hang_cost_one_row_each(mine: Tool) -> None:
         "80x256 d64 causal": "right",
         "256 d64 causal, heads 4/2": "right",
         "1x256 d64 causal": "TIMEOUT",
+        "48x4k d64 causal": "right",
     }
     assert "the worker crashed (SIGABRT)" in out
 
@@ -120,11 +123,11 @@ def test_a_crash_and_a_hang_cost_one_row_each(mine: Tool) -> None:
 @pytest.mark.parametrize(
     ("script", "code", "verdict"),
     [
-        ("", 0, "fake is RIGHT in 38 cases"),
-        ("wrong@203", 5, "fake is WRONG in 8 of 38 cases"),
-        ("error@203", 1, "fake FAILS in 8 of 38 cases"),
-        ("refuse@203", 0, "fake is RIGHT in 30 cases, 8 not supported"),
-        ("wrong@203 error@80", 5, "fake is WRONG in 8 and FAILS in 8 of 38 cases"),
+        ("", 0, "fake is RIGHT in 40 cases"),
+        ("wrong@203", 5, "fake is WRONG in 8 of 40 cases"),
+        ("error@203", 1, "fake FAILS in 8 of 40 cases"),
+        ("refuse@203", 0, "fake is RIGHT in 32 cases, 8 not supported"),
+        ("wrong@203 error@80", 5, "fake is WRONG in 8 and FAILS in 8 of 40 cases"),
         ("missing", 1, "fake: nothing could be checked"),
         ("crash@256", 1, "fake FAILS in 3 of 3 cases"),
     ],
@@ -143,7 +146,7 @@ def test_a_backend_that_keeps_crashing_is_given_up(tool: Tool) -> None:
 def test_csv_and_json_have_a_row_a_case(tool: Tool) -> None:
     rows = list(csv.DictReader(io.StringIO(tool(*FAKE, "-f", "csv", fake="wrong@203", code=5).out)))
     records = json.loads(tool(*FAKE, "--json", fake="wrong@203", code=5).out)
-    assert len(rows) == len(records) == 38
+    assert len(rows) == len(records) == 40
     assert [row["status"] for row in rows] == [record["status"] for record in records]
     assert {(row["status"], row["error"], row["tolerance"]) for row in rows} == {
         ("ok", "0.001", "0.002"),
@@ -154,7 +157,7 @@ def test_csv_and_json_have_a_row_a_case(tool: Tool) -> None:
 @pytest.mark.parametrize("format", ["md", "html"])
 def test_other_formats(tool: Tool, format: str) -> None:
     out = tool(*FAKE, "-f", format, fake="wrong@203", code=5).out
-    assert "fake is WRONG in 8 of 38 cases" in out
+    assert "fake is WRONG in 8 of 40 cases" in out
     assert "80x256 d64 causal" in out
 
 

@@ -430,3 +430,26 @@ def test_fp8_copies_are_renewed_exactly() -> None:
 def test_a_long_product(n: int) -> None:
     a, b = (torch.randn(*size, dtype=torch.float64) for size in ((2, 3, n), (2, n, 5)))
     torch.testing.assert_close(exact_attention.long_product(a, b), a @ b)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        (lambda out: out.mul_(2), "in every query row"),
+        (lambda out: out.zero_(), "all zeros"),
+        (lambda out: out[:, 128:].mul_(2), "from query row 128 on"),
+        (lambda out: out[:, :64].mul_(2), "up to query row 63"),
+        (lambda out: out[:, 64:128].mul_(2), "in query rows 64 to 127"),
+        (lambda out: out[:, 5].mul_(2), "in query row 5"),
+        (lambda out: out[:, 1::4].mul_(2), "in 64 of 256 query rows, the first 1"),
+    ],
+)
+def test_a_wrong_result_says_where_it_is(wrong: Callable[[Tensor], object], said: str) -> None:
+    which = Case(Shape(1, 256, 256, 2, 2, 16, 16), "fp32", "fwd")
+    given = inputs.make(which, "cpu", 0)
+    check = reference.make_check(which, given, 0)
+    out = torch.nn.functional.scaled_dot_product_attention(*(t.transpose(1, 2) for t in (given.q, given.k, given.v)))
+    results = {"out": out.transpose(1, 2).contiguous()}
+    assert check.check_first(results).ok
+    wrong(results["out"])
+    assert check.check_first(results).problem().endswith(f", {said}")

@@ -15,12 +15,12 @@ from attnbench.core.record import Accuracy, Measurement, Record, Run, TensorErro
 from attnbench.results import case_names
 from attnbench.results.rows import Row, Source
 
+# The measurements from which a gate's metrics are derived, and what marks a clock that was held down.
 KEPT = frozenset(
-    (
-        *("time", "span", "enqueue", "first_call", "clock_held", "sustained", "sustained_power"),
-        *("memory_peak", "memory_driver", "memory_saved"),
-    )
-)  # the measurements from which a gate's metrics are derived
+    {"time", "span", "enqueue", "first_call", "sustained", "sustained_power"}
+    | {"clock_held", "clock_before", "clock_after", "clock_best", "clock_idle"}
+    | {"memory_peak", "memory_driver", "memory_saved"}
+)
 
 
 def reduced(run: Run) -> Run:
@@ -63,7 +63,9 @@ def _record(row: Row) -> Record:
 
 def _accuracy(accuracy: Accuracy) -> Accuracy:
     errors = {
-        name: TensorError(*map(_digits, (e.max_error, e.eager_error, e.tolerance, e.relative)))
+        name: TensorError(
+            _digits(e.max_error), _digits(e.eager_error), _digits(e.tolerance), _digits(e.relative), e.where
+        )
         for name, e in accuracy.errors.items()
     }
     return replace(accuracy, errors=errors)

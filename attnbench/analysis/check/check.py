@@ -34,6 +34,7 @@ SUITE = parse_suite(
             {"seqlen_q": 80, "headdim": 64},  # bottom-right alignment, and q and k mixed up
             {"nheads_k": 2, "headdim": 64, "causal": True},
             {"seqlen_q": 1, "headdim": 64, "causal": True, "pass": "fwd"},  # decoding
+            {"seqlen_q": 48, "seqlen": 4096, "headdim": 64, "causal": True, "pass": "fwd", "batch": 1},  # many keys
         ],
         "on_cpu": {"axes": {"dtype": ["fp32", "bf16"]}},
     },

@@ -32,6 +32,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from attnbench.core.backend import operand_dtype, torch_dtype
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
 SECTIONS = 8  # of the sequence
 FLOAT32_UNIT = 2.0**-24
 # Standard deviations of the error from the rounding of out: allowed in the largest error, and in the root mean square
+NEARLY_ALL = 0.8  # of the places in a stretch: some errors of a wrong stretch are small by chance
 DEVIATIONS_LARGEST, DEVIATIONS_RMS = 4.0, 2.0
 FEW = 32  # rows that count, below which twice eager's error is allowed
 EXTRA_ROUNDINGS = 6 / 4  # mean square of the error that is allowed, over eager's
@@ -188,4 +190,29 @@ def _worst_error(
             bound = max(math.sqrt(EXTRA_ROUNDINGS) * by_eager, one_rounding * value) * slack
         root_mean_squares.append(TensorError(error, by_eager, bound + DEVIATIONS_RMS * deviation + floor, relative))
     root_mean_square = worst(root_mean_squares)
-    return root_mean_square if largest.ok and not root_mean_square.ok else largest
+    if largest.ok:
+        return largest if root_mean_square.ok else root_mean_square
+    is_wrong = ~(found.largest <= largest.tolerance)
+    length = case.shape.seqlen_q if name in ROW_RESULTS else case.shape.seqlen_k
+    where = _name_places(is_wrong, length, "query row" if name in ROW_RESULTS else "key")
+    return replace(largest, where="all zeros" if not bool(result.any()) else where)
+
+
+def _name_places(is_wrong: Tensor, length: int, noun: str) -> str:
+    """Return where a result is wrong, for a reader who looks for the cause.
+
+    `is_wrong` (positions,) covers the sequence of `length` from first to last; where it has fewer positions, as of a
+    sample, places are known to one position.
+    """
+    n, at = len(is_wrong), is_wrong.nonzero().flatten().tolist()
+    about = "" if n == length else "about "
+    first, last = (about + str(index * length // n) for index in (at[0], at[-1]))
+    if len(at) > NEARLY_ALL * n:
+        return f"in {'' if len(at) == n else 'nearly '}every {noun}"
+    if len(at) == 1:
+        return f"in {noun} {first}"
+    if len(at) < NEARLY_ALL * (at[-1] - at[0] + 1):
+        return f"in {len(at)} of {n} {noun}s{' compared' if about else ''}, the first {first}"
+    if at[-1] >= NEARLY_ALL * n:
+        return f"from {noun} {first} on"
+    return f"up to {noun} {last}" if at[0] == 0 else f"in {noun}s {first} to {last}"
