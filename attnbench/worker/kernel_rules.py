@@ -27,6 +27,7 @@ from attnbench.worker.measure.profiler_session import Activity
 # The names of matrix products of float32 operands: cuBLAS's and CUTLASS's (ampere_sgemm_128x64,
 # sm80_xmma_gemm_f32f32_...), and that of measure/cpu_operators.py (aten::bmm<float>)
 FLOAT32_PRODUCT = r"mm<float>|sgemm|gemm_f32f32_|s1688gemm(?!_(?:bf16|fp?16))|tf32"
+FLOAT32_ADVICE = "; give the product 16-bit operands, or declare it as one of your kernels if it is meant"
 NAME_LENGTH = 120  # characters
 # Share of a call's busy time. Eager declares its softmax only, which takes 4 % beside float32 products, and more else.
 MIN_DECLARED_SHARE = 0.02
@@ -77,7 +78,7 @@ def find_broken_rule(case: Case, signature: Signature, names: Iterable[str]) -> 
     if case.dtype != "fp32":
         for name in kernels:
             if re.search(FLOAT32_PRODUCT, name) and not any(re.search(p, name) for p in signature.runs):
-                return f"{short_name(name)} ran: a float32 product in a {case.dtype} case"
+                return f"{short_name(name)} ran: a float32 product in a {case.dtype} case" + FLOAT32_ADVICE
     return None
 
 

@@ -158,7 +158,7 @@ def test_an_excluded_kernel_ran() -> None:
 def test_a_float32_product_in_a_half_precision_case(name: str) -> None:
     for dtype in ("bf16", "fp16"):
         text = broken_rule(Signature(("SoftMax",)), SOFTMAX, name, which=replace(BF16, dtype=dtype))
-        assert text == f"{short_name(name)} ran: a float32 product in a {dtype} case"
+        assert str(text).startswith(f"{short_name(name)} ran: a float32 product in a {dtype} case; ")
     assert broken_rule(Signature(), name, which=FP32) is None
     assert broken_rule(Signature(("gemm",)), name) is None  # the signature declares it
     assert broken_rule(Signature(("SoftMax",)), SOFTMAX, name, which=FP32) is None

@@ -116,7 +116,8 @@ def facts_of_aa_test(test: AATest) -> dict[str, Any]:
         for one, found in test.resolutions()
         if found.differs and abs(found.difference) >= NEGLIGIBLE
     )
-    facts |= {"differing": ", ".join(differing), "negligible": percent(NEGLIGIBLE), "case": case_label(case)}
+    visible = max(NEGLIGIBLE, *((found.high - found.low) / 2 for _, found in test.resolutions()))
+    facts |= {"differing": ", ".join(differing), "visible": percent(visible), "case": case_label(case)}
     facts |= {"by_one_reading": r.by_one_reading, "by_rounds": r.by_rounds}
     return {**facts, "one_reading_tells": percent(r.by_one_reading), "rounds_tell": percent(r.by_rounds)}
 

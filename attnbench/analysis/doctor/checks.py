@@ -215,7 +215,7 @@ CHECKS: Mapping[tuple[str, str], tuple[Rule, ...]] = {
     ("throttling", "throttled"): (warning("{throttled} during the A/A test", "look at cooling and supply"),),
     ("host", "host_bound"): (warning("the GPU waited for it during the A/A test", "end what else the host does"),),
     ("A/A test", "differing"): (
-        ok("{backend} against itself: no difference of {negligible} or more", when=lambda f: not f.differing),
+        ok("{backend} against itself: no difference of {visible} or more", when=lambda f: not f.differing),
         warning(
             "{backend} against itself: two processes differ in {differing}",
             "trust no such difference from one round; measure with --rounds {rounds}",
