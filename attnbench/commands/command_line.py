@@ -10,6 +10,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from attnbench import __version__
 from attnbench.commands.shared import ends_with_its_reader
+from attnbench.core.errors import UserError, did_you_mean
 
 # In the order of --help. A file of that name has a function of that name, or `app`, which has several.
 COMMANDS = (
@@ -48,6 +49,11 @@ class Group(TyperGroup):
 
     def get_params(self, ctx: Any) -> list[Any]:
         return _adapted(super().get_params(ctx), ctx)
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        if args[0] not in self.commands and not args[0].startswith("-") and not ctx.resilient_parsing:
+            raise UserError(f"no command {args[0]!r}{did_you_mean(args[0], self.commands)}")
+        return super().resolve_command(ctx, args)
 
     def format_commands(self, _: Any, formatter: Any) -> None:
         with formatter.section("Commands"):

@@ -153,7 +153,8 @@ def run(
     console = Console(stderr=printed != "table", highlight=False)
     if printed == "table":
         console.print()
-    shown = complete(document(cells, [outcome.run]), formats, cells, [outcome.run], [outcome.path or Path("run.jsonl")])
+    measured, paths = [outcome.run], [outcome.path or Path("run.jsonl")]
+    shown = complete(document(cells, measured, files=paths), formats, cells, measured, paths)
     unwritten = output.write(shown, wanted)
     _epilogue(console, outcome)
     raise typer.Exit(outcome.exit_code or unwritten)

@@ -13,6 +13,7 @@ from typing import Literal, get_args
 from attnbench.core.case import Case
 from attnbench.core.machine import Environment
 from attnbench.core.policy import Policy
+from attnbench.core.text import count
 
 Status = Literal["ok", "skipped", "wrong", "wrong-kernel", "oom", "failed", "timeout"]
 STATUSES: tuple[Status, ...] = get_args(Status)
@@ -143,6 +144,9 @@ class Record:
     notes: tuple[str, ...] = ()  # what could not be measured and why, one line each
     stderr: str | None = None  # where the job failed, the end of the worker's stderr
 
+    def __repr__(self) -> str:  # not the samples, which would flood a notebook
+        return f"<Record {self.id}: {self.status}>"
+
     @property
     def id(self) -> str:
         """The identity of the job that ended so, within its run."""
@@ -167,3 +171,7 @@ class Run:
     reduced: bool = False  # a baseline: each measurement holds one value, the one that the gate reads
     method: int = 1  # of measuring (core/policy.py); figures of unlike methods are not comparable
     turns: str = ""  # identity of an A/B whose two runs took turns by round; their plans hold the first round only
+
+    def __repr__(self) -> str:
+        records = count(len(self.records), "record")
+        return f"<Run {self.suite} on {self.environment.device.name}, {self.started}: {records}>"

@@ -11,8 +11,9 @@ from typing import Literal
 from attnbench.core import stats
 from attnbench.core.case import Case
 from attnbench.core.flops import Convention
+from attnbench.core.formats import duration
 from attnbench.core.record import STATUSES, Record, Run, Status
-from attnbench.results import metrics
+from attnbench.results import case_names, metrics
 from attnbench.results.case_names import backend_rank, case_name, case_rank
 from attnbench.results.rows import Rates, Row, Source
 from attnbench.results.run_setup import differences, setup_texts, unique_labels
@@ -36,6 +37,9 @@ class Cell:
     backend: str
     rows: tuple[Row, ...]  # one per round, in their order
     source: Source
+
+    def __repr__(self) -> str:
+        return f"<Cell {self.name}: {case_names.ENDINGS.get(self.status) or duration(self.value('latency') or 0.0)}>"
 
     @property
     def key(self) -> Key:
@@ -102,8 +106,9 @@ class Cell:
     def value(self, metric: str) -> float | None:
         """Return the median of a metric over the rounds; None unless the cell is ok and a round has a value.
 
-        That of `ci` is the uncertainty of the latency's median over the rounds.
+        That of `ci` is the uncertainty of the latency's median over the rounds. Raises UserError for an unknown metric.
         """
+        metrics.named(metric)
         if metric == "ci":
             return self.uncertainty.total if self.status == "ok" and self.uncertainty else None
         rows = self.ok if self.status == "ok" else ()

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import glob
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from attnbench.core.errors import UserError
 from attnbench.core.flops import Convention
 from attnbench.core.record import Run
+from attnbench.core.text import count
 from attnbench.results import export_rows, run_file
 from attnbench.results.cells import Cell
 from attnbench.results.cells import cells as cells_of
@@ -30,8 +31,12 @@ class Results:
     """
 
     runs: tuple[Run, ...]
-    cells: tuple[Cell, ...] = field(repr=False)
+    cells: tuple[Cell, ...]
     problems: tuple[str, ...] = ()
+
+    def __repr__(self) -> str:
+        damaged = f", {count(len(self.problems), 'problem')}" if self.problems else ""
+        return f"<Results: {count(len(self.cells), 'cell')} of {count(len(self.runs), 'run')}{damaged}>"
 
     def table(self) -> pandas.DataFrame:
         """Return one row for each cell and round: the case's fields, how it ended, and every metric in its unit.

@@ -25,6 +25,7 @@ from typing import Literal
 
 from attnbench.core import formats, stats
 from attnbench.core.case import Case
+from attnbench.core.errors import UserError, did_you_mean
 from attnbench.core.flops import Roofline, flops, ideal_bytes
 from attnbench.core.policy import INSTRUMENTS
 from attnbench.results.rows import Rates, Row
@@ -89,11 +90,18 @@ def metric(
     return declare
 
 
+def named(name: str) -> Metric:
+    """Return the metric of a name. Raises UserError where there is none."""
+    if name not in METRICS:
+        raise UserError(f"no metric {name!r}{did_you_mean(name, METRICS)}")
+    return METRICS[name]
+
+
 def value(name: str, row: Row) -> float | None:
     """Return the metric of a row, finite; None where there is none. Only a row that is ok has metrics."""
     if not row.ok:
         return None
-    found = METRICS[name].formula(row)
+    found = named(name).formula(row)
     return found if found is not None and math.isfinite(found) else None
 
 

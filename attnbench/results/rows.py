@@ -31,7 +31,7 @@ class Rates:
     copy: float | None = None  # bytes/s of a large copy, read plus write, measured in the run
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class Source:
     """A run as its rows see it, and what all of them share. cells.py fills the fields with a default."""
 
@@ -105,6 +105,9 @@ class Row:
     record: Record
     source: Source
     values: dict[str, float | None] = field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        return f"<Row of {self.record!r}>"
 
     @property
     def ok(self) -> bool:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
+
+import pytest
 
 from attnbench.analysis.summary.cautions import cautions
 from attnbench.core.case import Case
@@ -166,3 +170,26 @@ def test_the_most_serious_come_first() -> None:
     ]
     starts = [text.split()[:2] for text in warned(*records).splitlines()]
     assert starts == [["1", "result"], ["1", "cell"], ["Clock", "held"], ["Noisy:", "1"]]
+
+
+def test_a_wrong_result_of_ones_own_file_is_sent_to_check(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    wrong = ended(case(), "tiled", "wrong", "out is off")
+    mine = warned(wrong, ended(case(), "triton", "wrong", "off"), specs={"tiled": f"{tmp_path / 'mine.py'}:tiled"})
+    assert "1 result wrong: tiled 1k d128 full fwd." in mine
+    assert f"attnbench check .{os.sep}mine.py:tiled" in mine
+    assert mine.count("report it to the backend's authors") == 1
+
+
+def test_the_advice_to_resume_names_the_file() -> None:
+    half = run([ok(case(), "eager", 30.0)], plan=[job(case(), "eager"), job(case(2048), "eager")])
+    (found,) = cautions(cells([half]), [half], [Path("results/half.jsonl")])
+    assert "attnbench run --resume results/half.jsonl" in str(found)
+
+
+def test_a_figure_far_above_the_measured_ceiling_is_doubted() -> None:
+    ceiling = {"ceiling_matmul": Measurement("FLOP/s", (100e12,))}
+    slow, fast = (ok(case(n), "triton", tflops) for n, tflops in ((1024, 90.0), (2048, 220.0)))
+    slow = replace(slow, measurements={**slow.measurements, **ceiling})
+    assert "1 cell above the measured ceiling (220%): triton 2k d128 full fwd." in warned(slow, fast)
+    assert "ceiling" not in warned(slow, ok(case(2048), "triton", 105.0))

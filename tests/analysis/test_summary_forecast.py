@@ -24,7 +24,7 @@ def test_forecast_line() -> None:
         ended(case(), "sdpa-math", "skipped", "needs a CUDA GPU", forecast=Forecast(1.0, 1.0, 1), seconds=0.0),
     ]
     assert forecast_line(run(records)) == (
-        "Time of 3 jobs: forecast 20s, took 15s; took over forecast by job: median 1.00, worst 0.250 "
+        "Time of 3 jobs: forecast 20s, took 15s; took over forecast by job: median 1.00, furthest 0.250 "
         "(triton 1k d128 full fwd)."
     )
     assert forecast_line(run([ended(case(), "sdpa-math", "skipped", "needs a CUDA GPU")])) is None

@@ -42,8 +42,10 @@ def test_a_name_of_no_cell_is_told_the_nearest(pattern: str) -> None:
 
 
 def test_too_many_are_told_and_an_empty_run_has_none() -> None:
-    many = cells([run([ok(case(2**i), "eager", 30.0) for i in range(one_cell.MOST + 1)])])
-    with pytest.raises(UserError, match=r"is in 9 cells .* and 6 more.; give more of the name"):
+    many = cells([run([ok(case(2**i), "eager", 30.0) for i in range(15)])])
+    with pytest.raises(UserError, match=r"is in 9 cells \(eager 1 d128 [^)]*eager 256 d128 full fwd\); give more"):
+        one_cell.select(many[: one_cell.MOST + 1], "eager")
+    with pytest.raises(UserError, match=r"is in 15 cells .* and 3 more.; give more of the name"):
         one_cell.select(many, "eager")
     with pytest.raises(UserError, match=r"no cell 'eager'$"):
         one_cell.select([], "eager")

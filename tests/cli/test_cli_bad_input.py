@@ -204,6 +204,11 @@ def test_a_gpu_that_is_not_there(tool: Tool) -> None:
     check(tool, "run", "-b", "fake", "--device", "cuda:97", says="torch")
 
 
+def test_a_command_that_is_not_there(tool: Tool) -> None:
+    check(tool, "reprot", says="""attnbench: no command 'reprot'; did you mean "report"?""")
+    check(tool, "bench", says="no command 'bench'; known: run, report, check,")
+
+
 def test_a_newer_run_file(tool: Tool) -> None:
     tool.write("run.jsonl", '{"type": "run", "schema": 99}\n')
     check(tool, "report", "run.jsonl", says="written by a newer attnbench (schema 99, this one reads 2); upgrade")

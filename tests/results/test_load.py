@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from importlib.resources import files
@@ -53,6 +54,20 @@ def test_cells_and_raw_samples(folder: Path) -> None:
     assert triton.value("tflops") == pytest.approx(300)
     assert triton.value("speedup") == pytest.approx(10)
     assert triton.rows[0].samples == RECORDS[1].measurements["time"].values
+
+
+def test_what_a_notebook_shows_is_short(folder: Path) -> None:
+    found = attnbench.load(folder / "a.jsonl")
+    cell = found.cells[0]
+    assert repr(found) == "<Results: 2 cells of 1 run>"
+    assert re.fullmatch(r"<Cell eager 1k d128 full fwd: [\d.]+ [mµu]?s>", repr(cell))
+    for one in (cell.rows[0], cell.rows[0].record, cell.source, found.runs[0]):
+        assert len(repr(one)) < 150
+
+
+def test_an_unknown_metric_is_said(folder: Path) -> None:
+    with pytest.raises(UserError, match=r"""no metric 'tflop'; did you mean "tflops"\?"""):
+        attnbench.load(folder / "a.jsonl").cells[0].value("tflop")
 
 
 def test_the_table_is_a_frame_with_units(folder: Path) -> None:

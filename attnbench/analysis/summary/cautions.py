@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import shlex
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import zip_longest
+from pathlib import Path
 
 from attnbench.analysis.summary.machine_summary import clock_range
 from attnbench.core import stats
@@ -19,25 +23,21 @@ from attnbench.results.uncertainty import MIN_SAMPLES_INTERVAL
 
 DRIFT = 0.02
 DISAGREE = 0.02
+ABOVE_CEILING = 1.1  # of what a large matmul reached: the two were read under unlike conditions
 
 
-def cautions(cells: Sequence[Cell], runs: Sequence[Run]) -> list[Caution]:
-    """Return everything that should make a reader careful, most serious first."""
+def cautions(cells: Sequence[Cell], runs: Sequence[Run], files: Sequence[Path] = ()) -> list[Caution]:
+    """Return everything that should make a reader careful, most serious first. `files` are those of the runs."""
     measured = [c for c in cells if c.status == "ok"]
     return [
-        *about(
-            [c for c in cells if c.status == "wrong"],
-            "{results} wrong: {names}.",
-            "The speed of a wrong answer says nothing, so none is shown.",
-            "See above by how much; report it to the backend's authors.",
-        ),
+        *_wrong([c for c in cells if c.status == "wrong"]),
         *about(
             [c for c in cells if c.status == "wrong-kernel"],
             "{cells} where another kernel ran than the backend's: {names}.",
             "Its speed under this name would mislead, so none is shown.",
             "See above what ran; leave those cases out, or choose the backend whose kernel it is.",
         ),
-        *_incomplete(runs),
+        *_incomplete(runs, files),
         *_half_ok(measured),
         *_ecc(measured),
         *_reduced(runs),
@@ -49,6 +49,7 @@ def cautions(cells: Sequence[Cell], runs: Sequence[Run]) -> list[Caution]:
             "Their latency holds the time that Python takes to launch, not the kernels' alone.",
             "Launch fewer kernels, or capture them in a CUDA graph.",
         ),
+        *_above_ceiling(measured),
         *_held_down(measured),
         *rank_change(measured),
         *_drifting(measured),
@@ -81,9 +82,30 @@ def about(cells: Sequence[Cell], what: str, why: str, todo: str) -> list[Caution
     return [Caution(what.format(cells=count(number, "cell"), results=count(number, "result"), names=names), why, todo)]
 
 
-def _incomplete(runs: Iterable[Run]) -> Iterator[Caution]:
+def _wrong(cells: Sequence[Cell]) -> Iterator[Caution]:
+    """Tell which results are wrong: of a person's own file they can find out more, of another backend its authors."""
+    own = [c for c in cells if ".py:" in c.run.specs.get(c.backend, "")]
+    files = dict.fromkeys(_relative(c.run.specs[c.backend]) for c in own)
+    for found, todo in (
+        (own, f"See above by how much, and where: attnbench check {' '.join(map(shlex.quote, files))}"),
+        ([c for c in cells if c not in own], "See above by how much; report it to the backend's authors."),
+    ):
+        yield from about(
+            found, "{results} wrong: {names}.", "The speed of a wrong answer says nothing, so none is shown.", todo
+        )
+
+
+def _relative(spec: str) -> str:
+    """Return a "file.py:function" as a person would write it in the working directory."""
+    folder = f"{os.getcwd()}{os.sep}"
+    return f".{os.sep}{spec.removeprefix(folder)}" if spec.startswith(folder) else spec
+
+
+def _incomplete(runs: Iterable[Run], files: Iterable[Path]) -> Iterator[Caution]:
     """Tell where planned jobs have no final record; run.turns are those of an A/B, which cannot be resumed."""
-    for run in runs:
+    for run, file in zip_longest(runs, files, fillvalue="FILE"):
+        assert isinstance(run, Run)
+        resume = f"attnbench run --resume {file}"
         missing = run_file.unfinished(run)
         unrecorded = sum(job.skip is None and not ended for job, ended in missing)
         if unrecorded and run.turns:
@@ -92,10 +114,10 @@ def _incomplete(runs: Iterable[Run]) -> Iterator[Caution]:
             yield Caution(f"Incomplete: {what}: it ended early.", "", todo)
         elif unrecorded:
             what = f'{unrecorded} of {count(len(run.plan), "planned job")} of suite "{run.suite}" have no record'
-            todo = "Finish with: attnbench run --resume FILE"
+            todo = f"Finish with: {resume}"
             yield Caution(f"Incomplete: {what}.", "What is missing may change who is fastest.", todo)
         elif later := sum(ended for _, ended in missing):
-            todo = "Measure them with: attnbench run --resume FILE"
+            todo = f"Measure them with: {resume}"
             if run.turns:
                 todo = "A longer --time-limit of attnbench ab measures them."
             yield Caution(f"Incomplete: {count(later, 'job')} skipped for want of time.", "", todo)
@@ -141,6 +163,18 @@ def _others(cells: Sequence[Cell]) -> Iterator[Caution]:
             f"Shared GPU: others computed on it during {len(shared)} of {count(len(cells), 'cell')}: {some(names)}.",
             "Their work is in these latencies, and can make a kernel look as if another had run.",
             "Stop them and run again, or use another GPU (--device cuda:N).",
+        )
+
+
+def _above_ceiling(cells: Sequence[Cell]) -> Iterator[Caution]:
+    shares = [(share, c) for c in cells if (share := c.value("utilization_ceiling")) and share > ABOVE_CEILING]
+    found = [(share, c) for share, c in shares if c.source.convention == "exact"]  # fa has another caution for it
+    if found:
+        most, cell = max(found, key=lambda pair: pair[0])
+        yield Caution(
+            f"{count(len(found), 'cell')} above the measured ceiling ({percent(most)}): {cell.name}.",
+            "No kernel is that much faster than a large matmul: the ceiling or the cell was disturbed.",
+            "Leave the machine alone meanwhile, and measure again.",
         )
 
 

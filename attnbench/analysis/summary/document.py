@@ -26,8 +26,12 @@ def document(
     metrics: Sequence[str] = ("tflops",),
     by: str | None = None,
     lines: float = LINES,
+    files: Sequence[Path] = (),
 ) -> Document:
-    """Return the report of the cells of some runs; grids.grids explains the options and what is raised."""
+    """Return the report of the cells of some runs; grids.grids explains the options and what is raised.
+
+    `files` are those of the runs, for the advice to resume one.
+    """
     return Document(
         command="report",
         title=", ".join(dict.fromkeys(cell.device for cell in cells)) or "no records",
@@ -38,7 +42,7 @@ def document(
             *(phases(cells) if "seconds" in metrics else ()),
         ),
         reasons=tuple(reasons(cells)),
-        cautions=tuple(cautions(cells, runs)),
+        cautions=tuple(cautions(cells, runs, files)),
         facts=tuple(facts(cells)),
     )
 

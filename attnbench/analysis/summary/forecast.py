@@ -26,11 +26,11 @@ def forecast_line(run: Run) -> str | None:
         return None
     expected, actual = sum(e for _, e, _ in jobs), sum(a for _, _, a in jobs)
     ratios: list[tuple[float, Record]] = [(a / e, r) for r, e, a in jobs]
-    worst, record = max(ratios, key=lambda pair: max(pair[0], 1 / pair[0]))
+    furthest, record = max(ratios, key=lambda pair: max(pair[0], 1 / pair[0]))
     several = len({r.case.dtype for r in run.records}) > 1
     return (
         f"Time of {count(len(jobs), 'job')}: forecast {sizes.format_duration(expected)}, took "
         f"{sizes.format_duration(actual)}; took over forecast by job: median "
-        f"{digits(stats.median([ratio for ratio, _ in ratios]))}, worst {digits(worst)} "
+        f"{digits(stats.median([ratio for ratio, _ in ratios]))}, furthest {digits(furthest)} "
         f"({case_name(record.backend, record.case, several)})."
     )

@@ -34,6 +34,7 @@ from attnbench.results.export_rows import COLUMNS, table_rows
 from attnbench.results.metrics import METRICS
 
 MOST = 8  # cells that are shown one after another
+LISTED = 12  # cells that are named where there are too many
 FEW = 10  # samples that are listed one by one; more are counted in bins
 BINS = 12
 _FORMATS: Mapping[str, Callable[[float], str]] = {  # by unit
@@ -62,7 +63,7 @@ def select(cells: Sequence[Cell], pattern: str) -> list[Cell]:
     for test in tests if words else ():
         if found := [cell for cell, names in named if any(map(test, names))]:
             if len(found) > MOST:
-                several = some(dict.fromkeys(cell.name for cell in found))
+                several = some(dict.fromkeys(cell.name for cell in found), LISTED)
                 raise UserError(f"--cell: {pattern!r} is in {len(found)} cells ({several}); give more of the name")
             return found
     nearest = difflib.get_close_matches(pattern, [cell.name for cell in cells], n=1, cutoff=0.0)
@@ -229,6 +230,8 @@ def _metrics(cell: Cell) -> Iterator[tuple[str, str, str]]:
         value = cell.value(metric.name)
         if value is not None:
             text = metric.format(value)
+            if metric.name == "error":
+                text = f"{formats.percent(value)} of what is allowed"
             own_unit = metric.unit in ("", "s", "B", "Hz", "J")
             yield metric.name, text if own_unit else f"{text} {metric.unit}", metric.title
 
