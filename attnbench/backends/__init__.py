@@ -17,6 +17,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
+from attnbench.core.errors import did_you_mean
+
 if TYPE_CHECKING:
     from attnbench.core.backend import Backend
 
@@ -83,7 +85,7 @@ def load(name: str, spec: str) -> Backend:
     try:
         obj = getattr(module, attribute)
     except AttributeError:
-        raise AttributeError(f"{where} has no {attribute!r}") from None
+        raise AttributeError(f"{where} has no {attribute!r}{_functions_of(module, attribute)}") from None
     if inspect.isclass(obj):
         obj = obj()
     if hasattr(obj, "prepare"):
@@ -95,6 +97,13 @@ def load(name: str, spec: str) -> Backend:
 
         return Function(name, obj)
     raise TypeError(f"{spec} is neither a function of (q, k, v) nor a class with a prepare method")
+
+
+def _functions_of(module: object, attribute: str) -> str:
+    """Return the end of an error line: which function of a module may have been meant."""
+    inside = vars(module)
+    own = [n for n, f in inside.items() if callable(f) and getattr(f, "__module__", "") == inside.get("__name__")]
+    return did_you_mean(attribute, own) if own else "; it defines no functions"
 
 
 def _import_module(name: str) -> object:

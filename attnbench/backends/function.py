@@ -55,6 +55,10 @@ class Function(BackendBase):
                 out = self.fn(q, k, v, causal=case.causal, softmax_scale=case.softmax_scale)
             except NotImplementedError as refusal:
                 raise Unsupported(str(refusal).partition("\n")[0] or "not implemented") from None
+            except TypeError as error:
+                if error.__traceback__ and error.__traceback__.tb_next:  # raised within it
+                    raise
+                raise TypeError(f"{error}; expected {self.name}(q, k, v, *, causal, softmax_scale)") from None
             if type(out) is tuple:
                 raise TypeError(f"{self.name} returned a tuple; return the output tensor alone")
             return out  # type: ignore[no-any-return]

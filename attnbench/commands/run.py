@@ -89,7 +89,10 @@ def run(
     ] = None,
     resume: Annotated[
         Path | None,
-        files(metavar="FILE", help="Measure what this run file lacks, with the options that it was started with."),
+        files(
+            metavar="FILE",
+            help="Measure what this run file lacks, with the options that it was started with but its time limit.",
+        ),
     ] = None,
     dry_run: Annotated[
         bool, files("--dry-run", help="Show the plan and how long it would take. Measures and writes nothing.")

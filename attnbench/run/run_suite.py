@@ -37,6 +37,7 @@ from attnbench.run.workers import TimeLimit, WorkerPool, closing_workers, has_nv
 
 MAX_ROUNDS = 1000
 MAX_JOBS = 50_000  # to plan and store them takes five seconds
+NO_LIMIT = "the time limit of the run does not apply to what is left; --time-limit TIME sets one"
 OTHER_UNIT = "measured on another unit of this GPU model than the run began on: units differ by some percent"
 
 
@@ -271,7 +272,8 @@ def _resume(request: Request, device: str, observer: RunObserver) -> Outcome:
             )
         there = f"resuming: {len(old.plan) - len(todo)} of {len(old.plan)} jobs are there"
         elsewhere = (OTHER_UNIT,) if was.uuid not in (None, now.device.uuid) else ()
-        notes = [*problems, there if todo else "nothing is missing", *elsewhere]
+        unlimited = any(job.resumable for job in run_file.missing(old)) and not limit
+        notes = [*problems, there if todo else "nothing is missing", *([NO_LIMIT] if unlimited else []), *elsewhere]
         if file is None or not todo:
             observer.planned(old, todo, None, notes)
             if request.dry_run:

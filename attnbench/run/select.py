@@ -42,7 +42,7 @@ def select_backends(patterns: Sequence[str]) -> dict[str, str]:
     for pattern in wanted:
         if ":" in pattern or pattern.endswith(".py"):
             spec = _own_spec(pattern)
-            chosen[_own_name(pattern, {**known, **chosen}, spec)] = spec
+            chosen = _with_own(chosen, pattern, spec, known)
             continue
         bare = pattern.removeprefix("!")
         matches = fnmatch.filter(known, bare) if bare in known else fnmatch.filter(usual, bare)
@@ -126,10 +126,20 @@ def possible_kinds(device: str) -> tuple[str, ...]:
     return kinds.get(device, ("cuda",))
 
 
-def _own_name(pattern: str, taken: dict[str, str], spec: str) -> str:
-    """Return the name of own code: what follows the colon, or the whole text if another backend has that name."""
+def _with_own(chosen: Mapping[str, str], pattern: str, spec: str, known: Mapping[str, str]) -> dict[str, str]:
+    """Return the chosen backends with own code added: as what follows the colon.
+
+    Where another backend has that name, it is the whole text; where that is own code of another file, each has the
+    name of its file before it, as in good.py:tiled and slow.py:tiled.
+    """
     name = pattern.rpartition(":")[2]
-    return name if taken.get(name, spec) == spec else pattern
+    other = {**known, **chosen}.get(name, spec)
+    if other == spec:
+        return {**chosen, name: spec}
+    ours, theirs = os.path.basename(spec), os.path.basename(other)
+    if name in known or ours == theirs or {ours, theirs} & {*chosen}:
+        return {**chosen, pattern: spec}
+    return {**{theirs if n == name else n: s for n, s in chosen.items()}, ours: spec}
 
 
 def _own_spec(pattern: str) -> str:

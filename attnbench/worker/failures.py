@@ -32,6 +32,9 @@ def reason(error: BaseException, spec: str) -> str:
     text = re.sub(r"(Tried to allocate [\d.]+ \w+\.).*?of which ([\d.]+ \w+) is free.*", r"\1 \2 free", text)
     text = re.sub(r".*DefaultCPUAllocator: .*?tried to allocate (\d+) bytes.*", _no_memory, text)
     kind = type(error).__name__
+    if isinstance(error, SyntaxError) and error.text and error.offset:
+        indented = len(error.text) - len(error.text.lstrip())
+        text += f", at column {max(1, error.offset - indented)} of: {one_line(error.text)}"
     return (f"{kind}: {text}"[:LONGEST] if text else kind) + place(error, spec)
 
 

@@ -10,6 +10,7 @@ import pytest
 from tool import Tool
 
 FAKE = ("check", "--device", "fake", "fake")
+ONE_KIND = ("--dtype", "fp32", "--pass", "fwd", "--headdim", "64", "--full")
 MINE = """
 import torch
 
@@ -103,6 +104,38 @@ def test_a_failure_shows_its_place(mine: Tool) -> None:
     assert "return q @ k" in out
     assert "worker" not in out  # no frames of attnbench's own
     assert "broken FAILS in 9 of 9 cases" in out
+
+
+def test_a_wrong_signature_is_told_without_frames(mine: Tool) -> None:
+    mine.write("mine.py", "def plain(q, k, v):\n    return q\n")
+    out = check(mine, "plain", *ONE_KIND, code=1)
+    assert "got an unexpected keyword argument 'causal'; expected plain(q, k, v, *, causal, softmax_scale)" in " ".join(
+        out.split()
+    )
+    assert 'File "' not in out
+
+
+@pytest.mark.parametrize(("ending", "code"), [("return q * 0", 5), ("raise ValueError('no')", 1)])
+def test_what_a_function_prints_is_shown(mine: Tool, ending: str, code: int) -> None:
+    mine.write(
+        "mine.py", f"def loud(q, k, v, *, causal, softmax_scale):\n    print('rows', q.shape[1])\n    {ending}\n"
+    )
+    out = check(mine, "loud", *ONE_KIND, code=code)
+    assert "  rows 256\n" in out
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("def tiled(q, k, v): ...", """has no 'tild'; did you mean "tiled"?"""),
+        ("from os import getcwd", "has no 'tild'; it defines no functions"),
+        ("def tild(q:\n  pass", "SyntaxError: '(' was never closed (mine.py, line 1), at column 9 of: def tild(q:"),
+    ],
+)
+def test_a_function_that_cannot_be_loaded(mine: Tool, text: str, said: str) -> None:
+    mine.write("mine.py", text)
+    result = mine("check", "./mine.py:tild", "--device", "cpu", code=2)
+    assert said in result.err
 
 
 def test_a_crash_and_a_hang_cost_one_row_each(mine: Tool) -> None:

@@ -171,7 +171,7 @@ def test_what_a_time_limit_leaves_out_is_measured_by_resume(tool: Tool) -> None:
     assert 0 < len(late) < len(before.header["plan"])
     assert all(r["resumable"] and "time limit" in r["reason"] for r in late)
     assert "attnbench run --resume run.jsonl" in result.out
-    tool("run", "--resume", "run.jsonl")
+    assert "the time limit of the run does not apply" in tool("run", "--resume", "run.jsonl").err
     after = tool.stored()
     assert after.records[: len(before.records)] == before.records
     assert len(after.records) == len(before.records) + len(late)

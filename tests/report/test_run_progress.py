@@ -77,6 +77,17 @@ def test_a_skip_for_want_of_time_that_is_measured_after_all_counts() -> None:
     assert [text.split("]")[0] for text in said.splitlines() if text.startswith("[")] == ["[1/1", "[1/1, 1 more"]
 
 
+def test_skips_for_want_of_time_are_one_line() -> None:
+    records = [ended(case(2**i), "eager", "skipped", f"forecast {i}.0s; no room", resumable=True) for i in range(7, 10)]
+    said = printed(run([ok(case(), "eager", 30.0), *records]))
+    assert said.splitlines()[-2:] == [
+        "[1/4] eager 1k d128 full fwd  30.0 TFLOP/s 3.0%",
+        "[4/4] 3 jobs  skip forecast 7.0s to 9.0s; no room",
+    ]
+    said = printed(run([records[0], ok(case(), "eager", 30.0)]))
+    assert said.splitlines()[-2].startswith("[1/2] eager 128 d128 full fwd  skip forecast 7.0s; no room")
+
+
 def test_a_record_that_is_not_finite_is_shown_all_the_same() -> None:
     odd = ok(case(), "eager", 30.0, time=[math.nan] * 3)
     assert "[1/1] eager 1k d128 full fwd  0 TFLOP/s" in printed(run([odd]))

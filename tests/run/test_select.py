@@ -82,7 +82,11 @@ def test_own_code_of_one_name_from_two_files_are_two_backends(tmp_path: Path) ->
     for name in ("a", "b"):
         (tmp_path / f"{name}.py").write_text("")
     chosen = select.select_backends([f"{tmp_path}/a.py:mine,{tmp_path}/b.py:mine"])
-    assert sorted(chosen.values()) == [f"{tmp_path}/a.py:mine", f"{tmp_path}/b.py:mine"]
+    assert chosen == {"a.py:mine": f"{tmp_path}/a.py:mine", "b.py:mine": f"{tmp_path}/b.py:mine"}
+    (tmp_path / "c").mkdir()
+    (tmp_path / "c" / "a.py").write_text("")
+    alike = f"{tmp_path}/a.py:mine", f"{tmp_path}/c/a.py:mine"
+    assert select.select_backends(alike) == {"mine": alike[0], alike[1]: alike[1]}
 
 
 def test_own_code_does_not_replace_a_backend_of_its_name() -> None:

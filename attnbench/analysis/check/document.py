@@ -35,6 +35,9 @@ from attnbench.results.export_rows import case_columns
 RIGHT = "right"
 NOTE = "Beside each result: its largest error as a share of the error allowed."
 MAX_TRACEBACKS = 2
+TRACEBACK = "Traceback (most recent call last):\n"
+MAX_PRINTED = 8  # lines
+_THEIR_CALL = re.compile(r'  File ".*[/\\]attnbench[/\\]backends[/\\]function.py"')  # of a person's function
 _OUR_FRAME = re.compile(r'  File ".*[/\\]attnbench[/\\](worker|backends)[/\\]')
 LEVELS: Mapping[int, Level] = {EXIT_DONE: "good", EXIT_WRONG_RESULT: "bad"}
 
@@ -114,23 +117,32 @@ def _percent(share: float) -> str:
 
 
 def _tracebacks(records: Sequence[Record]) -> Iterator[Code]:
-    """Yield what the worker wrote in the first cases that failed, one for each kind of reason."""
+    """Yield what the worker wrote in the first cases that failed or are wrong, one for each kind of reason."""
     first: dict[tuple[str, str], Record] = {}
     for record in records:
-        if record.status in FAILED and record.stderr:
+        if record.status in (*FAILED, "wrong") and (record.stderr or "").strip():
             first.setdefault((record.backend, template(record.reason or "")), record)
     for record in list(first.values())[:MAX_TRACEBACKS]:
         assert record.stderr is not None
         case = f"{_shape_name(record.case)}, {record.case.dtype} {record.case.direction}"
-        yield Code(_own_frames(record.stderr), f"{record.backend}: {case}")
+        printed, traceback, frames = record.stderr.rpartition(TRACEBACK)
+        lines = [*printed.splitlines()[-MAX_PRINTED:], *_own_frames(traceback + frames).splitlines()]
+        if not traceback:
+            lines = lines[-MAX_PRINTED:] if record.status == "wrong" else lines
+        yield Code("\n".join(lines), f"{record.backend}: {case}")
 
 
 def _own_frames(stderr: str) -> str:
-    """Return the end of a traceback: the frames after attnbench's own; all of it where there are none."""
+    """Return the end of a traceback: the frames after attnbench's own; all of it where there are none.
+
+    Where a call of a person's function failed before it began, by its parameters, no frame tells anything.
+    """
     lines = stderr.splitlines()
     frames = [i for i, line in enumerate(lines) if line.startswith('  File "')]
     ours = [i for i in frames if _OUR_FRAME.match(lines[i])]
     later = [i for i in frames if ours and i > ours[-1]]
+    if ours and not later and _THEIR_CALL.match(lines[ours[-1]]):
+        return "\n".join(lines[next(i for i in range(ours[-1] + 1, len(lines)) if not lines[i].startswith(" ")) :])
     return "\n".join(lines[later[0] :]) if later else stderr
 
 

@@ -12,7 +12,7 @@ from rich.text import Text
 from attnbench.core.formats import digits, share
 from attnbench.core.record import Job, Record, Run
 from attnbench.core.sizes import format_duration
-from attnbench.core.text import count, one_line
+from attnbench.core.text import count, merged, one_line, template
 from attnbench.report.characters import MEMORY_BOUND
 from attnbench.report.progress.progress_line import JobProgress
 from attnbench.results import case_names, metrics
@@ -30,6 +30,7 @@ class RunProgress(JobProgress):
         self._forecast_done = self._actual_done = 0.0  # seconds
         self._began = 0.0
         self._last: Record | None = None
+        self._late: list[Record] = []  # skipped for want of time, one after another, and not printed yet
 
     def planned(self, run: Run, todo: Sequence[Job], path: Path | None, notes: Sequence[str]) -> None:
         texts = setup_texts(run)
@@ -59,10 +60,27 @@ class RunProgress(JobProgress):
             self._forecast_done += forecast
             self._actual_done += record.seconds
         self._last = record
+        if record.status == "skipped" and record.resumable:
+            self._late.append(record)
+            return
         if not self._live:
+            self._print_late(self._done - 1)
             self._print(Text(f"{self._count()} ").append_text(self._result(record)))
         elif record.status in ("wrong", "wrong-kernel", "failed", "timeout"):
             self._print(self._result(record))
+
+    def close(self) -> None:
+        self._print_late(self._done)
+        super().close()
+
+    def _print_late(self, done: int) -> None:
+        """Print what was skipped for want of time as one line, at a number of jobs done; a terminal has no need of it."""
+        if not self._live and self._late:
+            why = [one_line(record.reason or "") for record in self._late]
+            alike = [text for text in why if template(text) == template(why[0])]
+            what = self._name(self._late[0]) if len(why) == 1 else f"{len(why)} jobs"
+            self._print(Text(f"{self._count(done)} {what}  ").append(f"skip {merged(alike)}", style="dim"))
+        self._late.clear()
 
     def __rich__(self) -> Text:
         """Return the line as it is now; rich asks for it several times a second."""
@@ -78,10 +96,11 @@ class RunProgress(JobProgress):
             line.append(f" {self._name(self._last)}", style="dim")
         return self._fitted(line)
 
-    def _count(self) -> str:
+    def _count(self, done: int | None = None) -> str:
         """Return how many of the planned jobs are done: "[ 7/60]"; then of those that still fit: "[60/60, 2 more]"."""
-        planned = min(self._done, self._total)
-        more = f", {self._done - planned} more" if self._done > planned else ""
+        done = self._done if done is None else done
+        planned = min(done, self._total)
+        more = f", {done - planned} more" if done > planned else ""
         return f"[{planned:>{len(str(self._total))}}/{self._total}{more}]"
 
     def _left(self) -> float:
