@@ -81,7 +81,7 @@ def test_skips_for_want_of_time_are_one_line() -> None:
     records = [ended(case(2**i), "eager", "skipped", f"forecast {i}.0s; no room", resumable=True) for i in range(7, 10)]
     said = printed(run([ok(case(), "eager", 30.0), *records]))
     assert said.splitlines()[-2:] == [
-        "[1/4] eager 1k d128 full fwd  30.0 TFLOP/s 3.0%",
+        "[1/4] eager 1k d128 full fwd  30.0 TFLOP/s 3%",
         "[4/4] 3 jobs  skip forecast 7.0s to 9.0s; no room",
     ]
     said = printed(run([records[0], ok(case(), "eager", 30.0)]))

@@ -103,7 +103,7 @@ def test_a_neighbour_is_own_code_and_a_virtual_environment_is_not(helper: str, p
     [
         ("import sys\nsys.exit('not here')\n", "SystemExit: not here (mine.py:2)"),
         ("def f():\n  import no_such_module_of_ours\nf()\n", "(mine.py:2 in f)"),
-        ("def f(:\n", "(mine.py, line 1)"),  # as Python says it
+        ("def f(:\n", "(mine.py, line 1), at column 7 of: def f(:"),  # as Python says it, and the line
     ],
 )
 def test_what_fails_at_import(text: str, said: str, tmp_path: Path) -> None:

@@ -74,7 +74,7 @@ class RunProgress(JobProgress):
         super().close()
 
     def _print_late(self, done: int) -> None:
-        """Print what was skipped for want of time as one line, at a number of jobs done; a terminal has no need of it."""
+        """Print what was skipped for want of time as one line, at a number of jobs done; nothing on a terminal."""
         if not self._live and self._late:
             why = [one_line(record.reason or "") for record in self._late]
             alike = [text for text in why if template(text) == template(why[0])]
