@@ -4,7 +4,8 @@
    NaN before, so that what a kernel leaves unwritten is seen.
 2. Measure memory, in launches of their own, before the instruments allocate any. Check the second launch too.
 3. Time the launch, and compare the results of calls that follow each other as the timed ones did.
-4. Change the inputs in place, trace one launch to see which kernels ran, and check its results on the new inputs.
+4. Change the inputs in place, trace one launch to see which kernels ran, and check its results on the new inputs. Where
+   rows are sampled, screen all of them.
 5. Unless a launch is long, restore the inputs, launch again, and check once more. A kernel that returns an earlier
    result fails step 4 or 5.
 6. Prepare and launch once on hard inputs, and check the results.
@@ -146,9 +147,17 @@ class CellMeasurer(Instruments):
             reason = traced.problem + (shared if others else "")
             fields = {"reason": reason, "kernels": traced.kernels, "accuracy": accuracy, "others": others}
             return {"status": "wrong-kernel", **fields}
-        later_accuracy = check.check_renewed(renewal, original, prepared.canonical(traced.result))
+        results = prepared.canonical(traced.result)
+        later_accuracy = check.check_renewed(renewal, original, results)
         if not later_accuracy.ok:
             return self._wrong(later_accuracy, f"{later}on inputs renewed in place: ")
+        long_on_cpu = self.device.type == "cpu" and latency is not None and latency > kernel_trace.TOO_LONG_TO_REPEAT
+        if not long_on_cpu:
+            # Here, since the screen's kernels are loaded into memory that counts where memory is measured
+            runs = signature(backend, case, self.device_info)
+            if wrong_rows := reference.find_wrong_rows(case, original, results["out"], runs):
+                return self._wrong(wrong_rows, f"{later}in the rows furthest from another kernel's: ")
+        del results
         traced = replace(traced, result=None)
         if timing is None or stats.median(timing.measurements["time"].values) < kernel_trace.TOO_LONG_TO_REPEAT:
             renewal.restore()
@@ -160,7 +169,6 @@ class CellMeasurer(Instruments):
         if timing is not None:
             timing.notes += kernel_trace.check_later_calls(self, prepared, timing)
         del prepared, checked, renewal, original
-        long_on_cpu = self.device.type == "cpu" and latency is not None and latency > kernel_trace.TOO_LONG_TO_REPEAT
         is_hard_checked = not case.dropout_p and not long_on_cpu
         if is_hard_checked:
             hard = reference.check_hard_inputs(case, self.device, partial(backend.prepare, case))

@@ -23,12 +23,13 @@ from measuring_device import NOISE, MeasuringDevice
 
 from attnbench.backends.sdpa import Flash
 from attnbench.core import stats
-from attnbench.core.backend import Inputs
+from attnbench.core.backend import Inputs, Signature
 from attnbench.core.case import Case, Shape
 from attnbench.core.machine import Environment
 from attnbench.core.policy import Policy
-from attnbench.worker import environment, inputs
+from attnbench.worker import environment, inputs, reference
 from attnbench.worker.measure import cuda_graph
+from attnbench.worker.reference import screen
 from attnbench.worker.serve import Worker
 
 pytestmark = [
@@ -143,6 +144,56 @@ def test_gradients_that_accumulate(gpu: MeasuringDevice) -> None:
     record = gpu.measure(wrong_results.AccumulatesGrad(), case("bwd", seqlen=1024))
     assert record.status == "wrong"
     assert str(record.reason).startswith(IN_A_LATER_LAUNCH)
+
+
+class WrongTileOf:
+    """Returns what a right function does, with zeros in 64 rows of one head."""
+
+    def __init__(self, row: int, head: int) -> None:
+        self.at = (0, slice(row, row + 64), head)
+
+    def __call__(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **options: Any) -> torch.Tensor:
+        out = right_attention.fused(q, k, v, **options).clone()
+        out[self.at] = 0
+        return out
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_a_wrong_tile_in_one_head_of_a_long_case(gpu: MeasuringDevice, causal: bool) -> None:
+    """Fault: 64 of 32768 rows of one head are zeros, with grouped heads; the sample sees half of such tiles. Found:
+    wrong each time.
+    """
+    which = Case(Shape(1, 32768, 32768, 16, 4, 128, 128), "bf16", "fwd", causal)
+    right_record = gpu.measure(right_attention.fused, which)
+    assert right_record.status == "ok", right_record.reason
+    for row, head in ((1024, 3), (9984, 0), (20032, 15), (32000, 8)):
+        record = gpu.measure(WrongTileOf(row, head), which)
+        print(row, head, record.reason)
+        assert record.status == "wrong", f"the tile at row {row} of head {head}"
+
+
+@pytest.mark.parametrize("kernel", ["EFFICIENT_ATTENTION", "FLASH_ATTENTION"])
+@pytest.mark.parametrize("dtype", ["bf16", "fp16"])
+@pytest.mark.parametrize("lengths", [(16384, 16384), (8192, 32768)], ids=str)
+@pytest.mark.parametrize("headdim", [64, 128, 256])
+def test_the_screen_of_long_cases(kernel: str, dtype: Any, lengths: tuple[int, int], headdim: int) -> None:
+    """No fault: torch's other kernel is not wrong where one of them screens it, causal and with grouped heads. Fault:
+    one tile of 64 rows is 10 % too large. Found.
+    """
+    which = Case(Shape(2, *lengths, 16, 2, headdim, headdim), dtype, "fwd", True)
+    given = inputs.make(which, "cuda", 0)
+    other = next(name for name in screen.KERNELS if name != kernel)
+    out = torch.stack([screen._attend_fused(which, given, entry, other) for entry in range(2)])
+    runs = Signature(("fmha_cutlass",)) if kernel == "FLASH_ATTENTION" else Signature()
+    assert screen.other_kernel(torch.device("cuda"), runs) == kernel
+    assert screen.is_screened(which, torch.device("cuda"))
+    difference, _ = screen._differences(which, given, out, kernel)
+    print(f"largest difference beside the row's size: {float(difference.max()):.3g}")
+    began = time.perf_counter()
+    assert reference.find_wrong_rows(which, given, out, runs) is None
+    print(f"{time.perf_counter() - began:.2f} s")
+    out[1, 5056:5120, 11] *= 1.1
+    assert reference.find_wrong_rows(which, given, out, runs) is not None
 
 
 # Stored results

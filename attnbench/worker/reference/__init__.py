@@ -11,9 +11,10 @@ eager attention in the case's dtype, plus a floor. The root mean square may be 1
 explains.
 
 result_check.py has the order: before timing, and again after timing on inputs that were changed in place
-(renewed_inputs.py). A last launch, prepared anew, has inputs on which kernels fail that are right on standard normal
-ones (hard_inputs.py). With dropout, dropout_mask.py reads from launches which probabilities were dropped, and
-dropout_check.py does the same comparisons with that mask.
+(renewed_inputs.py). Where rows are sampled, screen.py looks for wrong ones among all of them. A last launch, prepared
+anew, has inputs on which kernels fail that are right on standard normal ones (hard_inputs.py). With dropout,
+dropout_mask.py reads from launches which probabilities were dropped, and dropout_check.py does the same comparisons
+with that mask.
 """
 
 from attnbench.core.backend import Inputs
@@ -25,6 +26,7 @@ from attnbench.worker.reference.hard_inputs import check_hard_inputs, make_hard
 from attnbench.worker.reference.renewed_inputs import InputRenewal
 from attnbench.worker.reference.result_check import ResultCheck
 from attnbench.worker.reference.row_sample import SCORE_BUDGET, RowSample, check_inputs, choose_rows
+from attnbench.worker.reference.screen import find_wrong_rows
 from attnbench.worker.reference.tolerance import compare, expected_results
 
 
@@ -47,6 +49,7 @@ __all__ = [
     "compare_checksums",
     "compute_reference",
     "expected_results",
+    "find_wrong_rows",
     "make_check",
     "make_hard",
     "visible_keys",

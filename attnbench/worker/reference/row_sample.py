@@ -9,7 +9,8 @@ with these probabilities, where W is the width of a section in rows:
 
 On a GPU with batch 1, 64k tokens and 16 query heads on one key head there are 128 rows of each head, and W is 512: 12 %
 and 100 %. Where one row served all query heads of a key head, it was 12 % for all of them. Two samples are drawn, the
-second with a quarter of the rows, by seeds of the operating system (`draw_seed`).
+second with a quarter of the rows, by seeds of the operating system (`draw_seed`). These are the probabilities for
+gradients; wrong tiles of out are found by the screen of all rows, where there is one (screen.py).
 """
 
 from __future__ import annotations

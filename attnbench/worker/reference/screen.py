@@ -1,0 +1,146 @@
+"""Screens all rows of a case whose rows are sampled against an independent fused kernel, and decides by exact rows.
+
+The forward is computed once with a fused kernel of torch's SDPA that is not the backend's own. The ROWS rows of out
+where the two differ most, beside the row's size, are recomputed exactly. Neither kernel is trusted: the backend's rows
+are compared with the exact ones, and a screen that is wrong only chooses rows that need no look. So a wrong tile of 64
+rows in one head is found wherever it is, if it is wrong by more than two right kernels differ; with a screen that is
+itself wrong in fewer rows than are chosen.
+
+The rows that are compared were chosen for their differences, so that what chance explains of a mean square
+(tolerance.py) does not hold for them: both errors may be twice eager's, plus one rounding. Rows are compared with rows
+of their own size, within a factor of two, because large rows of a causal mask would hide errors in small ones.
+
+A case with a window, a softcap, dropout or fp8 is not screened, nor one that torch's kernel refuses or has no memory
+for; nor gradients, whose fused backward costs three times as much, and whose dout is masked where out is checked first.
+"""
+
+from __future__ import annotations
+
+import re
+import warnings
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from attnbench.core.backend import Inputs, Signature
+from attnbench.core.case import Case
+from attnbench.core.record import Accuracy
+from attnbench.worker.reference.exact_attention import compute_reference
+from attnbench.worker.reference.row_sample import FULL_FLOPS, SCORE_BUDGET, RowSample, choose_rows
+from attnbench.worker.reference.tolerance import compare
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+ROWS = 64  # rows that are recomputed, in all query heads of a key head
+TIMES_EAGER = 2.0
+# torch's kernels by the name that torch.nn.attention.SDPBackend has, each with names that a trace shows
+KERNELS = {
+    "EFFICIENT_ATTENTION": "fmha_cutlassF AttentionKernel fmha_cutlassB AttentionBackwardKernel",
+    "FLASH_ATTENTION": "pytorch_flash flash_fwd flash_bwd flash_attention_for_cpu flash_attention_for_cpu_backward",
+}
+
+
+class Refused(Exception):
+    """torch's kernel cannot compute a case."""
+
+
+def is_screened(case: Case, device: torch.device) -> bool:
+    """Whether rows of a case are sampled in its check, and torch's fused kernels compute what it asks for."""
+    plain = case.window_size == (None, None) and not case.softcap and not case.dropout_p and case.dtype != "fp8"
+    s = case.shape
+    unequal = case.causal and 1 < s.seqlen_q != s.seqlen_k  # a CPU's kernel aligns top-left
+    if not plain or (unequal and (device.type == "cpu" or s.seqlen_q > s.seqlen_k)):
+        return False
+    return not choose_rows(case, device, full_flops=FULL_FLOPS[device.type]).whole
+
+
+def other_kernel(device: torch.device, signature: Signature) -> str | None:
+    """Return one of KERNELS that is not the backend's own by its signature; None where there is no other."""
+    own = [name for name, traces in KERNELS.items() if any(re.search(p, traces) for p in signature.runs)]
+    if device.type == "cpu":  # flash is the only one
+        return None if "FLASH_ATTENTION" in own else "FLASH_ATTENTION"
+    return "FLASH_ATTENTION" if own == ["EFFICIENT_ATTENTION"] else "EFFICIENT_ATTENTION"
+
+
+def find_wrong_rows(case: Case, inputs: Inputs, out: Tensor, signature: Signature) -> Accuracy | None:
+    """Return the comparison of rows of `out` that are wrong on `inputs`; None where none is, or nothing is screened.
+
+    It takes the memory of some four results of one batch entry, and with grouped heads of k and v for each query head.
+    """
+    import torch
+
+    kernel = other_kernel(out.device, signature)
+    if kernel is None or not is_screened(case, out.device):
+        return None
+    try:
+        difference, size = _differences(case, inputs, out, kernel)
+    except (Refused, torch.OutOfMemoryError):
+        return None
+    s = case.shape
+    affordable = SCORE_BUDGET["cuda"] // (s.seqlen_k * s.nheads // s.nheads_k)
+    at = difference.flatten().topk(min(difference.numel(), ROWS, max(1, affordable))).indices
+    batch, row, head = torch.unravel_index(at, difference.shape)
+    scale = size.flatten()[at].log2().floor()
+    rows = row[:, None, None].expand(-1, -1, s.nheads // s.nheads_k)
+    forward, given = replace(case, direction="fwd"), replace(inputs, dout=None)
+    for value in scale.unique():
+        these = scale == value
+        sample = RowSample(batch[these], head[these], rows[these], all_pairs=False, all_rows=False)
+        reference = compute_reference(forward, given, sample)
+        accuracy = compare(reference, {"out": out}, wide={"out": TIMES_EAGER})
+        if not accuracy.ok:
+            return accuracy
+    return None
+
+
+def _differences(case: Case, inputs: Inputs, out: Tensor, kernel: str) -> tuple[Tensor, Tensor]:
+    """Return how far `out` and the kernel's are apart, in units of the size of the row, and that size.
+
+    Both are (batch, seqlen_q, nheads_k) in float32, the largest of the elements of a row in all query heads of a key
+    head.
+    """
+    import torch
+
+    found = []
+    for i in range(case.shape.batch):
+        ours, theirs = out[i], _attend_fused(case, inputs, i, kernel)
+        size = torch.maximum(_largest(ours), _largest(theirs))
+        apart = _largest(theirs.sub_(ours)) / size
+        found.append(torch.stack([apart.nan_to_num(0.0), size]).unflatten(2, (case.shape.nheads_k, -1)).amax(3))
+    difference, size = torch.stack(found, dim=1)
+    return difference, size
+
+
+def _largest(t: Tensor) -> Tensor:
+    """Return the largest absolute value of each row, in float32."""
+    return t.abs().amax(-1).float()
+
+
+def _attend_fused(case: Case, inputs: Inputs, entry: int, kernel: str) -> Tensor:
+    """Return out of one batch entry by one of torch's fused kernels, (seqlen_q, nheads, headdim_v).
+
+    Raises Refused where the kernel cannot compute the case.
+    """
+    import torch
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+    from torch.nn.attention.bias import causal_lower_right
+    from torch.nn.functional import scaled_dot_product_attention
+
+    s = case.shape
+    q = inputs.q[entry : entry + 1].transpose(1, 2)
+    k, v = (t[entry : entry + 1].transpose(1, 2) for t in (inputs.k, inputs.v))
+    if s.nheads != s.nheads_k:  # not all kernels take grouped heads
+        k, v = (t.repeat_interleave(s.nheads // s.nheads_k, dim=1) for t in (k, v))
+    masked = case.causal and s.seqlen_q > 1
+    equal = s.seqlen_q == s.seqlen_k
+    mask = causal_lower_right(s.seqlen_q, s.seqlen_k) if masked and not equal else None
+    with sdpa_kernel(getattr(SDPBackend, kernel)), torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # a refusal is one
+        try:
+            out: Tensor = scaled_dot_product_attention(
+                q, k, v, attn_mask=mask, is_causal=masked and equal, scale=case.softmax_scale
+            )
+        except RuntimeError as error:
+            raise Refused(str(error)) from None
+    return out[0].transpose(0, 1)
