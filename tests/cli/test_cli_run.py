@@ -243,7 +243,7 @@ def test_two_functions_of_one_name_are_two_backends(tool: Tool) -> None:
     tool.write("one.py", "def f(q, k, v, **options): ...")
     tool.write("two.py", "def f(q, k, v, **options): ...")
     result = tool("run", "--device", "fake", "-b", "./one.py:f", "-b", "./two.py:f", "--dry-run", "--json")
-    assert {j["backend"] for j in json.loads(result.out)} == {"f", "./two.py:f"}
+    assert {j["backend"] for j in json.loads(result.out)} == {"one.py:f", "two.py:f"}
 
 
 def test_backends_says_why_not_and_what_would_help(tool: Tool) -> None:
