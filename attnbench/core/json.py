@@ -97,7 +97,7 @@ def _read(hint: Any, value: Any) -> Any:
     if origin is Mapping:
         if not isinstance(value, Mapping):
             raise ValueError(f"{_shortened(value)} is no object with names")
-        return {name: _read_at(name, kinds[1], item) for name, item in value.items()}
+        return {_read_plain(str, name): _read_at(name, kinds[1], item) for name, item in value.items()}
     if not isinstance(value, list | tuple):
         raise ValueError(f"{_shortened(value)} is no list")
     if origin is tuple and kinds[-1] is not Ellipsis and len(value) != len(kinds):
@@ -113,6 +113,8 @@ def _read_plain(hint: Any, value: Any) -> Any:
     if hint is float and (type(value) in (float, int) or value in ("nan", "inf", "-inf")):
         return float(value)
     if type(value) is not hint:
+        raise ValueError(f"{_shortened(value)} is {PLAIN[hint]}")
+    if hint is str and any("\ud800" <= letter <= "\udfff" for letter in value):  # half of a pair: no file can hold it
         raise ValueError(f"{_shortened(value)} is {PLAIN[hint]}")
     return value
 

@@ -99,6 +99,13 @@ def test_a_number_beyond_64_bits_makes_a_line_a_damaged_one(number: int) -> None
         decode.record(text({**data, "round": number}))
 
 
+def test_half_of_a_surrogate_pair_makes_a_line_a_damaged_one() -> None:
+    data = json.loads(next(lines(RESULTS[-1])))
+    for change in ({"reason": "\ud800"}, {"kernels": {"\udfff": 1}}):
+        with pytest.raises(ValueError, match="is no text"):
+            decode.record(json.dumps({**data, **change}).encode())
+
+
 def test_both_readers_refuse_the_same_damaged_lines() -> None:
     """Bytes of real lines are changed at random: each reader returns the same record, or raises one of DAMAGE."""
     chance = random.Random(0)
