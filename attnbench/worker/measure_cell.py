@@ -3,7 +3,7 @@
 1. Make the inputs, prepare the backend, launch once, and check the results. The memory of the outputs was filled with
    NaN before, so that what a kernel leaves unwritten is seen.
 2. Measure memory, in launches of their own, before the instruments allocate any. Check the second launch too.
-3. Time the launch, and compare the results of calls that follow each other as the timed ones did.
+3. Time the launch, and compare the results of calls that follow each other.
 4. Change the inputs in place, trace one launch to see which kernels ran, and check its results on the new inputs. Where
    rows are sampled, screen all of them.
 5. Unless a launch is long, restore the inputs, launch again, and check once more. A kernel that returns an earlier
@@ -33,7 +33,6 @@ from attnbench.worker.measure.memory import CpuMemory, CudaMemory
 
 if TYPE_CHECKING:
     from torch import Tensor
-
 
 ALLOCATED = 512  # bytes, of which torch's CUDA allocator gives out multiples
 
@@ -137,9 +136,8 @@ class CellMeasurer(Instruments):
         laps.end("repeats")
         renewal = reference.InputRenewal(case, given, prepared)
         checked = replace(prepared, launch=check.launcher(prepared))
-        traced = kernel_trace.trace_launch(
-            self, case, signature(backend, case, self.device_info), checked, timing, renewal.renew
-        )
+        declared = signature(backend, case, self.device_info)
+        traced = kernel_trace.trace_launch(self, case, declared, checked, timing, renewal.renew)
         laps.end("trace")
         others = self.state.other_processes(began)
         if traced.problem:
@@ -154,12 +152,11 @@ class CellMeasurer(Instruments):
         long_on_cpu = self.device.type == "cpu" and latency is not None and latency > kernel_trace.TOO_LONG_TO_REPEAT
         if not long_on_cpu:
             # Here, since the screen's kernels are loaded into memory that counts where memory is measured
-            runs = signature(backend, case, self.device_info)
-            if wrong_rows := reference.find_wrong_rows(case, original, results["out"], runs):
+            if wrong_rows := reference.find_wrong_rows(case, original, results["out"], declared):
                 return self._wrong(wrong_rows, f"{later}in the rows furthest from another kernel's: ")
         del results
         traced = replace(traced, result=None)
-        if timing is None or stats.median(timing.measurements["time"].values) < kernel_trace.TOO_LONG_TO_REPEAT:
+        if latency is None or latency < kernel_trace.TOO_LONG_TO_REPEAT:
             renewal.restore()
             later_accuracy = check.check_restored(prepared.canonical(checked.launch()))
             if not later_accuracy.ok:

@@ -32,7 +32,7 @@ Results = Mapping[str, "Tensor"]
 def find_wrong_call(
     instruments: Instruments, check: ResultCheck, prepared: Prepared, latency: float | None, nbytes: int
 ) -> tuple[Accuracy, str] | None:
-    """Return how wrong the first wrong call is, and which call it is, for the begin of a reason; None where none is.
+    """Return the accuracy of the first wrong call, and which call it is; None where all are right.
 
     `latency` is the seconds of one call, None where it was not timed; `nbytes` are those of its results. A result that
     has every bit of the first is right if that is. Of the others, as of a kernel that sums in no fixed order, the one

@@ -2,7 +2,7 @@
 
 The forward is computed once with a fused kernel of torch's SDPA that is not the backend's own. The ROWS rows of out
 where the two differ most, beside the row's size, are recomputed exactly. Neither kernel is trusted: the backend's rows
-are compared with the exact ones, and a screen that is wrong only chooses rows that need no look. So a wrong tile of 64
+are compared with the exact ones, and a wrong screen only chooses rows that are right. So a wrong tile of 64
 rows in one head is found wherever it is, if it is wrong by more than two right kernels differ; with a screen that is
 itself wrong in fewer rows than are chosen.
 
