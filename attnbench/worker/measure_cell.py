@@ -150,10 +150,9 @@ class CellMeasurer(Instruments):
         if not later_accuracy.ok:
             return self._wrong(later_accuracy, f"{later}on inputs renewed in place: ")
         long_on_cpu = self.device.type == "cpu" and latency is not None and latency > kernel_trace.TOO_LONG_TO_REPEAT
-        if not long_on_cpu:
-            # Here, since the screen's kernels are loaded into memory that counts where memory is measured
-            if wrong_rows := reference.find_wrong_rows(case, original, results["out"], declared):
-                return self._wrong(wrong_rows, f"{later}in the rows furthest from another kernel's: ")
+        # Not earlier, since the screen's kernels are loaded into memory that counts where memory is measured
+        if not long_on_cpu and (found := reference.find_wrong_rows(case, original, results["out"], declared)):
+            return self._wrong(found, f"{later}in the rows furthest from another kernel's: ")
         del results
         traced = replace(traced, result=None)
         if latency is None or latency < kernel_trace.TOO_LONG_TO_REPEAT:
