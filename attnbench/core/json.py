@@ -114,8 +114,8 @@ def _read_plain(hint: Any, value: Any) -> Any:
         return float(value)
     if type(value) is not hint:
         raise ValueError(f"{_shortened(value)} is {PLAIN[hint]}")
-    if hint is str and any("\ud800" <= letter <= "\udfff" for letter in value):  # half of a pair: no file can hold it
-        raise ValueError(f"{_shortened(value)} is {PLAIN[hint]}")
+    if hint is str:  # a file can hold no half of a surrogate pair, which an exception's text may have: shown as �
+        return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
     return value
 
 
