@@ -30,6 +30,7 @@ from attnbench.worker.measure.cuda_events import EventTimer
 from attnbench.worker.measure.cuda_graph import GraphTimer, NotCapturable
 from attnbench.worker.measure.cupti import Tracer, Untraceable
 from attnbench.worker.measure.energy import run_sustained
+from attnbench.worker.measure.memory import CpuMemory, CudaMemory
 from attnbench.worker.measure.nvml import GpuState, StateSampler
 from attnbench.worker.measure.sampling import BatchClock, CpuTimer, Pacer, Timer, collect_samples, do_nothing, pause
 
@@ -74,6 +75,7 @@ class Instruments:
 
         self.device_info = device
         self.device = torch.device(str(device))
+        self.memory: CpuMemory | CudaMemory = CudaMemory(self.device) if self.device.type == "cuda" else CpuMemory()
         self.l2_bytes = device.l2 or 0
         self.events: EventTimer | None = None
         self.tracer: Tracer | None = None

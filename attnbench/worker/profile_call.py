@@ -18,7 +18,7 @@ from __future__ import annotations
 import bisect
 import itertools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from attnbench.core import stats
@@ -26,9 +26,9 @@ from attnbench.core.backend import Backend, Unsupported, operand_dtype
 from attnbench.core.case import Case
 from attnbench.core.json import to_json
 from attnbench.core.policy import Policy
-from attnbench.worker import inputs, kernel_trace, reference
+from attnbench.worker.cell_steps import CellSteps, notes_on_data
 from attnbench.worker.measure.cupti import Untraceable
-from attnbench.worker.measure_cell import CellMeasurer, notes_on_data, signature
+from attnbench.worker.measure_cell import CellMeasurer
 
 RANGE = "attnbench.call"
 MAX_TRACED_CALLS = 20
@@ -53,54 +53,30 @@ def profile(measurer: CellMeasurer, backend: Backend, case: Case, trace: str | N
 
 
 def _profile(measurer: CellMeasurer, backend: Backend, case: Case, trace: str | None) -> dict[str, Any]:
-    policy = Policy()
+    cell = CellSteps(measurer, backend, case, Policy())
     ceilings = measurer.ceilings(operand_dtype(case))
-    given = inputs.make(case, str(measurer.device), policy.seed)
+    endings = [cell.make_inputs()]
     with measurer.memory.job_window():
-        check = reference.make_check(case, given, policy.seed)
-        prepared, results, _, _, first_call = measurer.prepare_and_launch(backend, case, check)
-        accuracy = check.check_first(results)
-        wrong = accuracy.problem() or check.fp8_problem(prepared, accuracy) or ""
-        del results
-        memory, second = measurer.memory.measure_peak(check.launcher(prepared))
-        wrong = wrong or check.check_first(prepared.canonical(second)).problem()
-        del second
-        if check.dout_masked:
-            check.drop_masked_dout()
-            del prepared
-            prepared = backend.prepare(case, given)
-    # footprint 0: the instrument is events, which makes no copies
-    timed_launch = measurer.timed_launch(backend, case, given, prepared, footprint=0)
-    timing = measurer.time(timed_launch, policy)
-    renewal = reference.InputRenewal(case, given, prepared)
-    checked = replace(prepared, launch=check.launcher(prepared))
-    declared = signature(backend, case, measurer.device_info)
-    traced = kernel_trace.trace_launch(measurer, case, declared, checked, timing, renewal.renew)
-    wrong = wrong or traced.problem or ""
-    original = inputs.make(case, str(measurer.device), policy.seed)
-    wrong = wrong or check.check_renewed(renewal, original, prepared.canonical(traced.result)).problem()
-    renewal.restore()
-    wrong = wrong or check.check_restored(prepared.canonical(checked.launch())).problem()
-    notes = [
-        *check.notes,
-        *notes_on_data(case, is_hard_checked=False),
-        *timing.notes,
-        *([traced.note] if traced.note else []),
-    ]
-    del check, original, traced
+        endings += [cell.launch_first(), cell.measure_memory()]
+        cell.prepare_to_time()
+    endings += [cell.time(), cell.trace(), cell.check_renewed_inputs(), cell.check_restored_inputs()]
+    wrong = next((ending["reason"] for ending in endings if ending), None)
+    timing, launch = cell.timing, cell.prepared.launch
+    assert timing is not None
     latency = stats.median(timing.measurements["time"].values)
+    notes = [*cell.notes, *notes_on_data(case, is_hard_checked=False)]
     on_cuda = measurer.device.type == "cuda"
-    found = _on_gpu(measurer, prepared.launch, latency, trace, notes) if on_cuda else _on_cpu(prepared.launch, trace)
+    found = _on_gpu(measurer, launch, latency, trace, notes) if on_cuda else _on_cpu(launch, trace)
     return {
-        "wrong": wrong or None,
+        "wrong": wrong,
         "timer": timing.timer,
         "l2": timing.l2,
         "limits": timing.limits,
         "host_bound": timing.host_bound,
         "times": timing.measurements["time"].values,
         "enqueue": timing.measurements["enqueue"].values if "enqueue" in timing.measurements else (),
-        "first_call": first_call,
-        "memory_peak": memory["memory_peak"],
+        "first_call": cell.first_call,
+        "memory_peak": cell.memory["memory_peak"],
         "ceilings": {name.removeprefix("ceiling_"): max(m.values) for name, m in ceilings.items()},
         "notes": notes,
         **found,

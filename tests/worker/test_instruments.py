@@ -12,12 +12,12 @@ from scripted_instruments import QUICK, timed_launch
 
 from attnbench.core.machine import Device
 from attnbench.core.record import Measurement
+from attnbench.worker.cell_steps import _is_cross_checked
 from attnbench.worker.instruments import Instruments
 from attnbench.worker.measure import ceiling, l2_cache
 from attnbench.worker.measure.cuda_graph import NotCapturable
 from attnbench.worker.measure.cupti import Untraceable
 from attnbench.worker.measure.sampling import CpuTimer, do_nothing
-from attnbench.worker.measure_cell import _is_cross_checked
 from builders import case
 
 CPU = Device("cpu", 0, "CPU", 2**34, 2**34, l2=2**20, copy=2e10)

@@ -20,6 +20,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from attnbench.core.backend import torch_dtype
+from attnbench.core.case import Case
 from attnbench.worker.measure.profiler_session import recorded_events, session
 
 if TYPE_CHECKING:
@@ -35,6 +37,28 @@ class CudaMemory:
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self._outside = 0
+
+    def empty_cache(self) -> None:
+        """Empty torch's memory cache, where small tensors may have split blocks that large ones need."""
+        import torch
+
+        torch.cuda.empty_cache()
+
+    def fill_with_nan(self, case: Case) -> None:
+        """Fill the memory that the results of a case will get with NaN, so that what a kernel leaves unwritten is seen.
+
+        This relies on torch's allocator, which reuses freed blocks.
+        """
+        import torch
+
+        self.empty_cache()
+        s = case.shape
+        rows = [(s.batch, s.seqlen_q, s.nheads, s.headdim_v), (s.batch, s.seqlen_q, s.nheads, s.headdim)]
+        keys = [(s.batch, s.seqlen_k, s.nheads_k, s.headdim_v), (s.batch, s.seqlen_k, s.nheads_k, s.headdim)]
+        shapes = rows + keys if case.has_backward else rows[:1]
+        nan, dtype = float("nan"), torch_dtype(case)
+        blocks = [torch.full(shape, nan, dtype=dtype, device=self.device) for shape in shapes for _ in range(2)]
+        del blocks
 
     @contextmanager
     def job_window(self) -> Iterator[None]:
@@ -94,6 +118,12 @@ class CpuMemory:
 
     def __init__(self) -> None:
         _allocations(lambda: None)  # the first start of the profiler takes longer
+
+    def empty_cache(self) -> None:
+        """Do nothing: torch keeps no cache on the host."""
+
+    def fill_with_nan(self, case: Case) -> None:
+        """Do nothing: the operating system hands out large blocks as zeros."""
 
     @contextmanager
     def job_window(self) -> Iterator[None]:
