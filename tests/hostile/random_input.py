@@ -142,7 +142,8 @@ def problem(args: Sequence[str], code: Any, out: str, err: str) -> str:
     ours = err.split("Usage: ")[0]  # below a usage line are the words of typer, which takes pydantic's for numbers
     if leaked := [word for word in LEAKS if word in ours]:
         return f"stderr has {leaked[0]!r}, which is not for people"
-    if code == 2 and "\nattnbench: " in f"\n{err}" and not err.splitlines()[-1].startswith("attnbench: "):
+    said = err.split("\n\nResults: ")[0]  # where a run kept what it measured, which it says after what went wrong
+    if code == 2 and "\nattnbench: " in f"\n{said}" and not said.splitlines()[-1].startswith("attnbench: "):
         return "an error is not one line"
     return ""
 

@@ -1,0 +1,346 @@
+"""One case on one backend, measured and checked step by step.
+
+measure_cell.py takes the steps in the order in which they stand here, and stops at the first that finds fault;
+profile_call.py takes those that it needs. Each step returns None, or the fields of the record that ends the cell:
+status, reason, and what is known of its accuracy.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from attnbench.core import flops, stats
+from attnbench.core.backend import Backend, Inputs, Prepared, Signature
+from attnbench.core.case import Case
+from attnbench.core.machine import Device
+from attnbench.core.policy import Policy
+from attnbench.core.record import Accuracy, Measurement
+from attnbench.worker import inputs, kernel_trace, reference, repeated_calls
+from attnbench.worker.instruments import Instruments, TimedLaunch, Timing
+
+ALLOCATED = 512  # bytes, of which torch's CUDA allocator gives out multiples
+
+Fields = dict[str, Any]  # of a Record
+
+
+class Laps:
+    """The wall time of the phases of a job: `seconds` by phase, which may come more than once."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+        self._since = time.monotonic()
+
+    def end(self, phase: str) -> None:
+        """Add the time since the last end to a phase."""
+        now = time.monotonic()
+        self.seconds[phase] = self.seconds.get(phase, 0.0) + now - self._since
+        self._since = now
+
+
+class CellSteps:
+    """The steps of one cell, and what they hand on: inputs, the prepared launch, and what was found.
+
+    Raises Unsupported in a step where the library refuses the case, and whatever else the library raises.
+    """
+
+    given: Inputs
+    check: reference.ResultCheck
+    prepared: Prepared
+    accuracy: Accuracy
+    first_call: float  # seconds of `prepare` and the first launch, compilation and tuning included
+    memory: dict[str, int]  # bytes
+    original: Inputs  # the inputs once more, never handed to the backend
+    renewal: reference.InputRenewal
+    traced: kernel_trace.TraceFindings
+
+    def __init__(self, instruments: Instruments, backend: Backend, case: Case, policy: Policy) -> None:
+        self.instruments = instruments
+        self.backend = backend
+        self.case = case
+        self.policy = policy
+        self.laps = Laps()
+        self.timing: Timing | None = None
+        self.others: tuple[str, ...] = ()
+        self._began, self._ecc_errors = time.time(), instruments.state.ecc_errors()
+        self._held_by_prepare = self._kept_by_call = 0
+
+    def make_inputs(self) -> Fields | None:
+        """Make the inputs."""
+        self.given = self._new_inputs()
+        flaw = inputs.find_flaw(self.given, self.case.data)
+        self.laps.end("inputs")
+        return {"status": "failed", "reason": flaw} if flaw else None
+
+    def launch_first(self) -> Fields | None:
+        """Prepare the backend, launch once, and check the results.
+
+        The memory of the outputs was filled with NaN before, so that what a kernel leaves unwritten is seen.
+        """
+        self.check = reference.make_check(self.case, self.given, self.policy.seed)
+        self.instruments.synchronize()
+        self.laps.end("reference")
+        results = self._prepare_and_launch()
+        self.laps.end("first call")
+        self.accuracy = self.check.check_first(results)
+        self.laps.end("check")
+        if not self.accuracy.ok:
+            return self._wrong(self.accuracy)
+        problem = self.check.fp8_problem(self.prepared, self.accuracy)
+        return {"status": "wrong-kernel", "reason": problem, "accuracy": self.accuracy} if problem else None
+
+    def measure_memory(self) -> Fields | None:
+        """Measure memory in a launch of its own, before the instruments allocate any, and check its results too."""
+        memory, raw = self.instruments.memory.measure_peak(self.check.launcher(self.prepared))
+        self.laps.end("memory")
+        self.accuracy = self.check.check_first(self.prepared.canonical(raw))
+        del raw
+        self.laps.end("check")
+        if self.case.has_backward and self.accuracy.ok and self.prepared.forward is not None:
+            memory["memory_saved"] = self.instruments.memory.measure_held(self.prepared.forward)[0]
+        kept = self._kept_by_prepare(memory.get("memory_saved")) + self._kept_by_call
+        self.memory = {name: value + (0 if name == "memory_saved" else kept) for name, value in memory.items()}
+        self.laps.end("memory")
+        return None if self.accuracy.ok else self._wrong(self.accuracy, "in the second launch: ")
+
+    def prepare_to_time(self) -> None:
+        """Prepare the launch on a dense `dout`, where the check so far had one that is zero outside sampled rows.
+
+        Small tensors of the check may have split blocks of torch's cache, so the cache is emptied.
+        """
+        if self.check.dout_masked:
+            self.check.drop_masked_dout()
+            del self.prepared
+            self.instruments.memory.empty_cache()
+            self.prepared = self.backend.prepare(self.case, self.given)
+        self.instruments.memory.empty_cache()
+        self.laps.end("memory")
+
+    def time(self, timed: bool = True) -> Fields | None:
+        """Time the launch, unless `timed` is False, and see that the inputs are as they were.
+
+        Tensors that stay alive during the launches are allocated before them. Allocated later, they would split the
+        large blocks in torch's cache that launches free and need again, and the cache would have to be emptied, which
+        costs standard attention half a second.
+        """
+        self.original = self._new_inputs()
+        self.laps.end("inputs")
+        if timed:
+            launch = self._timed_launch()
+            self.timing = self.instruments.time(launch, self.policy)
+            if _is_cross_checked(self.case, self.backend.name, self.policy.cross_check):
+                turns, notes = self.instruments.cross_check(launch, self.policy)
+                self.timing.measurements.update(turns)
+                self.timing.notes += notes
+            self.laps.end("timing")
+        if changed := inputs.first_changed(self.given, self.original):
+            return {"status": "wrong", "reason": f"it wrote to its input {changed}", "accuracy": self.accuracy}
+        return None
+
+    def check_repeated_calls(self) -> Fields | None:
+        """Compare the results of calls that follow each other without a pause."""
+        nbytes = _bytes_of_results(self.given)
+        wrong = repeated_calls.find_wrong_call(self.instruments, self.check, self.prepared, self.latency, nbytes)
+        self.laps.end("repeats")
+        return self._wrong(*wrong) if wrong else None
+
+    def trace(self) -> Fields | None:
+        """Change the inputs in place, and trace one launch to see which kernels ran."""
+        self.renewal = reference.InputRenewal(self.case, self.given, self.prepared)
+        self.traced = kernel_trace.trace_launch(
+            self.instruments, self.case, self.signature, self._checked, self.timing, self.renewal.renew
+        )
+        self.others = self.instruments.state.other_processes(self._began)
+        self.laps.end("trace")
+        if not self.traced.problem:
+            return None
+        shared = f"; other processes used this GPU meanwhile, which can look the same: {', '.join(self.others)}"
+        reason = self.traced.problem + (shared if self.others else "")
+        found = {"kernels": self.traced.kernels, "accuracy": self.accuracy, "others": self.others}
+        return {"status": "wrong-kernel", "reason": reason, **found}
+
+    def check_renewed_inputs(self) -> Fields | None:
+        """Check the results of the traced launch, and where rows are sampled screen all of them.
+
+        The screen comes this late since its kernels are loaded into memory that counts where memory is measured.
+        """
+        results = self.prepared.canonical(self.traced.result)
+        self.traced = replace(self.traced, result=None)
+        accuracy = self.check.check_renewed(self.renewal, self.original, results)
+        if not accuracy.ok:
+            return self._wrong(accuracy, f"{self._later}on inputs renewed in place: ")
+        if not self._is_long_on_cpu and (
+            found := reference.find_wrong_rows(self.case, self.original, results["out"], self.signature)
+        ):
+            return self._wrong(found, f"{self._later}in the rows furthest from another kernel's: ")
+        self.laps.end("check")
+        return None
+
+    def check_restored_inputs(self) -> Fields | None:
+        """Restore the inputs, launch again, and check, unless a launch is long.
+
+        A kernel that returns an earlier result fails here or on the renewed inputs.
+        """
+        if self.latency is None or self.latency < kernel_trace.TOO_LONG_TO_REPEAT:
+            self.renewal.restore()
+            accuracy = self.check.check_restored(self.prepared.canonical(self._checked.launch()))
+            if not accuracy.ok:
+                return self._wrong(accuracy, f"{self._later}on the old inputs again: ")
+            self.renewal.renew()
+        self.laps.end("check")
+        if self.timing is not None:
+            self.timing.notes += kernel_trace.check_later_calls(self.instruments, self.prepared, self.timing)
+        return None
+
+    def check_hard_inputs(self) -> Fields | None:
+        """Prepare and launch once on hard inputs, and check the results. The cell's own launch is given up before."""
+        del self.prepared, self.renewal, self.original
+        is_checked = not self.case.dropout_p and not self._is_long_on_cpu
+        if is_checked:
+            prepare = partial(self.backend.prepare, self.case)
+            accuracy = reference.check_hard_inputs(self.case, self.instruments.device, prepare)
+            if not accuracy.ok:
+                return self._wrong(accuracy, "on hard inputs: ")
+        self.laps.end("hard inputs")
+        self.check.notes += notes_on_data(self.case, is_checked)
+        return None
+
+    def record(self) -> Fields:
+        """Return the fields of the record of a right kernel; without measurements where it was not timed."""
+        found = {"status": "ok", "accuracy": self.accuracy, "kernels": self.traced.kernels}
+        if self.timing is None:
+            return {**found, "notes": tuple(self.check.notes)}
+        measurements = {**self.timing.measurements, "first_call": Measurement("s", (self.first_call,))}
+        measurements.update({name: Measurement("B", (value,)) for name, value in self.memory.items()})
+        errors = self._ecc_errors
+        return {
+            **found,
+            "measurements": measurements,
+            "timer": self.timing.timer,
+            "l2": self.timing.l2,
+            "limits": self.timing.limits,
+            "host_bound": self.timing.host_bound,
+            "others": self.others,
+            "ecc_errors": max(0, (self.instruments.state.ecc_errors() or 0) - errors) if errors is not None else 0,
+            "notes": tuple(self.notes),
+        }
+
+    @property
+    def notes(self) -> list[str]:
+        """The notes of all steps that were taken, as sentences."""
+        timing = self.timing.notes if self.timing else []
+        return [*self.check.notes, *timing, *([self.traced.note] if self.traced.note else [])]
+
+    @property
+    def latency(self) -> float | None:
+        """The median seconds of a launch; None where it was not timed."""
+        return stats.median(self.timing.measurements["time"].values) if self.timing else None
+
+    @property
+    def signature(self) -> Signature:
+        """What the backend declares of the case; any kernel may run where it declares nothing."""
+        device: Device = self.instruments.device_info
+        return self.backend.signature(self.case, device) if hasattr(self.backend, "signature") else Signature()
+
+    @property
+    def _checked(self) -> Prepared:
+        return replace(self.prepared, launch=self.check.launcher(self.prepared))
+
+    @property
+    def _later(self) -> str:
+        return "after timing, " if self.timing else ""
+
+    @property
+    def _is_long_on_cpu(self) -> bool:
+        on_cpu = self.instruments.device.type == "cpu"
+        return on_cpu and self.latency is not None and self.latency > kernel_trace.TOO_LONG_TO_REPEAT
+
+    def _new_inputs(self) -> Inputs:
+        return inputs.make(self.case, str(self.instruments.device), self.policy.seed)
+
+    def _prepare_and_launch(self) -> Mapping[str, Any]:
+        """Prepare, launch once, and return the results. Both are timed, and the memory that each keeps is counted."""
+        seconds = 0.0
+
+        def prepare() -> Prepared:
+            nonlocal seconds
+            began = time.perf_counter()
+            ready = self.backend.prepare(self.case, self.check.inputs)
+            self.instruments.synchronize()
+            seconds = time.perf_counter() - began
+            return ready
+
+        self.instruments.memory.fill_with_nan(self.case)
+        self._held_by_prepare, self.prepared = self.instruments.memory.measure_held(prepare)
+        launch = self.check.launcher(self.prepared)
+        self.instruments.memory.fill_with_nan(self.case)
+        began = time.perf_counter()
+        kept, raw = self.instruments.memory.measure_held(launch)
+        self.first_call = seconds + time.perf_counter() - began
+        self._kept_by_call = max(0, kept - _bytes_of_tensors(raw))
+        return self.prepared.canonical(raw)
+
+    def _kept_by_prepare(self, saved: int | None) -> int:
+        """Return the bytes that `prepare` keeps for itself, which count as memory of the cell.
+
+        Not counted are a copy of each input and, where only the backward is timed, what its forward saved (`saved`,
+        bytes). 0 where that is not known.
+        """
+        held = self._held_by_prepare
+        if not self.case.has_forward:
+            if saved is None:
+                return 0
+            held -= saved
+        return max(0, held - self.given.nbytes)
+
+    def _timed_launch(self) -> TimedLaunch:
+        """Return the launch as the instruments take it."""
+
+        def on_copies(n: int) -> Sequence[Any]:
+            return [self.backend.prepare(self.case, inputs.clone(self.given)).launch for _ in range(n)]
+
+        footprint = 2 * self.given.nbytes + self.memory["memory_peak"] + self.memory.get("memory_saved", 0)
+        return TimedLaunch(self.prepared.launch, on_copies, flops.ideal_bytes(self.case), footprint)
+
+    def _wrong(self, accuracy: Accuracy, when: str = "") -> Fields:
+        return {"status": "wrong", "reason": when + accuracy.problem(), "accuracy": accuracy}
+
+
+def notes_on_data(case: Case, is_hard_checked: bool) -> tuple[str, ...]:
+    """Return the notes on what the check of a case with such data tells, as sentences."""
+    if case.data != "zeros":
+        return ()
+    only = "only the launch on hard inputs" if is_hard_checked else "nothing"
+    return (f"data zeros: every right result is 0, so that {only} tells a kernel that writes zeros",)
+
+
+def _bytes_of_tensors(raw: Any) -> int:
+    """Return the bytes that the tensors in a launch's raw results occupy, each storage once."""
+    import torch
+
+    storages: dict[int, int] = {}
+
+    def visit(value: Any) -> None:
+        if isinstance(value, torch.Tensor):
+            storage = value.untyped_storage()
+            storages[storage.data_ptr()] = -(-storage.nbytes() // ALLOCATED) * ALLOCATED
+        for inner in value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else ():
+            visit(inner)
+
+    visit(raw)
+    return sum(storages.values())
+
+
+def _bytes_of_results(given: Inputs) -> int:
+    """Return about as many bytes as the results of a call have: those of q, and with a backward of all inputs."""
+    return int(given.q.nbytes) if given.dout is None else given.nbytes
+
+
+def _is_cross_checked(case: Case, backend: str, share: float) -> bool:
+    """Whether a cell is among the `share` of cells that are cross-checked. The same cells are chosen in every run."""
+    digest = hashlib.sha256(f"{case.key}/{backend}".encode()).digest()
+    return int.from_bytes(digest[:4], "big") < share * 2**32
