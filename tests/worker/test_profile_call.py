@@ -89,7 +89,9 @@ def test_a_stale_result_is_reported(measurer: Any) -> None:
             kept = prepared.launch()
             return dataclasses.replace(prepared, launch=lambda: kept)
 
-    assert str(profiled(measurer, Remembers(), case()).wrong).startswith("out is off by")
+    assert str(profiled(measurer, Remembers(), case()).wrong).startswith(
+        "after timing, on inputs renewed in place: out is off by"
+    )
 
 
 def test_a_refused_or_simulated_case_has_no_profile(measurer: Any) -> None:
