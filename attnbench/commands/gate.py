@@ -63,6 +63,11 @@ class HowToJudge:
         matters(metavar="pass|fail", help="Whether a cell that the current run lacks counts as a regression (fail)."),
     ] = "fail"
 
+    allow_wrong: Annotated[
+        bool,
+        matters("--allow-wrong", help="A wrong result is expected, unless it was right before. Exit code 5 otherwise."),
+    ] = False
+
     def request(self) -> Request:
         """Return what the options ask a gate for. Raises UserError for unknown names and wrong margins."""
         from attnbench.analysis.gate.judge import CHOICES, Request
@@ -74,6 +79,7 @@ class HowToJudge:
             tuple(_split(self.expect)),
             one_of("--inconclusive", self.inconclusive, CHOICES),
             one_of("--missing", self.missing, CHOICES),
+            self.allow_wrong,
         )
 
     def given(self) -> list[str]:
@@ -81,7 +87,9 @@ class HowToJudge:
         found = []
         for option in fields(self):
             value = getattr(self, option.name)
-            if value not in (option.default, []):
+            if value is True:
+                found.append(f"--{option.name.replace('_', '-')}")
+            elif value not in (option.default, []):
                 found += [f"--{option.name}={one}" for one in (value if isinstance(value, list) else [value])]
         return found
 
@@ -134,7 +142,8 @@ def gate(
 ) -> None:
     """Judge a run against a baseline, cell by cell: improved, unchanged, regressed, or too noisy to tell.
 
-    Measure both with --rounds 5. Exit code 0: pass; 1: regression; 2: bad input; 3: inconclusive; 4: not comparable.
+    Measure both with --rounds 5. Exit code 0: pass; 1: regression; 2: bad input; 3: inconclusive; 4: not comparable;
+    5: a wrong result in CURRENT, unless --allow-wrong is given.
 
     attnbench gate baseline.jsonl results/now.jsonl
     attnbench gate baselines results/now.jsonl

@@ -8,7 +8,7 @@
 | 2        | bad input, or output that cannot be written                                                  |
 | 3        | inconclusive (gate, ab); unfit (doctor)                                                      |
 | 4        | not comparable (gate, ab)                                                                    |
-| 5        | a wrong result (run, check), unless it was allowed                                           |
+| 5        | a wrong result (run, check, gate, ab), unless it was allowed                                 |
 | 129      | hung up (SIGHUP: the terminal is gone)                                                       |
 | 130, 143 | interrupted (Ctrl-C), terminated (SIGTERM)                                                   |
 """

@@ -17,6 +17,7 @@ from attnbench.core.text import count
 
 Status = Literal["ok", "skipped", "wrong", "wrong-kernel", "oom", "failed", "timeout"]
 STATUSES: tuple[Status, ...] = get_args(Status)
+WRONG: tuple[Status, ...] = ("wrong", "wrong-kernel")  # measured, but not attention as it was asked for
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from attnbench.core import stats
 from attnbench.core.case import Case
 from attnbench.core.flops import Convention
 from attnbench.core.formats import duration
-from attnbench.core.record import STATUSES, Record, Run, Status
+from attnbench.core.record import STATUSES, WRONG, Record, Run, Status
 from attnbench.results import case_names, metrics
 from attnbench.results.case_names import backend_rank, case_name, case_rank
 from attnbench.results.rows import Rates, Row, Source
@@ -23,7 +23,7 @@ from attnbench.results.uncertainty import Uncertainty, apart, of_sustained, unce
 CLOCK_HELD = 0.985  # of the best clock; what is missing up to it is the gauge's and the boost's own play
 # Where rounds ended differently, a wrong result or kernel outweighs a measured one; then what happened weighs more than
 # what was not tried.
-_HEAVIEST_FIRST: Sequence[Status] = ("wrong", "wrong-kernel", "ok", "failed", "timeout", "oom", "skipped")
+_HEAVIEST_FIRST: Sequence[Status] = (*WRONG, "ok", "failed", "timeout", "oom", "skipped")
 assert {*_HEAVIEST_FIRST} == {*STATUSES}
 
 Key = tuple[Case, str]  # what names a cell among those of a device: its case and backend

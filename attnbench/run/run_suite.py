@@ -22,7 +22,7 @@ from attnbench.core.errors import (
     UserError,
 )
 from attnbench.core.policy import METHOD
-from attnbench.core.record import Job, Record, Run
+from attnbench.core.record import WRONG, Job, Record, Run
 from attnbench.core.sizes import format_duration, format_size, parse_duration
 from attnbench.results import run_file
 from attnbench.results.run_setup import differences
@@ -114,7 +114,7 @@ def exit_code(run: Run, allow_wrong: bool) -> int:
 def wrong_records(run: Run) -> list[Record]:
     """Return the records of wrong results and of wrong kernels. Of several records of a job the last counts."""
     last = {(r.case, r.backend, r.round): r for r in run.records}
-    return [record for record in last.values() if record.status in ("wrong", "wrong-kernel")]
+    return [record for record in last.values() if record.status in WRONG]
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ import worker_here
 from attnbench.analysis.ab import run_ab
 from attnbench.analysis.ab.run_ab import Outcome, ab
 from attnbench.analysis.gate import judge
-from attnbench.analysis.gate.document import document_of
+from attnbench.analysis.gate.document import document_of, headline
 from attnbench.analysis.gate.margins import DEFAULT
 from attnbench.analysis.summary.cautions import cautions
 from attnbench.core.errors import Interrupted, UserError
@@ -45,6 +45,16 @@ class A(Fake):
 
 class Slow(A):
     factor = 0.9
+
+class Wrong(A):
+    def prepare(self, case, inputs):
+        self.faults = {1024: "wrong"}
+        return super().prepare(case, inputs)
+
+class OneSlow(A):
+    def prepare(self, case, inputs):
+        self.factor = 0.9 if case.shape.seqlen_q == 512 else 1.0
+        return super().prepare(case, inputs)
 
 class Broken(A):
     fails = (1024,)
@@ -199,6 +209,7 @@ def test_interrupted_it_judges_by_what_is_there() -> None:
     assert rounds(outcome.paths[0]) == {512: 4, 1024: 4}
     assert rounds(outcome.paths[1]) == {512: 3, 1024: 3}
     assert {f.rounds for f in outcome.judgement.findings} == {(3, 3)}
+    assert any("it was taken early" in note for note in outcome.judgement.notes)
     assert outcome.judgement.notes[-1].startswith("Interrupted after 3 whole pairs of turns")
     assert outcome.exit_code == outcome.judgement.exit_code
 
@@ -207,6 +218,9 @@ def test_two_pairs_decide_nothing_that_is_noisy() -> None:
     outcome = ab(request(b="own.py:Slow"), Watcher(interrupt_at=5))
     assert set(verdicts(outcome).values()) == {"inconclusive"}
     assert outcome.exit_code == 3
+    judgement = outcome.judgement or fail()
+    assert headline(judgement) == "INCONCLUSIVE: 2 not judged"
+    assert {f.reason for f in judgement.findings} == {"2 pairs of turns; the first look is after 4"}
 
 
 def test_interrupted_before_a_pair_there_is_no_judgement() -> None:
@@ -248,6 +262,37 @@ def test_what_fails_in_one_build_is_not_tried_again() -> None:
     assert verdicts(outcome) == {512: "unchanged", 1024: "newly-failing"}
     assert rounds(outcome.paths[0]) == {512: 4, 1024: 1}
     assert outcome.exit_code == 1
+
+
+def test_it_stops_where_a_result_is_wrong_and_says_of_which_build() -> None:
+    outcome = ab(request(b="own.py:Wrong"), Watcher())
+    assert verdicts(outcome) == {512: "inconclusive", 1024: "wrong"}
+    assert rounds(outcome.paths[0]) == rounds(outcome.paths[1]) == {512: 1, 1024: 1}
+    assert outcome.exit_code == 5
+    assert any("Stopped after 1 pair of turns" in note for note in (outcome.judgement or fail()).notes)
+    both = ab(request(a="own.py:Wrong", b="own.py:Wrong"), Watcher())
+    assert both.exit_code == 5
+    assert (both.judgement or fail()).findings[0].reason.endswith("(eager: 0.001); the baseline is wrong too")
+    of_a = ab(request(a="own.py:Wrong", b="own.py:A"), Watcher())
+    assert (verdicts(of_a)[1024], of_a.exit_code) == ("newly-working", 0)
+    assert "was: WRONG: out is off by 1" in (of_a.judgement or fail()).findings[0].reason
+
+
+def test_a_wrong_result_that_is_allowed_does_not_stop_it() -> None:
+    asked = request(a="own.py:Wrong", b="own.py:Wrong")
+    outcome = ab(replace(asked, judged_by=replace(asked.judged_by, allow_wrong=True)), Watcher())
+    assert verdicts(outcome) == {512: "unchanged", 1024: "wrong"}
+    assert outcome.exit_code == 0
+
+
+def test_it_stops_at_the_look_that_finds_a_regression() -> None:
+    watcher = Watcher()
+    outcome = ab(request(b="own.py:OneSlow", seqlen="512,1k,2k"), watcher)
+    assert verdicts(outcome) == {512: "regressed", 1024: "unchanged", 2048: "inconclusive"}
+    assert watcher.looks == [(4, 2, 1)]
+    assert (len(watcher.turns), outcome.exit_code) == (8, 1)
+    said = "Stopped after 4 pairs of turns, as more cannot change the exit code: 1 cell not settled."
+    assert (outcome.judgement or fail()).notes[-1] == said
 
 
 def test_what_one_build_refuses_is_missing_or_new() -> None:

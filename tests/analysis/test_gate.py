@@ -111,13 +111,48 @@ def broken(status: Any, *, bad: int = 5, reason: str = "it broke") -> list[Recor
     return good[bad:] + [ended(case(), "triton", status, reason, round=i) for i in range(bad)]
 
 
-@pytest.mark.parametrize("status", ["wrong", "wrong-kernel", "failed", "oom", "timeout"])
+@pytest.mark.parametrize("status", ["failed", "oom", "timeout"])
 @pytest.mark.parametrize("bad", [1, 5])
 def test_a_cell_that_fails_in_any_round_is_newly_failing(status: str, bad: int) -> None:
     verdict, reason, code = of_one(rounds(seqlens=(1024,)), broken(status, bad=bad))
     assert (verdict, code) == ("newly-failing", 1)
     assert f"{bad} of 5 rounds" in reason
     assert "it broke" in reason
+
+
+@pytest.mark.parametrize("status", ["wrong", "wrong-kernel"])
+@pytest.mark.parametrize("bad", [1, 5])
+@pytest.mark.parametrize("before", ["ok", "oom", "skipped", "failed", "timeout", "wrong", "absent"])
+def test_a_wrong_result_never_passes_whatever_was_before(before: str, bad: int, status: str) -> None:
+    """A new kernel that is wrong must not merge green because nothing worked in its place."""
+    more = rounds(seqlens=(2048,))
+    old = {"ok": rounds(seqlens=(1024,)), "absent": []}[before] if before in ("ok", "absent") else broken(before)
+    judgement = gate([*old, *more], [*broken(status, bad=bad, reason="out is off by 1"), *more])
+    wrong = judgement.findings[0]
+    assert (wrong.verdict, wrong.case.shape.seqlen_k, judgement.exit_code) == ("wrong", 1024, 5)
+    assert f"{bad} of 5 rounds" in wrong.reason
+    assert "out is off by 1" in wrong.reason
+    assert ("the baseline is wrong too" in wrong.reason) == (before == "wrong")
+    allowed = gate([*old, *more], [*broken(status, bad=bad), *more], allow_wrong=True)
+    assert allowed.exit_code == (1 if before == "ok" else 0)
+    assert allowed.findings[0].verdict == ("newly-failing" if before == "ok" else "wrong")
+
+
+def test_a_wrong_result_weighs_more_than_a_regression_and_is_named_where_nothing_is_compared() -> None:
+    before, after = rounds(), [*rounds(seqlens=LENGTHS[1:], tflops=SLOW), *broken("wrong")]
+    judgement = gate(before, after)
+    assert [f.verdict for f in judgement.findings] == ["wrong", "regressed", "regressed"]
+    assert judgement.exit_code == 5
+    refused = judge(run(before), replace(run(after), environment=environment(driver="590.10")), Request(("latency",)))
+    assert ([f.verdict for f in refused.findings], refused.exit_code) == (["wrong"], 4)
+    alone = gate(rounds(seqlens=(4096,)), broken("wrong"))
+    assert (alone.findings[0].verdict, alone.exit_code) == ("wrong", 5)
+
+
+def test_a_wrong_half_of_a_pair_of_turns_counts_though_the_other_was_not_measured() -> None:
+    a, b = rounds(seqlens=(1024,), n=1), [*rounds(seqlens=(1024,), n=1), *broken("wrong")[1:2]]
+    halves = [replace(run(records), turns="one") for records in (a, b)]
+    assert judge(*halves, Request(("latency",))).exit_code == 5
 
 
 def test_a_cell_that_works_again() -> None:
@@ -154,8 +189,12 @@ def test_a_cell_that_works_in_some_rounds_only_is_no_success(status: str) -> Non
 
 def test_of_a_cell_that_was_wrong_in_any_round_nothing_is_compared() -> None:
     assert of_one(broken("wrong", bad=1), rounds(seqlens=(1024,)))[::2] == ("newly-working", 0)
-    with pytest.raises(UserError, match="nothing in the two runs can be compared"):
-        gate(broken("wrong", bad=1), broken("wrong", bad=1))
+    assert of_one(broken("wrong", bad=1), broken("wrong", bad=1))[::2] == ("wrong", 5)
+
+
+def test_what_fails_in_both_runs_is_named_where_nothing_else_is_there() -> None:
+    with pytest.raises(UserError, match=r"can be compared by latency \(1 cell worked in neither run: triton 1k"):
+        gate(broken("oom"), broken("failed"))
 
 
 def test_in_turns_a_cell_that_failed_in_a_round_decides_nothing_by_the_others() -> None:

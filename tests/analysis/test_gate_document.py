@@ -62,6 +62,45 @@ def test_the_headline_counts_every_verdict(judgement: Judgement) -> None:
     )
 
 
+def test_what_does_not_count_stands_apart(judgement: Judgement) -> None:
+    lenient = replace(judgement, request=replace(judgement.request, inconclusive="pass", missing="pass"))
+    assert headline(lenient) == (
+        "FAIL: 1 newly-failing, 1 regressed, 1 improved, 1 newly-working, 1 unchanged "
+        "(not counted: 1 missing, 1 inconclusive)"
+    )
+    found = json.loads(json_and_csv.json_text(document_of(lenient)))
+    assert found["not_counted"] == {"missing": 1, "inconclusive": 1}
+    only = replace(lenient, findings=tuple(f for f in lenient.findings if f.verdict == "inconclusive"))
+    assert headline(only) == "PASS: nothing was decided (not counted: 1 inconclusive)"
+
+
+def test_one_round_a_side_of_few_cells_judges_nothing() -> None:
+    one = run([ok(case(), "calm", 300)])
+    assert headline(judge(one, one, Request(("latency",)))) == "INCONCLUSIVE: 1 not judged"
+
+
+def test_a_wrong_cell_is_in_every_output_with_its_error() -> None:
+    wrong = ended(case(), "new", "wrong", "out is off by 1")
+    after = [*cells({"calm": 1.0}), wrong]
+    old = [*cells({"calm": 1.0}), ended(case(), "new", "oom", "too large")]
+    alike = judge(run(old), run(after), Request(("latency",)))
+    other = replace(run(after), environment=environment(driver="590.10"))
+    for judgement in (alike, judge(run(old), other, Request(("latency",)))):
+        assert "1 wrong" in headline(judgement)
+        for text in (
+            printed(judgement),
+            markdown.render(document_of(judgement)),
+            github.workflow_commands(judgement),
+            junit.render(judgement),
+            html_page.render(document_of(judgement)),
+            json_and_csv.json_text(document_of(judgement)),
+        ):
+            assert "new 1k d128 full fwd bf16 b16 h16" in text
+            assert "out is off by 1" in text
+        failures = [f.get("type") for f in ElementTree.fromstring(junit.render(judgement)).iter("failure")]
+        assert "wrong" in failures
+
+
 def test_the_table_lists_the_gravest_first_and_counts_the_rest(judgement: Judgement) -> None:
     out = printed(judgement)
     order = [line.split()[0] for line in out.splitlines() if " d128 " in line]

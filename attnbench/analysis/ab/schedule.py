@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from attnbench.analysis.gate.judge import Judgement
 from attnbench.analysis.gate.margins import RULES
 from attnbench.analysis.gate.repeated_looks import LOOKS
+from attnbench.core.errors import EXIT_REGRESSION, EXIT_WRONG_RESULT
 from attnbench.results.cells import Key
 
 # Seconds until the workers of a turn are ready, by the kind of device; after the first turn the measured time counts.
@@ -44,6 +45,16 @@ def affordable(costs: Mapping[Key, float], start: float, pairs: int, left: float
         if kept:
             return kept
     return set()
+
+
+def certain(judgement: Judgement, at_look: bool) -> bool:
+    """Return whether more rounds cannot make an exit code a better one, so that to measure them would be for nothing.
+
+    A wrong result ends an A/B after its pair of turns. A cell that fails, is missing or has regressed ends it at a
+    look, when all other cells were judged too; a regression that a look has found stands. To stop only leaves looks
+    out, so the error rates hold (gate/repeated_looks.py).
+    """
+    return judgement.exit_code == EXIT_WRONG_RESULT or (at_look and judgement.exit_code == EXIT_REGRESSION)
 
 
 def unsettled(judgement: Judgement) -> set[Key]:

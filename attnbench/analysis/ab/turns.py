@@ -6,11 +6,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from attnbench.analysis.ab.schedule import START, affordable, order, to_look, unsettled
+from attnbench.analysis.ab.schedule import START, affordable, certain, order, to_look, unsettled
 from attnbench.analysis.gate import judge
 from attnbench.analysis.gate.repeated_looks import LOOKS
 from attnbench.core.errors import Interrupted
-from attnbench.core.record import Job, Record, Run
+from attnbench.core.record import WRONG, Job, Record, Run
 from attnbench.core.sizes import format_duration
 from attnbench.core.text import count
 from attnbench.results import run_file
@@ -57,7 +57,7 @@ class Turns:
     deadline: float  # the time of `clock` when it is up
     clock: Callable[[], float]
     pairs: int = 0  # complete pairs of turns
-    ended: str = ""  # "time", "looks", "interrupted", or "" where all is settled
+    ended: str = ""  # "certain", "time", "looks", "interrupted", or "" where all is settled
     interrupt: int = 0  # the exit code of the signal that interrupted it
     late: set[Key] = field(default_factory=set)  # cells for which there was no time any more
 
@@ -86,13 +86,17 @@ class Turns:
                 return
             costs = self._pair(pair, costs)
             self.pairs = pair + 1
-            if not pair or self.pairs in LOOKS:
-                judgement = self.judged()
-                if pair:  # after the first pair, judging only raises what is wrong with the metrics
+            at_look = self.pairs in LOOKS
+            if not pair or at_look or self._wrong():
+                judgement = self.judged()  # after the first pair also for what is wrong with the metrics
+                if at_look:
                     still = unsettled(judgement)
                     going = {key: cost for key, cost in costs.items() if key in still}
                     self.watcher.looked(self.pairs, len(costs) - len(going), len(going))
                     costs = going
+                if costs and certain(judgement, at_look):
+                    self.ended = "certain"
+                    return
             if not costs:
                 self.ended = "time" if self.late else ""
                 return
@@ -122,6 +126,10 @@ class Turns:
             self._start = max(self._start, spent) if turn else spent  # the slower of the pair
         return {key: seconds for key, seconds in taken.items() if key not in broken}
 
+    def _wrong(self) -> bool:
+        """Return whether the build that is judged gave a wrong result in the last pair of turns."""
+        return any(r.status in WRONG and r.round == self.pairs - 1 for r in self.halves[1].records)
+
     def judged(self) -> judge.Judgement:
         """Return the judgement of what is measured now. Raises UserError where nothing can be compared."""
         a, b = self.halves
@@ -147,6 +155,8 @@ class Turns:
         """Return how the A/B ended, in one line; none where all cells were settled."""
         left = f"{count(open_cells, 'cell')} not settled" if open_cells else "all that was measured is settled"
         lines = {
+            "certain": f"Stopped after {count(self.pairs, 'pair')} of turns, as more cannot change the exit code: "
+            f"{left}.",
             "time": f"The time limit of {format_duration(self.time_limit)} was up after "
             f"{count(self.pairs, 'pair')} of turns: {left}.",
             "looks": f"{LOOKS[-1]} pairs of turns are the most: {left}.",

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from attnbench.analysis.gate.findings import Finding
-from attnbench.analysis.gate.repeated_looks import LOOKS
+from attnbench.analysis.gate.repeated_looks import LOOKS, MIN_PAIRS
 from attnbench.analysis.gate.run_differences import Difference
-from attnbench.core.record import Run
+from attnbench.core.record import WRONG, Run
 from attnbench.core.text import count, some
 from attnbench.results.cells import Cell, Key
 
@@ -19,9 +19,14 @@ def in_turns(a: Run, b: Run) -> bool:
 
 
 def whole_pairs(a: Run, b: Run) -> tuple[Run, Run]:
-    """Return the runs without the records of a turn whose other half was not measured any more."""
+    """Return the runs without the records of a turn whose other half was not measured any more.
+
+    A wrong result stays: it counts by itself.
+    """
     both = {r.id for r in a.records} & {r.id for r in b.records}
-    first, second = (replace(run, records=tuple(r for r in run.records if r.id in both)) for run in (a, b))
+    first, second = (
+        replace(run, records=tuple(r for r in run.records if r.id in both or r.status in WRONG)) for run in (a, b)
+    )
     return first, second
 
 
@@ -32,6 +37,20 @@ def left_out(before: Mapping[Key, Cell], after: Mapping[Key, Cell]) -> list[Find
         for key, cell in before.items()
         if key in after and all(row.record.resumable for side in (cell, after[key]) for row in side.rows)
     ]
+
+
+def before_the_first_look(findings: Sequence[Finding]) -> tuple[list[Finding], list[str]]:
+    """Return the findings of an A/B that ended before its first look, with a note on it; else as they are.
+
+    What had too few pairs for a test says when there would have been one.
+    """
+    pairs = max((f.rounds[0] for f in findings if f.decision), default=LOOKS[0])
+    if pairs >= LOOKS[0]:
+        return list(findings), []
+    reason = f"{count(pairs, 'pair')} of turns; the first look is after {LOOKS[0]}"
+    said = f"Ended before the first look, which is after {LOOKS[0]} pairs of turns: "
+    said += "it was taken early, which holds the error rates." if pairs >= MIN_PAIRS else "no noisy metric was judged."
+    return [replace(f, reason=reason) if f.unjudged else f for f in findings], [said]
 
 
 def under_test(a: Run, b: Run) -> list[str]:

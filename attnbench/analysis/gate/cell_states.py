@@ -1,4 +1,4 @@
-"""What became of each cell as a whole: missing, failing or working where it did not before, or to be compared."""
+"""What became of each cell as a whole: wrong, missing, newly failing or newly working, or to be compared."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Container, Mapping
 from typing import Literal
 
 from attnbench.analysis.gate.findings import Finding, Verdict, full_name
+from attnbench.core.record import WRONG
 from attnbench.core.text import count, one_line, some
 from attnbench.results import case_names
 from attnbench.results.cells import Cell, Key
@@ -39,26 +40,37 @@ NOTES_IN_TURNS = {**NOTES, ("flaky", "flaky"): "failed in some rounds of both ru
 
 
 def compare_states(
-    before: Mapping[Key, Cell], after: Mapping[Key, Cell], planned: Container[Key] = (), in_turns: bool = False
+    before: Mapping[Key, Cell],
+    after: Mapping[Key, Cell],
+    planned: Container[Key] = (),
+    in_turns: bool = False,
+    allow_wrong: bool = False,
 ) -> tuple[list[Finding], list[tuple[Cell, Cell]], list[str]]:
     """Return the findings on cells as a whole, the pairs (baseline, current) to compare, and notes on all other cells.
 
-    `planned`: the cells that the current run has planned and not measured yet. `in_turns`: the runs are an A/B.
+    `planned`: the cells that the current run has planned and not measured yet. `in_turns`: the runs are an A/B. A cell
+    whose result is wrong in the current run is a finding whatever it was before; with `allow_wrong` one that worked
+    before is newly failing, as if it had failed in any other way.
     """
     found, pairs = [], []
     compared, notes = (COMPARED_IN_TURNS, NOTES_IN_TURNS) if in_turns else (COMPARED, NOTES)
     noted: dict[str, list[str]] = {text: [] for text in (*notes.values(), NEW)}
-    for key, old in before.items():
-        new = after.get(key)
+    for key in {**before, **after}:
+        old, new = before.get(key), after.get(key)
         change = state(old), state(new)
-        if verdict := VERDICTS.get(change):
-            rounds = (len(old.ok), len(new.ok) if new else 0)
-            found.append(Finding(*key, None, verdict, rounds, reason=_reason(verdict, old, new, key in planned)))
-        if new and change in compared:
-            pairs.append((old, new))
-        if change in notes:
-            noted[notes[change]].append(full_name(old.backend, old.case))
-    noted[NEW] = [full_name(backend, case) for case, backend in after if (case, backend) not in before]
+        rounds = (len(old.ok) if old else 0, len(new.ok) if new else 0)
+        verdict = VERDICTS.get(change)
+        if new and new.status in WRONG and not (verdict and allow_wrong):
+            found.append(Finding(*key, None, "wrong", rounds, reason=_wrong(old, new)))
+        elif old is None:
+            noted[NEW].append(full_name(key[1], key[0]))
+        else:
+            if verdict:
+                found.append(Finding(*key, None, verdict, rounds, reason=_reason(verdict, old, new, key in planned)))
+            if new and change in compared:
+                pairs.append((old, new))
+            if change in notes:
+                noted[notes[change]].append(full_name(old.backend, old.case))
     return (
         found,
         pairs,
@@ -79,6 +91,14 @@ def state(cell: Cell | None) -> State:
     return "works" if cell.status == "ok" else "absent"
 
 
+def _wrong(old: Cell | None, new: Cell) -> str:
+    """Return what is wrong with the current run's result, and with the baseline's where that is wrong too."""
+    why, before = _why(new), _why(old) if old and old.status in WRONG else None
+    if before is None:
+        return why
+    return f"{why}; the baseline is wrong too" + (f": {before}" if before != why else "")
+
+
 def _reason(verdict: Verdict, old: Cell, new: Cell | None, planned: bool) -> str:
     if verdict == "newly-working":
         return f"was: {_why(old)}"
@@ -90,7 +110,8 @@ def _reason(verdict: Verdict, old: Cell, new: Cell | None, planned: bool) -> str
 def _why(cell: Cell) -> str:
     """Return how often a cell was not measured, and the first reason: "2 of 5 rounds OOM: out of memory"."""
     records = [row.record for row in cell.rows]
-    bad = [record for record in records if record.status not in ("ok", "skipped")] or records
+    bad = [record for record in records if record.status in WRONG]
+    bad = bad or [record for record in records if record.status not in ("ok", "skipped")] or records
     word = case_names.ENDINGS.get(bad[0].status, bad[0].status)
     share = f"{len(bad)} of {len(records)} rounds " if len(records) > 1 else ""
     return one_line(f"{share}{word}" + (f": {bad[0].reason}" if bad[0].reason else ""))

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from attnbench.analysis.gate.findings import VERDICTS, Finding, signed
 from attnbench.analysis.gate.judge import Judgement
 from attnbench.analysis.gate.run_differences import Difference
-from attnbench.core.errors import EXIT_INCONCLUSIVE, EXIT_NOT_COMPARABLE, EXIT_PASS, EXIT_REGRESSION
+from attnbench.core.errors import (
+    EXIT_INCONCLUSIVE,
+    EXIT_NOT_COMPARABLE,
+    EXIT_PASS,
+    EXIT_REGRESSION,
+    EXIT_WRONG_RESULT,
+)
 from attnbench.core.formats import percent
 from attnbench.core.record import Run
 from attnbench.core.text import count
@@ -30,11 +37,13 @@ from attnbench.results.metrics import METRICS
 
 OUTCOMES: Mapping[int, tuple[str, Level]] = {  # by exit code
     EXIT_PASS: ("PASS", "good"),
+    EXIT_WRONG_RESULT: ("FAIL", "bad"),
     EXIT_REGRESSION: ("FAIL", "bad"),
     EXIT_INCONCLUSIVE: ("INCONCLUSIVE", "warning"),
     EXIT_NOT_COMPARABLE: ("NOT COMPARABLE", "bad"),
 }
 STYLES: Mapping[str, Style] = {
+    "wrong": "bad",
     "newly-failing": "bad",
     "missing": "bad",
     "regressed": "bad",
@@ -72,12 +81,21 @@ def document_of(judgement: Judgement, every: bool = False) -> Document:
 
 
 def headline(judgement: Judgement) -> str:
-    """Return the verdict and its reason in one line: "FAIL: 1 regressed, 11 unchanged"."""
-    word = OUTCOMES[judgement.exit_code][0]
+    """Return the verdict and its reason in one line: "FAIL: 1 regressed, 11 unchanged"; what does not count, apart."""
+    counts = _counts(f for f in judgement.findings if not judgement.let_pass(f))
     if judgement.refused:
-        return f"{word}: {count(len(judgement.refused), 'difference')} that nothing says is meant"
-    counts = [f"{number} {verdict}" for verdict in VERDICTS if (number := judgement.count(verdict))]
-    return f"{word}: {', '.join(counts)}"
+        counts = [f"{count(len(judgement.refused), 'difference')} that nothing says is meant", *counts]
+    line = f"{OUTCOMES[judgement.exit_code][0]}: {', '.join(counts) or 'nothing was decided'}"
+    beside = _counts(f for f in judgement.findings if judgement.let_pass(f))
+    return line + (f" (not counted: {', '.join(beside)})" if beside else "")
+
+
+def _counts(findings: Iterable[Finding]) -> list[str]:
+    """Return how many findings there are of each verdict, the most severe first; what no test could judge, apart."""
+    numbers = Counter(f.word for f in findings)
+    after = VERDICTS.index("inconclusive") + 1
+    words = (*VERDICTS[:after], "not judged", *VERDICTS[after:])
+    return [f"{numbers[word]} {word}" for word in words if numbers[word]]
 
 
 def sentence(finding: Finding) -> str:
@@ -110,11 +128,11 @@ def _lead(judgement: Judgement) -> tuple[Paragraphs, ...]:
 
 
 def _table(findings: Sequence[Finding]) -> Table:
-    rows: list[tuple[Entry, ...]] = [(Span(f.verdict, STYLES[f.verdict]), *_entries(f)) for f in findings]
+    rows: list[tuple[Entry, ...]] = [(Span(f.word, STYLES[f.verdict]), *_entries(f)) for f in findings]
     filled = [i for i in range(len(COLUMNS)) if any(row[i] for row in rows)]
     lines: list[Line] = []
     for f in findings:
-        lines += [(Span(f.verdict, STYLES[f.verdict]), Span(f"  {f.name}")), (Span(_figures(f)),)]
+        lines += [(Span(f.word, STYLES[f.verdict]), Span(f"  {f.name}")), (Span(_figures(f)),)]
     return Table(
         name="findings",
         columns=tuple(COLUMNS[i] for i in filled),
@@ -167,6 +185,7 @@ def _data(judgement: Judgement) -> dict[str, Any]:
         "verdict": OUTCOMES[judgement.exit_code][0].lower(),
         "exit_code": judgement.exit_code,
         "counts": {verdict: judgement.count(verdict) for verdict in VERDICTS},
+        "not_counted": dict(Counter(f.verdict for f in judgement.findings if judgement.let_pass(f))),
         "heading": list(judgement.heading),
         "baseline": _run_data(judgement.baseline),
         "current": _run_data(judgement.current),

@@ -13,7 +13,9 @@ from attnbench.core.case import Case
 from attnbench.core.formats import digits
 from attnbench.results import case_names
 
-Verdict = Literal["newly-failing", "missing", "regressed", "inconclusive", "improved", "newly-working", "unchanged"]
+Verdict = Literal[
+    "wrong", "newly-failing", "missing", "regressed", "inconclusive", "improved", "newly-working", "unchanged"
+]
 VERDICTS: tuple[Verdict, ...] = get_args(Verdict)  # the most severe first
 TIMED = ("latency", "cycles")
 _METRICS = (None, *RULES)  # in the order of a report
@@ -53,6 +55,16 @@ class Finding:
     def unmeasured(self) -> bool:
         """Whether this is a cell that an A/B had no time to measure."""
         return self.verdict == "inconclusive" and self.metric is None
+
+    @property
+    def unjudged(self) -> bool:
+        """Whether there are too few rounds for a test of this metric, so that nothing was judged."""
+        return self.verdict == "inconclusive" and self.decision is not None and self.decision.noise is None
+
+    @property
+    def word(self) -> str:
+        """The verdict as a reader sees it."""
+        return "not judged" if self.unjudged else self.verdict
 
 
 def in_order(findings: Iterable[Finding]) -> tuple[Finding, ...]:

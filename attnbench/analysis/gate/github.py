@@ -10,16 +10,17 @@ from pathlib import Path
 
 from attnbench.analysis.gate.document import headline, sentence
 from attnbench.analysis.gate.judge import Judgement
-from attnbench.core.errors import EXIT_INCONCLUSIVE, EXIT_REGRESSION, UserError
+from attnbench.core.errors import EXIT_INCONCLUSIVE, EXIT_REGRESSION, EXIT_WRONG_RESULT, UserError
 from attnbench.core.text import count
 
 LIMIT = 10
+FAILURES = (EXIT_REGRESSION, EXIT_WRONG_RESULT)
 
 
 def workflow_commands(judgement: Judgement) -> str:
     """Return one line for each annotation: errors, warnings, and the verdict as a notice."""
     errors = [("not comparable", f"{d.what}; if that is meant: {d.remedy}") for d in judgement.refused]
-    errors += [(f.name, sentence(f)) for f in judgement.findings if judgement.exit_code_of(f) == EXIT_REGRESSION]
+    errors += [(f.name, sentence(f)) for f in judgement.findings if judgement.exit_code_of(f) in FAILURES]
     unsettled = [f for f in judgement.findings if judgement.exit_code_of(f) == EXIT_INCONCLUSIVE]
     warnings = [(f.name, sentence(f)) for f in unsettled if not f.unmeasured]
     if late := len(unsettled) - len(warnings):

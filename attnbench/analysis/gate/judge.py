@@ -12,7 +12,14 @@ from attnbench.analysis.gate.findings import Finding, Verdict, full_name, in_ord
 from attnbench.analysis.gate.margins import RULES, Margins
 from attnbench.analysis.gate.metric_findings import metric_findings
 from attnbench.analysis.gate.run_differences import Difference
-from attnbench.core.errors import EXIT_INCONCLUSIVE, EXIT_NOT_COMPARABLE, EXIT_PASS, EXIT_REGRESSION, UserError
+from attnbench.core.errors import (
+    EXIT_INCONCLUSIVE,
+    EXIT_NOT_COMPARABLE,
+    EXIT_PASS,
+    EXIT_REGRESSION,
+    EXIT_WRONG_RESULT,
+    UserError,
+)
 from attnbench.core.record import Run
 from attnbench.core.text import count
 from attnbench.results import run_file
@@ -20,6 +27,7 @@ from attnbench.results.cells import by_key, cells
 
 Choice = Literal["pass", "fail"]
 CHOICES: tuple[Choice, ...] = get_args(Choice)
+GRAVEST_FIRST = (EXIT_WRONG_RESULT, EXIT_REGRESSION, EXIT_INCONCLUSIVE)  # the time of a wrong kernel means nothing
 
 
 @dataclass(frozen=True)
@@ -31,6 +39,7 @@ class Request:
     expect: tuple[str, ...] = ()  # names of differences between the runs that are expected
     inconclusive: Choice = "fail"
     missing: Choice = "fail"
+    allow_wrong: bool = False  # a wrong result of the current run is expected, unless it was right in the baseline
 
 
 @dataclass(frozen=True)
@@ -42,7 +51,7 @@ class Judgement:
     request: Request
     findings: tuple[Finding, ...] = ()  # as findings.in_order has them
     expected: tuple[Difference, ...] = ()  # differences between the runs that are what is under test
-    refused: tuple[Difference, ...] = ()  # the other differences; if there are any, nothing was compared
+    refused: tuple[Difference, ...] = ()  # the other differences; if there are any, only wrong results are findings
     notes: tuple[str, ...] = ()
     heading: tuple[str, ...] = ()  # how an A/B was measured
 
@@ -50,8 +59,14 @@ class Judgement:
         """Return how many findings have a verdict."""
         return sum(f.verdict == verdict for f in self.findings)
 
+    def let_pass(self, finding: Finding) -> bool:
+        """Return whether a finding does not count, though its verdict is no good one."""
+        return finding.verdict in ("wrong", "missing", "inconclusive") and self.exit_code_of(finding) == EXIT_PASS
+
     def exit_code_of(self, finding: Finding) -> int:
         """Return the exit code that the gate would have with this finding alone."""
+        if finding.verdict == "wrong" and not self.request.allow_wrong:
+            return EXIT_WRONG_RESULT
         if finding.verdict in ("regressed", "newly-failing"):
             return EXIT_REGRESSION
         if finding.verdict == "missing" and self.request.missing == "fail":
@@ -62,11 +77,11 @@ class Judgement:
 
     @property
     def exit_code(self) -> int:
-        """0: pass; 1: a regression; 3: inconclusive; 4: not comparable."""
+        """0: pass; 1: a regression; 3: inconclusive; 4: not comparable; 5: a wrong result."""
         if self.refused:
             return EXIT_NOT_COMPARABLE
         codes = {self.exit_code_of(finding) for finding in self.findings}
-        return next((code for code in (EXIT_REGRESSION, EXIT_INCONCLUSIVE) if code in codes), EXIT_PASS)
+        return next((code for code in GRAVEST_FIRST if code in codes), EXIT_PASS)
 
 
 def judge(baseline: Run, current: Run, request: Request) -> Judgement:
@@ -74,28 +89,35 @@ def judge(baseline: Run, current: Run, request: Request) -> Judgement:
     expected, refused, idle = split_differences(baseline, current, request.expect)
     in_turns = ab_files.in_turns(baseline, current)
     heading = ab_files.heading(baseline, current) if in_turns else ()
-    if refused:
-        return Judgement(baseline, current, request, expected=tuple(expected), refused=tuple(refused), heading=heading)
     compared = ab_files.whole_pairs(baseline, current) if in_turns else (baseline, current)
     before, after = (by_key(cells([run], beside=compared)) for run in compared)
-    if before.keys().isdisjoint(after):
+    planned = {(job.case, job.backend) for job in run_file.missing(current)}
+    of_cells, pairs, not_compared = compare_states(before, after, planned, in_turns, request.allow_wrong)
+    wrong = [f for f in of_cells if f.verdict == "wrong"]
+    if refused:
+        found = in_order(wrong)
+        return Judgement(baseline, current, request, found, tuple(expected), tuple(refused), heading=heading)
+    if before.keys().isdisjoint(after) and not wrong:
         raise UserError(
             f"the two runs have no cell in common ({count(len(before), 'cell')} in the baseline, "
             f"{len(after)} in the current run); measure the same suite in both"
         )
-    planned = {(job.case, job.backend) for job in run_file.missing(current)}
-    of_cells, pairs, not_compared = compare_states(before, after, planned, in_turns)
     if in_turns:
         of_cells += ab_files.left_out(before, after)
-    findings = in_order([*of_cells, *metric_findings(pairs, request.metrics, request.margins, in_turns)])
+    of_metrics, early = metric_findings(pairs, request.metrics, request.margins, in_turns), list[str]()
+    if in_turns:
+        of_metrics, early = ab_files.before_the_first_look(of_metrics)
+    findings = in_order([*of_cells, *of_metrics])
     if pairs and "cycles" in request.metrics and "cycles" not in {f.metric for f in findings}:
         raise UserError("cycles: no cell has a reading of the held clock in both runs; compare --metric latency")
     if not findings:
-        raise UserError(f"nothing in the two runs can be compared by {', '.join(request.metrics)}")
+        why = f" ({not_compared[0]})" if not_compared else ""
+        raise UserError(f"nothing in the two runs can be compared by {', '.join(request.metrics)}{why}")
     names = (full_name(backend, case) for side in (before, after) for case, backend in side)
     said = [
         *(f"--expect {name}: nothing differs there; is this the run that was meant?" for name in idle),
         *(f"margins: no cell is called {glob!r}" for glob in request.margins.unused(names)),
+        *early,
         *notes.unmeasured(findings),
         *notes.timed(findings, in_turns, baseline.policy.burst_s),
         *not_compared,
