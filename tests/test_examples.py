@@ -123,6 +123,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (made / "mine.jsonl").write_bytes(h200.replace(b'"triton"', b'"attention"'))
     for name in ("h100", "lab-2"):
         (made / f"{name}.jsonl").write_bytes(h200.replace(b"NVIDIA H200", b"NVIDIA H100 80GB HBM3"))
+    sustained = (ROOT / "results" / "20261121-060508-sustained-nvidia-h200.jsonl").read_bytes()
+    (made / "h200-sustained.jsonl").write_bytes(sustained)
+    (made / "h100-sustained.jsonl").write_bytes(sustained.replace(b"NVIDIA H200", b"NVIDIA H100 80GB HBM3"))
     (made / "first.jsonl").symlink_to(ROOT / "results" / "20261121-175359-first-call-nvidia-h200.jsonl")
     with inside(made):
         assert invoke(("baseline", "save", "main.jsonl")).exit_code == 0

@@ -33,7 +33,24 @@ def compare(
     ] = None,
     price: Annotated[
         list[str] | None,
-        what("--price", metavar="NAME=PRICE", help="Of one device: h200=3.40/h (rent) or h200=32000 (to buy)."),
+        what(
+            "--price",
+            metavar="NAME=PRICE",
+            help="h200=3.40/h (rent), h200=32000/4y (bought, for 4 years), h200=32000 (bought); of a host with 8: "
+            "h200=280000/8gpu/4y. Any currency: €3.10/h, 3.10 CHF/h.",
+        ),
+    ] = None,
+    energy_price: Annotated[
+        float | None,
+        what(
+            "--energy-price",
+            metavar="PRICE",
+            help="Of a kWh: adds the measured power of bought devices to their cost (needs run --sustained 10s).",
+        ),
+    ] = None,
+    pue: Annotated[
+        float | None,
+        what("--pue", metavar="RATIO", help="Power of the building over that of its devices, such as 1.3. Default: 1."),
     ] = None,
     workload: Annotated[
         Path | None, what("--workload", metavar="FILE", help="YAML: cases with weights, for one figure in all.")
@@ -49,10 +66,12 @@ def compare(
 ) -> None:
     """Compare machines for a buyer: speed, power, price, what fits in memory; needs no GPU.
 
-    Measure the same suite on each, best with --rounds 5. Files of one machine count as its rounds.
+    Measure the same suite on each, best with --suite sustained --rounds 5: what a machine sustains is less than what it
+    does in bursts. Files of one machine count as its rounds.
 
     attnbench compare h200.jsonl h100.jsonl
     attnbench compare h200.jsonl h100.jsonl --price h200=3.40/h --price h100=2.20/h
+    attnbench compare h200-sustained.jsonl h100-sustained.jsonl --price h200=32000/4y --energy-price 0.15 --pue 1.3
     attnbench compare lab-*.jsonl --to h100 --workload chat.yaml --html compare.html
     """
     if out:
@@ -64,7 +83,7 @@ def compare(
     from attnbench.analysis.compare.compare import compare as compared
     from attnbench.analysis.compare.document import document
 
-    comparison = compared(results, runs, to, name or (), price or (), workload)
+    comparison = compared(results, runs, to, name or (), price or (), workload, energy_price, pue)
 
     def page() -> str:
         from attnbench.report.html import html_page

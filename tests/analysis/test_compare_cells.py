@@ -9,9 +9,11 @@ from typing import Any
 
 import pytest
 
+from attnbench.analysis.compare.answer import answer
 from attnbench.analysis.compare.cautions import cautions
 from attnbench.analysis.compare.common_cells import NOT_PLANNED, NOT_RUN
 from attnbench.analysis.compare.compare import Comparison, compare
+from attnbench.analysis.compare.figures import Figures
 from attnbench.analysis.compare.longest_sequence import Fit
 from attnbench.core import flops
 from attnbench.core.errors import UserError
@@ -34,6 +36,12 @@ def compared(
     return compare(paths, [run(ours), run(theirs, device=device, plan=plan)], **ask)
 
 
+def ratio(figures: Figures, label: str = "H100") -> float:
+    found = figures.ratio(label)
+    assert found
+    return found.value
+
+
 def test_cells_common_to_all_and_the_fastest_backend_of_each() -> None:
     ours = [ok(case(), "eager", 100), ok(case(), "fa3", 600), ok(case(), "triton", 500), ok(case(2048), "fa3", 610)]
     theirs = [ok(case(), "eager", 50), ok(case(), "triton", 400), ok(case(), "fa3", 300), ok(case(4096), "fa3", 300)]
@@ -41,23 +49,33 @@ def test_cells_common_to_all_and_the_fastest_backend_of_each() -> None:
     assert [backend for _, backend in got.cells] == ["eager", "triton", "fa3"]
     assert got.cases == (case(),)
     assert [machine.fastest[case()][1] for machine in got.machines] == ["fa3", "triton"]
-    assert got.whole.fastest["H100"].value == pytest.approx(400 / 600)
-    same = got.whole.same["H100"]
-    assert same
-    assert same.value == pytest.approx((50 / 100 * 400 / 500 * 300 / 600) ** (1 / 3))
-    assert got.tflops == pytest.approx({"H200": 600, "H100": 400})
+    (figures,) = got.figures
+    assert figures.shared, "each machine's own fastest backend is one that both have"
+    assert ratio(figures) == pytest.approx(400 / 600)
+    assert [figures.tflops(label) for label in got.labels] == pytest.approx([600, 400])
+
+
+def test_like_is_compared_with_like_first() -> None:
+    ours = [ok(case(), "fa4", 600), ok(case(), "triton", 500), ok(case(2048), "fa4", 600), ok(case(2048), "flex", 1)]
+    theirs = [ok(case(), "triton", 550), ok(case(), "eager", 100), ok(case(2048), "triton", 500)]
+    shared, own = compared(ours, theirs).figures
+    assert (shared.shared, shared.cases, own.shared, own.cases) == (True, (case(),), False, (case(), case(2048)))
+    assert ratio(shared) == pytest.approx(550 / 500)
+    assert ratio(own) == pytest.approx((550 / 600 * 500 / 600) ** 0.5)
+    (alone,) = compared([ok(case(), "fa4", 600)], [ok(case(), "triton", 300)]).figures
+    assert not alone.shared, "no backend is on both"
 
 
 def test_ratios_are_to_the_one_named() -> None:
     got = compared([ok(case(), "fa3", 600)], [ok(case(), "fa3", 300)], to="h100")
-    assert [r.value for r in got.whole.fastest.values()] == pytest.approx([2.0, 1.0])
+    assert [ratio(got.main, label) for label in got.labels] == pytest.approx([2.0, 1.0])
 
 
 def test_groups_are_pass_mask_and_headdim() -> None:
     cases = [case(n, direction=d, causal=c) for d in ("fwd", "bwd") for c in (False, True) for n in (1024, 2048)]
     cases += [case(headdim=64), case(headdim=192, headdim_v=128)]
     records = [ok(c, "fa3", 500) for c in cases]
-    assert {g.name: len(g.cases) for g in compared(records, records).groups} == {
+    assert {name: len(of.cases) for name, of in compared(records, records).main.kinds.items()} == {
         "d64 full fwd": 1,
         "d128 full fwd": 2,
         "d128 full bwd": 2,
@@ -120,9 +138,11 @@ def test_what_to_measure_has_windows_softcap_and_dropout() -> None:
 def test_a_cpu_and_a_gpu_compare_where_they_meet() -> None:
     ours = [ok(case(), "eager", 100), ok(case(), "triton", 500)]
     got = compared(ours, [ok(case(), "eager", 1), ok(case(2048), "eager", 1)], CPU)
-    assert got.whole.fastest["EPYC CPU"].value == pytest.approx(1 / 500)
-    assert got.efficiency["H200"].utilization == pytest.approx(500 / 989, rel=0.01)
-    assert got.efficiency["EPYC CPU"].utilization is None
+    shared, own = got.figures
+    assert ratio(shared, "EPYC CPU") == pytest.approx(1 / 100)
+    assert ratio(own, "EPYC CPU") == pytest.approx(1 / 500)
+    assert own.utilization("H200") == pytest.approx(500 / 989, rel=0.01)
+    assert own.utilization("EPYC CPU") is None
 
 
 def test_runs_without_a_figure_and_single_runs_are_one_line() -> None:
@@ -155,20 +175,42 @@ def test_a_mask_that_fits_counts_for_the_length() -> None:
     assert [*line.fits.values()] == [Fit(2048, None), Fit(2048, None)]
 
 
+def test_the_longest_context_is_that_of_any_backend() -> None:
+    ours = [ok(case(n), "fa3", 500) for n in (1024, 2048, 4096)] + [ended(case(4096), "eager", "oom", "out of memory")]
+    theirs = [ok(case(1024), "fa3", 500), ok(case(2048), "eager", 1), ended(case(4096), "fa3", "skipped", ROOM)]
+    got = compared(ours, theirs)
+    (line,) = got.longest_of_any
+    assert [*line.fits.values()] == [Fit(4096, None), Fit(2048, 4096)]
+    said = answer(got)[-1]
+    assert said == "Longest context, with any backend: d128 fwd: H200 at least 4k, H100 2k (4k does not fit)."
+    assert answer(compared(ours, [replace(r, backend="fa3") for r in ours[:3]]))[-1] == (
+        "Longest context: all that was tried fits on each, up to 4k."
+    )
+
+
 def test_power_is_that_of_work_without_pauses() -> None:
     work = flops.flops(case())
     ours = [ok(case(), "fa3", 600, power=300, sustained=work / 500e12, sustained_power=700.0)]
     theirs = [ok(case(), "fa3", 600, power=300, sustained=work / 500e12, sustained_power=350.0)]
     more = [ok(case(2048), "fa3", 600, power=300)]
     got = compared([*ours, *more], [*theirs, *more])
-    assert got.cases_with_power == 1
-    assert [found.watts for found in got.efficiency.values()] == pytest.approx([700, 350])
-    assert [found.tflops_per_watt for found in got.efficiency.values()] == pytest.approx([500 / 700, 500 / 350])
-    assert "No TFLOP/s per watt" not in str(cautions(compared(ours, theirs))[-1])
-    without = compared(more, more)
-    assert without.cases_with_power == 0
-    assert without.efficiency["H200"].watts is None
-    assert str(cautions(compared(ours, [*more, ok(case(), "fa3", 600)]))[-1]).startswith("No TFLOP/s per watt of H100:")
+    assert got.main.sustained
+    assert got.main.cases == (case(),)
+    assert [got.main.watts(label) for label in got.labels] == pytest.approx([700, 350])
+    assert [got.main.tflops_per_watt(label) for label in got.labels] == pytest.approx([500 / 700, 500 / 350])
+    for label in got.labels:
+        watts, tflops = got.main.watts(label), got.main.tflops(label)
+        assert watts
+        assert tflops
+        assert got.main.tflops_per_watt(label) == tflops / watts, "of one reading: the quotient of two columns"
+    assert (in_bursts := got.beside(sustained=False, shared=True))
+    assert len(in_bursts.cases) == 2
+    assert in_bursts.watts("H200") is None
+    assert "No power of work" not in str(cautions(compared(ours, theirs))[-1])
+    assert not compared(more, more).main.sustained
+    one_sided = compared(ours, [*more, ok(case(), "fa3", 600)])
+    assert not one_sided.main.sustained
+    assert str(cautions(one_sided)[-1]).startswith("No power of work without pauses of H100,")
 
 
 def test_runs_of_one_model_are_set_against_each_other() -> None:

@@ -65,17 +65,24 @@ def warnings(c: Comparison) -> list[str]:
 
 
 def of(*factors: float, rounds: int = 3) -> str:
-    """The answer for machines of these speeds."""
+    """The first sentence of the answer for machines of these speeds."""
     runs = [a_run(replace(H200, name=f"M{i}"), factor, rounds) for i, factor in enumerate(factors)]
-    (said,) = answer(compare([Path(f"{i}") for i in range(len(runs))], runs))
-    return said
+    return answer(compare([Path(f"{i}") for i in range(len(runs))], runs))[0]
 
 
-def test_the_answer_comes_first(comparison: Comparison) -> None:
-    (said,) = answer(comparison)
-    assert re.match(r"H100 is 0\.500x \(0\.49\d to 0\.50\d\) as fast as H200 over 4 cases", said)
-    assert "Most for the money: H100, 720 PFLOP/$, 2.00x of H200." in said
-    assert "per watt" not in said, "power samples hold pauses"
+def test_the_answer_comes_first_in_three_sentences(comparison: Comparison) -> None:
+    speed, money, longest = answer(comparison)
+    assert re.fullmatch(
+        r"H100 is 0\.500x \(0\.49\d to 0\.50\d\) as fast as H200 in bursts, over 4 cases \(geometric mean\) with the "
+        r"fastest backends that both have, one unit of each measured\.",
+        speed,
+    )
+    assert re.fullmatch(
+        r"For the money, in bursts, H100 gives 2\.00x \(1\.9\d to 2\.0\d\) of H200: 720 against 360 PFLOP/\$; H100 is "
+        r"worth it below \$2\.00/h \(\$1\.9\d to \$2\.0\d\), if H200 costs \$4\.00/h\.",
+        money,
+    )
+    assert longest == "Longest context, with any backend: d128 fwd: H200 at least 4k, H100 2k (4k does not fit)."
     for render in (terminal.text, markdown.render, html_page.render):
         out = render(document(comparison))
         assert out.index("as fast as H200") < out.index("TFLOP/s")
@@ -88,45 +95,95 @@ def test_what_cannot_be_told_apart_is_said_so() -> None:
     assert "M1 is 1.080x" in of(1.0, 1.08, rounds=1)
 
 
-def test_what_a_better_backend_does_is_told_from_what_the_machine_does() -> None:
-    ours, theirs = a_run(H200, 1.0), a_run(H100, 1.0)
-    better = [ok(r.case, "fa4", 600, round=r.round) for r in theirs.records if r.backend == "eager"]
-    more = compare([Path("a"), Path("b")], [ours, replace(theirs, records=(*theirs.records, *better))])
-    (said,) = answer(more)
-    assert re.match(r"H100 is 1\.50x .* With the same backends on both: 1\.000x", said)
-    assert "only where its backend is the fastest of the machine that has it" in " ".join(text(more).split())
-    assert "same backend" not in of(1.0, 2.0)
+def test_like_with_like_comes_before_what_a_missing_backend_does() -> None:
+    ours, theirs = a_run(H200, 1.0), a_run(H100, 1.168)
+    better = [ok(r.case, "fa4", 467, round=r.round) for r in ours.records if r.backend == "eager"]
+    runs = [replace(ours, records=(*ours.records, *better)), theirs]
+    more = compare([Path("a"), Path("b")], runs, prices=("h200=2/h", "h100=2/h"))
+    speed, money, _ = answer(more)
+    assert re.match(
+        r"H100 is 1\.17x .* with each machine's own fastest backend 1\.000x \(\S+ to \S+\); "
+        r"H100 has no figure of fa4 \(the fastest in 4 cases on H200\)\.$",
+        speed,
+    )
+    assert re.match(
+        r"For the money, in bursts, H100 gives 1\.17x \(1\.\d+ to 1\.\d+\) of H200: 841 against 720 PFLOP/\$, and with "
+        r"each machine's own fastest backend 1\.000x \(\S+ to \S+\): 841 against 841;",
+        money,
+    )
+    assert "own fastest" not in of(1.0, 2.0)
     slower = [r if r.backend != "eager" else ok(r.case, "eager", 60, round=r.round, n=10) for r in ours.records]
     alike = compare([Path("a"), Path("b")], [ours, replace(theirs, records=tuple(slower))])
-    assert "same backend" not in answer(alike)[0], "each ran triton: that eager differs is not told here"
+    assert "own fastest" not in answer(alike)[0], "each ran triton: that eager differs is not told here"
 
 
-def test_machines_alike_per_watt_have_no_winner() -> None:
+def test_without_prices_the_share_of_the_price_is_told(comparison: Comparison) -> None:
+    plain = replace(comparison, prices={})
+    assert re.match(r"H100 is worth it below 0\.500x \(\S+ to \S+\) of the price of H200\.", answer(plain)[1])
+    one = replace(comparison, prices={"H200": comparison.prices["H200"]})
+    assert answer(one)[1].startswith("H100 is worth it below $2.00/h ($1.9")
+    assert "PFLOP/$" not in answer(one)[1]
+
+
+def test_power_can_cost_more_than_what_a_machine_gives() -> None:
+    work = {"sustained": 1e-3, "n": 10}
+    runs = [
+        run([ok(case(), "fa3", 600, **{**work, "sustained": seconds, "sustained_power": 700.0})], device=device)  # type: ignore[arg-type]
+        for device, seconds in ((H200, 1e-3), (H100, 0.1))
+    ]
+    got = compare([Path("a"), Path("b")], runs, prices=("h200=3500/10y", "h100=1/4y"), energy_price=1.0)
+    assert "H100 is worth it at no price, as its power alone costs more" in answer(got)[1]
+
+
+def test_per_watt() -> None:
     def of_power(*watts: float) -> str:
         one = [ok(case(), "fa3", 600, sustained=1e-3, sustained_power=w) for w in watts]
         machines = [replace(H200, name=f"M{i}") for i in range(len(watts))]
         runs = [run([record], device=device) for record, device in zip(one, machines, strict=True)]
-        (said,) = answer(compare([Path(f"{i}") for i in range(len(runs))], runs))
-        return said
+        return answer(compare([Path(f"{i}") for i in range(len(runs))], runs))[1]
 
-    assert "Per watt M1 and M0 are alike" in of_power(700.0, 700.0)
-    assert "Most per watt: M1" in of_power(700.0, 600.0)
+    assert "; per watt M1 gives 1.17x of M0: 0.229 against 0.196 TFLOP/s/W." in of_power(700.0, 600.0)
+    assert of_power(700.0, 600.0, 800.0).startswith(
+        "Per watt M1 gives most: 0.229 against 0.196 TFLOP/s/W of M0, the next."
+    )
 
 
 def test_of_several_machines_the_fastest_is_named() -> None:
     said = of(1.0, 2.0, 3.0)
-    assert said.startswith("Fastest is M2 over 4 cases")
-    assert said.index("M2 3.00x") < said.index("M1 2.00x")
+    assert said.startswith("Fastest is M2: M2 3.00x")
+    assert re.search(r"M1 2\.00x \(\S+ to \S+\) as fast as M0 in bursts, over 4 cases", said)
     assert of(1.0, 0.5, 0.4).startswith("Fastest is M0")
-    assert of(1.0, 2.0, 2.0).startswith("Fastest are M1 and M2, not shown to differ,")
+    assert of(1.0, 2.0, 2.0).startswith("Fastest are M1 and M2, not shown to differ:")
     assert of(1.0, 1.0, 1.0).startswith("None of the machines was shown to be faster than another")
     assert of(1.0, 1.01, 1.0, rounds=1).startswith("None of the machines")
+    runs = [a_run(replace(H200, name=f"M{i}"), factor) for i, factor in enumerate((1.0, 2.0, 3.0))]
+    got = compare([Path(f"{i}") for i in range(3)], runs, prices=("m0=1/h", "m1=1/h", "m2=4/h"))
+    assert answer(got)[1].startswith(
+        "For the money, in bursts, M1 gives most: 2880 against 1440 PFLOP/$ of M0, the next; M"
+    )
+
+
+@pytest.mark.parametrize(
+    ("cards", "said"),
+    [
+        (("a", "a"), "These are 2 runs of one machine, so what sets them apart is noise;"),
+        ((None, None), "These are 2 runs of one model and setup, whose units are not all named, so"),
+        (("a", "b"), "These are 2 runs of 2 units of one model and setup, so what sets them apart is noise and what"),
+    ],
+)
+def test_runs_of_one_machine_are_no_choice(cards: tuple[str | None, str | None], said: str) -> None:
+    runs = [a_run(replace(H200, uuid=card), factor) for card, factor in zip(cards, (1.0, 1.02), strict=True)]
+    (only,) = answer(compare([Path("a"), Path("b")], runs))
+    assert only.startswith(said)
+    assert "a cell differs by 2% in the median, 2% at most; H200 #2 1.020x (" in only
+    offers = compare([Path("a"), Path("b")], runs, names=("a=cloud", "b=lab"), prices=("cloud=3/h", "lab=2/h"))
+    assert answer(offers)[1].startswith("For the money, in bursts, lab gives 1.53x")
 
 
 def test_a_baseline_of_one_round_has_no_interval_and_says_so() -> None:
     once = a_run(H200, 1.0, rounds=1)
     found = compare([Path("a"), Path("b")], [reduced(once), a_run(H100, 0.5)])
-    assert (ratio := found.overall["H100"])
+    assert (ratio := found.main.ratio("H100"))
     assert ratio.low is None
     (said,) = [line for line in warnings(found) if "interval" in line]
     assert said.startswith("No intervals of what a baseline with one round measured (H200)")
@@ -134,7 +191,13 @@ def test_a_baseline_of_one_round_has_no_interval_and_says_so() -> None:
 
 def test_the_table_has_every_part(comparison: Comparison) -> None:
     out = text(comparison, every=True)
-    titles = ["Machines", "Speed by kind of case", "The fastest backend of each case", "Cells that all machines have"]
+    titles = [
+        "Machines",
+        "Speed by kind of case",
+        "TFLOP/s by kind of case",
+        "The fastest backend of each case",
+        "Cells that all machines have",
+    ]
     titles += ["Missing", "The longest sequence that fits"]
     places = [out.index(f"\n{title}\n") for title in titles]
     assert places == sorted(places)
@@ -142,6 +205,7 @@ def test_the_table_has_every_part(comparison: Comparison) -> None:
     assert re.search(r"d128 fwd +eager +at least 4k +2k \(4k\)", out)
     assert "Intervals are 95 %, from rounds." in out
     assert "Cells that all machines have" not in text(comparison)
+    assert re.search(r"d128 full fwd +H200 +400 +━{64}\n +H100 +200 +━{32}\n", out), "bars from 0"
 
 
 def test_machines_are_rows_where_columns_would_be_too_wide_to_read() -> None:
@@ -157,10 +221,8 @@ def test_machines_are_rows_where_columns_would_be_too_wide_to_read() -> None:
     assert "machine  backend" in shown(70, 2)
     assert "machine  backend" in shown(1000, 5)
     narrow = shown(100, 10)
-    assert re.search(r"cases of +cases +cells +machine +fastest backends / GPU0 +same backend / GPU0\n", narrow)
-    assert re.search(
-        r"d128 full fwd +2 +4 +GPU1 +0\.90\dx \(\S+ to \S+\) +0\.90\dx \(\S+ to \S+\)\n +GPU2 +0\.80", narrow
-    )
+    assert re.search(r"cases of +cases +machine +speed / GPU0\n", narrow)
+    assert re.search(r"d128 full fwd +2 +GPU1 +0\.90\dx \(\S+ to \S+\)\n +GPU2 +0\.80", narrow)
     assert re.search(r"1k d128 full fwd +GPU0 +triton +400 *\n +GPU1 +triton +360 +0\.90", narrow)
     assert all(len(re.findall(rf"^ +GPU{i} +triton ", narrow, re.MULTILINE)) == 4 for i in range(1, 10))
 
@@ -227,7 +289,11 @@ def test_json_has_what_the_tables_have(comparison: Comparison) -> None:
     assert said["machines"][1]["ratio"] == pytest.approx(0.5)
     assert said["machines"][1]["bought"] == pytest.approx(200 * 3600 / 1 / 1000)
     assert said["machines"][1]["tflops_per_watt"] is None
-    assert [g["name"] for g in said["groups"]] == ["d128 full fwd", "d128 causal fwd", "all"]
+    (figures,) = said["figures"]
+    assert (figures["sustained"], figures["shared_backends"], figures["cases"]) == (False, True, 4)
+    assert [g["name"] for g in figures["groups"]] == ["d128 full fwd", "d128 causal fwd", "all"]
+    assert said["machines"][1]["money_ratio"] == pytest.approx(2.0)
+    assert said["machines"][1]["worth_below"] == pytest.approx(2.0)
     assert said["missing"][0]["why"] == "OOM"
     assert len(said["cells"]) == 18
     assert said["workload"] is None
@@ -253,9 +319,11 @@ def test_a_workload_is_the_answer(tmp_path: Path) -> None:
     file.write_text("name: chat\nparts: [{weight: 70%, seqlen: 1k}, {weight: 30%, seqlen: 2k}]")
     paths, runs = [Path("a"), Path("b")], [a_run(H200, 1.0), a_run(H100, 2.0)]
     got = compare(paths, runs, workload=file, prices=("h200=1000", "h100=1000"))
-    (said,) = answer(got)
-    assert said.startswith("H100 is 2.00x (1.96 to 2.04) as fast as H200 on the workload 'chat'.")
-    assert "TFLOP/s per $1,000" in said
+    speed, money, _ = answer(got)
+    assert speed.startswith("H100 is 2.00x (1.96 to 2.04) as fast as H200 in bursts, on the workload 'chat' with")
+    assert "TFLOP/s per $1,000" in money
+    hourly = compare(paths, runs, workload=file, prices=("h200=1/h",))
+    assert re.search(r"a million tokens of 'chat' cost \$\S+ on H200 \(attention alone, 1 layer\)", answer(hourly)[1])
     assert re.search(r"all of chat +100% +4 +2\.00x", text(got))
     assert json_of(got)["workload"]["parts"][0]["share"] == pytest.approx(0.7)
 
@@ -268,7 +336,7 @@ def test_tflops_are_of_the_workload_as_the_ratio_and_the_money_are(tmp_path: Pat
     got = compare([Path("a"), Path("b")], [ours, a_run(H100, 2.0)], workload=file, prices=prices)
     machine = json_of(got)["machines"][0]
     assert machine["tflops"] == machine["bought"] == pytest.approx(400)
-    assert machine["tflops_geomean"] == pytest.approx(200)
+    assert got.main.of(got.main.cases).tflops("H200") == pytest.approx(200)
 
 
 def test_machines_that_cannot_run_a_workload_are_beside_the_answer(tmp_path: Path) -> None:
@@ -276,9 +344,9 @@ def test_machines_that_cannot_run_a_workload_are_beside_the_answer(tmp_path: Pat
     file.write_text("name: chat\nparts: [{weight: 70%, seqlen: 1k}, {weight: 30%, seqlen: 2k}]")
     small = run([ok(case(), "triton", 300)], device=replace(H200, name="M"))
     paths = [Path("a"), Path("b"), Path("c")]
-    (said,) = answer(compare(paths, [a_run(H200, 1.0), a_run(H100, 2.0), small], workload=file))
+    said, *_ = answer(compare(paths, [a_run(H200, 1.0), a_run(H100, 2.0), small], workload=file))
     assert said.startswith("H100 is 2.00x")
-    (said,) = answer(compare(paths[:2], [a_run(H200, 1.0), small], workload=file))
+    said, *_ = answer(compare(paths[:2], [a_run(H200, 1.0), small], workload=file))
     assert said == "No machine but H200 can run all of the workload 'chat'."
     got = compare(paths[:2], [a_run(H200, 1.0), small], workload=file)
     assert "M has no figure for 'part 2', so none for the workload." in text(got)
@@ -295,15 +363,20 @@ def test_figures_without_pauses_stand_beside_those_in_bursts() -> None:
         return run([ok(case(), name, 300, **of) for name, of in taken], device=device)
 
     found = compare([Path("a"), Path("b")], [machine(H200, (1.4, 1.25)), machine(H100, (2.5, 2.7))])
-    (said,) = answer(found)
-    assert "Without pauses: 0.500x (" in said
+    said, *_ = answer(found)
+    assert said.startswith("H100 is 0.500x (")
+    assert " as fast as H200 without pauses, over 1 case" in said
+    assert re.search(r"; in bursts 1\.000x \(\S+ to \S+\) over 1 case\.", said)
+    (machines,) = [table for table in tables(found) if table.name == "machines"]
+    pace = [column.heading for column in machines.columns].index("figures")
+    assert [row[pace] for row in machines.rows] == ["without pauses"] * 2 + ["in bursts"] * 2
     (cases,) = [table for table in tables(found) if table.name == "cases"]
     assert [column.heading for column in cases.columns].count("without pauses") == 2
     assert [entry for entry in cases.rows[0] if "sdpa-cudnn" in str(entry)] == ["110 sdpa-cudnn"]
     (changed,) = [line for line in warnings(found) if "rank" in line]
     assert changed.startswith("Bursts and runs without pauses rank backends differently on H200 in 1 pair of cells")
-    assert json_of(found)["machines"][1]["sustained_ratio"] == pytest.approx(0.5)
+    assert [of["machines"][1]["ratio"] for of in json_of(found)["figures"]] == pytest.approx([0.5, 1.0])
     one_sided = compare(
         [Path("a"), Path("b")], [machine(H200, (1.4, 1.25)), run([ok(case(), "fa4", 300)], device=H100)]
     )
-    assert "Without pauses" not in answer(one_sided)[0]
+    assert "without pauses" not in answer(one_sided)[0]

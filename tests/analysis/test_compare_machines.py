@@ -11,6 +11,9 @@ from attnbench.analysis.compare import prices
 from attnbench.analysis.compare.cautions import cautions
 from attnbench.analysis.compare.compare import compare
 from attnbench.analysis.compare.machines import Machine, machines, named, parse_names, reference
+from attnbench.analysis.compare.money import Offer, for_the_money, worth_below
+from attnbench.analysis.compare.speed_ratio import Ratio
+from attnbench.analysis.compare.tables import tables
 from attnbench.core.errors import UserError
 from attnbench.core.record import Run
 from builders import CPU, H200, case, environment, ok, run
@@ -98,14 +101,40 @@ def test_a_part_of_a_name_is_whole_words() -> None:
 def test_prices() -> None:
     found = made(a_run(), a_run(H100))
     by_hour = prices.parse_prices(["h200=3.40/h", "H100 = $2/hr"], found)
-    assert {label: (p.amount, p.per) for label, p in by_hour.items()} == {
-        "H200": (3.40, "hour"),
-        "H100 80GB HBM3": (2.0, "hour"),
+    assert {label: (p.amount, p.hours, p.bought) for label, p in by_hour.items()} == {
+        "H200": (3.40, 1.0, False),
+        "H100 80GB HBM3": (2.0, 1.0, False),
     }
-    assert by_hour["H200"].buys(500) == pytest.approx(500 * 3600 / 3.40 / 1000)
-    assert prices.parse_price("x=32,000")[1].buys(500) == pytest.approx(500 / 32)
-    assert prices.parse_price("x=$1,032,000.50")[1].amount == 1032000.5
-    assert str(prices.parse_price("x=3.40")[1]) == "$3.40 to buy"
+
+
+@pytest.mark.parametrize(
+    ("text", "amount", "gpus", "hours", "bought", "shown"),
+    [
+        ("3.40/h", 3.4, 1, 1.0, False, "$3.40/h"),
+        ("2500 / month", 2500.0, 1, 730.5, False, "$2,500.00/mo"),
+        ("81.6/day", 81.6, 1, 24.0, False, "$81.60/d"),
+        ("27.20/8gpu/h", 27.2, 8, 1.0, False, "$27.20/8gpu/h"),
+        ("32,000/4y", 32000.0, 1, 4 * 8766.0, True, "$32,000/4y"),
+        ("32000/20000h", 32000.0, 1, 20000.0, True, "$32,000/20000h"),
+        ("280000/8gpus/4.5 years", 280000.0, 8, 4.5 * 8766.0, True, "$280,000/8gpu/4.5y"),
+        ("$1,032,000.50", 1032000.5, 1, None, True, "$1,032,000.50"),
+        ("3.40", 3.4, 1, None, True, "$3.40 to buy"),
+        ("€3/h", 3.0, 1, 1.0, False, "€3.00/h"),
+        ("3 chf/h", 3.0, 1, 1.0, False, "CHF 3.00/h"),
+        ("EUR 32000", 32000.0, 1, None, True, "EUR 32,000"),
+    ],
+)
+def test_what_a_price_may_be(
+    text: str, amount: float, gpus: int, hours: float | None, bought: bool, shown: str
+) -> None:
+    name, price = prices.parse_price(f"x={text}")
+    assert (name, price.amount, price.gpus, price.hours, price.bought) == ("x", amount, gpus, hours, bought)
+    assert str(price) == shown
+
+
+def test_a_price_without_a_currency_has_that_of_the_others() -> None:
+    found = prices.parse_prices(["h200=3/h", "h100=€2/h"], made(a_run(), a_run(H100)))
+    assert {str(price) for price in found.values()} == {"€3.00/h", "€2.00/h"}
 
 
 def test_a_whole_name_goes_before_a_part_of_it() -> None:
@@ -124,8 +153,17 @@ def test_a_whole_name_goes_before_a_part_of_it() -> None:
         (["h200=300", "NVIDIA=400"], None),
         (["NVIDIA=300", "80GB=400"], "two prices"),
         (["h200=3,40/h"], "is not NAME=PRICE"),
-        (["h200=€3/h"], "is not NAME=PRICE"),
-        (["h200=3/h", "h100=30000"], "the same way"),
+        (["h200=3/h", "h100=30000"], "for how long"),
+        (["h200=€3/h", "h100=$2/h"], r"in \$ and €; give all prices in one currency"),
+        (["h200=€3 EUR/h"], "is not NAME=PRICE"),
+        (["h200=-3/h"], "is not NAME=PRICE"),
+        (["h200=nan/h"], "is not NAME=PRICE"),
+        (["h200=1e400/h"], "is not NAME=PRICE"),
+        (["h200=" + "9" * 400 + "/h"], "the price is not above 0, or over 1e\\+12"),
+        (["h200=3/0gpu/h"], "the number of GPUs is not above 0, or over 1024"),
+        (["h200=3/0y"], "the time is not above 0"),
+        (["h200=3/" + "9" * 400 + "y"], "the time is not above 0, or over 1e\\+06"),
+        (["h200=3/fortnight"], "is not NAME=PRICE"),
     ],
 )
 def test_prices_that_cannot_be_are_one_line(options: list[str], said: str | None) -> None:
@@ -163,12 +201,85 @@ def test_a_library_that_one_machine_lacks_is_named_once() -> None:
     ]
 
 
-def test_a_clock_held_down_and_a_backend_never_tried_are_warnings() -> None:
+def test_a_clock_held_down_is_a_warning() -> None:
     held = ok(case(), "triton", 500, clock_held=1.4e9, limits=("power cap",))
-    lines = warnings(run([held]), run([ok(case(), "fa4", 600)], device=H100))
-    assert [line.partition(":")[0] for line in lines] == [
-        "H200 was not measured with what is fastest on another",
-        "H100 80GB HBM3 was not measured with what is fastest on another",
-        "A limit held the clock below its best",
+    (line,) = warnings(run([held]), run([ok(case(), "triton", 600)], device=H100))
+    assert line.startswith("A limit held the clock below its best: H200 in 1 of 1 case")
+
+
+def offer(text: str, energy: float = 0.0) -> Offer:
+    return Offer(prices.parse_price(f"x={text}")[1], energy)
+
+
+def test_what_a_dollar_buys() -> None:
+    assert offer("3.40/h").buys(500) == pytest.approx(500e12 * 3600 / 3.40 / 1e15)
+    assert offer("27.20/8gpu/h").buys(500) == pytest.approx(500e12 * 3600 / 3.40 / 1e15)
+    assert offer("32000/10000h", energy=0.2).cost == pytest.approx(3.4)
+    assert offer("32,000").buys(500) == pytest.approx(500 / 32)
+    assert [offer(text).unit for text in ("3/h", "€3/h", "3 CHF/h", "3", "CHF 3")] == [
+        *("PFLOP/$", "PFLOP/€", "PFLOP/CHF", "TFLOP/s per $1,000", "TFLOP/s per CHF 1,000"),
     ]
-    assert "H200 in 1 of 1 case" in lines[-1]
+
+
+def test_at_the_price_to_be_below_both_give_the_same_for_the_money() -> None:
+    speed, home = Ratio(0.8, 0.7, 0.9, ()), offer("35000/8gpu/1000h", energy=0.1)
+    for text, energy in (("3/h", 0.0), ("30000/4y", 0.2), ("200000/8gpu/4y", 0.2), ("90/d", 0.0)):
+        worth = worth_below(speed, home, offer(text, energy))
+        each = offer(text, energy).price
+        at_it = Offer(replace(each, amount=worth.value * each.gpus), energy)
+        assert for_the_money(speed, home, at_it).value == pytest.approx(1.0)
+        assert worth.low is not None
+        assert worth.low < worth.value
+    assert for_the_money(speed, home, offer("3/h")).low == pytest.approx(0.7 * (35000 / 8 / 1000 + 0.1) / 3)
+
+
+def test_energy_is_that_of_what_was_bought() -> None:
+    ours = [ok(case(), "fa3", 600, sustained=1e-3, sustained_power=700.0)]
+    runs = [run(ours), run(ours, device=H100)]
+    paths = [Path("a"), Path("b")]
+    got = compare(paths, runs, prices=("h200=35064/4y", "h100=2/h"), energy_price=0.2, pue=1.5)
+    offers = [got.offer(label) for label in got.labels]
+    assert [offer and offer.cost for offer in offers] == pytest.approx([1.0 + 0.7 * 0.2 * 1.5, 2.0])
+    got = compare(paths, runs, prices=("h200=35064/4y",), energy_price=0.2)
+    assert (worth := got.worth_below(got.main, "H100 80GB HBM3"))
+    assert worth.value == pytest.approx(35064), "a machine without a price is bought as the other, with its own power"
+
+
+@pytest.mark.parametrize(
+    ("price", "energy_price", "pue", "said"),
+    [
+        ("3/h", 0.2, None, "adds to a purchase with a lifetime"),
+        ("32000", 0.2, None, "adds to a purchase with a lifetime"),
+        ("32000/4y", float("nan"), None, "--energy-price: nan is not a number from"),
+        ("32000/4y", -0.2, None, "--energy-price: -0.2 is not a number from"),
+        ("32000/4y", 0.2, 0.9, "--pue: 0.9 is not a number from 1 to 10"),
+        ("32000/4y", 0.2, float("inf"), "--pue: inf is not"),
+        ("32000/4y", None, 1.3, "--pue needs --energy-price"),
+        ("32000/4y", 0.2, None, "the power of H200's work was not measured; measure all with run --sustained 10s"),
+    ],
+)
+def test_energy_that_cannot_be_is_one_line(
+    price: str, energy_price: float | None, pue: float | None, said: str
+) -> None:
+    with pytest.raises(UserError, match=said):
+        compare(
+            [Path("a"), Path("b")],
+            [a_run(), a_run(H100)],
+            prices=(f"h200={price}",),
+            energy_price=energy_price,
+            pue=pue,
+        )
+
+
+def test_rows_name_releases_where_machines_have_different_ones() -> None:
+    old, new = ("flash-attn-4 4.0.0b18, cuDNN 9", "flash-attn-4 4.0.0b36, cuDNN 9")
+    runs = [replace(a_run(device), versions={"triton": v}) for device, v in ((H200, old), (H100, new))]
+    got = compare([Path("a"), Path("b")], runs)
+    assert got.backend_name("triton", got.machines[1]) == "triton (flash-attn-4 4.0.0b36)"
+    shown = {table.name: table for table in tables(got, every=True)}
+    assert [str(entry) for entry in shown["cases"].rows[0] if "triton" in str(entry)] == [
+        *("triton (flash-attn-4 4.0.0b18)", "triton (flash-attn-4 4.0.0b36)"),
+    ]
+    assert "triton (flash-attn-4 4.0.0b18 / flash-attn-4 4.0.0b36)" in str(shown["cells"].rows[0][0])
+    alike = compare([Path("a"), Path("b")], [runs[0], replace(runs[1], versions=runs[0].versions)])
+    assert alike.backend_name("triton", *alike.machines) == "triton"

@@ -32,13 +32,13 @@ def records(prefill: float, forward: float, backward: float, **rest: Any) -> lis
 
 
 def weighed(
-    path: Path, text: str, *runs: Sequence[Record], to: str | None = None
+    path: Path, text: str, *runs: Sequence[Record], to: str | None = None, prices: Sequence[str] = ()
 ) -> tuple[Comparison, MeasuredWorkload]:
     file = path / "chat.yaml"
     file.write_text(text)
     devices = (H200, H100, replace(H200, name="NVIDIA B200"))
     made = [run(r, device=d) for r, d in zip(runs, devices, strict=False)]
-    got = compare([Path(f"{i}") for i in range(len(runs))], made, to=to, workload=file)
+    got = compare([Path(f"{i}") for i in range(len(runs))], made, to=to, prices=prices, workload=file)
     assert got.workload
     return got, got.workload
 
@@ -46,8 +46,7 @@ def weighed(
 def value(got: Comparison, label: str = "H100", part: MeasuredPart | None = None) -> float:
     """Return the ratio of a machine, in a part or in all of the workload."""
     assert got.workload
-    (machine,) = [machine for machine in got.machines if machine.label == label]
-    ratio = got.workload.ratio(machine, part)
+    ratio = got.workload.ratio(got.main.machines[label], part)
     assert ratio
     return ratio.value
 
@@ -57,7 +56,7 @@ def test_shares_of_time_give_the_weighted_harmonic_mean(tmp_path: Path) -> None:
     assert [value(got, part=part) for part in answer.parts] == pytest.approx([2.0, 1.0])
     assert value(got) == pytest.approx(1 / (0.7 / 2 + 0.3 / 1))
     assert value(got, "H200") == 1.0
-    assert got.tflops["H100"] == pytest.approx((got.tflops["H200"] or 0) * value(got))
+    assert got.main.tflops("H100") == pytest.approx((got.main.tflops("H200") or 0) * value(got))
 
 
 def test_a_part_is_one_call_of_each_of_its_cases(tmp_path: Path) -> None:
@@ -74,10 +73,11 @@ def test_shares_of_work_do_not_depend_on_the_reference(tmp_path: Path) -> None:
     runs = records(500, 400, 400), records(1000, 200, 200)
     got, answer = weighed(tmp_path, text, *runs)
     assert value(got) == pytest.approx((0.7 / 500 + 0.3 / 400) / (0.7 / 1000 + 0.3 / 200))
-    assert got.tflops == pytest.approx({"H200": 1 / (0.7 / 500 + 0.3 / 400), "H100": 1 / (0.7 / 1000 + 0.3 / 200)})
+    expected = [1 / (0.7 / 500 + 0.3 / 400), 1 / (0.7 / 1000 + 0.3 / 200)]
+    assert [got.main.tflops(label) for label in got.labels] == pytest.approx(expected)
     other, _ = weighed(tmp_path, text, *runs, to="H100")
     assert value(other, "H200") == pytest.approx(1 / value(got))
-    assert other.tflops == pytest.approx(got.tflops)
+    assert [other.main.tflops(label) for label in got.labels] == pytest.approx(expected)
     assert answer.name == "chat", "a file without a name is called as it is"
 
 
@@ -85,7 +85,7 @@ def test_shares_of_work_do_not_depend_on_the_reference(tmp_path: Path) -> None:
 def test_the_interval_of_one_case_is_that_of_its_ratio(tmp_path: Path, weights: str) -> None:
     text = f"weights: {weights}\nparts: [{{weight: 1, seqlen: 8k}}]"
     got, _ = weighed(tmp_path, text, records(500, 1, 1, spread=0.02), records(600, 1, 1, spread=0.05))
-    ratio, alone = got.overall["H100"], got.fastest_ratio(got.machines[1], [PREFILL])
+    ratio, alone = got.main.ratio("H100"), got.fastest_ratio(got.machines[1], [PREFILL])
     assert ratio
     assert (ratio.low, ratio.high) == pytest.approx((alone.low, alone.high))
 
@@ -93,21 +93,55 @@ def test_the_interval_of_one_case_is_that_of_its_ratio(tmp_path: Path, weights: 
 def test_the_fastest_backend_of_each_machine_or_of_those_named(tmp_path: Path) -> None:
     ours = [*records(500, 400, 300), ok(PREFILL, "sdpa-cudnn", 550), ok(PREFILL, "sdpa-flash", 450)]
     theirs = [*records(700, 400, 300), ok(PREFILL, "sdpa-cudnn", 600)]
-    got, free = weighed(tmp_path, CHAT, ours, theirs)
-    assert [free.parts[0].backends(machine) for machine in got.machines] == [["sdpa-cudnn"], ["fa3"]]
+    got, shared = weighed(tmp_path, CHAT, ours, theirs)
+    backends = [shared.parts[0].backends(machine) for machine in got.machines]
+    assert backends == [["sdpa-cudnn"], ["fa3"]], "each the fastest that both have"
+    theirs = [*theirs, ok(PREFILL, "fa4", 800)]
+    got, shared = weighed(tmp_path, CHAT, ours, theirs)
+    assert value(got, part=shared.parts[0]) == pytest.approx(700 / 550)
+    assert (own := got.beside(sustained=False, shared=False))
+    assert own.workload
+    assert own.workload.parts[0].backends(got.machines[1]) == ["fa4"]
     got, bound = weighed(tmp_path, CHAT.replace("pass: fwd", 'pass: fwd, backend: "sdpa-*"'), ours, theirs)
     assert [bound.parts[0].backends(machine) for machine in got.machines] == [["sdpa-cudnn"], ["sdpa-cudnn"]]
     assert value(got, part=bound.parts[0]) == pytest.approx(600 / 550)
 
 
+def test_without_pauses_where_all_of_it_was_measured_so(tmp_path: Path) -> None:
+    def paced(which: Sequence[Record], factor: float) -> list[Record]:
+        return [ok(r.case, "fa3", 500, sustained=flops.flops(r.case) / factor / 500e12) for r in which]
+
+    some = [*paced(records(1, 1, 1)[:1], 0.8), *records(500, 500, 500)[1:]]
+    assert not weighed(tmp_path, CHAT, some, some)[0].main.sustained
+    ours, theirs = (paced(records(1, 1, 1), factor) for factor in (0.8, 0.6))
+    got, _ = weighed(tmp_path, CHAT, ours, theirs)
+    assert got.main.sustained
+    assert value(got) == pytest.approx(0.6 / 0.8)
+    assert [figures.sustained for figures in got.figures] == [True, False]
+
+
+def test_a_million_tokens(tmp_path: Path) -> None:
+    """Of a part with both passes the backward's tokens are those of the forward."""
+    text = CHAT.replace("name: chat", "name: chat\nlayers: 10")
+    prices = ("h200=3.6/h", "h100=1800/1000h")
+    got, _ = weighed(tmp_path, text, records(500, 400, 300), records(1000, 400, 300), prices=prices)
+    time = {c: flops.flops(c) / tflops / 1e12 for c, tflops in ((PREFILL, 500), (FWD, 400), (BWD, 300))}
+    calls = 0.7 / time[PREFILL], 0.3 / (time[FWD] + time[BWD])
+    tokens = calls[0] * 8192 * PREFILL.shape.batch + calls[1] * 4096 * FWD.shape.batch
+    assert got.million_tokens(got.main, "H200") == pytest.approx(3.6 / 3600 * 1 / tokens * 10 * 1e6)
+    assert got.million_tokens(got.main, "H100") == pytest.approx(1.8 / 3600 * (0.7 / 2 + 0.3) / tokens * 10 * 1e6)
+    got, _ = weighed(tmp_path, text, records(500, 400, 300), records(1000, 400, 300), prices=("h200=1000", "h100=900"))
+    assert got.million_tokens(got.main, "H200") is None, "a purchase without a lifetime has no cost of an hour"
+
+
 def test_a_machine_that_cannot_run_a_part_has_no_figure(tmp_path: Path) -> None:
     small = [ok(FWD, "fa3", 100), ended(PREFILL, "fa3", "oom", "out of memory")]
     got, answer = weighed(tmp_path, CHAT, records(500, 400, 300), small, records(600, 400, 300))
-    assert got.overall["H100"] is None
-    assert got.overall["B200"]
-    assert got.tflops["H100"] is None
+    assert got.main.ratio("H100") is None
+    assert got.main.ratio("B200")
+    assert got.main.tflops("H100") is None
     assert answer.notes == ("H100 has no figure for 'prefill', so none for the workload.",)
-    assert got.bought("H100") is None
+    assert got.bought(got.main, "H100") is None
     with pytest.raises(UserError, match=r"H100, to which .* has no figure for 'prefill'"):
         weighed(tmp_path, CHAT, records(500, 400, 300), small, to="H100")
 
@@ -138,6 +172,7 @@ def test_cases_that_one_lacks_are_left_out_and_counted(tmp_path: Path) -> None:
         ("parts: [{weight: 1, seqlen: 8k, pass: bwd}]", "each of its axes was, but not together"),
         ("parts: [{weight: 1, backend: fa4}]", "no backend 'fa4' was measured"),
         ("weights: money\nparts: [{weight: 1}]", "weights: .*'time' or 'work'"),
+        ("layers: 0\nparts: [{weight: 1}]", "layers: .*greater than or equal to 1"),
         ("parts: [", "not readable as YAML"),
     ],
 )

@@ -35,8 +35,9 @@ def slow(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_two_runs_of_one_gpu_are_alike(tool: Tool) -> None:
     out = tool("compare", A, B).out
-    assert out.startswith("H200 #2 and H200 #1 ")
-    assert " 1.000x" in out.splitlines()[0]
+    assert out.startswith("These are 2 runs of one machine")
+    assert "H200 #2 1.000x (" in " ".join(out.split())
+    assert "worth it" not in out, "there is nothing to choose"
     assert "Spread between runs of one model" in out
 
 
@@ -49,13 +50,14 @@ def test_power_limits_prices_and_a_page(tool: Tool, slow: Path) -> None:
     assert machines["H200 700 W"]["ratio"] == 1.0
     assert len(machines["H200 700 W"]["files"]) == 2
     assert any("power limit" in line for line in said["warnings"])
+    assert machines["H200 500 W"]["worth_below"] == pytest.approx(1.5, rel=0.02), "with no price of its own"
     tool("compare", slow, A, "-f", "html", "-o", "page.html")
     assert "<h1>H200 500 W and H200 700 W, compared</h1>" in (tool.folder / "page.html").read_text()
 
 
 def test_several_formats_at_once(tool: Tool) -> None:
     out = tool("compare", A, B, "--html", "page.html", "-f", "csv=cells.csv").out
-    assert out.startswith("H200 #2 and H200 #1 ")
+    assert out.startswith("These are 2 runs of one machine")
     assert "triton 4k d128 causal fwd" in (tool.folder / "page.html").read_text(), "a page has every cell"
     assert len((tool.folder / "cells.csv").read_text().splitlines()) > 600
 
@@ -64,7 +66,7 @@ def test_out_writes_the_one_format(tool: Tool) -> None:
     assert not tool("compare", A, B, "-f", "json", "-o", "all.json").out
     assert json.loads((tool.folder / "all.json").read_text())["reference"] == "H200 #1"
     tool("compare", A, B, "-o", "all.txt")
-    assert (tool.folder / "all.txt").read_text().startswith("H200 #2 and H200 #1 ")
+    assert (tool.folder / "all.txt").read_text().startswith("These are 2 runs of one machine")
 
 
 @pytest.mark.parametrize(
@@ -75,6 +77,10 @@ def test_out_writes_the_one_format(tool: Tool) -> None:
         ((A, B, "-f", "md", "-f", "csv", "-o", "x"), "--out takes one format"),
         ((A, B, "-f", "md", "-f", "csv"), "cannot both be printed"),
         ((A, B, "--to", "H300"), "is none of the machines"),
+        ((A, B, "--price", "h200=cheap"), "write h200=3.40/h (rent), h200=32000/4y (bought, for 4 years)"),
+        ((A, B, "--price", "h200=32000/4y", "--energy-price", "0.2"), "measure all with run --sustained 10s"),
+        ((A, B, "--price", "h200=32000/4y", "--energy-price", "nan"), "--energy-price: nan is not a number"),
+        ((A, B, "--pue", "1.3"), "--pue needs --energy-price"),
         ((A, B, "--workload", "none.yaml"), "cannot read none.yaml"),
         ((A, "empty.jsonl"), "is not an attnbench run file"),
     ],
@@ -84,6 +90,14 @@ def test_what_is_wrong_is_one_line(tool: Tool, options: tuple[object, ...], said
     err = tool("compare", *map(str, options), code=2).err
     assert said in err
     assert len(err.splitlines()) == 1
+
+
+def test_the_example_of_the_document_is_what_is_printed(tool: Tool) -> None:
+    text = (RESULTS.parent / "docs" / "compare.md").read_text()
+    (command,) = [line.strip() for line in text.splitlines() if line.startswith("    attnbench compare results/")]
+    words = [str(RESULTS.parent / word) if word.startswith("results/") else word for word in command.split()[1:]]
+    quote = [line.removeprefix(">") for line in text.splitlines() if line.startswith(">")]
+    assert " ".join(tool(*words).out.split()).startswith(" ".join(" ".join(quote).split()))
 
 
 def test_it_never_loads_torch(tool: Tool) -> None:

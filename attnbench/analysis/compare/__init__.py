@@ -3,12 +3,14 @@
     compare.py            the whole comparison as one value
     machines.py           run files -> machines, each with a short label
     common_cells.py       the cells and cases that all machines measured, and what each machine lacks and why
+    figures.py            the figures that a buyer may mean: in bursts or without pauses, shared backends or own
     speed_ratio.py        how many times as fast one machine is as another, with its 95 % interval
-    efficiency.py         TFLOP/s, share of the peak and power of each machine, and how far apart runs of one model lie
-    prices.py             --price: what a dollar buys
-    workload.py           --workload: cases with weights, and the speed ratio of them all
+    prices.py             --price: what a machine costs
+    money.py              what an hour costs, what a dollar buys, below which price a machine is worth it: all formulas
+    workload.py           --workload: cases with weights, the speed ratio of them all, and the time of a token
     longest_sequence.py   the longest sequence that fits in memory
-    answer.py             the answer in a sentence or two
+    unit_spread.py        how far apart runs of one model lie
+    answer.py             the answer in three sentences
     tables.py             the tables
     cautions.py           what to doubt: intervals, and what sets machines apart beside the hardware
     document.py           all of it as a document, and as data for other programs

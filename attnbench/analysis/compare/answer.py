@@ -1,43 +1,51 @@
-"""The answer of a comparison in a sentence or two, and how a ratio is written."""
+"""The answer of a comparison in three sentences: how fast, what for the money or per watt, and how long a context.
+
+Each number in them is one of the tables' (tables.py), and can be computed by hand from the run files.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 
-from attnbench.analysis.compare.compare import Comparison, Group
-from attnbench.analysis.compare.machines import Machine
+from attnbench.analysis.compare.compare import Comparison
+from attnbench.analysis.compare.figures import Figures
+from attnbench.analysis.compare.longest_sequence import Fit, LongestSequence
+from attnbench.analysis.compare.prices import Price
 from attnbench.analysis.compare.speed_ratio import EXACTLY_ONE, Ratio
-from attnbench.core.formats import digits
+from attnbench.core import stats
+from attnbench.core.formats import digits, percent
+from attnbench.core.sizes import format_size
 from attnbench.core.text import count, some
 from attnbench.results import case_names
 
-NOTICEABLE = 0.02  # a smaller difference is not worth a sentence of its own
+OWN = "each machine's own fastest backend"
+MOST_NAMED = 3  # backends that a machine lacks, and kinds of cases whose longest context is told
 
 
 def answer(c: Comparison) -> list[str]:
-    """Return what a buyer wants to know first: who is faster, by how much, and what is best for money and power."""
-    ratios = [(ratio, machine.label) for machine in c.others if (ratio := c.overall[machine.label])]
-    ratios.sort(key=lambda pair: -pair[0].value)
-    home = c.reference.label
-    said = []
-    if c.workload and not ratios:
-        said.append(f"No machine but {home} can run all of the workload {c.workload.name!r}.")
-    elif len(ratios) == 1:
-        ((ratio, label),) = ratios
-        if _no_difference_shown(ratio):
-            said.append(f"{label} and {home} cannot be told apart: {ratio_text(ratio)} {_over(c)}.")
-        else:
-            said.append(f"{label} is {ratio_text(ratio)} as fast as {home} {_over(c)}.")
-        if not c.workload:
-            said += [_same_backends(c, c.others[0]), _extremes(c.groups, label)]
-        said.append(_without_pauses(c, c.others[0]))
-    else:
-        others = ", ".join(f"{label} {ratio_text(ratio)}" for ratio, label in ratios)
-        said.append(f"{_fastest(ratios, home)} {_over(c)}. As fast as {home}: {others}.")
-    unit = next((price.unit for price in c.prices.values()), "")
-    said.append(_best("for the money", {label: c.bought(label) for label in c.labels}, unit))
-    said.append(_best("per watt", {label: of.tflops_per_watt for label, of in c.efficiency.items()}, "TFLOP/s/W"))
-    return [" ".join(filter(None, said))]
+    """Return what a buyer wants to know first, in a sentence each: speed, money and power, the longest context."""
+    if c.one_model:
+        return [*filter(None, [_one_model(c), _money(c) if c.prices else ""])]
+    return [*filter(None, [_speed(c), _money(c), _longest(c)])]
+
+
+def ratio_text(ratio: Ratio | None) -> str:
+    """Return a ratio with its interval: 1.42x (1.40 to 1.44)."""
+    if ratio is None:
+        return case_names.NOTHING
+    return f"{ratio_digits(ratio.value)}x{_interval(ratio)}"
+
+
+def ratio_digits(value: float) -> str:
+    """Return a ratio as text: with three decimals near 1, else with three significant digits."""
+    return f"{value:.3f}" if 0.9 <= value < 1.1 else digits(value)
+
+
+def _interval(ratio: Ratio) -> str:
+    if ratio.low is None or ratio.high is None:
+        return ""
+    return f" ({ratio_digits(ratio.low)} to {ratio_digits(ratio.high)})"
 
 
 def _no_difference_shown(one: Ratio, other: Ratio = EXACTLY_ONE) -> bool:
@@ -47,22 +55,56 @@ def _no_difference_shown(one: Ratio, other: Ratio = EXACTLY_ONE) -> bool:
     return one.low <= other.high and other.low <= one.high
 
 
-def ratio_text(ratio: Ratio | None) -> str:
-    """Return a ratio with its interval: 1.42x (1.40 to 1.44)."""
-    if ratio is None:
-        return case_names.NOTHING
-    if ratio.low is None or ratio.high is None:
-        return f"{ratio_digits(ratio.value)}x"
-    return f"{ratio_digits(ratio.value)}x ({ratio_digits(ratio.low)} to {ratio_digits(ratio.high)})"
+# ---- Speed.
 
 
-def ratio_digits(value: float) -> str:
-    """Return a ratio as text: with three decimals near 1, else with three significant digits."""
-    return f"{value:.3f}" if 0.9 <= value < 1.1 else digits(value)
+def _speed(c: Comparison) -> str:
+    """Return how fast the machines are with the same backends, and beside it with their own and in bursts."""
+    main, ratios = c.main, _ratios(c.main, c)
+    if c.workload and not ratios:
+        return f"No machine but {c.reference.label} can run all of the workload {c.workload.name!r}."
+    said = [f"{_compared(ratios, c.reference.label)} {_over(main)}{_units(c)}"]
+    if not c.workload and len(ratios) == 1:
+        said.append(_extremes(main, ratios[0][1]))
+    own = c.beside(sustained=main.sustained, shared=False)
+    if own:
+        said.append(f"with {OWN} {_short(own, c)}")
+    elif not main.shared:
+        said.append("no backend was measured on all of them")
+    said += _lacking(c)
+    in_bursts = c.beside(sustained=False, shared=main.shared) if main.sustained else None
+    if in_bursts:
+        over = "" if c.workload else f" over {count(len(in_bursts.cases), 'case')}"
+        said.append(f"in bursts {_short(in_bursts, c)}{over}")
+    return "; ".join(filter(None, said)) + "."
+
+
+def _ratios(figures: Figures, c: Comparison) -> list[tuple[Ratio, str]]:
+    """Return the ratio of each machine but the reference that has one, with its label, the fastest first."""
+    found = [(ratio, machine.label) for machine in c.others if (ratio := figures.ratio(machine.label))]
+    return sorted(found, key=lambda pair: -pair[0].value)
+
+
+def _short(figures: Figures, c: Comparison) -> str:
+    """Return the ratios alone: "1.42x (1.40 to 1.44)", and each with its machine where there are several."""
+    ratios = _ratios(figures, c)
+    if len(c.others) == 1:
+        return ratio_text(ratios[0][0]) if ratios else case_names.NOTHING
+    return ", ".join(f"{label} {ratio_text(ratio)}" for ratio, label in ratios)
+
+
+def _compared(ratios: Sequence[tuple[Ratio, str]], home: str) -> str:
+    if len(ratios) == 1:
+        ((ratio, label),) = ratios
+        if _no_difference_shown(ratio):
+            return f"{label} and {home} cannot be told apart: {ratio_text(ratio)}"
+        return f"{label} is {ratio_text(ratio)} as fast as {home}"
+    others = ", ".join(f"{label} {ratio_text(ratio)}" for ratio, label in ratios)
+    return f"{_fastest(ratios, home)}: {others} as fast as {home}"
 
 
 def _fastest(ratios: Sequence[tuple[Ratio, str]], home: str) -> str:
-    """Return the beginning of a sentence that names the fastest machine, and those not shown to be slower than it."""
+    """Return who is fastest, with those not shown to be slower."""
     everyone = sorted([*ratios, (EXACTLY_ONE, home)], key=lambda pair: -pair[0].value)
     first, label = everyone[0]
     level = [label for ratio, label in everyone if _no_difference_shown(first, ratio)]
@@ -70,55 +112,179 @@ def _fastest(ratios: Sequence[tuple[Ratio, str]], home: str) -> str:
         return "None of the machines was shown to be faster than another"
     if len(level) > 1:
         named = " and ".join(level) if len(level) < 4 else some(level)
-        return f"Fastest are {named}, not shown to differ,"
+        return f"Fastest are {named}, not shown to differ"
     return f"Fastest is {label}"
 
 
-def _over(c: Comparison) -> str:
-    if c.workload:
-        return f"on the workload {c.workload.name!r}"
-    return f"over {count(len(c.cases), 'case')}, with the fastest backends of each machine (geometric mean)"
+def _over(figures: Figures) -> str:
+    """Return "in bursts, over 43 cases (geometric mean) with the fastest backends that both have"."""
+    over = f"over {count(len(figures.cases), 'case')} (geometric mean)"
+    if figures.workload:
+        over = f"on the workload {figures.workload.name!r}"
+    everyone = "both" if len(figures.machines) == 2 else "all"
+    backends = f"the fastest backends that {everyone} have" if figures.shared else OWN
+    return f"{figures.pace}, {over} with {backends}"
 
 
-def _same_backends(c: Comparison, other: Machine) -> str:
-    """Return a sentence with the ratio for the same backends on both machines.
+def _units(c: Comparison) -> str:
+    """Return that one unit of each model was measured, where that is known."""
+    if all(len(machine.cards) == 1 for machine in c.machines) and not all(m.same_card(c.reference) for m in c.others):
+        return ", one unit of each measured"
+    return ""
 
-    It is "" unless a fastest backend of one machine is missing on the other, and this changes the ratio noticeably.
+
+def _lacking(c: Comparison) -> Iterator[str]:
+    """Yield for each machine which backends it lacks: those that others have, and those that are fastest on another."""
+    machines = c.main.machines
+    own = c.beside(sustained=c.main.sustained, shared=False) or c.main
+    for label, machine in machines.items():
+        has = {backend for _, backend in machine.log_latencies}
+        others = {name: other for name, other in machines.items() if name != label}
+        lost = {key[1]: Counter[str]() for other in others.values() for key in other.log_latencies if key[1] not in has}
+        for name, other in others.items():
+            for key in (other.fastest[case] for case in own.cases):
+                if key not in machine.log_latencies:
+                    lost.setdefault(key[1], Counter())[name] += 1
+        named = []
+        for backend in sorted(lost, key=lambda name: (-lost[name].total(), case_names.backend_rank(name))):
+            where = ", ".join(f"{count(n, 'case')} on {name}" for name, n in lost[backend].items())
+            named.append(f"{backend} (the fastest in {where})" if where else backend)
+        if named:
+            yield f"{label} has no figure of {some(named, MOST_NAMED)}"
+
+
+def _extremes(figures: Figures, label: str) -> str:
+    """Return the kinds of cases in which a machine gains least and most; "" where none differs."""
+    found = [(ratio.value, name, ratio) for name, of in figures.kinds.items() if (ratio := of.ratio(label))]
+    ranked = sorted(found, key=lambda one: one[0])
+    if len(ranked) < 2 or _no_difference_shown(ranked[0][2], ranked[-1][2]):
+        return ""
+    (low, least, _), (high, most, _) = ranked[0], ranked[-1]
+    return f"from {ratio_digits(low)}x ({least}) to {ratio_digits(high)}x ({most})"
+
+
+# ---- Money and power.
+
+
+def _money(c: Comparison) -> str:
+    """Return what each gives for the money, below which price one is worth it, and what each gives per watt."""
+    said = [_bought(c), _worth(c), _tokens(c)]
+    if not any(said) and len(c.others) == 1 and (ratio := c.main.ratio(c.others[0].label)):
+        said = [f"{c.others[0].label} is worth it below {ratio_text(ratio)} of the price of {c.reference.label}"]
+    said.append(_given("per watt", {label: c.main.tflops_per_watt(label) for label in c.labels}, "TFLOP/s/W", c))
+    text = "; ".join(filter(None, said))
+    return f"{text[0].upper()}{text[1:]}." if text else ""
+
+
+def _bought(c: Comparison) -> str:
+    """Return what a dollar buys, and beside it with own backends."""
+    unit = next((offer.unit for label in c.labels if (offer := c.offer(label))), "")
+    amounts = {label: c.bought(c.main, label) for label in c.labels}
+    ratios = {machine.label: c.for_the_money(c.main, machine.label) for machine in c.others}
+    said = _given(f"for the money, {c.main.pace},", amounts, unit, c, ratios)
+    own = c.beside(sustained=c.main.sustained, shared=False)
+    if said and own and len(c.others) == 1:
+        other, home = c.others[0].label, c.reference.label
+        each = " against ".join(digits(c.bought(own, label) or 0.0) for label in (other, home))
+        said += f", and with {OWN} {ratio_text(c.for_the_money(own, other))}: {each}"
+    return said
+
+
+def _given(
+    what: str,
+    amounts: Mapping[str, float | None],
+    unit: str,
+    c: Comparison,
+    ratios: Mapping[str, Ratio | None] | None = None,
+) -> str:
+    """Return what a machine gives against the reference, or which of several gives most; "" unless two have a figure.
+
+    `ratios` to the reference have intervals.
     """
-    home = c.reference
-    fastest, same = c.whole.fastest[other.label], c.whole.same[other.label]
-    lacking = any(
-        one.fastest[case] not in another.log_latencies
-        for one, another in ((other, home), (home, other))
-        for case in c.cases
-    )
-    if not lacking or same is None or abs(fastest.value / same.value - 1) < NOTICEABLE:
-        return ""
-    return f"With the same backends on both: {ratio_text(same)}."
-
-
-def _without_pauses(c: Comparison, other: Machine) -> str:
-    """Return a sentence with the ratio without pauses; "" where that was not measured on both machines."""
-    ratio = c.sustained_ratio(other)
-    return f"Without pauses: {ratio_text(ratio)} ({count(len(c.sustained_cases), 'case')})." if ratio else ""
-
-
-def _extremes(groups: Sequence[Group], label: str) -> str:
-    """Return a sentence on the groups of cases in which a machine gains least and most; "" where none differs."""
-    ranked = sorted((group.fastest[label].value, group.name) for group in groups)
-    if len(ranked) < 2 or all(_no_difference_shown(group.fastest[label]) for group in groups):
-        return ""
-    (low, least), (high, most) = ranked[0], ranked[-1]
-    return f"From {ratio_digits(low)}x ({least}) to {ratio_digits(high)}x ({most})."
-
-
-def _best(what: str, amounts: Mapping[str, float | None], unit: str) -> str:
-    """Return a sentence on the machine that gives most of `what`; "" unless two machines have a figure of it."""
     ranked = sorted(((amount, label) for label, amount in amounts.items() if amount), reverse=True)
     if len(ranked) < 2:
         return ""
+    if len(c.others) == 1:
+        home, other = c.reference.label, c.others[0].label
+        mine, theirs = amounts[other] or 0.0, amounts[home] or 1.0
+        times = ratio_text(ratio) if ratios and (ratio := ratios[other]) else f"{ratio_digits(mine / theirs)}x"
+        return f"{what} {other} gives {times} of {home}: {digits(mine)} against {digits(theirs)} {unit}"
     (most, best), (next_, second) = ranked[:2]
-    if most / next_ < 1 + NOTICEABLE:
-        start = what[0].upper() + what[1:]
-        return f"{start} {best} and {second} are alike: {digits(most)} and {digits(next_)} {unit}."
-    return f"Most {what}: {best}, {digits(most)} {unit}, {ratio_digits(most / next_)}x of {second}."
+    return f"{what} {best} gives most: {digits(most)} against {digits(next_)} {unit} of {second}, the next"
+
+
+def _worth(c: Comparison) -> str:
+    """Return below which price of its device each machine gives more for it than the reference."""
+    found = []
+    for machine in c.others:
+        price, worth = c.worth_below(c.main, machine.label), c.offer(machine.label) or c.offer(c.reference.label)
+        if price and worth:
+            if price.value <= 0:
+                found.append(f"{machine.label} is worth it at no price, as its power alone costs more")
+            else:
+                found.append(f"{machine.label} is worth it below {price_text(worth.price, price)}")
+    return ", ".join(found) + (f", if {c.reference.label} costs {c.prices[c.reference.label]}" if found else "")
+
+
+def price_text(of: Price, ratio: Ratio) -> str:
+    """Return a price of one device, with its interval: "$3.27/h ($3.20 to $3.35)"."""
+    ends = "" if ratio.low is None or ratio.high is None else f" ({of.money(ratio.low)} to {of.money(ratio.high)})"
+    return f"{of.money(ratio.value)}{'' if of.bought else f'/{of.period}'}{' a GPU' if of.gpus > 1 else ''}{ends}"
+
+
+def _tokens(c: Comparison) -> str:
+    """Return what a million tokens of the workload cost on each machine."""
+    costs = {label: found for label in c.labels if (found := c.million_tokens(c.main, label))}
+    if not costs or not c.workload:
+        return ""
+    each = ", ".join(f"{c.prices[label].money(cost)} on {label}" for label, cost in costs.items())
+    layers = count(c.workload.layers, "layer")
+    return f"a million tokens of {c.workload.name!r} cost {each} (attention alone, {layers})"
+
+
+# ---- The longest context.
+
+
+def _longest(c: Comparison) -> str:
+    """Return the longest context that each machine ran, in the kinds of cases in which memory or machines differ."""
+    everything = [of for of in c.longest_of_any if all(of.fits.values())]
+    told = [of for of in everything if of.limited or len({fit and fit.longest for fit in of.fits.values()}) > 1]
+    if told:
+        each = "; ".join(f"{of.cases}: {_fits(of)}" for of in told[-MOST_NAMED:])
+        more = f" and {count(len(told) - MOST_NAMED, 'more kind')} of cases below" if len(told) > MOST_NAMED else ""
+        return f"Longest context, with any backend: {each}{more}."
+    lengths = [fit.longest for of in everything for fit in of.fits.values() if fit and fit.longest]
+    return f"Longest context: all that was tried fits on each, up to {format_size(max(lengths))}." if lengths else ""
+
+
+def _fits(of: LongestSequence) -> str:
+    return ", ".join(f"{label} {fit_text(fit)}" for label, fit in of.fits.items())
+
+
+def fit_text(fit: Fit | None, refused: str = "{} does not fit") -> str:
+    """Return "64k (128k does not fit)" where memory refused 128k, else "at least 64k"."""
+    if fit is None:
+        return case_names.NOTHING
+    longest = format_size(fit.longest) if fit.longest else "none"
+    return f"{longest} ({refused.format(format_size(fit.refused))})" if fit.refused else f"at least {longest}"
+
+
+# ---- Runs of one model.
+
+
+def _one_model(c: Comparison) -> str:
+    """Return what runs of one model and setup differ by: no machine is better than another."""
+    cards = {card for machine in c.machines for card in machine.cards}
+    runs = count(len(c.machines), "run")
+    what, why = f"{runs} of one machine", "noise"
+    if None in cards:
+        what = f"{runs} of one model and setup, whose units are not all named"
+    elif len(cards) > 1:
+        what, why = f"{runs} of {len(cards)} units of one model and setup", "noise and what units differ by"
+    said = [f"These are {what}, so what sets them apart is {why}"]
+    moves = [abs(c.same_ratio(machine, key).value - 1) for machine in c.others for key in c.cells]
+    if moves:
+        said.append(f"a cell differs by {percent(stats.median(moves))} in the median, {percent(max(moves))} at most")
+    ratios = ", ".join(f"{label} {ratio_text(ratio)}" for ratio, label in _ratios(c.main, c))
+    said.append(f"{ratios} as fast as {c.reference.label} {_over(c.main)}")
+    return "; ".join(said) + "."

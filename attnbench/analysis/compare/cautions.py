@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
 from attnbench.analysis.compare.compare import Comparison
@@ -27,7 +26,6 @@ def cautions(c: Comparison) -> list[Caution]:
         *_intervals(c),
         *(Caution(note) for note in (c.workload.notes if c.workload else ())),
         *_setups(c.machines),
-        *_fastest_backend_not_measured(c),
         *_clocks_held_down(c),
         *(caution for machine in c.machines for caution in rank_change(machine.cells.values(), machine.label)),
         *_no_power(c),
@@ -36,7 +34,7 @@ def cautions(c: Comparison) -> list[Caution]:
 
 def _intervals(c: Comparison) -> list[Caution]:
     """Return a caution that says what the intervals are computed from, and what they therefore leave out."""
-    ratios = (*c.overall.values(), *c.whole.fastest.values(), *c.whole.same.values())
+    ratios = [figures.ratio(label) for figures in c.figures for label in c.labels]
     sources = {source for ratio in ratios if ratio for source in ratio.sources}
     single = [m for m in c.machines if any(len(rounds) == 1 for rounds in m.log_latencies.values())]
     reduced = [machine.label for machine in single if any(file.run.reduced for file in machine.files)]
@@ -128,22 +126,6 @@ def _differing(found: Mapping[str, Mapping[str, str | None]], why: str = "") -> 
             yield Caution(f"{name} differs: {each}.", why)
 
 
-def _fastest_backend_not_measured(c: Comparison) -> Iterator[Caution]:
-    for machine in c.machines:
-        missing = Counter[str]()
-        for case in c.cases:
-            for key in dict.fromkeys(other.fastest[case] for other in c.machines):
-                cell = machine.cells.get(key)
-                if cell is None or all(row.record.resumable for row in cell.rows):
-                    missing[key[1]] += 1
-        if missing:
-            each = ", ".join(f"{backend} in {count(n, 'case')}" for backend, n in missing.items())
-            yield Caution(
-                f"{machine.label} was not measured with what is fastest on another: {each}.",
-                "It may be faster than it seems here.",
-            )
-
-
 def _clocks_held_down(c: Comparison) -> Iterator[Caution]:
     held = {m.label: sum(m.cells[m.fastest[case]].held_down for case in c.cases) for m in c.machines}
     if any(held.values()):
@@ -155,11 +137,12 @@ def _clocks_held_down(c: Comparison) -> Iterator[Caution]:
 
 
 def _no_power(c: Comparison) -> Iterator[Caution]:
-    """Yield a caution that names the GPUs without a figure of their power."""
-    without = [machine.label for machine in c.machines if machine.is_gpu and not c.efficiency[machine.label].watts]
+    """Yield a caution that names the GPUs without a figure of their work without pauses, or of its power."""
+    gpus = [machine.sustained for machine in c.machines if machine.is_gpu]
+    without = [machine.label for machine in gpus if not any(map(machine.watts, machine.log_latencies))]
     if without:
         yield Caution(
-            f"No TFLOP/s per watt of {', '.join(without)}:",
-            "power samples of a run hold the pauses between its bursts.",
+            f"No power of work without pauses of {', '.join(without)}, so no TFLOP/s per watt:",
+            "bursts may be faster than what power and cooling sustain, and power samples of them hold their pauses.",
             "Measure all with run --sustained 10s.",
         )

@@ -3,36 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from attnbench.analysis.compare.common_cells import MissingCells, check_common_cases, common, kinds, missing_cells
-from attnbench.analysis.compare.efficiency import Efficiency, UnitSpread, cases_with_power, efficiency, unit_spreads
+from attnbench.analysis.compare.common_cells import MissingCells, check_common_cases, common, missing_cells
+from attnbench.analysis.compare.figures import Figures, all_figures
 from attnbench.analysis.compare.longest_sequence import LongestSequence, longest_sequences
 from attnbench.analysis.compare.machines import Machine, machines, parse_names, reference
+from attnbench.analysis.compare.money import Offer, energy_costs, for_the_money, worth_below
 from attnbench.analysis.compare.prices import Price, parse_prices
-from attnbench.analysis.compare.speed_ratio import EXACTLY_ONE, Ratio, equal_weights, speed_ratio
-from attnbench.core import stats
+from attnbench.analysis.compare.speed_ratio import Ratio, equal_weights, speed_ratio
+from attnbench.analysis.compare.unit_spread import UnitSpread, unit_spreads
 from attnbench.core.case import Case
 from attnbench.core.errors import UserError
 from attnbench.core.record import Run
 from attnbench.results.cells import Key
+from attnbench.results.run_setup import differences
 
 if TYPE_CHECKING:
-    from attnbench.analysis.compare.workload import MeasuredWorkload
-
-
-@dataclass(frozen=True)
-class Group:
-    """The ratios over some cases, by the machine's label."""
-
-    name: str
-    cases: tuple[Case, ...]
-    cells: tuple[Key, ...]
-    fastest: Mapping[str, Ratio]  # over the cases, each machine with its fastest backend
-    same: Mapping[str, Ratio | None]  # over the cells, so with the same backend on both; None where there are none
+    from attnbench.analysis.compare.workload import MeasuredWorkload, Workload
 
 
 @dataclass(frozen=True)
@@ -41,14 +32,13 @@ class Comparison:
 
     machines: tuple[Machine, ...]
     reference: Machine
-    cases: tuple[Case, ...]  # with a figure on all machines
-    cells: tuple[Key, ...]  # with a figure on all machines
-    efficiency: Mapping[str, Efficiency]
-    cases_with_power: int  # how many, on every machine that has any
+    figures: tuple[Figures, ...]  # those that answer a buyer first
+    cells: tuple[Key, ...]  # with a figure on all machines, in bursts
     prices: Mapping[str, Price]
-    workload: MeasuredWorkload | None
+    energy: Mapping[str, float]  # what an hour of a bought device's power costs; empty where it was not asked for
     missing: tuple[MissingCells, ...]
-    longest: tuple[LongestSequence, ...]
+    longest: tuple[LongestSequence, ...]  # by backend
+    longest_of_any: tuple[LongestSequence, ...]  # with any backend
     spreads: tuple[UnitSpread, ...]
 
     @property
@@ -60,70 +50,91 @@ class Comparison:
         """All machines but the reference."""
         return tuple(machine for machine in self.machines if machine is not self.reference)
 
-    @cached_property
-    def whole(self) -> Group:
-        """All cases and cells."""
-        return self._group("all", self.cases, self.cells)
+    @property
+    def main(self) -> Figures:
+        """The figures that answer a buyer."""
+        return self.figures[0]
+
+    def beside(self, *, sustained: bool, shared: bool) -> Figures | None:
+        """Return other figures than `main`; None where there are none, or they are the same."""
+        fit = (f for f in self.figures[1:] if (f.sustained, f.shared) == (sustained, shared))
+        return next(fit, None)
+
+    @property
+    def workload(self) -> MeasuredWorkload | None:
+        return self.main.workload
 
     @cached_property
-    def groups(self) -> list[Group]:
-        """The cases by head dimension, mask and pass."""
-        found = []
-        for name, cases in kinds(self.cases).items():
-            members = {*cases}
-            found.append(self._group(name, cases, [key for key in self.cells if key[0] in members]))
-        return found
-
-    def _group(self, name: str, cases: Sequence[Case], cells: Sequence[Key]) -> Group:
-        fastest = {machine.label: self.fastest_ratio(machine, cases) for machine in self.machines}
-        same = {machine.label: self.same_ratio(machine, cells) if cells else None for machine in self.machines}
-        return Group(name, tuple(cases), tuple(cells), fastest, same)
+    def cases(self) -> tuple[Case, ...]:
+        """The cases with a figure on all machines, in bursts."""
+        return tuple(common(machine.fastest for machine in self.machines))
 
     def fastest_ratio(self, machine: Machine, cases: Sequence[Case]) -> Ratio:
-        """Return the ratio of a machine over some cases, both with their fastest backends."""
+        """Return the ratio of a machine over some cases in bursts, both with their fastest backends."""
         ours, theirs = (equal_weights([m.fastest[case] for case in cases]) for m in (self.reference, machine))
         return speed_ratio(self.reference, ours, machine, theirs)
 
-    def same_ratio(self, machine: Machine, cells: Sequence[Key]) -> Ratio:
-        """Return the ratio of a machine over some cells, so with the same backends on both."""
-        return speed_ratio(self.reference, equal_weights(cells), machine)
+    def same_ratio(self, machine: Machine, key: Key) -> Ratio:
+        """Return the ratio of a machine in one cell in bursts, so with the same backend on both."""
+        return speed_ratio(self.reference, equal_weights([key]), machine)
 
     @cached_property
-    def sustained_cases(self) -> tuple[Case, ...]:
-        """The cases that all machines have a figure of without pauses."""
-        return tuple(common(machine.sustained.fastest for machine in self.machines))
+    def one_model(self) -> bool:
+        """Whether all machines are of one model and setup, so that nothing but noise and units sets them apart."""
+        first, *others = (machine.run for machine in self.machines)
+        return not any(differences(first, other) for other in others)
 
-    def sustained_ratio(self, machine: Machine) -> Ratio | None:
-        """Return the ratio of a machine over `sustained_cases` without pauses, both with what is fastest so."""
-        if not self.sustained_cases:
+    @cached_property
+    def _releases(self) -> Mapping[str, Mapping[str, str]]:
+        """Backend -> label -> what of its versions differs between machines; only backends where something does."""
+        found = {}
+        for backend in dict.fromkeys(backend for machine in self.machines for _, backend in machine.log_latencies):
+            said = {m.label: m.run.versions[backend].split(", ") for m in self.machines if backend in m.run.versions}
+            common_parts = set.intersection(*map(set, said.values())) if said else set()
+            own = {
+                label: ", ".join(part for part in parts if part not in common_parts) for label, parts in said.items()
+            }
+            if any(own.values()):
+                found[backend] = own
+        return found
+
+    def backend_name(self, backend: str, *machines: Machine) -> str:
+        """Return a backend as a table names it: with its release on the machines where machines have different ones."""
+        of = self._releases.get(backend, {})
+        releases = dict.fromkeys(filter(None, (of.get(machine.label) for machine in machines)))
+        return f"{backend} ({' / '.join(releases)})" if releases else backend
+
+    def offer(self, label: str) -> Offer | None:
+        """Return what a machine costs; None without a price."""
+        price = self.prices.get(label)
+        return Offer(price, self.energy.get(label, 0.0) if price.bought else 0.0) if price else None
+
+    def bought(self, figures: Figures, label: str) -> float | None:
+        """Return what the machine's price buys of `tflops`; None without a price."""
+        offer, tflops = self.offer(label), figures.tflops(label)
+        return offer.buys(tflops) if offer and tflops else None
+
+    def for_the_money(self, figures: Figures, label: str) -> Ratio | None:
+        """Return how many times as much a machine gives for its price as the reference; None without both prices."""
+        ratio, home, offer = figures.ratio(label), self.offer(self.reference.label), self.offer(label)
+        return for_the_money(ratio, home, offer) if ratio and home and offer else None
+
+    def worth_below(self, figures: Figures, label: str) -> Ratio | None:
+        """Return the price of a machine's device below which it gives more for it than the reference.
+
+        A machine without a price is taken to be paid for as the reference is. None without the reference's price.
+        """
+        ratio, home = figures.ratio(label), self.offer(self.reference.label)
+        if not ratio or not home or label == self.reference.label:
             return None
-        home, other = self.reference.sustained, machine.sustained
-        ours, theirs = (equal_weights([m.fastest[case] for case in self.sustained_cases]) for m in (home, other))
-        return EXACTLY_ONE if machine is self.reference else speed_ratio(home, ours, other, theirs)
+        like_home = replace(home, energy=self.energy.get(label, 0.0) if home.price.bought else 0.0)
+        return worth_below(ratio, home, self.offer(label) or like_home)
 
-    def sustained_tflops(self, machine: Machine) -> float | None:
-        """Return the geometric mean of TFLOP/s without pauses over `sustained_cases`."""
-        found = [machine.sustained.tflops(machine.sustained.fastest[case]) for case in self.sustained_cases]
-        return stats.geomean(found) if found else None
-
-    @cached_property
-    def overall(self) -> Mapping[str, Ratio | None]:
-        """The ratios that answer the question: of the workload if one was given, else over all cases."""
-        if self.workload:
-            return {machine.label: self.workload.ratio(machine) for machine in self.machines}
-        return self.whole.fastest
-
-    @cached_property
-    def tflops(self) -> Mapping[str, float | None]:
-        """TFLOP/s of the workload if one was given, else the geometric mean over the cases."""
-        if self.workload:
-            return {machine.label: self.workload.tflops(machine) for machine in self.machines}
-        return {label: found.tflops_geomean for label, found in self.efficiency.items()}
-
-    def bought(self, label: str) -> float | None:
-        """Return what the machine's price buys of `tflops`, in the price's unit; None without a price."""
-        price, tflops = self.prices.get(label), self.tflops[label]
-        return price.buys(tflops) if price and tflops else None
+    def million_tokens(self, figures: Figures, label: str) -> float | None:
+        """Return what a million tokens of the workload cost; None without a workload or a price of time."""
+        offer = self.offer(label)
+        seconds = figures.workload.seconds_a_token(figures.machines[label]) if figures.workload else None
+        return offer.million_tokens(seconds) if offer and seconds else None
 
 
 def compare(
@@ -133,6 +144,8 @@ def compare(
     names: Sequence[str] = (),
     prices: Sequence[str] = (),
     workload: Path | None = None,
+    energy_price: float | None = None,
+    pue: float | None = None,
 ) -> Comparison:
     """Return the comparison of some run files; the rest are the options of the command, as they were given.
 
@@ -149,24 +162,23 @@ def compare(
     home = reference(found, to)
     costs = parse_prices(prices, found)
     check_common_cases(found)
-    cases = common(machine.fastest for machine in found)
-    with_power = cases_with_power(found, cases)
+    figures = all_figures(found, home, _workload(workload) if workload else None)
+    watts = {machine.label: figures[0].watts(machine.label) for machine in found}
     return Comparison(
         machines=tuple(found),
         reference=home,
-        cases=tuple(cases),
+        figures=figures,
         cells=tuple(common(machine.log_latencies for machine in found)),
-        efficiency={machine.label: efficiency(machine, cases, with_power) for machine in found},
-        cases_with_power=len(with_power),
         prices=costs,
-        workload=_workload(workload, found, home) if workload else None,
+        energy=energy_costs(costs, watts, energy_price, pue),
         missing=tuple(missing_cells(found)),
         longest=tuple(longest_sequences(found)),
+        longest_of_any=tuple(longest_sequences(found, by_backend=False)),
         spreads=tuple(unit_spreads(found)),
     )
 
 
-def _workload(file: Path, found: Sequence[Machine], home: Machine) -> MeasuredWorkload:
+def _workload(file: Path) -> Workload:
     from attnbench.analysis.compare import workload  # it loads pydantic, which takes longer than most comparisons
 
-    return workload.measured_workload(workload.load(file), found, home)
+    return workload.load(file)

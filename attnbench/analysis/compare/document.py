@@ -8,12 +8,14 @@ the ends of its 95 % interval and what that is from. What is not known is None.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from attnbench.analysis.compare.answer import answer
 from attnbench.analysis.compare.cautions import FROM_ROUNDS, cautions, units
 from attnbench.analysis.compare.common_cells import NOT_PLANNED
 from attnbench.analysis.compare.compare import Comparison
+from attnbench.analysis.compare.figures import Figures
 from attnbench.analysis.compare.machines import Machine
 from attnbench.analysis.compare.speed_ratio import Ratio
 from attnbench.analysis.compare.tables import tables
@@ -81,7 +83,7 @@ def _cell_rows(c: Comparison) -> Iterator[dict[str, Any]]:
                 "sustained_tflops": measured and measured.value("sustained_tflops"),
                 "sustained_tflops_per_watt": measured and measured.value("tflops_per_watt"),
                 "memory_peak": measured and measured.value("memory_peak"),
-                **_ratio(c.same_ratio(machine, [key]) if measured and key in c.reference.log_latencies else None),
+                **_ratio(c.same_ratio(machine, key) if measured and key in c.reference.log_latencies else None),
             }
 
 
@@ -91,16 +93,7 @@ def _data(c: Comparison, warnings: Sequence[str], cells: Sequence[Mapping[str, A
         "answer": answer(c),
         "reference": c.reference.label,
         "machines": [_machine(c, machine) for machine in c.machines],
-        "groups": [
-            {
-                "name": group.name,
-                "cases": len(group.cases),
-                "cells": len(group.cells),
-                "fastest_backends": _ratios(group.fastest),
-                "same_backend": _ratios(group.same),
-            }
-            for group in (*c.groups, c.whole)
-        ],
+        "figures": [_figures(c, figures) for figures in c.figures],
         "workload": _workload(c),
         "missing": c.missing,
         "longest": [{"cases": of.cases, "backend": of.backend, "machines": [*of.fits.values()]} for of in c.longest],
@@ -111,23 +104,48 @@ def _data(c: Comparison, warnings: Sequence[str], cells: Sequence[Mapping[str, A
 
 
 def _machine(c: Comparison, machine: Machine) -> dict[str, Any]:
-    label, environment, price = machine.label, machine.environment, c.prices.get(machine.label)
+    """Return what is known of a machine, with its figures that answer a buyer."""
+    environment, price = machine.environment, c.prices.get(machine.label)
     return {
-        "name": label,
+        "name": machine.label,
         "device": environment.device.name,
         "power_limit_w": environment.power_limit_w,
         "torch": environment.torch,
         "driver": environment.driver,
         "files": [file.path.name for file in machine.files],
-        "tflops": c.tflops[label],
-        "sustained_tflops": c.sustained_tflops(machine),
-        "sustained_ratio": (found := c.sustained_ratio(machine)) and found.value,
-        **vars(c.efficiency[label]),
-        "price": price and price.amount,
-        "price_per": price and price.per,
-        "bought": c.bought(label),
-        "bought_unit": price and price.unit,
-        **_ratio(c.overall[label]),
+        "price": price and str(price),
+        "cost": (offer := c.offer(machine.label)) and offer.cost,  # of an hour, or of the device
+        **_machine_figures(c, c.main, machine.label),
+    }
+
+
+def _figures(c: Comparison, figures: Figures) -> dict[str, Any]:
+    alone = replace(figures, workload=None)
+    return {
+        "sustained": figures.sustained,
+        "shared_backends": figures.shared,
+        "cases": len(figures.cases),
+        "machines": [{"name": label, **_machine_figures(c, figures, label)} for label in c.labels],
+        "groups": [
+            {"name": name, "cases": len(of.cases), "ratios": _ratios({label: of.ratio(label) for label in c.labels})}
+            for name, of in (*alone.kinds.items(), ("all", alone))
+        ],
+    }
+
+
+def _machine_figures(c: Comparison, figures: Figures, label: str) -> dict[str, Any]:
+    offer = c.offer(label)
+    return {
+        "tflops": figures.tflops(label),
+        "utilization": figures.utilization(label),
+        "watts": figures.watts(label),
+        "tflops_per_watt": figures.tflops_per_watt(label),
+        "bought": c.bought(figures, label),
+        "bought_unit": offer and offer.unit,
+        "million_tokens": c.million_tokens(figures, label),
+        **_ratio(figures.ratio(label)),
+        **_ratio(c.for_the_money(figures, label), "money_ratio"),
+        **_ratio(c.worth_below(figures, label), "worth_below"),
     }
 
 
@@ -138,14 +156,14 @@ def _workload(c: Comparison) -> dict[str, Any] | None:
     return {
         "name": found.name,
         "weights": found.weights,
-        "machines": [{"name": label, "tflops": c.tflops[label], **_ratio(c.overall[label])} for label in c.labels],
+        "layers": found.layers,
         "parts": [
             {
                 "name": part.name,
                 "share": part.share,
                 "cases": [case.key for case in part.cases],
                 "left_out": part.left_out,
-                "machines": _ratios({machine.label: found.ratio(machine, part) for machine in c.machines}),
+                "machines": _ratios({label: found.ratio(machine, part) for label, machine in c.main.machines.items()}),
             }
             for part in found.parts
         ],
@@ -156,10 +174,10 @@ def _ratios(ratios: Mapping[str, Ratio | None]) -> dict[str, dict[str, Any]]:
     return {label: _ratio(ratio) for label, ratio in ratios.items()}
 
 
-def _ratio(ratio: Ratio | None) -> dict[str, Any]:
-    return {
-        "ratio": ratio.value if ratio else None,
-        "ratio_low": ratio.low if ratio else None,
-        "ratio_high": ratio.high if ratio else None,
-        "interval_from": " and ".join(ratio.sources) if ratio else None,
+def _ratio(ratio: Ratio | None, name: str = "ratio") -> dict[str, Any]:
+    found = {
+        name: ratio.value if ratio else None,
+        f"{name}_low": ratio.low if ratio else None,
+        f"{name}_high": ratio.high if ratio else None,
     }
+    return {**found, "interval_from": " and ".join(ratio.sources) if ratio else None} if name == "ratio" else found

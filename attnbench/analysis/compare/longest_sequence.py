@@ -28,7 +28,7 @@ class LongestSequence:
     """What fits of one backend, head dimension and pass, by the machine's label; None where it has no such cell."""
 
     cases: str  # "d128 fwd"
-    backend: str
+    backend: str  # "" for any
     fits: Mapping[str, Fit | None]
 
     @property
@@ -37,17 +37,19 @@ class LongestSequence:
         return any(fit and fit.refused for fit in self.fits.values())
 
 
-def longest_sequences(machines: Sequence[Machine]) -> list[LongestSequence]:
-    """Return the longest sequences in the order of a report.
+def longest_sequences(machines: Sequence[Machine], by_backend: bool = True) -> list[LongestSequence]:
+    """Return the longest sequences in the order of a report, of each backend or with any.
 
     A length fits if it fits with any mask, number of heads or batch.
     """
     several_dtypes = len({case.dtype for machine in machines for case, _ in machine.cells}) > 1
     kinds: dict[tuple[Any, ...], dict[str, list[Cell]]] = {}  # rank of a row -> label -> cells
+    rank: tuple[Any, ...]
     for machine in machines:
         for (case, backend), cell in machine.cells.items():
             headdims = case.shape.headdim, case.shape.headdim_v
-            rank = (DTYPES.index(case.dtype), headdims, DIRECTIONS.index(case.direction), backend_rank(backend))
+            rank = (DTYPES.index(case.dtype), headdims, DIRECTIONS.index(case.direction))
+            rank += (backend_rank(backend),) if by_backend else ()
             kinds.setdefault(rank, {}).setdefault(machine.label, []).append(cell)
     found = []
     for _, cells in sorted(kinds.items()):
@@ -56,7 +58,7 @@ def longest_sequences(machines: Sequence[Machine]) -> list[LongestSequence]:
         name += f"d{headdim(case)} {case.direction}"
         fits = {machine.label: _fit(cells.get(machine.label, [])) for machine in machines}
         if any(fits.values()):
-            found.append(LongestSequence(name, backend, fits))
+            found.append(LongestSequence(name, backend if by_backend else "", fits))
     return found
 
 

@@ -2,7 +2,7 @@
 
 Two files are of one machine where nothing differs between their setups (results/run_setup.py) and --name gives both one
 label or none. Several units of one GPU model with the same power limit and software count as one machine, because a
-buyer gets any of them; efficiency.py shows how far apart they lie. Where this leaves a single machine, each file is a
+buyer gets any of them; unit_spread.py shows how far apart they lie. Where this leaves a single machine, each file is a
 machine of its own.
 """
 
@@ -16,6 +16,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Literal
 
+from attnbench.core import stats
 from attnbench.core.case import Case
 from attnbench.core.errors import UserError, did_you_mean
 from attnbench.core.flops import flops
@@ -109,6 +110,17 @@ class Machine:
     def tflops(self, key: Key) -> float:
         """Return TFLOP/s: the case's exact FLOPs over `latency`."""
         return flops(key[0]) / self.latency(key) / 1e12
+
+    def watts(self, key: Key) -> float | None:
+        """Return the power while the cell ran without pauses, the geometric mean of the rounds; None in bursts.
+
+        NVML's samples of bursts hold the pauses between them, and its average lags by a second. For sdpa-cudnn on an
+        H200 (4k, d128, causal, fwd) they give 4.7 TFLOP/s per watt where 0.72 is right
+        (results/20261121-060508-sustained-nvidia-h200.jsonl).
+        """
+        readings = [row.one_value("sustained_power") for row in self.cells[key].ok]
+        known = [reading for reading in readings if reading]
+        return stats.geomean(known) if known and self.metric == "sustained_latency" else None
 
 
 def machines(paths: Sequence[Path], runs: Sequence[Run], labels: Mapping[Path, str] | None = None) -> list[Machine]:

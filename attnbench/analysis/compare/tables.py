@@ -7,17 +7,16 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from attnbench.analysis.compare.answer import ratio_digits, ratio_text
+from attnbench.analysis.compare.answer import fit_text, price_text, ratio_text
 from attnbench.analysis.compare.compare import Comparison
-from attnbench.analysis.compare.longest_sequence import Fit
+from attnbench.analysis.compare.figures import Figures
 from attnbench.analysis.compare.machines import Machine
 from attnbench.analysis.compare.speed_ratio import Ratio
 from attnbench.core import stats
 from attnbench.core.case import Case
 from attnbench.core.formats import digits, percent, share
-from attnbench.core.sizes import format_size
 from attnbench.core.text import count
-from attnbench.report.document import Column, Entry, Table
+from attnbench.report.document import Bar, Column, Entry, Table
 from attnbench.results import case_names
 from attnbench.results.case_names import NOTHING
 
@@ -26,16 +25,21 @@ if TYPE_CHECKING:
 
 MOST_CASES = 500  # listed unless --all was given
 MOST_COLUMNS = 4  # machines as columns; with more, no page is wide enough
-_TEXT = {"machine", "part", "case", "cases of", "cell", "model", "backend", "backends", "why", "where", "reason"}
-_LONG_TEXT = {"where", "reason"}
+_TEXT = {"machine", "figures", "with", "part", "case", "cases of", "cell", "model", "backend", "backends", "why"}
+_LONG_TEXT = {"where", "reason"}  # text too
 
 
 def tables(c: Comparison, every: bool = False) -> list[Table]:
-    """Return the tables in the order of a report, without empty ones. `every`: with all cases, and with each cell."""
+    """Return the tables in the order of a report, without empty ones.
+
+    `every`: with all cases, each cell, and bars of the speed.
+    """
     found = [
         _machines(c),
+        _for_the_money(c),
         *([_workload(c, c.workload)] if c.workload else []),
         _groups(c),
+        *([_bars(c)] if every else []),
         _cases(c, every),
         *([_cells(c)] if every else []),
         _missing(c),
@@ -46,39 +50,75 @@ def tables(c: Comparison, every: bool = False) -> list[Table]:
 
 
 def _machines(c: Comparison) -> Table:
+    """Return the speed and power of each machine, a row for each kind of figures, the answer's first."""
     home = c.reference.label
-    with_peak = any(found.utilization is not None for found in c.efficiency.values())
-    rows = []
-    for label in c.labels:
-        found, bought, base = c.efficiency[label], c.bought(label), c.bought(home)
-        row = {
-            "machine": label,
-            f"speed / {home}": "1x" if label == home else ratio_text(c.overall[label]),
-            "TFLOP/s": _or_nothing(c.tflops[label]),
+    rows = [
+        {
+            **_row_of(figures, label),
+            f"speed / {home}": "1x" if label == home else ratio_text(figures.ratio(label)),
+            "TFLOP/s": _or_nothing(figures.tflops(label)),
+            "of peak": _or_nothing(figures.utilization(label), share),
+            "W": _or_nothing(figures.watts(label)),
+            "TFLOP/s/W": _or_nothing(figures.tflops_per_watt(label)),
         }
-        if c.sustained_cases:
-            (machine,) = (m for m in c.machines if m.label == label)
-            row["without pauses"] = "1x" if label == home else ratio_text(c.sustained_ratio(machine))
-            row["TFLOP/s so"] = _or_nothing(c.sustained_tflops(machine))
-        if with_peak:
-            row["of peak"] = _or_nothing(found.utilization, share)
-        if c.cases_with_power:
-            row |= {"W": _or_nothing(found.watts), "TFLOP/s/W": _or_nothing(found.tflops_per_watt)}
-        if c.prices:
-            row["price"] = str(c.prices.get(label, NOTHING))
-            row[next(iter(c.prices.values())).unit] = _or_nothing(bought)
-            row[f"for the money / {home}"] = f"{ratio_digits(bought / base)}x" if bought and base else NOTHING
-        rows.append(row)
-    note = "Each machine runs each case with its fastest backend. "
-    note += f"Speed and TFLOP/s: of the workload {c.workload.name!r}; the rest: g" if c.workload else "G"
-    note += f"eometric means over {count(len(c.cases), 'case')}. FLOPs: exact."
-    if with_peak:
+        for figures in c.figures
+        for label in c.labels
+    ]
+    of = f"Speed, TFLOP/s and W: of the workload {c.workload.name!r}; of peak: g" if c.workload else "G"
+    note = (
+        f"Shared backends: the fastest in each case of those that all machines have. {of}eometric means. FLOPs: exact."
+    )
+    if any(row["of peak"] != NOTHING for row in rows):
         note += " Of peak: the datasheet's."
-    if c.sustained_cases:
-        note += f" Without pauses: over {count(len(c.sustained_cases), 'case')}, with what is fastest so."
-    if c.cases_with_power:
-        note += f" W, TFLOP/s/W: without pauses, by the energy counter, over {count(c.cases_with_power, 'case')}."
-    return _table("machines", "Machines", rows, note)
+    if any(row["W"] != NOTHING for row in rows):
+        note += " W: the board's, by its energy counter in the same seconds as TFLOP/s."
+    return _table("machines", "Machines", _without_empty(rows), note)
+
+
+def _for_the_money(c: Comparison) -> Table:
+    """Return what each machine costs and gives for it, a row for each kind of figures, the answer's first."""
+    offers = {label: offer for label in c.labels if (offer := c.offer(label))}
+    if not offers:
+        return _table("money", "For the money", [])
+    home, one = c.reference.label, next(iter(offers.values()))
+    rows = []
+    for figures in c.figures:
+        for label in c.labels:
+            offer, worth = offers.get(label), c.worth_below(figures, label)
+            tokens = c.million_tokens(figures, label)
+            per_hour = offer and offer.price.hours and (offer.energy or offer.price.hours != 1 or offer.price.gpus > 1)
+            rows.append(
+                {
+                    **_row_of(figures, label),
+                    "price": str(offer.price) if offer else NOTHING,
+                    "a GPU and hour": one.price.money(offer.cost) if offer and per_hour else NOTHING,
+                    one.unit: _or_nothing(c.bought(figures, label)),
+                    f"for the money / {home}": "1x"
+                    if offer and label == home
+                    else ratio_text(c.for_the_money(figures, label)),
+                    "worth it below": price_text((offer or offers[home]).price, worth) if worth else NOTHING,
+                    "a million tokens": one.price.money(tokens) if tokens else NOTHING,
+                }
+            )
+    note = f"Worth it below: the price of one device at which it gives as much for the money as {home}."
+    if c.energy:
+        note += " An hour holds the power of what was bought."
+    return _table("money", "For the money", _without_empty(rows), note)
+
+
+def _row_of(figures: Figures, label: str) -> dict[str, str]:
+    return {
+        "machine": label,
+        "figures": figures.pace,
+        "with": "shared backends" if figures.shared else "own fastest",
+        "cases": str(len(figures.cases)),
+    }
+
+
+def _without_empty(rows: Sequence[Mapping[str, str]]) -> list[Mapping[str, str]]:
+    """Return the rows without the columns in which none says anything."""
+    said = [name for name in rows[0] if any(row[name] != NOTHING for row in rows)]
+    return [{name: row[name] for name in said} for row in rows]
 
 
 def _workload(c: Comparison, workload: MeasuredWorkload) -> Table:
@@ -87,28 +127,61 @@ def _workload(c: Comparison, workload: MeasuredWorkload) -> Table:
     cases = str(sum(len(part.cases) for part in parts))
     rows.append({"part": f"all of {workload.name}", "weight": "100%", "cases": cases})
     of = f"time on {c.reference.label}" if workload.weights == "time" else "FLOPs"
-    note = f"Weights are shares of {of}. A part is one call of each of its cases. "
+    note = f"Figures {c.main.pace}. Weights are shares of {of}. A part is one call of each of its cases. "
     note += "Its ratio is that of the total times, and so is that of the whole."
     if left_out := sum(part.left_out for part in parts):
         note += f" {count(left_out, 'case')} not measured on all machines {'is' if left_out == 1 else 'are'} left out."
 
     def backends(part: MeasuredPart | None, machine: Machine) -> str:
-        return ", ".join(part.backends(machine)) or NOTHING if part else ""
+        if part is None:
+            return ""
+        names = part.backends(c.main.machines[machine.label])
+        return ", ".join(c.backend_name(name, machine) for name in names) or NOTHING
 
     table = _table("workload", f"Workload {workload.name}", rows, note)
-    speed = _speed(c, lambda part, machine: workload.ratio(machine, part))
+    speed = _speed(c, lambda part, machine: workload.ratio(c.main.machines[machine.label], part))
     return _by_machine(c, table, [*parts, None], [speed], [_MachineColumn("backends", "on {}", backends)])
 
 
 def _groups(c: Comparison) -> Table:
-    groups = [*c.groups, *([c.whole] if len(c.groups) > 1 else [])]
-    rows = [{"cases of": g.name, "cases": str(len(g.cases)), "cells": str(len(g.cells))} for g in groups]
-    note = "Geometric means. Fastest backends: each machine runs each case with the backend that is fastest on it. "
-    note += "Same backend: every cell that all machines have, the slow backends as much as the fast."
+    """Return the ratios by kind of case, of the figures that answer and beside them of those with own backends."""
+    own = c.beside(sustained=c.main.sustained, shared=False)
+    wider = replace(own or c.main, workload=None)
+    both = [(replace(c.main, workload=None), "speed" if not own else "shared backends")]
+    both += [(wider, "own fastest")] if own else []
+    names = [*wider.kinds, *(["all"] if len(wider.kinds) > 1 else [])]
+    rows = [{"cases of": name, "cases": str(len((wider.kinds.get(name) or wider).cases))} for name in names]
+    note = f"Figures {c.main.pace}, geometric means."
+    if own:
+        note += " Shared backends: the fastest of those that all machines have; own fastest: of those that each has."
     table = _table("groups", "Speed by kind of case", rows, note)
-    fastest = _speed(c, lambda group, machine: group.fastest[machine.label], "fastest backends")
-    same = _speed(c, lambda group, machine: group.same[machine.label], "same backend")
-    return _by_machine(c, table, groups, [fastest], [same])
+
+    def column(figures: Figures, what: str) -> _MachineColumn:
+        def ratio(name: str, machine: Machine) -> Ratio | None:
+            of = figures if name == "all" else figures.kinds.get(name)
+            return of.ratio(machine.label) if of else None
+
+        return _speed(c, ratio, "" if what == "speed" else what)
+
+    return _by_machine(c, table, names, *([column(figures, what)] for figures, what in both))
+
+
+def _bars(c: Comparison) -> Table:
+    """Return TFLOP/s by kind of case and machine, as bars from 0."""
+    speeds = {
+        name: {label: of.tflops(label) or 0.0 for label in c.labels}
+        for name, of in replace(c.main, workload=None).kinds.items()
+    }
+    most = max((tflops for of in speeds.values() for tflops in of.values()), default=0.0) or 1.0
+    rows: list[tuple[Entry, ...]] = []
+    for name, of in speeds.items():
+        for group, (label, tflops) in enumerate(of.items()):
+            rows.append(("" if group else name, label, digits(tflops), Bar(0.0, tflops / most, group)))
+    headings = ("cases of", "machine", "TFLOP/s", "")
+    columns = tuple(_column(heading, heading or "machine") for heading in headings)
+    note = f"Figures {c.main.pace}, geometric means"
+    note += ", with the fastest of the backends that all have." if c.main.shared else ", each its own fastest backend."
+    return Table("bars", columns, tuple(rows), "TFLOP/s by kind of case", note)
 
 
 def _cases(c: Comparison, every: bool) -> Table:
@@ -116,8 +189,9 @@ def _cases(c: Comparison, every: bool) -> Table:
     left = len(c.cases) - len(shown)
     note = f"{count(left, 'more case')} not shown: attnbench compare --all shows every one." if left else ""
     rows = [{"case": name} for name in _names([("", case) for case in c.cases])[: len(shown)]]
+    note = f"In bursts, but where it says without pauses. {note}".strip()
     table = _table("cases", "The fastest backend of each case", rows, note)
-    backend = _MachineColumn("backend", "{}", lambda case, machine: machine.fastest[case][1])
+    backend = _MachineColumn("backend", "{}", lambda case, machine: c.backend_name(machine.fastest[case][1], machine))
     tflops = _MachineColumn("TFLOP/s", "TFLOP/s", lambda case, machine: digits(machine.tflops(machine.fastest[case])))
     sustained = _MachineColumn("without pauses", "without pauses", _without_pauses)
     speed = _speed(c, lambda case, machine: c.fastest_ratio(machine, [case]))
@@ -133,10 +207,10 @@ def _without_pauses(case: Case, machine: Machine) -> str:
 
 
 def _cells(c: Comparison) -> Table:
-    rows = [{"cell": name} for name in _names([(backend, case) for case, backend in c.cells])]
-    table = _table("cells", "Cells that all machines have", rows)
+    named = [(c.backend_name(backend, *c.machines), case) for case, backend in c.cells]
+    table = _table("cells", "Cells that all machines have", [{"cell": name} for name in _names(named)], "In bursts.")
     tflops = _MachineColumn("TFLOP/s", "{}, TFLOP/s", lambda key, machine: digits(machine.tflops(key)))
-    return _by_machine(c, table, c.cells, [tflops], [_speed(c, lambda key, machine: c.same_ratio(machine, [key]))])
+    return _by_machine(c, table, c.cells, [tflops], [_speed(c, lambda key, machine: c.same_ratio(machine, key))])
 
 
 def _missing(c: Comparison) -> Table:
@@ -145,7 +219,7 @@ def _missing(c: Comparison) -> Table:
     for missing in c.missing:
         numbers[missing.machine] += missing.cells
     note = "; ".join(f"{label} lacks {count(n, 'cell')} that another machine has" for label, n in numbers.items())
-    note += ". Such a cell counts above only where its backend is the fastest of the machine that has it."
+    note += ". Such a cell counts above only with a machine's own fastest backend."
     return _table("missing", "Missing", rows, note)
 
 
@@ -156,15 +230,8 @@ def _longest(c: Comparison) -> Table:
         note += f" {count(free, 'other')} fitted all that was tried."
     rows = [{"cases of": longest.cases, "backend": longest.backend} for longest in limited]
     table = _table("longest", "The longest sequence that fits", rows, note)
-    fits = _MachineColumn("longest", "{}", lambda longest, machine: _fit(longest.fits[machine.label]))
+    fits = _MachineColumn("longest", "{}", lambda longest, machine: fit_text(longest.fits[machine.label], "{}"))
     return _by_machine(c, table, limited, [fits])
-
-
-def _fit(fit: Fit | None) -> str:
-    if fit is None:
-        return NOTHING
-    longest = format_size(fit.longest) if fit.longest else "none"
-    return f"{longest} ({format_size(fit.refused)})" if fit.refused else f"at least {longest}"
 
 
 def _spreads(c: Comparison) -> Table:
@@ -197,7 +264,7 @@ def _table(name: str, title: str, rows: Sequence[Mapping[str, str]], note: str =
 
 def _column(heading: str, holds: str) -> Column:
     """Return a column; what it holds says on which side its entries stand and whether they may break."""
-    return Column(heading, "left" if holds in _TEXT else "right", wrap=holds in _LONG_TEXT)
+    return Column(heading, "left" if holds in _TEXT | _LONG_TEXT else "right", wrap=holds in _LONG_TEXT)
 
 
 class _MachineColumn(NamedTuple):

@@ -23,6 +23,10 @@ is no ratio of times. Smith, "Characterizing Computer Performance with a Single 
 its FLOPs), a machine takes T = sum of n t. The logarithm of T changes with those of its cells' latencies in proportion
 to their shares of T; these are their weights in speed_ratio.py. By time, n contains the reference's own times: T_ref is
 1, and the reference's cells have the weights that the parts have on the other machine.
+
+**Tokens**: a call takes batch x seqlen_q tokens through the attention of one layer; of a part with forward calls these
+alone count, as its backward calls are of the same tokens. A token of the workload takes T times `layers` (1 if the file
+does not say) over the tokens of all calls. It is the time of attention alone.
 """
 
 from __future__ import annotations
@@ -31,12 +35,12 @@ import fnmatch
 import math
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from attnbench.analysis.compare.common_cells import common
 from attnbench.analysis.compare.machines import Machine
@@ -82,6 +86,7 @@ class Workload(BaseModel):
     name: str = ""
     description: str = ""
     weights: Literal["time", "work"] = "time"
+    layers: int = Field(default=1, ge=1, le=10_000)  # of a model: how often a token passes through attention
     parts: list[Part]
 
     @property
@@ -144,6 +149,12 @@ class MeasuredPart:
         """Return the time that the part takes in the workload."""
         return self.calls * math.fsum(map(machine.latency, self.cells[machine]))
 
+    @property
+    def tokens(self) -> float:
+        """The tokens that go through attention in all its calls."""
+        forward = [case for case in self.cases if case.has_forward]
+        return self.calls * sum(case.shape.batch * case.shape.seqlen_q for case in forward or self.cases)
+
     def backends(self, machine: Machine) -> list[str]:
         """Return those that run its cases; none on a machine that cannot run every part."""
         return sorted({backend for _, backend in self.cells.get(machine, ())}, key=case_names.backend_rank)
@@ -155,6 +166,7 @@ class MeasuredWorkload:
 
     name: str
     weights: str  # "time" or "work"
+    layers: int
     reference: Machine
     parts: tuple[MeasuredPart, ...]
     notes: tuple[str, ...]  # which machine has no figure for which part
@@ -175,6 +187,22 @@ class MeasuredWorkload:
         work = math.fsum(part.calls * sum(map(flops, part.cases)) for part in self.parts)
         return work / _seconds(self.parts, machine) / 1e12
 
+    def seconds_a_token(self, machine: Machine) -> float | None:
+        """Return how long a token takes through the attention of all layers."""
+        if machine not in self.parts[0].cells:
+            return None
+        return _seconds(self.parts, machine) * self.layers / math.fsum(part.tokens for part in self.parts)
+
+    def watts(self, machine: Machine) -> float | None:
+        """Return the mean power over the time of the workload; None unless all of it has a reading."""
+        cells = [(part.calls, key) for part in self.parts for key in part.cells.get(machine, ())]
+        seconds = [calls * machine.latency(key) for calls, key in cells]
+        watts = [machine.watts(key) for _, key in cells]
+        known = [one for one in watts if one]
+        if not known or len(known) < len(watts):
+            return None
+        return math.fsum(t * w for t, w in zip(seconds, known, strict=True)) / math.fsum(seconds)
+
 
 def _seconds(parts: Sequence[MeasuredPart], machine: Machine) -> float:
     return math.fsum(part.seconds(machine) for part in parts)
@@ -191,30 +219,40 @@ def _cell_weights(parts: Sequence[MeasuredPart], machine: Machine, weighing: Mac
     return weights
 
 
-def measured_workload(workload: Workload, machines: Sequence[Machine], reference: Machine) -> MeasuredWorkload:
-    """Return a workload as the machines measured it.
+def measured_workload(
+    workload: Workload, machines: Sequence[Machine], reference: Machine, shared: bool = False
+) -> MeasuredWorkload:
+    """Return a workload as the machines measured it. `shared`: with backends alone that all able machines have.
 
     Raises UserError where a part has no figure on the reference, or none that the machines share.
     """
     fastest = [_fastest_cells(part, machines, reference) for part in workload.parts]
     able = [machine for machine in machines if all(of_part[machine] for of_part in fastest)]
+    measured = [{case for machine in able for case in of_part[machine]} for of_part in fastest]
+    if shared:
+        cells = {*common(machine.log_latencies for machine in able)}
+        fastest = [_fastest_cells(part, machines, reference, cells) for part in workload.parts]
     by_time = workload.weights == "time"
     parts, notes = [], []
-    for part, share, of_part in zip(workload.parts, workload.shares, fastest, strict=True):
+    for part, share, of_part, every in zip(workload.parts, workload.shares, fastest, measured, strict=True):
         cases = common(of_part[machine] for machine in able)
         if not cases:
             raise UserError(f"workload: no case of {part.name!r} has a figure on all machines; widen its axes")
-        cells = {machine: [of_part[machine][case] for case in cases] for machine in able}
-        amount = sum(map(reference.latency, cells[reference]) if by_time else map(flops, cases))
-        left_out = len({case for machine in able for case in of_part[machine]}) - len(cases)
-        parts.append(MeasuredPart(part.name, share, share / amount, tuple(cases), left_out, cells))
+        of_part_cells = {machine: [of_part[machine][case] for case in cases] for machine in able}
+        amount = sum(map(reference.latency, of_part_cells[reference]) if by_time else map(flops, cases))
+        parts.append(
+            MeasuredPart(part.name, share, share / amount, tuple(cases), len(every) - len(cases), of_part_cells)
+        )
         without = [machine for machine, found in of_part.items() if not found]
         notes += [f"{machine.label} has no figure for {part.name!r}, so none for the workload." for machine in without]
-    return MeasuredWorkload(workload.name, workload.weights, reference, tuple(parts), tuple(notes))
+    name, weights, layers = workload.name, workload.weights, workload.layers
+    return MeasuredWorkload(name, weights, layers, reference, tuple(parts), tuple(notes))
 
 
-def _fastest_cells(part: Part, machines: Sequence[Machine], reference: Machine) -> dict[Machine, dict[Case, Key]]:
-    """Return the part's cases on each machine, and the fastest cell of each.
+def _fastest_cells(
+    part: Part, machines: Sequence[Machine], reference: Machine, among: Collection[Key] | None = None
+) -> dict[Machine, dict[Case, Key]]:
+    """Return the part's cases on each machine, and the fastest cell of each, of those `among` which it may be.
 
     Raises UserError where no case or no backend fits, with the axis that is to blame, and where the reference has none.
     """
@@ -227,10 +265,10 @@ def _fastest_cells(part: Part, machines: Sequence[Machine], reference: Machine) 
     if not allowed:
         word = ",".join(part.backend or ())
         raise UserError(f"workload: {part.name!r}: no backend {word!r} was measured{did_you_mean(word, names)}")
-    found = {
-        machine: machine.fastest_of(key for key in machine.log_latencies if key[0] in wanted and key[1] in allowed)
-        for machine in machines
-    }
+    found = {}
+    for machine in machines:
+        keys = machine.log_latencies if among is None else [key for key in machine.log_latencies if key in among]
+        found[machine] = machine.fastest_of(key for key in keys if key[0] in wanted and key[1] in allowed)
     if not found[reference]:
         raise UserError(
             f"workload: {reference.label}, to which the others are compared, has no figure for {part.name!r}; "

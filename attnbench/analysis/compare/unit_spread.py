@@ -1,0 +1,42 @@
+"""How far apart run files of one GPU model lie."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from attnbench.analysis.compare.common_cells import common
+from attnbench.analysis.compare.machines import Machine, files_by_setup, machine_of
+from attnbench.core import stats
+from attnbench.results.run_setup import setup_texts
+
+
+@dataclass(frozen=True)
+class UnitSpread:
+    """Run files of one model with the same power limit and software, over the cells that all measured."""
+
+    model: str  # with its power limit
+    files: tuple[str, ...]
+    units: int | None  # how many measured them; None where a file does not name its unit
+    tflops: tuple[float, ...]  # a geometric mean for each file
+    cells: int
+
+
+def unit_spreads(machines: Sequence[Machine]) -> list[UnitSpread]:
+    """Return the spread of every model that several files with common cells measured: units differ, and so do runs."""
+    found = []
+    for files in files_by_setup(file for machine in machines for file in machine.files):
+        each = [machine_of(file.path.name, [file], [other.run for other in files]) for file in files]
+        keys = common(machine.log_latencies for machine in each) if len(files) > 1 else []
+        if keys:
+            uuids = {machine.environment.device.uuid for machine in each}
+            found.append(
+                UnitSpread(
+                    model=f"{each[0].environment.device.name} {setup_texts(each[0].run)['power_limit_w']}".strip(),
+                    files=tuple(file.path.name for file in files),
+                    units=None if None in uuids else len(uuids),
+                    tflops=tuple(stats.geomean([machine.tflops(key) for key in keys]) for machine in each),
+                    cells=len(keys),
+                )
+            )
+    return found
