@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-NAMES = ("attnbench", "json", "typing", "torch", "pip", "select", "typer", "pydantic", "sitecustomize", "encodings")
+NAMES = (
+    *("attnbench", "json", "typing", "torch", "pip", "select", "typer", "rich", "pydantic", "numpy", "pandas", "yaml"),
+    *("sitecustomize", "usercustomize", "encodings", "conftest"),
+)
 MARK = "hijacked"
 
 
@@ -15,6 +18,7 @@ def hostile(folder: Path) -> Path:
         code = f"import os\nopen({str(folder / MARK)!r}, 'a').write({name + ' '!r})\nos._exit(99)\n"
         (folder / name / "__init__.py").write_text(code)
         (folder / name / "__main__.py").write_text(code)
+    (folder / "hostile.pth").write_text(f"import os; open({str(folder / MARK)!r}, 'a').write('.pth ')\n")
     return folder
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from importlib import import_module
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -106,13 +108,15 @@ def command_line(*names: str) -> typer.Typer:
 
 def _version(asked: bool) -> None:
     if asked:
-        print(f"attnbench {__version__}")
+        python = ".".join(map(str, sys.version_info[:3]))
+        print(f"attnbench {__version__} from {Path(__file__).parents[1]} (Python {python})")
         raise typer.Exit
 
 
 def _root(
     version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+        bool,
+        typer.Option("--version", callback=_version, is_eager=True, help="Print the version and its place."),
     ] = False,
 ) -> None:
     pass

@@ -1,4 +1,5 @@
-"""Run action.yml and the GitLab snippet of docs/ci.md in bash, step by step, as far as that goes without a runner."""
+"""Run action.yml, the workflows of examples/github and the GitLab snippet of docs/ci.md in bash, step by step, as far
+as that goes without a runner."""
 
 from __future__ import annotations
 
@@ -15,7 +16,9 @@ from tool import Tool
 
 ROOT = Path(__file__).parent.parent.parent
 GITHUB_SHELL = ("bash", "--noprofile", "--norc", "-eo", "pipefail", "-c")  # what `shell: bash` means there
-EXPRESSION = re.compile(r"\$\{\{\s*([\w.-]+)\s*\}\}")
+EXPRESSION = re.compile(r"\$\{\{\s*(.+?)\s*\}\}")
+WORKSPACE = ""  # of the runner; that of the Tool by default
+MATRIX = "join(matrix.*, '-')"
 
 
 @dataclass
@@ -35,18 +38,43 @@ def action() -> dict[str, Any]:
     return found
 
 
-def use_action(tool: Tool, fake: str = "", **given: str) -> Job:
+def workflow(name: str) -> dict[str, Any]:
+    """Return a workflow of examples/github. YAML 1.1, which PyYAML reads, takes the key `on` for true."""
+    found: dict[Any, Any] = yaml.safe_load((ROOT / "examples" / "github" / f"{name}.yml").read_text())
+    found["on"] = found.pop(True)
+    return found
+
+
+def use_workflow(tool: Tool, name: str, job_name: str, known: dict[str, str], **env: str) -> Job:
+    """Run the scripts of a job, but that which installs attnbench; an expression that is not in `known` is empty."""
+    job = Job()
+    for step in workflow(name)["jobs"][job_name]["steps"]:
+        if "run" not in step or step["name"] == "Install attnbench":
+            continue
+        assert "${{" not in step["run"], "what is pasted into a script runs as code"
+        own = {name: _substitute(value, known) for name, value in step["env"].items()}
+        code, log, _ = _github_step(tool, step["run"], "", {**own, **env}, job)
+        job.log += log
+        job.code = code
+        if code:
+            break
+    return job
+
+
+def use_action(tool: Tool, fake: str = "", matrix: str = "", **given: str) -> Job:
     """Run every step whose condition holds. `inputs`, `steps` and `if` work as far as action.yml needs them."""
     spec, job = action(), Job()
     assert {name.replace("_", "-") for name in given} <= {*spec["inputs"]}
     known = {f"inputs.{name}": str(said.get("default", "")) for name, said in spec["inputs"].items()}
-    known |= {f"inputs.{name.replace('_', '-')}": value for name, value in given.items()}
+    known |= {f"inputs.{name.replace('_', '-')}": value for name, value in given.items()} | {MATRIX: matrix}
     for step in spec["runs"]["steps"]:
         if not _holds(step.get("if", ""), known, failed=job.code != 0):
             continue
         job.ran.append(step["name"])
         if "uses" in step:
-            job.used[step["uses"]] = {name: _substitute(value, known) for name, value in step["with"].items()}
+            job.used[step["uses"].partition("@")[0]] = {
+                name: _substitute(value, known) for name, value in step["with"].items()
+            }
             continue
         assert step["shell"] == "bash"
         assert "${{" not in step["run"], "an input that is pasted into a script runs as code"
@@ -67,8 +95,10 @@ def _github_step(tool: Tool, script: str, fake: str, own: dict[str, str], job: J
         "GITHUB_OUTPUT": str(output),
         "GITHUB_STEP_SUMMARY": str(summary),
         "RUNNER_TEMP": str(tool.folder / "temp"),
+        "GITHUB_WORKSPACE": WORKSPACE or str(tool.folder),
+        "GITHUB_ACTION_PATH": f"{ROOT}/.",
     }
-    env = tool.env(fake, GITHUB_ACTIONS="true", GITHUB_ACTION_PATH=str(ROOT), **files, **own)
+    env = tool.env(fake, GITHUB_ACTIONS="true", GITHUB_JOB="gpu", **{**files, **own})
     done = _bash(script, tool, env)
     job.summary += summary.read_text()
     pairs = (line.partition("=")[::2] for line in output.read_text().splitlines())
@@ -105,13 +135,17 @@ def gitlab_job() -> dict[str, Any]:
 def use_gitlab(tool: Tool, fake: str = "", **variables: str) -> subprocess.CompletedProcess[str]:
     """Run its script in one shell, as a runner does. The `attnbench` on PATH measures on the simulated device."""
     job = gitlab_job()
-    (tool.folder / "bin").mkdir(exist_ok=True)
-    shim = tool.write("bin/attnbench", f'#!/bin/bash\n[ "$1" = run ] && set -- "$@" --device fake\n'
-                      f'exec {sys.executable} -m attnbench "$@"\n')  # fmt: skip
-    shim.chmod(0o755)
-    path = f"{shim.parent}{os.pathsep}{os.environ['PATH']}"
+    command = f'[ "$1" = run ] && set -- "$@" --device fake\nexec {sys.executable} -m attnbench "$@"\n'
+    path = with_program(tool, "attnbench", f"#!/bin/bash\n{command}")
     env = tool.env(fake, **{"PATH": path, **job["variables"], **variables})
     return _bash("\n".join(job["script"]), tool, env)
+
+
+def with_program(tool: Tool, name: str, script: str) -> str:
+    """Write a program, and return a PATH on which it is found first."""
+    (tool.folder / "bin").mkdir(exist_ok=True)
+    tool.write(f"bin/{name}", script).chmod(0o755)
+    return f"{tool.folder / 'bin'}{os.pathsep}{os.environ['PATH']}"
 
 
 def _bash(script: str, tool: Tool, env: dict[str, str]) -> subprocess.CompletedProcess[str]:
