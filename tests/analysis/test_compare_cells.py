@@ -213,6 +213,14 @@ def test_power_is_that_of_work_without_pauses() -> None:
     assert str(cautions(one_sided)[-1]).startswith("No power of work without pauses of H100,")
 
 
+@pytest.mark.parametrize("watts", [0.0, -1.0, float("inf"), float("nan"), 1e308])
+def test_a_power_that_cannot_be_is_none(watts: float) -> None:
+    record = ok(case(), "fa3", 600, sustained=1e-3, sustained_power=watts)
+    got = compared([record], [record])
+    assert got.main.watts("H200") == (pytest.approx(watts) if watts == 1e308 else None)
+    assert answer(got)
+
+
 def test_runs_of_one_model_are_set_against_each_other() -> None:
     runs = [run([ok(case(), "fa3", speed), ok(case(2048), "fa3", 4 * speed)]) for speed in (500, 510, 490)]
     paths = [Path(f"{i}.jsonl") for i in range(4)]

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from attnbench.analysis.compare import prices
 from attnbench.analysis.compare.cautions import cautions
@@ -132,6 +135,18 @@ def test_what_a_price_may_be(
     assert str(price) == shown
 
 
+@given(st.text(alphabet="0123456789._,/ $€gpuhydmoCHF=-en", max_size=24))
+def test_any_text_is_a_price_that_can_be_computed_with_or_an_error(text: str) -> None:
+    try:
+        _, price = prices.parse_price(f"x={text}")
+    except UserError:
+        return
+    found = Offer(price, 0.0)
+    assert 0 < found.cost < math.inf
+    assert 0 < found.buys(500) < math.inf
+    assert str(price)
+
+
 def test_a_price_without_a_currency_has_that_of_the_others() -> None:
     found = prices.parse_prices(["h200=3/h", "h100=€2/h"], made(a_run(), a_run(H100)))
     assert {str(price) for price in found.values()} == {"€3.00/h", "€2.00/h"}
@@ -188,6 +203,11 @@ def test_every_difference_in_software_is_a_warning() -> None:
     said = ["torch differs", "driver differs", "flash-attn differs: not there", "triton differs", "The power limit of"]
     assert all(line.startswith(start) for line, start in zip(lines, said, strict=True)), lines
     assert not warnings(a_run(), a_run(CPU)), "hardware is what is compared"
+
+
+def test_unlike_methods_are_a_warning() -> None:
+    (line,) = warnings(a_run(), replace(a_run(H100), method=2))
+    assert line.startswith("The measuring method differs: 1 on H200, 2 on H100 80GB HBM3. It changes what a figure")
 
 
 def test_a_library_that_one_machine_lacks_is_named_once() -> None:

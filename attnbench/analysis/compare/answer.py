@@ -127,10 +127,9 @@ def _over(figures: Figures) -> str:
 
 
 def _units(c: Comparison) -> str:
-    """Return that one unit of each model was measured, where that is known."""
-    if all(len(machine.cards) == 1 for machine in c.machines) and not all(m.same_card(c.reference) for m in c.others):
-        return ", one unit of each measured"
-    return ""
+    """Return that one unit of each model was measured, as far as the files tell; the interval holds what units add."""
+    single = all(len(m.cards) == 1 and (None not in m.cards or len(m.files) == 1) for m in c.machines)
+    return ", one unit of each measured" if single and not all(m.same_card(c.reference) for m in c.others) else ""
 
 
 def _lacking(c: Comparison) -> Iterator[str]:

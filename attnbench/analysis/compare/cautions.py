@@ -88,6 +88,8 @@ def _setups(machines: Sequence[Machine]) -> Iterator[Caution]:
         return {machine.label: setups[machine.label].get(name) for machine in among}
 
     packages = sorted({name for machine in machines for name in machine.environment.packages})
+    methods = {machine.label: str(machine.run.method) for machine in machines}
+    yield from _differing({"The measuring method": methods}, "It changes what a figure means: measure all anew.")
     software = {
         "torch": values("torch"),
         "CUDA": values("cuda", gpus),

@@ -119,7 +119,7 @@ class Machine:
         (results/20261121-060508-sustained-nvidia-h200.jsonl).
         """
         readings = [row.one_value("sustained_power") for row in self.cells[key].ok]
-        known = [reading for reading in readings if reading]
+        known = [reading for reading in readings if reading and 0 < reading < math.inf]
         return stats.geomean(known) if known and self.metric == "sustained_latency" else None
 
 
