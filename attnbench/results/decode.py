@@ -7,8 +7,7 @@ type) is left to core.json, which reads it or says what is wrong with it.
 from __future__ import annotations
 
 import json
-import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import cache
 from typing import Annotated, Any, get_type_hints
@@ -18,11 +17,10 @@ import msgspec
 from attnbench.core.case import Case
 from attnbench.core.json import from_json
 from attnbench.core.record import Forecast, Job, Measurement, Record, Run
+from attnbench.results import bounds
 
 DAMAGE = (ValueError, KeyError, TypeError, AttributeError, RecursionError)  # raised for what is no value of ours
-MOST_SAMPLES = 10_000_000  # of a measurement; a damaged file must not ask for more memory than there is
-
-LARGEST, SHORTEST = 1e30, 1e-15  # of any unit; seconds: no clock tells less, and figures beyond overflow formulas
+MOST_REPEATED = 1_000_000  # samples of a record that "runs" may stand for; a damaged file must not fill the memory
 
 
 def record(line: bytes) -> Record | None:
@@ -30,26 +28,21 @@ def record(line: bytes) -> Record | None:
     try:
         found = _RECORD.decode(line)
         known = case(bytes(found.case))
+        _check_room([m.runs for m in found.measurements.values()])
         measurements = {name: Measurement(m.unit, m.samples()) for name, m in found.measurements.items()}
     except (msgspec.MsgspecError, ValueError, TypeError, KeyError):
-        found_by_json = _record_by_core_json(line)
-        if found_by_json:
-            _check(found_by_json.measurements)
-        return found_by_json
-    if found.type != "record":
-        return None
-    _check(measurements)
-    values = dict(zip(_HINTS, msgspec.structs.astuple(found), strict=False))
-    return Record(**{**values, "case": known, "measurements": measurements})
+        read = _record_by_core_json(line)
+    else:
+        values = dict(zip(_HINTS, msgspec.structs.astuple(found), strict=False))
+        read = Record(**{**values, "case": known, "measurements": measurements}) if found.type == "record" else None
+    if read:
+        bounds.check_record(read)
+    return read
 
 
-def _check(measurements: Mapping[str, Measurement]) -> None:
-    """Raise ValueError for a sample that nothing can have measured."""
-    for name, found in measurements.items():
-        low, high = min(found.values, default=0.0), max(found.values, default=0.0)
-        for value in (low, high):
-            if LARGEST < abs(value) < math.inf or (found.unit == "s" and (value < 0 or 0 < value < SHORTEST)):
-                raise ValueError(f"{name}: {value:g} {found.unit} is nothing that can be measured")
+def samples(record: Record) -> int:
+    """Return how many samples a record has."""
+    return sum(len(found.values) for found in record.measurements.values())
 
 
 def fields(line: bytes) -> dict[str, bytes]:
@@ -64,7 +57,9 @@ def run(header: Mapping[str, bytes]) -> Run:
     """Return the run, without records, that the fields of a first line describe. Raises one of DAMAGE."""
     plain = {name: json.loads(value) for name, value in header.items() if name not in ("type", "schema", "plan")}
     found = from_json(Run, {"policy": {}, "plan": (), **plain})
-    return replace(found, plan=_jobs(header["plan"])) if "plan" in header else found
+    whole = replace(found, plan=_jobs(header["plan"])) if "plan" in header else found
+    bounds.check_run(whole)
+    return whole
 
 
 @cache
@@ -84,17 +79,28 @@ def packed(data: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def expanded(runs: Any) -> tuple[float, ...]:
-    """Return the samples of [value, times] pairs. Raises ValueError for anything else, and for too many."""
+    """Return the samples of [value, times] pairs, of which `_check_room` has seen that they are not too many.
+
+    Raises ValueError for anything else.
+    """
     found: list[float] = []
     if not isinstance(runs, list | tuple) or not all(
         isinstance(pair, list | tuple) and len(pair) == 2 for pair in runs
     ):
         raise ValueError("runs: no list of [value, times]")
     for value, times in runs:
-        if type(times) is not int or not 0 < times <= MOST_SAMPLES - len(found):
+        if type(times) is not int or times < 1:
             raise ValueError(f"runs: {json.dumps(times)} is no number of samples")
         found += [value] * times
     return tuple(found)
+
+
+def _check_room(found: Iterable[Any]) -> None:
+    """Raise ValueError where the runs of all measurements together stand for too many samples."""
+    pairs = [pair for runs in found if isinstance(runs, list | tuple) for pair in runs]
+    counts = (pair[1] for pair in pairs if isinstance(pair, list | tuple) and len(pair) == 2)
+    if (number := sum(n for n in counts if type(n) is int and n > 0)) > MOST_REPEATED:
+        raise ValueError(f"runs: {json.dumps(number)} is no number of samples")
 
 
 class _Samples(msgspec.Struct, gc=False):  # it holds no reference to itself, so the collector need not look at it
@@ -154,6 +160,7 @@ def _record_by_core_json(line: bytes) -> Record | None:
         return None
     found = data.get("measurements")
     if isinstance(found, Mapping):
+        _check_room(one.get("runs") for one in found.values() if isinstance(one, Mapping))
         data["measurements"] = {name: _unpacked(one) for name, one in found.items()}
     return from_json(Record, data)
 

@@ -32,6 +32,8 @@ from attnbench.results import decode
 
 SCHEMA = 2
 _FIRST = b'{"type":"run",'  # what each begins with
+MOST_REPEATED = 20_000_000  # samples that a file may repeat (its "runs") beyond the bytes of their lines
+MOST_BYTES = 2**32  # that a gzip file may unpack to
 _GZIP = b"\x1f\x8b"  # what a gzip file begins with
 
 
@@ -150,12 +152,15 @@ def read(path: Path) -> tuple[Run, list[str]]:
     first, *lines = content.split(b"\n")
     if not lines:
         raise _cut_off(path, content)
-    run, records = _header(path, first), []
+    run, records, repeated = _header(path, first), [], 0
     if lines.pop() and not problems:  # no newline at the end: the last write did not finish
         problems.append(f"{path}:{len(lines) + 2}: truncated last line dropped (an interrupted write)")
     for number, line in enumerate(lines, start=2):
         try:
             record = decode.record(line)
+            repeated += max(0, decode.samples(record) - len(line)) if record else 0
+            if repeated > MOST_REPEATED:
+                raise ValueError("the file repeats more samples than fit the memory")
         except decode.DAMAGE as error:
             problems.append(f"{path}:{number}: damaged line left out ({type(error).__name__}: {error})")
         else:
@@ -182,13 +187,15 @@ def unpacked(path: Path) -> tuple[bytes, list[str]]:
         raise UserError(f"cannot read {path}: {error.strerror}") from None
     if not content.startswith(_GZIP):
         return content.removeprefix(codecs.BOM_UTF8), []
-    pieces = []
+    pieces, size = [], 0
     try:
         with gzip.GzipFile(fileobj=io.BytesIO(content)) as file:
             while piece := file.read1():  # piece by piece, so that a file that is cut off gives what it has
                 pieces.append(piece)
                 if not pieces[0].lstrip(b"\xef\xbb\xbf").startswith(b"{"):
                     raise _not_ours(path)  # before it fills the memory: it may unpack to anything
+                if (size := size + len(piece)) > MOST_BYTES:
+                    raise UserError(f"{path} unpacks to more than 4 GiB; no run has that much")
     except EOFError:
         content = b"".join(pieces) or _FIRST  # nothing came of a file that is cut in gzip's header
         return content, [f"{path}: the gzip file is cut off; the whole lines before the cut were read"]

@@ -1,0 +1,73 @@
+"""Which numbers a run file can hold: what nothing can have planned or measured makes a line a damaged one.
+
+Beyond these bounds figures overflow formulas, and counts fill the memory. NaN and infinity may stand among samples and
+errors, whose metrics know them, and nowhere else.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from functools import lru_cache
+from typing import Any
+
+from attnbench.core.case import Case
+from attnbench.core.record import Measurement, Record, Run
+
+LARGEST, SHORTEST = 1e30, 1e-15  # of any unit; seconds: no clock tells less
+MOST = 2**48  # of what is counted: bytes, tokens, rounds
+ANY = ("seed",)  # fields whose numbers mean nothing
+DIFFERENCES = ("memory_saved",)  # bytes that are less than 0 where a call frees what was held before it
+
+
+def check_record(record: Record) -> None:
+    """Raise ValueError, which names the place, for a number of a record that nothing can have measured."""
+    _check_case(record.case)
+    for name, found in record.measurements.items():
+        _check_samples(name, found)
+    plain: Mapping[str, Any] = {name: getattr(record, name) for name in ("round", "seconds", "ecc_errors", "forecast")}
+    _check("", {**plain, "phases": record.phases, "kernels": record.kernels})
+    if record.accuracy:
+        _check("accuracy", {"rows": record.accuracy.rows, "heads": record.accuracy.heads})
+
+
+def check_run(run: Run) -> None:
+    """Raise ValueError, which names the place, for a number of a run that nobody can have planned; not of records."""
+    _check("", {f.name: getattr(run, f.name) for f in fields(run) if f.name not in ("plan", "records")})
+    for job in run.plan:
+        _check_case(job.case)
+        _check("plan", {"round": job.round, "forecast": job.forecast})
+
+
+@lru_cache(maxsize=10_000)  # many records have one case
+def _check_case(case: Case) -> None:
+    _check("case", case)
+
+
+def _check_samples(name: str, found: Measurement) -> None:
+    low, high = min(found.values, default=0.0), max(found.values, default=0.0)
+    least = 0.0 if found.unit == "s" or (found.unit == "B" and name not in DIFFERENCES) else -LARGEST
+    for value in (low, high):
+        if LARGEST < abs(value) < math.inf or value < least or (found.unit == "s" and 0 < value < SHORTEST):
+            raise ValueError(f"{name}: {value:g} {found.unit} is nothing that can be measured")
+
+
+def _check(place: str, value: Any) -> None:
+    """Raise ValueError for a number that is negative, not finite or too large, anywhere in a value."""
+    if isinstance(value, float):
+        if not 0 <= value <= LARGEST:
+            raise ValueError(f"{place}: {value:g} is beyond what there can be")
+    elif isinstance(value, int):
+        if not 0 <= value <= MOST:
+            raise ValueError(f"{place}: {value} is beyond what there can be")
+    elif isinstance(value, str) or value is None:
+        return
+    elif isinstance(value, Sequence):
+        for item in value:
+            _check(place, item)
+    else:
+        named = value if isinstance(value, Mapping) else {f.name: getattr(value, f.name) for f in fields(value)}
+        for name, item in named.items():
+            if name not in ANY:
+                _check(f"{place}: {name}" if place else name, item)
