@@ -12,7 +12,7 @@ import typer
 
 from attnbench.commands import options, output
 from attnbench.commands.gate import GateOutput, HowToJudge, write
-from attnbench.commands.shared import live
+from attnbench.commands.shared import live, tell
 
 builds = partial(typer.Option, rich_help_panel="The two builds")
 how = partial(typer.Option, rich_help_panel="How to measure")
@@ -83,8 +83,8 @@ def ab(
         written = write(outcome.judgement, wanted, output_to.every)
         code = code or written
     else:
-        print("attnbench: interrupted before a pair of turns was measured", file=sys.stderr)
+        tell("attnbench: interrupted before a pair of turns was measured")
     if outcome.paths and outcome.judgement:
         again = ["attnbench", "gate", *map(str, outcome.paths), *judging.given()]
-        print(f"Judge again: {shlex.join(again)}", file=sys.stderr)
+        tell(f"Judge again: {shlex.join(again)}")
     raise typer.Exit(code)

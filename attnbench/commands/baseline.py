@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -10,7 +9,7 @@ import typer
 
 from attnbench.analysis.baseline import FOLDER, MAIN
 from attnbench.commands import options, output
-from attnbench.commands.shared import read
+from attnbench.commands.shared import read, tell
 
 app = typer.Typer(
     help="Keep what gates compare with: small text files for git, one per name and GPU model.",
@@ -42,7 +41,7 @@ def save(
     wanted = output_to.wanted()
     whole = read(run)
     for line in document.doubts(whole, run):
-        print(f"attnbench: {line}", file=sys.stderr)
+        tell(f"attnbench: {line}")
     path, before = baseline_files.save(whole, name, folder)
     raise typer.Exit(output.write(document.saved(path, whole, before), wanted))
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 from functools import partial
@@ -13,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from attnbench.commands import options, output
-from attnbench.commands.shared import ends_with_its_reader, one_of, read
+from attnbench.commands.shared import ends_with_its_reader, one_of, read, tell
 from attnbench.core.errors import EXIT_CANNOT_WRITE, UserError
 
 if TYPE_CHECKING:
@@ -157,7 +156,7 @@ def gate(
     now = read(current)
     chosen = pick(baseline, now)
     if chosen != baseline:
-        print(f"attnbench: baseline: {chosen}", file=sys.stderr)
+        tell(f"attnbench: baseline: {chosen}")
     judgement = judge(read(chosen), now, request)
     raise typer.Exit(write(judgement, wanted, output_to.every))
 
@@ -182,6 +181,6 @@ def write(judgement: Judgement, wanted: output.Wanted, every: bool) -> int:
         try:
             github.append_summary(markdown.render(document_of(judgement)), Path(summary))
         except UserError as error:
-            print(f"attnbench: {error}", file=sys.stderr)
+            tell(f"attnbench: {error}")
             unwritten = EXIT_CANNOT_WRITE
     return judgement.exit_code or unwritten

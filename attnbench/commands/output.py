@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from attnbench.commands.shared import one_of, put
+from attnbench.commands.shared import one_of, put, tell
 from attnbench.core.errors import EXIT_BAD_INPUT, UserError
+from attnbench.core.text import no_command
 
 if TYPE_CHECKING:
     from attnbench.report.document import Document
@@ -93,23 +94,24 @@ def write(document: Document, wanted: Wanted, writers: Writers | None = None) ->
             failed.append(error if isinstance(error, UserError) else f"cannot write: {error.strerror}")
         else:
             if file and not file.is_char_device():
-                print(f"{name}: {file}", file=sys.stderr)
+                tell(f"{name}: {file}")
     for what in failed:
-        print(f"attnbench: {what}", file=sys.stderr)
+        tell(f"attnbench: {what}")
     return EXIT_BAD_INPUT if failed else 0
 
 
 def _write(document: Document, name: str, file: Path | None, writers: Writers) -> None:
-    if name in writers:
-        put(writers[name](), file)
-    elif name == "table" and not file:
+    if name == "table" and not file:
         from rich.console import Console
 
         from attnbench.report import terminal
 
         terminal.render(Console(highlight=False), document)
-    else:
-        put(_text(document, name), file)
+        return
+    text = writers[name]() if name in writers else _text(document, name)
+    if not file and name != "github" and isinstance(text, str):
+        text = no_command(text)
+    put(text, file)
 
 
 def _text(document: Document, name: str) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import partial
@@ -13,8 +12,9 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args
 import typer
 
 from attnbench.commands import options, output
-from attnbench.commands.shared import ends_with_its_reader, one_of, read
+from attnbench.commands.shared import ends_with_its_reader, one_of, read, tell
 from attnbench.core.errors import UserError
+from attnbench.core.text import printable
 
 if TYPE_CHECKING:
     from attnbench.results.cells import Cell
@@ -162,7 +162,7 @@ def _trackers(formats: Set[str], cells: Sequence[Cell]) -> output.Writers:
     from attnbench.report.export import trackers
 
     for doubt in trackers.doubts(cells) if {*wanted} & {*trackers.JSON_FORMATS} else ():
-        print(f"attnbench: {doubt}", file=sys.stderr)
+        tell(f"attnbench: {doubt}")
     return {format: partial(trackers.content, format, cells) for format in wanted}
 
 
@@ -175,4 +175,4 @@ def _draw(cells: Sequence[Cell], pictures: Mapping[str, Path | None], figure: st
     for kind, path in pictures.items():
         if path is not None:
             image.save(path, kind, drawn, figure, panel)
-            print(f"{kind}: {path}")
+            print(printable(f"{kind}: {path}"))

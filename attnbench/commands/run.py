@@ -166,25 +166,25 @@ def run(
 def _epilogue(console: Console, outcome: Outcome) -> None:
     """Print how good the forecast was, where the results are, how to measure what is left, and what is wrong."""
     from attnbench.analysis.summary.forecast import forecast_line
-    from attnbench.core.text import count, some
+    from attnbench.core.text import count, printable, some
     from attnbench.results.case_names import case_name
     from attnbench.results.run_file import missing
     from attnbench.run.run_suite import wrong_records
 
     console.print()
     if line := forecast_line(outcome.run):
-        console.print(line, markup=False, style="dim")
-    console.print(f"Results: {outcome.path}", markup=False, soft_wrap=True)
+        console.print(printable(line), markup=False, style="dim")
+    console.print(printable(f"Results: {outcome.path}"), markup=False, soft_wrap=True)
     if left := [job for job in missing(outcome.run) if job.skip is None or job.resumable]:
         if outcome.exit_code in EXIT_BY_SIGNAL:
             console.print(f"Interrupted; what was measured is kept. Go on with the {count(len(left), 'job')} left:")
         else:
             console.print(f"{count(len(left), 'job')} did not fit the time limit. To measure what is left:")
-        console.print(f"  attnbench run --resume {outcome.path}", markup=False, soft_wrap=True)
+        console.print(printable(f"  attnbench run --resume {outcome.path}"), markup=False, soft_wrap=True)
     if wrong := wrong_records(outcome.run):
         several = len({record.case.dtype for record in outcome.run.records}) > 1
         names = dict.fromkeys(case_name(record.backend, record.case, several) for record in wrong)
         what = f"WRONG: {count(len(wrong), 'result')}, {some(names)}."
         if outcome.exit_code == EXIT_WRONG_RESULT:
             what += f" Exit code {EXIT_WRONG_RESULT}; --allow-wrong gives 0."
-        console.print(what, markup=False, soft_wrap=True, style="red")
+        console.print(printable(what), markup=False, soft_wrap=True, style="red")

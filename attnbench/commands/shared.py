@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from attnbench.core.errors import Interrupted, UserError, did_you_mean
-from attnbench.core.text import printable
+from attnbench.core.text import no_command, printable
 
 if TYPE_CHECKING:
     from attnbench.core.record import Run
@@ -20,13 +20,18 @@ L = TypeVar("L", bound="ProgressLine")
 W = TypeVar("W", bound=str)
 
 
+def tell(line: str) -> None:
+    """Print a line on stderr, whatever the names in it are."""
+    print(no_command(printable(line)), file=sys.stderr)
+
+
 def read(path: Path) -> Run:
     """Return the run of a file; what is wrong with single lines goes to stderr. Raises UserError for no run file."""
     from attnbench.results import run_file
 
     run, problems = run_file.read(path)
     for problem in problems:
-        print(f"attnbench: {printable(problem)}", file=sys.stderr)
+        tell(f"attnbench: {problem}")
     return run
 
 
@@ -51,7 +56,7 @@ def live(kind: type[L], goal: str) -> Iterator[L]:
         line.close()
         kept = ", ".join(map(str, line.files))
         where = f"; what was measured is in {kept}" if kept else f" before {goal}"
-        print(f"attnbench: interrupted{where}", file=sys.stderr)
+        tell(f"attnbench: interrupted{where}")
         sys.exit(end.exit_code)
     finally:
         line.close()

@@ -10,6 +10,8 @@ _SECONDS_OR_BYTES = {"h": 3600.0, "m": 60.0, "s": 1.0, "B": 1.0, "KiB": 2.0**10,
 _ESCAPE_SEQUENCE = re.compile(  # colours and cursor, then titles and links, then two characters
     r"(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]|(?:\x1b\]|\x9d)[^\x07\x1b\x9c\n]*(?:\x07|\x1b\\|\x9c)|\x1b[ -/]*[0-~]"
 )
+_OLD_COMMAND = re.compile(r"#(?=#\w*\[)")  # ##[error], ##vso[...]: runners of GitHub and Azure act on it anywhere
+_COMMAND = re.compile(r"^(\s*)::", re.MULTILINE)
 _QUANTITY = re.compile(
     r"(?<![\w.])(?:\d+h\d+m|\d+m\d+s|\d+(?:\.\d+)?s|"  # as core.sizes writes durations
     r"-?\d+(?:\.\d+)?(?:e[+-]?\d+)?(?: (?:[KMG]i)?B)?)(?!\w|\.\d)"
@@ -34,9 +36,18 @@ def shortened(text: str) -> str:
 
 
 def printable(text: str) -> str:
-    """Return text without escape sequences, and with a space for each other character that is no printable one."""
-    text = _ESCAPE_SEQUENCE.sub("", text)
-    return text if text.isprintable() else "".join(c if c.isprintable() else " " for c in text)
+    """Return text that a terminal and a CI's log show as it is: without escape sequences and without commands.
+
+    A space stands for each other character that is no printable one, such as a line break or a change of direction.
+    """
+    if not text.isprintable():
+        text = "".join(c if c.isprintable() else " " for c in _ESCAPE_SEQUENCE.sub("", text))
+    return _OLD_COMMAND.sub("# ", text)
+
+
+def no_command(text: str) -> str:
+    """Return text of which GitHub's runner, which reads what a step prints, takes no line for a command to itself."""
+    return _OLD_COMMAND.sub("# ", _COMMAND.sub(r"\1: :", text))
 
 
 @lru_cache(maxsize=10_000)  # many records have the same reason

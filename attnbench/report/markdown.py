@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 
 from attnbench.core.text import one_line, printable
@@ -27,6 +28,12 @@ from attnbench.report.document import (
 SIGNS = {"good": "✅", "warning": "❔", "bad": "❌"}
 BAR = 32  # characters
 _MARKUP = {"strong": "**", "bad": "**"}
+# Where a space without width keeps text from being live: @name, #12, GH-12, https://, www., :emoji:
+_LIVE = re.compile(
+    r"(?<=@)(?=\S)|(?<=#)(?=\d)|(?<=\bGH-)(?=\d)|(?<=:)(?=//)|(?<=www)(?=\.)|(?<=:)(?=[a-z+-][^\s:]*:)", re.I
+)
+# What begins a heading, an item of a list or a line under a heading.
+_BLOCK = re.compile(r"^(\d{0,9})(?=[-+.)] |#+( |$)|=+$|--+$)")
 
 
 def render(document: Document) -> str:
@@ -52,11 +59,14 @@ def render(document: Document) -> str:
 
 
 def safe(text: str) -> str:
-    """Return text that markdown shows as it is, on one line."""
+    """Return text that markdown shows as it is, on one line, and in which nothing is live: no link, nobody mentioned.
+
+    GitHub links and mentions what a backslash stands before too (github.com/github/cmark-gfm/issues/181).
+    """
     text = one_line(text)
     for character in "\\`*_[]<>|~&$":  # "&" begins an entity, "$" a formula
         text = text.replace(character, "\\" + character)
-    return text
+    return _LIVE.sub("\u200b", _BLOCK.sub(r"\1\\", text))
 
 
 def row(*entries: str) -> str:

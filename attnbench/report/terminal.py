@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from attnbench.core.text import printable
+from attnbench.core.text import no_command, printable
 from attnbench.report.characters import BEST, HELD_DOWN, MEMORY_BOUND, NO_FIGURES, bar, heights
 from attnbench.report.document import (
     Bar,
@@ -322,8 +322,8 @@ class _GridColumn:
 
 
 def _no_command(line: Text) -> Text:
-    """Return a line that GitHub's runner, which reads what a step prints, does not take for a command to itself."""
-    return Text(line.plain.replace("::", ": :", 1)) if line.plain.lstrip().startswith("::") else line
+    shown = no_command(line.plain)
+    return line if shown == line.plain else Text(shown)
 
 
 def _span(corner: int, widths: Sequence[int], gap: int) -> int:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import gzip
 import io
+import itertools
 import json
 import os
 import random
@@ -37,10 +38,11 @@ from attnbench.core.json import to_json
 from attnbench.core.machine import Device, Environment
 from attnbench.run import device_probe, venvs, workers
 from attnbench.run.suite import shipped_suites
+from hostile import live
 
 SECONDS = 5.0
 MEMORY = 2**31  # bytes that a command may take
-KINDS = ("command-line", "suite", "run-file")
+KINDS = ("command-line", "suite", "run-file", "names")
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "results"
 ENVIRONMENT = {"COLUMNS": "120", "TERM": "dumb"}  # of each attempt; what is not named here is taken away
@@ -145,7 +147,26 @@ def problem(args: Sequence[str], code: Any, out: str, err: str) -> str:
     said = err.split("\n\nResults: ")[0]  # where a run kept what it measured, which it says after what went wrong
     if code == 2 and "\nattnbench: " in f"\n{said}" and not said.splitlines()[-1].startswith("attnbench: "):
         return "an error is not one line"
-    return ""
+    found = live.in_log(ours)
+    if code != 2 and command not in ("", "suites"):  # which prints a file that a person names
+        found += _live(args, out)
+    return "; ".join(found[:3])
+
+
+def _live(args: Sequence[str], out: str) -> list[str]:
+    """Return what is live in the standard output of a command, by its format."""
+    formats = [word for before, word in itertools.pairwise(args) if before == "-f"]
+    match next((name for name in formats if "=" not in name), "table"):
+        case "md":
+            return live.in_markdown(out) + live.in_log(out)
+        case "html":
+            return live.in_html(out)
+        case "junit":
+            return live.in_xml(out) + live.in_log(out)
+        case "github":
+            return live.in_log(out, annotations=True)
+        case _:
+            return live.in_log(out) + [f"a control character: {c!r}" for c in set(live.CONTROLS.findall(out))]
 
 
 @contextlib.contextmanager
@@ -594,10 +615,88 @@ def run_file(rng: random.Random, folder: Path) -> Iterator[list[str]]:
         yield ["baseline", "show", "--dir", "kept"]
 
 
+# --- names ------------------------------------------------------------------------------------------------------------
+
+M = live.MARK
+NAMED = (
+    *(f"x\n::error title={M}::{M}", f"::error::{M}", f" ::set-output name=a::{M}", f"##[error]{M}", "\r\n::error::x"),
+    *(f"a ##vso[task]{M}", f"@{M}", f"a @org/{M}", f"{M}@x.example", f"https://{M}.example", f"www.{M}.example", "#1"),
+    *(f"<img src=x onerror={M}()>", f"</script><script>{M}()</script>", f"'\" onload={M}() x='", f"<{M}>", "<!--"),
+    *(f"[{M}](https://{M}.example)", f"![a]({M})", f"a|b|{M}", "| - | - |", f"`{M}`", "```\n", "\n\n# h\n\n- l\n"),
+    *(
+        "> q",
+        "GH-1",
+        f"]]>{M}",
+        "&amp;&#64;",
+        "\\",
+        "$x$",
+        "*",
+        "__a__",
+        "~~~",
+        "---",
+        "===",
+        "1. a",
+        "- a",
+        "%0A%s{0}",
+    ),
+    *("\x00", "a\x07b", f"\x1b[31m{M}", f"\x1b]8;;https://{M}.example\x07y", f"\x9b31m{M}", "\x85", "\u2028", "\ufffe"),
+    *(f"\u202e{M}", f"\u2067{M}", "\u200b", "\ud800", "\udfff a", "🙂", "a" * 3000, "", " ", "=1+1", "- a"),
+)
+OPEN = ("versions", "specs", "interpreters", "packages", "kernels", "peak")  # mappings with names of data for keys
+FIXED = {"type", "unit", "dtype", "direction", "layout", "data", "status", "kind", "timer", "l2", "caches", "turns"}
+
+
+def _strings(tree: Any, field: str = "") -> Iterator[str]:
+    """Yield the texts in a tree that are no words of the format."""
+    if isinstance(tree, dict):
+        yield from tree if field in OPEN else ()
+        for key, value in tree.items():
+            yield from _strings(value, field if field in OPEN else key)
+    elif isinstance(tree, list):
+        for value in tree:
+            yield from _strings(value, field)
+    elif isinstance(tree, str) and field not in FIXED:
+        yield tree
+
+
+def _renamed(tree: Any, names: Mapping[str, str], field: str = "") -> Any:
+    if isinstance(tree, dict):
+        inner = {k: _renamed(v, names, field if field in OPEN else k) for k, v in tree.items()}
+        return {names.get(k, k): v for k, v in inner.items()} if field in OPEN else inner
+    if isinstance(tree, list):
+        return [_renamed(value, names, field) for value in tree]
+    return names.get(tree, tree) if isinstance(tree, str) and field not in FIXED else tree
+
+
+def names(rng: random.Random, folder: Path) -> Iterator[list[str]]:
+    """Yield command lines that show a run in which names, reasons and versions are hostile, against one like it."""
+    source = rng.choice(["run.jsonl", "rounds.jsonl", "sustained.jsonl", "fp8.jsonl", "ci-experiment.jsonl"])
+    lines = [json.loads(line) for line in (folder / source).read_text().splitlines()]
+    for record in lines[1:]:
+        if rng.random() < 0.4:
+            record |= {"status": rng.choice(("wrong", "wrong-kernel", "oom", "failed", "skipped")), "reason": "why"}
+        record |= {"notes": ["a note"], "stderr": "an end"} if rng.random() < 0.3 else {}
+    known = sorted({*_strings(lines)})
+    new = {old: rng.choice(NAMED) for old in rng.sample(known, min(len(known), rng.choice((1, 3, 10))))}
+    often = [record["backend"] for record in lines[1:]] + [lines[0]["environment"]["device"]["name"], "why"]
+    new[rng.choice(often)] = " ".join(rng.choices(NAMED, k=2))
+    file, other = rng.choice(("mutated.jsonl", f"{M} \n::error::x.jsonl", "@x <b>.jsonl")), "other.jsonl"
+    for path, content in ((file, _renamed(lines, new)), (other, lines if rng.random() < 0.3 else _renamed(lines, new))):
+        (folder / path).write_text("".join(f"{json.dumps(line)}\n" for line in content))
+    pair = [other, file] if rng.random() < 0.7 else [file, other]
+    for form in rng.sample(("table", "md", "html", "json", "junit", "github"), 3):
+        yield ["gate", *pair, "-f", form, *rng.choice(([], ["--all"], ["--allow-wrong", "--all"]))]
+    yield ["report", file, "-f", rng.choice(("table", "md", "html", "csv", "json", "bmf"))]
+    yield ["compare", *pair, "--all", "-f", rng.choice(("table", "md", "html", "csv", "json"))]
+    yield rng.choice((["run", "--resume", file, "--dry-run"], ["baseline", "save", file, "--dir", "kept"]))
+    yield ["baseline", "show", "--dir", "kept", "-f", rng.choice(("table", "md", "html"))]
+
+
 GENERATORS: Mapping[str, Callable[[random.Random, Path], Iterator[list[str]]]] = {
     "command-line": command_line,
     "suite": suite,
     "run-file": run_file,
+    "names": names,
 }
 
 

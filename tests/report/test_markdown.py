@@ -28,6 +28,7 @@ from attnbench.report.document import (
     Table,
     Verdict,
 )
+from hostile.live import MARKDOWN, in_markdown
 
 
 def blocks(*found: Block) -> str:
@@ -177,3 +178,27 @@ def test_a_name_reads_as_it_is() -> None:
     assert markdown.safe("sdpa-flash 16k d128 (causal) 50%") == "sdpa-flash 16k d128 (causal) 50%"
     assert markdown.safe("flash_fwd<128, 64>") == "flash\\_fwd\\<128, 64\\>"
     assert markdown.row("a", "b") == "| a | b |"
+
+
+LIVE = (
+    *("@team", "see @org/team.", "mail a.b@c.example", "https://x.example", "HTTP://x.example/y", "www.x.example"),
+    *("#12", "org/repo#12", "org/repo@deadbeef", "GH-12", "<https://x.example>", "[a](b)", "![a](b)", "<img src=x>"),
+    *("# a", "- a", "1. a", "> a", "***", "&#64;team", "a\n\n# b", "a\r\n- b", "\\@team", "\u202egnp.exe", "\u2067a"),
+)
+BESIDE = (
+    *(":tada:", "###### a", "#", "+ a", "12) a", "===", "---", "~~~", "| a |", "&lt;img&gt;", "`@team`", "`` ` ``"),
+    *("\x1b]8;;https://x.example\x07y", "##[error]x", "::error::x", " ".join(LIVE), HOSTILE),
+)
+
+
+@pytest.mark.parametrize("name", [*LIVE, *BESIDE])
+def test_nothing_in_a_name_is_live(name: str) -> None:
+    """Neither a link nor a mention, nor a part of another document, wherever it stands."""
+    text = markdown.render(everywhere(name))
+    assert not in_markdown(text)
+    blocks = [token.type for token in MARKDOWN.parse(text)]
+    assert blocks == [token.type for token in MARKDOWN.parse(markdown.render(everywhere("n")))]
+
+
+def test_what_is_live_is_found() -> None:
+    assert all(in_markdown(name) for name in LIVE if not name.startswith(("- ", "1. ")))

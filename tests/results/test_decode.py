@@ -107,6 +107,10 @@ def test_half_of_a_surrogate_pair_is_replaced() -> None:
     data = json.loads(next(lines(RESULTS[-1])))
     read = decode.record(json.dumps({**data, "reason": "a \ud800 b", "kernels": {"\udfff": 1}}).encode())
     assert (read.reason, dict(read.kernels)) == ("a \ufffd b", {"\ufffd": 1})
+    header = json.loads(run_file.unpacked(RESULTS[-1])[0].partition(b"\n")[0])
+    header["plan"][0]["backend"] = header["suite"] = "a \ud800"
+    found = decode.run(decode.fields(json.dumps(header).encode()))
+    assert found.suite == found.plan[0].backend == "a \ufffd"
 
 
 def test_both_readers_refuse_the_same_damaged_lines() -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from attnbench.analysis.gate.document import headline, sentence
 from attnbench.analysis.gate.judge import Judgement
 from attnbench.core.errors import EXIT_INCONCLUSIVE, EXIT_REGRESSION, EXIT_WRONG_RESULT, UserError
-from attnbench.core.text import count
+from attnbench.core.text import count, one_line
 
 LIMIT = 10
 FAILURES = (EXIT_REGRESSION, EXIT_WRONG_RESULT)
@@ -46,7 +46,7 @@ def _level(level: str, found: list[tuple[str, str]]) -> list[str]:
 
 
 def _escaped(text: str) -> str:
-    return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
+    return one_line(text).replace("%", "%25")
 
 
 def _property(text: str) -> str:

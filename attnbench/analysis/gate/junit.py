@@ -7,6 +7,7 @@ from xml.etree import ElementTree
 from attnbench.analysis.gate.document import sentence
 from attnbench.analysis.gate.judge import Judgement
 from attnbench.core.errors import EXIT_PASS
+from attnbench.core.text import one_line
 
 
 def render(judgement: Judgement) -> str:
@@ -17,7 +18,7 @@ def render(judgement: Judgement) -> str:
         if judgement.exit_code_of(f) != EXIT_PASS:
             _failure(test, sentence(f), f.verdict)
         elif judgement.let_pass(f):
-            ElementTree.SubElement(test, "skipped", message=sentence(f))
+            ElementTree.SubElement(test, "skipped", message=one_line(sentence(f)))
     for d in judgement.refused:
         text = f"{d.what}; if that is what is under test: {d.remedy}"
         _failure(_test(suites, "comparable", d.names[0]), text, "unlike")
@@ -33,10 +34,11 @@ def render(judgement: Judgement) -> str:
 
 def _test(suites: dict[str, list[ElementTree.Element]], suite: str, name: str) -> ElementTree.Element:
     """Add a test to a suite, and return it."""
-    test = ElementTree.Element("testcase", classname=f"attnbench.{suite}", name=name)
+    test = ElementTree.Element("testcase", classname=f"attnbench.{suite}", name=one_line(name))
     suites.setdefault(suite, []).append(test)
     return test
 
 
 def _failure(test: ElementTree.Element, text: str, kind: str) -> None:
-    ElementTree.SubElement(test, "failure", message=text, type=kind).text = text
+    shown = one_line(text)  # XML has no word for most control characters
+    ElementTree.SubElement(test, "failure", message=shown, type=kind).text = shown

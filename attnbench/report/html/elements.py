@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from html import escape
 from importlib import resources
 from typing import Any
+
+from attnbench.core.text import printable
 
 _NO_CONTENT = {"input", "meta"}  # elements that have no closing tag
 Attribute = str | int | bool | None
@@ -37,8 +39,13 @@ def element(tag: str, *inside: str, **attributes: Attribute) -> Markup:
     written = ""
     for name, value in attributes.items():
         if value is not None and value is not False:
-            written += f" {name.rstrip('_').replace('_', '-')}" + ("" if value is True else f'="{escape(str(value))}"')
+            written += f" {name.rstrip('_').replace('_', '-')}" + ("" if value is True else f'="{escaped(str(value))}"')
     return Markup(f"<{tag}{written}>" + ("" if tag in _NO_CONTENT else f"{joined(*inside)}</{tag}>"))
+
+
+def escaped(text: str) -> str:
+    """Return text as HTML shows it: nothing in it is markup, a control character or a change of direction."""
+    return escape("\n".join(map(printable, text.split("\n"))))
 
 
 def filled(tag: str, *inside: str, **attributes: Attribute) -> Markup:
@@ -48,7 +55,7 @@ def filled(tag: str, *inside: str, **attributes: Attribute) -> Markup:
 
 def joined(*parts: str, by: str = "") -> Markup:
     """Return texts and elements one after the other, the texts escaped; empty ones are left out."""
-    return Markup(by.join(part if isinstance(part, Markup) else escape(part) for part in parts if part))
+    return Markup(by.join(part if isinstance(part, Markup) else escaped(part) for part in parts if part))
 
 
 def lines(*parts: str) -> Markup:
@@ -80,8 +87,16 @@ def scrolling(table: Markup, label: str, class_: str = "scroll") -> Markup:
 
 def script_data(id: str, value: Any) -> Markup:
     """Return a script element that holds data as JSON; nothing in the data can end the element."""
-    text = json.dumps(value, separators=(",", ":"), allow_nan=False, ensure_ascii=False)
+    text = json.dumps(_shown(value), separators=(",", ":"), allow_nan=False, ensure_ascii=False)
     return element("script", Markup(text.replace("<", "\\u003c")), type="application/json", id=id)
+
+
+def _shown(value: Any) -> Any:
+    if isinstance(value, str):
+        return printable(value)
+    if isinstance(value, Mapping):
+        return {name: _shown(item) for name, item in value.items()}
+    return [_shown(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 def asset(name: str) -> Markup:

@@ -10,7 +10,7 @@ from rich.live import Live
 from rich.text import Text
 
 from attnbench.core.record import Job, Record
-from attnbench.core.text import printable
+from attnbench.core.text import no_command, printable
 from attnbench.results import case_names
 
 
@@ -38,8 +38,8 @@ class ProgressLine:
 
     def _print(self, text: Text) -> None:
         """Print a line, without the escape sequences that a name or a message may quote."""
-        if not text.plain.isprintable():
-            text = Text(printable(text.plain), style=text.style)
+        if (shown := no_command(printable(text.plain))) != text.plain:
+            text = Text(shown, style=text.style)
         self._console.print(text, soft_wrap=not self._console.is_terminal, highlight=False)
 
 
