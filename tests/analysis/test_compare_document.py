@@ -193,8 +193,10 @@ def test_the_table_has_every_part(comparison: Comparison) -> None:
     out = text(comparison, every=True)
     titles = [
         "Machines",
+        "For the money",
         "Speed by kind of case",
         "TFLOP/s by kind of case",
+        "PFLOP/$ by kind of case",
         "The fastest backend of each case",
         "Cells that all machines have",
     ]

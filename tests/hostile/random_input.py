@@ -606,6 +606,19 @@ def run_file(rng: random.Random, folder: Path) -> Iterator[list[str]]:
             rng.choice(("table", "html", "csv")),
         ],
         ["compare", name, file, "--price", "h200=3.40/h", "--all"],
+        [
+            "compare",
+            name,
+            file,
+            "--name",
+            f"{file}=A",
+            "--price",
+            "h200=40000/4y",
+            "--energy-price",
+            "0.2",
+            "-f",
+            "json",
+        ],
         ["run", "--resume", file, "--dry-run"],
     ]
     yield rng.choice(reports)

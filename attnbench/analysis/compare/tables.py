@@ -39,7 +39,7 @@ def tables(c: Comparison, every: bool = False) -> list[Table]:
         _for_the_money(c),
         *([_workload(c, c.workload)] if c.workload else []),
         _groups(c),
-        *([_bars(c)] if every else []),
+        *(_bars(c) if every else []),
         _cases(c, every),
         *([_cells(c)] if every else []),
         _missing(c),
@@ -55,6 +55,7 @@ def _machines(c: Comparison) -> Table:
     rows = [
         {
             **_row_of(figures, label),
+            "cases": str(len(figures.cases)),
             f"speed / {home}": "1x" if label == home else ratio_text(figures.ratio(label)),
             "TFLOP/s": _or_nothing(figures.tflops(label)),
             "of peak": _or_nothing(figures.utilization(label), share),
@@ -111,7 +112,6 @@ def _row_of(figures: Figures, label: str) -> dict[str, str]:
         "machine": label,
         "figures": figures.pace,
         "with": "shared backends" if figures.shared else "own fastest",
-        "cases": str(len(figures.cases)),
     }
 
 
@@ -166,22 +166,32 @@ def _groups(c: Comparison) -> Table:
     return _by_machine(c, table, names, *([column(figures, what)] for figures, what in both))
 
 
-def _bars(c: Comparison) -> Table:
-    """Return TFLOP/s by kind of case and machine, as bars from 0."""
-    speeds = {
-        name: {label: of.tflops(label) or 0.0 for label in c.labels}
-        for name, of in replace(c.main, workload=None).kinds.items()
-    }
-    most = max((tflops for of in speeds.values() for tflops in of.values()), default=0.0) or 1.0
-    rows: list[tuple[Entry, ...]] = []
-    for name, of in speeds.items():
-        for group, (label, tflops) in enumerate(of.items()):
-            rows.append(("" if group else name, label, digits(tflops), Bar(0.0, tflops / most, group)))
-    headings = ("cases of", "machine", "TFLOP/s", "")
-    columns = tuple(_column(heading, heading or "machine") for heading in headings)
-    note = f"Figures {c.main.pace}, geometric means"
-    note += ", with the fastest of the backends that all have." if c.main.shared else ", each its own fastest backend."
-    return Table("bars", columns, tuple(rows), "TFLOP/s by kind of case", note)
+def _bars(c: Comparison) -> list[Table]:
+    """Return TFLOP/s, and what the money buys, by kind of case and machine, as bars from 0."""
+    note = f"Figures {c.main.pace}, geometric means, with "
+    note += (
+        "the fastest of the backends that all machines have."
+        if c.main.shared
+        else "each machine's own fastest backend."
+    )
+    kinds = replace(c.main, workload=None).kinds
+    unit = next((offer.unit for label in c.labels if (offer := c.offer(label))), "")
+    charts: list[tuple[str, str, Callable[[Figures, str], float | None]]] = [("bars", "TFLOP/s", Figures.tflops)]
+    charts += [("money-bars", unit, c.bought)] if unit else []
+    tables = []
+    for name, unit, value in charts:
+        found = {
+            kind: {label: number for label in c.labels if (number := value(of, label))} for kind, of in kinds.items()
+        }
+        most = max(number for of in found.values() for number in of.values())
+        rows = [
+            ("" if i else kind, label, digits(number), Bar(0.0, number / most, c.labels.index(label)))
+            for kind, of in found.items()
+            for i, (label, number) in enumerate(of.items())
+        ]
+        columns = [_column("cases of", "cases of"), _column("machine", "machine"), _column(unit, unit), Column("")]
+        tables.append(Table(name, tuple(columns), tuple(rows), f"{unit} by kind of case", note))
+    return tables
 
 
 def _cases(c: Comparison, every: bool) -> Table:
@@ -285,6 +295,7 @@ def _by_machine(c: Comparison, table: Table, compared: Sequence[Any], *groups: S
     own = [(machine, column) for group in groups for machine in c.machines for column in group]
     texts = [{(machine.label, column): column.text(of, machine) for machine, column in own} for of in compared]
     own = [(machine, column) for machine, column in own if any(row[machine.label, column] for row in texts)]
+    columns = [column for column in columns if any(column is shown for _, shown in own)]
     narrow: list[tuple[Entry, ...]] = []
     for row, found in zip(table.rows, texts, strict=True):
         compared_texts = row

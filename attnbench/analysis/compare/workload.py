@@ -40,7 +40,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
 
 from attnbench.analysis.compare.common_cells import common
 from attnbench.analysis.compare.machines import Machine
@@ -54,6 +54,7 @@ from attnbench.run import yaml_file
 from attnbench.run.axes import AXES, Axes, matches, parsed
 from attnbench.run.suite import Names
 
+MOST_LAYERS = 10_000
 EXAMPLE = "parts: [{name: prefill 8k, weight: 70%, seqlen: 8k, causal: true, pass: fwd}, ...]"
 
 
@@ -86,8 +87,15 @@ class Workload(BaseModel):
     name: str = ""
     description: str = ""
     weights: Literal["time", "work"] = "time"
-    layers: int = Field(default=1, ge=1, le=10_000)  # of a model: how often a token passes through attention
+    layers: int = 1  # of a model: how often a token passes through attention
     parts: list[Part]
+
+    @field_validator("layers")
+    @classmethod
+    def _some(cls, layers: int) -> int:
+        if not 1 <= layers <= MOST_LAYERS:
+            raise ValueError(f"{layers} is not a number of layers from 1 to {MOST_LAYERS}")
+        return layers
 
     @property
     def shares(self) -> list[float]:
