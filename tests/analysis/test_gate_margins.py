@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 
 from attnbench.analysis.gate import run_differences
+from attnbench.analysis.gate.judge import Request, judge
 from attnbench.analysis.gate.margins import RULES, Margins, margins, parse
 from attnbench.core.errors import UserError
 from attnbench.core.policy import Policy
 from attnbench.core.record import Run
-from builders import CPU, H200, case, environment, ok, run
+from builders import CPU, H200, case, ended, environment, ok, run
 
 
 @pytest.mark.parametrize(("text", "value"), [("3%", 0.03), ("0.03", 0.03), ("100 %", 1.0), ("0", 0.0), ("2.5%", 0.025)])
@@ -93,7 +94,7 @@ def names(ours: Run, theirs: Run) -> list[str]:
         ({"cuda": "13.1"}, "torch"),
         ({"attnbench": "0.9"}, "attnbench"),
         ({"clock_max_hz": 1.5e9}, "clock_max"),
-        ({"packages": {"flash-attn": "2.8"}}, "flash-attn"),
+        ({"packages": {"triton": "3.5"}}, "triton"),
         ({"cpu": "AMD EPYC"}, "cpu"),
         ({"policy": Policy(timer="cupti")}, "timer"),
         ({"policy": Policy(l2="warm")}, "l2"),
@@ -111,7 +112,49 @@ def test_unlike_things_are_found_by_name(changes: dict[str, Any], name: str) -> 
 def test_like_things_are_not() -> None:
     assert names(a_run(), a_run()) == []
     assert names(a_run(policy=Policy(seed=1, timeout_s=9)), a_run(policy=Policy(seed=2))) == []
-    assert names(a_run(git="abc"), a_run(git="def", python="3.13")) == []
+    assert names(a_run(git="abc"), a_run(git="def")) == []
+
+
+@pytest.mark.parametrize(
+    ("backend", "spec", "refused"),
+    [
+        ("hf-sdpa", "attnbench.backends.hf:Sdpa", True),
+        ("hf-sdpa", None, True),  # of a saved baseline
+        ("triton", "attnbench.backends.triton:Triton", False),
+        ("fa2", None, False),
+        ("mine", "./mine.py:attention", True),  # it may use any library
+        ("triton", "other.package:Triton", True),
+    ],
+)
+def test_a_library_that_no_backend_of_both_runs_uses_is_told(backend: str, spec: str | None, refused: bool) -> None:
+    def made(version: str, own: str) -> Run:
+        records = [
+            ok(case(), backend, 300),
+            ok(case(), own, 300),
+            ended(case(), "hf-eager", "skipped", "no such module"),
+        ]
+        versions = {"hf-eager": f"transformers {version}"}
+        whole = replace(run(records), environment=environment(packages={"transformers": version}), versions=versions)
+        return replace(whole, specs={backend: spec} if spec else {})
+
+    found = run_differences.differences(made("5.1", "eager"), made("5.2", "hf-flex_attention"))
+    assert [d.names for d in found] == [("transformers", "hf-eager")]
+    expected, others, idle = run_differences.split(found, [])
+    assert (len(others), expected, idle) == (int(refused), [], [])
+    said = ["Differs too, which is told and no reason not to compare: transformers was 5.1 and is 5.2."]
+    assert run_differences.told(found, expected) == ([] if refused else said)
+    assert run_differences.split(found, ["transformers"]) == (found, [], [])
+
+
+def test_another_python_or_platform_is_told() -> None:
+    ours, theirs = a_run(), a_run(python="3.13.1", platform="Linux-6.9")
+    found = run_differences.differences(ours, theirs)
+    assert run_differences.split(found, [])[1] == []
+    (said,) = run_differences.told(found, [])
+    assert said.endswith("python was 3.12.3 and is 3.13.1; platform was Linux and is Linux-6.9.")
+    judged = judge(ours, theirs, Request(("latency",)))
+    assert said in judged.notes
+    run_differences.check_names(["python", "platform"], [ours])
 
 
 def test_a_device_of_another_kind_differs_in_all_it_has() -> None:

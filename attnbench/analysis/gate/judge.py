@@ -86,7 +86,7 @@ class Judgement:
 
 def judge(baseline: Run, current: Run, request: Request) -> Judgement:
     """Compare two runs. Raises UserError where there is nothing to compare."""
-    expected, refused, idle = split_differences(baseline, current, request.expect)
+    expected, refused, idle, told = split_differences(baseline, current, request.expect)
     in_turns = ab_files.in_turns(baseline, current)
     heading = ab_files.heading(baseline, current) if in_turns else ()
     compared = ab_files.whole_pairs(baseline, current) if in_turns else (baseline, current)
@@ -96,7 +96,7 @@ def judge(baseline: Run, current: Run, request: Request) -> Judgement:
     wrong = [f for f in of_cells if f.verdict == "wrong"]
     if refused:
         found = in_order(wrong)
-        return Judgement(baseline, current, request, found, tuple(expected), tuple(refused), heading=heading)
+        return Judgement(baseline, current, request, found, tuple(expected), tuple(refused), tuple(told), heading)
     if before.keys().isdisjoint(after) and not wrong:
         raise UserError(
             f"the two runs have no cell in common ({count(len(before), 'cell')} in the baseline, "
@@ -124,14 +124,15 @@ def judge(baseline: Run, current: Run, request: Request) -> Judgement:
         *notes.incomplete("baseline", baseline),
         *notes.incomplete("current run", current),
         *notes.units(baseline, current),
+        *told,
     ]
     return Judgement(baseline, current, request, findings, tuple(expected), notes=tuple(said), heading=heading)
 
 
 def split_differences(
     baseline: Run, current: Run, expect: Sequence[str]
-) -> tuple[list[Difference], list[Difference], list[str]]:
-    """Return the expected differences between two runs, the others, and the names in `expect` that nothing has.
+) -> tuple[list[Difference], list[Difference], list[str], list[str]]:
+    """Return the expected differences between two runs, the others, the names in `expect` that nothing has, and notes.
 
     The builds of an A/B are expected to differ without being named. Raises UserError for an unknown name.
     """
@@ -140,4 +141,5 @@ def split_differences(
     if ab_files.in_turns(baseline, current):
         builds = ab_files.under_test(baseline, current)
         expect = [*expect, *ab_files.names_under_test(found, builds)]
-    return run_differences.split(found, expect)
+    expected, refused, idle = run_differences.split(found, expect)
+    return expected, refused, idle, run_differences.told(found, expected)

@@ -1,18 +1,21 @@
 """Differences between two runs, such as another driver, that make their figures incomparable unless they are expected.
 
 Every difference has names, and `--expect NAME` says that it is expected. A difference of a backend's library has the
-backend's name too: sdpa-flash is part of torch, fa2 is the package flash-attn.
+backend's name too: sdpa-flash is part of torch, fa2 is the package flash-attn. What moves no figure is told and refuses
+nothing: Python, the platform, and a library that no backend of both runs uses.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
 
 from attnbench.core.errors import UserError, did_you_mean
 from attnbench.core.record import Run
 from attnbench.results.run_setup import differing, phrase
+from attnbench.run.select import backend_spec
 
 # The fields that are compared, and the name by which to expect a difference in each.
 _DEVICE = {"kind": "gpu", "name": "gpu", "memory": "gpu", "threads": "threads"}
@@ -32,6 +35,19 @@ _POLICY = {
     )
 }
 METHOD = "method"
+_TOLD = {"python": "python", "platform": "platform"}  # of the environment
+# The shipped backends that use a library, also through another one. What is not named here (triton) may concern all.
+_USERS = {
+    "flash-attn": ("fa1", "fa2", "hf-flash_attention_2", "transformer-engine", "xformers*"),
+    "flash-attn-3": ("fa3", "sdpa-fa3", "transformer-engine", "xformers*"),
+    "flash-attn-4": ("fa4", "sdpa-fa4", "transformer-engine"),
+    "flashinfer-python": ("flashinfer*",),
+    "nvidia-cudnn-frontend": ("cudnn*", "flashinfer*", "transformer-engine"),
+    "nvidia-cutlass-dsl": ("fa4", "sdpa-fa4", "flashinfer*"),
+    "transformer-engine": ("transformer-engine",),
+    "transformers": ("hf-*",),
+    "xformers": ("xformers*",),
+}
 
 
 @dataclass(frozen=True)
@@ -40,6 +56,7 @@ class Difference:
 
     names: tuple[str, ...]  # any of them expects it; messages show the first
     what: str  # "driver was 580.82 and is 590.10"
+    matters: bool = True  # whether it may move a figure that both runs have
 
     @property
     def remedy(self) -> str:
@@ -51,36 +68,69 @@ def differences(baseline: Run, current: Run) -> list[Difference]:
     """Return what differs between two runs: first the machine, then its software, then how it was measured."""
     ours, theirs = baseline.environment, current.environment
     found = _of_fields(_DEVICE, ours.device, theirs.device, "device ") + _of_fields(_ENVIRONMENT, ours, theirs)
-    both = {*baseline.versions} & {*current.versions}
-    backends = differing(*({name: run.versions[name] for name in sorted(both)} for run in (baseline, current)))
+    named = sorted({*baseline.versions} & {*current.versions})
+    backends = differing(*({name: run.versions[name] for name in named} for run in (baseline, current)))
+    both, specs = _measured(baseline) & _measured(current), {**baseline.specs, **current.specs}
     libraries = differing(*({"torch": on.torch, **dict(sorted(on.packages.items()))} for on in (ours, theirs)))
     for library, pair in libraries.items():
         users = [name for name, own in backends.items() if name != library and _is_of(own, pair)]
-        found.append(Difference((library, *users), phrase(library, *pair)))
+        matters = bool({*users} & both) or _concerns(library, both, specs)
+        found.append(Difference((library, *users), phrase(library, *pair), matters))
     known = {name for d in found for name in d.names}
-    found += [Difference((name,), phrase(name, *pair)) for name, pair in backends.items() if name not in known]
+    others = {name: pair for name, pair in backends.items() if name not in known}
+    found += [Difference((name,), phrase(name, *pair), name in both) for name, pair in others.items()]
     found += _of_fields(_POLICY, baseline.policy, current.policy)
     if baseline.method != current.method:  # the same kernel reads another figure
         what = f"{phrase('measuring method', baseline.method, current.method)} (measure the baseline again)"
         found.append(Difference((METHOD,), what))
-    return found
+    return found + [replace(d, matters=False) for d in _of_fields(_TOLD, ours, theirs)]
 
 
 def split(found: Sequence[Difference], expect: Sequence[str]) -> tuple[list[Difference], list[Difference], list[str]]:
-    """Return the expected differences, the others, and the names in `expect` for which nothing differs."""
+    """Return the expected differences, the others that matter, and the names in `expect` for which nothing differs."""
     expected = [d for d in found if {*d.names} & {*expect}]
     idle = [name for name in dict.fromkeys(expect) if not any(name in d.names for d in found)]
-    return expected, [d for d in found if d not in expected], idle
+    return expected, [d for d in found if d.matters and d not in expected], idle
+
+
+def told(found: Sequence[Difference], expected: Sequence[Difference]) -> list[str]:
+    """Return a note on the differences that do not matter; none where there are none, or all are expected."""
+    also = [d.what for d in found if not d.matters and d not in expected]
+    return [f"Differs too, which is told and no reason not to compare: {'; '.join(also)}."] if also else []
 
 
 def check_names(expect: Sequence[str], runs: Sequence[Run]) -> None:
     """Raise UserError for a name that no difference between such runs could have."""
-    known = {*_ENVIRONMENT.values(), *_DEVICE.values(), *_POLICY, METHOD}
+    known = {*_ENVIRONMENT.values(), *_DEVICE.values(), *_POLICY, *_TOLD, METHOD}
     for run in runs if expect else ():
         known |= {*run.environment.packages, *run.versions, *(record.backend for record in run.records)}
     for name in expect:
         if name not in known:
             raise UserError(f"--expect: nothing is called {name!r}{did_you_mean(name, sorted(known))}")
+
+
+def _measured(run: Run) -> set[str]:
+    """Return the backends that a run has measured; before it has any record, those that it will."""
+    if run.records:
+        return {record.backend for record in run.records if record.status != "skipped"}
+    return {job.backend for job in run.plan if not job.skip}
+
+
+def _concerns(library: str, backends: Iterable[str], specs: Mapping[str, str]) -> bool:
+    """Return whether another version of a library may move a figure of one of these backends.
+
+    What does not ship with attnbench may use any library.
+    """
+    users = _USERS.get(library, ("*",))
+    return any(any(fnmatchcase(name, user) for user in users) or not _ships(name, specs.get(name)) for name in backends)
+
+
+def _ships(backend: str, spec: str | None) -> bool:
+    """Return whether a backend is one of attnbench's; a saved baseline does not say from where it was loaded."""
+    try:
+        return spec in (None, backend_spec(backend))
+    except KeyError:
+        return False
 
 
 def _is_of(backend: tuple[str, str], library: tuple[str | None, str | None]) -> bool:
