@@ -1,0 +1,139 @@
+"""The exit code of every command, for each that docs/terms.md names, and what the last lines say of it."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from tool import SMALL, Tool
+
+from attnbench.commands.command_line import COMMANDS
+
+AXES = ("--seqlen", "512,1k", *SMALL)
+MEASURE = ("run", "--device", "fake", "-b", "fake", *AXES)
+AB = ("ab", "--device", "fake", *AXES, "--a", "own.py:A")
+OWN = """
+import random
+from attnbench.backends.fake import Fake
+
+class A(Fake):
+    noise, factor, wrong = 0.001, 1.0, ""
+
+    def prepare(self, case, inputs):
+        self.speed = self.factor * (1 + self.noise * random.uniform(-1, 1))
+        self.faults = {1024: self.wrong}
+        return super().prepare(case, inputs)
+
+class Slow(A):
+    factor = 0.9
+
+class Noisy(A):
+    noise = 0.2
+
+class Wrong(A):
+    wrong = "wrong"
+"""
+
+# (the command, ATTNBENCH_FAKE, exit code, what the last line of stdout or stderr has)
+CASES: Sequence[tuple[str, str, int, str]] = (
+    ("gate ok.jsonl ok.jsonl", "", 0, "PASS: "),
+    ("gate ok.jsonl slow.jsonl", "", 1, "FAIL: 2 regressed"),
+    ("gate ok.jsonl oom.jsonl", "", 1, "FAIL: 1 newly-failing"),
+    ("gate ok.jsonl short.jsonl", "", 1, "FAIL: 1 missing"),
+    ("gate ok.jsonl short.jsonl --missing pass", "", 0, "(not counted: 1 missing)"),
+    ("gate ok.jsonl none.jsonl", "", 2, "cannot read none.jsonl"),
+    ("gate oom.jsonl oom.jsonl -m joules", "", 2, "can be compared by joules (1 cell worked in neither run: fake 1k"),
+    ("gate one.jsonl one.jsonl", "", 3, "INCONCLUSIVE: 2 not judged, 4 unchanged (not counted: 2 not judged)"),
+    ("gate one.jsonl one.jsonl --inconclusive pass", "", 0, "PASS: 4 unchanged (not counted: 4 not judged)"),
+    ("gate one.jsonl one.jsonl -m first_call", "", 0, "PASS: nothing was decided (not counted: 2 not judged)"),
+    ("gate ok.jsonl other.jsonl", "", 4, "NOT COMPARABLE: 1 difference that nothing says is meant"),
+    ("gate ok.jsonl other.jsonl --expect driver", "", 0, "PASS: "),
+    ("gate ok.jsonl wrong-other.jsonl", "", 4, "that nothing says is meant, 1 wrong"),
+    ("gate ok.jsonl wrong.jsonl", "", 5, "FAIL: 1 wrong"),
+    ("gate oom.jsonl wrong.jsonl", "", 5, "FAIL: 1 wrong"),
+    ("gate short.jsonl wrong.jsonl", "", 5, "FAIL: 1 wrong"),
+    ("gate wrong.jsonl wrong.jsonl", "", 5, "FAIL: 1 wrong"),
+    ("gate wrong.jsonl wrong.jsonl --allow-wrong", "", 0, "(not counted: 1 wrong)"),
+    ("gate ok.jsonl wrong.jsonl --allow-wrong", "", 1, "FAIL: 1 newly-failing"),
+    ("gate ok.jsonl slow-wrong.jsonl", "", 5, "FAIL: 1 wrong, 1 regressed"),
+    (" ".join((*AB, "--b own.py:A")), "", 0, "Judge again: "),
+    (" ".join((*AB, "--b own.py:Slow")), "", 1, "Judge again: "),
+    (" ".join((*AB, "--b nothing")), "", 2, "'nothing' is no interpreter"),
+    (" ".join((*AB, "--b own.py:Noisy --time-limit 4s")), "", 3, "Judge again: "),
+    (" ".join((*AB, "--b own.py:Wrong --allow-wrong --margin 1%")), "", 1, "--margin=1% --allow-wrong"),
+    (" ".join((*AB, "--b own.py:Wrong")), "", 5, "Judge again: "),
+    (" ".join(MEASURE), "", 0, "Results: "),
+    (" ".join(MEASURE), "missing", 1, "Results: "),
+    (" ".join((*MEASURE, "--seqlen x")), "", 2, "seqlen: 'x' is not a size"),
+    (" ".join(MEASURE), "wrong@1k", 5, "WRONG: 1 result, fake 1k d128 full fwd. Exit code 5; --allow-wrong gives 0."),
+    (" ".join((*MEASURE, "--allow-wrong")), "wrong@1k", 0, "WRONG: 1 result, fake 1k d128 full fwd."),
+    ("check fake --device fake", "", 0, "fake is RIGHT in 40 cases"),
+    ("check fake --device fake", "error@203", 1, "fake FAILS in 8 of 40 cases"),
+    ("check nothing --device fake", "", 2, "nothing"),
+    ("check fake --device fake", "wrong@203", 5, "fake is WRONG in 8 of 40 cases"),
+    ("doctor --device fake --quick", "", 0, "fit to measure"),
+    ("doctor --device fake --quick", "missing", 3, "unfit"),
+    ("doctor --device nothing", "", 2, "nothing"),
+    ("report ok.jsonl", "", 0, ""),
+    ("report wrong.jsonl", "", 0, ""),
+    ("report none.jsonl", "", 2, "cannot read none.jsonl"),
+    ("compare ok.jsonl slow.jsonl --name ok.jsonl=A --name slow.jsonl=B", "", 0, ""),
+    ("compare ok.jsonl none.jsonl", "", 2, "cannot read none.jsonl"),
+    ("baseline save ok.jsonl", "", 0, "Commit it, then: attnbench gate baselines"),
+    ("baseline save none.jsonl", "", 2, "cannot read none.jsonl"),
+    ("profile -b fake --device fake", "", 2, "there is nothing to profile"),
+    ("profile -b nothing", "", 2, "nothing"),
+    ("backends --gpu h100", "", 0, ""),
+    ("backends --gpu nothing", "", 2, "nothing"),
+    ("suites ci", "", 0, ""),
+    ("suites nothing", "", 2, "nothing"),
+    ("env list", "", 0, ""),
+    ("env remove nothing", "", 2, "nothing"),
+)
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Tool:
+    tool = Tool(tmp_path_factory.mktemp("runs"))
+    tool.write("own.py", OWN)
+    for name, fake, *more in (
+        ("ok", ""),
+        ("one", "", "--rounds", "1"),
+        ("slow", "speed=0.9"),
+        ("oom", "oom@1k"),
+        ("wrong", "wrong@1k"),
+        ("slow-wrong", "speed=0.9 wrong@1k"),
+        ("short", "", "--seqlen", "512"),
+    ):
+        rounds = () if "--rounds" in more else ("--rounds", "5")
+        tool(*MEASURE, *rounds, *more, "--out", f"{name}.jsonl", fake=fake, code=None)
+    for name, source in (("other", "ok"), ("wrong-other", "wrong")):
+        head, _, rest = (tool.folder / f"{source}.jsonl").read_text().partition("\n")
+        data = json.loads(head)
+        data["environment"]["driver"] = "590.10"
+        tool.write(f"{name}.jsonl", f"{json.dumps(data)}\n{rest}")
+    return tool
+
+
+@pytest.mark.parametrize(("command", "fake", "code", "said"), CASES, ids=lambda value: str(value)[:60])
+def test_the_exit_code_and_the_last_line(command: str, fake: str, code: int, said: str, runs: Tool) -> None:
+    done = runs(*command.split(), fake=fake, code=code, XDG_DATA_HOME=str(runs.folder / "data"))
+    lasts = [text.strip().splitlines()[-1:] for text in (done.out, done.err)]
+    assert any(said in line for last in lasts for line in last), (done.out, done.err)
+    if code == 2:
+        assert len([line for line in done.err.splitlines() if line.startswith("attnbench: ")]) == 1
+
+
+def test_every_command_has_a_case() -> None:
+    assert {command.split()[0] for command, *_ in CASES} == {*COMMANDS}
+
+
+def test_the_documents_say_what_the_codes_mean() -> None:
+    """core/errors.py, docs/terms.md and the help of gate, ab and run name the codes that are tried here."""
+    root = Path(__file__).parents[2]
+    for file in ("attnbench/core/errors.py", "docs/terms.md", "docs/ci.md"):
+        codes = {int(n) for n in re.findall(r"^\| (\d+) ", (root / file).read_text(), re.MULTILINE)}
+        assert {code for *_, code, _ in CASES} <= codes, file
