@@ -260,13 +260,13 @@ def test_the_error_of_a_rounded_out_in_dq_and_dk_is_allowed(fused: Fused) -> Non
     exact, rounded = (fused_backward(fused.which, fused.given, fused.kept, fused.out().to(t)) for t in WIDTHS)
     for name in ("dq", "dk"):
         off = (rounded[name] - exact[name]).transpose(1, 2).flatten(0, 1).square().sum((0, 2))
-        share = off / fused.answer.out_rounding[name].square
+        share = off / fused.answer.rounding[name].square
         assert share.min() > 0.3
         assert share.max() < 1.1
     results = fused.results(fused.out().bfloat16())
     assert reference.compare(fused.answer, results).ok
     if not fused.which.causal:
-        assert not reference.compare(replace(fused.answer, out_rounding={}), results).ok
+        assert not reference.compare(replace(fused.answer, rounding={}), results).ok
 
 
 @pytest.mark.parametrize("mask", [{"causal": True}, {"window_size": (0, 0)}], ids=["causal", "one key"])

@@ -28,8 +28,8 @@ from attnbench.worker.reference.exact_attention import (
     Reference,
     long_product,
     reference_dtype,
-    rms_of_one_rounding,
 )
+from attnbench.worker.reference.rounding import rms_of_one_rounding
 from attnbench.worker.reference.tolerance import summation_error, worst
 
 if TYPE_CHECKING:

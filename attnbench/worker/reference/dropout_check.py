@@ -33,7 +33,6 @@ from attnbench.worker.reference.exact_attention import (
     reference_dtype,
     scaled_scores,
 )
-from attnbench.worker.reference.hard_inputs import bounds_of_data
 from attnbench.worker.reference.renewed_inputs import InputRenewal
 from attnbench.worker.reference.result_check import SECOND_SHARE, ResultCheck
 from attnbench.worker.reference.row_sample import RowSample, check_inputs, draw_seed, rows_of
@@ -107,10 +106,10 @@ class DropoutResultCheck(ResultCheck):
             return self._by_statistics(results, inputs, sample)
         reference = self._with_mask(inputs, sample)
         if dense and self.case.has_backward:
-            by_row = compare(reference, results, ROW_RESULTS, **bounds_of_data(self.case))
+            by_row = compare(reference, results, ROW_RESULTS)
             accuracy = replace(by_row, errors={**by_row.errors, **compare_checksums(reference, inputs, results)})
         else:
-            accuracy = compare(reference, results, **bounds_of_data(self.case))
+            accuracy = compare(reference, results)
         return replace(accuracy, flaws=self._flaws)
 
     def _with_mask(self, inputs: Inputs, sample: RowSample) -> Reference:
@@ -158,7 +157,7 @@ class DropoutResultCheck(ResultCheck):
         if not self.case.has_backward:
             seen, shown = seen[..., part], kept[..., part]
         reference = compute_reference(self.case, given, sample, kept=kept)
-        accuracy = compare(reference, results, **bounds_of_data(self.case))
+        accuracy = compare(reference, results)
         flaws = dropout_mask.find_mask_flaws(self.case, sample.rows, seen, kept if self.case.has_backward else shown)
         return replace(accuracy, flaws=flaws)
 

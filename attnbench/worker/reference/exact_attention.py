@@ -3,12 +3,8 @@
 Eager attention is the textbook's: softmax(q @ k.T * scale) @ v, with every intermediate result rounded to the case's
 dtype, and K and V repeated for grouped heads. Only its errors are kept, by position in the sequence.
 
-Out rounding. In one place a fused backward is less exact than eager. From each row of dP the gradient of softmax
-subtracts D, the row's sum of P dP. A fused backward computes D as dout out' instead (Dao et al., "FlashAttention",
-2022, appendix B.2), from the out that the forward has rounded. So D is off by about rounding * |dout * out|, and dq and
-dk are off by what follows from that, `Reference.out_rounding`. It is largest for a query that sees one key. Without
-dropout out is v itself there and is not rounded; with dropout it is v / (1 - p), while eager's dq is exactly zero.
-Therefore `out_rounding` is computed for cases with dropout and for hard inputs, and the tolerance adds it.
+Rounding. In some places a right fused kernel is less exact than eager: `Reference.rounding`, which the tolerance adds
+(rounding.py). It is computed for large scores and for cases with dropout.
 
 fp8. There is no eager attention in fp8. Its place takes the error that no fp8 attention can avoid: q, k and v rounded
 to e4m3 with one scale per tensor, and the probabilities rounded as kernels do (core/fp8.py), with everything else in
@@ -26,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 from attnbench.core import flops, fp8
 from attnbench.core.backend import Inputs, torch_dtype
 from attnbench.core.case import Case
+from attnbench.worker.reference.rounding import Rows, rounding_variances
 from attnbench.worker.reference.row_sample import RowSample, rows_of
 
 if TYPE_CHECKING:
@@ -95,7 +92,8 @@ class Reference:
     eager: Mapping[str, ErrorProfile]
     size: Mapping[str, ErrorProfile]
     cancelling_terms: Mapping[str, float]  # size of the terms of dq and dk; their sum may be zero, its rounding is not
-    out_rounding: Mapping[str, ErrorProfile]  # with dropout: standard deviation in dq and dk from the rounding of out
+    rounding: Mapping[str, ErrorProfile]  # standard deviations from roundings that eager's errors do not show
+    large_scores: bool
 
     def relative_eager_error(self, name: str) -> float:
         """Return eager's error over the size of the exact values, both in root mean square; 0 for a result of zeros."""
@@ -145,33 +143,34 @@ def compute_reference(
     *,
     rows_only: bool = False,
     kept: Tensor | None = None,
-    with_out_rounding: bool = False,
+    hard: bool = False,
 ) -> Reference:
     """Compute the exact results on the sample, and eager's errors for the same inputs.
 
     With `rows_only` dk and dv are left out. `kept` is the dropout mask, (pairs, count, group, seqlen_k) bool, True
-    where a probability stays; without it nothing is dropped. `out_rounding` is computed with dropout, and with
-    `with_out_rounding`.
+    where a probability stays; without it nothing is dropped. Where scores are large, as with
+    outliers in the case's data and with `hard` inputs, and with dropout, `rounding` is computed (rounding.py).
     """
     import torch
 
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("highest")  # a backend may have allowed TF32
     s, precise = case.shape, reference_dtype(case, inputs.q.device)
+    large_scores = hard or case.data == "outliers"
     scales = [fp8.descale(t) for t in (inputs.q, inputs.k, inputs.v)] if case.dtype == "fp8" else []
     group, count = s.nheads // s.nheads_k, sample.rows.shape[1]
     step = max(1, CHUNK // (group * s.seqlen_k * max(count, s.headdim, s.headdim_v)))
     parts = []
     eager: dict[str, ErrorProfile] = {}
     size: dict[str, ErrorProfile] = {}
-    out_rounding: dict[str, ErrorProfile] = {}
+    rounding: dict[str, ErrorProfile] = {}
     for pairs in torch.arange(len(sample.batch), device=sample.batch.device).split(step):
         batch, head, rows = sample.batch[pairs], sample.head[pairs], sample.rows[pairs]
         q = rows_of(case, inputs.q, batch, head, rows)
         k, v = inputs.k[batch, :, head], inputs.v[batch, :, head]
         dout = rows_of(case, inputs.dout, batch, head, rows) if inputs.dout is not None else None
         options: dict[str, Any] = {"rows_only": rows_only, "kept": None if kept is None else kept[pairs]}
-        exact, from_out_rounding = _attend(
+        exact, deviations = _attend(
             case,
             rows,
             q,
@@ -180,7 +179,8 @@ def compute_reference(
             dout,
             storage=precise,
             accumulate=precise,
-            with_out_rounding=dout is not None and (with_out_rounding or kept is not None),
+            with_rounding=large_scores or kept is not None,
+            large_scores=large_scores,
             **options,
         )
         storage = torch_dtype(case)
@@ -191,20 +191,13 @@ def compute_reference(
         for name, values in exact.items():
             _add_profile(eager, name, ErrorProfile.between(rounded[name], values))
             _add_profile(size, name, ErrorProfile.of(values))
-        for name, values in from_out_rounding.items():
-            _add_profile(out_rounding, name, ErrorProfile.of(values * rms_of_one_rounding(storage)))
+        for name, values in deviations.items():
+            _add_profile(rounding, name, ErrorProfile.of(values))
         parts.append(ReferencePart(batch, head, rows, exact))
     torch.set_float32_matmul_precision(before)
     terms = {"dq": float(inputs.k.abs().max()), "dk": float(inputs.q.abs().max())}
     terms = {name: case.softmax_scale * value for name, value in terms.items()}
-    return Reference(case, sample, tuple(parts), eager, size, terms, out_rounding)
-
-
-def rms_of_one_rounding(dtype: torch.dtype) -> float:
-    """Return the root mean square of the relative error of one rounding to a dtype: at most eps / sqrt(12)."""
-    import torch
-
-    return torch.finfo(dtype).eps / math.sqrt(12)
+    return Reference(case, sample, tuple(parts), eager, size, terms, rounding, large_scores)
 
 
 def _add_profile(found: dict[str, ErrorProfile], name: str, errors: ErrorProfile) -> None:
@@ -223,7 +216,8 @@ def _attend(
     accumulate: torch.dtype,
     rows_only: bool,
     kept: Tensor | None,
-    with_out_rounding: bool = False,
+    with_rounding: bool = False,
+    large_scores: bool = False,
     round_probabilities: Callable[[Tensor], Tensor] | None = None,
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """Compute attention of some key heads and their groups of query heads, rounding intermediates to `storage`.
@@ -233,8 +227,8 @@ def _attend(
     gives what eager attention gives in bf16. `round_probabilities` rounds the probabilities further before they
     multiply v.
 
-    Return the results ("out"; with dout also "dq", and "dk" and "dv" unless `rows_only`) and, with
-    `with_out_rounding`, the standard deviation of dq and dk for a relative error of 1 in out.
+    Return the results ("out"; with dout also "dq", and "dk" and "dv" unless `rows_only`) and, with `with_rounding`,
+    their standard deviations from roundings (rounding.py).
     """
     import torch
 
@@ -254,8 +248,9 @@ def _attend(
 
     dk = torch.zeros(pairs, group, *k.shape[1:], dtype=accumulate, device=k.device) if not rows_only else None
     dv = torch.zeros(pairs, group, *v.shape[1:], dtype=accumulate, device=v.device) if not rows_only else None
-    dk_rounding_squares = torch.zeros_like(dk) if dk is not None and with_out_rounding else None
-    outs, dqs, dq_rounding = [], [], []
+    outs, dqs = [], []
+    by_row: dict[str, list[Tensor]] = {}  # variances
+    by_key: dict[str, Tensor] = {}
     step = max(1, CHUNK // (pairs * group * keys))
     for start in range(0, count, step):
         at = slice(start, start + step)
@@ -264,34 +259,35 @@ def _attend(
         dropped = None if kept is None else ~kept[:, at]
         weights = p if dropped is None else (p * dropout_scale).masked_fill(dropped, 0.0)
         outs.append(times(round_probabilities(weights) if round_probabilities else weights, v))
-        if dout is None:
-            continue
-        do_rows = dout[:, at].to(storage).to(accumulate)
-        dp = times(do_rows, v.transpose(1, 2)).to(accumulate)
-        if dropped is not None:
-            dp = (dp * dropout_scale).masked_fill(dropped, 0.0)
-        p = p.to(accumulate)
-        slope = case.softmax_scale * (1 - (scores / case.softcap) ** 2 if case.softcap else 1)
-        ds = (p * (dp - (p * dp).sum(-1, keepdim=True))).to(storage) * slope
-        dqs.append(times(ds, k))
-        if dk is not None and dv is not None:
-            dk += summed(ds, q[:, at])
-            dv += summed(weights, do_rows)
-        if with_out_rounding:
-            row_rounding = (do_rows * outs[-1]).norm(dim=-1, keepdim=True) * p * slope
-            dq_rounding.append(times(row_rounding, k).abs())
-            if dk_rounding_squares is not None:
-                dk_rounding_squares += summed(row_rounding.square(), q[:, at].square())
+        computed = Rows(q[:, at], scores, p, weights, outs[-1])
+        if dout is not None:
+            do_rows = dout[:, at].to(storage).to(accumulate)
+            dp = times(do_rows, v.transpose(1, 2)).to(accumulate)
+            if dropped is not None:
+                dp = (dp * dropout_scale).masked_fill(dropped, 0.0)
+            p = p.to(accumulate)
+            slope = case.softmax_scale * (1 - (scores / case.softcap) ** 2 if case.softcap else 1)
+            ds = (p * (dp - (p * dp).sum(-1, keepdim=True))).to(storage) * slope
+            dqs.append(times(ds, k))
+            if dk is not None and dv is not None:
+                dk += summed(ds, q[:, at])
+                dv += summed(weights, do_rows)
+            computed = replace(computed, dout=do_rows, dp=dp, dq=dqs[-1])
+        if with_rounding:
+            found = rounding_variances(case, computed, k, v, large_scores=large_scores, rows_only=rows_only)
+            for name, each in found.items():
+                if name in ROW_RESULTS:
+                    by_row.setdefault(name, []).append(each)
+                else:
+                    by_key[name] = by_key[name].add_(each) if name in by_key else each
     results = {"out": torch.cat(outs, dim=1)}
     if dout is not None:
         results["dq"] = torch.cat(dqs, dim=1)
         for name, each in (("dk", dk), ("dv", dv)):
             if each is not None:  # round for each query head, then sum over the group
                 results[name] = each.to(storage).to(accumulate).sum(1).to(storage)
-    out_rounding = {"dq": torch.cat(dq_rounding, dim=1)} if dq_rounding else {}
-    if dk_rounding_squares is not None:
-        out_rounding["dk"] = dk_rounding_squares.sum(1).sqrt()
-    return results, out_rounding
+    variances = {**{name: torch.cat(parts, dim=1) for name, parts in by_row.items()}, **by_key}
+    return results, {name: variance.clamp(min=0).sqrt() for name, variance in variances.items()}
 
 
 def scaled_scores(case: Case, products: Tensor) -> Tensor:

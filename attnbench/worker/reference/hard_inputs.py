@@ -20,16 +20,15 @@ error still tells; each of eight sections of the sequence has its own tolerance 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from attnbench.core.backend import Inputs, Prepared, torch_dtype
 from attnbench.core.case import Case
 from attnbench.core.record import Accuracy
 from attnbench.worker.reference.exact_attention import compute_reference
 from attnbench.worker.reference.row_sample import check_inputs, choose_rows, draw_seed
-from attnbench.worker.reference.tolerance import SECTIONS, compare, expected_results
+from attnbench.worker.reference.tolerance import SECTIONS, compare
 
 if TYPE_CHECKING:
     import torch
@@ -49,32 +48,12 @@ def check_hard_inputs(case: Case, device: torch.device, prepare: Callable[[Input
     seed = draw_seed()
     sample = choose_rows(case, device, seed, share=SHARE)
     given = check_inputs(case, make_hard(case, device, seed), sample)
-    reference = compute_reference(case, given, sample, with_out_rounding=case.has_backward)
+    reference = compute_reference(case, given, sample, hard=True)
     prepared = prepare(given)
     results = prepared.canonical(prepared.launch())
-    wide = _wide(case) if device.type == "cpu" else {"out": 2.0}
-    return compare(reference, results, _judged(case, device), wide=wide, largest_score=2 * _shift(case))
-
-
-def _judged(case: Case, device: torch.device) -> tuple[str, ...]:
-    """Return the results of hard inputs that are judged.
-
-    Gradients are in 16 bits on a CPU only. In fp32 a score of 112 that a fused backward computes anew has another
-    rounding, as large as what a wrong kernel would do: torch's flash attention for CPUs is off by 500 times what eager
-    is. On a GPU it is not yet known how far right kernels may be off.
-    """
-    return ("out",) if case.dtype == "fp32" or device.type != "cpu" else expected_results(case)
-
-
-def _wide(case: Case) -> dict[str, float]:
-    """Return the results whose errors may be larger beside eager's than usual, and how many times eager's they may be.
-
-    Gradients have terms that cancel. In fp32 the products of q and k have the dtype's own rounding: once where column 0
-    is added last, and headdim times where it is added first, in a random walk sqrt(headdim) times as large.
-    """
-    if case.dtype == "fp32":
-        return dict.fromkeys(expected_results(case), 2 * math.sqrt(case.shape.headdim))
-    return dict.fromkeys(("dq", "dk", "dv"), 2.0)
+    if device.type == "cpu":
+        return compare(reference, results)
+    return compare(reference, results, ("out",), wide={"out": 2.0})  # it is not known how far gradients may be off
 
 
 def make_hard(case: Case, device: torch.device, seed: int) -> Inputs:
@@ -115,11 +94,6 @@ def set_sinks(case: Case, given: Inputs) -> None:
 
     sinks = torch.arange(min(SINKS, case.shape.seqlen_k)).flip(0)
     set_outliers(given, OUTLIER_SCORE / (KEY_LEVEL * case.softmax_scale), sinks)
-
-
-def bounds_of_data(case: Case) -> dict[str, Any]:
-    """Return what `compare` is given for a case's own inputs: with outliers, as for hard inputs."""
-    return {"wide": _wide(case), "largest_score": 2 * OUTLIER_SCORE} if case.data == "outliers" else {}
 
 
 def _shift(case: Case) -> float:

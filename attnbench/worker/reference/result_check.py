@@ -16,7 +16,6 @@ from attnbench.core.case import Case
 from attnbench.core.record import Accuracy
 from attnbench.worker.reference.checksums import compare_checksums
 from attnbench.worker.reference.exact_attention import ROW_RESULTS, Reference, compute_reference
-from attnbench.worker.reference.hard_inputs import bounds_of_data
 from attnbench.worker.reference.renewed_inputs import InputRenewal
 from attnbench.worker.reference.row_sample import FULL_FLOPS, RowSample, check_inputs, choose_rows, draw_seed
 from attnbench.worker.reference.tolerance import compare
@@ -48,8 +47,7 @@ class ResultCheck:
         self._reference = self._compute(self.inputs, sample)
 
     def _compute(self, given: Inputs, sample: RowSample, *, rows_only: bool = False) -> Reference:
-        outliers = self.case.data == "outliers"
-        return compute_reference(self.case, given, sample, rows_only=rows_only, with_out_rounding=outliers)
+        return compute_reference(self.case, given, sample, rows_only=rows_only)
 
     def launcher(self, prepared: Prepared) -> Callable[[], Any]:
         """Return the launch to call where its results are to be checked."""
@@ -57,7 +55,7 @@ class ResultCheck:
 
     def check_first(self, results: Mapping[str, Tensor]) -> Accuracy:
         """Compare the results of a launch on `self.inputs`."""
-        return compare(self._reference, results, **bounds_of_data(self.case))
+        return compare(self._reference, results)
 
     def fp8_problem(self, prepared: Prepared, accuracy: Accuracy) -> str | None:
         """Return why the launch of an fp8 cell does not compute in fp8, in one line; None where nothing shows that.
@@ -94,11 +92,11 @@ class ResultCheck:
         sample = choose_rows(self.case, original.q.device, draw_seed(), share=SECOND_SHARE)
         reference = self._compute(fresh, sample, rows_only=not sample.whole)
         if sample.whole or not self.case.has_backward:
-            return compare(reference, results, **bounds_of_data(self.case))
-        by_row = compare(reference, results, ROW_RESULTS, **bounds_of_data(self.case))
+            return compare(reference, results)
+        by_row = compare(reference, results, ROW_RESULTS)
         return replace(by_row, errors={**by_row.errors, **compare_checksums(self._reference, fresh, results)})
 
     def check_restored(self, results: Mapping[str, Tensor]) -> Accuracy:
         """Compare the results of a launch on the given inputs, restored after a renewal."""
         names = ROW_RESULTS if self.dout_masked else None
-        return compare(self._reference, results, names, **bounds_of_data(self.case))
+        return compare(self._reference, results, names)

@@ -38,7 +38,8 @@ from typing import TYPE_CHECKING
 from attnbench.core.backend import operand_dtype, torch_dtype
 from attnbench.core.case import Case
 from attnbench.core.record import Accuracy, TensorError
-from attnbench.worker.reference.exact_attention import ROW_RESULTS, ErrorProfile, Reference, rms_of_one_rounding
+from attnbench.worker.reference.exact_attention import ROW_RESULTS, ErrorProfile, Reference
+from attnbench.worker.reference.rounding import rms_of_one_rounding
 
 if TYPE_CHECKING:
     import torch
@@ -60,22 +61,19 @@ def compare(
     names: tuple[str, ...] | None = None,
     *,
     wide: Mapping[str, float] | None = None,
-    largest_score: float = 0.0,
 ) -> Accuracy:
     """Compare results, (batch, seqlen, nheads, headdim) each, with the reference.
 
     `names` are the results to compare, by default all; every result must be there and finite all the same. For those in
-    `wide` both errors may be that many times eager's, plus one rounding. `largest_score` is that of inputs made to have
-    large ones: its rounding in float32 is an error of all probabilities of a row, as where a fused backward computes
-    them from the row's log-sum-exp. Raises ValueError where a result is missing,
-    or has another shape or dtype than the case's.
+    `wide` both errors may be that many times eager's, plus one rounding. Raises ValueError where a result is
+    missing, or has another shape or dtype than the case's.
     """
     case, sample = reference.case, reference.sample
     for name in expected_results(case):
         _check_form(case, name, results)
     values = {name: _compared_values(name, results) for name in expected_results(case)}
     errors = {
-        name: _worst_error(reference, name, values[name], results[name].dtype, (wide or {}).get(name), largest_score)
+        name: _worst_error(reference, name, values[name], results[name].dtype, (wide or {}).get(name))
         for name in names or expected_results(case)
     }
     unwritten = tuple(name for name in expected_results(case) if not bool(values[name].isfinite().all()))
@@ -107,6 +105,11 @@ def _effective_counts(size: ErrorProfile, sections: int) -> list[float]:
     squares, fourths = (t.tensor_split(sections) for t in (size.square, size.fourth))
     pairs = ((float(square.sum()) ** 2, float(fourth.sum())) for square, fourth in zip(squares, fourths, strict=True))
     return [max(1.0, total / fourth) if fourth else 1.0 for total, fourth in pairs]
+
+
+def _slack(count: float) -> float:
+    """Return by how much a root mean square over `count` rows may exceed another by chance."""
+    return math.sqrt(1 + DEVIATIONS_MEAN * math.sqrt(4 / count))
 
 
 def _excess(error: TensorError) -> float:
@@ -142,7 +145,7 @@ def _compared_values(name: str, results: Mapping[str, Tensor]) -> Tensor:
 
 
 def _worst_error(
-    reference: Reference, name: str, result: Tensor, dtype: torch.dtype, wide: float | None, largest_score: float
+    reference: Reference, name: str, result: Tensor, dtype: torch.dtype, wide: float | None
 ) -> TensorError:
     """Return the error of one result in the section where it is largest relative to its tolerance.
 
@@ -159,35 +162,35 @@ def _worst_error(
     assert found is not None
     eager, size = reference.eager[name], reference.size[name]
     elements = sum(part.exact[name].numel() for part in reference.parts) / len(size.largest)  # at each position
-    out_rounding = reference.out_rounding.get(name) or ErrorProfile(
+    rounding = reference.rounding.get(name) or ErrorProfile(
         torch.zeros_like(size.largest), torch.zeros_like(size.square), torch.zeros_like(size.fourth)
     )
-    peaks = torch.stack([found.largest, eager.largest, size.largest, out_rounding.largest])
-    squares = torch.stack([found.square, eager.square, size.square, out_rounding.square])
+    peaks = torch.stack([found.largest, eager.largest, size.largest, rounding.largest])
+    squares = torch.stack([found.square, eager.square, size.square, rounding.square])
     n = min(SECTIONS, max(1, peaks.shape[1] // 16))
     largest_by_section = torch.stack([section.amax(1) for section in peaks.tensor_split(n, dim=1)]).tolist()
     mean_squares = torch.stack([section.mean(1) for section in squares.tensor_split(n, dim=1)]).div(elements)
     rms_by_section = mean_squares.sqrt().tolist()
-    counts = _effective_counts(size, n)
+    counts = counts_of_largest = _effective_counts(size, n)
+    if reference.large_scores:
+        counts_of_largest = [min(pair) for pair in zip(counts, _effective_counts(eager, n), strict=True)]
     total = squares.sum(1).tolist()
     relative = math.sqrt(total[0] / total[2]) if total[2] else math.sqrt(total[0])
     largest_values = (value for _, _, value, _ in largest_by_section)
-    rounding = summation_error(case) + 4 * FLOAT32_UNIT * largest_score
-    floor: float = rounding * max(reference.cancelling_terms.get(name, 0.0), *largest_values)
+    floor: float = summation_error(case) * max(reference.cancelling_terms.get(name, 0.0), *largest_values)
 
     eps, one_rounding = torch.finfo(dtype).eps, rms_of_one_rounding(dtype)
-    slacks = [math.sqrt(1 + DEVIATIONS_MEAN * math.sqrt(4 / count)) for count in counts]
     largest_errors = []
-    for (error, by_eager, value, deviation), count, slack in zip(largest_by_section, counts, slacks, strict=True):
-        bound = (wide or 2) * by_eager * (slack if count < FEW else 1) + eps * value
+    for (error, by_eager, value, deviation), count in zip(largest_by_section, counts_of_largest, strict=True):
+        bound = (wide or 2) * by_eager * (_slack(count) if count < FEW else 1) + eps * value
         largest_errors.append(TensorError(error, by_eager, bound + DEVIATIONS_LARGEST * deviation + floor, relative))
     largest = worst(largest_errors)
     root_mean_squares = []
-    for (error, by_eager, value, deviation), count, slack in zip(rms_by_section, counts, slacks, strict=True):
+    for (error, by_eager, value, deviation), count in zip(rms_by_section, counts, strict=True):
         if wide or case.dtype == "fp8" or count < FEW:
-            bound = (wide or 2) * by_eager * (slack if count < FEW else 1) + one_rounding * value
+            bound = (wide or 2) * by_eager * (_slack(count) if count < FEW else 1) + one_rounding * value
         else:
-            bound = max(math.sqrt(EXTRA_ROUNDINGS) * by_eager, one_rounding * value) * slack
+            bound = max(math.sqrt(EXTRA_ROUNDINGS) * by_eager, one_rounding * value) * _slack(count)
         root_mean_squares.append(TensorError(error, by_eager, bound + DEVIATIONS_RMS * deviation + floor, relative))
     root_mean_square = worst(root_mean_squares)
     if largest.ok:
