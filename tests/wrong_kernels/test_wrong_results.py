@@ -222,6 +222,19 @@ def test_sums_that_are_not_rescaled(steady_cpu: MeasuringDevice, dtype: str, siz
     found_on_hard_inputs(steady_cpu, wrong_results.stale_maximum, hard_case(dtype=dtype, **sizes))
 
 
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+@pytest.mark.parametrize("causal", [False, True])
+def test_a_backward_that_saturates(steady_cpu: MeasuringDevice, dtype: str, causal: bool) -> None:
+    """Fault: gradients are lost where scores are beyond 80. Found: wrong on hard inputs, in dq and dk alone."""
+    record = steady_cpu.measure(
+        wrong_results.saturated_backward, hard_case(direction="bwd", dtype=dtype, causal=causal)
+    )
+    assert record.status == "wrong"
+    assert str(record.reason).startswith("on hard inputs: dq ")
+    assert record.accuracy is not None
+    assert {name for name, error in record.accuracy.errors.items() if not error.ok} <= {"dq", "dk"}
+
+
 class Capped(Function):
     """An own function that accepts a case with a softcap."""
 
@@ -497,6 +510,18 @@ def test_a_kernel_of_zeros_on_zeros(steady_cpu: MeasuringDevice, direction: str)
     record = steady_cpu.measure(zeros, replace(case(direction), data="zeros"), QUICK)
     assert record.status == "wrong"
     assert str(record.reason).startswith("on hard inputs: "), record.reason
+
+
+@pytest.mark.parametrize("operands", ["qkvp", "qk", "v", "p"])
+@pytest.mark.parametrize(
+    ("narrow", "direction"), [(wrong_results.tf32_bits, "fwd"), (wrong_results.bf16_bits, "bwd")], ids=["tf32", "bf16"]
+)
+def test_fewer_bits_on_outliers(steady_cpu: MeasuringDevice, narrow: Any, direction: str, operands: str) -> None:
+    """Fault: a float32 case in 10 or 7 bits of mantissa, with scores of 10 to 20. Found: wrong at the first launch."""
+    which = replace(hard_case(dtype="fp32", direction=direction), data="outliers")
+    record = steady_cpu.measure(wrong_results.InFewerBits(operands, narrow), which, QUICK)
+    assert record.status == "wrong"
+    assert not str(record.reason).startswith((*IN_A_LATER_LAUNCH, "on hard inputs: "))
 
 
 @pytest.mark.parametrize("data", ["outliers", "uniform"])

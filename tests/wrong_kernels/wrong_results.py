@@ -253,6 +253,25 @@ def wrong_dk(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
     return attention(q, _Skewed.apply(k, 1.05), v, **options)
 
 
+class _Saturated(torch.autograd.Function):
+    """Identity; in the backward no gradient where a value is beyond 80."""
+
+    @staticmethod
+    def forward(ctx: Any, t: Tensor) -> Tensor:
+        ctx.save_for_backward(t)
+        return t.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        return gradient.masked_fill(ctx.saved_tensors[0].abs() > 80, 0.0)
+
+
+def saturated_backward(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, softmax_scale: float) -> Tensor:
+    """Returns a right output, and gradients as if scores beyond 80 were constant, as where they are clamped."""
+    found = _Saturated.apply(scores(q, k, causal, softmax_scale))
+    return weigh(found.softmax(-1), v)
+
+
 class _WrongWhereDense(torch.autograd.Function):
     """Identity; in the backward half the gradient, unless most of dout is zero."""
 

@@ -8,7 +8,7 @@ timed, dk and dv must satisfy equations that hold exactly (checksums.py). Every 
 
 The tolerance (tolerance.py) is flash-attention's (tests/test_flash_attn.py): the largest error may be twice that of
 eager attention in the case's dtype, plus a floor. The root mean square may be 1.22 times eager's, plus what chance
-explains.
+explains. Where scores are large, rounding.py says how far a right fused kernel may be off beside eager.
 
 result_check.py has the order: before timing, and again after timing on inputs that were changed in place
 (renewed_inputs.py). Where rows are sampled, screen.py looks for wrong ones among all of them. A last launch, prepared
@@ -22,7 +22,7 @@ from attnbench.core.case import Case
 from attnbench.worker.reference.checksums import compare_checksums
 from attnbench.worker.reference.dropout_check import DropoutResultCheck
 from attnbench.worker.reference.exact_attention import Reference, compute_reference, visible_keys, warm_up
-from attnbench.worker.reference.hard_inputs import check_hard_inputs, make_hard
+from attnbench.worker.reference.hard_inputs import check_hard_inputs, launch_on_hard_inputs, make_hard
 from attnbench.worker.reference.renewed_inputs import InputRenewal
 from attnbench.worker.reference.result_check import ResultCheck
 from attnbench.worker.reference.row_sample import SCORE_BUDGET, RowSample, check_inputs, choose_rows
@@ -50,6 +50,7 @@ __all__ = [
     "compute_reference",
     "expected_results",
     "find_wrong_rows",
+    "launch_on_hard_inputs",
     "make_check",
     "make_hard",
     "visible_keys",

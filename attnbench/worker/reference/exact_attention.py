@@ -275,11 +275,11 @@ def _attend(
             computed = replace(computed, dout=do_rows, dp=dp, dq=dqs[-1])
         if with_rounding:
             found = rounding_variances(case, computed, k, v, large_scores=large_scores, rows_only=rows_only)
-            for name, each in found.items():
+            for name, variance in found.items():
                 if name in ROW_RESULTS:
-                    by_row.setdefault(name, []).append(each)
+                    by_row.setdefault(name, []).append(variance)
                 else:
-                    by_key[name] = by_key[name].add_(each) if name in by_key else each
+                    by_key[name] = by_key[name].add_(variance) if name in by_key else variance
     results = {"out": torch.cat(outs, dim=1)}
     if dout is not None:
         results["dq"] = torch.cat(dqs, dim=1)

@@ -20,13 +20,13 @@ error still tells; each of eight sections of the sequence has its own tolerance 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from attnbench.core.backend import Inputs, Prepared, torch_dtype
 from attnbench.core.case import Case
 from attnbench.core.record import Accuracy
-from attnbench.worker.reference.exact_attention import compute_reference
+from attnbench.worker.reference.exact_attention import Reference, compute_reference
 from attnbench.worker.reference.row_sample import check_inputs, choose_rows, draw_seed
 from attnbench.worker.reference.tolerance import SECTIONS, compare
 
@@ -45,15 +45,22 @@ SHARE = 0.25  # of SCORE_BUDGET
 
 def check_hard_inputs(case: Case, device: torch.device, prepare: Callable[[Inputs], Prepared]) -> Accuracy:
     """Launch once on hard inputs, and compare the results. Call it where nothing is timed any more."""
+    reference, results = launch_on_hard_inputs(case, device, prepare)
+    if device.type == "cpu":
+        return compare(reference, results)
+    return compare(reference, results, ("out",), wide={"out": 2.0})  # not known: how far gradients may be off
+
+
+def launch_on_hard_inputs(
+    case: Case, device: torch.device, prepare: Callable[[Inputs], Prepared]
+) -> tuple[Reference, Mapping[str, Tensor]]:
+    """Launch once on hard inputs, of a seed from the operating system, and return the reference and the results."""
     seed = draw_seed()
     sample = choose_rows(case, device, seed, share=SHARE)
     given = check_inputs(case, make_hard(case, device, seed), sample)
     reference = compute_reference(case, given, sample, hard=True)
     prepared = prepare(given)
-    results = prepared.canonical(prepared.launch())
-    if device.type == "cpu":
-        return compare(reference, results)
-    return compare(reference, results, ("out",), wide={"out": 2.0})  # it is not known how far gradients may be off
+    return reference, prepared.canonical(prepared.launch())
 
 
 def make_hard(case: Case, device: torch.device, seed: int) -> Inputs:

@@ -1,35 +1,35 @@
-"""Estimates how far right fused kernels may be off where eager attention, by its order of computation, is not.
+"""Estimates how far a right fused kernel may be off where eager attention, by what it computes in which order, is not.
 
-Scores. A dot product of headdim terms is off by at most headdim * u * sum |q_d k_d| in any order of summation, u being
-half a unit in the last place of float32 (Higham, "Accuracy and stability of numerical algorithms", 2002, section 3.1).
-In one order, the error of each addition is some u times the partial sum, and independent errors add up in squares
-(Higham and Mary, "A new approach to probabilistic rounding error analysis", 2019). Terms of random signs have partial
-sums of sqrt(sum (q_d k_d)^2) at most, in root mean square, whatever their order. So the standard deviation of a score
-is at most sqrt(headdim) * sqrt(sum (q_d k_d)^2) roundings; and a few roundings of the score itself, where it is scaled,
-capped, and subtracted from the largest. It is the relative error of a probability.
+Sums. A product of d terms x_i y_i is off by at most d u sum |x_i y_i| in any order of summation, u being the unit
+roundoff (Higham, "Accuracy and stability of numerical algorithms", 2002, section 3.1). Each addition is off by a
+rounding of its partial sum, and independent errors add up in squares (Higham and Mary, "A new approach to probabilistic
+rounding error analysis", 2019). Where terms have random signs, or all but one, no partial sum exceeds
+sqrt(sum (x_i y_i)^2) in root mean square, whatever the order. So the standard deviation is at most sqrt(d) roundings of
+that. This is what scores q k', dP = dout v' and D = dout out' have in float32. A score is rounded some more times, and
+its error is the relative error of its probability.
 
-Eager computes the probabilities once, and normalises those: the errors of a row add up to zero in out, and again in dS.
-A fused backward computes them anew, from scores summed in another order, and normalises them by the log-sum-exp of
-the forward (Dao et al., "FlashAttention", 2022, appendix B.4). The row of P does not add up to one then, nor that of dS
-to zero. In a row, with independent errors e_j in the forward and e'_j in the backward, and D = sum_j P_j dP_j,
+Scores. Eager computes the probabilities once and normalises those, so that the errors of a row add up to zero, and so
+do those of dS. A fused backward computes them anew, from scores summed in another order, and normalises them by the
+log-sum-exp of its forward (Dao et al., "FlashAttention", 2022, appendix B). Then a row of P does not add up to one, nor
+one of dS to zero. With independent errors e_j of the scores in the forward and e'_j in the backward, errors f_j of dP,
+and e = sum_j P_j e_j, in a row
 
-    out is off by                     sum_j e_j P_j (v_j - out)
-    D, computed as dout out', by      sum_j e_j P_j (dP_j - D)
-    P_j in the backward by            P_j (e'_j - e),    e = sum_j e_j P_j
-    dq by                             sum_j e'_j dS_j k_j - (error of D) sum_j P_j k_j - e dq
+    out    is off by   sum_j e_j P_j (v_j - out)
+    D      is off by   sum_j e_j dS_j,                  dS_j = P_j (dP_j - D)
+    P_j    is off by   (e'_j - e) P_j                   in the backward
+    dq     is off by   sum_j (e'_j dS_j + f_j P_j) k_j - (error of D) sum_j P_j k_j - e dq
 
-and dk and dv by sums of the same over the rows. Where a column of k is the same in all keys, as an outlier channel is,
-eager's error of dq cancels in it, since sum_j dS_j = 0, but neither of the first two terms does: with k = 28 and scores
-of 10 to 20, torch's flash attention for CPUs is ten times as far off as eager in fp32
-(tests/worker/test_rounding.py).
+and dk and dv by sums of the same over rows. Where a column of k is the same in all keys, as an outlier channel is,
+eager's errors cancel in that column of dq, and these do not. With 28 in that column and scores of 10 to 20, in fp32,
+torch's flash attention for CPUs was off by up to 70 times as much as eager in dq. Its own probabilities give that error
+in float64 too, and those of its forward in both passes a tenth of it (tests/worker/test_rounding.py).
 
-Out. D is also off since the forward rounds out, by one rounding of |dout * out|, and since it rounds the probabilities
-that multiply v, by one rounding of each P_j dP_j. It is largest for a query that sees one key. Without dropout out is v
+Out and probabilities. D is also off because a forward rounds out, and the probabilities that multiply v, to the dtype:
+by one rounding of each dout * out and P_j dP_j. It matters most for a query that sees one key. Without dropout out is v
 itself there and is not rounded; with dropout it is v / (1 - p), while eager's dq is exactly zero.
 
-The tolerance (tolerance.py) adds what follows: for large scores all of it, with dropout on other data the rounding of
-out alone. Where scores are of a few units and nothing is dropped, eager's own error has the same size, and nothing is
-added.
+The tolerance (tolerance.py) adds all of this where scores are large, and the rounding of out alone with dropout on
+other data. Elsewhere nothing is added: eager's error has the same size.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-SCORE_ROUNDINGS = 4  # of a score once it is summed: scaled (twice), capped, subtracted
+SCORE_ROUNDINGS = 4  # of a score once it is summed: scaled, capped, times log2(e), less the log-sum-exp
 
 
 def rms_of_one_rounding(dtype: torch.dtype) -> float:
@@ -78,9 +78,9 @@ def rounding_variances(
 ) -> dict[str, Tensor]:
     """Return by result the variance of each element, from the roundings of some rows.
 
-    Those of "out" and "dq" are (pairs, count, group, d). Those of "dk" and "dv", (pairs, seqlen_k, d), are left out with
-    `rows_only`; they are to be added up over all rows. k and v are (pairs, seqlen_k, d). Without `large_scores` only the
-    rounding of out counts.
+    k and v are (pairs, seqlen_k, d). Variances of "out" and "dq" are (pairs, count, group, d). Those of "dk" and "dv",
+    (pairs, seqlen_k, d), are to be added up over all rows; they are left out with `rows_only`. Without `large_scores`
+    only the rounding of out counts.
     """
     import torch
 
@@ -89,7 +89,7 @@ def rounding_variances(
     p, weights = rows.p, rows.weights
     capped = rows.scores / case.softcap if case.softcap else None
     slope = case.softmax_scale * (1 if capped is None else 1 - capped**2)
-    # Of scores, that is relative ones of probabilities; and for each row that of its log-sum-exp
+    # of_scores: e_j; of_sum: e, and the rounding of the log-sum-exp; of_d: D; of_dp: f_j
     of_scores = _times(rows.q.square(), k.square().mT) * slope**2
     of_scores = of_float32 * (case.shape.headdim * of_scores + SCORE_ROUNDINGS * rows.scores.square())
     of_sum = of_float32 * SCORE_ROUNDINGS * (p * rows.scores.square()).sum(-1, keepdim=True)

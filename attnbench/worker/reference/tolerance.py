@@ -16,16 +16,19 @@ values of early rows large, and their tolerance would hide errors in late rows:
   FEW, where eager's own error may be small by chance, it is twice eager's, plus one rounding.
 
 Where eager's place is taken by another estimate (fp8) the root mean square may be twice that, plus one rounding.
-hard_inputs.py widens both bounds for gradients, and in fp32.
+For rows that were chosen for their errors (screen.py), and on hard inputs on a GPU, it may too.
 
 Both bounds are raised by:
 
 - four times the error to expect of a float32 sum of n terms in any order, sqrt(n) units in the last place (Higham and
   Mary, "A new approach to probabilistic rounding error analysis", 2019), for the arithmetic inside any kernel. It
   matters for fp32 only.
-- with dropout, what the rounding of out adds to dq and dk in a fused backward (exact_attention.py): four standard
-  deviations for the largest error and two for the root mean square, because a row of a head has a single such error,
-  and a section of one head may have only 16.
+- for large scores and with dropout, what roundings add in a fused kernel (rounding.py): four standard deviations for
+  the largest error and two for the root mean square, because a row of a head shares one such error, and a section of
+  one head may have only 16 rows.
+
+Where scores are large, eager's largest error may be that of a few elements too, small by chance. So the rows that count
+for the bound of the largest error are those by eager's errors, where they are fewer.
 """
 
 from __future__ import annotations
@@ -47,8 +50,8 @@ if TYPE_CHECKING:
 
 SECTIONS = 8  # of the sequence
 FLOAT32_UNIT = 2.0**-24
-# Standard deviations of the error from the rounding of out: allowed in the largest error, and in the root mean square
 NEARLY_ALL = 0.8  # of the places in a stretch: some errors of a wrong stretch are small by chance
+# Standard deviations of rounding.py that are allowed in the largest error, and in the root mean square
 DEVIATIONS_LARGEST, DEVIATIONS_RMS = 4.0, 2.0
 FEW = 32  # rows that count, below which twice eager's error is allowed
 EXTRA_ROUNDINGS = 6 / 4  # mean square of the error that is allowed, over eager's

@@ -1,0 +1,110 @@
+"""How far right kernels are off on hard inputs, beside eager's error and beside the bounds that hold on a CPU.
+
+    python -m pytest -s tests/gpu/test_hard_inputs_gpu.py          on a GPU: every backend that works there, in 60 s
+
+On a GPU a run judges only out on hard inputs, with a root mean square of twice eager's. The table tells whether the
+bounds of a CPU, for all results, would hold there too. Backends are all in this process, each once.
+"""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Iterator, Sequence
+from functools import partial
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from attnbench import backends  # noqa: E402
+from attnbench.core.backend import Unsupported  # noqa: E402
+from attnbench.core.case import Case, Shape  # noqa: E402
+from attnbench.core.machine import Device  # noqa: E402
+from attnbench.worker import environment, reference  # noqa: E402
+
+LAUNCHES = 3  # of each case, with inputs of other seeds
+MAX_SECONDS = 50.0
+
+
+def cases(seqlen: int = 1024) -> Iterator[Case]:
+    for dtype in ("bf16", "fp16"):
+        for headdim in (64, 128):
+            for nheads_k, causal in ((4, False), (4, True), (1, False)):
+                shape = Shape(1, seqlen, seqlen, 4, nheads_k, headdim, headdim)
+                yield Case(shape, dtype, "fwd_bwd", causal)  # type: ignore[arg-type]
+
+
+def errors_on_hard_inputs(name: str, which: Sequence[Case], device: Device, until: float) -> Iterator[str]:
+    """Yield a line for each case that a backend takes: the ratios of each result, the largest of some launches.
+
+    They are the largest error over eager's largest, the root mean square over eager's, and the error over its bound,
+    of the largest or of the root mean square. No case is begun after `until`, by the monotonic clock.
+    """
+    backend = backends.load(name, backends.BACKENDS[name])
+    if not (probe := backend.probe()).usable:
+        yield f"{name:18s} {probe.why_not}"
+        return
+    for case in which:
+        if time.monotonic() > until:
+            yield f"{name:18s} no time is left"
+            return
+        if backend.unsupported(case, device):
+            continue
+        found: dict[str, list[tuple[float, float, float]]] = {}
+        wrong = ""
+        try:
+            for _ in range(LAUNCHES):
+                answer, results = reference.launch_on_hard_inputs(
+                    case, torch.device(device.kind, device.index), partial(backend.prepare, case)
+                )
+                accuracy = reference.compare(answer, results)
+                wrong = wrong or accuracy.problem()
+                for result, error in accuracy.errors.items():
+                    rms = error.relative / max(answer.relative_eager_error(result), 1e-30)
+                    ratios = (error.max_error / max(error.eager_error, 1e-30), rms, error.max_error / error.tolerance)
+                    found.setdefault(result, []).append(ratios)
+                del answer, results
+        except Unsupported as refusal:
+            wrong = f"skipped: {refusal}"
+        except Exception as error:  # whatever a library raises; the other backends go on
+            wrong = f"failed: {type(error).__name__}: {error}".splitlines()[0][:120]
+        s = case.shape
+        texts = (
+            f"{result} {max(r[0] for r in each):5.2f} {max(r[1] for r in each):5.2f} {max(r[2] for r in each):5.2f}"
+            for result, each in found.items()
+        )
+        mask = "causal" if case.causal else "full"
+        cell = f"{name:18s} {case.dtype} d{s.headdim} h{s.nheads}/{s.nheads_k} {mask:6s}"
+        yield " | ".join((cell, *texts, wrong or "ok"))
+        gc.collect()
+
+
+def print_table(names: Sequence[str], which: Sequence[Case], device: Device, seconds: float) -> list[str]:
+    """Print the lines of all backends as they come, and return them."""
+    print("\nof each result: largest error / eager's, root mean square / eager's, error / bound")
+    until, lines = time.monotonic() + seconds, []
+    for name in names:
+        for line in errors_on_hard_inputs(name, which, device, until):
+            lines.append(line)
+            print(line, flush=True)
+    return lines
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+def test_errors_of_every_backend_on_a_gpu() -> None:
+    device = environment.describe("cuda:0").device
+    first = ["sdpa-flash", "sdpa-cudnn", "sdpa-efficient", "triton", "eager"]
+    rest = [name for name in backends.BACKENDS if name not in (*first, *backends.NOT_BY_DEFAULT)]
+    lines = print_table([*first, *rest], list(cases()), device, MAX_SECONDS)
+    assert any(line.startswith("sdpa-flash") and "bf16" in line and "failed" not in line for line in lines)
+
+
+def test_errors_of_backends_on_a_cpu() -> None:
+    """No case is wrong by the bounds that hold here."""
+    device = Device("cpu", 0, "CPU", 2**34, 2**34)
+    names, which = ("eager", "sdpa-math", "sdpa-flash"), list(cases(128))
+    lines = print_table(names, which, device, MAX_SECONDS)
+    assert len(lines) == len(names) * len(which)
+    assert all(line.endswith("| ok") for line in lines), lines

@@ -1,0 +1,145 @@
+"""What roundings do to a fused backward on data with large scores: eager's error says little of it, rounding.py does.
+
+The fused backward here is right and in float64, but for its scores. They have the errors of float32 sums in an order of
+its own, in the forward and in the backward.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from attnbench.core.backend import Inputs
+from attnbench.core.case import Case, Shape
+from attnbench.worker import inputs, reference
+from attnbench.worker.reference import hard_inputs
+
+CPU = torch.device("cpu")
+Order = Callable[[int], Sequence[int]]
+
+
+def first(headdim: int) -> Sequence[int]:
+    """The order that adds column 0 first, which is the large one."""
+    return range(headdim)
+
+
+def last(headdim: int) -> Sequence[int]:
+    """The order that adds column 0 last."""
+    return range(headdim)[::-1]
+
+
+def fused(case: Case, given: Inputs, forward: Order, backward: Order) -> dict[str, Tensor]:
+    """Return the results of a fused kernel that sums scores in float32 in these orders."""
+    q, k, v, dout = (t.transpose(1, 2) for t in (given.q, given.k, given.v, given.dout))
+    s = case.shape
+
+    def scores(order: Order) -> Tensor:
+        total = torch.zeros(s.batch, s.nheads, s.seqlen_q, s.seqlen_k)
+        for d in order(s.headdim):
+            total += q[..., d, None] * k[..., None, :, d]
+        total = total.double() * case.softmax_scale
+        visible = torch.ones(s.seqlen_q, s.seqlen_k, dtype=torch.bool).tril() if case.causal else True
+        return total.masked_fill(~torch.as_tensor(visible), -math.inf)
+
+    before, after = scores(forward), scores(backward)
+    q, k, v, dout = (t.double() for t in (q, k, v, dout))
+    log_sum = before.logsumexp(-1, keepdim=True)
+    out = (before - log_sum).exp() @ v
+    p = (after - log_sum).exp()
+    ds = p * (dout @ v.mT - (dout * out).sum(-1, keepdim=True)) * case.softmax_scale
+    results = {"out": out, "dq": ds @ k, "dk": ds.mT @ q, "dv": p.mT @ dout}
+    return {name: t.transpose(1, 2).float() for name, t in results.items()}
+
+
+def made(data: str, causal: bool, headdim: int = 128) -> tuple[Case, Inputs, reference.Reference]:
+    """Return a case in fp32 on `data`, which may be "hard", with its reference."""
+    shape = Shape(1, 256, 256, 2, 2, headdim, headdim)
+    case = Case(shape, "fp32", "bwd", causal, data="normal" if data == "hard" else data)  # type: ignore[arg-type]
+    given = hard_inputs.make_hard(case, CPU, 0) if data == "hard" else inputs.make(case, "cpu", 0)
+    sample = reference.choose_rows(case, CPU)
+    assert sample.whole
+    return case, given, reference.compute_reference(case, given, sample, hard=data == "hard")
+
+
+@pytest.mark.parametrize("orders", [(first, last), (last, first), (first, first), (last, last)])
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("headdim", [32, 128])
+@pytest.mark.parametrize("data", ["outliers", "hard"])
+def test_a_fused_backward_passes_in_any_order_of_summation(data: str, headdim: int, causal: bool, orders: Any) -> None:
+    case, given, answer = made(data, causal, headdim)
+    accuracy = reference.compare(answer, fused(case, given, *orders))
+    assert accuracy.ok, accuracy.problem()
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_dq_is_off_in_the_outlier_channel_where_the_orders_differ(causal: bool) -> None:
+    """The channel is the same in all keys, so that dq has 28 times the sum of a row of dS, which is zero exactly."""
+    case, given, answer = made("outliers", causal)
+    apart, alike = (fused(case, given, first, order) for order in (last, first))
+    exact = answer.parts[0].exact["dq"].squeeze(2)
+    off, off_alike = ((found["dq"][0].transpose(0, 1) - exact).square().mean((0, 1)).sqrt() for found in (apart, alike))
+    assert int(off.argmax()) == 0
+    assert off[0] > 10 * off[1:].max()
+    assert off[0] > 5 * off_alike[0]
+    eager = math.sqrt(float(answer.eager["dq"].square.sum()) / exact.numel())
+    assert off.square().mean().sqrt() > 3 * eager
+    assert not reference.compare(replace(answer, rounding={}), apart).ok
+    assert reference.compare(replace(answer, rounding={}), alike).ok
+
+
+def test_the_error_of_torchs_flash_attention_comes_from_its_probabilities() -> None:
+    """They are read by one-hot v in its forward, and by one-hot dout in its backward.
+
+    In float64 the two give its own error of dq, but for what those of the forward give in both passes.
+    """
+    case, given, _ = made("outliers", causal=True)
+    q, k, v, dout = (t.transpose(1, 2) for t in (given.q, given.k, given.v, given.dout))
+
+    def flash(v: Tensor, dout: Tensor) -> tuple[Tensor, ...]:
+        leaves = [t.detach().clone().requires_grad_() for t in (q, k, v)]
+        with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.FLASH_ATTENTION):
+            out = torch.nn.functional.scaled_dot_product_attention(*leaves, is_causal=True)
+        return out.detach(), *torch.autograd.grad(out, leaves, dout)
+
+    def dq(forward: Tensor, backward: Tensor) -> Tensor:
+        row_sum = (dout.double() * (forward @ v.double())).sum(-1, keepdim=True)
+        return (backward * (dout.double() @ v.double().mT - row_sum)) @ k.double() * case.softmax_scale
+
+    seen = [torch.zeros(1, 2, 256, 256, dtype=torch.float64) for _ in range(2)]
+    for start in range(0, 256, 128):
+        one_hot = torch.zeros_like(v)
+        one_hot[:, :, start : start + 128] = torch.eye(128)
+        seen[0][..., start : start + 128] = flash(one_hot, dout)[0]
+        seen[1][:, :, start : start + 128] = flash(v, one_hot)[3].mT
+    scores = (q.double() @ k.double().mT * case.softmax_scale).masked_fill(
+        ~torch.ones(256, 256).tril().bool(), -math.inf
+    )
+    p = scores.softmax(-1)
+    exact, actual = dq(p, p), flash(v, dout)[1].double()
+    apart, alike = (dq(seen[0], other) - exact for other in (seen[1], seen[0]))
+    assert (actual - exact - apart).norm() < 0.3 * apart.norm() + 2 * alike.norm()
+
+
+@pytest.mark.parametrize("data", ["outliers", "hard"])
+def test_the_deviations_are_not_far_above_what_a_right_kernel_makes(data: str) -> None:
+    """In root mean square; the worst order of two."""
+    case, given, answer = made(data, causal=True)
+    for name in ("out", "dq", "dk", "dv"):
+        part = answer.parts[0]
+        squares = [
+            float((part.select(case, name, found[name]) - part.exact[name]).square().sum())
+            for found in (fused(case, given, first, last), fused(case, given, last, first))
+        ]
+        ratio = math.sqrt(max(squares) / float(answer.rounding[name].square.sum()))
+        assert 0.1 < ratio < 1, (name, ratio)
+
+
+def test_nothing_is_added_on_other_data() -> None:
+    for data in ("normal", "uniform", "zeros"):
+        assert not made(data, causal=False)[2].rounding
