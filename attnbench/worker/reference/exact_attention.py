@@ -15,7 +15,7 @@ to 3.7 %, v 2.6 % and the probabilities 2.6 %. The exact result is that of the i
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -93,7 +93,7 @@ class Reference:
     size: Mapping[str, ErrorProfile]
     cancelling_terms: Mapping[str, float]  # size of the terms of dq and dk; their sum may be zero, its rounding is not
     rounding: Mapping[str, ErrorProfile]  # standard deviations from roundings that eager's errors do not show
-    large_scores: bool
+    eager_rounding: Mapping[str, ErrorProfile]  # for large scores: those of a kernel that keeps scores in the dtype
 
     def relative_eager_error(self, name: str) -> float:
         """Return eager's error over the size of the exact values, both in root mean square; 0 for a result of zeros."""
@@ -156,14 +156,16 @@ def compute_reference(
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("highest")  # a backend may have allowed TF32
     s, precise = case.shape, reference_dtype(case, inputs.q.device)
-    large_scores = hard or case.data == "outliers"
+    scores_in: tuple[torch.dtype | None, ...] = () if kept is None else (None,)
+    if hard or case.data == "outliers":
+        scores_in = (torch.float32, torch_dtype(case))
     scales = [fp8.descale(t) for t in (inputs.q, inputs.k, inputs.v)] if case.dtype == "fp8" else []
     group, count = s.nheads // s.nheads_k, sample.rows.shape[1]
     step = max(1, CHUNK // (group * s.seqlen_k * max(count, s.headdim, s.headdim_v)))
     parts = []
     eager: dict[str, ErrorProfile] = {}
     size: dict[str, ErrorProfile] = {}
-    rounding: dict[str, ErrorProfile] = {}
+    rounding: list[dict[str, ErrorProfile]] = [{}, {}]
     for pairs in torch.arange(len(sample.batch), device=sample.batch.device).split(step):
         batch, head, rows = sample.batch[pairs], sample.head[pairs], sample.rows[pairs]
         q = rows_of(case, inputs.q, batch, head, rows)
@@ -179,8 +181,7 @@ def compute_reference(
             dout,
             storage=precise,
             accumulate=precise,
-            with_rounding=large_scores or kept is not None,
-            large_scores=large_scores,
+            scores_in=scores_in,
             **options,
         )
         storage = torch_dtype(case)
@@ -191,13 +192,15 @@ def compute_reference(
         for name, values in exact.items():
             _add_profile(eager, name, ErrorProfile.between(rounded[name], values))
             _add_profile(size, name, ErrorProfile.of(values))
-        for name, values in deviations.items():
-            _add_profile(rounding, name, ErrorProfile.of(values))
+        for added, found in zip(rounding, deviations, strict=False):
+            for name, values in found.items():
+                _add_profile(added, name, ErrorProfile.of(values))
         parts.append(ReferencePart(batch, head, rows, exact))
     torch.set_float32_matmul_precision(before)
+    rounding[1].pop("dq", None)  # such a kernel keeps scores for its backward, where their errors cancel as in eager's
     terms = {"dq": float(inputs.k.abs().max()), "dk": float(inputs.q.abs().max())}
     terms = {name: case.softmax_scale * value for name, value in terms.items()}
-    return Reference(case, sample, tuple(parts), eager, size, terms, rounding, large_scores)
+    return Reference(case, sample, tuple(parts), eager, size, terms, *rounding)
 
 
 def _add_profile(found: dict[str, ErrorProfile], name: str, errors: ErrorProfile) -> None:
@@ -216,10 +219,9 @@ def _attend(
     accumulate: torch.dtype,
     rows_only: bool,
     kept: Tensor | None,
-    with_rounding: bool = False,
-    large_scores: bool = False,
+    scores_in: Sequence[torch.dtype | None] = (),
     round_probabilities: Callable[[Tensor], Tensor] | None = None,
-) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+) -> tuple[dict[str, Tensor], list[dict[str, Tensor]]]:
     """Compute attention of some key heads and their groups of query heads, rounding intermediates to `storage`.
 
     q: (pairs, count, group, headdim), k: (pairs, seqlen_k, headdim), v: (pairs, seqlen_k, headdim_v),
@@ -227,7 +229,7 @@ def _attend(
     gives what eager attention gives in bf16. `round_probabilities` rounds the probabilities further before they
     multiply v.
 
-    Return the results ("out"; with dout also "dq", and "dk" and "dv" unless `rows_only`) and, with `with_rounding`,
+    Return the results ("out"; with dout also "dq", and "dk" and "dv" unless `rows_only`), and for each of `scores_in`
     their standard deviations from roundings (rounding.py).
     """
     import torch
@@ -249,8 +251,8 @@ def _attend(
     dk = torch.zeros(pairs, group, *k.shape[1:], dtype=accumulate, device=k.device) if not rows_only else None
     dv = torch.zeros(pairs, group, *v.shape[1:], dtype=accumulate, device=v.device) if not rows_only else None
     outs, dqs = [], []
-    by_row: dict[str, list[Tensor]] = {}  # variances
-    by_key: dict[str, Tensor] = {}
+    by_row: list[dict[str, list[Tensor]]] = [{} for _ in scores_in]  # variances
+    by_key: list[dict[str, Tensor]] = [{} for _ in scores_in]
     step = max(1, CHUNK // (pairs * group * keys))
     for start in range(0, count, step):
         at = slice(start, start + step)
@@ -273,21 +275,24 @@ def _attend(
                 dk += summed(ds, q[:, at])
                 dv += summed(weights, do_rows)
             computed = replace(computed, dout=do_rows, dp=dp, dq=dqs[-1])
-        if with_rounding:
-            found = rounding_variances(case, computed, k, v, large_scores=large_scores, rows_only=rows_only)
+        for dtype, of_rows, of_keys in zip(scores_in, by_row, by_key, strict=True):
+            found = rounding_variances(case, computed, k, v, scores_in=dtype, rows_only=rows_only)
             for name, variance in found.items():
                 if name in ROW_RESULTS:
-                    by_row.setdefault(name, []).append(variance)
+                    of_rows.setdefault(name, []).append(variance)
                 else:
-                    by_key[name] = by_key[name].add_(variance) if name in by_key else variance
+                    of_keys[name] = of_keys[name].add_(variance) if name in of_keys else variance
     results = {"out": torch.cat(outs, dim=1)}
     if dout is not None:
         results["dq"] = torch.cat(dqs, dim=1)
         for name, each in (("dk", dk), ("dv", dv)):
             if each is not None:  # round for each query head, then sum over the group
                 results[name] = each.to(storage).to(accumulate).sum(1).to(storage)
-    variances = {**{name: torch.cat(parts, dim=1) for name, parts in by_row.items()}, **by_key}
-    return results, {name: variance.clamp(min=0).sqrt() for name, variance in variances.items()}
+    variances = (
+        {**{name: torch.cat(parts, dim=1) for name, parts in of_rows.items()}, **of_keys}
+        for of_rows, of_keys in zip(by_row, by_key, strict=True)
+    )
+    return results, [{name: t.clamp(min=0).sqrt() for name, t in found.items()} for found in variances]
 
 
 def scaled_scores(case: Case, products: Tensor) -> Tensor:

@@ -74,24 +74,26 @@ class Rows:
 
 
 def rounding_variances(
-    case: Case, rows: Rows, k: Tensor, v: Tensor, *, large_scores: bool, rows_only: bool
+    case: Case, rows: Rows, k: Tensor, v: Tensor, *, scores_in: torch.dtype | None, rows_only: bool
 ) -> dict[str, Tensor]:
     """Return by result the variance of each element, from the roundings of some rows.
 
     k and v are (pairs, seqlen_k, d). Variances of "out" and "dq" are (pairs, count, group, d). Those of "dk" and "dv",
-    (pairs, seqlen_k, d), are to be added up over all rows; they are left out with `rows_only`. Without `large_scores`
-    only the rounding of out counts.
+    (pairs, seqlen_k, d), are to be added up over all rows; they are left out with `rows_only`. Scores are summed in
+    float32 and kept in `scores_in`; where that is None only the rounding of out counts.
     """
     import torch
 
     of_out = rms_of_one_rounding(torch_dtype(case)) ** 2
-    of_p, of_float32 = (of_out, rms_of_one_rounding(torch.float32) ** 2) if large_scores else (0.0, 0.0)
+    of_p = of_float32 = of_score = 0.0
+    if scores_in is not None:
+        of_p, of_float32, of_score = of_out, *(rms_of_one_rounding(t) ** 2 for t in (torch.float32, scores_in))
     p, weights = rows.p, rows.weights
     capped = rows.scores / case.softcap if case.softcap else None
     slope = case.softmax_scale * (1 if capped is None else 1 - capped**2)
     # of_scores: e_j; of_sum: e, and the rounding of the log-sum-exp; of_d: D; of_dp: f_j
     of_scores = _times(rows.q.square(), k.square().mT) * slope**2
-    of_scores = of_float32 * (case.shape.headdim * of_scores + SCORE_ROUNDINGS * rows.scores.square())
+    of_scores = of_float32 * case.shape.headdim * of_scores + of_score * SCORE_ROUNDINGS * rows.scores.square()
     of_sum = of_float32 * SCORE_ROUNDINGS * (p * rows.scores.square()).sum(-1, keepdim=True)
     of_sum += (of_scores * p.square()).sum(-1, keepdim=True)
     found = {

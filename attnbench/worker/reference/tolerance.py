@@ -27,8 +27,9 @@ Both bounds are raised by:
   the largest error and two for the root mean square, because a row of a head shares one such error, and a section of
   one head may have only 16 rows.
 
-Where scores are large, eager's largest error may be that of a few elements too, small by chance. So the rows that count
-for the bound of the largest error are those by eager's errors, where they are fewer.
+Where scores are large, errors are not in proportion to values: in 16 bits those of a few probabilities are most of it,
+and eager's may be small by chance. So the rows that count are those by the errors to expect of a kernel that keeps
+scores in the dtype, where they are fewer, and the largest error may be four standard deviations of those.
 """
 
 from __future__ import annotations
@@ -165,28 +166,28 @@ def _worst_error(
     assert found is not None
     eager, size = reference.eager[name], reference.size[name]
     elements = sum(part.exact[name].numel() for part in reference.parts) / len(size.largest)  # at each position
-    rounding = reference.rounding.get(name) or ErrorProfile(
-        torch.zeros_like(size.largest), torch.zeros_like(size.square), torch.zeros_like(size.fourth)
-    )
-    peaks = torch.stack([found.largest, eager.largest, size.largest, rounding.largest])
+    none = ErrorProfile(*(torch.zeros_like(t) for t in (size.largest, size.square, size.fourth)))
+    rounding, expected = reference.rounding.get(name, none), reference.eager_rounding.get(name, none)
+    peaks = torch.stack([found.largest, eager.largest, size.largest, rounding.largest, expected.largest])
     squares = torch.stack([found.square, eager.square, size.square, rounding.square])
     n = min(SECTIONS, max(1, peaks.shape[1] // 16))
     largest_by_section = torch.stack([section.amax(1) for section in peaks.tensor_split(n, dim=1)]).tolist()
     mean_squares = torch.stack([section.mean(1) for section in squares.tensor_split(n, dim=1)]).div(elements)
     rms_by_section = mean_squares.sqrt().tolist()
-    counts = counts_of_largest = _effective_counts(size, n)
-    if reference.large_scores:
-        counts_of_largest = [min(pair) for pair in zip(counts, _effective_counts(eager, n), strict=True)]
+    counts = _effective_counts(size, n)
+    if expected is not none:
+        counts = [min(pair) for pair in zip(counts, _effective_counts(expected, n), strict=True)]
     total = squares.sum(1).tolist()
     relative = math.sqrt(total[0] / total[2]) if total[2] else math.sqrt(total[0])
-    largest_values = (value for _, _, value, _ in largest_by_section)
+    largest_values = (value for _, _, value, _, _ in largest_by_section)
     floor: float = summation_error(case) * max(reference.cancelling_terms.get(name, 0.0), *largest_values)
 
     eps, one_rounding = torch.finfo(dtype).eps, rms_of_one_rounding(dtype)
     largest_errors = []
-    for (error, by_eager, value, deviation), count in zip(largest_by_section, counts_of_largest, strict=True):
-        bound = (wide or 2) * by_eager * (_slack(count) if count < FEW else 1) + eps * value
-        largest_errors.append(TensorError(error, by_eager, bound + DEVIATIONS_LARGEST * deviation + floor, relative))
+    for (error, by_eager, value, deviation, expectation), count in zip(largest_by_section, counts, strict=True):
+        bound = (wide or 2) * by_eager * (_slack(count) if count < FEW else 1) + DEVIATIONS_LARGEST * deviation
+        bound = max(bound, DEVIATIONS_LARGEST * expectation) + eps * value + floor
+        largest_errors.append(TensorError(error, by_eager, bound, relative))
     largest = worst(largest_errors)
     root_mean_squares = []
     for (error, by_eager, value, deviation), count in zip(rms_by_section, counts, strict=True):
