@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from attnbench.commands import options, output
-from attnbench.commands.shared import ends_with_its_reader, one_of, read, tell
+from attnbench.commands.shared import ends_with_its_reader, one_of, read, read_and_count, tell
 from attnbench.core.errors import EXIT_CANNOT_WRITE, UserError
 
 if TYPE_CHECKING:
@@ -150,14 +150,20 @@ def gate(
     """
     from attnbench.analysis.baseline.baseline_files import pick
     from attnbench.analysis.gate.judge import judge
+    from attnbench.core.text import count, some
 
     request = judging.request()
     wanted = output_to.wanted()
-    now = read(current)
+    now, damaged = read_and_count(current)
     chosen = pick(baseline, now)
     if chosen != baseline:
         tell(f"attnbench: baseline: {chosen}")
     judgement = judge(read(chosen), now, request)
+    if damaged and (gone := judgement.only_missing()):
+        raise UserError(
+            f"{current}: {count(damaged, 'line')} of it cannot be read, and {some(gone)} may be among them; restore "
+            "the file, or measure again"
+        )
     raise typer.Exit(write(judgement, wanted, output_to.every))
 
 

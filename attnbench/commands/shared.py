@@ -26,13 +26,24 @@ def tell(line: str) -> None:
 
 
 def read(path: Path) -> Run:
-    """Return the run of a file; what is wrong with single lines goes to stderr. Raises UserError for no run file."""
+    """Return the run of a file; what is wrong with single lines goes to stderr.
+
+    Raises UserError for no run file, and for one of whose records none can be read.
+    """
+    return read_and_count(path)[0]
+
+
+def read_and_count(path: Path) -> tuple[Run, int]:
+    """Return what `read` does, and how many lines of the file are damaged."""
     from attnbench.results import run_file
 
     run, problems = run_file.read(path)
     for problem in problems:
         tell(f"attnbench: {problem}")
-    return run
+    damaged = sum(run_file.DAMAGED in problem for problem in problems)
+    if damaged and not run.records:
+        raise UserError(f"{path}: no record of it can be read; restore the file, or measure again")
+    return run, damaged
 
 
 def ends_with_its_reader() -> None:

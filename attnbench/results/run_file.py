@@ -34,6 +34,7 @@ SCHEMA = 2
 _FIRST = b'{"type":"run",'  # what each begins with
 MOST_REPEATED = 20_000_000  # samples that a file may repeat (its "runs") beyond the bytes of their lines
 MOST_BYTES = 2**32  # that a gzip file may unpack to
+DAMAGED = "damaged line left out"
 _GZIP = b"\x1f\x8b"  # what a gzip file begins with
 
 
@@ -162,7 +163,7 @@ def read(path: Path) -> tuple[Run, list[str]]:
             if repeated > MOST_REPEATED:
                 raise ValueError("the file repeats more samples than fit the memory")
         except decode.DAMAGE as error:
-            problems.append(f"{path}:{number}: damaged line left out ({type(error).__name__}: {error})")
+            problems.append(f"{path}:{number}: {DAMAGED} ({type(error).__name__}: {error})")
         else:
             records += [record] if record else []
     return replace(run, records=tuple(records)), problems

@@ -254,7 +254,7 @@ def _resume(request: Request, device: str, observer: RunObserver) -> Outcome:
     todo = [replace(j, skip=None, resumable=False) if j.resumable else j for j in run_file.missing(old)]
     limit = request.settings.time_limit and parse_duration(request.settings.time_limit, "--time-limit")
     for name, python in old.interpreters.items():
-        if not os.access(python, os.X_OK):
+        if "\0" in python or not os.access(python, os.X_OK):
             raise UserError(
                 f"cannot resume {request.resume}: {name} ran in {python}, which is gone; make it again there"
             )

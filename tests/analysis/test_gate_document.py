@@ -16,10 +16,12 @@ from attnbench.analysis.gate import github, junit
 from attnbench.analysis.gate.document import COLUMNS, LISTED, document_of, headline
 from attnbench.analysis.gate.judge import Judgement, Request, judge
 from attnbench.core.errors import UserError
+from attnbench.core.record import Record, Run
 from attnbench.report import json_and_csv, markdown, terminal
 from attnbench.report.html import html_page
 from attnbench.report.progress.ab_progress import AbProgress
-from builders import case, ended, environment, ok, run
+from builders import H200, case, ended, environment, ok, run
+from hostile import live
 
 WOBBLE = (0.0, 0.001, -0.001, 0.0005, -0.0005)
 REASON = "out | of *memory*:\n50 % <script>\x07"
@@ -261,3 +263,36 @@ def test_an_ab_of_several_dtypes_names_them_as_it_goes() -> None:
 
     assert "triton 1k d128 full fwd fp16 FAIL: no luck" in said("bf16", "fp16")
     assert "triton 1k d128 full fwd FAIL: no luck" in said("bf16")
+
+
+HOSTILE = (
+    *("x\n::error title=a::b", "::error::a", "##[error]a", "@team https://x.example", "<img src=x onerror=a()>", "a|b"),
+    *("\x00\x1b[31m\x9b1m\ufffe\ud800", "\u202egnp.exe", "]]>&amp;<b>", "%0A::error::x", "`a` [b](c)", "x\r\n\r\n# y"),
+)
+
+
+@pytest.mark.parametrize("name", [*HOSTILE, " ".join(HOSTILE)])
+def test_names_and_reasons_are_data_in_every_format(name: str) -> None:
+    """A backend, a device, a version and a reason, where cells change, where one is wrong, and where all is refused."""
+
+    def made(speed: float, *more: Record, **changes: str) -> Run:
+        whole = run([*(ok(case(), name, speed * (1 + w), round=i) for i, w in enumerate(WOBBLE)), *more])
+        there = environment(replace(H200, name=f"{name} GPU"), **changes)
+        return replace(whole, suite=name, environment=there, versions={name: name}, started=name)
+
+    before = made(300.0, ended(case(2048), name, "failed", name))
+    judged = judge(before, made(250.0, ended(case(2048), name, "wrong", name)), Request(("latency",)))
+    refused = judge(before, made(300.0, driver=name), Request(("latency",)))
+    assert (judged.exit_code, refused.exit_code) == (5, 4)
+    for judgement in (judged, refused):
+        document = document_of(judgement, every=True)
+        assert not live.in_markdown(markdown.render(document))
+        assert not live.in_html(html_page.render(document))
+        assert not live.in_xml(junit.render(judgement))
+        commands = github.workflow_commands(judgement)
+        assert not live.in_log(commands, annotations=True)
+        assert len(commands.splitlines()) == len(judgement.findings) + len(judgement.refused) + 1
+        for width in (40, 200):
+            console = Console(file=io.StringIO(), width=width, highlight=False)
+            terminal.render(console, document)
+            assert not live.in_log(console.file.getvalue())  # type: ignore[attr-defined]

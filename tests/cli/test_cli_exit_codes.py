@@ -45,6 +45,11 @@ CASES: Sequence[tuple[str, str, int, str]] = (
     ("gate ok.jsonl short.jsonl", "", 1, "FAIL: 1 missing"),
     ("gate ok.jsonl short.jsonl --missing pass", "", 0, "(not counted: 1 missing)"),
     ("gate ok.jsonl none.jsonl", "", 2, "cannot read none.jsonl"),
+    ("gate ok.jsonl damaged.jsonl", "", 2, "5 lines of it cannot be read, and fake 1k d128"),
+    ("gate ok.jsonl damaged-slow.jsonl", "", 1, "FAIL: 1 missing, 1 regressed"),
+    ("gate ok.jsonl damaged.jsonl --missing pass", "", 0, "(not counted: 1 missing)"),
+    ("gate ok.jsonl none-left.jsonl", "", 2, "no record of it can be read"),
+    ("report none-left.jsonl", "", 2, "no record of it can be read"),
     ("gate oom.jsonl oom.jsonl -m joules", "", 2, "can be compared by joules (1 cell worked in neither run: fake 1k"),
     ("gate one.jsonl one.jsonl", "", 3, "INCONCLUSIVE: 2 not judged, 4 unchanged (not counted: 2 not judged)"),
     ("gate one.jsonl one.jsonl --inconclusive pass", "", 0, "PASS: 4 unchanged (not counted: 4 not judged)"),
@@ -115,6 +120,12 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Tool:
         data = json.loads(head)
         data["environment"]["driver"] = "590.10"
         tool.write(f"{name}.jsonl", f"{json.dumps(data)}\n{rest}")
+    for name, source, which in (("damaged", "ok", 1024), ("damaged-slow", "slow", 1024), ("none-left", "ok", 0)):
+        head, *records = (tool.folder / f"{source}.jsonl").read_text().splitlines(keepends=True)
+        change = '"time":{"unit":"s","values":', '"time":{"unit":"s","runs":[[0.001,1e11]],"x":'
+        odd = (record.replace(*change) for record in records)
+        texts = [o if not which or f'"seqlen_q":{which}' in o else r for o, r in zip(odd, records, strict=True)]
+        tool.write(f"{name}.jsonl", "".join([head, *texts]))
     return tool
 
 
@@ -124,7 +135,8 @@ def test_the_exit_code_and_the_last_line(command: str, fake: str, code: int, sai
     lasts = [text.strip().splitlines()[-1:] for text in (done.out, done.err)]
     assert any(said in line for last in lasts for line in last), (done.out, done.err)
     if code == 2:
-        assert len([line for line in done.err.splitlines() if line.startswith("attnbench: ")]) == 1
+        lines = [line for line in done.err.splitlines() if line.startswith("attnbench: ")]
+        assert len([line for line in lines if "damaged line left out" not in line]) == 1
 
 
 def test_every_command_has_a_case() -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hand_made import everywhere
 from report_pages import data, field, page, small
 
 from attnbench.core.errors import UserError
@@ -39,6 +40,7 @@ from attnbench.report.html.charts import Charts, charts
 from attnbench.results import run_file
 from attnbench.results.cells import cells
 from builders import case, ended, ok, run
+from hostile import live
 
 ASSETS = Path(html_page.__file__).parent / "assets"
 CHECKSUMS = {
@@ -334,3 +336,16 @@ def test_the_command_writes_it_without_anything_heavy(tmp_path: Path) -> None:
     assert (done.returncode, done.stdout) == (0, "\n")
     assert done.stderr == f"html: {tmp_path / 'a.html'}\n"
     assert data((tmp_path / "a.html").read_text(encoding="utf-8"))["number"] == 8
+
+
+@pytest.mark.parametrize(
+    "name", ["a\u202eb\u2067", "a\x00\x07\x1b[31mb", "<img src=x onerror=a()>", "'\" onload=a() '"]
+)
+def test_nothing_in_a_name_is_live(name: str) -> None:
+    assert not live.in_html(html_page.render(everywhere(name)))
+
+
+def test_what_is_live_is_found() -> None:
+    for text in ("<img src=x>", "<p onclick=a()>", "<a href='https://x.example'>x</a>", "<p>\u202e</p>", "<p>\x07</p>"):
+        assert live.in_html(text)
+    assert not live.in_html("<p class='x'><a href='#x'>a &lt;img&gt;</a></p>")

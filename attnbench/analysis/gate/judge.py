@@ -75,6 +75,12 @@ class Judgement:
             return EXIT_PASS if finding.metric and RULES[finding.metric].cached else EXIT_INCONCLUSIVE
         return EXIT_PASS
 
+    def only_missing(self) -> list[str]:
+        """Return the cells that are missing, where nothing else makes the exit code a regression."""
+        failures = [f for f in self.findings if self.exit_code_of(f) == EXIT_REGRESSION]
+        alone = self.exit_code == EXIT_REGRESSION and all(f.verdict == "missing" for f in failures)
+        return [f.name for f in failures] if alone else []
+
     @property
     def exit_code(self) -> int:
         """0: pass; 1: a regression; 3: inconclusive; 4: not comparable; 5: a wrong result."""

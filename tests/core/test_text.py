@@ -1,0 +1,26 @@
+"""Text that others read: terminals, CI's runners."""
+
+from __future__ import annotations
+
+import pytest
+
+from attnbench.core.text import no_command, printable
+from hostile.live import in_log
+
+
+@pytest.mark.parametrize("text", ["::error::x", "  ::error::x", "a ##[error]x", "##vso[task.x]y", "###[error]x"])
+def test_no_line_is_a_command_to_a_runner(text: str) -> None:
+    assert in_log(text)
+    assert not in_log(no_command(text))
+    assert not in_log(no_command(f"a,b\n{text}\nc"))
+
+
+@pytest.mark.parametrize("text", ["a::b", "mine.py:attention", "# x", "## [x]", "", "a: :b"])
+def test_what_is_no_command_stays_as_it_is(text: str) -> None:
+    assert no_command(text) == printable(text) == text
+
+
+def test_what_cannot_be_seen_is_a_space() -> None:
+    assert printable("a\x1b[31mb\x1b]0;c\x07d") == "abd"
+    assert printable("a\u202eb\nc\x9bd\x00") == "a b c "  # \x9bd is an escape sequence too
+    assert printable("naïve ü 漢 🙂") == "naïve ü 漢 🙂"
