@@ -94,6 +94,13 @@ def run(
             help="Measure what this run file lacks, with the options that it was started with but its time limit.",
         ),
     ] = None,
+    again: Annotated[
+        list[int] | None,
+        files(
+            metavar="ROUND",
+            help="With --resume: measure this round anew, as gate asks for a disturbed one. Repeatable.",
+        ),
+    ] = None,
     dry_run: Annotated[
         bool, files("--dry-run", help="Show the plan and how long it would take. Measures and writes nothing.")
     ] = False,
@@ -133,6 +140,7 @@ def run(
         rounds=rounds,
         out=out,
         resume=resume,
+        again=tuple(again or ()),
         dry_run=dry_run,
         pythons=tuple(python or ()),
         peak=tuple(peak or ()),

@@ -22,6 +22,14 @@ spread (1.4826 times the median absolute deviation) of their log ratios, with 3 
 in noise. On an H200, 307 cells of two runs spread by 0.21 %; the worst of 307 draws from this distribution would be
 near 1.8 %, and the worst observed was 2.1 % (docs/gate.md). Real changes widen it, so it errs on the safe side, but a
 disturbance of one cell alone cannot be told from a change of that cell.
+
+**Between runs** a cell may be off by an amount that all rounds of a run share (another layout of memory, another day),
+so that no round shows it. Where at least a third of the cells did not change, or changed alike, the scatter of the
+changes does: the shortest interval that holds a third of them is as long as 2 x 0.4307 standard deviations, and knows
+nothing of the others (as with half of them: Rousseeuw and Leroy, "A robust scale estimator based on the shortest half",
+Statistica Neerlandica 42(2), 1988). What that is above the errors of these changes is between runs. It makes cells
+slower and faster alike; so it is taken to be no larger than what the changes in the other direction show, by their 16 %
+quantile (one standard deviation), and where cells only got slower there is none.
 """
 
 from __future__ import annotations
@@ -42,6 +50,9 @@ if TYPE_CHECKING:
 MIN_CELLS = 20  # with fewer, a fit of the common variance means too little
 MAX_FREEDOM = 50.0  # of the prior: no sample as small as this supports more
 SPREAD_FREEDOM = 3.0  # of prior_from_changes
+MIN_SCATTER = 10  # cells, to see from their changes how much runs differ
+SHORTEST = 1.2  # over the root of the cells: by so much the shortest of all intervals is too short (normal, simulated)
+CELL_FREEDOM = 0.28  # degrees of freedom of between_runs a cell (likewise)
 TIE = 1e-20  # a variance of logarithms below this is rounding, not noise
 
 
@@ -87,6 +98,29 @@ def prior_from_changes(changes: Sequence[float], weights: Sequence[float]) -> Pr
     middle = stats.median(changes)
     spread = 1.4826 * stats.median([abs(c - middle) / math.sqrt(w) for c, w in zip(changes, weights, strict=True)])
     return Prior(spread**2, SPREAD_FREEDOM) if spread**2 > TIE else Prior()
+
+
+def between_runs(changes: Floats, variances: Floats) -> tuple[float, float]:
+    """Return the variance between two runs that cells have beyond their rounds: of those slower, of those faster.
+
+    `changes`: of the cells, as logarithms; `variances`: of these changes, as rounds show them.
+    """
+    import numpy as np
+    from scipy import special
+
+    cells = len(changes)
+    if cells < MIN_SCATTER:
+        return 0.0, 0.0
+    ordered, third = np.sort(changes), -(-cells // 3)
+    lengths = ordered[third:] - ordered[: cells - third]
+    first = int(lengths.argmin())
+    inside = (changes >= ordered[first]) & (changes <= ordered[first + third])
+    expected = float(np.median(variances[inside]))
+    of_normal = 2 * float(special.ndtri((1 + third / cells) / 2)) * (1 - SHORTEST / math.sqrt(cells))
+    deviation = float(lengths[first]) / of_normal
+    low, high = np.quantile(changes, (0.16, 0.84))
+    slower, faster = (max(0.0, min(deviation, float(seen))) ** 2 for seen in (-low, high))
+    return max(0.0, slower - expected), max(0.0, faster - expected)
 
 
 N = TypeVar("N", float, "Floats")

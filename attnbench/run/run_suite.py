@@ -51,6 +51,7 @@ class Request:
     rounds: int = 1
     out: Path | None = None
     resume: Path | None = None
+    again: tuple[int, ...] = ()  # rounds that a resumed run measures anew
     dry_run: bool = False
     pythons: tuple[str, ...] = ()
     peak: tuple[str, ...] = ()
@@ -89,6 +90,8 @@ def run_suite(request: Request, observer: RunObserver) -> Outcome:
     Raises UserError for what a person can correct. Records that were written before stay in the run file.
     """
     device = parse_device(request.device)
+    if request.again and not request.resume:
+        raise UserError("--again measures rounds of a run file anew; name it with --resume FILE")
     if request.resume:
         return _resume(request, device, observer)
     checked = _checked(request, device)
@@ -252,6 +255,15 @@ def _resume(request: Request, device: str, observer: RunObserver) -> Outcome:
     if file:  # it is locked from here on; read again what another process may have added
         old = run_file.read(request.resume)[0]
     todo = [replace(j, skip=None, resumable=False) if j.resumable else j for j in run_file.missing(old)]
+    rounds = {job.round for job in old.plan}
+    if unknown := {*request.again} - rounds:
+        raise UserError(f"--again: {request.resume} has no round {min(unknown)}, but 0 to {max(rounds)}")
+    left = {(job.case, job.backend, job.round) for job in todo}
+    todo += [
+        job
+        for job in old.plan
+        if job.round in request.again and not job.skip and (job.case, job.backend, job.round) not in left
+    ]
     limit = request.settings.time_limit and parse_duration(request.settings.time_limit, "--time-limit")
     for name, python in old.interpreters.items():
         if "\0" in python or not os.access(python, os.X_OK):

@@ -266,3 +266,15 @@ def test_suites_are_listed_and_shown_to_be_copied(tool: Tool) -> None:
         assert any(line.startswith(f"{name} ") for line in listed.splitlines())
     Path(tool.folder, "copy.yaml").write_text(tool("suites", "quick").out)
     assert shapes(tool.fake("--suite", "copy.yaml"), "seqlen_k") == {(1024,), (4096,), (16384,)}
+
+
+def test_a_round_is_measured_again(tool: Tool) -> None:
+    """The last record of a job counts, so the file stays one of the same run."""
+    stored = tool.fake("--seqlen", "1k,2k", "--rounds", "3")
+    jobs = len(stored.header["plan"])
+    tool("run", "--resume", "run.jsonl", "--again", "1")
+    assert len(stored.records) == jobs
+    assert [r["round"] for r in tool.stored().records[jobs:]] == [1] * (jobs // 3)
+    assert tool("run", "--resume", "run.jsonl", code=0).err.count("nothing is missing") == 1
+    assert "run.jsonl has no round 7, but 0 to 2" in tool("run", "--resume", "run.jsonl", "--again", "7", code=2).err
+    assert "name it with --resume FILE" in tool("run", "--again", "1", code=2).err

@@ -19,7 +19,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 from h200_noise import draw, draw_first_calls
-from simulate_gate import KINDS, LATENCY, simulated_run
+from other_noise import LATENCY
+from simulate_gate import KINDS, simulated_run
 
 from attnbench.analysis.ab.schedule import order
 from attnbench.analysis.gate.hypothesis_tests import Rounds

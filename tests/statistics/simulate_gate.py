@@ -17,17 +17,19 @@ from dataclasses import dataclass
 
 import numpy as np
 from h200_noise import draw, draw_first_calls
+from other_noise import NONE, Other, add
 
+from attnbench.analysis.gate.disturbed_rounds import disturbed_rounds
 from attnbench.analysis.gate.hypothesis_tests import Rounds, decide
 from attnbench.analysis.gate.judge import Request, judge
 from attnbench.analysis.gate.margins import DEFAULT, Margins
+from attnbench.analysis.gate.round_values import smallest_step
 from attnbench.core.case import Case, Shape
 from attnbench.core.machine import Device, Environment
 from attnbench.core.policy import Policy
 from attnbench.core.record import Accuracy, Forecast, Job, Measurement, Record, Run, TensorError
 
 KINDS = ("cells", "rounds")
-LATENCY = 1e-3  # seconds, of every cell: the gate sees ratios only
 ACCURACY = Accuracy({"out": TensorError(0.001, 0.0015, 0.004, 0.002)}, rows=64, heads=4)
 ENVIRONMENT = Environment(Device("cuda", 0, "simulated", 2**37, 2**37), "3.12", "Linux", "2.11", "simulated")
 
@@ -41,6 +43,7 @@ class Scenario:
     changed: int = 0  # cells, the first ones
     scale: float = 1.0
     shift: float | None = None
+    other: Other = NONE
 
 
 @dataclass(frozen=True)
@@ -58,8 +61,14 @@ Decider = Callable[[np.ndarray, np.ndarray, float, np.random.Generator], "tuple[
 
 def by_values(before: np.ndarray, after: np.ndarray, margin: float, _: np.random.Generator) -> tuple[list[str], bool]:
     """Return the verdict of each cell, and whether anything else was called a regression."""
-    rounds = [Rounds(x.tolist(), y.tolist(), margin, "latency") for x, y in zip(before, after, strict=True)]
-    return [d.verdict for d in decide(rounds)], False
+    tick = smallest_step(np.exp(np.concatenate([before, after], axis=1)).tolist())
+    rounds = []
+    for side in (before, after):
+        values = [dict(enumerate(cell)) for cell in side.tolist()]
+        out = disturbed_rounds(values, [margin] * len(values))
+        rounds.append([[value for n, value in cell.items() if n not in out] for cell in values])
+    tests = [Rounds(x, y, margin, "latency", step=tick / math.exp(x[0])) for x, y in zip(*rounds, strict=True)]
+    return [d.verdict for d in decide(tests)], False
 
 
 def by_records(
@@ -68,10 +77,7 @@ def by_records(
     """Decide as `by_values` through `judge`, with first calls too, and with errors and memory that do not change."""
     cases = [Case(Shape(1, i + 1, i + 1, 1, 1, 64, 64), "bf16", "fwd") for i in range(len(before))]
     first = draw_first_calls(rng, *before.shape)
-    runs = [
-        simulated_run(cases, np.exp(times) * LATENCY, calls)
-        for times, calls in zip((before, after), first, strict=True)
-    ]
+    runs = [simulated_run(cases, np.exp(times), calls) for times, calls in zip((before, after), first, strict=True)]
     found = judge(*runs, Request(DEFAULT, Margins({"latency": margin}))).findings
     verdicts = {f.case: f.verdict for f in found if f.metric == "latency"}
     assert len(found) == 4 * len(cases)
@@ -104,6 +110,7 @@ def simulate(kind: str, scenario: Scenario, runs: int, decider: Decider = by_val
     for _ in range(runs):
         before, after = draw(rng, s.cells, s.rounds, kind, s.scale, s.shift)  # type: ignore[arg-type]
         after[: s.changed] += math.log1p(s.planted)
+        before, after = add(rng, s.other, before, after, s.changed)
         verdicts, others = decider(before, after, s.margin, rng)
         false_alarms += others or "regressed" in verdicts[s.changed :]
         inconclusive += "inconclusive" in verdicts
@@ -133,7 +140,21 @@ SCENARIOS = {
     "runs 0.5 % apart (standard deviation)": Scenario(shift=0.005),
     "runs 1 % apart": Scenario(shift=0.01),
     "runs 2 % apart": Scenario(shift=0.02),
+    "16 cells at the margin": Scenario(planted=0.03, changed=16),
+    "all cells at the margin": Scenario(planted=0.03, changed=100),
     "nothing changed, all four metrics, as records": Scenario(),
+    "10 cells of two speeds, 5 rounds": Scenario(planted=0.06, changed=1, other=Other(modes=10)),
+    "10 cells of two speeds, 6 rounds": Scenario(rounds=6, planted=0.06, changed=1, other=Other(modes=10)),
+    "10 cells of two speeds, 7 rounds": Scenario(rounds=7, planted=0.06, changed=1, other=Other(modes=10)),
+    "3 cells of two speeds, 5 rounds": Scenario(planted=0.06, changed=1, other=Other(modes=3)),
+    "a timer with steps of 1 us": Scenario(planted=0.06, changed=1, other=Other(quantum=1e-6)),
+    "a timer with steps of 3 us": Scenario(planted=0.06, changed=1, other=Other(quantum=3e-6)),
+    "one disturbed round": Scenario(planted=0.06, changed=1, other=Other(disturbed=0.05)),
+    "one disturbed round, as records": Scenario(planted=0.06, changed=1, other=Other(disturbed=0.05)),
+    "each cell 0.5 % off in either run": Scenario(planted=0.06, changed=1, other=Other(offset=0.005)),
+    "each cell 1 % off in either run": Scenario(planted=0.06, changed=1, other=Other(offset=0.01)),
+    "each cell 1 % off, one slower by 15 %": Scenario(planted=0.15, changed=1, other=Other(offset=0.01)),
+    "each cell 1 % off, 10 cells in all": Scenario(cells=10, planted=0.06, changed=1, other=Other(offset=0.01)),
 }
 
 

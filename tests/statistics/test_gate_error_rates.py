@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
+from collections import Counter
+from dataclasses import replace
+
 import numpy as np
 import pytest
-from h200_noise import draw, measured
+from h200_noise import RESULTS, draw, measured
+from other_noise import Other
 from simulate_gate import KINDS, Scenario, by_records, by_values, simulate
+
+from attnbench.analysis.gate.judge import Request, judge
+from attnbench.analysis.gate.margins import Margins
+from attnbench.results import run_file
 
 RUNS = 150
 
@@ -47,10 +56,50 @@ def test_noise_as_large_as_the_margin_raises_no_alarm(kind: str) -> None:
 
 
 def test_at_the_margin_one_in_twenty_is_called_unchanged_at_most() -> None:
-    for kind in KINDS:
-        found = simulate(kind, Scenario(planted=0.03, changed=16, shift=0.0), RUNS)
+    """Also where the runs differ as a whole: the other cells show that."""
+    for kind, shift in itertools.product(KINDS, (0.0, 0.003)):
+        found = simulate(kind, Scenario(planted=0.03, changed=16, shift=shift), RUNS)
         assert found.unchanged < 0.06
-        assert found.regressed < 0.02
+        assert found.regressed < (0.02 if not shift else 1)  # with it the cell reads as slower by more
+
+
+OTHERS = {
+    "two speeds": Scenario(rounds=6, other=Other(modes=10)),
+    "a timer of 1 us": Scenario(other=Other(quantum=1e-6)),
+    "a timer of 3 us": Scenario(other=Other(quantum=3e-6)),
+    "a disturbed round": Scenario(other=Other(disturbed=0.05)),
+    "runs that differ": Scenario(other=Other(offset=0.01)),
+}
+
+
+@pytest.mark.parametrize("noise", OTHERS)
+def test_no_other_noise_is_a_regression(noise: str) -> None:
+    """Promised: in at most 4 of 1,000 gates; twice the margin is found in over 95 %, with a disturbed round 90 %.
+
+    Cells that differ between runs by a third of the margin hide it, and the gate says so.
+    """
+    found = simulate("cells", replace(OTHERS[noise], planted=0.06, changed=4), 100)
+    assert found.false_alarms <= 0.01
+    assert found.regressed > {"a disturbed round": 0.9, "runs that differ": 0}.get(noise, 0.95)
+
+
+def test_two_speeds_need_six_rounds() -> None:
+    """With five, ten such cells would give 1 % of gates a false regression, whatever the test."""
+    found = simulate("rounds", Scenario(planted=0.055, changed=4, other=Other(modes=10)), 50)
+    assert found.regressed < 0.1
+    assert found.unchanged == 0
+
+
+def test_another_unit_is_no_regression() -> None:
+    """All pairs of runs of two H200s, at a margin of 1 %; without regard to units 84 of them had a regression."""
+    runs = [run_file.read(path)[0] for path in sorted((RESULTS / "ci-experiment").glob("alike-*.jsonl"))]
+    units = [run.environment.device.uuid for run in runs]
+    pairs = [(i, j) for i, j in itertools.permutations(range(len(runs)), 2) if units[i] != units[j]]
+    asked = Request(("latency",), Margins({"latency": 0.01}))
+    found = Counter(f.verdict for i, j in pairs for f in judge(runs[i], runs[j], asked).findings)
+    assert len(pairs) == 264
+    assert found["regressed"] == 0
+    assert found["unchanged"] > 0.95 * found.total()
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -30,11 +30,22 @@ margin, that of an unchanged one wholly within it, and that of an inconclusive o
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from attnbench.results.noise import TIE, Prior, moderated, prior_from_changes, prior_from_variances
+from attnbench.analysis.gate.two_speeds import jump, rounds_that_tell
+from attnbench.results.noise import (
+    CELL_FREEDOM,
+    MIN_CELLS,
+    TIE,
+    Prior,
+    between_runs,
+    moderated,
+    prior_from_changes,
+    prior_from_variances,
+)
 
 if TYPE_CHECKING:
     from attnbench.results.noise import Floats
@@ -56,6 +67,7 @@ class Rounds:
     margin: float  # relative: 0.03 is 3 %
     family: str = ""  # the tests of one family estimate their noise together; "" for a metric without noise
     paired: bool = False  # round i of one side belongs to round i of the other, and only their differences count
+    step: float = 0.0  # of the instrument, relative to the value
 
 
 @dataclass(frozen=True)
@@ -71,6 +83,8 @@ class Decision:
     high: float | None
     noise: float | None  # standard deviation of one round, or of the difference of one pair
     more: int | None = None  # if inconclusive: rounds a side to add; None where even 100 would hardly decide
+    between: float = 0.0  # standard deviation of a change between runs, beyond what rounds show
+    jumping: int = 0  # if these many cells with two speeds are why it is inconclusive
 
 
 def decide(tests: Sequence[Rounds], share: float = 1.0, settled: Sequence[bool] = ()) -> list[Decision]:
@@ -91,40 +105,56 @@ def decide(tests: Sequence[Rounds], share: float = 1.0, settled: Sequence[bool] 
     going = ~np.array(settled or [False] * len(tests))
     change, variance, freedom = _changes(tests, n, m, paired)
     weight = _weight(n, m, paired)
-    exact = np.zeros(len(tests), bool)
+    step = np.array([t.step for t in tests])
+    variance = np.where(freedom > 0, np.maximum(variance, step**2 / 12), variance)
+    between, of_cells, common = np.zeros((3, len(tests)))
+    exact, held = np.zeros((2, len(tests)), bool)
+    jumping: dict[int, tuple[int, int]] = {}  # test -> cells that jump, and the rounds that would tell
     families = np.array([t.family for t in tests])
     for family in np.unique(families):
         of = np.flatnonzero(families == family)
         prior = _prior(change[of], variance[of], freedom[of], weight[of], paired[of]) if family else Prior()
+        several = freedom[of] > 0
         variance[of], freedom[of] = moderated(variance[of], freedom[of], prior)
         # Without noise the observed change is the true one: a metric whose rounds all tie. That is known only from
         # several rounds, or for a metric that has no noise.
-        exact[of] = ((freedom[of] > 0) | (not family)) & (variance[of] <= TIE)
+        exact[of] = (several | (not family)) & (variance[of] <= TIE)
+        alone = of[several & ~paired[of]]
+        if family and alone.size:
+            changes = change[alone]
+            slower, faster = between_runs(changes, variance[alone] * weight[alone] + step[alone] ** 2 / 6)
+            between[alone], of_cells[alone] = np.where(changes > 0, slower, faster), len(alone)
+            common[alone] = np.median(changes) if len(alone) >= MIN_CELLS else 0.0
+            jumping |= _jumping(tests, alone.tolist(), changes.tolist())
+    held[[*jumping]] = True
     known = exact | (freedom > 0)
-    error = np.sqrt(variance * weight)
-    freedom = np.where(freedom > 0, freedom, 1.0)
+    parts = variance, freedom, between, CELL_FREEDOM * of_cells, step
+    error, joint = _error(weight, *parts)
 
     def p_beyond(distance: Floats) -> Floats:
         """Return the p values of the hypothesis that the true distance is not above 0."""
         scaled = np.divide(distance, error, out=np.zeros_like(distance), where=error > 0)
-        p = np.where(exact, np.where(distance > 0, 0.0, 1.0), special.stdtr(freedom, -scaled))
+        p = np.where(exact, np.where(distance > 0, 0.0, 1.0), special.stdtr(joint, -scaled))
         return np.where(known & going, p, 1.0)
 
     noisy = known & ~exact
     regressed, tail_worse = _step_up(p_beyond(change - margin), noisy, FDR * share)
     improved, tail_better = _step_up(p_beyond(-change - margin), noisy, FDR * share)
-    within = np.maximum(p_beyond(margin - change), p_beyond(margin + change)) <= EQUIVALENCE * share
+    apart = np.maximum(np.abs(change), np.abs(change - np.where(np.abs(common) <= margin, common, 0.0)))
+    within = np.maximum(p_beyond(margin - apart), p_beyond(margin + apart)) <= EQUIVALENCE * share
     unchanged = np.where(exact, np.abs(change) <= margin, within)
     tail = np.where(change > margin, tail_worse, np.where(change < -margin, tail_better, EQUIVALENCE * share))
-    half = np.where(exact, 0.0, special.stdtrit(freedom, 1 - tail) * error)
-    verdicts = np.select([regressed, improved, unchanged], ["regressed", "improved", "unchanged"], "inconclusive")
+    half = np.where(exact, 0.0, special.stdtrit(joint, 1 - tail) * error)
+    half = np.where(held, np.maximum(half, np.abs(change)), half)
+    called = [regressed & ~held, improved & ~held, unchanged]
+    verdicts = np.select(called, ["regressed", "improved", "unchanged"], "inconclusive")
     low, high = np.expm1(change - half), np.expm1(np.minimum(change + half, 700.0))
 
     undecided = np.flatnonzero((verdicts == "inconclusive") & known & going)
-    distance = np.abs(np.abs(change) - margin)
-    columns = (n, m, paired, distance, variance, freedom, tail)
+    distance = np.abs(np.where(np.abs(change) > margin, np.abs(change), apart) - margin)
+    columns = (n, m, paired, distance, tail, *parts)
     more = dict(zip(undecided.tolist(), _more_rounds(*(column[undecided] for column in columns)), strict=True))
-    figures = (column.tolist() for column in (verdicts, np.expm1(change), low, high, np.sqrt(variance), known))
+    figures = (column.tolist() for column in (verdicts, np.expm1(change), low, high, np.sqrt(variance), known, between))
     return [
         Decision(
             verdict,
@@ -132,10 +162,30 @@ def decide(tests: Sequence[Rounds], share: float = 1.0, settled: Sequence[bool] 
             low if known else None,
             high if known else None,
             noise if known else None,
-            more=more.get(i),
+            more=jumping[i][1] if i in jumping else more.get(i),
+            between=math.sqrt(between),
+            jumping=jumping[i][0] if i in jumping else 0,
         )
-        for i, (verdict, change, low, high, noise, known) in enumerate(zip(*figures, strict=True))
+        for i, (verdict, change, low, high, noise, known, between) in enumerate(zip(*figures, strict=True))
     ]
+
+
+def _jumping(tests: Sequence[Rounds], cells: Sequence[int], changes: Sequence[float]) -> dict[int, tuple[int, int]]:
+    """Return the cells whose change may be a jump between two speeds, as other cells of the family are seen to jump.
+
+    Each with the number of those, and the rounds that would tell.
+    """
+    seen = {i: jump(tests[i].baseline, tests[i].current, math.log1p(tests[i].margin)) for i in cells}
+    jumps = [each for each in seen.values() if each]
+    if not jumps:
+        return {}
+    largest = max(each.size for each in jumps)
+    found = {}
+    for i, by in zip(cells, changes, strict=True):
+        n, m = len(tests[i].baseline), len(tests[i].current)
+        if not seen[i] and math.log1p(tests[i].margin) < abs(by) <= largest and (more := rounds_that_tell(jumps, n, m)):
+            found[i] = len(jumps), more
+    return found
 
 
 def _changes(tests: Sequence[Rounds], n: Any, m: Any, paired: Any) -> tuple[Floats, Floats, Floats]:
@@ -188,25 +238,36 @@ def _step_up(p: Floats, family: Any, rate: float) -> tuple[Any, Floats]:
     return passed | (~family & (p == 0)), np.where(passed, count, min(count + 1, m)) * rate / m
 
 
-def _more_rounds(
-    n: Any, m: Any, paired: Any, distance: Floats, variance: Floats, freedom: Floats, tail: Floats
-) -> list[int | None]:
+def _more_rounds(n: Any, m: Any, paired: Any, distance: Floats, tail: Floats, *parts: Floats) -> list[int | None]:
     """Return for each test the fewest of MORE_ROUNDS a side that leave the margin out of the interval with POWER.
 
-    This holds if the change stays as it is. `distance`: of the change from the margin, a logarithm. None: too many.
+    This holds if the change stays as it is. `distance`: of the change from the margin, a logarithm; `parts`: those of
+    _error. None: too many.
     """
     import numpy as np
     from scipy import special
 
     more = np.array(MORE_ROUNDS)
-    n, m, paired, distance, variance, freedom, tail = (
-        column[:, None] for column in (n, m, paired, distance, variance, freedom, tail)
-    )
-    error = np.sqrt(variance * _weight(n + more, m + more, paired))
-    freedoms = freedom + (_freedom(n + more, m + more, paired) - _freedom(n, m, paired))
-    quantiles = special.stdtrit(freedoms, 1 - tail) + special.stdtrit(freedoms, POWER)
-    enough = error * quantiles <= distance
+    n, m, paired, distance, tail = (column[:, None] for column in (n, m, paired, distance, tail))
+    variance, freedom, *others = (part[:, None] for part in parts)
+    freedom = freedom + (_freedom(n + more, m + more, paired) - _freedom(n, m, paired))
+    error, joint = _error(_weight(n + more, m + more, paired), variance, freedom, *others)
+    enough = error * (special.stdtrit(joint, 1 - tail) + special.stdtrit(joint, POWER)) <= distance
     return [MORE_ROUNDS[row.argmax()] if row.any() else None for row in enough]
+
+
+def _error(weight: Floats, variance: Floats, freedom: Floats, between: Floats, of_cells: Floats, step: Floats) -> Any:
+    """Return the standard error of a change and its degrees of freedom, by Welch and Satterthwaite.
+
+    Of the rounds (variance of one), which more rounds lessen, and of two parts that they do not: between runs, and of
+    the two values that an instrument rounded to its steps.
+    """
+    import numpy as np
+
+    rounds = variance * weight
+    total = rounds + between + step**2 / 6
+    unsure = rounds**2 / np.maximum(freedom, 1.0) + between**2 / np.maximum(of_cells, 1.0)
+    return np.sqrt(total), np.divide(total**2, unsure, out=np.full_like(total, 1e6), where=unsure > 0)
 
 
 def _weight(n: Any, m: Any, paired: Any) -> Floats:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal, get_args
 
 from attnbench.analysis.gate import ab_files, notes, run_differences
 from attnbench.analysis.gate.cell_states import compare_states
 from attnbench.analysis.gate.findings import Finding, Verdict, full_name, in_order
-from attnbench.analysis.gate.margins import RULES, Margins
+from attnbench.analysis.gate.margins import RULES, Margins, between_units
 from attnbench.analysis.gate.metric_findings import metric_findings
 from attnbench.analysis.gate.run_differences import Difference
 from attnbench.core.errors import (
@@ -110,7 +110,8 @@ def judge(baseline: Run, current: Run, request: Request) -> Judgement:
         )
     if in_turns:
         of_cells += ab_files.left_out(before, after)
-    of_metrics, early = metric_findings(pairs, request.metrics, request.margins, in_turns), list[str]()
+    margins = replace(request.margins, units=between_units(baseline, current))
+    of_metrics, early = metric_findings(pairs, request.metrics, margins, in_turns)
     if in_turns:
         of_metrics, early = ab_files.before_the_first_look(of_metrics)
     findings = in_order([*of_cells, *of_metrics])
@@ -129,7 +130,7 @@ def judge(baseline: Run, current: Run, request: Request) -> Judgement:
         *not_compared,
         *notes.incomplete("baseline", baseline),
         *notes.incomplete("current run", current),
-        *notes.units(baseline, current),
+        *notes.units(margins, current),
         *told,
     ]
     return Judgement(baseline, current, request, findings, tuple(expected), notes=tuple(said), heading=heading)

@@ -11,6 +11,7 @@ The key of a cell is its name as the gate prints it, or a glob; if several match
 from __future__ import annotations
 
 import fnmatch
+import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,6 +20,8 @@ from types import MappingProxyType
 from typing import Any
 
 from attnbench.core.errors import UserError, did_you_mean
+from attnbench.core.record import Run
+from attnbench.results import uncertainty
 
 
 @dataclass(frozen=True)
@@ -31,22 +34,24 @@ class Rule:
     # It depends on caches that outlive a process: rounds are compared in pairs, and an inconclusive cell does not make
     # the gate inconclusive.
     cached: bool = False
+    of_unit: bool = False  # it differs between units of a model
 
 
 RULES: Mapping[str, Rule] = MappingProxyType(
     {
-        "latency": Rule(0.03),
-        "cycles": Rule(0.03),
+        "latency": Rule(0.03, of_unit=True),
+        "cycles": Rule(0.03, of_unit=True),
         "memory_peak": Rule(0.01, floor=2**20, noisy=False),
         "error": Rule(0.10, floor=0.1, noisy=False),  # floor: a tenth of the allowed error
         "first_call": Rule(0.50, floor=0.1, cached=True),  # nobody notices less than 0.1 s
         "memory_driver": Rule(0.01, floor=2**20, noisy=False),
         "memory_saved": Rule(0.01, floor=2**20, noisy=False),
         "enqueue": Rule(0.10),
-        "sustained_latency": Rule(0.03),
+        "sustained_latency": Rule(0.03, of_unit=True),
         "joules": Rule(0.05),
     }
 )
+UNITS = 3.72  # normal quantile of 1 - 1 % / 100
 DEFAULT = ("latency", "memory_peak", "error", "first_call")
 
 
@@ -56,18 +61,29 @@ class Margins:
 
     metrics: Mapping[str, float] = field(default_factory=dict)
     cells: tuple[tuple[str, Mapping[str, float]], ...] = ()  # (glob, metric -> margin)
+    units: float = 0.0  # what two units differ by, where the runs are of two: a latency's least margin
 
     def of(self, metric: str, cell: str) -> float:
         """Return the margin of a metric for the cell with this full name."""
-        for glob, own in reversed(self.cells):
-            if metric in own and fnmatch.fnmatchcase(cell, glob):
-                return own[metric]
-        return self.metrics.get(metric, RULES[metric].margin)
+        own = [amounts[metric] for glob, amounts in self.cells if metric in amounts and fnmatch.fnmatchcase(cell, glob)]
+        asked = own[-1] if own else self.metrics.get(metric, RULES[metric].margin)
+        return max(asked, self.units) if RULES[metric].of_unit else asked
 
     def unused(self, names: Iterable[str]) -> list[str]:
         """Return the globs that match none of these cells."""
         names = list(names) if self.cells else ()
         return [glob for glob, _ in self.cells if not any(fnmatch.fnmatchcase(name, glob) for name in names)]
+
+
+def between_units(baseline: Run, current: Run) -> float:
+    """Return what cells of two units of a GPU model differ by at most, relative; 0 where the runs are of one.
+
+    In 99 of 100 gates of 100 cells all are within it: UNITS standard deviations (Bonferroni), from spreads.json.
+    """
+    ours, theirs = baseline.environment.device, current.environment.device
+    if ours.uuid is None or theirs.uuid is None or ours.uuid == theirs.uuid or ours.name != theirs.name:
+        return 0.0
+    return math.expm1(UNITS * math.sqrt(2) * uncertainty.spread(theirs).units)
 
 
 def margins(options: Sequence[str], file: Path | None = None) -> Margins:

@@ -4,56 +4,102 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
+from attnbench.analysis.gate.disturbed_rounds import disturbed_rounds
 from attnbench.analysis.gate.findings import Finding, full_name
 from attnbench.analysis.gate.hypothesis_tests import MORE_ROUNDS, Decision, Rounds, decide
 from attnbench.analysis.gate.margins import RULES, Margins
 from attnbench.analysis.gate.repeated_looks import decide_in_looks
-from attnbench.analysis.gate.round_values import round_values
+from attnbench.analysis.gate.round_values import round_values, timer_step
+from attnbench.core import stats
+from attnbench.core.formats import percent
 from attnbench.core.text import count
 from attnbench.results.cells import Cell
 
 
+@dataclass(frozen=True)
+class _Pair:
+    """One metric of a cell of both runs: its values by round."""
+
+    old: Cell
+    new: Cell
+    before: dict[int, float]
+    after: dict[int, float]
+    margin: float
+
+
 def metric_findings(
     pairs: Sequence[tuple[Cell, Cell]], metrics: Collection[str], margins: Margins, in_turns: bool
-) -> list[Finding]:
+) -> tuple[list[Finding], list[str]]:
     """Return a finding for each metric of each pair of cells (baseline, current) that the baseline has values of.
 
-    With `in_turns` the rounds were measured in turns: they are compared in pairs, look by look.
+    And a note on each round that was left out. With `in_turns` the rounds were measured in turns: they are compared in
+    pairs, look by look.
     """
-    missing, compared, tests = [], [], []
+    found, compared, tests, notes = list[Finding](), list[Finding](), list[Rounds](), list[str]()
     for metric in metrics:
+        rule, both = RULES[metric], list[_Pair]()
+        paired = in_turns or rule.cached
         for old, new in pairs:
             before, after = round_values(metric, old), round_values(metric, new)
             if before and not after:
                 rounds = len(old.ok), 0
-                missing.append(Finding(*new.key, metric, "missing", rounds, reason="no value any more"))
-            paired = in_turns or RULES[metric].cached
+                found.append(Finding(*new.key, metric, "missing", rounds, reason="no value any more"))
             if paired:  # round i with round i
                 before, after = ({n: side[n] for n in side if n in before and n in after} for side in (before, after))
             if before and after:
-                values = [*before.values()], [*after.values()]
-                margin = margins.of(metric, full_name(new.backend, new.case))
-                held_down = metric == "latency" and (old.held_down or new.held_down)
-                rounds = len(before), len(after)
-                compared.append(Finding(*new.key, metric, "inconclusive", rounds, values, margin, held_down=held_down))
-                tests.append(_test(metric, values, margin, paired))
-    if not in_turns:
-        return missing + [_decided(f, decision) for f, decision in zip(compared, decide(tests), strict=True)]
-    return missing + [_decided(f, *seen) for f, seen in zip(compared, decide_in_looks(tests), strict=True)]
+                both.append(_Pair(old, new, before, after, margins.of(metric, full_name(new.backend, new.case))))
+        smallest = 0.0
+        if metric == "latency":
+            smallest = timer_step(cell for pair in both for cell in (pair.old, pair.new))
+        if rule.noisy and not paired:
+            notes += _leave_out(metric, both)
+        for pair in both:
+            values = [*pair.before.values()], [*pair.after.values()]
+            rounds = len(pair.before), len(pair.after)
+            held_down = metric == "latency" and (pair.old.held_down or pair.new.held_down)
+            compared.append(
+                Finding(*pair.new.key, metric, "inconclusive", rounds, values, pair.margin, held_down=held_down)
+            )
+            tests.append(_test(metric, values, pair.margin, paired, smallest))
+    decided = decide_in_looks(tests) if in_turns else [(decision, None) for decision in decide(tests)]
+    found += [_decided(f, test, *seen) for f, test, seen in zip(compared, tests, decided, strict=True)]
+    return found, notes
 
 
-def _test(metric: str, values: tuple[list[float], list[float]], margin: float, paired: bool) -> Rounds:
-    """Return the logarithms of a metric's values. What both sides have at or below its floor has no noise."""
+def _leave_out(metric: str, both: Sequence[_Pair]) -> list[str]:
+    """Remove the values of the disturbed rounds of either run, and return a note on each of these rounds."""
+    notes = []
+    least = RULES[metric].floor or math.ulp(0.0)
+    margins = [pair.margin for pair in both]
+    for name, cells in (("baseline", [p.before for p in both]), ("current run", [p.after for p in both])):
+        logs = [{n: math.log(max(value, least)) for n, value in values.items()} for values in cells]
+        for n, number in disturbed_rounds(logs, margins).items():
+            notes.append(
+                f"Round {n} of the {name} differs in the {metric} of {number} of {len(cells)} cells, the others agree: "
+                f"it is left out. Measure it again with attnbench run --resume FILE --again {n}."
+            )
+            for values in cells:
+                values.pop(n, None)
+    return notes
+
+
+def _test(metric: str, values: tuple[list[float], list[float]], margin: float, paired: bool, smallest: float) -> Rounds:
+    """Return the logarithms of a metric's values. What both sides have at or below its floor has no noise.
+
+    `smallest`: the steps in which it is read, in its unit.
+    """
     rule = RULES[metric]
     least = rule.floor or math.ulp(0.0)
     before, after = ([math.log(max(value, least)) for value in side] for side in values)
     hidden = all(value <= rule.floor for side in values for value in side)
-    return Rounds(before, after, margin, metric if rule.noisy and not hidden else "", paired)
+    if not rule.noisy or hidden:
+        return Rounds(before, after, margin, "", paired)
+    return Rounds(before, after, margin, metric, paired, smallest / math.exp(stats.median(before)))
 
 
-def _decided(finding: Finding, decision: Decision, pairs: int | None = None) -> Finding:
+def _decided(finding: Finding, test: Rounds, decision: Decision, pairs: int | None = None) -> Finding:
     """Return a finding with its decision, which rests on the first pairs of rounds of an A/B, or on all rounds."""
     before, after = (side[:pairs] for side in finding.values)
     return replace(
@@ -62,14 +108,21 @@ def _decided(finding: Finding, decision: Decision, pairs: int | None = None) -> 
         rounds=(len(before), len(after)),
         values=(before, after),
         decision=decision,
-        reason=_remedy(decision) if decision.verdict == "inconclusive" else "",
+        reason=_remedy(test, decision) if decision.verdict == "inconclusive" else "",
     )
 
 
-def _remedy(decision: Decision) -> str:
+def _remedy(test: Rounds, decision: Decision) -> str:
     """Return what would settle an inconclusive decision, or why nothing would."""
     if decision.noise is None:
         return "too few rounds to know its noise"
-    if decision.more is None:
-        return f"over {MORE_ROUNDS[-1]} more rounds a side: it lies at the margin, or is too noisy"
-    return f"{count(decision.more, 'more round')} a side would settle it"
+    more = decision.more and f"{count(decision.more, 'more round')} a side"
+    if decision.jumping:
+        return f"{count(decision.jumping, 'cell')} jump as far between rounds; {more} would tell"
+    if more:
+        return f"{more} would settle it"
+    if test.step > test.margin / 4:
+        return f"the timer counts in steps of {percent(test.step)} of it, too coarse for this margin"
+    if decision.between > test.margin / 4:
+        return "no more rounds would settle it: it differs by as much between runs (see the note)"
+    return f"over {MORE_ROUNDS[-1]} more rounds a side: it lies at the margin, or is too noisy"

@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 
 from attnbench.analysis.gate.findings import TIMED, Finding, signed
+from attnbench.analysis.gate.margins import Margins
 from attnbench.core import stats
 from attnbench.core.formats import percent
 from attnbench.core.record import Run
@@ -43,12 +44,25 @@ def timed(findings: Sequence[Finding], in_turns: bool, burst: float) -> list[str
         if not in_turns and low * high > 0 and abs(middle) > margin / 3:
             line += " Nearly all moved together: that is as likely the machine as the code; measure the baseline again."
         notes.append(line)
+        notes += _between_runs(judged, margin)
     held = [f for f in judged if f.held_down]
     if held:
         line = f"~ {count(len(held), 'cell')}: a limit held the clock below its best, so latency is the machine's too"
         short = any(f.baseline is not None and f.baseline < burst for f in held)
         notes.append(line + ("; --metric cycles compares without the clock." if short else "."))
     return notes
+
+
+def _between_runs(judged: Sequence[Finding], margin: float) -> list[str]:
+    """Return a note on cells that differ between the runs by more than their rounds explain."""
+    between = max(f.decision.between for f in judged if f.decision)
+    if between < margin / 10:
+        return []
+    return [
+        f"Cells differ between the runs by {percent(between)} (standard deviation) beyond what rounds show, slower and "
+        "faster alike: either most cells changed, or no run is like another. The verdicts allow for it, more rounds do "
+        "not lessen it; a new baseline run against the old one tells which, and attnbench ab measures both in turns."
+    ]
 
 
 def _one_round(judged: Sequence[Finding]) -> str:
@@ -78,15 +92,12 @@ def incomplete(side: str, run: Run) -> list[str]:
     return [f"The {side} is incomplete: {number} not measured. Finish it with attnbench run --resume, and gate again."]
 
 
-def units(baseline: Run, current: Run) -> list[str]:
+def units(margins: Margins, current: Run) -> list[str]:
     """Return a note on runs of two units of one GPU model."""
-    ours, theirs = baseline.environment.device.uuid, current.environment.device.uuid
-    models = {run.environment.device.name for run in (baseline, current)}
-    if ours is None or theirs is None or ours == theirs or len(models) > 1:
+    if not margins.units:
         return []
-    known = uncertainty.spread(current.environment.device)
-    apart = uncertainty.NORMAL * math.sqrt(2) * math.hypot(known.processes, known.units)
     return [
-        "The runs are of two units of this GPU model, which no round shows: a cell differs between two by up to "
-        f"{percent(apart)}, in 95 % of cells ({known})."
+        "The runs are of two units of this GPU model, and cells of two units differ by up to "
+        f"{percent(margins.units)}, which no round shows ({uncertainty.spread(current.environment.device)}). A smaller "
+        "margin of latency counts as that; for a smaller one measure the baseline on this unit too."
     ]

@@ -1,0 +1,60 @@
+"""Cells that run at one of two speeds, which each process draws anew: what they say of cells that seem to have changed.
+
+A cell whose rounds jump shows it, and its variance keeps it from being judged. By chance, though, all rounds of the
+baseline draw one speed and all of the current run the other: with p the probability of the slower one that is
+
+    p^m (1 - p)^n    for n and m rounds, at most 2^-(n + m) for n = m,
+
+and then nothing tells it from a cell that changed. Ten such cells and five rounds give 1 % of gates a false regression,
+whatever the test; six rounds 0.24 %. So where cells of a gate are seen to jump, the sum of these probabilities is the
+rate of such regressions. Where it exceeds CHANCE, changes that are no larger than the jumps seen stay inconclusive.
+
+Speeds that differ by process: Mytkowicz et al., "Producing Wrong Data Without Doing Anything Obviously Wrong!", ASPLOS
+2009.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+CHANCE = 0.004  # of gates
+
+
+@dataclass(frozen=True)
+class Jump:
+    """The two speeds of a cell."""
+
+    size: float  # a logarithm
+    slower: float  # share of the rounds at the slower speed
+
+
+def jump(baseline: Sequence[float], current: Sequence[float], least: float) -> Jump | None:
+    """Return the two speeds of a cell, if one side shows both, with at least this difference of logarithms.
+
+    They are two speeds, and not noise, where the gap is larger than twice what the values differ by beside it.
+    """
+    found = None
+    for side in (sorted(baseline), sorted(current)):
+        gaps = [high - low for low, high in itertools.pairwise(side)]
+        size = max(gaps, default=0.0)
+        if size > max(least, 2 * (sum(gaps) - size), found.size if found else 0.0):
+            middle = side[gaps.index(size)] + size / 2
+            values = (*baseline, *current)
+            found = Jump(size, sum(value > middle for value in values) / len(values))
+    return found
+
+
+def chance(jumps: Iterable[Jump], n: int, m: int) -> float:
+    """Return the expected number of such cells that draw one speed in n rounds and the other in m."""
+    return math.fsum(max(j.slower**m * (1 - j.slower) ** n, j.slower**n * (1 - j.slower) ** m) for j in jumps)
+
+
+def rounds_that_tell(jumps: Sequence[Jump], n: int, m: int) -> int:
+    """Return the fewest rounds to add to either side that bring the chance down to CHANCE."""
+    more = 0
+    while chance(jumps, n + more, m + more) > CHANCE:
+        more += 1
+    return more
