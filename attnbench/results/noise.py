@@ -1,4 +1,4 @@
-"""The noise of a cell between rounds: its own variance, moderated by what all cells of the metric have in common.
+"""The noise of a cell between rounds: its own variance, moderated by what all cells have in common; and between runs.
 
 The gate's tests and the uncertainty of a figure (uncertainty.py) use it.
 

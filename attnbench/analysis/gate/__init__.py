@@ -7,7 +7,8 @@
     round_values.py       one value per round of each metric
     margins.py            how large a change must be to matter, per metric and cell
     hypothesis_tests.py   the statistics: improved, unchanged, regressed or inconclusive
-    noise.py              the noise of a cell between rounds, which the other cells help to estimate
+    disturbed_rounds.py   rounds in which something else disturbed many cells
+    two_speeds.py         cells that jump between two speeds, and what they make likely
     repeated_looks.py     the statistics of an A/B, which is judged again and again
     ab_files.py           what is special about the two run files of an A/B
     findings.py           a finding, and the order of findings

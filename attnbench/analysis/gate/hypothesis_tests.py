@@ -2,8 +2,15 @@
 
 **Values.** A round is a fresh process and gives one value per cell; iterations within a round are not replicates. A
 value is the logarithm of what was measured, larger is worse. The change of a cell is the difference d of the two sides'
-means, its standard error is se = s sqrt(1/n + 1/m), with s and its degrees of freedom from noise.py, so d / se has
-Student's distribution.
+means. Its squared error se^2 is the sum of three parts:
+
+- of the rounds: s^2 (1/n + 1/m), with s and its degrees of freedom from noise.py;
+- between runs: from noise.py;
+- of a timer that counts in steps q: q^2 / 12 on either side, however many rounds tie, and s^2 is q^2 / 12 at least (the
+  rectangular distribution of a reading: JCGM 100:2008, "Guide to the expression of uncertainty in measurement",
+  F.2.2.1).
+
+d / se has nearly Student's distribution, with the degrees of freedom of Welch and Satterthwaite (the same, G.4.1).
 
 **The margin** M = ln(1 + margin) is what a change must exceed to matter. It stands in the hypotheses:
 
@@ -16,8 +23,9 @@ Student's distribution.
 - unchanged: d <= -M and d >= M are both rejected at 5 % (two one-sided tests: Schuirmann, Journal of Pharmacokinetics
   and Biopharmaceutics 15, 1987). So a cell that is slower by the margin or more is called unchanged in at most 5 % of
   the cases. No correction for many cells: that all are unchanged is claimed only where each is shown to be, an
-  intersection-union test (Berger, Technometrics 24(4), 1982).
-- inconclusive: none of these.
+  intersection-union test (Berger, Technometrics 24(4), 1982). What all cells moved by together (the median, if it is
+  within the margin) may be the machine and not the code, so it must hold with and without that.
+- inconclusive: none of these; or a change that cells with two speeds make too likely (two_speeds.py).
 
 Rounds that differ by their place in a run (the first one may fill a cache for the others) are compared in pairs: d is
 the mean of the pairs' differences.
@@ -35,7 +43,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from attnbench.analysis.gate.two_speeds import jump, rounds_that_tell
+from attnbench.analysis.gate.two_speeds import CHANCE, jump, rounds_that_tell
 from attnbench.results.noise import (
     CELL_FREEDOM,
     MIN_CELLS,
@@ -119,13 +127,14 @@ def decide(tests: Sequence[Rounds], share: float = 1.0, settled: Sequence[bool] 
         # Without noise the observed change is the true one: a metric whose rounds all tie. That is known only from
         # several rounds, or for a metric that has no noise.
         exact[of] = (several | (not family)) & (variance[of] <= TIE)
+        if family:
+            jumping |= _jumping(tests, of[several].tolist(), change.tolist(), CHANCE * share)
         alone = of[several & ~paired[of]]
         if family and alone.size:
             changes = change[alone]
             slower, faster = between_runs(changes, variance[alone] * weight[alone] + step[alone] ** 2 / 6)
             between[alone], of_cells[alone] = np.where(changes > 0, slower, faster), len(alone)
             common[alone] = np.median(changes) if len(alone) >= MIN_CELLS else 0.0
-            jumping |= _jumping(tests, alone.tolist(), changes.tolist())
     held[[*jumping]] = True
     known = exact | (freedom > 0)
     parts = variance, freedom, between, CELL_FREEDOM * of_cells, step
@@ -145,6 +154,7 @@ def decide(tests: Sequence[Rounds], share: float = 1.0, settled: Sequence[bool] 
     unchanged = np.where(exact, np.abs(change) <= margin, within)
     tail = np.where(change > margin, tail_worse, np.where(change < -margin, tail_better, EQUIVALENCE * share))
     half = np.where(exact, 0.0, special.stdtrit(joint, 1 - tail) * error)
+    half += np.where(np.abs(change) <= margin, apart - np.abs(change), 0.0)
     half = np.where(held, np.maximum(half, np.abs(change)), half)
     called = [regressed & ~held, improved & ~held, unchanged]
     verdicts = np.select(called, ["regressed", "improved", "unchanged"], "inconclusive")
@@ -170,10 +180,12 @@ def decide(tests: Sequence[Rounds], share: float = 1.0, settled: Sequence[bool] 
     ]
 
 
-def _jumping(tests: Sequence[Rounds], cells: Sequence[int], changes: Sequence[float]) -> dict[int, tuple[int, int]]:
+def _jumping(
+    tests: Sequence[Rounds], cells: Sequence[int], changes: Sequence[float], rate: float
+) -> dict[int, tuple[int, int]]:
     """Return the cells whose change may be a jump between two speeds, as other cells of the family are seen to jump.
 
-    Each with the number of those, and the rounds that would tell.
+    Each with the number of those, and the rounds that would tell at this rate of false regressions.
     """
     seen = {i: jump(tests[i].baseline, tests[i].current, math.log1p(tests[i].margin)) for i in cells}
     jumps = [each for each in seen.values() if each]
@@ -181,9 +193,10 @@ def _jumping(tests: Sequence[Rounds], cells: Sequence[int], changes: Sequence[fl
         return {}
     largest = max(each.size for each in jumps)
     found = {}
-    for i, by in zip(cells, changes, strict=True):
+    for i in cells:
         n, m = len(tests[i].baseline), len(tests[i].current)
-        if not seen[i] and math.log1p(tests[i].margin) < abs(by) <= largest and (more := rounds_that_tell(jumps, n, m)):
+        possible = not seen[i] and math.log1p(tests[i].margin) < abs(changes[i]) <= largest
+        if possible and (more := rounds_that_tell(jumps, n, m, rate)):
             found[i] = len(jumps), more
     return found
 

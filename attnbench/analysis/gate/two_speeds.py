@@ -52,9 +52,9 @@ def chance(jumps: Iterable[Jump], n: int, m: int) -> float:
     return math.fsum(max(j.slower**m * (1 - j.slower) ** n, j.slower**n * (1 - j.slower) ** m) for j in jumps)
 
 
-def rounds_that_tell(jumps: Sequence[Jump], n: int, m: int) -> int:
-    """Return the fewest rounds to add to either side that bring the chance down to CHANCE."""
+def rounds_that_tell(jumps: Sequence[Jump], n: int, m: int, rate: float = CHANCE) -> int:
+    """Return the fewest rounds to add to either side that bring the chance down to this rate."""
     more = 0
-    while chance(jumps, n + more, m + more) > CHANCE:
+    while chance(jumps, n + more, m + more) > rate:
         more += 1
     return more
