@@ -72,6 +72,7 @@ class Bar:
     start: float
     end: float
     group: int = 0
+    interval: tuple[float, float] | None = None  # how sure its end is: a thin line, where a page draws it
 
 
 @dataclass(frozen=True)
@@ -81,7 +82,18 @@ class Steps:
     steps: tuple[tuple[float, float], ...]
 
 
-Entry = str | Span | tuple[Span, ...] | Bar | Steps  # of a Table
+@dataclass(frozen=True)
+class Dots:
+    """Measured values as marks on an axis from 0 to 1: one row of marks for each group, the first above the others.
+
+    Two of them show what changed between two runs: `Dots((baseline, current))`, on one axis in all rows of a table.
+    """
+
+    groups: tuple[tuple[float, ...], ...]
+
+
+Drawing = Bar | Steps | Dots
+Entry = str | Span | tuple[Span, ...] | Drawing  # of a Table
 
 
 @dataclass(frozen=True)

@@ -6,13 +6,13 @@ import re
 from collections.abc import Iterable, Sequence
 
 from attnbench.core.text import one_line, printable
-from attnbench.report.characters import HELD_DOWN, MEMORY_BOUND, NO_FIGURES, bar, heights
+from attnbench.report.characters import HELD_DOWN, MEMORY_BOUND, NO_FIGURES, drawing
 from attnbench.report.document import (
-    Bar,
     Block,
     Caution,
     Code,
     Document,
+    Drawing,
     Ending,
     Entry,
     Figure,
@@ -21,7 +21,6 @@ from attnbench.report.document import (
     Line,
     Pairs,
     Span,
-    Steps,
     Table,
 )
 
@@ -132,10 +131,8 @@ def _table(table: Table) -> list[str]:
 def _entry(entry: Entry) -> str:
     if isinstance(entry, str):
         return safe(entry)
-    if isinstance(entry, Bar):
-        return f"`{bar(entry, BAR, utf=True)}`"
-    if isinstance(entry, Steps):
-        return f"`{heights(entry, BAR, utf=True)}`"
+    if isinstance(entry, Drawing):
+        return f"`{drawing(entry, BAR, utf=True)}`"
     return _spans([entry] if isinstance(entry, Span) else entry)
 
 

@@ -11,7 +11,7 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from attnbench.core.text import no_command, printable
-from attnbench.report.characters import BEST, HELD_DOWN, MEMORY_BOUND, NO_FIGURES, bar, heights
+from attnbench.report.characters import BEST, HELD_DOWN, MEMORY_BOUND, NO_FIGURES, drawing
 from attnbench.report.document import (
     Bar,
     Block,
@@ -19,6 +19,7 @@ from attnbench.report.document import (
     Code,
     Column,
     Document,
+    Drawing,
     Ending,
     Entry,
     Figure,
@@ -29,7 +30,6 @@ from attnbench.report.document import (
     Paragraphs,
     Reason,
     Span,
-    Steps,
     Table,
 )
 
@@ -195,7 +195,7 @@ class _Writer:
         for number, footnote in enumerate(table.footnotes, start=1):
             self.paragraph((f"{number:>3}", "dim"), (footnote, ""), indent=5)
 
-    def columns(self, columns: Sequence[Column], rows: Sequence[Sequence[Text | Bar | Steps]], room: int) -> None:
+    def columns(self, columns: Sequence[Column], rows: Sequence[Sequence[Text | Drawing]], room: int) -> None:
         """Print some columns of a table; bars have `room` characters."""
         rich = RichTable(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
         for column in columns:
@@ -205,17 +205,16 @@ class _Writer:
         lines = self.console.render_lines(rich, pad=False)
         self.line(*(Text.assemble(*((part.text, part.style or "") for part in line)) for line in lines))
 
-    def entry(self, entry: Entry) -> Text | Bar | Steps:
-        if isinstance(entry, Bar | Steps):
+    def entry(self, entry: Entry) -> Text | Drawing:
+        if isinstance(entry, Drawing):
             return entry
         if isinstance(entry, str):
             return self.styled(entry)
         return self.joined([entry] if isinstance(entry, Span) else entry)
 
-    def drawing(self, entry: Bar | Steps, width: int) -> Text:
-        if isinstance(entry, Bar):
-            return Text(bar(entry, width, utf=self.utf), _BAR_COLOURS[entry.group % len(_BAR_COLOURS)])
-        return Text(heights(entry, width, utf=self.utf), "blue")
+    def drawing(self, entry: Drawing, width: int) -> Text:
+        group = entry.group if isinstance(entry, Bar) else 0
+        return Text(drawing(entry, width, utf=self.utf), _BAR_COLOURS[group % len(_BAR_COLOURS)])
 
     # Grids of figures, whose columns stand in line over all grids of a metric.
 

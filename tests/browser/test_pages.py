@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 from chromium import Browser
 
+from attnbench.analysis.gate.document import document_of
+from attnbench.analysis.gate.judge import Request, judge
 from attnbench.analysis.summary import document as summary
 from attnbench.analysis.summary.document import complete
 from attnbench.core.record import Record, Run
@@ -115,6 +117,10 @@ def marks(browser: Browser, figure: str = "throughput") -> int:
     return int(browser.js(f"document.querySelectorAll('#{figure} .drawing .mark-symbol path').length"))
 
 
+def panels(browser: Browser, figure: str) -> int:
+    return int(browser.js(f"document.querySelectorAll('#{figure} .drawing g.cell > g').length"))
+
+
 def test_it_draws_every_figure_and_every_cell(opened: Browser) -> None:
     opened.wait("document.documentElement.dataset.complete")
     figures = opened.js("[...document.querySelectorAll('.figure')].map((f) => f.id)")
@@ -209,16 +215,18 @@ def test_sorting(opened: Browser) -> None:
 
     report = column(opened, "TFLOP/s")
     opened.click("th[data-field=tflops] button")
-    assert order() == "ascending"
-    assert figures() == sorted(figures())
+    assert order() == "descending"  # the best first
+    assert figures() == sorted(figures(), reverse=True)
     assert column(opened, "TFLOP/s")[-1] == ""  # those without a figure come last
     opened.click("th[data-field=tflops] button")
-    assert order() == "descending"
-    assert figures() == sorted(figures(), reverse=True)
+    assert order() == "ascending"
+    assert figures() == sorted(figures())
     assert column(opened, "TFLOP/s")[-1] == ""
     opened.click("th[data-field=tflops] button")
     assert order() is None
     assert column(opened, "TFLOP/s") == report
+    opened.click("th[data-field=latency] button")
+    assert opened.js("document.querySelector('th[data-field=latency]').getAttribute('aria-sort')") == "ascending"
     opened.click("th[data-field=seqlen] button")
     assert column(opened, "seqlen") == sorted(column(opened, "seqlen"), key=lambda t: int(t[:-1]))
 
@@ -248,19 +256,21 @@ def test_the_keyboard_is_enough(opened: Browser) -> None:
     assert focus().text == "Skip to the results"
     assert opened.js("document.activeElement.getBoundingClientRect().left") >= 0  # seen once it has the focus
     press(Keys.TAB)
+    assert focus().text.endswith("warnings")
+    press(Keys.TAB)
     assert focus().get_attribute("value") == "eager"
     assert opened.js("getComputedStyle(document.activeElement).outlineStyle") == "solid"
     press(Keys.SPACE)
     assert "eager" not in column(opened, "backend")
     seen = []
-    for _ in range(80):
+    for _ in range(140):
         press(Keys.TAB)
         seen.append(opened.js("document.activeElement.id || document.activeElement.textContent"))
         if seen[-1] == "TFLOP/s":
             break
     assert "find" in seen
     press(Keys.ENTER)
-    assert opened.js("document.querySelector('th[data-field=tflops]').getAttribute('aria-sort')") == "ascending"
+    assert opened.js("document.querySelector('th[data-field=tflops]').getAttribute('aria-sort')") == "descending"
     assert focus().text.startswith("TFLOP/s")  # the focus stays
 
 
@@ -313,7 +323,7 @@ def test_it_prints_in_the_light_with_legends_and_without_controls(opened: Browse
     try:
         assert opened.js("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
         assert opened.js("getComputedStyle(document.querySelector('aside')).display") == "none"
-        assert opened.js("getComputedStyle(document.querySelector('#throughput .legend')).display") == "block"
+        assert opened.js("getComputedStyle(document.querySelector('#throughput .legend')).display") == "flex"
         assert opened.texts("#throughput .legend") == [" eager  sdpa-flash  sdpa-cudnn  triton"]
     finally:
         opened.cdp("Emulation.setEmulatedMedia", media="", features=[])
@@ -364,7 +374,7 @@ def test_5000_records_open_in_two_seconds(browser: Browser, tmp_path: Path) -> N
     browser.js("(self.requestIdleCallback = idle, later.forEach((call) => idle(call)))")
     assert browser.texts("#count") == ["5000 of 5000 cells, the first 200 shown"]
     browser.wait("document.documentElement.dataset.complete")
-    assert "The first 8 of 24 panels" in browser.texts("#throughput .cut")[0]
+    assert panels(browser, "throughput") == 24  # all of them
     browser.click("#more")
     assert len(browser.all("#cells tbody tr")) == 5000
     assert browser.complaints() == []
@@ -450,8 +460,8 @@ def test_a_page_without_charts_is_used_by_keyboard(browser: Browser, plain: Path
         browser.driver.switch_to.active_element.send_keys(Keys.TAB)
         seen.append(browser.js("document.activeElement.ariaLabel || document.activeElement.textContent"))
     assert seen[0] == "Skip to the results"
-    assert seen[1:6] == ["Warnings", "Changes", "Throughput, TFLOP/s", "Settings", "Reproduce"]
-    assert seen[6:8] == ["Changes", "Throughput, TFLOP/s"]  # the tables, to scroll them
+    assert seen[1:7] == ["1 warning", "Changes", "Throughput, TFLOP/s", "Settings", "Warnings", "Reproduce"]
+    assert seen[7:9] == ["Changes", "Throughput, TFLOP/s"]  # the tables, to scroll them
     browser.click("nav a[href='#table-cells']")
     assert browser.js("location.hash") == "#table-cells"
 
@@ -472,3 +482,171 @@ def test_a_page_without_charts_in_a_narrow_window_and_on_paper(browser: Browser,
         browser.cdp("Emulation.setEmulatedMedia", media="")
     pdf = base64.b64decode(browser.cdp("Page.printToPDF")["data"])
     assert 1 <= pdf.count(b"/Type /Page\n") <= 3
+
+
+# ---- Many backends.
+
+MANY = (*palette.case_names.BACKEND_ORDER[:16], *(f"mine-{i}" for i in range(8)))
+STANDS_OUT = (  # the backends of the marks that do not fade
+    "[...new Set([...document.querySelectorAll('#throughput .drawing .mark-symbol path')]"
+    ".filter((m) => +(m.getAttribute('opacity') ?? 1) == 1).map((m) => m.__data__.datum.backend))]"
+)
+
+
+@pytest.fixture(scope="module")
+def crowd(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The page of 24 backends on bf16, two of them on fp8 too, which is twice as fast."""
+    fast = [ok(case(s, dtype="fp8"), b, 2500 + i, memory_peak=2**20) for s in LENGTHS for i, b in enumerate(MANY[6:8])]
+    every = [*records(MANY, headdims=(128,)), *fast]
+    return write(tmp_path_factory.mktemp("crowd") / "report.html", run(every))
+
+
+@pytest.fixture
+def crowded(browser: Browser, crowd: Path) -> Browser:
+    browser.open(crowd, "opened")
+    browser.js("document.querySelector('#throughput').scrollIntoView()")
+    browser.wait("document.querySelector('#throughput .drawing .mark-symbol path')")
+    return browser
+
+
+def pointer_to(browser: Browser, selector: str) -> None:
+    from selenium.webdriver import ActionChains
+
+    ActionChains(browser.driver).move_to_element(browser.all(selector)[0]).perform()
+
+
+def test_24_backends_are_drawn_in_24_ways(crowded: Browser) -> None:
+    """By colour, dash and shape, in the legend and in the lines of a panel."""
+    entries = crowded.js(
+        "[...document.querySelectorAll('#throughput .legend button')].map((b) => b.querySelector('svg').innerHTML)"
+    )
+    assert len(entries) == len(set(entries)) == 24
+    lines = crowded.js(
+        "[...document.querySelector('#throughput .drawing g.cell > g').querySelectorAll('.mark-line path')]"
+        ".map((m) => [getComputedStyle(m).stroke, getComputedStyle(m).strokeDasharray].join())"
+    )
+    assert len(lines) == len(set(lines)) == 24
+    assert crowded.complaints() == []
+
+
+def test_a_legend_entry_makes_its_backend_stand_out(crowded: Browser) -> None:
+    assert len(crowded.js(STANDS_OUT)) == 24
+    pointer_to(crowded, "#throughput .legend button[data-backend=triton]")
+    crowded.wait(f"{STANDS_OUT}.join() == 'triton'")
+    pointer_to(crowded, "#throughput h2")
+    crowded.wait(f"{STANDS_OUT}.length == 24")
+    pointer_to(crowded, "#filter-backend label[data-backend=flex]")  # the filters are a legend too
+    crowded.wait(f"{STANDS_OUT}.join() == 'flex'")
+
+
+def test_clicks_on_the_legend_keep_backends_and_let_them_go(crowded: Browser) -> None:
+    for name in ("triton", "mine-0"):
+        crowded.click(f"#throughput .legend button[data-backend={name}]")
+    pointer_to(crowded, "#throughput h2")
+    crowded.wait(f"{STANDS_OUT}.sort().join() == 'mine-0,triton'")
+    pressed = "[...document.querySelectorAll('#latency .legend [aria-pressed=true]')].map((b) => b.dataset.backend)"
+    assert sorted(crowded.js(pressed)) == ["mine-0", "triton"]  # of every figure
+    for name in ("triton", "mine-0"):
+        crowded.click(f"#throughput .legend button[data-backend={name}]")
+    pointer_to(crowded, "#throughput h2")
+    crowded.wait(f"{STANDS_OUT}.length == 24")
+    assert crowded.complaints() == []
+
+
+def test_a_mark_under_the_pointer_makes_its_backend_stand_out(crowded: Browser) -> None:
+    pointer_to(crowded, "#throughput .drawing .mark-symbol path:last-child")
+    crowded.wait(f"{STANDS_OUT}.length == 1")
+    pointer_to(crowded, "#throughput h2")
+    crowded.wait(f"{STANDS_OUT}.length == 24")
+
+
+def ranking(browser: Browser) -> list[str]:
+    found: list[str] = browser.js(
+        "[...document.querySelectorAll('#ranking .drawing .role-axis-label text')].map((t) => t.textContent)"
+        f".filter((t) => {[*MANY]}.includes(t))"
+    )
+    return found
+
+
+def test_the_ranking_has_one_shape_the_best_first_with_intervals_and_marks(crowded: Browser) -> None:
+    assert crowded.js("document.querySelector('#shape').value") == "bf16 d128 full fwd 4k"  # eager has no 8k
+    by_field = crowded.js("JSON.parse(document.querySelector('#data').textContent).fields")
+    rows = [dict(zip(by_field, values, strict=True)) for values in zip(*by_field.values(), strict=True)]
+    of_shape = [r for r in rows if r["shape"] == "bf16 d128 full fwd 4k"]
+    best_first = sorted(of_shape, key=lambda r: -r["tflops"])
+    assert ranking(crowded) == [r["backend"] for r in best_first]
+    assert len(crowded.all("#ranking .mark-rule.role-mark line")) >= 24  # the intervals, and the peak
+    ends = [text for text in crowded.texts("#ranking .drawing .role-mark text") if "%" in text]
+    assert ["best" in text for text in ends] == [r["best"] is not None for r in best_first]
+    assert ["~" in text for text in ends] == [r["held"] for r in best_first]
+
+
+def test_the_ranking_of_another_shape_and_of_fp8_alone(crowded: Browser) -> None:
+    from selenium.webdriver.support.select import Select
+
+    shapes = crowded.texts("#shape option")
+    assert len(shapes) == len(set(shapes)) == 4 * 4 + 4
+    Select(crowded.all("#shape")[0]).select_by_visible_text("fp8 d128 full fwd 2k")
+    assert ranking(crowded) == [MANY[7], MANY[6]]
+    Select(crowded.all("#shape")[0]).select_by_visible_text("bf16 d128 causal fwd 8k")
+    assert len(ranking(crowded)) == 24
+    assert [text for text in crowded.texts("#ranking .drawing .role-mark text") if "skip" in text] == ["✕ skip"]
+    crowded.click("input[name=mask][value=causal]")  # a shape that filters hide gives way to another
+    assert crowded.js("document.querySelector('#shape').value") == "bf16 d128 full fwd 4k"
+    assert crowded.complaints() == []
+
+
+def test_dtypes_are_not_ranked_together(crowded: Browser) -> None:
+    crowded.click("th[data-field=tflops] button")
+    dtypes, figures = column(crowded, "dtype"), column(crowded, "TFLOP/s")
+    assert dtypes == sorted(dtypes)  # bf16, then fp8, although its figures are the highest
+    first = [float(text.rstrip("~")) for text, dtype in zip(figures, dtypes, strict=True) if dtype == "bf16" and text]
+    assert first == sorted(first, reverse=True)
+    assert crowded.texts("#count")[0].endswith("each dtype by itself")
+
+
+def test_panels_without_a_figure_are_not_drawn(crowded: Browser) -> None:
+    assert panels(crowded, "throughput") == 5
+    crowded.js("document.querySelector('#speedup').scrollIntoView()")
+    crowded.wait("document.querySelector('#speedup .drawing svg')")
+    assert panels(crowded, "speedup") == 4  # eager has no fp8
+
+
+def test_results_come_before_warnings(crowded: Browser) -> None:
+    order = crowded.js("[...document.querySelectorAll('#results > section')].map((s) => s.id)")
+    assert order.index("ranking") < order.index("throughput") < order.index("table") < order.index("warnings")
+
+
+@pytest.mark.parametrize("width", [390, 1200])
+def test_pages_of_any_width_scroll_one_way_and_begin_with_the_answer(
+    width: int, browser: Browser, crowd: Path, gate: Path
+) -> None:
+    browser.cdp("Emulation.setDeviceMetricsOverride", width=width, height=800, deviceScaleFactor=1, mobile=False)
+    try:
+        for file in (crowd, gate):
+            load(browser, file)
+            assert browser.js("document.documentElement.scrollWidth") <= width
+            wider = (
+                "[...document.querySelectorAll('#results *')].filter((e) => !e.closest('.scroll, pre, svg')"
+                f" && e.getBoundingClientRect().right > {width}).map((e) => e.outerHTML.slice(0, 80))"
+            )
+            assert browser.js(wider) == []
+        assert browser.js("document.querySelector('.scroll').offsetParent === null") == (width == 390)
+        assert browser.js("document.querySelector('.narrow').offsetParent !== null") == (width == 390)
+        browser.open(crowd, "opened")
+        answer = browser.js("document.querySelector('.answer').getBoundingClientRect().bottom")
+        filters = browser.js("document.querySelector('#filtering').getBoundingClientRect().top")
+        assert answer < filters or width == 1200
+        assert browser.js("document.querySelector('#filtering').open") == (width == 1200)
+    finally:
+        browser.cdp("Emulation.clearDeviceMetricsOverride")
+
+
+@pytest.fixture(scope="module")
+def gate(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The page of a gate that fails."""
+    before = run([ok(case(s), "triton", 400, round=i) for s in LENGTHS for i in range(5)])
+    after = run([ok(case(s), "triton", 350, round=i) for s in LENGTHS for i in range(5)])
+    path = tmp_path_factory.mktemp("gate") / "gate.html"
+    path.write_text(html_page.render(document_of(judge(before, after, Request(("latency",))))), encoding="utf-8")
+    return path

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
+import math
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -141,12 +144,73 @@ def test_backends_keep_colour_and_shape_whoever_is_beside_them() -> None:
     assert len(set(among.values())) == 5
 
 
+def test_backends_differ_in_two_of_colour_dash_and_shape() -> None:
+    """All that attnbench knows; of 24 that it does not know, and of a mixture, each has a mark of its own."""
+    known = palette.case_names.BACKEND_ORDER
+    for names in (known, [f"mine-{i}" for i in range(24)], [*known[:20], *(f"mine-{i}" for i in range(4))]):
+        marks = palette.backend_marks(names).values()
+        for a, b in itertools.combinations(marks, 2):
+            assert (a.color != b.color) + (a.dash != b.dash) + (a.shape != b.shape) >= 2, (a, b)
+
+
+# Machado, Oliveira and Fernandes (2009), at full severity, on linear RGB.
+VISIONS = {
+    "normal": ((1, 0, 0), (0, 1, 0), (0, 0, 1)),
+    "protan": (
+        (0.152286, 1.052583, -0.204868),
+        (0.114503, 0.786281, 0.099216),
+        (-0.003882, -0.048116, 1.051998),
+    ),
+    "deutan": (
+        (0.367322, 0.860646, -0.227968),
+        (0.280085, 0.672501, 0.047413),
+        (-0.011820, 0.042940, 0.968881),
+    ),
+    "tritan": (
+        (1.255528, -0.076749, -0.178779),
+        (-0.078411, 0.930809, 0.147602),
+        (0.004733, 0.691367, 0.303900),
+    ),
+}
+
+
+@pytest.mark.parametrize("vision", VISIONS)
+@pytest.mark.parametrize("theme", [palette.LIGHT, palette.DARK])
+def test_colours_are_told_apart_with_any_colour_vision(theme: palette.Theme, vision: str) -> None:
+    """By distance in OKLab, where 0.02 is about what can be seen side by side."""
+
+    def seen(color: str) -> tuple[float, ...]:
+        linear = [min(1, max(0, dot(row, linear_rgb(color)))) for row in VISIONS[vision]]
+        cones = (
+            (0.4122214708, 0.5363325363, 0.0514459929),
+            (0.2119034982, 0.6806995451, 0.1073969566),
+            (0.0883024619, 0.2817188376, 0.6299787005),
+        )
+        lab = (
+            (0.2104542553, 0.7936177850, -0.0040720468),
+            (1.9779984951, -2.4285922050, 0.4505937099),
+            (0.0259040371, 0.7827717662, -0.8086757660),
+        )
+        roots = [dot(row, linear) ** (1 / 3) for row in cones]
+        return tuple(dot(row, roots) for row in lab)
+
+    found = [seen(theme[f"c{i}"]) for i in range(palette.SERIES)]
+    assert min(math.dist(a, b) for a, b in itertools.combinations(found, 2)) > 0.1
+
+
+def dot(a: Sequence[float], b: Sequence[float]) -> float:
+    return sum(x * y for x, y in zip(a, b, strict=True))
+
+
+def linear_rgb(color: str) -> list[float]:
+    parts = [int(color[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+    return [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in parts]
+
+
 @pytest.mark.parametrize("theme", [palette.LIGHT, palette.DARK])
 def test_colours_stand_out_from_the_background(theme: palette.Theme) -> None:
     def luminance(color: str) -> float:
-        parts = [int(color[i : i + 2], 16) / 255 for i in (1, 3, 5)]
-        linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in parts]
-        return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+        return dot((0.2126, 0.7152, 0.0722), linear_rgb(color))
 
     def contrast(a: str, b: str) -> float:
         low, high = sorted((luminance(a), luminance(b)))
@@ -166,7 +230,7 @@ def test_only_what_was_measured_is_drawn() -> None:
     assert "efficiency" not in names
     cpu = run([ok(case(dtype="fp32"), "eager", 0.1)], device=builders.CPU)
     names = {f.name for f in figures.drawable(charts(cells([cpu])))}
-    assert names == {"throughput", "latency", "roofline", "spread", "speedup"}
+    assert names == {"ranking", "throughput", "latency", "roofline", "spread", "speedup"}
 
 
 @pytest.mark.parametrize("figure", figures.FIGURES, ids=lambda f: f.name)
@@ -181,8 +245,8 @@ def test_every_figure_can_be_drawn(figure: figures.VegaFigure, tmp_path: Path) -
     assert figure.title in svg
     assert "NaN" not in svg
     assert palette.LIGHT["c0"] in svg
-    (color, _) = palette.backend_marks(["triton"])["triton"]
-    assert palette.LIGHT[f"c{color}"] in svg
+    mark = palette.backend_marks(["triton"])["triton"]
+    assert palette.LIGHT[f"c{mark.color}"] in svg
 
 
 def _state() -> dict[str, Any]:

@@ -23,11 +23,14 @@ def answer(cells: Sequence[Cell], runs: Sequence[Run]) -> tuple[str, ...]:
     rounds = max(len(cell.rows) for cell in cells)
     in_rounds = f" in {rounds} rounds" if rounds > 1 else ""
     from_runs = f" from {count(len(runs), 'run')}" if len(runs) > 1 else ""
-    fastest = _fastest(cells)
-    return (f"{count(len(cells), 'cell')}{in_rounds}{from_runs}: {ended}.", *([fastest] if fastest else []))
+    by_dtype: dict[str, list[Cell]] = {}  # which do not compete with each other
+    for cell in cells:
+        by_dtype.setdefault(cell.case.dtype, []).append(cell)
+    said = (_fastest(of_one, f" in {dtype}" if len(by_dtype) > 1 else "") for dtype, of_one in by_dtype.items())
+    return (f"{count(len(cells), 'cell')}{in_rounds}{from_runs}: {ended}.", *filter(None, said))
 
 
-def _fastest(cells: Sequence[Cell]) -> str:
+def _fastest(cells: Sequence[Cell], where: str) -> str:
     """Return how many cases each backend is fastest of, among the cases that several backends were measured on.
 
     Where the second is alike within the uncertainty, none is.
@@ -45,7 +48,7 @@ def _fastest(cells: Sequence[Cell]) -> str:
     if ties := [(first, second) for first, second in contested if first.alike(second)]:
         most = max(_latency(second) / _latency(first) - 1 for first, second in ties)
         said.append(f"alike within {percent(most)}, so none, in {len(ties)}")
-    return f"Fastest of {count(len(contested), 'case')}: {', '.join(said)}."
+    return f"Fastest of {count(len(contested), 'case')}{where}: {', '.join(said)}."
 
 
 def _latency(cell: Cell) -> float:

@@ -1,4 +1,4 @@
-"""The blocks of a document as HTML: tables of text, bars and steps, grids of figures, paragraphs, pairs."""
+"""The blocks of a document as HTML: tables of text and drawings, grids of figures, paragraphs, pairs."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from attnbench.report.document import (
     Block,
     Code,
     Column,
+    Dots,
+    Drawing,
     Ending,
     Entry,
     Figure,
@@ -28,6 +30,7 @@ from attnbench.report.html.palette import SERIES, color
 
 SERIES_OF_BARS = 3  # the number of the colour of the bars of group 0: blue
 _LEAST_BAR = 0.004  # of the axis, so that a bar can be seen however short it is
+_DOT = 0.006  # of the axis: the width of the mark of a value
 
 
 def block_part(found: Block, number: int) -> Part:
@@ -59,7 +62,10 @@ def _span(span: Span) -> str:
 
 
 def _paragraphs(found: Paragraphs) -> Markup:
-    return joined(*(element("p", spans(line)) for line in found.lines))
+    indented = [i % 2 for i in range(len(found.lines))] if found.indent else [0] * len(found.lines)
+    return joined(
+        *(element("p", spans(line), class_="in" if i else None) for line, i in zip(found.lines, indented, strict=True))
+    )
 
 
 def _pairs(found: Pairs) -> Markup:
@@ -70,7 +76,7 @@ def _pairs(found: Pairs) -> Markup:
     return element("table", element("tbody", *rows), class_="pairs")
 
 
-# ---- Tables of text, bars and steps.
+# ---- Tables of text and drawings.
 
 
 def _table(table: Table) -> Markup:
@@ -79,10 +85,13 @@ def _table(table: Table) -> Markup:
         row(*(_entry(entry, column, i) for i, (entry, column) in enumerate(zip(entries, table.columns, strict=True))))
         for entries in table.rows
     )
-    content = element("table", element("thead", row(*headings)), element("tbody", lines(*rows)), class_="text")
+    found = element("table", element("thead", row(*headings)), element("tbody", lines(*rows)), class_="text")
+    shown = scrolling(found, table.title or table.name)
+    if table.narrow:
+        shown = joined(element("div", shown, class_="wide"), element("div", content(table.narrow), class_="narrow"))
     return joined(
         filled("p", table.note, class_="quiet"),
-        scrolling(content, table.title or table.name),
+        shown,
         items(table.footnotes, "ol", class_="quiet"),
     )
 
@@ -94,11 +103,17 @@ def _classes(column: Column) -> str | None:
 
 def _entry(entry: Entry, column: Column, place: int) -> Markup:
     """Return an entry of a table; text in the first column is the heading of its row."""
-    if isinstance(entry, Bar | Steps):
-        return element("td", _bar(entry) if isinstance(entry, Bar) else _steps(entry), class_=_classes(column))
+    if isinstance(entry, Drawing):
+        return element("td", _drawn(entry), class_=_classes(column))
     text = entry if isinstance(entry, str) else spans([entry] if isinstance(entry, Span) else entry)
     heads = place == 0 and text
     return element("th" if heads else "td", text, scope="row" if heads else None, class_=_classes(column))
+
+
+def _drawn(entry: Drawing) -> Markup:
+    if isinstance(entry, Bar):
+        return _bar(entry)
+    return _steps(entry) if isinstance(entry, Steps) else _dots(entry)
 
 
 def _bar(bar: Bar) -> Markup:
@@ -106,7 +121,14 @@ def _bar(bar: Bar) -> Markup:
     width = max(bar.end - bar.start, _LEAST_BAR)
     start = min(bar.start, 1 - width)
     shape = element("rect", x=_thousandths(start), y=0, width=_thousandths(width), height=10, fill=_color(bar.group))
-    return _drawing(shape, "0 0 1000 10", "bar", f"{percent(bar.start)} to {percent(bar.end)} of the axis")
+    label = f"{percent(bar.start)} to {percent(bar.end)} of the axis"
+    if bar.interval is None:
+        return _drawing(shape, "0 0 1000 10", "bar", label)
+    low, high = bar.interval
+    whisker = element(
+        "rect", x=_thousandths(low), y=4, width=_thousandths(max(high - low, _LEAST_BAR)), height=2, fill=color("ink")
+    )
+    return _drawing(joined(shape, whisker), "0 0 1000 10", "bar", f"{label}, {percent(low)} to {percent(high)}")
 
 
 def _steps(found: Steps) -> Markup:
@@ -117,6 +139,21 @@ def _steps(found: Steps) -> Markup:
     shape = element("path", d=f"{path}H1000V100Z", fill=_color())
     most = max((height for _, height in found.steps), default=0.0)
     return _drawing(shape, "0 0 1000 100", "steps", f"at most {percent(most)} of the height")
+
+
+def _dots(found: Dots) -> Markup:
+    """Return a thin line for each value, a row for each group; together they show how the values are spread."""
+    height = 100 / max(1, len(found.groups))
+    shapes = [
+        element(
+            "rect", x=_thousandths(min(max(value, 0.0), 1 - _DOT)), y=f"{number * height + 4:.4g}",
+            width=_thousandths(_DOT), height=f"{height - 8:.4g}", fill=_color(2 * number), fill_opacity="0.6",
+        )
+        for number, group in enumerate(found.groups)
+        for value in group
+    ]  # fmt: skip
+    said = "; ".join(f"{percent(min(g))} to {percent(max(g))}" for g in found.groups if g)
+    return _drawing(joined(*shapes), "0 0 1000 100", "dots", f"values at {said} of the axis")
 
 
 def _color(group: int = 0) -> str:

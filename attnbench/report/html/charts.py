@@ -13,7 +13,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 from attnbench.core import flops, stats
 from attnbench.core.case import Case
@@ -25,6 +25,7 @@ from attnbench.results.cells import Cell
 from attnbench.results.rows import Rates
 
 Row = dict[str, Any]
+Key = TypeVar("Key")
 
 # The metrics that the table, the tips and the figures show, each a field of a row.
 METRICS = (
@@ -64,10 +65,13 @@ class Charts:
     note: str = ""  # how FLOPs are counted and what utilisation is a share of, in one sentence
 
     def only(self, words: str) -> Charts:
-        """Return the data of the panels whose titles, with what they have in common, hold every one of the words."""
+        """Return the data of the shapes whose names, with what all panels have in common, hold every one of the words.
+
+        The name of a shape is the title of its panel and its length, so "d128 causal 16k" is one of each panel.
+        """
         wanted = set(words.split())
-        kept = [p for p in self.panels if wanted <= set(f"{p} {self.common}".replace(",", " ").split())]
-        rows = tuple(row for row in self.rows if row["panel"] in kept)
+        rows = tuple(r for r in self.rows if wanted <= set(f"{r['shape']} {self.common}".replace(",", " ").split()))
+        kept = dict.fromkeys(row["panel"] for row in rows)
         roofs = {row["roof"] for row in rows}
         return replace(
             self,
@@ -95,13 +99,15 @@ def charts(cells: Sequence[Cell], note: str = "") -> Charts:
     for panel, members in panels.items():
         marks = Counter[int]()  # crosses at each length, which figures stack
         tried_here = {c.backend for c in members if c.status != "skipped"}
+        fastest = {n: _fastest(of_shape) for n, of_shape in _grouped(members, lambda c: c.case.shape.seqlen_k).items()}
         for cell in members:
             length = cell.case.shape.seqlen_k
             marked = cell.status != "ok" and cell.backend in tried_here
             slot = marks[length] if marked else None
             marks[length] += marked
-            titles = {"panel": panel, "roof": _title(cell, roof_parts)}
-            rows.append(titles | _row(cell, slot, eager.get((cell.device, cell.case))))
+            titles = {"panel": panel, "shape": f"{panel} {format_size(length)}", "roof": _title(cell, roof_parts)}
+            best = {"best": fastest[length].get(id(cell))}
+            rows.append(titles | best | _row(cell, slot, eager.get((cell.device, cell.case))))
     common = [part(cells[0]) for name, part in _TITLE_PARTS.items() if name not in title_parts] if cells else []
     rates = {_title(c, roof_parts): c.rates for c in cells}
     return Charts(
@@ -141,8 +147,16 @@ def _split(
     return {part: of_part for name, found in named.items() for part, of_part in _split(name, found, by[1:]).items()}
 
 
-def _grouped(cells: Iterable[Cell], key: Callable[[Cell], str]) -> dict[str, list[Cell]]:
-    groups: dict[str, list[Cell]] = {}
+def _fastest(rivals: Sequence[Cell]) -> dict[int, str]:
+    """Return id -> "best" of the fastest cell of one shape, or "= best" of it and those alike within uncertainty."""
+    measured = [cell for cell in rivals if cell.value("latency")]
+    first = min(measured, key=lambda cell: cell.value("latency") or 0.0, default=None)
+    best = [cell for cell in measured if first and len(measured) > 1 and (cell is first or cell.alike(first))]
+    return {id(cell): "best" if len(best) == 1 else "= best" for cell in best}
+
+
+def _grouped(cells: Iterable[Cell], key: Callable[[Cell], Key]) -> dict[Key, list[Cell]]:
+    groups: dict[Key, list[Cell]] = {}
     for cell in cells:
         groups.setdefault(key(cell), []).append(cell)
     return groups

@@ -64,6 +64,10 @@ class VegaFigure:
         """Whether its values depend on the convention by which FLOPs are counted."""
         return self.field in ("tflops", "utilization", "utilization_clock", "tflops_per_watt")
 
+    def panels_of(self, charts: Charts) -> list[str]:
+        """Return the panels in which a cell has a value, in the order of the report."""
+        return list(dict.fromkeys(row[self.panel] for row in charts.rows if row[self.field] is not None))
+
 
 def drawable(charts: Charts) -> list[VegaFigure]:
     """Return the figures for which at least one cell has a value."""
@@ -72,6 +76,16 @@ def drawable(charts: Charts) -> list[VegaFigure]:
 
 _BARS = "Bars behind the marks: 95 % interval of the median."
 FIGURES: tuple[VegaFigure, ...] = (
+    VegaFigure(
+        "ranking",
+        "Ranking",
+        "TFLOP/s of all backends on one shape, the best first. Thin lines: 95 % interval of the median; those "
+        "alike within it are marked = best. ~ and a pale bar: clock held down.",
+        y_axis("tflops", "TFLOP/s", FROM_ZERO),
+        INTERVAL_OF_RATE,
+        limits=(("peak", "datasheet peak"),),
+        panel="shape",
+    ),
     VegaFigure(
         "throughput",
         "Throughput",

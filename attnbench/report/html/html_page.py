@@ -9,12 +9,14 @@ from __future__ import annotations
 
 from attnbench import __version__
 from attnbench.core.errors import UserError
+from attnbench.core.text import count
 from attnbench.report.document import Caution, Document, Grids, Machine, Reason, Section
 from attnbench.report.html import interactive, palette
 from attnbench.report.html.blocks import block_part, content, spans
 from attnbench.report.html.elements import Markup, Part, asset, element, filled, items, joined, lines, section
 
 MOST_CELLS = 10_000  # with more a browser takes too long to open the page, and a filter to act
+FEWEST_LINKS = 3  # of a table of contents; with fewer a page has none
 POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 POLICY_WITH_SCRIPTS = f"{POLICY}; script-src 'unsafe-inline' 'unsafe-eval'; img-src data:"  # Vega compiles expressions
 
@@ -28,18 +30,27 @@ def render(document: Document) -> str:
             "run files, or take the figures from -f csv"
         )
     parts = _parts(document)
-    links = (element("a", part.heading, href=f"#{part.id}") for part in parts if part.heading)
+    links = [element("a", part.heading, href=f"#{part.id}") for part in parts if part.heading]
+    beside = bool(charts) or len(links) >= FEWEST_LINKS
     body = lines(
-        element("a", "Skip to the results", class_="skip", href="#main"),
+        element("a", "Skip to the results", class_="skip", href="#results"),
         element(
-            "aside",
+            "main",
             lines(
-                element("p", f"attnbench {document.command}", class_="brand"),
-                interactive.filters(charts) if charts else "",
-                element("nav", items(links, "ol"), aria_label="Contents"),
+                _header(document),
+                element(
+                    "aside",
+                    lines(
+                        interactive.filters(charts) if charts else "",
+                        element("nav", items(links, "ol"), aria_label="Contents"),
+                    ),
+                )
+                if beside
+                else "",
+                element("div", lines(*(part.content for part in parts), _footer()), id="results", tabindex=-1),
             ),
+            class_=None if beside else "alone",
         ),
-        element("main", lines(_header(document), *(part.content for part in parts), _footer()), id="main", tabindex=-1),
         interactive.scripts(charts) if charts else "",
     )
     return "<!doctype html>\n" + element("html", lines(_head(document), element("body", body)), lang="en") + "\n"
@@ -62,12 +73,15 @@ def _head(document: Document) -> Markup:
 
 def _header(document: Document) -> Markup:
     verdict = document.verdict
+    to_warnings = element("a", count(len(document.cautions), "warning"), href="#warnings")
     return element(
         "header",
         lines(
+            element("p", f"attnbench {document.command}", class_="brand"),
             element("h1", document.title),
             element("p", verdict.text, class_=f"verdict {verdict.level}") if verdict else "",
             *(element("p", sentence, class_="answer") for sentence in document.answer),
+            element("p", to_warnings, class_="to-warnings") if document.cautions else "",
             filled("dl", *map(_machine, document.machines), class_="machines"),
         ),
     )
@@ -87,10 +101,11 @@ def _parts(document: Document) -> list[Part]:
     # The figures of grids are in the interactive table.
     after = [block for block in document.blocks if not (charts and isinstance(block, Grids))]
     blocks = [block_part(block, number) for number, block in enumerate((*document.lead, *after))]
-    found = [section("warnings", "Warnings", items(map(_caution, document.cautions)) or element("p", "None."))]
-    found += blocks[: len(document.lead)]
+    found = blocks[: len(document.lead)]
     found += interactive.parts(charts) if charts else []
     found += blocks[len(document.lead) :]
+    if document.cautions or charts:
+        found.append(section("warnings", "Warnings", items(map(_caution, document.cautions)) or element("p", "None.")))
     if document.reasons or charts:
         reasons = items(map(_reason, document.reasons)) or element("p", "Every cell has one.")
         found.append(section("missing", "Without a figure", reasons))

@@ -35,8 +35,8 @@ def save(path: Path, kind: str, charts: Charts, name: str, panel: str = "") -> N
         raise UserError(f"--panel: none has all of {panel!r} in its title; there are: {', '.join(charts.panels)}")
     if known[name] not in drawable(chosen):
         raise UserError(f"nothing to draw for {name}: no cell has a figure for it; see attnbench report")
-    if len(chosen.panels) > MOST_PANELS:
-        raise UserError(f"{len(chosen.panels)} panels are too many for one figure; choose with --panel 'd128 causal'")
+    if (number := len(known[name].panels_of(chosen))) > MOST_PANELS:
+        raise UserError(f"{number} panels are too many for one figure; choose with --panel 'd128 causal 16k'")
     content = _drawn(kind, specification(known[name], chosen))
     try:
         path.write_bytes(content)
@@ -46,7 +46,7 @@ def save(path: Path, kind: str, charts: Charts, name: str, panel: str = "") -> N
 
 def specification(figure: VegaFigure, charts: Charts) -> Spec:
     """Return the whole Vega-Lite specification of a figure in the light theme, with its data, title and legend."""
-    number = len({row[figure.panel] for row in charts.rows})
+    number = len(figure.panels_of(charts))
     columns = number if number <= 4 else math.ceil(number / math.ceil(number / 4))
     size = _SINGLE_PANEL if number == 1 else _PANEL
     spec = palette.in_the_light(vega_spec.spec(figure, charts, size, columns, legend=True))

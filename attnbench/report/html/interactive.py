@@ -63,7 +63,8 @@ def filters(charts: Charts) -> Markup:
             groups.append(_boxes(field, title, values))
     reset = element("p", element("button", "Show all", type="button", id="reset"))
     shown = element("p", class_="quiet", id="shown", role="status")
-    return element("form", lines(*groups, reset, shown), id="filters", aria_label="Filters")
+    form = element("form", lines(*groups, reset, shown), id="filters", aria_label="Filters")
+    return element("details", element("summary", "Filters"), form, id="filtering")
 
 
 def _boxes(field: str, title: str, values: Iterable[str]) -> Markup:
@@ -95,11 +96,14 @@ def _figure(figure: VegaFigure) -> Part:
         figure.name,
         figure.title,
         element("p", figure.caption, class_="quiet"),
-        element("p", class_="legend", aria_hidden="true"),
+        _chosen_shape() if figure.name == "ranking" else element("p", class_="legend"),
         element("div", class_="drawing", role="img", aria_label=label),
-        element("p", class_="cut", hidden=True),
         class_="figure",
     )
+
+
+def _chosen_shape() -> Markup:
+    return element("p", element("label", "Shape ", element("select", id="shape")), class_="tools")
 
 
 def _table() -> Part:
@@ -132,14 +136,18 @@ def data(charts: Charts) -> dict[str, Any]:
     """Return what charts.js reads."""
     fields = {name: [row[name] for row in charts.rows] for name in next(iter(charts.rows), ())}
     marks = palette.backend_marks(charts.backends)
+    specs = [(figure, vega_spec.spec(figure, charts, PANEL, 1, legend=False)) for figure in drawable(charts)]
     return {
         "number": len(charts.rows),
         "fields": fields,
         "lines": charts.lines,
         "panels": charts.panels,
-        "backends": [{"name": name, "color": color, "shape": shape} for name, (color, shape) in marks.items()],
+        "backends": [
+            {"name": name, "color": mark.color, "dash": palette.DASHES[mark.dash], "shape": mark.shape}
+            for name, mark in marks.items()
+        ],
         "columns": [
-            dict(zip(("field", "title", "kind", "doc"), column, strict=True))
+            dict(zip(("field", "title", "kind", "doc"), column, strict=True)) | {"better": _better(column[0])}
             for column in COLUMNS
             if column[0] in ALWAYS_SHOWN or _says_something(column[0], {*fields.get(column[0], ())})
         ],
@@ -149,11 +157,18 @@ def data(charts: Charts) -> dict[str, Any]:
                 "name": figure.name,
                 "panel": figure.panel,
                 "lines": figure.lines,
-                "spec": vega_spec.spec(figure, charts, PANEL, 1, legend=False),
+                "field": figure.field,
+                "spec": {name: part for name, part in spec.items() if name != "config"},
             }
-            for figure in drawable(charts)
+            for figure, spec in specs
         ],
+        "config": next((spec["config"] for _, spec in specs), {}),  # the same for all
     }
+
+
+def _better(field: str) -> str | None:
+    """Return whether the higher or the lower values of a column are better; None where neither is."""
+    return METRICS[field].better if field in METRICS else None
 
 
 def _says_something(field: str, values: Collection[Any]) -> bool:

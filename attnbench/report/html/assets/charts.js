@@ -1,8 +1,7 @@
 "use strict";
 // Draws the figures and the table of a page from its data (report/html/interactive.py), filters and sorts them.
 (() => {
-  const MOST_PANELS = 8, MOST_ROWS = 200, GAP = 20, AXIS = 70;
-  const SCREEN = { least: 235 }, PAPER = { least: 190, width: 920 }; // pixels: the least of a panel, all of a figure
+  const MOST_ROWS = 200, GAP = 20, AXIS = 70, MANY = 10;
   const $ = (selector, within = document) => within.querySelector(selector);
   const $$ = (selector, within = document) => [...within.querySelectorAll(selector)];
   const data = JSON.parse($("#data").textContent);
@@ -13,6 +12,8 @@
     return row;
   });
   const backends = new Map(data.backends.map((b) => [b.name, b]));
+  // Pixels: the least width of a panel, wider where many lines share it, and the width of a whole figure on paper.
+  const SCREEN = { least: backends.size > MANY ? 300 : 235 }, PAPER = { least: 190, width: 920 };
   const page = document.documentElement.dataset; // tests wait for "opened" and "complete"
   const escape = (text) => String(text).replace(/[&<>"']/g, (c) => `&#${c.charCodeAt(0)};`);
 
@@ -59,10 +60,10 @@
     cross: "M10.3 1h3.4v3.3h3.3v3.4h-3.3v3.3h-3.4v-3.3h-3.3v-3.4h3.3z",
   };
   const swatch = (name, line) => {
-    const { color, shape } = backends.get(name);
+    const { color, dash, shape } = backends.get(name);
     const path = `<path d="${SHAPES[shape]}" fill="var(--c${color})"/>`;
-    const stroke = `<path d="M0 6H24" stroke="var(--c${color})" stroke-width="2"/>`;
-    return `<svg class="swatch" viewBox="${line ? "0 0 24 12" : "6 0 12 12"}" aria-hidden="true">${line ? stroke : ""}${path}</svg>`;
+    const stroke = `<path d="M-6 6H30" stroke="var(--c${color})" stroke-width="2" stroke-dasharray="${dash}"/>`;
+    return `<svg class="swatch" viewBox="${line ? "-6 0 36 12" : "6 0 12 12"}" aria-hidden="true">${line ? stroke : ""}${path}</svg>`;
   };
 
   // ---- Filters. Every figure and the table show the rows that pass them.
@@ -79,11 +80,56 @@
   };
   let visible = rows;
 
+  // ---- The shape that is ranked: one that has figures, by default the one that most backends have.
+
+  const chosen = $("#shape");
+  const fillShapes = () => {
+    if (!chosen) return;
+    const shapes = new Map();
+    for (const row of visible) if (row.tflops !== null) shapes.set(row.shape, [...(shapes.get(row.shape) || []), row]);
+    const rank = ([row, ...others]) => [others.length, -Math.abs(parseInt(row.headdim) - 128), row.seqlen];
+    const better = (a, b) => a.map((x, i) => x - b[i]).find((x) => x) > 0;
+    const panels = new Map();
+    let best;
+    for (const [shape, of] of shapes) {
+      panels.set(of[0].panel, [...(panels.get(of[0].panel) || []), shape]);
+      if (!best || better(rank(of), rank(shapes.get(best)))) best = shape;
+    }
+    const option = (shape) => `<option${shape === (shapes.has(wished) ? wished : best) ? " selected" : ""}>${escape(shape)}</option>`;
+    chosen.innerHTML = [...panels]
+      .map(([panel, of]) => `<optgroup label="${escape(panel)}">${of.map(option).join("")}</optgroup>`)
+      .join("");
+  };
+  let wished = null; // the shape that the reader chose, kept while filters hide it
+
+  // ---- Backends that stand out in all figures: the one under the pointer, else those whose names were clicked.
+
+  const pinned = new Set();
+  let pointed = null;
+  const focus = () => (pointed ? [pointed] : [...pinned].filter((name) => backends.has(name)));
+  const standOut = () => {
+    const names = focus();
+    for (const figure of figures) {
+      if (figure.view && figure.near) figure.view.signal("focus", names).run();
+      else if (figure.view) figure.unfocused = true;
+    }
+    for (const entry of $$("[data-backend]")) {
+      entry.classList.toggle("faded", names.length > 0 && !names.includes(entry.dataset.backend));
+      if (entry.matches("button")) entry.setAttribute("aria-pressed", pinned.has(entry.dataset.backend));
+    }
+  };
+  const point = (name) => {
+    if (name === pointed) return;
+    pointed = name;
+    standOut();
+  };
+
   const refresh = () => {
     visible = passing();
     $("#shown").textContent = visible.length === rows.length ? "" : `${visible.length} of ${rows.length} cells shown`;
     $("#reset").disabled = boxes.every((box) => box.checked);
     for (const figure of figures) figure.stale = true;
+    fillShapes();
     drawNear();
     fillTable();
   };
@@ -101,44 +147,65 @@
     return some;
   };
 
+  const ranks = (figure) => figure.panel === "shape";
   const fitted = (figure, number, { least, width }) => {
     width ||= $(".drawing", figure.section).clientWidth;
+    if (ranks(figure)) {
+      const atEnd = rowsOf(figure).some((row) => row.peak) ? 50 : 115; // pixels of what stands after the longest bar
+      const names = Math.max(...[...backends.keys()].map((name) => name.length)) * 6.5 + 12;
+      return { ...figure.spec, spec: { ...figure.spec.spec, width: Math.min(800, Math.max(80, width - names - atEnd)) } };
+    }
     const most = Math.max(1, Math.min(number, 4, Math.floor((width - AXIS + GAP) / (least + GAP))));
     const columns = most > 2 && number % most && number % (most - 1) === 0 ? most - 1 : most; // full lines, if possible
     const panel = Math.min(620, Math.floor((width - AXIS - (columns - 1) * GAP) / columns));
     return { ...figure.spec, columns, spec: { ...figure.spec.spec, width: panel } };
   };
 
-  const panelsOf = (figure) => [...new Set(visible.map((row) => row[figure.panel]))];
+  const rowsOf = (figure) => {
+    if (!ranks(figure)) return visible;
+    const tried = visible.filter((row) => row.shape === chosen.value && (row.status === "ok" || row.slot !== null));
+    return tried.sort((a, b) => b.tflops - a.tflops);
+  };
+  const panelsOf = (figure) => {
+    const found = rowsOf(figure).filter((row) => row[figure.field] !== null);
+    return [...new Set(found.map((row) => row[figure.panel]))];
+  };
 
   const reserve = (figure) => {
     // Give a figure that is not drawn yet its least height; without one, all figures would be near the window.
-    const number = Math.min(panelsOf(figure).length, MOST_PANELS), { columns, spec } = fitted(figure, number, SCREEN);
-    $(".drawing", figure.section).style.minHeight = `${Math.ceil(number / columns) * spec.height}px`;
+    const number = panelsOf(figure).length, { columns, spec } = fitted(figure, number, SCREEN);
+    const height = ranks(figure) ? spec.height.step * rowsOf(figure).length : Math.ceil(number / columns) * spec.height;
+    $(".drawing", figure.section).style.minHeight = `${height}px`;
   };
 
   const draw = (figure, medium = SCREEN) => {
     figure.stale = medium !== SCREEN;
     if (figure.view) figure.view.finalize();
-    const box = $(".drawing", figure.section), cut = $(".cut", figure.section), panels = panelsOf(figure);
-    const kept = new Set(panels.slice(0, MOST_PANELS));
+    const box = $(".drawing", figure.section), kept = new Set(panelsOf(figure));
     box.style.minHeight = "";
-    cut.hidden = panels.length <= MOST_PANELS;
-    cut.textContent = `The first ${MOST_PANELS} of ${panels.length} panels; the filters choose others.`;
-    if (!panels.length) {
-      box.textContent = "No cell passes the filters.";
+    if (!kept.size) {
+      box.textContent = visible.length ? "No cell that passes the filters has a figure for this." : "No cell passes the filters.";
+      figure.view = null;
       return;
     }
     const lines = data.lines.filter((line) => line.kind === figure.lines && kept.has(line[figure.panel]));
-    const values = visible.filter((row) => kept.has(row[figure.panel])).map((row) => picked(row, figure.fields));
-    const spec = { ...fitted(figure, kept.size, medium), data: { values: [...values, ...lines.map((line) => ({ ...line }))] } };
+    const values = rowsOf(figure).filter((row) => kept.has(row[figure.panel])).map((row) => picked(row, figure.fields));
+    const spec = { ...fitted(figure, kept.size, medium), config: data.config, data: { values: [...values, ...lines.map((line) => ({ ...line }))] } };
     box.textContent = "";
     figure.view = new vega.View(vega.parse(vegaLite.compile(spec).spec), { renderer: "svg", container: box, logLevel: vega.Error });
-    figure.view.tooltip(tip).run();
+    figure.view.signal("focus", focus()).tooltip(tip);
+    figure.view.addEventListener("pointerover", (_, item) => item?.datum?.backend && point(item.datum.backend));
+    figure.view.addEventListener("pointerout", () => point(null));
+    figure.view.run();
+    figure.unfocused = false;
   };
 
   const drawNear = () => {
-    for (const figure of figures) if (figure.stale && figure.near) draw(figure);
+    for (const figure of figures.filter((f) => f.near)) {
+      if (figure.stale) draw(figure);
+      else if (figure.unfocused) figure.view.signal("focus", focus()).run();
+      figure.unfocused = false;
+    }
   };
   const drawPaper = () => {
     for (const figure of figures) draw(figure, PAPER);
@@ -200,6 +267,10 @@
   // ---- The table.
 
   const order = { field: null, down: false };
+  const dtypes = [...new Set(rows.map((row) => row.dtype))];
+  // A figure in fp8 does not compete with one in bf16: each dtype is ranked by itself.
+  const better = (field) => data.columns.find((column) => column.field === field)?.better;
+  const ranked = () => dtypes.length > 1 && better(order.field);
   let all = false;
   const haystack = rows.map((row) =>
     [row.case, row.dtype, row.other, row.device, `batch ${row.batch}`, remark(row)].join(" ").toLowerCase(),
@@ -212,6 +283,7 @@
     if (!order.field) return found;
     const value = (row) => (order.field === "status" ? remark(row) || null : row[order.field]);
     return [...found].sort((a, b) => {
+      if (ranked() && a.dtype !== b.dtype) return dtypes.indexOf(a.dtype) - dtypes.indexOf(b.dtype);
       const [x, y] = [value(a), value(b)];
       if (x == null || y == null) return (x == null) - (y == null); // rows without a value come last in both orders
       return order.down ? compare(y, x) : compare(x, y);
@@ -231,7 +303,7 @@
     const found = sorted(visible.filter((row) => wanted.every((word) => matches(haystack[row.index], word))));
     const shown = all ? found : found.slice(0, MOST_ROWS);
     $("#cells tbody").innerHTML = shown.map((row) => `<tr>${data.columns.map((c) => cell(row, c)).join("")}</tr>`).join("");
-    $("#count").textContent = `${found.length} of ${rows.length} cells${shown.length < found.length ? `, the first ${shown.length} shown` : ""}`;
+    $("#count").textContent = `${found.length} of ${rows.length} cells${shown.length < found.length ? `, the first ${shown.length} shown` : ""}${ranked() ? "; each dtype by itself" : ""}`;
     $("#more").hidden = shown.length === found.length;
     $("#more").textContent = `Show all ${found.length} rows`;
     for (const head of $$("#cells th")) {
@@ -242,8 +314,9 @@
   };
 
   const sortBy = (field) => {
-    if (order.field !== field) Object.assign(order, { field, down: false });
-    else if (!order.down) order.down = true;
+    const first = better(field) === "higher"; // the best first
+    if (order.field !== field) Object.assign(order, { field, down: first });
+    else if (order.down === first) order.down = !first;
     else order.field = null; // the third time: the order of the report
     fillTable();
   };
@@ -253,8 +326,28 @@
   window.attnbench = { write }; // for tests
 
   for (const box of boxes.filter((b) => b.name === "backend")) box.insertAdjacentHTML("afterend", swatch(box.value, true));
-  const legend = data.backends.map(({ name }) => `<span>${swatch(name, true)} ${escape(name)}</span>`).join(" ");
-  for (const { section } of figures) $(".legend", section).innerHTML = legend;
+  const entry = (name) => `<button type="button" data-backend="${escape(name)}" aria-pressed="false">${swatch(name, true)} ${escape(name)}</button>`;
+  for (const box of $$(".legend")) box.innerHTML = data.backends.map(({ name }) => entry(name)).join(" ");
+  for (const box of boxes.filter((b) => b.name === "backend")) box.parentElement.dataset.backend = box.value;
+  for (const kind of ["pointerover", "focusin"]) {
+    document.addEventListener(kind, (event) => {
+      if (!event.target.closest?.(".drawing")) point(event.target.closest?.("[data-backend]")?.dataset.backend || null);
+    });
+  }
+  document.addEventListener("click", (event) => {
+    const name = event.target.closest("button[data-backend]")?.dataset.backend;
+    if (!name) return;
+    if (!pinned.delete(name)) pinned.add(name);
+    standOut();
+  });
+  chosen?.addEventListener("change", () => {
+    wished = chosen.value;
+    draw(figures.find(ranks));
+  });
+  const filtering = $("#filtering"), wide = matchMedia("(min-width: 60rem)");
+  const unfold = () => (filtering.open = wide.matches);
+  wide.addEventListener("change", unfold);
+  unfold();
   const held = rows.some((row) => row.held), failed = rows.some((row) => row.status !== "ok");
   $("#key").textContent = [held && "Hollow marks: the clock was held down.", failed && "✕: no figure; point at it for the reason."]
     .filter(Boolean)
