@@ -129,6 +129,18 @@ def test_a_change_as_large_as_the_jumps_of_others_needs_more_rounds() -> None:
     assert among_jumping(5, -0.055).verdict == "inconclusive"
 
 
+def test_the_first_round_that_fills_a_cache_is_no_speed() -> None:
+    first = [[5.0, *quiet(random.Random(i), 3)] for i in range(30)]
+    slower = [[value + 0.7 for value in rounds] for rounds in first]
+    found = decide([Rounds(*sides, 0.5, "first_call", True, cached=True) for sides in zip(first, slower, strict=True)])
+    assert {d.verdict for d in found} == {"regressed"}
+
+
+def test_what_ties_stays_exact_where_all_cells_moved() -> None:
+    found = decide([Rounds([0.0] * 5, [0.01] * 5, 0.03, "latency")] * 40)
+    assert {(d.verdict, d.low == d.high == d.change) for d in found} == {("unchanged", True)}
+
+
 # Timers
 
 

@@ -75,7 +75,8 @@ class Rounds:
     margin: float  # relative: 0.03 is 3 %
     family: str = ""  # the tests of one family estimate their noise together; "" for a metric without noise
     paired: bool = False  # round i of one side belongs to round i of the other, and only their differences count
-    step: float = 0.0  # of the instrument, relative to the value
+    step: float = 0.0  # of the timer, relative to the value
+    cached: bool = False  # the first round may fill a cache for the others, so that its jump is no speed of the cell
 
 
 @dataclass(frozen=True)
@@ -128,7 +129,8 @@ def decide(tests: Sequence[Rounds], share: float = 1.0, settled: Sequence[bool] 
         # several rounds, or for a metric that has no noise.
         exact[of] = (several | (not family)) & (variance[of] <= TIE)
         if family:
-            jumping |= _jumping(tests, of[several].tolist(), change.tolist(), CHANCE * share)
+            cells = [i for i in of[several].tolist() if not tests[i].cached]
+            jumping |= _jumping(tests, cells, change.tolist(), CHANCE * share)
         alone = of[several & ~paired[of]]
         if family and alone.size:
             changes = change[alone]
@@ -154,7 +156,7 @@ def decide(tests: Sequence[Rounds], share: float = 1.0, settled: Sequence[bool] 
     unchanged = np.where(exact, np.abs(change) <= margin, within)
     tail = np.where(change > margin, tail_worse, np.where(change < -margin, tail_better, EQUIVALENCE * share))
     half = np.where(exact, 0.0, special.stdtrit(joint, 1 - tail) * error)
-    half += np.where(np.abs(change) <= margin, apart - np.abs(change), 0.0)
+    half += np.where(exact | (np.abs(change) > margin), 0.0, apart - np.abs(change))
     half = np.where(held, np.maximum(half, np.abs(change)), half)
     called = [regressed & ~held, improved & ~held, unchanged]
     verdicts = np.select(called, ["regressed", "improved", "unchanged"], "inconclusive")

@@ -96,7 +96,8 @@ def _test(metric: str, values: tuple[list[float], list[float]], margin: float, p
     hidden = all(value <= rule.floor for side in values for value in side)
     if not rule.noisy or hidden:
         return Rounds(before, after, margin, "", paired)
-    return Rounds(before, after, margin, metric, paired, smallest / math.exp(stats.median(before)))
+    step = smallest / math.exp(stats.median(before))
+    return Rounds(before, after, margin, metric, paired, step, rule.cached)
 
 
 def _decided(finding: Finding, test: Rounds, decision: Decision, pairs: int | None = None) -> Finding:
