@@ -23,6 +23,7 @@ from attnbench.core.sizes import format_bytes, format_duration
 
 OVERHEAD = {"cuda": 0.15, "cpu": 0.35, "fake": 0.001}  # seconds of a job beside its calls: inputs, check, memory
 LAUNCH = {"cuda": 20e-6, "cpu": 50e-6, "fake": 5e-6}  # seconds of a launch
+LONG_CALL = 0.15  # seconds, from which fewer calls are made to check a cell (worker/cell_steps.py)
 CONTEXT = 6 * 2**28  # bytes of a worker's CUDA context, libraries, profiler and buffer to flush L2
 
 
@@ -78,7 +79,11 @@ def forecast_job(case: Case, answer: CaseSupport, device: Device, policy: Policy
     call = LAUNCH[device.kind] + work / (rate * answer.efficiency) + traffic / copy
     least = policy.min_samples if call < 0.015 else min(6 if call < 1 else 3, policy.min_samples)
     sampling = max(least * call, min(policy.max_seconds, 100 * call))
-    calls = 3 + (2 if case.has_backward else 0)  # to check, for memory, to trace; and the forwards of a backward
+    repeated = call < LONG_CALL
+    hard = not case.dropout_p and (repeated or device.kind != "cpu")
+    calls = 3 + repeated + hard  # to check, for memory, to trace; on the old inputs again, on hard inputs
+    if case.has_backward:
+        calls += 2 + hard  # the forwards of a backward
     if case.dropout_p:
         calls += _calls_to_read_dropout(case)
     seconds = OVERHEAD[device.kind] + calls * call + sampling + min(policy.warmup_s, 100 * call) + policy.sustained_s
@@ -97,12 +102,14 @@ def _calls_to_read_dropout(case: Case) -> int:
 def _tensor_bytes(case: Case) -> int:
     """Return the bytes of inputs, outputs and gradients, both as given and as a copy in the library's own layout.
 
-    The inputs of an fp8 case are given in bf16.
+    The gradients of packed inputs are in memory once more, as parts of one tensor. The inputs of an fp8 case are given
+    in bf16.
     """
     s, size = case.shape, RESULT_ITEMSIZE[case.dtype]
     rows = s.batch * s.seqlen_q * s.nheads * (s.headdim + s.headdim_v)
     keys = s.batch * s.seqlen_k * s.nheads_k * (s.headdim + s.headdim_v)
-    return (rows + keys) * size * (4 if case.has_backward else 2)
+    packed = s.batch * s.seqlen_q * (s.nheads + 2 * s.nheads_k) * s.headdim if case.layout == "packed" else 0
+    return ((rows + keys) * 4 + packed if case.has_backward else (rows + keys) * 2) * size
 
 
 def _too_large(forecast: Forecast, workspace: Workspace, free: int) -> str | None:
