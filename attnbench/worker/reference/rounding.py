@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-SCORE_ROUNDINGS = 4  # of a score once it is summed: scaled, capped, times log2(e), less the log-sum-exp
+SCORE_ROUNDINGS, CAP_ROUNDINGS = 2, 3  # of a score once it is summed: to store and to scale it; to cap it
 
 
 def rms_of_one_rounding(dtype: torch.dtype) -> float:
@@ -91,9 +91,10 @@ def rounding_variances(
     p, weights = rows.p, rows.weights
     capped = rows.scores / case.softcap if case.softcap else None
     slope = case.softmax_scale * (1 if capped is None else 1 - capped**2)
+    of_score *= SCORE_ROUNDINGS + (CAP_ROUNDINGS if case.softcap else 0)
     # of_scores: e_j; of_sum: e, and the rounding of the log-sum-exp; of_d: D; of_dp: f_j
     of_scores = _times(rows.q.square(), k.square().mT) * slope**2
-    of_scores = of_float32 * case.shape.headdim * of_scores + of_score * SCORE_ROUNDINGS * rows.scores.square()
+    of_scores = of_float32 * case.shape.headdim * of_scores + of_score * rows.scores.square()
     of_sum = of_float32 * SCORE_ROUNDINGS * (p * rows.scores.square()).sum(-1, keepdim=True)
     of_sum += (of_scores * p.square()).sum(-1, keepdim=True)
     found = {
