@@ -15,7 +15,7 @@ from attnbench.analysis.gate.hypothesis_tests import Decision, Rounds, decide
 from attnbench.analysis.gate.judge import Judgement, Request, judge
 from attnbench.analysis.gate.margins import UNITS, Margins, between_units
 from attnbench.analysis.gate.round_values import smallest_step
-from attnbench.analysis.gate.two_speeds import CHANCE, Jump, chance, jump, rounds_that_tell
+from attnbench.analysis.gate.two_speeds import CHANCE, Jump, chance, jump, largest_possible, rounds_that_tell
 from attnbench.core.record import Record, Run
 from attnbench.results.noise import MIN_SCATTER, between_runs
 from attnbench.results.uncertainty import MEASURED
@@ -106,6 +106,7 @@ def test_the_chance_of_one_speed_and_then_the_other() -> None:
     assert chance(ten, 5, 5) == pytest.approx(10 / 2**10)
     assert chance(ten, 6, 6) == pytest.approx(10 / 2**12)
     assert chance(ten, 6, 6) < CHANCE < chance(ten, 5, 5)
+    assert largest_possible(ten) == pytest.approx(0.055)
     assert [rounds_that_tell(ten, n, n) for n in (4, 5, 6)] == [2, 1, 0]
 
 

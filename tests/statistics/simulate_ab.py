@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 from h200_noise import draw, draw_first_calls
-from other_noise import LATENCY
+from other_noise import LATENCY, NONE, Other, add
 from simulate_gate import KINDS, simulated_run
 
 from attnbench.analysis.ab.schedule import order
@@ -40,6 +40,7 @@ class Scenario:
     pairs: int = LOOKS[-1]  # for which there is time
     drift: float = 0.001  # that the machine moves each turn, always one way (logarithm)
     walk: float = 0.001  # and by chance: standard deviation each turn
+    other: Other = NONE
 
 
 @dataclass(frozen=True)
@@ -88,7 +89,7 @@ def draw_turns(rng: np.random.Generator, scenario: Scenario, kind: str) -> tuple
         for turn, side in enumerate(order(pair)):
             sides[side][:, pair] += level[2 * pair + turn]
     sides[1][: s.changed] += math.log1p(s.planted)
-    return sides
+    return sides if s.other == NONE else add(rng, s.other, *sides, s.changed)
 
 
 def simulate(kind: str, scenario: Scenario, runs: int, decider: Decider = by_values, seed: int = 0) -> Rates:
@@ -133,6 +134,7 @@ SCENARIOS = {
     "ended after 2 pairs, noise times 10": Scenario(scale=10, pairs=2),
     "all cells at the margin": Scenario(planted=0.03, changed=100),
     "nothing changed, all four metrics, as records": Scenario(pairs=8),
+    "10 cells of two speeds, one slower by 6 %": Scenario(planted=0.06, changed=1, pairs=16, other=Other(modes=10)),
 }
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from other_noise import Other
 from simulate_ab import Scenario, by_records, by_values, draw_turns, simulate
 from simulate_gate import KINDS
 
@@ -41,6 +42,13 @@ def test_at_the_margin_seven_looks_together_err_as_seldom_as_one_may(kind: str) 
 def test_a_machine_that_drifts_is_no_regression() -> None:
     """The machine is 16 % slower at the end than at the beginning."""
     assert simulate("cells", Scenario(drift=0.005, walk=0.005), RUNS).false_alarms == 0
+
+
+def test_cells_of_two_speeds_are_no_regression() -> None:
+    """Four pairs would give 4 % of A/Bs a false one."""
+    found = simulate("rounds", Scenario(planted=0.06, changed=4, pairs=12, other=Other(modes=10)), RUNS)
+    assert found.false_alarms == 0
+    assert found.regressed > 0.95
 
 
 @pytest.mark.parametrize("kind", KINDS)

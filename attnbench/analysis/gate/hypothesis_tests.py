@@ -43,7 +43,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from attnbench.analysis.gate.two_speeds import CHANCE, jump, rounds_that_tell
+from attnbench.analysis.gate.two_speeds import CHANCE, jump, largest_possible, rounds_that_tell
 from attnbench.results.noise import (
     CELL_FREEDOM,
     MIN_CELLS,
@@ -193,7 +193,7 @@ def _jumping(
     jumps = [each for each in seen.values() if each]
     if not jumps:
         return {}
-    largest = max(each.size for each in jumps)
+    largest = largest_possible(jumps)
     found = {}
     for i in cells:
         n, m = len(tests[i].baseline), len(tests[i].current)

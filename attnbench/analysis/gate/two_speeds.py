@@ -7,7 +7,9 @@ baseline draw one speed and all of the current run the other: with p the probabi
 
 and then nothing tells it from a cell that changed. Ten such cells and five rounds give 1 % of gates a false regression,
 whatever the test; six rounds 0.24 %. So where cells of a gate are seen to jump, the sum of these probabilities is the
-rate of such regressions. Where it exceeds CHANCE, changes that are no larger than the jumps seen stay inconclusive.
+rate of such regressions. Where it exceeds CHANCE, changes as large as the jumps that are seen stay inconclusive. The
+largest jump may not be among the k seen: the end of a uniform distribution is estimated by their largest and a kth
+of it more (Goodman, "Serial Number Analysis", JASA 47, 1952).
 
 Speeds that differ by process: Mytkowicz et al., "Producing Wrong Data Without Doing Anything Obviously Wrong!", ASPLOS
 2009.
@@ -45,6 +47,11 @@ def jump(baseline: Sequence[float], current: Sequence[float], least: float) -> J
             values = (*baseline, *current)
             found = Jump(size, sum(value > middle for value in values) / len(values))
     return found
+
+
+def largest_possible(jumps: Sequence[Jump]) -> float:
+    """Return how large a jump may be, as a logarithm, where these are seen."""
+    return max(each.size for each in jumps) * (1 + 1 / len(jumps))
 
 
 def chance(jumps: Iterable[Jump], n: int, m: int) -> float:
