@@ -193,8 +193,11 @@ def test_of_a_cell_that_was_wrong_in_any_round_nothing_is_compared() -> None:
 
 
 def test_what_fails_in_both_runs_is_named_where_nothing_else_is_there() -> None:
-    with pytest.raises(UserError, match=r"can be compared by latency \(1 cell worked in neither run: triton 1k"):
-        gate(broken("oom"), broken("failed"))
+    why = (
+        r"can be compared by latency \(triton 1k .*: baseline 5 of 5 rounds OOM: a; current run 5 of 5 rounds FAIL: b\)"
+    )
+    with pytest.raises(UserError, match=why):
+        gate(broken("oom", reason="a"), broken("failed", reason="b"))
 
 
 def test_in_turns_a_cell_that_failed_in_a_round_decides_nothing_by_the_others() -> None:

@@ -50,7 +50,7 @@ CASES: Sequence[tuple[str, str, int, str]] = (
     ("gate ok.jsonl damaged.jsonl --missing pass", "", 0, "(not counted: 1 missing)"),
     ("gate ok.jsonl none-left.jsonl", "", 2, "no record of it can be read"),
     ("report none-left.jsonl", "", 2, "no record of it can be read"),
-    ("gate oom.jsonl oom.jsonl -m joules", "", 2, "can be compared by joules (1 cell worked in neither run: fake 1k"),
+    ("gate oom.jsonl oom.jsonl -m joules", "", 2, "baseline 5 of 5 rounds OOM"),
     ("gate one.jsonl one.jsonl", "", 3, "INCONCLUSIVE: 2 not judged, 4 unchanged (not counted: 2 not judged)"),
     ("gate one.jsonl one.jsonl --inconclusive pass", "", 0, "PASS: 4 unchanged (not counted: 4 not judged)"),
     ("gate one.jsonl one.jsonl -m first_call", "", 0, "PASS: nothing was decided (not counted: 2 not judged)"),

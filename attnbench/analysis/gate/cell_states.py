@@ -91,12 +91,22 @@ def state(cell: Cell | None) -> State:
     return "works" if cell.status == "ok" else "absent"
 
 
+def worked_in_neither(before: Mapping[Key, Cell], after: Mapping[Key, Cell]) -> str:
+    """Return why the first cell that failed in both runs did so on either side; "" where there is none."""
+    for (case, backend), old in before.items():
+        new = after.get((case, backend))
+        if new and state(old) == state(new) == "fails":
+            return one_line(f"{full_name(backend, case)}: baseline {_why(old)}; current run {_why(new)}")
+    return ""
+
+
 def _wrong(old: Cell | None, new: Cell) -> str:
-    """Return what is wrong with the current run's result, and with the baseline's where that is wrong too."""
-    why, before = _why(new), _why(old) if old and old.status in WRONG else None
-    if before is None:
+    """Return what is wrong with the current run's result, and why the baseline has no figure either."""
+    why = _why(new)
+    if old is None or state(old) != "fails":
         return why
-    return f"{why}; the baseline is wrong too" + (f": {before}" if before != why else "")
+    before, word = _why(old), "is wrong too" if old.status in WRONG else "failed"
+    return f"{why}; the baseline {word}" + (f": {before}" if before != why else "")
 
 
 def _reason(verdict: Verdict, old: Cell, new: Cell | None, planned: bool) -> str:

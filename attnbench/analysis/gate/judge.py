@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal, get_args
 
 from attnbench.analysis.gate import ab_files, notes, run_differences
-from attnbench.analysis.gate.cell_states import compare_states
+from attnbench.analysis.gate.cell_states import compare_states, worked_in_neither
 from attnbench.analysis.gate.findings import Finding, Verdict, full_name, in_order
 from attnbench.analysis.gate.margins import RULES, Margins, between_units
 from attnbench.analysis.gate.metric_findings import metric_findings
@@ -118,8 +118,8 @@ def judge(baseline: Run, current: Run, request: Request) -> Judgement:
     if pairs and "cycles" in request.metrics and "cycles" not in {f.metric for f in findings}:
         raise UserError("cycles: no cell has a reading of the held clock in both runs; compare --metric latency")
     if not findings:
-        why = f" ({not_compared[0]})" if not_compared else ""
-        raise UserError(f"nothing in the two runs can be compared by {', '.join(request.metrics)}{why}")
+        why = [f" ({line})" for line in (worked_in_neither(before, after), *not_compared[:1]) if line]
+        raise UserError(f"nothing in the two runs can be compared by {', '.join(request.metrics)}{''.join(why[:1])}")
     names = (full_name(backend, case) for side in (before, after) for case, backend in side)
     said = [
         *(f"--expect {name}: nothing differs there; is this the run that was meant?" for name in idle),
