@@ -118,8 +118,9 @@ def judge(baseline: Run, current: Run, request: Request) -> Judgement:
     if pairs and "cycles" in request.metrics and "cycles" not in {f.metric for f in findings}:
         raise UserError("cycles: no cell has a reading of the held clock in both runs; compare --metric latency")
     if not findings:
-        why = [f" ({line})" for line in (worked_in_neither(before, after), *not_compared[:1]) if line]
-        raise UserError(f"nothing in the two runs can be compared by {', '.join(request.metrics)}{''.join(why[:1])}")
+        why = worked_in_neither(before, after) or "; ".join(not_compared[:1])
+        by = ", ".join(request.metrics)
+        raise UserError(f"nothing in the two runs can be compared by {by}" + (f" ({why})" if why else ""))
     names = (full_name(backend, case) for side in (before, after) for case, backend in side)
     said = [
         *(f"--expect {name}: nothing differs there; is this the run that was meant?" for name in idle),
