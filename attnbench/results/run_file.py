@@ -32,7 +32,7 @@ from attnbench.results import decode
 
 SCHEMA = 2
 _FIRST = b'{"type":"run",'  # what each begins with
-MOST_REPEATED = 20_000_000  # samples that a file may repeat (its "runs") beyond the bytes of their lines
+MOST_REPEATED = 5_000_000  # samples that a file may repeat (its "runs") beyond the bytes of their lines
 MOST_BYTES = 2**32  # that a gzip file may unpack to
 DAMAGED = "damaged line left out"
 _GZIP = b"\x1f\x8b"  # what a gzip file begins with

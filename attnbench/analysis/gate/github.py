@@ -19,8 +19,8 @@ FAILURES = (EXIT_REGRESSION, EXIT_WRONG_RESULT)
 
 def workflow_commands(judgement: Judgement) -> str:
     """Return one line for each annotation: errors, warnings, and the verdict as a notice."""
-    errors = [("not comparable", f"{d.what}; if that is meant: {d.remedy}") for d in judgement.refused]
-    errors += [(f.name, sentence(f)) for f in judgement.findings if judgement.exit_code_of(f) in FAILURES]
+    errors = [(f.name, sentence(f)) for f in judgement.findings if judgement.exit_code_of(f) in FAILURES]
+    errors += [("not comparable", f"{d.what}; if that is meant: {d.remedy}") for d in judgement.refused]
     unsettled = [f for f in judgement.findings if judgement.exit_code_of(f) == EXIT_INCONCLUSIVE]
     warnings = [(f.name, sentence(f)) for f in unsettled if not f.unmeasured]
     if late := len(unsettled) - len(warnings):
