@@ -92,6 +92,10 @@ def run_suite(request: Request, observer: RunObserver) -> Outcome:
     device = parse_device(request.device)
     if request.again and not request.resume:
         raise UserError("--again measures rounds of a run file anew; name it with --resume FILE")
+    if request.again and request.settings.time_limit:
+        raise UserError(
+            "--again measures whole rounds, since a skip would take the place of a figure; leave out --time-limit"
+        )
     if request.resume:
         return _resume(request, device, observer)
     checked = _checked(request, device)
