@@ -3,10 +3,40 @@
 from __future__ import annotations
 
 import json
+import shutil
 import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+OPTIONS = (
+    "--headless=new",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-dev-shm-usage",
+    "--window-size=1400,1000",
+)
+
+
+def installed() -> tuple[str | None, str | None]:
+    """Return the paths of Chromium and of its driver, None where there is none."""
+    names = ("chromium", "chromium-browser", "google-chrome")
+    return next(filter(None, map(shutil.which, names)), None), shutil.which("chromedriver")
+
+
+def start(chromium: str, chromedriver: str) -> Any:
+    """Return the driver of a new window, which records its console and its requests."""
+    from selenium import webdriver
+    from selenium.webdriver.chrome.service import Service
+
+    options = webdriver.ChromeOptions()
+    options.binary_location = chromium
+    for option in OPTIONS:
+        options.add_argument(option)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
+    return webdriver.Chrome(options=options, service=Service(chromedriver))
 
 
 @dataclass

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from attnbench.core.formats import percent
 from attnbench.report.characters import HELD_DOWN, MEMORY_BOUND, NO_FIGURES
@@ -87,8 +88,10 @@ def _table(table: Table) -> Markup:
     )
     found = element("table", element("thead", row(*headings)), element("tbody", lines(*rows)), class_="text")
     shown = scrolling(found, table.title or table.name)
-    if table.narrow:
-        shown = joined(element("div", shown, class_="wide"), element("div", content(table.narrow), class_="narrow"))
+    if narrow := table.narrow:
+        if isinstance(narrow, Table):  # with one note and footnotes for both
+            narrow = replace(narrow, note="", footnotes=())
+        shown = joined(element("div", shown, class_="wide"), element("div", content(narrow), class_="narrow"))
     return joined(
         filled("p", table.note, class_="quiet"),
         shown,

@@ -182,7 +182,7 @@
     figure.stale = medium !== SCREEN;
     if (figure.view) figure.view.finalize();
     const box = $(".drawing", figure.section), kept = new Set(panelsOf(figure));
-    box.style.minHeight = "";
+    box.style.minHeight = "0";
     if (!kept.size) {
       box.textContent = visible.length ? "No cell that passes the filters has a figure for this." : "No cell passes the filters.";
       figure.view = null;
@@ -203,7 +203,7 @@
   const drawNear = () => {
     for (const figure of figures.filter((f) => f.near)) {
       if (figure.stale) draw(figure);
-      else if (figure.unfocused) figure.view.signal("focus", focus()).run();
+      else if (figure.view && figure.unfocused) figure.view.signal("focus", focus()).run();
       figure.unfocused = false;
     }
   };
