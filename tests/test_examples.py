@@ -107,6 +107,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with all files that the examples name."""
     made = tmp_path_factory.mktemp("examples")
     (made / "results").mkdir()
+    (made / "nightly").symlink_to(ALIKE)
     for path in (ROOT / "results").glob("*.jsonl*"):
         (made / "results" / path.name).symlink_to(path)
     for name in ("mine.py", "my_kernel.py", "old.py", "new.py"):

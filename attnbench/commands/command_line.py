@@ -26,6 +26,7 @@ COMMANDS = (
     "gate",
     "ab",
     "compare",
+    "history",
     "baseline",
     "env",
 )

@@ -169,6 +169,29 @@ class Pairs:
 
 
 @dataclass(frozen=True)
+class Dot:
+    """A point of a plot, with its interval if it has one. `x` and the three heights are from 0 to 1."""
+
+    x: float
+    y: float
+    low: float | None = None
+    high: float | None = None
+    group: int = 0
+    tip: str = ""  # what it is, as a page shows it below the pointer
+
+
+@dataclass(frozen=True)
+class Plot:
+    """Points and levels over one axis: a small figure of a page."""
+
+    title: str
+    dots: tuple[Dot, ...]
+    levels: tuple[tuple[float, float, float], ...] = ()  # lines: (from x, to x, y)
+    x_labels: tuple[tuple[float, str], ...] = ()  # (place, text)
+    y_labels: tuple[tuple[float, str], ...] = ()
+
+
+@dataclass(frozen=True)
 class Code:
     """Lines that are shown as they are, such as a traceback."""
 
@@ -223,7 +246,7 @@ class Section:
 
     name: str
     title: str
-    blocks: tuple[Pairs | Paragraphs, ...] = ()
+    blocks: tuple[Pairs | Paragraphs | Plot, ...] = ()
     code: str = ""
 
 

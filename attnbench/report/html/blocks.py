@@ -22,12 +22,14 @@ from attnbench.report.document import (
     Line,
     Pairs,
     Paragraphs,
+    Plot,
     Span,
     Steps,
     Table,
 )
 from attnbench.report.html.elements import Markup, Part, element, filled, items, joined, lines, row, scrolling, section
 from attnbench.report.html.palette import SERIES, color
+from attnbench.report.html.plots import plot
 
 SERIES_OF_BARS = 3  # the number of the colour of the bars of group 0: blue
 _LEAST_BAR = 0.004  # of the axis, so that a bar can be seen however short it is
@@ -41,8 +43,10 @@ def block_part(found: Block, number: int) -> Part:
     return section(id, heading, content(found))
 
 
-def content(found: Block) -> Markup:
+def content(found: Block | Plot) -> Markup:
     """Return what is below the heading of a block."""
+    if isinstance(found, Plot):
+        return plot(found)
     if isinstance(found, Table):
         return _table(found)
     if isinstance(found, Grids):

@@ -1,0 +1,82 @@
+"""Runs as series: the latency of one cell on one unit, from run to run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime, timezone
+
+from attnbench.core.case import Case
+from attnbench.core.record import Run
+from attnbench.results.cells import cells
+from attnbench.results.run_setup import unique_labels
+
+
+@dataclass(frozen=True)
+class Point:
+    """What one run says of a cell."""
+
+    run: Run
+    seconds: float  # its latency
+    half: float | None  # half the 95 % interval of that, relative to it (results/uncertainty.py)
+
+
+@dataclass(frozen=True, eq=False)
+class Series:
+    """The latency of a case on a backend, in the order in which its runs were started."""
+
+    device: str  # the label of the unit, unique among those that are told apart
+    backend: str
+    case: Case
+    points: tuple[Point, ...]
+
+    @property
+    def seconds(self) -> list[float]:
+        return [point.seconds for point in self.points]
+
+
+def series(runs: Sequence[Run], join_units: bool = False) -> list[Series]:
+    """Return the series of all measured cells, in the order of a report.
+
+    Apart are kinds and units of device, the methods of measuring, timers and states of L2: figures on either side of
+    such a change cannot be compared. With `join_units` the units of one model are one. What else changes between runs
+    (libraries, driver, power limit) is what a history is to show.
+    """
+    ordered = in_order(runs)
+    labels = _labels(ordered, join_units)
+    found: dict[tuple[str, str, Case], list[Point]] = {}
+    places = {id(run): place for place, run in enumerate(ordered)}
+    measured = [(cell, seconds) for cell in cells(ordered) if (seconds := cell.value("latency"))]
+    for cell, seconds in measured:
+        points = found.setdefault((labels[places[id(cell.run)]], cell.backend, cell.case), [])
+        points.append(Point(cell.run, seconds, cell.half_interval("latency")))
+    return [
+        Series(*key, tuple(sorted(points, key=lambda point: places[id(point.run)]))) for key, points in found.items()
+    ]
+
+
+def in_order(runs: Sequence[Run]) -> list[Run]:
+    """Return runs in the order in which they were started; those that do not say so come first, as they were given."""
+    return sorted(runs, key=lambda run: seconds_of(run) or 0.0)
+
+
+def seconds_of(run: Run) -> float | None:
+    """Return when a run was started, in seconds since 1970; None where it does not say so."""
+    try:
+        started = datetime.fromisoformat(run.started)
+        return (started if started.tzinfo else started.replace(tzinfo=timezone.utc)).timestamp()
+    except (ValueError, OverflowError):
+        return None
+
+
+def _labels(runs: Sequence[Run], join_units: bool) -> list[str]:
+    """Return the label of each run's unit and way of measuring."""
+    told = []
+    for run in runs:
+        device = run.environment.device
+        unit = "" if join_units else device.uuid or ""
+        parts = (f"unit {unit[:12]}" if unit else "unknown unit", f"method {run.method}", f"timer {run.policy.timer}")
+        told.append(((device.kind, device.name, device.memory, device.threads, unit), (*parts, f"L2 {run.policy.l2}")))
+    kinds = list(dict.fromkeys(told))
+    labels = unique_labels([kind[0][1] for kind in kinds], [kind[1] for kind in kinds], "{}, {}")
+    return [labels[kinds.index(one)] for one in told]

@@ -1,0 +1,68 @@
+"""`attnbench history`: parse, read, write. Heavy imports stay inside."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from attnbench.commands import options
+from attnbench.commands.output import Output, option, write
+from attnbench.commands.shared import ends_with_its_reader, read
+from attnbench.core.errors import UserError
+from attnbench.core.text import count, printable
+
+if TYPE_CHECKING:
+    from attnbench.core.record import Run
+
+ENDINGS = (".jsonl", ".jsonl.gz")
+
+
+@options.grouped
+def history(
+    *,
+    results: Annotated[
+        list[Path], typer.Argument(metavar="RUN|DIR", help="Run files, or folders: all run files in them.")
+    ],
+    join_units: Annotated[
+        bool,
+        typer.Option("--join-units", metavar="", help="All units of a model are one; by default each stands apart."),
+    ] = False,
+    output_to: Output,
+    every: Annotated[bool, option("--all", metavar="", help="Also the cells that did not change.")] = False,
+) -> None:
+    """Follow each cell over commits and dates: when did its latency change? Needs no GPU.
+
+    A creep of 0.5 % a commit passes every gate; over a dozen runs it is found here. Keep the run files of a nightly
+    job on one machine, with five rounds each, and give them all. Six runs are the least; docs/history.md.
+
+    attnbench history nightly/
+    attnbench history nightly/*.jsonl --all --html history.html
+    """
+    wanted = output_to.wanted()
+    ends_with_its_reader()
+    runs = [run for path in results for run in (_of_folder(path) if path.is_dir() else [read(path)])]
+
+    from attnbench.analysis.history.document import document
+
+    if code := write(document(runs, join_units, every), wanted):
+        raise typer.Exit(code)
+
+
+def _of_folder(folder: Path) -> list[Run]:
+    """Return the runs of all run files below a folder; what is none is said on stderr."""
+    files = sorted(path for path in folder.rglob("*") if path.is_file() and path.name.endswith(ENDINGS))
+    found, others = [], []
+    for path in files:
+        try:
+            found.append(read(path))
+        except UserError as error:
+            others.append(error)
+    if not found:
+        raise UserError(f"{folder} has no run file; attnbench run --out {folder}/NAME.jsonl writes one")
+    if others:
+        more = f", and {count(len(others) - 1, 'more')}" if len(others) > 1 else ""
+        print(f"attnbench: left out: {printable(str(others[0]))}{more}", file=sys.stderr)
+    return found

@@ -1,0 +1,56 @@
+"""`attnbench history` as a black box, on runs of the simulated device and of an H200."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from tool import SMALL, Tool
+
+pytest.importorskip("ruptures")
+EXPERIMENT = Path(__file__).parents[2] / "results" / "ci-experiment"
+
+
+def test_a_creep_of_the_simulated_device(tool: Tool) -> None:
+    (tool.folder / "nightly").mkdir()
+    for day in range(6):
+        speed = f"speed={1.005**-day:.6f}"
+        tool(
+            "run",
+            "--device",
+            "fake",
+            "-b",
+            "fake",
+            "--seqlen",
+            "4k",
+            *SMALL,
+            "--out",
+            f"nightly/{day}.jsonl",
+            fake=speed,
+        )
+        path = tool.folder / "nightly" / f"{day}.jsonl"
+        header, *records = path.read_text().splitlines()
+        path.write_text(
+            "\n".join([json.dumps({**json.loads(header), "started": f"2026-01-0{day + 1}"}), *records]) + "\n"
+        )
+    tool.write("nightly/other.jsonl", "{}\n")
+    done = tool("history", "nightly", "--html", "history.html", "-f", "json=history.json")
+    assert done.out.startswith("Of 1 cell 1 became slower, 0 faster, 0 did not change.")
+    assert "a creep of +0." in " ".join(done.out.split())
+    assert "attnbench: left out: nightly/other.jsonl is not an attnbench run file" in done.err
+    (cell,) = json.loads((tool.folder / "history.json").read_text())["cells"]
+    assert cell["creep"] == pytest.approx(0.005, abs=5e-4)
+    assert cell["change"] == pytest.approx(1.005**5 - 1, abs=2e-3)
+    assert (tool.folder / "history.html").read_text().count("<circle") == 6
+
+
+def test_runs_of_an_h200_with_nothing_changed(tool: Tool) -> None:
+    done = tool("history", *sorted(EXPERIMENT.glob("alike-*.jsonl")), "--join-units")
+    assert done.out.startswith("Of 10 cells 0 became slower, 0 faster, 10 did not change.")
+
+
+def test_what_is_no_run(tool: Tool) -> None:
+    (tool.folder / "empty").mkdir()
+    assert "empty has no run file" in tool("history", "empty", code=2).err
+    assert "no such file" in tool("history", "none.jsonl", code=2).err.lower()
