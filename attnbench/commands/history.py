@@ -39,7 +39,7 @@ def history(
     job on one machine, with five rounds each, and give them all. Six runs are the least; docs/history.md.
 
     attnbench history nightly/
-    attnbench history nightly/*.jsonl --all --html history.html
+    attnbench history nightly/ --all --html history.html
     """
     wanted = output_to.wanted()
     ends_with_its_reader()
