@@ -1,23 +1,21 @@
-"""Drawings made of characters, for terminal and markdown: marks beside figures, bars, step functions and dots."""
+"""Drawings made of characters, for terminal and markdown: marks beside figures, bars and step functions."""
 
 from __future__ import annotations
 
 import math
 
-from attnbench.report.document import Bar, Dots, Drawing, Steps
+from attnbench.report.document import Bar, Drawing, Steps
 
 BEST, HELD_DOWN, MEMORY_BOUND = "*", "~", "m"  # marks of figures
 NO_FIGURES = "No cell has a figure for this."
 _UTF_HEIGHTS, _ASCII_HEIGHTS = " ▁▂▃▄▅▆▇█", " .:-=+*#"
-
-_UTF_DOTS, _ASCII_DOTS = " ○●◐", " ox#"  # no value, of the first group, of another one, of both
 
 
 def drawing(entry: Drawing, width: int, *, utf: bool) -> str:
     """Return a drawing as one line of `width` characters."""
     if isinstance(entry, Bar):
         return bar(entry, width, utf=utf)
-    return heights(entry, width, utf=utf) if isinstance(entry, Steps) else dots(entry, width, utf=utf)
+    return heights(entry, width, utf=utf)
 
 
 def bar(entry: Bar, width: int, *, utf: bool) -> str:
@@ -40,12 +38,3 @@ def heights(entry: Steps, width: int, *, utf: bool) -> str:
         most = max([held, *(height for at, height in entry.steps if since < at < until)])
         text += levels[max(1, round(most * (len(levels) - 1)))] if most > 0 else levels[0]
     return text
-
-
-def dots(entry: Dots, width: int, *, utf: bool) -> str:
-    """Return a character for each of `width` parts of the axis: whether the first group, another or both are in it."""
-    marks = [0] * width
-    for number, group in enumerate(entry.groups):
-        for value in group:
-            marks[min(width - 1, max(0, int(width * value)))] |= 2 if number else 1
-    return "".join((_UTF_DOTS if utf else _ASCII_DOTS)[mark] for mark in marks)

@@ -82,17 +82,7 @@ class Steps:
     steps: tuple[tuple[float, float], ...]
 
 
-@dataclass(frozen=True)
-class Dots:
-    """Measured values as marks on an axis from 0 to 1: one row of marks for each group, the first above the others.
-
-    Two of them show what changed between two runs: `Dots((baseline, current))`, on one axis in all rows of a table.
-    """
-
-    groups: tuple[tuple[float, ...], ...]
-
-
-Drawing = Bar | Steps | Dots
+Drawing = Bar | Steps
 Entry = str | Span | tuple[Span, ...] | Drawing  # of a Table
 
 

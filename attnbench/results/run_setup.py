@@ -3,10 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime, timezone
 from typing import Any
 
 from attnbench.core.formats import size
 from attnbench.core.record import Run
+
+
+def seconds_started(run: Run) -> float | None:
+    """Return when a run was started, in seconds since 1970; None where it does not say so."""
+    try:
+        started = datetime.fromisoformat(run.started)
+        return (started if started.tzinfo else started.replace(tzinfo=timezone.utc)).timestamp()
+    except (ValueError, OverflowError):
+        return None
 
 
 def setup(run: Run) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from attnbench.analysis.gate.judge import Judgement, Request, judge
 from attnbench.core.errors import UserError
 from attnbench.core.record import Record, Run
 from attnbench.report import json_and_csv, markdown, terminal
+from attnbench.report.document import Plot
 from attnbench.report.html import html_page
 from attnbench.report.progress.ab_progress import AbProgress
 from builders import H200, case, ended, environment, ok, run
@@ -296,3 +297,30 @@ def test_names_and_reasons_are_data_in_every_format(name: str) -> None:
             console = Console(file=io.StringIO(), width=width, highlight=False)
             terminal.render(console, document)
             assert not live.in_log(console.file.getvalue())  # type: ignore[attr-defined]
+
+
+def test_junit_has_times(judgement: Judgement) -> None:
+    """The time of a cell is what measuring it took, in one of its tests only."""
+    current = judgement.current
+    records = tuple(replace(r, seconds=0.5) for r in current.records)
+    timed = replace(judgement, current=replace(current, records=records, started="2026-11-21T14:10:28+02:00"))
+    root = ElementTree.fromstring(junit.render(timed))
+    assert {suite.get("timestamp") for suite in root} == {"2026-11-21T12:10:28"}
+    assert sum(float(suite.get("time", "")) for suite in root) == 0.5 * len(records)
+    unknown = replace(timed, current=replace(current, started="x"))
+    assert {suite.get("timestamp") for suite in ElementTree.fromstring(junit.render(unknown))} == {None}
+
+
+def test_a_page_shows_the_rounds_of_what_changed(judgement: Judgement) -> None:
+    (section,) = document_of(judgement).appendix
+    assert [plot.title.split(":")[0] for plot in section.blocks] == ["regressed", "inconclusive", "improved"]
+    for plot in section.blocks:
+        assert isinstance(plot, Plot)
+        assert [dot.group for dot in plot.dots] == [0] * 5 + [1] * 5
+        assert all(0 <= dot.y <= 1 and (dot.x > 0.5) == bool(dot.group) for dot in plot.dots)
+        assert len(plot.levels) == 2
+    slower = section.blocks[0]
+    assert isinstance(slower, Plot)
+    assert slower.levels[0][2] < slower.levels[1][2]
+    assert "Rounds of what changed" in html_page.render(document_of(judgement))
+    assert not document_of(replace(judgement, findings=())).appendix

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from attnbench.report.characters import bar, drawing, heights
-from attnbench.report.document import Bar, Dots, Steps
+from attnbench.report.characters import bar, heights
+from attnbench.report.document import Bar, Steps
 
 
 @pytest.mark.parametrize(
@@ -31,10 +31,3 @@ def test_heights() -> None:
     assert heights(Steps(((0.0, 1.0), (0.5, 0.001))), 4, utf=True) == "██▁▁"  # little is not nothing
     assert heights(Steps(()), 4, utf=True) == "    "
     assert heights(Steps(((0.0, 5 / 9), (1.0, 1.0))), 2, utf=True) == "▄█"  # a step at the very end shows
-
-
-def test_dots_tell_groups_apart() -> None:
-    two = Dots(((0.0, 0.05, 0.55), (0.5, 0.9, 1.0)))
-    assert drawing(two, 10, utf=True) == "○    ◐   ●"
-    assert drawing(two, 10, utf=False) == "o    #   x"
-    assert drawing(Dots(()), 3, utf=True) == "   "

@@ -8,6 +8,7 @@ from typing import Any
 
 from attnbench.analysis.gate.findings import VERDICTS, Finding, signed
 from attnbench.analysis.gate.judge import Judgement
+from attnbench.analysis.gate.plots import rounds_section
 from attnbench.analysis.gate.run_differences import Difference
 from attnbench.core.errors import (
     EXIT_INCONCLUSIVE,
@@ -76,6 +77,7 @@ def document_of(judgement: Judgement, every: bool = False) -> Document:
         blocks=(_table(shown),) if shown else (),
         notes=(*((Span(line),) for line in ending), *((Span(note, "quiet"),) for note in judgement.notes)),
         verdict=Verdict(headline(judgement), OUTCOMES[judgement.exit_code][1]),
+        appendix=rounds_section(shown),
         data=_data(judgement),
     )
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from attnbench.analysis.gate.findings import full_name, signed
 from attnbench.analysis.history.change_points import FALSE_ALARM, MIN_RUNS, Change, Levels, levels, prior_of
-from attnbench.analysis.history.series import Series, in_order, seconds_of, series
+from attnbench.analysis.history.series import Series, in_order, series
 from attnbench.core import stats
 from attnbench.core.formats import duration, percent
 from attnbench.core.record import Run
@@ -31,7 +31,7 @@ from attnbench.report.document import (
     Table,
 )
 from attnbench.results.export_rows import case_columns
-from attnbench.results.run_setup import differences
+from attnbench.results.run_setup import differences, seconds_started
 
 TOGETHER = 0.5  # of the cells of a unit: where so many change at once, it is rather the machine than the code
 UNKNOWN = "unknown"
@@ -172,7 +172,7 @@ def _events(found: Sequence[Trend]) -> list[_Event]:
         trend, change = members[0]
         judged = sum(bool(t.levels) for t in found if t.series.device == device)
         events.append(_Event(device, trend.run(change.at - 1), trend.run(change.at), tuple(members), judged))
-    return sorted(events, key=lambda event: seconds_of(event.run) or 0.0)
+    return sorted(events, key=lambda event: seconds_started(event.run) or 0.0)
 
 
 def _events_table(found: Sequence[Trend]) -> Iterator[Table]:
@@ -257,7 +257,7 @@ def _note(found: Sequence[Trend]) -> str:
 def _plot(trend: Trend) -> Plot:
     """Return the latencies of a series over the date, with intervals and levels."""
     points = trend.series.points
-    dates = [seconds_of(point.run) for point in points]
+    dates = [seconds_started(point.run) for point in points]
     first, last = dates[0], dates[-1]
     by_date = first is not None and last is not None and last > first and None not in dates
     places = [

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime, timezone
 
 from attnbench.core.case import Case
 from attnbench.core.record import Run
 from attnbench.results.cells import cells
-from attnbench.results.run_setup import unique_labels
+from attnbench.results.run_setup import seconds_started, unique_labels
 
 
 @dataclass(frozen=True)
@@ -57,16 +56,7 @@ def series(runs: Sequence[Run], join_units: bool = False) -> list[Series]:
 
 def in_order(runs: Sequence[Run]) -> list[Run]:
     """Return runs in the order in which they were started; those that do not say so come first, as they were given."""
-    return sorted(runs, key=lambda run: seconds_of(run) or 0.0)
-
-
-def seconds_of(run: Run) -> float | None:
-    """Return when a run was started, in seconds since 1970; None where it does not say so."""
-    try:
-        started = datetime.fromisoformat(run.started)
-        return (started if started.tzinfo else started.replace(tzinfo=timezone.utc)).timestamp()
-    except (ValueError, OverflowError):
-        return None
+    return sorted(runs, key=lambda run: seconds_started(run) or 0.0)
 
 
 def _labels(runs: Sequence[Run], join_units: bool) -> list[str]:

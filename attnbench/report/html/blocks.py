@@ -12,7 +12,6 @@ from attnbench.report.document import (
     Block,
     Code,
     Column,
-    Dots,
     Drawing,
     Ending,
     Entry,
@@ -33,7 +32,6 @@ from attnbench.report.html.plots import plot
 
 SERIES_OF_BARS = 3  # the number of the colour of the bars of group 0: blue
 _LEAST_BAR = 0.004  # of the axis, so that a bar can be seen however short it is
-_DOT = 0.006  # of the axis: the width of the mark of a value
 
 
 def block_part(found: Block, number: int) -> Part:
@@ -120,7 +118,7 @@ def _entry(entry: Entry, column: Column, place: int) -> Markup:
 def _drawn(entry: Drawing) -> Markup:
     if isinstance(entry, Bar):
         return _bar(entry)
-    return _steps(entry) if isinstance(entry, Steps) else _dots(entry)
+    return _steps(entry)
 
 
 def _bar(bar: Bar) -> Markup:
@@ -146,21 +144,6 @@ def _steps(found: Steps) -> Markup:
     shape = element("path", d=f"{path}H1000V100Z", fill=_color())
     most = max((height for _, height in found.steps), default=0.0)
     return _drawing(shape, "0 0 1000 100", "steps", f"at most {percent(most)} of the height")
-
-
-def _dots(found: Dots) -> Markup:
-    """Return a thin line for each value, a row for each group; together they show how the values are spread."""
-    height = 100 / max(1, len(found.groups))
-    shapes = [
-        element(
-            "rect", x=_thousandths(min(max(value, 0.0), 1 - _DOT)), y=f"{number * height + 4:.4g}",
-            width=_thousandths(_DOT), height=f"{height - 8:.4g}", fill=_color(2 * number), fill_opacity="0.6",
-        )
-        for number, group in enumerate(found.groups)
-        for value in group
-    ]  # fmt: skip
-    said = "; ".join(f"{percent(min(g))} to {percent(max(g))}" for g in found.groups if g)
-    return _drawing(joined(*shapes), "0 0 1000 100", "dots", f"values at {said} of the axis")
 
 
 def _color(group: int = 0) -> str:
