@@ -24,6 +24,7 @@ from attnbench.analysis.compare.tables import tables
 from attnbench.core.machine import Device
 from attnbench.core.record import Run
 from attnbench.report import json_and_csv, markdown, terminal
+from attnbench.report.document import Table
 from attnbench.report.html import html_page
 from builders import H200, case, ended, ok, run
 
@@ -246,6 +247,11 @@ def test_markdown_tables_cannot_be_broken_by_reasons(comparison: Comparison) -> 
     assert "<script>" not in out
 
 
+def forms(table: Any) -> int:
+    """Return how many tables a page has for one: a form for narrow windows stands beside it, and so on."""
+    return 1 + forms(table.narrow) if isinstance(table, Table) else 0
+
+
 def test_the_page_stands_alone_and_every_table_has_its_headings(comparison: Comparison) -> None:
     page = html_page.render(document(comparison, every=True))
     assert not re.search(r"<script|<link|<img|url\(|https?:", page)
@@ -267,7 +273,7 @@ def test_the_page_stands_alone_and_every_table_has_its_headings(comparison: Comp
     parser = Parser()
     parser.feed(page)
     assert parser.open == []
-    assert parser.tags.count("table") == len(tables(comparison, every=True))
+    assert parser.tags.count("table") == sum(map(forms, tables(comparison, every=True)))
     names = re.findall(r'href="#([\w-]+)"', page)
     assert len(names) > len(tables(comparison, every=True))
     for name in names:

@@ -87,6 +87,8 @@ CASES: Sequence[tuple[str, str, int, str]] = (
     ("report none.jsonl", "", 2, "cannot read none.jsonl"),
     ("compare ok.jsonl slow.jsonl --name ok.jsonl=A --name slow.jsonl=B", "", 0, ""),
     ("compare ok.jsonl none.jsonl", "", 2, "cannot read none.jsonl"),
+    ("history ok.jsonl slow.jsonl", "", 0, ""),
+    ("history none.jsonl", "", 2, "cannot read none.jsonl"),
     ("baseline save ok.jsonl", "", 0, "Commit it, then: attnbench gate baselines"),
     ("baseline save none.jsonl", "", 2, "cannot read none.jsonl"),
     ("profile -b fake --device fake", "", 2, "there is nothing to profile"),

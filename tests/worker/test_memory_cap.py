@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -76,14 +77,14 @@ def test_a_kernel_that_takes_all_memory(tmp_path: Path) -> None:
     for (_, reason), rest in zip(
         ended,
         (
-            "RuntimeError: no memory for 16 MiB (mine.py:7 in takes_all)",
-            "MemoryError (mine.py:12 in takes_all_in_python)",
-            "MemoryError (mine.py:17 in takes_all_in_a_child)",
+            # torch may find no memory for the tensor, or for what it notes of it
+            r"(RuntimeError: no memory for 16 MiB \(mine.py:7 in takes_all\)|MemoryError: std::bad_alloc.*)",
+            r"MemoryError \(mine.py:12 in takes_all_in_python\)",
+            r"MemoryError \(mine.py:17 in takes_all_in_a_child\)",
         ),
         strict=False,
     ):
-        assert reason.startswith("took more than ")
-        assert reason.endswith(f" MiB; the plan forecast 1.0 MiB: {rest}")
+        assert re.fullmatch(rf"took more than \d+ MiB; the plan forecast 1.0 MiB: {rest}", reason), reason
 
 
 def a_job(seqlen: int, forecast: int) -> Job:

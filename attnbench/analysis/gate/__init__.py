@@ -13,7 +13,8 @@
     ab_files.py           what is special about the two run files of an A/B
     findings.py           a finding, and the order of findings
     notes.py              what a reader must know of all figures together
-    document.py           the document; plots.py: the rounds, for its page; junit.py and github.py: the gate's own formats
+    document.py           the document; plots.py: the rounds, for its page
+    junit.py, github.py   the gate's own formats
 
 docs/gate.md explains the method, its error rates as simulated, and the sources.
 """
