@@ -122,6 +122,8 @@ def test_replaced_clocks_of_python(cpu: MeasuringDevice, tmp_path: Path, names: 
     (record,) = run_file.read(out)[0].records
     if not names:
         assert record.status == "ok", record.reason
+        if (slept := stats.median(record.measurements["time"].values)) > 1.5 * 0.02:
+            pytest.skip(f"calls that sleep 20 ms took {slept * 1e3:.0f} ms: other work on this machine, which is told")
         assert cpu.objections(record) == []
     if not cpu.objections(record):
         latency = cpu.value(record, "latency")
