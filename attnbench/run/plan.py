@@ -80,10 +80,9 @@ def forecast_job(case: Case, answer: CaseSupport, device: Device, policy: Policy
     least = policy.min_samples if call < 0.015 else min(6 if call < 1 else 3, policy.min_samples)
     sampling = max(least * call, min(policy.max_seconds, 100 * call))
     repeated = call < LONG_CALL
-    hard = not case.dropout_p and (repeated or device.kind != "cpu")
-    calls = 3 + repeated + hard  # to check, for memory, to trace; on the old inputs again, on hard inputs
+    calls = 3 + repeated  # on hard inputs, for memory, to trace; on the old inputs again
     if case.has_backward:
-        calls += 2 + hard  # the forwards of a backward
+        calls += 3  # the forwards of a backward
     if case.dropout_p:
         calls += _calls_to_read_dropout(case)
     seconds = OVERHEAD[device.kind] + calls * call + sampling + min(policy.warmup_s, 100 * call) + policy.sustained_s

@@ -7,11 +7,11 @@ status, reason, and what is known of its accuracy.
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 from attnbench.core import flops, stats
@@ -54,6 +54,8 @@ class CellSteps:
     accuracy: Accuracy
     first_call: float  # seconds of `prepare` and the first launch, compilation and tuning included
     memory: dict[str, int]  # bytes
+    _first: Accuracy  # of the first launch
+    _kept_by_first: int  # bytes
     original: Inputs  # the inputs once more, never handed to the backend
     renewal: reference.InputRenewal
     traced: kernel_trace.TraceFindings
@@ -67,45 +69,55 @@ class CellSteps:
         self.timing: Timing | None = None
         self.others: tuple[str, ...] = ()
         self._began, self._ecc_errors = time.time(), instruments.state.ecc_errors()
-        self._held_by_prepare = self._kept_by_call = 0
 
     def make_inputs(self) -> Fields | None:
-        """Make the inputs."""
+        """Make the inputs and the reference for them."""
         self.given = self._new_inputs()
         flaw = inputs.find_flaw(self.given, self.case.data)
         self.laps.end("inputs")
-        return {"status": "failed", "reason": flaw} if flaw else None
-
-    def launch_first(self) -> Fields | None:
-        """Prepare the backend, launch once, and check the results.
-
-        The memory of the outputs was filled with NaN before, so that what a kernel leaves unwritten is seen.
-        """
+        if flaw:
+            return {"status": "failed", "reason": flaw}
         self.check = reference.make_check(self.case, self.given, self.policy.seed)
         self.instruments.synchronize()
         self.laps.end("reference")
-        results = self._prepare_and_launch()
-        self.laps.end("first call")
-        self.accuracy = self.check.check_first(results)
-        self.laps.end("check")
-        if not self.accuracy.ok:
-            return self._wrong(self.accuracy)
-        problem = self.check.fp8_problem(self.prepared, self.accuracy)
-        return {"status": "wrong-kernel", "reason": problem, "accuracy": self.accuracy} if problem else None
+        return None
 
-    def measure_memory(self) -> Fields | None:
-        """Measure memory in a launch of its own, before the instruments allocate any, and check its results too."""
-        memory, raw = self.instruments.memory.measure_peak(self.check.launcher(self.prepared))
+    def launch_first(self) -> Fields | None:
+        """Prepare the backend and launch once on hard inputs, with dropout on the given ones; then give both up.
+
+        A kernel that is wrong here may be wrong on any inputs, which `launch_to_check` finds out.
+        """
+        is_hard = not self.case.dropout_p
+        check = reference.HardInputsCheck(self.case, self.instruments.device) if is_hard else self.check
+        self.instruments.synchronize()
+        self.laps.end("hard inputs")
+        self._kept_by_first, self._first = self.instruments.memory.measure_held(lambda: self._launch_and_give_up(check))
+        self.check.notes += notes_on_data(self.case, is_hard)
+        return self._wrong(self._first) if self.case.dropout_p and not self._first.ok else None
+
+    def launch_to_check(self) -> Fields | None:
+        """Prepare on the given inputs, measure the memory of a launch, and check its results and those of the first.
+
+        The memory comes before the instruments allocate any.
+        """
+        memory = self.instruments.memory
+        held, self.prepared = memory.measure_held(lambda: self._prepare(self.check.inputs))
+        found, kept, raw = memory.measure_peak(self.check.launcher(self.prepared), self.case)
+        kept -= _bytes_of_tensors(raw)
         self.laps.end("memory")
         self.accuracy = self.check.check_first(self.prepared.canonical(raw))
         del raw
         self.laps.end("check")
-        if self.case.has_backward and self.accuracy.ok and self.prepared.forward is not None:
-            memory["memory_saved"] = self.instruments.memory.measure_held(self.prepared.forward)[0]
-        kept = self._kept_by_prepare(memory.get("memory_saved")) + self._kept_by_call
-        self.memory = {name: value + (0 if name == "memory_saved" else kept) for name, value in memory.items()}
+        if self.case.has_backward and self.prepared.forward is not None:
+            found["memory_saved"] = memory.measure_held(self.prepared.forward)[0]
+        kept = max(0, kept) + max(0, self._kept_by_first) + self._kept_by_prepare(held, found.get("memory_saved"))
+        self.memory = {name: value + (0 if name == "memory_saved" else kept) for name, value in found.items()}
         self.laps.end("memory")
-        return None if self.accuracy.ok else self._wrong(self.accuracy, "in the second launch: ")
+        if not self.accuracy.ok:
+            return self._wrong(self.accuracy, "in the second launch: " if self._first.ok else "")
+        if problem := self.check.fp8_problem(self.prepared, self.accuracy):
+            return {"status": "wrong-kernel", "reason": problem, "accuracy": self.accuracy}
+        return None if self._first.ok else self._wrong(self._first, "on hard inputs: ")
 
     def prepare_to_time(self) -> None:
         """Prepare the launch on a dense `dout`, where the check so far had one that is zero outside sampled rows.
@@ -196,19 +208,6 @@ class CellSteps:
             self.timing.notes += kernel_trace.check_later_calls(self.instruments, self.prepared, self.timing)
         return None
 
-    def check_hard_inputs(self) -> Fields | None:
-        """Prepare and launch once on hard inputs, and check the results. The cell's own launch is given up before."""
-        del self.prepared, self.renewal, self.original
-        is_checked = not self.case.dropout_p and not self._is_long_on_cpu
-        if is_checked:
-            prepare = partial(self.backend.prepare, self.case)
-            accuracy = reference.check_hard_inputs(self.case, self.instruments.device, prepare)
-            if not accuracy.ok:
-                return self._wrong(accuracy, "on hard inputs: ")
-        self.laps.end("hard inputs")
-        self.check.notes += notes_on_data(self.case, is_checked)
-        return None
-
     def record(self) -> Fields:
         """Return the fields of the record of a right kernel; without measurements where it was not timed."""
         found = {"status": "ok", "accuracy": self.accuracy, "kernels": self.traced.kernels}
@@ -262,35 +261,39 @@ class CellSteps:
     def _new_inputs(self) -> Inputs:
         return inputs.make(self.case, str(self.instruments.device), self.policy.seed)
 
-    def _prepare_and_launch(self) -> Mapping[str, Any]:
-        """Prepare, launch once, and return the results. Both are timed, and the memory that each keeps is counted."""
-        seconds = 0.0
+    def _prepare(self, given: Inputs) -> Prepared:
+        ready = self.backend.prepare(self.case, given)
+        self.instruments.synchronize()
+        return ready
 
-        def prepare() -> Prepared:
-            nonlocal seconds
-            began = time.perf_counter()
-            ready = self.backend.prepare(self.case, self.check.inputs)
-            self.instruments.synchronize()
-            seconds = time.perf_counter() - began
-            return ready
+    def _launch_and_give_up(self, check: reference.ResultCheck | reference.HardInputsCheck) -> Accuracy:
+        """Prepare and launch once, both timed, and return the accuracy. What is still allocated then, a library keeps.
 
-        self.instruments.memory.fill_with_nan(self.case)
-        self._held_by_prepare, self.prepared = self.instruments.memory.measure_held(prepare)
-        launch = self.check.launcher(self.prepared)
+        The memory of the results was filled with NaN before, so that what a kernel leaves unwritten is seen.
+        """
         self.instruments.memory.fill_with_nan(self.case)
         began = time.perf_counter()
-        kept, raw = self.instruments.memory.measure_held(launch)
-        self.first_call = seconds + time.perf_counter() - began
-        self._kept_by_call = max(0, kept - _bytes_of_tensors(raw))
-        return self.prepared.canonical(raw)
+        prepared = self._prepare(check.inputs)
+        self.first_call = time.perf_counter() - began
+        launch = check.launcher(prepared)
+        self.instruments.memory.fill_with_nan(self.case)
+        began = time.perf_counter()
+        raw = launch()
+        self.instruments.synchronize()
+        self.first_call += time.perf_counter() - began
+        self.laps.end("first call")
+        accuracy = check.check_first(prepared.canonical(raw))
+        del prepared, launch, raw
+        gc.collect()
+        self.laps.end("hard inputs" if isinstance(check, reference.HardInputsCheck) else "check")
+        return accuracy
 
-    def _kept_by_prepare(self, saved: int | None) -> int:
-        """Return the bytes that `prepare` keeps for itself, which count as memory of the cell.
+    def _kept_by_prepare(self, held: int, saved: int | None) -> int:
+        """Return the bytes that `prepare` keeps for itself, of those that it holds, which count as memory of the cell.
 
         Not counted are a copy of each input and, where only the backward is timed, what its forward saved (`saved`,
         bytes). 0 where that is not known.
         """
-        held = self._held_by_prepare
         if not self.case.has_forward:
             if saved is None:
                 return 0

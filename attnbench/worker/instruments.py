@@ -222,7 +222,7 @@ class Instruments:
             instrument = self.tracer if timer == "cupti" else self.timer
             if instrument is None:
                 return False
-            return l2_cache.observed_state(instrument, self.device, self.l2_bytes, self.bandwidth) == expected
+            return l2_cache.observed_state(instrument, self.device, self.l2_bytes) == expected
         except NotCapturable as error:
             self.broken |= error.broken
         except Untraceable:

@@ -109,7 +109,7 @@ def _instrument_facts(measurer: CellMeasurer) -> dict[str, Any]:
             found: dict[str, Any] = {"seconds": stats.median(timer.samples(touch, SAMPLES))}
             for promise, ahead in (("cold", measurer.flush), ("warm", do_nothing)):
                 timer.before = ahead
-                found[f"l2_{promise}"] = l2_cache.observed_state(timer, device, l2_bytes, bandwidth)
+                found[f"l2_{promise}"] = l2_cache.observed_state(timer, device, l2_bytes)
         finally:
             timer.before = before
         return found

@@ -41,7 +41,7 @@ class CellMeasurer(Instruments):
         if flawed := cell.make_inputs():
             return flawed
         with self.memory.job_window():
-            if wrong := cell.launch_first() or cell.measure_memory():
+            if wrong := cell.launch_first() or cell.launch_to_check():
                 return wrong
             cell.prepare_to_time()
         ending = (
@@ -50,7 +50,6 @@ class CellMeasurer(Instruments):
             or cell.trace()
             or cell.check_renewed_inputs()
             or cell.check_restored_inputs()
-            or cell.check_hard_inputs()
         )
         if ending:
             return ending

@@ -26,7 +26,7 @@ from attnbench.core.backend import Backend, Unsupported, operand_dtype
 from attnbench.core.case import Case
 from attnbench.core.json import to_json
 from attnbench.core.policy import Policy
-from attnbench.worker.cell_steps import CellSteps, notes_on_data
+from attnbench.worker.cell_steps import CellSteps
 from attnbench.worker.measure.cupti import Untraceable
 from attnbench.worker.measure_cell import CellMeasurer
 
@@ -57,14 +57,14 @@ def _profile(measurer: CellMeasurer, backend: Backend, case: Case, trace: str | 
     ceilings = measurer.ceilings(operand_dtype(case))
     endings = [cell.make_inputs()]
     with measurer.memory.job_window():
-        endings += [cell.launch_first(), cell.measure_memory()]
+        endings += [cell.launch_first(), cell.launch_to_check()]
         cell.prepare_to_time()
     endings += [cell.time(), cell.trace(), cell.check_renewed_inputs(), cell.check_restored_inputs()]
     wrong = next((ending["reason"] for ending in endings if ending), None)
     timing, launch = cell.timing, cell.prepared.launch
     assert timing is not None
     latency = stats.median(timing.measurements["time"].values)
-    notes = [*cell.notes, *notes_on_data(case, is_hard_checked=False)]
+    notes = cell.notes
     on_cuda = measurer.device.type == "cuda"
     found = _on_gpu(measurer, launch, latency, trace, notes) if on_cuda else _on_cpu(launch, trace)
     return {

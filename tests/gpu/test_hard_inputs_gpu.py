@@ -43,7 +43,9 @@ def launch(
 ) -> tuple[reference.Reference, Mapping[str, torch.Tensor]]:
     """Launch once on hard inputs or on outliers, and return the reference and the results."""
     if case.data == "normal":
-        return reference.launch_on_hard_inputs(case, device, prepare)
+        check = reference.HardInputsCheck(case, device)
+        on_hard = prepare(check.inputs)
+        return check.reference, on_hard.canonical(on_hard.launch())
     sample = reference.choose_rows(case, device, seed, share=0.25)
     given = reference.check_inputs(case, inputs.make(case, str(device), seed), sample)
     prepared = prepare(given)

@@ -169,9 +169,7 @@ def test_l2_is_cold_or_warm_as_set(instruments: Instruments, name: str) -> None:
     found = {}
     for expected_state, before in (("cold", instruments.flush), ("warm", do_nothing)):
         timer.before = before
-        found[expected_state] = l2_cache.observed_state(
-            timer, instruments.device, instruments.l2_bytes, instruments.bandwidth
-        )
+        found[expected_state] = l2_cache.observed_state(timer, instruments.device, instruments.l2_bytes)
     timer.before = instruments.flush
     assert found == {"cold": "cold", "warm": "warm"}
 

@@ -162,15 +162,14 @@ def seconds(policy: Policy, device: Device = H200_READ, which: Case | None = Non
     return plan.forecast_job(which or case(2**14, batch=1), CaseSupport(), device, policy).seconds
 
 
-@pytest.mark.parametrize(("direction", "calls"), [("fwd", 1), ("bwd", 2)])
-def test_forecasts_count_the_launch_on_hard_inputs(direction: Any, calls: int) -> None:
-    """With the forward of a backward. On a CPU not for long calls, of which none is made on the old inputs either."""
+@pytest.mark.parametrize("kind", ["cpu", "cuda"])
+@pytest.mark.parametrize(("direction", "calls"), [("fwd", 3), ("bwd", 6)])
+def test_forecasts_count_the_launches_of_the_checks(kind: Any, direction: Any, calls: int) -> None:
+    """Three launches of a long call, each with the forward that its backward needs, beside the one that is timed."""
     policy = Policy(min_samples=1, max_seconds=0.0, warmup_s=0.0)
-    which = case(2**14, batch=1, direction=direction)
-    on_cpu, on_gpu = (replace(H200, kind=kind, matmul={"bf16": 1e12}, copy=1e12) for kind in ("cpu", "cuda"))
-    long = [plan.forecast_job(which, CaseSupport(), device, policy) for device in (on_cpu, on_gpu)]
-    own = [each.seconds - plan.OVERHEAD[kind] for each, kind in zip(long, ("cpu", "cuda"), strict=True)]
-    assert own[1] - own[0] == pytest.approx(calls * long[0].call, rel=1e-3)
+    slow = replace(H200, kind=kind, matmul={"bf16": 1e12}, copy=1e12)
+    found = plan.forecast_job(case(2**14, batch=1, direction=direction), CaseSupport(), slow, policy)
+    assert found.seconds - plan.OVERHEAD[kind] == pytest.approx((calls + 1) * found.call, rel=1e-3)
 
 
 def test_forecasts_count_the_gradients_of_packed_inputs_twice() -> None:

@@ -23,6 +23,10 @@ def gauge(gpu: Gpu) -> ClockGauge:  # noqa: ARG001  (it must be there)
     return opened
 
 
+def test_a_gauge_that_was_not_opened_has_no_reading(gpu: Gpu) -> None:  # noqa: ARG001
+    assert ClockGauge().held_hz() is None
+
+
 @pytest.mark.parametrize("hz", [0.6e9, 1.5e9, 1.98e9])
 def test_the_clock_now_is_that_while_next_to_nothing_runs(gpu: Gpu, gauge: ClockGauge, hz: float) -> None:
     gpu.hz, gpu.under_load = hz, 0.8

@@ -34,8 +34,8 @@ def found(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """Script the state of L2 that is observed each time it is tested."""
     answers: list[Any] = []
 
-    def state(timer: Any, device: torch.device, l2_bytes: int, bandwidth: float) -> str:
-        assert (type(timer), device.type, l2_bytes, bandwidth) == (CpuTimer, "cpu", CPU.l2, CPU.copy)
+    def state(timer: Any, device: torch.device, l2_bytes: int) -> str:
+        assert (type(timer), device.type, l2_bytes) == (CpuTimer, "cpu", CPU.l2)
         answer = answers.pop(0)
         if isinstance(answer, Exception):
             raise answer

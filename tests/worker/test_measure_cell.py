@@ -238,7 +238,7 @@ def test_computing_in_every_second_call_only_is_wrong(worker: Worker) -> None:
 
         record = measure(worker, every_second, case())
         assert record.status == "wrong"
-        assert str(record.reason).startswith("after timing, on ")
+        assert str(record.reason).startswith("in the second launch: " if phase else "after timing, on ")
 
 
 def test_memory_that_prepare_keeps_counts(worker: Worker) -> None:
@@ -369,6 +369,6 @@ def test_long_sequences_are_timed_with_the_full_dout(worker: Worker, monkeypatch
     assert record.status == "ok", record.reason
     assert record.accuracy is not None
     assert record.accuracy.rows < 100
-    assert len(seen) == 3  # the last for hard inputs, which are checked with a masked dout
-    assert seen[0] > 0.5
-    assert seen[1] < 0.01
+    assert len(seen) == 3  # on hard inputs, on the given ones, and to be timed
+    assert min(seen[:2]) > 0.5
+    assert seen[2] < 0.01

@@ -8,10 +8,12 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from attnbench.core.case import Case, Shape
 from attnbench.worker.measure import memory
 from attnbench.worker.measure.memory import CudaMemory
 
 HELD, NEW = 192, 196  # bytes
+CASE = Case(Shape(1, 1, 1, 1, 1, 8, 8), "bf16", "fwd", causal=False)
 
 
 class Allocator:
@@ -54,4 +56,4 @@ def allocator(monkeypatch: pytest.MonkeyPatch) -> Allocator:
 def test_memory_that_another_thread_is_about_to_free_does_not_lower_the_peak(allocator: Allocator) -> None:
     found = CudaMemory(torch.device("cpu"))
     with found.job_window():
-        assert found.measure_peak(allocator.launch) == ({"memory_peak": NEW, "memory_driver": NEW}, "out")
+        assert found.measure_peak(allocator.launch, CASE) == ({"memory_peak": NEW, "memory_driver": NEW}, NEW, "out")

@@ -152,6 +152,14 @@ class Cache:
 
         return 2**24, read
 
+    def evict(self) -> None:
+        self.cached = False
+
+    def use(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Let the test whether L2 is cold read from this cache, and flush it."""
+        monkeypatch.setattr(l2_cache, "make_reader", self.reader)
+        monkeypatch.setattr(l2_cache, "L2Flush", lambda *_: self.evict)
+
 
 @pytest.mark.parametrize("flushes", [False, True], ids=["fault", "no fault"])
 def test_a_flush_that_does_nothing(
@@ -160,7 +168,7 @@ def test_a_flush_that_does_nothing(
     """Fault: the flush before each sample does nothing. Found: l2 is "unproven", and the report says so."""
     device, clock = simulated_cpu
     memory = Cache(clock, flushes=flushes)
-    monkeypatch.setattr(l2_cache, "make_reader", memory.reader)
+    memory.use(monkeypatch)
     device.measurer.flush = memory.flush
     policy = dataclasses.replace(device.policy, l2="cold")
     record = device.measure(hidden_costs.ChangesSpeed(0.0, clock.spend), case(), policy)
@@ -179,7 +187,7 @@ def test_a_warm_cache_that_is_cold(
     """Fault: something evicts the operands before each sample. Found: l2 is "unproven", and the report says so."""
     device, clock = simulated_cpu
     memory = Cache(clock)
-    monkeypatch.setattr(l2_cache, "make_reader", memory.reader)
+    memory.use(monkeypatch)
     monkeypatch.setattr(instruments, "do_nothing", memory.flush)
     record = device.measure(hidden_costs.ChangesSpeed(0.0, clock.spend), case())
     assert record.l2 == "unproven"

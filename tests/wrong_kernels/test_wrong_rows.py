@@ -110,16 +110,17 @@ def test_a_wrong_screen(monkeypatch: pytest.MonkeyPatch, wrong_kernel: bool) -> 
 def test_the_screen_is_not_the_backends_own_kernel() -> None:
     """Each backend is screened by a kernel that it does not run, and by none where torch has no other."""
 
-    def chosen(backend: Any, device: Device, direction: str = "fwd") -> str | None:
+    def chosen(backend: Any, device: Device, direction: str = "fwd") -> list[str]:
         which = case(direction, dtype="bf16", seqlen=1024)
-        return screen.other_kernel(torch.device(device.kind), backend.signature(which, device))
+        return screen.other_kernels(torch.device(device.kind), backend.signature(which, device))
 
     for direction in ("fwd", "bwd", "fwd_bwd"):
-        assert chosen(Efficient(), GPU, direction) == "FLASH_ATTENTION"
-        assert chosen(Flash(), GPU, direction) == "EFFICIENT_ATTENTION"
-        assert chosen(Flash(), CPU, direction) is None
-        assert chosen(Math(), CPU, direction) == "FLASH_ATTENTION"
-    assert screen.other_kernel(torch.device("cuda"), Signature()) == "EFFICIENT_ATTENTION"
+        assert chosen(Efficient(), GPU, direction) == ["FLASH_ATTENTION"]
+        assert chosen(Flash(), GPU, direction) == ["EFFICIENT_ATTENTION"]
+        assert chosen(Math(), GPU, direction)[0] == "FLASH_ATTENTION"
+        assert chosen(Flash(), CPU, direction) == []
+        assert chosen(Math(), CPU, direction) == ["FLASH_ATTENTION"]
+    assert screen.other_kernels(torch.device("cuda"), Signature()) == ["EFFICIENT_ATTENTION", "FLASH_ATTENTION"]
 
 
 def test_the_operator_that_runs_is_the_one_asked_for() -> None:

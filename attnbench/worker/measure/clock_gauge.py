@@ -81,6 +81,7 @@ class ClockGauge:
 
         Waits for the device. None where there is none.
         """
+        self.open()
         if self.fault:
             return None
         counted = [(cycles, ns) for cycles, ns, *_ in self._counted.tolist() if ns]

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 MARK = "attnbench.mark"
 WAITS = ("StreamWaitEvent", "Synchronize")  # parts of the names of calls that make a stream or the host wait
+HIDING_SECONDS = 3e-3  # of a spin that hides the host, at least: a second session takes ten times as long
 MAX_TRIES = 4  # sessions, until one in which the host keeps ahead; each try uses the pace that the last one showed
 
 
@@ -108,7 +109,7 @@ class Tracer:
         gauge.held_hz()  # forgets what an earlier session counted
         torch.cuda.synchronize()  # the session before is torn down at the next CUDA call: let that happen now
         with session(cuda=True) as profiler:
-            self._events.hide_host(2 * len(launches) * self._host_seconds + 1e-4)
+            self._events.hide_host(2 * len(launches) * self._host_seconds + HIDING_SECONDS)
             began = time.perf_counter()
             for launch, (start, end) in zip(launches, event_pairs, strict=True):
                 with record_function(MARK):

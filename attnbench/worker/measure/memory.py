@@ -70,16 +70,23 @@ class CudaMemory:
         finally:
             self._outside = max(0, self._outside + self._taken_outside_torch() - before)
 
-    def measure_peak(self, launch: Callable[[], Any]) -> tuple[dict[str, int], Any]:
-        """Launch once. Return {"memory_peak", "memory_driver"} in bytes and what the launch returned."""
+    def measure_peak(self, launch: Callable[[], Any], case: Case) -> tuple[dict[str, int], int, Any]:
+        """Launch once, with the memory of the results filled with NaN before.
+
+        Return {"memory_peak", "memory_driver"} in bytes, the bytes that stay allocated while what the launch returned
+        is alive, and that.
+        """
         import torch
 
         before = self._settle()
+        self.fill_with_nan(case)
+        torch.cuda.reset_peak_memory_stats(self.device)
         result = launch()
         torch.cuda.synchronize(self.device)
         peak = torch.cuda.max_memory_allocated(self.device) - before
+        held = torch.cuda.memory_allocated(self.device) - before
         outside = self._outside + self._taken_outside_torch() - self._window
-        return {"memory_peak": peak, "memory_driver": peak + max(0, outside)}, result
+        return {"memory_peak": peak, "memory_driver": peak + max(0, outside)}, held, result
 
     def measure_held(self, make: Callable[[], T]) -> tuple[int, T]:
         """Call `make`. Return the bytes that stay allocated while its result is alive, and the result."""
@@ -91,7 +98,7 @@ class CudaMemory:
         return torch.cuda.memory_allocated(self.device) - before, result
 
     def _settle(self) -> int:
-        """Wait until other threads have freed what they hold, reset the peak, and return the allocated bytes.
+        """Wait until other threads have freed what they hold, and return the allocated bytes.
 
         Memory that is freed during a launch would make its peak too low. That happened to one of 1,000 readings on an
         H200: autograd's thread for the GPU may still hold the gradients of the launch before when backward returns.
@@ -101,7 +108,6 @@ class CudaMemory:
         time.sleep(SETTLE_SECONDS)
         torch.cuda.synchronize(self.device)
         torch.cuda.empty_cache()
-        torch.cuda.reset_peak_memory_stats(self.device)
         return torch.cuda.memory_allocated(self.device)
 
     def _taken_outside_torch(self) -> int:
@@ -130,8 +136,8 @@ class CpuMemory:
         """Do nothing: on the host no memory is carried from job to job."""
         yield
 
-    def measure_peak(self, launch: Callable[[], Any]) -> tuple[dict[str, int], Any]:
-        """Launch once. Return {"memory_peak"} in bytes and what the launch returned.
+    def measure_peak(self, launch: Callable[[], Any], case: Case) -> tuple[dict[str, int], int, Any]:
+        """Launch once. Return {"memory_peak"} in bytes, the bytes still allocated then, and what the launch returned.
 
         "memory_driver" is there too where the kernel lets the high-water mark be reset.
         """
@@ -141,7 +147,7 @@ class CpuMemory:
         high = status_bytes("VmHWM")
         if before is not None and high is not None:
             found["memory_driver"] = max(0, high - before)
-        return found, result
+        return found, running[-1] if running else 0, result
 
     def measure_held(self, make: Callable[[], T]) -> tuple[int, T]:
         """Call `make`. Return the bytes still allocated when it returns, and its result."""

@@ -10,11 +10,11 @@ The tolerance (tolerance.py) is flash-attention's (tests/test_flash_attn.py): th
 eager attention in the case's dtype, plus a floor. The root mean square may be 1.22 times eager's, plus what chance
 explains. Where scores are large, rounding.py says how far a right fused kernel may be off beside eager.
 
-result_check.py has the order: before timing, and again after timing on inputs that were changed in place
-(renewed_inputs.py). Where rows are sampled, screen.py looks for wrong ones among all of them. A last launch, prepared
-anew, has inputs on which kernels fail that are right on standard normal ones (hard_inputs.py). With dropout,
-dropout_mask.py reads from launches which probabilities were dropped, and dropout_check.py does the same comparisons
-with that mask.
+The first launch has inputs on which kernels fail that are right on standard normal ones (hard_inputs.py).
+result_check.py has the order of the other comparisons: before timing, and again after timing on inputs that were
+changed in place (renewed_inputs.py). Where rows are sampled, screen.py looks for wrong ones among all of them. With
+dropout, dropout_mask.py reads from launches which probabilities were dropped, and dropout_check.py does the same
+comparisons with that mask.
 """
 
 from attnbench.core.backend import Inputs
@@ -22,7 +22,7 @@ from attnbench.core.case import Case
 from attnbench.worker.reference.checksums import compare_checksums
 from attnbench.worker.reference.dropout_check import DropoutResultCheck
 from attnbench.worker.reference.exact_attention import Reference, compute_reference, visible_keys, warm_up
-from attnbench.worker.reference.hard_inputs import check_hard_inputs, launch_on_hard_inputs, make_hard
+from attnbench.worker.reference.hard_inputs import HardInputsCheck, make_hard
 from attnbench.worker.reference.renewed_inputs import InputRenewal
 from attnbench.worker.reference.result_check import ResultCheck
 from attnbench.worker.reference.row_sample import SCORE_BUDGET, RowSample, check_inputs, choose_rows
@@ -38,11 +38,11 @@ def make_check(case: Case, given: Inputs, seed: int) -> ResultCheck:
 __all__ = [
     "SCORE_BUDGET",
     "DropoutResultCheck",
+    "HardInputsCheck",
     "InputRenewal",
     "Reference",
     "ResultCheck",
     "RowSample",
-    "check_hard_inputs",
     "check_inputs",
     "choose_rows",
     "compare",
@@ -50,7 +50,6 @@ __all__ = [
     "compute_reference",
     "expected_results",
     "find_wrong_rows",
-    "launch_on_hard_inputs",
     "make_check",
     "make_hard",
     "visible_keys",

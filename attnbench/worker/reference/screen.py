@@ -16,6 +16,7 @@ for; nor gradients, whose fused backward costs three times as much, and whose do
 
 from __future__ import annotations
 
+import contextlib
 import re
 import warnings
 from dataclasses import replace
@@ -55,12 +56,15 @@ def is_screened(case: Case, device: torch.device) -> bool:
     return not choose_rows(case, device, full_flops=FULL_FLOPS[device.type]).whole
 
 
-def other_kernel(device: torch.device, signature: Signature) -> str | None:
-    """Return one of KERNELS that is not the backend's own by its signature; None where there is no other."""
+def other_kernels(device: torch.device, signature: Signature) -> list[str]:
+    """Return those of KERNELS that are not the backend's own by its signature, in the order in which to try them.
+
+    Flash is the faster one on a GPU, and the only one on a CPU. Where a backend declares nothing, it comes last: a
+    function that calls torch's attention often runs it.
+    """
     own = [name for name, traces in KERNELS.items() if any(re.search(p, traces) for p in signature.runs)]
-    if device.type == "cpu":  # flash is the only one
-        return None if "FLASH_ATTENTION" in own else "FLASH_ATTENTION"
-    return "FLASH_ATTENTION" if own == ["EFFICIENT_ATTENTION"] else "EFFICIENT_ATTENTION"
+    order = ["FLASH_ATTENTION", "EFFICIENT_ATTENTION"] if signature.runs else list(KERNELS)
+    return [name for name in order if name not in own and (device.type != "cpu" or name == "FLASH_ATTENTION")]
 
 
 def find_wrong_rows(case: Case, inputs: Inputs, out: Tensor, signature: Signature) -> Accuracy | None:
@@ -70,12 +74,13 @@ def find_wrong_rows(case: Case, inputs: Inputs, out: Tensor, signature: Signatur
     """
     import torch
 
-    kernel = other_kernel(out.device, signature)
-    if kernel is None or not is_screened(case, out.device):
+    if not is_screened(case, out.device):
         return None
-    try:
-        difference, size = _differences(case, inputs, out, kernel)
-    except (Refused, torch.OutOfMemoryError):
+    for kernel in other_kernels(out.device, signature):
+        with contextlib.suppress(Refused, torch.OutOfMemoryError):
+            difference, size = _differences(case, inputs, out, kernel)
+            break
+    else:
         return None
     s = case.shape
     affordable = SCORE_BUDGET["cuda"] // (s.seqlen_k * s.nheads // s.nheads_k)
@@ -124,7 +129,6 @@ def _attend_fused(case: Case, inputs: Inputs, entry: int, kernel: str) -> Tensor
     """
     import torch
     from torch.nn.attention import SDPBackend, sdpa_kernel
-    from torch.nn.attention.bias import causal_lower_right
     from torch.nn.functional import scaled_dot_product_attention
 
     s = case.shape
@@ -134,7 +138,11 @@ def _attend_fused(case: Case, inputs: Inputs, entry: int, kernel: str) -> Tensor
         k, v = (t.repeat_interleave(s.nheads // s.nheads_k, dim=1) for t in (k, v))
     masked = case.causal and s.seqlen_q > 1
     equal = s.seqlen_q == s.seqlen_k
-    mask = causal_lower_right(s.seqlen_q, s.seqlen_k) if masked and not equal else None
+    mask = None
+    if masked and not equal:
+        from torch.nn.attention.bias import causal_lower_right  # takes two seconds
+
+        mask = causal_lower_right(s.seqlen_q, s.seqlen_k)
     with sdpa_kernel(getattr(SDPBackend, kernel)), torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # a refusal is one
         try:
