@@ -50,6 +50,8 @@ BACKENDS: Mapping[str, str] = {
     "cudnn": "attnbench.backends.cudnn:Cudnn",
     "cudnn-fp8": "attnbench.backends.cudnn:CudnnFp8",
     "transformer-engine": "attnbench.backends.transformer_engine:TransformerEngine",
+    "transformer-engine-fused": "attnbench.backends.transformer_engine:Fused",
+    "transformer-engine-flash": "attnbench.backends.transformer_engine:Flash",
     "hf-eager": "attnbench.backends.hf:Eager",
     "hf-sdpa": "attnbench.backends.hf:Sdpa",
     "hf-flash_attention_2": "attnbench.backends.hf:Flash2",

@@ -1,8 +1,9 @@
 """`sdpa-fa3`, `sdpa-fa4`: SDPA's flash backend with the kernels of FlashAttention-3 or FlashAttention-4.
 
 torch.nn.attention.activate_flash_attention_impl switches them on for the process; it came with torch 2.11. Checked
-against torch 2.13's torch/nn/attention/_fa3.py and _fa4.py. _fa4.py expects two results of FlashAttention-4's forward,
-which returns four since 4.0.0b19. Until torch follows, `sdpa-fa4` needs an older FlashAttention-4 than `fa4`.
+against torch 2.13's torch/nn/attention/_fa3.py and _fa4.py. _fa3.py imports flash_attn_interface and calls the
+operators fwd and bwd of torch.ops.flash_attn_3. _fa4.py expects two results of FlashAttention-4's forward, which
+returns four since 4.0.0b19. Until torch follows, `sdpa-fa4` needs an older FlashAttention-4 than `fa4`.
 """
 
 from __future__ import annotations
@@ -45,6 +46,12 @@ class SdpaFlash(Flash):
         if self.implementation not in known:
             reason = f"this torch cannot put {self.implementation} behind SDPA; that came with 2.11"
             return Probe(reason=reason, install="pip install 'torch>=2.11'")
+        try:
+            _activate(self.implementation)
+        except Exception as error:  # torch finds no kernels in the library, or cannot import what it needs of it
+            said = " ".join(str(error).split())[:200] or type(error).__name__
+            reason = f"torch cannot put {library.version} behind SDPA: {said}"
+            return Probe(reason=reason, install=self.direct.install)
         return Probe(version=f"{super().probe().version}, {library.version}")
 
     def installed(self) -> Probe | None:
@@ -65,10 +72,7 @@ class SdpaFlash(Flash):
         return flash_workspace(case)
 
     def prepare(self, case: Case, inputs: Inputs) -> Prepared:
-        from torch.nn.attention import activate_flash_attention_impl, current_flash_attention_impl
-
-        if current_flash_attention_impl() != self.implementation:
-            activate_flash_attention_impl(self.implementation)
+        _activate(self.implementation)
         return super().prepare(case, inputs)
 
 
@@ -100,6 +104,14 @@ class SdpaFlashAttention4(SdpaFlash):
     def installed(self) -> Probe | None:
         found = super().installed()
         return _with_older(found) if found else None
+
+
+def _activate(implementation: str) -> None:
+    """Put a library's kernels behind SDPA's flash backend, unless they are there. Raises what torch and it raise."""
+    from torch.nn.attention import activate_flash_attention_impl, current_flash_attention_impl
+
+    if current_flash_attention_impl() != implementation:
+        activate_flash_attention_impl(implementation)
 
 
 def _with_older(found: Probe) -> Probe:

@@ -1,20 +1,31 @@
-"""`transformer-engine`: NVIDIA Transformer Engine's DotProductAttention, with the backend that it chooses itself.
+"""`transformer-engine*`: NVIDIA Transformer Engine's DotProductAttention, with its own choice and with each backend.
 
-Checked against the source of 2.20.0.dev0 (commit d0067d0). It chooses among flash-attn 2, 3 and 4 where they are
-installed, cuDNN, and an unfused backend; the kernels in the record show which. The unfused backend is not accepted,
-since it is eager attention. Its mask "causal" is aligned top-left, "causal_bottom_right" bottom-right. It returns the
-output as (batch, seqlen, nheads * headdim_v).
+Checked against the source of 2.20.0.dev0 (commit d0067d0) and 2.20.2. It has three backends: FusedAttention (cuDNN),
+FlashAttention (flash-attn 2, 3 or 4, where that is installed) and an unfused one, which is eager attention and is
+switched off here. On Hopper and newer its own choice is FusedAttention wherever that takes the case. The environment
+variables NVTE_*_ATTN switch backends off; they are read at import and at each choice. Its mask "causal" is aligned
+top-left, "causal_bottom_right" bottom-right. It returns the output as (batch, seqlen, nheads * headdim_v).
+
+fp8 is not here: see docs/backends.md.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+import contextlib
+import ctypes
+import importlib
+import importlib.util
+import logging
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from attnbench.backends.base import autograd_prepared
-from attnbench.backends.libraries import Library
+from attnbench.backends.libraries import Library, installed_version
 from attnbench.backends.limits import Limits
 from attnbench.backends.masks import flash_window
-from attnbench.core.backend import Prepared
+from attnbench.core.backend import Prepared, Probe, Unsupported
 from attnbench.core.case import Case
 from attnbench.core.machine import Device
 
@@ -22,6 +33,11 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from attnbench.core.backend import Inputs
+
+CHOICE = "transformer_engine.pytorch.attention.dot_product_attention"  # the package that chooses the backend
+FLASH_FORWARD = "flash_fwd|FlashAttnFwd|FlashAttentionForward"
+FLASH_BACKWARD = "flash_bwd|FlashAttnBwd|FlashAttentionBackward"
+UNFUSED_KERNELS = "scaled_\\w*softmax"
 
 
 class TransformerEngine(Library):
@@ -33,9 +49,17 @@ class TransformerEngine(Library):
     install = "pip install --no-build-isolation 'transformer-engine[pytorch]'"
     min_version = "2.0"
     limits: ClassVar = Limits(headdim_v=True, window=True, dropout=True, empty_rows=False)
-    forward_kernels = "cudnn.*(fprop|sdpa)|flash_fwd|FlashAttnFwd|FlashAttentionForward"
-    backward_kernels = "cudnn.*(bprop|sdpa)|flash_bwd|FlashAttnBwd|FlashAttentionBackward"
-    other_kernels: ClassVar = ("scaled_\\w*softmax",)
+    forward_kernels = f"cudnn.*fprop|{FLASH_FORWARD}"
+    backward_kernels = f"cudnn.*bprop|{FLASH_BACKWARD}"
+    other_kernels: ClassVar[tuple[str, ...]] = (UNFUSED_KERNELS,)
+    switched_off: ClassVar[tuple[str, ...]] = ("UNFUSED",)  # of the backends
+
+    def probe(self) -> Probe:
+        for backend in ("UNFUSED", "FUSED", "FLASH"):
+            os.environ[f"NVTE_{backend}_ATTN"] = str(int(backend not in self.switched_off))
+        if importlib.util.find_spec("torch") and installed_version(self.distributions):
+            _load_cudnn_of_torch()
+        return super().probe()
 
     def unsupported(self, case: Case, device: Device) -> str | None:
         if reason := super().unsupported(case, device):
@@ -65,12 +89,94 @@ class TransformerEngine(Library):
         attention.train(case.has_backward or case.dropout_p > 0)
 
         def call(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            out: Tensor = attention(q, k, v)
+            try:
+                out: Tensor = attention(q, k, v)
+            except ValueError as error:
+                if "No dot product attention backend" not in str(error):
+                    raise
+                raise Unsupported(_refusal(lambda: attention(q, k, v))) from None
             return out.view(s.batch, s.seqlen_q, s.nheads, s.headdim_v)
 
         return autograd_prepared(case, inputs, call, strided=True)
 
 
+class Fused(TransformerEngine):
+    """Its FusedAttention, which is cuDNN."""
+
+    name = "transformer-engine-fused"
+    switched_off: ClassVar = ("UNFUSED", "FLASH")
+    forward_kernels = "cudnn.*fprop"
+    backward_kernels = "cudnn.*bprop"
+    other_kernels: ClassVar = (UNFUSED_KERNELS, FLASH_FORWARD, FLASH_BACKWARD)
+
+
+class Flash(TransformerEngine):
+    """Its FlashAttention, with the newest flash-attn that is installed and takes the case."""
+
+    name = "transformer-engine-flash"
+    switched_off: ClassVar = ("UNFUSED", "FUSED")
+    forward_kernels = FLASH_FORWARD
+    backward_kernels = FLASH_BACKWARD
+    other_kernels: ClassVar = (UNFUSED_KERNELS, "cudnn.*(fprop|bprop)")
+
+    def probe(self) -> Probe:
+        found = super().probe()
+        if not found.usable:
+            return found
+        flash = getattr(importlib.import_module(f"{CHOICE}.utils"), "FlashAttentionUtils", None)
+        names = {"is_installed": "version", "v3_is_installed": "fa3_version", "v4_is_installed": "fa4_version"}
+        there = [str(getattr(flash, version)) for is_there, version in names.items() if getattr(flash, is_there, False)]
+        if not there:
+            reason = "it finds no flash-attn that it takes (2.1.1 to 2.8.3, 3 or 4)"
+            return Probe(reason=reason, install="pip install 'flash-attn>=2.6,<2.8.4' --no-build-isolation")
+        return Probe(version=f"{found.version}, flash-attn {' and '.join(there)}")
+
+
 def _causal(case: Case) -> bool:
     """Return whether a causal mask must be passed; a single query sees every key without one."""
     return case.causal and case.shape.seqlen_q > 1
+
+
+def _load_cudnn_of_torch() -> None:
+    """Load torch's own cuDNN, NVRTC and cuRAND, where pip installed them, before Transformer Engine looks for some.
+
+    It takes the system's first, which would be a second cuDNN in the process, and else looks beside its own package
+    only, which is another folder in an environment of `attnbench env create`. Its core library needs all parts of cuDNN
+    to be loaded, and does not say where they are (transformer_engine/common/__init__.py).
+    """
+    importlib.import_module("torch")
+    spec = importlib.util.find_spec("nvidia")
+    for root in (spec.submodule_search_locations if spec else None) or ():
+        for name in ("cudnn", "nvrtc", "curand"):
+            found = sorted(Path(root).glob(f"*/lib/lib{name}.so.*"))
+            if found:
+                os.environ.setdefault(f"{name.upper()}_HOME", str(found[0].parents[1]))
+        for part in sorted(Path(root).glob("cudnn/lib/libcudnn*.so.*")):
+            with contextlib.suppress(OSError):  # the import says what is missing
+                ctypes.CDLL(str(part), mode=ctypes.RTLD_GLOBAL)
+
+
+def _refusal(again: Callable[[], object]) -> str:
+    """Return why Transformer Engine switched off each of its backends, from its log of a second call."""
+    messages: list[str] = []
+
+    class Collect(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            messages.append(record.getMessage())
+
+    logger, handler = logging.getLogger("DotProductAttention"), Collect()
+    choice: Any = importlib.import_module(f"{CHOICE}.dot_product_attention")
+    log: Any = importlib.import_module(f"{CHOICE}.utils").AttentionLogging
+    level, log._log_level = log._log_level, logging.DEBUG
+    logger.addHandler(handler)
+    try:
+        choice._attention_backends["backend_selection_requires_update"] = True
+        again()
+    except ValueError:
+        pass
+    finally:
+        log._log_level = level
+        logger.removeHandler(handler)
+    found = [text.removeprefix("Disabling ").rstrip(". ") for text in messages if text.startswith("Disabling ")]
+    own = [text for text in dict.fromkeys(found) if "due to NVTE_" not in text]
+    return f"Transformer Engine takes no backend: {'; '.join(own)[:400] or 'it does not say why'}"

@@ -1,21 +1,23 @@
 """`xformers*`: xFormers' memory_efficient_attention, with its own choice of operator (`xformers`) and with each one.
 
 Checked against 0.0.35. Its operator `fa2` runs flash-attn 2 where that is installed, else torch's copy of it
-("fa2F@...-pt"); `fa3` needs the package flash_attn_3. Masks are attn_bias objects, aligned bottom-right here. Grouped
-heads are forward only, as 5-dimensional tensors (batch, seqlen, nheads_k, group, headdim) with the keys expanded, not
-copied. What an operator refuses beyond these limits it says itself (not_supported_reasons), and that is the reason of
-the skip.
+("fa2F@...-pt"). `fa3` runs the installed flash-attn 3 (module flash_attn_3._C) if its operators have the arguments
+that xFormers knows; until 0.0.34 the wheel had a copy of its own. Masks are attn_bias objects, aligned bottom-right
+here. Grouped heads are forward only, as 5-dimensional tensors (batch, seqlen, nheads_k, group, headdim) with the keys
+expanded, not copied. What an operator refuses beyond these limits it says itself (not_supported_reasons), and that is
+the reason of the skip.
 """
 
 from __future__ import annotations
 
 import importlib
 import re
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from attnbench.backends.base import autograd_prepared
-from attnbench.backends.fa3 import FlashAttention3
-from attnbench.backends.libraries import Library, probe_of_failed_import
+from attnbench.backends.fa3 import FlashAttention3, build_refusal
+from attnbench.backends.libraries import Library, probe_of_failed_import, reason_of_failed_import
 from attnbench.backends.limits import Limits
 from attnbench.backends.masks import effective_window
 from attnbench.core.backend import Prepared, Probe, Unsupported
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
     from attnbench.core.backend import Inputs
 
 HALF = ("bf16", "fp16")
+INSTALLED_FA3 = "@pip_pkg"  # in the name of an operator that runs the installed flash-attn 3, and no copy of xFormers
 SPLITK_HEADDIMS = tuple((d, d) for d in (16, 32, 64, 128, 256))
 
 
@@ -69,8 +72,13 @@ class XFormers(Library):
         except Exception as error:  # the operator imports the library that it runs
             return probe_of_failed_import(module, error, self.install, self.distributions)
         if not forward.is_available():
-            return Probe(reason=f"its operator {forward.NAME} is not available", install=self.operator_install)
+            said = ": ".join(filter(None, (f"its operator {forward.NAME} is not available", self._why_unavailable())))
+            return Probe(reason=said, install=self.operator_install)
         return Probe(version=f"{found.version}, {forward.NAME}")
+
+    def _why_unavailable(self) -> str | None:
+        """Return why the operator is not available, where that is known."""
+        return None
 
     def prepare(self, case: Case, inputs: Inputs) -> Prepared:
         from xformers.ops import memory_efficient_attention
@@ -154,12 +162,36 @@ class Fa3(XFormers):
     name = "xformers-fa3"
     efficiency = 0.75
     operator = "flash3"
-    operator_install = f"{FlashAttention3.install} (it needs the package flash_attn_3)"
+    operator_install = (
+        "attnbench env create fa3 builds flash-attn 3 as a wheel; pip install --no-deps that wheel beside xformers"
+    )
     limits: ClassVar = Limits(
         capability=(9, 0), capability_below=(9, 1), headdim=(32, 256), headdim_v=True, window=True, gqa_backward=False
     )
-    forward_kernels = "FlashAttnFwdSm90"
-    backward_kernels = "FlashAttnBwdSm90"
+    forward_kernels = FlashAttention3.forward_kernels
+    backward_kernels = FlashAttention3.backward_kernels
+    left_out: frozenset[str] = frozenset()  # as of FlashAttention3
+
+    def probe(self) -> Probe:
+        found = super().probe()
+        if not found.usable or INSTALLED_FA3 not in str(found.version):
+            return found
+        library = FlashAttention3()
+        version = library.probe().version
+        self.left_out = library.left_out
+        return replace(found, version=f"{found.version}, {version}" if version else found.version)
+
+    def _why_unavailable(self) -> str | None:
+        try:
+            importlib.import_module("flash_attn_3._C")
+        except Exception as error:
+            return reason_of_failed_import("flash_attn_3._C", error)
+        operator = importlib.import_module("xformers.ops.fmha.flash3")
+        check = getattr(operator, "_flash_attention3_incompatible_reason", None)
+        return f"the installed flash-attn 3 is another version than xFormers takes ({check()})" if check else None
+
+    def unsupported(self, case: Case, device: Device) -> str | None:
+        return super().unsupported(case, device) or build_refusal(case, self.left_out)
 
 
 class SplitK(XFormers):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -19,19 +20,27 @@ app = typer.Typer(
 @app.command()
 def create(
     name: Annotated[
-        str, typer.Argument(metavar="NAME", help="The library: fa1, fa2, fa4, xformers, flashinfer, cudnn, hf, ...")
+        str, typer.Argument(metavar="NAME", help="The library: fa2, fa3, fa4, xformers, flashinfer, cudnn, hf, ...")
     ],
     pip: Annotated[list[str] | None, typer.Argument(metavar="-- PIP OPTIONS", help="Options for pip install.")] = None,
     path: Annotated[
         Path | None, typer.Option(metavar="DIR", help="The folder. Default: ~/.local/share/attnbench/envs/NAME.")
     ] = None,
+    source: Annotated[
+        Path | None,
+        typer.Option(metavar="PATH", help="Of fa3: a clone of flash-attention to build, or a wheel built from one."),
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the commands, and run none.")] = False,
 ) -> None:
     """Create a virtual environment with a library's packages, which also sees the torch that is installed here.
+
+    fa3 is compiled from source for Hopper, which takes minutes to an hour. FLASH_ATTENTION_DISABLE_FP16=FALSE and such
+    variables choose what is built, MAX_JOBS how many files at a time; --dry-run shows them.
 
     Later runs start the backends of that library in it. --python and the interpreters of a suite have priority.
 
     attnbench env create fa4
-    attnbench env create flashinfer --path /opt/envs/flashinfer
+    attnbench env create fa3 --dry-run
     attnbench env create fa4 -- --no-index --find-links wheels/
 
     Exit code 1: none of its backends can be used in the new environment.
@@ -41,8 +50,17 @@ def create(
     from attnbench.run import venvs
     from attnbench.run.workers import WorkerPool, closing_workers
 
+    if dry_run:
+        made, steps = venvs.planned(name, path, pip or (), source)
+        print(f"{sys.executable} -m venv --without-pip {made.path}")
+        print(f"# {made.path} sees the packages of {sys.executable} through {venvs.PRESENT}")
+        for step in steps:
+            print(step)
+        return
     with live(ProgressLine, "the environment was made") as line:
-        made = venvs.create(name, path, pip or (), line.say)
+        made = venvs.create(
+            name, path, pip or (), lambda said: line.say(said, also_in_a_pipe=said.startswith("compiled")), source
+        )
         names = venvs.backends_of(made.name)
         pool = WorkerPool({name: BACKENDS[name] for name in names}, dict.fromkeys(names, made.python))
         with closing_workers(pool):
@@ -51,6 +69,8 @@ def create(
     print(f"{made.name}: {made.path}, with torch {made.torch}; its backends run there from now on")
     for backend, probe in probes.items():
         print(f"  {backend}: {probe.why_not or probe.version}")
+    for wheel in Path(made.path, "wheels").glob("*.whl"):
+        print(f"  the wheel is {wheel}: --source installs it elsewhere, pip install --no-deps beside other libraries")
     raise typer.Exit(0 if any(probe.usable for probe in probes.values()) else EXIT_NOTHING_MEASURED)
 
 

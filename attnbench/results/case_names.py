@@ -18,7 +18,7 @@ BACKEND_ORDER = (
     *("flex", "compile", "fa1", "fa2", "fa3", "fa4"),
     *("xformers", "xformers-cutlass", "xformers-fa2", "xformers-fa3", "xformers-splitk"),
     *("flashinfer", "flashinfer-fa2", "flashinfer-fa3", "flashinfer-cudnn", "flashinfer-trtllm"),
-    *("cudnn", "cudnn-fp8", "transformer-engine"),
+    *("cudnn", "cudnn-fp8", "transformer-engine", "transformer-engine-fused", "transformer-engine-flash"),
     *("hf-eager", "hf-sdpa", "hf-flash_attention_2", "hf-flex_attention"),
 )
 ENDINGS: Mapping[Status, str] = {

@@ -4,6 +4,8 @@ An environment holds the packages of one of attnbench's extras. It also sees, af
 interpreter that created it, torch above all, through a .pth file. pip then counts that torch as installed, and is asked
 for that version. uv is not used: it does not see packages that a .pth file adds, and would install another torch.
 
+flash-attn 3 has no extra, since no package index has it: its environment builds a wheel from source (fa3_build.py).
+
 What was created is listed in a file, so that later runs use it.
 """
 
@@ -15,22 +17,27 @@ import importlib.util
 import json
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
 import sysconfig
 import venv
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from datetime import date
 from pathlib import Path
 
 from attnbench.backends import BACKENDS
 from attnbench.core.errors import UserError, did_you_mean
+from attnbench.run import fa3_build
 from attnbench.run.process import child_environment, isolated_command
 
 EXTRAS = ("fa1", "fa2", "fa4", "sdpa-fa4", "xformers", "flashinfer", "cudnn", "transformer-engine", "hf")
+FROM_SOURCE, WHEEL = "fa3", "flash_attn_3-*.whl"
+ALSO_IN = {FROM_SOURCE: ("sdpa-fa3",)}  # backends of other names that run in an environment
 COMPILED = ("fa1", "fa2", "transformer-engine")  # pip compiles them against the present torch
+NEED_TOOLKIT = ("fa1", "transformer-engine", FROM_SOURCE)  # of CUDA; for fa2 there may be a wheel for this torch
 BUILD_TOOLS = ("setuptools", "wheel", "packaging", "psutil", "ninja")  # what compiling needs
 PRESENT = "zz-attnbench-present.pth"
 CUDA_RUNTIME = "zz-attnbench-cuda-runtime.pth"
@@ -40,6 +47,8 @@ REMEDIES = {  # a pattern in pip's output -> what to do
     "give --python",
     "No matching distribution|Could not find a version": "is a package index within reach? pip's own options go after "
     "--, as in attnbench env create {made.name} -- --no-index --find-links FOLDER",
+    "died due to signal 9|Killed": "a compilation ran out of memory; run fewer at a time: MAX_JOBS=1 attnbench env "
+    "create {made.name}",
     "subprocess-exited-with-error|metadata-generation-failed|Failed building": "it is compiled here: that takes nvcc "
     "(CUDA_HOME) of torch's CUDA and a compiler; see docs/backends.md",
 }
@@ -64,6 +73,18 @@ class Venv:
     def exists(self) -> bool:
         """Whether its interpreter can be started."""
         return os.access(self.python, os.X_OK)
+
+
+@dataclass(frozen=True)
+class Step:
+    """One command of making an environment; `python -m pip` stands for pip without the working directory."""
+
+    command: tuple[str, ...]
+    variables: Mapping[str, str] = field(default_factory=dict)  # set in its environment
+
+    def __str__(self) -> str:
+        words = [*(f"{name}={value}" for name, value in self.variables.items()), *self.command]
+        return " ".join(word if WHEEL in word else shlex.quote(word) for word in words)
 
 
 def data_folder() -> Path:
@@ -104,24 +125,20 @@ def missing_venv_notes(backends: Iterable[str]) -> list[str]:
 
 
 def backends_of(extra: str) -> list[str]:
-    """Return the backends that run in the environment of an extra: those that have its name, or begin with it."""
-    return [backend for backend in BACKENDS if backend == extra or backend.startswith(f"{extra}-")]
+    """Return the backends that run in an environment: those that have its name, or begin with it, and ALSO_IN."""
+    also = ALSO_IN.get(extra, ())
+    return [backend for backend in BACKENDS if backend == extra or backend.startswith(f"{extra}-") or backend in also]
 
 
 def extra_for(name: str) -> str:
-    """Return the extra of this name, or else the one whose environment runs the backend of this name.
+    """Return the extra of this name, or "fa3", or else the one whose environment runs the backend of this name.
 
     Raises UserError where there is none.
     """
-    for extra in EXTRAS:
+    for extra in (*EXTRAS, FROM_SOURCE):
         if name == extra or name in backends_of(extra):
             return extra
-    if name in ("fa3", "sdpa-fa3"):
-        raise UserError(
-            f"env create {name}: flash-attn 3 is built from source; make it by hand (docs/backends.md), then "
-            f"--python {name}=PATH"
-        )
-    raise UserError(f"env create: no environment for {name!r}{did_you_mean(name, EXTRAS)}")
+    raise UserError(f"env create: no environment for {name!r}{did_you_mean(name, (*EXTRAS, FROM_SOURCE))}")
 
 
 def requirements(extra: str, cuda: str | None = None, declared: Sequence[str] | None = None) -> tuple[str, ...]:
@@ -147,10 +164,47 @@ def requirements(extra: str, cuda: str | None = None, declared: Sequence[str] | 
     return tuple(found)
 
 
-def create(name: str, path: Path | None, options: Sequence[str], say: Callable[[str], None]) -> Venv:
+def create(
+    name: str, path: Path | None, options: Sequence[str], say: Callable[[str], None], source: Path | None = None
+) -> Venv:
     """Create the environment for an extra or a backend, list it, and return it. On failure nothing is left behind.
 
-    `options` are passed to pip; `say` receives what goes on. Raises UserError.
+    `options` are passed to pip; `say` receives what goes on; `source` as in `planned`. Raises UserError.
+    """
+    made, steps = planned(name, path, options, source)
+    folder = Path(made.path)
+    try:
+        say(f"making {folder}")
+        venv.EnvBuilder(symlinks=True, with_pip=importlib.util.find_spec("pip") is None).create(folder)
+        site = Path(sysconfig.get_path("purelib", "posix_prefix", {"base": made.path, "platbase": made.path}))
+        folders = _present_folders()
+        (site / PRESENT).write_text("".join(f"{present}\n" for present in folders))
+        for step in steps:
+            _run(made, step, say)
+        shutil.rmtree(folder / "src", ignore_errors=True)
+        _join_namespace_packages(site, folders)
+        for runtime in site.glob("nvidia/cuda_runtime/lib/libcudart.so.12"):  # xFormers finds it once loaded
+            (site / CUDA_RUNTIME).write_text(f"import ctypes; ctypes.CDLL({str(runtime)!r})\n")
+        _write_list([*known_venvs().values(), made])
+    except BaseException as error:
+        shutil.rmtree(folder, ignore_errors=True)
+        if isinstance(error, subprocess.CalledProcessError):
+            raise UserError(
+                f"env create {made.name}: {sys.executable} has no pip, and no ensurepip; install pip for it"
+            ) from None
+        if isinstance(error, OSError):
+            raise UserError(f"cannot make {folder}: {error.strerror}; choose another --path") from None
+        raise
+    return made
+
+
+def planned(
+    name: str, path: Path | None, options: Sequence[str], source: Path | None = None
+) -> tuple[Venv, Sequence[Step]]:
+    """Return the environment that `create` would make, and its commands after `python -m venv`.
+
+    `source`, of flash-attn 3 only: a clone of its repository to build, which keeps what was compiled, or a wheel.
+    Raises UserError where one cannot be made.
     """
     extra = extra_for(name)
     if old := known_venvs().get(extra):
@@ -160,32 +214,37 @@ def create(name: str, path: Path | None, options: Sequence[str], say: Callable[[
     path = (path or data_folder() / "envs" / extra).absolute()
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
         raise UserError(f"{path} is there already and is not empty; choose another --path")
+    if source and extra != FROM_SOURCE:
+        raise UserError(f"--source: {extra} is installed by pip; what follows -- goes to it, as -- --find-links FOLDER")
     torch, cuda = _present_torch()
-    made = Venv(extra, str(path), requirements(extra, cuda), torch, date.today().isoformat())
-    try:
-        say(f"making {path}")
-        venv.EnvBuilder(symlinks=True, with_pip=importlib.util.find_spec("pip") is None).create(path)
-        site = Path(sysconfig.get_path("purelib", "posix_prefix", {"base": str(path), "platbase": str(path)}))
-        folders = _present_folders()
-        (site / PRESENT).write_text("".join(f"{folder}\n" for folder in folders))
-        if extra in COMPILED:
-            _pip_install(made, [*options, *BUILD_TOOLS], say)
-        isolation = ["--no-build-isolation"] if extra in COMPILED else []
-        _pip_install(made, [*isolation, *options, *made.requirements], say)
-        _join_namespace_packages(site, folders)
-        for runtime in site.glob("nvidia/cuda_runtime/lib/libcudart.so.12"):  # xFormers finds it once loaded
-            (site / CUDA_RUNTIME).write_text(f"import ctypes; ctypes.CDLL({str(runtime)!r})\n")
-        _write_list([*known_venvs().values(), made])
-    except BaseException as error:
-        shutil.rmtree(path, ignore_errors=True)
-        if isinstance(error, subprocess.CalledProcessError):
-            raise UserError(
-                f"env create {extra}: {sys.executable} has no pip, and no ensurepip; install pip for it"
-            ) from None
-        if isinstance(error, OSError):
-            raise UserError(f"cannot make {path}: {error.strerror}; choose another --path") from None
-        raise
-    return made
+    wheel = source.absolute() if source and source.suffix == ".whl" else None
+    if source:
+        fa3_build.check_source(source)
+    toolkit = fa3_build.cuda_toolkit(extra, torch, cuda) if extra in NEED_TOOLKIT and not wheel else None
+    if extra == FROM_SOURCE:
+        wanted: tuple[str, ...] = (str(wheel or path / "wheels" / WHEEL),)
+    else:
+        wanted = requirements(extra, cuda)
+    made = Venv(extra, str(path), wanted, torch, date.today().isoformat())
+    steps = [_pip_install(made, [*options, *BUILD_TOOLS])] if toolkit or extra in COMPILED else []
+    if extra == FROM_SOURCE and toolkit and cuda:
+        steps += _fa3_steps(made, toolkit, cuda, source)
+    isolation = ["--verbose", "--no-build-isolation"] if extra in COMPILED else []
+    last = _pip_install(made, [*isolation, *options, *made.requirements])
+    variables = ({"CUDA_HOME": toolkit} if toolkit else {}) | (_headers_of_torch() if extra in COMPILED else {})
+    return made, [*steps, replace(last, variables=variables)]
+
+
+def _fa3_steps(made: Venv, toolkit: str, cuda: str, source: Path | None) -> list[Step]:
+    """Return the commands that build the wheel of flash-attn 3, in the environment's folder `wheels`."""
+    clone = source.absolute() if source else Path(made.path, "src", "flash-attention")
+    if not source:
+        fa3_build.check_git(made.name)
+    commit = fa3_build.commit_of(clone) if source else fa3_build.COMMIT
+    build = (*_pip(made, "wheel"), "--verbose", "--no-deps", "--no-build-isolation")
+    build += ("--wheel-dir", str(Path(made.path, "wheels")), str(clone / "hopper"))
+    fetch = [] if source else [Step(command) for command in fa3_build.clone_commands(clone)]
+    return [*fetch, Step(build, fa3_build.variables(toolkit, cuda, commit))]
 
 
 def remove(name: str) -> Venv:
@@ -227,6 +286,16 @@ def _present_folders() -> list[str]:
     return [folder for folder in dict.fromkeys(sys.path) if folder not in others and os.path.isdir(folder)]
 
 
+def _headers_of_torch() -> dict[str, str]:
+    """Return the variable for compilers that adds the headers of torch's own CUDA libraries, cuDNN and NCCL among them.
+
+    A toolkit need not have those; what it has comes first.
+    """
+    found = [str(path) for folder in _present_folders() for path in sorted(Path(folder).glob("nvidia/*/include"))]
+    name = "CPLUS_INCLUDE_PATH"
+    return {name: os.pathsep.join(filter(None, (os.environ.get(name), *found)))} if found else {}
+
+
 def _join_namespace_packages(site: Path, folders: Iterable[str]) -> None:
     """Give a namespace package in `site` an __init__.py where a regular package of the same name would hide it.
 
@@ -241,14 +310,28 @@ def _join_namespace_packages(site: Path, folders: Iterable[str]) -> None:
             own.write_text("from pkgutil import extend_path\n\n__path__ = extend_path(__path__, __name__)\n")
 
 
-def _pip_install(made: Venv, arguments: Sequence[str], say: Callable[[str], None]) -> None:
-    """Install into an environment, which keeps its torch. Raises UserError with pip's reason."""
-    options = ("--disable-pip-version-check", "--no-input", "--no-color", "--progress-bar", "off")
-    command = isolated_command("pip", "install", *options, *arguments, f"torch=={made.torch}", python=made.python)
-    output: collections.deque[str] = collections.deque(maxlen=200)
+def _pip(made: Venv, what: str) -> tuple[str, ...]:
+    options = ("--disable-pip-version-check", "--no-input", "--no-color")
+    return (made.python, "-m", "pip", what, *options, "--progress-bar", "off")
+
+
+def _pip_install(made: Venv, arguments: Sequence[str]) -> Step:
+    """Return the command that installs into an environment, which keeps its torch."""
+    return Step((*_pip(made, "install"), *arguments, f"torch=={made.torch}"))
+
+
+def _run(made: Venv, step: Step, say: Callable[[str], None]) -> None:
+    """Run a command. Raises UserError with its reason."""
+    command: Sequence[str] = step.command
+    if command[1:3] == ("-m", "pip"):
+        words = [str(w) for word in command[3:] for w in (Path(word).parent.glob(WHEEL) if WHEEL in word else [word])]
+        command = isolated_command("pip", *words, python=command[0])
+    program = "git" if step.command[0] == "git" else "pip"
+    output: collections.deque[str] = collections.deque(maxlen=5000)
+    say(f"{program}: {' '.join(step.command)[:100]}")
     with subprocess.Popen(
         command,
-        env=child_environment(),
+        env={**child_environment(), **step.variables},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -257,18 +340,26 @@ def _pip_install(made: Venv, arguments: Sequence[str], say: Callable[[str], None
     ) as process:
         for line in filter(None, map(str.strip, process.stdout or ())):
             output.append(line)
-            say(f"pip: {line[:100]}")
+            if done := re.match(r"\[(\d+)/(\d+)\] ", line):
+                say(f"compiled {done[1]} of {done[2]} files of {made.name}; one takes up to minutes")
+            elif len(line) < 200:  # not the commands of a compiler
+                say(f"{program}: {line[:100]}")
     if process.returncode:
-        raise UserError(f"env create {made.name}: {pip_problem(made, output)}")
+        raise UserError(f"env create {made.name}: {pip_problem(made, output, program)}")
 
 
-def pip_problem(made: Venv, output: Iterable[str]) -> str:
-    """Return one line: the errors at the end of pip's output, and what to do about them."""
+def pip_problem(made: Venv, output: Iterable[str], program: str = "pip") -> str:
+    """Return one line: the errors at the end of a program's output, and what to do about them."""
     lines = list(output)
-    errors = [line.partition(":")[2].strip() for line in lines if re.match(r"(?i)error:", line)]
-    causes = [line for line in lines if re.match(r"The user requested|.* depends on ", line)]
-    said = "; ".join(dict.fromkeys([*errors[-2:], *causes[:3]] or lines[-3:]))[:500] or "pip ended without a message"
+    errors = [line.partition(":")[2].strip() for line in lines if re.match(r"(?i)(error|fatal):", line)]
+    causes = [line for line in lines if re.match(r"The user requested|.* depends on |.*\bfatal error: ", line)]
+    said = (
+        "; ".join(dict.fromkeys([*errors[-2:], *causes[:3]] or lines[-3:]))[:500]
+        or f"{program} ended without a message"
+    )
     everything = " ".join(lines)
+    if program == "git":
+        return f"git says: {said}; is the repository within reach? Else give --source a clone or a wheel"
     for pattern, remedy in REMEDIES.items():
         if re.search(pattern, everything):
             return f"pip says: {said}; {remedy.format(made=made)}"

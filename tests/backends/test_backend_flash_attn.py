@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import importlib.metadata
 import re
 from dataclasses import replace
 
@@ -110,6 +112,112 @@ def test_older_builds_of_fa3_give_the_same(monkeypatch: pytest.MonkeyPatch) -> N
     new = interface.flash_attn_func
     monkeypatch.setattr(interface, "flash_attn_func", lambda *a, **k: (new(*a, **k), torch.empty(())))
     check(backend("fa3"), CASES["gqa-causal-bf16-bwd"])
+
+
+EVERYTHING = Case(Shape(1, 64, 64, 2, 2, 64, 64), "bf16", "bwd", window_size=(8, 8), softcap=30.0)
+D96, D192_128 = (Shape(1, 64, 64, 2, 2, d, d_v) for d, d_v in ((96, 96), (192, 128)))
+D64_128, D64_96 = (Shape(1, 64, 64, 2, 2, 64, d_v) for d_v in (128, 96))
+D256 = Shape(1, 64, 64, 2, 2, 256, 256)
+
+
+@pytest.mark.parametrize(
+    ("left_out", "case", "reason"),
+    [
+        ("FP16", replace(PLAIN, dtype="fp16"), "this build leaves out fp16 (FLASH_ATTENTION_DISABLE_FP16)"),
+        ("FP16", PLAIN, None),
+        ("FP8", replace(PLAIN, dtype="fp8"), "this build leaves out fp8 (FLASH_ATTENTION_DISABLE_FP8)"),
+        (
+            "BACKWARD",
+            replace(PLAIN, direction="fwd_bwd"),
+            "this build leaves out the backward (FLASH_ATTENTION_DISABLE_BACKWARD)",
+        ),
+        ("BACKWARD", PLAIN, None),
+        ("SOFTCAP", replace(PLAIN, softcap=30.0), "this build leaves out softcap (FLASH_ATTENTION_DISABLE_SOFTCAP)"),
+        (
+            "LOCAL",
+            replace(PLAIN, window_size=(8, 8)),
+            "this build leaves out sliding windows (FLASH_ATTENTION_DISABLE_LOCAL)",
+        ),
+        ("LOCAL", replace(PLAIN, causal=True, window_size=(63, None)), None),  # the library sees a causal mask
+        ("LOCAL", replace(PLAIN, window_size=(None, 63)), None),
+        ("LOCAL", replace(PLAIN, window_size=(None, 0)), None),
+        (
+            "HDIM256",
+            replace(PLAIN, shape=D256),
+            "this build leaves out headdim 256 and what is above (FLASH_ATTENTION_DISABLE_HDIM256)",
+        ),
+        ("HDIM96", replace(PLAIN, shape=D96), None),  # it runs in 128
+        ("HDIM192 HDIMDIFF192", replace(PLAIN, shape=D192_128, direction="fwd_bwd"), None),  # it runs in 256
+        (
+            "HDIM192 HDIM256",
+            replace(PLAIN, shape=D192_128),
+            "this build leaves out headdim 192 and what is above (FLASH_ATTENTION_DISABLE_HDIM192)",
+        ),
+        ("HDIMDIFF192", replace(PLAIN, shape=D192_128), None),
+        (
+            "HDIMDIFF64",
+            replace(PLAIN, shape=D64_128),
+            "this build leaves out headdim 64 with headdim_v 128, and computes it wrongly "
+            "(FLASH_ATTENTION_DISABLE_HDIMDIFF64)",
+        ),
+        ("HDIMDIFF64", replace(PLAIN, shape=Shape(1, 64, 64, 2, 2, 64, 32)), None),
+        ("HDIM64", replace(PLAIN, shape=D64_96), None),  # 96 for both
+        (
+            "HDIM64",
+            replace(PLAIN, shape=D64_128),
+            "this build leaves out headdim 64 with headdim_v 128, and computes it wrongly "
+            "(FLASH_ATTENTION_DISABLE_HDIM64)",
+        ),
+        (
+            "HDIM64 HDIM96 HDIM128 HDIM192 HDIM256",
+            PLAIN,
+            "this build leaves out headdim 64 and what is above (FLASH_ATTENTION_DISABLE_HDIM64)",
+        ),
+        ("SM8x VARLEN PAGEDKV APPENDKV SPLIT PACKGQA CLUSTER", EVERYTHING, None),
+        ("", replace(PLAIN, dtype="fp16", shape=D64_128), None),
+    ],
+)
+def test_what_a_build_of_fa3_leaves_out(
+    monkeypatch: pytest.MonkeyPatch, left_out: str, case: Case, reason: str | None
+) -> None:
+    prefix = {"HDIMDIFF64": "FLASH_ATTENTION", "HDIMDIFF192": "FLASH_ATTENTION"}  # as setup.py spells them
+    flags = [f"{prefix.get(switch, 'FLASHATTENTION')}_DISABLE_{switch}" for switch in left_out.split()]
+    made = backend("fa3")
+    before = made.unsupported(case, HOPPER)
+    assert before is None, "what is installed is not asked before the library is probed"
+    install(monkeypatch, flash_attn.version_3(*flags), flash_attn.VERSIONS_3)
+    assert made.probe().usable
+    assert made.unsupported(case, HOPPER) == reason
+
+
+def test_fa3_names_what_makes_a_build_slower(monkeypatch: pytest.MonkeyPatch) -> None:
+    flags = [f"FLASHATTENTION_DISABLE_{switch}" for switch in ("HDIM96", "FP16", "PACKGQA", "VARLEN")]
+    install(monkeypatch, flash_attn.version_3(*flags), flash_attn.VERSIONS_3)
+    assert backend("fa3").probe().version == "flash-attn-3 3.0.0, without HDIM96 PACKGQA"
+
+
+def test_builds_of_fa3_are_told_apart_by_their_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    install(monkeypatch, flash_attn.version_3(), flash_attn.VERSIONS_3)
+    digest = base64.urlsafe_b64encode(bytes.fromhex("12345678" + 56 * "0")).decode().rstrip("=")
+    file = importlib.metadata.PackagePath("flash_attn_3/_C.abi3.so")
+    file.hash = importlib.metadata.FileHash(f"sha256={digest}")
+    monkeypatch.setattr(importlib.metadata, "files", lambda _: [importlib.metadata.PackagePath("x.py"), file])
+    assert backend("fa3").probe().version == "flash-attn-3 3.0.0, code 12345678"
+
+
+@pytest.mark.parametrize("config", [None, {}, {"build_flags": 0}])
+def test_a_build_of_fa3_that_does_not_say_is_refused_nothing(
+    monkeypatch: pytest.MonkeyPatch, config: dict[str, int] | None
+) -> None:
+    modules = flash_attn.version_3()
+    if config is None:
+        modules["flash_attn_config"] = None
+    else:
+        modules["flash_attn_config"].CONFIG = config
+    install(monkeypatch, modules, flash_attn.VERSIONS_3)
+    made = backend("fa3")
+    assert made.probe().version == "flash-attn-3 3.0.0"
+    assert made.unsupported(replace(PLAIN, dtype="fp16", softcap=30.0, window_size=(8, 8)), HOPPER) is None
 
 
 def test_fa3_fp8(monkeypatch: pytest.MonkeyPatch) -> None:

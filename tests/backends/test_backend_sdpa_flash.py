@@ -55,6 +55,7 @@ def test_activated_once_in_a_process(name: str, active: list[str]) -> None:
     assert active == [name[-3:].upper()]
 
 
+@pytest.mark.usefixtures("active")
 @pytest.mark.parametrize("name", NAMES)
 def test_probe_needs_torchs_switch_and_the_library(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     wanted = name[-3:].upper()
@@ -74,6 +75,27 @@ def test_probe_needs_torchs_switch_and_the_library(name: str, monkeypatch: pytes
     assert backend(name).probe().reason == f"this torch cannot put {wanted} behind SDPA; that came with 2.11"
 
 
+def test_a_library_without_the_operators_that_torch_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch's own switch, with a flash-attn 3 that registers none; what a build leaves out is refused here too."""
+    stand_in(monkeypatch, "sdpa-fa3")
+    probe = backend("sdpa-fa3").probe()
+    said = "Module 'flash_attn_interface' does not expose FA3 forward kernels"
+    assert probe.reason == f"torch cannot put flash-attn-3 3.0.0 behind SDPA: {said}"
+    assert "attnbench env create fa3" in str(probe.install)
+
+
+@pytest.mark.usefixtures("active")
+def test_what_the_build_leaves_out_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    install(
+        monkeypatch, flash_attn.version_3("FLASHATTENTION_DISABLE_FP16"), flash_attn.VERSIONS_3 | {"torch": "2.13.0"}
+    )
+    made = backend("sdpa-fa3")
+    assert made.probe().usable
+    said = made.unsupported(replace(PLAIN, dtype="fp16"), HOPPER)
+    assert said == "this build leaves out fp16 (FLASH_ATTENTION_DISABLE_FP16)"
+
+
+@pytest.mark.usefixtures("active")
 @pytest.mark.parametrize(("torch_version", "usable"), [("2.11.0+cu130", False), ("2.13.1", False), ("2.14.0", True)])
 def test_a_library_with_more_results_than_torch_expects(
     torch_version: str, usable: bool, monkeypatch: pytest.MonkeyPatch

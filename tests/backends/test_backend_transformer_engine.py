@@ -2,16 +2,39 @@
 
 from __future__ import annotations
 
+import ctypes
+import importlib.util
+import logging
+import os
+import re
 import sys
 from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from attnbench.backends import transformer_engine as transformer_engine_backend
+from attnbench.core.backend import Unsupported
 from attnbench.core.case import Case, Shape
+from attnbench.worker import inputs
 from standins import install, transformer_engine
 from standins.contract import HOPPER, TURING, backend, cases, check
 
 PLAIN = Case(Shape(1, 64, 64, 2, 2, 64, 64), "bf16", "fwd")
+NAMES = ("transformer-engine", "transformer-engine-fused", "transformer-engine-flash")
+SWITCHES = ("NVTE_UNFUSED_ATTN", "NVTE_FUSED_ATTN", "NVTE_FLASH_ATTN")
+CUDNN = "cudnn_generated_fort_native_sdpa_sm90_flash_{}_wgmma_f16_knob_6_64x128x128_4x1x1_cga1x1x1_kernel0_0"
+FA2 = "void flash::flash_{}_kernel<Flash_fwd_kernel_traits<128, 128, 64, 4>>"
+FA3 = "void cutlass::device_kernel<flash::enable_sm90<flash::FlashAttn{}Sm90<x>>>"
+
+
+@pytest.fixture(autouse=True)
+def variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Take back what a probe sets in the environment."""
+    for name in (*SWITCHES, "CUDNN_HOME", "NVRTC_HOME", "CURAND_HOME"):
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)
 
 
 @pytest.fixture
@@ -20,9 +43,94 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("stand_in")
-@cases("transformer-engine")
+@cases(*NAMES)
 def test_contract(name: str, case: Case) -> None:
     check(backend(name), case)
+
+
+@pytest.mark.usefixtures("stand_in")
+@pytest.mark.parametrize(
+    ("name", "values", "version"),
+    [
+        ("transformer-engine", "011", "transformer-engine 2.20.0"),
+        ("transformer-engine-fused", "010", "transformer-engine 2.20.0"),
+        ("transformer-engine-flash", "001", "transformer-engine 2.20.0, flash-attn 2.8.3"),
+    ],
+)
+def test_its_backends_are_switched_before_it_is_imported(name: str, values: str, version: str) -> None:
+    assert backend(name).probe().version == version
+    assert "".join(os.environ[switch] for switch in SWITCHES) == values
+
+
+def test_its_flash_attention_needs_one(monkeypatch: pytest.MonkeyPatch, stand_in: None) -> None:  # noqa: ARG001
+    install(monkeypatch, transformer_engine.version_2_20(flash_attn=None), transformer_engine.VERSIONS)
+    probe = backend("transformer-engine-flash").probe()
+    assert probe.reason == "it finds no flash-attn that it takes (2.1.1 to 2.8.3, 3 or 4)"
+    assert "flash-attn" in str(probe.install)
+    assert backend("transformer-engine-fused").probe().usable
+
+
+@pytest.mark.parametrize(
+    ("name", "forward", "backward", "others"),
+    [
+        ("transformer-engine", CUDNN.format("fprop"), CUDNN.format("bprop"), ("scaled_masked_softmax_warp_forward",)),
+        ("transformer-engine", FA2.format("fwd"), FA2.format("bwd"), ()),
+        ("transformer-engine-fused", CUDNN.format("fprop"), CUDNN.format("bprop"), (FA2.format("fwd"),)),
+        ("transformer-engine-flash", FA3.format("Fwd"), FA3.format("Bwd"), (CUDNN.format("fprop"),)),
+    ],
+)
+def test_each_is_proven_by_the_names_of_kernels(
+    name: str, forward: str, backward: str, others: tuple[str, ...]
+) -> None:
+    signature = backend(name).signature(replace(PLAIN, direction="fwd_bwd"), HOPPER)
+    assert [bool(re.search(pattern, forward)) for pattern in signature.runs] == [True, False]
+    assert [bool(re.search(pattern, backward)) for pattern in signature.runs] == [False, True]
+    assert not any(re.search(pattern, kernel) for pattern in signature.never for kernel in (forward, backward))
+    assert all(any(re.search(pattern, kernel) for pattern in signature.never) for kernel in others)
+
+
+@pytest.mark.usefixtures("stand_in")
+def test_what_no_backend_takes_is_skipped_with_its_reasons(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its reasons are in its debug log only; another ValueError is no refusal."""
+    utils = sys.modules["transformer_engine.pytorch.attention.dot_product_attention.utils"]
+    said = "No dot product attention backend is available for the provided inputs. Please run with NVTE_DEBUG=1"
+
+    def refuse(*_: object) -> None:
+        logger = logging.getLogger("DotProductAttention")
+        logger.setLevel(utils.AttentionLogging._log_level)
+        logger.debug("Disabling UnfusedDotProductAttention due to NVTE_UNFUSED_ATTN=0")
+        logger.debug("Disabling FlashAttention %s for dropout", 3)
+        logger.debug("Disabling FusedAttention as no backend supports the provided input")
+        raise ValueError(said)
+
+    monkeypatch.setattr(transformer_engine.DotProductAttention, "forward", refuse)
+    prepared = backend("transformer-engine").prepare(PLAIN, inputs.make(PLAIN, "cpu", seed=0))
+    with pytest.raises(Unsupported) as refusal:
+        prepared.launch()
+    assert str(refusal.value) == (
+        "Transformer Engine takes no backend: FlashAttention 3 for dropout; "
+        "FusedAttention as no backend supports the provided input"
+    )
+    assert utils.AttentionLogging._log_level == logging.WARNING
+    said = "another"
+    with pytest.raises(ValueError, match="another"):
+        prepared.launch()
+
+
+def test_the_cudnn_of_torch_is_the_one_that_it_finds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where pip installed it: beside torch, which may be in another folder than Transformer Engine."""
+    for file in ("cudnn/lib/libcudnn.so.9", "cu13/lib/libnvrtc.so.13", "cu13/lib/libcurand.so.10"):
+        (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / file).write_text("")
+    place = SimpleNamespace(submodule_search_locations=[str(tmp_path)])
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _: place)
+    monkeypatch.setenv("CURAND_HOME", "/mine")
+    loaded: list[str] = []
+    monkeypatch.setattr(ctypes, "CDLL", lambda path, mode: loaded.append(path))
+    transformer_engine_backend._load_cudnn_of_torch()
+    assert loaded == [str(tmp_path / "cudnn/lib/libcudnn.so.9")]
+    homes = [os.environ[f"{name}_HOME"] for name in ("CUDNN", "NVRTC", "CURAND")]
+    assert homes == [str(tmp_path / "cudnn"), str(tmp_path / "cu13"), "/mine"]
 
 
 def test_what_it_refuses() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from dataclasses import replace
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 
 import pytest
 import torch
@@ -14,7 +14,7 @@ from attnbench.core.backend import Unsupported
 from attnbench.core.case import Case, Shape
 from attnbench.core.machine import Device
 from attnbench.worker import inputs
-from standins import install, xformers
+from standins import flash_attn, install, xformers
 from standins.contract import AMPERE, BLACKWELL, HOPPER, TURING, backend, cases, check
 
 NAMES = ("xformers", "xformers-cutlass", "xformers-fa2", "xformers-fa3", "xformers-splitk")
@@ -43,9 +43,38 @@ def test_probe_names_the_operator() -> None:
 def test_an_operator_that_was_not_built(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(xformers.Flash3FwOp, "is_available", classmethod(lambda _: False))
     probe = backend("xformers-fa3").probe()
-    assert probe.reason == "its operator fa3F@pip_pkg is not available"
-    assert "flash_attn_3" in str(probe.install)
+    assert probe.reason == "its operator fa3F@pip_pkg is not available: flash_attn_3._C is not installed"
+    assert "attnbench env create fa3" in str(probe.install)
     assert backend("xformers-fa2").probe().usable
+
+
+@pytest.mark.usefixtures("stand_in")
+def test_a_flash_attn_3_that_xformers_does_not_take(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(xformers.Flash3FwOp, "is_available", classmethod(lambda _: False))
+    for name in ("flash_attn_3", "flash_attn_3._C"):
+        monkeypatch.setitem(sys.modules, name, ModuleType(name))
+    said = "flash_attn_3::fwd operator is not compatible"
+    operator = sys.modules["xformers.ops.fmha.flash3"]
+    monkeypatch.setattr(operator, "_flash_attention3_incompatible_reason", lambda: said, raising=False)
+    assert backend("xformers-fa3").probe().reason == (
+        "its operator fa3F@pip_pkg is not available: the installed flash-attn 3 is another version than xFormers takes "
+        f"({said})"
+    )
+
+
+@pytest.mark.parametrize(("operator", "reason"), [("fa3F@pip_pkg", "leaves out fp16"), ("fa3F@v2.8.0", None)])
+def test_the_build_of_flash_attn_3_that_it_runs(
+    operator: str, reason: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The switches of the installed one count; older wheels of xFormers run a copy of their own."""
+    modules = xformers.version_0_0_35() | flash_attn.version_3("FLASHATTENTION_DISABLE_FP16")
+    install(monkeypatch, modules, xformers.VERSIONS | flash_attn.VERSIONS_3)
+    monkeypatch.setattr(xformers.Flash3FwOp, "NAME", operator)
+    made = backend("xformers-fa3")
+    with_library = ", flash-attn-3 3.0.0" if reason else ""
+    assert made.probe().version == f"xformers 0.0.35, {operator}{with_library}"
+    said = made.unsupported(replace(PLAIN, dtype="fp16"), HOPPER)
+    assert (said is None) if reason is None else (said is not None and reason in said)
 
 
 @pytest.mark.usefixtures("stand_in")

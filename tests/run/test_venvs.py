@@ -169,13 +169,15 @@ def test_every_library_extra_of_the_project_has_its_backends() -> None:
     extras = tomllib.loads(PYPROJECT.read_text())["project"]["optional-dependencies"]
     assert {*extras} - {*venvs.EXTRAS} == {"all", "history", "plots", "parquet", "test"}
     assert {*venvs.EXTRAS} <= {*extras}
-    served = [backend for name in venvs.EXTRAS for backend in venvs.backends_of(name)]
+    names = (*venvs.EXTRAS, "fa3")
+    served = [backend for name in names for backend in venvs.backends_of(name)]
     assert len(served) == len({*served})
     of_libraries = {
-        b for b in BACKENDS if b.split("-")[0] in ("fa1", "fa2", "fa4", "xformers", "flashinfer", "cudnn", "hf")
+        b for b in BACKENDS if b.split("-")[0] in ("fa1", "fa2", "fa3", "fa4", "xformers", "flashinfer", "cudnn", "hf")
     }
-    assert {*served} == of_libraries | {"sdpa-fa4", "transformer-engine"}
-    assert all(venvs.backends_of(name) for name in venvs.EXTRAS)
+    of_others = {b for b in BACKENDS if b.startswith("transformer-engine")} | {"sdpa-fa3", "sdpa-fa4"}
+    assert {*served} == of_libraries | of_others
+    assert all(venvs.backends_of(name) for name in names)
 
 
 def test_requirements_are_those_of_the_metadata() -> None:
@@ -199,16 +201,13 @@ def test_requirements_are_those_of_the_metadata() -> None:
 
 @pytest.mark.parametrize(
     ("word", "said"),
-    [("fa5", 'did you mean "fa4"'), ("eager", "no environment for 'eager'"), ("fa3", "built from source")],
+    [("fa5", 'did you mean "fa'), ("eager", "no environment for 'eager'")],
 )
 def test_names_that_have_no_environment(word: str, said: str) -> None:
     with pytest.raises(UserError, match=said):
         venvs.extra_for(word)
-    assert (venvs.extra_for("fa4"), venvs.extra_for("flashinfer-fa3"), venvs.extra_for("hf-sdpa")) == (
-        "fa4",
-        "flashinfer",
-        "hf",
-    )
+    names = {"fa4": "fa4", "flashinfer-fa3": "flashinfer", "hf-sdpa": "hf", "fa3": "fa3", "sdpa-fa3": "fa3"}
+    assert {name: venvs.extra_for(name) for name in names} == names
 
 
 def test_where_they_are_kept(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -156,8 +156,12 @@ def version_2() -> dict[str, Any]:
     return {"flash_attn": top, "flash_attn.flash_attn_interface": interface}
 
 
-def version_3() -> dict[str, Any]:
-    return {"flash_attn_interface": module("flash_attn_interface", flash_attn_func=_flash_attn_func_3)}
+def version_3(*left_out: str) -> dict[str, Any]:
+    """Return the modules of a build of flash-attn 3; `left_out` as setup.py writes it: FLASHATTENTION_DISABLE_FP16."""
+    flags = dict.fromkeys(("FLASHATTENTION_DISABLE_FP16", "FLASHATTENTION_ENABLE_VCOLMAJOR"), False)
+    config = module("flash_attn_config", CONFIG={"build_flags": flags | dict.fromkeys(left_out, True)})
+    interface = module("flash_attn_interface", flash_attn_func=_flash_attn_func_3)
+    return {"flash_attn_interface": interface, "flash_attn_config": config}
 
 
 def version_4(*, results: int = 5) -> dict[str, Any]:

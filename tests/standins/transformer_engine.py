@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -66,8 +68,19 @@ class DotProductAttention(torch.nn.Module):
         return out.flatten(2)
 
 
-def version_2_20() -> dict[str, Any]:
+def version_2_20(*, flash_attn: str | None = "2.8.3") -> dict[str, Any]:
+    """Return its modules; `flash_attn` is the version of flash-attn 2 that it finds, None for none."""
+    package = "transformer_engine.pytorch.attention.dot_product_attention"
+    flash = SimpleNamespace(is_installed=bool(flash_attn), version=flash_attn, v3_is_installed=False, fa3_version="0")
+    utils = module(
+        f"{package}.utils", FlashAttentionUtils=flash, AttentionLogging=SimpleNamespace(_log_level=logging.WARNING)
+    )
+    choice = module(f"{package}.dot_product_attention", _attention_backends={})
     return {
         "transformer_engine": module("transformer_engine"),
         "transformer_engine.pytorch": module("transformer_engine.pytorch", DotProductAttention=DotProductAttention),
+        "transformer_engine.pytorch.attention": module("transformer_engine.pytorch.attention"),
+        package: module(package),
+        utils.__name__: utils,
+        choice.__name__: choice,
     }

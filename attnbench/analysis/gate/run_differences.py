@@ -38,13 +38,13 @@ METHOD = "method"
 _TOLD = {"python": "python", "platform": "platform"}  # of the environment
 # The shipped backends that use a library, also through another one. What is not named here (triton) may concern all.
 _USERS = {
-    "flash-attn": ("fa1", "fa2", "hf-flash_attention_2", "transformer-engine", "xformers*"),
-    "flash-attn-3": ("fa3", "sdpa-fa3", "transformer-engine", "xformers*"),
-    "flash-attn-4": ("fa4", "sdpa-fa4", "transformer-engine"),
+    "flash-attn": ("fa1", "fa2", "hf-flash_attention_2", "transformer-engine*", "xformers*"),
+    "flash-attn-3": ("fa3", "sdpa-fa3", "transformer-engine*", "xformers*"),
+    "flash-attn-4": ("fa4", "sdpa-fa4", "transformer-engine*"),
     "flashinfer-python": ("flashinfer*",),
-    "nvidia-cudnn-frontend": ("cudnn*", "flashinfer*", "transformer-engine"),
+    "nvidia-cudnn-frontend": ("cudnn*", "flashinfer*", "transformer-engine*"),
     "nvidia-cutlass-dsl": ("fa4", "sdpa-fa4", "flashinfer*"),
-    "transformer-engine": ("transformer-engine",),
+    "transformer-engine": ("transformer-engine*",),
     "transformers": ("hf-*",),
     "xformers": ("xformers*",),
 }

@@ -1,0 +1,133 @@
+"""How flash-attn 3 is built from source: what must be there, the switches, the commands.
+
+No package index has it with a backward. A wheel is built from one commit of its repository, for Hopper, by its
+setup.py. Such a wheel is bound to a major version of CUDA, and neither to a torch (2.9 or newer) nor to a Python.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+
+from attnbench.core.errors import UserError
+
+REPOSITORY = "https://github.com/Dao-AILab/flash-attention"
+COMMIT = "0251105a2fb19d2957484b7f023cd8c115286ced"  # main of 2026-08-15; its csrc/cutlass is 7127592 (4.3.4)
+# What is left out where the environment does not say otherwise. Kernels multiply: each dtype, head dim and feature
+# that is kept adds files, of which each takes 1 to 3 minutes of a core.
+LEFT_OUT = (
+    *("FP16", "HDIM96", "HDIM192", "HDIMDIFF64", "HDIMDIFF192", "SOFTCAP"),
+    *("VARLEN", "SPLIT", "PAGEDKV", "APPENDKV"),  # no case of attnbench runs these
+    "SM80",  # kernels for Ampere
+)
+BYTES_A_JOB = 7e9  # one compilation takes up to 6.2 GiB
+
+
+def variables(toolkit: str, cuda: str, commit: str | None) -> Mapping[str, str]:
+    """Return the environment variables of the build for torch's version of CUDA; those that are set already stay.
+
+    The version of the wheel then names CUDA and the commit: 3.0.0+cu130.g0251105.
+    """
+    wanted = (
+        {f"FLASH_ATTENTION_DISABLE_{switch}": "TRUE" for switch in LEFT_OUT}
+        | {
+            "FLASH_ATTENTION_FORCE_BUILD": "TRUE",  # do not look for a ready wheel
+            "FLASH_ATTN_LOCAL_VERSION": "cu" + cuda.replace(".", "") + (f".g{commit[:7]}" if commit else ""),
+            "CUDA_HOME": toolkit,
+            "MAX_JOBS": str(_jobs()),
+            "NVCC_THREADS": "1",  # there is one architecture
+        }
+    )
+    return {name: os.environ.get(name, value) for name, value in wanted.items()}
+
+
+def clone_commands(folder: Path) -> list[tuple[str, ...]]:
+    """Return the commands that put the commit and its CUTLASS into a new folder, without their history."""
+    git = ("git", "-C", str(folder))
+    return [
+        ("git", "init", "--quiet", str(folder)),
+        (*git, "fetch", "--quiet", "--depth", "1", REPOSITORY, COMMIT),
+        (*git, "checkout", "--quiet", "FETCH_HEAD"),
+        (*git, "submodule", "--quiet", "update", "--init", "--depth", "1", "csrc/cutlass"),
+    ]
+
+
+def commit_of(clone: Path) -> str | None:
+    """Return the commit that a clone has checked out, None where it has no history."""
+    said = subprocess.run(["git", "-C", str(clone), "rev-parse", "HEAD"], capture_output=True, text=True)
+    return said.stdout.strip() or None if said.returncode == 0 else None
+
+
+def check_source(source: Path) -> None:
+    """Raise UserError where a path is neither a clone of flash-attention with CUTLASS nor a wheel of flash-attn 3."""
+    if source.suffix == ".whl":
+        if not (source.is_file() and source.name.startswith("flash_attn_3-")):
+            raise UserError(f"--source: {source} is no wheel of flash-attn 3 (flash_attn_3-*.whl)")
+    elif not (source / "hopper" / "setup.py").is_file():
+        raise UserError(f"--source: {source} is no clone of {REPOSITORY} (it has no hopper/setup.py)")
+    elif not (source / "csrc" / "cutlass" / "include" / "cutlass").is_dir():
+        raise UserError(
+            f"--source: {source} has no CUTLASS; git -C {source} submodule update --init --depth 1 csrc/cutlass"
+        )
+
+
+def cuda_toolkit(name: str, torch: str, cuda: str | None) -> str:
+    """Return the folder of the CUDA toolkit that compiles for this torch, as CUDA_HOME takes it.
+
+    Raises UserError where there is none, or none of torch's major version of CUDA, or no C++ compiler.
+    """
+    if not cuda:
+        raise UserError(f"env create {name}: torch {torch} is built without CUDA; install a torch for CUDA first")
+    home = next(filter(_is_toolkit, _toolkits()), None)
+    if home is None:
+        raise UserError(
+            f"env create {name}: it is compiled here, and no nvcc is found with its headers; install the toolkit of "
+            f"CUDA {cuda}, for which torch {torch} is built, and set CUDA_HOME to it"
+        )
+    said = subprocess.run([home / "bin" / "nvcc", "--version"], capture_output=True, text=True).stdout
+    release = re.search(r"release (\d+\.\d+)", said)
+    if release and release[1].partition(".")[0] != cuda.partition(".")[0]:
+        raise UserError(
+            f"env create {name}: {home} is CUDA {release[1]}, and torch {torch} is built for CUDA {cuda}; set CUDA_HOME"
+            " to a toolkit of that"
+        )
+    compiler = os.environ.get("CXX", "c++")
+    if shutil.which(compiler) is None:
+        raise UserError(f"env create {name}: it is compiled here, and there is no C++ compiler {compiler}; install g++")
+    return str(home)
+
+
+def check_git(name: str) -> None:
+    """Raise UserError where there is no git."""
+    if shutil.which("git") is None:
+        raise UserError(
+            f"env create {name}: its source is fetched with git, which is not installed; install it, or give --source "
+            "a clone or a wheel"
+        )
+
+
+def _toolkits() -> list[Path]:
+    """Return the folders where torch.utils.cpp_extension looks for a toolkit."""
+    if named := os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH"):
+        return [Path(named)]
+    nvcc = shutil.which("nvcc")
+    return [*([Path(nvcc).parents[1]] if nvcc else []), Path("/usr/local/cuda")]
+
+
+def _is_toolkit(home: Path) -> bool:
+    return os.access(home / "bin" / "nvcc", os.X_OK) and (home / "include" / "cuda_runtime.h").is_file()
+
+
+def _jobs() -> int:
+    """Return how many compilations may run at a time: one a core, as far as memory suffices."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    try:
+        lines = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
+        free = int(lines["MemAvailable"].split()[0]) * 1024
+    except (OSError, KeyError, ValueError):
+        return 1
+    return max(1, min(cores, int(free / BYTES_A_JOB)))
