@@ -13,7 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from hostile.random_input import KINDS, attempt, call, make_template, problem, sandbox, told
+from hostile.call import call, problem, told
+from hostile.random_input import KINDS, attempt
+from hostile.sandbox import sandbox
+from hostile.template import make_template
 
 SEED, EACH, PARTS = 18, 200, 4  # PARTS: so that several processes of pytest share them
 
@@ -71,7 +74,7 @@ def test_an_exception_and_an_endless_loop_are_found(tmp_path: Path, monkeypatch:
         while True:
             pass
 
-    monkeypatch.setattr("hostile.random_input.SECONDS", 0.2)
+    monkeypatch.setattr("hostile.call.SECONDS", 0.2)
     with sandbox(tmp_path):
         for main, found in ((fail, "KeyError: 'x'"), (loop, "takes more than")):
             monkeypatch.setattr("attnbench.cli.main", main)

@@ -16,7 +16,9 @@ from pathlib import Path
 
 sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parents[2])]
 
-from hostile.random_input import KINDS, attempt, make_template, told  # noqa: E402
+from hostile.call import told  # noqa: E402
+from hostile.random_input import KINDS, attempt  # noqa: E402
+from hostile.template import make_template  # noqa: E402
 
 
 def main() -> int:
