@@ -206,8 +206,9 @@ def test_the_sampler_costs_a_short_kernel_under_0_3_percent(instruments: Instrum
 def test_the_gauge_reads_what_nvml_says_of_a_steady_state(instruments: Instruments) -> None:
     """Under a steady load, within a step of the clock (15 MHz) on average over 2 s.
 
-    At the power cap the clock moves many times in a reading of NVML's. There the gauge is held to what a matmul takes:
-    as many cycles as at the highest clock.
+    At the power cap NVML may read too much: on two H200s a matmul ran at 1372 MHz by the gauge and at 1520 by NVML, on
+    an H100 at 1405 and 1412. There the gauge is held to what the matmul takes: as many cycles as at the highest clock,
+    within 2 %, since memory has another clock.
     """
     assert instruments.events is not None
     gauge, state = instruments.events.gauge, instruments.state
@@ -251,7 +252,7 @@ def test_the_gauge_reads_what_nvml_says_of_a_steady_state(instruments: Instrumen
         at_best = (twice - some) / few  # without what begins and ends a window
         print(f"{told}; cycles of a launch over those of a short load {cycles / many / at_best:.4f}")
         if capped:
-            assert cycles / many == pytest.approx(at_best, rel=0.01)
+            assert cycles / many == pytest.approx(at_best, rel=0.02)
         assert capped or abs(ours - nvml) < 15e6
 
 

@@ -192,7 +192,7 @@ def test_the_interval_is_that_of_the_uncertainty() -> None:
     one = ok(case(), "triton", 300.0, time=[0.9, *[1.0] * 8, 1.3])
     (cell,) = cells([run([one])])
     half = cell.value("ci")
-    assert half == pytest.approx(1.96 * 0.0034)
+    assert half == pytest.approx(1.96 * 0.0037)
     assert cell.latency_interval == pytest.approx((math.exp(-half), math.exp(half)))
     for times in ((1.0,), (0.0, 0.0), (1.0, math.inf), (math.nan, 1.0)):
         assert cells([run([replace(one, measurements=measurements(time=times))])])[0].latency_interval is None

@@ -47,7 +47,7 @@ def test_ranks_that_are_alike_are_not(bursts: tuple[float, float], sustained: tu
 
 def test_the_uncertainty_without_pauses() -> None:
     (cell,) = cells([run([a_cell("fa4", 1.0, 1.3)])])
-    assert cell.half_interval("sustained_latency") == pytest.approx(((NORMAL * 0.0034) ** 2 + STEADY**2) ** 0.5)
+    assert cell.half_interval("sustained_latency") == pytest.approx(((NORMAL * 0.0037) ** 2 + STEADY**2) ** 0.5)
     (cell,) = cells([run([a_cell("fa4", 1.0, 1.3, i) for i in range(3)])])
     known = cell.sustained_uncertainty
     assert known

@@ -1,16 +1,16 @@
 """How far processes and cards of one model lie apart: what attnbench/results/spreads.json holds, from run files.
 
-    python tests/statistics/spreads.py                                 the entry of the H200, from the files in results/
-    python tests/statistics/spreads.py A1.jsonl,A2.jsonl B1.jsonl,...  another: the runs of card A, those of B, ...
+    python tests/statistics/spreads.py                         the devices of results/ and results/spreads/
+    python tests/statistics/spreads.py MINE/*.jsonl.gz         the devices of other run files
 
-Each run is of fresh processes and of the same cells. All figures are of the natural logarithm of a cell's latency in
-one round.
+Each run is of fresh processes. Runs are of one card where the device's UUID is the same; those that name none are left
+out, and those of unlike methods apart. All figures are of the natural logarithm of a cell's latency in one round.
 
 - **processes**: the standard deviation between rounds and runs of one card: of each cell the variance, and the root of
-  their mean over cells. Only cells of at most MOST_KERNELS kernels count. What moves a kernel averages out over a call
-  of many (eager, sdpa-math): those repeat to 0.1 or 0.2 %.
+  their mean over cells, of the card where it is largest. Only cells of at most MOST_KERNELS kernels count. What moves a
+  kernel averages out over a call of many (eager, sdpa-math): those repeat to 0.1 or 0.2 %.
 - **units**: the same between cards of one model, less what processes explain; over all cells that two cards have in
-  common. Runs that do not name their card (of before 21 November 2026, noon) are left out.
+  common, by the method where it is largest.
 """
 
 from __future__ import annotations
@@ -18,42 +18,50 @@ from __future__ import annotations
 import itertools
 import math
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from attnbench.core import stats
+from attnbench.core import gpus, stats
 from attnbench.core.record import Run
 from attnbench.results import run_file
 from attnbench.results.cells import Cell, Key, by_key, cells
 from attnbench.results.uncertainty import Spread
 
 RESULTS = Path(__file__).parents[2] / "results"
+FILES = [*sorted(RESULTS.glob("*.jsonl.gz")), *sorted((RESULTS / "spreads").glob("*.jsonl.gz"))]
 MOST_KERNELS = 4
-H200 = (  # each line: the runs of one card
-    ("20261121-030350-default-nvidia-h200.jsonl.gz", "20261121-030731-default-nvidia-h200.jsonl.gz"),
-    ("20261121-141028-default-nvidia-h200.jsonl.gz", "20261121-141425-default-nvidia-h200.jsonl.gz"),
-    ("20261121-114304-triton-nvidia-h200.jsonl.gz",),
-    ("20261121-174520-libraries-nvidia-h200.jsonl.gz",),
-    ("20261121-211235-features-nvidia-h200.jsonl.gz",),
-)
 
 
 @dataclass(frozen=True)
 class Measured:
-    """The logarithms of the latencies of some runs of one card: of each cell one a round and run."""
+    """The runs of one card, and the logarithms of their latencies: of each cell one a round and run."""
 
+    runs: Sequence[Run]
     logs: dict[Key, list[float]]
     kernels: dict[Key, int]  # of one call, the fewest
-    uuid: str | None  # of the card
 
 
-def card(files: Iterable[str | Path]) -> Measured:
+def cards(files: Iterable[Path]) -> dict[str, dict[int, list[Measured]]]:
+    """Return the cards by device, by the names of core/gpus.json, and by method, in the order of their UUIDs."""
+    found: dict[tuple[str, int, str], list[Run]] = {}
+    for file in files:
+        run = run_file.read(file)[0]
+        device = run.environment.device
+        if device.uuid and (gpu := gpus.find(device.name, device.memory, device.multiprocessors)):
+            found.setdefault((gpu.name, run.method, device.uuid), []).append(run)
+    by_device: dict[str, dict[int, list[Measured]]] = {}
+    for (name, method, _), runs in sorted(found.items()):
+        by_device.setdefault(name, {}).setdefault(method, []).append(card(runs))
+    return by_device
+
+
+def card(runs: Sequence[Run]) -> Measured:
+    """Return what some runs of one card measured."""
     logs: dict[Key, list[float]] = {}
     kernels: dict[Key, int] = {}
-    runs = [run_file.read(RESULTS / file)[0] for file in files]
     for run in runs:
         for cell in cells([run], beside=runs):
             found = cell.rounds("latency") if cell.status == "ok" else {}
@@ -61,7 +69,7 @@ def card(files: Iterable[str | Path]) -> Measured:
                 logs.setdefault(cell.key, []).extend(map(math.log, found.values()))
                 ran = min(sum(row.record.kernels.values()) for row in cell.ok)
                 kernels[cell.key] = min(ran, kernels.get(cell.key, ran))
-    return Measured(logs, kernels, runs[0].environment.device.uuid)
+    return Measured(runs, logs, kernels)
 
 
 def variances(one: Measured, most_kernels: float = MOST_KERNELS) -> list[float]:
@@ -70,9 +78,9 @@ def variances(one: Measured, most_kernels: float = MOST_KERNELS) -> list[float]:
     return [float(np.var(one.logs[key], ddof=1)) for key in keys]
 
 
-def processes(cards: Iterable[Measured], most_kernels: float = MOST_KERNELS) -> float:
-    """Return the standard deviation between processes of one card."""
-    return math.sqrt(np.mean([v for one in cards for v in variances(one, most_kernels)]))
+def processes(cards: Iterable[Measured]) -> float:
+    """Return the standard deviation between processes of one card: that of the card where it is largest."""
+    return math.sqrt(max((np.mean(found) for one in cards if (found := variances(one))), default=0.0))
 
 
 def between(one: Measured, other: Measured) -> tuple[list[float], float]:
@@ -106,52 +114,53 @@ def covered(runs: Iterable[tuple[Run, Run]], spread: Spread | None = None) -> tu
     return sum(hits) / len(hits), stats.median(halves), stats.median(both)
 
 
-def pairs(cards: Iterable[Measured]) -> list[tuple[Measured, Measured]]:
-    """Return each two cards that are named and differ."""
-    return [(a, b) for a, b in itertools.combinations(cards, 2) if a.uuid and b.uuid and a.uuid != b.uuid]
+def units(cards: Sequence[Measured], of_processes: float) -> float:
+    """Return the standard deviation between cards, with that between processes taken off; pairs count by cells.
 
-
-def units(cards: Iterable[Measured], of_processes: float) -> float:
-    """Return the standard deviation between cards, with that between processes taken off; pairs count by cells."""
+    0 of a single card.
+    """
     found, cells = [], []
-    for one, other in pairs(cards):
+    for one, other in itertools.combinations(cards, 2):
         apart, share = between(one, other)
         found.append((np.mean(np.square(apart)) - share * of_processes**2) / 2)
         cells.append(len(apart))
-    return math.sqrt(max(0.0, float(np.average(found, weights=cells))))
+    return math.sqrt(max(0.0, float(np.average(found, weights=cells)))) if any(cells) else 0.0
+
+
+def entry(by_method: Mapping[int, Sequence[Measured]]) -> tuple[float, float]:
+    """Return the standard deviations between processes and between cards of a device, its entry in the table."""
+    of_processes = processes([one for of_method in by_method.values() for one in of_method])
+    return of_processes, max(units(of_method, of_processes) for of_method in by_method.values())
+
+
+def three(differences: Iterable[float]) -> str:
+    """Return the median, the 95th percentile and the largest of absolute differences."""
+    return "{:.2%} median, {:.2%} p95, {:.2%} worst".format(*np.percentile(np.abs(list(differences)), (50, 95, 100)))
+
+
+def of_card(name: str, one: Measured) -> None:
+    """Print how far the runs of one card lie apart."""
+    for most, what in ((MOST_KERNELS, f"cells of at most {MOST_KERNELS} kernels"), (math.inf, "all cells")):
+        if found := variances(one, most):
+            print(f"{name}, {len(one.runs)} runs, {what}: {len(found)}, processes {math.sqrt(np.mean(found)):.2%}")
+    if len(one.runs) > 1:
+        moved = [a - b for logs in one.logs.values() for a, b in itertools.combinations(logs, 2)]
+        print(f"  two of its runs differ by {three(moved)}")
+        share, half, both = covered(itertools.combinations(one.runs, 2))
+        print(f"  {share:.1%} of these differences are within what is stated, ", end="")
+        print(f"{half:.2%} for the median figure, {both:.2%} for the median difference")
 
 
 def main(arguments: Sequence[str]) -> None:
-    arguments = [",".join(str(Path(file).resolve()) for file in word.split(",")) for word in arguments]
-    cards = [card(word.split(",")) for word in arguments] or [card(files) for files in H200]
-    for number, one in enumerate(cards, start=1):
-        for most, what in ((MOST_KERNELS, f"cells of at most {MOST_KERNELS} kernels"), (math.inf, "all cells")):
-            if found := variances(one, most):
-                print(f"card {number}, {what}: {len(found)}, processes {math.sqrt(np.mean(found)):.2%}")
-        if moved := [logs[1] - logs[0] for logs in one.logs.values() if len(logs) == 2]:
-            at = np.percentile(np.abs(moved), (50, 95, 100))
-            print(
-                f"card {number}, two runs, {len(moved)} cells: mean {np.mean(moved):+.2%}, {at[0]:.2%} median, ", end=""
-            )
-            print(f"{at[1]:.2%} p95, {at[2]:.2%} worst")
-    for number, word in enumerate(arguments or map(",".join, H200), start=1):
-        runs = [run_file.read(RESULTS / file)[0] for file in word.split(",")]
-        if len(runs) > 1:
-            share, half, both = covered(itertools.combinations(runs, 2))
-            print(
-                f"card {number}, {len(runs)} runs in pairs: {share:.1%} of the differences are within what is stated, ",
-                end="",
-            )
-            print(f"{half:.2%} for the median figure, {both:.2%} for the median difference")
-    for one, other in pairs(cards):
-        i, j = cards.index(one) + 1, cards.index(other) + 1
-        apart = np.abs(between(one, other)[0])
-        at = np.percentile(apart, (50, 95, 100))
-        print(f"cards {i} and {j}, {len(apart)} cells: {at[0]:.2%} median, {at[1]:.2%} p95, {at[2]:.2%} worst")
-    found = processes(cards)
-    print(f"processes {found:.4f}")
-    if pairs(cards):
-        print(f"units {units(cards, found):.4f}")
+    for device, by_method in cards(map(Path, arguments) if arguments else FILES).items():
+        for method, of_method in by_method.items():
+            name = f"{device}, method {method}"
+            for number, one in enumerate(of_method, start=1):
+                of_card(f"{name}, card {number}", one)
+            found = [between(*pair)[0] for pair in itertools.combinations(of_method, 2)]
+            if apart := [difference for of_pair in found for difference in of_pair]:
+                print(f"{name}, {len(found)} pairs of cards, {len(apart)} differences: {three(apart)}")
+        print(f"{device}: processes {{:.4f}}, units {{:.4f}}".format(*entry(by_method)))
 
 
 if __name__ == "__main__":

@@ -13,52 +13,80 @@ import pytest
 import spreads
 
 from attnbench.core import gpus
+from attnbench.core.policy import METHOD
 from attnbench.core.record import Run
 from attnbench.results import run_file, uncertainty
 
-ENTRY = uncertainty.MEASURED["H200 SXM"]
 TABLE = Path(uncertainty.__file__).with_name("spreads.json")
 EXPERIMENT = spreads.RESULTS / "ci-experiment"
-PAIRS = spreads.H200[:2]
+ENTRY = uncertainty.MEASURED["H200 SXM"]
 
 
-def test_the_table_is_what_the_files_give() -> None:
-    cards = [*map(spreads.card, spreads.H200)]
-    of_processes = spreads.processes(cards)
-    assert ENTRY.processes == pytest.approx(of_processes, abs=5e-5)
-    assert ENTRY.units == pytest.approx(spreads.units(cards, of_processes), abs=5e-5)
-    assert ENTRY.source.startswith("four runs on two cards, four cards against each other, by method 1 (")
-    assert [len(files) for files, one in zip(spreads.H200, cards, strict=True) if spreads.variances(one)] == [2, 2]
-    assert len({id(one) for pair in spreads.pairs(cards) for one in pair}) == 4
+@pytest.fixture(scope="module")
+def cards() -> dict[str, dict[int, list[spreads.Measured]]]:
+    return spreads.cards(spreads.FILES)
+
+
+@pytest.fixture(scope="module")
+def h200(cards: dict[str, dict[int, list[spreads.Measured]]]) -> list[spreads.Measured]:
+    """The cards that were measured by the present method."""
+    return cards["H200 SXM"][METHOD]
+
+
+def test_the_table_is_what_the_files_give(cards: dict[str, dict[int, list[spreads.Measured]]]) -> None:
+    assert {*cards} == {*uncertainty.MEASURED}
+    twice = uncertainty.ASSUMED["cuda"]
+    assert (twice.processes, twice.units) == pytest.approx((2 * ENTRY.processes, 2 * ENTRY.units))
+    for name, by_method in cards.items():
+        entry, found = uncertainty.MEASURED[name], spreads.entry(by_method)
+        assert entry.processes == pytest.approx(found[0], abs=5e-5)
+        assert entry.units == pytest.approx(found[1] or twice.units, abs=5e-5)
+        assert bool(found[1]) != ("between cards assumed: twice the H200's" in entry.source)
+    numbers = {name: [[len(one.runs) for one in of] for of in by.values()] for name, by in cards.items()}
+    assert {name: [sorted(of) for of in by] for name, by in numbers.items()} == {
+        "H100 SXM": [[5]],
+        "H200 SXM": [[1, 1, 1, 2], [1, 1, 1, 1, 5, 5]],
+    }
+    assert ENTRY.source.startswith("ten runs on two cards; ten cards, of two methods, against each other (")
+    assert uncertainty.MEASURED["H100 SXM"].source.startswith("five runs on one card (")
 
 
 def test_entries_are_of_known_devices() -> None:
     """By the names of core/gpus.json."""
     assert {*uncertainty.MEASURED} <= {gpu.name for gpu in gpus.GPUS}
-    assert [{*entry} for entry in json.loads(TABLE.read_text())["measured"]] == [
-        {"device", "processes", "units", "source"}
-    ]
+    for entry in json.loads(TABLE.read_text())["measured"]:
+        assert {*entry} == {"device", "processes", "units", "source"}
 
 
 def read(name: str | Path) -> Run:
     return run_file.read(spreads.RESULTS / name)[0]
 
 
-def test_pairs_of_fresh_runs_are_covered() -> None:
-    share, half, difference = spreads.covered([(read(a), read(b)) for a, b in PAIRS])
-    print(f"{share:.1%} covered, median {half:.2%} of a figure, {difference:.2%} of a difference")
-    assert share >= 0.93
-    assert difference <= 0.01
+def test_pairs_of_fresh_runs_are_covered(cards: dict[str, dict[int, list[spreads.Measured]]]) -> None:
+    """All pairs of five runs of each card, and of two by the method before."""
+    every = [one for by_method in cards.values() for of_method in by_method.values() for one in of_method]
+    several = [one for one in every if len(one.runs) > 1]
+    assert len(several) == 4
+    for one in several:
+        share, half, difference = spreads.covered(itertools.combinations(one.runs, 2))
+        device = one.runs[0].environment.device
+        print(f"{device}: {share:.1%} covered, median {half:.2%} of a figure, {difference:.2%} of a difference")
+        assert share >= 0.93
+        assert half <= 0.01
 
 
-@pytest.mark.parametrize(("fitted", "tested"), [(0, 1), (1, 0)])
-def test_a_spread_of_one_card_covers_another(fitted: int, tested: int) -> None:
-    """The table's entry made from the runs of one card, tried on those of another day and card."""
-    other = replace(ENTRY, processes=spreads.processes([spreads.card(PAIRS[fitted])]))
-    share, half, difference = spreads.covered([(read(PAIRS[tested][0]), read(PAIRS[tested][1]))], other)
-    print(f"{share:.1%} covered, median {half:.2%} of a figure, {difference:.2%} of a difference")
-    assert share >= 0.93
-    assert difference <= 0.01
+def test_the_noisier_card_makes_the_table(h200: list[spreads.Measured]) -> None:
+    """Made from the runs of the quieter of two cards alone, the entry would cover less than it states on the other."""
+    several = [one for one in h200 if len(one.runs) > 1]
+    quiet, noisy = sorted(several, key=lambda one: spreads.processes([one]))
+    shares = []
+    for fitted, tried in ((quiet, noisy), (noisy, quiet)):
+        other = replace(ENTRY, processes=spreads.processes([fitted]))
+        share, half, _ = spreads.covered(itertools.combinations(tried.runs, 2), other)
+        print(f"{other.processes:.4f}: {share:.1%} covered, median {half:.2%} of a figure")
+        shares.append(share)
+    assert shares[0] < 0.93 <= shares[1]
+    assert ENTRY.processes == pytest.approx(spreads.processes([noisy]), abs=5e-5)
 
 
 def experiment() -> list[list[Run]]:
@@ -84,10 +112,9 @@ def test_runs_that_the_table_was_not_made_from_are_covered(rounds: int, most: fl
     assert half <= most
 
 
-def test_two_cards_differ_by_more_than_processes_do() -> None:
+def test_two_cards_differ_by_more_than_processes_do(h200: list[spreads.Measured]) -> None:
     """So the part between units is needed where cards are compared, and is enough there."""
-    cards = [*map(spreads.card, spreads.H200)]
-    found = [spreads.between(*pair) for pair in spreads.pairs(cards)]
+    found = [spreads.between(*pair) for pair in itertools.combinations(h200, 2)]
     apart = [(d, share) for differences, share in found for d in differences]
     without = sum(abs(d) <= 1.96 * ENTRY.processes * math.sqrt(s) for d, s in apart) / len(apart)
     within = sum(abs(d) <= 1.96 * math.sqrt(s * ENTRY.processes**2 + 2 * ENTRY.units**2) for d, s in apart) / len(apart)
