@@ -182,6 +182,8 @@ def create(
         for step in steps:
             _run(made, step, say)
         shutil.rmtree(folder / "src", ignore_errors=True)
+        if built := [str(wheel) for wheel in (folder / "wheels").glob(WHEEL)]:
+            made = replace(made, requirements=tuple(built))
         _join_namespace_packages(site, folders)
         for runtime in site.glob("nvidia/cuda_runtime/lib/libcudart.so.12"):  # xFormers finds it once loaded
             (site / CUDA_RUNTIME).write_text(f"import ctypes; ctypes.CDLL({str(runtime)!r})\n")

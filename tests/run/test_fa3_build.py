@@ -87,6 +87,7 @@ def test_it_is_built_installed_and_probed(
         b"CONFIG = {'build_flags': {'FLASHATTENTION_DISABLE_FP16': True, 'FLASHATTENTION_DISABLE_HDIM96': False}}\n"
     )
     made = venvs.known_venvs()["fa3"]
+    assert made.requirements == (str(wheel),)
     assert venvs.venv_interpreters(["fa3", "sdpa-fa3", "fa4"]) == {"fa3": made.python, "sdpa-fa3": made.python}
     kept = shutil.copy(wheel, here)
     env.remove("fa3")
