@@ -1,7 +1,7 @@
 """Which numbers a run file can hold: what nothing can have planned or measured makes a line a damaged one.
 
-Beyond these bounds figures overflow formulas, and counts fill the memory. NaN and infinity may stand among samples and
-errors, whose metrics know them, and nowhere else.
+Beyond these bounds figures overflow formulas, and counts fill the memory. NaN and infinity may stand among the errors
+of a result, which may hold them, and nowhere else: no instrument reads them.
 """
 
 from __future__ import annotations
@@ -47,9 +47,11 @@ def _check_case(case: Case) -> None:
 
 def _check_samples(name: str, found: Measurement) -> None:
     low, high = min(found.values, default=0.0), max(found.values, default=0.0)
+    # NaN has no rank, so neither low nor high need show it.
     least = 0.0 if found.unit == "s" or (found.unit == "B" and name not in DIFFERENCES) else -LARGEST
-    for value in (low, high):
-        if LARGEST < abs(value) < math.inf or value < least or (found.unit == "s" and 0 < value < SHORTEST):
+    odd = [] if math.isfinite(sum(found.values)) else [v for v in found.values if not math.isfinite(v)]
+    for value in (*odd[:1], low, high):
+        if not least <= value <= LARGEST or (found.unit == "s" and 0 < value < SHORTEST):
             raise ValueError(f"{name}: {value:g} {found.unit} is nothing that can be measured")
 
 

@@ -12,7 +12,7 @@ import pytest
 from healthy_h200 import CASES, HOST, QUIET, WORKS, Nvml, aa_test, changed, complaints, facts, judged, judged_test
 
 from attnbench.analysis.doctor.aa_test import AATest
-from attnbench.analysis.doctor.check_facts import facts_of_aa_test, facts_of_machine
+from attnbench.analysis.doctor.check_facts import difference_in_words, facts_of_aa_test, facts_of_machine
 from attnbench.analysis.doctor.checks import CHECKS, judge
 from attnbench.core.record import Record
 from builders import CPU, H200, environment
@@ -210,6 +210,15 @@ def test_what_the_aa_test_shows(tried: AATest, expected: list[tuple[str, str]]) 
     found = judged_test(tried)
     assert complaints(found) == expected
     assert all(bool(f.todo) == (f.level != "ok") for f in found)
+
+
+def test_readings_that_tell_nothing_are_said_to_be_not_comparable_in_figures_that_a_person_reads() -> None:
+    """The smallest difference is an exponential: readings that scatter tenfold gave 3.28e+06%."""
+    (line,) = (f for f in judged_test(aa_test(2.5, -1.9, 0.3, -2.2, 1.4, -0.6)) if f.check == "resolution")
+    assert line.level == "unfit"
+    assert line.found.startswith("not comparable: one reading each tells over 100x apart, 5 rounds ")
+    said = [difference_in_words(fraction) for fraction in (0.004, 0.5, 0.999, 1.0, 9.0, 98.9, 99.0, 32800.0, 1e300)]
+    assert said == ["0.4%", "50%", "100%", "2.00x", "10.0x", "99.9x", "over 100x", "over 100x", "over 100x"]
 
 
 def test_a_job_that_failed_is_all_that_is_said() -> None:

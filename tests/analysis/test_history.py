@@ -70,6 +70,8 @@ def test_two_changes_that_cancel() -> None:
     got = found([0.05 * (8 <= i < 16) for i in range(24)], noise=0.002)
     assert [change.at for change in got.changes] == [8, 16]
     assert got.total == pytest.approx(0, abs=0.005)
+    assert got.came_back
+    assert not found([0.05 * (i >= 8) - 0.02 * (i >= 16) for i in range(24)], noise=0.002).came_back
 
 
 def test_without_any_noise() -> None:
@@ -129,6 +131,18 @@ def test_a_history_says_what_changed_when_and_with_what() -> None:
     assert "| first run after it |" in markdown.render(shown)
     assert len(json_and_csv.csv_text(shown).splitlines()) == 1 + 2 * 14
     assert '"change": 0.0' in json_and_csv.json_text(shown)
+
+
+def test_a_cell_that_came_back_is_neither_slower_nor_faster() -> None:
+    shown = document(nightly(24, lambda day: 1 / 1.05 if 8 <= day < 16 else 1))
+    assert shown.answer == ("Of 2 cells 0 became slower, 0 faster, 1 changed and came back, 1 did not change.",)
+    assert len([block for block in shown.blocks if isinstance(block, Table)]) == 2  # its steps, and the cell
+
+
+def test_a_unit_of_one_run_has_one_date() -> None:
+    (machine,) = document(nightly(1, lambda _: 1.0)).machines
+    assert "1 run, 2026-01-01 03:17 (000000000000)" in str(machine)
+    assert " to " not in str(machine)
 
 
 def test_all_cells_at_once_are_the_machine() -> None:

@@ -1,4 +1,4 @@
-"""What `report`, `gate`, `compare` and `baseline` print for the run files in results/, kept in expected/.
+"""What `report`, `gate`, `compare`, `history` and `baseline` print for the run files in results/, kept in expected/.
 
 Tables, markdown, XML and the text of a page are kept as they are. CSV, JSON and the data of a page are large, so a
 digest is kept for each column or field; numbers are rounded to nine digits first, since libraries differ in the last
@@ -83,6 +83,8 @@ def _commands() -> dict[str, tuple[str, ...]]:
         pair = f"{experiment}/alike-00.jsonl", f"{experiment}/alike-{other:02}.jsonl"
         found[f"gate-alike-{other:02}.txt"] = ("gate", *pair, "--all")
         found[f"gate-alike-{other:02}.json"] = ("gate", *pair, "-f", "json")
+    found["history.json"] = ("history", experiment, "-f", "json")
+    found["history-join-units.txt"] = ("history", experiment, "--join-units", "--all")
     pair = _file(DEFAULT), _file(LIBRARIES)
     found["gate-not-comparable.txt"] = ("gate", *pair)
     found["gate-cycles.txt"] = ("gate", _file(DEFAULT), _file(AGAIN), "-m", "cycles,latency,enqueue")

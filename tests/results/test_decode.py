@@ -17,7 +17,7 @@ from multiplied import multiply
 
 from attnbench.core.errors import UserError
 from attnbench.core.json import from_json, to_json
-from attnbench.core.record import Accuracy, Forecast, Measurement, Record
+from attnbench.core.record import Accuracy, Forecast, Measurement, Record, TensorError
 from attnbench.results import bounds, decode, run_file
 from builders import case, ok, run
 
@@ -167,16 +167,18 @@ def test_a_damaged_measurement_says_where_it_is(damage: str, problem: str) -> No
               "accuracy/rows", "case/softcap", "case/shape/batch"]
 )  # fmt: skip
 def test_both_readers_refuse_a_number_that_nothing_can_have_measured(place: str, number: float) -> None:
-    """One that msgspec takes as it stands, and one that only core.json reads, because of a sample that is infinite."""
+    """One that msgspec takes as it stands, and one that only core.json reads, because of an error that is infinite."""
     record = ok(case(), "triton", 300.0)
-    forecast, accuracy = Forecast(1.0, 1e-3, 2**20), Accuracy({}, 4, 4)
+    forecast, accuracy = Forecast(1.0, 1e-3, 2**20), Accuracy({"out": TensorError(1.0, 1.0, 1.0, 1.0)}, 4, 4)
     data = to_json(replace(record, forecast=forecast, accuracy=accuracy, seconds=1.0, phases={"y": 1.0}))
     holder, (*path, last) = data, place.split("/")
     for name in path:
         holder = holder.setdefault(name, {})
     holder[last] = number if math.isfinite(number) else str(number)
     whole = {"type": "record", **data}
-    for line in (whole, {**whole, "measurements": {"power": {"unit": "W", "values": ["inf"]}}}):
+    infinite = copy.deepcopy(whole)
+    infinite["accuracy"]["errors"]["out"]["max_error"] = "inf"
+    for line in (whole, infinite):
         with pytest.raises(ValueError, match=last):
             decode.record(text(line))
 
@@ -189,11 +191,14 @@ def test_a_count_of_64_bits_is_none(place: str) -> None:
         decode.record(text({**line, place: {"x": 2**62} if place == "kernels" else 2**62}))
 
 
-@pytest.mark.parametrize(("unit", "value"), [("s", 1e308), ("s", -1e-3), ("s", 1e-300), ("B", -1.0), ("W", 1e31)])
-def test_a_sample_that_nothing_can_have_measured_is_damage(unit: str, value: float) -> None:
+@pytest.mark.parametrize(
+    ("unit", "value"),
+    [("s", 1e308), ("s", -1e-3), ("s", 1e-300), ("B", -1.0), ("W", 1e31), ("W", "nan"), ("Hz", "-inf")],
+)
+def test_a_sample_that_nothing_can_have_measured_is_damage(unit: str, value: float | str) -> None:
     line = {"type": "record", **to_json(ok(case(), "triton", 300.0))}
-    for beside in ((), ("inf",)):
-        found = {"power": {"unit": unit, "values": [value, *beside]}}
+    for values in ([value], [1.0, value, 2.0], ["nan", value]):
+        found = {"power": {"unit": unit, "values": values}}
         with pytest.raises(ValueError, match="is nothing that can be measured"):
             decode.record(text({**line, "measurements": found}))
 

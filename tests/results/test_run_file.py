@@ -7,6 +7,7 @@ import gzip
 import io
 import json
 import math
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -93,12 +94,16 @@ def test_a_damaged_line_is_left_out_with_its_number(path: Path, damage: bytes) -
     assert "\n" not in problems[0]
 
 
-def test_samples_that_json_has_no_number_for_are_read_back(path: Path) -> None:
-    odd = replace(RECORDS[0], measurements=measurements(time=(1e-3, float("inf"))))
+@pytest.mark.parametrize("number", [math.inf, -math.inf, math.nan])
+def test_a_record_with_a_sample_that_is_no_number_is_left_out_with_one_line(path: Path, number: float) -> None:
+    odd = replace(RECORDS[0], measurements=measurements(time=(1e-3, number)))
     file = run_file.RunFile.reopen(path)
     file.append(odd)
     file.close()
-    assert run_file.read(path)[0].records[-1].measurements["time"].values == (1e-3, float("inf"))
+    found, problems = run_file.read(path)
+    assert found.records == RECORDS
+    (problem,) = problems
+    assert f"time: {number:g} s is nothing that can be measured" in problem
 
 
 @pytest.mark.parametrize(
@@ -176,8 +181,8 @@ def test_damage_is_reported_by_its_line_wherever_it_is(tmp_path: Path, real: lis
     real[2] = b"{"
     real[len(real) // 3] = b""
     real[len(real) // 2] = b'{"type": "note"}'
-    odd = next(i for i, line in enumerate(real) if i > len(real) // 2 + 1 and b'"time":{"unit":"s","values":[' in line)
-    real[odd] = real[odd].replace(b'"values":[', b'"values":["inf",', 1)
+    odd = next(i for i, line in enumerate(real) if i > len(real) // 2 + 1 and b'"max_error":' in line)
+    real[odd] = re.sub(b'"max_error":[^,]+', b'"max_error":"inf"', real[odd], count=1)
     real[-3] = b"null"
     path = tmp_path / "damaged.jsonl"
     path.write_bytes(b"\n".join(real)[:-200])
@@ -185,7 +190,8 @@ def test_damage_is_reported_by_its_line_wherever_it_is(tmp_path: Path, real: lis
     numbers = [int(problem.removeprefix(f"{path}:").partition(":")[0]) for problem in problems]
     assert numbers == [len(real) - 1, 3, len(real) // 3 + 1, len(real) - 2]  # the truncated line is reported first
     assert len(found.records) == len(real) - 2 - 5  # neither the header nor the empty line; five are no records
-    assert [math.inf in m.values for r in found.records for n, m in r.measurements.items()].count(True) == 1
+    errors = [error.max_error for r in found.records if r.accuracy for error in r.accuracy.errors.values()]
+    assert errors.count(math.inf) == 1
 
 
 @pytest.mark.parametrize("glue", [b"", b" "])

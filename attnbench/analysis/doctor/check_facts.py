@@ -13,11 +13,12 @@ from typing import Any
 from attnbench.analysis.doctor.aa_test import AATest, case_label
 from attnbench.analysis.doctor.checks import THROTTLED
 from attnbench.analysis.doctor.resolution import MIN_TURNS, ROUNDS, Resolution
-from attnbench.core.formats import percent
+from attnbench.core.formats import percent, times
 from attnbench.core.machine import Environment
 from attnbench.core.sizes import format_duration
 
 NEGLIGIBLE = 0.002  # a difference between two processes that no comparison minds
+MOST_TIMES = 100  # a larger factor is noise and not read as a figure
 
 
 def facts_of_machine(environment: Environment, read: Mapping[str, Any]) -> dict[str, Any]:
@@ -112,18 +113,31 @@ def facts_of_aa_test(test: AATest) -> dict[str, Any]:
         return {**facts, "turns": turns, "duration": format_duration(test.seconds), "turns_needed": MIN_TURNS}
     case, r = worst
     differing = (
-        f"{case_label(one)} by {difference_in_words(found)}"
+        f"{case_label(one)} by {interval_in_words(found)}"
         for one, found in test.resolutions()
         if found.differs and abs(found.difference) >= NEGLIGIBLE
     )
     visible = max(NEGLIGIBLE, *((found.high - found.low) / 2 for _, found in test.resolutions()))
     facts |= {"differing": ", ".join(differing), "visible": percent(visible), "case": case_label(case)}
     facts |= {"by_one_reading": r.by_one_reading, "by_rounds": r.by_rounds}
-    return {**facts, "one_reading_tells": percent(r.by_one_reading), "rounds_tell": percent(r.by_rounds)}
+    tell = {"one_reading_tells": difference_in_words(r.by_one_reading), "rounds_tell": difference_in_words(r.by_rounds)}
+    return {**facts, **tell}
 
 
-def difference_in_words(resolution: Resolution) -> str:
+def difference_in_words(fraction: float) -> str:
+    """Return a relative difference as per cent, from twice as much on as a factor: 3%, 2.5x, over 100x.
+
+    It is the exponential of a standard deviation of logarithms, so on a machine that disturbs every reading (one turn
+    ten times as long as another) it has no end.
+    """
+    if fraction < 1:
+        return percent(fraction)
+    return times(1 + fraction) if fraction < MOST_TIMES - 1 else f"over {MOST_TIMES}x"
+
+
+def interval_in_words(resolution: Resolution) -> str:
     """Return the difference of the two processes with its interval: "+1% (+0.8% to +1.2%)"."""
     values = (resolution.difference, resolution.low, resolution.high)
-    difference, low, high = (f"{'-' if value < 0 else '+'}{percent(abs(value))}" for value in values)
+    signs = ("-" if value < 0 else "" if value >= 1 else "+" for value in values)
+    difference, low, high = (f"{sign}{difference_in_words(abs(v))}" for sign, v in zip(signs, values, strict=True))
     return f"{difference} ({low} to {high})"

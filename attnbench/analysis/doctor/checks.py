@@ -72,6 +72,7 @@ LIMITS = "{limits}, while next to nothing runs"
 LOAD = "{load:.1f} on {cores} cores over the last minute"
 TOO_FEW_CPUS = "{cpu_limit:g} CPUs for {threads} threads, which are stopped again and again"
 RESOLUTION = "one reading each tells {one_reading_tells} apart, {rounds} rounds {rounds_tell} ({case})"
+UNRESOLVED = "not comparable: " + RESOLUTION
 END_OTHERS = "wait for its end, or choose another GPU with --device"
 REPLACE = "reset the GPU (nvidia-smi -r); have it replaced if they come back"
 COOL = "let it cool down, and look at its cooling"
@@ -231,6 +232,6 @@ CHECKS: Mapping[tuple[str, str], tuple[Rule, ...]] = {
         ok("readings repeat exactly, so that any difference shows", when=lambda f: f.by_one_reading == 0),
         ok(RESOLUTION, when=lambda f: f.by_rounds <= COARSE),
         warning(RESOLUTION, FIND_CAUSE, when=lambda f: f.by_rounds <= USELESS),
-        unfit(RESOLUTION, FIND_CAUSE),
+        unfit(UNRESOLVED, FIND_CAUSE),
     ),
 }

@@ -6,11 +6,10 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from attnbench.analysis.doctor.aa_test import AATest, case_label
-from attnbench.analysis.doctor.check_facts import difference_in_words
+from attnbench.analysis.doctor.check_facts import difference_in_words, interval_in_words
 from attnbench.analysis.doctor.checks import Level
 from attnbench.analysis.doctor.diagnose import Diagnosis
 from attnbench.analysis.doctor.resolution import CONFIDENCE, POWER, ROUNDS
-from attnbench.core.formats import percent
 from attnbench.core.json import to_json
 from attnbench.core.sizes import format_duration
 from attnbench.core.text import count
@@ -31,7 +30,7 @@ def document(diagnosis: Diagnosis) -> Document:
     worst = test.worst() if test else None
     notes: tuple[Line, ...] = ()
     if worst:
-        one, rounds = percent(worst[1].by_one_reading), percent(worst[1].by_rounds)
+        one, rounds = (difference_in_words(each) for each in (worst[1].by_one_reading, worst[1].by_rounds))
         smallest = Span(f"Smallest difference that can be told apart here: {one}", "strong")
         notes = ((smallest, Span(f" by one reading each, {rounds} by {ROUNDS} rounds.")),)
     return Document(
@@ -60,8 +59,9 @@ def _aa_table(test: AATest) -> Table:
     headings = ("sd of a reading", f"b from a, {CONFIDENCE:.0%} interval", "one reading tells", f"{ROUNDS} rounds tell")
     rows = []
     for case, r in test.resolutions():
-        difference = Span(difference_in_words(r), "warning" if r.differs else "")
-        rows.append((case_label(case), percent(r.noise), difference, percent(r.by_one_reading), percent(r.by_rounds)))
+        difference = Span(interval_in_words(r), "warning" if r.differs else "")
+        noise, one, rounds = (difference_in_words(each) for each in (r.noise, r.by_one_reading, r.by_rounds))
+        rows.append((case_label(case), noise, difference, one, rounds))
     return Table(
         "aa-test",
         (Column("case"), *(Column(heading, "right") for heading in headings)),

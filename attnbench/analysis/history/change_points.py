@@ -60,6 +60,7 @@ class Levels:
     starts: tuple[int, ...]  # of the levels: 0, then the runs of `changes`
     levels: tuple[float, ...]  # in seconds
     changes: tuple[Change, ...]
+    half: float  # half the 95 % interval between the first level and the last, a logarithm
     creep: float | None  # by which factor less 1 it changes a run, where that describes it better than steps
     detectable: float  # the step in the middle of the runs that is found in 95 % of series
 
@@ -69,6 +70,11 @@ class Levels:
         if self.creep is not None:
             return float((1 + self.creep) ** (self.runs - 1)) - 1
         return self.levels[-1] / self.levels[0] - 1
+
+    @property
+    def came_back(self) -> bool:
+        """Whether it changed, and its last level is not shown to differ from its first."""
+        return bool(self.changes) and self.creep is None and abs(math.log1p(self.total)) <= self.half
 
 
 def levels(seconds: Sequence[float], prior: Prior, cells: int) -> Levels | None:
@@ -96,10 +102,14 @@ def levels(seconds: Sequence[float], prior: Prior, cells: int) -> Levels | None:
     parts = [scaled[start:end] for start, end in zip(starts, ends, strict=True)]
     middles = [float(np.median(part)) for part in parts]
     quantile = float(distributions.t.isf(0.025, freedom))
-    changes = []
-    for i in range(1, len(parts)):
-        half = quantile * noise * MEDIAN * math.sqrt(1 / len(parts[i - 1]) + 1 / len(parts[i]))
-        changes.append(Change(starts[i], math.expm1(noise * (middles[i] - middles[i - 1])), half))
+
+    def half(before: int, after: int) -> float:
+        return quantile * noise * MEDIAN * math.sqrt(1 / len(parts[before]) + 1 / len(parts[after]))
+
+    changes = [
+        Change(starts[i], math.expm1(noise * (middles[i] - middles[i - 1])), half(i - 1, i))
+        for i in range(1, len(parts))
+    ]
     left = sum(_error(part - middle) for part, middle in zip(parts, middles, strict=True))
     creep = _creep(scaled, left, len(changes))
     return Levels(
@@ -107,6 +117,7 @@ def levels(seconds: Sequence[float], prior: Prior, cells: int) -> Levels | None:
         tuple(starts),
         tuple(math.exp(noise * middle) for middle in middles),
         tuple(changes),
+        half(0, -1),
         None if creep is None else math.expm1(creep * noise),
         math.expm1((critical + 1.645) * noise * 2 / math.sqrt(len(scaled))),
     )

@@ -57,6 +57,10 @@ class Trend:
     def changed(self) -> bool:
         return bool(self.levels and self.levels.changes)
 
+    @property
+    def came_back(self) -> bool:
+        return bool(self.levels and self.levels.came_back)
+
     def run(self, place: int) -> Run:
         return self.series.points[place].run
 
@@ -98,10 +102,13 @@ def _answer(found: Sequence[Trend]) -> Iterator[str]:
     if not judged:
         yield f"Nothing can be told yet: no cell has {MIN_RUNS} runs of one unit and one method."
         return
-    slower = sorted((t for t in judged if t.changed and t.change > 0), key=lambda t: -t.change)
-    faster = sorted((t for t in judged if t.changed and t.change <= 0), key=lambda t: t.change)
-    steady = len(judged) - len(slower) - len(faster)
-    parts = [f"{len(slower)} became slower", f"{len(faster)} faster", f"{steady} did not change"]
+    moved = [trend for trend in judged if trend.changed and not trend.came_back]
+    slower = sorted((t for t in moved if t.change > 0), key=lambda t: -t.change)
+    faster = sorted((t for t in moved if t.change <= 0), key=lambda t: t.change)
+    back = sum(trend.came_back for trend in judged)
+    parts = [f"{len(slower)} became slower", f"{len(faster)} faster"]
+    parts += [f"{back} changed and came back"] if back else []
+    parts += [f"{len(judged) - len(moved) - back} did not change"]
     yield f"Of {count(len(judged), 'cell')} {', '.join(parts)}."
     for word, of in (("slower", slower), ("faster", faster)):
         if of:
@@ -129,7 +136,8 @@ def _machines(found: Sequence[Trend]) -> Iterator[Machine]:
     for device in dict.fromkeys(trend.series.device for trend in found):
         own = {id(p.run): p.run for t in found if t.series.device == device for p in t.series.points}
         runs = in_order([*own.values()])
-        yield Machine(device, f"{count(len(runs), 'run')}, {_when(runs[0])} to {_when(runs[-1])}")
+        dates = dict.fromkeys((_when(runs[0]), _when(runs[-1])))
+        yield Machine(device, f"{count(len(runs), 'run')}, {' to '.join(dates)}")
 
 
 # ---- The runs at which something changed.
@@ -205,7 +213,7 @@ def _cells_table(shown: Sequence[Trend]) -> Iterator[Table]:
     rows: list[tuple[Entry, ...]] = []
     for trend in shown:
         points = trend.series.points
-        style: Style = "" if not trend.changed else "bad" if trend.change > 0 else "good"
+        style: Style = "" if not trend.changed or trend.came_back else "bad" if trend.change > 0 else "good"
         change = Span(signed(trend.change) if trend.changed else "none" if trend.levels else "too few runs", style)
         seconds = (duration(points[0].seconds), duration(points[-1].seconds))
         unit = (trend.series.device,) if several else ()
