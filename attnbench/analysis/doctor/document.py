@@ -10,6 +10,7 @@ from attnbench.analysis.doctor.check_facts import difference_in_words, interval_
 from attnbench.analysis.doctor.checks import Level
 from attnbench.analysis.doctor.diagnose import Diagnosis
 from attnbench.analysis.doctor.resolution import CONFIDENCE, POWER, ROUNDS
+from attnbench.core.formats import percent
 from attnbench.core.json import to_json
 from attnbench.core.sizes import format_duration
 from attnbench.core.text import count
@@ -60,8 +61,8 @@ def _aa_table(test: AATest) -> Table:
     rows = []
     for case, r in test.resolutions():
         difference = Span(interval_in_words(r), "warning" if r.differs else "")
-        noise, one, rounds = (difference_in_words(each) for each in (r.noise, r.by_one_reading, r.by_rounds))
-        rows.append((case_label(case), noise, difference, one, rounds))
+        one, rounds = difference_in_words(r.by_one_reading), difference_in_words(r.by_rounds)
+        rows.append((case_label(case), percent(r.noise), difference, one, rounds))
     return Table(
         "aa-test",
         (Column("case"), *(Column(heading, "right") for heading in headings)),
