@@ -47,7 +47,7 @@ class TransformerEngine(Library):
     module = "transformer_engine.pytorch"
     distributions: ClassVar = ("transformer-engine",)
     install = "pip install --no-build-isolation 'transformer-engine[pytorch]'"
-    min_version = "2.0"
+    min_version = "2.3"  # CHOICE was elsewhere before
     limits: ClassVar = Limits(headdim_v=True, window=True, dropout=True, empty_rows=False)
     forward_kernels = f"cudnn.*fprop|{FLASH_FORWARD}"
     backward_kernels = f"cudnn.*bprop|{FLASH_BACKWARD}"

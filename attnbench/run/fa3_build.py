@@ -58,6 +58,8 @@ def clone_commands(folder: Path) -> list[tuple[str, ...]]:
 
 def commit_of(clone: Path) -> str | None:
     """Return the commit that a clone has checked out, None where it has no history."""
+    if not (clone / ".git").exists():  # git would look in the folders above
+        return None
     said = subprocess.run(["git", "-C", str(clone), "rev-parse", "HEAD"], capture_output=True, text=True)
     return said.stdout.strip() or None if said.returncode == 0 else None
 
@@ -105,8 +107,8 @@ def check_git(name: str) -> None:
     """Raise UserError where there is no git."""
     if shutil.which("git") is None:
         raise UserError(
-            f"env create {name}: its source is fetched with git, which is not installed; install it, or give --source "
-            "a clone or a wheel"
+            f"env create {name}: it is built with git, which is not installed; install it, or give --source a wheel "
+            "that was built elsewhere"
         )
 
 

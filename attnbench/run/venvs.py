@@ -240,8 +240,7 @@ def planned(
 def _fa3_steps(made: Venv, toolkit: str, cuda: str, source: Path | None) -> list[Step]:
     """Return the commands that build the wheel of flash-attn 3, in the environment's folder `wheels`."""
     clone = source.absolute() if source else Path(made.path, "src", "flash-attention")
-    if not source:
-        fa3_build.check_git(made.name)
+    fa3_build.check_git(made.name)
     commit = fa3_build.commit_of(clone) if source else fa3_build.COMMIT
     build = (*_pip(made, "wheel"), "--verbose", "--no-deps", "--no-build-isolation")
     build += ("--wheel-dir", str(Path(made.path, "wheels")), str(clone / "hopper"))
@@ -343,7 +342,7 @@ def _run(made: Venv, step: Step, say: Callable[[str], None]) -> None:
         for line in filter(None, map(str.strip, process.stdout or ())):
             output.append(line)
             if done := re.match(r"\[(\d+)/(\d+)\] ", line):
-                say(f"compiled {done[1]} of {done[2]} files of {made.name}; one takes up to minutes")
+                say(f"compiled {done[1]} of {done[2]} files of {made.name}, each takes up to some minutes")
             elif len(line) < 200:  # not the commands of a compiler
                 say(f"{program}: {line[:100]}")
     if process.returncode:

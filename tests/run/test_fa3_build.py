@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import subprocess
 import zipfile
 from pathlib import Path
 
@@ -141,7 +142,7 @@ def test_a_compilation_without_memory_says_what_to_do(here: Path, monkeypatch: p
         ("nvcc", "no nvcc is found with its headers; install the toolkit of CUDA 13.0"),
         ("header", "no nvcc is found with its headers"),
         ("release", "cuda is CUDA 12.4, and torch .* is built for CUDA 13.0; set CUDA_HOME"),
-        ("git", "fetched with git, which is not installed; install it, or give --source"),
+        ("git", "it is built with git, which is not installed; install it, or give --source a wheel"),
         ("c++", "there is no C\\+\\+ compiler nowhere-c\\+\\+; install g\\+\\+"),
         ("cuda", "is built without CUDA; install a torch for CUDA first"),
     ],
@@ -168,6 +169,25 @@ def test_what_is_missing_is_one_line(here: Path, missing: str, said: str, monkey
         venvs.planned("fa3", here / "env", [])
     assert str(error.value).startswith("env create fa3: ")
     assert "\n" not in str(error.value)
+
+
+def test_the_version_names_the_commit_of_a_clone(here: Path) -> None:
+    """Not that of a repository around a folder without history."""
+    source = clone(here / "clone")
+
+    def version() -> str:
+        _, steps = venvs.planned("fa3", here / "env", [], source)
+        return next(step for step in steps if step.variables).variables["FLASH_ATTN_LOCAL_VERSION"]
+
+    def commit(folder: Path) -> None:
+        git = ("git", "-C", str(folder), "-c", "user.name=a", "-c", "user.email=a@b")
+        subprocess.run([*git, "init", "--quiet"], check=True)
+        subprocess.run([*git, "commit", "--quiet", "--allow-empty", "-m", "one"], check=True)
+
+    commit(here)
+    assert version() == "cu130"
+    commit(source)
+    assert re.fullmatch(r"cu130\.g[0-9a-f]{7}", version())
 
 
 def test_a_source_that_is_none(here: Path) -> None:
