@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -43,12 +44,26 @@ def history(
     """
     wanted = output_to.wanted()
     ends_with_its_reader()
-    runs = [run for path in results for run in (_of_folder(path) if path.is_dir() else [read(path)])]
+    runs = _each_once(run for path in results for run in (_of_folder(path) if path.is_dir() else [read(path)]))
 
     from attnbench.analysis.history.document import document
 
     if code := write(document(runs, join_units, every), wanted):
         raise typer.Exit(code)
+
+
+def _each_once(runs: Iterable[Run]) -> list[Run]:
+    """Return runs without those given again, as a file beside its folder or a copy: they would look like no noise."""
+    found: list[Run] = []
+    again = 0
+    for run in runs:
+        if any(run.started == other.started and run == other for other in found):
+            again += 1
+        else:
+            found.append(run)
+    if again:
+        print(f"attnbench: left out: {count(again, 'file')} of a run that was given already", file=sys.stderr)
+    return found
 
 
 def _of_folder(folder: Path) -> list[Run]:

@@ -11,7 +11,7 @@ import pytest
 from scipy import stats as scipy_stats  # type: ignore[import-untyped]
 
 from attnbench.analysis.compare.machines import Machine, machines
-from attnbench.analysis.compare.speed_ratio import ROUNDS, TABLE, Ratio, equal_weights, speed_ratio
+from attnbench.analysis.compare.speed_ratio import EXACTLY_ONE, ROUNDS, TABLE, Ratio, equal_weights, speed_ratio
 from attnbench.core.record import Measurement, Record
 from attnbench.results import uncertainty
 from attnbench.results.uncertainty import NORMAL, Spread
@@ -104,7 +104,7 @@ def test_few_samples_are_students_and_one_says_nothing() -> None:
     assert few.high == pytest.approx(few.value * math.exp(half))
     one = of([a_record(1024, [1.0])], [a_record(1024, [1.0] * 6)])
     assert (one.value, one.low, one.high) == (1.0, None, None)
-    assert one.includes_one
+    assert one.overlaps(EXACTLY_ONE)
 
 
 def test_a_machine_against_itself_is_one() -> None:

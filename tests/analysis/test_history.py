@@ -139,6 +139,22 @@ def test_a_cell_that_came_back_is_neither_slower_nor_faster() -> None:
     assert len([block for block in shown.blocks if isinstance(block, Table)]) == 2  # its steps, and the cell
 
 
+def test_a_cell_that_is_wrong_or_failed_in_the_latest_run_is_named() -> None:
+    runs = nightly(8, lambda _: 1.0)
+    assert not document(runs).cautions
+    for broken in ([-1], [-1, -2]):  # also where nothing of the runs before it has a figure either
+        for i in broken:
+            records = [replace(r, status="wrong", reason="bad") if r.backend == "fa2" else r for r in runs[i].records]
+            runs[i] = replace(runs[i], records=tuple(records))
+        (caution,) = document(runs).cautions
+        assert caution.what == (
+            "1 cell with a history has no figure in the latest run: fa2 4k d128 full fwd bf16 b4 h16 (WRONG)."
+        )
+    every = [replace(r, status="failed") for r in runs[-1].records]
+    assert document([*runs[:-1], replace(runs[-1], records=tuple(every))]).cautions[0].what.startswith("2 cells")
+    assert not document(runs[:-2]).cautions
+
+
 def test_a_unit_of_one_run_has_one_date() -> None:
     (machine,) = document(nightly(1, lambda _: 1.0)).machines
     assert "1 run, 2026-01-01 03:17 (000000000000)" in str(machine)

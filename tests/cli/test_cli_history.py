@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from pathlib import Path
 
@@ -54,3 +55,13 @@ def test_what_is_no_run(tool: Tool) -> None:
     (tool.folder / "empty").mkdir()
     assert "empty has no run file" in tool("history", "empty", code=2).err
     assert "no such file" in tool("history", "none.jsonl", code=2).err.lower()
+
+
+def test_a_run_counts_once_however_often_it_is_given(tool: Tool) -> None:
+    """A copy, or a file beside its folder, would look like a machine without noise."""
+    runs = [str(path) for path in sorted(EXPERIMENT.glob("alike-*.jsonl"))[:6]]
+    copy = tool.folder / "copy.jsonl.gz"
+    copy.write_bytes(gzip.compress(Path(runs[0]).read_bytes()))
+    done = tool("history", *runs, runs[1], str(copy), "--join-units")
+    assert "left out: 2 files of a run that was given already" in done.err
+    assert done.out == tool("history", *runs, "--join-units").out

@@ -48,13 +48,6 @@ def _interval(ratio: Ratio) -> str:
     return f" ({ratio_digits(ratio.low)} to {ratio_digits(ratio.high)})"
 
 
-def _no_difference_shown(one: Ratio, other: Ratio = EXACTLY_ONE) -> bool:
-    """Return whether the intervals overlap, or one is not known."""
-    if one.low is None or one.high is None or other.low is None or other.high is None:
-        return True
-    return one.low <= other.high and other.low <= one.high
-
-
 # ---- Speed.
 
 
@@ -96,7 +89,7 @@ def _short(figures: Figures, c: Comparison) -> str:
 def _compared(ratios: Sequence[tuple[Ratio, str]], home: str) -> str:
     if len(ratios) == 1:
         ((ratio, label),) = ratios
-        if _no_difference_shown(ratio):
+        if ratio.overlaps(EXACTLY_ONE):
             return f"{label} and {home} cannot be told apart: {ratio_text(ratio)}"
         return f"{label} is {ratio_text(ratio)} as fast as {home}"
     others = ", ".join(f"{label} {ratio_text(ratio)}" for ratio, label in ratios)
@@ -107,7 +100,7 @@ def _fastest(ratios: Sequence[tuple[Ratio, str]], home: str) -> str:
     """Return who is fastest, with those not shown to be slower."""
     everyone = sorted([*ratios, (EXACTLY_ONE, home)], key=lambda pair: -pair[0].value)
     first, label = everyone[0]
-    level = [label for ratio, label in everyone if _no_difference_shown(first, ratio)]
+    level = [label for ratio, label in everyone if first.overlaps(ratio)]
     if len(level) == len(everyone):
         return "None of the machines was shown to be faster than another"
     if len(level) > 1:
@@ -156,7 +149,7 @@ def _extremes(figures: Figures, label: str) -> str:
     """Return the kinds of cases in which a machine gains least and most; "" where none differs."""
     found = [(ratio.value, name, ratio) for name, of in figures.kinds.items() if (ratio := of.ratio(label))]
     ranked = sorted(found, key=lambda one: one[0])
-    if len(ranked) < 2 or _no_difference_shown(ranked[0][2], ranked[-1][2]):
+    if len(ranked) < 2 or ranked[0][2].overlaps(ranked[-1][2]):
         return ""
     (low, least, _), (high, most, _) = ranked[0], ranked[-1]
     return f"from {ratio_digits(low)}x ({least}) to {ratio_digits(high)}x ({most})"

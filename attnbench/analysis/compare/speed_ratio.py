@@ -53,10 +53,11 @@ class Ratio:
     high: float | None
     sources: tuple[str, ...]  # what the interval is from, of ROUNDS and TABLE
 
-    @property
-    def includes_one(self) -> bool:
-        """Whether the interval holds 1, or there is none: no difference was shown."""
-        return self.low is None or self.high is None or self.low <= 1 <= self.high
+    def overlaps(self, other: Ratio) -> bool:
+        """Return whether the intervals overlap, or one is not known: no difference was shown."""
+        if self.low is None or self.high is None or other.low is None or other.high is None:
+            return True
+        return self.low <= other.high and other.low <= self.high
 
 
 EXACTLY_ONE = Ratio(1.0, 1.0, 1.0, ())  # of a machine to itself

@@ -10,7 +10,7 @@ from typing import Any
 
 from attnbench.analysis.gate.findings import full_name, signed
 from attnbench.analysis.history.change_points import FALSE_ALARM, MIN_RUNS, Change, Levels, levels, prior_of
-from attnbench.analysis.history.series import Series, in_order, series
+from attnbench.analysis.history.series import Series, in_order, series, without_figure
 from attnbench.core import stats
 from attnbench.core.formats import duration, percent
 from attnbench.core.record import Run
@@ -30,6 +30,7 @@ from attnbench.report.document import (
     Style,
     Table,
 )
+from attnbench.results import case_names
 from attnbench.results.export_rows import case_columns
 from attnbench.results.run_setup import differences, seconds_started
 
@@ -88,7 +89,7 @@ def document(runs: Sequence[Run], join_units: bool = False, every: bool = False)
         answer=tuple(_answer(found)),
         machines=tuple(_machines(found)),
         blocks=(*_events_table(found), *_cells_table(shown)),
-        cautions=tuple(_cautions(found, join_units)),
+        cautions=(*_lost(found, runs, join_units), *_cautions(found, join_units)),
         notes=((Span(_note(found), "quiet"),),),
         appendix=(Section("figures", "Latency over date", tuple(map(_plot, shown))),) if shown else (),
         data={"cells": [_data(trend) for trend in found], "events": list(map(_event_data, _events(found)))},
@@ -226,6 +227,20 @@ def _cells_table(shown: Sequence[Trend]) -> Iterator[Table]:
     columns += [Column("how"), Column("least seen", "right", wrap=False)]
     note = "Least seen: the step in the middle of the runs that is found in 95 % of series."
     yield Table("cells", tuple(columns), tuple(rows), title="Cells", note=note)
+
+
+def _lost(found: Sequence[Trend], runs: Sequence[Run], join_units: bool) -> Iterator[Caution]:
+    """Yield a caution that names the cells that had a figure, and were wrong or failed in the latest run."""
+    had = {(trend.series.device, trend.series.backend, trend.series.case) for trend in found}
+    lost = [cell for device, cell in without_figure(runs, join_units) if (device, cell.backend, cell.case) in had]
+    if lost:
+        named = [f"{full_name(cell.backend, cell.case)} ({case_names.ENDINGS[cell.status]})" for cell in lost]
+        yield Caution(
+            f"{count(len(lost), 'cell')} with a history {'has' if len(lost) == 1 else 'have'} no figure in the latest "
+            f"run: {some(named, 3)}.",
+            "What is said above ends before it.",
+            "attnbench report of that run says why.",
+        )
 
 
 def _cautions(found: Sequence[Trend], join_units: bool) -> Iterator[Caution]:

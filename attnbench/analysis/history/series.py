@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from attnbench.core.case import Case
 from attnbench.core.record import Run
-from attnbench.results.cells import cells
+from attnbench.results.cells import Cell, cells
 from attnbench.results.run_setup import seconds_started, unique_labels
 
 
@@ -52,6 +52,15 @@ def series(runs: Sequence[Run], join_units: bool = False) -> list[Series]:
     return [
         Series(*key, tuple(sorted(points, key=lambda point: places[id(point.run)]))) for key, points in found.items()
     ]
+
+
+def without_figure(runs: Sequence[Run], join_units: bool = False) -> list[tuple[str, Cell]]:
+    """Return what the latest run of each unit tried and has no figure of, as (label of the unit, cell)."""
+    ordered = in_order(runs)
+    latest = dict(zip(_labels(ordered, join_units), ordered, strict=True))
+    label = {id(run): label for label, run in latest.items()}
+    tried = (cell for cell in cells([*latest.values()]) if cell.status not in ("ok", "skipped"))
+    return [(label[id(cell.run)], cell) for cell in tried]
 
 
 def in_order(runs: Sequence[Run]) -> list[Run]:
