@@ -35,9 +35,8 @@ def energy(joules: float) -> str:
 
 
 def percent(fraction: float) -> str:
-    """Return a fraction as per cent with two significant digits: 62%, 2.7%, 0.42%."""
-    rounded = float(f"{100 * fraction:.2g}") if abs(fraction) < 1 else float(f"{100 * fraction:.0f}")
-    return f"{rounded:g}%"
+    """Return a fraction as per cent with two significant digits, whole from 100 on: 62%, 2.7%, 0.42%, 1250000%."""
+    return f"{float(f'{100 * fraction:.2g}'):g}%" if abs(fraction) < 1 else f"{100 * fraction:.0f}%"
 
 
 def share(fraction: float) -> str:

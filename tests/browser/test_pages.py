@@ -167,7 +167,7 @@ def test_the_table_writes_figures_as_python_does(opened: Browser, whole: Run) ->
     assert [text.endswith("~") for text in shown["TFLOP/s"]] == [c.held_down for c in found]
 
 
-@pytest.mark.parametrize("value", [0, 1e-5, 0.000123456, 0.5, 0.9996, 9.996, 99.96, 999.6, 1234.0])
+@pytest.mark.parametrize("value", [0, 1e-5, 0.000123456, 0.5, 0.9996, 9.996, 99.96, 999.6, 1234.0, 12500.0])
 @pytest.mark.parametrize("name", ["latency", "memory_peak", "tflops", "utilization", "ci", "speedup"])
 def test_edges_of_formats(value: float, name: str, browser: Browser, page: Path) -> None:
     kinds = {c[0]: c[2] for c in interactive.COLUMNS}
