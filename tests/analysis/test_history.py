@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 
 from attnbench.analysis.history.change_points import MIN_RUNS, Levels, levels
-from attnbench.analysis.history.document import document, trends
+from attnbench.analysis.history.document import document
 from attnbench.analysis.history.series import series
+from attnbench.analysis.history.trends import trends
 from attnbench.core.errors import UserError
 from attnbench.core.record import Run
 from attnbench.report import json_and_csv, markdown

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 from attnbench.analysis.gate.findings import full_name, signed
-from attnbench.analysis.history.change_points import FALSE_ALARM, MIN_RUNS, Change, Levels, levels, prior_of
-from attnbench.analysis.history.series import Series, in_order, series, without_figure
+from attnbench.analysis.history.change_points import FALSE_ALARM, MIN_RUNS
+from attnbench.analysis.history.events import Event, events
+from attnbench.analysis.history.series import in_order, without_figure
+from attnbench.analysis.history.trends import Trend, trends
 from attnbench.core import stats
 from attnbench.core.formats import duration, percent
 from attnbench.core.record import Run
@@ -32,49 +32,10 @@ from attnbench.report.document import (
 )
 from attnbench.results import case_names
 from attnbench.results.export_rows import case_columns
-from attnbench.results.run_setup import differences, seconds_started
+from attnbench.results.run_setup import seconds_started
 
-TOGETHER = 0.5  # of the cells of a unit: where so many change at once, it is rather the machine than the code
 UNKNOWN = "unknown"
-
-
-@dataclass(frozen=True)
-class Trend:
-    """A series with what it does; `levels` is None where it is too short to tell."""
-
-    series: Series
-    levels: Levels | None
-
-    @property
-    def name(self) -> str:
-        return full_name(self.series.backend, self.series.case)
-
-    @cached_property
-    def change(self) -> float:
-        """The change from its first level to its last; 0 where none was found."""
-        return self.levels.total if self.levels and self.levels.changes else 0.0
-
-    @property
-    def changed(self) -> bool:
-        return bool(self.levels and self.levels.changes)
-
-    @property
-    def came_back(self) -> bool:
-        return bool(self.levels and self.levels.came_back)
-
-    def run(self, place: int) -> Run:
-        return self.series.points[place].run
-
-
-def trends(runs: Sequence[Run], join_units: bool = False) -> list[Trend]:
-    """Return all cells with what they do. Raises UserError without ruptures, where a series is long enough for it."""
-    found = series(runs, join_units)
-    long = [one for one in found if len(one.points) >= MIN_RUNS]
-    priors = {}
-    for device in {one.device for one in long}:
-        own = [one for one in long if one.device == device]
-        priors[device] = prior_of([one.seconds for one in own], [p.half for one in own for p in one.points])
-    return [Trend(one, levels(one.seconds, priors[one.device], len(long)) if one in long else None) for one in found]
+TOGETHER = 0.5  # of the cells of a unit: where so many change at once, it is rather the machine than the code
 
 
 def document(runs: Sequence[Run], join_units: bool = False, every: bool = False) -> Document:
@@ -92,7 +53,7 @@ def document(runs: Sequence[Run], join_units: bool = False, every: bool = False)
         cautions=(*_lost(found, runs, join_units), *_cautions(found, join_units)),
         notes=((Span(_note(found), "quiet"),),),
         appendix=(Section("figures", "Latency over date", tuple(map(_plot, shown))),) if shown else (),
-        data={"cells": [_data(trend) for trend in found], "events": list(map(_event_data, _events(found)))},
+        data={"cells": [_data(trend) for trend in found], "events": list(map(_event_data, events(found)))},
         rows=rows,
         columns=tuple(rows[0]) if rows else (),
     )
@@ -141,57 +102,14 @@ def _machines(found: Sequence[Trend]) -> Iterator[Machine]:
         yield Machine(device, f"{count(len(runs), 'run')}, {' to '.join(dates)}")
 
 
-# ---- The runs at which something changed.
-
-
-@dataclass(frozen=True)
-class _Event:
-    """A run at which cells of a unit changed; a creep is no event."""
-
-    device: str
-    before: Run
-    run: Run
-    changes: tuple[tuple[Trend, Change], ...]
-    judged: int  # cells of the unit
-
-    @property
-    def middle(self) -> float:
-        return stats.median([change.change for _, change in self.changes])
-
-    @property
-    def with_it(self) -> list[str]:
-        """What differs between the runs before and after it, in setup and backends."""
-        return [*differences(self.before, self.run), *_versions(self.before, self.run)]
-
-
-def _versions(before: Run, after: Run) -> Iterator[str]:
-    for name, version in after.versions.items():
-        if (was := before.versions.get(name, version)) != version:
-            yield f"{name} was {was} and is {version}"
-
-
-def _events(found: Sequence[Trend]) -> list[_Event]:
-    """Return the events in their order in time."""
-    groups: dict[tuple[str, int], list[tuple[Trend, Change]]] = {}
-    for trend in found:
-        for change in trend.levels.changes if trend.levels and trend.levels.creep is None else ():
-            groups.setdefault((trend.series.device, id(trend.run(change.at))), []).append((trend, change))
-    events = []
-    for (device, _), members in groups.items():
-        trend, change = members[0]
-        judged = sum(bool(t.levels) for t in found if t.series.device == device)
-        events.append(_Event(device, trend.run(change.at - 1), trend.run(change.at), tuple(members), judged))
-    return sorted(events, key=lambda event: seconds_started(event.run) or 0.0)
-
-
 def _events_table(found: Sequence[Trend]) -> Iterator[Table]:
-    events = _events(found)
-    if not events:
+    steps = events(found)
+    if not steps:
         return
     several = len({trend.series.device for trend in found}) > 1
     rows: list[tuple[Entry, ...]] = []
     lines: list[Line] = []
-    for event in events:
+    for event in steps:
         who = some([trend.name for trend, _ in event.changes], 2)
         date, commit = event.run.started.replace("T", " ")[:16] or UNKNOWN, event.run.environment.git or ""
         unit, with_it = (event.device,) if several else (), "; ".join(event.with_it)
@@ -254,7 +172,7 @@ def _cautions(found: Sequence[Trend], join_units: bool) -> Iterator[Caution]:
             "Of so few no change can be told.",
             todo,
         )
-    for event in _events(found):
+    for event in events(found):
         share = len(event.changes) / event.judged
         if len(event.changes) > 1 and share >= TOGETHER:
             with_it = "; ".join(event.with_it)
@@ -364,7 +282,7 @@ def _data(trend: Trend) -> dict[str, Any]:
     }
 
 
-def _event_data(event: _Event) -> Mapping[str, Any]:
+def _event_data(event: Event) -> Mapping[str, Any]:
     return {
         "started": event.run.started,
         "git": event.run.environment.git,
