@@ -144,16 +144,14 @@ def _load_cudnn_of_torch() -> None:
     only, which is another folder in an environment of `attnbench env create`. Its core library needs all parts of cuDNN
     to be loaded, and does not say where they are (transformer_engine/common/__init__.py).
     """
-    importlib.import_module("torch")
-    spec = importlib.util.find_spec("nvidia")
-    for root in (spec.submodule_search_locations if spec else None) or ():
-        for name in ("cudnn", "nvrtc", "curand"):
-            found = sorted(Path(root).glob(f"*/lib/lib{name}.so.*"))
-            if found:
-                os.environ.setdefault(f"{name.upper()}_HOME", str(found[0].parents[1]))
-        for part in sorted(Path(root).glob("cudnn/lib/libcudnn*.so.*")):
-            with contextlib.suppress(OSError):  # the import says what is missing
-                ctypes.CDLL(str(part), mode=ctypes.RTLD_GLOBAL)
+    torch = importlib.import_module("torch")
+    root = Path(str(torch.__file__)).parent.with_name("nvidia")  # the one that torch loads, if there are several
+    for name in ("cudnn", "nvrtc", "curand"):
+        if found := sorted(root.glob(f"*/lib/lib{name}.so.*")):
+            os.environ.setdefault(f"{name.upper()}_HOME", str(found[0].parents[1]))
+    for part in sorted(root.glob("cudnn/lib/libcudnn*.so.*")):
+        with contextlib.suppress(OSError):  # the import says what is missing
+            ctypes.CDLL(str(part), mode=ctypes.RTLD_GLOBAL)
 
 
 def _refusal(again: Callable[[], object]) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import importlib.util
 import logging
 import os
 import re
@@ -120,17 +119,16 @@ def test_what_no_backend_takes_is_skipped_with_its_reasons(monkeypatch: pytest.M
 def test_the_cudnn_of_torch_is_the_one_that_it_finds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where pip installed it: beside torch, which may be in another folder than Transformer Engine."""
     for file in ("cudnn/lib/libcudnn.so.9", "cu13/lib/libnvrtc.so.13", "cu13/lib/libcurand.so.10"):
-        (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / file).write_text("")
-    place = SimpleNamespace(submodule_search_locations=[str(tmp_path)])
-    monkeypatch.setattr(importlib.util, "find_spec", lambda _: place)
+        (tmp_path / "nvidia" / file).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "nvidia" / file).write_text("")
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(__file__=f"{tmp_path}/torch/__init__.py"))  # type: ignore[arg-type]
     monkeypatch.setenv("CURAND_HOME", "/mine")
     loaded: list[str] = []
     monkeypatch.setattr(ctypes, "CDLL", lambda path, mode: loaded.append(path))
     transformer_engine_backend._load_cudnn_of_torch()
-    assert loaded == [str(tmp_path / "cudnn/lib/libcudnn.so.9")]
+    assert loaded == [f"{tmp_path}/nvidia/cudnn/lib/libcudnn.so.9"]
     homes = [os.environ[f"{name}_HOME"] for name in ("CUDNN", "NVRTC", "CURAND")]
-    assert homes == [str(tmp_path / "cudnn"), str(tmp_path / "cu13"), "/mine"]
+    assert homes == [f"{tmp_path}/nvidia/cudnn", f"{tmp_path}/nvidia/cu13", "/mine"]
 
 
 def test_what_it_refuses() -> None:
