@@ -82,7 +82,8 @@ def autograd_prepared(
     """Return the prepared call of a function that autograd can differentiate, or that is forward only.
 
     `fn` takes q, k, v and returns out, all with their dimensions in this `order`: "bshd" is (batch, seqlen, nheads,
-    headdim), "bhsd" is (batch, nheads, seqlen, headdim), "thd" is (batch * seqlen, nheads, headdim). They are
+    headdim), "bhsd" is (batch, nheads, seqlen, headdim), "thd" is (batch * seqlen, nheads, headdim), in which the
+    sequences of a ragged batch follow each other. They are
     contiguous, unless the function takes any strides of which the last is 1 (`strided`).
 
     In the layout "native" what must be copied for that is copied here and is not timed. In others the launch gets the
@@ -94,7 +95,7 @@ def autograd_prepared(
     """
     import torch
 
-    s = case.shape
+    s = case.extent
     native, packed = case.layout == "native", case.layout == "packed"
 
     def accept(t: Tensor) -> Tensor:
@@ -163,10 +164,10 @@ def autograd_prepared(
 def scores_workspace(case: Case, *, copies_fwd: float, copies_bwd: float) -> Workspace:
     """Return the workspace of an implementation that writes the seqlen_q x seqlen_k score matrix to memory.
 
-    `copies_fwd` and `copies_bwd` are how many such matrices are alive at the peak, without and with a backward. Each
-    is assumed to be written one time and read two times.
+    `copies_fwd` and `copies_bwd` are how many such matrices are alive at the peak, without and with a backward, those
+    of all sequences together. Each is assumed to be written one time and read two times.
     """
-    s = case.shape
-    one = s.batch * s.nheads * s.seqlen_q * s.seqlen_k * ITEMSIZE[case.dtype]
+    pairs = sum(count * seqlen_q * seqlen_k for count, seqlen_q, seqlen_k in case.sequences)
+    one = case.shape.nheads * pairs * ITEMSIZE[case.dtype]
     copies = copies_bwd if case.has_backward else copies_fwd
     return Workspace(nbytes=int(one * copies), what="scores", passes=3.0, dense=True)

@@ -2,11 +2,13 @@
 
 As in flash-attention's benchmarks (attention_pytorch), the scale is applied by the first matmul (baddbmm's alpha) and
 the mask is built in `prepare`. Query heads that share a key head become rows of it, so K and V are not expanded.
-Softcap and dropout are torch's operators, each one or two passes more.
+Softcap and dropout are torch's operators, each one or two passes more. A ragged batch is computed one sequence after
+the other, those of one length that follow each other at once.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar
 
@@ -14,10 +16,11 @@ from attnbench.backends.base import BackendBase, autograd_prepared, scores_works
 from attnbench.backends.limits import TORCH_LIMITS, has_empty_rows
 from attnbench.backends.masks import visibility_mask
 from attnbench.core.backend import Prepared, Signature, Workspace
-from attnbench.core.case import Case
+from attnbench.core.case import Case, Sequences
 from attnbench.core.machine import Device
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
     from attnbench.core.backend import Inputs
@@ -37,7 +40,7 @@ class Eager(BackendBase):
     name = "eager"
     efficiency = 0.5
     verified: ClassVar = ("NVIDIA H200, torch 2.11", "x86 CPU, torch 2.13")
-    limits: ClassVar = replace(TORCH_LIMITS, window=True, softcap=True, dropout=True)
+    limits: ClassVar = replace(TORCH_LIMITS, window=True, softcap=True, dropout=True, ragged=True)
 
     def workspace(self, case: Case) -> Workspace:
         # Matrices alive at the peak, measured on an H200. Forward: scores and probabilities. Backward: the kept
@@ -51,30 +54,57 @@ class Eager(BackendBase):
         return eager_signature(case, device)
 
     def prepare(self, case: Case, inputs: Inputs) -> Prepared:
+        if not case.is_ragged:
+            return autograd_prepared(case, inputs, _attention(case, inputs.q.device), "bhsd", strided=True)
         import torch
 
-        s = case.shape
-        group = s.nheads // s.nheads_k
-        seen = visibility_mask(case, inputs.q.device)
-        hidden = None if seen is None else seen.logical_not_()
-        empty_rows = hidden.all(-1, keepdim=True) if hidden is not None and has_empty_rows(case) else None
+        parts = [_attention(_dense(case, of), inputs.q.device) for of in case.sequences]
 
-        def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:  # (batch, nheads, seqlen, headdim)
-            q = q.reshape(s.batch * s.nheads_k, group * s.seqlen_q, s.headdim)
-            k = k.reshape(s.batch * s.nheads_k, s.seqlen_k, s.headdim)
-            v = v.reshape(s.batch * s.nheads_k, s.seqlen_k, s.headdim_v)
-            unread = torch.empty((), dtype=q.dtype, device=q.device).expand(q.shape[0], q.shape[1], s.seqlen_k)
-            scores = torch.baddbmm(unread, q, k.transpose(1, 2), beta=0, alpha=case.softmax_scale)
-            if case.softcap:
-                scores = case.softcap * torch.tanh(scores / case.softcap)
-            if hidden is not None:
-                scores.view(-1, s.seqlen_q, s.seqlen_k).masked_fill_(hidden, float("-inf"))
-            probabilities = torch.softmax(scores, dim=-1)
-            if empty_rows is not None:
-                probabilities = probabilities.view(-1, s.seqlen_q, s.seqlen_k).masked_fill(empty_rows, 0.0)
-                probabilities = probabilities.view(scores.shape)
-            if case.dropout_p:
-                probabilities = torch.nn.functional.dropout(probabilities, case.dropout_p)
-            return torch.bmm(probabilities, v).view(s.batch, s.nheads, s.seqlen_q, s.headdim_v)
+        def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:  # (total, nheads, headdim)
+            outs, at_q, at_k = [], 0, 0
+            for part, (count, seqlen_q, seqlen_k) in zip(parts, case.sequences, strict=True):
+                end_q, end_k = at_q + count * seqlen_q, at_k + count * seqlen_k
+                ours = (q[at_q:end_q], k[at_k:end_k], v[at_k:end_k])
+                by_heads = (t.unflatten(0, (count, -1)).transpose(1, 2) for t in ours)
+                outs.append(part(*by_heads).transpose(1, 2).flatten(0, 1))
+                at_q, at_k = end_q, end_k
+            return torch.cat(outs)
 
-        return autograd_prepared(case, inputs, attention, "bhsd", strided=True)
+        return autograd_prepared(case, inputs, attention, "thd", strided=True)
+
+
+def _dense(case: Case, of: Sequences) -> Case:
+    """Return the case of the sequences of one length."""
+    shape = replace(case.shape, batch=of.number, seqlen_q=of.seqlen_q, seqlen_k=of.seqlen_k)
+    return replace(case, shape=shape, lengths=())
+
+
+def _attention(case: Case, device: torch.device) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
+    """Return attention of tensors (batch, nheads, seqlen, headdim) of a dense case."""
+    import torch
+
+    s = case.shape
+    group = s.nheads // s.nheads_k
+    seen = visibility_mask(case, device)
+    hidden = None if seen is None else seen.logical_not_()
+    empty_rows = hidden.all(-1, keepdim=True) if hidden is not None and has_empty_rows(case) else None
+
+    def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        q = q.reshape(s.batch * s.nheads_k, group * s.seqlen_q, s.headdim)
+        k = k.reshape(s.batch * s.nheads_k, s.seqlen_k, s.headdim)
+        v = v.reshape(s.batch * s.nheads_k, s.seqlen_k, s.headdim_v)
+        unread = torch.empty((), dtype=q.dtype, device=q.device).expand(q.shape[0], q.shape[1], s.seqlen_k)
+        scores = torch.baddbmm(unread, q, k.transpose(1, 2), beta=0, alpha=case.softmax_scale)
+        if case.softcap:
+            scores = case.softcap * torch.tanh(scores / case.softcap)
+        if hidden is not None:
+            scores.view(-1, s.seqlen_q, s.seqlen_k).masked_fill_(hidden, float("-inf"))
+        probabilities = torch.softmax(scores, dim=-1)
+        if empty_rows is not None:
+            probabilities = probabilities.view(-1, s.seqlen_q, s.seqlen_k).masked_fill(empty_rows, 0.0)
+            probabilities = probabilities.view(scores.shape)
+        if case.dropout_p:
+            probabilities = torch.nn.functional.dropout(probabilities, case.dropout_p)
+        return torch.bmm(probabilities, v).view(s.batch, s.nheads, s.seqlen_q, s.headdim_v)
+
+    return attention

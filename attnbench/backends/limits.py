@@ -30,6 +30,7 @@ class Limits:
     dropout: bool = False
     unequal_causal: bool = True  # its causal mask is aligned bottom-right when seqlen_q != seqlen_k
     empty_rows: bool = True  # a query that sees no key gets output 0
+    ragged: bool = False  # sequences of unlike lengths in one batch
     on_cpu: bool = False
 
     def refusal(self, case: Case, device: Device) -> str | None:
@@ -89,14 +90,15 @@ class Limits:
         return None
 
     def _mask_refusal(self, case: Case) -> str | None:
-        s = case.shape
+        if case.is_ragged and not self.ragged:
+            return "no ragged batches"
         if case.window_size != (None, None) and not self.window:
             return "no sliding window"
         if case.softcap and not self.softcap:
             return "no softcap"
         if case.dropout_p and not self.dropout:
             return "no dropout"
-        if case.causal and 1 < s.seqlen_q != s.seqlen_k and not self.unequal_causal:
+        if case.causal and any(1 < of.seqlen_q != of.seqlen_k for of in case.sequences) and not self.unequal_causal:
             return "its causal mask is not bottom-right aligned when seqlen_q != seqlen_k"
         if has_empty_rows(case) and not self.empty_rows:
             return "no defined output for query rows that see no key (seqlen_q > seqlen_k)"
@@ -120,7 +122,7 @@ def has_empty_rows(case: Case) -> bool:
     Where the right side is limited and seqlen_q > seqlen_k, the first queries stand before the first key.
     """
     right = 0 if case.causal else case.window_size[1]
-    return right is not None and case.shape.seqlen_q - case.shape.seqlen_k > right
+    return right is not None and any(of.seqlen_q - of.seqlen_k > right for of in case.sequences)
 
 
 def _dotted(capability: Capability) -> str:

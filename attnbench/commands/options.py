@@ -16,6 +16,7 @@ import typer
 from attnbench.commands import complete
 from attnbench.commands.shared import one_of
 from attnbench.core.case import DATA, DIRECTIONS, DTYPES, LAYOUTS
+from attnbench.core.lengths import PATTERNS
 
 shape = partial(typer.Option, rich_help_panel="What to measure (lists multiply; each option replaces the suite's)")
 how = partial(typer.Option, rich_help_panel="How to measure")
@@ -174,6 +175,15 @@ class WhatToMeasure:
             help="The values of the inputs: normal, outliers (a large channel, and keys that take much of the "
             "attention), uniform, zeros. The time depends on them.",
             autocompletion=complete.several(DATA),
+        ),
+    ] = None
+    lengths: Annotated[
+        str | None,
+        shape(
+            metavar="NAMES",
+            help="Ragged batches: uniform, longtail, bimodal, zipf, documents, of --seqlen tokens in the mean, in "
+            "shuffled order or longtail/ascending, longtail/descending. Or a list, 4k+2*1k+1x16k, or 2q2k_32q1s16k.",
+            autocompletion=complete.several(("none", *PATTERNS)),
         ),
     ] = None
 

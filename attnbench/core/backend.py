@@ -68,6 +68,10 @@ class Inputs:
 
     q is (batch, seqlen_q, nheads, headdim), k (batch, seqlen_k, nheads_k, headdim), v (batch, seqlen_k, nheads_k,
     headdim_v). dout, the gradient of the output, is (batch, seqlen_q, nheads, headdim_v); None without a backward.
+
+    The sequences of a ragged batch lie one after the other, so that q is (1, total_q, nheads, headdim), k (1, total_k,
+    nheads_k, headdim) and so on (`Case.extent`). Sequence i has the queries cu_seqlens_q[i] to cu_seqlens_q[i + 1] - 1,
+    and its keys likewise: `cu_seqlens`.
     """
 
     q: Tensor
@@ -79,6 +83,18 @@ class Inputs:
     def nbytes(self) -> int:
         """Bytes of all tensors together."""
         return sum(t.numel() * t.element_size() for t in (self.q, self.k, self.v, self.dout) if t is not None)
+
+
+def cu_seqlens(case: Case, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Return cu_seqlens_q and cu_seqlens_k of a case: int32, (number of sequences + 1,), from 0 to the totals."""
+    import torch
+
+    numbers = [of.number for of in case.sequences]
+    found = []
+    for lengths in ([of.seqlen_q for of in case.sequences], [of.seqlen_k for of in case.sequences]):
+        each = torch.tensor(lengths).repeat_interleave(torch.tensor(numbers))
+        found.append(torch.cat([torch.zeros(1, dtype=torch.int64), each.cumsum(0)]).to(device, torch.int32))
+    return found[0], found[1]
 
 
 def torch_dtype(case: Case) -> torch.dtype:

@@ -9,7 +9,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, ClassVar, Literal, get_args
+from typing import Any, ClassVar, Literal, NamedTuple, get_args
 
 Dtype = Literal["bf16", "fp16", "fp32", "fp8"]
 DTYPES: tuple[Dtype, ...] = get_args(Dtype)
@@ -34,8 +34,11 @@ class Shape:
     """The sizes of one attention call.
 
     q is (batch, seqlen_q, nheads, headdim), k is (batch, seqlen_k, nheads_k, headdim), v is (batch, seqlen_k,
-    nheads_k, headdim_v), out is (batch, seqlen_q, nheads, headdim_v). With nheads_k < nheads (grouped heads, GQA; MQA
-    where it is 1), query head h uses key head h // (nheads // nheads_k).
+    nheads_k, headdim_v), out is (batch, seqlen_q, nheads, headdim_v). Of a ragged batch (`Case.lengths`) batch is the
+    number of its sequences, and seqlen_q and seqlen_k are those of the longest.
+
+    With nheads_k < nheads (grouped heads, GQA; MQA where it is 1), query head h uses key head h // (nheads //
+    nheads_k).
 
     Raises ValueError for a size below 1, and where nheads is not a multiple of nheads_k.
     """
@@ -58,13 +61,32 @@ class Shape:
             raise ValueError(f"nheads ({self.nheads}) must be a multiple of nheads_k ({self.nheads_k})")
 
 
+class Sequences(NamedTuple):
+    """Sequences of one length that follow each other in a batch."""
+
+    number: int
+    seqlen_q: int
+    seqlen_k: int
+
+
+def sizes_of(lengths: tuple[tuple[int, ...], ...]) -> tuple[int, int, int]:
+    """Return batch, seqlen_q and seqlen_k of the shape of a ragged batch."""
+    numbers, queries, keys = zip(*lengths, strict=True)
+    return sum(numbers), max(queries), max(keys)
+
+
 @dataclass(frozen=True)
 class Case:
     """One attention problem to measure: sizes, dtype, direction and mask.
 
+    A ragged batch has sequences of unlike `lengths`. Its tensors hold them one after the other, as one batch entry:
+    `extent` has their sizes. A query sees keys of its own sequence only.
+
     Query i stands at key position i + seqlen_k - seqlen_q (masks are aligned bottom-right). It sees the keys from
     `window_size[0]` positions before that to `window_size[1]` positions after it, and with `causal` none after it.
     A query that sees no key has output 0. fp8 is forward only (core/fp8.py).
+
+    Raises ValueError where `lengths` are not those of the shape, or all alike, which is a dense batch.
     """
 
     strict: ClassVar[bool] = True  # see core/json.py: an unknown field would make it another case
@@ -78,6 +100,18 @@ class Case:
     dropout_p: float = 0.0  # probability that an attention weight is dropped; 0: off
     layout: Layout = "native"  # how q, k and v lie in memory: core/layouts.py
     data: Data = "normal"  # the values of q, k, v and dout: worker/inputs.py
+    lengths: tuple[tuple[int, ...], ...] = ()  # of a ragged batch, in its order: (number, seqlen_q, seqlen_k), ...
+
+    def __post_init__(self) -> None:
+        if not self.lengths:
+            return
+        s = self.shape
+        if any(len(of) != 3 or min(of) < 1 for of in self.lengths):
+            raise ValueError("lengths are (number, seqlen_q, seqlen_k), each at least 1")
+        if len({of[1:] for of in self.lengths}) == 1:
+            raise ValueError("lengths that are all alike are those of a dense batch")
+        if sizes_of(self.lengths) != (s.batch, s.seqlen_q, s.seqlen_k):
+            raise ValueError(f"{sizes_of(self.lengths)} by the lengths is not batch, seqlen_q and seqlen_k of {s}")
 
     @cached_property
     def key(self) -> str:
@@ -101,6 +135,25 @@ class Case:
         """Return a hash that is computed only once (a report looks up cases some 100,000 times) and is the same in
         every process."""
         return self._hash
+
+    @property
+    def is_ragged(self) -> bool:
+        """Whether its sequences have unlike lengths."""
+        return bool(self.lengths)
+
+    @cached_property
+    def sequences(self) -> tuple[Sequences, ...]:
+        """The sequences of the batch in their order, those of one length that follow each other together."""
+        s = self.shape
+        return tuple(Sequences(*of) for of in self.lengths) or (Sequences(s.batch, s.seqlen_q, s.seqlen_k),)
+
+    @cached_property
+    def extent(self) -> Shape:
+        """The sizes of the tensors: `shape`, or one batch entry that holds all sequences of a ragged batch."""
+        if not self.lengths:
+            return self.shape
+        total_q, total_k = (sum(of.number * of[i] for of in self.sequences) for i in (1, 2))
+        return dataclasses.replace(self.shape, batch=1, seqlen_q=total_q, seqlen_k=total_k)
 
     @property
     def softmax_scale(self) -> float:

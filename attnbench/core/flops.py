@@ -6,6 +6,8 @@ All are properties of the case alone, whatever backend computes it.
 offset = seqlen_k - seqlen_q the mask is a band of diagonals: query i sees key j where lo <= j - i <= hi, with
 hi = offset + right and lo = offset - left. Causal limits `right` to 0 (flash-attn's bottom-right alignment).
 
+Of a ragged batch pairs, FLOPs and bytes are sums over its sequences.
+
 **FLOPs.** One pair costs, for each query head and batch entry, one multiply and one add per element of each product:
 
     forward    S = q k^T (headdim), out = P v (headdim_v)                     2 (headdim + headdim_v)
@@ -78,18 +80,20 @@ def flops(case: Case, convention: Convention = "exact") -> float:
     Raises ValueError for an unknown convention.
     """
     s = case.shape
-    if convention == "exact" or (convention == "fa" and not case.causal):
-        pairs = float(visible_pairs(s.seqlen_q, s.seqlen_k, case.causal, case.window_size))
-    elif convention == "fa":
-        pairs = s.seqlen_q * s.seqlen_k / 2
-    else:
-        raise ValueError(f'unknown FLOPs convention "{convention}"; known: exact, fa')
+    if convention not in CONVENTIONS:
+        raise ValueError(f'unknown FLOPs convention "{convention}"; known: {", ".join(CONVENTIONS)}')
+    pairs = 0.0  # over all sequences
+    for count, seqlen_q, seqlen_k in case.sequences:
+        if convention == "fa" and case.causal:
+            pairs += count * seqlen_q * seqlen_k / 2
+        else:
+            pairs += count * visible_pairs(seqlen_q, seqlen_k, case.causal, case.window_size)
     per_pair = 0
     if case.has_forward:
         per_pair += 2 * (s.headdim + s.headdim_v)
     if case.has_backward:
         per_pair += 2 * (3 * s.headdim + 2 * s.headdim_v)
-    return per_pair * pairs * s.batch * s.nheads
+    return per_pair * pairs * s.nheads
 
 
 @cache
@@ -102,13 +106,13 @@ def ideal_bytes(case: Case) -> int:
     log-sum-exp is not counted: whether and how to keep it is the implementation's choice. For fp8, q, k and v have one
     byte per element and out two.
     """
-    s = case.shape
-    lo, hi = diagonals(s.seqlen_q, s.seqlen_k, case.causal, case.window_size)
-    rows_q = s.batch * s.nheads
-    rows_k = s.batch * s.nheads_k
-    seen_q = rows_q * _columns_touched(-hi, -lo, s.seqlen_k, s.seqlen_q)  # queries that see a key
-    seen_k = rows_k * _columns_touched(lo, hi, s.seqlen_q, s.seqlen_k)  # keys that a query sees
-    rows_q, rows_k = rows_q * s.seqlen_q, rows_k * s.seqlen_k
+    s = case.extent
+    seen_q = seen_k = 0
+    for count, seqlen_q, seqlen_k in case.sequences:
+        lo, hi = diagonals(seqlen_q, seqlen_k, case.causal, case.window_size)
+        seen_q += count * s.nheads * _columns_touched(-hi, -lo, seqlen_k, seqlen_q)  # queries that see a key
+        seen_k += count * s.nheads_k * _columns_touched(lo, hi, seqlen_q, seqlen_k)  # keys that a query sees
+    rows_q, rows_k = s.batch * s.nheads * s.seqlen_q, s.batch * s.nheads_k * s.seqlen_k
     d, dv = s.headdim, s.headdim_v
     operands = seen_q * d + seen_k * (d + dv)  # q, k, v, in each pass
     passes = case.has_forward + case.has_backward

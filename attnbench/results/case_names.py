@@ -10,6 +10,7 @@ from functools import cache
 from typing import Any
 
 from attnbench.core.case import DIRECTIONS, DTYPES, Case
+from attnbench.core.lengths import describe
 from attnbench.core.record import Status
 from attnbench.core.sizes import format_size
 
@@ -31,7 +32,7 @@ ENDINGS: Mapping[Status, str] = {
 }
 NOTHING = "-"  # measured, but this metric has no value
 
-_PLACED = {"shape", "dtype", "direction", "causal", "window_size"}  # fields that other parts of a name tell
+_PLACED = {"shape", "dtype", "direction", "causal", "window_size", "lengths"}  # fields that other parts of a name tell
 _USUAL = {f.name: f.default for f in dataclasses.fields(Case) if f.name not in _PLACED}
 
 
@@ -103,7 +104,8 @@ def case_rank(case: Case) -> tuple[Any, ...]:
     """Return the sort key of cases in every report: dtype, headdim, mask, direction, then lengths."""
     s = case.shape
     kind = (DTYPES.index(case.dtype), s.headdim, s.headdim_v, mask_rank(case), DIRECTIONS.index(case.direction))
-    return (*kind, s.seqlen_k, s.seqlen_q, s.batch, s.nheads, s.nheads_k, case.softcap, case.dropout_p, case.key)
+    sizes = (pattern(case), seqlen(case), s.seqlen_q, s.batch, s.nheads, s.nheads_k)
+    return (*kind, *sizes, case.softcap, case.dropout_p, case.key)
 
 
 def grouped(case: Case) -> bool:
@@ -116,8 +118,20 @@ def lengths_differ(case: Case) -> bool:
     return case.shape.seqlen_q != case.shape.seqlen_k
 
 
+def seqlen(case: Case) -> int:
+    """Return seqlen_k; of a ragged batch the mean, rounded down."""
+    return case.extent.seqlen_k // case.shape.batch if case.is_ragged else case.shape.seqlen_k
+
+
+def pattern(case: Case) -> str:
+    """Return the lengths of a ragged batch in a few words, "longtail"; "" for a dense one."""
+    return describe(case.lengths) if case.is_ragged else ""
+
+
 def lengths(case: Case) -> str:
-    """Return the length as "16k", or as "1x16k" for one query on 16k keys."""
+    """Return the length as "16k", as "1x16k" for one query on 16k keys, or as "longtail 16x1k" for a ragged batch."""
+    if case.is_ragged:
+        return f"{pattern(case)} {case.shape.batch}x{format_size(seqlen(case))}"
     keys = format_size(case.shape.seqlen_k)
     return f"{format_size(case.shape.seqlen_q)}x{keys}" if lengths_differ(case) else keys
 

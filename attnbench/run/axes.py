@@ -14,8 +14,9 @@ from typing import Annotated, Any, NamedTuple
 import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
-from attnbench.core.case import DATA, DIRECTIONS, DTYPES, LAYOUTS, Case, Shape
+from attnbench.core.case import DATA, DIRECTIONS, DTYPES, LAYOUTS, Case, Shape, sizes_of
 from attnbench.core.errors import UserError, did_you_mean
+from attnbench.core.lengths import MOST_SEQUENCES, Lengths, RaggedLengths, parse_lengths
 from attnbench.core.sizes import (
     Window,
     format_size,
@@ -73,6 +74,7 @@ class Axes(BaseModel):
     dropout: Text | None = None
     layout: Text | None = None
     data: Text | None = None
+    lengths: Text | None = None
 
 
 def overlay(below: Axes, above: Axes) -> Axes:
@@ -144,6 +146,7 @@ AXES: Mapping[str, Axis] = {  # by the fields of Axes
     "dropout": Axis(partial(parse_numbers, what="dropout", below=1), lambda c: c.dropout_p, "{:g}".format, 0.0),
     "layout": Axis(partial(_parse_names, known=LAYOUTS, what="layout"), lambda c: c.layout, usual="native"),
     "data": Axis(partial(_parse_names, known=DATA, what="data"), lambda c: c.data, usual="normal"),
+    "lengths": Axis(parse_lengths, lambda c: c.lengths),
 }
 
 
@@ -156,23 +159,27 @@ def parsed(axes: Axes) -> dict[str, Sequence[Any]]:
 def expand(axes: Axes, tokens: Item | None, hidden: Item | None) -> list[Case]:
     """Return the product of the axes as cases.
 
-    Where the axes have no batch, it is tokens / seqlen; where they have no query heads, there are hidden / headdim.
+    Where the axes have no batch, it is tokens / seqlen, and at least 2 of a ragged one; where they have no query heads,
+    there are hidden / headdim. Of a ragged batch seqlen is the mean length, unless the lengths are a list.
     Raises UserError.
     """
-    if axes.seqlen is None:
-        raise UserError("axes: seqlen is missing")
     values = {name: (axis.usual,) for name, axis in AXES.items()} | parsed(axes)
+    if axes.seqlen is None and not all(of and of.fixed for of in values["lengths"]):
+        raise UserError("axes: seqlen is missing")
     total = parse_size(str(tokens), "tokens") if tokens is not None else 16384
     width = parse_size(str(hidden), "hidden") if hidden is not None else 2048
     masks = list(dict.fromkeys(_mask(causal, window) for causal in values["causal"] for window in values["window"]))
-    rest = ("softcap", "dropout", "layout", "data", "direction", "nheads", "nheads_k", "seqlen", "seqlen_q", "batch")
+    rest = (
+        *("softcap", "dropout", "layout", "data", "direction"),
+        *("nheads", "nheads_k", "lengths", "seqlen", "seqlen_q", "batch"),
+    )
     product = [values["dtype"], values["headdim"], masks, *(values[name] for name in rest)]
     count = math.prod(map(len, product))
     if count > MAX_CASES:
         raise UserError(f"that is {count} cases, more than the {MAX_CASES} that a run may have; give fewer sizes")
     cases = []
     for dtype, (d, dv), (mask, window), cap, drop, layout, data, *rest_of_it in itertools.product(*product):
-        direction, n, nk, sk, sq, b = rest_of_it
+        direction, n, nk, ragged, sk, sq, b = rest_of_it
         heads = n or max(1, width // d)
         heads_k = nk or heads
         if heads % heads_k:
@@ -180,9 +187,26 @@ def expand(axes: Axes, tokens: Item | None, hidden: Item | None) -> list[Case]:
                 f"nheads-k: {heads} query heads (headdim {d}) are not a multiple of {heads_k} key heads; "
                 "choose a divisor, or give --nheads too"
             )
+        lengths = _lengths(ragged, b or max(2, total // (sk or 1)), sk, sq) if ragged else ()
+        if lengths:
+            b, sq, sk = sizes_of(lengths)
+            if drop or layout != "native":
+                what = f"dropout {drop:g}" if drop else f"layout {layout}"
+                raise UserError(f"lengths: {what} of a ragged batch cannot be measured yet; leave out one of them")
         shape = Shape(b or max(1, total // sk), sq or sk, sk, heads, heads_k, d, dv)
-        cases.append(Case(shape, dtype, direction, mask, window, cap, drop, layout, data))
+        cases.append(Case(shape, dtype, direction, mask, window, cap, drop, layout, data, lengths))
     return cases
+
+
+def _lengths(ragged: RaggedLengths, batch: int, mean: int, seqlen_q: int | None) -> Lengths:
+    """Return the lengths of a batch. Raises UserError where a pattern cannot have them."""
+    if ragged.pattern and seqlen_q:
+        raise UserError(f"lengths: {ragged.text} has as many queries as keys; leave out --seqlen-q, or give a list")
+    if ragged.pattern and batch < 2:
+        raise UserError(f"lengths: {ragged.text}: a batch of one sequence is dense; give --batch 2 or more")
+    if ragged.pattern and batch > MOST_SEQUENCES:
+        raise UserError(f"lengths: {ragged.text}: {batch} sequences; at most {MOST_SEQUENCES} in a batch")
+    return ragged.resolve(batch, mean)
 
 
 def _mask(causal: bool, window: Window | None) -> tuple[bool, Window]:
@@ -201,4 +225,7 @@ def matches(axes: Axes, case: Case) -> bool:
     wanted = parsed(axes)
     if "window" in wanted:
         wanted["window"] = [_mask(case.causal, window)[1] for window in wanted["window"]]
+    if "lengths" in wanted:
+        ours = any(of.matches(case) if of else not case.is_ragged for of in wanted["lengths"])
+        wanted["lengths"] = [case.lengths] if ours else []
     return all(AXES[name].of(case) in values for name, values in wanted.items())

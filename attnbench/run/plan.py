@@ -104,7 +104,7 @@ def _tensor_bytes(case: Case) -> int:
     The gradients of packed inputs are in memory once more, as parts of one tensor. The inputs of an fp8 case are given
     in bf16.
     """
-    s, size = case.shape, RESULT_ITEMSIZE[case.dtype]
+    s, size = case.extent, RESULT_ITEMSIZE[case.dtype]
     rows = s.batch * s.seqlen_q * s.nheads * (s.headdim + s.headdim_v)
     keys = s.batch * s.seqlen_k * s.nheads_k * (s.headdim + s.headdim_v)
     packed = s.batch * s.seqlen_q * (s.nheads + 2 * s.nheads_k) * s.headdim if case.layout == "packed" else 0

@@ -37,7 +37,7 @@ def make(case: Case, device: str, seed: int) -> Inputs:
     """
     import torch
 
-    s = case.shape
+    s = case.extent
     text = json.dumps([dataclasses.asdict(s), case.dtype, seed], sort_keys=True)
     generator = torch.Generator(device).manual_seed(int.from_bytes(hashlib.sha256(text.encode()).digest()[:7], "big"))
 

@@ -26,7 +26,7 @@ def most_bytes(job: Job) -> int | None:
     free = host_free()
     if free is None:
         return None
-    s = job.case.shape
+    s = job.case.extent
     scores = 4 * s.batch * s.nheads * s.seqlen_q * s.seqlen_k
     threads = THREAD * (os.cpu_count() or 1)
     return min(ROOM + threads + 2 * job.forecast.nbytes + SCORES * scores, int(SHARE * free))

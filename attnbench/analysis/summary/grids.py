@@ -60,6 +60,7 @@ _AXES: dict[str, _Axis] = {
     "data": _Axis(
         lambda c: DATA.index(c.case.data), lambda c: "" if c.case.data == "normal" else f"data {c.case.data}"
     ),
+    "lengths": _Axis(lambda c: case_names.pattern(c.case), lambda c: case_names.pattern(c.case)),
     "direction": _Axis(lambda c: DIRECTIONS.index(c.case.direction), lambda c: c.case.direction),
     "backend": _Axis(lambda c: case_names.backend_rank(c.backend), lambda c: c.backend_name),
     "nheads": _Axis(
@@ -76,9 +77,9 @@ _AXES: dict[str, _Axis] = {
         lambda c: f"q{format_size(c.case.shape.seqlen_q)}",
     ),
     _ROW: _Axis(
-        lambda c: c.case.shape.seqlen_k,
-        lambda c: f"seqlen {format_size(c.case.shape.seqlen_k)}",
-        lambda c: format_size(c.case.shape.seqlen_k),
+        lambda c: case_names.seqlen(c.case),
+        lambda c: f"seqlen {format_size(case_names.seqlen(c.case))}",
+        lambda c: format_size(case_names.seqlen(c.case)),
     ),
 }
 _IMPLIED = ("nheads", "batch", "seqlen_q")  # make tables only where row and column do not tell them
@@ -290,7 +291,7 @@ def _details(cells: Sequence[Cell], row: str, column: str) -> tuple[str, list[st
     row_extra: list[str] = []
     column_extra: list[str] = []
     for axis in (a for a in _IMPLIED if a not in (row, column)):
-        tokens = {c.case.shape.batch * c.case.shape.seqlen_k for c in cells}
+        tokens = {c.case.extent.batch * c.case.extent.seqlen_k for c in cells}
         if len({_AXES[axis].value(c) for c in cells}) == 1:
             told.append(_AXES[axis].label(cells[0]))
         elif axis == "batch" and len(tokens) == 1:
@@ -315,5 +316,5 @@ def _heads(case: Case) -> str:
 def _but_mask(case: Case) -> tuple[Any, ...]:
     """Return what sets grids of memory on a device apart: all of a case but its mask, batch and lengths."""
     s = case.shape
-    kind = case.dtype, s.headdim, s.headdim_v, case.direction, case_names.extras(case)
+    kind = case.dtype, s.headdim, s.headdim_v, case.direction, case_names.extras(case), case_names.pattern(case)
     return *kind, s.nheads, s.nheads_k, case_names.lengths_differ(case)

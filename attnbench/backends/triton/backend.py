@@ -5,12 +5,12 @@ from __future__ import annotations
 import functools
 import importlib.util
 import os
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from attnbench.backends.base import BackendBase, autograd_prepared
 from attnbench.backends.libraries import installed_version, missing, probe_of_failed_import, version_numbers
 from attnbench.backends.limits import Limits
-from attnbench.core.backend import Prepared, Probe, Signature, Workspace
+from attnbench.core.backend import Prepared, Probe, Signature, Workspace, cu_seqlens
 from attnbench.core.case import DTYPES, Case
 from attnbench.core.fp8 import quantize_inputs
 from attnbench.core.machine import Device
@@ -37,6 +37,7 @@ class Triton(BackendBase):
         headdim_v=True,
         window=True,
         softcap=True,
+        ragged=True,
         on_cpu=True,
     )
 
@@ -60,7 +61,7 @@ class Triton(BackendBase):
         return _fp8_refusal(case, device) if reason is None and case.dtype == "fp8" else reason
 
     def workspace(self, case: Case) -> Workspace:
-        s = case.shape
+        s = case.extent
         row = 4 * s.batch * s.nheads * s.seqlen_q  # one float32 per query
         # A backward has a padded copy of the log-sum-exp, and delta.
         return Workspace(nbytes=row * (3 if case.has_backward else 1), what="log-sum-exp and delta", passes=2.0)
@@ -72,15 +73,24 @@ class Triton(BackendBase):
         return Signature(forward + (("^_delta$", "^_dk_dv$", "^_dq$") if case.has_backward else ()))
 
     def prepare(self, case: Case, inputs: Inputs) -> Prepared:
-        from attnbench.backends.triton.attention import attention
+        from attnbench.backends.triton.attention import attention, attention_varlen
 
-        fn = functools.partial(
-            attention,
-            causal=case.causal,
-            window_size=case.window_size,
-            softcap=case.softcap,
-            softmax_scale=case.softmax_scale,
-        )
+        options: dict[str, Any] = {
+            "causal": case.causal,
+            "window_size": case.window_size,
+            "softcap": case.softcap,
+            "softmax_scale": case.softmax_scale,
+        }
+        if case.is_ragged:
+            s = case.shape
+            cu_q, cu_k = cu_seqlens(case, inputs.q.device)
+
+            def ragged(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+                out: Tensor = attention_varlen(q, k, v, cu_q, cu_k, s.seqlen_q, s.seqlen_k, **options)
+                return out
+
+            return autograd_prepared(case, inputs, ragged, "thd", strided=True)
+        fn = functools.partial(attention, **options)
         if case.dtype == "fp8":
             operands, descale = quantize_inputs(inputs)
             if case.layout == "native":
@@ -114,6 +124,8 @@ def _interpreter_refusal(case: Case, device: Device) -> str | None:
 
 
 def _fp8_refusal(case: Case, device: Device) -> str | None:
+    if case.is_ragged:
+        return "fp8 of ragged batches is not wired up"
     if case.has_backward:
         return "fp8 is forward only"
     if device.name.startswith("AMD"):

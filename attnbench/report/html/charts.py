@@ -99,9 +99,10 @@ def charts(cells: Sequence[Cell], note: str = "") -> Charts:
     for panel, members in panels.items():
         marks = Counter[int]()  # crosses at each length, which figures stack
         tried_here = {c.backend for c in members if c.status != "skipped"}
-        fastest = {n: _fastest(of_shape) for n, of_shape in _grouped(members, lambda c: c.case.shape.seqlen_k).items()}
+        by_length = _grouped(members, lambda c: case_names.seqlen(c.case))
+        fastest = {n: _fastest(of_shape) for n, of_shape in by_length.items()}
         for cell in members:
-            length = cell.case.shape.seqlen_k
+            length = case_names.seqlen(cell.case)
             marked = cell.status != "ok" and cell.backend in tried_here
             slot = marks[length] if marked else None
             marks[length] += marked
@@ -140,7 +141,7 @@ def _split(
     title: str, cells: list[Cell], by: Sequence[Callable[[Cell], str]] = _FURTHER_TITLE_PARTS
 ) -> dict[str, list[Cell]]:
     """Split a panel by further parts of a title, until a backend has one cell at each length."""
-    if not by or len({(c.backend, c.case.shape.seqlen_k) for c in cells}) == len(cells):
+    if not by or len({(c.backend, case_names.seqlen(c.case)) for c in cells}) == len(cells):
         return {title: cells}
     groups = _grouped(cells, by[0])
     named = {f"{title} {name}" if len(groups) > 1 else title: found for name, found in groups.items()}
@@ -180,7 +181,7 @@ def _row(cell: Cell, slot: int | None, eager: tuple[float, float] | None) -> Row
         "mask": case_names.mask(case),
         "pass": case.direction,
         "other": ", ".join(filter(None, (_queries(case), *case_names.extras(case)))),
-        "seqlen": shape.seqlen_k,
+        "seqlen": case_names.seqlen(cell.case),
         "batch": shape.batch,
         "heads": case_names.heads(case),
         "status": "ok" if ok else case_names.ENDINGS[cell.status],

@@ -52,7 +52,7 @@ class CudaMemory:
         import torch
 
         self.empty_cache()
-        s = case.shape
+        s = case.extent
         rows = [(s.batch, s.seqlen_q, s.nheads, s.headdim_v), (s.batch, s.seqlen_q, s.nheads, s.headdim)]
         keys = [(s.batch, s.seqlen_k, s.nheads_k, s.headdim_v), (s.batch, s.seqlen_k, s.nheads_k, s.headdim)]
         shapes = rows + keys if case.has_backward else rows[:1]

@@ -63,7 +63,7 @@ def _by_heads(case: Case, keys: Tensor, by_key: Tensor, by_row: Tensor, rows: Te
     `keys` and `by_key` (k and dk, or v and dv) as (heads, seqlen_k, d); `by_row` and `rows` (dq and q, or out and dout)
     as (heads, seqlen_q * group, d).
     """
-    s = case.shape
+    s = case.extent
     group = s.nheads // s.nheads_k
     step = max(1, CHUNK // (max(s.seqlen_k, s.seqlen_q * group) * max(s.headdim, s.headdim_v)))
     precise = reference_dtype(case, keys.device)

@@ -17,6 +17,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from attnbench.core import flops, fp8
@@ -73,6 +74,10 @@ class ErrorProfile:
 
         rows = t.square().sum(-1, keepdim=True).flatten(2).to(torch.float64)
         return cls(t.abs().flatten(2).amax((0, 2)), rows.sum((0, 2)), rows.square().sum((0, 2)))
+
+    def ordered(self, order: Tensor) -> ErrorProfile:
+        """Return the profile with its positions in another order."""
+        return ErrorProfile(self.largest[order], self.square[order], self.fourth[order])
 
     def combined(self, other: ErrorProfile) -> ErrorProfile:
         """Return the profile of the pairs of both."""
@@ -155,7 +160,7 @@ def compute_reference(
 
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("highest")  # a backend may have allowed TF32
-    s, precise = case.shape, reference_dtype(case, inputs.q.device)
+    s, precise = case.extent, reference_dtype(case, inputs.q.device)
     scores_in: tuple[torch.dtype | None, ...] = () if kept is None else (None,)
     if hard or case.data == "outliers":
         scores_in = (torch.float32, torch_dtype(case))
@@ -316,13 +321,29 @@ def probabilities(case: Case, rows: Tensor, scores: Tensor) -> Tensor:
 
 
 def visible_keys(case: Case, rows: Tensor) -> Tensor:
-    """Return which keys each query row of `rows` (...) sees, (..., seqlen_k) bool.
+    """Return which keys each query row of `rows` (...) sees, (..., seqlen_k) bool, by their places in the tensors.
 
-    Causal masks and windows are aligned bottom-right.
+    Causal masks and windows are aligned bottom-right in each sequence.
     """
     import torch
 
-    s = case.shape
-    first, last = flops.diagonals(s.seqlen_q, s.seqlen_k, case.causal, case.window_size)
-    keys = torch.arange(s.seqlen_k, device=rows.device)
-    return (keys >= rows[..., None] + first) & (keys <= rows[..., None] + last)
+    keys = torch.arange(case.extent.seqlen_k, device=rows.device)
+    first, last = (bound[rows][..., None] for bound in _key_bounds(case, rows.device))
+    return (keys >= first) & (keys <= last)
+
+
+@lru_cache(maxsize=4)
+def _key_bounds(case: Case, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Return the first and the last key that each query sees, (seqlen_q,) int64; first > last where it sees none."""
+    import torch
+
+    firsts, lasts = [], []
+    start = 0  # key of the sequence
+    for count, seqlen_q, seqlen_k in case.sequences if case.is_ragged else [(1, *case.sequences[0][1:])]:
+        low, high = flops.diagonals(seqlen_q, seqlen_k, case.causal, case.window_size)
+        row = torch.arange(seqlen_q)
+        starts = start + seqlen_k * torch.arange(count)[:, None]
+        firsts.append((starts + (row + low).clamp(min=0)).flatten())
+        lasts.append((starts + (row + high).clamp(max=seqlen_k - 1)).flatten())
+        start += count * seqlen_k
+    return torch.cat(firsts).to(device), torch.cat(lasts).to(device)

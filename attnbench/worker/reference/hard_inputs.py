@@ -66,7 +66,7 @@ def make_hard(case: Case, device: torch.device, seed: int) -> Inputs:
     """Return hard inputs of a case on a device, from a seed; dout is standard normal."""
     import torch
 
-    s, dtype = case.shape, torch_dtype(case)
+    s, dtype = case.extent, torch_dtype(case)
     generator = torch.Generator(device).manual_seed(seed)
 
     def normal(*size: int) -> Tensor:
@@ -111,7 +111,7 @@ def _signs(case: Case, device: torch.device) -> Tensor:
     """Return by which sign each query is shifted, (seqlen_q, nheads): 0, 1 or -1, all three in the last section."""
     import torch
 
-    s = case.shape
+    s = case.extent
     row = torch.arange(s.seqlen_q, device=device)[:, None]
     head = torch.arange(s.nheads, device=device)
     section = row * SECTIONS // s.seqlen_q

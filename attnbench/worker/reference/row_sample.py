@@ -19,7 +19,7 @@ import os
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from attnbench.core.backend import Inputs
+from attnbench.core.backend import Inputs, cu_seqlens
 from attnbench.core.case import Case
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ def draw_seed() -> int:
 
 def reference_flops(case: Case) -> float:
     """Return the FLOPs of a reference of all rows: exact results and eager's, masked pairs too."""
-    s = case.shape
+    s = case.extent
     products = 6 * (s.headdim + s.headdim_v) if case.has_backward else 2 * (s.headdim + s.headdim_v)
     return 2.0 * products * s.batch * s.nheads * s.seqlen_q * s.seqlen_k
 
@@ -80,11 +80,11 @@ def choose_rows(
     """Choose all rows where a reference costs at most `full_flops`; else as many as `share` of SCORE_BUDGET allows.
 
     At most `most` rows of each head are chosen. The first and the last row of every head are among them, with `run` the
-    last `run` rows.
+    last `run` rows; of a ragged batch the first and the last row of each sequence, or of some where these are too many.
     """
     import torch
 
-    s = case.shape
+    s = case.extent
     generator = torch.Generator().manual_seed(seed + 1)
     budget = int(share * SCORE_BUDGET["cpu" if device.type == "cpu" else "cuda"])
     group = s.nheads // s.nheads_k
@@ -100,11 +100,11 @@ def choose_rows(
         at = torch.cat([at[:1], inner.sort().values, at[-1:]])
     rows = torch.arange(s.seqlen_q)[None, :, None].expand(chosen, -1, group)
     if count < s.seqlen_q:
-        last = max(1, min(run, count // 2))
-        first_and_last = torch.cat([torch.zeros(1, dtype=torch.int64), torch.arange(s.seqlen_q - last, s.seqlen_q)])
-        ends = first_and_last[:, None].expand(-1, chosen * group)
-        drawn = 1 + _one_of_each_section(s.seqlen_q - 1 - last, count - 1 - last, chosen * group, generator)
-        rows = torch.cat([ends[:1], drawn, ends[1:]]).unflatten(1, (chosen, group)).transpose(0, 1).contiguous()
+        ends = _ends(case, max(1, min(run, count // 2)), count, generator)
+        others = torch.ones(s.seqlen_q, dtype=torch.bool).index_fill(0, ends, False).nonzero().flatten()
+        drawn = others[_one_of_each_section(len(others), count - len(ends), chosen * group, generator)]
+        rows = torch.cat([ends[:, None].expand(-1, chosen * group), drawn]).sort(0).values
+        rows = rows.unflatten(1, (chosen, group)).transpose(0, 1).contiguous()
     everything = chosen == pairs and count == s.seqlen_q
     return RowSample(
         (at // s.nheads_k).to(device),
@@ -114,6 +114,22 @@ def choose_rows(
         all_rows=count == s.seqlen_q,
         seed=None if everything else seed,
     )
+
+
+def _ends(case: Case, run: int, most: int, generator: torch.Generator) -> Tensor:
+    """Return the first row and the last `run` rows, and ends of a ragged batch's sequences, up to half of `most`."""
+    import torch
+
+    total = case.extent.seqlen_q
+    ends = torch.cat([torch.zeros(1, dtype=torch.int64), torch.arange(total - run, total)])
+    if case.is_ragged:
+        cu_seqlens_q, _ = cu_seqlens(case, torch.device("cpu"))
+        inner = cu_seqlens_q[1:-1].long()
+        inner = torch.cat([inner - 1, inner])
+        inner = inner[torch.randperm(len(inner), generator=generator)[: max(0, most // 2 - len(ends))]]
+        ends = torch.cat([ends, inner])
+    unique: Tensor = ends.unique()
+    return unique
 
 
 def _one_of_each_section(rows: int, count: int, heads: int, generator: torch.Generator) -> Tensor:
@@ -134,7 +150,7 @@ def check_inputs(case: Case, inputs: Inputs, sample: RowSample) -> Inputs:
 
     if inputs.dout is None or sample.all_rows:
         return inputs
-    s = case.shape
+    s = case.extent
     group = s.nheads // s.nheads_k
     hidden = torch.zeros(s.batch, s.seqlen_q, s.nheads_k, group, dtype=torch.bool, device=inputs.dout.device)
     hidden[sample.batch, :, sample.head] = True

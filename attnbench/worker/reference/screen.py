@@ -49,6 +49,7 @@ class Refused(Exception):
 def is_screened(case: Case, device: torch.device) -> bool:
     """Whether rows of a case are sampled in its check, and torch's fused kernels compute what it asks for."""
     plain = case.window_size == (None, None) and not case.softcap and not case.dropout_p and case.dtype != "fp8"
+    plain = plain and not case.is_ragged
     s = case.shape
     unequal = case.causal and 1 < s.seqlen_q != s.seqlen_k  # a CPU's kernel aligns top-left
     if not plain or (unequal and (device.type == "cpu" or s.seqlen_q > s.seqlen_k)):

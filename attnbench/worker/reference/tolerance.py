@@ -39,7 +39,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from attnbench.core.backend import operand_dtype, torch_dtype
+from attnbench.core.backend import cu_seqlens, operand_dtype, torch_dtype
 from attnbench.core.case import Case
 from attnbench.core.record import Accuracy, TensorError
 from attnbench.worker.reference.exact_attention import ROW_RESULTS, ErrorProfile, Reference
@@ -125,7 +125,7 @@ def _check_form(case: Case, name: str, results: Mapping[str, Tensor]) -> None:
     """Raise ValueError where a result is missing or has another type, shape or dtype than the case's."""
     import torch
 
-    s = case.shape
+    s = case.extent
     d = s.headdim if name in ("dq", "dk") else s.headdim_v
     shape = (s.batch, s.seqlen_q, s.nheads, d) if name in ROW_RESULTS else (s.batch, s.seqlen_k, s.nheads_k, d)
     if name not in results:
@@ -170,12 +170,16 @@ def _worst_error(
     rounding, expected = reference.rounding.get(name, none), reference.eager_rounding.get(name, none)
     peaks = torch.stack([found.largest, eager.largest, size.largest, rounding.largest, expected.largest])
     squares = torch.stack([found.square, eager.square, size.square, rounding.square])
+    if case.is_ragged:
+        order = _by_place_in_sequence(reference, name)
+        peaks, squares = peaks[:, order], squares[:, order]
+        size, expected = (profile.ordered(order) for profile in (size, expected))
     n = min(SECTIONS, max(1, peaks.shape[1] // 16))
     largest_by_section = torch.stack([section.amax(1) for section in peaks.tensor_split(n, dim=1)]).tolist()
     mean_squares = torch.stack([section.mean(1) for section in squares.tensor_split(n, dim=1)]).div(elements)
     rms_by_section = mean_squares.sqrt().tolist()
     counts = _effective_counts(size, n)
-    if expected is not none:
+    if name in reference.eager_rounding:
         counts = [min(pair) for pair in zip(counts, _effective_counts(expected, n), strict=True)]
     total = squares.sum(1).tolist()
     relative = math.sqrt(total[0] / total[2]) if total[2] else math.sqrt(total[0])
@@ -200,9 +204,23 @@ def _worst_error(
     if largest.ok:
         return largest if root_mean_square.ok else root_mean_square
     is_wrong = ~(found.largest <= largest.tolerance)
-    length = case.shape.seqlen_q if name in ROW_RESULTS else case.shape.seqlen_k
+    length = case.extent.seqlen_q if name in ROW_RESULTS else case.extent.seqlen_k
     where = _name_places(is_wrong, length, "query row" if name in ROW_RESULTS else "key")
     return replace(largest, where="all zeros" if not bool(result.any()) else where)
+
+
+def _by_place_in_sequence(reference: Reference, name: str) -> Tensor:
+    """Return the positions of a ragged batch in the order of their place in their sequence.
+
+    So a section holds rows of about one size, as early rows of a causal mask are larger. A position of a sample counts
+    as that of the first head.
+    """
+    import torch
+
+    case, rows = reference.case, reference.sample.rows[0, :, 0].contiguous()
+    starts = cu_seqlens(case, rows.device)[0 if name in ROW_RESULTS else 1].long()
+    places = rows if name in ROW_RESULTS else torch.arange(case.extent.seqlen_k, device=rows.device)
+    return (places - starts[torch.searchsorted(starts, places, right=True) - 1]).argsort(stable=True)
 
 
 def _name_places(is_wrong: Tensor, length: int, noun: str) -> str:
