@@ -53,6 +53,7 @@ def test_every_field_is_in_the_key() -> None:
         {"dropout_p": 0.1},
         {"layout": "packed"},
         {"data": "zeros"},
+        {"lengths": ((PLAIN.shape.batch - 1, 1, 1), (1, PLAIN.shape.seqlen_q, PLAIN.shape.seqlen_k))},
         *({"shape": replace(PLAIN.shape, **{f.name: 32})} for f in dataclasses.fields(Shape) if f.name != "nheads_k"),
         {"shape": replace(PLAIN.shape, nheads_k=8)},
     ]
