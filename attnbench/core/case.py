@@ -156,6 +156,12 @@ class Case:
         return dataclasses.replace(self.shape, batch=1, seqlen_q=total_q, seqlen_k=total_k)
 
     @property
+    def mean_seqlens(self) -> tuple[int, int]:
+        """seqlen_q and seqlen_k, of a ragged batch the means over its sequences, rounded down."""
+        entries = self.shape.batch // self.extent.batch  # of one entry of the tensors
+        return self.extent.seqlen_q // entries, self.extent.seqlen_k // entries
+
+    @property
     def softmax_scale(self) -> float:
         """The factor on q k^T before the softmax: 1 / sqrt(headdim)."""
         return 1 / math.sqrt(self.shape.headdim)

@@ -74,8 +74,7 @@ class RaggedLengths:
 
     def matches(self, case: Case) -> bool:
         """Whether a case has these lengths."""
-        mean = case.extent.batch * case.extent.seqlen_k // case.shape.batch
-        return case.lengths == self.resolve(case.shape.batch, mean)
+        return case.lengths == self.resolve(case.shape.batch, case.mean_seqlens[1])
 
 
 def parse_lengths(text: str) -> tuple[RaggedLengths | None, ...]:
@@ -86,18 +85,23 @@ def parse_lengths(text: str) -> tuple[RaggedLengths | None, ...]:
 @cache
 def describe(lengths: Lengths) -> str:
     """Return the lengths of a batch in a few words: "longtail", "2*2k+32*1x16k", or "40 of 17 to 8k"."""
-    each = [(q, k) for count, q, k in lengths for _ in range(count)]
+    each = [(q, k) for number, q, k in lengths for _ in range(number)]
     keys = [k for _, k in each]
     if sum(keys) % len(keys) == 0:
         for pattern, order in itertools.product(PATTERNS, ORDERS):
             if RaggedLengths("", (), pattern, order).resolve(len(keys), sum(keys) // len(keys)) == lengths:
                 return pattern if order == ORDERS[0] else f"{pattern}/{order}"
     if len(lengths) <= MOST_SPELLED:
-        return "+".join(
-            ("" if count == 1 else f"{count}*") + ("" if q == k else f"{format_size(q)}x") + format_size(k)
-            for count, q, k in lengths
-        )
+        return spell(lengths)
     return f"{len(keys)} of {format_size(min(keys))} to {format_size(max(keys))}"
+
+
+def spell(lengths: Lengths) -> str:
+    """Return lengths as a list that `parse_lengths` reads; "" for none."""
+    return "+".join(
+        ("" if number == 1 else f"{number}*") + ("" if q == k else f"{format_size(q)}x") + format_size(k)
+        for number, q, k in lengths
+    )
 
 
 def run_lengths(pairs: Sequence[tuple[int, int]]) -> Lengths:

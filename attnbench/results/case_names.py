@@ -120,7 +120,7 @@ def lengths_differ(case: Case) -> bool:
 
 def seqlen(case: Case) -> int:
     """Return seqlen_k; of a ragged batch the mean, rounded down."""
-    return case.extent.seqlen_k // case.shape.batch if case.is_ragged else case.shape.seqlen_k
+    return case.mean_seqlens[1]
 
 
 def pattern(case: Case) -> str:

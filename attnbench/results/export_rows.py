@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from attnbench.core.case import Case
+from attnbench.core.lengths import spell
 from attnbench.results import metrics
 from attnbench.results.cells import Cell
 from attnbench.results.metrics import METRICS
@@ -19,7 +20,8 @@ if TYPE_CHECKING:
 
 CASE_COLUMNS = (
     *("batch", "seqlen_q", "seqlen_k", "nheads", "nheads_k", "headdim", "headdim_v"),
-    *("dtype", "direction", "causal", "window_left", "window_right", "softcap", "dropout_p", "layout", "data", "case"),
+    *("dtype", "direction", "causal", "window_left", "window_right", "softcap", "dropout_p", "layout", "data"),
+    *("lengths", "case"),
 )
 COLUMNS = (
     *("device", "suite", "started", "backend", "version", "round", "status", "reason", *CASE_COLUMNS),
@@ -29,9 +31,13 @@ _WHOLE = ("window_left", "window_right", *(name for name, metric in METRICS.item
 
 
 def case_columns(case: Case) -> dict[str, Any]:
-    """Return a case's fields by the names of CASE_COLUMNS. A window's open side is None; "case" is the key."""
+    """Return a case's fields by the names of CASE_COLUMNS.
+
+    A window's open side is None, "lengths" is a list as --lengths takes it, "case" is the key.
+    """
     left, right = case.window_size
-    fields = {**vars(case.shape), **vars(case), "window_left": left, "window_right": right, "case": case.key}
+    told = {"window_left": left, "window_right": right, "lengths": spell(case.lengths), "case": case.key}
+    fields = {**vars(case.shape), **vars(case), **told}
     return {name: fields[name] for name in CASE_COLUMNS}
 
 

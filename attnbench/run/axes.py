@@ -16,7 +16,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from attnbench.core.case import DATA, DIRECTIONS, DTYPES, LAYOUTS, Case, Shape, sizes_of
 from attnbench.core.errors import UserError, did_you_mean
-from attnbench.core.lengths import MOST_SEQUENCES, Lengths, RaggedLengths, parse_lengths
+from attnbench.core.lengths import MOST_SEQUENCES, Lengths, RaggedLengths, describe, parse_lengths
 from attnbench.core.sizes import (
     Window,
     format_size,
@@ -132,8 +132,8 @@ class Axis(NamedTuple):
 
 
 AXES: Mapping[str, Axis] = {  # by the fields of Axes
-    "seqlen": Axis(partial(parse_sizes, what="seqlen"), lambda c: c.shape.seqlen_k, format_size),
-    "seqlen_q": Axis(partial(parse_sizes, what="seqlen-q"), lambda c: c.shape.seqlen_q, format_size),
+    "seqlen": Axis(partial(parse_sizes, what="seqlen"), lambda c: c.mean_seqlens[1], format_size),
+    "seqlen_q": Axis(partial(parse_sizes, what="seqlen-q"), lambda c: c.mean_seqlens[0], format_size),
     "headdim": Axis(parse_headdims, lambda c: (c.shape.headdim, c.shape.headdim_v), _headdim_text, (128, 128)),
     "dtype": Axis(partial(_parse_names, known=DTYPES, what="dtype"), lambda c: c.dtype, usual="bf16"),
     "causal": Axis(_listed, lambda c: c.causal, lambda causal: str(causal).lower(), False),
@@ -146,7 +146,7 @@ AXES: Mapping[str, Axis] = {  # by the fields of Axes
     "dropout": Axis(partial(parse_numbers, what="dropout", below=1), lambda c: c.dropout_p, "{:g}".format, 0.0),
     "layout": Axis(partial(_parse_names, known=LAYOUTS, what="layout"), lambda c: c.layout, usual="native"),
     "data": Axis(partial(_parse_names, known=DATA, what="data"), lambda c: c.data, usual="normal"),
-    "lengths": Axis(parse_lengths, lambda c: c.lengths),
+    "lengths": Axis(parse_lengths, lambda c: c.lengths, lambda lengths: describe(lengths) if lengths else "none"),
 }
 
 

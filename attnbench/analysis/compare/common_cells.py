@@ -114,7 +114,7 @@ def _differing_axes(first: Machine, other: Machine) -> str:
 _AXES: Mapping[str, Callable[[Case], str]] = {
     "dtype": lambda case: case.dtype,
     "seqlen": case_names.lengths,
-    "tokens": lambda case: format_size(case.shape.batch * case.shape.seqlen_k),
+    "tokens": lambda case: format_size(case.extent.batch * case.extent.seqlen_k),
     "heads": case_names.heads,
     "headdim": case_names.headdim,
     "mask": case_names.mask,
@@ -133,14 +133,15 @@ def _few(values: Iterable[str]) -> str:
 def _run_command(cases: Collection[Case]) -> str:
     """Return the `attnbench run` that measures such cases on any device."""
     shapes = [case.shape for case in cases]
-    tokens = {s.batch * s.seqlen_k for s in shapes}
+    tokens = {case.extent.batch * case.extent.seqlen_k for case in cases}
     written = {"tokens": [format_size(n) for n in tokens]}
     for name, axis in AXES.items():
         values = sorted({axis.of(case) for case in cases}, key=str if name == "window" else None)
         written[name] = [axis.text(value) for value in values]
     names = ["dtype", "seqlen", "tokens" if len(tokens) == 1 else "batch", "nheads", "headdim"]
-    names += ["seqlen_q"] if any(s.seqlen_q != s.seqlen_k for s in shapes) else []
+    names += ["seqlen_q"] if any(c.shape.seqlen_q != c.shape.seqlen_k for c in cases if not c.is_ragged) else []
     names += ["nheads_k"] if any(s.nheads_k != s.nheads for s in shapes) else []
+    names += ["lengths"] if any(case.is_ragged for case in cases) else []
     usual = (["none"], ["0"], ["native"], ["normal"])
     names += [name for name in ("window", "softcap", "dropout", "layout", "data") if written[name] not in usual]
     options = (f"--{name.replace('_', '-')} {','.join(written[name])}" for name in names)

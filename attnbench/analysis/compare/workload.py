@@ -161,7 +161,7 @@ class MeasuredPart:
     def tokens(self) -> float:
         """The tokens that go through attention in all its calls."""
         forward = [case for case in self.cases if case.has_forward]
-        return self.calls * sum(case.shape.batch * case.shape.seqlen_q for case in forward or self.cases)
+        return self.calls * sum(case.extent.batch * case.extent.seqlen_q for case in forward or self.cases)
 
     def backends(self, machine: Machine) -> list[str]:
         """Return those that run its cases; none on a machine that cannot run every part."""

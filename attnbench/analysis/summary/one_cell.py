@@ -124,7 +124,7 @@ def _endings(cell: Cell) -> Iterator[Line]:
 
 
 def _facts(cell: Cell) -> Iterator[tuple[str, str, str]]:
-    s = cell.case.shape
+    s = cell.case.extent
     yield "status", case_names.ENDINGS.get(cell.status, "ok"), ""
     yield "case", _described(cell.case), ""
     keys = f"({s.batch}, {s.seqlen_k}, {s.nheads_k}"
