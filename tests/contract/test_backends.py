@@ -21,7 +21,7 @@ import torch
 
 from attnbench.backends import BACKENDS, load
 from attnbench.core.backend import Backend, Inputs, Prepared, Signature, Unsupported
-from attnbench.core.case import Case, Shape
+from attnbench.core.case import Case, Shape, sizes_of
 from attnbench.core.layouts import packable
 from attnbench.core.machine import Device
 from attnbench.worker import inputs, kernel_rules, reference
@@ -103,6 +103,22 @@ CASES["window-more-keys"] = Case(SHAPES["more-keys"], "fp32", "bwd", window_size
 CASES["window-more-queries"] = Case(SHAPES["more-queries"], "fp32", "fwd_bwd", window_size=(9, 5))
 CASES["window-decode"] = Case(SHAPES["decode"], "fp32", "fwd", True, window_size=(30, 0))
 CASES["window-softcap-gqa"] = Case(SHAPES["gqa"], "fp16", "fwd_bwd", True, window_size=(20, 0), softcap=2.0)
+LENGTHS = {
+    "unlike": ((2, 40, 40), (1, 7, 7), (1, 70, 70)),
+    "served": ((1, 48, 48), (3, 1, 77), (1, 16, 60)),  # a prefill, decode steps, a chunk
+}
+RAGGED = {
+    f"ragged-{name}-{'causal' if causal else 'full'}-{dtype}-{direction}": Case(
+        Shape(*sizes_of(LENGTHS[name]), 4, 2, 32, 32), dtype, direction, causal, lengths=LENGTHS[name]
+    )
+    for name in LENGTHS
+    for causal in (False, True)
+    for dtype, direction in KINDS
+}
+RAGGED["ragged-window"] = replace(RAGGED["ragged-served-causal-fp32-fwd"], window_size=(9, 0))
+RAGGED["ragged-softcap"] = replace(RAGGED["ragged-unlike-full-fp32-bwd"], softcap=2.0)
+CASES |= RAGGED
+ONE_OF_EACH |= {name: case for name, case in RAGGED.items() if name.startswith("ragged-unlike-causal")}
 DROPOUT = {
     f"dropout-{name}-{'causal' if causal else 'full'}-{dtype}-{direction}": Case(
         SHAPES[name], dtype, direction, causal, dropout_p=p
@@ -133,13 +149,26 @@ def broad() -> list[Case]:
         for d, d_v in ((1, 1), (8, 80), (64, 64), (192, 128), (576, 512))
     ]
     extras = [{}, {"window_size": (128, None)}, {"window_size": (0, 0)}, {"softcap": 30.0}, {"dropout_p": 0.1}]
-    return [
+    every = [
         Case(shape, dtype, direction, causal, **extra)
         for shape in shapes
         for dtype, direction in (("bf16", "fwd"), ("fp16", "bwd"), ("fp32", "fwd_bwd"), ("fp8", "fwd"))
         for causal in (False, True)
         for extra in extras
     ]
+    one_longer = (
+        replace(case, lengths=((case.shape.batch - 1, 1, 1), (1, *sizes(case)))) for case in every if unlike(case)
+    )
+    return [*every, *one_longer]
+
+
+def sizes(case: Case) -> tuple[int, int]:
+    return case.shape.seqlen_q, case.shape.seqlen_k
+
+
+def unlike(case: Case) -> bool:
+    """Whether a batch of the case may be ragged, with sequences of one token."""
+    return case.shape.batch > 1 and sizes(case) != (1, 1)
 
 
 @pytest.fixture(params=[*BACKENDS, OWN])
