@@ -85,15 +85,15 @@ def parse_lengths(text: str) -> tuple[RaggedLengths | None, ...]:
 @cache
 def describe(lengths: Lengths) -> str:
     """Return the lengths of a batch in a few words: "longtail", "2*2k+32*1x16k", or "40 of 17 to 8k"."""
-    each = [(q, k) for number, q, k in lengths for _ in range(number)]
-    keys = [k for _, k in each]
-    if sum(keys) % len(keys) == 0:
+    count, tokens = sum(of[0] for of in lengths), sum(of[0] * of[2] for of in lengths)
+    if count <= MOST_SEQUENCES and tokens % count == 0:
         for pattern, order in itertools.product(PATTERNS, ORDERS):
-            if RaggedLengths("", (), pattern, order).resolve(len(keys), sum(keys) // len(keys)) == lengths:
+            if RaggedLengths("", (), pattern, order).resolve(count, tokens // count) == lengths:
                 return pattern if order == ORDERS[0] else f"{pattern}/{order}"
     if len(lengths) <= MOST_SPELLED:
         return spell(lengths)
-    return f"{len(keys)} of {format_size(min(keys))} to {format_size(max(keys))}"
+    shortest, longest = (format_size(of(k for _, _, k in lengths)) for of in (min, max))
+    return f"{count} of {shortest} to {longest}"
 
 
 def spell(lengths: Lengths) -> str:

@@ -23,6 +23,7 @@ from attnbench.core.policy import Policy
 from attnbench.core.record import Job, Record, Status
 from attnbench.core.sizes import format_duration
 from attnbench.core.text import some
+from attnbench.results.bounds import check_record
 from attnbench.run import compile_caches
 from attnbench.run.plan import CaseSupport, skip_over_limit, skipped_record
 from attnbench.run.process import START_TIMEOUT, WorkerDied, WorkerHung, WorkerOutOfMemory, WorkerProcess
@@ -282,8 +283,14 @@ class WorkerPool:
 def judged(record: Record) -> Record:
     """Return the record with status `wrong` where it says `ok` and its own errors say otherwise, or it has none.
 
-    The worker's verdict was made in the process of the kernel that it is about.
+    The worker's verdict was made in the process of the kernel that it is about. Where a number in the record is nothing
+    that can be measured, so that a run file would not be read with it, return one that failed.
     """
+    try:
+        check_record(record)
+    except ValueError as error:
+        reason = f"its worker's figures cannot be: {error}"
+        return Record(record.case, record.backend, record.round, "failed", reason, forecast=record.forecast)
     if record.status != "ok":
         return record
     if record.accuracy is None or not record.accuracy.errors:

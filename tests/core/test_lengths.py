@@ -139,3 +139,7 @@ def test_every_pattern_is_documented() -> None:
 
     assert all(f"      {pattern} " in str(lengths.__doc__) for pattern in PATTERNS)
     assert [*itertools.chain(PATTERNS)] == [*dict.fromkeys(PATTERNS)]
+
+
+def test_lengths_of_a_hostile_file_are_named_without_being_spelled_out() -> None:
+    assert describe(((2**40, 8, 8), (1, 4, 4))) == f"{2**40}*8+4"

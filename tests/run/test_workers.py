@@ -18,10 +18,10 @@ from attnbench.core.backend import Probe
 from attnbench.core.case import Case, Shape
 from attnbench.core.machine import Device
 from attnbench.core.policy import Policy
-from attnbench.core.record import Accuracy, Forecast, Job, Record, TensorError
+from attnbench.core.record import Accuracy, Forecast, Job, Measurement, Record, TensorError
 from attnbench.run import process, workers
 from attnbench.run.process import WorkerProcess
-from attnbench.run.workers import TimeLimit, WorkerPool
+from attnbench.run.workers import TimeLimit, WorkerPool, judged
 
 DEVICE = Device("fake", 0, "Simulated GPU", 2**36, 2**36)
 POLICY = Policy(timeout_s=60.0)
@@ -479,3 +479,16 @@ print(record.status)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, cwd=tmp_path)
     assert done.stdout.split() == ["ok"], done.stderr
+
+
+@pytest.mark.parametrize(
+    ("name", "unit", "value"), [("time", "s", math.nan), ("time", "s", 1e40), ("clock", "Hz", math.inf)]
+)
+def test_a_record_that_no_file_could_be_read_with_has_failed(name: str, unit: str, value: float) -> None:
+    errors = {"out": TensorError(0.0, 0.1, 0.2, 0.0)}
+    good = Record(Case(Shape(1, 8, 8, 1, 1, 8, 8), "bf16", "fwd"), "triton", 0, "ok", accuracy=Accuracy(errors, 8, 1))
+    record = replace(good, measurements={**good.measurements, name: Measurement(unit, (1e-3, value))})
+    found = judged(record)
+    assert (found.status, found.measurements, found.id) == ("failed", {}, record.id)
+    assert str(found.reason).startswith(f"its worker's figures cannot be: {name}: ")
+    assert judged(good) == good
