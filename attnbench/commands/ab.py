@@ -80,7 +80,7 @@ def ab(
         outcome = run_ab.ab(request, watcher)
     code = outcome.exit_code
     if outcome.judgement:
-        written = write(outcome.judgement, wanted, output_to.every)
+        written = write(outcome.judgement, wanted, output_to.every, "ab")
         code = code or written
     else:
         tell("attnbench: interrupted before a pair of turns was measured")

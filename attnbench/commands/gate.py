@@ -171,13 +171,16 @@ def _split(texts: Sequence[str] | None) -> list[str]:
     return [name.strip() for text in texts or () for name in text.split(",") if name.strip()]
 
 
-def write(judgement: Judgement, wanted: output.Wanted, every: bool) -> int:
-    """Write a judgement in the formats `wanted`. Return its exit code, or that of what could not be written for 0."""
+def write(judgement: Judgement, wanted: output.Wanted, every: bool, command: str = "gate") -> int:
+    """Write a command's judgement in the formats `wanted`.
+
+    Return its exit code, or that of what could not be written for 0.
+    """
     from attnbench.analysis.gate import github, junit
     from attnbench.analysis.gate.document import document_of
 
     ends_with_its_reader()
-    document = document_of(judgement, every)
+    document = document_of(judgement, every, command)
     writers = {"junit": partial(junit.render, judgement), "github": partial(github.workflow_commands, judgement)}
     unwritten = output.write(document, wanted, writers)
     summary = os.environ.get("GITHUB_STEP_SUMMARY")
@@ -185,7 +188,7 @@ def write(judgement: Judgement, wanted: output.Wanted, every: bool) -> int:
         from attnbench.report import markdown
 
         try:
-            github.append_summary(markdown.render(document_of(judgement)), Path(summary))
+            github.append_summary(markdown.render(document_of(judgement, command=command)), Path(summary))
         except UserError as error:
             tell(f"attnbench: {error}")
             unwritten = EXIT_CANNOT_WRITE

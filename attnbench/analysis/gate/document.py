@@ -64,13 +64,16 @@ COLUMNS = (
 LISTED = 100  # rows in markdown; a comment on GitHub holds 65,536 characters
 
 
-def document_of(judgement: Judgement, every: bool = False) -> Document:
-    """Return the document of a judgement; with `every` it lists all findings, not only those that a reader must see."""
+def document_of(judgement: Judgement, every: bool = False, command: str = "gate") -> Document:
+    """Return the document of a judgement, by the command that made it.
+
+    With `every` it lists all findings, not only those that a reader must see.
+    """
     shown = [f for f in judgement.findings if every or _is_listed(judgement, f)]
     machines = _machines(judgement)
     ending = [] if every else _rest(judgement)
     return Document(
-        command="gate",
+        command=command,
         title=f"Suite {judgement.current.suite} on {' and '.join(m.label for m in machines)}",
         machines=machines,
         lead=_lead(judgement),
