@@ -13,9 +13,10 @@ import wrong_results
 from measuring_device import CPU, SDP, MeasuringDevice, case
 from torch import Tensor
 
+from attnbench.backends.eager import Eager
 from attnbench.backends.sdpa import Efficient, Flash, Math
 from attnbench.core.backend import Inputs, Signature
-from attnbench.core.case import Case
+from attnbench.core.case import Case, Shape, sizes_of
 from attnbench.core.machine import Device
 from attnbench.core.record import Accuracy
 from attnbench.worker import inputs, reference
@@ -63,6 +64,21 @@ def test_a_wrong_tile_in_one_head(dtype: str, causal: bool, direction: str) -> N
         if (found := screened(which, given, out)) is None or found.ok:
             passed.append((seed, tile))
     assert passed == []
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_a_wrong_tile_in_a_ragged_batch(causal: bool) -> None:
+    """Fault: 30 rows in the middle of one of 9 sequences are 10 % too large. Found. No fault: a right result passes."""
+    lengths = ((3, 100, 100), (1, 700, 700), (4, 55, 55), (1, 300, 300))
+    which = Case(Shape(*sizes_of(lengths), 4, 2, 32, 32), "bf16", "fwd", causal, lengths=lengths)
+    given = inputs.make(which, "cpu", 0)
+    prepared = Eager().prepare(replace(which, dtype="fp32"), Inputs(given.q.float(), given.k.float(), given.v.float()))
+    out = prepared.canonical(prepared.launch())["out"].to(given.q.dtype)
+    assert screened(which, given, out) is None
+    for start in (130, 480, 1030, 1400):
+        wrong = out.clone()
+        wrong[0, start : start + 30, 3] *= 1.1
+        assert screened(which, given, wrong) is not None
 
 
 @pytest.mark.parametrize("causal", [False, True])

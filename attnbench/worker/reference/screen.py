@@ -49,10 +49,9 @@ class Refused(Exception):
 def is_screened(case: Case, device: torch.device) -> bool:
     """Whether rows of a case are sampled in its check, and torch's fused kernels compute what it asks for."""
     plain = case.window_size == (None, None) and not case.softcap and not case.dropout_p and case.dtype != "fp8"
-    plain = plain and not case.is_ragged
-    s = case.shape
-    unequal = case.causal and 1 < s.seqlen_q != s.seqlen_k  # a CPU's kernel aligns top-left
-    if not plain or (unequal and (device.type == "cpu" or s.seqlen_q > s.seqlen_k)):
+    unequal = [of for of in case.sequences if case.causal and 1 < of.seqlen_q != of.seqlen_k]
+    on_cpu = device.type == "cpu"  # whose kernel aligns top-left
+    if not plain or (unequal and (on_cpu or any(of.seqlen_q > of.seqlen_k for of in unequal))):
         return False
     return not choose_rows(case, device, full_flops=FULL_FLOPS[device.type]).whole
 
@@ -83,7 +82,7 @@ def find_wrong_rows(case: Case, inputs: Inputs, out: Tensor, signature: Signatur
             break
     else:
         return None
-    s = case.shape
+    s = case.extent
     affordable = SCORE_BUDGET["cuda"] // (s.seqlen_k * s.nheads // s.nheads_k)
     at = difference.flatten().topk(min(difference.numel(), ROWS, max(1, affordable))).indices
     batch, row, head = torch.unravel_index(at, difference.shape)
@@ -109,7 +108,7 @@ def _differences(case: Case, inputs: Inputs, out: Tensor, kernel: str) -> tuple[
     import torch
 
     found = []
-    for i in range(case.shape.batch):
+    for i in range(case.extent.batch):
         ours, theirs = out[i], _attend_fused(case, inputs, i, kernel)
         size = torch.maximum(_largest(ours), _largest(theirs))
         apart = _largest(theirs.sub_(ours)) / size
@@ -126,24 +125,39 @@ def _largest(t: Tensor) -> Tensor:
 def _attend_fused(case: Case, inputs: Inputs, entry: int, kernel: str) -> Tensor:
     """Return out of one batch entry by one of torch's fused kernels, (seqlen_q, nheads, headdim_v).
 
-    Raises Refused where the kernel cannot compute the case.
+    A ragged batch is one entry; its sequences are computed one after the other. Raises Refused where the kernel cannot
+    compute the case.
     """
+    import torch
+
+    q, k, v = inputs.q[entry], inputs.k[entry], inputs.v[entry]
+    lengths = case.sequences if case.is_ragged else ((1, len(q), len(k)),)
+    outs, at_q, at_k = [], 0, 0
+    for number, seqlen_q, seqlen_k in lengths:
+        end_q, end_k = at_q + number * seqlen_q, at_k + number * seqlen_k
+        ours = (q[at_q:end_q], k[at_k:end_k], v[at_k:end_k])
+        one, two, three = (t.unflatten(0, (number, -1)).transpose(1, 2) for t in ours)
+        outs.append(_attend(case, one, two, three, kernel).transpose(1, 2).flatten(0, 1))
+        at_q, at_k = end_q, end_k
+    return torch.cat(outs) if len(outs) > 1 else outs[0]
+
+
+def _attend(case: Case, q: Tensor, k: Tensor, v: Tensor, kernel: str) -> Tensor:
+    """Return attention of tensors (batch, heads, seqlen, headdim), of sequences of one length, with the case's mask."""
     import torch
     from torch.nn.attention import SDPBackend, sdpa_kernel
     from torch.nn.functional import scaled_dot_product_attention
 
-    s = case.shape
-    q = inputs.q[entry : entry + 1].transpose(1, 2)
-    k, v = (t[entry : entry + 1].transpose(1, 2) for t in (inputs.k, inputs.v))
-    if s.nheads != s.nheads_k:  # not all kernels take grouped heads
-        k, v = (t.repeat_interleave(s.nheads // s.nheads_k, dim=1) for t in (k, v))
-    masked = case.causal and s.seqlen_q > 1
-    equal = s.seqlen_q == s.seqlen_k
+    seqlen_q, seqlen_k = q.shape[2], k.shape[2]
+    if q.shape[1] != k.shape[1]:  # not all kernels take grouped heads
+        k, v = (t.repeat_interleave(q.shape[1] // k.shape[1], dim=1) for t in (k, v))
+    masked = case.causal and seqlen_q > 1
+    equal = seqlen_q == seqlen_k
     mask = None
     if masked and not equal:
         from torch.nn.attention.bias import causal_lower_right  # takes two seconds
 
-        mask = causal_lower_right(s.seqlen_q, s.seqlen_k)
+        mask = causal_lower_right(seqlen_q, seqlen_k)
     with sdpa_kernel(getattr(SDPBackend, kernel)), torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # a refusal is one
         try:
@@ -152,4 +166,4 @@ def _attend_fused(case: Case, inputs: Inputs, entry: int, kernel: str) -> Tensor
             )
         except RuntimeError as error:
             raise Refused(str(error)) from None
-    return out[0].transpose(0, 1)
+    return out
