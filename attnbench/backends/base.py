@@ -78,6 +78,7 @@ def autograd_prepared(
     order: Order = "bshd",
     *,
     strided: bool = False,
+    plan: Callable[[], object] | None = None,
 ) -> Prepared:
     """Return the prepared call of a function that autograd can differentiate, or that is forward only.
 
@@ -89,6 +90,8 @@ def autograd_prepared(
     In the layout "native" what must be copied for that is copied here and is not timed. In others the launch gets the
     inputs as they are and copies itself. Gradients come from torch.autograd.grad, which returns new tensors, so nothing
     accumulates and nothing must be cleared.
+
+    `plan` is that of core/backend.py: Prepared.
 
     The launch raises Unsupported where the case has a backward and the output of `fn` has no gradient, or its backward
     is not implemented.
@@ -126,7 +129,7 @@ def autograd_prepared(
         return fn(*map(accept, split_packed(leaves[0], s.nheads_k) if packed else leaves))
 
     if not case.has_backward:
-        return Prepared(launch=forward, canonical=lambda out: {"out": view(out)}, reads=reads)
+        return Prepared(launch=forward, canonical=lambda out: {"out": view(out)}, reads=reads, plan=plan)
 
     if inputs.dout is None:
         raise ValueError("a backward needs inputs.dout")
@@ -155,10 +158,10 @@ def autograd_prepared(
             out = forward()
             return (out, *grads(out, keep=False))
 
-        return Prepared(both, canonical=lambda raw: named(*raw), forward=forward, reads=reads)
+        return Prepared(both, lambda raw: named(*raw), forward, reads=reads, plan=plan)
 
     out = forward()  # every timed backward runs over this one graph
-    return Prepared(lambda: grads(out, keep=True), canonical=lambda raw: named(out, *raw), forward=forward, reads=reads)
+    return Prepared(lambda: grads(out, keep=True), lambda raw: named(out, *raw), forward, reads=reads, plan=plan)
 
 
 def scores_workspace(case: Case, *, copies_fwd: float, copies_bwd: float) -> Workspace:

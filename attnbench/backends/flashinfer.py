@@ -1,8 +1,9 @@
 """`flashinfer*`: FlashInfer's prefill kernels, forward only: its own choice of backend (`flashinfer`) and each backend.
 
 Checked against 0.6.13. Batch 1 runs single_prefill_with_kv_cache, larger batches run the ragged wrapper, which
-`prepare` plans. Tensors are views (batch * seqlen, nheads, headdim) of the inputs. `cudnn` and `trtllm` exist for
-ragged batches only. `trtllm` is TensorRT-LLM's kernel for the GPU: FMHA v2 on Hopper, and trtllm-gen on Blackwell,
+`prepare` plans. Tensors are views (batch * seqlen, nheads, headdim) of the inputs. plan() takes the offsets from the
+host, where a model that serves has them; from the device it would copy them back, and wait. `cudnn` and `trtllm` exist
+for ragged batches only. `trtllm` is TensorRT-LLM's kernel for the GPU: FMHA v2 on Hopper, and trtllm-gen on Blackwell,
 whose binaries FlashInfer downloads. The others are compiled by nvcc on first use. The causal mask is aligned
 bottom-right; a window has a left side only.
 """
@@ -10,13 +11,14 @@ bottom-right; a window has a left side only.
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from attnbench.backends.base import autograd_prepared
 from attnbench.backends.libraries import Library
 from attnbench.backends.limits import Limits
 from attnbench.backends.masks import flash_window
-from attnbench.core.backend import Prepared, Unsupported, Workspace
+from attnbench.core.backend import Prepared, Unsupported, Workspace, cu_seqlens
 from attnbench.core.case import Case
 from attnbench.core.machine import Device
 
@@ -41,7 +43,7 @@ class FlashInfer(Library):
     distributions: ClassVar = ("flashinfer-python",)
     install = "pip install flashinfer-python  # compiles with nvcc; flashinfer-jit-cache has compiled kernels"
     min_version = "0.4"
-    limits: ClassVar = Limits(headdim_pairs=HEADDIMS, backward=False, window=True, softcap=True)
+    limits: ClassVar = Limits(headdim_pairs=HEADDIMS, backward=False, window=True, softcap=True, ragged=True)
     forward_kernels = "PrefillWith\\w*KVCacheKernel"
 
     def unsupported(self, case: Case, device: Device) -> str | None:
@@ -55,9 +57,7 @@ class FlashInfer(Library):
     def prepare(self, case: Case, inputs: Inputs) -> Prepared:
         if case.shape.batch == 1:
             return self._single(case, inputs)
-        s, device = case.shape, inputs.q.device
-        plan = {"qo_indptr": indptr(s.batch, s.seqlen_q, device), "kv_indptr": indptr(s.batch, s.seqlen_k, device)}
-        return self._ragged(case, inputs, plan)
+        return self._ragged(case, inputs)
 
     def _single(self, case: Case, inputs: Inputs) -> Prepared:
         from flashinfer import single_prefill_with_kv_cache
@@ -65,25 +65,34 @@ class FlashInfer(Library):
         attention = functools.partial(single_prefill_with_kv_cache, backend=self.backend, **self._options(case))
         return autograd_prepared(case, inputs, attention, "thd")
 
-    def _ragged(self, case: Case, inputs: Inputs, plan: dict[str, Any]) -> Prepared:
-        """Return the call of the ragged wrapper; `plan` holds the arguments of its plan() that describe the batch."""
+    def _batch(self, case: Case, device: torch.device) -> dict[str, Any]:
+        """Return the arguments of the ragged wrapper's plan() that describe the batch."""
+        queries, keys = host_cu_seqlens(case)
+        return {"qo_indptr": offsets(queries), "kv_indptr": offsets(keys)}
+
+    def _ragged(self, case: Case, inputs: Inputs) -> Prepared:
+        """Return the call of the ragged wrapper."""
         import torch
         from flashinfer import BatchPrefillWithRaggedKVCacheWrapper
 
         s, like = case.shape, inputs.q
         buffer = torch.empty(WORKSPACE, dtype=torch.uint8, device=like.device)
         wrapper = BatchPrefillWithRaggedKVCacheWrapper(buffer, kv_layout="NHD", backend=self.backend)
-        wrapper.plan(
-            num_qo_heads=s.nheads,
-            num_kv_heads=s.nheads_k,
-            head_dim_qk=s.headdim,
-            head_dim_vo=s.headdim_v,
-            q_data_type=like.dtype,
-            kv_data_type=like.dtype,
-            **plan,
-            **self._options(case),
-        )
-        return autograd_prepared(case, inputs, wrapper.run, "thd")
+
+        def plan() -> None:
+            wrapper.plan(
+                num_qo_heads=s.nheads,
+                num_kv_heads=s.nheads_k,
+                head_dim_qk=s.headdim,
+                head_dim_vo=s.headdim_v,
+                q_data_type=like.dtype,
+                kv_data_type=like.dtype,
+                **self._batch(case, like.device),
+                **self._options(case),
+            )
+
+        plan()
+        return autograd_prepared(case, inputs, wrapper.run, "thd", plan=plan if case.is_ragged else None)
 
     def _options(self, case: Case) -> dict[str, Any]:
         return {
@@ -108,7 +117,13 @@ class Fa3(FlashInfer):
     efficiency = 0.75
     backend = "fa3"
     limits: ClassVar = Limits(
-        capability=(9, 0), capability_below=(9, 1), headdim_pairs=HEADDIMS, backward=False, window=True, softcap=True
+        capability=(9, 0),
+        capability_below=(9, 1),
+        headdim_pairs=HEADDIMS,
+        backward=False,
+        window=True,
+        softcap=True,
+        ragged=True,
     )
     forward_kernels = r"\bPrefillWithKVCacheKernel"
 
@@ -122,28 +137,25 @@ class Cudnn(FlashInfer):
     starts_compiler = False
     backend = "cudnn"
     min_version = "0.6.4"  # plan() takes v_indptr
-    limits: ClassVar = Limits(capability=(9, 0), headdim_pairs=HEADDIMS, backward=False, empty_rows=False)
+    limits: ClassVar = Limits(capability=(9, 0), headdim_pairs=HEADDIMS, backward=False, empty_rows=False, ragged=True)
     forward_kernels = "cudnn.*(fprop|sdpa)"
 
     def prepare(self, case: Case, inputs: Inputs) -> Prepared:
-        import torch
+        return self._ragged(case, inputs)
 
-        s, device = case.shape, inputs.q.device
-
-        def lengths(n: int) -> Tensor:
-            return torch.full((s.batch, 1, 1, 1), n, dtype=torch.int32, device=device)
-
-        plan = {
-            "qo_indptr": indptr(s.batch, s.seqlen_q * s.nheads * s.headdim, device),
-            "kv_indptr": indptr(s.batch, s.seqlen_k * s.nheads_k * s.headdim, device),
-            "v_indptr": indptr(s.batch, s.seqlen_k * s.nheads_k * s.headdim_v, device),
-            "o_indptr": indptr(s.batch, s.seqlen_q * s.nheads * s.headdim_v, device),
-            "seq_lens": lengths(s.seqlen_k),
-            "seq_lens_q": lengths(s.seqlen_q),
+    def _batch(self, case: Case, device: torch.device) -> dict[str, Any]:
+        s = case.shape
+        queries, keys = host_cu_seqlens(case)
+        return {
+            "qo_indptr": offsets(queries, s.nheads * s.headdim),
+            "kv_indptr": offsets(keys, s.nheads_k * s.headdim),
+            "v_indptr": offsets(keys, s.nheads_k * s.headdim_v),
+            "o_indptr": offsets(queries, s.nheads * s.headdim_v),
+            "seq_lens": keys.diff().view(-1, 1, 1, 1).to(device),
+            "seq_lens_q": queries.diff().view(-1, 1, 1, 1).to(device),
             "max_token_per_sequence": s.seqlen_q,
             "max_sequence_kv": s.seqlen_k,
         }
-        return self._ragged(case, inputs, plan)
 
 
 class TrtLlm(FlashInfer):
@@ -158,6 +170,7 @@ class TrtLlm(FlashInfer):
         backward=False,
         window=True,
         empty_rows=False,
+        ragged=True,
     )
     forward_kernels = "fmha_v2|fmhaSm1"
 
@@ -167,7 +180,7 @@ class TrtLlm(FlashInfer):
         if case.window_size != (None, None) and not case.causal:
             return "its sliding window is causal only"
         hopper = device.capability is not None and device.capability[0] == HOPPER
-        if hopper and case.shape.seqlen_q != case.shape.seqlen_k:
+        if hopper and any(of.seqlen_q != of.seqlen_k for of in case.sequences):
             # Seen with 0.6.13 on an H200. Upstream tests equal lengths only.
             return "FMHA v2 gives wrong results for unequal lengths"
         if hopper and case.shape.headdim != case.shape.headdim_v:
@@ -188,52 +201,68 @@ class TrtLlm(FlashInfer):
         s = case.shape
         windowed = case.window_size[0] is not None
         mask = "sliding_window" if windowed else "causal" if case.causal and s.seqlen_q > 1 else "padding"
-        options = self._batch_options(case, inputs) | {"mask_mode": mask}
+        options = self._options_of_both(case, inputs) | {"mask_mode": mask}
 
         def call(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             out: Tensor = trtllm_fmha_v2_prefill((q, k, v), "SEPARATE_Q_K_V", **options)
             return out
 
-        return autograd_prepared(case, inputs, call, "thd")
+        return autograd_prepared(case, inputs, call, "thd", plan=self._plan(case, inputs))
 
     def _trtllm_gen(self, case: Case, inputs: Inputs) -> Prepared:
         from flashinfer.prefill import trtllm_ragged_attention_deepseek
 
-        options = self._batch_options(case, inputs) | {
+        options = self._options_of_both(case, inputs) | {
             "o_sf_scale": 1.0,
             "enable_pdl": None,
             "is_causal": case.causal,
             "return_lse": False,
         }
         attention = functools.partial(trtllm_ragged_attention_deepseek, **options)
-        return autograd_prepared(case, inputs, attention, "thd")
+        return autograd_prepared(case, inputs, attention, "thd", plan=self._plan(case, inputs))
 
-    def _batch_options(self, case: Case, inputs: Inputs) -> dict[str, Any]:
+    def _plan(self, case: Case, inputs: Inputs) -> Callable[[], object] | None:
+        return functools.partial(self._batch, case, inputs.q.device) if case.is_ragged else None
+
+    def _batch(self, case: Case, device: torch.device) -> dict[str, Any]:
+        queries, keys = host_cu_seqlens(case)
+        return {
+            "seq_lens": keys.diff().to(device),
+            "cum_seq_lens_q": offsets(queries).to(device),
+            "cum_seq_lens_kv": offsets(keys).to(device),
+        }
+
+    def _options_of_both(self, case: Case, inputs: Inputs) -> dict[str, Any]:
         """Return the arguments that both TensorRT-LLM functions take. The workspace must be zero at the start."""
         import torch
 
         s, device = case.shape, inputs.q.device
         return {
+            **self._batch(case, device),
             "workspace_buffer": torch.zeros(WORKSPACE, dtype=torch.uint8, device=device),
-            "seq_lens": torch.full((s.batch,), s.seqlen_k, dtype=torch.int32, device=device),
             "max_q_len": s.seqlen_q,
             "max_kv_len": s.seqlen_k,
             "bmm1_scale": case.softmax_scale,
             "bmm2_scale": 1.0,
             "batch_size": s.batch,
             "window_left": flash_window(case)[0],
-            "cum_seq_lens_q": indptr(s.batch, s.seqlen_q, device),
-            "cum_seq_lens_kv": indptr(s.batch, s.seqlen_k, device),
         }
 
 
-def indptr(batch: int, each: int, device: torch.device) -> Tensor:
-    """Return the start of each request, and the end of the last: int32, (batch + 1,), `each` apart.
+def host_cu_seqlens(case: Case) -> tuple[Tensor, Tensor]:
+    """Return cu_seqlens_q and cu_seqlens_k of a case on the host."""
+    import torch
+
+    return cu_seqlens(case, torch.device("cpu"))
+
+
+def offsets(cu_seqlens: Tensor, each: int = 1) -> Tensor:
+    """Return where each sequence begins, and the last ends, in units of which a token has `each`: int32.
 
     Raises Unsupported where int32 cannot hold the last one.
     """
     import torch
 
-    if batch * each > torch.iinfo(torch.int32).max:
+    if int(cu_seqlens[-1]) * each > torch.iinfo(torch.int32).max:
         raise Unsupported("its int32 offsets do not reach this far")
-    return torch.arange(batch + 1, dtype=torch.int32, device=device) * each
+    return cu_seqlens * each

@@ -165,6 +165,10 @@ class Prepared:
     `reads` names the tensors ("q", "k", "v", "dout"; headdim is the last dimension) that `launch` reads, where these
     are copies and not the memory of the inputs. The check changes them in place, and the results must follow. For fp8
     the e4m3 copies of q, k and v must be named.
+
+    `plan` builds once more what `prepare` built for the lengths of this batch and a model would build once a step, for
+    all its layers: offsets, masks, a library's plan. Launches after it give the same results. None where there is
+    nothing to build.
     """
 
     launch: Callable[[], Any]
@@ -172,6 +176,7 @@ class Prepared:
     forward: Callable[[], Any] | None = None
     simulation: Simulation | None = None  # set by a simulated backend only
     reads: Mapping[str, Tensor] = field(default_factory=dict)
+    plan: Callable[[], object] | None = None
 
 
 @dataclass(frozen=True)

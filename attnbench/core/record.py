@@ -110,6 +110,8 @@ class Record:
       same traced calls as CUPTI and as events read them
     - "enqueue" (s): the host's time to launch one call
     - "first_call" (s): preparation and first launch, with compilation and tuning
+    - "plan" (s): of a backend that has one, building what a batch of these lengths needs once a step, by the host's
+      clock until the device is done
     - "turns_events", "turns_graph", "turns_cupti" (s): where the instruments were compared, one reading per turn;
       "turns_traced": what events read of the calls that CUPTI traced
     - "memory_peak", "memory_driver" (B): the most memory in use beyond the inputs, by torch's allocator and by the

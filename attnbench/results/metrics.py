@@ -287,6 +287,14 @@ def first_call(row: Row) -> float | None:
     return row.one_value("first_call")
 
 
+@metric("Plan", "s", "lower", formats.duration)
+def plan(row: Row) -> float | None:
+    """Time to build what a batch of these lengths needs once a step (offsets, masks, a library's plan), by the host's
+    clock until the device is done; not part of the latency. A note says where it waits for the device.
+    """
+    return row.one_value("plan")
+
+
 @metric("Time to measure", "s", None, formats.duration)
 def seconds(row: Row) -> float | None:
     """Wall time of the whole job: checks, memory, samples and trace. A report of it adds where the time went."""

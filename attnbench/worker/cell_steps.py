@@ -20,7 +20,7 @@ from attnbench.core.case import Case
 from attnbench.core.machine import Device
 from attnbench.core.policy import Policy
 from attnbench.core.record import Accuracy, Measurement
-from attnbench.worker import inputs, kernel_trace, reference, repeated_calls
+from attnbench.worker import inputs, kernel_trace, plan_time, reference, repeated_calls
 from attnbench.worker.instruments import Instruments, TimedLaunch, Timing
 
 ALLOCATED = 512  # bytes, of which torch's CUDA allocator gives out multiples
@@ -151,6 +151,14 @@ class CellSteps:
             self.laps.end("timing")
         if changed := inputs.first_changed(self.given, self.original):
             return {"status": "wrong", "reason": f"it wrote to its input {changed}", "accuracy": self.accuracy}
+        return None
+
+    def time_plan(self) -> Fields | None:
+        """Time the plan of a backend that has one. The launches that are checked later are by a plan built again."""
+        if self.timing is not None and self.prepared.plan is not None:
+            self.timing.measurements["plan"], note = plan_time.time_plan(self.instruments, self.prepared.plan)
+            self.timing.notes += [note] if note else []
+            self.laps.end("plan")
         return None
 
     def check_repeated_calls(self) -> Fields | None:

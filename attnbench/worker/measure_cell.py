@@ -46,6 +46,7 @@ class CellMeasurer(Instruments):
             cell.prepare_to_time()
         ending = (
             cell.time(timed)
+            or cell.time_plan()
             or cell.check_repeated_calls()
             or cell.trace()
             or cell.check_renewed_inputs()

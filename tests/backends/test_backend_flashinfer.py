@@ -8,15 +8,18 @@ from dataclasses import replace
 import pytest
 import torch
 
-from attnbench.backends.flashinfer import indptr
+from attnbench.backends.flashinfer import offsets
 from attnbench.core.backend import Unsupported
 from attnbench.core.case import Case, Shape
 from attnbench.core.machine import Device
+from attnbench.worker import inputs
 from standins import flashinfer, install
 from standins.contract import AMPERE, BLACKWELL, HOPPER, backend, cases, check
 
 NAMES = ("flashinfer", "flashinfer-fa2", "flashinfer-fa3", "flashinfer-cudnn", "flashinfer-trtllm")
 PLAIN = Case(Shape(1, 64, 64, 2, 2, 128, 128), "bf16", "fwd")
+
+SERVED = Case(Shape(4, 64, 64, 2, 2, 128, 128), "bf16", "fwd", True, lengths=((1, 64, 64), (3, 1, 40)))
 
 
 @pytest.fixture
@@ -75,6 +78,9 @@ def test_the_name_decides_the_backend_of_flashinfer(name: str, monkeypatch: pyte
         ("flashinfer-trtllm", replace(PLAIN, shape=Shape(1, 64, 64, 2, 2, 192, 128)), HOPPER, "of the headdim"),
         ("flashinfer-trtllm", replace(PLAIN, shape=Shape(1, 64, 64, 2, 2, 64, 64)), BLACKWELL, "headdim 128"),
         ("flashinfer-trtllm", PLAIN, AMPERE, "9.0 or newer"),
+        ("flashinfer-trtllm", SERVED, HOPPER, "unequal"),
+        ("flashinfer-trtllm", SERVED, BLACKWELL, None),
+        ("flashinfer-cudnn", SERVED, HOPPER, None),
     ],
 )
 def test_what_it_refuses(name: str, case: Case, device: Device, reason: str | None) -> None:
@@ -83,9 +89,24 @@ def test_what_it_refuses(name: str, case: Case, device: Device, reason: str | No
 
 
 def test_offsets_beyond_int32_are_refused() -> None:
-    assert indptr(3, 5, torch.device("cpu")).tolist() == [0, 5, 10, 15]
+    assert offsets(torch.tensor([0, 1, 4], dtype=torch.int32), 5).tolist() == [0, 5, 20]
     with pytest.raises(Unsupported, match="int32"):
-        indptr(2, 2**30, torch.device("meta"))
+        offsets(torch.tensor([0, 2], dtype=torch.int32), 2**30)
+
+
+@pytest.mark.usefixtures("stand_in")
+@pytest.mark.parametrize("name", NAMES)
+def test_a_ragged_batch_has_a_plan_that_can_be_built_again(name: str) -> None:
+    """A dense batch has none: its offsets are the same at each step."""
+    lengths = ((1, 40, 40), (2, 9, 9))
+    case = replace(PLAIN, shape=Shape(3, 40, 40, 4, 2, 128, 128), causal=True, lengths=lengths)
+    prepared = backend(name).prepare(case, inputs.make(case, "cpu", seed=0))
+    before = prepared.launch()
+    assert prepared.plan is not None
+    prepared.plan()
+    assert torch.equal(prepared.launch(), before)
+    dense = replace(PLAIN, shape=replace(PLAIN.shape, batch=2))
+    assert backend(name).prepare(dense, inputs.make(dense, "cpu", seed=0)).plan is None
 
 
 @pytest.mark.parametrize(

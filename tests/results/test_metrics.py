@@ -202,6 +202,7 @@ def test_memory_clock_first_call_error() -> None:
         "memory_driver": Measurement("B", (400.0,)),
         "memory_saved": Measurement("B", (0.0,)),
         "first_call": Measurement("s", (1.5,)),
+        "plan": Measurement("s", (3e-4, 1e-4, 2e-4)),
         "clock_sm": Measurement("Hz", (1.4e9, 1.6e9)),
     }
     accuracy = Accuracy(
@@ -213,6 +214,7 @@ def test_memory_clock_first_call_error() -> None:
     assert found["memory_driver"] == 400
     assert found["memory_saved"] == 0
     assert found["first_call"] == 1.5
+    assert found["plan"] == 2e-4
     assert found["clock_sm"] == 1.5e9
     assert found["error"] == pytest.approx(0.75)
     assert found["relative_error"] == 0.02

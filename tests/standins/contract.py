@@ -14,7 +14,7 @@ import pytest
 
 from attnbench.backends import BACKENDS, load
 from attnbench.core.backend import Backend
-from attnbench.core.case import Case, Shape
+from attnbench.core.case import Case, Shape, sizes_of
 from attnbench.core.machine import Device
 from attnbench.worker import inputs, kernel_rules
 from attnbench.worker.measure.cpu_operators import operator_names
@@ -57,6 +57,19 @@ CASES |= {
         ("d64-decode-ungrouped", Shape(2, 1, 48, 2, 2, 64, 64), True, (None, None)),
         ("d64-decode-causal", Shape(2, 1, 48, 4, 2, 64, 64), True, (None, None)),
     )
+    for direction in ("fwd", "bwd")
+}
+CASES |= {  # sequences of unlike lengths, for the same libraries
+    f"{name}-d{d}{'' if d_v == d else f'-{d_v}'}-{'causal' if causal else 'full'}-{direction}": Case(
+        Shape(*sizes_of(lengths), 4, 2, d, d_v), "bf16", direction, causal, window, lengths=lengths
+    )  # type: ignore[arg-type]
+    for name, lengths, window in (
+        ("ragged-equal", ((1, 40, 40), (2, 9, 9), (1, 70, 70)), (None, None)),
+        ("ragged-served", ((1, 48, 48), (3, 1, 77), (1, 16, 60)), (None, None)),
+        ("ragged-window", ((1, 48, 48), (3, 1, 77), (1, 16, 60)), (9, None)),
+    )
+    for d, d_v in ((64, 64), (128, 128), (192, 128))
+    for causal in (False, True)
     for direction in ("fwd", "bwd")
 }
 CASES["d64-softcap"] = Case(Shape(1, 40, 48, 2, 2, 64, 64), "bf16", "fwd_bwd", True, softcap=2.0)

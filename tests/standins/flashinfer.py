@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import torch
@@ -51,6 +52,14 @@ def single_prefill_with_kv_cache(
     left = None if window_left < 0 else window_left
     cap = logits_soft_cap or 0.0
     return attend(q[None], k[None], v[None], scale=sm_scale, left=left, right=0 if causal else None, softcap=cap)[0][0]
+
+
+def _lengths(starts: list[int], seq_lens: Tensor) -> list[int]:
+    """Return the length of each sequence, which the offsets and the tensor of lengths must agree on."""
+    found: list[int] = seq_lens.flatten().tolist()
+    check(seq_lens.dtype == torch.int32, "int32 lengths")
+    check(found == [b - a for a, b in itertools.pairwise(starts)], "lengths and offsets do not agree")
+    return found
 
 
 def _ragged(q: Tensor, k: Tensor, v: Tensor, rows: list[int], keys: list[int], **options: Any) -> Tensor:
@@ -117,6 +126,7 @@ class BatchPrefillWithRaggedKVCacheWrapper:
     ) -> None:
         assert sm_scale is not None
         check(qo_indptr.dtype == torch.int32 == kv_indptr.dtype, "int32 offsets")
+        check(qo_indptr.device.type == "cpu", "offsets on the device are copied back, which waits")
         self.dtypes = (q_data_type, kv_data_type)
         d, d_v = head_dim_qk, head_dim_vo or head_dim_qk
         self.heads = ((num_qo_heads, d), (num_kv_heads, d), (num_kv_heads, d_v))
@@ -131,8 +141,8 @@ class BatchPrefillWithRaggedKVCacheWrapper:
             offsets = (qo_indptr, kv_indptr, v_indptr, o_indptr)
             q, k, v, o = ((t // n).tolist() for t, n in zip(offsets, per_token, strict=True))
             check(q == o and k == v, "offsets do not agree")
-            check(q[1] == int(seq_lens_q[0]) == max_token_per_sequence, "max_token_per_sequence")
-            check(k[1] == int(seq_lens[0]) == max_sequence_kv, "max_sequence_kv")
+            check(max(_lengths(q, seq_lens_q)) == max_token_per_sequence, "max_token_per_sequence")
+            check(max(_lengths(k, seq_lens)) == max_sequence_kv, "max_sequence_kv")
             self.starts = [q, k]
         left, cap = None if window_left < 0 else window_left, logits_soft_cap or 0.0
         self.options = {"scale": sm_scale, "left": left, "right": 0 if causal else None, "softcap": cap}
@@ -193,6 +203,7 @@ def trtllm_fmha_v2_prefill(
     check(qkv[0].shape[-1] == qkv[2].shape[-1], "head_dim_v")
     left, right = None if window_left < 0 else window_left, None if mask_mode == "padding" else 0
     starts = (cum_seq_lens_q.tolist(), cum_seq_lens_kv.tolist())
+    check(max(_lengths(starts[1], seq_lens)) == max_kv_len, "max_kv_len")
     return _ragged(*qkv, *starts, scale=bmm1_scale * bmm2_scale, left=left, right=right)
 
 
@@ -227,6 +238,7 @@ def trtllm_ragged_attention_deepseek(
     assert dims in ((192, 192, 128), (128, 128, 128), (256, 256, 256)), f"Unsupported head dimensions: {dims}"
     left, right = None if window_left < 0 else window_left, 0 if is_causal else None
     starts = (cum_seq_lens_q.tolist(), cum_seq_lens_kv.tolist())
+    check(max(_lengths(starts[1], seq_lens)) == max_kv_len, "max_kv_len")
     return _ragged(query, key, value, *starts, scale=bmm1_scale * bmm2_scale, left=left, right=right)
 
 

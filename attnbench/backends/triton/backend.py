@@ -83,13 +83,14 @@ class Triton(BackendBase):
         }
         if case.is_ragged:
             s = case.shape
-            cu_q, cu_k = cu_seqlens(case, inputs.q.device)
+            plan = functools.partial(cu_seqlens, case, inputs.q.device)
+            cu_q, cu_k = plan()
 
             def ragged(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
                 out: Tensor = attention_varlen(q, k, v, cu_q, cu_k, s.seqlen_q, s.seqlen_k, **options)
                 return out
 
-            return autograd_prepared(case, inputs, ragged, "thd", strided=True)
+            return autograd_prepared(case, inputs, ragged, "thd", strided=True, plan=plan)
         fn = functools.partial(attention, **options)
         if case.dtype == "fp8":
             operands, descale = quantize_inputs(inputs)
