@@ -3,7 +3,9 @@
 Checked against nvidia-cudnn-frontend 1.32.0 and its samples (50_sdpa_forward, 51_sdpa_backward, test/python/sdpa/fp8).
 `prepare` validates, plans and builds the graphs and allocates their workspace; a launch allocates the outputs and
 executes. Tensors are (batch, seqlen, nheads, headdim) in memory; a graph sees them as (batch, nheads, seqlen, headdim).
-cuDNN's causal mask is aligned top-left unless bottom-right is set, which needs seqlen_q <= seqlen_k.
+cuDNN's causal mask is aligned top-left unless bottom-right is set, which needs seqlen_q <= seqlen_k. The sequences of a
+ragged batch lie one after the other, and a graph sees each tensor as (batch, nheads, longest seqlen, headdim), with the
+offset at which each sequence begins and a padding mask that ends it (test/python/sdpa/fp16.py).
 
 In fp8 cuDNN writes e4m3 on Hopper, and bf16 from Blackwell on (cuDNN 9.13). Each row of the output is a mean of rows of
 v, so no value is larger than the largest of v. With v's own scale for the output nothing is therefore clipped, and
@@ -19,7 +21,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from attnbench.backends.libraries import Library, installed_version
 from attnbench.backends.limits import Limits
 from attnbench.backends.masks import effective_window
-from attnbench.core.backend import Prepared, Probe, Unsupported
+from attnbench.core.backend import Prepared, Probe, Unsupported, cu_seqlens
 from attnbench.core.case import Case
 from attnbench.core.fp8 import E4M3_MAX, quantize_inputs
 from attnbench.core.machine import Device
@@ -43,7 +45,7 @@ class Cudnn(Library):
     install = "pip install nvidia-cudnn-frontend"
     min_version = "1.13"  # generate_stats
     verified: ClassVar = ("NVIDIA H200, cudnn-frontend 1.32.0, cuDNN 9.19",)
-    limits: ClassVar = Limits(headdim_v=True, window=True, empty_rows=False)
+    limits: ClassVar = Limits(headdim_v=True, window=True, empty_rows=False, ragged=True)
     forward_kernels = "cudnn.*(fprop|sdpa)|sdpa_?fwd|prefill"
     backward_kernels = "cudnn.*(bprop|sdpa)|sdpa_?bwd"
 
@@ -71,22 +73,25 @@ class Cudnn(Library):
     def unsupported(self, case: Case, device: Device) -> str | None:
         if reason := super().unsupported(case, device):
             return reason
-        if case.window_size != (None, None) and case.shape.seqlen_q > case.shape.seqlen_k:
+        if case.window_size != (None, None) and any(of.seqlen_q > of.seqlen_k for of in case.sequences):
             return "its sliding window needs seqlen_q <= seqlen_k"
         if case.layout == "packed" and case.has_backward:
             return "its gradients are three tensors here, not the one of packed inputs"
         return None
 
     def prepare(self, case: Case, inputs: Inputs) -> Prepared:
+        packing = Packing(case, inputs.q.device) if case.is_ragged else None
+        run_forward = forward_graph(case, inputs, packing)
+        run_backward = backward_graph(case, inputs, packing) if case.has_backward else None
         given = {name: t for name, t in vars(inputs).items() if t is not None}
-        run_forward = forward_graph(case, inputs)
+        given |= packing.tensors() if packing else {}
+        plan = packing.tensors if packing else None
 
         def forward() -> Tensors:
             return run_forward(given)
 
-        if not case.has_backward:
-            return Prepared(forward, lambda raw: {"out": raw["out"]})
-        run_backward = backward_graph(case, inputs)
+        if run_backward is None:
+            return Prepared(forward, lambda raw: {"out": raw["out"]}, plan=plan)
 
         def backward(kept: Tensors) -> Tensors:
             return {**kept, **run_backward({**given, **kept})}
@@ -95,9 +100,9 @@ class Cudnn(Library):
             return {name: raw[name] for name in ("out", "dq", "dk", "dv")}
 
         if case.direction == "fwd_bwd":
-            return Prepared(lambda: backward(forward()), named, forward=forward)
+            return Prepared(lambda: backward(forward()), named, forward=forward, plan=plan)
         kept = forward()
-        return Prepared(lambda: backward(kept), named, forward=forward)
+        return Prepared(lambda: backward(kept), named, forward=forward, plan=plan)
 
 
 class CudnnFp8(Cudnn):
@@ -137,16 +142,55 @@ class CudnnFp8(Cudnn):
         return Prepared(run, lambda raw: {"out": raw["out"], "descale_out": descale["v"]}, reads=operands)
 
 
+class Packing:
+    """Where the sequences of a ragged batch lie in its tensors, which graphs read from tensors of their own."""
+
+    def __init__(self, case: Case, device: torch.device) -> None:
+        self.case, self.device = case, device
+        self.strides: set[tuple[str, int]] = set()  # of a token, by side, for which a graph wants offsets
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return the lengths, (batch, 1, 1, 1), and the offsets in elements, (batch + 1, 1, 1, 1), by their names.
+
+        A side is "q" (of q, out, dq and dout) or "k" (of k, v, dk and dv).
+        """
+        starts = dict(zip("qk", cu_seqlens(self.case, self.device), strict=True))
+        starts = {side: t.long().view(-1, 1, 1, 1) for side, t in starts.items()}
+        found = {f"seqlen_{side}": t.diff(dim=0).int() for side, t in starts.items()}
+        return found | {offsets_name(side, stride): starts[side] * stride for side, stride in self.strides}
+
+    def longest(self, side: str) -> int:
+        """Return the length of the longest sequence."""
+        return self.case.shape.seqlen_k if side == "k" else self.case.shape.seqlen_q
+
+    def options(self, graph: Graph) -> dict[str, Any]:
+        """Declare the lengths as inputs of the graph, and return the options of an sdpa node that name them."""
+        import torch
+
+        lengths = torch.empty(self.case.shape.batch, 1, 1, 1, dtype=torch.int32, device="meta")
+        return {
+            "use_padding_mask": True,
+            "seq_len_q": graph.plain_input("seqlen_q", lengths),
+            "seq_len_kv": graph.plain_input("seqlen_k", lengths),
+        }
+
+
+def offsets_name(side: str, stride: int) -> str:
+    """Return the name of the offsets of tensors whose tokens are `stride` elements apart."""
+    return f"offsets_{side}_{stride}"
+
+
 class Graph:
     """One cuDNN graph whose tensors have names.
 
     Declare inputs and outputs with `input` and `output`, then `build` returns the launch.
     """
 
-    def __init__(self, like: Tensor) -> None:
+    def __init__(self, like: Tensor, packing: Packing | None = None) -> None:
         import cudnn
 
         self.cudnn = cudnn
+        self.packing = packing
         self.device = like.device
         self.handle = _handle()
         self.graph = cudnn.pygraph(
@@ -163,9 +207,17 @@ class Graph:
 
         t is (batch, seqlen, nheads, headdim), or (batch, nheads, seqlen, headdim) with `by_head`, as the graph sees it.
         """
-        seen = t if by_head else t.transpose(1, 2)
+        dim, stride = self._as_seen(name, t, by_head)
         self.symbols[name] = self.graph.tensor(
-            dim=list(seen.shape), stride=list(seen.stride()), data_type=_data_type(self.cudnn, t.dtype), name=name
+            dim=dim, stride=stride, data_type=_data_type(self.cudnn, t.dtype), name=name
+        )
+        self._place(name, stride)
+        return self.symbols[name]
+
+    def plain_input(self, name: str, t: Tensor) -> Any:
+        """Declare an input that has neither heads nor sequences, as lengths and offsets are."""
+        self.symbols[name] = self.graph.tensor(
+            dim=list(t.shape), stride=list(t.stride()), data_type=_data_type(self.cudnn, t.dtype), name=name
         )
         return self.symbols[name]
 
@@ -175,11 +227,34 @@ class Graph:
         """Declare an output. `shape` is that in memory, contiguous; `by_head` is as in `input`."""
         import torch
 
-        seen = torch.empty(shape, device="meta")
-        seen = seen if by_head else seen.transpose(1, 2)
-        symbol.set_output(True).set_dim(list(seen.shape)).set_stride(list(seen.stride()))
+        dim, stride = self._as_seen(name, torch.empty(shape, device="meta"), by_head)
+        symbol.set_output(True).set_dim(dim).set_stride(stride)
         symbol.set_data_type(_data_type(self.cudnn, dtype))
         self.symbols[name], self.outputs[name] = symbol, (shape, dtype)
+        self._place(name, stride)
+
+    def _as_seen(self, name: str, t: Tensor, by_head: bool) -> tuple[list[int], list[int]]:
+        """Return shape and strides of a tensor as the graph sees it. The batch's stride is not read with offsets."""
+        seen = t if by_head else t.transpose(1, 2)
+        dim, stride = list(seen.shape), list(seen.stride())
+        if self.packing:
+            dim[0], dim[2] = self.packing.case.shape.batch, self.packing.longest(_side(name))
+            stride[0] = dim[2] * stride[2]
+        return dim, stride
+
+    def _place(self, name: str, stride: list[int]) -> None:
+        """Give a tensor of a ragged batch the offsets of its sequences."""
+        import torch
+
+        if not self.packing:
+            return
+        place = (_side(name), stride[2])
+        self.packing.strides.add(place)
+        offsets = offsets_name(*place)
+        if offsets not in self.symbols:
+            entries = self.packing.case.shape.batch + 1
+            self.plain_input(offsets, torch.empty(entries, 1, 1, 1, dtype=torch.int64, device="meta"))
+        self.symbols[name].set_ragged_offset(self.symbols[offsets])
 
     def build(self) -> Callable[[Tensors], dict[str, Tensor]]:
         """Plan and build the graph, and return its launch, which takes inputs and returns outputs by name.
@@ -213,15 +288,16 @@ class Graph:
         return launch
 
 
-def forward_graph(case: Case, inputs: Inputs) -> Callable[[Tensors], dict[str, Tensor]]:
+def forward_graph(case: Case, inputs: Inputs, packing: Packing | None = None) -> Callable[[Tensors], dict[str, Tensor]]:
     """Return the launch of the forward: inputs "q", "k", "v", output "out".
 
-    Where the case has a backward there is a second output, "stats": the log-sum-exp, (batch, nheads, seqlen_q, 1).
+    Where the case has a backward there is a second output, "stats": the log-sum-exp, (batch, nheads, seqlen_q, 1), or
+    (1, total_q, nheads, 1) of a ragged batch.
     """
     import torch
 
-    s = case.shape
-    graph = Graph(inputs.q)
+    s = case.extent
+    graph = Graph(inputs.q, packing)
     out, stats = graph.graph.sdpa(
         name="sdpa",
         q=graph.input("q", inputs.q),
@@ -230,22 +306,26 @@ def forward_graph(case: Case, inputs: Inputs) -> Callable[[Tensors], dict[str, T
         generate_stats=case.has_backward,
         attn_scale=case.softmax_scale,
         **_mask_options(case, graph.cudnn),
+        **(packing.options(graph) if packing else {}),
     )
     graph.output("out", out, (s.batch, s.seqlen_q, s.nheads, s.headdim_v), inputs.q.dtype)
     if case.has_backward:
-        graph.output("stats", stats, (s.batch, s.nheads, s.seqlen_q, 1), torch.float32, by_head=True)
+        graph.output("stats", stats, _stats_shape(case), torch.float32, by_head=packing is None)
     return graph.build()
 
 
-def backward_graph(case: Case, inputs: Inputs) -> Callable[[Tensors], dict[str, Tensor]]:
+def backward_graph(
+    case: Case, inputs: Inputs, packing: Packing | None = None
+) -> Callable[[Tensors], dict[str, Tensor]]:
     """Return the launch of the backward: inputs "q", "k", "v", "out", "stats", "dout", outputs "dq", "dk", "dv"."""
     import torch
 
-    s, dtype = case.shape, inputs.q.dtype
-    graph = Graph(inputs.q)
+    s, dtype = case.extent, inputs.q.dtype
+    graph = Graph(inputs.q, packing)
     assert inputs.dout is not None
-    stats = torch.empty(s.batch, s.nheads, s.seqlen_q, 1, device="meta")
+    stats = torch.empty(_stats_shape(case), device="meta")
     out = torch.empty(s.batch, s.seqlen_q, s.nheads, s.headdim_v, device="meta", dtype=dtype)
+    totals = {"max_total_seq_len_q": s.seqlen_q, "max_total_seq_len_kv": s.seqlen_k}  # the workspace is of these sizes
     dq, dk, dv = graph.graph.sdpa_backward(
         name="sdpa_backward",
         q=graph.input("q", inputs.q),
@@ -253,14 +333,26 @@ def backward_graph(case: Case, inputs: Inputs) -> Callable[[Tensors], dict[str, 
         v=graph.input("v", inputs.v),
         o=graph.input("out", out),
         dO=graph.input("dout", inputs.dout),
-        stats=graph.input("stats", stats, by_head=True),
+        stats=graph.input("stats", stats, by_head=packing is None),
         attn_scale=case.softmax_scale,
         **_mask_options(case, graph.cudnn),
+        **(packing.options(graph) | {name: -(-n // 64) * 64 for name, n in totals.items()} if packing else {}),
     )
     graph.output("dq", dq, (s.batch, s.seqlen_q, s.nheads, s.headdim), dtype)
     graph.output("dk", dk, (s.batch, s.seqlen_k, s.nheads_k, s.headdim), dtype)
     graph.output("dv", dv, (s.batch, s.seqlen_k, s.nheads_k, s.headdim_v), dtype)
     return graph.build()
+
+
+def _stats_shape(case: Case) -> tuple[int, int, int, int]:
+    """Return the shape of the log-sum-exp in memory: by heads, but by tokens where sequences are packed."""
+    s = case.extent
+    return (1, s.seqlen_q, s.nheads, 1) if case.is_ragged else (s.batch, s.nheads, s.seqlen_q, 1)
+
+
+def _side(name: str) -> str:
+    """Return whether a tensor has the sequences of the queries, "q", or those of the keys, "k"."""
+    return "k" if name in ("k", "v", "dk", "dv") else "q"
 
 
 def fp8_graph(
@@ -307,7 +399,7 @@ def _mask_options(case: Case, cudnn: Any, prefix: str = "diagonal_band_") -> dic
     left, right = effective_window(case)
     if left is None and right is None:
         return {}
-    equal = case.shape.seqlen_q == case.shape.seqlen_k
+    equal = all(of.seqlen_q == of.seqlen_k for of in case.sequences)
     names = cudnn.diagonal_alignment
     mask: dict[str, Any] = {"diagonal_alignment": names.TOP_LEFT if equal else names.BOTTOM_RIGHT}
     if left is not None:
@@ -325,5 +417,7 @@ def _data_type(cudnn: Any, dtype: torch.dtype) -> Any:
         torch.float16: "HALF",
         torch.float32: "FLOAT",
         torch.float8_e4m3fn: "FP8_E4M3",
+        torch.int32: "INT32",
+        torch.int64: "INT64",
     }
     return getattr(cudnn.data_type, names[dtype])

@@ -23,6 +23,8 @@ from standins import cudnn, install
 from standins.contract import AMPERE, BLACKWELL, HOPPER, TURING, backend, cases, check
 
 PLAIN = Case(Shape(1, 64, 64, 2, 2, 128, 128), "bf16", "fwd")
+RAGGED = Case(Shape(3, 64, 64, 2, 2, 128, 128), "bf16", "fwd", True, lengths=((1, 64, 64), (2, 1, 40)))
+MORE_QUERIES = Case(Shape(2, 48, 64, 2, 2, 128, 128), "bf16", "fwd", lengths=((1, 32, 64), (1, 48, 40)))
 
 
 @pytest.fixture
@@ -95,6 +97,22 @@ def test_a_launch_runs_on_torchs_current_stream(monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.usefixtures("stand_in")
+@pytest.mark.parametrize("direction", ["fwd", "bwd", "fwd_bwd"])
+def test_a_ragged_batch_has_a_plan_that_can_be_built_again(direction: Any) -> None:
+    lengths = ((1, 40, 40), (2, 9, 9))
+    case = Case(Shape(3, 40, 40, 4, 2, 128, 64), "bf16", direction, True, lengths=lengths)
+    prepared = backend("cudnn").prepare(case, inputs.make(case, "cpu", seed=0))
+    assert prepared.plan is not None
+    made: Any = prepared.plan()
+    assert made["seqlen_k"].flatten().tolist() == [40, 9, 9]
+    assert made["offsets_q_512"].flatten().tolist() == [0, 40 * 512, 49 * 512, 58 * 512]
+    assert made["offsets_k_128"].flatten().tolist() == [0, 40 * 128, 49 * 128, 58 * 128]  # of v
+    assert made["offsets_q_512"].dtype == torch.int64
+    assert ("offsets_q_4" in made) == (direction != "fwd")  # of the log-sum-exp
+    assert backend("cudnn").prepare(PLAIN, inputs.make(PLAIN, "cpu", seed=0)).plan is None
+
+
+@pytest.mark.usefixtures("stand_in")
 def test_a_graph_that_cudnn_refuses_is_a_skip() -> None:
     case = replace(PLAIN, shape=Shape(1, 64, 32, 2, 2, 128, 128), causal=True)
     assert backend("cudnn").unsupported(case, HOPPER) is not None  # the plan skips it before cuDNN is called
@@ -140,6 +158,12 @@ def test_cudnn_fp8_takes_fp8_only() -> None:
         ("cudnn", PLAIN, TURING, "8.0 or newer"),
         ("cudnn", replace(PLAIN, shape=Shape(1, 64, 64, 4, 2, 192, 128)), HOPPER, None),
         ("cudnn", replace(PLAIN, shape=Shape(1, 64, 32, 2, 2, 64, 64), window_size=(8, 40)), HOPPER, "window needs"),
+        ("cudnn", RAGGED, HOPPER, None),
+        ("cudnn", replace(RAGGED, direction="bwd", window_size=(8, 0)), HOPPER, None),
+        ("cudnn", MORE_QUERIES, HOPPER, None),
+        ("cudnn", replace(MORE_QUERIES, causal=True), HOPPER, "see no key"),
+        ("cudnn", replace(MORE_QUERIES, window_size=(8, 40)), HOPPER, "window needs"),
+        ("cudnn-fp8", replace(RAGGED, dtype="fp8"), HOPPER, "no ragged batches"),
         ("cudnn", replace(PLAIN, softcap=30.0), HOPPER, "no softcap"),
         ("cudnn", replace(PLAIN, dtype="fp32"), HOPPER, "no fp32"),
         ("cudnn-fp8", replace(PLAIN, dtype="fp8"), AMPERE, "9.0 or newer"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import math
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -19,6 +20,8 @@ DTYPES = {
     "BFLOAT16": torch.bfloat16,
     "FLOAT": torch.float32,
     "FP8_E4M3": torch.float8_e4m3fn,
+    "INT32": torch.int32,
+    "INT64": torch.int64,
 }
 
 data_type = enum.Enum("data_type", list(DTYPES))
@@ -51,6 +54,7 @@ class Symbol:
 
     def __init__(self, dim: list[int] | None = None, stride: list[int] | None = None, dtype: Any = None) -> None:
         self.dim, self.stride, self.dtype, self.is_output = dim, stride, dtype, False
+        self.offsets: Symbol | None = None
 
     def set_output(self, value: bool) -> Symbol:
         self.is_output = value
@@ -67,6 +71,21 @@ class Symbol:
     def set_data_type(self, dtype: Any) -> Symbol:
         self.dtype = dtype
         return self
+
+    def set_ragged_offset(self, offsets: Symbol) -> Symbol:
+        self.offsets = offsets
+        return self
+
+    def part_of(self, t: Tensor, offsets: list[int], b: int, length: int) -> Tensor:
+        """Return sequence b of a ragged batch, (1, nheads, seqlen, headdim); all sequences together fill the memory."""
+        assert self.dim is not None
+        assert self.stride is not None
+        assert DTYPES[self.dtype.name] == t.dtype
+        assert offsets[-1] == t.numel() == t.untyped_storage().nbytes() // t.element_size()
+        assert offsets[b + 1] - offsets[b] == length * self.stride[2]
+        assert length <= self.dim[2]
+        _, heads, _, last = self.dim
+        return t.as_strided((1, heads, length, last), self.stride, offsets[b])
 
     def of(self, t: Tensor) -> Tensor:
         """Return the bound memory with the shape and strides that the graph declared."""
@@ -87,6 +106,8 @@ class pygraph:  # noqa: N801
         handle: Handle | None = None,
     ) -> None:
         self.stage = 0
+        self.lengths: tuple[Symbol | None, Symbol | None] | None = None
+        self.totals: tuple[int | None, int | None] = (None, None)
 
     def tensor(
         self,
@@ -113,9 +134,13 @@ class pygraph:  # noqa: N801
         diagonal_alignment: Any = diagonal_alignment.TOP_LEFT,
         diagonal_band_left_bound: int | None = None,
         diagonal_band_right_bound: int | None = None,
+        use_padding_mask: bool = False,
+        seq_len_q: Symbol | None = None,
+        seq_len_kv: Symbol | None = None,
         name: str = "",
         generate_stats: bool | None = None,
     ) -> tuple[Symbol, Symbol | None]:
+        self.lengths = (seq_len_q, seq_len_kv) if use_padding_mask else None
         self.node = ("sdpa", q, k, v)
         self.band = (diagonal_alignment, diagonal_band_left_bound, diagonal_band_right_bound)
         self.scale, self.results = attn_scale, (Symbol(), Symbol() if generate_stats else None)
@@ -134,9 +159,16 @@ class pygraph:  # noqa: N801
         diagonal_alignment: Any = diagonal_alignment.TOP_LEFT,
         diagonal_band_left_bound: int | None = None,
         diagonal_band_right_bound: int | None = None,
+        use_padding_mask: bool = False,
+        seq_len_q: Symbol | None = None,
+        seq_len_kv: Symbol | None = None,
+        max_total_seq_len_q: int | None = None,
+        max_total_seq_len_kv: int | None = None,
         use_deterministic_algorithm: bool = False,
         name: str = "",
     ) -> tuple[Symbol, Symbol, Symbol]:
+        self.lengths = (seq_len_q, seq_len_kv) if use_padding_mask else None
+        self.totals = (max_total_seq_len_q, max_total_seq_len_kv)
         self.node = ("sdpa_backward", q, k, v, o, dO, stats)
         self.band = (diagonal_alignment, diagonal_band_left_bound, diagonal_band_right_bound)
         self.scale, self.results = attn_scale, (Symbol(), Symbol(), Symbol())
@@ -177,7 +209,11 @@ class pygraph:  # noqa: N801
             _, q, k, *_rest = self.node
             assert q.dim is not None
             assert k.dim is not None
-            if self.band[0] is diagonal_alignment.BOTTOM_RIGHT and q.dim[2] > k.dim[2]:
+            if (q.offsets is not None or k.offsets is not None) and self.lengths is None:
+                raise cudnnGraphNotSupportedError("Ragged offsets are only supported with padding mask.")
+            if any(self.totals) and q.offsets is None:
+                raise cudnnGraphNotSupportedError("max_total_seq_len_q is only supported with packed layout")
+            if self.band[0] is diagonal_alignment.BOTTOM_RIGHT and self.lengths is None and q.dim[2] > k.dim[2]:
                 raise cudnnGraphNotSupportedError("Bottom right causal mask does not support max_s_q > max_s_kv.\n")
             if self.band[1] is not None and self.band[1] <= 0:
                 raise ValueError("Left bound (Sliding window length) should be greater than zero when set.")
@@ -192,7 +228,6 @@ class pygraph:  # noqa: N801
         assert handle.stream is not None
         assert workspace.numel() >= 16
         kind, *symbols = self.node
-        given = [symbol.of(tensor_dict[symbol]) for symbol in symbols]
         alignment, left, right = self.band
         options = {
             "scale": self.scale,
@@ -200,23 +235,50 @@ class pygraph:  # noqa: N801
             "right": right,
             "bottom_right": alignment is diagonal_alignment.BOTTOM_RIGHT,
         }
-        q, k, v = (t.transpose(1, 2) for t in given[:3])
-        if kind == "sdpa":
-            out, lse = attend(q, k, v, **options)
-            made = [out.transpose(1, 2), lse.unsqueeze(-1)]
-        elif kind == "sdpa_backward":
-            made = self._backward(q, k, v, given[3:], options)
-        else:
-            descale_q, descale_k, descale_v, descale_s, scale_s, scale_o = (float(t) for t in given[3:])
-            assert abs(descale_s * scale_s - 1) < 1e-6
-            q, k, v = q.float() * descale_q, k.float() * descale_k, v.float() * descale_v
-            out = attend(q, k, v, **options)[0].transpose(1, 2)
-            made = [out * scale_o, None, torch.ones(1, 1, 1, 1), out.abs().amax().view(1, 1, 1, 1)]
-        for symbol, value in zip(self.results, made, strict=True):
-            if symbol is not None:
-                assert symbol.is_output
-                assert value is not None
-                symbol.of(tensor_dict[symbol]).copy_(value)
+        for views in self._sequences(tensor_dict):
+            given = [views[symbol] for symbol in symbols]
+            q, k, v = (t.transpose(1, 2) for t in given[:3])
+            if kind == "sdpa":
+                out, lse = attend(q, k, v, **options)
+                made = [out.transpose(1, 2), lse.unsqueeze(-1)]
+            elif kind == "sdpa_backward":
+                made = self._backward(q, k, v, given[3:], options)
+            else:
+                descale_q, descale_k, descale_v, descale_s, scale_s, scale_o = (float(t) for t in given[3:])
+                assert abs(descale_s * scale_s - 1) < 1e-6
+                q, k, v = q.float() * descale_q, k.float() * descale_k, v.float() * descale_v
+                out = attend(q, k, v, **options)[0].transpose(1, 2)
+                made = [out * scale_o, None, torch.ones(1, 1, 1, 1), out.abs().amax().view(1, 1, 1, 1)]
+            for symbol, value in zip(self.results, made, strict=True):
+                if symbol is not None:
+                    assert symbol.is_output
+                    assert value is not None
+                    views[symbol].copy_(value)
+
+    def _sequences(self, tensors: dict[Symbol, Tensor]) -> Iterator[dict[Symbol, Tensor]]:
+        """Yield the bound tensors as the graph sees them: at once, or of each sequence of a ragged batch."""
+        _, *given = self.node
+        used = [*given, *(symbol for symbol in self.results if symbol is not None)]
+        if self.lengths is None:
+            yield {symbol: symbol.of(tensors[symbol]) for symbol in used}
+            return
+        lengths = []
+        for symbol in self.lengths:
+            assert symbol is not None
+            assert symbol.dtype is data_type.INT32
+            lengths.append(symbol.of(tensors[symbol]).flatten().tolist())
+        for total, of in zip(self.totals, lengths, strict=True):
+            assert total is None or total >= sum(of)
+        keys = {*given[1:3], *(self.results[1:] if self.node[0] == "sdpa_backward" else ())}
+        for b in range(len(lengths[0])):
+            views = {}
+            for symbol in used:
+                assert symbol.offsets is not None
+                starts = symbol.offsets.of(tensors[symbol.offsets]).flatten().tolist()
+                assert len(starts) == len(lengths[0]) + 1
+                length = lengths[symbol in keys][b]
+                views[symbol] = symbol.part_of(tensors[symbol], starts, b, length)
+            yield views
 
     def _backward(self, q: Tensor, k: Tensor, v: Tensor, rest: list[Tensor], options: dict[str, Any]) -> list[Tensor]:
         """Check that out and stats are those of the forward, and return its gradients."""
