@@ -4,7 +4,8 @@ Checked against the source of 2.20.0.dev0 (commit d0067d0) and 2.20.2. It has th
 FlashAttention (flash-attn 2, 3 or 4, where that is installed) and an unfused one, which is eager attention and is
 switched off here. On Hopper and newer its own choice is FusedAttention wherever that takes the case. The environment
 variables NVTE_*_ATTN switch backends off; they are read at import and at each choice. Its mask "causal" is aligned
-top-left, "causal_bottom_right" bottom-right. It returns the output as (batch, seqlen, nheads * headdim_v).
+top-left, "causal_bottom_right" bottom-right. It returns the output as (batch, seqlen, nheads * headdim_v). A ragged
+batch has the format "thd", whose masks are the "padding" ones, and lengths that are given to each call.
 
 fp8 is not here: see docs/backends.md.
 """
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import importlib
 import importlib.util
 import logging
@@ -25,7 +27,7 @@ from attnbench.backends.base import autograd_prepared
 from attnbench.backends.libraries import Library, installed_version
 from attnbench.backends.limits import Limits
 from attnbench.backends.masks import flash_window
-from attnbench.core.backend import Prepared, Probe, Unsupported
+from attnbench.core.backend import Prepared, Probe, Unsupported, cu_seqlens
 from attnbench.core.case import Case
 from attnbench.core.machine import Device
 
@@ -48,7 +50,7 @@ class TransformerEngine(Library):
     distributions: ClassVar = ("transformer-engine",)
     install = "pip install --no-build-isolation 'transformer-engine[pytorch]'"
     min_version = "2.3"  # CHOICE was elsewhere before
-    limits: ClassVar = Limits(headdim_v=True, window=True, dropout=True, empty_rows=False)
+    limits: ClassVar = Limits(headdim_v=True, window=True, dropout=True, empty_rows=False, ragged=True)
     forward_kernels = f"cudnn.*fprop|{FLASH_FORWARD}"
     backward_kernels = f"cudnn.*bprop|{FLASH_BACKWARD}"
     other_kernels: ClassVar[tuple[str, ...]] = (UNFUSED_KERNELS,)
@@ -75,13 +77,20 @@ class TransformerEngine(Library):
         s = case.shape
         left, right = flash_window(case)
         causal = _causal(case)
-        mask = "no_mask" if not causal else "causal" if s.seqlen_q == s.seqlen_k else "causal_bottom_right"
+        equal = all(of.seqlen_q == of.seqlen_k for of in case.sequences)
+        mask = "no_mask" if not causal else "causal" if equal else "causal_bottom_right"
+        plan, lengths = None, dict[str, Any]()
+        if case.is_ragged:
+            mask = f"padding_{mask}" if causal else "padding"
+            plan = functools.partial(cu_seqlens, case, inputs.q.device)
+            lengths = dict(zip(("cu_seqlens_q", "cu_seqlens_kv"), plan(), strict=True))
+            lengths |= {"max_seqlen_q": s.seqlen_q, "max_seqlen_kv": s.seqlen_k}
         attention = DotProductAttention(
             num_attention_heads=s.nheads,
             kv_channels=(s.headdim, s.headdim_v),
             num_gqa_groups=s.nheads_k,
             attention_dropout=case.dropout_p,
-            qkv_format="bshd",
+            qkv_format="thd" if case.is_ragged else "bshd",
             attn_mask_type=mask,
             window_size=(left, 0 if causal else right),
             softmax_scale=case.softmax_scale,
@@ -90,14 +99,14 @@ class TransformerEngine(Library):
 
         def call(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             try:
-                out: Tensor = attention(q, k, v)
+                out: Tensor = attention(q, k, v, **lengths)
             except ValueError as error:
                 if "No dot product attention backend" not in str(error):
                     raise
-                raise Unsupported(_refusal(lambda: attention(q, k, v))) from None
-            return out.view(s.batch, s.seqlen_q, s.nheads, s.headdim_v)
+                raise Unsupported(_refusal(lambda: attention(q, k, v, **lengths))) from None
+            return out.view(*q.shape[:-1], s.headdim_v)
 
-        return autograd_prepared(case, inputs, call, strided=True)
+        return autograd_prepared(case, inputs, call, "thd" if case.is_ragged else "bshd", strided=True, plan=plan)
 
 
 class Fused(TransformerEngine):

@@ -10,6 +10,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -45,6 +46,26 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
 @cases(*NAMES)
 def test_contract(name: str, case: Case) -> None:
     check(backend(name), case)
+
+
+@pytest.mark.usefixtures("stand_in")
+@pytest.mark.parametrize(("seqlen_k", "mask"), [(9, "padding_causal"), (12, "padding_causal_bottom_right")])
+def test_a_ragged_batch_is_of_the_format_thd(seqlen_k: int, mask: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its mask is aligned bottom-right in each sequence; FlashAttention takes top-left for equal lengths only."""
+    asked = []
+    made = transformer_engine.DotProductAttention
+
+    def noted(**options: Any) -> Any:
+        asked.append((options["qkv_format"], options["attn_mask_type"]))
+        return made(**options)
+
+    monkeypatch.setattr(sys.modules["transformer_engine.pytorch"], "DotProductAttention", noted)
+    case = Case(Shape(3, 40, 40, 4, 2, 64, 64), "bf16", "fwd_bwd", True, lengths=((1, 40, 40), (2, 9, seqlen_k)))
+    check(backend("transformer-engine"), case)
+    assert {*asked} == {("thd", mask)}
+    prepared = backend("transformer-engine").prepare(case, inputs.make(case, "cpu", seed=0))
+    starts: Any = prepared.plan and prepared.plan()
+    assert [t.tolist() for t in starts] == [[0, 40, 49, 58], [0, 40, 40 + seqlen_k, 40 + 2 * seqlen_k]]
 
 
 @pytest.mark.usefixtures("stand_in")
@@ -94,7 +115,7 @@ def test_what_no_backend_takes_is_skipped_with_its_reasons(monkeypatch: pytest.M
     utils = sys.modules["transformer_engine.pytorch.attention.dot_product_attention.utils"]
     said = "No dot product attention backend is available for the provided inputs. Please run with NVTE_DEBUG=1"
 
-    def refuse(*_: object) -> None:
+    def refuse(*_: object, **__: object) -> None:
         logger = logging.getLogger("DotProductAttention")
         logger.setLevel(utils.AttentionLogging._log_level)
         logger.debug("Disabling UnfusedDotProductAttention due to NVTE_UNFUSED_ATTN=0")

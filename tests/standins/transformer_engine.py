@@ -1,4 +1,8 @@
-"""Stand-in for Transformer Engine 2.20: DotProductAttention, whose output is (batch, seqlen, nheads * headdim_v)."""
+"""Stand-in for Transformer Engine 2.20: DotProductAttention, whose output is (batch, seqlen, nheads * headdim_v).
+
+With the format "thd" tensors are (total, nheads, headdim), the mask is a padding one, and the output is
+(total, nheads * headdim_v).
+"""
 
 from __future__ import annotations
 
@@ -42,8 +46,9 @@ class DotProductAttention(torch.nn.Module):
         name: str | None = None,
     ) -> None:
         super().__init__()
-        assert qkv_format == "bshd"
-        assert attn_mask_type in ("no_mask", "causal", "causal_bottom_right")
+        assert qkv_format in ("bshd", "thd")
+        masks = ("no_mask", "causal", "causal_bottom_right")
+        assert attn_mask_type in (masks if qkv_format == "bshd" else ("padding", *(f"padding_{m}" for m in masks[1:])))
         assert softmax_scale is not None
         assert window_size is not None
         if "causal" in attn_mask_type:
@@ -53,18 +58,46 @@ class DotProductAttention(torch.nn.Module):
             assert window_size == (-1, -1) or min(window_size) >= 0, "window_size should be (-1, -1) or (>=0, >=0)"
         self.left, self.right = opened(window_size)
         # A causal mask without the suffix, and its window, are aligned top-left.
-        self.bottom_right = attn_mask_type != "causal"
+        self.bottom_right = attn_mask_type not in ("causal", "padding_causal")
         self.scale, self.heads, self.groups = softmax_scale, num_attention_heads, num_gqa_groups
-        self.channels, self.dropout = kv_channels, attention_dropout
+        self.channels, self.dropout, self.format = kv_channels, attention_dropout, qkv_format
 
-    def forward(self, query_layer: Tensor, key_layer: Tensor, value_layer: Tensor) -> Tensor:
-        check_half(query_layer, key_layer, value_layer)
-        assert (query_layer.shape[2], key_layer.shape[2]) == (self.heads, self.groups)
-        assert (query_layer.shape[3], value_layer.shape[3]) == self.channels
+    def forward(
+        self,
+        query_layer: Tensor,
+        key_layer: Tensor,
+        value_layer: Tensor,
+        attention_mask: Any = None,
+        qkv_format: str | None = None,
+        cu_seqlens_q: Tensor | None = None,
+        cu_seqlens_kv: Tensor | None = None,
+        cu_seqlens_q_padded: Tensor | None = None,
+        cu_seqlens_kv_padded: Tensor | None = None,
+        max_seqlen_q: int | None = None,
+        max_seqlen_kv: int | None = None,
+    ) -> Tensor:
+        given = (query_layer, key_layer, value_layer)
+        check_half(*given)
+        assert (query_layer.shape[-2], key_layer.shape[-2]) == (self.heads, self.groups)
+        assert (query_layer.shape[-1], value_layer.shape[-1]) == self.channels
         assert self.training == (query_layer.requires_grad or self.dropout > 0)
+        if self.format == "bshd":
+            return self._attend(*given)
+        assert {t.ndim for t in given} == {3}, "Queries, keys and values must be 3D tensors when qkv_format = thd!"
+        assert cu_seqlens_q is not None
+        assert cu_seqlens_kv is not None
+        assert cu_seqlens_q.dtype == cu_seqlens_kv.dtype == torch.int32
+        assert isinstance(max_seqlen_q, int), "without it the lengths are read, which waits for the device"
+        assert isinstance(max_seqlen_kv, int)
+        assert (cu_seqlens_q[-1], cu_seqlens_kv[-1]) == (len(query_layer), len(key_layer))
+        lengths = [t.diff().tolist() for t in (cu_seqlens_q, cu_seqlens_kv, cu_seqlens_kv)]
+        assert (max(lengths[0]), max(lengths[1])) == (max_seqlen_q, max_seqlen_kv)
+        parts = zip(*(t.split(of) for t, of in zip(given, lengths, strict=True)), strict=True)
+        return torch.cat([self._attend(*(t.unsqueeze(0) for t in part)).squeeze(0) for part in parts])
+
+    def _attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         band: dict[str, Any] = {"left": self.left, "right": self.right, "bottom_right": self.bottom_right}
-        dropout = self.dropout if self.training else 0.0
-        out, _ = attend(query_layer, key_layer, value_layer, scale=self.scale, dropout_p=dropout, **band)
+        out, _ = attend(q, k, v, scale=self.scale, dropout_p=self.dropout if self.training else 0.0, **band)
         return out.flatten(2)
 
 
