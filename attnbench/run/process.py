@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 START_TIMEOUT = 300.0  # seconds for importing torch and the library, and for opening the device
-TAIL = 2000  # bytes of a worker's stderr kept with a failure
+TAIL = 4000  # bytes of a worker's stderr kept with a failure
 
 
 class WorkerDied(Exception):
