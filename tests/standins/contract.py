@@ -65,7 +65,7 @@ CASES |= {  # sequences of unlike lengths, for the same libraries
     )  # type: ignore[arg-type]
     for name, lengths, window in (
         ("ragged-equal", ((1, 40, 40), (2, 9, 9), (1, 70, 70)), (None, None)),
-        ("ragged-served", ((1, 48, 48), (3, 1, 77), (1, 16, 60)), (None, None)),
+        ("ragged-chunks", ((1, 77, 77), (3, 1, 48), (1, 16, 60)), (None, None)),
         ("ragged-window", ((1, 48, 48), (3, 1, 77), (1, 16, 60)), (9, None)),
     )
     for d, d_v in ((64, 64), (128, 128), (192, 128))
