@@ -28,6 +28,7 @@ BACKENDS: Mapping[str, str] = {
     "sdpa-efficient": "attnbench.backends.sdpa:Efficient",
     "sdpa-flash": "attnbench.backends.sdpa:Flash",
     "sdpa-cudnn": "attnbench.backends.sdpa:Cudnn",
+    "torch-varlen": "attnbench.backends.torch_varlen:TorchVarlen",
     "triton": "attnbench.backends.triton:Triton",
     "flex": "attnbench.backends.compiled:Flex",
     "compile": "attnbench.backends.compiled:Compile",

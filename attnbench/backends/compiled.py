@@ -65,6 +65,7 @@ class Flex(Compiled):
         headdim_v=True,
         window=True,
         softcap=True,
+        ragged=True,
     )
     forward_kernels = backward_kernels = "triton_tem"
 

@@ -1,6 +1,6 @@
 """`fa1`: flash-attn 1.x (Dao-AILab/flash-attention), the version for Turing GPUs. Checked against the source of 1.0.9.
 
-Its interface takes variable lengths: tensors (batch * seqlen, nheads, headdim), which are views of the inputs here, and
+Its interface takes variable lengths: tensors (total, nheads, headdim), which are views of the inputs here, and
 cumulative lengths. Its causal mask is aligned top-left (bottom-right since 2.1). It has no grouped heads, takes headdim
 up to 128, and has a backward for headdim above 64 on compute capability 8.0 and 9.0 only
 (csrc/flash_attn/fmha_api.cpp).
@@ -12,7 +12,7 @@ import functools
 from typing import TYPE_CHECKING, ClassVar
 
 from attnbench.backends.base import autograd_prepared
-from attnbench.backends.libraries import Library
+from attnbench.backends.libraries import Library, varlen_options
 from attnbench.backends.limits import Limits
 from attnbench.core.backend import Prepared
 from attnbench.core.case import Case
@@ -37,6 +37,7 @@ class FlashAttention1(Library):
         gqa=False,
         dropout=True,
         unequal_causal=False,
+        ragged=True,
     )
     forward_kernels = "fmha_fwd_loop_kernel"
     backward_kernels = "fmha_bwd_.*loop"
@@ -50,22 +51,12 @@ class FlashAttention1(Library):
         return None
 
     def prepare(self, case: Case, inputs: Inputs) -> Prepared:
-        import torch
         from flash_attn.flash_attn_interface import flash_attn_unpadded_func
 
-        s = case.shape
-        causal = case.causal and s.seqlen_q > 1  # aligned top-left, a single query would see the first key only
-        cu_seqlens_q, cu_seqlens_k = (
-            torch.arange(0, (s.batch + 1) * n, n, dtype=torch.int32, device=inputs.q.device)
-            for n in (s.seqlen_q, s.seqlen_k)
-        )
-
+        causal = case.causal and case.shape.seqlen_q > 1  # aligned top-left, a single query would see only one key
         attention = functools.partial(
             flash_attn_unpadded_func,
-            cu_seqlens_q=cu_seqlens_q,
-            cu_seqlens_k=cu_seqlens_k,
-            max_seqlen_q=s.seqlen_q,
-            max_seqlen_k=s.seqlen_k,
+            **varlen_options(case, inputs.q.device),
             dropout_p=case.dropout_p,
             softmax_scale=case.softmax_scale,
             causal=causal,

@@ -1,16 +1,16 @@
 """`fa2`: flash-attn 2.x (Dao-AILab/flash-attention). Checked against the source of 2.8.3.post1.
 
 Its causal mask is aligned bottom-right (since 2.1) and a query that sees no key gets 0. 2.6 is the oldest version
-accepted, because softcap came with it. PyPI has only its source; FLASH_ATTN_CUDA_ARCHS=90 builds for one architecture.
+accepted, because softcap came with it. Ragged batches are calls of flash_attn_varlen_func. PyPI has only its source; FLASH_ATTN_CUDA_ARCHS=90 builds for one architecture.
 """
 
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from attnbench.backends.base import autograd_prepared
-from attnbench.backends.libraries import Library
+from attnbench.backends.libraries import Library, varlen_options
 from attnbench.backends.limits import Limits
 from attnbench.backends.masks import flash_window
 from attnbench.core.backend import Prepared
@@ -29,7 +29,7 @@ class FlashAttention2(Library):
     distributions: ClassVar = ("flash-attn",)
     install = "pip install 'flash-attn>=2.6,<3' --no-build-isolation"
     min_version, below_version = "2.6", "3"
-    limits: ClassVar = Limits(window=True, softcap=True, dropout=True)
+    limits: ClassVar = Limits(window=True, softcap=True, dropout=True, ragged=True)
     forward_kernels = "flash_fwd"
     backward_kernels = "flash_bwd"
     other_kernels: ClassVar = ("pytorch_flash",)  # torch's copy of flash-attn 2
@@ -40,14 +40,17 @@ class FlashAttention2(Library):
         return super().unsupported(case, device)
 
     def prepare(self, case: Case, inputs: Inputs) -> Prepared:
-        from flash_attn import flash_attn_func
+        from flash_attn import flash_attn_func, flash_attn_varlen_func
 
-        attention = functools.partial(
-            flash_attn_func,
-            dropout_p=case.dropout_p,
-            softmax_scale=case.softmax_scale,
-            causal=case.causal,
-            window_size=flash_window(case),
-            softcap=case.softcap,
-        )
-        return autograd_prepared(case, inputs, attention, strided=True)
+        options: dict[str, Any] = {
+            "dropout_p": case.dropout_p,
+            "softmax_scale": case.softmax_scale,
+            "causal": case.causal,
+            "window_size": flash_window(case),
+            "softcap": case.softcap,
+        }
+        if case.is_ragged:
+            options |= varlen_options(case, inputs.q.device)
+            attention = functools.partial(flash_attn_varlen_func, **options)
+            return autograd_prepared(case, inputs, attention, "thd", strided=True)
+        return autograd_prepared(case, inputs, functools.partial(flash_attn_func, **options), strided=True)

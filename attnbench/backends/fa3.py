@@ -20,7 +20,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from attnbench.backends.base import autograd_prepared
-from attnbench.backends.libraries import Library
+from attnbench.backends.libraries import Library, varlen_options
 from attnbench.backends.limits import Limits
 from attnbench.backends.masks import effective_window, flash_window
 from attnbench.core.backend import Prepared, Probe, Signature
@@ -53,6 +53,7 @@ class FlashAttention3(Library):
         headdim_v=True,
         window=True,
         softcap=True,
+        ragged=True,
     )
     forward_kernels = "FlashAttnFwdSm90"
     backward_kernels = "FlashAttnBwdSm90"
@@ -80,9 +81,10 @@ class FlashAttention3(Library):
         return replace(found, runs=(f"{self.forward_kernels}.*e4m3",)) if case.dtype == "fp8" else found
 
     def prepare(self, case: Case, inputs: Inputs) -> Prepared:
-        from flash_attn_interface import flash_attn_func
+        import flash_attn_interface
 
         s = case.shape
+        attention = flash_attn_interface.flash_attn_func
         options: dict[str, Any] = {
             "softmax_scale": case.softmax_scale,
             "causal": case.causal,
@@ -91,10 +93,14 @@ class FlashAttention3(Library):
         }
 
         def call(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            result = flash_attn_func(q, k, v, **options)
+            result = attention(q, k, v, **options)
             out: Tensor = result[0] if isinstance(result, tuple) else result
             return out
 
+        if case.is_ragged:
+            attention = flash_attn_interface.flash_attn_varlen_func
+            options |= varlen_options(case, inputs.q.device)
+            return autograd_prepared(case, inputs, call, "thd", strided=True)
         if case.dtype == "fp8":
             operands, descale = quantize_inputs(inputs)
             options |= {f"{name}_descale": factor.expand(s.batch, s.nheads_k) for name, factor in descale.items()}
@@ -106,6 +112,8 @@ def _headdim_refusal(case: Case) -> str | None:
     """Return why the head dims are refused, by the same checks as hopper/flash_api.cpp."""
     d, d_v = case.shape.headdim, case.shape.headdim_v
     fp8 = case.dtype == "fp8"
+    if fp8 and case.is_ragged:
+        return "fp8 of ragged batches is not wired up"
     if fp8 and case.has_backward:
         return "fp8 is forward only"
     if fp8 and (d % 16 or d_v % 16):
@@ -135,6 +143,7 @@ def build_refusal(case: Case, left_out: frozenset[str]) -> str | None:
         ("FP16", case.dtype == "fp16", "fp16"),
         ("FP8", case.dtype == "fp8", "fp8"),
         ("BACKWARD", case.has_backward, "the backward"),
+        ("VARLEN", case.is_ragged, "ragged batches"),
         ("SOFTCAP", case.softcap > 0, "softcap"),
         ("LOCAL", _is_local(case), "sliding windows"),
     )

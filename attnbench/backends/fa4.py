@@ -7,10 +7,10 @@ bottom-right, and it returns (out, lse).
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from attnbench.backends.base import autograd_prepared
-from attnbench.backends.libraries import Library
+from attnbench.backends.libraries import Library, varlen_options
 from attnbench.backends.limits import Limits
 from attnbench.core.backend import Prepared
 from attnbench.core.case import Case
@@ -32,7 +32,7 @@ class FlashAttention4(Library):
     required_name = "flash_attn_func"
     install = "pip install --pre 'flash-attn-4[cu13]'  # without [cu13] for CUDA 12"
     verified: ClassVar = ("NVIDIA H200, flash-attn-4 4.0.0b36",)
-    limits: ClassVar = Limits(capability=(9, 0), headdim_v=True, window=True, softcap=True)
+    limits: ClassVar = Limits(capability=(9, 0), headdim_v=True, window=True, softcap=True, ragged=True)
     forward_kernels = "FlashAttentionForward|flash_fwd_sm"
     backward_kernels = "FlashAttentionBackward|flash_bwd_sm"
     other_kernels: ClassVar = ("pytorch_flash",)
@@ -41,22 +41,24 @@ class FlashAttention4(Library):
         return super().unsupported(case, device) or _blackwell_refusal(case, device)
 
     def prepare(self, case: Case, inputs: Inputs) -> Prepared:
-        from flash_attn.cute import flash_attn_func
+        from flash_attn.cute import flash_attn_func, flash_attn_varlen_func
+
+        attention = flash_attn_varlen_func if case.is_ragged else flash_attn_func
+        options: dict[str, Any] = {
+            "softmax_scale": case.softmax_scale,
+            "causal": case.causal,
+            "window_size": case.window_size,
+            "softcap": case.softcap,
+        }
+        if case.is_ragged:
+            options |= varlen_options(case, inputs.q.device)
 
         def call(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             out: Tensor
-            out, _ = flash_attn_func(
-                q,
-                k,
-                v,
-                softmax_scale=case.softmax_scale,
-                causal=case.causal,
-                window_size=case.window_size,
-                softcap=case.softcap,
-            )
+            out, _ = attention(q, k, v, **options)
             return out
 
-        return autograd_prepared(case, inputs, call, strided=True)
+        return autograd_prepared(case, inputs, call, "thd" if case.is_ragged else "bshd", strided=True)
 
 
 def _blackwell_refusal(case: Case, device: Device) -> str | None:

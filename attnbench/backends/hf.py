@@ -4,6 +4,10 @@ They are called as a model's layer calls them: through ALL_ATTENTION_FUNCTIONS (
 (batch, nheads, seqlen, headdim) views of what the projections wrote, with the mask that the model would have made.
 Checked against 5.23.0. `hf-flash_attention_2` needs flash-attn installed; without it transformers would download
 another kernel.
+
+A ragged batch is one sequence of packed tokens, as transformers' padding-free training has it: flash_attention_2 gets
+the cumulative lengths that the model passes on, the others the mask that it makes of the positions. `hf-eager` and
+`hf-sdpa` thus compute the scores of all sequences with each other.
 """
 
 from __future__ import annotations
@@ -19,8 +23,8 @@ from attnbench.backends.fa2 import FlashAttention2
 from attnbench.backends.libraries import Library
 from attnbench.backends.limits import TORCH_LIMITS
 from attnbench.backends.masks import block_mask, visibility_mask
-from attnbench.core.backend import Prepared, Probe, Signature, Workspace, torch_dtype
-from attnbench.core.case import Case
+from attnbench.core.backend import Prepared, Probe, Signature, Workspace, cu_seqlens, torch_dtype
+from attnbench.core.case import ITEMSIZE, Case
 from attnbench.core.machine import Device
 
 if TYPE_CHECKING:
@@ -29,7 +33,7 @@ if TYPE_CHECKING:
 
     from attnbench.core.backend import Inputs
 
-EAGER_AND_SDPA_LIMITS = replace(TORCH_LIMITS, window=True, dropout=True, empty_rows=False)
+EAGER_AND_SDPA_LIMITS = replace(TORCH_LIMITS, window=True, dropout=True, empty_rows=False, ragged=True)
 
 
 class HuggingFace(Library):
@@ -69,7 +73,7 @@ class Eager(HuggingFace):
     limits: ClassVar = EAGER_AND_SDPA_LIMITS
 
     def workspace(self, case: Case) -> Workspace:
-        return scores_workspace(case, copies_fwd=5, copies_bwd=8)  # its softmax is in float32
+        return scores_workspace(as_one(case), copies_fwd=5, copies_bwd=8)  # its softmax is in float32
 
     def signature(self, case: Case, device: Device) -> Signature:
         return eager_signature(case, device)
@@ -105,8 +109,16 @@ class Sdpa(HuggingFace):
         "flash_(fwd|bwd)|fmha_cutlass|cudnn.*(fprop|bprop|sdpa)|flash_attention|_softmax"
     )
 
+    def workspace(self, case: Case) -> Workspace:
+        if not case.is_ragged:
+            return super().workspace(case)
+        s = case.extent  # the mask, and the additive one that torch makes of it
+        nbytes = s.seqlen_q * s.seqlen_k * (1 + ITEMSIZE[case.dtype])
+        return Workspace(nbytes=nbytes, what="mask", passes=1.0, dense=True)
+
     def _options(self, case: Case, device: torch.device) -> dict[str, Any]:
-        if case.window_size == (None, None) and case.shape.seqlen_q == case.shape.seqlen_k:
+        unmasked = case.window_size == (None, None) and not case.is_ragged
+        if unmasked and case.shape.seqlen_q == case.shape.seqlen_k:
             # transformers 4 passes the flag on as it is; for a single query it would hide all keys but the first
             return {"attention_mask": None, "is_causal": case.causal and case.shape.seqlen_q > 1}
         seen = visibility_mask(case, device)
@@ -143,12 +155,17 @@ class Flash2(HuggingFace):
 
     def _options(self, case: Case, device: torch.device) -> dict[str, Any]:
         left = case.window_size[0]
-        return {
+        options: dict[str, Any] = {
             "attention_mask": None,
             "is_causal": case.causal,
             "sliding_window": None if left is None else left + 1,  # it counts the query's own position
             "softcap": case.softcap or None,
         }
+        if case.is_ragged:
+            starts_q, starts_k = cu_seqlens(case, device)
+            options |= {"cu_seq_lens_q": starts_q, "cu_seq_lens_k": starts_k}
+            options |= {"max_length_q": case.shape.seqlen_q, "max_length_k": case.shape.seqlen_k}
+        return options
 
 
 class Flex(compiled.Flex, HuggingFace):
@@ -165,6 +182,11 @@ class Flex(compiled.Flex, HuggingFace):
 
     def _options(self, case: Case, device: torch.device) -> dict[str, Any]:
         return {"attention_mask": block_mask(case, device), "softcap": case.softcap or None}
+
+
+def as_one(case: Case) -> Case:
+    """Return a case whose scores are those of all sequences of a ragged batch with each other, seen or not."""
+    return replace(case, shape=case.extent, lengths=())
 
 
 def _both(kernel: Probe, found: Probe) -> Probe:

@@ -9,11 +9,14 @@ import importlib
 import importlib.metadata
 import importlib.util
 import re
-from typing import ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from attnbench.backends.base import BackendBase
-from attnbench.core.backend import Probe, Workspace
+from attnbench.core.backend import Probe, Workspace, cu_seqlens
 from attnbench.core.case import ITEMSIZE, Case
+
+if TYPE_CHECKING:
+    import torch
 
 # Options of pip install: for a version that is too old, and for a build that does not fit or is incomplete. Neither
 # replaces torch.
@@ -146,13 +149,24 @@ def version_numbers(version: str) -> tuple[int, ...]:
     return tuple(map(int, match[0].split("."))) if match else ()
 
 
+def varlen_options(case: Case, device: torch.device) -> dict[str, Any]:
+    """Return the arguments by which flash-attn's functions for variable lengths take the lengths of a case."""
+    cu_seqlens_q, cu_seqlens_k = cu_seqlens(case, device)
+    return {
+        "cu_seqlens_q": cu_seqlens_q,
+        "cu_seqlens_k": cu_seqlens_k,
+        "max_seqlen_q": case.shape.seqlen_q,
+        "max_seqlen_k": case.shape.seqlen_k,
+    }
+
+
 def flash_workspace(case: Case) -> Workspace:
     """Return FlashAttention's workspace.
 
     It holds the log-sum-exp; for a backward also delta, dq in float32 and, with grouped heads, dk and dv of every query
     head.
     """
-    s = case.shape
+    s = case.extent
     rows = s.batch * s.nheads * s.seqlen_q
     nbytes = 4 * rows
     if case.has_backward:

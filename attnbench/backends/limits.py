@@ -98,7 +98,8 @@ class Limits:
             return "no softcap"
         if case.dropout_p and not self.dropout:
             return "no dropout"
-        if case.causal and any(1 < of.seqlen_q != of.seqlen_k for of in case.sequences) and not self.unequal_causal:
+        unequal = case.shape.seqlen_q > 1 and any(of.seqlen_q != of.seqlen_k for of in case.sequences)
+        if case.causal and unequal and not self.unequal_causal:  # a single query sees every key, if all are alone
             return "its causal mask is not bottom-right aligned when seqlen_q != seqlen_k"
         if has_empty_rows(case) and not self.empty_rows:
             return "no defined output for query rows that see no key (seqlen_q > seqlen_k)"

@@ -1,6 +1,7 @@
 """The mask of a case in the forms that libraries take.
 
-Query i sees key j where -left <= j - (i + seqlen_k - seqlen_q) <= right; None for a side without a limit.
+Query i sees key j where -left <= j - (i + seqlen_k - seqlen_q) <= right; None for a side without a limit. In a ragged
+batch i and j count from the beginning of their sequence, and a query sees keys of its own sequence only.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from attnbench.backends.libraries import flash_workspace
-from attnbench.core.backend import Workspace
+from attnbench.core.backend import Workspace, cu_seqlens
 from attnbench.core.case import Case
 
 if TYPE_CHECKING:
@@ -34,14 +35,42 @@ def flash_window(case: Case) -> tuple[int, int]:
     return (-1 if left is None else left, -1 if right is None else right)
 
 
-def visibility_mask(case: Case, device: torch.device) -> Tensor | None:
-    """Return a bool tensor (seqlen_q, seqlen_k), True where a query sees a key; None where there is no mask."""
+def has_mask(case: Case) -> bool:
+    """Return whether some query does not see some key of the tensors."""
+    return case.is_ragged or effective_window(case) != (None, None)
+
+
+def places(case: Case, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the sequence of each query, that of each key, and the key at which each query stands, as int32."""
     import torch
 
-    left, right = effective_window(case)
-    if left is None and right is None:
+    starts_q, starts_k = cu_seqlens(case, device)
+    numbers = torch.arange(case.shape.batch, dtype=torch.int32, device=device)
+    of_query, of_key = (numbers.repeat_interleave(starts.diff()) for starts in (starts_q, starts_k))
+    place = torch.arange(case.extent.seqlen_q, dtype=torch.int32, device=device)
+    return of_query, of_key, place + (starts_k - starts_q)[1:].repeat_interleave(starts_q.diff())
+
+
+def visibility_mask(case: Case, device: torch.device) -> Tensor | None:
+    """Return a bool tensor (seqlen_q, seqlen_k), True where a query sees a key; None where there is no mask.
+
+    Its sizes are those of `Case.extent`.
+    """
+    import torch
+
+    if not has_mask(case):
         return None
+    left, right = effective_window(case)
     s = case.shape
+    if case.is_ragged:
+        of_query, of_key, place = (t[:, None] for t in places(case, device))
+        seen = of_query == of_key.T
+        keys = torch.arange(len(of_key), dtype=torch.int32, device=device)
+        if right is not None:
+            seen &= keys <= place + right
+        if left is not None:
+            seen &= keys >= place - left
+        return seen
     seen = torch.ones(s.seqlen_q, s.seqlen_k, dtype=torch.bool, device=device)
     middle = s.seqlen_k - s.seqlen_q
     if right is not None:
@@ -53,11 +82,10 @@ def visibility_mask(case: Case, device: torch.device) -> Tensor | None:
 
 def block_mask_workspace(case: Case) -> Workspace:
     """Return the workspace of `block_mask`; without a mask, that of a fused kernel."""
-    if effective_window(case) == (None, None):
+    if not has_mask(case):
         return flash_workspace(case)
-    return Workspace(
-        nbytes=case.shape.seqlen_q * case.shape.seqlen_k, what="full mask from which the block mask is built"
-    )
+    s = case.extent
+    return Workspace(nbytes=s.seqlen_q * s.seqlen_k, what="full mask from which the block mask is built")
 
 
 def block_mask(case: Case, device: torch.device) -> BlockMask | None:
@@ -65,10 +93,10 @@ def block_mask(case: Case, device: torch.device) -> BlockMask | None:
     import torch
     from torch.nn.attention.flex_attention import create_block_mask
 
-    left, right = effective_window(case)
-    if left is None and right is None:
+    if not has_mask(case):
         return None
-    s = case.shape
+    left, right = effective_window(case)
+    s = case.extent
     low = -s.seqlen_q - s.seqlen_k if left is None else -left
     high = s.seqlen_q + s.seqlen_k if right is None else right
     middle = s.seqlen_k - s.seqlen_q
@@ -77,4 +105,12 @@ def block_mask(case: Case, device: torch.device) -> BlockMask | None:
         distance = j - i - middle
         return (distance >= low) & (distance <= high)
 
+    if case.is_ragged:
+        of_query, of_key, place = places(case, device)
+
+        def seen_in_sequence(batch: Tensor, head: Tensor, i: Tensor, j: Tensor) -> Tensor:  # noqa: ARG001
+            distance = j - place[i]
+            return (of_query[i] == of_key[j]) & (distance >= low) & (distance <= high)
+
+        seen = seen_in_sequence
     return create_block_mask(seen, None, None, s.seqlen_q, s.seqlen_k, device=torch.device(device))

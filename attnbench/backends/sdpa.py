@@ -8,6 +8,9 @@ SDPA's is_causal is aligned top-left; attnbench's causal is bottom-right. They a
 single query sees every key. Otherwise flash gets torch.nn.attention.bias.causal_lower_right (its kernel has that
 alignment), math and efficient get an explicit mask, and cuDNN is skipped.
 
+Ragged batches are nested tensors (nested.py). On a CPU only math computes them. It splits them and puts padded ones
+together in each call, which waits for the GPU.
+
 Checked against torch 2.11 (CUDA) and 2.13 (CPU). The limits of the fused kernels (`cuda_limits`) are the part of
 torch's own checks (aten/src/ATen/native/transformers/cuda/sdp_utils.cpp) that is the same in all its versions.
 """
@@ -25,6 +28,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from attnbench.backends.base import BackendBase, autograd_prepared, scores_workspace
 from attnbench.backends.limits import TORCH_LIMITS, Limits
 from attnbench.backends.masks import effective_window, visibility_mask
+from attnbench.backends.nested import nested_prepared, nested_refusal
 from attnbench.core.backend import Prepared, Unsupported, Workspace
 from attnbench.core.case import Case
 from attnbench.core.machine import Device
@@ -51,7 +55,7 @@ class Sdpa(BackendBase):
     def unsupported(self, case: Case, device: Device) -> str | None:
         if device.kind == "cpu" and self.cpu_limits:
             return self.cpu_limits.refusal(case, device)
-        return super().unsupported(case, device)
+        return super().unsupported(case, device) or nested_refusal(case)
 
     def prepare(self, case: Case, inputs: Inputs) -> Prepared:
         import torch
@@ -64,7 +68,10 @@ class Sdpa(BackendBase):
             "scale": case.softmax_scale,
             "enable_gqa": case.shape.nheads != case.shape.nheads_k,
         }
-        options.update(self._mask(case, inputs))
+        if case.is_ragged:
+            options["is_causal"] = effective_window(case) != (None, None)
+        else:
+            options.update(self._mask(case, inputs))
 
         def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             try:
@@ -75,9 +82,12 @@ class Sdpa(BackendBase):
                 with warnings.catch_warnings(record=True) as caught, contextlib.suppress(RuntimeError):
                     warnings.simplefilter("always")
                     sdpa(q, k, v, **options)  # again, to collect the warnings
-                messages = [str(w.message) for w in caught] + self._objections(inputs, options)
+                messages = [str(w.message) for w in caught]
+                messages += [] if case.is_ragged else self._objections(inputs, options)
                 raise Unsupported(_reason(messages, self.switch) or f"torch refuses: {error}") from None
 
+        if case.is_ragged:
+            return nested_prepared(case, inputs, attention)
         return autograd_prepared(case, inputs, attention, "bhsd", strided=True)
 
     def _objections(self, inputs: Inputs, options: dict[str, Any]) -> list[str]:
@@ -124,9 +134,14 @@ class Math(Sdpa):
     verified: ClassVar = ("NVIDIA H200, torch 2.11", "x86 CPU, torch 2.13")
     switch = "math"
     efficiency = 0.2
-    limits: ClassVar = replace(TORCH_LIMITS, dropout=True, empty_rows=False)
+    limits: ClassVar = replace(TORCH_LIMITS, dropout=True, empty_rows=False, ragged=True)
     forward_kernels = backward_kernels = "gem[mv]|nvjet|cutlass|aten::bmm"  # float32 ones too
     other_kernels: ClassVar = (FLASH_KERNELS, EFFICIENT_KERNELS, CUDNN_KERNELS)
+
+    def unsupported(self, case: Case, device: Device) -> str | None:
+        if reason := super().unsupported(case, device):
+            return reason
+        return "math has no causal mask of nested tensors" if case.is_ragged and case.causal and case.shape.seqlen_q > 1 else None
 
     def workspace(self, case: Case) -> Workspace:
         widen = 1 if case.dtype == "fp32" else 2  # scores are float32 whatever the inputs
@@ -149,6 +164,7 @@ class Efficient(Sdpa):
         headdim_v=True,
         dropout=True,
         empty_rows=False,
+        ragged=True,
     )
     forward_kernels = "fmha_cutlassF|AttentionKernel"
     backward_kernels = "fmha_cutlassB|AttentionBackwardKernel"
@@ -161,7 +177,7 @@ class Flash(Sdpa):
     switch = "flash"
     runtime_checker = "torch"
     limits: ClassVar = Limits(  # causal_lower_right gives NaN for query rows that see no key
-        capability_below=(12, 2), headdim=(1, 256), headdim_multiple=1, dropout=True, empty_rows=False
+        capability_below=(12, 2), headdim=(1, 256), headdim_multiple=1, dropout=True, empty_rows=False, ragged=True
     )
     cpu_limits: ClassVar[Limits | None] = replace(TORCH_LIMITS, unequal_causal=False)
     forward_kernels = "flash_fwd|flash_attention_for_cpu"
@@ -176,7 +192,9 @@ class Cudnn(Sdpa):
     efficiency = 0.6
     runtime_checker = "torch"
     # Above headdim 128 support depends on the version of cuDNN.
-    limits: ClassVar = Limits(capability_below=(12, 2), headdim_v=True, dropout=True, unequal_causal=False)
+    limits: ClassVar = Limits(
+        capability_below=(12, 2), headdim_v=True, dropout=True, unequal_causal=False, ragged=True
+    )
     forward_kernels = "cudnn.*fprop"
     backward_kernels = "cudnn.*bprop"
     other_kernels: ClassVar = (FLASH_KERNELS, EFFICIENT_KERNELS)

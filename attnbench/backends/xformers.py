@@ -3,7 +3,7 @@
 Checked against 0.0.35. Its operator `fa2` runs flash-attn 2 where that is installed, else torch's copy of it
 ("fa2F@...-pt"). `fa3` runs the installed flash-attn 3 (module flash_attn_3._C) if its operators have the arguments
 that xFormers knows; until 0.0.34 the wheel had a copy of its own. Masks are attn_bias objects, aligned bottom-right
-here. Grouped heads are forward only, as 5-dimensional tensors (batch, seqlen, nheads_k, group, headdim) with the keys
+here, and block-diagonal for ragged batches. Grouped heads are forward only, as 5-dimensional tensors (batch, seqlen, nheads_k, group, headdim) with the keys
 expanded, not copied. What an operator refuses beyond these limits it says itself (not_supported_reasons), and that is
 the reason of the skip.
 """
@@ -11,6 +11,7 @@ the reason of the skip.
 from __future__ import annotations
 
 import importlib
+import itertools
 import re
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -25,6 +26,7 @@ from attnbench.core.case import Case
 from attnbench.core.machine import Device
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
     from attnbench.core.backend import Inputs
@@ -46,7 +48,13 @@ class XFormers(Library):
     install = "pip install xformers  # its wheel is for CUDA 12; beside a CUDA 13 torch: attnbench env create xformers"
     min_version = "0.0.28"
     limits: ClassVar = Limits(
-        dtypes=(*HALF, "fp32"), headdim_v=True, window=True, dropout=True, gqa_backward=False, empty_rows=False
+        dtypes=(*HALF, "fp32"),
+        headdim_v=True,
+        window=True,
+        dropout=True,
+        gqa_backward=False,
+        empty_rows=False,
+        ragged=True,
     )
     forward_kernels = "fmha_cutlassF|flash_fwd|FlashAttnFwd|splitK"
     backward_kernels = "fmha_cutlassB|flash_bwd|FlashAttnBwd"
@@ -84,7 +92,7 @@ class XFormers(Library):
         from xformers.ops import memory_efficient_attention
 
         s = case.shape
-        bias, op = _bias(case), self._op(case)
+        bias, op = self._bias(case, inputs.q.device), self._op(case)
         options: dict[str, Any] = {"attn_bias": bias, "p": case.dropout_p, "scale": case.softmax_scale, "op": op}
         group = s.nheads // s.nheads_k
 
@@ -103,6 +111,12 @@ class XFormers(Library):
         if op is not None and case.has_backward:
             self._check_backward(op[1], case, inputs, bias)
         return autograd_prepared(case, inputs, call, strided=True)
+
+    def unsupported(self, case: Case, device: Device) -> str | None:
+        return super().unsupported(case, device) or _ragged_refusal(case)
+
+    def _bias(self, case: Case, device: torch.device) -> Any:
+        return _block_diagonal(case, device) if case.is_ragged else _bias(case)
 
     def _op(self, case: Case) -> tuple[Any, Any] | None:
         if not self.operator:
@@ -135,6 +149,7 @@ class Cutlass(XFormers):
         dropout=True,
         gqa_backward=False,
         empty_rows=False,
+        ragged=True,
     )
     forward_kernels = "fmha_cutlassF"
     backward_kernels = "fmha_cutlassB"
@@ -152,7 +167,7 @@ class Fa2(XFormers):
     name = "xformers-fa2"
     verified: ClassVar = ("NVIDIA H200, xformers 0.0.35",)
     operator = "flash"
-    limits: ClassVar = Limits(window=True, dropout=True, gqa_backward=False)
+    limits: ClassVar = Limits(window=True, dropout=True, gqa_backward=False, ragged=True)
     forward_kernels = "flash_fwd"
     backward_kernels = "flash_bwd"
     other_kernels: ClassVar = ("fmha_cutlass",)
@@ -166,7 +181,13 @@ class Fa3(XFormers):
         "attnbench env create fa3 builds flash-attn 3 as a wheel; pip install --no-deps that wheel beside xformers"
     )
     limits: ClassVar = Limits(
-        capability=(9, 0), capability_below=(9, 1), headdim=(32, 256), headdim_v=True, window=True, gqa_backward=False
+        capability=(9, 0),
+        capability_below=(9, 1),
+        headdim=(32, 256),
+        headdim_v=True,
+        window=True,
+        gqa_backward=False,
+        ragged=True,
     )
     forward_kernels = FlashAttention3.forward_kernels
     backward_kernels = FlashAttention3.backward_kernels
@@ -200,7 +221,7 @@ class SplitK(XFormers):
     name = "xformers-splitk"
     verified: ClassVar = ("NVIDIA H200, xformers 0.0.35",)
     operator = "triton_splitk"
-    limits: ClassVar = Limits(headdim_pairs=SPLITK_HEADDIMS, backward=False)
+    limits: ClassVar = Limits(headdim_pairs=SPLITK_HEADDIMS, backward=False, ragged=True)
     forward_kernels = "splitK"
 
     def unsupported(self, case: Case, device: Device) -> str | None:
@@ -209,6 +230,16 @@ class SplitK(XFormers):
         if effective_window(case) != (None, None):
             return "causal for a single query only (else it takes padded block-diagonal batches)"
         return None
+
+    def _bias(self, case: Case, device: torch.device) -> Any:
+        """Return the mask; of a ragged batch the one kind for packed keys that this operator takes."""
+        if not case.is_ragged:
+            return None
+        from xformers.ops.fmha import attn_bias
+
+        queries, keys = _lengths(case)
+        starts = list(itertools.accumulate(keys, initial=0))
+        return attn_bias.BlockDiagonalGappyKeysMask.from_seqlens(queries, starts, keys).to(device)
 
 
 def _root_cause(error: Exception) -> Exception:
@@ -228,6 +259,38 @@ def reason_of_refusal(message: str) -> str:
         return f"xFormers refuses: {' '.join(message.split())[:300]}"
     reasons = (f"{name}: {', '.join(map(str.strip, lines.strip().splitlines()))}" for name, lines in found)
     return f"xFormers refuses; {'; '.join(reasons)}"
+
+
+def _ragged_refusal(case: Case) -> str | None:
+    """Return why a ragged batch is refused. xFormers' block-diagonal masks have no window that is not causal."""
+    if not case.is_ragged:
+        return None
+    if case.window_size != (None, None) and not case.causal:
+        return "windows of ragged batches are causal"
+    if case.causal and any(of.seqlen_q > of.seqlen_k for of in case.sequences):
+        return "a causal mask of a ragged batch needs seqlen_q <= seqlen_k in each sequence"
+    return None
+
+
+def _lengths(case: Case) -> tuple[list[int], list[int]]:
+    """Return seqlen_q and seqlen_k of each sequence."""
+    return (
+        [of.seqlen_q for of in case.sequences for _ in range(of.number)],
+        [of.seqlen_k for of in case.sequences for _ in range(of.number)],
+    )
+
+
+def _block_diagonal(case: Case, device: torch.device) -> Any:
+    """Return the mask of a ragged batch, aligned bottom-right in each sequence."""
+    from xformers.ops.fmha import attn_bias
+
+    mask: Any = attn_bias.BlockDiagonalMask.from_seqlens(*_lengths(case)).to(device)
+    if not case.causal:
+        return mask
+    left = case.window_size[0]
+    if left is None:
+        return mask.make_causal_from_bottomright()
+    return mask.make_local_attention_from_bottomright(left + 1)
 
 
 def _bias(case: Case) -> Any:

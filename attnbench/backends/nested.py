@@ -1,0 +1,85 @@
+"""Ragged batches as torch's nested tensors of the jagged layout, which SDPA takes.
+
+A nested tensor is a view of packed tokens with the offsets of its sequences. Checked against torch 2.11 and 2.13
+(torch/nested/_internal/sdpa.py): its SDPA has no explicit masks, no grouped heads, and a causal mask that the fused
+kernels align differently where lengths are unlike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from attnbench.core.backend import Inputs, Prepared, Unsupported, cu_seqlens
+from attnbench.core.case import Case
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+def nested_refusal(case: Case) -> str | None:
+    """Return why SDPA takes no nested tensors for a ragged batch, or None where it can."""
+    if not case.is_ragged:
+        return None
+    if case.shape.nheads != case.shape.nheads_k:
+        return "SDPA of nested tensors has no grouped heads (nheads_k must equal nheads)"
+    if case.causal and case.shape.seqlen_q > 1 and any(of.seqlen_q != of.seqlen_k for of in case.sequences):
+        return "SDPA of nested tensors is causal for seqlen_q == seqlen_k in each sequence only"
+    return None
+
+
+def nested_prepared(case: Case, inputs: Inputs, fn: Callable[[Tensor, Tensor, Tensor], Tensor]) -> Prepared:
+    """Return the prepared call of a function of nested tensors (batch, nheads, seqlen, headdim), which returns such.
+
+    They are made here, as they exist throughout a model; a launch differentiates with respect to them.
+    """
+    import torch
+
+    starts = dict(zip("qk", cu_seqlens(case, inputs.q.device), strict=True))
+    lengths = {"q": [of.seqlen_q for of in case.sequences], "k": [of.seqlen_k for of in case.sequences]}
+    if lengths["q"] == lengths["k"]:
+        starts["k"] = starts["q"]  # nested tensors are of one shape where they share their offsets
+
+    def nest(t: Tensor, side: str) -> Tensor:
+        sizes = {"min_seqlen": min(lengths[side]), "max_seqlen": max(lengths[side])}
+        nested: Tensor = torch.nested.nested_tensor_from_jagged(t.detach()[0], starts[side], **sizes)
+        return nested.detach().transpose(1, 2)
+
+    def packed(t: Tensor) -> Tensor:
+        """Return the packed tokens, by the attribute behind values(), which is an operator of its own."""
+        values: Tensor = t.transpose(1, 2)._values  # type: ignore[attr-defined]
+        return values.unsqueeze(0)
+
+    leaves = (nest(inputs.q, "q"), nest(inputs.k, "k"), nest(inputs.v, "k"))
+
+    def forward() -> Tensor:
+        return fn(*leaves)
+
+    if not case.has_backward:
+        return Prepared(launch=forward, canonical=lambda out: {"out": packed(out)})
+
+    if inputs.dout is None:
+        raise ValueError("a backward needs inputs.dout")
+    dout = nest(inputs.dout, "q")
+    for t in leaves:
+        t.requires_grad_()
+
+    def grads(out: Tensor, *, keep: bool) -> tuple[Tensor, ...]:
+        try:
+            return torch.autograd.grad(out, leaves, dout, retain_graph=keep)
+        except NotImplementedError as refusal:
+            raise Unsupported(f"no backward: {str(refusal).partition(chr(10))[0]}") from None
+
+    def named(out: Tensor, *found: Tensor) -> dict[str, Tensor]:
+        return dict(zip(("out", "dq", "dk", "dv"), map(packed, (out.detach(), *found)), strict=True))
+
+    if case.direction == "fwd_bwd":
+
+        def both() -> tuple[Tensor, ...]:
+            out = forward()
+            return (out, *grads(out, keep=False))
+
+        return Prepared(both, canonical=lambda raw: named(*raw), forward=forward)
+
+    out = forward()  # every timed backward runs over this one graph
+    return Prepared(lambda: grads(out, keep=True), canonical=lambda raw: named(out, *raw), forward=forward)

@@ -1,0 +1,72 @@
+"""`torch-varlen`: torch.nn.attention.varlen.varlen_attn, torch's interface to flash-attn 2 for ragged batches.
+
+Checked against torch 2.11 (CUDA) and 2.13. Causal is the window (-1, 0), aligned bottom-right in each sequence. Until
+2.11 it has no option for grouped heads, which its kernel takes all the same. It has no softcap and no dropout.
+`sdpa-flash` calls the same kernels through nested tensors, without windows and grouped heads. A dense batch is one of
+equal lengths, as in `fa1`.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from attnbench.backends.base import BackendBase, autograd_prepared
+from attnbench.backends.libraries import flash_workspace, version_numbers
+from attnbench.backends.limits import Limits
+from attnbench.backends.sdpa import CUDNN_KERNELS, EFFICIENT_KERNELS
+from attnbench.core.backend import Prepared, Probe, Workspace, cu_seqlens
+from attnbench.core.case import Case
+
+if TYPE_CHECKING:
+    from attnbench.core.backend import Inputs
+
+MIN_TORCH = (2, 11)  # the first with window_size
+
+
+class TorchVarlen(BackendBase):
+    name = "torch-varlen"
+    efficiency = 0.45
+    limits: ClassVar = Limits(capability_below=(12, 2), window=True, empty_rows=False, ragged=True)
+    forward_kernels = "flash_fwd"
+    backward_kernels = "flash_bwd"
+    other_kernels: ClassVar = (EFFICIENT_KERNELS, CUDNN_KERNELS)
+
+    def probe(self) -> Probe:
+        found = super().probe()
+        if found.version and version_numbers(found.version.removeprefix("torch ")) < MIN_TORCH:
+            reason = f"varlen_attn takes windows since torch 2.11, this is {found.version}"
+            return replace(found, reason=reason, install="pip install 'torch>=2.11'")
+        return found
+
+    def installed(self) -> Probe | None:
+        return self.probe()
+
+    def workspace(self, case: Case) -> Workspace:
+        return flash_workspace(case)
+
+    def prepare(self, case: Case, inputs: Inputs) -> Prepared:
+        from torch.nn.attention.varlen import varlen_attn
+
+        cu_seq_q, cu_seq_k = cu_seqlens(case, inputs.q.device)
+        options: dict[str, Any] = {
+            "cu_seq_q": cu_seq_q,
+            "cu_seq_k": cu_seq_k,
+            "max_q": case.shape.seqlen_q,
+            "max_k": case.shape.seqlen_k,
+            "scale": case.softmax_scale,
+            "window_size": _window(case),
+        }
+        if "enable_gqa" in inspect.signature(varlen_attn).parameters:
+            options["enable_gqa"] = case.shape.nheads != case.shape.nheads_k
+        return autograd_prepared(case, inputs, functools.partial(varlen_attn, **options), "thd", strided=True)
+
+
+def _window(case: Case) -> tuple[int, int]:
+    """Return the window, -1 for an open side. Causal is a window that ends at the query."""
+    left, right = case.window_size
+    if case.causal:
+        right = 0
+    return (-1 if left is None else left, -1 if right is None else right)
