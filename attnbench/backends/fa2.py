@@ -1,7 +1,8 @@
 """`fa2`: flash-attn 2.x (Dao-AILab/flash-attention). Checked against the source of 2.8.3.post1.
 
 Its causal mask is aligned bottom-right (since 2.1) and a query that sees no key gets 0. 2.6 is the oldest version
-accepted, because softcap came with it. Ragged batches are calls of flash_attn_varlen_func. PyPI has only its source; FLASH_ATTN_CUDA_ARCHS=90 builds for one architecture.
+accepted, because softcap came with it. Ragged batches are calls of flash_attn_varlen_func. PyPI has only its source;
+FLASH_ATTN_CUDA_ARCHS=90 builds for one architecture.
 """
 
 from __future__ import annotations

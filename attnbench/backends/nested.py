@@ -7,6 +7,7 @@ kernels align differently where lengths are unlike.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -35,20 +36,22 @@ def nested_prepared(case: Case, inputs: Inputs, fn: Callable[[Tensor, Tensor, Te
     """
     import torch
 
+    # math makes nested tensors of the other layout, of which torch warns once
+    warnings.filterwarnings("ignore", "The PyTorch API of nested tensors is in prototype stage")
     starts = dict(zip("qk", cu_seqlens(case, inputs.q.device), strict=True))
     lengths = {"q": [of.seqlen_q for of in case.sequences], "k": [of.seqlen_k for of in case.sequences]}
     if lengths["q"] == lengths["k"]:
         starts["k"] = starts["q"]  # nested tensors are of one shape where they share their offsets
 
     def nest(t: Tensor, side: str) -> Tensor:
-        sizes = {"min_seqlen": min(lengths[side]), "max_seqlen": max(lengths[side])}
-        nested: Tensor = torch.nested.nested_tensor_from_jagged(t.detach()[0], starts[side], **sizes)
+        least, most = min(lengths[side]), max(lengths[side])
+        nested = torch.nested.nested_tensor_from_jagged(t[0], starts[side], min_seqlen=least, max_seqlen=most)
         return nested.detach().transpose(1, 2)
 
     def packed(t: Tensor) -> Tensor:
-        """Return the packed tokens, by the attribute behind values(), which is an operator of its own."""
-        values: Tensor = t.transpose(1, 2)._values  # type: ignore[attr-defined]
-        return values.unsqueeze(0)
+        # (nheads, total, headdim). To the check of `canonical`, values() would compute something.
+        values: Tensor = t._values  # type: ignore[assignment]
+        return values.transpose(0, 1).unsqueeze(0)
 
     leaves = (nest(inputs.q, "q"), nest(inputs.k, "k"), nest(inputs.v, "k"))
 

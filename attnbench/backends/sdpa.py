@@ -141,7 +141,11 @@ class Math(Sdpa):
     def unsupported(self, case: Case, device: Device) -> str | None:
         if reason := super().unsupported(case, device):
             return reason
-        return "math has no causal mask of nested tensors" if case.is_ragged and case.causal and case.shape.seqlen_q > 1 else None
+        return (
+            "math has no causal mask of nested tensors"
+            if case.is_ragged and case.causal and case.shape.seqlen_q > 1
+            else None
+        )
 
     def workspace(self, case: Case) -> Workspace:
         widen = 1 if case.dtype == "fp32" else 2  # scores are float32 whatever the inputs
@@ -192,9 +196,7 @@ class Cudnn(Sdpa):
     efficiency = 0.6
     runtime_checker = "torch"
     # Above headdim 128 support depends on the version of cuDNN.
-    limits: ClassVar = Limits(
-        capability_below=(12, 2), headdim_v=True, dropout=True, unequal_causal=False, ragged=True
-    )
+    limits: ClassVar = Limits(capability_below=(12, 2), headdim_v=True, dropout=True, unequal_causal=False, ragged=True)
     forward_kernels = "cudnn.*fprop"
     backward_kernels = "cudnn.*bprop"
     other_kernels: ClassVar = (FLASH_KERNELS, EFFICIENT_KERNELS)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -61,7 +62,8 @@ class TorchVarlen(BackendBase):
         }
         if "enable_gqa" in inspect.signature(varlen_attn).parameters:
             options["enable_gqa"] = case.shape.nheads != case.shape.nheads_k
-        return autograd_prepared(case, inputs, functools.partial(varlen_attn, **options), "thd", strided=True)
+        attention: Callable[..., Any] = functools.partial(varlen_attn, **options)
+        return autograd_prepared(case, inputs, attention, "thd", strided=True)
 
 
 def _window(case: Case) -> tuple[int, int]:

@@ -3,9 +3,9 @@
 Checked against 0.0.35. Its operator `fa2` runs flash-attn 2 where that is installed, else torch's copy of it
 ("fa2F@...-pt"). `fa3` runs the installed flash-attn 3 (module flash_attn_3._C) if its operators have the arguments
 that xFormers knows; until 0.0.34 the wheel had a copy of its own. Masks are attn_bias objects, aligned bottom-right
-here, and block-diagonal for ragged batches. Grouped heads are forward only, as 5-dimensional tensors (batch, seqlen, nheads_k, group, headdim) with the keys
-expanded, not copied. What an operator refuses beyond these limits it says itself (not_supported_reasons), and that is
-the reason of the skip.
+here, and block-diagonal for ragged batches. Grouped heads are forward only, as 5-dimensional tensors (batch, seqlen,
+nheads_k, group, headdim) with the keys expanded, not copied. What an operator refuses beyond these limits it says
+itself (not_supported_reasons), and that is the reason of the skip.
 """
 
 from __future__ import annotations

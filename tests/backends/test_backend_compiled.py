@@ -11,8 +11,8 @@ import torch
 import torch._dynamo
 import torch._functorch.config
 
-from attnbench.backends.masks import effective_window, flash_window, visibility_mask
-from attnbench.core.case import Case, Shape
+from attnbench.backends.masks import block_mask, effective_window, flash_window, visibility_mask
+from attnbench.core.case import Case, Shape, sizes_of
 from attnbench.worker import inputs
 from attnbench.worker.reference import visible_keys as exactly
 from standins.contract import CPU, HOPPER, backend, cases, check
@@ -116,3 +116,19 @@ def test_masks_are_those_of_the_reference(
     assert bool(exact.all()) if ours is None else torch.equal(ours, exact)
     assert (effective_window(case) == (None, None)) == (ours is None)
     assert flash_window(case) == tuple(-1 if side is None else side for side in window)
+
+
+@pytest.mark.parametrize("lengths", [((2, 5, 5), (1, 9, 9)), ((1, 7, 7), (3, 1, 9), (1, 4, 8)), ((2, 1, 9), (1, 1, 4))])
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("window", [(None, None), (2, None), (2, 1), (0, 0)])
+def test_masks_of_ragged_batches_are_those_of_the_reference(
+    lengths: Any, causal: bool, window: tuple[int | None, int | None]
+) -> None:
+    case = Case(Shape(*sizes_of(lengths), 1, 1, 16, 16), "bf16", "fwd", causal, window, lengths=lengths)
+    exact = exactly(case, torch.arange(case.extent.seqlen_q))
+    ours, blocks = visibility_mask(case, torch.device("cpu")), block_mask(case, torch.device("cpu"))
+    assert ours is not None
+    assert blocks is not None
+    assert torch.equal(ours, exact)
+    i, j = (torch.arange(n) for n in exact.shape)
+    assert torch.equal(blocks.mask_mod(torch.tensor(0), torch.tensor(0), i[:, None], j[None]), exact)

@@ -22,6 +22,7 @@ STAND_INS = {
     "fa3": (flash_attn.version_3, flash_attn.VERSIONS_3),
     "fa4": (flash_attn.version_4, flash_attn.VERSIONS_4),
 }
+UNLIKE = ((1, 1, 64), (1, 32, 32))  # aligned top-left, the single query would see one key
 PLAIN = Case(Shape(1, 64, 64, 2, 2, 64, 64), "bf16", "fwd")
 
 
@@ -60,6 +61,13 @@ def test_not_on_a_cpu(name: str) -> None:
         ("fa1", replace(PLAIN, shape=Shape(1, 32, 64, 2, 2, 64, 64), causal=True), AMPERE, "not bottom-right"),
         ("fa1", replace(PLAIN, shape=Shape(1, 1, 64, 2, 2, 64, 64), causal=True), AMPERE, None),
         ("fa1", PLAIN, BLACKWELL, "below 9.1, this GPU has 10.0"),
+        ("fa1", replace(PLAIN, shape=Shape(2, 32, 64, 2, 2, 64, 64), lengths=UNLIKE), HOPPER, None),
+        (
+            "fa1",
+            replace(PLAIN, shape=Shape(2, 32, 64, 2, 2, 64, 64), lengths=UNLIKE, causal=True),
+            HOPPER,
+            "not bottom",
+        ),
         ("fa2", PLAIN, TURING, "8.0 or newer, this GPU has 7.5"),
         ("fa2", replace(PLAIN, dtype="fp32"), HOPPER, "no fp32, only bf16 and fp16"),
         ("fa2", replace(PLAIN, shape=Shape(1, 64, 64, 2, 2, 192, 128)), HOPPER, "v must have the headdim"),
@@ -114,6 +122,7 @@ def test_older_builds_of_fa3_give_the_same(monkeypatch: pytest.MonkeyPatch) -> N
     check(backend("fa3"), CASES["gqa-causal-bf16-bwd"])
 
 
+RAGGED = replace(PLAIN, shape=Shape(2, 64, 64, 2, 2, 64, 64), lengths=((1, 32, 48), (1, 64, 64)))
 EVERYTHING = Case(Shape(1, 64, 64, 2, 2, 64, 64), "bf16", "bwd", window_size=(8, 8), softcap=30.0)
 D96, D192_128 = (Shape(1, 64, 64, 2, 2, d, d_v) for d, d_v in ((96, 96), (192, 128)))
 D64_128, D64_96 = (Shape(1, 64, 64, 2, 2, 64, d_v) for d_v in (128, 96))
@@ -174,6 +183,8 @@ D256 = Shape(1, 64, 64, 2, 2, 256, 256)
             "this build leaves out headdim 64 and what is above (FLASH_ATTENTION_DISABLE_HDIM64)",
         ),
         ("SM8x VARLEN PAGEDKV APPENDKV SPLIT PACKGQA CLUSTER", EVERYTHING, None),
+        ("VARLEN", RAGGED, "this build leaves out ragged batches (FLASH_ATTENTION_DISABLE_VARLEN)"),
+        ("PAGEDKV APPENDKV SPLIT", RAGGED, None),
         ("", replace(PLAIN, dtype="fp16", shape=D64_128), None),
     ],
 )

@@ -17,6 +17,7 @@ from standins import flash_attn, install
 from standins.contract import AMPERE, CPU, HOPPER, backend, cases, check
 
 PLAIN = Case(Shape(1, 64, 64, 2, 2, 64, 64), "bf16", "fwd")
+RAGGED = replace(PLAIN, shape=Shape(2, 64, 64, 2, 2, 64, 64), lengths=((1, 32, 32), (1, 64, 64)))
 NAMES = ("sdpa-fa3", "sdpa-fa4")
 
 
@@ -43,8 +44,9 @@ def stand_in(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
 @cases(*NAMES)
 def test_contract(name: str, case: Case) -> None:
     """On a CPU torch's own flash kernel computes the cases that it supports."""
-    if case.shape.headdim != case.shape.headdim_v or (case.causal and case.shape.seqlen_q != case.shape.seqlen_k):
-        return  # it does not run on a CPU
+    unequal = case.shape.headdim != case.shape.headdim_v or (case.causal and case.shape.seqlen_q != case.shape.seqlen_k)
+    if unequal or case.is_ragged:
+        return  # it does not run on a CPU; test_backend_nested.py has ragged batches
     check(backend(name), case)
 
 
@@ -120,6 +122,8 @@ def test_a_library_with_more_results_than_torch_expects(
         ("sdpa-fa3", replace(PLAIN, dtype="fp8"), HOPPER, "no fp8"),
         ("sdpa-fa4", replace(PLAIN, window_size=(8, 8)), HOPPER, "no sliding window"),
         ("sdpa-fa4", replace(PLAIN, softcap=30.0), HOPPER, "no softcap"),
+        ("sdpa-fa3", RAGGED, HOPPER, None),
+        ("sdpa-fa4", replace(RAGGED, shape=Shape(2, 64, 64, 4, 2, 64, 64)), HOPPER, "no grouped heads"),
         ("sdpa-fa4", replace(PLAIN, causal=True, shape=Shape(1, 64, 32, 2, 2, 64, 64)), HOPPER, "no defined"),
     ],
 )

@@ -19,6 +19,8 @@ from standins.contract import AMPERE, BLACKWELL, HOPPER, TURING, backend, cases,
 
 NAMES = ("xformers", "xformers-cutlass", "xformers-fa2", "xformers-fa3", "xformers-splitk")
 PLAIN = Case(Shape(1, 64, 64, 2, 2, 64, 64), "bf16", "fwd")
+RAGGED = replace(PLAIN, shape=Shape(2, 64, 64, 2, 2, 64, 64), lengths=((1, 32, 48), (1, 64, 64)))
+MORE_QUERIES = replace(PLAIN, shape=Shape(2, 64, 64, 2, 2, 64, 64), lengths=((1, 64, 48), (1, 64, 64)), causal=True)
 GROUPED = Shape(1, 64, 64, 4, 2, 64, 64)
 
 
@@ -128,6 +130,12 @@ def test_with_flash_attn_4_but_without_flash_attn_2(monkeypatch: pytest.MonkeyPa
         ("xformers-cutlass", replace(PLAIN, shape=Shape(1, 64, 32, 2, 2, 64, 64), causal=True), HOPPER, "no defined"),
         ("xformers-fa2", replace(PLAIN, dtype="fp32"), HOPPER, "no fp32"),
         ("xformers-fa2", replace(PLAIN, window_size=(8, 8)), HOPPER, None),
+        ("xformers-fa2", replace(RAGGED, window_size=(8, 8)), HOPPER, "windows of ragged batches are causal"),
+        ("xformers-fa2", replace(RAGGED, causal=True, window_size=(8, 0)), HOPPER, None),
+        ("xformers-fa2", MORE_QUERIES, HOPPER, "needs seqlen_q <= seqlen_k in each sequence"),
+        ("xformers-cutlass", replace(RAGGED, causal=True, direction="bwd"), HOPPER, None),
+        ("xformers-splitk", RAGGED, HOPPER, None),
+        ("xformers-splitk", replace(RAGGED, causal=True), HOPPER, "causal for a single query only"),
         ("xformers-fa3", PLAIN, AMPERE, "9.0 or newer"),
         ("xformers-fa3", replace(PLAIN, dropout_p=0.1), HOPPER, "no dropout"),
         ("xformers-splitk", replace(PLAIN, causal=True), HOPPER, "causal for a single query only"),

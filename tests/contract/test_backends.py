@@ -117,8 +117,15 @@ RAGGED = {
 }
 RAGGED["ragged-window"] = replace(RAGGED["ragged-served-causal-fp32-fwd"], window_size=(9, 0))
 RAGGED["ragged-softcap"] = replace(RAGGED["ragged-unlike-full-fp32-bwd"], softcap=2.0)
+RAGGED |= {  # SDPA's nested tensors have no grouped heads
+    f"ragged-{name}-ungrouped-{dtype}-{direction}": Case(
+        Shape(*sizes_of(LENGTHS[name]), 2, 2, 32, 16), dtype, direction, lengths=LENGTHS[name]
+    )
+    for name in LENGTHS
+    for dtype, direction in KINDS
+}
 CASES |= RAGGED
-ONE_OF_EACH |= {name: case for name, case in RAGGED.items() if name.startswith("ragged-unlike-causal")}
+ONE_OF_EACH |= {name: case for name, case in RAGGED.items() if re.match("ragged-unlike-(causal|ungrouped)", name)}
 DROPOUT = {
     f"dropout-{name}-{'causal' if causal else 'full'}-{dtype}-{direction}": Case(
         SHAPES[name], dtype, direction, causal, dropout_p=p

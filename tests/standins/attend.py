@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -46,6 +48,28 @@ def attend(
     scores = scores.masked_fill(hidden, -math.inf).masked_fill(blind, 0.0)
     p = torch.nn.functional.dropout(torch.softmax(scores, dim=-1).masked_fill(blind, 0.0), dropout_p)
     return torch.einsum("bhij,bjhd->bihd", p, v).to(out_dtype), torch.logsumexp(scores, dim=-1)
+
+
+def attend_varlen(
+    q: Tensor, k: Tensor, v: Tensor, starts_q: Tensor, starts_k: Tensor, max_q: object, max_k: object, **options: Any
+) -> Tensor:
+    """Return out for packed tensors (total, nheads, headdim), one sequence after the other between the starts.
+
+    The starts must be int32 from 0 to the totals, and the longest lengths Python's int and the true ones, as where a
+    library reserves shared memory or a grid by them.
+    """
+    check(starts_q.dtype == torch.int32 == starts_k.dtype, "cu_seqlens must be int32")
+    check(starts_q.shape == starts_k.shape, "cu_seqlens_q and cu_seqlens_k must have shape (batch_size + 1,)")
+    edges_q, edges_k = starts_q.tolist(), starts_k.tolist()
+    check((edges_q[0], edges_k[0]) == (0, 0), "cu_seqlens must begin with 0")
+    check((edges_q[-1], edges_k[-1]) == (len(q), len(k)), "cu_seqlens must end with the totals")
+    for edges, longest in ((edges_q, max_q), (edges_k, max_k)):
+        assert type(longest) is int
+        assert longest == max(end - start for start, end in itertools.pairwise(edges))
+    outs = []
+    for (a, b), (c, d) in zip(itertools.pairwise(edges_q), itertools.pairwise(edges_k), strict=True):
+        outs.append(attend(q[None, a:b], k[None, c:d], v[None, c:d], **options)[0][0])
+    return torch.cat(outs)
 
 
 def opened(window: tuple[int, int]) -> tuple[int | None, int | None]:

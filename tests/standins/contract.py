@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib.util
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -73,6 +74,25 @@ CASES |= {  # sequences of unlike lengths, for the same libraries
     for direction in ("fwd", "bwd")
 }
 CASES["d64-softcap"] = Case(Shape(1, 40, 48, 2, 2, 64, 64), "bf16", "fwd_bwd", True, softcap=2.0)
+UNLIKE, SERVED = shared.LENGTHS["unlike"], shared.LENGTHS["served"]
+CASES |= {
+    f"ragged-{name}-{direction}": Case(Shape(*sizes_of(lengths), *sizes), "bf16", direction, causal, lengths=lengths)  # type: ignore[arg-type]
+    for name, lengths, sizes, causal in (
+        ("d64-full", UNLIKE, (2, 2, 64, 64), False),
+        ("d64-causal", UNLIKE, (2, 2, 64, 64), True),
+        ("d64-causal-unlike", SERVED, (2, 2, 64, 64), True),
+        ("d128-gqa-causal", SERVED, (4, 2, 128, 128), True),
+        ("d64-decode", ((2, 1, 40), (1, 1, 77)), (4, 2, 64, 64), True),
+        ("d192-128-full", UNLIKE, (2, 2, 192, 128), False),
+        ("d64-more-queries", ((1, 40, 24), (2, 24, 48)), (2, 2, 64, 64), True),
+    )
+    for direction in ("fwd", "bwd", "fwd_bwd")
+}
+for name, window, causal in (("causal", (16, 0), True), ("both", (8, 5), False), ("left", (8, None), False)):
+    for direction in ("fwd", "bwd"):
+        plain = CASES[f"ragged-d64-causal-unlike-{direction}"]
+        CASES[f"ragged-window-{name}-{direction}"] = replace(plain, causal=causal, window_size=window)  # type: ignore[arg-type]
+CASES["ragged-decode-window"] = replace(CASES["ragged-d64-decode-fwd"], window_size=(16, 0))
 CASES |= shared.DROPOUT
 CASES |= {
     f"d64-dropout-{direction}": Case(Shape(2, 40, 40, 2, 2, 64, 64), "bf16", direction, True, dropout_p=0.1)
@@ -86,6 +106,8 @@ SOME = [
         "d128-causal-fwd",
         "d128-window-equal-bwd",
         "fp8-gqa-full",
+        "ragged-d64-full-bwd",
+        "ragged-d128-gqa-causal-fwd_bwd",
     )
 ]
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from standins import module
-from standins.attend import attend, check, check_half, opened
+from standins.attend import attend, attend_varlen, check, check_half, opened
 
 VERSIONS_1 = {"flash-attn": "1.0.9"}
 VERSIONS_2 = {"flash-attn": "2.8.3.post1"}
@@ -32,17 +32,11 @@ def _flash_attn_unpadded_func(
 ) -> Tensor:
     assert softmax_scale is not None
     check_half(q, k, v)
-    check(cu_seqlens_q.dtype == torch.int32 == cu_seqlens_k.dtype, "cu_seqlens must be int32")
     check(q.shape[1:] == k.shape[1:] == v.shape[1:], "CHECK_SHAPE: no other nheads or headdim")
     check(q.shape[2] % 8 == 0 and q.shape[2] <= 128, "head_size % 8 == 0 and head_size <= 128")
-    outs = []
-    for b in range(len(cu_seqlens_q) - 1):
-        rows, keys = (slice(int(c[b]), int(c[b + 1])) for c in (cu_seqlens_q, cu_seqlens_k))
-        check(rows.stop - rows.start <= max_seqlen_q and keys.stop - keys.start <= max_seqlen_k, "max_seqlen")
-        one = (q[None, rows], k[None, keys], v[None, keys])
-        options: dict[str, Any] = {"right": 0 if causal else None, "bottom_right": False, "dropout_p": dropout_p}
-        outs.append(attend(*one, scale=softmax_scale, **options)[0][0])
-    return torch.cat(outs)
+    options: dict[str, Any] = {"right": 0 if causal else None, "bottom_right": False, "dropout_p": dropout_p}
+    lengths = (cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
+    return attend_varlen(q, k, v, *lengths, scale=softmax_scale, **options)
 
 
 def _flash_attn_func_2(
@@ -66,6 +60,34 @@ def _flash_attn_func_2(
     left, right = opened(window_size)
     options: dict[str, Any] = {"softcap": softcap, "dropout_p": dropout_p}
     return attend(q, k, v, scale=softmax_scale, left=left, right=0 if causal else right, **options)[0]
+
+
+def _flash_attn_varlen_func_2(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: tuple[int, int] = (-1, -1),
+    softcap: float = 0.0,
+    alibi_slopes: Tensor | None = None,
+    deterministic: bool = False,
+    return_attn_probs: bool = False,
+    block_table: Tensor | None = None,
+) -> Tensor:
+    assert softmax_scale is not None
+    check_half(q, k, v)
+    check(q.ndim == 3 and q.shape[-1] == v.shape[-1] <= 256, "headdim at most 256, and v of the same")
+    check(q.shape[1] % k.shape[1] == 0, "Number of heads in key/value must divide number of heads in query")
+    left, right = opened(window_size)
+    options: dict[str, Any] = {"softcap": softcap, "dropout_p": dropout_p, "left": left}
+    lengths = (cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
+    return attend_varlen(q, k, v, *lengths, scale=softmax_scale, right=0 if causal else right, **options)
 
 
 def _flash_attn_func_3(
@@ -113,6 +135,40 @@ def _flash_attn_func_3(
     return attend(q, k, v, scale=softmax_scale, left=left, right=right, softcap=softcap, dtype=dtype)[0]
 
 
+def _flash_attn_varlen_func_3(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    seqused_q: Tensor | None = None,
+    seqused_k: Tensor | None = None,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    qv: Tensor | None = None,
+    q_descale: Tensor | None = None,
+    k_descale: Tensor | None = None,
+    v_descale: Tensor | None = None,
+    window_size: tuple[int, int] = (-1, -1),
+    attention_chunk: int = 0,
+    softcap: float = 0.0,
+    num_splits: int = 1,
+    pack_gqa: bool | None = None,
+    deterministic: bool = False,
+    sm_margin: int = 0,
+    return_attn_probs: bool = False,
+) -> Tensor:
+    assert softmax_scale is not None
+    assert q.ndim == 3
+    check_half(q, k, v)
+    left, right = opened(window_size)
+    lengths = (cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
+    options: dict[str, Any] = {"left": left, "right": 0 if causal else right, "softcap": softcap}
+    return attend_varlen(q, k, v, *lengths, scale=softmax_scale, **options)
+
+
 def _flash_attn_func_4(
     q: Tensor,
     k: Tensor,
@@ -145,6 +201,52 @@ def _flash_attn_func_4(
     return attend(q, k, v, scale=softmax_scale, left=left, right=0 if causal else right, softcap=softcap)
 
 
+def _flash_attn_varlen_func_4(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    qv: Tensor | None = None,
+    cu_seqlens_q: Tensor | None = None,
+    cu_seqlens_k: Tensor | None = None,
+    max_seqlen_q: int | None = None,
+    max_seqlen_k: int | None = None,
+    min_seqlen_k: int | None = None,
+    seqused_q: Tensor | None = None,
+    seqused_k: Tensor | None = None,
+    gather_kv_indices: Tensor | None = None,
+    page_table: Tensor | None = None,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: tuple[int | None, int | None] = (None, None),
+    learnable_sink: Tensor | None = None,
+    softcap: float = 0.0,
+    num_splits: int = 1,
+    pack_gqa: bool | None = None,
+    deterministic: bool = False,
+    score_mod: Any = None,
+    score_mod_bwd: Any = None,
+    mask_mod: Any = None,
+    block_sparse_tensors: Any = None,
+    aux_tensors: Any = None,
+    aux_scalars: Any = None,
+    return_lse: bool = False,
+    scheduler_metadata: Any = None,
+    seqlen_k_per_split: int | None = None,
+    disable_scheduler_metadata: bool = False,
+    gather_bwd_recompute_p: bool = False,
+    gather_bwd_token_chunk: int | None = None,
+) -> tuple[Tensor, Tensor | None]:
+    assert softmax_scale is not None
+    assert cu_seqlens_q is not None
+    assert cu_seqlens_k is not None
+    assert q.ndim == 3
+    check_half(q, k, v)
+    left, right = window_size
+    lengths = (cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
+    options: dict[str, Any] = {"left": left, "right": 0 if causal else right, "softcap": softcap}
+    return attend_varlen(q, k, v, *lengths, scale=softmax_scale, **options), None
+
+
 def version_1() -> dict[str, Any]:
     interface = module("flash_attn.flash_attn_interface", flash_attn_unpadded_func=_flash_attn_unpadded_func)
     return {"flash_attn": module("flash_attn"), "flash_attn.flash_attn_interface": interface}
@@ -152,7 +254,8 @@ def version_1() -> dict[str, Any]:
 
 def version_2() -> dict[str, Any]:
     interface = module("flash_attn.flash_attn_interface", flash_attn_func=_flash_attn_func_2)
-    top = module("flash_attn", flash_attn_func=_flash_attn_func_2, __version__="2.8.3.post1")
+    functions = {"flash_attn_func": _flash_attn_func_2, "flash_attn_varlen_func": _flash_attn_varlen_func_2}
+    top = module("flash_attn", **functions, __version__="2.8.3.post1")
     return {"flash_attn": top, "flash_attn.flash_attn_interface": interface}
 
 
@@ -160,7 +263,8 @@ def version_3(*left_out: str) -> dict[str, Any]:
     """Return the modules of a build of flash-attn 3; `left_out` as setup.py writes it: FLASHATTENTION_DISABLE_FP16."""
     flags = dict.fromkeys(("FLASHATTENTION_DISABLE_FP16", "FLASHATTENTION_ENABLE_VCOLMAJOR"), False)
     config = module("flash_attn_config", CONFIG={"build_flags": flags | dict.fromkeys(left_out, True)})
-    interface = module("flash_attn_interface", flash_attn_func=_flash_attn_func_3)
+    functions = {"flash_attn_func": _flash_attn_func_3, "flash_attn_varlen_func": _flash_attn_varlen_func_3}
+    interface = module("flash_attn_interface", **functions)
     return {"flash_attn_interface": interface, "flash_attn_config": config}
 
 
@@ -170,6 +274,7 @@ def version_4(*, results: int = 5) -> dict[str, Any]:
     def forward() -> None: ...
 
     forward.__annotations__["return"] = tuple[(Tensor,) * results]  # type: ignore[misc]
-    cute = module("flash_attn.cute", flash_attn_func=_flash_attn_func_4)
+    functions = {"flash_attn_func": _flash_attn_func_4, "flash_attn_varlen_func": _flash_attn_varlen_func_4}
+    cute = module("flash_attn.cute", **functions)
     interface = module("flash_attn.cute.interface", _flash_attn_fwd=forward)
     return {"flash_attn": module("flash_attn"), "flash_attn.cute": cute, "flash_attn.cute.interface": interface}

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from standins import module
-from standins.attend import attend, check_half
+from standins.attend import attend, attend_varlen, check_half
 
 VERSIONS = {"transformers": "5.23.0", "flash-attn": "2.8.3.post1"}
 Result = tuple[Tensor, Tensor | None]
@@ -76,8 +76,13 @@ def _flash(
     is_causal: bool | None = None,
     s_aux: Tensor | None = None,
     cache: Any = None,
+    cu_seq_lens_q: Tensor | None = None,
+    cu_seq_lens_k: Tensor | None = None,
+    max_length_q: int | None = None,
+    max_length_k: int | None = None,
     **kwargs: Any,
 ) -> Result:
+    """Compute attention; with the four arguments of the lengths that of packed sequences, as it passes them on."""
     assert attention_mask is None
     assert scaling is not None
     assert module.config._attn_implementation == "flash_attention_2"
@@ -85,6 +90,10 @@ def _flash(
     is_causal = is_causal if is_causal is not None else module.is_causal
     left = None if sliding_window is None or key.shape[2] <= sliding_window else sliding_window - 1
     options: dict[str, Any] = {"left": left, "right": 0 if is_causal else left, "softcap": softcap or 0.0}
+    if cu_seq_lens_q is not None and cu_seq_lens_k is not None:
+        packed = (t.transpose(1, 2).flatten(0, 1) for t in (query, key, value))
+        lengths = (cu_seq_lens_q, cu_seq_lens_k, max_length_q, max_length_k)
+        return attend_varlen(*packed, *lengths, scale=scaling, dropout_p=dropout, **options)[None], None
     return _on_heads(query, key, value, scale=scaling, dropout_p=dropout, **options), None
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -9,7 +11,7 @@ import torch
 from torch import Tensor
 
 from standins import module
-from standins.attend import attend
+from standins.attend import attend, attend_varlen
 
 VERSIONS = {"xformers": "0.0.35"}
 
@@ -32,6 +34,73 @@ class LocalAttentionFromBottomRightMask:
         self.band = (window_left, window_right)
 
 
+@dataclass(frozen=True)
+class SeqLenInfo:
+    seqlens: tuple[int, ...]
+
+    @property
+    def seqstart(self) -> Tensor:
+        return torch.tensor([0, *itertools.accumulate(self.seqlens)], dtype=torch.int32)
+
+
+@dataclass
+class BlockDiagonalMask:
+    q_seqinfo: SeqLenInfo
+    k_seqinfo: SeqLenInfo
+    band: tuple[int | None, int | None] = (None, None)
+
+    @classmethod
+    def from_seqlens(cls, q_seqlen: Sequence[int], kv_seqlen: Sequence[int] | None = None) -> BlockDiagonalMask:
+        """Return the mask, on the default device of masks, which is a GPU where there is one."""
+        assert kv_seqlen is None or len(q_seqlen) == len(kv_seqlen)
+        q_seqinfo = SeqLenInfo(tuple(q_seqlen))
+        return cls(q_seqinfo, q_seqinfo if kv_seqlen is None else SeqLenInfo(tuple(kv_seqlen)))
+
+    def to(self, device: torch.device) -> BlockDiagonalMask:
+        assert type(self) is BlockDiagonalMask
+        assert isinstance(device, torch.device)
+        return self
+
+    def make_causal_from_bottomright(self) -> BlockDiagonalCausalFromBottomRightMask:
+        return BlockDiagonalCausalFromBottomRightMask(self.q_seqinfo, self.k_seqinfo, (None, 0))
+
+    def make_local_attention_from_bottomright(self, window_size: int) -> BlockDiagonalMask:
+        band = (window_size - 1, 0)
+        return BlockDiagonalCausalLocalAttentionFromBottomRightMask(self.q_seqinfo, self.k_seqinfo, band)
+
+
+class BlockDiagonalCausalFromBottomRightMask(BlockDiagonalMask):
+    def __post_init__(self) -> None:
+        for num_queries, num_keys in zip(self.q_seqinfo.seqlens, self.k_seqinfo.seqlens, strict=True):
+            if num_keys < num_queries:
+                raise ValueError("Expected `num_keys >= num_queries`")
+
+
+class BlockDiagonalCausalLocalAttentionFromBottomRightMask(BlockDiagonalCausalFromBottomRightMask):
+    pass
+
+
+@dataclass
+class BlockDiagonalGappyKeysMask:
+    q_seqinfo: SeqLenInfo
+    k_seqinfo: SeqLenInfo
+    band: tuple[int | None, int | None] = (None, None)
+
+    @classmethod
+    def from_seqlens(
+        cls, q_seqlen: Sequence[int], kv_seqstarts: Sequence[int], kv_seqlen: Sequence[int]
+    ) -> BlockDiagonalGappyKeysMask:
+        """Return the mask; here keys must have no gaps, as in a packed batch."""
+        assert len(kv_seqstarts) == len(kv_seqlen) + 1 == len(q_seqlen) + 1
+        found = SeqLenInfo(tuple(kv_seqlen))
+        assert found.seqstart.tolist() == list(kv_seqstarts)
+        return cls(SeqLenInfo(tuple(q_seqlen)), found)
+
+    def to(self, device: torch.device) -> BlockDiagonalGappyKeysMask:
+        assert isinstance(device, torch.device)
+        return self
+
+
 @dataclass
 class Inputs:
     query: Tensor
@@ -48,7 +117,11 @@ class Operator:
     NAME: ClassVar[str]
     DTYPES: ClassVar = {torch.float16, torch.bfloat16}
     MAX_K: ClassVar = 256
-    BIASES: ClassVar[tuple[type, ...]] = (type(None), *LowerTriangularFromBottomRightLocalAttentionMask.__mro__[:2])
+    BIASES: ClassVar[tuple[type, ...]] = (
+        type(None),
+        *LowerTriangularFromBottomRightLocalAttentionMask.__mro__[:2],
+        *BlockDiagonalCausalLocalAttentionFromBottomRightMask.__mro__[:3],
+    )
     HEADDIM_V: ClassVar = False
     DROPOUT: ClassVar = True
     BMGHK: ClassVar = True
@@ -85,7 +158,12 @@ class CutlassFwOp(Operator):
 
 class CutlassBwOp(CutlassFwOp):
     NAME = "cutlassB-pt"
-    BIASES: ClassVar = (type(None), LowerTriangularFromBottomRightMask)
+    BIASES: ClassVar = (
+        type(None),
+        LowerTriangularFromBottomRightMask,
+        BlockDiagonalMask,
+        BlockDiagonalCausalFromBottomRightMask,
+    )
     BMGHK = False
 
 
@@ -113,7 +191,7 @@ class Flash3BwOp(Flash3FwOp):
 class SplitKFwOp(Operator):
     NAME = "triton_splitKF"
     DROPOUT = False
-    BIASES: ClassVar = (type(None),)
+    BIASES: ClassVar = (type(None), BlockDiagonalGappyKeysMask)
 
 
 def memory_efficient_attention(
@@ -142,6 +220,12 @@ def memory_efficient_attention(
     heads = query.shape[2:-1]
     q, k, v = (t.flatten(2, -2) for t in (query, key, value))
     left, right = (None, None) if attn_bias is None else attn_bias.band
+    if isinstance(attn_bias, BlockDiagonalMask | BlockDiagonalGappyKeysMask):
+        assert len(q) == 1
+        infos = (attn_bias.q_seqinfo, attn_bias.k_seqinfo)
+        lengths = (*(info.seqstart for info in infos), *(max(info.seqlens) for info in infos))
+        options: dict[str, Any] = {"scale": scale, "left": left, "right": right, "dropout_p": p}
+        return attend_varlen(q[0], k[0], v[0], *lengths, **options)[None].unflatten(2, heads)
     return attend(q, k, v, scale=scale, left=left, right=right, dropout_p=p)[0].unflatten(2, heads)
 
 
@@ -168,6 +252,8 @@ def version_0_0_35() -> dict[str, Any]:
         LowerTriangularFromBottomRightMask,
         LowerTriangularFromBottomRightLocalAttentionMask,
         LocalAttentionFromBottomRightMask,
+        BlockDiagonalMask,
+        BlockDiagonalGappyKeysMask,
     )
     return {
         "xformers": module("xformers", __version__="0.0.35"),
