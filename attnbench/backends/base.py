@@ -33,15 +33,17 @@ class BackendBase:
     efficiency = 0.4  # rough fraction of a matmul's rate, for the forecast of time only
     starts_compiler = False  # a first call may compile for minutes (nvcc); its jobs then have a longer timeout
     verified: ClassVar[tuple[str, ...]] = ()  # hardware and versions on which its results were right
+    verified_ragged: ClassVar[tuple[str, ...]] = ()  # GPUs and versions on which those of ragged batches were right
     probe_imports = False  # whether `probe` finds more than `installed`, by importing the library
     # The library that checks cases itself, where it may refuse in `prepare` or the first launch a case that
     # `unsupported` accepts; "" where there is none.
     runtime_checker: ClassVar[str] = ""
 
     def __init_subclass__(cls) -> None:
-        # `verified` must not be inherited: a subclass runs other kernels.
+        # These must not be inherited: a subclass runs other kernels.
         super().__init_subclass__()
         cls.verified = vars(cls).get("verified", ())
+        cls.verified_ragged = vars(cls).get("verified_ragged", ())
 
     def probe(self) -> Probe:
         try:

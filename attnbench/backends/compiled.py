@@ -78,14 +78,15 @@ class Flex(Compiled):
 
         self.reset_for(case)
         compiled = torch.compile(flex_attention, dynamic=False, fullgraph=True)
+        plan = functools.partial(block_mask, case, inputs.q.device)
         attention = functools.partial(
             compiled,
             score_mod=_softcap(case.softcap) if case.softcap else None,
-            block_mask=block_mask(case, inputs.q.device),
+            block_mask=plan(),
             scale=case.softmax_scale,
             enable_gqa=case.shape.nheads != case.shape.nheads_k,
         )
-        return autograd_prepared(case, inputs, attention, "bhsd", strided=True)
+        return autograd_prepared(case, inputs, attention, "bhsd", strided=True, plan=plan if case.is_ragged else None)
 
 
 class Compile(Compiled):

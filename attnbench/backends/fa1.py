@@ -54,11 +54,12 @@ class FlashAttention1(Library):
         from flash_attn.flash_attn_interface import flash_attn_unpadded_func
 
         causal = case.causal and case.shape.seqlen_q > 1  # aligned top-left, a single query would see only one key
+        plan = functools.partial(varlen_options, case, inputs.q.device)
         attention = functools.partial(
             flash_attn_unpadded_func,
-            **varlen_options(case, inputs.q.device),
+            **plan(),
             dropout_p=case.dropout_p,
             softmax_scale=case.softmax_scale,
             causal=causal,
         )
-        return autograd_prepared(case, inputs, attention, "thd", strided=True)
+        return autograd_prepared(case, inputs, attention, "thd", strided=True, plan=plan if case.is_ragged else None)

@@ -51,7 +51,7 @@ class FlashAttention2(Library):
             "softcap": case.softcap,
         }
         if case.is_ragged:
-            options |= varlen_options(case, inputs.q.device)
-            attention = functools.partial(flash_attn_varlen_func, **options)
-            return autograd_prepared(case, inputs, attention, "thd", strided=True)
+            plan = functools.partial(varlen_options, case, inputs.q.device)
+            attention = functools.partial(flash_attn_varlen_func, **options, **plan())
+            return autograd_prepared(case, inputs, attention, "thd", strided=True, plan=plan)
         return autograd_prepared(case, inputs, functools.partial(flash_attn_func, **options), strided=True)

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import functools
 import importlib
 import importlib.metadata
 from dataclasses import replace
@@ -99,8 +100,9 @@ class FlashAttention3(Library):
 
         if case.is_ragged:
             attention = flash_attn_interface.flash_attn_varlen_func
-            options |= varlen_options(case, inputs.q.device)
-            return autograd_prepared(case, inputs, call, "thd", strided=True)
+            plan = functools.partial(varlen_options, case, inputs.q.device)
+            options |= plan()
+            return autograd_prepared(case, inputs, call, "thd", strided=True, plan=plan)
         if case.dtype == "fp8":
             operands, descale = quantize_inputs(inputs)
             options |= {f"{name}_descale": factor.expand(s.batch, s.nheads_k) for name, factor in descale.items()}

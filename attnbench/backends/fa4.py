@@ -7,6 +7,7 @@ bottom-right, and it returns (out, lse).
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from attnbench.backends.base import autograd_prepared
@@ -44,21 +45,22 @@ class FlashAttention4(Library):
         from flash_attn.cute import flash_attn_func, flash_attn_varlen_func
 
         attention = flash_attn_varlen_func if case.is_ragged else flash_attn_func
+        plan = functools.partial(varlen_options, case, inputs.q.device) if case.is_ragged else None
         options: dict[str, Any] = {
             "softmax_scale": case.softmax_scale,
             "causal": case.causal,
             "window_size": case.window_size,
             "softcap": case.softcap,
         }
-        if case.is_ragged:
-            options |= varlen_options(case, inputs.q.device)
+        if plan:
+            options |= plan()
 
         def call(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             out: Tensor
             out, _ = attention(q, k, v, **options)
             return out
 
-        return autograd_prepared(case, inputs, call, "thd" if case.is_ragged else "bshd", strided=True)
+        return autograd_prepared(case, inputs, call, "thd" if plan else "bshd", strided=True, plan=plan)
 
 
 def _blackwell_refusal(case: Case, device: Device) -> str | None:

@@ -12,6 +12,7 @@ the cumulative lengths that the model passes on, the others the mask that it mak
 
 from __future__ import annotations
 
+import functools
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -49,13 +50,14 @@ class HuggingFace(Library):
         attend = self._function()
         layer = _layer_like(case, self.implementation)
         options: dict[str, Any] = {"scaling": case.softmax_scale, "dropout": case.dropout_p}
-        options.update(self._options(case, inputs.q.device))
+        plan = functools.partial(self._options, case, inputs.q.device)
+        options.update(plan())
 
         def call(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             out: Tensor = attend(layer, q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), **options)[0]
             return out
 
-        return autograd_prepared(case, inputs, call, strided=True)
+        return autograd_prepared(case, inputs, call, strided=True, plan=plan if case.is_ragged else None)
 
     def _function(self) -> Any:
         from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS

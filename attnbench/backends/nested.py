@@ -7,6 +7,7 @@ kernels align differently where lengths are unlike.
 
 from __future__ import annotations
 
+import functools
 import warnings
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -38,7 +39,8 @@ def nested_prepared(case: Case, inputs: Inputs, fn: Callable[[Tensor, Tensor, Te
 
     # math makes nested tensors of the other layout, of which torch warns once
     warnings.filterwarnings("ignore", "The PyTorch API of nested tensors is in prototype stage")
-    starts = dict(zip("qk", cu_seqlens(case, inputs.q.device), strict=True))
+    plan = functools.partial(cu_seqlens, case, inputs.q.device)
+    starts = dict(zip("qk", plan(), strict=True))
     lengths = {"q": [of.seqlen_q for of in case.sequences], "k": [of.seqlen_k for of in case.sequences]}
     if lengths["q"] == lengths["k"]:
         starts["k"] = starts["q"]  # nested tensors are of one shape where they share their offsets
@@ -59,7 +61,7 @@ def nested_prepared(case: Case, inputs: Inputs, fn: Callable[[Tensor, Tensor, Te
         return fn(*leaves)
 
     if not case.has_backward:
-        return Prepared(launch=forward, canonical=lambda out: {"out": packed(out)})
+        return Prepared(forward, lambda out: {"out": packed(out)}, plan=plan)
 
     if inputs.dout is None:
         raise ValueError("a backward needs inputs.dout")
@@ -82,7 +84,7 @@ def nested_prepared(case: Case, inputs: Inputs, fn: Callable[[Tensor, Tensor, Te
             out = forward()
             return (out, *grads(out, keep=False))
 
-        return Prepared(both, canonical=lambda raw: named(*raw), forward=forward)
+        return Prepared(both, lambda raw: named(*raw), forward, plan=plan)
 
     out = forward()  # every timed backward runs over this one graph
-    return Prepared(lambda: grads(out, keep=True), canonical=lambda raw: named(out, *raw), forward=forward)
+    return Prepared(lambda: grads(out, keep=True), lambda raw: named(out, *raw), forward, plan=plan)

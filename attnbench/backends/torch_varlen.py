@@ -51,7 +51,8 @@ class TorchVarlen(BackendBase):
     def prepare(self, case: Case, inputs: Inputs) -> Prepared:
         from torch.nn.attention.varlen import varlen_attn
 
-        cu_seq_q, cu_seq_k = cu_seqlens(case, inputs.q.device)
+        plan = functools.partial(cu_seqlens, case, inputs.q.device)
+        cu_seq_q, cu_seq_k = plan()
         options: dict[str, Any] = {
             "cu_seq_q": cu_seq_q,
             "cu_seq_k": cu_seq_k,
@@ -63,7 +64,7 @@ class TorchVarlen(BackendBase):
         if "enable_gqa" in inspect.signature(varlen_attn).parameters:
             options["enable_gqa"] = case.shape.nheads != case.shape.nheads_k
         attention: Callable[..., Any] = functools.partial(varlen_attn, **options)
-        return autograd_prepared(case, inputs, attention, "thd", strided=True)
+        return autograd_prepared(case, inputs, attention, "thd", strided=True, plan=plan if case.is_ragged else None)
 
 
 def _window(case: Case) -> tuple[int, int]:

@@ -10,6 +10,7 @@ itself (not_supported_reasons), and that is the reason of the skip.
 
 from __future__ import annotations
 
+import functools
 import importlib
 import itertools
 import re
@@ -92,7 +93,8 @@ class XFormers(Library):
         from xformers.ops import memory_efficient_attention
 
         s = case.shape
-        bias, op = self._bias(case, inputs.q.device), self._op(case)
+        plan = functools.partial(self._bias, case, inputs.q.device)
+        bias, op = plan(), self._op(case)
         options: dict[str, Any] = {"attn_bias": bias, "p": case.dropout_p, "scale": case.softmax_scale, "op": op}
         group = s.nheads // s.nheads_k
 
@@ -110,7 +112,7 @@ class XFormers(Library):
 
         if op is not None and case.has_backward:
             self._check_backward(op[1], case, inputs, bias)
-        return autograd_prepared(case, inputs, call, strided=True)
+        return autograd_prepared(case, inputs, call, strided=True, plan=plan if case.is_ragged else None)
 
     def unsupported(self, case: Case, device: Device) -> str | None:
         return super().unsupported(case, device) or _ragged_refusal(case)

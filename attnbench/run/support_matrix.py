@@ -73,6 +73,8 @@ def _headdim(d: int, d_v: int) -> Feature:
     return Feature(f"d{d}" if d == d_v else f"d{d}-{d_v}", "sizes", {"headdim": d, "headdim_v": d_v})
 
 
+# Two sequences; each as many queries as keys, or the first with fewer.
+_ALIKE, _UNLIKE = ((1, 512, 512), (1, 1024, 1024)), ((1, 512, 1024), (1, 1024, 1024))
 FEATURES = (
     Feature("fwd", "sizes"),
     Feature("bwd", "sizes", {"direction": "bwd"}),
@@ -89,11 +91,18 @@ FEATURES = (
     Feature("MQA", "masks", {"nheads_k": 1}),
     Feature("q<k", "masks", {"seqlen_q": 512}),
     Feature("decode", "masks", {"seqlen_q": 1, "nheads_k": 4}),
+    Feature("ragged", "ragged batches", {"lengths": _ALIKE}),
+    Feature("ragged causal", "ragged batches", {"lengths": _ALIKE, "causal": True}),
+    Feature("ragged q<k", "ragged batches", {"lengths": _UNLIKE}),
+    Feature("ragged causal q<k", "ragged batches", {"lengths": _UNLIKE, "causal": True}),
+    Feature("ragged window", "ragged batches", {"lengths": _ALIKE, "causal": True, "window_size": (256, 0)}),
+    Feature("ragged GQA", "ragged batches", {"lengths": _ALIKE, "nheads_k": 4}),
 )
 LEGEND = (
     "yes: forward and backward (forward, where that is all it has); fwd, bwd: that pass alone. causal q<k: aligned "
     "bottom-right, 512 queries on 1024 keys; causal q>k: 1024 on 512, so that some queries see no key. window: causal, "
-    "256 to the left. decode: one query, 4 query heads a key head."
+    "256 to the left. decode: one query, 4 query heads a key head. ragged: one sequence of 512 and one of 1024; ragged "
+    "q<k: 512 and 1024 queries on 1024 keys each."
 )
 
 
@@ -114,6 +123,11 @@ class Row:
     cells: tuple[Support, ...]
     runtime_checker: str = ""  # the library whose own check may refuse a case that is supported here
     verified: bool = True  # it has given right results on hardware
+    verified_ragged: bool = True  # and for ragged batches, on a GPU
+
+    def takes(self, group: str) -> bool:
+        """Return whether a feature of the group is supported."""
+        return any(c.answer != "no" for f, c in zip(FEATURES, self.cells, strict=True) if f.group == group)
 
     @property
     def overall(self) -> Support:
@@ -166,6 +180,7 @@ def _row(backend: Backend, device: Device) -> Row:
     said: dict[str, Any] = {
         "runtime_checker": getattr(backend, "runtime_checker", ""),
         "verified": bool(getattr(backend, "verified", ())),
+        "verified_ragged": bool(getattr(backend, "verified_ragged", ())),
     }
     if None not in refusals:
         return Row(backend.name, None, (Support("no", str(refusals[0])),) * len(FEATURES), **said)

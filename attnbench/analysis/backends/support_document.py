@@ -30,6 +30,7 @@ BEGIN, END = "<!-- matrix: made by `attnbench backends --matrix --into FILE` -->
 DOCUMENTED = "Hopper"  # the GPU of the matrix by feature in docs/backends.md
 STYLES: dict[Answer, Style] = {"yes": "good", "fwd": "warning", "bwd": "warning", "no": "quiet"}
 UNVERIFIED = "not verified on hardware"
+RAGGED, UNVERIFIED_RAGGED = "ragged batches", "ragged batches not verified on a GPU"
 MORE = "Feature by feature: attnbench backends --matrix --gpu h100 (or sm_90, ampere, ..., cpu)"
 
 
@@ -69,7 +70,7 @@ def by_feature(matrix: SupportMatrix) -> list[Table]:
     for group in dict.fromkeys(f.group for f in FEATURES):
         columns = [i for i, f in enumerate(FEATURES) if f.group == group]
         rows = [
-            (row.backend, _remark(row), [row.cells[i] for i in columns])
+            (row.backend, _remark(row, group), [row.cells[i] for i in columns])
             for row in matrix.rows
             if row.plain is not None or not tables
         ]
@@ -104,8 +105,8 @@ def _table(
     return Table(name, tuple(headings), tuple(rows), title=title)
 
 
-def _remark(row: Row) -> str:
-    """Return what a reader must know of all cells of a backend."""
+def _remark(row: Row, group: str) -> str:
+    """Return what a reader must know of all cells of a backend in a group of features."""
     parts = []
     if row.plain is not None and (row.plain.dtype, row.plain.shape) != (PLAIN.dtype, PLAIN.shape):
         parts.append(f"its other features in {row.plain.dtype}, headdim {headdim(row.plain)}")
@@ -113,6 +114,8 @@ def _remark(row: Row) -> str:
         parts.append(f"{row.runtime_checker} may refuse more, by its version, when a case is run")
     if not row.verified:
         parts.append(UNVERIFIED)
+    elif group == RAGGED and not row.verified_ragged and row.takes(RAGGED):
+        parts.append(UNVERIFIED_RAGGED)
     return "; ".join(parts)
 
 
