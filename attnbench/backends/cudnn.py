@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
 Tensors = Mapping[str, "Tensor"]
 BLACKWELL = (10, 0)
+AMPERE, BLACKWELL_RTX = 8, 12  # major compute capabilities
 
 
 class Cudnn(Library):
@@ -75,6 +76,9 @@ class Cudnn(Library):
             return reason
         if case.window_size != (None, None) and any(of.seqlen_q > of.seqlen_k for of in case.sequences):
             return "its sliding window needs seqlen_q <= seqlen_k"
+        major = device.capability[0] if device.capability else None
+        if case.is_ragged and case.has_backward and major in (AMPERE, BLACKWELL_RTX):
+            return "ragged batches are forward only on Ampere, Ada and Blackwell RTX, without a packed log-sum-exp"
         if case.layout == "packed" and case.has_backward:
             return "its gradients are three tensors here, not the one of packed inputs"
         return None

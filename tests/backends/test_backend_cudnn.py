@@ -20,7 +20,7 @@ from attnbench.core.case import Case, Shape
 from attnbench.core.machine import Device
 from attnbench.worker import inputs
 from standins import cudnn, install
-from standins.contract import AMPERE, BLACKWELL, HOPPER, TURING, backend, cases, check
+from standins.contract import AMPERE, BLACKWELL, HOPPER, RTX, TURING, backend, cases, check
 
 PLAIN = Case(Shape(1, 64, 64, 2, 2, 128, 128), "bf16", "fwd")
 RAGGED = Case(Shape(3, 64, 64, 2, 2, 128, 128), "bf16", "fwd", True, lengths=((1, 64, 64), (2, 1, 40)))
@@ -159,6 +159,10 @@ def test_cudnn_fp8_takes_fp8_only() -> None:
         ("cudnn", replace(PLAIN, shape=Shape(1, 64, 64, 4, 2, 192, 128)), HOPPER, None),
         ("cudnn", replace(PLAIN, shape=Shape(1, 64, 32, 2, 2, 64, 64), window_size=(8, 40)), HOPPER, "window needs"),
         ("cudnn", RAGGED, HOPPER, None),
+        ("cudnn", RAGGED, AMPERE, None),
+        ("cudnn", replace(RAGGED, direction="bwd"), AMPERE, "forward only on Ampere"),
+        ("cudnn", replace(RAGGED, direction="bwd"), RTX, "forward only on Ampere"),
+        ("cudnn", replace(RAGGED, direction="bwd"), BLACKWELL, None),
         ("cudnn", replace(RAGGED, direction="bwd", window_size=(8, 0)), HOPPER, None),
         ("cudnn", MORE_QUERIES, HOPPER, None),
         ("cudnn", replace(MORE_QUERIES, causal=True), HOPPER, "see no key"),

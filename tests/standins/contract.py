@@ -60,19 +60,6 @@ CASES |= {
     )
     for direction in ("fwd", "bwd")
 }
-CASES |= {  # sequences of unlike lengths, for the same libraries
-    f"{name}-d{d}{'' if d_v == d else f'-{d_v}'}-{'causal' if causal else 'full'}-{direction}": Case(
-        Shape(*sizes_of(lengths), 4, 2, d, d_v), "bf16", direction, causal, window, lengths=lengths
-    )  # type: ignore[arg-type]
-    for name, lengths, window in (
-        ("ragged-equal", ((1, 40, 40), (2, 9, 9), (1, 70, 70)), (None, None)),
-        ("ragged-chunks", ((1, 77, 77), (3, 1, 48), (1, 16, 60)), (None, None)),
-        ("ragged-window", ((1, 48, 48), (3, 1, 77), (1, 16, 60)), (9, None)),
-    )
-    for d, d_v in ((64, 64), (128, 128), (192, 128))
-    for causal in (False, True)
-    for direction in ("fwd", "bwd")
-}
 CASES["d64-softcap"] = Case(Shape(1, 40, 48, 2, 2, 64, 64), "bf16", "fwd_bwd", True, softcap=2.0)
 UNLIKE, SERVED = shared.LENGTHS["unlike"], shared.LENGTHS["served"]
 CASES |= {
@@ -82,6 +69,7 @@ CASES |= {
         ("d64-causal", UNLIKE, (2, 2, 64, 64), True),
         ("d64-causal-unlike", SERVED, (2, 2, 64, 64), True),
         ("d128-gqa-causal", SERVED, (4, 2, 128, 128), True),
+        ("d128-causal-chunks", ((1, 77, 77), (3, 1, 48), (1, 16, 60)), (4, 2, 128, 128), True),
         ("d64-decode", ((2, 1, 40), (1, 1, 77)), (4, 2, 64, 64), True),
         ("d192-128-full", UNLIKE, (2, 2, 192, 128), False),
         ("d64-more-queries", ((1, 40, 24), (2, 24, 48)), (2, 2, 64, 64), True),
