@@ -51,8 +51,8 @@ def nested_prepared(case: Case, inputs: Inputs, fn: Callable[[Tensor, Tensor, Te
         return nested.detach().transpose(1, 2)
 
     def packed(t: Tensor) -> Tensor:
-        # (nheads, total, headdim). To the check of `canonical`, values() would compute something.
-        values: Tensor = t._values  # type: ignore[assignment]
+        """Return the tokens, without the graph: a nested tensor has no memory that can be asked for."""
+        values: Tensor = t._values  # type: ignore[assignment]  # (nheads, total, headdim)
         return values.transpose(0, 1).unsqueeze(0)
 
     leaves = (nest(inputs.q, "q"), nest(inputs.k, "k"), nest(inputs.v, "k"))
@@ -61,7 +61,7 @@ def nested_prepared(case: Case, inputs: Inputs, fn: Callable[[Tensor, Tensor, Te
         return fn(*leaves)
 
     if not case.has_backward:
-        return Prepared(forward, lambda out: {"out": packed(out)}, plan=plan)
+        return Prepared(lambda: packed(forward()), lambda out: {"out": out}, plan=plan)
 
     if inputs.dout is None:
         raise ValueError("a backward needs inputs.dout")
@@ -71,20 +71,20 @@ def nested_prepared(case: Case, inputs: Inputs, fn: Callable[[Tensor, Tensor, Te
 
     def grads(out: Tensor, *, keep: bool) -> tuple[Tensor, ...]:
         try:
-            return torch.autograd.grad(out, leaves, dout, retain_graph=keep)
+            return tuple(map(packed, torch.autograd.grad(out, leaves, dout, retain_graph=keep)))
         except NotImplementedError as refusal:
             raise Unsupported(f"no backward: {str(refusal).partition(chr(10))[0]}") from None
 
     def named(out: Tensor, *found: Tensor) -> dict[str, Tensor]:
-        return dict(zip(("out", "dq", "dk", "dv"), map(packed, (out.detach(), *found)), strict=True))
+        return dict(zip(("out", "dq", "dk", "dv"), (out, *found), strict=True))
 
     if case.direction == "fwd_bwd":
 
         def both() -> tuple[Tensor, ...]:
             out = forward()
-            return (out, *grads(out, keep=False))
+            return (packed(out), *grads(out, keep=False))
 
         return Prepared(both, lambda raw: named(*raw), forward, plan=plan)
 
     out = forward()  # every timed backward runs over this one graph
-    return Prepared(lambda: grads(out, keep=True), lambda raw: named(out, *raw), forward, plan=plan)
+    return Prepared(lambda: grads(out, keep=True), lambda raw: named(packed(out), *raw), forward, plan=plan)

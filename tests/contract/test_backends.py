@@ -119,7 +119,7 @@ RAGGED["ragged-window"] = replace(RAGGED["ragged-served-causal-fp32-fwd"], windo
 RAGGED["ragged-softcap"] = replace(RAGGED["ragged-unlike-full-fp32-bwd"], softcap=2.0)
 RAGGED |= {  # SDPA's nested tensors have no grouped heads
     f"ragged-{name}-ungrouped-{dtype}-{direction}": Case(
-        Shape(*sizes_of(LENGTHS[name]), 2, 2, 32, 16), dtype, direction, lengths=LENGTHS[name]
+        Shape(*sizes_of(LENGTHS[name]), 2, 2, 32, 32), dtype, direction, lengths=LENGTHS[name]
     )
     for name in LENGTHS
     for dtype, direction in KINDS
