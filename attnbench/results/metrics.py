@@ -290,7 +290,7 @@ def first_call(row: Row) -> float | None:
 @metric("Plan", "s", "lower", formats.duration)
 def plan(row: Row) -> float | None:
     """Time to build what a batch of these lengths needs once a step (offsets, masks, a library's plan), by the host's
-    clock until the device is done; not part of the latency. A note says where it waits for the device.
+    clock until the device is done; not part of the latency. A note says how often it waits.
     """
     return row.one_value("plan")
 

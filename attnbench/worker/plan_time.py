@@ -1,8 +1,8 @@
 """The time of a plan: what a batch of these lengths needs once a step, before its launches (`Prepared.plan`).
 
 The host builds most of it, so the host's clock counts, until the device has nothing left to do. torch's sync debug mode
-tells where a plan waits for the device. It sees torch's own operators; what a library waits for in code of its own is
-in the time, and is not told.
+tells how often a plan waits for the device. It sees torch's own operators; what a library waits for in code of its own
+is in the time, and is not told.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ PLANS = 5  # that are timed
 
 
 def time_plan(instruments: Instruments, plan: Callable[[], object]) -> tuple[Measurement, str]:
-    """Return the seconds of PLANS calls, and a note on where one waits for the device, "" where it does not."""
+    """Return the seconds of PLANS calls, and a note on how often one waits for the device, "" where it does not."""
     waits = _count_waits(plan) if instruments.device.type == "cuda" else 0
     samples = []
     for _ in range(PLANS):
