@@ -13,6 +13,7 @@ from attnbench.commands import complete, options, output
 from attnbench.commands.shared import live
 from attnbench.core.case import DATA, DIRECTIONS, DTYPES, LAYOUTS
 from attnbench.core.errors import EXIT_NOTHING_MEASURED
+from attnbench.core.lengths import PATTERNS
 
 one = partial(typer.Option, rich_help_panel="The case (one value each)")
 how = partial(typer.Option, rich_help_panel="How")
@@ -58,6 +59,14 @@ class OneCase:
     data: Annotated[
         str | None,
         one(metavar="NAME", help="normal (default), outliers, uniform or zeros.", autocompletion=complete.one(DATA)),
+    ] = None
+    lengths: Annotated[
+        str | None,
+        one(
+            metavar="NAME",
+            help="A ragged batch: uniform, longtail, ... or a list, 4k+2*1k.",
+            autocompletion=complete.one(PATTERNS),
+        ),
     ] = None
 
     @property
