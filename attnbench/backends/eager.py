@@ -3,11 +3,13 @@
 As in flash-attention's benchmarks (attention_pytorch), the scale is applied by the first matmul (baddbmm's alpha) and
 the mask is built in `prepare`. Query heads that share a key head become rows of it, so K and V are not expanded.
 Softcap and dropout are torch's operators, each one or two passes more. A ragged batch is computed one sequence after
-the other, those of one length that follow each other at once.
+the other, those of one length that follow each other at once. Keys and values in pages are gathered first, which is in
+the time.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar
@@ -15,6 +17,7 @@ from typing import TYPE_CHECKING, ClassVar
 from attnbench.backends.base import BackendBase, autograd_prepared, scores_workspace
 from attnbench.backends.limits import TORCH_LIMITS, has_empty_rows
 from attnbench.backends.masks import visibility_mask
+from attnbench.core import pages
 from attnbench.core.backend import Prepared, Signature, Workspace
 from attnbench.core.case import Case, Sequences
 from attnbench.core.machine import Device
@@ -40,7 +43,7 @@ class Eager(BackendBase):
     name = "eager"
     efficiency = 0.5
     verified: ClassVar = ("NVIDIA H200, torch 2.11", "x86 CPU, torch 2.13")
-    limits: ClassVar = replace(TORCH_LIMITS, window=True, softcap=True, dropout=True, ragged=True)
+    limits: ClassVar = replace(TORCH_LIMITS, window=True, softcap=True, dropout=True, ragged=True, page_sizes=(1,))
 
     def workspace(self, case: Case) -> Workspace:
         # Matrices alive at the peak, measured on an H200. Forward: scores and probabilities. Backward: the kept
@@ -54,29 +57,49 @@ class Eager(BackendBase):
         return eager_signature(case, device)
 
     def prepare(self, case: Case, inputs: Inputs) -> Prepared:
-        if not case.is_ragged:
-            return autograd_prepared(case, inputs, _attention(case, inputs.q.device), "bhsd", strided=True)
-        import torch
+        if case.is_paged:
+            return _prepare_paged(case, inputs)
+        if case.is_ragged:
+            return autograd_prepared(case, inputs, _packed_attention(case, inputs.q.device), "thd", strided=True)
+        return autograd_prepared(case, inputs, _attention(case, inputs.q.device), "bhsd", strided=True)
 
-        parts = [_attention(_dense(case, of), inputs.q.device) for of in case.sequences]
 
-        def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:  # (total, nheads, headdim)
-            outs, at_q, at_k = [], 0, 0
-            for part, (count, seqlen_q, seqlen_k) in zip(parts, case.sequences, strict=True):
-                end_q, end_k = at_q + count * seqlen_q, at_k + count * seqlen_k
-                ours = (q[at_q:end_q], k[at_k:end_k], v[at_k:end_k])
-                by_heads = (t.unflatten(0, (count, -1)).transpose(1, 2) for t in ours)
-                outs.append(part(*by_heads).transpose(1, 2).flatten(0, 1))
-                at_q, at_k = end_q, end_k
-            return torch.cat(outs)
+def _prepare_paged(case: Case, inputs: Inputs) -> Prepared:
+    """Return the call of a paged case: it gathers the keys and values, and computes attention of those."""
+    assert inputs.page_table is not None
+    plan = functools.partial(pages.key_places, case, inputs.page_table)
+    places, attention = plan().flatten(), _packed_attention(case, inputs.q.device)
 
-        return autograd_prepared(case, inputs, attention, "thd", strided=True)
+    def launch() -> Tensor:
+        k, v = (pages.gather(cache, places) for cache in (inputs.k, inputs.v))
+        return attention(inputs.q.flatten(0, 1), k, v).view(*inputs.q.shape[:3], case.shape.headdim_v)
+
+    return Prepared(launch, lambda out: {"out": out}, plan=plan)
+
+
+def _packed_attention(case: Case, device: torch.device) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
+    """Return attention of tensors (total, nheads, headdim), in which the sequences follow each other."""
+    import torch
+
+    parts = [_attention(_dense(case, of), device) for of in case.sequences]
+
+    def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        outs, at_q, at_k = [], 0, 0
+        for part, (count, seqlen_q, seqlen_k) in zip(parts, case.sequences, strict=True):
+            end_q, end_k = at_q + count * seqlen_q, at_k + count * seqlen_k
+            ours = (q[at_q:end_q], k[at_k:end_k], v[at_k:end_k])
+            by_heads = (t.unflatten(0, (count, -1)).transpose(1, 2) for t in ours)
+            outs.append(part(*by_heads).transpose(1, 2).flatten(0, 1))
+            at_q, at_k = end_q, end_k
+        return torch.cat(outs)
+
+    return attention
 
 
 def _dense(case: Case, of: Sequences) -> Case:
-    """Return the case of the sequences of one length."""
+    """Return the case of the sequences of one length, without pages."""
     shape = replace(case.shape, batch=of.number, seqlen_q=of.seqlen_q, seqlen_k=of.seqlen_k)
-    return replace(case, shape=shape, lengths=())
+    return replace(case, shape=shape, lengths=(), page_size=0)
 
 
 def _attention(case: Case, device: torch.device) -> Callable[[Tensor, Tensor, Tensor], Tensor]:

@@ -31,6 +31,7 @@ class Limits:
     unequal_causal: bool = True  # its causal mask is aligned bottom-right when seqlen_q != seqlen_k
     empty_rows: bool = True  # a query that sees no key gets output 0
     ragged: bool = False  # sequences of unlike lengths in one batch
+    page_sizes: tuple[int, ...] = ()  # of the pages in which k and v may lie; a size takes its multiples, too
     on_cpu: bool = False
 
     def refusal(self, case: Case, device: Device) -> str | None:
@@ -89,9 +90,18 @@ class Limits:
             return f"v must have the headdim of q and k ({headdim}), not {headdim_v}"
         return None
 
+    def _page_refusal(self, size: int) -> str | None:
+        if not self.page_sizes:
+            return "no cache of pages"
+        if not any(size % known == 0 for known in self.page_sizes):
+            return f"no pages of {size} tokens, only multiples of {' and '.join(map(str, self.page_sizes))}"
+        return None
+
     def _mask_refusal(self, case: Case) -> str | None:
         if case.is_ragged and not self.ragged:
             return "no ragged batches"
+        if case.is_paged and (reason := self._page_refusal(case.page_size)):
+            return reason
         if case.window_size != (None, None) and not self.window:
             return "no sliding window"
         if case.softcap and not self.softcap:

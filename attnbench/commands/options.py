@@ -186,6 +186,18 @@ class WhatToMeasure:
             autocompletion=complete.several(("none", *PATTERNS)),
         ),
     ] = None
+    page_size: Annotated[
+        str | None,
+        shape(
+            metavar="SIZES",
+            help="k and v lie in a cache of pages of so many tokens, shuffled, as a server keeps them: none,16,64. The "
+            "queries are the last of each sequence: --seqlen-q 1 is decoding, 2k a chunk of a prefill. Forward only.",
+        ),
+    ] = None
+    softmax_scale: Annotated[
+        str | None,
+        shape(metavar="NUMBERS", help="The factor on the scores before the softmax; none is 1 / sqrt(headdim)."),
+    ] = None
 
     @property
     def settings(self) -> dict[str, Any]:

@@ -68,6 +68,8 @@ class OneCase:
             autocompletion=complete.one(PATTERNS),
         ),
     ] = None
+    page_size: Annotated[str | None, one(metavar="SIZE", help="k and v in a cache of pages of so many tokens.")] = None
+    softmax_scale: Annotated[str | None, one(metavar="NUMBER", help="1 / sqrt(headdim) by default.")] = None
 
     @property
     def settings(self) -> dict[str, Any]:

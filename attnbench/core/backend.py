@@ -72,17 +72,27 @@ class Inputs:
     The sequences of a ragged batch lie one after the other, so that q is (1, total_q, nheads, headdim), k (1, total_k,
     nheads_k, headdim) and so on (`Case.extent`). Sequence i has the queries cu_seqlens_q[i] to cu_seqlens_q[i + 1] - 1,
     and its keys likewise: `cu_seqlens`.
+
+    Of a paged case (`Case.page_size`) k and v are caches, (pages, page_size, nheads_k, headdim or headdim_v), and
+    `page_table` (sequences, most pages of one), int32, has the pages of each sequence in their order: core/pages.py.
     """
 
     q: Tensor
     k: Tensor
     v: Tensor
     dout: Tensor | None = None
+    page_table: Tensor | None = None
+
+    @property
+    def values(self) -> Mapping[str, Tensor]:
+        """The tensors of numbers that there are, by name: "q", "k", "v", "dout"."""
+        named = {"q": self.q, "k": self.k, "v": self.v, "dout": self.dout}
+        return {name: t for name, t in named.items() if t is not None}
 
     @property
     def nbytes(self) -> int:
         """Bytes of all tensors together."""
-        return sum(t.numel() * t.element_size() for t in (self.q, self.k, self.v, self.dout) if t is not None)
+        return sum(t.numel() * t.element_size() for t in (*self.values.values(), self.page_table) if t is not None)
 
 
 def cu_seqlens(case: Case, device: torch.device) -> tuple[Tensor, Tensor]:

@@ -86,7 +86,11 @@ class Case:
     `window_size[0]` positions before that to `window_size[1]` positions after it, and with `causal` none after it.
     A query that sees no key has output 0. fp8 is forward only (core/fp8.py).
 
-    Raises ValueError where `lengths` are not those of the shape, or all alike, which is a dense batch.
+    With a `page_size` k and v lie in a cache of pages, as a server keeps them (core/pages.py): the queries are the last
+    of each sequence. Such a case is forward only.
+
+    Raises ValueError where `lengths` are not those of the shape, or all alike, which is a dense batch; and where a
+    paged case has a backward, dropout, another layout than native, or more queries than keys.
     """
 
     strict: ClassVar[bool] = True  # see core/json.py: an unknown field would make it another case
@@ -101,8 +105,14 @@ class Case:
     layout: Layout = "native"  # how q, k and v lie in memory: core/layouts.py
     data: Data = "normal"  # the values of q, k, v and dout: worker/inputs.py
     lengths: tuple[tuple[int, ...], ...] = ()  # of a ragged batch, in its order: (number, seqlen_q, seqlen_k), ...
+    page_size: int = 0  # tokens of one page of the cache in which k and v lie; 0: no cache, contiguous
+    scale: float = 0.0  # the factor on q k^T before the softmax; 0: 1 / sqrt(headdim)
 
     def __post_init__(self) -> None:
+        if self.page_size and (problem := _problem_of_pages(self)):
+            raise ValueError(problem)
+        if not math.isfinite(self.scale) or self.scale < 0:
+            raise ValueError(f"the softmax scale is positive, not {self.scale}")
         if not self.lengths:
             return
         s = self.shape
@@ -162,9 +172,20 @@ class Case:
         return self.extent.seqlen_q // entries, self.extent.seqlen_k // entries
 
     @property
+    def is_paged(self) -> bool:
+        """Whether k and v lie in a cache of pages."""
+        return self.page_size > 0
+
+    @property
+    def pages(self) -> tuple[int, ...]:
+        """The number of pages that each sequence of a paged case takes, in the order of the batch."""
+        each = ((of.number, -(-of.seqlen_k // self.page_size)) for of in self.sequences)
+        return tuple(pages for number, pages in each for _ in range(number))
+
+    @property
     def softmax_scale(self) -> float:
-        """The factor on q k^T before the softmax: 1 / sqrt(headdim)."""
-        return 1 / math.sqrt(self.shape.headdim)
+        """The factor on q k^T before the softmax: `scale`, or 1 / sqrt(headdim)."""
+        return self.scale or 1 / math.sqrt(self.shape.headdim)
 
     @property
     def has_forward(self) -> bool:
@@ -175,3 +196,18 @@ class Case:
     def has_backward(self) -> bool:
         """Whether one timed call computes the backward."""
         return self.direction != "fwd"
+
+
+def _problem_of_pages(case: Case) -> str:
+    """Return why a case cannot have its keys and values in pages; "" where it can."""
+    if case.page_size < 0:
+        return f"page_size is at least 1, not {case.page_size}"
+    if case.has_backward:
+        return "a cache of pages is forward only"
+    if case.dropout_p:
+        return "a cache of pages is read without dropout"
+    if case.layout != "native":
+        return f"q, k and v of a cache of pages do not lie as {case.layout}"
+    if any(of.seqlen_q > of.seqlen_k for of in case.sequences):
+        return "queries of a cache of pages are the last of their keys, so that they cannot be more"
+    return ""

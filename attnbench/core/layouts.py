@@ -32,8 +32,7 @@ def packable(shape: Shape) -> bool:
 def lay_out(layout: Layout, given: Inputs) -> Inputs:
     """Return the inputs, contiguous in (batch, seqlen, nheads, headdim), with the same values in another layout."""
     if layout == "bhsd":
-        swapped = (None if t is None else t.transpose(1, 2).contiguous().transpose(1, 2) for t in vars(given).values())
-        return Inputs(*swapped)  # type: ignore[arg-type]
+        return Inputs(**{name: t.transpose(1, 2).contiguous().transpose(1, 2) for name, t in given.values.items()})
     if layout == "packed":
         import torch
 

@@ -61,8 +61,11 @@ class RaggedLengths:
     pattern: str = ""
     order: str = "shuffled"
 
-    def resolve(self, batch: int, mean: int) -> Lengths:
-        """Return the lengths, as `Case.lengths`; () where they are all alike. A list ignores `batch` and `mean`."""
+    def resolve(self, batch: int, mean: int, seqlen_q: int | None = None) -> Lengths:
+        """Return the lengths, as `Case.lengths`; () where they are all alike. A list ignores the arguments.
+
+        Each sequence has as many queries as keys, or at most `seqlen_q`.
+        """
         if self.fixed:
             return self.fixed
         each = _drawn(self.pattern, batch, mean)
@@ -70,11 +73,15 @@ class RaggedLengths:
             random.Random(self.pattern).shuffle(each)
         else:
             each.sort(reverse=self.order == "descending")
-        return run_lengths([(length, length) for length in each])
+        return run_lengths([(min(seqlen_q or length, length), length) for length in each])
 
     def matches(self, case: Case) -> bool:
         """Whether a case has these lengths."""
-        return case.lengths == self.resolve(case.shape.batch, case.mean_seqlens[1])
+        return case.lengths in self._of(case.shape.batch, case.mean_seqlens[1], case.shape.seqlen_q)
+
+    def _of(self, batch: int, mean: int, most_queries: int) -> tuple[Lengths, ...]:
+        """Return the lengths with as many queries as keys, and with at most `most_queries`."""
+        return self.resolve(batch, mean), self.resolve(batch, mean, most_queries)
 
 
 def parse_lengths(text: str) -> tuple[RaggedLengths | None, ...]:
@@ -86,9 +93,10 @@ def parse_lengths(text: str) -> tuple[RaggedLengths | None, ...]:
 def describe(lengths: Lengths) -> str:
     """Return the lengths of a batch in a few words: "longtail", "2*2k+32*1x16k", or "40 of 17 to 8k"."""
     count, tokens = sum(of[0] for of in lengths), sum(of[0] * of[2] for of in lengths)
+    queries = max(of[1] for of in lengths)
     if count <= MOST_SEQUENCES and tokens % count == 0:
         for pattern, order in itertools.product(PATTERNS, ORDERS):
-            if RaggedLengths("", (), pattern, order).resolve(count, tokens // count) == lengths:
+            if lengths in RaggedLengths("", (), pattern, order)._of(count, tokens // count, queries):
                 return pattern if order == ORDERS[0] else f"{pattern}/{order}"
     if len(lengths) <= MOST_SPELLED:
         return spell(lengths)

@@ -87,6 +87,12 @@ def parse_headdims(text: str, what: str = "headdim") -> tuple[tuple[int, int], .
     return tuple(dict.fromkeys(found))
 
 
+def parse_page_sizes(text: str, what: str = "page-size") -> tuple[int, ...]:
+    """Return the page sizes of text such as "none,16,64"; 0 for none. Raises UserError."""
+    each = ((0,) if part.strip() == "none" else parse_sizes(part, what) for part in str(text).split(","))
+    return tuple(dict.fromkeys(size for sizes in each for size in sizes))
+
+
 def parse_windows(text: str, what: str = "window") -> tuple[Window | None, ...]:
     """Return the windows of text such as "1k,512/512,none": each (left, right), None for an open side, or None.
 

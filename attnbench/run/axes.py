@@ -22,6 +22,7 @@ from attnbench.core.sizes import (
     format_size,
     parse_headdims,
     parse_numbers,
+    parse_page_sizes,
     parse_size,
     parse_sizes,
     parse_windows,
@@ -75,6 +76,8 @@ class Axes(BaseModel):
     layout: Text | None = None
     data: Text | None = None
     lengths: Text | None = None
+    page_size: Text | None = None
+    softmax_scale: Text | None = None
 
 
 def overlay(below: Axes, above: Axes) -> Axes:
@@ -146,6 +149,12 @@ AXES: Mapping[str, Axis] = {  # by the fields of Axes
     "dropout": Axis(partial(parse_numbers, what="dropout", below=1), lambda c: c.dropout_p, "{:g}".format, 0.0),
     "layout": Axis(partial(_parse_names, known=LAYOUTS, what="layout"), lambda c: c.layout, usual="native"),
     "data": Axis(partial(_parse_names, known=DATA, what="data"), lambda c: c.data, usual="normal"),
+    "page_size": Axis(
+        partial(parse_page_sizes, what="page-size"), lambda c: c.page_size, lambda n: str(n or "none"), 0
+    ),
+    "softmax_scale": Axis(
+        partial(parse_numbers, what="softmax-scale"), lambda c: c.scale, lambda n: f"{n:g}" if n else "none", 0.0
+    ),
     "lengths": Axis(parse_lengths, lambda c: c.lengths, lambda lengths: describe(lengths) if lengths else "none"),
 }
 
@@ -170,7 +179,7 @@ def expand(axes: Axes, tokens: Item | None, hidden: Item | None) -> list[Case]:
     width = parse_size(str(hidden), "hidden") if hidden is not None else 2048
     masks = list(dict.fromkeys(_mask(causal, window) for causal in values["causal"] for window in values["window"]))
     rest = (
-        *("softcap", "dropout", "layout", "data", "direction"),
+        *("softcap", "dropout", "layout", "data", "page_size", "softmax_scale", "direction"),
         *("nheads", "nheads_k", "lengths", "seqlen", "seqlen_q", "batch"),
     )
     product = [values["dtype"], values["headdim"], masks, *(values[name] for name in rest)]
@@ -178,7 +187,9 @@ def expand(axes: Axes, tokens: Item | None, hidden: Item | None) -> list[Case]:
     if count > MAX_CASES:
         raise UserError(f"that is {count} cases, more than the {MAX_CASES} that a run may have; give fewer sizes")
     cases = []
-    for dtype, (d, dv), (mask, window), cap, drop, layout, data, *rest_of_it in itertools.product(*product):
+    for dtype, (d, dv), (mask, window), cap, drop, layout, data, page, scale, *rest_of_it in itertools.product(
+        *product
+    ):
         direction, n, nk, ragged, sk, sq, b = rest_of_it
         heads = n or max(1, width // d)
         heads_k = nk or heads
@@ -190,23 +201,31 @@ def expand(axes: Axes, tokens: Item | None, hidden: Item | None) -> list[Case]:
         lengths = _lengths(ragged, b or max(2, total // (sk or 1)), sk, sq) if ragged else ()
         if lengths:
             b, sq, sk = sizes_of(lengths)
-            if drop or layout != "native":
-                what = f"dropout {drop:g}" if drop else f"layout {layout}"
-                raise UserError(f"lengths: {what} of a ragged batch cannot be measured yet; leave out one of them")
+        for option, what in (("lengths", "a ragged batch" if lengths else ""), ("page-size", "pages" if page else "")):
+            if what and (drop or layout != "native"):
+                other = f"dropout {drop:g}" if drop else f"layout {layout}"
+                raise UserError(f"{option}: {other} of {what} cannot be measured yet; leave out one of them")
+        each = [of[1:] for of in lengths] or [(sq or sk, sk)]
+        if page and (direction != "fwd" or any(queries > keys for queries, keys in each)):
+            continue
         shape = Shape(b or max(1, total // sk), sq or sk, sk, heads, heads_k, d, dv)
-        cases.append(Case(shape, dtype, direction, mask, window, cap, drop, layout, data, lengths))
+        fields = {"lengths": lengths, "page_size": page, "scale": scale}
+        cases.append(Case(shape, dtype, direction, mask, window, cap, drop, layout, data, **fields))
+    if not cases:
+        raise UserError(
+            "page-size: a cache of pages is forward only, and its queries are the last of their keys; give --pass fwd, "
+            "and a --seqlen-q that is not above --seqlen"
+        )
     return cases
 
 
 def _lengths(ragged: RaggedLengths, batch: int, mean: int, seqlen_q: int | None) -> Lengths:
     """Return the lengths of a batch. Raises UserError where a pattern cannot have them."""
-    if ragged.pattern and seqlen_q:
-        raise UserError(f"lengths: {ragged.text} has as many queries as keys; leave out --seqlen-q, or give a list")
     if ragged.pattern and batch < 2:
         raise UserError(f"lengths: {ragged.text}: a batch of one sequence is dense; give --batch 2 or more")
     if ragged.pattern and batch > MOST_SEQUENCES:
         raise UserError(f"lengths: {ragged.text}: {batch} sequences; at most {MOST_SEQUENCES} in a batch")
-    return ragged.resolve(batch, mean)
+    return ragged.resolve(batch, mean, seqlen_q)
 
 
 def _mask(causal: bool, window: Window | None) -> tuple[bool, Window]:

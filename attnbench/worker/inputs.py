@@ -19,6 +19,7 @@ import json
 import math
 from typing import TYPE_CHECKING
 
+from attnbench.core import pages
 from attnbench.core.backend import Inputs, torch_dtype
 from attnbench.core.case import Case, Data
 from attnbench.core.layouts import find_packed, lay_out
@@ -49,12 +50,14 @@ def make(case: Case, device: str, seed: int) -> Inputs:
             return t.uniform_(-UNIFORM, UNIFORM, generator=generator)
         return t.normal_(generator=generator)
 
+    keys = pages.key_dims(case)
     given = Inputs(
         q=values(s.batch, s.seqlen_q, s.nheads, s.headdim),
-        k=values(s.batch, s.seqlen_k, s.nheads_k, s.headdim),
-        v=values(s.batch, s.seqlen_k, s.nheads_k, s.headdim_v),
+        k=values(*keys, s.nheads_k, s.headdim),
+        v=values(*keys, s.nheads_k, s.headdim_v),
         dout=values(s.batch, s.seqlen_q, s.nheads, s.headdim_v) if case.has_backward else None,
     )
+    given = pages.with_page_table(case, given, generator.initial_seed())
     if case.data == "outliers":
         set_sinks(case, given)
     return lay_out(case.layout, given)
@@ -62,7 +65,7 @@ def make(case: Case, device: str, seed: int) -> Inputs:
 
 def clone(given: Inputs) -> Inputs:
     """Return a copy with the same values and strides in other memory."""
-    copy = Inputs(*(None if t is None else t.clone() for t in (given.q, given.k, given.v, given.dout)))  # type: ignore[arg-type]
+    copy = dataclasses.replace(given, **{name: t.clone() for name, t in given.values.items()})
     return copy if find_packed(given) is None else lay_out("packed", copy)
 
 
@@ -78,9 +81,7 @@ def find_flaw(given: Inputs, data: Data = "normal") -> str | None:
     Looks at some ten thousand values of each tensor. Zeros and constants draw less power and run up to 13 % faster, so
     only who asks for zeros gets them; results of inputs that are not finite cannot be compared with a reference.
     """
-    for name, tensor in vars(given).items():
-        if tensor is None:
-            continue
+    for name, tensor in given.values.items():
         step = max(1, tensor.numel() // 2**14) | 1  # odd: of every column, where headdim is a power of two
         some = tensor.flatten()[::step].float()
         if not bool(some.isfinite().all()):

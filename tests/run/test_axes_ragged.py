@@ -31,7 +31,6 @@ def test_a_list_needs_no_seqlen_and_ignores_one() -> None:
     ("axes", "said"),
     [
         ({"lengths": "uniform"}, "seqlen is missing"),
-        ({"lengths": "uniform", "seqlen": "1k", "seqlen_q": "1"}, "leave out --seqlen-q, or give a list"),
         ({"lengths": "uniform", "seqlen": "1k", "batch": "1"}, "give --batch 2 or more"),
         ({"lengths": "uniform", "seqlen": "1", "batch": "8k"}, "8192 sequences; at most 4096"),
         ({"lengths": "uniform", "seqlen": "1k", "dropout": "0.1"}, "dropout 0.1 of a ragged batch"),

@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from attnbench.core import flops, fp8
+from attnbench.core import flops, fp8, pages
 from attnbench.core.backend import Inputs, torch_dtype
 from attnbench.core.case import Case
 from attnbench.worker.reference.rounding import Rows, rounding_variances
@@ -165,6 +165,7 @@ def compute_reference(
     if hard or case.data == "outliers":
         scores_in = (torch.float32, torch_dtype(case))
     scales = [fp8.descale(t) for t in (inputs.q, inputs.k, inputs.v)] if case.dtype == "fp8" else []
+    at = None if inputs.page_table is None else pages.key_places(case, inputs.page_table)
     group, count = s.nheads // s.nheads_k, sample.rows.shape[1]
     step = max(1, CHUNK // (group * s.seqlen_k * max(count, s.headdim, s.headdim_v)))
     parts = []
@@ -174,7 +175,7 @@ def compute_reference(
     for pairs in torch.arange(len(sample.batch), device=sample.batch.device).split(step):
         batch, head, rows = sample.batch[pairs], sample.head[pairs], sample.rows[pairs]
         q = rows_of(case, inputs.q, batch, head, rows)
-        k, v = inputs.k[batch, :, head], inputs.v[batch, :, head]
+        k, v = (_keys_of(t, at, batch, head) for t in (inputs.k, inputs.v))
         dout = rows_of(case, inputs.dout, batch, head, rows) if inputs.dout is not None else None
         options: dict[str, Any] = {"rows_only": rows_only, "kept": None if kept is None else kept[pairs]}
         exact, deviations = _attend(
@@ -206,6 +207,17 @@ def compute_reference(
     terms = {"dq": float(inputs.k.abs().max()), "dk": float(inputs.q.abs().max())}
     terms = {name: case.softmax_scale * value for name, value in terms.items()}
     return Reference(case, sample, tuple(parts), eager, size, terms, *rounding)
+
+
+def _keys_of(t: Tensor, places: Tensor | None, batch: Tensor, head: Tensor) -> Tensor:
+    """Return the keys or values of (batch entry, key head) pairs, (pairs, seqlen_k, d).
+
+    `t` is (batch, seqlen_k, nheads_k, d), or a cache of pages, whose keys are at `places` (batch, seqlen_k).
+    """
+    if places is None:
+        return t[batch, :, head]
+    rows: Tensor = t.flatten(0, 1)[places[batch], head[:, None]]
+    return rows
 
 
 def _add_profile(found: dict[str, ErrorProfile], name: str, errors: ErrorProfile) -> None:

@@ -23,6 +23,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from attnbench.core import pages
 from attnbench.core.backend import Inputs, Prepared, torch_dtype
 from attnbench.core.case import Case
 from attnbench.core.record import Accuracy
@@ -72,26 +73,31 @@ def make_hard(case: Case, device: torch.device, seed: int) -> Inputs:
     def normal(*size: int) -> Tensor:
         return torch.randn(size, generator=generator, device=device, dtype=dtype)
 
-    q, k = normal(s.batch, s.seqlen_q, s.nheads, s.headdim), normal(s.batch, s.seqlen_k, s.nheads_k, s.headdim)
-    v = normal(s.batch, s.seqlen_k, s.nheads_k, s.headdim_v) + V_MEAN
+    keys = pages.key_dims(case)
+    q, k = normal(s.batch, s.seqlen_q, s.nheads, s.headdim), normal(*keys, s.nheads_k, s.headdim)
+    v = normal(*keys, s.nheads_k, s.headdim_v) + V_MEAN
     dout = normal(s.batch, s.seqlen_q, s.nheads, s.headdim_v) if case.has_backward else None
-    given, count = Inputs(q, k, v, dout), min(SINKS, s.seqlen_k)
+    given, count = pages.with_page_table(case, Inputs(q, k, v, dout), seed), min(SINKS, s.seqlen_k)
     sinks = torch.arange(count) * s.seqlen_k // count
-    set_outliers(given, _signs(case, device) * (_shift(case) / (KEY_LEVEL * case.softmax_scale)), sinks)
+    set_outliers(case, given, _signs(case, device) * (_shift(case) / (KEY_LEVEL * case.softmax_scale)), sinks)
     return given
 
 
-def set_outliers(given: Inputs, in_q: float | Tensor, sinks: Tensor) -> None:
+def set_outliers(case: Case, given: Inputs, in_q: float | Tensor, sinks: Tensor) -> None:
     """Set the outlier channel, column 0: `in_q` in q, KEY_LEVEL in k, and more in each of the keys `sinks`, in steps.
 
     The values in k are exact in every dtype: in bf16, fp16, and in e4m3 with one scale for the tensor.
     """
     import torch
 
-    levels = KEY_LEVEL + KEY_STEP * torch.arange(1, len(sinks) + 1)
+    sinks = sinks.to(given.k.device)
+    levels = (KEY_LEVEL + KEY_STEP * torch.arange(1, len(sinks) + 1)).to(given.k)[:, None]
     given.q[..., 0] = in_q
     given.k[..., 0] = KEY_LEVEL
-    given.k[:, sinks.to(given.k.device), :, 0] = levels.to(given.k)[:, None]
+    if given.page_table is None:
+        given.k[:, sinks, :, 0] = levels
+    else:
+        given.k.flatten(0, 1)[pages.key_places(case, given.page_table)[:, sinks], :, 0] = levels
 
 
 def set_sinks(case: Case, given: Inputs) -> None:
@@ -99,7 +105,7 @@ def set_sinks(case: Case, given: Inputs) -> None:
     import torch
 
     sinks = torch.arange(min(SINKS, case.shape.seqlen_k)).flip(0)
-    set_outliers(given, OUTLIER_SCORE / (KEY_LEVEL * case.softmax_scale), sinks)
+    set_outliers(case, given, OUTLIER_SCORE / (KEY_LEVEL * case.softmax_scale), sinks)
 
 
 def _shift(case: Case) -> float:

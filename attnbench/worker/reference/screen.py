@@ -22,6 +22,7 @@ import warnings
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from attnbench.core import pages
 from attnbench.core.backend import Inputs, Signature
 from attnbench.core.case import Case
 from attnbench.core.record import Accuracy
@@ -130,7 +131,12 @@ def _attend_fused(case: Case, inputs: Inputs, entry: int, kernel: str) -> Tensor
     """
     import torch
 
-    q, k, v = inputs.q[entry], inputs.k[entry], inputs.v[entry]
+    q = inputs.q[entry]
+    if inputs.page_table is None:
+        k, v = inputs.k[entry], inputs.v[entry]
+    else:
+        at = pages.key_places(case, inputs.page_table)[entry]
+        k, v = pages.gather(inputs.k, at), pages.gather(inputs.v, at)
     lengths = case.sequences if case.is_ragged else ((1, len(q), len(k)),)
     outs, at_q, at_k = [], 0, 0
     for number, seqlen_q, seqlen_k in lengths:

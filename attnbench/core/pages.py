@@ -1,0 +1,82 @@
+"""Paged keys and values: the cache, its page table, and where each key lies.
+
+A server keeps the keys and values of its sequences in pages of `Case.page_size` tokens (Kwon et al., "PagedAttention",
+arXiv 2309.06180). k and v are then caches, (pages, page_size, nheads_k, headdim): key j of sequence i lies in page
+page_table[i, j // page_size], at place j % page_size. Here, as in a server that has run for a while:
+
+- The pages of a sequence lie anywhere in the cache, in no order.
+- SPARE of the pages belong to no sequence of the batch, and what is left of a sequence's last page belongs to no key.
+  Both hold numbers like all others, so that a kernel which reads them is wrong.
+- Entries of the table beyond a sequence's last page name pages of others.
+
+torch is imported inside functions only.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from attnbench.core.backend import Inputs, cu_seqlens
+from attnbench.core.case import Case
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+SPARE = 1 / 32  # of the pages, at least one
+
+
+def count_pages(case: Case) -> int:
+    """Return the number of pages of the cache of a paged case."""
+    used = sum(case.pages)
+    return used + math.ceil(SPARE * used)
+
+
+def key_dims(case: Case) -> tuple[int, int]:
+    """Return the first two sizes of k and v: (pages, page_size), or (batch, seqlen_k) without pages."""
+    return (count_pages(case), case.page_size) if case.is_paged else (case.extent.batch, case.extent.seqlen_k)
+
+
+def with_page_table(case: Case, given: Inputs, seed: int) -> Inputs:
+    """Return the inputs of a paged case with a page table, from a seed; those of another case as they are."""
+    return replace(given, page_table=make_page_table(case, given.q.device, seed)) if case.is_paged else given
+
+
+def make_page_table(case: Case, device: torch.device, seed: int) -> Tensor:
+    """Return a page table in which the pages are shuffled, (sequences, most pages of one), int32."""
+    import torch
+
+    generator = torch.Generator().manual_seed(seed)
+    pages = torch.tensor(case.pages)
+    shuffled = torch.randperm(count_pages(case), generator=generator, dtype=torch.int32)
+    own = torch.arange(int(pages.max())) < pages[:, None]
+    table = shuffled[torch.randint(len(shuffled), own.shape, generator=generator)]
+    table[own] = shuffled[: int(pages.sum())]
+    return table.to(device)
+
+
+def key_places(case: Case, page_table: Tensor) -> Tensor:
+    """Return the place of each key in a cache seen as (pages * page_size, ...), int64.
+
+    The keys are those of the contiguous tensors of the case: (batch, seqlen_k), of a ragged batch (1, total_k).
+    """
+    import torch
+
+    starts = cu_seqlens(case, page_table.device)[1].long()
+    of_key = torch.arange(case.shape.batch, device=page_table.device).repeat_interleave(starts.diff())
+    key = torch.arange(len(of_key), device=page_table.device) - starts[of_key]
+    place = page_table[of_key, key // case.page_size].long() * case.page_size + key % case.page_size
+    return place.view(case.extent.batch, case.extent.seqlen_k)
+
+
+def gather(cache: Tensor, places: Tensor) -> Tensor:
+    """Return rows of a cache (pages, page_size, ...) at `places` of any shape, as (*places.shape, ...)."""
+    rows: Tensor = cache.flatten(0, 1)[places]
+    return rows
+
+
+def seqlens_k(case: Case, device: torch.device) -> Tensor:
+    """Return the number of keys of each sequence, (sequences,), int32."""
+    return cu_seqlens(case, device)[1].diff()
