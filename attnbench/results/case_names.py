@@ -34,6 +34,8 @@ NOTHING = "-"  # measured, but this metric has no value
 
 _PLACED = {"shape", "dtype", "direction", "causal", "window_size", "lengths"}  # fields that other parts of a name tell
 _USUAL = {f.name: f.default for f in dataclasses.fields(Case) if f.name not in _PLACED}
+_SAID = {"dropout_p": "dropout", "scale": "softmax_scale"}  # fields by another name
+EXTRAS: Mapping[str, str] = {_SAID.get(name, name): name for name in _USUAL}  # as they are said -> fields
 
 
 def backend_rank(name: str) -> tuple[int, str]:
@@ -86,12 +88,15 @@ def mask(case: Case) -> str:
 @cache
 def extras(case: Case) -> tuple[str, ...]:
     """Return the fields at another value than their default that no other name tells: ("softcap 30", "dropout 0.1")."""
-    each = [(name, getattr(case, name), usual) for name, usual in _USUAL.items()]
-    return tuple(_extra(name, value) for name, value, usual in each if value != usual)
+    return tuple(filter(None, (extra(case, name) for name in EXTRAS)))
 
 
-def _extra(field: str, value: object) -> str:
-    return f"{field.removesuffix('_p')} {value:g}" if isinstance(value, float) else f"{field} {value}"
+def extra(case: Case, name: str) -> str:
+    """Return one of EXTRAS as "softcap 30"; "" where the case has the usual value."""
+    value, usual = getattr(case, EXTRAS[name]), _USUAL[EXTRAS[name]]
+    if value == usual:
+        return ""
+    return f"{name} {value:.6g}" if isinstance(value, float) else f"{name} {value}"
 
 
 @cache

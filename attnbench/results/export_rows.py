@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 CASE_COLUMNS = (
     *("batch", "seqlen_q", "seqlen_k", "nheads", "nheads_k", "headdim", "headdim_v"),
     *("dtype", "direction", "causal", "window_left", "window_right", "softcap", "dropout_p", "layout", "data"),
-    *("lengths", "case"),
+    *("page_size", "softmax_scale", "lengths", "case"),
 )
 COLUMNS = (
     *("device", "suite", "started", "backend", "version", "round", "status", "reason", *CASE_COLUMNS),
@@ -36,7 +36,8 @@ def case_columns(case: Case) -> dict[str, Any]:
     A window's open side is None, "lengths" is a list as --lengths takes it, "case" is the key.
     """
     left, right = case.window_size
-    told = {"window_left": left, "window_right": right, "lengths": spell(case.lengths), "case": case.key}
+    told: dict[str, Any] = {"window_left": left, "window_right": right, "softmax_scale": case.softmax_scale}
+    told |= {"lengths": spell(case.lengths), "case": case.key}
     fields = {**vars(case.shape), **vars(case), **told}
     return {name: fields[name] for name in CASE_COLUMNS}
 

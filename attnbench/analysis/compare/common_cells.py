@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeVar
 
 from attnbench.analysis.compare.machines import Machine
@@ -13,7 +14,7 @@ from attnbench.core.sizes import format_size
 from attnbench.core.text import count, merged, one_line, some, template
 from attnbench.results import case_names
 from attnbench.results.cells import Cell
-from attnbench.run.axes import AXES
+from attnbench.run.axes import AXES, Axis
 
 T = TypeVar("T")
 
@@ -111,6 +112,10 @@ def _differing_axes(first: Machine, other: Machine) -> str:
     return "; ".join(parts) or "no combination of their axes meets"
 
 
+def _written(axis: Axis, case: Case) -> str:
+    return axis.text(axis.of(case))
+
+
 _AXES: Mapping[str, Callable[[Case], str]] = {
     "dtype": lambda case: case.dtype,
     "seqlen": case_names.lengths,
@@ -119,10 +124,7 @@ _AXES: Mapping[str, Callable[[Case], str]] = {
     "headdim": case_names.headdim,
     "mask": case_names.mask,
     "pass": lambda case: case.direction,
-    "softcap": lambda case: f"{case.softcap:g}",
-    "dropout": lambda case: f"{case.dropout_p:g}",
-    "layout": lambda case: case.layout,
-    "data": lambda case: case.data,
+    **{name: partial(_written, AXES[name]) for name in case_names.EXTRAS},
 }
 
 
@@ -143,6 +145,6 @@ def _run_command(cases: Collection[Case]) -> str:
     names += ["nheads_k"] if any(s.nheads_k != s.nheads for s in shapes) else []
     names += ["lengths"] if any(case.is_ragged for case in cases) else []
     usual = (["none"], ["0"], ["native"], ["normal"])
-    names += [name for name in ("window", "softcap", "dropout", "layout", "data") if written[name] not in usual]
+    names += [name for name in ("window", *case_names.EXTRAS) if written[name] not in usual]
     options = (f"--{name.replace('_', '-')} {','.join(written[name])}" for name in names)
     return f"attnbench run {' '.join(options)}"

@@ -7,7 +7,7 @@ and query lengths that follow from row and column do not make grids of their own
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -41,6 +41,20 @@ class _Axis:
     short: Callable[[Cell], str] | None = None  # in a column or row, where that is not the label
 
 
+_IN_ORDER: Mapping[str, Sequence[str]] = {"layout": LAYOUTS, "data": DATA}
+
+
+def _extra(name: str) -> _Axis:
+    """Return the axis of one of case_names.EXTRAS."""
+    field = case_names.EXTRAS[name]
+
+    def value(cell: Cell) -> Any:
+        found = getattr(cell.case, field)
+        return _IN_ORDER[name].index(found) if name in _IN_ORDER else found
+
+    return _Axis(value, lambda cell: case_names.extra(cell.case, name))
+
+
 _ROW = "seqlen"
 # In the order of titles, and of tables.
 _AXES: dict[str, _Axis] = {
@@ -52,14 +66,7 @@ _AXES: dict[str, _Axis] = {
         lambda c: f"d{case_names.headdim(c.case)}",
     ),
     "causal": _Axis(lambda c: case_names.mask_rank(c.case), lambda c: case_names.mask(c.case)),
-    "softcap": _Axis(lambda c: c.case.softcap, lambda c: f"softcap {c.case.softcap:g}" if c.case.softcap else ""),
-    "dropout": _Axis(lambda c: c.case.dropout_p, lambda c: f"dropout {c.case.dropout_p:g}" if c.case.dropout_p else ""),
-    "layout": _Axis(
-        lambda c: LAYOUTS.index(c.case.layout), lambda c: "" if c.case.layout == "native" else f"layout {c.case.layout}"
-    ),
-    "data": _Axis(
-        lambda c: DATA.index(c.case.data), lambda c: "" if c.case.data == "normal" else f"data {c.case.data}"
-    ),
+    **{name: _extra(name) for name in case_names.EXTRAS},
     "lengths": _Axis(lambda c: case_names.pattern(c.case), lambda c: case_names.pattern(c.case)),
     "direction": _Axis(lambda c: DIRECTIONS.index(c.case.direction), lambda c: c.case.direction),
     "backend": _Axis(lambda c: case_names.backend_rank(c.backend), lambda c: c.backend_name),

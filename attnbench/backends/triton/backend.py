@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import importlib.util
 import os
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from attnbench.backends.base import BackendBase, autograd_prepared
 from attnbench.backends.libraries import installed_version, missing, probe_of_failed_import, version_numbers
@@ -14,6 +14,7 @@ from attnbench.core.backend import Prepared, Probe, Signature, Workspace, cu_seq
 from attnbench.core.case import DTYPES, Case
 from attnbench.core.fp8 import quantize_inputs
 from attnbench.core.machine import Device
+from attnbench.core.pages import seqlens_k
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -38,6 +39,7 @@ class Triton(BackendBase):
         window=True,
         softcap=True,
         ragged=True,
+        page_sizes=(1,),
         on_cpu=True,
     )
 
@@ -69,11 +71,14 @@ class Triton(BackendBase):
     def signature(self, case: Case, device: Device) -> Signature:
         if device.kind == "cpu":
             return Signature()  # Triton's interpreter calls no operators of torch
+        if case.is_paged:
+            return Signature(("^_paged$",))
         forward = ("^_(forward|decode)$",) if case.has_forward else ()  # _decode where few queries share a key head
         return Signature(forward + (("^_delta$", "^_dk_dv$", "^_dq$") if case.has_backward else ()))
 
     def prepare(self, case: Case, inputs: Inputs) -> Prepared:
         from attnbench.backends.triton.attention import attention, attention_varlen
+        from attnbench.backends.triton.paged import attention_paged
 
         options: dict[str, Any] = {
             "causal": case.causal,
@@ -81,8 +86,18 @@ class Triton(BackendBase):
             "softcap": case.softcap,
             "softmax_scale": case.softmax_scale,
         }
+        s = case.shape
+        if case.is_paged:
+            table, device = cast("Tensor", inputs.page_table), inputs.q.device
+            seqlens, (cu_q, _) = seqlens_k(case, device), cu_seqlens(case, device)
+
+            def paged() -> Tensor:
+                q, k, v = inputs.q.flatten(0, 1), inputs.k, inputs.v
+                out: Tensor = attention_paged(q, k, v, table, seqlens, cu_q, s.seqlen_q, s.seqlen_k, **options)
+                return out.view(*inputs.q.shape[:3], s.headdim_v)
+
+            return Prepared(paged, lambda out: {"out": out})
         if case.is_ragged:
-            s = case.shape
             plan = functools.partial(cu_seqlens, case, inputs.q.device)
             cu_q, cu_k = plan()
 
@@ -125,8 +140,8 @@ def _interpreter_refusal(case: Case, device: Device) -> str | None:
 
 
 def _fp8_refusal(case: Case, device: Device) -> str | None:
-    if case.is_ragged:
-        return "fp8 of ragged batches is not wired up"
+    if case.is_ragged or case.is_paged:
+        return f"fp8 of {'pages' if case.is_paged else 'ragged batches'} is not wired up"
     if case.has_backward:
         return "fp8 is forward only"
     if device.name.startswith("AMD"):

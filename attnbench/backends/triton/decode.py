@@ -62,16 +62,25 @@ def attention_decode(q: Tensor, k: Tensor, v: Tensor, problem: Problem) -> tuple
         FP8=problem.descale is not None,
     )
     if splits > 1:
-        launch(
-            _combine,
-            Blocks(1, min(16, triton.next_power_of_2(splits)), 4, 1),
-            lse.numel(),
-            q,
-            *(part, part_lse, out, lse, splits, lse.numel(), out.shape[1], nheads),
-            HEADDIM_V=constants["HEADDIM_V"],
-            BLOCK_DV=constants["BLOCK_DV"],
-        )
+        combine_stretches(part, part_lse, out, lse, constants)
     return out, lse
+
+
+def combine_stretches(part: Tensor, part_lse: Tensor, out: Tensor, lse: Tensor, constants: dict[str, int]) -> None:
+    """Write the attention over all keys to `out` and `lse`, from that over stretches of them.
+
+    `part` is (stretches, *out.shape), `part_lse` (stretches, *lse.shape), both fp32.
+    """
+    splits = len(part)
+    launch(
+        _combine,
+        Blocks(1, min(16, triton.next_power_of_2(splits)), 4, 1),
+        lse.numel(),
+        out,
+        *(part, part_lse, out, lse, splits, lse.numel(), out.shape[1], out.shape[2]),
+        HEADDIM_V=constants["HEADDIM_V"],
+        BLOCK_DV=constants["BLOCK_DV"],
+    )
 
 
 @triton.jit(

@@ -127,6 +127,50 @@ def varlen_problem(
     return _make_problem(q, sizes, causal, window_size, **options)
 
 
+def paged_problem(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    sequences: tuple[Tensor, Tensor, Tensor],
+    max_seqlens: tuple[int, int],
+    causal: bool,
+    window_size: Window,
+    *,
+    has_descale: bool,
+    **options: Any,
+) -> Problem:
+    """Return the problem for a cache of pages. Raises ValueError for unsupported inputs.
+
+    q is (total, nheads, headdim), the caches are (pages, page_size, nheads_k, d); `sequences` are page_table, seqlens_k
+    and cu_seqlens_q, whose values are not checked.
+    """
+    page_table, seqlens_k, cu_seqlens_q = sequences
+    is_e4m3 = k_cache.dtype == v_cache.dtype == FLOAT8
+    if is_e4m3 != has_descale:
+        raise ValueError(f"descale goes with {FLOAT8} caches and only with them, these are {k_cache.dtype}")
+    for name, x, dim in (("q", q, 3), ("k_cache", k_cache, 4), ("v_cache", v_cache, 4)):
+        if x.dim() != dim or 0 in x.shape or x.stride(-1) != 1:
+            raise ValueError(f"{name} must have {dim} dimensions, the last contiguous, got {tuple(x.shape)}")
+        if x.device != q.device or (x.dtype != q.dtype and not (is_e4m3 and name != "q")):
+            raise ValueError(f"{name} must be {q.dtype} on {q.device}, it is {x.dtype} on {x.device}")
+        if not MIN_HEADDIM <= x.shape[-1] <= MAX_HEADDIM:
+            raise ValueError(f"{name}'s headdim must be {MIN_HEADDIM} to {MAX_HEADDIM}, got {x.shape[-1]}")
+    if k_cache.shape[:3] != v_cache.shape[:3] or k_cache.shape[3] != q.shape[2] or q.shape[1] % k_cache.shape[2]:
+        raise ValueError(
+            f"shapes do not fit: q {tuple(q.shape)}, caches {tuple(k_cache.shape)}, {tuple(v_cache.shape)}"
+        )
+    for name, x in (("page_table", page_table), ("seqlens_k", seqlens_k), ("cu_seqlens_q", cu_seqlens_q)):
+        if x.dtype != torch.int32 or x.device != q.device or x.stride(-1) != 1:
+            raise ValueError(f"{name} must be contiguous int32 on {q.device}, it is {x.dtype} on {x.device}")
+    batch = len(seqlens_k)
+    if page_table.shape[0] != batch or len(cu_seqlens_q) != batch + 1:
+        raise ValueError(f"{batch} seqlens_k, {len(cu_seqlens_q)} cu_seqlens_q and {page_table.shape[0]} rows of pages")
+    if min(max_seqlens) < 1:
+        raise ValueError(f"max_seqlen_q and max_seqlen_k must be at least 1, got {max_seqlens[0]} and {max_seqlens[1]}")
+    options |= {"cu_seqlens_q": cu_seqlens_q, "descale": None}
+    return _make_problem(q, (batch, *max_seqlens), causal, window_size, **options)
+
+
 def _make_problem(
     q: Tensor,
     sizes: tuple[int, int, int],
