@@ -43,7 +43,16 @@ class Eager(BackendBase):
     name = "eager"
     efficiency = 0.5
     verified: ClassVar = ("NVIDIA H200, torch 2.11", "x86 CPU, torch 2.13")
-    limits: ClassVar = replace(TORCH_LIMITS, window=True, softcap=True, dropout=True, ragged=True, page_sizes=(1,))
+    limits: ClassVar = replace(
+        TORCH_LIMITS,
+        window=True,
+        softcap=True,
+        dropout=True,
+        ragged=True,
+        page_sizes=(1,),
+        cache_dtypes=("fp8",),
+        latent=True,
+    )
 
     def workspace(self, case: Case) -> Workspace:
         # Matrices alive at the peak, measured on an H200. Forward: scores and probabilities. Backward: the kept
@@ -70,8 +79,13 @@ def _prepare_paged(case: Case, inputs: Inputs) -> Prepared:
     plan = functools.partial(pages.key_places, case, inputs.page_table)
     places, attention = plan().flatten(), _packed_attention(case, inputs.q.device)
 
+    def read(cache: Tensor, factor: float) -> Tensor:
+        rows = pages.gather(cache, places)
+        return rows if rows.dtype == inputs.q.dtype else rows.to(inputs.q.dtype) * factor
+
     def launch() -> Tensor:
-        k, v = (pages.gather(cache, places) for cache in (inputs.k, inputs.v))
+        k = read(inputs.k, inputs.descale[0])
+        v = k[..., : case.shape.headdim_v] if case.latent else read(inputs.v, inputs.descale[1])
         return attention(inputs.q.flatten(0, 1), k, v).view(*inputs.q.shape[:3], case.shape.headdim_v)
 
     return Prepared(launch, lambda out: {"out": out}, plan=plan)
@@ -99,7 +113,7 @@ def _packed_attention(case: Case, device: torch.device) -> Callable[[Tensor, Ten
 def _dense(case: Case, of: Sequences) -> Case:
     """Return the case of the sequences of one length, without pages."""
     shape = replace(case.shape, batch=of.number, seqlen_q=of.seqlen_q, seqlen_k=of.seqlen_k)
-    return replace(case, shape=shape, lengths=(), page_size=0)
+    return replace(case, shape=shape, lengths=(), page_size=0, cache_dtype="same")
 
 
 def _attention(case: Case, device: torch.device) -> Callable[[Tensor, Tensor, Tensor], Tensor]:

@@ -32,6 +32,8 @@ class Limits:
     empty_rows: bool = True  # a query that sees no key gets output 0
     ragged: bool = False  # sequences of unlike lengths in one batch
     page_sizes: tuple[int, ...] = ()  # of the pages in which k and v may lie; a size takes its multiples, too
+    cache_dtypes: tuple[str, ...] = ()  # of these pages, beside that of q
+    latent: bool = False  # MLA with absorbed weights: v is a part of k
     on_cpu: bool = False
 
     def refusal(self, case: Case, device: Device) -> str | None:
@@ -90,9 +92,12 @@ class Limits:
             return f"v must have the headdim of q and k ({headdim}), not {headdim_v}"
         return None
 
-    def _page_refusal(self, size: int) -> str | None:
+    def _page_refusal(self, case: Case) -> str | None:
+        size = case.page_size
         if not self.page_sizes:
             return "no cache of pages"
+        if case.cache_dtype != "same" and case.cache_dtype not in self.cache_dtypes:
+            return f"no {case.cache_dtype} cache for {case.dtype} queries"
         if not any(size % known == 0 for known in self.page_sizes):
             return f"no pages of {size} tokens, only multiples of {' and '.join(map(str, self.page_sizes))}"
         return None
@@ -100,8 +105,10 @@ class Limits:
     def _mask_refusal(self, case: Case) -> str | None:
         if case.is_ragged and not self.ragged:
             return "no ragged batches"
-        if case.is_paged and (reason := self._page_refusal(case.page_size)):
+        if case.is_paged and (reason := self._page_refusal(case)):
             return reason
+        if case.latent and not self.latent:
+            return "no latent rows (MLA with absorbed weights)"
         if case.window_size != (None, None) and not self.window:
             return "no sliding window"
         if case.softcap and not self.softcap:

@@ -15,7 +15,7 @@ import typer
 
 from attnbench.commands import complete
 from attnbench.commands.shared import one_of
-from attnbench.core.case import DATA, DIRECTIONS, DTYPES, LAYOUTS
+from attnbench.core.case import CACHE_DTYPES, DATA, DIRECTIONS, DTYPES, LAYOUTS
 from attnbench.core.lengths import PATTERNS
 
 shape = partial(typer.Option, rich_help_panel="What to measure (lists multiply; each option replaces the suite's)")
@@ -192,6 +192,22 @@ class WhatToMeasure:
             metavar="SIZES",
             help="k and v lie in a cache of pages of so many tokens, shuffled, as a server keeps them: none,16,64. The "
             "queries are the last of each sequence: --seqlen-q 1 is decoding, 2k a chunk of a prefill. Forward only.",
+        ),
+    ] = None
+    cache_dtype: Annotated[
+        str | None,
+        shape(
+            metavar="NAMES",
+            help="The numbers of that cache: same (as q), fp8 (e4m3, with one factor each for k and v).",
+            autocompletion=complete.several(CACHE_DTYPES),
+        ),
+    ] = None
+    latent: Annotated[
+        bool | None,
+        shape(
+            "--latent/--no-latent",
+            help="MLA with absorbed weights: all query heads share one row per token, and v is its first part. By "
+            "default DeepSeek-V3's: --headdim 576-512 --nheads 128 --softmax-scale 0.0722.",
         ),
     ] = None
     softmax_scale: Annotated[

@@ -11,7 +11,7 @@ import typer
 
 from attnbench.commands import complete, options, output
 from attnbench.commands.shared import live
-from attnbench.core.case import DATA, DIRECTIONS, DTYPES, LAYOUTS
+from attnbench.core.case import CACHE_DTYPES, DATA, DIRECTIONS, DTYPES, LAYOUTS
 from attnbench.core.errors import EXIT_NOTHING_MEASURED
 from attnbench.core.lengths import PATTERNS
 
@@ -69,6 +69,13 @@ class OneCase:
         ),
     ] = None
     page_size: Annotated[str | None, one(metavar="SIZE", help="k and v in a cache of pages of so many tokens.")] = None
+    cache_dtype: Annotated[
+        str | None,
+        one(metavar="NAME", help="Of that cache: same (as q), fp8.", autocompletion=complete.one(CACHE_DTYPES)),
+    ] = None
+    latent: Annotated[
+        bool | None, one("--latent/--no-latent", metavar="", help="MLA with absorbed weights, DeepSeek-V3's sizes.")
+    ] = None
     softmax_scale: Annotated[str | None, one(metavar="NUMBER", help="1 / sqrt(headdim) by default.")] = None
 
     @property

@@ -6,7 +6,7 @@ Tensors are (batch, seqlen, nheads, headdim). torch is imported inside functions
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from attnbench.core.case import Case
@@ -75,6 +75,9 @@ class Inputs:
 
     Of a paged case (`Case.page_size`) k and v are caches, (pages, page_size, nheads_k, headdim or headdim_v), and
     `page_table` (sequences, most pages of one), int32, has the pages of each sequence in their order: core/pages.py.
+    With a `Case.cache_dtype` the caches are e4m3, and their numbers must be multiplied by `descale`, of k and of v.
+
+    Of a latent case v is a view of k, its first headdim_v columns.
     """
 
     q: Tensor
@@ -82,12 +85,19 @@ class Inputs:
     v: Tensor
     dout: Tensor | None = None
     page_table: Tensor | None = None
+    descale: tuple[float, float] = (1.0, 1.0)
 
     @property
     def values(self) -> Mapping[str, Tensor]:
-        """The tensors of numbers that there are, by name: "q", "k", "v", "dout"."""
-        named = {"q": self.q, "k": self.k, "v": self.v, "dout": self.dout}
+        """The tensors of numbers that have memory of their own, by name: "q", "k", "v", "dout"."""
+        v = None if self.v.data_ptr() == self.k.data_ptr() else self.v
+        named = {"q": self.q, "k": self.k, "v": v, "dout": self.dout}
         return {name: t for name, t in named.items() if t is not None}
+
+    def with_values(self, values: Mapping[str, Tensor]) -> Inputs:
+        """Return the inputs with other tensors of numbers, by name; those that are not named stay."""
+        tensors: Any = values
+        return replace(self, **tensors)
 
     @property
     def nbytes(self) -> int:

@@ -20,6 +20,9 @@ DIRECTIONS: tuple[Direction, ...] = get_args(Direction)
 Layout = Literal["native", "bshd", "bhsd", "packed"]
 LAYOUTS: tuple[Layout, ...] = get_args(Layout)
 
+CacheDtype = Literal["same", "fp8"]
+CACHE_DTYPES: tuple[CacheDtype, ...] = get_args(CacheDtype)
+
 Data = Literal["normal", "outliers", "uniform", "zeros"]
 DATA: tuple[Data, ...] = get_args(Data)
 
@@ -87,10 +90,14 @@ class Case:
     A query that sees no key has output 0. fp8 is forward only (core/fp8.py).
 
     With a `page_size` k and v lie in a cache of pages, as a server keeps them (core/pages.py): the queries are the last
-    of each sequence. Such a case is forward only.
+    of each sequence. With a `cache_dtype` the cache has numbers of that dtype, and one factor for k and one for v by
+    which they must be multiplied; they are what is exact, and q and results have the `dtype`.
 
-    Raises ValueError where `lengths` are not those of the shape, or all alike, which is a dense batch; and where a
-    paged case has a backward, dropout, another layout than native, or more queries than keys.
+    A `latent` case is MLA with absorbed weights (DeepSeek-V2, arXiv 2405.04434, section 2.1): all query heads share one
+    row per token, which is the key, and v is its first headdim_v columns.
+
+    Raises ValueError where `lengths` are not those of the shape, or all alike, which is a dense batch; and for a case
+    with pages or latent rows that has a backward, dropout, another layout than native, or more queries than keys.
     """
 
     strict: ClassVar[bool] = True  # see core/json.py: an unknown field would make it another case
@@ -107,9 +114,11 @@ class Case:
     lengths: tuple[tuple[int, ...], ...] = ()  # of a ragged batch, in its order: (number, seqlen_q, seqlen_k), ...
     page_size: int = 0  # tokens of one page of the cache in which k and v lie; 0: no cache, contiguous
     scale: float = 0.0  # the factor on q k^T before the softmax; 0: 1 / sqrt(headdim)
+    cache_dtype: CacheDtype = "same"  # of a cache of pages; "same": that of q
+    latent: bool = False  # MLA: v is the first headdim_v columns of k
 
     def __post_init__(self) -> None:
-        if self.page_size and (problem := _problem_of_pages(self)):
+        if problem := _problem_of_cache(self):
             raise ValueError(problem)
         if not math.isfinite(self.scale) or self.scale < 0:
             raise ValueError(f"the softmax scale is positive, not {self.scale}")
@@ -183,6 +192,11 @@ class Case:
         return tuple(pages for number, pages in each for _ in range(number))
 
     @property
+    def cache_itemsize(self) -> int:
+        """Bytes of one element of k and v."""
+        return ITEMSIZE[self.dtype if self.cache_dtype == "same" else self.cache_dtype]
+
+    @property
     def softmax_scale(self) -> float:
         """The factor on q k^T before the softmax: `scale`, or 1 / sqrt(headdim)."""
         return self.scale or 1 / math.sqrt(self.shape.headdim)
@@ -198,16 +212,22 @@ class Case:
         return self.direction != "fwd"
 
 
-def _problem_of_pages(case: Case) -> str:
-    """Return why a case cannot have its keys and values in pages; "" where it can."""
+def _problem_of_cache(case: Case) -> str:
+    """Return why a case cannot have its keys and values in pages, or as latent rows; "" where it can."""
+    s = case.shape
     if case.page_size < 0:
         return f"page_size is at least 1, not {case.page_size}"
+    if case.cache_dtype != "same" and (not case.is_paged or case.dtype == "fp8"):
+        return "a cache_dtype is that of a cache of pages, for queries of another dtype"
+    if not (case.is_paged or case.latent):
+        return ""
+    what = "latent rows" if case.latent else "a cache of pages"
     if case.has_backward:
-        return "a cache of pages is forward only"
-    if case.dropout_p:
-        return "a cache of pages is read without dropout"
-    if case.layout != "native":
-        return f"q, k and v of a cache of pages do not lie as {case.layout}"
+        return f"{what}: forward only"
+    if case.dropout_p or case.layout != "native":
+        return f"{what}: no dropout, and no layout but native"
     if any(of.seqlen_q > of.seqlen_k for of in case.sequences):
-        return "queries of a cache of pages are the last of their keys, so that they cannot be more"
+        return f"{what}: the queries are the last of their sequence, so that they cannot be more than its keys"
+    if case.latent and (s.nheads_k != 1 or s.headdim_v > s.headdim):
+        return "latent rows: one key head, whose first headdim_v columns are v"
     return ""

@@ -104,7 +104,7 @@ def ideal_bytes(case: Case) -> int:
     k, v and their gradients have nheads_k heads. Results are written in full, zeros too. Rows of an input that are in
     no unmasked pair (as keys older than the window of a decode step) need not be read and are not counted. The
     log-sum-exp is not counted: whether and how to keep it is the implementation's choice. For fp8, q, k and v have one
-    byte per element and out two.
+    byte per element and out two. v of a latent case is a part of k; a page table is not counted.
     """
     s = case.extent
     seen_q = seen_k = 0
@@ -114,7 +114,7 @@ def ideal_bytes(case: Case) -> int:
         seen_k += count * s.nheads_k * _columns_touched(lo, hi, seqlen_q, seqlen_k)  # keys that a query sees
     rows_q, rows_k = s.batch * s.nheads * s.seqlen_q, s.batch * s.nheads_k * s.seqlen_k
     d, dv = s.headdim, s.headdim_v
-    operands = seen_q * d + seen_k * (d + dv)  # q, k, v, in each pass
+    of_q, of_k = seen_q * d, seen_k * (d if case.latent else d + dv)  # q; k and v, in each pass
     passes = case.has_forward + case.has_backward
     results = 0
     if case.has_forward:
@@ -122,7 +122,8 @@ def ideal_bytes(case: Case) -> int:
     if case.has_backward:
         results += seen_q * 2 * dv  # out, dout
         results += rows_q * d + rows_k * (d + dv)  # dq, dk, dv
-    return passes * operands * ITEMSIZE[case.dtype] + results * RESULT_ITEMSIZE[case.dtype]
+    operands = of_q * ITEMSIZE[case.dtype] + of_k * case.cache_itemsize
+    return passes * operands + results * RESULT_ITEMSIZE[case.dtype]
 
 
 @dataclass(frozen=True)

@@ -43,7 +43,7 @@ def quantize_inputs(inputs: Inputs) -> tuple[dict[str, Tensor], dict[str, Tensor
     pairs = {name: quantize(getattr(inputs, name)) for name in ("q", "k", "v")}
     operands = {name: t for name, (t, _) in pairs.items()}
     if find_packed(inputs) is not None:
-        packed = lay_out("packed", Inputs(**operands))
+        packed = lay_out("packed", inputs.with_values(operands))
         operands = {"q": packed.q, "k": packed.k, "v": packed.v}
     return operands, {name: factor for name, (_, factor) in pairs.items()}
 

@@ -32,7 +32,8 @@ def packable(shape: Shape) -> bool:
 def lay_out(layout: Layout, given: Inputs) -> Inputs:
     """Return the inputs, contiguous in (batch, seqlen, nheads, headdim), with the same values in another layout."""
     if layout == "bhsd":
-        return Inputs(**{name: t.transpose(1, 2).contiguous().transpose(1, 2) for name, t in given.values.items()})
+        swapped = {name: t.transpose(1, 2).contiguous().transpose(1, 2) for name, t in given.values.items()}
+        return given.with_values(swapped)
     if layout == "packed":
         import torch
 

@@ -18,6 +18,7 @@ import math
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from attnbench.core import fp8
 from attnbench.core.backend import Inputs, cu_seqlens
 from attnbench.core.case import Case
 
@@ -69,6 +70,15 @@ def key_places(case: Case, page_table: Tensor) -> Tensor:
     key = torch.arange(len(of_key), device=page_table.device) - starts[of_key]
     place = page_table[of_key, key // case.page_size].long() * case.page_size + key % case.page_size
     return place.view(case.extent.batch, case.extent.seqlen_k)
+
+
+def in_cache_dtype(case: Case, given: Inputs) -> Inputs:
+    """Return the inputs with the numbers of their caches in the case's cache_dtype, with one factor for each cache."""
+    if case.cache_dtype == "same":
+        return given
+    k, of_k = fp8.quantize(given.k)
+    v, of_v = (k[..., : case.shape.headdim_v], of_k) if case.latent else fp8.quantize(given.v)
+    return replace(given, k=k, v=v, descale=(float(of_k), float(of_v)))
 
 
 def gather(cache: Tensor, places: Tensor) -> Tensor:

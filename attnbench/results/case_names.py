@@ -96,6 +96,8 @@ def extra(case: Case, name: str) -> str:
     value, usual = getattr(case, EXTRAS[name]), _USUAL[EXTRAS[name]]
     if value == usual:
         return ""
+    if isinstance(value, bool):
+        return name
     return f"{name} {value:.6g}" if isinstance(value, float) else f"{name} {value}"
 
 

@@ -14,7 +14,7 @@ from typing import Annotated, Any, NamedTuple
 import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
-from attnbench.core.case import DATA, DIRECTIONS, DTYPES, LAYOUTS, Case, Shape, sizes_of
+from attnbench.core.case import CACHE_DTYPES, DATA, DIRECTIONS, DTYPES, LAYOUTS, Case, Shape, sizes_of
 from attnbench.core.errors import UserError, did_you_mean
 from attnbench.core.lengths import MOST_SEQUENCES, Lengths, RaggedLengths, describe, parse_lengths
 from attnbench.core.sizes import (
@@ -77,6 +77,8 @@ class Axes(BaseModel):
     data: Text | None = None
     lengths: Text | None = None
     page_size: Text | None = None
+    cache_dtype: Text | None = None
+    latent: bool | list[bool] | None = None
     softmax_scale: Text | None = None
 
 
@@ -152,6 +154,10 @@ AXES: Mapping[str, Axis] = {  # by the fields of Axes
     "page_size": Axis(
         partial(parse_page_sizes, what="page-size"), lambda c: c.page_size, lambda n: str(n or "none"), 0
     ),
+    "cache_dtype": Axis(
+        partial(_parse_names, known=CACHE_DTYPES, what="cache-dtype"), lambda c: c.cache_dtype, usual="same"
+    ),
+    "latent": Axis(_listed, lambda c: c.latent, lambda latent: str(latent).lower(), False),
     "softmax_scale": Axis(
         partial(parse_numbers, what="softmax-scale"), lambda c: c.scale, lambda n: f"{n:g}" if n else "none", 0.0
     ),
@@ -165,58 +171,99 @@ def parsed(axes: Axes) -> dict[str, Sequence[Any]]:
     return {name: AXES[name].parse(value) for name, value in given if value is not None}
 
 
+_PRODUCT = (  # the order in which cases come
+    *("dtype", "headdim", "mask", "softcap", "dropout", "layout", "data"),
+    *("page_size", "cache_dtype", "latent", "softmax_scale", "direction"),
+    *("nheads", "nheads_k", "lengths", "seqlen", "seqlen_q", "batch"),
+)
+# DeepSeek-V3's decode: what --latent gives where the options say nothing else, and the scale of any latent case.
+LATENT: Mapping[str, str] = {"headdim": "576-512", "nheads": "128", "nheads_k": "1"}
+LATENT_SCALE = 192**-0.5
+
+
 def expand(axes: Axes, tokens: Item | None, hidden: Item | None) -> list[Case]:
     """Return the product of the axes as cases.
 
     Where the axes have no batch, it is tokens / seqlen, and at least 2 of a ragged one; where they have no query heads,
-    there are hidden / headdim. Of a ragged batch seqlen is the mean length, unless the lengths are a list.
-    Raises UserError.
+    there are hidden / headdim. Of a ragged batch seqlen is the mean length, unless the lengths are a list. Cases with
+    pages or latent rows are forward only: their backward is left out. Raises UserError.
     """
     values = {name: (axis.usual,) for name, axis in AXES.items()} | parsed(axes)
     if axes.seqlen is None and not all(of and of.fixed for of in values["lengths"]):
         raise UserError("axes: seqlen is missing")
     total = parse_size(str(tokens), "tokens") if tokens is not None else 16384
     width = parse_size(str(hidden), "hidden") if hidden is not None else 2048
-    masks = list(dict.fromkeys(_mask(causal, window) for causal in values["causal"] for window in values["window"]))
-    rest = (
-        *("softcap", "dropout", "layout", "data", "page_size", "softmax_scale", "direction"),
-        *("nheads", "nheads_k", "lengths", "seqlen", "seqlen_q", "batch"),
-    )
-    product = [values["dtype"], values["headdim"], masks, *(values[name] for name in rest)]
+    masks = (_mask(causal, window) for causal in values["causal"] for window in values["window"])
+    values["mask"] = list(dict.fromkeys(masks))
+    product = [values[name] for name in _PRODUCT]
     count = math.prod(map(len, product))
     if count > MAX_CASES:
         raise UserError(f"that is {count} cases, more than the {MAX_CASES} that a run may have; give fewer sizes")
-    cases = []
-    for dtype, (d, dv), (mask, window), cap, drop, layout, data, page, scale, *rest_of_it in itertools.product(
-        *product
-    ):
-        direction, n, nk, ragged, sk, sq, b = rest_of_it
-        heads = n or max(1, width // d)
-        heads_k = nk or heads
-        if heads % heads_k:
-            raise UserError(
-                f"nheads-k: {heads} query heads (headdim {d}) are not a multiple of {heads_k} key heads; "
-                "choose a divisor, or give --nheads too"
-            )
-        lengths = _lengths(ragged, b or max(2, total // (sk or 1)), sk, sq) if ragged else ()
-        if lengths:
-            b, sq, sk = sizes_of(lengths)
-        for option, what in (("lengths", "a ragged batch" if lengths else ""), ("page-size", "pages" if page else "")):
-            if what and (drop or layout != "native"):
-                other = f"dropout {drop:g}" if drop else f"layout {layout}"
-                raise UserError(f"{option}: {other} of {what} cannot be measured yet; leave out one of them")
-        each = [of[1:] for of in lengths] or [(sq or sk, sk)]
-        if page and (direction != "fwd" or any(queries > keys for queries, keys in each)):
-            continue
-        shape = Shape(b or max(1, total // sk), sq or sk, sk, heads, heads_k, d, dv)
-        fields = {"lengths": lengths, "page_size": page, "scale": scale}
-        cases.append(Case(shape, dtype, direction, mask, window, cap, drop, layout, data, **fields))
+    found = (_case(dict(zip(_PRODUCT, each, strict=True)), total, width) for each in itertools.product(*product))
+    cases = [case for case in found if case]
     if not cases:
         raise UserError(
-            "page-size: a cache of pages is forward only, and its queries are the last of their keys; give --pass fwd, "
-            "and a --seqlen-q that is not above --seqlen"
+            "page-size, latent: forward only, and the queries are the last of their sequence; give --pass fwd, and a "
+            "--seqlen-q that is not above --seqlen"
         )
     return cases
+
+
+def _case(at: Mapping[str, Any], total: int, width: int) -> Case | None:
+    """Return the case of one value of each axis; None for one that a cache does not have. Raises UserError."""
+    latent, page, sk, sq = at["latent"], at["page_size"], at["seqlen"], at["seqlen_q"]
+    d, dv = at["headdim"]
+    heads = at["nheads"] or max(1, width // d)
+    heads_k = at["nheads_k"] or (1 if latent else heads)
+    if heads % heads_k:
+        raise UserError(
+            f"nheads-k: {heads} query heads (headdim {d}) are not a multiple of {heads_k} key heads; "
+            "choose a divisor, or give --nheads too"
+        )
+    batch = at["batch"]
+    lengths = _lengths(at["lengths"], batch or max(2, total // (sk or 1)), sk, sq) if at["lengths"] else ()
+    if lengths:
+        batch, sq, sk = sizes_of(lengths)
+    _check_together(at, is_ragged=bool(lengths), heads_k=heads_k)
+    each = [of[1:] for of in lengths] or [(sq or sk, sk)]
+    if (page or latent) and (at["direction"] != "fwd" or any(queries > keys for queries, keys in each)):
+        return None
+    shape = Shape(batch or max(1, total // sk), sq or sk, sk, heads, heads_k, d, dv)
+    causal, window = at["mask"]
+    return Case(
+        shape,
+        at["dtype"],
+        at["direction"],
+        causal,
+        window,
+        softcap=at["softcap"],
+        dropout_p=at["dropout"],
+        layout=at["layout"],
+        data=at["data"],
+        lengths=lengths,
+        page_size=page,
+        scale=at["softmax_scale"] or (LATENT_SCALE if latent else 0.0),
+        cache_dtype=at["cache_dtype"],
+        latent=latent,
+    )
+
+
+def _check_together(at: Mapping[str, Any], *, is_ragged: bool, heads_k: int) -> None:
+    """Raise UserError for values of axes that no case has together."""
+    page, latent = at["page_size"], at["latent"]
+    kinds = (("lengths", "a ragged batch", is_ragged), ("page-size", "pages", page), ("latent", "latent rows", latent))
+    for option, what, is_given in kinds:
+        if is_given and (at["dropout"] or at["layout"] != "native"):
+            other = f"dropout {at['dropout']:g}" if at["dropout"] else f"layout {at['layout']}"
+            raise UserError(f"{option}: {other} of {what} cannot be measured yet; leave out one of them")
+    if latent and heads_k != 1:
+        raise UserError(f"latent: all query heads share one row per token; leave out --nheads-k {heads_k}")
+    if latent and at["headdim"][1] > at["headdim"][0]:
+        raise UserError("latent: the values are a part of the keys; give --headdim 576-512, or leave it out")
+    if at["cache_dtype"] != "same" and not page:
+        raise UserError("cache-dtype: it is that of a cache of pages; give --page-size too")
+    if at["cache_dtype"] != "same" and at["dtype"] == "fp8":
+        raise UserError("cache-dtype: with --dtype fp8 queries, keys and values are fp8; leave out --cache-dtype")
 
 
 def _lengths(ragged: RaggedLengths, batch: int, mean: int, seqlen_q: int | None) -> Lengths:

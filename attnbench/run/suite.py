@@ -44,7 +44,7 @@ from attnbench.core.policy import INSTRUMENTS, Policy
 from attnbench.core.sizes import format_size, parse_duration
 from attnbench.core.text import count
 from attnbench.run import yaml_file
-from attnbench.run.axes import STRICT, Axes, Item, Text, expand, matches, overlay
+from attnbench.run.axes import LATENT, STRICT, Axes, Item, Text, expand, matches, overlay
 from attnbench.run.shipped_suites import shipped_suites
 
 GPU_ONLY = ("timer", "cross_check", "sustained_s", "isolate_power")  # fields of a policy
@@ -135,6 +135,8 @@ def parse_suite(data: Mapping[str, Any], where: str) -> Suite:
 def parse_options(options: Mapping[str, Any]) -> Settings:
     """Return command-line options as settings; None and {} stand for options that are not given."""
     axes = {k: v for k, v in options.get("axes", {}).items() if v is not None}
+    if axes.get("latent"):
+        axes = {**LATENT, **axes}
     policy = {k: v for k, v in options.get("policy", {}).items() if v is not None}
     for name, option in (("sustained_s", "--sustained"), ("timeout_s", "--timeout")):
         if name in policy:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import functools
 import importlib.util
 import os
-from typing import TYPE_CHECKING, Any, ClassVar, cast
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from attnbench.backends.base import BackendBase, autograd_prepared
 from attnbench.backends.libraries import installed_version, missing, probe_of_failed_import, version_numbers
@@ -40,6 +41,7 @@ class Triton(BackendBase):
         softcap=True,
         ragged=True,
         page_sizes=(1,),
+        cache_dtypes=("fp8",),
         on_cpu=True,
     )
 
@@ -78,7 +80,6 @@ class Triton(BackendBase):
 
     def prepare(self, case: Case, inputs: Inputs) -> Prepared:
         from attnbench.backends.triton.attention import attention, attention_varlen
-        from attnbench.backends.triton.paged import attention_paged
 
         options: dict[str, Any] = {
             "causal": case.causal,
@@ -86,18 +87,10 @@ class Triton(BackendBase):
             "softcap": case.softcap,
             "softmax_scale": case.softmax_scale,
         }
-        s = case.shape
         if case.is_paged:
-            table, device = cast("Tensor", inputs.page_table), inputs.q.device
-            seqlens, (cu_q, _) = seqlens_k(case, device), cu_seqlens(case, device)
-
-            def paged() -> Tensor:
-                q, k, v = inputs.q.flatten(0, 1), inputs.k, inputs.v
-                out: Tensor = attention_paged(q, k, v, table, seqlens, cu_q, s.seqlen_q, s.seqlen_k, **options)
-                return out.view(*inputs.q.shape[:3], s.headdim_v)
-
-            return Prepared(paged, lambda out: {"out": out})
+            return _prepare_paged(case, inputs, options)
         if case.is_ragged:
+            s = case.shape
             plan = functools.partial(cu_seqlens, case, inputs.q.device)
             cu_q, cu_k = plan()
 
@@ -120,6 +113,22 @@ class Triton(BackendBase):
 
             return Prepared(launch, lambda out: {"out": out}, reads=operands)
         return autograd_prepared(case, inputs, fn, strided=True)
+
+
+def _prepare_paged(case: Case, inputs: Inputs, options: Mapping[str, Any]) -> Prepared:
+    from attnbench.backends.triton.paged import attention_paged
+
+    assert inputs.page_table is not None
+    device, longest = inputs.q.device, (case.shape.seqlen_q, case.shape.seqlen_k)
+    sequences = (inputs.page_table, seqlens_k(case, device), cu_seqlens(case, device)[0])
+    descale = inputs.descale if case.cache_dtype == "fp8" else None
+
+    def launch() -> Tensor:
+        q = inputs.q.flatten(0, 1)
+        out: Tensor = attention_paged(q, inputs.k, inputs.v, *sequences, *longest, descale=descale, **options)
+        return out.view(*inputs.q.shape[:3], -1)
+
+    return Prepared(launch, lambda out: {"out": out})
 
 
 def _by_keys(v: Tensor) -> Tensor:

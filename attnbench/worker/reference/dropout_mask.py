@@ -20,7 +20,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from attnbench.core.backend import MASK_LAUNCHES, Inputs, Prepared
@@ -102,7 +101,7 @@ class MaskReader:
         with self._probing():
             results = {name: t.clone() for name, t in self._read(sample, part, kept).items()}
             values = self._probed.clone(memory_format=torch.contiguous_format)
-        return replace(given, **{"dout" if self.case.has_backward else "v": values}), kept, results
+        return given.with_values({"dout" if self.case.has_backward else "v": values}), kept, results
 
     @contextmanager
     def _probing(self) -> Iterator[None]:

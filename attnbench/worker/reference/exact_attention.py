@@ -175,7 +175,8 @@ def compute_reference(
     for pairs in torch.arange(len(sample.batch), device=sample.batch.device).split(step):
         batch, head, rows = sample.batch[pairs], sample.head[pairs], sample.rows[pairs]
         q = rows_of(case, inputs.q, batch, head, rows)
-        k, v = (_keys_of(t, at, batch, head) for t in (inputs.k, inputs.v))
+        of_keys = zip((inputs.k, inputs.v), inputs.descale, strict=True)
+        k, v = (_keys_of(t, at, batch, head, factor) for t, factor in of_keys)
         dout = rows_of(case, inputs.dout, batch, head, rows) if inputs.dout is not None else None
         options: dict[str, Any] = {"rows_only": rows_only, "kept": None if kept is None else kept[pairs]}
         exact, deviations = _attend(
@@ -204,20 +205,22 @@ def compute_reference(
         parts.append(ReferencePart(batch, head, rows, exact))
     torch.set_float32_matmul_precision(before)
     rounding[1].pop("dq", None)  # such a kernel keeps scores for its backward, where their errors cancel as in eager's
-    terms = {"dq": float(inputs.k.abs().max()), "dk": float(inputs.q.abs().max())}
-    terms = {name: case.softmax_scale * value for name, value in terms.items()}
+    terms = {}  # the largest of each
+    if case.has_backward:
+        terms = {name: case.softmax_scale * float(t.abs().max()) for name, t in (("dq", inputs.k), ("dk", inputs.q))}
     return Reference(case, sample, tuple(parts), eager, size, terms, *rounding)
 
 
-def _keys_of(t: Tensor, places: Tensor | None, batch: Tensor, head: Tensor) -> Tensor:
+def _keys_of(t: Tensor, places: Tensor | None, batch: Tensor, head: Tensor, factor: float) -> Tensor:
     """Return the keys or values of (batch entry, key head) pairs, (pairs, seqlen_k, d).
 
-    `t` is (batch, seqlen_k, nheads_k, d), or a cache of pages, whose keys are at `places` (batch, seqlen_k).
+    `t` is (batch, seqlen_k, nheads_k, d), or a cache of pages, whose keys are at `places` (batch, seqlen_k). Those of
+    an e4m3 cache must be multiplied by `factor`; they are returned in float32.
     """
     if places is None:
         return t[batch, :, head]
     rows: Tensor = t.flatten(0, 1)[places[batch], head[:, None]]
-    return rows
+    return rows if rows.dtype.itemsize > 1 else rows.float() * factor
 
 
 def _add_profile(found: dict[str, ErrorProfile], name: str, errors: ErrorProfile) -> None:

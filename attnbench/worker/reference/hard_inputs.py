@@ -75,12 +75,12 @@ def make_hard(case: Case, device: torch.device, seed: int) -> Inputs:
 
     keys = pages.key_dims(case)
     q, k = normal(s.batch, s.seqlen_q, s.nheads, s.headdim), normal(*keys, s.nheads_k, s.headdim)
-    v = normal(*keys, s.nheads_k, s.headdim_v) + V_MEAN
+    v = k[..., : s.headdim_v] if case.latent else normal(*keys, s.nheads_k, s.headdim_v) + V_MEAN
     dout = normal(s.batch, s.seqlen_q, s.nheads, s.headdim_v) if case.has_backward else None
     given, count = pages.with_page_table(case, Inputs(q, k, v, dout), seed), min(SINKS, s.seqlen_k)
     sinks = torch.arange(count) * s.seqlen_k // count
     set_outliers(case, given, _signs(case, device) * (_shift(case) / (KEY_LEVEL * case.softmax_scale)), sinks)
-    return given
+    return pages.in_cache_dtype(case, given)
 
 
 def set_outliers(case: Case, given: Inputs, in_q: float | Tensor, sinks: Tensor) -> None:

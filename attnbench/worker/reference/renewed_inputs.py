@@ -23,9 +23,8 @@ class InputRenewal:
     """Changes and restores the tensors that one prepared launch reads: the inputs, or the copies that it names."""
 
     def __init__(self, case: Case, given: Inputs, prepared: Prepared) -> None:
-        names = NAMES if case.has_forward else ("dout",)
-        read = {name: prepared.reads.get(name, getattr(given, name)) for name in names}
-        self._tensors: dict[str, Tensor] = {name: t for name, t in read.items() if t is not None}
+        names = [name for name in NAMES if name in given.values] if case.has_forward else ["dout"]
+        self._tensors: dict[str, Tensor] = {name: prepared.reads.get(name, given.values[name]) for name in names}
         self._count = 0
         self._renewed = False
 

@@ -137,6 +137,8 @@ def _attend_fused(case: Case, inputs: Inputs, entry: int, kernel: str) -> Tensor
     else:
         at = pages.key_places(case, inputs.page_table)[entry]
         k, v = pages.gather(inputs.k, at), pages.gather(inputs.v, at)
+        if case.cache_dtype != "same":
+            k, v = ((t.float() * factor).to(q.dtype) for t, factor in zip((k, v), inputs.descale, strict=True))
     lengths = case.sequences if case.is_ragged else ((1, len(q), len(k)),)
     outs, at_q, at_k = [], 0, 0
     for number, seqlen_q, seqlen_k in lengths:
