@@ -126,6 +126,45 @@ RAGGED |= {  # SDPA's nested tensors have no grouped heads
 }
 CASES |= RAGGED
 ONE_OF_EACH |= {name: case for name, case in RAGGED.items() if re.match("ragged-unlike-(causal|ungrouped)", name)}
+PAGED = {
+    f"paged-{page}-{name}-{dtype}{'-causal' if causal else ''}": Case(
+        SHAPES[name], dtype, "fwd", causal, page_size=page
+    )
+    for page, name, dtype, causal in (
+        (1, "decode", "fp32", False),
+        (16, "decode", "bf16", True),
+        (64, "decode", "fp16", False),
+        (256, "decode", "fp16", True),
+        (16, "more-keys", "fp16", True),
+        (64, "gqa", "bf16", True),
+        (16, "gqa", "fp32", False),
+        (16, "mqa-headdim-v", "fp32", True),
+    )
+}
+PAGED |= {
+    f"paged-ragged-{page}-{name}-{dtype}": Case(
+        Shape(*sizes_of(LENGTHS[name]), 4, 2, 32, 32), dtype, "fwd", True, lengths=LENGTHS[name], page_size=page
+    )
+    for page, name, dtype in ((16, "served", "fp32"), (16, "unlike", "fp16"), (64, "served", "bf16"))
+}
+PAGED["paged-window"] = replace(PAGED["paged-16-more-keys-fp16-causal"], window_size=(9, 0))
+PAGED["paged-softcap"] = replace(PAGED["paged-16-gqa-fp32"], softcap=2.0)
+PAGED["paged-fp8"] = replace(PAGED["paged-16-decode-bf16-causal"], cache_dtype="fp8")
+PAGED["paged-fp8-served"] = replace(PAGED["paged-ragged-64-served-bf16"], cache_dtype="fp8")
+PAGED["scale"] = Case(SHAPES["gqa"], "fp32", "fwd_bwd", True, scale=0.3)
+LATENT = {
+    f"latent{page or ''}-{name}-{dtype}": Case(shape, dtype, "fwd", True, page_size=page, latent=True, scale=0.2)
+    for page, name, shape, dtype in (
+        (0, "decode", Shape(2, 1, 77, 4, 1, 48, 32), "fp32"),
+        (16, "decode", Shape(2, 1, 77, 4, 1, 48, 32), "bf16"),
+        (64, "decode-deepseek", Shape(2, 1, 77, 16, 1, 576, 512), "bf16"),
+        (64, "speculative", Shape(2, 3, 77, 16, 1, 576, 512), "fp16"),
+    )
+}
+CASES |= PAGED | LATENT
+ONE_OF_EACH |= {
+    name: PAGED[name] for name in ("paged-16-decode-bf16-causal", "paged-ragged-16-served-fp32", "paged-fp8")
+}
 DROPOUT = {
     f"dropout-{name}-{'causal' if causal else 'full'}-{dtype}-{direction}": Case(
         SHAPES[name], dtype, direction, causal, dropout_p=p
@@ -163,10 +202,19 @@ def broad() -> list[Case]:
         for causal in (False, True)
         for extra in extras
     ]
+    every += [replace(case, page_size=16) for case in every if is_cached(case)]
+    every += [replace(case, cache_dtype="fp8") for case in every if case.page_size and case.dtype != "fp8"]
+    every += [replace(case, latent=True) for case in every if is_cached(case) and case.shape.headdim_v == 512]
     one_longer = (
         replace(case, lengths=((case.shape.batch - 1, 1, 1), (1, *sizes(case)))) for case in every if unlike(case)
     )
     return [*every, *one_longer]
+
+
+def is_cached(case: Case) -> bool:
+    """Whether the keys of a case may lie in a cache."""
+    plain = case.direction == "fwd" and not case.dropout_p and case.shape.nheads_k == 1
+    return plain and case.shape.seqlen_q <= case.shape.seqlen_k
 
 
 def sizes(case: Case) -> tuple[int, int]:
@@ -402,8 +450,7 @@ def test_dropout(backend: Backend, case: Case) -> None:
 def test_results(backend: Backend, case: Case) -> None:
     """Every case that a backend takes has right names, shapes, dtypes and values; no input changes."""
     given = inputs.make(case, DEVICE.kind, seed=0)
-    tensors = [t for t in (given.q, given.k, given.v, given.dout) if t is not None]
-    before = [t.clone() for t in tensors]
+    before = inputs.clone(given)
     exact = reference.compute_reference(case, given, reference.choose_rows(case, torch.device(DEVICE.kind)))
     prepared, raw = prepared_or_skip(backend, case, given)
     results = prepared.canonical(raw)
@@ -416,5 +463,5 @@ def test_results(backend: Backend, case: Case) -> None:
         prepared.forward()
     again = reference.compare(exact, prepared.canonical(prepared.launch()))
     assert again.ok, f"second launch: {again.problem()}"
-    assert all(torch.equal(t, was) for t, was in zip(tensors, before, strict=True)), "launching changed an input"
-    assert not any(t.requires_grad for t in tensors), "preparing changed an input"
+    assert inputs.first_changed(given, before) is None, "launching changed an input"
+    assert not any(t.requires_grad for t in given.values.values()), "preparing changed an input"

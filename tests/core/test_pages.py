@@ -1,0 +1,105 @@
+"""Keys in pages: where they lie, and what a paged or latent case is."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from attnbench.core import flops, pages
+from attnbench.core.case import Case, Shape, sizes_of
+from attnbench.core.json import from_json, to_json
+from attnbench.core.lengths import run_lengths
+from attnbench.worker import inputs
+
+DECODE = Case(Shape(3, 1, 100, 8, 2, 64, 64), "bf16", "fwd", page_size=16)
+LATENT = Case(Shape(3, 1, 100, 128, 1, 576, 512), "bf16", "fwd", latent=True)
+
+
+def case_of(lengths: list[int], page_size: int) -> Case:
+    coded = run_lengths([(1, n) for n in lengths])
+    sizes = sizes_of(coded) if coded else (len(lengths), 1, lengths[0])
+    return Case(Shape(*sizes, 1, 1, 8, 8), "fp32", "fwd", lengths=coded, page_size=page_size)
+
+
+@given(st.lists(st.integers(1, 70), min_size=1, max_size=8), st.sampled_from([1, 3, 16, 64]), st.integers(0, 9))
+def test_every_key_has_a_place_of_its_own(lengths: list[int], page_size: int, seed: int) -> None:
+    case = case_of(lengths, page_size)
+    table = pages.make_page_table(case, torch.device("cpu"), seed)
+    places = pages.key_places(case, table)
+    expected = [
+        int(table[i, j // page_size]) * page_size + j % page_size for i, n in enumerate(lengths) for j in range(n)
+    ]
+    assert places.flatten().tolist() == expected
+    assert len({*expected}) == len(expected)
+    assert case.pages == tuple(-(-n // page_size) for n in lengths)
+    assert 0 <= int(table.min()) <= int(table.max()) < pages.count_pages(case)
+    assert pages.count_pages(case) > sum(case.pages), "no page belongs to no sequence"
+    assert pages.seqlens_k(case, torch.device("cpu")).tolist() == lengths
+
+
+def test_pages_lie_in_no_order_and_the_table_goes_on_after_the_last() -> None:
+    case = case_of([1000, 20], 16)
+    table = pages.make_page_table(case, torch.device("cpu"), 0)
+    assert table[0].tolist() != sorted(table[0].tolist())
+    assert len({*table[1, 2:].tolist()}) > 20, "what is beyond the last page names pages of others"
+
+
+@pytest.mark.parametrize("dtype", ["same", "fp8"])
+def test_inputs_are_caches_and_latent_values_a_part_of_the_keys(dtype: Any) -> None:
+    made = inputs.make(replace(DECODE, cache_dtype=dtype), "cpu", 0)
+    count = pages.count_pages(DECODE)
+    assert made.k.shape == made.v.shape == (count, 16, 2, 64)
+    assert made.q.shape == (3, 1, 8, 64)
+    assert (made.k.dtype == torch.float8_e4m3fn) == (dtype == "fp8") == (made.descale != (1.0, 1.0))
+    latent = inputs.make(replace(LATENT, page_size=16, cache_dtype=dtype), "cpu", 0)
+    assert latent.v.data_ptr() == latent.k.data_ptr()
+    assert latent.v.shape[-1] == 512
+    assert {*latent.values} == {"q", "k"}
+    for each in (made, latent):
+        copy = inputs.clone(each)
+        assert inputs.first_changed(each, copy) is None
+        assert (copy.v.data_ptr() == copy.k.data_ptr()) == (each is latent)
+        assert inputs.find_flaw(each) is None
+        copy.k.view(torch.uint8)[0, 0, 0, 5] ^= 1
+        assert inputs.first_changed(each, copy) == "k"
+
+
+def test_bytes_are_those_of_the_cache() -> None:
+    """q and out in bf16; k and v one time, of the dtype of the cache, and of latent rows the one row of each token."""
+    q_and_out = 2 * 3 * 8 * (64 + 64)
+    assert flops.ideal_bytes(DECODE) == flops.ideal_bytes(replace(DECODE, page_size=0)) == q_and_out + 2 * 2 * 300 * 128
+    assert flops.ideal_bytes(replace(DECODE, cache_dtype="fp8")) == q_and_out + 2 * 300 * 128
+    assert flops.ideal_bytes(LATENT) == 2 * (3 * 128 * (576 + 512) + 300 * 576)
+    assert flops.flops(LATENT) == 2 * 3 * 128 * 100 * (576 + 512)
+    fp8 = replace(LATENT, page_size=16, cache_dtype="fp8")
+    assert flops.ideal_bytes(fp8) == 2 * 3 * 128 * (576 + 512) + 300 * 576
+
+
+def test_through_json() -> None:
+    for case in (DECODE, LATENT, replace(DECODE, cache_dtype="fp8", scale=0.1)):
+        assert from_json(Case, to_json(case)) == case
+
+
+@pytest.mark.parametrize(
+    ("case", "changes", "said"),
+    [
+        (DECODE, {"direction": "bwd"}, "forward only"),
+        (DECODE, {"dropout_p": 0.1}, "no dropout"),
+        (DECODE, {"layout": "bshd"}, "no layout but native"),
+        (DECODE, {"page_size": -1}, "at least 1"),
+        (DECODE, {"shape": Shape(3, 101, 100, 8, 2, 64, 64)}, "cannot be more than its keys"),
+        (DECODE, {"page_size": 0, "cache_dtype": "fp8"}, "cache of pages"),
+        (DECODE, {"dtype": "fp8", "cache_dtype": "fp8"}, "queries of another dtype"),
+        (LATENT, {"shape": Shape(3, 1, 100, 8, 2, 576, 512)}, "one key head"),
+        (LATENT, {"direction": "fwd_bwd"}, "forward only"),
+        (DECODE, {"scale": -0.1}, "positive"),
+    ],
+)
+def test_what_no_case_can_be(case: Case, changes: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        replace(case, **changes)

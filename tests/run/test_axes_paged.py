@@ -1,0 +1,72 @@
+"""Pages, latent rows and the softmax scale on the command line and in suites."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from attnbench.core.case import Case
+from attnbench.core.errors import UserError
+from attnbench.run.axes import Axes, expand, matches
+from attnbench.run.suite import parse_options
+
+
+def cases(**axes: Any) -> list[Case]:
+    return expand(Axes(**{"seqlen": "1k", "batch": "4", **axes}), None, None)
+
+
+def test_pages_multiply_and_leave_out_the_backward() -> None:
+    found = cases(page_size="none,16", direction="fwd,bwd", seqlen_q="1")
+    assert [(case.page_size, case.direction) for case in found] == [(0, "fwd"), (0, "bwd"), (16, "fwd")]
+    assert [case.page_size for case in found if matches(Axes(page_size="16"), case)] == [16]
+
+
+def test_chunks_longer_than_the_sequence_are_left_out() -> None:
+    found = cases(page_size="16", seqlen="1k,4k", seqlen_q="2k", causal=True)
+    assert [(case.shape.seqlen_q, case.shape.seqlen_k) for case in found] == [(2048, 4096)]
+
+
+def test_patterns_of_lengths_with_one_query_each() -> None:
+    (case,) = cases(page_size="16", lengths="longtail", seqlen_q="1", batch="16")
+    assert {of[1] for of in case.lengths} == {1}
+    assert case.shape.batch == 16
+    assert matches(Axes(lengths="longtail"), case)
+    assert not matches(Axes(lengths="uniform"), case)
+
+
+def test_latent_has_the_sizes_of_deepseek() -> None:
+    settings = parse_options({"axes": {"latent": True, "seqlen": "1k", "seqlen_q": "1"}})
+    (case,) = expand(settings.axes, None, None)
+    s = case.shape
+    assert (s.nheads, s.nheads_k, s.headdim, s.headdim_v) == (128, 1, 576, 512)
+    assert case.softmax_scale == 192**-0.5
+    other = parse_options({"axes": {"latent": True, "seqlen": "1k", "nheads": "16", "softmax_scale": "0.1"}})
+    assert [(c.shape.nheads, c.scale) for c in expand(other.axes, None, None)] == [(16, 0.1)]
+
+
+def test_softmax_scales() -> None:
+    assert [case.softmax_scale for case in cases(softmax_scale="none,0.25")] == [pytest.approx(128**-0.5), 0.25]
+
+
+@pytest.mark.parametrize(
+    ("axes", "said"),
+    [
+        ({"page_size": "16", "direction": "bwd"}, "give --pass fwd"),
+        ({"page_size": "16", "seqlen_q": "2k"}, "--seqlen-q that is not above --seqlen"),
+        ({"page_size": "0"}, "page-size: 0 is not at least 1"),
+        ({"page_size": "x"}, "'x' is not a size"),
+        ({"page_size": "16", "dropout": "0.1"}, "dropout 0.1 of pages"),
+        ({"latent": True, "layout": "bhsd"}, "layout bhsd of latent rows"),
+        ({"latent": True, "nheads": "8", "nheads_k": "2", "headdim": "576-512"}, "leave out --nheads-k 2"),
+        ({"latent": True, "headdim": "64-128"}, "--headdim 576-512"),
+        ({"cache_dtype": "fp8"}, "give --page-size too"),
+        ({"cache_dtype": "fp8", "page_size": "16", "dtype": "fp8"}, "leave out --cache-dtype"),
+        ({"cache_dtype": "int8", "page_size": "16"}, "unknown cache-dtype 'int8'"),
+    ],
+)
+def test_what_cannot_be_is_told_in_a_line(axes: dict[str, Any], said: str) -> None:
+    with pytest.raises(UserError) as told:
+        cases(**axes)
+    assert said in str(told.value)
+    assert "\n" not in str(told.value)

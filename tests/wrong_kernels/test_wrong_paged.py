@@ -1,0 +1,71 @@
+"""Kernels that read the wrong pages, lengths or scale of a cache. Each is found, whatever rows are compared."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import wrong_paged
+from measuring_device import MeasuringDevice
+from wrong_paged import Paged
+
+from attnbench.backends.eager import Eager
+from attnbench.core.case import Case, Shape, sizes_of
+from attnbench.worker import reference
+
+SERVED = ((1, 96, 96), (3, 1, 150), (2, 16, 80))  # a prefill, decode steps, chunks
+DECODE = Case(Shape(3, 1, 150, 8, 2, 32, 32), "bf16", "fwd", page_size=16)
+CHUNKS = Case(Shape(2, 24, 150, 4, 2, 32, 32), "fp16", "fwd", True, page_size=16)
+MIXED = Case(Shape(*sizes_of(SERVED), 4, 2, 32, 32), "bf16", "fwd", True, lengths=SERVED, page_size=16)
+MLA = Case(Shape(3, 1, 150, 16, 1, 144, 128), "bf16", "fwd", page_size=16, latent=True, scale=0.12)
+CASES = {
+    "decode": DECODE,
+    "chunks": CHUNKS,
+    "mixed": MIXED,
+    "mla": MLA,
+    **{f"{name}-fp8": replace(case, cache_dtype="fp8") for name, case in (("decode", DECODE), ("mla", MLA))},
+}
+
+
+@pytest.fixture(params=["all rows", "sampled"])
+def few_or_all(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    if request.param == "sampled":
+        monkeypatch.setitem(reference.SCORE_BUDGET, "cpu", 60_000)
+
+
+@pytest.mark.usefixtures("few_or_all")
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+@pytest.mark.parametrize("backend", [Paged(), Eager()], ids=["by sequence", "eager"])
+def test_right_kernels_pass(steady_cpu: MeasuringDevice, case: Case, backend: Any) -> None:
+    """No fault."""
+    record = steady_cpu.measure(backend, case)
+    assert record.status == "ok", record.reason
+
+
+@pytest.mark.usefixtures("few_or_all")
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+@pytest.mark.parametrize(
+    "changes",
+    [
+        wrong_paged.in_order,
+        wrong_paged.stale_page,
+        wrong_paged.neighbours_page,
+        wrong_paged.whole_pages,
+        wrong_paged.one_key_less,
+    ],
+)
+def test_other_pages_or_lengths(steady_cpu: MeasuringDevice, changes: Any, case: Case) -> None:
+    """Fault: pages in another order, one that is stale or a neighbour's, or a length that is off. Found: wrong."""
+    assert steady_cpu.measure(Paged(changes), case).status == "wrong"
+
+
+def test_the_scale_of_the_wrong_head_dim(steady_cpu: MeasuringDevice) -> None:
+    """Fault: MLA with the root of the row's width as scale, as a public benchmark has it. Found: wrong."""
+    assert steady_cpu.measure(Paged(scale_of=144), MLA).status == "wrong"
+
+
+@pytest.mark.parametrize("case", ["decode-fp8", "mla-fp8"])
+def test_a_cache_without_its_factors(steady_cpu: MeasuringDevice, case: str) -> None:
+    """Fault: numbers of an e4m3 cache are not multiplied by their factor. Found: wrong."""
+    assert steady_cpu.measure(Paged(descale=False), CASES[case]).status == "wrong"
