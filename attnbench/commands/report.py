@@ -136,7 +136,7 @@ def report(
     shown = Document("report", "")  # of rows and of other tools' formats alone: they need no tables
     if formats & {"table", "md", "html"}:
         lines = math.inf if every else LINES
-        shown = document(cells, runs, metrics=metric or ["tflops"], by=columns, lines=lines, files=results)
+        shown = document(cells, runs, metrics=metric or [], by=columns, lines=lines, files=results)
     shown = complete(shown, formats, cells, runs, results)
     if code := output.write(shown, wanted, _trackers(formats, cells)):
         raise typer.Exit(code)

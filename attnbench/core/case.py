@@ -32,6 +32,9 @@ ITEMSIZE: Mapping[str, int] = {"bf16": 2, "fp16": 2, "fp32": 4, "fp8": 1}
 RESULT_ITEMSIZE: Mapping[str, int] = {**ITEMSIZE, "fp8": 2}
 
 
+MOST_DECODED = 16  # queries of a sequence in one step: one, and those that a draft model proposed
+
+
 @dataclass(frozen=True)
 class Shape:
     """The sizes of one attention call.
@@ -179,6 +182,15 @@ class Case:
         """seqlen_q and seqlen_k, of a ragged batch the means over its sequences, rounded down."""
         entries = self.shape.batch // self.extent.batch  # of one entry of the tensors
         return self.extent.seqlen_q // entries, self.extent.seqlen_k // entries
+
+    @property
+    def is_decode(self) -> bool:
+        """Whether it is a step of generation: a forward of few queries in each sequence, on more keys.
+
+        Such a case waits for k and v; what it computes takes next to no time.
+        """
+        seqlen_q, seqlen_k = self.mean_seqlens
+        return self.direction == "fwd" and seqlen_q <= MOST_DECODED < seqlen_k
 
     @property
     def is_paged(self) -> bool:

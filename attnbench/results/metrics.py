@@ -117,6 +117,21 @@ def bound(case: Case, rates: Rates) -> Literal["compute", "memory"] | None:
     return least.bound if least else None
 
 
+def usual(case: Case) -> tuple[str, ...]:
+    """Return the metrics that tell most of a case: of a step of generation the bandwidth and the latency."""
+    return ("gbps", "latency") if case.is_decode else ("tflops",)
+
+
+def share_of_limit(name: str, value_of: Callable[[str], float | None], *, memory_bound: bool) -> float | None:
+    """Return what stands beside tflops and gbps: the share of the peak, the roofline or a copy; None where unknown.
+
+    `value_of` gives the values of metrics by name.
+    """
+    if name == "tflops":
+        return value_of("roofline" if memory_bound else "utilization")
+    return next((share for of in ("bandwidth_ceiling", "bandwidth_utilization") if (share := value_of(of))), None)
+
+
 def turn_ratios(row: Row, instrument: str) -> tuple[float, ...]:
     """Return an instrument's readings over those of the events, turn by turn, where it can be of the same calls."""
     readings = row.measured(f"turns_{instrument}")

@@ -109,18 +109,36 @@ def test_where_memory_bounds_the_share_is_of_the_roofline() -> None:
         decode(16384, "triton", 12.0),
     ]
     heading = "and share of the peak (989 for bf16); m: of the roofline, where memory bounds (4.80 TB/s)"
-    text = shown([run(records)], 140)
+    text = shown([run(records)], 140, metrics=("tflops",))
     assert heading in " ".join(text.split())
     # 4 FLOPs a byte with 4 query heads a key head: 12 TFLOP/s move 3 TB/s
     assert "   16k     9.00 47%m    *12.0 63%m\n" in text
     assert "   16k   300    30%    *350   35%\n" in text
-    text = marked([run(records)])
+    text = marked([run(records)], metrics=("tflops",))
     assert heading in text
     assert "| 16k | 9.00 47%m | **12.0** 63%m |" in text
     assert "roofline" not in shown([run(records[:2])])
     assert "roofline" not in shown([run(records)], metrics=("utilization",))
     unknown = shown([run(records, device=replace(H200, name="GPU of tomorrow"))])
     assert "roofline" not in unknown
+
+
+def test_steps_of_generation_are_shown_as_bandwidth_and_latency() -> None:
+    """Other cases as TFLOP/s, whatever the reader chose nothing of."""
+    text = shown([run([ok(case(16384), "triton", 350.0), decode(16384, "triton", 12.0)])], 140)
+    throughput, bandwidth, latency = (
+        text.index(f"\n{title}") for title in ("Throughput, TFLOP/s", "Bandwidth, GB/s", "Latency")
+    )
+    assert throughput < bandwidth < latency
+    assert "of q, k, v and out, and share of the datasheet's bandwidth" in text
+    assert "350" in text[throughput:bandwidth]
+    assert "12.0" not in text
+    assert "3001 63%" in text[bandwidth:latency]
+    assert "1.43 ms" in text[latency:]
+    with_copies = {"ceiling_copy": 4e12}
+    text = shown([run([decode(16384, "triton", 12.0, **with_copies)])], 140)
+    assert "and share of what a copy reached (4.00 TB/s)" in text
+    assert "3001 75%" in text
 
 
 def test_cells_whose_clock_was_held_down_are_marked() -> None:

@@ -144,7 +144,9 @@ def _run_command(cases: Collection[Case]) -> str:
     names += ["seqlen_q"] if any(c.shape.seqlen_q != c.shape.seqlen_k for c in cases if not c.is_ragged) else []
     names += ["nheads_k"] if any(s.nheads_k != s.nheads for s in shapes) else []
     names += ["lengths"] if any(case.is_ragged for case in cases) else []
-    usual = (["none"], ["0"], ["native"], ["normal"])
-    names += [name for name in ("window", *case_names.EXTRAS) if written[name] not in usual]
-    options = (f"--{name.replace('_', '-')} {','.join(written[name])}" for name in names)
+    others = (name for name in case_names.EXTRAS if name != "latent")
+    usual = {name: [AXES[name].text(AXES[name].usual)] for name in others}
+    names += [name for name, value in {"window": ["none"], **usual}.items() if written[name] != value]
+    options = [f"--{name.replace('_', '-')} {','.join(written[name])}" for name in names]
+    options += ["--latent"] if all(case.latent for case in cases) else []
     return f"attnbench run {' '.join(options)}"

@@ -23,7 +23,7 @@ def document(
     cells: Sequence[Cell],
     runs: Sequence[Run],
     *,
-    metrics: Sequence[str] = ("tflops",),
+    metrics: Sequence[str] = (),
     by: str | None = None,
     lines: float = LINES,
     files: Sequence[Path] = (),

@@ -12,14 +12,14 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from attnbench.core.case import DATA, DIRECTIONS, DTYPES, LAYOUTS, Case
+from attnbench.core.case import CACHE_DTYPES, DATA, DIRECTIONS, DTYPES, LAYOUTS, Case
 from attnbench.core.flops import CONVENTIONS
 from attnbench.core.formats import digits, share
 from attnbench.core.sizes import format_size
 from attnbench.core.text import count
 from attnbench.report.characters import MEMORY_BOUND
 from attnbench.report.document import Ending, Figure, Grid, Grids
-from attnbench.results import case_names
+from attnbench.results import case_names, metrics
 from attnbench.results.cells import Cell
 from attnbench.results.metrics import METRICS, Metric
 
@@ -41,7 +41,7 @@ class _Axis:
     short: Callable[[Cell], str] | None = None  # in a column or row, where that is not the label
 
 
-_IN_ORDER: Mapping[str, Sequence[str]] = {"layout": LAYOUTS, "data": DATA}
+_IN_ORDER: Mapping[str, Sequence[str]] = {"layout": LAYOUTS, "data": DATA, "cache_dtype": CACHE_DTYPES}
 
 
 def _extra(name: str) -> _Axis:
@@ -96,12 +96,14 @@ BY_OPTION = {"pass": "direction", "window": "causal", "mask": "causal"}  # as th
 
 def grids(
     cells: Sequence[Cell],
-    names: Sequence[str] = ("tflops",),
+    names: Sequence[str] = (),
     by: str | None = None,
     *,
     lines: float = math.inf,
 ) -> list[Grids]:
     """Return the grids of each metric, then the error of fp8 cells, then the peak memory.
+
+    Without `names` each case has the metric that its users look at: `metrics.usual`.
 
     `by` is what the columns are: the backends where it is None, or, of many backends, the sequence lengths. A metric
     that no cell has gives no grids. A metric's grids end after about `lines` lines, divided by the number of devices
@@ -111,6 +113,10 @@ def grids(
     if by is None:
         by = _ROW if len({c.backend for c in cells if c.status != "skipped"}) > ABREAST else "backend"
     wanted = [(name, cells) for name in names]
+    if not names:
+        of_each = {name: [c for c in cells if name in metrics.usual(c.case)] for name in ("tflops", "gbps", "latency")}
+        wanted = [(name, chosen) for name, chosen in of_each.items() if chosen]
+        names = [name for name, _ in wanted]
     if "relative_error" not in names and (narrow := [c for c in cells if c.case.dtype == "fp8"]):
         wanted.append(("relative_error", narrow))  # a speed in fp8 says nothing without it
     if "memory_peak" not in names:
@@ -122,7 +128,7 @@ def grids(
         metric = METRICS[name]
         made, left = _grids(chosen, metric, by, lines if name in names else lines - longest)
         longest = max(longest, sum(len(grid.rows) + FRAME for grid in made))
-        if made or left or chosen is cells:
+        if made or left or name in names:
             competing: Any = "column" if made and made[0].corner == "backend" else "row"
             more = f"{count(left, 'more table')} not shown: {ALL_SHOWN}" if left else ""
             found.append(Grids(heading(metric, cells), tuple(made), competing, more))
@@ -135,8 +141,10 @@ def heading(metric: Metric, cells: Sequence[Cell]) -> str:
         states = sorted({c.run.policy.caches for c in cells if c.status == "ok"})
         how = "; in other runs ".join(COMPILED[state] for state in states)
         return f"{metric.heading} ({how})" if how else metric.heading
-    if metric.name not in ("tflops", "utilization") or not cells:
+    if metric.name not in ("tflops", "utilization", "gbps") or not cells:
         return metric.heading
+    if metric.name == "gbps":
+        return f"{metric.heading} of q, k, v and out, {_shares_of_copies([c for c in cells if c.status == 'ok'])}"
     counted = f"{metric.heading} ({CONVENTIONS[cells[0].source.convention]})"
     measured = [c for c in cells if c.status == "ok"]
     known = {(c.device, c.case.dtype): c.rates.peak for c in measured if c.rates.peak}
@@ -154,6 +162,14 @@ def heading(metric: Metric, cells: Sequence[Cell]) -> str:
     some = {c.rates.bandwidth for c in measured if c.rates.bandwidth and c.bound == "memory"}
     roofline = f"; {MEMORY_BOUND}: of the roofline, where memory bounds ({', '.join(map(bandwidth, sorted(some)))})"
     return f"{counted}, and share of the peak ({peaks})" + (roofline if some else "")
+
+
+def _shares_of_copies(cells: Sequence[Cell]) -> str:
+    """Return what the shares beside GB/s are of."""
+    copies = sorted({c.rates.copy for c in cells if c.rates.copy})
+    if copies:
+        return f"and share of what a copy reached ({', '.join(dict.fromkeys(map(bandwidth, copies)))})"
+    return "and share of the datasheet's bandwidth"
 
 
 def bandwidth(rate: float) -> str:
@@ -260,8 +276,8 @@ def _entry(cell: Cell, metric: Metric, best: bool) -> Figure | Ending:
     text = metric.format(value)
     number, _, aside = text.partition(" ")
     memory = metric.name == "tflops" and cell.bound == "memory"
-    if metric.name == "tflops":
-        used = cell.value("roofline" if memory else "utilization")
+    if metric.name in ("tflops", "gbps"):
+        used = metrics.share_of_limit(metric.name, cell.value, memory_bound=memory)
         aside = "" if used is None else share(used)
     return Figure(number, aside, best, held_down=metric.clocked and cell.held_down, memory_bound=memory)
 

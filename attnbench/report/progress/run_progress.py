@@ -9,13 +9,14 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
-from attnbench.core.formats import digits, share
+from attnbench.core.formats import share
 from attnbench.core.record import Job, Record, Run
 from attnbench.core.sizes import format_duration
 from attnbench.core.text import count, merged, one_line, template
 from attnbench.report.characters import MEMORY_BOUND
 from attnbench.report.progress.progress_line import JobProgress
 from attnbench.results import case_names, metrics
+from attnbench.results.metrics import METRICS
 from attnbench.results.rows import Row, Source
 from attnbench.results.run_setup import setup_texts
 
@@ -119,10 +120,18 @@ class RunProgress(JobProgress):
             style = "red" if record.status != "skipped" else "dim"
             return Text(case_names.ENDINGS.get(record.status, ""), style)
         row = Row(record, self._source)
-        text = Text(f"{digits(metrics.value('tflops', row) or 0)} TFLOP/s", "green")
-        memory = metrics.bound(record.case, row.rates) == "memory"
-        used = metrics.value("roofline" if memory else "utilization", row)
+        first, *others = metrics.usual(record.case)
+        text = Text("".join(f"{_written(name, row)}, " for name in others) + _written(first, row), "green")
+        memory = first == "tflops" and metrics.bound(record.case, row.rates) == "memory"
+        used = metrics.share_of_limit(first, lambda name: metrics.value(name, row), memory_bound=memory)
         return text.append(f" {share(used)}{MEMORY_BOUND if memory else ''}" if used is not None else "", style="dim")
+
+
+def _written(name: str, row: Row) -> str:
+    """Return a metric with its unit: "12.3 us", "3010 GB/s"."""
+    metric, value = METRICS[name], metrics.value(name, row)
+    text = metric.format(value or 0.0)
+    return text if metric.unit in ("", "s") else f"{text} {metric.unit}"
 
 
 def plan_summary(jobs: Sequence[Job]) -> str:
