@@ -44,7 +44,7 @@ from attnbench.core.policy import INSTRUMENTS, Policy
 from attnbench.core.sizes import format_size, parse_duration
 from attnbench.core.text import count
 from attnbench.run import yaml_file
-from attnbench.run.axes import LATENT, STRICT, Axes, Item, Text, expand, matches, overlay
+from attnbench.run.axes import LATENT, STRICT, Axes, Item, Text, expand, matches, overlay, parsed
 from attnbench.run.shipped_suites import shipped_suites
 
 GPU_ONLY = ("timer", "cross_check", "sustained_s", "isolate_power")  # fields of a policy
@@ -123,9 +123,12 @@ def parse_suite(data: Mapping[str, Any], where: str) -> Suite:
     try:
         _policy(suite.policy)
         _policy(suite.on_cpu.policy)
-        for axes in (suite.axes, suite.on_cpu.axes, *suite.cases, *suite.exclude):
-            if axes != Axes():
-                whole = axes.model_copy(update={"seqlen": axes.seqlen or "1", "nheads_k": None})
+        for axes in suite.exclude:
+            parsed(axes)
+        for axes in (Axes(), suite.on_cpu.axes, *suite.cases):
+            whole = overlay(suite.axes, axes)
+            if whole != Axes():
+                whole = whole.model_copy(update={"seqlen": whole.seqlen or "1k", "nheads_k": None})
                 expand(whole, suite.tokens, suite.hidden)
     except UserError as error:
         raise UserError(f"{where}: {error}") from None
