@@ -33,7 +33,7 @@ class Limits:
     ragged: bool = False  # sequences of unlike lengths in one batch
     page_sizes: tuple[int, ...] = ()  # of the pages in which k and v may lie; a size takes its multiples, too
     cache_dtypes: tuple[str, ...] = ()  # of these pages, beside that of q
-    latent: bool = False  # MLA with absorbed weights: v is a part of k
+    latent: bool = False  # MLA with absorbed weights: v is a part of k; the head dims above are not those of it
     on_cpu: bool = False
 
     def refusal(self, case: Case, device: Device) -> str | None:
@@ -69,7 +69,7 @@ class Limits:
             return f"no {case.dtype}, only {' and '.join(self.dtypes)}"
         if case.has_backward and not self.backward:
             return "forward only"
-        if reason := self._headdim_refusal(s.headdim, s.headdim_v):
+        if not case.latent and (reason := self._headdim_refusal(s.headdim, s.headdim_v)):
             return reason
         if s.nheads != s.nheads_k and not self.gqa:
             return "no grouped heads (nheads_k must equal nheads)"

@@ -2,15 +2,17 @@
 
     python tests/backends/triton_registers.py KERNEL,ARCH,HEADDIM,DTYPE[,FEATURE...] ...
 
-KERNEL is fwd, dkdv, dq or decode; ARCH a compute capability (80, 90, 100) or an AMD one (gfx942); DTYPE as
-Triton writes it (bf16, fp32, fp8e4nv); FEATURE one of LEFT, RIGHT, SOFTCAP, VARLEN, FP8, TMA, RESIDENT and AHEAD.
-Block sizes are the first row of the table whose shared memory
-fits (with TMA the row measured on Hopper, with its options), or those that a FEATURE such as 64x128x4x3 names (BLOCK_M,
-BLOCK_N, num_warps, num_stages). Prints one JSON line for each; on AMD only what Triton itself reports.
+KERNEL is fwd, dkdv, dq, decode, or paged (with pages of 16 tokens); ARCH a compute capability (80, 90, 100) or an AMD
+one (gfx942); DTYPE as Triton writes it (bf16, fp32, fp8e4nv); FEATURE one of LEFT, RIGHT, SOFTCAP, VARLEN, FP8, TMA,
+RESIDENT and AHEAD, of paged also LATENT (HEADDIM is then that of v, with 64 more in k) and CACHE8, an e4m3 cache. Block
+sizes are the first row of the table whose shared memory fits (with TMA the row measured on Hopper, with its options),
+or those that a FEATURE such as 64x128x4x3 names (BLOCK_M, BLOCK_N, num_warps, num_stages). Prints one JSON line for
+each; on AMD only what Triton itself reports.
 """
 
 from __future__ import annotations
 
+import functools
 import inspect
 import json
 import os
@@ -33,8 +35,9 @@ from attnbench.backends.triton.decode import _decode
 from attnbench.backends.triton.dkdv import _dk_dv
 from attnbench.backends.triton.dq import _dq
 from attnbench.backends.triton.forward import _forward
+from attnbench.backends.triton.paged import _paged
 
-KERNELS = {"fwd": _forward, "dkdv": _dk_dv, "dq": _dq, "decode": _decode}
+KERNELS = {"fwd": _forward, "dkdv": _dk_dv, "dq": _dq, "decode": _decode, "paged": _paged}
 FEATURES = ("LEFT", "RIGHT", "SOFTCAP", "VARLEN", "FP8", "TMA", "RESIDENT", "AHEAD")
 DESCRIPTOR_ROWS = {"Q": "BLOCK_M", "K": "BLOCK_N", "V": "BLOCK_N", "DOut": "BLOCK_M"}  # with TMA
 OWN_BLOCKS = {"fwd": ("Q",), "dkdv": ("K", "V"), "dq": ("Q", "DOut")}
@@ -45,9 +48,14 @@ ITEMSIZE = {"fp32": 4, "fp8e4nv": 1}
 def build(kernel: str, arch: str, headdim: int, dtype: str, features: set[str]) -> dict[str, Any]:
     fn, itemsize = KERNELS[kernel], ITEMSIZE.get(dtype, 2)
     width = triton.next_power_of_2(headdim)
-    table = (config._SINGLE_PRECISION if itemsize == 4 else config._HALF_PRECISION)[kernel][max(64, width)]
+    tables = config._SINGLE_PRECISION if itemsize == 4 else config._HALF_PRECISION
+    of_table = "decode" if kernel == "paged" else kernel
+    memory = functools.partial(config.shared_memory, of_table, block_d=width, block_dv=width, itemsize=itemsize)
+    if "LATENT" in features:
+        memory = functools.partial(config.latent_shared_memory, block_d=width + 64, block_dv=width, itemsize=itemsize)
+    table = config._LATENT if "LATENT" in features else tables[of_table][max(64, width)]
     limit = SHARED[arch] * 1024
-    fitting = (row for row in table if config.shared_memory(kernel, row, width, width, itemsize) <= limit)
+    fitting = (row for row in table if memory(row) <= limit)
     blocks = next(fitting, table[-1])
     if arch == "90" and "TMA" in features:
         blocks = next(iter(config._HOPPER_MEASURED.get(kernel, {}).get(max(64, width), ())), blocks)
@@ -57,7 +65,13 @@ def build(kernel: str, arch: str, headdim: int, dtype: str, features: set[str]) 
     constants: dict[str, Any] = {"HEADDIM": headdim, "HEADDIM_V": headdim, "BLOCK_D": width, "BLOCK_DV": width}
     constants |= {"BLOCK_M": blocks.BLOCK_M, "BLOCK_N": blocks.BLOCK_N}
     constants |= {name: name in features for name in FEATURES if name in fn.arg_names}
-    absent = [name for name in fn.arg_names if name.startswith("Cu_")] if "VARLEN" not in features else []
+    if kernel == "paged":
+        constants |= {"PAGE": 16, "LATENT": "LATENT" in features, "REST": 64, "BLOCK_R": 64}
+    absent = (
+        [name for name in fn.arg_names if name.startswith("Cu_")]
+        if not features & {"VARLEN"} and kernel != "paged"
+        else []
+    )
     absent += [name for name in fn.arg_names if name.startswith("Descale")] if "FP8" not in features else []
     constants |= dict.fromkeys(absent)
 
@@ -77,7 +91,8 @@ def build(kernel: str, arch: str, headdim: int, dtype: str, features: set[str]) 
         elif kernel == "dkdv" and name in ("Lse", "Delta") and "TMA" in features:
             signature[name] = f"tensordesc<fp32[1, 1, {blocks.BLOCK_M}]>"
         else:
-            signature[name] = _type(name, "bf16" if name == "Out" and itemsize == 1 else dtype)
+            narrow = name in ("K", "V") and "CACHE8" in features
+            signature[name] = _type(name, "bf16" if name == "Out" and itemsize == 1 else "fp8e4nv" if narrow else dtype)
             if signature[name][0] == "*" or (name.startswith("stride_") and not name.startswith("stride_l")):
                 attributes[(i,)] = [["tt.divisibility", 16]]
     target = GPUTarget("hip", arch, 64) if arch.startswith("gfx") else GPUTarget("cuda", int(arch), 32)
@@ -90,11 +105,11 @@ def build(kernel: str, arch: str, headdim: int, dtype: str, features: set[str]) 
 def _type(name: str, dtype: str) -> str:
     if name in ("Lse", "Delta") or name.startswith("Descale"):
         return "*fp32"
-    if name.startswith("Cu_"):
+    if name.startswith("Cu_") or name in ("Table", "Seqlens_k"):
         return "*i32"
     if name[0].isupper():
         return f"*{dtype}"
-    return "fp32" if name.startswith("scale") else "i32"
+    return "fp32" if name.startswith(("scale", "descale")) else "i32"
 
 
 def _ptxas(ptx: str, arch: str) -> dict[str, Any]:

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 MIN_TRITON = (3, 4)  # the first with tensor descriptors made on the host
 MIN_CAPABILITY_FP8 = (8, 9)
+MAX_LATENT = 512  # headdim_v of latent rows
 
 
 class Triton(BackendBase):
@@ -42,6 +43,7 @@ class Triton(BackendBase):
         ragged=True,
         page_sizes=(1,),
         cache_dtypes=("fp8",),
+        latent=True,
         on_cpu=True,
     )
 
@@ -61,7 +63,7 @@ class Triton(BackendBase):
         return _judged(version) if version else None
 
     def unsupported(self, case: Case, device: Device) -> str | None:
-        reason = _interpreter_refusal(case, device) or super().unsupported(case, device)
+        reason = _interpreter_refusal(case, device) or _latent_refusal(case) or super().unsupported(case, device)
         return _fp8_refusal(case, device) if reason is None and case.dtype == "fp8" else reason
 
     def workspace(self, case: Case) -> Workspace:
@@ -121,11 +123,10 @@ def _prepare_paged(case: Case, inputs: Inputs, options: Mapping[str, Any]) -> Pr
     assert inputs.page_table is not None
     device, longest = inputs.q.device, (case.shape.seqlen_q, case.shape.seqlen_k)
     sequences = (inputs.page_table, seqlens_k(case, device), cu_seqlens(case, device)[0])
-    descale = inputs.descale if case.cache_dtype == "fp8" else None
+    options = {**options, "descale": inputs.descale if case.cache_dtype == "fp8" else None, "latent": case.latent}
 
     def launch() -> Tensor:
-        q = inputs.q.flatten(0, 1)
-        out: Tensor = attention_paged(q, inputs.k, inputs.v, *sequences, *longest, descale=descale, **options)
+        out: Tensor = attention_paged(inputs.q.flatten(0, 1), inputs.k, inputs.v, *sequences, *longest, **options)
         return out.view(*inputs.q.shape[:3], -1)
 
     return Prepared(launch, lambda out: {"out": out})
@@ -146,6 +147,16 @@ def _interpreter_refusal(case: Case, device: Device) -> str | None:
     if case.dtype == "fp8":
         return "Triton's interpreter rounds to e4m3 wrongly"
     return "Triton's interpreter computes bf16 dot products wrongly" if case.dtype == "bf16" else None
+
+
+def _latent_refusal(case: Case) -> str | None:
+    if not case.latent:
+        return None
+    if not case.is_paged:
+        return "latent rows only in a cache of pages"
+    if not 16 <= case.shape.headdim_v <= MAX_LATENT or case.shape.headdim > 2 * MAX_LATENT:
+        return f"latent rows with a headdim_v of 16 to {MAX_LATENT}"
+    return None
 
 
 def _fp8_refusal(case: Case, device: Device) -> str | None:

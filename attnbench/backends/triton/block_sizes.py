@@ -120,6 +120,25 @@ def decode_blocks(q: Tensor, v: Tensor, rows: int) -> Blocks:
     return chosen._replace(BLOCK_M=max(MIN_BLOCK, triton.next_power_of_2(rows)))
 
 
+# The kernel of latent rows (MLA) keeps 512 columns of its queries and loads as many of each key: rows, best first, for
+# GPUs with 227 and 163 KiB of shared memory for a program, and for less. Not measured on any GPU yet.
+_LATENT = (Blocks(64, 32, 8, 2), Blocks(32, 32, 8, 2), Blocks(16, 32, 4, 2), Blocks(16, 16, 4, 1))
+
+
+def latent_blocks(q: Tensor, headdim_v: int, rows: int) -> Blocks:
+    """Return the block sizes of the kernel of latent rows: the first that fit; BLOCK_M holds at most `rows`."""
+    limit, width_v = _shared_memory_limit(device_index(q)), triton.next_power_of_2(headdim_v)
+    width = width_v + triton.next_power_of_2(q.shape[-1] - headdim_v)
+    fits = (b for b in _LATENT if latent_shared_memory(b, width, width_v, q.element_size()) <= limit)
+    chosen = next(fits, _LATENT[-1])
+    return chosen._replace(BLOCK_M=min(chosen.BLOCK_M, max(MIN_BLOCK, triton.next_power_of_2(rows))))
+
+
+def latent_shared_memory(blocks: Blocks, block_d: int, block_dv: int, itemsize: int) -> int:
+    """Return an upper bound of the bytes of shared memory of a program for latent rows: queries, and keys in stages."""
+    return (blocks.BLOCK_M + blocks.num_stages * blocks.BLOCK_N) * max(block_d, block_dv) * itemsize
+
+
 @functools.cache
 def candidates(
     kernel: Kernel, block_d: int, block_dv: int, itemsize: int, device: int | None, use_tma: bool, masked: bool

@@ -10,6 +10,8 @@ the page of every key that it loads; nothing is gathered first.
   each, and decode.py's `_combine` adds their results. A sequence that is shorter has fewer stretches: programs without
   keys end at once.
 - A cache may be e4m3 (`descale`): its values become those of q's dtype when they are loaded.
+- Latent rows (MLA with absorbed weights, DeepSeek-V2, arXiv 2405.04434, section 2.1) are keys whose first headdim_v
+  columns are the values too: these are loaded one time, and the rest of a key is multiplied apart.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, disable-error-code="untyped-decorator"
@@ -21,7 +23,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from attnbench.backends.triton.block_sizes import decode_blocks, head_dim_constants, key_splits
+from attnbench.backends.triton.block_sizes import (
+    MIN_BLOCK,
+    decode_blocks,
+    head_dim_constants,
+    key_splits,
+    latent_blocks,
+)
 from attnbench.backends.triton.decode import combine_stretches
 from attnbench.backends.triton.device_functions import keys_seen, mask_scores, tanh
 from attnbench.backends.triton.forward import empty_results, finish_softmax
@@ -46,6 +54,7 @@ def attention_paged(
     softcap: float = 0.0,
     softmax_scale: float | None = None,
     descale: tuple[float, float] | None = None,
+    latent: bool = False,
 ) -> Tensor:
     """Return attention of queries that are the last of their sequences, over keys and values in pages. Forward only.
 
@@ -55,15 +64,17 @@ def attention_paged(
     cu_seqlens_q[b] to cu_seqlens_q[b + 1] - 1, at most max_seqlen_q, and seqlens_k[b] keys, at most max_seqlen_k. Their
     values are not checked. The result is (total_q, nheads, headdim_v).
 
-    Masks, softcap and scale are as in `attention`. With an e4m3 cache `descale` has the factors of k and of v.
+    Masks, softcap and scale are as in `attention`. With an e4m3 cache `descale` has the factors of k and of v. With
+    `latent` v_cache is a view of the first columns of k_cache.
 
     Raises ValueError, with the reason, for inputs that do not fit.
     """
     problem = paged_problem(
         q, k_cache, v_cache, (page_table, seqlens_k, cu_seqlens_q), (max_seqlen_q, max_seqlen_k), causal, window_size,
         softcap=softcap, softmax_scale=softmax_scale, has_descale=descale is not None,
+        latent=latent,
     )  # fmt: skip
-    return _attend(q[None], k_cache, v_cache, page_table, seqlens_k, problem, descale or (1.0, 1.0))[0]
+    return _attend(q[None], k_cache, v_cache, page_table, seqlens_k, problem, descale or (1.0, 1.0), latent)[0]
 
 
 def _attend(
@@ -74,13 +85,19 @@ def _attend(
     seqlens_k: Tensor,
     problem: Problem,
     descale: tuple[float, float],
+    latent: bool,
 ) -> Tensor:
     out, lse = empty_results(q, v_cache)
     nheads, nheads_k = q.shape[2], k_cache.shape[2]
     group, heads = nheads // nheads_k, problem.batch * nheads_k
     rows = problem.seqlen_q * group
-    constants = head_dim_constants(q, v_cache)
-    blocks = decode_blocks(q, v_cache, rows=min(rows, MAX_ROWS))
+    if latent:  # the kernel's q and k are the columns of v; the rest of them is apart
+        constants = head_dim_constants(v_cache, v_cache)
+        rest = q.shape[3] - v_cache.shape[3]
+        blocks = latent_blocks(q, v_cache.shape[3], rows)
+    else:
+        constants, rest = head_dim_constants(q, v_cache), 0
+        blocks = decode_blocks(q, v_cache, rows=min(rows, MAX_ROWS))
     row_blocks = triton.cdiv(rows, blocks.BLOCK_M)
     splits = key_splits(q, heads * row_blocks, problem.seqlen_k, blocks.BLOCK_N)
     stretch = triton.cdiv(triton.cdiv(problem.seqlen_k, blocks.BLOCK_N), splits) * blocks.BLOCK_N
@@ -103,6 +120,9 @@ def _attend(
         RIGHT=problem.right is not None,
         SOFTCAP=problem.softcap > 0,
         PAGE=k_cache.shape[1],
+        LATENT=latent,
+        REST=rest,
+        BLOCK_R=max(MIN_BLOCK, triton.next_power_of_2(rest)),
     )
     if splits > 1:
         combine_stretches(part, part_lse, out, lse, constants)
@@ -126,7 +146,8 @@ def _paged(
     left, right, nheads_k, group, row_blocks, splits,
     stretch,  # keys of one stretch, a multiple of BLOCK_N
     HEADDIM: tl.constexpr, HEADDIM_V: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
-    LEFT: tl.constexpr, RIGHT: tl.constexpr, SOFTCAP: tl.constexpr, PAGE: tl.constexpr,
+    LEFT: tl.constexpr, RIGHT: tl.constexpr, SOFTCAP: tl.constexpr, PAGE: tl.constexpr, LATENT: tl.constexpr,
+    REST: tl.constexpr, BLOCK_R: tl.constexpr,  # with LATENT, the columns of a key that are not of its value
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """Compute attention of one block of rows over one stretch of the keys of one key head of one sequence."""
@@ -145,6 +166,11 @@ def _paged(
     cols, cols_v = tl.arange(0, BLOCK_D), tl.arange(0, BLOCK_DV)
     pointers = Q + (row * stride_qm + h * stride_qh)[:, None] + cols[None, :]
     q = tl.load(pointers, mask=there[:, None] & (cols[None, :] < HEADDIM), other=0.0)
+    q_rest = q
+    if LATENT:
+        cols_r = tl.arange(0, BLOCK_R)
+        pointers = Q + (row * stride_qm + h * stride_qh)[:, None] + HEADDIM + cols_r[None, :]
+        q_rest = tl.load(pointers, mask=there[:, None] & (cols_r[None, :] < REST), other=0.0)
     K += h_k * stride_kh
     V += h_k * stride_vh
     Table += b.to(tl.int64) * stride_tb
@@ -173,17 +199,17 @@ def _paged(
     row_sum = tl.zeros((BLOCK_M,), tl.float32)
     for start_n in range(full_begin, full_end, BLOCK_N):
         acc, row_max, row_sum = _paged_block(
-            acc, row_max, row_sum, q, K, V, Table, stride_kp, stride_kn, stride_vp, stride_vn, scale_tanh, scale_log2,
-            first, last, start_n, seqlen_k, HEADDIM, HEADDIM_V, BLOCK_D, BLOCK_DV, BLOCK_N, LEFT, SOFTCAP, PAGE,
-            MASK=False,
+            acc, row_max, row_sum, q, q_rest, K, V, Table, stride_kp, stride_kn, stride_vp, stride_vn,
+            scale_tanh, scale_log2, first, last, start_n, seqlen_k, HEADDIM, HEADDIM_V, BLOCK_D, BLOCK_DV, BLOCK_N,
+            LEFT, SOFTCAP, PAGE, LATENT, REST, BLOCK_R, MASK=False,
         )  # fmt: skip
     between = full_end - full_begin
     for start_e in range(begin if LEFT else full_end, end - between if LEFT else end, BLOCK_N):
         start_n = start_e + tl.where(start_e < full_begin, 0, between) if LEFT else start_e
         acc, row_max, row_sum = _paged_block(
-            acc, row_max, row_sum, q, K, V, Table, stride_kp, stride_kn, stride_vp, stride_vn, scale_tanh, scale_log2,
-            first, last, start_n, seqlen_k, HEADDIM, HEADDIM_V, BLOCK_D, BLOCK_DV, BLOCK_N, LEFT, SOFTCAP, PAGE,
-            MASK=True,
+            acc, row_max, row_sum, q, q_rest, K, V, Table, stride_kp, stride_kn, stride_vp, stride_vn,
+            scale_tanh, scale_log2, first, last, start_n, seqlen_k, HEADDIM, HEADDIM_V, BLOCK_D, BLOCK_DV, BLOCK_N,
+            LEFT, SOFTCAP, PAGE, LATENT, REST, BLOCK_R, MASK=True,
         )  # fmt: skip
 
     acc, lse = finish_softmax(acc, row_max, row_sum, None, False)
@@ -196,12 +222,12 @@ def _paged(
 
 @triton.jit
 def _paged_block(
-    acc, row_max, row_sum, q, K, V, Table, stride_kp, stride_kn, stride_vp, stride_vn, scale_tanh, scale_log2,
+    acc, row_max, row_sum, q, q_rest, K, V, Table, stride_kp, stride_kn, stride_vp, stride_vn, scale_tanh, scale_log2,
     first, last,  # first and last key that each row sees, (rows, 1)
     start_n, seqlen_k,
     HEADDIM: tl.constexpr, HEADDIM_V: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
     BLOCK_N: tl.constexpr, LEFT: tl.constexpr, SOFTCAP: tl.constexpr, PAGE: tl.constexpr,
-    MASK: tl.constexpr,
+    LATENT: tl.constexpr, REST: tl.constexpr, BLOCK_R: tl.constexpr, MASK: tl.constexpr,
 ):  # fmt: skip
     """Return (acc, row_max, row_sum) of the online softmax with one block of keys added, from the pages they are in."""
     keys = start_n + tl.arange(0, BLOCK_N)
@@ -211,6 +237,11 @@ def _paged_block(
     of_k = K + (page * stride_kp + place * stride_kn)[:, None] + cols[None, :]
     k = tl.load(of_k, mask=known[:, None] & (cols[None, :] < HEADDIM), other=0.0).to(q.dtype)
     scores = tl.dot(q, tl.trans(k), input_precision="ieee")
+    if LATENT:
+        cols_r = tl.arange(0, BLOCK_R)
+        of_rest = K + (page * stride_kp + place * stride_kn)[:, None] + HEADDIM + cols_r[None, :]
+        rest = tl.load(of_rest, mask=known[:, None] & (cols_r[None, :] < REST), other=0.0).to(q.dtype)
+        scores = tl.dot(q_rest, tl.trans(rest), scores, input_precision="ieee")
     if SOFTCAP:
         scores = tanh(scores * scale_tanh, EXACT=q.dtype == tl.float32)
     if MASK:
@@ -220,7 +251,10 @@ def _paged_block(
     p = tl.exp2(scores * scale_log2 - base[:, None])
     alpha = tl.exp2(row_max - base)
     row_sum = row_sum * alpha + tl.sum(p, 1)
-    of_v = V + (page * stride_vp + place * stride_vn)[:, None] + cols_v[None, :]
-    v = tl.load(of_v, mask=known[:, None] & (cols_v[None, :] < HEADDIM_V), other=0.0).to(q.dtype)
+    if LATENT:
+        v = k
+    else:
+        of_v = V + (page * stride_vp + place * stride_vn)[:, None] + cols_v[None, :]
+        v = tl.load(of_v, mask=known[:, None] & (cols_v[None, :] < HEADDIM_V), other=0.0).to(q.dtype)
     acc = tl.dot(p.to(q.dtype), v, acc * alpha[:, None], input_precision="ieee")
     return acc, new_max, row_sum

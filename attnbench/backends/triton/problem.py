@@ -12,6 +12,7 @@ LOG2_E = 1.4426950408889634
 
 MIN_HEADDIM = 16  # what a tensor core's matmul takes at least
 MAX_HEADDIM = 256  # more would leave no room for the accumulators in registers
+MAX_HEADDIM_LATENT = 1024  # of which v has 512 at most: its accumulators are as wide
 FLOAT8 = torch.float8_e4m3fn
 DTYPES = (torch.bfloat16, torch.float16, torch.float32, FLOAT8)
 
@@ -137,13 +138,15 @@ def paged_problem(
     window_size: Window,
     *,
     has_descale: bool,
+    latent: bool,
     **options: Any,
 ) -> Problem:
     """Return the problem for a cache of pages. Raises ValueError for unsupported inputs.
 
     q is (total, nheads, headdim), the caches are (pages, page_size, nheads_k, d); `sequences` are page_table, seqlens_k
-    and cu_seqlens_q, whose values are not checked.
+    and cu_seqlens_q, whose values are not checked. `latent` says that v_cache is a part of k_cache.
     """
+    most = MAX_HEADDIM_LATENT if latent else MAX_HEADDIM
     page_table, seqlens_k, cu_seqlens_q = sequences
     is_e4m3 = k_cache.dtype == v_cache.dtype == FLOAT8
     if is_e4m3 != has_descale:
@@ -153,8 +156,10 @@ def paged_problem(
             raise ValueError(f"{name} must have {dim} dimensions, the last contiguous, got {tuple(x.shape)}")
         if x.device != q.device or (x.dtype != q.dtype and not (is_e4m3 and name != "q")):
             raise ValueError(f"{name} must be {q.dtype} on {q.device}, it is {x.dtype} on {x.device}")
-        if not MIN_HEADDIM <= x.shape[-1] <= MAX_HEADDIM:
-            raise ValueError(f"{name}'s headdim must be {MIN_HEADDIM} to {MAX_HEADDIM}, got {x.shape[-1]}")
+        if not MIN_HEADDIM <= x.shape[-1] <= most:
+            raise ValueError(f"{name}'s headdim must be {MIN_HEADDIM} to {most}, got {x.shape[-1]}")
+    if latent and (k_cache.data_ptr() != v_cache.data_ptr() or v_cache.shape[3] > k_cache.shape[3]):
+        raise ValueError("latent: v_cache must be the first columns of k_cache")
     if k_cache.shape[:3] != v_cache.shape[:3] or k_cache.shape[3] != q.shape[2] or q.shape[1] % k_cache.shape[2]:
         raise ValueError(
             f"shapes do not fit: q {tuple(q.shape)}, caches {tuple(k_cache.shape)}, {tuple(v_cache.shape)}"
