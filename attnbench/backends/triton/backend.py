@@ -64,7 +64,7 @@ class Triton(BackendBase):
 
     def unsupported(self, case: Case, device: Device) -> str | None:
         reason = _interpreter_refusal(case, device) or _latent_refusal(case) or super().unsupported(case, device)
-        return _fp8_refusal(case, device) if reason is None and case.dtype == "fp8" else reason
+        return _fp8_refusal(case, device) if reason is None and "fp8" in (case.dtype, case.cache_dtype) else reason
 
     def workspace(self, case: Case) -> Workspace:
         s = case.extent
@@ -160,8 +160,10 @@ def _latent_refusal(case: Case) -> str | None:
 
 
 def _fp8_refusal(case: Case, device: Device) -> str | None:
-    if case.is_ragged or case.is_paged:
+    if case.dtype == "fp8" and (case.is_ragged or case.is_paged):
         return f"fp8 of {'pages' if case.is_paged else 'ragged batches'} is not wired up"
+    if device.kind == "cpu":
+        return None
     if case.has_backward:
         return "fp8 is forward only"
     if device.name.startswith("AMD"):
