@@ -51,6 +51,7 @@ class Eager(BackendBase):
         ragged=True,
         page_sizes=(1,),
         cache_dtypes=("fp8",),
+        append=True,
         latent=True,
     )
 
@@ -79,11 +80,14 @@ def _prepare_paged(case: Case, inputs: Inputs) -> Prepared:
     plan = functools.partial(pages.key_places, case, inputs.page_table)
     places, attention = plan().flatten(), _packed_attention(case, inputs.q.device)
 
+    append = pages.appender(case, inputs)
+
     def read(cache: Tensor, factor: float) -> Tensor:
         rows = pages.gather(cache, places)
         return rows if rows.dtype == inputs.q.dtype else rows.to(inputs.q.dtype) * factor
 
     def launch() -> Tensor:
+        append()
         k = read(inputs.k, inputs.descale[0])
         v = k[..., : case.shape.headdim_v] if case.latent else read(inputs.v, inputs.descale[1])
         return attention(inputs.q.flatten(0, 1), k, v).view(*inputs.q.shape[:3], case.shape.headdim_v)
@@ -113,7 +117,7 @@ def _packed_attention(case: Case, device: torch.device) -> Callable[[Tensor, Ten
 def _dense(case: Case, of: Sequences) -> Case:
     """Return the case of the sequences of one length, without pages."""
     shape = replace(case.shape, batch=of.number, seqlen_q=of.seqlen_q, seqlen_k=of.seqlen_k)
-    return replace(case, shape=shape, lengths=(), page_size=0, cache_dtype="same")
+    return replace(case, shape=shape, lengths=(), page_size=0, append=False, cache_dtype="same")
 
 
 def _attention(case: Case, device: torch.device) -> Callable[[Tensor, Tensor, Tensor], Tensor]:

@@ -33,6 +33,7 @@ class Limits:
     ragged: bool = False  # sequences of unlike lengths in one batch
     page_sizes: tuple[int, ...] = ()  # of the pages in which k and v may lie; a size takes its multiples, too
     cache_dtypes: tuple[str, ...] = ()  # of these pages, beside that of q
+    append: bool = False  # a call writes the new keys and values to the pages first
     latent: bool = False  # MLA with absorbed weights: v is a part of k; the head dims above are not those of it
     on_cpu: bool = False
 
@@ -98,6 +99,8 @@ class Limits:
             return "no cache of pages"
         if case.cache_dtype != "same" and case.cache_dtype not in self.cache_dtypes:
             return f"no {case.cache_dtype} cache for {case.dtype} queries"
+        if case.append and not self.append:
+            return "its call does not append to the cache"
         if not any(size % known == 0 for known in self.page_sizes):
             return f"no pages of {size} tokens, only multiples of {' and '.join(map(str, self.page_sizes))}"
         return None

@@ -202,6 +202,13 @@ class WhatToMeasure:
             autocompletion=complete.several(CACHE_DTYPES),
         ),
     ] = None
+    append: Annotated[
+        bool | None,
+        shape(
+            "--append/--no-append",
+            help="A call first writes the keys and values of its queries into the cache, as a server's step does.",
+        ),
+    ] = None
     latent: Annotated[
         bool | None,
         shape(

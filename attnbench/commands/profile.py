@@ -73,6 +73,9 @@ class OneCase:
         str | None,
         one(metavar="NAME", help="Of that cache: same (as q), fp8.", autocompletion=complete.one(CACHE_DTYPES)),
     ] = None
+    append: Annotated[
+        bool | None, one("--append/--no-append", metavar="", help="A call writes its keys and values there first.")
+    ] = None
     latent: Annotated[
         bool | None, one("--latent/--no-latent", metavar="", help="MLA with absorbed weights, DeepSeek-V3's sizes.")
     ] = None

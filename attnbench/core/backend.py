@@ -78,6 +78,10 @@ class Inputs:
     With a `Case.cache_dtype` the caches are e4m3, and their numbers must be multiplied by `descale`, of k and of v.
 
     Of a latent case v is a view of k, its first headdim_v columns.
+
+    Of a case that appends (`Case.append`) `new_k` and `new_v` are the keys and values of the queries, (batch, seqlen_q,
+    nheads_k, headdim or headdim_v). A launch writes them to their places in the caches, where other numbers are before
+    the first.
     """
 
     q: Tensor
@@ -86,12 +90,14 @@ class Inputs:
     dout: Tensor | None = None
     page_table: Tensor | None = None
     descale: tuple[float, float] = (1.0, 1.0)
+    new_k: Tensor | None = None
+    new_v: Tensor | None = None
 
     @property
     def values(self) -> Mapping[str, Tensor]:
-        """The tensors of numbers that have memory of their own, by name: "q", "k", "v", "dout"."""
+        """The tensors of numbers that have memory of their own, by name: "q", "k", "v", "dout", ..."""
         v = None if self.v.data_ptr() == self.k.data_ptr() else self.v
-        named = {"q": self.q, "k": self.k, "v": v, "dout": self.dout}
+        named = {"q": self.q, "k": self.k, "v": v, "dout": self.dout, "new_k": self.new_k, "new_v": self.new_v}
         return {name: t for name, t in named.items() if t is not None}
 
     def with_values(self, values: Mapping[str, Tensor]) -> Inputs:

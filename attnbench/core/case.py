@@ -119,6 +119,7 @@ class Case:
     scale: float = 0.0  # the factor on q k^T before the softmax; 0: 1 / sqrt(headdim)
     cache_dtype: CacheDtype = "same"  # of a cache of pages; "same": that of q
     latent: bool = False  # MLA: v is the first headdim_v columns of k
+    append: bool = False  # one call writes the keys and values of its queries into the cache of pages first
 
     def __post_init__(self) -> None:
         if problem := _problem_of_cache(self):
@@ -231,6 +232,8 @@ def _problem_of_cache(case: Case) -> str:
         return f"page_size is at least 1, not {case.page_size}"
     if case.cache_dtype != "same" and (not case.is_paged or case.dtype == "fp8"):
         return "a cache_dtype is that of a cache of pages, for queries of another dtype"
+    if case.append and (not case.is_paged or case.latent or case.cache_dtype != "same"):
+        return "keys and values are appended to a cache of pages in the dtype of q, and not as latent rows"
     if not (case.is_paged or case.latent):
         return ""
     what = "latent rows" if case.latent else "a cache of pages"

@@ -104,7 +104,8 @@ def ideal_bytes(case: Case) -> int:
     k, v and their gradients have nheads_k heads. Results are written in full, zeros too. Rows of an input that are in
     no unmasked pair (as keys older than the window of a decode step) need not be read and are not counted. The
     log-sum-exp is not counted: whether and how to keep it is the implementation's choice. For fp8, q, k and v have one
-    byte per element and out two. v of a latent case is a part of k; a page table is not counted.
+    byte per element and out two. v of a latent case is a part of k; a page table is not counted. What is
+    appended to a cache is written to it, and read as an operand of its own.
     """
     s = case.extent
     seen_q = seen_k = 0
@@ -119,6 +120,8 @@ def ideal_bytes(case: Case) -> int:
     results = 0
     if case.has_forward:
         results += rows_q * dv  # out
+    if case.append:
+        results += s.batch * s.seqlen_q * s.nheads_k * (d + dv)
     if case.has_backward:
         results += seen_q * 2 * dv  # out, dout
         results += rows_q * d + rows_k * (d + dv)  # dq, dk, dv

@@ -15,6 +15,8 @@ torch is imported inside functions only.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -70,6 +72,67 @@ def key_places(case: Case, page_table: Tensor) -> Tensor:
     key = torch.arange(len(of_key), device=page_table.device) - starts[of_key]
     place = page_table[of_key, key // case.page_size].long() * case.page_size + key % case.page_size
     return place.view(case.extent.batch, case.extent.seqlen_k)
+
+
+def new_key_places(case: Case, page_table: Tensor) -> Tensor:
+    """Return the place of the key of each query, as `key_places` does: (queries of all sequences,)."""
+    import torch
+
+    starts_q, starts_k = (starts.long() for starts in cu_seqlens(case, page_table.device))
+    query = torch.arange(int(starts_q[-1]), device=page_table.device)
+    return key_places(case, page_table).flatten()[query + (starts_k - starts_q)[1:].repeat_interleave(starts_q.diff())]
+
+
+def without_new_keys(case: Case, given: Inputs) -> Inputs:
+    """Return the inputs with the keys and values of the queries apart, and other numbers in their places in the caches.
+
+    Those of a case that does not append stay as they are. The caches are changed in place.
+    """
+    if not case.append:
+        return given
+    assert given.page_table is not None
+    places, new = new_key_places(case, given.page_table), []
+    for cache in (given.k, given.v):
+        rows = gather(cache, places)
+        cache.flatten(0, 1)[places] = rows.flip(-1)
+        new.append(rows.view(*given.q.shape[:2], *rows.shape[1:]))
+    return replace(given, new_k=new[0], new_v=new[1])
+
+
+def appender(case: Case, given: Inputs) -> Callable[[], None]:
+    """Return a function that writes the keys and values of the queries to their places in the caches, by torch.
+
+    It does nothing where the case does not append.
+    """
+    if given.page_table is None or given.new_k is None or given.new_v is None:
+        return lambda: None
+    places = new_key_places(case, given.page_table)
+    pairs = [
+        (cache.flatten(0, 1), new.flatten(0, 1)) for cache, new in ((given.k, given.new_k), (given.v, given.new_v))
+    ]
+
+    def append() -> None:
+        for rows, new in pairs:
+            rows[places] = new
+
+    return append
+
+
+@contextmanager
+def appended(case: Case, given: Inputs) -> Iterator[None]:
+    """Have the keys and values of the queries in the caches, as after a launch; and what was there again at the end."""
+    if not case.append:
+        yield
+        return
+    assert given.page_table is not None
+    places = new_key_places(case, given.page_table)
+    before = [gather(cache, places) for cache in (given.k, given.v)]
+    appender(case, given)()
+    try:
+        yield
+    finally:
+        for cache, rows in zip((given.k, given.v), before, strict=True):
+            cache.flatten(0, 1)[places] = rows
 
 
 def in_cache_dtype(case: Case, given: Inputs) -> Inputs:

@@ -78,6 +78,7 @@ class Axes(BaseModel):
     lengths: Text | None = None
     page_size: Text | None = None
     cache_dtype: Text | None = None
+    append: bool | list[bool] | None = None
     latent: bool | list[bool] | None = None
     softmax_scale: Text | None = None
 
@@ -157,6 +158,7 @@ AXES: Mapping[str, Axis] = {  # by the fields of Axes
     "cache_dtype": Axis(
         partial(_parse_names, known=CACHE_DTYPES, what="cache-dtype"), lambda c: c.cache_dtype, usual="same"
     ),
+    "append": Axis(_listed, lambda c: c.append, lambda append: str(append).lower(), False),
     "latent": Axis(_listed, lambda c: c.latent, lambda latent: str(latent).lower(), False),
     "softmax_scale": Axis(
         partial(parse_numbers, what="softmax-scale"), lambda c: c.scale, lambda n: f"{n:g}" if n else "none", 0.0
@@ -173,7 +175,7 @@ def parsed(axes: Axes) -> dict[str, Sequence[Any]]:
 
 _PRODUCT = (  # the order in which cases come
     *("dtype", "headdim", "mask", "softcap", "dropout", "layout", "data"),
-    *("page_size", "cache_dtype", "latent", "softmax_scale", "direction"),
+    *("page_size", "cache_dtype", "append", "latent", "softmax_scale", "direction"),
     *("nheads", "nheads_k", "lengths", "seqlen", "seqlen_q", "batch"),
 )
 # DeepSeek-V3's decode: what --latent gives where the options say nothing else, and the scale of any latent case.
@@ -244,6 +246,7 @@ def _case(at: Mapping[str, Any], total: int, width: int) -> Case | None:
         page_size=page,
         scale=at["softmax_scale"] or (LATENT_SCALE if latent else 0.0),
         cache_dtype=at["cache_dtype"],
+        append=at["append"],
         latent=latent,
     )
 
@@ -262,6 +265,11 @@ def _check_together(at: Mapping[str, Any], *, is_ragged: bool, heads_k: int) -> 
         raise UserError("latent: the values are a part of the keys; give --headdim 576-512, or leave it out")
     if at["cache_dtype"] != "same" and not page:
         raise UserError("cache-dtype: it is that of a cache of pages; give --page-size too")
+    if at["append"] and (not page or latent or at["cache_dtype"] != "same"):
+        raise UserError(
+            "append: keys and values are appended to pages in the dtype of q; give --page-size, and leave out "
+            "--latent and --cache-dtype"
+        )
     if at["cache_dtype"] != "same" and at["dtype"] == "fp8":
         raise UserError("cache-dtype: with --dtype fp8 queries, keys and values are fp8; leave out --cache-dtype")
 

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from attnbench.core import flops, stats
+from attnbench.core import flops, pages, stats
 from attnbench.core.backend import Backend, Inputs, Prepared, Signature
 from attnbench.core.case import Case
 from attnbench.core.machine import Device
@@ -149,6 +149,7 @@ class CellSteps:
                 self.timing.measurements.update(turns)
                 self.timing.notes += notes
             self.laps.end("timing")
+        pages.appender(self.case, self.original)()  # as the launches did
         if changed := inputs.first_changed(self.given, self.original):
             return {"status": "wrong", "reason": f"it wrote to its input {changed}", "accuracy": self.accuracy}
         return None

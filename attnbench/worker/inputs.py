@@ -57,7 +57,7 @@ def make(case: Case, device: str, seed: int) -> Inputs:
     given = pages.with_page_table(case, Inputs(q, k, v, dout), generator.initial_seed())
     if case.data == "outliers":
         set_sinks(case, given)
-    return lay_out(case.layout, pages.in_cache_dtype(case, given))
+    return lay_out(case.layout, pages.without_new_keys(case, pages.in_cache_dtype(case, given)))
 
 
 def clone(given: Inputs) -> Inputs:

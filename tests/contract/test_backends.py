@@ -20,6 +20,7 @@ import pytest
 import torch
 
 from attnbench.backends import BACKENDS, load
+from attnbench.core import pages
 from attnbench.core.backend import Backend, Inputs, Prepared, Signature, Unsupported
 from attnbench.core.case import Case, Shape, sizes_of
 from attnbench.core.layouts import packable
@@ -151,6 +152,9 @@ PAGED["paged-window"] = replace(PAGED["paged-16-more-keys-fp16-causal"], window_
 PAGED["paged-softcap"] = replace(PAGED["paged-16-gqa-fp32"], softcap=2.0)
 PAGED["paged-fp8"] = replace(PAGED["paged-16-decode-bf16-causal"], cache_dtype="fp8")
 PAGED["paged-fp8-served"] = replace(PAGED["paged-ragged-64-served-bf16"], cache_dtype="fp8")
+PAGED["paged-append"] = replace(PAGED["paged-16-more-keys-fp16-causal"], append=True)
+PAGED["paged-append-decode"] = replace(PAGED["paged-256-decode-fp16-causal"], append=True)
+PAGED["paged-append-served"] = replace(PAGED["paged-ragged-16-served-fp32"], append=True)
 PAGED["scale"] = Case(SHAPES["gqa"], "fp32", "fwd_bwd", True, scale=0.3)
 LATENT = {
     f"latent{page or ''}-{name}-{dtype}": Case(shape, dtype, "fwd", True, page_size=page, latent=True, scale=0.2)
@@ -163,7 +167,8 @@ LATENT = {
 }
 CASES |= PAGED | LATENT
 ONE_OF_EACH |= {
-    name: PAGED[name] for name in ("paged-16-decode-bf16-causal", "paged-ragged-16-served-fp32", "paged-fp8")
+    name: PAGED[name]
+    for name in ("paged-append-served", "paged-16-decode-bf16-causal", "paged-ragged-16-served-fp32", "paged-fp8")
 }
 DROPOUT = {
     f"dropout-{name}-{'causal' if causal else 'full'}-{dtype}-{direction}": Case(
@@ -463,5 +468,6 @@ def test_results(backend: Backend, case: Case) -> None:
         prepared.forward()
     again = reference.compare(exact, prepared.canonical(prepared.launch()))
     assert again.ok, f"second launch: {again.problem()}"
+    pages.appender(case, before)()
     assert inputs.first_changed(given, before) is None, "launching changed an input"
     assert not any(t.requires_grad for t in given.values.values()), "preparing changed an input"

@@ -80,6 +80,28 @@ def test_bytes_are_those_of_the_cache() -> None:
     assert flops.ideal_bytes(fp8) == 2 * 3 * 128 * (576 + 512) + 300 * 576
 
 
+def test_what_is_appended_is_apart_and_comes_to_its_place() -> None:
+    """Before a launch other numbers are in those places, so that a kernel which does not write them is wrong."""
+    lengths = run_lengths([(3, 40), (1, 17), (16, 16)])
+    case = Case(Shape(*sizes_of(lengths), 4, 2, 32, 16), "fp16", "fwd", True, lengths=lengths, page_size=16)
+    whole, made = inputs.make(case, "cpu", 0), inputs.make(replace(case, append=True), "cpu", 0)
+    assert made.new_k is not None
+    assert made.new_v is not None
+    assert (made.new_k.shape, made.new_v.shape) == ((1, 20, 2, 32), (1, 20, 2, 16))
+    assert inputs.first_changed(made, inputs.make(replace(case, append=True), "cpu", 0)) is None
+    changed = (made.k != whole.k).any(-1).all(-1)
+    assert int(changed.sum()) == 20
+    with pages.appended(replace(case, append=True), made):
+        assert torch.equal(made.k, whole.k)
+        assert torch.equal(made.v, whole.v)
+    assert torch.equal((made.k != whole.k).any(-1).all(-1), changed)
+    pages.appender(replace(case, append=True), made)()
+    pages.appender(case, whole)()
+    assert torch.equal(made.k, whole.k)
+    more = flops.ideal_bytes(replace(case, append=True)) - flops.ideal_bytes(case)
+    assert more == 2 * 20 * 2 * (32 + 16), "the keys and values of 20 queries are written"
+
+
 def test_through_json() -> None:
     for case in (DECODE, LATENT, replace(DECODE, cache_dtype="fp8", scale=0.1)):
         assert from_json(Case, to_json(case)) == case
@@ -95,6 +117,7 @@ def test_through_json() -> None:
         (DECODE, {"shape": Shape(3, 101, 100, 8, 2, 64, 64)}, "cannot be more than its keys"),
         (DECODE, {"page_size": 0, "cache_dtype": "fp8"}, "cache of pages"),
         (DECODE, {"dtype": "fp8", "cache_dtype": "fp8"}, "queries of another dtype"),
+        (LATENT, {"append": True}, "not as latent rows"),
         (LATENT, {"shape": Shape(3, 1, 100, 8, 2, 576, 512)}, "one key head"),
         (LATENT, {"direction": "fwd_bwd"}, "forward only"),
         (DECODE, {"scale": -0.1}, "positive"),

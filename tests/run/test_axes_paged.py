@@ -62,6 +62,8 @@ def test_softmax_scales() -> None:
         ({"latent": True, "headdim": "64-128"}, "--headdim 576-512"),
         ({"cache_dtype": "fp8"}, "give --page-size too"),
         ({"cache_dtype": "fp8", "page_size": "16", "dtype": "fp8"}, "leave out --cache-dtype"),
+        ({"append": True}, "give --page-size"),
+        ({"append": True, "page_size": "16", "cache_dtype": "fp8"}, "leave out --latent and --cache-dtype"),
         ({"cache_dtype": "int8", "page_size": "16"}, "unknown cache-dtype 'int8'"),
     ],
 )

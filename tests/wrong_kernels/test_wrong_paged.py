@@ -24,6 +24,7 @@ CASES = {
     "chunks": CHUNKS,
     "mixed": MIXED,
     "mla": MLA,
+    **{f"{name}-append": replace(case, append=True) for name, case in (("decode", DECODE), ("mixed", MIXED))},
     **{f"{name}-fp8": replace(case, cache_dtype="fp8") for name, case in (("decode", DECODE), ("mla", MLA))},
 }
 
@@ -58,6 +59,14 @@ def test_right_kernels_pass(steady_cpu: MeasuringDevice, case: Case, backend: An
 def test_other_pages_or_lengths(steady_cpu: MeasuringDevice, changes: Any, case: Case) -> None:
     """Fault: pages in another order, one that is stale or a neighbour's, or a length that is off. Found: wrong."""
     assert steady_cpu.measure(Paged(changes), case).status == "wrong"
+
+
+@pytest.mark.usefixtures("few_or_all")
+@pytest.mark.parametrize("case", ["decode-append", "mixed-append"])
+@pytest.mark.parametrize("append", [wrong_paged.not_appended, wrong_paged.keys_alone, wrong_paged.also_elsewhere])
+def test_keys_that_do_not_come_to_their_places(steady_cpu: MeasuringDevice, append: Any, case: str) -> None:
+    """Fault: the new keys and values, or one of them, are not written; or keys of others are. Found: wrong."""
+    assert steady_cpu.measure(Paged(append=append), CASES[case]).status == "wrong"
 
 
 def test_the_scale_of_the_wrong_head_dim(steady_cpu: MeasuringDevice) -> None:

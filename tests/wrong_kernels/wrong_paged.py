@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from attnbench.backends.base import BackendBase
+from attnbench.core import pages
 from attnbench.core.backend import Inputs, Prepared, Signature, cu_seqlens
 from attnbench.core.case import Case
 from attnbench.core.machine import Device
@@ -53,6 +54,28 @@ def one_key_less(table: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
     return table, lengths - 1
 
 
+def appended(case: Case, given: Inputs) -> None:
+    pages.appender(case, given)()
+
+
+def not_appended(case: Case, given: Inputs) -> None:
+    """The new keys and values are not written: what was in their places before is read."""
+
+
+def keys_alone(case: Case, given: Inputs) -> None:
+    """The new values are not written."""
+    pages.appender(case, replace(given, v=given.v.clone()))()
+
+
+def also_elsewhere(case: Case, given: Inputs) -> None:
+    """One key of others in the cache is written over, which no query of the batch sees."""
+    pages.appender(case, given)()
+    assert given.page_table is not None
+    used = {*pages.key_places(case, given.page_table).flatten().tolist()}
+    other = next(place for place in range(given.k.shape[0] * case.page_size) if place not in used)
+    given.k.flatten(0, 1)[other] = 1.0
+
+
 @dataclass
 class Paged(BackendBase):
     """Attention, one sequence after the other, over the pages and lengths that `changes` makes of the right ones."""
@@ -60,6 +83,7 @@ class Paged(BackendBase):
     changes: Changes = right
     scale_of: int = 0  # the head dim whose root is the scale; 0: the case's scale
     descale: bool = True  # factors of an e4m3 cache are used
+    append: Callable[[Case, Inputs], None] = appended
     name = "paged"
 
     def unsupported(self, case: Case, device: Device) -> str | None:
@@ -76,6 +100,7 @@ class Paged(BackendBase):
         factors = inputs.descale if self.descale else (1.0, 1.0)
 
         def launch() -> Tensor:
+            self.append(case, inputs)
             q, outs = inputs.q.flatten(0, 1), []
             for i, (begin, end) in enumerate(itertools.pairwise(edges)):
                 own = table[i][: -(-int(lengths[i]) // case.page_size)]

@@ -128,6 +128,9 @@ _AXES: Mapping[str, Callable[[Case], str]] = {
 }
 
 
+FLAGS = ("append", "latent")  # axes whose options take no value
+
+
 def _few(values: Iterable[str]) -> str:
     return some(sorted(values, key=lambda value: (len(value), value)), 4)
 
@@ -144,9 +147,9 @@ def _run_command(cases: Collection[Case]) -> str:
     names += ["seqlen_q"] if any(c.shape.seqlen_q != c.shape.seqlen_k for c in cases if not c.is_ragged) else []
     names += ["nheads_k"] if any(s.nheads_k != s.nheads for s in shapes) else []
     names += ["lengths"] if any(case.is_ragged for case in cases) else []
-    others = (name for name in case_names.EXTRAS if name != "latent")
+    others = (name for name in case_names.EXTRAS if name not in FLAGS)
     usual = {name: [AXES[name].text(AXES[name].usual)] for name in others}
     names += [name for name, value in {"window": ["none"], **usual}.items() if written[name] != value]
     options = [f"--{name.replace('_', '-')} {','.join(written[name])}" for name in names]
-    options += ["--latent"] if all(case.latent for case in cases) else []
+    options += [f"--{name}" for name in FLAGS if written[name] == ["true"]]
     return f"attnbench run {' '.join(options)}"

@@ -15,7 +15,7 @@ from attnbench.core.backend import Prepared, Probe, Signature, Workspace, cu_seq
 from attnbench.core.case import DTYPES, Case
 from attnbench.core.fp8 import quantize_inputs
 from attnbench.core.machine import Device
-from attnbench.core.pages import seqlens_k
+from attnbench.core.pages import appender, seqlens_k
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -43,6 +43,7 @@ class Triton(BackendBase):
         ragged=True,
         page_sizes=(1,),
         cache_dtypes=("fp8",),
+        append=True,
         latent=True,
         on_cpu=True,
     )
@@ -125,7 +126,10 @@ def _prepare_paged(case: Case, inputs: Inputs, options: Mapping[str, Any]) -> Pr
     sequences = (inputs.page_table, seqlens_k(case, device), cu_seqlens(case, device)[0])
     options = {**options, "descale": inputs.descale if case.cache_dtype == "fp8" else None, "latent": case.latent}
 
+    append = appender(case, inputs)  # by torch, since there is no kernel for it
+
     def launch() -> Tensor:
+        append()
         out: Tensor = attention_paged(inputs.q.flatten(0, 1), inputs.k, inputs.v, *sequences, *longest, **options)
         return out.view(*inputs.q.shape[:3], -1)
 

@@ -156,6 +156,13 @@ def compute_reference(
     where a probability stays; without it nothing is dropped. Where scores are large, as with
     outliers in the case's data and with `hard` inputs, and with dropout, `rounding` is computed (rounding.py).
     """
+    with pages.appended(case, inputs):
+        return _compute_reference(case, inputs, sample, rows_only=rows_only, kept=kept, hard=hard)
+
+
+def _compute_reference(
+    case: Case, inputs: Inputs, sample: RowSample, *, rows_only: bool, kept: Tensor | None, hard: bool
+) -> Reference:
     import torch
 
     before = torch.get_float32_matmul_precision()

@@ -80,7 +80,7 @@ def make_hard(case: Case, device: torch.device, seed: int) -> Inputs:
     given, count = pages.with_page_table(case, Inputs(q, k, v, dout), seed), min(SINKS, s.seqlen_k)
     sinks = torch.arange(count) * s.seqlen_k // count
     set_outliers(case, given, _signs(case, device) * (_shift(case) / (KEY_LEVEL * case.softmax_scale)), sinks)
-    return pages.in_cache_dtype(case, given)
+    return pages.without_new_keys(case, pages.in_cache_dtype(case, given))
 
 
 def set_outliers(case: Case, given: Inputs, in_q: float | Tensor, sinks: Tensor) -> None:

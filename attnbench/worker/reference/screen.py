@@ -78,7 +78,7 @@ def find_wrong_rows(case: Case, inputs: Inputs, out: Tensor, signature: Signatur
     if not is_screened(case, out.device):
         return None
     for kernel in other_kernels(out.device, signature):
-        with contextlib.suppress(Refused, torch.OutOfMemoryError):
+        with contextlib.suppress(Refused, torch.OutOfMemoryError), pages.appended(case, inputs):
             difference, size = _differences(case, inputs, out, kernel)
             break
     else:
