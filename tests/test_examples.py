@@ -28,6 +28,7 @@ from attnbench.analysis.ab import run_ab
 from attnbench.analysis.profile import profile as profiles
 from attnbench.commands.command_line import COMMANDS, command_line
 from attnbench.core.sizes import format_duration
+from attnbench.results.case_names import EXTRAS
 from attnbench.run import run_suite
 from attnbench.run.axes import AXES
 from attnbench.run.suite import load_suite, resolve
@@ -90,9 +91,8 @@ def measures(example: Example) -> str:
         del axes["seqlen_q"]
     if axes["nheads_k"] == axes["nheads"]:
         del axes["nheads_k"]
-    words = [
-        f"{name} {' '.join(values)}" for name, values in axes.items() if values not in (["none"], ["0"], ["native"])
-    ]
+    usual = {name: [AXES[name].text(AXES[name].usual)] for name in EXTRAS}
+    words = [f"{name} {' '.join(v)}" for name, v in axes.items() if v != usual.get(name, ["none"])]
     return "; ".join([f"{len(cases)} cases", *words, f"backends {' '.join(backends or ['all'])}", *more])
 
 
@@ -160,11 +160,13 @@ def test_what_examples_measure_is_what_was_read() -> None:
 
 
 def test_an_example_of_decoding_is_a_decode_step() -> None:
-    decode = [one for one in RUNS if "--seqlen-q" in one.arguments]
+    decode = [one for one in RUNS if "--seqlen-q 1" in " ".join(one.arguments)]
     assert decode
     for one in decode:
         said = measures(one)
-        assert all(words in said for words in ("; seqlen_q 1; headdim 128;", "; causal true; direction fwd;")), said
+        headdim = "576-512" if "--latent" in one.arguments else "128"
+        assert f"; seqlen_q 1; headdim {headdim};" in said
+        assert "; causal true; direction fwd;" in said
 
 
 @pytest.mark.parametrize("example", SHOWING, ids=lambda one: one.id)
@@ -184,7 +186,8 @@ def test_an_example_that_measures_runs_in_short(folder: Path, example: Example, 
         options.append(["--seqlen", "64"])
     else:
         options = [option for option in options if option[0] not in ("-b", "--backend")]
-        options += _options(("--device", "fake", "-b", "fake", "--seqlen", "256"))
+        chunk = any(word == ["--seqlen-q", "2k"] for word in options)
+        options += _options(("--device", "fake", "-b", "fake", "--seqlen", "4k" if chunk else "256"))
     if "--dry-run" not in example.arguments:
         options.append(["--out", str(tmp_path / "run.jsonl")])
     with inside(folder):

@@ -181,6 +181,10 @@ _PRODUCT = (  # the order in which cases come
 # DeepSeek-V3's decode: what --latent gives where the options say nothing else, and the scale of any latent case.
 LATENT: Mapping[str, str] = {"headdim": "576-512", "nheads": "128", "nheads_k": "1"}
 LATENT_SCALE = 192**-0.5
+FORWARD_ONLY = (
+    "page-size, latent: forward only, and the queries are the last of their sequence; give --pass fwd, and a "
+    "--seqlen-q that is not above --seqlen"
+)
 
 
 def expand(axes: Axes, tokens: Item | None, hidden: Item | None) -> list[Case]:
@@ -188,7 +192,7 @@ def expand(axes: Axes, tokens: Item | None, hidden: Item | None) -> list[Case]:
 
     Where the axes have no batch, it is tokens / seqlen, and at least 2 of a ragged one; where they have no query heads,
     there are hidden / headdim. Of a ragged batch seqlen is the mean length, unless the lengths are a list. Cases with
-    pages or latent rows are forward only: their backward is left out. Raises UserError.
+    pages or latent rows are left out where they would be a backward, or have more queries than keys. Raises UserError.
     """
     values = {name: (axis.usual,) for name, axis in AXES.items()} | parsed(axes)
     if axes.seqlen is None and not all(of and of.fixed for of in values["lengths"]):
@@ -202,13 +206,7 @@ def expand(axes: Axes, tokens: Item | None, hidden: Item | None) -> list[Case]:
     if count > MAX_CASES:
         raise UserError(f"that is {count} cases, more than the {MAX_CASES} that a run may have; give fewer sizes")
     found = (_case(dict(zip(_PRODUCT, each, strict=True)), total, width) for each in itertools.product(*product))
-    cases = [case for case in found if case]
-    if not cases:
-        raise UserError(
-            "page-size, latent: forward only, and the queries are the last of their sequence; give --pass fwd, and a "
-            "--seqlen-q that is not above --seqlen"
-        )
-    return cases
+    return [case for case in found if case]
 
 
 def _case(at: Mapping[str, Any], total: int, width: int) -> Case | None:

@@ -44,7 +44,7 @@ from attnbench.core.policy import INSTRUMENTS, Policy
 from attnbench.core.sizes import format_size, parse_duration
 from attnbench.core.text import count
 from attnbench.run import yaml_file
-from attnbench.run.axes import LATENT, STRICT, Axes, Item, Text, expand, matches, overlay, parsed
+from attnbench.run.axes import FORWARD_ONLY, LATENT, STRICT, Axes, Item, Text, expand, matches, overlay, parsed
 from attnbench.run.shipped_suites import shipped_suites
 
 GPU_ONLY = ("timer", "cross_check", "sustained_s", "isolate_power")  # fields of a policy
@@ -166,6 +166,8 @@ def resolve(suite: Suite, kind: str, given: Settings | None = None) -> Resolved:
     cases: dict[Case, None] = {}
     for block in blocks:
         cases.update(dict.fromkeys(expand(block, merged.tokens, merged.hidden)))
+    if not cases:
+        raise UserError(FORWARD_ONLY)
     kept = tuple(c for c in cases if not any(matches(e, c) for e in suite.exclude))
     if not kept:
         raise UserError("nothing to measure: no case is left; give --seqlen, or loosen the suite's exclude")

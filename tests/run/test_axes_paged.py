@@ -9,7 +9,7 @@ import pytest
 from attnbench.core.case import Case
 from attnbench.core.errors import UserError
 from attnbench.run.axes import Axes, expand, matches
-from attnbench.run.suite import parse_options
+from attnbench.run.suite import load_suite, parse_options, resolve
 
 
 def cases(**axes: Any) -> list[Case]:
@@ -49,11 +49,16 @@ def test_softmax_scales() -> None:
     assert [case.softmax_scale for case in cases(softmax_scale="none,0.25")] == [pytest.approx(128**-0.5), 0.25]
 
 
+@pytest.mark.parametrize("axes", [{"direction": "bwd"}, {"seqlen_q": "2k"}])
+def test_a_suite_of_which_no_case_is_left_says_why(axes: dict[str, Any]) -> None:
+    given = parse_options({"axes": {"page_size": "16", "seqlen": "1k", **axes}})
+    with pytest.raises(UserError, match="give --pass fwd, and a --seqlen-q that is not above --seqlen"):
+        resolve(load_suite("quick"), "cuda", given)
+
+
 @pytest.mark.parametrize(
     ("axes", "said"),
     [
-        ({"page_size": "16", "direction": "bwd"}, "give --pass fwd"),
-        ({"page_size": "16", "seqlen_q": "2k"}, "--seqlen-q that is not above --seqlen"),
         ({"page_size": "0"}, "page-size: 0 is not at least 1"),
         ({"page_size": "x"}, "'x' is not a size"),
         ({"page_size": "16", "dropout": "0.1"}, "dropout 0.1 of pages"),
