@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 BACKENDS: Mapping[str, str] = {
     "eager": "attnbench.backends.eager:Eager",
+    "sdpa": "attnbench.backends.sdpa:Choice",
     "sdpa-math": "attnbench.backends.sdpa:Math",
     "sdpa-efficient": "attnbench.backends.sdpa:Efficient",
     "sdpa-flash": "attnbench.backends.sdpa:Flash",

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import importlib.metadata
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, ClassVar, Literal, cast
 
 from attnbench.backends.limits import Limits
+from attnbench.backends.paste import Paste
 from attnbench.core.backend import Prepared, Probe, Signature, Unsupported, Workspace
 from attnbench.core.case import ITEMSIZE, Case
 from attnbench.core.layouts import find_packed, lay_out, parts_of_packed, split_packed
@@ -34,6 +36,10 @@ class BackendBase:
     starts_compiler = False  # a first call may compile for minutes (nvcc); its jobs then have a longer timeout
     verified: ClassVar[tuple[str, ...]] = ()  # hardware and versions on which its results were right
     verified_ragged: ClassVar[tuple[str, ...]] = ()  # GPUs and versions on which those of ragged batches were right
+    # What it chooses among, case by case: names, and regular expressions for the kernels of each. The first of whose
+    # kernels one ran is what was chosen.
+    choices: ClassVar[Mapping[str, str]] = {}
+    paste: ClassVar[Paste | None] = None  # the code that calls it, as a person would write it
     probe_imports = False  # whether `probe` finds more than `installed`, by importing the library
     # The library that checks cases itself, where it may refuse in `prepare` or the first launch a case that
     # `unsupported` accepts; "" where there is none.
@@ -44,6 +50,8 @@ class BackendBase:
         super().__init_subclass__()
         cls.verified = vars(cls).get("verified", ())
         cls.verified_ragged = vars(cls).get("verified_ragged", ())
+        cls.choices = vars(cls).get("choices", {})
+        cls.paste = vars(cls).get("paste")
 
     def probe(self) -> Probe:
         try:
@@ -68,6 +76,12 @@ class BackendBase:
         forward = self.forward_kernels if case.has_forward else ""
         backward = self.backward_kernels if case.has_backward else ""
         return Signature(tuple(filter(None, dict.fromkeys((forward, backward)))), never=self.other_kernels)
+
+    def chosen(self, kernels: Iterable[str]) -> str:
+        """Return which of its `choices` ran these kernels; "" where it has none, or none of them did."""
+        names = list(kernels)
+        ran = (choice for choice, pattern in self.choices.items() if any(re.search(pattern, name) for name in names))
+        return next(ran, "")
 
     def prepare(self, case: Case, inputs: Inputs) -> Prepared:
         raise NotImplementedError

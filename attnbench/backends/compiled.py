@@ -13,8 +13,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from attnbench.backends.base import BackendBase, autograd_prepared, scores_workspace
+from attnbench.backends.eager import eager_paste
 from attnbench.backends.limits import TORCH_LIMITS, Limits, has_empty_rows
 from attnbench.backends.masks import block_mask, block_mask_workspace, visibility_mask
+from attnbench.backends.paste import BHSD, Paste
 from attnbench.core.backend import Prepared, Probe, Workspace
 from attnbench.core.case import Case
 
@@ -22,6 +24,12 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from attnbench.core.backend import Inputs
+
+
+MASK = (
+    "block_mask=create_block_mask(\n        lambda b, h, i, j: {},\n"
+    "        None, None, q.size(-2), k.size(-2), device=q.device,\n    )"
+)
 
 
 class Compiled(BackendBase):
@@ -56,6 +64,22 @@ class Compiled(BackendBase):
 
 class Flex(Compiled):
     name = "flex"
+    paste = Paste(
+        (
+            "import torch",
+            "from torch.nn.attention.flex_attention import create_block_mask",
+            "from torch.nn.attention.flex_attention import flex_attention",
+        ),
+        {"dense": f"{BHSD}attention = torch.compile(flex_attention)\nout = attention(q, k, v{{options}})"},
+        causal=MASK.format("i + k.size(-2) - q.size(-2) >= j"),
+        window=MASK.format(
+            "(i - {left} <= j - k.size(-2) + q.size(-2)) & (j - k.size(-2) + q.size(-2) <= i + {right})"
+        ),
+        open_side="(1 << 30)",
+        softcap="score_mod=lambda s, b, h, i, j: {softcap} * torch.tanh(s / {softcap})",
+        grouped="enable_gqa=True",
+        scale="scale={scale}",
+    )
     efficiency = 0.5
     verified: ClassVar = ("NVIDIA H200, torch 2.11",)
     limits: ClassVar = Limits(
@@ -91,6 +115,7 @@ class Flex(Compiled):
 
 class Compile(Compiled):
     name = "compile"
+    paste = eager_paste("@torch.compile\n")
     efficiency = 0.5
     verified: ClassVar = ("NVIDIA H200, torch 2.11",)
     limits: ClassVar = replace(TORCH_LIMITS, capability=(7, 0), window=True, softcap=True, on_cpu=False)

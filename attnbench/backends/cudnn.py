@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from attnbench.backends.libraries import Library, installed_version
 from attnbench.backends.limits import Limits
 from attnbench.backends.masks import effective_window
+from attnbench.backends.paste import BHSD, Paste
 from attnbench.core.backend import Prepared, Probe, Unsupported, cu_seqlens
 from attnbench.core.case import Case
 from attnbench.core.fp8 import E4M3_MAX, quantize_inputs
@@ -37,8 +38,40 @@ BLACKWELL = (10, 0)
 AMPERE, BLACKWELL_RTX = 8, 12  # major compute capabilities
 
 
+CALL = """\
+handle, dtype = cudnn.create_handle(), cudnn.data_type.BFLOAT16  # HALF for fp16
+cudnn.set_stream(handle=handle, stream=torch.cuda.current_stream(q.device).cuda_stream)
+graph = cudnn.pygraph(
+    io_data_type=dtype, intermediate_data_type=cudnn.data_type.FLOAT, compute_data_type=cudnn.data_type.FLOAT,
+    handle=handle,
+)
+given = {graph.tensor(dim=list(t.shape), stride=list(t.stride()), data_type=dtype): t for t in (q, k, v)}
+like_q, like_k, like_v = given
+result, _ = graph.sdpa(
+    q=like_q, k=like_k, v=like_v, generate_stats=False, attn_scale=q.size(-1) ** -0.5{options}
+)
+out = q.new_empty(*q.shape[:-1], v.size(-1))
+result.set_output(True).set_dim(list(out.shape)).set_stride(list(out.stride())).set_data_type(dtype)
+graph.validate()
+graph.build_operation_graph()
+graph.create_execution_plans([cudnn.heur_mode.A, cudnn.heur_mode.FALLBACK])
+graph.check_support()
+graph.build_plans()  # so far once, what follows in each call
+workspace = torch.empty(max(graph.get_workspace_size(), 1), dtype=torch.uint8, device=q.device)
+graph.execute({**given, result: out}, workspace, handle=handle)"""
+BOTTOM_RIGHT = "diagonal_alignment=cudnn.diagonal_alignment.BOTTOM_RIGHT"
+
+
 class Cudnn(Library):
     name = "cudnn"
+    paste = Paste(
+        ("import cudnn", "import torch"),
+        {"dense": BHSD + CALL},
+        causal="diagonal_band_right_bound=0",
+        unequal=f"{BOTTOM_RIGHT}, diagonal_band_right_bound=0",
+        window=f"{BOTTOM_RIGHT}, diagonal_band_left_bound={{keys}},\n    diagonal_band_right_bound={{right}}",
+        open_side="None",
+    )
     efficiency = 0.65
     runtime_checker = "cuDNN"
     module = "cudnn"

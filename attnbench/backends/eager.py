@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, ClassVar
 from attnbench.backends.base import BackendBase, autograd_prepared, scores_workspace
 from attnbench.backends.limits import TORCH_LIMITS, has_empty_rows
 from attnbench.backends.masks import visibility_mask
+from attnbench.backends.paste import BHSD, Paste
 from attnbench.core import pages
 from attnbench.core.backend import Prepared, Signature, Workspace
 from attnbench.core.case import Case, Sequences
@@ -27,6 +28,29 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from attnbench.core.backend import Inputs
+
+
+CODE = """\
+def attention(q, k, v, hidden=None, scale=None):  # hidden: True where a query does not see a key
+    k, v = (t.repeat_interleave(q.size(1) // t.size(1), dim=1) for t in (k, v))
+    scores = q @ k.transpose(-2, -1) * (scale or q.size(-1) ** -0.5)
+    if hidden is not None:
+        scores = scores.masked_fill(hidden, float("-inf"))
+    return torch.softmax(scores, dim=-1) @ v
+
+
+out = attention(q, k, v{options})"""
+ALL = "torch.ones(q.size(-2), k.size(-2), dtype=torch.bool, device=q.device)"
+
+
+def eager_paste(decorator: str = "") -> Paste:
+    """Return eager attention as a function."""
+    return Paste(
+        ("import torch",),
+        {"dense": f"{BHSD}{decorator}{CODE}"},
+        causal=f"hidden={ALL}.triu(1 + k.size(-2) - q.size(-2))",
+        scale="scale={scale}",
+    )
 
 
 def eager_signature(case: Case, device: Device) -> Signature:
@@ -41,6 +65,7 @@ def eager_signature(case: Case, device: Device) -> Signature:
 
 class Eager(BackendBase):
     name = "eager"
+    paste = eager_paste()
     efficiency = 0.5
     verified: ClassVar = ("NVIDIA H200, torch 2.11", "x86 CPU, torch 2.13")
     limits: ClassVar = replace(

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, ClassVar
 from attnbench.backends.base import autograd_prepared
 from attnbench.backends.libraries import Library, varlen_options
 from attnbench.backends.limits import Limits
+from attnbench.backends.paste import THD, Paste
 from attnbench.core.backend import Prepared
 from attnbench.core.case import Case
 from attnbench.core.machine import Device
@@ -22,8 +23,21 @@ if TYPE_CHECKING:
     from attnbench.core.backend import Inputs
 
 
+# 0.0 is dropout_p
+UNPADDED = """\
+out = flash_attn_unpadded_func(
+    q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, 0.0{options}
+)"""
+
+
 class FlashAttention1(Library):
     name = "fa1"
+    paste = Paste(
+        ("from flash_attn.flash_attn_interface import flash_attn_unpadded_func",),
+        dict.fromkeys(("dense", "ragged"), THD + UNPADDED),
+        causal="causal=True",
+        scale="softmax_scale={scale}",
+    )
     module = "flash_attn.flash_attn_interface"
     distributions: ClassVar = ("flash-attn",)
     install = "pip install 'flash-attn<2' --no-build-isolation"

@@ -11,9 +11,10 @@ import functools
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from attnbench.backends.base import autograd_prepared
-from attnbench.backends.libraries import Library, varlen_options
+from attnbench.backends.libraries import VARLEN, Library, varlen_options
 from attnbench.backends.limits import Limits
 from attnbench.backends.masks import flash_window
+from attnbench.backends.paste import BSHD, THD, Paste
 from attnbench.core.backend import Prepared
 from attnbench.core.case import Case
 from attnbench.core.machine import Device
@@ -24,6 +25,15 @@ if TYPE_CHECKING:
 
 class FlashAttention2(Library):
     name = "fa2"
+    paste = Paste(
+        ("from flash_attn import flash_attn_func", "from flash_attn import flash_attn_varlen_func"),
+        {"dense": f"{BSHD}out = flash_attn_func(q, k, v{{options}})", "ragged": f"{THD}out = {VARLEN}"},
+        causal="causal=True",
+        window="window_size=({left}, {right})",
+        softcap="softcap={softcap}",
+        dropout="dropout_p={dropout}",
+        scale="softmax_scale={scale}",
+    )
     verified: ClassVar = ("NVIDIA H200, flash-attn 2.8.3",)
     efficiency = 0.45
     module = "flash_attn.flash_attn_interface"

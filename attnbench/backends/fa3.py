@@ -21,9 +21,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from attnbench.backends.base import autograd_prepared
-from attnbench.backends.libraries import Library, varlen_options
+from attnbench.backends.libraries import VARLEN, Library, varlen_options
 from attnbench.backends.limits import Limits
 from attnbench.backends.masks import effective_window, flash_window
+from attnbench.backends.paste import BSHD, THD, Paste
 from attnbench.core.backend import Prepared, Probe, Signature
 from attnbench.core.case import Case
 from attnbench.core.fp8 import quantize_inputs
@@ -41,6 +42,14 @@ SLOWER_WITHOUT = ("HDIM96", "HDIM192", "HDIMDIFF192", "PACKGQA", "CLUSTER")  # w
 
 class FlashAttention3(Library):
     name = "fa3"
+    paste = Paste(
+        ("from flash_attn_interface import flash_attn_func", "from flash_attn_interface import flash_attn_varlen_func"),
+        {"dense": f"{BSHD}out = flash_attn_func(q, k, v{{options}})", "ragged": f"{THD}out = {VARLEN}"},
+        causal="causal=True",
+        window="window_size=({left}, {right})",
+        softcap="softcap={softcap}",
+        scale="softmax_scale={scale}",
+    )
     efficiency = 0.75
     module = "flash_attn_interface"
     distributions: ClassVar = ("flash-attn-3", "flashattn-hopper")

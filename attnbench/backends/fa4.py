@@ -11,8 +11,9 @@ import functools
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from attnbench.backends.base import autograd_prepared
-from attnbench.backends.libraries import Library, varlen_options
+from attnbench.backends.libraries import VARLEN, Library, varlen_options
 from attnbench.backends.limits import Limits
+from attnbench.backends.paste import BSHD, THD, Paste
 from attnbench.core.backend import Prepared
 from attnbench.core.case import Case
 from attnbench.core.machine import Device
@@ -27,6 +28,15 @@ HOPPER = 9
 
 class FlashAttention4(Library):
     name = "fa4"
+    paste = Paste(
+        ("from flash_attn.cute import flash_attn_func", "from flash_attn.cute import flash_attn_varlen_func"),
+        {"dense": f"{BSHD}out, _ = flash_attn_func(q, k, v{{options}})", "ragged": f"{THD}out, _ = {VARLEN}"},
+        causal="causal=True",
+        window="window_size=({left}, {right})",
+        open_side="None",
+        softcap="softcap={softcap}",
+        scale="softmax_scale={scale}",
+    )
     efficiency = 0.75
     module = "flash_attn.cute"
     distributions: ClassVar = ("flash-attn-4",)

@@ -18,6 +18,7 @@ from attnbench.backends.base import autograd_prepared
 from attnbench.backends.libraries import Library
 from attnbench.backends.limits import Limits
 from attnbench.backends.masks import flash_window
+from attnbench.backends.paste import THD, Paste
 from attnbench.core.backend import Prepared, Unsupported, Workspace, cu_seqlens
 from attnbench.core.case import Case
 from attnbench.core.machine import Device
@@ -33,8 +34,57 @@ HEADDIMS = ((64, 64), (128, 128), (256, 256), (192, 128))
 HOPPER = 9  # major compute capability
 
 
+def flashinfer_paste(backend: str) -> Paste:
+    """Return the calls of FlashInfer with one of its backends."""
+    chosen = f'backend="{backend}"'
+    wrapped = f"""\
+{THD}buffer = torch.empty(128 * 2**20, dtype=torch.uint8, device=q.device)
+wrapper = BatchPrefillWithRaggedKVCacheWrapper(buffer, {chosen})
+wrapper.plan(  # once a step, for all layers; cu_seqlens are on the host
+    cu_seqlens_q, cu_seqlens_k, q.size(1), k.size(1), q.size(2), v.size(2),
+    q_data_type=q.dtype, kv_data_type=k.dtype{{options}}
+)
+out = wrapper.run(q, k, v)"""
+    calls = dict.fromkeys(("dense", "ragged"), wrapped)
+    alone = f"# q, k, v: (seqlen, nheads, headdim)\nout = single_prefill_with_kv_cache(q, k, v, {chosen}{{options}})"
+    return Paste(
+        (
+            "import torch",
+            "from flashinfer import BatchPrefillWithRaggedKVCacheWrapper",
+            "from flashinfer import single_prefill_with_kv_cache",
+        ),
+        calls | {"single": alone},
+        causal="causal=True",
+        window="causal=True, window_left={left}",
+        softcap="logits_soft_cap={softcap}",
+        scale="sm_scale={scale}",
+    )
+
+
+CUDNN_CALL = """\
+buffer = torch.empty(128 * 2**20, dtype=torch.uint8, device=q.device)
+wrapper = BatchPrefillWithRaggedKVCacheWrapper(buffer, backend="cudnn")
+wrapper.plan(  # once a step, for all layers; cu_seqlens are on the host
+    cu_seqlens_q * q[0].numel(), cu_seqlens_k * k[0].numel(), q.size(1), k.size(1), q.size(2), v.size(2),
+    v_indptr=cu_seqlens_k * v[0].numel(), o_indptr=cu_seqlens_q * (q.size(1) * v.size(2)),
+    seq_lens=cu_seqlens_k.diff().view(-1, 1, 1, 1).to(q.device),
+    seq_lens_q=cu_seqlens_q.diff().view(-1, 1, 1, 1).to(q.device),
+    max_token_per_sequence=max_seqlen_q, max_sequence_kv=max_seqlen_k,
+    q_data_type=q.dtype, kv_data_type=k.dtype{options}
+)
+out = wrapper.run(q, k, v)"""
+FMHA_V2_CALL = """\
+out = trtllm_fmha_v2_prefill(  # on Hopper
+    (q, k, v), "SEPARATE_Q_K_V", workspace_buffer=torch.zeros(128 * 2**20, dtype=torch.uint8, device=q.device),
+    seq_lens=cu_seqlens_k.diff(), cum_seq_lens_q=cu_seqlens_q, cum_seq_lens_kv=cu_seqlens_k,
+    max_q_len=max_seqlen_q, max_kv_len=max_seqlen_k, batch_size=len(cu_seqlens_q) - 1,
+    bmm1_scale=q.size(2) ** -0.5, bmm2_scale=1.0{options}
+)"""
+
+
 class FlashInfer(Library):
     name = "flashinfer"
+    paste = flashinfer_paste("auto")
     verified: ClassVar = ("NVIDIA H200, flashinfer-python 0.6.13",)
     efficiency = 0.6
     starts_compiler = True  # nvcc: fa3's kernels take 60 to 85 s on 16 cores, 180 s beside other compilations
@@ -105,6 +155,7 @@ class FlashInfer(Library):
 
 class Fa2(FlashInfer):
     name = "flashinfer-fa2"
+    paste = flashinfer_paste("fa2")
     verified: ClassVar = ("NVIDIA H200, flashinfer-python 0.6.13",)
     efficiency = 0.45
     backend = "fa2"
@@ -113,6 +164,7 @@ class Fa2(FlashInfer):
 
 class Fa3(FlashInfer):
     name = "flashinfer-fa3"
+    paste = flashinfer_paste("fa3")
     verified: ClassVar = ("NVIDIA H200, flashinfer-python 0.6.13",)
     efficiency = 0.75
     backend = "fa3"
@@ -132,6 +184,12 @@ class Cudnn(FlashInfer):
     """cuDNN through the ragged wrapper. The offsets then count elements, not tokens."""
 
     name = "flashinfer-cudnn"
+    paste = Paste(
+        ("import torch", "from flashinfer import BatchPrefillWithRaggedKVCacheWrapper"),
+        dict.fromkeys(("dense", "ragged"), THD + CUDNN_CALL),
+        causal="causal=True",
+        scale="sm_scale={scale}",
+    )
     verified: ClassVar = ("NVIDIA H200, flashinfer-python 0.6.13",)
     efficiency = 0.65
     starts_compiler = False
@@ -160,6 +218,13 @@ class Cudnn(FlashInfer):
 
 class TrtLlm(FlashInfer):
     name = "flashinfer-trtllm"
+    paste = Paste(
+        ("import torch", "from flashinfer.prefill import trtllm_fmha_v2_prefill"),
+        dict.fromkeys(("dense", "ragged"), THD + FMHA_V2_CALL),
+        full='mask_mode="padding"',
+        causal='mask_mode="causal"',
+        window='mask_mode="sliding_window", window_left={left}',
+    )
     min_version = "0.6.7"  # trtllm_fmha_v2_prefill
     verified: ClassVar = ("NVIDIA H200, flashinfer-python 0.6.13",)
     efficiency = 0.65

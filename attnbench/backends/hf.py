@@ -17,13 +17,14 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from attnbench.backends import compiled
+from attnbench.backends import compiled, sdpa
 from attnbench.backends.base import autograd_prepared, scores_workspace
 from attnbench.backends.eager import eager_signature
 from attnbench.backends.fa2 import FlashAttention2
 from attnbench.backends.libraries import Library
 from attnbench.backends.limits import TORCH_LIMITS
 from attnbench.backends.masks import block_mask, visibility_mask
+from attnbench.backends.paste import Paste
 from attnbench.core.backend import Prepared, Probe, Signature, Workspace, cu_seqlens, torch_dtype
 from attnbench.core.case import ITEMSIZE, Case
 from attnbench.core.machine import Device
@@ -35,6 +36,12 @@ if TYPE_CHECKING:
     from attnbench.core.backend import Inputs
 
 EAGER_AND_SDPA_LIMITS = replace(TORCH_LIMITS, window=True, dropout=True, empty_rows=False, ragged=True)
+
+
+def hf_paste(implementation: str) -> Paste:
+    """Return how a model of transformers is loaded with one of its attention functions, which have the options."""
+    load = f'model = AutoModelForCausalLM.from_pretrained(name, attn_implementation="{implementation}")'
+    return Paste(("from transformers import AutoModelForCausalLM",), dict.fromkeys(("dense", "ragged"), load))
 
 
 class HuggingFace(Library):
@@ -72,6 +79,7 @@ class Eager(HuggingFace):
     name = "hf-eager"
     verified: ClassVar = ("NVIDIA H200, transformers 5.17",)
     implementation = "eager"
+    paste = hf_paste(implementation)
     limits: ClassVar = EAGER_AND_SDPA_LIMITS
 
     def workspace(self, case: Case) -> Workspace:
@@ -106,10 +114,11 @@ class Sdpa(HuggingFace):
     name = "hf-sdpa"
     verified: ClassVar = ("NVIDIA H200, transformers 5.17",)
     implementation = "sdpa"
+    paste = hf_paste(implementation)
     limits: ClassVar = EAGER_AND_SDPA_LIMITS
-    forward_kernels = backward_kernels = (
-        "flash_(fwd|bwd)|fmha_cutlass|cudnn.*(fprop|bprop|sdpa)|flash_attention|_softmax"
-    )
+    forward_kernels = sdpa.Choice.forward_kernels
+    backward_kernels = sdpa.Choice.backward_kernels
+    choices: ClassVar = sdpa.Choice.choices
 
     def workspace(self, case: Case) -> Workspace:
         if not case.is_ragged:
@@ -132,6 +141,7 @@ class Flash2(HuggingFace):
     verified: ClassVar = ("NVIDIA H200, transformers 5.17, flash-attn 2.8.3",)
     efficiency = 0.45
     implementation = "flash_attention_2"
+    paste = hf_paste(implementation)
     limits: ClassVar = replace(FlashAttention2.limits, headdim_v=True)
     forward_kernels = FlashAttention2.forward_kernels
     backward_kernels = FlashAttention2.backward_kernels
@@ -174,6 +184,7 @@ class Flex(compiled.Flex, HuggingFace):
     name = "hf-flex_attention"
     verified: ClassVar = ("NVIDIA H200, transformers 5.17",)
     implementation = "flex_attention"
+    paste = hf_paste(implementation)
 
     def installed(self) -> Probe | None:
         return HuggingFace.installed(self)

@@ -23,6 +23,13 @@ if TYPE_CHECKING:
 UPGRADE, REINSTALL = "--upgrade", "--force-reinstall --no-deps --no-cache-dir"
 
 
+# The call of flash-attn's function for variable lengths, as code
+VARLEN = (
+    "flash_attn_varlen_func(\n    q, k, v, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k,\n"
+    "    max_seqlen_q=max_seqlen_q, max_seqlen_k=max_seqlen_k{options}\n)"
+)
+
+
 class Library(BackendBase):
     """A backend that calls one module of one installed distribution."""
 

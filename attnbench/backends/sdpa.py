@@ -1,12 +1,13 @@
-"""`sdpa-*`: torch.nn.functional.scaled_dot_product_attention with its backend forced.
+"""`sdpa`, `sdpa-*`: torch.nn.functional.scaled_dot_product_attention, as torch chooses and with its backend forced.
 
 Each backend runs in a process of its own, so `prepare` makes the choice for the process, by
-torch.backends.cuda.enable_*_sdp, and no context manager is part of the timed call. When torch refuses a case, its own
-warnings are the reason of the skip.
+torch.backends.cuda.enable_*_sdp, and no context manager is part of the timed call. `sdpa` leaves these switches as they
+are: what a model gets that calls the function and sets nothing. Its kernels tell what torch chose. When torch refuses a
+case, its own warnings are the reason of the skip.
 
 SDPA's is_causal is aligned top-left; attnbench's causal is bottom-right. They agree when seqlen_q == seqlen_k, and a
 single query sees every key. Otherwise flash gets torch.nn.attention.bias.causal_lower_right (its kernel has that
-alignment), math and efficient get an explicit mask, and cuDNN is skipped.
+alignment), `sdpa`, math and efficient get an explicit mask, and cuDNN is skipped.
 
 Ragged batches are nested tensors (nested.py). On a CPU only math computes them. It splits them and puts padded ones
 together in each call, which waits for the GPU.
@@ -22,6 +23,7 @@ import os
 import re
 import tempfile
 import warnings
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -29,6 +31,7 @@ from attnbench.backends.base import BackendBase, autograd_prepared, scores_works
 from attnbench.backends.limits import TORCH_LIMITS, Limits
 from attnbench.backends.masks import effective_window, visibility_mask
 from attnbench.backends.nested import nested_prepared, nested_refusal
+from attnbench.backends.paste import BHSD, THD, Paste
 from attnbench.core.backend import Prepared, Unsupported, Workspace
 from attnbench.core.case import Case
 from attnbench.core.machine import Device
@@ -42,14 +45,47 @@ if TYPE_CHECKING:
 REFUSAL_MESSAGES = ("No available kernel", "No viable backend", "Invalid backend")
 # Patterns for the kernels of each fused backend
 FLASH_KERNELS, EFFICIENT_KERNELS, CUDNN_KERNELS = "pytorch_flash", "fmha_cutlass", "cudnn.*sdpa"
+# The matrix products of math, float32 ones too. Names of fused kernels hold such words as well, in their parameters.
+PRODUCTS = "^(?!.*(?:flash|fmha|sdpa)).*(?:gem[mv]|nvjet|cutlass|aten::bmm)"
 # NAME in torch.backends.cuda.enable_NAME_sdp
 SWITCHES = ("math", "mem_efficient", "flash", "cudnn")
 
 
-class Sdpa(BackendBase):
-    """SDPA with one backend forced."""
+# Unequal lengths, where SDPA's causal mask is aligned top-left
+MASK = "attn_mask=torch.ones(q.size(-2), k.size(-2), dtype=torch.bool, device=q.device).tril(k.size(-2) - q.size(-2))"
+LOWER_RIGHT = "attn_mask=causal_lower_right(q.size(-2), k.size(-2))"
+CALL = "out = scaled_dot_product_attention(q, k, v{options})"
+NESTED = (
+    f"{THD}q = torch.nested.nested_tensor_from_jagged(q, cu_seqlens_q).transpose(1, 2)\n"
+    "k, v = (torch.nested.nested_tensor_from_jagged(t, cu_seqlens_k).transpose(1, 2) for t in (k, v))\n"
+)
 
-    switch = ""  # torch's name of the backend
+
+def sdpa_paste(forced: str = "", unequal: str = MASK, before: str = "", *imports: str) -> Paste:
+    """Return the call of SDPA, with an SDPBackend forced where one is named."""
+    call = f"{before}with sdpa_kernel(SDPBackend.{forced}):\n    {CALL}" if forced else CALL
+    return Paste(
+        (
+            "import torch",
+            *imports,
+            "from torch.nn.attention import SDPBackend",
+            "from torch.nn.attention import sdpa_kernel",
+            "from torch.nn.attention.bias import causal_lower_right",
+            "from torch.nn.functional import scaled_dot_product_attention",
+        ),
+        {"dense": BHSD + call, "ragged": NESTED + call},
+        causal="is_causal=True",
+        unequal=unequal,
+        grouped="enable_gqa=True",
+        dropout="dropout_p={dropout}",
+        scale="scale={scale}",
+    )
+
+
+class Sdpa(BackendBase):
+    """SDPA with one backend forced, or with the one that torch chooses."""
+
+    switch = ""  # torch's name of the backend; "" where torch chooses
     cpu_limits: ClassVar[Limits | None] = None  # where its kernel on a CPU has other limits
 
     def unsupported(self, case: Case, device: Device) -> str | None:
@@ -61,7 +97,7 @@ class Sdpa(BackendBase):
         import torch
         from torch.nn.functional import scaled_dot_product_attention as sdpa
 
-        for name in SWITCHES:
+        for name in SWITCHES if self.switch else ():
             getattr(torch.backends.cuda, f"enable_{name}_sdp")(name == self.switch)
         options: dict[str, Any] = {
             "dropout_p": case.dropout_p,
@@ -133,19 +169,14 @@ class Math(Sdpa):
     name = "sdpa-math"
     verified: ClassVar = ("NVIDIA H200, torch 2.11", "x86 CPU, torch 2.13")
     switch = "math"
+    paste = sdpa_paste("MATH")
     efficiency = 0.2
     limits: ClassVar = replace(TORCH_LIMITS, dropout=True, empty_rows=False, ragged=True)
-    forward_kernels = backward_kernels = "gem[mv]|nvjet|cutlass|aten::bmm"  # float32 ones too
+    forward_kernels = backward_kernels = PRODUCTS
     other_kernels: ClassVar = (FLASH_KERNELS, EFFICIENT_KERNELS, CUDNN_KERNELS)
 
     def unsupported(self, case: Case, device: Device) -> str | None:
-        if reason := super().unsupported(case, device):
-            return reason
-        return (
-            "math has no causal mask of nested tensors"
-            if case.is_ragged and case.causal and case.shape.seqlen_q > 1
-            else None
-        )
+        return super().unsupported(case, device) or _causal_refusal(case)
 
     def workspace(self, case: Case) -> Workspace:
         widen = 1 if case.dtype == "fp32" else 2  # scores are float32 whatever the inputs
@@ -156,6 +187,7 @@ class Efficient(Sdpa):
     name = "sdpa-efficient"
     verified: ClassVar = ("NVIDIA H200, torch 2.11",)
     switch = "mem_efficient"
+    paste = sdpa_paste("EFFICIENT_ATTENTION")
     efficiency = 0.18
     runtime_checker = "torch"
     limits: ClassVar = Limits(
@@ -179,6 +211,7 @@ class Flash(Sdpa):
     name = "sdpa-flash"
     verified: ClassVar[tuple[str, ...]] = ("NVIDIA H200, torch 2.11", "x86 CPU, torch 2.13")
     switch = "flash"
+    paste = sdpa_paste("FLASH_ATTENTION", LOWER_RIGHT)
     runtime_checker = "torch"
     limits: ClassVar = Limits(  # causal_lower_right gives NaN for query rows that see no key
         capability_below=(12, 2), headdim=(1, 256), headdim_multiple=1, dropout=True, empty_rows=False, ragged=True
@@ -193,6 +226,7 @@ class Cudnn(Sdpa):
     name = "sdpa-cudnn"
     verified: ClassVar = ("NVIDIA H200, torch 2.11",)
     switch = "cudnn"
+    paste = sdpa_paste("CUDNN_ATTENTION")
     efficiency = 0.6
     runtime_checker = "torch"
     # Above headdim 128 support depends on the version of cuDNN.
@@ -200,6 +234,31 @@ class Cudnn(Sdpa):
     forward_kernels = "cudnn.*fprop"
     backward_kernels = "cudnn.*bprop"
     other_kernels: ClassVar = (FLASH_KERNELS, EFFICIENT_KERNELS)
+
+
+FORCED: Mapping[str, type[Sdpa]] = {"flash": Flash, "efficient": Efficient, "cudnn": Cudnn, "math": Math}
+
+
+class Choice(Sdpa):
+    """SDPA with the backend that torch chooses for the case: some fused kernel, or math's products and softmax."""
+
+    name = "sdpa"
+    paste = sdpa_paste()
+    runtime_checker = "torch"
+    limits: ClassVar = Math.limits
+    forward_kernels = "|".join(forced.forward_kernels for forced in FORCED.values())
+    backward_kernels = "|".join(forced.backward_kernels for forced in FORCED.values())
+    choices: ClassVar = {name: f"{forced.forward_kernels}|{forced.backward_kernels}" for name, forced in FORCED.items()}
+
+    def unsupported(self, case: Case, device: Device) -> str | None:
+        on_cpu = device.kind == "cpu"  # where only math takes nested tensors
+        return super().unsupported(case, device) or (_causal_refusal(case) if on_cpu else None)
+
+
+def _causal_refusal(case: Case) -> str | None:
+    """Return why math cannot run a case that SDPA takes otherwise, or None where it can."""
+    causal = case.is_ragged and case.causal and case.shape.seqlen_q > 1
+    return "math has no causal mask of nested tensors" if causal else None
 
 
 def _reason(messages: list[str], switch: str) -> str:
@@ -214,4 +273,4 @@ def _reason(messages: list[str], switch: str) -> str:
             continue  # headings, and the backends that `prepare` switched off
         if text and text not in own:
             own.append(text)
-    return f"torch refuses sdpa {switch}: {'; '.join(own)}" if own else ""
+    return f"torch refuses {f'sdpa {switch}'.strip()}: {'; '.join(own)}" if own else ""

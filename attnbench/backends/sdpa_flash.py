@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, ClassVar
 from attnbench.backends.fa3 import FlashAttention3
 from attnbench.backends.fa4 import FlashAttention4
 from attnbench.backends.libraries import Library, flash_workspace, version_numbers
-from attnbench.backends.sdpa import CUDNN_KERNELS, EFFICIENT_KERNELS, FLASH_KERNELS, Flash
+from attnbench.backends.sdpa import CUDNN_KERNELS, EFFICIENT_KERNELS, FLASH_KERNELS, LOWER_RIGHT, Flash, sdpa_paste
 from attnbench.core.backend import Prepared, Probe, Signature, Workspace
 from attnbench.core.case import Case
 from attnbench.core.machine import Device
@@ -25,6 +25,10 @@ if TYPE_CHECKING:
     from attnbench.core.backend import Inputs
 
 LAST_TORCH_FOR_TWO_RESULTS = (2, 13)  # the newest torch known to expect two results
+ACTIVATE, ACTIVATE_FROM = (
+    'activate_flash_attention_impl("{}")  # once in a process\n',
+    "from torch.nn.attention import activate_flash_attention_impl",
+)
 OLDER_FA4 = "attnbench env create sdpa-fa4, or pip install flash-attn-4==4.0.0b18"
 
 
@@ -78,12 +82,14 @@ class SdpaFlash(Flash):
 
 class SdpaFlashAttention3(SdpaFlash):
     name = "sdpa-fa3"
+    paste = sdpa_paste("FLASH_ATTENTION", LOWER_RIGHT, ACTIVATE.format("FA3"), ACTIVATE_FROM)
     implementation = "FA3"
     direct = FlashAttention3()
 
 
 class SdpaFlashAttention4(SdpaFlash):
     name = "sdpa-fa4"
+    paste = sdpa_paste("FLASH_ATTENTION", LOWER_RIGHT, ACTIVATE.format("FA4"), ACTIVATE_FROM)
     verified: ClassVar = ("NVIDIA H200, torch 2.11, flash-attn-4 4.0.0b18",)
     implementation = "FA4"
     direct = FlashAttention4()

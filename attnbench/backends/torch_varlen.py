@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from attnbench.backends.base import BackendBase, autograd_prepared
 from attnbench.backends.libraries import flash_workspace, version_numbers
 from attnbench.backends.limits import Limits
+from attnbench.backends.paste import THD, Paste
 from attnbench.backends.sdpa import CUDNN_KERNELS, EFFICIENT_KERNELS
 from attnbench.core.backend import Prepared, Probe, Workspace, cu_seqlens
 from attnbench.core.case import Case
@@ -27,8 +28,18 @@ if TYPE_CHECKING:
 MIN_TORCH = (2, 11)  # the first with window_size
 
 
+CALL = "out = varlen_attn(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k{options})"
+
+
 class TorchVarlen(BackendBase):
     name = "torch-varlen"
+    paste = Paste(
+        ("from torch.nn.attention.varlen import varlen_attn",),
+        {"ragged": THD + CALL, "dense": THD + CALL},
+        causal="window_size=(-1, 0)",
+        window="window_size=({left}, {right})",
+        scale="scale={scale}",
+    )
     efficiency = 0.45
     limits: ClassVar = Limits(capability_below=(12, 2), window=True, empty_rows=False, ragged=True)
     forward_kernels = "flash_fwd"

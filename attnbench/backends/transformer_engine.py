@@ -27,6 +27,7 @@ from attnbench.backends.base import autograd_prepared
 from attnbench.backends.libraries import Library, installed_version
 from attnbench.backends.limits import Limits
 from attnbench.backends.masks import flash_window
+from attnbench.backends.paste import BSHD, Paste
 from attnbench.core.backend import Prepared, Probe, Unsupported, cu_seqlens
 from attnbench.core.case import Case
 from attnbench.core.machine import Device
@@ -42,8 +43,32 @@ FLASH_BACKWARD = "flash_bwd|FlashAttnBwd|FlashAttentionBackward"
 UNFUSED_KERNELS = "scaled_\\w*softmax"
 
 
+CALL = """\
+attention = DotProductAttention(
+    q.size(-2), (q.size(-1), v.size(-1)), num_gqa_groups=k.size(-2), qkv_format="bshd"{options}
+)
+out = attention(q, k, v)  # (batch, seqlen, nheads * headdim)"""
+
+
+def te_paste(*switched_off: str) -> Paste:
+    """Return the call of DotProductAttention, with some of its backends switched off."""
+    switches = "".join(f'os.environ["NVTE_{name}_ATTN"] = "0"  # before the import\n' for name in switched_off)
+    from_te = "from transformer_engine.pytorch import DotProductAttention\n\n"
+    return Paste(
+        ("import os",),
+        {"dense": switches + from_te + BSHD + CALL},
+        full='attn_mask_type="no_mask"',
+        causal='attn_mask_type="causal"',
+        unequal='attn_mask_type="causal_bottom_right"',
+        window='attn_mask_type="causal_bottom_right", window_size=({left}, 0)',
+        dropout="attention_dropout={dropout}",
+        scale="softmax_scale={scale}",
+    )
+
+
 class TransformerEngine(Library):
     name = "transformer-engine"
+    paste = te_paste()
     efficiency = 0.65
     runtime_checker = "Transformer Engine"
     module = "transformer_engine.pytorch"
@@ -113,6 +138,7 @@ class Fused(TransformerEngine):
     """Its FusedAttention, which is cuDNN."""
 
     name = "transformer-engine-fused"
+    paste = te_paste("UNFUSED", "FLASH")
     switched_off: ClassVar = ("UNFUSED", "FLASH")
     forward_kernels = "cudnn.*fprop"
     backward_kernels = "cudnn.*bprop"
@@ -123,6 +149,7 @@ class Flash(TransformerEngine):
     """Its FlashAttention, with the newest flash-attn that is installed and takes the case."""
 
     name = "transformer-engine-flash"
+    paste = te_paste("UNFUSED", "FUSED")
     switched_off: ClassVar = ("UNFUSED", "FUSED")
     forward_kernels = FLASH_FORWARD
     backward_kernels = FLASH_BACKWARD

@@ -22,6 +22,7 @@ from attnbench.backends.fa3 import FlashAttention3, build_refusal
 from attnbench.backends.libraries import Library, probe_of_failed_import, reason_of_failed_import
 from attnbench.backends.limits import Limits
 from attnbench.backends.masks import effective_window
+from attnbench.backends.paste import BSHD, Paste
 from attnbench.core.backend import Prepared, Probe, Unsupported
 from attnbench.core.case import Case
 from attnbench.core.machine import Device
@@ -37,8 +38,26 @@ INSTALLED_FA3 = "@pip_pkg"  # in the name of an operator that runs the installed
 SPLITK_HEADDIMS = tuple((d, d) for d in (16, 32, 64, 128, 256))
 
 
+GROUPS = "# with grouped heads all three: (batch, seqlen, nheads_k, nheads // nheads_k, headdim), k and v expanded\n"
+
+
+def xformers_paste(operator: str = "", backward: bool = True) -> Paste:
+    """Return the call of xFormers, with one of the modules of xformers.ops.fmha forced where it is named."""
+    forced = f", op=(fmha.{operator}.FwOp, {f'fmha.{operator}.BwOp' if backward else None})" if operator else ""
+    local = "fmha.attn_bias.LowerTriangularFromBottomRightLocalAttentionMask({keys})"
+    return Paste(
+        ("from xformers.ops import fmha", "from xformers.ops import memory_efficient_attention"),
+        {"dense": f"{BSHD}{GROUPS}out = memory_efficient_attention(q, k, v{forced}{{options}})"},
+        causal="attn_bias=fmha.attn_bias.LowerTriangularFromBottomRightMask()",
+        window=f"attn_bias={local}",
+        dropout="p={dropout}",
+        scale="scale={scale}",
+    )
+
+
 class XFormers(Library):
     name = "xformers"
+    paste = xformers_paste()
     verified: ClassVar = ("NVIDIA H200, xformers 0.0.35",)
     efficiency = 0.45
     runtime_checker = "xFormers"
@@ -137,6 +156,7 @@ class XFormers(Library):
 
 class Cutlass(XFormers):
     name = "xformers-cutlass"
+    paste = xformers_paste("cutlass")
     verified: ClassVar = ("NVIDIA H200, xformers 0.0.35",)
     efficiency = 0.18
     operator = "cutlass"
@@ -167,6 +187,7 @@ class Cutlass(XFormers):
 
 class Fa2(XFormers):
     name = "xformers-fa2"
+    paste = xformers_paste("flash")
     verified: ClassVar = ("NVIDIA H200, xformers 0.0.35",)
     operator = "flash"
     limits: ClassVar = Limits(window=True, dropout=True, gqa_backward=False, ragged=True)
@@ -177,6 +198,7 @@ class Fa2(XFormers):
 
 class Fa3(XFormers):
     name = "xformers-fa3"
+    paste = xformers_paste("flash3")
     efficiency = 0.75
     operator = "flash3"
     operator_install = (
@@ -221,6 +243,7 @@ class SplitK(XFormers):
     """xFormers' decode kernel, written in Triton. It takes any number of queries and is fast for few."""
 
     name = "xformers-splitk"
+    paste = xformers_paste("triton_splitk", backward=False)
     verified: ClassVar = ("NVIDIA H200, xformers 0.0.35",)
     operator = "triton_splitk"
     limits: ClassVar = Limits(headdim_pairs=SPLITK_HEADDIMS, backward=False, ragged=True)

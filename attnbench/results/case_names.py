@@ -21,6 +21,7 @@ BACKEND_ORDER = (  # those that keep their colour in every figure, of which ther
     *("flashinfer", "flashinfer-fa2", "flashinfer-fa3", "flashinfer-cudnn", "flashinfer-trtllm"),
     *("cudnn", "cudnn-fp8", "transformer-engine"),
     *("hf-eager", "hf-sdpa", "hf-flash_attention_2", "hf-flex_attention"),
+    "sdpa",
 )
 ENDINGS: Mapping[Status, str] = {
     "wrong": "WRONG",

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from attnbench.backends import BACKENDS, load
+from attnbench.backends.base import BackendBase
 from attnbench.core.backend import Backend, Prepared, Signature
 from attnbench.core.case import DIRECTIONS, DTYPES, Case
 from attnbench.core.machine import Device
@@ -243,6 +244,34 @@ def test_a_forward_and_backward_must_show_the_kernels_of_both(name: str) -> None
     signature = backend(name).signature(which, DEVICES[1])
     assert broken_rule(signature, *forward)
     assert broken_rule(signature, *backward)
+
+
+SDPA = {f"sdpa-{name}": name for name in ("flash", "efficient", "cudnn", "math")}
+
+
+@pytest.mark.parametrize("direction", DIRECTIONS)
+@pytest.mark.parametrize("of", ["sdpa", "hf-sdpa"])
+def test_what_torch_may_choose_is_accepted_and_named(of: str, direction: Any) -> None:
+    which, made = case(direction=direction), backend(of)
+    signature = made.signature(which, DEVICES[1])
+    assert isinstance(made, BackendBase)
+    for name, choice in SDPA.items():
+        ran = [FILL, *kernels(name, direction)]
+        assert broken_rule(signature, *ran) is None
+        assert made.chosen(map(short_name, ran)) == choice
+    assert broken_rule(signature, *kernels("sdpa-math", "fwd_bwd"), F32_SGEMM) is None, "math's products may be float32"
+    for ran in ([], [FILL], [FILL, SOFTMAX], kernels("triton", direction)):
+        assert broken_rule(signature, *ran), "torch's attention did not run"
+        assert made.chosen(map(short_name, ran)) == ""
+
+
+@pytest.mark.parametrize("name", SDPA)
+def test_a_forward_of_torch_s_choice_does_not_stand_for_its_backward(name: str) -> None:
+    signature = backend("sdpa").signature(case(direction="fwd_bwd"), DEVICES[1])
+    forward, backward = HALVES[name]
+    if name != "sdpa-math":  # whose products are alike
+        assert broken_rule(signature, *forward)
+        assert broken_rule(signature, *backward)
 
 
 def call(*names: str, seconds: float = 100e-6, overrun: float = 0.0, gap: float = 0.0) -> TracedCall:

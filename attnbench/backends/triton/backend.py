@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from attnbench.backends.base import BackendBase, autograd_prepared
 from attnbench.backends.libraries import installed_version, missing, probe_of_failed_import, version_numbers
 from attnbench.backends.limits import Limits
+from attnbench.backends.paste import BSHD, THD, Paste
 from attnbench.core.backend import Prepared, Probe, Signature, Workspace, cu_seqlens
 from attnbench.core.case import DTYPES, Case
 from attnbench.core.fp8 import quantize_inputs
@@ -29,6 +30,25 @@ MAX_LATENT = 512  # headdim_v of latent rows
 
 class Triton(BackendBase):
     name = "triton"
+    paste = Paste(
+        (
+            "from attnbench.backends.triton.attention import attention",
+            "from attnbench.backends.triton.attention import attention_varlen",
+            "from attnbench.backends.triton.paged import attention_paged",
+        ),
+        {
+            "dense": f"{BSHD}out = attention(q, k, v{{options}})",
+            "ragged": f"{THD}out = attention_varlen(\n    q, k, v, cu_seqlens_q, cu_seqlens_k, "
+            "max_seqlen_q, max_seqlen_k{options}\n)",
+            "paged": "# q: (total, nheads, headdim); k_cache, v_cache: (pages, page_size, nheads_k, headdim)\n"
+            "out = attention_paged(\n    q, k_cache, v_cache, page_table, seqlens_k, cu_seqlens_q, max_seqlen_q, "
+            "max_seqlen_k{options}\n)",
+        },
+        causal="causal=True",
+        window="window_size=({left}, {right})",
+        softcap="softcap={softcap}",
+        scale="softmax_scale={scale}",
+    )
     verified: ClassVar = ("NVIDIA H200, torch 2.11, Triton 3.6",)
     # Compute capability 8.0 has asynchronous copies and bf16 matmuls. That of an AMD GPU is its gfx number, which is
     # above 8.0 for all that torch supports.

@@ -1,0 +1,105 @@
+"""The code that calls an implementation, for a person to paste into a model."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from attnbench.core.case import Case
+
+LONG = 100  # characters of a line, from which on options have lines of their own
+# What the tensors are, before a call
+BSHD = "# q, k, v: (batch, seqlen, nheads, headdim)\n"
+BHSD = "# q, k, v: (batch, nheads, seqlen, headdim)\n"
+THD = "# q, k, v: (total, nheads, headdim), one sequence after the other\n"
+
+
+@dataclass(frozen=True)
+class Paste:
+    """The code that calls an implementation, as its library spells it.
+
+    `calls` are statements that take q, k and v and give `out`, or load a model, by what the batch is: "dense", "ragged"
+    (with cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k), "paged", "latent", "fp8", and "single", where one
+    dense sequence has a call of its own. `{options}` stands in them where an option of the case goes; without it none
+    needs one. The other fields are these options, "" where the implementation has none for it.
+    """
+
+    imports: tuple[str, ...]  # "from MODULE import NAME", of which those that the call uses are shown
+    calls: Mapping[str, str]
+    full: str = ""  # where every query sees every key, if that needs an option
+    causal: str = ""
+    unequal: str = ""  # causal where seqlen_q != seqlen_k, if that is told otherwise
+    window: str = (
+        ""  # with {left}, or {keys}, one more; without {right}, which is 0 where causal, for causal windows only
+    )
+    open_side: str = "-1"  # of a window
+    grouped: str = ""  # for grouped heads, if they need an option
+    softcap: str = ""  # with {softcap}
+    dropout: str = ""  # with {dropout}
+    scale: str = ""  # with {scale}
+
+    def text(self, case: Case) -> str:
+        """Return the code for a case; "" where none is known for it."""
+        call = self.calls.get(self._kind(case), "")
+        options = self._options(case) if "{options}" in call else ()
+        if not call or options is None:
+            return ""
+        lines = [_filled(line, options) for line in call.splitlines()]
+        used = [line for line in self.imports if re.search(rf"\b{line.split()[-1]}\b", call + "".join(options))]
+        return "\n".join((*_merged(used), "", *lines) if used else lines)
+
+    def _kind(self, case: Case) -> str:
+        if case.latent or case.is_paged or case.is_ragged:
+            return "latent" if case.latent else "paged" if case.is_paged else "ragged"
+        if case.dtype == "fp8":
+            return "fp8"
+        return "single" if case.shape.batch == 1 and "single" in self.calls else "dense"
+
+    def _options(self, case: Case) -> tuple[str, ...] | None:
+        """Return the options of a case; None where it needs one that the implementation lacks."""
+        needed = {
+            "softcap": (case.softcap, self.softcap),
+            "dropout": (case.dropout_p, self.dropout),
+            "scale": (case.scale, self.scale),
+        }
+        mask = self._mask(case)
+        if mask is None or any(value and not option for value, option in needed.values()):
+            return None
+        found = [mask, self.grouped if case.shape.nheads != case.shape.nheads_k else ""]
+        found += [option.replace(f"{{{name}}}", f"{value:.9g}") for name, (value, option) in needed.items() if value]
+        return tuple(filter(None, found))
+
+    def _mask(self, case: Case) -> str | None:
+        left, right = case.window_size
+        right = 0 if case.causal else right
+        alone = case.shape.seqlen_q == 1  # it stands at the last key
+        if left is None and (right is None or alone):
+            return self.full
+        if left is None and case.causal:
+            equal = all(of.seqlen_q == of.seqlen_k for of in case.sequences)
+            return (self.causal if equal else self.unequal or self.causal) or None
+        causal_only = "{right}" not in self.window
+        if not self.window or (causal_only and not case.causal) or (left is None and "{keys}" in self.window):
+            return None
+        sides = {"left": left, "keys": (left or 0) + 1, "right": None if alone else right}
+        text = {name: self.open_side if tokens is None else str(tokens) for name, tokens in sides.items()}
+        return re.sub(r"{(left|keys|right)}", lambda side: text[side[1]], self.window)
+
+
+def _filled(line: str, options: tuple[str, ...]) -> str:
+    """Return a line with the options in their place, each on a line of its own where it would be long."""
+    whole = line.replace("{options}", "".join(f", {option}" for option in options))
+    if len(whole) <= LONG or "{options}" not in line:
+        return whole
+    indent = " " * (4 + len(line) - len(line.lstrip()))
+    return line.replace("{options}", "".join(f",\n{indent}{option}" for option in options))
+
+
+def _merged(imports: list[str]) -> list[str]:
+    """Return the imports, with the names of one module in one line."""
+    names: dict[str, list[str]] = {}
+    for line in imports:
+        module, _, name = line.rpartition("import ")
+        names.setdefault(f"{module}import ", []).append(name)
+    return [start + ", ".join(sorted(found, key=str.lower)) for start, found in names.items()]

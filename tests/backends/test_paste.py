@@ -1,0 +1,178 @@
+"""The code that a person pastes: it parses, names what its backend calls, and computes attention as the case asks."""
+
+from __future__ import annotations
+
+import ast
+import warnings
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from attnbench.backends import BACKENDS
+from attnbench.backends.base import BackendBase
+from attnbench.core.backend import cu_seqlens
+from attnbench.core.case import Case, Shape
+from attnbench.worker import inputs, reference
+from standins import cudnn, flash_attn, flashinfer, install, torch_attention, xformers
+from standins.contract import CPU, HOPPER, backend
+
+WITHOUT = {"fake", "cudnn-fp8"}  # simulated; a graph with six scales
+NAMES = [name for name in BACKENDS if name not in WITHOUT]
+SQUARE, OTHER = Shape(2, 48, 48, 2, 2, 64, 64), Shape(2, 24, 48, 2, 2, 64, 64)
+LENGTHS = ((1, 48, 48), (1, 24, 24))
+CASES = {
+    "full": Case(SQUARE, "bf16", "fwd"),
+    "causal": Case(SQUARE, "bf16", "fwd", True),
+    "more-keys": Case(OTHER, "bf16", "fwd", True),
+    "one-query": Case(replace(SQUARE, seqlen_q=1), "bf16", "fwd", True),
+    "one-sequence": Case(replace(SQUARE, batch=1), "bf16", "fwd", True),
+    "grouped": Case(replace(SQUARE, nheads=4), "bf16", "fwd"),
+    "window": Case(SQUARE, "bf16", "fwd", True, window_size=(16, 0)),
+    "window-both": Case(SQUARE, "bf16", "fwd", window_size=(16, 5)),
+    "window-left": Case(SQUARE, "bf16", "fwd", window_size=(16, None)),
+    "softcap": Case(SQUARE, "bf16", "fwd", softcap=2.0),
+    "scale": Case(SQUARE, "bf16", "fwd", scale=0.2),
+    "ragged": Case(SQUARE, "bf16", "fwd", lengths=LENGTHS),
+    "ragged-causal": Case(SQUARE, "bf16", "fwd", True, lengths=LENGTHS),
+    "paged": Case(SQUARE, "bf16", "fwd", True, page_size=16),
+    "dropout": Case(SQUARE, "bf16", "fwd", dropout_p=0.1),
+}
+STAND_INS: dict[str, dict[str, Any]] = {
+    "fa1": flash_attn.version_1(),
+    "fa2": flash_attn.version_2(),
+    "fa3": flash_attn.version_3(),
+    "fa4": flash_attn.version_4(),
+    "cudnn": cudnn.version_1_32(),
+    **{name: xformers.version_0_0_35() for name in NAMES if name.startswith("xformers")},
+    **{name: flashinfer.version_0_6_13() for name in NAMES if name.startswith("flashinfer")},
+}
+RUNNABLE = [*STAND_INS, "sdpa", "sdpa-math", "sdpa-flash", "torch-varlen", "flex", "eager", "compile"]
+
+
+def paste(name: str, case: Case) -> str:
+    made = backend(name)
+    assert isinstance(made, BackendBase)
+    assert made.paste is not None
+    return made.paste.text(case)
+
+
+def taken(name: str) -> dict[str, Case]:
+    """The cases that a backend takes on a GPU, or on a CPU."""
+    made = backend(name)
+    return {key: case for key, case in CASES.items() if not all(made.unsupported(case, on) for on in (HOPPER, CPU))}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_it_parses_and_imports_what_the_backend_calls(name: str) -> None:
+    calls = {word for cls in type(backend(name)).__mro__ for word in _identifiers(cls.__module__)}
+    codes = [paste(name, case) for case in taken(name).values()]
+    assert any(codes), "no code for any case"
+    for code in codes:
+        imported = [node for node in ast.walk(ast.parse(code)) if isinstance(node, ast.ImportFrom)]
+        names = {alias.name for node in imported for alias in node.names}
+        assert names - INSTEAD <= calls
+        assert "  " not in code.replace("    ", "").replace("  #", "")
+        assert all(len(line) <= 120 for line in code.splitlines())
+
+
+# What stands for what a backend does for its whole process, or for a model that it has none of; "create_block_mask" is
+# called in backends/masks.py
+INSTEAD = {"SDPBackend", "sdpa_kernel", "AutoModelForCausalLM", "create_block_mask"}
+
+
+def _identifiers(module: str) -> set[str]:
+    """The names that the code of a backend's module uses, other than in text."""
+    path = Path(__file__).parents[2] / f"{module.replace('.', '/')}.py"
+    if not module.startswith("attnbench.backends"):
+        return set()
+    nodes = list(ast.walk(ast.parse(path.read_text())))
+    found = {alias.name for node in nodes if isinstance(node, ast.ImportFrom) for alias in node.names}
+    return found | {node.attr for node in nodes if isinstance(node, ast.Attribute)}
+
+
+def test_only_backends_without_a_call_of_their_own_lack_it() -> None:
+    assert {name for name in BACKENDS if getattr(backend(name), "paste", None) is None} == WITHOUT
+
+
+@pytest.mark.parametrize("name", ["sdpa-math", "sdpa-efficient", "sdpa-flash", "sdpa-cudnn", "sdpa-fa3", "sdpa-fa4"])
+def test_the_switch_of_sdpa_is_that_of_the_backend(name: str) -> None:
+    code, switch = paste(name, CASES["causal"]), backend(name).switch  # type: ignore[attr-defined]
+    named = {"math": "MATH", "mem_efficient": "EFFICIENT_ATTENTION"}.get(switch, f"{switch.upper()}_ATTENTION")
+    assert f"SDPBackend.{named})" in code
+    assert hasattr(torch.nn.attention.SDPBackend, named)
+
+
+def test_what_a_library_has_no_option_for_has_no_code() -> None:
+    assert paste("sdpa-flash", replace(CASES["causal"], softcap=2.0)) == ""
+    assert paste("sdpa", CASES["window"]) == ""
+    assert paste("xformers", CASES["window-both"]) == "", "its window of one side is the causal one"
+    assert paste("fa2", CASES["paged"]) == ""
+    assert "softcap" not in paste("hf-sdpa", replace(CASES["causal"], softcap=2.0)), "the model has it"
+
+
+@pytest.mark.parametrize(
+    ("name", "case"),
+    [
+        pytest.param(name, case, id=f"{name}-{key}")
+        for name in RUNNABLE
+        for key, case in taken(name).items()
+        if case.dropout_p == 0 and paste(name, case)
+    ],
+)
+def test_it_computes_attention(name: str, case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the library's stand-in, or with torch itself, on what its comments say that the tensors are."""
+    _stand_in(name, monkeypatch)
+    scaled = replace(case, scale=case.softmax_scale)  # as the stand-ins want it
+    code, given = paste(name, scaled) or paste(name, case), inputs.make(case, "cpu", seed=0)
+    if name in ("sdpa", "sdpa-math", "sdpa-flash") and case.is_ragged:
+        code = code.replace("SDPBackend.FLASH_ATTENTION", "SDPBackend.MATH")  # on a CPU math alone takes them
+        if case.causal:
+            pytest.skip("math has no causal mask of nested tensors")
+    names: dict[str, Any] = _sizes(case) | {"q": given.q, "k": given.k, "v": given.v}
+    by_heads = "(batch, nheads, seqlen, headdim)" in code
+    packed = "(total, nheads, headdim)" in code
+    for letter in "qkv":
+        t: Tensor = names[letter]
+        names[letter] = t.transpose(1, 2) if by_heads else t.flatten(0, 1) if packed else t
+        if "(seqlen, nheads, headdim)" in code:
+            names[letter] = t[0]
+        if "nheads_k, nheads // nheads_k" in code and case.shape.nheads != case.shape.nheads_k:
+            split = t.unflatten(2, (case.shape.nheads_k, -1))
+            names[letter] = split.expand(-1, -1, -1, case.shape.nheads // case.shape.nheads_k, -1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # nested tensors are a prototype, and flex_attention is not compiled here
+        exec(compile(code, name, "exec"), names)
+    out: Tensor = names["out"]
+    if out.is_nested:
+        out = out._values.transpose(0, 1)  # type: ignore[attr-defined]
+    elif by_heads:
+        out = out.transpose(1, 2)
+    rows = reference.choose_rows(case, torch.device("cpu"))
+    accuracy = reference.compare(reference.compute_reference(case, given, rows), {"out": out.reshape(given.q.shape)})
+    assert accuracy.ok, f"{code}\n{accuracy.problem()}"
+
+
+def _sizes(case: Case) -> dict[str, Any]:
+    starts_q, starts_k = cu_seqlens(case, torch.device("cpu"))
+    if torch.equal(starts_q, starts_k):
+        starts_k = starts_q  # nested tensors of one shape share their offsets
+    longest = {"max_seqlen_q": case.shape.seqlen_q, "max_seqlen_k": case.shape.seqlen_k}
+    return {"cu_seqlens_q": starts_q, "cu_seqlens_k": starts_k, **longest}
+
+
+def _stand_in(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Install the library's stand-in; what is compiled runs as it is."""
+    monkeypatch.setattr(torch, "compile", lambda function=None, **_: function)
+    if name == "torch-varlen":
+        from torch.nn.attention import varlen
+
+        monkeypatch.setattr(varlen, "varlen_attn", torch_attention.varlen_attn_2_11)
+    if name not in STAND_INS:
+        return
+    install(monkeypatch, STAND_INS[name], {})
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda _: SimpleNamespace(cuda_stream=7))
