@@ -36,6 +36,7 @@ class BackendBase:
     starts_compiler = False  # a first call may compile for minutes (nvcc); its jobs then have a longer timeout
     verified: ClassVar[tuple[str, ...]] = ()  # hardware and versions on which its results were right
     verified_ragged: ClassVar[tuple[str, ...]] = ()  # GPUs and versions on which those of ragged batches were right
+    verified_paged: ClassVar[tuple[str, ...]] = ()  # and those of caches of pages
     # What it chooses among, case by case: names, and regular expressions for the kernels of each. The first of whose
     # kernels one ran is what was chosen.
     choices: ClassVar[Mapping[str, str]] = {}
@@ -50,6 +51,7 @@ class BackendBase:
         super().__init_subclass__()
         cls.verified = vars(cls).get("verified", ())
         cls.verified_ragged = vars(cls).get("verified_ragged", ())
+        cls.verified_paged = vars(cls).get("verified_paged", ())
         cls.choices = vars(cls).get("choices", {})
         cls.paste = vars(cls).get("paste")
 

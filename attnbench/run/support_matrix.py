@@ -61,11 +61,14 @@ class Feature:
     name: str
     group: str
     change: Mapping[str, Any] = field(default_factory=dict)
+    any_pages: bool = False  # pages of a size that the backend takes
 
     def of(self, plain: Case) -> Case:
         """Return the plain case with this feature."""
         sizes = {k: v for k, v in self.change.items() if hasattr(plain.shape, k)}
         rest = {k: v for k, v in self.change.items() if k not in sizes}
+        if plain.dtype == "fp8":
+            rest.pop("cache_dtype", None)  # its cache is fp8 as it is
         return replace(plain, shape=replace(plain.shape, **sizes), **rest)
 
 
@@ -75,6 +78,15 @@ def _headdim(d: int, d_v: int) -> Feature:
 
 # Two sequences; each as many queries as keys, or the first with fewer.
 _ALIKE, _UNLIKE = ((1, 512, 512), (1, 1024, 1024)), ((1, 512, 1024), (1, 1024, 1024))
+PAGES, PAGE_SIZES = "pages", (64, 256)
+_DECODE = {"causal": True, "seqlen_q": 1, "nheads_k": 4, "page_size": PAGE_SIZES[0]}
+_LATENT = {"latent": True, "nheads": 128, "nheads_k": 1, "headdim": 576, "headdim_v": 512, "scale": 192**-0.5}
+
+
+def _paged(name: str, **change: Any) -> Feature:
+    return Feature(name, PAGES, {**_DECODE, **change}, any_pages="page_size" not in change)
+
+
 FEATURES = (
     Feature("fwd", "sizes"),
     Feature("bwd", "sizes", {"direction": "bwd"}),
@@ -97,12 +109,22 @@ FEATURES = (
     Feature("ragged causal q<k", "ragged batches", {"lengths": _UNLIKE, "causal": True}),
     Feature("ragged window", "ragged batches", {"lengths": _ALIKE, "causal": True, "window_size": (256, 0)}),
     Feature("ragged GQA", "ragged batches", {"lengths": _ALIKE, "nheads_k": 4}),
+    *(_paged(f"paged {size}", page_size=size) for size in (1, 16, 64, 256)),
+    _paged("paged q16", seqlen_q=16),
+    _paged("paged window", window_size=(256, 0)),
+    _paged("paged ragged", lengths=((1, 1, 512), (1, 1, 1024))),
+    _paged("paged ragged q", seqlen_q=512, lengths=((1, 1, 1024), (1, 512, 1024))),
+    _paged("paged append", append=True),
+    _paged("paged fp8", cache_dtype="fp8"),
+    _paged("MLA paged", **_LATENT),
 )
 LEGEND = (
     "yes: forward and backward (forward, where that is all it has); fwd, bwd: that pass alone. causal q<k: aligned "
     "bottom-right, 512 queries on 1024 keys; causal q>k: 1024 on 512, so that some queries see no key. window: causal, "
     "256 to the left. decode: one query, 4 query heads a key head. ragged: one sequence of 512 and one of 1024; ragged "
-    "q<k: 512 and 1024 queries on 1024 keys each."
+    "q<k: 512 and 1024 queries on 1024 keys each. paged: decode over pages of so many tokens, forward only; pages of "
+    "the columns without a number have 64, or 256 where a backend takes no 64. paged ragged: 512 and 1024 keys; paged "
+    "ragged q: 1 and 512 queries. MLA: with absorbed weights. What takes nothing of a table is left out of it."
 )
 
 
@@ -124,6 +146,7 @@ class Row:
     runtime_checker: str = ""  # the library whose own check may refuse a case that is supported here
     verified: bool = True  # it has given right results on hardware
     verified_ragged: bool = True  # and for ragged batches, on a GPU
+    verified_paged: bool = True  # and for caches of pages
 
     def takes(self, group: str) -> bool:
         """Return whether a feature of the group is supported."""
@@ -181,6 +204,7 @@ def _row(backend: Backend, device: Device) -> Row:
         "runtime_checker": getattr(backend, "runtime_checker", ""),
         "verified": bool(getattr(backend, "verified", ())),
         "verified_ragged": bool(getattr(backend, "verified_ragged", ())),
+        "verified_paged": bool(getattr(backend, "verified_paged", ())),
     }
     if None not in refusals:
         return Row(backend.name, None, (Support("no", str(refusals[0])),) * len(FEATURES), **said)
@@ -189,14 +213,31 @@ def _row(backend: Backend, device: Device) -> Row:
     return Row(backend.name, plain, tuple(_cell(backend, device, f, plain, backward) for f in FEATURES), **said)
 
 
+def case_of(feature: Feature, backend: Backend, device: Device, plain: Case) -> Case:
+    """Return the plain case with a feature, in pages of the first size with which the backend takes it.
+
+    Where it takes it with none, in pages with which it takes a decode step, if there are any.
+    """
+    case = feature.of(plain)
+    if not feature.any_pages:
+        return case
+
+    def refused(case: Case, size: int) -> bool:
+        return backend.unsupported(replace(case, page_size=size), device) is not None
+
+    decode = _paged("decode").of(plain)
+    size, *_ = sorted(PAGE_SIZES, key=lambda size: (refused(case, size), refused(decode, size)))
+    return replace(case, page_size=size)
+
+
 def _cell(backend: Backend, device: Device, feature: Feature, plain: Case, backward: bool) -> Support:
     """Return the support for a feature. For a backend without backward the forward alone decides."""
-    case = feature.of(plain)
+    case = case_of(feature, backend, device, plain)
     if feature.name in ("fwd", "bwd"):
         reason = backend.unsupported(case, device)
         return Support("no" if reason else "yes", reason or "")
     forward = backend.unsupported(case, device)
-    if not backward:
+    if not backward or case.is_paged:
         return Support("no" if forward else "yes", forward or "")
     reverse = backend.unsupported(replace(case, direction="bwd"), device)
     if forward and reverse:

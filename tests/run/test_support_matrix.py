@@ -19,7 +19,15 @@ from attnbench.commands.backends import backends
 from attnbench.core import gpus
 from attnbench.core.errors import UserError
 from attnbench.report import json_and_csv, terminal
-from attnbench.run.support_matrix import FEATURES, PLAIN, Row, matrices_by_architecture, named_device, support_matrix
+from attnbench.run.support_matrix import (
+    FEATURES,
+    PLAIN,
+    Row,
+    case_of,
+    matrices_by_architecture,
+    named_device,
+    support_matrix,
+)
 
 DOCS = Path(__file__).parents[2] / "docs" / "backends.md"
 
@@ -51,6 +59,9 @@ def said(backend: str, feature: str, gpu: str = "h100") -> tuple[str, str]:
         ("sdpa-flash", "fp32", "cpu", "yes", ""),
         ("sdpa-efficient", "d512", "h100", "yes", ""),
         ("sdpa-efficient", "GQA", "h100", "no", "no grouped heads (nheads_k must equal nheads)"),
+        ("eager", "paged 1", "cpu", "yes", ""),
+        ("triton", "MLA paged", "h100", "yes", ""),
+        ("cudnn-fp8", "paged fp8", "h100", "no", "no cache of pages"),
         ("sdpa-efficient", "bf16", "t4", "no", "no bf16 below compute capability 8.0, this GPU has 7.5"),
     ],
 )
@@ -72,15 +83,16 @@ def test_every_cell_is_what_a_run_would_hear() -> None:
                 continue
             assert made.unsupported(found.plain, of.device) is None
             for feature, cell in zip(FEATURES, found.cells, strict=True):
-                case = feature.of(found.plain)
-                passes = {d for d in ("fwd", "bwd") if made.unsupported(replace(case, direction=d), of.device) is None}
+                case = case_of(feature, made, of.device, found.plain)
+                asked = ("fwd",) if case.is_paged else ("fwd", "bwd")
+                passes = {d for d in asked if made.unsupported(replace(case, direction=d), of.device) is None}
                 if feature.name == "fwd":
                     assert cell.answer == ("yes" if "fwd" in passes else "no")
                 elif feature.name == "bwd":
                     assert cell.answer == ("yes" if "bwd" in passes else "no")
                 elif cell.answer == "yes":
                     assert "fwd" in passes
-                    assert "bwd" in passes or found.cells[1].answer == "no"
+                    assert "bwd" in passes or found.cells[1].answer == "no" or case.is_paged
                 else:
                     assert passes == ({cell.answer} - {"no"})
                     assert cell.reason
@@ -167,6 +179,8 @@ def test_every_mark_has_its_note_and_unverified_rows_say_so(monkeypatch: pytest.
     assert "`eager` |" in text
     (ragged,) = [line for line in listed if line.endswith(". ragged batches not verified on a GPU")]
     assert f"`eager` <sup>{ragged.partition('.')[0]}</sup> | yes" in text.partition("### a100, ragged")[2]
+    (paged,) = [line for line in listed if line.endswith(". pages not verified on a GPU")]
+    assert f"`eager` <sup>{paged.partition('.')[0]}</sup> | yes" in text.partition("### a100, pages")[2]
     assert text.count("| `fa3` ") == 1  # runs nothing there: told once
 
 
@@ -191,12 +205,12 @@ def test_formats_say_the_same() -> None:
 @pytest.mark.parametrize("width", [60, 80, 200])
 def test_no_column_is_squeezed_however_narrow_the_terminal(width: int) -> None:
     """Where the columns do not fit, the table goes on below with the others; no name is cut."""
-    text = rendered(width, "fa2", "xformers-cutlass")
+    text = rendered(width, "triton", "xformers-cutlass")
     flat = " ".join(text.split())
     assert "…" not in text
     heads = [line for line in text.splitlines() if line.startswith("backend ")]
     assert all(any(f" {f.name}" in line for line in heads) for f in FEATURES)
-    assert all(cell.reason in flat for cell in row("fa2").cells)
+    assert all(cell.reason in flat for cell in row("triton").cells)
     assert (len(heads) > len({f.group for f in FEATURES})) == (width < 200)
 
 

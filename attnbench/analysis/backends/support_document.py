@@ -16,6 +16,7 @@ from attnbench.results.case_names import headdim
 from attnbench.run.support_matrix import (
     FEATURES,
     LEGEND,
+    PAGES,
     PLAIN,
     Answer,
     Row,
@@ -30,7 +31,7 @@ BEGIN, END = "<!-- matrix: made by `attnbench backends --matrix --into FILE` -->
 DOCUMENTED = "Hopper"  # the GPU of the matrix by feature in docs/backends.md
 STYLES: dict[Answer, Style] = {"yes": "good", "fwd": "warning", "bwd": "warning", "no": "quiet"}
 UNVERIFIED = "not verified on hardware"
-RAGGED, UNVERIFIED_RAGGED = "ragged batches", "ragged batches not verified on a GPU"
+RAGGED = "ragged batches"
 MORE = "Feature by feature: attnbench backends --matrix --gpu h100 (or sm_90, ampere, ..., cpu)"
 
 
@@ -61,7 +62,7 @@ def by_architecture() -> Table:
 
 
 def by_feature(matrix: SupportMatrix) -> list[Table]:
-    """Return a table for each group of features; backends that run nothing there stand in the first alone.
+    """Return a table for each group of features. The first has every backend, the others those that take some of it.
 
     All of them share the footnotes, which stand below the last.
     """
@@ -72,10 +73,11 @@ def by_feature(matrix: SupportMatrix) -> list[Table]:
         rows = [
             (row.backend, _remark(row, group), [row.cells[i] for i in columns])
             for row in matrix.rows
-            if row.plain is not None or not tables
+            if not tables or row.takes(group)
         ]
         title = f"{matrix.device.name}, {group}"
-        tables.append(_table(title, [FEATURES[i].name for i in columns], rows, footnotes))
+        if rows:
+            tables.append(_table(title, [FEATURES[i].name for i in columns], rows, footnotes))
     return [*tables[:-1], replace(tables[-1], footnotes=tuple(footnotes))]
 
 
@@ -114,8 +116,8 @@ def _remark(row: Row, group: str) -> str:
         parts.append(f"{row.runtime_checker} may refuse more, by its version, when a case is run")
     if not row.verified:
         parts.append(UNVERIFIED)
-    elif group == RAGGED and not row.verified_ragged and row.takes(RAGGED):
-        parts.append(UNVERIFIED_RAGGED)
+    elif {RAGGED: row.verified_ragged, PAGES: row.verified_paged}.get(group) is False:
+        parts.append(f"{group} not verified on a GPU")
     return "; ".join(parts)
 
 
