@@ -130,6 +130,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (made / "first.jsonl").symlink_to(ROOT / "results" / "20261121-175359-first-call-nvidia-h200.jsonl")
     with inside(made):
         assert invoke(("baseline", "save", "main.jsonl")).exit_code == 0
+        of_model = ("run", "--model", "llama-3.1-8b", "--seqlen", "4k", "--out", "llama.jsonl")
+        assert invoke((*of_model, "--device", "fake", "-b", "fake")).exit_code == 0
     return made
 
 

@@ -23,6 +23,7 @@ COMMANDS = (
     "backends",
     "doctor",
     "suites",
+    "models",
     "gate",
     "ab",
     "compare",

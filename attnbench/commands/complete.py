@@ -47,6 +47,13 @@ def suites() -> Iterable[str]:
     return shipped_suites()
 
 
+def models() -> Iterable[str]:
+    """Return the names of --model."""
+    from attnbench.core.models import MODELS
+
+    return MODELS
+
+
 def gpus() -> Iterable[str]:
     """Return the names of --gpu: products and generations."""
     from attnbench.run.support_matrix import ARCHITECTURES, PRODUCTS

@@ -17,6 +17,7 @@ from attnbench.commands import complete
 from attnbench.commands.shared import one_of
 from attnbench.core.case import CACHE_DTYPES, DATA, DIRECTIONS, DTYPES, LAYOUTS
 from attnbench.core.lengths import PATTERNS
+from attnbench.core.models import PHASES
 
 shape = partial(typer.Option, rich_help_panel="What to measure (lists multiply; each option replaces the suite's)")
 how = partial(typer.Option, rich_help_panel="How to measure")
@@ -228,6 +229,40 @@ class WhatToMeasure:
         axes = dataclasses.asdict(self)
         del axes["suite"]
         return {"backends": axes.pop("backend"), "tokens": axes.pop("tokens"), "axes": axes}
+
+
+@dataclasses.dataclass(frozen=True)
+class WhichModel:
+    """The options that take heads, dims and windows from models."""
+
+    model: Annotated[
+        str | None,
+        shape(
+            "--model",
+            metavar="NAMES",
+            help="Heads, head dims, windows and softcap of models: llama-3.1-8b,gemma-2-9b; `attnbench models` lists "
+            "them. Each kind of layer is a case.",
+            autocompletion=complete.several(complete.models),
+        ),
+    ] = None
+    tp: Annotated[
+        int | None, shape("--tp", metavar="N", help="With --model: the heads of one of N devices (tensor parallel).")
+    ] = None
+    phase: Annotated[
+        str | None,
+        shape(
+            "--phase",
+            metavar="NAME",
+            help="With --model: prefill (default: as many queries as keys, forward), decode (one query, batch 1 unless "
+            "--batch is given), mixed (a chunk of 2k of one sequence beside decoding), train (forward and backward).",
+            autocompletion=complete.one(PHASES),
+        ),
+    ] = None
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The part of a suite that these options replace, for run.suite.parse_options."""
+        return {"models": self.model, "tp": self.tp, "phase": self.phase}
 
 
 Device = Annotated[

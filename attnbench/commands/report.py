@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
 
-from attnbench.commands import options, output
+from attnbench.commands import complete, options, output
 from attnbench.commands.shared import ends_with_its_reader, one_of, read, tell
 from attnbench.core.errors import UserError
 from attnbench.core.text import printable
@@ -70,6 +70,15 @@ def report(
             help="Single cells in full, by a part of the name, words of it, or a glob: 'triton 16k d128 causal fwd'.",
         ),
     ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="The attention of all layers of a model in one step, of cells that `run --model` measured.",
+            autocompletion=complete.one(complete.models),
+        ),
+    ] = None,
+    tp: Annotated[int, typer.Option(metavar="N", help="With --model: on one of N devices.")] = 1,
     flops_convention: Annotated[
         str, typer.Option(metavar="NAME", help="exact (unmasked pairs) or fa (as papers print: half for causal).")
     ] = "exact",
@@ -111,8 +120,11 @@ def report(
         raise UserError(f"{given}: only --png and --svg draw a single figure; add --svg FILE or --png FILE")
     tables = {"--metric": metric or None, "--by": by, "--all": every or None}
     pictures = {"--png": png, "--svg": svg}
-    if cell and (given := _given({**tables, **pictures, **{f"-f {name}": name for name in formats & {*TRACKERS}}})):
+    for_tools = {f"-f {name}": name for name in formats & {*TRACKERS}}
+    if cell and (given := _given({**tables, **pictures, **for_tools})):
         raise UserError(f"{given}: not with --cell, which shows single cells in full; leave one of them out")
+    if model and (given := _given({**tables, **pictures, **for_tools, "--cell": cell})):
+        raise UserError(f"{given}: not with --model, which shows steps of a model; leave one of them out")
     if not formats & {"table", "md"} and (given := _given(tables)):
         raise UserError(f"{given}: for tables only (--format table, md); everything else has every metric and cell")
     if not results:
@@ -126,6 +138,13 @@ def report(
         from attnbench.analysis.summary import one_cell
 
         raise typer.Exit(output.write(one_cell.document(one_cell.select(cells, cell)), wanted))
+    if model:
+        from attnbench.analysis.models import step_document
+        from attnbench.core.models import find
+
+        found = find(model)
+        found.heads(tp)
+        raise typer.Exit(output.write(step_document.document(cells, found, tp), wanted))
     if png or svg:
         _draw(cells, {"png": png, "svg": svg}, figure or "throughput", panel or "")
     if not wanted:

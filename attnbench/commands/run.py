@@ -27,6 +27,7 @@ files = partial(typer.Option, rich_help_panel="Files and output")
 def run(
     *,
     what: options.WhatToMeasure,
+    which: options.WhichModel,
     device: options.Device = "auto",
     time_limit: Annotated[
         str | None,
@@ -112,6 +113,7 @@ def run(
     attnbench run -b 'sdpa-*' -b '!sdpa-math' --headdim 128 --causal --pass fwd
     attnbench run -b ./mine.py:my_attention,sdpa-flash --nheads 8 --nheads-k 2
     attnbench run --causal --window none,1k --softcap none,30 --seqlen 8k
+    attnbench run --model llama-3.1-8b,gemma-2-9b --tp 2 --phase decode --batch 32 --seqlen 4k
     attnbench run --suite flash-paper --time-limit 5m --dry-run
     attnbench run --suite quick --cross-check --sustained 10s
 
@@ -135,7 +137,7 @@ def run(
     }
     request = runs.Request(
         suite=what.suite,
-        settings=parse_options({**what.settings, "time_limit": time_limit, "policy": policy}),
+        settings=parse_options({**what.settings, **which.settings, "time_limit": time_limit, "policy": policy}),
         device=device,
         rounds=rounds,
         out=out,

@@ -362,7 +362,8 @@ def _not_with_resume(request: Request) -> list[str]:
     given = {
         "--suite": request.suite != fresh.suite,
         "--backend": settings.backends is not None,
-        "the options that choose cases": settings.axes != Axes() or settings.tokens is not None,
+        "the options that choose cases": settings.axes != Axes()
+        or any(given is not None for given in (settings.tokens, settings.models, settings.tp, settings.phase)),
         "--seed, --timer, --l2 and the other options of how to measure": bool(settings.policy),
         "--rounds": request.rounds != fresh.rounds,
         "--python": bool(request.pythons),

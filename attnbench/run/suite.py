@@ -21,6 +21,9 @@ cases: [{seqlen: 8k, seqlen_q: 1, batch: 32}]     # more cases; an axis that is 
 backends: ["sdpa-*", "!sdpa-math"]
 policy: {max_seconds: 1.0}
 time_limit: 8m
+models: [llama-3.1-8b, gemma-2-9b]                # in place of nheads, headdim, window, ...: `attnbench models`
+tp: 8                       # with models: the heads of one of 8 devices
+phase: decode               # with models: prefill, decode, mixed or train
 interpreters: {fa4: ~/envs/fa4/bin/python}        # the Python of a backend, or of several: "flashinfer-*"
 on_cpu: {tokens: 2k}        # replaces the settings above if there is no GPU
 """
@@ -45,6 +48,7 @@ from attnbench.core.sizes import format_size, parse_duration
 from attnbench.core.text import count
 from attnbench.run import yaml_file
 from attnbench.run.axes import FORWARD_ONLY, LATENT, STRICT, Axes, Item, Text, expand, matches, overlay, parsed
+from attnbench.run.model_axes import FIXED, check_not_both, model_axes
 from attnbench.run.shipped_suites import shipped_suites
 
 GPU_ONLY = ("timer", "cross_check", "sustained_s", "isolate_power")  # fields of a policy
@@ -65,6 +69,9 @@ class Settings(BaseModel):
     tokens: Item | None = None
     hidden: Item | None = None
     backends: Names | None = None
+    models: Names | None = None
+    tp: int | None = None
+    phase: Text | None = None
     policy: dict[str, bool | int | float | str] = {}
     time_limit: Text | None = None
 
@@ -121,6 +128,9 @@ def parse_suite(data: Mapping[str, Any], where: str) -> Suite:
     except ValidationError as error:
         raise UserError(f"{where}: {yaml_file.first_mistake(error, MODELS)}") from None
     try:
+        if suite.models:
+            check_not_both(suite.axes)
+            model_axes(suite.models, suite.tp, suite.phase, Axes(), Axes())
         _policy(suite.policy)
         _policy(suite.on_cpu.policy)
         for axes in suite.exclude:
@@ -159,16 +169,13 @@ def resolve(suite: Suite, kind: str, given: Settings | None = None) -> Resolved:
     if kind == "cpu":
         usual, merged = merged, _merge([suite, suite.on_cpu, given])
         notes = _shrunk(usual, merged)
-    blocks = [merged.axes]
-    blocks += [overlay(overlay(merged.axes, case), given.axes) for case in suite.cases]
-    if suite.cases and suite.axes == Axes():
-        blocks = blocks[1:]
     cases: dict[Case, None] = {}
-    for block in blocks:
+    for block in _blocks(suite, merged, given):
         cases.update(dict.fromkeys(expand(block, merged.tokens, merged.hidden)))
     if not cases:
         raise UserError(FORWARD_ONLY)
-    kept = tuple(c for c in cases if not any(matches(e, c) for e in suite.exclude))
+    exclude = () if given.models else suite.exclude
+    kept = tuple(c for c in cases if not any(matches(e, c) for e in exclude))
     if not kept:
         raise UserError("nothing to measure: no case is left; give --seqlen, or loosen the suite's exclude")
     forward = tuple(c for c in kept if c.dtype != "fp8" or not c.has_backward)
@@ -191,6 +198,22 @@ def resolve(suite: Suite, kind: str, given: Settings | None = None) -> Resolved:
     if kind == "fake" and not given.backends:
         backends = ["fake"]
     return Resolved(suite.name, laid, tuple(backends), policy, limit, notes)
+
+
+def _blocks(suite: Suite, merged: Settings, given: Settings) -> list[Axes]:
+    """Return the axes whose products are the cases of a suite. Models given as options take the place of its cases."""
+    if not merged.models:
+        if word := next((name for name in ("tp", "phase") if getattr(given, name) is not None), None):
+            raise UserError(f"--{word} is of a model; name one with --model NAME (`attnbench models` lists them)")
+        blocks = [merged.axes]
+        blocks += [overlay(overlay(merged.axes, case), given.axes) for case in suite.cases]
+        return blocks[1:] if suite.cases and suite.axes == Axes() else blocks
+    check_not_both(given.axes)
+    below = merged.axes.model_copy(update=dict.fromkeys(FIXED))
+    own = given.axes if given.models else overlay(suite.axes, given.axes)
+    blocks = model_axes(merged.models, merged.tp, merged.phase, below, own)
+    rest = () if given.models else suite.cases
+    return blocks + [overlay(overlay(merged.axes, case), given.axes) for case in rest]
 
 
 def _merge(layers: Sequence[Settings]) -> Settings:

@@ -97,6 +97,10 @@ CASES: Sequence[tuple[str, str, int, str]] = (
     ("backends --gpu nothing", "", 2, "nothing"),
     ("suites ci", "", 0, ""),
     ("suites nothing", "", 2, "nothing"),
+    ("models llama-3.1-8b", "", 0, ""),
+    ("models nothing", "", 2, "no model 'nothing'"),
+    ("report ok.jsonl --model llama-3.1-8b", "", 2, "attnbench run --model llama-3.1-8b measures it"),
+    ("report ok.jsonl --model nothing", "", 2, "no model 'nothing'"),
     ("env list", "", 0, ""),
     ("env remove nothing", "", 2, "nothing"),
 )

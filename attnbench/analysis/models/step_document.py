@@ -1,0 +1,138 @@
+"""The document of `attnbench report --model`: the milliseconds of a model's attention in one step, by backend."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+from attnbench.analysis.models.step_time import BOTH, StepTime, step_times, unmeasured
+from attnbench.core import formats
+from attnbench.core.case import DTYPES, Case
+from attnbench.core.errors import UserError
+from attnbench.core.models import Model
+from attnbench.core.text import count
+from attnbench.report.document import Caution, Document, Ending, Figure, Grid, Grids
+from attnbench.results import case_names
+from attnbench.results.cells import Cell
+from attnbench.results.uncertainty import apart
+
+DIRECTIONS = ("fwd", "bwd", "fwd_bwd", BOTH)
+SUM = Caution(
+    "A step is the sum of its layers' latencies, each measured alone with a cold L2.",
+    "What a model does between its layers is not in it. The errors of all layers are taken to go one way.",
+)
+PLANS = Caution(
+    "What is built once a step for all layers is not in the time.", todo="attnbench report FILE -m plan has it."
+)
+
+
+def document(cells: Sequence[Cell], model: Model, tp: int) -> Document:
+    """Return the attention of a model in one step, from all cells that are of its layers.
+
+    Raises UserError where no step is whole, with the command that measures it.
+    """
+    times = step_times(cells, model, tp)
+    measure = f"attnbench run --model {model.name}" + (f" --tp {tp}" if tp > 1 else "")
+    if not times:
+        missing = unmeasured(cells, model, tp)
+        what = "; ".join(_layers(of.count, of.window) for of in missing) or "all kinds of layers on one backend"
+        raise UserError(f"report: --model {model.name}: not measured here: {what}; {measure} measures it")
+    one = f", one of {tp} devices" if tp > 1 else ""
+    heading = f"Attention of {model.name} in one step: {_depth(model)}{one}"
+    return Document(
+        command="report",
+        title=f"{model.name} on {', '.join(dict.fromkeys(time.device for time in times))}",
+        answer=tuple(_answer(times, model)),
+        blocks=(Grids(heading, tuple(_grids(times))),),
+        facts=(SUM, *((PLANS,) if any(time.plan for time in times) else ())),
+        data=(rows := [_row(time, model, tp) for time in times]),
+        rows=rows,
+    )
+
+
+def _depth(model: Model) -> str:
+    return ", ".join(_layers(of.count, of.window) for of in model.layers)
+
+
+def _layers(number: int, window: int | None) -> str:
+    return f"{count(number, 'layer')} with a window of {window}" if window else count(number, "layer")
+
+
+def _answer(times: Sequence[StepTime], model: Model) -> list[str]:
+    """Return the fastest backend of the largest step of each device and direction."""
+    said = []
+    for device, direction in dict.fromkeys((time.device, time.direction) for time in times):
+        ours = [time for time in times if (time.device, time.direction) == (device, direction)]
+        case = max((time.case for time in ours), key=lambda case: (case.extent.seqlen_k * case.extent.batch, case.key))
+        best = _best([time for time in ours if time.case == case])
+        name = f"{case_names.lengths(case)}, batch {case.shape.batch}, {case.dtype}, {direction}"
+        names = " and ".join(time.backend for time in best)
+        said.append(f"{model.name}, {name} on {device}: {formats.duration(best[0].seconds)} with {names}.")
+    return said
+
+
+def _grids(times: Sequence[StepTime]) -> list[Grid]:
+    several = len({time.device for time in times}) > 1
+    kinds: dict[tuple[Any, ...], list[StepTime]] = {}
+    for time in times:
+        extras = tuple(case_names.extras(time.case))
+        rank = (time.device, DTYPES.index(time.case.dtype), DIRECTIONS.index(time.direction), extras)
+        kinds.setdefault(rank, []).append(time)
+    found = []
+    for _, ours in sorted(kinds.items()):
+        first = ours[0]
+        title = (first.device if several else "", first.case.dtype, first.direction, *case_names.extras(first.case))
+        found.append(_grid(", ".join(filter(None, title)), ours))
+    return found
+
+
+def _grid(title: str, times: Sequence[StepTime]) -> Grid:
+    columns = sorted({time.backend for time in times}, key=case_names.backend_rank)
+    cases = sorted({time.case for time in times}, key=case_names.case_rank)
+    rows = []
+    for case in cases:
+        ours = {time.backend: time for time in times if time.case == case}
+        best = {time.backend for time in _best([*ours.values()])} if len(ours) > 1 else set()
+        figures = tuple(_figure(ours[name], name in best) if name in ours else Ending("-") for name in columns)
+        rows.append((_label(case), figures))
+    s = cases[0].shape
+    details = f"{s.nheads} heads" + (f", {s.nheads_k} of keys" if s.nheads != s.nheads_k else "")
+    return Grid(title, f"{details}, headdim {case_names.headdim(cases[0])}", "step", tuple(columns), tuple(rows))
+
+
+def _label(case: Case) -> str:
+    return f"{case_names.lengths(case)} b{case.shape.batch}" if not case.is_ragged else case_names.lengths(case)
+
+
+def _figure(time: StepTime, best: bool) -> Figure:
+    digits, _, unit = formats.duration(time.seconds).partition(" ")
+    return Figure(digits, unit, best, held_down=time.held_down)
+
+
+def _best(times: Sequence[StepTime]) -> list[StepTime]:
+    """Return the fastest step, and those that tie with it within their uncertainties."""
+    first = min(times, key=lambda time: time.seconds)
+    return [first] + [
+        time
+        for time in times
+        if time is not first and not apart(time.seconds, first.seconds, time.uncertainty, first.uncertainty)
+    ]
+
+
+def _row(time: StepTime, model: Model, tp: int) -> dict[str, Any]:
+    shape = dataclasses.asdict(time.case.shape)
+    return {
+        "model": model.name,
+        "tp": tp,
+        "device": time.device,
+        "backend": time.backend,
+        "direction": time.direction,
+        "dtype": time.case.dtype,
+        **shape,
+        "page_size": time.case.page_size,
+        "cache_dtype": time.case.cache_dtype,
+        "seconds": time.seconds,
+        "uncertainty": time.uncertainty,
+        "plan": time.plan,
+    }

@@ -1,0 +1,84 @@
+"""The time of a model's attention in one step, all layers together, from the cells of run files.
+
+A kind of layers counts as often as the model has it: a model of 52 local and 10 global layers takes 52 times the
+latency of the one case and 10 times that of the other. Both must be measured on one backend, device, length and batch.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from attnbench.core.case import Case
+from attnbench.core.models import Layers, Model
+from attnbench.results.cells import Cell
+from attnbench.run.axes import matches
+from attnbench.run.model_axes import layer_axes
+
+BOTH = "fwd + bwd"
+
+
+@dataclass(frozen=True)
+class StepTime:
+    """The attention of all layers in one step, on one backend."""
+
+    device: str
+    backend: str
+    case: Case  # of one of the layers, without its window
+    direction: str  # that of the case, or BOTH
+    seconds: float
+    uncertainty: float | None  # half the 95 % interval over `seconds`, as if the errors of all layers went one way
+    plan: float | None  # seconds to build what the layers share, once a step; None where nothing is built
+    held_down: bool
+
+
+def step_times(cells: Iterable[Cell], model: Model, tp: int) -> list[StepTime]:
+    """Return the times of a step on one of `tp` devices, for all sizes of which every kind of layers was measured."""
+    found: dict[tuple[str, str, Case], dict[Layers, Cell]] = {}
+    for cell in cells:
+        if cell.value("latency") is None:
+            continue
+        for layers in model.layers:
+            if _is_of(layers, model, tp, cell.case):
+                plain = dataclasses.replace(cell.case, window_size=(None, None))
+                found.setdefault((cell.device, cell.backend_name, plain), {})[layers] = cell
+    whole = {key: of for key, of in found.items() if len(of) == len(model.layers)}
+    times = [_sum(*key, key[2].direction, [of]) for key, of in whole.items()]
+    for (device, backend, case), of in whole.items():
+        if case.direction != "fwd" or case.is_paged or case.latent:
+            continue
+        if backward := whole.get((device, backend, dataclasses.replace(case, direction="bwd"))):
+            times.append(_sum(device, backend, case, BOTH, [of, backward]))
+    return times
+
+
+def unmeasured(cells: Iterable[Cell], model: Model, tp: int) -> list[Layers]:
+    """Return the kinds of layers of which no cell was measured."""
+    cases = {cell.case for cell in cells if cell.value("latency") is not None}
+    return [layers for layers in model.layers if not any(_is_of(layers, model, tp, case) for case in cases)]
+
+
+def _is_of(layers: Layers, model: Model, tp: int, case: Case) -> bool:
+    """Whether a case is that of a kind of layers, of any length, batch and direction."""
+    axes = layer_axes(model, layers, tp, "decode" if case.is_decode else "prefill")
+    return matches(axes.model_copy(update={"direction": None, "seqlen_q": None}), case)
+
+
+def _sum(device: str, backend: str, case: Case, direction: str, passes: Sequence[Mapping[Layers, Cell]]) -> StepTime:
+    pairs = [(layers.count, cell) for of in passes for layers, cell in of.items()]
+    latencies = [(count * (cell.value("latency") or 0.0), cell) for count, cell in pairs]
+    seconds = sum(time for time, _ in latencies)
+    halves = [(time, cell.half_interval("latency")) for time, cell in latencies]
+    known = [time * half for time, half in halves if half is not None]
+    plans = [plan for _, cell in pairs if (plan := cell.value("plan")) is not None]
+    return StepTime(
+        device,
+        backend,
+        case,
+        direction,
+        seconds,
+        sum(known) / seconds if len(known) == len(halves) and seconds else None,
+        sum(plans) if plans else None,
+        any(cell.held_down for _, cell in pairs),
+    )

@@ -1,0 +1,134 @@
+"""The attention of published models: heads, head dims, windows, and what attnbench cannot measure of it yet.
+
+The table is models.json, with the values of each model's published configuration. "models" has one object a model:
+
+    name                 as --model takes it
+    layers               the kinds of its attention layers: "count", and "window": the keys that a query sees, its own
+                         included (sliding_window of config.json); absent where it sees all
+    nheads, nheads_k     query heads, key and value heads
+    headdim, headdim_v   of queries and keys, and of values
+    causal               false for models of images and videos; true where absent
+    softcap              the limit of the scores (attn_logit_softcapping); absent where there is none
+    scale                the softmax scale, where it is not 1 / sqrt(headdim), and why
+    sink                 true where each head has a learnt logit beside the scores
+    latent               of MLA: kv_lora_rank and qk_rope_head_dim, the widths of what its cache holds of a token
+    context              tokens (max_position_embeddings)
+    seqlen               tokens of one call, where the model has a length of its own; "note" says of what
+    source               the address of the published configuration
+    read, date           in what form it was read, and when: pages that ask for a login were read as copies
+
+A model whose configuration could not be read is not in the table.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from attnbench.core.errors import UserError, did_you_mean
+
+Phase = Literal["prefill", "decode", "mixed", "train"]
+PHASES: Sequence[Phase] = get_args(Phase)
+
+
+@dataclass(frozen=True)
+class Layers:
+    """The attention layers of a model that are alike."""
+
+    count: int
+    window: int | None = None  # keys that a query sees, its own included; None: all
+
+    @property
+    def window_size(self) -> tuple[int | None, int | None]:
+        """The window as a Case has it."""
+        return (None, None) if self.window is None else (self.window - 1, 0)
+
+
+@dataclass(frozen=True)
+class Scale:
+    """A softmax scale other than 1 / sqrt(headdim)."""
+
+    value: float
+    why: str
+
+
+@dataclass(frozen=True)
+class Model:
+    """The attention of one model, as its published configuration says."""
+
+    name: str
+    layers: tuple[Layers, ...]
+    nheads: int
+    nheads_k: int
+    headdim: int
+    headdim_v: int
+    source: str
+    read: str
+    date: str
+    causal: bool = True
+    softcap: float = 0.0
+    scale: Scale | None = None
+    sink: bool = False
+    latent: tuple[int, int] | None = None
+    context: int | None = None
+    seqlen: int | None = None
+    note: str = ""
+
+    @cached_property
+    def depth(self) -> int:
+        """The number of its attention layers."""
+        return sum(layers.count for layers in self.layers)
+
+    @cached_property
+    def shares(self) -> tuple[int, ...]:
+        """The tensor-parallel sizes that divide its heads; where there are fewer key heads, devices share one."""
+        sizes = (n for n in range(1, self.nheads + 1) if self.nheads % n == 0)
+        return tuple(n for n in sizes if self.nheads_k % n == 0 or n % self.nheads_k == 0)
+
+    def heads(self, tp: int) -> tuple[int, int]:
+        """Return the query and key heads of one of `tp` devices. Raises UserError for a size that does not divide."""
+        if tp not in self.shares:
+            sizes = ", ".join(map(str, self.shares))
+            raise UserError(
+                f"--tp: {tp} does not divide the {self.nheads} query and {self.nheads_k} key heads of {self.name}; "
+                f"{sizes} do"
+            )
+        return self.nheads // tp, max(1, self.nheads_k // tp)
+
+    def lacks(self, phase: Phase) -> list[str]:
+        """Return what attnbench cannot measure yet of a phase of this model; nothing where it can measure all."""
+        if phase in ("decode", "mixed") and not self.causal:
+            return ["it has no decoding: it sees all tokens at once"]
+        found = []
+        if phase == "mixed" and self.latent:
+            found.append("servers split such a step into decoding with latent rows and a prefill without; measure both")
+        if self.sink:
+            found.append("each head has an attention sink, a learnt logit beside the scores")
+        return found
+
+
+def find(name: str) -> Model:
+    """Return the model of a name, in upper or lower case. Raises UserError for one that is not in the table."""
+    model = MODELS.get(name.strip().lower())
+    if model is None:
+        raise UserError(f"no model {name.strip()!r}{did_you_mean(name.strip(), MODELS)}")
+    return model
+
+
+def _model(entry: Mapping[str, Any]) -> Model:
+    fields = dict(entry)
+    fields["layers"] = tuple(Layers(**layers) for layers in entry["layers"])
+    fields["scale"] = Scale(**entry["scale"]) if "scale" in entry else None
+    fields["latent"] = (entry["latent"][0], entry["latent"][1]) if "latent" in entry else None
+    return Model(**fields)
+
+
+def _read(file: Path) -> dict[str, Model]:
+    return {entry["name"]: _model(entry) for entry in json.loads(file.read_text(encoding="utf-8"))["models"]}
+
+
+MODELS: Mapping[str, Model] = _read(Path(__file__).with_name("models.json"))

@@ -1,0 +1,117 @@
+"""The axes of a model's attention: --model, --tp and --phase, as the axes that --nheads, --window, ... would give."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from attnbench.core.errors import UserError, did_you_mean
+from attnbench.core.models import PHASES, Layers, Model, Phase, find
+from attnbench.core.sizes import parse_size, parse_sizes
+from attnbench.run.axes import LATENT_SCALE, Axes, overlay
+
+FIXED: Mapping[str, str] = {  # fields of Axes that a model or its phase sets -> the options that set them
+    "headdim": "--headdim",
+    "nheads": "--nheads",
+    "nheads_k": "--nheads-k",
+    "causal": "--causal and --full",
+    "window": "--window",
+    "softcap": "--softcap",
+    "softmax_scale": "--softmax-scale",
+    "latent": "--latent",
+    "seqlen_q": "--seqlen-q",
+    "direction": "--pass",
+    "lengths": "--lengths",
+}
+_BY_PHASE = ("seqlen_q", "direction", "lengths")
+CHUNK = 2048  # queries of the prefill in a mixed step, as servers have it by default or near it
+MIXED_BATCH = 32  # sequences of a mixed step where --batch is not given: one that is filled, the others decode
+
+
+def parse_phase(text: str | None) -> Phase:
+    """Return the phase of a text, prefill where there is none. Raises UserError."""
+    for phase in PHASES:
+        if phase == (text or "prefill"):
+            return phase
+    raise UserError(f"--phase: unknown phase {text!r}{did_you_mean(str(text), PHASES)}")
+
+
+def check_not_both(given: Axes) -> None:
+    """Raise UserError where axes that a model sets are given beside it."""
+    both = [option for name, option in FIXED.items() if getattr(given, name) is not None]
+    if both:
+        ours = [FIXED[name] for name in _BY_PHASE]
+        by = "--phase sets" if all(option in ours for option in both) else "--model sets"
+        raise UserError(f"{', '.join(both)}: {by} this; leave it out, or leave out --model")
+
+
+def model_axes(names: Sequence[str], tp: int | None, phase: str | None, below: Axes, given: Axes) -> list[Axes]:
+    """Return the axes of each kind of layer of some models, over the axes `below`, which have the lengths.
+
+    A model with a length of its own has that one, unless `given` has another. Without a batch size a decode is of one
+    sequence, and a mixed step of MIXED_BATCH. Raises UserError, also for a model of which attnbench cannot measure this
+    phase.
+    """
+    step = parse_phase(phase)
+    if tp is not None and tp < 1:
+        raise UserError(f"--tp: {tp} is not at least 1")
+    found = []
+    for model in dict.fromkeys(map(find, names)):
+        if lacking := model.lacks(step):
+            raise UserError(_refusal(model, step, lacking))
+        own = Axes(seqlen=str(model.seqlen)) if model.seqlen and given.seqlen is None else Axes()
+        found += [_of_phase(overlay(below, own), layer_axes(model, of, tp or 1, step), step) for of in model.layers]
+    return found
+
+
+def layer_axes(model: Model, layers: Layers, tp: int, phase: Phase) -> Axes:
+    """Return the axes that one kind of layers of a model sets in a phase, on one of `tp` devices."""
+    nheads, nheads_k = model.heads(tp)
+    latent = phase == "decode" and model.latent is not None
+    sizes: dict[str, Any] = {"headdim": f"{model.headdim}-{model.headdim_v}", "nheads_k": str(nheads_k)}
+    if latent and model.latent:  # with absorbed weights: all heads share one row, of which the first part is the value
+        sizes = {"headdim": f"{sum(model.latent)}-{model.latent[0]}", "nheads_k": "1"}
+    sizes["pass"] = "fwd,bwd" if phase == "train" else "fwd"
+    scale = model.scale.value if model.scale else LATENT_SCALE if latent else 0.0
+    return Axes(
+        **sizes,
+        nheads=str(nheads),
+        causal=model.causal,
+        window="none" if layers.window is None else f"{layers.window - 1}/0",
+        softcap=f"{model.softcap:g}",
+        softmax_scale=str(scale),
+        latent=latent,
+        seqlen_q="1" if phase == "decode" else None,
+    )
+
+
+def _of_phase(below: Axes, layer: Axes, phase: Phase) -> Axes:
+    """Return the axes of a kind of layers over those `below`, with the batch and the lengths of a phase."""
+    axes = overlay(below, layer)
+    if phase == "decode" and axes.batch is None:
+        return overlay(axes, Axes(batch="1"))
+    if phase != "mixed":
+        return axes
+    batches = parse_sizes(axes.batch or str(MIXED_BATCH), "batch")
+    lengths = [_mixed(batch, length) for batch in batches for length in parse_sizes(axes.seqlen or "", "seqlen")]
+    return axes.model_copy(update={"seqlen": None, "batch": None, "lengths": ",".join(lengths)})
+
+
+def _mixed(batch: int, seqlen: int) -> str:
+    """Return the lengths of a step in which one sequence is filled by a chunk and the others decode, as --lengths."""
+    if batch < 2:
+        raise UserError(f"--phase mixed: a chunk of a prefill beside decode steps needs --batch 2 or more, not {batch}")
+    chunk = min(parse_size(str(CHUNK)), seqlen)
+    return f"{chunk}x{seqlen}+{batch - 1}*1x{seqlen}"
+
+
+def _refusal(model: Model, phase: Phase, lacking: Sequence[str]) -> str:
+    line = f"--model {model.name}: attnbench cannot measure its {phase} yet: {'; '.join(lacking)}"
+    if not model.causal:
+        return f"{line}; give --phase prefill"
+    windows = [("none" if one.window is None else f"{one.window - 1}/0") for one in model.layers]
+    window = "" if windows == ["none"] else f" --window {','.join(windows)}"
+    query = " --seqlen-q 1" if phase == "decode" else ""
+    heads = f"--nheads {model.nheads} --nheads-k {model.nheads_k} --headdim {model.headdim}"
+    values = "" if model.headdim == model.headdim_v else f"-{model.headdim_v}"
+    return f"{line}. The same sizes without that: {heads}{values} --causal{window}{query}"

@@ -1,0 +1,115 @@
+"""The attention of a model in one step, from the cells of its layers; and what `attnbench models` shows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+
+from attnbench.analysis.models import document, step_document, step_time
+from attnbench.core.case import Case
+from attnbench.core.errors import UserError
+from attnbench.core.models import MODELS, find
+from attnbench.core.record import Measurement, Record
+from attnbench.results.cells import Cell
+from attnbench.results.cells import cells as cells_of
+from attnbench.run.suite import load_suite, parse_options, resolve
+from builders import run, times
+
+GEMMA = find("gemma-2-9b")  # 21 local layers, 21 global
+
+
+def cases(**given: Any) -> tuple[Case, ...]:
+    axes = {"seqlen": "8k", "batch": "2", **given.pop("axes", {})}
+    return resolve(load_suite("quick"), "cuda", parse_options({"models": GEMMA.name, **given, "axes": axes})).cases
+
+
+def measured(which: Case, backend: str, seconds: float, plan: float | None = None) -> Record:
+    built = {"plan": Measurement("s", (plan,))} if plan else {}
+    return Record(which, backend, 0, "ok", measurements={"time": times(seconds), **built})
+
+
+def cells(records: Iterable[Record]) -> list[Cell]:
+    return cells_of([run(records)])
+
+
+def test_a_step_has_each_kind_of_layers_as_often_as_the_model() -> None:
+    local, everywhere = cases()
+    of_both = [measured(local, "triton", 1e-3), measured(everywhere, "triton", 2e-3)]
+    (step,) = step_time.step_times(cells([*of_both, measured(local, "eager", 1e-3)]), GEMMA, 1)
+    assert (step.backend, step.direction) == ("triton", "fwd")
+    assert step.seconds == pytest.approx(21 * 1e-3 + 21 * 2e-3)
+    assert step.uncertainty is not None
+    (half,) = {cell.half_interval("latency") for cell in cells(of_both)}
+    assert step.uncertainty == pytest.approx(half)
+
+
+def test_forward_and_backward_are_added() -> None:
+    records = [
+        measured(case, "triton", {"fwd": 1e-3, "bwd": 3e-3}[case.direction], plan=1e-4) for case in cases(phase="train")
+    ]
+    steps = {step.direction: step for step in step_time.step_times(cells(records), GEMMA, 1)}
+    assert {name: round(step.seconds / 42, 9) for name, step in steps.items()} == {
+        "fwd": 1e-3,
+        "bwd": 3e-3,
+        step_time.BOTH: 4e-3,
+    }
+    assert steps["fwd"].plan == pytest.approx(2e-4), "one plan for each kind of layers, whatever their number"
+
+
+def test_sizes_of_another_share_or_model_are_not_of_the_step() -> None:
+    records = [measured(case, "triton", 1e-3) for case in cases(tp=2)]
+    assert step_time.step_times(cells(records), GEMMA, 1) == []
+    assert len(step_time.step_times(cells(records), GEMMA, 2)) == 1
+    assert step_time.step_times(cells(records), find("llama-3.1-8b"), 1) == []
+
+
+def test_the_document_says_the_fastest_and_marks_ties() -> None:
+    local, everywhere = cases()
+    speeds = {"triton": 1e-3, "fa3": 1.0005e-3, "eager": 5e-3}
+    records = [measured(case, name, seconds) for name, seconds in speeds.items() for case in (local, everywhere)]
+    shown = step_document.document(cells(records), GEMMA, 1)
+    assert shown.answer == ("gemma-2-9b, 8k, batch 2, bf16, fwd on NVIDIA H200: 42.0 ms with triton and fa3.",)
+    (grids,) = shown.blocks
+    ((_, figures),) = grids.grids[0].rows
+    assert [(f.digits, f.aside, f.best) for f in figures] == [
+        ("210", "ms", False),
+        ("42.0", "ms", True),
+        ("42.0", "ms", True),
+    ]
+    assert [row["backend"] for row in shown.rows] == ["eager", "triton", "fa3"]
+
+
+def test_a_step_that_is_not_whole_says_what_is_missing() -> None:
+    local, _ = cases()
+    with pytest.raises(UserError) as told:
+        step_document.document(cells([measured(local, "triton", 1e-3)]), GEMMA, 1)
+    assert "not measured here: 21 layers; attnbench run --model gemma-2-9b measures it" in str(told.value)
+    with pytest.raises(UserError, match="--model gemma-2-9b --tp 2 measures it"):
+        step_document.document(cells([measured(local, "triton", 1e-3)]), GEMMA, 2)
+
+
+def test_decode_steps_over_pages() -> None:
+    records = [
+        measured(case, "triton", 1e-4) for case in cases(phase="decode", axes={"page_size": "16", "batch": "32"})
+    ]
+    (step,) = step_time.step_times(cells(records), GEMMA, 1)
+    assert (step.case.page_size, step.case.shape.batch, step.case.shape.seqlen_q) == (16, 32, 1)
+
+
+def test_all_models_are_listed_with_what_lacks() -> None:
+    listed = document.listed([*MODELS.values()])
+    assert [row["name"] for row in listed.rows] == [*MODELS]
+    (table,) = listed.blocks
+    phases = {row[0]: row[-1] for row in table.rows}
+    assert phases["llama-3.1-8b"] == "all"
+    assert phases["gpt-oss-120b"] == "not yet"
+    assert phases["deepseek-v3"] == "prefill, decode, train"
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_one_model_in_full(name: str) -> None:
+    shown = document.in_full(find(name))
+    assert shown.title == name
+    assert shown.data["source"].startswith("https://")
