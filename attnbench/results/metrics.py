@@ -212,6 +212,17 @@ def launch_gap(row: Row) -> float | None:
     return stats.median(time) - stats.median(span) if time and span and row.record.timer == "events" else None
 
 
+@metric("Latency in a CUDA graph", "s", "lower", formats.duration, clocked=True)
+def graph_latency(row: Row) -> float | None:
+    """Median time of one call replayed in a CUDA graph, without what the host takes to launch it; taken by the
+    cross-check (run --cross-check), and the time itself with --timer graph.
+    """
+    readings = row.measured("turns_graph")
+    if not readings and row.record.timer == "graph":
+        return latency(row)
+    return stats.median(readings) if readings else None
+
+
 @metric("CPU launch overhead", "s", "lower", formats.duration)
 def enqueue(row: Row) -> float | None:
     """Median time that the host takes to launch one call; where it exceeds the latency, the host limits the speed."""

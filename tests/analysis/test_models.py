@@ -58,6 +58,15 @@ def test_forward_and_backward_are_added() -> None:
     assert steps["fwd"].plan == pytest.approx(2e-4), "one plan for each kind of layers, whatever their number"
 
 
+def test_plans_are_shown_apart() -> None:
+    records = [measured(case, name, 1e-3, plan) for case in cases() for name, plan in (("fa3", 1e-4), ("eager", None))]
+    steps, plans = step_document.document(cells(records), GEMMA, 1).blocks
+    assert steps.grids[0].columns == ("eager", "fa3")
+    assert plans.grids[0].columns == ("fa3",)
+    ((_, (figure,)),) = plans.grids[0].rows
+    assert figure.text == "200 us"
+
+
 def test_sizes_of_another_share_or_model_are_not_of_the_step() -> None:
     records = [measured(case, "triton", 1e-3) for case in cases(tp=2)]
     assert step_time.step_times(cells(records), GEMMA, 1) == []

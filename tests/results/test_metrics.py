@@ -165,6 +165,9 @@ def test_instruments_are_compared_turn_by_turn() -> None:
     assert metrics.turn_ratios(row(r), "graph") == pytest.approx((1.01, 1.01, 1.05))
     assert value("disagreement", r) == pytest.approx(0.03)
     assert value("disagreement", record(measurements=measurements(turns_events=1.0))) is None
+    assert value("graph_latency", record(measurements=measurements(turns_graph=(1.0, 3.0, 2.0)))) == 2.0
+    assert value("graph_latency", record(measurements=measurements(time=(1.0, 3.0, 2.0)), timer="graph")) == 2.0
+    assert value("graph_latency", record(measurements=measurements(time=1.0))) is None
     odd = record(measurements=measurements(turns_events=(0.0, 2), turns_cupti=(1, 1)))
     assert metrics.turn_ratios(row(odd), "cupti") == (0.5,)
     without = record((1e-6,))

@@ -22,9 +22,7 @@ SUM = Caution(
     "A step is the sum of its layers' latencies, each measured alone with a cold L2.",
     "What a model does between its layers is not in it. The errors of all layers are taken to go one way.",
 )
-PLANS = Caution(
-    "What is built once a step for all layers is not in the time.", todo="attnbench report FILE -m plan has it."
-)
+PLANS = Caution("What is built once a step for all layers of a kind is not in its time, but shown apart.")
 
 
 def document(cells: Sequence[Cell], model: Model, tp: int) -> Document:
@@ -44,7 +42,7 @@ def document(cells: Sequence[Cell], model: Model, tp: int) -> Document:
         command="report",
         title=f"{model.name} on {', '.join(dict.fromkeys(time.device for time in times))}",
         answer=tuple(_answer(times, model)),
-        blocks=(Grids(heading, tuple(_grids(times))),),
+        blocks=tuple(_blocks(times, heading)),
         facts=(SUM, *((PLANS,) if any(time.plan for time in times) else ())),
         data=(rows := [_row(time, model, tp) for time in times]),
         rows=rows,
@@ -70,6 +68,15 @@ def _answer(times: Sequence[StepTime], model: Model) -> list[str]:
         names = " and ".join(time.backend for time in best)
         said.append(f"{model.name}, {name} on {device}: {formats.duration(best[0].seconds)} with {names}.")
     return said
+
+
+def _blocks(times: Sequence[StepTime], heading: str) -> list[Grids]:
+    """Return the times of the steps, and what is built for each before, where some backend builds something."""
+    found = [Grids(heading, tuple(_grids(times)))]
+    plans = [dataclasses.replace(time, seconds=time.plan, uncertainty=None) for time in times if time.plan]
+    if plans:
+        found.append(Grids("Plans of one step, for all layers of a kind together", tuple(_grids(plans))))
+    return found
 
 
 def _grids(times: Sequence[StepTime]) -> list[Grid]:
