@@ -12,6 +12,9 @@ LONG = 100  # characters of a line, from which on options have lines of their ow
 # What the tensors are, before a call
 BSHD = "# q, k, v: (batch, seqlen, nheads, headdim)\n"
 BHSD = "# q, k, v: (batch, nheads, seqlen, headdim)\n"
+CACHES = "k_cache, v_cache: (pages, page_size, nheads_k, headdim)\n"
+PAGES = f"# q: (batch, seqlen_q, nheads, headdim); {CACHES}"
+PAGES_THD = f"# q: (total, nheads, headdim), one sequence after the other; {CACHES}"
 THD = "# q, k, v: (total, nheads, headdim), one sequence after the other\n"
 
 
@@ -20,9 +23,10 @@ class Paste:
     """The code that calls an implementation, as its library spells it.
 
     `calls` are statements that take q, k and v and give `out`, or load a model, by what the batch is: "dense", "ragged"
-    (with cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k), "paged", "latent", "fp8", and "single", where one
-    dense sequence has a call of its own. `{options}` stands in them where an option of the case goes; without it none
-    needs one. The other fields are these options, "" where the implementation has none for it.
+    (with cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k), "paged" (with page_table and seqlens_k), "latent",
+    "fp8"; and, where they have calls of their own, "single" for one dense sequence and "unlike" for unlike numbers of
+    queries over pages. `{options}` stands in them where an option of the case goes; without it none needs one. The
+    other fields are these options, "" where the implementation has none for it.
     """
 
     imports: tuple[str, ...]  # "from MODULE import NAME", of which those that the call uses are shown
@@ -50,6 +54,10 @@ class Paste:
         return "\n".join((*_merged(used), "", *lines) if used else lines)
 
     def _kind(self, case: Case) -> str:
+        if case.append or case.cache_dtype != "same":
+            return "append" if case.append else "fp8 cache"
+        if case.is_paged and not case.latent and not case.has_like_queries and "unlike" in self.calls:
+            return "unlike"
         if case.latent or case.is_paged or case.is_ragged:
             return "latent" if case.latent else "paged" if case.is_paged else "ragged"
         if case.dtype == "fp8":

@@ -170,6 +170,11 @@ class Case:
         s = self.shape
         return tuple(Sequences(*of) for of in self.lengths) or (Sequences(s.batch, s.seqlen_q, s.seqlen_k),)
 
+    @property
+    def has_like_queries(self) -> bool:
+        """Whether its sequences have the same number of queries."""
+        return len({of.seqlen_q for of in self.sequences}) == 1
+
     @cached_property
     def extent(self) -> Shape:
         """The sizes of the tensors: `shape`, or one batch entry that holds all sequences of a ragged batch."""

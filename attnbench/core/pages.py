@@ -153,3 +153,14 @@ def gather(cache: Tensor, places: Tensor) -> Tensor:
 def seqlens_k(case: Case, device: torch.device) -> Tensor:
     """Return the number of keys of each sequence, (sequences,), int32."""
     return cu_seqlens(case, device)[1].diff()
+
+
+def cached_seqlens(case: Case, device: torch.device) -> Tensor:
+    """Return the number of keys of each sequence before a call, which may append to them, (sequences,), int32."""
+    starts_q, starts_k = cu_seqlens(case, device)
+    return starts_k.diff() - starts_q.diff() if case.append else starts_k.diff()
+
+
+def queries(case: Case, t: Tensor) -> Tensor:
+    """Return q, or the new keys or values of the queries, as (sequences, seqlen_q, ...), which have as many each."""
+    return t.view(case.shape.batch, case.shape.seqlen_q, *t.shape[2:])

@@ -5,7 +5,9 @@ from __future__ import annotations
 import base64
 import importlib.metadata
 import re
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -277,3 +279,59 @@ def test_signatures_match_the_names_of_kernels(name: str, forward: str, backward
     assert [bool(re.search(pattern, backward)) for pattern in signature.runs] == [False, True]
     assert not any(re.search(pattern, kernel) for pattern in signature.never for kernel in (forward, backward))
     assert all(any(re.search(pattern, kernel) for pattern in signature.never) for kernel in others)
+
+
+TABLES = {"fa2": "block_table"}
+FAULTS: dict[str, Callable[[dict[str, Any], str], dict[str, Any]]] = {
+    "another order of pages": lambda given, table: {table: given[table].flip(1)},
+    "a neighbour's pages": lambda given, table: {table: given[table].roll(1, 0)},
+    "a key too few": lambda given, _: _lengths(given, -1),
+    "a key too many": lambda given, _: _lengths(given, 1),
+    "another scale": lambda given, _: {"softmax_scale": 1.3 * given["softmax_scale"]},
+}
+
+
+def _lengths(given: dict[str, Any], more: int) -> dict[str, Any]:
+    """Return the lengths of the keys with `more` keys each."""
+    if "cu_seqlens_k" in given:
+        starts = given["cu_seqlens_k"]
+        more_each = more * torch.arange(len(starts), dtype=torch.int32)
+        return {"cu_seqlens_k": starts + more_each, "max_seqlen_k": given["max_seqlen_k"] + more}
+    (name,) = {"cache_seqlens", "seqused_k"} & set(given)
+    return {name: given[name] + more}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("key", ["decode", "unlike", "beside", "decode-append", "mla"])
+@pytest.mark.parametrize("name", TABLES)
+def test_a_call_with_other_pages_or_lengths_is_wrong(
+    monkeypatch: pytest.MonkeyPatch, name: str, key: str, fault: str
+) -> None:
+    """The stand-ins read what they are given: where the wiring is wrong, the contract fails."""
+    made, case = backend(name), CASES[f"pages-256-{key}"]
+    if made.unsupported(case, HOPPER):
+        pytest.skip("a case of other backends")
+    modules, versions = STAND_INS[name]
+    found = modules()
+    for module in found.values():
+        for function in set(vars(module)) & {"flash_attn_with_kvcache", "flash_attn_varlen_func"}:
+            monkeypatch.setattr(module, function, _faulty(getattr(module, function), FAULTS[fault], TABLES[name]))
+    install(monkeypatch, found, versions)
+    with pytest.raises((AssertionError, RuntimeError)):
+        check(made, case)
+
+
+def _faulty(function: Any, fault: Any, table: str) -> Any:
+    return lambda *given, **options: function(*given, **{**options, **fault(options, table)})
+
+
+def test_fa2_appends_as_many_keys_to_each_sequence() -> None:
+    made = backend("fa2")
+    assert made.unsupported(CASES["pages-256-unlike-append"], HOPPER) is None
+    assert made.unsupported(CASES["pages-256-beside-append"], HOPPER) == "it appends as many keys to each sequence"
+    assert made.unsupported(CASES["pages-64-decode"], HOPPER) == "no pages of 64 tokens, only multiples of 256"
+    assert made.unsupported(CASES["pages-256-decode-fp8"], HOPPER) == "no fp8 cache for bf16 queries"
+    assert made.unsupported(CASES["pages-256-mla"], HOPPER) == "no latent rows (MLA with absorbed weights)"
+    (pattern,) = made.signature(CASES["pages-256-decode"], HOPPER).runs
+    assert re.search(pattern, "void flash::flash_fwd_splitkv_kernel<Flash_fwd_kernel_traits<128, 64, 128, 4>>")
+    assert not re.search(pattern, "void flash::flash_fwd_kernel<Flash_fwd_kernel_traits<128, 128, 64, 4>>")

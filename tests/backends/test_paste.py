@@ -40,6 +40,10 @@ CASES = {
     "ragged": Case(SQUARE, "bf16", "fwd", lengths=LENGTHS),
     "ragged-causal": Case(SQUARE, "bf16", "fwd", True, lengths=LENGTHS),
     "paged": Case(SQUARE, "bf16", "fwd", True, page_size=16),
+    "paged-256": Case(replace(SQUARE, nheads=4, seqlen_q=1, seqlen_k=600), "bf16", "fwd", True, page_size=256),
+    "paged-unlike": Case(
+        replace(SQUARE, seqlen_k=600), "bf16", "fwd", True, lengths=((1, 48, 600), (1, 1, 300)), page_size=256
+    ),
     "dropout": Case(SQUARE, "bf16", "fwd", dropout_p=0.1),
 }
 STAND_INS: dict[str, dict[str, Any]] = {
@@ -111,7 +115,8 @@ def test_what_a_library_has_no_option_for_has_no_code() -> None:
     assert paste("sdpa-flash", replace(CASES["causal"], softcap=2.0)) == ""
     assert paste("sdpa", CASES["window"]) == ""
     assert paste("xformers", CASES["window-both"]) == "", "its window of one side is the causal one"
-    assert paste("fa2", CASES["paged"]) == ""
+    assert paste("fa1", CASES["paged"]) == ""
+    assert paste("fa2", replace(CASES["paged"], cache_dtype="fp8")) == ""
     assert "softcap" not in paste("hf-sdpa", replace(CASES["causal"], softcap=2.0)), "the model has it"
 
 
@@ -134,6 +139,7 @@ def test_it_computes_attention(name: str, case: Case, monkeypatch: pytest.Monkey
         if case.causal:
             pytest.skip("math has no causal mask of nested tensors")
     names: dict[str, Any] = _sizes(case) | {"q": given.q, "k": given.k, "v": given.v}
+    names |= {"k_cache": given.k, "v_cache": given.v, "page_table": given.page_table}
     by_heads = "(batch, nheads, seqlen, headdim)" in code
     packed = "(total, nheads, headdim)" in code
     for letter in "qkv":
@@ -162,7 +168,7 @@ def _sizes(case: Case) -> dict[str, Any]:
     if torch.equal(starts_q, starts_k):
         starts_k = starts_q  # nested tensors of one shape share their offsets
     longest = {"max_seqlen_q": case.shape.seqlen_q, "max_seqlen_k": case.shape.seqlen_k}
-    return {"cu_seqlens_q": starts_q, "cu_seqlens_k": starts_k, **longest}
+    return {"cu_seqlens_q": starts_q, "cu_seqlens_k": starts_k, "seqlens_k": starts_k.diff(), **longest}
 
 
 def _stand_in(name: str, monkeypatch: pytest.MonkeyPatch) -> None:

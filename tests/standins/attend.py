@@ -87,3 +87,50 @@ def check(condition: bool, message: str) -> None:
 def check_half(*tensors: Tensor) -> None:
     check(all(t.dtype == tensors[0].dtype for t in tensors), "query, key and value must have the same dtype")
     check(tensors[0].dtype in (torch.float16, torch.bfloat16), "FlashAttention only support fp16 and bf16 data type")
+
+
+def attend_paged(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    page_table: Tensor,
+    seqlens_k: Tensor,
+    *,
+    starts_q: Tensor | None = None,
+    descale: tuple[Tensor, Tensor] | None = None,
+    **options: Any,
+) -> Tensor:
+    """Return out for caches (pages, page_size, nheads_k, headdim), sequence by sequence, in the shape of q.
+
+    q is (sequences, seqlen_q, nheads, headdim), or (total_q, nheads, headdim) between `starts_q`. `descale` are the
+    factors of k and v for each sequence, (sequences,).
+    """
+    check(page_table.dtype == torch.int32 == seqlens_k.dtype, "page table and lengths must be int32")
+    check(
+        page_table.ndim == 2 and seqlens_k.shape == page_table.shape[:1], "a page table and a length for each sequence"
+    )
+    check(k.shape[:-1] == v.shape[:-1] and k.ndim == 4, "caches must be (pages, page_size, nheads_k, headdim)")
+    edges = range(len(q) + 1) if starts_q is None else starts_q.tolist()
+    check(len(edges) == len(page_table) + 1, "as many sequences of queries as of pages")
+    outs, size = [], k.shape[1]
+    for i, (a, b) in enumerate(itertools.pairwise(edges)):
+        length = int(seqlens_k[i])
+        check(0 < length <= page_table.shape[1] * size, "a length that the pages do not hold")
+        pages = page_table[i, : -(-length // size)].long()
+        keys, values = (cache[pages].flatten(0, 1)[None, :length] for cache in (k, v))
+        if descale is not None:
+            keys, values = keys.float() * descale[0][i], values.float() * descale[1][i]
+        queries = q[a:b] if starts_q is None else q[None, a:b]
+        outs.append(attend(queries, keys, values, **options)[0])
+    return torch.cat(outs) if starts_q is None else torch.cat(outs, dim=1)[0]
+
+
+def append_paged(
+    k: Tensor, v: Tensor, new_k: Tensor, new_v: Tensor, page_table: Tensor, seqlens: Tensor, starts: list[int]
+) -> None:
+    """Write new keys and values, (total, nheads_k, headdim) between the starts, behind those of each sequence."""
+    for i, (a, b) in enumerate(itertools.pairwise(starts)):
+        places = torch.arange(int(seqlens[i]), int(seqlens[i]) + b - a)
+        pages = page_table[i, places // k.shape[1]].long()
+        for cache, new in ((k, new_k), (v, new_v)):
+            cache[pages, places % k.shape[1]] = new[a:b]

@@ -81,6 +81,47 @@ for name, window, causal in (("causal", (16, 0), True), ("both", (8, 5), False),
         plain = CASES[f"ragged-d64-causal-unlike-{direction}"]
         CASES[f"ragged-window-{name}-{direction}"] = replace(plain, causal=causal, window_size=window)  # type: ignore[arg-type]
 CASES["ragged-decode-window"] = replace(CASES["ragged-d64-decode-fwd"], window_size=(16, 0))
+PAGES = ((2, 1, 300), (1, 1, 700))  # decode steps over more pages than one
+BESIDE = ((1, 40, 40), (2, 1, 600), (1, 16, 300))  # a prefill, decode steps, a chunk
+PAGED = {
+    f"pages-{page}-{name}": Case(
+        Shape(*(sizes or sizes_of(lengths)), *heads), "bf16", "fwd", True, lengths=lengths, page_size=page
+    )
+    for page in (16, 64, 256)
+    for name, sizes, heads, lengths in (
+        ("decode", (3, 1, 600), (4, 2, 64, 64), ()),
+        ("decode-ungrouped", (2, 1, 300), (2, 2, 128, 128), ()),
+        ("speculative", (2, 4, 300), (4, 1, 128, 128), ()),
+        ("chunk", (1, 40, 300), (4, 2, 64, 64), ()),
+        ("unlike", (), (4, 2, 64, 64), PAGES),
+        ("beside", (), (4, 2, 64, 64), BESIDE),
+    )
+}
+PAGED |= {f"{name}-append": replace(case, append=True) for name, case in PAGED.items()}
+PAGED |= {f"{name}-fp8": replace(case, cache_dtype="fp8") for name, case in PAGED.items() if not case.append}
+for page in (64, 256):
+    chunk, decode = PAGED[f"pages-{page}-chunk"], PAGED[f"pages-{page}-decode"]
+    PAGED |= {
+        f"pages-{page}-full": replace(chunk, causal=False),
+        f"pages-{page}-window": replace(chunk, window_size=(50, 0)),
+        f"pages-{page}-decode-window": replace(decode, window_size=(50, 0)),
+        f"pages-{page}-softcap": replace(chunk, softcap=2.0),
+        f"pages-{page}-scale": replace(decode, scale=0.3),
+        f"pages-{page}-fp8-all": replace(decode, dtype="fp8"),
+        f"pages-{page}-d192-128": Case(Shape(2, 1, 300, 4, 2, 192, 128), "bf16", "fwd", True, page_size=page),
+        f"pages-{page}-mla": Case(
+            Shape(2, 1, 300, 16, 1, 576, 512), "bf16", "fwd", True, page_size=page, latent=True, scale=0.07
+        ),
+        f"pages-{page}-mla-beside": Case(
+            Shape(*sizes_of(BESIDE), 16, 1, 576, 512),
+            *("bf16", "fwd", True),
+            lengths=BESIDE,
+            page_size=page,
+            latent=True,
+            scale=0.07,
+        ),
+    }
+CASES |= PAGED
 CASES |= shared.DROPOUT
 CASES |= {
     f"d64-dropout-{direction}": Case(Shape(2, 40, 40, 2, 2, 64, 64), "bf16", direction, True, dropout_p=0.1)
@@ -96,6 +137,11 @@ SOME = [
         "fp8-gqa-full",
         "ragged-d64-full-bwd",
         "ragged-d128-gqa-causal-fwd_bwd",
+        "pages-64-decode",
+        "pages-256-unlike",
+        "pages-256-beside",
+        "pages-256-chunk-append",
+        "pages-64-mla",
     )
 ]
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from standins import module
-from standins.attend import attend, attend_varlen, check, check_half, opened
+from standins.attend import append_paged, attend, attend_paged, attend_varlen, check, check_half, opened
 
 VERSIONS_1 = {"flash-attn": "1.0.9"}
 VERSIONS_2 = {"flash-attn": "2.8.3.post1"}
@@ -83,11 +83,56 @@ def _flash_attn_varlen_func_2(
     assert softmax_scale is not None
     check_half(q, k, v)
     check(q.ndim == 3 and q.shape[-1] == v.shape[-1] <= 256, "headdim at most 256, and v of the same")
-    check(q.shape[1] % k.shape[1] == 0, "Number of heads in key/value must divide number of heads in query")
+    check(q.shape[1] % k.shape[-2] == 0, "Number of heads in key/value must divide number of heads in query")
     left, right = opened(window_size)
     options: dict[str, Any] = {"softcap": softcap, "dropout_p": dropout_p, "left": left}
+    if block_table is not None:
+        check(k.shape[1] % 256 == 0, "Paged KV cache block size must be divisible by 256")
+        assert max_seqlen_q == int(cu_seqlens_q.diff().max())
+        assert max_seqlen_k == int(cu_seqlens_k.diff().max())
+        options |= {"scale": softmax_scale, "right": 0 if causal else right, "starts_q": cu_seqlens_q}
+        return attend_paged(q, k, v, block_table, cu_seqlens_k.diff(), **options)
     lengths = (cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
     return attend_varlen(q, k, v, *lengths, scale=softmax_scale, right=0 if causal else right, **options)
+
+
+def _flash_attn_with_kvcache_2(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    k: Tensor | None = None,
+    v: Tensor | None = None,
+    rotary_cos: Tensor | None = None,
+    rotary_sin: Tensor | None = None,
+    cache_seqlens: int | Tensor | None = None,
+    cache_batch_idx: Tensor | None = None,
+    cache_leftpad: Tensor | None = None,
+    block_table: Tensor | None = None,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: tuple[int, int] = (-1, -1),
+    softcap: float = 0.0,
+    rotary_interleaved: bool = True,
+    alibi_slopes: Tensor | None = None,
+    num_splits: int = 0,
+    return_softmax_lse: bool = False,
+) -> Tensor:
+    """Compute attention over pages; the other caches of the library have no use here."""
+    assert softmax_scale is not None
+    assert block_table is not None
+    assert isinstance(cache_seqlens, Tensor)
+    check_half(q, k_cache, v_cache)
+    check(q.ndim == 4 and q.shape[-1] == v_cache.shape[-1] <= 256, "headdim at most 256, and v of the same")
+    check(k_cache.shape[1] % 256 == 0, "Paged KV cache block size must be divisible by 256")
+    if k is not None:
+        assert v is not None
+        check(k.shape == v.shape == (*q.shape[:2], *k_cache.shape[2:]), "CHECK_SHAPE: k and v")
+        starts = list(range(0, k.shape[0] * k.shape[1] + 1, k.shape[1]))
+        append_paged(k_cache, v_cache, k.flatten(0, 1), v.flatten(0, 1), block_table, cache_seqlens, starts)
+        cache_seqlens = cache_seqlens + k.shape[1]
+    left, right = opened(window_size)
+    options: dict[str, Any] = {"left": left, "right": 0 if causal else right, "softcap": softcap}
+    return attend_paged(q, k_cache, v_cache, block_table, cache_seqlens, scale=softmax_scale, **options)
 
 
 def _flash_attn_func_3(
@@ -254,7 +299,11 @@ def version_1() -> dict[str, Any]:
 
 def version_2() -> dict[str, Any]:
     interface = module("flash_attn.flash_attn_interface", flash_attn_func=_flash_attn_func_2)
-    functions = {"flash_attn_func": _flash_attn_func_2, "flash_attn_varlen_func": _flash_attn_varlen_func_2}
+    functions = {
+        "flash_attn_func": _flash_attn_func_2,
+        "flash_attn_varlen_func": _flash_attn_varlen_func_2,
+        "flash_attn_with_kvcache": _flash_attn_with_kvcache_2,
+    }
     top = module("flash_attn", **functions, __version__="2.8.3.post1")
     return {"flash_attn": top, "flash_attn.flash_attn_interface": interface}
 
