@@ -132,6 +132,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         assert invoke(("baseline", "save", "main.jsonl")).exit_code == 0
         of_model = ("run", "--model", "llama-3.1-8b", "--seqlen", "4k", "--out", "llama.jsonl")
         assert invoke((*of_model, "--device", "fake", "-b", "fake")).exit_code == 0
+        for phase in ("prefill", "decode"):
+            of_phase = ("--phase", phase, "--batch", "32", "--seqlen", "2k", "--out", f"{phase}.jsonl")
+            assert invoke((*of_model[:3], *of_phase, "--device", "fake", "-b", "fake")).exit_code == 0
+            for gpu in ("H200", "H100"):
+                text = (made / f"{phase}.jsonl").read_text().replace("Simulated GPU", f"NVIDIA {gpu}")
+                (made / f"llama-{gpu.lower()}-{phase}.jsonl").write_text(text)
     return made
 
 

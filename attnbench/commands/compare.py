@@ -53,7 +53,12 @@ def compare(
         what("--pue", metavar="RATIO", help="Power of the building over that of its devices, such as 1.3. Default: 1."),
     ] = None,
     workload: Annotated[
-        Path | None, what("--workload", metavar="FILE", help="YAML: cases with weights, for one figure in all.")
+        str | None,
+        what(
+            "--workload",
+            metavar="FILE|WORDS",
+            help="YAML: cases with weights, for one figure in all; or 'chat: 2k in, 300 out, llama-3.1-8b, batch 32'.",
+        ),
     ] = None,
     output_to: Output,
     out: Annotated[
@@ -72,6 +77,7 @@ def compare(
     attnbench compare h200.jsonl h100.jsonl
     attnbench compare h200.jsonl h100.jsonl --price h200=3.40/h --price h100=2.20/h
     attnbench compare h200-sustained.jsonl h100-sustained.jsonl --price h200=32000/4y --energy-price 0.15 --pue 1.3
+    attnbench compare llama-*.jsonl --workload "chat: 2k in, 300 out, llama-3.1-8b, batch 32"
     attnbench compare lab-*.jsonl --to h100 --workload chat.yaml --html compare.html
     """
     if out:

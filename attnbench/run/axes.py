@@ -161,7 +161,7 @@ AXES: Mapping[str, Axis] = {  # by the fields of Axes
     "append": Axis(_listed, lambda c: c.append, lambda append: str(append).lower(), False),
     "latent": Axis(_listed, lambda c: c.latent, lambda latent: str(latent).lower(), False),
     "softmax_scale": Axis(
-        partial(parse_numbers, what="softmax-scale"), lambda c: c.scale, lambda n: f"{n:g}" if n else "none", 0.0
+        partial(parse_numbers, what="softmax-scale"), lambda c: c.scale, lambda n: str(n or "none"), 0.0
     ),
     "lengths": Axis(parse_lengths, lambda c: c.lengths, lambda lengths: describe(lengths) if lengths else "none"),
 }

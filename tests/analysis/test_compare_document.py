@@ -326,11 +326,11 @@ def test_a_workload_is_the_answer(tmp_path: Path) -> None:
     file = tmp_path / "w.yaml"
     file.write_text("name: chat\nparts: [{weight: 70%, seqlen: 1k}, {weight: 30%, seqlen: 2k}]")
     paths, runs = [Path("a"), Path("b")], [a_run(H200, 1.0), a_run(H100, 2.0)]
-    got = compare(paths, runs, workload=file, prices=("h200=1000", "h100=1000"))
+    got = compare(paths, runs, workload=str(file), prices=("h200=1000", "h100=1000"))
     speed, money, _ = answer(got)
     assert speed.startswith("H100 is 2.00x (1.97 to 2.04) as fast as H200 in bursts, on the workload 'chat' with")
     assert "TFLOP/s per $1,000" in money
-    hourly = compare(paths, runs, workload=file, prices=("h200=1/h",))
+    hourly = compare(paths, runs, workload=str(file), prices=("h200=1/h",))
     assert re.search(r"a million tokens of 'chat' cost \$\S+ on H200 \(attention alone, 1 layer\)", answer(hourly)[1])
     assert re.search(r"all of chat +100% +4 +2\.00x", text(got))
     assert json_of(got)["workload"]["parts"][0]["share"] == pytest.approx(0.7)
@@ -341,7 +341,7 @@ def test_tflops_are_of_the_workload_as_the_ratio_and_the_money_are(tmp_path: Pat
     file.write_text("name: short\nparts: [{weight: 100%, seqlen: 1k}]")
     ours = run([ok(case(n), "triton", tflops, n=10) for n, tflops in ((1024, 400), (2048, 100))], device=H200)
     prices = ("h200=1000", "h100=1000")
-    got = compare([Path("a"), Path("b")], [ours, a_run(H100, 2.0)], workload=file, prices=prices)
+    got = compare([Path("a"), Path("b")], [ours, a_run(H100, 2.0)], workload=str(file), prices=prices)
     machine = json_of(got)["machines"][0]
     assert machine["tflops"] == machine["bought"] == pytest.approx(400)
     assert got.main.of(got.main.cases).tflops("H200") == pytest.approx(200)
@@ -352,11 +352,11 @@ def test_machines_that_cannot_run_a_workload_are_beside_the_answer(tmp_path: Pat
     file.write_text("name: chat\nparts: [{weight: 70%, seqlen: 1k}, {weight: 30%, seqlen: 2k}]")
     small = run([ok(case(), "triton", 300)], device=replace(H200, name="M"))
     paths = [Path("a"), Path("b"), Path("c")]
-    said, *_ = answer(compare(paths, [a_run(H200, 1.0), a_run(H100, 2.0), small], workload=file))
+    said, *_ = answer(compare(paths, [a_run(H200, 1.0), a_run(H100, 2.0), small], workload=str(file)))
     assert said.startswith("H100 is 2.00x")
-    said, *_ = answer(compare(paths[:2], [a_run(H200, 1.0), small], workload=file))
+    said, *_ = answer(compare(paths[:2], [a_run(H200, 1.0), small], workload=str(file)))
     assert said == "No machine but H200 can run all of the workload 'chat'."
-    got = compare(paths[:2], [a_run(H200, 1.0), small], workload=file)
+    got = compare(paths[:2], [a_run(H200, 1.0), small], workload=str(file))
     assert "M has no figure for 'part 2', so none for the workload." in text(got)
     assert html_page.render(document(got))
     assert json_of(got)["machines"][1]["ratio"] is None

@@ -38,7 +38,7 @@ def weighed(
     file.write_text(text)
     devices = (H200, H100, replace(H200, name="NVIDIA B200"))
     made = [run(r, device=d) for r, d in zip(runs, devices, strict=False)]
-    got = compare([Path(f"{i}") for i in range(len(runs))], made, to=to, prices=prices, workload=file)
+    got = compare([Path(f"{i}") for i in range(len(runs))], made, to=to, prices=prices, workload=str(file))
     assert got.workload
     return got, got.workload
 
@@ -160,7 +160,7 @@ def test_cases_that_one_lacks_are_left_out_and_counted(tmp_path: Path) -> None:
         ("parts: [{seqlen: 8k}]", "parts.0.weight is missing"),
         ("parts: [{weight: 1, seqln: 8k}]", 'unknown key; did you mean "seqlen"'),
         ("part: []\nparts: [{weight: 1}]", 'unknown key; did you mean "parts"'),
-        ("weights: tme\nparts: [{weight: 1}]", "weights: .tme. is not .time. or .work."),
+        ("weights: tme\nparts: [{weight: 1}]", "weights: .tme. is not .time., .work. or .calls."),
         ("parts: [{weight: much}]", "'much' is not a weight"),
         ("parts: [{weight: 0}]", "is not a weight above 0"),
         ("parts: [{weight: 70%}, {weight: 20%}]", "add up to 90%"),
@@ -171,7 +171,7 @@ def test_cases_that_one_lacks_are_left_out_and_counted(tmp_path: Path) -> None:
         ("parts: [{weight: 1, seqlen: 16k}]", "seqlen 16k was not; seqlen 1k, 4k, 8k were"),
         ("parts: [{weight: 1, seqlen: 8k, pass: bwd}]", "each of its axes was, but not together"),
         ("parts: [{weight: 1, backend: fa4}]", "no backend 'fa4' was measured"),
-        ("weights: money\nparts: [{weight: 1}]", "weights: .*'time' or 'work'"),
+        ("weights: money\nparts: [{weight: 1}]", "weights: .*'time', 'work' or 'calls'"),
         ("layers: 0\nparts: [{weight: 1}]", "layers: 0 is not a number of layers from 1 to 10000"),
         ("parts: [", "not readable as YAML"),
     ],

@@ -7,6 +7,7 @@
     speed_ratio.py        how many times as fast one machine is as another, with its 95 % interval
     prices.py             --price: what a machine costs
     money.py              what an hour costs, what a dollar buys, below which price a machine is worth it: all formulas
+    requests.py           --workload in words: requests to a model, as such cases
     workload.py           --workload: cases with weights, the speed ratio of them all, and the time of a token
     longest_sequence.py   the longest sequence that fits in memory
     unit_spread.py        how far apart runs of one model lie

@@ -56,7 +56,7 @@ def _speed(c: Comparison) -> str:
     main, ratios = c.main, _ratios(c.main, c)
     if c.workload and not ratios:
         return f"No machine but {c.reference.label} can run all of the workload {c.workload.name!r}."
-    said = [f"{_compared(ratios, c.reference.label)} {_over(main)}{_units(c)}"]
+    said = [f"{_compared(ratios, c.reference.label)} {_over(main)}{_units(c)}", _tokens_a_second(c)]
     if not c.workload and len(ratios) == 1:
         said.append(_extremes(main, ratios[0][1]))
     own = c.beside(sustained=main.sustained, shared=False)
@@ -70,6 +70,13 @@ def _speed(c: Comparison) -> str:
         over = "" if c.workload else f" over {count(len(in_bursts.cases), 'case')}"
         said.append(f"in bursts {_short(in_bursts, c)}{over}")
     return "; ".join(filter(None, said)) + "."
+
+
+def _tokens_a_second(c: Comparison) -> str:
+    """Return the tokens a second of each machine; "" without a workload."""
+    each = [(label, rate) for label in c.labels if (rate := c.tokens_a_second(c.main, label))]
+    said = ", ".join(f"{digits(rate)} tokens/s on {label}" for label, rate in each)
+    return f"attention alone gives {said}" if each else ""
 
 
 def _ratios(figures: Figures, c: Comparison) -> list[tuple[Ratio, str]]:
@@ -230,7 +237,7 @@ def _tokens(c: Comparison) -> str:
     if not costs or not c.workload:
         return ""
     each = ", ".join(f"{c.prices[label].money(cost)} on {label}" for label, cost in costs.items())
-    layers = count(c.workload.layers, "layer")
+    layers = "all layers" if c.workload.weights == "calls" else count(c.workload.layers, "layer")
     return f"a million tokens of {c.workload.name!r} cost {each} (attention alone, {layers})"
 
 

@@ -130,6 +130,11 @@ class Comparison:
         like_home = replace(home, energy=self.energy.get(label, 0.0) if home.price.bought else 0.0)
         return worth_below(ratio, home, self.offer(label) or like_home)
 
+    def tokens_a_second(self, figures: Figures, label: str) -> float | None:
+        """Return the tokens of the workload that the attention of a machine gives in a second; None without one."""
+        seconds = figures.workload.seconds_a_token(figures.machines[label]) if figures.workload else None
+        return 1 / seconds if seconds else None
+
     def million_tokens(self, figures: Figures, label: str) -> float | None:
         """Return what a million tokens of the workload cost; None without a workload or a price of time."""
         offer = self.offer(label)
@@ -143,7 +148,7 @@ def compare(
     to: str | None = None,
     names: Sequence[str] = (),
     prices: Sequence[str] = (),
-    workload: Path | None = None,
+    workload: str | None = None,
     energy_price: float | None = None,
     pue: float | None = None,
 ) -> Comparison:
@@ -162,7 +167,7 @@ def compare(
     home = reference(found, to)
     costs = parse_prices(prices, found)
     check_common_cases(found)
-    figures = all_figures(found, home, _workload(workload) if workload else None)
+    figures = all_figures(found, home, _workload(workload, found) if workload else None)
     watts = {machine.label: figures[0].watts(machine.label) for machine in found}
     return Comparison(
         machines=tuple(found),
@@ -178,7 +183,8 @@ def compare(
     )
 
 
-def _workload(file: Path) -> Workload:
-    from attnbench.analysis.compare import workload  # it loads pydantic, which takes longer than most comparisons
+def _workload(text: str, found: Sequence[Machine]) -> Workload:
+    """Return the workload of a file, or of requests in words."""
+    from attnbench.analysis.compare import requests, workload  # pydantic takes longer than most comparisons
 
-    return workload.load(file)
+    return requests.workload(requests.parse(text), found) if requests.is_in_words(text) else workload.load(Path(text))

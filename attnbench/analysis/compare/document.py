@@ -142,6 +142,7 @@ def _machine_figures(c: Comparison, figures: Figures, label: str) -> dict[str, A
         "tflops_per_watt": figures.tflops_per_watt(label),
         "bought": c.bought(figures, label),
         "bought_unit": offer and offer.unit,
+        "tokens_a_second": c.tokens_a_second(figures, label),
         "million_tokens": c.million_tokens(figures, label),
         **_ratio(figures.ratio(label)),
         **_ratio(c.for_the_money(figures, label), "money_ratio"),

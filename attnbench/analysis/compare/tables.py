@@ -61,6 +61,7 @@ def _machines(c: Comparison) -> Table:
             "of peak": _or_nothing(figures.utilization(label), share),
             "W": _or_nothing(figures.watts(label)),
             "TFLOP/s/W": _or_nothing(figures.tflops_per_watt(label)),
+            "tokens/s": _or_nothing(c.tokens_a_second(figures, label)),
         }
         for figures in c.figures
         for label in c.labels
@@ -126,7 +127,7 @@ def _workload(c: Comparison, workload: MeasuredWorkload) -> Table:
     rows = [{"part": p.name, "weight": percent(p.share), "cases": str(len(p.cases))} for p in parts]
     cases = str(sum(len(part.cases) for part in parts))
     rows.append({"part": f"all of {workload.name}", "weight": "100%", "cases": cases})
-    of = f"time on {c.reference.label}" if workload.weights == "time" else "FLOPs"
+    of = "FLOPs" if workload.weights == "work" else f"time on {c.reference.label}"
     note = f"Figures {c.main.pace}. Weights are shares of {of}. A part is one call of each of its cases. "
     note += "Its ratio is that of the total times, and so is that of the whole."
     if left_out := sum(part.left_out for part in parts):

@@ -1,7 +1,7 @@
 """A weighted workload: what a machine is to be used for, as parts with weights.
 
     name: chat
-    weights: time             # shares of the time on the reference machine (default), or of the work (FLOPs)
+    weights: time             # shares of the time on the reference machine (default), of the work (FLOPs), or calls
     parts:
       - {name: prefill 8k, weight: 70%, seqlen: 8k, causal: true, pass: fwd, headdim: 128}
       - {name: training 4k, weight: 30%, seqlen: 4k, pass: [fwd, bwd], backend: "sdpa-*"}
@@ -16,7 +16,9 @@ the part's `backend` names.
 - **work**: the weight is the part's share f of all FLOPs. A machine takes T = sum of f t / W seconds a FLOP, and the
   ratio is that of two such times. It does not depend on the reference.
 
-Either is a ratio of total times for one mix of work, which is what is waited and paid for; a geometric mean of ratios
+- **calls**: the weight is how often the part is called. T = sum of n t does not depend on the reference.
+
+Each is a ratio of total times for one mix of work, which is what is waited and paid for; a geometric mean of ratios
 is no ratio of times. Smith, "Characterizing Computer Performance with a Single Number", CACM 31(10), 1988.
 
 **The interval of the ratio**: with n, how often each part is called (its share over its time on the reference, or over
@@ -26,7 +28,8 @@ to their shares of T; these are their weights in speed_ratio.py. By time, n cont
 
 **Tokens**: a call takes batch x seqlen_q tokens through the attention of one layer; of a part with forward calls these
 alone count, as its backward calls are of the same tokens. A token of the workload takes T times `layers` (1 if the file
-does not say) over the tokens of all calls. It is the time of attention alone.
+does not say) over the tokens of all calls, or over `tokens` where the file says how many all calls give. It is the time
+of attention alone.
 """
 
 from __future__ import annotations
@@ -36,11 +39,11 @@ import math
 import re
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, PositiveInt, ValidationError, field_validator
 
 from attnbench.analysis.compare.common_cells import common
 from attnbench.analysis.compare.machines import Machine
@@ -86,7 +89,8 @@ class Workload(BaseModel):
 
     name: str = ""
     description: str = ""
-    weights: Literal["time", "work"] = "time"
+    weights: Literal["time", "work", "calls"] = "time"
+    tokens: PositiveInt | None = None  # that all calls give, where they are not those that go through attention
     layers: int = 1  # of a model: how often a token passes through attention
     parts: list[Part]
 
@@ -147,7 +151,7 @@ class MeasuredPart:
     """A part of a workload, as it was measured on the machines that can run every part of it."""
 
     name: str
-    share: float  # of the whole: its weight
+    share: float  # of the whole: its weight; of calls its share of the time on the reference
     calls: float  # how often it is called
     cases: tuple[Case, ...]
     left_out: int  # cases that not every machine has a figure of
@@ -173,8 +177,9 @@ class MeasuredWorkload:
     """A workload on all machines. A machine that cannot run every part has no figure: None."""
 
     name: str
-    weights: str  # "time" or "work"
+    weights: str  # "time", "work" or "calls"
     layers: int
+    tokens: float  # of all calls
     reference: Machine
     parts: tuple[MeasuredPart, ...]
     notes: tuple[str, ...]  # which machine has no figure for which part
@@ -199,7 +204,7 @@ class MeasuredWorkload:
         """Return how long a token takes through the attention of all layers."""
         if machine not in self.parts[0].cells:
             return None
-        return _seconds(self.parts, machine) * self.layers / math.fsum(part.tokens for part in self.parts)
+        return _seconds(self.parts, machine) * self.layers / self.tokens
 
     def watts(self, machine: Machine) -> float | None:
         """Return the mean power over the time of the workload; None unless all of it has a reading."""
@@ -240,21 +245,25 @@ def measured_workload(
     if shared:
         cells = {*common(machine.log_latencies for machine in able)}
         fastest = [_fastest_cells(part, machines, reference, cells) for part in workload.parts]
-    by_time = workload.weights == "time"
     parts, notes = [], []
     for part, share, of_part, every in zip(workload.parts, workload.shares, fastest, measured, strict=True):
         cases = common(of_part[machine] for machine in able)
         if not cases:
             raise UserError(f"workload: no case of {part.name!r} has a figure on all machines; widen its axes")
         of_part_cells = {machine: [of_part[machine][case] for case in cases] for machine in able}
-        amount = sum(map(reference.latency, of_part_cells[reference]) if by_time else map(flops, cases))
-        parts.append(
-            MeasuredPart(part.name, share, share / amount, tuple(cases), len(every) - len(cases), of_part_cells)
-        )
+        calls = part.amount
+        if workload.weights != "calls":
+            keys = of_part_cells[reference]
+            calls = share / sum(map(reference.latency, keys) if workload.weights == "time" else map(flops, cases))
+        parts.append(MeasuredPart(part.name, share, calls, tuple(cases), len(every) - len(cases), of_part_cells))
         without = [machine for machine, found in of_part.items() if not found]
         notes += [f"{machine.label} has no figure for {part.name!r}, so none for the workload." for machine in without]
+    if workload.weights == "calls":
+        total = _seconds(parts, reference)
+        parts = [replace(part, share=part.seconds(reference) / total) for part in parts]
+    tokens = workload.tokens or math.fsum(part.tokens for part in parts)
     name, weights, layers = workload.name, workload.weights, workload.layers
-    return MeasuredWorkload(name, weights, layers, reference, tuple(parts), tuple(notes))
+    return MeasuredWorkload(name, weights, layers, tokens, reference, tuple(parts), tuple(notes))
 
 
 def _fastest_cells(
