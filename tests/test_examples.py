@@ -55,8 +55,16 @@ my_attention = attention
 WORKLOAD = "name: chat\nparts: [{weight: 100%, seqlen: 4k, headdim: 128, causal: true, pass: fwd}]\n"
 ALL = examples()
 ONCE = {one.arguments: one for one in reversed(ALL)}.values()
-SHOWING = [one for one in ONCE if one.arguments[0] not in (*MEASURING, *PARSED_ONLY)]
-RUNS = [one for one in ONCE if one.arguments[0] == "run"]
+
+
+def _measures(one: Example) -> bool:
+    """Whether an example measures: `recommend` does without run files."""
+    name, *words = one.arguments
+    return name in MEASURING or (name == "recommend" and not any(".jsonl" in word for word in words))
+
+
+SHOWING = [one for one in ONCE if not _measures(one) and one.arguments[0] not in PARSED_ONLY]
+RUNS = [one for one in ONCE if one.arguments[0] in ("run", "recommend") and _measures(one)]
 
 
 class Asked(Exception):
@@ -98,7 +106,7 @@ def measures(example: Example) -> str:
 
 def measured() -> str:
     """Return what examples_measure.txt should hold."""
-    said = {" ".join(one.arguments): measures(one) for one in ALL if one.arguments[0] in MEASURING}
+    said = {" ".join(one.arguments): measures(one) for one in ALL if _measures(one)}
     return "".join(f"attnbench {example}\n    {what}\n" for example, what in sorted(said.items()))
 
 

@@ -110,4 +110,4 @@ def _merged(imports: list[str]) -> list[str]:
     for line in imports:
         module, _, name = line.rpartition("import ")
         names.setdefault(f"{module}import ", []).append(name)
-    return [start + ", ".join(sorted(found, key=str.lower)) for start, found in names.items()]
+    return [start + ", ".join(sorted(found)) for start, found in names.items()]

@@ -26,6 +26,7 @@ COMMANDS = (
     "models",
     "gate",
     "ab",
+    "recommend",
     "compare",
     "history",
     "baseline",

@@ -3,8 +3,8 @@
 | code     | meaning                                                                                      |
 |----------|----------------------------------------------------------------------------------------------|
 | 0        | done; passed (check: right; doctor: fit, with or without warnings)                           |
-| 1        | a regression (gate, ab); nothing could be measured (run, profile, env) or checked, or a case |
-|          | failed (check)                                                                               |
+| 1        | a regression (gate, ab); nothing could be measured (run, profile, env), recommended or       |
+|          | checked, or a case failed (check)                                                            |
 | 2        | bad input, or output that cannot be written                                                  |
 | 3        | inconclusive (gate, ab); unfit (doctor)                                                      |
 | 4        | not comparable (gate, ab)                                                                    |

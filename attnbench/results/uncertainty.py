@@ -127,6 +127,17 @@ def of_sustained(rounds: Sequence[float], of: Spread, prior: Prior | None = None
     return Uncertainty(STEADY, NORMAL * of.processes, NORMAL * of.units, 1, of) if rounds else None
 
 
+def of_sum(parts: Sequence[tuple[float, float | None]]) -> float | None:
+    """Return the uncertainty of a sum of latencies of one card, from (latency, its uncertainty); None where unknown.
+
+    What moves one kernel of a process, as a clock does, may move the other alike, so their errors add up and not in
+    quadrature: it is rather too large.
+    """
+    total = sum(latency for latency, _ in parts)
+    halves = [latency * half for latency, half in parts if half is not None]
+    return sum(halves) / total if total > 0 and len(halves) == len(parts) else None
+
+
 def half_interval(variance: float, freedom: float, weight: float, prior: Prior) -> float:
     """Return half the 95 % interval of a mean or sum of logarithms over rounds.
 

@@ -1,4 +1,4 @@
-"""What `report`, `gate`, `compare`, `history` and `baseline` print for the run files in results/, kept in expected/.
+"""What reports, gates, comparisons and the like print for the run files in results/, kept in expected/.
 
 Tables, markdown, XML and the text of a page are kept as they are. CSV, JSON and the data of a page are large, so a
 digest is kept for each column or field; numbers are rounded to nine digits first, since libraries differ in the last
@@ -67,6 +67,12 @@ def _commands() -> dict[str, tuple[str, ...]]:
     for ending in ("txt", "md", "csv", "json", "html"):
         kind = {"txt": "table"}.get(ending, ending)
         found[f"compare.{ending}"] = ("compare", _file(DEFAULT), _file(AGAIN), "-f", kind)
+    cards = [f"results/spreads/{name}-1.jsonl.gz" for name in ("h100-ff241cb2", "h200-7f3cc288")]
+    for ending in ("txt", "md", "csv", "json", "html"):
+        kind = {"txt": "table"}.get(ending, ending)
+        found[f"recommend-libraries.{ending}"] = ("recommend", _file(LIBRARIES), "-f", kind)
+    found["recommend-two-cards.txt"] = ("recommend", *cards, "--seqlen", "8k")
+    found["recommend-two-cards.csv"] = ("recommend", *cards, "-f", "csv")
     experiment = "results/ci-experiment"
     for ending in ("txt", "md", "json", "xml"):
         kind = {"txt": "table", "xml": "junit"}.get(ending, ending)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from attnbench.analysis.summary.cautions import about
@@ -13,6 +14,7 @@ from attnbench.report.document import Caution
 from attnbench.results import case_names, metrics
 from attnbench.results.cells import Cell
 from attnbench.results.rows import Row
+from attnbench.run.shipped_backends import chosen
 
 OUTSIDE, OUTSIDE_SHARE = 64 * 2**20, 0.05  # bytes, and of the peak: less may be code that was loaded
 SLOWED, GAP_GROWS = 0.02, 0.3e-6  # what tracing may add: a share of the call, and seconds of its launch gap
@@ -48,6 +50,7 @@ def facts(cells: Sequence[Cell]) -> list[Caution]:
         *_launch_bound(measured),
         *_cross_check(measured),
         *_outside(measured),
+        *_choices(measured),
         *_interpreters(measured),
         *_said(cells),
     ]
@@ -187,6 +190,16 @@ def _outside_of(cell: Cell) -> float | None:
     if driver is None or peak is None or cell.run.environment.device.kind != "cuda":
         return None
     return driver - peak if driver - peak > max(OUTSIDE, OUTSIDE_SHARE * peak) else None
+
+
+def _choices(cells: Sequence[Cell]) -> Iterator[Caution]:
+    """Yield what backends that choose among kernels chose, by those that ran."""
+    for label, group in _groups(cells):
+        records = [(cell, row.record) for cell in group for row in cell.ok]
+        chose = Counter(filter(None, (chosen(cell.run, cell.backend, record.kernels) for cell, record in records)))
+        if chose:
+            said = ", ".join(f"{name} in {number}" if len(chose) > 1 else name for name, number in chose.most_common())
+            yield Caution(f"{label} ran {said}, by the names of its kernels.")
 
 
 def _interpreters(cells: Iterable[Cell]) -> Iterator[Caution]:

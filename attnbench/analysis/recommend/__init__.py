@@ -1,0 +1,1 @@
+"""`recommend`: which backend to use for a case, what it gains over PyTorch's default, and the code that calls it."""

@@ -1,0 +1,337 @@
+"""A recommendation as a document: what to use in sentences, a table of problems, the code, why backends are missing.
+
+CSV has a row for each problem, and JSON the same rows beside the answer. Seconds and bytes are not scaled; tflops is
+TFLOP/s and gbps GB/s. `alike` are the backends that tie with the fastest, it included; `gain` is how many times as fast
+`use` is as PyTorch's default, with its 95 % interval. What is not known is None.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from attnbench.analysis.recommend.ranking import DEFAULTS, TRAINING, Candidate, Gain, Problem, problems
+from attnbench.analysis.summary.machine_summary import machines
+from attnbench.analysis.summary.reasons import reasons
+from attnbench.core.formats import digits, duration, percent, size, times
+from attnbench.core.text import count, one_line, some
+from attnbench.report.document import NOTHING_MEASURED, Block, Caution, Code, Column, Document, Entry, Span, Table
+from attnbench.results import case_names
+from attnbench.results.case_names import NOTHING
+from attnbench.results.cells import Cell
+from attnbench.results.export_rows import CASE_COLUMNS, case_columns
+from attnbench.results.metrics import METRICS
+
+DEFAULT = "PyTorch's default"
+SAME = "the default"
+MOST_CODES = 8  # blocks of code; a reader wants those of a few cases, and JSON has all
+COLUMNS = (
+    *("device", "step", *CASE_COLUMNS, "use", "ran", "version", "alike", "measured"),
+    *("latency", "ci", "tflops", "gbps", "memory_peak"),
+    *("default", "default_ran", "default_latency", "gain", "gain_low", "gain_high", "code"),
+)
+SIZES = ("batch", "heads", "dtype")
+FIGURES = ("latency", "speed", "gain", "memory")
+COLUMNS_OF_TABLE = ("case", *SIZES, "use", "gain", "default", "latency", "speed", "memory", "alike with it")
+TEXT, WRAPPED = ("case", "use", "default", "alike with it"), ("use", "default", "alike with it")
+MORE = "What to doubt in the figures of a run: attnbench report FILE. How to read this: docs/recommend.md."
+
+
+def document(cells: Sequence[Cell], wanted: Callable[[str], bool] = lambda _: True) -> Document:
+    """Return what to use for the cases of some cells. `wanted` says which backends may be recommended."""
+    found = problems(cells, wanted)
+    shown = [cell for cell in cells if wanted(cell.backend) or cell.backend in DEFAULTS]
+    rows = [_row(problem) for problem in found]
+    answer = tuple(_answer(found))
+    blocks: tuple[Block, ...] = (*_tables(found), *_codes(found))
+    cautions = tuple(_cautions(found, shown))
+    return Document(
+        command="recommend",
+        title=f"What to use on {', '.join(dict.fromkeys(p.device for p in found)) or 'no device'}",
+        answer=answer,
+        machines=tuple(machines(shown)),
+        blocks=blocks,
+        reasons=tuple(reasons(shown)),
+        cautions=cautions,
+        facts=tuple(_facts(found)),
+        notes=((Span(MORE, "quiet"),),),
+        data={
+            "answer": answer,
+            "recommendations": rows,
+            "missing": [{"ending": r.word, "who": r.who, "reason": r.reason} for r in reasons(shown)],
+            "warnings": [one_line(str(caution)) for caution in cautions],
+        },
+        rows=rows,
+        columns=COLUMNS,
+    )
+
+
+def _answer(found: Sequence[Problem]) -> Iterator[str]:
+    if not found:
+        yield NOTHING_MEASURED
+    several = len({problem.case.dtype for problem in found}) > 1  # which do not compete with each other
+    groups: dict[tuple[str, str], list[Problem]] = {}
+    for problem in found:
+        groups.setdefault((problem.device, problem.case.dtype if several else ""), []).append(problem)
+    for (device, dtype), own in groups.items():
+        answered = [problem for problem in own if problem.use]
+        where = f"On {device}{f' in {dtype}' if dtype else ''}"
+        if not answered:
+            yield f"{where} nothing can be recommended: no backend gave a right result."
+        elif len(answered) == 1:
+            yield _of_one(answered[0])
+        else:
+            yield _of_several(where, answered)
+            if of_gain := _gains(answered):
+                yield of_gain
+
+
+def _of_one(problem: Problem) -> str:
+    """Return the answer for a single problem: what to use, its latency, gain and memory."""
+    use, gain = problem.use, problem.gain
+    assert use
+    text = f"On {problem.device} use {_with_choice(use)} for {_name(problem)}: {duration(use.latency)}"
+    if use is problem.default:
+        text += f", {DEFAULT}"
+    elif gain:
+        assert problem.default
+        text += f", {_gain_text(gain)} as fast as {DEFAULT} ({_with_choice(problem.default)})"
+    text += f"; {size(use.memory)} of memory beside the inputs" if use.memory is not None else ""
+    others = [one.name for one in problem.fastest if one is not use]
+    return text + (f". Alike within the uncertainty: {some(others, 6)}." if others else ".")
+
+
+def _of_several(where: str, answered: Sequence[Problem]) -> str:
+    """Return which backend to use in how many problems; `where` begins the sentence."""
+    uses = Counter(problem.use.backend for problem in answered if problem.use)
+    ranked = sorted(uses, key=lambda backend: (-uses[backend], case_names.backend_rank(backend)))
+    said = ", ".join(f"{backend} in {uses[backend]}" for backend in ranked)
+    text = f"{where}, of {count(len(answered), 'case')}: use {said}."
+    ties = [problem for problem in answered if len(problem.fastest) > 1]
+    kept = sum(problem.use is problem.default for problem in ties)
+    if ties:
+        text += f" In {len(ties)} of them others are alike within the uncertainty"
+        text += f", in {kept} of these the default, which is then the one to use." if kept else "."
+    return text
+
+
+def _gains(answered: Sequence[Problem]) -> str:
+    """Return what the backends to use gain over PyTorch's default over all problems that it computes."""
+    known = [problem for problem in answered if problem.default]
+    gains = [(problem.gain.value, problem) for problem in known if problem.gain]
+    if not known:
+        return ""
+    ran = Counter(_with_choice(problem.default) for problem in known if problem.default)
+    name = ", ".join(f"{what} in {number}" if len(ran) > 1 else what for what, number in ran.most_common())
+    over = f"over {DEFAULT} ({name})"
+    if not gains:
+        return f"Nothing is gained {over}: it is the fastest, or as fast as it."
+    mean = math.exp(sum(math.log(gain) for gain, _ in gains) / len(known))
+    most, where = max(gains, key=lambda pair: pair[0])
+    return (
+        f"That gains {over} {times(mean)} in the geometric mean of {count(len(known), 'case')}, and at most "
+        f"{times(most)} ({_name(where)})."
+    )
+
+
+def _with_choice(one: Candidate) -> str:
+    """Return a candidate's name with what it chose: "sdpa, which ran cudnn"."""
+    return f"{one.name}, which ran {one.ran}" if one.ran else one.name
+
+
+def _gain_text(gain: Gain) -> str:
+    """Return a gain with its interval: "1.18x (1.15 to 1.21)"."""
+    if gain.low is None or gain.high is None:
+        return times(gain.value)
+    return f"{times(gain.value)} ({digits(gain.low)} to {digits(gain.high)})"
+
+
+def _name(problem: Problem) -> str:
+    """Return a problem in a few words: "16k d128 causal fwd + bwd"."""
+    case, step = problem.case, problem.step
+    told = (case_names.lengths(case), f"d{case_names.headdim(case)}", case_names.mask(case), step)
+    return " ".join((*told, *case_names.extras(case), *([case.dtype] if case.dtype != "bf16" else [])))
+
+
+def _tables(found: Sequence[Problem]) -> Iterator[Table]:
+    """Yield a table for each device and step."""
+    devices = list(dict.fromkeys(problem.device for problem in found))
+    for number, device in enumerate(devices, start=1):
+        for step in dict.fromkeys(problem.step for problem in found if problem.device == device):
+            own = [problem for problem in found if (problem.device, problem.step) == (device, step)]
+            title = f"{step} on {device}" if len(devices) > 1 else step
+            yield _table(f"recommend-{number}-{step.replace(' ', '')}", title, own)
+
+
+def _table(name: str, title: str, own: Sequence[Problem]) -> Table:
+    rows = [{"case": _label(problem), **_sizes(problem), **_entries(problem)} for problem in own]
+    told = [column for column in COLUMNS_OF_TABLE if any(row[column] != rows[0][column] for row in rows)]
+    shown = [column for column in COLUMNS_OF_TABLE if column in told or _is_told(column, rows[0][column])]
+    columns = tuple(Column(column, "left" if column in TEXT else "right", wrap=column in WRAPPED) for column in shown)
+    return Table(name, columns, tuple(tuple(row[c] for c in shown) for row in rows), title=title, note=_note(own))
+
+
+def _is_told(column: str, entry: Entry) -> bool:
+    """Return whether a column whose entries are all alike has something to say: sizes need to be told apart only."""
+    return column not in SIZES and entry not in ("", NOTHING)
+
+
+def _sizes(problem: Problem) -> dict[str, str]:
+    case = problem.case
+    return {"batch": str(case.shape.batch), "heads": case_names.heads(case), "dtype": case.dtype}
+
+
+def _label(problem: Problem) -> str:
+    case = problem.case
+    told = (case_names.lengths(case), f"d{case_names.headdim(case)}", case_names.mask(case), *case_names.extras(case))
+    return " ".join(told)
+
+
+def _entries(problem: Problem) -> dict[str, Entry]:
+    use, default = problem.use, problem.default
+    of_default = "" if not default else default.ran or duration(default.latency)
+    found: dict[str, Entry] = {**dict.fromkeys(FIGURES, NOTHING), "default": of_default, "alike with it": ""}
+    if not use:
+        return found | {"use": Span("nothing right", "bad")}
+    metric, rate = use.rate
+    if rate is not None:
+        found["speed"] = f"{METRICS[metric].format(rate)} {METRICS[metric].unit}".strip()
+    if use is default:
+        found["gain"] = Span(SAME, "quiet")
+    elif problem.gain:
+        found["gain"] = _gain_text(problem.gain)
+    if use.memory is not None:
+        found["memory"] = size(use.memory)
+    others = ", ".join(one.name for one in problem.fastest if one is not use)
+    return found | {"use": Span(use.name, "strong"), "latency": duration(use.latency), "alike with it": others}
+
+
+def _note(own: Sequence[Problem]) -> str:
+    defaults = {problem.default.backend for problem in own if problem.default}
+    text = "" if not defaults else f"Gain: times as fast as {DEFAULT} ({' and '.join(sorted(defaults))}), 95 %; "
+    text += "default: what it ran. " if defaults else ""
+    text += "Memory: the most in use beside the inputs."
+    if any(problem.step == TRAINING for problem in own):
+        text += " A training step is the forward and the backward of one implementation, and needs both right."
+    return text
+
+
+def _codes(found: Sequence[Problem]) -> Iterator[Code]:
+    """Yield the code of the backends to use, that of the most cases first."""
+    groups: dict[tuple[str, str], list[Problem]] = {}
+    for problem in found:
+        if problem.use and problem.use.code:
+            groups.setdefault((problem.use.backend, problem.use.code), []).append(problem)
+    ranked = sorted(groups.items(), key=lambda group: -len(group[1]))
+    for (_, code), own in ranked[:MOST_CODES]:
+        use = own[0].use
+        assert use
+        every = [problem.case for problem in found if problem.use and problem.use.backend == use.backend]
+        where = case_names.where([problem.case for problem in own], every)
+        version = f" ({use.version})" if use.version else ""
+        told = f": {where}" if where else ""
+        yield Code(code, f"{use.backend}{version}, {count(len(own), 'case')}{told}")
+    if len(ranked) > MOST_CODES:
+        yield Code("-f json has the code of every case.", f"{count(len(ranked) - MOST_CODES, 'more block')} of code")
+
+
+def _cautions(found: Sequence[Problem], cells: Sequence[Cell]) -> Iterator[Caution]:
+    answered = [problem for problem in found if problem.use]
+    if lost := [problem for problem in found if not problem.candidates]:
+        yield Caution(
+            f"Nothing is recommended in {count(len(lost), 'case')} ({some([_name(problem) for problem in lost])}).",
+            "No backend gave a right result there.",
+            "Below is why.",
+        )
+    without = [problem for problem in answered if not problem.default]
+    tried = {(cell.device, cell.case) for cell in cells if cell.backend in DEFAULTS}
+    if unknown := [problem for problem in without if (problem.device, problem.case) not in tried]:
+        yield Caution(
+            f"What is gained over {DEFAULT} is not known in {count(len(unknown), 'case')}.",
+            f"{DEFAULTS[0]} was not measured.",
+            f"Measure both with the same shapes: attnbench recommend -b {','.join((DEFAULTS[0], *_used(unknown)))}",
+        )
+    if failed := len(without) - len(unknown):
+        yield Caution(
+            f"{DEFAULT} has no right figure in {count(failed, 'case')}, so there is nothing to compare with.",
+            todo="Below is why.",
+        )
+    if other := {problem.default.backend for problem in answered if problem.default} - {DEFAULTS[0]}:
+        yield Caution(
+            f"{DEFAULT} is taken from {', '.join(sorted(other))}, transformers' call of it.",
+            f"{DEFAULTS[0]} was not measured with it.",
+        )
+    if alone := [problem for problem in answered if len(problem.candidates) == 1]:
+        yield Caution(
+            f"In {count(len(alone), 'case')} one backend alone has a right figure: it is no choice.",
+            todo="Measure more: attnbench backends says what can be installed here.",
+        )
+    if unsure := [problem for problem in answered if any(one.half is None for one in problem.candidates)]:
+        yield Caution(
+            f"Nothing is known of the uncertainty of a latency in {count(len(unsure), 'case')}, so it ties with none.",
+            todo="Measure with more samples, or with --rounds 5.",
+        )
+    if same := [problem for problem in answered if problem.gain and _alike_kernels(problem)]:
+        yield Caution(
+            f"In {count(len(same), 'case')} {DEFAULT} ran the same kernels as what is to use ({some(_used(same))}).",
+            "What sets them apart is the time to choose, or noise that the uncertainty does not hold.",
+            "Measure again with --rounds 5.",
+        )
+    if silent := [problem for problem in answered if problem.use and not problem.use.code]:
+        yield Caution(
+            f"No code to paste is known for {', '.join(_used(silent))} in {count(len(silent), 'case')}.",
+            todo="How attnbench calls it is in its file in attnbench/backends, or in your own.",
+        )
+    held = [problem for problem in answered if any(c.held_down for one in problem.fastest for c in one.cells)]
+    if held:
+        yield Caution(
+            f"Power or heat held the clock of the fastest down in {count(len(held), 'case')}.",
+            "In bursts it is faster than sustained.",
+            "attnbench report marks them.",
+        )
+
+
+def _alike_kernels(problem: Problem) -> bool:
+    return bool(problem.use and problem.default and problem.use.kernels == problem.default.kernels != set())
+
+
+def _used(found: Sequence[Problem]) -> list[str]:
+    return list(dict.fromkeys(problem.use.backend for problem in found if problem.use))
+
+
+def _facts(found: Sequence[Problem]) -> Iterator[Caution]:
+    """Yield what a tie is, and where the uncertainty is known from."""
+    known: dict[str, list[float]] = {}
+    for problem in found:
+        for one in problem.candidates:
+            if one.half is not None and (of := one.cells[0].uncertainty):
+                known.setdefault(str(of), []).append(one.half)
+    for how, halves in known.items():
+        ends = dict.fromkeys((percent(min(halves)), percent(max(halves))))
+        yield Caution(
+            f"Latencies tie where they differ by less than both uncertainties ({' to '.join(ends)}), in quadrature.",
+            f"{how[0].upper()}{how[1:]}.",
+        )
+
+
+def _row(problem: Problem) -> dict[str, Any]:
+    """Return a problem for other programs, with the keys of COLUMNS."""
+    use, default, gain = problem.use, problem.default, problem.gain
+    metric, rate = use.rate if use else ("", None)
+    of_default = {"default": default.backend, "default_ran": default.ran} if default else {}
+    told = {
+        "device": problem.device,
+        "step": problem.step,
+        **case_columns(problem.case),
+        "alike": "; ".join(one.backend for one in problem.fastest),
+        "measured": "; ".join(one.backend for one in problem.candidates),
+        **of_default,
+        "default_latency": default and default.latency,
+        **({"gain": gain.value, "gain_low": gain.low, "gain_high": gain.high} if gain else {}),
+    }
+    if use:
+        told |= {"use": use.backend, "ran": use.ran, "version": use.version, "latency": use.latency, "ci": use.half}
+        told |= {"memory_peak": use.memory, metric: rate, "code": use.code}
+    return {column: told.get(column) for column in COLUMNS}

@@ -1,0 +1,168 @@
+"""The backends of a problem in the order of their latency, those that tie with the fastest, and PyTorch's default.
+
+A problem is a case on a device, or a training step: the forward and the backward of a case, which one implementation
+computes both, so that their latencies count together. Only backends whose results were right are ranked.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from attnbench.core.case import Case
+from attnbench.core.record import Run
+from attnbench.results.case_names import case_rank
+from attnbench.results.cells import Cell
+from attnbench.results.uncertainty import apart, of_sum
+from attnbench.run.shipped_backends import chosen, code
+
+DEFAULTS = ("sdpa", "hf-sdpa")  # PyTorch's default; where the first was not measured, the next that was
+TRAINING = "fwd + bwd"
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A backend that computes a problem: its cell, or those of the forward and the backward."""
+
+    cells: tuple[Cell, ...]
+
+    @property
+    def backend(self) -> str:
+        return self.cells[0].backend
+
+    @property
+    def name(self) -> str:
+        """The backend as tables name it, with a version where that tells it from others."""
+        return self.cells[0].backend_name
+
+    @property
+    def run(self) -> Run:
+        return self.cells[0].run
+
+    @property
+    def version(self) -> str:
+        """What the backend says of its library; "" where the run does not have it."""
+        return self.cells[0].rows[0].record.version or self.run.versions.get(self.backend, "")
+
+    @cached_property
+    def latency(self) -> float:
+        """Seconds, of forward and backward together."""
+        return sum(cell.value("latency") or 0.0 for cell in self.cells)
+
+    @cached_property
+    def half(self) -> float | None:
+        """The uncertainty of the latency: half a 95 % interval, relative; None where nothing can be said of it."""
+        return of_sum([(cell.value("latency") or 0.0, cell.half_interval("latency")) for cell in self.cells])
+
+    @property
+    def memory(self) -> float | None:
+        """The most memory in use beyond the inputs, in bytes; None where it was not measured."""
+        return max((peak for cell in self.cells if (peak := cell.value("memory_peak")) is not None), default=None)
+
+    @property
+    def rate(self) -> tuple[str, float | None]:
+        """What tells most of the speed: the metric, and its value over all of the cells."""
+        metric = "gbps" if self.cells[0].case.is_decode else "tflops"
+        parts = [(cell.value(metric), cell.value("latency")) for cell in self.cells]
+        if any(rate is None for rate, _ in parts) or not self.latency:
+            return metric, None
+        return metric, sum((rate or 0.0) * (latency or 0.0) for rate, latency in parts) / self.latency
+
+    @property
+    def ran(self) -> str:
+        """What the backend chose among others by the kernels that ran, "cudnn"; "" where it does not choose."""
+        records = [row.record for cell in self.cells for row in cell.ok]
+        return " and ".join(filter(None, dict.fromkeys(chosen(self.run, r.backend, r.kernels) for r in records)))
+
+    @property
+    def kernels(self) -> set[str]:
+        """The names of the kernels that ran; empty where that is not known."""
+        return {kernel for cell in self.cells for row in cell.ok for kernel in row.record.kernels}
+
+    @property
+    def code(self) -> str:
+        """The code that calls it; "" where none is known."""
+        return code(self.run, self.backend, self.cells[0].case)
+
+    def alike(self, other: Candidate) -> bool:
+        """Return whether two latencies differ by no more than their uncertainties explain."""
+        return self is other or not apart(self.latency, other.latency, self.half, other.half)
+
+
+@dataclass(frozen=True)
+class Gain:
+    """How many times as fast a candidate is as the default, with the ends of its 95 % interval where it is known."""
+
+    value: float
+    low: float | None
+    high: float | None
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A case on a device, or the training step of a case; its candidates, the fastest first."""
+
+    device: str
+    case: Case  # of a training step that of the forward
+    step: str  # a direction, or TRAINING
+    candidates: tuple[Candidate, ...]  # the fastest first; empty where no backend was right
+    default: Candidate | None  # PyTorch's default, also where it was not asked for
+
+    @cached_property
+    def fastest(self) -> tuple[Candidate, ...]:
+        """The fastest, and those that tie with it, in the order of their latency."""
+        first = self.candidates[:1]
+        return tuple(one for one in self.candidates if one.alike(first[0]))
+
+    @property
+    def use(self) -> Candidate | None:
+        """The candidate to use: of those that tie, PyTorch's default, which needs no change; else the fastest."""
+        if not self.candidates:
+            return None
+        return self.default if self.default in self.fastest else self.fastest[0]
+
+    @property
+    def gain(self) -> Gain | None:
+        """What `use` gains over the default; None where that is not known, or it is the default."""
+        if not self.use or not self.default or self.use is self.default:
+            return None
+        ratio = self.default.latency / self.use.latency
+        if self.use.half is None or self.default.half is None:
+            return Gain(ratio, None, None)
+        half = math.hypot(self.use.half, self.default.half)
+        if half > 700:  # its exponential would be no number
+            return Gain(ratio, None, None)
+        return Gain(ratio, ratio * math.exp(-half), ratio * math.exp(half))
+
+
+def problems(cells: Sequence[Cell], wanted: Callable[[str], bool] = lambda _: True) -> list[Problem]:
+    """Return the problems of cells, by device and in the order of reports.
+
+    `wanted` says which backends compete. A backward whose forward was measured too counts in a training step only.
+    """
+    at: dict[tuple[str, Case], dict[str, Cell]] = {}
+    for cell in cells:
+        at.setdefault((cell.device, cell.case), {})[cell.backend] = cell
+    found = []
+    for (device, case), of_case in at.items():
+        forward = at.get((device, replace(case, direction="fwd")))
+        if case.direction != "bwd" or not forward:
+            found.append(_problem(device, case, case.direction, [(cell,) for cell in of_case.values()], wanted))
+            continue
+        pairs = [(forward[backend], cell) for backend, cell in of_case.items() if backend in forward]
+        found.append(_problem(device, replace(case, direction="fwd"), TRAINING, pairs, wanted))
+    devices = list(dict.fromkeys(device for device, _ in at))
+    steps = ("fwd", TRAINING, "bwd", "fwd_bwd")
+    return sorted(found, key=lambda p: (devices.index(p.device), steps.index(p.step), case_rank(p.case)))
+
+
+def _problem(
+    device: str, case: Case, step: str, groups: Sequence[tuple[Cell, ...]], wanted: Callable[[str], bool]
+) -> Problem:
+    right = [Candidate(group) for group in groups if all(cell.value("latency") for cell in group)]
+    right.sort(key=lambda one: one.latency)
+    by_backend = {one.backend: one for one in right}
+    default = next((by_backend[name] for name in DEFAULTS if name in by_backend), None)
+    return Problem(device, case, step, tuple(one for one in right if wanted(one.backend)), default)

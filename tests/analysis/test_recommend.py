@@ -1,0 +1,279 @@
+"""What is recommended, from cells whose latencies, endings and kernels a test sets."""
+
+from __future__ import annotations
+
+import ast
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from attnbench.analysis.recommend.document import COLUMNS, document
+from attnbench.analysis.recommend.ranking import TRAINING, Problem, problems
+from attnbench.backends import BACKENDS
+from attnbench.core.record import Record, Run
+from attnbench.report import json_and_csv, markdown, terminal
+from attnbench.report.document import Code, Document, Table
+from attnbench.report.html import html_page
+from attnbench.results import run_file
+from attnbench.results.cells import cells
+from attnbench.results.uncertainty import of_sum
+from builders import case, ended, environment, ok, run
+
+RESULTS = Path(__file__).parents[2] / "results"
+LIBRARIES = RESULTS / "20261121-174520-libraries-nvidia-h200.jsonl.gz"
+H100, H200 = (RESULTS / "spreads" / name for name in ("h100-ff241cb2-1.jsonl.gz", "h200-7f3cc288-1.jsonl.gz"))
+CUDNN = {"cudnn_generated_fort_native_sdpa_sm90_flash_fprop_wgmma_f16_knob_7_kernel0_0": 1}
+FLASH = {"pytorch_flash::flash_fwd_kernel<...": 1}
+SLOW, FAST, CASE = 300.0, 600.0, case(4096, causal=True)
+
+
+def of(*runs: Run, **options: Any) -> list[Problem]:
+    return problems(cells(runs), **options)
+
+
+def one(*records: Record) -> Problem:
+    (problem,) = of(run(records))
+    return problem
+
+
+def told(shown: Document) -> str:
+    return " ".join(terminal.text(shown).split())
+
+
+def used(found: Sequence[Problem]) -> list[str | None]:
+    return [problem.use and problem.use.backend for problem in found]
+
+
+def test_the_fastest_and_what_it_gains_over_what_torch_chose() -> None:
+    sdpa = ok(CASE, "sdpa", SLOW, kernels=CUDNN)
+    problem = one(sdpa, ok(CASE, "fa2", FAST, memory_peak=2**20), ok(CASE, "triton", 400))
+    assert used([problem]) == ["fa2"]
+    assert problem.gain is not None
+    assert problem.gain.low is not None
+    assert problem.gain.high is not None
+    assert problem.gain.value == pytest.approx(2)
+    assert 1.9 < problem.gain.low < 2 < problem.gain.high < 2.1
+    assert problem.default is not None
+    assert problem.default.ran == "cudnn"
+    text = told(document(cells([run([sdpa, ok(CASE, "fa2", FAST, memory_peak=2**20)])])))
+    start = "On NVIDIA H200 use fa2 for 4k d128 causal fwd: "
+    assert text.startswith(start)
+    assert "2.00x (1.9" in text
+    assert "as fast as PyTorch's default (sdpa, which ran cudnn); 1.00 MiB of memory beside the inputs." in text
+    assert "out = flash_attn_func(q, k, v, causal=True)" in text
+
+
+def test_ties_are_shown_and_the_default_is_kept_where_it_ties() -> None:
+    tie = one(ok(CASE, "sdpa", 599), ok(CASE, "fa2", FAST), ok(CASE, "triton", SLOW))
+    assert [candidate.backend for candidate in tie.fastest] == ["fa2", "sdpa"]
+    assert used([tie]) == ["sdpa"]
+    assert tie.gain is None
+    text = told(document(cells([run([ok(CASE, "sdpa", 599), ok(CASE, "fa2", FAST)])])))
+    assert "use sdpa for 4k d128 causal fwd" in text
+    assert "Alike within the uncertainty: fa2." in text
+    other = one(ok(CASE, "sdpa", SLOW), ok(CASE, "fa2", FAST), ok(CASE, "triton", 601))
+    assert used([other]) == ["triton"]
+    assert [candidate.backend for candidate in other.fastest] == ["triton", "fa2"]
+
+
+def test_a_tie_is_what_the_one_source_of_uncertainty_says() -> None:
+    first, second = ok(CASE, "fa2", FAST), ok(CASE, "triton", 590)
+    problem = one(first, second)
+    both = [cell for candidate in problem.candidates for cell in candidate.cells]
+    assert (len(problem.fastest) == 2) == both[0].alike(both[1])
+    loud = [replace(record, measurements={**record.measurements}) for record in (first, second)]
+    noisy = one(*(ok(r.case, r.backend, 600 if r.backend == "fa2" else 590, spread=0.2, n=7) for r in loud))
+    assert len(noisy.fastest) == 2
+
+
+def test_a_wrong_result_is_never_recommended() -> None:
+    wrong = ended(CASE, "fa2", "wrong", "out is off by 1 where 0.1 is allowed")
+    other = ended(CASE, "flex", "wrong-kernel", "no kernel like 'triton_tem' ran")
+    shown = document(cells([run([wrong, other, ok(CASE, "triton", SLOW)])]))
+    assert used(of(run([wrong, other, ok(CASE, "triton", SLOW)]))) == ["triton"]
+    text = told(shown)
+    assert "WRONG fa2" in text
+    assert "KERNEL! flex" in text
+    rounds = [
+        ok(CASE, "fa2", FAST),
+        replace(wrong, round=1),
+        ok(CASE, "triton", SLOW),
+        ok(CASE, "triton", SLOW, round=1),
+    ]
+    assert used(of(run(rounds))) == ["triton"], "wrong in one round is wrong"
+
+
+def test_a_training_step_needs_both_passes_of_one_backend() -> None:
+    backward = replace(CASE, direction="bwd")
+    found = of(
+        run(
+            [
+                *(ok(CASE, "fa2", 600), ok(backward, "fa2", 200), ok(CASE, "sdpa", 300), ok(backward, "sdpa", 400)),
+                *(ok(CASE, "flashinfer", 900), ended(backward, "flashinfer", "skipped", "forward only")),
+                *(ok(CASE, "triton", 700), ended(backward, "triton", "wrong", "dq is off")),
+            ]
+        )
+    )
+    assert [problem.step for problem in found] == ["fwd", TRAINING]
+    assert used(found) == ["flashinfer", "sdpa"]
+    training = found[1]
+    assert {one.backend for one in training.candidates} == {"fa2", "sdpa"}
+    step = training.candidates[0]
+    assert step.latency == pytest.approx(sum(cell.value("latency") or 0 for cell in step.cells))
+    assert step.rate[1] == pytest.approx(3.5 / (1 / 300 + 2.5 / 400))
+    assert used(of(run([ok(backward, "fa2", 200)]))) == ["fa2"]
+    assert [problem.step for problem in of(run([ok(backward, "fa2", 200)]))] == ["bwd"]
+
+
+def test_the_uncertainty_of_a_sum_is_that_of_errors_that_add() -> None:
+    assert of_sum([(1.0, 0.01), (3.0, 0.03)]) == pytest.approx(0.025)
+    assert of_sum([(2.0, 0.02)]) == pytest.approx(0.02)
+    assert of_sum([(1.0, 0.01), (3.0, None)]) is None
+    assert of_sum([]) is None
+
+
+def test_the_next_default_where_sdpa_was_not_measured() -> None:
+    shown = document(cells([run([ok(CASE, "hf-sdpa", SLOW, kernels=FLASH), ok(CASE, "fa2", FAST)])]))
+    text = told(shown)
+    assert "PyTorch's default (hf-sdpa, which ran flash)" in text
+    assert "PyTorch's default is taken from hf-sdpa" in text
+    both = one(ok(CASE, "hf-sdpa", SLOW), ok(CASE, "sdpa", 400), ok(CASE, "fa2", FAST))
+    assert both.default is not None
+    assert both.default.backend == "sdpa"
+
+
+def test_no_default_and_no_rival_are_told() -> None:
+    text = told(document(cells([run([ok(CASE, "fa2", FAST)])])))
+    assert "sdpa was not measured. Measure both with the same shapes: attnbench recommend -b sdpa,fa2" in text
+    assert "In 1 case one backend alone has a right figure: it is no choice." in text
+    skipped = run([ok(CASE, "fa2", FAST), ended(CASE, "sdpa", "skipped", "no fp8")])
+    text = told(document(cells([skipped])))
+    assert "PyTorch's default has no right figure in 1 case" in text
+    assert "was not measured" not in text
+
+
+def test_a_latency_without_uncertainty_ties_with_none() -> None:
+    problem = one(ok(CASE, "fa2", FAST, n=1), ok(CASE, "sdpa", 599.99, n=1))
+    assert used([problem]) == ["fa2"]
+    assert problem.gain is not None
+    assert problem.gain.low is None
+    assert "so it ties with none" in told(
+        document(cells([run([ok(CASE, "fa2", FAST, n=1), ok(CASE, "sdpa", 599, n=1)])]))
+    )
+
+
+def test_backends_that_were_not_asked_for_do_not_compete_but_compare() -> None:
+    records = run([ok(CASE, "fa2", FAST), ok(CASE, "triton", 400), ok(CASE, "sdpa", SLOW)])
+    (problem,) = of(records, wanted=lambda name: name == "triton")
+    assert used([problem]) == ["triton"]
+    assert problem.gain is not None
+    assert problem.gain.value == pytest.approx(4 / 3)
+
+
+@pytest.mark.parametrize(
+    ("records", "said"),
+    [
+        ([], "Nothing was measured: there are no records."),
+        (
+            [ended(CASE, "fa2", "wrong", "out is off"), ended(CASE, "sdpa", "oom", "out of memory")],
+            "On NVIDIA H200 nothing can be recommended: no backend gave a right result.",
+        ),
+    ],
+)
+def test_nothing_to_recommend(records: list[Record], said: str) -> None:
+    shown = document(cells([run(records)]))
+    assert told(shown).startswith(said)
+    assert not any(row["use"] for row in shown.rows)
+    for render in (markdown.render, html_page.render, json_and_csv.json_text, json_and_csv.csv_text):
+        assert render(shown)
+    assert not any(isinstance(block, Code) for block in shown.blocks)
+
+
+def test_own_code_is_recommended_without_a_line_of_ours(tmp_path: Path) -> None:
+    mine = run([ok(CASE, "tiled", FAST), ok(CASE, "sdpa", SLOW)], specs={"tiled": f"{tmp_path}/no_such.py:tiled"})
+    shown = document(cells([mine]))
+    assert "use tiled" in told(shown)
+    assert "No code to paste is known for tiled in 1 case." in told(shown)
+    named = run([ok(CASE, "sdpa", FAST, kernels=CUDNN)], specs={"sdpa": f"{tmp_path}/no_such.py:sdpa"})
+    (problem,) = of(named)
+    assert problem.use is not None
+    assert problem.use.code == problem.use.ran == "", "another's backend of that name is not loaded"
+
+
+def test_two_machines_stand_apart() -> None:
+    records = [ok(CASE, "fa2", FAST), ok(CASE, "sdpa", SLOW)]
+    other = run([ok(CASE, "fa2", SLOW), ok(CASE, "sdpa", FAST)], started="2026-07-02T10:00:00+00:00")
+    slower = replace(other, environment=environment(power_limit_w=500.0))
+    for second in (other, slower):
+        found = of(run(records), second)
+        assert used(found) == ["fa2", "sdpa"]
+        assert len({problem.device for problem in found}) == 2
+
+
+def test_cases_of_one_name_are_told_apart_by_batch_and_heads() -> None:
+    several = [case(4096, batch=batch) for batch in (1, 8)]
+    (table,) = [b for b in document(cells([run([ok(c, "fa2", FAST) for c in several])])).blocks if isinstance(b, Table)]
+    assert [column.heading for column in table.columns][:2] == ["case", "batch"]
+    assert [row[1] for row in table.rows] == ["1", "8"]
+
+
+def test_dtypes_are_answered_apart() -> None:
+    narrow = [case(n, dtype="fp8") for n in (1024, 4096)]
+    records = [ok(c, "cudnn-fp8", 900) for c in narrow] + [ok(replace(c, dtype="bf16"), "fa2", FAST) for c in narrow]
+    shown = document(cells([run(records)]))
+    assert shown.answer == (
+        "On NVIDIA H200 in bf16, of 2 cases: use fa2 in 2.",
+        "On NVIDIA H200 in fp8, of 2 cases: use cudnn-fp8 in 2.",
+    )
+
+
+def test_real_runs_of_libraries() -> None:
+    every = cells([run_file.read(LIBRARIES)[0]])
+    shown = document(every)
+    rows = {(row["step"], row["seqlen_k"], row["headdim"], row["dtype"]): row for row in shown.rows}
+    row = rows["fwd", 16384, 128, "bf16"]
+    assert (row["use"], row["default"], row["default_ran"]) == ("fa4", "hf-sdpa", "cudnn")
+    measured = {c.backend: c for c in every if c.case.key == row["case"] and c.status == "ok"}
+    fastest = min(measured.values(), key=lambda cell: cell.value("latency") or math.inf)
+    assert fastest.backend == "fa4"
+    assert row["gain"] == pytest.approx((measured["hf-sdpa"].value("latency") or 0) / (fastest.value("latency") or 1))
+    assert rows["fwd", 1024, 128, "bf16"]["alike"].split("; ")[:1] == ["flashinfer-fa3"]
+    assert rows["fwd", 1024, 128, "bf16"]["use"] == "hf-sdpa"
+    for row in shown.rows:
+        right = [c.backend for c in every if c.case.key == row["case"] and c.status == "ok"]
+        assert row["use"] in right
+        assert tuple(row) == COLUMNS
+        assert row["use"] in row["alike"].split("; ")
+        ast.parse(row["code"])
+    data = json.loads(json_and_csv.json_text(shown))
+    assert len(data["recommendations"]) == len(shown.rows)
+    assert {r["ending"] for r in data["missing"]} == {"skip"}
+
+
+def test_real_runs_of_an_h100_and_an_h200() -> None:
+    shown = document(cells([run_file.read(path)[0] for path in (H100, H200)]))
+    assert [machine.label for machine in shown.machines] == ["NVIDIA H100 80GB HBM3", "NVIDIA H200"]
+    assert {row["device"] for row in shown.rows} == {"NVIDIA H100 80GB HBM3", "NVIDIA H200"}
+    assert {row["use"] for row in shown.rows} == {"sdpa-cudnn"}
+    assert "sdpa_kernel(SDPBackend.CUDNN_ATTENTION)" in markdown.render(shown)
+
+
+def test_every_default_ships() -> None:
+    from attnbench.analysis.recommend.ranking import DEFAULTS
+
+    assert {*DEFAULTS} <= {*BACKENDS}
+
+
+def test_the_same_kernels_under_another_name_are_told() -> None:
+    records = [ok(CASE, "sdpa", SLOW, kernels=CUDNN), ok(CASE, "sdpa-cudnn", FAST, kernels=CUDNN)]
+    text = told(document(cells([run(records)])))
+    assert "In 1 case PyTorch's default ran the same kernels as what is to use (sdpa-cudnn)." in text
+    records[1] = replace(records[1], kernels=FLASH)
+    assert "the same kernels" not in told(document(cells([run(records)])))
+    records = [replace(record, kernels={}) for record in records]
+    assert "the same kernels" not in told(document(cells([run(records)]))), "what ran is not known"

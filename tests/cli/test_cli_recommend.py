@@ -1,0 +1,115 @@
+"""`attnbench recommend` as a black box: from run files of an H100 and an H200, and from a short run."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tool import Tool
+
+RESULTS = Path(__file__).parents[2] / "results"
+LIBRARIES = RESULTS / "20261121-174520-libraries-nvidia-h200.jsonl.gz"
+H100, H200 = (RESULTS / "spreads" / name for name in ("h100-ff241cb2-1.jsonl.gz", "h200-7f3cc288-1.jsonl.gz"))
+
+
+def test_the_sentence_comes_first_then_tables_then_code(tool: Tool) -> None:
+    out = tool("recommend", LIBRARIES, "--seqlen", "16k", "--headdim", "128", "--dtype", "bf16", "--pass", "fwd").out
+    said = " ".join(out.split())
+    assert said.startswith("On NVIDIA H200 use fa4 (4.0.0b36) for 16k d128 causal fwd: 1.54 ms, 1.14x (1.13 to 1.15)")
+    order = ("On NVIDIA H200", "case ", "out, _ = flash_attn_func(q, k, v, causal=True)", "skip ")
+    assert sorted(order, key=out.index) == list(order)
+
+
+def test_the_example_of_the_document_is_what_is_printed(tool: Tool) -> None:
+    text = (RESULTS.parent / "docs" / "recommend.md").read_text()
+    command = next(line for line in text.splitlines() if "--dtype bf16" in line)
+    words = [str(RESULTS.parent / word) if word.startswith("results/") else word for word in command.split()[1:]]
+    out = tool(*words).out
+    quote = [line.removeprefix(">") for line in text.splitlines() if line.startswith(">")]
+    assert " ".join(out.split()).startswith(" ".join(" ".join(quote).split()))
+    code = text.partition("```python\n")[2].partition("```")[0]
+    assert " ".join(code.split()) in " ".join(out.split())
+
+
+def test_options_choose_cases_and_backends_of_run_files(tool: Tool) -> None:
+    options = ("--seqlen", "4k", "--headdim", "64,128", "--dtype", "bf16", "-f", "csv")
+    rows = list(csv.DictReader(io.StringIO(tool("recommend", LIBRARIES, *options).out)))
+    assert {(row["seqlen_k"], row["headdim"]) for row in rows} == {("4096", "64"), ("4096", "128")}
+    assert {row["step"] for row in rows} == {"fwd", "fwd + bwd"}
+    rows = list(csv.DictReader(io.StringIO(tool("recommend", LIBRARIES, *options, "-b", "sdpa-*,!sdpa-cudnn").out)))
+    assert {row["use"] for row in rows} == {"sdpa-fa4"}
+    assert {row["default"] for row in rows} == {"hf-sdpa"}, "still what it is compared with"
+
+
+def test_two_devices_in_every_format(tool: Tool) -> None:
+    found = json.loads(tool("recommend", H100, H200, "--json", "--html", "use.html", "-f", "md=use.md").out)
+    assert len(found["answer"]) == 2
+    assert {row["device"] for row in found["recommendations"]} == {"NVIDIA H100 80GB HBM3", "NVIDIA H200"}
+    assert all("sdpa_kernel(SDPBackend.CUDNN_ATTENTION)" in row["code"] for row in found["recommendations"])
+    for file in ("use.html", "use.md"):
+        assert "SDPBackend.CUDNN_ATTENTION" in (tool.folder / file).read_text()
+
+
+def test_a_short_run_of_a_simulated_gpu(tool: Tool) -> None:
+    done = tool("recommend", "--device", "fake", "--seqlen", "2k,4k", "--causal", "--pass", "fwd,bwd")
+    assert "use fake in 4" in done.out
+    assert "What is gained over PyTorch's default is not known in 4 cases." in " ".join(done.out.split())
+    (file,) = (tool.folder / "results").glob("*-quick-*.jsonl")
+    assert f"Results: results/{file.name}" in done.err
+    again = tool("recommend", f"results/{file.name}").out
+    assert again == done.out, "the file gives the same"
+
+
+def test_a_short_run_whose_results_are_wrong_recommends_nothing(tool: Tool) -> None:
+    options = ("recommend", "--device", "fake", "--seqlen", "2k", "--causal", "--out", "r.jsonl")
+    done = tool(*options, ATTNBENCH_FAKE="wrong@2k", code=1)
+    assert "nothing can be recommended: no backend gave a right result" in " ".join(done.out.split())
+    assert "WRONG" in done.out
+    assert tool("recommend", "r.jsonl", code=1).out == done.out
+
+
+def test_a_run_file_without_records(tool: Tool) -> None:
+    tool("recommend", "--device", "fake", "--seqlen", "2k", "--out", "r.jsonl")
+    tool.write("empty.jsonl", (tool.folder / "r.jsonl").read_text().splitlines()[0] + "\n")
+    assert tool("recommend", "empty.jsonl", code=1).out.startswith("Nothing was measured: there are no records.")
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ((LIBRARIES, "--seqlen", "3k"), "no case of these run files has the shapes"),
+        ((LIBRARIES, "-b", "fa9"), "--backend: these run files have none of them for these shapes, but eager, "),
+        ((LIBRARIES, "--rounds", "5"), "--rounds: of a short run; with run files nothing is measured, leave it out"),
+        ((LIBRARIES, "--device", "cpu", "--out", "x.jsonl"), "--device and --out: of a short run"),
+        ((LIBRARIES, "--seqlen", "much"), "seqlen"),
+        (("none.jsonl",), "none.jsonl"),
+        (("notes.txt",), "is not an attnbench run file"),
+        (("--device", "fake", "-b", "no-such"), "no backend 'no-such'"),
+        ((LIBRARIES, "-f", "xml"), "--format: unknown 'xml'"),
+    ],
+)
+def test_what_is_wrong_is_one_line(tool: Tool, options: tuple[object, ...], said: str) -> None:
+    tool.write("notes.txt", "hello\n")
+    err = tool("recommend", *map(str, options), code=2).err
+    assert said in err
+    assert len(err.splitlines()) == 1
+
+
+def test_it_never_loads_torch(tool: Tool) -> None:
+    code = f"""
+import sys
+from attnbench.cli import main
+sys.argv = ["attnbench", "recommend", {str(LIBRARIES)!r}]
+try:
+    main()
+except SystemExit as end:
+    assert not end.code
+print("loaded:", *sorted({{"torch", "triton", "pynvml", "pandas"}} & {{m.partition(".")[0] for m in sys.modules}}))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, cwd=tool.folder)
+    assert done.stdout.splitlines()[-1] == "loaded:", done
