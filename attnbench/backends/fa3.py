@@ -4,6 +4,10 @@ Checked against the source at commit 0251105 (2026-08). Its causal mask is align
 only, takes one descale factor per (batch entry, key head) and writes bf16. Older builds return (out, lse), newer ones
 out alone.
 
+A cache of pages is read by flash_attn_with_kvcache, with the schedule that get_scheduler_metadata makes of the lengths,
+which a model needs once a step. Queries and cache have one dtype. MLA (latent rows) is its option `qv`: v is the first
+512 columns of a row and k the last 64, and q is split as they are.
+
 It is built from source, and switches of the build leave features out (FLASH_ATTENTION_DISABLE_FP16=TRUE, ...). What is
 left out is in the module flash_attn_config that setup.py writes. A call for it raises an error, except where v is wider
 than the kernel that runs: that is computed wrongly, so it is refused here. A head dim that is left out runs in the next
@@ -17,6 +21,7 @@ import contextlib
 import functools
 import importlib
 import importlib.metadata
+import operator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -24,11 +29,12 @@ from attnbench.backends.base import autograd_prepared
 from attnbench.backends.libraries import VARLEN, Library, varlen_options
 from attnbench.backends.limits import Limits
 from attnbench.backends.masks import effective_window, flash_window
-from attnbench.backends.paste import BSHD, THD, Paste
-from attnbench.core.backend import Prepared, Probe, Signature
+from attnbench.backends.paste import BSHD, PAGES, PAGES_THD, THD, Paste
+from attnbench.core.backend import Prepared, Probe, Signature, cu_seqlens, operand_dtype
 from attnbench.core.case import Case
 from attnbench.core.fp8 import quantize_inputs
 from attnbench.core.machine import Device
+from attnbench.core.pages import cached_seqlens, queries
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -36,15 +42,36 @@ if TYPE_CHECKING:
     from attnbench.core.backend import Inputs
 
 
+CACHED = "out = flash_attn_with_kvcache(\n    q, k_cache, v_cache, cache_seqlens=seqlens_k, page_table=page_table"
 HEADDIMS = (64, 96, 128, 192, 256)  # of its kernels
-SLOWER_WITHOUT = ("HDIM96", "HDIM192", "HDIMDIFF192", "PACKGQA", "CLUSTER")  # what runs all the same, but slower
+SLOWER_WITHOUT = (
+    "HDIM96",
+    "HDIM192",
+    "HDIMDIFF192",
+    "PACKGQA",
+    "CLUSTER",
+    "SPLIT",
+)  # what runs all the same, but slower
+LATENT_K, LATENT_V = 64, (256, 512)  # the most columns that are key alone, and how many are value, of latent rows
 
 
 class FlashAttention3(Library):
     name = "fa3"
     paste = Paste(
-        ("from flash_attn_interface import flash_attn_func", "from flash_attn_interface import flash_attn_varlen_func"),
-        {"dense": f"{BSHD}out = flash_attn_func(q, k, v{{options}})", "ragged": f"{THD}out = {VARLEN}"},
+        (
+            "from flash_attn_interface import flash_attn_func",
+            "from flash_attn_interface import flash_attn_varlen_func",
+            "from flash_attn_interface import flash_attn_with_kvcache",
+        ),
+        {
+            "dense": f"{BSHD}out = flash_attn_func(q, k, v{{options}})",
+            "ragged": f"{THD}out = {VARLEN}",
+            "paged": f"{PAGES}{CACHED}{{options}}\n)",
+            "latent": "# q: (batch, seqlen_q, nheads, headdim); cache: (pages, page_size, 1, headdim)\n"
+            "out = flash_attn_with_kvcache(\n    q[..., headdim_v:], cache[..., headdim_v:], cache[..., :headdim_v],\n"
+            "    qv=q[..., :headdim_v], cache_seqlens=seqlens_k, page_table=page_table{options}\n)",
+            "unlike": f"{PAGES_THD}{CACHED},\n    cu_seqlens_q=cu_seqlens_q, max_seqlen_q=max_seqlen_q{{options}}\n)",
+        },
         causal="causal=True",
         window="window_size=({left}, {right})",
         softcap="softcap={softcap}",
@@ -64,6 +91,9 @@ class FlashAttention3(Library):
         window=True,
         softcap=True,
         ragged=True,
+        page_sizes=(1,),
+        append=True,
+        latent=True,
     )
     forward_kernels = "FlashAttnFwdSm90"
     backward_kernels = "FlashAttnBwdSm90"
@@ -83,7 +113,8 @@ class FlashAttention3(Library):
         return replace(found, version=", ".join(filter(None, parts)))
 
     def unsupported(self, case: Case, device: Device) -> str | None:
-        return super().unsupported(case, device) or _headdim_refusal(case) or build_refusal(case, self.left_out)
+        refusal = _latent_refusal(case) if case.latent else _headdim_refusal(case)
+        return super().unsupported(case, device) or refusal or build_refusal(case, self.left_out)
 
     def signature(self, case: Case, device: Device) -> Signature:
         """Return the names of its kernels; for fp8 the template arguments in the name must say e4m3."""
@@ -107,6 +138,8 @@ class FlashAttention3(Library):
             out: Tensor = result[0] if isinstance(result, tuple) else result
             return out
 
+        if case.is_paged:
+            return _prepare_paged(case, inputs, options)
         if case.is_ragged:
             attention = flash_attn_interface.flash_attn_varlen_func
             plan = functools.partial(varlen_options, case, inputs.q.device)
@@ -119,11 +152,82 @@ class FlashAttention3(Library):
         return autograd_prepared(case, inputs, call, strided=True)
 
 
+def _prepare_paged(case: Case, inputs: Inputs, options: dict[str, Any]) -> Prepared:
+    from flash_attn_interface import flash_attn_with_kvcache
+
+    assert inputs.page_table is not None
+    s, q, k, v = case.shape, inputs.q, inputs.k, inputs.v
+    reads: dict[str, Tensor] = {}
+    if case.dtype == "fp8":
+        reads, descale = quantize_inputs(inputs)
+        q, k, v = reads["q"], reads["k"], reads["v"]
+        options |= {f"{name}_descale": factor.expand(s.batch, s.nheads_k) for name, factor in descale.items()}
+    view = functools.partial(queries, case) if case.has_like_queries else operator.itemgetter(0)
+    if inputs.new_k is not None and inputs.new_v is not None:
+        options |= {"k": view(inputs.new_k), "v": view(inputs.new_v)}
+    if case.latent:
+        options["qv"] = view(q)[..., : s.headdim_v]
+        q, k = q[..., s.headdim_v :], k[..., s.headdim_v :]
+    plan = functools.partial(_schedule, case, inputs.page_table)
+    call = functools.partial(flash_attn_with_kvcache, view(q), k, v, page_table=inputs.page_table, **plan(), **options)
+
+    def launch() -> Tensor:
+        result = call()
+        out: Tensor = result[0] if isinstance(result, tuple) else result
+        return out
+
+    return Prepared(launch, lambda out: {"out": out.view(*inputs.q.shape[:3], -1)}, reads=reads, plan=plan)
+
+
+def _schedule(case: Case, page_table: Tensor) -> dict[str, Any]:
+    """Return the lengths as flash_attn_with_kvcache takes them, and its schedule for them."""
+    from flash_attn_interface import get_scheduler_metadata
+
+    s, device = case.shape, page_table.device
+    headdim = s.headdim - s.headdim_v if case.latent else s.headdim
+    lengths: dict[str, Any] = {"cache_seqlens": cached_seqlens(case, device)}
+    starts: dict[str, Any] = {}
+    if not case.has_like_queries:
+        starts["cu_seqlens_q"] = cu_seqlens(case, device)[0]
+        if case.append:
+            starts["cu_seqlens_k_new"] = starts["cu_seqlens_q"]
+        lengths["max_seqlen_q"] = s.seqlen_q
+    schedule = get_scheduler_metadata(
+        *(s.batch, s.seqlen_q, page_table.shape[1] * case.page_size, s.nheads, s.nheads_k, headdim),
+        lengths["cache_seqlens"],
+        qkv_dtype=operand_dtype(case),
+        headdim_v=s.headdim_v,
+        page_size=case.page_size,
+        max_seqlen_k_new=s.seqlen_q if case.append else 0,
+        causal=case.causal,
+        window_size=flash_window(case),
+        has_softcap=case.softcap > 0,
+        **starts,
+    )
+    return {"scheduler_metadata": schedule, **lengths, **starts}
+
+
+def _latent_refusal(case: Case) -> str | None:
+    """Return why latent rows are refused, by the checks of q_v in hopper/flash_api.cpp."""
+    d, d_v = case.shape.headdim - case.shape.headdim_v, case.shape.headdim_v
+    if not case.is_paged:
+        return "latent rows only in a cache of pages"
+    if case.dtype == "fp8":
+        return "no fp8 of latent rows"
+    if not 0 < d <= LATENT_K or not LATENT_V[0] <= d_v <= LATENT_V[1] or d % 8 or d_v % 8:
+        return (
+            f"latent rows of {d} + {d_v} columns: up to {LATENT_K} + {LATENT_V[0]} to {LATENT_V[1]}, in multiples of 8"
+        )
+    return None
+
+
 def _headdim_refusal(case: Case) -> str | None:
     """Return why the head dims are refused, by the same checks as hopper/flash_api.cpp."""
     d, d_v = case.shape.headdim, case.shape.headdim_v
     fp8 = case.dtype == "fp8"
-    if fp8 and case.is_ragged:
+    if fp8 and case.append:
+        return "fp8 of appended keys is not wired up"
+    if fp8 and case.is_ragged and not case.is_paged:
         return "fp8 of ragged batches is not wired up"
     if fp8 and case.has_backward:
         return "fp8 is forward only"
@@ -155,6 +259,8 @@ def build_refusal(case: Case, left_out: frozenset[str]) -> str | None:
         ("FP8", case.dtype == "fp8", "fp8"),
         ("BACKWARD", case.has_backward, "the backward"),
         ("VARLEN", case.is_ragged, "ragged batches"),
+        *((switch, case.is_paged, "caches of pages") for switch in ("VARLEN", "PAGEDKV")),
+        ("APPENDKV", case.append, "appending to a cache"),
         ("SOFTCAP", case.softcap > 0, "softcap"),
         ("LOCAL", _is_local(case), "sliding windows"),
     )
@@ -162,6 +268,8 @@ def build_refusal(case: Case, left_out: frozenset[str]) -> str | None:
         if needed and switch in left_out:
             return f"this build leaves out {feature} ({_variable(switch)})"
     d, d_v = case.shape.headdim, case.shape.headdim_v
+    if case.latent:
+        d -= d_v
     built = [n for n in HEADDIMS if f"HDIM{n}" not in left_out]
     largest = max(d, d_v) if case.has_backward else d
     if largest > max(built, default=0):
@@ -181,7 +289,8 @@ def _variable(switch: str) -> str:
 def _is_local(case: Case) -> bool:
     """Return whether it runs its kernel for windows: not where the window has no effect or is a causal mask."""
     left, right = effective_window(case)
-    if left is not None and left < case.shape.seqlen_k - 1:
+    keys = max(case.pages) * case.page_size if case.is_paged else case.shape.seqlen_k
+    if left is not None and left < keys - 1:
         return True
     return right is not None and 0 < right < case.shape.seqlen_q - 1
 

@@ -58,6 +58,8 @@ class Paste:
             return "append" if case.append else "fp8 cache"
         if case.is_paged and not case.latent and not case.has_like_queries and "unlike" in self.calls:
             return "unlike"
+        if case.latent and not case.has_like_queries:
+            return "latent unlike"
         if case.latent or case.is_paged or case.is_ragged:
             return "latent" if case.latent else "paged" if case.is_paged else "ragged"
         if case.dtype == "fp8":

@@ -125,6 +125,8 @@ def test_older_builds_of_fa3_give_the_same(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 RAGGED = replace(PLAIN, shape=Shape(2, 64, 64, 2, 2, 64, 64), lengths=((1, 32, 48), (1, 64, 64)))
+PAGED = Case(Shape(1, 1, 64, 2, 2, 64, 64), "bf16", "fwd", page_size=16)
+MLA = Case(Shape(1, 1, 64, 16, 1, 576, 512), "bf16", "fwd", page_size=64, latent=True)
 EVERYTHING = Case(Shape(1, 64, 64, 2, 2, 64, 64), "bf16", "bwd", window_size=(8, 8), softcap=30.0)
 D96, D192_128 = (Shape(1, 64, 64, 2, 2, d, d_v) for d, d_v in ((96, 96), (192, 128)))
 D64_128, D64_96 = (Shape(1, 64, 64, 2, 2, 64, d_v) for d_v in (128, 96))
@@ -187,6 +189,27 @@ D256 = Shape(1, 64, 64, 2, 2, 256, 256)
         ("SM8x VARLEN PAGEDKV APPENDKV SPLIT PACKGQA CLUSTER", EVERYTHING, None),
         ("VARLEN", RAGGED, "this build leaves out ragged batches (FLASH_ATTENTION_DISABLE_VARLEN)"),
         ("PAGEDKV APPENDKV SPLIT", RAGGED, None),
+        ("VARLEN", PAGED, "this build leaves out caches of pages (FLASH_ATTENTION_DISABLE_VARLEN)"),
+        ("PAGEDKV", PAGED, "this build leaves out caches of pages (FLASH_ATTENTION_DISABLE_PAGEDKV)"),
+        (
+            "APPENDKV",
+            replace(PAGED, append=True),
+            "this build leaves out appending to a cache (FLASH_ATTENTION_DISABLE_APPENDKV)",
+        ),
+        ("APPENDKV SPLIT HDIMDIFF64", PAGED, None),
+        (
+            "HDIMDIFF64",
+            MLA,
+            "this build leaves out headdim 64 with headdim_v 512, and computes it wrongly "
+            "(FLASH_ATTENTION_DISABLE_HDIMDIFF64)",
+        ),
+        ("HDIM96 HDIM256", MLA, None),
+        ("LOCAL", replace(PAGED, window_size=(63, 0)), None),
+        (
+            "LOCAL",
+            replace(PAGED, window_size=(62, 0)),
+            "this build leaves out sliding windows (FLASH_ATTENTION_DISABLE_LOCAL)",
+        ),
         ("", replace(PLAIN, dtype="fp16", shape=D64_128), None),
     ],
 )
@@ -281,7 +304,7 @@ def test_signatures_match_the_names_of_kernels(name: str, forward: str, backward
     assert all(any(re.search(pattern, kernel) for pattern in signature.never) for kernel in others)
 
 
-TABLES = {"fa2": "block_table"}
+TABLES = {"fa2": "block_table", "fa3": "page_table"}
 FAULTS: dict[str, Callable[[dict[str, Any], str], dict[str, Any]]] = {
     "another order of pages": lambda given, table: {table: given[table].flip(1)},
     "a neighbour's pages": lambda given, table: {table: given[table].roll(1, 0)},
@@ -335,3 +358,41 @@ def test_fa2_appends_as_many_keys_to_each_sequence() -> None:
     (pattern,) = made.signature(CASES["pages-256-decode"], HOPPER).runs
     assert re.search(pattern, "void flash::flash_fwd_splitkv_kernel<Flash_fwd_kernel_traits<128, 64, 128, 4>>")
     assert not re.search(pattern, "void flash::flash_fwd_kernel<Flash_fwd_kernel_traits<128, 128, 64, 4>>")
+
+
+@pytest.mark.parametrize(
+    ("case", "reason"),
+    [
+        (PAGED, None),
+        (replace(PAGED, page_size=1), None),
+        (replace(PAGED, cache_dtype="fp8"), "no fp8 cache for bf16 queries"),
+        (replace(PAGED, dtype="fp8"), None),
+        (replace(PAGED, dtype="fp8", append=True), "fp8 of appended keys is not wired up"),
+        (MLA, None),
+        (replace(MLA, page_size=0), "latent rows only in a cache of pages"),
+        (replace(MLA, dtype="fp8"), "no fp8 of latent rows"),
+        (replace(MLA, shape=replace(MLA.shape, headdim=640)), "latent rows of 128 + 512 columns"),
+        (replace(MLA, shape=replace(MLA.shape, headdim=192, headdim_v=128)), "latent rows of 64 + 128 columns"),
+    ],
+)
+def test_pages_of_fa3(case: Case, reason: str | None) -> None:
+    said = backend("fa3").unsupported(case, HOPPER)
+    assert (said is None) if reason is None else (said is not None and reason in said)
+
+
+def test_fa3_makes_its_schedule_before_the_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is the plan, made once a step; launches read the caches themselves."""
+    modules = flash_attn.version_3()
+    install(monkeypatch, modules, flash_attn.VERSIONS_3)
+    interface, calls = modules["flash_attn_interface"], []
+    make = interface.get_scheduler_metadata
+    monkeypatch.setattr(interface, "get_scheduler_metadata", lambda *a, **k: (calls.append(a), make(*a, **k))[1])
+    given = inputs.make(MLA, "cpu", seed=0)
+    prepared = backend("fa3").prepare(MLA, given)
+    prepared.launch()
+    prepared.launch()
+    assert len(calls) == 1
+    assert prepared.plan is not None
+    prepared.plan()
+    assert len(calls) == 2
+    assert prepared.reads == {}

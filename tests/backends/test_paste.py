@@ -41,6 +41,7 @@ CASES = {
     "ragged-causal": Case(SQUARE, "bf16", "fwd", True, lengths=LENGTHS),
     "paged": Case(SQUARE, "bf16", "fwd", True, page_size=16),
     "paged-256": Case(replace(SQUARE, nheads=4, seqlen_q=1, seqlen_k=600), "bf16", "fwd", True, page_size=256),
+    "latent": Case(Shape(2, 1, 90, 16, 1, 576, 512), "bf16", "fwd", True, page_size=64, latent=True, scale=0.07),
     "paged-unlike": Case(
         replace(SQUARE, seqlen_k=600), "bf16", "fwd", True, lengths=((1, 48, 600), (1, 1, 300)), page_size=256
     ),
@@ -117,6 +118,7 @@ def test_what_a_library_has_no_option_for_has_no_code() -> None:
     assert paste("xformers", CASES["window-both"]) == "", "its window of one side is the causal one"
     assert paste("fa1", CASES["paged"]) == ""
     assert paste("fa2", replace(CASES["paged"], cache_dtype="fp8")) == ""
+    assert paste("fa3", replace(CASES["paged-256"], append=True)) == ""
     assert "softcap" not in paste("hf-sdpa", replace(CASES["causal"], softcap=2.0)), "the model has it"
 
 
@@ -140,6 +142,7 @@ def test_it_computes_attention(name: str, case: Case, monkeypatch: pytest.Monkey
             pytest.skip("math has no causal mask of nested tensors")
     names: dict[str, Any] = _sizes(case) | {"q": given.q, "k": given.k, "v": given.v}
     names |= {"k_cache": given.k, "v_cache": given.v, "page_table": given.page_table}
+    names |= {"cache": given.k, "headdim_v": case.shape.headdim_v}
     by_heads = "(batch, nheads, seqlen, headdim)" in code
     packed = "(total, nheads, headdim)" in code
     for letter in "qkv":
@@ -159,7 +162,8 @@ def test_it_computes_attention(name: str, case: Case, monkeypatch: pytest.Monkey
     elif by_heads:
         out = out.transpose(1, 2)
     rows = reference.choose_rows(case, torch.device("cpu"))
-    accuracy = reference.compare(reference.compute_reference(case, given, rows), {"out": out.reshape(given.q.shape)})
+    out = out.reshape(*given.q.shape[:3], case.shape.headdim_v)
+    accuracy = reference.compare(reference.compute_reference(case, given, rows), {"out": out})
     assert accuracy.ok, f"{code}\n{accuracy.problem()}"
 
 

@@ -214,6 +214,132 @@ def _flash_attn_varlen_func_3(
     return attend_varlen(q, k, v, *lengths, scale=softmax_scale, **options)
 
 
+class Schedule:
+    """What get_scheduler_metadata returns: here the arguments that it must have in common with the call."""
+
+    def __init__(self, **arguments: Any) -> None:
+        self.arguments = arguments
+
+
+def _get_scheduler_metadata_3(
+    batch_size: int,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    num_heads_q: int,
+    num_heads_kv: int,
+    headdim: int,
+    cache_seqlens: Tensor,
+    qkv_dtype: torch.dtype = torch.bfloat16,
+    headdim_v: int | None = None,
+    cu_seqlens_q: Tensor | None = None,
+    cu_seqlens_k_new: Tensor | None = None,
+    cache_leftpad: Tensor | None = None,
+    page_size: int | None = None,
+    max_seqlen_k_new: int = 0,
+    causal: bool = False,
+    window_size: tuple[int, int] = (-1, -1),
+    attention_chunk: int = 0,
+    has_softcap: bool = False,
+    num_splits: int = 0,
+    pack_gqa: bool | None = None,
+    sm_margin: int = 0,
+) -> Schedule:
+    return Schedule(
+        sizes=(batch_size, max_seqlen_q, max_seqlen_k, num_heads_q, num_heads_kv, headdim, headdim_v, page_size),
+        lengths=(cache_seqlens.tolist(), max_seqlen_k_new, *(t is not None for t in (cu_seqlens_q, cu_seqlens_k_new))),
+        kind=(qkv_dtype, causal, window_size, has_softcap),
+    )
+
+
+def _flash_attn_with_kvcache_3(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    k: Tensor | None = None,
+    v: Tensor | None = None,
+    qv: Tensor | None = None,
+    rotary_cos: Tensor | None = None,
+    rotary_sin: Tensor | None = None,
+    cache_seqlens: int | Tensor | None = None,
+    cache_batch_idx: Tensor | None = None,
+    cache_leftpad: Tensor | None = None,
+    page_table: Tensor | None = None,
+    cu_seqlens_q: Tensor | None = None,
+    cu_seqlens_k_new: Tensor | None = None,
+    max_seqlen_q: int | None = None,
+    rotary_seqlens: Tensor | None = None,
+    q_descale: Tensor | None = None,
+    k_descale: Tensor | None = None,
+    v_descale: Tensor | None = None,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: tuple[int, int] = (-1, -1),
+    attention_chunk: int = 0,
+    softcap: float = 0.0,
+    rotary_interleaved: bool = True,
+    scheduler_metadata: Schedule | None = None,
+    num_splits: int = 0,
+    pack_gqa: bool | None = None,
+    sm_margin: int = 0,
+    return_softmax_lse: bool = False,
+) -> Tensor:
+    """Compute attention over pages; the other caches of the library have no use here."""
+    assert softmax_scale is not None
+    assert page_table is not None
+    assert isinstance(cache_seqlens, Tensor)
+    (d, d_v), fp8 = (q.shape[-1], v_cache.shape[-1]), q.dtype == torch.float8_e4m3fn
+    check(q.dtype == k_cache.dtype == v_cache.dtype, "query and key must have the same dtype")
+    check(d % (16 if fp8 else 8) == 0 and d <= 256, "head_size should be a multiple of 8 or 16, at most 256")
+    check(d == d_v or (128 < d <= 192 and 96 < d_v <= 128) or (d <= 64 and d_v <= 512), "V headdim is different")
+    check(all(t.stride(-1) == 1 for t in (q, k_cache, v_cache)), "Input tensor must have contiguous last dimension")
+    if cu_seqlens_q is None:
+        starts = list(range(0, q.shape[0] * q.shape[1] + 1, q.shape[1]))
+        longest = q.shape[1]
+    else:
+        check(type(max_seqlen_q) is int, "max_seqlen_q must be provided if cu_seqlens_q is provided")
+        starts = cu_seqlens_q.tolist()
+        longest = max_seqlen_q  # type: ignore[assignment]
+        assert longest == max(cu_seqlens_q.diff().tolist())
+    batch, pages = page_table.shape
+    sizes = (longest, pages * k_cache.shape[1], q.shape[-2], k_cache.shape[2])
+    if scheduler_metadata is not None:
+        planned = scheduler_metadata.arguments
+        assert planned["sizes"] == (batch, *sizes, d, d_v, k_cache.shape[1])
+        assert planned["lengths"][0] == cache_seqlens.tolist()
+        assert planned["lengths"][1:] == (
+            0 if k is None else longest,
+            cu_seqlens_q is not None,
+            cu_seqlens_k_new is not None,
+        )
+        assert planned["kind"] == (q.dtype, causal, window_size, softcap > 0)
+    if k is not None:
+        assert v is not None
+        check(k.dtype == q.dtype == v.dtype, "k_new must have the same dtype as query")
+        check((k.ndim == 3) == (cu_seqlens_k_new is not None), "CHECK_SHAPE: k and v")
+        new = starts if cu_seqlens_k_new is None else cu_seqlens_k_new.tolist()
+        flat = (t.flatten(0, -3) for t in (k, v))
+        append_paged(k_cache, v_cache, *flat, page_table, cache_seqlens, new)
+        cache_seqlens = cache_seqlens + torch.tensor(new, dtype=torch.int32).diff()
+    keys = k_cache
+    if qv is not None:
+        check(d <= 64 and d_v >= 256 and not fp8, "q_v is only supported for head_size <= 64 and hdim_v >= 256.")
+        check(qv.shape == (*q.shape[:-1], d_v) and qv.dtype == q.dtype, "CHECK_SHAPE: q_v")
+        q, keys = torch.cat([qv, q], -1), torch.cat([v_cache, k_cache], -1)
+    options: dict[str, Any] = {"scale": softmax_scale, "softcap": softcap, "starts_q": cu_seqlens_q}
+    left, right = opened(window_size)
+    options |= {"left": left, "right": 0 if causal else right}
+    if fp8:
+        assert q_descale is not None
+        assert k_descale is not None
+        assert v_descale is not None
+        for name, descale in (("q", q_descale), ("k", k_descale), ("v", v_descale)):
+            check(descale.shape == (batch, k_cache.shape[2]), f"{name}_descale must be (batch_size, num_heads_k)")
+        factors = q_descale[:, 0].repeat_interleave(torch.tensor(starts).diff())
+        q = q.float() * factors.view(*q.shape[:-2], 1, 1)
+        options |= {"descale": (k_descale[:, 0], v_descale[:, 0]), "dtype": torch.bfloat16}
+    return attend_paged(q, keys, v_cache, page_table, cache_seqlens, **options)
+
+
 def _flash_attn_func_4(
     q: Tensor,
     k: Tensor,
@@ -312,7 +438,12 @@ def version_3(*left_out: str) -> dict[str, Any]:
     """Return the modules of a build of flash-attn 3; `left_out` as setup.py writes it: FLASHATTENTION_DISABLE_FP16."""
     flags = dict.fromkeys(("FLASHATTENTION_DISABLE_FP16", "FLASHATTENTION_ENABLE_VCOLMAJOR"), False)
     config = module("flash_attn_config", CONFIG={"build_flags": flags | dict.fromkeys(left_out, True)})
-    functions = {"flash_attn_func": _flash_attn_func_3, "flash_attn_varlen_func": _flash_attn_varlen_func_3}
+    functions = {
+        "flash_attn_func": _flash_attn_func_3,
+        "flash_attn_varlen_func": _flash_attn_varlen_func_3,
+        "flash_attn_with_kvcache": _flash_attn_with_kvcache_3,
+        "get_scheduler_metadata": _get_scheduler_metadata_3,
+    }
     interface = module("flash_attn_interface", **functions)
     return {"flash_attn_interface": interface, "flash_attn_config": config}
 
