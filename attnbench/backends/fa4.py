@@ -2,7 +2,8 @@
 
 It compiles on the first call. It shares the namespace `flash_attn` with flash-attn 2; where it alone is installed,
 `import xformers.ops` fails. An open side of a window is None, as in attnbench, its causal mask is aligned
-bottom-right, and it returns (out, lse).
+bottom-right, and it returns (out, lse). Its call for variable lengths reads a cache of pages, too. It does not split
+the keys of a sequence, for which it has no kernel on Hopper (num_splits is 1).
 """
 
 from __future__ import annotations
@@ -13,24 +14,36 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from attnbench.backends.base import autograd_prepared
 from attnbench.backends.libraries import VARLEN, Library, varlen_options
 from attnbench.backends.limits import Limits
-from attnbench.backends.paste import BSHD, THD, Paste
-from attnbench.core.backend import Prepared
+from attnbench.backends.paste import BSHD, PAGES, PAGES_THD, THD, Paste
+from attnbench.core.backend import Prepared, cu_seqlens
 from attnbench.core.case import Case
 from attnbench.core.machine import Device
+from attnbench.core.pages import queries, seqlens_k
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
     from attnbench.core.backend import Inputs
 
 HOPPER = 9
+CACHED = (
+    "out, _ = flash_attn_varlen_func(\n    q, k_cache, v_cache, seqused_k=seqlens_k, max_seqlen_k=max_seqlen_k, "
+    "page_table=page_table"
+)
+PAGED_HEADDIMS = ((64, 64), (128, 128))
 
 
 class FlashAttention4(Library):
     name = "fa4"
     paste = Paste(
         ("from flash_attn.cute import flash_attn_func", "from flash_attn.cute import flash_attn_varlen_func"),
-        {"dense": f"{BSHD}out, _ = flash_attn_func(q, k, v{{options}})", "ragged": f"{THD}out, _ = {VARLEN}"},
+        {
+            "dense": f"{BSHD}out, _ = flash_attn_func(q, k, v{{options}})",
+            "ragged": f"{THD}out, _ = {VARLEN}",
+            "paged": f"{PAGES}{CACHED}{{options}}\n)",
+            "unlike": f"{PAGES_THD}{CACHED},\n    cu_seqlens_q=cu_seqlens_q, max_seqlen_q=max_seqlen_q{{options}}\n)",
+        },
         causal="causal=True",
         window="window_size=({left}, {right})",
         open_side="None",
@@ -43,13 +56,16 @@ class FlashAttention4(Library):
     required_name = "flash_attn_func"
     install = "pip install --pre 'flash-attn-4[cu13]'  # without [cu13] for CUDA 12"
     verified: ClassVar = ("NVIDIA H200, flash-attn-4 4.0.0b36",)
-    limits: ClassVar = Limits(capability=(9, 0), headdim_v=True, window=True, softcap=True, ragged=True)
+    limits: ClassVar = Limits(
+        capability=(9, 0), headdim_v=True, window=True, softcap=True, ragged=True, page_sizes=(1,)
+    )
     forward_kernels = "FlashAttentionForward|flash_fwd_sm"
     backward_kernels = "FlashAttentionBackward|flash_bwd_sm"
     other_kernels: ClassVar = ("pytorch_flash",)
 
     def unsupported(self, case: Case, device: Device) -> str | None:
-        return super().unsupported(case, device) or _blackwell_refusal(case, device)
+        refusal = super().unsupported(case, device) or _blackwell_refusal(case, device)
+        return refusal or (_page_refusal(case, device) if case.is_paged else None)
 
     def prepare(self, case: Case, inputs: Inputs) -> Prepared:
         from flash_attn.cute import flash_attn_func, flash_attn_varlen_func
@@ -62,6 +78,8 @@ class FlashAttention4(Library):
             "window_size": case.window_size,
             "softcap": case.softcap,
         }
+        if case.is_paged:
+            return _prepare_paged(case, inputs, options)
         if plan:
             options |= plan()
 
@@ -71,6 +89,35 @@ class FlashAttention4(Library):
             return out
 
         return autograd_prepared(case, inputs, call, "thd" if plan else "bshd", strided=True, plan=plan)
+
+
+def _prepare_paged(case: Case, inputs: Inputs, options: dict[str, Any]) -> Prepared:
+    from flash_attn.cute import flash_attn_varlen_func
+
+    q = queries(case, inputs.q) if case.has_like_queries else inputs.q[0]
+    plan = functools.partial(_lengths, case, q.device)
+    options |= {"page_table": inputs.page_table, **plan()}
+    attention = functools.partial(flash_attn_varlen_func, q, inputs.k, inputs.v, **options)
+    return Prepared(lambda: attention()[0], lambda out: {"out": out.view(*inputs.q.shape[:3], -1)}, plan=plan)
+
+
+def _lengths(case: Case, device: torch.device) -> dict[str, Any]:
+    """Return the lengths of a paged case, in which the queries have offsets where they are not as many each."""
+    lengths = {"seqused_k": seqlens_k(case, device), "max_seqlen_k": case.shape.seqlen_k}
+    if not case.has_like_queries:
+        lengths |= {"cu_seqlens_q": cu_seqlens(case, device)[0], "max_seqlen_q": case.shape.seqlen_q}
+    return lengths
+
+
+def _page_refusal(case: Case, device: Device) -> str | None:
+    """Return why a cache of pages is refused: by interface.py, or as a head dim that the library does not test."""
+    major = device.capability[0] if device.capability else HOPPER
+    if major == 12:
+        return "no cache of pages on compute capability 12"
+    tested = PAGED_HEADDIMS if major == HOPPER else (*PAGED_HEADDIMS, (192, 128))
+    pair = (case.shape.headdim, case.shape.headdim_v)
+    known = ", ".join(str(d) if d == d_v else f"{d}-{d_v}" for d, d_v in tested)
+    return None if pair in tested else f"pages with headdim {pair[0]} and headdim_v {pair[1]}: it tests {known} only"
 
 
 def _blackwell_refusal(case: Case, device: Device) -> str | None:

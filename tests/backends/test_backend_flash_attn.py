@@ -304,7 +304,7 @@ def test_signatures_match_the_names_of_kernels(name: str, forward: str, backward
     assert all(any(re.search(pattern, kernel) for pattern in signature.never) for kernel in others)
 
 
-TABLES = {"fa2": "block_table", "fa3": "page_table"}
+TABLES = {"fa2": "block_table", "fa3": "page_table", "fa4": "page_table"}
 FAULTS: dict[str, Callable[[dict[str, Any], str], dict[str, Any]]] = {
     "another order of pages": lambda given, table: {table: given[table].flip(1)},
     "a neighbour's pages": lambda given, table: {table: given[table].roll(1, 0)},
@@ -396,3 +396,19 @@ def test_fa3_makes_its_schedule_before_the_call(monkeypatch: pytest.MonkeyPatch)
     prepared.plan()
     assert len(calls) == 2
     assert prepared.reads == {}
+
+
+@pytest.mark.parametrize(
+    ("sizes", "device", "reason"),
+    [
+        ((64, 64), HOPPER, None),
+        ((128, 128), BLACKWELL, None),
+        ((192, 128), BLACKWELL, None),
+        ((192, 128), HOPPER, "pages with headdim 192 and headdim_v 128: it tests 64, 128 only"),
+        ((96, 96), HOPPER, "pages with headdim 96 and headdim_v 96: it tests 64, 128 only"),
+        ((64, 64), RTX, "no cache of pages on compute capability 12"),
+    ],
+)
+def test_pages_of_fa4(sizes: tuple[int, int], device: Device, reason: str | None) -> None:
+    case = Case(Shape(1, 1, 64, 2, 2, *sizes), "bf16", "fwd", page_size=16)
+    assert backend("fa4").unsupported(case, device) == reason

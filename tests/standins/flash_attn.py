@@ -408,13 +408,22 @@ def _flash_attn_varlen_func_4(
     gather_bwd_token_chunk: int | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     assert softmax_scale is not None
+    check_half(q, k, v)
+    left, right = window_size
+    options: dict[str, Any] = {"left": left, "right": 0 if causal else right, "softcap": softcap}
+    if page_table is not None:
+        assert cu_seqlens_k is None, "page_table is not supported with cu_seqlens_k"
+        assert seqused_k is not None
+        assert max_seqlen_k is None or type(max_seqlen_k) is int
+        assert num_splits == 1, "SplitKV not supported on SM 9.0"
+        assert q.ndim == (4 if cu_seqlens_q is None else 3)
+        assert cu_seqlens_q is None or max_seqlen_q == int(cu_seqlens_q.diff().max())
+        options |= {"scale": softmax_scale, "starts_q": cu_seqlens_q}
+        return attend_paged(q, k, v, page_table, seqused_k, **options), None
     assert cu_seqlens_q is not None
     assert cu_seqlens_k is not None
     assert q.ndim == 3
-    check_half(q, k, v)
-    left, right = window_size
     lengths = (cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
-    options: dict[str, Any] = {"left": left, "right": 0 if causal else right, "softcap": softcap}
     return attend_varlen(q, k, v, *lengths, scale=softmax_scale, **options), None
 
 
